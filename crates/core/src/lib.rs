@@ -1,0 +1,14 @@
+//! The nouns of pagetax: Job, Plan, Machine, Sample, Report, Budget.
+//!
+//! Invariant: no I/O, no unsafe, no clock. Everything here is a pure function of its input, so it
+//! can be tested without a machine. Other crates depend on this one; it depends on none of them.
+#![forbid(unsafe_code)]
+
+pub mod access;
+pub mod budget;
+pub mod counter;
+pub mod machine;
+pub mod plan;
+pub mod quantity;
+pub mod report;
+pub mod units;

@@ -1,0 +1,173 @@
+//! The seam: a Machine runs a whole Plan and pours what it saw into a Sink.
+//!
+//! Invariant: the seam is coarse, never `touch(addr)`. The host needs tight loops and real threads;
+//! a simulated machine skips whole sweeps by arithmetic.
+
+use crate::budget::Budget;
+use crate::counter::{Provenance, Reading};
+use crate::plan::Plan;
+use crate::quantity::Params;
+use crate::report::{Environment, Table, Warning};
+use crate::units::{Bytes, PageSize};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The three kinds of machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MachineKind {
+    /// Real system calls.
+    Host,
+    /// A model on a virtual clock.
+    Sim,
+    /// Nothing but the harness.
+    Null,
+}
+
+impl MachineKind {
+    /// How this machine's own numbers come about.
+    pub fn provenance(self) -> Provenance {
+        match self {
+            MachineKind::Sim => Provenance::Modeled,
+            MachineKind::Host | MachineKind::Null => Provenance::Measured,
+        }
+    }
+
+    /// A number of this machine as a reading.
+    pub fn reading(self, value: u64) -> Reading {
+        match self {
+            MachineKind::Sim => Reading::Modeled(value),
+            MachineKind::Host | MachineKind::Null => Reading::Measured(value),
+        }
+    }
+}
+
+/// What a job needs to know of a machine before it can be resolved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineSpec {
+    /// `host`, `null` or the model's name.
+    pub name: String,
+    /// Which kind.
+    pub kind: MachineKind,
+    /// Whether published figures back the model; always for `host`.
+    pub validated: bool,
+    /// Physical memory, the `$memory` of job files.
+    pub memory: Bytes,
+    /// The smallest page, the `$page` of job files.
+    pub base_page: PageSize,
+    /// All page sizes that ordinary memory can have here, smallest first.
+    pub page_sizes: Vec<PageSize>,
+    /// CPUs.
+    pub cpus: u32,
+    /// Parameters of built-in jobs as this machine was run with them, by job. They override the
+    /// job's defaults and are overridden by the user.
+    pub job_params: BTreeMap<String, Params>,
+}
+
+/// Something that a plan asks for and a machine does not have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unmet {
+    /// What is asked and why it cannot be had.
+    pub what: String,
+    /// What to do about it.
+    pub remedy: String,
+    /// Refuse to run, or run without it and warn.
+    pub fatal: bool,
+}
+
+/// Why a run ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// Preflight found something fatal.
+    #[error("{}", list_unmet(.0))]
+    Unmet(Vec<Unmet>),
+    /// An operation failed.
+    #[error("{op} failed: {why}\n  remedy: {remedy}")]
+    Op {
+        /// Which, with its region and size.
+        op: String,
+        /// The system's word.
+        why: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A word did not hold what was written there.
+    #[error(
+        "memory does not hold what was written: region `{region}`, offset {offset:#x} (address \
+         {address:#x}): expected {expected:#018x}, found {found:#018x}"
+    )]
+    Mismatch {
+        /// Name of the region.
+        region: String,
+        /// Of the word, in the region.
+        offset: u64,
+        /// Of the word, in the process.
+        address: u64,
+        /// The pattern.
+        expected: u64,
+        /// What stood there.
+        found: u64,
+    },
+    /// A simulation came to its stated cap.
+    #[error("stopped at the cap: {0}")]
+    Capped(String),
+    /// Ctrl-C or a signal; the sink has what was seen so far.
+    #[error("interrupted; the report covers what was seen so far")]
+    Interrupted,
+}
+
+fn list_unmet(unmet: &[Unmet]) -> String {
+    let lines: Vec<_> =
+        unmet.iter().map(|u| format!("{}\n  remedy: {}", u.what, u.remedy)).collect();
+    lines.join("\n")
+}
+
+/// Runs plans.
+pub trait Machine {
+    /// What it is.
+    fn spec(&self) -> MachineSpec;
+
+    /// Preflight: what it cannot do, with the remedy. Cheap, changes nothing.
+    fn check(&self, plan: &Plan) -> Vec<Unmet>;
+
+    /// Runs it. Whatever the end, nothing is left behind and the sink holds what was seen.
+    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError>;
+}
+
+/// Receives what a machine saw. [`crate::report::Recording`] makes a report of it.
+pub trait Sink {
+    /// The whole run's value of a counter in [`crate::counter::COUNTERS`].
+    fn counter(&mut self, id: &'static str, reading: Reading);
+
+    /// A phase has ended; times since the start of the run.
+    fn phase(
+        &mut self,
+        name: &str,
+        start_ns: u64,
+        end_ns: u64,
+        counters: &[(&'static str, Reading)],
+    );
+
+    /// One point of the series. Columns are free-form ids with their unit last; a column that is
+    /// absent from a point was not seen then.
+    fn sample(&mut self, time_ns: u64, values: &[(&'static str, u64)]);
+
+    /// A latency histogram in nanoseconds: `minor_fault`, `major_fault`, `page_in`, …
+    fn latency(&mut self, kind: &'static str, histogram: &Histogram<u64>, provenance: Provenance);
+
+    /// Where time and memory went.
+    fn budget(&mut self, budget: Budget);
+
+    /// A table in an old tool's words (hatcnt, trapstat, pmap, a kernel profile).
+    fn table(&mut self, table: Table);
+
+    /// Something to know about this run.
+    fn warning(&mut self, warning: Warning);
+
+    /// What the run ran on.
+    fn environment(&mut self, environment: Environment);
+
+    /// Done so far, 0 to 1; may be called often.
+    fn progress(&mut self, _done: f64) {}
+}

@@ -1,0 +1,260 @@
+//! Quantities in job files: numbers with units, parameters and the four operations.
+//!
+//! `"$size / $process_size"` is a count, `"$memory / 4"` a size, `"2 * $period"` a time. That is
+//! all: there is no scripting. Invariant: a size never passes where a time or a count is asked.
+
+use crate::units::{size_factor, time_factor};
+use std::collections::BTreeMap;
+
+/// What a number counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dimension {
+    /// A plain number: a count, a rate, an exponent.
+    Number,
+    /// Bytes.
+    Size,
+    /// Nanoseconds.
+    Time,
+}
+
+impl Dimension {
+    /// For messages: "a size such as 64M".
+    pub fn describe(self) -> &'static str {
+        match self {
+            Dimension::Number => "a plain number such as 16",
+            Dimension::Size => "a size such as 64M",
+            Dimension::Time => "a time such as 40ms",
+        }
+    }
+}
+
+/// A number and what it counts: bytes, nanoseconds, or nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quantity {
+    /// In bytes, nanoseconds or ones.
+    pub value: f64,
+    /// What `value` counts.
+    pub dimension: Dimension,
+}
+
+/// Why an expression has no value.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum QuantityError {
+    /// Something else was expected.
+    #[error("`{text}`: expected {expected}, found {found}")]
+    Syntax {
+        /// The whole expression.
+        text: String,
+        /// What would have been right.
+        expected: &'static str,
+        /// What stood there.
+        found: String,
+    },
+    /// `$name` where no such parameter exists.
+    #[error("`${0}` is no parameter of this job; it has {1}")]
+    UnknownParameter(String, String),
+    /// Parameters that refer to each other.
+    #[error("parameter `{0}` refers to itself")]
+    Circular(String),
+    /// Adding sizes to times and the like.
+    #[error("`{0}` mixes sizes, times and plain numbers")]
+    Mixed(String),
+    /// Division by zero, or a value out of range.
+    #[error("`{0}` has no finite value of zero or more")]
+    OutOfRange(String),
+}
+
+/// Parameter values as text, by name.
+pub type Params = BTreeMap<String, String>;
+
+/// Evaluates `text`, with `$name` looked up in `params`.
+pub fn evaluate(text: &str, params: &Params) -> Result<Quantity, QuantityError> {
+    let value = evaluate_within(text, params, &mut Vec::new())?;
+    if !value.value.is_finite() || value.value < 0.0 {
+        return Err(QuantityError::OutOfRange(text.into()));
+    }
+    Ok(value)
+}
+
+fn evaluate_within(
+    text: &str,
+    params: &Params,
+    stack: &mut Vec<String>,
+) -> Result<Quantity, QuantityError> {
+    let mut parser = Parser { text, rest: text.trim_start(), params, stack };
+    let value = parser.sum()?;
+    match parser.rest {
+        "" => Ok(value),
+        _ => Err(parser.unexpected("an operator or the end")),
+    }
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    rest: &'a str,
+    params: &'a Params,
+    stack: &'a mut Vec<String>,
+}
+
+impl Parser<'_> {
+    fn unexpected(&self, expected: &'static str) -> QuantityError {
+        let found = match self.rest {
+            "" => "the end".to_string(),
+            rest => format!("`{rest}`"),
+        };
+        QuantityError::Syntax { text: self.text.into(), expected, found }
+    }
+
+    fn eat(&mut self, token: char) -> bool {
+        let Some(rest) = self.rest.strip_prefix(token) else { return false };
+        self.rest = rest.trim_start();
+        true
+    }
+
+    fn take_while(&mut self, keep: impl Fn(char) -> bool) -> String {
+        let end = self.rest.find(|c| !keep(c)).unwrap_or(self.rest.len());
+        let (taken, rest) = self.rest.split_at(end);
+        self.rest = rest.trim_start();
+        taken.to_string()
+    }
+
+    fn sum(&mut self) -> Result<Quantity, QuantityError> {
+        let mut left = self.product()?;
+        loop {
+            let sign = match () {
+                () if self.eat('+') => 1.0,
+                () if self.eat('-') => -1.0,
+                () => return Ok(left),
+            };
+            let right = self.product()?;
+            if left.dimension != right.dimension {
+                return Err(QuantityError::Mixed(self.text.into()));
+            }
+            left.value += sign * right.value;
+        }
+    }
+
+    fn product(&mut self) -> Result<Quantity, QuantityError> {
+        use Dimension::Number;
+        let mut left = self.atom()?;
+        loop {
+            if self.eat('*') {
+                let right = self.atom()?;
+                left.dimension = match (left.dimension, right.dimension) {
+                    (Number, other) | (other, Number) => other,
+                    _ => return Err(QuantityError::Mixed(self.text.into())),
+                };
+                left.value *= right.value;
+            } else if self.eat('/') {
+                let right = self.atom()?;
+                left.dimension = match (left.dimension, right.dimension) {
+                    (over, Number) => over,
+                    (over, under) if over == under => Number,
+                    _ => return Err(QuantityError::Mixed(self.text.into())),
+                };
+                left.value /= right.value;
+            } else {
+                return Ok(left);
+            }
+        }
+    }
+
+    fn atom(&mut self) -> Result<Quantity, QuantityError> {
+        if self.eat('(') {
+            let value = self.sum()?;
+            return if self.eat(')') { Ok(value) } else { Err(self.unexpected("`)`")) };
+        }
+        if self.eat('$') {
+            let name = self.take_while(|c| c.is_ascii_alphanumeric() || c == '_');
+            return self.parameter(&name);
+        }
+        for (name, pick) in [("min(", f64::min as fn(f64, f64) -> f64), ("max(", f64::max)] {
+            if let Some(rest) = self.rest.strip_prefix(name) {
+                self.rest = rest.trim_start();
+                return self.extremum(pick);
+            }
+        }
+        self.number()
+    }
+
+    fn extremum(&mut self, pick: fn(f64, f64) -> f64) -> Result<Quantity, QuantityError> {
+        let mut best = self.sum()?;
+        while self.eat(',') {
+            let next = self.sum()?;
+            if next.dimension != best.dimension {
+                return Err(QuantityError::Mixed(self.text.into()));
+            }
+            best.value = pick(best.value, next.value);
+        }
+        if self.eat(')') { Ok(best) } else { Err(self.unexpected("`,` or `)`")) }
+    }
+
+    fn parameter(&mut self, name: &str) -> Result<Quantity, QuantityError> {
+        let Some(text) = self.params.get(name) else {
+            let known: Vec<_> = self.params.keys().map(|k| format!("${k}")).collect();
+            return Err(QuantityError::UnknownParameter(name.into(), known.join(", ")));
+        };
+        if self.stack.iter().any(|outer| outer == name) {
+            return Err(QuantityError::Circular(name.into()));
+        }
+        self.stack.push(name.into());
+        let value = evaluate_within(text, self.params, self.stack);
+        self.stack.pop();
+        value
+    }
+
+    fn number(&mut self) -> Result<Quantity, QuantityError> {
+        let start = self.rest;
+        let digits = self.take_while(|c| c.is_ascii_digit() || c == '.' || c == '_');
+        let Ok(number) = digits.replace('_', "").parse::<f64>() else {
+            self.rest = start;
+            return Err(self.unexpected("a number or a $parameter"));
+        };
+        let unit_start = self.rest;
+        let unit = self.take_while(|c| c.is_alphabetic());
+        let (factor, dimension) = match unit.as_str() {
+            "" => (1, Dimension::Number),
+            unit => match (time_factor(unit), size_factor(unit)) {
+                (Some(factor), _) => (factor, Dimension::Time),
+                (None, Some(factor)) => (factor, Dimension::Size),
+                (None, None) => {
+                    self.rest = unit_start;
+                    return Err(self.unexpected("a unit (K M G T, ns us ms s min h) or none"));
+                }
+            },
+        };
+        Ok(Quantity { value: number * factor as f64, dimension })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params(pairs: &[(&str, &str)]) -> Params {
+        pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
+    }
+
+    #[test]
+    fn sizes_divide_to_counts() {
+        let p = params(&[("size", "32M"), ("each", "2M")]);
+        let q = evaluate("$size / $each", &p).unwrap();
+        assert_eq!(q, Quantity { value: 16.0, dimension: Dimension::Number });
+        let q = evaluate("min($size, 3 * $each) / 2", &p).unwrap();
+        assert_eq!(q, Quantity { value: (3u64 << 20) as f64, dimension: Dimension::Size });
+        let q = evaluate("2s / 50", &p).unwrap();
+        assert_eq!(q, Quantity { value: 40e6, dimension: Dimension::Time });
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let p = params(&[("a", "$b"), ("b", "$a"), ("n", "3")]);
+        assert!(matches!(evaluate("$a", &p), Err(QuantityError::Circular(_))));
+        assert!(matches!(evaluate("$c", &p), Err(QuantityError::UnknownParameter(..))));
+        assert!(matches!(evaluate("2M + 3s", &p), Err(QuantityError::Mixed(_))));
+        assert!(matches!(evaluate("3 / 0", &p), Err(QuantityError::OutOfRange(_))));
+        assert!(matches!(evaluate("2 - 3", &p), Err(QuantityError::OutOfRange(_))));
+        assert!(matches!(evaluate("2 +", &p), Err(QuantityError::Syntax { .. })));
+        assert!(matches!(evaluate("12parsec", &p), Err(QuantityError::Syntax { .. })));
+    }
+}

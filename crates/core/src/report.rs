@@ -1,0 +1,251 @@
+//! Reports, schema 1: one versioned JSON document a run. Nanoseconds, bytes, snake_case.
+//!
+//! Invariant: keys are only ever added within a schema. A report can be read back ([`Run`] is both
+//! written and read), which is what `compare` does.
+
+use crate::budget::Budget;
+use crate::counter::{Counters, Provenance, Reading, put};
+use crate::machine::{MachineKind, MachineSpec, Sink};
+use crate::plan::{JobIdentity, Plan};
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The version of every document.
+pub const SCHEMA: u32 = 1;
+
+/// A machine in a report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportMachine {
+    /// As given to `--on`.
+    pub name: String,
+    /// host, sim or null.
+    pub kind: MachineKind,
+    /// Whether published figures back it.
+    pub validated: bool,
+}
+
+/// A phase in a report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReportPhase {
+    /// As in the job.
+    pub name: String,
+    /// Since the start of the run.
+    pub start_ns: u64,
+    /// Since the start of the run.
+    pub end_ns: u64,
+    /// Of this phase alone.
+    pub counters: Counters,
+}
+
+/// Columns over time. `null` where a column was not seen.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Series {
+    /// Nominal distance of the points; 0 without a series.
+    pub interval_ns: u64,
+    /// `time_ns` and the machine's own.
+    pub columns: BTreeMap<String, Vec<Option<u64>>>,
+}
+
+/// A latency histogram in brief.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latency {
+    /// Values seen.
+    pub count: u64,
+    /// Smallest.
+    pub min_ns: u64,
+    /// Arithmetic mean.
+    pub mean_ns: u64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 90th percentile.
+    pub p90_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// Largest.
+    pub max_ns: u64,
+    /// How it came about.
+    pub provenance: Provenance,
+}
+
+impl Latency {
+    /// In brief.
+    pub fn of(histogram: &Histogram<u64>, provenance: Provenance) -> Self {
+        Latency {
+            count: histogram.len(),
+            min_ns: histogram.min(),
+            mean_ns: histogram.mean().round() as u64,
+            p50_ns: histogram.value_at_quantile(0.50),
+            p90_ns: histogram.value_at_quantile(0.90),
+            p99_ns: histogram.value_at_quantile(0.99),
+            max_ns: histogram.max(),
+            provenance,
+        }
+    }
+}
+
+/// Something to know about a run, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Warning {
+    /// Stable, snake_case.
+    pub id: String,
+    /// What was noticed.
+    pub text: String,
+    /// What would mend it; may be empty.
+    pub remedy: String,
+}
+
+/// A table in an old tool's words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// `hatcnt`, `trapstat -t`, …
+    pub title: String,
+    /// Headings.
+    pub columns: Vec<String>,
+    /// Cells, as printed.
+    pub rows: Vec<Vec<String>>,
+    /// Of its numbers.
+    pub provenance: Provenance,
+}
+
+/// What a run ran on: kernel, settings, memory, CPU. Free-form keys, snake_case, units last.
+pub type Environment = BTreeMap<String, serde_json::Value>;
+
+/// The report of one run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// [`SCHEMA`]
+    pub schema: u32,
+    /// `run`
+    pub kind: String,
+    /// What was run.
+    pub job: JobIdentity,
+    /// On what.
+    pub machine: ReportMachine,
+    /// Elapsed, real or virtual.
+    pub wall_ns: u64,
+    /// Whole-run values by counter id.
+    pub counters: Counters,
+    /// In order.
+    pub phases: Vec<ReportPhase>,
+    /// Over time.
+    pub series: Series,
+    /// By kind.
+    pub latency: BTreeMap<String, Latency>,
+    /// Where it went; absent where nothing is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
+    /// In old tools' words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<Table>,
+    /// What it ran on.
+    pub environment: Environment,
+    /// What to know.
+    pub warnings: Vec<Warning>,
+}
+
+/// A sink that makes a [`Run`] of what it receives.
+pub struct Recording<'a> {
+    run: Run,
+    on_progress: Option<Box<dyn FnMut(f64) + 'a>>,
+}
+
+impl<'a> Recording<'a> {
+    /// For this plan on this machine.
+    pub fn new(plan: &Plan, spec: &MachineSpec) -> Self {
+        let machine =
+            ReportMachine { name: spec.name.clone(), kind: spec.kind, validated: spec.validated };
+        let interval_ns = plan.measure.interval.map_or(0, |interval| interval.0);
+        let run = Run {
+            schema: SCHEMA,
+            kind: "run".into(),
+            job: plan.job.clone(),
+            machine,
+            wall_ns: 0,
+            counters: Counters::new(),
+            phases: Vec::new(),
+            series: Series { interval_ns, columns: BTreeMap::new() },
+            latency: BTreeMap::new(),
+            budget: None,
+            tables: Vec::new(),
+            environment: Environment::new(),
+            warnings: Vec::new(),
+        };
+        Recording { run, on_progress: None }
+    }
+
+    /// Calls this with the share that is done.
+    pub fn on_progress(mut self, callback: impl FnMut(f64) + 'a) -> Self {
+        self.on_progress = Some(Box::new(callback));
+        self
+    }
+
+    /// The report.
+    pub fn finish(self) -> Run {
+        self.run
+    }
+}
+
+impl Sink for Recording<'_> {
+    fn counter(&mut self, id: &'static str, reading: Reading) {
+        if id == "wall_ns" {
+            self.run.wall_ns = reading.value().unwrap_or(0);
+        }
+        put(&mut self.run.counters, id, reading);
+    }
+
+    fn phase(
+        &mut self,
+        name: &str,
+        start_ns: u64,
+        end_ns: u64,
+        counters: &[(&'static str, Reading)],
+    ) {
+        let mut own = Counters::new();
+        for (id, reading) in counters {
+            put(&mut own, id, reading.clone());
+        }
+        self.run.phases.push(ReportPhase { name: name.into(), start_ns, end_ns, counters: own });
+    }
+
+    fn sample(&mut self, time_ns: u64, values: &[(&'static str, u64)]) {
+        let columns = &mut self.run.series.columns;
+        let before = columns.get("time_ns").map_or(0, Vec::len);
+        for (id, value) in [("time_ns", time_ns)].iter().chain(values) {
+            let column = columns.entry(id.to_string()).or_insert_with(|| vec![None; before]);
+            column.resize(before, None);
+            column.push(Some(*value));
+        }
+        columns.values_mut().for_each(|column| column.resize(before + 1, None));
+    }
+
+    fn latency(&mut self, kind: &'static str, histogram: &Histogram<u64>, provenance: Provenance) {
+        if !histogram.is_empty() {
+            self.run.latency.insert(kind.into(), Latency::of(histogram, provenance));
+        }
+    }
+
+    fn budget(&mut self, budget: Budget) {
+        self.run.budget = Some(budget);
+    }
+
+    fn table(&mut self, table: Table) {
+        self.run.tables.push(table);
+    }
+
+    fn warning(&mut self, warning: Warning) {
+        if !self.run.warnings.iter().any(|w| w.id == warning.id && w.text == warning.text) {
+            self.run.warnings.push(warning);
+        }
+    }
+
+    fn environment(&mut self, environment: Environment) {
+        self.run.environment.extend(environment);
+    }
+
+    fn progress(&mut self, done: f64) {
+        if let Some(callback) = &mut self.on_progress {
+            callback(done);
+        }
+    }
+}
