@@ -104,7 +104,9 @@ impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(1u64 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
         let text = match units.iter().find(|(size, _)| self.0 >= *size) {
-            Some((size, unit)) if self.0 % size == 0 => format!("{}{unit}", self.0 / size),
+            Some((size, unit)) if self.0.is_multiple_of(*size) => {
+                format!("{}{unit}", self.0 / size)
+            }
             Some((size, unit)) => format!("{:.1}{unit}", self.0 as f64 / *size as f64),
             None => format!("{}B", self.0),
         };
