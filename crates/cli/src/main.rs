@@ -1,3 +1,26 @@
-//! The command line of pagetax.
+//! `pagetax`: shows what virtual memory costs a program, and how to stop paying.
+//!
+//! One file a subcommand. Invariants: results go to stdout through [`output::print`], progress and
+//! diagnostics to stderr; a subcommand returns its exit code or an error, and only `main` ends the
+//! process.
+#![forbid(unsafe_code)]
+#![warn(clippy::print_stdout)]
 
-fn main() {}
+mod cli;
+mod exit;
+mod manual;
+mod output;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::Cli::parse().command.run() {
+        Ok(code) => code,
+        Err(error) if exit::is_closed_pipe(&error) => exit::CLOSED_PIPE.into(),
+        Err(error) => {
+            output::error(&error);
+            exit::code_of(&error)
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Exit codes: 0 fine, 1 a threshold failed, 2 usage or input, 3 an unmet requirement.
+//!
+//! Wrappers (`diagnose`) return the child's own status as a shell would: its code, or
+//! 128 + signal; 125 to 127 as env(1) does. A program that is interrupted says 128 + signal too.
+
+use std::io;
+use std::process::ExitCode;
+
+/// All went well.
+pub const FINE: u8 = 0;
+/// The work was done, and its result fails a threshold or a verification.
+pub const THRESHOLD_FAILED: u8 = 1;
+/// The command line or an input file is wrong. clap uses the same.
+pub const BAD_INPUT: u8 = 2;
+/// This machine lacks something that is asked for.
+pub const UNMET: u8 = 3;
+/// 128 + SIGPIPE: whoever read our output has had enough.
+pub const CLOSED_PIPE: u8 = 128 + 13;
+
+/// For `--help`.
+pub fn meanings() -> String {
+    format!(
+        "Exit codes: {FINE} fine; {THRESHOLD_FAILED} a threshold or a verification failed; \
+         {BAD_INPUT} wrong usage or input; {UNMET} this machine lacks something; commands that run \
+         a program return its own status."
+    )
+}
+
+/// An error that ends the process with this code rather than with [`BAD_INPUT`].
+#[derive(Debug)]
+pub struct WithCode {
+    code: u8,
+    source: anyhow::Error,
+}
+
+/// The error, with the exit code that it asks for.
+pub fn with(code: u8, error: impl Into<anyhow::Error>) -> anyhow::Error {
+    WithCode { code, source: error.into() }.into()
+}
+
+impl std::fmt::Display for WithCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl std::error::Error for WithCode {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.source()
+    }
+}
+
+/// What the process ends with for this error.
+pub fn code_of(error: &anyhow::Error) -> ExitCode {
+    error.downcast_ref::<WithCode>().map_or(BAD_INPUT, |with| with.code).into()
+}
+
+/// Whether the reader of our output went away, which is no failure of ours.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn errors_carry_their_code_through_context() {
+        let unmet = with(UNMET, anyhow!("no hugetlb pool").context("cannot run"));
+        assert_eq!(code_of(&unmet), ExitCode::from(UNMET));
+        assert_eq!(format!("{unmet:#}"), "cannot run: no hugetlb pool");
+        assert_eq!(code_of(&unmet.context("job `a`")), ExitCode::from(UNMET));
+        assert_eq!(code_of(&anyhow!("what?")), ExitCode::from(BAD_INPUT));
+    }
+
+    #[test]
+    fn a_closed_pipe_is_found_below_context() {
+        let broken = io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(is_closed_pipe(&anyhow::Error::from(broken).context("cannot print")));
+        assert!(!is_closed_pipe(&anyhow!("what?")));
+    }
+}

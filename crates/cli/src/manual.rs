@@ -1,0 +1,49 @@
+//! `pagetax man` and `pagetax completions`: what packagers install beside the binary, generated
+//! from the same definitions as `--help`.
+
+use crate::{cli::Cli, exit, output};
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Write the manual pages, one for each subcommand
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:\n  pagetax man target/man && man target/man/pagetax.1")]
+pub struct ManArgs {
+    /// Directory to write to; made if it is not there
+    directory: PathBuf,
+}
+
+/// Print a completion script for a shell
+#[derive(Debug, clap::Args)]
+#[command(
+    before_help = "Examples:\n  pagetax completions bash > /etc/bash_completion.d/pagetax\n  \
+                   pagetax completions fish > ~/.config/fish/completions/pagetax.fish"
+)]
+pub struct CompletionsArgs {
+    /// For which shell
+    shell: clap_complete::Shell,
+}
+
+/// `pagetax man DIRECTORY`
+pub fn man(args: ManArgs) -> Result<ExitCode> {
+    let directory = &args.directory;
+    std::fs::create_dir_all(directory)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), directory))
+        .with_context(|| {
+            format!(
+                "cannot write manual pages to {}; name a directory that you may write to",
+                directory.display()
+            )
+        })?;
+    Ok(exit::FINE.into())
+}
+
+/// `pagetax completions SHELL`
+pub fn completions(args: CompletionsArgs) -> Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "pagetax", &mut script);
+    output::print(&String::from_utf8(script)?)?;
+    Ok(exit::FINE.into())
+}
