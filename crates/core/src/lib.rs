@@ -7,6 +7,7 @@
 pub mod access;
 pub mod budget;
 pub mod counter;
+pub mod job;
 pub mod machine;
 pub mod plan;
 pub mod quantity;

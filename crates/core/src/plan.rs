@@ -342,6 +342,12 @@ impl Plan {
         &self.regions[id.0]
     }
 
+    /// The seed of [`crate::access::pattern_word`] for a region: the same in every phase, so that
+    /// one phase verifies what another wrote.
+    pub fn pattern_seed(&self, id: RegionId) -> u64 {
+        derive_seed(self.job.seed, u64::MAX - 1, id.0 as u64, 0)
+    }
+
     /// The most bytes that are mapped at one time, following the operations in order.
     pub fn mapped_bytes_max(&self) -> Bytes {
         let mut now: u64 = self.regions.iter().filter(|r| r.mapped_at_start).map(|r| r.bytes).sum();

@@ -1,0 +1,62 @@
+//! Jobs: the TOML language, and how it becomes a [`Plan`].
+//!
+//! A job has parameters, regions of memory and phases that touch them. Invariant: a job that parses
+//! names nothing unknown, and a job that resolves is complete; each mistake is reported with file,
+//! line, column and what to do about it. There is no scripting: quantities may use `$parameters`
+//! and the four operations ([`crate::quantity`]), nothing else is computed.
+
+mod builtin;
+mod document;
+mod resolve;
+
+pub use builtin::builtin_names;
+pub use document::{Job, Param};
+
+/// A mistake in a job or in the parameters given to it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {message}\n  remedy: {remedy}")]
+pub struct JobError {
+    /// `jobs/mine.toml:12:8`, or `--set size`.
+    pub place: String,
+    /// What is wrong, with the offending value.
+    pub message: String,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// Line and column (both from 1) of a byte offset.
+fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
+    let before = text.get(..offset).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    (line, column)
+}
+
+/// The known word nearest to a misspelt one, if one is near.
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    known
+        .into_iter()
+        .map(|candidate| (edit_distance(word, candidate), candidate))
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein's distance.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let substitute = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = substitute.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests;

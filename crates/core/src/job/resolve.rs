@@ -1,0 +1,533 @@
+//! From a job and its parameters to a plan: everything is evaluated, counted and checked here.
+
+use super::document::{Field, Job, RawOp, RawPhase, RawRegion, Word};
+use super::{JobError, line_and_column, nearest};
+use crate::access::derive_seed;
+use crate::machine::MachineSpec;
+use crate::plan::{
+    Access, Advice, Backing, ClientKind, JobIdentity, Measure, Native, Op, PageSizeRequest,
+    Pattern, Phase, Plan, Region, RegionId, Touch,
+};
+use crate::quantity::{Dimension, Params, evaluate};
+use crate::units::{Nanos, PageSize};
+use std::ops::Range;
+use toml::Spanned;
+
+/// Bounds that keep a mistyped job from taking the machine down.
+const CLIENTS_MAX: u64 = 4096;
+const REGIONS_MAX: u64 = 4096;
+const REGION_BYTES_MAX: u64 = 1 << 46;
+
+impl Job {
+    /// Resolves the job for a machine. `overrides` (from `--set`) go before the machine's own
+    /// parameters for this job, and these before the job's defaults.
+    ///
+    /// # Errors
+    /// The first mistake, with its place and remedy.
+    pub fn resolve(
+        &self,
+        overrides: &Params,
+        machine: &MachineSpec,
+        seed: Option<u64>,
+    ) -> Result<Plan, JobError> {
+        let params = self.effective_params(overrides, machine)?;
+        let job = JobIdentity {
+            name: self.name().into(),
+            params: params.clone(),
+            seed: seed.unwrap_or(self.document.seed),
+        };
+        let mut scope = params;
+        scope.insert("memory".into(), machine.memory.0.to_string() + "B");
+        scope.insert("page".into(), machine.base_page.bytes().to_string() + "B");
+        let mut resolver = Resolver { job: self, scope, seed: job.seed, regions: Vec::new() };
+        for raw in &self.document.region {
+            resolver.region(raw)?;
+        }
+        let raw_phases = self.document.phase.iter().enumerate();
+        let phases =
+            raw_phases.map(|(i, raw)| resolver.phase(i as u64, raw)).collect::<Result<_, _>>()?;
+        let raw = &self.document.measure;
+        let interval = raw.interval.as_ref().map(|f| resolver.time(f)).transpose()?;
+        let flip = self.document.native.flip_byte_at.as_ref();
+        let native = Native { flip_byte_at: flip.map(|f| resolver.size(f)).transpose()? };
+        Ok(Plan {
+            job,
+            regions: resolver.regions.into_iter().map(|(_, region)| region).collect(),
+            phases,
+            measure: Measure { interval, fault_latency: raw.fault_latency },
+            native,
+        })
+    }
+
+    fn effective_params(
+        &self,
+        overrides: &Params,
+        machine: &MachineSpec,
+    ) -> Result<Params, JobError> {
+        let known = self.params();
+        let own = machine.job_params.get(self.name());
+        for name in overrides.keys() {
+            if !known.contains_key(name) {
+                return Err(self.unknown_param(name));
+            }
+        }
+        let mut effective = Params::new();
+        for (name, param) in known {
+            let given = overrides.get(&name).or_else(|| own.and_then(|own| own.get(&name)));
+            let value = match (given, param.values.as_slice()) {
+                (Some(given), _) => given.clone(),
+                (None, [one]) => one.clone(),
+                (None, _) => {
+                    return Err(JobError {
+                        place: format!("{}: parameter `{name}`", self.place),
+                        message: "has several values, which makes a sweep, not one run".into(),
+                        remedy: format!(
+                            "choose one with --set {name}={}",
+                            param.values.join(" or ")
+                        ),
+                    });
+                }
+            };
+            effective.insert(name, value);
+        }
+        Ok(effective)
+    }
+
+    fn unknown_param(&self, name: &str) -> JobError {
+        let known = self.params();
+        let remedy = match nearest(name, known.keys().map(String::as_str)) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("`pagetax jobs show {}` lists its parameters", self.name()),
+        };
+        let names: Vec<_> = known.keys().map(String::as_str).collect();
+        let message =
+            format!("job `{}` has no parameter `{name}`; it has {}", self.name(), names.join(", "));
+        JobError { place: format!("--set {name}"), message, remedy }
+    }
+}
+
+struct Resolver<'a> {
+    job: &'a Job,
+    scope: Params,
+    seed: u64,
+    /// With the name of the family that each belongs to.
+    regions: Vec<(String, Region)>,
+}
+
+type Resolved<T> = Result<T, JobError>;
+
+impl Resolver<'_> {
+    fn error(&self, span: Range<usize>, message: String, remedy: impl Into<String>) -> JobError {
+        let (line, column) = line_and_column(&self.job.text, span.start);
+        let place = format!("{}:{line}:{column}", self.job.place);
+        JobError { place, message, remedy: remedy.into() }
+    }
+
+    fn quantity(&self, field: &Field, wanted: Dimension) -> Resolved<f64> {
+        let text = field.get_ref().text();
+        let fail = |message| {
+            let hint = format!("give {}, or set its $parameter so", wanted.describe());
+            self.error(field.span(), message, hint)
+        };
+        let found = evaluate(&text, &self.scope).map_err(|e| fail(e.to_string()))?;
+        if found.dimension == wanted {
+            return Ok(found.value);
+        }
+        // Sizes may be written in bytes, without a unit.
+        if wanted == Dimension::Size && found.dimension == Dimension::Number {
+            return Ok(found.value);
+        }
+        Err(fail(format!("`{text}` is {}", found.dimension.describe())))
+    }
+
+    fn size(&self, field: &Field) -> Resolved<u64> {
+        self.quantity(field, Dimension::Size).map(|bytes| bytes as u64)
+    }
+
+    fn time(&self, field: &Field) -> Resolved<Nanos> {
+        self.quantity(field, Dimension::Time).map(|ns| Nanos(ns as u64))
+    }
+
+    /// A whole number of at least `min`; fractions are rounded down.
+    fn count(&self, field: &Field, min: u64, max: u64) -> Resolved<u64> {
+        let number = self.quantity(field, Dimension::Number)?.floor();
+        if number < min as f64 || number > max as f64 {
+            let message = format!("`{}` is {number}", field.get_ref().text());
+            return Err(self.error(field.span(), message, format!("keep it from {min} to {max}")));
+        }
+        Ok(number as u64)
+    }
+
+    fn positive(&self, field: &Field) -> Resolved<f64> {
+        let number = self.quantity(field, Dimension::Number)?;
+        if number > 0.0 {
+            return Ok(number);
+        }
+        let message = format!("`{}` is {number}", field.get_ref().text());
+        Err(self.error(field.span(), message, "give a number above 0"))
+    }
+
+    /// A word, or the value of the parameter that it names.
+    fn word<'a>(&'a self, word: &'a Word) -> Resolved<&'a str> {
+        let text = word.get_ref().as_str();
+        let Some(name) = text.strip_prefix('$') else { return Ok(text) };
+        self.scope.get(name).map(String::as_str).ok_or_else(|| {
+            self.error(
+                word.span(),
+                format!("`{text}` is no parameter of this job"),
+                "declare it in [params]",
+            )
+        })
+    }
+
+    /// One of a closed set of words.
+    fn choice<T: Copy>(&self, word: &Word, what: &str, known: &[(&str, T)]) -> Resolved<T> {
+        let text = self.word(word)?;
+        if let Some((_, value)) = known.iter().find(|(name, _)| *name == text) {
+            return Ok(*value);
+        }
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        let message = format!("`{text}` is no {what}");
+        let remedy = match nearest(text, names.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`? Known: {}", names.join(", ")),
+            None => format!("use one of {}", names.join(", ")),
+        };
+        Err(self.error(word.span(), message, remedy))
+    }
+
+    fn region(&mut self, raw: &RawRegion) -> Resolved<()> {
+        let name = raw.name.get_ref().clone();
+        if self.regions.iter().any(|(family, _)| *family == name) {
+            let message = format!("two regions are called `{name}`");
+            return Err(self.error(raw.name.span(), message, "give each its own name"));
+        }
+        let bytes = self.size(&raw.size)?;
+        if bytes == 0 || bytes > REGION_BYTES_MAX {
+            let message = format!("region `{name}` would have {bytes} bytes");
+            return Err(self.error(raw.size.span(), message, "give a size from 1 byte to 64T"));
+        }
+        let members = match &raw.count {
+            Some(count) => self.count(count, 1, REGIONS_MAX)?,
+            None => 1,
+        };
+        let region = Region {
+            name: name.clone(),
+            backing: self.backing(raw)?,
+            bytes,
+            page_size: raw
+                .page_size
+                .as_ref()
+                .map_or(Ok(PageSizeRequest::Default), |w| self.page_size(w))?,
+            advice: raw.advice.iter().map(|w| self.advice(w)).collect::<Resolved<_>>()?,
+            mapped_at_start: raw.mapped.unwrap_or(raw.count.is_none()),
+        };
+        for member in 0..members {
+            let mut region = region.clone();
+            if raw.count.is_some() {
+                region.name = format!("{name}[{member}]");
+            }
+            self.regions.push((name.clone(), region));
+        }
+        Ok(())
+    }
+
+    fn backing(&self, raw: &RawRegion) -> Resolved<Backing> {
+        let directory = raw.directory.as_ref().map(|w| self.word(w)).transpose()?;
+        let file = Backing::File {
+            directory: directory.filter(|d| !d.is_empty()).map(String::from),
+            private: raw.private.unwrap_or(true),
+        };
+        let Some(word) = &raw.backing else { return Ok(Backing::Anon) };
+        let known = [
+            ("anon", &Backing::Anon),
+            ("shared", &Backing::Shared),
+            ("memfd", &Backing::Memfd),
+            ("file", &file),
+        ];
+        self.choice(word, "backing", &known).cloned()
+    }
+
+    fn page_size(&self, word: &Word) -> Resolved<PageSizeRequest> {
+        let text = self.word(word)?;
+        let (hugetlb, size) = match text.strip_prefix("hugetlb:") {
+            Some(size) => (true, size),
+            None => (false, text),
+        };
+        match (size, hugetlb) {
+            ("default", false) => return Ok(PageSizeRequest::Default),
+            ("base", false) => return Ok(PageSizeRequest::Base),
+            _ => {}
+        }
+        let size = size.parse::<PageSize>().map_err(|e| {
+            self.error(
+                word.span(),
+                e.to_string(),
+                "use default, base, a size such as 2M, or hugetlb:2M",
+            )
+        })?;
+        Ok(if hugetlb { PageSizeRequest::Hugetlb(size) } else { PageSizeRequest::Prefer(size) })
+    }
+
+    fn advice(&self, word: &Word) -> Resolved<Advice> {
+        self.choice(word, "advice", ADVICE)
+    }
+
+    fn phase(&self, index: u64, raw: &RawPhase) -> Resolved<Phase> {
+        if raw.ops.is_empty() {
+            let message = format!("phase `{}` does nothing", raw.name.get_ref());
+            let remedy = "give it ops = [{ touch = \"REGION\" }], or remove it";
+            return Err(self.error(raw.name.span(), message, remedy));
+        }
+        let (client_kind, clients) = match &raw.clients {
+            Some(field) => {
+                let kind = raw.client_kind.as_ref().map_or(Ok(ClientKind::Processes), |w| {
+                    let known =
+                        [("processes", ClientKind::Processes), ("threads", ClientKind::Threads)];
+                    self.choice(w, "kind of client", &known)
+                })?;
+                (kind, self.count(field, 1, CLIENTS_MAX)? as u32)
+            }
+            None => (ClientKind::Main, 1),
+        };
+        let time = raw.time.as_ref().map(|f| self.time(f)).transpose()?;
+        let repeat = match (&raw.repeat, time) {
+            (Some(field), _) => self.count(field, 1, u64::MAX / 2)?,
+            (None, Some(_)) => u64::MAX,
+            (None, None) => 1,
+        };
+        let switch_rate = raw.switch_rate.as_ref().map(|f| self.positive(f)).transpose()?;
+        Ok(Phase {
+            name: raw.name.get_ref().clone(),
+            client_kind,
+            clients,
+            repeat,
+            time,
+            rate: raw.rate.as_ref().map(|f| self.positive(f)).transpose()?,
+            parent_wake: switch_rate.map(|rate| Nanos((2e9 / rate) as u64)),
+            ops: self.ops(index, raw)?,
+        })
+    }
+
+    /// The operations of a phase; `for_each` does them for each member of a family in turn, and
+    /// `window` undoes the oldest member before a new one would be one too many.
+    fn ops(&self, index: u64, raw: &RawPhase) -> Resolved<Vec<Op>> {
+        let Some(family) = &raw.for_each else {
+            let each = raw.ops.iter().enumerate();
+            return each
+                .map(|(i, op)| self.op(derive_seed(self.seed, index, i as u64, 0), op, None))
+                .collect();
+        };
+        let members = self.members(family)?;
+        let window = match &raw.window {
+            Some(field) => self.count(field, 1, REGIONS_MAX)? as usize,
+            None => members.len(),
+        };
+        let mut ops = Vec::new();
+        for (turn, member) in members.iter().enumerate() {
+            let at = |region| Some((family.get_ref().as_str(), region));
+            if turn >= window {
+                for op in &raw.undo {
+                    ops.push(self.op(0, op, at(members[turn - window]))?);
+                }
+            }
+            for (i, op) in raw.ops.iter().enumerate() {
+                let seed = derive_seed(self.seed, index, i as u64, 1 + turn as u64);
+                ops.push(self.op(seed, op, at(*member))?);
+            }
+        }
+        Ok(ops)
+    }
+
+    fn members(&self, family: &Word) -> Resolved<Vec<RegionId>> {
+        let found: Vec<_> = (self.regions.iter().enumerate())
+            .filter(|(_, (name, _))| name == family.get_ref())
+            .map(|(i, _)| RegionId(i))
+            .collect();
+        if found.is_empty() { Err(self.unknown_region(family)) } else { Ok(found) }
+    }
+
+    fn unknown_region(&self, word: &Word) -> JobError {
+        let names: Vec<_> = self.regions.iter().map(|(name, _)| name.as_str()).collect();
+        let remedy = match nearest(word.get_ref(), names.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("add a [[region]] with name = \"{}\"", word.get_ref()),
+        };
+        self.error(word.span(), format!("no region is called `{}`", word.get_ref()), remedy)
+    }
+
+    /// The region of an operation: the member at hand, where the name is the family's.
+    fn target(&self, word: &Word, member: Option<(&str, RegionId)>) -> Resolved<RegionId> {
+        if let Some((family, id)) = member
+            && family == word.get_ref()
+        {
+            return Ok(id);
+        }
+        let members = self.members(word)?;
+        match members.as_slice() {
+            [one] => Ok(*one),
+            _ => {
+                let message =
+                    format!("`{}` is a family of {} regions", word.get_ref(), members.len());
+                Err(self.error(word.span(), message, "say for_each = \"…\" in the phase"))
+            }
+        }
+    }
+
+    fn op(
+        &self,
+        seed: u64,
+        raw: &Spanned<RawOp>,
+        member: Option<(&str, RegionId)>,
+    ) -> Resolved<Op> {
+        let span = raw.span();
+        let op = raw.get_ref();
+        let RawOp { map, unmap, lock, unlock, advise, touch, sleep, barrier, .. } = op;
+        let words = [map, unmap, lock, unlock, advise, touch];
+        let verbs = words.iter().filter(|verb| verb.is_some()).count()
+            + usize::from(sleep.is_some())
+            + usize::from(*barrier == Some(true));
+        if verbs != 1 {
+            let message = format!("an operation has one verb, this one has {verbs}");
+            let remedy =
+                "use one of map, unmap, lock, unlock, advise, touch, sleep, barrier = true";
+            return Err(self.error(span, message, remedy));
+        }
+        self.check_options(span.clone(), op)?;
+        let target = |word: &Word| self.target(word, member);
+        Ok(match (map, unmap, lock, unlock, advise, touch, sleep) {
+            (Some(word), ..) => Op::Map(target(word)?),
+            (_, Some(word), ..) => Op::Unmap(target(word)?),
+            (_, _, Some(word), ..) => {
+                let region = target(word)?;
+                let whole = self.regions[region.0].1.bytes;
+                let chunk = op.chunk.as_ref().map(|f| self.size(f)).transpose()?;
+                Op::Lock { region, chunk_bytes: chunk.unwrap_or(whole).max(1) }
+            }
+            (_, _, _, Some(word), ..) => Op::Unlock(target(word)?),
+            (_, _, _, _, Some(word), ..) => {
+                let Some(advice) = &op.advice else {
+                    let remedy = "add advice = \"hugepage\" or another";
+                    return Err(self.error(span, "advise needs an advice".into(), remedy));
+                };
+                Op::Advise { region: target(word)?, advice: self.advice(advice)? }
+            }
+            (_, _, _, _, _, Some(word), _) => {
+                Op::Touch(self.touch(seed, span, op, target(word)?)?)
+            }
+            (.., Some(time)) => Op::Sleep(self.time(time)?),
+            _ => Op::Barrier,
+        })
+    }
+
+    /// Options belong to their verbs: a `stride` of a `lock` is a mistake, not a decoration.
+    fn check_options(&self, span: Range<usize>, op: &RawOp) -> Resolved<()> {
+        let touch = op.touch.is_some();
+        let options = [
+            ("chunk", op.chunk.is_some(), op.lock.is_some(), "lock"),
+            ("advice", op.advice.is_some(), op.advise.is_some(), "advise"),
+            ("access", op.access.is_some(), touch, "touch"),
+            ("pattern", op.pattern.is_some(), touch, "touch"),
+            ("stride", op.stride.is_some(), touch, "touch"),
+            ("theta", op.theta.is_some(), touch, "touch"),
+            ("count", op.count.is_some(), touch, "touch"),
+            ("grain", op.grain.is_some(), touch, "touch"),
+        ];
+        for (name, given, fits, verb) in options {
+            if given && !fits {
+                let message =
+                    format!("`{name}` is an option of `{verb}`, which this operation is not");
+                return Err(self.error(span, message, format!("remove `{name}`")));
+            }
+        }
+        Ok(())
+    }
+
+    fn touch(
+        &self,
+        seed: u64,
+        span: Range<usize>,
+        op: &RawOp,
+        region: RegionId,
+    ) -> Resolved<Touch> {
+        let bytes = self.regions[region.0].1.bytes;
+        let grain = op.grain.as_ref().map(|f| self.size(f)).transpose()?.unwrap_or(8);
+        if grain == 0 || grain % 8 != 0 || grain > bytes {
+            let message = format!("a grain of {grain} bytes in a region of {bytes} bytes");
+            return Err(self.error(span, message, "use a multiple of 8 bytes within the region"));
+        }
+        let access =
+            op.access.as_ref().map_or(Ok(Access::Read), |w| self.choice(w, "access", ACCESS))?;
+        let pattern = self.pattern(span.clone(), op, grain)?;
+        let lap = match pattern {
+            Pattern::Strided { stride_bytes } => Some((bytes - grain) / stride_bytes + 1),
+            Pattern::PointerChase => Some(bytes / grain),
+            Pattern::Uniform | Pattern::Zipf { .. } => None,
+        };
+        let count = match (&op.count, lap) {
+            (Some(field), _) => self.count(field, 1, u64::MAX / 2)?,
+            (None, Some(lap)) => lap,
+            (None, None) => {
+                let message = "a random pattern has no natural end".to_string();
+                return Err(self.error(span, message, "add count = 1_000_000 or another number"));
+            }
+        };
+        if pattern == Pattern::PointerChase && access != Access::Read {
+            let message = "a pointer chase reads: its links are what memory holds".to_string();
+            return Err(self.error(span, message, "use access = \"read\""));
+        }
+        Ok(Touch { region, access, pattern, count, grain_bytes: grain, seed })
+    }
+
+    fn pattern(&self, span: Range<usize>, op: &RawOp, grain: u64) -> Resolved<Pattern> {
+        let name = op.pattern.as_ref().map_or(Ok("sequential"), |w| {
+            let known = ["sequential", "strided", "uniform", "zipf", "pointer-chase"];
+            self.choice(w, "pattern", &known.map(|name| (name, name)))
+        })?;
+        let stride = op.stride.as_ref().map(|f| self.size(f)).transpose()?;
+        let misplaced =
+            (name != "strided" && stride.is_some()).then_some("stride belongs to strided");
+        let misplaced =
+            misplaced.or((name != "zipf" && op.theta.is_some()).then_some("theta belongs to zipf"));
+        if let Some(message) = misplaced {
+            return Err(self.error(span, message.into(), "remove it or change the pattern"));
+        }
+        Ok(match (name, stride) {
+            ("strided", Some(stride_bytes)) if stride_bytes >= 8 && stride_bytes % 8 == 0 => {
+                Pattern::Strided { stride_bytes }
+            }
+            ("strided", _) => {
+                let message = "a strided pattern needs a stride, a multiple of 8 bytes".to_string();
+                return Err(self.error(span, message, "add stride = \"4K\" or another"));
+            }
+            ("uniform", _) => Pattern::Uniform,
+            ("zipf", _) => {
+                Pattern::Zipf { theta: op.theta.as_ref().map_or(Ok(0.99), |f| self.positive(f))? }
+            }
+            ("pointer-chase", _) => Pattern::PointerChase,
+            _ => Pattern::Strided { stride_bytes: grain },
+        })
+    }
+}
+
+const ACCESS: &[(&str, Access)] = &[
+    ("read", Access::Read),
+    ("write", Access::Write),
+    ("verify", Access::Verify),
+    ("rewrite", Access::Rewrite),
+];
+
+const ADVICE: &[(&str, Advice)] = &[
+    ("normal", Advice::Normal),
+    ("random", Advice::Random),
+    ("sequential", Advice::Sequential),
+    ("willneed", Advice::Willneed),
+    ("dontneed", Advice::Dontneed),
+    ("free", Advice::Free),
+    ("cold", Advice::Cold),
+    ("pageout", Advice::Pageout),
+    ("hugepage", Advice::Hugepage),
+    ("nohugepage", Advice::Nohugepage),
+    ("collapse", Advice::Collapse),
+    ("populate-read", Advice::PopulateRead),
+    ("populate-write", Advice::PopulateWrite),
+];

@@ -1,0 +1,151 @@
+use super::*;
+use crate::machine::{MachineKind, MachineSpec};
+use crate::plan::*;
+use crate::quantity::Params;
+use crate::units::{Bytes, Nanos, PageSize};
+
+fn host() -> MachineSpec {
+    MachineSpec {
+        name: "host".into(),
+        kind: MachineKind::Host,
+        validated: true,
+        memory: Bytes(8 << 30),
+        base_page: PageSize::K4,
+        page_sizes: vec![PageSize::K4, PageSize::M2],
+        cpus: 2,
+        job_params: Default::default(),
+    }
+}
+
+fn builtin(name: &str, set: &[(&str, &str)]) -> Result<Plan, JobError> {
+    let overrides: Params = set.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    Job::builtin(name).unwrap().resolve(&overrides, &host(), None)
+}
+
+const SMALL: &str = r#"
+name = "small"
+[params]
+size = "1M"
+[[region]]
+name = "heap"
+size = "$size"
+[[phase]]
+name = "go"
+ops = [{ touch = "heap" }]
+"#;
+
+fn resolve(text: &str) -> Result<Plan, JobError> {
+    Job::parse(text, "j.toml")?.resolve(&Params::new(), &host(), None)
+}
+
+/// The small job with one text replaced; returns the error.
+fn mistake(from: &str, to: &str) -> String {
+    assert!(SMALL.contains(from));
+    resolve(&SMALL.replace(from, to)).unwrap_err().to_string()
+}
+
+#[test]
+fn vmtest_is_irlams_program() {
+    let plan = builtin("vmtest", &[]).unwrap();
+    let sweep = &plan.phases[1];
+    assert_eq!((sweep.client_kind, sweep.clients, sweep.repeat), (ClientKind::Processes, 16, 5000));
+    assert_eq!(sweep.parent_wake, Some(Nanos(40_000_000)));
+    let Op::Touch(touch) = &sweep.ops[0] else { panic!() };
+    assert_eq!((touch.count, touch.access), (512, Access::Read));
+    assert_eq!(
+        builtin("vmtest", &[("size", "20M"), ("process_size", "4M")]).unwrap().phases[1].clients,
+        5
+    );
+}
+
+#[test]
+fn mlock_cycle_keeps_a_window() {
+    let plan = builtin("mlock-cycle", &[("files", "3"), ("file_size", "427683520")]).unwrap();
+    let (lock, id) = (1 << 20, RegionId);
+    let locked = |region| Op::Lock { region, chunk_bytes: lock };
+    assert_eq!(
+        plan.phases[0].ops,
+        [
+            Op::Map(id(0)),
+            locked(id(0)),
+            Op::Map(id(1)),
+            locked(id(1)),
+            Op::Unlock(id(0)),
+            Op::Unmap(id(0)),
+            Op::Map(id(2)),
+            locked(id(2)),
+        ]
+    );
+    assert_eq!(plan.locked_bytes_max(), Bytes(2 * 427_683_520));
+    let scaled = builtin("mlock-cycle", &[]).unwrap();
+    let files: u64 = scaled.regions.iter().map(|r| r.bytes).sum();
+    assert!(files <= 2 << 30 && files > (2 << 30) - 20, "a quarter of memory: {files}");
+}
+
+#[test]
+fn mmap3_verifies_what_it_wrote() {
+    let plan = builtin("mmap3", &[]).unwrap();
+    assert_eq!(plan.regions[0].bytes, 512 << 20);
+    let ops: Vec<_> = plan.phases.iter().flat_map(|p| &p.ops).collect();
+    let access = |op: &Op| if let Op::Touch(t) = op { t.access } else { panic!() };
+    assert_eq!(access(ops[0]), Access::Write);
+    assert_eq!(access(ops[1]), Access::Verify);
+    assert_eq!(access(ops[2]), Access::Rewrite);
+}
+
+#[test]
+fn the_machine_knows_its_published_parameters() {
+    let mut machine = host();
+    let own: Params = [("size".to_string(), "128M".to_string())].into();
+    machine.job_params.insert("tlb-gather".into(), own);
+    let job = Job::builtin("tlb-gather").unwrap();
+    let bytes = |set: &Params| job.resolve(set, &machine, None).unwrap().regions[0].bytes;
+    assert_eq!(bytes(&Params::new()), 128 << 20);
+    assert_eq!(bytes(&[("size".to_string(), "1M".to_string())].into()), 1 << 20);
+}
+
+#[test]
+fn same_seed_same_plan_other_seed_other_streams() {
+    let job = Job::builtin("tlb-gather").unwrap();
+    let plan = |seed| job.resolve(&Params::new(), &host(), Some(seed)).unwrap();
+    assert_eq!(plan(3), plan(3));
+    assert_ne!(plan(3).phases, plan(4).phases);
+}
+
+#[test]
+fn mistakes_have_a_place_and_a_remedy() {
+    let e = mistake("size = \"$size\"", "siez = \"$size\"");
+    assert!(e.starts_with("j.toml:7:1: unknown field `siez`"), "{e}");
+    assert!(e.contains("did you mean `size`?"), "{e}");
+    let e = mistake("size = \"$size\"", "size = \"-3M\"");
+    assert!(e.starts_with("j.toml:7:8:"), "{e}");
+    let e = mistake("size = \"$size\"", "size = \"3s\"");
+    assert!(e.contains("`3s` is a time") && e.contains("give a size"), "{e}");
+    let e = mistake("touch = \"heap\"", "touch = \"heep\"");
+    assert!(e.starts_with("j.toml:10:18:") && e.contains("did you mean `heap`?"), "{e}");
+    let e = mistake("touch = \"heap\"", "touch = \"heap\", pattern = \"uniform\"");
+    assert!(e.contains("add count"), "{e}");
+    let e = mistake("touch = \"heap\"", "touch = \"heap\", pattern = \"zip\", count = 3");
+    assert!(e.contains("did you mean `zipf`?"), "{e}");
+    let e = mistake("touch = \"heap\"", "lock = \"heap\", stride = \"4K\"");
+    assert!(e.contains("remove `stride`"), "{e}");
+    let e = mistake("touch = \"heap\"", "sleep = \"-1s\"");
+    assert!(e.contains("`-1s`"), "{e}");
+    let e = mistake("{ touch = \"heap\" }", "");
+    assert!(e.contains("phase `go` does nothing"), "{e}");
+}
+
+#[test]
+fn unknown_parameters_are_refused() {
+    let e = builtin("vmtest", &[("siz", "1M")]).unwrap_err().to_string();
+    assert!(e.contains("--set siz") && e.contains("did you mean `size`?"), "{e}");
+    let e = builtin("vmtest", &[("size", "lots")]).unwrap_err().to_string();
+    assert!(e.contains("lots"), "{e}");
+}
+
+#[test]
+fn a_list_is_a_sweep() {
+    let text = SMALL.replace("size = \"1M\"", "size = [\"1M\", \"2M\"]");
+    let e = resolve(&text).unwrap_err().to_string();
+    assert!(e.contains("--set size=1M or 2M"), "{e}");
+}
