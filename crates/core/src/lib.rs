@@ -6,6 +6,7 @@
 
 pub mod access;
 pub mod budget;
+pub mod calibration;
 pub mod counter;
 pub mod job;
 pub mod machine;

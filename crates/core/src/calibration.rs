@@ -1,0 +1,320 @@
+//! A calibration: what one machine's faults and page walks cost, and what follows from it.
+//!
+//! `pagetax calibrate` measures it once. The budget multiplies fault counts by it where no stacks
+//! can be sampled, `diagnose` bounds translation with it, and a simulated x86 machine takes its walk
+//! costs from it. Invariant: a calibration belongs to one [`Identity`]; whoever uses it on another
+//! machine asks [`Identity::difference`] first.
+
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// The version of the document. Another version is measured again, never converted.
+pub const CALIBRATION_VERSION: u32 = 1;
+
+/// What a calibration is true of. Nothing in it changes with a reboot alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// `model name` of /proc/cpuinfo.
+    pub cpu_model: String,
+    /// CPUs online.
+    pub cpu_count: u32,
+    /// Kernel release.
+    pub kernel: String,
+    /// Installed memory.
+    pub memory_bytes: u64,
+    /// `kvm`, `xen`, …; `none` on bare metal.
+    pub hypervisor: String,
+    /// Whether the kernel keeps its own page tables (against Meltdown): every fault pays for it.
+    pub page_table_isolation: bool,
+}
+
+impl Identity {
+    /// What tells `other` from this machine, or none if they are alike. Memory may differ by an
+    /// eighth: firmware and ballooning take varying bites of it.
+    pub fn difference(&self, other: &Identity) -> Option<String> {
+        let differ = |what: &str, mine: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
+            Some(format!("{what} is `{mine}` here and `{theirs}` there"))
+        };
+        if self.cpu_model != other.cpu_model {
+            return differ("the CPU model", &self.cpu_model, &other.cpu_model);
+        }
+        if self.cpu_count != other.cpu_count {
+            return differ("the number of CPUs", &self.cpu_count, &other.cpu_count);
+        }
+        if self.kernel != other.kernel {
+            return differ("the kernel", &self.kernel, &other.kernel);
+        }
+        if self.hypervisor != other.hypervisor {
+            return differ("the hypervisor", &self.hypervisor, &other.hypervisor);
+        }
+        if self.page_table_isolation != other.page_table_isolation {
+            let (mine, theirs) = (self.page_table_isolation, other.page_table_isolation);
+            return differ("page-table isolation", &mine, &theirs);
+        }
+        if self.memory_bytes.abs_diff(other.memory_bytes) > self.memory_bytes / 8 {
+            return differ("memory", &Bytes(self.memory_bytes), &Bytes(other.memory_bytes));
+        }
+        None
+    }
+}
+
+/// A median over interleaved repetitions, with the middle half of them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Middle value in nanoseconds.
+    pub median_ns: f64,
+    /// A quarter of the repetitions lie below.
+    pub low_ns: f64,
+    /// A quarter of the repetitions lie above.
+    pub high_ns: f64,
+    /// How many.
+    pub repetitions: u32,
+}
+
+impl Spread {
+    /// Of these repetitions (nearest rank); none of no repetitions.
+    pub fn of(mut values_ns: Vec<f64>) -> Option<Spread> {
+        values_ns.sort_by(f64::total_cmp);
+        let last = values_ns.len().checked_sub(1)?;
+        let at = |share: f64| values_ns[(share * last as f64).round() as usize];
+        let repetitions = values_ns.len() as u32;
+        Some(Spread { median_ns: at(0.5), low_ns: at(0.25), high_ns: at(0.75), repetitions })
+    }
+}
+
+/// What a page does in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultKind {
+    /// First write to private anonymous memory: a zeroed page.
+    AnonWrite,
+    /// First read of private anonymous memory: the shared zero page.
+    ZeroRead,
+    /// First write after fork: a copied page.
+    CowWrite,
+    /// First read of a mapped file whose page is in the page cache.
+    FileCachedRead,
+    /// First read of a mapped file whose page is on its disk; elapsed time, not CPU time.
+    FileMajorRead,
+    /// munmap of a resident page; no fault, but a page's last cost.
+    Unmap,
+}
+
+impl FaultKind {
+    /// What it is, in a few words.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            FaultKind::AnonWrite => "first write, anonymous",
+            FaultKind::ZeroRead => "first read, anonymous (zero page)",
+            FaultKind::CowWrite => "first write after fork (copy)",
+            FaultKind::FileCachedRead => "first read, file in the page cache",
+            FaultKind::FileMajorRead => "first read, file on disk (elapsed)",
+            FaultKind::Unmap => "munmap, resident",
+        }
+    }
+}
+
+/// What one page of one size costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FaultCost {
+    /// What happens to it.
+    pub kind: FaultKind,
+    /// Its size.
+    pub page_bytes: u64,
+    /// CPU time for each page of `page_bytes`; absent when it could not be measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Spread>,
+    /// Why it could not, and what would help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// How the addresses of a walk measurement come about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WalkPattern {
+    /// Each address is loaded from the one before, one line a page: walks cannot overlap.
+    Dependent,
+    /// Addresses are known beforehand, uniform over all lines: walks overlap.
+    Independent,
+}
+
+/// One access on base pages and on huge pages, over one working set.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct WalkCost {
+    /// How addresses come about.
+    pub pattern: WalkPattern,
+    /// The working set.
+    pub working_set_bytes: u64,
+    /// An access on base pages.
+    pub base: Spread,
+    /// An access on huge pages.
+    pub huge: Spread,
+    /// The difference, paired by repetition: what base pages add to an access.
+    pub extra: Spread,
+}
+
+/// What one machine's memory operations cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Calibration {
+    /// [`CALIBRATION_VERSION`]
+    pub schema: u32,
+    /// `calibration`
+    pub kind: String,
+    /// Of which machine.
+    pub identity: Identity,
+    /// Fewer repetitions and sizes.
+    pub quick: bool,
+    /// When, in seconds since 1970.
+    pub taken_unix_s: u64,
+    /// How long it took.
+    pub took_ns: u64,
+    /// Size of a base page.
+    pub base_page_bytes: u64,
+    /// Size of the huge page that walks are compared with.
+    pub huge_page_bytes: u64,
+    /// By kind, then page size.
+    pub faults: Vec<FaultCost>,
+    /// By pattern, then working set.
+    pub walks: Vec<WalkCost>,
+}
+
+impl Calibration {
+    /// The cost of a page of this size, if it was measured.
+    pub fn fault(&self, kind: FaultKind, page_bytes: u64) -> Option<Spread> {
+        let same = |f: &&FaultCost| f.kind == kind && f.page_bytes == page_bytes;
+        self.faults.iter().find(same)?.cost
+    }
+
+    /// What base pages add to an access over this working set: linear in log2 between measured
+    /// working sets, the last one beyond them, and never below 0 (noise at small sets).
+    pub fn walk_extra(&self, pattern: WalkPattern, working_set_bytes: u64) -> Option<Spread> {
+        self.interpolate(pattern, working_set_bytes, |walk| walk.extra).map(|s| Spread {
+            median_ns: s.median_ns.max(0.0),
+            low_ns: s.low_ns.max(0.0),
+            high_ns: s.high_ns.max(0.0),
+            ..s
+        })
+    }
+
+    /// The most that translation can take of user time over this working set: the share of a program
+    /// that does nothing but follow pointers from page to page. 0 to 1.
+    pub fn walk_share_max(&self, working_set_bytes: u64) -> Option<f64> {
+        let extra = self.walk_extra(WalkPattern::Dependent, working_set_bytes)?;
+        let base = self.interpolate(WalkPattern::Dependent, working_set_bytes, |walk| walk.base)?;
+        (base.median_ns > 0.0).then(|| (extra.high_ns / base.median_ns).clamp(0.0, 1.0))
+    }
+
+    fn interpolate(
+        &self,
+        pattern: WalkPattern,
+        working_set_bytes: u64,
+        of: impl Fn(&WalkCost) -> Spread,
+    ) -> Option<Spread> {
+        let mut walks: Vec<&WalkCost> =
+            self.walks.iter().filter(|w| w.pattern == pattern).collect();
+        walks.sort_by_key(|w| w.working_set_bytes);
+        let above = walks.iter().find(|w| w.working_set_bytes >= working_set_bytes);
+        let below = walks.iter().rev().find(|w| w.working_set_bytes <= working_set_bytes);
+        let (below, above) = (below.or(above)?, above.or(below)?);
+        let log2 = |bytes: u64| (bytes.max(1) as f64).log2();
+        let (from, to) = (log2(below.working_set_bytes), log2(above.working_set_bytes));
+        let share = if to > from { (log2(working_set_bytes) - from) / (to - from) } else { 0.0 };
+        let (a, b) = (of(below), of(above));
+        let mix = |a: f64, b: f64| a + (b - a) * share;
+        Some(Spread {
+            median_ns: mix(a.median_ns, b.median_ns),
+            low_ns: mix(a.low_ns, b.low_ns),
+            high_ns: mix(a.high_ns, b.high_ns),
+            repetitions: a.repetitions.min(b.repetitions),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity() -> Identity {
+        Identity {
+            cpu_model: "Xeon".into(),
+            cpu_count: 2,
+            kernel: "6.18".into(),
+            memory_bytes: 24 << 30,
+            hypervisor: "kvm".into(),
+            page_table_isolation: false,
+        }
+    }
+
+    fn spread(median_ns: f64) -> Spread {
+        Spread { median_ns, low_ns: median_ns - 1.0, high_ns: median_ns + 1.0, repetitions: 5 }
+    }
+
+    fn walk(working_set_bytes: u64, base: f64, huge: f64) -> WalkCost {
+        WalkCost {
+            pattern: WalkPattern::Dependent,
+            working_set_bytes,
+            base: spread(base),
+            huge: spread(huge),
+            extra: spread(base - huge),
+        }
+    }
+
+    fn calibration() -> Calibration {
+        Calibration {
+            schema: CALIBRATION_VERSION,
+            kind: "calibration".into(),
+            identity: identity(),
+            quick: false,
+            taken_unix_s: 0,
+            took_ns: 0,
+            base_page_bytes: 4096,
+            huge_page_bytes: 2 << 20,
+            faults: vec![],
+            walks: vec![
+                walk(64 << 20, 40.0, 10.0),
+                walk(1 << 20, 4.0, 4.5),
+                walk(256 << 20, 100.0, 50.0),
+            ],
+        }
+    }
+
+    #[test]
+    fn identity_names_what_differs() {
+        let here = identity();
+        assert_eq!(here.difference(&identity()), None);
+        let rebooted = Identity { memory_bytes: (24 << 30) - (100 << 20), ..identity() };
+        assert_eq!(here.difference(&rebooted), None);
+        let upgraded = Identity { kernel: "6.19".into(), ..identity() };
+        assert_eq!(
+            here.difference(&upgraded).unwrap(),
+            "the kernel is `6.18` here and `6.19` there"
+        );
+        assert!(here.difference(&Identity { page_table_isolation: true, ..identity() }).is_some());
+        assert!(here.difference(&Identity { memory_bytes: 12 << 30, ..identity() }).is_some());
+    }
+
+    #[test]
+    fn walks_interpolate_in_log2_and_hold_at_the_ends() {
+        let c = calibration();
+        let extra = |bytes| c.walk_extra(WalkPattern::Dependent, bytes).unwrap().median_ns;
+        assert_eq!(extra(64 << 20), 30.0);
+        assert_eq!(extra(128 << 20), 40.0);
+        assert_eq!(extra(8 << 30), 50.0);
+        assert_eq!(extra(4096), 0.0, "noise below zero is no negative walk");
+        assert_eq!(c.walk_extra(WalkPattern::Independent, 1 << 20), None);
+    }
+
+    #[test]
+    fn the_bound_is_the_share_of_a_pure_chase() {
+        let share = calibration().walk_share_max(64 << 20).unwrap();
+        assert!((share - 31.0 / 40.0).abs() < 1e-9, "{share}");
+    }
+
+    #[test]
+    fn spread_is_the_middle_half() {
+        let s = Spread::of(vec![9.0, 1.0, 3.0, 5.0, 7.0]).unwrap();
+        assert_eq!((s.low_ns, s.median_ns, s.high_ns, s.repetitions), (3.0, 5.0, 7.0, 5));
+        assert_eq!(Spread::of(vec![]), None);
+    }
+}
