@@ -1,0 +1,447 @@
+//! The diagnosis of a command, schema 1: trials under different page sizes and the verdict.
+//!
+//! Invariants: trials are compared with the command as it is; nothing is recommended unless its
+//! interval lies above 1, the gain is worth having and the memory it costs is in proportion to it.
+
+use crate::budget::Budget;
+use crate::counter::Reading;
+use crate::report::{Environment, Warning};
+use crate::stats::{Ratio, median, ratio_of_pairs};
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+
+/// The trial of the command as it is, which all others are compared with.
+pub const AS_IS: &str = "as-is";
+/// The trial on forced base pages.
+pub const BASE: &str = "base";
+
+/// Gains below 2 % are not worth a change of settings.
+const GAIN_MIN: f64 = 0.02;
+/// Memory may grow by this many times the gain: a command that is 1.02 times as fast may need 10 %
+/// more memory, one that is 1.3 times as fast may need 150 % more.
+const GROWTH_PER_GAIN: f64 = 5.0;
+/// Growth below this does not count: it is a handful of huge pages.
+const GROWTH_FREE_BYTES: u64 = 16 << 20;
+/// From this share of anonymous memory on, a program counts as running on large pages.
+const MOSTLY: f64 = 0.5;
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// By itself, with this status.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+}
+
+impl Exit {
+    /// Whether it ended with status 0.
+    pub fn success(self) -> bool {
+        self == Exit::Code(0)
+    }
+
+    /// As a shell sees it: the status, or 128 + signal.
+    pub fn shell_code(self) -> u8 {
+        match self {
+            Exit::Code(code) => code as u8,
+            Exit::Signal(signal) => (128 + signal) as u8,
+        }
+    }
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Exit::Code(code) => write!(f, "exit status {code}"),
+            Exit::Signal(signal) => write!(f, "killed by signal {signal}"),
+        }
+    }
+}
+
+/// Whether the page size that a trial asked for was really there, at the peak of resident memory.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Took {
+    /// Bytes on pages larger than the base page; absent when they could not be seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// Their share of the anonymous memory, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fraction: Option<f64>,
+    /// Why it is not all of it, or why it could not be seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+/// One mechanism's runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// `as-is`, `base`, `thp-2M`, …
+    pub name: String,
+    /// The page size asked for; absent for the command as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_bytes: Option<u64>,
+    /// How it was asked for, in a few words.
+    pub mechanism: String,
+    /// Elapsed time of each run, in the order of the rounds.
+    pub runs_ns: Vec<u64>,
+    /// Their median.
+    pub median_ns: u64,
+    /// User CPU time of each run, all processes.
+    pub user_ns: Vec<u64>,
+    /// Kernel CPU time of each run, all processes.
+    pub kernel_ns: Vec<u64>,
+    /// Against the command as it is; absent for itself and for a single run.
+    pub speedup: Option<Ratio>,
+    /// Against forced base pages; absent for itself, without that trial and for a single run.
+    pub speedup_over_base: Option<Ratio>,
+    /// Proof.
+    pub took: Took,
+    /// Median of the runs' peaks, all processes; absent when it could not be seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_resident_bytes: Option<u64>,
+    /// How the runs ended: of the first run that failed, else success.
+    pub exit: Exit,
+}
+
+/// A trial that could not be made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// `mthp-64K`, …
+    pub name: String,
+    /// The page size asked for.
+    pub page_bytes: u64,
+    /// Why not.
+    pub why: String,
+    /// What would make it possible.
+    pub remedy: String,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The name of the trial to follow; none when the command is best as it is.
+    pub winner: Option<String>,
+    /// In one sentence.
+    pub reason: String,
+    /// One line to paste.
+    pub apply: Option<String>,
+}
+
+/// What virtual memory costs one command, and what would help.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// [`crate::report::SCHEMA`]
+    pub schema: u32,
+    /// `diagnosis`
+    pub kind: String,
+    /// The command and its arguments.
+    pub command: Vec<String>,
+    /// How it ended, as it is.
+    pub exit: Exit,
+    /// In the order of the table.
+    pub trials: Vec<Trial>,
+    /// Trials that could not be made.
+    pub skipped: Vec<Skipped>,
+    /// What to do.
+    pub verdict: Verdict,
+    /// Where the time of the command as it is went; absent when nothing is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget: Option<Budget>,
+    /// What it ran on.
+    pub environment: Environment,
+    /// What to know.
+    pub warnings: Vec<Warning>,
+}
+
+/// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`].
+pub fn compare_trials(trials: &mut [Trial], seed: u64) {
+    let runs_of = |trials: &[Trial], name: &str| {
+        trials.iter().find(|t| t.name == name).map(|t| t.runs_ns.clone())
+    };
+    let (as_is, base) = (runs_of(trials, AS_IS), runs_of(trials, BASE));
+    for trial in trials {
+        let over = |runs: &Option<Vec<u64>>, name: &str| match runs {
+            Some(runs) if trial.name != name => ratio_of_pairs(runs, &trial.runs_ns, seed),
+            _ => None,
+        };
+        (trial.speedup, trial.speedup_over_base) = (over(&as_is, AS_IS), over(&base, BASE));
+    }
+}
+
+/// What a trial is worth against the command as it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Worth {
+    /// Faster, in proportion to its memory.
+    Gain,
+    /// The interval holds 1, lies below it, or the gain is below [`GAIN_MIN`].
+    NoGain,
+    /// Faster, but this share of memory more is out of proportion.
+    TooMuchMemory(f64),
+    /// It did not end as the command as it is does.
+    EndsDifferently,
+}
+
+/// Peak resident memory against the command as it is, as a share: 0.4 is 40 % more.
+fn growth(trial: &Trial, as_is: &Trial) -> Option<f64> {
+    let (with, without) = (trial.peak_resident_bytes?, as_is.peak_resident_bytes?);
+    (without > 0).then(|| with as f64 / without as f64 - 1.0)
+}
+
+fn worth(trial: &Trial, as_is: &Trial) -> Worth {
+    if trial.exit != as_is.exit {
+        return Worth::EndsDifferently;
+    }
+    let Some(speedup) = trial.speedup.filter(|s| s.low > 1.0 && s.value >= 1.0 + GAIN_MIN) else {
+        return Worth::NoGain;
+    };
+    let growth_bytes = trial
+        .peak_resident_bytes
+        .unwrap_or(0)
+        .saturating_sub(as_is.peak_resident_bytes.unwrap_or(0));
+    match growth(trial, as_is) {
+        Some(growth)
+            if growth_bytes > GROWTH_FREE_BYTES
+                && growth > GROWTH_PER_GAIN * (speedup.value - 1.0) =>
+        {
+            Worth::TooMuchMemory(growth)
+        }
+        _ => Worth::Gain,
+    }
+}
+
+/// The winner, if there is one, and the reason, whichever it is. The list is in the order of
+/// intrusion: of trials that cannot be told apart, the first wins.
+pub fn judge(trials: &[Trial]) -> Verdict {
+    let none = |reason: String| Verdict { winner: None, reason, apply: None };
+    let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
+        return none(
+            "the command was not run as it is, so there is nothing to compare with".into(),
+        );
+    };
+    if !as_is.exit.success() && trials.len() == 1 {
+        return none(format!("the command failed in its first run: {}", as_is.exit));
+    }
+    let others = || trials.iter().filter(|t| t.name != AS_IS);
+    let gains = || others().filter(|t| worth(t, as_is) == Worth::Gain);
+    let value = |t: &Trial| t.speedup.map_or(0.0, |s| s.value);
+    let Some(best) = gains().max_by(|a, b| value(a).total_cmp(&value(b))) else {
+        return none(why_none(as_is, trials));
+    };
+    let alike = |t: &&Trial| t.speedup.is_some_and(|s| s.high >= value(best));
+    let winner = gains().find(alike).unwrap_or(best);
+    Verdict {
+        winner: Some(winner.name.clone()),
+        reason: format!(
+            "`{}` runs the command {} times as fast as it is now, {}",
+            winner.name,
+            winner.speedup.map(|s| s.to_string()).unwrap_or_default(),
+            memory_words(growth(winner, as_is)),
+        ),
+        apply: None,
+    }
+}
+
+fn memory_words(growth: Option<f64>) -> String {
+    match growth {
+        None => "at a peak of memory that could not be seen".into(),
+        Some(g) if g.abs() < 0.01 => "with the same memory".into(),
+        Some(g) if g > 0.0 => format!("with {:.0} % more memory", g * 100.0),
+        Some(g) => format!("with {:.0} % less memory", -g * 100.0),
+    }
+}
+
+fn why_none(as_is: &Trial, trials: &[Trial]) -> String {
+    let others: Vec<_> = trials.iter().filter(|t| t.name != AS_IS).collect();
+    if others.is_empty() {
+        return "no other page size could be tried".into();
+    }
+    if others.iter().all(|t| t.speedup.is_none()) {
+        return "too few finished runs to compare: an interval needs two runs of each trial".into();
+    }
+    let costly = others.iter().find_map(|t| match worth(t, as_is) {
+        Worth::TooMuchMemory(growth) => Some((t, growth)),
+        _ => None,
+    });
+    if let Some((trial, growth)) = costly {
+        return format!(
+            "`{}` would be {} times as fast, but with {:.0} % more memory: more than {:.0} times \
+             the gain, so not recommended",
+            trial.name,
+            trial.speedup.map(|s| s.to_string()).unwrap_or_default(),
+            growth * 100.0,
+            GROWTH_PER_GAIN,
+        );
+    }
+    if let Some(trial) = others.iter().find(|t| worth(t, as_is) == Worth::EndsDifferently) {
+        return format!("`{}` made the command end differently: {}", trial.name, trial.exit);
+    }
+    let already = as_is.took.fraction.is_some_and(|f| f >= MOSTLY);
+    match as_is.speedup_over_base {
+        Some(over_base) if already && over_base.low > 1.0 => format!(
+            "the command already runs on large pages, and is {over_base} times as fast as on base \
+             pages"
+        ),
+        _ => match others.iter().find(|t| took_mostly(t)) {
+            Some(took) => format!(
+                "nothing helps: `{}` put the memory on large pages, and no trial was faster by {:.0} \
+                 % or more beyond doubt",
+                took.name,
+                GAIN_MIN * 100.0
+            ),
+            None => format!(
+                "nothing that was tried helps: no trial was faster by {:.0} % or more beyond \
+                 doubt, but none put most of the memory on large pages either",
+                GAIN_MIN * 100.0
+            ),
+        },
+    }
+}
+
+fn took_mostly(trial: &Trial) -> bool {
+    trial.name != BASE && trial.took.fraction.is_some_and(|f| f >= MOSTLY)
+}
+
+/// The user time that the command as it is spends on translation, inferred from the trials: what
+/// larger pages saved. Low is what was saved beyond doubt; high also counts what memory that did
+/// not get large pages might have saved.
+pub fn translation(trials: &[Trial], seed: u64) -> Reading {
+    let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
+        return Reading::Missing("the command was not run as it is".into());
+    };
+    if took_mostly(as_is) {
+        return Reading::Missing(
+            "the command already runs on large pages; trials show what they save, not what is left"
+                .into(),
+        );
+    }
+    let saved = |t: &Trial| ratio_of_pairs(&t.user_ns, &as_is.user_ns, seed);
+    let best = trials
+        .iter()
+        .filter(|t| took_mostly(t))
+        .filter_map(|t| Some((saved(t)?, t.took.fraction?)))
+        .min_by(|(a, _), (b, _)| a.value.total_cmp(&b.value));
+    let (Some((ratio, fraction)), Some(user_ns)) = (best, median(&as_is.user_ns)) else {
+        return Reading::Missing("no trial put most of the memory on large pages".into());
+    };
+    let ns = |share: f64| (user_ns as f64 * share.clamp(0.0, 1.0)) as u64;
+    Reading::Derived {
+        value: ns(1.0 - ratio.value),
+        low: ns(1.0 - ratio.high),
+        high: ns((1.0 - ratio.low) / fraction.min(1.0)),
+    }
+}
+
+/// How much larger pages cover, for people: `1.2G, 98 %`.
+pub fn took_words(took: &Took) -> String {
+    match (took.bytes, took.fraction) {
+        (None, _) => "not seen".into(),
+        (Some(bytes), None) => Bytes(bytes).to_string(),
+        (Some(bytes), Some(fraction)) => format!("{}, {:.0} %", Bytes(bytes), fraction * 100.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A trial with three runs around `ms`, a peak in MiB and a share on large pages.
+    fn trial(name: &str, ms: u64, peak_mb: u64, fraction: f64) -> Trial {
+        let mut noise = [998, 1_000, 1_002];
+        noise.rotate_left(name.len() % 3);
+        let runs_ns: Vec<u64> = noise.iter().map(|k| ms * k * 1_000).collect();
+        Trial {
+            name: name.into(),
+            page_bytes: None,
+            mechanism: String::new(),
+            median_ns: ms * 1_000_000,
+            user_ns: runs_ns.clone(),
+            kernel_ns: vec![0; 3],
+            runs_ns,
+            speedup: None,
+            speedup_over_base: None,
+            took: Took { bytes: Some(1), fraction: Some(fraction), why: None },
+            peak_resident_bytes: Some(peak_mb << 20),
+            exit: Exit::Code(0),
+        }
+    }
+
+    fn verdict(mut trials: Vec<Trial>) -> Verdict {
+        compare_trials(&mut trials, 1);
+        judge(&trials)
+    }
+
+    #[test]
+    fn verdicts() {
+        let as_is = || trial(AS_IS, 1_300, 100, 0.0);
+        let base = || trial(BASE, 1_300, 100, 0.0);
+        let thp = |ms, peak| trial("thp-2M", ms, peak, 0.98);
+        let cases = [
+            (vec![as_is(), base(), thp(1_000, 103)], Some("thp-2M"), "1.300 ("),
+            (vec![as_is(), base(), thp(1_000, 103)], Some("thp-2M"), "3 % more memory"),
+            (vec![as_is(), base(), thp(1_000, 200)], Some("thp-2M"), "100 % more memory"),
+            (vec![as_is(), base(), thp(1_260, 140)], None, "40 % more memory: more than 5 times"),
+            (vec![as_is(), base(), thp(1_260, 105)], Some("thp-2M"), "5 % more"),
+            (vec![as_is(), base(), thp(1_290, 100)], None, "nothing helps: `thp-2M` put"),
+            (vec![as_is(), trial("thp-2M", 1_300, 100, 0.1)], None, "none put most"),
+            (vec![as_is()], None, "no other page size could be tried"),
+            (vec![base()], None, "not run as it is"),
+            (vec![trial(AS_IS, 900, 100, 0.9), base()], None, "already runs on large pages"),
+            (vec![as_is(), trial(BASE, 1_000, 90, 0.0)], Some(BASE), "10 % less memory"),
+        ];
+        for (trials, winner, words) in cases {
+            let verdict = verdict(trials);
+            assert_eq!(verdict.winner.as_deref(), winner, "{}", verdict.reason);
+            assert!(verdict.reason.contains(words), "{} holds {words}", verdict.reason);
+        }
+    }
+
+    #[test]
+    fn of_trials_that_cannot_be_told_apart_the_less_intrusive_wins() {
+        let hugetlb = trial("hugetlb-2M", 999, 100, 1.0);
+        let trials =
+            vec![trial(AS_IS, 1_300, 100, 0.0), trial("thp-2M", 1_000, 100, 0.98), hugetlb];
+        assert_eq!(verdict(trials).winner.as_deref(), Some("thp-2M"));
+    }
+
+    #[test]
+    fn a_trial_that_ends_differently_never_wins() {
+        let mut crashed = trial("thp-2M", 500, 100, 0.98);
+        crashed.exit = Exit::Signal(11);
+        let verdict = verdict(vec![trial(AS_IS, 1_300, 100, 0.0), crashed]);
+        assert_eq!(verdict.winner, None);
+        assert!(verdict.reason.contains("killed by signal 11"), "{}", verdict.reason);
+    }
+
+    #[test]
+    fn a_single_run_proves_nothing() {
+        let mut trials = vec![trial(AS_IS, 1_300, 100, 0.0), trial("thp-2M", 1_000, 100, 0.98)];
+        trials.iter_mut().for_each(|t| t.runs_ns.truncate(1));
+        let verdict = verdict(trials);
+        assert!(verdict.winner.is_none() && verdict.reason.contains("two runs"));
+    }
+
+    #[test]
+    fn translation_is_what_large_pages_saved() {
+        let trials = [trial(AS_IS, 1_300, 100, 0.0), trial("thp-2M", 1_000, 100, 0.8)];
+        let Reading::Derived { value, low, high } = translation(&trials, 1) else { panic!() };
+        assert_eq!((value + 500_000) / 1_000_000, 300);
+        assert!(low <= value && value < high);
+        assert!(high / 1_000_000 >= 375, "what did not take might have saved a quarter more");
+    }
+
+    #[test]
+    fn translation_without_large_pages_is_missing() {
+        let without = [trial(AS_IS, 1_300, 100, 0.0), trial("thp-2M", 1_000, 100, 0.1)];
+        assert!(matches!(translation(&without, 1), Reading::Missing(_)));
+        let already = [trial(AS_IS, 1_000, 100, 0.9), trial("thp-2M", 1_000, 100, 0.9)];
+        assert!(matches!(translation(&already, 1), Reading::Missing(why) if why.contains("left")));
+    }
+
+    #[test]
+    fn exits_are_as_a_shell_sees_them() {
+        assert_eq!(Exit::Code(3).shell_code(), 3);
+        assert_eq!(Exit::Signal(15).shell_code(), 143);
+        assert_eq!(serde_json::to_string(&Exit::Signal(9)).unwrap(), r#"{"signal":9}"#);
+    }
+}

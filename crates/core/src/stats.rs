@@ -1,0 +1,273 @@
+//! Statistics of repeated runs: medians, intervals of ratios, outliers.
+//!
+//! Invariant: a pure function of its input and the seed; the same runs give the same interval on
+//! every machine. Nothing is called faster where the interval holds 1.
+//! Sources: percentile bootstrap over pairs (Efron, Tibshirani 1993, ch. 13); Student's interval on
+//! the logarithms of pair ratios while pairs are few; modified z-score (Iglewicz, Hoaglin 1993).
+
+use crate::access::Rng;
+use serde::{Deserialize, Serialize};
+
+/// Bootstrap resamples behind an interval.
+const RESAMPLES: usize = 1_000;
+
+/// Below this many pairs the bootstrap alone is too narrow: it only knows the runs it saw.
+const FEW_PAIRS: usize = 10;
+
+/// Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom, up to [`FEW_PAIRS`].
+const STUDENT_T_95: [f64; FEW_PAIRS - 2] =
+    [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306];
+
+/// A modified z-score above this is an outlier. Wide, because run times have a heavy tail and a
+/// warning that cries wolf is not read.
+const OUTLIER_SCORE: f64 = 10.0;
+
+/// A ratio and its 95 % interval.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// Ratio of the medians.
+    pub value: f64,
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+impl Ratio {
+    /// Whether the interval holds 1: no difference was shown.
+    pub fn holds_one(&self) -> bool {
+        self.low <= 1.0 && self.high >= 1.0
+    }
+}
+
+impl std::fmt::Display for Ratio {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&format!("{:.3} ({:.3}–{:.3})", self.value, self.low, self.high))
+    }
+}
+
+/// The median; of an even number of values the mean of the middle two. None of none.
+pub fn median(values: &[u64]) -> Option<u64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(sorted[middle]),
+        _ => Some(sorted[middle - 1].midpoint(sorted[middle])),
+    }
+}
+
+/// `median(over) / median(under)` of runs that were interleaved: `over[i]` and `under[i]` ran in
+/// the same round and share its disturbances, so rounds are resampled whole. Runs without a
+/// partner are left out. None for fewer than two pairs, or when a median is 0.
+pub fn ratio_of_pairs(over: &[u64], under: &[u64], seed: u64) -> Option<Ratio> {
+    let pairs = over.len().min(under.len());
+    let (over, under) = (&over[..pairs], &under[..pairs]);
+    let value = ratio_of_medians(over, under)?;
+    let mut interval = bootstrap(pairs, pairs, seed, |first, _| {
+        let pick = |from: &[u64]| first.iter().map(|i| from[*i]).collect::<Vec<_>>();
+        ratio_of_medians(&pick(over), &pick(under))
+    })?;
+    if pairs < FEW_PAIRS {
+        interval = widest(interval, student(over, under)?);
+    }
+    Some(around(value, interval))
+}
+
+/// The same ratio for runs that were not interleaved, as those of two reports: each side is
+/// resampled by itself. None for fewer than two runs on a side, or when a median is 0.
+pub fn ratio_of_groups(over: &[u64], under: &[u64], seed: u64) -> Option<Ratio> {
+    let value = ratio_of_medians(over, under)?;
+    let mut interval = bootstrap(over.len(), under.len(), seed, |first, second| {
+        let first: Vec<_> = first.iter().map(|i| over[*i]).collect();
+        let second: Vec<_> = second.iter().map(|i| under[*i]).collect();
+        ratio_of_medians(&first, &second)
+    })?;
+    if over.len().min(under.len()) < FEW_PAIRS {
+        interval = widest(interval, student_groups(over, under)?);
+    }
+    Some(around(value, interval))
+}
+
+/// Which runs lie far off the others, by index. Empty for fewer than four.
+pub fn outliers(values: &[u64]) -> Vec<usize> {
+    let Some(middle) = median(values).filter(|_| values.len() >= 4) else { return Vec::new() };
+    let distances: Vec<u64> = values.iter().map(|v| v.abs_diff(middle)).collect();
+    // Two runs in a thousand steps of one another are alike, however close the rest lie.
+    let spread = median(&distances).unwrap_or(0).max(middle / 1_000).max(1) as f64;
+    let score = |distance: u64| 0.6745 * distance as f64 / spread;
+    (0..values.len()).filter(|i| score(distances[*i]) > OUTLIER_SCORE).collect()
+}
+
+fn ratio_of_medians(over: &[u64], under: &[u64]) -> Option<f64> {
+    match (median(over)?, median(under)?) {
+        (0, _) | (_, 0) => None,
+        (over, under) => Some(over as f64 / under as f64),
+    }
+}
+
+fn widest(one: (f64, f64), other: (f64, f64)) -> (f64, f64) {
+    (one.0.min(other.0), one.1.max(other.1))
+}
+
+fn around(value: f64, (low, high): (f64, f64)) -> Ratio {
+    Ratio { value, low: low.min(value), high: high.max(value) }
+}
+
+/// The middle 95 % of `statistic` over resampled indices below `first` and below `second`.
+fn bootstrap(
+    first: usize,
+    second: usize,
+    seed: u64,
+    statistic: impl Fn(&[usize], &[usize]) -> Option<f64>,
+) -> Option<(f64, f64)> {
+    if first < 2 || second < 2 {
+        return None;
+    }
+    let mut rng = Rng::new(seed);
+    let mut draw = |n: usize| (0..n).map(|_| rng.below(n as u64) as usize).collect::<Vec<_>>();
+    let mut seen: Vec<f64> =
+        (0..RESAMPLES).filter_map(|_| statistic(&draw(first), &draw(second))).collect();
+    seen.sort_by(f64::total_cmp);
+    let cut = seen.len() / 40;
+    Some((*seen.get(cut)?, *seen.get(seen.len() - 1 - cut)?))
+}
+
+fn mean_and_variance(values: &[f64]) -> (f64, f64) {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
+    (mean, squares / (values.len() - 1) as f64)
+}
+
+fn logarithms(values: &[u64]) -> Vec<f64> {
+    values.iter().map(|v| (*v as f64).ln()).collect()
+}
+
+fn exp_interval(middle: f64, reach: f64) -> (f64, f64) {
+    ((middle - reach).exp(), (middle + reach).exp())
+}
+
+/// Student's interval of the mean log ratio of 2 to [`FEW_PAIRS`] pairs.
+fn student(over: &[u64], under: &[u64]) -> Option<(f64, f64)> {
+    let t = *STUDENT_T_95.get(over.len().checked_sub(2)?)?;
+    let logs: Vec<f64> =
+        logarithms(over).iter().zip(logarithms(under)).map(|(o, u)| o - u).collect();
+    let (mean, variance) = mean_and_variance(&logs);
+    Some(exp_interval(mean, t * (variance / logs.len() as f64).sqrt()))
+}
+
+/// Student's interval for two groups; as many degrees of freedom as the smaller group has, which
+/// is never too narrow.
+fn student_groups(over: &[u64], under: &[u64]) -> Option<(f64, f64)> {
+    let t = *STUDENT_T_95.get(over.len().min(under.len()).checked_sub(2)?)?;
+    let (mean_over, variance_over) = mean_and_variance(&logarithms(over));
+    let (mean_under, variance_under) = mean_and_variance(&logarithms(under));
+    let variance = variance_over / over.len() as f64 + variance_under / under.len() as f64;
+    Some(exp_interval(mean_over - mean_under, t * variance.sqrt()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Rng;
+    use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq, proptest};
+
+    #[test]
+    fn medians_of_odd_even_and_no_values() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[7]), Some(7));
+        assert_eq!(median(&[9, 1, 5]), Some(5));
+        assert_eq!(median(&[u64::MAX, u64::MAX - 2]), Some(u64::MAX - 1));
+    }
+
+    #[test]
+    fn one_run_has_no_interval_and_equal_runs_show_no_difference() {
+        assert_eq!(ratio_of_pairs(&[10], &[20], 1), None);
+        assert_eq!(ratio_of_pairs(&[0, 0], &[1, 1], 1), None);
+        let same = ratio_of_pairs(&[100, 100, 100], &[100, 100, 100], 1).unwrap();
+        assert!(same.holds_one() && same.value == 1.0);
+    }
+
+    #[test]
+    fn a_clear_difference_is_shown_by_few_runs() {
+        let slow = [1_300, 1_310, 1_290];
+        let fast = [1_000, 1_004, 997];
+        let ratio = ratio_of_pairs(&slow, &fast, 1).unwrap();
+        assert!((ratio.value - 1.3).abs() < 1e-9);
+        assert!(ratio.low > 1.2 && ratio.high < 1.4, "{ratio}");
+    }
+
+    #[test]
+    fn what_rounds_share_does_not_widen_the_interval_of_pairs() {
+        let slow = [1_100, 2_200, 1_650, 1_100, 3_300, 1_100, 2_200, 1_100, 1_650, 2_750];
+        let fast: Vec<u64> = slow.iter().map(|ns| ns * 10 / 11).collect();
+        let pairs = ratio_of_pairs(&slow, &fast, 1).unwrap();
+        let groups = ratio_of_groups(&slow, &fast, 1).unwrap();
+        assert!(!pairs.holds_one() && groups.holds_one(), "{pairs} {groups}");
+    }
+
+    #[test]
+    fn outliers_stand_far_off() {
+        assert!(outliers(&[100, 101, 99]).is_empty());
+        assert!(outliers(&[1000, 1010, 990, 1005, 1040]).is_empty());
+        assert_eq!(outliers(&[3000, 1010, 990, 1005, 1000]), [0]);
+        assert!(outliers(&[1000, 1000, 1000, 1000, 1001]).is_empty());
+    }
+
+    /// A run time with 3 % of log-normal noise: the sum of twelve uniforms is nearly normal.
+    fn noisy(rng: &mut Rng, middle: f64) -> u64 {
+        let normal: f64 = (0..12).map(|_| rng.unit()).sum::<f64>() - 6.0;
+        (middle * (0.03 * normal).exp()) as u64
+    }
+
+    /// Shares of 100 experiments whose interval holds the true ratio: pairs, groups.
+    fn coverage(runs: usize) -> (f64, f64) {
+        let mut rng = Rng::new(runs as u64);
+        let (mut pairs, mut groups) = (0, 0);
+        for seed in 0..100 {
+            let over: Vec<u64> = (0..runs).map(|_| noisy(&mut rng, 1.1e9)).collect();
+            let under: Vec<u64> = (0..runs).map(|_| noisy(&mut rng, 1.0e9)).collect();
+            let holds = |r: Ratio| u32::from(r.low <= 1.1 && r.high >= 1.1);
+            pairs += holds(ratio_of_pairs(&over, &under, seed).unwrap());
+            groups += holds(ratio_of_groups(&over, &under, seed).unwrap());
+        }
+        (f64::from(pairs) / 100.0, f64::from(groups) / 100.0)
+    }
+
+    #[test]
+    fn intervals_hold_the_truth_nine_times_in_ten_or_more() {
+        for runs in [3, 5, 12] {
+            let (pairs, groups) = coverage(runs);
+            assert!(pairs >= 0.9 && groups >= 0.9, "{runs} runs: {pairs} {groups}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn intervals_are_ordered_deterministic_and_know_no_unit(
+            over in proptest::collection::vec(1_000u64..1 << 40, 2..9),
+            under in proptest::collection::vec(1_000u64..1 << 40, 2..9),
+            seed in any::<u64>(),
+        ) {
+            for f in [ratio_of_pairs, ratio_of_groups] {
+                let ratio = f(&over, &under, seed).unwrap();
+                prop_assert!(ratio.low <= ratio.value && ratio.value <= ratio.high);
+                prop_assert_eq!(f(&over, &under, seed).unwrap(), ratio);
+                let double = |v: &[u64]| v.iter().map(|x| x * 2).collect::<Vec<_>>();
+                let scaled = f(&double(&over), &double(&under), seed).unwrap();
+                prop_assert!((scaled.value / ratio.value - 1.0).abs() < 1e-2);
+            }
+        }
+
+        #[test]
+        fn a_program_against_itself_shuffled_shows_no_difference_of_pairs(
+            runs in proptest::collection::vec(1_000u64..1 << 40, 2..9),
+            seed in any::<u64>(),
+        ) {
+            prop_assert!(ratio_of_pairs(&runs, &runs, seed).unwrap().holds_one());
+        }
+    }
+}
