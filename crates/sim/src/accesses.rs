@@ -1,0 +1,247 @@
+//! A touch operation under way: which addresses come next.
+//!
+//! Invariant: the addresses are those that the host would touch for the same plan, in the same
+//! order; only what falls on one page within one access is folded into one. A sweep is arithmetic
+//! ([`Sweep`]), so that translation hardware can take it in runs and skip whole laps.
+
+use pagetax_core::access::Offsets;
+use pagetax_core::plan::{Pattern, Random, Touch};
+
+/// The rest of a touch operation, in page touches: an access that spans pages is one for each.
+#[derive(Debug, Clone)]
+pub struct Accesses {
+    base: u64,
+    left: u64,
+    /// Picoseconds of user time for each page touch, without translation.
+    pub cost_ps: u64,
+    /// Whether each stores.
+    pub writes: bool,
+    pieces: u64,
+    order: Order,
+}
+
+#[derive(Debug, Clone)]
+enum Order {
+    Sweep(Sweep),
+    /// One access after the other, each of `pieces` pages.
+    Drawn {
+        source: Source,
+        at: u64,
+        piece: u64,
+        page_bytes: u64,
+    },
+}
+
+#[derive(Debug, Clone)]
+enum Source {
+    Random(Random),
+    Strided(Sweep),
+}
+
+/// A cyclic sweep: `at, at + stride, …` below `lap × stride`, then from 0 again. Offsets in bytes
+/// from the start of the region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sweep {
+    /// Offset of the next page touch.
+    pub at: u64,
+    /// Bytes from one to the next, ≥ 1.
+    pub stride: u64,
+    /// Page touches in a whole lap, ≥ 1.
+    pub lap: u64,
+}
+
+impl Sweep {
+    /// Page touches until the lap ends, ≥ 1.
+    pub fn left_in_lap(&self) -> u64 {
+        self.lap - self.at / self.stride
+    }
+
+    fn advance(&mut self, count: u64) {
+        self.at = (self.at / self.stride + count) % self.lap * self.stride;
+    }
+}
+
+/// Where and by whom a touch is done.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Virtual address of the region.
+    pub base: u64,
+    /// Length of the region.
+    pub bytes: u64,
+    /// Size of the pages that accesses are folded by.
+    pub page_bytes: u64,
+    /// Number of the client.
+    pub client: u32,
+    /// Number of the repetition.
+    pub repeat: u64,
+}
+
+impl Accesses {
+    /// `touch` done `laps_of` times over at `place`; `cost_ps` is the user time of one access.
+    pub fn new(touch: &Touch, place: Place, cost_ps: u64) -> Self {
+        let pages = touch.grain_bytes.div_ceil(place.page_bytes).max(1);
+        let (mut left, mut pieces, mut cost_ps) = (touch.count * pages, pages, cost_ps / pages);
+        let order = match (touch.pattern, touch.random(place.bytes, place.client, place.repeat)) {
+            (_, Some(random)) => drawn(Source::Random(random), place.page_bytes),
+            (Pattern::Strided { stride_bytes }, _) => {
+                let stride = stride_bytes.max(1);
+                let room = place.bytes.saturating_sub(touch.grain_bytes.min(place.bytes));
+                let lap = Sweep { at: 0, stride, lap: room / stride + 1 };
+                if pages == 1 {
+                    Order::Sweep(lap)
+                } else if stride == pages * place.page_bytes {
+                    Order::Sweep(Sweep { stride: place.page_bytes, lap: lap.lap * pages, ..lap })
+                } else {
+                    drawn(Source::Strided(lap), place.page_bytes)
+                }
+            }
+            (_, None) => unreachable!("every pattern but a sweep has a random stream"),
+        };
+        if left == 0 {
+            (left, pieces, cost_ps) = (0, 1, 0);
+        }
+        let mut accesses = Accesses {
+            base: place.base,
+            left,
+            cost_ps,
+            writes: touch.access.writes(),
+            pieces,
+            order,
+        };
+        accesses.draw();
+        accesses
+    }
+
+    /// Page touches left.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Page touches that make one access of the plan.
+    pub fn pieces(&self) -> u64 {
+        self.pieces
+    }
+
+    /// Virtual address of the region.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// The virtual address that is touched next. Meaningless when none is left.
+    pub fn next_address(&self) -> u64 {
+        self.base
+            + match &self.order {
+                Order::Sweep(sweep) => sweep.at,
+                Order::Drawn { at, piece, page_bytes, .. } => at + piece * page_bytes,
+            }
+    }
+
+    /// The rest as a sweep; none for random patterns.
+    pub fn sweep(&self) -> Option<Sweep> {
+        match &self.order {
+            Order::Sweep(sweep) => Some(*sweep),
+            Order::Drawn { .. } => None,
+        }
+    }
+
+    /// `count` page touches, at most [`Accesses::left`], are done.
+    pub fn advance(&mut self, count: u64) {
+        debug_assert!(count <= self.left);
+        self.left -= count;
+        if let Order::Sweep(sweep) = &mut self.order {
+            sweep.advance(count);
+            return;
+        }
+        for _ in 0..count {
+            if let Order::Drawn { piece, .. } = &mut self.order {
+                *piece += 1;
+                if *piece == self.pieces {
+                    self.draw();
+                }
+            }
+        }
+    }
+
+    fn draw(&mut self) {
+        if let Order::Drawn { source, at, piece, .. } = &mut self.order {
+            *piece = 0;
+            *at = match source {
+                Source::Random(random) => random.next_offset(),
+                Source::Strided(sweep) => {
+                    let now = sweep.at;
+                    sweep.advance(1);
+                    now
+                }
+            };
+        }
+    }
+}
+
+fn drawn(source: Source, page_bytes: u64) -> Order {
+    Order::Drawn { source, at: 0, piece: 0, page_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_core::plan::{Access, RegionId};
+
+    fn touch(pattern: Pattern, count: u64, grain_bytes: u64) -> Touch {
+        let (region, access) = (RegionId(0), Access::Read);
+        Touch { region, access, pattern, count, grain_bytes, seed: 1 }
+    }
+
+    fn place(bytes: u64) -> Place {
+        Place { base: 1 << 20, bytes, page_bytes: 4096, client: 0, repeat: 0 }
+    }
+
+    fn addresses(mut accesses: Accesses) -> Vec<u64> {
+        let mut seen = Vec::new();
+        while accesses.left() > 0 {
+            seen.push(accesses.next_address() - accesses.base());
+            accesses.advance(1);
+        }
+        seen
+    }
+
+    #[test]
+    fn sweeps_wrap_as_the_plans_runs_do() {
+        for (bytes, stride, grain) in [(40960, 4096, 8), (40000, 3000, 8), (8192, 16, 16)] {
+            let touch = touch(Pattern::Strided { stride_bytes: stride }, 37, grain);
+            let expected: Vec<_> = touch
+                .runs(bytes)
+                .flat_map(|run| (0..run.count).map(move |i| run.first + i * run.stride))
+                .collect();
+            assert_eq!(addresses(Accesses::new(&touch, place(bytes), 0)), expected);
+        }
+    }
+
+    #[test]
+    fn large_grains_touch_each_of_their_pages() {
+        let dense = touch(Pattern::Strided { stride_bytes: 8192 }, 3, 8192);
+        let pages = addresses(Accesses::new(&dense, place(16384), 0));
+        assert_eq!(pages, [0, 4096, 8192, 12288, 0, 4096]);
+        let sparse = touch(Pattern::Strided { stride_bytes: 16384 }, 2, 8192);
+        let pages = addresses(Accesses::new(&sparse, place(32768), 0));
+        assert_eq!(pages, [0, 4096, 16384, 20480]);
+    }
+
+    #[test]
+    fn random_patterns_are_the_plans_own() {
+        let touch = touch(Pattern::Uniform, 20, 4096);
+        let mut stream = touch.random(1 << 20, 0, 0).unwrap();
+        let expected: Vec<_> = (0..20).map(|_| stream.next_offset()).collect();
+        assert_eq!(addresses(Accesses::new(&touch, place(1 << 20), 0)), expected);
+    }
+
+    #[test]
+    fn advancing_at_once_is_advancing_one_by_one() {
+        let touch = touch(Pattern::Strided { stride_bytes: 4096 }, 100, 8);
+        let (mut fast, mut slow) =
+            (Accesses::new(&touch, place(28672), 0), Accesses::new(&touch, place(28672), 0));
+        fast.advance(31);
+        (0..31).for_each(|_| slow.advance(1));
+        assert_eq!(fast.next_address(), slow.next_address());
+        assert_eq!(fast.sweep().unwrap().left_in_lap(), 4);
+    }
+}

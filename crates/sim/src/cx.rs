@@ -1,0 +1,286 @@
+//! What a kernel can do to the world: charge time, count, wait, wake, fail.
+//!
+//! Invariant: all CPU time that a kernel takes goes through [`Cx::charge`], under a row of the
+//! budget, so that nothing is left unexplained.
+
+use crate::tally::{CounterId, Tally};
+use hdrhistogram::Histogram;
+use pagetax_core::access::Rng;
+use pagetax_core::budget::{CPU_ROWS, WALL_ROWS};
+
+/// A row of the CPU ledger, in the order of [`CPU_ROWS`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CpuRow {
+    /// User time of the accesses themselves. Charged by the engine.
+    Compute,
+    /// Translation that is seen as user time.
+    Translation,
+    /// Faults served from memory.
+    MinorFault,
+    /// Zeroing and copying pages.
+    ZeroCopy,
+    /// Scanning and freeing pages.
+    Reclaim,
+    /// Moving pages.
+    Compaction,
+    /// Work for pages that come or go.
+    Swap,
+    /// The rest.
+    OtherKernel,
+}
+
+impl CpuRow {
+    /// All, in order.
+    pub const ALL: [CpuRow; CPU_ROWS.len()] = [
+        CpuRow::Compute,
+        CpuRow::Translation,
+        CpuRow::MinorFault,
+        CpuRow::ZeroCopy,
+        CpuRow::Reclaim,
+        CpuRow::Compaction,
+        CpuRow::Swap,
+        CpuRow::OtherKernel,
+    ];
+
+    /// Its id in the report.
+    pub fn id(self) -> &'static str {
+        CPU_ROWS[self as usize].0
+    }
+
+    /// Whether time in this row is user time.
+    pub fn is_user(self) -> bool {
+        matches!(self, CpuRow::Compute | CpuRow::Translation)
+    }
+}
+
+/// A row of the wall ledger, in the order of [`WALL_ROWS`], which is also the order of precedence:
+/// the run is in the first of the states that any of its tasks is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WallRow {
+    /// On a CPU. Charged by the engine.
+    Running,
+    /// Ready, while others have the CPU. Charged by the engine.
+    RunQueue,
+    /// Waiting for pages from files or servers.
+    PageIn,
+    /// Waiting for pages from swap.
+    SwapIn,
+    /// Waiting for reclaim.
+    Throttle,
+    /// Asleep.
+    Sleep,
+}
+
+impl WallRow {
+    /// All, in order.
+    pub const ALL: [WallRow; WALL_ROWS.len()] = [
+        WallRow::Running,
+        WallRow::RunQueue,
+        WallRow::PageIn,
+        WallRow::SwapIn,
+        WallRow::Throttle,
+        WallRow::Sleep,
+    ];
+
+    /// Its id in the report.
+    pub fn id(self) -> &'static str {
+        WALL_ROWS[self as usize].0
+    }
+}
+
+/// CPU time by row, in nanoseconds.
+pub type CpuTimes = [u64; CPU_ROWS.len()];
+
+/// Something to wait for; kernels number theirs as they like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Channel(pub u32);
+
+/// What a task waits for after a kernel call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// A point of virtual time.
+    Until(u64),
+    /// A [`Cx::wake`] of the channel.
+    On(Channel),
+    /// Whichever comes first.
+    OnUntil(Channel, u64),
+}
+
+/// An operation that cannot be done: the run ends with it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The system's word.
+    pub why: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// Latency histograms by kind.
+#[derive(Debug, Clone, Default)]
+pub struct Latencies(Vec<(&'static str, Histogram<u64>)>);
+
+/// Significant digits of the histograms: 0.1 %.
+const LATENCY_DIGITS: u8 = 3;
+
+impl Latencies {
+    /// Adds `count` equal values.
+    pub fn record(&mut self, kind: &'static str, ns: u64, count: u64) {
+        let index = match self.0.iter().position(|(known, _)| *known == kind) {
+            Some(index) => index,
+            None => {
+                let histogram = Histogram::new(LATENCY_DIGITS).expect("3 digits are allowed");
+                self.0.push((kind, histogram));
+                self.0.len() - 1
+            }
+        };
+        self.0[index].1.saturating_record_n(ns, count);
+    }
+
+    /// In the order of first use.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Histogram<u64>)> {
+        self.0.iter().map(|(kind, histogram)| (*kind, histogram))
+    }
+}
+
+/// What outlives a single kernel call: counters, latencies, the generator.
+#[derive(Debug)]
+pub struct Books {
+    /// Counters of the run.
+    pub tally: Tally,
+    /// Latencies of the run.
+    pub latencies: Latencies,
+    /// The one generator of the simulation; the plan's streams have their own.
+    pub rng: Rng,
+}
+
+/// One kernel call.
+#[derive(Debug)]
+pub struct Cx<'a> {
+    now: u64,
+    limit_ns: u64,
+    cpu: usize,
+    books: &'a mut Books,
+    /// Charged so far in this call.
+    pub spent: CpuTimes,
+    /// Set by [`Cx::wait`].
+    pub wait: Option<(Wait, WallRow)>,
+    /// Set by [`Cx::wake`].
+    pub woken: Vec<Channel>,
+    /// Set by [`Cx::fail`].
+    pub failure: Option<Failure>,
+}
+
+impl<'a> Cx<'a> {
+    /// A call that begins at `now` on `cpu`, with `limit_ns` until the CPU is wanted otherwise.
+    pub fn new(now: u64, limit_ns: u64, cpu: usize, books: &'a mut Books) -> Self {
+        let (spent, wait, failure) = (CpuTimes::default(), None, None);
+        Cx { now, limit_ns, cpu, books, spent, wait, woken: Vec::new(), failure }
+    }
+
+    /// Virtual time in nanoseconds, with what this call has spent so far.
+    pub fn now(&self) -> u64 {
+        self.now + self.spent_ns()
+    }
+
+    /// On which CPU.
+    pub fn cpu(&self) -> usize {
+        self.cpu
+    }
+
+    /// What this call has been charged so far.
+    pub fn spent_ns(&self) -> u64 {
+        self.spent.iter().sum()
+    }
+
+    /// How many pieces of work of `each_ns` may begin before the CPU is wanted otherwise; at least
+    /// one. For kernels that serve runs of faults in one call.
+    pub fn affordable(&self, each_ns: u64) -> u64 {
+        let left = self.limit_ns.saturating_sub(self.spent_ns());
+        left.div_ceil(each_ns.max(1)).max(1)
+    }
+
+    /// CPU time under a row of the budget.
+    pub fn charge(&mut self, row: CpuRow, ns: u64) {
+        self.spent[row as usize] += ns;
+    }
+
+    /// Events.
+    pub fn count(&mut self, counter: CounterId, n: u64) {
+        self.books.tally.add(counter, n);
+    }
+
+    /// A high-water mark.
+    pub fn at_least(&mut self, counter: CounterId, n: u64) {
+        self.books.tally.at_least(counter, n);
+    }
+
+    /// `count` events that took `ns` each, waiting included.
+    pub fn latency(&mut self, kind: &'static str, ns: u64, count: u64) {
+        self.books.latencies.record(kind, ns, count);
+    }
+
+    /// The task that made this call gives up the CPU when the call returns. Time until it can run
+    /// again counts under `row`. The last word holds.
+    pub fn wait(&mut self, wait: Wait, row: WallRow) {
+        self.wait = Some((wait, row));
+    }
+
+    /// All who wait on `channel` can run.
+    pub fn wake(&mut self, channel: Channel) {
+        self.woken.push(channel);
+    }
+
+    /// The operation cannot be done; the run ends here. The first word holds.
+    pub fn fail(&mut self, why: impl Into<String>, remedy: impl Into<String>) {
+        self.failure.get_or_insert(Failure { why: why.into(), remedy: remedy.into() });
+    }
+
+    /// The generator.
+    pub fn rng(&mut self) -> &mut Rng {
+        &mut self.books.rng
+    }
+
+    /// `ns`, up to `percent` more or less.
+    pub fn jitter(&mut self, ns: u64, percent: u64) -> u64 {
+        let half_width = ns * percent / 100;
+        ns - half_width + self.books.rng.below(2 * half_width + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn books() -> Books {
+        Books { tally: Tally::new(), latencies: Latencies::default(), rng: Rng::new(1) }
+    }
+
+    #[test]
+    fn rows_are_cores_rows() {
+        let cpu: Vec<_> = CpuRow::ALL.iter().map(|row| format!("{row:?}").to_lowercase()).collect();
+        let wall: Vec<_> =
+            WallRow::ALL.iter().map(|row| format!("{row:?}").to_lowercase()).collect();
+        assert!(CPU_ROWS.iter().zip(&cpu).all(|((id, _), name)| id.replace('_', "") == *name));
+        assert!(WALL_ROWS.iter().zip(&wall).all(|((id, _), name)| id.replace('_', "") == *name));
+    }
+
+    #[test]
+    fn work_is_begun_until_the_limit() {
+        let mut books = books();
+        let mut cx = Cx::new(5, 100, 0, &mut books);
+        assert_eq!(cx.affordable(30), 4);
+        cx.charge(CpuRow::MinorFault, 95);
+        assert_eq!((cx.now(), cx.affordable(30)), (100, 1));
+        cx.charge(CpuRow::MinorFault, 95);
+        assert_eq!(cx.affordable(30), 1);
+    }
+
+    #[test]
+    fn jitter_stays_within_its_width() {
+        let mut books = books();
+        let mut cx = Cx::new(0, 0, 0, &mut books);
+        let seen: Vec<_> = (0..1000).map(|_| cx.jitter(1000, 20)).collect();
+        assert!(seen.iter().all(|ns| (800..=1200).contains(ns)));
+        assert!(seen.iter().any(|ns| *ns < 850) && seen.iter().any(|ns| *ns > 1150));
+    }
+}
