@@ -1,0 +1,276 @@
+//! perf_event_open(2): events that count or sample, and the rings that samples arrive in.
+//!
+//! Source: perf_event_open(2); the ring protocol as in the header linux/perf_event.h.
+
+use perf_event_open_sys::bindings::{self, perf_event_attr, perf_event_mmap_page};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// What an event counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// `PERF_TYPE_SOFTWARE` with a `PERF_COUNT_SW_` value.
+    Software(u32),
+    /// `PERF_TYPE_HARDWARE` with a `PERF_COUNT_HW_` value.
+    Hardware(u32),
+    /// `PERF_TYPE_RAW`, or another type of /sys/bus/event_source/devices, with its config.
+    Raw {
+        /// Number of the type.
+        event_type: u32,
+        /// As the type defines it.
+        config: u64,
+    },
+}
+
+/// A fault, at its begin.
+pub const PAGE_FAULT: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_PAGE_FAULTS);
+/// A fault that was served from memory, after it was handled.
+pub const MINOR_FAULT: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_PAGE_FAULTS_MIN);
+/// A fault that waited for storage, after it was handled.
+pub const MAJOR_FAULT: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_PAGE_FAULTS_MAJ);
+/// A timer that ticks while the task is on a CPU.
+pub const CPU_CLOCK: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_CPU_CLOCK);
+
+/// Which samples an event takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sampling {
+    /// One sample each so many events; for the CPU clock, nanoseconds.
+    pub period: u64,
+    /// `PERF_SAMPLE_` bits: which fields a sample has.
+    pub fields: u64,
+}
+
+/// An event to open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventSpec {
+    /// What it counts.
+    pub kind: EventKind,
+    /// Of this thread (0: the caller); -1: of everyone on `cpu`, which needs privileges.
+    pub pid: i32,
+    /// On this CPU only; -1: on any.
+    pub cpu: i32,
+    /// Samples; none: only counts.
+    pub sampling: Option<Sampling>,
+    /// Also of the threads and children that the thread makes from now on.
+    pub inherit: bool,
+    /// Not what happens in the kernel; needed without privileges where perf_event_paranoid is 2.
+    pub exclude_kernel: bool,
+    /// Not what happens in user mode.
+    pub exclude_user: bool,
+    /// Starts counting at the thread's next exec; else at once.
+    pub enable_on_exec: bool,
+    /// Kernel frames only in the call chains.
+    pub exclude_callchain_user: bool,
+}
+
+impl EventSpec {
+    /// Of the calling thread on any CPU, kernel excluded, counting only.
+    pub fn new(kind: EventKind) -> Self {
+        EventSpec {
+            kind,
+            pid: 0,
+            cpu: -1,
+            sampling: None,
+            inherit: false,
+            exclude_kernel: true,
+            exclude_user: false,
+            enable_on_exec: false,
+            exclude_callchain_user: false,
+        }
+    }
+
+    fn attr(&self) -> perf_event_attr {
+        let mut attr = perf_event_attr::default();
+        attr.size = size_of::<perf_event_attr>() as u32;
+        (attr.type_, attr.config) = match self.kind {
+            EventKind::Software(id) => (bindings::PERF_TYPE_SOFTWARE, id.into()),
+            EventKind::Hardware(id) => (bindings::PERF_TYPE_HARDWARE, id.into()),
+            EventKind::Raw { event_type, config } => (event_type, config),
+        };
+        if let Some(sampling) = self.sampling {
+            attr.__bindgen_anon_1.sample_period = sampling.period;
+            attr.sample_type = sampling.fields;
+            attr.set_use_clockid(1);
+            attr.clockid = libc::CLOCK_MONOTONIC;
+        }
+        attr.set_inherit(self.inherit.into());
+        attr.set_exclude_kernel(self.exclude_kernel.into());
+        attr.set_exclude_user(self.exclude_user.into());
+        attr.set_exclude_hv(1);
+        attr.set_exclude_callchain_user(self.exclude_callchain_user.into());
+        attr.set_disabled(self.enable_on_exec.into());
+        attr.set_enable_on_exec(self.enable_on_exec.into());
+        attr
+    }
+}
+
+/// An open event; it stops when dropped.
+#[derive(Debug)]
+pub struct Event(File);
+
+impl Event {
+    /// Opens it. `EACCES` and `EPERM` mean that perf_event_paranoid forbids it, `ENOENT` that the
+    /// machine has no such event.
+    pub fn open(spec: &EventSpec) -> io::Result<Event> {
+        let mut attr = spec.attr();
+        let cloexec = libc::c_ulong::from(bindings::PERF_FLAG_FD_CLOEXEC);
+        // SAFETY: attr is a live, initialised perf_event_attr that states its own size.
+        let fd = unsafe {
+            perf_event_open_sys::perf_event_open(&mut attr, spec.pid, spec.cpu, -1, cloexec)
+        };
+        if fd == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the system has just given us this descriptor; nobody else owns it.
+        Ok(Event(unsafe { File::from_raw_fd(fd) }))
+    }
+
+    /// The count so far.
+    pub fn count(&self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        (&self.0).read_exact(&mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    /// The number that `PERF_SAMPLE_IDENTIFIER` fields carry.
+    pub fn id(&self) -> io::Result<u64> {
+        let mut id = 0;
+        // SAFETY: the ioctl writes one u64 to a live one.
+        super::mapping::check(unsafe {
+            perf_event_open_sys::ioctls::ID(self.0.as_raw_fd(), &mut id)
+        })?;
+        Ok(id)
+    }
+
+    /// Sends its samples to the ring of another event on the same CPU.
+    pub fn redirect(&self, ring_owner: &Event) -> io::Result<()> {
+        // SAFETY: both descriptors are open perf events.
+        super::mapping::check(unsafe {
+            perf_event_open_sys::ioctls::SET_OUTPUT(self.0.as_raw_fd(), ring_owner.0.as_raw_fd())
+        })
+    }
+}
+
+/// One record of a ring.
+#[derive(Debug, Clone, Copy)]
+pub struct Record<'a> {
+    /// `PERF_RECORD_`: sample, lost, …
+    pub kind: u32,
+    /// Words after the header.
+    pub words: &'a [u64],
+}
+
+/// The type of [`Record`]s that are samples.
+pub const RECORD_SAMPLE: u32 = bindings::PERF_RECORD_SAMPLE;
+/// The type of [`Record`]s that say how many records did not fit (second word).
+pub const RECORD_LOST: u32 = bindings::PERF_RECORD_LOST;
+
+/// The ring of an event: the kernel writes records, we read them.
+#[derive(Debug)]
+pub struct Ring {
+    start: NonNull<u8>,
+    data_len: usize,
+    scratch: Vec<u64>,
+}
+
+// SAFETY: the mapping is owned and reached only through `&mut self`; it is not tied to a thread.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// A ring of `pages` data pages (a power of two) for this event. `EPERM` means more than
+    /// kernel.perf_event_mlock_kb and RLIMIT_MEMLOCK allow: try fewer.
+    pub fn new(event: &Event, pages: usize) -> io::Result<Ring> {
+        let page = rustix::param::page_size();
+        let data_len = pages * page;
+        // SAFETY: a fresh shared mapping of an open perf event, wherever there is room.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                page + data_len,
+                rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                rustix::mm::MapFlags::SHARED,
+                &event.0,
+                0,
+            )
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Ring { start, data_len, scratch: Vec::new() })
+    }
+
+    /// Bytes of records it can hold.
+    pub fn capacity(&self) -> usize {
+        self.data_len
+    }
+
+    /// Calls `each` with every record that has arrived, oldest first, and frees their room.
+    pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) {
+        let control: *mut perf_event_mmap_page = self.start.as_ptr().cast();
+        // SAFETY: the first page of the mapping is the kernel's control page; head and tail are
+        // aligned u64s that kernel and reader only access atomically.
+        let (head, tail) = unsafe {
+            (
+                AtomicU64::from_ptr(&raw mut (*control).data_head),
+                AtomicU64::from_ptr(&raw mut (*control).data_tail),
+            )
+        };
+        let end = head.load(Ordering::Acquire);
+        let mut at = tail.load(Ordering::Relaxed);
+        while at < end {
+            let header = self.word(at);
+            let words = (header >> 48) as usize / 8;
+            if words == 0 {
+                break; // not a record: the ring is broken; give up what is in it
+            }
+            self.scratch.clear();
+            for index in 1..words as u64 {
+                let word = self.word(at + index * 8);
+                self.scratch.push(word);
+            }
+            each(Record { kind: header as u32, words: &self.scratch });
+            at += words as u64 * 8;
+        }
+        fence(Ordering::SeqCst);
+        tail.store(end, Ordering::Release);
+    }
+
+    /// The word at a running position; records are multiples of 8 bytes and so never split a word.
+    fn word(&self, position: u64) -> u64 {
+        let offset = (position as usize & (self.data_len - 1)) & !7;
+        // SAFETY: offset < data_len, the data follow the control page, and offset is aligned to 8.
+        unsafe {
+            self.start
+                .as_ptr()
+                .add(rustix::param::page_size() + offset)
+                .cast::<u64>()
+                .read_volatile()
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let len = rustix::param::page_size() + self.data_len;
+        // SAFETY: exactly the mapping that `new` made; nothing refers to it any more.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_the_faults_of_this_thread() {
+        let event = match Event::open(&EventSpec::new(PAGE_FAULT)) {
+            Ok(event) => event,
+            Err(error) => panic!("perf events are refused: {error}"),
+        };
+        let before = event.count().unwrap();
+        let memory = vec![1u8; 1 << 20];
+        assert!(memory.iter().all(|b| *b == 1));
+        assert!(event.count().unwrap() > before);
+    }
+}

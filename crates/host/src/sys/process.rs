@@ -1,0 +1,187 @@
+//! Children, and what processes and threads used.
+
+use rustix::process::Pid;
+use std::io;
+use std::mem::MaybeUninit;
+
+/// CPU time, faults and switches, as of getrusage(2).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time in user mode.
+    pub user_ns: u64,
+    /// CPU time in the kernel.
+    pub kernel_ns: u64,
+    /// Faults served from memory.
+    pub minor_fault_count: u64,
+    /// Faults that waited for storage.
+    pub major_fault_count: u64,
+    /// Voluntary and involuntary.
+    pub context_switch_count: u64,
+    /// Most resident bytes so far; not a sum.
+    pub resident_bytes_max: u64,
+}
+
+impl Usage {
+    /// What came on top since `before`; the resident maximum is kept.
+    pub fn since(self, before: Usage) -> Usage {
+        Usage {
+            user_ns: self.user_ns.saturating_sub(before.user_ns),
+            kernel_ns: self.kernel_ns.saturating_sub(before.kernel_ns),
+            minor_fault_count: self.minor_fault_count.saturating_sub(before.minor_fault_count),
+            major_fault_count: self.major_fault_count.saturating_sub(before.major_fault_count),
+            context_switch_count: self
+                .context_switch_count
+                .saturating_sub(before.context_switch_count),
+            resident_bytes_max: self.resident_bytes_max,
+        }
+    }
+
+    /// Both together; the larger resident maximum.
+    pub fn plus(self, other: Usage) -> Usage {
+        Usage {
+            user_ns: self.user_ns + other.user_ns,
+            kernel_ns: self.kernel_ns + other.kernel_ns,
+            minor_fault_count: self.minor_fault_count + other.minor_fault_count,
+            major_fault_count: self.major_fault_count + other.major_fault_count,
+            context_switch_count: self.context_switch_count + other.context_switch_count,
+            resident_bytes_max: self.resident_bytes_max.max(other.resident_bytes_max),
+        }
+    }
+
+    fn of(raw: &libc::rusage) -> Usage {
+        let time = |t: libc::timeval| t.tv_sec as u64 * 1_000_000_000 + t.tv_usec as u64 * 1_000;
+        Usage {
+            user_ns: time(raw.ru_utime),
+            kernel_ns: time(raw.ru_stime),
+            minor_fault_count: raw.ru_minflt as u64,
+            major_fault_count: raw.ru_majflt as u64,
+            context_switch_count: (raw.ru_nvcsw + raw.ru_nivcsw) as u64,
+            resident_bytes_max: raw.ru_maxrss as u64 * 1024,
+        }
+    }
+}
+
+/// Of the calling thread alone.
+pub fn thread_usage() -> Usage {
+    usage_of(libc::RUSAGE_THREAD)
+}
+
+/// Of all threads of the calling process.
+pub fn process_usage() -> Usage {
+    usage_of(libc::RUSAGE_SELF)
+}
+
+fn usage_of(who: libc::c_int) -> Usage {
+    let mut raw = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the pointer is to a live rusage; zeros are valid for it, so it is initialised even if
+    // the call failed, which it cannot for these constants.
+    let raw = unsafe {
+        libc::getrusage(who, raw.as_mut_ptr());
+        raw.assume_init()
+    };
+    Usage::of(&raw)
+}
+
+/// A forked child that has not been waited for. Dropping it kills and reaps it.
+#[derive(Debug)]
+pub struct Child {
+    pid: Pid,
+    reaped: bool,
+}
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself, with this status.
+    Status(i32),
+    /// By a signal.
+    Signal(i32),
+}
+
+/// Forks. The child runs `work`, exits with its result and never returns; it dies with its parent.
+///
+/// The child of a process with threads has only the forking thread, so `work` must not wait for a
+/// lock that another thread may hold: no printing, no logging. Allocation is fine (glibc and musl
+/// keep the heap consistent over a fork).
+pub fn fork(work: impl FnOnce() -> i32) -> io::Result<Child> {
+    let parent = rustix::process::getpid();
+    // SAFETY: the child runs nothing but `work` under the contract above, and ends in _exit, so no
+    // destructor or exit handler of the parent runs twice.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let killed_with_parent = rustix::process::set_parent_process_death_signal(Some(
+                rustix::process::Signal::KILL,
+            ));
+            let orphan = rustix::process::getppid() != Some(parent);
+            let status = if killed_with_parent.is_err() || orphan {
+                125
+            } else {
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(101)
+            };
+            // SAFETY: _exit never returns and takes any status.
+            unsafe { libc::_exit(status) }
+        }
+        pid => {
+            let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?;
+            Ok(Child { pid, reaped: false })
+        }
+    }
+}
+
+impl Child {
+    /// Its process id.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// How it ended and what it used, with its own children; none while it runs.
+    pub fn try_wait(&mut self) -> io::Result<Option<(Exit, Usage)>> {
+        self.wait4(libc::WNOHANG)
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> io::Result<(Exit, Usage)> {
+        self.wait4(0)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn wait4(&mut self, flags: libc::c_int) -> io::Result<Option<(Exit, Usage)>> {
+        if self.reaped {
+            return Err(io::Error::from_raw_os_error(libc::ECHILD));
+        }
+        let mut status = 0;
+        let mut raw = MaybeUninit::<libc::rusage>::zeroed();
+        let reaped = loop {
+            // SAFETY: both pointers are live; the pid is a child of ours that was not reaped, so it
+            // cannot have been given to another process.
+            let r = unsafe {
+                libc::wait4(self.pid.as_raw_nonzero().get(), &mut status, flags, raw.as_mut_ptr())
+            };
+            match r {
+                -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => continue,
+                -1 => return Err(io::Error::last_os_error()),
+                0 => return Ok(None),
+                _ => break raw,
+            }
+        };
+        self.reaped = true;
+        let exit = if libc::WIFSIGNALED(status) {
+            Exit::Signal(libc::WTERMSIG(status))
+        } else {
+            Exit::Status(libc::WEXITSTATUS(status))
+        };
+        // SAFETY: zeros are a valid rusage, and wait4 has filled it in.
+        let raw = unsafe { reaped.assume_init() };
+        Ok(Some((exit, Usage::of(&raw))))
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if !self.reaped {
+            // Both can only fail if the child is gone, which is what is wanted.
+            let _ = rustix::process::kill_process(self.pid, rustix::process::Signal::KILL);
+            let _ = self.wait();
+        }
+    }
+}
