@@ -59,29 +59,46 @@ pub enum QuantityError {
     /// Adding sizes to times and the like.
     #[error("`{0}` mixes sizes, times and plain numbers")]
     Mixed(String),
+    /// Parentheses or parameters nested without end.
+    #[error("`{0}` is too long or too deeply nested")]
+    TooDeep(String),
     /// Division by zero, or a value out of range.
     #[error("`{0}` has no finite value of zero or more")]
     OutOfRange(String),
 }
+
+/// Atoms that one evaluation may visit: parameters that each use another twice grow exponentially.
+const ATOMS_MAX: u32 = 10_000;
+/// Parentheses and functions within each other.
+const DEPTH_MAX: u32 = 32;
 
 /// Parameter values as text, by name.
 pub type Params = BTreeMap<String, String>;
 
 /// Evaluates `text`, with `$name` looked up in `params`.
 pub fn evaluate(text: &str, params: &Params) -> Result<Quantity, QuantityError> {
-    let value = evaluate_within(text, params, &mut Vec::new())?;
+    let value = evaluate_within(text, params, &mut Visit::default())?;
     if !value.value.is_finite() || value.value < 0.0 {
         return Err(QuantityError::OutOfRange(text.into()));
     }
     Ok(value)
 }
 
+/// How far an evaluation has come.
+#[derive(Default)]
+struct Visit {
+    /// Parameters that are being evaluated, outermost first.
+    open_params: Vec<String>,
+    atoms: u32,
+    depth: u32,
+}
+
 fn evaluate_within(
     text: &str,
     params: &Params,
-    stack: &mut Vec<String>,
+    visit: &mut Visit,
 ) -> Result<Quantity, QuantityError> {
-    let mut parser = Parser { text, rest: text.trim_start(), params, stack };
+    let mut parser = Parser { text, rest: text.trim_start(), params, visit };
     let value = parser.sum()?;
     match parser.rest {
         "" => Ok(value),
@@ -93,7 +110,7 @@ struct Parser<'a> {
     text: &'a str,
     rest: &'a str,
     params: &'a Params,
-    stack: &'a mut Vec<String>,
+    visit: &'a mut Visit,
 }
 
 impl Parser<'_> {
@@ -160,6 +177,17 @@ impl Parser<'_> {
     }
 
     fn atom(&mut self) -> Result<Quantity, QuantityError> {
+        self.visit.atoms += 1;
+        self.visit.depth += 1;
+        if self.visit.atoms > ATOMS_MAX || self.visit.depth > DEPTH_MAX {
+            return Err(QuantityError::TooDeep(self.text.into()));
+        }
+        let value = self.atom_within()?;
+        self.visit.depth -= 1;
+        Ok(value)
+    }
+
+    fn atom_within(&mut self) -> Result<Quantity, QuantityError> {
         if self.eat('(') {
             let value = self.sum()?;
             return if self.eat(')') { Ok(value) } else { Err(self.unexpected("`)`")) };
@@ -194,12 +222,12 @@ impl Parser<'_> {
             let known: Vec<_> = self.params.keys().map(|k| format!("${k}")).collect();
             return Err(QuantityError::UnknownParameter(name.into(), known.join(", ")));
         };
-        if self.stack.iter().any(|outer| outer == name) {
+        if self.visit.open_params.iter().any(|outer| outer == name) {
             return Err(QuantityError::Circular(name.into()));
         }
-        self.stack.push(name.into());
-        let value = evaluate_within(text, self.params, self.stack);
-        self.stack.pop();
+        self.visit.open_params.push(name.into());
+        let value = evaluate_within(text, self.params, self.visit);
+        self.visit.open_params.pop();
         value
     }
 
@@ -247,6 +275,14 @@ mod tests {
     }
 
     #[test]
+    fn doubling_parameters_do_not_hang() {
+        let double = |i: u32| (format!("p{i}"), format!("$p{} + $p{}", i + 1, i + 1));
+        let mut p: Params = (0..30).map(double).collect();
+        p.insert("p30".into(), "1".into());
+        assert!(matches!(evaluate("$p0", &p), Err(QuantityError::TooDeep(_))));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let p = params(&[("a", "$b"), ("b", "$a"), ("n", "3")]);
         assert!(matches!(evaluate("$a", &p), Err(QuantityError::Circular(_))));
@@ -255,6 +291,7 @@ mod tests {
         assert!(matches!(evaluate("3 / 0", &p), Err(QuantityError::OutOfRange(_))));
         assert!(matches!(evaluate("2 - 3", &p), Err(QuantityError::OutOfRange(_))));
         assert!(matches!(evaluate("2 +", &p), Err(QuantityError::Syntax { .. })));
+        assert!(matches!(evaluate(&"(".repeat(9999), &p), Err(QuantityError::TooDeep(_))));
         assert!(matches!(evaluate("12parsec", &p), Err(QuantityError::Syntax { .. })));
     }
 }
