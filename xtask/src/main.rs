@@ -1,3 +1,63 @@
-//! The project's own chores.
+//! The project's own chores: `cargo xtask test`, `bench`, `man`, `bless`.
 
-fn main() {}
+mod bench;
+mod packages;
+mod shell;
+mod skips;
+mod test;
+
+use anyhow::Result;
+use clap::Parser;
+use std::path::PathBuf;
+
+/// The project's own chores
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Chore {
+    /// Formatting, lints, all tests, dependency policy; ends with the counted skips
+    Test,
+    /// Run a benchmark, or list them
+    Bench {
+        /// Which; none lists them
+        name: Option<String>,
+    },
+    /// Write manual pages and shell completions to target/man and target/completions
+    Man,
+    /// Accept what the program prints now as what the transcripts and golden reports expect
+    Bless,
+}
+
+fn main() -> Result<()> {
+    std::env::set_current_dir(root())?;
+    match Chore::parse() {
+        Chore::Test => test::run(),
+        Chore::Bench { name } => bench::run(name.as_deref()),
+        Chore::Man => man(),
+        Chore::Bless => bless(),
+    }
+}
+
+/// The root of the workspace, wherever we were called.
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn man() -> Result<()> {
+    let pagetax = ["run", "--quiet", "--release", "--package", "pagetax", "--"];
+    shell::cargo(&[&pagetax[..], &["man", "target/man"]].concat())?;
+    std::fs::create_dir_all("target/completions")?;
+    for shell in ["bash", "zsh", "fish"] {
+        let script = shell::cargo_output(&[&pagetax[..], &["completions", shell]].concat())?;
+        std::fs::write(format!("target/completions/pagetax.{shell}"), script)?;
+    }
+    println!("wrote target/man and target/completions");
+    Ok(())
+}
+
+/// Transcripts listen to TRYCMD, golden reports to BLESS.
+fn bless() -> Result<()> {
+    let mut tests = shell::cargo_command(&["test", "--workspace"]);
+    shell::succeed(tests.env("TRYCMD", "overwrite").env("BLESS", "1"))?;
+    println!("look at what changed: git diff");
+    Ok(())
+}

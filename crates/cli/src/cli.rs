@@ -1,13 +1,14 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::{exit, manual};
+use crate::{exit, jobs, manual};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  pagetax man target/man                 write the manual pages";
+  pagetax jobs                           list the built-in jobs
+  pagetax jobs show vmtest               read one";
 
 /// What virtual memory costs a program, and how to stop paying
 #[derive(Debug, Parser)]
@@ -25,6 +26,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Jobs(jobs::Args),
     #[command(hide = true)]
     Man(manual::ManArgs),
     #[command(hide = true)]
@@ -35,6 +37,7 @@ impl Command {
     /// Does what was asked for.
     pub fn run(self) -> Result<ExitCode> {
         match self {
+            Command::Jobs(args) => jobs::run(args),
             Command::Man(args) => manual::man(args),
             Command::Completions(args) => manual::completions(args),
         }

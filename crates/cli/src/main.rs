@@ -8,6 +8,7 @@
 
 mod cli;
 mod exit;
+mod jobs;
 mod manual;
 mod output;
 

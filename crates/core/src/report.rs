@@ -147,6 +147,8 @@ pub struct Run {
 /// A sink that makes a [`Run`] of what it receives.
 pub struct Recording<'a> {
     run: Run,
+    /// Minor and major faults together, as percentiles of the two cannot be added up afterwards.
+    all_faults: Option<Histogram<u64>>,
     on_progress: Option<Box<dyn FnMut(f64) + 'a>>,
 }
 
@@ -171,7 +173,7 @@ impl<'a> Recording<'a> {
             environment: Environment::new(),
             warnings: Vec::new(),
         };
-        Recording { run, on_progress: None }
+        Recording { run, all_faults: None, on_progress: None }
     }
 
     /// Calls this with the share that is done.
@@ -220,8 +222,16 @@ impl Sink for Recording<'_> {
     }
 
     fn latency(&mut self, kind: &'static str, histogram: &Histogram<u64>, provenance: Provenance) {
-        if !histogram.is_empty() {
-            self.run.latency.insert(kind.into(), Latency::of(histogram, provenance));
+        if histogram.is_empty() {
+            return;
+        }
+        self.run.latency.insert(kind.into(), Latency::of(histogram, provenance));
+        if ["minor_fault", "major_fault"].contains(&kind) {
+            let all = self.all_faults.get_or_insert_with(|| {
+                Histogram::new(3).expect("three digits are a precision that hdrhistogram has")
+            });
+            all.add(histogram).expect("a histogram without upper bound grows as needed");
+            self.run.latency.insert("fault".into(), Latency::of(all, provenance));
         }
     }
 
@@ -247,5 +257,39 @@ impl Sink for Recording<'_> {
         if let Some(callback) = &mut self.on_progress {
             callback(done);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Job;
+    use crate::units::{Bytes, PageSize};
+
+    #[test]
+    fn all_faults_are_the_minor_and_the_major_ones() {
+        let spec = MachineSpec {
+            name: "host".into(),
+            kind: MachineKind::Host,
+            validated: true,
+            memory: Bytes(8 << 30),
+            base_page: PageSize::K4,
+            page_sizes: vec![PageSize::K4],
+            cpus: 1,
+            job_params: BTreeMap::new(),
+        };
+        let job = Job::builtin("tlb-gather").unwrap();
+        let plan = job.resolve(&Default::default(), &spec, None).unwrap();
+        let mut recording = Recording::new(&plan, &spec);
+        for (kind, ns) in [("minor_fault", 500), ("major_fault", 90_000), ("page_in", 80_000)] {
+            let mut histogram = Histogram::new(3).unwrap();
+            histogram.record(ns).unwrap();
+            recording.latency(kind, &histogram, Provenance::Measured);
+        }
+        let run = recording.finish();
+        let fault = &run.latency["fault"];
+        assert_eq!((fault.count, fault.min_ns), (2, 500));
+        assert_eq!(fault.max_ns, run.latency["major_fault"].max_ns);
+        assert_eq!(run.latency.len(), 4);
     }
 }

@@ -3,17 +3,11 @@
 //! Colour is stripped where it is not wanted (NO_COLOR, not a terminal), so renderers may style
 //! freely; nothing may be said by colour alone.
 
-pub mod budget;
-pub mod columns;
-pub mod csv;
-pub mod progress;
-pub mod report;
 pub mod text;
 
 use crate::exit;
 use anyhow::{Context, Result};
 use std::io::Write;
-use std::path::Path;
 
 /// Prints a result to stdout. Fails quietly all the way up when the reader has gone (`| head`).
 pub fn print(text: &str) -> Result<()> {
@@ -24,24 +18,21 @@ pub fn print(text: &str) -> Result<()> {
         .map_err(|error| exit::with(exit::UNMET, error))
 }
 
-/// Writes a document to a file, or to stdout for `-`.
-pub fn write_document(path: &Path, text: &str) -> Result<()> {
-    if path == Path::new("-") {
-        return print(text);
-    }
-    std::fs::write(path, text)
-        .with_context(|| format!("cannot write {}; name a file that you may write", path.display()))
-}
-
 /// Says something on stderr that is no result.
 pub fn note(text: &str) {
     // With stderr gone there is nobody left to tell; the exit code still speaks.
     let _ = anstream::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints an error to stderr: what failed, then each cause on a line of its own.
+/// Prints an error to stderr: what failed, each cause on a line of its own, then what to do.
 pub fn error(error: &anyhow::Error) {
     let style = anstyle::AnsiColor::Red.on_default().bold();
-    let causes = error.chain().skip(1).map(|cause| format!("\n  because: {cause}"));
-    note(&format!("{style}error:{style:#} {error}{}", causes.collect::<String>()));
+    let message = error.to_string();
+    let (what, remedy) = match message.find("\n  remedy: ") {
+        Some(at) => message.split_at(at),
+        None => (message.as_str(), ""),
+    };
+    let causes: String =
+        error.chain().skip(1).map(|cause| format!("\n  because: {cause}")).collect();
+    note(&format!("{style}error:{style:#} {what}{causes}{remedy}"));
 }

@@ -1,0 +1,120 @@
+//! `pagetax jobs`: the built-in jobs, and where every subcommand finds the job it is given.
+
+use crate::{exit, output, output::text};
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use pagetax_core::job::{Job, builtin_names, nearest};
+use std::path::Path;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetax jobs                             list the built-in jobs
+  pagetax jobs show vmtest                 parameters and text of one
+  pagetax jobs show vmtest > mine.toml     start your own from it, then: pagetax run mine.toml";
+
+/// A job file is text; one larger than this is something else.
+const JOB_BYTES_MAX: u64 = 1 << 20;
+
+/// List the built-in jobs, or show one
+#[derive(Debug, clap::Args)]
+#[command(before_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Option<Action>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Print a job's parameters and its text, as a job file
+    #[command(before_help = EXAMPLES)]
+    Show {
+        /// Name of a built-in job, or a job file
+        job: String,
+    },
+}
+
+/// `pagetax jobs [show JOB]`
+pub fn run(args: Args) -> Result<ExitCode> {
+    output::print(&match args.action {
+        None => list(),
+        Some(Action::Show { job }) => show(&load(&job)?),
+    })?;
+    Ok(exit::FINE.into())
+}
+
+/// The job of this name or in this file.
+///
+/// # Errors
+/// For unknown names, unreadable files and mistakes in them, each with its remedy.
+pub fn load(name: &str) -> Result<Job> {
+    if let Some(job) = Job::builtin(name) {
+        return Ok(job);
+    }
+    let path = Path::new(name);
+    if path.extension().is_none() && !name.contains('/') && !path.exists() {
+        let remedy = match nearest(name, builtin_names()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => "`pagetax jobs` lists them; a job file ends in .toml".into(),
+        };
+        bail!("no built-in job is called `{name}`\n  remedy: {remedy}");
+    }
+    Ok(Job::parse(&read(path)?, name)?)
+}
+
+fn read(path: &Path) -> Result<String> {
+    let cannot = || {
+        let remedy = "check the path, or choose a built-in job from `pagetax jobs`";
+        format!("cannot read the job file {}\n  remedy: {remedy}", path.display())
+    };
+    let meta = std::fs::metadata(path).with_context(cannot)?;
+    if !meta.is_file() || meta.len() > JOB_BYTES_MAX {
+        bail!(
+            "{} is no job file: it is {}\n  remedy: name a TOML file; `pagetax jobs show vmtest` \
+             prints one",
+            path.display(),
+            if meta.is_file() { "larger than 1M" } else { "not a regular file" }
+        );
+    }
+    std::fs::read_to_string(path).with_context(cannot)
+}
+
+fn list() -> String {
+    let jobs = builtin_names().filter_map(Job::builtin);
+    let rows = jobs.map(|job| vec![job.name().into(), job.summary().into()]).collect();
+    text::table(&["job", "what it does"], &[], rows)
+        + "\nRun one with `pagetax run JOB`, read one with `pagetax jobs show JOB`.\n"
+}
+
+/// The parameters as comments and the text below, so that the whole is a job file again.
+fn show(job: &Job) -> String {
+    let mut out = format!("# {}: {}\n", job.name(), job.summary());
+    if !job.source().is_empty() {
+        out += &format!("# From: {}\n", job.source());
+    }
+    let rows: Vec<Vec<String>> = job
+        .params()
+        .into_iter()
+        .map(|(name, param)| vec![name, param.values.join(", "), param.meaning])
+        .collect();
+    if !rows.is_empty() {
+        out += "#\n# Parameters (change them with --set NAME=VALUE; several values are a sweep):\n";
+        let table = text::table(&["name", "default", "meaning"], &[], rows);
+        out += &table.lines().map(|line| format!("# {line}\n")).collect::<String>();
+    }
+    out + "\n" + &job.text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_show_prints_is_the_same_job() {
+        for name in builtin_names() {
+            let job = Job::builtin(name).unwrap();
+            let again = Job::parse(&show(&job), "shown").unwrap();
+            assert_eq!(again.params(), job.params());
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! `cargo xtask bench NAME`: the figures that README and CHANGELOG quote, each made by a command.
+//!
+//! A benchmark prints a table for people and one line of JSON for scripts, and fails when its
+//! figure is worse than the limit it states. To add one: a file here, and a row in [`BENCHES`].
+
+mod null;
+mod unexplained;
+
+use crate::shell;
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use std::process::Command;
+
+/// A named benchmark.
+struct Bench {
+    name: &'static str,
+    what: &'static str,
+    run: fn() -> Result<Outcome>,
+}
+
+const BENCHES: &[Bench] = &[
+    Bench {
+        name: "null",
+        what: "what the harness itself costs for each operation (limit: 2 ns)",
+        run: null::run,
+    },
+    Bench {
+        name: "unexplained",
+        what: "share of CPU and wall time that the budget cannot place (limit: 10 %)",
+        run: unexplained::run,
+    },
+];
+
+/// What a benchmark found.
+pub struct Outcome {
+    /// Of the columns of `rows`.
+    pub headings: Vec<&'static str>,
+    /// Cells as printed.
+    pub rows: Vec<Vec<String>>,
+    /// The same for scripts.
+    pub json: Value,
+    /// What is promised, and whether it holds.
+    pub promise: (String, bool),
+}
+
+/// Runs one, or lists all.
+pub fn run(name: Option<&str>) -> Result<()> {
+    let Some(name) = name else {
+        BENCHES.iter().for_each(|bench| println!("{:<14} {}", bench.name, bench.what));
+        return Ok(());
+    };
+    let known = || BENCHES.iter().map(|bench| bench.name).collect::<Vec<_>>().join(", ");
+    let bench = BENCHES
+        .iter()
+        .find(|bench| bench.name == name)
+        .with_context(|| format!("no benchmark is called `{name}`; there are {}", known()))?;
+    let outcome = (bench.run)()?;
+    print_table(&outcome.headings, &outcome.rows);
+    let (promise, holds) = &outcome.promise;
+    println!("{}: {promise}", if *holds { "holds" } else { "FAILS" });
+    println!("{}", json!({"bench": name, "holds": holds, "result": outcome.json}));
+    if !holds {
+        bail!("benchmark {name} fails its limit: {promise}");
+    }
+    Ok(())
+}
+
+fn print_table(headings: &[&str], rows: &[Vec<String>]) {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([headings[column].chars().count()]).max().unwrap_or(0)
+    };
+    let print = |cells: &[String]| {
+        let line = cells.iter().enumerate().map(|(i, cell)| format!("{cell:<w$}", w = width(i)));
+        println!("{}", line.collect::<Vec<_>>().join("  ").trim_end());
+    };
+    print(&headings.iter().map(|heading| heading.to_string()).collect::<Vec<_>>());
+    rows.iter().for_each(|row| print(row));
+}
+
+/// Builds the release binary of pagetax and returns its path.
+pub fn pagetax() -> Result<String> {
+    shell::cargo(&["build", "--quiet", "--release", "--package", "pagetax"])?;
+    Ok("target/release/pagetax".into())
+}
+
+/// The JSON report of `pagetax run` with these arguments.
+pub fn report(pagetax: &str, args: &[&str]) -> Result<Value> {
+    let text = shell::output(Command::new(pagetax).arg("run").args(args).args(["--json", "-"]))?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// A number in a report, by JSON pointer.
+pub fn number(report: &Value, pointer: &str) -> Result<f64> {
+    let found = report.pointer(pointer).and_then(Value::as_f64);
+    found.with_context(|| format!("the report has no number at {pointer}"))
+}

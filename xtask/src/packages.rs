@@ -1,0 +1,47 @@
+//! The Debian packages that tests need, in one place: installed by root, named to others.
+
+use crate::shell;
+use anyhow::Result;
+use std::process::Command;
+
+/// A program that tests run, and the package it comes in.
+const NEEDED: &[(&str, &str)] = &[
+    ("cc", "gcc"),
+    ("gzip", "gzip"),
+    ("python3", "python3"),
+    ("redis-server", "redis-server"),
+    ("sqlite3", "sqlite3"),
+    ("xz", "xz-utils"),
+];
+
+/// Makes sure that the programs are here, as far as we may. Tests of absent ones skip and say so.
+pub fn provide() -> Result<()> {
+    let missing: Vec<&str> = NEEDED
+        .iter()
+        .filter(|(program, _)| !shell::has(program))
+        .map(|(_, package)| *package)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let install = format!("apt-get install -y --no-install-recommends {}", missing.join(" "));
+    if !is_root()? || !shell::has("apt-get") {
+        println!("some tests will skip; as root, install what they need: {install}");
+        return Ok(());
+    }
+    println!("installing {}", missing.join(" "));
+    let script = format!("apt-get update -qq && {install}");
+    let quiet = Command::new("sh")
+        .args(["-c", &script])
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .output()?;
+    if !quiet.status.success() {
+        println!("{}", String::from_utf8_lossy(&quiet.stderr));
+        println!("some tests will skip, as this failed: {script}");
+    }
+    Ok(())
+}
+
+fn is_root() -> Result<bool> {
+    Ok(shell::output(Command::new("id").arg("-u"))?.trim() == "0")
+}

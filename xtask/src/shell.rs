@@ -1,0 +1,46 @@
+//! Running other programs, cargo above all.
+
+use anyhow::{Context, Result, bail};
+use std::process::{Command, Stdio};
+
+/// The cargo that runs us, with arguments.
+pub fn cargo_command(args: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    command.args(args);
+    command
+}
+
+/// Runs cargo and shows what it prints.
+pub fn cargo(args: &[&str]) -> Result<()> {
+    succeed(&mut cargo_command(args))
+}
+
+/// What cargo prints to stdout.
+pub fn cargo_output(args: &[&str]) -> Result<String> {
+    output(&mut cargo_command(args))
+}
+
+/// Runs a command; an error unless it succeeds.
+pub fn succeed(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
+    if !status.success() {
+        bail!("{command:?} failed: {status}");
+    }
+    Ok(())
+}
+
+/// What a command prints to stdout; an error unless it succeeds.
+pub fn output(command: &mut Command) -> Result<String> {
+    command.stderr(Stdio::inherit());
+    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
+    if !output.status.success() {
+        bail!("{command:?} failed: {}", output.status);
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Whether a program is on the PATH.
+pub fn has(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}

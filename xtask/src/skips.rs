@@ -1,0 +1,102 @@
+//! Skipped tests: a test that cannot run here prints `SKIP: reason` and returns. They are counted,
+//! and the ones that CI may have are listed in `xtask/expected-skips.txt`.
+//!
+//! Invariant: on CI, a skip that nobody expects is a failure; a test never vanishes unseen.
+
+use anyhow::{Result, bail};
+
+const EXPECTED: &str = include_str!("../expected-skips.txt");
+
+/// A test that did not run, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skip {
+    /// Its name as libtest prints it, or the name of another check.
+    pub test: String,
+    /// What it lacked.
+    pub reason: String,
+}
+
+/// Reads what libtest prints with `--show-output`, and tells what of it people want to see.
+#[derive(Default)]
+pub struct Scanner {
+    test: String,
+    muted: bool,
+    /// Found so far.
+    pub skips: Vec<Skip>,
+}
+
+impl Scanner {
+    /// Takes one line; true when it should be shown.
+    pub fn line(&mut self, line: &str) -> bool {
+        if let Some(test) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
+        {
+            self.test = test.into();
+        }
+        if let Some((_, reason)) = line.split_once("SKIP: ") {
+            self.skips.push(Skip { test: self.test.clone(), reason: reason.trim().into() });
+        }
+        match line {
+            // What passing tests print is of interest only for its skips.
+            "successes:" => self.muted = true,
+            "failures:" => self.muted = false,
+            line if line.starts_with("test result:") => self.muted = false,
+            _ => {}
+        }
+        !self.muted && !line.trim().is_empty() && !line.ends_with(" ... ok")
+    }
+}
+
+/// Prints all skips with their count; on CI, fails on those that are not expected.
+pub fn report(skips: &[Skip]) -> Result<()> {
+    let expected = expected();
+    let unexpected: Vec<_> =
+        skips.iter().filter(|skip| !expected.contains(&skip.test.as_str())).collect();
+    println!("\n{} skipped, {} of them unexpected on CI", skips.len(), unexpected.len());
+    for skip in skips {
+        let mark = if unexpected.contains(&skip) { "unexpected" } else { "expected" };
+        println!("  {mark:<10}  {}: {}", skip.test, skip.reason);
+    }
+    if !unexpected.is_empty() && std::env::var_os("CI").is_some() {
+        bail!("tests were skipped that CI should run; mend CI or xtask/expected-skips.txt");
+    }
+    Ok(())
+}
+
+/// Names of tests, one a line; the rest of a line after `#` says why.
+fn expected() -> Vec<&'static str> {
+    let names = EXPECTED.lines().map(|line| line.split('#').next().unwrap_or("").trim());
+    names.filter(|name| !name.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\
+running 2 tests
+test pmu::counts ... ok
+test broken ... FAILED
+
+successes:
+
+---- pmu::counts stdout ----
+some chatter
+SKIP: no PMU here
+
+failures:
+
+---- broken stdout ----
+assertion failed
+test result: FAILED. 1 passed; 1 failed";
+
+    #[test]
+    fn skips_are_found_and_chatter_is_not_shown() {
+        let mut scanner = Scanner::default();
+        let shown: Vec<&str> = OUTPUT.lines().filter(|line| scanner.line(line)).collect();
+        let skip = Skip { test: "pmu::counts".into(), reason: "no PMU here".into() };
+        assert_eq!(scanner.skips, [skip]);
+        assert!(shown.contains(&"assertion failed"));
+        assert!(shown.contains(&"test broken ... FAILED"));
+        assert!(!shown.contains(&"some chatter"));
+    }
+}

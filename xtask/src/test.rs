@@ -1,0 +1,68 @@
+//! `cargo xtask test`: what CI runs, and what a developer runs before a commit.
+
+use crate::skips::{self, Scanner, Skip};
+use crate::{packages, shell};
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// All checks, cheapest first.
+pub fn run() -> Result<()> {
+    let started = Instant::now();
+    packages::provide()?;
+    step("formatting", || shell::cargo(&["fmt", "--all", "--check"]))?;
+    step("lints", || {
+        let lints = ["--workspace", "--all-targets", "--", "-D", "warnings"];
+        shell::cargo(&[&["clippy", "--quiet"][..], &lints].concat())
+    })?;
+    let mut skips = step("dependency policy", deny)?;
+    skips.extend(step("tests", tests)?);
+    skips::report(&skips)?;
+    println!("all passed in {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    println!("== {name}");
+    work().with_context(|| format!("{name} failed"))
+}
+
+/// Licences, bans and sources. The advisory database needs the network, so it is left to
+/// `cargo deny check advisories`.
+fn deny() -> Result<Vec<Skip>> {
+    if !shell::has("cargo-deny") {
+        let reason = "cargo-deny is not installed (cargo install --locked cargo-deny)".into();
+        return Ok(vec![Skip { test: "cargo deny".into(), reason }]);
+    }
+    let checks = ["bans", "licenses", "sources"];
+    shell::cargo(&[&["deny", "--log-level", "error", "check"][..], &checks].concat())?;
+    Ok(Vec::new())
+}
+
+/// All tests of the workspace. Passing tests are not listed; their skips are collected.
+fn tests() -> Result<Vec<Skip>> {
+    // Test names say nothing of their crate, so lines such as "Running unittests" stay visible.
+    let mut cargo = shell::cargo_command(&["test", "--workspace", "--no-fail-fast"]);
+    cargo.args(["--", "--show-output"]);
+    let mut scanner = Scanner::default();
+    let succeeded = stream(&mut cargo, |line| {
+        if scanner.line(line) {
+            println!("{line}");
+        }
+    })?;
+    if !succeeded {
+        bail!("at least one test failed; see above");
+    }
+    Ok(scanner.skips)
+}
+
+/// Runs a command and hands out the lines of its stdout; whether it succeeded.
+fn stream(command: &mut Command, mut line: impl FnMut(&str)) -> Result<bool> {
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let stdout = child.stdout.take().context("stdout was not piped")?;
+    for text in BufReader::new(stdout).lines() {
+        line(&text?);
+    }
+    Ok(child.wait()?.success())
+}
