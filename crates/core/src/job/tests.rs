@@ -149,3 +149,33 @@ fn a_list_is_a_sweep() {
     let e = resolve(&text).unwrap_err().to_string();
     assert!(e.contains("--set size=1M or 2M"), "{e}");
 }
+
+/// The jobs in the documentation are jobs.
+#[test]
+fn documented_jobs_resolve() {
+    let text = include_str!("../../../../docs/jobs.md");
+    let jobs: Vec<_> =
+        text.split("```toml").skip(1).map(|s| s.split("```").next().unwrap()).collect();
+    assert!(!jobs.is_empty());
+    for job in jobs {
+        resolve(job).unwrap();
+    }
+}
+
+/// Every word of the language is documented.
+#[test]
+fn the_documentation_is_complete() {
+    let text = include_str!("../../../../docs/jobs.md");
+    let unknown = "name = \"x\"\nphase = [{ name = \"p\", ops = [], zzz = 1 }]";
+    let phase_keys = Job::parse(unknown, "x").unwrap_err().message;
+    let op_keys = Job::parse("name = \"x\"\nphase = [{ name = \"p\", ops = [{ zzz = 1 }] }]", "x");
+    let region_keys =
+        Job::parse("name = \"x\"\nregion = [{ name = \"r\", size = 1, zzz = 1 }]", "x");
+    for message in [phase_keys, op_keys.unwrap_err().message, region_keys.unwrap_err().message] {
+        let words: Vec<_> = message.split('`').skip(3).step_by(2).collect();
+        assert!(words.len() > 5, "{message}");
+        for word in words {
+            assert!(text.contains(&format!("`{word}")), "docs/jobs.md says nothing of `{word}`");
+        }
+    }
+}
