@@ -41,4 +41,5 @@ pub mod cx;
 pub mod kernel;
 pub mod mmu;
 pub mod model;
+pub mod store;
 pub mod tally;

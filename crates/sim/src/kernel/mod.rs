@@ -3,6 +3,9 @@
 //! Invariant: a kernel acts through [`Cx`] and through its hardware alone. It keeps its own books of
 //! spaces, mappings and page frames, and owns its backing store.
 
+pub mod pager;
+pub mod replacement;
+
 use crate::accesses::Accesses;
 use crate::cx::Cx;
 use crate::mmu::{Mmu, SpaceId};

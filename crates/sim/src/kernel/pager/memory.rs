@@ -1,0 +1,421 @@
+//! The client's memory as a cache of pages that live on servers: frames, victims, copies.
+//!
+//! A page is brought in with zeros, or from the server that has its copy. When memory is full a
+//! victim makes room; if it was written since it came in it is paged out first. Invariants: a frame
+//! is free, evictable or pinned, and holds at most one page; the data of a page that was ever written
+//! are in a frame, on a server, or both.
+
+use crate::kernel::replacement::{Frame, Policy, Replacement};
+use crate::store::network::{Network, NetworkModel, NetworkModelError, Server, ServersFull};
+use pagetax_core::access::{Rng, derive_seed};
+
+/// Constants of the client. Times in nanoseconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MemoryModel {
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Pages of the job that fit in the client's memory; at least one.
+    pub resident_pages_max: u32,
+    /// Which page goes.
+    pub replacement: Policy,
+    /// Serving a zero-filled page, at the least.
+    pub zero_fill_ns_min: u64,
+    /// What that takes on top, in the mean.
+    pub zero_fill_jitter_ns_mean: u64,
+    /// Where pages go.
+    pub network: NetworkModel,
+}
+
+/// Where the data of a page came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// It is new.
+    Zeros,
+    /// A server had it.
+    Server,
+}
+
+/// A page that was brought in, and what that took. The times are disjoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// Where its data came from.
+    pub origin: Origin,
+    /// Zero-filling, or spinning for the page: on the CPU.
+    pub service_ns: u64,
+    /// Asleep until the page was there.
+    pub sleep_ns: u64,
+    /// Whether another page was dropped to make room.
+    pub evicted: bool,
+    /// Sending that page out first; none if that was not needed.
+    pub page_out_ns: Option<u64>,
+    /// Looking for servers, before the first page-out.
+    pub discovery_ns: u64,
+}
+
+/// Why a page could not be brought in.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// A victim has to go out, but nobody takes it.
+    #[error("page-out: {0}")]
+    ServersFull(#[from] ServersFull),
+    /// Every page in memory is locked.
+    #[error("all {0} pages of memory are locked, so none can make room")]
+    AllLocked(u32),
+}
+
+/// The number of a page, given by [`Memory::add`].
+pub type Page = u32;
+
+/// The hardware's translations of pages.
+pub trait Translations {
+    /// Reads and clears the referenced bits of a page.
+    fn take_referenced(&mut self, page: Page) -> bool;
+
+    /// Removes all translations of a page; whether any was written through.
+    fn unload(&mut self, page: Page) -> bool;
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct PageState {
+    frame: Option<Frame>,
+    copy: Option<Server>,
+    /// Written since it was brought in, as far as is known without asking the hardware.
+    dirty: bool,
+    pins: u16,
+}
+
+/// Pages, frames and servers.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    model: MemoryModel,
+    rng: Rng,
+    network: Network,
+    replacement: Replacement,
+    pages: Vec<PageState>,
+    unused_pages: Vec<Page>,
+    /// Which page each frame holds. Frames are used for the first time in order.
+    frames: Vec<Page>,
+    free: Vec<Frame>,
+}
+
+impl Memory {
+    /// An empty memory. `seed` decides jitter, losses and random victims.
+    ///
+    /// # Errors
+    /// If there can be no such network.
+    pub fn new(model: MemoryModel, seed: u64) -> Result<Self, NetworkModelError> {
+        let stream = |id| derive_seed(seed, id, 0, 0);
+        Ok(Memory {
+            rng: Rng::new(stream(0)),
+            network: Network::new(model.network.clone(), model.page_bytes, stream(1))?,
+            replacement: Replacement::new(model.replacement, stream(2)),
+            pages: Vec::new(),
+            unused_pages: Vec::new(),
+            frames: Vec::new(),
+            free: Vec::new(),
+            model,
+        })
+    }
+
+    /// A new page of zeros, not resident.
+    pub fn add(&mut self) -> Page {
+        self.unused_pages.pop().unwrap_or_else(|| {
+            self.pages.push(PageState::default());
+            self.pages.len() as Page - 1
+        })
+    }
+
+    /// A page is gone for good; its translations must be gone already.
+    pub fn remove(&mut self, page: Page) {
+        let state = std::mem::take(&mut self.pages[page as usize]);
+        if let Some(frame) = state.frame {
+            if state.pins == 0 {
+                self.replacement.remove(frame);
+            }
+            self.free.push(frame);
+        }
+        if let Some(server) = state.copy {
+            self.network.release(server);
+        }
+        self.unused_pages.push(page);
+    }
+
+    /// Whether a page is in memory.
+    pub fn is_resident(&self, page: Page) -> bool {
+        self.pages[page as usize].frame.is_some()
+    }
+
+    /// Notes that a page has been written, beside what the hardware notes.
+    pub fn mark_dirty(&mut self, page: Page) {
+        self.pages[page as usize].dirty = true;
+    }
+
+    /// Keeps a resident page in memory until it is unpinned as often.
+    pub fn pin(&mut self, page: Page) {
+        let state = &mut self.pages[page as usize];
+        let frame = state.frame.expect("only resident pages are pinned");
+        if state.pins == 0 {
+            self.replacement.remove(frame);
+        }
+        state.pins += 1;
+    }
+
+    /// Lets a pinned page go again.
+    pub fn unpin(&mut self, page: Page) {
+        let state = &mut self.pages[page as usize];
+        let frame = state.frame.expect("pinned pages are resident");
+        state.pins -= 1;
+        if state.pins == 0 {
+            self.replacement.insert(frame);
+        }
+    }
+
+    /// Pages in memory.
+    pub fn resident_pages(&self) -> u64 {
+        (self.frames.len() - self.free.len()) as u64
+    }
+
+    /// Pages on each server, and how many it has room for.
+    pub fn server_pages(&self) -> Vec<(u64, u64)> {
+        self.network.pages()
+    }
+
+    /// Brings in a page that is not resident.
+    ///
+    /// # Errors
+    /// If no other page can make room.
+    pub fn bring_in(
+        &mut self,
+        page: Page,
+        translations: &mut impl Translations,
+    ) -> Result<Arrival, MemoryError> {
+        let mut arrival = Arrival {
+            origin: Origin::Zeros,
+            service_ns: 0,
+            sleep_ns: 0,
+            evicted: false,
+            page_out_ns: None,
+            discovery_ns: 0,
+        };
+        let frame = match self.unused_frame(page) {
+            Some(frame) => frame,
+            None => self.reclaim(page, translations, &mut arrival)?,
+        };
+        self.pages[page as usize].frame = Some(frame);
+        self.replacement.insert(frame);
+        if self.pages[page as usize].copy.is_some() {
+            let page_in = self.network.page_in();
+            arrival.origin = Origin::Server;
+            (arrival.service_ns, arrival.sleep_ns) = (page_in.spin_ns, page_in.sleep_ns);
+        } else {
+            let jitter_ns = self.rng.below(2 * self.model.zero_fill_jitter_ns_mean + 1);
+            arrival.service_ns = self.model.zero_fill_ns_min + jitter_ns;
+        }
+        Ok(arrival)
+    }
+
+    fn unused_frame(&mut self, page: Page) -> Option<Frame> {
+        if let Some(frame) = self.free.pop() {
+            self.frames[frame as usize] = page;
+            return Some(frame);
+        }
+        let room = self.frames.len() < self.model.resident_pages_max as usize;
+        room.then(|| {
+            self.frames.push(page);
+            self.frames.len() as Frame - 1
+        })
+    }
+
+    /// Takes a frame from another page.
+    fn reclaim(
+        &mut self,
+        page: Page,
+        translations: &mut impl Translations,
+        arrival: &mut Arrival,
+    ) -> Result<Frame, MemoryError> {
+        let frames = &self.frames;
+        let take_referenced = |frame| translations.take_referenced(frames[frame as usize]);
+        let frame = self
+            .replacement
+            .victim(take_referenced)
+            .ok_or(MemoryError::AllLocked(self.model.resident_pages_max))?;
+        let victim = std::mem::replace(&mut self.frames[frame as usize], page);
+        let state = &mut self.pages[victim as usize];
+        state.frame = None;
+        arrival.evicted = true;
+        if translations.unload(victim) | std::mem::take(&mut state.dirty) {
+            arrival.discovery_ns = self.network.discover_ns();
+            if state.copy.is_none() {
+                state.copy = Some(self.network.place()?);
+            }
+            arrival.page_out_ns = Some(self.network.page_out_ns());
+        }
+        Ok(frame)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::replacement::tests::any_policy;
+    use crate::store::network::tests::model as network;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::ops::Range;
+
+    const PAGE: u64 = 8192;
+
+    /// Hardware that remembers which pages were written.
+    #[derive(Default)]
+    struct Written(BTreeSet<Page>);
+
+    impl Translations for Written {
+        fn take_referenced(&mut self, _: Page) -> bool {
+            false
+        }
+
+        fn unload(&mut self, page: Page) -> bool {
+            self.0.remove(&page)
+        }
+    }
+
+    fn memory(resident_pages_max: u32, server_pages: u64, replacement: Policy) -> Memory {
+        let model = MemoryModel {
+            page_bytes: PAGE,
+            resident_pages_max,
+            replacement,
+            zero_fill_ns_min: 30_000,
+            zero_fill_jitter_ns_mean: 20_000,
+            network: network(&[server_pages * PAGE]),
+        };
+        Memory::new(model, 1).unwrap()
+    }
+
+    /// Touches each page; which of them arrived from where, and whether another had to go out.
+    fn sweep(
+        memory: &mut Memory,
+        hw: &mut Written,
+        pages: Range<Page>,
+        write: bool,
+    ) -> Vec<(Origin, bool)> {
+        let mut arrivals = Vec::new();
+        for page in pages {
+            if !memory.is_resident(page) {
+                let arrival = memory.bring_in(page, hw).unwrap();
+                arrivals.push((arrival.origin, arrival.page_out_ns.is_some()));
+            }
+            if write {
+                hw.0.insert(page);
+            }
+        }
+        arrivals
+    }
+
+    #[test]
+    fn written_pages_go_out_once_and_come_back_clean() {
+        use Origin::{Server, Zeros};
+        let (mut memory, mut hw) = (memory(2, 4, Policy::Fifo), Written::default());
+        (0..4).for_each(|page| assert_eq!(memory.add(), page));
+        let first = sweep(&mut memory, &mut hw, 0..4, true);
+        assert_eq!(first, [(Zeros, false), (Zeros, false), (Zeros, true), (Zeros, true)]);
+        let second = sweep(&mut memory, &mut hw, 0..4, false);
+        assert_eq!(second, [(Server, true), (Server, true), (Server, false), (Server, false)]);
+        assert!(sweep(&mut memory, &mut hw, 2..4, true).is_empty());
+        assert_eq!(sweep(&mut memory, &mut hw, 0..2, false), [(Server, true), (Server, true)]);
+        assert_eq!(memory.server_pages(), [(4, 4)]);
+    }
+
+    #[test]
+    fn servers_are_looked_for_once() {
+        let (mut memory, mut hw) = (memory(1, 4, Policy::Fifo), Written::default());
+        let discovery = (0..3).map(|_| {
+            let page = memory.add();
+            let arrival = memory.bring_in(page, &mut hw).unwrap();
+            assert!((30_000..=70_000).contains(&arrival.service_ns));
+            hw.0.insert(page);
+            arrival.discovery_ns
+        });
+        assert_eq!(discovery.collect::<Vec<_>>(), [0, 4_000_000_000, 0]);
+    }
+
+    #[test]
+    fn pages_that_were_only_read_are_dropped() {
+        let (mut memory, mut hw) = (memory(1, 1, Policy::Fifo), Written::default());
+        for _ in 0..5 {
+            memory.add();
+        }
+        assert_eq!(sweep(&mut memory, &mut hw, 0..5, false), [(Origin::Zeros, false); 5]);
+        assert_eq!(memory.server_pages(), [(0, 1)]);
+    }
+
+    #[test]
+    fn full_servers_and_locked_memory_are_errors() {
+        let (mut full, mut hw) = (memory(1, 1, Policy::Fifo), Written::default());
+        for _ in 0..3 {
+            full.add();
+        }
+        sweep(&mut full, &mut hw, 0..2, true);
+        assert!(matches!(full.bring_in(2, &mut hw), Err(MemoryError::ServersFull(_))));
+        let mut locked = memory(2, 1, Policy::SecondChance);
+        for _ in 0..3 {
+            locked.add();
+        }
+        for page in 0..2 {
+            locked.bring_in(page, &mut hw).unwrap();
+            locked.pin(page);
+        }
+        assert_eq!(locked.bring_in(2, &mut hw), Err(MemoryError::AllLocked(2)));
+        locked.unpin(1);
+        assert!(locked.bring_in(2, &mut hw).is_ok() && locked.is_resident(0));
+    }
+
+    fn check(memory: &Memory, hw: &Written, written: &BTreeSet<Page>) {
+        let resident = memory.pages.iter().filter(|state| state.frame.is_some()).count() as u64;
+        assert_eq!(resident, memory.resident_pages());
+        for (frame, page) in memory.frames.iter().enumerate() {
+            let here = memory.pages[*page as usize].frame == Some(frame as Frame);
+            assert!(here != memory.free.contains(&(frame as Frame)), "no frame is free and in use");
+        }
+        let copies = memory.pages.iter().filter(|state| state.copy.is_some()).count() as u64;
+        assert_eq!(memory.server_pages(), [(copies, 30)]);
+        for (page, state) in memory.pages.iter().enumerate() {
+            let dirty = state.dirty || hw.0.contains(&(page as Page));
+            assert_eq!(state.copy.is_some() || dirty, written.contains(&(page as Page)));
+            assert!(!dirty || state.frame.is_some(), "what is written is in memory or copied");
+            assert!(state.pins == 0 || state.frame.is_some());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn frames_and_copies_are_conserved(
+            steps in proptest::collection::vec((0u8..5, 0u32..30), 1..300),
+            policy in any_policy(),
+        ) {
+            let (mut memory, mut hw) = (memory(8, 30, policy), Written::default());
+            for _ in 0..30 {
+            memory.add();
+        }
+            let (mut written, mut pinned) = (BTreeSet::new(), BTreeSet::new());
+            for (step, page) in steps {
+                if step <= 2 && !memory.is_resident(page) {
+                    let arrival = memory.bring_in(page, &mut hw).unwrap();
+                    prop_assert_eq!(arrival.origin == Origin::Server, written.contains(&page));
+                }
+                match step {
+                    1 => { hw.0.insert(page); written.insert(page); }
+                    2 if pinned.len() < 7 && pinned.insert(page) => memory.pin(page),
+                    3 if pinned.remove(&page) => memory.unpin(page),
+                    4 => {
+                        hw.unload(page);
+                        memory.remove(page);
+                        prop_assert_eq!(memory.add(), page);
+                        (written.remove(&page), pinned.remove(&page));
+                    }
+                    _ => {}
+                }
+                check(&memory, &hw, &written);
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Network memory.
+
+pub mod memory;

@@ -1,0 +1,305 @@
+//! Page replacement policies by name: which resident page goes when a frame is needed.
+//!
+//! Policies learn of use only through the hardware's referenced bits, as kernels do, when they look
+//! for a victim. Invariant: a policy knows exactly the frames that may be taken. Pinned frames and
+//! free frames are not in it, so a victim is always fit to be evicted.
+
+use pagetax_core::access::Rng;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// The index of a page frame.
+pub type Frame = u32;
+
+/// A policy as machine files name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Policy {
+    /// The page that was loaded first.
+    Fifo,
+    /// As FIFO, but a page that was referenced since it was last looked at goes to the back.
+    SecondChance,
+    /// Of this many pages drawn at random, the one seen in use the longest ago; 1 is random
+    /// replacement.
+    OldestOf(u32),
+}
+
+/// A name that no policy has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no replacement policy; known are fifo, second_chance, random and oldest_of_N, N from 2 to 64")]
+pub struct UnknownPolicy(String);
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
+        let drawn = text.strip_prefix("oldest_of_").and_then(|n| n.parse().ok());
+        match (text, drawn) {
+            ("fifo", _) => Ok(Policy::Fifo),
+            ("second_chance", _) => Ok(Policy::SecondChance),
+            ("random", _) => Ok(Policy::OldestOf(1)),
+            (_, Some(drawn @ 2..=64)) => Ok(Policy::OldestOf(drawn)),
+            _ => Err(UnknownPolicy(text.into())),
+        }
+    }
+}
+
+impl TryFrom<String> for Policy {
+    type Error = UnknownPolicy;
+    fn try_from(text: String) -> Result<Self, UnknownPolicy> {
+        text.parse()
+    }
+}
+
+impl From<Policy> for String {
+    fn from(policy: Policy) -> String {
+        policy.to_string()
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Policy::Fifo => f.pad("fifo"),
+            Policy::SecondChance => f.pad("second_chance"),
+            Policy::OldestOf(1) => f.pad("random"),
+            Policy::OldestOf(drawn) => f.pad(&format!("oldest_of_{drawn}")),
+        }
+    }
+}
+
+/// The evictable frames in the order that a policy keeps them.
+#[derive(Debug, Clone)]
+pub enum Replacement {
+    /// FIFO, with or without a second chance.
+    Queue {
+        /// Oldest first.
+        queue: Queue,
+        /// Whether referenced frames are spared once.
+        second_chance: bool,
+    },
+    /// Draws frames and takes the oldest.
+    Sample(Sample),
+}
+
+impl Replacement {
+    /// No frames yet.
+    pub fn new(policy: Policy, seed: u64) -> Self {
+        let queue = |second_chance| Replacement::Queue { queue: Queue::default(), second_chance };
+        match policy {
+            Policy::Fifo => queue(false),
+            Policy::SecondChance => queue(true),
+            Policy::OldestOf(drawn) => Replacement::Sample(Sample::new(drawn, seed)),
+        }
+    }
+
+    /// A frame becomes evictable. It must not be so already.
+    pub fn insert(&mut self, frame: Frame) {
+        match self {
+            Replacement::Queue { queue, .. } => queue.push_back(frame),
+            Replacement::Sample(sample) => sample.insert(frame),
+        }
+    }
+
+    /// An evictable frame is pinned or freed.
+    pub fn remove(&mut self, frame: Frame) {
+        match self {
+            Replacement::Queue { queue, .. } => queue.unlink(frame),
+            Replacement::Sample(sample) => sample.remove(frame),
+        }
+    }
+
+    /// Chooses and removes a victim; none if no frame is evictable. `take_referenced` reads and
+    /// clears the referenced bit of a frame's page.
+    pub fn victim(&mut self, mut take_referenced: impl FnMut(Frame) -> bool) -> Option<Frame> {
+        match self {
+            Replacement::Queue { queue, second_chance } => {
+                let mut victim = queue.first()?;
+                while *second_chance && take_referenced(victim) {
+                    queue.unlink(victim);
+                    queue.push_back(victim);
+                    victim = queue.first()?;
+                }
+                queue.unlink(victim);
+                Some(victim)
+            }
+            Replacement::Sample(sample) => sample.victim(take_referenced),
+        }
+    }
+}
+
+const NONE: Frame = Frame::MAX;
+
+/// A doubly linked list through an array, so that any frame leaves it in constant time.
+#[derive(Debug, Clone)]
+pub struct Queue {
+    /// (previous, next) by frame.
+    links: Vec<(Frame, Frame)>,
+    first: Frame,
+    last: Frame,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Queue { links: Vec::new(), first: NONE, last: NONE }
+    }
+}
+
+impl Queue {
+    fn first(&self) -> Option<Frame> {
+        (self.first != NONE).then_some(self.first)
+    }
+
+    fn push_back(&mut self, frame: Frame) {
+        if self.links.len() <= frame as usize {
+            self.links.resize(frame as usize + 1, (NONE, NONE));
+        }
+        self.links[frame as usize] = (self.last, NONE);
+        match self.last {
+            NONE => self.first = frame,
+            last => self.links[last as usize].1 = frame,
+        }
+        self.last = frame;
+    }
+
+    fn unlink(&mut self, frame: Frame) {
+        let (previous, next) = self.links[frame as usize];
+        match previous {
+            NONE => self.first = next,
+            _ => self.links[previous as usize].1 = next,
+        }
+        match next {
+            NONE => self.last = previous,
+            _ => self.links[next as usize].0 = previous,
+        }
+    }
+}
+
+/// Evictable frames side by side, each with the time when it was loaded or last seen in use.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    drawn: u32,
+    rng: Rng,
+    now: u64,
+    /// (frame, loaded or last seen in use), in no order.
+    members: Vec<(Frame, u64)>,
+    /// Position among the members, by frame.
+    positions: Vec<u32>,
+}
+
+impl Sample {
+    fn new(drawn: u32, seed: u64) -> Self {
+        let (members, positions) = (Vec::new(), Vec::new());
+        Sample { drawn, rng: Rng::new(seed), now: 0, members, positions }
+    }
+
+    fn insert(&mut self, frame: Frame) {
+        if self.positions.len() <= frame as usize {
+            self.positions.resize(frame as usize + 1, NONE);
+        }
+        self.positions[frame as usize] = self.members.len() as u32;
+        self.now += 1;
+        self.members.push((frame, self.now));
+    }
+
+    fn remove(&mut self, frame: Frame) {
+        let position = self.positions[frame as usize] as usize;
+        self.members.swap_remove(position);
+        if let Some((moved, _)) = self.members.get(position) {
+            self.positions[*moved as usize] = position as u32;
+        }
+    }
+
+    fn victim(&mut self, mut take_referenced: impl FnMut(Frame) -> bool) -> Option<Frame> {
+        let len = self.members.len() as u64;
+        let mut oldest: Option<(Frame, u64)> = None;
+        for _ in 0..if len == 0 { 0 } else { self.drawn } {
+            let member = &mut self.members[self.rng.below(len) as usize];
+            if self.drawn > 1 && take_referenced(member.0) {
+                self.now += 1;
+                member.1 = self.now;
+            }
+            if oldest.is_none_or(|(_, since)| member.1 < since) {
+                oldest = Some(*member);
+            }
+        }
+        let (frame, _) = oldest?;
+        self.remove(frame);
+        Some(frame)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// Frames 0 to 3, of which 2 is pinned, 0 is referenced.
+    fn victims(policy: Policy) -> Vec<Frame> {
+        let mut replacement = Replacement::new(policy, 1);
+        let mut referenced = BTreeSet::from([0]);
+        (0..4).for_each(|frame| replacement.insert(frame));
+        replacement.remove(2);
+        std::iter::from_fn(|| replacement.victim(|frame| referenced.remove(&frame))).collect()
+    }
+
+    #[test]
+    fn each_policy_takes_its_own_victim() {
+        assert_eq!(victims(Policy::Fifo), [0, 1, 3]);
+        assert_eq!(victims(Policy::SecondChance), [1, 3, 0]);
+        assert_eq!(victims(Policy::OldestOf(64)), [1, 3, 0]);
+        let random: BTreeSet<_> = victims(Policy::OldestOf(1)).into_iter().collect();
+        assert_eq!(random, BTreeSet::from([0, 1, 3]));
+    }
+
+    #[test]
+    fn more_draws_come_closer_to_the_oldest() {
+        let mean_age = |drawn| {
+            let mut replacement = Replacement::new(Policy::OldestOf(drawn), 3);
+            (0..1000).for_each(|frame| replacement.insert(frame));
+            let victims = (0..200).map(|_| replacement.victim(|_| false).unwrap() as u64);
+            victims.sum::<u64>() / 200
+        };
+        assert!(mean_age(1) > 400);
+        assert!(mean_age(8) < 200 && mean_age(8) > mean_age(64));
+    }
+
+    #[test]
+    fn policies_have_names() {
+        for name in ["fifo", "second_chance", "random", "oldest_of_8"] {
+            assert_eq!(name.parse::<Policy>().unwrap().to_string(), name);
+        }
+        assert!("oldest_of_0".parse::<Policy>().is_err());
+        assert!("clock".parse::<Policy>().is_err());
+    }
+
+    pub(crate) fn any_policy() -> impl Strategy<Value = Policy> {
+        let drawn = (1u32..9).prop_map(Policy::OldestOf);
+        prop_oneof![Just(Policy::Fifo), Just(Policy::SecondChance), drawn]
+    }
+
+    proptest! {
+        #[test]
+        fn victims_are_the_evictable_frames(
+            steps in proptest::collection::vec((0u8..3, 0u32..20, any::<u64>()), 1..200),
+            policy in any_policy(),
+        ) {
+            let (mut replacement, mut known) = (Replacement::new(policy, 5), BTreeSet::new());
+            for (step, frame, mut bits) in steps {
+                match (step, known.contains(&frame)) {
+                    (0, false) => { replacement.insert(frame); known.insert(frame); }
+                    (1, true) => { replacement.remove(frame); known.remove(&frame); }
+                    (2, _) => {
+                        let take_bit = |_| { bits >>= 1; bits & 1 == 1 };
+                        match replacement.victim(take_bit) {
+                            Some(victim) => prop_assert!(known.remove(&victim)),
+                            None => prop_assert!(known.is_empty()),
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
