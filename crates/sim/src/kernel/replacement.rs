@@ -5,7 +5,6 @@
 //! free frames are not in it, so a victim is always fit to be evicted.
 
 use pagetax_core::access::Rng;
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
@@ -13,8 +12,7 @@ use std::str::FromStr;
 pub type Frame = u32;
 
 /// A policy as machine files name it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
     /// The page that was loaded first.
     Fifo,
@@ -41,19 +39,6 @@ impl FromStr for Policy {
             (_, Some(drawn @ 2..=64)) => Ok(Policy::OldestOf(drawn)),
             _ => Err(UnknownPolicy(text.into())),
         }
-    }
-}
-
-impl TryFrom<String> for Policy {
-    type Error = UnknownPolicy;
-    fn try_from(text: String) -> Result<Self, UnknownPolicy> {
-        text.parse()
-    }
-}
-
-impl From<Policy> for String {
-    fn from(policy: Policy) -> String {
-        policy.to_string()
     }
 }
 

@@ -8,11 +8,9 @@
 
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
-use serde::{Deserialize, Serialize};
 
 /// Which server takes a new page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
     /// One after the other, leaving out those that are full.
     RoundRobin,
@@ -22,8 +20,17 @@ pub enum Placement {
     MostFree,
 }
 
+impl Placement {
+    /// As machine files name them.
+    pub const NAMES: [(&str, Placement); 3] = [
+        ("round_robin", Placement::RoundRobin),
+        ("first_fit", Placement::FirstFit),
+        ("most_free", Placement::MostFree),
+    ];
+}
+
 /// Constants of the network and its servers. Times in nanoseconds.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkModel {
     /// Memory that each server lends; at least one server.
     pub server_bytes: Vec<u64>,
@@ -35,10 +42,10 @@ pub struct NetworkModel {
     pub exchange_ns_min: u64,
     /// What an exchange takes on top, in the mean.
     pub exchange_jitter_ns_mean: u64,
-    /// Share of first exchanges that lose a half, from 0 to 1.
-    pub loss_ratio: f64,
-    /// Share of retransmissions that lose a half, from 0 to 1.
-    pub loss_ratio_again: f64,
+    /// First exchanges that lose a half, in parts per million.
+    pub loss_ppm: u64,
+    /// Retransmissions that lose a half, in parts per million.
+    pub loss_again_ppm: u64,
     /// How long the client spins for a page before it is put to sleep.
     pub spin_ns_max: u64,
     /// How long such a sleep lasts at the least.
@@ -51,15 +58,17 @@ pub struct NetworkModel {
     pub page_out_jitter_ns_mean: u64,
 }
 
+const PPM: u64 = 1_000_000;
+
 /// Constants that no network can have.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NetworkModelError {
     /// Network memory needs a server.
     #[error("a network store needs at least one server with at least one page of memory")]
     NoServer,
     /// Not a probability.
-    #[error("{0} = {1} is no share between 0 and 1")]
-    NoShare(&'static str, f64),
+    #[error("{0} is {1} parts per million, more than all")]
+    Share(&'static str, u64),
     /// Shortest above longest.
     #[error("the shortest sleep, {0} ns, is longer than the longest, {1} ns")]
     Sleep(u64, u64),
@@ -71,10 +80,9 @@ impl NetworkModel {
         if !self.server_bytes.iter().any(|bytes| *bytes >= page_bytes) {
             return Err(NetworkModelError::NoServer);
         }
-        let shares = [("loss_ratio", self.loss_ratio), ("loss_ratio_again", self.loss_ratio_again)];
-        for (name, share) in shares {
-            if !(0.0..=1.0).contains(&share) {
-                return Err(NetworkModelError::NoShare(name, share));
+        for (name, ppm) in [("loss", self.loss_ppm), ("loss_again", self.loss_again_ppm)] {
+            if ppm > PPM {
+                return Err(NetworkModelError::Share(name, ppm));
             }
         }
         match self.sleep_ns_min > self.sleep_ns_max {
@@ -187,10 +195,10 @@ impl Network {
         while waited_ns <= self.model.spin_ns_max {
             waited_ns += self.model.exchange_ns_min.max(1)
                 + self.jitter_ns(self.model.exchange_jitter_ns_mean);
-            let loss =
-                if exchanges == 0 { self.model.loss_ratio } else { self.model.loss_ratio_again };
+            let loss_ppm =
+                if exchanges == 0 { self.model.loss_ppm } else { self.model.loss_again_ppm };
             exchanges += 1;
-            if self.rng.unit() >= loss {
+            if self.rng.below(PPM) >= loss_ppm {
                 break;
             }
         }
@@ -220,8 +228,8 @@ pub(crate) mod tests {
             discovery_ns: 4_000_000_000,
             exchange_ns_min: 230_000,
             exchange_jitter_ns_mean: 0,
-            loss_ratio: 0.0,
-            loss_ratio_again: 0.0,
+            loss_ppm: 0,
+            loss_again_ppm: 0,
             spin_ns_max: 800_000,
             sleep_ns_min: 10_000_000,
             sleep_ns_max: 50_000_000,
@@ -236,13 +244,13 @@ pub(crate) mod tests {
 
     #[test]
     fn a_lost_half_costs_a_second_exchange() {
-        let mut net = network(NetworkModel { loss_ratio: 1.0, ..model(&[8192]) });
+        let mut net = network(NetworkModel { loss_ppm: PPM, ..model(&[8192]) });
         assert_eq!(net.page_in(), PageIn { spin_ns: 460_000, sleep_ns: 0, exchanges: 2 });
     }
 
     #[test]
     fn what_does_not_come_while_spinning_is_slept_for() {
-        let jam = NetworkModel { loss_ratio: 1.0, loss_ratio_again: 1.0, ..model(&[8192]) };
+        let jam = NetworkModel { loss_ppm: PPM, loss_again_ppm: PPM, ..model(&[8192]) };
         let page_in = network(jam).page_in();
         assert_eq!((page_in.spin_ns, page_in.exchanges), (800_000, 4));
         assert!((10_000_000..=50_000_000).contains(&page_in.sleep_ns));
@@ -270,8 +278,8 @@ pub(crate) mod tests {
         let refuse = |model: NetworkModel| model.check(8192).unwrap_err();
         assert_eq!(refuse(model(&[])), NetworkModelError::NoServer);
         assert_eq!(refuse(model(&[4096])), NetworkModelError::NoServer);
-        let lossy = NetworkModel { loss_ratio: 1.5, ..model(&[8192]) };
-        assert_eq!(refuse(lossy), NetworkModelError::NoShare("loss_ratio", 1.5));
+        let lossy = NetworkModel { loss_ppm: PPM + 1, ..model(&[8192]) };
+        assert_eq!(refuse(lossy), NetworkModelError::Share("loss", PPM + 1));
         let sleepy = NetworkModel { sleep_ns_min: 2, sleep_ns_max: 1, ..model(&[8192]) };
         assert_eq!(refuse(sleepy), NetworkModelError::Sleep(2, 1));
     }

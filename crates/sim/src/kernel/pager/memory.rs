@@ -10,7 +10,7 @@ use crate::store::network::{Network, NetworkModel, NetworkModelError, Server, Se
 use pagetax_core::access::{Rng, derive_seed};
 
 /// Constants of the client. Times in nanoseconds.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryModel {
     /// Bytes of a page.
     pub page_bytes: u64,
