@@ -25,7 +25,9 @@ pub enum Policy {
 
 /// A name that no policy has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no replacement policy; known are fifo, second_chance, random and oldest_of_N, N from 2 to 64")]
+#[error(
+    "`{0}` is no replacement policy; known are fifo, second_chance, random and oldest_of_N, N from 2 to 64"
+)]
 pub struct UnknownPolicy(String);
 
 impl FromStr for Policy {
