@@ -410,7 +410,8 @@ mod tests {
                         hw.unload(page);
                         memory.remove(page);
                         prop_assert_eq!(memory.add(), page);
-                        (written.remove(&page), pinned.remove(&page));
+                        written.remove(&page);
+                        pinned.remove(&page);
                     }
                     _ => {}
                 }
