@@ -1,0 +1,238 @@
+//! The system's page-size settings under /sys/kernel/mm: read, changed for a while, put back.
+//!
+//! Sources: Documentation/admin-guide/mm/transhuge.rst and hugetlbpage.rst of Linux 6.18.
+
+use pagetax_core::units::PageSize;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// When the kernel gives anonymous memory large pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Wherever they fit.
+    Always,
+    /// Where the program asked by madvise(MADV_HUGEPAGE).
+    Madvise,
+    /// Nowhere.
+    Never,
+}
+
+/// Reads the settings; the root directory is given so that captured trees test it.
+#[derive(Debug, Clone)]
+pub struct PageSettings {
+    root: PathBuf,
+}
+
+/// A file and what should stand in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// Under /sys/kernel/mm.
+    pub path: PathBuf,
+    /// As it is written.
+    pub value: String,
+}
+
+impl PageSettings {
+    /// Of this machine.
+    pub fn host() -> PageSettings {
+        PageSettings::at("/sys/kernel/mm")
+    }
+
+    /// Of a tree laid out like /sys/kernel/mm.
+    pub fn at(root: impl Into<PathBuf>) -> PageSettings {
+        PageSettings { root: root.into() }
+    }
+
+    /// The system-wide setting; none on a kernel without transparent huge pages.
+    pub fn thp(&self) -> Option<Mode> {
+        mode_of(&selected(&self.thp_path())?)
+    }
+
+    /// What holds for pages of this size, with `inherit` resolved; none where the kernel does not
+    /// have the size. Before Linux 6.8 only the PMD size exists, under the system-wide setting.
+    pub fn of_size(&self, size: PageSize) -> Option<Mode> {
+        match selected(&self.size_path(size)).as_deref() {
+            Some("inherit") => self.thp(),
+            Some(word) => mode_of(word),
+            None if Some(size) == self.pmd_size() => self.thp(),
+            None => None,
+        }
+    }
+
+    /// The size of a transparent huge page that one page-table level maps: 2M on x86-64.
+    pub fn pmd_size(&self) -> Option<PageSize> {
+        let path = self.root.join("transparent_hugepage/hpage_pmd_size");
+        PageSize::new(read_number(&path)?).ok()
+    }
+
+    /// Sizes that anonymous memory can have, smallest first, without the base page.
+    pub fn sizes(&self) -> Vec<PageSize> {
+        let mut sizes = sizes_in(&self.root.join("transparent_hugepage"));
+        sizes.extend(self.pmd_size().filter(|_| sizes.is_empty()));
+        sizes
+    }
+
+    /// Sizes of hugetlb pages, smallest first.
+    pub fn hugetlb_sizes(&self) -> Vec<PageSize> {
+        sizes_in(&self.root.join("hugepages"))
+    }
+
+    /// Pages that a program could get from the pool of this size now: free ones, and those that
+    /// may be made on demand.
+    pub fn hugetlb_pages(&self, size: PageSize) -> Option<u64> {
+        let pool = self.pool_path(size);
+        let read = |name: &str| read_number(&pool.join(name));
+        Some(read("free_hugepages")? + read("nr_overcommit_hugepages").unwrap_or(0))
+    }
+
+    /// The system-wide file.
+    pub fn thp_path(&self) -> PathBuf {
+        self.root.join("transparent_hugepage/enabled")
+    }
+
+    /// The file of one size.
+    pub fn size_path(&self, size: PageSize) -> PathBuf {
+        self.root.join(format!("transparent_hugepage/{}/enabled", directory_of(size)))
+    }
+
+    /// The directory of a hugetlb pool.
+    pub fn pool_path(&self, size: PageSize) -> PathBuf {
+        self.root.join("hugepages").join(directory_of(size))
+    }
+
+    /// Anonymous folios of this size on the whole system; none where the kernel does not count.
+    pub fn folios(&self, size: PageSize) -> Option<u64> {
+        let stats = format!("transparent_hugepage/{}/stats/nr_anon", directory_of(size));
+        read_number(&self.root.join(stats))
+    }
+}
+
+fn directory_of(size: PageSize) -> String {
+    format!("hugepages-{}kB", size.bytes() / 1024)
+}
+
+fn sizes_in(directory: &Path) -> Vec<PageSize> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut sizes: Vec<PageSize> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            let kilobytes = name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?;
+            PageSize::new(kilobytes.parse::<u64>().ok()?.checked_mul(1024)?).ok()
+        })
+        .collect();
+    sizes.sort();
+    sizes
+}
+
+fn read_number(path: &Path) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// What is selected: the word in brackets, or all of a file without them.
+fn selected(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let word = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    Some(word.map_or(text.trim(), |(word, _)| word).to_string())
+}
+
+fn mode_of(word: &str) -> Option<Mode> {
+    Some(match word {
+        "always" => Mode::Always,
+        "madvise" => Mode::Madvise,
+        "never" => Mode::Never,
+        _ => return None,
+    })
+}
+
+/// Settings that are changed for as long as this lives.
+#[derive(Debug, Default)]
+pub struct Changed {
+    before: Vec<Setting>,
+}
+
+impl Changed {
+    /// Changes all settings, or none and an error that names the file.
+    pub fn apply(settings: &[Setting]) -> io::Result<Changed> {
+        let mut changed = Changed::default();
+        for Setting { path, value } in settings {
+            let named = |error: io::Error| {
+                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            };
+            let before = selected(path).ok_or_else(|| named(io::ErrorKind::NotFound.into()))?;
+            std::fs::write(path, value).map_err(named)?;
+            changed.before.push(Setting { path: path.clone(), value: before });
+        }
+        Ok(changed)
+    }
+}
+
+impl Drop for Changed {
+    /// Puts everything back, last change first.
+    fn drop(&mut self) {
+        for Setting { path, value } in self.before.iter().rev() {
+            // The file took a value a moment ago; if it takes none now there is no one to ask.
+            let _ = std::fs::write(path, value);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A tree like /sys/kernel/mm with 64K and 2M, in a directory that goes with the value.
+    pub(crate) fn tree(thp: &str, k64: &str, m2: &str, free: u64) -> (tempfile::TempDir, PageSettings) {
+        let directory = tempfile::tempdir().unwrap();
+        let choices = |chosen: &str, all: &str| all.replace(chosen, &format!("[{chosen}]"));
+        let write = |path: &str, text: String| {
+            let path = directory.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text + "\n").unwrap();
+        };
+        let sizes = "always inherit madvise never";
+        write("transparent_hugepage/enabled", choices(thp, "always madvise never"));
+        write("transparent_hugepage/hpage_pmd_size", "2097152".into());
+        write("transparent_hugepage/hugepages-64kB/enabled", choices(k64, sizes));
+        write("transparent_hugepage/hugepages-2048kB/enabled", choices(m2, sizes));
+        write("hugepages/hugepages-2048kB/free_hugepages", free.to_string());
+        write("hugepages/hugepages-2048kB/nr_overcommit_hugepages", "0".into());
+        let settings = PageSettings::at(directory.path());
+        (directory, settings)
+    }
+
+    #[test]
+    fn settings_are_read() {
+        let (_keep, settings) = tree("madvise", "never", "inherit", 3);
+        assert_eq!(settings.thp(), Some(Mode::Madvise));
+        assert_eq!(settings.of_size(PageSize::M2), Some(Mode::Madvise));
+        assert_eq!(settings.of_size(PageSize::new(64 << 10).unwrap()), Some(Mode::Never));
+        assert_eq!(settings.of_size(PageSize::K4), None);
+        assert_eq!(settings.sizes(), [PageSize::new(64 << 10).unwrap(), PageSize::M2]);
+        assert_eq!(settings.hugetlb_pages(PageSize::M2), Some(3));
+        assert_eq!(settings.hugetlb_pages(PageSize::G1), None);
+    }
+
+    #[test]
+    fn a_kernel_without_huge_pages_has_no_modes() {
+        let empty = tempfile::tempdir().unwrap();
+        let settings = PageSettings::at(empty.path());
+        assert_eq!((settings.thp(), settings.of_size(PageSize::M2)), (None, None));
+        assert!(settings.sizes().is_empty());
+    }
+
+    #[test]
+    fn changes_are_put_back_also_when_a_later_one_fails() {
+        let (keep, settings) = tree("madvise", "never", "inherit", 0);
+        let path = settings.size_path(PageSize::M2);
+        let setting = Setting { path: path.clone(), value: "never".into() };
+        let changed = Changed::apply(std::slice::from_ref(&setting)).unwrap();
+        assert_eq!(settings.of_size(PageSize::M2), Some(Mode::Never));
+        drop(changed);
+        assert_eq!(settings.of_size(PageSize::M2), Some(Mode::Madvise));
+
+        let missing = Setting { path: keep.path().join("nothing"), value: "1".into() };
+        let error = Changed::apply(&[setting, missing]).unwrap_err();
+        assert!(error.to_string().contains("nothing"));
+        assert_eq!(settings.of_size(PageSize::M2), Some(Mode::Madvise));
+    }
+}

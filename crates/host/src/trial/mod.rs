@@ -1,0 +1,228 @@
+//! One run of an unmodified command under one page-size mechanism, watched from outside.
+//!
+//! Invariants: the command gets its arguments, environment and working directory as they are, but
+//! for the one variable that its recipe names; system settings are changed for the run alone; no
+//! process of the command outlives the trial.
+
+mod proof;
+mod sampler;
+mod tree;
+
+pub use proof::{Allocator, Evidence, took};
+pub use sampler::Peak;
+
+use crate::pagesize::{Changed, Mechanism, Recipe};
+use crate::sys::process::{Child, Exit, Usage};
+use crate::sys::signal::asked_to_stop;
+use pagetax_core::diagnosis;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, Signal};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long processes have to end after a friendly signal before they are killed.
+const GRACE: Duration = Duration::from_secs(2);
+/// How often a wish to stop is looked for while a command runs; its end is noticed at once.
+const STOP_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// A command to try.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// The program and its arguments.
+    pub argv: Vec<OsString>,
+    /// Read by each run from its start; none is /dev/null.
+    pub stdin: Option<PathBuf>,
+    /// GLIBC_TUNABLES as the command would get it without us.
+    pub tunables: Option<String>,
+}
+
+/// Where a run writes to; none is /dev/null.
+#[derive(Debug, Clone, Default)]
+pub struct Outputs {
+    /// Standard output.
+    pub stdout: Option<PathBuf>,
+    /// Standard error.
+    pub stderr: Option<PathBuf>,
+}
+
+/// What was seen of one run.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// How it ended.
+    pub exit: diagnosis::Exit,
+    /// From before the fork to the end of the command's own process.
+    pub wall_ns: u64,
+    /// Of all its processes.
+    pub usage: Usage,
+    /// Memory at its peak; none if the run was over before it could be looked at.
+    pub peak: Option<Peak>,
+    /// What the proof of its page sizes rests on.
+    pub evidence: Evidence,
+    /// CPU time that watching took.
+    pub watch_ns: u64,
+    /// Processes that it left running, ended by us.
+    pub left_running: usize,
+}
+
+/// Why a run has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum TrialError {
+    /// As env(1): status 127.
+    #[error("`{0}` was not found; check the spelling, PATH and, for a script, its first line")]
+    NotFound(String),
+    /// As env(1): status 126.
+    #[error("`{0}` cannot be run: {1}; check that it is a program and has the execute permission")]
+    NotExecutable(String, io::Error),
+    /// Ours to answer for.
+    #[error("cannot {0}: {1}")]
+    System(&'static str, io::Error),
+    /// SIGINT or SIGTERM; the command was ended.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> TrialError {
+    move |error| TrialError::System(what, error)
+}
+
+/// Runs the command once and watches it. Orphans of the command become children of this process
+/// while it runs, and are ended with it.
+pub fn run(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Finished, TrialError> {
+    let _put_back = Changed::apply(&recipe.settings).map_err(system("change a page-size setting"))?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
+    let before = proof::System::read();
+    let own_resident_bytes = tree::resident_bytes(rustix::process::getpid()).unwrap_or(0);
+    let start = Instant::now();
+    let mut child = spawn(launch, recipe, outputs)?;
+    let mthp = match recipe.mechanism {
+        Mechanism::Mthp(size) => Some(size),
+        _ => None,
+    };
+    let sampler = sampler::Sampler::start(child.pid(), mthp);
+    let ended = wait(child.pid());
+    let wall_ns = start.elapsed().as_nanos() as u64;
+    let seen = sampler.stop();
+    if let Err(error) = ended {
+        end_all(child.pid());
+        return Err(error);
+    }
+    let (exit, usage) = child.wait().map_err(system("wait for the command"))?;
+    let left_running = end_orphans();
+    let mut peak = seen.peak;
+    if let Some(peak) = &mut peak {
+        peak.add_kernels_own(usage.resident_bytes_max, own_resident_bytes);
+    }
+    Ok(Finished {
+        exit: match exit {
+            Exit::Status(code) => diagnosis::Exit::Code(code),
+            Exit::Signal(signal) => diagnosis::Exit::Signal(signal),
+        },
+        wall_ns,
+        usage,
+        peak,
+        evidence: before.since(seen.allocator),
+        watch_ns: seen.watch_ns,
+        left_running,
+    })
+}
+
+/// Starts the command. PR_SET_THP_DISABLE is set on ourselves for the moment of the fork, because
+/// fork and exec inherit it: so nothing has to run between them in the child.
+fn spawn(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Child, TrialError> {
+    let program = &launch.argv[0];
+    let mut command = Command::new(program);
+    command.args(&launch.argv[1..]);
+    command.stdin(match &launch.stdin {
+        Some(path) => File::open(path).map_err(system("open the saved standard input"))?.into(),
+        None => Stdio::null(),
+    });
+    let output = |path: &Option<PathBuf>| match path {
+        Some(path) => File::create(path).map(Stdio::from),
+        None => Ok(Stdio::null()),
+    };
+    command.stdout(output(&outputs.stdout).map_err(system("create a file for the output"))?);
+    command.stderr(output(&outputs.stderr).map_err(system("create a file for the output"))?);
+    if let Some(tunables) = recipe.glibc_tunables(launch.tunables.as_deref()) {
+        command.env("GLIBC_TUNABLES", tunables);
+    }
+    let thp = |disable| match recipe.disable_thp {
+        true => rustix::thread::disable_transparent_huge_pages(disable),
+        false => Ok(()),
+    };
+    let forbidden = |e: rustix::io::Errno| TrialError::System("forbid huge pages", e.into());
+    thp(true).map_err(forbidden)?;
+    let spawned = command.spawn();
+    thp(false).map_err(forbidden)?;
+    let name = program.to_string_lossy().into_owned();
+    match spawned {
+        Ok(child) => Ok(Child::from(child)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(TrialError::NotFound(name)),
+        Err(error) => Err(TrialError::NotExecutable(name, error)),
+    }
+}
+
+/// Waits until the process has ended, without reaping it, or until we are asked to stop.
+fn wait(pid: Pid) -> Result<(), TrialError> {
+    let failed = |e: rustix::io::Errno| TrialError::System("watch for the command's end", e.into());
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        .map_err(failed)?;
+    loop {
+        let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&STOP_POLL)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) if asked_to_stop() => {
+                return Err(TrialError::Interrupted);
+            }
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(()),
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+/// Ends the command and all that it started.
+fn end_all(root: Pid) {
+    let mut processes = tree::descendants(root);
+    processes.push(root);
+    end(&processes);
+}
+
+/// Ends what the command left running, which are our children now; how many there were. Daemons
+/// would take part in all later runs.
+fn end_orphans() -> usize {
+    let orphans = tree::descendants(rustix::process::getpid());
+    end(&orphans);
+    orphans.len()
+}
+
+fn end(processes: &[Pid]) {
+    let alive = |pid: &&Pid| rustix::process::test_kill_process(**pid).is_ok();
+    for (signal, patience) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::from_millis(200))] {
+        for pid in processes {
+            // It may have ended by itself in between, which is as good.
+            let _ = rustix::process::kill_process(*pid, signal);
+        }
+        let deadline = Instant::now() + patience;
+        loop {
+            reap(processes);
+            if processes.iter().find(alive).is_none() {
+                return;
+            }
+            if Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Takes zombies among our own children away; the others are their parents' to take.
+fn reap(processes: &[Pid]) {
+    for pid in processes {
+        let _ = rustix::process::waitpid(Some(*pid), rustix::process::WaitOptions::NOHANG);
+    }
+}

@@ -1,0 +1,210 @@
+//! Watches a command's memory while it runs: how much at its peak, and on which page sizes.
+//!
+//! The kernel walks the page tables for smaps_rollup, so it is only asked when the cheap resident
+//! count has grown, and never for more than [`COST_SHARE`] of the time.
+
+use super::proof::Allocator;
+use super::tree;
+use crate::pagesize::PageSettings;
+use pagetax_core::units::PageSize;
+use rustix::process::Pid;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Watching may take one part in this many of the time.
+const COST_SHARE: u32 = 100;
+/// The pace when watching is cheap: a peak that is held for less is not seen.
+const PACE_MIN: Duration = Duration::from_millis(2);
+/// The pace at worst.
+const PACE_MAX: Duration = Duration::from_millis(250);
+/// A plateau is looked at again after this long: khugepaged may have been at work.
+const PLATEAU: Duration = Duration::from_millis(500);
+
+/// Memory of all processes of a command when they had most of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Peak {
+    /// Resident, each shared page counted once (PSS), with hugetlb.
+    pub resident_bytes: u64,
+    /// Anonymous memory of all processes, with hugetlb.
+    pub anon_bytes: u64,
+    /// Of that, on transparent huge pages of the PMD size.
+    pub thp_bytes: u64,
+    /// Of that, on hugetlb pages.
+    pub hugetlb_bytes: u64,
+    /// On transparent pages below the PMD size, on the whole system, above what there was before;
+    /// only where the recipe asks for such a size.
+    pub mthp_bytes: Option<u64>,
+    /// How many processes there were.
+    pub process_count: usize,
+    /// Resident when page sizes were last looked at, which may be short of the peak.
+    pub looked_at_bytes: u64,
+}
+
+impl Peak {
+    /// The kernel's own maximum is exact where one process has it all. It begins at the size of
+    /// the process that forked, so it says nothing below that.
+    pub(super) fn add_kernels_own(&mut self, resident_bytes_max: u64, floor_bytes: u64) {
+        if resident_bytes_max > floor_bytes {
+            self.resident_bytes = self.resident_bytes.max(resident_bytes_max + self.hugetlb_bytes);
+        }
+    }
+}
+
+/// What a sampler has seen.
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub peak: Option<Peak>,
+    pub allocator: Option<Allocator>,
+    pub watch_ns: u64,
+}
+
+/// A thread that watches until it is stopped.
+pub struct Sampler {
+    stop: Sender<()>,
+    thread: JoinHandle<Seen>,
+}
+
+impl Sampler {
+    /// Begins to watch the process and its descendants.
+    pub fn start(root: Pid, mthp: Option<PageSize>) -> Sampler {
+        let (stop, stopped) = channel();
+        let thread = std::thread::spawn(move || Watcher::new(root, mthp).watch(&stopped));
+        Sampler { stop, thread }
+    }
+
+    /// What was seen.
+    pub fn stop(self) -> Seen {
+        drop(self.stop);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+struct Watcher {
+    root: Pid,
+    processes: Vec<Pid>,
+    processes_listed: Option<Instant>,
+    list_cost: Duration,
+    last_look: Option<(Instant, Duration, u64)>,
+    mthp: Option<(PageSize, u64)>,
+    seen: Seen,
+}
+
+impl Watcher {
+    fn new(root: Pid, mthp: Option<PageSize>) -> Watcher {
+        let folios = |size| PageSettings::host().folios(size).map(|before| (size, before));
+        Watcher {
+            root,
+            processes: vec![root],
+            processes_listed: None,
+            list_cost: Duration::ZERO,
+            last_look: None,
+            mthp: mthp.and_then(folios),
+            seen: Seen::default(),
+        }
+    }
+
+    fn watch(mut self, stopped: &Receiver<()>) -> Seen {
+        let mut pace = PACE_MIN;
+        while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pace) {
+            let start = Instant::now();
+            self.list_processes(start);
+            let resident: u64 =
+                self.processes.iter().filter_map(|pid| tree::resident_bytes(*pid)).sum();
+            let quick = start.elapsed();
+            if self.worth_a_look(start, resident) {
+                self.look(start, resident);
+            }
+            self.seen.watch_ns += start.elapsed().as_nanos() as u64;
+            pace = (quick * COST_SHARE).clamp(PACE_MIN, PACE_MAX);
+        }
+        self.seen
+    }
+
+    /// The list of processes costs a walk over /proc, so it has a pace of its own.
+    fn list_processes(&mut self, now: Instant) {
+        let due = self.processes_listed.is_none_or(|last| now - last > self.list_cost * COST_SHARE);
+        if due {
+            self.processes = tree::descendants(self.root);
+            self.processes.push(self.root);
+            (self.processes_listed, self.list_cost) = (Some(now), now.elapsed());
+        }
+    }
+
+    fn worth_a_look(&self, now: Instant, resident: u64) -> bool {
+        let Some((last, cost, seen)) = self.last_look else { return resident > 0 };
+        let since = now - last;
+        let grown = resident > seen + seen / 20;
+        since > cost * COST_SHARE && (grown || (since > PLATEAU && resident >= seen))
+    }
+
+    fn look(&mut self, now: Instant, resident: u64) {
+        let mut peak = Peak { process_count: self.processes.len(), ..Peak::default() };
+        for pid in &self.processes {
+            add_rollup(&mut peak, *pid);
+        }
+        peak.mthp_bytes = self.mthp.map(|(size, before)| {
+            let folios = PageSettings::host().folios(size).unwrap_or(before);
+            folios.saturating_sub(before) * size.bytes()
+        });
+        peak.looked_at_bytes = peak.resident_bytes;
+        if self.seen.peak.is_none_or(|seen| peak.resident_bytes >= seen.resident_bytes) {
+            self.seen.peak = Some(peak);
+            let largest = self.processes.iter().max_by_key(|pid| tree::resident_bytes(**pid));
+            let allocator = largest.and_then(|pid| Allocator::of(*pid));
+            self.seen.allocator = allocator.or(self.seen.allocator.take());
+        }
+        self.last_look = Some((now, now.elapsed(), resident));
+    }
+}
+
+/// Adds one process's /proc/PID/smaps_rollup; nothing if it has ended.
+fn add_rollup(peak: &mut Peak, pid: Pid) {
+    let path = format!("/proc/{}/smaps_rollup", pid.as_raw_nonzero());
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    for line in text.lines() {
+        let Some((key, rest)) = line.split_once(':') else { continue };
+        let Some(bytes) = rest.trim().strip_suffix(" kB").and_then(|kb| kb.parse::<u64>().ok())
+        else {
+            continue;
+        };
+        let bytes = bytes * 1024;
+        match key {
+            "Pss" => peak.resident_bytes += bytes,
+            "Anonymous" => peak.anon_bytes += bytes,
+            "AnonHugePages" => peak.thp_bytes += bytes,
+            "Private_Hugetlb" | "Shared_Hugetlb" => {
+                peak.hugetlb_bytes += bytes;
+                peak.resident_bytes += bytes;
+                peak.anon_bytes += bytes;
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_seen_with_its_memory() {
+        let sampler = Sampler::start(rustix::process::getpid(), None);
+        let memory = vec![1u8; 32 << 20];
+        std::thread::sleep(Duration::from_millis(50));
+        std::hint::black_box(&memory);
+        let seen = sampler.stop();
+        let peak = seen.peak.unwrap();
+        assert!(peak.anon_bytes >= 32 << 20 && peak.resident_bytes >= 32 << 20, "{peak:?}");
+        assert!(peak.process_count >= 1 && seen.watch_ns > 0);
+    }
+
+    #[test]
+    fn the_kernels_maximum_counts_only_above_its_floor() {
+        let mut peak = Peak { resident_bytes: 5, ..Peak::default() };
+        peak.add_kernels_own(10, 10);
+        assert_eq!(peak.resident_bytes, 5);
+        peak.add_kernels_own(11, 10);
+        assert_eq!(peak.resident_bytes, 11);
+    }
+}
