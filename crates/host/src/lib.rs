@@ -3,5 +3,7 @@
 //! Invariant: unsafe code is in [`sys`] alone. Whatever ends a run, nothing is left behind.
 #![deny(unsafe_code)]
 
+pub mod pagesize;
 #[allow(unsafe_code)]
 pub mod sys;
+pub mod trial;

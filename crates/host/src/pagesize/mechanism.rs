@@ -315,7 +315,7 @@ mod tests {
         let thp = Recipe { malloc_hugetlb: Some("1".into()), ..Recipe::default() };
         assert_eq!(
             thp.shell_line(&command, Some("glibc.malloc.arena_max=1")).unwrap(),
-            "GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1 sort 'a file' '-k1;'"
+            "GLIBC_TUNABLES='glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1' sort 'a file' '-k1;'"
         );
         assert!(thp.shell_line(&["a\0b".to_string()], None).is_none());
     }

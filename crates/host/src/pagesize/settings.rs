@@ -181,7 +181,12 @@ pub(super) mod tests {
     use super::*;
 
     /// A tree like /sys/kernel/mm with 64K and 2M, in a directory that goes with the value.
-    pub(crate) fn tree(thp: &str, k64: &str, m2: &str, free: u64) -> (tempfile::TempDir, PageSettings) {
+    pub(crate) fn tree(
+        thp: &str,
+        k64: &str,
+        m2: &str,
+        free: u64,
+    ) -> (tempfile::TempDir, PageSettings) {
         let directory = tempfile::tempdir().unwrap();
         let choices = |chosen: &str, all: &str| all.replace(chosen, &format!("[{chosen}]"));
         let write = |path: &str, text: String| {

@@ -176,6 +176,13 @@ impl Child {
     }
 }
 
+impl From<std::process::Child> for Child {
+    /// Takes a child of [`std::process::Command`] over, to learn what it used.
+    fn from(child: std::process::Child) -> Child {
+        Child { pid: Pid::from_child(&child), reaped: false }
+    }
+}
+
 impl Drop for Child {
     fn drop(&mut self) {
         if !self.reaped {

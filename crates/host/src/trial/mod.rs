@@ -22,12 +22,16 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long processes have to end after a friendly signal before they are killed.
 const GRACE: Duration = Duration::from_secs(2);
 /// How often a wish to stop is looked for while a command runs; its end is noticed at once.
 const STOP_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Settings, orphans and PR_SET_THP_DISABLE are the whole process's, so trials take turns.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A command to try.
 #[derive(Debug, Clone)]
@@ -89,10 +93,12 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> TrialError {
     move |error| TrialError::System(what, error)
 }
 
-/// Runs the command once and watches it. Orphans of the command become children of this process
-/// while it runs, and are ended with it.
+/// Runs the command once and watches it. Orphans of the command become children of this process,
+/// and are ended with it, as is any other child of this process.
 pub fn run(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Finished, TrialError> {
-    let _put_back = Changed::apply(&recipe.settings).map_err(system("change a page-size setting"))?;
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _put_back =
+        Changed::apply(&recipe.settings).map_err(system("change a page-size setting"))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
     let before = proof::System::read();
@@ -169,8 +175,8 @@ fn spawn(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Child, T
 /// Waits until the process has ended, without reaping it, or until we are asked to stop.
 fn wait(pid: Pid) -> Result<(), TrialError> {
     let failed = |e: rustix::io::Errno| TrialError::System("watch for the command's end", e.into());
-    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
-        .map_err(failed)?;
+    let pidfd =
+        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).map_err(failed)?;
     loop {
         let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
         match rustix::event::poll(&mut fds, Some(&STOP_POLL)) {
@@ -186,7 +192,7 @@ fn wait(pid: Pid) -> Result<(), TrialError> {
 
 /// Ends the command and all that it started.
 fn end_all(root: Pid) {
-    let mut processes = tree::descendants(root);
+    let mut processes = tree::Family::default().descendants(root);
     processes.push(root);
     end(&processes);
 }
@@ -194,7 +200,7 @@ fn end_all(root: Pid) {
 /// Ends what the command left running, which are our children now; how many there were. Daemons
 /// would take part in all later runs.
 fn end_orphans() -> usize {
-    let orphans = tree::descendants(rustix::process::getpid());
+    let orphans = tree::Family::default().descendants(rustix::process::getpid());
     end(&orphans);
     orphans.len()
 }

@@ -3,25 +3,44 @@
 use rustix::process::Pid;
 use std::collections::HashMap;
 
-/// All descendants of a process that have not ended. Empty if /proc cannot be read.
-pub fn descendants(root: Pid) -> Vec<Pid> {
-    let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        if let Some((state, parent)) = state_and_parent(&stat)
-            && !matches!(state, 'Z' | 'X')
-        {
-            children.entry(parent).or_default().push(pid);
+/// The parents of all processes that were ever listed. A process is looked at once, so that a list
+/// costs little, and an orphan stays in the family that it was born into.
+#[derive(Debug, Default)]
+pub struct Family {
+    parent_of: HashMap<i32, i32>,
+}
+
+impl Family {
+    /// All descendants of a process that are there now. Empty if /proc cannot be read.
+    pub fn descendants(&mut self, root: Pid) -> Vec<Pid> {
+        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids: Vec<i32> =
+            entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        let mut parent_of = HashMap::with_capacity(pids.len());
+        for pid in &pids {
+            let known = self.parent_of.get(pid).copied();
+            if let Some(parent) = known.or_else(|| parent(*pid)) {
+                parent_of.insert(*pid, parent);
+            }
         }
+        self.parent_of = parent_of;
+        let root = root.as_raw_nonzero().get();
+        let of_root = pids.into_iter().filter(|pid| self.descends(*pid, root));
+        of_root.filter_map(Pid::from_raw).collect()
     }
-    let mut found = vec![root.as_raw_nonzero().get()];
-    let mut next = 0;
-    while let Some(pid) = found.get(next) {
-        found.extend(children.remove(pid).unwrap_or_default());
-        next += 1;
+
+    /// Walks up; no longer than there are processes, should stale parents form a circle.
+    fn descends(&self, pid: i32, root: i32) -> bool {
+        let mut up = std::iter::successors(Some(pid), |pid| self.parent_of.get(pid).copied());
+        up.by_ref().skip(1).take(self.parent_of.len()).any(|ancestor| ancestor == root)
     }
-    found[1..].iter().filter_map(|pid| Pid::from_raw(*pid)).collect()
+}
+
+/// The parent of a process; none if it has ended.
+fn parent(pid: i32) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (state, parent) = state_and_parent(&stat)?;
+    (!matches!(state, 'Z' | 'X')).then_some(parent)
 }
 
 /// Fields 3 and 4; the second, a name in brackets, may hold blanks and brackets itself.
@@ -58,7 +77,7 @@ mod tests {
         let pid = Pid::from_child(&shell);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
         let found = loop {
-            let found = descendants(pid);
+            let found = Family::default().descendants(pid);
             if !found.is_empty() || std::time::Instant::now() > deadline {
                 break found;
             }

@@ -1,0 +1,132 @@
+//! Trials of real programs that nobody here wrote, and of some that misbehave.
+
+use pagetax_core::diagnosis::Exit;
+use pagetax_core::units::PageSize;
+use pagetax_host::pagesize::{Mechanism, Mode, PageSettings, Recipe};
+use pagetax_host::trial::{Finished, Launch, Outputs, TrialError, run, took};
+use std::path::Path;
+use std::time::Instant;
+
+fn launch(argv: &[&str]) -> Launch {
+    Launch { argv: argv.iter().map(Into::into).collect(), stdin: None, tunables: None }
+}
+
+fn shell(script: &str) -> Finished {
+    run(&launch(&["sh", "-c", script]), &Recipe::default(), &Outputs::default()).unwrap()
+}
+
+fn recipe(mechanism: Mechanism) -> Recipe {
+    mechanism.recipe(&PageSettings::host(), None).unwrap()
+}
+
+#[test]
+fn exits_are_told() {
+    assert_eq!(shell("exit 0").exit, Exit::Code(0));
+    assert_eq!(shell("exit 3").exit, Exit::Code(3));
+    assert_eq!(shell("kill -SEGV $$").exit, Exit::Signal(11));
+}
+
+#[test]
+fn what_is_no_program_is_told_as_env_does() {
+    let fail = |program: &str| {
+        run(&launch(&[program]), &Recipe::default(), &Outputs::default()).unwrap_err()
+    };
+    assert!(
+        matches!(fail("no-such-program"), TrialError::NotFound(name) if name == "no-such-program")
+    );
+    assert!(matches!(fail("/etc/passwd"), TrialError::NotExecutable(..)));
+    assert!(matches!(fail("/"), TrialError::NotExecutable(..)));
+}
+
+#[test]
+fn input_and_outputs_are_the_commands_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    std::fs::write(path("in"), "b\na\n").unwrap();
+    let launch = Launch { stdin: Some(path("in")), ..launch(&["sh", "-c", "sort; echo err >&2"]) };
+    let outputs = Outputs { stdout: Some(path("out")), stderr: Some(path("err")) };
+    for _ in 0..2 {
+        run(&launch, &Recipe::default(), &outputs).unwrap();
+        assert_eq!(std::fs::read_to_string(path("out")).unwrap(), "a\nb\n");
+        assert_eq!(std::fs::read_to_string(path("err")).unwrap(), "err\n");
+    }
+}
+
+#[test]
+fn processes_of_a_pipeline_count_together_and_watching_costs_little() {
+    let finished = shell("head -c 60000000 /dev/zero | base64 | sort -S 300M | tail -n 1");
+    assert_eq!(finished.exit, Exit::Code(0));
+    let peak = finished.peak.unwrap();
+    assert!(peak.process_count >= 2, "{peak:?}");
+    assert!(peak.anon_bytes > 30 << 20, "{peak:?}");
+    assert!(finished.usage.user_ns > 0 && finished.usage.minor_fault_count > 1_000);
+    assert!(finished.watch_ns * 50 < finished.wall_ns, "more than 2 %: {finished:?}");
+}
+
+#[test]
+fn what_is_left_running_is_ended() {
+    let start = Instant::now();
+    let finished = shell("sleep 1000 & setsid sleep 1000 & exit 0");
+    assert_eq!((finished.exit, finished.left_running), (Exit::Code(0), 2));
+    assert!(start.elapsed().as_secs() < 10);
+}
+
+#[test]
+fn base_pages_hold_over_fork_and_exec() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out");
+    let outputs = Outputs { stdout: Some(out.clone()), stderr: None };
+    let status = launch(&["sh", "-c", "sh -c 'grep THP_enabled /proc/self/status'; true"]);
+    run(&status, &recipe(Mechanism::Base), &outputs).unwrap();
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), "THP_enabled:\t0\n");
+    run(&status, &Recipe::default(), &outputs).unwrap();
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), "THP_enabled:\t1\n");
+}
+
+/// A C program: four threads that fill their share of one large malloc.
+const THREADS_C: &str = r#"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static char *memory;
+static void *fill(void *at) { memset(memory + ((long)at << 24), 1, 1 << 24); return 0; }
+int main(void) {
+    pthread_t t[4];
+    memory = malloc(4 << 24);
+    for (long i = 0; i < 4; i++) pthread_create(&t[i], 0, fill, (void *)i);
+    for (int i = 0; i < 4; i++) pthread_join(t[i], 0);
+    usleep(100000);
+    return memory[5] - 1;
+}
+"#;
+
+fn compile(directory: &Path, source: &str) -> String {
+    let (c, program) = (directory.join("t.c"), directory.join("t"));
+    std::fs::write(&c, source).unwrap();
+    let (c, program) = (c.to_str().unwrap(), program.to_str().unwrap());
+    let compiler = launch(&["cc", "-O1", "-pthread", "-o", program, c]);
+    let finished = run(&compiler, &Recipe::default(), &Outputs::default()).unwrap();
+    assert_eq!(finished.exit, Exit::Code(0), "a C compiler is part of what Rust itself needs");
+    program.to_string()
+}
+
+#[test]
+fn malloc_of_a_threaded_program_is_on_huge_pages_where_the_system_lets_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = launch(&[&compile(directory.path(), THREADS_C)]);
+    let fraction = |recipe: &Recipe| {
+        let finished = run(&program, recipe, &Outputs::default()).unwrap();
+        assert_eq!(finished.exit, Exit::Code(0));
+        took(recipe.mechanism, &[finished]).fraction.unwrap()
+    };
+    assert_eq!(fraction(&recipe(Mechanism::Base)), 0.0);
+    match PageSettings::host().thp() {
+        Some(Mode::Madvise) => {
+            assert!(fraction(&recipe(Mechanism::Thp(PageSize::M2))) > 0.9);
+            assert!(fraction(&Recipe::default()) < 0.1);
+        }
+        Some(Mode::Always) => assert!(fraction(&Recipe::default()) > 0.9),
+        Some(Mode::Never) | None => assert_eq!(fraction(&Recipe::default()), 0.0),
+    }
+}
