@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 pub mod pagesize;
+pub mod procfs;
 #[allow(unsafe_code)]
 pub mod sys;
 pub mod trial;

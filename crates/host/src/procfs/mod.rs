@@ -1,0 +1,164 @@
+//! Readings of /proc and /sys.
+//!
+//! Invariants: every reading starts at a [`Root`], so a captured tree reads like a live machine; what
+//! cannot be read is an error text that becomes a `Missing` reading, never 0; a difference of two
+//! readings of a time never exceeds the interval between them (a block-I/O delay was once seen to
+//! read the machine's uptime).
+
+mod memory;
+mod system;
+
+pub use memory::{Fragmentation, PageSizeSetting, ThpSettings, memory_cgroup, thp_settings};
+pub use system::SystemSnapshot;
+
+use pagetax_core::counter::Reading;
+use procfs_core::FromRead;
+use procfs_core::process::{Schedstat, SmapsRollup, Status};
+use std::path::{Path, PathBuf};
+
+/// Where /proc and /sys hang: `/` on a live machine, a folder for a captured one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Root(PathBuf);
+
+impl Default for Root {
+    fn default() -> Self {
+        Root("/".into())
+    }
+}
+
+impl Root {
+    /// A captured tree.
+    pub fn at(folder: impl Into<PathBuf>) -> Root {
+        Root(folder.into())
+    }
+
+    /// An absolute path, under this root.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.0.join(path.trim_start_matches('/'))
+    }
+
+    /// A whole file without its last newline; errors name the path and the cause.
+    pub fn text(&self, path: &str) -> Result<String, String> {
+        let text = std::fs::read_to_string(self.path(path)).map_err(|e| format!("{path}: {e}"))?;
+        Ok(text.trim_end().to_string())
+    }
+
+    /// A file that holds one whole number.
+    pub fn number(&self, path: &str) -> Result<u64, String> {
+        let text = self.text(path)?;
+        text.parse().map_err(|_| format!("{path}: `{text}` is no whole number"))
+    }
+
+    /// A file in a format that the procfs crate knows.
+    pub fn parse<T: FromRead>(&self, path: &str) -> Result<T, String> {
+        T::from_file(self.path(path)).map_err(|e| format!("{path}: {e}"))
+    }
+
+    /// Names of a folder's entries, sorted; none if it cannot be read.
+    pub fn names(&self, path: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(path)).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// Whether the path is there.
+    pub fn has(&self, path: &str) -> bool {
+        Path::exists(&self.path(path))
+    }
+}
+
+/// What a process holds in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Now (VmRSS).
+    pub resident_bytes: Reading,
+    /// Most so far (VmHWM).
+    pub resident_bytes_max: Reading,
+    /// Page tables (VmPTE).
+    pub page_table_bytes: Reading,
+    /// Locked (VmLck).
+    pub locked_bytes: Reading,
+}
+
+/// From /proc/PID/status, which costs no walk over the process's page tables.
+pub fn process_memory(root: &Root, pid: u32) -> ProcessMemory {
+    let status = root.parse::<Status>(&format!("/proc/{pid}/status"));
+    let field = |name: &str, get: fn(&Status) -> Option<u64>| match &status {
+        Ok(status) => match get(status) {
+            Some(kib) => Reading::Measured(kib * 1024),
+            None => Reading::Missing(format!("/proc/{pid}/status has no {name}")),
+        },
+        Err(why) => Reading::Missing(why.clone()),
+    };
+    ProcessMemory {
+        resident_bytes: field("VmRSS", |s| s.vmrss),
+        resident_bytes_max: field("VmHWM", |s| s.vmhwm),
+        page_table_bytes: field("VmPTE", |s| s.vmpte),
+        locked_bytes: field("VmLck", |s| s.vmlck),
+    }
+}
+
+/// Bytes of a process on 2M and 1G pages: anonymous and file THP, and hugetlb, by smaps_rollup. The
+/// kernel walks the page tables for it, so it is not for tight loops. mTHP does not show in it.
+pub fn process_huge_bytes(root: &Root, pid: u32) -> Reading {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let rollup = match root.parse::<SmapsRollup>(&path) {
+        Ok(rollup) => rollup.memory_map_rollup.0,
+        Err(why) => return Reading::Missing(why),
+    };
+    let Some(whole) = rollup.first() else {
+        return Reading::Missing(format!("{path} is empty: a kernel thread or a zombie"));
+    };
+    const HUGE: [&str; 5] =
+        ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb", "Private_Hugetlb"];
+    Reading::Measured(HUGE.iter().filter_map(|key| whole.extension.map.get(*key)).sum())
+}
+
+/// Run time and run-queue wait of a task in nanoseconds: a process (its main thread) or a thread.
+pub fn schedstat(root: &Root, pid: u32, tid: Option<u32>) -> Result<(u64, u64), String> {
+    let path = match tid {
+        Some(tid) => format!("/proc/{pid}/task/{tid}/schedstat"),
+        None => format!("/proc/{pid}/schedstat"),
+    };
+    let stat: Schedstat = root.parse(&path)?;
+    Ok((stat.sum_exec_runtime, stat.run_delay))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The captured tree of a 2-core virtual machine with Linux 6.18 and a memory cgroup v1.
+    pub(crate) fn captured() -> Root {
+        Root::at(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/linux-6.18"))
+    }
+
+    #[test]
+    fn a_captured_process_reads_like_a_live_one() {
+        let memory = process_memory(&captured(), 4711);
+        assert_eq!(memory.resident_bytes, Reading::Measured(144_640 * 1024));
+        assert_eq!(memory.page_table_bytes, Reading::Measured(324 * 1024));
+        assert_eq!(memory.locked_bytes, Reading::Measured(0));
+        assert_eq!(process_huge_bytes(&captured(), 4711), Reading::Measured(131_072 * 1024));
+        let (ran_ns, waited_ns) = schedstat(&captured(), 4711, None).unwrap();
+        assert_eq!((ran_ns, waited_ns), (275_705_447, 522_950_327));
+    }
+
+    #[test]
+    fn what_cannot_be_read_says_why() {
+        let gone = process_memory(&captured(), 1);
+        let Reading::Missing(why) = gone.resident_bytes else { panic!("{gone:?}") };
+        assert!(why.contains("/proc/1/status"), "{why}");
+        assert!(matches!(process_huge_bytes(&captured(), 1), Reading::Missing(_)));
+        assert!(captured().number("/proc/sys/kernel/none").is_err());
+    }
+
+    #[test]
+    fn this_process_is_resident() {
+        let memory = process_memory(&Root::default(), std::process::id());
+        assert!(memory.resident_bytes.value().unwrap() > 100_000);
+        assert!(memory.page_table_bytes.value().unwrap() >= 4096);
+    }
+}
