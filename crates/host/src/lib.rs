@@ -5,6 +5,7 @@
 
 pub mod pagesize;
 pub mod procfs;
+pub mod stacks;
 #[allow(unsafe_code)]
 pub mod sys;
 pub mod trial;

@@ -5,7 +5,7 @@
 use perf_event_open_sys::bindings::{self, perf_event_attr, perf_event_mmap_page};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -31,6 +31,10 @@ pub const PAGE_FAULT: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_PA
 pub const MINOR_FAULT: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_PAGE_FAULTS_MIN);
 /// A fault that waited for storage, after it was handled.
 pub const MAJOR_FAULT: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_PAGE_FAULTS_MAJ);
+/// A task leaves its CPU; its stack says where.
+pub const CONTEXT_SWITCH: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES);
+/// Nothing: carries an event's other records.
+pub const DUMMY: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_DUMMY);
 /// A timer that ticks while the task is on a CPU.
 pub const CPU_CLOCK: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_CPU_CLOCK);
 
@@ -64,6 +68,9 @@ pub struct EventSpec {
     pub enable_on_exec: bool,
     /// Kernel frames only in the call chains.
     pub exclude_callchain_user: bool,
+    /// Also records of forks, exits, execs and context switches. With sampling, each ends in the
+    /// sample's thread and time ([`FIELD_TID`], [`FIELD_TIME`]).
+    pub task_records: bool,
 }
 
 impl EventSpec {
@@ -79,6 +86,7 @@ impl EventSpec {
             exclude_user: false,
             enable_on_exec: false,
             exclude_callchain_user: false,
+            task_records: false,
         }
     }
 
@@ -101,6 +109,10 @@ impl EventSpec {
         attr.set_exclude_user(self.exclude_user.into());
         attr.set_exclude_hv(1);
         attr.set_exclude_callchain_user(self.exclude_callchain_user.into());
+        attr.set_task(self.task_records.into());
+        attr.set_comm(self.task_records.into());
+        attr.set_context_switch(self.task_records.into());
+        attr.set_sample_id_all(self.task_records.into());
         attr.set_disabled(self.enable_on_exec.into());
         attr.set_enable_on_exec(self.enable_on_exec.into());
         attr
@@ -145,6 +157,14 @@ impl Event {
         Ok(id)
     }
 
+    /// Stops it, and its copies in threads and children.
+    pub fn disable(&self) -> io::Result<()> {
+        // SAFETY: an open perf event; the argument 0 means this event alone, not its group.
+        super::mapping::check(unsafe {
+            perf_event_open_sys::ioctls::DISABLE(self.0.as_raw_fd(), 0)
+        })
+    }
+
     /// Sends its samples to the ring of another event on the same CPU.
     pub fn redirect(&self, ring_owner: &Event) -> io::Result<()> {
         // SAFETY: both descriptors are open perf events.
@@ -154,14 +174,51 @@ impl Event {
     }
 }
 
+impl AsFd for Event {
+    /// Readable when its ring is half full; hung up when its tasks are gone.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// One record of a ring.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a> {
     /// `PERF_RECORD_`: sample, lost, …
     pub kind: u32,
+    /// `PERF_RECORD_MISC_`: the CPU's mode, how a task left it.
+    pub misc: u16,
     /// Words after the header.
     pub words: &'a [u64],
 }
+
+/// Field of a sample: where the CPU was.
+pub const FIELD_IP: u64 = bindings::PERF_SAMPLE_IP as u64;
+/// Field of a sample: process and thread.
+pub const FIELD_TID: u64 = bindings::PERF_SAMPLE_TID as u64;
+/// Field of a sample: nanoseconds of CLOCK_MONOTONIC.
+pub const FIELD_TIME: u64 = bindings::PERF_SAMPLE_TIME as u64;
+/// Field of a sample: the stack.
+pub const FIELD_CALLCHAIN: u64 = bindings::PERF_SAMPLE_CALLCHAIN as u64;
+
+/// The type of [`Record`]s of a task that leaves its CPU or gets one; [`MISC_SWITCH_OUT`] tells.
+pub const RECORD_SWITCH: u32 = bindings::PERF_RECORD_SWITCH;
+/// The type of [`Record`]s of a new task.
+pub const RECORD_FORK: u32 = bindings::PERF_RECORD_FORK;
+/// The type of [`Record`]s of a task's end.
+pub const RECORD_EXIT: u32 = bindings::PERF_RECORD_EXIT;
+/// The type of [`Record`]s of a new name, as of an exec.
+pub const RECORD_COMM: u32 = bindings::PERF_RECORD_COMM;
+/// Of [`RECORD_SWITCH`]: it leaves.
+pub const MISC_SWITCH_OUT: u16 = bindings::PERF_RECORD_MISC_SWITCH_OUT as u16;
+/// Of [`RECORD_SWITCH`]: it leaves and would have gone on.
+pub const MISC_SWITCH_OUT_PREEMPT: u16 = bindings::PERF_RECORD_MISC_SWITCH_OUT_PREEMPT as u16;
+/// The bits of [`Record::misc`] with the CPU's mode.
+pub const MISC_CPUMODE_MASK: u16 = bindings::PERF_RECORD_MISC_CPUMODE_MASK as u16;
+/// The mode of a sample in the kernel.
+pub const MISC_KERNEL: u16 = bindings::PERF_RECORD_MISC_KERNEL as u16;
+/// The mode of a sample in user code.
+pub const MISC_USER: u16 = bindings::PERF_RECORD_MISC_USER as u16;
 
 /// The type of [`Record`]s that are samples.
 pub const RECORD_SAMPLE: u32 = bindings::PERF_RECORD_SAMPLE;
@@ -229,7 +286,8 @@ impl Ring {
                 let word = self.word(at + index * 8);
                 self.scratch.push(word);
             }
-            each(Record { kind: header as u32, words: &self.scratch });
+            let (kind, misc) = (header as u32, (header >> 32) as u16);
+            each(Record { kind, misc, words: &self.scratch });
             at += words as u64 * 8;
         }
         fence(Ordering::SeqCst);

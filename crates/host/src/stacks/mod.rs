@@ -1,0 +1,418 @@
+//! Where a job's tasks are: on a CPU, with their kernel stacks, and off it, with what they wait for.
+//!
+//! A timer that ticks while a task runs (cpu-clock; needs no PMU) samples its kernel stack; the stack
+//! of each context switch says what the task waits for; switch records tell when. All of it follows
+//! threads and children. Without the privilege to see kernel stacks only the switch records are left.
+//! Invariant: the collecting thread opens the events itself, so they never follow it, and it keeps
+//! counts, not samples: its memory does not grow with the run.
+
+mod record;
+mod symbols;
+mod timeline;
+
+pub use symbols::{Symbols, Wait, Work};
+pub use timeline::{MainLine, TaskState, Timeline};
+
+use crate::procfs::Root;
+use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
+use record::{Seen, Source};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+/// Between two samples of a task's stack. 1 ms keeps the cost below 1 % of the job's time and gives
+/// ±3 percentage points after a second.
+const PERIOD_NS: u64 = 1_000_000;
+/// More switches than this in a second would make their stacks cost over 1 % of the job's time.
+const SWITCH_STACKS_PER_S_MAX: u64 = 15_000;
+/// The collector looks at its rings at least this often.
+const LOOK_INTERVAL_NS: u64 = 200_000_000;
+
+/// When collecting begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// At once.
+    Now,
+    /// When the task calls exec.
+    AtExec,
+}
+
+/// Samples on a CPU, by what they were doing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StackCounts {
+    /// In user mode.
+    pub user_count: u64,
+    /// In the kernel, in the order of [`Work::ALL`].
+    pub work_counts: [u64; Work::ALL.len()],
+    /// In the kernel, with no frame that the table knows.
+    pub unknown_count: u64,
+}
+
+impl StackCounts {
+    /// In the kernel, of any kind.
+    pub fn kernel_count(&self) -> u64 {
+        self.work_counts.iter().sum::<u64>() + self.unknown_count
+    }
+
+    fn add(&mut self, user: bool, work: Option<Work>) {
+        match (user, work.and_then(|work| Work::ALL.iter().position(|known| *known == work))) {
+            (true, _) => self.user_count += 1,
+            (false, Some(index)) => self.work_counts[index] += 1,
+            (false, None) => self.unknown_count += 1,
+        }
+    }
+}
+
+/// What was collected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// Of the kernel's work; an error says why there are none.
+    pub stacks: Result<StackCounts, String>,
+    /// The job's state over time.
+    pub line: Result<MainLine, String>,
+    /// Whether the main line's waits are told apart; an error says why all count as sleep.
+    pub waits: Result<(), String>,
+    /// Records that did not fit into a ring.
+    pub lost_count: u64,
+}
+
+impl Profile {
+    /// Of a job that could not be watched.
+    pub fn missing(why: &str) -> Profile {
+        let why = why.to_string();
+        Profile { stacks: Err(why.clone()), line: Err(why.clone()), waits: Err(why), lost_count: 0 }
+    }
+}
+
+/// A running collection.
+#[derive(Debug)]
+pub struct Profiler {
+    stop: OwnedFd,
+    collector: Option<JoinHandle<Profile>>,
+}
+
+impl Profiler {
+    /// Starts to collect about a thread (by its id) and all threads and children that it makes from
+    /// now on. Errors say why the machine allows nothing of it.
+    pub fn start(tid: u32, begin: Begin) -> Result<Profiler, String> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| format!("eventfd: {e}"))?;
+        let stop_seen = stop.try_clone().map_err(|e| format!("eventfd: {e}"))?;
+        let (ready, is_ready) = mpsc::channel();
+        let collector = std::thread::Builder::new()
+            .name("pagetax-stacks".into())
+            .spawn(move || match Collector::open(tid, begin) {
+                Ok(collector) => {
+                    // The receiver waits for this; it cannot be gone.
+                    let _ = ready.send(Ok(()));
+                    collector.run(&stop_seen)
+                }
+                Err(why) => {
+                    let profile = Profile::missing(&why);
+                    let _ = ready.send(Err(why));
+                    profile
+                }
+            })
+            .map_err(|e| format!("no thread to collect stacks: {e}"))?;
+        is_ready.recv().map_err(|_| "the collecting thread ended early".to_string())??;
+        Ok(Profiler { stop, collector: Some(collector) })
+    }
+
+    /// Stops, after everything that has arrived was looked at.
+    pub fn finish(mut self) -> Profile {
+        self.join().unwrap_or_else(|| Profile::missing("the collecting thread failed"))
+    }
+
+    fn join(&mut self) -> Option<Profile> {
+        // An eventfd takes 8 bytes unless it overflows, which 1 does not do.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.collector.take()?.join().ok()
+    }
+}
+
+impl Drop for Profiler {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+/// An event on one CPU and its ring.
+struct Feed {
+    source: Source,
+    event: Event,
+    ring: Ring,
+    hung_up: bool,
+}
+
+struct Collector {
+    feeds: Vec<Feed>,
+    symbols: Result<Symbols, String>,
+    counts: StackCounts,
+    timeline: Timeline,
+    /// Why a task is about to leave its CPU, by its last switch stack.
+    reasons: HashMap<u32, Wait>,
+    waits: Result<(), String>,
+    /// Seen, but perhaps later than something that another ring is yet to show.
+    held: Vec<Seen>,
+    switch_stacks: u64,
+    looked_ns: u64,
+    lost_count: u64,
+}
+
+impl Collector {
+    fn open(tid: u32, begin: Begin) -> Result<Collector, String> {
+        let root = Root::default();
+        let cpus = online_cpus(&root)?;
+        let symbols = Symbols::read(&root);
+        let (feeds, symbols) = match symbols {
+            Ok(symbols) => match open_feeds(tid, begin, &cpus, &[Source::Clock, Source::Switch]) {
+                Ok(feeds) => (feeds, Ok(symbols)),
+                Err(why) => (open_feeds(tid, begin, &cpus, &[Source::Records])?, Err(why)),
+            },
+            Err(why) => (open_feeds(tid, begin, &cpus, &[Source::Records])?, Err(why)),
+        };
+        let now = monotonic_ns();
+        let mut timeline = Timeline::default();
+        if begin == Begin::Now {
+            timeline.enter(now, tid, state_of(&root, tid)?);
+        }
+        Ok(Collector {
+            waits: symbols.as_ref().map(|_| ()).map_err(Clone::clone),
+            feeds,
+            symbols,
+            counts: StackCounts::default(),
+            timeline,
+            reasons: HashMap::new(),
+            held: Vec::new(),
+            switch_stacks: 0,
+            looked_ns: now,
+            lost_count: 0,
+        })
+    }
+
+    fn run(mut self, stop: &OwnedFd) -> Profile {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_INTERVAL_NS as i64 };
+        loop {
+            let open: Vec<usize> =
+                (0..self.feeds.len()).filter(|index| !self.feeds[*index].hung_up).collect();
+            let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
+            fds.extend(open.iter().map(|i| PollFd::new(&self.feeds[*i].event, PollFlags::IN)));
+            // An interrupted or failed poll only means to look now.
+            let _ = poll(&mut fds, Some(&timeout));
+            let stopping = fds[0].revents().contains(PollFlags::IN);
+            let hung_up: Vec<bool> =
+                fds[1..].iter().map(|fd| fd.revents().contains(PollFlags::HUP)).collect();
+            for (index, hung_up) in open.into_iter().zip(hung_up) {
+                self.feeds[index].hung_up = hung_up;
+            }
+            let now = monotonic_ns();
+            self.look();
+            if stopping {
+                self.settle(u64::MAX);
+                return self.close(now);
+            }
+            self.settle(now);
+            self.guard_cost(now);
+        }
+    }
+
+    /// Takes what has arrived from the rings.
+    fn look(&mut self) {
+        let Collector { feeds, symbols, held, lost_count, .. } = self;
+        for feed in feeds {
+            feed.ring.drain(|record| {
+                if let Some(lost) = record::lost(&record) {
+                    *lost_count += lost;
+                } else if let Some(seen) =
+                    record::decode(feed.source, &record, symbols.as_ref().ok())
+                {
+                    held.push(seen);
+                }
+            });
+        }
+        held.sort_by_key(|seen| (seen.time_ns, seen.what.rank()));
+    }
+
+    /// Counts what lies before `until_ns`: rings that were read at different moments agree on it.
+    fn settle(&mut self, until_ns: u64) {
+        let count = self.held.partition_point(|seen| seen.time_ns <= until_ns);
+        let settled: Vec<Seen> = self.held.drain(..count).collect();
+        for seen in settled {
+            self.apply(seen);
+        }
+    }
+
+    fn apply(&mut self, seen: Seen) {
+        use record::What;
+        let Seen { time_ns, tid, what } = seen;
+        match what {
+            What::Fork { child } => self.timeline.enter(time_ns, child, TaskState::Runnable),
+            What::Exit => self.timeline.exit(time_ns, tid),
+            What::SwitchStack(wait) => {
+                self.switch_stacks += 1;
+                self.reasons.insert(tid, wait);
+            }
+            What::SwitchedOut { preempted: true } => {
+                self.timeline.enter(time_ns, tid, TaskState::Runnable);
+            }
+            What::SwitchedOut { preempted: false } => {
+                let wait = self.reasons.remove(&tid).unwrap_or(Wait::Sleep);
+                self.timeline.enter(time_ns, tid, TaskState::Waiting(wait));
+            }
+            What::SwitchedIn => self.timeline.enter(time_ns, tid, TaskState::Running),
+            What::Clock { user, work } => {
+                self.counts.add(user, work);
+                if !self.timeline.knows(tid) {
+                    self.timeline.enter(time_ns, tid, TaskState::Running);
+                }
+            }
+            What::Exec => {
+                if !self.timeline.knows(tid) {
+                    self.timeline.enter(time_ns, tid, TaskState::Running);
+                }
+            }
+        }
+    }
+
+    /// Gives up the stacks of switches where they come too fast to be cheap.
+    fn guard_cost(&mut self, now_ns: u64) {
+        let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
+        if elapsed_ns < LOOK_INTERVAL_NS {
+            return;
+        }
+        if self.switch_stacks * 1_000_000_000 / elapsed_ns > SWITCH_STACKS_PER_S_MAX {
+            self.feeds.retain(|feed| feed.source != Source::Switch);
+            self.waits = Err(format!(
+                "more than {SWITCH_STACKS_PER_S_MAX} context switches a second: \
+                 their stacks would cost too much"
+            ));
+        }
+        (self.switch_stacks, self.looked_ns) = (0, now_ns);
+    }
+
+    fn close(self, end_ns: u64) -> Profile {
+        let line = self.timeline.finish(end_ns);
+        Profile {
+            stacks: self.symbols.map(|_| self.counts),
+            line: line.ok_or_else(|| "no task of the job was ever seen on a CPU".into()),
+            waits: self.waits,
+            lost_count: self.lost_count,
+        }
+    }
+}
+
+fn open_feeds(
+    tid: u32,
+    begin: Begin,
+    cpus: &[u32],
+    sources: &[Source],
+) -> Result<Vec<Feed>, String> {
+    // Many CPUs share the memory that one user's rings may lock.
+    let pages = if cpus.len() <= 16 { 64 } else { 16 };
+    let mut feeds = Vec::new();
+    for cpu in cpus {
+        for source in sources {
+            let refused = |what: &str, error: std::io::Error| {
+                format!(
+                    "{what} ({source:?} on CPU {cpu}): {error} (root, CAP_PERFMON or \
+                     sysctl kernel.perf_event_paranoid=1 would help)"
+                )
+            };
+            let event = Event::open(&spec(tid, begin, *cpu, *source))
+                .map_err(|error| refused("perf_event_open", error))?;
+            let ring =
+                Ring::new(&event, if *source == Source::Records { pages / 4 } else { pages })
+                    .map_err(|error| refused("a ring for perf events", error))?;
+            feeds.push(Feed { source: *source, event, ring, hung_up: false });
+        }
+    }
+    Ok(feeds)
+}
+
+fn spec(tid: u32, begin: Begin, cpu: u32, source: Source) -> EventSpec {
+    let stacks = perf::FIELD_IP | perf::FIELD_TID | perf::FIELD_TIME | perf::FIELD_CALLCHAIN;
+    let (kind, period, fields): (EventKind, u64, u64) = match source {
+        Source::Clock => (perf::CPU_CLOCK, PERIOD_NS, stacks),
+        Source::Switch => (perf::CONTEXT_SWITCH, 1, stacks),
+        Source::Records => (perf::DUMMY, 1, perf::FIELD_TID | perf::FIELD_TIME),
+    };
+    EventSpec {
+        pid: tid as i32,
+        cpu: cpu as i32,
+        sampling: Some(Sampling { period, fields }),
+        inherit: true,
+        exclude_kernel: source == Source::Records,
+        exclude_callchain_user: true,
+        enable_on_exec: begin == Begin::AtExec,
+        task_records: source != Source::Switch,
+        ..EventSpec::new(kind)
+    }
+}
+
+/// CPUs of a list such as `0-3,8`.
+fn online_cpus(root: &Root) -> Result<Vec<u32>, String> {
+    let text = root.text("/sys/devices/system/cpu/online")?;
+    let malformed = || format!("/sys/devices/system/cpu/online: `{text}` is no list of CPUs");
+    let mut cpus = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.parse::<u32>().map_err(|_| malformed());
+        cpus.extend(number(first)?..=number(last)?);
+    }
+    Ok(cpus)
+}
+
+/// A task's state now, as /proc has it.
+fn state_of(root: &Root, tid: u32) -> Result<TaskState, String> {
+    let stat = root.text(&format!("/proc/{tid}/stat"))?;
+    let letter = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    Ok(if letter == Some('R') { TaskState::Running } else { TaskState::Waiting(Wait::Sleep) })
+}
+
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_cpus() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        std::fs::create_dir_all(root.path("/sys/devices/system/cpu")).unwrap();
+        let write = |text: &str| std::fs::write(root.path("/sys/devices/system/cpu/online"), text);
+        write("0-2,5\n").unwrap();
+        assert_eq!(online_cpus(&root), Ok(vec![0, 1, 2, 5]));
+        write("many\n").unwrap();
+        assert!(online_cpus(&root).is_err());
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_and_computes() {
+        let (go, wait_for_go) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            wait_for_go.recv().unwrap();
+            let begin = std::time::Instant::now();
+            std::thread::sleep(std::time::Duration::from_millis(60));
+            let used = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_nsec;
+            let before = used();
+            while (used() - before).abs() < 60_000_000 {}
+            begin.elapsed().as_nanos() as u64
+        });
+        let profiler = Profiler::start(told.recv().unwrap(), Begin::Now).unwrap();
+        go.send(()).unwrap();
+        let wall_ns = thread.join().unwrap();
+        let profile = profiler.finish();
+        let line = profile.line.unwrap();
+        let ms = |state| line.ns(state) / 1_000_000;
+        assert!((50..90).contains(&ms(TaskState::Running)), "{line:?}");
+        assert!(ms(TaskState::Waiting(Wait::Sleep)) >= 55, "{line:?}");
+        assert!(line.total_ns().abs_diff(wall_ns) < wall_ns / 3, "{line:?} {wall_ns}");
+    }
+}

@@ -1,0 +1,172 @@
+//! Records of perf rings, decoded.
+//!
+//! Source: perf_event_open(2), "MMAP layout". Samples have the fields IP, TID, TIME, CALLCHAIN, in
+//! that order; other records end in TID, TIME.
+
+use super::symbols::{Symbols, Wait, Work};
+use crate::sys::perf::{self, Record};
+
+/// Which event wrote a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// cpu-clock, with stacks and task records.
+    Clock,
+    /// context-switches, with stacks.
+    Switch,
+    /// A dummy that carries task records.
+    Records,
+}
+
+/// Something that happened to a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// The thread's id.
+    pub tid: u32,
+    /// What.
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// It made a task.
+    Fork {
+        /// The new thread's id.
+        child: u32,
+    },
+    /// It became another program, or took another name.
+    Exec,
+    /// It was found on a CPU.
+    Clock {
+        /// In user mode.
+        user: bool,
+        /// In the kernel: doing what.
+        work: Option<Work>,
+    },
+    /// It is about to leave its CPU for this reason, if it does so by itself.
+    SwitchStack(Wait),
+    /// It left its CPU.
+    SwitchedOut {
+        /// It would have gone on.
+        preempted: bool,
+    },
+    /// It got a CPU.
+    SwitchedIn,
+    /// It ended.
+    Exit,
+}
+
+impl What {
+    /// Order among records of one moment: causes first.
+    pub fn rank(self) -> u8 {
+        match self {
+            What::Fork { .. } => 0,
+            What::Exec => 1,
+            What::Clock { .. } => 2,
+            What::SwitchStack(_) => 3,
+            What::SwitchedOut { .. } => 4,
+            What::SwitchedIn => 5,
+            What::Exit => 6,
+        }
+    }
+}
+
+fn high(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+/// How many records a ring had no room for, if the record says so.
+pub fn lost(record: &Record<'_>) -> Option<u64> {
+    (record.kind == perf::RECORD_LOST).then(|| record.words.get(1).copied().unwrap_or(0))
+}
+
+/// What a record says; none for kinds that do not matter and records that are cut short.
+pub fn decode(source: Source, record: &Record<'_>, symbols: Option<&Symbols>) -> Option<Seen> {
+    if record.kind == perf::RECORD_SAMPLE {
+        return decode_sample(source, record, symbols?);
+    }
+    let [.., task, time_ns] = *record.words else { return None };
+    let (own, preempted) = (high(task), record.misc & perf::MISC_SWITCH_OUT_PREEMPT != 0);
+    let (tid, what) = match record.kind {
+        perf::RECORD_SWITCH if record.misc & perf::MISC_SWITCH_OUT != 0 => {
+            (own, What::SwitchedOut { preempted })
+        }
+        perf::RECORD_SWITCH => (own, What::SwitchedIn),
+        perf::RECORD_COMM => (own, What::Exec),
+        // pid, ppid; tid, ptid; time.
+        perf::RECORD_FORK => (own, What::Fork { child: *record.words.get(1)? as u32 }),
+        perf::RECORD_EXIT => (*record.words.get(1)? as u32, What::Exit),
+        _ => return None,
+    };
+    Some(Seen { time_ns, tid, what })
+}
+
+fn decode_sample(source: Source, record: &Record<'_>, symbols: &Symbols) -> Option<Seen> {
+    let [ip, task, time_ns, frames, ref rest @ ..] = *record.words else { return None };
+    let stack = rest.get(..frames as usize)?;
+    let what = match source {
+        Source::Switch => What::SwitchStack(symbols.wait(stack)),
+        Source::Clock | Source::Records => {
+            let user = record.misc & perf::MISC_CPUMODE_MASK == perf::MISC_USER;
+            // The kernel leaves the chain out where it cannot unwind; the address is left.
+            let work = symbols.work(stack).or_else(|| symbols.work(&[ip]));
+            What::Clock { user, work: work.filter(|_| !user) }
+        }
+    };
+    Some(Seen { time_ns, tid: high(task), what })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::procfs::tests::captured;
+
+    fn record(kind: u32, misc: u16, words: &[u64]) -> Record<'_> {
+        Record { kind, misc, words }
+    }
+
+    const TASK: u64 = 7 << 32 | 5;
+
+    #[test]
+    fn switches_and_tasks() {
+        let decode = |r: &Record<'_>| decode(Source::Clock, r, None);
+        let out = perf::MISC_SWITCH_OUT;
+        let seen = |what| Some(Seen { time_ns: 99, tid: 7, what });
+        assert_eq!(decode(&record(perf::RECORD_SWITCH, 0, &[TASK, 99])), seen(What::SwitchedIn));
+        assert_eq!(
+            decode(&record(perf::RECORD_SWITCH, out, &[TASK, 99])),
+            seen(What::SwitchedOut { preempted: false })
+        );
+        let preempt = out | perf::MISC_SWITCH_OUT_PREEMPT;
+        assert_eq!(
+            decode(&record(perf::RECORD_SWITCH, preempt, &[TASK, 99])),
+            seen(What::SwitchedOut { preempted: true })
+        );
+        let fork = [8, (7 << 32) | 8, 98, TASK, 99];
+        assert_eq!(decode(&record(perf::RECORD_FORK, 0, &fork)), seen(What::Fork { child: 8 }));
+        assert_eq!(decode(&record(perf::RECORD_FORK, 0, &[])), None);
+        assert_eq!(lost(&record(perf::RECORD_LOST, 0, &[1, 12, TASK, 99])), Some(12));
+    }
+
+    #[test]
+    fn samples_are_classified_or_dropped_when_cut() {
+        let symbols = Symbols::read(&captured()).unwrap();
+        let zero = 0xffffffff821e86a4;
+        let words = [zero, TASK, 99, 2, -128i64 as u64, zero];
+        let sample = record(perf::RECORD_SAMPLE, perf::MISC_KERNEL, &words);
+        let work = Some(Work::ZeroCopy);
+        assert_eq!(
+            decode(Source::Clock, &sample, Some(&symbols)),
+            Some(Seen { time_ns: 99, tid: 7, what: What::Clock { user: false, work } })
+        );
+        let cut = record(perf::RECORD_SAMPLE, perf::MISC_KERNEL, &words[..5]);
+        assert_eq!(decode(Source::Clock, &cut, Some(&symbols)), None);
+        let user = record(perf::RECORD_SAMPLE, perf::MISC_USER, &[0x1000, TASK, 99, 0]);
+        assert_eq!(
+            decode(Source::Clock, &user, Some(&symbols)).map(|seen| seen.what),
+            Some(What::Clock { user: true, work: None })
+        );
+    }
+}
