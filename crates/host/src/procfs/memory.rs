@@ -1,80 +1,8 @@
-//! The machine's memory: page-size settings, fragmentation, cgroup limits.
+//! The machine's memory: fragmentation and cgroup limits.
 
 use super::Root;
 use pagetax_core::counter::Reading;
 use std::collections::BTreeMap;
-
-const THP: &str = "/sys/kernel/mm/transparent_hugepage";
-
-/// The setting of one size of transparent pages.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PageSizeSetting {
-    /// Its size.
-    pub bytes: u64,
-    /// `always`, `madvise`, `never` or `inherit`.
-    pub enabled: String,
-    /// With `inherit` resolved: whether memory with MADV_HUGEPAGE may have this size.
-    pub by_advice: bool,
-    /// Whether memory has it without advice.
-    pub always: bool,
-}
-
-/// How transparent huge pages are set.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ThpSettings {
-    /// The global switch: `always`, `madvise` or `never`.
-    pub enabled: String,
-    /// When a fault may compact memory to get one.
-    pub defrag: String,
-    /// The size of a page-middle-directory page.
-    pub pmd_bytes: u64,
-    /// By size, smallest first.
-    pub sizes: Vec<PageSizeSetting>,
-}
-
-impl ThpSettings {
-    /// The setting of a size.
-    pub fn size(&self, bytes: u64) -> Option<&PageSizeSetting> {
-        self.sizes.iter().find(|size| size.bytes == bytes)
-    }
-}
-
-/// The bracketed word of `always [madvise] never`.
-pub(crate) fn chosen(text: &str) -> &str {
-    let chosen = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-    chosen.map_or(text, |(word, _)| word)
-}
-
-/// Reads the settings; errors if the kernel has no transparent huge pages.
-pub fn thp_settings(root: &Root) -> Result<ThpSettings, String> {
-    let enabled = chosen(&root.text(&format!("{THP}/enabled"))?).to_string();
-    let pmd_bytes = root.number(&format!("{THP}/hpage_pmd_size"))?;
-    let mut sizes = Vec::new();
-    for name in root.names(THP) {
-        let kib = name.strip_prefix("hugepages-").and_then(|rest| rest.strip_suffix("kB"));
-        let Some(kib) = kib.and_then(|kib| kib.parse::<u64>().ok()) else { continue };
-        // Sizes without an `enabled` file exist only for shared memory.
-        let Ok(text) = root.text(&format!("{THP}/{name}/enabled")) else { continue };
-        sizes.push(setting(kib * 1024, chosen(&text), &enabled));
-    }
-    if sizes.is_empty() {
-        // Kernels before 6.8 know one size, ruled by the global switch.
-        sizes.push(setting(pmd_bytes, "inherit", &enabled));
-    }
-    sizes.sort_by_key(|size| size.bytes);
-    let defrag = chosen(&root.text(&format!("{THP}/defrag"))?).to_string();
-    Ok(ThpSettings { enabled, defrag, pmd_bytes, sizes })
-}
-
-fn setting(bytes: u64, own: &str, global: &str) -> PageSizeSetting {
-    let effective = if own == "inherit" { global } else { own };
-    PageSizeSetting {
-        bytes,
-        enabled: own.to_string(),
-        by_advice: matches!(effective, "always" | "madvise"),
-        always: effective == "always",
-    }
-}
 
 /// Free blocks of memory by size.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,17 +100,6 @@ fn limit_reading(text: Result<String, String>) -> Reading {
 mod tests {
     use super::super::tests::captured;
     use super::*;
-
-    #[test]
-    fn sizes_inherit_the_global_switch() {
-        let thp = thp_settings(&captured()).unwrap();
-        assert_eq!((thp.enabled.as_str(), thp.pmd_bytes), ("madvise", 2 << 20));
-        let huge = thp.size(2 << 20).unwrap();
-        assert_eq!((huge.enabled.as_str(), huge.by_advice, huge.always), ("inherit", true, false));
-        let medium = thp.size(64 << 10).unwrap();
-        assert_eq!((medium.enabled.as_str(), medium.by_advice), ("never", false));
-        assert!(thp.sizes.windows(2).all(|pair| pair[0].bytes < pair[1].bytes));
-    }
 
     #[test]
     fn blocks_add_up_over_zones() {

@@ -8,7 +8,7 @@
 mod memory;
 mod system;
 
-pub use memory::{Fragmentation, PageSizeSetting, ThpSettings, memory_cgroup, thp_settings};
+pub use memory::{Fragmentation, memory_cgroup};
 pub use system::SystemSnapshot;
 
 use pagetax_core::counter::Reading;

@@ -147,7 +147,7 @@ struct Feed {
 
 struct Collector {
     feeds: Vec<Feed>,
-    symbols: Result<Symbols, String>,
+    symbols: Result<&'static Symbols, String>,
     counts: StackCounts,
     timeline: Timeline,
     /// Why a task is about to leave its CPU, by its last switch stack.
@@ -164,8 +164,7 @@ impl Collector {
     fn open(tid: u32, begin: Begin) -> Result<Collector, String> {
         let root = Root::default();
         let cpus = online_cpus(&root)?;
-        let symbols = Symbols::read(&root);
-        let (feeds, symbols) = match symbols {
+        let (feeds, symbols) = match Symbols::of_this_kernel() {
             Ok(symbols) => match open_feeds(tid, begin, &cpus, &[Source::Clock, Source::Switch]) {
                 Ok(feeds) => (feeds, Ok(symbols)),
                 Err(why) => (open_feeds(tid, begin, &cpus, &[Source::Records])?, Err(why)),
@@ -225,7 +224,7 @@ impl Collector {
                 if let Some(lost) = record::lost(&record) {
                     *lost_count += lost;
                 } else if let Some(seen) =
-                    record::decode(feed.source, &record, symbols.as_ref().ok())
+                    record::decode(feed.source, &record, symbols.as_ref().ok().copied())
                 {
                     held.push(seen);
                 }

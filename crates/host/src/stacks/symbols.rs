@@ -5,6 +5,7 @@
 
 use crate::procfs::Root;
 use std::collections::HashMap;
+use std::sync::OnceLock;
 
 /// What the kernel does on a CPU: the kernel rows of the CPU ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -210,7 +211,18 @@ pub struct Symbols {
 /// Values in a call chain from here on are markers (`PERF_CONTEXT_KERNEL`, …), not addresses.
 const FIRST_MARKER: u64 = -4095i64 as u64;
 
+static OF_THIS_KERNEL: OnceLock<Result<Symbols, String>> = OnceLock::new();
+
 impl Symbols {
+    /// Of the running kernel, read once: it takes some 20 ms, which a measurement should not wait
+    /// for. Functions of modules that are loaded later stay unknown.
+    pub fn of_this_kernel() -> Result<&'static Symbols, String> {
+        OF_THIS_KERNEL
+            .get_or_init(|| Symbols::read(&Root::default()))
+            .as_ref()
+            .map_err(Clone::clone)
+    }
+
     /// From /proc/kallsyms; errors if it hides its addresses.
     pub fn read(root: &Root) -> Result<Symbols, String> {
         let text = root.text("/proc/kallsyms")?;
