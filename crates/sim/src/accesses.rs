@@ -12,6 +12,7 @@ use pagetax_core::plan::{Pattern, Random, Touch};
 pub struct Accesses {
     base: u64,
     left: u64,
+    allowed: u64,
     /// Picoseconds of user time for each page touch, without translation.
     pub cost_ps: u64,
     /// Whether each stores.
@@ -77,7 +78,7 @@ pub struct Place {
 }
 
 impl Accesses {
-    /// `touch` done `laps_of` times over at `place`; `cost_ps` is the user time of one access.
+    /// `touch` at `place`; `cost_ps` is the user time of one access.
     pub fn new(touch: &Touch, place: Place, cost_ps: u64) -> Self {
         let pages = touch.grain_bytes.div_ceil(place.page_bytes).max(1);
         let (mut left, mut pieces, mut cost_ps) = (touch.count * pages, pages, cost_ps / pages);
@@ -103,6 +104,7 @@ impl Accesses {
         let mut accesses = Accesses {
             base: place.base,
             left,
+            allowed: u64::MAX,
             cost_ps,
             writes: touch.access.writes(),
             pieces,
@@ -112,9 +114,24 @@ impl Accesses {
         accesses
     }
 
-    /// Page touches left.
+    /// Page touches left that may be done now.
     pub fn left(&self) -> u64 {
+        self.left.min(self.allowed)
+    }
+
+    /// Page touches left, now or later.
+    pub fn remaining(&self) -> u64 {
         self.left
+    }
+
+    /// Whether none is left at all.
+    pub fn is_done(&self) -> bool {
+        self.left == 0
+    }
+
+    /// May do `count` page touches from here on, until it is told so again. For paced jobs.
+    pub fn allow(&mut self, count: u64) {
+        self.allowed = count;
     }
 
     /// Page touches that make one access of the plan.
@@ -146,8 +163,9 @@ impl Accesses {
 
     /// `count` page touches, at most [`Accesses::left`], are done.
     pub fn advance(&mut self, count: u64) {
-        debug_assert!(count <= self.left);
+        debug_assert!(count <= self.left());
         self.left -= count;
+        self.allowed -= count;
         if let Order::Sweep(sweep) = &mut self.order {
             sweep.advance(count);
             return;

@@ -91,9 +91,14 @@ impl WallRow {
 /// CPU time by row, in nanoseconds.
 pub type CpuTimes = [u64; CPU_ROWS.len()];
 
-/// Something to wait for; kernels number theirs as they like.
+/// Something to wait for; kernels number theirs as they like, below [`Channel::ENGINE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Channel(pub u32);
+
+impl Channel {
+    /// From here on, channels are the engine's own.
+    pub const ENGINE: u32 = 1 << 31;
+}
 
 /// What a task waits for after a kernel call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

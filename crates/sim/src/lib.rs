@@ -38,8 +38,10 @@
 
 pub mod accesses;
 pub mod cx;
+pub mod engine;
 pub mod kernel;
 pub mod mmu;
 pub mod model;
+pub mod sched;
 pub mod store;
 pub mod tally;

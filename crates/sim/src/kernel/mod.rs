@@ -95,9 +95,6 @@ pub trait Kernel<M: Mmu> {
     /// thread, and no change of space when it is the space that ran on this CPU last.
     fn switch(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: Option<SpaceId>);
 
-    /// A job's process went to sleep or was woken (by its own wish or the engine's); for swappers.
-    fn slept(&mut self, _hw: &mut M, _cx: &mut Cx<'_>, _space: SpaceId) {}
-
     /// Names of the kernel's threads (`kswapd`). They are runnable from the start.
     fn threads(&self) -> &'static [&'static str] {
         &[]

@@ -1,0 +1,86 @@
+//! What the engine itself needs to know of a machine: tables `[machine]` and `[access]` of its model.
+
+use crate::model::{Model, ModelError};
+use pagetax_core::plan::{Access, Touch};
+use pagetax_core::units::{Bytes, PageSize};
+
+/// The engine's constants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Physical memory.
+    pub memory: Bytes,
+    /// The base page.
+    pub page: PageSize,
+    /// CPUs.
+    pub cpus: u32,
+    /// Sleeps end at multiples of this.
+    pub tick_ns: u64,
+    /// User time of an access of any size.
+    access_ps: u64,
+    /// User time of each byte of an access, by kind.
+    read_byte_ps: u64,
+    write_byte_ps: u64,
+    verify_byte_ps: u64,
+    rewrite_byte_ps: u64,
+}
+
+impl Settings {
+    /// Reads `[machine]` memory, page, cpus, tick and `[access]` time; optional in `[access]`:
+    /// read_byte, write_byte, verify_byte, rewrite_byte, absent where `time` says all.
+    ///
+    /// # Errors
+    /// Constants that are absent or impossible.
+    pub fn load(model: &Model) -> Result<Self, ModelError> {
+        let byte_ps = |key| if model.has("access", key) { model.ps("access", key) } else { Ok(0) };
+        let cpus = model.positive("machine", "cpus")?;
+        if cpus > CPUS_MAX {
+            let problem = format!("is {cpus}, more than {CPUS_MAX}");
+            return Err(model.error("machine", "cpus", problem, "write a smaller number"));
+        }
+        Ok(Settings {
+            memory: Bytes(model.bytes("machine", "memory")?),
+            page: model.page_size("machine", "page")?,
+            cpus: cpus as u32,
+            tick_ns: model.ns("machine", "tick")?.max(1),
+            access_ps: model.ps("access", "time")?,
+            read_byte_ps: byte_ps("read_byte")?,
+            write_byte_ps: byte_ps("write_byte")?,
+            verify_byte_ps: byte_ps("verify_byte")?,
+            rewrite_byte_ps: byte_ps("rewrite_byte")?,
+        })
+    }
+
+    /// User time of one access of this touch, in picoseconds.
+    pub fn access_ps(&self, touch: &Touch) -> u64 {
+        let byte_ps = match touch.access {
+            Access::Read => self.read_byte_ps,
+            Access::Write => self.write_byte_ps,
+            Access::Verify => self.verify_byte_ps,
+            Access::Rewrite => self.rewrite_byte_ps,
+        };
+        self.access_ps + byte_ps * touch.grain_bytes
+    }
+
+    /// The first tick at `time_ns` or later.
+    pub fn tick_after(&self, time_ns: u64) -> u64 {
+        time_ns.div_ceil(self.tick_ns) * self.tick_ns
+    }
+}
+
+const CPUS_MAX: u64 = 1024;
+
+/// When a run is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caps {
+    /// Virtual time.
+    pub wall_ns: u64,
+    /// Steps of the engine: kernel calls and uninterrupted touches.
+    pub steps: u64,
+}
+
+impl Default for Caps {
+    /// A week of virtual time; some minutes of real time.
+    fn default() -> Self {
+        Caps { wall_ns: 7 * 24 * 3600 * 1_000_000_000, steps: 1_000_000_000 }
+    }
+}
