@@ -1,0 +1,312 @@
+//! The budget of a real run: what its CPU time and its elapsed time went to.
+//!
+//! [`Watch`] collects while the job runs, [`budget`] turns what it collected and the job's exact
+//! totals into two ledgers; the latter is a pure function. It serves plans that run in this process
+//! and commands that run as children alike.
+//! Invariants: the totals are the kernel's own accounts, rows only divide them; a row without a
+//! source is missing, and its time shows up as unexplained.
+
+mod cpu;
+mod translation;
+mod wall;
+
+pub use translation::{AccessClass, AccessKind, Translation};
+
+use crate::procfs::{Root, SystemSnapshot};
+use crate::stacks::{Begin, Profile, Profiler, Symbols, TaskState};
+use pagetax_core::budget::{Budget, Ledger};
+use pagetax_core::calibration::Calibration;
+use pagetax_core::counter::Reading;
+use std::time::Instant;
+
+/// What a job used in all, by the kernel's accounts, with all of its threads and children.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Totals {
+    /// Elapsed time.
+    pub wall_ns: u64,
+    /// CPU time in user mode.
+    pub user_ns: u64,
+    /// CPU time in the kernel.
+    pub kernel_ns: u64,
+    /// Faults served from memory.
+    pub minor_fault_count: u64,
+    /// Faults that waited for storage.
+    pub major_fault_count: u64,
+    /// Most resident bytes at once.
+    pub resident_bytes_max: Reading,
+    /// Most bytes on huge pages at once.
+    pub huge_page_bytes_max: Reading,
+    /// Most bytes of page tables at once.
+    pub page_table_bytes_max: Reading,
+}
+
+/// Collects while a job runs.
+#[derive(Debug)]
+pub struct Watch {
+    system: SystemSnapshot,
+    since: Instant,
+    profiler: Result<Profiler, String>,
+}
+
+impl Watch {
+    /// Makes ready, so that nothing slow is left to do when the job starts.
+    pub fn new() -> Watch {
+        // An error comes back when the profiler asks for them.
+        let _ = Symbols::of_this_kernel();
+        Watch {
+            system: SystemSnapshot::read(&Root::default()),
+            since: Instant::now(),
+            profiler: Err("the job was never attached to".into()),
+        }
+    }
+
+    /// Follows a thread, by its id (for a process: its pid), and whatever threads and children it
+    /// makes from now on. What the machine does not allow will be missing from the budget.
+    pub fn attach(&mut self, tid: u32, begin: Begin) {
+        self.profiler = Profiler::start(tid, begin);
+    }
+
+    /// The job is over.
+    pub fn finish(self) -> Watched {
+        let profile = match self.profiler {
+            Ok(profiler) => profiler.finish(),
+            Err(why) => Profile::missing(&why),
+        };
+        let wall_ns = self.since.elapsed().as_nanos() as u64;
+        let now = SystemSnapshot::read(&Root::default());
+        let mut counters = now.since(&self.system, wall_ns);
+        counters.push((
+            "run_queue_ns",
+            match &profile.line {
+                Ok(line) => Reading::Measured(line.ns(TaskState::Runnable)),
+                Err(why) => Reading::Missing(why.clone()),
+            },
+        ));
+        Watched { profile, counters }
+    }
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Watch::new()
+    }
+}
+
+/// What was collected.
+#[derive(Debug, Clone)]
+pub struct Watched {
+    /// Of the job's tasks.
+    pub profile: Profile,
+    /// Of the whole machine while the job ran, by counter id, and the job's run-queue time.
+    pub counters: Vec<(&'static str, Reading)>,
+}
+
+/// Divides the totals.
+pub fn budget(
+    totals: &Totals,
+    profile: &Profile,
+    translation: &Translation,
+    calibration: Option<&Calibration>,
+) -> Budget {
+    let mut cpu = Ledger::new(totals.user_ns + totals.kernel_ns);
+    cpu::user_rows(&mut cpu, totals, translation, calibration);
+    cpu::kernel_rows(&mut cpu, totals, profile, calibration);
+    let mut wall = Ledger::new(totals.wall_ns);
+    wall::rows(&mut wall, totals, profile, calibration);
+    let mut budget = Budget::new(cpu, wall);
+    budget.memory("resident", totals.resident_bytes_max.clone(), "most at once");
+    budget.memory("huge", totals.huge_page_bytes_max.clone(), "most at once");
+    budget.memory("page_tables", totals.page_table_bytes_max.clone(), "most at once");
+    budget
+}
+
+/// A reading within bounds, none of them beyond `most`.
+fn derived(value: f64, low: f64, high: f64, most: u64) -> Reading {
+    let ns = |ns: f64| (ns.max(0.0).round() as u64).min(most);
+    Reading::Derived { value: ns(value), low: ns(low.min(value)), high: ns(high.max(value)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stacks::{StackCounts, Timeline, Wait};
+    use pagetax_core::calibration::*;
+    use proptest::prelude::*;
+
+    pub(super) fn totals() -> Totals {
+        Totals {
+            wall_ns: 1_000_000_000,
+            user_ns: 600_000_000,
+            kernel_ns: 300_000_000,
+            minor_fault_count: 100_000,
+            major_fault_count: 10,
+            resident_bytes_max: Reading::Measured(400 << 20),
+            huge_page_bytes_max: Reading::Measured(0),
+            page_table_bytes_max: Reading::Missing("gone before it was read".into()),
+        }
+    }
+
+    pub(super) fn calibration() -> Calibration {
+        let spread = |median_ns: f64| Spread {
+            median_ns,
+            low_ns: median_ns * 0.9,
+            high_ns: median_ns * 1.1,
+            repetitions: 5,
+        };
+        let fault = |kind, page_bytes, ns| FaultCost {
+            kind,
+            page_bytes,
+            cost: Some(spread(ns)),
+            why: None,
+        };
+        let walk = |pattern, working_set_bytes, base, huge| WalkCost {
+            pattern,
+            working_set_bytes,
+            base: spread(base),
+            huge: spread(huge),
+            extra: spread(base - huge),
+        };
+        Calibration {
+            schema: CALIBRATION_VERSION,
+            kind: "calibration".into(),
+            identity: Identity {
+                cpu_model: "Xeon".into(),
+                cpu_count: 2,
+                kernel: "6.18".into(),
+                memory_bytes: 24 << 30,
+                hypervisor: "kvm".into(),
+                page_table_isolation: false,
+            },
+            quick: true,
+            taken_unix_s: 0,
+            took_ns: 0,
+            base_page_bytes: 4096,
+            huge_page_bytes: 2 << 20,
+            faults: vec![
+                fault(FaultKind::ZeroRead, 4096, 650.0),
+                fault(FaultKind::AnonWrite, 4096, 1_500.0),
+                fault(FaultKind::AnonWrite, 2 << 20, 243_000.0),
+                fault(FaultKind::CowWrite, 4096, 2_500.0),
+                fault(FaultKind::FileCachedRead, 4096, 230.0),
+                fault(FaultKind::FileMajorRead, 4096, 20_000.0),
+            ],
+            walks: vec![
+                walk(WalkPattern::Dependent, 64 << 20, 32.0, 8.0),
+                walk(WalkPattern::Independent, 64 << 20, 16.0, 14.0),
+            ],
+        }
+    }
+
+    pub(super) fn profile() -> Profile {
+        let mut line = Timeline::default();
+        line.enter(0, 1, TaskState::Running);
+        line.enter(900_000_000, 1, TaskState::Waiting(Wait::PageIn));
+        line.enter(990_000_000, 1, TaskState::Runnable);
+        Profile {
+            stacks: Ok(StackCounts {
+                user_count: 600,
+                work_counts: [120, 100, 20, 0, 0, 57],
+                unknown_count: 3,
+            }),
+            line: Ok(line.finish(1_000_000_000).unwrap()),
+            waits: Ok(()),
+            lost_count: 0,
+        }
+    }
+
+    #[test]
+    fn stacks_and_switches_explain_nearly_all() {
+        let b = budget(&totals(), &profile(), &Translation::WorkingSet(64 << 20), None);
+        assert_eq!(b.cpu_unexplained_ns, 3_000_000);
+        assert_eq!(b.cpu_row("minor_fault").unwrap().ns, Some(120_000_000));
+        assert_eq!(b.cpu_row("translation").unwrap().ns, None);
+        assert_eq!(b.wall_unexplained_ns, 0);
+        let page_in = b.wall.iter().find(|row| row.id == "page_in").unwrap();
+        assert_eq!(page_in.ns, Some(90_000_000));
+        assert_eq!(b.memory[2].bytes, None);
+    }
+
+    fn any_totals() -> impl Strategy<Value = Totals> {
+        let time = || 0u64..1 << 45;
+        (time(), time(), time(), 0u64..1 << 33, 0u64..1 << 20, 0u64..1 << 40).prop_map(
+            |(wall_ns, user_ns, kernel_ns, minor_fault_count, major_fault_count, huge)| Totals {
+                wall_ns,
+                user_ns,
+                kernel_ns,
+                minor_fault_count,
+                major_fault_count,
+                huge_page_bytes_max: Reading::Measured(huge),
+                ..totals()
+            },
+        )
+    }
+
+    fn any_profile() -> impl Strategy<Value = Profile> {
+        let counts = (0u64..9999, proptest::array::uniform6(0u64..999), 0u64..99).prop_map(
+            |(user_count, work_counts, unknown_count)| StackCounts {
+                user_count,
+                work_counts,
+                unknown_count,
+            },
+        );
+        let why = || "not allowed".to_string();
+        (proptest::option::of(counts), any::<bool>(), any::<bool>()).prop_map(
+            move |(stacks, line, waits)| Profile {
+                stacks: stacks.ok_or_else(why),
+                line: if line { profile().line } else { Err(why()) },
+                waits: if waits { Ok(()) } else { Err(why()) },
+                lost_count: 0,
+            },
+        )
+    }
+
+    fn any_translation() -> impl Strategy<Value = Translation> {
+        prop_oneof![
+            (0.0f64..0.3, 0.0f64..0.4, 0.0f64..0.9).prop_map(|(a, b, c)| Translation::Trial {
+                share_low: a,
+                share: a + b * 0.5,
+                share_high: a + b * 0.5 + c
+            }),
+            (0u64..1 << 40).prop_map(Translation::WorkingSet),
+            (0u64..1 << 40, 0u64..1 << 36).prop_map(|(count, working_set_bytes)| {
+                let kind = AccessKind::Dependent;
+                Translation::Accesses(vec![AccessClass { kind, working_set_bytes, count }])
+            }),
+            Just(Translation::Unknown("nothing is known".into())),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn parts_and_unexplained_are_the_total(
+            totals in any_totals(),
+            profile in any_profile(),
+            translation in any_translation(),
+            calibrated in any::<bool>(),
+        ) {
+            let calibration = calibrated.then(calibration);
+            let b = budget(&totals, &profile, &translation, calibration.as_ref());
+            let sum = |rows: &[pagetax_core::budget::TimeRow]| {
+                rows.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum::<i64>()
+            };
+            let cpu_total_ns = totals.user_ns + totals.kernel_ns;
+            prop_assert_eq!(sum(&b.cpu) + b.cpu_unexplained_ns, cpu_total_ns as i64);
+            prop_assert_eq!(sum(&b.wall) + b.wall_unexplained_ns, totals.wall_ns as i64);
+            // Rounding alone may make the CPU rows exceed their total: half a nanosecond each.
+            prop_assert!(b.cpu_unexplained_ns >= -4, "{:?}", b.cpu);
+            let ids = |rows: &[pagetax_core::budget::TimeRow]| {
+                rows.iter().map(|row| row.id.clone()).collect::<Vec<_>>()
+            };
+            let named = |table: &[(&str, &str)]| {
+                table.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>()
+            };
+            prop_assert_eq!(ids(&b.cpu), named(pagetax_core::budget::CPU_ROWS));
+            prop_assert_eq!(ids(&b.wall), named(pagetax_core::budget::WALL_ROWS));
+            for row in b.cpu.iter().chain(&b.wall) {
+                if let (Some(low), Some(ns), Some(high)) = (row.low_ns, row.ns, row.high_ns) {
+                    prop_assert!(low <= ns && ns <= high, "{:?}", row);
+                }
+            }
+        }
+    }
+}

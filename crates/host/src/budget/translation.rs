@@ -1,0 +1,260 @@
+//! How much of user time is translation: by trials, by the plan's accesses, or a bound.
+
+use super::derived;
+use pagetax_core::calibration::{Calibration, WalkPattern};
+use pagetax_core::counter::Reading;
+use pagetax_core::plan::{Op, PageSizeRequest, Pattern, Phase, Plan, Region, Touch};
+
+/// What is known about a job's translation. Page walks are counted by no one here without a PMU.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Translation {
+    /// Trials on other page sizes saved this share of user time, 0 to 1, with its interval.
+    Trial {
+        /// Lower bound.
+        share_low: f64,
+        /// Best estimate.
+        share: f64,
+        /// Upper bound.
+        share_high: f64,
+    },
+    /// The accesses are known: × the calibrated cost of each.
+    Accesses(Vec<AccessClass>),
+    /// Only how much memory it touches: a bound.
+    WorkingSet(u64),
+    /// Not even that.
+    Unknown(String),
+}
+
+/// Accesses of a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AccessClass {
+    /// In which order.
+    pub kind: AccessKind,
+    /// Over how much memory.
+    pub working_set_bytes: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// An order of addresses, as far as walks care.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessKind {
+    /// From page to page in order: caches and prefetchers hide the walks, if not always.
+    Sweep,
+    /// Random, but some pages far more often: somewhere between nothing and uniform.
+    Skewed,
+    /// Uniformly random, known beforehand.
+    Independent,
+    /// Uniformly random, each known from the one before.
+    Dependent,
+}
+
+impl Translation {
+    /// The accesses of a plan on base pages. `access_count` is how many there were in fact, where
+    /// a phase ends by the clock.
+    pub fn of_plan(plan: &Plan, base_page_bytes: u64, access_count: Option<u64>) -> Translation {
+        let mut planned = 0u64;
+        let mut classes = Vec::new();
+        for phase in &plan.phases {
+            for op in &phase.ops {
+                let Op::Touch(touch) = op else { continue };
+                let Some(region) = plan.regions.get(touch.region.0) else { continue };
+                let count = times(phase).saturating_mul(touch.count);
+                planned = planned.saturating_add(count);
+                classes.extend(class_of(touch, region, count, base_page_bytes));
+            }
+        }
+        if let Some(real) = access_count
+            && planned > 0
+        {
+            for class in &mut classes {
+                class.count = (u128::from(class.count) * u128::from(real) / u128::from(planned))
+                    .min(u64::MAX.into()) as u64;
+            }
+        }
+        Translation::Accesses(classes)
+    }
+
+    /// The row and its method.
+    pub(super) fn of_user_time(
+        &self,
+        user_ns: u64,
+        calibration: Option<&Calibration>,
+    ) -> (Reading, String) {
+        let part = |share: f64| user_ns as f64 * share;
+        let calibrated = || {
+            calibration.ok_or(
+                "no PMU, no trials, and no calibration of this machine; `pagetax \
+                               calibrate` makes one, `pagetax diagnose` makes trials",
+            )
+        };
+        let reading = match self {
+            Translation::Unknown(why) => Err(why.as_str()),
+            Translation::Trial { share_low, share, share_high } => Ok((
+                derived(part(*share), part(*share_low), part(*share_high), user_ns),
+                "saved by huge pages in trials".to_string(),
+            )),
+            Translation::Accesses(classes) => calibrated().map(|calibration| {
+                let (value, low, high) = modelled(classes, calibration);
+                let how = "accesses × calibrated cost of a walk (a model)".to_string();
+                (derived(value, low, high, user_ns), how)
+            }),
+            Translation::WorkingSet(bytes) => calibrated().and_then(|calibration| {
+                let most = calibration.walk_share_max(*bytes).ok_or("no calibrated walks")?;
+                let how = "a bound, by calibration: a pure pointer chase over as much memory \
+                           would spend the upper end; trials (`pagetax diagnose`) tell"
+                    .to_string();
+                Ok((derived(0.0, 0.0, part(most), user_ns), how))
+            }),
+        };
+        reading.unwrap_or_else(|why| (Reading::Missing(why.into()), String::new()))
+    }
+}
+
+fn times(phase: &Phase) -> u64 {
+    phase.repeat.saturating_mul(u64::from(phase.clients))
+}
+
+/// None for accesses that are on huge pages by the plan's own wish.
+fn class_of(
+    touch: &Touch,
+    region: &Region,
+    count: u64,
+    base_page_bytes: u64,
+) -> Option<AccessClass> {
+    if let PageSizeRequest::Prefer(size) | PageSizeRequest::Hugetlb(size) = region.page_size
+        && size.bytes() >= 2 << 20
+    {
+        return None;
+    }
+    let (kind, count) = match touch.pattern {
+        Pattern::Strided { stride_bytes } => {
+            let pages = u128::from(count) * u128::from(stride_bytes.min(base_page_bytes))
+                / u128::from(base_page_bytes.max(1));
+            (AccessKind::Sweep, pages.min(u64::MAX.into()) as u64)
+        }
+        Pattern::Uniform => (AccessKind::Independent, count),
+        Pattern::Zipf { .. } => (AccessKind::Skewed, count),
+        Pattern::PointerChase => (AccessKind::Dependent, count),
+    };
+    Some(AccessClass { kind, working_set_bytes: region.bytes, count })
+}
+
+/// Best estimate, lower and upper bound in nanoseconds.
+fn modelled(classes: &[AccessClass], calibration: &Calibration) -> (f64, f64, f64) {
+    let mut sum = (0.0, 0.0, 0.0);
+    for class in classes {
+        let pattern = match class.kind {
+            AccessKind::Dependent => WalkPattern::Dependent,
+            _ => WalkPattern::Independent,
+        };
+        let Some(extra) = calibration.walk_extra(pattern, class.working_set_bytes) else {
+            continue;
+        };
+        let (value, low) = match class.kind {
+            AccessKind::Sweep => (0.0, 0.0),
+            AccessKind::Skewed => (extra.median_ns, 0.0),
+            AccessKind::Independent | AccessKind::Dependent => (extra.median_ns, extra.low_ns),
+        };
+        let count = class.count as f64;
+        sum.0 += count * value;
+        sum.1 += count * low;
+        sum.2 += count * extra.high_ns;
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::calibration;
+    use super::*;
+    use pagetax_core::plan::{Access, Backing, ClientKind, JobIdentity, Measure, Native, RegionId};
+    use pagetax_core::units::PageSize;
+
+    const SET: u64 = 64 << 20;
+
+    #[test]
+    fn trials_beat_models_and_both_stay_within_user_time() {
+        let trial = Translation::Trial { share_low: 0.1, share: 0.2, share_high: 1.5 };
+        let (reading, _) = trial.of_user_time(1_000, None);
+        assert_eq!(reading, Reading::Derived { value: 200, low: 100, high: 1_000 });
+        let class =
+            AccessClass { kind: AccessKind::Dependent, working_set_bytes: SET, count: 1_000 };
+        let model = Translation::Accesses(vec![class]);
+        let (reading, how) = model.of_user_time(100_000, Some(&calibration()));
+        assert_eq!(reading, Reading::Derived { value: 24_000, low: 21_600, high: 26_400 });
+        assert!(how.contains("model"), "{how}");
+        let (capped, _) = model.of_user_time(10_000, Some(&calibration()));
+        assert_eq!(capped, Reading::Derived { value: 10_000, low: 10_000, high: 10_000 });
+    }
+
+    #[test]
+    fn a_bound_has_no_lower_end_and_no_source_is_missing() {
+        let (reading, _) = Translation::WorkingSet(SET).of_user_time(32_000, Some(&calibration()));
+        let Reading::Derived { value: 0, low: 0, high } = reading else { panic!("{reading:?}") };
+        assert!((24_000..=27_000).contains(&high), "{high}");
+        let (reading, _) = Translation::WorkingSet(SET).of_user_time(32_000, None);
+        assert!(matches!(reading, Reading::Missing(why) if why.contains("pagetax calibrate")));
+    }
+
+    #[test]
+    fn a_plan_tells_its_accesses() {
+        let region = |page_size| Region {
+            name: "heap".into(),
+            backing: Backing::Anon,
+            bytes: SET,
+            page_size,
+            advice: vec![],
+            mapped_at_start: true,
+        };
+        let touch = |region, pattern| {
+            Op::Touch(Touch {
+                region: RegionId(region),
+                access: Access::Read,
+                pattern,
+                count: 1_000,
+                grain_bytes: 8,
+                seed: 1,
+            })
+        };
+        let phase = Phase {
+            name: "work".into(),
+            client_kind: ClientKind::Processes,
+            clients: 3,
+            repeat: 2,
+            time: None,
+            rate: None,
+            parent_wake: None,
+            ops: vec![
+                touch(0, Pattern::Uniform),
+                touch(0, Pattern::Strided { stride_bytes: 1024 }),
+                touch(1, Pattern::PointerChase),
+            ],
+        };
+        let plan = Plan {
+            job: JobIdentity { name: "j".into(), params: Default::default(), seed: 1 },
+            regions: vec![
+                region(PageSizeRequest::Default),
+                region(PageSizeRequest::Prefer(PageSize::M2)),
+            ],
+            phases: vec![phase],
+            measure: Measure { interval: None, fault_latency: false },
+            native: Native::default(),
+        };
+        let class = |kind, count| AccessClass { kind, working_set_bytes: SET, count };
+        assert_eq!(
+            Translation::of_plan(&plan, 4096, None),
+            Translation::Accesses(vec![
+                class(AccessKind::Independent, 6_000),
+                class(AccessKind::Sweep, 1_500)
+            ])
+        );
+        assert_eq!(
+            Translation::of_plan(&plan, 4096, Some(9_000)),
+            Translation::Accesses(vec![
+                class(AccessKind::Independent, 3_000),
+                class(AccessKind::Sweep, 750)
+            ])
+        );
+    }
+}

@@ -1,0 +1,76 @@
+//! A live budget: a child that does nothing but fault is told to do just that.
+
+use pagetax_core::counter::Reading;
+use pagetax_host::budget::{Totals, Translation, Watch, budget};
+use pagetax_host::stacks::Begin;
+use pagetax_host::sys::mapping::{Mapping, Request, Source};
+use pagetax_host::sys::process::{Exit, fork};
+use pagetax_host::sys::shared::{SharedWords, wait, wake_all};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Touches new anonymous memory, 16 MiB at a time.
+fn fault(rounds: u32) {
+    let page = rustix::param::page_size();
+    for _ in 0..rounds {
+        let request = Request { source: Source::Anon, len: 16 << 20, align: page, hugetlb: None };
+        let mapping = Mapping::new(request).expect("16 MiB of memory");
+        for offset in (0..mapping.len()).step_by(page) {
+            mapping.store(offset as u64, 1);
+        }
+    }
+}
+
+#[test]
+fn a_child_that_faults_spends_its_kernel_time_on_faults() {
+    let words = SharedWords::new(1).unwrap();
+    let mut watch = Watch::new();
+    let mut child = fork(|| {
+        while words.futex(0).load(Ordering::Acquire) == 0 {
+            wait(words.futex(0), 0, Duration::from_millis(100));
+        }
+        // In a child of the child, as a real job might: collecting must follow it.
+        match fork(|| {
+            fault(20);
+            0
+        }) {
+            Ok(mut grandchild) => i32::from(grandchild.wait().is_err()),
+            Err(_) => 1,
+        }
+    })
+    .unwrap();
+    watch.attach(child.pid().as_raw_nonzero().get() as u32, Begin::Now);
+    let start = Instant::now();
+    words.futex(0).store(1, Ordering::Release);
+    wake_all(words.futex(0));
+    let (exit, usage) = child.wait().unwrap();
+    let wall_ns = start.elapsed().as_nanos() as u64;
+    let watched = watch.finish();
+    assert_eq!(exit, Exit::Status(0));
+
+    let totals = Totals {
+        wall_ns,
+        user_ns: usage.user_ns,
+        kernel_ns: usage.kernel_ns,
+        minor_fault_count: usage.minor_fault_count,
+        major_fault_count: usage.major_fault_count,
+        resident_bytes_max: Reading::Measured(usage.resident_bytes_max),
+        huge_page_bytes_max: Reading::Missing("not looked at".into()),
+        page_table_bytes_max: Reading::Missing("not looked at".into()),
+    };
+    assert!(totals.minor_fault_count > 20 * 16 * 256, "{totals:?}");
+    let translation = Translation::Unknown("not looked at".into());
+    let budget = budget(&totals, &watched.profile, &translation, None);
+    if let Err(why) = &watched.profile.stacks {
+        println!("skipped: kernel stacks cannot be sampled here: {why}");
+        return;
+    }
+    let ns = |id: &str| budget.cpu_row(id).and_then(|row| row.ns).unwrap();
+    let faults = ns("minor_fault") + ns("zero_copy");
+    assert!(faults > totals.kernel_ns / 2, "{budget:#?}");
+    assert!(ns("zero_copy") > totals.kernel_ns / 20, "{budget:#?}");
+    let unexplained = budget.cpu_unexplained_ns.unsigned_abs();
+    assert!(unexplained < budget.cpu_total_ns / 10, "{budget:#?}");
+    let unexplained = budget.wall_unexplained_ns.unsigned_abs();
+    assert!(unexplained < budget.wall_total_ns / 5, "{budget:#?}");
+}
