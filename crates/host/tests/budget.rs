@@ -62,7 +62,7 @@ fn a_child_that_faults_spends_its_kernel_time_on_faults() {
     let translation = Translation::Unknown("not looked at".into());
     let budget = budget(&totals, &watched.profile, &translation, None);
     if let Err(why) = &watched.profile.stacks {
-        println!("skipped: kernel stacks cannot be sampled here: {why}");
+        println!("SKIP: kernel stacks cannot be sampled here: {why}");
         return;
     }
     let ns = |id: &str| budget.cpu_row(id).and_then(|row| row.ns).unwrap();

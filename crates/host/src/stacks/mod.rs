@@ -350,7 +350,7 @@ fn spec(tid: u32, begin: Begin, cpu: u32, source: Source) -> EventSpec {
 }
 
 /// CPUs of a list such as `0-3,8`.
-fn online_cpus(root: &Root) -> Result<Vec<u32>, String> {
+pub(crate) fn online_cpus(root: &Root) -> Result<Vec<u32>, String> {
     let text = root.text("/sys/devices/system/cpu/online")?;
     let malformed = || format!("/sys/devices/system/cpu/online: `{text}` is no list of CPUs");
     let mut cpus = Vec::new();
