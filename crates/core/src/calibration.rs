@@ -177,6 +177,9 @@ pub struct Calibration {
     pub faults: Vec<FaultCost>,
     /// By pattern, then working set.
     pub walks: Vec<WalkCost>,
+    /// What could not be measured of walks, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 impl Calibration {
@@ -276,6 +279,7 @@ mod tests {
                 walk(1 << 20, 4.0, 4.5),
                 walk(256 << 20, 100.0, 50.0),
             ],
+            notes: vec![],
         }
     }
 

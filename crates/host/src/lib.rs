@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 pub mod budget;
+pub mod calibrate;
 pub mod environment;
 pub mod pagesize;
 pub mod procfs;

@@ -127,7 +127,7 @@ fn derived(value: f64, low: f64, high: f64, most: u64) -> Reading {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::stacks::{StackCounts, Timeline, Wait};
     use pagetax_core::calibration::*;
@@ -146,11 +146,11 @@ mod tests {
         }
     }
 
-    pub(super) fn calibration() -> Calibration {
+    pub(crate) fn calibration() -> Calibration {
         let spread = |median_ns: f64| Spread {
             median_ns,
-            low_ns: median_ns * 0.9,
-            high_ns: median_ns * 1.1,
+            low_ns: median_ns * 0.875,
+            high_ns: median_ns * 1.125,
             repetitions: 5,
         };
         let fault = |kind, page_bytes, ns| FaultCost {
@@ -194,6 +194,7 @@ mod tests {
                 walk(WalkPattern::Dependent, 64 << 20, 32.0, 8.0),
                 walk(WalkPattern::Independent, 64 << 20, 16.0, 14.0),
             ],
+            notes: vec![],
         }
     }
 

@@ -182,7 +182,7 @@ mod tests {
             AccessClass { kind: AccessKind::Dependent, working_set_bytes: SET, count: 1_000 };
         let model = Translation::Accesses(vec![class]);
         let (reading, how) = model.of_user_time(100_000, Some(&calibration()));
-        assert_eq!(reading, Reading::Derived { value: 24_000, low: 21_600, high: 26_400 });
+        assert_eq!(reading, Reading::Derived { value: 24_000, low: 21_000, high: 27_000 });
         assert!(how.contains("model"), "{how}");
         let (capped, _) = model.of_user_time(10_000, Some(&calibration()));
         assert_eq!(capped, Reading::Derived { value: 10_000, low: 10_000, high: 10_000 });

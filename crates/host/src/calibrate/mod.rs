@@ -1,0 +1,236 @@
+//! Measures this machine's calibration: what faults cost by kind and page size, and page walks by
+//! working set. And keeps it: `$XDG_CACHE_HOME/pagetax/calibration.json` (`~/.cache` without the
+//! variable, /var/cache for root without a home).
+//!
+//! Invariants: it changes no setting of the machine: page sizes that are switched off are missing,
+//! with the command that would switch them on. Repetitions are interleaved, so a slow moment of the
+//! machine hits all measurements alike. A calibration of another machine is never used.
+
+mod faults;
+mod walks;
+
+use crate::environment::identity;
+use crate::pagesize::{Mode, PageSettings};
+use crate::procfs::{Root, memory_cgroup};
+use pagetax_core::calibration::{CALIBRATION_VERSION, Calibration, Identity};
+use pagetax_core::units::PageSize;
+use procfs_core::Meminfo;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Why there is no calibration.
+#[derive(Debug, thiserror::Error)]
+pub enum CalibrateError {
+    /// The machine does not say what it is.
+    #[error("cannot tell what machine this is: {0}")]
+    Identity(String),
+    /// Memory, a child or a file was refused.
+    #[error("cannot {0}: {1}")]
+    System(&'static str, io::Error),
+    /// Nowhere to keep it.
+    #[error("no folder to keep the calibration in: neither XDG_CACHE_HOME nor HOME is set")]
+    NoFolder,
+    /// It could not be kept.
+    #[error("cannot write {0}: {1}")]
+    Write(PathBuf, io::Error),
+}
+
+/// How long to measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Effort {
+    repetitions: u32,
+    /// Touched by each repetition of a fault measurement.
+    fault_bytes: usize,
+    /// Of walks, largest first, so that progress is honest.
+    working_sets: &'static [u64],
+    /// Dependent accesses in a repetition.
+    chase_count: u64,
+}
+
+const FULL: Effort = Effort {
+    repetitions: 9,
+    fault_bytes: 32 << 20,
+    working_sets: &[1 << 30, 256 << 20, 64 << 20, 16 << 20, 4 << 20, 1 << 20],
+    chase_count: 1 << 18,
+};
+const QUICK: Effort = Effort {
+    repetitions: 5,
+    fault_bytes: 8 << 20,
+    working_sets: &[256 << 20, 64 << 20, 4 << 20],
+    chase_count: 1 << 16,
+};
+
+/// Measures. `on_progress` hears the share that is done. Takes up to 10 s when quick, a minute
+/// otherwise; uses at most a quarter of the available memory, one CPU, and a file in the folder for
+/// temporary files, which has no name.
+pub fn calibrate(
+    quick: bool,
+    mut on_progress: impl FnMut(f64),
+) -> Result<Calibration, CalibrateError> {
+    let root = Root::default();
+    let identity = identity(&root).map_err(CalibrateError::Identity)?;
+    let (begun, effort) = (Instant::now(), if quick { QUICK } else { FULL });
+    let settings = PageSettings::host();
+    let base = rustix::param::page_size() as u64;
+    let huge = settings.pmd_size().unwrap_or(PageSize::M2);
+    let faults = faults::measure(effort, &settings, |done| on_progress(done * 0.3))?;
+    let (walks, notes) = match settings.of_size(huge) {
+        Some(Mode::Always | Mode::Madvise) => {
+            let most = memory_bytes_max(&root).map_err(CalibrateError::Identity)?;
+            walks::measure(effort, huge, most, |done| on_progress(0.3 + done * 0.7))?
+        }
+        _ => (vec![], vec![format!("walks need {huge} pages to compare with: {}", enable(huge))]),
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    Ok(Calibration {
+        schema: CALIBRATION_VERSION,
+        kind: "calibration".into(),
+        identity,
+        quick,
+        taken_unix_s: now.map_or(0, |since| since.as_secs()),
+        took_ns: begun.elapsed().as_nanos() as u64,
+        base_page_bytes: base,
+        huge_page_bytes: huge.bytes(),
+        faults,
+        walks,
+        notes,
+    })
+}
+
+/// The command that lets memory with MADV_HUGEPAGE have pages of a size.
+fn enable(size: PageSize) -> String {
+    let path = PageSettings::host().size_path(size);
+    format!("echo madvise > {} (as root) switches them on", path.display())
+}
+
+/// A quarter of what is available, to this machine and to this cgroup.
+fn memory_bytes_max(root: &Root) -> Result<u64, String> {
+    let meminfo: Meminfo = root.parse("/proc/meminfo")?;
+    let mut available = meminfo.mem_available.unwrap_or(meminfo.mem_free);
+    if let Ok(cgroup) = memory_cgroup(root, std::process::id()) {
+        let value = |key: &str| cgroup.get(key).and_then(|reading| reading.value());
+        if let (Some(limit), Some(usage)) = (value("limit_bytes"), value("usage_bytes")) {
+            available = available.min(limit.saturating_sub(usage));
+        }
+    }
+    Ok(available / 4)
+}
+
+/// CPU time of this thread so far: waits for a CPU are no cost of a fault.
+fn thread_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Where the calibration is kept.
+pub fn cache_path() -> Result<PathBuf, CalibrateError> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let folder = match (variable("XDG_CACHE_HOME"), variable("HOME")) {
+        (Some(cache), _) => PathBuf::from(cache),
+        (None, Some(home)) => PathBuf::from(home).join(".cache"),
+        (None, None) if rustix::process::geteuid().is_root() => "/var/cache".into(),
+        (None, None) => return Err(CalibrateError::NoFolder),
+    };
+    Ok(folder.join("pagetax/calibration.json"))
+}
+
+/// Keeps a calibration, replacing the old one at once or not at all.
+pub fn save(calibration: &Calibration, path: &Path) -> Result<(), CalibrateError> {
+    let failed = |error: io::Error| CalibrateError::Write(path.into(), error);
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    let text = serde_json::to_string_pretty(calibration).map_err(|e| failed(e.into()))?;
+    let fresh = path.with_extension(format!("json.{}", std::process::id()));
+    let written = std::fs::write(&fresh, text + "\n").and_then(|()| std::fs::rename(&fresh, path));
+    written.map_err(|error| {
+        // Whatever there is of it must not stay; it may not be there at all.
+        let _ = std::fs::remove_file(&fresh);
+        failed(error)
+    })
+}
+
+/// The kept calibration of this machine; the error says why there is none and what would help.
+pub fn cached() -> Result<Calibration, String> {
+    let path = cache_path().map_err(|error| error.to_string())?;
+    load(&path, &identity(&Root::default())?)
+}
+
+/// The calibration in a file, if it is of this machine.
+pub fn load(path: &Path, here: &Identity) -> Result<Calibration, String> {
+    const REMEDY: &str = "`pagetax calibrate` measures this machine";
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(format!("this machine is not calibrated; {REMEDY}"));
+        }
+        Err(error) => return Err(format!("cannot read {}: {error}; {REMEDY}", path.display())),
+    };
+    let calibration: Calibration = serde_json::from_str(&text)
+        .map_err(|error| format!("{} is no calibration: {error}; {REMEDY}", path.display()))?;
+    if calibration.schema != CALIBRATION_VERSION {
+        return Err(format!("{} is of another version; {REMEDY} again", path.display()));
+    }
+    match here.difference(&calibration.identity) {
+        Some(difference) => {
+            Err(format!("{} is of another machine: {difference}; {REMEDY}", path.display()))
+        }
+        None => Ok(calibration),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::tests::calibration;
+
+    #[test]
+    fn a_kept_calibration_comes_back_and_a_foreign_one_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/calibration.json");
+        let kept = calibration();
+        let why = load(&path, &kept.identity).unwrap_err();
+        assert!(why.contains("not calibrated"), "{why}");
+        save(&kept, &path).unwrap();
+        assert_eq!(load(&path, &kept.identity).unwrap(), kept);
+        let upgraded = Identity { kernel: "7.0".into(), ..kept.identity.clone() };
+        let why = load(&path, &upgraded).unwrap_err();
+        assert!(why.contains("kernel") && why.contains("pagetax calibrate"), "{why}");
+        std::fs::write(&path, "{").unwrap();
+        assert!(load(&path, &kept.identity).unwrap_err().contains("no calibration"));
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn small_measurements_are_plausible() {
+        let effort = Effort {
+            repetitions: 3,
+            fault_bytes: 4 << 20,
+            working_sets: &[4 << 20],
+            chase_count: 1 << 12,
+        };
+        let settings = PageSettings::host();
+        let mut done = Vec::new();
+        let faults = faults::measure(effort, &settings, |share| done.push(share)).unwrap();
+        assert!(done.windows(2).all(|pair| pair[0] <= pair[1]) && done.last() == Some(&1.0));
+        let base = rustix::param::page_size() as u64;
+        for fault in &faults {
+            match (&fault.cost, &fault.why) {
+                (Some(cost), None) => {
+                    assert!(cost.median_ns > 1.0 && cost.median_ns < 1e8, "{fault:?}");
+                    assert!(cost.low_ns <= cost.median_ns && cost.median_ns <= cost.high_ns);
+                }
+                (None, Some(why)) => assert!(!why.is_empty()),
+                _ => panic!("{fault:?}"),
+            }
+        }
+        let anon = faults.iter().find(|f| {
+            f.kind == pagetax_core::calibration::FaultKind::AnonWrite && f.page_bytes == base
+        });
+        assert!(anon.unwrap().cost.is_some());
+        let (walks, notes) = walks::measure(effort, PageSize::M2, 1 << 30, |_| ()).unwrap();
+        assert_eq!(walks.len() + notes.len() * 2, 2, "{walks:?} {notes:?}");
+        let (walks, notes) = walks::measure(effort, PageSize::M2, 1 << 20, |_| ()).unwrap();
+        assert!(walks.is_empty() && notes[0].contains("memory"), "{notes:?}");
+    }
+}

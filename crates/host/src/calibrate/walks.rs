@@ -1,0 +1,161 @@
+//! What page walks cost: the same accesses on base pages and on huge pages.
+//!
+//! Dependent: a random cycle through all pages, one line in each, at an offset in the page that is
+//! hashed: regular offsets collide in the data caches and can turn the difference negative.
+//! Independent: uniformly random words, their addresses known beforehand, so that walks overlap.
+
+use super::{CalibrateError, Effort, thread_ns};
+use crate::procfs::{Root, process_huge_bytes};
+use crate::sys::mapping::{Mapping, Request, Source};
+use pagetax_core::access::Rng;
+use pagetax_core::calibration::{Spread, WalkCost, WalkPattern};
+use pagetax_core::units::{Bytes, PageSize};
+
+const LINE_BYTES: u64 = 64;
+/// Independent accesses are this many times as many as dependent ones, being as much faster.
+const GATHER_FACTOR: u64 = 8;
+
+/// By working set; and notes about those that could not be had.
+pub(super) fn measure(
+    effort: Effort,
+    huge: PageSize,
+    memory_bytes_max: u64,
+    mut on_progress: impl FnMut(f64),
+) -> Result<(Vec<WalkCost>, Vec<String>), CalibrateError> {
+    let (mut walks, mut notes) = (Vec::new(), Vec::new());
+    let total: u64 = effort.working_sets.iter().sum();
+    let mut done = 0;
+    for bytes in effort.working_sets {
+        // Two mappings of it, at once.
+        if bytes * 2 > memory_bytes_max {
+            let most = Bytes(memory_bytes_max);
+            notes.push(format!("{}: more memory than the {most} to spare", Bytes(*bytes)));
+        } else {
+            match working_set(effort, huge, *bytes)? {
+                Ok(costs) => walks.extend(costs),
+                Err(why) => notes.push(why),
+            }
+        }
+        done += bytes;
+        on_progress(done as f64 / total as f64);
+    }
+    walks.sort_by_key(|walk| (walk.pattern, walk.working_set_bytes));
+    Ok((walks, notes))
+}
+
+fn working_set(
+    effort: Effort,
+    huge: PageSize,
+    bytes: u64,
+) -> Result<Result<[WalkCost; 2], String>, CalibrateError> {
+    let order = cycle(bytes / PageSize::K4.bytes());
+    let huge_before = process_huge_bytes(&Root::default(), std::process::id()).value();
+    let on_base = filled(bytes, PageSize::K4, libc::MADV_NOHUGEPAGE, &order)?;
+    let on_huge = filled(bytes, huge, libc::MADV_HUGEPAGE, &order)?;
+    let huge_after = process_huge_bytes(&Root::default(), std::process::id()).value();
+    let wanted = bytes / huge.bytes() * huge.bytes();
+    if let (Some(before), Some(after)) = (huge_before, huge_after)
+        && after.saturating_sub(before) < wanted / 10 * 9
+    {
+        return Ok(Err(format!(
+            "{}: memory is too fragmented for {huge} pages; \
+             echo 1 > /proc/sys/vm/compact_memory (as root) may help",
+            Bytes(bytes)
+        )));
+    }
+    let mut samples: [[Vec<f64>; 2]; 2] = Default::default();
+    // The first lap only warms the caches.
+    for repetition in 0..=effort.repetitions {
+        for (side, mapping) in [&on_base, &on_huge].into_iter().enumerate() {
+            let seed = u64::from(repetition);
+            let chase_ns = chase(mapping, effort.chase_count, &order);
+            let gather_ns = gather(mapping, effort.chase_count * GATHER_FACTOR, bytes, seed);
+            if repetition > 0 {
+                samples[0][side].push(chase_ns);
+                samples[1][side].push(gather_ns);
+            }
+        }
+    }
+    let [dependent, independent] = samples;
+    let costs = [
+        cost(WalkPattern::Dependent, bytes, dependent),
+        cost(WalkPattern::Independent, bytes, independent),
+    ];
+    Ok(match costs {
+        [Some(dependent), Some(independent)] => Ok([dependent, independent]),
+        _ => Err(format!("{}: not one repetition was asked for", Bytes(bytes))),
+    })
+}
+
+fn cost(pattern: WalkPattern, working_set_bytes: u64, sides: [Vec<f64>; 2]) -> Option<WalkCost> {
+    let [base, huge] = sides;
+    let extra = base.iter().zip(&huge).map(|(base, huge)| base - huge).collect();
+    Some(WalkCost {
+        pattern,
+        working_set_bytes,
+        base: Spread::of(base)?,
+        huge: Spread::of(huge)?,
+        extra: Spread::of(extra)?,
+    })
+}
+
+/// Slot of a page: a line at a hashed place in it.
+fn slot(page: u64) -> u64 {
+    let lines = PageSize::K4.bytes() / LINE_BYTES;
+    page * PageSize::K4.bytes()
+        + (page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % lines * LINE_BYTES
+}
+
+/// A random cycle through all pages: `order[page]` follows `page` (Sattolo's algorithm).
+fn cycle(pages: u64) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..pages as u32).collect();
+    let mut random = Rng::new(pages);
+    for last in (1..order.len()).rev() {
+        order.swap(last, random.below(last as u64) as usize);
+    }
+    order
+}
+
+/// Memory with the cycle written into it.
+fn filled(
+    bytes: u64,
+    page: PageSize,
+    advice: i32,
+    order: &[u32],
+) -> Result<Mapping, CalibrateError> {
+    let failed = |error| CalibrateError::System("map memory for walks", error);
+    let (len, align) = (bytes as usize, page.bytes() as usize);
+    let request = Request { source: Source::Anon, len, align, hugetlb: None };
+    let mapping = Mapping::new(request).map_err(failed)?;
+    mapping.advise(advice).map_err(failed)?;
+    for (page, next) in order.iter().enumerate() {
+        mapping.store(slot(page as u64), slot(u64::from(*next)));
+    }
+    Ok(mapping)
+}
+
+/// CPU time of a dependent access.
+fn chase(mapping: &Mapping, count: u64, order: &[u32]) -> f64 {
+    // Warm laps would flatter small sets, cold ones tax them: start where the last lap ended.
+    let mut offset = slot(0);
+    for _ in 0..order.len().min(count as usize / 8) {
+        offset = mapping.load(offset);
+    }
+    let before = thread_ns();
+    for _ in 0..count {
+        offset = mapping.load(offset);
+    }
+    let ns = thread_ns() - before;
+    std::hint::black_box(offset);
+    ns as f64 / count as f64
+}
+
+/// CPU time of an independent access.
+fn gather(mapping: &Mapping, count: u64, bytes: u64, seed: u64) -> f64 {
+    let mut random = Rng::new(seed);
+    let before = thread_ns();
+    for _ in 0..count {
+        mapping.load(random.below(bytes - 7));
+    }
+    (thread_ns() - before) as f64 / count as f64
+}
