@@ -1,0 +1,139 @@
+//! Complaints: appended to MPSSERRFILE, else sent to syslog as user.err. Never to the program's own
+//! standard error.
+
+use crate::program::Process;
+use std::ffi::CStr;
+
+/// The longest message; the rest is cut off.
+const MESSAGE_BYTES_MAX: usize = 1024;
+
+/// Where complaints go.
+pub struct Log {
+    file: Option<libc::c_int>,
+    name: &'static [u8],
+}
+
+impl Log {
+    /// To the file that MPSSERRFILE names; a file that cannot be opened is itself worth a complaint
+    /// to syslog, where all others then go too.
+    pub fn open(process: &Process) -> Log {
+        let mut log = Log { file: None, name: b"libpagetax_preload" };
+        if let Some(path) = process.variable(b"MPSSERRFILE=") {
+            let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
+            // SAFETY: the path ends in null.
+            let fd = unsafe { libc::open(path.as_ptr(), flags, 0o644) };
+            match fd {
+                0.. => log.file = Some(fd),
+                _ => log.line(&[b"cannot open ", path.to_bytes()]),
+            }
+        }
+        log
+    }
+
+    /// Logs one line, made of parts.
+    pub fn line(&self, parts: &[&[u8]]) {
+        let mut message = Message { bytes: [0; MESSAGE_BYTES_MAX], len: 0 };
+        if self.file.is_none() {
+            message.push(b"<11>"); // user.err
+        }
+        message.push(self.name);
+        message.push(b"[");
+        message.push(Decimal::of(u64::from(std::process::id())).digits());
+        message.push(b"]: ");
+        parts.iter().for_each(|part| message.push(part));
+        match self.file {
+            Some(fd) => {
+                message.push(b"\n");
+                // SAFETY: the bytes are initialised; a failed write is nobody's business.
+                unsafe { libc::write(fd, message.bytes.as_ptr().cast(), message.len) };
+            }
+            None => send_to_syslog(&message, c"/dev/log"),
+        }
+    }
+
+    /// Gives the descriptor back, so that the program sees the numbers that it would have.
+    pub fn close(self) {
+        if let Some(fd) = self.file {
+            // SAFETY: opened by `open`, used by nobody else.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+/// Without libc's syslog, which allocates and keeps a descriptor.
+fn send_to_syslog(message: &Message, path: &CStr) {
+    // SAFETY: the address is zeroed and then holds a short path with its null; the descriptor is
+    // closed at the end and used by nobody else.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return;
+        }
+        let mut address: libc::sockaddr_un = std::mem::zeroed();
+        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        for (to, from) in address.sun_path.iter_mut().zip(path.to_bytes()) {
+            *to = *from as libc::c_char;
+        }
+        let size = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        let (bytes, to) = (message.bytes.as_ptr().cast(), (&raw const address).cast());
+        libc::sendto(fd, bytes, message.len, flags, to, size);
+        libc::close(fd);
+    }
+}
+
+struct Message {
+    bytes: [u8; MESSAGE_BYTES_MAX],
+    len: usize,
+}
+
+impl Message {
+    fn push(&mut self, part: &[u8]) {
+        for byte in part {
+            if let Some(place) = self.bytes.get_mut(self.len) {
+                *place = *byte;
+                self.len += 1;
+            }
+        }
+    }
+}
+
+/// A number in decimal, without allocation.
+pub struct Decimal {
+    bytes: [u8; 20],
+    start: usize,
+}
+
+impl Decimal {
+    /// The digits of `number`.
+    pub fn of(mut number: u64) -> Decimal {
+        let mut decimal = Decimal { bytes: [b'0'; 20], start: 20 };
+        loop {
+            decimal.start = decimal.start.saturating_sub(1);
+            if let Some(place) = decimal.bytes.get_mut(decimal.start) {
+                *place = b'0' + (number % 10) as u8;
+            }
+            number /= 10;
+            if number == 0 {
+                return decimal;
+            }
+        }
+    }
+
+    /// As text.
+    pub fn digits(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or(b"")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Decimal;
+
+    #[test]
+    fn decimals() {
+        for number in [0, 7, 10, 4096, u64::MAX] {
+            assert_eq!(Decimal::of(number).digits(), number.to_string().as_bytes());
+        }
+    }
+}
