@@ -6,6 +6,7 @@
 pub mod budget;
 pub mod calibrate;
 pub mod environment;
+pub mod exec;
 pub mod pagesize;
 pub mod procfs;
 pub mod stacks;

@@ -29,9 +29,9 @@ pub enum Source<'a> {
 pub struct Request<'a> {
     /// What.
     pub source: Source<'a>,
-    /// Bytes, rounded up to whole pages of `align`.
+    /// Bytes, rounded up to whole pages.
     pub len: usize,
-    /// Alignment of the address and of the length: a power of two of at least the base page.
+    /// Alignment of the address: a power of two; at least the base page is taken.
     pub align: usize,
     /// From the hugetlb pool of pages of this size. For files: a memfd made with the same size.
     pub hugetlb: Option<usize>,
@@ -55,22 +55,22 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// Maps; errors are the system's.
     pub fn new(request: Request<'_>) -> io::Result<Mapping> {
-        let align = request.align.max(rustix::param::page_size());
-        let len =
-            request.len.max(1).checked_next_multiple_of(align).ok_or(io::ErrorKind::OutOfMemory)?;
+        let base = rustix::param::page_size();
+        let align = request.align.max(base);
+        let len = request
+            .len
+            .max(1)
+            .checked_next_multiple_of(request.hugetlb.unwrap_or(base))
+            .ok_or(io::ErrorKind::OutOfMemory)?;
         // hugetlb mappings are aligned by the kernel; others get room to be trimmed.
-        let slack = if request.hugetlb.is_some() || align == rustix::param::page_size() {
-            0
-        } else {
-            align
-        };
+        let slack = if request.hugetlb.is_some() { 0 } else { align - base };
         let wide = len.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
         if slack == 0 {
             return Ok(Mapping { start: map_at(ptr::null_mut(), len, &request)?, len });
         }
         let room = map_at(ptr::null_mut(), wide, &Request { source: Source::Anon, ..request })?;
         let lead = room.as_ptr().align_offset(align);
-        // SAFETY: lead < align = slack, so the aligned range lies inside the fresh reservation, which
+        // SAFETY: lead ≤ align - base = slack, so the aligned range lies inside the fresh reservation, which
         // nothing else refers to; MAP_FIXED replaces exactly that part of it.
         let start = unsafe { map_at(room.as_ptr().add(lead), len, &request) };
         unmap(room.as_ptr(), lead);

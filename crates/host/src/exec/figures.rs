@@ -1,0 +1,262 @@
+//! What a phase and a run used, as readings by counter id.
+//!
+//! Invariant: times and faults are those of the workers, by getrusage; what belongs to the whole
+//! machine (reclaim, compaction, kernel daemons) is the difference of two snapshots.
+
+use super::control::{ClientRow, Control, Figure};
+use crate::procfs::{
+    ProcessMemory, Root, SystemSnapshot, process_huge_bytes, process_memory, thp_settings,
+};
+use crate::sys::process::Usage;
+use pagetax_core::counter::Reading;
+use pagetax_core::plan::{
+    Access, Advice, ClientKind, Op, PageSizeRequest, Phase, Plan,
+};
+
+/// Readings by counter id.
+pub type Readings = Vec<(&'static str, Reading)>;
+
+/// The machine before and after.
+struct Surroundings {
+    system: SystemSnapshot,
+    block_read_bytes: Result<u64, String>,
+}
+
+impl Surroundings {
+    fn read() -> Surroundings {
+        let root = Root::default();
+        let io: Result<procfs_core::process::Io, String> = root.parse("/proc/self/io");
+        Surroundings {
+            system: SystemSnapshot::read(&root),
+            block_read_bytes: io.map(|io| io.read_bytes),
+        }
+    }
+
+    fn since(&self, before: &Surroundings, wall_ns: u64) -> Readings {
+        let mut readings = self.system.since(&before.system, wall_ns);
+        let block_read = match (&self.block_read_bytes, &before.block_read_bytes) {
+            (Ok(now), Ok(then)) => Reading::Measured(now.saturating_sub(*then)),
+            (Err(why), _) | (_, Err(why)) => Reading::Missing(why.clone()),
+        };
+        readings.push(("block_read_bytes", block_read));
+        readings
+    }
+}
+
+/// What one phase used.
+pub struct PhaseFigures {
+    before: Surroundings,
+    peak_is_reset: bool,
+    /// CPU time, faults and switches of its clients.
+    pub usage: Usage,
+    /// Everything else.
+    pub readings: Readings,
+}
+
+impl PhaseFigures {
+    /// Right before the phase.
+    pub fn begin(_plan: &Plan, _phase: &Phase) -> PhaseFigures {
+        PhaseFigures {
+            peak_is_reset: std::fs::write("/proc/self/clear_refs", "5").is_ok(),
+            before: Surroundings::read(),
+            usage: Usage::default(),
+            readings: Vec::new(),
+        }
+    }
+
+    /// Right after it.
+    pub fn end(&mut self, control: &Control, phase: &Phase, usage: Usage, wall_ns: u64) {
+        self.readings = Surroundings::read().since(&self.before, wall_ns);
+        self.usage = usage;
+        let sum = |get: fn(ClientRow<'_>) -> u64| control.rows().map(get).sum::<u64>();
+        let own = process_memory(&Root::default(), std::process::id());
+        let huge = process_huge_bytes(&Root::default(), std::process::id());
+        let memory = match phase.client_kind {
+            ClientKind::Processes => of_processes(control, phase, &own, &huge),
+            ClientKind::Main | ClientKind::Threads => self.of_threads(control, own, huge),
+        };
+        self.readings.extend(memory);
+        self.readings.extend([
+            ("access_count", Reading::Measured(sum(|row| row.access_count()))),
+            ("run_queue_ns", run_queue(control)),
+            ("wall_ns", Reading::Measured(wall_ns)),
+        ]);
+        self.readings.extend(usage_readings(usage));
+    }
+
+    fn of_threads(&self, control: &Control, own: ProcessMemory, huge: Reading) -> Readings {
+        let locked = control.rows().filter_map(|row| row.figure(Figure::LockedBytesMax)).max();
+        let resident = if self.peak_is_reset {
+            own.resident_bytes_max
+        } else {
+            Reading::Missing("/proc/self/clear_refs cannot be written, so the peak is older".into())
+        };
+        vec![
+            ("resident_bytes_max", resident),
+            ("page_table_bytes_max", own.page_table_bytes),
+            ("huge_page_bytes_max", huge),
+            ("locked_bytes_max", Reading::Measured(locked.unwrap_or(0))),
+        ]
+    }
+
+    /// Whether any region may come to have huge pages; reading how many walks the page tables.
+    pub fn may_be_huge(plan: &Plan) -> bool {
+        let always = thp_settings(&Root::default()).is_ok_and(|thp| thp.enabled == "always");
+        let asks = |op: &Op| {
+            matches!(op, Op::Advise { advice: Advice::Hugepage | Advice::Collapse, .. })
+        };
+        always
+            || plan.phases.iter().flat_map(|phase| &phase.ops).any(asks)
+            || plan.regions.iter().any(|region| {
+                let by_size = matches!(
+                    region.page_size,
+                    PageSizeRequest::Prefer(_) | PageSizeRequest::Hugetlb(_)
+                );
+                by_size || region.advice.iter().any(|a| matches!(a, Advice::Hugepage | Advice::Collapse))
+            })
+    }
+}
+
+fn run_queue(control: &Control) -> Reading {
+    let waits: Option<Vec<u64>> =
+        control.rows().map(|row| row.figure(Figure::RunQueueNs)).collect();
+    match waits {
+        Some(waits) => Reading::Measured(waits.iter().sum()),
+        None => Reading::Missing("/proc/self/task/TID/schedstat cannot be read".into()),
+    }
+}
+
+/// What several processes held. Each read its own; pages that they share are in each of their
+/// figures, so that the truth lies between the largest and the sum.
+fn of_processes(control: &Control, phase: &Phase, own: &ProcessMemory, huge: &Reading) -> Readings {
+    let between = |figure: Figure, parent: &Reading, shared: bool| {
+        let clients: Option<Vec<u64>> = control.rows().map(|row| row.figure(figure)).collect();
+        match (clients, parent.value()) {
+            (Some(clients), Some(parent)) => {
+                let high = clients.iter().sum::<u64>().saturating_add(parent);
+                let low = clients.iter().copied().max().unwrap_or(0).max(parent);
+                Reading::Derived { value: if shared { low } else { high }, low, high }
+            }
+            _ => Reading::Missing("not every client read it before its end".into()),
+        }
+    };
+    let writes =
+        phase.ops.iter().any(|op| matches!(op, Op::Touch(t) if t.access.writes()));
+    let nothing = Reading::Measured(0);
+    vec![
+        ("resident_bytes_max", between(Figure::ResidentBytesMax, &own.resident_bytes, !writes)),
+        ("page_table_bytes_max", between(Figure::PageTableBytes, &own.page_table_bytes, false)),
+        ("huge_page_bytes_max", match control.rows().any(|row| row.figure(Figure::HugeBytes).is_some()) {
+            true => between(Figure::HugeBytes, huge, !writes),
+            false => huge.clone(),
+        }),
+        ("locked_bytes_max", between(Figure::LockedBytesMax, &nothing, false)),
+    ]
+}
+
+fn usage_readings(usage: Usage) -> Readings {
+    vec![
+        ("user_ns", Reading::Measured(usage.user_ns)),
+        ("kernel_ns", Reading::Measured(usage.kernel_ns)),
+        ("minor_fault_count", Reading::Measured(usage.minor_fault_count)),
+        ("major_fault_count", Reading::Measured(usage.major_fault_count)),
+        ("context_switch_count", Reading::Measured(usage.context_switch_count)),
+    ]
+}
+
+/// What the whole run used: set-up, phases, and giving the memory back.
+pub struct RunFigures {
+    before: Surroundings,
+    /// CPU time, faults and switches.
+    pub usage: Usage,
+    /// All counters, once the run has ended.
+    pub readings: Readings,
+    /// From the set-up's end to the end.
+    pub wall_ns: u64,
+}
+
+/// Counters whose whole-run value is the sum over phases.
+const SUMMED: [&str; 2] = ["access_count", "run_queue_ns"];
+/// Counters whose whole-run value is the largest of any phase.
+const PEAKS: [&str; 4] =
+    ["huge_page_bytes_max", "locked_bytes_max", "page_table_bytes_max", "resident_bytes_max"];
+
+impl RunFigures {
+    /// Right before the set-up.
+    pub fn begin() -> RunFigures {
+        RunFigures {
+            before: Surroundings::read(),
+            usage: Usage::default(),
+            readings: Vec::new(),
+            wall_ns: 0,
+        }
+    }
+
+    /// Adds what was used outside of phases.
+    pub fn add_usage(&mut self, usage: Usage) {
+        self.usage = self.usage.plus(usage);
+    }
+
+    /// Adds a phase.
+    pub fn add_phase(&mut self, phase: &PhaseFigures) {
+        self.add_usage(phase.usage);
+        for (id, reading) in &phase.readings {
+            let combine = if SUMMED.contains(id) {
+                sum
+            } else if PEAKS.contains(id) {
+                larger
+            } else {
+                continue;
+            };
+            match self.readings.iter_mut().find(|(known, _)| known == id) {
+                Some((_, so_far)) => *so_far = combine(so_far, reading),
+                None => self.readings.push((id, reading.clone())),
+            }
+        }
+    }
+
+    /// Closes the run.
+    pub fn end(&mut self, plan: &Plan, wall_ns: u64, mismatch: bool) {
+        self.wall_ns = wall_ns;
+        self.readings.extend(Surroundings::read().since(&self.before, wall_ns));
+        self.readings.extend(usage_readings(self.usage));
+        self.readings.push(("wall_ns", Reading::Measured(wall_ns)));
+        let verifies = |op: &Op| {
+            matches!(op, Op::Touch(t) if matches!(t.access, Access::Verify | Access::Rewrite))
+        };
+        if plan.phases.iter().flat_map(|phase| &phase.ops).any(verifies) {
+            self.readings.push(("mismatch_count", Reading::Measured(mismatch.into())));
+        }
+    }
+
+    /// A reading by counter id.
+    pub fn reading(&self, id: &str) -> Option<&Reading> {
+        self.readings.iter().find(|(known, _)| *known == id).map(|(_, reading)| reading)
+    }
+}
+
+fn sum(a: &Reading, b: &Reading) -> Reading {
+    match (a, b) {
+        (Reading::Missing(_), _) => a.clone(),
+        (_, Reading::Missing(_)) => b.clone(),
+        _ => Reading::Measured(a.value().unwrap_or(0) + b.value().unwrap_or(0)),
+    }
+}
+
+fn larger(a: &Reading, b: &Reading) -> Reading {
+    if b.value() > a.value() { b.clone() } else { a.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_part_makes_the_sum_missing_but_not_the_peak() {
+        let (five, none) = (Reading::Measured(5), Reading::Missing("gone".into()));
+        assert_eq!(sum(&five, &none), none);
+        assert_eq!(sum(&five, &five), Reading::Measured(10));
+        assert_eq!(larger(&none, &five), five);
+        assert_eq!(larger(&five, &none), five);
+    }
+}

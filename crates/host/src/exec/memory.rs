@@ -1,0 +1,315 @@
+//! A plan's regions as real memory: made, mapped, advised, locked, and given back.
+//!
+//! Invariant: backing files have no name once they are made (O_TMPFILE, or unlinked at once), so
+//! nothing stays behind however the process ends.
+
+use super::touch::{Turn, lay_links, touch};
+use super::pace::{Halt, Pace};
+use crate::sys::mapping::{Mapping, Request, Source};
+use pagetax_core::access::pattern_word;
+use pagetax_core::plan::{
+    Access, Advice, Backing, Op, PageSizeRequest, Pattern, Plan, Region, RegionId, Touch,
+};
+use pagetax_core::units::PageSize;
+use rustix::fs::{Advice as FileAdvice, MemfdFlags, fadvise, memfd_create};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// All regions of a plan. A clone shares the mappings, as threads do; a mapping ends with its last
+/// holder.
+#[derive(Clone)]
+pub struct Memory {
+    regions: Vec<Held>,
+    locked_bytes: u64,
+    locked_bytes_max: u64,
+}
+
+/// A region and what is there of it.
+#[derive(Clone)]
+struct Held {
+    region: Region,
+    pattern_seed: u64,
+    file: Option<Arc<File>>,
+    mapping: Option<Arc<Mapping>>,
+    /// Seed and grain of the chase whose links stand in it.
+    links: Option<(u64, u64)>,
+    locked: bool,
+}
+
+impl Memory {
+    /// Makes the backing files; maps nothing yet. Errors name the region.
+    pub fn make(plan: &Plan, goes_on: &dyn Fn() -> bool) -> Result<Memory, (RegionId, io::Error)> {
+        let mut regions = Vec::with_capacity(plan.regions.len());
+        for (index, region) in plan.regions.iter().enumerate() {
+            let id = RegionId(index);
+            let pattern_seed = plan.pattern_seed(id);
+            let filled = is_read_before_written(plan, id);
+            let file = make_file(region, pattern_seed, filled, goes_on).map_err(|e| (id, e))?;
+            regions.push(Held {
+                region: region.clone(),
+                pattern_seed,
+                file: file.map(Arc::new),
+                mapping: None,
+                links: None,
+                locked: false,
+            });
+        }
+        Ok(Memory { regions, locked_bytes: 0, locked_bytes_max: 0 })
+    }
+
+    /// Maps what is mapped from the start.
+    pub fn map_first(&mut self) -> Result<(), (RegionId, io::Error)> {
+        for index in 0..self.regions.len() {
+            if self.regions[index].region.mapped_at_start {
+                self.map(RegionId(index)).map_err(|e| (RegionId(index), e))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The mapping of a region, while it is mapped.
+    pub fn mapping(&self, id: RegionId) -> Option<&Mapping> {
+        self.regions[id.0].mapping.as_deref()
+    }
+
+    /// Most bytes that were locked at once through this.
+    pub fn locked_bytes_max(&self) -> u64 {
+        self.locked_bytes_max
+    }
+
+    /// Does an operation on memory.
+    pub fn apply(&mut self, op: &Op, turn: Turn, pace: &mut Pace<'_>) -> Result<(), Halt> {
+        match op {
+            Op::Map(id) => self.map(*id)?,
+            Op::Unmap(id) => self.unmap(*id),
+            Op::Lock { region, chunk_bytes } => self.lock(*region, *chunk_bytes, pace)?,
+            Op::Unlock(id) => self.unlock(*id)?,
+            Op::Advise { region, advice } => self.advise(*region, *advice)?,
+            Op::Touch(t) => return self.touch(t, turn, pace),
+            Op::Sleep(_) | Op::Barrier => {}
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, id: RegionId) -> io::Result<()> {
+        let held = &mut self.regions[id.0];
+        let request = request(&held.region, held.file.as_deref());
+        let mapping = Mapping::new(request)?;
+        if let Some(advice) = page_size_advice(held.region.page_size) {
+            // Kernels without THP refuse this; preflight has said so.
+            let _ = mapping.advise(advice);
+        }
+        for advice in &held.region.advice {
+            mapping.advise(madv(*advice))?;
+        }
+        held.mapping = Some(Arc::new(mapping));
+        held.links = None;
+        Ok(())
+    }
+
+    fn unmap(&mut self, id: RegionId) {
+        self.note_unlocked(id);
+        let held = &mut self.regions[id.0];
+        (held.mapping, held.links) = (None, None);
+    }
+
+    fn note_unlocked(&mut self, id: RegionId) {
+        let held = &mut self.regions[id.0];
+        if std::mem::take(&mut held.locked) {
+            self.locked_bytes -= held.mapping.as_ref().map_or(0, |m| m.len() as u64);
+        }
+    }
+
+    fn lock(&mut self, id: RegionId, chunk: u64, pace: &Pace<'_>) -> Result<(), Halt> {
+        self.note_unlocked(id);
+        let mapping = mapped(&self.regions[id.0])?.clone();
+        let mut locked = 0;
+        while locked < mapping.len() {
+            let chunk = (chunk.max(1) as usize).min(mapping.len() - locked);
+            mapping.lock(locked, chunk)?;
+            locked += chunk;
+            pace.between_operations()?;
+        }
+        self.regions[id.0].locked = true;
+        self.locked_bytes += locked as u64;
+        self.locked_bytes_max = self.locked_bytes_max.max(self.locked_bytes);
+        Ok(())
+    }
+
+    fn unlock(&mut self, id: RegionId) -> io::Result<()> {
+        mapped(&self.regions[id.0])?.unlock()?;
+        self.note_unlocked(id);
+        Ok(())
+    }
+
+    fn advise(&mut self, id: RegionId, advice: Advice) -> io::Result<()> {
+        let held = &mut self.regions[id.0];
+        if matches!(advice, Advice::Dontneed | Advice::Free) {
+            held.links = None;
+        }
+        mapped(held)?.advise(madv(advice))
+    }
+
+    fn touch(&mut self, t: &Touch, turn: Turn, pace: &mut Pace<'_>) -> Result<(), Halt> {
+        self.lay_links_for(t)?;
+        let held = &self.regions[t.region.0];
+        touch(t, held.region.bytes, mapped(held)?, held.pattern_seed, turn, pace)
+    }
+
+    /// Lays the links of a chase, unless they stand there already.
+    pub fn lay_links_for(&mut self, t: &Touch) -> io::Result<()> {
+        let held = &mut self.regions[t.region.0];
+        let links = Some((t.seed, t.grain_bytes));
+        if t.pattern == Pattern::PointerChase && held.links != links {
+            lay_links(t, held.region.bytes, mapped(held)?);
+            held.links = links;
+        }
+        Ok(())
+    }
+
+    /// The test hook: flips the lowest bit of a byte of the first region.
+    pub fn flip_byte(&self, offset: u64) {
+        if let Some(mapping) = self.regions.first().and_then(|held| held.mapping.as_ref()) {
+            mapping.store(offset, mapping.load(offset) ^ 1 << (offset % 8 * 8));
+        }
+    }
+}
+
+fn mapped(held: &Held) -> io::Result<&Arc<Mapping>> {
+    held.mapping.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+}
+
+/// Whether the plan's first use of a region wants data to be there.
+fn is_read_before_written(plan: &Plan, id: RegionId) -> bool {
+    let ops = plan.phases.iter().flat_map(|phase| &phase.ops);
+    let mut uses = ops.filter_map(|op| match op {
+        Op::Touch(t) if t.region == id => {
+            Some(t.access != Access::Write && t.pattern != Pattern::PointerChase)
+        }
+        Op::Lock { region, .. } if *region == id => Some(true),
+        _ => None,
+    });
+    uses.next().unwrap_or(false)
+}
+
+/// The folder for files whose job names none. Not /tmp, which is often memory itself.
+pub fn file_directory(directory: Option<&str>) -> PathBuf {
+    match directory {
+        Some(directory) => directory.into(),
+        None if Path::new("/var/tmp").is_dir() => "/var/tmp".into(),
+        None => std::env::temp_dir(),
+    }
+}
+
+/// The file behind a region, if it has one.
+fn make_file(
+    region: &Region,
+    pattern_seed: u64,
+    filled: bool,
+    goes_on: &dyn Fn() -> bool,
+) -> io::Result<Option<File>> {
+    let len = mapping_len(region);
+    match &region.backing {
+        Backing::File { directory, .. } => {
+            let file = tempfile::tempfile_in(file_directory(directory.as_deref()))?;
+            file.set_len(len)?;
+            if filled {
+                fill(&file, pattern_seed, len, goes_on)?;
+            }
+            Ok(Some(file))
+        }
+        // Shared memory that is mapped later must be the same for every client that maps it.
+        Backing::Memfd => memfd(region, len).map(Some),
+        Backing::Shared if !region.mapped_at_start => memfd(region, len).map(Some),
+        Backing::Shared | Backing::Anon => Ok(None),
+    }
+}
+
+fn memfd(region: &Region, len: u64) -> io::Result<File> {
+    let flags = match region.page_size {
+        PageSizeRequest::Hugetlb(size) => {
+            let size = size.shift() << libc::MAP_HUGE_SHIFT;
+            MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size)
+        }
+        _ => MemfdFlags::empty(),
+    };
+    let file = File::from(memfd_create("pagetax", flags | MemfdFlags::CLOEXEC)?);
+    file.set_len(len)?;
+    Ok(file)
+}
+
+/// Writes the pattern to storage and drops it from the page cache, so that reading it is real.
+fn fill(file: &File, seed: u64, len: u64, goes_on: &dyn Fn() -> bool) -> io::Result<()> {
+    const BLOCK: u64 = 1 << 20;
+    let mut writer = BufWriter::with_capacity(BLOCK as usize, file);
+    for offset in (0..len).step_by(8) {
+        if offset % BLOCK == 0 && !goes_on() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        writer.write_all(&pattern_word(seed, offset).to_ne_bytes())?;
+    }
+    writer.flush()?;
+    file.sync_data()?;
+    Ok(fadvise(file, 0, None, FileAdvice::DontNeed)?)
+}
+
+/// Bytes of a region's mapping: whole pages of the size it must have.
+pub fn mapping_len(region: &Region) -> u64 {
+    let page = match region.page_size {
+        PageSizeRequest::Hugetlb(size) => size.bytes(),
+        _ => rustix::param::page_size() as u64,
+    };
+    region.bytes.max(1).next_multiple_of(page)
+}
+
+fn request<'a>(region: &Region, file: Option<&'a File>) -> Request<'a> {
+    let base = rustix::param::page_size();
+    let (align, hugetlb) = match region.page_size {
+        // Files and shared memory must not be mapped beyond their end, so their length stays.
+        PageSizeRequest::Prefer(size) => (size.bytes() as usize, None),
+        PageSizeRequest::Hugetlb(size) => (size.bytes() as usize, Some(size.bytes() as usize)),
+        PageSizeRequest::Default | PageSizeRequest::Base => (base, None),
+    };
+    let source = match (&region.backing, file) {
+        (Backing::File { private, .. }, Some(file)) => Source::File { file, private: *private },
+        (_, Some(file)) => Source::File { file, private: false },
+        (Backing::Shared, None) => Source::Shared,
+        (_, None) => Source::Anon,
+    };
+    Request { source, len: mapping_len(region) as usize, align, hugetlb }
+}
+
+/// What makes a mapping have the pages it asks for.
+fn page_size_advice(request: PageSizeRequest) -> Option<i32> {
+    match request {
+        PageSizeRequest::Base => Some(libc::MADV_NOHUGEPAGE),
+        PageSizeRequest::Prefer(size) if size > base_page() => Some(libc::MADV_HUGEPAGE),
+        PageSizeRequest::Prefer(_) => Some(libc::MADV_NOHUGEPAGE),
+        PageSizeRequest::Default | PageSizeRequest::Hugetlb(_) => None,
+    }
+}
+
+/// This machine's base page.
+pub fn base_page() -> PageSize {
+    PageSize::new(rustix::param::page_size() as u64).unwrap_or(PageSize::K4)
+}
+
+fn madv(advice: Advice) -> i32 {
+    match advice {
+        Advice::Normal => libc::MADV_NORMAL,
+        Advice::Random => libc::MADV_RANDOM,
+        Advice::Sequential => libc::MADV_SEQUENTIAL,
+        Advice::Willneed => libc::MADV_WILLNEED,
+        Advice::Dontneed => libc::MADV_DONTNEED,
+        Advice::Free => libc::MADV_FREE,
+        Advice::Cold => libc::MADV_COLD,
+        Advice::Pageout => libc::MADV_PAGEOUT,
+        Advice::Hugepage => libc::MADV_HUGEPAGE,
+        Advice::Nohugepage => libc::MADV_NOHUGEPAGE,
+        Advice::Collapse => libc::MADV_COLLAPSE,
+        Advice::PopulateRead => libc::MADV_POPULATE_READ,
+        Advice::PopulateWrite => libc::MADV_POPULATE_WRITE,
+    }
+}

@@ -1,0 +1,15 @@
+//! Runs plans natively: the machines `host` and `null`.
+//!
+//! The null machine does everything that the host machine does, threads, forks, streams and pacing,
+//! except for the memory itself, so that its readings are what the harness costs. They are reported,
+//! never subtracted.
+
+mod control;
+mod failure;
+mod figures;
+mod memory;
+mod pace;
+mod run;
+mod touch;
+mod watch;
+mod worker;

@@ -1,0 +1,236 @@
+//! A whole run: sets up, starts each phase's workers, watches them, and pours out what was seen.
+//!
+//! Invariant: the supervisor thread only sleeps, samples and reports. What a phase used is what its
+//! workers used, plus, where it forks, what the forking itself cost the supervisor.
+
+use super::control::{Control, Failure};
+use super::failure::{op_error, region_error, refusal};
+use super::figures::{PhaseFigures, RunFigures};
+use super::memory::Memory;
+use super::pace::Halt;
+use super::watch::Watcher;
+use super::worker::{Finished, Worker};
+use crate::sys::process::{self, Child, Exit, Usage, thread_usage};
+use crate::sys::signal::asked_to_stop;
+use pagetax_core::machine::{RunError, Sink};
+use pagetax_core::plan::{ClientKind, Op, Pattern, Phase, Plan};
+use std::time::{Duration, Instant};
+
+/// The supervisor looks at signals and reports progress at least this often.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A parent that wakes less often than this wakes this often all the same, to look at signals.
+const PARENT_SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// A run under way.
+pub struct Run<'a> {
+    plan: &'a Plan,
+    memory: Option<Memory>,
+    begun: Instant,
+    watcher: Watcher<'a>,
+    figures: RunFigures,
+}
+
+impl<'a> Run<'a> {
+    /// Makes files and maps what is mapped from the start; without `real`, nothing.
+    pub fn set_up(plan: &'a Plan, real: bool, out: &'a mut dyn Sink) -> Result<Run<'a>, RunError> {
+        let named = |(id, error)| region_error(plan, id, error);
+        let mut memory = match real {
+            true => Some(Memory::make(plan, &|| !asked_to_stop()).map_err(named)?),
+            false => None,
+        };
+        let begun = Instant::now();
+        let mut figures = RunFigures::begin();
+        let before = thread_usage();
+        if let Some(memory) = &mut memory {
+            memory.map_first().map_err(named)?;
+        }
+        figures.add_usage(thread_usage().since(before));
+        Ok(Run { plan, memory, begun, watcher: Watcher::new(plan, begun, out), figures })
+    }
+
+    /// Runs all phases and reports; whatever the end, what was seen is in the sink.
+    pub fn run(mut self) -> Result<RunFigures, RunError> {
+        let mut result = Ok(());
+        for (index, phase) in self.plan.phases.iter().enumerate() {
+            if index == 1 {
+                self.flip_byte();
+            }
+            result = self.phase(index, phase);
+            if result.is_err() {
+                break;
+            }
+        }
+        let before = thread_usage();
+        self.memory = None;
+        self.figures.add_usage(thread_usage().since(before));
+        let wall_ns = self.now_ns();
+        self.figures.end(self.plan, wall_ns, matches!(result, Err(RunError::Mismatch { .. })));
+        self.watcher.whole_run(&self.figures);
+        result.map(|()| self.figures)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.begun.elapsed().as_nanos() as u64
+    }
+
+    fn flip_byte(&self) {
+        if let (Some(offset), Some(memory)) = (self.plan.native.flip_byte_at, &self.memory) {
+            memory.flip_byte(offset);
+        }
+    }
+
+    fn phase(&mut self, index: usize, phase: &'a Phase) -> Result<(), RunError> {
+        self.lay_links(phase)?;
+        let control = Control::new(phase.clients.max(1)).map_err(|e| refusal("a shared page", &e))?;
+        let mut figures = PhaseFigures::begin(self.plan, phase);
+        let start_ns = self.now_ns();
+        self.watcher.begin_phase(index, start_ns);
+        let usage = match phase.client_kind {
+            ClientKind::Processes => self.children(phase, &control),
+            ClientKind::Main | ClientKind::Threads => Ok(self.threads(phase, &control)),
+        };
+        let end_ns = control.rows().filter_map(|row| row.end_ns()).max().unwrap_or(self.now_ns());
+        let usage_sum = usage.as_ref().copied().unwrap_or_default();
+        figures.end(&control, phase, usage_sum, end_ns - start_ns);
+        self.watcher.end_phase(&control, phase, start_ns, end_ns, &figures);
+        self.figures.add_phase(&figures);
+        usage?;
+        match control.failure() {
+            Some(failure) => Err(self.describe(phase, failure)),
+            None if asked_to_stop() => Err(RunError::Interrupted),
+            None => Ok(()),
+        }
+    }
+
+    /// Chases follow links; these are laid before the clock of the phase runs, and once for all
+    /// clients, if the region is mapped by then.
+    fn lay_links(&mut self, phase: &Phase) -> Result<(), RunError> {
+        let Some(memory) = &mut self.memory else { return Ok(()) };
+        let before = thread_usage();
+        for op in &phase.ops {
+            if let Op::Touch(touch) = op
+                && touch.pattern == Pattern::PointerChase
+                && memory.mapping(touch.region).is_some()
+            {
+                memory
+                    .lay_links_for(touch)
+                    .map_err(|e| region_error(self.plan, touch.region, e))?;
+            }
+        }
+        self.figures.add_usage(thread_usage().since(before));
+        Ok(())
+    }
+
+    fn worker<'w>(&self, phase: &'w Phase, client: u32, control: &'w Control) -> Worker<'w>
+    where
+        'a: 'w,
+    {
+        let memory = self.memory.clone();
+        Worker { plan: self.plan, phase, client, memory, control, run_begun: self.begun }
+    }
+
+    /// Runs a phase in threads; the memory afterwards is as the first client left it.
+    fn threads(&mut self, phase: &Phase, control: &Control) -> Usage {
+        let workers: Vec<_> =
+            (0..phase.clients.max(1)).map(|client| self.worker(phase, client, control)).collect();
+        self.memory = None;
+        let begun = self.begun;
+        let finished: Vec<Finished> = std::thread::scope(|scope| {
+            let spawn = |worker: Worker<'_>| {
+                let client = worker.client;
+                let finished = worker.work();
+                control.end(client, begun.elapsed().as_nanos() as u64);
+                finished
+            };
+            let threads: Vec<_> =
+                workers.into_iter().map(|worker| scope.spawn(move || spawn(worker))).collect();
+            while !threads.iter().all(|thread| thread.is_finished())
+                && control.ended() < phase.clients.max(1)
+            {
+                self.watch(phase, control);
+            }
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Finished>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let usage = finished.iter().fold(Usage::default(), |sum, f| sum.plus(f.usage));
+        self.memory = finished.into_iter().next().and_then(|first| first.memory);
+        usage
+    }
+
+    /// Runs a phase in forked children.
+    fn children(&mut self, phase: &Phase, control: &Control) -> Result<Usage, RunError> {
+        let own_before = thread_usage();
+        let mut children = Vec::new();
+        for client in 0..phase.clients {
+            let worker = self.worker(phase, client, control);
+            let reads_huge_bytes = PhaseFigures::may_be_huge(self.plan);
+            match process::fork(|| worker.work_as_child(reads_huge_bytes)) {
+                Ok(child) => children.push(child),
+                Err(error) => {
+                    control.stop();
+                    return Err(refusal("a fork", &error)); // the children so far end by their drop
+                }
+            }
+        }
+        let mut used = Usage::default();
+        let mut death = None;
+        while !children.is_empty() {
+            if control.ended() < phase.clients {
+                self.watch(phase, control);
+            }
+            let all_ended = control.ended() >= phase.clients;
+            children.retain_mut(|child| match reap(child, all_ended) {
+                None => true,
+                Some((exit, usage)) => {
+                    used = used.plus(usage);
+                    if exit != Exit::Status(0) {
+                        control.stop();
+                        death.get_or_insert(exit);
+                    }
+                    false
+                }
+            });
+        }
+        match death {
+            Some(exit) => Err(super::failure::died(exit)),
+            None => Ok(used.plus(thread_usage().since(own_before))),
+        }
+    }
+
+    /// Sleeps for a while, as the phase's parent does, then looks at signals, series and progress.
+    fn watch(&mut self, phase: &Phase, control: &Control) {
+        match phase.parent_wake {
+            Some(time) => std::thread::sleep(Duration::from_nanos(time.0).min(PARENT_SLEEP_MAX)),
+            None => control.wait_for_end(control.ended(), self.watcher.until_sample().min(TICK)),
+        }
+        if asked_to_stop() {
+            control.stop();
+        }
+        self.watcher.look(control, phase);
+    }
+
+    fn describe(&self, phase: &Phase, failure: Failure) -> RunError {
+        let op = &phase.ops[failure.operation];
+        match (failure.halt, op) {
+            (Halt::Wrong(wrong), Op::Touch(touch)) => RunError::Mismatch {
+                region: self.plan.region(touch.region).name.clone(),
+                offset: wrong.offset,
+                address: failure.address,
+                expected: wrong.expected,
+                found: wrong.found,
+            },
+            (Halt::Refused(errno), op) => op_error(self.plan, op, errno),
+            (Halt::Over | Halt::Wrong(_), _) => RunError::Interrupted,
+        }
+    }
+}
+
+/// How a child ended, if it has; when all have done their work, waits for the rest of its end.
+fn reap(child: &mut Child, all_ended: bool) -> Option<(Exit, Usage)> {
+    let ended = if all_ended { child.wait().map(Some) } else { child.try_wait() };
+    // A child that cannot be waited for is no longer ours; there is nothing to learn of it.
+    ended.unwrap_or(Some((Exit::Status(0), Usage::default())))
+}

@@ -1,0 +1,286 @@
+//! The loops that touch memory, compiled for each pattern, access and grain.
+//!
+//! Invariant: which offsets are visited, and in which order, is decided by `pagetax_core` alone; the
+//! null machine runs the same loops with [`Nothing`] in the place of memory.
+
+use super::pace::{Halt, Pace};
+use crate::sys::mapping::Mapping;
+use pagetax_core::access::{Chase, Offsets, pattern_word};
+use pagetax_core::plan::{Access, Pattern, Random, Touch};
+use std::hint::black_box;
+use std::marker::PhantomData;
+
+/// A word that does not hold what was written there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wrong {
+    /// Of the word, in the region.
+    pub offset: u64,
+    /// What was written.
+    pub expected: u64,
+    /// What stands there.
+    pub found: u64,
+}
+
+/// Whose turn a touch is: which client, in which repeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// From 0.
+    pub client: u32,
+    /// From 0.
+    pub repeat: u64,
+}
+
+/// What is done at each offset.
+pub trait Visit {
+    /// Does it.
+    fn visit(&mut self, offset: u64) -> Result<(), Wrong>;
+}
+
+/// Takes note of the offset and touches nothing.
+pub struct Nothing;
+
+impl Visit for Nothing {
+    #[inline(always)]
+    fn visit(&mut self, offset: u64) -> Result<(), Wrong> {
+        black_box(offset);
+        Ok(())
+    }
+}
+
+/// One of the four accesses, on one word.
+trait Act {
+    /// Does it; `found` if it was not `expected`.
+    fn act(load: impl Fn() -> u64, store: impl Fn(u64), expected: u64) -> Result<(), u64>;
+}
+
+struct Read;
+struct Write;
+struct Verify;
+struct Rewrite;
+
+impl Act for Read {
+    #[inline(always)]
+    fn act(load: impl Fn() -> u64, _: impl Fn(u64), _: u64) -> Result<(), u64> {
+        load(); // volatile: not optimised away
+        Ok(())
+    }
+}
+
+impl Act for Write {
+    #[inline(always)]
+    fn act(_: impl Fn() -> u64, store: impl Fn(u64), expected: u64) -> Result<(), u64> {
+        store(expected);
+        Ok(())
+    }
+}
+
+impl Act for Verify {
+    #[inline(always)]
+    fn act(load: impl Fn() -> u64, _: impl Fn(u64), expected: u64) -> Result<(), u64> {
+        let found = load();
+        if found == expected { Ok(()) } else { Err(found) }
+    }
+}
+
+impl Act for Rewrite {
+    #[inline(always)]
+    fn act(load: impl Fn() -> u64, store: impl Fn(u64), expected: u64) -> Result<(), u64> {
+        Verify::act(load, &store, expected)?;
+        store(expected);
+        Ok(())
+    }
+}
+
+/// Accesses of one word.
+struct OneWord<'a, A> {
+    mapping: &'a Mapping,
+    pattern_seed: u64,
+    access: PhantomData<A>,
+}
+
+impl<A: Act> Visit for OneWord<'_, A> {
+    #[inline(always)]
+    fn visit(&mut self, offset: u64) -> Result<(), Wrong> {
+        let expected = pattern_word(self.pattern_seed, offset);
+        A::act(|| self.mapping.load(offset), |word| self.mapping.store(offset, word), expected)
+            .map_err(|found| Wrong { offset, expected, found })
+    }
+}
+
+/// Accesses of every word of a larger grain.
+struct EveryWord<'a, A> {
+    mapping: &'a Mapping,
+    pattern_seed: u64,
+    grain_bytes: u64,
+    access: PhantomData<A>,
+}
+
+impl<A: Act> Visit for EveryWord<'_, A> {
+    #[inline(always)]
+    fn visit(&mut self, offset: u64) -> Result<(), Wrong> {
+        self.mapping.each_word(offset, self.grain_bytes, |offset, word| {
+            let expected = pattern_word(self.pattern_seed, offset);
+            A::act(|| word.load(), |value| word.store(value), expected)
+                .map_err(|found| Wrong { offset, expected, found })
+        })
+    }
+}
+
+/// A sweep's offsets.
+struct Sweep {
+    next: u64,
+    stride: u64,
+}
+
+impl Offsets for Sweep {
+    #[inline(always)]
+    fn next_offset(&mut self) -> u64 {
+        let offset = self.next;
+        self.next = offset.wrapping_add(self.stride);
+        offset
+    }
+}
+
+/// Visits `count` offsets, looking at clock and flags every few thousand.
+fn drive<O: Offsets, V: Visit>(
+    offsets: &mut O,
+    visit: &mut V,
+    count: u64,
+    pace: &mut Pace<'_>,
+) -> Result<(), Halt> {
+    let mut left = count;
+    while left > 0 {
+        let chunk = left.min(pace.accesses_until_look());
+        for _ in 0..chunk {
+            visit.visit(offsets.next_offset())?;
+        }
+        left -= chunk;
+        pace.done(chunk)?;
+    }
+    Ok(())
+}
+
+/// Visits what the touch's pattern says, for this turn.
+pub fn walk<V: Visit>(
+    touch: &Touch,
+    region_bytes: u64,
+    turn: Turn,
+    visit: &mut V,
+    pace: &mut Pace<'_>,
+) -> Result<(), Halt> {
+    pace.begin_touch(touch.grain_bytes);
+    match touch.random(region_bytes, turn.client, turn.repeat) {
+        None => {
+            for run in touch.runs(region_bytes) {
+                let mut sweep = Sweep { next: run.first, stride: run.stride };
+                drive(&mut sweep, visit, run.count, pace)?;
+            }
+            Ok(())
+        }
+        Some(Random::Uniform(mut stream)) => drive(&mut stream, visit, touch.count, pace),
+        Some(Random::Zipf(mut stream)) => drive(&mut stream, visit, touch.count, pace),
+        Some(Random::Chase(mut stream)) => drive(&mut stream, visit, touch.count, pace),
+    }
+}
+
+/// Touches real memory.
+pub fn touch(
+    touch: &Touch,
+    region_bytes: u64,
+    mapping: &Mapping,
+    pattern_seed: u64,
+    turn: Turn,
+    pace: &mut Pace<'_>,
+) -> Result<(), Halt> {
+    if touch.pattern == Pattern::PointerChase {
+        return chase(touch, region_bytes, mapping, pace);
+    }
+    let place = Place { touch, region_bytes, mapping, pattern_seed, turn };
+    match touch.access {
+        Access::Read => place.touch::<Read>(pace),
+        Access::Write => place.touch::<Write>(pace),
+        Access::Verify => place.touch::<Verify>(pace),
+        Access::Rewrite => place.touch::<Rewrite>(pace),
+    }
+}
+
+struct Place<'a> {
+    touch: &'a Touch,
+    region_bytes: u64,
+    mapping: &'a Mapping,
+    pattern_seed: u64,
+    turn: Turn,
+}
+
+impl Place<'_> {
+    fn touch<A: Act>(&self, pace: &mut Pace<'_>) -> Result<(), Halt> {
+        let Place { touch, region_bytes, mapping, pattern_seed, turn } = *self;
+        let (grain_bytes, access) = (touch.grain_bytes, PhantomData::<A>);
+        if grain_bytes <= 8 {
+            let mut visit = OneWord { mapping, pattern_seed, access };
+            walk(touch, region_bytes, turn, &mut visit, pace)
+        } else {
+            let mut visit = EveryWord { mapping, pattern_seed, grain_bytes, access };
+            walk(touch, region_bytes, turn, &mut visit, pace)
+        }
+    }
+}
+
+/// Writes the links of a chase: each grain's first word holds the offset of the next grain.
+pub fn lay_links(touch: &Touch, region_bytes: u64, mapping: &Mapping) {
+    let mut order = Chase::new(touch.seed, region_bytes, touch.grain_bytes);
+    let mut at = order.next_offset();
+    for _ in 0..(region_bytes / touch.grain_bytes).max(1) {
+        let next = order.next_offset();
+        mapping.store(at, next);
+        at = next;
+    }
+}
+
+/// Follows the links: each address depends on the load before. A write stores the link again; a
+/// verify compares it with the order it was laid in.
+fn chase(
+    touch: &Touch,
+    region_bytes: u64,
+    mapping: &Mapping,
+    pace: &mut Pace<'_>,
+) -> Result<(), Halt> {
+    pace.begin_touch(touch.grain_bytes);
+    let mut order = Chase::new(touch.seed, region_bytes, touch.grain_bytes);
+    let mut at = order.next_offset();
+    let (stores, compares) =
+        (touch.access.writes(), matches!(touch.access, Access::Verify | Access::Rewrite));
+    let mut left = touch.count;
+    while left > 0 {
+        let chunk = left.min(pace.accesses_until_look());
+        for step in 0..chunk {
+            let next = mapping.load(at);
+            if stores {
+                mapping.store(at, next);
+            }
+            if compares {
+                let expected = order.next_offset();
+                if next != expected {
+                    return Err(Wrong { offset: at, expected, found: next }.into());
+                }
+            } else if next >= region_bytes {
+                let expected = link_after(touch, region_bytes, touch.count - left + step);
+                return Err(Wrong { offset: at, expected, found: next }.into());
+            }
+            at = next;
+        }
+        left -= chunk;
+        pace.done(chunk)?;
+    }
+    Ok(())
+}
+
+/// The link that stands in the grain that a chase visits as number `step`.
+fn link_after(touch: &Touch, region_bytes: u64, step: u64) -> u64 {
+    let grains = (region_bytes / touch.grain_bytes).max(1);
+    let mut order = Chase::new(touch.seed, region_bytes, touch.grain_bytes);
+    for _ in 0..=step % grains {
+        order.next_offset();
+    }
+    order.next_offset()
+}

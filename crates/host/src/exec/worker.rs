@@ -1,0 +1,120 @@
+//! One client of a phase: does the operations in order, in a thread or in a forked child.
+
+use super::control::{Control, Failure, Figure};
+use super::memory::Memory;
+use super::pace::{Halt, Pace};
+use super::touch::{Nothing, Turn, walk};
+use crate::procfs::{Root, process_huge_bytes, process_memory, schedstat};
+use crate::sys::process::{Usage, thread_usage};
+use pagetax_core::plan::{Op, Phase, Plan};
+use std::time::{Duration, Instant};
+
+/// What a worker is given.
+pub struct Worker<'a> {
+    /// Whose regions the operations name.
+    pub plan: &'a Plan,
+    /// What to do.
+    pub phase: &'a Phase,
+    /// Which of the phase's clients.
+    pub client: u32,
+    /// Real memory; none on the null machine.
+    pub memory: Option<Memory>,
+    /// Shared with supervisor and siblings.
+    pub control: &'a Control,
+    /// Of the run.
+    pub run_begun: Instant,
+}
+
+/// What a thread hands back.
+pub struct Finished {
+    /// Used by the work alone.
+    pub usage: Usage,
+    /// The memory as the operations left it.
+    pub memory: Option<Memory>,
+}
+
+impl Worker<'_> {
+    /// Works to the end, a failure or a stop. What it used is counted from the first operation on.
+    pub fn work(mut self) -> Finished {
+        self.control.wait_at_gate();
+        let waited_before = run_queue_ns();
+        let before = thread_usage();
+        let halt = self.repeats();
+        let usage = thread_usage().since(before);
+        let row = self.control.client(self.client);
+        let waited = run_queue_ns().zip(waited_before).map(|(now, then)| now.saturating_sub(then));
+        row.note(Figure::RunQueueNs, waited);
+        row.note(Figure::LockedBytesMax, self.memory.as_ref().map(Memory::locked_bytes_max));
+        if let Err((operation, halt)) = halt {
+            let address = self.address_of(operation, halt);
+            self.control.fail(Failure { operation, halt, address });
+        }
+        Finished { usage, memory: self.memory }
+    }
+
+    /// All repeats; a failure comes with the index of its operation.
+    fn repeats(&mut self) -> Result<(), (usize, Halt)> {
+        let time = self.phase.time.map(|time| Duration::from_nanos(time.0));
+        let publish_faults = self.plan.measure.interval.is_some();
+        let mut pace =
+            Pace::new(self.control, self.client, time, self.phase.rate, publish_faults);
+        let mut result = Ok(());
+        'repeats: for repeat in 0..self.phase.repeat {
+            let turn = Turn { client: self.client, repeat };
+            for (index, op) in self.phase.ops.iter().enumerate() {
+                let done = pace.between_operations().and_then(|()| self.apply(op, turn, &mut pace));
+                if let Err(halt) = done {
+                    result = Err((index, halt));
+                    break 'repeats;
+                }
+            }
+        }
+        pace.publish();
+        result
+    }
+
+    fn apply(&mut self, op: &Op, turn: Turn, pace: &mut Pace<'_>) -> Result<(), Halt> {
+        match (op, &mut self.memory) {
+            (Op::Sleep(time), _) => pace.sleep(Duration::from_nanos(time.0)),
+            (Op::Barrier, _) => pace.barrier(),
+            (op, Some(memory)) => memory.apply(op, turn, pace),
+            (Op::Touch(touch), None) => {
+                let bytes = self.plan.region(touch.region).bytes;
+                walk(touch, bytes, turn, &mut Nothing, pace)
+            }
+            (_, None) => Ok(()),
+        }
+    }
+
+    fn address_of(&self, operation: usize, halt: Halt) -> u64 {
+        let (Halt::Wrong(wrong), Some(Op::Touch(touch))) = (halt, self.phase.ops.get(operation))
+        else {
+            return 0;
+        };
+        let mapping = self.memory.as_ref().and_then(|memory| memory.mapping(touch.region));
+        mapping.map_or(0, |mapping| mapping.address() + wrong.offset)
+    }
+
+    /// The whole life of a forked child, but for its end.
+    pub fn work_as_child(self, reads_huge_bytes: bool) -> i32 {
+        let (control, client, run_begun) = (self.control, self.client, self.run_begun);
+        let finished = self.work();
+        let end_ns = run_begun.elapsed().as_nanos() as u64;
+        let (root, pid) = (Root::default(), std::process::id());
+        let (memory, row) = (process_memory(&root, pid), control.client(client));
+        row.note(Figure::ResidentBytesMax, memory.resident_bytes_max.value());
+        row.note(Figure::PageTableBytes, memory.page_table_bytes.value());
+        if reads_huge_bytes {
+            row.note(Figure::HugeBytes, process_huge_bytes(&root, pid).value());
+        }
+        control.end(client, end_ns);
+        drop(finished);
+        0
+    }
+}
+
+/// How long the calling thread was runnable but not running.
+fn run_queue_ns() -> Option<u64> {
+    let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    schedstat(&Root::default(), std::process::id(), Some(tid)).ok().map(|(_, waited)| waited)
+}
