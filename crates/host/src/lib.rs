@@ -7,7 +7,9 @@ pub mod budget;
 pub mod calibrate;
 pub mod environment;
 pub mod exec;
+pub mod guard;
 pub mod pagesize;
+pub mod perf;
 pub mod procfs;
 pub mod stacks;
 #[allow(unsafe_code)]

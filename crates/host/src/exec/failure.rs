@@ -31,7 +31,8 @@ pub fn op_error(plan: &Plan, op: &Op, errno: i32) -> RunError {
 
 const MAP: &str = "make the regions smaller, or allow more address space (ulimit -v unlimited)";
 const LOCK: &str = "lock less, or allow more (ulimit -l unlimited, or run as root)";
-const ADVISE: &str = "take this advice out of the job: this kernel or this backing does not have it";
+const ADVISE: &str =
+    "take this advice out of the job: this kernel or this backing does not have it";
 const REPORT: &str = "run it again; if it fails again, report it with this job and `uname -r`";
 
 /// A region that could not be made or mapped at the start.
@@ -71,4 +72,13 @@ pub fn died(exit: Exit) -> RunError {
         Exit::Status(status) => (format!("it ended with status {status}"), REPORT),
     };
     RunError::Op { op: "a client".into(), why, remedy: remedy.into() }
+}
+
+/// The free-memory guard has ended the run.
+pub fn short_of_memory() -> RunError {
+    RunError::Op {
+        op: "the run".into(),
+        why: "almost no memory is left on this machine, so it was stopped".into(),
+        remedy: "use smaller regions or fewer clients, or add swap".into(),
+    }
 }

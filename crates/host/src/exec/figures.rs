@@ -4,14 +4,11 @@
 //! machine (reclaim, compaction, kernel daemons) is the difference of two snapshots.
 
 use super::control::{ClientRow, Control, Figure};
-use crate::procfs::{
-    ProcessMemory, Root, SystemSnapshot, process_huge_bytes, process_memory, thp_settings,
-};
+use crate::pagesize::{Mode, PageSettings};
+use crate::procfs::{ProcessMemory, Root, SystemSnapshot, process_huge_bytes, process_memory};
 use crate::sys::process::Usage;
 use pagetax_core::counter::Reading;
-use pagetax_core::plan::{
-    Access, Advice, ClientKind, Op, PageSizeRequest, Phase, Plan,
-};
+use pagetax_core::plan::{Access, Advice, ClientKind, Op, PageSizeRequest, Phase, Plan};
 
 /// Readings by counter id.
 pub type Readings = Vec<(&'static str, Reading)>;
@@ -55,7 +52,7 @@ pub struct PhaseFigures {
 
 impl PhaseFigures {
     /// Right before the phase.
-    pub fn begin(_plan: &Plan, _phase: &Phase) -> PhaseFigures {
+    pub fn begin() -> PhaseFigures {
         PhaseFigures {
             peak_is_reset: std::fs::write("/proc/self/clear_refs", "5").is_ok(),
             before: Surroundings::read(),
@@ -101,10 +98,9 @@ impl PhaseFigures {
 
     /// Whether any region may come to have huge pages; reading how many walks the page tables.
     pub fn may_be_huge(plan: &Plan) -> bool {
-        let always = thp_settings(&Root::default()).is_ok_and(|thp| thp.enabled == "always");
-        let asks = |op: &Op| {
-            matches!(op, Op::Advise { advice: Advice::Hugepage | Advice::Collapse, .. })
-        };
+        let always = PageSettings::host().thp() == Some(Mode::Always);
+        let asks =
+            |op: &Op| matches!(op, Op::Advise { advice: Advice::Hugepage | Advice::Collapse, .. });
         always
             || plan.phases.iter().flat_map(|phase| &phase.ops).any(asks)
             || plan.regions.iter().any(|region| {
@@ -112,7 +108,11 @@ impl PhaseFigures {
                     region.page_size,
                     PageSizeRequest::Prefer(_) | PageSizeRequest::Hugetlb(_)
                 );
-                by_size || region.advice.iter().any(|a| matches!(a, Advice::Hugepage | Advice::Collapse))
+                by_size
+                    || region
+                        .advice
+                        .iter()
+                        .any(|a| matches!(a, Advice::Hugepage | Advice::Collapse))
             })
     }
 }
@@ -140,16 +140,18 @@ fn of_processes(control: &Control, phase: &Phase, own: &ProcessMemory, huge: &Re
             _ => Reading::Missing("not every client read it before its end".into()),
         }
     };
-    let writes =
-        phase.ops.iter().any(|op| matches!(op, Op::Touch(t) if t.access.writes()));
+    let writes = phase.ops.iter().any(|op| matches!(op, Op::Touch(t) if t.access.writes()));
     let nothing = Reading::Measured(0);
     vec![
         ("resident_bytes_max", between(Figure::ResidentBytesMax, &own.resident_bytes, !writes)),
         ("page_table_bytes_max", between(Figure::PageTableBytes, &own.page_table_bytes, false)),
-        ("huge_page_bytes_max", match control.rows().any(|row| row.figure(Figure::HugeBytes).is_some()) {
-            true => between(Figure::HugeBytes, huge, !writes),
-            false => huge.clone(),
-        }),
+        (
+            "huge_page_bytes_max",
+            match control.rows().any(|row| row.figure(Figure::HugeBytes).is_some()) {
+                true => between(Figure::HugeBytes, huge, !writes),
+                false => huge.clone(),
+            },
+        ),
         ("locked_bytes_max", between(Figure::LockedBytesMax, &nothing, false)),
     ]
 }
@@ -221,17 +223,10 @@ impl RunFigures {
         self.readings.extend(Surroundings::read().since(&self.before, wall_ns));
         self.readings.extend(usage_readings(self.usage));
         self.readings.push(("wall_ns", Reading::Measured(wall_ns)));
-        let verifies = |op: &Op| {
-            matches!(op, Op::Touch(t) if matches!(t.access, Access::Verify | Access::Rewrite))
-        };
+        let verifies = |op: &Op| matches!(op, Op::Touch(t) if matches!(t.access, Access::Verify | Access::Rewrite));
         if plan.phases.iter().flat_map(|phase| &phase.ops).any(verifies) {
             self.readings.push(("mismatch_count", Reading::Measured(mismatch.into())));
         }
-    }
-
-    /// A reading by counter id.
-    pub fn reading(&self, id: &str) -> Option<&Reading> {
-        self.readings.iter().find(|(known, _)| *known == id).map(|(_, reading)| reading)
     }
 }
 

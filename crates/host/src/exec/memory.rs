@@ -3,8 +3,8 @@
 //! Invariant: backing files have no name once they are made (O_TMPFILE, or unlinked at once), so
 //! nothing stays behind however the process ends.
 
-use super::touch::{Turn, lay_links, touch};
 use super::pace::{Halt, Pace};
+use super::touch::{Turn, lay_links, touch};
 use crate::sys::mapping::{Mapping, Request, Source};
 use pagetax_core::access::pattern_word;
 use pagetax_core::plan::{
@@ -31,6 +31,7 @@ pub struct Memory {
 struct Held {
     region: Region,
     pattern_seed: u64,
+    writable: bool,
     file: Option<Arc<File>>,
     mapping: Option<Arc<Mapping>>,
     /// Seed and grain of the chase whose links stand in it.
@@ -50,6 +51,7 @@ impl Memory {
             regions.push(Held {
                 region: region.clone(),
                 pattern_seed,
+                writable: is_written(plan, id),
                 file: file.map(Arc::new),
                 mapping: None,
                 links: None,
@@ -95,10 +97,10 @@ impl Memory {
 
     fn map(&mut self, id: RegionId) -> io::Result<()> {
         let held = &mut self.regions[id.0];
-        let request = request(&held.region, held.file.as_deref());
+        let request = request(&held.region, held.file.as_deref(), held.writable);
         let mapping = Mapping::new(request)?;
         if let Some(advice) = page_size_advice(held.region.page_size) {
-            // Kernels without THP refuse this; preflight has said so.
+            // Kernels without THP refuse this; preflight has told.
             let _ = mapping.advise(advice);
         }
         for advice in &held.region.advice {
@@ -179,6 +181,21 @@ impl Memory {
 
 fn mapped(held: &Held) -> io::Result<&Arc<Mapping>> {
     held.mapping.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
+}
+
+/// Whether a region must allow stores. Memory always does; a file only if the job writes to it, as
+/// locking a private file that could be written copies all of it.
+fn is_written(plan: &Plan, id: RegionId) -> bool {
+    let writes = |op: &Op| match op {
+        Op::Touch(t) => t.region == id && (t.access.writes() || t.pattern == Pattern::PointerChase),
+        Op::Advise { region, advice } => *region == id && *advice == Advice::PopulateWrite,
+        _ => false,
+    };
+    let region = plan.region(id);
+    !matches!(region.backing, Backing::File { .. })
+        || region.advice.contains(&Advice::PopulateWrite)
+        || (id.0 == 0 && plan.native.flip_byte_at.is_some())
+        || plan.phases.iter().flat_map(|phase| &phase.ops).any(writes)
 }
 
 /// Whether the plan's first use of a region wants data to be there.
@@ -264,10 +281,9 @@ pub fn mapping_len(region: &Region) -> u64 {
     region.bytes.max(1).next_multiple_of(page)
 }
 
-fn request<'a>(region: &Region, file: Option<&'a File>) -> Request<'a> {
+fn request<'a>(region: &Region, file: Option<&'a File>, writable: bool) -> Request<'a> {
     let base = rustix::param::page_size();
     let (align, hugetlb) = match region.page_size {
-        // Files and shared memory must not be mapped beyond their end, so their length stays.
         PageSizeRequest::Prefer(size) => (size.bytes() as usize, None),
         PageSizeRequest::Hugetlb(size) => (size.bytes() as usize, Some(size.bytes() as usize)),
         PageSizeRequest::Default | PageSizeRequest::Base => (base, None),
@@ -278,7 +294,7 @@ fn request<'a>(region: &Region, file: Option<&'a File>) -> Request<'a> {
         (Backing::Shared, None) => Source::Shared,
         (_, None) => Source::Anon,
     };
-    Request { source, len: mapping_len(region) as usize, align, hugetlb }
+    Request { source, len: mapping_len(region) as usize, align, writable, hugetlb }
 }
 
 /// What makes a mapping have the pages it asks for.

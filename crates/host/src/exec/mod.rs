@@ -7,9 +7,13 @@
 mod control;
 mod failure;
 mod figures;
+mod machine;
 mod memory;
 mod pace;
 mod run;
 mod touch;
 mod watch;
 mod worker;
+
+pub use machine::{HostMachine, NullMachine};
+pub(crate) use memory::{file_directory, mapping_len};

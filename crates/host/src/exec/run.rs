@@ -4,12 +4,14 @@
 //! workers used, plus, where it forks, what the forking itself cost the supervisor.
 
 use super::control::{Control, Failure};
-use super::failure::{op_error, region_error, refusal};
+use super::failure::{died, op_error, refusal, region_error, short_of_memory};
 use super::figures::{PhaseFigures, RunFigures};
 use super::memory::Memory;
 use super::pace::Halt;
 use super::watch::Watcher;
 use super::worker::{Finished, Worker};
+use crate::guard::{Limits, Room};
+use crate::procfs::Root;
 use crate::sys::process::{self, Child, Exit, Usage, thread_usage};
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::machine::{RunError, Sink};
@@ -25,19 +27,27 @@ const PARENT_SLEEP_MAX: Duration = Duration::from_secs(1);
 /// A run under way.
 pub struct Run<'a> {
     plan: &'a Plan,
+    /// None on the null machine.
+    limits: Option<Limits>,
     memory: Option<Memory>,
+    short_of_memory: bool,
+    memory_seen: Instant,
     begun: Instant,
     watcher: Watcher<'a>,
     figures: RunFigures,
 }
 
 impl<'a> Run<'a> {
-    /// Makes files and maps what is mapped from the start; without `real`, nothing.
-    pub fn set_up(plan: &'a Plan, real: bool, out: &'a mut dyn Sink) -> Result<Run<'a>, RunError> {
+    /// Makes files and maps what is mapped from the start; without limits there is no memory.
+    pub fn set_up(
+        plan: &'a Plan,
+        limits: Option<Limits>,
+        out: &'a mut dyn Sink,
+    ) -> Result<Run<'a>, RunError> {
         let named = |(id, error)| region_error(plan, id, error);
-        let mut memory = match real {
-            true => Some(Memory::make(plan, &|| !asked_to_stop()).map_err(named)?),
-            false => None,
+        let mut memory = match limits {
+            Some(_) => Some(Memory::make(plan, &|| !asked_to_stop()).map_err(named)?),
+            None => None,
         };
         let begun = Instant::now();
         let mut figures = RunFigures::begin();
@@ -46,7 +56,16 @@ impl<'a> Run<'a> {
             memory.map_first().map_err(named)?;
         }
         figures.add_usage(thread_usage().since(before));
-        Ok(Run { plan, memory, begun, watcher: Watcher::new(plan, begun, out), figures })
+        Ok(Run {
+            plan,
+            limits,
+            memory,
+            short_of_memory: false,
+            memory_seen: begun,
+            begun,
+            watcher: Watcher::new(plan, begun, out),
+            figures,
+        })
     }
 
     /// Runs all phases and reports; whatever the end, what was seen is in the sink.
@@ -82,8 +101,9 @@ impl<'a> Run<'a> {
 
     fn phase(&mut self, index: usize, phase: &'a Phase) -> Result<(), RunError> {
         self.lay_links(phase)?;
-        let control = Control::new(phase.clients.max(1)).map_err(|e| refusal("a shared page", &e))?;
-        let mut figures = PhaseFigures::begin(self.plan, phase);
+        let control =
+            Control::new(phase.clients.max(1)).map_err(|e| refusal("a shared page", &e))?;
+        let mut figures = PhaseFigures::begin();
         let start_ns = self.now_ns();
         self.watcher.begin_phase(index, start_ns);
         let usage = match phase.client_kind {
@@ -99,6 +119,7 @@ impl<'a> Run<'a> {
         match control.failure() {
             Some(failure) => Err(self.describe(phase, failure)),
             None if asked_to_stop() => Err(RunError::Interrupted),
+            None if self.short_of_memory => Err(short_of_memory()),
             None => Ok(()),
         }
     }
@@ -195,7 +216,7 @@ impl<'a> Run<'a> {
             });
         }
         match death {
-            Some(exit) => Err(super::failure::died(exit)),
+            Some(exit) => Err(died(exit)),
             None => Ok(used.plus(thread_usage().since(own_before))),
         }
     }
@@ -206,10 +227,21 @@ impl<'a> Run<'a> {
             Some(time) => std::thread::sleep(Duration::from_nanos(time.0).min(PARENT_SLEEP_MAX)),
             None => control.wait_for_end(control.ended(), self.watcher.until_sample().min(TICK)),
         }
-        if asked_to_stop() {
+        self.guard_memory();
+        if asked_to_stop() || self.short_of_memory {
             control.stop();
         }
         self.watcher.look(control, phase);
+    }
+
+    /// Looks every [`TICK`] whether the machine still has memory.
+    fn guard_memory(&mut self) {
+        let Some(limits) = self.limits.filter(|_| self.memory_seen.elapsed() >= TICK) else {
+            return;
+        };
+        self.memory_seen = Instant::now();
+        let room = Room::read(&Root::default());
+        self.short_of_memory |= room.is_some_and(|room| room.is_short(&limits));
     }
 
     fn describe(&self, phase: &Phase, failure: Failure) -> RunError {

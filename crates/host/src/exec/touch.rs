@@ -120,8 +120,11 @@ impl<A: Act> Visit for EveryWord<'_, A> {
     fn visit(&mut self, offset: u64) -> Result<(), Wrong> {
         self.mapping.each_word(offset, self.grain_bytes, |offset, word| {
             let expected = pattern_word(self.pattern_seed, offset);
-            A::act(|| word.load(), |value| word.store(value), expected)
-                .map_err(|found| Wrong { offset, expected, found })
+            A::act(|| word.load(), |value| word.store(value), expected).map_err(|found| Wrong {
+                offset,
+                expected,
+                found,
+            })
         })
     }
 }
@@ -193,7 +196,7 @@ pub fn touch(
     pace: &mut Pace<'_>,
 ) -> Result<(), Halt> {
     if touch.pattern == Pattern::PointerChase {
-        return chase(touch, region_bytes, mapping, pace);
+        return chase(touch, region_bytes, mapping, pace).map(|_| ());
     }
     let place = Place { touch, region_bytes, mapping, pattern_seed, turn };
     match touch.access {
@@ -237,33 +240,21 @@ pub fn lay_links(touch: &Touch, region_bytes: u64, mapping: &Mapping) {
     }
 }
 
-/// Follows the links: each address depends on the load before. A write stores the link again; a
-/// verify compares it with the order it was laid in.
+/// Follows the links, each address depending on the load before, and returns where it ends.
 fn chase(
     touch: &Touch,
     region_bytes: u64,
     mapping: &Mapping,
     pace: &mut Pace<'_>,
-) -> Result<(), Halt> {
+) -> Result<u64, Halt> {
     pace.begin_touch(touch.grain_bytes);
-    let mut order = Chase::new(touch.seed, region_bytes, touch.grain_bytes);
-    let mut at = order.next_offset();
-    let (stores, compares) =
-        (touch.access.writes(), matches!(touch.access, Access::Verify | Access::Rewrite));
+    let mut at = Chase::new(touch.seed, region_bytes, touch.grain_bytes).next_offset();
     let mut left = touch.count;
     while left > 0 {
         let chunk = left.min(pace.accesses_until_look());
         for step in 0..chunk {
             let next = mapping.load(at);
-            if stores {
-                mapping.store(at, next);
-            }
-            if compares {
-                let expected = order.next_offset();
-                if next != expected {
-                    return Err(Wrong { offset: at, expected, found: next }.into());
-                }
-            } else if next >= region_bytes {
+            if next >= region_bytes {
                 let expected = link_after(touch, region_bytes, touch.count - left + step);
                 return Err(Wrong { offset: at, expected, found: next }.into());
             }
@@ -272,7 +263,7 @@ fn chase(
         left -= chunk;
         pace.done(chunk)?;
     }
-    Ok(())
+    Ok(at)
 }
 
 /// The link that stands in the grain that a chase visits as number `step`.
@@ -283,4 +274,87 @@ fn link_after(touch: &Touch, region_bytes: u64, step: u64) -> u64 {
         order.next_offset();
     }
     order.next_offset()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::control::Control;
+    use super::*;
+    use crate::sys::mapping::{Request, Source};
+    use pagetax_core::plan::RegionId;
+
+    const BYTES: u64 = 1 << 16;
+
+    fn touch_of(pattern: Pattern, count: u64, grain_bytes: u64) -> Touch {
+        let (region, access) = (RegionId(0), Access::Read);
+        Touch { region, access, pattern, count, grain_bytes, seed: 7 }
+    }
+
+    /// Takes note of what the loops visit.
+    #[derive(Default)]
+    struct Visited(Vec<u64>);
+
+    impl Visit for Visited {
+        fn visit(&mut self, offset: u64) -> Result<(), Wrong> {
+            self.0.push(offset);
+            Ok(())
+        }
+    }
+
+    fn visited(touch: &Touch, turn: Turn) -> Vec<u64> {
+        let control = Control::new(1).unwrap();
+        let mut pace = Pace::new(&control, 0, None, None, false);
+        let mut visited = Visited::default();
+        walk(touch, BYTES, turn, &mut visited, &mut pace).unwrap();
+        visited.0
+    }
+
+    #[test]
+    fn the_loops_visit_what_the_plan_says() {
+        let turn = Turn { client: 2, repeat: 3 };
+        for pattern in [Pattern::Uniform, Pattern::Zipf { theta: 0.9 }, Pattern::PointerChase] {
+            let touch = touch_of(pattern, 10_000, 64);
+            let mut stream = touch.random(BYTES, 2, 3).unwrap();
+            let expected: Vec<_> = (0..10_000).map(|_| stream.next_offset()).collect();
+            assert_eq!(visited(&touch, turn), expected, "{pattern:?}");
+        }
+        let sweep = touch_of(Pattern::Strided { stride_bytes: 192 }, 10_000, 64);
+        let laps = sweep.runs(BYTES);
+        let expected: Vec<_> =
+            laps.flat_map(|run| (0..run.count).map(move |i| run.first + i * run.stride)).collect();
+        assert_eq!(visited(&sweep, turn), expected);
+        assert_eq!(expected.len(), 10_000);
+    }
+
+    fn chased(touch: &Touch, spoil: Option<u64>) -> Result<u64, Halt> {
+        let (source, len, align) = (Source::Anon, BYTES as usize, 4096);
+        let mapping =
+            Mapping::new(Request { source, len, align, writable: true, hugetlb: None }).unwrap();
+        lay_links(touch, BYTES, &mapping);
+        if let Some(offset) = spoil {
+            mapping.store(offset, u64::MAX);
+        }
+        let control = Control::new(1).unwrap();
+        chase(touch, BYTES, &mapping, &mut Pace::new(&control, 0, None, None, false))
+    }
+
+    #[test]
+    fn a_chase_goes_the_way_of_its_stream() {
+        for count in [0, 1, 1023, 1024, 5000] {
+            let touch = touch_of(Pattern::PointerChase, count, 64);
+            let mut stream = Chase::new(7, BYTES, 64);
+            let end = (0..=count).map(|_| stream.next_offset()).last().unwrap();
+            assert_eq!(chased(&touch, None), Ok(end), "{count}");
+        }
+    }
+
+    #[test]
+    fn a_broken_link_is_reported() {
+        let mut stream = Chase::new(7, BYTES, 64);
+        let at = (0..=10).map(|_| stream.next_offset()).last().unwrap();
+        let (expected, found) = (stream.next_offset(), u64::MAX);
+        let touch = touch_of(Pattern::PointerChase, 5000, 64);
+        let wrong = Wrong { offset: at, expected, found };
+        assert_eq!(chased(&touch, Some(at)), Err(Halt::Wrong(wrong)));
+    }
 }

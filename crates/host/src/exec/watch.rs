@@ -27,7 +27,8 @@ pub struct Watcher<'a> {
 impl<'a> Watcher<'a> {
     /// For this plan, whose run began then.
     pub fn new(plan: &Plan, begun: Instant, out: &'a mut dyn Sink) -> Watcher<'a> {
-        let interval = plan.measure.interval.map(|interval| Duration::from_nanos(interval.0.max(1)));
+        let interval =
+            plan.measure.interval.map(|interval| Duration::from_nanos(interval.0.max(1)));
         Watcher {
             out,
             begun,
@@ -73,9 +74,11 @@ impl<'a> Watcher<'a> {
 
     fn share_of_phase(&self, control: &Control, phase: &Phase) -> f64 {
         let accesses: u64 = control.rows().map(|row| row.access_count()).sum();
-        let each: u64 = phase.ops.iter().map(|op| if let Op::Touch(t) = op { t.count } else { 0 }).sum();
+        let each: u64 =
+            phase.ops.iter().map(|op| if let Op::Touch(t) = op { t.count } else { 0 }).sum();
         let planned = each as f64 * phase.repeat as f64 * f64::from(phase.clients.max(1));
-        let sleeps: u64 = phase.ops.iter().map(|op| if let Op::Sleep(t) = op { t.0 } else { 0 }).sum();
+        let sleeps: u64 =
+            phase.ops.iter().map(|op| if let Op::Sleep(t) = op { t.0 } else { 0 }).sum();
         let time = phase.time.map_or(sleeps as f64 * phase.repeat as f64, |time| time.0 as f64);
         let elapsed = (self.now_ns() - self.phase_start_ns) as f64;
         let share = |done: f64, all: f64| if all > 0.0 { done / all } else { 0.0 };

@@ -56,8 +56,7 @@ impl Worker<'_> {
     fn repeats(&mut self) -> Result<(), (usize, Halt)> {
         let time = self.phase.time.map(|time| Duration::from_nanos(time.0));
         let publish_faults = self.plan.measure.interval.is_some();
-        let mut pace =
-            Pace::new(self.control, self.client, time, self.phase.rate, publish_faults);
+        let mut pace = Pace::new(self.control, self.client, time, self.phase.rate, publish_faults);
         let mut result = Ok(());
         'repeats: for repeat in 0..self.phase.repeat {
             let turn = Turn { client: self.client, repeat };

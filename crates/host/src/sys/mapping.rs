@@ -33,11 +33,13 @@ pub struct Request<'a> {
     pub len: usize,
     /// Alignment of the address: a power of two; at least the base page is taken.
     pub align: usize,
+    /// Stores are allowed. Locking private file pages that could be written copies each of them.
+    pub writable: bool,
     /// From the hugetlb pool of pages of this size. For files: a memfd made with the same size.
     pub hugetlb: Option<usize>,
 }
 
-/// An owned mapping, readable and writable.
+/// An owned mapping.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -151,11 +153,12 @@ impl Mapping {
     /// Stores a word at `offset`, rounded down to 8.
     ///
     /// # Panics
-    /// If the word is not inside the mapping.
+    /// If the word is not inside the mapping. A mapping that is not writable ends the process.
     #[inline(always)]
     pub fn store(&self, offset: u64, value: u64) {
         let word = self.word(offset, 8).expect("an access inside the mapping");
-        // SAFETY: `word` is aligned (the mapping is page-aligned) and inside this writable mapping.
+        // SAFETY: `word` is aligned (the mapping is page-aligned) and inside this mapping; if it is
+        // not writable, the store faults and has no effect that anyone could see.
         unsafe { word.write_volatile(value) }
     }
 
@@ -194,7 +197,7 @@ impl Word {
     /// Stores to it.
     #[inline(always)]
     pub fn store(&self, value: u64) {
-        // SAFETY: as in `load`; mappings are writable.
+        // SAFETY: as in `load`; a store to a mapping that is not writable faults, and nothing else.
         unsafe { self.0.write_volatile(value) }
     }
 }
@@ -219,7 +222,8 @@ fn map_at(place: *mut u8, len: usize, request: &Request<'_>) -> io::Result<NonNu
     if !place.is_null() {
         flags |= MapFlags::FIXED;
     }
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let mut protection = ProtFlags::READ;
+    protection.set(ProtFlags::WRITE, request.writable);
     let start = match request.source {
         Source::File { file, .. } => {
             // SAFETY: a fresh mapping at null; at a place, the caller owns that range.

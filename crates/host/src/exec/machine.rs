@@ -1,0 +1,115 @@
+//! The machines `host` and `null`.
+
+use super::figures::RunFigures;
+use super::run::Run;
+use crate::guard::{Limits, Room, check};
+use crate::pagesize::PageSettings;
+use crate::perf::FaultLatency;
+use crate::procfs::Root;
+use crate::sys::signal::StopSignals;
+use pagetax_core::machine::{Machine, MachineKind, MachineSpec, RunError, Sink, Unmet};
+use pagetax_core::plan::Plan;
+use pagetax_core::report::Warning;
+use pagetax_core::units::Bytes;
+use std::collections::BTreeMap;
+
+/// The machine that this runs on.
+#[derive(Debug, Clone, Default)]
+pub struct HostMachine {
+    limits: Limits,
+}
+
+impl HostMachine {
+    /// With other limits than the default ones.
+    pub fn with_limits(limits: Limits) -> HostMachine {
+        HostMachine { limits }
+    }
+}
+
+impl Machine for HostMachine {
+    fn spec(&self) -> MachineSpec {
+        spec("host", MachineKind::Host)
+    }
+
+    fn check(&self, plan: &Plan) -> Vec<Unmet> {
+        check(plan, &self.limits, &Root::default(), &PageSettings::host())
+    }
+
+    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
+        let (fatal, degraded): (Vec<_>, Vec<_>) =
+            self.check(plan).into_iter().partition(|u| u.fatal);
+        if !fatal.is_empty() {
+            return Err(RunError::Unmet(fatal));
+        }
+        for unmet in degraded {
+            warn(out, "unmet", unmet.what, &unmet.remedy);
+        }
+        let latency = plan.measure.fault_latency.then(FaultLatency::start);
+        let latency = latency.and_then(|started| {
+            started.map_err(|why| warn(out, "no_fault_latency", why.what, &why.remedy)).ok()
+        });
+        let result = run(plan, Some(self.limits), out);
+        if let Some(latency) = latency {
+            latency.finish().report(out);
+        }
+        result
+    }
+}
+
+/// The harness without memory: the same phases, clients and streams, nothing mapped or touched.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NullMachine;
+
+impl Machine for NullMachine {
+    fn spec(&self) -> MachineSpec {
+        spec("null", MachineKind::Null)
+    }
+
+    fn check(&self, _: &Plan) -> Vec<Unmet> {
+        Vec::new()
+    }
+
+    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
+        run(plan, None, out)
+    }
+}
+
+/// Runs on real memory within limits, or on none.
+fn run(plan: &Plan, limits: Option<Limits>, out: &mut dyn Sink) -> Result<(), RunError> {
+    let _signals = StopSignals::watch()
+        .map_err(|error| super::failure::refusal("watching for signals", &error))?;
+    let figures = Run::set_up(plan, limits, out)?.run()?;
+    warn_if_short(&figures, out);
+    Ok(())
+}
+
+/// getrusage splits CPU time into user and kernel by clock ticks.
+fn warn_if_short(figures: &RunFigures, out: &mut dyn Sink) {
+    const TICKS_NEEDED_NS: u64 = 100_000_000;
+    let cpu_ns = figures.usage.user_ns + figures.usage.kernel_ns;
+    if cpu_ns < TICKS_NEEDED_NS {
+        let text = "less than 100 ms of CPU time: its split into user and kernel is coarse";
+        warn(out, "short_run", text.into(), "make the job longer (more repeats, a larger count)");
+    }
+}
+
+fn warn(out: &mut dyn Sink, id: &str, text: String, remedy: &str) {
+    out.warning(Warning { id: id.into(), text, remedy: remedy.into() });
+}
+
+fn spec(name: &str, kind: MachineKind) -> MachineSpec {
+    let pages = PageSettings::host();
+    let base_page = super::memory::base_page();
+    let mut page_sizes = vec![base_page];
+    page_sizes.extend(pages.sizes());
+    MachineSpec {
+        name: name.into(),
+        kind,
+        validated: true,
+        memory: Bytes(Room::read(&Root::default()).map_or(0, |room| room.total_bytes)),
+        base_page,
+        page_sizes,
+        cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        job_params: BTreeMap::new(),
+    }
+}

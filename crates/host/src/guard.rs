@@ -1,0 +1,417 @@
+//! What keeps a run from hurting the machine: limits that are checked before it starts, and the
+//! memory that must stay free while it runs.
+//!
+//! Invariant: checking is cheap and changes nothing; each finding says what to do.
+
+use crate::exec::{file_directory, mapping_len};
+use crate::pagesize::PageSettings;
+use crate::procfs::Root;
+use pagetax_core::machine::Unmet;
+use pagetax_core::plan::{
+    Access, Backing, ClientKind, Op, PageSizeRequest, Pattern, Phase, Plan, Region, RegionId,
+};
+use pagetax_core::units::{Bytes, PageSize};
+use procfs_core::Meminfo;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Limits of a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Limits {
+    /// Most memory that a job may lock, as a share of physical memory.
+    pub lock_share_max: f64,
+    /// Memory that must stay available, in memory or swap, as a share of physical memory.
+    pub free_share_min: f64,
+}
+
+impl Default for Limits {
+    /// A quarter may be locked; 2 % stay free.
+    fn default() -> Self {
+        Limits { lock_share_max: 0.25, free_share_min: 0.02 }
+    }
+}
+
+/// The user addresses of a 64-bit process with four levels of page tables.
+const ADDRESS_SPACE_BYTES: u64 = 1 << 47;
+
+/// Everything that stands in the way of a plan.
+pub fn check(plan: &Plan, limits: &Limits, root: &Root, pages: &PageSettings) -> Vec<Unmet> {
+    let mut unmet = Vec::new();
+    unmet.extend(check_order(plan));
+    unmet.extend(check_touches(plan));
+    unmet.extend(check_sizes(plan, limits, root));
+    unmet.extend(check_locks(plan, limits, root));
+    for region in &plan.regions {
+        unmet.extend(check_page_size(region, pages));
+        unmet.extend(check_directory(region));
+    }
+    unmet.extend(check_pools(plan, pages));
+    unmet
+}
+
+fn fatal(what: String, remedy: impl Into<String>) -> Unmet {
+    Unmet { what, remedy: remedy.into(), fatal: true }
+}
+
+fn degraded(what: String, remedy: impl Into<String>) -> Unmet {
+    Unmet { what, remedy: remedy.into(), fatal: false }
+}
+
+/// Whether each operation finds its region mapped, or not, as it needs.
+fn check_order(plan: &Plan) -> Option<Unmet> {
+    let mut mapped: Vec<bool> = plan.regions.iter().map(|r| r.mapped_at_start).collect();
+    for phase in &plan.phases {
+        let before = mapped.clone();
+        for _ in 0..phase.repeat.min(2) {
+            for op in &phase.ops {
+                let (id, wants) = match op {
+                    Op::Map(id) => (*id, false),
+                    Op::Unmap(id) | Op::Unlock(id) => (*id, true),
+                    Op::Lock { region, .. } | Op::Advise { region, .. } => (*region, true),
+                    Op::Touch(touch) => (touch.region, true),
+                    Op::Sleep(_) | Op::Barrier => continue,
+                };
+                if mapped[id.0] != wants {
+                    return Some(out_of_order(plan, phase, id, wants));
+                }
+                match op {
+                    Op::Map(_) => mapped[id.0] = true,
+                    Op::Unmap(_) => mapped[id.0] = false,
+                    _ => {}
+                }
+            }
+        }
+        if phase.client_kind == ClientKind::Processes {
+            mapped = before; // what children map ends with them
+        }
+    }
+    None
+}
+
+fn out_of_order(plan: &Plan, phase: &Phase, id: RegionId, wants: bool) -> Unmet {
+    let (region, phase) = (&plan.region(id).name, &phase.name);
+    if wants {
+        fatal(
+            format!("phase `{phase}` uses region `{region}`, which is not mapped by then"),
+            format!("map it first: {{ map = \"{region}\" }}"),
+        )
+    } else {
+        fatal(
+            format!("phase `{phase}` maps region `{region}`, which is mapped already"),
+            format!("unmap it first: {{ unmap = \"{region}\" }}"),
+        )
+    }
+}
+
+/// Whether each touch is one of whole words inside its region, and chases have theirs alone.
+fn check_touches(plan: &Plan) -> Vec<Unmet> {
+    let mut unmet = Vec::new();
+    let mut chased: BTreeSet<usize> = BTreeSet::new();
+    let touches = || {
+        plan.phases.iter().flat_map(|p| &p.ops).filter_map(|op| match op {
+            Op::Touch(touch) => Some(touch),
+            _ => None,
+        })
+    };
+    for touch in touches() {
+        let region = plan.region(touch.region);
+        let stride = match touch.pattern {
+            Pattern::Strided { stride_bytes } => stride_bytes,
+            _ => 8,
+        };
+        let grain = touch.grain_bytes;
+        if grain == 0 || grain % 8 != 0 || stride % 8 != 0 || grain > region.bytes {
+            unmet.push(fatal(
+                format!("region `{}` is touched by {grain} bytes every {stride}", region.name),
+                "use multiples of 8 bytes within the region",
+            ));
+        }
+        if touch.pattern == Pattern::PointerChase {
+            if touch.access != Access::Read {
+                let what = format!("the pointer chase of region `{}` does not read", region.name);
+                unmet.push(fatal(what, "use access = \"read\""));
+            }
+            chased.insert(touch.region.0);
+        }
+    }
+    for touch in touches() {
+        let compares = matches!(touch.access, Access::Verify | Access::Rewrite);
+        if compares && touch.pattern != Pattern::PointerChase && chased.contains(&touch.region.0) {
+            let region = &plan.region(touch.region).name;
+            unmet.push(fatal(
+                format!(
+                    "region `{region}` is both chased and verified; a chase lays its links in it"
+                ),
+                "chase a region of its own",
+            ));
+        }
+    }
+    unmet
+}
+
+/// Bytes of memory, not of files, that a plan may come to hold at once.
+fn memory_bytes_max(plan: &Plan) -> u64 {
+    let in_memory = |id: RegionId| match plan.region(id).backing {
+        Backing::File { private: false, .. } => 0,
+        _ => plan.region(id).bytes,
+    };
+    let own = plan.mapped_bytes_max().0;
+    let files: u64 = plan
+        .regions
+        .iter()
+        .filter(|r| matches!(r.backing, Backing::File { private: false, .. }))
+        .map(|r| r.bytes)
+        .sum();
+    let copies = plan.phases.iter().map(|phase| {
+        let more = u64::from(phase.clients.saturating_sub(1));
+        let mut copied: BTreeMap<usize, u64> = BTreeMap::new();
+        for op in &phase.ops {
+            let id = match op {
+                Op::Map(id) if phase.client_kind != ClientKind::Main => *id,
+                Op::Touch(touch)
+                    if touch.access.writes() && phase.client_kind == ClientKind::Processes =>
+                {
+                    touch.region
+                }
+                _ => continue,
+            };
+            if !matches!(plan.region(id).backing, Backing::Shared | Backing::Memfd) {
+                copied.insert(id.0, in_memory(id));
+            }
+        }
+        copied.values().sum::<u64>().saturating_mul(more)
+    });
+    own.saturating_sub(files).saturating_add(copies.max().unwrap_or(0))
+}
+
+fn check_sizes(plan: &Plan, limits: &Limits, root: &Root) -> Vec<Unmet> {
+    let mut unmet = Vec::new();
+    let needed = memory_bytes_max(plan);
+    if let Some(room) = Room::read(root) {
+        let guard = room.guard_bytes(limits);
+        let usable = room.available_bytes.saturating_sub(guard);
+        if needed > usable {
+            unmet.push(fatal(
+                format!(
+                    "the job needs {} of memory; {} are available, of which {} stay free",
+                    Bytes(needed),
+                    Bytes(room.available_bytes),
+                    Bytes(guard)
+                ),
+                format!("use a size of at most {}, fewer clients, or add swap", Bytes(usable)),
+            ));
+        }
+    }
+    let mapped = plan.mapped_bytes_max().0;
+    let allowed = rustix::process::getrlimit(rustix::process::Resource::As)
+        .current
+        .unwrap_or(u64::MAX)
+        .min(ADDRESS_SPACE_BYTES);
+    if mapped > allowed {
+        unmet.push(fatal(
+            format!("the job maps {}; a process here may have {}", Bytes(mapped), Bytes(allowed)),
+            "map less at a time, or raise the limit (ulimit -v unlimited)",
+        ));
+    }
+    unmet
+}
+
+fn check_locks(plan: &Plan, limits: &Limits, root: &Root) -> Vec<Unmet> {
+    let mut unmet = Vec::new();
+    let lockers = |phase: &Phase| match phase.client_kind {
+        ClientKind::Processes => u64::from(phase.clients.max(1)),
+        ClientKind::Main | ClientKind::Threads => 1,
+    };
+    let clients = plan
+        .phases
+        .iter()
+        .filter(|phase| phase.ops.iter().any(|op| matches!(op, Op::Lock { .. })))
+        .map(lockers);
+    let each = plan.locked_bytes_max().0;
+    let locked = each.saturating_mul(clients.max().unwrap_or(0));
+    if locked == 0 {
+        return unmet;
+    }
+    if let Some(room) = Room::read(root) {
+        let most = (room.total_bytes as f64 * limits.lock_share_max) as u64;
+        if locked > most {
+            unmet.push(fatal(
+                format!(
+                    "the job locks {}, more than {:.0} % of this machine's {}",
+                    Bytes(locked),
+                    limits.lock_share_max * 100.0,
+                    Bytes(room.total_bytes)
+                ),
+                format!("lock at most {}, or raise the share that may be locked", Bytes(most)),
+            ));
+        }
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    if let Some(limit) = limit.filter(|limit| each > *limit && !may_lock_without_limit(root)) {
+        unmet.push(fatal(
+            format!("the job locks {}; this user may lock {}", Bytes(each), Bytes(limit)),
+            format!("ulimit -l {} (or unlimited), or run as root", each.div_ceil(1024)),
+        ));
+    }
+    unmet
+}
+
+/// CAP_IPC_LOCK, by /proc/self/status.
+fn may_lock_without_limit(root: &Root) -> bool {
+    const CAP_IPC_LOCK: u64 = 1 << 14;
+    root.parse::<procfs_core::process::Status>("/proc/self/status")
+        .is_ok_and(|status| status.capeff & CAP_IPC_LOCK != 0)
+}
+
+/// Whether a region can have the pages it prefers. It runs without them, and the report says so.
+fn check_page_size(region: &Region, pages: &PageSettings) -> Option<Unmet> {
+    use crate::pagesize::Mode::{Always, Madvise, Never};
+    let PageSizeRequest::Prefer(size) = region.page_size else { return None };
+    if size.bytes() <= rustix::param::page_size() as u64 {
+        return None;
+    }
+    let name = &region.name;
+    if matches!(region.backing, Backing::File { .. }) {
+        let what = format!("region `{name}` is a file; its page size is the file system's choice");
+        return Some(degraded(what, "use backing = \"anon\" or \"memfd\""));
+    }
+    if !matches!(region.backing, Backing::Anon) {
+        let what =
+            format!("region `{name}` is shared memory, with {size} pages only if shmem has them");
+        let remedy = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled";
+        let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+        let off = text.is_ok_and(|text| text.contains("[never]") || text.contains("[deny]"));
+        return off.then(|| degraded(what, remedy));
+    }
+    match pages.of_size(size) {
+        None => Some(degraded(
+            format!("region `{name}` prefers {size} pages, which this kernel does not have"),
+            format!("use one of {}", list(&pages.sizes())),
+        )),
+        Some(Never) => Some(degraded(
+            format!("region `{name}` prefers {size} pages, which are switched off"),
+            format!("echo madvise > {}", pages.size_path(size).display()),
+        )),
+        Some(Always | Madvise) => larger_goes_first(region, size, pages),
+    }
+}
+
+/// A fault takes the largest size that is switched on and fits.
+fn larger_goes_first(region: &Region, size: PageSize, pages: &PageSettings) -> Option<Unmet> {
+    use crate::pagesize::Mode::Never;
+    let on = |larger: &PageSize| pages.of_size(*larger).is_some_and(|mode| mode != Never);
+    let larger = pages
+        .sizes()
+        .into_iter()
+        .filter(|larger| *larger > size && larger.bytes() <= region.bytes)
+        .find(on)?;
+    Some(degraded(
+        format!(
+            "region `{}` prefers {size} pages, but {larger} pages are on too and go first",
+            region.name
+        ),
+        format!("echo never > {}", pages.size_path(larger).display()),
+    ))
+}
+
+fn list(sizes: &[PageSize]) -> String {
+    let texts: Vec<_> = sizes.iter().map(PageSize::to_string).collect();
+    texts.join(", ")
+}
+
+/// Whether the reserved pools hold what all regions together ask of them.
+fn check_pools(plan: &Plan, pages: &PageSettings) -> Vec<Unmet> {
+    let mut wanted: BTreeMap<PageSize, u64> = BTreeMap::new();
+    let mut unmet = Vec::new();
+    for region in &plan.regions {
+        let PageSizeRequest::Hugetlb(size) = region.page_size else { continue };
+        if matches!(region.backing, Backing::File { .. }) {
+            let what =
+                format!("region `{}` is a file, which cannot have hugetlb pages", region.name);
+            unmet.push(fatal(what, "use backing = \"anon\", \"shared\" or \"memfd\""));
+            continue;
+        }
+        *wanted.entry(size).or_default() += mapping_len(region) / size.bytes();
+    }
+    for (size, count) in wanted {
+        let pool = pages.pool_path(size).join("nr_hugepages");
+        match pages.hugetlb_pages(size) {
+            None => unmet.push(fatal(
+                format!("this kernel has no pool of {size} pages"),
+                format!("use one of {}", list(&pages.hugetlb_sizes())),
+            )),
+            Some(free) if free < count => {
+                let in_pool = std::fs::read_to_string(&pool)
+                    .ok()
+                    .and_then(|text| text.trim().parse::<u64>().ok());
+                let target = in_pool.unwrap_or(0) + (count - free);
+                unmet.push(fatal(
+                    format!("the job needs {count} hugetlb pages of {size}; {free} are free"),
+                    format!("echo {target} > {} (as root; put it back after)", pool.display()),
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    unmet
+}
+
+fn check_directory(region: &Region) -> Option<Unmet> {
+    let Backing::File { directory, .. } = &region.backing else { return None };
+    let directory = file_directory(directory.as_deref());
+    let place = directory.display();
+    match std::fs::metadata(&directory) {
+        Err(error) => Some(fatal(
+            format!("the directory `{place}` of region `{}`: {error}", region.name),
+            format!("mkdir -p {place}, or name another directory"),
+        )),
+        Ok(meta) if !meta.is_dir() => Some(fatal(
+            format!("`{place}`, for the file of region `{}`, is no directory", region.name),
+            "name a directory",
+        )),
+        Ok(_) => {
+            let room = rustix::fs::statvfs(&directory).ok()?;
+            let free = room.f_bavail.saturating_mul(room.f_frsize);
+            (free < region.bytes).then(|| {
+                fatal(
+                    format!(
+                        "`{place}` has room for {}, not for {}",
+                        Bytes(free),
+                        Bytes(region.bytes)
+                    ),
+                    "name another directory, or use smaller files",
+                )
+            })
+        }
+    }
+}
+
+/// Memory that can still be had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Physical memory.
+    pub total_bytes: u64,
+    /// MemAvailable and free swap.
+    pub available_bytes: u64,
+}
+
+impl Room {
+    /// From /proc/meminfo; none if it cannot be read.
+    pub fn read(root: &Root) -> Option<Room> {
+        let info: Meminfo = root.parse("/proc/meminfo").ok()?;
+        let available = info.mem_available.unwrap_or(info.mem_free + info.cached);
+        Some(Room {
+            total_bytes: info.mem_total,
+            available_bytes: available.saturating_add(info.swap_free),
+        })
+    }
+
+    /// What must stay free.
+    pub fn guard_bytes(&self, limits: &Limits) -> u64 {
+        (self.total_bytes as f64 * limits.free_share_min) as u64
+    }
+
+    /// Whether less than that is left.
+    pub fn is_short(&self, limits: &Limits) -> bool {
+        self.available_bytes < self.guard_bytes(limits)
+    }
+}

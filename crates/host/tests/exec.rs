@@ -1,0 +1,321 @@
+//! Plans on the real kernel: each operation, pattern, backing and kind of client.
+
+use pagetax_core::access::{Offsets, pattern_word};
+use pagetax_core::job::Job;
+use pagetax_core::machine::{Machine, RunError};
+use pagetax_core::plan::{Op, Pattern, Plan, RegionId};
+use pagetax_core::quantity::Params;
+use pagetax_core::report::{Recording, Run};
+use pagetax_host::exec::{HostMachine, NullMachine};
+
+fn plan(text: &str) -> Plan {
+    let spec = HostMachine::default().spec();
+    Job::parse(text, "test.toml").unwrap().resolve(&Params::new(), &spec, None).unwrap()
+}
+
+fn run_on(machine: &mut dyn Machine, plan: &Plan) -> (Result<(), RunError>, Run) {
+    let mut recording = Recording::new(plan, &machine.spec());
+    let result = machine.run(plan, &mut recording);
+    (result, recording.finish())
+}
+
+fn run(text: &str) -> Run {
+    let (result, report) = run_on(&mut HostMachine::default(), &plan(text));
+    result.unwrap();
+    report
+}
+
+fn failure(text: &str) -> RunError {
+    run_on(&mut HostMachine::default(), &plan(text)).0.unwrap_err()
+}
+
+fn count(counters: &pagetax_core::counter::Counters, id: &str) -> u64 {
+    counters[id].value.unwrap_or_else(|| panic!("{id}: {:?}", counters[id]))
+}
+
+/// A job of one region and one phase.
+fn small(region: &str, phase: &str) -> String {
+    format!("name = \"t\"\n[[region]]\nname = \"r\"\n{region}\n[[phase]]\nname = \"p\"\n{phase}\n")
+}
+
+#[test]
+fn base_pages_fault_once_each() {
+    let report = run(&small(
+        "size = \"2M\"\npage_size = \"base\"",
+        "ops = [{ touch = \"r\", access = \"write\", pattern = \"strided\", stride = \"4K\" }]",
+    ));
+    let phase = &report.phases[0].counters;
+    // The worker's own code and stack may fault a few times in its first phase.
+    let faults = count(phase, "minor_fault_count");
+    assert!((512..516).contains(&faults), "{faults}");
+    assert_eq!(count(phase, "access_count"), 512);
+    assert_eq!(count(phase, "huge_page_bytes_max"), 0);
+}
+
+#[test]
+fn faults_are_exact_once_the_code_is_warm() {
+    let text = r#"
+        name = "t"
+        [[region]]
+        name = "r"
+        size = "2M"
+        page_size = "base"
+        mapped = false
+        [[phase]]
+        name = "cold"
+        ops = [{ map = "r" }, { touch = "r", access = "write", stride = "4K", pattern = "strided" }, { unmap = "r" }]
+        [[phase]]
+        name = "ten"
+        repeat = 10
+        ops = [{ map = "r" }, { touch = "r", access = "write", stride = "4K", pattern = "strided" }, { unmap = "r" }]
+    "#;
+    let report = run(text);
+    assert_eq!(count(&report.phases[1].counters, "minor_fault_count") / 512, 10);
+    assert!(count(&report.phases[1].counters, "minor_fault_count") % 512 < 4);
+}
+
+#[test]
+fn every_pattern_access_and_backing_runs() {
+    for backing in ["anon", "shared", "memfd", "file"] {
+        for (grain, size) in [("8", "32K"), ("4K", "64K")] {
+            for pattern in ["sequential", "uniform", "zipf"] {
+                let theta = if pattern == "zipf" { ", theta = 0.9" } else { "" };
+                let counted = if pattern == "sequential" { "" } else { ", count = 100" };
+                let touch = |access: &str| {
+                    format!(
+                        "{{ touch = \"r\", access = \"{access}\", pattern = \"{pattern}\", \
+                         grain = \"{grain}\"{theta}{counted} }}"
+                    )
+                };
+                let fill = format!("{{ touch = \"r\", access = \"write\", grain = \"{grain}\" }}");
+                let ops = [fill, touch("read"), touch("verify"), touch("rewrite"), touch("write")];
+                let report = run(&small(
+                    &format!("size = \"{size}\"\nbacking = \"{backing}\""),
+                    &format!("ops = [{}]", ops.join(", ")),
+                ));
+                assert_eq!(count(&report.counters, "mismatch_count"), 0, "{backing} {pattern}");
+            }
+        }
+    }
+}
+
+#[test]
+fn files_hold_the_pattern_before_anything_is_written() {
+    let report = run(&small(
+        "size = \"1M\"\nbacking = \"file\"",
+        "ops = [{ touch = \"r\", access = \"verify\", grain = \"4K\" }]",
+    ));
+    assert_eq!(count(&report.counters, "mismatch_count"), 0);
+}
+
+#[test]
+fn chases_run_in_every_kind_of_client() {
+    for clients in ["", "clients = 2\n", "clients = 2\nclient_kind = \"threads\"\n"] {
+        let chase =
+            "{ touch = \"r\", pattern = \"pointer-chase\", grain = \"64\", count = 10_000 }";
+        let report = run(&small("size = \"256K\"", &format!("{clients}ops = [{chase}]")));
+        let clients = if clients.is_empty() { 1 } else { 2 };
+        assert_eq!(count(&report.counters, "access_count"), 10_000 * clients);
+    }
+}
+
+/// Writes at random offsets touch exactly the words that the plan's stream names: read back by a
+/// verify of the same stream, and proven by the words that still hold what they held.
+#[test]
+fn the_host_touches_what_the_stream_says() {
+    let text = small(
+        "size = \"64K\"\nbacking = \"shared\"",
+        "ops = [{ touch = \"r\", access = \"write\", pattern = \"uniform\", count = 500 }]\n\
+         [[phase]]\nname = \"all\"\nops = [{ touch = \"r\", access = \"verify\" }]",
+    );
+    let plan = plan(&text);
+    let Op::Touch(touch) = &plan.phases[0].ops[0] else { panic!() };
+    assert_eq!(touch.pattern, Pattern::Uniform);
+    let mut stream = touch.random(64 << 10, 0, 0).unwrap();
+    let written: std::collections::BTreeSet<u64> = (0..500).map(|_| stream.next_offset()).collect();
+    let first_hole = (0..).step_by(8).find(|offset| !written.contains(offset)).unwrap();
+    match run_on(&mut HostMachine::default(), &plan).0 {
+        Err(RunError::Mismatch { offset, expected, found, .. }) => {
+            assert_eq!((offset, found), (first_hole, 0));
+            assert_eq!(expected, pattern_word(plan.pattern_seed(RegionId(0)), first_hole));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn null_does_the_same_accesses_without_memory() {
+    let text = small(
+        "size = \"8M\"",
+        "clients = 2\nclient_kind = \"threads\"\n\
+         ops = [{ touch = \"r\", access = \"write\" }, { barrier = true }, \
+         { touch = \"r\", pattern = \"zipf\", theta = 0.9, count = 1000 }]",
+    );
+    let plan = plan(&text);
+    let (host, null) =
+        (run_on(&mut HostMachine::default(), &plan), run_on(&mut NullMachine, &plan));
+    host.0.unwrap();
+    null.0.unwrap();
+    let accesses = |run: &Run| count(&run.counters, "access_count");
+    assert_eq!(accesses(&host.1), accesses(&null.1));
+    assert!(count(&null.1.counters, "minor_fault_count") < 200);
+    assert!(count(&host.1.counters, "minor_fault_count") >= 4);
+}
+
+const FLIPPED: &str = r#"
+    name = "t"
+    [[region]]
+    name = "r"
+    size = "1M"
+    backing = "BACKING"
+    [[phase]]
+    name = "write"
+    ops = [{ touch = "r", access = "write", grain = "4K" }]
+    [[phase]]
+    name = "verify"
+    CLIENTS
+    ops = [{ touch = "r", access = "verify", grain = "4K" }]
+    [native]
+    flip_byte_at = 70_003
+"#;
+
+#[test]
+fn a_flipped_byte_is_reported_with_its_place() {
+    for backing in ["anon", "shared", "memfd", "file"] {
+        for clients in ["", "clients = 2", "clients = 2\nclient_kind = \"threads\""] {
+            let text = FLIPPED.replace("BACKING", backing).replace("CLIENTS", clients);
+            match failure(&text) {
+                RunError::Mismatch { region, offset, address, expected, found } => {
+                    assert_eq!((region.as_str(), offset), ("r", 70_000), "{backing} {clients}");
+                    assert_eq!(expected ^ found, 1 << 24);
+                    assert_eq!(address % 4096, offset % 4096);
+                }
+                other => panic!("{backing} {clients}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn children_have_their_own_copies_and_threads_do_not() {
+    let job = |kind: &str| {
+        small(
+            "size = \"1M\"\npage_size = \"base\"",
+            &format!(
+                "ops = [{{ touch = \"r\", access = \"write\", grain = \"4K\" }}]\n\
+                 [[phase]]\nname = \"again\"\nclients = 4\nclient_kind = \"{kind}\"\n\
+                 ops = [{{ touch = \"r\", access = \"write\", grain = \"4K\" }}, {{ barrier = true }}]"
+            ),
+        )
+    };
+    let (children, threads) = (run(&job("processes")), run(&job("threads")));
+    let faults = |run: &Run| count(&run.phases[1].counters, "minor_fault_count");
+    assert!(faults(&children) >= 3 * 256, "{}", faults(&children));
+    assert!(faults(&threads) < 256, "{}", faults(&threads));
+}
+
+#[test]
+fn locking_in_chunks_is_seen_and_undone() {
+    let report = run(&small(
+        "size = \"4M\"\nbacking = \"file\"\nmapped = false",
+        "ops = [{ map = \"r\" }, { lock = \"r\", chunk = \"1M\" }, { unlock = \"r\" }, { unmap = \"r\" }]",
+    ));
+    assert_eq!(count(&report.counters, "locked_bytes_max"), 4 << 20);
+    assert!(count(&report.counters, "block_read_bytes") > 0, "the file was never on storage");
+}
+
+#[test]
+fn advice_is_given() {
+    let report = run(&small(
+        "size = \"1M\"\npage_size = \"base\"\nadvice = [\"populate-write\"]",
+        "ops = [{ advise = \"r\", advice = \"dontneed\" }, \
+         { touch = \"r\", access = \"write\", pattern = \"strided\", stride = \"4K\" }]",
+    ));
+    assert!(count(&report.phases[0].counters, "minor_fault_count") >= 256);
+    match failure(&small(
+        "size = \"1M\"\nbacking = \"shared\"",
+        "ops = [{ advise = \"r\", advice = \"free\" }]",
+    )) {
+        RunError::Op { op, remedy, .. } => {
+            assert!(op.contains("free") && op.contains("`r`"), "{op}");
+            assert!(!remedy.is_empty());
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn time_and_rate_end_and_pace_a_phase() {
+    let report = run(&small(
+        "size = \"1M\"",
+        "time = \"200ms\"\nrate = 1000\nrepeat = 1_000_000\nops = [{ touch = \"r\" }]",
+    ));
+    let phase = &report.phases[0];
+    let (took, accesses) = (phase.end_ns - phase.start_ns, count(&phase.counters, "access_count"));
+    assert!((190_000_000..400_000_000).contains(&took), "{took}");
+    assert!((100..=260).contains(&accesses), "{accesses}");
+}
+
+#[test]
+fn the_series_has_points() {
+    let report = run(&format!(
+        "{}\n[measure]\ninterval = \"20ms\"",
+        small(
+            "size = \"1M\"",
+            "time = \"200ms\"\nrepeat = 1_000_000_000\nops = [{ touch = \"r\" }]"
+        )
+    ));
+    let points = report.series.columns["access_count"].len();
+    assert!((4..=11).contains(&points), "{points}");
+    let accesses = &report.series.columns["access_count"];
+    assert!(accesses.windows(2).all(|pair| pair[0] <= pair[1]), "{accesses:?}");
+}
+
+#[test]
+fn fault_latencies_are_paired() {
+    let job = |clients: &str| {
+        format!(
+            "{}\n[measure]\nfault_latency = true",
+            small(
+                "size = \"4M\"\npage_size = \"base\"",
+                &format!(
+                    "{clients}\nops = [{{ touch = \"r\", access = \"write\", pattern = \"strided\", \
+                     stride = \"4K\" }}]"
+                )
+            )
+        )
+    };
+    for clients in ["", "clients = 2\nclient_kind = \"processes\""] {
+        let report = run(&job(clients));
+        if report.warnings.iter().any(|w| w.id == "no_fault_latency") {
+            assert!(report.latency.is_empty());
+            continue;
+        }
+        let minor = &report.latency["minor_fault"];
+        assert!(minor.count >= 1024, "{minor:?}");
+        assert!((100..100_000).contains(&minor.p50_ns), "{minor:?}");
+    }
+}
+
+#[test]
+fn preflight_names_what_cannot_be_had() {
+    let what = |text: &str| match failure(text) {
+        RunError::Unmet(unmet) => {
+            assert!(unmet.iter().all(|u| u.fatal && !u.remedy.is_empty()));
+            unmet.into_iter().map(|u| u.what).collect::<Vec<_>>().join("\n")
+        }
+        other => panic!("{other:?}"),
+    };
+    let read = "ops = [{ touch = \"r\" }]";
+    assert!(what(&small("size = \"$memory * 2\"", read)).contains("needs"));
+    assert!(what(&small("size = \"40T\"\nbacking = \"file\"", read)).contains("room"));
+    let lock = "ops = [{ lock = \"r\" }]";
+    assert!(what(&small("size = \"$memory / 2\"", lock)).contains("locks"));
+    assert!(
+        what(&small("size = \"1M\"\nbacking = \"file\"\ndirectory = \"/nonexistent/x\"", read))
+            .contains("/nonexistent/x")
+    );
+    assert!(what(&small("size = \"1G\"\npage_size = \"hugetlb:1G\"", read)).contains("1G"));
+    let unmapped = small("size = \"1M\"\nmapped = false", read);
+    assert!(what(&unmapped).contains("not mapped"));
+}
