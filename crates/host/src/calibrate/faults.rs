@@ -206,7 +206,7 @@ impl CachedFile {
     }
 
     fn map(&self, page: u64) -> io::Result<Mapping> {
-        let source = Source::File { file: &self.file, private: false };
+        let source = Source::File { file: &self.file, private: false, writable: true };
         Mapping::new(Request { source, len: self.bytes, align: page as usize, hugetlb: None })
     }
 

@@ -289,12 +289,14 @@ fn request<'a>(region: &Region, file: Option<&'a File>, writable: bool) -> Reque
         PageSizeRequest::Default | PageSizeRequest::Base => (base, None),
     };
     let source = match (&region.backing, file) {
-        (Backing::File { private, .. }, Some(file)) => Source::File { file, private: *private },
-        (_, Some(file)) => Source::File { file, private: false },
+        (Backing::File { private, .. }, Some(file)) => {
+            Source::File { file, private: *private, writable }
+        }
+        (_, Some(file)) => Source::File { file, private: false, writable },
         (Backing::Shared, None) => Source::Shared,
         (_, None) => Source::Anon,
     };
-    Request { source, len: mapping_len(region) as usize, align, writable, hugetlb }
+    Request { source, len: mapping_len(region) as usize, align, hugetlb }
 }
 
 /// What makes a mapping have the pages it asks for.

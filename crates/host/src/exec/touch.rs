@@ -328,8 +328,7 @@ mod tests {
 
     fn chased(touch: &Touch, spoil: Option<u64>) -> Result<u64, Halt> {
         let (source, len, align) = (Source::Anon, BYTES as usize, 4096);
-        let mapping =
-            Mapping::new(Request { source, len, align, writable: true, hugetlb: None }).unwrap();
+        let mapping = Mapping::new(Request { source, len, align, hugetlb: None }).unwrap();
         lay_links(touch, BYTES, &mapping);
         if let Some(offset) = spoil {
             mapping.store(offset, u64::MAX);

@@ -21,6 +21,8 @@ pub enum Source<'a> {
         file: &'a File,
         /// Writes stay in this process.
         private: bool,
+        /// Stores are allowed. Locking private pages that could be written copies each of them.
+        writable: bool,
     },
 }
 
@@ -33,8 +35,6 @@ pub struct Request<'a> {
     pub len: usize,
     /// Alignment of the address: a power of two; at least the base page is taken.
     pub align: usize,
-    /// Stores are allowed. Locking private file pages that could be written copies each of them.
-    pub writable: bool,
     /// From the hugetlb pool of pages of this size. For files: a memfd made with the same size.
     pub hugetlb: Option<usize>,
 }
@@ -223,7 +223,8 @@ fn map_at(place: *mut u8, len: usize, request: &Request<'_>) -> io::Result<NonNu
         flags |= MapFlags::FIXED;
     }
     let mut protection = ProtFlags::READ;
-    protection.set(ProtFlags::WRITE, request.writable);
+    let read_only = matches!(request.source, Source::File { writable: false, .. });
+    protection.set(ProtFlags::WRITE, !read_only);
     let start = match request.source {
         Source::File { file, .. } => {
             // SAFETY: a fresh mapping at null; at a place, the caller owns that range.

@@ -88,13 +88,8 @@ mod tests {
 
     #[test]
     fn finds_the_pages_that_were_touched() {
-        let request = Request {
-            source: Source::Anon,
-            len: 16 << 12,
-            align: 1 << 12,
-            writable: true,
-            hugetlb: None,
-        };
+        let request =
+            Request { source: Source::Anon, len: 16 << 12, align: 1 << 12, hugetlb: None };
         let mapping = Mapping::new(request).unwrap();
         mapping.advise(libc::MADV_NOHUGEPAGE).unwrap();
         mapping.store(3 << 12, 1);

@@ -17,13 +17,8 @@ impl SharedWords {
     /// `count` words.
     pub fn new(count: usize) -> io::Result<SharedWords> {
         let page = rustix::param::page_size();
-        let request = Request {
-            source: Source::Shared,
-            len: count * 8,
-            align: page,
-            writable: true,
-            hugetlb: None,
-        };
+        let request =
+            Request { source: Source::Shared, len: count * 8, align: page, hugetlb: None };
         Ok(SharedWords { mapping: Mapping::new(request)?, count })
     }
 
