@@ -6,6 +6,7 @@
 pub mod mapping;
 pub mod pagemap;
 pub mod perf;
+pub mod probe;
 pub mod process;
 pub mod shared;
 pub mod signal;

@@ -1,0 +1,209 @@
+//! What of this machine pagetax can use, and what would make more of it usable.
+//!
+//! Invariants: what is said to work was opened or done a moment ago, in small; nothing of the machine
+//! is changed by it; whatever does not work comes with the exact command that would mend it, or with
+//! the reason that no command can.
+
+mod events;
+mod memory;
+mod system;
+
+use crate::procfs::{Fragmentation, Root};
+use serde::Serialize;
+
+/// How a feature stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// It was tried, and all of it works.
+    Works,
+    /// Part of it does.
+    Limited,
+    /// None of it does.
+    NotHere,
+}
+
+impl std::fmt::Display for Standing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Standing::Works => "works",
+            Standing::Limited => "limited",
+            Standing::NotHere => "not here",
+        })
+    }
+}
+
+/// One feature.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Stable, snake_case.
+    pub id: &'static str,
+    /// What it gives, in a few words.
+    pub what: &'static str,
+    /// How it stands.
+    pub standing: Standing,
+    /// What was seen.
+    pub detail: String,
+    /// The command that would enable (more of) it; absent where all of it works or none would help.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable: Option<String>,
+}
+
+/// A feature's name and use, to make a [`Finding`] of.
+#[derive(Debug, Clone, Copy)]
+struct Feature(&'static str, &'static str);
+
+impl Feature {
+    fn works(self, detail: impl Into<String>) -> Finding {
+        self.finding(Standing::Works, detail, None)
+    }
+
+    fn limited(self, detail: impl Into<String>, enable: impl Into<String>) -> Finding {
+        self.finding(Standing::Limited, detail, Some(enable.into()))
+    }
+
+    fn not_here(self, detail: impl Into<String>, enable: impl Into<String>) -> Finding {
+        self.finding(Standing::NotHere, detail, Some(enable.into()))
+    }
+
+    /// No command would help; the detail says why.
+    fn never_here(self, detail: impl Into<String>) -> Finding {
+        self.finding(Standing::NotHere, detail, None)
+    }
+
+    fn finding(
+        self,
+        standing: Standing,
+        detail: impl Into<String>,
+        enable: Option<String>,
+    ) -> Finding {
+        Finding { id: self.0, what: self.1, standing, detail: detail.into(), enable }
+    }
+}
+
+/// The machine's free memory by size of block: whether huge pages are to be had at once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FreeMemory {
+    /// Size of the smallest block.
+    pub base_page_bytes: u64,
+    /// Free blocks of `base_page_bytes` × 2^index.
+    pub free_block_counts: Vec<u64>,
+    /// Free bytes in all.
+    pub free_bytes: u64,
+    /// Of them, in blocks that hold a huge page.
+    pub free_in_huge_blocks_bytes: u64,
+}
+
+/// Everything that the doctor looks at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Examination {
+    /// By feature.
+    pub findings: Vec<Finding>,
+    /// Fragmentation; absent if /proc/buddyinfo cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_memory: Option<FreeMemory>,
+}
+
+/// Looks at everything.
+pub fn examine() -> Examination {
+    let root = Root::default();
+    let mut findings = events::findings(&root);
+    findings.extend(memory::findings(&root));
+    findings.extend(system::findings(&root));
+    Examination { findings, free_memory: free_memory(&root) }
+}
+
+fn free_memory(root: &Root) -> Option<FreeMemory> {
+    let state = Fragmentation::read(root).ok()?;
+    let base = rustix::param::page_size() as u64;
+    let huge = crate::pagesize::PageSettings::host().pmd_size().map_or(2 << 20, |s| s.bytes());
+    Some(FreeMemory {
+        base_page_bytes: base,
+        free_bytes: state.free_bytes_in(base, base),
+        free_in_huge_blocks_bytes: state.free_bytes_in(huge, base),
+        free_block_counts: state.free_blocks,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::time::{Duration, Instant};
+
+    /// Settings that a careless look could change, and what this process holds open.
+    fn state() -> BTreeMap<String, String> {
+        let root = Root::default();
+        let mut state = BTreeMap::new();
+        let mut folders: Vec<String> = [
+            "/proc/sys/vm",
+            "/proc/sys/kernel",
+            "/sys/kernel/mm/transparent_hugepage",
+            "/sys/kernel/mm/hugepages",
+            "/sys/fs/cgroup",
+        ]
+        .map(String::from)
+        .into();
+        // Counters, and random or moving values, are not settings.
+        let moving = |path: &str| {
+            ["/stats", "random", "ns_last_pid", "/pty", "stat_refresh", "sched_", "/khugepaged/"]
+                .iter()
+                .any(|part| path.contains(part))
+        };
+        while let Some(folder) = folders.pop() {
+            for name in root.names(&folder) {
+                let path = format!("{folder}/{name}");
+                if moving(&path) {
+                    continue;
+                }
+                if root.path(&path).is_dir() && !path.starts_with("/sys/fs/cgroup/") {
+                    folders.push(path);
+                } else {
+                    state.insert(path.clone(), root.text(&path).unwrap_or_default());
+                }
+            }
+        }
+        state.insert("swaps".into(), root.text("/proc/swaps").unwrap_or_default());
+        state.insert("mounts".into(), root.text("/proc/self/mounts").unwrap_or_default());
+        state
+    }
+
+    #[test]
+    fn a_look_changes_nothing() {
+        let (before, first) = (state(), examine());
+        // Others on this machine may change a setting for a moment; a change of ours would stay.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut after = state();
+        while after != before && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(200));
+            after = state();
+        }
+        for (path, text) in &before {
+            assert_eq!(Some(text), after.get(path), "{path}");
+        }
+        assert_eq!(before.len(), after.len());
+        let children = format!("/proc/self/task/{}/children", std::process::id());
+        assert_eq!(Root::default().text(&children).unwrap_or_default(), "");
+        // What works does so again.
+        let standings =
+            |e: &Examination| e.findings.iter().map(|f| (f.id, f.standing)).collect::<Vec<_>>();
+        assert_eq!(standings(&first), standings(&examine()));
+    }
+
+    #[test]
+    fn every_finding_is_of_use() {
+        let examination = examine();
+        let mut ids: Vec<_> = examination.findings.iter().map(|f| f.id).collect();
+        assert!(ids.len() >= 18, "{ids:?}");
+        ids.sort();
+        assert!(ids.windows(2).all(|pair| pair[0] != pair[1]));
+        for finding in &examination.findings {
+            assert!(!finding.detail.is_empty(), "{finding:?}");
+            assert_eq!(finding.standing == Standing::Works, {
+                finding.enable.is_none() && finding.standing != Standing::NotHere
+            });
+        }
+        let free = examination.free_memory.unwrap();
+        assert!(free.free_in_huge_blocks_bytes <= free.free_bytes && free.free_bytes > 0);
+    }
+}

@@ -1,0 +1,44 @@
+//! Calls that only find out whether the kernel would allow something.
+
+use super::mapping::Mapping;
+use rustix::process::Pid;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Opens a userfaultfd and closes it again. `user_only`: one that cannot serve the faults of system
+/// calls, which needs no privilege.
+pub fn userfaultfd(user_only: bool) -> io::Result<()> {
+    const USER_MODE_ONLY: u32 = 1;
+    let flags = rustix::mm::UserfaultfdFlags::CLOEXEC
+        | rustix::mm::UserfaultfdFlags::from_bits_retain(if user_only {
+            USER_MODE_ONLY
+        } else {
+            0
+        });
+    // SAFETY: the descriptor is closed at once and never registers memory, so nobody's memory can
+    // be watched or changed through it.
+    drop(unsafe { rustix::mm::userfaultfd(flags) }?);
+    Ok(())
+}
+
+/// Collapses a mapping of this process to huge pages through process_madvise(2), as it would be done
+/// to another process.
+pub fn collapse_remotely(mapping: &Mapping) -> io::Result<()> {
+    let own: Pid = rustix::process::getpid();
+    let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?;
+    let range =
+        libc::iovec { iov_base: mapping.address() as *mut libc::c_void, iov_len: mapping.len() };
+    // SAFETY: pidfd and range are live; the range is exactly this mapping, and collapsing changes
+    // the size of its pages, never their content.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            pidfd.as_raw_fd(),
+            &raw const range,
+            1usize,
+            libc::MADV_COLLAPSE,
+            0u32,
+        )
+    };
+    super::mapping::check(done.try_into().unwrap_or(0))
+}
