@@ -17,8 +17,8 @@ use pagetax_core::machine::Sink;
 use pagetax_core::report::Warning;
 use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -73,8 +73,6 @@ pub struct FaultTimes {
 
 /// Watches the faults of the threads and children that the calling thread makes from now on.
 pub struct FaultLatency {
-    // Dropped first: no more samples.
-    _events: Vec<Event>,
     ending: Arc<AtomicBool>,
     reader: JoinHandle<FaultTimes>,
 }
@@ -82,28 +80,29 @@ pub struct FaultLatency {
 impl FaultLatency {
     /// Opens the events on each CPU, and starts their reader.
     pub fn start() -> Result<FaultLatency, NoLatency> {
-        let mut events = Vec::new();
-        let mut rings = Vec::new();
-        let mut edges = HashMap::new();
-        for cpu in online_cpus() {
-            let opened = open_on(cpu, &mut edges).map_err(|error| no_latency(&error))?;
-            rings.push(opened.0);
-            events.extend(opened.1);
-        }
+        let watched = rustix::thread::gettid().as_raw_nonzero().get();
         let ending = Arc::new(AtomicBool::new(false));
-        let reader = Reader {
-            rings,
-            edges,
-            pairing: Pairing::new(),
-            // Its own faults and the supervisor's are no part of the job.
-            ignored: rustix::thread::gettid().as_raw_nonzero().get() as u32,
-        };
+        let (ready, is_ready) = mpsc::channel();
         let ends = ending.clone();
-        let reader = std::thread::Builder::new()
-            .name("fault-latency".into())
-            .spawn(move || reader.read(&ends))
-            .map_err(|error| no_latency(&error))?;
-        Ok(FaultLatency { _events: events, ending, reader })
+        // The reader opens the events: a thread made after them would inherit them.
+        let read = move || match Reader::open(watched) {
+            Ok((reader, events)) => {
+                // The receiver waits for this; it cannot be gone.
+                let _ = ready.send(Ok(()));
+                let times = reader.read(&ends);
+                drop(events);
+                times
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
+                FaultTimes::new()
+            }
+        };
+        let thread = std::thread::Builder::new().name("fault-latency".into());
+        let reader = thread.spawn(read).map_err(|error| no_latency(&error))?;
+        let opened = is_ready.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()));
+        opened.map_err(|error| no_latency(&error))?;
+        Ok(FaultLatency { ending, reader })
     }
 
     /// Stops, and reads what is left.
@@ -140,10 +139,10 @@ fn online_cpus() -> Vec<i32> {
 }
 
 /// The three events on one CPU, all into one ring.
-fn open_on(cpu: i32, edges: &mut HashMap<u64, Edge>) -> io::Result<(Ring, [Event; 3])> {
+fn open_on(pid: i32, cpu: i32, edges: &mut HashMap<u64, Edge>) -> io::Result<(Ring, [Event; 3])> {
     let open = |kind: EventKind| {
         let sampling = Some(Sampling { period: 1, fields: FIELDS });
-        Event::open(&EventSpec { cpu, sampling, inherit: true, ..EventSpec::new(kind) })
+        Event::open(&EventSpec { pid, cpu, sampling, inherit: true, ..EventSpec::new(kind) })
     };
     let events = [open(PAGE_FAULT)?, open(MINOR_FAULT)?, open(MAJOR_FAULT)?];
     let ring = RING_PAGES.iter().find_map(|pages| Ring::new(&events[0], *pages).ok());
@@ -166,6 +165,19 @@ struct Reader {
 }
 
 impl Reader {
+    /// Opens events and rings on each CPU for what a thread makes from now on.
+    fn open(watched: i32) -> io::Result<(Reader, Vec<Event>)> {
+        let (mut events, mut rings, mut edges) = (Vec::new(), Vec::new(), HashMap::new());
+        for cpu in online_cpus() {
+            let (ring, opened) = open_on(watched, cpu, &mut edges)?;
+            rings.push(ring);
+            events.extend(opened);
+        }
+        let pairing = Pairing::new();
+        // The supervisor's own faults are no part of the job.
+        Ok((Reader { rings, edges, pairing, ignored: watched as u32 }, events))
+    }
+
     fn read(mut self, ending: &AtomicBool) -> FaultTimes {
         loop {
             let is_last = ending.load(Ordering::Acquire);
@@ -221,12 +233,7 @@ struct Pairing {
 
 impl Pairing {
     fn new() -> Pairing {
-        let empty = || {
-            Histogram::new_with_bounds(1, LONGEST_NS, 3)
-                .unwrap_or_else(|_| unreachable!("bounds and digits are allowed ones"))
-        };
-        let times = FaultTimes { minor: empty(), major: empty(), lost_count: 0, unpaired_count: 0 };
-        Pairing { marks: Vec::new(), begun: HashMap::new(), times }
+        Pairing { marks: Vec::new(), begun: HashMap::new(), times: FaultTimes::new() }
     }
 
     /// Pairs what happened up to this time; later marks wait, as others may still come before them.
@@ -251,6 +258,14 @@ impl Pairing {
 }
 
 impl FaultTimes {
+    fn new() -> FaultTimes {
+        let empty = || {
+            Histogram::new_with_bounds(1, LONGEST_NS, 3)
+                .unwrap_or_else(|_| unreachable!("bounds and digits are allowed ones"))
+        };
+        FaultTimes { minor: empty(), major: empty(), lost_count: 0, unpaired_count: 0 }
+    }
+
     /// Pours the histograms out, with a warning if samples are missing in them.
     pub fn report(&self, out: &mut dyn Sink) {
         out.latency("minor_fault", &self.minor, Provenance::Measured);

@@ -7,6 +7,8 @@ use pagetax_core::plan::{Op, Pattern, Plan, RegionId};
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run};
 use pagetax_host::exec::{HostMachine, NullMachine};
+use pagetax_host::sys::process::{Exit, fork};
+use rustix::process::{Signal, kill_process};
 
 fn plan(text: &str) -> Plan {
     let spec = HostMachine::default().spec();
@@ -318,4 +320,52 @@ fn preflight_names_what_cannot_be_had() {
     assert!(what(&small("size = \"1G\"\npage_size = \"hugetlb:1G\"", read)).contains("1G"));
     let unmapped = small("size = \"1M\"\nmapped = false", read);
     assert!(what(&unmapped).contains("not mapped"));
+}
+
+/// Runs a job in a child of its own, sends it SIGINT once its file is being touched, and sees what
+/// is left: no file, no grandchildren, and a report of what was done.
+#[test]
+fn an_interrupt_cleans_up_and_keeps_what_was_seen() {
+    for kind in ["processes", "threads"] {
+        let directory = tempfile::tempdir().unwrap();
+        let text = format!(
+            "{}\n[[phase]]\nname = \"long\"\nclients = 2\nclient_kind = \"{kind}\"\ntime = \"1min\"\n\
+             repeat = 1_000_000_000\nops = [{{ touch = \"r\" }}]",
+            small(
+                &format!("size = \"1M\"\nbacking = \"file\"\ndirectory = {:?}", directory.path()),
+                "ops = [{ touch = \"r\" }]"
+            )
+        );
+        let plan = plan(&text);
+        let mut child = fork(|| {
+            let (result, report) = run_on(&mut HostMachine::default(), &plan);
+            let interrupted = matches!(result, Err(RunError::Interrupted));
+            let seen = report.phases.len() == 2 && count(&report.counters, "access_count") > 0;
+            let alone = std::fs::read_to_string("/proc/thread-self/children").unwrap().is_empty();
+            i32::from(!(interrupted && seen && alone))
+        })
+        .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "a file has a name");
+        kill_process(child.pid(), Signal::INT).unwrap();
+        assert_eq!(child.wait().unwrap().0, Exit::Status(0), "{kind}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn the_budget_adds_up() {
+    let report = run(&small(
+        "size = \"32M\"\npage_size = \"base\"",
+        "repeat = 3\nops = [{ touch = \"r\", access = \"write\" }, \
+         { advise = \"r\", advice = \"dontneed\" }]",
+    ));
+    let budget = report.budget.unwrap();
+    let parts: i64 = budget.cpu.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum();
+    assert_eq!(parts + budget.cpu_unexplained_ns, budget.cpu_total_ns as i64);
+    let used = count(&report.counters, "user_ns") + count(&report.counters, "kernel_ns");
+    assert_eq!(budget.cpu_total_ns, used);
+    assert_eq!(budget.wall_total_ns, report.wall_ns);
+    assert!(budget.wall_unexplained_ns.unsigned_abs() < report.wall_ns / 4, "{:?}", budget.wall);
+    assert!(report.environment.contains_key("kernel"), "{:?}", report.environment);
 }

@@ -4,6 +4,7 @@
 //! machine (reclaim, compaction, kernel daemons) is the difference of two snapshots.
 
 use super::control::{ClientRow, Control, Figure};
+use crate::budget::Totals;
 use crate::pagesize::{Mode, PageSettings};
 use crate::procfs::{ProcessMemory, Root, SystemSnapshot, process_huge_bytes, process_memory};
 use crate::sys::process::Usage;
@@ -226,6 +227,29 @@ impl RunFigures {
         let verifies = |op: &Op| matches!(op, Op::Touch(t) if matches!(t.access, Access::Verify | Access::Rewrite));
         if plan.phases.iter().flat_map(|phase| &phase.ops).any(verifies) {
             self.readings.push(("mismatch_count", Reading::Measured(mismatch.into())));
+        }
+    }
+}
+
+impl RunFigures {
+    /// A reading by counter id.
+    pub fn reading(&self, id: &str) -> Reading {
+        let found = self.readings.iter().find(|(known, _)| *known == id);
+        let none = || Reading::Missing("no phase of the job has ended".into());
+        found.map_or_else(none, |(_, reading)| reading.clone())
+    }
+
+    /// What the budget divides.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            wall_ns: self.wall_ns,
+            user_ns: self.usage.user_ns,
+            kernel_ns: self.usage.kernel_ns,
+            minor_fault_count: self.usage.minor_fault_count,
+            major_fault_count: self.usage.major_fault_count,
+            resident_bytes_max: self.reading("resident_bytes_max"),
+            huge_page_bytes_max: self.reading("huge_page_bytes_max"),
+            page_table_bytes_max: self.reading("page_table_bytes_max"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The machines `host` and `null`.
 
-use super::figures::RunFigures;
 use super::run::Run;
+use crate::environment::environment;
 use crate::guard::{Limits, Room, check};
 use crate::pagesize::PageSettings;
 use crate::perf::FaultLatency;
@@ -76,21 +76,10 @@ impl Machine for NullMachine {
 
 /// Runs on real memory within limits, or on none.
 fn run(plan: &Plan, limits: Option<Limits>, out: &mut dyn Sink) -> Result<(), RunError> {
+    out.environment(environment(&Root::default()));
     let _signals = StopSignals::watch()
         .map_err(|error| super::failure::refusal("watching for signals", &error))?;
-    let figures = Run::set_up(plan, limits, out)?.run()?;
-    warn_if_short(&figures, out);
-    Ok(())
-}
-
-/// getrusage splits CPU time into user and kernel by clock ticks.
-fn warn_if_short(figures: &RunFigures, out: &mut dyn Sink) {
-    const TICKS_NEEDED_NS: u64 = 100_000_000;
-    let cpu_ns = figures.usage.user_ns + figures.usage.kernel_ns;
-    if cpu_ns < TICKS_NEEDED_NS {
-        let text = "less than 100 ms of CPU time: its split into user and kernel is coarse";
-        warn(out, "short_run", text.into(), "make the job longer (more repeats, a larger count)");
-    }
+    Run::set_up(plan, limits, out)?.run()
 }
 
 fn warn(out: &mut dyn Sink, id: &str, text: String, remedy: &str) {

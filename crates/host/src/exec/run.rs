@@ -10,8 +10,10 @@ use super::memory::Memory;
 use super::pace::Halt;
 use super::watch::Watcher;
 use super::worker::{Finished, Worker};
+use crate::budget::Watch;
 use crate::guard::{Limits, Room};
 use crate::procfs::Root;
+use crate::stacks::Begin;
 use crate::sys::process::{self, Child, Exit, Usage, thread_usage};
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::machine::{RunError, Sink};
@@ -33,6 +35,8 @@ pub struct Run<'a> {
     short_of_memory: bool,
     memory_seen: Instant,
     begun: Instant,
+    /// Collects for the budget; none on the null machine.
+    watch: Option<Watch>,
     watcher: Watcher<'a>,
     figures: RunFigures,
 }
@@ -49,6 +53,7 @@ impl<'a> Run<'a> {
             Some(_) => Some(Memory::make(plan, &|| !asked_to_stop()).map_err(named)?),
             None => None,
         };
+        let watch = limits.map(|_| watch_this_thread());
         let begun = Instant::now();
         let mut figures = RunFigures::begin();
         let before = thread_usage();
@@ -63,13 +68,14 @@ impl<'a> Run<'a> {
             short_of_memory: false,
             memory_seen: begun,
             begun,
+            watch,
             watcher: Watcher::new(plan, begun, out),
             figures,
         })
     }
 
-    /// Runs all phases and reports; whatever the end, what was seen is in the sink.
-    pub fn run(mut self) -> Result<RunFigures, RunError> {
+    /// Runs all phases. Whatever the end, what was seen is in the sink.
+    pub fn run(mut self) -> Result<(), RunError> {
         let mut result = Ok(());
         for (index, phase) in self.plan.phases.iter().enumerate() {
             if index == 1 {
@@ -85,8 +91,9 @@ impl<'a> Run<'a> {
         self.figures.add_usage(thread_usage().since(before));
         let wall_ns = self.now_ns();
         self.figures.end(self.plan, wall_ns, matches!(result, Err(RunError::Mismatch { .. })));
-        self.watcher.whole_run(&self.figures);
-        result.map(|()| self.figures)
+        let watched = self.watch.map(Watch::finish);
+        self.watcher.whole_run(self.plan, &self.figures, watched.as_ref());
+        result
     }
 
     fn now_ns(&self) -> u64 {
@@ -258,6 +265,13 @@ impl<'a> Run<'a> {
             (Halt::Over | Halt::Wrong(_), _) => RunError::Interrupted,
         }
     }
+}
+
+/// Collects about the supervisor and all that it makes from now on.
+fn watch_this_thread() -> Watch {
+    let mut watch = Watch::new();
+    watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::Now);
+    watch
 }
 
 /// How a child ended, if it has; when all have done their work, waits for the rest of its end.

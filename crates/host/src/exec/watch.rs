@@ -2,10 +2,13 @@
 
 use super::control::Control;
 use super::figures::{PhaseFigures, RunFigures};
+use crate::budget::{Translation, Watched, budget};
+use crate::calibrate::cached;
 use crate::procfs::{Root, SystemSnapshot, process_memory};
 use pagetax_core::counter::Reading;
 use pagetax_core::machine::Sink;
 use pagetax_core::plan::{ClientKind, Op, Phase, Plan};
+use pagetax_core::report::Warning;
 use std::time::{Duration, Instant};
 
 /// Reports a run as it goes.
@@ -129,9 +132,36 @@ impl<'a> Watcher<'a> {
     }
 
     /// The run has ended.
-    pub fn whole_run(&mut self, figures: &RunFigures) {
+    pub fn whole_run(&mut self, plan: &Plan, figures: &RunFigures, watched: Option<&Watched>) {
         for (id, reading) in &figures.readings {
             self.out.counter(id, reading.clone());
         }
+        if let Some(watched) = watched {
+            self.budget(plan, figures, watched);
+        }
+        // getrusage splits CPU time into user and kernel by clock ticks.
+        const TICKS_NEEDED_NS: u64 = 100_000_000;
+        if figures.usage.user_ns + figures.usage.kernel_ns < TICKS_NEEDED_NS {
+            let text = "less than 100 ms of CPU time: its split into user and kernel is coarse";
+            self.warn("short_run", text, "make the job longer (more repeats, a larger count)");
+        }
+    }
+
+    fn budget(&mut self, plan: &Plan, figures: &RunFigures, watched: &Watched) {
+        let calibration = cached();
+        if let Err(why) = &calibration {
+            self.warn("no_calibration", why, "pagetax calibrate");
+        }
+        let base_page_bytes = rustix::param::page_size() as u64;
+        let accesses = figures.reading("access_count").value();
+        let translation = Translation::of_plan(plan, base_page_bytes, accesses);
+        let totals = figures.totals();
+        let budget = budget(&totals, &watched.profile, &translation, calibration.as_ref().ok());
+        self.out.budget(budget);
+    }
+
+    fn warn(&mut self, id: &str, text: &str, remedy: &str) {
+        let (id, text, remedy) = (id.into(), text.into(), remedy.into());
+        self.out.warning(Warning { id, text, remedy });
     }
 }
