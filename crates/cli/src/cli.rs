@@ -1,6 +1,6 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::{exit, jobs, manual};
+use crate::{exit, jobs, manual, run};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -26,6 +26,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Run(run::Args),
     Jobs(jobs::Args),
     #[command(hide = true)]
     Man(manual::ManArgs),
@@ -37,9 +38,29 @@ impl Command {
     /// Does what was asked for.
     pub fn run(self) -> Result<ExitCode> {
         match self {
+            Command::Run(args) => run::run(args),
             Command::Jobs(args) => jobs::run(args),
             Command::Man(args) => manual::man(args),
             Command::Completions(args) => manual::completions(args),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn assert_begins_with_examples(command: &clap::Command) {
+        let before = command.get_before_help().map(ToString::to_string).unwrap_or_default();
+        assert!(before.starts_with("Examples:\n  pagetax "), "{}: {before}", command.get_name());
+        command.get_subcommands().for_each(assert_begins_with_examples);
+    }
+
+    #[test]
+    fn every_help_begins_with_examples() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        assert_begins_with_examples(&command);
     }
 }

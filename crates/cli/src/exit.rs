@@ -14,6 +14,8 @@ pub const THRESHOLD_FAILED: u8 = 1;
 pub const BAD_INPUT: u8 = 2;
 /// This machine lacks something that is asked for.
 pub const UNMET: u8 = 3;
+/// 128 + SIGINT: the user has had enough.
+pub const INTERRUPTED: u8 = 128 + 2;
 /// 128 + SIGPIPE: whoever read our output has had enough.
 pub const CLOSED_PIPE: u8 = 128 + 13;
 

@@ -9,8 +9,11 @@
 mod cli;
 mod exit;
 mod jobs;
+mod machines;
 mod manual;
 mod output;
+mod run;
+mod threshold;
 
 use clap::Parser;
 use std::process::ExitCode;

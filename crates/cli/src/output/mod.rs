@@ -3,11 +3,17 @@
 //! Colour is stripped where it is not wanted (NO_COLOR, not a terminal), so renderers may style
 //! freely; nothing may be said by colour alone.
 
+pub mod budget;
+pub mod columns;
+pub mod csv;
+pub mod progress;
+pub mod report;
 pub mod text;
 
 use crate::exit;
 use anyhow::{Context, Result};
 use std::io::Write;
+use std::path::Path;
 
 /// Prints a result to stdout. Fails quietly all the way up when the reader has gone (`| head`).
 pub fn print(text: &str) -> Result<()> {
@@ -16,6 +22,15 @@ pub fn print(text: &str) -> Result<()> {
         .and_then(|()| out.flush())
         .context("cannot write to stdout; look at where it is redirected")
         .map_err(|error| exit::with(exit::UNMET, error))
+}
+
+/// Writes a document to a file, or to stdout for `-`.
+pub fn write_document(path: &Path, text: &str) -> Result<()> {
+    if path == Path::new("-") {
+        return print(text);
+    }
+    std::fs::write(path, text)
+        .with_context(|| format!("cannot write {}; name a file that you may write", path.display()))
 }
 
 /// Says something on stderr that is no result.

@@ -1,6 +1,48 @@
 //! The words of all tables: quantities with their unit, readings with their provenance.
 
 use comfy_table::{CellAlignment, Table, presets};
+use pagetax_core::counter::{Unit, UnitReading};
+use pagetax_core::units::{Bytes, Nanos};
+
+/// In place of a number that is not to be had. Never 0.
+pub const MISSING: &str = "–";
+
+/// A number in its unit: `1.44 µs`, `408M`, `65 536`.
+pub fn value(unit: Unit, value: u64) -> String {
+    match unit {
+        Unit::Ns => Nanos(value).to_string(),
+        Unit::Bytes => Bytes(value).to_string(),
+        Unit::Count => count(value),
+    }
+}
+
+/// Digits in groups of three, apart by a thin gap that is no comma and no point anywhere.
+pub fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(" ")
+}
+
+/// The reading's number, or [`MISSING`].
+pub fn reading(reading: &UnitReading) -> String {
+    reading.value.map_or(MISSING.into(), |v| value(reading.unit, v))
+}
+
+/// `low – high`, where they differ.
+pub fn range(unit: Unit, low: Option<u64>, high: Option<u64>) -> String {
+    match (low, high) {
+        (Some(low), Some(high)) if low != high => {
+            format!("{} – {}", value(unit, low), value(unit, high))
+        }
+        _ => String::new(),
+    }
+}
+
+/// A difference of times, with its sign.
+pub fn signed_ns(ns: i64) -> String {
+    let sign = if ns < 0 { "-" } else { "" };
+    format!("{sign}{}", Nanos(ns.unsigned_abs()))
+}
 
 /// A table without lines, indented, its headings first. Columns of numbers are right-aligned.
 pub fn table(headings: &[&str], numeric: &[usize], rows: Vec<Vec<String>>) -> String {
@@ -19,9 +61,30 @@ pub fn table(headings: &[&str], numeric: &[usize], rows: Vec<Vec<String>>) -> St
     lines.collect()
 }
 
+/// A section's heading.
+pub fn heading(text: &str) -> String {
+    let bold = anstyle::Style::new().bold();
+    format!("\n{bold}{text}{bold:#}\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagetax_core::counter::Reading;
+
+    #[test]
+    fn numbers_are_grouped_and_have_units() {
+        assert_eq!(count(0), "0");
+        assert_eq!(count(1_234_567), "1 234 567");
+        assert_eq!(value(Unit::Bytes, 2 << 20), "2M");
+        assert_eq!(signed_ns(-1_440), "-1.44 µs");
+    }
+
+    #[test]
+    fn missing_never_looks_like_zero() {
+        let missing = UnitReading::new(Unit::Ns, Reading::Missing("no PMU".into()));
+        assert_eq!(reading(&missing), MISSING);
+    }
 
     #[test]
     fn tables_align_numbers_to_the_right() {

@@ -1,0 +1,161 @@
+//! The budget as text: two ledgers with bars, and the memory line.
+//!
+//! A bar is solid up to the row's low bound and shaded up to its high one, so that it says without
+//! colour how sure the row is.
+
+use super::text::{self, MISSING};
+use pagetax_core::budget::{Budget, CPU_ROWS, TimeRow, WALL_ROWS};
+use pagetax_core::counter::Unit;
+
+const BAR_CELLS: u64 = 24;
+
+/// One of a budget's two ledgers, as renderers want it.
+pub struct LedgerView<'a> {
+    /// `cpu` or `wall`.
+    pub id: &'static str,
+    title: &'static str,
+    /// All rows that such a ledger may have, with their meaning, in the order of printing.
+    pub known: &'static [(&'static str, &'static str)],
+    rows: &'a [TimeRow],
+    total_ns: u64,
+    unexplained_ns: i64,
+}
+
+impl<'a> LedgerView<'a> {
+    /// CPU first.
+    pub fn both(budget: &'a Budget) -> [LedgerView<'a>; 2] {
+        let cpu = LedgerView {
+            id: "cpu",
+            title: "CPU time",
+            known: CPU_ROWS,
+            rows: &budget.cpu,
+            total_ns: budget.cpu_total_ns,
+            unexplained_ns: budget.cpu_unexplained_ns,
+        };
+        let wall = LedgerView {
+            id: "wall",
+            title: "Wall time",
+            known: WALL_ROWS,
+            rows: &budget.wall,
+            total_ns: budget.wall_total_ns,
+            unexplained_ns: budget.wall_unexplained_ns,
+        };
+        [cpu, wall]
+    }
+
+    /// A row's share of the total, or of what is `unexplained`; none where the row is absent.
+    pub fn share(&self, id: &str) -> Option<String> {
+        let ns = match id {
+            "unexplained" => self.unexplained_ns as f64,
+            _ => self.rows.iter().find(|row| row.id == id)?.ns? as f64,
+        };
+        Some(share(ns, self.total_ns))
+    }
+}
+
+/// Both ledgers and the memory line.
+pub fn render(budget: &Budget) -> String {
+    let mut out: String = LedgerView::both(budget).iter().map(ledger).collect();
+    if !budget.memory.is_empty() {
+        let rows = budget.memory.iter().map(|row| {
+            let bytes = row.bytes.map_or(MISSING.into(), |b| text::value(Unit::Bytes, b));
+            vec![row.id.clone(), bytes, row.provenance.to_string(), row.how.clone()]
+        });
+        out += &text::heading("Memory");
+        out += &text::table(&["", "bytes", "provenance", "how"], &[1], rows.collect());
+    }
+    out
+}
+
+fn ledger(view: &LedgerView) -> String {
+    let LedgerView { title, known, rows, total_ns, unexplained_ns, .. } = *view;
+    let mut cells: Vec<Vec<String>> = rows.iter().map(|row| time_row(row, total_ns)).collect();
+    cells.push(vec![
+        "unexplained".into(),
+        text::signed_ns(unexplained_ns),
+        share(unexplained_ns as f64, total_ns),
+        bar(None, u64::try_from(unexplained_ns).ok(), total_ns),
+        String::new(),
+        "derived".into(),
+        "total less the rows above".into(),
+    ]);
+    let total = text::value(Unit::Ns, total_ns);
+    let mut out = text::heading(&format!("{title} {total}"));
+    let headings = ["", "time", "share", "", "low – high", "provenance", "how"];
+    out += &text::table(&headings, &[1, 2], cells);
+    let absent: Vec<_> =
+        known.iter().map(|(id, _)| *id).filter(|id| rows.iter().all(|r| r.id != *id)).collect();
+    if !absent.is_empty() {
+        out += &format!("  not looked at: {}\n", absent.join(", "));
+    }
+    out
+}
+
+fn time_row(row: &TimeRow, total_ns: u64) -> Vec<String> {
+    vec![
+        row.id.clone(),
+        row.ns.map_or(MISSING.into(), |ns| text::value(Unit::Ns, ns)),
+        row.ns.map_or(MISSING.into(), |ns| share(ns as f64, total_ns)),
+        bar(row.low_ns, row.high_ns, total_ns),
+        text::range(Unit::Ns, row.low_ns, row.high_ns),
+        row.provenance.to_string(),
+        row.how.clone(),
+    ]
+}
+
+fn share(ns: f64, total_ns: u64) -> String {
+    match total_ns {
+        0 => MISSING.into(),
+        total => format!("{:.1} %", ns / total as f64 * 100.0),
+    }
+}
+
+/// Solid to the low bound, shaded to the high one; a bound beyond the total fills the bar.
+fn bar(low_ns: Option<u64>, high_ns: Option<u64>, total_ns: u64) -> String {
+    let cells = |ns: u64| match total_ns {
+        0 => 0,
+        total => {
+            (u128::from(ns.min(total)) * u128::from(BAR_CELLS)).div_ceil(u128::from(total)) as usize
+        }
+    };
+    let high = high_ns.map_or(0, cells);
+    let low = low_ns.map_or(0, cells).min(high);
+    "█".repeat(low) + &"░".repeat(high - low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_core::budget::Ledger;
+    use pagetax_core::counter::Reading;
+
+    fn budget() -> Budget {
+        let mut cpu = Ledger::new(1_000_000);
+        cpu.row("compute", Reading::Measured(500_000), "getrusage");
+        let walks = Reading::Derived { value: 400_000, low: 250_000, high: 750_000 };
+        cpu.row("translation", walks, "trials");
+        cpu.row("swap", Reading::Missing("no samples".into()), "");
+        let mut wall = Ledger::new(800_000);
+        wall.row("running", Reading::Measured(900_000), "schedstat");
+        Budget::new(cpu, wall)
+    }
+
+    #[test]
+    fn bars_show_the_bounds() {
+        assert_eq!(bar(Some(50), Some(100), 100).chars().filter(|c| *c == '█').count(), 12);
+        assert_eq!(bar(Some(50), Some(100), 100).chars().count(), 24);
+        assert_eq!(bar(Some(0), Some(1), 100), "░");
+        assert_eq!(bar(Some(7), Some(9), 0), "");
+    }
+
+    #[test]
+    fn both_ledgers_show_what_is_unexplained_and_missing() {
+        let out = render(&budget());
+        let line = |id: &str| out.lines().find(|l| l.trim_start().starts_with(id)).unwrap();
+        assert!(line("translation").contains("250 µs – 750 µs"), "{out}");
+        assert!(line("swap").contains("no samples") && line("swap").contains(MISSING), "{out}");
+        assert!(!line("swap").contains('0'), "{out}");
+        assert!(out.contains("-100 µs"), "a negative rest is shown: {out}");
+        assert!(out.contains("not looked at: minor_fault, zero_copy"), "{out}");
+    }
+}

@@ -1,0 +1,127 @@
+//! One run as text: counters, phases, latency, budget, memory, tables, warnings.
+
+use super::{budget, text};
+use pagetax_core::counter::{Counters, Unit, counter};
+use pagetax_core::machine::MachineKind;
+use pagetax_core::report::{Latency, ReportMachine, ReportPhase, Run, Table, Warning};
+
+/// The whole report.
+pub fn render(run: &Run) -> String {
+    let mut out = title(run);
+    out += &counters(&run.counters);
+    out += &phases(&run.phases);
+    out += &latencies(run);
+    if let Some(budget) = &run.budget {
+        out += &budget::render(budget);
+    }
+    run.tables.iter().for_each(|table| out += &old_table(table));
+    out += &warnings(&run.warnings);
+    out
+}
+
+/// What a machine's numbers are worth, in a word or two.
+pub fn trust(machine: &ReportMachine) -> &'static str {
+    match (machine.kind, machine.validated) {
+        (MachineKind::Host, _) => "measured",
+        (MachineKind::Null, _) => "measured; the harness alone, no memory is touched",
+        (MachineKind::Sim, true) => "modeled, checked against published figures",
+        (MachineKind::Sim, false) => "modeled, not checked against published figures",
+    }
+}
+
+/// Job, parameters and machine: one line each.
+fn title(run: &Run) -> String {
+    let params: Vec<_> = run.job.params.iter().map(|(key, v)| format!("{key}={v}")).collect();
+    let bold = anstyle::Style::new().bold();
+    format!(
+        "{bold}{}{bold:#} on {} ({}): {}\n  {} seed={}\n",
+        run.job.name,
+        run.machine.name,
+        trust(&run.machine),
+        text::value(Unit::Ns, run.wall_ns),
+        params.join(" "),
+        run.job.seed,
+    )
+}
+
+fn counters(counters: &Counters) -> String {
+    let rows = counters.iter().map(|(id, reading)| {
+        let meaning = counter(id).map_or("", |c| c.meaning);
+        let note = match &reading.why {
+            Some(why) => format!("{meaning}: {why}"),
+            None => meaning.to_string(),
+        };
+        let range = text::range(reading.unit, reading.low, reading.high);
+        let provenance = format!("{} {range}", reading.provenance).trim_end().to_string();
+        vec![id.clone(), text::reading(reading), provenance, note]
+    });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    text::heading("Counters") + &text::table(&["", "value", "provenance", "meaning"], &[1], rows)
+}
+
+fn phases(phases: &[ReportPhase]) -> String {
+    if phases.is_empty() {
+        return String::new();
+    }
+    // The counters that any phase has, in the order of their names.
+    let mut ids: Vec<&String> = phases.iter().flat_map(|phase| phase.counters.keys()).collect();
+    ids.sort();
+    ids.dedup();
+    let headings: Vec<&str> =
+        ["", "start", "length"].into_iter().chain(ids.iter().map(|id| id.as_str())).collect();
+    let rows = phases.iter().map(|phase| {
+        let length = phase.end_ns.saturating_sub(phase.start_ns);
+        let times = [phase.start_ns, length].map(|ns| text::value(Unit::Ns, ns));
+        let readings = ids
+            .iter()
+            .map(|id| phase.counters.get(*id).map_or(text::MISSING.into(), text::reading));
+        [phase.name.clone()].into_iter().chain(times).chain(readings).collect()
+    });
+    let numeric: Vec<_> = (1..headings.len()).collect();
+    text::heading("Phases") + &text::table(&headings, &numeric, rows.collect())
+}
+
+fn latencies(run: &Run) -> String {
+    if run.latency.is_empty() {
+        return String::new();
+    }
+    let rows = run.latency.iter().map(|(kind, latency)| {
+        let Latency { count, min_ns, mean_ns, p50_ns, p90_ns, p99_ns, max_ns, provenance } =
+            latency;
+        let times = [min_ns, mean_ns, p50_ns, p90_ns, p99_ns, max_ns];
+        let times = times.map(|ns| text::value(Unit::Ns, *ns));
+        let first = [kind.clone(), text::count(*count)];
+        first.into_iter().chain(times).chain([provenance.to_string()]).collect()
+    });
+    let headings = ["", "count", "min", "mean", "p50", "p90", "p99", "max", "provenance"];
+    text::heading("Latency") + &text::table(&headings, &[1, 2, 3, 4, 5, 6, 7], rows.collect())
+}
+
+fn old_table(table: &Table) -> String {
+    let headings: Vec<&str> = table.columns.iter().map(String::as_str).collect();
+    let is_number = |column: &usize| {
+        let cell = |row: &Vec<String>| {
+            row.get(*column).is_none_or(|c| c.chars().any(|d| d.is_ascii_digit()))
+        };
+        table.rows.iter().all(cell)
+    };
+    let numeric: Vec<_> = (0..headings.len()).filter(is_number).collect();
+    text::heading(&format!("{} ({})", table.title, table.provenance))
+        + &text::table(&headings, &numeric, table.rows.clone())
+}
+
+/// Each with what would mend it.
+pub fn warnings(warnings: &[Warning]) -> String {
+    let style = anstyle::AnsiColor::Yellow.on_default().bold();
+    let mut out = String::new();
+    for Warning { text, remedy, .. } in warnings {
+        out += &format!("\n{style}warning:{style:#} {text}\n");
+        if !remedy.is_empty() {
+            out += &format!("  remedy: {remedy}\n");
+        }
+    }
+    out
+}

@@ -1,0 +1,293 @@
+//! `pagetax run`: a job on one or several machines, as a report each.
+
+use crate::output::{self, columns, csv, progress::Progress, report};
+use crate::threshold::{Threshold, Verdict};
+use crate::{exit, jobs, machines};
+use anyhow::{Result, anyhow, bail};
+use pagetax_core::job::Job;
+use pagetax_core::machine::{Machine, RunError, Unmet};
+use pagetax_core::plan::Plan;
+use pagetax_core::quantity::Params;
+use pagetax_core::report::{Recording, Run, SCHEMA, Warning};
+use pagetax_core::units::Nanos;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetax run tlb-gather                                 on this machine
+  pagetax run tlb-gather --set size=1G --fault-latency   larger, with the latency of each fault
+  pagetax run vmtest --on host,null                      beside what the harness itself costs
+  pagetax run mine.toml --json report.json               your own job, as a document
+  pagetax run mmap3 --fail-if 'p99_fault_ns>20000'       exit code 1 when faults are slow";
+
+/// Run a job and report what its memory costs
+#[derive(Debug, clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// Name of a built-in job (`pagetax jobs`), or a job file
+    job: String,
+
+    /// Set a parameter of the job; may be given several times
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_setting)]
+    settings: Vec<(String, String)>,
+
+    /// Machines to run it on, one after another (`pagetax machines`)
+    #[arg(long, value_name = "MACHINE,…", value_delimiter = ',', default_value = "host")]
+    on: Vec<String>,
+
+    /// Seed of all random accesses; the job's own if not given. Same seed, same accesses
+    #[arg(long)]
+    seed: Option<u64>,
+
+    /// Record a series, one point each interval, such as 1s
+    #[arg(long, value_name = "TIME", value_parser = parse_interval)]
+    interval: Option<Nanos>,
+
+    /// Measure the latency of each fault, at a small cost for each
+    #[arg(long)]
+    fault_latency: bool,
+
+    /// Write the report as JSON to a file, or instead of the tables to stdout (-)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Write counters and series as CSV to a file, or instead of the tables to stdout (-)
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+
+    /// Exit with 1 when this holds, as in 'p99_fault_ns>20000'; may be given several times. A
+    /// threshold on fault latency turns --fault-latency on
+    #[arg(long, value_name = "EXPR")]
+    fail_if: Vec<Threshold>,
+}
+
+fn parse_setting(text: &str) -> Result<(String, String)> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.trim().is_empty() => {
+            Ok((name.trim().into(), value.trim().into()))
+        }
+        _ => bail!("write NAME=VALUE, as in size=64M"),
+    }
+}
+
+fn parse_interval(text: &str) -> Result<Nanos> {
+    match text.parse::<Nanos>()? {
+        Nanos(0) => bail!("an interval must be longer than 0; write for example 1s"),
+        interval => Ok(interval),
+    }
+}
+
+/// `pagetax run JOB`
+pub fn run(args: Args) -> Result<ExitCode> {
+    let job = jobs::load(&args.job)?;
+    let mut cases =
+        args.on.iter().map(|on| Case::new(&job, on, &args)).collect::<Result<Vec<_>>>()?;
+    let mut runs = Vec::new();
+    let mut ended_early = None;
+    for case in &mut cases {
+        let (run, error) = case.run();
+        runs.push(run);
+        if error.is_some() {
+            ended_early = error;
+            break;
+        }
+    }
+    write(&runs, &args)?;
+    match ended_early {
+        Some(error) => Err(exit::with(code_of(&error), error)),
+        None => judge(&runs, &args.fail_if),
+    }
+}
+
+/// A plan and the machine that can run it.
+struct Case {
+    machine: Box<dyn Machine>,
+    plan: Plan,
+    /// What the machine will do without.
+    lacking: Vec<Unmet>,
+}
+
+impl Case {
+    fn new(job: &Job, on: &str, args: &Args) -> Result<Case> {
+        let machine = machines::open(on)?;
+        let settings: Params = args.settings.iter().cloned().collect();
+        let mut plan = job.resolve(&settings, &machine.spec(), args.seed)?;
+        plan.measure.interval = args.interval.or(plan.measure.interval);
+        plan.measure.fault_latency |=
+            args.fault_latency || args.fail_if.iter().any(Threshold::needs_fault_latency);
+        let (fatal, lacking): (Vec<_>, Vec<_>) =
+            machine.check(&plan).into_iter().partition(|unmet| unmet.fatal);
+        if !fatal.is_empty() {
+            let error = anyhow!(RunError::Unmet(fatal));
+            return Err(exit::with(exit::UNMET, error));
+        }
+        Ok(Case { machine, plan, lacking })
+    }
+
+    /// The report, also of a run that ended early; then with the reason.
+    fn run(&mut self) -> (Run, Option<RunError>) {
+        let spec = self.machine.spec();
+        let mut progress = Progress::start(&format!("{} on {}", self.plan.job.name, spec.name));
+        let mut recording =
+            Recording::new(&self.plan, &spec).on_progress(|done| progress.update(done));
+        let error = self.machine.run(&self.plan, &mut recording).err();
+        let mut run = recording.finish();
+        run.warnings.extend(self.lacking.iter().map(warning_of));
+        if let Some(error) = &error {
+            run.warnings.push(Warning {
+                id: "ended_early".into(),
+                text: format!("this run ended early: {error}"),
+                remedy: "take none of its numbers for those of a whole run".into(),
+            });
+        }
+        (run, error)
+    }
+}
+
+fn warning_of(unmet: &Unmet) -> Warning {
+    let Unmet { what, remedy, .. } = unmet.clone();
+    Warning { id: "unmet".into(), text: what, remedy }
+}
+
+fn code_of(error: &RunError) -> u8 {
+    match error {
+        RunError::Mismatch { .. } | RunError::Capped(_) => exit::THRESHOLD_FAILED,
+        RunError::Unmet(_) | RunError::Op { .. } => exit::UNMET,
+        RunError::Interrupted => exit::INTERRUPTED,
+    }
+}
+
+/// Documents to files, and to stdout either one document or the tables.
+fn write(runs: &[Run], args: &Args) -> Result<()> {
+    if let Some(path) = &args.json {
+        output::write_document(path, &json(runs)?)?;
+    }
+    if let Some(path) = &args.csv {
+        output::write_document(path, &csv::render(runs)?)?;
+    }
+    let to_stdout = |path: &Option<PathBuf>| path.as_deref() == Some(Path::new("-"));
+    if to_stdout(&args.json) || to_stdout(&args.csv) {
+        return Ok(());
+    }
+    output::print(&match runs {
+        [run] => report::render(run),
+        runs => columns::render(runs),
+    })
+}
+
+/// One report as itself, several as a list in one document.
+fn json(runs: &[Run]) -> Result<String> {
+    let text = match runs {
+        [run] => serde_json::to_string_pretty(run)?,
+        runs => {
+            let document = serde_json::json!({"schema": SCHEMA, "kind": "runs", "runs": runs});
+            serde_json::to_string_pretty(&document)?
+        }
+    };
+    Ok(text + "\n")
+}
+
+/// All thresholds over all reports; a failed one outweighs one that could not be judged.
+fn judge(runs: &[Run], thresholds: &[Threshold]) -> Result<ExitCode> {
+    let mut code = exit::FINE;
+    for threshold in thresholds {
+        for run in runs {
+            match threshold.judge(run) {
+                Verdict::Passed => {}
+                Verdict::Failed(why) => {
+                    output::note(&format!("threshold failed: {why}"));
+                    code = exit::THRESHOLD_FAILED;
+                }
+                Verdict::NotJudged(why) => {
+                    output::note(&format!(
+                        "threshold not judged: {why}\n  remedy: drop it, or run on a machine that \
+                         has this reading (`pagetax doctor`)"
+                    ));
+                    code = if code == exit::FINE { exit::UNMET } else { code };
+                }
+            }
+        }
+    }
+    Ok(code.into())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use pagetax_core::budget::{Budget, Ledger};
+    use pagetax_core::counter::{Provenance, Reading};
+    use pagetax_core::machine::Sink;
+
+    /// A run of a small job that a made-up host saw.
+    pub fn small_run() -> Run {
+        let job = Job::builtin("tlb-gather").unwrap();
+        let spec = crate::machines::open("null").unwrap().spec();
+        let plan = job.resolve(&Params::new(), &spec, None).unwrap();
+        let mut sink = Recording::new(&plan, &spec);
+        sink.counter("wall_ns", Reading::Measured(1_000_000));
+        sink.counter("minor_fault_count", Reading::Measured(3));
+        sink.counter("resident_bytes_max", Reading::Measured(2 << 20));
+        sink.counter("tlb_miss_count", Reading::Missing("no PMU here".into()));
+        let mut faults = hdrhistogram::Histogram::new(3).unwrap();
+        (1..=100).for_each(|us| faults.record(us * 1000).unwrap());
+        sink.latency("minor_fault", &faults, Provenance::Measured);
+        let mut cpu = Ledger::new(900_000);
+        cpu.row("compute", Reading::Measured(600_000), "getrusage");
+        cpu.row("swap", Reading::Missing("no samples".into()), "");
+        sink.budget(Budget::new(cpu, Ledger::new(1_000_000)));
+        sink.sample(10, &[("minor_fault_count", 3)]);
+        sink.phase("fill", 0, 700, &[("minor_fault_count", Reading::Measured(3))]);
+        sink.finish()
+    }
+
+    #[test]
+    fn the_report_says_measured_missing_and_unexplained() {
+        let text = report::render(&small_run());
+        let line = |id: &str| text.lines().find(|l| l.trim_start().starts_with(id)).unwrap();
+        assert!(line("minor_fault_count").contains("3  measured"), "{text}");
+        assert!(line("tlb_miss_count").contains("–  missing"), "{text}");
+        assert!(line("tlb_miss_count").contains("no PMU here"), "{text}");
+        assert!(line("unexplained").contains("300 µs"), "{text}");
+        assert!(line("fill").contains("700 ns"), "{text}");
+    }
+
+    #[test]
+    fn several_runs_stand_beside_each_other() {
+        let mut other = small_run();
+        other.machine.name = "sim:other".into();
+        other.machine.kind = pagetax_core::machine::MachineKind::Sim;
+        other.counters.remove("minor_fault_count");
+        let text = columns::render(&[small_run(), other]);
+        let faults = text.lines().find(|l| l.contains("minor_fault_count")).unwrap();
+        assert_eq!(faults.split_whitespace().collect::<Vec<_>>(), ["minor_fault_count", "3", "–"]);
+        assert!(text.contains("measured") && text.contains("modeled"), "{text}");
+    }
+
+    #[test]
+    fn csv_has_counters_phases_and_series() {
+        let text = csv::render(&[small_run()]).unwrap();
+        let has = |line: &str| assert!(text.lines().any(|l| l == line), "{line} in {text}");
+        has("tlb-gather,null,,,minor_fault_count,measured,3,,,");
+        has("tlb-gather,null,,,tlb_miss_count,missing,,,,no PMU here");
+        has("tlb-gather,null,fill,,minor_fault_count,measured,3,,,");
+        has("tlb-gather,null,,10,minor_fault_count,measured,3,,,");
+    }
+
+    #[test]
+    fn json_is_one_document() {
+        let read = |text: String| serde_json::from_str::<serde_json::Value>(&text).unwrap();
+        let one = read(json(&[small_run()]).unwrap());
+        assert_eq!((one["schema"].as_u64(), one["kind"].as_str()), (Some(1), Some("run")));
+        let two = read(json(&[small_run(), small_run()]).unwrap());
+        assert_eq!(two["runs"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn settings_need_a_name() {
+        assert_eq!(parse_setting("size = 64M").unwrap(), ("size".into(), "64M".into()));
+        assert!(parse_setting("=3").is_err());
+        assert!(parse_setting("size").is_err());
+        assert!(parse_interval("0s").is_err());
+    }
+}

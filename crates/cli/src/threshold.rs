@@ -1,0 +1,265 @@
+//! `--fail-if 'p99_fault_ns>20000'`: thresholds over a report, for scripts and CI.
+//!
+//! Invariant: what cannot be judged never passes. An id that no report can have is refused before
+//! the run; a reading that this run does not have is a failure of its own.
+
+use anyhow::{Result, anyhow, bail};
+use pagetax_core::budget::{CPU_ROWS, TimeRow, WALL_ROWS};
+use pagetax_core::counter::{COUNTERS, Provenance, Unit, UnitReading};
+use pagetax_core::job::nearest;
+use pagetax_core::quantity::{Dimension, Params, evaluate};
+use pagetax_core::report::{Latency, Run};
+
+/// Kinds of latency that machines report; `fault` is minor and major together.
+const LATENCY_KINDS: &[&str] = &["fault", "major_fault", "minor_fault", "page_in"];
+const LATENCY_STATISTICS: &[&str] = &["min", "mean", "p50", "p90", "p99", "max"];
+/// Two characters before one, so that `<=` is not read as `<`.
+const OPERATORS: &[&str] = &["<=", ">=", "==", "!=", "<", ">"];
+
+/// One threshold: fails the run when it holds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Threshold {
+    id: String,
+    operator: &'static str,
+    limit: f64,
+    text: String,
+}
+
+/// What became of a threshold.
+#[derive(Debug, PartialEq)]
+pub enum Verdict {
+    /// It does not hold: all is well.
+    Passed,
+    /// It holds; with the sentence that says so.
+    Failed(String),
+    /// There is no such reading in this report; with the reason.
+    NotJudged(String),
+}
+
+impl std::str::FromStr for Threshold {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let Some((at, operator)) = find_operator(text) else {
+            bail!("`{text}` compares nothing; write for example 'p99_fault_ns>20000'");
+        };
+        let (id, limit) = (text[..at].trim(), text[at + operator.len()..].trim());
+        let unit = unit_of(id).ok_or_else(|| unknown(id))?;
+        let quantity = evaluate(limit, &Params::new())?;
+        let fits = match (unit, quantity.dimension) {
+            (_, Dimension::Number) => true,
+            (Unit::Ns, dimension) => dimension == Dimension::Time,
+            (Unit::Bytes, dimension) => dimension == Dimension::Size,
+            (Unit::Count, _) => false,
+        };
+        if !fits {
+            bail!("`{limit}` is no limit for {id}; give a plain number or one in its unit");
+        }
+        Ok(Threshold { id: id.into(), operator, limit: quantity.value, text: text.into() })
+    }
+}
+
+fn find_operator(text: &str) -> Option<(usize, &'static str)> {
+    let at = text.find(['<', '>', '=', '!'])?;
+    OPERATORS.iter().find(|op| text[at..].starts_with(**op)).map(|op| (at, *op))
+}
+
+/// All ids that a threshold may name.
+fn known_ids() -> Vec<String> {
+    let counters = COUNTERS.iter().map(|counter| counter.id.to_string());
+    let latencies = LATENCY_KINDS.iter().flat_map(|kind| {
+        LATENCY_STATISTICS.iter().map(move |statistic| format!("{statistic}_{kind}_ns"))
+    });
+    let rows = |ledger: &'static str, rows: &'static [(&str, &str)]| {
+        let ids = rows.iter().map(|(id, _)| *id).chain(["unexplained"]);
+        ids.map(move |id| format!("{ledger}_{id}_ns"))
+    };
+    let budget = rows("cpu", CPU_ROWS).chain(rows("wall", WALL_ROWS));
+    counters.chain(latencies).chain(budget).collect()
+}
+
+/// The unit of a known id.
+fn unit_of(id: &str) -> Option<Unit> {
+    if let Some(counter) = pagetax_core::counter::counter(id) {
+        return Some(counter.unit);
+    }
+    known_ids().iter().any(|known| known == id).then_some(Unit::Ns)
+}
+
+fn unknown(id: &str) -> anyhow::Error {
+    let known = known_ids();
+    let remedy = match nearest(id, known.iter().map(String::as_str)) {
+        Some(near) => format!("did you mean `{near}`? "),
+        None => String::new(),
+    };
+    let counters: Vec<_> = COUNTERS.iter().map(|counter| counter.id).collect();
+    let rows = |rows: &[(&str, &str)]| rows.iter().map(|(id, _)| *id).collect::<Vec<_>>().join("|");
+    anyhow!(
+        "no reading is called `{id}`\n  remedy: {remedy}Known are {}; ({})_({})_ns; \
+         cpu_({}|unexplained)_ns; wall_({}|unexplained)_ns",
+        counters.join(", "),
+        LATENCY_STATISTICS.join("|"),
+        LATENCY_KINDS.join("|"),
+        rows(CPU_ROWS),
+        rows(WALL_ROWS)
+    )
+}
+
+impl Threshold {
+    /// Whether it asks for latencies of single faults, which are measured only on request.
+    pub fn needs_fault_latency(&self) -> bool {
+        self.id.ends_with("fault_ns") && split_latency(&self.id).is_some()
+    }
+
+    /// Looks at a report.
+    pub fn judge(&self, run: &Run) -> Verdict {
+        let (value, provenance) = match self.look_up(run) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Verdict::Passed,
+            Err(why) => {
+                let machine = &run.machine.name;
+                return Verdict::NotJudged(format!("{} on {machine}: {why}", self.text));
+            }
+        };
+        let holds = match self.operator {
+            "<" => value < self.limit,
+            "<=" => value <= self.limit,
+            ">" => value > self.limit,
+            ">=" => value >= self.limit,
+            "==" => value == self.limit,
+            _ => value != self.limit,
+        };
+        match holds {
+            false => Verdict::Passed,
+            true => Verdict::Failed(format!(
+                "{} on {}: {} is {value} ({provenance})",
+                self.text, run.machine.name, self.id
+            )),
+        }
+    }
+
+    /// The value; none where there was nothing to measure, as the latency of no major fault at all.
+    fn look_up(&self, run: &Run) -> Result<Option<(f64, Provenance)>, String> {
+        if let Some((statistic, kind)) = split_latency(&self.id) {
+            return match run.latency.get(kind) {
+                Some(latency) => {
+                    Ok(Some((statistic_of(latency, statistic) as f64, latency.provenance)))
+                }
+                None if none_happened(run, kind) => Ok(None),
+                None => Err("this run measured no such latency".into()),
+            };
+        }
+        if let Some((ledger, row)) = split_budget(&self.id) {
+            return look_up_budget(run, ledger, row).map(Some);
+        }
+        let reading = run.counters.get(&self.id).ok_or("this machine does not count it")?;
+        value_of(reading).map(Some)
+    }
+}
+
+/// Whether the run counted the events of this kind, and there were none.
+fn none_happened(run: &Run, kind: &str) -> bool {
+    let zero = |id: &str| run.counters.get(id).is_some_and(|reading| reading.value == Some(0));
+    match kind {
+        "fault" => zero("minor_fault_count") && zero("major_fault_count"),
+        kind => zero(&format!("{kind}_count")),
+    }
+}
+
+fn value_of(reading: &UnitReading) -> Result<(f64, Provenance), String> {
+    match (reading.value, &reading.why) {
+        (Some(value), _) => Ok((value as f64, reading.provenance)),
+        (None, why) => Err(format!("the reading is missing: {}", why.as_deref().unwrap_or("?"))),
+    }
+}
+
+fn look_up_budget(run: &Run, ledger: &str, row: &str) -> Result<(f64, Provenance), String> {
+    let budget = run.budget.as_ref().ok_or("this run has no budget")?;
+    let (rows, unexplained): (&[TimeRow], i64) = match ledger {
+        "cpu" => (&budget.cpu, budget.cpu_unexplained_ns),
+        _ => (&budget.wall, budget.wall_unexplained_ns),
+    };
+    if row == "unexplained" {
+        return Ok((unexplained as f64, Provenance::Derived));
+    }
+    let row = rows.iter().find(|known| known.id == row).ok_or("the budget has no such row")?;
+    match row.ns {
+        Some(ns) => Ok((ns as f64, row.provenance)),
+        None => Err(format!("the reading is missing: {}", row.how)),
+    }
+}
+
+/// `p99_minor_fault_ns` as (`p99`, `minor_fault`).
+fn split_latency(id: &str) -> Option<(&str, &str)> {
+    let (statistic, kind) = id.strip_suffix("_ns")?.split_once('_')?;
+    let known = LATENCY_STATISTICS.contains(&statistic) && LATENCY_KINDS.contains(&kind);
+    known.then_some((statistic, kind))
+}
+
+/// `cpu_translation_ns` as (`cpu`, `translation`).
+fn split_budget(id: &str) -> Option<(&str, &str)> {
+    id.strip_suffix("_ns")?.split_once('_').filter(|(ledger, _)| ["cpu", "wall"].contains(ledger))
+}
+
+fn statistic_of(latency: &Latency, statistic: &str) -> u64 {
+    match statistic {
+        "min" => latency.min_ns,
+        "mean" => latency.mean_ns,
+        "p50" => latency.p50_ns,
+        "p90" => latency.p90_ns,
+        "p99" => latency.p99_ns,
+        _ => latency.max_ns,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::tests::small_run;
+    use pagetax_core::counter::{Reading, put};
+
+    fn judge(text: &str) -> Verdict {
+        text.parse::<Threshold>().unwrap().judge(&small_run())
+    }
+
+    #[test]
+    fn counters_latency_and_budget_rows_are_judged() {
+        assert_eq!(judge("minor_fault_count < 3"), Verdict::Passed);
+        assert!(matches!(judge("minor_fault_count>=3"), Verdict::Failed(_)));
+        assert!(matches!(judge("p99_fault_ns>1us"), Verdict::Failed(_)));
+        assert_eq!(judge("p99_fault_ns>1s"), Verdict::Passed);
+        assert!(matches!(judge("cpu_compute_ns>100us"), Verdict::Failed(_)));
+        assert!(matches!(judge("cpu_unexplained_ns!=0"), Verdict::Failed(_)));
+        let Verdict::Failed(text) = judge("resident_bytes_max>1M") else { panic!() };
+        assert!(text.contains("is 2097152 (measured)"), "{text}");
+    }
+
+    #[test]
+    fn what_is_missing_does_not_pass() {
+        let Verdict::NotJudged(why) = judge("tlb_miss_count>0") else { panic!() };
+        assert!(why.contains("no PMU"), "{why}");
+        assert!(matches!(judge("p99_page_in_ns>0"), Verdict::NotJudged(_)));
+        assert!(matches!(judge("cpu_swap_ns>0"), Verdict::NotJudged(_)));
+        assert!(matches!(judge("page_out_count>0"), Verdict::NotJudged(_)));
+        assert!(matches!(judge("max_major_fault_ns>0"), Verdict::NotJudged(_)));
+    }
+
+    #[test]
+    fn no_fault_was_no_slow_fault() {
+        let mut run = small_run();
+        put(&mut run.counters, "major_fault_count", Reading::Measured(0));
+        let threshold = "max_major_fault_ns>0".parse::<Threshold>().unwrap();
+        assert_eq!(threshold.judge(&run), Verdict::Passed);
+    }
+
+    #[test]
+    fn mistakes_are_refused_with_a_remedy() {
+        let refuse = |text: &str| text.parse::<Threshold>().unwrap_err().to_string();
+        assert!(refuse("p99_falt_ns>1").contains("did you mean `p99_fault_ns`?"));
+        assert!(refuse("nonsense>1").contains("Known are access_count"));
+        assert!(refuse("wall_ns").contains("compares nothing"));
+        assert!(refuse("wall_ns>2M").contains("no limit for wall_ns"));
+        assert!(refuse("wall_ns>-1").contains("`-1`"));
+        assert!(refuse("wall_ns=1").contains("compares nothing"));
+    }
+}
