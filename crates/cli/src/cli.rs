@@ -1,14 +1,15 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::{exit, jobs, manual, run};
+use crate::{exit, jobs, machines, manual, run};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
+  pagetax run tlb-gather                 run a built-in job on this machine
   pagetax jobs                           list the built-in jobs
-  pagetax jobs show vmtest               read one";
+  pagetax machines                       list what they can run on";
 
 /// What virtual memory costs a program, and how to stop paying
 #[derive(Debug, Parser)]
@@ -28,6 +29,7 @@ pub struct Cli {
 pub enum Command {
     Run(run::Args),
     Jobs(jobs::Args),
+    Machines(machines::Args),
     #[command(hide = true)]
     Man(manual::ManArgs),
     #[command(hide = true)]
@@ -40,6 +42,7 @@ impl Command {
         match self {
             Command::Run(args) => run::run(args),
             Command::Jobs(args) => jobs::run(args),
+            Command::Machines(args) => machines::run(args),
             Command::Man(args) => manual::man(args),
             Command::Completions(args) => manual::completions(args),
         }

@@ -5,7 +5,7 @@ use crate::threshold::{Threshold, Verdict};
 use crate::{exit, jobs, machines};
 use anyhow::{Result, anyhow, bail};
 use pagetax_core::job::Job;
-use pagetax_core::machine::{Machine, RunError, Unmet};
+use pagetax_core::machine::{Machine, RunError, Sink, Unmet};
 use pagetax_core::plan::Plan;
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run, SCHEMA, Warning};
@@ -131,19 +131,20 @@ impl Case {
         let mut progress = Progress::start(&format!("{} on {}", self.plan.job.name, spec.name));
         let mut recording =
             Recording::new(&self.plan, &spec).on_progress(|done| progress.update(done));
+        self.lacking.iter().for_each(|unmet| recording.warning(warning_of(unmet)));
         let error = self.machine.run(&self.plan, &mut recording).err();
-        let mut run = recording.finish();
-        run.warnings.extend(self.lacking.iter().map(warning_of));
         if let Some(error) = &error {
-            run.warnings.push(Warning {
+            recording.warning(Warning {
                 id: "ended_early".into(),
                 text: format!("this run ended early: {error}"),
                 remedy: "take none of its numbers for those of a whole run".into(),
             });
         }
-        (run, error)
+        (recording.finish(), error)
     }
 }
+
+/// A machine may say the same of itself while it runs; equal warnings are kept once.
 
 fn warning_of(unmet: &Unmet) -> Warning {
     let Unmet { what, remedy, .. } = unmet.clone();
@@ -217,7 +218,6 @@ pub mod tests {
     use super::*;
     use pagetax_core::budget::{Budget, Ledger};
     use pagetax_core::counter::{Provenance, Reading};
-    use pagetax_core::machine::Sink;
 
     /// A run of a small job that a made-up host saw.
     pub fn small_run() -> Run {
