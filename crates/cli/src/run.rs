@@ -249,7 +249,7 @@ pub mod tests {
         assert!(line("tlb_miss_count").contains("–  missing"), "{text}");
         assert!(line("tlb_miss_count").contains("no PMU here"), "{text}");
         assert!(line("unexplained").contains("300 µs"), "{text}");
-        assert!(line("fill").contains("700 ns"), "{text}");
+        assert!(line("length").contains("700 ns"), "{text}");
     }
 
     #[test]

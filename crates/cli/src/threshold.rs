@@ -88,14 +88,14 @@ fn unit_of(id: &str) -> Option<Unit> {
 
 fn unknown(id: &str) -> anyhow::Error {
     let known = known_ids();
-    let remedy = match nearest(id, known.iter().map(String::as_str)) {
-        Some(near) => format!("did you mean `{near}`? "),
-        None => String::new(),
-    };
+    let wrong = format!("no reading is called `{id}`");
+    if let Some(near) = nearest(id, known.iter().map(String::as_str)) {
+        return anyhow!("{wrong}\n  remedy: did you mean `{near}`?");
+    }
     let counters: Vec<_> = COUNTERS.iter().map(|counter| counter.id).collect();
     let rows = |rows: &[(&str, &str)]| rows.iter().map(|(id, _)| *id).collect::<Vec<_>>().join("|");
     anyhow!(
-        "no reading is called `{id}`\n  remedy: {remedy}Known are {}; ({})_({})_ns; \
+        "{wrong}\n  remedy: use one of {}; ({})_({})_ns; \
          cpu_({}|unexplained)_ns; wall_({}|unexplained)_ns",
         counters.join(", "),
         LATENCY_STATISTICS.join("|"),
@@ -256,7 +256,7 @@ mod tests {
     fn mistakes_are_refused_with_a_remedy() {
         let refuse = |text: &str| text.parse::<Threshold>().unwrap_err().to_string();
         assert!(refuse("p99_falt_ns>1").contains("did you mean `p99_fault_ns`?"));
-        assert!(refuse("nonsense>1").contains("Known are access_count"));
+        assert!(refuse("nonsense>1").contains("use one of access_count"));
         assert!(refuse("wall_ns").contains("compares nothing"));
         assert!(refuse("wall_ns>2M").contains("no limit for wall_ns"));
         assert!(refuse("wall_ns>-1").contains("`-1`"));

@@ -4,6 +4,7 @@ use super::{budget, text};
 use pagetax_core::counter::{Counters, Unit, counter};
 use pagetax_core::machine::MachineKind;
 use pagetax_core::report::{Latency, ReportMachine, ReportPhase, Run, Table, Warning};
+use std::collections::BTreeSet;
 
 /// The whole report.
 pub fn render(run: &Run) -> String {
@@ -29,17 +30,17 @@ pub fn trust(machine: &ReportMachine) -> &'static str {
     }
 }
 
-/// Job, parameters and machine: one line each.
+/// Job, parameters and machine.
 fn title(run: &Run) -> String {
-    let params: Vec<_> = run.job.params.iter().map(|(key, v)| format!("{key}={v}")).collect();
+    let params = run.job.params.iter().map(|(key, value)| format!("{key}={value} "));
     let bold = anstyle::Style::new().bold();
     format!(
-        "{bold}{}{bold:#} on {} ({}): {}\n  {} seed={}\n",
+        "{bold}{}{bold:#} on {} ({}): {}\n  {}seed={}\n",
         run.job.name,
         run.machine.name,
         trust(&run.machine),
         text::value(Unit::Ns, run.wall_ns),
-        params.join(" "),
+        params.collect::<String>(),
         run.job.seed,
     )
 }
@@ -62,26 +63,33 @@ fn counters(counters: &Counters) -> String {
     text::heading("Counters") + &text::table(&["", "value", "provenance", "meaning"], &[1], rows)
 }
 
+/// A column for each phase; counters that no phase moved are left to the whole run's table.
 fn phases(phases: &[ReportPhase]) -> String {
     if phases.is_empty() {
         return String::new();
     }
-    // The counters that any phase has, in the order of their names.
-    let mut ids: Vec<&String> = phases.iter().flat_map(|phase| phase.counters.keys()).collect();
-    ids.sort();
-    ids.dedup();
-    let headings: Vec<&str> =
-        ["", "start", "length"].into_iter().chain(ids.iter().map(|id| id.as_str())).collect();
-    let rows = phases.iter().map(|phase| {
-        let length = phase.end_ns.saturating_sub(phase.start_ns);
-        let times = [phase.start_ns, length].map(|ns| text::value(Unit::Ns, ns));
-        let readings = ids
-            .iter()
-            .map(|id| phase.counters.get(*id).map_or(text::MISSING.into(), text::reading));
-        [phase.name.clone()].into_iter().chain(times).chain(readings).collect()
-    });
+    let line = |name: &str, cell: &dyn Fn(&ReportPhase) -> String| -> Vec<String> {
+        [name.to_string()].into_iter().chain(phases.iter().map(cell)).collect()
+    };
+    let length = |phase: &ReportPhase| phase.end_ns.saturating_sub(phase.start_ns);
+    let mut rows = vec![
+        line("start", &|phase| text::value(Unit::Ns, phase.start_ns)),
+        line("length", &|phase| text::value(Unit::Ns, length(phase))),
+    ];
+    let moved = |phase: &ReportPhase| {
+        let of = phase.counters.iter().filter(|(_, reading)| reading.value != Some(0));
+        of.map(|(id, _)| id.clone()).collect::<Vec<_>>()
+    };
+    let ids: BTreeSet<String> = phases.iter().flat_map(moved).collect();
+    for id in ids.iter().filter(|id| *id != "wall_ns") {
+        rows.push(line(id, &|phase| {
+            phase.counters.get(id).map_or(text::MISSING.into(), text::reading)
+        }));
+    }
+    let names = phases.iter().map(|phase| phase.name.as_str());
+    let headings: Vec<&str> = [""].into_iter().chain(names).collect();
     let numeric: Vec<_> = (1..headings.len()).collect();
-    text::heading("Phases") + &text::table(&headings, &numeric, rows.collect())
+    text::heading("Phases") + &text::table(&headings, &numeric, rows)
 }
 
 fn latencies(run: &Run) -> String {
