@@ -145,7 +145,6 @@ impl Case {
 }
 
 /// A machine may say the same of itself while it runs; equal warnings are kept once.
-
 fn warning_of(unmet: &Unmet) -> Warning {
     let Unmet { what, remedy, .. } = unmet.clone();
     Warning { id: "unmet".into(), text: what, remedy }
