@@ -50,12 +50,12 @@ pub enum Replacement {
 
 impl Replacement {
     /// No frames yet.
-    pub fn new(policy: Policy, seed: u64) -> Self {
+    pub fn new(policy: Policy) -> Self {
         let queue = |second_chance| Replacement::Queue { queue: Queue::default(), second_chance };
         match policy {
             Policy::Fifo => queue(false),
             Policy::SecondChance => queue(true),
-            Policy::OldestOf(drawn) => Replacement::Sample(Sample::new(drawn, seed)),
+            Policy::OldestOf(drawn) => Replacement::Sample(Sample::new(drawn)),
         }
     }
 
@@ -77,7 +77,11 @@ impl Replacement {
 
     /// Chooses and removes a victim; none if no frame is evictable. `take_referenced` reads and
     /// clears the referenced bit of a frame's page.
-    pub fn victim(&mut self, mut take_referenced: impl FnMut(Frame) -> bool) -> Option<Frame> {
+    pub fn victim(
+        &mut self,
+        rng: &mut Rng,
+        mut take_referenced: impl FnMut(Frame) -> bool,
+    ) -> Option<Frame> {
         match self {
             Replacement::Queue { queue, second_chance } => {
                 let mut victim = queue.first()?;
@@ -89,7 +93,7 @@ impl Replacement {
                 queue.unlink(victim);
                 Some(victim)
             }
-            Replacement::Sample(sample) => sample.victim(take_referenced),
+            Replacement::Sample(sample) => sample.victim(rng, take_referenced),
         }
     }
 }
@@ -145,7 +149,6 @@ impl Queue {
 #[derive(Debug, Clone)]
 pub struct Sample {
     drawn: u32,
-    rng: Rng,
     now: u64,
     /// (frame, loaded or last seen in use), in no order.
     members: Vec<(Frame, u64)>,
@@ -154,9 +157,9 @@ pub struct Sample {
 }
 
 impl Sample {
-    fn new(drawn: u32, seed: u64) -> Self {
+    fn new(drawn: u32) -> Self {
         let (members, positions) = (Vec::new(), Vec::new());
-        Sample { drawn, rng: Rng::new(seed), now: 0, members, positions }
+        Sample { drawn, now: 0, members, positions }
     }
 
     fn insert(&mut self, frame: Frame) {
@@ -176,11 +179,15 @@ impl Sample {
         }
     }
 
-    fn victim(&mut self, mut take_referenced: impl FnMut(Frame) -> bool) -> Option<Frame> {
+    fn victim(
+        &mut self,
+        rng: &mut Rng,
+        mut take_referenced: impl FnMut(Frame) -> bool,
+    ) -> Option<Frame> {
         let len = self.members.len() as u64;
         let mut oldest: Option<(Frame, u64)> = None;
         for _ in 0..if len == 0 { 0 } else { self.drawn } {
-            let member = &mut self.members[self.rng.below(len) as usize];
+            let member = &mut self.members[rng.below(len) as usize];
             if self.drawn > 1 && take_referenced(member.0) {
                 self.now += 1;
                 member.1 = self.now;
@@ -198,16 +205,19 @@ impl Sample {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use pagetax_core::access::Rng;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
     /// Frames 0 to 3, of which 2 is pinned, 0 is referenced.
     fn victims(policy: Policy) -> Vec<Frame> {
-        let mut replacement = Replacement::new(policy, 1);
+        let mut replacement = Replacement::new(policy);
+        let mut rng = Rng::new(1);
         let mut referenced = BTreeSet::from([0]);
         (0..4).for_each(|frame| replacement.insert(frame));
         replacement.remove(2);
-        std::iter::from_fn(|| replacement.victim(|frame| referenced.remove(&frame))).collect()
+        std::iter::from_fn(|| replacement.victim(&mut rng, |frame| referenced.remove(&frame)))
+            .collect()
     }
 
     #[test]
@@ -222,9 +232,10 @@ pub(crate) mod tests {
     #[test]
     fn more_draws_come_closer_to_the_oldest() {
         let mean_age = |drawn| {
-            let mut replacement = Replacement::new(Policy::OldestOf(drawn), 3);
+            let mut replacement = Replacement::new(Policy::OldestOf(drawn));
+            let mut rng = Rng::new(3);
             (0..1000).for_each(|frame| replacement.insert(frame));
-            let victims = (0..200).map(|_| replacement.victim(|_| false).unwrap() as u64);
+            let victims = (0..200).map(|_| replacement.victim(&mut rng, |_| false).unwrap() as u64);
             victims.sum::<u64>() / 200
         };
         assert!(mean_age(1) > 400);
@@ -242,14 +253,15 @@ pub(crate) mod tests {
             steps in proptest::collection::vec((0u8..3, 0u32..20, any::<u64>()), 1..200),
             policy in any_policy(),
         ) {
-            let (mut replacement, mut known) = (Replacement::new(policy, 5), BTreeSet::new());
+            let (mut replacement, mut known) = (Replacement::new(policy), BTreeSet::new());
+            let mut rng = Rng::new(5);
             for (step, frame, mut bits) in steps {
                 match (step, known.contains(&frame)) {
                     (0, false) => { replacement.insert(frame); known.insert(frame); }
                     (1, true) => { replacement.remove(frame); known.remove(&frame); }
                     (2, _) => {
                         let take_bit = |_| { bits >>= 1; bits & 1 == 1 };
-                        match replacement.victim(take_bit) {
+                        match replacement.victim(&mut rng, take_bit) {
                             Some(victim) => prop_assert!(known.remove(&victim)),
                             None => prop_assert!(known.is_empty()),
                         }

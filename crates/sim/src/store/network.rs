@@ -75,7 +75,10 @@ pub enum NetworkModelError {
 }
 
 impl NetworkModel {
-    /// Whether such a network can be.
+    /// Whether there can be such a network.
+    ///
+    /// # Errors
+    /// The first constant that is impossible.
     pub fn check(&self, page_bytes: u64) -> Result<(), NetworkModelError> {
         if !self.server_bytes.iter().any(|bytes| *bytes >= page_bytes) {
             return Err(NetworkModelError::NoServer);
@@ -132,7 +135,6 @@ struct Room {
 #[derive(Debug, Clone)]
 pub struct Network {
     model: NetworkModel,
-    rng: Rng,
     servers: Vec<Room>,
     /// Where the round robin stands.
     next: usize,
@@ -140,12 +142,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// All servers empty, none found yet.
-    pub fn new(model: NetworkModel, page_bytes: u64, seed: u64) -> Result<Self, NetworkModelError> {
-        model.check(page_bytes)?;
+    /// All servers empty, none found yet. The model has passed [`NetworkModel::check`].
+    pub fn new(model: NetworkModel, page_bytes: u64) -> Self {
+        debug_assert_eq!(model.check(page_bytes), Ok(()));
         let room = |bytes: &u64| Room { capacity: bytes / page_bytes, used: 0 };
         let servers = model.server_bytes.iter().map(room).collect();
-        Ok(Network { model, rng: Rng::new(seed), servers, next: 0, discovered: false })
+        Network { model, servers, next: 0, discovered: false }
     }
 
     /// Pages on each server, and how many it has room for.
@@ -185,36 +187,37 @@ impl Network {
     }
 
     /// Sends a page out and waits until it has arrived.
-    pub fn page_out_ns(&mut self) -> u64 {
-        self.model.page_out_ns_min + self.jitter_ns(self.model.page_out_jitter_ns_mean)
+    pub fn page_out_ns(&self, rng: &mut Rng) -> u64 {
+        self.model.page_out_ns_min + jitter_ns(rng, self.model.page_out_jitter_ns_mean)
     }
 
     /// Fetches a page.
-    pub fn page_in(&mut self) -> PageIn {
+    pub fn page_in(&self, rng: &mut Rng) -> PageIn {
         let (mut waited_ns, mut exchanges) = (0, 0);
         while waited_ns <= self.model.spin_ns_max {
             waited_ns += self.model.exchange_ns_min.max(1)
-                + self.jitter_ns(self.model.exchange_jitter_ns_mean);
+                + jitter_ns(rng, self.model.exchange_jitter_ns_mean);
             let loss_ppm =
                 if exchanges == 0 { self.model.loss_ppm } else { self.model.loss_again_ppm };
             exchanges += 1;
-            if self.rng.below(PPM) >= loss_ppm {
+            if rng.below(PPM) >= loss_ppm {
                 break;
             }
         }
         let spin_ns = waited_ns.min(self.model.spin_ns_max);
-        let sleep_ns = if waited_ns > spin_ns { self.sleep_ns() } else { 0 };
+        let sleep_ns = if waited_ns > spin_ns { self.sleep_ns(rng) } else { 0 };
         PageIn { spin_ns, sleep_ns: sleep_ns.max(waited_ns - spin_ns), exchanges }
     }
 
-    fn sleep_ns(&mut self) -> u64 {
+    fn sleep_ns(&self, rng: &mut Rng) -> u64 {
         let (min, max) = (self.model.sleep_ns_min, self.model.sleep_ns_max);
-        min + self.rng.below(max - min + 1)
+        min + rng.below(max - min + 1)
     }
+}
 
-    fn jitter_ns(&mut self, mean_ns: u64) -> u64 {
-        self.rng.below(2 * mean_ns + 1)
-    }
+/// Uniform from 0 to twice its mean.
+pub(crate) fn jitter_ns(rng: &mut Rng, mean_ns: u64) -> u64 {
+    rng.below(2 * mean_ns + 1)
 }
 
 #[cfg(test)]
@@ -239,19 +242,20 @@ pub(crate) mod tests {
     }
 
     fn network(model: NetworkModel) -> Network {
-        Network::new(model, 8192, 1).unwrap()
+        Network::new(model, 8192)
     }
 
     #[test]
     fn a_lost_half_costs_a_second_exchange() {
-        let mut net = network(NetworkModel { loss_ppm: PPM, ..model(&[8192]) });
-        assert_eq!(net.page_in(), PageIn { spin_ns: 460_000, sleep_ns: 0, exchanges: 2 });
+        let net = network(NetworkModel { loss_ppm: PPM, ..model(&[8192]) });
+        let mut rng = Rng::new(1);
+        assert_eq!(net.page_in(&mut rng), PageIn { spin_ns: 460_000, sleep_ns: 0, exchanges: 2 });
     }
 
     #[test]
     fn what_does_not_come_while_spinning_is_slept_for() {
         let jam = NetworkModel { loss_ppm: PPM, loss_again_ppm: PPM, ..model(&[8192]) };
-        let page_in = network(jam).page_in();
+        let page_in = network(jam).page_in(&mut Rng::new(1));
         assert_eq!((page_in.spin_ns, page_in.exchanges), (800_000, 4));
         assert!((10_000_000..=50_000_000).contains(&page_in.sleep_ns));
     }

@@ -6,8 +6,8 @@
 //! are in a frame, on a server, or both.
 
 use crate::kernel::replacement::{Frame, Policy, Replacement};
-use crate::store::network::{Network, NetworkModel, NetworkModelError, Server, ServersFull};
-use pagetax_core::access::{Rng, derive_seed};
+use crate::store::network::{Network, NetworkModel, Server, ServersFull, jitter_ns};
+use pagetax_core::access::Rng;
 
 /// Constants of the client. Times in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,6 +63,18 @@ pub enum MemoryError {
     AllLocked(u32),
 }
 
+impl MemoryError {
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            MemoryError::ServersFull(_) => {
+                "make the job smaller, or give the machine more or larger servers"
+            }
+            MemoryError::AllLocked(_) => "lock less at one time",
+        }
+    }
+}
+
 /// The number of a page, given by [`Memory::add`].
 pub type Page = u32;
 
@@ -88,7 +100,6 @@ struct PageState {
 #[derive(Debug, Clone)]
 pub struct Memory {
     model: MemoryModel,
-    rng: Rng,
     network: Network,
     replacement: Replacement,
     pages: Vec<PageState>,
@@ -99,22 +110,17 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// An empty memory. `seed` decides jitter, losses and random victims.
-    ///
-    /// # Errors
-    /// If there can be no such network.
-    pub fn new(model: MemoryModel, seed: u64) -> Result<Self, NetworkModelError> {
-        let stream = |id| derive_seed(seed, id, 0, 0);
-        Ok(Memory {
-            rng: Rng::new(stream(0)),
-            network: Network::new(model.network.clone(), model.page_bytes, stream(1))?,
-            replacement: Replacement::new(model.replacement, stream(2)),
+    /// An empty memory. The model of its network has passed [`NetworkModel::check`].
+    pub fn new(model: MemoryModel) -> Self {
+        Memory {
+            network: Network::new(model.network.clone(), model.page_bytes),
+            replacement: Replacement::new(model.replacement),
             pages: Vec::new(),
             unused_pages: Vec::new(),
             frames: Vec::new(),
             free: Vec::new(),
             model,
-        })
+        }
     }
 
     /// A new page of zeros, not resident.
@@ -180,7 +186,7 @@ impl Memory {
         self.network.pages()
     }
 
-    /// Brings in a page that is not resident.
+    /// Brings in a page that is not resident. `rng` decides jitter, losses and random victims.
     ///
     /// # Errors
     /// If no other page can make room.
@@ -188,6 +194,7 @@ impl Memory {
         &mut self,
         page: Page,
         translations: &mut impl Translations,
+        rng: &mut Rng,
     ) -> Result<Arrival, MemoryError> {
         let mut arrival = Arrival {
             origin: Origin::Zeros,
@@ -199,16 +206,16 @@ impl Memory {
         };
         let frame = match self.unused_frame(page) {
             Some(frame) => frame,
-            None => self.reclaim(page, translations, &mut arrival)?,
+            None => self.reclaim(page, translations, rng, &mut arrival)?,
         };
         self.pages[page as usize].frame = Some(frame);
         self.replacement.insert(frame);
         if self.pages[page as usize].copy.is_some() {
-            let page_in = self.network.page_in();
+            let page_in = self.network.page_in(rng);
             arrival.origin = Origin::Server;
             (arrival.service_ns, arrival.sleep_ns) = (page_in.spin_ns, page_in.sleep_ns);
         } else {
-            let jitter_ns = self.rng.below(2 * self.model.zero_fill_jitter_ns_mean + 1);
+            let jitter_ns = jitter_ns(rng, self.model.zero_fill_jitter_ns_mean);
             arrival.service_ns = self.model.zero_fill_ns_min + jitter_ns;
         }
         Ok(arrival)
@@ -231,13 +238,14 @@ impl Memory {
         &mut self,
         page: Page,
         translations: &mut impl Translations,
+        rng: &mut Rng,
         arrival: &mut Arrival,
     ) -> Result<Frame, MemoryError> {
         let frames = &self.frames;
         let take_referenced = |frame| translations.take_referenced(frames[frame as usize]);
         let frame = self
             .replacement
-            .victim(take_referenced)
+            .victim(rng, take_referenced)
             .ok_or(MemoryError::AllLocked(self.model.resident_pages_max))?;
         let victim = std::mem::replace(&mut self.frames[frame as usize], page);
         let state = &mut self.pages[victim as usize];
@@ -248,7 +256,7 @@ impl Memory {
             if state.copy.is_none() {
                 state.copy = Some(self.network.place()?);
             }
-            arrival.page_out_ns = Some(self.network.page_out_ns());
+            arrival.page_out_ns = Some(self.network.page_out_ns(rng));
         }
         Ok(frame)
     }
@@ -259,11 +267,17 @@ mod tests {
     use super::*;
     use crate::kernel::replacement::tests::any_policy;
     use crate::store::network::tests::model as network;
+    use pagetax_core::access::Rng;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
     use std::ops::Range;
 
     const PAGE: u64 = 8192;
+
+    fn bring_in(memory: &mut Memory, page: Page, hw: &mut Written) -> Result<Arrival, MemoryError> {
+        let mut rng = Rng::new(page.into());
+        memory.bring_in(page, hw, &mut rng)
+    }
 
     /// Hardware that remembers which pages were written.
     #[derive(Default)]
@@ -288,7 +302,7 @@ mod tests {
             zero_fill_jitter_ns_mean: 20_000,
             network: network(&[server_pages * PAGE]),
         };
-        Memory::new(model, 1).unwrap()
+        Memory::new(model)
     }
 
     /// Touches each page; which of them arrived from where, and whether another had to go out.
@@ -301,7 +315,7 @@ mod tests {
         let mut arrivals = Vec::new();
         for page in pages {
             if !memory.is_resident(page) {
-                let arrival = memory.bring_in(page, hw).unwrap();
+                let arrival = bring_in(memory, page, hw).unwrap();
                 arrivals.push((arrival.origin, arrival.page_out_ns.is_some()));
             }
             if write {
@@ -330,7 +344,7 @@ mod tests {
         let (mut memory, mut hw) = (memory(1, 4, Policy::Fifo), Written::default());
         let discovery = (0..3).map(|_| {
             let page = memory.add();
-            let arrival = memory.bring_in(page, &mut hw).unwrap();
+            let arrival = bring_in(&mut memory, page, &mut hw).unwrap();
             assert!((30_000..=70_000).contains(&arrival.service_ns));
             hw.0.insert(page);
             arrival.discovery_ns
@@ -355,18 +369,18 @@ mod tests {
             full.add();
         }
         sweep(&mut full, &mut hw, 0..2, true);
-        assert!(matches!(full.bring_in(2, &mut hw), Err(MemoryError::ServersFull(_))));
+        assert!(matches!(bring_in(&mut full, 2, &mut hw), Err(MemoryError::ServersFull(_))));
         let mut locked = memory(2, 1, Policy::SecondChance);
         for _ in 0..3 {
             locked.add();
         }
         for page in 0..2 {
-            locked.bring_in(page, &mut hw).unwrap();
+            bring_in(&mut locked, page, &mut hw).unwrap();
             locked.pin(page);
         }
-        assert_eq!(locked.bring_in(2, &mut hw), Err(MemoryError::AllLocked(2)));
+        assert_eq!(bring_in(&mut locked, 2, &mut hw), Err(MemoryError::AllLocked(2)));
         locked.unpin(1);
-        assert!(locked.bring_in(2, &mut hw).is_ok() && locked.is_resident(0));
+        assert!(bring_in(&mut locked, 2, &mut hw).is_ok() && locked.is_resident(0));
     }
 
     fn check(memory: &Memory, hw: &Written, written: &BTreeSet<Page>) {
@@ -399,7 +413,7 @@ mod tests {
             let (mut written, mut pinned) = (BTreeSet::new(), BTreeSet::new());
             for (step, page) in steps {
                 if step <= 2 && !memory.is_resident(page) {
-                    let arrival = memory.bring_in(page, &mut hw).unwrap();
+                    let arrival = bring_in(&mut memory, page, &mut hw).unwrap();
                     prop_assert_eq!(arrival.origin == Origin::Server, written.contains(&page));
                 }
                 match step {

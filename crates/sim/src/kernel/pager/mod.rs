@@ -1,3 +1,387 @@
-//! Network memory.
+//! The network-memory kernel (NMS, 2003): a client whose memory is a cache of pages on servers.
+//!
+//! Faults are served one at a time by the client that faults, synchronously: zero-fill or page-in, and
+//! page-out of the victim before. That both ways are serial follows from the published rates
+//! (1/1000 s = page-in + page-out + user work). A page that does not come while the client spins puts
+//! it to sleep; so does the search for servers before the first page-out. Source: report 004.
+//! Invariant: memory that is copied on write is copied before anybody writes to it.
 
 pub mod memory;
+pub mod model;
+mod preflight;
+pub mod spaces;
+
+use crate::accesses::Accesses;
+use crate::cx::{CpuRow, Cx, Wait, WallRow};
+use crate::kernel::{Epilogue, Kernel, Step};
+use crate::mmu::{PageTables, Pte, SpaceId};
+use crate::tally::{CounterId, Tally};
+use memory::{Arrival, Memory, Origin, Page, Translations};
+use model::PagerModel;
+use pagetax_core::counter::{Provenance, Reading};
+use pagetax_core::machine::Unmet;
+use pagetax_core::plan::{Advice, Plan, Region, RegionId};
+use pagetax_core::report::Table;
+use pagetax_core::units::Bytes;
+use spaces::{Area, Mapped, Place, Spaces};
+
+const MINOR_FAULTS: CounterId = CounterId::of("minor_fault_count");
+const MAJOR_FAULTS: CounterId = CounterId::of("major_fault_count");
+const COW_FAULTS: CounterId = CounterId::of("cow_fault_count");
+const PAGES_IN: CounterId = CounterId::of("page_in_count");
+const PAGES_OUT: CounterId = CounterId::of("page_out_count");
+const EVICTIONS: CounterId = CounterId::of("reclaim_steal_count");
+const RESIDENT_BYTES: CounterId = CounterId::of("resident_bytes_max");
+const LOCKED_BYTES: CounterId = CounterId::of("locked_bytes_max");
+
+/// Service latencies of an interval, as report 004 draws them: minimum and mean.
+#[derive(Debug, Clone, Copy, Default)]
+struct IntervalLatency {
+    count: u64,
+    sum_ns: u64,
+    min_ns: u64,
+}
+
+impl IntervalLatency {
+    fn record(&mut self, ns: u64) {
+        self.min_ns = if self.count == 0 { ns } else { self.min_ns.min(ns) };
+        self.count += 1;
+        self.sum_ns += ns;
+    }
+}
+
+/// The kernel of a client.
+#[derive(Debug, Clone)]
+pub struct Pager {
+    model: PagerModel,
+    memory: Memory,
+    spaces: Spaces,
+    locked_pages: u64,
+    latency: IntervalLatency,
+    /// What the last fault brought in: the access that wanted it is no second use of it.
+    fresh: Option<Page>,
+}
+
+impl Pager {
+    /// A client with empty memory and empty servers.
+    pub fn new(model: PagerModel) -> Self {
+        Pager {
+            memory: Memory::new(model.memory.clone()),
+            spaces: Spaces::new(model.page.bytes()),
+            locked_pages: 0,
+            latency: IntervalLatency::default(),
+            fresh: None,
+            model,
+        }
+    }
+
+    fn page_bytes(&self) -> u64 {
+        self.model.page.bytes()
+    }
+
+    /// Brings a page in; false if there is no room for it, which ends the run.
+    fn bring_in(&mut self, hw: &mut impl PageTables, cx: &mut Cx<'_>, page: Page) -> bool {
+        let mut mapped = Mapped { spaces: &self.spaces, hw };
+        if let Some(fresh) = self.fresh.replace(page) {
+            mapped.take_referenced(fresh);
+        }
+        match self.memory.bring_in(page, &mut mapped, cx.rng()) {
+            Ok(arrival) => self.account(cx, arrival),
+            Err(error) => {
+                cx.fail(error.to_string(), error.remedy());
+                return false;
+            }
+        }
+        cx.at_least(RESIDENT_BYTES, self.memory.resident_pages() * self.page_bytes());
+        true
+    }
+
+    /// Charges, counts and waits for what a page took.
+    fn account(&mut self, cx: &mut Cx<'_>, arrival: Arrival) {
+        let latency_ns = arrival.service_ns + arrival.sleep_ns;
+        let page_out_ns = arrival.page_out_ns.unwrap_or(0);
+        let total_ns = latency_ns + page_out_ns + arrival.discovery_ns;
+        self.latency.record(latency_ns);
+        match arrival.origin {
+            Origin::Zeros => {
+                cx.count(MINOR_FAULTS, 1);
+                cx.charge(CpuRow::ZeroCopy, arrival.service_ns);
+                cx.latency("minor_fault", total_ns, 1);
+                cx.latency("zero_fill", latency_ns, 1);
+            }
+            Origin::Server => {
+                cx.count(MAJOR_FAULTS, 1);
+                cx.count(PAGES_IN, 1);
+                cx.charge(CpuRow::Swap, arrival.service_ns);
+                cx.latency("major_fault", total_ns, 1);
+                cx.latency("page_in", latency_ns, 1);
+            }
+        }
+        cx.count(EVICTIONS, u64::from(arrival.evicted));
+        if arrival.page_out_ns.is_some() {
+            cx.count(PAGES_OUT, 1);
+            cx.charge(CpuRow::Swap, page_out_ns);
+            cx.latency("page_out", page_out_ns, 1);
+        }
+        let row = if arrival.discovery_ns > 0 { WallRow::Throttle } else { WallRow::PageIn };
+        if arrival.discovery_ns + arrival.sleep_ns > 0 {
+            let ready_ns = cx.now() + arrival.discovery_ns + arrival.sleep_ns;
+            cx.wait(Wait::Until(ready_ns), row);
+        }
+    }
+
+    /// Sets up the translation of a resident page, writable unless others have a copy of it.
+    fn load(
+        &self,
+        hw: &mut impl PageTables,
+        space: SpaceId,
+        address: u64,
+        page: Page,
+        shared: bool,
+    ) {
+        let writable = shared || self.spaces.places(page) == 1;
+        let size = self.model.page;
+        hw.load(space, Pte { address: address / size.bytes() * size.bytes(), size, writable });
+    }
+
+    /// Gives a place its own copy of a page that others have too.
+    fn copy(
+        &mut self,
+        hw: &mut impl PageTables,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        place: Place,
+        address: u64,
+    ) {
+        let own = self.memory.add();
+        if !self.bring_in(hw, cx, own) {
+            return;
+        }
+        cx.count(COW_FAULTS, 1);
+        cx.charge(CpuRow::ZeroCopy, self.model.copy_ns);
+        self.memory.mark_dirty(own);
+        let (shared_page, _) = self.spaces.page(space, place);
+        self.unload(hw, space, address, shared_page);
+        self.put(space, place, own);
+        self.load(hw, space, address, own, false);
+    }
+
+    /// Removes a translation, but not what it knows about the page.
+    fn unload(&mut self, hw: &mut impl PageTables, space: SpaceId, address: u64, page: Page) {
+        let used = hw.used(space, address);
+        if used.present && used.dirty {
+            self.memory.mark_dirty(page);
+        }
+        hw.unload(space, address, self.page_bytes());
+    }
+
+    /// Puts a page where another one is; a resident one, if the place is locked.
+    fn put(&mut self, space: SpaceId, place: Place, page: Page) {
+        let (old, locked) = self.spaces.replace(space, place, page);
+        if locked {
+            self.memory.pin(page);
+            self.memory.unpin(old);
+        }
+        if self.spaces.places(old) == 0 {
+            self.memory.remove(old);
+        }
+    }
+
+    /// Gives up an area that is not in its space any more.
+    fn release(&mut self, hw: &mut impl PageTables, space: SpaceId, area: Area) {
+        self.unpin(&area);
+        for (index, page) in area.pages.iter().enumerate() {
+            let address = area.base + index as u64 * self.page_bytes();
+            self.unload(hw, space, address, *page);
+            self.spaces.detach(*page, space, address);
+            if self.spaces.places(*page) == 0 {
+                self.memory.remove(*page);
+            }
+        }
+        self.fresh = None;
+    }
+
+    fn unpin(&mut self, area: &Area) {
+        area.pages[..area.locked_pages].iter().for_each(|page| self.memory.unpin(*page));
+        self.locked_pages -= area.locked_pages as u64;
+    }
+}
+
+impl<M: PageTables> Kernel<M> for Pager {
+    fn check(&self, plan: &Plan) -> Vec<Unmet> {
+        preflight::check(&self.model, plan)
+    }
+
+    fn counters(&self) -> &'static [CounterId] {
+        const KEPT: [CounterId; 8] = [
+            MINOR_FAULTS,
+            MAJOR_FAULTS,
+            COW_FAULTS,
+            PAGES_IN,
+            PAGES_OUT,
+            EVICTIONS,
+            RESIDENT_BYTES,
+            LOCKED_BYTES,
+        ];
+        &KEPT
+    }
+
+    fn begin(&mut self, _hw: &mut M, _cx: &mut Cx<'_>, _space: SpaceId) -> Step {
+        Step::Finished
+    }
+
+    fn map(
+        &mut self,
+        _hw: &mut M,
+        _cx: &mut Cx<'_>,
+        space: SpaceId,
+        id: RegionId,
+        region: &Region,
+    ) -> u64 {
+        let count = region.bytes.div_ceil(self.page_bytes());
+        let pages = (0..count).map(|_| self.memory.add()).collect();
+        self.spaces.map(space, id, region, pages)
+    }
+
+    fn unmap(&mut self, hw: &mut M, _cx: &mut Cx<'_>, space: SpaceId, id: RegionId) {
+        if let Some(area) = self.spaces.remove(space, id) {
+            self.release(hw, space, area);
+        }
+    }
+
+    /// One page a call, so that each can be waited for.
+    fn lock(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        id: RegionId,
+        offset: u64,
+        bytes: u64,
+    ) -> u64 {
+        let page_bytes = self.page_bytes();
+        let index = (offset / page_bytes) as usize;
+        let Some(area) = self.spaces.area_mut(space, id) else { return bytes };
+        if let Some(page) = area.pages.get(index).copied().filter(|_| index == area.locked_pages) {
+            area.locked_pages += 1;
+            let (address, shared) = (area.base + offset, area.shared);
+            if !self.memory.is_resident(page) {
+                if !self.bring_in(hw, cx, page) {
+                    return bytes;
+                }
+                self.load(hw, space, address, page, shared);
+            }
+            self.memory.pin(page);
+            self.locked_pages += 1;
+            cx.at_least(LOCKED_BYTES, self.locked_pages * page_bytes);
+        }
+        bytes.min((index as u64 + 1) * page_bytes - offset)
+    }
+
+    fn unlock(&mut self, _hw: &mut M, _cx: &mut Cx<'_>, space: SpaceId, id: RegionId) {
+        if let Some(area) = self.spaces.area_mut(space, id) {
+            let locked = area.clone();
+            area.locked_pages = 0;
+            self.unpin(&locked);
+        }
+    }
+
+    /// Only "don't need" means something here, and only for memory that nobody shares or locks.
+    fn advise(
+        &mut self,
+        hw: &mut M,
+        _cx: &mut Cx<'_>,
+        space: SpaceId,
+        id: RegionId,
+        advice: Advice,
+    ) {
+        let Some(area) = self.spaces.area_mut(space, id) else { return };
+        if advice != Advice::Dontneed || area.shared || area.locked_pages > 0 {
+            return;
+        }
+        let (base, pages) = (area.base, area.pages.clone());
+        for (index, page) in pages.into_iter().enumerate() {
+            let address = base + index as u64 * self.page_bytes();
+            self.unload(hw, space, address, page);
+            if let Some(place) = self.spaces.find(space, address) {
+                let zeros = self.memory.add();
+                self.put(space, place, zeros);
+            }
+        }
+        self.fresh = None;
+    }
+
+    fn fault(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, accesses: &mut Accesses) {
+        let address = accesses.next_address();
+        let Some(place) = self.spaces.find(space, address) else {
+            return cx.fail(
+                format!("nothing is mapped at {address:#x}"),
+                "map the region before it is touched",
+            );
+        };
+        let (page, shared) = self.spaces.page(space, place);
+        if !self.memory.is_resident(page) {
+            if self.bring_in(hw, cx, page) {
+                self.load(hw, space, address, page, shared);
+            }
+        } else if accesses.writes && !shared && self.spaces.places(page) > 1 {
+            self.copy(hw, cx, space, place, address);
+        } else {
+            cx.count(MINOR_FAULTS, 1);
+            cx.charge(CpuRow::MinorFault, self.model.soft_fault_ns);
+            cx.latency("minor_fault", self.model.soft_fault_ns, 1);
+            self.load(hw, space, address, page, shared);
+        }
+    }
+
+    fn fork(&mut self, hw: &mut M, cx: &mut Cx<'_>, parent: SpaceId, child: SpaceId) {
+        cx.charge(CpuRow::OtherKernel, self.model.fork_ns);
+        for (address, bytes) in self.spaces.fork(parent, child) {
+            hw.protect(parent, address, bytes);
+        }
+    }
+
+    fn exit(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId) -> Step {
+        for id in self.spaces.regions(space) {
+            self.unmap(hw, cx, space, id);
+        }
+        Step::Finished
+    }
+
+    fn switch(&mut self, _hw: &mut M, cx: &mut Cx<'_>, space: Option<SpaceId>) {
+        if space.is_some() {
+            cx.charge(CpuRow::OtherKernel, self.model.switch_ns);
+        }
+    }
+
+    fn sample(&mut self, _hw: &M, out: &mut Vec<(&'static str, u64)>) {
+        let latency = std::mem::take(&mut self.latency);
+        if latency.count > 0 {
+            out.push(("fault_latency_ns_min", latency.min_ns));
+            out.push(("fault_latency_ns_mean", latency.sum_ns / latency.count));
+        }
+    }
+
+    fn epilogue(&self, _hw: &M, _tally: &Tally) -> Epilogue {
+        let resident = self.memory.resident_pages() * self.page_bytes();
+        let size = |pages: u64| Bytes(pages * self.page_bytes()).to_string();
+        let row = |(number, (used, room)): (usize, (u64, u64))| {
+            vec![(number + 1).to_string(), size(room), size(used), size(room - used)]
+        };
+        let servers = Table {
+            title: "memory servers at the end".into(),
+            columns: ["server", "memory", "used", "free"].map(String::from).to_vec(),
+            rows: self.memory.server_pages().into_iter().enumerate().map(row).collect(),
+            provenance: Provenance::Modeled,
+        };
+        let how = "frames in use at the end".to_string();
+        Epilogue {
+            tables: vec![servers],
+            memory: vec![("resident", Reading::Modeled(resident), how)],
+            warnings: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+use super::*;
+use crate::cx::{Books, Latencies};
+use crate::kernel::replacement::Policy;
+use crate::mmu::flat::Flat;
+use crate::mmu::{Mmu, Stop};
+use crate::store::network::tests::model as network;
+use memory::MemoryModel;
+use pagetax_core::access::Rng;
+use pagetax_core::plan::{Access, Backing, PageSizeRequest, Pattern, Touch};
+use pagetax_core::units::PageSize;
+
+const PAGE: u64 = 8192;
+const REGION: RegionId = RegionId(0);
+const PARENT: SpaceId = SpaceId(0);
+const CHILD: SpaceId = SpaceId(1);
+
+/// A client with a job of one region, without an engine.
+struct Client {
+    pager: Pager,
+    hw: Flat,
+    books: Books,
+    base: u64,
+    waits: Vec<(Wait, WallRow)>,
+}
+
+impl Client {
+    fn new(resident_pages_max: u32, pages: u64, backing: Backing) -> Self {
+        let page = PageSize::new(PAGE).unwrap();
+        let memory = MemoryModel {
+            page_bytes: PAGE,
+            resident_pages_max,
+            replacement: Policy::Fifo,
+            zero_fill_ns_min: 30_000,
+            zero_fill_jitter_ns_mean: 20_000,
+            network: network(&[64 * PAGE]),
+        };
+        let model =
+            PagerModel { page, memory, soft_fault_ns: 5, copy_ns: 7, fork_ns: 11, switch_ns: 13 };
+        let books =
+            Books { tally: Tally::new(), latencies: Latencies::default(), rng: Rng::new(1) };
+        let (pager, hw) = (Pager::new(model), Flat::new(page));
+        let mut client = Client { pager, hw, books, base: 0, waits: Vec::new() };
+        let region = Region {
+            name: "region".into(),
+            backing,
+            bytes: pages * PAGE,
+            page_size: PageSizeRequest::Default,
+            advice: Vec::new(),
+            mapped_at_start: true,
+        };
+        client.base = client.call(|pager, hw, cx| pager.map(hw, cx, PARENT, REGION, &region));
+        client
+    }
+
+    fn call<R>(&mut self, f: impl FnOnce(&mut Pager, &mut Flat, &mut Cx<'_>) -> R) -> R {
+        let mut cx = Cx::new(0, u64::MAX, 0, &mut self.books);
+        let result = f(&mut self.pager, &mut self.hw, &mut cx);
+        self.waits.extend(cx.wait);
+        assert_eq!(cx.failure, None);
+        result
+    }
+
+    /// Touches the first `pages` once each; how many came from a server, and how many did not.
+    fn touch(&mut self, space: SpaceId, access: Access, pages: u64) -> (u64, u64) {
+        let counts = |client: &Client| {
+            let tally = &client.books.tally;
+            (tally.get(MAJOR_FAULTS), tally.get(MINOR_FAULTS))
+        };
+        let before = counts(self);
+        let pattern = Pattern::Strided { stride_bytes: PAGE };
+        let touch =
+            Touch { region: REGION, access, pattern, count: pages, grain_bytes: 8, seed: 1 };
+        let place = crate::accesses::Place {
+            base: self.base,
+            bytes: pages * PAGE,
+            page_bytes: PAGE,
+            client: 0,
+            repeat: 0,
+        };
+        let mut accesses = Accesses::new(&touch, place, 1);
+        while self.hw.touch(0, space, &mut accesses, u64::MAX).stop == Stop::Fault {
+            self.call(|pager, hw, cx| pager.fault(hw, cx, space, &mut accesses));
+        }
+        let after = counts(self);
+        (after.0 - before.0, after.1 - before.1)
+    }
+}
+
+#[test]
+fn what_both_had_before_the_fork_survives_what_one_writes_after() {
+    let mut client = Client::new(4, 4, Backing::Anon);
+    client.touch(PARENT, Access::Write, 4);
+    client.call(|pager, hw, cx| pager.fork(hw, cx, PARENT, CHILD));
+    client.touch(PARENT, Access::Write, 4);
+    assert_eq!(client.books.tally.get(COW_FAULTS), 4);
+    client.touch(PARENT, Access::Write, 4);
+    assert_eq!(client.books.tally.get(COW_FAULTS), 4);
+    let (from_servers, zeros) = client.touch(CHILD, Access::Read, 4);
+    assert_eq!((from_servers, zeros), (4, 0));
+    client.call(|pager, hw, cx| pager.exit(hw, cx, PARENT));
+    client.touch(CHILD, Access::Write, 4);
+    assert_eq!(client.books.tally.get(COW_FAULTS), 4);
+    client.call(|pager, hw, cx| pager.exit(hw, cx, CHILD));
+    assert_eq!(client.pager.memory.resident_pages(), 0);
+    assert_eq!(client.pager.memory.server_pages(), [(0, 64)]);
+}
+
+#[test]
+fn shared_memory_is_one_for_all() {
+    let mut client = Client::new(4, 8, Backing::Shared);
+    client.call(|pager, hw, cx| pager.fork(hw, cx, PARENT, CHILD));
+    client.touch(CHILD, Access::Write, 8);
+    assert_eq!(client.touch(PARENT, Access::Read, 8), (8, 0));
+    assert_eq!(client.books.tally.get(COW_FAULTS), 0);
+}
+
+#[test]
+fn locked_pages_stay() {
+    let mut client = Client::new(4, 8, Backing::Anon);
+    for page in 0..3 {
+        let bytes = 8 * PAGE - page * PAGE;
+        let lock = |pager: &mut Pager, hw: &mut Flat, cx: &mut Cx<'_>| {
+            pager.lock(hw, cx, PARENT, REGION, page * PAGE, bytes)
+        };
+        assert_eq!(client.call(lock), PAGE);
+    }
+    client.touch(PARENT, Access::Write, 8);
+    assert_eq!(client.touch(PARENT, Access::Read, 3), (0, 0));
+    assert_eq!(client.books.tally.get(LOCKED_BYTES), 3 * PAGE);
+    client.call(|pager, hw, cx| Kernel::<Flat>::unlock(pager, hw, cx, PARENT, REGION));
+    client.touch(PARENT, Access::Read, 8);
+    assert!(client.touch(PARENT, Access::Read, 3).0 > 0);
+}
+
+#[test]
+fn memory_that_is_not_needed_is_zeros_again() {
+    let mut client = Client::new(4, 4, Backing::Anon);
+    client.touch(PARENT, Access::Write, 4);
+    client.call(|pager, hw, cx| pager.advise(hw, cx, PARENT, REGION, Advice::Dontneed));
+    assert_eq!(client.pager.memory.resident_pages(), 0);
+    assert_eq!(client.touch(PARENT, Access::Read, 4), (0, 4));
+}
+
+#[test]
+fn the_search_for_servers_is_waited_for_once() {
+    let mut client = Client::new(4, 8, Backing::Anon);
+    client.touch(PARENT, Access::Write, 8);
+    let [(Wait::Until(end), WallRow::Throttle)] = client.waits[..] else {
+        panic!("{:?}", client.waits);
+    };
+    assert!((4_000_000_000..4_001_000_000).contains(&end));
+}
+
+#[test]
+fn latencies_of_an_interval_are_its_own() {
+    let mut client = Client::new(4, 4, Backing::Anon);
+    client.touch(PARENT, Access::Write, 4);
+    let mut sample = || {
+        let mut values = Vec::new();
+        client.pager.sample(&client.hw, &mut values);
+        values
+    };
+    let values = sample();
+    assert_eq!(
+        values.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
+        ["fault_latency_ns_min", "fault_latency_ns_mean"]
+    );
+    assert!(values[0].1 >= 30_000 && values[0].1 < values[1].1 && values[1].1 <= 70_000);
+    assert!(sample().is_empty());
+}
