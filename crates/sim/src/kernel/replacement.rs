@@ -16,12 +16,14 @@ pub enum Policy {
     Fifo,
     /// As FIFO, but a page that was referenced since it was last looked at goes to the back.
     SecondChance,
-    /// Of this many pages drawn at random, the one seen in use the longest ago; 1 is random
-    /// replacement.
-    OldestOf(u32),
+    /// Of this many pages drawn at random, at most 64, the one seen in use the longest ago; 1 is
+    /// random replacement.
+    OldestOf(usize),
 }
 
 impl Policy {
+    const DRAWN_MAX: usize = 64;
+
     /// As machine files name them.
     pub const NAMES: [(&str, Policy); 7] = [
         ("fifo", Policy::Fifo),
@@ -148,18 +150,20 @@ impl Queue {
 /// Evictable frames side by side, each with the time when it was loaded or last seen in use.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    drawn: u32,
+    drawn: usize,
     now: u64,
-    /// (frame, loaded or last seen in use), in no order.
-    members: Vec<(Frame, u64)>,
+    /// In no order.
+    members: Vec<Frame>,
+    /// When each member was loaded or last seen in use; by position.
+    since: Vec<u64>,
     /// Position among the members, by frame.
     positions: Vec<u32>,
 }
 
 impl Sample {
-    fn new(drawn: u32) -> Self {
-        let (members, positions) = (Vec::new(), Vec::new());
-        Sample { drawn, now: 0, members, positions }
+    fn new(drawn: usize) -> Self {
+        let (members, since, positions) = (Vec::new(), Vec::new(), Vec::new());
+        Sample { drawn, now: 0, members, since, positions }
     }
 
     fn insert(&mut self, frame: Frame) {
@@ -168,13 +172,15 @@ impl Sample {
         }
         self.positions[frame as usize] = self.members.len() as u32;
         self.now += 1;
-        self.members.push((frame, self.now));
+        self.members.push(frame);
+        self.since.push(self.now);
     }
 
     fn remove(&mut self, frame: Frame) {
         let position = self.positions[frame as usize] as usize;
         self.members.swap_remove(position);
-        if let Some((moved, _)) = self.members.get(position) {
+        self.since.swap_remove(position);
+        if let Some(moved) = self.members.get(position) {
             self.positions[*moved as usize] = position as u32;
         }
     }
@@ -184,21 +190,24 @@ impl Sample {
         rng: &mut Rng,
         mut take_referenced: impl FnMut(Frame) -> bool,
     ) -> Option<Frame> {
-        let len = self.members.len() as u64;
-        let mut oldest: Option<(Frame, u64)> = None;
-        for _ in 0..if len == 0 { 0 } else { self.drawn } {
-            let member = &mut self.members[rng.below(len) as usize];
-            if self.drawn > 1 && take_referenced(member.0) {
-                self.now += 1;
-                member.1 = self.now;
-            }
-            if oldest.is_none_or(|(_, since)| member.1 < since) {
-                oldest = Some(*member);
-            }
+        if self.members.is_empty() {
+            return None;
         }
-        let (frame, _) = oldest?;
-        self.remove(frame);
-        Some(frame)
+        let drawn = &mut [0; Policy::DRAWN_MAX][..self.drawn];
+        let len = self.members.len() as u64;
+        drawn.iter_mut().for_each(|position| *position = rng.below(len) as usize);
+        let mut looks_left = if self.drawn > 1 { self.drawn } else { 0 };
+        loop {
+            let oldest = drawn.iter().copied().min_by_key(|position| self.since[*position])?;
+            let frame = self.members[oldest];
+            if looks_left == 0 || !take_referenced(frame) {
+                self.remove(frame);
+                return Some(frame);
+            }
+            looks_left -= 1;
+            self.now += 1;
+            self.since[oldest] = self.now;
+        }
     }
 }
 
@@ -243,7 +252,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn any_policy() -> impl Strategy<Value = Policy> {
-        let drawn = (1u32..9).prop_map(Policy::OldestOf);
+        let drawn = (1usize..9).prop_map(Policy::OldestOf);
         prop_oneof![Just(Policy::Fifo), Just(Policy::SecondChance), drawn]
     }
 

@@ -78,13 +78,13 @@ impl MemoryError {
 /// The number of a page, given by [`Memory::add`].
 pub type Page = u32;
 
-/// The hardware's translations of pages.
+/// The hardware's translations of frames.
 pub trait Translations {
-    /// Reads and clears the referenced bits of a page.
-    fn take_referenced(&mut self, page: Page) -> bool;
+    /// Reads and clears the referenced bits of a frame.
+    fn take_referenced(&mut self, frame: Frame) -> bool;
 
-    /// Removes all translations of a page; whether any was written through.
-    fn unload(&mut self, page: Page) -> bool;
+    /// Removes all translations of a frame; whether it was written through any.
+    fn unload(&mut self, frame: Frame) -> bool;
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -146,9 +146,9 @@ impl Memory {
         self.unused_pages.push(page);
     }
 
-    /// Whether a page is in memory.
-    pub fn is_resident(&self, page: Page) -> bool {
-        self.pages[page as usize].frame.is_some()
+    /// Where in memory a page is, if it is there.
+    pub fn frame(&self, page: Page) -> Option<Frame> {
+        self.pages[page as usize].frame
     }
 
     /// Notes that a page has been written, beside what the hardware notes.
@@ -241,17 +241,15 @@ impl Memory {
         rng: &mut Rng,
         arrival: &mut Arrival,
     ) -> Result<Frame, MemoryError> {
-        let frames = &self.frames;
-        let take_referenced = |frame| translations.take_referenced(frames[frame as usize]);
         let frame = self
             .replacement
-            .victim(rng, take_referenced)
+            .victim(rng, |frame| translations.take_referenced(frame))
             .ok_or(MemoryError::AllLocked(self.model.resident_pages_max))?;
         let victim = std::mem::replace(&mut self.frames[frame as usize], page);
         let state = &mut self.pages[victim as usize];
         state.frame = None;
         arrival.evicted = true;
-        if translations.unload(victim) | std::mem::take(&mut state.dirty) {
+        if translations.unload(frame) | std::mem::take(&mut state.dirty) {
             arrival.discovery_ns = self.network.discover_ns();
             if state.copy.is_none() {
                 state.copy = Some(self.network.place()?);
@@ -279,17 +277,17 @@ mod tests {
         memory.bring_in(page, hw, &mut rng)
     }
 
-    /// Hardware that remembers which pages were written.
+    /// Hardware that remembers which frames were written.
     #[derive(Default)]
-    struct Written(BTreeSet<Page>);
+    struct Written(BTreeSet<Frame>);
 
     impl Translations for Written {
-        fn take_referenced(&mut self, _: Page) -> bool {
+        fn take_referenced(&mut self, _: Frame) -> bool {
             false
         }
 
-        fn unload(&mut self, page: Page) -> bool {
-            self.0.remove(&page)
+        fn unload(&mut self, frame: Frame) -> bool {
+            self.0.remove(&frame)
         }
     }
 
@@ -314,12 +312,12 @@ mod tests {
     ) -> Vec<(Origin, bool)> {
         let mut arrivals = Vec::new();
         for page in pages {
-            if !memory.is_resident(page) {
+            if memory.frame(page).is_none() {
                 let arrival = bring_in(memory, page, hw).unwrap();
                 arrivals.push((arrival.origin, arrival.page_out_ns.is_some()));
             }
             if write {
-                hw.0.insert(page);
+                hw.0.extend(memory.frame(page));
             }
         }
         arrivals
@@ -346,7 +344,7 @@ mod tests {
             let page = memory.add();
             let arrival = bring_in(&mut memory, page, &mut hw).unwrap();
             assert!((30_000..=70_000).contains(&arrival.service_ns));
-            hw.0.insert(page);
+            hw.0.extend(memory.frame(page));
             arrival.discovery_ns
         });
         assert_eq!(discovery.collect::<Vec<_>>(), [0, 4_000_000_000, 0]);
@@ -380,7 +378,7 @@ mod tests {
         }
         assert_eq!(bring_in(&mut locked, 2, &mut hw), Err(MemoryError::AllLocked(2)));
         locked.unpin(1);
-        assert!(bring_in(&mut locked, 2, &mut hw).is_ok() && locked.is_resident(0));
+        assert!(bring_in(&mut locked, 2, &mut hw).is_ok() && locked.frame(0).is_some());
     }
 
     fn check(memory: &Memory, hw: &Written, written: &BTreeSet<Page>) {
@@ -393,7 +391,7 @@ mod tests {
         let copies = memory.pages.iter().filter(|state| state.copy.is_some()).count() as u64;
         assert_eq!(memory.server_pages(), [(copies, 30)]);
         for (page, state) in memory.pages.iter().enumerate() {
-            let dirty = state.dirty || hw.0.contains(&(page as Page));
+            let dirty = state.dirty || state.frame.is_some_and(|frame| hw.0.contains(&frame));
             assert_eq!(state.copy.is_some() || dirty, written.contains(&(page as Page)));
             assert!(!dirty || state.frame.is_some(), "what is written is in memory or copied");
             assert!(state.pins == 0 || state.frame.is_some());
@@ -412,16 +410,16 @@ mod tests {
         }
             let (mut written, mut pinned) = (BTreeSet::new(), BTreeSet::new());
             for (step, page) in steps {
-                if step <= 2 && !memory.is_resident(page) {
+                if step <= 2 && memory.frame(page).is_none() {
                     let arrival = bring_in(&mut memory, page, &mut hw).unwrap();
                     prop_assert_eq!(arrival.origin == Origin::Server, written.contains(&page));
                 }
                 match step {
-                    1 => { hw.0.insert(page); written.insert(page); }
+                    1 => { hw.0.extend(memory.frame(page)); written.insert(page); }
                     2 if pinned.len() < 7 && pinned.insert(page) => memory.pin(page),
                     3 if pinned.remove(&page) => memory.unpin(page),
                     4 => {
-                        hw.unload(page);
+                        memory.frame(page).map(|frame| hw.unload(frame));
                         memory.remove(page);
                         prop_assert_eq!(memory.add(), page);
                         written.remove(&page);

@@ -13,6 +13,7 @@ pub mod spaces;
 
 use crate::accesses::Accesses;
 use crate::cx::{CpuRow, Cx, Wait, WallRow};
+use crate::kernel::replacement::Frame;
 use crate::kernel::{Epilogue, Kernel, Step};
 use crate::mmu::{PageTables, Pte, SpaceId};
 use crate::tally::{CounterId, Tally};
@@ -23,7 +24,7 @@ use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Plan, Region, RegionId};
 use pagetax_core::report::Table;
 use pagetax_core::units::Bytes;
-use spaces::{Area, Mapped, Place, Spaces};
+use spaces::{Area, Loaded, Mapped, Place, Spaces};
 
 const MINOR_FAULTS: CounterId = CounterId::of("minor_fault_count");
 const MAJOR_FAULTS: CounterId = CounterId::of("major_fault_count");
@@ -50,16 +51,28 @@ impl IntervalLatency {
     }
 }
 
+/// A place that is touched.
+#[derive(Debug, Clone, Copy)]
+struct At {
+    space: SpaceId,
+    place: Place,
+    /// Of its page.
+    address: u64,
+    /// Whether forked children write to the same page.
+    shared: bool,
+}
+
 /// The kernel of a client.
 #[derive(Debug, Clone)]
 pub struct Pager {
     model: PagerModel,
     memory: Memory,
     spaces: Spaces,
+    loaded: Loaded,
     locked_pages: u64,
     latency: IntervalLatency,
-    /// What the last fault brought in: the access that wanted it is no second use of it.
-    fresh: Option<Page>,
+    /// Filled by the last fault: the access that wanted it is no second use of it.
+    fresh: Option<Frame>,
 }
 
 impl Pager {
@@ -68,6 +81,7 @@ impl Pager {
         Pager {
             memory: Memory::new(model.memory.clone()),
             spaces: Spaces::new(model.page.bytes()),
+            loaded: Loaded::default(),
             locked_pages: 0,
             latency: IntervalLatency::default(),
             fresh: None,
@@ -79,21 +93,20 @@ impl Pager {
         self.model.page.bytes()
     }
 
-    /// Brings a page in; false if there is no room for it, which ends the run.
-    fn bring_in(&mut self, hw: &mut impl PageTables, cx: &mut Cx<'_>, page: Page) -> bool {
-        let mut mapped = Mapped { spaces: &self.spaces, hw };
-        if let Some(fresh) = self.fresh.replace(page) {
+    /// Brings a page in; none if there is no room for it, which ends the run.
+    fn bring_in(&mut self, hw: &mut impl PageTables, cx: &mut Cx<'_>, page: Page) -> Option<Frame> {
+        let page_bytes = self.page_bytes();
+        let mut mapped = Mapped { loaded: &mut self.loaded, hw, page_bytes };
+        if let Some(fresh) = self.fresh {
             mapped.take_referenced(fresh);
         }
         match self.memory.bring_in(page, &mut mapped, cx.rng()) {
             Ok(arrival) => self.account(cx, arrival),
-            Err(error) => {
-                cx.fail(error.to_string(), error.remedy());
-                return false;
-            }
+            Err(error) => cx.fail(error.to_string(), error.remedy()),
         }
-        cx.at_least(RESIDENT_BYTES, self.memory.resident_pages() * self.page_bytes());
-        true
+        cx.at_least(RESIDENT_BYTES, self.memory.resident_pages() * page_bytes);
+        self.fresh = self.memory.frame(page);
+        self.fresh
     }
 
     /// Charges, counts and waits for what a page took.
@@ -130,54 +143,38 @@ impl Pager {
         }
     }
 
-    /// Sets up the translation of a resident page, writable unless others have a copy of it.
-    fn load(
-        &self,
-        hw: &mut impl PageTables,
-        space: SpaceId,
-        address: u64,
-        page: Page,
-        shared: bool,
-    ) {
-        let writable = shared || self.spaces.places(page) == 1;
-        let size = self.model.page;
-        hw.load(space, Pte { address: address / size.bytes() * size.bytes(), size, writable });
+    /// Sets up the translation of a resident page, writable unless others have it too.
+    fn load(&mut self, hw: &mut impl PageTables, at: At, page: Page, frame: Frame) {
+        let writable = at.shared || self.spaces.places(page) == 1;
+        hw.load(at.space, Pte { address: at.address, size: self.model.page, writable });
+        self.loaded.add(frame, (at.space, at.address));
     }
 
     /// Gives a place its own copy of a page that others have too.
-    fn copy(
-        &mut self,
-        hw: &mut impl PageTables,
-        cx: &mut Cx<'_>,
-        space: SpaceId,
-        place: Place,
-        address: u64,
-    ) {
+    fn copy(&mut self, hw: &mut impl PageTables, cx: &mut Cx<'_>, at: At, page: Page) {
         let own = self.memory.add();
-        if !self.bring_in(hw, cx, own) {
-            return;
-        }
+        let Some(frame) = self.bring_in(hw, cx, own) else { return };
         cx.count(COW_FAULTS, 1);
         cx.charge(CpuRow::ZeroCopy, self.model.copy_ns);
         self.memory.mark_dirty(own);
-        let (shared_page, _) = self.spaces.page(space, place);
-        self.unload(hw, space, address, shared_page);
-        self.put(space, place, own);
-        self.load(hw, space, address, own, false);
+        self.unload(hw, at.space, at.address, page);
+        self.put(at, own);
+        self.load(hw, at, own, frame);
     }
 
     /// Removes a translation, but not what it knows about the page.
     fn unload(&mut self, hw: &mut impl PageTables, space: SpaceId, address: u64, page: Page) {
-        let used = hw.used(space, address);
-        if used.present && used.dirty {
+        let Some(frame) = self.memory.frame(page) else { return };
+        if hw.used(space, address).dirty {
             self.memory.mark_dirty(page);
         }
         hw.unload(space, address, self.page_bytes());
+        self.loaded.remove(frame, (space, address));
     }
 
     /// Puts a page where another one is; a resident one, if the place is locked.
-    fn put(&mut self, space: SpaceId, place: Place, page: Page) {
-        let (old, locked) = self.spaces.replace(space, place, page);
+    fn put(&mut self, at: At, page: Page) {
+        let (old, locked) = self.spaces.replace(at.space, at.place, page);
         if locked {
             self.memory.pin(page);
             self.memory.unpin(old);
@@ -191,14 +188,19 @@ impl Pager {
     fn release(&mut self, hw: &mut impl PageTables, space: SpaceId, area: Area) {
         self.unpin(&area);
         for (index, page) in area.pages.iter().enumerate() {
-            let address = area.base + index as u64 * self.page_bytes();
-            self.unload(hw, space, address, *page);
-            self.spaces.detach(*page, space, address);
+            self.unload(hw, space, area.base + index as u64 * self.page_bytes(), *page);
+            self.spaces.detach(*page);
             if self.spaces.places(*page) == 0 {
                 self.memory.remove(*page);
             }
         }
-        self.fresh = None;
+    }
+
+    fn at(&self, space: SpaceId, address: u64) -> Option<At> {
+        let place = self.spaces.find(space, address)?;
+        let (_, shared) = self.spaces.page(space, place);
+        let address = address / self.page_bytes() * self.page_bytes();
+        Some(At { space, place, address, shared })
     }
 
     fn unpin(&mut self, area: &Area) {
@@ -260,22 +262,23 @@ impl<M: PageTables> Kernel<M> for Pager {
         bytes: u64,
     ) -> u64 {
         let page_bytes = self.page_bytes();
-        let index = (offset / page_bytes) as usize;
+        let index = offset / page_bytes;
+        let locked = bytes.min((index + 1) * page_bytes - offset);
         let Some(area) = self.spaces.area_mut(space, id) else { return bytes };
-        if let Some(page) = area.pages.get(index).copied().filter(|_| index == area.locked_pages) {
-            area.locked_pages += 1;
-            let (address, shared) = (area.base + offset, area.shared);
-            if !self.memory.is_resident(page) {
-                if !self.bring_in(hw, cx, page) {
-                    return bytes;
-                }
-                self.load(hw, space, address, page, shared);
-            }
-            self.memory.pin(page);
-            self.locked_pages += 1;
-            cx.at_least(LOCKED_BYTES, self.locked_pages * page_bytes);
+        let Some(page) = area.pages.get(index as usize).copied() else { return bytes };
+        if area.locked_pages != index as usize {
+            return locked;
         }
-        bytes.min((index as u64 + 1) * page_bytes - offset)
+        if self.memory.frame(page).is_none() && self.bring_in(hw, cx, page).is_none() {
+            return bytes;
+        }
+        self.memory.pin(page);
+        self.locked_pages += 1;
+        cx.at_least(LOCKED_BYTES, self.locked_pages * page_bytes);
+        if let Some(area) = self.spaces.area_mut(space, id) {
+            area.locked_pages += 1;
+        }
+        locked
     }
 
     fn unlock(&mut self, _hw: &mut M, _cx: &mut Cx<'_>, space: SpaceId, id: RegionId) {
@@ -303,34 +306,37 @@ impl<M: PageTables> Kernel<M> for Pager {
         for (index, page) in pages.into_iter().enumerate() {
             let address = base + index as u64 * self.page_bytes();
             self.unload(hw, space, address, page);
-            if let Some(place) = self.spaces.find(space, address) {
+            if let Some(at) = self.at(space, address) {
                 let zeros = self.memory.add();
-                self.put(space, place, zeros);
+                self.put(at, zeros);
             }
         }
-        self.fresh = None;
     }
 
     fn fault(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, accesses: &mut Accesses) {
         let address = accesses.next_address();
-        let Some(place) = self.spaces.find(space, address) else {
+        let Some(at) = self.at(space, address) else {
             return cx.fail(
                 format!("nothing is mapped at {address:#x}"),
                 "map the region before it is touched",
             );
         };
-        let (page, shared) = self.spaces.page(space, place);
-        if !self.memory.is_resident(page) {
-            if self.bring_in(hw, cx, page) {
-                self.load(hw, space, address, page, shared);
+        let page = self.spaces.page(space, at.place).0;
+        match self.memory.frame(page) {
+            None => {
+                if let Some(frame) = self.bring_in(hw, cx, page) {
+                    self.load(hw, at, page, frame);
+                }
             }
-        } else if accesses.writes && !shared && self.spaces.places(page) > 1 {
-            self.copy(hw, cx, space, place, address);
-        } else {
-            cx.count(MINOR_FAULTS, 1);
-            cx.charge(CpuRow::MinorFault, self.model.soft_fault_ns);
-            cx.latency("minor_fault", self.model.soft_fault_ns, 1);
-            self.load(hw, space, address, page, shared);
+            Some(_) if accesses.writes && !at.shared && self.spaces.places(page) > 1 => {
+                self.copy(hw, cx, at, page);
+            }
+            Some(frame) => {
+                cx.count(MINOR_FAULTS, 1);
+                cx.charge(CpuRow::MinorFault, self.model.soft_fault_ns);
+                cx.latency("minor_fault", self.model.soft_fault_ns, 1);
+                self.load(hw, at, page, frame);
+            }
         }
     }
 

@@ -1,10 +1,13 @@
-//! Address spaces of a paging kernel: which page is where, and who else has it.
+//! Address spaces of a paging kernel: which page is where, and how many have it.
 //!
-//! Invariant: a page lists exactly the places where it is mapped.
+//! Invariant: a page is counted once for each place where it is mapped; a frame lists exactly the
+//! translations that the hardware has of it.
 
 use super::memory::{Page, Translations};
+use crate::kernel::replacement::Frame;
 use crate::mmu::{PageTables, SpaceId};
 use pagetax_core::plan::{Backing, Region, RegionId};
+use std::collections::BTreeMap;
 
 /// A mapped region in one space.
 #[derive(Debug, Clone)]
@@ -34,18 +37,18 @@ pub struct Place {
     index: usize,
 }
 
-/// All spaces, and where each page is mapped.
+/// All spaces, and how often each page is mapped.
 #[derive(Debug, Clone)]
 pub struct Spaces {
     page_bytes: u64,
     spaces: Vec<Space>,
-    mappings: Vec<Vec<(SpaceId, u64)>>,
+    places: Vec<u32>,
 }
 
 impl Spaces {
     /// No spaces yet.
     pub fn new(page_bytes: u64) -> Self {
-        Spaces { page_bytes, spaces: Vec::new(), mappings: Vec::new() }
+        Spaces { page_bytes, spaces: Vec::new(), places: Vec::new() }
     }
 
     fn space_mut(&mut self, space: SpaceId) -> &mut Space {
@@ -66,9 +69,7 @@ impl Spaces {
         let owner = self.space_mut(space);
         let base = owner.end + page_bytes;
         owner.end = base + pages.len() as u64 * page_bytes;
-        for (index, page) in pages.iter().enumerate() {
-            self.attach(*page, space, base + index as u64 * page_bytes);
-        }
+        pages.iter().for_each(|page| self.attach(*page));
         let area = Area { id, base, shared, pages, locked_pages: 0 };
         self.space_mut(space).areas.push(area);
         base
@@ -81,9 +82,7 @@ impl Spaces {
         let mut private = Vec::new();
         for area in &mut copy.areas {
             area.locked_pages = 0;
-            for (index, page) in area.pages.iter().enumerate() {
-                self.attach(*page, child, area.base + index as u64 * self.page_bytes);
-            }
+            area.pages.iter().for_each(|page| self.attach(*page));
             if !area.shared {
                 private.push((area.base, area.pages.len() as u64 * self.page_bytes));
             }
@@ -128,58 +127,103 @@ impl Spaces {
     /// Puts another page in a place. Returns the page that was there, and whether it was locked.
     pub fn replace(&mut self, space: SpaceId, place: Place, page: Page) -> (Page, bool) {
         let area = &mut self.spaces[space.0].areas[place.area];
-        let address = area.base + place.index as u64 * self.page_bytes;
         let old = std::mem::replace(&mut area.pages[place.index], page);
         let locked = place.index < area.locked_pages;
-        self.attach(page, space, address);
-        self.detach(old, space, address);
+        self.attach(page);
+        self.detach(old);
         (old, locked)
     }
 
-    fn mappings(&self, page: Page) -> &[(SpaceId, u64)] {
-        self.mappings.get(page as usize).map_or(&[], Vec::as_slice)
-    }
-
     /// How many places a page has.
-    pub fn places(&self, page: Page) -> usize {
-        self.mappings(page).len()
+    pub fn places(&self, page: Page) -> u32 {
+        self.places[page as usize]
     }
 
-    fn attach(&mut self, page: Page, space: SpaceId, address: u64) {
-        if self.mappings.len() <= page as usize {
-            self.mappings.resize_with(page as usize + 1, Vec::new);
+    fn attach(&mut self, page: Page) {
+        if self.places.len() <= page as usize {
+            self.places.resize(page as usize + 1, 0);
         }
-        self.mappings[page as usize].push((space, address));
+        self.places[page as usize] += 1;
     }
 
     /// A page leaves a place.
-    pub fn detach(&mut self, page: Page, space: SpaceId, address: u64) {
-        self.mappings[page as usize].retain(|place| *place != (space, address));
+    pub fn detach(&mut self, page: Page) {
+        self.places[page as usize] -= 1;
     }
 }
 
-/// The hardware seen by pages.
+/// A translation: space and virtual address of the page.
+type Translation = (SpaceId, u64);
+
+/// The translations of each frame that the hardware has. Nearly all frames have one or none.
+#[derive(Debug, Clone, Default)]
+pub struct Loaded {
+    first: Vec<Option<Translation>>,
+    others: BTreeMap<Frame, Vec<Translation>>,
+}
+
+impl Loaded {
+    /// A translation is loaded, or loaded again.
+    pub fn add(&mut self, frame: Frame, translation: Translation) {
+        if self.first.len() <= frame as usize {
+            self.first.resize(frame as usize + 1, None);
+        }
+        if *self.first[frame as usize].get_or_insert(translation) != translation {
+            let others = self.others.entry(frame).or_default();
+            if !others.contains(&translation) {
+                others.push(translation);
+            }
+        }
+    }
+
+    /// A translation is gone.
+    pub fn remove(&mut self, frame: Frame, translation: Translation) {
+        self.first[frame as usize].take_if(|first| *first == translation);
+        if let Some(others) = self.others.get_mut(&frame) {
+            others.retain(|other| *other != translation);
+        }
+    }
+
+    fn of(&self, frame: Frame) -> impl Iterator<Item = Translation> {
+        let first = self.first.get(frame as usize).copied().flatten();
+        let others = if self.others.is_empty() { None } else { self.others.get(&frame) };
+        first.into_iter().chain(others.into_iter().flatten().copied())
+    }
+
+    fn clear(&mut self, frame: Frame) {
+        if let Some(first) = self.first.get_mut(frame as usize) {
+            *first = None;
+        }
+        if !self.others.is_empty() {
+            self.others.remove(&frame);
+        }
+    }
+}
+
+/// The hardware seen by frames.
 pub struct Mapped<'a, M> {
-    /// Where pages are mapped.
-    pub spaces: &'a Spaces,
+    /// What it has loaded.
+    pub loaded: &'a mut Loaded,
     /// The hardware.
     pub hw: &'a mut M,
+    /// Of all pages.
+    pub page_bytes: u64,
 }
 
 impl<M: PageTables> Translations for Mapped<'_, M> {
-    fn take_referenced(&mut self, page: Page) -> bool {
-        let places = self.spaces.mappings(page).iter();
-        places.fold(false, |referenced, (space, address)| {
-            referenced | self.hw.test_and_clear_referenced(*space, *address).referenced
+    fn take_referenced(&mut self, frame: Frame) -> bool {
+        self.loaded.of(frame).fold(false, |referenced, (space, address)| {
+            referenced | self.hw.test_and_clear_referenced(space, address).referenced
         })
     }
 
-    fn unload(&mut self, page: Page) -> bool {
-        let places = self.spaces.mappings(page).iter();
-        places.fold(false, |dirty, (space, address)| {
-            let used = self.hw.used(*space, *address);
-            self.hw.unload(*space, *address, self.spaces.page_bytes);
-            dirty | (used.present && used.dirty)
-        })
+    fn unload(&mut self, frame: Frame) -> bool {
+        let dirty = self.loaded.of(frame).fold(false, |dirty, (space, address)| {
+            let used = self.hw.used(space, address);
+            self.hw.unload(space, address, self.page_bytes);
+            dirty | used.dirty
+        });
+        self.loaded.clear(frame);
+        dirty
     }
 }

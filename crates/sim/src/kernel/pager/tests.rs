@@ -1,12 +1,17 @@
 use super::*;
 use crate::cx::{Books, Latencies};
+use crate::engine::{Caps, Engine, Parts, Settings};
 use crate::kernel::replacement::Policy;
 use crate::mmu::flat::Flat;
 use crate::mmu::{Mmu, Stop};
+use crate::model::Model;
 use crate::store::network::tests::model as network;
 use memory::MemoryModel;
 use pagetax_core::access::Rng;
+use pagetax_core::job::Job;
+use pagetax_core::machine::{MachineKind, MachineSpec};
 use pagetax_core::plan::{Access, Backing, PageSizeRequest, Pattern, Touch};
+use pagetax_core::report::{Recording, Run};
 use pagetax_core::units::PageSize;
 
 const PAGE: u64 = 8192;
@@ -167,4 +172,81 @@ fn latencies_of_an_interval_are_its_own() {
     );
     assert!(values[0].1 >= 30_000 && values[0].1 < values[1].1 && values[1].1 <= 70_000);
     assert!(sample().is_empty());
+}
+
+/// mmap3 on the Alpha of report 004, all sizes a sixteenth: rates stay, times shrink.
+fn small_mmap3() -> Run {
+    let text = include_str!("../../../../../machines/alpha-nms.toml");
+    let mut model = Model::parse("alpha-nms", text, |_| None).unwrap();
+    model.set("paging", "resident_pages", 28_000 / 16).unwrap();
+    model.set("network", "server_memory", 700 / 16).unwrap();
+    let settings = Settings::load(&model).unwrap();
+    let kernel = Pager::new(PagerModel::read(&model, settings.page).unwrap());
+    let scheduler = crate::sched::scheduler(&model).unwrap();
+    model.finish().unwrap();
+    let spec = MachineSpec {
+        name: model.name.clone(),
+        kind: MachineKind::Sim,
+        validated: model.validated,
+        memory: settings.memory,
+        base_page: settings.page,
+        page_sizes: vec![settings.page],
+        cpus: settings.cpus,
+        job_params: model.job_params.clone(),
+    };
+    let params = [("size", "75M"), ("random", "5000")].map(|(k, v)| (k.into(), v.into()));
+    let job = Job::builtin("mmap3").unwrap();
+    let plan = job.resolve(&params.into_iter().collect(), &spec, None).unwrap();
+    assert!(Kernel::<Flat>::check(&kernel, &plan).is_empty());
+    let mut recording = Recording::new(&plan, &spec);
+    let hardware = Flat::new(settings.page);
+    let parts = Parts { settings: &settings, caps: Caps::default(), hardware, kernel, scheduler };
+    Engine::run(parts, &plan, &mut recording).unwrap();
+    recording.finish()
+}
+
+#[test]
+fn the_published_rates_come_out() {
+    let run = small_mmap3();
+    let seconds =
+        |phase: usize| (run.phases[phase].end_ns - run.phases[phase].start_ns) as f64 / 1e9;
+    let initialise = 4.0 + 1750.0 / 3700.0 + (9600.0 - 1750.0) / 1400.0;
+    assert!((seconds(0) / initialise - 1.0).abs() < 0.02, "{}", seconds(0));
+    let verify = 1750.0 / 1000.0 + (9600.0 - 1750.0) / 1800.0;
+    assert!((seconds(1) / verify - 1.0).abs() < 0.02, "{}", seconds(1));
+    let page_in = &run.latency["page_in"];
+    assert!(page_in.min_ns.abs_diff(230_000) < 1_000 && page_in.mean_ns.abs_diff(300_000) < 15_000);
+    let budget = run.budget.unwrap();
+    assert_eq!((budget.cpu_unexplained_ns, budget.wall_unexplained_ns), (0, 0));
+    assert_eq!(run.tables[0].title, "memory servers at the end");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_it_runs() {
+    let text = include_str!("../../../../../machines/alpha-nms.toml");
+    let model = Model::parse("alpha-nms", text, |_| None).unwrap();
+    let page = Settings::load(&model).unwrap().page;
+    let pager = Pager::new(PagerModel::read(&model, page).unwrap());
+    let job = |size: &str| {
+        let text = format!(
+            "name = \"big\"\n[[region]]\nname = \"r\"\nsize = \"{size}\"\n\
+             [[phase]]\nname = \"p\"\nops = [{{ lock = \"r\" }}]"
+        );
+        let spec = MachineSpec {
+            name: "alpha-nms".into(),
+            kind: MachineKind::Sim,
+            validated: true,
+            memory: Bytes(256 << 20),
+            base_page: page,
+            page_sizes: vec![page],
+            cpus: 1,
+            job_params: Default::default(),
+        };
+        Job::parse(&text, "big.toml").unwrap().resolve(&Default::default(), &spec, None).unwrap()
+    };
+    let fatal = |size: &str| {
+        let unmet = Kernel::<Flat>::check(&pager, &job(size));
+        unmet.iter().filter(|unmet| unmet.fatal).count()
+    };
+    assert_eq!((fatal("200M"), fatal("300M"), fatal("2G")), (0, 1, 2));
 }
