@@ -362,9 +362,9 @@ impl<M: PageTables> Kernel<M> for Pager {
 
     fn sample(&mut self, _hw: &M, out: &mut Vec<(&'static str, u64)>) {
         let latency = std::mem::take(&mut self.latency);
-        if latency.count > 0 {
+        if let Some(mean_ns) = latency.sum_ns.checked_div(latency.count) {
             out.push(("fault_latency_ns_min", latency.min_ns));
-            out.push(("fault_latency_ns_mean", latency.sum_ns / latency.count));
+            out.push(("fault_latency_ns_mean", mean_ns));
         }
     }
 
