@@ -1,12 +1,13 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::{exit, jobs, machines, manual, run};
+use crate::{compare, diagnose, exit, jobs, machines, manual, run};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
+  pagetax diagnose -- sort big.txt       what would larger pages do for sort?
   pagetax run tlb-gather                 run a built-in job on this machine
   pagetax jobs                           list the built-in jobs
   pagetax machines                       list what they can run on";
@@ -27,7 +28,9 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Diagnose(diagnose::Args),
     Run(run::Args),
+    Compare(compare::Args),
     Jobs(jobs::Args),
     Machines(machines::Args),
     #[command(hide = true)]
@@ -40,6 +43,8 @@ impl Command {
     /// Does what was asked for.
     pub fn run(self) -> Result<ExitCode> {
         match self {
+            Command::Diagnose(args) => diagnose::run(args),
+            Command::Compare(args) => compare::run(args),
             Command::Run(args) => run::run(args),
             Command::Jobs(args) => jobs::run(args),
             Command::Machines(args) => machines::run(args),

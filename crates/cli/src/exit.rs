@@ -14,6 +14,12 @@ pub const THRESHOLD_FAILED: u8 = 1;
 pub const BAD_INPUT: u8 = 2;
 /// This machine lacks something that is asked for.
 pub const UNMET: u8 = 3;
+/// As env(1): a wrapper failed by itself.
+pub const WRAPPER_FAILED: u8 = 125;
+/// As env(1): the command is there but cannot be run.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// As env(1): the command was not found.
+pub const NOT_FOUND: u8 = 127;
 /// 128 + SIGINT: the user has had enough.
 pub const INTERRUPTED: u8 = 128 + 2;
 /// 128 + SIGPIPE: whoever read our output has had enough.

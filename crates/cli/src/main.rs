@@ -7,6 +7,8 @@
 #![warn(clippy::print_stdout)]
 
 mod cli;
+mod compare;
+mod diagnose;
 mod exit;
 mod jobs;
 mod machines;

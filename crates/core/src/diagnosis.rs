@@ -4,10 +4,8 @@
 //! interval lies above 1, the gain is worth having and the memory it costs is in proportion to it.
 
 use crate::budget::Budget;
-use crate::counter::Reading;
 use crate::report::{Environment, Warning};
-use crate::stats::{Ratio, median, ratio_of_pairs};
-use crate::units::Bytes;
+use crate::stats::{Ratio, ratio_of_pairs};
 use serde::{Deserialize, Serialize};
 
 /// The trial of the command as it is, which all others are compared with.
@@ -302,43 +300,41 @@ fn took_mostly(trial: &Trial) -> bool {
     trial.name != BASE && trial.took.fraction.is_some_and(|f| f >= MOSTLY)
 }
 
-/// The user time that the command as it is spends on translation, inferred from the trials: what
-/// larger pages saved. Low is what was saved beyond doubt; high also counts what memory that did
-/// not get large pages might have saved.
-pub fn translation(trials: &[Trial], seed: u64) -> Reading {
-    let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
-        return Reading::Missing("the command was not run as it is".into());
-    };
+/// A share of user time, 0 to 1, within bounds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Share {
+    /// Best estimate.
+    pub value: f64,
+    /// Lower bound.
+    pub low: f64,
+    /// Upper bound.
+    pub high: f64,
+}
+
+/// The share of its user time that the command as it is spends on translation, inferred from the
+/// trials: what larger pages saved. Low is what was saved beyond doubt; high also counts what
+/// memory that did not get large pages might have saved. An error says why trials cannot tell.
+pub fn translation(trials: &[Trial], seed: u64) -> Result<Share, &'static str> {
+    let as_is = trials
+        .iter()
+        .find(|t| t.name == AS_IS)
+        .ok_or("the command was not run to its end as it is")?;
     if took_mostly(as_is) {
-        return Reading::Missing(
-            "the command already runs on large pages; trials show what they save, not what is left"
-                .into(),
-        );
+        return Err("it already runs on large pages: trials show what they save, not what is left");
     }
     let saved = |t: &Trial| ratio_of_pairs(&t.user_ns, &as_is.user_ns, seed);
-    let best = trials
+    let (ratio, fraction) = trials
         .iter()
         .filter(|t| took_mostly(t))
         .filter_map(|t| Some((saved(t)?, t.took.fraction?)))
-        .min_by(|(a, _), (b, _)| a.value.total_cmp(&b.value));
-    let (Some((ratio, fraction)), Some(user_ns)) = (best, median(&as_is.user_ns)) else {
-        return Reading::Missing("no trial put most of the memory on large pages".into());
-    };
-    let ns = |share: f64| (user_ns as f64 * share.clamp(0.0, 1.0)) as u64;
-    Reading::Derived {
-        value: ns(1.0 - ratio.value),
-        low: ns(1.0 - ratio.high),
-        high: ns((1.0 - ratio.low) / fraction.min(1.0)),
-    }
-}
-
-/// How much larger pages cover, for people: `1.2G, 98 %`.
-pub fn took_words(took: &Took) -> String {
-    match (took.bytes, took.fraction) {
-        (None, _) => "not seen".into(),
-        (Some(bytes), None) => Bytes(bytes).to_string(),
-        (Some(bytes), Some(fraction)) => format!("{}, {:.0} %", Bytes(bytes), fraction * 100.0),
-    }
+        .min_by(|(a, _), (b, _)| a.value.total_cmp(&b.value))
+        .ok_or("no trial put most of the memory on large pages")?;
+    let share = |saved: f64| saved.clamp(0.0, 1.0);
+    Ok(Share {
+        value: share(1.0 - ratio.value),
+        low: share(1.0 - ratio.high),
+        high: share((1.0 - ratio.low) / fraction.min(1.0)),
+    })
 }
 
 #[cfg(test)]
@@ -424,18 +420,18 @@ mod tests {
     #[test]
     fn translation_is_what_large_pages_saved() {
         let trials = [trial(AS_IS, 1_300, 100, 0.0), trial("thp-2M", 1_000, 100, 0.8)];
-        let Reading::Derived { value, low, high } = translation(&trials, 1) else { panic!() };
-        assert_eq!((value + 500_000) / 1_000_000, 300);
+        let Share { value, low, high } = translation(&trials, 1).unwrap();
+        assert!((value - 0.3 / 1.3).abs() < 1e-3);
         assert!(low <= value && value < high);
-        assert!(high / 1_000_000 >= 375, "what did not take might have saved a quarter more");
+        assert!(high >= value / 0.8, "what did not take might have saved a quarter more");
     }
 
     #[test]
     fn translation_without_large_pages_is_missing() {
         let without = [trial(AS_IS, 1_300, 100, 0.0), trial("thp-2M", 1_000, 100, 0.1)];
-        assert!(matches!(translation(&without, 1), Reading::Missing(_)));
+        assert!(translation(&without, 1).unwrap_err().contains("no trial"));
         let already = [trial(AS_IS, 1_000, 100, 0.9), trial("thp-2M", 1_000, 100, 0.9)];
-        assert!(matches!(translation(&already, 1), Reading::Missing(why) if why.contains("left")));
+        assert!(translation(&already, 1).unwrap_err().contains("what is left"));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 pub mod access;
 pub mod budget;
 pub mod calibration;
+pub mod compare;
 pub mod counter;
 pub mod diagnosis;
 pub mod job;

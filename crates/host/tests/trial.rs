@@ -12,7 +12,7 @@ fn launch(argv: &[&str]) -> Launch {
 }
 
 fn shell(script: &str) -> Finished {
-    run(&launch(&["sh", "-c", script]), &Recipe::default(), &Outputs::default()).unwrap()
+    run(&launch(&["sh", "-c", script]), &Recipe::default(), &Outputs::default(), None).unwrap()
 }
 
 fn recipe(mechanism: Mechanism) -> Recipe {
@@ -29,7 +29,7 @@ fn exits_are_told() {
 #[test]
 fn what_is_no_program_is_told_as_env_does() {
     let fail = |program: &str| {
-        run(&launch(&[program]), &Recipe::default(), &Outputs::default()).unwrap_err()
+        run(&launch(&[program]), &Recipe::default(), &Outputs::default(), None).unwrap_err()
     };
     assert!(
         matches!(fail("no-such-program"), TrialError::NotFound(name) if name == "no-such-program")
@@ -46,7 +46,7 @@ fn input_and_outputs_are_the_commands_own() {
     let launch = Launch { stdin: Some(path("in")), ..launch(&["sh", "-c", "sort; echo err >&2"]) };
     let outputs = Outputs { stdout: Some(path("out")), stderr: Some(path("err")) };
     for _ in 0..2 {
-        run(&launch, &Recipe::default(), &outputs).unwrap();
+        run(&launch, &Recipe::default(), &outputs, None).unwrap();
         assert_eq!(std::fs::read_to_string(path("out")).unwrap(), "a\nb\n");
         assert_eq!(std::fs::read_to_string(path("err")).unwrap(), "err\n");
     }
@@ -77,9 +77,9 @@ fn base_pages_hold_over_fork_and_exec() {
     let out = directory.path().join("out");
     let outputs = Outputs { stdout: Some(out.clone()), stderr: None };
     let status = launch(&["sh", "-c", "sh -c 'grep THP_enabled /proc/self/status'; true"]);
-    run(&status, &recipe(Mechanism::Base), &outputs).unwrap();
+    run(&status, &recipe(Mechanism::Base), &outputs, None).unwrap();
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "THP_enabled:\t0\n");
-    run(&status, &Recipe::default(), &outputs).unwrap();
+    run(&status, &Recipe::default(), &outputs, None).unwrap();
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "THP_enabled:\t1\n");
 }
 
@@ -106,7 +106,7 @@ fn compile(directory: &Path, source: &str) -> String {
     std::fs::write(&c, source).unwrap();
     let (c, program) = (c.to_str().unwrap(), program.to_str().unwrap());
     let compiler = launch(&["cc", "-O1", "-pthread", "-o", program, c]);
-    let finished = run(&compiler, &Recipe::default(), &Outputs::default()).unwrap();
+    let finished = run(&compiler, &Recipe::default(), &Outputs::default(), None).unwrap();
     assert_eq!(finished.exit, Exit::Code(0), "a C compiler is part of what Rust itself needs");
     program.to_string()
 }
@@ -116,7 +116,7 @@ fn malloc_of_a_threaded_program_is_on_huge_pages_where_the_system_lets_it() {
     let directory = tempfile::tempdir().unwrap();
     let program = launch(&[&compile(directory.path(), THREADS_C)]);
     let fraction = |recipe: &Recipe| {
-        let finished = run(&program, recipe, &Outputs::default()).unwrap();
+        let finished = run(&program, recipe, &Outputs::default(), None).unwrap();
         assert_eq!(finished.exit, Exit::Code(0));
         took(recipe.mechanism, &[finished]).fraction.unwrap()
     };

@@ -6,6 +6,7 @@
 pub mod budget;
 pub mod columns;
 pub mod csv;
+pub mod diagnosis;
 pub mod progress;
 pub mod report;
 pub mod text;

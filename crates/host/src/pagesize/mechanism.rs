@@ -58,6 +58,8 @@ pub struct Recipe {
     pub disable_thp: bool,
     /// System settings for the time of the run.
     pub settings: Vec<Setting>,
+    /// Appended to the command, for programs that take their page size themselves.
+    pub arguments: Vec<String>,
 }
 
 impl Mechanism {
@@ -97,17 +99,6 @@ impl Mechanism {
             Mechanism::AsIs => None,
             Mechanism::Base => PageSize::new(rustix::param::page_size() as u64).ok(),
             Mechanism::Mthp(size) | Mechanism::Thp(size) | Mechanism::Hugetlb(size) => Some(size),
-        }
-    }
-
-    /// How, in a few words.
-    pub fn words(self) -> &'static str {
-        match self {
-            Mechanism::AsIs => "unchanged",
-            Mechanism::Base => "prctl(PR_SET_THP_DISABLE)",
-            Mechanism::Mthp(_) => "glibc malloc advice, the size's THP setting",
-            Mechanism::Thp(_) => "glibc malloc advice",
-            Mechanism::Hugetlb(_) => "glibc malloc on the hugetlb pool",
         }
     }
 
@@ -218,6 +209,16 @@ impl Recipe {
         Err(Unavailable { why, remedy: remedy.into() })
     }
 
+    /// What it does, in a few words.
+    pub fn words(&self) -> String {
+        let mut words = Vec::new();
+        words.extend(self.disable_thp.then(|| "prctl(PR_SET_THP_DISABLE)".to_string()));
+        words.extend(self.malloc_hugetlb.as_ref().map(|value| format!("{HUGETLB}={value}")));
+        words.extend(self.settings.iter().map(|s| format!("{} = {}", s.path.display(), s.value)));
+        words.extend((!self.arguments.is_empty()).then(|| self.arguments.join(" ")));
+        if words.is_empty() { "unchanged".into() } else { words.join(", ") }
+    }
+
     /// The value of GLIBC_TUNABLES for the command; none leaves it as it is.
     pub fn glibc_tunables(&self, existing: Option<&str>) -> Option<String> {
         Some(with_tunable(existing, HUGETLB, self.malloc_hugetlb.as_deref()?))
@@ -238,7 +239,8 @@ impl Recipe {
             let call = format!("syscall({},41,1,0,0,0)", libc::SYS_prctl);
             parts.push(format!("perl -e '{call}; exec {{$ARGV[0]}} @ARGV'"));
         }
-        parts.push(shlex::try_join(command.iter().map(String::as_str)).ok()?);
+        let words = command.iter().chain(&self.arguments).map(String::as_str);
+        parts.push(shlex::try_join(words).ok()?);
         Some(parts.join(" "))
     }
 }

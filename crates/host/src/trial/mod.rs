@@ -1,7 +1,7 @@
 //! One run of an unmodified command under one page-size mechanism, watched from outside.
 //!
 //! Invariants: the command gets its arguments, environment and working directory as they are, but
-//! for the one variable that its recipe names; system settings are changed for the run alone; no
+//! for what its recipe names; system settings are changed for the run alone; no
 //! process of the command outlives the trial.
 
 mod proof;
@@ -11,7 +11,9 @@ mod tree;
 pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
 
+use crate::budget::Watch;
 use crate::pagesize::{Changed, Mechanism, Recipe};
+use crate::stacks::Begin;
 use crate::sys::process::{Child, Exit, Usage};
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::diagnosis;
@@ -94,8 +96,14 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> TrialError {
 }
 
 /// Runs the command once and watches it. Orphans of the command become children of this process,
-/// and are ended with it, as is any other child of this process.
-pub fn run(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Finished, TrialError> {
+/// and are ended with it, as is any other child of this process. A `watch` collects for a budget,
+/// from right after exec.
+pub fn run(
+    launch: &Launch,
+    recipe: &Recipe,
+    outputs: &Outputs,
+    watch: Option<&mut Watch>,
+) -> Result<Finished, TrialError> {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let _put_back =
         Changed::apply(&recipe.settings).map_err(system("change a page-size setting"))?;
@@ -105,6 +113,9 @@ pub fn run(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Finish
     let own_resident_bytes = tree::resident_bytes(rustix::process::getpid()).unwrap_or(0);
     let start = Instant::now();
     let mut child = spawn(launch, recipe, outputs)?;
+    if let Some(watch) = watch {
+        watch.attach(child.pid().as_raw_nonzero().get() as u32, Begin::Now);
+    }
     let mthp = match recipe.mechanism {
         Mechanism::Mthp(size) => Some(size),
         _ => None,
@@ -142,7 +153,7 @@ pub fn run(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Finish
 fn spawn(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Child, TrialError> {
     let program = &launch.argv[0];
     let mut command = Command::new(program);
-    command.args(&launch.argv[1..]);
+    command.args(&launch.argv[1..]).args(&recipe.arguments);
     command.stdin(match &launch.stdin {
         Some(path) => File::open(path).map_err(system("open the saved standard input"))?.into(),
         None => Stdio::null(),

@@ -6,6 +6,7 @@
 use super::proof::Allocator;
 use super::tree;
 use crate::pagesize::PageSettings;
+use crate::procfs::{Root, process_memory};
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -38,6 +39,8 @@ pub struct Peak {
     /// On transparent pages below the PMD size, on the whole system, above what there was before;
     /// only where the recipe asks for such a size.
     pub mthp_bytes: Option<u64>,
+    /// Page tables of all processes.
+    pub page_table_bytes: u64,
     /// How many processes there were.
     pub process_count: usize,
     /// Resident when page sizes were last looked at, which may be short of the peak.
@@ -156,6 +159,7 @@ impl Watcher {
         let mut peak = Peak { process_count: self.processes.len(), ..Peak::default() };
         for pid in &self.processes {
             add_rollup(&mut peak, *pid);
+            peak.page_table_bytes += page_table_bytes(*pid);
         }
         peak.mthp_bytes = self.mthp.map(|(size, before)| {
             let folios = PageSettings::host().folios(size).unwrap_or(before);
@@ -170,6 +174,11 @@ impl Watcher {
         }
         self.last_look = Some((now, cpu_time() - before, resident));
     }
+}
+
+fn page_table_bytes(pid: Pid) -> u64 {
+    let pid = pid.as_raw_nonzero().get() as u32;
+    process_memory(&Root::default(), pid).page_table_bytes.value().unwrap_or(0)
 }
 
 /// Adds one process's /proc/PID/smaps_rollup; nothing if it has ended.

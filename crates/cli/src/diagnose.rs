@@ -1,0 +1,279 @@
+//! `pagetax diagnose`: trials of an unmodified command under several page sizes, and the verdict.
+//!
+//! The command's own output never mixes with the report; the exit status is the command's own.
+
+mod rounds;
+mod scratch;
+mod warnings;
+
+use crate::output::{self, progress::Progress};
+use crate::{exit, output::diagnosis};
+use anyhow::{Context, Result};
+use pagetax_core::budget::Budget;
+use pagetax_core::counter::Reading;
+use pagetax_core::diagnosis::{
+    AS_IS, Diagnosis, Exit, Skipped, Trial, compare_trials, judge, translation,
+};
+use pagetax_core::report::SCHEMA;
+use pagetax_core::stats::median;
+use pagetax_core::units::Nanos;
+use pagetax_host::budget::{Totals, Translation, Watch, Watched, budget};
+use pagetax_host::pagesize::{Mechanism, PageSettings, Recipe};
+use pagetax_host::sys::signal::StopSignals;
+use pagetax_host::trial::{self, Finished, Launch, Peak, TrialError};
+use rounds::{Ended, Rounds, Schedule};
+use scratch::Scratch;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetax diagnose                                       the built-in job tlb-gather
+  pagetax diagnose -- sort -S 2G big.txt                 what would larger pages do for sort?
+  pagetax diagnose --runs 10 -- python3 report.py        tighter intervals
+  pagetax diagnose --sizes 4K,2M,hugetlb-2M -- ./server  also pages of the hugetlb pool
+  pagetax diagnose --json before.json -- ./job           to compare later: pagetax compare";
+
+/// Seed of the resampling, so that the same runs give the same intervals.
+const SEED: u64 = 2004;
+
+/// Tell what virtual memory costs a command, and which page size would cure it
+#[derive(Debug, clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// Rounds; each runs every trial once. By default as many as fit the time, 3 to 30
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    runs: Option<u32>,
+
+    /// Runs before the first round, which do not count
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    warmup: u32,
+
+    /// Time that the rounds may take when --runs is not given; there are never fewer than three
+    #[arg(long, value_name = "TIME", default_value = "1min")]
+    time: Nanos,
+
+    /// Page sizes to try: 4K for base pages, 64K and the like, 2M, hugetlb-2M
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "4K,64K,2M")]
+    sizes: Vec<String>,
+
+    /// Change page-size settings of the system during the trials that need it, then put them back
+    #[arg(long)]
+    allow_sysfs: bool,
+
+    /// Standard input for each run: a file, or `null` for none [default: what stands on ours, read
+    /// once, unless it is a terminal]
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+
+    /// Keep standard output and error of every run in this directory, such as as-is.1.out
+    #[arg(long, value_name = "DIR")]
+    outputs: Option<PathBuf>,
+
+    /// Print the output of the first run, on stderr
+    #[arg(long)]
+    show_output: bool,
+
+    /// Go on when the command fails
+    #[arg(long)]
+    ignore_failure: bool,
+
+    /// Write the diagnosis as JSON to a file, or instead of the table to stdout (-)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// The command and its arguments; without one, the built-in job tlb-gather
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// `pagetax diagnose -- COMMAND`
+pub fn run(args: Args) -> Result<ExitCode> {
+    let tunables = std::env::var("GLIBC_TUNABLES").ok();
+    let (recipes, skipped) = recipes(&args, tunables.as_deref())?;
+    let mut scratch = Scratch::new(args.outputs.clone())?;
+    let stdin = scratch.stdin(args.input.as_deref())?;
+    let launch = Launch { argv: argv(&args)?, stdin, tunables };
+    let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
+    let schedule = Schedule {
+        runs: args.runs.map(|n| n as usize),
+        warmup: args.warmup as usize,
+        time_ns: args.time.0,
+        ignore_failure: args.ignore_failure,
+    };
+    let mut hashes = scratch::Hashes::new(recipes.len());
+    let mut watched = None;
+    let mut progress = Progress::start("diagnose");
+    let rounds = rounds::run(
+        &schedule,
+        recipes.len(),
+        |step| {
+            let outputs = scratch.outputs(&recipes[step.trial].mechanism.name(), step.round);
+            let mut watch = step.budget.then(Watch::new);
+            let finished = trial::run(&launch, &recipes[step.trial], &outputs, watch.as_mut())?;
+            watched = watch.map(|watch| (finished.clone(), watch.finish())).or(watched.take());
+            hashes.note(step, &outputs).map_err(|e| TrialError::System("read the output", e))?;
+            if step.first && args.show_output {
+                output::note(&scratch.first_output());
+            }
+            scratch.discard(&outputs);
+            Ok(finished)
+        },
+        |done| progress.update(done),
+    );
+    drop(progress);
+    let rounds = rounds.map_err(with_code)?;
+    let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds);
+    diagnosis.budget = watched.map(|(run, watched)| budget_of(&run, &watched, &diagnosis.trials));
+    diagnosis.warnings = warnings::of(&diagnosis, &rounds, &hashes, &scratch);
+    write(&diagnosis, args.json.as_deref())?;
+    Ok(match rounds.ended {
+        Ended::Interrupted => exit::INTERRUPTED.into(),
+        _ => diagnosis.exit.shell_code().into(),
+    })
+}
+
+/// As env(1) says it: 127 not found, 126 not executable; 125 is ours.
+fn with_code(error: TrialError) -> anyhow::Error {
+    let code = match error {
+        TrialError::NotFound(_) => exit::NOT_FOUND,
+        TrialError::NotExecutable(..) => exit::NOT_EXECUTABLE,
+        TrialError::Interrupted => exit::INTERRUPTED,
+        TrialError::System(..) => exit::WRAPPER_FAILED,
+    };
+    exit::with(code, error)
+}
+
+/// The command, or this program with the built-in job.
+fn argv(args: &Args) -> Result<Vec<OsString>> {
+    if !args.command.is_empty() {
+        return Ok(args.command.clone());
+    }
+    let own = std::env::current_exe().context("cannot find this program; name a command")?;
+    Ok([own.into(), "run".into(), "tlb-gather".into()].into())
+}
+
+/// The trials that can be made, the command as it is first, and those that cannot.
+fn recipes(args: &Args, tunables: Option<&str>) -> Result<(Vec<Recipe>, Vec<Skipped>)> {
+    let system = PageSettings::host();
+    let (mut recipes, mut skipped) = (vec![Recipe::default()], Vec::new());
+    for word in &args.sizes {
+        let mechanism = Mechanism::parse(word, &system)
+            .with_context(|| format!("--sizes {}", args.sizes.join(",")))?;
+        let recipe = match args.command.is_empty() {
+            true => Ok(job_recipe(mechanism, word)),
+            false => mechanism.recipe(&system, tunables),
+        };
+        let usable = recipe.and_then(|r| r.permitted(args.allow_sysfs).map(|()| r));
+        match usable {
+            Ok(recipe) if !recipes.contains(&recipe) => recipes.push(recipe),
+            Ok(_) => {}
+            Err(unavailable) => skipped.push(Skipped {
+                name: mechanism.name(),
+                page_bytes: mechanism.page_size().map_or(0, |size| size.bytes()),
+                why: unavailable.why,
+                remedy: unavailable.remedy,
+            }),
+        }
+    }
+    Ok((recipes, skipped))
+}
+
+/// A built-in job does not live in malloc's heap, but takes its page size as a parameter.
+fn job_recipe(mechanism: Mechanism, word: &str) -> Recipe {
+    let page_size = match mechanism {
+        Mechanism::Base => "base".into(),
+        Mechanism::Hugetlb(size) => format!("hugetlb:{size}"),
+        _ => word.to_string(),
+    };
+    let arguments = vec!["--set".into(), format!("page_size={page_size}")];
+    Recipe { arguments, ..Recipe::of(mechanism) }
+}
+
+fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
+    let column = |of: fn(&Finished) -> u64| runs.iter().map(of).collect::<Vec<_>>();
+    let peaks: Vec<u64> = runs.iter().filter_map(|r| Some(r.peak?.resident_bytes)).collect();
+    let failed = runs.iter().map(|r| r.exit).find(|exit| !exit.success());
+    Trial {
+        name: recipe.mechanism.name(),
+        page_bytes: recipe.mechanism.page_size().map(|size| size.bytes()),
+        mechanism: recipe.words(),
+        runs_ns: column(|r| r.wall_ns),
+        median_ns: median(&column(|r| r.wall_ns)).unwrap_or(0),
+        user_ns: column(|r| r.usage.user_ns),
+        kernel_ns: column(|r| r.usage.kernel_ns),
+        speedup: None,
+        speedup_over_base: None,
+        took: trial::took(recipe.mechanism, runs),
+        peak_resident_bytes: median(&peaks),
+        exit: failed.unwrap_or(Exit::Code(0)),
+    }
+}
+
+/// All but the warnings.
+fn diagnosis_of(
+    launch: &Launch,
+    recipes: &[Recipe],
+    skipped: Vec<Skipped>,
+    rounds: &Rounds<Finished>,
+) -> Diagnosis {
+    let with_runs = recipes.iter().zip(&rounds.finished).filter(|(_, runs)| !runs.is_empty());
+    let mut trials: Vec<Trial> = with_runs.map(|(recipe, runs)| trial_of(recipe, runs)).collect();
+    compare_trials(&mut trials, SEED);
+    let command: Vec<String> =
+        launch.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let mut verdict = judge(&trials);
+    let winner = recipes.iter().find(|r| Some(r.mechanism.name()) == verdict.winner);
+    verdict.apply = winner
+        .filter(|_| launch.argv.iter().all(|word| word.to_str().is_some()))
+        .and_then(|recipe| recipe.shell_line(&command, launch.tunables.as_deref()));
+    let as_is = trials.iter().find(|t| t.name == AS_IS);
+    Diagnosis {
+        schema: SCHEMA,
+        kind: "diagnosis".into(),
+        command,
+        exit: as_is.map_or(Exit::Code(0), |t| t.exit),
+        skipped,
+        verdict,
+        budget: None,
+        environment: Default::default(),
+        warnings: Vec::new(),
+        trials,
+    }
+}
+
+/// Where the time of one run of the command as it is went; translation is what the trials tell.
+fn budget_of(run: &Finished, watched: &Watched, trials: &[Trial]) -> Budget {
+    let peak = |of: fn(&Peak) -> u64| match &run.peak {
+        Some(peak) => Reading::Measured(of(peak)),
+        None => Reading::Missing("the run was over before its memory could be looked at".into()),
+    };
+    let totals = Totals {
+        wall_ns: run.wall_ns,
+        user_ns: run.usage.user_ns,
+        kernel_ns: run.usage.kernel_ns,
+        minor_fault_count: run.usage.minor_fault_count,
+        major_fault_count: run.usage.major_fault_count,
+        resident_bytes_max: peak(|p| p.resident_bytes),
+        huge_page_bytes_max: peak(|p| p.thp_bytes + p.hugetlb_bytes),
+        page_table_bytes_max: peak(|p| p.page_table_bytes),
+    };
+    let translation = match translation(trials, SEED) {
+        Ok(share) => {
+            Translation::Trial { share_low: share.low, share: share.value, share_high: share.high }
+        }
+        Err(why) => Translation::Unknown(why.into()),
+    };
+    budget(&totals, &watched.profile, &translation, None)
+}
+
+fn write(diagnosis: &Diagnosis, json: Option<&Path>) -> Result<()> {
+    if let Some(path) = json {
+        output::write_document(path, &(serde_json::to_string_pretty(diagnosis)? + "\n"))?;
+        if path == Path::new("-") {
+            return Ok(());
+        }
+    }
+    output::print(&diagnosis::render(diagnosis))
+}

@@ -1,0 +1,137 @@
+//! What to know about a diagnosis, each with what would mend it.
+
+use super::rounds::{Ended, Rounds};
+use super::scratch::{Hashes, Scratch};
+use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial};
+use pagetax_core::report::Warning;
+use pagetax_core::stats::outliers;
+use pagetax_core::units::Nanos;
+use pagetax_host::trial::Finished;
+
+/// Runs shorter than this are mostly fork, exec and exit.
+const SHORT_NS: u64 = 5_000_000;
+/// Watching should cost less than 2 %.
+const WATCH_SHARE: u64 = 50;
+
+fn warning(id: &str, text: impl Into<String>, remedy: &str) -> Warning {
+    Warning { id: id.into(), text: text.into(), remedy: remedy.into() }
+}
+
+/// All of a diagnosis.
+pub fn of(
+    diagnosis: &Diagnosis,
+    rounds: &Rounds<Finished>,
+    hashes: &Hashes,
+    scratch: &Scratch,
+) -> Vec<Warning> {
+    let mut all: Vec<Warning> = Vec::new();
+    all.extend(ended(diagnosis, rounds.ended, scratch));
+    all.extend(diagnosis.trials.iter().filter_map(ends_differently(diagnosis)));
+    all.extend(diagnosis.trials.iter().filter_map(far_off));
+    all.extend(few_or_short(diagnosis));
+    let names: Vec<_> = hashes.different().iter().filter_map(|i| name_of(diagnosis, *i)).collect();
+    if !names.is_empty() {
+        all.push(warning(
+            "output_differs",
+            format!("the command printed something else under {}", names.join(", ")),
+            "keep the outputs with --outputs DIR and compare them before trusting the times",
+        ));
+    }
+    all.extend(of_runs(&rounds.finished.iter().flatten().collect::<Vec<_>>()));
+    all
+}
+
+/// Trials without runs are left out of a diagnosis, and only ever the last ones.
+fn name_of(diagnosis: &Diagnosis, trial: usize) -> Option<String> {
+    diagnosis.trials.get(trial).map(|t| format!("`{}`", t.name))
+}
+
+fn ended(diagnosis: &Diagnosis, ended: Ended, scratch: &Scratch) -> Option<Warning> {
+    match ended {
+        Ended::Complete => None,
+        Ended::Interrupted => Some(warning(
+            "interrupted",
+            "interrupted: the report covers the runs that had finished",
+            "let it end, or give fewer --runs",
+        )),
+        Ended::FirstFailed => {
+            let words = scratch.first_words();
+            let said =
+                if words.is_empty() { String::new() } else { format!("; it said:\n{words}") };
+            Some(warning(
+                "command_failed",
+                format!("the command failed in its first run, {}{said}", diagnosis.exit),
+                "mend the command, or add --ignore-failure to diagnose it as it is",
+            ))
+        }
+    }
+}
+
+fn ends_differently(diagnosis: &Diagnosis) -> impl Fn(&Trial) -> Option<Warning> {
+    let usual = diagnosis.exit;
+    move |trial| {
+        (trial.exit != usual).then(|| {
+            warning(
+                "exit_differs",
+                format!("a run under `{}` ended with {}, not {usual}", trial.name, trial.exit),
+                "keep the outputs with --outputs DIR and see what went wrong",
+            )
+        })
+    }
+}
+
+fn far_off(trial: &Trial) -> Option<Warning> {
+    let far = outliers(&trial.runs_ns);
+    let first = *far.first()?;
+    let (what, remedy) = match (first, far.len()) {
+        (0, 1) => ("its first run", "warm caches with more --warmup runs"),
+        _ => ("some runs", "stop what else runs on this machine, or give more --runs"),
+    };
+    Some(warning(
+        "outliers",
+        format!(
+            "`{}`: {what} lies far off the others ({} of {} runs, such as {} against a median of {})",
+            trial.name,
+            far.len(),
+            trial.runs_ns.len(),
+            Nanos(trial.runs_ns[first]),
+            Nanos(trial.median_ns),
+        ),
+        remedy,
+    ))
+}
+
+fn few_or_short(diagnosis: &Diagnosis) -> Option<Warning> {
+    let as_is = diagnosis.trials.iter().find(|t| t.name == AS_IS)?;
+    if as_is.median_ns < SHORT_NS {
+        return Some(warning(
+            "short_command",
+            format!("a run takes only {}: mostly its start and end", Nanos(as_is.median_ns)),
+            "give the command more to do",
+        ));
+    }
+    (as_is.runs_ns.len() == 1 && diagnosis.trials.len() > 1).then(|| {
+        warning("single_run", "one run of each trial has no interval", "give --runs 5 or more")
+    })
+}
+
+fn of_runs(runs: &[&Finished]) -> Vec<Warning> {
+    let mut all = Vec::new();
+    if let Some(most) = runs.iter().map(|run| run.left_running).max().filter(|n| *n > 0) {
+        all.push(warning(
+            "left_running",
+            format!("the command left {most} processes running; they were ended after each run"),
+            "run a server in the foreground, under a client that ends it",
+        ));
+    }
+    let watched: u64 = runs.iter().map(|run| run.watch_ns).sum();
+    let total: u64 = runs.iter().map(|run| run.wall_ns).sum();
+    if watched * WATCH_SHARE > total && total / SHORT_NS > runs.len() as u64 {
+        all.push(warning(
+            "watching_costs",
+            format!("watching took {} of {}", Nanos(watched), Nanos(total)),
+            "it falls on all trials alike; with a CPU to spare it does not slow the command",
+        ));
+    }
+    all
+}

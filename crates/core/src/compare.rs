@@ -1,0 +1,324 @@
+//! Two documents beside each other: runs with runs, a diagnosis with a diagnosis.
+//!
+//! Invariants: a ratio has an interval only where both sides have several runs; what makes the two
+//! incomparable (another job, another machine) is listed, and the caller refuses or labels it.
+
+use crate::counter::{Provenance, Unit};
+use crate::diagnosis::{Diagnosis, Trial};
+use crate::report::{Environment, Run, SCHEMA};
+use crate::stats::{Ratio, median, ratio_of_groups};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Seed of the resampling, so that the same documents give the same intervals.
+const SEED: u64 = 2004;
+/// Facts of an environment that make another machine of it.
+const HARDWARE: &[&str] = &["cpu_model", "cpu_count", "hypervisor", "base_page_bytes"];
+/// Memory may differ by this share: virtual machines get and give some while they run.
+const MEMORY_SHARE: f64 = 0.1;
+/// Settings that may explain a difference, but may also be what is being compared.
+const SETTINGS: &[&str] = &[
+    "kernel",
+    "thp_enabled",
+    "thp_defrag",
+    "thp_shmem_enabled",
+    "thp_enabled_by_size",
+    "swappiness",
+    "cpu_governor",
+    "page_table_isolation",
+    "cgroup_memory_limit_bytes",
+];
+
+/// What a file of reports holds.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Document {
+    /// Runs of one job on one machine, at least one.
+    Runs(Vec<Run>),
+    /// One diagnosis.
+    Diagnosis(Box<Diagnosis>),
+}
+
+/// Why a text is no such document.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// Not JSON, or not the JSON of a report.
+    #[error("not a report of pagetax: {0}; write one with --json FILE")]
+    Malformed(#[from] serde_json::Error),
+    /// From a later version.
+    #[error("schema {0} is newer than this pagetax, which knows {SCHEMA}; use a newer pagetax")]
+    Newer(u64),
+    /// Some other document.
+    #[error("a document of kind `{0}`; `run` and `diagnosis` can be compared")]
+    Kind(String),
+    /// Nothing, or more than belongs together.
+    #[error("{0}; give one file for each job and machine")]
+    Mixed(&'static str),
+}
+
+impl Document {
+    /// Reads a document; several runs may follow one another in one text.
+    pub fn parse(text: &str) -> Result<Document, DocumentError> {
+        let mut runs = Vec::new();
+        let mut diagnoses = Vec::new();
+        for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
+            let value = value?;
+            match value["schema"].as_u64() {
+                Some(schema) if schema > u64::from(SCHEMA) => {
+                    return Err(DocumentError::Newer(schema));
+                }
+                _ => {}
+            }
+            match value["kind"].as_str() {
+                Some("run") => runs.push(Run::deserialize(value)?),
+                Some("runs") => runs.extend(Vec::<Run>::deserialize(value["runs"].clone())?),
+                Some("diagnosis") => diagnoses.push(Diagnosis::deserialize(value)?),
+                kind => return Err(DocumentError::Kind(kind.unwrap_or("none").into())),
+            }
+        }
+        let alike = |run: &Run| run.job == runs[0].job && run.machine == runs[0].machine;
+        match (runs.len(), diagnoses.len()) {
+            (0, 0) => Err(DocumentError::Mixed("the file holds no report")),
+            (0, 1) => Ok(Document::Diagnosis(Box::new(diagnoses.remove(0)))),
+            (_, 0) if runs.iter().all(alike) => Ok(Document::Runs(runs)),
+            (_, 0) => Err(DocumentError::Mixed("the file holds runs of several jobs or machines")),
+            _ => Err(DocumentError::Mixed("the file holds a diagnosis and other reports")),
+        }
+    }
+
+    fn environment(&self) -> &Environment {
+        match self {
+            Document::Runs(runs) => &runs[0].environment,
+            Document::Diagnosis(diagnosis) => &diagnosis.environment,
+        }
+    }
+}
+
+/// One quantity on both sides.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// A counter's id or a trial's name and what of it.
+    pub id: String,
+    /// Of both values.
+    pub unit: Unit,
+    /// Medians of the first and the second document.
+    pub medians: [u64; 2],
+    /// How the values came about.
+    pub provenance: [Provenance; 2],
+    /// How many runs stand behind them.
+    pub run_counts: [usize; 2],
+    /// Second ÷ first, with its interval; absent for a single run on a side or a median of 0.
+    pub ratio: Option<Ratio>,
+}
+
+/// Both documents beside each other.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// [`SCHEMA`]
+    pub schema: u32,
+    /// `comparison`
+    pub kind: String,
+    /// Why the two should not be compared; empty when they may.
+    pub incomparable: Vec<String>,
+    /// Settings that differ.
+    pub settings: Vec<String>,
+    /// Quantities that both have.
+    pub rows: Vec<Row>,
+}
+
+/// Compares. Documents of different kinds have no rows in common.
+pub fn compare(first: &Document, second: &Document) -> Comparison {
+    let mut incomparable = match (first, second) {
+        (Document::Runs(a), Document::Runs(b)) => jobs_differ(&a[0], &b[0]),
+        (Document::Diagnosis(a), Document::Diagnosis(b)) => {
+            different("command", &a.command.join(" "), &b.command.join(" ")).into_iter().collect()
+        }
+        _ => vec!["one is a run, the other a diagnosis".into()],
+    };
+    let (a, b) = (first.environment(), second.environment());
+    incomparable.extend(HARDWARE.iter().filter_map(|key| facts_differ(key, a, b)));
+    incomparable.extend(memory_differs(a, b));
+    Comparison {
+        schema: SCHEMA,
+        kind: "comparison".into(),
+        incomparable,
+        settings: SETTINGS.iter().filter_map(|key| facts_differ(key, a, b)).collect(),
+        rows: match (first, second) {
+            (Document::Runs(a), Document::Runs(b)) => rows_of_runs(a, b),
+            (Document::Diagnosis(a), Document::Diagnosis(b)) => rows_of_trials(a, b),
+            _ => Vec::new(),
+        },
+    }
+}
+
+fn different(what: &str, a: &str, b: &str) -> Option<String> {
+    (a != b).then(|| format!("{what}: `{a}` and `{b}`"))
+}
+
+fn jobs_differ(a: &Run, b: &Run) -> Vec<String> {
+    let params = |run: &Run| {
+        let pairs = run.job.params.iter().map(|(key, value)| format!("{key}={value}"));
+        pairs.collect::<Vec<_>>().join(" ")
+    };
+    let seed = |run: &Run| run.job.seed.to_string();
+    [
+        different("job", &a.job.name, &b.job.name),
+        different("parameters", &params(a), &params(b)),
+        different("seed", &seed(a), &seed(b)),
+        different("machine", &a.machine.name, &b.machine.name),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// Facts that one side does not know are no difference.
+fn facts_differ(key: &str, a: &Environment, b: &Environment) -> Option<String> {
+    let (a, b) = (a.get(key)?, b.get(key)?);
+    let known = !a.is_null() && !b.is_null();
+    let text = |value: &Value| value.as_str().map_or(value.to_string(), str::to_string);
+    if known { different(key, &text(a), &text(b)) } else { None }
+}
+
+fn memory_differs(a: &Environment, b: &Environment) -> Option<String> {
+    let memory = |facts: &Environment| facts.get("memory_bytes")?.as_f64();
+    let (a, b) = (memory(a)?, memory(b)?);
+    let differs = (a - b).abs() > MEMORY_SHARE * a.max(b);
+    differs.then(|| format!("memory_bytes: {a} and {b}"))
+}
+
+type Column = (Vec<u64>, Unit, Provenance);
+
+/// The values of each counter over the runs. The elapsed time is one of them.
+fn columns(runs: &[Run]) -> BTreeMap<&str, Column> {
+    let mut columns = BTreeMap::new();
+    for (id, reading) in runs.iter().flat_map(|run| &run.counters) {
+        let empty = || (Vec::new(), reading.unit, reading.provenance);
+        let (values, ..) = columns.entry(id.as_str()).or_insert_with(empty);
+        values.extend(reading.value);
+    }
+    columns
+}
+
+fn rows_of_runs(a: &[Run], b: &[Run]) -> Vec<Row> {
+    let (first, mut second) = (columns(a), columns(b));
+    first.into_iter().filter_map(|(id, a)| row(id.into(), a, second.remove(id)?)).collect()
+}
+
+fn rows_of_trials(a: &Diagnosis, b: &Diagnosis) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for first in &a.trials {
+        let Some(second) = b.trials.iter().find(|t| t.name == first.name) else { continue };
+        let times = |t: &Trial| (t.runs_ns.clone(), Unit::Ns, Provenance::Measured);
+        rows.extend(row(format!("{} wall_ns", first.name), times(first), times(second)));
+        let peak = |t: &Trial| {
+            (t.peak_resident_bytes.into_iter().collect(), Unit::Bytes, Provenance::Measured)
+        };
+        let id = format!("{} peak_resident_bytes", first.name);
+        rows.extend(row(id, peak(first), peak(second)));
+    }
+    rows
+}
+
+/// None where a side has no value.
+fn row(id: String, a: Column, b: Column) -> Option<Row> {
+    Some(Row {
+        id,
+        unit: a.1,
+        medians: [median(&a.0)?, median(&b.0)?],
+        provenance: [a.2, b.2],
+        run_counts: [a.0.len(), b.0.len()],
+        ratio: ratio_of_groups(&b.0, &a.0, SEED),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counter::{Reading, put};
+    use serde_json::json;
+
+    fn run(wall_ns: u64) -> Run {
+        let value = json!({
+            "schema": 1, "kind": "run",
+            "job": {"name": "j", "params": {"size": "1M"}, "seed": 1},
+            "machine": {"name": "host", "kind": "host", "validated": true},
+            "wall_ns": wall_ns, "counters": {}, "phases": [],
+            "series": {"interval_ns": 0, "columns": {}}, "latency": {},
+            "environment": {"cpu_model": "A", "kernel": "6.18", "memory_bytes": 1000},
+            "warnings": [],
+        });
+        let mut run = Run::deserialize(value).unwrap();
+        put(&mut run.counters, "wall_ns", Reading::Measured(wall_ns));
+        put(&mut run.counters, "tlb_miss_count", Reading::Missing("no PMU".into()));
+        run
+    }
+
+    fn runs(times: &[u64]) -> Document {
+        Document::Runs(times.iter().map(|ns| run(*ns)).collect())
+    }
+
+    #[test]
+    fn several_runs_have_an_interval_and_single_ones_none() {
+        let several = compare(&runs(&[100, 101, 102]), &runs(&[200, 202, 201]));
+        assert!(several.incomparable.is_empty());
+        let ids: Vec<_> = several.rows.iter().map(|row| row.id.as_str()).collect();
+        assert_eq!(ids, ["wall_ns"], "what is missing on both sides is no row");
+        let ratio = several.rows[0].ratio.unwrap();
+        assert!(ratio.low > 1.9 && ratio.high < 2.1, "{ratio}");
+        let single = compare(&runs(&[100]), &runs(&[200]));
+        assert_eq!((single.rows[0].medians, single.rows[0].ratio), ([100, 200], None));
+    }
+
+    #[test]
+    fn other_jobs_and_machines_are_incomparable_other_settings_are_told() {
+        let changed = |change: fn(&mut Run)| {
+            let mut run = run(100);
+            change(&mut run);
+            compare(&runs(&[100]), &Document::Runs(vec![run]))
+        };
+        assert!(changed(|run| run.job.seed = 2).incomparable[0].contains("seed"));
+        assert!(changed(|run| run.machine.name = "null".into()).incomparable[0].contains("null"));
+        let cpu = changed(|run| {
+            run.environment.insert("cpu_model".into(), "B".into());
+        });
+        assert_eq!(cpu.incomparable, ["cpu_model: `A` and `B`"]);
+        let memory = changed(|run| {
+            run.environment.insert("memory_bytes".into(), 2000.into());
+        });
+        assert_eq!(memory.incomparable.len(), 1);
+        let kernel = changed(|run| {
+            run.environment.insert("kernel".into(), "6.19".into());
+            run.environment.insert("memory_bytes".into(), 1050.into());
+            run.environment.insert("cpu_count".into(), 2.into());
+        });
+        assert!(kernel.incomparable.is_empty());
+        assert_eq!(kernel.settings, ["kernel: `6.18` and `6.19`"]);
+    }
+
+    #[test]
+    fn documents_are_read_back() {
+        let text = |run: &Run| serde_json::to_string(run).unwrap();
+        let stream = text(&run(1)) + "\n" + &text(&run(2));
+        assert!(
+            matches!(Document::parse(&stream).unwrap(), Document::Runs(runs) if runs.len() == 2)
+        );
+        let list = json!({"schema": 1, "kind": "runs", "runs": [run(1), run(2)]}).to_string();
+        assert!(matches!(Document::parse(&list).unwrap(), Document::Runs(runs) if runs.len() == 2));
+    }
+
+    #[test]
+    fn what_is_no_document_says_why() {
+        let error = |text: &str| Document::parse(text).unwrap_err().to_string();
+        assert!(error("").contains("no report"));
+        assert!(error("{").contains("--json FILE"));
+        assert!(error(r#"{"schema":2,"kind":"run"}"#).contains("newer"));
+        assert!(error(r#"{"schema":1,"kind":"song"}"#).contains("song"));
+        assert!(error(r#"{"schema":1,"kind":"run"}"#).contains("missing field"));
+        let mut other = run(1);
+        other.job.name = "k".into();
+        let mixed =
+            serde_json::to_string(&run(1)).unwrap() + &serde_json::to_string(&other).unwrap();
+        assert!(error(&mixed).contains("several jobs"));
+    }
+}
