@@ -18,7 +18,10 @@ use pagetax_core::report::SCHEMA;
 use pagetax_core::stats::median;
 use pagetax_core::units::Nanos;
 use pagetax_host::budget::{Totals, Translation, Watch, Watched, budget};
+use pagetax_host::calibrate;
+use pagetax_host::environment::environment;
 use pagetax_host::pagesize::{Mechanism, PageSettings, Recipe};
+use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_host::trial::{self, Finished, Launch, Peak, TrialError};
 use rounds::{Ended, Rounds, Schedule};
@@ -237,7 +240,7 @@ fn diagnosis_of(
         skipped,
         verdict,
         budget: None,
-        environment: Default::default(),
+        environment: environment(&Root::default()),
         warnings: Vec::new(),
         trials,
     }
@@ -265,7 +268,8 @@ fn budget_of(run: &Finished, watched: &Watched, trials: &[Trial]) -> Budget {
         }
         Err(why) => Translation::Unknown(why.into()),
     };
-    budget(&totals, &watched.profile, &translation, None)
+    let calibration = calibrate::cached().ok();
+    budget(&totals, &watched.profile, &translation, calibration.as_ref())
 }
 
 fn write(diagnosis: &Diagnosis, json: Option<&Path>) -> Result<()> {

@@ -10,6 +10,8 @@ use pagetax_host::trial::Finished;
 
 /// Runs shorter than this are mostly fork, exec and exit.
 const SHORT_NS: u64 = 5_000_000;
+/// On a quiet machine a command waits for a CPU for less than 5 % of the time.
+const QUEUED_SHARE: u64 = 20;
 /// Watching should cost less than 2 %.
 const WATCH_SHARE: u64 = 50;
 
@@ -29,6 +31,7 @@ pub fn of(
     all.extend(diagnosis.trials.iter().filter_map(ends_differently(diagnosis)));
     all.extend(diagnosis.trials.iter().filter_map(far_off));
     all.extend(few_or_short(diagnosis));
+    all.extend(busy(diagnosis));
     let names: Vec<_> = hashes.different().iter().filter_map(|i| name_of(diagnosis, *i)).collect();
     if !names.is_empty() {
         all.push(warning(
@@ -112,6 +115,23 @@ fn few_or_short(diagnosis: &Diagnosis) -> Option<Warning> {
     }
     (as_is.runs_ns.len() == 1 && diagnosis.trials.len() > 1).then(|| {
         warning("single_run", "one run of each trial has no interval", "give --runs 5 or more")
+    })
+}
+
+/// While none of the command's tasks ran, one could have: others had the CPUs.
+fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
+    let budget = diagnosis.budget.as_ref()?;
+    let queued_ns = budget.wall.iter().find(|row| row.id == "run_queue")?.ns?;
+    (queued_ns * QUEUED_SHARE > budget.wall_total_ns).then(|| {
+        warning(
+            "busy_machine",
+            format!(
+                "the command waited {} of {} for a CPU: something else runs on this machine",
+                Nanos(queued_ns),
+                Nanos(budget.wall_total_ns)
+            ),
+            "stop it, or give more --runs; the intervals are as wide as the disturbance",
+        )
     })
 }
 

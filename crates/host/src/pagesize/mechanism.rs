@@ -229,7 +229,7 @@ impl Recipe {
     pub fn shell_line(&self, command: &[String], existing: Option<&str>) -> Option<String> {
         let mut parts = Vec::new();
         for Setting { path, value } in &self.settings {
-            parts.push(format!("echo {value} | sudo tee {} &&", path.display()));
+            parts.push(format!("echo {value} | sudo tee {} >/dev/null &&", path.display()));
         }
         if let Some(tunables) = self.glibc_tunables(existing) {
             parts.push(format!("GLIBC_TUNABLES={}", shlex::try_quote(&tunables).ok()?));
@@ -239,10 +239,22 @@ impl Recipe {
             let call = format!("syscall({},41,1,0,0,0)", libc::SYS_prctl);
             parts.push(format!("perl -e '{call}; exec {{$ARGV[0]}} @ARGV'"));
         }
-        let words = command.iter().chain(&self.arguments).map(String::as_str);
-        parts.push(shlex::try_join(words).ok()?);
+        for word in command.iter().chain(&self.arguments) {
+            parts.push(quoted(word)?);
+        }
         Some(parts.join(" "))
     }
+}
+
+/// A word for a shell. What would break the line is escaped as bash, zsh and ksh have it.
+fn quoted(word: &str) -> Option<String> {
+    if !word.contains(['\n', '\r']) {
+        return Some(shlex::try_quote(word).ok()?.into_owned());
+    }
+    let escapes = [("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r")];
+    let escaped =
+        escapes.iter().fold(word.to_string(), |text, (raw, escape)| text.replace(raw, escape));
+    (!word.contains('\0')).then(|| format!("$'{escaped}'"))
 }
 
 #[cfg(test)]
@@ -320,6 +332,11 @@ mod tests {
             "GLIBC_TUNABLES='glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1' sort 'a file' '-k1;'"
         );
         assert!(thp.shell_line(&["a\0b".to_string()], None).is_none());
+        let script = ["python3".to_string(), "-c".into(), "a = 'b\\n'\nprint(a)".into()];
+        assert_eq!(
+            Recipe::default().shell_line(&script, None).unwrap(),
+            r"python3 -c $'a = \'b\\n\'\nprint(a)'"
+        );
     }
 
     #[test]

@@ -1,0 +1,236 @@
+//! `pagetax diagnose` and `compare` on real programs, on misbehaving ones, and interrupted.
+
+use pagetax_core::diagnosis::{AS_IS, Diagnosis, Exit, Trial};
+use pagetax_core::stats::ratio_of_groups;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn pagetax(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    command.args(args).env("NO_COLOR", "1").stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn diagnose(options: &[&str], argv: &[&str]) -> Output {
+    pagetax(&[&["diagnose", "--json", "-"], options, &["--"], argv].concat()).output().unwrap()
+}
+
+fn document(output: &Output) -> Diagnosis {
+    let error = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {error}"))
+}
+
+fn trial<'a>(diagnosis: &'a Diagnosis, name: &str) -> &'a Trial {
+    diagnosis.trials.iter().find(|t| t.name == name).unwrap()
+}
+
+fn warned(diagnosis: &Diagnosis, id: &str) -> bool {
+    diagnosis.warnings.iter().any(|warning| warning.id == id)
+}
+
+const TWO: &[&str] = &["--runs", "2", "--warmup", "0", "--sizes", "4K,2M"];
+const DICT: &str = "d = {i: str(i) for i in range(150000)}; print(len(d))";
+
+#[test]
+fn programs_that_nobody_here_wrote_come_through_unharmed() {
+    let sqlite = "CREATE TABLE t(a); WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM c \
+                  LIMIT 50000) INSERT INTO t SELECT hex(n*7919) FROM c; SELECT count(*) FROM t;";
+    let programs: &[&[&str]] = &[
+        &["python3", "-c", DICT],
+        &["sh", "-c", "seq 100000 | sort -S 50M -r | tail -n 1; (exit 0) & wait"],
+        &["sqlite3", ":memory:", sqlite],
+    ];
+    for argv in programs {
+        let installed = Command::new(argv[0]).arg("--version").output().is_ok();
+        if !installed {
+            println!("SKIP: {} is not installed", argv[0]);
+            continue;
+        }
+        let output = diagnose(TWO, argv);
+        let diagnosis = document(&output);
+        assert_eq!((output.status.code(), diagnosis.exit), (Some(0), Exit::Code(0)), "{argv:?}");
+        assert_eq!(diagnosis.command, *argv);
+        assert_eq!(trial(&diagnosis, AS_IS).runs_ns.len(), 2);
+        assert_eq!(trial(&diagnosis, "base").took.bytes, Some(0), "{argv:?}");
+        assert!(!warned(&diagnosis, "output_differs"), "{argv:?}");
+        assert!(trial(&diagnosis, AS_IS).peak_resident_bytes.unwrap() > 1 << 20);
+        let budget = diagnosis.budget.unwrap();
+        let rows: u64 = budget.cpu.iter().filter_map(|row| row.ns).sum();
+        assert_eq!(rows as i64 + budget.cpu_unexplained_ns, budget.cpu_total_ns as i64);
+    }
+}
+
+#[test]
+fn a_command_that_fails_is_run_once_and_its_status_is_ours() {
+    let output = diagnose(TWO, &["sh", "-c", "echo no such luck >&2; exit 3"]);
+    let diagnosis = document(&output);
+    assert_eq!((output.status.code(), diagnosis.exit), (Some(3), Exit::Code(3)));
+    assert_eq!((diagnosis.trials.len(), diagnosis.trials[0].runs_ns.len()), (1, 1));
+    assert!(diagnosis.verdict.winner.is_none());
+    let warning = diagnosis.warnings.iter().find(|w| w.id == "command_failed").unwrap();
+    assert!(warning.text.contains("no such luck"), "{}", warning.text);
+
+    let killed = diagnose(TWO, &["sh", "-c", "kill -ABRT $$"]);
+    assert_eq!((killed.status.code(), document(&killed).exit), (Some(134), Exit::Signal(6)));
+
+    let stubborn = diagnose(&[TWO, &["--ignore-failure"]].concat(), &["sh", "-c", "exit 3"]);
+    assert!(
+        document(&stubborn).trials.iter().all(|t| t.runs_ns.len() == 2 && t.exit == Exit::Code(3))
+    );
+}
+
+#[test]
+fn what_cannot_be_run_says_so_as_env_does() {
+    for (argv, code, words) in
+        [("no-such-program", 127, "was not found"), ("/etc/passwd", 126, "cannot be run")]
+    {
+        let output = diagnose(TWO, &[argv]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{error}");
+        assert!(error.contains(argv) && error.contains(words), "{error}");
+        assert!(output.stdout.is_empty());
+    }
+    let sizes = diagnose(&["--sizes", "3M"], &["true"]);
+    assert_eq!(sizes.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&sizes.stderr).contains("powers of two"));
+    let input = diagnose(&["--input", "/nonexistent"], &["cat"]);
+    assert_eq!(input.status.code(), Some(2));
+}
+
+#[test]
+fn each_run_reads_all_of_standard_input() {
+    let directory = tempfile::tempdir().unwrap();
+    let kept = directory.path().join("kept");
+    let options = ["--outputs", kept.to_str().unwrap()];
+    let args = [&["diagnose"], TWO, &options, &["--", "tr", "a-z", "A-Z"]].concat();
+    let mut child = pagetax(&args).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"hello\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && !text.contains("HELLO"), "{text}");
+    for run in ["as-is.0.out", "as-is.1.out", "as-is.2.out", "base.2.out"] {
+        assert_eq!(std::fs::read_to_string(kept.join(run)).unwrap(), "HELLO\n", "{run}");
+    }
+}
+
+#[test]
+fn outputs_that_differ_are_noticed() {
+    // Base pages can be seen from inside: a program that prints them differs between trials.
+    let output = diagnose(TWO, &["grep", "THP_enabled", "/proc/self/status"]);
+    assert!(warned(&document(&output), "output_differs"));
+    let random = diagnose(TWO, &["sh", "-c", "echo $$"]);
+    assert!(!warned(&document(&random), "output_differs"));
+}
+
+fn wait_at_most(child: &mut Child, limit: Duration) {
+    let deadline = Instant::now() + limit;
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "did not end in {limit:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn interrupt(child: &Child) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+}
+
+#[test]
+fn an_interruption_keeps_finished_trials_and_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let marks = directory.path().join("marks");
+    let script =
+        format!("echo x >> {0}; [ $(wc -l < {0}) -le 6 ] || exec sleep 999", marks.display());
+    let args =
+        ["diagnose", "--json", "-", "--runs", "9", "--sizes", "4K", "--", "sh", "-c", &script];
+    let mut child = pagetax(&args).env("TMPDIR", directory.path()).spawn().unwrap();
+    let runs = || std::fs::read_to_string(&marks).unwrap_or_default().lines().count();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while runs() < 7 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    interrupt(&child);
+    wait_at_most(&mut child, Duration::from_secs(10));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    let diagnosis = document(&output);
+    assert!(warned(&diagnosis, "interrupted"));
+    // One warm-up, one run for the budget, two rounds of two; the seventh was cut off.
+    assert_eq!(trial(&diagnosis, AS_IS).runs_ns.len(), 2);
+    assert_eq!(trial(&diagnosis, "base").runs_ns.len(), 2);
+    let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().flatten().collect();
+    assert_eq!(left.len(), 1, "only the marks: {left:?}");
+}
+
+#[test]
+fn changed_settings_are_put_back_also_after_an_interruption() {
+    let path = Path::new("/sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled");
+    if !path.exists() || !rustix::process::geteuid().is_root() {
+        println!("SKIP: settings of the system: needs root and Linux 6.8 or later");
+        return;
+    }
+    let before = std::fs::read_to_string(path).unwrap();
+    let sizes = ["--sizes", "64K", "--runs", "2", "--allow-sysfs"];
+    let shell = ["sh", "-c", "cat /sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled"];
+    let diagnosis = document(&diagnose(&sizes, &shell));
+    assert_eq!(trial(&diagnosis, "mthp-64K").runs_ns.len(), 2);
+    let changed = before.contains("[never]");
+    assert_eq!(warned(&diagnosis, "output_differs"), changed, "the trial saw another setting");
+    assert_eq!(std::fs::read_to_string(path).unwrap(), before);
+
+    let script = "grep -q '\\[never\\]' /sys/kernel/mm/transparent_hugepage/hugepages-64kB/enabled \
+                  || exec sleep 999";
+    let args = [&["diagnose"], &sizes[..], &["--", "sh", "-c", script]].concat();
+    let mut child = pagetax(&args).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while changed && std::fs::read_to_string(path).unwrap() == before && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    interrupt(&child);
+    wait_at_most(&mut child, Duration::from_secs(10));
+    assert_eq!(std::fs::read_to_string(path).unwrap(), before);
+}
+
+#[test]
+fn speed_ups_agree_with_an_independent_measurement() {
+    let argv = ["python3", "-c", DICT];
+    let plain = || {
+        let start = Instant::now();
+        let run = Command::new(argv[0]).args(&argv[1..]).stdout(Stdio::null()).status().unwrap();
+        assert!(run.success());
+        start.elapsed().as_nanos() as u64
+    };
+    let options = ["--runs", "6", "--sizes", "2M"];
+    let first: Vec<u64> = (0..6).map(|_| plain()).collect();
+    let diagnosis = document(&diagnose(&options, &argv));
+    let second: Vec<u64> = (0..6).map(|_| plain()).collect();
+    let plain_runs = [first, second].concat();
+    let watched = &trial(&diagnosis, AS_IS).runs_ns;
+    // The command as it is, timed by us and by the diagnosis: no difference beyond the noise.
+    let ratio = ratio_of_groups(watched, &plain_runs, 1).unwrap();
+    assert!(ratio.low < 1.05 && ratio.high > 0.95, "watched ÷ plain {ratio}");
+}
+
+#[test]
+fn diagnoses_are_compared_and_others_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
+    for (name, program) in [("a", "true"), ("b", "true"), ("c", "false")] {
+        let args = ["--runs", "3", "--sizes", "4K", "--ignore-failure", "--json", &path(name)];
+        let output = pagetax(&[&["diagnose"], &args[..], &["--", program]].concat()).output();
+        assert!(output.unwrap().status.code().is_some());
+    }
+    let compare = |args: &[&str]| pagetax(&[&["compare"], args].concat()).output().unwrap();
+    let same = compare(&[&path("a"), &path("b")]);
+    let text = String::from_utf8_lossy(&same.stdout);
+    assert!(same.status.success() && text.contains("as-is wall_ns"), "{text}");
+    let refused = compare(&[&path("a"), &path("c")]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("command: `true` and `false`"));
+    let forced = compare(&["--force", &path("a"), &path("c")]);
+    assert!(forced.status.success());
+    assert!(String::from_utf8_lossy(&forced.stdout).starts_with("forced:"));
+}
