@@ -1,0 +1,147 @@
+//! `pagetax calibrate`: what faults and page walks cost on this machine, measured once and kept.
+
+use crate::output::{self, progress::Progress, text};
+use crate::exit;
+use anyhow::{Context, Result};
+use pagetax_core::calibration::{Calibration, FaultCost, Spread, WalkCost, WalkPattern};
+use pagetax_core::units::{Bytes, Nanos, PageSize};
+use pagetax_host::calibrate::{cache_path, calibrate, save};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetax calibrate             measure this machine once, within a minute
+  pagetax calibrate --quick     within ten seconds, less exactly
+  pagetax calibrate --json      the figures as a document";
+
+/// Measure what faults and page walks cost on this machine, for budgets to use
+///
+/// The result is kept in $XDG_CACHE_HOME/pagetax/calibration.json (~/.cache without the variable),
+/// with the machine's identity: another CPU, kernel or memory size asks for a new one. It changes no
+/// setting; page sizes that are switched off are left out, with the command that would switch them
+/// on.
+#[derive(Debug, clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// Fewer repetitions and working sets: at most ten seconds
+    #[arg(long)]
+    quick: bool,
+
+    /// Print the calibration as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// `pagetax calibrate`
+pub fn run(args: Args) -> Result<ExitCode> {
+    let remedy = "\n  remedy: see `pagetax doctor` for what this machine allows";
+    let unmet = |error: anyhow::Error| exit::with(exit::UNMET, error);
+    let mut progress = Progress::start("calibrating");
+    let calibration = calibrate(args.quick, |done| progress.update(done))
+        .with_context(|| format!("cannot calibrate this machine{remedy}"))
+        .map_err(unmet)?;
+    drop(progress);
+    let path = cache_path().context("\n  remedy: export XDG_CACHE_HOME=~/.cache").map_err(unmet)?;
+    save(&calibration, &path)
+        .context("the calibration was measured, but is lost\n  remedy: free the folder it goes to")
+        .map_err(unmet)?;
+    if args.json {
+        output::print(&(serde_json::to_string_pretty(&calibration)? + "\n"))?;
+    } else {
+        output::print(&render(&calibration))?;
+        output::note(&format!("kept in {}", path.display()));
+    }
+    Ok(exit::FINE.into())
+}
+
+fn render(calibration: &Calibration) -> String {
+    let identity = &calibration.identity;
+    let mut out = format!(
+        "{}, {} CPUs, {}, Linux {} ({}), measured in {}\n",
+        identity.cpu_model,
+        identity.cpu_count,
+        Bytes(identity.memory_bytes),
+        identity.kernel,
+        match identity.hypervisor.as_str() {
+            "none" => "bare metal".to_string(),
+            hypervisor => format!("virtual machine, {hypervisor}"),
+        },
+        Nanos(calibration.took_ns),
+    );
+    out += &text::heading("CPU time of a fault, for each page (the middle half of repetitions)");
+    let rows = calibration.faults.iter().map(fault_row).collect();
+    out += &text::table(&["what happens", "page", "median", "from – to", "per 4K"], &[1, 2, 4], rows);
+    for fault in &calibration.faults {
+        if let Some(why) = &fault.why {
+            out += &format!("  {} {}: {why}\n", Bytes(fault.page_bytes), fault.kind.meaning());
+        }
+    }
+    let huge = PageSize::new(calibration.huge_page_bytes).map_or("huge".into(), |s| s.to_string());
+    out += &text::heading(&format!("CPU time of an access, base pages against {huge} pages"));
+    let headings = ["addresses", "working set", "base", &huge, "walk", "from – to"];
+    let rows = calibration.walks.iter().map(walk_row).collect();
+    out += &text::table(&headings, &[1, 2, 3, 4], rows);
+    for note in &calibration.notes {
+        out += &format!("  not measured: {note}\n");
+    }
+    out
+}
+
+/// Three digits: walks are shorter than [`Nanos`] prints.
+fn ns(ns: f64) -> String {
+    if ns.abs() < 100.0 { format!("{ns:.1} ns") } else { Nanos(ns.round() as u64).to_string() }
+}
+
+fn range(spread: &Spread) -> String {
+    format!("{} – {}", ns(spread.low_ns), ns(spread.high_ns))
+}
+
+fn fault_row(fault: &FaultCost) -> Vec<String> {
+    let mut row = vec![fault.kind.meaning().into(), Bytes(fault.page_bytes).to_string()];
+    row.extend(match &fault.cost {
+        Some(cost) => {
+            let each_4k = cost.median_ns * 4096.0 / fault.page_bytes as f64;
+            [ns(cost.median_ns), range(cost), ns(each_4k)]
+        }
+        None => ["–".into(), String::new(), "–".into()],
+    });
+    row
+}
+
+fn walk_row(walk: &WalkCost) -> Vec<String> {
+    let pattern = match walk.pattern {
+        WalkPattern::Dependent => "each from the last (chase)",
+        WalkPattern::Independent => "known beforehand (gather)",
+    };
+    vec![
+        pattern.into(),
+        Bytes(walk.working_set_bytes).to_string(),
+        ns(walk.base.median_ns),
+        ns(walk.huge.median_ns),
+        ns(walk.extra.median_ns),
+        range(&walk.extra),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_core::calibration::FaultKind;
+
+    #[test]
+    fn rows_have_units_and_missing_is_no_zero() {
+        let cost = Spread { median_ns: 243_000.0, low_ns: 240e3, high_ns: 250e3, repetitions: 5 };
+        let fault = |cost| FaultCost {
+            kind: FaultKind::AnonWrite,
+            page_bytes: 2 << 20,
+            cost,
+            why: None,
+        };
+        assert_eq!(
+            fault_row(&fault(Some(cost))),
+            ["first write, anonymous", "2M", "243 µs", "240 µs – 250 µs", "475 ns"]
+        );
+        assert_eq!(fault_row(&fault(None))[2..], ["–", "", "–"]);
+        assert_eq!(ns(-0.3), "-0.3 ns");
+    }
+}

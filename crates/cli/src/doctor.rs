@@ -1,0 +1,123 @@
+//! `pagetax doctor`: what of this machine can be used, and how to enable the rest.
+
+use crate::exit;
+use crate::output::{self, text};
+use anyhow::Result;
+use pagetax_core::report::{Environment, SCHEMA};
+use pagetax_core::units::Bytes;
+use pagetax_host::doctor::{Examination, FreeMemory, Standing, examine};
+use pagetax_host::environment::environment;
+use pagetax_host::procfs::Root;
+use serde::Serialize;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetax doctor                what works, what is limited, what is not here
+  pagetax doctor --json         the same as a document";
+
+/// Try what this machine offers, and say how to enable the rest
+///
+/// Each feature is opened or done in small, and nothing of the machine is changed.
+#[derive(Debug, clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// Print the findings as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Document {
+    schema: u32,
+    kind: &'static str,
+    #[serde(flatten)]
+    examination: Examination,
+    environment: Environment,
+}
+
+/// `pagetax doctor`
+pub fn run(args: Args) -> Result<ExitCode> {
+    let (examination, environment) = (examine(), environment(&Root::default()));
+    let text = if args.json {
+        let document = Document { schema: SCHEMA, kind: "doctor", examination, environment };
+        serde_json::to_string_pretty(&document)? + "\n"
+    } else {
+        render(&examination)
+    };
+    output::print(&text)?;
+    Ok(exit::FINE.into())
+}
+
+fn render(examination: &Examination) -> String {
+    let mut out = String::new();
+    for standing in [Standing::Works, Standing::Limited, Standing::NotHere] {
+        let findings: Vec<_> =
+            examination.findings.iter().filter(|finding| finding.standing == standing).collect();
+        if findings.is_empty() {
+            continue;
+        }
+        out += &text::heading(&standing.to_string());
+        let rows = findings.iter().map(|f| vec![f.what.to_string(), f.detail.clone()]).collect();
+        out += &text::table(&["", ""], &[], rows);
+        let enabled = findings.iter().filter_map(|f| Some((f.id, f.enable.as_ref()?)));
+        for (index, (id, command)) in enabled.enumerate() {
+            let lead = if index == 0 { "\n  To enable more:\n" } else { "" };
+            out += &format!("{lead}    # {id}\n    {command}\n");
+        }
+    }
+    if let Some(free) = &examination.free_memory {
+        out += &text::heading("free memory by size of block");
+        out += &fragmentation(free);
+    }
+    out.trim_start_matches('\n').to_string()
+}
+
+fn fragmentation(free: &FreeMemory) -> String {
+    let rows = free.free_block_counts.iter().enumerate().map(|(order, count)| {
+        let block = free.base_page_bytes << order;
+        vec![Bytes(block).to_string(), count.to_string(), Bytes(block * count).to_string()]
+    });
+    let table = text::table(&["block", "free", "in all"], &[0, 1, 2], rows.collect());
+    let (huge, all) = (free.free_in_huge_blocks_bytes, free.free_bytes);
+    let percent = huge as f64 / all.max(1) as f64 * 100.0;
+    format!(
+        "{table}  {} of {} free ({percent:.0} %) can be had as huge pages without compaction\n",
+        Bytes(huge),
+        Bytes(all)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_host::doctor::Finding;
+
+    #[test]
+    fn what_can_be_enabled_comes_with_its_command() {
+        let finding = |id, standing, enable: Option<&str>| Finding {
+            id,
+            what: "something",
+            standing,
+            detail: "as seen".into(),
+            enable: enable.map(String::from),
+        };
+        let examination = Examination {
+            findings: vec![
+                finding("good", Standing::Works, None),
+                finding("off", Standing::NotHere, Some("sudo sysctl it=1")),
+            ],
+            free_memory: Some(FreeMemory {
+                base_page_bytes: 4096,
+                free_block_counts: vec![1; 10],
+                free_bytes: 1023 * 4096,
+                free_in_huge_blocks_bytes: 512 * 4096,
+            }),
+        };
+        let text = anstream::adapter::strip_str(&render(&examination)).to_string();
+        assert!(text.starts_with("works\n"), "{text}");
+        assert!(text.contains("# off\n    sudo sysctl it=1\n"), "{text}");
+        assert!(text.contains("2M of 4.0M free (50 %)"), "{text}");
+        assert!(!text.contains("limited"), "{text}");
+    }
+}
