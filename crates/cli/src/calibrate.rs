@@ -1,7 +1,7 @@
 //! `pagetax calibrate`: what faults and page walks cost on this machine, measured once and kept.
 
-use crate::output::{self, progress::Progress, text};
 use crate::exit;
+use crate::output::{self, progress::Progress, text};
 use anyhow::{Context, Result};
 use pagetax_core::calibration::{Calibration, FaultCost, Spread, WalkCost, WalkPattern};
 use pagetax_core::units::{Bytes, Nanos, PageSize};
@@ -70,7 +70,8 @@ fn render(calibration: &Calibration) -> String {
     );
     out += &text::heading("CPU time of a fault, for each page (the middle half of repetitions)");
     let rows = calibration.faults.iter().map(fault_row).collect();
-    out += &text::table(&["what happens", "page", "median", "from – to", "per 4K"], &[1, 2, 4], rows);
+    out +=
+        &text::table(&["what happens", "page", "median", "from – to", "per 4K"], &[1, 2, 4], rows);
     for fault in &calibration.faults {
         if let Some(why) = &fault.why {
             out += &format!("  {} {}: {why}\n", Bytes(fault.page_bytes), fault.kind.meaning());
@@ -131,12 +132,8 @@ mod tests {
     #[test]
     fn rows_have_units_and_missing_is_no_zero() {
         let cost = Spread { median_ns: 243_000.0, low_ns: 240e3, high_ns: 250e3, repetitions: 5 };
-        let fault = |cost| FaultCost {
-            kind: FaultKind::AnonWrite,
-            page_bytes: 2 << 20,
-            cost,
-            why: None,
-        };
+        let fault =
+            |cost| FaultCost { kind: FaultKind::AnonWrite, page_bytes: 2 << 20, cost, why: None };
         assert_eq!(
             fault_row(&fault(Some(cost))),
             ["first write, anonymous", "2M", "243 µs", "240 µs – 250 µs", "475 ns"]

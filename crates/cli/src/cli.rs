@@ -1,6 +1,6 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::{compare, diagnose, exit, jobs, machines, manual, run};
+use crate::{calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, run};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -9,6 +9,8 @@ const EXAMPLES: &str = "\
 Examples:
   pagetax diagnose -- sort big.txt       what would larger pages do for sort?
   pagetax run tlb-gather                 run a built-in job on this machine
+  pagetax doctor                         what can be measured here?
+  pagetax calibrate                      measure what a fault costs here, once
   pagetax jobs                           list the built-in jobs
   pagetax machines                       list what they can run on";
 
@@ -31,6 +33,8 @@ pub enum Command {
     Diagnose(diagnose::Args),
     Run(run::Args),
     Compare(compare::Args),
+    Doctor(doctor::Args),
+    Calibrate(calibrate::Args),
     Jobs(jobs::Args),
     Machines(machines::Args),
     #[command(hide = true)]
@@ -46,6 +50,8 @@ impl Command {
             Command::Diagnose(args) => diagnose::run(args),
             Command::Compare(args) => compare::run(args),
             Command::Run(args) => run::run(args),
+            Command::Doctor(args) => doctor::run(args),
+            Command::Calibrate(args) => calibrate::run(args),
             Command::Jobs(args) => jobs::run(args),
             Command::Machines(args) => machines::run(args),
             Command::Man(args) => manual::man(args),

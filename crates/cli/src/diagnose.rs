@@ -266,7 +266,10 @@ fn budget_of(run: &Finished, watched: &Watched, trials: &[Trial]) -> Budget {
         Ok(share) => {
             Translation::Trial { share_low: share.low, share: share.value, share_high: share.high }
         }
-        Err(why) => Translation::Unknown(why.into()),
+        Err(why) => match totals.resident_bytes_max.value() {
+            Some(bytes) => Translation::WorkingSet(bytes),
+            None => Translation::Unknown(why.into()),
+        },
     };
     let calibration = calibrate::cached().ok();
     budget(&totals, &watched.profile, &translation, calibration.as_ref())

@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout)]
 
+mod calibrate;
 mod cli;
 mod compare;
 mod diagnose;
+mod doctor;
 mod exit;
 mod jobs;
 mod machines;

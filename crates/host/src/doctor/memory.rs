@@ -90,8 +90,11 @@ fn pool(settings: &PageSettings, size: PageSize) -> Finding {
     let Some(pages) = settings.hugetlb_pages(size) else {
         return feature.never_here(format!("neither CPU nor kernel have {size} hugetlb pages"));
     };
-    let enable =
-        format!("echo 16 | sudo tee {}", settings.pool_path(size).join("nr_hugepages").display());
+    let count = if size == PageSize::G1 { 1 } else { 64 };
+    let enable = format!(
+        "echo {count} | sudo tee {}",
+        settings.pool_path(size).join("nr_hugepages").display()
+    );
     match anon(size.bytes(), size.bytes(), true) {
         Ok(_) => feature.works(format!("one was mapped; {pages} can be had")),
         Err(error) if pages == 0 => {
