@@ -7,7 +7,7 @@ use super::text::{self, MISSING};
 use pagetax_core::budget::{Budget, CPU_ROWS, TimeRow, WALL_ROWS};
 use pagetax_core::counter::Unit;
 
-const BAR_CELLS: u64 = 24;
+const BAR_CELLS: f64 = 24.0;
 
 /// One of a budget's two ledgers, as renderers want it.
 pub struct LedgerView<'a> {
@@ -114,9 +114,7 @@ fn share(ns: f64, total_ns: u64) -> String {
 fn bar(low_ns: Option<u64>, high_ns: Option<u64>, total_ns: u64) -> String {
     let cells = |ns: u64| match total_ns {
         0 => 0,
-        total => {
-            (u128::from(ns.min(total)) * u128::from(BAR_CELLS)).div_ceil(u128::from(total)) as usize
-        }
+        total => (ns.min(total) as f64 / total as f64 * BAR_CELLS).round() as usize,
     };
     let high = high_ns.map_or(0, cells);
     let low = low_ns.map_or(0, cells).min(high);
@@ -144,7 +142,8 @@ mod tests {
     fn bars_show_the_bounds() {
         assert_eq!(bar(Some(50), Some(100), 100).chars().filter(|c| *c == '█').count(), 12);
         assert_eq!(bar(Some(50), Some(100), 100).chars().count(), 24);
-        assert_eq!(bar(Some(0), Some(1), 100), "░");
+        assert_eq!(bar(Some(0), Some(5), 100), "░");
+        assert_eq!(bar(Some(0), Some(1), 100), "");
         assert_eq!(bar(Some(7), Some(9), 0), "");
     }
 

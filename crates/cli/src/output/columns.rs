@@ -2,13 +2,12 @@
 
 use super::{budget::LedgerView, report, text};
 use pagetax_core::counter::Unit;
-use pagetax_core::machine::MachineKind;
-use pagetax_core::report::{ReportMachine, Run};
+use pagetax_core::report::Run;
 use std::collections::BTreeSet;
 
 /// A table with a column for each run, then each run's warnings.
 pub fn render(runs: &[Run]) -> String {
-    let mut rows = vec![cells("", runs, |run| label(&run.machine).to_string())];
+    let mut rows = vec![cells("", runs, |run| report::label(&run.machine).to_string())];
     rows.push(cells("wall_ns", runs, |run| text::value(Unit::Ns, run.wall_ns)));
     for id in ids(runs, |run| run.counters.keys()).iter().filter(|id| *id != "wall_ns") {
         rows.push(cells(id, runs, |run| {
@@ -31,16 +30,6 @@ pub fn render(runs: &[Run]) -> String {
         out += report::warnings(&run.warnings).trim_start();
     }
     out
-}
-
-/// What a column's numbers are.
-fn label(machine: &ReportMachine) -> &'static str {
-    match (machine.kind, machine.validated) {
-        (MachineKind::Host, _) => "measured",
-        (MachineKind::Null, _) => "measured, no memory",
-        (MachineKind::Sim, true) => "modeled",
-        (MachineKind::Sim, false) => "modeled, unchecked",
-    }
 }
 
 fn cells(first: &str, runs: &[Run], cell: impl FnMut(&Run) -> String) -> Vec<String> {

@@ -20,13 +20,23 @@ pub fn render(run: &Run) -> String {
     out
 }
 
-/// What a machine's numbers are worth, in a word or two.
+/// What a machine's numbers are worth.
 pub fn trust(machine: &ReportMachine) -> &'static str {
     match (machine.kind, machine.validated) {
         (MachineKind::Host, _) => "measured",
         (MachineKind::Null, _) => "measured; the harness alone, no memory is touched",
         (MachineKind::Sim, true) => "modeled, checked against published figures",
         (MachineKind::Sim, false) => "modeled, not checked against published figures",
+    }
+}
+
+/// The same, short enough for a column.
+pub fn label(machine: &ReportMachine) -> &'static str {
+    match (machine.kind, machine.validated) {
+        (MachineKind::Host, _) => "measured",
+        (MachineKind::Null, _) => "measured, no memory",
+        (MachineKind::Sim, true) => "modeled",
+        (MachineKind::Sim, false) => "modeled, unchecked",
     }
 }
 
