@@ -226,6 +226,8 @@ pub mod tests {
         let mut sink = Recording::new(&plan, &spec);
         sink.counter("wall_ns", Reading::Measured(1_000_000));
         sink.counter("minor_fault_count", Reading::Measured(3));
+        sink.counter("swap_in_count", Reading::Measured(0));
+        sink.counter("swap_out_count", Reading::Measured(0));
         sink.counter("resident_bytes_max", Reading::Measured(2 << 20));
         sink.counter("tlb_miss_count", Reading::Missing("no PMU here".into()));
         let mut faults = hdrhistogram::Histogram::new(3).unwrap();
@@ -247,6 +249,7 @@ pub mod tests {
         assert!(line("minor_fault_count").contains("3  measured"), "{text}");
         assert!(line("tlb_miss_count").contains("–  missing"), "{text}");
         assert!(line("tlb_miss_count").contains("no PMU here"), "{text}");
+        assert_eq!(line("0, measured"), "  0, measured: swap_in_count, swap_out_count");
         assert!(line("unexplained").contains("300 µs"), "{text}");
         assert!(line("length").contains("700 ns"), "{text}");
     }

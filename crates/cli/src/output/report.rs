@@ -1,7 +1,7 @@
 //! One run as text: counters, phases, latency, budget, memory, tables, warnings.
 
 use super::{budget, text};
-use pagetax_core::counter::{Counters, Unit, counter};
+use pagetax_core::counter::{Counters, Provenance, Unit, UnitReading, counter};
 use pagetax_core::machine::MachineKind;
 use pagetax_core::report::{Latency, ReportMachine, ReportPhase, Run, Table, Warning};
 use std::collections::BTreeSet;
@@ -55,22 +55,35 @@ fn title(run: &Run) -> String {
     )
 }
 
+/// One line each; those that did not move share a line for each provenance.
 fn counters(counters: &Counters) -> String {
-    let rows = counters.iter().map(|(id, reading)| {
-        let meaning = counter(id).map_or("", |c| c.meaning);
-        let note = match &reading.why {
-            Some(why) => format!("{meaning}: {why}"),
-            None => meaning.to_string(),
-        };
-        let range = text::range(reading.unit, reading.low, reading.high);
-        let provenance = format!("{} {range}", reading.provenance).trim_end().to_string();
-        vec![id.clone(), text::reading(reading), provenance, note]
-    });
-    let rows: Vec<_> = rows.collect();
-    if rows.is_empty() {
+    if counters.is_empty() {
         return String::new();
     }
-    text::heading("Counters") + &text::table(&["", "value", "provenance", "meaning"], &[1], rows)
+    let (still, moved): (Vec<_>, Vec<_>) =
+        counters.iter().partition(|(_, reading)| reading.value == Some(0));
+    let rows = moved.into_iter().map(|(id, reading)| counter_row(id, reading));
+    let mut out = text::heading("Counters")
+        + &text::table(&["", "value", "provenance", "meaning"], &[1], rows.collect());
+    for provenance in [Provenance::Measured, Provenance::Modeled, Provenance::Derived] {
+        let of = still.iter().filter(|(_, reading)| reading.provenance == provenance);
+        let ids: Vec<_> = of.map(|(id, _)| id.as_str()).collect();
+        if !ids.is_empty() {
+            out += &format!("  0, {provenance}: {}\n", ids.join(", "));
+        }
+    }
+    out
+}
+
+fn counter_row(id: &str, reading: &UnitReading) -> Vec<String> {
+    let meaning = counter(id).map_or("", |c| c.meaning);
+    let note = match &reading.why {
+        Some(why) => format!("{meaning}: {why}"),
+        None => meaning.to_string(),
+    };
+    let range = text::range(reading.unit, reading.low, reading.high);
+    let provenance = format!("{} {range}", reading.provenance).trim_end().to_string();
+    vec![id.to_string(), text::reading(reading), provenance, note]
 }
 
 /// A column for each phase; counters that no phase moved are left to the whole run's table.
