@@ -25,7 +25,7 @@ use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_host::trial::{self, Finished, Launch, Peak, TrialError};
 use rounds::{Ended, Rounds, Schedule};
-use scratch::Scratch;
+use scratch::{Input, Scratch};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -95,10 +95,11 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
     let (recipes, skipped) = recipes(&args, tunables.as_deref())?;
-    let mut scratch = Scratch::new(args.outputs.clone())?;
-    let stdin = scratch.stdin(args.input.as_deref())?;
-    let launch = Launch { argv: argv(&args)?, stdin, tunables };
+    let input = Input::new(args.input.as_deref())?;
+    let launch = Launch { argv: argv(&args)?, stdin: input.path.clone(), tunables };
+    // From here on Ctrl-C ends the trials, not us, so that everything is cleaned up.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
+    let mut scratch = Scratch::new(args.outputs.clone())?;
     let schedule = Schedule {
         runs: args.runs.map(|n| n as usize),
         warmup: args.warmup as usize,

@@ -3,6 +3,7 @@
 //! A benchmark prints a table for people and one line of JSON for scripts, and fails when its
 //! figure is worse than the limit it states. To add one: a file here, and a row in [`BENCHES`].
 
+mod diagnose;
 mod null;
 mod unexplained;
 
@@ -19,6 +20,11 @@ struct Bench {
 }
 
 const BENCHES: &[Bench] = &[
+    Bench {
+        name: "diagnose",
+        what: "speed-ups by diagnose beside a plain A/B of the same real programs",
+        run: diagnose::run,
+    },
     Bench {
         name: "null",
         what: "what the harness itself costs for each operation (limit: 2 ns)",

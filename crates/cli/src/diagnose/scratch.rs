@@ -10,12 +10,51 @@ use std::collections::hash_map::DefaultHasher;
 use std::fs::File;
 use std::hash::Hasher;
 use std::io::{self, IsTerminal, Read};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
 /// How much of the command's last words is quoted.
 const TAIL_LINES: usize = 5;
 const TAIL_BYTES: u64 = 2_000;
+
+/// What each run reads as its standard input.
+#[derive(Debug, Default)]
+pub struct Input {
+    /// Opened anew for each run; none is nothing.
+    pub path: Option<PathBuf>,
+    /// A copy without a name, so that it goes with us however we end.
+    _copy: Option<File>,
+}
+
+impl Input {
+    /// `given` if there is one, else our own standard input, copied if it can be read only once.
+    /// Nothing for a terminal.
+    pub fn new(given: Option<&Path>) -> Result<Input> {
+        match given {
+            Some(path) if path == Path::new("null") => Ok(Input::default()),
+            Some(path) => {
+                File::open(path).with_context(|| {
+                    format!("cannot read --input {}; name a file, or null", path.display())
+                })?;
+                Ok(Input { path: Some(path.to_path_buf()), _copy: None })
+            }
+            None if io::stdin().is_terminal() => Ok(Input::default()),
+            None => Input::of_stdin(),
+        }
+    }
+
+    fn of_stdin() -> Result<Input> {
+        let unreadable = "cannot read standard input; give --input FILE, or --input null";
+        let own = File::from(io::stdin().as_fd().try_clone_to_owned().context(unreadable)?);
+        if own.metadata().context(unreadable)?.is_file() {
+            return Ok(Input { path: Some("/proc/self/fd/0".into()), _copy: None });
+        }
+        let mut copy = tempfile::tempfile().context("cannot save standard input; set TMPDIR")?;
+        let bytes = io::copy(&mut &own, &mut copy).context(unreadable)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", copy.as_raw_fd()));
+        Ok(Input { path: (bytes > 0).then_some(path), _copy: Some(copy) })
+    }
+}
 
 /// The directory of one diagnosis.
 #[derive(Debug)]
@@ -38,35 +77,6 @@ impl Scratch {
             .tempdir()
             .context("cannot make a temporary directory; set TMPDIR to one with room")?;
         Ok(Scratch { temporary, kept, first: None })
-    }
-
-    /// What each run reads: `input` if given, else our own standard input, saved if it can be read
-    /// only once. None for a terminal or nothing.
-    pub fn stdin(&self, input: Option<&Path>) -> Result<Option<PathBuf>> {
-        match input {
-            Some(path) if path == Path::new("null") => Ok(None),
-            Some(path) => {
-                File::open(path).with_context(|| {
-                    format!("cannot read --input {}; name a file, or null", path.display())
-                })?;
-                Ok(Some(path.to_path_buf()))
-            }
-            None if io::stdin().is_terminal() => Ok(None),
-            None => self.save_stdin(),
-        }
-    }
-
-    fn save_stdin(&self) -> Result<Option<PathBuf>> {
-        let unreadable = "cannot read standard input; give --input FILE, or --input null";
-        let own = File::from(io::stdin().as_fd().try_clone_to_owned().context(unreadable)?);
-        if own.metadata().context(unreadable)?.is_file() {
-            // Opened anew for each run, it is read from its start, and need not be copied.
-            return Ok(Some("/proc/self/fd/0".into()));
-        }
-        let path = self.temporary.path().join("stdin");
-        let mut copy = File::create(&path).context("cannot save standard input; set TMPDIR")?;
-        let bytes = io::copy(&mut &own, &mut copy).context(unreadable)?;
-        Ok((bytes > 0).then_some(path))
     }
 
     /// Files for a run's outputs.
@@ -196,10 +206,8 @@ mod tests {
 
     #[test]
     fn input_may_be_a_file_or_nothing() {
-        let scratch = Scratch::new(None).unwrap();
-        assert_eq!(scratch.stdin(Some(Path::new("null"))).unwrap(), None);
-        let own = Path::new(file!()).file_name().unwrap();
-        let missing = scratch.stdin(Some(&Path::new("/nonexistent").join(own))).unwrap_err();
+        assert_eq!(Input::new(Some(Path::new("null"))).unwrap().path, None);
+        let missing = Input::new(Some(Path::new("/nonexistent/input"))).unwrap_err();
         assert!(missing.to_string().contains("--input"));
     }
 }

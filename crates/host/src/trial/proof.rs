@@ -120,6 +120,12 @@ fn why_not(
             Bytes(peak.resident_bytes)
         ));
     }
+    // Two accounts of the kernel; the second was taken later, when there was rather more.
+    if let Some(mapped) = peak.huge_mapped_bytes
+        && (mapped as f64) < NEARLY_ALL * (peak.thp_bytes + peak.hugetlb_bytes) as f64
+    {
+        return Some(format!("PAGEMAP_SCAN saw only {} of it: it was just going", Bytes(mapped)));
+    }
     let large = match mechanism {
         Mechanism::AsIs | Mechanism::Base => return None,
         Mechanism::Mthp(size) | Mechanism::Thp(size) | Mechanism::Hugetlb(size) => size.bytes(),
@@ -211,6 +217,9 @@ mod tests {
         let mut fragmented = run(peak(100, 10), Allocator::Glibc);
         fragmented.evidence.thp_fallback_count = Some(45);
         assert!(took(THP, &[fragmented]).why.unwrap().contains("45 huge pages"));
+        let mut going = peak(100, 95).unwrap();
+        going.huge_mapped_bytes = Some(10 << 20);
+        assert!(why(Some(going), Allocator::Glibc).contains("PAGEMAP_SCAN saw only 10M"));
         let mut missed = peak(100, 95).unwrap();
         missed.resident_bytes = 300 << 20;
         assert!(why(Some(missed), Allocator::Glibc).contains("looked at 100M of a peak of 300M"));

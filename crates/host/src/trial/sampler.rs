@@ -7,9 +7,11 @@ use super::proof::Allocator;
 use super::tree;
 use crate::pagesize::PageSettings;
 use crate::procfs::{Root, process_memory};
+use crate::sys::pagemap::{self, PAGE_IS_HUGE};
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
+use std::fs::File;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,6 +27,9 @@ const PACE_MAX: Duration = Duration::from_millis(250);
 /// A plateau is looked at again after this long: khugepaged may have been at work.
 const PLATEAU: Duration = Duration::from_millis(500);
 
+/// Where addresses of user space end, with page tables of four levels.
+const USER_END: u64 = (1 << 47) - 4096;
+
 /// Memory of all processes of a command when they had most of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Peak {
@@ -39,6 +44,9 @@ pub struct Peak {
     /// On transparent pages below the PMD size, on the whole system, above what there was before;
     /// only where the recipe asks for such a size.
     pub mthp_bytes: Option<u64>,
+    /// On entries of the page table above the base level, by PAGEMAP_SCAN: all of the above and
+    /// files; none before Linux 6.7.
+    pub huge_mapped_bytes: Option<u64>,
     /// Page tables of all processes.
     pub page_table_bytes: u64,
     /// How many processes there were.
@@ -165,6 +173,7 @@ impl Watcher {
             let folios = PageSettings::host().folios(size).unwrap_or(before);
             folios.saturating_sub(before) * size.bytes()
         });
+        peak.huge_mapped_bytes = self.processes.iter().map(|pid| huge_mapped_bytes(*pid)).sum();
         peak.looked_at_bytes = peak.resident_bytes;
         if self.seen.peak.is_none_or(|seen| peak.resident_bytes >= seen.resident_bytes) {
             self.seen.peak = Some(peak);
@@ -173,6 +182,19 @@ impl Watcher {
             self.seen.allocator = allocator.or(self.seen.allocator.take());
         }
         self.last_look = Some((now, cpu_time() - before, resident));
+    }
+}
+
+/// By PAGEMAP_SCAN, which skips what is not mapped; 0 if the process has ended, none if the kernel
+/// does not know the call.
+fn huge_mapped_bytes(pid: Pid) -> Option<u64> {
+    let Ok(map) = File::open(format!("/proc/{}/pagemap", pid.as_raw_nonzero())) else {
+        return Some(0);
+    };
+    match pagemap::scan(&map, 0, USER_END, PAGE_IS_HUGE) {
+        Ok(ranges) => Some(ranges.iter().map(|range| range.end - range.start).sum()),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => None,
+        Err(_) => Some(0),
     }
 }
 
