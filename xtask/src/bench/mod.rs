@@ -4,6 +4,7 @@
 //! figure is worse than the limit it states. To add one: a file here, and a row in [`BENCHES`].
 
 mod diagnose;
+mod faults;
 mod null;
 mod unexplained;
 
@@ -24,6 +25,14 @@ const BENCHES: &[Bench] = &[
         name: "diagnose",
         what: "speed-ups by diagnose beside a plain A/B of the same real programs",
         run: diagnose::run,
+        name: "anon-fault",
+        what: "anonymous faults of a job against those of a bare C loop (limit: 3 %)",
+        run: faults::against_c,
+    },
+    Bench {
+        name: "fault-latency",
+        what: "what a histogram of fault latencies costs for each fault (limit: 250 ns)",
+        run: faults::latency_cost,
     },
     Bench {
         name: "null",

@@ -90,8 +90,8 @@ impl<'a> Run<'a> {
         self.memory = None;
         self.figures.add_usage(thread_usage().since(before));
         let wall_ns = self.now_ns();
-        self.figures.end(self.plan, wall_ns, matches!(result, Err(RunError::Mismatch { .. })));
         let watched = self.watch.map(Watch::finish);
+        self.figures.end(self.plan, wall_ns, matches!(result, Err(RunError::Mismatch { .. })));
         self.watcher.whole_run(self.plan, &self.figures, watched.as_ref());
         result
     }

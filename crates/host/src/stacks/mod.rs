@@ -125,8 +125,9 @@ impl Profiler {
     }
 
     fn join(&mut self) -> Option<Profile> {
-        // An eventfd takes 8 bytes unless it overflows, which 1 does not do.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        // The time of the end goes with it, as the collector may wake late. An eventfd takes 8 bytes
+        // unless it overflows, which one time does not do.
+        let _ = rustix::io::write(&self.stop, &monotonic_ns().to_ne_bytes());
         self.collector.take()?.join().ok()
     }
 }
@@ -208,8 +209,9 @@ impl Collector {
             let now = monotonic_ns();
             self.look();
             if stopping {
-                self.settle(u64::MAX);
-                return self.close(now);
+                let end_ns = end_of(stop).unwrap_or(now);
+                self.settle(end_ns);
+                return self.close(end_ns);
             }
             self.settle(now);
             self.guard_cost(now);
@@ -367,6 +369,13 @@ fn state_of(root: &Root, tid: u32) -> Result<TaskState, String> {
     let stat = root.text(&format!("/proc/{tid}/stat"))?;
     let letter = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     Ok(if letter == Some('R') { TaskState::Running } else { TaskState::Waiting(Wait::Sleep) })
+}
+
+/// The time that was written to the eventfd.
+fn end_of(stop: &OwnedFd) -> Option<u64> {
+    let mut time_ns = [0; 8];
+    let read = rustix::io::read(stop, &mut time_ns).ok()?;
+    (read == time_ns.len()).then_some(u64::from_ne_bytes(time_ns))
 }
 
 fn monotonic_ns() -> u64 {
