@@ -415,3 +415,99 @@ impl Room {
         self.available_bytes < self.guard_bytes(limits)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_core::job::Job;
+    use pagetax_core::machine::Machine;
+    use pagetax_core::quantity::Params;
+
+    fn plan(region: &str, phase: &str) -> Plan {
+        let text = format!(
+            "name = \"t\"\n[[region]]\nname = \"r\"\n{region}\n[[phase]]\nname = \"p\"\n{phase}\n"
+        );
+        let spec = crate::exec::NullMachine.spec();
+        Job::parse(&text, "t.toml").unwrap().resolve(&Params::new(), &spec, None).unwrap()
+    }
+
+    /// A tree with 8 GiB of memory, 6 available, and pages of 64K and 2M.
+    fn machine() -> (tempfile::TempDir, Root, PageSettings) {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let kib = |name: &str, gib: u64| format!("{name}: {} kB\n", gib << 20);
+        let names = "MemFree Buffers Cached SwapCached Active Inactive SwapTotal SwapFree Dirty \
+                     Writeback Mapped Slab Committed_AS VmallocTotal VmallocUsed VmallocChunk";
+        let rest: String = names.split_whitespace().map(|name| kib(name, 0)).collect();
+        write("proc/meminfo", &(kib("MemTotal", 8) + &kib("MemAvailable", 6) + &rest));
+        let thp = "sys/kernel/mm/transparent_hugepage";
+        write(&format!("{thp}/enabled"), "always [madvise] never\n");
+        write(&format!("{thp}/hpage_pmd_size"), "2097152\n");
+        let sizes = "always [inherit] madvise never\n";
+        write(&format!("{thp}/hugepages-2048kB/enabled"), sizes);
+        write(&format!("{thp}/hugepages-64kB/enabled"), "always inherit madvise [never]\n");
+        let pool = "sys/kernel/mm/hugepages/hugepages-2048kB";
+        write(&format!("{pool}/free_hugepages"), "3\n");
+        write(&format!("{pool}/nr_hugepages"), "5\n");
+        let root = Root::at(folder.path());
+        let pages = PageSettings::at(folder.path().join("sys/kernel/mm"));
+        (folder, root, pages)
+    }
+
+    fn findings(plan: &Plan) -> Vec<Unmet> {
+        let (_folder, root, pages) = machine();
+        check(plan, &Limits::default(), &root, &pages)
+    }
+
+    const WRITE: &str = "ops = [{ touch = \"r\", access = \"write\" }]";
+
+    #[test]
+    fn a_plan_that_fits_has_nothing_against_it() {
+        assert_eq!(findings(&plan("size = \"5G\"", WRITE)), []);
+    }
+
+    #[test]
+    fn copies_of_clients_count() {
+        let written = format!("clients = 4\n{WRITE}");
+        assert!(findings(&plan("size = \"2G\"", &written))[0].what.contains("needs 8G"));
+        assert_eq!(findings(&plan("size = \"2G\"\nbacking = \"shared\"", &written)), []);
+        assert_eq!(findings(&plan("size = \"2G\"", "clients = 4\nops = [{ touch = \"r\" }]")), []);
+    }
+
+    #[test]
+    fn a_quarter_of_memory_may_be_locked() {
+        let lock = "ops = [{ lock = \"r\" }]";
+        let lines = |size: &str| findings(&plan(&format!("size = \"{size}\""), lock));
+        assert!(lines("3G").iter().any(|u| u.what.contains("25 %") && u.remedy.contains("2G")));
+        assert!(!lines("2G").iter().any(|u| u.what.contains("25 %")));
+    }
+
+    #[test]
+    fn pools_are_filled_by_the_exact_number() {
+        let unmet = findings(&plan("size = \"8M\"\npage_size = \"hugetlb:2M\"", WRITE));
+        assert!(unmet[0].fatal && unmet[0].what.contains("4 hugetlb pages of 2M; 3 are free"));
+        assert!(unmet[0].remedy.contains("echo 6 >"), "{}", unmet[0].remedy);
+        assert_eq!(findings(&plan("size = \"6M\"\npage_size = \"hugetlb:2M\"", WRITE)), []);
+    }
+
+    #[test]
+    fn preferences_that_cannot_be_met_are_not_fatal() {
+        let wants =
+            |size: &str| findings(&plan(&format!("size = \"8M\"\npage_size = \"{size}\""), WRITE));
+        assert_eq!(wants("2M"), []);
+        let off = &wants("64K")[0];
+        assert!(!off.fatal && off.what.contains("switched off") && off.remedy.contains("64kB"));
+        assert!(wants("256K")[0].remedy.contains("2M"));
+    }
+
+    #[test]
+    fn what_is_short_is_told() {
+        let limits = Limits::default();
+        let room = |available_bytes| Room { total_bytes: 1000, available_bytes };
+        assert!(room(19).is_short(&limits) && !room(20).is_short(&limits));
+    }
+}

@@ -25,6 +25,8 @@ const BENCHES: &[Bench] = &[
         name: "diagnose",
         what: "speed-ups by diagnose beside a plain A/B of the same real programs",
         run: diagnose::run,
+    },
+    Bench {
         name: "anon-fault",
         what: "anonymous faults of a job against those of a bare C loop (limit: 3 %)",
         run: faults::against_c,
