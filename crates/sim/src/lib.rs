@@ -25,7 +25,7 @@
 //!    `latency`, `jitter`, `fail`. A fault that needs no waiting is retried at once; one that waits is
 //!    retried after. A kernel owns its store; a disk is a place where `wait` times come from.
 //! 3. **Model**: `machines/NAME.toml`, read through [`model::Model`], each constant with its unit and
-//!    source; add it to the list in `models`, and its kernel to the match in `machine`.
+//!    source; add it to the list in [`models`], and its kernel to the match in [`machine`].
 //!
 //! # Invariants
 //!
@@ -40,8 +40,10 @@ pub mod accesses;
 pub mod cx;
 pub mod engine;
 pub mod kernel;
+pub mod machine;
 pub mod mmu;
 pub mod model;
+pub mod models;
 pub mod sched;
 pub mod store;
 pub mod tally;

@@ -5,6 +5,7 @@
 
 pub mod pager;
 pub mod replacement;
+pub mod sunos;
 
 use crate::accesses::Accesses;
 use crate::cx::Cx;
@@ -14,6 +15,7 @@ use pagetax_core::counter::Reading;
 use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Plan, Region, RegionId};
 use pagetax_core::report::{Table, Warning};
+use pagetax_core::units::PageSize;
 
 /// What a kernel has to say when the run is over.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -43,6 +45,9 @@ pub trait Kernel<M: Mmu> {
     /// The counters that this model keeps beside the engine's own (access, context switch, user,
     /// kernel, daemon, run-queue and wall). Others are not reported, rather than reported as 0.
     fn counters(&self) -> &'static [CounterId];
+
+    /// Page sizes that ordinary memory can have, smallest first.
+    fn page_sizes(&self) -> Vec<PageSize>;
 
     /// A process begins to run: main (which has been executed) or a forked child, in its own time,
     /// before its first operation. Called until finished.

@@ -4,6 +4,7 @@
 //! and says what time that took; it neither charges time nor counts events by itself.
 
 pub mod flat;
+pub mod sun4;
 
 use crate::accesses::Accesses;
 use pagetax_core::units::PageSize;

@@ -1,0 +1,255 @@
+//! The hat layer: which segments have a pmeg, and which processes a hardware context.
+//!
+//! Invariant: each of the users' pmegs is on the free list or owned by one segment; `contextless` are
+//! exactly the pmegs of spaces without a context. A process keeps its pmegs when it loses its context.
+
+use super::bits::PmegSet;
+use super::config::{Costs, HatConfig};
+use super::steal::Pool;
+use crate::cx::{CpuRow, Cx};
+use crate::mmu::SpaceId;
+use crate::mmu::sun4::{PmegId, SEGMENTS_PER_REGION, Sun4};
+use crate::tally::CounterId;
+use std::collections::BTreeMap;
+
+/// hatcnt word 4.
+pub const ALLOCATIONS: CounterId = CounterId::of("pmeg_allocation_count");
+/// hatcnt word 5.
+pub const STEALS: CounterId = CounterId::of("pmeg_steal_count");
+/// Whole pmegs from the software cache.
+pub const RELOADS: CounterId = CounterId::of("pmeg_reload_count");
+/// Contexts that changed hands.
+pub const CONTEXT_LOADS: CounterId = CounterId::of("context_load_count");
+
+/// What the hat layer knows of a space.
+#[derive(Debug, Clone, Default)]
+struct Space {
+    has_context: bool,
+    owned: PmegSet,
+    /// By segment: the valid and the writable entries of a pmeg that was stolen.
+    cache: BTreeMap<usize, (u64, u64)>,
+}
+
+/// The hat layer.
+#[derive(Debug, Clone)]
+pub struct Hat {
+    config: HatConfig,
+    costs: Costs,
+    pool: Pool,
+    free: Vec<PmegId>,
+    spaces: Vec<Space>,
+    /// Spaces with a context, least recently run first.
+    contexts: Vec<SpaceId>,
+    /// Loaded segment-map groups of a three-level machine, oldest first.
+    smegs: Vec<(SpaceId, usize)>,
+    switches: u64,
+    gifts: u64,
+    faults: u64,
+}
+
+impl Hat {
+    /// With all of the users' pmegs free.
+    pub fn new(config: HatConfig, costs: Costs, mmu: &Sun4) -> Self {
+        let pmegs = mmu.geometry().pmegs;
+        let pool = Pool {
+            users: config.kernel_pmegs..pmegs,
+            hand: pmegs - 1,
+            contextless: PmegSet::default(),
+            given_at: vec![0; pmegs],
+            faulted_at: vec![0; pmegs],
+            ran_at: Vec::new(),
+        };
+        Hat {
+            free: pool.users.clone().rev().collect(),
+            pool,
+            config,
+            costs,
+            spaces: Vec::new(),
+            contexts: Vec::new(),
+            smegs: Vec::new(),
+            switches: 0,
+            gifts: 0,
+            faults: 0,
+        }
+    }
+
+    /// Makes room for a space.
+    pub fn add_space(&mut self, space: SpaceId) {
+        self.spaces.resize_with(self.spaces.len().max(space.0 + 1), Space::default);
+        self.pool.ran_at.resize(self.spaces.len(), 0);
+    }
+
+    /// How many pmegs the space owns.
+    pub fn owned(&self, space: SpaceId) -> usize {
+        self.spaces[space.0].owned.len()
+    }
+
+    /// Free pmegs.
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// The space gets a CPU: gives it a context.
+    pub fn run(&mut self, cx: &mut Cx<'_>, space: SpaceId) {
+        self.switches += 1;
+        self.pool.ran_at[space.0] = self.switches;
+        self.contexts.retain(|other| *other != space);
+        self.contexts.push(space);
+        if std::mem::replace(&mut self.spaces[space.0].has_context, true) {
+            return;
+        }
+        self.pool.contextless.subtract(&self.spaces[space.0].owned);
+        cx.count(CONTEXT_LOADS, 1);
+        if self.contexts.len() > self.config.user_contexts {
+            let loser = self.contexts.remove(0);
+            self.spaces[loser.0].has_context = false;
+            self.pool.contextless.add(&self.spaces[loser.0].owned);
+            cx.charge(CpuRow::OtherKernel, self.costs.context_steal_ns);
+            cx.charge(CpuRow::Translation, self.costs.context_steal_user_ns);
+        }
+    }
+
+    /// The pmeg of a segment, allocated or stolen if there is none. With a software cache, a new one
+    /// comes with what the segment's last one held.
+    pub fn pmeg(
+        &mut self,
+        mmu: &mut Sun4,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        segment: usize,
+    ) -> PmegId {
+        self.load_region(mmu, cx, space, segment);
+        self.faults += 1;
+        let pmeg = mmu.pmeg_of(space, segment).unwrap_or_else(|| {
+            let pmeg = self.free.pop().unwrap_or_else(|| self.steal(mmu, cx, space));
+            self.give(mmu, cx, pmeg, space, segment);
+            pmeg
+        });
+        self.pool.faulted_at[pmeg] = self.faults;
+        pmeg
+    }
+
+    fn give(
+        &mut self,
+        mmu: &mut Sun4,
+        cx: &mut Cx<'_>,
+        pmeg: PmegId,
+        space: SpaceId,
+        segment: usize,
+    ) {
+        cx.count(ALLOCATIONS, 1);
+        mmu.give(pmeg, space, segment);
+        self.gifts += 1;
+        self.pool.given_at[pmeg] = self.gifts;
+        let entry = &mut self.spaces[space.0];
+        entry.owned.insert(pmeg);
+        if !entry.has_context {
+            self.pool.contextless.insert(pmeg);
+        }
+        if let Some((valid, writable)) = entry.cache.remove(&segment) {
+            let loaded = mmu.pmeg_mut(pmeg);
+            (loaded.valid, loaded.writable) = (valid, writable);
+            cx.count(RELOADS, 1);
+            cx.charge(CpuRow::MinorFault, self.costs.reload_ns);
+            cx.charge(CpuRow::Translation, self.costs.reload_user_ns);
+        }
+    }
+
+    fn steal(&mut self, mmu: &mut Sun4, cx: &mut Cx<'_>, thief: SpaceId) -> PmegId {
+        cx.count(STEALS, 1);
+        let pmeg = (self.config.steal)(&self.pool, mmu, thief, cx.rng());
+        self.pool.hand = pmeg;
+        let (valid, writable) = (mmu.pmegs()[pmeg].valid, mmu.pmegs()[pmeg].writable);
+        if let Some((owner, segment)) = self.take(mmu, pmeg)
+            && self.config.software_cache
+        {
+            self.spaces[owner.0].cache.insert(segment, (valid, writable));
+        }
+        pmeg
+    }
+
+    fn take(&mut self, mmu: &mut Sun4, pmeg: PmegId) -> Option<(SpaceId, usize)> {
+        let (owner, segment) = mmu.take(pmeg).owner?;
+        self.spaces[owner.0].owned.remove(pmeg);
+        self.pool.contextless.remove(pmeg);
+        Some((owner, segment))
+    }
+
+    /// Three levels: the segment-map entries of the region must be loaded; the oldest make room.
+    fn load_region(&mut self, mmu: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, segment: usize) {
+        let Some(smegs) = mmu.geometry().smegs else { return };
+        if mmu.has_region(space, segment) {
+            return;
+        }
+        if self.smegs.len() == smegs {
+            let (loser, region) = self.smegs.remove(0);
+            mmu.set_region(loser, region, false);
+        }
+        let region = segment / SEGMENTS_PER_REGION;
+        self.smegs.push((space, region));
+        mmu.set_region(space, region, true);
+        cx.charge(CpuRow::MinorFault, self.costs.region_load_ns);
+    }
+
+    /// Stores to what the space has mapped so far must fault (copy-on-write after a fork).
+    pub fn write_protect(&mut self, mmu: &mut Sun4, space: SpaceId) {
+        let entry = &mut self.spaces[space.0];
+        entry.owned.iter().for_each(|pmeg| mmu.pmeg_mut(pmeg).writable = 0);
+        entry.cache.values_mut().for_each(|(_, writable)| *writable = 0);
+    }
+
+    /// The entries of `mask` in a segment become invalid.
+    pub fn invalidate(&mut self, mmu: &mut Sun4, space: SpaceId, segment: usize, mask: u64) {
+        if let Some(pmeg) = mmu.pmeg_of(space, segment) {
+            let held = mmu.pmeg_mut(pmeg);
+            (held.valid, held.writable) = (held.valid & !mask, held.writable & !mask);
+            let empty = held.valid == 0 && held.owner == Some((space, segment));
+            if empty && self.take(mmu, pmeg).is_some() {
+                self.free.push(pmeg);
+            }
+        }
+        if let Some((valid, writable)) = self.spaces[space.0].cache.get_mut(&segment) {
+            (*valid, *writable) = (*valid & !mask, *writable & !mask);
+        }
+    }
+
+    /// With sharing: lets `space` use what another space of its family has for this segment.
+    pub fn share(&mut self, mmu: &mut Sun4, from: SpaceId, space: SpaceId, segment: usize) -> bool {
+        let pmeg = if self.config.share { mmu.pmeg_of(from, segment) } else { None };
+        pmeg.inspect(|pmeg| mmu.share(*pmeg, space)).is_some()
+    }
+
+    /// The space has ended.
+    pub fn remove_space(&mut self, mmu: &mut Sun4, space: SpaceId) {
+        let owned = std::mem::take(&mut self.spaces[space.0]).owned;
+        for pmeg in owned.iter() {
+            mmu.take(pmeg);
+            self.free.push(pmeg);
+        }
+        self.pool.contextless.subtract(&owned);
+        self.contexts.retain(|other| *other != space);
+        self.smegs.retain(|(owner, _)| *owner != space);
+    }
+
+    /// Asserts the invariants.
+    #[cfg(test)]
+    pub fn check(&self, mmu: &Sun4) {
+        let mut contextless = PmegSet::default();
+        let mut owned = 0;
+        for (index, space) in self.spaces.iter().enumerate() {
+            for pmeg in space.owned.iter() {
+                let (owner, segment) = mmu.pmegs()[pmeg].owner.expect("an owned pmeg has an owner");
+                assert_eq!(owner, SpaceId(index));
+                assert_eq!(mmu.pmeg_of(owner, segment), Some(pmeg));
+                owned += 1;
+                if !space.has_context {
+                    contextless.insert(pmeg);
+                }
+            }
+        }
+        assert_eq!(owned + self.free.len(), self.pool.users.len());
+        assert!(self.free.iter().all(|pmeg| mmu.pmegs()[*pmeg].owner.is_none()));
+        assert_eq!(contextless, self.pool.contextless);
+        assert!(self.contexts.len() <= self.config.user_contexts);
+    }
+}

@@ -1,0 +1,555 @@
+//! SunOS 4.0.3 and 4.1 on a Sun-4: pages that are in memory, and yet fault.
+//!
+//! A page needs a valid entry in a pmeg. Pmegs are few; one is stolen when none is free, and all of its
+//! entries go, so that each page faults again by itself. A process needs, beside its data, the page of
+//! text that it runs and the page of its stack; when it steals one of those from itself, it wants it
+//! back at once. Sources: report 000; what is inferred is marked "fitted" in the models.
+//!
+//! Invariant: an access and its fault are one: a fault that needs no waiting is served together with
+//! its access, in time as well as in the order of accesses.
+
+pub mod bits;
+pub mod config;
+pub mod hat;
+mod report;
+pub mod steal;
+pub mod vm;
+
+use super::{Epilogue, Kernel, Step};
+use crate::accesses::Accesses;
+use crate::cx::{CpuRow, Cx, Wait, WallRow};
+use crate::mmu::SpaceId;
+use crate::mmu::sun4::{PmegId, Sun4};
+use crate::tally::{CounterId, Tally};
+use config::{Config, Swapper};
+use hat::Hat;
+use pagetax_core::machine::Unmet;
+use pagetax_core::plan::{Advice, ClientKind, Op, PageSizeRequest, Plan, Region, RegionId};
+use pagetax_core::units::{Bytes, PageSize};
+use vm::{Provision, Vm};
+
+const TRANSLATION_FAULTS: CounterId = CounterId::of("translation_fault_count");
+const MINOR_FAULTS: CounterId = CounterId::of("minor_fault_count");
+const MAJOR_FAULTS: CounterId = CounterId::of("major_fault_count");
+const COW_FAULTS: CounterId = CounterId::of("cow_fault_count");
+const PAGE_INS: CounterId = CounterId::of("page_in_count");
+const SWAP_INS: CounterId = CounterId::of("swap_in_count");
+const SWAP_OUTS: CounterId = CounterId::of("swap_out_count");
+const RESIDENT_MAX: CounterId = CounterId::of("resident_bytes_max");
+
+const COUNTERS: &[CounterId] = &[
+    hat::CONTEXT_LOADS,
+    COW_FAULTS,
+    MAJOR_FAULTS,
+    MINOR_FAULTS,
+    PAGE_INS,
+    hat::ALLOCATIONS,
+    hat::RELOADS,
+    hat::STEALS,
+    RESIDENT_MAX,
+    SWAP_INS,
+    SWAP_OUTS,
+    TRANSLATION_FAULTS,
+];
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// A process whose pmegs steal each other gives up after this many rounds and faults again later.
+const ANCHOR_ROUNDS: usize = 4;
+
+/// A process.
+#[derive(Debug, Clone)]
+struct Process {
+    parent: Option<SpaceId>,
+    children: u32,
+    /// Faults of its start that are still to come; none once it has begun.
+    start_faults: Option<u64>,
+    alive: bool,
+    swapped_out: bool,
+}
+
+/// The kernel.
+#[derive(Debug, Clone)]
+pub struct SunOs {
+    config: Config,
+    memory: Bytes,
+    page: PageSize,
+    hat: Hat,
+    vm: Vm,
+    processes: Vec<Process>,
+    running: Option<SpaceId>,
+}
+
+impl SunOs {
+    /// Just started, on this hardware, with this much memory for users.
+    pub fn new(config: Config, memory: Bytes, mmu: &Sun4) -> Self {
+        let hat = Hat::new(config.hat, config.costs, mmu);
+        let (vm, processes, running) = (Vm::default(), Vec::new(), None);
+        SunOs { config, memory, page: mmu.geometry().page, hat, vm, processes, running }
+    }
+
+    fn add_process(&mut self, space: SpaceId, parent: Option<SpaceId>) {
+        let image = &self.config.image;
+        let start_faults = if parent.is_some() { image.child_faults } else { image.exec_faults };
+        let process = Process {
+            parent,
+            children: 0,
+            start_faults: Some(start_faults),
+            alive: true,
+            swapped_out: false,
+        };
+        assert_eq!(space.0, self.processes.len(), "spaces are numbered in the order of creation");
+        self.processes.push(process);
+        self.hat.add_space(space);
+        self.vm.add_space(space);
+    }
+
+    /// Segment and entry of the page of text that a process runs, and of the page of its stack.
+    fn anchors(mmu: &Sun4) -> [(usize, u32); 2] {
+        let geometry = mmu.geometry();
+        [(0, 0), (geometry.segments - 1, geometry.ptes - 1)]
+    }
+
+    /// Loads the entry of a page that the process needs beside its regions, with a fault if need be.
+    fn load_own(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, at: (usize, u32)) {
+        let (segment, entry) = at;
+        let valid = |hw: &Sun4, pmeg: PmegId| hw.pmegs()[pmeg].valid >> entry & 1 != 0;
+        if hw.has_region(space, segment)
+            && hw.pmeg_of(space, segment).is_some_and(|pmeg| valid(hw, pmeg))
+        {
+            return;
+        }
+        let pmeg = self.pmeg(hw, cx, space, segment);
+        if !valid(hw, pmeg) {
+            hw.pmeg_mut(pmeg).valid |= 1 << entry;
+            self.charge_faults(cx, 1);
+        }
+    }
+
+    /// The segment's pmeg, from the family if that shares.
+    fn pmeg(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, segment: usize) -> PmegId {
+        if hw.pmeg_of(space, segment).is_none()
+            && let Some(parent) = self.processes[space.0].parent
+            && self.may_share(hw, space, segment)
+        {
+            let pmeg = self.hat.pmeg(hw, cx, parent, segment);
+            self.hat.share(hw, parent, space, segment);
+            return pmeg;
+        }
+        self.hat.pmeg(hw, cx, space, segment)
+    }
+
+    /// Whether parent and child see the same pages in this segment: neither the stack, nor the
+    /// segment of the data that each writes for itself.
+    fn may_share(&self, hw: &Sun4, space: SpaceId, segment: usize) -> bool {
+        let ptes = i64::from(hw.geometry().ptes);
+        let (stack, data) = (hw.geometry().segments - 1, 0);
+        let first = |base: u64| segment as i64 * ptes - (base >> hw.geometry().page.shift()) as i64;
+        self.config.hat.share
+            && segment != stack
+            && segment != data
+            && self.vm.regions(space).all(|(id, base)| self.vm.is_common(space, id, first(base)))
+    }
+
+    fn charge_faults(&mut self, cx: &mut Cx<'_>, count: u64) {
+        let costs = &self.config.costs;
+        cx.count(TRANSLATION_FAULTS, count);
+        cx.count(MINOR_FAULTS, count);
+        cx.charge(CpuRow::MinorFault, count * costs.fault_ns);
+        cx.charge(CpuRow::Translation, count * costs.fault_user_ns);
+        cx.latency("minor_fault", costs.fault_ns + costs.fault_user_ns, count);
+    }
+
+    /// What a process needs whenever it has the CPU: its text, its stack, and, while it waits for
+    /// children, the library that it sleeps in.
+    fn load_anchors(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) {
+        let anchors = Self::anchors(hw);
+        for _ in 0..ANCHOR_ROUNDS {
+            for at in anchors {
+                self.load_own(hw, cx, space, at);
+            }
+            let loaded = |(segment, entry): (usize, u32)| {
+                hw.pmeg_of(space, segment).is_some_and(|p| hw.pmegs()[p].valid >> entry & 1 != 0)
+            };
+            if anchors.into_iter().all(loaded) {
+                return;
+            }
+        }
+    }
+
+    fn load_libc(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) {
+        let stack = hw.geometry().segments - 1;
+        for segment in stack - self.config.image.libc_segments..stack {
+            self.load_own(hw, cx, space, (segment, 0));
+        }
+    }
+
+    /// Makes a page present; false if the process has to wait for it.
+    fn provide(
+        &mut self,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        id: RegionId,
+        page: u64,
+        writes: bool,
+        page_bytes: u64,
+    ) -> bool {
+        let cluster = self.config.disk_cluster_pages;
+        let provision = self.vm.provide(space, id, page, writes, cluster);
+        match provision {
+            Provision::Present => return true,
+            Provision::Zeroed => cx.charge(CpuRow::ZeroCopy, self.config.costs.zero_ns),
+            Provision::Copied => {
+                cx.count(COW_FAULTS, 1);
+                cx.charge(CpuRow::ZeroCopy, self.config.costs.copy_ns);
+            }
+            Provision::Read(pages) => {
+                cx.charge(CpuRow::Swap, self.config.costs.fault_ns);
+                cx.count(MAJOR_FAULTS, 1);
+                cx.count(PAGE_INS, pages);
+                let wait_ns = self.config.disk_access_ns + pages * self.config.disk_page_ns;
+                cx.wait(Wait::Until(cx.now() + wait_ns), WallRow::PageIn);
+                cx.latency("major_fault", self.config.costs.fault_ns + wait_ns, 1);
+            }
+        }
+        let resident_bytes = self.vm.frames() * page_bytes;
+        cx.at_least(RESIDENT_MAX, resident_bytes);
+        if resident_bytes > self.memory.0 {
+            let why = format!("the job needs more than the {} of memory for users", self.memory);
+            cx.fail(why, "make the job smaller; this model does not page out");
+        }
+        !matches!(provision, Provision::Read(_))
+    }
+
+    /// Serves the fault of the next access and of those after it that fault in the same pmeg on pages
+    /// that are in memory, each with its access.
+    fn serve_run(
+        &mut self,
+        hw: &mut Sun4,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        id: RegionId,
+        accesses: &mut Accesses,
+    ) {
+        let geometry = *hw.geometry();
+        let address = accesses.next_address();
+        let (segment, entry) = geometry.locate(address);
+        let pmeg = self.pmeg(hw, cx, space, segment);
+        let base_page = (accesses.base() >> geometry.page.shift()) as i64;
+        let first = segment as i64 * i64::from(geometry.ptes) - base_page;
+        let present = self.vm.present(space, id, first, accesses.writes);
+        let writable = self.vm.present(space, id, first, true);
+        let held = hw.pmegs()[pmeg];
+        let usable = if accesses.writes { held.valid & held.writable } else { held.valid };
+        if usable >> entry & 1 != 0 {
+            // A reload brought it back.
+            accesses.advance(1);
+            return;
+        }
+        let run = Run::of(accesses, geometry.page.bytes(), present & !usable, entry, geometry.ptes);
+        let costs = &self.config.costs;
+        let touch_ns = run.touches_each * accesses.cost_ps / 1000;
+        let each_ns = costs.fault_ns + costs.fault_user_ns + touch_ns;
+        let count = run.faults.min(cx.affordable(each_ns));
+        let mask = run.entries(entry, count);
+        let held = hw.pmeg_mut(pmeg);
+        held.valid |= mask;
+        held.writable |= mask & writable;
+        self.charge_faults(cx, count);
+        accesses.advance(run.touches(count));
+    }
+}
+
+/// A run of faults in one pmeg.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    faults: u64,
+    /// Entries from one fault to the next.
+    step: u32,
+    /// Touches that belong to a fault: its own and those that follow on the same page; fewer at the
+    /// first (`first_touches`), and no more than `left` in all.
+    touches_each: u64,
+    first_touches: u64,
+    left: u64,
+}
+
+impl Run {
+    /// `faulting` are the entries that fault and can be served; `entry` is one of them.
+    fn of(accesses: &Accesses, page_bytes: u64, faulting: u64, entry: u32, ptes: u32) -> Run {
+        let one = Run { faults: 1, step: 1, touches_each: 1, first_touches: 1, left: 1 };
+        let Some(sweep) = accesses.sweep() else { return one };
+        let left = sweep.left_in_lap().min(accesses.left());
+        if sweep.stride >= page_bytes {
+            if !sweep.stride.is_multiple_of(page_bytes) {
+                return one;
+            }
+            let step = (sweep.stride / page_bytes).min(64) as u32;
+            let mut next = entry;
+            while next < ptes && faulting >> next & 1 != 0 {
+                next += step;
+            }
+            let faults = u64::from((next - entry) / step).clamp(1, left);
+            return Run { faults, step, touches_each: 1, first_touches: 1, left };
+        }
+        let on_page = page_bytes - accesses.next_address() % page_bytes;
+        let first_touches = on_page.div_ceil(sweep.stride);
+        let touches_each = page_bytes / sweep.stride;
+        let pages = u64::from((faulting >> entry).trailing_ones().min(ptes - entry));
+        if page_bytes.is_multiple_of(sweep.stride) && first_touches == touches_each {
+            let faults = pages.clamp(1, left.div_ceil(touches_each));
+            return Run { faults, step: 1, touches_each, first_touches, left };
+        }
+        one
+    }
+
+    fn entries(&self, entry: u32, count: u64) -> u64 {
+        (0..count as u32).fold(0, |mask, i| mask | 1 << (entry + i * self.step))
+    }
+
+    fn touches(&self, count: u64) -> u64 {
+        (self.first_touches + (count - 1) * self.touches_each).min(self.left)
+    }
+}
+
+impl Kernel<Sun4> for SunOs {
+    fn check(&self, plan: &Plan) -> Vec<Unmet> {
+        let mut unmet = Vec::new();
+        let mapped = plan.mapped_bytes_max();
+        if mapped > self.memory {
+            unmet.push(Unmet {
+                what: format!("the job maps {mapped}; users have {} of memory", self.memory),
+                remedy: "make the job smaller (--set size=…); this model does not page out".into(),
+                fatal: true,
+            });
+        }
+        let wants_other_pages = |region: &&Region| {
+            matches!(region.page_size, PageSizeRequest::Prefer(_) | PageSizeRequest::Hugetlb(_))
+        };
+        if let Some(region) = plan.regions.iter().find(wants_other_pages) {
+            unmet.push(Unmet {
+                what: format!("region `{}` asks for a page size; a Sun-4 has one", region.name),
+                remedy: "ask for the default page size".into(),
+                fatal: false,
+            });
+        }
+        let threads = plan.phases.iter().any(|p| p.client_kind == ClientKind::Threads);
+        if threads {
+            unmet.push(Unmet {
+                what: "SunOS 4 has no threads; they are simulated as one process on one CPU".into(),
+                remedy: "use processes as clients".into(),
+                fatal: false,
+            });
+        }
+        let advises =
+            |op: &Op| matches!(op, Op::Advise { advice, .. } if *advice != Advice::Dontneed);
+        if plan.phases.iter().flat_map(|phase| &phase.ops).any(advises) {
+            unmet.push(Unmet {
+                what: "of all advice this model knows dontneed only".into(),
+                remedy: "expect the rest to be ignored".into(),
+                fatal: false,
+            });
+        }
+        unmet
+    }
+
+    fn counters(&self) -> &'static [CounterId] {
+        COUNTERS
+    }
+
+    fn page_sizes(&self) -> Vec<PageSize> {
+        vec![self.page]
+    }
+
+    fn begin(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) -> Step {
+        let costs = self.config.costs;
+        let process = &mut self.processes[space.0];
+        let main = process.parent.is_none();
+        let Some(left) = process.start_faults.take() else { return Step::Finished };
+        if main && left == self.config.image.exec_faults {
+            cx.charge(CpuRow::OtherKernel, costs.exec_ns);
+        }
+        self.load_libc(hw, cx, space);
+        self.load_anchors(hw, cx, space);
+        let count = left.min(cx.affordable(costs.fault_ns + costs.fault_user_ns));
+        self.charge_faults(cx, count);
+        self.processes[space.0].start_faults = (left > count).then_some(left - count);
+        if left > count { Step::Again } else { Step::Finished }
+    }
+
+    fn map(
+        &mut self,
+        hw: &mut Sun4,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        id: RegionId,
+        region: &Region,
+    ) -> u64 {
+        cx.charge(CpuRow::OtherKernel, self.config.costs.syscall_ns);
+        let geometry = hw.geometry();
+        let page_bytes = geometry.page.bytes();
+        let pages = region.bytes.div_ceil(page_bytes);
+        let private = matches!(region.backing, pagetax_core::plan::Backing::Anon);
+        let align = if private { page_bytes } else { geometry.segment_bytes() };
+        let start = self.config.image.text_data_pages * page_bytes;
+        // The lower half of the space; the upper is for libraries, stacks and the kernel.
+        let end = geometry.segments as u64 / 2 * geometry.segment_bytes();
+        let place = self.vm.place(space, pages * page_bytes, align, start, end, page_bytes);
+        let Some(base) = place else {
+            let why = format!("`{}` does not fit the address space", region.name);
+            cx.fail(why, format!("map less than {} at one time", Bytes(end)));
+            return start;
+        };
+        self.vm.map(space, id, region, base, pages);
+        base
+    }
+
+    fn unmap(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, id: RegionId) {
+        cx.charge(CpuRow::OtherKernel, self.config.costs.syscall_ns);
+        self.invalidate(hw, space, id);
+        self.vm.unmap(space, id);
+    }
+
+    fn lock(
+        &mut self,
+        hw: &mut Sun4,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        id: RegionId,
+        offset: u64,
+        bytes: u64,
+    ) -> u64 {
+        let page_bytes = hw.geometry().page.bytes();
+        let (first, end) = (offset / page_bytes, (offset + bytes).div_ceil(page_bytes));
+        cx.charge(CpuRow::OtherKernel, self.config.costs.syscall_ns);
+        for page in first..end {
+            if !self.provide(cx, space, id, page, false, page_bytes) {
+                return (page * page_bytes).saturating_sub(offset);
+            }
+            cx.charge(CpuRow::MinorFault, self.config.costs.fault_ns);
+            cx.count(MINOR_FAULTS, 1);
+        }
+        bytes
+    }
+
+    fn unlock(&mut self, _hw: &mut Sun4, cx: &mut Cx<'_>, _space: SpaceId, _id: RegionId) {
+        cx.charge(CpuRow::OtherKernel, self.config.costs.syscall_ns);
+    }
+
+    fn advise(
+        &mut self,
+        hw: &mut Sun4,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        id: RegionId,
+        advice: Advice,
+    ) {
+        cx.charge(CpuRow::OtherKernel, self.config.costs.syscall_ns);
+        if advice == Advice::Dontneed {
+            self.invalidate(hw, space, id);
+            self.vm.drop_private(space, id);
+        }
+    }
+
+    fn fault(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, accesses: &mut Accesses) {
+        let page_bytes = hw.geometry().page.bytes();
+        let Some(id) = self.vm.region_at(space, accesses.base()) else {
+            cx.fail("the region is not mapped", "map it before it is touched");
+            return;
+        };
+        let page = (accesses.next_address() - accesses.base()) / page_bytes;
+        if self.provide(cx, space, id, page, accesses.writes, page_bytes) {
+            self.serve_run(hw, cx, space, id, accesses);
+            self.load_anchors(hw, cx, space);
+        }
+    }
+
+    fn fork(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, parent: SpaceId, child: SpaceId) {
+        let costs = &self.config.costs;
+        let fork_ns = cx.jitter(costs.fork_ns, costs.fork_jitter_percent);
+        cx.charge(CpuRow::OtherKernel, fork_ns);
+        self.add_process(child, Some(parent));
+        self.processes[parent.0].children += 1;
+        self.vm.fork(parent, child);
+        self.hat.write_protect(hw, parent);
+    }
+
+    fn exit(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) -> Step {
+        self.load_libc(hw, cx, space);
+        cx.charge(CpuRow::OtherKernel, self.config.costs.syscall_ns);
+        let process = &mut self.processes[space.0];
+        process.alive = false;
+        let parent = process.parent;
+        if let Some(parent) = parent {
+            self.processes[parent.0].children -= 1;
+        }
+        self.vm.remove_space(space, parent);
+        self.hat.remove_space(hw, space);
+        Step::Finished
+    }
+
+    fn switch(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: Option<SpaceId>) {
+        cx.charge(CpuRow::OtherKernel, self.config.costs.switch_ns);
+        self.running = space.or(self.running);
+        let Some(space) = space else { return };
+        if space.0 == self.processes.len() {
+            self.add_process(space, None);
+        }
+        self.hat.run(cx, space);
+        let process = &mut self.processes[space.0];
+        if std::mem::take(&mut process.swapped_out) {
+            cx.count(SWAP_INS, 1);
+            cx.charge(CpuRow::Swap, self.config.swap_in_ns);
+        }
+        let (begun, waits) = (process.start_faults.is_none(), process.children > 0);
+        if begun {
+            self.load_anchors(hw, cx, space);
+        }
+        if waits {
+            self.load_libc(hw, cx, space);
+        }
+    }
+
+    fn threads(&self) -> &'static [&'static str] {
+        if self.config.swapper == Swapper::Eager { &["sched"] } else { &[] }
+    }
+
+    /// The eager swapper looks once a second for processes without any pmeg.
+    fn run_thread(&mut self, _hw: &mut Sun4, cx: &mut Cx<'_>, _thread: usize) {
+        for (index, process) in self.processes.iter_mut().enumerate() {
+            let space = SpaceId(index);
+            let begun = process.alive && process.start_faults.is_none();
+            let idle = self.running != Some(space) && !process.swapped_out;
+            if begun && idle && self.hat.owned(space) == 0 {
+                process.swapped_out = true;
+                cx.count(SWAP_OUTS, 1);
+                cx.charge(CpuRow::Swap, self.config.swap_out_ns);
+            }
+        }
+        cx.wait(Wait::Until((cx.now() / SECOND_NS + 1) * SECOND_NS), WallRow::Sleep);
+    }
+
+    fn sample(&mut self, _hw: &Sun4, out: &mut Vec<(&'static str, u64)>) {
+        out.push(("free_pmeg_count", self.hat.free() as u64));
+    }
+
+    fn epilogue(&self, hw: &Sun4, tally: &Tally) -> Epilogue {
+        report::epilogue(&self.config, hw.geometry(), tally)
+    }
+}
+
+impl SunOs {
+    /// The pages of a region have no translation any more.
+    fn invalidate(&mut self, hw: &mut Sun4, space: SpaceId, id: RegionId) {
+        let Some(mapping) = self.vm.mapping(space, id) else { return };
+        let geometry = *hw.geometry();
+        let (first, _) = geometry.locate(mapping.base);
+        let start = mapping.base >> geometry.page.shift();
+        let end = start + mapping.pages;
+        let ptes = u64::from(geometry.ptes);
+        for segment in first..(end.div_ceil(ptes)) as usize {
+            let low = start.saturating_sub(segment as u64 * ptes);
+            let high = (end - segment as u64 * ptes).min(ptes);
+            let mask = (low..high).fold(0, |mask, entry| mask | 1 << entry);
+            self.hat.invalidate(hw, space, segment, mask);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! `sim:NAME`: hardware, kernel and engine, composed from a model.
+//!
+//! Invariant: a machine keeps nothing from one run to the next. Each run starts from the same pristine
+//! hardware and kernel.
+
+use crate::engine::{Caps, Engine, Parts, Settings};
+use crate::kernel::Kernel;
+use crate::kernel::sunos::SunOs;
+use crate::kernel::sunos::config::Config;
+use crate::mmu::Mmu;
+use crate::mmu::sun4::{Geometry, Sun4};
+use crate::model::{Model, ModelError};
+use crate::models;
+use crate::sched::scheduler;
+use pagetax_core::machine::{Machine, MachineKind, MachineSpec, RunError, Sink, Unmet};
+use pagetax_core::plan::Plan;
+use pagetax_core::report::{Environment, Warning};
+use pagetax_core::units::PageSize;
+
+/// A simulated machine.
+pub struct SimMachine {
+    model: Model,
+    settings: Settings,
+    pristine: Box<dyn Pristine>,
+    /// When a run is given up.
+    pub caps: Caps,
+}
+
+/// Hardware and kernel of some kind, as they are after booting.
+trait Pristine {
+    fn page_sizes(&self) -> Vec<PageSize>;
+    fn check(&self, plan: &Plan) -> Vec<Unmet>;
+    fn run(&self, machine: &SimMachine, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError>;
+}
+
+struct Booted<M, K> {
+    hardware: M,
+    kernel: K,
+}
+
+impl<M: Mmu + Clone, K: Kernel<M> + Clone> Pristine for Booted<M, K> {
+    fn page_sizes(&self) -> Vec<PageSize> {
+        self.kernel.page_sizes()
+    }
+
+    fn check(&self, plan: &Plan) -> Vec<Unmet> {
+        self.kernel.check(plan)
+    }
+
+    fn run(&self, machine: &SimMachine, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
+        let broken = |error: ModelError| RunError::Op {
+            op: "start".into(),
+            why: error.to_string(),
+            remedy: "correct the model".into(),
+        };
+        let parts = Parts {
+            settings: &machine.settings,
+            caps: machine.caps,
+            hardware: self.hardware.clone(),
+            kernel: self.kernel.clone(),
+            scheduler: scheduler(&machine.model).map_err(broken)?,
+        };
+        Engine::run(parts, plan, out)
+    }
+}
+
+/// The kernel that a model names, on its hardware.
+fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelError> {
+    match model.kernel.as_str() {
+        "sunos" => {
+            let geometry = Geometry::load(model, settings.page)?;
+            let hardware = Sun4::new(geometry);
+            let config = Config::load(model, &geometry)?;
+            let kernel = SunOs::new(config, settings.memory, &hardware);
+            Ok(Box::new(Booted { hardware, kernel }))
+        }
+        other => Err(ModelError::Constant {
+            file: format!("{}.toml", model.name),
+            key: "kernel".into(),
+            problem: format!("is `{other}`, which is not known"),
+            remedy: "use one of sunos".into(),
+        }),
+    }
+}
+
+impl SimMachine {
+    /// A built-in machine, or one from a file (see [`models::find`]).
+    ///
+    /// # Errors
+    /// No such model, or one that is no possible machine.
+    pub fn find(name: &str) -> Result<Self, ModelError> {
+        SimMachine::new(models::find(name)?)
+    }
+
+    /// The machine of a model.
+    ///
+    /// # Errors
+    /// Constants that are absent, superfluous or impossible.
+    pub fn new(model: Model) -> Result<Self, ModelError> {
+        let settings = Settings::load(&model)?;
+        scheduler(&model)?;
+        let pristine = boot(&model, &settings)?;
+        model.finish()?;
+        Ok(SimMachine { model, settings, pristine, caps: Caps::default() })
+    }
+
+    /// Its model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+}
+
+impl Machine for SimMachine {
+    fn spec(&self) -> MachineSpec {
+        MachineSpec {
+            name: self.model.name.clone(),
+            kind: MachineKind::Sim,
+            validated: self.model.validated,
+            memory: self.settings.memory,
+            base_page: self.settings.page,
+            page_sizes: self.pristine.page_sizes(),
+            cpus: self.settings.cpus,
+            job_params: self.model.job_params.clone(),
+        }
+    }
+
+    fn check(&self, plan: &Plan) -> Vec<Unmet> {
+        self.pristine.check(plan)
+    }
+
+    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
+        let (fatal, limits): (Vec<_>, Vec<_>) =
+            self.check(plan).into_iter().partition(|unmet| unmet.fatal);
+        if !fatal.is_empty() {
+            return Err(RunError::Unmet(fatal));
+        }
+        out.environment(Environment::from([
+            ("model".into(), self.model.title.clone().into()),
+            ("memory_bytes".into(), self.settings.memory.0.into()),
+            ("page_bytes".into(), self.settings.page.bytes().into()),
+            ("cpus".into(), self.settings.cpus.into()),
+        ]));
+        if !self.model.validated {
+            out.warning(Warning {
+                id: "not_validated".into(),
+                text: format!("{}: not validated: no published figure backs it", self.model.title),
+                remedy: "take its figures as an extrapolation from the machines that are".into(),
+            });
+        }
+        for Unmet { what, remedy, .. } in limits {
+            out.warning(Warning { id: "unmet".into(), text: what, remedy });
+        }
+        self.pristine.run(self, plan, out)
+    }
+}

@@ -1,0 +1,35 @@
+//! The machine models that are built in, and finding one by name or path.
+
+use crate::model::{Model, ModelError};
+
+/// Name and text of each file in `machines/`.
+const BUILTIN: &[(&str, &str)] =
+    &[("sparcstation-1", include_str!("../../../machines/sparcstation-1.toml"))];
+
+/// Names of the built-in models.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    BUILTIN.iter().map(|(name, _)| *name)
+}
+
+/// The text of a built-in model's file.
+pub fn text(name: &str) -> Option<&'static str> {
+    BUILTIN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
+
+/// A built-in model by name, or one from a file when there is a `/` in it or it ends in `.toml`.
+///
+/// # Errors
+/// Names and paths that lead nowhere, and files that are no models.
+pub fn find(name: &str) -> Result<Model, ModelError> {
+    if name.contains('/') || name.ends_with(".toml") {
+        let text = std::fs::read_to_string(name)
+            .map_err(|error| ModelError::Read { file: name.into(), error })?;
+        let stem = std::path::Path::new(name).file_stem().and_then(|stem| stem.to_str());
+        return Model::parse(stem.unwrap_or(name), &text, self::text);
+    }
+    let text = text(name).ok_or_else(|| ModelError::Unknown {
+        name: name.into(),
+        known: names().collect::<Vec<_>>().join(", "),
+    })?;
+    Model::parse(name, text, self::text)
+}
