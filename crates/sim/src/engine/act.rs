@@ -72,7 +72,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
 
     /// Sleeps by its own wish, until a tick.
     fn sleep(&mut self, cpu: usize, task: TaskId, ns: u64) {
-        let end = self.parts.settings.tick_after(self.cpus[cpu].now.saturating_add(ns));
+        let end = self.parts.settings.sleep_end(self.cpus[cpu].now, ns);
         self.suspend(cpu, task, Wait::Until(end), WallRow::Sleep);
     }
 

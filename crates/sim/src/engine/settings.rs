@@ -13,7 +13,7 @@ pub struct Settings {
     pub page: PageSize,
     /// CPUs.
     pub cpus: u32,
-    /// Sleeps end at multiples of this.
+    /// Timers count in these.
     pub tick_ns: u64,
     /// User time of an access of any size.
     access_ps: u64,
@@ -61,9 +61,9 @@ impl Settings {
         self.access_ps + byte_ps * touch.grain_bytes
     }
 
-    /// The first tick at `time_ns` or later.
-    pub fn tick_after(&self, time_ns: u64) -> u64 {
-        time_ns.div_ceil(self.tick_ns) * self.tick_ns
+    /// When a sleep of `ns` from `now` on ends: timers count whole ticks from the last one.
+    pub fn sleep_end(&self, now: u64, ns: u64) -> u64 {
+        (now / self.tick_ns).saturating_add(ns.div_ceil(self.tick_ns)).saturating_mul(self.tick_ns)
     }
 }
 
