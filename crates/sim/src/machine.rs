@@ -28,7 +28,7 @@ pub struct SimMachine {
 
 /// Hardware and kernel of some kind, as they are after booting.
 trait Pristine {
-    fn page_sizes(&self) -> Vec<PageSize>;
+    fn page_sizes(&self, base: PageSize) -> Vec<PageSize>;
     fn check(&self, plan: &Plan) -> Vec<Unmet>;
     fn run(&self, machine: &SimMachine, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError>;
 }
@@ -39,8 +39,8 @@ struct Booted<M, K> {
 }
 
 impl<M: Mmu + Clone, K: Kernel<M> + Clone> Pristine for Booted<M, K> {
-    fn page_sizes(&self) -> Vec<PageSize> {
-        self.kernel.page_sizes()
+    fn page_sizes(&self, base: PageSize) -> Vec<PageSize> {
+        self.kernel.page_sizes(base)
     }
 
     fn check(&self, plan: &Plan) -> Vec<Unmet> {
@@ -118,7 +118,7 @@ impl Machine for SimMachine {
             validated: self.model.validated,
             memory: self.settings.memory,
             base_page: self.settings.page,
-            page_sizes: self.pristine.page_sizes(),
+            page_sizes: self.pristine.page_sizes(self.settings.page),
             cpus: self.settings.cpus,
             job_params: self.model.job_params.clone(),
         }

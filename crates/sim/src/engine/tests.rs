@@ -45,9 +45,6 @@ impl Kernel<Flat> for Plain {
     fn counters(&self) -> &'static [CounterId] {
         &[MINOR, MAJOR]
     }
-    fn page_sizes(&self) -> Vec<PageSize> {
-        vec![PageSize::K4]
-    }
     fn begin(&mut self, _hw: &mut Flat, cx: &mut Cx<'_>, _space: SpaceId) -> Step {
         cx.charge(CpuRow::OtherKernel, MS);
         Step::Finished

@@ -46,8 +46,10 @@ pub trait Kernel<M: Mmu> {
     /// kernel, daemon, run-queue and wall). Others are not reported, rather than reported as 0.
     fn counters(&self) -> &'static [CounterId];
 
-    /// Page sizes that ordinary memory can have, smallest first.
-    fn page_sizes(&self) -> Vec<PageSize>;
+    /// Page sizes that ordinary memory can have, smallest first, the base page among them.
+    fn page_sizes(&self, base: PageSize) -> Vec<PageSize> {
+        vec![base]
+    }
 
     /// A process begins to run: main (which has been executed) or a forked child, in its own time,
     /// before its first operation. Called until finished.

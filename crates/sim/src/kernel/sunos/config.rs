@@ -36,8 +36,10 @@ pub struct Costs {
     pub zero_ns: u64,
     /// Copying a page.
     pub copy_ns: u64,
-    /// Switching to another process.
+    /// Switching to another process, and by how much it varies.
     pub switch_ns: u64,
+    /// See `switch_ns`.
+    pub switch_jitter_percent: u64,
     /// Taking a context from another process: cache flush and segment map, and what it costs the user.
     pub context_steal_ns: u64,
     /// See `context_steal_ns`.
@@ -150,6 +152,10 @@ impl HatConfig {
 impl Costs {
     fn load(model: &Model) -> Result<Self, ModelError> {
         let ns = |key| model.ns("cost", key);
+        let jitter = |key| match model.ppm("cost", key)? / 10_000 {
+            percent @ 0..=100 => Ok(percent),
+            _ => Err(model.error("cost", key, "is more than everything", "write up to 100 percent")),
+        };
         Ok(Costs {
             fault_ns: ns("fault")?,
             fault_user_ns: ns("fault_user")?,
@@ -159,10 +165,11 @@ impl Costs {
             zero_ns: ns("zero")?,
             copy_ns: ns("copy")?,
             switch_ns: ns("switch")?,
+            switch_jitter_percent: jitter("switch_jitter")?,
             context_steal_ns: ns("context_steal")?,
             context_steal_user_ns: ns("context_steal_user")?,
             fork_ns: ns("fork")?,
-            fork_jitter_percent: model.ppm("cost", "fork_jitter")? / 10_000,
+            fork_jitter_percent: jitter("fork_jitter")?,
             exec_ns: ns("exec")?,
             syscall_ns: ns("syscall")?,
         })

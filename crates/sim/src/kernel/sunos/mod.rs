@@ -25,7 +25,7 @@ use config::{Config, Swapper};
 use hat::Hat;
 use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, ClientKind, Op, PageSizeRequest, Plan, Region, RegionId};
-use pagetax_core::units::{Bytes, PageSize};
+use pagetax_core::units::Bytes;
 use vm::{Provision, Vm};
 
 const TRANSLATION_FAULTS: CounterId = CounterId::of("translation_fault_count");
@@ -72,7 +72,6 @@ struct Process {
 pub struct SunOs {
     config: Config,
     memory: Bytes,
-    page: PageSize,
     hat: Hat,
     vm: Vm,
     processes: Vec<Process>,
@@ -84,7 +83,7 @@ impl SunOs {
     pub fn new(config: Config, memory: Bytes, mmu: &Sun4) -> Self {
         let hat = Hat::new(config.hat, config.costs, mmu);
         let (vm, processes, running) = (Vm::default(), Vec::new(), None);
-        SunOs { config, memory, page: mmu.geometry().page, hat, vm, processes, running }
+        SunOs { config, memory, hat, vm, processes, running }
     }
 
     fn add_process(&mut self, space: SpaceId, parent: Option<SpaceId>) {
@@ -355,10 +354,6 @@ impl Kernel<Sun4> for SunOs {
         COUNTERS
     }
 
-    fn page_sizes(&self) -> Vec<PageSize> {
-        vec![self.page]
-    }
-
     fn begin(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) -> Step {
         let costs = self.config.costs;
         let process = &mut self.processes[space.0];
@@ -487,7 +482,9 @@ impl Kernel<Sun4> for SunOs {
     }
 
     fn switch(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: Option<SpaceId>) {
-        cx.charge(CpuRow::OtherKernel, self.config.costs.switch_ns);
+        let costs = &self.config.costs;
+        let switch_ns = cx.jitter(costs.switch_ns, costs.switch_jitter_percent);
+        cx.charge(CpuRow::OtherKernel, switch_ns);
         self.running = space.or(self.running);
         let Some(space) = space else { return };
         if space.0 == self.processes.len() {
