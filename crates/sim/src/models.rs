@@ -3,8 +3,30 @@
 use crate::model::{Model, ModelError};
 
 /// Name and text of each file in `machines/`.
-const BUILTIN: &[(&str, &str)] =
-    &[("sparcstation-1", include_str!("../../../machines/sparcstation-1.toml"))];
+const BUILTIN: &[(&str, &str)] = &[
+    ("sparcstation-1", include_str!("../../../machines/sparcstation-1.toml")),
+    ("sparcstation-1-nosched", include_str!("../../../machines/sparcstation-1-nosched.toml")),
+    (
+        "sparcstation-1-no-eager-swap",
+        include_str!("../../../machines/sparcstation-1-no-eager-swap.toml"),
+    ),
+    ("sparcstation-1-pmeg-patch", include_str!("../../../machines/sparcstation-1-pmeg-patch.toml")),
+    (
+        "sparcstation-1-shared-pmegs",
+        include_str!("../../../machines/sparcstation-1-shared-pmegs.toml"),
+    ),
+    ("sparcstation-1plus", include_str!("../../../machines/sparcstation-1plus.toml")),
+    (
+        "sparcstation-1plus-pmeg-patch",
+        include_str!("../../../machines/sparcstation-1plus-pmeg-patch.toml"),
+    ),
+    ("sparcstation-2", include_str!("../../../machines/sparcstation-2.toml")),
+    ("sun-4-1xx", include_str!("../../../machines/sun-4-1xx.toml")),
+    ("sun-4-2xx", include_str!("../../../machines/sun-4-2xx.toml")),
+    ("sun-4-3xx", include_str!("../../../machines/sun-4-3xx.toml")),
+    ("sun-4-460", include_str!("../../../machines/sun-4-460.toml")),
+    ("sun-4-4xx", include_str!("../../../machines/sun-4-4xx.toml")),
+];
 
 /// Names of the built-in models.
 pub fn names() -> impl Iterator<Item = &'static str> {

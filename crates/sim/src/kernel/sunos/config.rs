@@ -36,10 +36,8 @@ pub struct Costs {
     pub zero_ns: u64,
     /// Copying a page.
     pub copy_ns: u64,
-    /// Switching to another process, and by how much it varies.
+    /// Switching to another process.
     pub switch_ns: u64,
-    /// See `switch_ns`.
-    pub switch_jitter_percent: u64,
     /// Taking a context from another process: cache flush and segment map, and what it costs the user.
     pub context_steal_ns: u64,
     /// See `context_steal_ns`.
@@ -152,10 +150,11 @@ impl HatConfig {
 impl Costs {
     fn load(model: &Model) -> Result<Self, ModelError> {
         let ns = |key| model.ns("cost", key);
-        let jitter = |key| match model.ppm("cost", key)? / 10_000 {
-            percent @ 0..=100 => Ok(percent),
-            _ => Err(model.error("cost", key, "is more than everything", "write up to 100 percent")),
-        };
+        let fork_jitter_percent = model.ppm("cost", "fork_jitter")? / 10_000;
+        if fork_jitter_percent > 100 {
+            let problem = "is more than everything";
+            return Err(model.error("cost", "fork_jitter", problem, "write up to 100 percent"));
+        }
         Ok(Costs {
             fault_ns: ns("fault")?,
             fault_user_ns: ns("fault_user")?,
@@ -165,11 +164,10 @@ impl Costs {
             zero_ns: ns("zero")?,
             copy_ns: ns("copy")?,
             switch_ns: ns("switch")?,
-            switch_jitter_percent: jitter("switch_jitter")?,
             context_steal_ns: ns("context_steal")?,
             context_steal_user_ns: ns("context_steal_user")?,
             fork_ns: ns("fork")?,
-            fork_jitter_percent: jitter("fork_jitter")?,
+            fork_jitter_percent,
             exec_ns: ns("exec")?,
             syscall_ns: ns("syscall")?,
         })

@@ -482,9 +482,7 @@ impl Kernel<Sun4> for SunOs {
     }
 
     fn switch(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: Option<SpaceId>) {
-        let costs = &self.config.costs;
-        let switch_ns = cx.jitter(costs.switch_ns, costs.switch_jitter_percent);
-        cx.charge(CpuRow::OtherKernel, switch_ns);
+        cx.charge(CpuRow::OtherKernel, self.config.costs.switch_ns);
         self.running = space.or(self.running);
         let Some(space) = space else { return };
         if space.0 == self.processes.len() {
