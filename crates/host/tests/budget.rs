@@ -2,7 +2,7 @@
 
 use pagetax_core::counter::Reading;
 use pagetax_host::budget::{Totals, Translation, Watch, budget};
-use pagetax_host::stacks::Begin;
+use pagetax_host::stacks::{Begin, TaskState, Wait};
 use pagetax_host::sys::mapping::{Mapping, Request, Source};
 use pagetax_host::sys::process::{Exit, fork};
 use pagetax_host::sys::shared::{SharedWords, wait, wake_all};
@@ -73,4 +73,24 @@ fn a_child_that_faults_spends_its_kernel_time_on_faults() {
     assert!(unexplained < budget.cpu_total_ns / 10, "{budget:#?}");
     let unexplained = budget.wall_unexplained_ns.unsigned_abs();
     assert!(unexplained < budget.wall_total_ns / 5, "{budget:#?}");
+}
+
+#[test]
+fn a_command_is_followed_from_its_exec_on() {
+    let mut watch = Watch::new();
+    watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::AtExec);
+    let start = Instant::now();
+    let script = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; sleep 0.2";
+    let status = std::process::Command::new("sh").args(["-c", script]).status().unwrap();
+    let wall_ns = start.elapsed().as_nanos() as u64;
+    let profile = watch.finish().profile;
+    assert!(status.success());
+    let line = profile.line.unwrap();
+    assert!(line.total_ns() <= wall_ns && line.total_ns() > wall_ns / 10 * 8, "{line:?} {wall_ns}");
+    assert!(line.ns(TaskState::Running) > 20_000_000, "{line:?}");
+    assert!(line.ns(TaskState::Waiting(Wait::Sleep)) >= 190_000_000, "{line:?}");
+    match profile.stacks {
+        Ok(counts) => assert!(counts.user_count > 20, "{counts:?}"),
+        Err(why) => println!("SKIP: kernel stacks cannot be sampled here: {why}"),
+    }
 }

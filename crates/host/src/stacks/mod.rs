@@ -35,7 +35,8 @@ const LOOK_INTERVAL_NS: u64 = 200_000_000;
 pub enum Begin {
     /// At once.
     Now,
-    /// When the task calls exec.
+    /// When the task, or a child of it, calls exec. Attached to a thread before it spawns a command,
+    /// this follows the command from its first instruction.
     AtExec,
 }
 

@@ -97,7 +97,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> TrialError {
 
 /// Runs the command once and watches it. Orphans of the command become children of this process,
 /// and are ended with it, as is any other child of this process. A `watch` collects for a budget,
-/// from right after exec.
+/// from the exec on.
 pub fn run(
     launch: &Launch,
     recipe: &Recipe,
@@ -111,11 +111,12 @@ pub fn run(
         .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
     let before = proof::System::read();
     let own_resident_bytes = tree::resident_bytes(rustix::process::getpid()).unwrap_or(0);
+    if let Some(watch) = watch {
+        // On ourselves: the child inherits it, and for the child it begins when it calls exec.
+        watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::AtExec);
+    }
     let start = Instant::now();
     let mut child = spawn(launch, recipe, outputs)?;
-    if let Some(watch) = watch {
-        watch.attach(child.pid().as_raw_nonzero().get() as u32, Begin::Now);
-    }
     let mthp = match recipe.mechanism {
         Mechanism::Mthp(size) => Some(size),
         _ => None,
