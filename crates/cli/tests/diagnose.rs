@@ -148,12 +148,12 @@ fn an_interruption_keeps_finished_trials_and_leaves_nothing_behind() {
         ["diagnose", "--json", "-", "--runs", "9", "--sizes", "4K", "--", "sh", "-c", &script];
     let mut child = pagetax(&args).env("TMPDIR", directory.path()).spawn().unwrap();
     let runs = || std::fs::read_to_string(&marks).unwrap_or_default().lines().count();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while runs() < 7 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
     interrupt(&child);
-    wait_at_most(&mut child, Duration::from_secs(10));
+    wait_at_most(&mut child, Duration::from_secs(60));
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     let diagnosis = document(&output);
@@ -185,12 +185,12 @@ fn changed_settings_are_put_back_also_after_an_interruption() {
                   || exec sleep 999";
     let args = [&["diagnose"], &sizes[..], &["--", "sh", "-c", script]].concat();
     let mut child = pagetax(&args).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while changed && std::fs::read_to_string(path).unwrap() == before && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
     interrupt(&child);
-    wait_at_most(&mut child, Duration::from_secs(10));
+    wait_at_most(&mut child, Duration::from_secs(60));
     assert_eq!(std::fs::read_to_string(path).unwrap(), before);
 }
 
@@ -211,7 +211,7 @@ fn speed_ups_agree_with_an_independent_measurement() {
     let watched = &trial(&diagnosis, AS_IS).runs_ns;
     // The command as it is, timed by us and by the diagnosis: no difference beyond the noise.
     let ratio = ratio_of_groups(watched, &plain_runs, 1).unwrap();
-    assert!(ratio.low < 1.05 && ratio.high > 0.95, "watched ÷ plain {ratio}");
+    assert!(ratio.low < 1.1 && ratio.high > 0.9, "watched ÷ plain {ratio}");
 }
 
 #[test]
