@@ -1,19 +1,31 @@
 //! `pagetax machines`: what jobs can run on, and where every subcommand finds the machine it is
 //! given.
 
-use crate::{exit, output, output::report::trust, output::text};
-use anyhow::{Result, bail};
+use crate::{
+    exit, output,
+    output::report::{label, trust},
+    output::text,
+};
+use anyhow::{Result, anyhow};
 use clap::Subcommand;
 use pagetax_core::job::nearest;
-use pagetax_core::machine::{Machine, MachineSpec};
+use pagetax_core::machine::{Machine, MachineKind, MachineSpec};
 use pagetax_core::report::ReportMachine;
 use pagetax_host::exec::{HostMachine, NullMachine};
+use pagetax_sim::machine::SimMachine;
+use pagetax_sim::model::Model;
+use pagetax_sim::models;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
   pagetax machines              list what jobs can run on
-  pagetax machines show host    memory and page sizes of this machine";
+  pagetax machines show host    memory and page sizes of this machine
+  pagetax machines show sim:sparcstation-1
+                                every constant of a model, with its source";
+
+/// In front of the names of simulated machines.
+const SIM: &str = "sim:";
 
 /// Native machines: name, meaning, maker.
 type Native = (&'static str, &'static str, fn() -> Box<dyn Machine>);
@@ -44,40 +56,86 @@ enum Action {
 pub fn run(args: Args) -> Result<ExitCode> {
     output::print(&match args.action {
         None => list(),
-        Some(Action::Show { machine }) => show(&open(&machine)?.spec()),
+        Some(Action::Show { machine }) => show(&machine)?,
     })?;
     Ok(exit::FINE.into())
 }
 
-/// The machine of this name.
+/// The machine of this name: `host`, `null`, `sim:MODEL` or `sim:FILE.toml`.
 ///
 /// # Errors
-/// For unknown names, with the nearest known one.
+/// For unknown names, with the nearest known one, and for models that are no possible machine.
 pub fn open(name: &str) -> Result<Box<dyn Machine>> {
     if let Some((.., make)) = NATIVE.iter().find(|(known, ..)| *known == name) {
         return Ok(make());
     }
-    let known = NATIVE.iter().map(|(known, ..)| *known);
-    let remedy = match nearest(name, known) {
+    match name.strip_prefix(SIM) {
+        Some(model) => Ok(Box::new(SimMachine::new(model_of(model, name)?)?)),
+        None => Err(unknown(name)),
+    }
+}
+
+/// A model by name, or from a file.
+fn model_of(model: &str, name: &str) -> Result<Model> {
+    let is_file = model.contains('/') || model.ends_with(".toml");
+    if !is_file && models::text(model).is_none() {
+        return Err(unknown(name));
+    }
+    Ok(models::find(model)?)
+}
+
+fn unknown(name: &str) -> anyhow::Error {
+    let known: Vec<String> = NATIVE
+        .iter()
+        .map(|(known, ..)| known.to_string())
+        .chain(models::names().map(|model| format!("{SIM}{model}")))
+        .collect();
+    let remedy = match nearest(name, known.iter().map(String::as_str)) {
         Some(near) => format!("did you mean `{near}`?"),
         None => "`pagetax machines` lists them".into(),
     };
-    bail!("no machine is called `{name}`\n  remedy: {remedy}");
+    anyhow!("no machine is called `{name}`\n  remedy: {remedy}")
 }
 
 fn list() -> String {
-    let rows = NATIVE.iter().map(|(name, what, _)| vec![name.to_string(), what.to_string()]);
-    text::table(&["machine", "what it is"], &[], rows.collect())
+    let native = NATIVE.iter().map(|(name, what, make)| {
+        let label = label(&report_machine(&make().spec()));
+        vec![name.to_string(), label.into(), what.to_string()]
+    });
+    let simulated = models::names().filter_map(|name| models::find(name).ok()).map(|model| {
+        let (name, kind, validated) = (model.name, MachineKind::Sim, model.validated);
+        let label = label(&ReportMachine { name: name.clone(), kind, validated });
+        vec![format!("{SIM}{name}"), label.into(), model.title]
+    });
+    text::table(&["machine", "its numbers", "what it is"], &[], native.chain(simulated).collect())
         + "\nRun a job on some with `pagetax run JOB --on MACHINE,…`.\n"
 }
 
-fn show(spec: &MachineSpec) -> String {
-    let MachineSpec { name, kind, validated, memory, base_page, page_sizes, cpus, .. } = spec;
-    let machine = ReportMachine { name: name.clone(), kind: *kind, validated: *validated };
+fn report_machine(spec: &MachineSpec) -> ReportMachine {
+    ReportMachine { name: spec.name.clone(), kind: spec.kind, validated: spec.validated }
+}
+
+/// What a plan needs to know of the machine, and the constants of its model.
+fn show(name: &str) -> Result<String> {
+    let mut out = show_spec(&open(name)?.spec());
+    if let Some(model) = name.strip_prefix(SIM) {
+        let model = model_of(model, name)?;
+        out += &text::heading(&model.title);
+        let rows = model.constants().map(|(table, key, constant)| {
+            let value = constant.value.to_string().trim_matches('"').to_string();
+            vec![format!("{table}.{key}"), value, constant.unit.clone(), constant.source.clone()]
+        });
+        out += &text::table(&["constant", "value", "unit", "source"], &[1], rows.collect());
+    }
+    Ok(out)
+}
+
+fn show_spec(spec: &MachineSpec) -> String {
+    let MachineSpec { name, memory, base_page, page_sizes, cpus, .. } = spec;
     let sizes: Vec<_> = page_sizes.iter().map(ToString::to_string).collect();
     let rows = [
         ("machine", name.clone()),
-        ("its numbers are", trust(&machine).into()),
+        ("its numbers are", trust(&report_machine(spec)).into()),
         ("memory", memory.to_string()),
         ("CPUs", cpus.to_string()),
         ("base page", base_page.to_string()),
