@@ -44,6 +44,7 @@ pub mod machine;
 pub mod mmu;
 pub mod model;
 pub mod models;
+pub mod reproduce;
 pub mod sched;
 pub mod store;
 pub mod tally;

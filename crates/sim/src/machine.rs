@@ -5,9 +5,12 @@
 
 use crate::engine::{Caps, Engine, Parts, Settings};
 use crate::kernel::Kernel;
+use crate::kernel::pager::Pager;
+use crate::kernel::pager::model::PagerModel;
 use crate::kernel::sunos::SunOs;
 use crate::kernel::sunos::config::Config;
 use crate::mmu::Mmu;
+use crate::mmu::flat::Flat;
 use crate::mmu::sun4::{Geometry, Sun4};
 use crate::model::{Model, ModelError};
 use crate::models;
@@ -74,11 +77,16 @@ fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelEr
             let kernel = SunOs::new(config, settings.memory, &hardware);
             Ok(Box::new(Booted { hardware, kernel }))
         }
+        "pager" => {
+            let hardware = Flat::new(settings.page);
+            let kernel = Pager::new(PagerModel::read(model, settings.page)?);
+            Ok(Box::new(Booted { hardware, kernel }))
+        }
         other => Err(ModelError::Constant {
             file: format!("{}.toml", model.name),
             key: "kernel".into(),
             problem: format!("is `{other}`, which is not known"),
-            remedy: "use one of sunos".into(),
+            remedy: "use one of sunos, pager".into(),
         }),
     }
 }

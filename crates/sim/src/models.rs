@@ -4,6 +4,7 @@ use crate::model::{Model, ModelError};
 
 /// Name and text of each file in `machines/`.
 const BUILTIN: &[(&str, &str)] = &[
+    ("alpha-nms", include_str!("../../../machines/alpha-nms.toml")),
     ("sparcstation-1", include_str!("../../../machines/sparcstation-1.toml")),
     ("sparcstation-1-nosched", include_str!("../../../machines/sparcstation-1-nosched.toml")),
     (

@@ -1,0 +1,173 @@
+//! From a file's figures to rows: drafts, what they need, and what came out.
+
+use super::expression::{Expression, Values};
+use super::figure::Figure;
+use super::published::{Band, Check, Column, Published, Status, Sweep};
+use super::runs::{self, Figures};
+use super::{Compared, ReproduceError, Row, Spread};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A row before it is simulated.
+struct Draft {
+    /// Sweep, and key of the row; none for single figures.
+    of: Option<(String, f64)>,
+    key: BTreeMap<String, f64>,
+    figure: String,
+    published: f64,
+    expression: Option<Expression>,
+    /// In ratios to what was published.
+    tolerance: Option<[f64; 2]>,
+    status: Status,
+    why: String,
+    listed: bool,
+}
+
+/// Runs what the file needs and compares.
+pub(super) fn compare(
+    name: &str,
+    published: &Published,
+    seeds: u64,
+) -> Result<Compared, ReproduceError> {
+    let drafts = drafts(published)?;
+    let mut wanted: BTreeMap<String, BTreeSet<Figure>> = BTreeMap::new();
+    let expressions = drafts.iter().filter_map(|draft| draft.expression.as_ref());
+    for (run, figure) in expressions.flat_map(Expression::terms) {
+        wanted.entry(run.into()).or_default().insert(figure.clone());
+    }
+    let figures = runs::run(&published.setups()?, &wanted, seeds)?;
+    let mut done = Vec::new();
+    for draft in drafts {
+        let row = simulate(&draft, &figures, &done);
+        done.push((draft, row));
+    }
+    let listed = done.into_iter().filter(|(draft, _)| draft.listed).map(|(_, row)| row);
+    let (title, source) = (published.title.clone(), published.source.clone());
+    Ok(Compared { name: name.into(), title, source, rows: listed.collect() })
+}
+
+/// Rows of sweeps first, as checks may look back at them.
+fn drafts(published: &Published) -> Result<Vec<Draft>, ReproduceError> {
+    let mut drafts = Vec::new();
+    for sweep in &published.sweep {
+        for (key, cells) in sweep.rows()? {
+            for column in &sweep.column {
+                if let Some(cell) = cells.get(&column.figure) {
+                    drafts.push(row_of(sweep, column, key, *cell));
+                }
+            }
+        }
+    }
+    drafts.extend(published.check.iter().map(single));
+    Ok(drafts)
+}
+
+fn row_of(sweep: &Sweep, column: &Column, key: f64, published: f64) -> Draft {
+    let band = column.tolerance.iter().find(|band| (band.from..=band.to).contains(&key));
+    let run = sweep.run_name(key);
+    let expression = Expression::parse(&column.value).ok();
+    Draft {
+        of: Some((sweep.name.clone(), key)),
+        key: BTreeMap::from([(sweep.key.clone(), key)]),
+        figure: column.figure.clone(),
+        published,
+        expression: expression.map(|expression| expression.for_row(&run, key)),
+        tolerance: band.and_then(|band| ratios(band, published)),
+        status: column.status,
+        why: String::new(),
+        listed: sweep.listed,
+    }
+}
+
+/// A band's tolerance as ratios.
+fn ratios(band: &Band, published: f64) -> Option<[f64; 2]> {
+    let difference = band.difference.map(|ends| ends.map(|end| (published + end) / published));
+    band.ratio.or(difference)
+}
+
+fn single(check: &Check) -> Draft {
+    let range = check.range.map(|ends| ends.map(|end| end / check.published));
+    Draft {
+        of: None,
+        key: BTreeMap::new(),
+        figure: check.figure.clone(),
+        published: check.published,
+        expression: check.value.as_deref().and_then(|text| Expression::parse(text).ok()),
+        tolerance: check.ratio.or(range),
+        status: check.status,
+        why: check.why.clone(),
+        listed: true,
+    }
+}
+
+/// What a figure came to.
+fn simulate(draft: &Draft, figures: &Figures, done: &[(Draft, Row)]) -> Row {
+    let spread = draft.expression.as_ref().map(|expression| spread(expression, figures, done));
+    let (simulated, why) = match spread {
+        None => (None, draft.why.clone()),
+        Some(Ok(spread)) => (Some(spread), draft.why.clone()),
+        Some(Err(why)) => (None, why),
+    };
+    let ratio = simulated.map(|spread| spread.median / draft.published).filter(|r| r.is_finite());
+    let within = |[low, high]: [f64; 2]| ratio.is_some_and(|ratio| (low..=high).contains(&ratio));
+    let ok = match draft.status {
+        Status::NotReproducible => true,
+        _ => simulated.is_some() && draft.tolerance.is_none_or(within),
+    };
+    Row {
+        key: draft.key.clone(),
+        figure: draft.figure.clone(),
+        published: draft.published,
+        simulated,
+        ratio,
+        tolerance: draft.tolerance,
+        ok,
+        status: draft.status,
+        why,
+    }
+}
+
+/// Over all seeds that every figure of the expression has.
+fn spread(
+    expression: &Expression,
+    figures: &Figures,
+    done: &[(Draft, Row)],
+) -> Result<Spread, String> {
+    let mut seeds = None;
+    for (run, figure) in expression.terms() {
+        let values = figures.get(run).and_then(|figures| figures.get(figure));
+        let values = values.ok_or_else(|| format!("{run} has not been run"))?;
+        if let Some(why) = values.iter().find_map(|value| value.as_ref().err()) {
+            return Err(format!("{run}.{figure}: {why}"));
+        }
+        seeds = Some(seeds.unwrap_or(usize::MAX).min(values.len()));
+    }
+    let value = |seed| expression.value(&AtSeed { seed, figures, done });
+    Spread::of((0..seeds.unwrap_or(1)).map(value).collect())
+        .ok_or_else(|| "is no finite number".into())
+}
+
+/// Figures of one seed.
+struct AtSeed<'a> {
+    seed: usize,
+    figures: &'a Figures,
+    done: &'a [(Draft, Row)],
+}
+
+impl Values for AtSeed<'_> {
+    fn term(&self, run: &str, figure: &Figure) -> f64 {
+        let values = self.figures.get(run).and_then(|figures| figures.get(figure));
+        let value = values.and_then(|values| values.get(self.seed));
+        value.and_then(|value| value.as_ref().ok()).copied().unwrap_or(f64::NAN)
+    }
+
+    /// Over the medians of the rows.
+    fn rms(&self, sweep: &str, column: &str, from: f64, to: f64) -> f64 {
+        let is_wanted = |draft: &Draft| {
+            let (name, key) = draft.of.as_ref().map_or(("", 0.0), |(name, key)| (name, *key));
+            name == sweep && draft.figure == column && (from..=to).contains(&key)
+        };
+        let rows = self.done.iter().filter(|(draft, _)| is_wanted(draft));
+        let logs: Vec<f64> = rows.map(|(_, row)| row.ratio.unwrap_or(f64::NAN).ln()).collect();
+        (logs.iter().map(|log| log * log).sum::<f64>() / logs.len() as f64).sqrt().exp()
+    }
+}

@@ -1,0 +1,228 @@
+//! Expressions over figures: `vmtest@32.kernel_ns / vmtest@32.translation_fault_count / 1000`.
+//!
+//! Numbers, the four operations, parentheses, `RUN.FIGURE`, and `rms(SWEEP, COLUMN, FROM, TO)`: the
+//! geometric root mean square of a sweep's ratios to the published values, as a factor of at least 1.
+
+use super::figure::Figure;
+
+/// A parsed expression.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Expression {
+    /// A number.
+    Number(f64),
+    /// A figure of a run.
+    Term {
+        /// The name of the run.
+        run: String,
+        /// What of it.
+        figure: Figure,
+    },
+    /// Of a sweep's rows.
+    Rms {
+        /// The name of the sweep.
+        sweep: String,
+        /// The published column.
+        column: String,
+        /// Keys from here.
+        from: f64,
+        /// Keys up to here.
+        to: f64,
+    },
+    /// Two operands and one of `+ - * /`.
+    Binary(Box<Expression>, char, Box<Expression>),
+}
+
+/// Where an expression's numbers come from.
+pub trait Values {
+    /// A figure of a run, for the present seed.
+    fn term(&self, run: &str, figure: &Figure) -> f64;
+
+    /// The root mean square of a sweep's rows.
+    fn rms(&self, sweep: &str, column: &str, from: f64, to: f64) -> f64;
+}
+
+impl Expression {
+    /// Parses.
+    ///
+    /// # Errors
+    /// Says what stands where something else should.
+    pub fn parse(text: &str) -> Result<Expression, String> {
+        let mut parser = Parser { rest: text.trim_start() };
+        let expression = parser.sum()?;
+        match parser.rest {
+            "" => Ok(expression),
+            rest => Err(format!("`{rest}` stands where an operator or the end should")),
+        }
+    }
+
+    /// Every figure of a run in it.
+    pub fn terms(&self) -> Vec<(&str, &Figure)> {
+        match self {
+            Expression::Number(_) | Expression::Rms { .. } => Vec::new(),
+            Expression::Term { run, figure } => vec![(run, figure)],
+            Expression::Binary(left, _, right) => [left.terms(), right.terms()].concat(),
+        }
+    }
+
+    /// With `row` as this run, and `row.key` as this number.
+    pub fn for_row(self, run: &str, key: f64) -> Expression {
+        match self {
+            Expression::Term { run: row, figure } if row == "row" => match figure.name.as_str() {
+                "key" => Expression::Number(key),
+                _ => Expression::Term { run: run.into(), figure },
+            },
+            Expression::Binary(left, operator, right) => Expression::Binary(
+                Box::new(left.for_row(run, key)),
+                operator,
+                Box::new(right.for_row(run, key)),
+            ),
+            other => other,
+        }
+    }
+
+    /// Its value.
+    pub fn value(&self, values: &impl Values) -> f64 {
+        match self {
+            Expression::Number(number) => *number,
+            Expression::Term { run, figure } => values.term(run, figure),
+            Expression::Rms { sweep, column, from, to } => values.rms(sweep, column, *from, *to),
+            Expression::Binary(left, operator, right) => {
+                let (left, right) = (left.value(values), right.value(values));
+                match operator {
+                    '+' => left + right,
+                    '-' => left - right,
+                    '*' => left * right,
+                    _ => left / right,
+                }
+            }
+        }
+    }
+}
+
+struct Parser<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Parser<'a> {
+    fn eat(&mut self, tokens: &[char]) -> Option<char> {
+        let token = self.rest.chars().next().filter(|c| tokens.contains(c))?;
+        self.rest = self.rest[1..].trim_start();
+        Some(token)
+    }
+
+    fn expect(&mut self, token: char) -> Result<(), String> {
+        let rest = self.rest;
+        self.eat(&[token]).map(drop).ok_or_else(|| format!("`{rest}` stands where `{token}` should"))
+    }
+
+    fn take_while(&mut self, keep: impl Fn(char) -> bool) -> &'a str {
+        let end = self.rest.find(|c| !keep(c)).unwrap_or(self.rest.len());
+        let (taken, rest) = self.rest.split_at(end);
+        self.rest = rest.trim_start();
+        taken.trim_end()
+    }
+
+    fn sum(&mut self) -> Result<Expression, String> {
+        let mut left = self.product()?;
+        while let Some(operator) = self.eat(&['+', '-']) {
+            left = Expression::Binary(Box::new(left), operator, Box::new(self.product()?));
+        }
+        Ok(left)
+    }
+
+    fn product(&mut self) -> Result<Expression, String> {
+        let mut left = self.atom()?;
+        while let Some(operator) = self.eat(&['*', '/']) {
+            left = Expression::Binary(Box::new(left), operator, Box::new(self.atom()?));
+        }
+        Ok(left)
+    }
+
+    fn atom(&mut self) -> Result<Expression, String> {
+        if self.eat(&['(']).is_some() {
+            let inner = self.sum()?;
+            return self.expect(')').map(|()| inner);
+        }
+        if self.rest.starts_with(|c: char| c.is_ascii_digit()) {
+            let text = self.take_while(|c| c.is_ascii_digit() || c == '.' || c == '_');
+            let number = text.replace('_', "").parse();
+            return number.map(Expression::Number).map_err(|_| format!("`{text}` is no number"));
+        }
+        let rest = self.rest;
+        let run = self.take_while(|c| c.is_ascii_alphanumeric() || c == '_' || c == '@');
+        match run {
+            "" => Err(format!("`{rest}` stands where a number or RUN.FIGURE should")),
+            "rms" => self.rms(),
+            run => {
+                self.expect('.')?;
+                let name = self.take_while(|c| c.is_ascii_alphanumeric() || c == '_').to_string();
+                let figure = Figure { name, args: self.args()? };
+                Ok(Expression::Term { run: run.into(), figure })
+            }
+        }
+    }
+
+    fn args(&mut self) -> Result<Vec<String>, String> {
+        let mut args = Vec::new();
+        if self.eat(&['(']).is_some() {
+            loop {
+                args.push(self.take_while(|c| c != ',' && c != ')').to_string());
+                if self.eat(&[',']).is_none() {
+                    break;
+                }
+            }
+            self.expect(')')?;
+        }
+        Ok(args)
+    }
+
+    fn rms(&mut self) -> Result<Expression, String> {
+        let args = self.args()?;
+        let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number"));
+        match args.as_slice() {
+            [sweep, column, from, to] => Ok(Expression::Rms {
+                sweep: sweep.clone(),
+                column: column.clone(),
+                from: number(from)?,
+                to: number(to)?,
+            }),
+            _ => Err("rms takes a sweep, a column, and keys from and to".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Named;
+
+    impl Values for Named {
+        fn term(&self, run: &str, figure: &Figure) -> f64 {
+            run.len() as f64 + 10.0 * figure.args.len() as f64
+        }
+
+        fn rms(&self, _: &str, _: &str, from: f64, to: f64) -> f64 {
+            to - from
+        }
+    }
+
+    #[test]
+    fn the_four_operations_bind_as_usual() {
+        let value = |text: &str| Expression::parse(text).unwrap().value(&Named);
+        assert_eq!(value("1 + 2 * 3 - 8 / (2 + 2)"), 5.0);
+        assert_eq!(value("ab@2.wall_s / 2"), 2.0);
+        assert_eq!(value("a.rate(page_in_count, verify, 1, 11) + 1_000"), 1041.0);
+        assert_eq!(value("rms(vmtest, elapsed_s, 18, 32)"), 14.0);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let error = |text: &str| Expression::parse(text).unwrap_err();
+        assert!(error("1 +").contains("number or RUN.FIGURE"));
+        assert!(error("a").contains("`.`"));
+        assert!(error("a.b(c").contains("`)`"));
+        assert!(error("1 2").contains("operator"));
+        assert!(error("rms(a, b)").contains("sweep"));
+    }
+}

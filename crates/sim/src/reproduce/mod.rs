@@ -1,0 +1,150 @@
+//! Reproduction: every published figure beside what the simulated machines say.
+//!
+//! The published tables and claims, with their tolerances, are data ([`published`]); runs give figures
+//! ([`figure`]); expressions over figures ([`expression`]) are compared with what was published.
+//! Invariant: a row passes only if its simulated median lies within its tolerance; what cannot be
+//! simulated is listed with its reason, and never passes as simulated.
+
+mod compare;
+pub mod expression;
+pub mod figure;
+pub mod published;
+mod runs;
+#[cfg(test)]
+mod tests;
+
+use crate::model::ModelError;
+use pagetax_core::job::JobError;
+use pagetax_core::machine::RunError;
+use published::Status;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Why nothing could be reproduced.
+#[derive(Debug, thiserror::Error)]
+pub enum ReproduceError {
+    /// No such table or claims.
+    #[error("nothing published is called `{name}`\n  remedy: name one of {known}, or all")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// A file that contradicts itself.
+    #[error("published/{file}: {problem}\n  remedy: correct the file")]
+    Data {
+        /// Which.
+        file: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A machine that is none.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A job that does not resolve.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// A run that the machine refuses.
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
+/// The document of kind `reproduction`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Reproduction {
+    /// Of the document.
+    pub schema: u32,
+    /// `reproduction`
+    pub kind: &'static str,
+    /// How many runs stand behind each median, unless a run asks for fewer.
+    pub seeds: u64,
+    /// Whether every row is.
+    pub ok: bool,
+    /// One for each file.
+    pub tables: Vec<Compared>,
+}
+
+/// A file's figures.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compared {
+    /// As given to `reproduce`.
+    pub name: String,
+    /// What it is about.
+    pub title: String,
+    /// Where the published figures stand.
+    pub source: String,
+    /// Every figure.
+    pub rows: Vec<Row>,
+}
+
+/// A figure, published and simulated.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// The row of a published table, by its heading; empty for single figures.
+    pub key: BTreeMap<String, f64>,
+    /// What is compared.
+    pub figure: String,
+    /// As published.
+    pub published: f64,
+    /// None if not reproducible, or if it could not be read.
+    pub simulated: Option<Spread>,
+    /// Median over published; none where that has no meaning.
+    pub ratio: Option<f64>,
+    /// Least and most ratio that is right; none if it is only reported.
+    pub tolerance: Option<[f64; 2]>,
+    /// False if simulated and out of tolerance, or not to be read.
+    pub ok: bool,
+    /// How it comes to agree.
+    pub status: Status,
+    /// Why it is not reproducible or was not to be read; else a remark, often empty.
+    pub why: String,
+}
+
+/// A figure over all seeds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// The middle one; of an even number, the mean of both.
+    pub median: f64,
+    /// The smallest.
+    pub low: f64,
+    /// The largest.
+    pub high: f64,
+}
+
+impl Spread {
+    /// None for no values, or if any is not a number.
+    fn of(mut values: Vec<f64>) -> Option<Spread> {
+        if values.iter().any(|value| !value.is_finite()) {
+            return None;
+        }
+        values.sort_by(f64::total_cmp);
+        let (low, high) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median = match values.len() % 2 {
+            0 => (values[middle - 1] + values[middle]) / 2.0,
+            _ => values[middle],
+        };
+        Some(Spread { median, low, high })
+    }
+}
+
+/// Runs everything that the named files (all, if none is named) need, and compares.
+///
+/// # Errors
+/// Names, files, models and jobs that are wrong. A figure out of tolerance is no error.
+pub fn reproduce(names: &[String], seeds: u64) -> Result<Reproduction, ReproduceError> {
+    let names: Vec<String> = match names {
+        [] => published::names().map(String::from).collect(),
+        names => names.to_vec(),
+    };
+    let compare = |name: &String| compare::compare(name, &published::find(name)?, seeds.max(1));
+    let tables = names.iter().map(compare).collect::<Result<Vec<_>, _>>()?;
+    Ok(Reproduction {
+        schema: pagetax_core::report::SCHEMA,
+        kind: "reproduction",
+        seeds: seeds.max(1),
+        ok: tables.iter().flat_map(|table| &table.rows).all(|row| row.ok),
+        tables,
+    })
+}
