@@ -112,7 +112,9 @@ impl<'a> Parser<'a> {
 
     fn expect(&mut self, token: char) -> Result<(), String> {
         let rest = self.rest;
-        self.eat(&[token]).map(drop).ok_or_else(|| format!("`{rest}` stands where `{token}` should"))
+        self.eat(&[token])
+            .map(drop)
+            .ok_or_else(|| format!("`{rest}` stands where `{token}` should"))
     }
 
     fn take_while(&mut self, keep: impl Fn(char) -> bool) -> &'a str {

@@ -99,13 +99,8 @@ fn counter(counters: &pagetax_core::counter::Counters, id: &str) -> Result<f64, 
 fn latency_us(run: &Run, kind: &str, which: &str) -> Result<f64, String> {
     let latency = run.latency.get(kind).ok_or_else(|| format!("no latency of {kind} was seen"))?;
     let Latency { min_ns, mean_ns, p50_ns, p99_ns, max_ns, .. } = latency;
-    let known = [
-        ("min", min_ns),
-        ("mean", mean_ns),
-        ("p50", p50_ns),
-        ("p99", p99_ns),
-        ("max", max_ns),
-    ];
+    let known =
+        [("min", min_ns), ("mean", mean_ns), ("p50", p50_ns), ("p99", p99_ns), ("max", max_ns)];
     let found = known.iter().find(|(name, _)| *name == which);
     found.map(|(_, ns)| **ns as f64 / 1e3).ok_or_else(|| format!("`{which}` is no such statistic"))
 }
