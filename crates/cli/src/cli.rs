@@ -1,6 +1,8 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::{calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, run};
+use crate::{
+    calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, reproduce, run,
+};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -37,6 +39,7 @@ pub enum Command {
     Calibrate(calibrate::Args),
     Jobs(jobs::Args),
     Machines(machines::Args),
+    Reproduce(reproduce::Args),
     #[command(hide = true)]
     Man(manual::ManArgs),
     #[command(hide = true)]
@@ -54,6 +57,7 @@ impl Command {
             Command::Calibrate(args) => calibrate::run(args),
             Command::Jobs(args) => jobs::run(args),
             Command::Machines(args) => machines::run(args),
+            Command::Reproduce(args) => reproduce::run(args),
             Command::Man(args) => manual::man(args),
             Command::Completions(args) => manual::completions(args),
         }

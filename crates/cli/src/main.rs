@@ -16,6 +16,7 @@ mod jobs;
 mod machines;
 mod manual;
 mod output;
+mod reproduce;
 mod run;
 mod threshold;
 

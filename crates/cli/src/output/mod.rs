@@ -9,6 +9,7 @@ pub mod csv;
 pub mod diagnosis;
 pub mod progress;
 pub mod report;
+pub mod reproduction;
 pub mod text;
 
 use crate::exit;
