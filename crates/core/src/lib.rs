@@ -16,4 +16,5 @@ pub mod plan;
 pub mod quantity;
 pub mod report;
 pub mod stats;
+pub mod sweep;
 pub mod units;
