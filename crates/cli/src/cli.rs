@@ -1,8 +1,6 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::{
-    calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, reproduce, run,
-};
+use crate::{calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, reproduce, run};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

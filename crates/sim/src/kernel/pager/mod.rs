@@ -228,7 +228,7 @@ impl<M: PageTables> Kernel<M> for Pager {
         &KEPT
     }
 
-    fn page_sizes(&self) -> Vec<PageSize> {
+    fn page_sizes(&self, _base: PageSize) -> Vec<PageSize> {
         vec![self.model.page]
     }
 
