@@ -166,11 +166,14 @@ pub struct Check {
     pub why: String,
 }
 
-/// A published table: numbers by heading.
+/// A row of a published table: heading and number, where there is one.
+pub type Cells = BTreeMap<String, f64>;
+
+/// A published table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// Each row: heading and number, where there is one.
-    pub rows: Vec<BTreeMap<String, f64>>,
+    /// In the order of the file.
+    pub rows: Vec<Cells>,
 }
 
 /// Names of all files.
@@ -225,7 +228,7 @@ pub fn table(name: &str) -> Result<Table, ReproduceError> {
             Ok(number) => Ok((heading.to_string(), number)),
             Err(_) => Err(problem(name, format!("`{cell}` is no number"))),
         };
-        cells.map(number).collect::<Result<BTreeMap<_, _>, _>>()
+        cells.map(number).collect::<Result<Cells, _>>()
     };
     Ok(Table { rows: lines.map(row).collect::<Result<_, _>>()? })
 }
@@ -235,7 +238,7 @@ impl Sweep {
     ///
     /// # Errors
     /// If the table is not there.
-    pub fn rows(&self) -> Result<Vec<(f64, BTreeMap<String, f64>)>, ReproduceError> {
+    pub fn rows(&self) -> Result<Vec<(f64, Cells)>, ReproduceError> {
         let rows = table(&self.table)?.rows.into_iter();
         let keyed = rows.filter_map(|row| row.get(&self.key).copied().map(|key| (key, row)));
         let wanted = |key: &f64| self.keys.as_ref().is_none_or(|keys| keys.contains(key));

@@ -23,7 +23,7 @@ use pagetax_core::counter::{Provenance, Reading};
 use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Plan, Region, RegionId};
 use pagetax_core::report::Table;
-use pagetax_core::units::{Bytes, PageSize};
+use pagetax_core::units::Bytes;
 use spaces::{Area, Loaded, Mapped, Place, Spaces};
 
 const MINOR_FAULTS: CounterId = CounterId::of("minor_fault_count");
@@ -226,10 +226,6 @@ impl<M: PageTables> Kernel<M> for Pager {
             LOCKED_BYTES,
         ];
         &KEPT
-    }
-
-    fn page_sizes(&self, _base: PageSize) -> Vec<PageSize> {
-        vec![self.model.page]
     }
 
     fn begin(&mut self, _hw: &mut M, _cx: &mut Cx<'_>, _space: SpaceId) -> Step {
