@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn numbers_have_four_digits() {
-        let numbers = [0.5, 3.14159, 25.9, 388.3, 1202899.0, -2.5].map(number);
-        assert_eq!(numbers, ["0.5000", "3.142", "25.90", "388.3", "1 202 899", "-2.500"]);
+        let numbers = [0.5, 3.4567, 25.9, 388.3, 1202899.0, -2.5].map(number);
+        assert_eq!(numbers, ["0.5000", "3.457", "25.90", "388.3", "1 202 899", "-2.500"]);
     }
 }
