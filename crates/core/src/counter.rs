@@ -236,6 +236,18 @@ mod tests {
     }
 
     #[test]
+    fn each_counter_is_documented() {
+        let text = include_str!("../../../docs/report.md");
+        for c in COUNTERS {
+            assert!(
+                text.contains(&format!("`{}`", c.id)),
+                "docs/report.md says nothing of {}",
+                c.id
+            );
+        }
+    }
+
+    #[test]
     fn missing_is_never_zero() {
         let r = UnitReading::new(Unit::Ns, Reading::Missing("no PMU".into()));
         let json = serde_json::to_string(&r).unwrap();
