@@ -3,6 +3,7 @@
 //! Invariant: a kernel acts through [`Cx`] and through its hardware alone. It keeps its own books of
 //! spaces, mappings and page frames, and owns its backing store.
 
+pub mod linux24;
 pub mod pager;
 pub mod replacement;
 pub mod sunos;

@@ -1,3 +1,4 @@
-//! Backing stores: where pages go that do not fit in memory.
+//! Backing stores: where pages come from and go to that do not fit in memory, and how long it takes.
 
+pub mod disk;
 pub mod network;

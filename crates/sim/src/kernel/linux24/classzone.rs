@@ -1,0 +1,180 @@
+//! Reclaim by reference bits and classes of zones: Linux 2.4.13.
+//!
+//! Two lists for all memory. An allocation is of a class: a zone and all zones below. Pages of other
+//! zones and pages in page tables are passed over and go to the head, so a scan for a small class
+//! turns the list around; when it has met too many mapped pages it takes pages out of page tables
+//! instead, which locked pages never leave.
+//! The policy is described in the 2001 thread "Google's mm problems"; no kernel text is used.
+
+use super::memory::{ACTIVE, Grant, INACTIVE, Memory, Zone};
+use super::policy::{Action, Allocation, Function};
+use super::runs::Page;
+
+/// An attempt begins at this priority and ends after 1.
+const PRIORITY: u64 = 6;
+/// Pages that an attempt wants to free.
+const GOAL: u64 = 32;
+/// Mapped pages that a scan may meet for each page that it wants to free.
+const MAPPED_A_GOAL: u64 = 10;
+
+/// One attempt to free [`GOAL`] pages of a class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attempt {
+    class: usize,
+    priority: u64,
+    goal: u64,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Slabs,
+    Refill,
+    Shrink,
+    SwapOut,
+}
+
+impl Attempt {
+    /// For zones up to `class`.
+    pub fn new(class: usize) -> Self {
+        Attempt { class, priority: PRIORITY, goal: GOAL, stage: Stage::Slabs }
+    }
+}
+
+/// The state of this kernel.
+#[derive(Debug, Clone, Default)]
+pub struct Classzone {
+    needs_balance: [bool; 3],
+}
+
+impl Classzone {
+    /// Frames for `want` pages from `zones`, as many as are to be had without reclaim. Each zone
+    /// keeps the marks of those before it in reserve as well.
+    pub fn allocate(&mut self, memory: &mut Memory, want: u64, zones: &[usize]) -> Allocation {
+        let mut grant = Grant::default();
+        take(memory, want, zones, &mut grant, |zone| zone.marks.low);
+        let wake_daemon = grant.pages() < want;
+        if wake_daemon {
+            self.needs_balance[zones[0]] = true;
+            take(memory, want, zones, &mut grant, |zone| zone.marks.min);
+        }
+        Allocation { grant, wake_daemon, short: grant.pages() < want }
+    }
+
+    /// For the first zone that an allocation has found too low.
+    pub fn daemon_attempt(&self, memory: &Memory) -> Option<Attempt> {
+        let needy = (0..memory.zones.len()).rev().find(|zone| self.needs_balance[*zone]);
+        needy.map(Attempt::new)
+    }
+
+    /// A failed attempt is the zone's last for a second; a zone in balance needs no more.
+    pub fn sleeps_after(&mut self, attempt: &Attempt, reached: bool, memory: &Memory) -> bool {
+        let balanced = memory.zones[..=attempt.class].iter().any(|z| z.free > z.marks.high);
+        if !reached || balanced {
+            self.needs_balance[attempt.class] = false;
+        }
+        !reached || !self.needs_balance.contains(&true)
+    }
+
+    /// The next thing that `attempt` does. Swapping out is left to the caller.
+    pub fn advance(&mut self, attempt: &mut Attempt, memory: &mut Memory, room: u64) -> Action {
+        if attempt.goal == 0 {
+            return Action::done(true);
+        }
+        if attempt.priority == 0 {
+            return Action::done(false);
+        }
+        match attempt.stage {
+            Stage::Slabs => {
+                attempt.stage = Stage::Refill;
+                Action::of(Function::ShrinkSlabs)
+            }
+            Stage::Refill => {
+                attempt.stage = Stage::Shrink;
+                refill(memory, attempt.goal)
+            }
+            Stage::Shrink => shrink(attempt, memory, room),
+            Stage::SwapOut => {
+                attempt.stage = Stage::Slabs;
+                attempt.priority -= 1;
+                Action::of(Function::SwapOut)
+            }
+        }
+    }
+}
+
+/// Moves pages that were not used from the active to the inactive list, in the proportion of both.
+fn refill(memory: &mut Memory, goal: u64) -> Action {
+    let (active, inactive) = (memory.listed(ACTIVE), memory.listed(INACTIVE));
+    let mut wanted = goal * active / ((inactive + 1) * 2);
+    let (mut left, mut visits) = (active, 0);
+    while let (Some(tail), true) = (memory.tail(ACTIVE), wanted > 0 && left > 0) {
+        let page = Page { referenced: false, ..tail.page };
+        let mut count = u64::from(tail.extent.len).min(left);
+        if tail.page.referenced {
+            memory.move_tail(tail, count as u32, ACTIVE, page);
+        } else {
+            count = count.min(wanted);
+            wanted -= count;
+            memory.move_tail(tail, count as u32, INACTIVE, page);
+        }
+        left -= count;
+        visits += count;
+    }
+    Action { visits, ..Action::of(Function::RefillInactive) }
+}
+
+/// Frees pages of the class from the tail of the inactive list. Used up by mapped pages, it asks for
+/// swapping out.
+fn shrink(attempt: &mut Attempt, memory: &mut Memory, room: u64) -> Action {
+    let most = memory.listed(INACTIVE) / attempt.priority;
+    let (mut left, mut mapped_left, mut writes_left) = (most, attempt.goal * MAPPED_A_GOAL, room);
+    let before = attempt.goal;
+    while let (Some(tail), true) = (memory.tail(INACTIVE), attempt.goal > 0 && left > 0) {
+        let (page, mut count) = (tail.page, u64::from(tail.extent.len).min(left));
+        if usize::from(page.zone) > attempt.class || (page.dirty && writes_left == 0) {
+            memory.rotate(INACTIVE, count as u32);
+        } else if page.mapped {
+            count = count.min(mapped_left);
+            mapped_left -= count;
+            memory.rotate(INACTIVE, count as u32);
+        } else if page.dirty {
+            count = count.min(writes_left);
+            writes_left -= count;
+            memory.move_tail(tail, count as u32, INACTIVE, Page { dirty: false, ..page });
+        } else {
+            count = count.min(attempt.goal);
+            attempt.goal -= count;
+            memory.release_tail(tail, count as u32);
+        }
+        left -= count;
+        if mapped_left == 0 {
+            break;
+        }
+    }
+    attempt.stage = if mapped_left == 0 { Stage::SwapOut } else { Stage::Slabs };
+    attempt.priority -= u64::from(mapped_left > 0);
+    Action {
+        visits: most - left,
+        written: room - writes_left,
+        freed: before - attempt.goal,
+        ..Action::of(Function::ShrinkCache)
+    }
+}
+
+/// Takes free frames above `mark` of each zone and of all zones before it.
+fn take(
+    memory: &mut Memory,
+    want: u64,
+    zones: &[usize],
+    grant: &mut Grant,
+    mark: impl Fn(&Zone) -> u64,
+) {
+    let mut reserve = 1;
+    for index in zones {
+        let zone = &memory.zones[*index];
+        reserve += mark(zone);
+        let count = zone.free.saturating_sub(reserve).min(want - grant.pages());
+        memory.grant(*index, count, grant);
+    }
+}

@@ -1,0 +1,152 @@
+//! Linux 2.4: reclaim as in 2.4.9 (with and without the patch that lets kswapd sleep), 2.4.13 and
+//! the -ac kernels, over zones, a page cache and swap.
+//!
+//! | file | has |
+//! |---|---|
+//! | `runs` | page frames in runs, on circular lists |
+//! | `memory` | zones, watermarks, which list a page is on |
+//! | `aging`, `classzone` | the two families of policies; `policy`: what they have in common |
+//! | `spaces` | mappings, and the layers that their pages come from |
+//! | `reclaim` | who reclaims when, at what cost, under which lock; swapping out |
+//! | `paging` | page faults, reads from files and swap |
+//! | `calls` | the kernel's entry points |
+//! | `profile`, `costs` | functions and constants |
+//!
+//! Not modelled: bounce pages (their copying is in the interrupt's cost), fragments of slabs, and
+//! allocations of more than one page.
+//!
+//! Source: Daniel Phillips, "Google's mm problems", linux-kernel, 31 October 2001, and the public
+//! descriptions of these kernels' reclaim; no kernel text is used.
+
+mod aging;
+mod calls;
+mod classzone;
+mod costs;
+mod memory;
+mod paging;
+mod policy;
+mod profile;
+mod reclaim;
+mod runs;
+mod spaces;
+
+pub use costs::{Config, Costs};
+
+use crate::cx::{Channel, CpuRow, Cx};
+use crate::mmu::SpaceId;
+use crate::store::disk::Disk;
+use crate::tally::CounterId;
+use memory::{ACTIVE, Grant, INACTIVE, Memory};
+use policy::Attempt;
+use profile::{Line, Profile};
+use runs::{Extent, Page};
+use spaces::{Kind, Spaces};
+
+/// kswapd sleeps here.
+const KSWAPD: Channel = Channel(0);
+
+const MINOR_FAULTS: CounterId = CounterId::of("minor_fault_count");
+const MAJOR_FAULTS: CounterId = CounterId::of("major_fault_count");
+const COW_FAULTS: CounterId = CounterId::of("cow_fault_count");
+const PAGE_INS: CounterId = CounterId::of("page_in_count");
+const PAGE_OUTS: CounterId = CounterId::of("page_out_count");
+const SWAP_INS: CounterId = CounterId::of("swap_in_count");
+const SWAP_OUTS: CounterId = CounterId::of("swap_out_count");
+const SCANS: CounterId = CounterId::of("reclaim_scan_count");
+const STEALS: CounterId = CounterId::of("reclaim_steal_count");
+const READ_BYTES: CounterId = CounterId::of("block_read_bytes");
+const LOCKED_BYTES: CounterId = CounterId::of("locked_bytes_max");
+const RESIDENT_BYTES: CounterId = CounterId::of("resident_bytes_max");
+
+/// What a process does that found no free page.
+#[derive(Debug, Clone, Copy, Default)]
+struct Direct {
+    attempt: Option<Attempt>,
+    /// Attempts in a row after which there was still no page.
+    fruitless: u32,
+}
+
+/// A Linux 2.4 kernel with its memory and its disk.
+#[derive(Debug, Clone)]
+pub struct Linux24 {
+    config: Config,
+    memory: Memory,
+    spaces: Spaces,
+    disk: Disk,
+    profile: Profile,
+    /// When pagemap_lru_lock is free again.
+    lock_free_at: u64,
+    /// What kswapd is at; none while it sleeps.
+    daemon: Option<Attempt>,
+    daemon_ns: u64,
+    daemon_ns_sampled: u64,
+    /// By space.
+    direct: Vec<Direct>,
+    /// Pages of buffer heads.
+    slab_pages: u64,
+    swap_left: u64,
+}
+
+impl Linux24 {
+    /// At the start of a job.
+    pub fn new(config: Config) -> Self {
+        let mut kernel = Linux24 {
+            memory: Memory::new(config.layout),
+            spaces: Spaces::default(),
+            disk: Disk::new(config.disk),
+            profile: Profile::default(),
+            lock_free_at: 0,
+            daemon: None,
+            daemon_ns: 0,
+            daemon_ns_sampled: 0,
+            direct: Vec::new(),
+            slab_pages: 0,
+            swap_left: config.swap_pages,
+            config,
+        };
+        if kernel.config.cache_full {
+            kernel.fill_cache();
+        }
+        kernel
+    }
+
+    /// Fills memory with pages of a file that nobody maps: a third inactive, the rest active, as
+    /// after an earlier run.
+    fn fill_cache(&mut self) {
+        let object = self.spaces.create(Kind::File);
+        let mut first = 0;
+        for zone in 0..self.memory.zones.len() {
+            let (free, low) = (self.memory.zones[zone].free, self.memory.zones[zone].marks.low);
+            let used = free.saturating_sub(low);
+            let page = Page { touched: true, ..Page::default() };
+            for (list, count) in [(INACTIVE, used / 3), (ACTIVE, used - used / 3)] {
+                let mut grant = Grant::default();
+                self.memory.grant(zone, count, &mut grant);
+                let extent = Extent { object, first, len: count as u32 };
+                self.memory.place(&mut grant, extent, list, page);
+                first += count as u32;
+            }
+        }
+    }
+
+    /// CPU time of a kernel function.
+    fn work(&mut self, cx: &mut Cx<'_>, row: CpuRow, line: Line, calls: u64, ns: u64) {
+        cx.charge(row, ns);
+        self.profile.add(line, calls, ns);
+    }
+
+    /// CPU time of a kernel function that holds pagemap_lru_lock, after spinning for the lock.
+    fn hold(&mut self, cx: &mut Cx<'_>, row: CpuRow, line: Line, calls: u64, ns: u64) {
+        let spin = self.lock_free_at.saturating_sub(cx.now());
+        self.work(cx, CpuRow::Reclaim, Line::LockWait, 0, spin);
+        self.work(cx, row, line, calls, ns);
+        self.lock_free_at = cx.now();
+    }
+
+    fn direct_mut(&mut self, space: usize) -> &mut Direct {
+        if self.direct.len() <= space {
+            self.direct.resize_with(space + 1, Direct::default);
+        }
+        &mut self.direct[space]
+    }
+}

@@ -1,0 +1,263 @@
+//! Page faults: mapping what is resident, reading what is not, zero-filling what never was.
+
+use super::memory::{ACTIVE, INACTIVE, Memory, UNLISTED};
+use super::profile::Line;
+use super::reclaim::swap_place;
+use super::runs::{Extent, ObjectId, Page, View};
+use super::spaces::{Kind, Mapping, PAGE};
+use super::{COW_FAULTS, Linux24, MAJOR_FAULTS, MINOR_FAULTS, PAGE_INS, READ_BYTES, SWAP_INS};
+use super::{RESIDENT_BYTES, SpaceId};
+use crate::cx::{CpuRow, Cx, Wait, WallRow};
+use crate::mmu::{PageTables, Pte};
+use crate::store::disk::Place;
+use pagetax_core::units::PageSize;
+
+/// Where the content of a page is.
+enum Content {
+    /// In memory, in the layer of this depth.
+    Resident(usize, View),
+    /// In swap.
+    Swapped(ObjectId),
+    /// In a file.
+    File(ObjectId),
+    /// Nowhere: it is all zeroes.
+    Zero,
+}
+
+impl Linux24 {
+    /// Serves a fault on the pages of a mapping from `page` on: at least one page, up to `end` where
+    /// that costs no wait. Returns how many are mapped now; none when the process must wait or
+    /// reclaim first.
+    pub(super) fn serve<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        mapping: &Mapping,
+        page: u32,
+        end: u32,
+        write: bool,
+    ) -> u32 {
+        match self.content(mapping, page, end) {
+            Content::Resident(depth, view) if depth > 0 && write && mapping.private => {
+                self.copy(hw, cx, space, mapping, view)
+            }
+            Content::Resident(depth, view) => {
+                let writable = write && (depth == 0 || !mapping.private);
+                self.map_resident(hw, cx, space, mapping, view, writable);
+                view.extent.len
+            }
+            Content::Swapped(object) | Content::File(object) => {
+                let wanted = Extent { object, first: page, len: end - page };
+                self.read(hw, cx, space, wanted, mapping.pages);
+                0
+            }
+            Content::Zero if write || !mapping.private => {
+                self.zero_fill(hw, cx, space, mapping, page, end)
+            }
+            Content::Zero => {
+                // All such pages are the one page of zeroes.
+                self.load(hw, cx, space, mapping, page, 1, false);
+                1
+            }
+        }
+    }
+
+    fn content(&self, mapping: &Mapping, page: u32, end: u32) -> Content {
+        for (depth, layer) in mapping.layers.iter().enumerate() {
+            let view = self.memory.find(*layer, page, end);
+            if let Some(view) = view.filter(|view| view.extent.first == page) {
+                // Layers above may have later pages of their own.
+                let len = if depth == 0 { view.extent.len } else { 1 };
+                return Content::Resident(
+                    depth,
+                    View { extent: Extent { len, ..view.extent }, ..view },
+                );
+            }
+            let object = self.spaces.object(*layer);
+            if object.is_swapped(page) {
+                return Content::Swapped(*layer);
+            }
+            if object.kind == Kind::File {
+                return Content::File(*layer);
+            }
+        }
+        Content::Zero
+    }
+
+    /// Maps resident pages. A page that was mapped before is in use by that: it becomes active.
+    fn map_resident<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        mapping: &Mapping,
+        view: View,
+        writable: bool,
+    ) {
+        let old = view.page;
+        let again = old.touched && !old.mapped;
+        let page = Page { mapped: true, touched: true, dirty: old.dirty | writable, ..old };
+        if again && view.list != ACTIVE && view.list != UNLISTED {
+            self.hold(cx, CpuRow::MinorFault, Line::Fault, 0, self.config.costs.lru_page_ns);
+            self.memory.move_found(view, ACTIVE, Page { age: old.age.max(2), ..page });
+        } else if view.list == Memory::clean_list(old.zone) {
+            self.memory.move_found(view, INACTIVE, page);
+        } else if page != old {
+            self.memory.update(view.extent, |p| {
+                (p.mapped, p.touched, p.dirty) = (true, true, page.dirty);
+            });
+        }
+        self.load(hw, cx, space, mapping, view.extent.first, view.extent.len, writable);
+    }
+
+    /// A private copy of a page of a lower layer.
+    fn copy<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        mapping: &Mapping,
+        lower: View,
+    ) -> u32 {
+        let first = lower.extent.first;
+        let placed = self.new_memory(hw, cx, space, mapping.layers[0], first, 1);
+        if placed > 0 {
+            cx.count(COW_FAULTS, 1);
+            self.load(hw, cx, space, mapping, first, 1, true);
+        }
+        placed
+    }
+
+    fn zero_fill<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        mapping: &Mapping,
+        page: u32,
+        end: u32,
+    ) -> u32 {
+        let object = mapping.layers[0];
+        let mut len = self.memory.find(object, page, end).map_or(end, |v| v.extent.first) - page;
+        let swapped = (1..len).find(|i| self.spaces.object(object).is_swapped(page + i));
+        len = swapped.unwrap_or(len);
+        if mapping.layers.len() > 1 {
+            len = 1;
+        }
+        let placed = self.new_memory(hw, cx, space, object, page, len);
+        if placed > 0 {
+            self.load(hw, cx, space, mapping, page, placed, true);
+        }
+        placed
+    }
+
+    /// New pages of private memory, zeroed or copied; returns how many there were frames for.
+    fn new_memory<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        object: ObjectId,
+        first: u32,
+        len: u32,
+    ) -> u32 {
+        let Some(mut grant) = self.frames(hw, cx, space, u64::from(len)) else { return 0 };
+        let extent = Extent { object, first, len: grant.pages() as u32 };
+        let page = Page { mapped: true, touched: true, dirty: true, ..Page::default() };
+        let list = self.config.policy.new_memory_list();
+        self.memory.place(&mut grant, extent, list, page);
+        let ns = u64::from(extent.len) * self.config.costs.zero_page_ns;
+        self.work(cx, CpuRow::ZeroCopy, Line::ZeroCopy, u64::from(extent.len), ns);
+        extent.len
+    }
+
+    /// Puts pages into a process's page tables.
+    fn load<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        mapping: &Mapping,
+        first: u32,
+        len: u32,
+        writable: bool,
+    ) {
+        let address = mapping.base + u64::from(first) * PAGE;
+        let mut new = 0;
+        for page in 0..u64::from(len) {
+            let address = address + page * PAGE;
+            new += u64::from(!hw.used(space, address).present);
+            hw.load(space, Pte { address, size: PageSize::K4, writable });
+        }
+        let resident = &mut self.spaces.space_mut(space.0).resident;
+        *resident += new;
+        cx.at_least(RESIDENT_BYTES, *resident * PAGE);
+        cx.count(MINOR_FAULTS, u64::from(len));
+        let ns = u64::from(len) * self.config.costs.fault_page_ns;
+        self.work(cx, CpuRow::MinorFault, Line::Fault, u64::from(len), ns);
+    }
+
+    /// Reads the first pages of `wanted` from their file or from swap, and those that follow up to a
+    /// cluster's end (`last` at most); the process waits for them. Those that were wanted count as
+    /// mapped from now on, so that they stay until it goes on.
+    fn read<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        wanted: Extent,
+        last: u32,
+    ) {
+        let Extent { object, first, len } = wanted;
+        let from_swap = self.spaces.object(object).kind == Kind::Memory;
+        let end = self.read_ahead(object, first, last);
+        let Some(mut grant) = self.frames(hw, cx, space, u64::from(end - first)) else { return };
+        let pages = grant.pages();
+        let lru_ns = pages * self.config.costs.lru_page_ns;
+        self.hold(cx, CpuRow::OtherKernel, Line::Fault, 0, lru_ns);
+        let mapped = len.min(pages as u32);
+        let page = Page { mapped: true, touched: true, ..Page::default() };
+        self.memory.place(&mut grant, Extent { len: mapped, ..wanted }, INACTIVE, page);
+        let ahead = Extent { object, first: first + mapped, len: pages as u32 - mapped };
+        self.memory.place(&mut grant, ahead, INACTIVE, Page::default());
+        self.grow_slabs();
+        let interrupt_ns = pages * self.config.costs.interrupt_page_ns;
+        self.work(cx, CpuRow::OtherKernel, Line::DiskInterrupt, 1, interrupt_ns);
+        let (place, row) = if from_swap {
+            (swap_place(object, first), WallRow::SwapIn)
+        } else {
+            (Place { file: object.0, offset: u64::from(first) * PAGE }, WallRow::PageIn)
+        };
+        let now = cx.now();
+        let done =
+            self.disk.transfer(now, place, pages * PAGE, |ns, percent| cx.jitter(ns, percent));
+        cx.wait(Wait::Until(done), row);
+        cx.latency("major_fault", done - now, 1);
+        cx.count(MAJOR_FAULTS, 1);
+        cx.count(PAGE_INS, pages);
+        cx.count(READ_BYTES, pages * PAGE);
+        cx.count(SWAP_INS, if from_swap { pages } else { 0 });
+    }
+
+    /// Where a read that begins at `first` ends: at the end of its cluster, or before the first page
+    /// that is resident or not in swap.
+    fn read_ahead(&self, object: ObjectId, first: u32, last: u32) -> u32 {
+        let state = self.spaces.object(object);
+        let from_swap = state.kind == Kind::Memory;
+        let cluster = if from_swap { self.config.swap_cluster } else { self.config.file_cluster };
+        let end = last.min((first | (cluster - 1)) + 1);
+        let end = self.memory.find(object, first, end).map_or(end, |view| view.extent.first);
+        let absent = |page: &u32| from_swap && !state.is_swapped(*page);
+        (first..end).find(absent).unwrap_or(end)
+    }
+
+    /// Buffer heads for the pages that were read: memory of the kernel's own, below 896 MiB.
+    fn grow_slabs(&mut self) {
+        let missing = self.slab_pages_needed().saturating_sub(self.slab_pages);
+        if missing > 0 {
+            let allocation = self.config.policy.allocate(&mut self.memory, missing, &[1, 0]);
+            self.slab_pages += allocation.grant.pages();
+        }
+    }
+}

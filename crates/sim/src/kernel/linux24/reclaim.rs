@@ -1,0 +1,311 @@
+//! Who reclaims when, what it costs, and swapping out.
+
+use super::memory::{ACTIVE, Grant, INACTIVE, UNLISTED, USER_ZONES};
+use super::policy::{Action, Function, Outcome};
+use super::profile::Line;
+use super::runs::{Extent, ObjectId, View};
+use super::spaces::{Kind, Mapping, PAGE};
+use super::{KSWAPD, Linux24, PAGE_OUTS, SCANS, STEALS, SWAP_OUTS};
+use crate::cx::{CpuRow, Cx, Wait, WallRow};
+use crate::mmu::{PageTables, SpaceId};
+use crate::store::disk::Place;
+use pagetax_core::plan::RegionId;
+
+/// kswapd looks after memory at least this often.
+const DAEMON_NS: u64 = 1_000_000_000;
+/// Writes that may wait for the disk.
+const WRITE_QUEUE_PAGES: u64 = 256;
+/// Attempts in a row that free nothing before a process is given up.
+const FRUITLESS_MAX: u32 = 64;
+/// Swapping out looks at 1/this of a process's pages, and at [`SWAP_OUT_MIN`] at least.
+const SWAP_OUT_SHARE: u64 = 32;
+const SWAP_OUT_MIN: u64 = 8;
+/// The disk's number for swap; files have their objects' numbers.
+pub(super) const SWAP_FILE: u32 = u32::MAX;
+
+/// Where a page of memory lies in swap: neighbours beside each other.
+pub(super) fn swap_place(object: ObjectId, page: u32) -> Place {
+    Place { file: SWAP_FILE, offset: (u64::from(object.0) << 44) + u64::from(page) * PAGE }
+}
+
+impl Linux24 {
+    /// One step of kswapd.
+    pub(super) fn run_kswapd<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>) {
+        let before = cx.spent_ns();
+        let attempt = self.daemon.take().or_else(|| {
+            cx.charge(CpuRow::OtherKernel, self.config.costs.call_ns);
+            self.config.policy.daemon_attempt(&self.memory, cx.now())
+        });
+        let sleeps = match attempt {
+            None => true,
+            Some(mut attempt) => {
+                let room = self.disk.room(cx.now(), PAGE, WRITE_QUEUE_PAGES);
+                let action = self.config.policy.advance(&mut attempt, &mut self.memory, room);
+                self.perform(hw, cx, None, action);
+                if action.outcome == Outcome::Goes {
+                    self.daemon = Some(attempt);
+                    false
+                } else {
+                    self.config.policy.daemon_sleeps(&attempt, action.outcome, &self.memory)
+                }
+            }
+        };
+        if sleeps {
+            cx.wait(Wait::OnUntil(KSWAPD, cx.now() + DAEMON_NS), WallRow::Sleep);
+        }
+        self.daemon_ns += cx.spent_ns() - before;
+    }
+
+    /// Frames for up to `want` pages; none when the process had to reclaim instead, in its own time,
+    /// and must ask again.
+    pub(super) fn frames<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        want: u64,
+    ) -> Option<Grant> {
+        let allocation = self.config.policy.allocate(&mut self.memory, want, &USER_ZONES);
+        let grant = allocation.grant;
+        if allocation.wake_daemon {
+            cx.wake(KSWAPD);
+        }
+        if grant.pages() == 0 {
+            self.reclaim_directly(hw, cx, space);
+            return None;
+        }
+        *self.direct_mut(space.0) = super::Direct::default();
+        if grant.reclaimed > 0 {
+            let ns = grant.reclaimed * self.config.costs.lru_page_ns;
+            self.hold(cx, CpuRow::Reclaim, Line::ReclaimPage, grant.reclaimed, ns);
+            cx.count(STEALS, grant.reclaimed);
+        }
+        Some(grant)
+    }
+
+    fn reclaim_directly<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId) {
+        let mut direct = *self.direct_mut(space.0);
+        let mut attempt =
+            direct.attempt.take().unwrap_or_else(|| self.config.policy.attempt(&USER_ZONES));
+        let room = self.disk.room(cx.now(), PAGE, WRITE_QUEUE_PAGES);
+        let action = self.config.policy.advance(&mut attempt, &mut self.memory, room);
+        self.perform(hw, cx, Some(space), action);
+        if action.outcome == Outcome::Goes {
+            direct.attempt = Some(attempt);
+        } else {
+            cx.charge(CpuRow::Reclaim, self.config.costs.call_ns);
+            direct.fruitless += 1;
+            let failed = action.outcome == Outcome::Failed;
+            if failed && self.disk.free_at() > cx.now() {
+                cx.wait(Wait::Until(self.disk.free_at()), WallRow::Throttle);
+            }
+            let gives_up = failed && !self.config.policy.insists();
+            if gives_up || direct.fruitless > FRUITLESS_MAX {
+                self.give_up(cx, direct.fruitless);
+            }
+        }
+        *self.direct_mut(space.0) = direct;
+    }
+
+    fn give_up(&self, cx: &mut Cx<'_>, attempts: u32) {
+        let locked: u64 = self
+            .spaces
+            .spaces
+            .iter()
+            .flat_map(|s| s.mappings.values())
+            .map(|m| u64::from(m.locked))
+            .sum();
+        cx.fail(
+            format!(
+                "order-0 allocation failed: {attempts} attempts in a row freed no page that it may \
+                 use; {locked} pages are locked and stay on the lists that reclaim walks \
+                 ({} active, {} inactive, {} pages of swap left), so it makes no progress",
+                self.memory.listed(ACTIVE),
+                self.memory.listed(INACTIVE),
+                self.swap_left,
+            ),
+            "lock less, or run it on linux-2.4.9, which gets through",
+        );
+    }
+
+    /// Charges what an action cost, and does what a policy leaves to the kernel.
+    fn perform<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        current: Option<SpaceId>,
+        action: Action,
+    ) {
+        let Some(function) = action.function else { return };
+        let mut visits = action.visits;
+        match function {
+            Function::SwapOut => visits = self.swap_out(hw, cx, current),
+            Function::ShrinkSlabs => self.shrink_slabs(),
+            _ => {}
+        }
+        let (line, ns, locks) = self.config.costs.of(function, visits);
+        if locks {
+            self.hold(cx, CpuRow::Reclaim, line, 1, ns);
+            cx.count(SCANS, visits);
+        } else {
+            self.work(cx, CpuRow::Reclaim, line, 1, ns);
+        }
+        cx.count(STEALS, action.freed);
+        if action.written > 0 {
+            cx.count(PAGE_OUTS, action.written);
+            let place = Place { file: SWAP_FILE, offset: 0 };
+            let bytes = action.written * PAGE;
+            self.disk.transfer(cx.now(), place, bytes, |ns, percent| cx.jitter(ns, percent));
+        }
+    }
+
+    /// Buffer heads follow the number of file pages: more are allocated with the pages, but what is
+    /// too much goes back only here.
+    fn shrink_slabs(&mut self) {
+        let needed = self.slab_pages_needed();
+        let excess = self.slab_pages.saturating_sub(needed);
+        self.slab_pages -= excess;
+        self.memory.zones[1].free += excess;
+        self.config.policy.freed(excess);
+    }
+
+    pub(super) fn slab_pages_needed(&self) -> u64 {
+        let pages = self.memory.pages()
+            - self.memory.total(|zone| zone.free)
+            - self.memory.listed(UNLISTED);
+        pages / self.config.pages_a_slab
+    }
+
+    /// Takes pages out of page tables that were not used since last time: first of the `current`
+    /// process, then of the others. Returns how many entries were looked at.
+    fn swap_out<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        current: Option<SpaceId>,
+    ) -> u64 {
+        let first = current.map_or(0, |space| space.0);
+        let count = self.spaces.spaces.len();
+        (0..count).map(|i| self.swap_out_of(hw, cx, (first + i) % count)).sum()
+    }
+
+    fn swap_out_of<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: usize) -> u64 {
+        let state = &self.spaces.spaces[space];
+        let budget = (state.resident / SWAP_OUT_SHARE).max(SWAP_OUT_MIN).min(state.resident);
+        let mut areas: Vec<_> =
+            state.mappings.values().filter(|m| m.locked == 0).cloned().collect();
+        areas.sort_by_key(|mapping| mapping.base);
+        let cursor = state.cursor;
+        // From the cursor on, then from the start up to it: the area of the cursor comes twice.
+        let after = areas.iter().filter(|m| m.base + u64::from(m.pages) * PAGE > cursor);
+        let mut looked = 0;
+        for mapping in after.chain(areas.iter().filter(|m| m.base <= cursor)) {
+            let from = if looked == 0 { cursor.saturating_sub(mapping.base) / PAGE } else { 0 };
+            let from = (from as u32).min(mapping.pages);
+            looked += self.swap_out_area(hw, cx, mapping, from, space, budget - looked);
+            if looked >= budget {
+                break;
+            }
+        }
+        looked
+    }
+
+    /// Looks at up to `budget` pages of a mapping; the cursor stays behind the last.
+    fn swap_out_area<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        mapping: &Mapping,
+        from: u32,
+        space: usize,
+        budget: u64,
+    ) -> u64 {
+        let own = [mapping.layers[0], mapping.layers[mapping.layers.len() - 1]];
+        let layers = if own[0] == own[1] { &own[..1] } else { &own[..] };
+        let mut looked = 0;
+        for layer in layers {
+            let mut at = from;
+            while let (Some(view), true) =
+                (self.memory.find(*layer, at, mapping.pages), looked < budget)
+            {
+                let len = (u64::from(view.extent.len)).min(budget - looked) as u32;
+                let view = View { extent: Extent { len, ..view.extent }, ..view };
+                at = view.extent.first + len;
+                if view.page.mapped {
+                    looked += u64::from(len);
+                    self.swap_out_pages(hw, cx, view);
+                }
+            }
+            self.spaces.space_mut(space).cursor = mapping.base + u64::from(at) * PAGE;
+        }
+        looked
+    }
+
+    fn swap_out_pages<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>, view: View) {
+        let places: Vec<_> = self.spaces.mapped_at(view.extent.object).collect();
+        let (mut start, end) = (view.extent.first, view.extent.first + view.extent.len);
+        while start < end {
+            let young = used(hw, &places, start);
+            let mut next = start + 1;
+            while next < end && used(hw, &places, next) == young {
+                next += 1;
+            }
+            let extent = Extent { first: start, len: next - start, ..view.extent };
+            if young {
+                self.memory.update(extent, |page| page.referenced = true);
+            } else {
+                self.unmap_pages(hw, cx, View { extent, ..view }, &places);
+            }
+            start = next;
+        }
+    }
+
+    /// Takes pages out of all page tables. Private memory gets a place in swap and becomes inactive.
+    fn unmap_pages<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        view: View,
+        places: &[(usize, u64)],
+    ) {
+        let Extent { object, first, len } = view.extent;
+        let memory = self.spaces.object(object).kind == Kind::Memory;
+        if memory {
+            if self.swap_left < u64::from(len) {
+                return;
+            }
+            let state = self.spaces.object_mut(object);
+            let new = (first..first + len).filter(|page| state.set_swapped(*page)).count() as u64;
+            self.swap_left -= new;
+            cx.count(SWAP_OUTS, u64::from(len));
+        }
+        for (space, base) in places {
+            let address = base + u64::from(first) * PAGE;
+            for page in 0..u64::from(len) {
+                if hw.used(SpaceId(*space), address + page * PAGE).present {
+                    self.spaces.space_mut(*space).resident -= 1;
+                }
+            }
+            hw.unload(SpaceId(*space), address, u64::from(len) * PAGE);
+        }
+        if memory && view.list == UNLISTED {
+            let page = super::Page { mapped: false, ..view.page };
+            self.memory.move_found(view, INACTIVE, page);
+        } else {
+            self.memory.update(view.extent, |page| page.mapped = false);
+        }
+    }
+
+    /// Whether a region lies in a space, and how.
+    pub(super) fn mapping(&self, space: SpaceId, id: RegionId) -> Option<&Mapping> {
+        self.spaces.spaces.get(space.0)?.mappings.get(&id)
+    }
+}
+
+/// Whether any process has used the page since last time.
+fn used<M: PageTables>(hw: &mut M, places: &[(usize, u64)], page: u32) -> bool {
+    places.iter().fold(false, |young, (space, base)| {
+        let address = base + u64::from(page) * PAGE;
+        hw.test_and_clear_referenced(SpaceId(*space), address).referenced | young
+    })
+}

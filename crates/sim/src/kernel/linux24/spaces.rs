@@ -1,0 +1,242 @@
+//! Address spaces: which region lies where, and which objects its pages come from.
+//!
+//! A mapping has layers: a private mapping's own pages on top, below them what it was copied from (a
+//! file, the parent of a fork). A page is the first that any layer has.
+
+use super::runs::ObjectId;
+use pagetax_core::plan::{Backing, RegionId};
+use std::collections::BTreeMap;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// What a process can address; the rest of 4 GiB is the kernel's.
+pub const SPACE_BYTES: u64 = 3 << 30;
+/// Mappings begin at multiples of this.
+const ALIGN: u64 = 1 << 20;
+
+/// Where an object's pages come from when they are not resident.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Read from the file.
+    File,
+    /// Zeroes, or swap.
+    Memory,
+}
+
+/// A file, or memory.
+#[derive(Debug, Clone)]
+pub struct Object {
+    /// Which.
+    pub kind: Kind,
+    /// Mappings that have it among their layers.
+    pub mappings: u32,
+    swapped: Vec<u64>,
+}
+
+impl Object {
+    /// Whether the page has a place in swap.
+    pub fn is_swapped(&self, page: u32) -> bool {
+        self.swapped.get(page as usize / 64).is_some_and(|word| word & (1 << (page % 64)) != 0)
+    }
+
+    /// Gives the page a place in swap. Returns whether it had none.
+    pub fn set_swapped(&mut self, page: u32) -> bool {
+        let (word, bit) = (page as usize / 64, 1 << (page % 64));
+        if self.swapped.len() <= word {
+            self.swapped.resize(word + 1, 0);
+        }
+        let new = self.swapped[word] & bit == 0;
+        self.swapped[word] |= bit;
+        new
+    }
+
+    /// Gives up all places in swap; returns how many.
+    pub fn forget_swap(&mut self) -> u64 {
+        let pages = self.swapped.iter().map(|word| u64::from(word.count_ones())).sum();
+        self.swapped.clear();
+        pages
+    }
+}
+
+/// A region in a space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    /// Virtual address.
+    pub base: u64,
+    /// Length.
+    pub pages: u32,
+    /// Top first; at least one.
+    pub layers: Vec<ObjectId>,
+    /// Whether stores go to the top layer only.
+    pub private: bool,
+    /// Pages from the start on that are locked.
+    pub locked: u32,
+}
+
+/// The mappings of a process.
+#[derive(Debug, Clone, Default)]
+pub struct Space {
+    /// By region.
+    pub mappings: BTreeMap<RegionId, Mapping>,
+    /// Pages in its page tables.
+    pub resident: u64,
+    /// Address at which swapping out goes on.
+    pub cursor: u64,
+}
+
+impl Space {
+    /// The lowest gap of so many pages.
+    fn gap(&self, pages: u32) -> Option<u64> {
+        let mut taken: Vec<_> = self.mappings.values().map(|m| (m.base, m.pages)).collect();
+        taken.sort_unstable();
+        let (mut base, bytes) = (ALIGN, u64::from(pages) * PAGE);
+        for (other, pages) in taken {
+            if base + bytes <= other {
+                break;
+            }
+            base = (other + u64::from(pages) * PAGE).next_multiple_of(ALIGN);
+        }
+        (base + bytes <= SPACE_BYTES).then_some(base)
+    }
+
+    /// The region that an address lies in, and the page in it.
+    pub fn at(&self, address: u64) -> Option<(RegionId, u32)> {
+        self.mappings.iter().find_map(|(id, mapping)| {
+            let page = address.checked_sub(mapping.base)? / PAGE;
+            (page < u64::from(mapping.pages)).then_some((*id, page as u32))
+        })
+    }
+}
+
+/// All spaces and objects.
+#[derive(Debug, Clone, Default)]
+pub struct Spaces {
+    /// By the engine's number.
+    pub spaces: Vec<Space>,
+    objects: Vec<Object>,
+    shared: BTreeMap<RegionId, ObjectId>,
+}
+
+impl Spaces {
+    /// The space of this number; new ones are empty.
+    pub fn space_mut(&mut self, space: usize) -> &mut Space {
+        if self.spaces.len() <= space {
+            self.spaces.resize_with(space + 1, Space::default);
+        }
+        &mut self.spaces[space]
+    }
+
+    /// An object.
+    pub fn object(&self, id: ObjectId) -> &Object {
+        &self.objects[id.0 as usize]
+    }
+
+    /// An object.
+    pub fn object_mut(&mut self, id: ObjectId) -> &mut Object {
+        &mut self.objects[id.0 as usize]
+    }
+
+    /// A new object without pages.
+    pub fn create(&mut self, kind: Kind) -> ObjectId {
+        self.objects.push(Object { kind, mappings: 0, swapped: Vec::new() });
+        ObjectId((self.objects.len() - 1) as u32)
+    }
+
+    /// Maps a region at the lowest gap; none when there is no gap.
+    pub fn map(
+        &mut self,
+        space: usize,
+        id: RegionId,
+        backing: &Backing,
+        bytes: u64,
+    ) -> Option<u64> {
+        let pages = bytes.div_ceil(PAGE) as u32;
+        let base = self.space_mut(space).gap(pages)?;
+        let private = matches!(backing, Backing::Anon | Backing::File { private: true, .. });
+        let mut layers = Vec::new();
+        if private {
+            layers.push(self.create(Kind::Memory));
+        }
+        if *backing != Backing::Anon {
+            layers.push(self.shared_object(id, backing));
+        }
+        layers.iter().for_each(|layer| self.object_mut(*layer).mappings += 1);
+        let mapping = Mapping { base, pages, layers, private, locked: 0 };
+        self.space_mut(space).mappings.insert(id, mapping);
+        Some(base)
+    }
+
+    fn shared_object(&mut self, id: RegionId, backing: &Backing) -> ObjectId {
+        if let Some(object) = self.shared.get(&id) {
+            return *object;
+        }
+        let kind = if matches!(backing, Backing::File { .. }) { Kind::File } else { Kind::Memory };
+        let object = self.create(kind);
+        self.shared.insert(id, object);
+        object
+    }
+
+    /// Copies the mappings of a space: private ones get a layer of their own on top.
+    pub fn fork(&mut self, parent: usize, child: usize) {
+        let mut copy = self.space_mut(parent).clone();
+        for mapping in copy.mappings.values_mut() {
+            if mapping.private {
+                mapping.layers.insert(0, self.create(Kind::Memory));
+            }
+            mapping.locked = 0;
+            mapping.layers.iter().for_each(|layer| self.object_mut(*layer).mappings += 1);
+        }
+        (copy.resident, copy.cursor) = (0, 0);
+        *self.space_mut(child) = copy;
+    }
+
+    /// Where an object is mapped: space, and address of its first page.
+    pub fn mapped_at(&self, object: ObjectId) -> impl Iterator<Item = (usize, u64)> + '_ {
+        self.spaces.iter().enumerate().flat_map(move |(number, space)| {
+            let has = move |mapping: &&Mapping| mapping.layers.contains(&object);
+            space.mappings.values().filter(has).map(move |mapping| (number, mapping.base))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: Backing = Backing::File { directory: None, private: true };
+
+    #[test]
+    fn gaps_are_used_again() {
+        let mut spaces = Spaces::default();
+        let map = |spaces: &mut Spaces, id| spaces.map(0, RegionId(id), &Backing::Anon, 1 << 30);
+        assert_eq!(map(&mut spaces, 0), Some(ALIGN));
+        assert_eq!(map(&mut spaces, 1), Some(ALIGN + (1 << 30)));
+        assert_eq!(map(&mut spaces, 2), None);
+        spaces.spaces[0].mappings.remove(&RegionId(0));
+        assert_eq!(map(&mut spaces, 3), Some(ALIGN));
+        assert_eq!(spaces.spaces[0].at(ALIGN + 5 * PAGE + 1), Some((RegionId(3), 5)));
+        assert_eq!(spaces.spaces[0].at(0), None);
+    }
+
+    #[test]
+    fn a_fork_puts_a_layer_on_private_mappings() {
+        let mut spaces = Spaces::default();
+        spaces.map(0, RegionId(0), &FILE, PAGE);
+        spaces.map(0, RegionId(1), &Backing::Shared, PAGE);
+        spaces.fork(0, 1);
+        let layers = |space: usize, id| spaces.spaces[space].mappings[&RegionId(id)].layers.clone();
+        assert_eq!(layers(1, 0)[1..], layers(0, 0)[..]);
+        assert_eq!(layers(1, 1), layers(0, 1));
+        assert_eq!(spaces.object(layers(0, 0)[1]).mappings, 2);
+        assert_eq!(spaces.mapped_at(layers(0, 0)[0]).count(), 2);
+    }
+
+    #[test]
+    fn places_in_swap_are_counted_once() {
+        let mut spaces = Spaces::default();
+        let id = spaces.create(Kind::Memory);
+        let object = spaces.object_mut(id);
+        assert!(object.set_swapped(70) && !object.set_swapped(70) && object.is_swapped(70));
+        assert!(!object.is_swapped(6) && object.forget_swap() == 1 && !object.is_swapped(70));
+    }
+}
