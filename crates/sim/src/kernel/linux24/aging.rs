@@ -32,7 +32,8 @@ pub struct Rules {
     pub plenty_ppm: u64,
     /// Whether pages in page tables may be deactivated.
     pub deactivates_mapped: bool,
-    /// Whether one call looks at all of the inactive dirty list rather than at 1/64.
+    /// Whether one call looks at all of the inactive dirty list, until free pages are no longer short,
+    /// rather than at 1/64.
     pub launders_whole_list: bool,
     /// Whether the daemon is content with inactive pages being short while free ones are plenty.
     pub rests_when_plenty: bool,
@@ -210,6 +211,9 @@ impl Aging {
         let visits = if self.rules.launders_whole_list { all } else { all >> PRIORITY };
         let (mut left, mut writes_left) = (visits, room.min(WRITES_A_CALL));
         while let (Some(tail), true) = (memory.tail(INACTIVE), left > 0) {
+            if self.rules.launders_whole_list && !is_free_short(memory) {
+                break;
+            }
             let (page, mut count) = (tail.page, u64::from(tail.extent.len).min(left));
             let zone = &memory.zones[usize::from(page.zone)];
             if page.referenced || page.mapped {
@@ -229,7 +233,7 @@ impl Aging {
             left -= count;
         }
         let written = room.min(WRITES_A_CALL) - writes_left;
-        Action { visits, written, ..Action::of(Function::PageLaunder) }
+        Action { visits: visits - left, written, ..Action::of(Function::PageLaunder) }
     }
 }
 
@@ -242,7 +246,8 @@ fn is_free_short(memory: &Memory) -> bool {
         || memory.total(Zone::available) < memory.high
 }
 
-/// Takes what `spare` says of each zone, in order, until `want` pages are granted.
+/// Takes up to `want` pages, in order, from zones of which `spare` says that a page may be taken. All
+/// pages of one request come from the zone of the first, so marks are overrun by less than a request.
 fn take(
     memory: &mut Memory,
     want: u64,
@@ -250,11 +255,90 @@ fn take(
     grant: &mut Grant,
     spare: impl Fn(&Zone) -> u64,
 ) {
-    for zone in zones {
-        let missing = want - grant.pages();
-        let count = spare(&memory.zones[*zone]).min(missing);
-        if count > 0 {
-            memory.grant(*zone, count, grant);
+    for index in zones {
+        let zone = &memory.zones[*index];
+        let count = zone.available().saturating_sub(zone.marks.min / 2).min(want - grant.pages());
+        if spare(zone) > 0 && count > 0 {
+            memory.grant(*index, count, grant);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::Layout;
+    use super::super::policy::Outcome;
+    use super::super::runs::{Extent, ObjectId};
+    use super::*;
+
+    const RULES: Rules = Rules {
+        decay: Decay::Halve,
+        age_start: 2,
+        age_advance: 3,
+        age_max: 64,
+        plenty_ppm: 333_333,
+        deactivates_mapped: false,
+        launders_whole_list: false,
+        rests_when_plenty: false,
+        retries_on_failure: true,
+    };
+
+    /// 2 GB, all but the low marks taken by one file on `list`.
+    fn full(list: usize, page: Page) -> Memory {
+        let layout = Layout { pages: 524_288, reserved_dma: 1000, reserved_normal: 12_000 };
+        let mut memory = Memory::new(layout);
+        let mut first = 0;
+        for zone in 0..3 {
+            let mut grant = Grant::default();
+            let count = memory.zones[zone].free - memory.zones[zone].marks.min;
+            memory.grant(zone, count, &mut grant);
+            let extent = Extent { object: ObjectId(0), first, len: count as u32 };
+            memory.place(&mut grant, extent, list, page);
+            first += count as u32;
+        }
+        memory
+    }
+
+    /// Runs an attempt to its end: how, and how many pages it looked at.
+    fn attempt(policy: &mut Aging, memory: &mut Memory) -> (Outcome, u64) {
+        let (mut attempt, mut visits) = (Attempt::default(), 0);
+        loop {
+            let action = policy.advance(&mut attempt, memory, 64);
+            visits += action.visits;
+            if action.outcome != Outcome::Goes {
+                return (action.outcome, visits);
+            }
+        }
+    }
+
+    #[test]
+    fn pages_that_nobody_uses_are_freed_in_a_few_passes() {
+        let mut memory = full(INACTIVE, Page::default());
+        let (outcome, visits) = attempt(&mut Aging::new(RULES), &mut memory);
+        assert_eq!(outcome, Outcome::Reached);
+        assert!(visits < 524_288 && memory.total(Zone::available) >= memory.high);
+    }
+
+    #[test]
+    fn locked_pages_cost_a_lap_of_the_active_list_for_nothing() {
+        let locked = Page { mapped: true, touched: true, ..Page::default() };
+        let mut memory = full(ACTIVE, locked);
+        let before = memory.total(Zone::available);
+        let (outcome, visits) = attempt(&mut Aging::new(RULES), &mut memory);
+        assert_eq!((outcome, memory.total(Zone::available)), (Outcome::Failed, before));
+        let lap = memory.listed(ACTIVE);
+        assert!((lap - lap / 64..=lap + lap / 32).contains(&visits), "{visits} of {lap}");
+    }
+
+    #[test]
+    fn mapped_inactive_pages_become_active_and_ages_fall() {
+        let locked = Page { mapped: true, touched: true, ..Page::default() };
+        let mut memory = full(INACTIVE, locked);
+        let mut policy = Aging::new(RULES);
+        attempt(&mut policy, &mut memory);
+        assert_eq!(memory.listed(INACTIVE) + memory.listed(ACTIVE), 524_288 - 13_000 - 638);
+        assert!(memory.listed(ACTIVE) > memory.listed(INACTIVE));
+        assert_eq!(policy.aged(Page { age: 5, ..locked }).age, 2);
+        assert_eq!(policy.aged(Page { age: 63, referenced: true, ..locked }).age, 64);
     }
 }

@@ -13,7 +13,6 @@ use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Plan, Region, RegionId};
 
 const USER_NS: CounterId = CounterId::of("user_ns");
-const WALL_NS: CounterId = CounterId::of("wall_ns");
 
 impl<M: PageTables> Kernel<M> for Linux24 {
     fn check(&self, plan: &Plan) -> Vec<Unmet> {
@@ -194,11 +193,7 @@ impl<M: PageTables> Kernel<M> for Linux24 {
         let how = "pages on the lists at the end of the run";
         let row = |id, pages: u64| (id, Reading::Modeled(pages * PAGE), how.to_string());
         Epilogue {
-            tables: vec![self.profile.table(
-                tally.get(WALL_NS),
-                self.config.cpus,
-                tally.get(USER_NS),
-            )],
+            tables: vec![self.profile.table(self.worked_at, self.config.cpus, tally.get(USER_NS))],
             memory: vec![
                 row("free", self.memory.total(|zone| zone.free)),
                 row("active", self.memory.listed(ACTIVE)),

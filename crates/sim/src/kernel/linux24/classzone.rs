@@ -178,3 +178,60 @@ fn take(
         memory.grant(*index, count, grant);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::Layout;
+    use super::super::policy::Outcome;
+    use super::super::runs::{Extent, ObjectId};
+    use super::*;
+
+    /// 2 GB with this page on the tail of the inactive list, then unused ones.
+    fn memory(tail: Page, count: u64) -> Memory {
+        let layout = Layout { pages: 524_288, reserved_dma: 1000, reserved_normal: 12_000 };
+        let mut memory = Memory::new(layout);
+        for (object, page, count) in [(0, tail, count), (1, Page::default(), 50_000)] {
+            let mut grant = Grant::default();
+            memory.grant(2, count, &mut grant);
+            let extent = Extent { object: ObjectId(object), first: 0, len: count as u32 };
+            memory.place(&mut grant, extent, INACTIVE, page);
+        }
+        memory
+    }
+
+    fn attempt(class: usize, memory: &mut Memory) -> Outcome {
+        let (mut policy, mut attempt) = (Classzone::default(), Attempt::new(class));
+        loop {
+            let action = policy.advance(&mut attempt, memory, 64);
+            if action.outcome != Outcome::Goes {
+                return action.outcome;
+            }
+        }
+    }
+
+    #[test]
+    fn unused_pages_at_the_tail_are_freed() {
+        let mut memory = memory(Page::default(), 100_000);
+        let free = memory.zones[2].free;
+        assert_eq!(attempt(2, &mut memory), Outcome::Reached);
+        assert_eq!(memory.zones[2].free, free + GOAL);
+    }
+
+    #[test]
+    fn locked_pages_at_the_tail_stop_it_though_others_could_be_freed() {
+        let locked = Page { mapped: true, touched: true, ..Page::default() };
+        let mut memory = memory(locked, 100_000);
+        let free = memory.zones[2].free;
+        assert_eq!(attempt(2, &mut memory), Outcome::Failed);
+        assert_eq!(memory.zones[2].free, free);
+        let turned = PRIORITY * GOAL * MAPPED_A_GOAL;
+        assert_eq!(memory.tail(INACTIVE).unwrap().extent.first as u64, turned);
+    }
+
+    #[test]
+    fn a_scan_for_a_lower_class_turns_the_list_around() {
+        let mut memory = memory(Page::default(), 100_000);
+        assert_eq!(attempt(1, &mut memory), Outcome::Failed);
+        assert_ne!(memory.tail(INACTIVE).unwrap().extent.first, 0);
+    }
+}

@@ -30,6 +30,9 @@ mod reclaim;
 mod runs;
 mod spaces;
 
+#[cfg(test)]
+mod tests;
+
 pub use costs::{Config, Costs};
 
 use crate::cx::{Channel, CpuRow, Cx};
@@ -85,6 +88,8 @@ pub struct Linux24 {
     /// Pages of buffer heads.
     slab_pages: u64,
     swap_left: u64,
+    /// The latest time at which the kernel worked: the profile's end.
+    worked_at: u64,
 }
 
 impl Linux24 {
@@ -102,6 +107,7 @@ impl Linux24 {
             direct: Vec::new(),
             slab_pages: 0,
             swap_left: config.swap_pages,
+            worked_at: 0,
             config,
         };
         if kernel.config.cache_full {
@@ -133,6 +139,7 @@ impl Linux24 {
     fn work(&mut self, cx: &mut Cx<'_>, row: CpuRow, line: Line, calls: u64, ns: u64) {
         cx.charge(row, ns);
         self.profile.add(line, calls, ns);
+        self.worked_at = self.worked_at.max(cx.now());
     }
 
     /// CPU time of a kernel function that holds pagemap_lru_lock, after spinning for the lock.
