@@ -155,11 +155,6 @@ impl Policy {
         }
     }
 
-    /// Whether an allocation whose own attempt failed tries again (2.4.9) or gives up (2.4.13).
-    pub fn insists(&self) -> bool {
-        matches!(self, Policy::Aging(_))
-    }
-
     /// The list of new private memory: none before it has a place in swap, or the inactive one.
     pub fn new_memory_list(&self) -> usize {
         match self {

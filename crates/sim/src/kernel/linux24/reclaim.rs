@@ -99,8 +99,7 @@ impl Linux24 {
             if failed && self.disk.free_at() > cx.now() {
                 cx.wait(Wait::Until(self.disk.free_at()), WallRow::Throttle);
             }
-            let gives_up = failed && !self.config.policy.insists();
-            if gives_up || direct.fruitless > FRUITLESS_MAX {
+            if direct.fruitless > FRUITLESS_MAX {
                 self.give_up(cx, direct.fruitless);
             }
         }
@@ -197,11 +196,11 @@ impl Linux24 {
         areas.sort_by_key(|mapping| mapping.base);
         let cursor = state.cursor;
         // From the cursor on, then from the start up to it: the area of the cursor comes twice.
-        let after = areas.iter().filter(|m| m.base + u64::from(m.pages) * PAGE > cursor);
+        let page_in = |mapping: &Mapping| (cursor.saturating_sub(mapping.base) / PAGE) as u32;
+        let after = areas.iter().map(|m| (m, page_in(m))).filter(|(m, page)| *page < m.pages);
+        let before = areas.iter().filter(|m| m.base <= cursor).map(|m| (m, 0));
         let mut looked = 0;
-        for mapping in after.chain(areas.iter().filter(|m| m.base <= cursor)) {
-            let from = if looked == 0 { cursor.saturating_sub(mapping.base) / PAGE } else { 0 };
-            let from = (from as u32).min(mapping.pages);
+        for (mapping, from) in after.chain(before) {
             looked += self.swap_out_area(hw, cx, mapping, from, space, budget - looked);
             if looked >= budget {
                 break;
