@@ -148,10 +148,10 @@ fn private_memory_beyond_physical_goes_to_swap_and_comes_back() {
             name = "sweep"
             [[region]]
             name = "heap"
-            size = "24M"
+            size = "21M"
             [[phase]]
             name = "twice"
-            ops = [{ touch = "heap", access = "write", pattern = "strided", stride = "4K", count = 9000 }]
+            ops = [{ touch = "heap", access = "write", pattern = "strided", stride = "4K", count = 6000 }]
         "#;
         let settings = Settings::load(&machine).expect("settings");
         let job = Job::parse(job, "test").expect("a job");
@@ -160,8 +160,8 @@ fn private_memory_beyond_physical_goes_to_swap_and_comes_back() {
         let (report, end) = run(&machine, &plan);
         end.expect("a run to the end");
         let count = |id: &str| report.counters[id].value.expect("a value");
-        assert!(count("swap_out_count") > 500 && count("page_out_count") > 500, "{policy}");
-        assert!(count("swap_in_count") > 500, "{policy}");
+        assert!(count("swap_out_count") > 200 && count("page_out_count") > 200, "{policy}");
+        assert!(count("swap_in_count") > 200, "{policy}");
         assert!(count("resident_bytes_max") <= 48 << 20, "{policy}");
     }
 }
