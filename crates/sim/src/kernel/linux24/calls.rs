@@ -115,7 +115,7 @@ impl<M: PageTables> Kernel<M> for Linux24 {
         let end = (end as u32).min(mapping.pages);
         let mut page = first as u32;
         while page < end {
-            match self.serve(hw, cx, space, &mapping, page, end, false) {
+            match self.serve(hw, cx, space, &mapping, page..end, false) {
                 0 => break,
                 served => page += served,
             }
@@ -152,7 +152,7 @@ impl<M: PageTables> Kernel<M> for Linux24 {
             return;
         };
         let Some(mapping) = self.mapping(space, id).cloned() else { return };
-        self.serve(hw, cx, space, &mapping, page, page + 1, accesses.writes);
+        self.serve(hw, cx, space, &mapping, page..page + 1, accesses.writes);
     }
 
     fn fork(&mut self, hw: &mut M, cx: &mut Cx<'_>, parent: SpaceId, child: SpaceId) {

@@ -11,6 +11,7 @@ use crate::cx::{CpuRow, Cx, Wait, WallRow};
 use crate::mmu::{PageTables, Pte};
 use crate::store::disk::Place;
 use pagetax_core::units::PageSize;
+use std::ops::Range;
 
 /// Where the content of a page is.
 enum Content {
@@ -25,8 +26,7 @@ enum Content {
 }
 
 impl Linux24 {
-    /// Serves a fault on the pages of a mapping from `page` on: at least one page, up to `end` where
-    /// that costs no wait. Returns how many are mapped now; none when the process must wait or
+    /// Serves a fault on the first of `pages` of a mapping, and on the others where that costs no wait. Returns how many are mapped now; none when the process must wait or
     /// reclaim first.
     pub(super) fn serve<M: PageTables>(
         &mut self,
@@ -34,10 +34,10 @@ impl Linux24 {
         cx: &mut Cx<'_>,
         space: SpaceId,
         mapping: &Mapping,
-        page: u32,
-        end: u32,
+        pages: Range<u32>,
         write: bool,
     ) -> u32 {
+        let Range { start: page, end } = pages;
         match self.content(mapping, page, end) {
             Content::Resident(depth, view) if depth > 0 && write && mapping.private => {
                 self.copy(hw, cx, space, mapping, view)
@@ -57,7 +57,7 @@ impl Linux24 {
             }
             Content::Zero => {
                 // All such pages are the one page of zeroes.
-                self.load(hw, cx, space, mapping, page, 1, false);
+                self.load(hw, cx, space, mapping, page..page + 1, false);
                 1
             }
         }
@@ -108,7 +108,8 @@ impl Linux24 {
                 (p.mapped, p.touched, p.dirty) = (true, true, page.dirty);
             });
         }
-        self.load(hw, cx, space, mapping, view.extent.first, view.extent.len, writable);
+        let first = view.extent.first;
+        self.load(hw, cx, space, mapping, first..first + view.extent.len, writable);
     }
 
     /// A private copy of a page of a lower layer.
@@ -124,7 +125,7 @@ impl Linux24 {
         let placed = self.new_memory(hw, cx, space, mapping.layers[0], first, 1);
         if placed > 0 {
             cx.count(COW_FAULTS, 1);
-            self.load(hw, cx, space, mapping, first, 1, true);
+            self.load(hw, cx, space, mapping, first..first + 1, true);
         }
         placed
     }
@@ -147,7 +148,7 @@ impl Linux24 {
         }
         let placed = self.new_memory(hw, cx, space, object, page, len);
         if placed > 0 {
-            self.load(hw, cx, space, mapping, page, placed, true);
+            self.load(hw, cx, space, mapping, page..page + placed, true);
         }
         placed
     }
@@ -179,11 +180,11 @@ impl Linux24 {
         cx: &mut Cx<'_>,
         space: SpaceId,
         mapping: &Mapping,
-        first: u32,
-        len: u32,
+        pages: Range<u32>,
         writable: bool,
     ) {
-        let address = mapping.base + u64::from(first) * PAGE;
+        let len = pages.len() as u32;
+        let address = mapping.base + u64::from(pages.start) * PAGE;
         let mut new = 0;
         for page in 0..u64::from(len) {
             let address = address + page * PAGE;
