@@ -78,26 +78,37 @@ fn faults_are_exact_once_the_code_is_warm() {
 
 #[test]
 fn every_pattern_access_and_backing_runs() {
+    let mut text = "name = \"t\"\n".to_string();
     for backing in ["anon", "shared", "memfd", "file"] {
-        for (grain, size) in [("8", "32K"), ("4K", "64K")] {
-            for pattern in ["sequential", "uniform", "zipf"] {
-                let theta = if pattern == "zipf" { ", theta = 0.9" } else { "" };
-                let counted = if pattern == "sequential" { "" } else { ", count = 100" };
-                let touch = |access: &str| {
-                    format!(
-                        "{{ touch = \"r\", access = \"{access}\", pattern = \"{pattern}\", \
-                         grain = \"{grain}\"{theta}{counted} }}"
-                    )
-                };
-                let fill = format!("{{ touch = \"r\", access = \"write\", grain = \"{grain}\" }}");
-                let ops = [fill, touch("read"), touch("verify"), touch("rewrite"), touch("write")];
-                let report = run(&small(
-                    &format!("size = \"{size}\"\nbacking = \"{backing}\""),
-                    &format!("ops = [{}]", ops.join(", ")),
-                ));
-                assert_eq!(count(&report.counters, "mismatch_count"), 0, "{backing} {pattern}");
-            }
+        text += &format!("[[region]]\nname = \"{backing}\"\nsize = \"64K\"\n");
+        text += &format!("backing = \"{backing}\"\n");
+    }
+    for (grain, backing) in ["8", "4K"]
+        .iter()
+        .flat_map(|grain| ["anon", "shared", "memfd", "file"].map(|backing| (grain, backing)))
+    {
+        let touch = |access: &str, pattern: &str| {
+            format!(
+                "{{ touch = \"{backing}\", access = \"{access}\", grain = \"{grain}\", {pattern} }}"
+            )
+        };
+        let sweep = "pattern = \"sequential\"";
+        let mut ops = vec![touch("write", sweep)];
+        for pattern in [
+            sweep,
+            "pattern = \"uniform\", count = 500",
+            "pattern = \"zipf\", theta = 0.9, count = 500",
+        ] {
+            ops.extend(["read", "verify", "rewrite", "write"].map(|access| touch(access, pattern)));
         }
+        text += &format!("[[phase]]\nname = \"{backing} {grain}\"\nops = [{}]\n", ops.join(", "));
+    }
+    let report = run(&text);
+    assert_eq!(report.phases.len(), 8);
+    assert_eq!(count(&report.counters, "mismatch_count"), 0);
+    for phase in &report.phases {
+        let words = if phase.name.ends_with("4K") { 16 } else { 8192 };
+        assert_eq!(count(&phase.counters, "access_count"), 5 * words + 8 * 500, "{}", phase.name);
     }
 }
 
