@@ -83,6 +83,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let job = jobs::load(&args.job)?;
     let mut cases =
         args.on.iter().map(|on| Case::new(&job, on, &args)).collect::<Result<Vec<_>>>()?;
+    [&args.json, &args.csv]
+        .into_iter()
+        .flatten()
+        .try_for_each(|path| output::check_writable(path))?;
     let mut runs = Vec::new();
     let mut ended_early = None;
     for case in &mut cases {

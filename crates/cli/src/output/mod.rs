@@ -26,13 +26,25 @@ pub fn print(text: &str) -> Result<()> {
         .map_err(|error| exit::with(exit::UNMET, error))
 }
 
+/// Makes sure, before hours of work, that a document can be written to this file or to stdout.
+pub fn check_writable(path: &Path) -> Result<()> {
+    if path == Path::new("-") {
+        return Ok(());
+    }
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map(drop).with_context(|| cannot_write(path))
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}\n  remedy: name a file that you may write", path.display())
+}
+
 /// Writes a document to a file, or to stdout for `-`.
 pub fn write_document(path: &Path, text: &str) -> Result<()> {
     if path == Path::new("-") {
         return print(text);
     }
-    std::fs::write(path, text)
-        .with_context(|| format!("cannot write {}; name a file that you may write", path.display()))
+    std::fs::write(path, text).with_context(|| cannot_write(path))
 }
 
 /// Says something on stderr that is no result.
