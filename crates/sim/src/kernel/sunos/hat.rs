@@ -79,9 +79,11 @@ impl Hat {
         self.pool.ran_at.resize(self.spaces.len(), 0);
     }
 
-    /// How many pmegs the space owns.
-    pub fn owned(&self, space: SpaceId) -> usize {
-        self.spaces[space.0].owned.len()
+    /// Whether the space has any translation, in a pmeg or in the software cache. One that has none
+    /// looks as if it had no page in memory.
+    pub fn has_translations(&self, space: SpaceId) -> bool {
+        let Space { owned, cache, .. } = &self.spaces[space.0];
+        !(owned.is_empty() && cache.is_empty())
     }
 
     /// Free pmegs.

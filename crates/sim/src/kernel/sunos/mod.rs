@@ -13,6 +13,8 @@ pub mod config;
 pub mod hat;
 mod report;
 pub mod steal;
+#[cfg(test)]
+mod tests;
 pub mod vm;
 
 use super::{Epilogue, Kernel, Step};
@@ -232,6 +234,7 @@ impl SunOs {
         let geometry = *hw.geometry();
         let address = accesses.next_address();
         let (segment, entry) = geometry.locate(address);
+        let fresh = hw.pmeg_of(space, segment).is_none();
         let pmeg = self.pmeg(hw, cx, space, segment);
         let base_page = (accesses.base() >> geometry.page.shift()) as i64;
         let first = segment as i64 * i64::from(geometry.ptes) - base_page;
@@ -248,7 +251,8 @@ impl SunOs {
         let costs = &self.config.costs;
         let touch_ns = run.touches_each * accesses.cost_ps / 1000;
         let each_ns = costs.fault_ns + costs.fault_user_ns + touch_ns;
-        let count = run.faults.min(cx.affordable(each_ns));
+        // A pmeg that had to be found may have been one that the process needs: that comes first.
+        let count = if fresh { 1 } else { run.faults.min(cx.affordable(each_ns)) };
         let mask = run.entries(entry, count);
         let held = hw.pmeg_mut(pmeg);
         held.valid |= mask;
@@ -507,13 +511,13 @@ impl Kernel<Sun4> for SunOs {
         if self.config.swapper == Swapper::Eager { &["sched"] } else { &[] }
     }
 
-    /// The eager swapper looks once a second for processes without any pmeg.
+    /// The eager swapper looks once a second for processes without any translation.
     fn run_thread(&mut self, _hw: &mut Sun4, cx: &mut Cx<'_>, _thread: usize) {
         for (index, process) in self.processes.iter_mut().enumerate() {
             let space = SpaceId(index);
             let begun = process.alive && process.start_faults.is_none();
             let idle = self.running != Some(space) && !process.swapped_out;
-            if begun && idle && self.hat.owned(space) == 0 {
+            if begun && idle && !self.hat.has_translations(space) {
                 process.swapped_out = true;
                 cx.count(SWAP_OUTS, 1);
                 cx.charge(CpuRow::Swap, self.config.swap_out_ns);
