@@ -11,6 +11,7 @@ use crate::models;
 use pagetax_core::access::Rng;
 use pagetax_core::plan::{Access, Backing, Pattern, Touch};
 use proptest::prelude::*;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 const TOUCH_NS: u64 = 1_000;
@@ -265,8 +266,8 @@ impl Slow {
     fn load_own(&mut self, space: usize, page: u64) {
         if !self.entries.contains_key(&(space, page)) {
             self.pmeg(space, (page / PTES) as usize);
-            if !self.entries.contains_key(&(space, page)) {
-                self.entries.insert((space, page), false);
+            if let Entry::Vacant(entry) = self.entries.entry((space, page)) {
+                entry.insert(false);
                 self.fault();
             }
         }
