@@ -5,6 +5,7 @@
 
 use crate::engine::{Caps, Engine, Parts, Settings};
 use crate::kernel::Kernel;
+use crate::kernel::linux24::{self, Linux24};
 use crate::kernel::pager::Pager;
 use crate::kernel::pager::model::PagerModel;
 use crate::kernel::sunos::SunOs;
@@ -82,11 +83,16 @@ fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelEr
             let kernel = Pager::new(PagerModel::read(model, settings.page)?);
             Ok(Box::new(Booted { hardware, kernel }))
         }
+        "linux24" => {
+            let hardware = Flat::new(settings.page);
+            let kernel = Linux24::new(linux24::Config::new(model)?);
+            Ok(Box::new(Booted { hardware, kernel }))
+        }
         other => Err(ModelError::Constant {
             file: format!("{}.toml", model.name),
             key: "kernel".into(),
             problem: format!("is `{other}`, which is not known"),
-            remedy: "use one of sunos, pager".into(),
+            remedy: "use one of sunos, pager, linux24".into(),
         }),
     }
 }

@@ -5,6 +5,24 @@ use crate::model::{Model, ModelError};
 /// Name and text of each file in `machines/`.
 const BUILTIN: &[(&str, &str)] = &[
     ("alpha-nms", include_str!("../../../machines/alpha-nms.toml")),
+    ("linux-2.4.13-2gb", include_str!("../../../machines/linux-2.4.13-2gb.toml")),
+    ("linux-2.4.13-3.5gb", include_str!("../../../machines/linux-2.4.13-3.5gb.toml")),
+    ("linux-2.4.13-ac4-2gb", include_str!("../../../machines/linux-2.4.13-ac4-2gb.toml")),
+    ("linux-2.4.13-ac4-3.5gb", include_str!("../../../machines/linux-2.4.13-ac4-3.5gb.toml")),
+    ("linux-2.4.9-2gb", include_str!("../../../machines/linux-2.4.9-2gb.toml")),
+    (
+        "linux-2.4.9-2gb-second-run",
+        include_str!("../../../machines/linux-2.4.9-2gb-second-run.toml"),
+    ),
+    (
+        "linux-2.4.9-2gb-sleep-patch",
+        include_str!("../../../machines/linux-2.4.9-2gb-sleep-patch.toml"),
+    ),
+    ("linux-2.4.9-3.5gb", include_str!("../../../machines/linux-2.4.9-3.5gb.toml")),
+    (
+        "linux-2.4.9-3.5gb-sleep-patch",
+        include_str!("../../../machines/linux-2.4.9-3.5gb-sleep-patch.toml"),
+    ),
     ("sparcstation-1", include_str!("../../../machines/sparcstation-1.toml")),
     ("sparcstation-1-nosched", include_str!("../../../machines/sparcstation-1-nosched.toml")),
     (

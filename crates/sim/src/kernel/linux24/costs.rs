@@ -128,16 +128,12 @@ impl Config {
 }
 
 fn policy(model: &Model) -> Result<Policy, ModelError> {
-    if model.word("reclaim", "policy", &[("aging", false), ("classzone", true)])? {
-        return Ok(Policy::Classzone(Classzone::default()));
-    }
+    // All are asked for, whatever the policy: files share the constants of their base.
+    let classzone = model.word("reclaim", "policy", &[("aging", false), ("classzone", true)])?;
     let age = |key| model.count("reclaim", key).map(|age| age.min(255) as u8);
-    Ok(Policy::Aging(Aging::new(Rules {
-        decay: model.word(
-            "reclaim",
-            "age_decay",
-            &[("halve", Decay::Halve), ("linear", Decay::Linear)],
-        )?,
+    let decays = [("halve", Decay::Halve), ("linear", Decay::Linear)];
+    let rules = Rules {
+        decay: model.word("reclaim", "age_decay", &decays)?,
         age_start: age("age_start")?,
         age_advance: age("age_advance")?,
         age_max: age("age_max")?,
@@ -146,5 +142,10 @@ fn policy(model: &Model) -> Result<Policy, ModelError> {
         launders_whole_list: model.flag("reclaim", "launders_whole_list")?,
         rests_when_plenty: model.flag("reclaim", "rests_when_plenty")?,
         retries_on_failure: model.flag("reclaim", "retries_on_failure")?,
-    })))
+    };
+    Ok(if classzone {
+        Policy::Classzone(Classzone::default())
+    } else {
+        Policy::Aging(Aging::new(rules))
+    })
 }

@@ -13,7 +13,11 @@
 //! | `profile`, `costs` | functions and constants |
 //!
 //! Not modelled: bounce pages (their copying is in the interrupt's cost), fragments of slabs, and
-//! allocations of more than one page.
+//! allocations of more than one page. A request for several pages takes them all from one zone
+//! (assumed). kswapd's trouble hangs on that: page by page the DMA zone is drained so slowly that
+//! kswapd comes to rest after half a minute. Without bounce pages, user pages are the only demand on
+//! 2.4.13's lists, which then stay in order, so its published livelock does not come about here
+//! though its cause does (a test in `classzone`).
 //!
 //! Source: Daniel Phillips, "Google's mm problems", linux-kernel, 31 October 2001, and the public
 //! descriptions of these kernels' reclaim; no kernel text is used.
