@@ -17,6 +17,8 @@ pub struct Accesses {
     pub cost_ps: u64,
     /// Whether each stores.
     pub writes: bool,
+    /// Whether each address comes from the access before, so that no two can overlap.
+    pub dependent: bool,
     pieces: u64,
     order: Order,
 }
@@ -107,6 +109,7 @@ impl Accesses {
             allowed: u64::MAX,
             cost_ps,
             writes: touch.access.writes(),
+            dependent: touch.pattern == Pattern::PointerChase,
             pieces,
             order,
         };

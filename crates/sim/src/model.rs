@@ -351,12 +351,34 @@ impl Model {
         })
     }
 
+    /// A text, such as a list of names.
+    pub fn text(&self, table: &str, key: &str) -> Result<&str, ModelError> {
+        let value = &self.constant(table, key)?.value;
+        value.as_str().ok_or_else(|| {
+            self.error(table, key, format!("is {value}, not a text"), "write it in quotes")
+        })
+    }
+
     /// Yes or no.
     pub fn flag(&self, table: &str, key: &str) -> Result<bool, ModelError> {
         let value = &self.constant(table, key)?.value;
         value.as_bool().ok_or_else(|| {
             self.error(table, key, format!("is {value}, not true or false"), "use true or false")
         })
+    }
+
+    /// Replaces a constant that exists, with its unit and source; for what was measured.
+    pub fn replace(
+        &mut self,
+        table: &str,
+        key: &str,
+        constant: Constant,
+    ) -> Result<(), ModelError> {
+        self.constant(table, key)?;
+        if let Some(old) = self.tables.get_mut(table).and_then(|t| t.get_mut(key)) {
+            *old = constant;
+        }
+        Ok(())
     }
 
     /// Replaces the value of a constant that exists; for what-if questions and ablations.

@@ -12,6 +12,7 @@ use pagetax_core::machine::RunError;
 use pagetax_core::plan::{ClientKind, Op, Pattern, Phase, RegionId, Touch};
 
 const ACCESSES: CounterId = CounterId::of("access_count");
+const TLB_MISSES: CounterId = CounterId::of("tlb_miss_count");
 
 impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     /// One step of `task`, which has `cpu`.
@@ -274,6 +275,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         let limit_ps = limit_ns.saturating_mul(1000);
         let touched = self.parts.hardware.touch(cpu, space, &mut accesses, limit_ps);
         self.charge_touches(cpu, task, before, &accesses, touched.translation_ps);
+        self.books.tally.add(TLB_MISSES, self.parts.hardware.take_tlb_misses());
         let end = self.cpus[cpu].slice_end.min(self.next_event());
         if touched.stop == Stop::Fault {
             let (now, before) = (self.cpus[cpu].now, accesses.remaining());

@@ -1,7 +1,7 @@
 //! What the engine itself needs to know of a machine: tables `[machine]` and `[access]` of its model.
 
 use crate::model::{Model, ModelError};
-use pagetax_core::plan::{Access, Touch};
+use pagetax_core::plan::{Access, Pattern, Touch};
 use pagetax_core::units::{Bytes, PageSize};
 
 /// The engine's constants.
@@ -17,6 +17,10 @@ pub struct Settings {
     pub tick_ns: u64,
     /// User time of an access of any size.
     access_ps: u64,
+    /// In its place, for accesses at random.
+    random_ps: Option<u64>,
+    /// In its place, where each address is read from the place before.
+    dependent_ps: Option<u64>,
     /// User time of each byte of an access, by kind.
     read_byte_ps: u64,
     write_byte_ps: u64,
@@ -25,13 +29,15 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads `[machine]` memory, page, cpus, tick and `[access]` time; optional in `[access]`:
-    /// read_byte, write_byte, verify_byte, rewrite_byte, absent where `time` says all.
+    /// Reads `[machine]` memory, page, cpus, tick and `[access]` time; optional in `[access]`: random
+    /// and dependent, in the place of `time` for those patterns; read_byte, write_byte, verify_byte,
+    /// rewrite_byte, absent where `time` says all.
     ///
     /// # Errors
     /// Constants that are absent or impossible.
     pub fn load(model: &Model) -> Result<Self, ModelError> {
         let byte_ps = |key| if model.has("access", key) { model.ps("access", key) } else { Ok(0) };
+        let if_given = |key| model.has("access", key).then(|| model.ps("access", key)).transpose();
         let cpus = model.positive("machine", "cpus")?;
         if cpus > CPUS_MAX {
             let problem = format!("is {cpus}, more than {CPUS_MAX}");
@@ -43,6 +49,8 @@ impl Settings {
             cpus: cpus as u32,
             tick_ns: model.ns("machine", "tick")?.max(1),
             access_ps: model.ps("access", "time")?,
+            random_ps: if_given("random")?,
+            dependent_ps: if_given("dependent")?,
             read_byte_ps: byte_ps("read_byte")?,
             write_byte_ps: byte_ps("write_byte")?,
             verify_byte_ps: byte_ps("verify_byte")?,
@@ -58,7 +66,12 @@ impl Settings {
             Access::Verify => self.verify_byte_ps,
             Access::Rewrite => self.rewrite_byte_ps,
         };
-        self.access_ps + byte_ps * touch.grain_bytes
+        let access_ps = match touch.pattern {
+            Pattern::Strided { .. } => None,
+            Pattern::Uniform | Pattern::Zipf { .. } => self.random_ps,
+            Pattern::PointerChase => self.dependent_ps.or(self.random_ps),
+        };
+        access_ps.unwrap_or(self.access_ps) + byte_ps * touch.grain_bytes
     }
 
     /// When a sleep of `ns` from `now` on ends: timers count whole ticks from the last one.

@@ -3,10 +3,15 @@
 //! Invariant: a kernel acts through [`Cx`] and through its hardware alone. It keeps its own books of
 //! spaces, mappings and page frames, and owns its backing store.
 
+pub mod anon;
+pub mod buddy;
 pub mod linux24;
 pub mod pager;
 pub mod replacement;
+pub mod solaris;
+pub mod solaris_tools;
 pub mod sunos;
+pub mod thp;
 
 use crate::accesses::Accesses;
 use crate::cx::Cx;

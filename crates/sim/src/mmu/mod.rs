@@ -3,8 +3,15 @@
 //! Invariant: hardware decides nothing. It translates what a kernel has loaded, faults otherwise,
 //! and says what time that took; it neither charges time nor counts events by itself.
 
+pub mod cached;
 pub mod flat;
+pub mod hardware;
+pub mod page_table;
+pub mod set;
 pub mod sun4;
+pub mod tlb;
+pub mod tsb;
+pub mod walk;
 
 use crate::accesses::Accesses;
 use pagetax_core::units::PageSize;
@@ -46,6 +53,12 @@ pub trait Mmu {
         accesses: &mut Accesses,
         limit_ps: u64,
     ) -> Touched;
+
+    /// Accesses since it was last asked that no TLB could translate; 0 without TLBs. A kernel on
+    /// hardware with TLBs lists `tlb_miss_count` among its counters.
+    fn take_tlb_misses(&mut self) -> u64 {
+        0
+    }
 
     /// `cpu` goes on in another space: what the hardware itself loses by it (flushed translations).
     /// The kernel has been told before, in [`crate::kernel::Kernel::switch`].

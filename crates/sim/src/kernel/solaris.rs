@@ -1,0 +1,256 @@
+//! Solaris 9 on UltraSPARC: page sizes for heap and mappings, large TLBs programmed by what a process
+//! uses most, fragmented physical memory with or without a kernel cage.
+//!
+//! Source: report 003. A process has one large TLB programmed for its large page size once it has
+//! eight or more such pages; pages that cannot be had fall back to smaller ones; pages that are not
+//! locked are relocated to make room, and with the cage the kernel's own do not stand in the way.
+
+use super::Epilogue;
+use super::anon::{AddressSpace, AnonKernel, Flavor, Memory, OTHERS, Placed};
+use super::buddy::Owner;
+use super::solaris_tools::{self, Background, Interval};
+use crate::cx::Cx;
+use crate::mmu::SpaceId;
+use crate::mmu::cached::{CachedMmu, Refill};
+use crate::mmu::hardware;
+use crate::model::{Model, ModelError};
+use pagetax_core::access::Rng;
+use pagetax_core::machine::Unmet;
+use pagetax_core::plan::{Advice, PageSizeRequest, Region, RegionId};
+use pagetax_core::report::{Table, Warning};
+use pagetax_core::units::{Bytes, PageSize};
+use std::collections::BTreeMap;
+
+/// Where the heap of report 003's test program begins: behind its one page of data.
+pub(super) const HEAP: u64 = 0x2_2000;
+/// Mappings go down from here, below the libraries.
+const MAPPINGS_END: u64 = 0xff00_0000;
+
+/// The policy.
+#[derive(Clone)]
+pub struct Solaris {
+    /// Smallest first.
+    sizes: Vec<PageSize>,
+    large_pages_min: u64,
+    background: Background,
+    placed: BTreeMap<RegionId, Placed>,
+    mappings_start: u64,
+    has_heap: bool,
+    programmed: BTreeMap<SpaceId, PageSize>,
+    /// Since the last page was mapped: what trapstat would show of the job's steady state.
+    steady_from: Reading,
+    ended: Option<Reading>,
+    /// Of the main process, when it ended.
+    pmap: Option<Table>,
+}
+
+/// What the hardware has counted, and when.
+#[derive(Debug, Clone, Default)]
+struct Reading {
+    at_ns: u64,
+    misses: Vec<u64>,
+    instruction_misses: u64,
+    tsb_misses: u64,
+}
+
+/// Builds hardware and kernel.
+///
+/// # Errors
+/// Constants that are absent or impossible.
+pub fn build(
+    model: &Model,
+    memory: Bytes,
+    cpus: usize,
+) -> Result<(CachedMmu, AnonKernel<Solaris>), ModelError> {
+    let mut sizes = hardware::page_sizes(model, "paging", "page_sizes")?;
+    sizes.sort();
+    let mut physical = Memory::new(memory, &sizes);
+    occupy(model, &mut physical)?;
+    let solaris = Solaris {
+        large_pages_min: model.positive("tlb", "large_pages_min")?,
+        background: Background::load(model)?,
+        placed: BTreeMap::new(),
+        mappings_start: MAPPINGS_END,
+        has_heap: false,
+        programmed: BTreeMap::new(),
+        steady_from: Reading::default(),
+        ended: None,
+        pmap: None,
+        sizes,
+    };
+    let hardware = hardware::load(model, solaris.sizes[0], cpus)?;
+    Ok((hardware, AnonKernel::new(model, physical, solaris)?))
+}
+
+/// Puts the kernel and the other processes into memory: the kernel in one piece with the cage, and
+/// strewn about without; the others always strewn about.
+fn occupy(model: &Model, memory: &mut Memory) -> Result<(), ModelError> {
+    let share = |key| Ok(model.ppm("paging", key)?.min(1_000_000));
+    let (kernel_ppm, others_ppm) = (share("kernel_memory")?, share("other_memory")?);
+    let cage = model.flag("paging", "kernel_cage")?;
+    let buddy = memory.buddy();
+    let frames = buddy.frames();
+    let (kernel, others) = (frames * kernel_ppm / 1_000_000, frames * others_ppm / 1_000_000);
+    if kernel + others >= frames {
+        let problem = "and kernel_memory leave nothing to the job";
+        return Err(model.error("paging", "other_memory", problem, "make them smaller"));
+    }
+    let mut rng = Rng::new(frames);
+    let mut strew = |buddy: &mut super::buddy::Buddy, count: u64, owner: Owner| {
+        let mut left = count;
+        while left > 0 {
+            left -= u64::from(buddy.allocate_at(rng.below(frames), 0, owner));
+        }
+    };
+    if cage {
+        (0..kernel).for_each(|_| {
+            buddy.allocate(0, Owner::Pinned);
+        });
+    } else {
+        strew(buddy, kernel, Owner::Pinned);
+    }
+    strew(buddy, others, Owner::Movable(OTHERS));
+    Ok(())
+}
+
+impl Solaris {
+    fn base(&self) -> PageSize {
+        self.sizes[0]
+    }
+
+    fn largest(&self) -> PageSize {
+        self.sizes[self.sizes.len() - 1]
+    }
+
+    fn wanted(&self, request: PageSizeRequest) -> PageSize {
+        let (PageSizeRequest::Prefer(asked) | PageSizeRequest::Hugetlb(asked)) = request else {
+            return self.base();
+        };
+        let at_most = self.sizes.iter().rev().find(|size| **size <= asked);
+        at_most.copied().unwrap_or(self.base())
+    }
+
+    /// The large page size that the process uses most, if it uses enough of it.
+    fn most_common(&self, space: &AddressSpace) -> Option<PageSize> {
+        let large = self.sizes[1..]
+            .iter()
+            .map(|size| (space.page_counts.get(size).copied().unwrap_or(0), *size));
+        large.filter(|(count, _)| *count >= self.large_pages_min).max().map(|(_, size)| size)
+    }
+
+    fn read(&self, hw: &CachedMmu, at_ns: u64) -> Reading {
+        let tsb_misses = match hw.refill() {
+            Refill::Software(refill) => refill.tsb_misses(),
+            Refill::Hardware { .. } => 0,
+        };
+        Reading {
+            at_ns,
+            misses: self.sizes.iter().map(|size| hw.misses(*size)).collect(),
+            instruction_misses: hw.instruction_misses(),
+            tsb_misses,
+        }
+    }
+}
+
+impl Flavor for Solaris {
+    fn place(&mut self, _space: SpaceId, id: RegionId, region: &Region) -> Placed {
+        if let Some(placed) = self.placed.get(&id) {
+            return *placed;
+        }
+        let page = self.wanted(region.page_size);
+        let is_heap = !self.has_heap && region.name == "heap";
+        let placed = if is_heap {
+            self.has_heap = true;
+            // The break moves to a whole large page.
+            let end = (HEAP + region.bytes).next_multiple_of(page.bytes());
+            Placed { base: HEAP, bytes: end - HEAP, page }
+        } else {
+            let bytes = region.bytes.next_multiple_of(page.bytes());
+            self.mappings_start = (self.mappings_start - bytes) & !(page.bytes() - 1);
+            Placed { base: self.mappings_start, bytes, page }
+        };
+        self.placed.insert(id, placed);
+        placed
+    }
+
+    fn advised(&self, advice: Advice) -> Option<PageSize> {
+        match advice {
+            Advice::Hugepage => Some(self.largest()),
+            Advice::Nohugepage => Some(self.base()),
+            _ => None,
+        }
+    }
+
+    fn pages_changed(
+        &mut self,
+        hw: &mut CachedMmu,
+        cx: &mut Cx<'_>,
+        memory: &Memory,
+        space: SpaceId,
+    ) {
+        let wanted = self.most_common(memory.space(space));
+        if self.programmed.get(&space).copied() != wanted {
+            hw.program(space, wanted);
+            match wanted {
+                Some(size) => self.programmed.insert(space, size),
+                None => self.programmed.remove(&space),
+            };
+        }
+        self.steady_from = self.read(hw, cx.now());
+    }
+
+    fn ending(&mut self, hw: &CachedMmu, cx: &Cx<'_>, memory: &Memory, space: SpaceId) {
+        if space == SpaceId(0) {
+            self.ended = Some(self.read(hw, cx.now()));
+            self.pmap = Some(solaris_tools::pmap(memory.space(space), &self.placed));
+        }
+    }
+
+    fn check(&self, region: &Region) -> Option<Unmet> {
+        let room = MAPPINGS_END / 4 * 3;
+        (region.bytes > room).then(|| Unmet {
+            what: format!(
+                "region `{}` has {}: more than a 32-bit process can map",
+                region.name,
+                Bytes(region.bytes)
+            ),
+            remedy: format!("make it smaller than {}", Bytes(room)),
+            fatal: true,
+        })
+    }
+
+    fn epilogue(&self, hw: &CachedMmu, memory: &Memory) -> Epilogue {
+        let Some(end) = &self.ended else { return Epilogue::default() };
+        let nothing = Reading { misses: vec![0; self.sizes.len()], ..Reading::default() };
+        let start = match &self.steady_from {
+            steady if steady.at_ns < end.at_ns && !steady.misses.is_empty() => steady,
+            _ => &nothing,
+        };
+        let handler_ps = match hw.refill() {
+            Refill::Software(refill) => refill.handler_ps(),
+            Refill::Hardware { .. } => 0,
+        };
+        let misses = end.misses.iter().zip(&start.misses).map(|(end, start)| end - start);
+        let interval = Interval {
+            elapsed_ns: end.at_ns - start.at_ns,
+            handler_ps,
+            data_misses: self.sizes.iter().copied().zip(misses).collect(),
+            instruction_misses: end.instruction_misses - start.instruction_misses,
+            tsb_misses: end.tsb_misses - start.tsb_misses,
+        };
+        let mut tables = solaris_tools::trapstat(&interval, &self.background);
+        tables.extend(self.pmap.clone());
+        let mut warnings = vec![self.background.warning()];
+        if memory.fallback_count > 0 {
+            warnings.push(Warning {
+                id: "page_size_fallback".into(),
+                text: format!(
+                    "{} pages are smaller than asked for: memory is fragmented ({} pages were relocated)",
+                    memory.fallback_count, memory.relocated_pages
+                ),
+                remedy: "enable the kernel cage (paging.kernel_cage), or leave more memory free".into(),
+            });
+        }
+        Epilogue { tables, memory: Vec::new(), warnings }
+    }
+}

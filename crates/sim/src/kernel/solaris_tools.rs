@@ -1,0 +1,297 @@
+//! trapstat -t, trapstat -T and pmap -sx, with the columns of report 003.
+//!
+//! Invariant: rates are a second of the interval; time is misses × the time of the handler. What the
+//! model does not predict, the background, is added from the model file and said to be so.
+
+use super::anon::{AddressSpace, Placed};
+use crate::model::{Model, ModelError};
+use pagetax_core::counter::Provenance;
+use pagetax_core::plan::RegionId;
+use pagetax_core::report::{Table, Warning};
+use pagetax_core::units::PageSize;
+use std::collections::BTreeMap;
+
+/// TLB misses a second that are not the job's: of the kernel, and of user code that is not modelled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Background {
+    user: Rates,
+    kernel: Rates,
+}
+
+/// Misses a second of one mode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Rates {
+    itlb: u64,
+    itsb: u64,
+    dtlb: u64,
+    dtsb: u64,
+}
+
+impl Rates {
+    fn plus(self, other: Rates) -> Rates {
+        Rates {
+            itlb: self.itlb + other.itlb,
+            itsb: self.itsb + other.itsb,
+            dtlb: self.dtlb + other.dtlb,
+            dtsb: self.dtsb + other.dtsb,
+        }
+    }
+}
+
+impl Background {
+    /// Reads table `[background]`.
+    ///
+    /// # Errors
+    /// Constants that are absent.
+    pub fn load(model: &Model) -> Result<Self, ModelError> {
+        let rate = |key| model.count("background", key);
+        let user = Rates { itlb: rate("user_itlb")?, dtlb: rate("user_dtlb")?, ..Rates::default() };
+        let kernel = Rates {
+            itlb: rate("kernel_itlb")?,
+            itsb: 0,
+            dtlb: rate("kernel_dtlb")?,
+            dtsb: rate("kernel_dtsb")?,
+        };
+        Ok(Background { user, kernel })
+    }
+
+    /// What of the tables is no prediction.
+    pub fn warning(&self) -> Warning {
+        Warning {
+            id: "assumed_background".into(),
+            text: format!(
+                "trapstat's kernel rows, and {} itlb and {} dtlb misses a second of its user rows on 8k \
+                 pages, are assumed as in report 003; they are not predicted and not in the budget",
+                self.user.itlb, self.user.dtlb
+            ),
+            remedy: String::new(),
+        }
+    }
+}
+
+/// What was counted over an interval.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interval {
+    /// Its length.
+    pub elapsed_ns: u64,
+    /// Time of a miss.
+    pub handler_ps: u64,
+    /// By page size, smallest first.
+    pub data_misses: Vec<(PageSize, u64)>,
+    /// All on base pages.
+    pub instruction_misses: u64,
+    /// Data misses beyond the TSB, all counted on base pages.
+    pub tsb_misses: u64,
+}
+
+impl Interval {
+    fn per_second(&self, count: u64) -> u64 {
+        let elapsed_ns = u128::from(self.elapsed_ns.max(1));
+        ((u128::from(count) * 1_000_000_000 + elapsed_ns / 2) / elapsed_ns) as u64
+    }
+
+    /// Rates of one page size in user mode.
+    fn user(&self, nth: usize, misses: u64, background: &Background) -> Rates {
+        let own = Rates { dtlb: self.per_second(misses), ..Rates::default() };
+        if nth > 0 {
+            return own;
+        }
+        let (itlb, dtsb) =
+            (self.per_second(self.instruction_misses), self.per_second(self.tsb_misses));
+        own.plus(Rates { itlb, dtsb, ..Rates::default() }).plus(background.user)
+    }
+
+    /// The cells that all rows end with: each rate and its time, and the time of all.
+    fn cells(&self, rates: Rates) -> Vec<String> {
+        // Handler time is counted once, with the TLB miss that caused it.
+        let percent = |rate: u64| (rate * self.handler_ps) as f64 / 1e10;
+        let text = |percent: f64| format!("{:.1}", percent.min(99.9));
+        let (itlb, dtlb) = (percent(rates.itlb), percent(rates.dtlb));
+        vec![
+            rates.itlb.to_string(),
+            text(itlb),
+            rates.itsb.to_string(),
+            text(0.0),
+            rates.dtlb.to_string(),
+            text(dtlb),
+            rates.dtsb.to_string(),
+            text(0.0),
+            text(itlb + dtlb),
+        ]
+    }
+}
+
+const COUNTED: [&str; 9] =
+    ["itlb-miss", "%tim", "itsb-miss", "%tim", "dtlb-miss", "%tim", "dtsb-miss", "%tim", "%tim"];
+
+/// `8k`, `64k`, `512k`, `4m`, as trapstat writes them.
+fn size_name(size: PageSize) -> String {
+    size.to_string().to_lowercase()
+}
+
+/// The two tables.
+pub fn trapstat(interval: &Interval, background: &Background) -> Vec<Table> {
+    let user: Vec<_> = interval
+        .data_misses
+        .iter()
+        .enumerate()
+        .map(|(nth, (size, misses))| (*size, interval.user(nth, *misses, background)))
+        .collect();
+    let kernel = user.iter().enumerate().map(|(nth, (size, _))| {
+        (*size, if nth == 0 { background.kernel } else { Rates::default() })
+    });
+    let by_size = [("u", user.clone()), ("k", kernel.collect())];
+    let sum = |rows: &[(PageSize, Rates)]| {
+        rows.iter().fold(Rates::default(), |sum, (_, rates)| sum.plus(*rates))
+    };
+    let row = |head: [&str; 2], size: Option<&str>, rates: Rates| {
+        let head = head.into_iter().chain(size).map(String::from);
+        head.chain(interval.cells(rates)).collect::<Vec<_>>()
+    };
+    let total = sum(&user).plus(background.kernel);
+    let (mut brief, mut full) = (Vec::new(), Vec::new());
+    for (mode, rows) in &by_size {
+        brief.push(row(["0", mode], None, sum(rows)));
+        full.extend(rows.iter().map(|(s, rates)| row(["0", mode], Some(&size_name(*s)), *rates)));
+    }
+    brief.push(row(["", "ttl"], None, total));
+    full.push(row(["", "ttl"], Some(""), total));
+    let table = |title: &str, head: &[&str], rows| Table {
+        title: title.into(),
+        columns: head.iter().chain(&COUNTED).map(|text| text.to_string()).collect(),
+        rows,
+        provenance: Provenance::Modeled,
+    };
+    vec![
+        table("trapstat -t", &["cpu", "m"], brief),
+        table("trapstat -T", &["cpu", "m", "size"], full),
+    ]
+}
+
+/// A row of the listing.
+struct Listed {
+    address: u64,
+    kbytes: u64,
+    resident_kbytes: u64,
+    anon: bool,
+    locked_kbytes: u64,
+    page: Option<String>,
+    mode: &'static str,
+    name: &'static str,
+}
+
+/// What of the test program's image is not on the heap, as report 003 lists it: address, kbytes,
+/// resident kbytes, anonymous, page size known, mode, file.
+const IMAGE: &[(u64, u64, u64, bool, bool, &str, &str)] = &[
+    (0x0001_0000, 8, 8, false, true, "r-x--", "dev:277,83 ino:114875"),
+    (0x0002_0000, 8, 8, true, true, "rwx--", "dev:277,83 ino:114875"),
+    (0xff28_0000, 120, 120, false, true, "r-x--", "libc.so.1"),
+    (0xff29_e000, 136, 128, false, false, "r-x--", "libc.so.1"),
+    (0xff2c_0000, 72, 72, false, true, "r-x--", "libc.so.1"),
+    (0xff2d_2000, 192, 192, false, false, "r-x--", "libc.so.1"),
+    (0xff30_2000, 112, 112, false, true, "r-x--", "libc.so.1"),
+    (0xff31_e000, 48, 32, false, false, "r-x--", "libc.so.1"),
+    (0xff33_a000, 24, 24, true, true, "rwx--", "libc.so.1"),
+    (0xff34_0000, 8, 8, true, true, "rwx--", "libc.so.1"),
+    (0xff39_0000, 8, 8, false, true, "r-x--", "libc_psr.so.1"),
+    (0xff3a_0000, 8, 8, false, true, "r-x--", "libdl.so.1"),
+    (0xff3b_0000, 8, 8, true, true, "rwx--", "[ anon ]"),
+    (0xff3c_0000, 152, 152, false, true, "r-x--", "ld.so.1"),
+    (0xff3f_6000, 8, 8, true, true, "rwx--", "ld.so.1"),
+    (0xffbf_a000, 24, 24, true, true, "rwx--", "[ stack ]"),
+];
+
+/// One row for each contiguous run of one page size.
+pub fn pmap(space: &AddressSpace, placed: &BTreeMap<RegionId, Placed>) -> Table {
+    let mut listed: Vec<Listed> = IMAGE
+        .iter()
+        .map(|(address, kbytes, resident, anon, known, mode, name)| Listed {
+            address: *address,
+            kbytes: *kbytes,
+            resident_kbytes: *resident,
+            anon: *anon,
+            locked_kbytes: 0,
+            page: known.then(|| "8K".into()),
+            mode,
+            name,
+        })
+        .collect();
+    let heap = placed.values().map(|placed| placed.base).find(|base| *base == super::solaris::HEAP);
+    for area in space.areas.values() {
+        let name = if heap == Some(area.placed.base) { "[ heap ]" } else { "[ anon ]" };
+        listed.extend(runs(space, area.placed, area.locked_bytes, name));
+    }
+    listed.sort_by_key(|row| row.address);
+    let number = |kbytes: u64| if kbytes == 0 { "-".into() } else { kbytes.to_string() };
+    let mut rows: Vec<Vec<String>> = listed
+        .iter()
+        .map(|row| {
+            vec![
+                format!("{:08X}", row.address),
+                row.kbytes.to_string(),
+                number(row.resident_kbytes),
+                number(if row.anon { row.resident_kbytes } else { 0 }),
+                number(row.locked_kbytes),
+                row.page.clone().unwrap_or("-".into()),
+                row.mode.into(),
+                row.name.into(),
+            ]
+        })
+        .collect();
+    let sum = |of: fn(&Listed) -> u64| number(listed.iter().map(of).sum());
+    rows.push(vec![
+        "total Kb".into(),
+        sum(|row| row.kbytes),
+        sum(|row| row.resident_kbytes),
+        sum(|row| if row.anon { row.resident_kbytes } else { 0 }),
+        sum(|row| row.locked_kbytes),
+        String::new(),
+        String::new(),
+        String::new(),
+    ]);
+    let columns = ["Address", "Kbytes", "RSS", "Anon", "Locked", "Pgsz", "Mode", "Mapped File"];
+    Table {
+        title: "pmap -sx".into(),
+        columns: columns.map(String::from).to_vec(),
+        rows,
+        provenance: Provenance::Modeled,
+    }
+}
+
+/// An area in runs of one page size, or of nothing resident.
+fn runs(
+    space: &AddressSpace,
+    placed: Placed,
+    locked_bytes: u64,
+    name: &'static str,
+) -> Vec<Listed> {
+    let end = placed.base + placed.bytes;
+    let mut runs: Vec<(u64, u64, Option<PageSize>)> = Vec::new();
+    let mut add = |from: u64, to: u64, size: Option<PageSize>| match runs.last_mut() {
+        Some(last) if last.2 == size => last.1 = to,
+        _ => runs.push((from, to, size)),
+    };
+    let mut at = placed.base;
+    for (start, page) in space.pages.range(placed.base..end) {
+        if *start > at {
+            add(at, *start, None);
+        }
+        at = start + page.size.bytes();
+        add(*start, at, Some(page.size));
+    }
+    if at < end {
+        add(at, end, None);
+    }
+    let locked_end = placed.base + locked_bytes;
+    let listed = |(from, to, size): (u64, u64, Option<PageSize>)| Listed {
+        address: from,
+        kbytes: (to - from) >> 10,
+        resident_kbytes: if size.is_some() { (to - from) >> 10 } else { 0 },
+        anon: true,
+        locked_kbytes: locked_end.clamp(from, to).saturating_sub(from) >> 10,
+        page: size.map(|size| size.to_string()),
+        mode: "rwx--",
+        name,
+    };
+    runs.into_iter().map(listed).collect()
+}

@@ -1,0 +1,175 @@
+//! TLBs and their refill from a model's tables: `[dtlb_1a]` is the first array of the first level of
+//! the data side, `[itlb_2a]` one of the second level of the instruction side, and so on.
+
+use super::cached::{CachedMmu, Refill};
+use super::set::Replacement;
+use super::tlb::{ArraySpec, GeometryError, LevelSpec, MAX_ARRAYS, TlbHierarchy};
+use super::tsb::{HandlerSpec, SoftwareRefill};
+use super::walk::{LineCacheSpec, NestedSpec, PageWalker, StructureCacheSpec, WalkerSpec};
+use crate::model::{Model, ModelError};
+use pagetax_core::units::PageSize;
+
+/// Levels of a TLB at most.
+const LEVELS_MAX: u32 = 4;
+
+/// Reads the hardware of a model with `page_sizes`, for `cpus`: a software handler if there is a
+/// table `[handler]`, a page walker otherwise.
+///
+/// # Errors
+/// Constants that are absent, or geometry that cannot be.
+pub fn load(model: &Model, base: PageSize, cpus: usize) -> Result<CachedMmu, ModelError> {
+    let (data, instructions) = (tlb(model, "dtlb")?, tlb(model, "itlb")?);
+    let refill = if model.has_table("handler") { handler(model)? } else { walker(model, cpus)? };
+    let hit = |level: u32| model.ps("tlb", &format!("level_{level}_hit"));
+    let level_ps = (2..=data.levels() as u32).map(hit).collect::<Result<Vec<_>, _>>()?;
+    Ok(CachedMmu::new(base, data, instructions, cpus, refill, &level_ps))
+}
+
+fn tlb(model: &Model, side: &str) -> Result<TlbHierarchy, ModelError> {
+    let mut levels: Vec<LevelSpec> = Vec::new();
+    for level in 1..=LEVELS_MAX {
+        let names = ('a'..='z').take(MAX_ARRAYS).map(|array| format!("{side}_{level}{array}"));
+        let tables = names.take_while(|table| model.has_table(table));
+        let arrays = tables.map(|table| array(model, &table)).collect::<Result<LevelSpec, _>>()?;
+        if arrays.is_empty() {
+            break;
+        }
+        levels.push(arrays);
+    }
+    TlbHierarchy::new(side, &levels).map_err(|error| impossible(model, side, &error))
+}
+
+fn impossible(model: &Model, side: &str, error: &GeometryError) -> ModelError {
+    model.error(&format!("{side}_1a"), "entries", error.to_string(), "mend the geometry of the TLB")
+}
+
+fn array(model: &Model, table: &str) -> Result<ArraySpec, ModelError> {
+    let optional = |key| if model.has(table, key) { model.count(table, key) } else { Ok(0) };
+    let flag = |key| if model.has(table, key) { model.flag(table, key) } else { Ok(false) };
+    let ways = model.has(table, "ways").then(|| model.positive(table, "ways")).transpose()?;
+    let replacement = match model.has(table, "replacement") {
+        true => {
+            let known = [("lru", Replacement::Lru), ("random", Replacement::Random)];
+            model.word(table, "replacement", &known)?
+        }
+        false => Replacement::Lru,
+    };
+    Ok(ArraySpec {
+        entries: small(model, table, "entries", model.positive(table, "entries")?)?,
+        ways: ways.map(|ways| small(model, table, "ways", ways)).transpose()?,
+        page_sizes: page_sizes(model, table, "page_sizes")?,
+        locked: small(model, table, "locked", optional("locked")?)?,
+        replacement,
+        programmable: flag("programmable")?,
+        fallback: flag("fallback")?,
+    })
+}
+
+/// As much as any TLB or cache of translations may hold.
+const ENTRIES_MAX: u64 = 1 << 24;
+
+fn small(model: &Model, table: &str, key: &str, value: u64) -> Result<u32, ModelError> {
+    if value > ENTRIES_MAX {
+        let problem = format!("is {value}, more than {ENTRIES_MAX}");
+        return Err(model.error(table, key, problem, "write a smaller number"));
+    }
+    Ok(value as u32)
+}
+
+/// A list of page sizes with blanks between them.
+///
+/// # Errors
+/// Sizes that are no powers of two, or none at all.
+pub fn page_sizes(model: &Model, table: &str, key: &str) -> Result<Vec<PageSize>, ModelError> {
+    let remedy = "write sizes with blanks between them, as in \"8K 4M\"";
+    let size = |text: &str| {
+        text.parse::<PageSize>().map_err(|error| model.error(table, key, error.to_string(), remedy))
+    };
+    let sizes =
+        model.text(table, key)?.split_whitespace().map(size).collect::<Result<Vec<_>, _>>()?;
+    if sizes.is_empty() {
+        return Err(model.error(table, key, "names no page size", remedy));
+    }
+    Ok(sizes)
+}
+
+fn handler(model: &Model) -> Result<Refill, ModelError> {
+    let count = |key| small(model, "handler", key, model.positive("handler", key)?);
+    let spec = HandlerSpec {
+        handler_cycles: count("cycles")?,
+        tsb_miss_cycles: count("tsb_miss_cycles")?,
+        tsb_entries: count("tsb_entries")?,
+    };
+    let refill = SoftwareRefill::new(&spec, count("clock_mhz")?).map_err(|error| {
+        model.error("handler", "tsb_entries", error.to_string(), "write a power of two")
+    })?;
+    Ok(Refill::Software(refill))
+}
+
+/// The places of page-table lines short of memory.
+const PLACES: [&str; 3] = ["l1", "l2", "l3"];
+
+fn walker(model: &Model, cpus: usize) -> Result<Refill, ModelError> {
+    let ns = |key: &str| Ok(model.ps("walk", key)? as f64 / 1e3);
+    let place = |name: &&str| {
+        Ok(LineCacheSpec {
+            name: name.to_uppercase(),
+            lines: small(
+                model,
+                "walk",
+                "lines",
+                model.power_of_two("walk", &format!("{name}_lines"))?,
+            )?,
+            walk_ns: ns(&format!("{name}_walk"))?,
+        })
+    };
+    let upper = |name: &&str| ns(&format!("{name}_upper_read"));
+    let line_caches = PLACES.iter().map(place).collect::<Result<Vec<_>, ModelError>>()?;
+    let spec = WalkerSpec {
+        levels: model.positive("walk", "levels")? as u32,
+        structure_caches: structure_caches(model, "walk")?,
+        nested: model.has_table("nested").then(|| nested(model)).transpose()?,
+        line_caches,
+        memory_walk_ns: ns("memory_walk")?,
+        upper_read_ns: PLACES
+            .iter()
+            .chain(&["memory"])
+            .map(upper)
+            .collect::<Result<Vec<_>, ModelError>>()?,
+    };
+    let walker = PageWalker::new(&spec).map_err(|error| {
+        model.error("walk", "levels", error.to_string(), "mend the walker's constants")
+    })?;
+    let overlap_milli = model.ppm("walk", "overlap")? / 1000;
+    if overlap_milli < 1000 {
+        let problem = "is below 1: walks do not take longer for overlapping";
+        return Err(model.error("walk", "overlap", problem, "write a number of at least 1"));
+    }
+    Ok(Refill::Hardware { walkers: vec![walker; cpus], overlap_milli })
+}
+
+fn structure_caches(model: &Model, table: &str) -> Result<Vec<StructureCacheSpec>, ModelError> {
+    let mut caches = Vec::new();
+    for level in 2..=5 {
+        let key = format!("level_{level}_entries");
+        if model.has(table, &key) {
+            let entries = small(model, table, &key, model.positive(table, &key)?)?;
+            caches.push(StructureCacheSpec { level, entries });
+        }
+    }
+    Ok(caches)
+}
+
+fn nested(model: &Model) -> Result<NestedSpec, ModelError> {
+    Ok(NestedSpec {
+        levels: model.positive("nested", "levels")? as u32,
+        page_size: model.page_size("nested", "page_size")?,
+        tlb_entries: small(
+            model,
+            "nested",
+            "tlb_entries",
+            model.positive("nested", "tlb_entries")?,
+        )?,
+        structure_caches: structure_caches(model, "nested")?,
+    })
+}

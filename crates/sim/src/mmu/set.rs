@@ -1,0 +1,376 @@
+//! Sets of tags with replacement: the storage of TLBs, paging-structure caches and the caches that
+//! hold page-table entries.
+//!
+//! Invariant: a tag is held at most once, and least-recently-used replacement is exact. Tags stay in
+//! place; what moves is their order, which is packed into a word for up to 16 ways and is a ring of
+//! links beyond. Both give the same answers.
+
+use pagetax_core::access::Rng;
+
+/// Which entry of a full set makes room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Replacement {
+    /// The least recently used one, exactly.
+    #[default]
+    Lru,
+    /// Any, with the same probability.
+    Random,
+}
+
+/// Tags are never 0: an empty entry is.
+const EMPTY: u64 = 0;
+
+/// A set-associative array of tags.
+#[derive(Debug, Clone)]
+pub struct TagArray {
+    set_mask: u64,
+    store: Store,
+}
+
+#[derive(Debug, Clone)]
+enum Store {
+    Packed(Packed),
+    Rings(Vec<Ring>),
+    Random(RandomSets),
+}
+
+impl TagArray {
+    /// `entries` in sets of `ways`, both at least 1; `entries / ways` must be a power of two.
+    pub fn new(entries: usize, ways: usize, replacement: Replacement) -> Self {
+        assert!(ways >= 1 && entries.is_multiple_of(ways), "{entries} entries in {ways} ways");
+        let set_count = entries / ways;
+        assert!(set_count.is_power_of_two(), "{set_count} sets");
+        let store = match replacement {
+            Replacement::Random => Store::Random(RandomSets::new(entries, ways)),
+            Replacement::Lru if ways <= PACKED_WAYS => Store::Packed(Packed::new(set_count, ways)),
+            Replacement::Lru => Store::Rings(vec![Ring::new(ways); set_count]),
+        };
+        TagArray { set_mask: set_count as u64 - 1, store }
+    }
+
+    /// Looks `tag` up in its set and, if absent, puts it there. True if it was there.
+    #[inline(always)]
+    pub fn touch(&mut self, index: u64, tag: u64) -> bool {
+        debug_assert_ne!(tag, EMPTY);
+        let set = (index & self.set_mask) as usize;
+        match &mut self.store {
+            Store::Packed(packed) => packed.probe(set, tag) || packed.replace(set, tag),
+            Store::Rings(rings) => rings[set].probe(tag) || rings[set].replace(tag),
+            Store::Random(sets) => sets.probe(set, tag) || sets.replace(set, tag),
+        }
+    }
+
+    /// Looks `tag` up, refreshing its recency, and leaves the set alone if it is absent.
+    #[inline(always)]
+    pub fn probe(&mut self, index: u64, tag: u64) -> bool {
+        let set = (index & self.set_mask) as usize;
+        match &mut self.store {
+            Store::Packed(packed) => packed.probe(set, tag),
+            Store::Rings(rings) => rings[set].probe(tag),
+            Store::Random(sets) => sets.probe(set, tag),
+        }
+    }
+
+    /// Puts a tag there that is known to be absent.
+    #[inline(always)]
+    pub fn fill(&mut self, index: u64, tag: u64) {
+        let set = (index & self.set_mask) as usize;
+        match &mut self.store {
+            Store::Packed(packed) => packed.replace(set, tag),
+            Store::Rings(rings) => rings[set].replace(tag),
+            Store::Random(sets) => sets.replace(set, tag),
+        };
+    }
+
+    /// Drops every tag that `doomed` says yes to.
+    pub fn flush(&mut self, doomed: impl Fn(u64) -> bool) {
+        match &mut self.store {
+            Store::Packed(packed) => packed.flush(doomed),
+            Store::Rings(rings) => rings.iter_mut().for_each(|ring| ring.flush(&doomed)),
+            Store::Random(sets) => {
+                sets.tags.iter_mut().filter(|t| doomed(**t)).for_each(|t| *t = EMPTY);
+            }
+        }
+    }
+}
+
+/// 16 bits of a tag, searched first: pages near each other, and those of other spaces and sizes,
+/// differ in it.
+#[inline(always)]
+fn print(tag: u64) -> u16 {
+    (tag ^ (tag >> 16) ^ (tag >> 32) ^ (tag >> 20)) as u16
+}
+
+/// Without a branch for each print, so that the compiler uses vectors.
+#[inline(always)]
+fn any_print<const N: usize>(prints: &[u16; N], print: u16) -> bool {
+    prints.iter().fold(0, |found, p| found | u16::from(*p == print)) != 0
+}
+
+/// As many ways as a word has places of four bits.
+const PACKED_WAYS: usize = 16;
+const WAY_BITS: usize = 4;
+
+/// Sets of up to 16 ways.
+#[derive(Debug, Clone)]
+struct Packed {
+    ways: usize,
+    last_place: usize,
+    tags: Vec<u64>,
+    sets: Vec<PackedSet>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct PackedSet {
+    /// Of each way's tag; 0 beyond the last way.
+    prints: [u16; PACKED_WAYS],
+    /// The ways, the newest lowest.
+    order: u64,
+}
+
+impl Packed {
+    fn new(set_count: usize, ways: usize) -> Self {
+        let order = (0..ways as u64).rev().fold(0, |order, way| (order << WAY_BITS) | way);
+        Packed {
+            ways,
+            last_place: WAY_BITS * (ways - 1),
+            tags: vec![EMPTY; set_count * ways],
+            sets: vec![PackedSet { prints: [0; PACKED_WAYS], order }; set_count],
+        }
+    }
+
+    #[inline(always)]
+    fn probe(&mut self, index: usize, tag: u64) -> bool {
+        let set = &mut self.sets[index];
+        if !any_print(&set.prints, print(tag)) {
+            return false;
+        }
+        let tags = &self.tags[index * self.ways..(index + 1) * self.ways];
+        let found = tags.iter().position(|entry| *entry == tag);
+        if let Some(way) = found {
+            set.order = newest(set.order, way as u64);
+        }
+        found.is_some()
+    }
+
+    /// The oldest makes room; false.
+    #[inline(always)]
+    fn replace(&mut self, index: usize, tag: u64) -> bool {
+        let set = &mut self.sets[index];
+        let oldest = set.order >> self.last_place;
+        set.order = ((set.order ^ (oldest << self.last_place)) << WAY_BITS) | oldest;
+        set.prints[oldest as usize % PACKED_WAYS] = print(tag);
+        self.tags[index * self.ways + oldest as usize] = tag;
+        false
+    }
+
+    fn flush(&mut self, doomed: impl Fn(u64) -> bool) {
+        for (tags, set) in self.tags.chunks_mut(self.ways).zip(&mut self.sets) {
+            tags.iter_mut().filter(|tag| doomed(**tag)).for_each(|tag| *tag = EMPTY);
+            // What is empty gets behind what stays, which keeps its order.
+            let kept: Vec<u64> =
+                ways_of(set.order, self.ways).filter(|way| tags[*way as usize] != EMPTY).collect();
+            set.order = kept.into_iter().rev().fold(set.order, newest);
+        }
+    }
+}
+
+/// The ways of an order, newest first.
+fn ways_of(order: u64, ways: usize) -> impl Iterator<Item = u64> {
+    (0..ways).map(move |place| (order >> (WAY_BITS * place)) & 15)
+}
+
+/// The order with `way`, wherever it was, in front.
+#[inline(always)]
+fn newest(order: u64, way: u64) -> u64 {
+    let mut place = 0;
+    while (order >> place) & 15 != way {
+        place += WAY_BITS as u32;
+    }
+    let before = (1u64 << place) - 1;
+    let rest = if place == 60 { 0 } else { order >> (place + 4) << (place + 4) };
+    rest | ((order & before) << WAY_BITS) | way
+}
+
+/// Sets in no order.
+#[derive(Debug, Clone)]
+struct RandomSets {
+    ways: usize,
+    tags: Vec<u64>,
+    rng: Rng,
+}
+
+impl RandomSets {
+    fn new(entries: usize, ways: usize) -> Self {
+        RandomSets { ways, tags: vec![EMPTY; entries], rng: Rng::new(entries as u64) }
+    }
+
+    fn probe(&mut self, set: usize, tag: u64) -> bool {
+        self.tags[set * self.ways..(set + 1) * self.ways].contains(&tag)
+    }
+
+    /// A free entry, or any, makes room; false.
+    fn replace(&mut self, set: usize, tag: u64) -> bool {
+        let set = &mut self.tags[set * self.ways..(set + 1) * self.ways];
+        let free = set.iter().position(|entry| *entry == EMPTY);
+        set[free.unwrap_or_else(|| self.rng.below(self.ways as u64) as usize)] = tag;
+        false
+    }
+}
+
+/// One long set. Its slots form a ring from the newest to older and older ones, whose oldest is
+/// followed by the newest again: to replace the oldest is to turn the ring by one. Empty slots are
+/// the oldest.
+#[derive(Debug, Clone)]
+struct Ring {
+    tags: Vec<u64>,
+    /// 16 bits of each tag, padded with zeros to whole chunks: what is searched first.
+    prints: Vec<[u16; SEARCH_CHUNK]>,
+    links: Vec<Link>,
+    newest: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    newer: usize,
+    older: usize,
+}
+
+/// Compared at a time, without a branch, so that the compiler uses vectors.
+const SEARCH_CHUNK: usize = 32;
+
+impl Ring {
+    fn new(capacity: usize) -> Self {
+        let link =
+            |slot| Link { newer: (slot + capacity - 1) % capacity, older: (slot + 1) % capacity };
+        Ring {
+            tags: vec![EMPTY; capacity],
+            prints: vec![[0; SEARCH_CHUNK]; capacity.div_ceil(SEARCH_CHUNK)],
+            links: (0..capacity).map(link).collect(),
+            newest: 0,
+        }
+    }
+
+    #[inline]
+    fn find(&self, tag: u64) -> Option<usize> {
+        let print = print(tag);
+        if !self.prints.iter().fold(false, |found, chunk| found | any_print(chunk, print)) {
+            return None;
+        }
+        self.tags.iter().position(|t| *t == tag)
+    }
+
+    #[inline]
+    fn probe(&mut self, tag: u64) -> bool {
+        let found = self.find(tag);
+        if let Some(slot) = found {
+            self.make_newest(slot);
+        }
+        found.is_some()
+    }
+
+    /// The oldest makes room; false.
+    #[inline]
+    fn replace(&mut self, tag: u64) -> bool {
+        self.newest = self.links[self.newest].newer;
+        self.tags[self.newest] = tag;
+        self.prints[self.newest / SEARCH_CHUNK][self.newest % SEARCH_CHUNK] = print(tag);
+        false
+    }
+
+    #[inline]
+    fn make_newest(&mut self, slot: usize) {
+        let oldest = self.links[self.newest].newer;
+        if slot != self.newest && slot != oldest {
+            let Link { newer, older } = self.links[slot];
+            self.links[newer].older = older;
+            self.links[older].newer = newer;
+            self.links[slot] = Link { newer: oldest, older: self.newest };
+            self.links[oldest].older = slot;
+            self.links[self.newest].newer = slot;
+        }
+        self.newest = slot;
+    }
+
+    fn flush(&mut self, doomed: impl Fn(u64) -> bool) {
+        let kept: Vec<u64> = self.oldest_first().filter(|tag| !doomed(*tag)).collect();
+        *self = Ring::new(self.tags.len());
+        kept.into_iter().for_each(|tag| {
+            self.replace(tag);
+        });
+    }
+
+    fn oldest_first(&self) -> impl Iterator<Item = u64> + '_ {
+        let mut slot = self.newest;
+        (0..self.tags.len())
+            .map(move |_| {
+                slot = self.links[slot].newer;
+                self.tags[slot]
+            })
+            .filter(|tag| *tag != EMPTY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The slow one: a list of tags a set, newest last.
+    struct Oracle {
+        sets: Vec<Vec<u64>>,
+        ways: usize,
+    }
+
+    impl Oracle {
+        fn touch(&mut self, tag: u64, fill: bool) -> bool {
+            let index = tag as usize % self.sets.len();
+            let set = &mut self.sets[index];
+            let found = set.iter().position(|t| *t == tag);
+            if let Some(at) = found {
+                set.remove(at);
+            } else if fill && set.len() == self.ways {
+                set.remove(0);
+            }
+            if fill || found.is_some() {
+                set.push(tag);
+            }
+            found.is_some()
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn both_stores_equal_the_oracle(
+            set_bits in 0u32..4,
+            ways in 1usize..40,
+            steps in proptest::collection::vec((1u64..200, 0u8..20), 1..600),
+        ) {
+            let sets = 1usize << set_bits;
+            let mut array = TagArray::new(sets * ways, ways, Replacement::Lru);
+            let mut oracle = Oracle { sets: vec![Vec::new(); sets], ways };
+            for (tag, kind) in steps {
+                match kind {
+                    0 => {
+                        array.flush(|t| t % 3 == tag % 3);
+                        oracle.sets.iter_mut().for_each(|s| s.retain(|t| t % 3 != tag % 3));
+                    }
+                    1..5 => prop_assert_eq!(array.probe(tag, tag), oracle.touch(tag, false)),
+                    _ => prop_assert_eq!(array.touch(tag, tag), oracle.touch(tag, true)),
+                }
+            }
+        }
+
+        #[test]
+        fn random_replacement_holds_a_tag_once(tags in proptest::collection::vec(1u64..60, 1..500)) {
+            let mut array = TagArray::new(16, 4, Replacement::Random);
+            for tag in tags {
+                let known = array.probe(tag, tag);
+                prop_assert_eq!(array.touch(tag, tag), known);
+                prop_assert!(array.probe(tag, tag));
+                array.flush(|t| t == tag && tag % 7 == 0);
+                prop_assert_eq!(array.probe(tag, tag), tag % 7 != 0);
+            }
+        }
+    }
+}

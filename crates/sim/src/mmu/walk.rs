@@ -1,0 +1,414 @@
+//! The hardware page walker of x86-64: paging-structure caches, page-table entries in the data
+//! caches, and nested paging.
+//!
+//! Invariant: a walk reads what hardware would read, no more: each level below the deepest
+//! paging-structure cache hit once, and under nested paging for each such table the host's levels
+//! below *its* deepest hit. A cold four-level walk is 4 reads, a cold nested one 24.
+//!
+//! A walk is priced by where the line of its leaf entry lies, which is what a pointer chase on 4K
+//! pages less the same on 2M pages measures; reads above the leaf may have a price of their own.
+//! Table pages are taken to lie in guest memory in the order of the addresses that they map.
+//! Source: Intel SDM volume 3, chapters 4.10 (paging-structure caches) and 28.3 (EPT).
+
+use super::set::{Replacement, TagArray};
+use pagetax_core::units::PageSize;
+
+/// Bits of an address that one level of tables resolves: 512 entries.
+const LEVEL_BITS: u32 = 9;
+/// log2 of entries in a cache line: 64 bytes of 8.
+const LINE_ENTRY_BITS: u32 = 3;
+/// log2 of what a leaf entry of the lowest level maps.
+const BASE_SHIFT: u32 = 12;
+
+/// A cache of entries of one level: a hit skips the reads from the root down to that level.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StructureCacheSpec {
+    /// 2: entries that point to tables of 4K pages, 3: those above, …
+    pub level: u32,
+    /// How many it holds; fully associative.
+    pub entries: u32,
+}
+
+/// The second dimension of a walk, in a virtual machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NestedSpec {
+    /// Levels of the host's tables.
+    pub levels: u32,
+    /// Page size that backs the guest's memory.
+    pub page_size: PageSize,
+    /// Guest-physical pages whose translation is kept (the nested TLB); fully associative.
+    pub tlb_entries: u32,
+    /// Caches of the host's upper levels.
+    pub structure_caches: Vec<StructureCacheSpec>,
+}
+
+/// A place where page-table lines may lie.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LineCacheSpec {
+    /// `L1`, `L2`, …
+    pub name: String,
+    /// Lines of page tables that stay there beside the data: a power of two, 8-way, LRU.
+    pub lines: u32,
+    /// A whole walk whose leaf line lies here.
+    pub walk_ns: f64,
+}
+
+/// A walker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WalkerSpec {
+    /// Levels of the tables: 4, or 5 with 57-bit addresses.
+    pub levels: u32,
+    /// Caches of upper levels.
+    pub structure_caches: Vec<StructureCacheSpec>,
+    /// In a virtual machine.
+    pub nested: Option<NestedSpec>,
+    /// Nearest first.
+    pub line_caches: Vec<LineCacheSpec>,
+    /// A whole walk whose leaf line lies in none of them.
+    pub memory_walk_ns: f64,
+    /// Each read above the leaf, by the same places; the last one is memory.
+    pub upper_read_ns: Vec<f64>,
+}
+
+/// Why a walker is impossible.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum WalkerError {
+    /// Levels out of range.
+    #[error("page tables have 1 to 5 levels, not {0}")]
+    Levels(u32),
+    /// A structure cache of a level that is none, or holds nothing.
+    #[error(
+        "a paging-structure cache of level {level} with {entries} entries; levels are 2 to {levels} and entries at least 1"
+    )]
+    StructureCache {
+        /// As given.
+        level: u32,
+        /// As given.
+        entries: u32,
+        /// Of the tables.
+        levels: u32,
+    },
+    /// A cache or nested TLB without entries, or caches that do not grow.
+    #[error("{0}")]
+    Sizes(String),
+    /// Not one price for each place.
+    #[error(
+        "upper_read_ns needs {expected} prices (one for each line cache and memory), not {found}"
+    )]
+    Prices {
+        /// Line caches + 1.
+        expected: usize,
+        /// As given.
+        found: usize,
+    },
+}
+
+/// One dimension: tables of some levels with their structure caches.
+#[derive(Debug, Clone)]
+struct Dimension {
+    levels: u32,
+    /// By level; none where there is no cache.
+    caches: Vec<Option<TagArray>>,
+}
+
+impl Dimension {
+    fn new(levels: u32, specs: &[StructureCacheSpec]) -> Result<Self, WalkerError> {
+        if !(1..=5).contains(&levels) {
+            return Err(WalkerError::Levels(levels));
+        }
+        let mut caches = vec![None; levels as usize + 1];
+        for StructureCacheSpec { level, entries } in specs.iter().cloned() {
+            if !(2..=levels).contains(&level) || entries == 0 {
+                return Err(WalkerError::StructureCache { level, entries, levels });
+            }
+            caches[level as usize] = Some(fully_associative(entries));
+        }
+        Ok(Dimension { levels, caches })
+    }
+
+    /// The first level to read on the way down to `leaf`: the one below the deepest cached entry.
+    /// Fills the caches with what the walk will have read.
+    fn first_read(&mut self, tag: u64, address: u64, leaf: u32) -> u32 {
+        let mut first = self.levels;
+        for level in (leaf + 1..=self.levels).rev() {
+            let Some(cache) = &mut self.caches[level as usize] else { continue };
+            if cache.touch(0, entry_tag(tag, address, level)) {
+                first = level - 1;
+            }
+        }
+        first
+    }
+}
+
+fn line_cache(lines: u32) -> TagArray {
+    TagArray::new(lines as usize, lines.min(8) as usize, Replacement::Lru)
+}
+
+fn fully_associative(entries: u32) -> TagArray {
+    TagArray::new(entries as usize, entries as usize, Replacement::Lru)
+}
+
+/// log2 of what one entry of a level maps.
+fn entry_shift(level: u32) -> u32 {
+    BASE_SHIFT + LEVEL_BITS * (level - 1)
+}
+
+/// The level whose entries map pages of this size directly.
+fn leaf_level(size_shift: u32) -> u32 {
+    (size_shift.saturating_sub(BASE_SHIFT)) / LEVEL_BITS + 1
+}
+
+/// An entry, told apart by address space (a tag below 2^14, never 0) and level.
+fn entry_tag(space: u64, address: u64, level: u32) -> u64 {
+    ((address >> entry_shift(level)) << 17) | (space << 3) | u64::from(level)
+}
+
+/// The host's own tables, among the tags of address spaces.
+const HOST: u64 = 1;
+
+/// Reads of page-table entries, by the place where their line lay; the last place is memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WalkCounts {
+    /// Walks.
+    pub walks: u64,
+    /// Leaf entries by place.
+    pub leaf_reads: Vec<u64>,
+    /// All other entries by place, the host's under nested paging among them.
+    pub upper_reads: Vec<u64>,
+}
+
+/// A walker at work.
+#[derive(Debug, Clone)]
+pub struct PageWalker {
+    guest: Dimension,
+    nested: Option<Nested>,
+    lines: Vec<TagArray>,
+    walk_ps: Vec<u64>,
+    upper_ps: Vec<u64>,
+    counts: WalkCounts,
+}
+
+#[derive(Debug, Clone)]
+struct Nested {
+    host: Dimension,
+    tlb: TagArray,
+    page_shift: u32,
+}
+
+impl PageWalker {
+    /// Checks and builds it, cold.
+    pub fn new(spec: &WalkerSpec) -> Result<Self, WalkerError> {
+        let places = spec.line_caches.len() + 1;
+        if spec.upper_read_ns.len() != places {
+            return Err(WalkerError::Prices { expected: places, found: spec.upper_read_ns.len() });
+        }
+        if spec.line_caches.first().is_some_and(|c| c.lines == 0)
+            || spec.line_caches.windows(2).any(|w| w[1].lines <= w[0].lines)
+        {
+            return Err(WalkerError::Sizes(
+                "line caches grow from level to level, from 1 line".into(),
+            ));
+        }
+        let nested = spec.nested.as_ref().map(Nested::new).transpose()?;
+        let ps = |ns: f64| (ns * 1e3).round() as u64;
+        let walk_ns = spec.line_caches.iter().map(|c| c.walk_ns).chain([spec.memory_walk_ns]);
+        Ok(PageWalker {
+            guest: Dimension::new(spec.levels, &spec.structure_caches)?,
+            nested,
+            lines: spec.line_caches.iter().map(|c| line_cache(c.lines)).collect(),
+            walk_ps: walk_ns.map(ps).collect(),
+            upper_ps: spec.upper_read_ns.iter().copied().map(ps).collect(),
+            counts: WalkCounts {
+                walks: 0,
+                leaf_reads: vec![0; places],
+                upper_reads: vec![0; places],
+            },
+        })
+    }
+
+    /// Walks for one page; returns its time in picoseconds, were it alone.
+    pub fn walk(&mut self, asid: u16, address: u64, size_shift: u32) -> u64 {
+        let space = u64::from(asid) + HOST + 1;
+        let leaf = leaf_level(size_shift).min(self.guest.levels);
+        let first = self.guest.first_read(space, address, leaf);
+        let mut total_ps = 0;
+        for level in (leaf..=first).rev() {
+            // The table that holds the entry is itself at a guest-physical address.
+            let table = guest_table_address(space, address, level);
+            total_ps += self.translate_guest(table);
+            let place = self.read_line(address >> entry_shift(level), space, level);
+            total_ps += if level == leaf {
+                self.counts.leaf_reads[place] += 1;
+                self.walk_ps[place]
+            } else {
+                self.upper_read(place)
+            };
+        }
+        total_ps += self.translate_guest((space << SPACE_SHIFT) | address);
+        self.counts.walks += 1;
+        total_ps
+    }
+
+    /// What was read so far.
+    pub fn counts(&self) -> &WalkCounts {
+        &self.counts
+    }
+
+    fn upper_read(&mut self, place: usize) -> u64 {
+        self.counts.upper_reads[place] += 1;
+        self.upper_ps[place]
+    }
+
+    /// Where the line of an entry lies, and brings it near.
+    fn read_line(&mut self, entry: u64, space: u64, level: u32) -> usize {
+        let tag = ((entry >> LINE_ENTRY_BITS) << 17) | (space << 3) | u64::from(level);
+        let place =
+            self.lines.iter_mut().position(|cache| cache.touch(entry >> LINE_ENTRY_BITS, tag));
+        place.unwrap_or(self.lines.len())
+    }
+
+    /// The host's walk for one guest-physical address; nothing without nested paging.
+    fn translate_guest(&mut self, guest_physical: u64) -> u64 {
+        let Some(nested) = &mut self.nested else { return 0 };
+        let page = (guest_physical >> nested.page_shift) + 1;
+        if nested.tlb.touch(0, page) {
+            return 0;
+        }
+        let leaf = leaf_level(nested.page_shift).min(nested.host.levels);
+        let first = nested.host.first_read(HOST, guest_physical, leaf);
+        let mut total_ps = 0;
+        for level in (leaf..=first).rev() {
+            let place = self.read_line(guest_physical >> entry_shift(level), HOST, level);
+            total_ps += self.upper_read(place);
+        }
+        total_ps
+    }
+}
+
+impl Nested {
+    fn new(spec: &NestedSpec) -> Result<Self, WalkerError> {
+        if spec.tlb_entries == 0 {
+            return Err(WalkerError::Sizes("the nested TLB needs at least one entry".into()));
+        }
+        Ok(Nested {
+            host: Dimension::new(spec.levels, &spec.structure_caches)?,
+            tlb: fully_associative(spec.tlb_entries),
+            page_shift: spec.page_size.shift(),
+        })
+    }
+}
+
+/// Guest-physical memory, as far as the model goes: each address space has 2^48 bytes of it, tables
+/// in the upper half.
+const SPACE_SHIFT: u32 = 48;
+const TABLES: u64 = 1 << 47;
+
+/// Guest-physical address of the table page that holds the entry of `address` in `level`: tables of
+/// one level side by side, apart from the other levels and from the data.
+fn guest_table_address(space: u64, address: u64, level: u32) -> u64 {
+    let table = address >> entry_shift(level + 1);
+    (space << SPACE_SHIFT) | TABLES | (u64::from(level) << 44) | (table << BASE_SHIFT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(nested: bool) -> WalkerSpec {
+        let caches = |entries| (2..=4).map(|level| StructureCacheSpec { level, entries }).collect();
+        WalkerSpec {
+            levels: 4,
+            structure_caches: caches(4),
+            nested: nested.then(|| NestedSpec {
+                levels: 4,
+                page_size: PageSize::K4,
+                tlb_entries: 1,
+                structure_caches: Vec::new(),
+            }),
+            line_caches: vec![
+                LineCacheSpec { name: "L1".into(), lines: 2, walk_ns: 10.0 },
+                LineCacheSpec { name: "L2".into(), lines: 64, walk_ns: 30.0 },
+            ],
+            memory_walk_ns: 100.0,
+            upper_read_ns: vec![1.0, 2.0, 3.0],
+        }
+    }
+
+    fn reads(walker: &PageWalker) -> u64 {
+        walker.counts().leaf_reads.iter().chain(&walker.counts().upper_reads).sum()
+    }
+
+    #[test]
+    fn a_cold_walk_reads_each_level_and_a_cold_nested_one_24_entries() {
+        for (nested, expected) in [(false, 4), (true, 24)] {
+            let mut walker = PageWalker::new(&spec(nested)).unwrap();
+            walker.walk(0, 0x7654_3210_0000, 12);
+            assert_eq!(reads(&walker), expected);
+        }
+    }
+
+    #[test]
+    fn a_large_page_ends_the_walk_one_level_higher() {
+        let mut walker = PageWalker::new(&spec(false)).unwrap();
+        walker.walk(0, 5 << 30, 21);
+        assert_eq!(reads(&walker), 3);
+        walker.walk(0, (5 << 30) + (2 << 20), 21);
+        assert_eq!(reads(&walker), 4, "the entry above is cached: only the leaf is read");
+    }
+
+    #[test]
+    fn structure_caches_forget_the_least_recent() {
+        let mut walker = PageWalker::new(&spec(false)).unwrap();
+        let far = |n: u64| n << 21;
+        (0..5).for_each(|n| {
+            walker.walk(0, far(n), 12);
+        });
+        let before = reads(&walker);
+        walker.walk(0, far(4), 12);
+        assert_eq!(reads(&walker), before + 1, "level 2 still cached");
+        walker.walk(0, far(0), 12);
+        assert_eq!(reads(&walker), before + 3, "evicted from level 2, still cached in level 3");
+    }
+
+    #[test]
+    fn a_walk_costs_by_where_its_leaf_line_lies() {
+        let mut walker = PageWalker::new(&spec(false)).unwrap();
+        walker.walk(0, 0, 12);
+        assert_eq!(walker.walk(0, 4096, 12), 10_000, "the same line, near");
+        walker.walk(0, 8 * 4096, 12);
+        walker.walk(0, 16 * 4096, 12);
+        assert_eq!(walker.walk(0, 0, 12), 30_000, "pushed out of the near cache");
+        (0..100).for_each(|n| {
+            walker.walk(0, n * 8 * 4096, 12);
+        });
+        assert_eq!(walker.walk(0, 0, 12), 100_000, "out of both");
+    }
+
+    #[test]
+    fn spaces_do_not_share_entries() {
+        let mut walker = PageWalker::new(&spec(false)).unwrap();
+        walker.walk(0, 0, 12);
+        walker.walk(1, 0, 12);
+        assert_eq!(reads(&walker), 8);
+    }
+
+    #[test]
+    fn impossible_walkers_are_refused() {
+        let with = |change: fn(&mut WalkerSpec)| {
+            let mut spec = spec(true);
+            change(&mut spec);
+            PageWalker::new(&spec).unwrap_err()
+        };
+        assert_eq!(with(|s| s.levels = 0), WalkerError::Levels(0));
+        assert!(matches!(
+            with(|s| s.structure_caches[0].level = 5),
+            WalkerError::StructureCache { .. }
+        ));
+        assert!(matches!(with(|s| s.line_caches[1].lines = 2), WalkerError::Sizes(_)));
+        assert!(matches!(with(|s| s.upper_read_ns.truncate(1)), WalkerError::Prices { .. }));
+        assert!(matches!(
+            with(|s| s.nested.as_mut().unwrap().tlb_entries = 0),
+            WalkerError::Sizes(_)
+        ));
+    }
+}

@@ -1,0 +1,114 @@
+//! Runs plans on models with TLBs.
+
+use pagetax_core::machine::{MachineKind, MachineSpec};
+use pagetax_core::plan::*;
+use pagetax_core::report::{Recording, Run};
+use pagetax_sim::engine::{Caps, Engine, Parts, Settings};
+use pagetax_sim::kernel::{solaris, thp};
+use pagetax_sim::model::Model;
+use pagetax_sim::sched::scheduler;
+
+/// A run and what it tells.
+pub struct Ran {
+    pub report: Run,
+}
+
+/// What of a phase the tests look at.
+pub struct PhaseFigures {
+    pub ns: u64,
+    pub miss_ratio: f64,
+}
+
+impl Ran {
+    pub fn last_phase(&self) -> PhaseFigures {
+        let phase = self.report.phases.last().expect("a phase");
+        let ns = phase.end_ns - phase.start_ns;
+        let budget = self.report.budget.as_ref().expect("a budget");
+        assert_eq!((budget.cpu_unexplained_ns, budget.wall_unexplained_ns), (0, 0));
+        let count = |id: &str| phase.counters[id].value.expect("counted") as f64;
+        PhaseFigures { ns, miss_ratio: count("tlb_miss_count") / count("access_count") }
+    }
+}
+
+/// A region filled and then read at random.
+pub fn gather(region: &str, bytes: u64, page: &str, count: u64) -> Plan {
+    let page_size = match page {
+        "default" => PageSizeRequest::Default,
+        size => PageSizeRequest::Prefer(size.parse().expect("a page size")),
+    };
+    let region = Region {
+        name: region.into(),
+        backing: Backing::Anon,
+        bytes,
+        page_size,
+        advice: Vec::new(),
+        mapped_at_start: true,
+    };
+    let touch = |access, pattern, count| {
+        Op::Touch(Touch { region: RegionId(0), access, pattern, count, grain_bytes: 8, seed: 1 })
+    };
+    let fill = touch(Access::Write, Pattern::Strided { stride_bytes: 4096 }, bytes / 4096);
+    let phases = [("fill", fill), ("gather", touch(Access::Read, Pattern::Uniform, count))];
+    let phase = |(name, op): (&str, Op)| Phase {
+        name: name.into(),
+        client_kind: ClientKind::Main,
+        clients: 1,
+        repeat: 1,
+        time: None,
+        rate: None,
+        parent_wake: None,
+        ops: vec![op],
+    };
+    Plan {
+        job: JobIdentity { name: "gather".into(), params: Default::default(), seed: 1 },
+        regions: vec![region],
+        phases: phases.into_iter().map(phase).collect(),
+        measure: Measure { interval: None, fault_latency: false },
+        native: Native::default(),
+    }
+}
+
+/// Does what `more` does, after `plan`.
+pub fn append(plan: &mut Plan, more: Plan) {
+    let first = plan.regions.len();
+    plan.regions.extend(more.regions);
+    for mut phase in more.phases {
+        for op in &mut phase.ops {
+            if let Op::Touch(touch) = op {
+                touch.region.0 += first;
+            }
+        }
+        plan.phases.push(phase);
+    }
+}
+
+/// Runs it to its end.
+pub fn run(model: &Model, plan: &Plan) -> Ran {
+    let settings = Settings::load(model).expect("settings");
+    let spec = MachineSpec {
+        name: model.name.clone(),
+        kind: MachineKind::Sim,
+        validated: model.validated,
+        memory: settings.memory,
+        base_page: settings.page,
+        page_sizes: vec![settings.page],
+        cpus: settings.cpus,
+        job_params: Default::default(),
+    };
+    let mut out = Recording::new(plan, &spec);
+    let scheduler = scheduler(model).expect("a scheduler");
+    let (caps, cpus) = (Caps::default(), settings.cpus as usize);
+    let end = if model.kernel == "solaris" {
+        let (hardware, kernel) = solaris::build(model, settings.memory, cpus).expect("a machine");
+        model.finish().expect("every constant has an effect");
+        let parts = Parts { settings: &settings, caps, hardware, kernel, scheduler };
+        Engine::run(parts, plan, &mut out)
+    } else {
+        let (hardware, kernel) = thp::build(model, settings.memory, cpus).expect("a machine");
+        model.finish().expect("every constant has an effect");
+        let parts = Parts { settings: &settings, caps, hardware, kernel, scheduler };
+        Engine::run(parts, plan, &mut out)
+    };
+    end.expect("a whole run");
+    Ran { report: out.finish() }
+}
