@@ -8,8 +8,10 @@ use crate::kernel::Kernel;
 use crate::kernel::linux24::{self, Linux24};
 use crate::kernel::pager::Pager;
 use crate::kernel::pager::model::PagerModel;
+use crate::kernel::solaris;
 use crate::kernel::sunos::SunOs;
 use crate::kernel::sunos::config::Config;
+use crate::kernel::thp;
 use crate::mmu::Mmu;
 use crate::mmu::flat::Flat;
 use crate::mmu::sun4::{Geometry, Sun4};
@@ -88,11 +90,20 @@ fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelEr
             let kernel = Linux24::new(linux24::Config::new(model)?);
             Ok(Box::new(Booted { hardware, kernel }))
         }
+        "solaris" => {
+            let cpus = settings.cpus as usize;
+            let (hardware, kernel) = solaris::build(model, settings.memory, cpus)?;
+            Ok(Box::new(Booted { hardware, kernel }))
+        }
+        "thp" => {
+            let (hardware, kernel) = thp::build(model, settings.memory, settings.cpus as usize)?;
+            Ok(Box::new(Booted { hardware, kernel }))
+        }
         other => Err(ModelError::Constant {
             file: format!("{}.toml", model.name),
             key: "kernel".into(),
             problem: format!("is `{other}`, which is not known"),
-            remedy: "use one of sunos, pager, linux24".into(),
+            remedy: "use one of linux24, pager, solaris, sunos, thp".into(),
         }),
     }
 }

@@ -45,6 +45,10 @@ const BUILTIN: &[(&str, &str)] = &[
     ("sun-4-3xx", include_str!("../../../machines/sun-4-3xx.toml")),
     ("sun-4-460", include_str!("../../../machines/sun-4-460.toml")),
     ("sun-4-4xx", include_str!("../../../machines/sun-4-4xx.toml")),
+    ("ultrasparc-2-450", include_str!("../../../machines/ultrasparc-2-450.toml")),
+    ("ultrasparc-3-750", include_str!("../../../machines/ultrasparc-3-750.toml")),
+    ("ultrasparc-3plus-900", include_str!("../../../machines/ultrasparc-3plus-900.toml")),
+    ("x86-64-calibrated", include_str!("../../../machines/x86-64-calibrated.toml")),
 ];
 
 /// Names of the built-in models.

@@ -7,16 +7,12 @@ use common::{Ran, gather, run};
 use pagetax_core::plan::Plan;
 use pagetax_core::report::Table;
 use pagetax_sim::model::Model;
+use pagetax_sim::models;
 
 const MIB: u64 = 1 << 20;
 
 fn model(name: &str) -> Model {
-    let text = match name {
-        "ultrasparc-2-450" => include_str!("../../../machines/ultrasparc-2-450.toml"),
-        "ultrasparc-3-750" => include_str!("../../../machines/ultrasparc-3-750.toml"),
-        _ => include_str!("../../../machines/ultrasparc-3plus-900.toml"),
-    };
-    Model::parse(name, text, |_| None).expect("a model")
+    models::find(name).expect("a model")
 }
 
 /// The test program of the report: a heap of `mib`, read at random.

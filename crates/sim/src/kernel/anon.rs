@@ -446,6 +446,10 @@ impl<F: Flavor> Kernel<CachedMmu> for AnonKernel<F> {
         unmet
     }
 
+    fn page_sizes(&self, _base: PageSize) -> Vec<PageSize> {
+        self.memory.sizes.clone()
+    }
+
     fn counters(&self) -> &'static [CounterId] {
         &[TLB_MISSES, MINOR_FAULTS, COW_FAULTS, RESIDENT_MAX, HUGE_MAX, LOCKED_MAX]
     }

@@ -1,12 +1,10 @@
 //! Runs plans on models with TLBs.
 
-use pagetax_core::machine::{MachineKind, MachineSpec};
+use pagetax_core::machine::Machine;
 use pagetax_core::plan::*;
 use pagetax_core::report::{Recording, Run};
-use pagetax_sim::engine::{Caps, Engine, Parts, Settings};
-use pagetax_sim::kernel::{solaris, thp};
+use pagetax_sim::machine::SimMachine;
 use pagetax_sim::model::Model;
-use pagetax_sim::sched::scheduler;
 
 /// A run and what it tells.
 pub struct Ran {
@@ -84,31 +82,8 @@ pub fn append(plan: &mut Plan, more: Plan) {
 
 /// Runs it to its end.
 pub fn run(model: &Model, plan: &Plan) -> Ran {
-    let settings = Settings::load(model).expect("settings");
-    let spec = MachineSpec {
-        name: model.name.clone(),
-        kind: MachineKind::Sim,
-        validated: model.validated,
-        memory: settings.memory,
-        base_page: settings.page,
-        page_sizes: vec![settings.page],
-        cpus: settings.cpus,
-        job_params: Default::default(),
-    };
-    let mut out = Recording::new(plan, &spec);
-    let scheduler = scheduler(model).expect("a scheduler");
-    let (caps, cpus) = (Caps::default(), settings.cpus as usize);
-    let end = if model.kernel == "solaris" {
-        let (hardware, kernel) = solaris::build(model, settings.memory, cpus).expect("a machine");
-        model.finish().expect("every constant has an effect");
-        let parts = Parts { settings: &settings, caps, hardware, kernel, scheduler };
-        Engine::run(parts, plan, &mut out)
-    } else {
-        let (hardware, kernel) = thp::build(model, settings.memory, cpus).expect("a machine");
-        model.finish().expect("every constant has an effect");
-        let parts = Parts { settings: &settings, caps, hardware, kernel, scheduler };
-        Engine::run(parts, plan, &mut out)
-    };
-    end.expect("a whole run");
+    let mut machine = SimMachine::new(model.clone()).expect("a machine");
+    let mut out = Recording::new(plan, &machine.spec());
+    machine.run(plan, &mut out).expect("a whole run");
     Ran { report: out.finish() }
 }
