@@ -1,23 +1,26 @@
 //! `pagetax run`: a job on one or several machines, as a report each.
 
-use crate::output::{self, columns, csv, progress::Progress, report};
+use crate::output::{self, columns, csv, progress::Progress, report, sweep};
 use crate::threshold::{Threshold, Verdict};
 use crate::{exit, jobs, machines};
 use anyhow::{Result, anyhow, bail};
 use pagetax_core::job::Job;
-use pagetax_core::machine::{Machine, RunError, Sink, Unmet};
+use pagetax_core::machine::{MachineKind, MachineSpec, RunError, Sink, Unmet};
 use pagetax_core::plan::Plan;
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run, SCHEMA, Warning};
+use pagetax_core::sweep::Sweep;
 use pagetax_core::units::Nanos;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const EXAMPLES: &str = "\
 Examples:
   pagetax run tlb-gather                                 on this machine
   pagetax run tlb-gather --set size=1G --fault-latency   larger, with the latency of each fault
   pagetax run vmtest --on host,null                      beside what the harness itself costs
+  pagetax run vmtest --set size=2M..32M:2M --on sim:sparcstation-1 --csv sweep.csv
   pagetax run mine.toml --json report.json               your own job, as a document
   pagetax run mmap3 --fail-if 'p99_fault_ns>20000'       exit code 1 when faults are slow";
 
@@ -28,7 +31,8 @@ pub struct Args {
     /// Name of a built-in job (`pagetax jobs`), or a job file
     job: String,
 
-    /// Set a parameter of the job; may be given several times
+    /// Set a parameter of the job; may be given several times. A list (2M,4M) or a range with its step
+    /// (2M..96M:2M) makes a sweep
     #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_setting)]
     settings: Vec<(String, String)>,
 
@@ -81,42 +85,79 @@ fn parse_interval(text: &str) -> Result<Nanos> {
 /// `pagetax run JOB`
 pub fn run(args: Args) -> Result<ExitCode> {
     let job = jobs::load(&args.job)?;
-    let mut cases =
-        args.on.iter().map(|on| Case::new(&job, on, &args)).collect::<Result<Vec<_>>>()?;
-    [&args.json, &args.csv]
-        .into_iter()
-        .flatten()
-        .try_for_each(|path| output::check_writable(path))?;
-    let mut runs = Vec::new();
+    let sweep = Sweep::new(&job, &args.settings)?;
+    let points = sweep.points.iter();
+    let cases = points
+        .flat_map(|point| args.on.iter().map(|on| Case::new(&job, on, point, &args)))
+        .collect::<Result<Vec<_>>>()?;
+    let documents = [&args.json, &args.csv].into_iter().flatten();
+    documents.map(|path| output::check_writable(path)).collect::<Result<()>>()?;
     let mut ended_early = None;
-    for case in &mut cases {
-        let (run, error) = case.run();
+    let mut runs = Vec::new();
+    for (run, error) in run_all(&cases) {
         runs.push(run);
-        if error.is_some() {
-            ended_early = error;
-            break;
-        }
+        ended_early = ended_early.or(error);
     }
-    write(&runs, &args)?;
+    write(&runs, &sweep.swept, &args)?;
     match ended_early {
         Some(error) => Err(exit::with(code_of(&error), error)),
         None => judge(&runs, &args.fail_if),
     }
 }
 
-/// A plan and the machine that can run it.
+/// A report, and why it ended early, if it did.
+type Outcome = (Run, Option<RunError>);
+
+/// Simulations first, over all cores; then what is measured, one after another, with the machine to
+/// itself. Reports in the order of the cases; after a measured run that ended early there are no more.
+fn run_all(cases: &[Case]) -> Vec<Outcome> {
+    let mut outcomes: Vec<Option<Outcome>> = cases.iter().map(|_| None).collect();
+    let simulated: Vec<usize> = (0..cases.len()).filter(|i| cases[*i].is_simulated()).collect();
+    if simulated.len() > 1 {
+        for (index, outcome) in in_parallel(cases, &simulated) {
+            outcomes[index] = Some(outcome);
+        }
+    }
+    for (case, outcome) in cases.iter().zip(&mut outcomes).filter(|(_, done)| done.is_none()) {
+        let mut progress = Progress::start(&format!("{} on {}", case.plan.job.name, case.on));
+        let (_, error) = outcome.insert(case.run(|done| progress.update(done)));
+        if error.is_some() {
+            break;
+        }
+    }
+    outcomes.into_iter().flatten().collect()
+}
+
+fn in_parallel(cases: &[Case], wanted: &[usize]) -> Vec<(usize, Outcome)> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let take = || wanted.get(next.fetch_add(1, Ordering::Relaxed)).copied();
+        std::iter::from_fn(take).map(|index| (index, cases[index].run(|_| {}))).collect()
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(wanted.len());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let done = |thread: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().flat_map(done).collect()
+    })
+}
+
+/// A plan for a machine that can run it.
 struct Case {
-    machine: Box<dyn Machine>,
+    on: String,
+    spec: MachineSpec,
     plan: Plan,
     /// What the machine will do without.
     lacking: Vec<Unmet>,
 }
 
 impl Case {
-    fn new(job: &Job, on: &str, args: &Args) -> Result<Case> {
+    fn new(job: &Job, on: &str, settings: &Params, args: &Args) -> Result<Case> {
         let machine = machines::open(on)?;
-        let settings: Params = args.settings.iter().cloned().collect();
-        let mut plan = job.resolve(&settings, &machine.spec(), args.seed)?;
+        let spec = machine.spec();
+        let mut plan = job.resolve(settings, &spec, args.seed)?;
         plan.measure.interval = args.interval.or(plan.measure.interval);
         plan.measure.fault_latency |=
             args.fault_latency || args.fail_if.iter().any(Threshold::needs_fault_latency);
@@ -126,17 +167,25 @@ impl Case {
             let error = anyhow!(RunError::Unmet(fatal));
             return Err(exit::with(exit::UNMET, error));
         }
-        Ok(Case { machine, plan, lacking })
+        Ok(Case { on: on.into(), spec, plan, lacking })
+    }
+
+    fn is_simulated(&self) -> bool {
+        self.spec.kind == MachineKind::Sim
     }
 
     /// The report, also of a run that ended early; then with the reason.
-    fn run(&mut self) -> (Run, Option<RunError>) {
-        let spec = self.machine.spec();
-        let mut progress = Progress::start(&format!("{} on {}", self.plan.job.name, spec.name));
-        let mut recording =
-            Recording::new(&self.plan, &spec).on_progress(|done| progress.update(done));
+    fn run(&self, on_progress: impl FnMut(f64)) -> Outcome {
+        let mut recording = Recording::new(&self.plan, &self.spec).on_progress(on_progress);
         self.lacking.iter().for_each(|unmet| recording.warning(warning_of(unmet)));
-        let error = self.machine.run(&self.plan, &mut recording).err();
+        let error = match machines::open(&self.on) {
+            Ok(mut machine) => machine.run(&self.plan, &mut recording).err(),
+            Err(error) => Some(RunError::Op {
+                op: format!("opening {}", self.on),
+                why: error.to_string(),
+                remedy: "leave its file alone while it is used".into(),
+            }),
+        };
         if let Some(error) = &error {
             recording.warning(Warning {
                 id: "ended_early".into(),
@@ -163,12 +212,12 @@ fn code_of(error: &RunError) -> u8 {
 }
 
 /// Documents to files, and to stdout either one document or the tables.
-fn write(runs: &[Run], args: &Args) -> Result<()> {
+fn write(runs: &[Run], swept: &[String], args: &Args) -> Result<()> {
     if let Some(path) = &args.json {
         output::write_document(path, &json(runs)?)?;
     }
     if let Some(path) = &args.csv {
-        output::write_document(path, &csv::render(runs)?)?;
+        output::write_document(path, &csv::render(runs, swept)?)?;
     }
     let to_stdout = |path: &Option<PathBuf>| path.as_deref() == Some(Path::new("-"));
     if to_stdout(&args.json) || to_stdout(&args.csv) {
@@ -176,7 +225,8 @@ fn write(runs: &[Run], args: &Args) -> Result<()> {
     }
     output::print(&match runs {
         [run] => report::render(run),
-        runs => columns::render(runs),
+        runs if swept.is_empty() => columns::render(runs),
+        runs => sweep::render(runs, swept),
     })
 }
 
@@ -272,7 +322,7 @@ pub mod tests {
 
     #[test]
     fn csv_has_counters_phases_and_series() {
-        let text = csv::render(&[small_run()]).unwrap();
+        let text = csv::render(&[small_run()], &[]).unwrap();
         let has = |line: &str| assert!(text.lines().any(|l| l == line), "{line} in {text}");
         has("tlb-gather,null,,,minor_fault_count,measured,3,,,");
         has("tlb-gather,null,,,tlb_miss_count,missing,,,,no PMU here");

@@ -10,6 +10,7 @@ pub mod diagnosis;
 pub mod progress;
 pub mod report;
 pub mod reproduction;
+pub mod sweep;
 pub mod text;
 
 use crate::exit;

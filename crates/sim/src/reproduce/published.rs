@@ -11,8 +11,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Name and text of each file, in the order of reports.
-const BUILTIN: &[(&str, &str)] =
-    &[("alpha-nms", include_str!("../../../../published/alpha-nms.toml"))];
+const BUILTIN: &[(&str, &str)] = &[
+    ("sun-4", include_str!("../../../../published/sun-4.toml")),
+    ("alpha-nms", include_str!("../../../../published/alpha-nms.toml")),
+];
 
 /// The tables that the files name.
 const TABLES: &[(&str, &str)] = &[

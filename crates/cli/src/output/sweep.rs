@@ -1,0 +1,107 @@
+//! A sweep as one table: a line for each point, machines beside each other.
+
+use super::{report, text};
+use pagetax_core::counter::Unit;
+use pagetax_core::report::{Run, Warning};
+use std::collections::BTreeSet;
+
+/// Counters of faults; a machine has some of them.
+const FAULTS: [&str; 3] = ["minor_fault_count", "major_fault_count", "translation_fault_count"];
+
+/// Elapsed time and faults of each machine at each point, labelled measured or modeled.
+pub fn render(runs: &[Run], swept: &[String]) -> String {
+    let mut machines: Vec<&Run> = Vec::new();
+    let mut points: Vec<Vec<String>> = Vec::new();
+    for run in runs {
+        if machines.iter().all(|known| known.machine.name != run.machine.name) {
+            machines.push(run);
+        }
+        let point = point(run, swept);
+        if !points.contains(&point) {
+            points.push(point);
+        }
+    }
+    let mut headings: Vec<String> = swept.to_vec();
+    let mut labels = vec![String::new(); swept.len()];
+    for run in &machines {
+        headings.extend([run.machine.name.clone(), "faults".into()]);
+        labels.extend([report::label(&run.machine).to_string(), String::new()]);
+    }
+    let row = |point: &Vec<String>| {
+        let cells = machines.iter().flat_map(|machine| {
+            let run = runs.iter().find(|run| {
+                run.machine.name == machine.machine.name && self::point(run, swept) == *point
+            });
+            run.map_or([text::MISSING.to_string(), text::MISSING.to_string()], cells)
+        });
+        point.iter().cloned().chain(cells).collect()
+    };
+    let rows = [labels].into_iter().chain(points.iter().map(row)).collect();
+    let numeric: Vec<usize> = (0..headings.len()).collect();
+    let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
+    text::table(&headings, &numeric, rows) + &warnings(runs)
+}
+
+/// The values of the swept parameters.
+fn point(run: &Run, swept: &[String]) -> Vec<String> {
+    swept.iter().map(|name| run.job.params.get(name).cloned().unwrap_or_default()).collect()
+}
+
+/// Elapsed time and faults of all kinds that were counted.
+fn cells(run: &Run) -> [String; 2] {
+    let counts: Vec<u64> =
+        FAULTS.iter().filter_map(|id| run.counters.get(*id).and_then(|r| r.value)).collect();
+    let faults = match counts.as_slice() {
+        [] => text::MISSING.into(),
+        counts => text::count(counts.iter().sum()),
+    };
+    [text::value(Unit::Ns, run.wall_ns), faults]
+}
+
+/// Each warning once, however many points it was given for.
+fn warnings(runs: &[Run]) -> String {
+    let mut seen = BTreeSet::new();
+    let is_new = |warning: &&Warning| seen.insert((warning.id.clone(), warning.text.clone()));
+    let all: Vec<Warning> =
+        runs.iter().flat_map(|run| &run.warnings).filter(is_new).cloned().collect();
+    match all.as_slice() {
+        [] => String::new(),
+        all => text::heading("Warnings") + report::warnings(all).trim_start(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::csv;
+    use crate::run::tests::small_run;
+
+    fn runs() -> Vec<Run> {
+        let with = |size: &str, name: &str| {
+            let mut run = small_run();
+            run.job.params.insert("size".into(), size.into());
+            run.machine.name = name.into();
+            run
+        };
+        vec![with("2M", "host"), with("2M", "null"), with("4M", "host")]
+    }
+
+    #[test]
+    fn machines_stand_beside_each_other() {
+        let text = render(&runs(), &["size".into()]);
+        let lines: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["size", "host", "faults", "null", "faults"]);
+        assert_eq!(lines[1], ["measured", "measured"]);
+        assert_eq!(lines[2], ["2M", "1", "ms", "3", "1", "ms", "3"]);
+        assert_eq!(lines[3], ["4M", "1", "ms", "3", "–", "–"]);
+    }
+
+    #[test]
+    fn csv_has_a_column_for_what_is_swept() {
+        let text = csv::render(&runs(), &["size".into()]).unwrap();
+        assert!(text.starts_with("job,machine,size,phase,"), "{text}");
+        let line = "tlb-gather,host,4M,,,minor_fault_count,measured,3,,,";
+        assert!(text.lines().any(|l| l == line), "{text}");
+    }
+}
