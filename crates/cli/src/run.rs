@@ -90,8 +90,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let cases = points
         .flat_map(|point| args.on.iter().map(|on| Case::new(&job, on, point, &args)))
         .collect::<Result<Vec<_>>>()?;
-    let documents = [&args.json, &args.csv].into_iter().flatten();
-    documents.map(|path| output::check_writable(path)).collect::<Result<()>>()?;
+    let mut documents = [&args.json, &args.csv].into_iter().flatten();
+    documents.try_for_each(|path| output::check_writable(path))?;
     let mut ended_early = None;
     let mut runs = Vec::new();
     for (run, error) in run_all(&cases) {
