@@ -37,6 +37,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accesses;
+pub mod calibrated;
 pub mod cx;
 pub mod engine;
 pub mod kernel;

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Ran, gather, run};
-use pagetax_core::plan::Plan;
+use pagetax_core::plan::{Op, Plan};
 use pagetax_core::report::Table;
 use pagetax_sim::model::Model;
 use pagetax_sim::models;
@@ -23,6 +23,20 @@ fn heap(mib: u64, page: &str) -> Plan {
 /// The same on a mapping that large pages cover wholly, as in the arithmetic of the table.
 fn mapping(mib: u64, page: &str) -> Plan {
     gather("array", mib * MIB, page, 200_000)
+}
+
+/// Does what `more` does, after `plan`.
+fn append(plan: &mut Plan, more: Plan) {
+    let first = plan.regions.len();
+    plan.regions.extend(more.regions);
+    for mut phase in more.phases {
+        for op in &mut phase.ops {
+            if let Op::Touch(touch) = op {
+                touch.region.0 += first;
+            }
+        }
+        plan.phases.push(phase);
+    }
 }
 
 fn cell(table: &Table, row: usize, column: usize) -> &str {
@@ -117,7 +131,7 @@ fn the_large_tlb_is_programmed_from_eight_large_pages_on() {
     for (mib, expected) in [(28, 1.0 - 1024.0 / 1792.0), (36, 1.0 - 512.0 / 1792.0)] {
         let mut plan = gather("array", mib * MIB, "4M", 1);
         let small = gather("small", 14 * MIB, "default", 200_000);
-        common::append(&mut plan, small);
+        append(&mut plan, small);
         let found = run(&model, &plan).last_phase().miss_ratio;
         assert!((found - expected).abs() < 0.01, "{mib}M of large pages: {found}, {expected}");
     }

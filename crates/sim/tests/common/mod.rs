@@ -66,20 +66,6 @@ pub fn gather(region: &str, bytes: u64, page: &str, count: u64) -> Plan {
     }
 }
 
-/// Does what `more` does, after `plan`.
-pub fn append(plan: &mut Plan, more: Plan) {
-    let first = plan.regions.len();
-    plan.regions.extend(more.regions);
-    for mut phase in more.phases {
-        for op in &mut phase.ops {
-            if let Op::Touch(touch) = op {
-                touch.region.0 += first;
-            }
-        }
-        plan.phases.push(phase);
-    }
-}
-
 /// Runs it to its end.
 pub fn run(model: &Model, plan: &Plan) -> Ran {
     let mut machine = SimMachine::new(model.clone()).expect("a machine");

@@ -1,0 +1,120 @@
+//! The x86-64 model: TLB reach, walks by the place of page-table lines, huge pages, calibrations.
+
+mod common;
+
+use common::{gather, run};
+use pagetax_core::calibration::{
+    CALIBRATION_VERSION, Calibration, FaultCost, FaultKind, Identity, Spread, WalkCost, WalkPattern,
+};
+use pagetax_core::plan::{Op, Pattern};
+use pagetax_sim::model::Model;
+use pagetax_sim::{calibrated, models};
+
+const MIB: u64 = 1 << 20;
+
+fn model() -> Model {
+    models::find("x86-64-calibrated").expect("a model")
+}
+
+/// Nanoseconds of translation for each access of a gather, or of a chase.
+fn translation_ns(model: &Model, mib: u64, page: &str, chase: bool) -> f64 {
+    let count = 100_000;
+    let mut plan = gather("heap", mib * MIB, page, count);
+    if let (true, Op::Touch(touch)) = (chase, &mut plan.phases[1].ops[0]) {
+        (touch.pattern, touch.grain_bytes) = (Pattern::PointerChase, 4096);
+        touch.count = mib * MIB / 4096 * 2;
+    }
+    let Op::Touch(touch) = &plan.phases[1].ops[0] else { panic!("a touch") };
+    let count = touch.count;
+    let own = model.ps("access", if chase { "dependent" } else { "random" }).expect("a time");
+    run(model, &plan).last_phase().ns as f64 / count as f64 - own as f64 / 1e3
+}
+
+#[test]
+fn huge_pages_within_reach_of_the_tlb_cost_nothing() {
+    assert!(translation_ns(&model(), 64, "2M", false) < 0.2);
+    let gather = |mib| run(&model(), &gather("heap", mib * MIB, "default", 100_000)).last_phase();
+    let (near, far) = (gather(4).miss_ratio, gather(64).miss_ratio);
+    assert!(near < 0.02, "1,024 pages are within reach: {near}");
+    let expected = 1.0 - 2048.0 / 16384.0;
+    assert!((far - expected).abs() < 0.01, "16,384 pages are not: {far}");
+}
+
+/// A chase through 64M has 2,048 lines of page-table entries, of which the first level keeps 512.
+fn chase_ns(l1_walk: f64, l2_walk: f64) -> f64 {
+    l1_walk / 4.0 + l2_walk * 3.0 / 4.0
+}
+
+#[test]
+fn a_chase_pays_whole_walks_and_a_gather_a_share_of_them() {
+    let (chase, gather) = (
+        translation_ns(&model(), 64, "default", true),
+        translation_ns(&model(), 64, "default", false),
+    );
+    assert!((chase - chase_ns(12.0, 30.0)).abs() < 1.5, "{chase}");
+    assert!((1.0..3.0).contains(&gather), "{gather}");
+}
+
+#[test]
+fn it_says_that_nothing_validates_it() {
+    let ran = run(&model(), &gather("heap", MIB, "default", 10));
+    assert!(ran.report.warnings.iter().any(|warning| warning.id == "not_validated"));
+}
+
+fn spread(median_ns: f64) -> Spread {
+    Spread { median_ns, low_ns: median_ns, high_ns: median_ns, repetitions: 5 }
+}
+
+fn walk(pattern: WalkPattern, mib: u64, base: f64, huge: f64) -> WalkCost {
+    let (base, huge, extra) = (spread(base), spread(huge), spread(base - huge));
+    WalkCost { pattern, working_set_bytes: mib * MIB, base, huge, extra }
+}
+
+fn calibration() -> Calibration {
+    let fault = |page_bytes, ns| FaultCost {
+        kind: FaultKind::AnonWrite,
+        page_bytes,
+        cost: Some(spread(ns)),
+        why: None,
+    };
+    Calibration {
+        schema: CALIBRATION_VERSION,
+        kind: "calibration".into(),
+        identity: Identity {
+            cpu_model: "Test".into(),
+            cpu_count: 2,
+            kernel: "6.18".into(),
+            memory_bytes: 8 << 30,
+            hypervisor: "kvm".into(),
+            page_table_isolation: false,
+        },
+        quick: false,
+        taken_unix_s: 0,
+        took_ns: 0,
+        base_page_bytes: 4096,
+        huge_page_bytes: 2 << 20,
+        faults: vec![fault(4096, 2000.0), fault(2 << 20, 409_600.0)],
+        notes: Default::default(),
+        walks: vec![
+            walk(WalkPattern::Dependent, 16, 30.0, 20.0),
+            walk(WalkPattern::Dependent, 256, 190.0, 140.0),
+            walk(WalkPattern::Independent, 256, 20.0, 10.0),
+        ],
+    }
+}
+
+#[test]
+fn a_calibration_replaces_what_it_has_measured() {
+    let mut model = model();
+    calibrated::apply(&mut model, &calibration()).expect("the model has a walker");
+    assert_eq!(model.ps("walk", "l1_walk").unwrap(), 10_000);
+    assert_eq!(model.ps("walk", "l2_walk").unwrap(), 50_000);
+    assert_eq!(model.ps("walk", "memory_walk").unwrap(), 170_000, "not measured: as it was");
+    assert_eq!(model.ppm("walk", "overlap").unwrap(), 5_000_000);
+    assert_eq!(model.ps("access", "random").unwrap(), 10_000);
+    assert_eq!(model.ps("access", "dependent").unwrap(), 140_000);
+    assert_eq!(model.ps("fault", "zero_kib").unwrap(), 200_000);
+    assert_eq!(model.ps("fault", "time").unwrap(), 1_200_000);
+    let chase = translation_ns(&model, 64, "default", true);
+    assert!((chase - chase_ns(10.0, 50.0)).abs() < 1.5, "{chase}");
+}
