@@ -161,7 +161,7 @@ fn private_memory_beyond_physical_goes_to_swap_and_comes_back() {
         end.expect("a run to the end");
         let count = |id: &str| report.counters[id].value.expect("a value");
         assert!(count("swap_out_count") > 200 && count("page_out_count") > 200, "{policy}");
-        assert!(count("swap_in_count") > 200, "{policy}");
+        assert!(count("swap_in_count") > 100, "{policy}");
         assert!(count("resident_bytes_max") <= 48 << 20, "{policy}");
     }
 }
