@@ -5,9 +5,6 @@ use pagetax_core::counter::Unit;
 use pagetax_core::report::{Run, Warning};
 use std::collections::BTreeSet;
 
-/// Counters of faults; a machine has some of them.
-const FAULTS: [&str; 3] = ["minor_fault_count", "major_fault_count", "translation_fault_count"];
-
 /// Elapsed time and faults of each machine at each point, labelled measured or modeled.
 pub fn render(runs: &[Run], swept: &[String]) -> String {
     let mut machines: Vec<&Run> = Vec::new();
@@ -47,15 +44,13 @@ fn point(run: &Run, swept: &[String]) -> Vec<String> {
     swept.iter().map(|name| run.job.params.get(name).cloned().unwrap_or_default()).collect()
 }
 
-/// Elapsed time and faults of all kinds that were counted.
+/// Elapsed time and faults: those for a missing translation where they are counted, of which minor and
+/// major ones are a part; else minor and major.
 fn cells(run: &Run) -> [String; 2] {
-    let counts: Vec<u64> =
-        FAULTS.iter().filter_map(|id| run.counters.get(*id).and_then(|r| r.value)).collect();
-    let faults = match counts.as_slice() {
-        [] => text::MISSING.into(),
-        counts => text::count(counts.iter().sum()),
-    };
-    [text::value(Unit::Ns, run.wall_ns), faults]
+    let count = |id: &str| run.counters.get(id).and_then(|reading| reading.value);
+    let others = || count("minor_fault_count").map(|n| n + count("major_fault_count").unwrap_or(0));
+    let faults = count("translation_fault_count").or_else(others);
+    [text::value(Unit::Ns, run.wall_ns), faults.map_or(text::MISSING.into(), text::count)]
 }
 
 /// Each warning once, however many points it was given for.
