@@ -165,10 +165,11 @@ fn recipes(args: &Args, tunables: Option<&str>) -> Result<(Vec<Recipe>, Vec<Skip
     for word in &args.sizes {
         let mechanism = Mechanism::parse(word, &system)
             .with_context(|| format!("--sizes {}", args.sizes.join(",")))?;
-        let recipe = match args.command.is_empty() {
-            true => Ok(job_recipe(mechanism, word)),
-            false => mechanism.recipe(&system, tunables),
-        };
+        let recipe =
+            mechanism.recipe(&system, tunables).map(|recipe| match args.command.is_empty() {
+                true => of_job(recipe, word),
+                false => recipe,
+            });
         let usable = recipe.and_then(|r| r.permitted(args.allow_sysfs).map(|()| r));
         match usable {
             Ok(recipe) if !recipes.contains(&recipe) => recipes.push(recipe),
@@ -185,14 +186,14 @@ fn recipes(args: &Args, tunables: Option<&str>) -> Result<(Vec<Recipe>, Vec<Skip
 }
 
 /// A built-in job does not live in malloc's heap, but takes its page size as a parameter.
-fn job_recipe(mechanism: Mechanism, word: &str) -> Recipe {
-    let page_size = match mechanism {
+fn of_job(recipe: Recipe, word: &str) -> Recipe {
+    let page_size = match recipe.mechanism {
         Mechanism::Base => "base".into(),
         Mechanism::Hugetlb(size) => format!("hugetlb:{size}"),
         _ => word.to_string(),
     };
     let arguments = vec!["--set".into(), format!("page_size={page_size}")];
-    Recipe { arguments, ..Recipe::of(mechanism) }
+    Recipe { arguments, settings: recipe.settings, ..Recipe::of(recipe.mechanism) }
 }
 
 fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {

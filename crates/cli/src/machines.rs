@@ -14,7 +14,7 @@ use pagetax_core::report::ReportMachine;
 use pagetax_host::exec::{HostMachine, NullMachine};
 use pagetax_sim::machine::SimMachine;
 use pagetax_sim::model::Model;
-use pagetax_sim::models;
+use pagetax_sim::{calibrated, models};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -75,13 +75,20 @@ pub fn open(name: &str) -> Result<Box<dyn Machine>> {
     }
 }
 
-/// A model by name, or from a file.
+/// A model by name, or from a file. The one that stands for this machine takes its costs from this
+/// machine's calibration, where there is one.
 fn model_of(model: &str, name: &str) -> Result<Model> {
     let is_file = model.contains('/') || model.ends_with(".toml");
     if !is_file && models::text(model).is_none() {
         return Err(unknown(name));
     }
-    Ok(models::find(model)?)
+    let mut model = models::find(model)?;
+    if model.name == calibrated::MODEL
+        && let Ok(calibration) = pagetax_host::calibrate::cached()
+    {
+        calibrated::apply(&mut model, &calibration)?;
+    }
+    Ok(model)
 }
 
 fn unknown(name: &str) -> anyhow::Error {

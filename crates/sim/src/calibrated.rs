@@ -16,6 +16,9 @@ const PLACES: [(&str, u64); 4] =
 /// Where overlap and memory are taken: far beyond the caches.
 const FAR_BYTES: u64 = 256 << 20;
 
+/// The model that takes its costs from a calibration.
+pub const MODEL: &str = "x86-64-calibrated";
+
 /// Replaces what `calibration` has measured.
 ///
 /// # Errors

@@ -106,7 +106,10 @@ fn time_row(row: &TimeRow, total_ns: u64) -> Vec<String> {
 fn share(ns: f64, total_ns: u64) -> String {
     match total_ns {
         0 => MISSING.into(),
-        total => format!("{:.1} %", ns / total as f64 * 100.0),
+        total => {
+            let permille = (ns / total as f64 * 1000.0).round();
+            format!("{:.1} %", permille / 10.0 + 0.0) // adding 0 makes -0 a 0
+        }
     }
 }
 
