@@ -88,8 +88,8 @@ mod tests {
             text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["size", "host", "faults", "null", "faults"]);
         assert_eq!(lines[1].iter().filter(|word| word.starts_with("measured")).count(), 2);
-        assert_eq!(lines[2], ["2M", "1", "ms", "3", "1", "ms", "3"]);
-        assert_eq!(lines[3], ["4M", "1", "ms", "3", "–", "–"]);
+        assert_eq!(lines[2], ["2M", "1.00", "ms", "3", "1.00", "ms", "3"]);
+        assert_eq!(lines[3], ["4M", "1.00", "ms", "3", "–", "–"]);
     }
 
     #[test]
