@@ -4,6 +4,7 @@
 //! marks of each zone, so one small zone whose pages cannot be freed is enough to be "short".
 //! The policies are described in the 2001 thread "Google's mm problems"; no kernel text is used.
 
+use super::groups::Kinds;
 use super::memory::{ACTIVE, Grant, INACTIVE, Memory, Zone};
 use super::policy::{Action, Allocation, Function};
 use super::runs::Page;
@@ -174,22 +175,32 @@ impl Aging {
     fn refill(&mut self, memory: &mut Memory) -> Action {
         let visits = memory.listed(ACTIVE) >> PRIORITY;
         let mut left = visits;
-        while let (Some(tail), true) = (memory.tail(ACTIVE), left > 0) {
+        let mut unchanged = self.unchanged(memory);
+        loop {
+            left -= memory.pass(ACTIVE, left, unchanged);
+            let (Some(tail), true) = (memory.tail(ACTIVE), left > 0) else { break };
             let page = tail.page;
             let room = self.deactivation_room(&memory.zones[usize::from(page.zone)]);
             let mut count = u64::from(tail.extent.len).min(left);
             let aged = self.aged(page);
-            if room == 0 || (aged == page && (page.mapped && !self.rules.deactivates_mapped)) {
-                memory.rotate(ACTIVE, count as u32);
-            } else if aged.age == 0 && (!page.mapped || self.rules.deactivates_mapped) {
+            if aged.age == 0 && (!page.mapped || self.rules.deactivates_mapped) {
                 count = count.min(room);
                 memory.move_tail(tail, count as u32, INACTIVE, aged);
+                unchanged = self.unchanged(memory);
             } else {
                 memory.move_tail(tail, count as u32, ACTIVE, aged);
             }
             left -= count;
         }
         Action { visits, ..Action::of(Function::RefillInactiveScan) }
+    }
+
+    /// Active pages that a scan leaves as they are: all of zones with plenty of inactive ones, and
+    /// those in page tables that cannot grow younger.
+    fn unchanged(&self, memory: &Memory) -> Kinds {
+        let plenty = memory.zones.each_ref().map(|zone| self.deactivation_room(zone) == 0);
+        let stays = !self.rules.deactivates_mapped;
+        Kinds::that(|kind| plenty[usize::from(kind.zone)] || (stays && kind.mapped && kind.settled))
     }
 
     fn aged(&self, page: Page) -> Page {
@@ -210,7 +221,9 @@ impl Aging {
         let all = memory.listed(INACTIVE);
         let visits = if self.rules.launders_whole_list { all } else { all >> PRIORITY };
         let (mut left, mut writes_left) = (visits, room.min(WRITES_A_CALL));
-        while let (Some(tail), true) = (memory.tail(INACTIVE), left > 0) {
+        loop {
+            left -= memory.pass(INACTIVE, left, without_need(memory, writes_left));
+            let (Some(tail), true) = (memory.tail(INACTIVE), left > 0) else { break };
             if self.rules.launders_whole_list && !is_free_short(memory) {
                 break;
             }
@@ -235,6 +248,16 @@ impl Aging {
         let written = room.min(WRITES_A_CALL) - writes_left;
         Action { visits: visits - left, written, ..Action::of(Function::PageLaunder) }
     }
+}
+
+/// Inactive pages that nobody uses and that the launderer leaves alone: of zones that have plenty, or
+/// to be written when the disk is busy.
+fn without_need(memory: &Memory, writes_left: u64) -> Kinds {
+    let plenty = memory.zones.each_ref().map(Zone::is_free_plenty);
+    Kinds::that(|kind| {
+        let busy = kind.dirty && writes_left == 0;
+        kind.settled && !kind.mapped && (plenty[usize::from(kind.zone)] || busy)
+    })
 }
 
 fn is_free_or_absent(zone: &Zone) -> bool {

@@ -3,6 +3,7 @@
 //! Invariant: in each zone free + active + inactive dirty + inactive clean + unlisted + reserved
 //! frames are its size; every change of a page goes through here, so that the counts always hold.
 
+use super::groups::Kinds;
 use super::runs::{Extent, ObjectId, Page, Runs, View};
 
 /// The list of pages in use. Index into [`Runs`].
@@ -161,6 +162,11 @@ impl Memory {
     /// See [`Runs::rotate`].
     pub fn rotate(&mut self, list: usize, count: u32) {
         self.runs.rotate(list, count);
+    }
+
+    /// See [`Runs::pass`].
+    pub fn pass(&mut self, list: usize, most: u64, kinds: Kinds) -> u64 {
+        self.runs.pass(list, most, kinds)
     }
 
     /// Moves `count` pages of `tail`, which is the tail of its list, to the head of another or the

@@ -3,7 +3,7 @@
 //!
 //! | file | has |
 //! |---|---|
-//! | `runs` | page frames in runs, on circular lists |
+//! | `runs` | page frames in runs, on circular lists; `groups`: what a scan passes over at one step |
 //! | `memory` | zones, watermarks, which list a page is on |
 //! | `aging`, `classzone` | the two families of policies; `policy`: what they have in common |
 //! | `spaces` | mappings, and the layers that their pages come from |
@@ -26,6 +26,7 @@ mod aging;
 mod calls;
 mod classzone;
 mod costs;
+mod groups;
 mod memory;
 mod paging;
 mod policy;

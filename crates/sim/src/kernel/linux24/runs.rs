@@ -8,6 +8,7 @@
 //! Invariant: a page of an object is in exactly one run; a run is on exactly one list; the order on
 //! every list is what it would be page by page (a property test holds it against a plain deque).
 
+use super::groups::{GROUP_RUNS, Group, Kinds};
 use std::collections::BTreeMap;
 
 /// What a page belongs to: a file, or a process's private memory.
@@ -60,6 +61,7 @@ struct Run {
     prev: u32,
     /// Toward the head.
     next: u32,
+    group: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -73,11 +75,13 @@ struct List {
 }
 
 /// All runs and the lists that they are on.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Runs {
     slab: Vec<Run>,
     unused: Vec<u32>,
     lists: Vec<List>,
+    groups: Vec<Group>,
+    unused_groups: Vec<u32>,
     /// By object, then by first page.
     index: Vec<BTreeMap<u32, u32>>,
 }
@@ -86,7 +90,7 @@ impl Runs {
     /// Empty, with so many lists.
     pub fn new(lists: usize) -> Self {
         let lists = vec![List::default(); lists];
-        Runs { slab: Vec::new(), unused: Vec::new(), lists, index: Vec::new() }
+        Runs { lists, ..Runs::default() }
     }
 
     /// Pages on a list.
@@ -119,6 +123,30 @@ impl Runs {
         }
     }
 
+    /// Moves pages of these kinds from the tail to the head, `most` pages at most, up to the first of
+    /// another kind. Returns how many.
+    pub fn pass(&mut self, list: usize, most: u64, kinds: Kinds) -> u64 {
+        let mut left = most.min(self.lists[list].pages);
+        let most = left;
+        while left > 0 {
+            let List { hand, passed, .. } = self.lists[list];
+            let run = self.slab[hand as usize];
+            let group = &self.groups[run.group as usize];
+            let at_group = passed == 0 && group.first == hand;
+            if at_group && group.pages <= left && group.is_of(kinds) {
+                left -= group.pages;
+                self.lists[list].hand = self.slab[group.last as usize].next;
+            } else if kinds.contains(run.view.page) {
+                let count = u64::from(run.view.extent.len - passed).min(left);
+                self.rotate(list, count as u32);
+                left -= count;
+            } else {
+                break;
+            }
+        }
+        most - left
+    }
+
     /// Takes `count` pages, at most the length of [`Runs::tail`], from the tail.
     pub fn take(&mut self, list: usize, count: u32) -> Extent {
         self.settle(list);
@@ -141,9 +169,10 @@ impl Runs {
         self.lists[list].pages += u64::from(extent.len);
         if state.runs > 0 {
             let head = self.slab[state.hand as usize].prev;
-            let run = &mut self.slab[head as usize].view;
-            if run.page == page && follows(run.extent, extent) {
-                run.extent.len += extent.len;
+            let run = &mut self.slab[head as usize];
+            if run.view.page == page && follows(run.view.extent, extent) {
+                run.view.extent.len += extent.len;
+                self.groups[run.group as usize].pages += u64::from(extent.len);
                 return;
             }
         }
@@ -175,7 +204,10 @@ impl Runs {
     pub fn update(&mut self, extent: Extent, change: impl Fn(&mut Page)) {
         self.isolate(extent, |runs, id| {
             let run = &mut runs.slab[id as usize];
+            let (group, len) = (&mut runs.groups[run.group as usize], run.view.extent.len);
+            group.remove(run.view.page, len);
             change(&mut run.view.page);
+            group.add(run.view.page, len);
             let (prev, next) = (run.prev, run.next);
             runs.join(id, next);
             runs.join(prev, id);
@@ -225,8 +257,10 @@ impl Runs {
         let mut rest = self.slab[id as usize].view;
         rest.extent.first += count;
         rest.extent.len -= count;
-        self.slab[id as usize].view.extent.len = count;
-        let (list, next) = (rest.list, self.slab[id as usize].next);
+        let run = &mut self.slab[id as usize];
+        run.view.extent.len = count;
+        self.groups[run.group as usize].pages -= u64::from(rest.extent.len);
+        let (list, next) = (rest.list, run.next);
         let new = self.allocate(rest);
         self.link(id, new, next);
         self.lists[list].runs += 1;
@@ -243,19 +277,81 @@ impl Runs {
             return;
         }
         self.unlink(headward);
-        self.slab[tailward as usize].view.extent.len += b.extent.len;
+        let run = &mut self.slab[tailward as usize];
+        run.view.extent.len += b.extent.len;
+        self.groups[run.group as usize].pages += u64::from(b.extent.len);
         self.lists[a.list].pages += u64::from(b.extent.len);
     }
 
+    /// Puts a run behind `prev`, into its group.
     fn link(&mut self, prev: u32, id: u32, next: u32) {
         (self.slab[id as usize].prev, self.slab[id as usize].next) = (prev, next);
         self.slab[prev as usize].next = id;
         self.slab[next as usize].prev = id;
+        let number = self.slab[prev as usize].group;
+        let View { page, extent, .. } = self.slab[id as usize].view;
+        self.slab[id as usize].group = number;
+        let group = &mut self.groups[number as usize];
+        group.add(page, extent.len);
+        if group.last == prev {
+            group.last = id;
+        }
+        if group.runs > GROUP_RUNS {
+            self.halve(number);
+        }
+    }
+
+    /// Moves the second half of a group to a new one.
+    fn halve(&mut self, number: u32) {
+        let old = &self.groups[number as usize];
+        let (last, count) = (old.last, old.runs / 2);
+        let half = self.new_group(last);
+        let mut id = last;
+        for moved in 1..=count {
+            let run = &mut self.slab[id as usize];
+            run.group = half;
+            let (page, len) = (run.view.page, run.view.extent.len);
+            self.groups[number as usize].remove(page, len);
+            self.groups[half as usize].add(page, len);
+            if moved == count {
+                self.groups[half as usize].first = id;
+                self.groups[number as usize].last = run.prev;
+            }
+            id = run.prev;
+        }
+    }
+
+    fn new_group(&mut self, run: u32) -> u32 {
+        let group = Group::at(run);
+        match self.unused_groups.pop() {
+            Some(number) => {
+                self.groups[number as usize] = group;
+                number
+            }
+            None => {
+                self.groups.push(group);
+                (self.groups.len() - 1) as u32
+            }
+        }
+    }
+
+    fn leave_group(&mut self, id: u32) {
+        let Run { view, prev, next, group: number } = self.slab[id as usize];
+        let group = &mut self.groups[number as usize];
+        group.remove(view.page, view.extent.len);
+        if group.runs == 0 {
+            self.unused_groups.push(number);
+        } else if group.first == id {
+            group.first = next;
+        } else if group.last == id {
+            group.last = prev;
+        }
     }
 
     fn link_before_hand(&mut self, list: usize, id: u32) {
         if self.lists[list].runs == 0 {
             self.lists[list].hand = id;
+            self.slab[id as usize].group = self.new_group(id);
             self.link(id, id, id);
         } else {
             let hand = self.lists[list].hand;
@@ -265,7 +361,8 @@ impl Runs {
     }
 
     fn unlink(&mut self, id: u32) {
-        let Run { view, prev, next } = self.slab[id as usize];
+        self.leave_group(id);
+        let Run { view, prev, next, .. } = self.slab[id as usize];
         self.slab[prev as usize].next = next;
         self.slab[next as usize].prev = prev;
         let list = &mut self.lists[view.list];
@@ -279,7 +376,7 @@ impl Runs {
     }
 
     fn allocate(&mut self, view: View) -> u32 {
-        let run = Run { view, prev: 0, next: 0 };
+        let run = Run { view, prev: 0, next: 0, group: 0 };
         let id = match self.unused.pop() {
             Some(id) => {
                 self.slab[id as usize] = run;
@@ -304,170 +401,4 @@ fn follows(a: Extent, b: Extent) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::VecDeque;
-
-    #[derive(Debug, Clone)]
-    enum Act {
-        Insert { list: usize, object: u32, first: u32, len: u32, age: u8 },
-        Rotate { list: usize, count: u32 },
-        Take { list: usize, count: u32 },
-        Detach { object: u32, first: u32, len: u32 },
-        Update { object: u32, first: u32, len: u32, age: u8 },
-    }
-
-    fn act() -> impl Strategy<Value = Act> {
-        let (list, object, first, len) = (0usize..2, 0u32..2, 0u32..40, 1u32..16);
-        prop_oneof![
-            (list.clone(), object.clone(), first.clone(), len.clone(), 0u8..2).prop_map(
-                |(list, object, first, len, age)| Act::Insert { list, object, first, len, age }
-            ),
-            (list.clone(), len.clone()).prop_map(|(list, count)| Act::Rotate { list, count }),
-            (list, len.clone()).prop_map(|(list, count)| Act::Take { list, count }),
-            (object.clone(), first.clone(), len.clone())
-                .prop_map(|(object, first, len)| Act::Detach { object, first, len }),
-            (object, first, len, 0u8..2).prop_map(|(object, first, len, age)| Act::Update {
-                object,
-                first,
-                len,
-                age
-            }),
-        ]
-    }
-
-    /// Page by page: (object, page, age), tail first.
-    #[derive(Default)]
-    struct Plain([VecDeque<(u32, u32, u8)>; 2]);
-
-    impl Plain {
-        fn holds(&self, object: u32, page: u32) -> bool {
-            self.0.iter().flatten().any(|p| (p.0, p.1) == (object, page))
-        }
-
-        fn in_range(p: &(u32, u32, u8), object: u32, first: u32, len: u32) -> bool {
-            p.0 == object && (first..first + len).contains(&p.1)
-        }
-
-        fn apply(&mut self, act: &Act) {
-            match *act {
-                Act::Insert { list, object, first, len, age } => {
-                    for page in first..first + len {
-                        if !self.holds(object, page) {
-                            self.0[list].push_back((object, page, age));
-                        }
-                    }
-                }
-                Act::Rotate { list, count } => {
-                    for _ in 0..count {
-                        let Some(page) = self.0[list].pop_front() else { break };
-                        self.0[list].push_back(page);
-                    }
-                }
-                Act::Take { list, count } => {
-                    let len = self.0[list].len().min(count as usize);
-                    self.0[list].drain(..len);
-                }
-                Act::Detach { object, first, len } => {
-                    for list in &mut self.0 {
-                        list.retain(|p| !Self::in_range(p, object, first, len));
-                    }
-                }
-                Act::Update { object, first, len, age } => {
-                    for page in self.0.iter_mut().flatten() {
-                        if Self::in_range(page, object, first, len) {
-                            page.2 = age;
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    fn in_range(
-        runs: &mut Runs,
-        object: u32,
-        first: u32,
-        len: u32,
-        then: impl Fn(&mut Runs, Extent),
-    ) {
-        let mut from = first;
-        while let Some(view) = runs.find(ObjectId(object), from, first + len) {
-            from = view.extent.first + view.extent.len;
-            then(runs, view.extent);
-        }
-    }
-
-    fn apply(runs: &mut Runs, act: &Act) {
-        match *act {
-            Act::Insert { list, object, first, len, age } => {
-                for page in first..first + len {
-                    if runs.find(ObjectId(object), page, page + 1).is_none() {
-                        let extent = Extent { object: ObjectId(object), first: page, len: 1 };
-                        runs.insert(list, extent, Page { age, ..Page::default() });
-                    }
-                }
-            }
-            Act::Rotate { list, mut count } | Act::Take { list, mut count } => {
-                while let (Some(tail), true) = (runs.tail(list), count > 0) {
-                    let n = tail.extent.len.min(count);
-                    count -= n;
-                    match act {
-                        Act::Rotate { .. } => runs.rotate(list, n),
-                        _ => assert_eq!(runs.take(list, n).len, n),
-                    }
-                }
-            }
-            Act::Detach { object, first, len } => {
-                in_range(runs, object, first, len, |runs, extent| runs.detach(extent));
-            }
-            Act::Update { object, first, len, age } => {
-                in_range(runs, object, first, len, |runs, extent| {
-                    runs.update(extent, |page| page.age = age);
-                });
-            }
-        }
-    }
-
-    fn listed(runs: &Runs, list: usize) -> Vec<(u32, u32, u8)> {
-        let (mut copy, mut pages) = (runs.clone(), Vec::new());
-        while let Some(View { extent, page, .. }) = copy.tail(list) {
-            pages.extend((0..extent.len).map(|i| (extent.object.0, extent.first + i, page.age)));
-            copy.take(list, extent.len);
-        }
-        pages
-    }
-
-    proptest! {
-        #[test]
-        fn runs_are_a_deque_of_pages(acts in proptest::collection::vec(act(), 1..60)) {
-            let (mut runs, mut plain) = (Runs::new(2), Plain::default());
-            for act in &acts {
-                apply(&mut runs, act);
-                plain.apply(act);
-                for list in 0..2 {
-                    prop_assert_eq!(runs.pages(list), plain.0[list].len() as u64);
-                    prop_assert_eq!(listed(&runs, list), Vec::from(plain.0[list].clone()));
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_lap_of_the_hand_leaves_one_run() {
-        let mut runs = Runs::new(1);
-        runs.insert(0, Extent { object: ObjectId(0), first: 0, len: 1000 }, Page::default());
-        runs.rotate(0, 300);
-        runs.insert(0, Extent { object: ObjectId(1), first: 0, len: 10 }, Page::default());
-        assert_eq!(runs.lists[0].runs, 3);
-        runs.rotate(0, 700);
-        runs.rotate(0, 300);
-        runs.rotate(0, 10);
-        assert_eq!(runs.tail(0).unwrap().extent.len, 700);
-        runs.detach(Extent { object: ObjectId(1), first: 0, len: 10 });
-        runs.rotate(0, 700);
-        runs.rotate(0, 300);
-        assert_eq!((runs.lists[0].runs, runs.pages(0)), (1, 1000));
-    }
-}
+mod tests;
