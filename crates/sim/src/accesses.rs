@@ -60,7 +60,12 @@ impl Sweep {
     }
 
     fn advance(&mut self, count: u64) {
-        self.at = (self.at / self.stride + count) % self.lap * self.stride;
+        // Within the lap, as mostly, it is done without a division.
+        let ahead = count.checked_mul(self.stride).and_then(|bytes| bytes.checked_add(self.at));
+        self.at = match ahead.filter(|ahead| *ahead < self.lap * self.stride) {
+            Some(ahead) => ahead,
+            None => (self.at / self.stride + count) % self.lap * self.stride,
+        };
     }
 }
 

@@ -122,7 +122,16 @@ pub struct Failure {
 
 /// Latency histograms by kind.
 #[derive(Debug, Clone, Default)]
-pub struct Latencies(Vec<(&'static str, Histogram<u64>)>);
+pub struct Latencies(Vec<Series>);
+
+/// The latencies of one kind. Equal values in a row, as most are in a model, are recorded together.
+#[derive(Debug, Clone)]
+struct Series {
+    kind: &'static str,
+    histogram: Histogram<u64>,
+    /// Value and how often: not yet in the histogram.
+    pending: (u64, u64),
+}
 
 /// Significant digits of the histograms: 0.1 %.
 const LATENCY_DIGITS: u8 = 3;
@@ -130,20 +139,39 @@ const LATENCY_DIGITS: u8 = 3;
 impl Latencies {
     /// Adds `count` equal values.
     pub fn record(&mut self, kind: &'static str, ns: u64, count: u64) {
-        let index = match self.0.iter().position(|(known, _)| *known == kind) {
+        // The same literal, mostly: an address is compared faster than a text.
+        let known = |series: &Series| std::ptr::eq(series.kind, kind) || series.kind == kind;
+        let index = match self.0.iter().position(known) {
             Some(index) => index,
             None => {
                 let histogram = Histogram::new(LATENCY_DIGITS).expect("3 digits are allowed");
-                self.0.push((kind, histogram));
+                self.0.push(Series { kind, histogram, pending: (ns, 0) });
                 self.0.len() - 1
             }
         };
-        self.0[index].1.record_n(ns, count).expect("the histogram grows");
+        let series = &mut self.0[index];
+        if series.pending.0 != ns {
+            series.settle();
+            series.pending = (ns, 0);
+        }
+        series.pending.1 += count;
     }
 
     /// In the order of first use.
-    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Histogram<u64>)> {
-        self.0.iter().map(|(kind, histogram)| (*kind, histogram))
+    pub fn iter(&mut self) -> impl Iterator<Item = (&'static str, &Histogram<u64>)> {
+        self.0.iter_mut().map(|series| {
+            series.settle();
+            (series.kind, &series.histogram)
+        })
+    }
+}
+
+impl Series {
+    fn settle(&mut self) {
+        let (ns, count) = std::mem::take(&mut self.pending);
+        if count > 0 {
+            self.histogram.record_n(ns, count).expect("the histogram grows");
+        }
     }
 }
 

@@ -271,24 +271,48 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             self.tasks[task.0].doing = Doing::Touch(accesses);
             return Ok(());
         }
-        let (space, before) = (self.space_of(task), accesses.remaining());
-        let limit_ps = limit_ns.saturating_mul(1000);
-        let touched = self.parts.hardware.touch(cpu, space, &mut accesses, limit_ps);
-        self.charge_touches(cpu, task, before, &accesses, touched.translation_ps);
-        self.books.tally.add(TLB_MISSES, self.parts.hardware.take_tlb_misses());
-        let end = self.cpus[cpu].slice_end.min(self.next_event());
-        if touched.stop == Stop::Fault {
-            let (now, before) = (self.cpus[cpu].now, accesses.remaining());
-            let limit_ns = end.saturating_sub(now);
-            let served = &mut *accesses;
-            let call = self.call(cpu, task, limit_ns, |kernel, hw, cx| {
-                kernel.fault(hw, cx, space, served);
-            });
-            self.charge_touches(cpu, task, before, &accesses, 0);
-            call?;
+        // Where nobody else can want the CPU before `end`, fault after fault is served in this step.
+        let end = self.cpus[cpu].now + limit_ns;
+        let alone = self.cpus.len() == 1 && self.phase_of(task).rate.is_none();
+        loop {
+            let limit_ns = end.saturating_sub(self.cpus[cpu].now).max(1);
+            let faulted = self.touch_or_fault(cpu, task, &mut accesses, limit_ns)?;
+            let end = end.min(self.next_event());
+            let on = self.cpus[cpu].task.is_some() && self.cpus[cpu].now < end;
+            if !(faulted && alone && on) || accesses.is_done() {
+                break;
+            }
+            self.check_caps(self.cpus[cpu].now)?;
         }
         self.tasks[task.0].doing = Doing::Touch(accesses);
         Ok(())
+    }
+
+    /// Touches until done, out of time, or at a fault, which the kernel then serves; says whether it
+    /// came to one.
+    fn touch_or_fault(
+        &mut self,
+        cpu: usize,
+        task: TaskId,
+        accesses: &mut Accesses,
+        limit_ns: u64,
+    ) -> Result<bool, RunError> {
+        let (space, before) = (self.space_of(task), accesses.remaining());
+        let limit_ps = limit_ns.saturating_mul(1000);
+        let touched = self.parts.hardware.touch(cpu, space, accesses, limit_ps);
+        self.charge_touches(cpu, task, before, accesses, touched.translation_ps);
+        self.books.tally.add(TLB_MISSES, self.parts.hardware.take_tlb_misses());
+        if touched.stop != Stop::Fault {
+            return Ok(false);
+        }
+        let end = self.cpus[cpu].slice_end.min(self.next_event());
+        let (now, before) = (self.cpus[cpu].now, accesses.remaining());
+        let limit_ns = end.saturating_sub(now);
+        let call = self.call(cpu, task, limit_ns, |kernel, hw, cx| {
+            kernel.fault(hw, cx, space, accesses);
+        });
+        self.charge_touches(cpu, task, before, accesses, 0);
+        call.map(|()| true)
     }
 
     /// Charges the page touches since `before` were left.
@@ -301,6 +325,9 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         translation_ps: u64,
     ) {
         let count = before - accesses.remaining();
+        if count == 0 && translation_ps == 0 {
+            return;
+        }
         let entry = &mut self.tasks[task.0];
         entry.piece_carry += count;
         let whole = entry.piece_carry / accesses.pieces();

@@ -22,7 +22,7 @@ pub type PmegId = usize;
 pub struct Geometry {
     /// Page-table groups.
     pub pmegs: usize,
-    /// Entries in each; at most 64.
+    /// Entries in each: a power of two, at most 64.
     pub ptes: u32,
     /// The page.
     pub page: PageSize,
@@ -81,8 +81,8 @@ impl Geometry {
 
     /// Segment and entry of an address.
     pub fn locate(&self, address: u64) -> (usize, u32) {
-        let page = address >> self.page.shift();
-        ((page / u64::from(self.ptes)) as usize, (page % u64::from(self.ptes)) as u32)
+        let (page, entries) = (address >> self.page.shift(), self.ptes.trailing_zeros());
+        ((page >> entries) as usize, (page & u64::from(self.ptes - 1)) as u32)
     }
 }
 
@@ -197,8 +197,9 @@ impl Sun4 {
 
     /// Whether the segment-map entries for this segment are in the hardware.
     pub fn has_region(&self, space: SpaceId, segment: usize) -> bool {
-        let regions = self.spaces.get(space.0).map_or(0, |space| space.regions);
-        self.geometry.smegs.is_none() || regions & (1 << (segment / SEGMENTS_PER_REGION)) != 0
+        let region = 1 << (segment / SEGMENTS_PER_REGION);
+        self.geometry.smegs.is_none()
+            || self.spaces.get(space.0).is_some_and(|space| space.regions & region != 0)
     }
 
     /// The entries that let such an access through, of a segment's pmeg.

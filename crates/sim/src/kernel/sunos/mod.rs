@@ -113,14 +113,11 @@ impl SunOs {
     /// Loads the entry of a page that the process needs beside its regions, with a fault if need be.
     fn load_own(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, at: (usize, u32)) {
         let (segment, entry) = at;
-        let valid = |hw: &Sun4, pmeg: PmegId| hw.pmegs()[pmeg].valid >> entry & 1 != 0;
-        if hw.has_region(space, segment)
-            && hw.pmeg_of(space, segment).is_some_and(|pmeg| valid(hw, pmeg))
-        {
+        if is_valid(hw, space, segment, entry) && hw.has_region(space, segment) {
             return;
         }
         let pmeg = self.pmeg(hw, cx, space, segment);
-        if !valid(hw, pmeg) {
+        if hw.pmegs()[pmeg].valid >> entry & 1 == 0 {
             hw.pmeg_mut(pmeg).valid |= 1 << entry;
             self.charge_faults(cx, 1);
         }
@@ -168,10 +165,8 @@ impl SunOs {
             for at in anchors {
                 self.load_own(hw, cx, space, at);
             }
-            let loaded = |(segment, entry): (usize, u32)| {
-                hw.pmeg_of(space, segment).is_some_and(|p| hw.pmegs()[p].valid >> entry & 1 != 0)
-            };
-            if anchors.into_iter().all(loaded) {
+            let stolen = |(segment, entry)| !is_valid(hw, space, segment, entry);
+            if !anchors.into_iter().any(stolen) {
                 return;
             }
         }
@@ -239,7 +234,8 @@ impl SunOs {
         let base_page = (accesses.base() >> geometry.page.shift()) as i64;
         let first = segment as i64 * i64::from(geometry.ptes) - base_page;
         let present = self.vm.present(space, id, first, accesses.writes);
-        let writable = self.vm.present(space, id, first, true);
+        let writable =
+            if accesses.writes { present } else { self.vm.present(space, id, first, true) };
         let held = hw.pmegs()[pmeg];
         let usable = if accesses.writes { held.valid & held.writable } else { held.valid };
         if usable >> entry & 1 != 0 {
@@ -260,6 +256,11 @@ impl SunOs {
         self.charge_faults(cx, count);
         accesses.advance(run.touches(count));
     }
+}
+
+/// Whether the segment has a pmeg, and this entry of it is valid.
+fn is_valid(hw: &Sun4, space: SpaceId, segment: usize, entry: u32) -> bool {
+    hw.pmeg_of(space, segment).is_some_and(|pmeg| hw.pmegs()[pmeg].valid >> entry & 1 != 0)
 }
 
 /// A run of faults in one pmeg.
@@ -286,11 +287,10 @@ impl Run {
                 return one;
             }
             let step = (sweep.stride / page_bytes).min(64) as u32;
-            let mut next = entry;
-            while next < ptes && faulting >> next & 1 != 0 {
-                next += step;
-            }
-            let faults = u64::from((next - entry) / step).clamp(1, left);
+            // What does not fault ends the run; entries between those of the run do not matter.
+            let ahead = (faulting >> entry) | !every(step);
+            let pages = ahead.trailing_ones().min(ptes - entry);
+            let faults = u64::from(pages.div_ceil(step)).clamp(1, left);
             return Run { faults, step, touches_each: 1, first_touches: 1, left };
         }
         let on_page = page_bytes - accesses.next_address() % page_bytes;
@@ -305,11 +305,20 @@ impl Run {
     }
 
     fn entries(&self, entry: u32, count: u64) -> u64 {
-        (0..count as u32).fold(0, |mask, i| mask | 1 << (entry + i * self.step))
+        let pages = (count - 1) * u64::from(self.step) + 1;
+        (every(self.step) & (u64::MAX >> (64 - pages))) << entry
     }
 
     fn touches(&self, count: u64) -> u64 {
         (self.first_touches + (count - 1) * self.touches_each).min(self.left)
+    }
+}
+
+/// Bit 0 and every `step`-th after it; a step of 64 leaves bit 0 alone.
+fn every(step: u32) -> u64 {
+    match step {
+        1 => u64::MAX,
+        _ => (0..64).step_by(step as usize).fold(0, |mask, bit| mask | 1 << bit),
     }
 }
 
