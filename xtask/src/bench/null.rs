@@ -7,7 +7,7 @@ use serde_json::json;
 const LIMIT_NS: f64 = 2.0;
 /// A sweep and a random job, as their generators differ.
 const JOBS: &[&[&str]] = &[
-    &["vmtest", "--set", "loops=20000", "--set", "switch_rate=0"],
+    &["vmtest", "--set", "loops=20000", "--set", "switch_rate=1"],
     &["tlb-gather", "--set", "count=50_000_000"],
 ];
 
@@ -17,15 +17,17 @@ pub fn run() -> Result<Outcome> {
     for job in JOBS {
         let report = report(&pagetax, &[job, &["--on", "null"][..]].concat())?;
         let operations = number(&report, "/counters/access_count/value")?;
-        let ns = number(&report, "/wall_ns")? / operations;
+        // CPU time: a busy neighbour stretches the wall clock only.
+        let cpu = ["user", "kernel"].map(|mode| format!("/counters/{mode}_ns/value"));
+        let ns = (number(&report, &cpu[0])? + number(&report, &cpu[1])?) / operations;
         worst = worst.max(ns);
         rows.push(vec![job[0].into(), format!("{operations:.0}"), format!("{ns:.2}")]);
-        results.push(json!({"job": job[0], "operations": operations, "ns_per_operation": ns}));
+        results.push(json!({"job": job[0], "operations": operations, "cpu_ns_per_operation": ns}));
     }
     Ok(Outcome {
-        headings: vec!["job", "operations", "ns each"],
+        headings: vec!["job", "operations", "CPU ns each"],
         rows,
         json: json!(results),
-        promise: (format!("at most {LIMIT_NS} ns an operation"), worst <= LIMIT_NS),
+        promise: (format!("at most {LIMIT_NS} ns of CPU time an operation"), worst <= LIMIT_NS),
     })
 }
