@@ -34,7 +34,8 @@ impl Figure {
     /// - `settled_s(COLUMN, PHASE, RATE, SHARE)`: seconds into the phase after which five points of
     ///   the series together never leave RATE by more than SHARE
     /// - `first_s(COLUMN)`: when the column is first above 0
-    /// - `cell(TABLE, ROW, COLUMN)`: of a table in an old tool's words, by headings
+    /// - `cell(TABLE, ROW, COLUMN)`: of a table in an old tool's words; ROW is the text of cells that
+    ///   follow each other in the row (`0 u 8k`), COLUMN its heading, of equal ones the last
     /// - `ended_early`: 1 or 0
     ///
     /// # Errors
@@ -154,9 +155,11 @@ fn settled_s(
 fn cell(run: &Run, title: &str, row: &str, column: &str) -> Result<f64, String> {
     let table = run.tables.iter().find(|table| table.title == title);
     let table = table.ok_or_else(|| format!("the report has no table `{title}`"))?;
-    let index = table.columns.iter().position(|heading| heading == column);
+    let index = table.columns.iter().rposition(|heading| heading == column);
     let index = index.ok_or_else(|| format!("table `{title}` has no column `{column}`"))?;
-    let cells = table.rows.iter().find(|cells| cells.first().is_some_and(|first| first == row));
+    let has_row =
+        |cells: &&Vec<String>| format!(" {} ", cells.join(" ")).contains(&format!(" {row} "));
+    let cells = table.rows.iter().find(has_row);
     let cells = cells.ok_or_else(|| format!("table `{title}` has no row `{row}`"))?;
     let text = cells.get(index).map_or("", String::as_str);
     let digits: String =

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Name and text of each file, in the order of reports.
 const BUILTIN: &[(&str, &str)] = &[
     ("sun-4", include_str!("../../../../published/sun-4.toml")),
+    ("ultrasparc", include_str!("../../../../published/ultrasparc.toml")),
     ("alpha-nms", include_str!("../../../../published/alpha-nms.toml")),
 ];
 
