@@ -67,8 +67,8 @@ impl Linux24 {
         for (depth, layer) in mapping.layers.iter().enumerate() {
             let view = self.memory.find(*layer, page, end);
             if let Some(view) = view.filter(|view| view.extent.first == page) {
-                // Layers above may have later pages of their own.
-                let len = if depth == 0 { view.extent.len } else { 1 };
+                let end = page + view.extent.len;
+                let len = self.first_of(&mapping.layers[..depth], page, end) - page;
                 return Content::Resident(
                     depth,
                     View { extent: Extent { len, ..view.extent }, ..view },
@@ -85,6 +85,15 @@ impl Linux24 {
         Content::Zero
     }
 
+    /// The first page from `page` on that one of these layers has, or `end`.
+    fn first_of(&self, layers: &[ObjectId], page: u32, end: u32) -> u32 {
+        layers.iter().fold(end, |end, layer| {
+            let resident = self.memory.find(*layer, page, end);
+            let end = resident.map_or(end, |view| view.extent.first);
+            self.spaces.object(*layer).swapped_from(page, end).unwrap_or(end)
+        })
+    }
+
     /// Maps resident pages. A page that was mapped before is in use by that: it becomes active.
     fn map_resident<M: PageTables>(
         &mut self,
@@ -99,7 +108,8 @@ impl Linux24 {
         let again = old.touched && !old.mapped;
         let page = Page { mapped: true, touched: true, dirty: old.dirty | writable, ..old };
         if again && view.list != ACTIVE && view.list != UNLISTED {
-            self.hold(cx, CpuRow::MinorFault, Line::Fault, 0, self.config.costs.lru_page_ns);
+            let ns = u64::from(view.extent.len) * self.config.costs.lru_page_ns;
+            self.hold(cx, CpuRow::MinorFault, Line::Fault, 0, ns);
             self.memory.move_found(view, ACTIVE, Page { age: old.age.max(2), ..page });
         } else if view.list == Memory::clean_list(old.zone) {
             self.memory.move_found(view, INACTIVE, page);

@@ -114,6 +114,11 @@ impl Linux24 {
             .flat_map(|s| s.mappings.values())
             .map(|m| u64::from(m.locked))
             .sum();
+        let remedy = if locked > 0 {
+            "lock less, or run it on linux-2.4.9, which gets through"
+        } else {
+            "use less memory, or give the machine more swap"
+        };
         cx.fail(
             format!(
                 "order-0 allocation failed: {attempts} attempts in a row freed no page that it may \
@@ -123,7 +128,7 @@ impl Linux24 {
                 self.memory.listed(INACTIVE),
                 self.swap_left,
             ),
-            "lock less, or run it on linux-2.4.9, which gets through",
+            remedy,
         );
     }
 

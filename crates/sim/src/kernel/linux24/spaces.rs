@@ -39,6 +39,12 @@ impl Object {
         self.swapped.get(page as usize / 64).is_some_and(|word| word & (1 << (page % 64)) != 0)
     }
 
+    /// The first page from `page` on and before `end` that has a place in swap.
+    pub fn swapped_from(&self, page: u32, end: u32) -> Option<u32> {
+        let end = end.min(self.swapped.len() as u32 * 64);
+        (page..end).find(|page| self.is_swapped(*page))
+    }
+
     /// Gives the page a place in swap. Returns whether it had none.
     pub fn set_swapped(&mut self, page: u32) -> bool {
         let (word, bit) = (page as usize / 64, 1 << (page % 64));
