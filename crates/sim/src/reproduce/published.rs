@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const BUILTIN: &[(&str, &str)] = &[
     ("sun-4", include_str!("../../../../published/sun-4.toml")),
     ("ultrasparc", include_str!("../../../../published/ultrasparc.toml")),
+    ("linux-24", include_str!("../../../../published/linux-24.toml")),
     ("alpha-nms", include_str!("../../../../published/alpha-nms.toml")),
 ];
 

@@ -63,7 +63,12 @@ fn files_that_contradict_themselves_are_refused() {
 #[test]
 fn every_file_parses_and_every_table_has_numbers() {
     for name in names() {
-        published::find(name).unwrap();
+        let file = published::find(name).unwrap();
+        assert!(!file.source.is_empty(), "{name}");
+        for check in file.check {
+            let asserted = check.ratio.is_some() || check.range.is_some();
+            assert!(asserted || !check.why.is_empty(), "{name}: `{}` says nothing", check.figure);
+        }
     }
     let vmtest = table("sparcstation1-pmeg-patch-vmtest.csv").unwrap();
     assert_eq!(vmtest.rows.len(), 18);
