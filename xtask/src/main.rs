@@ -1,7 +1,8 @@
-//! The project's own chores: `cargo xtask test`, `bench`, `man`, `bless`.
+//! The project's own chores: `cargo xtask test`, `bench`, `page-sizes`, `man`, `bless`.
 
 mod bench;
 mod packages;
+mod pages;
 mod shell;
 mod skips;
 mod test;
@@ -20,10 +21,15 @@ enum Chore {
     Bench {
         /// Which; none lists them
         name: Option<String>,
+        /// Parts of it, such as programs; none is all of them
+        parts: Vec<String>,
     },
     /// Write manual pages and shell completions to target/man and target/completions
     Man,
-    /// Accept what the program prints now as what the transcripts and golden reports expect
+    /// Measure the tables of docs/page-sizes.md on this kernel, and write them there
+    PageSizes,
+    /// Accept what the program prints now as what the transcripts, golden reports and
+    /// docs/validation.md expect
     Bless,
 }
 
@@ -31,8 +37,9 @@ fn main() -> Result<()> {
     std::env::set_current_dir(root())?;
     match Chore::parse() {
         Chore::Test => test::run(),
-        Chore::Bench { name } => bench::run(name.as_deref()),
+        Chore::Bench { name, parts } => bench::run(name.as_deref(), &parts),
         Chore::Man => man(),
+        Chore::PageSizes => pages::run(),
         Chore::Bless => bless(),
     }
 }
@@ -54,7 +61,7 @@ fn man() -> Result<()> {
     Ok(())
 }
 
-/// Transcripts listen to TRYCMD, golden reports to BLESS.
+/// Transcripts listen to TRYCMD, golden reports and docs/validation.md to BLESS.
 fn bless() -> Result<()> {
     let mut tests = shell::cargo_command(&["test", "--workspace"]);
     shell::succeed(tests.env("TRYCMD", "overwrite").env("BLESS", "1"))?;

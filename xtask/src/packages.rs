@@ -8,9 +8,13 @@ use std::process::Command;
 const NEEDED: &[(&str, &str)] = &[
     ("cc", "gcc"),
     ("gzip", "gzip"),
+    ("make", "make"),
+    ("musl-gcc", "musl-tools"),
     ("python3", "python3"),
     ("redis-server", "redis-server"),
+    ("qemu-x86_64", "qemu-user"),
     ("sqlite3", "sqlite3"),
+    ("valgrind", "valgrind"),
     ("xz", "xz-utils"),
 ];
 

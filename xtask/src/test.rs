@@ -46,8 +46,10 @@ fn deny() -> Result<Vec<Skip>> {
 /// All tests of the workspace. Passing tests are not listed; their skips are collected.
 fn tests() -> Result<Vec<Skip>> {
     // Test names say nothing of their crate, so lines such as "Running unittests" stay visible.
-    let mut cargo = shell::cargo_command(&["test", "--workspace", "--no-fail-fast"]);
-    cargo.args(["--", "--show-output"]);
+    // Tests send signals. Who is started in the background may have been told to ignore them.
+    let mut cargo = Command::new("env");
+    cargo.args(["--default-signal=HUP,INT,QUIT", "cargo", "test", "--workspace"]);
+    cargo.args(["--no-fail-fast", "--", "--show-output"]);
     let mut scanner = Scanner::default();
     let succeeded = stream(&mut cargo, |line| {
         if scanner.line(line) {

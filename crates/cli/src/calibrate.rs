@@ -5,27 +5,33 @@ use crate::output::{self, progress::Progress, text};
 use anyhow::{Context, Result};
 use pagetax_core::calibration::{Calibration, FaultCost, Spread, WalkCost, WalkPattern};
 use pagetax_core::units::{Bytes, Nanos, PageSize};
-use pagetax_host::calibrate::{cache_path, calibrate, save};
+use pagetax_host::calibrate::{CalibrateError, Extent, cache_path, calibrate, save};
+use pagetax_host::sys::signal::StopSignals;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
   pagetax calibrate             measure this machine once, within a minute
   pagetax calibrate --quick     within ten seconds, less exactly
-  pagetax calibrate --json      the figures as a document";
+  pagetax calibrate --json      the figures as a document
+  sudo pagetax calibrate --allow-sysfs
+                                also the page sizes that are switched off";
 
 /// Measure what faults and page walks cost on this machine, for budgets to use
 ///
 /// The result is kept in $XDG_CACHE_HOME/pagetax/calibration.json (~/.cache without the variable),
-/// with the machine's identity: another CPU, kernel or memory size asks for a new one. It changes no
-/// setting; page sizes that are switched off are left out, with the command that would switch them
-/// on.
+/// with the machine's identity: another CPU, kernel or memory size asks for a new one. Page sizes
+/// that are switched off are left out, with the command that would switch them on.
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
     /// Fewer repetitions and working sets: at most ten seconds
     #[arg(long)]
     quick: bool,
+
+    /// Switch page sizes that are off on for their measurement, then put them back; needs root
+    #[arg(long)]
+    allow_sysfs: bool,
 
     /// Print the calibration as JSON
     #[arg(long)]
@@ -36,11 +42,18 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let remedy = "\n  remedy: see `pagetax doctor` for what this machine allows";
     let unmet = |error: anyhow::Error| exit::with(exit::UNMET, error);
+    // From here on Ctrl-C ends the measurement, not us, so that settings are put back.
+    let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
+    let extent = Extent { quick: args.quick, change_settings: args.allow_sysfs };
     let mut progress = Progress::start("calibrating");
-    let calibration = calibrate(args.quick, |done| progress.update(done))
+    let calibration = calibrate(extent, |done| progress.update(done));
+    drop(progress);
+    if let Err(CalibrateError::Interrupted) = calibration {
+        return Ok(exit::INTERRUPTED.into());
+    }
+    let calibration = calibration
         .with_context(|| format!("cannot calibrate this machine{remedy}"))
         .map_err(unmet)?;
-    drop(progress);
     let path = cache_path().context("\n  remedy: export XDG_CACHE_HOME=~/.cache").map_err(unmet)?;
     save(&calibration, &path)
         .context("the calibration was measured, but is lost\n  remedy: free the folder it goes to")

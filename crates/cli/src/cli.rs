@@ -1,6 +1,9 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::{calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, reproduce, run};
+use crate::{
+    calibrate, cc, compare, diagnose, doctor, exit, jobs, machines, manual, pagesize, pmap, ppgsz,
+    remote, reproduce, run, serve, servers, trapstat,
+};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -8,11 +11,15 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "\
 Examples:
   pagetax diagnose -- sort big.txt       what would larger pages do for sort?
+  pagetax ppgsz -o heap=2M ./server      start a command on large pages
   pagetax run tlb-gather                 run a built-in job on this machine
+  pagetax trapstat -T -- ./server        which TLB misses does it take, and which code pays?
   pagetax doctor                         what can be measured here?
   pagetax calibrate                      measure what a fault costs here, once
+  pagetax pmap -xs 1234                  which pages does a process have its memory on?
   pagetax jobs                           list the built-in jobs
-  pagetax machines                       list what they can run on";
+  pagetax machines                       list what they can run on
+  pagetax serve --memory 8G              lend memory to other programs and machines";
 
 /// What virtual memory costs a program, and how to stop paying
 #[derive(Debug, Parser)]
@@ -31,6 +38,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Diagnose(diagnose::Args),
+    Ppgsz(ppgsz::Args),
     Run(run::Args),
     Compare(compare::Args),
     Doctor(doctor::Args),
@@ -38,6 +46,18 @@ pub enum Command {
     Jobs(jobs::Args),
     Machines(machines::Args),
     Reproduce(reproduce::Args),
+    Trapstat(trapstat::Args),
+    Remote(remote::Args),
+    Pmap(pmap::Args),
+    Pagesize(pagesize::Args),
+    Cc(cc::Args),
+    /// Compile and link C++; the program puts its heap and stack on large pages by itself
+    #[command(name = "c++")]
+    Cxx(cc::Args),
+    /// Compile and link Rust; the program puts its heap and stack on large pages by itself
+    Rustc(cc::Args),
+    Serve(serve::Args),
+    Servers(servers::Args),
     #[command(hide = true)]
     Man(manual::ManArgs),
     #[command(hide = true)]
@@ -49,6 +69,7 @@ impl Command {
     pub fn run(self) -> Result<ExitCode> {
         match self {
             Command::Diagnose(args) => diagnose::run(args),
+            Command::Ppgsz(args) => ppgsz::run(args),
             Command::Compare(args) => compare::run(args),
             Command::Run(args) => run::run(args),
             Command::Doctor(args) => doctor::run(args),
@@ -56,9 +77,31 @@ impl Command {
             Command::Jobs(args) => jobs::run(args),
             Command::Machines(args) => machines::run(args),
             Command::Reproduce(args) => reproduce::run(args),
+            Command::Trapstat(args) => trapstat::run(args),
+            Command::Remote(args) => remote::run(args),
+            Command::Pmap(args) => pmap::run(args),
+            Command::Pagesize(args) => pagesize::run(args),
+            Command::Cc(args) => cc::run(args, cc::Driver::C),
+            Command::Cxx(args) => cc::run(args, cc::Driver::Cxx),
+            Command::Rustc(args) => cc::run(args, cc::Driver::Rust),
+            Command::Serve(args) => serve::run(args),
+            Command::Servers(args) => servers::run(args),
             Command::Man(args) => manual::man(args),
             Command::Completions(args) => manual::completions(args),
         }
+    }
+}
+
+/// Prints what is wrong with a command line, or the help that it asked for. Wrappers of other
+/// programs have an exit code of their own for it.
+pub fn refuse(error: &clap::Error) -> ExitCode {
+    // With stderr gone there is nobody left to tell; the exit code still speaks.
+    let _ = error.print();
+    let wraps = std::env::args_os().nth(1).is_some_and(|word| word == "ppgsz");
+    match (error.use_stderr(), wraps) {
+        (false, _) => exit::FINE.into(),
+        (true, false) => exit::BAD_INPUT.into(),
+        (true, true) => exit::WRAPPER_FAILED.into(),
     }
 }
 

@@ -20,7 +20,8 @@ use pagetax_core::units::Nanos;
 use pagetax_host::budget::{Totals, Translation, Watch, Watched, budget};
 use pagetax_host::calibrate;
 use pagetax_host::environment::environment;
-use pagetax_host::pagesize::{Mechanism, PageSettings, Recipe};
+use pagetax_host::pagesize::program::Program;
+use pagetax_host::pagesize::{Mechanism, PageSettings, Recipe, Unavailable, text};
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_host::trial::{self, Finished, Launch, Peak, TrialError};
@@ -57,8 +58,14 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "1min")]
     time: Nanos,
 
-    /// Page sizes to try: 4K for base pages, 64K and the like, 2M, hugetlb-2M
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "4K,64K,2M")]
+    /// Page sizes to try: 4K for base pages, 64K and the like, 2M and hugetlb-2M for the heap;
+    /// stack-2M, text-2M, and all-2M for heap, stack and code together
+    #[arg(
+        long,
+        value_name = "SIZE,…",
+        value_delimiter = ',',
+        default_value = "4K,64K,2M,stack-2M,text-2M,all-2M"
+    )]
     sizes: Vec<String>,
 
     /// Change page-size settings of the system during the trials that need it, then put them back
@@ -108,6 +115,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let mut hashes = scratch::Hashes::new(recipes.len());
     let mut watched = None;
+    let mut code = Code::of(&launch.argv);
     let mut progress = Progress::start("diagnose");
     let rounds = rounds::run(
         &schedule,
@@ -115,6 +123,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         |step| {
             let outputs = scratch.outputs(&recipes[step.trial].mechanism.name(), step.round);
             let mut watch = step.budget.then(Watch::new);
+            code.settle_for(recipes[step.trial].mechanism);
             let finished = trial::run(&launch, &recipes[step.trial], &outputs, watch.as_mut())?;
             watched = watch.map(|watch| (finished.clone(), watch.finish())).or(watched.take());
             hashes.note(step, &outputs).map_err(|e| TrialError::System("read the output", e))?;
@@ -158,18 +167,56 @@ fn argv(args: &Args) -> Result<Vec<OsString>> {
     Ok([own.into(), "run".into(), "tlb-gather".into()].into())
 }
 
+/// The command's code in the page cache, which a trial leaves to the next one.
+struct Code {
+    files: Vec<PathBuf>,
+    by_huge_pages: bool,
+}
+
+impl Code {
+    /// Files whose code could lie on huge pages.
+    fn of(argv: &[OsString]) -> Code {
+        let program = argv.first().and_then(|name| Program::find(&name.to_string_lossy()).ok());
+        let files = program.map(|program| program.files()).unwrap_or_default();
+        let files = files.into_iter().filter(|path| text::has_code(path)).collect();
+        Code { files, by_huge_pages: false }
+    }
+
+    /// Takes back what an earlier trial has brought in, unless the next one brings it in itself.
+    fn settle_for(&mut self, mechanism: Mechanism) {
+        if self.by_huge_pages && !mechanism.brings_text() {
+            for file in &self.files {
+                // A file that cannot be read again was not brought in either.
+                let _ = text::settle(file);
+            }
+        }
+        self.by_huge_pages = mechanism.brings_text();
+    }
+}
+
 /// The trials that can be made, the command as it is first, and those that cannot.
 fn recipes(args: &Args, tunables: Option<&str>) -> Result<(Vec<Recipe>, Vec<Skipped>)> {
     let system = PageSettings::host();
     let (mut recipes, mut skipped) = (vec![Recipe::default()], Vec::new());
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let has_code = !Code::of(&args.command).files.is_empty();
     for word in &args.sizes {
         let mechanism = Mechanism::parse(word, &system)
             .with_context(|| format!("--sizes {}", args.sizes.join(",")))?;
-        let recipe =
-            mechanism.recipe(&system, tunables).map(|recipe| match args.command.is_empty() {
-                true => of_job(recipe, word),
-                false => recipe,
-            });
+        let by_part =
+            matches!(mechanism, Mechanism::Stack(_) | Mechanism::Text(_) | Mechanism::All(_));
+        if by_part && args.command.is_empty() {
+            // A built-in job is all heap.
+            continue;
+        }
+        let recipe = mechanism.recipe(&system, tunables).and_then(|recipe| match mechanism {
+            _ if args.command.is_empty() => Ok(of_job(recipe, word)),
+            Mechanism::Text(size) if !has_code => Err(Unavailable {
+                why: format!("it has no code that {size} pages fit"),
+                remedy: "none needed: small programs gain nothing by it".into(),
+            }),
+            _ => Ok(recipe.through(&own.to_string_lossy())),
+        });
         let usable = recipe.and_then(|r| r.permitted(args.allow_sysfs).map(|()| r));
         match usable {
             Ok(recipe) if !recipes.contains(&recipe) => recipes.push(recipe),

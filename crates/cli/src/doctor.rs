@@ -5,7 +5,7 @@ use crate::output::{self, text};
 use anyhow::Result;
 use pagetax_core::report::{Environment, SCHEMA};
 use pagetax_core::units::Bytes;
-use pagetax_host::doctor::{Examination, FreeMemory, Standing, examine};
+use pagetax_host::doctor::{Compaction, Examination, FreeMemory, Standing, examine};
 use pagetax_host::environment::environment;
 use pagetax_host::procfs::Root;
 use serde::Serialize;
@@ -81,10 +81,28 @@ fn fragmentation(free: &FreeMemory) -> String {
     let table = text::table(&["block", "free", "in all"], &[0, 1, 2], rows.collect());
     let (huge, all) = (free.free_in_huge_blocks_bytes, free.free_bytes);
     let percent = huge as f64 / all.max(1) as f64 * 100.0;
+    let compaction = free.compaction.as_ref().map(compaction).unwrap_or_default();
     format!(
-        "{table}  {} of {} free ({percent:.0} %) can be had as huge pages without compaction\n",
+        "{table}  {} of {} free ({percent:.0} %) can be had as huge pages without compaction\n\
+         {compaction}",
         Bytes(huge),
         Bytes(all)
+    )
+}
+
+/// Since the machine started.
+fn compaction(state: &Compaction) -> String {
+    let beforehand = match state.proactiveness {
+        Some(0) => "; none is done beforehand (vm.compaction_proactiveness = 0)".into(),
+        Some(level) => format!("; vm.compaction_proactiveness = {level}"),
+        None => String::new(),
+    };
+    format!(
+        "  compaction was waited for {} times and helped {} times; {} faults found no huge \
+         page{beforehand}\n",
+        text::count(state.stall_count),
+        text::count(state.success_count),
+        text::count(state.fallback_count),
     )
 }
 
@@ -112,12 +130,20 @@ mod tests {
                 free_block_counts: vec![1; 10],
                 free_bytes: 1023 * 4096,
                 free_in_huge_blocks_bytes: 512 * 4096,
+                compaction: Some(Compaction {
+                    stall_count: 1_200,
+                    success_count: 7,
+                    fail_count: 1_193,
+                    fallback_count: 3,
+                    proactiveness: Some(20),
+                }),
             }),
         };
         let text = anstream::adapter::strip_str(&render(&examination)).to_string();
         assert!(text.starts_with("works\n"), "{text}");
         assert!(text.contains("# off\n    sudo sysctl it=1\n"), "{text}");
         assert!(text.contains("2M of 4.0M free (50 %)"), "{text}");
+        assert!(text.contains("waited for 1 200 times and helped 7 times; 3 faults"), "{text}");
         assert!(!text.contains("limited"), "{text}");
     }
 }

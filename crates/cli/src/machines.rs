@@ -12,6 +12,7 @@ use pagetax_core::job::nearest;
 use pagetax_core::machine::{Machine, MachineKind, MachineSpec};
 use pagetax_core::report::ReportMachine;
 use pagetax_host::exec::{HostMachine, NullMachine};
+use pagetax_host::guard::Limits;
 use pagetax_sim::machine::SimMachine;
 use pagetax_sim::model::Model;
 use pagetax_sim::{calibrated, models};
@@ -28,10 +29,12 @@ Examples:
 const SIM: &str = "sim:";
 
 /// Native machines: name, meaning, maker.
-type Native = (&'static str, &'static str, fn() -> Box<dyn Machine>);
+type Native = (&'static str, &'static str, fn(Limits) -> Box<dyn Machine>);
 const NATIVE: &[Native] = &[
-    ("host", "this machine, by real system calls", || Box::<HostMachine>::default()),
-    ("null", "every access is generated and none made", || Box::new(NullMachine)),
+    ("host", "this machine, by real system calls", |limits| {
+        Box::new(HostMachine::with_limits(limits))
+    }),
+    ("null", "every access is generated and none made", |_| Box::new(NullMachine)),
 ];
 
 /// List the machines that jobs can run on, or show one
@@ -66,8 +69,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// # Errors
 /// For unknown names, with the nearest known one, and for models that are no possible machine.
 pub fn open(name: &str) -> Result<Box<dyn Machine>> {
+    open_within(name, Limits::default())
+}
+
+/// The same, with limits to what jobs may do to this machine.
+pub fn open_within(name: &str, limits: Limits) -> Result<Box<dyn Machine>> {
     if let Some((.., make)) = NATIVE.iter().find(|(known, ..)| *known == name) {
-        return Ok(make());
+        return Ok(make(limits));
     }
     match name.strip_prefix(SIM) {
         Some(model) => Ok(Box::new(SimMachine::new(model_of(model, name)?)?)),
@@ -77,7 +85,7 @@ pub fn open(name: &str) -> Result<Box<dyn Machine>> {
 
 /// A model by name, or from a file. The one that stands for this machine takes its costs from this
 /// machine's calibration, where there is one.
-fn model_of(model: &str, name: &str) -> Result<Model> {
+pub fn model_of(model: &str, name: &str) -> Result<Model> {
     let is_file = model.contains('/') || model.ends_with(".toml");
     if !is_file && models::text(model).is_none() {
         return Err(unknown(name));
@@ -106,7 +114,7 @@ fn unknown(name: &str) -> anyhow::Error {
 
 fn list() -> String {
     let native = NATIVE.iter().map(|(name, what, make)| {
-        let label = label(&report_machine(&make().spec()));
+        let label = label(&report_machine(&make(Limits::default()).spec()));
         vec![name.to_string(), label.into(), what.to_string()]
     });
     let simulated = models::names().filter_map(|name| models::find(name).ok()).map(|model| {

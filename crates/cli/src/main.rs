@@ -7,6 +7,7 @@
 #![warn(clippy::print_stdout)]
 
 mod calibrate;
+mod cc;
 mod cli;
 mod compare;
 mod diagnose;
@@ -15,16 +16,28 @@ mod exit;
 mod jobs;
 mod machines;
 mod manual;
+mod memory_servers;
 mod output;
+mod pagesize;
+mod pmap;
+mod ppgsz;
+mod remote;
 mod reproduce;
 mod run;
+mod serve;
+mod servers;
 mod threshold;
+mod trapstat;
 
 use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    match cli::Cli::parse().command.run() {
+    let command = match cli::Cli::try_parse() {
+        Ok(cli) => cli.command,
+        Err(error) => return cli::refuse(&error),
+    };
+    match command.run() {
         Ok(code) => code,
         Err(error) if exit::is_closed_pipe(&error) => exit::CLOSED_PIPE.into(),
         Err(error) => {

@@ -11,6 +11,7 @@ use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run, SCHEMA, Warning};
 use pagetax_core::sweep::Sweep;
 use pagetax_core::units::Nanos;
+use pagetax_host::guard::Limits;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,6 +60,11 @@ pub struct Args {
     /// Write counters and series as CSV to a file, or instead of the tables to stdout (-)
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+
+    /// Most of this machine's memory that the job may lock, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = 25,
+          value_parser = clap::value_parser!(u8).range(0..=90))]
+    lock_limit: u8,
 
     /// Exit with 1 when this holds, as in 'p99_fault_ns>20000'; may be given several times. A
     /// threshold on fault latency turns --fault-latency on
@@ -147,6 +153,7 @@ fn in_parallel(cases: &[Case], wanted: &[usize]) -> Vec<(usize, Outcome)> {
 /// A plan for a machine that can run it.
 struct Case {
     on: String,
+    limits: Limits,
     spec: MachineSpec,
     plan: Plan,
     /// What the machine will do without.
@@ -155,7 +162,9 @@ struct Case {
 
 impl Case {
     fn new(job: &Job, on: &str, settings: &Params, args: &Args) -> Result<Case> {
-        let machine = machines::open(on)?;
+        let lock_share_max = f64::from(args.lock_limit) / 100.0;
+        let limits = Limits { lock_share_max, ..Limits::default() };
+        let machine = machines::open_within(on, limits)?;
         let spec = machine.spec();
         let mut plan = job.resolve(settings, &spec, args.seed)?;
         plan.measure.interval = args.interval.or(plan.measure.interval);
@@ -167,7 +176,7 @@ impl Case {
             let error = anyhow!(RunError::Unmet(fatal));
             return Err(exit::with(exit::UNMET, error));
         }
-        Ok(Case { on: on.into(), spec, plan, lacking })
+        Ok(Case { on: on.into(), limits, spec, plan, lacking })
     }
 
     fn is_simulated(&self) -> bool {
@@ -178,7 +187,7 @@ impl Case {
     fn run(&self, on_progress: impl FnMut(f64)) -> Outcome {
         let mut recording = Recording::new(&self.plan, &self.spec).on_progress(on_progress);
         self.lacking.iter().for_each(|unmet| recording.warning(warning_of(unmet)));
-        let error = match machines::open(&self.on) {
+        let error = match machines::open_within(&self.on, self.limits) {
             Ok(mut machine) => machine.run(&self.plan, &mut recording).err(),
             Err(error) => Some(RunError::Op {
                 op: format!("opening {}", self.on),

@@ -2,7 +2,7 @@
 
 use pagetax_core::diagnosis::{AS_IS, Diagnosis, Exit, Trial};
 use pagetax_core::stats::ratio_of_groups;
-use std::io::Write;
+use std::io::{BufRead, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -114,6 +114,18 @@ fn each_run_reads_all_of_standard_input() {
     for run in ["as-is.0.out", "as-is.1.out", "as-is.2.out", "base.2.out"] {
         assert_eq!(std::fs::read_to_string(kept.join(run)).unwrap(), "HELLO\n", "{run}");
     }
+}
+
+#[test]
+fn a_pipe_that_nobody_writes_to_is_waited_for_with_a_word() {
+    let args = [&["diagnose"], TWO, &["--", "cat"]].concat();
+    let mut child = pagetax(&args).stdin(Stdio::piped()).spawn().unwrap();
+    let mut told = String::new();
+    std::io::BufReader::new(child.stderr.take().unwrap()).read_line(&mut told).unwrap();
+    assert!(told.contains("--input null"), "{told}");
+    drop(child.stdin.take());
+    wait_at_most(&mut child, Duration::from_secs(60));
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

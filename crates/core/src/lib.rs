@@ -17,4 +17,5 @@ pub mod quantity;
 pub mod report;
 pub mod stats;
 pub mod sweep;
+pub mod trapstat;
 pub mod units;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a fact that cannot be read is `null` in the environment, never a default.
 
-use crate::pagesize::PageSettings;
+use crate::pagesize::{PageSettings, selected};
 use crate::procfs::{Root, memory_cgroup};
 use pagetax_core::calibration::Identity;
 use pagetax_core::report::Environment;
@@ -54,12 +54,7 @@ fn text(root: &Root, path: &str) -> Value {
 
 /// The bracketed word of `always [madvise] never`.
 fn chosen(root: &Root, path: &str) -> Value {
-    let text = root.text(path).ok();
-    let word = |text: String| {
-        let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
-        inside.map_or(text.clone(), |(word, _)| word.to_string())
-    };
-    text.map(word).into()
+    selected(&root.path(path)).into()
 }
 
 fn cpu_model(root: &Root) -> Option<String> {
@@ -101,9 +96,7 @@ fn page_table_isolation(root: &Root) -> Result<bool, String> {
 fn thp_by_size(root: &Root) -> Value {
     let settings = PageSettings::at(root.path("/sys/kernel/mm"));
     let mode = |size: PageSize| {
-        let path = settings.size_path(size);
-        let text = std::fs::read_to_string(path).ok()?;
-        let word = text.split_once('[')?.1.split_once(']')?.0;
+        let word = selected(&settings.size_path(size))?;
         Some((size.to_string(), Value::from(word)))
     };
     Value::Object(settings.sizes().into_iter().filter_map(mode).collect())

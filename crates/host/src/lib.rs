@@ -9,10 +9,12 @@ pub mod doctor;
 pub mod environment;
 pub mod exec;
 pub mod guard;
+pub mod pagemap;
 pub mod pagesize;
 pub mod perf;
 pub mod procfs;
 pub mod stacks;
 #[allow(unsafe_code)]
 pub mod sys;
+pub mod tlb_events;
 pub mod trial;

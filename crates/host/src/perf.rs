@@ -1,31 +1,37 @@
 //! Each fault's service time, without root: paired perf software events.
 //!
 //! `PAGE_FAULTS` fires when a fault begins, `PAGE_FAULTS_MIN` or `_MAJ` when it has been handled;
-//! with a sample for each, paired by thread, the distance is the time that the fault took, less
-//! exception entry and exit. Blind to the faults of mlock and populate, and to those inside system
-//! calls (kernel events are excluded, so that perf_event_paranoid may be 2).
+//! the distance is the time that the fault took, less exception entry and exit. Blind to the faults
+//! of mlock and populate, and to those inside system calls (kernel events are excluded, so that
+//! perf_event_paranoid may be 2).
+//!
+//! The thread pays for each field of a sample, so samples carry their time and no more: their length
+//! tells which event they are of, and records of context switches whose they are. That is a quarter
+//! cheaper than samples with identifiers and threads; `cargo xtask bench fault-latency` shows what is
+//! left beside the least that a pair of samples can cost.
 //!
 //! Invariant: a sample that was lost or has no partner is counted and told, never guessed.
 
+mod pairing;
+
 use crate::sys::perf::{
-    Event, EventKind, EventSpec, MAJOR_FAULT, MINOR_FAULT, PAGE_FAULT, RECORD_LOST, RECORD_SAMPLE,
-    Record, Ring, Sampling,
+    DUMMY, Event, EventSpec, FIELD_CPU, FIELD_PERIOD, FIELD_TID, FIELD_TIME, MAJOR_FAULT,
+    MINOR_FAULT, PAGE_FAULT, Ring, Sampling,
 };
 use hdrhistogram::Histogram;
 use pagetax_core::counter::Provenance;
 use pagetax_core::machine::Sink;
 use pagetax_core::report::Warning;
-use std::collections::HashMap;
+use pairing::{Pairing, Stream};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// `PERF_SAMPLE_IDENTIFIER | PERF_SAMPLE_TID | PERF_SAMPLE_TIME`
-const FIELDS: u64 = 1 << 16 | 1 << 1 | 1 << 2;
-/// Rings are tried from 8 MiB a CPU down to 64 KiB; what fits is up to perf_event_mlock_kb.
-const RING_PAGES: [usize; 8] = [2048, 1024, 512, 256, 128, 64, 32, 16];
+/// Rings are tried from 512 KiB a CPU, 13,000 faults, down to 64 KiB; what fits is up to
+/// perf_event_mlock_kb. Larger ones push the job out of the CPU's cache.
+const RING_PAGES: [usize; 4] = [128, 64, 32, 16];
 const PERIOD: Duration = Duration::from_millis(5);
 /// A sample is in its ring at most this long after its time stamp was taken.
 const SETTLED_NS: u64 = 1_000_000;
@@ -40,22 +46,6 @@ pub struct NoLatency {
     pub what: String,
     /// What would help.
     pub remedy: String,
-}
-
-/// Begin or end of a fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Edge {
-    Begin,
-    MinorEnd,
-    MajorEnd,
-}
-
-/// One sample.
-#[derive(Debug, Clone, Copy)]
-struct Mark {
-    time_ns: u64,
-    tid: u32,
-    edge: Edge,
 }
 
 /// Histograms of service times, as found.
@@ -126,7 +116,7 @@ fn no_latency(error: &io::Error) -> NoLatency {
 }
 
 /// CPUs by number; offline ones are left out by the system when events are opened on them.
-fn online_cpus() -> Vec<i32> {
+pub(crate) fn online_cpus() -> Vec<i32> {
     let text = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     let mut cpus = Vec::new();
     for range in text.trim().split(',') {
@@ -138,123 +128,66 @@ fn online_cpus() -> Vec<i32> {
     if cpus.is_empty() { vec![0] } else { cpus }
 }
 
-/// The three events on one CPU, all into one ring.
-fn open_on(pid: i32, cpu: i32, edges: &mut HashMap<u64, Edge>) -> io::Result<(Ring, [Event; 3])> {
-    let open = |kind: EventKind| {
-        let sampling = Some(Sampling { period: 1, fields: FIELDS });
-        Event::open(&EventSpec { pid, cpu, sampling, inherit: true, ..EventSpec::new(kind) })
+/// The events on one CPU, all into one ring.
+fn open_on(pid: i32, cpu: i32) -> io::Result<(Ring, Vec<Event>)> {
+    let open = |kind, fields, task_records| {
+        let sampling = Some(Sampling { period: 1, fields });
+        let spec =
+            EventSpec { pid, cpu, sampling, inherit: true, task_records, ..EventSpec::new(kind) };
+        Event::open(&spec)
     };
-    let events = [open(PAGE_FAULT)?, open(MINOR_FAULT)?, open(MAJOR_FAULT)?];
-    let ring = RING_PAGES.iter().find_map(|pages| Ring::new(&events[0], *pages).ok());
+    let begin = open(PAGE_FAULT, FIELD_TIME, false)?;
+    let ring = RING_PAGES.iter().find_map(|pages| Ring::new(&begin, *pages).ok());
     let ring = ring.ok_or(io::ErrorKind::PermissionDenied)?;
-    for event in &events[1..] {
-        event.redirect(&events[0])?;
-    }
-    for (event, edge) in events.iter().zip([Edge::Begin, Edge::MinorEnd, Edge::MajorEnd]) {
-        edges.insert(event.id()?, edge);
-    }
-    Ok((ring, events))
+    // The further fields only make these samples longer; see `pairing`.
+    let others = [
+        open(MINOR_FAULT, FIELD_TIME | FIELD_PERIOD, false)?,
+        open(MAJOR_FAULT, FIELD_TIME | FIELD_CPU | FIELD_PERIOD, false)?,
+        open(DUMMY, FIELD_TID | FIELD_TIME, true)?,
+    ];
+    others.iter().try_for_each(|event| event.redirect(&begin))?;
+    Ok((ring, [begin].into_iter().chain(others).collect()))
 }
 
 /// Empties the rings while the job runs.
 struct Reader {
-    rings: Vec<Ring>,
-    edges: HashMap<u64, Edge>,
+    rings: Vec<(Ring, Stream)>,
     pairing: Pairing,
-    ignored: u32,
 }
 
 impl Reader {
     /// Opens events and rings on each CPU for what a thread makes from now on.
     fn open(watched: i32) -> io::Result<(Reader, Vec<Event>)> {
-        let (mut events, mut rings, mut edges) = (Vec::new(), Vec::new(), HashMap::new());
+        let (mut events, mut rings) = (Vec::new(), Vec::new());
         for cpu in online_cpus() {
-            let (ring, opened) = open_on(watched, cpu, &mut edges)?;
-            rings.push(ring);
+            let (ring, opened) = open_on(watched, cpu)?;
+            rings.push((ring, Stream::new(watched as u32)));
             events.extend(opened);
         }
-        let pairing = Pairing::new();
         // The supervisor's own faults are no part of the job.
-        Ok((Reader { rings, edges, pairing, ignored: watched as u32 }, events))
+        Ok((Reader { rings, pairing: Pairing::new(watched as u32) }, events))
     }
 
     fn read(mut self, ending: &AtomicBool) -> FaultTimes {
         loop {
             let is_last = ending.load(Ordering::Acquire);
             let now = monotonic_ns();
-            self.drain();
-            self.pairing.pair_until(if is_last {
-                u64::MAX
-            } else {
-                now.saturating_sub(SETTLED_NS)
-            });
+            let Reader { rings, pairing } = &mut self;
+            for (ring, stream) in rings {
+                ring.drain(|record| pairing.hear(stream, &record));
+            }
+            pairing.pair_until(if is_last { u64::MAX } else { now.saturating_sub(SETTLED_NS) });
             if is_last {
                 return self.pairing.times;
             }
             std::thread::park_timeout(PERIOD);
         }
     }
-
-    fn drain(&mut self) {
-        let Reader { rings, edges, pairing, ignored } = self;
-        for ring in rings {
-            ring.drain(|record| match mark_of(&record, edges) {
-                Some(mark) if mark.tid != *ignored => pairing.marks.push(mark),
-                Some(_) => {}
-                None if record.kind == RECORD_LOST => {
-                    pairing.times.lost_count += record.words.get(1).copied().unwrap_or(0);
-                }
-                None => {}
-            });
-        }
-    }
-}
-
-/// A sample's words: identifier, thread (high half) and process, time.
-fn mark_of(record: &Record<'_>, edges: &HashMap<u64, Edge>) -> Option<Mark> {
-    let [id, ids, time_ns, ..] = *record.words else { return None };
-    if record.kind != RECORD_SAMPLE {
-        return None;
-    }
-    Some(Mark { time_ns, tid: (ids >> 32) as u32, edge: *edges.get(&id)? })
 }
 
 fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Pairs begins and ends by thread, in the order of time over all rings.
-struct Pairing {
-    marks: Vec<Mark>,
-    begun: HashMap<u32, u64>,
-    times: FaultTimes,
-}
-
-impl Pairing {
-    fn new() -> Pairing {
-        Pairing { marks: Vec::new(), begun: HashMap::new(), times: FaultTimes::new() }
-    }
-
-    /// Pairs what happened up to this time; later marks wait, as others may still come before them.
-    fn pair_until(&mut self, horizon_ns: u64) {
-        self.marks.sort_by_key(|mark| mark.time_ns);
-        let settled = self.marks.partition_point(|mark| mark.time_ns <= horizon_ns);
-        for mark in self.marks.drain(..settled) {
-            let histogram = match mark.edge {
-                Edge::Begin => {
-                    self.begun.insert(mark.tid, mark.time_ns);
-                    continue;
-                }
-                Edge::MinorEnd => &mut self.times.minor,
-                Edge::MajorEnd => &mut self.times.major,
-            };
-            match self.begun.remove(&mark.tid) {
-                Some(begun_ns) => histogram.saturating_record(mark.time_ns - begun_ns),
-                None => self.times.unpaired_count += 1,
-            }
-        }
-    }
 }
 
 impl FaultTimes {
@@ -283,40 +216,5 @@ impl FaultTimes {
                 remedy: "sysctl kernel.perf_event_mlock_kb=16384, or fewer clients".into(),
             });
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn mark(time_ns: u64, tid: u32, edge: Edge) -> Mark {
-        Mark { time_ns, tid, edge }
-    }
-
-    #[test]
-    fn pairs_by_thread_over_rings() {
-        let mut pairing = Pairing::new();
-        // Thread 1 moves to another CPU during its fault, so that its end is read first.
-        pairing.marks = vec![
-            mark(900, 1, Edge::MajorEnd),
-            mark(150, 2, Edge::Begin),
-            mark(250, 2, Edge::MinorEnd),
-            mark(100, 1, Edge::Begin),
-        ];
-        pairing.pair_until(800);
-        assert_eq!((pairing.times.minor.len(), pairing.times.major.len()), (1, 0));
-        pairing.pair_until(u64::MAX);
-        assert_eq!((pairing.times.minor.max(), pairing.times.major.max()), (100, 800));
-        assert_eq!(pairing.times.unpaired_count, 0);
-    }
-
-    #[test]
-    fn an_end_without_a_begin_is_counted() {
-        let mut pairing = Pairing::new();
-        pairing.marks = vec![mark(5, 1, Edge::MinorEnd)];
-        pairing.pair_until(u64::MAX);
-        assert_eq!(pairing.times.unpaired_count, 1);
-        assert!(pairing.times.minor.is_empty());
     }
 }

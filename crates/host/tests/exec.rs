@@ -302,11 +302,14 @@ fn fault_latencies_are_paired() {
         let report = run(&job(clients));
         if report.warnings.iter().any(|w| w.id == "no_fault_latency") {
             assert!(report.latency.is_empty());
-            continue;
+            println!("SKIP: fault latencies: perf events are refused");
+            return;
         }
         let minor = &report.latency["minor_fault"];
         assert!(minor.count >= 1024, "{minor:?}");
         assert!((100..100_000).contains(&minor.p50_ns), "{minor:?}");
+        // Whoever else wants the CPUs, every begin finds its end.
+        assert!(!report.warnings.iter().any(|w| w.text.contains("have no partner")), "{report:?}");
     }
 }
 

@@ -54,7 +54,7 @@ fn input_and_outputs_are_the_commands_own() {
 
 #[test]
 fn processes_of_a_pipeline_count_together_and_watching_costs_little() {
-    let finished = shell("head -c 60000000 /dev/zero | base64 | sort -S 300M | tail -n 1");
+    let finished = shell("head -c 180000000 /dev/zero | base64 | sort -S 900M | tail -n 1");
     assert_eq!(finished.exit, Exit::Code(0));
     let peak = finished.peak.unwrap();
     assert!(peak.process_count >= 2, "{peak:?}");

@@ -7,23 +7,20 @@
 //! system calls only, no allocation before main, nothing that can panic, every failure logged (to
 //! MPSSERRFILE, else to syslog) and carried on from. The errno that main sees is untouched.
 //!
-//! How: the constructor reads the wishes ([`config`]), advises the stack ([`stack`]), and for the
-//! heap starts the program again with glibc's own malloc tunable set ([`heap`]), because malloc
-//! reads it only at start and never calls mmap or brk through a symbol that could be interposed.
-//! Arenas of threads, which the tunable misses, are advised when a thread starts ([`arena`]).
+//! This crate reads the wishes, in a constructor; [`pagetax_advice`] does what they say.
 
 pub mod config;
 pub mod size;
 
-mod arena;
-mod heap;
+mod file;
 mod log;
 mod program;
-mod stack;
-mod system;
 
 use config::Wanted;
+use file::MappedFile;
 use log::Log;
+use pagetax_advice::system::{self, Decimal};
+use pagetax_advice::{Refused, heap, stack};
 use program::Process;
 
 /// Runs before main, and before any thread of the program.
@@ -51,13 +48,12 @@ extern "C" fn constructor(
     }
     let errno = system::errno();
     let log = Log::open(&process);
-    heap::restore_name(&process);
     let wanted = wanted(&process, &log);
     if let Some(bytes) = wanted.stack {
-        stack::advise(bytes, &log);
+        log_refusal(b"stack", bytes, stack::advise(bytes), &log);
     }
     if let Some(bytes) = wanted.heap {
-        heap::advise(bytes, &process, &log);
+        log_refusal(b"heap", bytes, heap::advise(bytes), &log);
     }
     log.close();
     system::set_errno(errno);
@@ -69,13 +65,13 @@ fn wanted(process: &Process, log: &Log) -> Wanted {
         Some(path) => (path, true),
         None => (c"/etc/mpss.conf", false),
     };
-    match system::MappedFile::open(path) {
+    match MappedFile::open(path) {
         Ok(file) => {
             let mut complain = |line: usize, mistake: config::Mistake| {
                 log.line(&[
                     path.to_bytes(),
                     b", line ",
-                    log::Decimal::of(line as u64).digits(),
+                    Decimal::of(line as u64).digits(),
                     b": ",
                     mistake.text(),
                 ]);
@@ -96,4 +92,17 @@ fn wanted(process: &Process, log: &Log) -> Wanted {
         size
     };
     Wanted { heap: from(b"MPSSHEAP="), stack: from(b"MPSSSTACK=") }
+}
+
+fn log_refusal(what: &[u8], page_bytes: u64, result: Result<(), Refused>, log: &Log) {
+    let Err(refused) = result else { return };
+    let (number, why): (u64, &[u8]) = match refused {
+        Refused::NoSuchSize => (page_bytes, b" bytes: invalid page size on this system"),
+        Refused::SwitchedOff => {
+            (page_bytes, b" bytes: such pages are switched off (transparent_hugepage: never)")
+        }
+        Refused::StackLimit(bytes) => (bytes, b" bytes of limit are too few for such pages"),
+        Refused::Failed(errno) => (errno as u64, b": errno of the advice, which failed"),
+    };
+    log.line(&[what, b": ", Decimal::of(number).digits(), why]);
 }

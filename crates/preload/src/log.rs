@@ -2,6 +2,7 @@
 //! standard error.
 
 use crate::program::Process;
+use pagetax_advice::system::Decimal;
 use std::ffi::CStr;
 
 /// The longest message; the rest is cut off.
@@ -94,46 +95,6 @@ impl Message {
                 *place = *byte;
                 self.len += 1;
             }
-        }
-    }
-}
-
-/// A number in decimal, without allocation.
-pub struct Decimal {
-    bytes: [u8; 20],
-    start: usize,
-}
-
-impl Decimal {
-    /// The digits of `number`.
-    pub fn of(mut number: u64) -> Decimal {
-        let mut decimal = Decimal { bytes: [b'0'; 20], start: 20 };
-        loop {
-            decimal.start = decimal.start.saturating_sub(1);
-            if let Some(place) = decimal.bytes.get_mut(decimal.start) {
-                *place = b'0' + (number % 10) as u8;
-            }
-            number /= 10;
-            if number == 0 {
-                return decimal;
-            }
-        }
-    }
-
-    /// As text.
-    pub fn digits(&self) -> &[u8] {
-        self.bytes.get(self.start..).unwrap_or(b"")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Decimal;
-
-    #[test]
-    fn decimals() {
-        for number in [0, 7, 10, 4096, u64::MAX] {
-            assert_eq!(Decimal::of(number).digits(), number.to_string().as_bytes());
         }
     }
 }

@@ -45,11 +45,6 @@ impl Process {
         CStr::from_bytes_until_nul(&self.exe).unwrap_or(c"")
     }
 
-    /// main's arguments, as exec wants them.
-    pub fn argv(&self) -> *const *const libc::c_char {
-        self.argv
-    }
-
     /// The environment's entries, `NAME=value`.
     pub fn environment(&self) -> impl Iterator<Item = &'static CStr> {
         strings(self.envp)
@@ -59,25 +54,6 @@ impl Process {
     pub fn variable(&self, name: &[u8]) -> Option<&'static CStr> {
         let entry = self.environment().find(|entry| entry.to_bytes().starts_with(name))?;
         entry.to_bytes_with_nul().get(name.len()..).and_then(|v| CStr::from_bytes_with_nul(v).ok())
-    }
-
-    /// Takes an entry out of the environment, in place.
-    pub fn remove_variable(&self, name: &[u8]) {
-        let slots = self.envp.cast_mut();
-        let mut kept = 0;
-        for (index, entry) in self.environment().enumerate() {
-            if entry.to_bytes().starts_with(name) {
-                continue;
-            }
-            if kept < index {
-                // SAFETY: `kept` < `index`, both within the array, which the kernel put on the stack
-                // for the process to write; no thread runs yet.
-                unsafe { *slots.add(kept) = entry.as_ptr() };
-            }
-            kept += 1;
-        }
-        // SAFETY: at most the place of the final null.
-        unsafe { *slots.add(kept) = std::ptr::null() };
     }
 }
 

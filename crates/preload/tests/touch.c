@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEAP_CHUNKS = 16000, ARENA_CHUNKS = 8000, CHUNK_BYTES = 5000, FRAMES = 90, FRAME_BYTES = 65536 };
+enum { HEAP_CHUNKS = 16000, ARENA_CHUNKS = 8000, CHUNK_BYTES = 5000, FRAMES = 850, FRAME_BYTES = 65536 };
 
 /* Sums Rss and AnonHugePages over the mappings that overlap [low, high). */
 static void show(const char *name, uintptr_t low, uintptr_t high)

@@ -21,6 +21,7 @@ pub struct Accesses {
     pub dependent: bool,
     pieces: u64,
     order: Order,
+    clean_at: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -45,27 +46,33 @@ enum Source {
 /// from the start of the region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sweep {
-    /// Offset of the next page touch.
+    /// Offset of the next page touch: `done × stride`.
     pub at: u64,
     /// Bytes from one to the next, ≥ 1.
     pub stride: u64,
     /// Page touches in a whole lap, ≥ 1.
     pub lap: u64,
+    /// Page touches of this lap that are done, below `lap`.
+    done: u64,
 }
 
 impl Sweep {
     /// Page touches until the lap ends, ≥ 1.
+    #[inline(always)]
     pub fn left_in_lap(&self) -> u64 {
-        self.lap - self.at / self.stride
+        self.lap - self.done
     }
 
+    #[inline(always)]
     fn advance(&mut self, count: u64) {
         // Within the lap, as mostly, it is done without a division.
-        let ahead = count.checked_mul(self.stride).and_then(|bytes| bytes.checked_add(self.at));
-        self.at = match ahead.filter(|ahead| *ahead < self.lap * self.stride) {
-            Some(ahead) => ahead,
-            None => (self.at / self.stride + count) % self.lap * self.stride,
-        };
+        if count < self.left_in_lap() {
+            self.done += count;
+            self.at += count * self.stride;
+        } else {
+            self.done = (count - self.left_in_lap()) % self.lap;
+            self.at = self.done * self.stride;
+        }
     }
 }
 
@@ -94,7 +101,7 @@ impl Accesses {
             (Pattern::Strided { stride_bytes }, _) => {
                 let stride = stride_bytes.max(1);
                 let room = place.bytes.saturating_sub(touch.grain_bytes.min(place.bytes));
-                let lap = Sweep { at: 0, stride, lap: room / stride + 1 };
+                let lap = Sweep { at: 0, stride, lap: room / stride + 1, done: 0 };
                 if pages == 1 {
                     Order::Sweep(lap)
                 } else if stride == pages * place.page_bytes {
@@ -117,6 +124,7 @@ impl Accesses {
             dependent: touch.pattern == Pattern::PointerChase,
             pieces,
             order,
+            clean_at: None,
         };
         accesses.draw();
         accesses
@@ -153,6 +161,7 @@ impl Accesses {
     }
 
     /// The virtual address that is touched next. Meaningless when none is left.
+    #[inline(always)]
     pub fn next_address(&self) -> u64 {
         self.base
             + match &self.order {
@@ -162,6 +171,7 @@ impl Accesses {
     }
 
     /// The rest as a sweep; none for random patterns.
+    #[inline(always)]
     pub fn sweep(&self) -> Option<Sweep> {
         match &self.order {
             Order::Sweep(sweep) => Some(*sweep),
@@ -169,7 +179,20 @@ impl Accesses {
         }
     }
 
+    /// Notes that a whole lap was without a fault, at this version of the translations.
+    pub fn set_clean(&mut self, version: u64) {
+        self.clean_at = Some(version);
+    }
+
+    /// Whether a whole lap was without a fault at this version of the translations: as long as that
+    /// stays, so will all others be.
+    #[inline(always)]
+    pub fn is_clean(&self, version: u64) -> bool {
+        self.clean_at == Some(version)
+    }
+
     /// `count` page touches, at most [`Accesses::left`], are done.
+    #[inline(always)]
     pub fn advance(&mut self, count: u64) {
         debug_assert!(count <= self.left());
         self.left -= count;

@@ -139,8 +139,15 @@ const LATENCY_DIGITS: u8 = 3;
 impl Latencies {
     /// Adds `count` equal values.
     pub fn record(&mut self, kind: &'static str, ns: u64, count: u64) {
-        // The same literal, mostly: an address is compared faster than a text.
-        let known = |series: &Series| std::ptr::eq(series.kind, kind) || series.kind == kind;
+        // Mostly the same as the time before.
+        if let Some(first) = self.0.first_mut()
+            && std::ptr::eq(first.kind, kind)
+            && first.pending.0 == ns
+        {
+            first.pending.1 += count;
+            return;
+        }
+        let known = |series: &Series| series.kind == kind;
         let index = match self.0.iter().position(known) {
             Some(index) => index,
             None => {
@@ -192,8 +199,12 @@ pub struct Cx<'a> {
     now: u64,
     limit_ns: u64,
     cpu: usize,
+    /// User time of the touches of this call, in picoseconds; none where a kernel is to return
+    /// after each fault.
+    touched_ps: Option<u64>,
     books: &'a mut Books,
-    /// Charged so far in this call.
+    spent_ns: u64,
+    /// Charged so far in this call: `spent_ns` in all.
     pub spent: CpuTimes,
     /// Set by [`Cx::wait`].
     pub wait: Option<(Wait, WallRow)>,
@@ -207,12 +218,39 @@ impl<'a> Cx<'a> {
     /// A call that begins at `now` on `cpu`, with `limit_ns` until the CPU is wanted otherwise.
     pub fn new(now: u64, limit_ns: u64, cpu: usize, books: &'a mut Books) -> Self {
         let (spent, wait, failure) = (CpuTimes::default(), None, None);
-        Cx { now, limit_ns, cpu, books, spent, wait, woken: Vec::new(), failure }
+        let (touched_ps, woken) = (None, Vec::new());
+        Cx { now, limit_ns, cpu, touched_ps, books, spent_ns: 0, spent, wait, woken, failure }
+    }
+
+    /// Lets the kernel touch on and serve further faults, as long as [`Cx::may_go_on`]; `carry_ps` of
+    /// user time below a nanosecond have not been charged yet.
+    pub fn going_on(mut self, carry_ps: u64) -> Self {
+        self.touched_ps = Some(carry_ps);
+        self
+    }
+
+    /// Whether the CPU is still the task's, for another fault in this call.
+    pub fn may_go_on(&self) -> bool {
+        let stops = self.wait.is_some() || self.failure.is_some();
+        self.touched_ps.is_some() && self.left_ns() > 0 && !stops
+    }
+
+    /// The kernel has advanced past touches that take so much user time: the engine charges it after
+    /// the call, but it has passed.
+    pub fn touched(&mut self, ps: u64) {
+        if let Some(touched_ps) = &mut self.touched_ps {
+            *touched_ps += ps;
+        }
+    }
+
+    /// Time until the CPU is wanted otherwise.
+    pub fn left_ns(&self) -> u64 {
+        self.limit_ns.saturating_sub(self.spent_ns() + self.touched_ps.unwrap_or(0) / 1000)
     }
 
     /// Virtual time in nanoseconds, with what this call has spent so far.
     pub fn now(&self) -> u64 {
-        self.now + self.spent_ns()
+        self.now + self.spent_ns() + self.touched_ps.unwrap_or(0) / 1000
     }
 
     /// On which CPU.
@@ -222,19 +260,19 @@ impl<'a> Cx<'a> {
 
     /// What this call has been charged so far.
     pub fn spent_ns(&self) -> u64 {
-        self.spent.iter().sum()
+        self.spent_ns
     }
 
     /// How many pieces of work of `each_ns` may begin before the CPU is wanted otherwise; at least
     /// one. For kernels that serve runs of faults in one call.
     pub fn affordable(&self, each_ns: u64) -> u64 {
-        let left = self.limit_ns.saturating_sub(self.spent_ns());
-        left.div_ceil(each_ns.max(1)).max(1)
+        self.left_ns().div_ceil(each_ns.max(1)).max(1)
     }
 
     /// CPU time under a row of the budget.
     pub fn charge(&mut self, row: CpuRow, ns: u64) {
         self.spent[row as usize] += ns;
+        self.spent_ns += ns;
     }
 
     /// Events.
@@ -306,6 +344,19 @@ mod tests {
         assert_eq!((cx.now(), cx.affordable(30)), (100, 1));
         cx.charge(CpuRow::MinorFault, 95);
         assert_eq!(cx.affordable(30), 1);
+        assert!(!cx.may_go_on());
+    }
+
+    #[test]
+    fn touches_take_time_before_they_are_charged() {
+        let mut books = books();
+        let mut cx = Cx::new(0, 10, 0, &mut books).going_on(600);
+        cx.touched(8_399);
+        assert_eq!((cx.now(), cx.left_ns(), cx.spent_ns()), (8, 2, 0));
+        cx.charge(CpuRow::MinorFault, 1);
+        assert!(cx.may_go_on());
+        cx.touched(1_001);
+        assert!(!cx.may_go_on());
     }
 
     #[test]

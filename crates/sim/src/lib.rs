@@ -46,6 +46,7 @@ pub mod mmu;
 pub mod model;
 pub mod models;
 pub mod reproduce;
+pub mod reuse;
 pub mod sched;
 pub mod store;
 pub mod tally;

@@ -75,9 +75,9 @@ fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelEr
     match model.kernel.as_str() {
         "sunos" => {
             let geometry = Geometry::load(model, settings.page)?;
-            let hardware = Sun4::new(geometry);
+            let mut hardware = Sun4::new(geometry);
             let config = Config::load(model, &geometry)?;
-            let kernel = SunOs::new(config, settings.memory, &hardware);
+            let kernel = SunOs::new(config, settings.memory, &mut hardware);
             Ok(Box::new(Booted { hardware, kernel }))
         }
         "pager" => {

@@ -98,6 +98,8 @@ struct Feedback {
     quantum_ns: u64,
     tick_ns: u64,
     queues: [VecDeque<TaskId>; QUEUES],
+    /// Queues that are not empty, a bit each.
+    filled: u32,
     recent_ns: Vec<u64>,
 }
 
@@ -111,7 +113,8 @@ const RECENT_TICKS_MAX: u64 = 255;
 
 impl Feedback {
     fn new(quantum_ns: u64, tick_ns: u64) -> Self {
-        Feedback { quantum_ns, tick_ns, queues: Default::default(), recent_ns: Vec::new() }
+        let (queues, recent_ns) = Default::default();
+        Feedback { quantum_ns, tick_ns, queues, filled: 0, recent_ns }
     }
 
     fn queue(&self, task: TaskId) -> usize {
@@ -125,10 +128,17 @@ impl Scheduler for Feedback {
     fn ready(&mut self, task: TaskId, woken: bool) {
         let queue = if woken { WOKEN_QUEUE } else { self.queue(task) };
         self.queues[queue].push_back(task);
+        self.filled |= 1 << queue;
     }
 
     fn pick(&mut self) -> Option<TaskId> {
-        self.queues.iter_mut().find_map(VecDeque::pop_front)
+        let first = self.filled.trailing_zeros();
+        let queue = self.queues.get_mut(first as usize)?;
+        let task = queue.pop_front();
+        if queue.is_empty() {
+            self.filled &= !(1 << first);
+        }
+        task
     }
 
     fn slice_end(&self, _task: TaskId, now: u64) -> u64 {
@@ -153,6 +163,7 @@ impl Scheduler for Feedback {
         }
         let computing = self.queues.iter_mut().skip(WOKEN_QUEUE + 1);
         let waiting: Vec<_> = computing.flat_map(std::mem::take).collect();
+        self.filled &= (2 << WOKEN_QUEUE) - 1;
         waiting.into_iter().for_each(|task| self.ready(task, false));
     }
 

@@ -4,8 +4,10 @@
 //! user wants to keep.
 
 use crate::diagnose::rounds::Step;
+use crate::output;
 use anyhow::{Context, Result};
 use pagetax_host::trial::Outputs;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::hash_map::DefaultHasher;
 use std::fs::File;
 use std::hash::Hasher;
@@ -16,6 +18,9 @@ use std::path::{Path, PathBuf};
 /// How much of the command's last words is quoted.
 const TAIL_LINES: usize = 5;
 const TAIL_BYTES: u64 = 2_000;
+
+/// Standard input without a byte for this long is worth a word.
+const IDLE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// What each run reads as its standard input.
 #[derive(Debug, Default)]
@@ -49,11 +54,23 @@ impl Input {
         if own.metadata().context(unreadable)?.is_file() {
             return Ok(Input { path: Some("/proc/self/fd/0".into()), _copy: None });
         }
+        if is_idle(&own) {
+            output::note(
+                "waiting for the end of standard input, which each run is to read; \
+                 --input null goes on without it",
+            );
+        }
         let mut copy = tempfile::tempfile().context("cannot save standard input; set TMPDIR")?;
         let bytes = io::copy(&mut &own, &mut copy).context(unreadable)?;
         let path = PathBuf::from(format!("/proc/self/fd/{}", copy.as_raw_fd()));
         Ok(Input { path: (bytes > 0).then_some(path), _copy: Some(copy) })
     }
+}
+
+/// Whether there is nothing to read for a while: a pipe that nobody writes to keeps us for ever.
+fn is_idle(input: &File) -> bool {
+    let mut fds = [PollFd::new(input, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&IDLE)), Ok(0))
 }
 
 /// The directory of one diagnosis.

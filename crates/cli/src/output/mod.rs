@@ -7,11 +7,14 @@ pub mod budget;
 pub mod columns;
 pub mod csv;
 pub mod diagnosis;
+pub mod pagemap;
+pub mod pages;
 pub mod progress;
 pub mod report;
 pub mod reproduction;
 pub mod sweep;
 pub mod text;
+pub mod trapstat;
 
 use crate::exit;
 use anyhow::{Context, Result};

@@ -5,6 +5,7 @@ use crate::pagesize::{Mode, PageSettings};
 use crate::sys::mapping::{Mapping, Request, Source};
 use crate::sys::process::{fork, process_usage};
 use crate::sys::shared::SharedWords;
+use crate::sys::signal::asked_to_stop;
 use pagetax_core::access::Rng;
 use pagetax_core::calibration::{FaultCost, FaultKind, Spread};
 use pagetax_core::units::PageSize;
@@ -37,6 +38,9 @@ pub(super) fn measure(
     let mut seen: Vec<Seen> = Vec::new();
     let mut fallen_back: Vec<(PageSize, String)> = Vec::new();
     for repetition in 0..effort.repetitions {
+        if asked_to_stop() {
+            return Err(CalibrateError::Interrupted);
+        }
         base_pages(effort, base, &mut seen).map_err(system("map memory"))?;
         seen.push(copy_on_write(effort, base).map_err(system("fork"))?);
         for size in &sizes {

@@ -2,15 +2,15 @@
 //! working set. And keeps it: `$XDG_CACHE_HOME/pagetax/calibration.json` (`~/.cache` without the
 //! variable, /var/cache for root without a home).
 //!
-//! Invariants: it changes no setting of the machine: page sizes that are switched off are missing,
-//! with the command that would switch them on. Repetitions are interleaved, so a slow moment of the
+//! Invariants: unless it is told to, it changes no setting of the machine: page sizes that are
+//! switched off are missing, with the command that would switch them on. Repetitions are interleaved, so a slow moment of the
 //! machine hits all measurements alike. A calibration of another machine is never used.
 
 mod faults;
 mod walks;
 
 use crate::environment::identity;
-use crate::pagesize::{Mode, PageSettings};
+use crate::pagesize::{Changed, Mode, PageSettings, Setting};
 use crate::procfs::{Root, memory_cgroup};
 use pagetax_core::calibration::{CALIBRATION_VERSION, Calibration, Identity};
 use pagetax_core::units::PageSize;
@@ -31,9 +31,21 @@ pub enum CalibrateError {
     /// Nowhere to keep it.
     #[error("no folder to keep the calibration in: neither XDG_CACHE_HOME nor HOME is set")]
     NoFolder,
+    /// SIGINT or SIGTERM.
+    #[error("interrupted")]
+    Interrupted,
     /// It could not be kept.
     #[error("cannot write {0}: {1}")]
     Write(PathBuf, io::Error),
+}
+
+/// What to measure.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Extent {
+    /// Fewer repetitions and working sets.
+    pub quick: bool,
+    /// Also page sizes that are switched off, by switching them on for their measurement.
+    pub change_settings: bool,
 }
 
 /// How long to measure.
@@ -65,16 +77,22 @@ const QUICK: Effort = Effort {
 /// otherwise; uses at most a quarter of the available memory, one CPU, and a file in the folder for
 /// temporary files, which has no name.
 pub fn calibrate(
-    quick: bool,
+    extent: Extent,
     mut on_progress: impl FnMut(f64),
 ) -> Result<Calibration, CalibrateError> {
+    let Extent { quick, change_settings } = extent;
     let root = Root::default();
     let identity = identity(&root).map_err(CalibrateError::Identity)?;
     let (begun, effort) = (Instant::now(), if quick { QUICK } else { FULL });
     let settings = PageSettings::host();
     let base = rustix::param::page_size() as u64;
     let huge = settings.pmd_size().unwrap_or(PageSize::M2);
-    let faults = faults::measure(effort, &settings, |done| on_progress(done * 0.3))?;
+    let faults = {
+        let off = if change_settings { switched_off(&settings) } else { Vec::new() };
+        let _put_back = Changed::apply(&off)
+            .map_err(|error| CalibrateError::System("change a page-size setting", error))?;
+        faults::measure(effort, &settings, |done| on_progress(done * 0.3))?
+    };
     let (walks, notes) = match settings.of_size(huge) {
         Some(Mode::Always | Mode::Madvise) => {
             let most = memory_bytes_max(&root).map_err(CalibrateError::Identity)?;
@@ -96,6 +114,16 @@ pub fn calibrate(
         walks,
         notes,
     })
+}
+
+/// What would switch all page sizes on for memory that asks for them.
+fn switched_off(settings: &PageSettings) -> Vec<Setting> {
+    let off = |size: &PageSize| settings.of_size(*size) == Some(Mode::Never);
+    let on = |path| Setting { path, value: "madvise".into() };
+    let sizes = settings.sizes().into_iter().filter(off).map(|size| settings.size_path(size));
+    // Before Linux 6.8 there is only the system-wide file.
+    let paths = sizes.map(|path| if path.exists() { path } else { settings.thp_path() });
+    paths.map(on).collect()
 }
 
 /// The command that lets memory with MADV_HUGEPAGE have pages of a size.

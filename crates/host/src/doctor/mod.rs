@@ -92,6 +92,42 @@ pub struct FreeMemory {
     pub free_bytes: u64,
     /// Of them, in blocks that hold a huge page.
     pub free_in_huge_blocks_bytes: u64,
+    /// How the kernel makes such blocks; absent if it was built without compaction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compaction: Option<Compaction>,
+}
+
+/// Compaction moves pages to make large free blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Compaction {
+    /// Faults and collapses that waited for it, since the machine started.
+    pub stall_count: u64,
+    /// Of them, those that got their block.
+    pub success_count: u64,
+    /// Of them, those that did not.
+    pub fail_count: u64,
+    /// Faults that took base pages for want of a huge one, since the machine started.
+    pub fallback_count: u64,
+    /// How much is done beforehand, 0 to 100 (vm.compaction_proactiveness).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proactiveness: Option<u64>,
+}
+
+impl Compaction {
+    fn read(root: &Root) -> Option<Compaction> {
+        let vmstat = root.text("/proc/vmstat").ok()?;
+        let count = |name: &str| {
+            let mut fields = vmstat.lines().filter_map(|line| line.split_once(' '));
+            fields.find(|(known, _)| *known == name)?.1.parse().ok()
+        };
+        Some(Compaction {
+            stall_count: count("compact_stall")?,
+            success_count: count("compact_success")?,
+            fail_count: count("compact_fail")?,
+            fallback_count: count("thp_fault_fallback")?,
+            proactiveness: root.number("/proc/sys/vm/compaction_proactiveness").ok(),
+        })
+    }
 }
 
 /// Everything that the doctor looks at.
@@ -122,6 +158,7 @@ fn free_memory(root: &Root) -> Option<FreeMemory> {
         free_bytes: state.free_bytes_in(base, base),
         free_in_huge_blocks_bytes: state.free_bytes_in(huge, base),
         free_block_counts: state.free_blocks,
+        compaction: Compaction::read(root),
     })
 }
 

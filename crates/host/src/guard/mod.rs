@@ -242,7 +242,7 @@ fn check_locks(plan: &Plan, limits: &Limits, root: &Root) -> Vec<Unmet> {
                     limits.lock_share_max * 100.0,
                     Bytes(room.total_bytes)
                 ),
-                format!("lock at most {}, or raise the share that may be locked", Bytes(most)),
+                format!("lock at most {}, or allow more: --lock-limit PERCENT", Bytes(most)),
             ));
         }
     }

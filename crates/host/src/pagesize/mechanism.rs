@@ -22,6 +22,12 @@ pub enum Mechanism {
     Thp(PageSize),
     /// Pages of a hugetlb pool, by glibc's malloc.
     Hugetlb(PageSize),
+    /// Transparent huge pages for the main thread's stack, by `pagetax ppgsz`.
+    Stack(PageSize),
+    /// Huge pages for code, by `pagetax ppgsz`.
+    Text(PageSize),
+    /// Transparent huge pages for heap, stack and code together, by `pagetax ppgsz`.
+    All(PageSize),
 }
 
 /// Why a word of `--sizes` names no mechanism.
@@ -58,6 +64,8 @@ pub struct Recipe {
     pub disable_thp: bool,
     /// System settings for the time of the run.
     pub settings: Vec<Setting>,
+    /// Put before the command: a wrapper and its options, the program first.
+    pub wrapper: Vec<String>,
     /// Appended to the command, for programs that take their page size themselves.
     pub arguments: Vec<String>,
 }
@@ -72,8 +80,18 @@ impl Mechanism {
                 false => Err(MechanismError::NoSuchSize(size)),
             };
         }
-        let size = PageSize::from_str(word)?;
         let pmd = system.pmd_size().unwrap_or(PageSize::M2);
+        type Make = fn(PageSize) -> Mechanism;
+        let by_part: [(&str, Make); 3] =
+            [("stack-", Mechanism::Stack), ("text-", Mechanism::Text), ("all-", Mechanism::All)];
+        for (prefix, make) in by_part {
+            if let Some(size) = word.strip_prefix(prefix) {
+                let size = PageSize::from_str(size)?;
+                let made = (size == pmd).then(|| make(size));
+                return made.ok_or(MechanismError::NoSuchSize(size));
+            }
+        }
+        let size = PageSize::from_str(word)?;
         match size {
             _ if size.bytes() == rustix::param::page_size() as u64 => Ok(Mechanism::Base),
             _ if size == pmd => Ok(Mechanism::Thp(size)),
@@ -90,6 +108,9 @@ impl Mechanism {
             Mechanism::Mthp(size) => format!("mthp-{size}"),
             Mechanism::Thp(size) => format!("thp-{size}"),
             Mechanism::Hugetlb(size) => format!("hugetlb-{size}"),
+            Mechanism::Stack(size) => format!("stack-{size}"),
+            Mechanism::Text(size) => format!("text-{size}"),
+            Mechanism::All(size) => format!("all-{size}"),
         }
     }
 
@@ -99,7 +120,26 @@ impl Mechanism {
             Mechanism::AsIs => None,
             Mechanism::Base => PageSize::new(rustix::param::page_size() as u64).ok(),
             Mechanism::Mthp(size) | Mechanism::Thp(size) | Mechanism::Hugetlb(size) => Some(size),
+            Mechanism::Stack(size) | Mechanism::Text(size) | Mechanism::All(size) => Some(size),
         }
+    }
+
+    /// What `pagetax ppgsz -o` is told to have the same; none where it takes other means.
+    pub fn options(self) -> Option<String> {
+        Some(match self {
+            Mechanism::Thp(size) => format!("heap={size}"),
+            Mechanism::Stack(size) => format!("stack={size}"),
+            Mechanism::Text(size) => format!("text={size}"),
+            Mechanism::All(size) => format!("heap={size},stack={size},text={size}"),
+            Mechanism::AsIs | Mechanism::Base | Mechanism::Mthp(_) | Mechanism::Hugetlb(_) => {
+                return None;
+            }
+        })
+    }
+
+    /// Whether it leaves code in the page cache by huge pages.
+    pub fn brings_text(self) -> bool {
+        matches!(self, Mechanism::Text(_) | Mechanism::All(_))
     }
 
     /// What it takes here, given the GLIBC_TUNABLES that stand in the environment.
@@ -120,6 +160,10 @@ impl Mechanism {
             Mechanism::Thp(size) => thp(size, system),
             Mechanism::Mthp(size) => mthp(size, system),
             Mechanism::Hugetlb(size) => Ok(hugetlb(size, system)),
+            Mechanism::Stack(_) | Mechanism::Text(_) | Mechanism::All(_) => match system.thp() {
+                Some(_) => Ok(Recipe::of(self)),
+                None => Err(no_thp()),
+            },
         }
     }
 }
@@ -209,9 +253,30 @@ impl Recipe {
         Err(Unavailable { why, remedy: remedy.into() })
     }
 
+    /// The same by running the command under `own`'s ppgsz, where ppgsz has it: so what is tried is
+    /// what the line to paste does.
+    pub fn through(self, own: &str) -> Recipe {
+        match self.mechanism.options() {
+            None => self,
+            Some(options) => Recipe {
+                wrapper: [own, "ppgsz", "-o", &options].map(String::from).into(),
+                settings: self.settings,
+                ..Recipe::of(self.mechanism)
+            },
+        }
+    }
+
+    /// The wrapper by the name that it has on the PATH.
+    fn wrapper_by_name(&self) -> Vec<String> {
+        let options = self.wrapper.iter().skip(1).cloned();
+        let name = (!self.wrapper.is_empty()).then(|| "pagetax".to_string());
+        name.into_iter().chain(options).collect()
+    }
+
     /// What it does, in a few words.
     pub fn words(&self) -> String {
         let mut words = Vec::new();
+        words.extend((!self.wrapper.is_empty()).then(|| self.wrapper_by_name().join(" ")));
         words.extend(self.disable_thp.then(|| "prctl(PR_SET_THP_DISABLE)".to_string()));
         words.extend(self.malloc_hugetlb.as_ref().map(|value| format!("{HUGETLB}={value}")));
         words.extend(self.settings.iter().map(|s| format!("{} = {}", s.path.display(), s.value)));
@@ -239,7 +304,7 @@ impl Recipe {
             let call = format!("syscall({},41,1,0,0,0)", libc::SYS_prctl);
             parts.push(format!("perl -e '{call}; exec {{$ARGV[0]}} @ARGV'"));
         }
-        for word in command.iter().chain(&self.arguments) {
+        for word in self.wrapper_by_name().iter().chain(command).chain(&self.arguments) {
             parts.push(quoted(word)?);
         }
         Some(parts.join(" "))
@@ -284,6 +349,8 @@ mod tests {
         assert_eq!(parse("64K").unwrap(), "mthp-64K");
         assert_eq!(parse("2M").unwrap(), "thp-2M");
         assert_eq!(parse("hugetlb-2M").unwrap(), "hugetlb-2M");
+        assert_eq!(parse("all-2M").unwrap(), "all-2M");
+        assert!(matches!(parse("stack-64K"), Err(MechanismError::NoSuchSize(_))));
         assert!(matches!(parse("32K"), Err(MechanismError::NoSuchSize(_))));
         assert!(matches!(parse("hugetlb-1G"), Err(MechanismError::NoSuchSize(_))));
         assert!(matches!(parse("3M"), Err(MechanismError::Unit(_))));
@@ -332,6 +399,12 @@ mod tests {
             "GLIBC_TUNABLES='glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1' sort 'a file' '-k1;'"
         );
         assert!(thp.shell_line(&["a\0b".to_string()], None).is_none());
+        let all = Recipe::of(Mechanism::All(PageSize::M2)).through("/somewhere/pagetax");
+        assert_eq!(
+            all.shell_line(&command, None).unwrap(),
+            "pagetax ppgsz -o 'heap=2M,stack=2M,text=2M' sort 'a file' '-k1;'"
+        );
+        assert_eq!(thp.clone().through("/somewhere/pagetax"), thp);
         let script = ["python3".to_string(), "-c".into(), "a = 'b\\n'\nprint(a)".into()];
         assert_eq!(
             Recipe::default().shell_line(&script, None).unwrap(),

@@ -129,7 +129,7 @@ fn read_number(path: &Path) -> Option<u64> {
 }
 
 /// What is selected: the word in brackets, or all of a file without them.
-fn selected(path: &Path) -> Option<String> {
+pub(crate) fn selected(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let word = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
     Some(word.map_or(text.trim(), |(word, _)| word).to_string())

@@ -108,6 +108,16 @@ impl Mapping {
         check(unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, advice) })
     }
 
+    /// Brings `len` bytes from `offset` on into memory, for reading; cut at the end of the mapping.
+    pub fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
+        let offset = offset.min(self.len);
+        let len = len.min(self.len - offset);
+        // SAFETY: the range lies inside this mapping; the advice does not change its content.
+        check(unsafe {
+            libc::madvise(self.start.as_ptr().add(offset).cast(), len, libc::MADV_POPULATE_READ)
+        })
+    }
+
     /// mlock(2) of `len` bytes from `offset` on, cut at the end of the mapping.
     pub fn lock(&self, offset: usize, len: usize) -> io::Result<()> {
         let offset = offset.min(self.len);

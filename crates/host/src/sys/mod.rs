@@ -4,9 +4,12 @@
 //! memory safety whatever the caller does; each unsafe block says why.
 
 pub mod mapping;
+pub mod numa;
 pub mod pagemap;
 pub mod perf;
 pub mod probe;
 pub mod process;
+pub mod ptrace;
+pub mod remote;
 pub mod shared;
 pub mod signal;

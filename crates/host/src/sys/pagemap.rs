@@ -12,6 +12,8 @@ pub const PAGE_IS_HUGE: u64 = 1 << 6;
 pub const PAGE_IS_PRESENT: u64 = 1 << 3;
 /// The page is swapped out.
 pub const PAGE_IS_SWAPPED: u64 = 1 << 4;
+/// The page is the kernel's page of zeros.
+pub const PAGE_IS_PFNZERO: u64 = 1 << 5;
 /// The page is of a file.
 pub const PAGE_IS_FILE: u64 = 1 << 2;
 
@@ -52,20 +54,30 @@ const PAGEMAP_SCAN: u64 =
 /// The ranges in `start..end` (whole pages) whose pages have all of `categories`, in an open
 /// /proc/PID/pagemap. `ENOTTY` where the kernel is older than 6.7.
 pub fn scan(pagemap: &File, start: u64, end: u64, categories: u64) -> io::Result<Vec<PageRange>> {
+    let arg = ScanArg { category_mask: categories, return_mask: categories, ..ScanArg::default() };
+    walk(pagemap, start, end, arg)
+}
+
+/// The ranges in `start..end` (whole pages) whose pages have any of the categories `any`, and which
+/// of `wanted` they have; neighbours differ in that. Errors as [`scan`].
+pub fn scan_any(
+    pagemap: &File,
+    start: u64,
+    end: u64,
+    any: u64,
+    wanted: u64,
+) -> io::Result<Vec<PageRange>> {
+    let arg = ScanArg { category_anyof_mask: any, return_mask: wanted, ..ScanArg::default() };
+    walk(pagemap, start, end, arg)
+}
+
+fn walk(pagemap: &File, start: u64, end: u64, mut arg: ScanArg) -> io::Result<Vec<PageRange>> {
     let mut found = Vec::new();
     let mut buffer = [PageRange::default(); 512];
-    let mut at = start;
-    while at < end {
-        let mut arg = ScanArg {
-            size: size_of::<ScanArg>() as u64,
-            start: at,
-            end,
-            vec: buffer.as_mut_ptr() as u64,
-            vec_len: buffer.len() as u64,
-            category_mask: categories,
-            return_mask: categories,
-            ..ScanArg::default()
-        };
+    arg.size = size_of::<ScanArg>() as u64;
+    (arg.start, arg.end) = (start, end);
+    while arg.start < end {
+        (arg.vec, arg.vec_len) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
         // SAFETY: arg is a live pm_scan_arg that states its size; vec points to vec_len writable
         // page_regions. Without write-protect flags the call only reads.
         let n = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &mut arg) };
@@ -73,10 +85,10 @@ pub fn scan(pagemap: &File, start: u64, end: u64, categories: u64) -> io::Result
             return Err(io::Error::last_os_error());
         }
         found.extend_from_slice(&buffer[..n as usize]);
-        if arg.walk_end <= at {
+        if arg.walk_end <= arg.start {
             break;
         }
-        at = arg.walk_end;
+        arg.start = arg.walk_end;
     }
     Ok(found)
 }

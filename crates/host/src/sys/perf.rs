@@ -71,6 +71,19 @@ pub struct EventSpec {
     /// Also records of forks, exits, execs and context switches. With sampling, each ends in the
     /// sample's thread and time ([`FIELD_TID`], [`FIELD_TIME`]).
     pub task_records: bool,
+    /// Also how long it was meant to count and did, for [`Event::scaled`].
+    pub times: bool,
+}
+
+/// A count, and how long its event was enabled and on a counter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Scaled {
+    /// As counted.
+    pub value: u64,
+    /// Time that the event was meant to count.
+    pub enabled_ns: u64,
+    /// Time that it did: less where events share counters.
+    pub running_ns: u64,
 }
 
 impl EventSpec {
@@ -87,6 +100,7 @@ impl EventSpec {
             enable_on_exec: false,
             exclude_callchain_user: false,
             task_records: false,
+            times: false,
         }
     }
 
@@ -103,6 +117,11 @@ impl EventSpec {
             attr.sample_type = sampling.fields;
             attr.set_use_clockid(1);
             attr.clockid = libc::CLOCK_MONOTONIC;
+        }
+        if self.times {
+            attr.read_format = u64::from(
+                bindings::PERF_FORMAT_TOTAL_TIME_ENABLED | bindings::PERF_FORMAT_TOTAL_TIME_RUNNING,
+            );
         }
         attr.set_inherit(self.inherit.into());
         attr.set_exclude_kernel(self.exclude_kernel.into());
@@ -147,14 +166,12 @@ impl Event {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// The number that `PERF_SAMPLE_IDENTIFIER` fields carry.
-    pub fn id(&self) -> io::Result<u64> {
-        let mut id = 0;
-        // SAFETY: the ioctl writes one u64 to a live one.
-        super::mapping::check(unsafe {
-            perf_event_open_sys::ioctls::ID(self.0.as_raw_fd(), &mut id)
-        })?;
-        Ok(id)
+    /// The count so far and its times; an error unless it was opened with [`EventSpec::times`].
+    pub fn scaled(&self) -> io::Result<Scaled> {
+        let mut words = [[0; 8]; 3];
+        (&self.0).read_exact(words.as_flattened_mut())?;
+        let [value, enabled_ns, running_ns] = words.map(u64::from_ne_bytes);
+        Ok(Scaled { value, enabled_ns, running_ns })
     }
 
     /// Stops it, and its copies in threads and children.
@@ -198,6 +215,10 @@ pub const FIELD_IP: u64 = bindings::PERF_SAMPLE_IP as u64;
 pub const FIELD_TID: u64 = bindings::PERF_SAMPLE_TID as u64;
 /// Field of a sample: nanoseconds of CLOCK_MONOTONIC.
 pub const FIELD_TIME: u64 = bindings::PERF_SAMPLE_TIME as u64;
+/// Field of a sample: number of the CPU.
+pub const FIELD_CPU: u64 = bindings::PERF_SAMPLE_CPU as u64;
+/// Field of a sample: the period that it was taken with.
+pub const FIELD_PERIOD: u64 = bindings::PERF_SAMPLE_PERIOD as u64;
 /// Field of a sample: the stack.
 pub const FIELD_CALLCHAIN: u64 = bindings::PERF_SAMPLE_CALLCHAIN as u64;
 
@@ -321,13 +342,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_count_knows_how_long_it_ran() {
+        let event = Event::open(&EventSpec { times: true, ..EventSpec::new(PAGE_FAULT) }).unwrap();
+        // Larger than what malloc may keep for reuse.
+        let memory = vec![1u8; 64 << 20];
+        assert!(memory.iter().all(|b| *b == 1));
+        let scaled = event.scaled().unwrap();
+        assert!(scaled.value > 0 && scaled.running_ns > 0);
+        assert_eq!(scaled.enabled_ns, scaled.running_ns, "software events share no counter");
+    }
+
+    #[test]
     fn counts_the_faults_of_this_thread() {
         let event = match Event::open(&EventSpec::new(PAGE_FAULT)) {
             Ok(event) => event,
             Err(error) => panic!("perf events are refused: {error}"),
         };
         let before = event.count().unwrap();
-        let memory = vec![1u8; 1 << 20];
+        // Larger than what malloc may keep for reuse.
+        let memory = vec![1u8; 64 << 20];
         assert!(memory.iter().all(|b| *b == 1));
         assert!(event.count().unwrap() > before);
     }

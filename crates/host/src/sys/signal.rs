@@ -1,50 +1,100 @@
-//! SIGINT and SIGTERM as a flag to look at.
+//! Signals as flags to look at: a wish to stop, or what to pass on to a child.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static ASKED_TO_STOP: AtomicBool = AtomicBool::new(false);
-const STOPPING: [libc::c_int; 2] = [libc::SIGINT, libc::SIGTERM];
+/// All that end a process unless it does something about them, and come from a user.
+const ENDING: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
 extern "C" fn note(_signal: libc::c_int) {
     ASKED_TO_STOP.store(true, Ordering::Relaxed);
 }
 
-/// Whether SIGINT or SIGTERM came since the last [`StopSignals::watch`].
+/// Whether one of them came since the last [`StopSignals::watch`].
 pub fn asked_to_stop() -> bool {
     ASKED_TO_STOP.load(Ordering::Relaxed)
 }
 
-/// While it lives, SIGINT and SIGTERM only set a flag; then the old handlers are back.
+/// While it lives, SIGHUP, SIGINT, SIGQUIT and SIGTERM only set a flag; then the old handlers are
+/// back.
 pub struct StopSignals {
-    before: [libc::sigaction; 2],
+    _handlers: Handlers,
 }
 
 impl StopSignals {
     /// Begins to watch.
     pub fn watch() -> io::Result<StopSignals> {
         ASKED_TO_STOP.store(false, Ordering::Relaxed);
-        // SAFETY: sigaction is plain data for which zeros are valid.
-        let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
-        action.sa_sigaction = note as *const () as libc::sighandler_t;
-        action.sa_flags = libc::SA_RESTART;
-        let mut before = [action; 2];
-        for (signal, before) in STOPPING.into_iter().zip(&mut before) {
-            // SAFETY: both pointers are to live sigactions; the handler only stores to an atomic,
-            // which is async-signal-safe.
-            super::mapping::check(unsafe { libc::sigaction(signal, &action, before) })?;
-        }
-        Ok(StopSignals { before })
+        Ok(StopSignals { _handlers: Handlers::set(note as *const (), 0)? })
     }
 }
 
-impl Drop for StopSignals {
+static SENT: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn note_sent(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel hands a handler of this kind a valid siginfo.
+    let by_a_process = unsafe { (*info).si_code } <= 0;
+    if by_a_process {
+        SENT.store(signal, Ordering::Relaxed);
+    }
+}
+
+/// While it lives, the same signals are noted for a child that we wait for. What the terminal sends
+/// goes to the child anyway, as it is of the same group, and is not noted.
+pub struct PassedOn {
+    _handlers: Handlers,
+}
+
+impl PassedOn {
+    /// Begins to note.
+    pub fn watch() -> io::Result<PassedOn> {
+        SENT.store(0, Ordering::Relaxed);
+        Ok(PassedOn { _handlers: Handlers::set(note_sent as *const (), libc::SA_SIGINFO)? })
+    }
+
+    /// The last signal that came and was not taken yet.
+    pub fn take(&self) -> Option<rustix::process::Signal> {
+        rustix::process::Signal::from_named_raw(SENT.swap(0, Ordering::Relaxed))
+    }
+}
+
+/// What was there before handlers of ours; put back on drop.
+struct Handlers {
+    before: Vec<(libc::c_int, libc::sigaction)>,
+}
+
+impl Handlers {
+    /// Sets `handler`, of the kind that `flags` says, for all of [`ENDING`] that are not ignored.
+    fn set(handler: *const (), flags: libc::c_int) -> io::Result<Handlers> {
+        let mut handlers = Handlers { before: Vec::new() };
+        // SAFETY: sigaction is plain data for which zeros are valid.
+        let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART | flags;
+        for signal in ENDING {
+            let mut before = action;
+            // SAFETY: the pointer is to a live sigaction; nothing is changed by this call.
+            super::mapping::check(unsafe { libc::sigaction(signal, ptr::null(), &mut before) })?;
+            if before.sa_sigaction == libc::SIG_IGN {
+                continue;
+            }
+            // SAFETY: the pointer is to a live sigaction; both handlers of this module only read
+            // what they are given and store to an atomic, which is async-signal-safe.
+            super::mapping::check(unsafe { libc::sigaction(signal, &action, ptr::null_mut()) })?;
+            handlers.before.push((signal, before));
+        }
+        Ok(handlers)
+    }
+}
+
+impl Drop for Handlers {
     fn drop(&mut self) {
-        for (signal, before) in STOPPING.into_iter().zip(&self.before) {
+        for (signal, before) in &self.before {
             // SAFETY: restores what sigaction itself gave us; it cannot fail for these signals.
-            unsafe { libc::sigaction(signal, before, ptr::null_mut()) };
+            unsafe { libc::sigaction(*signal, before, ptr::null_mut()) };
         }
     }
 }

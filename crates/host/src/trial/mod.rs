@@ -6,7 +6,7 @@
 
 mod proof;
 mod sampler;
-mod tree;
+pub(crate) mod tree;
 
 pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
@@ -153,8 +153,9 @@ pub fn run(
 /// fork and exec inherit it: so nothing has to run between them in the child.
 fn spawn(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Child, TrialError> {
     let program = &launch.argv[0];
-    let mut command = Command::new(program);
-    command.args(&launch.argv[1..]).args(&recipe.arguments);
+    let mut words = recipe.wrapper.iter().map(OsString::from).chain(launch.argv.iter().cloned());
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words).args(&recipe.arguments);
     command.stdin(match &launch.stdin {
         Some(path) => File::open(path).map_err(system("open the saved standard input"))?.into(),
         None => Stdio::null(),

@@ -128,7 +128,12 @@ fn why_not(
     }
     let large = match mechanism {
         Mechanism::AsIs | Mechanism::Base => return None,
-        Mechanism::Mthp(size) | Mechanism::Thp(size) | Mechanism::Hugetlb(size) => size.bytes(),
+        // Of parts that are a small share of memory; ppgsz --verify tells more of them.
+        Mechanism::Stack(_) | Mechanism::Text(_) => return None,
+        Mechanism::Mthp(size)
+        | Mechanism::Thp(size)
+        | Mechanism::Hugetlb(size)
+        | Mechanism::All(size) => size.bytes(),
     };
     let huge_pages = PageSettings::host().pmd_size().map_or(large, |pmd| pmd.bytes());
     if fraction.is_some_and(|f| f >= NEARLY_ALL) {

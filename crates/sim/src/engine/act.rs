@@ -1,9 +1,9 @@
 //! What a task does with a CPU: one step at a time.
 
 use super::task::{Cursor, Doing, Role, State, Task};
-use super::{BARRIER, CLIENTS_ENDED, Clients, Engine};
+use super::{BARRIER, CLIENTS_ENDED, Clients, Engine, in_kernel};
 use crate::accesses::{Accesses, Place};
-use crate::cx::{CpuRow, CpuTimes, Wait, WallRow};
+use crate::cx::{CpuRow, CpuTimes, Cx, Wait, WallRow};
 use crate::kernel::{Kernel, Step};
 use crate::mmu::{Mmu, SpaceId, Stop};
 use crate::sched::TaskId;
@@ -25,9 +25,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             Doing::Phase(index) => self.begin_phase(cpu, task, index),
             Doing::Fork { made } => self.fork(cpu, task, made),
             Doing::Nap => {
-                let wake = self.phase_of(task).parent_wake.map_or(0, |wake| wake.0);
-                self.sleep(cpu, task, wake);
-                self.tasks[task.0].doing = Doing::Poll;
+                self.nap(cpu, task);
                 Ok(())
             }
             Doing::Poll => self.poll(cpu, task),
@@ -48,7 +46,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     /// How long the task may go on: its slice, the next event, the end of its phase by the clock.
     fn limit_ns(&self, cpu: usize, task: TaskId) -> u64 {
         let now = self.cpus[cpu].now;
-        let mut end = self.cpus[cpu].slice_end.min(self.next_event());
+        let mut end = self.cpus[cpu].slice_end.min(self.agenda.next_ns());
         if self.cpus.len() > 1 {
             end = end.min(now + self.parts.settings.tick_ns);
         }
@@ -160,6 +158,13 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(())
     }
 
+    /// Main sleeps between two polls.
+    fn nap(&mut self, cpu: usize, task: TaskId) {
+        let wake_ns = self.phase_of(task).parent_wake.map_or(0, |wake| wake.0);
+        self.sleep(cpu, task, wake_ns);
+        self.tasks[task.0].doing = Doing::Poll;
+    }
+
     /// Main has woken: it takes one ended client off the list, as one wait3 a poll does.
     fn poll(&mut self, cpu: usize, task: TaskId) -> Result<(), RunError> {
         if self.clients.reaped < self.clients.ended {
@@ -168,7 +173,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         if self.clients.reaped == self.phase_of(task).clients {
             self.end_phase(cpu, task);
         } else {
-            self.tasks[task.0].doing = Doing::Nap;
+            self.nap(cpu, task);
         }
         Ok(())
     }
@@ -273,11 +278,13 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
         // Where nobody else can want the CPU before `end`, fault after fault is served in this step.
         let end = self.cpus[cpu].now + limit_ns;
-        let alone = self.cpus.len() == 1 && self.phase_of(task).rate.is_none();
+        let phase = self.phase_of(task);
+        let alone = self.cpus.len() == 1 && phase.rate.is_none();
+        let going_on = alone && phase.time.is_none();
         loop {
             let limit_ns = end.saturating_sub(self.cpus[cpu].now).max(1);
-            let faulted = self.touch_or_fault(cpu, task, &mut accesses, limit_ns)?;
-            let end = end.min(self.next_event());
+            let faulted = self.touch_or_fault(cpu, task, &mut accesses, limit_ns, going_on)?;
+            let end = end.min(self.agenda.next_ns());
             let on = self.cpus[cpu].task.is_some() && self.cpus[cpu].now < end;
             if !(faulted && alone && on) || accesses.is_done() {
                 break;
@@ -288,14 +295,15 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(())
     }
 
-    /// Touches until done, out of time, or at a fault, which the kernel then serves; says whether it
-    /// came to one.
+    /// Touches until done, out of time, or at a fault, which the kernel then serves, and further ones
+    /// if it is `going_on`; says whether it came to one.
     fn touch_or_fault(
         &mut self,
         cpu: usize,
         task: TaskId,
         accesses: &mut Accesses,
         limit_ns: u64,
+        going_on: bool,
     ) -> Result<bool, RunError> {
         let (space, before) = (self.space_of(task), accesses.remaining());
         let limit_ps = limit_ns.saturating_mul(1000);
@@ -305,14 +313,23 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         if touched.stop != Stop::Fault {
             return Ok(false);
         }
-        let end = self.cpus[cpu].slice_end.min(self.next_event());
+        let end = self.cpus[cpu].slice_end.min(self.agenda.next_ns());
         let (now, before) = (self.cpus[cpu].now, accesses.remaining());
         let limit_ns = end.saturating_sub(now);
-        let call = self.call(cpu, task, limit_ns, |kernel, hw, cx| {
+        let mut cx = Cx::new(now, limit_ns, cpu, &mut self.books);
+        if going_on {
+            cx = cx.going_on(self.tasks[task.0].user_carry_ps);
+        }
+        let fault = |kernel: &mut K, hw: &mut M, cx: &mut Cx<'_>| {
             kernel.fault(hw, cx, space, accesses);
-        });
+        };
+        let ((), end) = in_kernel(&mut self.parts, cx, fault);
+        let wait = self.after_call(cpu, task, end);
         self.charge_touches(cpu, task, before, accesses, 0);
-        call.map(|()| true)
+        if let Some((wait, row)) = wait? {
+            self.suspend(cpu, task, wait, row);
+        }
+        Ok(true)
     }
 
     /// Charges the page touches since `before` were left.
@@ -329,9 +346,11 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             return;
         }
         let entry = &mut self.tasks[task.0];
-        entry.piece_carry += count;
-        let whole = entry.piece_carry / accesses.pieces();
-        entry.piece_carry %= accesses.pieces();
+        let mut whole = count;
+        if accesses.pieces() > 1 {
+            whole = (entry.piece_carry + count) / accesses.pieces();
+            entry.piece_carry = (entry.piece_carry + count) % accesses.pieces();
+        }
         entry.cursor.accesses += whole;
         self.books.tally.add(ACCESSES, whole);
         let user_ps = entry.user_carry_ps + count * accesses.cost_ps;

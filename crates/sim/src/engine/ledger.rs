@@ -23,9 +23,8 @@ pub(super) struct Ledgers {
 }
 
 impl Ledgers {
-    /// A job task was on a CPU from `start_ns`, the present, on.
-    pub fn ran(&mut self, start_ns: u64, times: &CpuTimes) {
-        let spent_ns: u64 = times.iter().sum();
+    /// A job task was on a CPU from `start_ns`, the present, on, for `spent_ns`: the sum of `times`.
+    pub fn ran(&mut self, start_ns: u64, spent_ns: u64, times: &CpuTimes) {
         self.running_until = self.running_until.max(start_ns + spent_ns);
         self.cpu.iter_mut().zip(times).for_each(|(sum, ns)| *sum += ns);
     }
@@ -37,7 +36,9 @@ impl Ledgers {
         }
         let running_until = self.running_until.clamp(self.mark, now);
         self.wall[WallRow::Running as usize] += running_until - self.mark;
-        self.wall[self.state_off_cpu() as usize] += now - running_until;
+        if running_until < now {
+            self.wall[self.state_off_cpu() as usize] += now - running_until;
+        }
         self.mark = now;
     }
 
@@ -87,7 +88,7 @@ mod tests {
         let mut ledgers = Ledgers::default();
         let mut times = CpuTimes::default();
         times[CpuRow::Compute as usize] = 10;
-        ledgers.ran(0, &times);
+        ledgers.ran(0, 10, &times);
         ledgers.waiting(WallRow::Sleep, true);
         ledgers.advance(15);
         ledgers.waiting(WallRow::PageIn, true);

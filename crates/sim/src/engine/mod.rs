@@ -8,6 +8,7 @@
 //! addresses or on hashing.
 
 mod act;
+mod agenda;
 mod ledger;
 mod record;
 mod settings;
@@ -17,18 +18,18 @@ mod tests;
 
 pub use settings::{Caps, Settings};
 
-use crate::cx::{Books, Channel, CpuRow, Cx, Latencies, Wait, WallRow};
+use crate::cx::{Books, Channel, CpuRow, CpuTimes, Cx, Failure, Latencies, Wait, WallRow};
 use crate::kernel::Kernel;
 use crate::mmu::{Mmu, SpaceId};
 use crate::sched::{Scheduler, TaskId};
 use crate::tally::{CounterId, Tally};
+use agenda::{Agenda, Event};
 use ledger::Ledgers;
 use pagetax_core::access::{Rng, mix64};
 use pagetax_core::machine::{RunError, Sink};
 use pagetax_core::plan::Plan;
 use record::Record;
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use task::{Doing, Role, State, Task};
 
 const CONTEXT_SWITCHES: CounterId = CounterId::of("context_switch_count");
@@ -53,13 +54,6 @@ struct Cpu {
     slice_end: u64,
     last_task: Option<TaskId>,
     last_space: Option<SpaceId>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    Wake { task: TaskId, wait_number: u64 },
-    Second,
-    Sample,
 }
 
 /// The present phase's clients.
@@ -96,8 +90,7 @@ pub struct Engine<'a, M, K> {
     record: Record,
     tasks: Vec<Task>,
     cpus: Vec<Cpu>,
-    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    events_made: u64,
+    agenda: Agenda,
     /// With the number of the wait.
     waiters: BTreeMap<Channel, Vec<(TaskId, u64)>>,
     clients: Clients,
@@ -130,8 +123,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             ledgers: Ledgers::default(),
             record: Record::default(),
             tasks: Vec::new(),
-            events: BinaryHeap::new(),
-            events_made: 0,
+            agenda: Agenda::default(),
             waiters: BTreeMap::new(),
             clients: Clients::default(),
             bases: vec![vec![None; plan.regions.len()]],
@@ -150,10 +142,10 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             self.add_task(Role::Kernel(thread), None, Doing::Thread(thread), 0);
         }
         if self.parts.scheduler.has_seconds() {
-            self.event(SECOND_NS, Event::Second);
+            self.agenda.add(SECOND_NS, Event::Second);
         }
         if let Some(interval) = self.plan.measure.interval.filter(|interval| interval.0 > 0) {
-            self.event(interval.0, Event::Sample);
+            self.agenda.add(interval.0, Event::Sample);
         }
     }
 
@@ -179,6 +171,9 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
 
     /// The CPU whose clock is furthest behind; of equals, one that is busy.
     fn cpu_behind(&self) -> usize {
+        if self.cpus.len() == 1 {
+            return 0;
+        }
         let key = |i: &usize| (self.cpus[*i].now, self.cpus[*i].task.is_none());
         (0..self.cpus.len()).min_by_key(key).expect("a machine has a CPU")
     }
@@ -201,26 +196,16 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(())
     }
 
-    fn event(&mut self, time: u64, event: Event) {
-        self.events_made += 1;
-        self.events.push(Reverse((time, self.events_made, event)));
-    }
-
-    fn next_event(&self) -> u64 {
-        self.events.peek().map_or(u64::MAX, |Reverse((time, ..))| *time)
-    }
-
     /// Everything that is due at `now`.
     fn deliver(&mut self, now: u64) {
-        while self.next_event() <= now {
-            let Some(Reverse((time, _, event))) = self.events.pop() else { break };
+        while let Some((time, event)) = self.agenda.due(now) {
             self.ledgers.advance(time);
             match event {
                 Event::Wake { task, wait_number } => self.wake(task, wait_number, time),
                 Event::Second => {
                     let load = self.tasks.iter().filter(|task| is_runnable(task)).count();
                     self.parts.scheduler.second(load as u64);
-                    self.event(time + SECOND_NS, Event::Second);
+                    self.agenda.add(time + SECOND_NS, Event::Second);
                 }
                 Event::Sample => self.sample(time),
             }
@@ -235,7 +220,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
         if since > time {
             // It has not yet fallen asleep: woken by a CPU that is behind its own.
-            self.event(since, Event::Wake { task, wait_number });
+            self.agenda.add(since, Event::Wake { task, wait_number });
             return;
         }
         if self.tasks[task.0].is_job() {
@@ -304,7 +289,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
 
     fn idle(&mut self, cpu: usize) -> Result<(), RunError> {
         let busy = self.cpus.iter().filter(|other| other.task.is_some()).map(|other| other.now);
-        let next = busy.min().unwrap_or(u64::MAX).min(self.next_event());
+        let next = busy.min().unwrap_or(u64::MAX).min(self.agenda.next_ns());
         if next == u64::MAX {
             return Err(RunError::Op {
                 op: "waiting".into(),
@@ -324,9 +309,22 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         limit_ns: u64,
         f: impl FnOnce(&mut K, &mut M, &mut Cx<'_>) -> R,
     ) -> Result<R, RunError> {
-        let mut cx = Cx::new(self.cpus[cpu].now, limit_ns, cpu, &mut self.books);
-        let result = f(&mut self.parts.kernel, &mut self.parts.hardware, &mut cx);
-        let (spent, wait, woken, failure) = (cx.spent, cx.wait, cx.woken, cx.failure);
+        let cx = Cx::new(self.cpus[cpu].now, limit_ns, cpu, &mut self.books);
+        let (result, end) = in_kernel(&mut self.parts, cx, f);
+        if let Some((wait, row)) = self.after_call(cpu, task, end)? {
+            self.suspend(cpu, task, wait, row);
+        }
+        Ok(result)
+    }
+
+    /// What follows from a kernel call by `task`; what it waits for is left to the caller.
+    fn after_call(
+        &mut self,
+        cpu: usize,
+        task: TaskId,
+        end: CallEnd,
+    ) -> Result<Option<(Wait, WallRow)>, RunError> {
+        let CallEnd { spent, wait, woken, failure } = end;
         self.charge(cpu, task, &spent);
         for channel in woken {
             self.wake_all(channel, self.cpus[cpu].now);
@@ -335,14 +333,11 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             let op = self.describe(task);
             return Err(RunError::Op { op, why: failure.why, remedy: failure.remedy });
         }
-        if let Some((wait, row)) = wait {
-            self.suspend(cpu, task, wait, row);
-        }
-        Ok(result)
+        Ok(wait)
     }
 
-    fn charge(&mut self, cpu: usize, task: TaskId, spent: &[u64; CpuRow::ALL.len()]) {
-        let spent_ns = spent.iter().sum();
+    fn charge(&mut self, cpu: usize, task: TaskId, spent: &CpuTimes) {
+        let spent_ns: u64 = spent.iter().sum();
         if spent_ns == 0 {
             return;
         }
@@ -354,13 +349,11 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             tally.add(DAEMON_NS, spent_ns);
             return;
         }
-        let user_ns =
-            CpuRow::ALL.iter().filter(|row| row.is_user()).map(|row| spent[*row as usize]);
-        let user_ns = user_ns.sum();
+        let user_ns = spent[CpuRow::Compute as usize] + spent[CpuRow::Translation as usize];
         tally.add(USER_NS, user_ns);
         tally.add(KERNEL_NS, spent_ns - user_ns);
         tally.add(TRANSLATION_NS, spent[CpuRow::Translation as usize]);
-        self.ledgers.ran(start, spent);
+        self.ledgers.ran(start, spent_ns, spent);
     }
 
     /// `task` gives up its CPU and waits.
@@ -375,7 +368,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             self.ledgers.waiting(row, true);
         }
         if let Wait::Until(time) | Wait::OnUntil(_, time) = wait {
-            self.event(time.max(now), Event::Wake { task, wait_number });
+            self.agenda.add(time.max(now), Event::Wake { task, wait_number });
         }
         if let Wait::On(channel) | Wait::OnUntil(channel, _) = wait {
             self.waiters.entry(channel).or_default().push((task, wait_number));
@@ -384,9 +377,27 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
 
     fn wake_all(&mut self, channel: Channel, time: u64) {
         for (task, wait_number) in self.waiters.remove(&channel).unwrap_or_default() {
-            self.event(time, Event::Wake { task, wait_number });
+            self.agenda.add(time, Event::Wake { task, wait_number });
         }
     }
+}
+
+/// What a kernel call leaves to the engine.
+struct CallEnd {
+    spent: CpuTimes,
+    wait: Option<(Wait, WallRow)>,
+    woken: Vec<Channel>,
+    failure: Option<Failure>,
+}
+
+fn in_kernel<M: Mmu, K: Kernel<M>, R>(
+    parts: &mut Parts<'_, M, K>,
+    mut cx: Cx<'_>,
+    f: impl FnOnce(&mut K, &mut M, &mut Cx<'_>) -> R,
+) -> (R, CallEnd) {
+    let result = f(&mut parts.kernel, &mut parts.hardware, &mut cx);
+    let Cx { spent, wait, woken, failure, .. } = cx;
+    (result, CallEnd { spent, wait, woken, failure })
 }
 
 /// How often progress is reported.

@@ -1,7 +1,8 @@
 //! What the run pours into its sink: phases, series, counters, budget.
 
+use super::agenda::Event;
 use super::task::State;
-use super::{CONTEXT_SWITCHES, DAEMON_NS, Engine, Event, KERNEL_NS, RUN_QUEUE_NS, USER_NS};
+use super::{CONTEXT_SWITCHES, DAEMON_NS, Engine, KERNEL_NS, RUN_QUEUE_NS, USER_NS};
 use crate::kernel::Kernel;
 use crate::mmu::Mmu;
 use crate::tally::{CounterId, Tally};
@@ -54,7 +55,7 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
         self.out.sample(time, &values);
         self.record.sample_tally = self.books.tally.clone();
         let interval = self.plan.measure.interval.map_or(0, |interval| interval.0);
-        self.event(time + interval, Event::Sample);
+        self.agenda.add(time + interval, Event::Sample);
     }
 
     /// How much is done: whole phases, and of the present one its accesses.

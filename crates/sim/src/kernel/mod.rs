@@ -95,7 +95,8 @@ pub trait Kernel<M: Mmu> {
     /// The next access faults. Afterwards it is tried again, at once or after what [`Cx::wait`] asked
     /// for. A kernel may go on and serve faults of the accesses that follow: it then advances past
     /// each access that it has served, as many as are [`Cx::affordable`]; the engine charges the user
-    /// time of those.
+    /// time of those. As long as [`Cx::may_go_on`], it may also touch on itself, to the next fault and
+    /// the next, if it says what time that takes ([`Cx::touched`]).
     fn fault(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, accesses: &mut Accesses);
 
     /// `parent` has asked for a child with a copy of its space.

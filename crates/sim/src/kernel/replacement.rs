@@ -16,14 +16,12 @@ pub enum Policy {
     Fifo,
     /// As FIFO, but a page that was referenced since it was last looked at goes to the back.
     SecondChance,
-    /// Of this many pages drawn at random, at most 64, the one seen in use the longest ago; 1 is
+    /// Of this many pages drawn at random, the one seen in use the longest ago; 1 is
     /// random replacement.
     OldestOf(usize),
 }
 
 impl Policy {
-    const DRAWN_MAX: usize = 64;
-
     /// As machine files name them.
     pub const NAMES: [(&str, Policy); 7] = [
         ("fifo", Policy::Fifo),
@@ -150,7 +148,8 @@ impl Queue {
 /// Evictable frames side by side, each with the time when it was loaded or last seen in use.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    drawn: usize,
+    /// Positions that were drawn for the last victim; as many as are drawn for each.
+    drawn: Vec<usize>,
     now: u64,
     /// In no order.
     members: Vec<Frame>,
@@ -163,6 +162,7 @@ pub struct Sample {
 impl Sample {
     fn new(drawn: usize) -> Self {
         let (members, since, positions) = (Vec::new(), Vec::new(), Vec::new());
+        let drawn = vec![0; drawn];
         Sample { drawn, now: 0, members, since, positions }
     }
 
@@ -193,12 +193,11 @@ impl Sample {
         if self.members.is_empty() {
             return None;
         }
-        let drawn = &mut [0; Policy::DRAWN_MAX][..self.drawn];
         let len = self.members.len() as u64;
-        drawn.iter_mut().for_each(|position| *position = rng.below(len) as usize);
-        let mut looks_left = if self.drawn > 1 { self.drawn } else { 0 };
+        self.drawn.iter_mut().for_each(|position| *position = rng.below(len) as usize);
+        let mut looks_left = if self.drawn.len() > 1 { self.drawn.len() } else { 0 };
         loop {
-            let oldest = drawn.iter().copied().min_by_key(|position| self.since[*position])?;
+            let oldest = self.drawn.iter().copied().min_by_key(|position| self.since[*position])?;
             let frame = self.members[oldest];
             if looks_left == 0 || !take_referenced(frame) {
                 self.remove(frame);

@@ -138,17 +138,15 @@ impl Solaris {
         large.filter(|(count, _)| *count >= self.large_pages_min).max().map(|(_, size)| size)
     }
 
-    fn read(&self, hw: &CachedMmu, at_ns: u64) -> Reading {
+    /// `reading`, anew.
+    fn read(&self, hw: &CachedMmu, at_ns: u64, mut reading: Reading) -> Reading {
+        reading.misses.clear();
+        reading.misses.extend(self.sizes.iter().map(|size| hw.misses(*size)));
         let tsb_misses = match hw.refill() {
             Refill::Software(refill) => refill.tsb_misses(),
             Refill::Hardware { .. } => 0,
         };
-        Reading {
-            at_ns,
-            misses: self.sizes.iter().map(|size| hw.misses(*size)).collect(),
-            instruction_misses: hw.instruction_misses(),
-            tsb_misses,
-        }
+        Reading { at_ns, tsb_misses, instruction_misses: hw.instruction_misses(), ..reading }
     }
 }
 
@@ -196,12 +194,13 @@ impl Flavor for Solaris {
                 None => self.programmed.remove(&space),
             };
         }
-        self.steady_from = self.read(hw, cx.now());
+        let steady_from = std::mem::take(&mut self.steady_from);
+        self.steady_from = self.read(hw, cx.now(), steady_from);
     }
 
     fn ending(&mut self, hw: &CachedMmu, cx: &Cx<'_>, memory: &Memory, space: SpaceId) {
         if space == SpaceId(0) {
-            self.ended = Some(self.read(hw, cx.now()));
+            self.ended = Some(self.read(hw, cx.now(), Reading::default()));
             self.pmap = Some(solaris_tools::pmap(memory.space(space), &self.placed));
         }
     }

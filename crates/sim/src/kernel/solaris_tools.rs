@@ -20,11 +20,15 @@ pub struct Background {
 
 /// Misses a second of one mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Rates {
-    itlb: u64,
-    itsb: u64,
-    dtlb: u64,
-    dtsb: u64,
+pub struct Rates {
+    /// Instruction fetches that no TLB could translate.
+    pub itlb: u64,
+    /// Of these, such that the translation storage buffer did not serve.
+    pub itsb: u64,
+    /// Loads and stores that no TLB could translate.
+    pub dtlb: u64,
+    /// Of these, such that the translation storage buffer did not serve.
+    pub dtsb: u64,
 }
 
 impl Rates {
@@ -53,6 +57,11 @@ impl Background {
             dtsb: rate("kernel_dtsb")?,
         };
         Ok(Background { user, kernel })
+    }
+
+    /// Of the kernel, all on base pages.
+    pub fn kernel(&self) -> Rates {
+        self.kernel
     }
 
     /// What of the tables is no prediction.

@@ -6,6 +6,7 @@
 
 use super::page_table::PageTable;
 use super::tlb::{ASID_BITS, TlbHierarchy};
+use super::translation::hit_times;
 use super::tsb::SoftwareRefill;
 use super::walk::PageWalker;
 use super::{Mmu, PageTables, Pte, SpaceId, Stop, Touched, Used};
@@ -62,8 +63,7 @@ impl CachedMmu {
         refill: Refill,
         level_ps: &[u64],
     ) -> Self {
-        let mut times: Vec<u64> = std::iter::once(0).chain(level_ps.iter().copied()).collect();
-        times.resize(data.levels() + 1, times.last().copied().unwrap_or(0));
+        let times = hit_times(&data, level_ps);
         CachedMmu {
             base,
             tlbs: vec![data; cpus],
@@ -156,7 +156,14 @@ fn asid(space: SpaceId) -> u16 {
 impl Refill {
     /// Time of one TLB miss in picoseconds.
     #[inline]
-    fn time_ps(&mut self, cpu: usize, asid: u16, address: u64, shift: u32, alone: bool) -> u64 {
+    pub(super) fn time_ps(
+        &mut self,
+        cpu: usize,
+        asid: u16,
+        address: u64,
+        shift: u32,
+        alone: bool,
+    ) -> u64 {
         match self {
             Refill::Software(refill) => refill.refill(asid, address, shift),
             Refill::Hardware { walkers, overlap_milli } => {

@@ -3,9 +3,10 @@
 //!
 //! Addresses should lie near 0, as a bitmap word is kept for every 64 pages below the highest one.
 
-use super::{Mmu, PageTables, Pte, SpaceId, Stop, Touched, Used};
+use super::{Mmu, PageTables, Pte, SpaceId, Stop, Touched, Used, range_pages};
 use crate::accesses::Accesses;
 use pagetax_core::units::PageSize;
+use std::ops::Range;
 
 /// 64 pages.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,6 +46,21 @@ impl Flat {
         &mut words[index]
     }
 
+    fn pages(&self, range: Range<u64>) -> Range<u64> {
+        range.start >> self.page.shift()..range.end.div_ceil(self.page.bytes())
+    }
+
+    /// Changes the words of a range, as far as there are any, with a bit set for each page in it.
+    fn change(&mut self, space: SpaceId, range: Range<u64>, change: impl Fn(&mut Word, u64)) {
+        let pages = self.pages(range);
+        if let Some(words) = self.spaces.get_mut(space.0) {
+            for (index, bits) in masks(pages) {
+                let Some(word) = words.get_mut(index) else { break };
+                change(word, bits);
+            }
+        }
+    }
+
     /// Touches the next page if it is loaded, `count` times; says whether it was.
     fn hit(&mut self, space: SpaceId, accesses: &mut Accesses, count: u64) -> bool {
         let page = accesses.next_address() >> self.page.shift();
@@ -59,6 +75,16 @@ impl Flat {
         accesses.advance(count);
         true
     }
+}
+
+/// The words that hold a range of pages, with a bit set for each page in it.
+fn masks(pages: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
+    let Range { start, end } = pages;
+    (start / 64..end.div_ceil(64)).map(move |word| {
+        let first = start.saturating_sub(word * 64);
+        let last = 63 - (end - 1 - word * 64).min(63);
+        (word as usize, (u64::MAX << first) & (u64::MAX >> last))
+    })
 }
 
 impl Mmu for Flat {
@@ -84,8 +110,10 @@ impl Mmu for Flat {
                     continue;
                 }
                 // All touches of this page, when the stride is smaller than a page.
-                let on_page = self.page.bytes() - accesses.next_address() % self.page.bytes();
-                count = on_page.div_ceil(sweep.stride).min(sweep.left_in_lap()).min(left);
+                if sweep.stride < self.page.bytes() {
+                    let on_page = self.page.bytes() - accesses.next_address() % self.page.bytes();
+                    count = on_page.div_ceil(sweep.stride).min(sweep.left_in_lap()).min(left);
+                }
             }
             if !self.hit(space, accesses, count) {
                 break Stop::Fault;
@@ -118,24 +146,44 @@ impl PageTables for Flat {
     }
 
     fn unload(&mut self, space: SpaceId, address: u64, bytes: u64) {
-        for page in address >> self.page.shift()..(address + bytes).div_ceil(self.page.bytes()) {
-            if self.word(space, page).present != 0 {
-                let mask = !(1 << (page % 64));
-                let word = self.word_mut(space, page);
-                word.present &= mask;
-                word.writable &= mask;
-                word.referenced &= mask;
-                word.dirty &= mask;
-            }
+        self.change(space, address..address + bytes, |word, bits| {
+            word.present &= !bits;
+            word.writable &= !bits;
+            word.referenced &= !bits;
+            word.dirty &= !bits;
+        });
+    }
+
+    fn load_range(
+        &mut self,
+        space: SpaceId,
+        range: Range<u64>,
+        size: PageSize,
+        writable: bool,
+    ) -> u64 {
+        let pages = range_pages(&range, size);
+        if pages == 0 {
+            return 0;
         }
+        let present = self.present_in(space, range.clone(), size);
+        self.word_mut(space, (range.end - 1) >> self.page.shift());
+        self.change(space, range, |word, bits| {
+            word.present |= bits;
+            word.writable = if writable { word.writable | bits } else { word.writable & !bits };
+        });
+        pages - present
+    }
+
+    fn present_in(&self, space: SpaceId, range: Range<u64>, _size: PageSize) -> u64 {
+        let words = self.spaces.get(space.0).map_or(&[][..], Vec::as_slice);
+        let present = |(index, bits): (usize, u64)| {
+            words.get(index).map_or(0, |word: &Word| u64::from((word.present & bits).count_ones()))
+        };
+        masks(self.pages(range)).map(present).sum()
     }
 
     fn protect(&mut self, space: SpaceId, address: u64, bytes: u64) {
-        for page in address >> self.page.shift()..(address + bytes).div_ceil(self.page.bytes()) {
-            if self.word(space, page).present != 0 {
-                self.word_mut(space, page).writable &= !(1 << (page % 64));
-            }
-        }
+        self.change(space, address..address + bytes, |word, bits| word.writable &= !bits);
     }
 
     fn used(&self, space: SpaceId, address: u64) -> Used {
@@ -163,6 +211,7 @@ mod tests {
     use super::*;
     use crate::accesses::Place;
     use pagetax_core::plan::{Access, Pattern, RegionId, Touch};
+    use proptest::prelude::*;
 
     const SPACE: SpaceId = SpaceId(0);
 
@@ -210,5 +259,41 @@ mod tests {
         flat.unload(SPACE, 0, 4096);
         assert_eq!(flat.touch(0, SPACE, &mut sweep(Access::Read, 4096, 9, 1), 9).stop, Stop::Fault);
         assert!(!flat.test_and_clear_referenced(SPACE, 0).present);
+    }
+
+    proptest! {
+        #[test]
+        fn a_range_is_its_pages(
+            steps in proptest::collection::vec((0u8..4, 0u64..300, 0u64..200), 1..12),
+        ) {
+            let (mut flat, mut pages) = (Flat::new(PageSize::K4), vec![None; 500]);
+            for (step, first, len) in steps {
+                let bytes = first * 4096..(first + len) * 4096;
+                let within = &mut pages[first as usize..(first + len) as usize];
+                let present = within.iter().flatten().count() as u64;
+                prop_assert_eq!(flat.present_in(SPACE, bytes.clone(), PageSize::K4), present);
+                match step {
+                    0 | 1 => {
+                        let new = flat.load_range(SPACE, bytes, PageSize::K4, step == 1);
+                        prop_assert_eq!(new, len - present);
+                        within.fill(Some(step == 1));
+                    }
+                    2 => {
+                        flat.unload(SPACE, bytes.start, len * 4096);
+                        within.fill(None);
+                    }
+                    _ => {
+                        flat.protect(SPACE, bytes.start, len * 4096);
+                        within.iter_mut().flatten().for_each(|writable| *writable = false);
+                    }
+                }
+                for (page, expected) in pages.iter().enumerate() {
+                    let word = flat.word(SPACE, page as u64);
+                    let bit = |bits: u64| bits >> (page % 64) & 1 == 1;
+                    prop_assert_eq!(bit(word.present), expected.is_some());
+                    prop_assert_eq!(bit(word.writable), *expected == Some(true));
+                }
+            }
+        }
     }
 }

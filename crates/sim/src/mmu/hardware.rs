@@ -4,6 +4,7 @@
 use super::cached::{CachedMmu, Refill};
 use super::set::Replacement;
 use super::tlb::{ArraySpec, GeometryError, LevelSpec, MAX_ARRAYS, TlbHierarchy};
+use super::translation::{Translation, hit_times};
 use super::tsb::{HandlerSpec, SoftwareRefill};
 use super::walk::{LineCacheSpec, NestedSpec, PageWalker, StructureCacheSpec, WalkerSpec};
 use crate::model::{Model, ModelError};
@@ -19,10 +20,54 @@ const LEVELS_MAX: u32 = 4;
 /// Constants that are absent, or geometry that cannot be.
 pub fn load(model: &Model, base: PageSize, cpus: usize) -> Result<CachedMmu, ModelError> {
     let (data, instructions) = (tlb(model, "dtlb")?, tlb(model, "itlb")?);
-    let refill = if model.has_table("handler") { handler(model)? } else { walker(model, cpus)? };
-    let hit = |level: u32| model.ps("tlb", &format!("level_{level}_hit"));
-    let level_ps = (2..=data.levels() as u32).map(hit).collect::<Result<Vec<_>, _>>()?;
+    let refill = refill(model, cpus)?;
+    let level_ps = level_ps(model, &data)?;
+    // Jobs have costs of their own; asked for here so that a wrong constant is told in any case.
+    program_times(model)?;
     Ok(CachedMmu::new(base, data, instructions, cpus, refill, &level_ps))
+}
+
+/// Reads the hardware of one CPU, to be fed from outside.
+///
+/// # Errors
+/// A model without TLBs, constants that are absent, or geometry that cannot be.
+pub fn translation(model: &Model) -> Result<Translation, ModelError> {
+    let (data, instructions) = (tlb(model, "dtlb")?, tlb(model, "itlb")?);
+    let level_ps = hit_times(&data, &level_ps(model, &data)?);
+    Ok(Translation { data, instructions, refill: refill(model, 1)?, level_ps })
+}
+
+/// What a recorded program costs beside translation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramTimes {
+    /// Each instruction, its operands near; picoseconds.
+    pub instruction_ps: u64,
+    /// On top, each load or store far from the last ones; picoseconds.
+    pub far_ps: u64,
+}
+
+/// What a job's random access costs has the instructions of its loop in it; those of a recorded program
+/// are counted by themselves. A gather's loop: a random number, its address, a load, a sum.
+const LOOP_INSTRUCTIONS: u64 = 16;
+
+/// Reads table `[program]`; a far access costs what a random one of a job does, less its loop.
+///
+/// # Errors
+/// Constants that are absent.
+pub fn program_times(model: &Model) -> Result<ProgramTimes, ModelError> {
+    let instruction_ps = model.ps("program", "instruction")?;
+    let random_ps = model.ps("access", "random")?;
+    let far_ps = random_ps.saturating_sub(LOOP_INSTRUCTIONS * instruction_ps);
+    Ok(ProgramTimes { instruction_ps, far_ps })
+}
+
+fn refill(model: &Model, cpus: usize) -> Result<Refill, ModelError> {
+    if model.has_table("handler") { handler(model) } else { walker(model, cpus) }
+}
+
+fn level_ps(model: &Model, data: &TlbHierarchy) -> Result<Vec<u64>, ModelError> {
+    let hit = |level: u32| model.ps("tlb", &format!("level_{level}_hit"));
+    (2..=data.levels() as u32).map(hit).collect()
 }
 
 fn tlb(model: &Model, side: &str) -> Result<TlbHierarchy, ModelError> {

@@ -10,11 +10,13 @@ pub mod page_table;
 pub mod set;
 pub mod sun4;
 pub mod tlb;
+pub mod translation;
 pub mod tsb;
 pub mod walk;
 
 use crate::accesses::Accesses;
 use pagetax_core::units::PageSize;
+use std::ops::Range;
 
 /// An address space: of the main process and its threads, or of a forked child. Numbers are given in
 /// the order of creation and never again.
@@ -90,6 +92,10 @@ pub struct Used {
     pub dirty: bool,
 }
 
+fn range_pages(range: &Range<u64>, size: PageSize) -> u64 {
+    (range.end - range.start) / size.bytes()
+}
+
 /// Hardware whose translations are page-table entries, each by itself; what kernels other than
 /// SunOS on Sun-4 work with.
 pub trait PageTables: Mmu {
@@ -98,6 +104,28 @@ pub trait PageTables: Mmu {
 
     /// Removes all translations that begin in the range, and flushes them from the TLBs of all CPUs.
     fn unload(&mut self, space: SpaceId, address: u64, bytes: u64);
+
+    /// Loads a translation of a page of this size for each page of a range of whole pages. Returns how
+    /// many of them had none before.
+    fn load_range(
+        &mut self,
+        space: SpaceId,
+        range: Range<u64>,
+        size: PageSize,
+        writable: bool,
+    ) -> u64 {
+        let new = range_pages(&range, size) - self.present_in(space, range.clone(), size);
+        for address in range.step_by(size.bytes() as usize) {
+            self.load(space, Pte { address, size, writable });
+        }
+        new
+    }
+
+    /// How many pages of this size of a range of whole pages have a translation.
+    fn present_in(&self, space: SpaceId, range: Range<u64>, size: PageSize) -> u64 {
+        let pages = range.step_by(size.bytes() as usize);
+        pages.filter(|address| self.used(space, *address).present).count() as u64
+    }
 
     /// Makes the present translations in the range read-only (copy-on-write after a fork).
     fn protect(&mut self, space: SpaceId, address: u64, bytes: u64);

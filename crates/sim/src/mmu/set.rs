@@ -48,6 +48,11 @@ impl TagArray {
         TagArray { set_mask: set_count as u64 - 1, store }
     }
 
+    /// How many sets it has.
+    pub fn set_count(&self) -> u64 {
+        self.set_mask + 1
+    }
+
     /// Looks `tag` up in its set and, if absent, puts it there. True if it was there.
     #[inline(always)]
     pub fn touch(&mut self, index: u64, tag: u64) -> bool {
@@ -110,33 +115,34 @@ fn any_print<const N: usize>(prints: &[u16; N], print: u16) -> bool {
 /// As many ways as a word has places of four bits.
 const PACKED_WAYS: usize = 16;
 const WAY_BITS: usize = 4;
+/// The lowest and the highest bit of each place.
+const LOW_BITS: u64 = 0x1111_1111_1111_1111;
+const HIGH_BITS: u64 = LOW_BITS << 3;
 
 /// Sets of up to 16 ways.
 #[derive(Debug, Clone)]
 struct Packed {
     ways: usize,
     last_place: usize,
-    tags: Vec<u64>,
     sets: Vec<PackedSet>,
 }
 
+/// In whole cache lines: one of them is all that sets of up to three ways use.
 #[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
 struct PackedSet {
-    /// Of each way's tag; 0 beyond the last way.
-    prints: [u16; PACKED_WAYS],
     /// The ways, the newest lowest.
     order: u64,
+    /// Of each way's tag; 0 beyond the last way.
+    prints: [u16; PACKED_WAYS],
+    tags: [u64; PACKED_WAYS],
 }
 
 impl Packed {
     fn new(set_count: usize, ways: usize) -> Self {
         let order = (0..ways as u64).rev().fold(0, |order, way| (order << WAY_BITS) | way);
-        Packed {
-            ways,
-            last_place: WAY_BITS * (ways - 1),
-            tags: vec![EMPTY; set_count * ways],
-            sets: vec![PackedSet { prints: [0; PACKED_WAYS], order }; set_count],
-        }
+        let set = PackedSet { order, prints: [0; PACKED_WAYS], tags: [EMPTY; PACKED_WAYS] };
+        Packed { ways, last_place: WAY_BITS * (ways - 1), sets: vec![set; set_count] }
     }
 
     #[inline(always)]
@@ -145,8 +151,7 @@ impl Packed {
         if !any_print(&set.prints, print(tag)) {
             return false;
         }
-        let tags = &self.tags[index * self.ways..(index + 1) * self.ways];
-        let found = tags.iter().position(|entry| *entry == tag);
+        let found = set.tags.iter().position(|entry| *entry == tag);
         if let Some(way) = found {
             set.order = newest(set.order, way as u64);
         }
@@ -160,17 +165,17 @@ impl Packed {
         let oldest = set.order >> self.last_place;
         set.order = ((set.order ^ (oldest << self.last_place)) << WAY_BITS) | oldest;
         set.prints[oldest as usize % PACKED_WAYS] = print(tag);
-        self.tags[index * self.ways + oldest as usize] = tag;
+        set.tags[oldest as usize % PACKED_WAYS] = tag;
         false
     }
 
     fn flush(&mut self, doomed: impl Fn(u64) -> bool) {
-        for (tags, set) in self.tags.chunks_mut(self.ways).zip(&mut self.sets) {
+        for PackedSet { order, tags, .. } in &mut self.sets {
             tags.iter_mut().filter(|tag| doomed(**tag)).for_each(|tag| *tag = EMPTY);
             // What is empty gets behind what stays, which keeps its order.
             let kept: Vec<u64> =
-                ways_of(set.order, self.ways).filter(|way| tags[*way as usize] != EMPTY).collect();
-            set.order = kept.into_iter().rev().fold(set.order, newest);
+                ways_of(*order, self.ways).filter(|way| tags[*way as usize] != EMPTY).collect();
+            *order = kept.into_iter().rev().fold(*order, newest);
         }
     }
 }
@@ -183,10 +188,9 @@ fn ways_of(order: u64, ways: usize) -> impl Iterator<Item = u64> {
 /// The order with `way`, wherever it was, in front.
 #[inline(always)]
 fn newest(order: u64, way: u64) -> u64 {
-    let mut place = 0;
-    while (order >> place) & 15 != way {
-        place += WAY_BITS as u32;
-    }
+    // The lowest place whose way is not different.
+    let different = order ^ (way * LOW_BITS);
+    let place = (different.wrapping_sub(LOW_BITS) & !different & HIGH_BITS).trailing_zeros() & !3;
     let before = (1u64 << place) - 1;
     let rest = if place == 60 { 0 } else { order >> (place + 4) << (place + 4) };
     rest | ((order & before) << WAY_BITS) | way

@@ -110,6 +110,8 @@ struct Space {
     map: Vec<Option<u16>>,
     /// Regions whose smeg is loaded, a bit each.
     regions: u64,
+    /// How often it alone has lost entries.
+    losses: u64,
 }
 
 /// The unit.
@@ -119,13 +121,22 @@ pub struct Sun4 {
     pmegs: Vec<Pmeg>,
     spaces: Vec<Space>,
     clock: u64,
+    /// How often any space may have lost entries.
+    losses: u64,
+    notes_use: bool,
 }
 
 impl Sun4 {
     /// With all pmegs free.
     pub fn new(geometry: Geometry) -> Self {
         let pmegs = vec![Pmeg::default(); geometry.pmegs];
-        Sun4 { geometry, pmegs, spaces: Vec::new(), clock: 0 }
+        Sun4 { geometry, pmegs, spaces: Vec::new(), clock: 0, losses: 0, notes_use: true }
+    }
+
+    /// Whether to keep [`Pmeg::referenced`] and [`Pmeg::used_at`]; without, laps without a fault are
+    /// skipped wholly.
+    pub fn note_use(&mut self, notes_use: bool) {
+        self.notes_use = notes_use;
     }
 
     /// Its sizes.
@@ -138,12 +149,26 @@ impl Sun4 {
         &self.pmegs
     }
 
-    /// Changes the bits of a pmeg.
+    /// Changes the bits of a pmeg, perhaps to fewer.
     pub fn pmeg_mut(&mut self, pmeg: PmegId) -> &mut Pmeg {
+        self.losses += 1;
         &mut self.pmegs[pmeg]
     }
 
+    /// Makes entries of a pmeg valid, some of them writable.
+    #[inline(always)]
+    pub fn load(&mut self, pmeg: PmegId, valid: u64, writable: u64) {
+        let held = &mut self.pmegs[pmeg];
+        (held.valid, held.writable) = (held.valid | valid, held.writable | writable);
+    }
+
+    /// A number that changes whenever a space may have lost entries.
+    fn version(&self, space: SpaceId) -> u64 {
+        self.losses + self.spaces.get(space.0).map_or(0, |space| space.losses)
+    }
+
     /// The pmeg of a segment.
+    #[inline(always)]
     pub fn pmeg_of(&self, space: SpaceId, segment: usize) -> Option<PmegId> {
         let map = &self.spaces.get(space.0)?.map;
         map.get(segment).copied().flatten().map(PmegId::from)
@@ -166,7 +191,11 @@ impl Sun4 {
         self.clock += 1;
         let (owner, used_at) = (Some((space, segment)), self.clock);
         self.pmegs[pmeg] = Pmeg { owner, used_at, ..Pmeg::default() };
-        self.space_mut(space).map[segment] = Some(pmeg as u16);
+        let known = self.spaces.get_mut(space.0).and_then(|space| space.map.get_mut(segment));
+        match known {
+            Some(place) => *place = Some(pmeg as u16),
+            None => self.space_mut(space).map[segment] = Some(pmeg as u16),
+        }
     }
 
     /// Lets the same segment of another space use the pmeg as well.
@@ -180,8 +209,13 @@ impl Sun4 {
     pub fn take(&mut self, pmeg: PmegId) -> Pmeg {
         let held = std::mem::take(&mut self.pmegs[pmeg]);
         let Some((owner, segment)) = held.owner else { return held };
-        let users = if held.shared { 0..self.spaces.len() } else { owner.0..owner.0 + 1 };
-        for space in &mut self.spaces[users] {
+        if !held.shared {
+            self.spaces[owner.0].map[segment] = None;
+            self.spaces[owner.0].losses += 1;
+            return held;
+        }
+        self.losses += 1;
+        for space in &mut self.spaces {
             if let Some(entry) = space.map.get_mut(segment).filter(|e| **e == Some(pmeg as u16)) {
                 *entry = None;
             }
@@ -191,18 +225,34 @@ impl Sun4 {
 
     /// Loads or unloads the segment-map entries of a region; only on three-level machines.
     pub fn set_region(&mut self, space: SpaceId, region: usize, loaded: bool) {
+        self.losses += 1;
         let regions = &mut self.space_mut(space).regions;
         *regions = if loaded { *regions | 1 << region } else { *regions & !(1 << region) };
     }
 
+    /// Whether the segment has a pmeg, and this entry of it is valid.
+    #[inline(always)]
+    pub fn is_valid(&self, space: SpaceId, segment: usize, entry: u32) -> bool {
+        self.pmeg_of(space, segment).is_some_and(|pmeg| self.pmegs[pmeg].valid >> entry & 1 != 0)
+    }
+
     /// Whether the segment-map entries for this segment are in the hardware.
+    #[inline(always)]
     pub fn has_region(&self, space: SpaceId, segment: usize) -> bool {
         let region = 1 << (segment / SEGMENTS_PER_REGION);
         self.geometry.smegs.is_none()
             || self.spaces.get(space.0).is_some_and(|space| space.regions & region != 0)
     }
 
+    /// Whether an access to this address faults.
+    #[inline(always)]
+    pub fn faults(&self, space: SpaceId, address: u64, writes: bool) -> bool {
+        let (segment, entry) = self.geometry.locate(address);
+        self.usable(space, segment, writes).1 >> entry & 1 == 0
+    }
+
     /// The entries that let such an access through, of a segment's pmeg.
+    #[inline(always)]
     fn usable(&self, space: SpaceId, segment: usize, writes: bool) -> (Option<PmegId>, u64) {
         match self.pmeg_of(space, segment) {
             Some(pmeg) if self.has_region(space, segment) => {
@@ -213,7 +263,11 @@ impl Sun4 {
         }
     }
 
-    fn note_use(&mut self, pmeg: PmegId) {
+    #[inline(always)]
+    fn used(&mut self, pmeg: PmegId) {
+        if !self.notes_use {
+            return;
+        }
         self.clock += 1;
         let entry = &mut self.pmegs[pmeg];
         (entry.referenced, entry.used_at) = (true, self.clock);
@@ -228,12 +282,16 @@ impl Sun4 {
         let Some(pmeg) = pmeg.filter(|_| usable >> entry & 1 != 0) else { return 0 };
         let count = match accesses.sweep() {
             None => 1,
+            Some(sweep) if sweep.stride == self.geometry.page.bytes() => {
+                let run = (usable >> entry).trailing_ones().min(self.geometry.ptes - entry);
+                u64::from(run).min(sweep.left_in_lap()).min(left)
+            }
             Some(sweep) => {
                 let end = self.end_of_run(address, usable >> entry, entry, sweep.stride);
                 (end - address).div_ceil(sweep.stride).min(sweep.left_in_lap()).min(left)
             }
         };
-        self.note_use(pmeg);
+        self.used(pmeg);
         accesses.advance(count);
         count
     }
@@ -269,19 +327,26 @@ impl Mmu for Sun4 {
     ) -> Touched {
         let mut left = limit_ps.div_ceil(accesses.cost_ps.max(1)).max(1).min(accesses.left());
         let mut without_fault = 0;
+        let version = self.version(space);
+        if accesses.is_clean(version) && !self.notes_use {
+            accesses.advance(left);
+            left = 0;
+        }
         let stop = loop {
             if left == 0 {
                 break if accesses.left() == 0 { Stop::Done } else { Stop::Limit };
             }
-            // After a lap without a fault nothing can be missing: only the last lap is done in
-            // full, for the sake of `used_at`.
-            if let Some(sweep) = accesses.sweep()
-                && without_fault >= sweep.lap
-                && left >= 2 * sweep.lap
-            {
-                let skipped = (left / sweep.lap - 1) * sweep.lap;
+            // After a lap without a fault nothing can be missing. With notes of use, the last lap is
+            // done in full for their sake.
+            if let Some(sweep) = accesses.sweep().filter(|sweep| without_fault >= sweep.lap) {
+                accesses.set_clean(version);
+                let laps = (left / sweep.lap).saturating_sub(1);
+                let skipped = if self.notes_use { laps * sweep.lap } else { left };
                 accesses.advance(skipped);
                 left -= skipped;
+                if left == 0 {
+                    continue;
+                }
             }
             let count = self.touch_segment(space, accesses, left);
             if count == 0 {
@@ -298,6 +363,7 @@ impl Mmu for Sun4 {
     fn drop_space(&mut self, space: SpaceId) {
         let owns = |pmeg: &Pmeg| pmeg.owner.is_some_and(|(owner, _)| owner == space);
         debug_assert!(!self.pmegs.iter().any(owns), "the kernel has freed the space's pmegs");
+        self.losses += 1;
         if let Some(entry) = self.spaces.get_mut(space.0) {
             *entry = Space::default();
         }

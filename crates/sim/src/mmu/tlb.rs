@@ -196,6 +196,7 @@ impl Level {
     }
 
     /// Several arrays of one size: a hit in any; a fill into any, at random.
+    #[inline]
     fn touch_one_of(&mut self, shift: u32, tag: PageTag) -> bool {
         let route = &self.routes[shift as usize & (SHIFTS - 1)];
         let arrays = &route.arrays[..usize::from(route.count)];
@@ -313,6 +314,16 @@ impl TlbHierarchy {
     fn missed_again(&self, shift: u32) -> usize {
         let holds = |level: &Level| level.routes[shift as usize].count > 0;
         self.levels.iter().position(holds).unwrap_or(self.levels.len())
+    }
+
+    /// Number and sets of each array that asks for pages of this size first: those of the nearest level
+    /// that can hold them, as it is programmed now. None where no level can.
+    pub fn nearest_arrays(&self, shift: u32) -> Option<Vec<(u8, u64)>> {
+        let route = |level: &Level| level.routes[shift as usize & (SHIFTS - 1)];
+        let level = self.levels.iter().find(|level| route(level).count > 0)?;
+        let route = route(level);
+        let arrays = route.arrays[..usize::from(route.count)].iter();
+        Some(arrays.map(|a| (*a, level.arrays[usize::from(*a)].set_count())).collect())
     }
 
     /// Makes the programmable arrays hold `size`, those of them that can; the first `keep` of each

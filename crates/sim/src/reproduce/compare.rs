@@ -51,8 +51,11 @@ fn drafts(published: &Published) -> Result<Vec<Draft>, ReproduceError> {
     for sweep in &published.sweep {
         for (key, cells) in sweep.rows()? {
             for column in &sweep.column {
-                if let Some(cell) = cells.get(&column.figure) {
-                    drafts.push(row_of(sweep, column, key, *cell));
+                // A figure may be the sum of several columns of the table.
+                let headings = column.figure.split(" + ");
+                let cell: Option<f64> = headings.map(|h| cells.get(h).copied()).sum();
+                if let Some(cell) = cell {
+                    drafts.push(row_of(sweep, column, key, cell));
                 }
             }
         }

@@ -81,6 +81,8 @@ pub struct Setup {
     pub set: BTreeMap<String, toml::Value>,
     /// At most so many seeds: for slow runs whose spread matters little.
     pub seeds_max: Option<u64>,
+    /// Of the series, such as `1s`, where the job has none.
+    pub interval: Option<String>,
 }
 
 /// A run for each row of a published table, named `NAME@KEY`.

@@ -10,6 +10,7 @@ use crate::models;
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
 use pagetax_core::report::{Recording, Run};
+use pagetax_core::units::Nanos;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -73,7 +74,14 @@ fn run_one(setup: &Setup, seed: u64) -> Result<(Run, bool), ReproduceError> {
         problem: format!("there is no built-in job `{}`", setup.job),
     })?;
     let spec = machine.spec();
-    let plan = job.resolve(&setup.params, &spec, Some(seed))?;
+    let mut plan = job.resolve(&setup.params, &spec, Some(seed))?;
+    if let Some(text) = &setup.interval {
+        let interval = text.parse::<Nanos>().map_err(|error| ReproduceError::Data {
+            file: setup.machine.clone(),
+            problem: error.to_string(),
+        })?;
+        plan.measure.interval = Some(interval);
+    }
     let mut recording = Recording::new(&plan, &spec);
     let end = machine.run(&plan, &mut recording);
     if let Err(RunError::Unmet(unmet)) = end {

@@ -172,7 +172,7 @@ impl Network {
             Placement::FirstFit => with_room.next(),
             Placement::MostFree => with_room.max_by_key(|server| (free(server), servers - server)),
             Placement::RoundRobin => {
-                with_room.min_by_key(|server| (server + servers - self.next) % servers)
+                (self.next..servers).chain(0..self.next).find(|server| free(server) > 0)
             }
         };
         let server = chosen.ok_or(ServersFull { servers, bytes: self.model.bytes() })?;

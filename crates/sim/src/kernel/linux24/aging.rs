@@ -33,6 +33,8 @@ pub struct Rules {
     pub plenty_ppm: u64,
     /// Whether pages in page tables may be deactivated.
     pub deactivates_mapped: bool,
+    /// Most passes of an attempt.
+    pub passes: u32,
     /// Whether one call looks at all of the inactive dirty list, until free pages are no longer short,
     /// rather than at 1/64.
     pub launders_whole_list: bool,
@@ -43,16 +45,14 @@ pub struct Rules {
     pub retries_on_failure: bool,
 }
 
-/// A scan looks at 1/2^6 of a list, and an attempt makes 2^6 passes.
+/// A scan looks at 1/2^6 of a list.
 const PRIORITY: u32 = 6;
-/// Passes of one attempt.
-const PASSES: u32 = 1 << PRIORITY;
 /// The most pages that one call of the launderer sends to disk.
 const WRITES_A_CALL: u64 = 64;
 /// Memory pressure is forgotten by 1/64 a second; the target is 1/64 of it.
 const PRESSURE_SHIFT: u32 = 6;
 
-/// One attempt to reach the targets: a scan of the active list, then up to 64 passes.
+/// One attempt to reach the targets: a scan of the active list, then passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempt {
     pass: u32,
@@ -135,7 +135,7 @@ impl Aging {
             match stage {
                 Stage::First => return self.refill(memory),
                 Stage::SwapOut if !self.is_short(memory) => return Action::done(true),
-                Stage::SwapOut if attempt.pass == PASSES => {
+                Stage::SwapOut if attempt.pass == self.rules.passes => {
                     return Action::done(!(inactive_short && is_free_short(memory)));
                 }
                 Stage::SwapOut => {
@@ -301,6 +301,7 @@ mod tests {
         age_max: 64,
         plenty_ppm: 333_333,
         deactivates_mapped: false,
+        passes: 64,
         launders_whole_list: false,
         rests_when_plenty: false,
         retries_on_failure: true,

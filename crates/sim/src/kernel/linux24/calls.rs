@@ -11,6 +11,7 @@ use crate::tally::Tally;
 use pagetax_core::counter::Reading;
 use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Plan, Region, RegionId};
+use pagetax_core::units::PageSize;
 
 const USER_NS: CounterId = CounterId::of("user_ns");
 
@@ -85,11 +86,9 @@ impl<M: PageTables> Kernel<M> for Linux24 {
 
     fn unmap(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, id: RegionId) {
         let Some(mapping) = self.spaces.space_mut(space.0).mappings.remove(&id) else { return };
-        let mut present = 0;
-        for page in 0..u64::from(mapping.pages) {
-            present += u64::from(hw.used(space, mapping.base + page * PAGE).present);
-        }
-        hw.unload(space, mapping.base, u64::from(mapping.pages) * PAGE);
+        let bytes = u64::from(mapping.pages) * PAGE;
+        let present = hw.present_in(space, mapping.base..mapping.base + bytes, PageSize::K4);
+        hw.unload(space, mapping.base, bytes);
         self.spaces.space_mut(space.0).resident -= present;
         let ns = self.config.costs.call_ns + present * self.config.costs.unmap_page_ns;
         self.work(cx, CpuRow::OtherKernel, Line::Unmap, 1, ns);

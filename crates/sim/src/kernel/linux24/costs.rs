@@ -91,6 +91,8 @@ pub struct Config {
     pub swap_cluster: u32,
     /// Pages of files for each page of buffer heads.
     pub pages_a_slab: u64,
+    /// Whether reads into high memory go through pages below it.
+    pub bounces: bool,
     /// Whether memory is full of earlier runs' files at the start.
     pub cache_full: bool,
 }
@@ -122,6 +124,7 @@ impl Config {
             file_cluster: model.power_of_two("disk", "file_cluster")? as u32,
             swap_cluster: model.power_of_two("disk", "swap_cluster")? as u32,
             pages_a_slab: PAGE / model.bytes("memory", "buffer_head")?.max(1),
+            bounces: model.flag("memory", "bounces")?,
             cache_full: model.flag("memory", "cache_full_at_start")?,
         })
     }
@@ -139,6 +142,7 @@ fn policy(model: &Model) -> Result<Policy, ModelError> {
         age_max: age("age_max")?,
         plenty_ppm: model.ppm("reclaim", "inactive_plenty")?,
         deactivates_mapped: model.flag("reclaim", "deactivates_mapped")?,
+        passes: model.positive("reclaim", "passes")?.min(u64::from(u32::MAX)) as u32,
         launders_whole_list: model.flag("reclaim", "launders_whole_list")?,
         rests_when_plenty: model.flag("reclaim", "rests_when_plenty")?,
         retries_on_failure: model.flag("reclaim", "retries_on_failure")?,

@@ -39,9 +39,8 @@ impl Kind {
     }
 
     fn number(self) -> usize {
-        let bits = [self.mapped, self.dirty, self.settled];
-        let low = bits.iter().enumerate().map(|(place, bit)| usize::from(*bit) << place);
-        (usize::from(self.zone) << 3) + low.sum::<usize>()
+        let (mapped, dirty) = (usize::from(self.mapped), usize::from(self.dirty));
+        usize::from(self.zone) << 3 | usize::from(self.settled) << 2 | dirty << 1 | mapped
     }
 }
 

@@ -27,6 +27,9 @@ const BALANCE_BOUNDS: (u64, u64) = (10, 255);
 /// Zones that an allocation may use, in order of preference: user pages can be anywhere.
 pub const USER_ZONES: [usize; 3] = [2, 1, 0];
 
+/// Zones that the kernel's own allocations may use.
+pub const LOW_ZONES: [usize; 2] = [1, 0];
+
 /// A zone's watermarks in pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Marks {
@@ -108,6 +111,17 @@ impl Grant {
     pub fn pages(&self) -> u64 {
         self.by_zone.iter().sum()
     }
+
+    /// Takes `count` of the frames, at most all, out of the grant: those of the lowest zones.
+    pub fn split_off(&mut self, mut count: u64) -> Grant {
+        let mut rest = Grant::default();
+        for (from, to) in self.by_zone.iter_mut().zip(&mut rest.by_zone) {
+            *to = count.min(*from);
+            *from -= *to;
+            count -= *to;
+        }
+        rest
+    }
 }
 
 /// Zones and lists.
@@ -172,9 +186,9 @@ impl Memory {
     /// Moves `count` pages of `tail`, which is the tail of its list, to the head of another or the
     /// same list, changed into `page`.
     pub fn move_tail(&mut self, tail: View, count: u32, list: usize, page: Page) {
-        let extent = self.runs.take(tail.list, count);
         self.account(tail.list, tail.page.zone, |n| n - u64::from(count));
-        self.put(list, extent, page);
+        self.runs.move_tail(tail.list, count, list, page);
+        self.account(list, page.zone, |n| n + u64::from(count));
     }
 
     /// Moves pages from wherever they are to the head of a list.
@@ -233,6 +247,11 @@ impl Memory {
         self.evict_clean(zone, from_clean);
         grant.by_zone[zone] += from_free + from_clean;
         grant.reclaimed += from_clean;
+    }
+
+    /// Frees granted frames that were not placed.
+    pub fn give_back(&mut self, grant: Grant) {
+        self.zones.iter_mut().zip(grant.by_zone).for_each(|(zone, pages)| zone.free += pages);
     }
 
     fn evict_clean(&mut self, zone: usize, mut count: u64) {

@@ -3,21 +3,20 @@
 //!
 //! | file | has |
 //! |---|---|
-//! | `runs` | page frames in runs, on circular lists; `groups`: what a scan passes over at one step |
+//! | `runs` | page frames in runs, on circular lists; `groups`: what a scan passes over at one step; `index`: which run a page is in |
 //! | `memory` | zones, watermarks, which list a page is on |
 //! | `aging`, `classzone` | the two families of policies; `policy`: what they have in common |
 //! | `spaces` | mappings, and the layers that their pages come from |
 //! | `reclaim` | who reclaims when, at what cost, under which lock; swapping out |
-//! | `paging` | page faults, reads from files and swap |
+//! | `paging` | page faults, reads from files and swap; `low`: what a read needs below 896 MiB |
 //! | `calls` | the kernel's entry points |
 //! | `profile`, `costs` | functions and constants |
 //!
-//! Not modelled: bounce pages (their copying is in the interrupt's cost), fragments of slabs, and
-//! allocations of more than one page. A request for several pages takes them all from one zone
-//! (assumed). kswapd's trouble hangs on that: page by page the DMA zone is drained so slowly that
-//! kswapd comes to rest after half a minute. Without bounce pages, user pages are the only demand on
-//! 2.4.13's lists, which then stay in order, so its published livelock does not come about here
-//! though its cause does (a test in `classzone`).
+//! Not modelled: fragments of slabs, and allocations of more than one page. A request for several
+//! pages takes them all from one zone (assumed). kswapd's trouble hangs on that: page by page the DMA
+//! zone is drained so slowly that kswapd comes to rest after half a minute. In the published job
+//! 2.4.13's lists stay in the order of use, so its livelock does not come about here though its cause
+//! does (a test in `classzone`).
 //!
 //! Source: Daniel Phillips, "Google's mm problems", linux-kernel, 31 October 2001, and the public
 //! descriptions of these kernels' reclaim; no kernel text is used.
@@ -27,6 +26,8 @@ mod calls;
 mod classzone;
 mod costs;
 mod groups;
+mod index;
+mod low;
 mod memory;
 mod paging;
 mod policy;
@@ -44,6 +45,7 @@ use crate::cx::{Channel, CpuRow, Cx};
 use crate::mmu::SpaceId;
 use crate::store::disk::Disk;
 use crate::tally::CounterId;
+use low::Bounces;
 use memory::{ACTIVE, Grant, INACTIVE, Memory};
 use policy::Attempt;
 use profile::{Line, Profile};
@@ -92,6 +94,7 @@ pub struct Linux24 {
     direct: Vec<Direct>,
     /// Pages of buffer heads.
     slab_pages: u64,
+    bounces: Bounces,
     swap_left: u64,
     /// The latest time at which the kernel worked: the profile's end.
     worked_at: u64,
@@ -111,6 +114,7 @@ impl Linux24 {
             daemon_ns_sampled: 0,
             direct: Vec::new(),
             slab_pages: 0,
+            bounces: Bounces::default(),
             swap_left: config.swap_pages,
             worked_at: 0,
             config,

@@ -8,7 +8,7 @@ use super::spaces::{Kind, Mapping, PAGE};
 use super::{COW_FAULTS, Linux24, MAJOR_FAULTS, MINOR_FAULTS, PAGE_INS, READ_BYTES, SWAP_INS};
 use super::{RESIDENT_BYTES, SpaceId};
 use crate::cx::{CpuRow, Cx, Wait, WallRow};
-use crate::mmu::{PageTables, Pte};
+use crate::mmu::PageTables;
 use crate::store::disk::Place;
 use pagetax_core::units::PageSize;
 use std::ops::Range;
@@ -195,12 +195,8 @@ impl Linux24 {
     ) {
         let len = pages.len() as u32;
         let address = mapping.base + u64::from(pages.start) * PAGE;
-        let mut new = 0;
-        for page in 0..u64::from(len) {
-            let address = address + page * PAGE;
-            new += u64::from(!hw.used(space, address).present);
-            hw.load(space, Pte { address, size: PageSize::K4, writable });
-        }
+        let range = address..address + u64::from(len) * PAGE;
+        let new = hw.load_range(space, range, PageSize::K4, writable);
         let resident = &mut self.spaces.space_mut(space.0).resident;
         *resident += new;
         cx.at_least(RESIDENT_BYTES, *resident * PAGE);
@@ -223,16 +219,21 @@ impl Linux24 {
         let Extent { object, first, len } = wanted;
         let from_swap = self.spaces.object(object).kind == Kind::Memory;
         let end = self.read_ahead(object, first, last);
-        let Some(mut grant) = self.frames(hw, cx, space, u64::from(end - first)) else { return };
-        let pages = grant.pages();
+        let pages = u64::from(end - first);
+        let Some(low) = self.bounce_pages(hw, cx, space, pages) else { return };
+        let Some(mut grant) = self.frames(hw, cx, space, pages) else {
+            return self.give_back(low);
+        };
+        let (pages, high_pages) = (grant.pages(), grant.by_zone[2]);
         let lru_ns = pages * self.config.costs.lru_page_ns;
         self.hold(cx, CpuRow::OtherKernel, Line::Fault, 0, lru_ns);
         let mapped = len.min(pages as u32);
-        let page = Page { mapped: true, touched: true, ..Page::default() };
+        let dirty = from_swap && self.free_places(object, first, mapped);
+        let page = Page { mapped: true, touched: true, dirty, ..Page::default() };
         self.memory.place(&mut grant, Extent { len: mapped, ..wanted }, INACTIVE, page);
         let ahead = Extent { object, first: first + mapped, len: pages as u32 - mapped };
         self.memory.place(&mut grant, ahead, INACTIVE, Page::default());
-        self.grow_slabs();
+        self.grow_slabs(cx);
         let interrupt_ns = pages * self.config.costs.interrupt_page_ns;
         self.work(cx, CpuRow::OtherKernel, Line::DiskInterrupt, 1, interrupt_ns);
         let (place, row) = if from_swap {
@@ -243,12 +244,23 @@ impl Linux24 {
         let now = cx.now();
         let done =
             self.disk.transfer(now, place, pages * PAGE, |ns, percent| cx.jitter(ns, percent));
+        self.hold_bounces(low, high_pages, done);
         cx.wait(Wait::Until(done), row);
         cx.latency("major_fault", done - now, 1);
         cx.count(MAJOR_FAULTS, 1);
         cx.count(PAGE_INS, pages);
         cx.count(READ_BYTES, pages * PAGE);
         cx.count(SWAP_INS, if from_swap { pages } else { 0 });
+    }
+
+    /// Pages that came from swap keep their place, so that they need not be written again while they
+    /// are clean; unless swap is more than half full. Returns whether the places were given up.
+    fn free_places(&mut self, object: ObjectId, first: u32, count: u32) -> bool {
+        let full = self.swap_left * 2 < self.config.swap_pages;
+        if full {
+            self.swap_left += self.spaces.object_mut(object).clear_swapped(first, count);
+        }
+        full
     }
 
     /// Where a read that begins at `first` ends: at the end of its cluster, or before the first page
@@ -261,14 +273,5 @@ impl Linux24 {
         let end = self.memory.find(object, first, end).map_or(end, |view| view.extent.first);
         let absent = |page: &u32| from_swap && !state.is_swapped(*page);
         (first..end).find(absent).unwrap_or(end)
-    }
-
-    /// Buffer heads for the pages that were read: memory of the kernel's own, below 896 MiB.
-    fn grow_slabs(&mut self) {
-        let missing = self.slab_pages_needed().saturating_sub(self.slab_pages);
-        if missing > 0 {
-            let allocation = self.config.policy.allocate(&mut self.memory, missing, &[1, 0]);
-            self.slab_pages += allocation.grant.pages();
-        }
     }
 }

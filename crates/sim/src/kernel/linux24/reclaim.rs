@@ -10,6 +10,7 @@ use crate::cx::{CpuRow, Cx, Wait, WallRow};
 use crate::mmu::{PageTables, SpaceId};
 use crate::store::disk::Place;
 use pagetax_core::plan::RegionId;
+use pagetax_core::units::PageSize;
 
 /// kswapd looks after memory at least this often.
 const DAEMON_NS: u64 = 1_000_000_000;
@@ -32,6 +33,7 @@ impl Linux24 {
     /// One step of kswapd.
     pub(super) fn run_kswapd<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>) {
         let before = cx.spent_ns();
+        self.end_reads(cx.now());
         let attempt = self.daemon.take().or_else(|| {
             cx.charge(CpuRow::OtherKernel, self.config.costs.call_ns);
             self.config.policy.daemon_attempt(&self.memory, cx.now())
@@ -56,8 +58,8 @@ impl Linux24 {
         self.daemon_ns += cx.spent_ns() - before;
     }
 
-    /// Frames for up to `want` pages; none when the process had to reclaim instead, in its own time,
-    /// and must ask again.
+    /// Frames for up to `want` pages of a process; none when it had to reclaim instead, in its own
+    /// time, and must ask again.
     pub(super) fn frames<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -65,28 +67,42 @@ impl Linux24 {
         space: SpaceId,
         want: u64,
     ) -> Option<Grant> {
-        let allocation = self.config.policy.allocate(&mut self.memory, want, &USER_ZONES);
+        let grant = self.grab(cx, want, &USER_ZONES);
+        if grant.is_some() {
+            *self.direct_mut(space.0) = super::Direct::default();
+        } else if self.reclaim_directly(hw, cx, space, &USER_ZONES) == Outcome::Failed {
+            self.fail_if_stuck(cx, space);
+        }
+        grant
+    }
+
+    /// Up to `want` frames of these zones, if there are any.
+    pub(super) fn grab(&mut self, cx: &mut Cx<'_>, want: u64, zones: &[usize]) -> Option<Grant> {
+        self.end_reads(cx.now());
+        let allocation = self.config.policy.allocate(&mut self.memory, want, zones);
         let grant = allocation.grant;
         if allocation.wake_daemon {
             cx.wake(KSWAPD);
         }
-        if grant.pages() == 0 {
-            self.reclaim_directly(hw, cx, space);
-            return None;
-        }
-        *self.direct_mut(space.0) = super::Direct::default();
         if grant.reclaimed > 0 {
             let ns = grant.reclaimed * self.config.costs.lru_page_ns;
             self.hold(cx, CpuRow::Reclaim, Line::ReclaimPage, grant.reclaimed, ns);
             cx.count(STEALS, grant.reclaimed);
         }
-        Some(grant)
+        (grant.pages() > 0).then_some(grant)
     }
 
-    fn reclaim_directly<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId) {
+    /// A step of a process's own attempt to free pages of these zones.
+    pub(super) fn reclaim_directly<M: PageTables>(
+        &mut self,
+        hw: &mut M,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        zones: &[usize],
+    ) -> Outcome {
         let mut direct = *self.direct_mut(space.0);
         let mut attempt =
-            direct.attempt.take().unwrap_or_else(|| self.config.policy.attempt(&USER_ZONES));
+            direct.attempt.take().unwrap_or_else(|| self.config.policy.attempt(zones));
         let room = self.disk.room(cx.now(), PAGE, WRITE_QUEUE_PAGES);
         let action = self.config.policy.advance(&mut attempt, &mut self.memory, room);
         self.perform(hw, cx, Some(space), action);
@@ -95,15 +111,21 @@ impl Linux24 {
         } else {
             cx.charge(CpuRow::Reclaim, self.config.costs.call_ns);
             direct.fruitless += 1;
-            let failed = action.outcome == Outcome::Failed;
-            if failed && self.disk.free_at() > cx.now() {
-                cx.wait(Wait::Until(self.disk.free_at()), WallRow::Throttle);
-            }
-            if direct.fruitless > FRUITLESS_MAX {
-                self.give_up(cx, direct.fruitless);
-            }
         }
         *self.direct_mut(space.0) = direct;
+        action.outcome
+    }
+
+    /// After an attempt of its own, by which a process reached nothing: it waits for the disk if that
+    /// is at work, and fails when there is no hope.
+    fn fail_if_stuck(&mut self, cx: &mut Cx<'_>, space: SpaceId) {
+        if self.disk.free_at() > cx.now() {
+            cx.wait(Wait::Until(self.disk.free_at()), WallRow::Throttle);
+        }
+        let fruitless = self.direct_mut(space.0).fruitless;
+        if fruitless > FRUITLESS_MAX {
+            self.give_up(cx, fruitless);
+        }
     }
 
     fn give_up(&self, cx: &mut Cx<'_>, attempts: u32) {
@@ -275,22 +297,20 @@ impl Linux24 {
         let Extent { object, first, len } = view.extent;
         let memory = self.spaces.object(object).kind == Kind::Memory;
         if memory {
-            if self.swap_left < u64::from(len) {
+            let state = self.spaces.object_mut(object);
+            let new = (first..first + len).filter(|page| !state.is_swapped(*page)).count() as u64;
+            if self.swap_left < new {
                 return;
             }
-            let state = self.spaces.object_mut(object);
-            let new = (first..first + len).filter(|page| state.set_swapped(*page)).count() as u64;
+            (first..first + len).for_each(|page| _ = state.set_swapped(page));
             self.swap_left -= new;
             cx.count(SWAP_OUTS, u64::from(len));
         }
         for (space, base) in places {
-            let address = base + u64::from(first) * PAGE;
-            for page in 0..u64::from(len) {
-                if hw.used(SpaceId(*space), address + page * PAGE).present {
-                    self.spaces.space_mut(*space).resident -= 1;
-                }
-            }
-            hw.unload(SpaceId(*space), address, u64::from(len) * PAGE);
+            let (address, bytes) = (base + u64::from(first) * PAGE, u64::from(len) * PAGE);
+            let present = hw.present_in(SpaceId(*space), address..address + bytes, PageSize::K4);
+            self.spaces.space_mut(*space).resident -= present;
+            hw.unload(SpaceId(*space), address, bytes);
         }
         if memory && view.list == UNLISTED {
             let page = super::Page { mapped: false, ..view.page };

@@ -9,7 +9,7 @@
 //! every list is what it would be page by page (a property test holds it against a plain deque).
 
 use super::groups::{GROUP_RUNS, Group, Kinds};
-use std::collections::BTreeMap;
+use super::index::Index;
 
 /// What a page belongs to: a file, or a process's private memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,8 +82,8 @@ pub struct Runs {
     lists: Vec<List>,
     groups: Vec<Group>,
     unused_groups: Vec<u32>,
-    /// By object, then by first page.
-    index: Vec<BTreeMap<u32, u32>>,
+    /// By object.
+    index: Vec<Index>,
 }
 
 impl Runs {
@@ -111,9 +111,8 @@ impl Runs {
 
     /// Moves `count` pages, at most the length of [`Runs::tail`], from the tail to the head.
     pub fn rotate(&mut self, list: usize, count: u32) {
-        let hand = self.lists[list].hand;
-        let run = self.slab[hand as usize];
         let state = &mut self.lists[list];
+        let (hand, run) = (state.hand, &self.slab[state.hand as usize]);
         state.passed += count;
         debug_assert!(state.passed <= run.view.extent.len);
         if state.passed == run.view.extent.len {
@@ -130,7 +129,7 @@ impl Runs {
         let most = left;
         while left > 0 {
             let List { hand, passed, .. } = self.lists[list];
-            let run = self.slab[hand as usize];
+            let run = &self.slab[hand as usize];
             let group = &self.groups[run.group as usize];
             let at_group = passed == 0 && group.first == hand;
             if at_group && group.pages <= left && group.is_of(kinds) {
@@ -149,14 +148,24 @@ impl Runs {
 
     /// Takes `count` pages, at most the length of [`Runs::tail`], from the tail.
     pub fn take(&mut self, list: usize, count: u32) -> Extent {
-        self.settle(list);
-        let hand = self.lists[list].hand;
-        let extent = self.slab[hand as usize].view.extent;
-        if count < extent.len {
-            self.split(hand, count);
+        let id = self.cut_tail(list, count);
+        self.unlink(id);
+        self.forget(id)
+    }
+
+    /// Moves `count` pages, at most the length of [`Runs::tail`], from the tail of a list to the head
+    /// of `to`, changed into `page`.
+    pub fn move_tail(&mut self, list: usize, count: u32, to: usize, page: Page) {
+        let id = self.cut_tail(list, count);
+        self.unlink(id);
+        self.settle(to);
+        let extent = self.slab[id as usize].view.extent;
+        if self.extend_head(to, extent, page) {
+            self.forget(id);
+        } else {
+            self.slab[id as usize].view = View { extent, list: to, page };
+            self.link_before_hand(to, id);
         }
-        self.unlink(hand);
-        Extent { len: count, ..extent }
     }
 
     /// Adds pages at the head of a list. They are in no run yet.
@@ -165,39 +174,50 @@ impl Runs {
             return;
         }
         self.settle(list);
-        let state = self.lists[list];
-        self.lists[list].pages += u64::from(extent.len);
-        if state.runs > 0 {
-            let head = self.slab[state.hand as usize].prev;
-            let run = &mut self.slab[head as usize];
-            if run.view.page == page && follows(run.view.extent, extent) {
-                run.view.extent.len += extent.len;
-                self.groups[run.group as usize].pages += u64::from(extent.len);
-                return;
-            }
+        if !self.extend_head(list, extent, page) {
+            let id = self.allocate(View { extent, list, page });
+            self.link_before_hand(list, id);
         }
-        let id = self.allocate(View { extent, list, page });
-        self.link_before_hand(list, id);
+    }
+
+    /// Adds pages to the run at the head of a list, if they continue it. The hand is between runs.
+    fn extend_head(&mut self, list: usize, extent: Extent, page: Page) -> bool {
+        let List { hand, runs, .. } = self.lists[list];
+        if runs == 0 {
+            return false;
+        }
+        let head = self.slab[hand as usize].prev;
+        let run = &mut self.slab[head as usize];
+        let extends = follows(run.view.extent, extent) && run.view.page == page;
+        if extends {
+            run.view.extent.len += extent.len;
+            self.groups[run.group as usize].pages += u64::from(extent.len);
+            self.lists[list].pages += u64::from(extent.len);
+        }
+        extends
     }
 
     /// The first pages of an object at or after `from` and before `end`, as far as they are alike.
     pub fn find(&self, object: ObjectId, from: u32, end: u32) -> Option<View> {
         let index = self.index.get(object.0 as usize)?;
-        let before = index.range(..=from).next_back().map(|(_, id)| self.slab[*id as usize].view);
+        let before = index.at_or_before(from).map(|id| &self.slab[id as usize].view);
         let covering = before.filter(|v| v.extent.first + v.extent.len > from);
         let mut view = match covering {
-            Some(view) => view,
-            None => self.slab[*index.range(from..end).next()?.1 as usize].view,
+            Some(view) => *view,
+            None => self.slab[index.after(from)? as usize].view,
         };
         let first = view.extent.first.max(from);
         let last = (view.extent.first + view.extent.len).min(end);
-        (view.extent.first, view.extent.len) = (first, last - first);
+        (view.extent.first, view.extent.len) = (first, last.saturating_sub(first));
         (first < last).then_some(view)
     }
 
     /// Takes pages that [`Runs::find`] has found, wherever they are on their list.
     pub fn detach(&mut self, extent: Extent) {
-        self.isolate(extent, |runs, id| runs.unlink(id));
+        self.isolate(extent, |runs, id| {
+            runs.unlink(id);
+            runs.forget(id);
+        });
     }
 
     /// Changes pages that [`Runs::find`] has found, where they are.
@@ -239,7 +259,17 @@ impl Runs {
 
     fn run_at(&self, object: ObjectId, page: u32) -> u32 {
         let index = &self.index[object.0 as usize];
-        *index.range(..=page).next_back().expect("these pages are resident").1
+        index.at_or_before(page).expect("these pages are resident")
+    }
+
+    /// Makes a run of exactly `count` pages at the tail.
+    fn cut_tail(&mut self, list: usize, count: u32) -> u32 {
+        self.settle(list);
+        let hand = self.lists[list].hand;
+        if count < self.slab[hand as usize].view.extent.len {
+            self.split(hand, count);
+        }
+        hand
     }
 
     /// Splits the run at the hand, so that the hand stands between two runs.
@@ -269,18 +299,20 @@ impl Runs {
 
     /// Joins two runs that stand behind each other, if they continue each other.
     fn join(&mut self, tailward: u32, headward: u32) {
-        let (a, b) = (self.slab[tailward as usize].view, self.slab[headward as usize].view);
-        if tailward == headward || a.page != b.page || !follows(a.extent, b.extent) {
+        let (a, b) = (&self.slab[tailward as usize].view, &self.slab[headward as usize].view);
+        if !follows(a.extent, b.extent) || a.page != b.page {
             return;
         }
-        if self.lists[a.list].hand == headward {
+        let (list, len) = (a.list, b.extent.len);
+        if self.lists[list].hand == headward {
             return;
         }
         self.unlink(headward);
+        self.forget(headward);
         let run = &mut self.slab[tailward as usize];
-        run.view.extent.len += b.extent.len;
-        self.groups[run.group as usize].pages += u64::from(b.extent.len);
-        self.lists[a.list].pages += u64::from(b.extent.len);
+        run.view.extent.len += len;
+        self.groups[run.group as usize].pages += u64::from(len);
+        self.lists[list].pages += u64::from(len);
     }
 
     /// Puts a run behind `prev`, into its group.
@@ -348,6 +380,7 @@ impl Runs {
         }
     }
 
+    /// Puts a run, of its view's list, at the head.
     fn link_before_hand(&mut self, list: usize, id: u32) {
         if self.lists[list].runs == 0 {
             self.lists[list].hand = id;
@@ -358,21 +391,29 @@ impl Runs {
             self.link(self.slab[hand as usize].prev, id, hand);
         }
         self.lists[list].runs += 1;
+        self.lists[list].pages += u64::from(self.slab[id as usize].view.extent.len);
     }
 
+    /// Takes a run off its list.
     fn unlink(&mut self, id: u32) {
         self.leave_group(id);
-        let Run { view, prev, next, .. } = self.slab[id as usize];
-        self.slab[prev as usize].next = next;
-        self.slab[next as usize].prev = prev;
+        let Run { ref view, prev, next, .. } = self.slab[id as usize];
         let list = &mut self.lists[view.list];
         list.runs -= 1;
         list.pages -= u64::from(view.extent.len);
         if list.hand == id {
             list.hand = next;
         }
-        self.index[view.extent.object.0 as usize].remove(&view.extent.first);
+        self.slab[prev as usize].next = next;
+        self.slab[next as usize].prev = prev;
+    }
+
+    /// Gives up a run that is on no list; returns its pages.
+    fn forget(&mut self, id: u32) -> Extent {
+        let extent = self.slab[id as usize].view.extent;
+        self.index[extent.object.0 as usize].remove(extent.first);
         self.unused.push(id);
+        extent
     }
 
     fn allocate(&mut self, view: View) -> u32 {
@@ -389,7 +430,7 @@ impl Runs {
         };
         let object = view.extent.object.0 as usize;
         if self.index.len() <= object {
-            self.index.resize_with(object + 1, BTreeMap::new);
+            self.index.resize_with(object + 1, Index::default);
         }
         self.index[object].insert(view.extent.first, id);
         id

@@ -56,6 +56,18 @@ impl Object {
         new
     }
 
+    /// Gives up the places in swap of `count` pages from `first` on; returns how many had one.
+    pub fn clear_swapped(&mut self, first: u32, count: u32) -> u64 {
+        let mut cleared = 0;
+        for page in first..first + count {
+            if self.is_swapped(page) {
+                self.swapped[page as usize / 64] &= !(1 << (page % 64));
+                cleared += 1;
+            }
+        }
+        cleared
+    }
+
     /// Gives up all places in swap; returns how many.
     pub fn forget_swap(&mut self) -> u64 {
         let pages = self.swapped.iter().map(|word| u64::from(word.count_ones())).sum();
@@ -243,6 +255,8 @@ mod tests {
         let id = spaces.create(Kind::Memory);
         let object = spaces.object_mut(id);
         assert!(object.set_swapped(70) && !object.set_swapped(70) && object.is_swapped(70));
+        assert_eq!((object.clear_swapped(60, 20), object.clear_swapped(60, 20)), (1, 0));
+        assert!(object.set_swapped(70));
         assert!(!object.is_swapped(6) && object.forget_swap() == 1 && !object.is_swapped(70));
     }
 }

@@ -139,29 +139,60 @@ fn more_than_half_of_memory_cannot_be_locked() {
     assert!(unmet("3")[0].what.contains("half of memory"));
 }
 
+/// Writes a page after the other of a heap of `mib`, `laps` times, on a machine of 48 MiB with so much
+/// swap.
+fn sweep(policy: &str, mib: u64, laps: u64, swap_mib: u64) -> (Run, Result<(), RunError>) {
+    let mut machine = model(policy);
+    machine.set("machine", "memory", 48.0 / 1024.0).expect("a constant");
+    machine.set("disk", "swap", swap_mib as f64 / 1024.0).expect("a constant");
+    let job = format!(
+        r#"
+        name = "sweep"
+        [[region]]
+        name = "heap"
+        size = "{mib}M"
+        [[phase]]
+        name = "laps"
+        ops = [{{ touch = "heap", access = "write", pattern = "strided", stride = "4K", count = {} }}]
+        "#,
+        laps * mib * 256
+    );
+    let settings = Settings::load(&machine).expect("settings");
+    let job = Job::parse(&job, "test").expect("a job");
+    let plan =
+        job.resolve(&Default::default(), &spec(&machine, &settings), Some(1)).expect("a plan");
+    run(&machine, &plan)
+}
+
+const POLICIES: [&str; 2] = ["linux-2.4.9-2gb", "linux-2.4.13-2gb"];
+
 #[test]
 fn private_memory_beyond_physical_goes_to_swap_and_comes_back() {
-    for policy in ["linux-2.4.9-2gb", "linux-2.4.13-2gb"] {
-        let mut machine = model(policy);
-        machine.set("machine", "memory", 0.046_875).expect("a constant");
-        let job = r#"
-            name = "sweep"
-            [[region]]
-            name = "heap"
-            size = "21M"
-            [[phase]]
-            name = "twice"
-            ops = [{ touch = "heap", access = "write", pattern = "strided", stride = "4K", count = 6000 }]
-        "#;
-        let settings = Settings::load(&machine).expect("settings");
-        let job = Job::parse(job, "test").expect("a job");
-        let plan =
-            job.resolve(&Default::default(), &spec(&machine, &settings), Some(1)).expect("a plan");
-        let (report, end) = run(&machine, &plan);
+    for policy in POLICIES {
+        let (report, end) = sweep(policy, 21, 2, 1024);
         end.expect("a run to the end");
         let count = |id: &str| report.counters[id].value.expect("a value");
         assert!(count("swap_out_count") > 200 && count("page_out_count") > 200, "{policy}");
         assert!(count("swap_in_count") > 100, "{policy}");
         assert!(count("resident_bytes_max") <= 48 << 20, "{policy}");
+    }
+}
+
+#[test]
+fn swap_need_not_hold_what_is_in_memory() {
+    for policy in POLICIES {
+        let (report, end) = sweep(policy, 24, 2, 12);
+        assert!(end.is_ok(), "{policy}: larger than swap, not than swap and memory: {end:?}");
+        assert!(report.counters["swap_in_count"].value > Some(1000), "{policy}");
+    }
+}
+
+#[test]
+fn memory_beyond_physical_and_swap_ends_the_run_with_a_remedy() {
+    for policy in POLICIES {
+        let (_, end) = sweep(policy, 40, 1, 8);
+        let Err(RunError::Op { why, remedy, .. }) = end else { panic!("{policy}: {end:?}") };
+        assert!(why.contains("order-0 allocation failed"), "{policy}: {why}");
+        assert!(remedy.contains("more swap"), "{policy}: {remedy}");
     }
 }

@@ -15,7 +15,7 @@ use crate::accesses::Accesses;
 use crate::cx::{CpuRow, Cx, Wait, WallRow};
 use crate::kernel::replacement::Frame;
 use crate::kernel::{Epilogue, Kernel, Step};
-use crate::mmu::{PageTables, Pte, SpaceId};
+use crate::mmu::{PageTables, Pte, SpaceId, Stop};
 use crate::tally::{CounterId, Tally};
 use memory::{Arrival, Memory, Origin, Page, Translations};
 use model::PagerModel;
@@ -203,6 +203,40 @@ impl Pager {
         Some(At { space, place, address, shared })
     }
 
+    /// Serves the fault of the next access.
+    fn serve(
+        &mut self,
+        hw: &mut impl PageTables,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        accesses: &Accesses,
+    ) {
+        let address = accesses.next_address();
+        let Some(at) = self.at(space, address) else {
+            return cx.fail(
+                format!("nothing is mapped at {address:#x}"),
+                "map the region before it is touched",
+            );
+        };
+        let page = self.spaces.page(space, at.place).0;
+        match self.memory.frame(page) {
+            None => {
+                if let Some(frame) = self.bring_in(hw, cx, page) {
+                    self.load(hw, at, page, frame);
+                }
+            }
+            Some(_) if accesses.writes && !at.shared && self.spaces.places(page) > 1 => {
+                self.copy(hw, cx, at, page);
+            }
+            Some(frame) => {
+                cx.count(MINOR_FAULTS, 1);
+                cx.charge(CpuRow::MinorFault, self.model.soft_fault_ns);
+                cx.latency("minor_fault", self.model.soft_fault_ns, 1);
+                self.load(hw, at, page, frame);
+            }
+        }
+    }
+
     fn unpin(&mut self, area: &Area) {
         area.pages[..area.locked_pages].iter().for_each(|page| self.memory.unpin(*page));
         self.locked_pages -= area.locked_pages as u64;
@@ -313,30 +347,18 @@ impl<M: PageTables> Kernel<M> for Pager {
         }
     }
 
+    /// Serves the next access's fault, and those that follow while nobody waits for anything.
     fn fault(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, accesses: &mut Accesses) {
-        let address = accesses.next_address();
-        let Some(at) = self.at(space, address) else {
-            return cx.fail(
-                format!("nothing is mapped at {address:#x}"),
-                "map the region before it is touched",
-            );
-        };
-        let page = self.spaces.page(space, at.place).0;
-        match self.memory.frame(page) {
-            None => {
-                if let Some(frame) = self.bring_in(hw, cx, page) {
-                    self.load(hw, at, page, frame);
-                }
+        self.serve(hw, cx, space, accesses);
+        while cx.may_go_on() {
+            let before = accesses.remaining();
+            let touched = hw.touch(cx.cpu(), space, accesses, cx.left_ns().saturating_mul(1000));
+            cx.touched((before - accesses.remaining()) * accesses.cost_ps);
+            cx.charge(CpuRow::Translation, touched.translation_ps / 1000);
+            if touched.stop != Stop::Fault {
+                break;
             }
-            Some(_) if accesses.writes && !at.shared && self.spaces.places(page) > 1 => {
-                self.copy(hw, cx, at, page);
-            }
-            Some(frame) => {
-                cx.count(MINOR_FAULTS, 1);
-                cx.charge(CpuRow::MinorFault, self.model.soft_fault_ns);
-                cx.latency("minor_fault", self.model.soft_fault_ns, 1);
-                self.load(hw, at, page, frame);
-            }
+            self.serve(hw, cx, space, accesses);
         }
     }
 

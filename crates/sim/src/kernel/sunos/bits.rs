@@ -115,11 +115,11 @@ impl PageSet {
     }
 
     /// The 64 pages from `first` on, a bit each; pages outside the mapping are not in the set.
+    #[inline(always)]
     pub fn window(&self, first: i64) -> u64 {
-        let (index, shift) = (first.div_euclid(64), first.rem_euclid(64) as u32);
-        let word = |index: i64| {
-            usize::try_from(index).ok().and_then(|index| self.0.get(index)).copied().unwrap_or(0)
-        };
+        let (index, shift) = (first >> 6, (first & 63) as u32);
+        // What is negative is beyond every end as well.
+        let word = |index: i64| self.0.get(index as usize).copied().unwrap_or(0);
         let low = word(index) >> shift;
         if shift == 0 { low } else { low | word(index + 1) << (64 - shift) }
     }

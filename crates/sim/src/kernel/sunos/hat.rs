@@ -38,7 +38,7 @@ pub struct Hat {
     pool: Pool,
     free: Vec<PmegId>,
     spaces: Vec<Space>,
-    /// Spaces with a context, least recently run first.
+    /// Spaces with a context.
     contexts: Vec<SpaceId>,
     /// Loaded segment-map groups of a three-level machine, oldest first.
     smegs: Vec<(SpaceId, usize)>,
@@ -95,15 +95,17 @@ impl Hat {
     pub fn run(&mut self, cx: &mut Cx<'_>, space: SpaceId) {
         self.switches += 1;
         self.pool.ran_at[space.0] = self.switches;
-        self.contexts.retain(|other| *other != space);
-        self.contexts.push(space);
         if std::mem::replace(&mut self.spaces[space.0].has_context, true) {
             return;
         }
+        self.contexts.push(space);
         self.pool.contextless.subtract(&self.spaces[space.0].owned);
         cx.count(CONTEXT_LOADS, 1);
         if self.contexts.len() > self.config.user_contexts {
-            let loser = self.contexts.remove(0);
+            // The least recently run.
+            let ran_at = |place: &usize| self.pool.ran_at[self.contexts[*place].0];
+            let oldest = (0..self.contexts.len()).min_by_key(ran_at).unwrap_or(0);
+            let loser = self.contexts.swap_remove(oldest);
             self.spaces[loser.0].has_context = false;
             self.pool.contextless.add(&self.spaces[loser.0].owned);
             cx.charge(CpuRow::OtherKernel, self.costs.context_steal_ns);
@@ -149,8 +151,7 @@ impl Hat {
             self.pool.contextless.insert(pmeg);
         }
         if let Some((valid, writable)) = entry.cache.remove(&segment) {
-            let loaded = mmu.pmeg_mut(pmeg);
-            (loaded.valid, loaded.writable) = (valid, writable);
+            mmu.load(pmeg, valid, writable);
             cx.count(RELOADS, 1);
             cx.charge(CpuRow::MinorFault, self.costs.reload_ns);
             cx.charge(CpuRow::Translation, self.costs.reload_user_ns);
@@ -159,7 +160,7 @@ impl Hat {
 
     fn steal(&mut self, mmu: &mut Sun4, cx: &mut Cx<'_>, thief: SpaceId) -> PmegId {
         cx.count(STEALS, 1);
-        let pmeg = (self.config.steal)(&self.pool, mmu, thief, cx.rng());
+        let pmeg = (self.config.steal.pick)(&self.pool, mmu, thief, cx.rng());
         self.pool.hand = pmeg;
         let (valid, writable) = (mmu.pmegs()[pmeg].valid, mmu.pmegs()[pmeg].writable);
         if let Some((owner, segment)) = self.take(mmu, pmeg)

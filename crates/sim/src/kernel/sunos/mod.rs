@@ -11,7 +11,9 @@
 pub mod bits;
 pub mod config;
 pub mod hat;
+mod preflight;
 mod report;
+mod run;
 pub mod steal;
 #[cfg(test)]
 mod tests;
@@ -20,14 +22,15 @@ pub mod vm;
 use super::{Epilogue, Kernel, Step};
 use crate::accesses::Accesses;
 use crate::cx::{CpuRow, Cx, Wait, WallRow};
-use crate::mmu::SpaceId;
 use crate::mmu::sun4::{PmegId, Sun4};
+use crate::mmu::{Mmu, SpaceId, Stop};
 use crate::tally::{CounterId, Tally};
 use config::{Config, Swapper};
 use hat::Hat;
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Advice, ClientKind, Op, PageSizeRequest, Plan, Region, RegionId};
+use pagetax_core::plan::{Advice, Plan, Region, RegionId};
 use pagetax_core::units::Bytes;
+use run::{Run, Served};
 use vm::{Provision, Vm};
 
 const TRANSLATION_FAULTS: CounterId = CounterId::of("translation_fault_count");
@@ -57,6 +60,8 @@ const COUNTERS: &[CounterId] = &[
 const SECOND_NS: u64 = 1_000_000_000;
 /// A process whose pmegs steal each other gives up after this many rounds and faults again later.
 const ANCHOR_ROUNDS: usize = 4;
+/// Runs of faults served in one call at most: the engine's cap on steps is to end endless jams.
+const RUNS_A_CALL: usize = 256;
 
 /// A process.
 #[derive(Debug, Clone)]
@@ -82,7 +87,8 @@ pub struct SunOs {
 
 impl SunOs {
     /// Just started, on this hardware, with this much memory for users.
-    pub fn new(config: Config, memory: Bytes, mmu: &Sun4) -> Self {
+    pub fn new(config: Config, memory: Bytes, mmu: &mut Sun4) -> Self {
+        mmu.note_use(config.hat.steal.asks_for_use);
         let hat = Hat::new(config.hat, config.costs, mmu);
         let (vm, processes, running) = (Vm::default(), Vec::new(), None);
         SunOs { config, memory, hat, vm, processes, running }
@@ -113,12 +119,12 @@ impl SunOs {
     /// Loads the entry of a page that the process needs beside its regions, with a fault if need be.
     fn load_own(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, at: (usize, u32)) {
         let (segment, entry) = at;
-        if is_valid(hw, space, segment, entry) && hw.has_region(space, segment) {
+        if hw.is_valid(space, segment, entry) && hw.has_region(space, segment) {
             return;
         }
         let pmeg = self.pmeg(hw, cx, space, segment);
         if hw.pmegs()[pmeg].valid >> entry & 1 == 0 {
-            hw.pmeg_mut(pmeg).valid |= 1 << entry;
+            hw.load(pmeg, 1 << entry, 0);
             self.charge_faults(cx, 1);
         }
     }
@@ -157,21 +163,40 @@ impl SunOs {
         cx.latency("minor_fault", costs.fault_ns + costs.fault_user_ns, count);
     }
 
-    /// What a process needs whenever it has the CPU: its text, its stack, and, while it waits for
-    /// children, the library that it sleeps in.
-    fn load_anchors(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) {
+    /// What a process needs whenever it has the CPU: its text and its stack. Whether nothing had to be
+    /// loaded.
+    #[inline]
+    fn load_anchors(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) -> bool {
         let anchors = Self::anchors(hw);
+        let is_loaded =
+            |(segment, entry)| hw.is_valid(space, segment, entry) && hw.has_region(space, segment);
+        let all = anchors.into_iter().all(is_loaded);
+        if !all {
+            self.fight_for(hw, cx, space, anchors);
+        }
+        all
+    }
+
+    /// Each may take its pmeg from the other.
+    fn fight_for(
+        &mut self,
+        hw: &mut Sun4,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        anchors: [(usize, u32); 2],
+    ) {
         for _ in 0..ANCHOR_ROUNDS {
             for at in anchors {
                 self.load_own(hw, cx, space, at);
             }
-            let stolen = |(segment, entry)| !is_valid(hw, space, segment, entry);
+            let stolen = |(segment, entry)| !hw.is_valid(space, segment, entry);
             if !anchors.into_iter().any(stolen) {
                 return;
             }
         }
     }
 
+    /// The library that a process sleeps in while it waits for children.
     fn load_libc(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) {
         let stack = hw.geometry().segments - 1;
         for segment in stack - self.config.image.libc_segments..stack {
@@ -217,150 +242,97 @@ impl SunOs {
     }
 
     /// Serves the fault of the next access and of those after it that fault in the same pmeg on pages
-    /// that are in memory, each with its access.
+    /// that are in memory, each with its access. False if the process has to wait for the page, or if it
+    /// must be `present_already` and is not.
     fn serve_run(
         &mut self,
         hw: &mut Sun4,
         cx: &mut Cx<'_>,
-        space: SpaceId,
-        id: RegionId,
+        at: (SpaceId, RegionId),
         accesses: &mut Accesses,
-    ) {
-        let geometry = *hw.geometry();
-        let address = accesses.next_address();
-        let (segment, entry) = geometry.locate(address);
-        let fresh = hw.pmeg_of(space, segment).is_none();
-        let pmeg = self.pmeg(hw, cx, space, segment);
+        present_already: bool,
+    ) -> bool {
+        let ((space, id), geometry) = (at, *hw.geometry());
+        let (segment, entry) = geometry.locate(accesses.next_address());
         let base_page = (accesses.base() >> geometry.page.shift()) as i64;
         let first = segment as i64 * i64::from(geometry.ptes) - base_page;
-        let present = self.vm.present(space, id, first, accesses.writes);
-        let writable =
-            if accesses.writes { present } else { self.vm.present(space, id, first, true) };
-        let held = hw.pmegs()[pmeg];
+        let mut present = self.vm.present(space, id, first);
+        if present.to(accesses.writes) >> entry & 1 == 0 {
+            let (page, page_bytes) = ((first + i64::from(entry)) as u64, geometry.page.bytes());
+            if present_already || !self.provide(cx, space, id, page, accesses.writes, page_bytes) {
+                return false;
+            }
+            present = self.vm.present(space, id, first);
+        }
+        let fresh = hw.pmeg_of(space, segment).is_none();
+        let pmeg = self.pmeg(hw, cx, space, segment);
+        let held = &hw.pmegs()[pmeg];
         let usable = if accesses.writes { held.valid & held.writable } else { held.valid };
         if usable >> entry & 1 != 0 {
-            // A reload brought it back.
+            // A software cache brought it back.
             accesses.advance(1);
-            return;
+            cx.touched(accesses.cost_ps);
+            self.load_anchors(hw, cx, space);
+            return true;
         }
-        let run = Run::of(accesses, geometry.page.bytes(), present & !usable, entry, geometry.ptes);
+        let faulting = present.to(accesses.writes) & !usable;
+        let mut run = Run::of(accesses, &geometry, faulting, entry);
+        if fresh {
+            // A pmeg that had to be found may have been one that the process needs: that comes first.
+            self.serve(hw, cx, pmeg, accesses, run.take(1), present.write);
+            let undisturbed = self.load_anchors(hw, cx, space);
+            if !undisturbed || run.faults == 0 || !cx.may_go_on() {
+                return true;
+            }
+        }
         let costs = &self.config.costs;
         let touch_ns = run.touches_each * accesses.cost_ps / 1000;
-        let each_ns = costs.fault_ns + costs.fault_user_ns + touch_ns;
-        // A pmeg that had to be found may have been one that the process needs: that comes first.
-        let count = if fresh { 1 } else { run.faults.min(cx.affordable(each_ns)) };
-        let mask = run.entries(entry, count);
-        let held = hw.pmeg_mut(pmeg);
-        held.valid |= mask;
-        held.writable |= mask & writable;
-        self.charge_faults(cx, count);
-        accesses.advance(run.touches(count));
+        let affordable = cx.affordable(costs.fault_ns + costs.fault_user_ns + touch_ns);
+        let served = run.take(run.faults.min(affordable));
+        self.serve(hw, cx, pmeg, accesses, served, present.write);
+        self.load_anchors(hw, cx, space);
+        true
     }
-}
 
-/// Whether the segment has a pmeg, and this entry of it is valid.
-fn is_valid(hw: &Sun4, space: SpaceId, segment: usize, entry: u32) -> bool {
-    hw.pmeg_of(space, segment).is_some_and(|pmeg| hw.pmegs()[pmeg].valid >> entry & 1 != 0)
-}
+    fn serve(
+        &mut self,
+        hw: &mut Sun4,
+        cx: &mut Cx<'_>,
+        pmeg: PmegId,
+        accesses: &mut Accesses,
+        served: Served,
+        writable: u64,
+    ) {
+        hw.load(pmeg, served.entries, served.entries & writable);
+        self.charge_faults(cx, served.faults);
+        accesses.advance(served.touches);
+        cx.touched(served.touches * accesses.cost_ps);
+    }
 
-/// A run of faults in one pmeg.
-#[derive(Debug, Clone, Copy)]
-struct Run {
-    faults: u64,
-    /// Entries from one fault to the next.
-    step: u32,
-    /// Touches that belong to a fault: its own and those that follow on the same page; fewer at the
-    /// first (`first_touches`), and no more than `left` in all.
-    touches_each: u64,
-    first_touches: u64,
-    left: u64,
-}
-
-impl Run {
-    /// `faulting` are the entries that fault and can be served; `entry` is one of them.
-    fn of(accesses: &Accesses, page_bytes: u64, faulting: u64, entry: u32, ptes: u32) -> Run {
-        let one = Run { faults: 1, step: 1, touches_each: 1, first_touches: 1, left: 1 };
-        let Some(sweep) = accesses.sweep() else { return one };
-        let left = sweep.left_in_lap().min(accesses.left());
-        if sweep.stride >= page_bytes {
-            if !sweep.stride.is_multiple_of(page_bytes) {
-                return one;
-            }
-            let step = (sweep.stride / page_bytes).min(64) as u32;
-            // What does not fault ends the run; entries between those of the run do not matter.
-            let ahead = (faulting >> entry) | !every(step);
-            let pages = ahead.trailing_ones().min(ptes - entry);
-            let faults = u64::from(pages.div_ceil(step)).clamp(1, left);
-            return Run { faults, step, touches_each: 1, first_touches: 1, left };
+    /// Touches on, if there is time; whether it came to another fault.
+    fn touch_on(
+        &self,
+        hw: &mut Sun4,
+        cx: &mut Cx<'_>,
+        space: SpaceId,
+        accesses: &mut Accesses,
+    ) -> bool {
+        if !cx.may_go_on() || accesses.left() == 0 {
+            return false;
         }
-        let on_page = page_bytes - accesses.next_address() % page_bytes;
-        let first_touches = on_page.div_ceil(sweep.stride);
-        let touches_each = page_bytes / sweep.stride;
-        let pages = u64::from((faulting >> entry).trailing_ones().min(ptes - entry));
-        if page_bytes.is_multiple_of(sweep.stride) && first_touches == touches_each {
-            let faults = pages.clamp(1, left.div_ceil(touches_each));
-            return Run { faults, step: 1, touches_each, first_touches, left };
+        if hw.faults(space, accesses.next_address(), accesses.writes) {
+            return true;
         }
-        one
-    }
-
-    fn entries(&self, entry: u32, count: u64) -> u64 {
-        let pages = (count - 1) * u64::from(self.step) + 1;
-        (every(self.step) & (u64::MAX >> (64 - pages))) << entry
-    }
-
-    fn touches(&self, count: u64) -> u64 {
-        (self.first_touches + (count - 1) * self.touches_each).min(self.left)
-    }
-}
-
-/// Bit 0 and every `step`-th after it; a step of 64 leaves bit 0 alone.
-fn every(step: u32) -> u64 {
-    match step {
-        1 => u64::MAX,
-        _ => (0..64).step_by(step as usize).fold(0, |mask, bit| mask | 1 << bit),
+        let before = accesses.remaining();
+        let touched = hw.touch(cx.cpu(), space, accesses, cx.left_ns().saturating_mul(1000));
+        cx.touched((before - accesses.remaining()) * accesses.cost_ps);
+        touched.stop == Stop::Fault
     }
 }
 
 impl Kernel<Sun4> for SunOs {
     fn check(&self, plan: &Plan) -> Vec<Unmet> {
-        let mut unmet = Vec::new();
-        let mapped = plan.mapped_bytes_max();
-        if mapped > self.memory {
-            unmet.push(Unmet {
-                what: format!("the job maps {mapped}; users have {} of memory", self.memory),
-                remedy: "make the job smaller (--set size=…); this model does not page out".into(),
-                fatal: true,
-            });
-        }
-        let wants_other_pages = |region: &&Region| {
-            matches!(region.page_size, PageSizeRequest::Prefer(_) | PageSizeRequest::Hugetlb(_))
-        };
-        if let Some(region) = plan.regions.iter().find(wants_other_pages) {
-            unmet.push(Unmet {
-                what: format!("region `{}` asks for a page size; a Sun-4 has one", region.name),
-                remedy: "ask for the default page size".into(),
-                fatal: false,
-            });
-        }
-        let threads = plan.phases.iter().any(|p| p.client_kind == ClientKind::Threads);
-        if threads {
-            unmet.push(Unmet {
-                what: "SunOS 4 has no threads; they are simulated as one process on one CPU".into(),
-                remedy: "use processes as clients".into(),
-                fatal: false,
-            });
-        }
-        let advises =
-            |op: &Op| matches!(op, Op::Advise { advice, .. } if *advice != Advice::Dontneed);
-        if plan.phases.iter().flat_map(|phase| &phase.ops).any(advises) {
-            unmet.push(Unmet {
-                what: "of all advice this model knows dontneed only".into(),
-                remedy: "expect the rest to be ignored".into(),
-                fatal: false,
-            });
-        }
-        unmet
+        preflight::check(plan, self.memory)
     }
 
     fn counters(&self) -> &'static [CounterId] {
@@ -458,15 +430,16 @@ impl Kernel<Sun4> for SunOs {
     }
 
     fn fault(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, accesses: &mut Accesses) {
-        let page_bytes = hw.geometry().page.bytes();
         let Some(id) = self.vm.region_at(space, accesses.base()) else {
             cx.fail("the region is not mapped", "map it before it is touched");
             return;
         };
-        let page = (accesses.next_address() - accesses.base()) / page_bytes;
-        if self.provide(cx, space, id, page, accesses.writes, page_bytes) {
-            self.serve_run(hw, cx, space, id, accesses);
-            self.load_anchors(hw, cx, space);
+        for nth in 0..RUNS_A_CALL {
+            if !self.serve_run(hw, cx, (space, id), accesses, nth > 0)
+                || !self.touch_on(hw, cx, space, accesses)
+            {
+                return;
+            }
         }
     }
 

@@ -27,22 +27,38 @@ pub struct Pool {
     pub ran_at: Vec<u64>,
 }
 
-/// Picks a victim for a thief.
-pub type Policy = fn(&Pool, &mut Sun4, SpaceId, &mut Rng) -> PmegId;
+type Pick = fn(&Pool, &mut Sun4, SpaceId, &mut Rng) -> PmegId;
+
+/// A policy.
+#[derive(Debug, Clone, Copy)]
+pub struct Policy {
+    /// Picks a victim for a thief.
+    pub pick: Pick,
+    /// Whether it asks the hardware which pmegs have been used, and when.
+    pub asks_for_use: bool,
+}
+
+const fn policy(pick: Pick) -> Policy {
+    Policy { pick, asks_for_use: false }
+}
+
+const fn by_use(pick: Pick) -> Policy {
+    Policy { pick, asks_for_use: true }
+}
 
 /// All policies.
 pub const POLICIES: &[(&str, Policy)] = &[
-    ("no-context-first-rover", no_context_first_rover),
-    ("no-context-first-random", no_context_first_random),
-    ("random", random),
-    ("rover", rover),
-    ("rover-skipping-own", rover_skipping_own),
-    ("lru-process", lru_process),
-    ("clock", clock),
-    ("last-fault", last_fault),
-    ("exact-lru", exact_lru),
-    ("fifo", fifo),
-    ("largest-owner", largest_owner),
+    ("no-context-first-rover", policy(no_context_first_rover)),
+    ("no-context-first-random", policy(no_context_first_random)),
+    ("random", policy(random)),
+    ("rover", policy(rover)),
+    ("rover-skipping-own", policy(rover_skipping_own)),
+    ("lru-process", policy(lru_process)),
+    ("clock", by_use(clock)),
+    ("last-fault", policy(last_fault)),
+    ("exact-lru", by_use(exact_lru)),
+    ("fifo", policy(fifo)),
+    ("largest-owner", policy(largest_owner)),
 ];
 
 /// The next pmeg of an owner without a context; if all have one, the next.
@@ -160,7 +176,7 @@ mod tests {
     fn victim(name: &str) -> PmegId {
         let (pool, mut mmu) = pool();
         let (_, policy) = POLICIES.iter().find(|(known, _)| *known == name).unwrap();
-        policy(&pool, &mut mmu, SpaceId(0), &mut Rng::new(1))
+        (policy.pick)(&pool, &mut mmu, SpaceId(0), &mut Rng::new(1))
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::mmu::sun4::Geometry;
 use crate::mmu::{Mmu, Stop};
 use crate::models;
 use pagetax_core::access::Rng;
-use pagetax_core::plan::{Access, Backing, Pattern, Touch};
+use pagetax_core::plan::{Access, Backing, PageSizeRequest, Pattern, Touch};
 use proptest::prelude::*;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,8 +81,8 @@ struct Fast {
 
 impl Fast {
     fn new(setting: &Setting) -> Self {
-        let hw = Sun4::new(setting.geometry());
-        let kernel = SunOs::new(setting.config(), Bytes(64 << 20), &hw);
+        let mut hw = Sun4::new(setting.geometry());
+        let kernel = SunOs::new(setting.config(), Bytes(64 << 20), &mut hw);
         let books =
             Books { tally: Tally::new(), latencies: Latencies::default(), rng: Rng::new(1) };
         let (sweeps, begun) = (Vec::new(), Vec::new());
@@ -94,7 +94,7 @@ impl Fast {
         limit_ns: u64,
         f: impl FnOnce(&mut SunOs, &mut Sun4, &mut Cx<'_>) -> R,
     ) -> (R, u64) {
-        let mut cx = Cx::new(0, limit_ns, 0, &mut self.books);
+        let mut cx = Cx::new(0, limit_ns, 0, &mut self.books).going_on(0);
         let result = f(&mut self.kernel, &mut self.hw, &mut cx);
         let spent_ns = cx.spent_ns();
         assert!(cx.failure.is_none() && cx.wait.is_none());

@@ -44,6 +44,23 @@ pub enum Provision {
     Read(u64),
 }
 
+/// Pages of a window that are present, a bit each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Present {
+    /// To loads.
+    pub read: u64,
+    /// To stores.
+    pub write: u64,
+}
+
+impl Present {
+    /// To such accesses.
+    #[inline(always)]
+    pub fn to(self, writes: bool) -> u64 {
+        if writes { self.write } else { self.read }
+    }
+}
+
 /// All spaces' mappings.
 #[derive(Debug, Clone, Default)]
 pub struct Vm {
@@ -173,19 +190,21 @@ impl Vm {
         Provision::Present
     }
 
-    /// The pages of a mapping that such an access finds present: 64 from `first` on, a bit each.
-    pub fn present(&self, space: SpaceId, id: RegionId, first: i64, writes: bool) -> u64 {
-        let Some(mapping) = self.mapping(space, id) else { return 0 };
+    /// The pages of a mapping that accesses find present: 64 from `first` on.
+    pub fn present(&self, space: SpaceId, id: RegionId, first: i64) -> Present {
+        let Some(mapping) = self.mapping(space, id) else { return Present::default() };
         let object = || {
             let object = self.objects.get(id.0).and_then(Option::as_ref);
             object.map_or(0, |object| object.window(first))
         };
         let own = mapping.own.window(first);
-        match (mapping.kind, writes) {
-            (Kind::Anon, false) => own | mapping.common.window(first),
-            (Kind::PrivateFile, false) => own | object(),
-            (Kind::Anon | Kind::PrivateFile, true) => own,
-            (Kind::Shared | Kind::SharedFile, _) => object(),
+        match mapping.kind {
+            Kind::Anon => Present { read: own | mapping.common.window(first), write: own },
+            Kind::PrivateFile => Present { read: own | object(), write: own },
+            Kind::Shared | Kind::SharedFile => {
+                let object = object();
+                Present { read: object, write: object }
+            }
         }
     }
 
@@ -282,10 +301,7 @@ mod tests {
         assert_eq!(vm.provide(PARENT, REGION, 3, true, 1), Provision::Zeroed);
         assert_eq!(vm.provide(PARENT, REGION, 3, false, 1), Provision::Present);
         vm.fork(PARENT, CHILD);
-        assert_eq!(
-            (vm.present(CHILD, REGION, 0, false), vm.present(CHILD, REGION, 0, true)),
-            (8, 0)
-        );
+        assert_eq!(vm.present(CHILD, REGION, 0), Present { read: 8, write: 0 });
         assert_eq!(vm.provide(CHILD, REGION, 3, false, 1), Provision::Present);
         assert_eq!(vm.provide(CHILD, REGION, 3, true, 1), Provision::Copied);
         assert_eq!(vm.provide(PARENT, REGION, 3, true, 1), Provision::Copied);
@@ -302,7 +318,7 @@ mod tests {
         vm.provide(PARENT, REGION, 0, true, 1);
         vm.fork(PARENT, CHILD);
         vm.remove_space(CHILD, Some(PARENT));
-        assert_eq!(vm.present(PARENT, REGION, 0, true), 1);
+        assert_eq!(vm.present(PARENT, REGION, 0).write, 1);
         assert_eq!(vm.frames(), 1);
     }
 

@@ -14,55 +14,8 @@ pub fn set_errno(value: libc::c_int) {
     unsafe { *libc::__errno_location() = value }
 }
 
-/// A file's bytes, mapped for reading.
-pub struct MappedFile {
-    address: *mut libc::c_void,
-    len: usize,
-}
-
-impl MappedFile {
-    /// Maps the whole file.
-    pub fn open(path: &CStr) -> Result<MappedFile, ()> {
-        // SAFETY: the path is a string that ends in null; the descriptor is closed below and used by
-        // nobody else; `stat` is a plain structure that the kernel fills.
-        unsafe {
-            let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY);
-            if fd < 0 {
-                return Err(());
-            }
-            let mut stat: libc::stat = std::mem::zeroed();
-            let regular =
-                libc::fstat(fd, &mut stat) == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFREG;
-            let len = if regular { stat.st_size as usize } else { 0 };
-            let mut file = MappedFile { address: libc::MAP_FAILED, len };
-            if len > 0 {
-                let null = std::ptr::null_mut();
-                file.address = libc::mmap(null, len, libc::PROT_READ, libc::MAP_PRIVATE, fd, 0);
-            }
-            libc::close(fd);
-            if len > 0 && file.address == libc::MAP_FAILED || !regular { Err(()) } else { Ok(file) }
-        }
-    }
-
-    /// What it holds.
-    pub fn bytes(&self) -> &[u8] {
-        if self.address == libc::MAP_FAILED {
-            return &[];
-        }
-        // SAFETY: `open` mapped `len` bytes at `address`, and only `drop` unmaps them. (A file that is
-        // cut short meanwhile is not guarded against, as in any program that maps files.)
-        unsafe { std::slice::from_raw_parts(self.address.cast(), self.len) }
-    }
-}
-
-impl Drop for MappedFile {
-    fn drop(&mut self) {
-        if self.address != libc::MAP_FAILED {
-            // SAFETY: mapped by `open`, not used after.
-            unsafe { libc::munmap(self.address, self.len) };
-        }
-    }
-}
+/// Makes what is in memory a huge page at once. Since Linux 6.1.
+pub const MADV_COLLAPSE: libc::c_int = 25;
 
 /// What the system does about transparent pages of a size, by its own setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +38,7 @@ pub fn base_page() -> u64 {
 pub fn offer(bytes: u64) -> Offer {
     let own = setting(&[
         b"/sys/kernel/mm/transparent_hugepage/hugepages-",
-        crate::log::Decimal::of(bytes >> 10).digits(),
+        Decimal::of(bytes >> 10).digits(),
         b"kB/enabled",
     ]);
     let all = setting(&[b"/sys/kernel/mm/transparent_hugepage/enabled"]);
@@ -123,4 +76,44 @@ fn setting(path: &[&[u8]]) -> Option<Offer> {
         Some(b'i') => Offer::None,
         _ => Offer::Advised,
     })
+}
+
+/// A number in decimal, without allocation.
+pub struct Decimal {
+    bytes: [u8; 20],
+    start: usize,
+}
+
+impl Decimal {
+    /// The digits of `number`.
+    pub fn of(mut number: u64) -> Decimal {
+        let mut decimal = Decimal { bytes: [b'0'; 20], start: 20 };
+        loop {
+            decimal.start = decimal.start.saturating_sub(1);
+            if let Some(place) = decimal.bytes.get_mut(decimal.start) {
+                *place = b'0' + (number % 10) as u8;
+            }
+            number /= 10;
+            if number == 0 {
+                return decimal;
+            }
+        }
+    }
+
+    /// As text.
+    pub fn digits(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or(b"")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Decimal;
+
+    #[test]
+    fn decimals() {
+        for number in [0, 7, 10, 4096, u64::MAX] {
+            assert_eq!(Decimal::of(number).digits(), number.to_string().as_bytes());
+        }
+    }
 }

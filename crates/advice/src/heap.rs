@@ -1,0 +1,82 @@
+//! Large pages for the heap: what is asked for, and by which means.
+//!
+//! The heap is bss ([`crate::bss`]), what glibc's malloc takes ([`crate::growth`]), and what other
+//! allocators map for themselves ([`crate::mmap`]). What a user has told malloc by tunables stands.
+
+use crate::{Refused, bss, growth, mmap, offered, system};
+use std::ffi::CStr;
+
+const HUGETLB: &[u8] = b"glibc.malloc.hugetlb=";
+/// Tunables that we would overwrite.
+const SIZES: [&[u8]; 4] = [
+    b"glibc.malloc.top_pad=",
+    b"glibc.malloc.mmap_threshold=",
+    b"glibc.malloc.trim_threshold=",
+    b"glibc.malloc.mmap_max=",
+];
+/// Variables that are older names of the same.
+const OLD_NAMES: [&CStr; 4] =
+    [c"MALLOC_TOP_PAD_", c"MALLOC_MMAP_THRESHOLD_", c"MALLOC_TRIM_THRESHOLD_", c"MALLOC_MMAP_MAX_"];
+/// <linux/prctl.h>, 6.18: advice is still followed.
+const THP_DISABLE_EXCEPT_ADVISED: libc::c_ulong = 2;
+
+/// Asks for pages of this size. 0 leaves the heap alone. The only thread calls it.
+pub fn advise(page_bytes: u64) -> Result<(), Refused> {
+    if page_bytes == 0 {
+        return Ok(());
+    }
+    if page_bytes == system::base_page() {
+        return keep_to_base_pages();
+    }
+    offered(page_bytes)?;
+    bss::advise();
+    mmap::advise_from_now_on(page_bytes as usize);
+    match managed() {
+        Managed::Advice => growth::advise_from_now_on(page_bytes as usize, true),
+        Managed::Tunable => growth::advise_from_now_on(page_bytes as usize, false),
+        Managed::User => {}
+    }
+    Ok(())
+}
+
+/// Who sees to the pages of malloc's main heap.
+enum Managed {
+    /// We do: nobody has told malloc anything.
+    Advice,
+    /// glibc does: the hugetlb tunable names a pool. It misses the arenas of threads.
+    Tunable,
+    /// The user does, who wants no such pages, or has set sizes that we would overwrite.
+    User,
+}
+
+fn managed() -> Managed {
+    let tunables = variable(c"GLIBC_TUNABLES").unwrap_or(b"");
+    let entry = |name: &[u8]| tunables.split(|b| *b == b':').rfind(|e| e.starts_with(name));
+    let sizes_are_set = SIZES.iter().any(|name| entry(name).is_some())
+        || OLD_NAMES.iter().any(|name| variable(name).is_some());
+    match entry(HUGETLB).and_then(|entry| entry.get(HUGETLB.len()..)) {
+        Some(b"0") => Managed::User,
+        // glibc 2.36 obeys 1 or not by what was on its stack before.
+        Some(pool) if pool != b"1" => Managed::Tunable,
+        _ if sizes_are_set => Managed::User,
+        _ => Managed::Advice,
+    }
+}
+
+fn variable(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: the name ends in null. The value is read at once, by the only thread.
+    unsafe {
+        let value = libc::getenv(name.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
+    }
+}
+
+/// Without the tunable malloc asks for nothing, so only `enabled=always` has to be turned away.
+fn keep_to_base_pages() -> Result<(), Refused> {
+    // SAFETY: these options take plain numbers.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_THP_DISABLE, 1, THP_DISABLE_EXCEPT_ADVISED, 0, 0) == 0
+            || libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
+    };
+    if done { Ok(()) } else { Err(Refused::Failed(system::errno())) }
+}

@@ -1,0 +1,70 @@
+/*
+ * Page sizes under control, by the interface of Solaris 9: link with -lpagetax (pkg-config pagetax).
+ *
+ * Code that asks for large pages inside `#ifdef MC_HAT_ADVISE` compiles as it is with
+ * `-include pagetax.h`. All functions return -1 and set errno where they fail.
+ */
+#ifndef PAGETAX_H
+#define PAGETAX_H
+
+#include <stddef.h> /* and no other: they heed macros that a source defines only after -include */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The command of memcntl, and its argument. */
+#define MC_HAT_ADVISE 7
+
+/* mha_cmd: what is advised. */
+#define MHA_MAPSIZE_VA 0x1     /* addr and len, multiples of the page size */
+#define MHA_MAPSIZE_BSSBRK 0x2 /* bss and heap, now and as it grows; addr and len 0 */
+#define MHA_MAPSIZE_STACK 0x4  /* the main thread's stack, by the main thread; addr and len 0 */
+
+struct memcntl_mha {
+	unsigned int mha_cmd;
+	unsigned int mha_flags; /* 0 */
+	size_t mha_pagesize;    /* of getpagesizes, or 0: as the system likes */
+};
+
+/*
+ * cmd is MC_HAT_ADVISE, arg points to a struct memcntl_mha, attr and mask are 0.
+ * EINVAL: a bad argument, or a page size that cannot be had. ENOMEM: addr to addr + len is not
+ * mapped throughout. EAGAIN: the system lacks the resources.
+ * BSSBRK is best called first thing in main, while there are no other threads.
+ */
+int memcntl(void *addr, size_t len, int cmd, void *arg, int attr, int mask);
+
+/*
+ * Writes at most nelem page sizes that memcntl can give, smallest first; returns how many it wrote.
+ * With NULL and 0, how many there are. EINVAL: nelem is negative, or NULL with another nelem.
+ */
+int getpagesizes(size_t pagesizes[], int nelem);
+
+/* Requests of meminfo. */
+#define MEMINFO_SHIFT 16
+#define MEMINFO_MASK (0xff << MEMINFO_SHIFT)
+#define MEMINFO_VPHYSICAL (0x01 << MEMINFO_SHIFT)  /* physical address; seen by root alone */
+#define MEMINFO_VLGRP (0x02 << MEMINFO_SHIFT)      /* memory node */
+#define MEMINFO_VPAGESIZE (0x03 << MEMINFO_SHIFT)  /* page size */
+#define MEMINFO_VREPLCNT (0x04 << MEMINFO_SHIFT)   /* number of replicas: 0 */
+#define MEMINFO_VREPL (0x05 << MEMINFO_SHIFT)      /* a replica: never valid */
+#define MEMINFO_VREPL_LGRP (0x06 << MEMINFO_SHIFT) /* its node: never valid */
+#define MEMINFO_PLGRP (0x07 << MEMINFO_SHIFT)      /* node of a physical address */
+
+#define MAX_MEMINFO_CNT 256
+#define MAX_MEMINFO_REQ 31
+
+/*
+ * For each of addr_count addresses answers info_count requests, in outdata[address * info_count +
+ * request]. Bit 0 of validity[address] tells whether the address is good, bit 1 + request whether
+ * that answer is.
+ */
+int meminfo(const __UINT64_TYPE__ inaddr[], int addr_count, const unsigned int info_req[],
+	    int info_count, __UINT64_TYPE__ outdata[], unsigned int validity[]);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

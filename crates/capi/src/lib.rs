@@ -1,0 +1,94 @@
+//! libpagetax: page sizes for programs that ask, by the interface of Solaris 9, in C
+//! (`include/pagetax.h`) and in Rust (the functions of this module).
+//!
+//! Invariants: structures, codes and errno values are the original's; an argument that is wrong is
+//! found before anything is changed. Sizes are those that advice can give: transparent huge pages
+//! that are not switched off. hugetlb pages are not among them, so a program that takes the largest
+//! gets what it asked for.
+//!
+//! Linked into a program, the library also stands before malloc and mmap, which it passes on; that
+//! is how a heap stays on large pages as it grows ([`pagetax_advice`]).
+
+mod c;
+mod information;
+mod range;
+
+pub use information::{Answers, Request, information};
+
+use pagetax_advice::{Refused, heap, stack, system};
+use pagetax_host::pagesize::{Mode, PageSettings};
+
+/// What an advice is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Addresses: start and length in bytes, multiples of the page size.
+    Range(usize, usize),
+    /// bss and heap, now and as it grows. First thing in main, while there are no other threads.
+    Heap,
+    /// The main thread's stack, by the main thread.
+    Stack,
+}
+
+/// Why an advice was not taken; each is an errno.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdviceError {
+    /// EINVAL: no such page size, addresses that are no multiples, protections that differ in a page.
+    Invalid,
+    /// ENOMEM: not mapped throughout.
+    NotMapped,
+    /// EAGAIN: the system lacks the resources.
+    NoResources,
+}
+
+impl AdviceError {
+    /// As in errno.
+    pub fn errno(self) -> i32 {
+        match self {
+            AdviceError::Invalid => libc::EINVAL,
+            AdviceError::NotMapped => libc::ENOMEM,
+            AdviceError::NoResources => libc::EAGAIN,
+        }
+    }
+}
+
+impl std::fmt::Display for AdviceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::io::Error::from_raw_os_error(self.errno()).fmt(f)
+    }
+}
+
+impl std::error::Error for AdviceError {}
+
+impl From<Refused> for AdviceError {
+    fn from(refused: Refused) -> AdviceError {
+        match refused {
+            Refused::NoSuchSize | Refused::SwitchedOff | Refused::StackLimit(_) => {
+                AdviceError::Invalid
+            }
+            Refused::Failed(_) => AdviceError::NoResources,
+        }
+    }
+}
+
+/// The page sizes that [`advise`] can give, in bytes, smallest first.
+pub fn page_sizes() -> Vec<usize> {
+    let settings = PageSettings::host();
+    let on = |size: &_| matches!(settings.of_size(*size), Some(Mode::Always | Mode::Madvise));
+    let large = settings.sizes().into_iter().filter(on).map(|size| size.bytes() as usize);
+    [system::base_page() as usize].into_iter().chain(large).collect()
+}
+
+/// Asks for pages of this size; 0: as the system likes.
+pub fn advise(part: Part, page_bytes: usize) -> Result<(), AdviceError> {
+    if page_bytes != 0 && !page_sizes().contains(&page_bytes) {
+        return Err(AdviceError::Invalid);
+    }
+    match part {
+        Part::Range(start, bytes) => range::advise(start, bytes, page_bytes),
+        Part::Stack => Ok(stack::advise(page_bytes as u64)?),
+        Part::Heap => {
+            heap::advise(page_bytes as u64)?;
+            range::advise_heap_so_far(page_bytes)
+        }
+    }
+}

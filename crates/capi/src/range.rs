@@ -1,0 +1,114 @@
+//! Advice for addresses: checked against the mappings, given, and made true for what is there.
+
+use crate::AdviceError;
+use pagetax_advice::system;
+
+/// A mapping of this process.
+struct Mapping {
+    start: usize,
+    end: usize,
+    protection: String,
+    heap: bool,
+}
+
+fn mappings() -> Result<Vec<Mapping>, AdviceError> {
+    let text = std::fs::read_to_string("/proc/self/maps").map_err(|_| AdviceError::NoResources)?;
+    let mapping = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let address = |text| usize::from_str_radix(text, 16).ok();
+        Some(Mapping {
+            start: address(start)?,
+            end: address(end)?,
+            protection: words.next()?.into(),
+            heap: line.ends_with("[heap]"),
+        })
+    };
+    Ok(text.lines().filter_map(mapping).collect())
+}
+
+/// Asks for pages of this size at addresses that begin and end at multiples of it.
+pub fn advise(start: usize, bytes: usize, page_bytes: usize) -> Result<(), AdviceError> {
+    let base = system::base_page() as usize;
+    let unit = if page_bytes == 0 { base } else { page_bytes };
+    let end = start.checked_add(bytes).ok_or(AdviceError::Invalid)?;
+    if start == 0 || bytes == 0 || !start.is_multiple_of(unit) || !bytes.is_multiple_of(unit) {
+        return Err(AdviceError::Invalid);
+    }
+    check(&mappings()?, start, end, unit)?;
+    give(start, bytes, page_bytes)
+}
+
+/// No holes, and one protection in each page.
+fn check(mappings: &[Mapping], start: usize, end: usize, unit: usize) -> Result<(), AdviceError> {
+    let mut at = start;
+    let mut before = "";
+    for mapping in mappings.iter().filter(|mapping| mapping.end > start && mapping.start < end) {
+        if mapping.start > at {
+            return Err(AdviceError::NotMapped);
+        }
+        // A border between protections inside a page.
+        if at > start && !at.is_multiple_of(unit) && mapping.protection != before {
+            return Err(AdviceError::Invalid);
+        }
+        at = mapping.end;
+        before = &mapping.protection;
+    }
+    if at < end { Err(AdviceError::NotMapped) } else { Ok(()) }
+}
+
+/// The part of the brk heap that is there already: what comes is advised as it comes.
+pub fn advise_heap_so_far(page_bytes: usize) -> Result<(), AdviceError> {
+    for heap in mappings()?.iter().filter(|mapping| mapping.heap) {
+        give(heap.start, heap.end - heap.start, page_bytes)?;
+    }
+    Ok(())
+}
+
+fn give(start: usize, bytes: usize, page_bytes: usize) -> Result<(), AdviceError> {
+    let base = system::base_page() as usize;
+    let advice = match page_bytes {
+        0 => return Ok(()),
+        size if size == base => libc::MADV_NOHUGEPAGE,
+        _ => libc::MADV_HUGEPAGE,
+    };
+    // SAFETY: this advice changes no contents, wherever it is given.
+    if unsafe { libc::madvise(start as *mut _, bytes, advice) } != 0 {
+        return Err(match std::io::Error::last_os_error().raw_os_error() {
+            Some(libc::ENOMEM) => AdviceError::NotMapped,
+            Some(libc::EINVAL) => AdviceError::Invalid,
+            _ => AdviceError::NoResources,
+        });
+    }
+    if page_bytes >= 2 << 20 {
+        // What is in memory already follows as far as there is room; the advice stands if not.
+        // SAFETY: contents stay as they are, also while others write them.
+        unsafe { libc::madvise(start as *mut _, bytes, system::MADV_COLLAPSE) };
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(start: usize, end: usize, protection: &str) -> Mapping {
+        Mapping { start, end, protection: protection.into(), heap: false }
+    }
+
+    #[test]
+    fn holes_and_mixed_pages_are_found() {
+        let maps = [
+            mapping(0x1000, 0x3000, "rw-p"),
+            mapping(0x3000, 0x4000, "r--p"),
+            mapping(0x6000, 0x9000, "rw-p"),
+        ];
+        let check = |start, end, unit| check(&maps, start, end, unit);
+        assert_eq!(check(0x1000, 0x3000, 0x1000), Ok(()));
+        assert_eq!(check(0x1000, 0x4000, 0x1000), Ok(()), "a border between pages");
+        assert_eq!(check(0x2000, 0x4000, 0x2000), Err(AdviceError::Invalid), "and within one");
+        assert_eq!(check(0x3000, 0x7000, 0x1000), Err(AdviceError::NotMapped));
+        assert_eq!(check(0x8000, 0xa000, 0x1000), Err(AdviceError::NotMapped));
+        assert_eq!(check(0x0, 0x2000, 0x1000), Err(AdviceError::NotMapped));
+    }
+}

@@ -1,0 +1,80 @@
+//! The header and the library from C: compiled with all warnings, run on the real kernel.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Where the library was built: beside this test.
+fn libraries() -> PathBuf {
+    let here = std::env::current_exe().unwrap();
+    let folder = here.parent().unwrap().to_path_buf();
+    assert!(folder.join("libpagetax.so").exists(), "libpagetax.so is not built");
+    folder
+}
+
+fn compile(compiler: &[&str], source: &str, program: &Path) {
+    let mut command = Command::new(compiler[0]);
+    command.args(&compiler[1..]).args(["-Wall", "-Wextra", "-Werror", "-O1", "-I"]);
+    command.arg(format!("{HERE}/include")).arg("-o").arg(program);
+    command.arg(format!("{HERE}/tests/{source}")).arg("-L").arg(libraries());
+    command.arg(format!("-Wl,-rpath,{}", libraries().display())).arg("-lpagetax");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn run(program: &Path) -> Output {
+    Command::new(program).env_remove("LD_PRELOAD").output().unwrap()
+}
+
+#[test]
+fn arguments_and_errno_values() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, compiler) in [("c", &["cc", "-std=gnu99"]), ("c++", &["c++", "-xc++"])] {
+        if Command::new(compiler[0]).arg("--version").output().is_err() {
+            println!("SKIP: {} is not installed", compiler[0]);
+            continue;
+        }
+        let program = directory.path().join(name);
+        compile(compiler, "errors.c", &program);
+        let status = run(&program).status;
+        assert!(status.success(), "{name}: line {status} of errors.c");
+    }
+}
+
+#[test]
+fn code_that_asks_where_it_can_gets_large_pages() {
+    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    if !enabled.is_ok_and(|text| !text.contains("[never]")) {
+        println!("SKIP: transparent huge pages are switched off");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("large");
+    compile(&["cc", "-std=gnu99", "-include", "pagetax.h"], "large.c", &program);
+    let output = run(&program);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("size 2097152 2097152"));
+    for line in lines {
+        let words: Vec<_> = line.split(' ').collect();
+        let (large, all): (u64, u64) = (words[1].parse().unwrap(), words[2].parse().unwrap());
+        // All begin and end where they like: up to 2 MiB at each end are outside whole huge pages.
+        let percent = if words[0] == "heap" { 90 } else { 80 };
+        assert!(large * 100 >= all * percent, "{text}");
+    }
+}
+
+#[test]
+fn rust_has_the_same() {
+    use pagetax::{AdviceError, Part, Request, advise, information, page_sizes};
+    assert_eq!(page_sizes()[0], 4096);
+    assert_eq!(advise(Part::Heap, 12345), Err(AdviceError::Invalid));
+    assert_eq!(advise(Part::Range(4096, 0), 4096), Err(AdviceError::Invalid));
+    let value = Box::new(7u64);
+    let address = &raw const *value as u64;
+    let answers = information(&[address, 4096], &[Request::PageBytes, Request::Replica]);
+    assert!(answers[0].is_good && answers[0].values[0] >= Some(4096));
+    assert_eq!((answers[0].values[1], answers[1].is_good), (None, false));
+}

@@ -1,0 +1,68 @@
+//! Which memory servers a command uses, and how: the options that several subcommands share.
+
+use anyhow::{Context, Result};
+use pagetax_remote::tls::{ClientTls, Files};
+use std::path::PathBuf;
+
+/// Files for mutual TLS
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct TlsArgs {
+    /// Our certificate, and those up to the authority's (PEM)
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    tls_cert: Option<PathBuf>,
+    /// The key of our certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Certificate of the authority that signs both sides' certificates (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    /// The files, if TLS is asked for.
+    pub fn files(&self) -> Option<Files> {
+        Some(Files {
+            certificate: self.tls_cert.clone()?,
+            key: self.tls_key.clone()?,
+            authority: self.tls_ca.clone()?,
+        })
+    }
+}
+
+/// Memory servers to use
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ServersArgs {
+    /// Memory servers: hosts, with ports unless they listen on 7070
+    #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',')]
+    servers: Vec<String>,
+    /// Find memory servers on the local network (mDNS)
+    #[arg(long)]
+    discover: bool,
+    #[command(flatten)]
+    tls: TlsArgs,
+    /// Name in the servers' certificates, where it is not the host that they are addressed by
+    #[arg(long, value_name = "NAME", requires = "tls_cert")]
+    tls_name: Option<String>,
+}
+
+impl ServersArgs {
+    /// Hosts and ports that were named.
+    pub fn named(&self) -> &[String] {
+        &self.servers
+    }
+
+    /// Whether to look for servers.
+    pub fn discover(&self) -> bool {
+        self.discover
+    }
+
+    /// For TLS, if it is asked for.
+    ///
+    /// # Errors
+    /// When the files are not what they should be.
+    pub fn tls(&self) -> Result<Option<ClientTls>> {
+        let files = self.tls.files();
+        let tls = files.map(|files| ClientTls::new(&files, self.tls_name.clone())).transpose();
+        tls.context("cannot use TLS")
+    }
+}

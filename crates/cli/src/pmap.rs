@@ -1,0 +1,253 @@
+//! `pagetax pmap`: what a process has mapped, and by pages of which size.
+//!
+//! Options, columns and exit codes are those of the Solaris command of that name; `--json` and
+//! `--diff` are ours. Cores are not read.
+
+use crate::output::{self, pagemap};
+use crate::{exit, pmap::operand::Operand};
+use anyhow::{Context, Result, anyhow, bail};
+use pagetax_core::report::SCHEMA;
+use pagetax_core::units::{Nanos, VirtAddr};
+use pagetax_host::pagemap::{Change, PageMap, by_node, diff, read};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+mod operand;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetax pmap -xs 1234                one row for each run of one page size
+  pagetax pmap -xs -A 7f0000000000,7f0040000000 1234
+  pagetax pmap --json 1234 > before.json
+  pagetax pmap --diff before.json after.json
+  pagetax pmap --diff 5s 1234          what changes within five seconds";
+
+/// Show the memory map of a process, with page sizes
+///
+/// Zero, and no page, are shown as `-`. Mode is r, w, x, s (shared) and R (memory not reserved).
+/// Page sizes between the base page and the huge page are seen by root alone. The exit code is 2 for
+/// wrong usage, else the number of processes that could not be shown.
+#[derive(Debug, clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// Extended: resident, anonymous and locked memory
+    #[arg(short = 'x', conflicts_with_all = ["reserved", "swap", "node"])]
+    extended: bool,
+
+    /// One row for each stretch of one page size, with the size
+    #[arg(short = 's', conflicts_with_all = ["swap", "node"])]
+    sizes: bool,
+
+    /// Count shared memory that is of no file as anonymous and as reserved, too
+    #[arg(short = 'a')]
+    anon_shared: bool,
+
+    /// Only addresses that are reserved: without access, or without memory behind them
+    #[arg(short = 'r', conflicts_with_all = ["swap", "node"])]
+    reserved: bool,
+
+    /// Swap reservations
+    #[arg(short = 'S', conflicts_with = "node")]
+    swap: bool,
+
+    /// The memory node (lgroup) that each stretch lies on
+    #[arg(short = 'L')]
+    node: bool,
+
+    /// Whole paths of mapped files
+    #[arg(short = 'l')]
+    long: bool,
+
+    /// Accepted and without effect: looking at a process takes no hold of it here
+    #[arg(short = 'F')]
+    force: bool,
+
+    /// Only these addresses (hexadecimal); without an end, the mapping that holds the first
+    #[arg(short = 'A', value_name = "START[,END]", value_parser = operand::range)]
+    address: Option<(VirtAddr, Option<VirtAddr>)>,
+
+    /// Print the maps as JSON
+    #[arg(long, conflicts_with_all = ["extended", "sizes", "swap", "node", "reserved"])]
+    json: bool,
+
+    /// What changes within a time (`5s`), or between this map and another, both written by --json
+    #[arg(long, value_name = "TIME|FILE", conflicts_with_all = ["swap", "node", "reserved"])]
+    diff: Option<String>,
+
+    /// Process ids, or their folders in /proc; for --diff FILE the other file
+    #[arg(required = true, value_name = "PID")]
+    operands: Vec<String>,
+}
+
+/// Of `--json`.
+#[derive(Serialize, Deserialize)]
+struct Document {
+    schema: u32,
+    kind: String,
+    maps: Vec<PageMap>,
+}
+
+const KIND: &str = "page_maps";
+
+/// `pagetax pmap`
+pub fn run(args: Args) -> Result<ExitCode> {
+    match &args.diff {
+        None => show(&args),
+        Some(first) => match first.parse::<Nanos>() {
+            Ok(time) => watch(&args, Duration::from_nanos(time.0)),
+            Err(_) => compare(&args, Path::new(first)),
+        },
+    }
+}
+
+/// Reads all, prints what could be read, and counts what could not.
+fn show(args: &Args) -> Result<ExitCode> {
+    let mut failures = 0u8;
+    let mut maps = Vec::new();
+    for operand in &args.operands {
+        let shown = map_of(args, operand).and_then(|map| {
+            if !args.json {
+                output::print(&render(args, &map)?)?;
+            }
+            Ok(map)
+        });
+        match shown {
+            Ok(map) => {
+                hints(args, &map);
+                maps.push(map);
+            }
+            Err(error) if exit::is_closed_pipe(&error) => return Err(error),
+            Err(error) => {
+                output::error(&error.context(format!("cannot show {operand}")));
+                failures = failures.saturating_add(1);
+            }
+        }
+    }
+    if args.json {
+        print_json(&Document { schema: SCHEMA, kind: KIND.into(), maps })?;
+    }
+    Ok(failures.into())
+}
+
+fn map_of(args: &Args, operand: &str) -> Result<PageMap> {
+    let Operand(pid) = operand.parse()?;
+    let mut map = read(pid)?;
+    if let Some((start, end)) = args.address {
+        match end {
+            Some(end) => map.cut(start, end),
+            None => map.mappings.retain(|m| m.start <= start && start < m.end),
+        }
+    }
+    if args.reserved {
+        let no_access = |m: &pagetax_host::pagemap::Mapping| !(m.read || m.write || m.execute);
+        map.mappings.retain(|mapping| mapping.no_reserve || no_access(mapping));
+    }
+    Ok(map)
+}
+
+fn render(args: &Args, map: &PageMap) -> Result<String> {
+    let options = pagemap::Options {
+        by_size: args.sizes,
+        long_names: args.long,
+        anon_shared: args.anon_shared,
+    };
+    Ok(match (args.node, args.swap, args.extended) {
+        (true, ..) => pagemap::nodes(map, &by_node(map)?, options),
+        (_, true, _) => pagemap::swap(map, options),
+        (.., true) => pagemap::extended(map, options),
+        _ => pagemap::plain(map, options),
+    })
+}
+
+/// What the rows cannot say of themselves.
+fn hints(args: &Args, map: &PageMap) {
+    if map.unsettled {
+        output::note(&format!(
+            "note: process {} changed its mappings while they were read, six times in a row; rows may \
+             disagree",
+            map.pid
+        ));
+    }
+    if let Some(why) = map.folios_missing.as_ref().filter(|_| args.sizes || args.node) {
+        output::note(&format!(
+            "note: pages larger than {} but below a huge page show as {}: {why}",
+            map.base_page, map.base_page
+        ));
+    }
+}
+
+/// `--diff TIME PID…`
+fn watch(args: &Args, time: Duration) -> Result<ExitCode> {
+    let before = args.operands.iter().map(|operand| map_of(args, operand));
+    let before = before.collect::<Result<Vec<_>>>()?;
+    std::thread::sleep(time);
+    let after = args.operands.iter().map(|operand| map_of(args, operand));
+    print_changes(args, &before, &after.collect::<Result<Vec<_>>>()?)
+}
+
+/// `--diff BEFORE.json AFTER.json`
+fn compare(args: &Args, first: &Path) -> Result<ExitCode> {
+    let [second] = args.operands.as_slice() else {
+        bail!(
+            "--diff {} is no time, so one other file is needed\n  remedy: pagetax pmap --diff 5s PID, \
+             or --diff BEFORE.json AFTER.json",
+            first.display()
+        );
+    };
+    let (before, after) = (load(first)?, load(Path::new(second))?);
+    if before.maps.len() != after.maps.len() {
+        bail!(
+            "the files hold {} and {} processes\n  remedy: write both with the same process ids",
+            before.maps.len(),
+            after.maps.len()
+        );
+    }
+    print_changes(args, &before.maps, &after.maps)
+}
+
+fn load(path: &Path) -> Result<Document> {
+    let remedy = || format!("cannot use {}; write it with pagetax pmap --json PID", path.display());
+    let text = std::fs::read_to_string(path).with_context(remedy)?;
+    let document: Document = serde_json::from_str(&text).with_context(remedy)?;
+    if document.kind != KIND || document.schema != SCHEMA {
+        return Err(anyhow!("it is a {} of schema {}", document.kind, document.schema))
+            .with_context(remedy);
+    }
+    Ok(document)
+}
+
+#[derive(Serialize)]
+struct Changes {
+    pid: u32,
+    changes: Vec<Change>,
+}
+
+#[derive(Serialize)]
+struct Diff {
+    schema: u32,
+    kind: &'static str,
+    processes: Vec<Changes>,
+}
+
+fn print_changes(args: &Args, before: &[PageMap], after: &[PageMap]) -> Result<ExitCode> {
+    let changes = |(before, after): (&PageMap, &PageMap)| Changes {
+        pid: after.pid,
+        changes: diff(before, after),
+    };
+    let processes: Vec<Changes> = before.iter().zip(after).map(changes).collect();
+    if args.json {
+        print_json(&Diff { schema: SCHEMA, kind: "page_map_diff", processes })?;
+    } else {
+        let text = |(map, changes): (&PageMap, &Changes)| {
+            pagemap::changes(map, &changes.changes, args.long)
+        };
+        output::print(&after.iter().zip(&processes).map(text).collect::<String>())?;
+    }
+    Ok(exit::FINE.into())
+}
+
+fn print_json(document: &impl Serialize) -> Result<()> {
+    output::print(&(serde_json::to_string_pretty(document)? + "\n"))
+}

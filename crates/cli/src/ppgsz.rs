@@ -1,0 +1,173 @@
+//! `pagetax ppgsz`: page sizes for a command or for running processes, and whether it took.
+//!
+//! Options, operands and exit codes are those of the original; what it adds is written out in its
+//! help. A command that can have its pages by its environment alone takes our place; else it is our
+//! child, and its status becomes ours.
+
+mod command;
+mod processes;
+
+use crate::exit;
+use crate::output::{self, pages};
+use anyhow::Result;
+use pagetax_core::report::SCHEMA;
+use pagetax_host::pagesize::change::Outcome;
+use pagetax_host::pagesize::text::FileText;
+use pagetax_host::pagesize::{Advice, PageSettings, Verdict};
+use serde::Serialize;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetax ppgsz -o heap=2M,stack=2M ./server      start a command on huge pages
+  pagetax ppgsz -o heap=2M,anon=2M -p 4711        give a running process huge pages now
+  pagetax ppgsz -o anon=2M --follow -p 4711       and what it adds, and its children
+  pagetax ppgsz --undo -p 4711                    back to base pages
+  pagetax ppgsz -o text=2M --verify ./server      code by huge pages; did it take?
+  pagetax ppgsz -o heap=hugetlb:2M -F ./job       pages of the hugetlb pool
+  pagetax ppgsz -o heap=2M --dry-run ./server     only say what would be done";
+
+const AFTER: &str = "\
+Parts: heap is bss and brk, and of a command also what its malloc maps; stack is the main thread's; \
+anon is private anonymous memory that exists; text, data and bss are those of the program and its \
+libraries. Sizes: 4K, any size of /sys/kernel/mm/transparent_hugepage, hugetlb:SIZE, or 0 for \
+whatever the kernel gives.
+
+Exit codes: the command's own, or 128 + its signal; 125 wrong usage, or a process could not be \
+changed; 126 the command cannot be run; 127 it was not found.";
+
+/// Set page sizes of a command or of running processes
+#[derive(Debug, clap::Args)]
+#[command(before_help = EXAMPLES, after_help = AFTER)]
+pub struct Args {
+    /// Page sizes by part: heap, stack, anon, text, data, bss
+    #[arg(short = 'o', value_name = "PART=SIZE,…")]
+    options: Vec<String>,
+
+    /// Also where it may end badly: seccomp filters, moved copies of code and data, hugetlb heaps
+    #[arg(short = 'F')]
+    force: bool,
+
+    /// The operands are running processes: 4711 or /proc/4711
+    #[arg(short = 'p')]
+    processes: bool,
+
+    /// Back to base pages: of the parts that -o names, or of all
+    #[arg(long, requires = "processes")]
+    undo: bool,
+
+    /// Keep at it: what is added, what copy-on-write made small, and forked children
+    #[arg(long)]
+    follow: bool,
+
+    /// Say what would be done, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    /// After a command has ended, say on stderr what became of it at its largest
+    #[arg(long)]
+    verify: bool,
+
+    /// Write what became of it as JSON to a file, or to stdout (-)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// A command and its arguments, or processes
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD|PID"
+    )]
+    operands: Vec<OsString>,
+}
+
+/// `pagetax ppgsz`
+pub fn run(args: Args) -> Result<ExitCode> {
+    let own = |error| exit::with(exit::WRAPPER_FAILED, error);
+    let options = args.options.iter().map(String::as_str);
+    let system = PageSettings::host();
+    let advice = match args.undo && args.options.is_empty() {
+        true => Ok(Advice::undoable()),
+        false => Advice::parse(options, &system),
+    };
+    let advice = advice.map_err(|error| own(error.into()))?;
+    match args.processes {
+        true => processes::run(&args, &advice, &system).map_err(own),
+        false => command::run(&args, &advice),
+    }
+}
+
+/// What became of a process.
+#[derive(Debug, Serialize)]
+struct Process {
+    pid: Option<u32>,
+    operand: String,
+    /// Why nothing was done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verdict: Option<Verdict>,
+    /// Bytes whose pages were changed from outside.
+    changed_bytes: u64,
+    /// How often the process was stopped.
+    stop_count: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_ns_max: Option<u64>,
+}
+
+impl Process {
+    fn of(operand: String, verdict: Verdict, outcome: &Outcome) -> Process {
+        Process {
+            pid: Some(verdict.pid),
+            operand,
+            error: None,
+            verdict: Some(verdict),
+            changed_bytes: outcome.total_bytes(),
+            stop_count: outcome.stops.ns.len(),
+            stop_ns_max: outcome.stops.longest_ns(),
+        }
+    }
+
+    fn refused(operand: String, pid: Option<u32>, error: String) -> Process {
+        Process {
+            pid,
+            operand,
+            error: Some(error),
+            verdict: None,
+            changed_bytes: 0,
+            stop_count: 0,
+            stop_ns_max: None,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: u32,
+    kind: &'static str,
+    asked: &'a Advice,
+    processes: &'a [Process],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files: Option<&'a [FileText]>,
+}
+
+/// As JSON where that was asked for.
+fn write_json(
+    path: &Path,
+    advice: &Advice,
+    processes: &[Process],
+    files: Option<&[FileText]>,
+) -> Result<()> {
+    let document = Document { schema: SCHEMA, kind: "page_sizes", asked: advice, processes, files };
+    output::write_document(path, &(serde_json::to_string_pretty(&document)? + "\n"))
+}
+
+/// The table of all verdicts; nothing if there are none.
+fn table(processes: &[Process]) -> String {
+    let verdicts: Vec<_> =
+        processes.iter().filter_map(|process| process.verdict.as_ref()).collect();
+    if verdicts.is_empty() { String::new() } else { pages::verdicts(&verdicts) }
+}

@@ -1,0 +1,135 @@
+//! `pagetax ppgsz CMD`: starts a command on the pages asked for.
+
+use super::{Args, Process, table, write_json};
+use crate::{exit, output};
+use anyhow::{Context, Result};
+use pagetax_host::pagesize::follow::{Sweeper, Whose};
+use pagetax_host::pagesize::launch::{Launch, LaunchError, Surroundings, plan};
+use pagetax_host::pagesize::program::{Program, ProgramError};
+use pagetax_host::pagesize::text::{self, FileText};
+use pagetax_host::pagesize::{Advice, Part};
+use pagetax_host::sys::process::{Child, Exit};
+use pagetax_host::sys::signal::PassedOn;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+/// How soon a signal for the command is passed on.
+const POLL_MAX: Duration = Duration::from_millis(50);
+
+/// Plans, prepares, and either becomes the command or waits for it.
+pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
+    let name = args.operands[0].to_string_lossy();
+    let program = Program::find(&name).map_err(|error| with_code(error.into()))?;
+    let launch =
+        plan(program, advice, &Surroundings::here(), args.force, args.follow).map_err(with_code)?;
+    launch.notes.iter().for_each(|note| output::note(&format!("pagetax ppgsz: {note}")));
+    if args.dry_run {
+        output::print(&launch.words().iter().map(|line| format!("{line}\n")).collect::<String>())?;
+        return Ok(exit::FINE.into());
+    }
+    let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
+    let files = bring_in(&launch);
+    launch.forbid().context("cannot forbid huge pages to the command").map_err(own)?;
+    let mut command = Command::new(&launch.program.path);
+    command.arg0(&args.operands[0]).args(&args.operands[1..]);
+    command.envs(launch.environment.iter().map(|(name, value)| (name, value)));
+    let watched = args.verify || args.json.is_some();
+    if launch.swept.is_none() && !watched {
+        return Err(with_code(not_executable(&name, command.exec())));
+    }
+    let whose = match (&launch.swept, launch.sweeps_all) {
+        (None, _) => Whose::Nobodys,
+        (Some(_), false) => Whose::OwnAllocators,
+        (Some(_), true) => Whose::Everybodys,
+    };
+    // What is looked at is what was asked for, and malloc's own mappings with the heap.
+    let looked_at = match advice.get(Part::Heap) {
+        Some(wish) => advice.clone().or(Part::Anon, wish),
+        None => advice.clone(),
+    };
+    let sweeper = Sweeper::new(looked_at, args.force, whose, watched);
+    let (exit, processes) = watch(&mut command, sweeper, &name)?;
+    if args.verify {
+        output::note((table(&processes) + &said_of(&files)).trim_end());
+    }
+    if let Some(path) = &args.json {
+        write_json(path, advice, &processes, Some(&files)).map_err(own)?;
+    }
+    Ok(match exit {
+        Exit::Status(status) => (status as u8).into(),
+        Exit::Signal(signal) => (128 + signal as u8).into(),
+    })
+}
+
+/// As env(1): 127 not found, 126 not executable; 125 is ours.
+fn with_code(error: LaunchError) -> anyhow::Error {
+    let code = match error {
+        LaunchError::Program(ProgramError::NotFound(_)) => exit::NOT_FOUND,
+        LaunchError::Program(ProgramError::NotExecutable(..)) => exit::NOT_EXECUTABLE,
+        _ => exit::WRAPPER_FAILED,
+    };
+    exit::with(code, error)
+}
+
+fn not_executable(name: &str, error: std::io::Error) -> LaunchError {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => ProgramError::NotFound(name.into()).into(),
+        _ => ProgramError::NotExecutable(name.into(), error.to_string()).into(),
+    }
+}
+
+/// Code of files that cannot be read keeps its pages; the program runs all the same.
+fn bring_in(launch: &Launch) -> Vec<FileText> {
+    let prepare = |path: &std::path::PathBuf| match text::prepare(path) {
+        Ok(text) => text,
+        Err(error) => {
+            output::note(&format!("pagetax ppgsz: {}: {error}", path.display()));
+            None
+        }
+    };
+    launch.text.iter().filter_map(prepare).collect()
+}
+
+fn said_of(files: &[FileText]) -> String {
+    if files.is_empty() { String::new() } else { output::pages::files(files) }
+}
+
+/// Runs the command as a child and sweeps over it and all that it starts.
+fn watch(command: &mut Command, mut sweeper: Sweeper, name: &str) -> Result<(Exit, Vec<Process>)> {
+    let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
+    let signals = PassedOn::watch().context("cannot watch for signals").map_err(own)?;
+    let child = command.spawn().map_err(|error| with_code(not_executable(name, error)))?;
+    let mut child = Child::from(child);
+    let pid = child.pid();
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
+        .context("cannot wait for the command")
+        .map_err(own)?;
+    let ended = loop {
+        let mut pause = sweeper.sweep(&[pid]).unwrap_or(POLL_MAX);
+        let ended = loop {
+            let part = pause.min(POLL_MAX);
+            let timeout = Timespec { tv_sec: 0, tv_nsec: part.as_nanos() as _ };
+            let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+            let ended = rustix::event::poll(&mut fds, Some(&timeout)).is_ok_and(|n| n > 0);
+            if let Some(signal) = signals.take() {
+                // It may have ended meanwhile, which is what the signal was for.
+                let _ = rustix::process::kill_process(pid, signal);
+            }
+            pause = pause.saturating_sub(part);
+            if ended || pause.is_zero() {
+                break ended;
+            }
+        };
+        if ended {
+            break child.wait();
+        }
+    };
+    let (exit, _) = ended.context("cannot wait for the command").map_err(own)?;
+    let processes = sweeper.finish();
+    let processes = processes
+        .into_iter()
+        .map(|(verdict, outcome)| Process::of(verdict.command.clone(), verdict, &outcome));
+    Ok((exit, processes.collect()))
+}

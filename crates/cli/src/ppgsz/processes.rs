@@ -1,0 +1,137 @@
+//! `pagetax ppgsz -p`: running processes, one after the other.
+
+use super::{Args, Process, table, write_json};
+use crate::{exit, output};
+use anyhow::Result;
+use pagetax_core::units::{Nanos, PageSize};
+use pagetax_host::pagemap;
+use pagetax_host::pagesize::change::{self, Outcome};
+use pagetax_host::pagesize::follow::{Sweeper, Whose};
+use pagetax_host::pagesize::target::{Refusal, Target, pid_of};
+use pagetax_host::pagesize::{Advice, PageSettings, Wish, judge};
+use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
+use rustix::process::Pid;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// How soon a wish to stop is heard between two sweeps.
+const STOP_POLL: Duration = Duration::from_millis(50);
+
+/// Changes them all; an error of one does not stop the list. 125 if there was any.
+pub fn run(args: &Args, advice: &Advice, system: &PageSettings) -> Result<ExitCode> {
+    if advice.iter().any(|(_, wish)| matches!(wish, Wish::Hugetlb(_))) {
+        anyhow::bail!(
+            "pages of a hugetlb pool are for commands: a running process could be killed for the \
+             want of one later\n  remedy: -o heap=2M"
+        );
+    }
+    let _signals = StopSignals::watch()?;
+    let mut processes = Vec::new();
+    for operand in &args.operands {
+        if asked_to_stop() {
+            break;
+        }
+        let operand = operand.to_string_lossy().into_owned();
+        let pid = pid_of(&operand);
+        let done = pid.ok_or(Refusal::Gone).and_then(|pid| change_one(args, advice, system, pid));
+        match done {
+            Ok(Some((verdict, outcome))) => {
+                processes.push(Process::of(operand, verdict, &outcome));
+            }
+            Ok(None) => {}
+            Err(refusal) => {
+                output::error(&anyhow::anyhow!("{operand}: {refusal}"));
+                processes.push(Process::refused(operand, pid, refusal.to_string()));
+            }
+        }
+    }
+    let interrupted = asked_to_stop();
+    if args.follow && !args.dry_run && !interrupted {
+        follow(args, advice, &mut processes);
+    }
+    match &args.json {
+        Some(path) => write_json(path, advice, &processes, None)?,
+        None => output::print(&(table(&processes) + &stops(&processes)))?,
+    }
+    let failed = interrupted || processes.iter().any(|process| process.error.is_some());
+    Ok(if failed { exit::WRAPPER_FAILED } else { exit::FINE }.into())
+}
+
+type Done = (pagetax_host::pagesize::Verdict, Outcome);
+
+/// None where only a plan was asked for.
+fn change_one(
+    args: &Args,
+    advice: &Advice,
+    system: &PageSettings,
+    pid: u32,
+) -> Result<Option<Done>, Refusal> {
+    let target = Target::open(pid, args.force)?;
+    let huge = system.pmd_size().unwrap_or(PageSize::M2);
+    let map = read(pid)?;
+    if args.dry_run {
+        let verdict = judge(&map, advice, &Outcome::default(), system);
+        let way = match target.is_remote() {
+            true => "process_madvise(2), without stopping it",
+            false => "calls that it makes itself, in stops of a few milliseconds",
+        };
+        output::note(&format!("{pid}: would be changed by {way}; now:"));
+        output::note(crate::output::pages::verdicts(&[&verdict]).trim_end());
+        return Ok(None);
+    }
+    let outcome = match args.undo {
+        true => change::undo(&target, &map, advice, huge)?,
+        false => change::apply_all(&target, &map, advice, huge, args.force)?,
+    };
+    let advice = if args.undo { base_pages(advice) } else { advice.clone() };
+    Ok(Some((judge(&read(pid)?, &advice, &outcome, system), outcome)))
+}
+
+/// What an undo asks for.
+fn base_pages(advice: &Advice) -> Advice {
+    let base = PageSize::new(rustix::param::page_size() as u64).unwrap_or(PageSize::K4);
+    advice.iter().fold(Advice::default(), |all, (part, _)| all.or(part, Wish::Size(base)))
+}
+
+fn read(pid: u32) -> Result<pagemap::PageMap, Refusal> {
+    pagemap::read(pid).map_err(|error| match error {
+        pagemap::PageMapError::NoProcess(_) | pagemap::PageMapError::NoMemory(_) => Refusal::Gone,
+        error => Refusal::System(error.to_string()),
+    })
+}
+
+/// Until all of them have ended, or we are told to stop.
+fn follow(args: &Args, advice: &Advice, processes: &mut Vec<Process>) {
+    let roots: Vec<Pid> = processes
+        .iter()
+        .filter(|process| process.error.is_none())
+        .filter_map(|process| Pid::from_raw(process.pid? as i32))
+        .collect();
+    let mut sweeper = Sweeper::new(advice.clone(), args.force, Whose::Everybodys, true);
+    while let Some(pause) = sweeper.sweep(&roots) {
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !asked_to_stop() {
+            std::thread::sleep(STOP_POLL.min(until.saturating_duration_since(Instant::now())));
+        }
+        if asked_to_stop() {
+            break;
+        }
+    }
+    processes.retain(|process| process.error.is_some());
+    for (verdict, outcome) in sweeper.finish() {
+        processes.push(Process::of(verdict.pid.to_string(), verdict, &outcome));
+    }
+}
+
+/// How long they stood still, if they did.
+fn stops(processes: &[Process]) -> String {
+    let line = |process: &Process| {
+        let (pid, longest) = (process.pid?, process.stop_ns_max?);
+        Some(format!(
+            "  {pid} was stopped {} times, for {} at most\n",
+            process.stop_count,
+            Nanos(longest)
+        ))
+    };
+    processes.iter().filter_map(line).collect()
+}

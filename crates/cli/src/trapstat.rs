@@ -1,0 +1,256 @@
+//! `pagetax trapstat`: TLB misses by page size, side and mode, and the share of time they take.
+//!
+//! Invariant: where the numbers come from is the first thing said, and with which reason; what no
+//! backend can tell is n/a.
+
+pub mod backend;
+mod perf;
+pub mod profile;
+mod record;
+
+use crate::exit;
+use crate::output;
+use crate::output::trapstat::{Form, render};
+use anyhow::{Context, Result, anyhow};
+use backend::Choice;
+use pagetax_core::trapstat::Listing;
+use pagetax_core::units::Nanos;
+use pagetax_host::sys::signal::StopSignals;
+use serde_json::json;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetax trapstat -T -- sort big.txt                    misses by page size, and which code pays
+  pagetax trapstat --pages 4K,2M -- python3 app.py       as it would be on base and on huge pages
+  pagetax trapstat -T --on sim:ultrasparc-3plus-900 --pages 8K,heap=4M -- ./program
+  pagetax trapstat -t 1 10                               the whole system, where the CPU counts
+  pagetax trapstat -f --top 5 -- make                    children and what they run, too";
+
+/// TLB misses of a program on any machine, with or without hardware counters
+#[derive(Debug, clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// Totals by mode (the default)
+    #[arg(short = 't')]
+    brief: bool,
+
+    /// By page size, too
+    #[arg(short = 'T', conflicts_with = "brief")]
+    by_size: bool,
+
+    /// For scripts: nanoseconds, CPU, mode, page size in bytes, then each count and its percentage
+    #[arg(short = 'P')]
+    parsable: bool,
+
+    /// Only these CPUs, such as 0,2-3; with the record backend, threads in the order of appearance
+    #[arg(short = 'c', value_name = "CPUS")]
+    cpus: Option<CpuList>,
+
+    /// Of a running process (perf backend only)
+    #[arg(short = 'p', value_name = "PID")]
+    pid: Option<u32>,
+
+    /// Follow children, and what they execute
+    #[arg(short = 'f', long)]
+    follow: bool,
+
+    /// Where numbers come from: hardware counters, or a recorder that feeds simulated machines
+    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    backend: Choice,
+
+    /// Which recorder runs the program [default: valgrind, where it can]
+    #[arg(long, value_enum)]
+    engine: Option<record::EngineChoice>,
+
+    /// Simulated machines that the record backend feeds
+    #[arg(
+        long,
+        value_name = "MACHINE,…",
+        value_delimiter = ',',
+        default_value = "sim:x86-64-calibrated"
+    )]
+    on: Vec<String>,
+
+    /// Page sizes, each shown by itself: real, a size for all data (2M), or segments (heap=4M+stack=64K;
+    /// heap, stack, anon, file, all); segments that are not named have base pages
+    #[arg(long, value_name = "PAGES,…", value_delimiter = ',', default_value = "real")]
+    pages: Vec<String>,
+
+    /// How many functions and places of memory are listed after the program's end
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+
+    /// Print the tables into a file, apart from what the command prints
+    #[arg(short = 'o', long, value_name = "FILE")]
+    output: Option<PathBuf>,
+
+    /// Write everything as JSON to a file, or instead of the tables to stdout (-)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Seconds of each listing; of the simulated machine with the record backend
+    #[arg(value_name = "INTERVAL")]
+    interval: Option<f64>,
+
+    /// How many listings
+    #[arg(value_name = "COUNT", requires = "interval")]
+    count: Option<u64>,
+
+    /// The command and its arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Numbers of CPUs: `0,2-3`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuList(Vec<std::ops::RangeInclusive<u32>>);
+
+impl std::str::FromStr for CpuList {
+    type Err = anyhow::Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let range = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+            (first <= last).then_some(first..=last)
+        };
+        let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
+        ranges.map(CpuList).ok_or_else(|| anyhow!("`{text}` is no list of CPUs such as 0,2-3"))
+    }
+}
+
+impl CpuList {
+    /// All of them, one by one.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.0.iter().cloned().flatten().collect()
+    }
+
+    /// Whether it names this one.
+    pub fn contains(&self, cpu: u32) -> bool {
+        self.0.iter().any(|range| range.contains(&cpu))
+    }
+}
+
+impl Args {
+    fn interval_ns(&self) -> Result<Option<u64>> {
+        let Some(seconds) = self.interval else { return Ok(None) };
+        if !(seconds.is_finite() && seconds >= 0.001) {
+            return Err(anyhow!(
+                "an interval of {seconds} s\n  remedy: name a millisecond or more, in seconds: 0.001"
+            ));
+        }
+        Ok(Some((seconds * 1e9) as u64))
+    }
+
+    fn form(&self) -> Form {
+        match (self.parsable, self.by_size) {
+            (true, _) => Form::Parsable,
+            (false, true) => Form::BySize,
+            (false, false) => Form::Brief,
+        }
+    }
+}
+
+/// `pagetax trapstat [INTERVAL [COUNT]] [-- COMMAND]`
+pub fn run(args: Args) -> Result<ExitCode> {
+    for path in args.json.iter().chain(&args.output) {
+        output::check_writable(path)?;
+    }
+    args.interval_ns()?;
+    let mut backend = backend::choose(&args)?;
+    // From here on Ctrl-C ends the program, not us, so that what was seen is printed.
+    let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
+    let said = format!("trapstat: backend {}: {}", backend.name(), backend.why());
+    output::note(&said);
+    let mut printer = Printer::new(&args)?;
+    let finished = backend.run(&args, &mut |listing| printer.take(listing))?;
+    if printer.form != Form::Parsable {
+        let profiles = finished.profiles.iter().map(output::trapstat::profile);
+        printer.print(&profiles.collect::<String>())?;
+    }
+    finished.notes.iter().for_each(|note| output::note(&format!("trapstat: {note}")));
+    if let Some(path) = &args.json {
+        let document = json!({
+            "schema": 1, "kind": "trapstat", "backend": backend.name(), "why": backend.why(),
+            "listings": printer.listings, "profiles": finished.profiles, "notes": finished.notes,
+            "wall_ns": finished.wall_ns, "exit": finished.code,
+        });
+        output::write_document(path, &format!("{document:#}\n"))?;
+    }
+    Ok(finished.code.into())
+}
+
+/// Where tables go.
+enum Out {
+    Stdout,
+    File(File),
+    /// JSON takes stdout.
+    Nowhere,
+}
+
+/// Prints listings as they come, and keeps them.
+struct Printer {
+    form: Form,
+    out: Out,
+    listings: Vec<Listing>,
+}
+
+impl Printer {
+    fn new(args: &Args) -> Result<Printer> {
+        let out = match &args.output {
+            Some(path) => Out::File(File::create(path).with_context(|| {
+                format!("cannot write {}\n  remedy: name a file that you may write", path.display())
+            })?),
+            None if args.json.as_deref() == Some(Path::new("-")) => Out::Nowhere,
+            None => Out::Stdout,
+        };
+        Ok(Printer { form: args.form(), out, listings: Vec::new() })
+    }
+
+    fn print(&mut self, text: &str) -> Result<()> {
+        match &mut self.out {
+            Out::Stdout => output::print(text),
+            Out::File(file) => {
+                let plain = anstream::adapter::strip_str(text).to_string();
+                file.write_all(plain.as_bytes())
+                    .context("cannot write the tables; is the disk full?")
+            }
+            Out::Nowhere => Ok(()),
+        }
+    }
+
+    fn take(&mut self, listing: Listing) -> Result<()> {
+        let gap = if self.listings.is_empty() || self.form == Form::Parsable { "" } else { "\n" };
+        self.print(&(gap.to_string() + &render(&listing, self.form)))?;
+        self.listings.push(listing);
+        Ok(())
+    }
+}
+
+/// For messages: `1.5 s`.
+fn seconds(ns: u64) -> String {
+    Nanos(ns).to_string()
+}
+
+/// The error for something that this machine or backend lacks.
+fn unmet(message: String) -> anyhow::Error {
+    exit::with(exit::UNMET, anyhow!(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_numbers_and_ranges() {
+        let list: CpuList = "0,2-3".parse().unwrap();
+        assert_eq!([0, 1, 2, 3, 4].map(|cpu| list.contains(cpu)), [true, false, true, true, false]);
+        for wrong in ["", "a", "3-2", "1,,2"] {
+            assert!(wrong.parse::<CpuList>().is_err(), "{wrong}");
+        }
+    }
+}

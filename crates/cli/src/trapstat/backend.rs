@@ -1,0 +1,61 @@
+//! Where trapstat's numbers come from: one small trait, and the choice.
+
+use super::profile::Profile;
+use super::{Args, perf, record};
+use anyhow::Result;
+use pagetax_core::trapstat::Listing;
+
+/// What the user asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Choice {
+    /// Hardware counters where there are any, else the recorder
+    Auto,
+    /// Hardware counters
+    Perf,
+    /// A recorder that feeds simulated machines
+    Record,
+}
+
+/// Receives listings, oldest first.
+pub type Sink<'a> = dyn FnMut(Listing) -> Result<()> + 'a;
+
+/// A source of listings.
+pub trait Backend {
+    /// Its name, as in `--backend`.
+    fn name(&self) -> &'static str;
+
+    /// Why it was chosen, and what its numbers are.
+    fn why(&self) -> String;
+
+    /// Runs until the command, the count of listings or the user's patience ends.
+    fn run(&mut self, args: &Args, sink: &mut Sink<'_>) -> Result<Finished>;
+}
+
+/// The end of a run.
+#[derive(Debug, Default)]
+pub struct Finished {
+    /// The command's own exit code, or ours.
+    pub code: u8,
+    /// Elapsed time.
+    pub wall_ns: u64,
+    /// Which code and memory paid, by view.
+    pub profiles: Vec<Profile>,
+    /// What to know.
+    pub notes: Vec<String>,
+}
+
+/// The backend that was asked for, or the best one that works here.
+pub fn choose(args: &Args) -> Result<Box<dyn Backend>> {
+    match args.backend {
+        Choice::Perf => Ok(Box::new(perf::Perf::open(args, "asked for")?)),
+        Choice::Record => Ok(Box::new(record::Record::new(args, "asked for".into())?)),
+        Choice::Auto => match perf::Perf::open(args, "this CPU counts page walks") {
+            Ok(perf) => Ok(Box::new(perf)),
+            Err(error) if args.command.is_empty() => Err(error),
+            Err(error) => {
+                let why = error.to_string().lines().next().unwrap_or_default().to_string();
+                Ok(Box::new(record::Record::new(args, why)?))
+            }
+        },
+    }
+}

@@ -1,0 +1,99 @@
+//! The perf backend: page walks as the CPU counts them, of the whole system, a process or a command.
+
+use super::backend::{Backend, Finished, Sink};
+use super::{Args, unmet};
+use crate::exit;
+use anyhow::{Context, Result, anyhow};
+use pagetax_host::procfs::Root;
+use pagetax_host::sys::signal::asked_to_stop;
+use pagetax_host::tlb_events::{Counters, Family, Target, cpu_identity, listing, since};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+/// How often the end of the command, and of our patience, is looked for.
+const LOOK: Duration = Duration::from_millis(20);
+/// Without an interval and a command, as the original.
+const DEFAULT_INTERVAL_NS: u64 = 1_000_000_000;
+
+/// Counters that are open.
+pub struct Perf {
+    family: Family,
+    counters: Counters,
+    why: String,
+}
+
+impl Perf {
+    /// Finds the CPU's events and opens them for what `args` name; else says why not.
+    pub fn open(args: &Args, why: &str) -> Result<Perf> {
+        let cpuinfo = Root::default().text("/proc/cpuinfo").map_err(|why| anyhow!(why))?;
+        let family = Family::find(&cpu_identity(&cpuinfo)).map_err(|error| {
+            unmet(format!("{error}\n  remedy: record a command: --backend record -- COMMAND"))
+        })?;
+        let counters = Counters::open(&family, &target(args))
+            .map_err(|error| exit::with(exit::UNMET, error))?;
+        Ok(Perf { family, counters, why: why.into() })
+    }
+}
+
+fn target(args: &Args) -> Target {
+    match (args.pid, args.command.is_empty()) {
+        (Some(pid), _) => Target::Process(pid),
+        (None, false) => Target::NextCommand,
+        (None, true) => Target::Cpus(args.cpus.as_ref().map(|cpus| cpus.numbers())),
+    }
+}
+
+impl Backend for Perf {
+    fn name(&self) -> &'static str {
+        "perf"
+    }
+
+    fn why(&self) -> String {
+        format!("{}; counters of {}", self.why, self.family.name)
+    }
+
+    fn run(&mut self, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
+        let start = Instant::now();
+        let mut child = spawn(args)?;
+        let by_default = child.is_none().then_some(DEFAULT_INTERVAL_NS);
+        let interval_ns = args.interval_ns()?.or(by_default).unwrap_or(u64::MAX);
+        let (mut before, mut before_ns, mut listings) = (self.counters.read(), 0, 0);
+        loop {
+            std::thread::sleep(LOOK.min(Duration::from_nanos(interval_ns)));
+            let status = child.as_mut().map(Child::try_wait).transpose()?.flatten();
+            let ends = status.is_some() || (child.is_none() && asked_to_stop());
+            let now_ns = start.elapsed().as_nanos() as u64;
+            if ends || now_ns - before_ns >= interval_ns {
+                let now = self.counters.read();
+                sink(listing(&self.family, &since(&now, &before), now_ns, now_ns - before_ns))?;
+                (before, before_ns, listings) = (now, now_ns, listings + 1);
+            }
+            let enough = child.is_none() && args.count.is_some_and(|count| listings >= count);
+            if ends || enough {
+                let code = status.map_or(0, |status| match status.code() {
+                    Some(code) => code as u8,
+                    None => 128 + status.signal().unwrap_or(0) as u8,
+                });
+                return Ok(Finished { code, wall_ns: now_ns, ..Finished::default() });
+            }
+        }
+    }
+}
+
+/// The command, if there is one; its counters begin at its exec.
+fn spawn(args: &Args) -> Result<Option<Child>> {
+    let Some((program, arguments)) = args.command.split_first() else { return Ok(None) };
+    if args.pid.is_some() {
+        return Err(anyhow!("a command and -p at once\n  remedy: leave one of them out"));
+    }
+    let name = program.to_string_lossy();
+    let spawned = Command::new(program).args(arguments).spawn();
+    let code = match &spawned {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => exit::NOT_FOUND,
+        _ => exit::NOT_EXECUTABLE,
+    };
+    let child =
+        spawned.with_context(|| format!("cannot run `{name}`; check the spelling and PATH"));
+    child.map(Some).map_err(|error| exit::with(code, error))
+}

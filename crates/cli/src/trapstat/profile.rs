@@ -1,0 +1,107 @@
+//! Which functions and which memory a program's misses belong to.
+
+use pagetax_recorder::places::Place;
+use pagetax_recorder::simulate::{Share, Simulation};
+use pagetax_recorder::symbols::{Function, Symbols};
+use serde::Serialize;
+use std::collections::HashMap;
+
+/// A line of a profile.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Line {
+    /// Function with its file, or segment with its file.
+    pub name: String,
+    /// Accesses that no TLB level could translate.
+    pub misses: u64,
+    /// Of all misses of the view.
+    pub share: f64,
+    /// Of all time of the view's CPUs.
+    pub time_share: f64,
+}
+
+/// The profile of one view; the largest first.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Profile {
+    /// Of the view.
+    pub title: String,
+    /// By function of the missing instruction.
+    pub functions: Vec<Line>,
+    /// By segment and mapped file.
+    pub memory: Vec<Line>,
+}
+
+/// The `top` lines of each kind, of one view.
+pub fn of(simulation: &mut Simulation, view: usize, title: &str, top: usize) -> Profile {
+    let clocks = simulation.lanes().iter().map(|lane| lane.cpus[view].tally.clock_ps);
+    let clock_ps = clocks.sum::<u64>().max(1);
+    let by_instruction = simulation.by_instruction(view);
+    let spaces: Vec<_> = simulation.processes().map(|(_, space)| space).collect();
+    let mut symbols = Symbols::default();
+    let functions = by_instruction.into_iter().map(|((process, instruction), share)| {
+        (function_name(&symbols.function(spaces[process], instruction)), share)
+    });
+    let functions = lines(functions, clock_ps, top);
+    let places = simulation.by_place(view).iter().enumerate();
+    let memory =
+        places.map(|(number, share)| (place_name(simulation.places().get(number as u16)), *share));
+    Profile { title: title.into(), functions, memory: lines(memory, clock_ps, top) }
+}
+
+fn lines(shares: impl Iterator<Item = (String, Share)>, clock_ps: u64, top: usize) -> Vec<Line> {
+    let mut sums: HashMap<String, Share> = HashMap::new();
+    let mut all = 0;
+    for (name, share) in shares {
+        let sum = sums.entry(name).or_default();
+        sum.count += share.count;
+        sum.ps += share.ps;
+        all += share.count;
+    }
+    let mut lines: Vec<Line> = sums
+        .into_iter()
+        .filter(|(_, share)| share.count > 0)
+        .map(|(name, share)| Line {
+            name,
+            misses: share.count,
+            share: share.count as f64 / all.max(1) as f64,
+            time_share: share.ps as f64 / clock_ps as f64,
+        })
+        .collect();
+    lines.sort_by(|a, b| b.misses.cmp(&a.misses).then_with(|| a.name.cmp(&b.name)));
+    lines.truncate(top);
+    lines
+}
+
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn function_name(function: &Function) -> String {
+    match (&function.name, &function.file) {
+        (Some(name), Some(file)) => format!("{name} ({})", base_name(file)),
+        (None, Some(file)) => format!("{} (no symbol)", base_name(file)),
+        (_, None) => "generated code".into(),
+    }
+}
+
+fn place_name(place: &Place) -> String {
+    match &place.file {
+        Some(file) => format!("{} {}", place.segment.name(), file),
+        None => place.segment.name().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_one_name_are_one_and_the_largest_is_first() {
+        let share = |count| Share { count, ps: count * 10 };
+        let shares = [("a", 3), ("b", 5), ("a", 4), ("c", 0)];
+        let shares = shares.into_iter().map(|(name, count)| (name.to_string(), share(count)));
+        let lines = lines(shares, 1_000, 10);
+        let seen: Vec<_> = lines.iter().map(|line| (line.name.as_str(), line.misses)).collect();
+        assert_eq!(seen, [("a", 7), ("b", 5)]);
+        assert!((lines[0].time_share - 0.07).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,312 @@
+//! The record backend: runs the command under a recorder and shows it to simulated machines.
+//!
+//! Time is the simulated machine's: intervals are of its clock, rates a second of it, and percentages
+//! parts of it. Each thread has CPUs of its own, and a row for each.
+
+use super::backend::{Backend, Finished, Sink};
+use super::{Args, profile, seconds};
+use crate::{exit, machines};
+use anyhow::{Context, Result, anyhow};
+use pagetax_core::counter::Provenance;
+use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
+use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
+use pagetax_recorder::machine::{Pages, View};
+use pagetax_recorder::program::{Program, ProgramError};
+use pagetax_recorder::session::{self, Ended, Exit, Recording};
+use pagetax_recorder::simulate::Simulation;
+use pagetax_recorder::tally::{Access, Misses, Tally};
+
+/// As on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum EngineChoice {
+    /// A Valgrind tool: fastest on real programs, one thread at a time
+    Valgrind,
+    /// A plugin of QEMU's user mode: other instruction sets, threads in parallel
+    Qemu,
+}
+
+/// An engine that is ready, and the machines to show the program to.
+pub struct Record {
+    engine: Engine,
+    views: Vec<View>,
+    why: String,
+}
+
+impl Record {
+    /// Prepares all that can fail before the program starts. `why`: why no other backend.
+    pub fn new(args: &Args, why: String) -> Result<Record> {
+        if args.pid.is_some() {
+            let what = "the record backend runs commands; it cannot look into a running process";
+            return Err(super::unmet(format!("{what}\n  remedy: name the command, after --")));
+        }
+        let name = args
+            .command
+            .first()
+            .context("no command to record\n  remedy: name one: pagetax trapstat -- COMMAND")?;
+        let views = views(args)?;
+        let program = Program::find(&name.to_string_lossy()).map_err(program_error)?;
+        let asked = args.engine.map(|engine| match engine {
+            EngineChoice::Valgrind => EngineKind::Valgrind,
+            EngineChoice::Qemu => EngineKind::Qemu,
+        });
+        let engine = Engine::choose(&program, asked).map_err(engine_error)?;
+        Ok(Record { engine, views, why })
+    }
+}
+
+fn program_error(error: ProgramError) -> anyhow::Error {
+    let code = match error {
+        ProgramError::NotFound(_) => exit::NOT_FOUND,
+        ProgramError::NotExecutable(..) => exit::NOT_EXECUTABLE,
+        ProgramError::SetId(_) => exit::WRAPPER_FAILED,
+    };
+    exit::with(code, error)
+}
+
+fn engine_error(error: EngineError) -> anyhow::Error {
+    match error {
+        EngineError::Program(error) => program_error(error),
+        error => exit::with(exit::UNMET, error),
+    }
+}
+
+/// Every machine with every page policy.
+fn views(args: &Args) -> Result<Vec<View>> {
+    let mut views = Vec::new();
+    for machine in &args.on {
+        let Some(name) = machine.strip_prefix("sim:") else {
+            return Err(anyhow!(
+                "`{machine}` is no simulated machine\n  remedy: name one as sim:NAME; `pagetax machines` lists them"
+            ));
+        };
+        let model = machines::model_of(name, machine)?;
+        if !model.has_table("dtlb_1a") {
+            return Err(anyhow!(
+                "{machine} has no TLB to miss\n  remedy: name a machine with one, such as sim:x86-64-calibrated"
+            ));
+        }
+        for pages in &args.pages {
+            let pages: Pages = pages.parse().with_context(|| format!("--pages {pages}"))?;
+            views.push(View::new(&model, pages)?);
+        }
+    }
+    Ok(views)
+}
+
+impl Backend for Record {
+    fn name(&self) -> &'static str {
+        "record"
+    }
+
+    fn why(&self) -> String {
+        let Engine { kind, why, .. } = &self.engine;
+        format!("{}; engine {kind} ({why}); all numbers are modelled", self.why)
+    }
+
+    fn run(&mut self, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
+        let mut simulation = Simulation::new(self.views.clone());
+        let recording = Recording {
+            engine: &self.engine,
+            argv: &args.command,
+            follow: args.follow,
+            filters: simulation.filters(),
+        };
+        let mut intervals = Intervals::new(args, &simulation)?;
+        let mut printed = Ok(());
+        let ended = session::run(&recording, &mut simulation, |simulation| {
+            if printed.is_ok() {
+                printed = intervals.look(simulation, sink);
+            }
+        })?;
+        printed?;
+        intervals.finish(&simulation, sink)?;
+        let profiles = (0..self.views.len())
+            .map(|view| profile::of(&mut simulation, view, &title(&self.views[view]), args.top))
+            .collect();
+        Ok(Finished {
+            code: ended.exit.shell_code(),
+            wall_ns: ended.wall_ns,
+            profiles,
+            notes: notes(&ended, &simulation),
+        })
+    }
+}
+
+fn notes(ended: &Ended, simulation: &Simulation) -> Vec<String> {
+    let sum = |of: fn(&pagetax_recorder::simulate::Lane) -> u64| -> u64 {
+        simulation.lanes().iter().map(of).sum()
+    };
+    let (instructions, accesses) = (sum(|l| l.instruction_count), sum(|l| l.access_count));
+    let mut notes = vec![format!(
+        "{instructions} instructions, {accesses} loads and stores, {} page changes, {} threads; {} under the recorder",
+        ended.record_count,
+        simulation.lanes().len(),
+        seconds(ended.wall_ns)
+    )];
+    if ended.unrecorded_count > 0 {
+        notes.push(format!(
+            "{} processes or threads were not recorded: more than 64 ran at a time",
+            ended.unrecorded_count
+        ));
+    }
+    if let Exit::Signal(signal) = ended.exit {
+        notes.push(format!("the program was ended by signal {signal}"));
+    }
+    if simulation.lanes().is_empty() {
+        notes.push("the program did nothing that could be recorded".into());
+    }
+    notes.extend(ended.log.lines().take(20).map(|line| format!("recorder: {line}")));
+    notes
+}
+
+fn title(view: &View) -> String {
+    format!("{}, {}", view.machine, view.pages)
+}
+
+/// Cuts each view's time into listings.
+struct Intervals {
+    interval_ps: Option<u64>,
+    count: Option<u64>,
+    cpus: Option<super::CpuList>,
+    views: Vec<Cut>,
+}
+
+/// Where a view's last listing ended.
+#[derive(Default)]
+struct Cut {
+    listings: u64,
+    /// By lane.
+    tallies: Vec<Tally>,
+}
+
+impl Intervals {
+    fn new(args: &Args, simulation: &Simulation) -> Result<Intervals> {
+        Ok(Intervals {
+            interval_ps: args.interval_ns()?.map(|ns| ns * 1000),
+            count: args.count,
+            cpus: args.cpus.clone(),
+            views: simulation.views().iter().map(|_| Cut::default()).collect(),
+        })
+    }
+
+    /// Hands out the listings of intervals that are over: those that a view's foremost thread passed.
+    fn look(&mut self, simulation: &Simulation, sink: &mut Sink<'_>) -> Result<()> {
+        let Some(interval_ps) = self.interval_ps else { return Ok(()) };
+        for view in 0..self.views.len() {
+            let clocks = simulation.lanes().iter().map(|lane| lane.cpus[view].tally.clock_ps);
+            let clock_ps = clocks.max().unwrap_or(0);
+            let cut = &self.views[view];
+            if clock_ps >= (cut.listings + 1) * interval_ps
+                && self.count.is_none_or(|count| cut.listings < count)
+            {
+                self.cut(simulation, view, clock_ps / interval_ps, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The last listing: of the whole run without intervals, of what is left with them.
+    fn finish(&mut self, simulation: &Simulation, sink: &mut Sink<'_>) -> Result<()> {
+        for view in 0..self.views.len() {
+            let listings = self.views[view].listings;
+            if self.count.is_none_or(|count| listings < count) && !simulation.lanes().is_empty() {
+                self.cut(simulation, view, listings + 1, sink)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn cut(
+        &mut self,
+        simulation: &Simulation,
+        view: usize,
+        listings: u64,
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        let cut = &mut self.views[view];
+        let now: Vec<Tally> =
+            simulation.lanes().iter().map(|lane| lane.cpus[view].tally.clone()).collect();
+        cut.tallies.resize(now.len(), Tally::default());
+        let since: Vec<(u32, Tally)> = now
+            .iter()
+            .zip(&cut.tallies)
+            .map(|(now, before)| now.since(before))
+            .enumerate()
+            .map(|(lane, tally)| (lane as u32, tally))
+            .filter(|(lane, tally)| {
+                tally.clock_ps > 0 && self.cpus.as_ref().is_none_or(|cpus| cpus.contains(*lane))
+            })
+            .collect();
+        let end_ns = now.iter().map(|tally| tally.clock_ps).max().unwrap_or(0) / 1000;
+        cut.tallies = now;
+        cut.listings = listings;
+        sink(listing(&simulation.views()[view], &since, end_ns))
+    }
+}
+
+fn listing(view: &View, since: &[(u32, Tally)], end_ns: u64) -> Listing {
+    let mut rows = Vec::new();
+    for (nth_cpu, (cpu, tally)) in since.iter().enumerate() {
+        for shift in &view.shifts {
+            let cells = user(view, tally, *shift);
+            rows.push(Row { cpu: *cpu, mode: Mode::User, page_bytes: Some(1 << shift), cells });
+        }
+        for (nth, shift) in view.shifts.iter().enumerate() {
+            // The background is that of a machine with one CPU.
+            let cells = if nth_cpu == 0 { kernel(view, nth) } else { Cells::default() };
+            rows.push(Row { cpu: *cpu, mode: Mode::Kernel, page_bytes: Some(1 << shift), cells });
+        }
+    }
+    let elapsed_ps = since.iter().map(|(_, tally)| tally.clock_ps).max().unwrap_or(0);
+    let kernel = match &view.background {
+        Some(_) => "kernel rows are assumed as in report 003, not recorded",
+        None => "n/a: the recorder sees user code only",
+    };
+    let mut notes = vec![kernel.to_string()];
+    if view.cpu.handler_ps().is_none() {
+        notes.push("n/a: a page walker has no translation storage buffer".into());
+    }
+    Listing {
+        title: title(view),
+        provenance: Provenance::Modeled,
+        end_ns,
+        elapsed_ns: elapsed_ps / 1000,
+        rows,
+        notes,
+    }
+}
+
+fn user(view: &View, tally: &Tally, shift: u32) -> Cells {
+    let clock_ps = tally.clock_ps.max(1) as f64;
+    let cell = |count: u64, ps: u64| {
+        Cell::known(count as f64 / (clock_ps / 1e12), ps as f64 / clock_ps * 100.0)
+    };
+    let tlb = |misses: Misses| cell(misses.tlb_count, misses.tlb_ps);
+    let tsb = |misses: Misses| match view.cpu.handler_ps() {
+        Some(_) => cell(misses.tsb_count, misses.tsb_ps),
+        None => Cell::default(),
+    };
+    let (code, data) =
+        (tally.misses(Access::Instruction, shift), tally.misses(Access::Data, shift));
+    Cells { itlb: tlb(code), itsb: tsb(code), dtlb: tlb(data), dtsb: tsb(data) }
+}
+
+/// Of the machine's background, all on base pages; unknown without one.
+fn kernel(view: &View, nth_size: usize) -> Cells {
+    let (Some(background), Some(handler_ps)) = (&view.background, view.cpu.handler_ps()) else {
+        return Cells::default();
+    };
+    let rates = background.kernel();
+    let cell = |per_s: u64| match nth_size {
+        0 => Cell::known(per_s as f64, (per_s * handler_ps) as f64 / 1e10),
+        _ => Cell::known(0.0, 0.0),
+    };
+    // The handler's time is counted once, with the TLB miss.
+    let tsb = |per_s: u64| Cell::known(if nth_size == 0 { per_s as f64 } else { 0.0 }, 0.0);
+    Cells {
+        itlb: cell(rates.itlb),
+        itsb: tsb(rates.itsb),
+        dtlb: cell(rates.dtlb),
+        dtsb: tsb(rates.dtsb),
+    }
+}

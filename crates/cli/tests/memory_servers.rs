@@ -1,0 +1,300 @@
+//! Real memory servers, killed, stopped, restarted and sent home while a client uses them.
+
+use pagetax_core::access::Rng;
+use pagetax_remote::client::cluster::{Cluster, Options};
+use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::store::{PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PAGETAX: &str = env!("CARGO_BIN_EXE_pagetax");
+
+/// A `pagetax serve`, killed at the latest when the test ends.
+struct Serve {
+    child: Child,
+    address: String,
+    http: Option<String>,
+}
+
+impl Serve {
+    fn start(memory: &str, listen: &str, more: &[&str]) -> Serve {
+        let mut child = Command::new(PAGETAX)
+            .args(["serve", "--memory", memory, "--listen", listen])
+            .args(more)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let (_, rest) = line.trim_end().split_once(" to lend on ").expect("its first line");
+        let (address, http) = match rest.split_once(", HTTP on ") {
+            Some((address, http)) => (address, Some(http.to_string())),
+            None => (rest, None),
+        };
+        Serve { child, address: address.to_string(), http }
+    }
+
+    fn any(memory: &str) -> Serve {
+        Serve::start(memory, "127.0.0.1:0", &[])
+    }
+
+    /// kill -9, and no trace left.
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    }
+
+    fn get(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.http.as_ref().unwrap()).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn cluster(servers: &[Serve], copies: usize) -> Cluster {
+    let labels = servers.iter().map(|server| server.address.clone()).collect();
+    let options = Options {
+        copies,
+        repair_after: Duration::from_millis(300),
+        gone_after: Duration::from_secs(3),
+        ..Options::new(labels)
+    };
+    Cluster::connect(options).unwrap()
+}
+
+fn page(number: u64, version: u64) -> Vec<u8> {
+    let mut rng = Rng::new(number << 32 | version);
+    (0..PAGE_BYTES / 8).flat_map(|_| rng.next_u64().to_le_bytes()).collect()
+}
+
+fn put(writer: &mut dyn PageWriter, region: RegionId, number: u64, version: u64) {
+    let pages = page(number, version);
+    let sums = [PageSum::of(&pages)];
+    writer.put(region, &[PutRun { first: number, pages: &pages, sums: &sums }]).unwrap();
+}
+
+fn try_get(
+    reader: &mut dyn PageReader,
+    region: RegionId,
+    number: u64,
+    version: u64,
+) -> Result<(), StoreError> {
+    let right = page(number, version);
+    let mut into = vec![0; PAGE_BYTES];
+    reader.get(region, number, &[PageSum::of(&right)], &mut into)?;
+    assert!(into == right, "page {number} is not what was put");
+    Ok(())
+}
+
+fn wait_until(what: &str, seconds: u64, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(seconds);
+    while !is_so() {
+        assert!(Instant::now() < until, "not within {seconds} s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn killed_one_after_the_other_nothing_is_lost() {
+    const PAGES: u64 = 1500;
+    let mut servers: Vec<Serve> = (0..4).map(|_| Serve::any("64M")).collect();
+    let store = cluster(&servers, 2);
+    let region = store.create_region(PAGES, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    let mut versions = vec![0; PAGES as usize];
+    (0..PAGES).for_each(|number| put(&mut *writer, region, number, 0));
+    let mut rng = Rng::new(7);
+    let mut stall_max = Duration::ZERO;
+    for (killed, victim) in servers[..2].iter_mut().enumerate() {
+        let mut at = Instant::now();
+        for step in 0..3000 {
+            if step == 500 {
+                victim.kill();
+            }
+            let number = rng.below(PAGES);
+            if rng.below(2) == 0 {
+                versions[number as usize] += 1;
+                put(&mut *writer, region, number, versions[number as usize]);
+            } else {
+                try_get(&mut *reader, region, number, versions[number as usize]).unwrap();
+            }
+            let now = Instant::now();
+            (stall_max, at) = (stall_max.max(now - at), now);
+        }
+        wait_until("copies are made again", 30, || {
+            store.servers_up() == 3 - killed && store.copies_missing() == 0
+        });
+    }
+    for (number, version) in (0..).zip(&versions) {
+        try_get(&mut *reader, region, number, *version).unwrap();
+    }
+    println!("longest stall: {stall_max:?}");
+}
+
+#[test]
+fn a_server_that_stops_answering_does_not_stop_reads() {
+    const PAGES: u64 = 512;
+    let servers: Vec<Serve> = (0..2).map(|_| Serve::any("32M")).collect();
+    let store = cluster(&servers, 2);
+    let region = store.create_region(PAGES, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    (0..PAGES).for_each(|number| put(&mut *writer, region, number, 0));
+    servers[0].signal("-STOP");
+    let mut slowest = Duration::ZERO;
+    for number in 0..PAGES {
+        let at = Instant::now();
+        try_get(&mut *reader, region, number, 0).unwrap();
+        slowest = slowest.max(at.elapsed());
+    }
+    println!("slowest read while a server was stopped: {slowest:?}");
+    put(&mut *writer, region, 1, 1);
+    servers[0].signal("-CONT");
+    wait_until("it is taken in again", 20, || {
+        store.servers_up() == 2 && store.copies_missing() == 0
+    });
+    put(&mut *writer, region, 2, 1);
+    let versions = |number| u64::from(number == 1 || number == 2);
+    for number in 0..PAGES {
+        try_get(&mut *reader, region, number, versions(number)).unwrap();
+    }
+}
+
+#[test]
+fn a_restarted_server_is_not_taken_for_the_old_one() {
+    let mut servers = vec![Serve::any("16M")];
+    let store = cluster(&servers, 1);
+    let region = store.create_region(64, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    (0..64).for_each(|number| put(&mut *writer, region, number, 0));
+    let address = servers[0].address.clone();
+    servers[0].kill();
+    servers[0] = Serve::start("16M", &address, &[]);
+    for number in 0..64 {
+        let lost = try_get(&mut *reader, region, number, 0);
+        assert!(
+            matches!(lost, Err(StoreError::PageLost { page, .. }) if page == number),
+            "{lost:?}"
+        );
+    }
+    put(&mut *writer, region, 3, 1);
+    try_get(&mut *reader, region, 3, 1).unwrap();
+}
+
+#[test]
+fn a_blip_loses_nothing_of_a_single_copy() {
+    let servers = [Serve::any("16M")];
+    let store = cluster(&servers, 1);
+    let region = store.create_region(64, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    (0..64).for_each(|number| put(&mut *writer, region, number, 0));
+    servers[0].signal("-STOP");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(1200));
+            servers[0].signal("-CONT");
+        });
+        (0..32).for_each(|number| put(&mut *writer, region, number, 1));
+        for number in 0..64 {
+            try_get(&mut *reader, region, number, u64::from(number < 32)).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_drained_server_leaves_its_pages_with_others() {
+    const PAGES: u64 = 1024;
+    let mut servers: Vec<Serve> = (0..2).map(|_| Serve::any("32M")).collect();
+    let store = cluster(&servers, 1);
+    let region = store.create_region(PAGES, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    (0..PAGES).for_each(|number| put(&mut *writer, region, number, 0));
+    let drained = Command::new(PAGETAX)
+        .args(["serve", "--drain", "--listen", &servers[0].address])
+        .output()
+        .unwrap();
+    assert!(drained.status.success(), "{drained:?}");
+    wait_until("it has ended", 5, || servers[0].child.try_wait().unwrap().is_some());
+    for number in 0..PAGES {
+        try_get(&mut *reader, region, number, 0).unwrap();
+    }
+}
+
+#[test]
+fn overhead_health_metrics_and_what_people_see() {
+    const PAGES: u64 = 48 << 8;
+    let server = Serve::start("64M", "127.0.0.1:0", &["--http", "127.0.0.1:0"]);
+    let servers = [server];
+    let before = servers[0].resident_bytes();
+    let store = cluster(&servers, 1);
+    let region = store.create_region(PAGES, false).unwrap();
+    let mut writer = store.writer().unwrap();
+    for first in (0..PAGES).step_by(64) {
+        let pages: Vec<u8> = (first..first + 64).flat_map(|number| page(number, 0)).collect();
+        let sums: Vec<PageSum> = pages.chunks(PAGE_BYTES).map(PageSum::of).collect();
+        writer.put(region, &[PutRun { first, pages: &pages, sums: &sums }]).unwrap();
+    }
+    let (held, grown) = (PAGES * PAGE_BYTES as u64, servers[0].resident_bytes() - before);
+    let overhead = grown as f64 / held as f64 - 1.0;
+    println!("overhead over {} MiB held: {:.2} %", held >> 20, overhead * 100.0);
+    assert!(overhead <= 0.03, "{overhead}");
+    assert!(servers[0].get("/health").contains("\r\n\r\nok"));
+    let metrics = servers[0].get("/metrics");
+    for line in [
+        format!("pagetax_pages_held {PAGES}"),
+        format!("pagetax_pages_in_total {PAGES}"),
+        "pagetax_put_seconds_count 192".into(),
+        "pagetax_regions 1".into(),
+    ] {
+        assert!(metrics.contains(&line), "no `{line}` in {metrics}");
+    }
+    let seen = Command::new(PAGETAX)
+        .args(["servers", "--json", "--servers", &servers[0].address])
+        .output()
+        .unwrap();
+    let seen: serde_json::Value = serde_json::from_slice(&seen.stdout).unwrap();
+    let client = &seen["servers"][0]["report"]["clients"][0];
+    assert_eq!(client["pages_held"], PAGES, "{seen:#}");
+    assert_eq!(client["pid"], std::process::id(), "{seen:#}");
+    drop(writer);
+    drop(store);
+    assert!(servers[0].get("/metrics").contains("pagetax_pages_held 0"));
+}
+
+#[test]
+fn mistakes_are_answered_with_a_remedy() {
+    let tries: [(&[&str], &str); 4] = [
+        (&["serve", "--listen", "0.0.0.0:0"], "--insecure"),
+        (&["serve", "--memory", "1K"], "--memory 1M"),
+        (&["serve", "--listen", "127.0.0.1:0", "--tls-cert", "x"], "--tls-key"),
+        (&["servers", "--servers", "127.0.0.1:1", "--once"], "pagetax serve"),
+    ];
+    for (args, remedy) in tries {
+        let output = Command::new(PAGETAX).args(args).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(!output.status.success() && said.contains(remedy), "{args:?}: {said}");
+    }
+}

@@ -1,0 +1,357 @@
+//! `pagetax ppgsz` on real programs: exit codes, environment, and whether it takes.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn ppgsz(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    command.arg("ppgsz").args(args).env("NO_COLOR", "1").stdin(Stdio::null());
+    for name in ["GLIBC_TUNABLES", "LD_PRELOAD", "MPSSHEAP", "MPSSSTACK", "MPSSCFGFILE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    ppgsz(args).output().unwrap()
+}
+
+fn code(args: &[&str]) -> Option<i32> {
+    run(args).status.code()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn installed(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        println!("SKIP: {program} is not installed");
+    }
+    found
+}
+
+/// Whether huge pages can be had by advice here.
+fn advised() -> bool {
+    let path = "/sys/kernel/mm/transparent_hugepage/enabled";
+    let advised = std::fs::read_to_string(path).is_ok_and(|text| !text.contains("[never]"));
+    if !advised {
+        println!("SKIP: transparent huge pages are switched off ({path})");
+    }
+    advised
+}
+
+/// Runs a command under ppgsz and gives its document and what it printed.
+fn verified(options: &[&str], argv: &[&str]) -> (Value, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("pages.json");
+    let json = ["--json", file.to_str().unwrap()];
+    let output = run(&[options, &json, argv].concat());
+    assert!(output.status.success(), "{argv:?}: {}", stderr(&output));
+    let text = std::fs::read_to_string(&file).unwrap();
+    (serde_json::from_str(&text).unwrap(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Bytes as asked and resident bytes of some parts, of the largest process.
+fn bytes(document: &Value, parts: &[&str]) -> (u64, u64) {
+    let sums = |process: &Value| {
+        let all = process["verdict"]["parts"].as_array().cloned().unwrap_or_default();
+        let picked = all.iter().filter(|part| parts.iter().any(|name| part["part"] == *name));
+        let number = |part: &Value, key: &str| part[key].as_u64().unwrap();
+        picked.fold((0, 0), |(asked, resident), part| {
+            (asked + number(part, "as_asked_bytes"), resident + number(part, "resident_bytes"))
+        })
+    };
+    let processes = document["processes"].as_array().unwrap();
+    processes.iter().map(sums).max_by_key(|(_, resident)| *resident).unwrap()
+}
+
+fn assert_share(document: &Value, parts: &[&str], least: f64, mib: u64) {
+    let (asked, resident) = bytes(document, parts);
+    println!("{parts:?}: {} of {} MiB as asked", asked >> 20, resident >> 20);
+    assert!(resident >= mib << 20, "{resident} bytes seen: {document:#}");
+    assert!(asked as f64 >= least * resident as f64, "{document:#}");
+}
+
+#[test]
+fn exit_codes_are_those_of_the_original() {
+    assert_eq!(code(&["-o", "heap=2M", "sh", "-c", "exit 7"]), Some(7));
+    assert_eq!(code(&["-o", "heap=0", "sh", "-c", "exit 7"]), Some(7));
+    assert_eq!(code(&["-o", "bss=2M", "sh", "-c", "kill -9 $$"]), Some(137));
+    assert_eq!(code(&["-o", "heap=2M", "no-such-program"]), Some(127));
+    assert_eq!(code(&["-o", "heap=2M", "/etc/passwd"]), Some(126));
+    for wrong in [
+        &["true"][..],
+        &["-o", "heap=3M", "true"],
+        &["-o", "heap=2MB", "true"],
+        &["-o", "hep=2M", "true"],
+        &["-o", "heap=1G", "true"],
+        &["-o", "heap=2M"],
+        &["-o"],
+        &["--undo", "true"],
+        &["-p", "-o", "heap=2M", "nothing"],
+        &["-p", "-o", "heap=hugetlb:2M", "1"],
+        &["-o", "data=2M", "true"],
+    ] {
+        let output = run(wrong);
+        assert_eq!(output.status.code(), Some(125), "{wrong:?}");
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{wrong:?}");
+    }
+    let help = run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+}
+
+#[test]
+fn the_environment_keeps_what_stands_there() {
+    let own = ("GLIBC_TUNABLES", "glibc.malloc.arena_max=1");
+    let output = ppgsz(&["-o", "heap=2M", "env"]).env(own.0, own.1).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        text.contains("GLIBC_TUNABLES=glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1\n"),
+        "{text}"
+    );
+    assert!(output.stderr.is_empty(), "{}", stderr(&output));
+    let plain = run(&["-o", "heap=0", "env"]);
+    assert!(!String::from_utf8_lossy(&plain.stdout).contains("GLIBC_TUNABLES"));
+}
+
+#[test]
+fn a_plan_is_told_and_not_carried_out() {
+    let output = run(&["-o", "heap=2M", "--dry-run", "sh", "-c", "echo no"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("glibc.malloc.hugetlb=1") && !text.contains("no\n"), "{text}");
+    let anon = run(&["-o", "anon=2M", "true"]);
+    assert!(anon.status.success() && stderr(&anon).contains("--follow"), "{}", stderr(&anon));
+}
+
+#[test]
+fn signals_reach_the_command() {
+    let script = "trap 'exit 9' TERM; echo up; while :; do sleep 0.02; done";
+    let mut child =
+        ppgsz(&["-o", "bss=2M", "sh", "-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+    wait_for_line(&mut child);
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(9));
+}
+
+fn wait_for_line(child: &mut Child) {
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "up\n");
+}
+
+const NUMBERS: &str = "import random\nrandom.seed(1)\n\
+                       print('\\n'.join(str(random.random()) for _ in range(1200000)))";
+
+#[test]
+fn heaps_of_real_programs_come_on_huge_pages() {
+    if !advised() {
+        return;
+    }
+    let heap = |argv: &[&str], least, mib| {
+        if installed(argv[0]) {
+            let (document, _) = verified(&["-o", "heap=2M"], argv);
+            assert_share(&document, &["heap", "anon"], least, mib);
+        }
+    };
+    let dict = "import time\nd = {i: str(i) for i in range(1800000)}\ntime.sleep(3)";
+    // Its arenas leave gaps that no huge page fits.
+    heap(&["python3", "-c", dict], 0.85, 150);
+    let rows = "CREATE TABLE t(a); WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM c LIMIT \
+                2500000) INSERT INTO t SELECT hex(n*7919)||hex(n) FROM c; SELECT count(*) FROM t x \
+                WHERE a LIKE '%123%';";
+    heap(&["sqlite3", ":memory:", rows], 0.95, 60);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("numbers");
+    if installed("python3") {
+        let numbers = Command::new("python3").args(["-c", NUMBERS]).output().unwrap().stdout;
+        std::fs::write(&file, numbers.repeat(3)).unwrap();
+        heap(
+            &["sort", "-S", "300M", "--parallel=1", "-o", "/dev/null", file.to_str().unwrap()],
+            0.95,
+            100,
+        );
+    }
+}
+
+/// A server on a port of its own, ended on drop.
+struct Redis(Child, String);
+
+impl Redis {
+    fn start(port: u16) -> Option<Redis> {
+        if !installed("redis-server") || !installed("redis-benchmark") {
+            return None;
+        }
+        let port = port.to_string();
+        let args =
+            ["--port", &port, "--save", "", "--io-threads", "2", "--enable-debug-command", "yes"];
+        let child = Command::new("redis-server").args(args).stdout(Stdio::null()).spawn().unwrap();
+        let redis = Redis(child, port);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while redis.ask(&["ping"]) != "PONG\n" {
+            assert!(Instant::now() < deadline, "redis-server does not come up");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        redis.ask(&["debug", "populate", "800000", "key", "100"]);
+        Some(redis)
+    }
+
+    fn ask(&self, words: &[&str]) -> String {
+        let output = Command::new("redis-cli").args(["-p", &self.1]).args(words).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        // A test that fails has no other use for it.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn text_of(mut file: std::fs::File) -> String {
+    file.seek(SeekFrom::Start(0)).unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn a_threaded_server_is_collapsed_under_load() {
+    let Some(redis) = Redis::start(7397) else { return };
+    // Files, because it says much about its progress, and a pipe would fill up.
+    let (said, errors) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+    let mut load = Command::new("redis-benchmark")
+        .args(["-p", &redis.1, "-t", "set,get", "-n", "20000", "-c", "20", "-r", "500000", "-q"])
+        .stdout(said.try_clone().unwrap())
+        .stderr(errors.try_clone().unwrap())
+        .spawn()
+        .unwrap();
+    let mut rounds = 0;
+    while load.try_wait().unwrap().is_none() {
+        let done = run(&["-o", "heap=2M,anon=2M", "-p", &redis.pid()]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        let undone = run(&["--undo", "-p", &redis.pid()]);
+        assert!(undone.status.success(), "{}", stderr(&undone));
+        rounds += 1;
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    let (said, errors) = (text_of(said), text_of(errors));
+    assert!(load.wait().unwrap().success() && errors.is_empty(), "{said}{errors}");
+    assert!(rounds > 0 && said.matches("requests per second").count() == 2, "{said}");
+    assert!(!said.to_lowercase().contains("error"), "{said}");
+    assert_eq!(redis.ask(&["ping"]), "PONG\n");
+
+    let pid = redis.pid();
+    let collapsed = run(&["-o", "heap=2M,anon=2M", "--json", "-", "-p", &pid]);
+    let document: Value = serde_json::from_slice(&collapsed.stdout).unwrap();
+    println!("{rounds} rounds under load");
+    assert_share(&document, &["heap", "anon"], 0.95, 50);
+    let undone = run(&["--undo", "--json", "-", "-p", &pid]);
+    let document: Value = serde_json::from_slice(&undone.stdout).unwrap();
+    assert_share(&document, &["heap", "anon"], 1.0, 50);
+}
+
+#[test]
+fn an_error_of_one_process_does_not_stop_the_list() {
+    let start = || {
+        let script = "d = b'x' * (40 << 20)\nprint('up', flush=True)\nimport sys; sys.stdin.read()";
+        let mut command = Command::new("python3");
+        command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    if !installed("python3") {
+        return;
+    }
+    let mut child = start();
+    wait_for_line(&mut child);
+    let proc_path = format!("/proc/{}", child.id());
+    let args = ["-o", "anon=2M", "--json", "-", "-p", "nobody", "4194304", &proc_path];
+    let output = run(&args);
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(stderr(&output).matches("no such process").count(), 2, "{}", stderr(&output));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_share(&document, &["anon"], 0.7, 40);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// Compiles a C program of this folder.
+fn compiled(directory: &Path, name: &str, flags: &[&str]) -> String {
+    let program = directory.join(name);
+    let source = format!("{}/tests/ppgsz/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let status =
+        Command::new("cc").args(["-O1", "-o"]).arg(&program).arg(source).args(flags).status();
+    assert!(status.unwrap().success());
+    program.to_str().unwrap().into()
+}
+
+#[test]
+fn a_deep_stack_comes_on_huge_pages() {
+    let library = Path::new(env!("CARGO_BIN_EXE_pagetax")).with_file_name("libpagetax_preload.so");
+    if !library.exists() {
+        println!("SKIP: {} is not built (cargo build -p pagetax-preload)", library.display());
+        return;
+    }
+    if !advised() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let deep = compiled(directory.path(), "deep", &[]);
+    let file = directory.path().join("pages.json");
+    let own = env!("CARGO_BIN_EXE_pagetax");
+    let json = file.display();
+    let script = format!("ulimit -s 65536; exec {own} ppgsz -o stack=2M --json {json} {deep}");
+    let status = Command::new("sh").args(["-c", &script]).status().unwrap();
+    assert!(status.success());
+    let document = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+    assert_share(&document, &["stack"], 0.9, 40);
+}
+
+#[test]
+fn static_programs_are_collapsed_as_they_grow() {
+    let directory = tempfile::tempdir().unwrap();
+    // brk by itself, no malloc at all: nothing in the environment could reach it.
+    let program = compiled(directory.path(), "own", &["-static"]);
+    let (document, said) = verified(&["-o", "heap=2M", "--follow"], &[&program]);
+    assert_eq!(said, "ok\n");
+    assert_share(&document, &["heap", "anon"], 0.9, 60);
+}
+
+#[test]
+fn code_of_a_large_library_comes_on_huge_pages() {
+    let find = "ls -S /usr/lib/x86_64-linux-gnu/lib*.so.* | head -n 1";
+    let found = Command::new("sh").args(["-c", find]).output().unwrap().stdout;
+    let library = String::from_utf8_lossy(&found).trim().to_string();
+    let large = std::fs::metadata(&library).is_ok_and(|file| file.len() > 32 << 20);
+    if !large {
+        println!("SKIP: no library of more than 32 MiB is installed");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    // A copy, which nobody else maps.
+    let copy = directory.path().join("large.so");
+    std::fs::copy(&library, &copy).unwrap();
+    let program = compiled(directory.path(), "code", &[]);
+    let plain = Command::new(&program).arg(&copy).output().unwrap();
+    assert!(plain.status.success(), "{}", stderr(&plain));
+    let text = pagetax_host::pagesize::text::prepare(&copy).unwrap().unwrap();
+    if text.large_bytes == 0 {
+        println!("SKIP: the file system of {} keeps no large folios", copy.display());
+        return;
+    }
+    assert!(text.large_bytes as f64 >= 0.9 * text.aligned_bytes as f64, "{text:?}");
+    let (document, _) = verified(&["-o", "text=2M"], &[&program, copy.to_str().unwrap()]);
+    let (asked, _) = bytes(&document, &["text"]);
+    println!("{} MiB of {} MiB aligned code", asked >> 20, text.aligned_bytes >> 20);
+    assert!(asked as f64 >= 0.9 * text.aligned_bytes as f64, "{document:#}");
+}

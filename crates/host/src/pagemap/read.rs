@@ -1,0 +1,303 @@
+//! Reads the map of a live process, again if its mappings change meanwhile.
+
+use super::folio::Folios;
+use super::smaps;
+use super::{Mapping, PageMap, Run, Segment};
+use crate::pagesize::PageSettings;
+use crate::procfs::Root;
+use crate::sys::pagemap::{
+    self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PageRange,
+};
+use pagetax_core::units::{PageSize, VirtAddr};
+use std::fs::File;
+use std::io;
+
+/// The original reads again this often before it shows what it has.
+const ATTEMPTS_MAX: u32 = 1 + 5;
+
+/// Why there is no map.
+#[derive(Debug, thiserror::Error)]
+pub enum PageMapError {
+    /// No such process, or it ended meanwhile.
+    #[error("no process {0}\n  remedy: list processes with ps -e")]
+    NoProcess(u32),
+    /// A kernel thread, or a process that has ended and was not waited for.
+    #[error("process {0} has no memory of its own: a kernel thread, or it has ended")]
+    NoMemory(u32),
+    /// Another user's process.
+    #[error("process {0} may not be looked at\n  remedy: be its user, or root")]
+    NotPermitted(u32),
+    /// A kernel before 6.7.
+    #[error("this kernel cannot tell page sizes by address (no PAGEMAP_SCAN)\n  remedy: Linux 6.7")]
+    NoScan,
+    /// Anything else, with the file.
+    #[error("{path}: {error}")]
+    Io {
+        /// Which file.
+        path: String,
+        /// What happened.
+        error: io::Error,
+    },
+    /// A file that holds what it should not.
+    #[error("process {0}: {1}")]
+    Format(u32, String),
+}
+
+impl PageMapError {
+    pub(super) fn of(pid: u32, path: &str, error: io::Error) -> PageMapError {
+        match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) => PageMapError::NoProcess(pid),
+            Some(libc::EACCES | libc::EPERM) => PageMapError::NotPermitted(pid),
+            Some(libc::ENOTTY) => PageMapError::NoScan,
+            _ => PageMapError::Io { path: path.into(), error },
+        }
+    }
+}
+
+/// The page-size map of a process.
+pub fn read(pid: u32) -> Result<PageMap, PageMapError> {
+    settled(Reader::open(pid)?, |_, _| true)
+}
+
+/// The same, but base pages and sizes below the huge page are not told apart, which takes most of
+/// the time where many pages are small.
+pub fn read_huge(pid: u32) -> Result<PageMap, PageMapError> {
+    let folios = Err("not looked at, to be quick".into());
+    settled(Reader { folios, ..Reader::open(pid)? }, |_, _| true)
+}
+
+/// As [`read`], for the mappings that are picked by start and end, which spares looking at the others.
+pub fn read_where(
+    pid: u32,
+    pick: impl Fn(VirtAddr, VirtAddr) -> bool,
+) -> Result<PageMap, PageMapError> {
+    settled(Reader::open(pid)?, pick)
+}
+
+fn settled(
+    reader: Reader,
+    pick: impl Fn(VirtAddr, VirtAddr) -> bool,
+) -> Result<PageMap, PageMapError> {
+    let pid = reader.pid;
+    let mut attempt = 1;
+    loop {
+        let (mappings, settled) = reader.attempt(&pick)?;
+        if settled || attempt == ATTEMPTS_MAX {
+            return Ok(PageMap {
+                pid,
+                command: reader.command()?,
+                base_page: reader.base_page,
+                folios_missing: reader.folios.err(),
+                unsettled: !settled,
+                mappings,
+            });
+        }
+        attempt += 1;
+    }
+}
+
+struct Reader {
+    pid: u32,
+    pagemap: File,
+    folios: Result<Folios, String>,
+    base_page: PageSize,
+    huge_page: PageSize,
+}
+
+impl Reader {
+    fn open(pid: u32) -> Result<Reader, PageMapError> {
+        let path = format!("/proc/{pid}/pagemap");
+        let pagemap = File::open(&path).map_err(|e| PageMapError::of(pid, &path, e))?;
+        let base_page = PageSize::new(rustix::param::page_size() as u64)
+            .map_err(|error| PageMapError::Format(pid, error.to_string()))?;
+        let huge_page = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
+        let folios = Folios::open(&Root::default(), base_page.bytes(), huge_page.bytes());
+        Ok(Reader { pid, pagemap, folios, base_page, huge_page })
+    }
+
+    fn bytes(&self, file: &str) -> Result<Vec<u8>, PageMapError> {
+        let path = format!("/proc/{}/{file}", self.pid);
+        std::fs::read(&path).map_err(|error| PageMapError::of(self.pid, &path, error))
+    }
+
+    fn command(&self) -> Result<String, PageMapError> {
+        let line = self.bytes("cmdline")?;
+        let words = line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+        Ok(words.collect::<Vec<_>>().join(" ").trim_end().to_string())
+    }
+
+    /// All mappings that are picked, and whether all they were still the same at the end.
+    fn attempt(
+        &self,
+        pick: impl Fn(VirtAddr, VirtAddr) -> bool,
+    ) -> Result<(Vec<Mapping>, bool), PageMapError> {
+        let text = self.bytes("smaps")?;
+        if text.is_empty() {
+            return Err(PageMapError::NoMemory(self.pid));
+        }
+        let mut mappings =
+            smaps::parse(&text).map_err(|why| PageMapError::Format(self.pid, why))?;
+        mappings.retain(|mapping| pick(mapping.start, mapping.end));
+        for mapping in &mut mappings {
+            mapping.runs = self.runs(mapping).map_err(|error| {
+                PageMapError::of(self.pid, &format!("/proc/{}/pagemap", self.pid), error)
+            })?;
+        }
+        let after = self.bytes("maps")?;
+        let lines = |text| <[u8]>::split(text, |byte| *byte == b'\n');
+        let settled = lines(&text)
+            .filter(|line| smaps::is_header(line))
+            .eq(lines(&after).filter(|line| smaps::is_header(line)));
+        Ok((mappings, settled))
+    }
+
+    fn runs(&self, mapping: &Mapping) -> io::Result<Vec<Run>> {
+        let (start, end) = (mapping.start.0, mapping.end.0);
+        let mut runs = Runs { at: start, runs: Vec::new() };
+        // The kernel's own pages are not walked, and one of them is beyond user space.
+        if mapping.segment != Segment::Kernel {
+            let any = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
+            let wanted = any | PAGE_IS_FILE | PAGE_IS_PFNZERO | PAGE_IS_HUGE;
+            for range in pagemap::scan_any(&self.pagemap, start, end, any, wanted)? {
+                if range.categories & PAGE_IS_PRESENT != 0 {
+                    self.add(mapping, &range, &mut runs)?;
+                }
+            }
+        }
+        runs.skip_to(end);
+        Ok(runs.runs)
+    }
+
+    fn add(&self, mapping: &Mapping, range: &PageRange, runs: &mut Runs) -> io::Result<()> {
+        let has = |category| range.categories & category != 0;
+        let resident = !has(PAGE_IS_PFNZERO);
+        let anon = resident && !has(PAGE_IS_FILE);
+        let mut add = |start, end, bytes| {
+            // Sizes come from the system's list of sizes or are powers of two of the base page.
+            if let Ok(size) = PageSize::new(bytes) {
+                runs.push(start, end, size, resident, anon);
+            }
+        };
+        let large = mapping.hugetlb.or(has(PAGE_IS_HUGE).then_some(self.huge_page));
+        match (large, &self.folios) {
+            (Some(size), _) => add(range.start, range.end, size.bytes()),
+            (None, Err(_)) => add(range.start, range.end, self.base_page.bytes()),
+            (None, Ok(folios)) => {
+                folios.split(&self.pagemap, (range.start, range.end), &mut add)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs of a mapping in the making.
+struct Runs {
+    at: u64,
+    runs: Vec<Run>,
+}
+
+impl Runs {
+    fn push(&mut self, start: u64, end: u64, page: PageSize, resident: bool, anon: bool) {
+        self.skip_to(start);
+        let bytes = end - start;
+        let counted = |counts: bool| if counts { bytes } else { 0 };
+        self.join(Run {
+            start: VirtAddr(start),
+            end: VirtAddr(end),
+            page: Some(page),
+            resident_bytes: counted(resident),
+            anon_bytes: counted(anon),
+        });
+    }
+
+    /// Nothing is mapped up to `end`.
+    fn skip_to(&mut self, end: u64) {
+        if self.at < end {
+            let (start, end) = (VirtAddr(self.at), VirtAddr(end));
+            self.join(Run { start, end, page: None, resident_bytes: 0, anon_bytes: 0 });
+        }
+    }
+
+    fn join(&mut self, run: Run) {
+        self.at = run.end.0;
+        let joined = self.runs.last_mut().is_some_and(|last| last.join(&run));
+        if !joined {
+            self.runs.push(run);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::mapping::{Mapping as Memory, Request, Source};
+
+    fn map_of(memory: &Memory) -> PageMap {
+        let mut map = read(std::process::id()).unwrap();
+        let start = memory.address();
+        map.cut(VirtAddr(start), VirtAddr(start + memory.len() as u64));
+        map
+    }
+
+    fn pages(map: &PageMap) -> Vec<(u64, Option<u64>)> {
+        let runs = map.mappings.iter().flat_map(|mapping| &mapping.runs);
+        runs.map(|run| (run.bytes() >> 12, run.page.map(|size| size.bytes() >> 12))).collect()
+    }
+
+    fn has_scan() -> bool {
+        let supported = !matches!(read(std::process::id()), Err(PageMapError::NoScan));
+        if !supported {
+            println!("SKIP: this kernel has no PAGEMAP_SCAN");
+        }
+        supported
+    }
+
+    #[test]
+    fn runs_follow_what_was_touched() {
+        if !has_scan() {
+            return;
+        }
+        let request =
+            Request { source: Source::Anon, len: 16 << 12, align: 1 << 12, hugetlb: None };
+        let memory = Memory::new(request).unwrap();
+        memory.advise(libc::MADV_NOHUGEPAGE).unwrap();
+        assert_eq!(pages(&map_of(&memory)), [(16, None)]);
+        memory.store(3 << 12, 1);
+        memory.store(4 << 12, 1);
+        memory.load(9 << 12);
+        let map = map_of(&memory);
+        assert_eq!(pages(&map), [(3, None), (2, Some(1)), (4, None), (1, Some(1)), (6, None)]);
+        let (base, mapping) = (map.base_page, &map.mappings[0]);
+        assert_eq!(map.resident_by_size(|_| true)[&base], 2 << 12, "a page of zeros is not ours");
+        assert_eq!((mapping.anon_bytes(), mapping.resident_bytes()), (2 << 12, 2 << 12));
+    }
+
+    #[test]
+    fn collapsed_memory_is_huge() {
+        if !has_scan() {
+            return;
+        }
+        let huge = 2 << 20;
+        let request = Request { source: Source::Anon, len: 2 * huge, align: huge, hugetlb: None };
+        let memory = Memory::new(request).unwrap();
+        memory.advise(libc::MADV_NOHUGEPAGE).unwrap();
+        (0..512).for_each(|page| memory.store(page << 12, 1));
+        memory.store(huge as u64, 1);
+        memory.advise(libc::MADV_HUGEPAGE).unwrap();
+        if let Err(error) = memory.advise(libc::MADV_COLLAPSE) {
+            println!("SKIP: no huge page could be had: {error}");
+            return;
+        }
+        assert_eq!(pages(&map_of(&memory)), [(1024, Some(512))]);
+    }
+
+    #[test]
+    fn processes_without_memory_say_so() {
+        assert!(matches!(read(u32::MAX), Err(PageMapError::NoProcess(_))));
+        match read(2) {
+            Err(PageMapError::NoMemory(2) | PageMapError::NotPermitted(2)) => {}
+            Err(PageMapError::NoProcess(2)) => println!("SKIP: kernel threads are not seen here"),
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! /proc/PID/smaps: mappings with their flags.
+//!
+//! Read here and not by the procfs crate, which refuses file names that are no UTF-8 and panics on
+//! some that a process may choose (`/SYSV`); we look at processes of others.
+//! Source: Documentation/filesystems/proc.rst of Linux 6.18.
+
+use super::{Advice, Mapping, Segment};
+use pagetax_core::units::{PageSize, VirtAddr};
+
+/// The mappings, without runs. Lines that no kernel writes are an error that shows them.
+pub fn parse(text: &[u8]) -> Result<Vec<Mapping>, String> {
+    let mut mappings: Vec<Mapping> = Vec::new();
+    for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        if line[0].is_ascii_uppercase() {
+            let mapping = mappings.last_mut().ok_or("smaps begins without a mapping")?;
+            let field = std::str::from_utf8(line).map_err(|_| broken(line))?;
+            attribute(mapping, field).ok_or_else(|| broken(line))?;
+        } else {
+            mappings.push(header(line).ok_or_else(|| broken(line))?);
+        }
+    }
+    classify(&mut mappings);
+    Ok(mappings)
+}
+
+/// Whether a line of smaps is also a line of maps.
+pub fn is_header(line: &[u8]) -> bool {
+    line.first().is_some_and(|byte| !byte.is_ascii_uppercase())
+}
+
+fn broken(line: &[u8]) -> String {
+    format!("smaps has the line `{}`", String::from_utf8_lossy(line))
+}
+
+/// `7f…-7f… rw-p 00000000 fe:00 1234   /path with spaces`
+fn header(line: &[u8]) -> Option<Mapping> {
+    let mut words = line.splitn(6, |byte| *byte == b' ');
+    let mut word = || std::str::from_utf8(words.next()?).ok();
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (start, end) = word()?.split_once('-')?;
+    let (start, end) = (hex(start)?, hex(end)?);
+    let permissions = word()?.as_bytes();
+    let offset_bytes = hex(word()?)?;
+    word()?;
+    let inode = word()?.parse().ok()?;
+    let name = String::from_utf8_lossy(words.next().unwrap_or_default().trim_ascii_start());
+    (start < end && permissions.len() == 4).then(|| Mapping {
+        start: VirtAddr(start),
+        end: VirtAddr(end),
+        read: permissions[0] == b'r',
+        write: permissions[1] == b'w',
+        execute: permissions[2] == b'x',
+        shared: permissions[3] == b's',
+        no_reserve: false,
+        locked: false,
+        accounted: false,
+        advice: None,
+        thp_eligible: None,
+        hugetlb: None,
+        offset_bytes,
+        inode,
+        name: name.into_owned(),
+        segment: Segment::Anon,
+        swapped_bytes: 0,
+        runs: Vec::new(),
+    })
+}
+
+/// `KernelPageSize:   4 kB`, `THPeligible:    0`, `VmFlags: rd wr mr mw me ac sd`; others pass.
+fn attribute(mapping: &mut Mapping, line: &str) -> Option<()> {
+    let (key, value) = line.split_once(':')?;
+    let mut words = value.split_ascii_whitespace();
+    match key {
+        // Only the mappings of the pool keep it; see VmFlags, which comes later.
+        "KernelPageSize" => mapping.hugetlb = PageSize::new(kilobytes(&mut words)?).ok(),
+        "Swap" => mapping.swapped_bytes = kilobytes(&mut words)?,
+        "THPeligible" => mapping.thp_eligible = Some(words.next()? != "0"),
+        "VmFlags" => {
+            let flags: Vec<&str> = words.collect();
+            let has = |flag: &str| flags.contains(&flag);
+            mapping.no_reserve = has("nr");
+            mapping.locked = has("lo");
+            mapping.accounted = has("ac");
+            mapping.advice = match (has("hg"), has("nh")) {
+                (true, _) => Some(Advice::Huge),
+                (_, true) => Some(Advice::NoHuge),
+                _ => None,
+            };
+            mapping.hugetlb = mapping.hugetlb.filter(|_| has("ht"));
+            if has("gd") {
+                mapping.segment = Segment::Stack;
+            }
+        }
+        _ => {}
+    }
+    Some(())
+}
+
+fn kilobytes<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<u64> {
+    words.next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Which part of the program each mapping is; it takes the neighbours to know the bss.
+fn classify(mappings: &mut [Mapping]) {
+    let mut data_end = VirtAddr(0);
+    for mapping in mappings {
+        let follows_data = mapping.start == data_end;
+        mapping.segment = segment(mapping, follows_data);
+        if matches!(mapping.segment, Segment::Data | Segment::Bss) {
+            data_end = mapping.end;
+        }
+    }
+}
+
+fn segment(mapping: &Mapping, follows_data: bool) -> Segment {
+    // Anonymous hugetlb memory is a nameless file of the kernel's.
+    let anon_hugetlb = mapping.hugetlb.is_some() && mapping.name.starts_with("/anon_hugepage");
+    let of_file = mapping.inode != 0 && !anon_hugetlb;
+    match mapping.name.as_str() {
+        "[heap]" => Segment::Heap,
+        _ if mapping.segment == Segment::Stack => Segment::Stack,
+        "[stack]" => Segment::Stack,
+        name if name.starts_with("[v") => Segment::Kernel,
+        _ if mapping.shared => Segment::Shared,
+        _ if of_file && mapping.execute => Segment::Text,
+        _ if of_file && mapping.write => Segment::Data,
+        _ if of_file => Segment::ReadOnly,
+        "" if follows_data && mapping.write => Segment::Bss,
+        _ => Segment::Anon,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TEXT: &str = "\
+555500000000-555500001000 r-xp 00000000 fe:00 77                         /usr/bin/a b
+KernelPageSize:        4 kB
+VmFlags: rd ex mr mw me
+555500001000-555500002000 rw-p 00001000 fe:00 77                         /usr/bin/a b
+555500002000-555500004000 rw-p 00000000 00:00 0
+THPeligible:           0
+555500010000-555500210000 rw-p 00000000 00:00 0                          [heap]
+Swap:                 12 kB
+THPeligible:           1
+VmFlags: rd wr mr mw me ac lo hg
+7f0000000000-7f0040000000 rw-p 00000000 00:0e 5                          /anon_hugepage (deleted)
+KernelPageSize:  1048576 kB
+VmFlags: rd wr mr mw me de ht
+7ffc00000000-7ffc00100000 rw-p 00000000 00:00 0
+VmFlags: rd wr mr mw me gd ac nh
+7ffc00100000-7ffc00121000 rw-p 00000000 00:00 0                          [stack]
+VmFlags: rd wr mr mw me gd ac
+7ffc00200000-7ffc00202000 r-xp 00000000 00:00 0                          [vdso]
+";
+
+    #[test]
+    fn mappings_and_what_they_are() {
+        let mappings = parse(TEXT.as_bytes()).unwrap();
+        let segments: Vec<_> = mappings.iter().map(|m| m.segment).collect();
+        use Segment::*;
+        assert_eq!(segments, [Text, Data, Bss, Heap, Anon, Stack, Stack, Kernel]);
+        assert_eq!(mappings[0].name, "/usr/bin/a b");
+        assert_eq!((mappings[0].hugetlb, mappings[4].hugetlb), (None, Some(PageSize::G1)));
+        let heap = &mappings[3];
+        assert_eq!((heap.advice, heap.thp_eligible), (Some(Advice::Huge), Some(true)));
+        assert_eq!((heap.locked, heap.swapped_bytes), (true, 12 << 10));
+        assert_eq!(mappings[5].advice, Some(Advice::NoHuge));
+    }
+
+    #[test]
+    fn names_are_whatever_others_chose() {
+        let line = b"1000-2000 r--p 00000000 00:00 9          /SYSV\xff x\\012y (deleted)\n";
+        let mappings = parse(line).unwrap();
+        assert_eq!(mappings[0].name, "/SYSV\u{fffd} x\\012y (deleted)");
+    }
+
+    #[test]
+    fn nonsense_is_shown() {
+        for text in ["Rss: 1 kB\n", "2000-1000 r--p 0 0:0 0\n", "zz\n", "1000-2000 rw 0 0:0 0\n"] {
+            assert!(parse(text.as_bytes()).unwrap_err().contains("smaps"), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&text);
+            let damaged = [TEXT.as_bytes(), &text].concat();
+            let _ = parse(&damaged);
+        }
+    }
+}

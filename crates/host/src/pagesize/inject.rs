@@ -1,0 +1,173 @@
+//! Has a process make system calls about its own memory, in short stops.
+//!
+//! Needs no privilege beyond tracing it (same user, and what yama says). The instruction is one of
+//! the vdso's own, so nothing is written into the program.
+
+use super::target::Refusal;
+use crate::sys::ptrace::{Stopped, with_stopped};
+use rustix::process::Pid;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+/// Makes calls in another process.
+#[derive(Debug)]
+pub struct Injector {
+    tid: Pid,
+    instruction: u64,
+}
+
+/// A stopped process that makes calls for us.
+pub struct Session<'a> {
+    stopped: &'a mut Stopped,
+    instruction: u64,
+}
+
+/// How long the target stood still.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Stops {
+    /// Each stop, in the order made.
+    pub ns: Vec<u64>,
+}
+
+impl Stops {
+    /// One more.
+    pub fn add(&mut self, stop: Duration) {
+        self.ns.push(stop.as_nanos() as u64);
+    }
+
+    /// The longest; none if it was never stopped.
+    pub fn longest_ns(&self) -> Option<u64> {
+        self.ns.iter().copied().max()
+    }
+}
+
+impl Injector {
+    /// Finds a thread that lives and the vdso's instruction.
+    pub fn open(pid: Pid) -> Result<Injector, Refusal> {
+        let instruction = instruction(pid)?;
+        let threads = Injector::threads(pid).map_err(refused)?;
+        let tid = threads.first().copied().ok_or(Refusal::Gone)?;
+        Ok(Injector { tid, instruction })
+    }
+
+    /// For a thread of a process.
+    pub fn of_thread(pid: Pid, tid: Pid) -> io::Result<Injector> {
+        let instruction = instruction(pid).map_err(io::Error::other)?;
+        Ok(Injector { tid, instruction })
+    }
+
+    /// The threads of a process that live, the main one first.
+    pub fn threads(pid: Pid) -> io::Result<Vec<Pid>> {
+        let number = pid.as_raw_nonzero();
+        let entries = std::fs::read_dir(format!("/proc/{number}/task"))?.flatten();
+        let mut tids: Vec<i32> =
+            entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        tids.sort_by_key(|tid| (*tid != number.get(), *tid));
+        let lives = |tid: &i32| {
+            let stat = std::fs::read_to_string(format!("/proc/{number}/task/{tid}/stat"));
+            stat.is_ok_and(|stat| {
+                let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+                !matches!(state, None | Some('Z' | 'X'))
+            })
+        };
+        Ok(tids.into_iter().filter(lives).filter_map(Pid::from_raw).collect())
+    }
+
+    /// Stops a thread, lets `work` make calls, and lets it go on; adds the stop to `stops`.
+    pub fn session<T: Send>(
+        &self,
+        stops: &mut Stops,
+        work: impl FnOnce(&mut Session<'_>) -> T + Send,
+    ) -> io::Result<T> {
+        let instruction = self.instruction;
+        let (result, stop) =
+            with_stopped(self.tid, |stopped| work(&mut Session { stopped, instruction }))?;
+        stops.add(stop);
+        Ok(result)
+    }
+}
+
+impl Session<'_> {
+    /// A system call of the target; its result or its error.
+    pub fn call(&mut self, number: i64, args: [u64; 6]) -> io::Result<u64> {
+        self.stopped.call(self.instruction, number, args)
+    }
+
+    /// madvise(2).
+    pub fn advise(&mut self, start: u64, len: u64, advice: i32) -> io::Result<()> {
+        self.call(libc::SYS_madvise, [start, len, advice as u64, 0, 0, 0]).map(drop)
+    }
+
+    /// How long it has stood still.
+    pub fn elapsed(&self) -> Duration {
+        self.stopped.elapsed()
+    }
+}
+
+/// The address of a `syscall` in the vdso of a process.
+fn instruction(pid: Pid) -> Result<u64, Refusal> {
+    let number = pid.as_raw_nonzero();
+    let maps = std::fs::read_to_string(format!("/proc/{number}/maps")).map_err(refused)?;
+    let line = maps.lines().find(|line| line.ends_with("[vdso]"));
+    let range = line.and_then(|line| line.split(' ').next()?.split_once('-'));
+    let (start, end) = range
+        .and_then(|(start, end)| Some((hexadecimal(start)?, hexadecimal(end)?)))
+        .ok_or_else(|| Refusal::System("it has no vdso".into()))?;
+    let mut code = vec![0; (end - start) as usize];
+    let memory = File::open(format!("/proc/{number}/mem")).map_err(refused)?;
+    memory.read_exact_at(&mut code, start).map_err(refused)?;
+    let offset = system_call_in(&code)
+        .ok_or_else(|| Refusal::System("its vdso makes no system call".into()))?;
+    Ok(start + offset)
+}
+
+fn refused(error: io::Error) -> Refusal {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ESRCH) => Refusal::Gone,
+        _ => Refusal::System(format!("{error}; tracing it is not allowed")),
+    }
+}
+
+fn hexadecimal(text: &str) -> Option<u64> {
+    u64::from_str_radix(text, 16).ok()
+}
+
+/// The offset of a `syscall` that follows `mov $NUMBER,%eax`, so that it is one and no part of
+/// another instruction.
+fn system_call_in(code: &[u8]) -> Option<u64> {
+    let is = |w: &[u8]| w[0] == 0xb8 && w[3..5] == [0, 0] && w[5..7] == [0x0f, 0x05];
+    code.windows(7).position(is).map(|offset| offset as u64 + 5)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_instruction_is_one() {
+        let code = [0x90, 0x0f, 0x05, 0xb8, 0x60, 0, 0, 0, 0x0f, 0x05, 0xc3];
+        assert_eq!(system_call_in(&code), Some(8));
+        assert_eq!(system_call_in(&code[..9]), None);
+    }
+
+    #[test]
+    fn a_sleeper_makes_a_call_and_sleeps_on() {
+        let mut child = std::process::Command::new("sleep").arg("0.6").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        std::thread::sleep(Duration::from_millis(100));
+        let mut stops = Stops::default();
+        let injector = Injector::open(pid).unwrap();
+        let seen = injector
+            .session(&mut stops, |session| {
+                let own = session.call(libc::SYS_getpid, [0; 6]);
+                (own, session.call(libc::SYS_close, [9999, 0, 0, 0, 0, 0]))
+            })
+            .unwrap();
+        assert_eq!(seen.0.unwrap(), child.id() as u64);
+        assert_eq!(seen.1.unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(stops.ns.len(), 1);
+        assert!(child.wait().unwrap().success());
+    }
+}

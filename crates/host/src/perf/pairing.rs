@@ -1,0 +1,214 @@
+//! From the records of all rings to the times of faults.
+//!
+//! Within a CPU's ring, the end after a begin is the end of the same fault, unless the thread left
+//! the CPU in between. Then, and only then, the two are kept apart by thread and paired in the order
+//! of time over all rings: the thread may go on elsewhere.
+//!
+//! Source: the layout of records in perf_event_open(2).
+
+use super::FaultTimes;
+use crate::sys::perf::{RECORD_LOST, RECORD_SAMPLE, RECORD_SWITCH, Record};
+use std::collections::HashMap;
+
+/// Begin or end of a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Edge {
+    Begin,
+    MinorEnd,
+    MajorEnd,
+}
+
+/// What a record says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Said {
+    Fault(Edge, u64),
+    /// A thread of the job leaves the CPU or gets it.
+    Switch(u32),
+    Lost(u64),
+}
+
+fn said(record: &Record<'_>) -> Option<Said> {
+    match (record.kind, record.words) {
+        (RECORD_SAMPLE, [time_ns]) => Some(Said::Fault(Edge::Begin, *time_ns)),
+        (RECORD_SAMPLE, [time_ns, _period]) => Some(Said::Fault(Edge::MinorEnd, *time_ns)),
+        (RECORD_SAMPLE, [time_ns, _cpu, _period]) => Some(Said::Fault(Edge::MajorEnd, *time_ns)),
+        (RECORD_SWITCH, [ids, _time]) => Some(Said::Switch((ids >> 32) as u32)),
+        (RECORD_LOST, [_, count, ..]) => Some(Said::Lost(*count)),
+        _ => None,
+    }
+}
+
+/// One CPU's records, as far as they were heard.
+#[derive(Debug)]
+pub struct Stream {
+    /// Which thread of the job has the CPU, or had it last; none after a loss of records.
+    tid: Option<u32>,
+    begun_ns: Option<u64>,
+}
+
+impl Stream {
+    /// Of a CPU on which nothing happened yet but to the watched thread.
+    pub fn new(watched: u32) -> Stream {
+        Stream { tid: Some(watched), begun_ns: None }
+    }
+}
+
+/// An edge whose partner is on the other side of a context switch.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    time_ns: u64,
+    tid: u32,
+    edge: Edge,
+}
+
+/// Pairs begins and ends.
+pub struct Pairing {
+    ignored: u32,
+    marks: Vec<Mark>,
+    begun: HashMap<u32, u64>,
+    /// What came of it.
+    pub times: FaultTimes,
+}
+
+impl Pairing {
+    /// Leaves out the faults of one thread.
+    pub fn new(ignored: u32) -> Pairing {
+        Pairing { ignored, marks: Vec::new(), begun: HashMap::new(), times: FaultTimes::new() }
+    }
+
+    /// Takes the next record of a CPU.
+    pub fn hear(&mut self, stream: &mut Stream, record: &Record<'_>) {
+        match said(record) {
+            Some(Said::Fault(..)) if stream.tid == Some(self.ignored) => {}
+            Some(Said::Fault(Edge::Begin, time_ns)) => stream.begun_ns = Some(time_ns),
+            Some(Said::Fault(edge, time_ns)) => match (stream.begun_ns.take(), stream.tid) {
+                (Some(begun_ns), _) => self.record(edge, begun_ns, time_ns),
+                (None, Some(tid)) => self.marks.push(Mark { time_ns, tid, edge }),
+                (None, None) => self.times.unpaired_count += 1,
+            },
+            Some(Said::Switch(tid)) => {
+                if let (Some(time_ns), Some(tid)) = (stream.begun_ns.take(), stream.tid) {
+                    self.marks.push(Mark { time_ns, tid, edge: Edge::Begin });
+                }
+                stream.tid = Some(tid);
+            }
+            // There may have been a switch among what was lost.
+            Some(Said::Lost(count)) => {
+                self.times.lost_count += count;
+                *stream = Stream { tid: None, begun_ns: None };
+            }
+            None => {}
+        }
+    }
+
+    /// Pairs what happened up to this time; later marks wait, as others may still come before them.
+    pub fn pair_until(&mut self, horizon_ns: u64) {
+        self.marks.sort_by_key(|mark| mark.time_ns);
+        let settled = self.marks.partition_point(|mark| mark.time_ns <= horizon_ns);
+        let later = self.marks.split_off(settled);
+        for mark in std::mem::replace(&mut self.marks, later) {
+            if mark.edge == Edge::Begin {
+                self.begun.insert(mark.tid, mark.time_ns);
+            } else if let Some(begun_ns) = self.begun.remove(&mark.tid) {
+                self.record(mark.edge, begun_ns, mark.time_ns);
+            } else {
+                self.times.unpaired_count += 1;
+            }
+        }
+    }
+
+    fn record(&mut self, edge: Edge, begun_ns: u64, time_ns: u64) {
+        let histogram = match edge {
+            Edge::MajorEnd => &mut self.times.major,
+            Edge::Begin | Edge::MinorEnd => &mut self.times.minor,
+        };
+        histogram.saturating_record(time_ns.saturating_sub(begun_ns));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WATCHED: u32 = 7;
+
+    /// Rings of two CPUs, heard one after the other, as the reader does.
+    fn pairing(cpus: [&[(u32, &[u64])]; 2]) -> Pairing {
+        let mut pairing = Pairing::new(WATCHED);
+        for records in cpus {
+            let mut stream = Stream::new(WATCHED);
+            for (kind, words) in records {
+                pairing.hear(&mut stream, &Record { kind: *kind, misc: 0, words });
+            }
+        }
+        pairing
+    }
+
+    fn switch(tid: u64) -> [u64; 2] {
+        [tid << 32, 0]
+    }
+
+    #[test]
+    fn a_fault_that_moves_to_another_cpu_is_paired_by_thread_in_the_order_of_time() {
+        let mut pairing = pairing([
+            // Thread 1 comes back from CPU 1, so that its end is read first; then its next fault.
+            &[
+                (RECORD_SWITCH, &switch(1)),
+                (RECORD_SAMPLE, &[900, 0, 1]),
+                (RECORD_SAMPLE, &[950]),
+                (RECORD_SAMPLE, &[960, 1]),
+            ],
+            // It begins a fault and is switched out for thread 2, which has one of its own.
+            &[
+                (RECORD_SWITCH, &switch(1)),
+                (RECORD_SAMPLE, &[100]),
+                (RECORD_SWITCH, &switch(1)),
+                (RECORD_SWITCH, &switch(2)),
+                (RECORD_SAMPLE, &[150]),
+                (RECORD_SAMPLE, &[250, 1]),
+            ],
+        ]);
+        let counts = |p: &Pairing| (p.times.minor.len(), p.times.major.len());
+        pairing.pair_until(800);
+        assert_eq!(counts(&pairing), (2, 0));
+        pairing.pair_until(u64::MAX);
+        assert_eq!(counts(&pairing), (2, 1));
+        assert_eq!((pairing.times.minor.max(), pairing.times.major.max()), (100, 800));
+        assert_eq!(pairing.times.unpaired_count, 0);
+    }
+
+    #[test]
+    fn an_end_without_a_begin_is_counted() {
+        let mut pairing = pairing([&[(RECORD_SWITCH, &switch(1)), (RECORD_SAMPLE, &[5, 1])], &[]]);
+        pairing.pair_until(u64::MAX);
+        assert_eq!(pairing.times.unpaired_count, 1);
+        assert!(pairing.times.minor.is_empty());
+    }
+
+    #[test]
+    fn the_watched_threads_own_faults_are_left_out() {
+        let fault: &[(u32, &[u64])] = &[(RECORD_SAMPLE, &[1]), (RECORD_SAMPLE, &[2, 1])];
+        let mut pairing = pairing([fault, fault]);
+        pairing.pair_until(u64::MAX);
+        assert_eq!((pairing.times.minor.len(), pairing.times.unpaired_count), (0, 0));
+    }
+
+    #[test]
+    fn nothing_is_paired_over_a_loss() {
+        let mut pairing = pairing([
+            &[
+                (RECORD_SWITCH, &switch(1)),
+                (RECORD_SAMPLE, &[10]),
+                (RECORD_LOST, &[0, 4]),
+                (RECORD_SAMPLE, &[90, 1]),
+                (RECORD_SAMPLE, &[100]),
+                (RECORD_SAMPLE, &[101, 1]),
+            ],
+            &[],
+        ]);
+        pairing.pair_until(u64::MAX);
+        let times = &pairing.times;
+        assert_eq!((times.lost_count, times.unpaired_count), (4, 1));
+        assert_eq!((times.minor.len(), times.minor.max()), (1, 1));
+    }
+}

@@ -1,0 +1,223 @@
+//! System calls made by another process, on our behalf: ptrace(2), for x86-64.
+//!
+//! A thread of the target is stopped on its way back to user mode, sent through a `syscall`
+//! instruction that is there already (the vdso's own), stopped again behind it, and put back. No
+//! byte of its text is changed, so its other threads run on unharmed.
+//!
+//! Invariant: whatever fails, the thread goes on where it was, with its registers and its signal
+//! mask. The kernel lets go of it too when the tracing thread ends, so a session lives in a thread
+//! of its own ([`with_stopped`]).
+//!
+//! Source: ptrace(2); kernel/signal.c and arch/x86/kernel/signal.c of Linux 6.18 for what becomes of
+//! an interrupted system call.
+
+use rustix::process::Pid;
+use std::io;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+/// How long a thread has to stop: one that waits for a disk does not before it has its data.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Looked at without sleeping for this long, because most threads stop at once.
+const EAGER: Duration = Duration::from_micros(300);
+const EVENT_STOP: i32 = 128;
+/// Calls that fail with EINTR after any stop, although no signal came; they are made again.
+/// Source: signal(7), "Interruption of system calls and library functions by stop signals".
+const NOT_RESTARTED: [i64; 10] = [
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+];
+
+/// A stopped thread of another process.
+pub struct Stopped {
+    tid: Pid,
+    saved: libc::user_regs_struct,
+    mask: u64,
+    since: Instant,
+    /// It is behind a system call of ours rather than where it was stopped.
+    moved: bool,
+}
+
+/// Stops a thread, lets `work` have it, and lets it go. Gives also how long it stood still.
+///
+/// Errors: `EPERM` not ours to trace, or traced by another; `ESRCH` it has ended; `TimedOut` it
+/// did not stop (it waits in the kernel).
+pub fn with_stopped<T: Send>(
+    tid: Pid,
+    work: impl FnOnce(&mut Stopped) -> T + Send,
+) -> io::Result<(T, Duration)> {
+    std::thread::scope(|scope| {
+        let session = scope.spawn(|| {
+            let mut stopped = Stopped::stop(tid)?;
+            let result = work(&mut stopped);
+            let since = stopped.since;
+            drop(stopped);
+            Ok((result, since.elapsed()))
+        });
+        session.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+    })
+}
+
+/// One ptrace(2) request with plain numbers or pointers to data of the right kind.
+fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: callers pass, as `data`, either a number or the address of a live object of the type
+    // that the request reads or writes. The traced process is never this one (the kernel refuses),
+    // so nothing of ours changes but that object.
+    let done = unsafe {
+        libc::ptrace(request as _, tid.as_raw_nonzero().get(), address as *mut u8, data as *mut u8)
+    };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+impl Stopped {
+    fn stop(tid: Pid) -> io::Result<Stopped> {
+        request(libc::PTRACE_SEIZE as _, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
+        let since = Instant::now();
+        request(libc::PTRACE_INTERRUPT as _, tid, 0, 0)?;
+        wait_event_stop(tid)?;
+        // SAFETY: plain numbers, for which zeros are valid.
+        let saved = unsafe { std::mem::zeroed() };
+        let mut stopped = Stopped { tid, saved, mask: 0, since, moved: false };
+        stopped.saved = stopped.registers()?;
+        let mask = ptr::from_mut(&mut stopped.mask) as usize;
+        request(libc::PTRACE_GETSIGMASK as _, tid, 8, mask)?;
+        // No signal may come between the stop and the end of our calls.
+        let all = u64::MAX;
+        request(libc::PTRACE_SETSIGMASK as _, tid, 8, ptr::from_ref(&all) as usize)?;
+        Ok(stopped)
+    }
+
+    /// How long it has stood still.
+    pub fn elapsed(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// The address of its stack's end; what is more than 128 bytes below is nobody's.
+    pub fn stack_pointer(&self) -> u64 {
+        self.saved.rsp
+    }
+
+    /// Has it make a system call by the `syscall` instruction at `instruction`. Errors are the
+    /// call's, or those of tracing.
+    pub fn call(&mut self, instruction: u64, number: i64, args: [u64; 6]) -> io::Result<u64> {
+        let mut registers = self.saved;
+        registers.rip = instruction;
+        registers.rax = number as u64;
+        // Not in a system call: nothing is restarted on the way back to user mode.
+        registers.orig_rax = u64::MAX;
+        [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9] =
+            args;
+        self.set_registers(&registers)?;
+        self.moved = true;
+        // To the instruction, and through it.
+        for _ in 0..2 {
+            request(libc::PTRACE_SYSCALL as _, self.tid, 0, 0)?;
+            wait_for(self.tid, |status| libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80, None)?;
+        }
+        match self.registers()?.rax as i64 {
+            error @ -4095..0 => Err(io::Error::from_raw_os_error(-error as i32)),
+            value => Ok(value as u64),
+        }
+    }
+
+    fn registers(&self) -> io::Result<libc::user_regs_struct> {
+        // SAFETY: plain numbers, for which zeros are valid.
+        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        let place = ptr::from_mut(&mut registers) as usize;
+        request(libc::PTRACE_GETREGS as _, self.tid, 0, place)?;
+        Ok(registers)
+    }
+
+    fn set_registers(&self, registers: &libc::user_regs_struct) -> io::Result<()> {
+        request(libc::PTRACE_SETREGS as _, self.tid, 0, ptr::from_ref(registers) as usize)
+    }
+
+    /// The kernel restarts an interrupted call only on its way out of a stop like the first one, so
+    /// the thread is brought into such a stop again before it gets its registers back.
+    fn let_go(&mut self) -> io::Result<()> {
+        if self.moved {
+            request(libc::PTRACE_INTERRUPT as _, self.tid, 0, 0)?;
+            request(libc::PTRACE_CONT as _, self.tid, 0, 0)?;
+            wait_event_stop(self.tid)?;
+        }
+        let mut registers = self.saved;
+        let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
+        if interrupted && NOT_RESTARTED.contains(&(registers.orig_rax as i64)) && !self.has_signal()
+        {
+            registers.rax = registers.orig_rax;
+            registers.rip -= SYSCALL_BYTES;
+        }
+        self.set_registers(&registers)?;
+        request(libc::PTRACE_SETSIGMASK as _, self.tid, 8, ptr::from_ref(&self.mask) as usize)?;
+        request(libc::PTRACE_DETACH as _, self.tid, 0, 0)
+    }
+
+    /// Whether a signal waits for it that it does not block.
+    fn has_signal(&self) -> bool {
+        let tid = self.tid.as_raw_nonzero();
+        let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+        let pending = status.lines().filter_map(|line| {
+            let set = line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:"))?;
+            u64::from_str_radix(set.trim(), 16).ok()
+        });
+        pending.fold(0, |all, set| all | set) & !self.mask != 0
+    }
+}
+
+/// Length of the `syscall` instruction.
+const SYSCALL_BYTES: u64 = 2;
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // It can only fail if the thread is gone; else the end of this thread lets it go.
+        let _ = self.let_go();
+    }
+}
+
+/// Waits for the stop that PTRACE_INTERRUPT makes; signals that come first are passed on.
+fn wait_event_stop(tid: Pid) -> io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = wait_for(tid, |_| true, Some(deadline))?;
+        let signal = libc::WSTOPSIG(status);
+        match status >> 16 {
+            EVENT_STOP if signal == libc::SIGTRAP => return Ok(()),
+            // Stopped by job control: it must stay so, and cannot make calls.
+            EVENT_STOP => return Err(io::ErrorKind::WouldBlock.into()),
+            _ => request(libc::PTRACE_CONT as _, tid, 0, signal as usize)?,
+        }
+    }
+}
+
+/// Waits until the thread has stopped in a way that is `wanted`.
+fn wait_for(tid: Pid, wanted: impl Fn(i32) -> bool, deadline: Option<Instant>) -> io::Result<i32> {
+    let start = Instant::now();
+    loop {
+        let mut status = 0;
+        let flags = libc::__WALL | if deadline.is_some() { libc::WNOHANG } else { 0 };
+        // SAFETY: the status is live; the thread is our tracee, so nobody else's child is reaped.
+        match unsafe { libc::waitpid(tid.as_raw_nonzero().get(), &mut status, flags) } {
+            -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            -1 => return Err(io::Error::last_os_error()),
+            0 if deadline.is_some_and(|deadline| Instant::now() > deadline) => {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            0 if start.elapsed() > EAGER => std::thread::sleep(Duration::from_micros(50)),
+            0 => std::thread::yield_now(),
+            _ if !libc::WIFSTOPPED(status) => {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+            }
+            _ if wanted(status) => return Ok(status),
+            // A stop for something else: go on with the same call.
+            _ => request(libc::PTRACE_SYSCALL as _, tid, 0, 0)?,
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Families of CPUs and their events, from families.toml; which one this CPU belongs to, from
+//! /proc/cpuinfo.
+
+use super::{Counted, Role};
+use pagetax_core::units::PageSize;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+const FAMILIES: &str = include_str!("families.toml");
+
+/// An event's number in PERF_TYPE_RAW.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub u64);
+
+/// Why no events are known.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FamilyError {
+    /// A CPU that nobody has written down.
+    #[error("the TLB events of this CPU ({0}) are not in pagetax' table")]
+    Unknown(String),
+    /// The table is wrong.
+    #[error("families.toml: {0}")]
+    Table(String),
+}
+
+/// An entry of the table.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Family {
+    /// As people call it.
+    pub name: String,
+    /// Where the events are documented.
+    pub source: String,
+    /// What else to know of its numbers.
+    pub note: Option<String>,
+    vendor: Option<String>,
+    family: Option<u32>,
+    /// The last family of the range.
+    family_max: Option<u32>,
+    #[serde(default)]
+    models: Vec<String>,
+    model_min: Option<String>,
+    implementer: Option<String>,
+    #[serde(default)]
+    parts: Vec<String>,
+    data: BTreeMap<String, Vec<String>>,
+    instruction: BTreeMap<String, Vec<String>>,
+    #[serde(default)]
+    data_cycles: Vec<String>,
+    #[serde(default)]
+    instruction_cycles: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Table {
+    family: Vec<Family>,
+}
+
+/// What /proc/cpuinfo says of the first CPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    vendor: String,
+    family: u32,
+    model: u32,
+    implementer: u32,
+    part: u32,
+}
+
+/// Reads the text of /proc/cpuinfo.
+pub fn cpu_identity(cpuinfo: &str) -> Identity {
+    let value = |key: &str| {
+        let line = cpuinfo.lines().find_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            (name.trim() == key).then(|| value.trim())
+        });
+        line.unwrap_or("")
+    };
+    let hex = |key| hex(value(key).trim_start_matches("0x"));
+    Identity {
+        vendor: value("vendor_id").into(),
+        family: value("cpu family").parse().unwrap_or(0),
+        model: value("model").parse().unwrap_or(0),
+        implementer: hex("CPU implementer"),
+        part: hex("CPU part"),
+    }
+}
+
+fn hex(text: &str) -> u32 {
+    u32::from_str_radix(text, 16).unwrap_or(0)
+}
+
+impl Family {
+    /// All of the table.
+    pub fn all() -> Result<Vec<Family>, FamilyError> {
+        let table: Table =
+            toml::from_str(FAMILIES).map_err(|error| FamilyError::Table(error.to_string()))?;
+        Ok(table.family)
+    }
+
+    /// The one that a CPU belongs to.
+    pub fn find(identity: &Identity) -> Result<Family, FamilyError> {
+        let found = Family::all()?.into_iter().find(|family| family.has(identity));
+        found.ok_or_else(|| {
+            let Identity { vendor, family, model, implementer, part } = identity;
+            FamilyError::Unknown(match vendor.is_empty() {
+                true => format!("implementer {implementer:#x}, part {part:#x}"),
+                false => format!("{vendor}, family {family}, model {model:#x}"),
+            })
+        })
+    }
+
+    fn has(&self, cpu: &Identity) -> bool {
+        if let Some(implementer) = &self.implementer {
+            return hex(implementer) == cpu.implementer
+                && self.parts.iter().any(|part| hex(part) == cpu.part);
+        }
+        let first = self.family.unwrap_or(0);
+        let model_min = self.model_min.as_deref().map_or(0, hex);
+        self.vendor.as_deref() == Some(&cpu.vendor)
+            && (first..=self.family_max.unwrap_or(first)).contains(&cpu.family)
+            && (self.models.is_empty() || self.models.iter().any(|model| hex(model) == cpu.model))
+            // Zen 1 has the first family's lower models.
+            && (cpu.family > first || cpu.model >= model_min)
+    }
+
+    /// All events to count, cycles first.
+    pub fn events(&self) -> Vec<Counted> {
+        let mut events = vec![Counted { role: Role::Cycles, code: None }];
+        let mut add = |role: Role, codes: &[String]| {
+            events.extend(codes.iter().map(|code| Counted { role, code: Some(self.code(code)) }));
+        };
+        for (size, codes) in &self.data {
+            add(Role::Data(size.parse().ok()), codes);
+        }
+        for (size, codes) in &self.instruction {
+            add(Role::Instruction(size.parse().ok()), codes);
+        }
+        add(Role::DataCycles, &self.data_cycles);
+        add(Role::InstructionCycles, &self.instruction_cycles);
+        events
+    }
+
+    /// Page sizes that it tells apart, smallest first; none: all together.
+    pub fn page_sizes(&self) -> Vec<Option<PageSize>> {
+        let mut sizes: Vec<Option<PageSize>> =
+            self.data.keys().chain(self.instruction.keys()).map(|size| size.parse().ok()).collect();
+        sizes.sort();
+        sizes.dedup();
+        sizes
+    }
+
+    /// Whether it counts the cycles of walks.
+    pub fn has_cycles(&self) -> bool {
+        !self.data_cycles.is_empty()
+    }
+
+    fn code(&self, text: &str) -> Code {
+        let mut words = text.split(':').map(|word| u64::from(hex(word)));
+        let mut next = || words.next().unwrap_or(0);
+        let (event, umask, cmask) = (next(), next(), next());
+        Code(match self.vendor.as_deref() {
+            // Intel SDM volume 3, IA32_PERFEVTSELx.
+            Some("GenuineIntel") => event | umask << 8 | cmask << 24,
+            // AMD APM volume 2, PerfEvtSel: four more bits of the event from bit 32 on.
+            Some("AuthenticAMD") => (event & 0xff) | umask << 8 | (event >> 8) << 32 | cmask << 24,
+            _ => event,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_sound() {
+        for family in Family::all().unwrap() {
+            assert!(!family.source.is_empty() && !family.data.is_empty(), "{}", family.name);
+            let events = family.events();
+            for (nth, event) in events.iter().enumerate() {
+                assert!(event.code.is_none_or(|code| code.0 != 0), "{}", family.name);
+                assert!(events[..nth].iter().all(|e| e.code != event.code), "{}", family.name);
+            }
+        }
+    }
+
+    #[test]
+    fn codes_are_those_of_the_manuals() {
+        let intel = Family { vendor: Some("GenuineIntel".into()), ..Family::default() };
+        assert_eq!(intel.code("12:10:1"), Code(0x0100_1012));
+        let amd = Family { vendor: Some("AuthenticAMD".into()), ..Family::default() };
+        assert_eq!(amd.code("45:f0"), Code(0xf045));
+        assert_eq!(amd.code("187:1"), Code(0x1_0000_0187));
+        assert_eq!(Family::default().code("8138"), Code(0x8138));
+    }
+
+    #[test]
+    fn cpus_find_their_family() {
+        let find = |text: &str| Family::find(&cpu_identity(text)).map(|family| family.name);
+        let intel =
+            |model| format!("vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: {model}\n");
+        assert_eq!(find(&intel(85)).unwrap(), "Intel Skylake to Cascade Lake");
+        assert!(find(&intel(143)).unwrap().contains("Sapphire Rapids"));
+        assert!(find(&intel(1)).unwrap_err().to_string().contains("model 0x1"));
+        let amd = |family, model| {
+            format!("vendor_id : AuthenticAMD\ncpu family : {family}\nmodel : {model}\n")
+        };
+        assert!(find(&amd(23, 0x31)).is_ok() && find(&amd(26, 2)).is_ok());
+        assert!(find(&amd(23, 1)).is_err(), "Zen 1");
+        assert!(find("CPU implementer : 0x41\nCPU part : 0xd84\n").unwrap().contains("V3"));
+    }
+}

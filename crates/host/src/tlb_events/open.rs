@@ -1,0 +1,200 @@
+//! Opening a family's events, on CPUs or on tasks, and reading them.
+
+use super::{Counted, Counts, Family};
+use crate::perf::online_cpus;
+use crate::sys::perf::{Event, EventKind, EventSpec, Scaled};
+use pagetax_core::trapstat::Mode;
+use std::io;
+
+/// `PERF_TYPE_RAW`
+const RAW: u32 = 4;
+/// `PERF_COUNT_HW_CPU_CYCLES`
+const CPU_CYCLES: u32 = 0;
+
+/// What is counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// Everything on these CPUs; none: on all that are online.
+    Cpus(Option<Vec<u32>>),
+    /// The threads of a process, and what they start.
+    Process(u32),
+    /// What the calling thread starts next, from its exec on.
+    NextCommand,
+}
+
+/// Why nothing can be counted.
+#[derive(Debug, thiserror::Error)]
+pub enum CountError {
+    /// No PMU, or one that is not lent to us.
+    #[error("this machine has no performance-monitoring unit that counts page walks")]
+    NoUnit,
+    /// perf_event_paranoid.
+    #[error("counting is not permitted: {0}\n  remedy: sudo sysctl kernel.perf_event_paranoid={1}")]
+    Forbidden(io::Error, i32),
+    /// Anything else.
+    #[error(
+        "cannot open the events: {0}\n  remedy: `pagetax doctor` tells what this machine counts"
+    )]
+    System(io::Error),
+}
+
+/// Open events of one CPU or task in one mode.
+struct Group {
+    cpu: u32,
+    mode: Mode,
+    /// In the order of [`Family::events`]; none: this CPU has it not.
+    events: Vec<Option<Event>>,
+}
+
+/// Counters at work.
+pub struct Counters {
+    groups: Vec<Group>,
+}
+
+impl Counters {
+    /// Opens all events of a family, in user and in kernel mode.
+    pub fn open(family: &Family, target: &Target) -> Result<Counters, CountError> {
+        let command = *target == Target::NextCommand;
+        let places: Vec<(u32, i32, i32)> = match target {
+            Target::Cpus(cpus) => {
+                let all = || online_cpus().into_iter().map(|cpu| cpu as u32).collect();
+                let cpus: Vec<u32> = cpus.clone().unwrap_or_else(all);
+                cpus.into_iter().map(|cpu| (cpu, -1, cpu as i32)).collect()
+            }
+            Target::Process(pid) => tasks(*pid)
+                .map_err(CountError::System)?
+                .into_iter()
+                .map(|tid| (0, tid, -1))
+                .collect(),
+            Target::NextCommand => vec![(0, 0, -1)],
+        };
+        let mut groups = Vec::new();
+        for (cpu, pid, on_cpu) in places {
+            for mode in [Mode::User, Mode::Kernel] {
+                let spec = |counted: &Counted| EventSpec {
+                    pid,
+                    cpu: on_cpu,
+                    inherit: on_cpu == -1,
+                    exclude_kernel: mode == Mode::User,
+                    exclude_user: mode == Mode::Kernel,
+                    enable_on_exec: command,
+                    times: true,
+                    ..EventSpec::new(kind(counted))
+                };
+                groups.push(open_group(cpu, mode, &family.events(), spec, on_cpu != -1)?);
+            }
+        }
+        Ok(Counters { groups })
+    }
+
+    /// Counts so far; tasks of one process add up.
+    pub fn read(&self) -> Vec<Counts> {
+        let mut all: Vec<Counts> = Vec::new();
+        for group in &self.groups {
+            let read = |event: &Option<Event>| event.as_ref().and_then(|e| e.scaled().ok());
+            let values: Vec<_> = group.events.iter().map(read).collect();
+            match all.iter_mut().find(|c| (c.cpu, c.mode) == (group.cpu, group.mode)) {
+                Some(sum) => {
+                    sum.values.iter_mut().zip(values).for_each(|(sum, v)| *sum = plus(*sum, v))
+                }
+                None => all.push(Counts { cpu: group.cpu, mode: group.mode, values }),
+            }
+        }
+        all
+    }
+}
+
+/// What came on top since `before`.
+pub fn since(now: &[Counts], before: &[Counts]) -> Vec<Counts> {
+    let less = |now: Option<Scaled>, before: Option<Scaled>| {
+        let (now, before) = (now?, before.unwrap_or_default());
+        Some(Scaled {
+            value: now.value.saturating_sub(before.value),
+            enabled_ns: now.enabled_ns.saturating_sub(before.enabled_ns),
+            running_ns: now.running_ns.saturating_sub(before.running_ns),
+        })
+    };
+    let counts = |now: &Counts| {
+        let before = before.iter().find(|b| (b.cpu, b.mode) == (now.cpu, now.mode));
+        let old = |nth: usize| before.and_then(|b| b.values.get(nth).copied().flatten());
+        let values = now.values.iter().enumerate().map(|(nth, value)| less(*value, old(nth)));
+        Counts { values: values.collect(), ..*now }
+    };
+    now.iter().map(counts).collect()
+}
+
+fn plus(a: Option<Scaled>, b: Option<Scaled>) -> Option<Scaled> {
+    let (a, b) = (a?, b?);
+    Some(Scaled {
+        value: a.value + b.value,
+        enabled_ns: a.enabled_ns + b.enabled_ns,
+        running_ns: a.running_ns + b.running_ns,
+    })
+}
+
+fn kind(counted: &Counted) -> EventKind {
+    match counted.code {
+        Some(code) => EventKind::Raw { event_type: RAW, config: code.0 },
+        None => EventKind::Hardware(CPU_CYCLES),
+    }
+}
+
+/// The threads of a process.
+fn tasks(pid: u32) -> io::Result<Vec<i32>> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// A CPU may lack an event, but not cycles: without them there is no unit.
+fn open_group(
+    cpu: u32,
+    mode: Mode,
+    events: &[Counted],
+    spec: impl Fn(&Counted) -> EventSpec,
+    system_wide: bool,
+) -> Result<Group, CountError> {
+    let mut opened = Vec::new();
+    for counted in events {
+        match Event::open(&spec(counted)) {
+            Ok(event) => opened.push(Some(event)),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EACCES | libc::EPERM) => {
+                    let level = if system_wide { -1 } else { 1 };
+                    return Err(CountError::Forbidden(error, level));
+                }
+                Some(libc::ENOENT | libc::EOPNOTSUPP) if counted.code.is_none() => {
+                    return Err(CountError::NoUnit);
+                }
+                Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => opened.push(None),
+                _ => return Err(CountError::System(error)),
+            },
+        }
+    }
+    Ok(Group { cpu, mode, events: opened })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_by_cpu_and_mode_and_unknown_stays_unknown() {
+        let counts = |cpu, value: Option<u64>| Counts {
+            cpu,
+            mode: Mode::User,
+            values: vec![value.map(|v| Scaled { value: v, enabled_ns: v, running_ns: v })],
+        };
+        let since = since(&[counts(1, Some(9)), counts(2, None)], &[counts(1, Some(4))]);
+        assert_eq!(since[0].values[0].unwrap().value, 5);
+        assert_eq!(since[1].values[0], None);
+    }
+
+    #[test]
+    fn an_open_fails_with_a_reason_or_counts() {
+        let family = Family::all().unwrap().remove(0);
+        match Counters::open(&family, &Target::NextCommand) {
+            Ok(counters) => assert_eq!(counters.read().len(), 2),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+}

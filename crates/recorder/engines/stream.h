@@ -1,0 +1,255 @@
+/* The stream of page changes, as the engines write it: the layout of the shared memory, the page
+   filter, and the writing of records. Its other half is src/ring.rs; a change here is a change there,
+   and of PT_VERSION.
+
+   Purpose: an engine sees every access of a program and passes on only those that may change a TLB.
+   Invariant: what the filter drops is a hit in the first level of every TLB that the stream feeds, on
+   the entry that its set used last, so that dropping it changes no count. How src/filter.rs chooses
+   the filter so that this holds, and why it does, is told there.
+
+   SPDX-License-Identifier: MIT OR Apache-2.0 */
+#ifndef PAGETAX_STREAM_H
+#define PAGETAX_STREAM_H
+
+#define PT_MAGIC 0x7274736b63617274ULL
+#define PT_VERSION 2
+#define PT_PAGE 4096
+#define PT_SLOTS 64 /* of a filter at most */
+
+typedef unsigned int pt_u32;
+typedef unsigned long long pt_u64;
+
+/* A direct-mapped table of pages: an access to the page that stands in its slot is dropped. */
+struct pt_filter {
+   pt_u32 page_shift;  /* of the pages that it tells apart */
+   pt_u32 index_shift; /* the slot of an address: (address >> index_shift) & index_mask */
+   pt_u32 index_mask;
+   pt_u32 used; /* 0: there is no such filter, everything passes as far as it is concerned */
+};
+
+/* Small pages, and large ones: an access is dropped when both filters drop it. */
+struct pt_side {
+   struct pt_filter small, large;
+};
+
+/* The first page of the shared memory. The consumer writes it before any engine starts. */
+struct pt_header {
+   pt_u64 magic;
+   pt_u32 version;
+   pt_u32 ring_count;
+   pt_u64 ring_records; /* a power of two */
+   pt_u32 consumer_pid; /* an engine whose consumer has gone stops writing */
+   pt_u32 follow;       /* forked children write too */
+   struct pt_side data, code;
+   pt_u32 stop;       /* set by the consumer: nobody reads any more */
+   pt_u32 unrecorded; /* counted by engines: processes or threads that found no free ring */
+   pt_u32 processes;  /* counted by engines: numbers given by pt_new_process */
+};
+
+/* One writer: a thread, or a process whose threads take turns. Free rings may be claimed. */
+enum { PT_FREE = 0, PT_CLAIMED = 1, PT_ENDED = 2 };
+struct pt_control {
+   pt_u32 state;
+   pt_u32 pid;
+   pt_u32 process; /* an address space: after an exec another one, of the same pid */
+   pt_u32 pad0;
+   pt_u64 pad1[6];
+   pt_u64 head; /* records written; only the engine stores */
+   pt_u64 pad2[7];
+   pt_u64 tail; /* records read; only the consumer stores */
+   pt_u64 pad3[7];
+};
+
+/* what: address or counts (48 bits), kind (4), thread (12). where: the instruction, or a length. */
+struct pt_record {
+   pt_u64 what, where;
+};
+enum {
+   PT_FETCH = 1, /* an instruction on another page; where: the instruction */
+   PT_LOAD = 2,  /* what: the address; where: the instruction */
+   PT_STORE = 3,
+   PT_COUNTS = 4, /* what: instructions since the last such record; where: data accesses */
+   PT_MAPPING = 5  /* memory has changed from what on; where: length, hint << 56 */
+};
+enum { PT_HINT_NONE = 0, PT_HINT_HEAP = 1, PT_HINT_STACK = 2, PT_HINT_GONE = 3 };
+
+#define PT_ADDRESS_BITS 48
+#define PT_ADDRESS_MASK ((1ULL << PT_ADDRESS_BITS) - 1)
+
+static inline pt_u64 pt_what(pt_u32 kind, pt_u32 thread, pt_u64 value)
+{
+   return (value & PT_ADDRESS_MASK) | ((pt_u64)kind << 48) | ((pt_u64)(thread & 0xfff) << 52);
+}
+
+/* A filter's slots hold the first address of a page, or all ones. */
+struct pt_slots {
+   pt_u64 small[PT_SLOTS], large[PT_SLOTS];
+};
+
+static inline void pt_forget(struct pt_slots *slots)
+{
+   int i;
+   for (i = 0; i < PT_SLOTS; i++)
+      slots->small[i] = slots->large[i] = ~0ULL;
+}
+
+static inline pt_u64 *pt_slot(const struct pt_filter *filter, pt_u64 *slots, pt_u64 address)
+{
+   return &slots[(address >> filter->index_shift) & filter->index_mask];
+}
+
+/* Whether the access passes: not on the page in its slot, or beyond its end. */
+static inline int pt_passes(const struct pt_side *side, struct pt_slots *slots, pt_u64 address,
+                            pt_u32 size)
+{
+   pt_u64 small = (address ^ *pt_slot(&side->small, slots->small, address)) + (size - 1);
+   if (small >> side->small.page_shift)
+      return 1;
+   return side->large.used &&
+          (address ^ *pt_slot(&side->large, slots->large, address)) >> side->large.page_shift;
+}
+
+static inline void pt_note(const struct pt_side *side, struct pt_slots *slots, pt_u64 address)
+{
+   *pt_slot(&side->small, slots->small, address) =
+      address >> side->small.page_shift << side->small.page_shift;
+   if (side->large.used)
+      *pt_slot(&side->large, slots->large, address) =
+         address >> side->large.page_shift << side->large.page_shift;
+}
+
+/* The writing end of a ring. */
+struct pt_writer {
+   struct pt_header *header;
+   struct pt_control *control; /* none: nothing is written */
+   struct pt_record *records;
+   pt_u64 mask, head, tail_seen;
+   pt_u32 thread;
+};
+
+/* The engine's own: give the CPU away for a moment; whether a process is alive. */
+static void pt_pause(pt_u32 nth);
+static int pt_alive(pt_u32 pid);
+
+static inline void pt_publish(struct pt_writer *w)
+{
+   if (w->control)
+      __atomic_store_n(&w->control->head, w->head, __ATOMIC_RELEASE);
+}
+
+/* Waits until at most `left` records are unread; gives the ring up when nobody reads any more. */
+static __attribute__((noinline)) void pt_wait(struct pt_writer *w, pt_u64 left)
+{
+   pt_u32 nth = 0;
+   pt_publish(w);
+   for (;;) {
+      w->tail_seen = __atomic_load_n(&w->control->tail, __ATOMIC_ACQUIRE);
+      if (w->head - w->tail_seen <= left)
+         return;
+      nth++;
+      if (__atomic_load_n(&w->header->stop, __ATOMIC_RELAXED) ||
+          (nth % 1024 == 0 && !pt_alive(w->header->consumer_pid))) {
+         w->control = 0;
+         return;
+      }
+      pt_pause(nth);
+   }
+}
+
+/* Records become visible in blocks: the consumer's cache line is not fought over for each. */
+#define PT_BLOCK 64
+
+static inline void pt_write(struct pt_writer *w, pt_u64 what, pt_u64 where)
+{
+   if (!w->control)
+      return;
+   if (w->head - w->tail_seen > w->mask) {
+      pt_wait(w, w->mask);
+      if (!w->control)
+         return;
+   }
+   w->records[w->head & w->mask] = (struct pt_record){what, where};
+   w->head++;
+   if (w->head % PT_BLOCK == 0)
+      pt_publish(w);
+}
+
+/* One access, by its first byte and its size: on one page or on two. */
+static inline void pt_access(struct pt_writer *w, const struct pt_side *side,
+                             struct pt_slots *slots, pt_u32 kind, pt_u64 address, pt_u32 size,
+                             pt_u64 instruction)
+{
+   pt_u64 last = address + size - 1;
+   if (!pt_passes(side, slots, address, size))
+      return;
+   pt_note(side, slots, address);
+   pt_write(w, pt_what(kind, w->thread, address), instruction);
+   if ((address ^ last) >> side->small.page_shift) {
+      last = last >> side->small.page_shift << side->small.page_shift;
+      pt_note(side, slots, last);
+      pt_write(w, pt_what(kind, w->thread, last), instruction);
+   }
+}
+
+static inline struct pt_control *pt_control_of(struct pt_header *header, pt_u32 ring)
+{
+   pt_u64 bytes = PT_PAGE + header->ring_records * sizeof(struct pt_record);
+   return (struct pt_control *)((char *)header + PT_PAGE + ring * bytes);
+}
+
+static inline pt_u64 pt_bytes(const struct pt_header *header)
+{
+   return PT_PAGE + header->ring_count * (PT_PAGE + header->ring_records * sizeof(struct pt_record));
+}
+
+static inline int pt_is_ours(const struct pt_header *header)
+{
+   return header->magic == PT_MAGIC && header->version == PT_VERSION;
+}
+
+/* A number for an address space. */
+static inline pt_u32 pt_new_process(struct pt_header *header)
+{
+   return __atomic_fetch_add(&header->processes, 1, __ATOMIC_RELAXED);
+}
+
+/* Claims a free ring; waits a while for one, as the consumer frees those of ended writers. */
+static void pt_claim(struct pt_writer *w, struct pt_header *header, pt_u32 process, pt_u32 pid)
+{
+   pt_u32 nth, ring;
+   w->header = header;
+   w->control = 0;
+   w->mask = header->ring_records - 1;
+   for (nth = 0; nth < 2000 && !header->stop; nth++) {
+      for (ring = 0; ring < header->ring_count; ring++) {
+         struct pt_control *control = pt_control_of(header, ring);
+         pt_u32 expected = PT_FREE;
+         if (!__atomic_compare_exchange_n(&control->state, &expected, PT_CLAIMED, 0,
+                                          __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+            continue;
+         w->control = control;
+         w->records = (struct pt_record *)((char *)control + PT_PAGE);
+         w->head = w->tail_seen = __atomic_load_n(&control->tail, __ATOMIC_ACQUIRE);
+         control->process = process;
+         __atomic_store_n(&control->pid, pid, __ATOMIC_RELEASE);
+         return;
+      }
+      if (!pt_alive(header->consumer_pid))
+         break;
+      pt_pause(nth + 1000);
+   }
+   __atomic_fetch_add(&header->unrecorded, 1, __ATOMIC_RELAXED);
+}
+
+/* The writer ends. Waits until all is read, so that the consumer can still look at the process. */
+static void pt_end(struct pt_writer *w)
+{
+   if (!w->control)
+      return;
+   pt_wait(w, 0);
+   if (w->control)
+      __atomic_store_n(&w->control->state, PT_ENDED, __ATOMIC_RELEASE);
+   w->control = 0;
+}
+
+#endif

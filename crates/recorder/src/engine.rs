@@ -1,0 +1,200 @@
+//! Engines: what runs a program so that it writes the stream. Which one can, and its command line.
+
+use crate::program::{Program, ProgramError, native};
+use crate::toolchain::{self, BuildError};
+use object::Architecture;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The two engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EngineKind {
+    /// A Valgrind tool: fastest on real programs, one thread at a time.
+    Valgrind,
+    /// A plugin of QEMU's user mode: other instruction sets, threads in parallel.
+    Qemu,
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            EngineKind::Valgrind => "valgrind",
+            EngineKind::Qemu => "qemu",
+        })
+    }
+}
+
+/// Why nothing can be recorded.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The program's fault.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The engine's.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// An instruction set that the engine does not know.
+    #[error(
+        "{program} is a program for {architecture:?}, which the {engine} engine does not run\n  remedy: {remedy}"
+    )]
+    Architecture {
+        /// Its path.
+        program: String,
+        /// What it is for.
+        architecture: Architecture,
+        /// As chosen.
+        engine: EngineKind,
+        /// What does.
+        remedy: &'static str,
+    },
+}
+
+/// An engine that is ready, and why it was chosen.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    /// Which.
+    pub kind: EngineKind,
+    /// In a few words.
+    pub why: String,
+    /// Folder of the tool, or the plugin.
+    binary: PathBuf,
+    /// The program that runs it.
+    runner: &'static str,
+}
+
+/// Runners of QEMU's user mode.
+const QEMUS: &[(Architecture, &str)] = &[
+    (Architecture::X86_64, "qemu-x86_64"),
+    (Architecture::I386, "qemu-i386"),
+    (Architecture::Aarch64, "qemu-aarch64"),
+    (Architecture::Arm, "qemu-arm"),
+    (Architecture::Riscv64, "qemu-riscv64"),
+    (Architecture::PowerPc64, "qemu-ppc64le"),
+    (Architecture::S390x, "qemu-s390x"),
+];
+
+impl Engine {
+    /// The engine that was asked for, or the best one for the program; builds it at first use.
+    pub fn choose(program: &Program, asked: Option<EngineKind>) -> Result<Engine, EngineError> {
+        match asked {
+            Some(EngineKind::Valgrind) => valgrind(program, "asked for"),
+            Some(EngineKind::Qemu) => qemu(program, "asked for".into()),
+            None if program.architecture != native() => {
+                qemu(program, format!("it runs {:?} programs", program.architecture))
+            }
+            None => valgrind(program, "fastest on real programs").or_else(|error| {
+                qemu(program, "valgrind is not at hand".into()).map_err(|_| error)
+            }),
+        }
+    }
+
+    /// The command line and its environment that run `argv` and write to `stream`.
+    pub fn command(&self, stream: &Path, log: &Path, argv: &[OsString], follow: bool) -> Launch {
+        match self.kind {
+            EngineKind::Valgrind => self.valgrind_command(stream, log, argv, follow),
+            EngineKind::Qemu => self.qemu_command(stream, argv),
+        }
+    }
+
+    fn valgrind_command(
+        &self,
+        stream: &Path,
+        log: &Path,
+        argv: &[OsString],
+        follow: bool,
+    ) -> Launch {
+        let mut options = vec![
+            joined("--tool=", toolchain::TOOL),
+            joined("--stream=", stream),
+            joined("--log-file=", log),
+            "-q".into(),
+            "--command-line-only=yes".into(),
+            // Nothing of these is of use here, and each takes time.
+            "--vgdb=no".into(),
+            "--read-var-info=no".into(),
+            "--run-libc-freeres=no".into(),
+            "--run-cxx-freeres=no".into(),
+            "--fair-sched=try".into(),
+        ];
+        options.push(if follow { "--trace-children=yes" } else { "--trace-children=no" }.into());
+        options.push("--".into());
+        options.extend_from_slice(argv);
+        let environment = vec![("VALGRIND_LIB", self.binary.clone().into_os_string())];
+        Launch { program: self.runner.into(), arguments: options, environment }
+    }
+
+    fn qemu_command(&self, stream: &Path, argv: &[OsString]) -> Launch {
+        let mut plugin = OsString::from("file=");
+        plugin.push(&self.binary);
+        plugin.push(",stream=");
+        plugin.push(stream);
+        let mut options: Vec<OsString> = vec!["-plugin".into(), plugin];
+        match Program::find(&argv[0].to_string_lossy()) {
+            // QEMU neither looks in PATH nor runs scripts.
+            Ok(program) => options.extend(program.runs),
+            Err(_) => options.push(argv[0].clone()),
+        }
+        options.extend_from_slice(&argv[1..]);
+        Launch { program: self.runner.into(), arguments: options, environment: Vec::new() }
+    }
+}
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// The runner.
+    pub program: OsString,
+    /// Its arguments, the program's own last.
+    pub arguments: Vec<OsString>,
+    /// On top of ours.
+    pub environment: Vec<(&'static str, OsString)>,
+}
+
+fn joined(option: &str, value: impl AsRef<std::ffi::OsStr>) -> OsString {
+    let mut text = OsString::from(option);
+    text.push(value);
+    text
+}
+
+fn valgrind(program: &Program, why: &str) -> Result<Engine, EngineError> {
+    if program.architecture != Architecture::X86_64 || native() != Architecture::X86_64 {
+        return Err(EngineError::Architecture {
+            program: program.path.display().to_string(),
+            architecture: program.architecture,
+            engine: EngineKind::Valgrind,
+            remedy: "use --engine qemu (apt-get install qemu-user)",
+        });
+    }
+    if !on_path("valgrind") {
+        return Err(missing("valgrind", "valgrind").into());
+    }
+    let binary = toolchain::valgrind_lib()?;
+    Ok(Engine { kind: EngineKind::Valgrind, why: why.into(), binary, runner: "valgrind" })
+}
+
+fn qemu(program: &Program, why: String) -> Result<Engine, EngineError> {
+    let runner = QEMUS.iter().find(|(architecture, _)| *architecture == program.architecture);
+    let Some((_, runner)) = runner else {
+        return Err(EngineError::Architecture {
+            program: program.path.display().to_string(),
+            architecture: program.architecture,
+            engine: EngineKind::Qemu,
+            remedy: "record it on a machine of its own kind",
+        });
+    };
+    if !on_path(runner) {
+        return Err(missing(runner, "qemu-user").into());
+    }
+    let binary = toolchain::qemu_plugin()?;
+    Ok(Engine { kind: EngineKind::Qemu, why, binary, runner })
+}
+
+fn missing(what: &str, package: &'static str) -> BuildError {
+    BuildError::Missing { what: what.into(), package }
+}
+
+fn on_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}

@@ -1,0 +1,249 @@
+//! What the stream is shown to: a machine's translation hardware, and a policy that says on pages of
+//! which size each address lies. Together they are a view of the program.
+
+use crate::places::{Place, Segment};
+use pagetax_core::units::{PageSize, UnitError};
+use pagetax_sim::kernel::solaris_tools::Background;
+use pagetax_sim::mmu::hardware::{self, ProgramTimes};
+use pagetax_sim::mmu::tlb::TlbHierarchy;
+use pagetax_sim::mmu::translation::Translation;
+use pagetax_sim::model::{Model, ModelError};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+/// Which page size each segment has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Pages {
+    /// Those that the recorded process has on this machine.
+    Real,
+    /// By segment; none: base pages.
+    Sizes {
+        /// The break's.
+        heap: Option<PageSize>,
+        /// Of the main thread.
+        stack: Option<PageSize>,
+        /// Other private memory, thread stacks and arenas among it.
+        anon: Option<PageSize>,
+        /// Mapped files: text and libraries among them.
+        file: Option<PageSize>,
+    },
+}
+
+/// Not a page policy.
+#[derive(Debug, thiserror::Error)]
+pub enum PagesError {
+    /// A segment that is none.
+    #[error(
+        "`{0}` is no segment; write real, a size for heap, stack and anon such as 2M, or \
+         SEGMENT=SIZE of heap, stack, anon, file and all, joined by +, as in heap=4M+stack=64K"
+    )]
+    Segment(String),
+    /// A size that is none.
+    #[error(transparent)]
+    Size(#[from] UnitError),
+}
+
+impl FromStr for Pages {
+    type Err = PagesError;
+    fn from_str(text: &str) -> Result<Self, PagesError> {
+        if text == "real" {
+            return Ok(Pages::Real);
+        }
+        let (mut heap, mut stack, mut anon, mut file) = (None, None, None, None);
+        for part in text.split('+') {
+            let (segment, size) = part.split_once('=').unwrap_or(("data", part));
+            let size = Some(size.parse::<PageSize>()?);
+            match segment {
+                "heap" => heap = size,
+                "stack" => stack = size,
+                "anon" => anon = size,
+                "file" => file = size,
+                "data" => (heap, stack, anon) = (size, size, size),
+                "all" => (heap, stack, anon, file) = (size, size, size, size),
+                other => return Err(PagesError::Segment(other.into())),
+            }
+        }
+        Ok(Pages::Sizes { heap, stack, anon, file })
+    }
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pages::Sizes { heap, stack, anon, file } = self else {
+            return f.write_str("real page sizes");
+        };
+        if heap == stack && stack == anon && heap.is_some() {
+            match file {
+                None => {
+                    return write!(
+                        f,
+                        "data on {} pages",
+                        heap.map_or(String::new(), |s| s.to_string())
+                    );
+                }
+                Some(size) if Some(*size) == *heap => return write!(f, "all on {size} pages"),
+                Some(_) => {}
+            }
+        }
+        let named = [("heap", heap), ("stack", stack), ("anon", anon), ("file", file)];
+        let known: Vec<_> = named
+            .iter()
+            .filter_map(|(name, size)| size.map(|s| format!("{name} on {s}")))
+            .collect();
+        write!(f, "{} pages", known.join(", "))
+    }
+}
+
+impl Pages {
+    /// What is asked for at a place; none: base pages.
+    fn wanted(&self, place: &Place) -> Option<PageSize> {
+        match self {
+            Pages::Real => PageSize::new(1 << place.real_shift).ok(),
+            Pages::Sizes { heap, stack, anon, file } => match place.segment {
+                Segment::Heap => *heap,
+                Segment::Stack => *stack,
+                Segment::Anon | Segment::Unknown => *anon,
+                Segment::File | Segment::Kernel => *file,
+            },
+        }
+    }
+
+    /// Sizes that may be asked for.
+    fn sizes(&self) -> Vec<PageSize> {
+        match self {
+            // Transparent huge pages and the hugetlb pool: PAGEMAP_SCAN tells huge from not huge.
+            Pages::Real => vec![PageSize::K4, PageSize::M2],
+            Pages::Sizes { heap, stack, anon, file } => {
+                [heap, stack, anon, file].into_iter().flatten().copied().collect()
+            }
+        }
+    }
+}
+
+/// A machine under a page policy.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// `sim:NAME`
+    pub machine: String,
+    /// In one line.
+    pub title: String,
+    /// Which page sizes.
+    pub pages: Pages,
+    /// Of one CPU, cold.
+    pub cpu: Translation,
+    /// What the rest of a program costs there.
+    pub times: ProgramTimes,
+    /// What of the machine's own trapstat listing is assumed: kernel rows.
+    pub background: Option<Background>,
+    /// log2 of the page sizes of the machine, smallest first.
+    pub shifts: Vec<u32>,
+    data_shifts: Vec<u32>,
+    code_shifts: Vec<u32>,
+}
+
+impl View {
+    /// Puts a model and a policy together.
+    ///
+    /// # Errors
+    /// A model without TLBs, or without `[program]`.
+    pub fn new(model: &Model, pages: Pages) -> Result<View, ModelError> {
+        let mut cpu = hardware::translation(model)?;
+        let times = hardware::program_times(model)?;
+        let mut sizes = hardware::page_sizes(model, "paging", "page_sizes")?;
+        sizes.sort();
+        let shifts: Vec<u32> = sizes.iter().map(|size| size.shift()).collect();
+        let base = sizes[0];
+        let wanted = pages.sizes();
+        // Software programs the large arrays for the large pages that a process has.
+        let supported = wanted.iter().filter_map(|w| sizes.iter().rev().find(|s| **s <= *w));
+        if let Some(large) = supported.max().filter(|size| **size > base) {
+            cpu.program(*large);
+        }
+        let held = |tlb: &TlbHierarchy| -> Vec<u32> {
+            shifts.iter().copied().filter(|shift| tlb.nearest_arrays(*shift).is_some()).collect()
+        };
+        let (data_shifts, code_shifts) = (held(cpu.data()), held(cpu.instructions()));
+        let background =
+            model.has_table("background").then(|| Background::load(model)).transpose()?;
+        Ok(View {
+            machine: format!("sim:{}", model.name),
+            title: model.title.clone(),
+            pages,
+            cpu,
+            times,
+            background,
+            shifts,
+            data_shifts,
+            code_shifts,
+        })
+    }
+
+    /// log2 of the page size of data at a place: the largest that the machine has up to what is asked.
+    pub fn data_shift(&self, place: &Place) -> u32 {
+        at_most(&self.data_shifts, self.pages.wanted(place))
+    }
+
+    /// As [`View::data_shift`], of code.
+    pub fn code_shift(&self, place: &Place) -> u32 {
+        at_most(&self.code_shifts, self.pages.wanted(place))
+    }
+
+    /// log2 of all page sizes of data that may occur.
+    pub fn data_shifts(&self) -> BTreeSet<u32> {
+        self.possible(&self.data_shifts)
+    }
+
+    /// log2 of all page sizes of code that may occur.
+    pub fn code_shifts(&self) -> BTreeSet<u32> {
+        self.possible(&self.code_shifts)
+    }
+
+    fn possible(&self, held: &[u32]) -> BTreeSet<u32> {
+        let wanted = self.pages.sizes().into_iter().map(Some).chain([None]);
+        wanted.map(|size| at_most(held, size)).collect()
+    }
+}
+
+/// The largest of sorted `shifts` whose page is not larger than `wanted`; the smallest by default.
+fn at_most(shifts: &[u32], wanted: Option<PageSize>) -> u32 {
+    let wanted = wanted.map_or(0, |size| size.shift());
+    let fitting = shifts.iter().rev().find(|shift| **shift <= wanted);
+    fitting.or(shifts.first()).copied().unwrap_or(crate::filter::PAGE_SHIFT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_sim::models;
+
+    fn place(segment: Segment, real_shift: u32) -> Place {
+        Place { segment, file: None, real_shift }
+    }
+
+    #[test]
+    fn policies_are_written_and_read() {
+        for (text, shown) in [
+            ("real", "real page sizes"),
+            ("2M", "data on 2M pages"),
+            ("all=4K", "all on 4K pages"),
+            ("heap=4M+stack=64K", "heap on 4M, stack on 64K pages"),
+        ] {
+            assert_eq!(text.parse::<Pages>().unwrap().to_string(), shown);
+        }
+        assert!("head=4M".parse::<Pages>().unwrap_err().to_string().contains("SEGMENT=SIZE"));
+        assert!("heap=5M".parse::<Pages>().is_err());
+    }
+
+    #[test]
+    fn machines_give_the_largest_size_up_to_the_wish() {
+        let model = models::find("ultrasparc-3plus-900").unwrap();
+        let view = View::new(&model, "heap=2M".parse().unwrap()).unwrap();
+        assert_eq!(view.data_shift(&place(Segment::Heap, 12)), 19, "512K");
+        assert_eq!(view.data_shift(&place(Segment::Stack, 12)), 13);
+        let model = models::find("x86-64-calibrated").unwrap();
+        let view = View::new(&model, Pages::Real).unwrap();
+        assert_eq!(view.data_shift(&place(Segment::Anon, 21)), 21);
+        assert_eq!(view.code_shift(&place(Segment::File, 21)), 12, "its ITLB has no 2M pages");
+    }
+}

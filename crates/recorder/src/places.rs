@@ -1,0 +1,313 @@
+//! What lies at an address: which segment, which file, which real page size. For each process, from
+//! /proc/PID/maps and PAGEMAP_SCAN, looked up when a page is first touched.
+//!
+//! Invariant: a page is looked up again after its mapping changed, and never in between, so that a
+//! random access reads two bytes. What the process unmapped before we could look is `Unknown`.
+
+use crate::stream::Hint;
+use pagetax_host::sys::pagemap::{PAGE_IS_HUGE, scan};
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Kinds of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Segment {
+    /// Grown by the break.
+    Heap,
+    /// Of a thread whose stack the engine knows.
+    Stack,
+    /// Private memory without a file.
+    Anon,
+    /// A mapped file.
+    File,
+    /// vdso and the like.
+    Kernel,
+    /// Gone before it was looked at.
+    Unknown,
+}
+
+impl Segment {
+    /// As printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Segment::Heap => "heap",
+            Segment::Stack => "stack",
+            Segment::Anon => "anon",
+            Segment::File => "file",
+            Segment::Kernel => "kernel",
+            Segment::Unknown => "unknown",
+        }
+    }
+}
+
+/// What lies at an address.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Kind.
+    pub segment: Segment,
+    /// Path of the mapped file.
+    pub file: Option<Rc<str>>,
+    /// log2 of the page size that the process really has there.
+    pub real_shift: u32,
+}
+
+/// All places seen, by number.
+#[derive(Debug, Default)]
+pub struct PlaceList {
+    places: Vec<Place>,
+    numbers: HashMap<Place, u16>,
+}
+
+impl PlaceList {
+    /// The number of a place; new ones get the next. From 65,534 on they share the last.
+    fn number(&mut self, place: Place) -> u16 {
+        if let Some(number) = self.numbers.get(&place) {
+            return *number;
+        }
+        if self.places.len() < usize::from(u16::MAX) - 1 {
+            self.places.push(place.clone());
+            self.numbers.insert(place, self.places.len() as u16 - 1);
+        }
+        self.places.len() as u16 - 1
+    }
+
+    /// By number.
+    pub fn get(&self, number: u16) -> &Place {
+        &self.places[usize::from(number)]
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there are none yet.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+}
+
+/// A line of /proc/PID/maps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    /// Addresses.
+    pub range: Range<u64>,
+    /// Of the first address in the file.
+    pub offset: u64,
+    /// File, `[stack]`, or empty.
+    pub name: Rc<str>,
+}
+
+/// Parses /proc/PID/maps; lines that are none are left out.
+pub fn parse_maps(text: &str) -> Vec<Mapping> {
+    let line = |line: &str| {
+        let mut words = line.splitn(6, ' ');
+        let (from, to) = words.next()?.split_once('-')?;
+        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        let offset = words.nth(1)?;
+        let name = words.nth(2).unwrap_or("").trim();
+        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
+        Some(Mapping { range: hex(from)?..hex(to)?, offset: hex(offset)?, name: name.into() })
+    };
+    text.lines().filter_map(line).collect()
+}
+
+/// log2 of base pages in a chunk of the table: 256 MiB of addresses.
+const CHUNK_SHIFT: u32 = 28;
+const PAGE_SHIFT: u32 = 12;
+const CHUNK_PAGES: usize = 1 << (CHUNK_SHIFT - PAGE_SHIFT);
+/// User addresses are below 2^47; whatever is above is looked up each time.
+const CHUNKS: usize = 1 << (47 - CHUNK_SHIFT);
+const HUGE_SHIFT: u32 = 21;
+
+/// The address space of one process.
+pub struct AddressSpace {
+    pid: u32,
+    /// Number of the place + 1 for each base page; 0: not looked up.
+    chunks: Vec<Option<Box<[u16]>>>,
+    maps: Vec<Mapping>,
+    is_stale: bool,
+    hints: Vec<(Range<u64>, Segment)>,
+    pagemap: Option<File>,
+    /// All mappings ever seen with a file, for symbols.
+    seen: Vec<Mapping>,
+}
+
+impl AddressSpace {
+    /// Of a process that may still be alive.
+    pub fn new(pid: u32) -> Self {
+        AddressSpace {
+            pid,
+            chunks: std::iter::repeat_with(|| None).take(CHUNKS).collect(),
+            maps: Vec::new(),
+            is_stale: true,
+            hints: Vec::new(),
+            pagemap: File::open(format!("/proc/{pid}/pagemap")).ok(),
+            seen: Vec::new(),
+        }
+    }
+
+    /// The place at an address, if it is known.
+    #[inline(always)]
+    pub fn known(&self, address: u64) -> Option<u16> {
+        let Some(Some(chunk)) = self.chunks.get((address >> CHUNK_SHIFT) as usize) else {
+            return None;
+        };
+        chunk[(address >> PAGE_SHIFT) as usize % CHUNK_PAGES].checked_sub(1)
+    }
+
+    /// Looks the place at an address up.
+    #[cold]
+    pub fn look_up(&mut self, address: u64, list: &mut PlaceList) -> u16 {
+        let mut found = self.mapping(address).cloned();
+        if found.is_none() || self.is_stale {
+            self.read();
+            found = self.mapping(address).cloned();
+        }
+        let place = self.place(address, found.as_ref());
+        let number = list.number(place);
+        let chunk = (address >> CHUNK_SHIFT) as usize;
+        if let Some(chunk) = self.chunks.get_mut(chunk) {
+            let chunk = chunk.get_or_insert_with(|| vec![0; CHUNK_PAGES].into());
+            chunk[(address >> PAGE_SHIFT) as usize % CHUNK_PAGES] = number + 1;
+        }
+        number
+    }
+
+    /// Memory has changed; what is known of it is known no more.
+    pub fn changed(&mut self, start: u64, bytes: u64, hint: Hint) {
+        let range = start..start.saturating_add(bytes);
+        let segment = match hint {
+            Hint::Heap => Some(Segment::Heap),
+            Hint::Stack => Some(Segment::Stack),
+            Hint::None | Hint::Gone => None,
+        };
+        self.hints.retain(|(known, _)| !(range.start <= known.start && known.end <= range.end));
+        self.hints.extend(segment.map(|segment| (range.clone(), segment)));
+        self.is_stale = true;
+        self.forget(range);
+    }
+
+    fn forget(&mut self, range: Range<u64>) {
+        let (mut page, end) = (range.start >> PAGE_SHIFT, range.end.div_ceil(1 << PAGE_SHIFT));
+        while page < end {
+            let chunk = page as usize / CHUNK_PAGES;
+            let next = ((chunk + 1) * CHUNK_PAGES) as u64;
+            match self.chunks.get_mut(chunk) {
+                Some(Some(pages)) => {
+                    let from = page as usize % CHUNK_PAGES;
+                    let to = from + (end.min(next) - page) as usize;
+                    pages[from..to].fill(0);
+                }
+                Some(None) => {}
+                None => return,
+            }
+            page = next;
+        }
+    }
+
+    /// The file mapping that an address lay in, at any time so far.
+    pub fn file_at(&self, address: u64) -> Option<&Mapping> {
+        self.seen.iter().rev().find(|mapping| mapping.range.contains(&address))
+    }
+
+    fn mapping(&self, address: u64) -> Option<&Mapping> {
+        let after = self.maps.partition_point(|mapping| mapping.range.start <= address);
+        let mapping = &self.maps[after.checked_sub(1)?];
+        mapping.range.contains(&address).then_some(mapping)
+    }
+
+    fn read(&mut self) {
+        // A process that has ended leaves what was known of it.
+        let text = std::fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
+        if text.is_empty() {
+            return;
+        }
+        self.maps = parse_maps(&text);
+        self.is_stale = false;
+        let new: Vec<Mapping> = self
+            .maps
+            .iter()
+            .filter(|m| m.name.starts_with('/') && !self.seen.contains(m))
+            .cloned()
+            .collect();
+        self.seen.extend(new);
+    }
+
+    fn place(&self, address: u64, mapping: Option<&Mapping>) -> Place {
+        let hint = self.hints.iter().rev().find(|(range, _)| range.contains(&address));
+        let name = mapping.map_or("", |mapping| &mapping.name);
+        let (segment, file) = match (hint, mapping) {
+            (_, Some(m)) if m.name.starts_with('/') => (Segment::File, Some(m.name.clone())),
+            (Some((_, segment)), _) => (*segment, None),
+            (None, None) => (Segment::Unknown, None),
+            (None, Some(_)) => match name {
+                "[heap]" => (Segment::Heap, None),
+                "[stack]" => (Segment::Stack, None),
+                "[vdso]" | "[vvar]" | "[vsyscall]" => (Segment::Kernel, None),
+                _ => (Segment::Anon, None),
+            },
+        };
+        let real_shift = if self.is_huge(address) { HUGE_SHIFT } else { PAGE_SHIFT };
+        Place { segment, file, real_shift }
+    }
+
+    /// Whether the page is mapped by a huge one; kernels before 6.7 do not tell.
+    fn is_huge(&self, address: u64) -> bool {
+        let Some(pagemap) = &self.pagemap else { return false };
+        let page = address >> PAGE_SHIFT << PAGE_SHIFT;
+        let found = scan(pagemap, page, page + (1 << PAGE_SHIFT), PAGE_IS_HUGE);
+        found.is_ok_and(|ranges| !ranges.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+00400000-00452000 r-xp 00001000 08:02 173521      /usr/bin/a program
+7f0000000000-7f0000021000 rw-p 00000000 00:00 0 
+7ffc0000-7ffe0000 rw-p 00000000 00:00 0           [stack]
+broken line";
+
+    #[test]
+    fn maps_are_read_with_blanks_in_names() {
+        let maps = parse_maps(MAPS);
+        assert_eq!(maps.len(), 3);
+        assert_eq!((&*maps[0].name, maps[0].offset), ("/usr/bin/a program", 0x1000));
+        assert_eq!(&*maps[1].name, "");
+    }
+
+    #[test]
+    fn own_memory_is_found_and_found_again_after_a_change() {
+        let mut space = AddressSpace::new(std::process::id());
+        let mut list = PlaceList::default();
+        let code = parse_maps as *const () as u64;
+        assert_eq!(space.known(code), None);
+        let number = space.look_up(code, &mut list);
+        assert_eq!(space.known(code), Some(number));
+        assert_eq!(list.get(number).segment, Segment::File);
+        assert!(space.file_at(code).is_some());
+        let on_stack = 0u64;
+        let address = &raw const on_stack as u64;
+        space.changed(address & !0xfff, 4096, Hint::Stack);
+        let number = space.look_up(address, &mut list);
+        assert_eq!(list.get(number).segment, Segment::Stack);
+        space.changed(code & !0xfff, 4096, Hint::None);
+        assert_eq!(space.known(code), None);
+        assert_eq!(space.known(u64::MAX >> 16), None, "beyond the table");
+        assert_eq!(list.len(), 2);
+    }
+
+    #[test]
+    fn a_process_that_has_gone_has_unknown_places() {
+        let mut space = AddressSpace::new(u32::MAX);
+        let mut list = PlaceList::default();
+        let number = space.look_up(0x1000, &mut list);
+        assert_eq!(list.get(number).segment, Segment::Unknown);
+        assert!(!list.is_empty());
+    }
+}

@@ -1,0 +1,327 @@
+//! The consumer that feeds TLB models: each thread has CPUs of its own, one for each view.
+//!
+//! Invariants: a record costs each view one lookup; what is not a walk touches neither tables of
+//! attribution nor the tally. Time is modelled: instructions, far accesses and translation at the
+//! machine's prices.
+//!
+//! A far access is one to a page that is not the one last used among those with the same six address
+//! bits. This does not depend on page sizes, and not on the engine's filter either: its index bits are
+//! among those six ([`crate::filter::INDEX_END`]), so that it drops no far access.
+
+use crate::filter::{self, Fed, INDEX_END, PAGE_SHIFT};
+use crate::machine::View;
+use crate::places::{AddressSpace, PlaceList};
+use crate::stream::{Consumer, Event, Hint, RawRecord, Record, Side, Writer};
+use crate::tally::{Access, Tally};
+use pagetax_sim::mmu::translation::{Lookup, Translation};
+use std::collections::HashMap;
+
+/// The simulation of a whole run.
+pub struct Simulation {
+    views: Vec<View>,
+    /// Prices and page sizes by place, by view.
+    sizes: Vec<Sizes>,
+    places: PlaceList,
+    processes: Vec<Process>,
+    lanes: Vec<Lane>,
+    /// What was missed, by view.
+    misses: Vec<Attribution>,
+}
+
+/// Page sizes of one view by the number of the place.
+#[derive(Default)]
+struct Sizes {
+    data: Vec<u32>,
+    code: Vec<u32>,
+}
+
+/// An address space and who shares it.
+struct Process {
+    number: u32,
+    pid: u32,
+    space: AddressSpace,
+}
+
+/// A thread: of a process, with its own TLBs.
+pub struct Lane {
+    writer: usize,
+    thread: u16,
+    /// Of its process.
+    pub pid: u32,
+    process: usize,
+    far: [u64; FAR_SLOTS],
+    /// So far.
+    pub instruction_count: u64,
+    /// Loads and stores so far, the filtered ones included.
+    pub access_count: u64,
+    /// Of these, such to a page that was not used lately.
+    pub far_count: u64,
+    /// By view.
+    pub cpus: Vec<Cpu>,
+}
+
+/// A CPU of one view.
+pub struct Cpu {
+    /// Its hardware.
+    pub translation: Translation,
+    /// What it has missed, and its clock.
+    pub tally: Tally,
+}
+
+const FAR_SLOTS: usize = 1 << (INDEX_END - PAGE_SHIFT);
+
+/// Misses of an instruction or a place, and their time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Accesses that no level could translate.
+    pub count: u64,
+    /// What that took, picoseconds.
+    pub ps: u64,
+}
+
+/// Misses of one view by who caused them and where.
+#[derive(Debug, Default)]
+pub struct Attribution {
+    /// By process (in the order of appearance) and instruction.
+    by_instruction: HashMap<(usize, u64), Share>,
+    /// By the number of the place.
+    by_place: Vec<Share>,
+    /// The instruction looked up last, as the next one is often the same.
+    last: ((usize, u64), Share),
+}
+
+impl Attribution {
+    #[inline]
+    fn add(&mut self, process: usize, instruction: u64, place: u16, ps: u64) {
+        if self.last.0 != (process, instruction) {
+            self.flush();
+            self.last.0 = (process, instruction);
+        }
+        self.last.1.count += 1;
+        self.last.1.ps += ps;
+        if self.by_place.len() <= usize::from(place) {
+            self.by_place.resize(usize::from(place) + 1, Share::default());
+        }
+        self.by_place[usize::from(place)].count += 1;
+        self.by_place[usize::from(place)].ps += ps;
+    }
+
+    fn flush(&mut self) {
+        let (key, share) = std::mem::take(&mut self.last);
+        if share.count > 0 {
+            let sum = self.by_instruction.entry(key).or_default();
+            sum.count += share.count;
+            sum.ps += share.ps;
+        }
+    }
+}
+
+impl Simulation {
+    /// For these views, in this order.
+    pub fn new(views: Vec<View>) -> Self {
+        let sizes = views.iter().map(|_| Sizes::default()).collect();
+        let misses = views.iter().map(|_| Attribution::default()).collect();
+        Simulation {
+            views,
+            sizes,
+            places: PlaceList::default(),
+            processes: Vec::new(),
+            lanes: Vec::new(),
+            misses,
+        }
+    }
+
+    /// What engines may filter so that no view notices: of data, and of code.
+    pub fn filters(&self) -> (Side, Side) {
+        let data = self.views.iter().map(|v| Fed { tlb: v.cpu.data(), shifts: v.data_shifts() });
+        let code =
+            self.views.iter().map(|v| Fed { tlb: v.cpu.instructions(), shifts: v.code_shifts() });
+        let (data, code): (Vec<_>, Vec<_>) = (data.collect(), code.collect());
+        (filter::choose(&data), filter::choose(&code))
+    }
+
+    /// As given.
+    pub fn views(&self) -> &[View] {
+        &self.views
+    }
+
+    /// Threads in the order of appearance.
+    pub fn lanes(&self) -> &[Lane] {
+        &self.lanes
+    }
+
+    /// All places seen.
+    pub fn places(&self) -> &PlaceList {
+        &self.places
+    }
+
+    /// Processes in the order of appearance: their numbers and address spaces.
+    pub fn processes(&self) -> impl Iterator<Item = (u32, &AddressSpace)> {
+        self.processes.iter().map(|process| (process.pid, &process.space))
+    }
+
+    /// A view's misses by process and instruction.
+    pub fn by_instruction(&mut self, view: usize) -> Vec<((usize, u64), Share)> {
+        self.misses[view].flush();
+        self.misses[view].by_instruction.iter().map(|(key, share)| (*key, *share)).collect()
+    }
+
+    /// A view's misses by the number of the place.
+    pub fn by_place(&self, view: usize) -> &[Share] {
+        &self.misses[view].by_place
+    }
+
+    fn process_of(&mut self, writer: Writer) -> usize {
+        let known = self.processes.iter().position(|process| process.number == writer.process);
+        known.unwrap_or_else(|| {
+            let space = AddressSpace::new(writer.pid);
+            self.processes.push(Process { number: writer.process, pid: writer.pid, space });
+            self.processes.len() - 1
+        })
+    }
+
+    fn lane_of(&mut self, writer: Writer, thread: u16) -> usize {
+        let known = self.lanes.iter().position(|l| l.writer == writer.number && l.thread == thread);
+        if let Some(lane) = known {
+            return lane;
+        }
+        let process = self.process_of(writer);
+        let cpu = |view: &View| Cpu { translation: view.cpu.clone(), tally: Tally::default() };
+        self.lanes.push(Lane {
+            writer: writer.number,
+            thread,
+            pid: writer.pid,
+            process,
+            far: [u64::MAX; FAR_SLOTS],
+            instruction_count: 0,
+            access_count: 0,
+            far_count: 0,
+            cpus: self.views.iter().map(cpu).collect(),
+        });
+        self.lanes.len() - 1
+    }
+
+    /// The place at an address; a page that is touched for the first time is mapped.
+    #[inline(always)]
+    fn place(&mut self, lane: usize, address: u64) -> u16 {
+        let process = self.lanes[lane].process;
+        match self.processes[process].space.known(address) {
+            Some(place) => place,
+            None => self.new_page(lane, address),
+        }
+    }
+
+    #[cold]
+    fn new_page(&mut self, lane: usize, address: u64) -> u16 {
+        let process = self.lanes[lane].process;
+        let place = self.processes[process].space.look_up(address, &mut self.places);
+        for (view, sizes) in self.views.iter().zip(&mut self.sizes) {
+            for number in sizes.data.len()..self.places.len() {
+                let place = self.places.get(number as u16);
+                sizes.data.push(view.data_shift(place));
+                sizes.code.push(view.code_shift(place));
+            }
+        }
+        for (cpu, sizes) in self.lanes[lane].cpus.iter_mut().zip(&self.sizes) {
+            cpu.translation.mapped(address, sizes.data[usize::from(place)]);
+        }
+        place
+    }
+
+    #[inline(always)]
+    fn data(&mut self, lane_number: usize, address: u64, instruction: u64) {
+        let place = self.place(lane_number, address);
+        let lane = &mut self.lanes[lane_number];
+        let page = address >> PAGE_SHIFT;
+        let slot = &mut lane.far[page as usize % FAR_SLOTS];
+        let is_far = *slot != page;
+        *slot = page;
+        lane.far_count += u64::from(is_far);
+        let views = self.views.iter().zip(&self.sizes).zip(&mut self.misses);
+        for (cpu, ((view, sizes), misses)) in lane.cpus.iter_mut().zip(views) {
+            let shift = sizes.data[usize::from(place)];
+            let found = cpu.translation.access(address, shift, false);
+            cpu.tally.clock_ps += found.level_ps + if is_far { view.times.far_ps } else { 0 };
+            if found.walked {
+                cpu.missed(Access::Data, shift, found);
+                misses.add(lane.process, instruction, place, found.refill_ps + found.tsb_ps);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn fetch(&mut self, lane_number: usize, address: u64) {
+        let place = self.place(lane_number, address);
+        let lane = &mut self.lanes[lane_number];
+        let views = self.sizes.iter().zip(&mut self.misses);
+        for (cpu, (sizes, misses)) in lane.cpus.iter_mut().zip(views) {
+            let shift = sizes.code[usize::from(place)];
+            let found = cpu.translation.fetch(address, shift);
+            if found.walked {
+                cpu.missed(Access::Instruction, shift, found);
+                misses.add(lane.process, address, place, found.refill_ps + found.tsb_ps);
+            }
+        }
+    }
+
+    fn counts(&mut self, lane: usize, instructions: u64, accesses: u64) {
+        let lane = &mut self.lanes[lane];
+        lane.instruction_count += instructions;
+        lane.access_count += accesses;
+        for (cpu, view) in lane.cpus.iter_mut().zip(&self.views) {
+            cpu.tally.clock_ps += instructions * view.times.instruction_ps;
+        }
+    }
+
+    fn mapping(&mut self, writer: Writer, start: u64, bytes: u64, hint: Hint) {
+        let process = self.process_of(writer);
+        self.processes[process].space.changed(start, bytes, hint);
+        if hint == Hint::Gone {
+            let lanes = self.lanes.iter_mut().filter(|lane| lane.process == process);
+            for cpu in lanes.flat_map(|lane| &mut lane.cpus) {
+                cpu.translation.unmapped(start..start.saturating_add(bytes));
+            }
+        }
+    }
+}
+
+impl Cpu {
+    fn missed(&mut self, side: Access, shift: u32, found: Lookup) {
+        self.tally.clock_ps += found.refill_ps + found.tsb_ps;
+        let misses = self.tally.misses_mut(side, shift);
+        misses.tlb_count += 1;
+        misses.tlb_ps += found.refill_ps;
+        misses.tsb_count += u64::from(found.tsb_missed);
+        misses.tsb_ps += found.tsb_ps;
+    }
+}
+
+impl Consumer for Simulation {
+    fn take(&mut self, writer: Writer, records: &[RawRecord]) {
+        let (mut thread, mut lane) = (None, 0);
+        for Record { thread: of, event } in records.iter().filter_map(|record| record.decode()) {
+            // Memory is changed by processes; before the first thread runs, too.
+            if let Event::Mapping { start, bytes, hint } = event {
+                self.mapping(writer, start, bytes, hint);
+                continue;
+            }
+            if thread != Some(of) {
+                thread = Some(of);
+                lane = self.lane_of(writer, of);
+            }
+            match event {
+                Event::Load { address, instruction } | Event::Store { address, instruction } => {
+                    self.data(lane, address, instruction);
+                }
+                Event::Fetch { address } => self.fetch(lane, address),
+                Event::Counts { instructions, accesses } => {
+                    self.counts(lane, instructions, accesses);
+                }
+                Event::Mapping { .. } => {}
+            }
+        }
+    }
+
+    /// What a thread has missed stays part of the whole.
+    fn ended(&mut self, _writer: Writer) {}
+}

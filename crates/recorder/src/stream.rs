@@ -1,0 +1,192 @@
+//! The stream of page changes: what engines write and consumers take. The layout is the one of
+//! `engines/stream.h`.
+
+/// A direct-mapped table of pages in an engine: an access to the page that stands in the slot of its
+/// address is dropped.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// log2 of the pages that it tells apart.
+    pub page_shift: u32,
+    /// The slot of an address is `(address >> index_shift) & index_mask`.
+    pub index_shift: u32,
+    /// Slots less one; below [`SLOTS_MAX`].
+    pub index_mask: u32,
+    /// 0: drops everything, as far as it is concerned.
+    pub used: u32,
+}
+
+/// Slots of a filter at most.
+pub const SLOTS_MAX: u32 = 64;
+
+/// The filters of one side, data or code. An access is dropped when both drop it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Side {
+    /// Always used.
+    pub small: Filter,
+    /// For pages of a megabyte and more, if there are any.
+    pub large: Filter,
+}
+
+/// A record as it lies in the ring.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RawRecord {
+    /// Address or count (48 bits), kind (4), thread (12).
+    pub what: u64,
+    /// The instruction, a count, or a length with a hint.
+    pub place: u64,
+}
+
+const VALUE_BITS: u32 = 48;
+const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
+
+/// What an engine knows of memory that has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hint {
+    /// Nothing.
+    None,
+    /// The break has moved over it.
+    Heap,
+    /// A thread's stack may grow into it.
+    Stack,
+    /// It is unmapped.
+    Gone,
+}
+
+/// Something that happened in the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// An instruction was fetched from another page.
+    Fetch {
+        /// Of the instruction, or of its part on the page.
+        address: u64,
+    },
+    /// A load from another page.
+    Load {
+        /// Its first byte on the page.
+        address: u64,
+        /// Who loads.
+        instruction: u64,
+    },
+    /// A store to another page.
+    Store {
+        /// Its first byte on the page.
+        address: u64,
+        /// Who stores.
+        instruction: u64,
+    },
+    /// What the thread did since its last such record, filtered accesses included.
+    Counts {
+        /// Instructions.
+        instructions: u64,
+        /// Loads and stores.
+        accesses: u64,
+    },
+    /// Memory was mapped, unmapped or moved.
+    Mapping {
+        /// First address.
+        start: u64,
+        /// How much.
+        bytes: u64,
+        /// What is known of it.
+        hint: Hint,
+    },
+}
+
+/// An event and its thread: a number that is unique in the process at any one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// Whose.
+    pub thread: u16,
+    /// What.
+    pub event: Event,
+}
+
+impl RawRecord {
+    /// None for a kind that this version does not know.
+    #[inline]
+    pub fn decode(self) -> Option<Record> {
+        let (value, place) = (self.what & VALUE_MASK, self.place);
+        let event = match (self.what >> VALUE_BITS) & 15 {
+            1 => Event::Fetch { address: value },
+            2 => Event::Load { address: value, instruction: place },
+            3 => Event::Store { address: value, instruction: place },
+            4 => Event::Counts { instructions: value, accesses: place },
+            5 => {
+                let hint = match place >> 56 {
+                    1 => Hint::Heap,
+                    2 => Hint::Stack,
+                    3 => Hint::Gone,
+                    _ => Hint::None,
+                };
+                Event::Mapping { start: value, bytes: place & VALUE_MASK, hint }
+            }
+            _ => return None,
+        };
+        Some(Record { thread: (self.what >> 52) as u16, event })
+    }
+
+    /// The inverse of [`RawRecord::decode`], as engines do it.
+    pub fn encode(record: Record) -> Self {
+        let (kind, value, place) = match record.event {
+            Event::Fetch { address } => (1, address, address),
+            Event::Load { address, instruction } => (2, address, instruction),
+            Event::Store { address, instruction } => (3, address, instruction),
+            Event::Counts { instructions, accesses } => (4, instructions, accesses),
+            Event::Mapping { start, bytes, hint } => {
+                let hint = match hint {
+                    Hint::None => 0u64,
+                    Hint::Heap => 1,
+                    Hint::Stack => 2,
+                    Hint::Gone => 3,
+                };
+                (5, start, (bytes & VALUE_MASK) | (hint << 56))
+            }
+        };
+        let what = (value & VALUE_MASK) | (kind << VALUE_BITS) | (u64::from(record.thread) << 52);
+        RawRecord { what, place }
+    }
+}
+
+/// One source of records: a process, or a thread of it. Numbers are never given twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Writer {
+    /// In the order of appearance, from 0.
+    pub number: usize,
+    /// Its address space: threads share one, and an exec makes a new one.
+    pub process: u32,
+    /// Of its process.
+    pub pid: u32,
+}
+
+/// Takes the stream: a simulation, a trace.
+pub trait Consumer {
+    /// Records of one writer, in their order. Those of other writers may come before or after.
+    fn take(&mut self, writer: Writer, records: &[RawRecord]);
+
+    /// No more records of this writer will come.
+    fn ended(&mut self, writer: Writer);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_keep_what_they_say() {
+        let events = [
+            Event::Fetch { address: 0x7fff_ffff_f000 },
+            Event::Load { address: 1, instruction: 0x40_1000 },
+            Event::Store { address: VALUE_MASK, instruction: 0 },
+            Event::Counts { instructions: 12_345, accesses: u64::from(u32::MAX) },
+            Event::Mapping { start: 0x1000, bytes: 1 << 40, hint: Hint::Gone },
+        ];
+        for event in events {
+            let record = Record { thread: 4095, event };
+            assert_eq!(RawRecord::encode(record).decode(), Some(record));
+        }
+        assert_eq!(RawRecord { what: 15 << VALUE_BITS, place: 0 }.decode(), None);
+    }
+}

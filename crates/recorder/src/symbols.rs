@@ -1,0 +1,99 @@
+//! Names of functions, from the symbol tables of mapped files.
+//!
+//! Invariant: a file is read once, and one that cannot be read or has no symbols is an answer too.
+
+use crate::places::AddressSpace;
+use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Where an instruction lies.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Function {
+    /// Demangled; none where the file has no symbol there, or there is no file (generated code).
+    pub name: Option<String>,
+    /// Path of the file; none for generated code.
+    pub file: Option<Rc<str>>,
+}
+
+/// A function in a file: its address there, its bytes, its name.
+type Symbol = (u64, u64, String);
+
+/// The text symbols of one file.
+#[derive(Debug, Default)]
+struct Table {
+    /// Sorted by address.
+    symbols: Vec<Symbol>,
+    /// Offset in the file, length, address.
+    segments: Vec<(u64, u64, u64)>,
+}
+
+impl Table {
+    fn read(path: &str) -> Option<Table> {
+        let bytes = std::fs::read(path).ok()?;
+        let file = object::File::parse(&*bytes).ok()?;
+        let mut symbols: Vec<Symbol> = file
+            .symbols()
+            .chain(file.dynamic_symbols())
+            .filter(|s| s.kind() == SymbolKind::Text && s.address() != 0)
+            .filter_map(|s| Some((s.address(), s.size(), s.name().ok()?.to_string())))
+            .collect();
+        symbols.sort();
+        symbols.dedup_by_key(|(address, ..)| *address);
+        let segments = file.segments().map(|segment| {
+            let (offset, length) = segment.file_range();
+            (offset, length, segment.address())
+        });
+        Some(Table { symbols, segments: segments.collect() })
+    }
+
+    fn name(&self, offset: u64) -> Option<&str> {
+        let (start, _, address) = self
+            .segments
+            .iter()
+            .find(|(start, length, _)| (*start..start + length).contains(&offset))?;
+        let at = offset - start + address;
+        let after = self.symbols.partition_point(|(start, ..)| *start <= at);
+        let (start, size, name) = self.symbols.get(after.checked_sub(1)?)?;
+        // Assembly often has no sizes: the next symbol ends it.
+        (*size == 0 || at < start + size).then_some(name)
+    }
+}
+
+/// Symbol tables by file.
+#[derive(Debug, Default)]
+pub struct Symbols {
+    tables: HashMap<Rc<str>, Table>,
+}
+
+impl Symbols {
+    /// The function that an instruction of a process belongs to.
+    pub fn function(&mut self, space: &AddressSpace, instruction: u64) -> Function {
+        let Some(mapping) = space.file_at(instruction) else {
+            return Function { name: None, file: None };
+        };
+        let file = mapping.name.clone();
+        let table = self.tables.entry(file.clone());
+        let table = table.or_insert_with(|| Table::read(&file).unwrap_or_default());
+        let name = table.name(instruction - mapping.range.start + mapping.offset);
+        let name = name.map(|name| format!("{:#}", rustc_demangle::demangle(name)));
+        Function { name, file: Some(file) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::places::PlaceList;
+
+    #[test]
+    fn an_own_function_has_its_name() {
+        let mut space = AddressSpace::new(std::process::id());
+        let code = an_own_function_has_its_name as *const () as u64;
+        space.look_up(code, &mut PlaceList::default());
+        let found = Symbols::default().function(&space, code);
+        assert!(found.name.unwrap().ends_with("an_own_function_has_its_name"));
+        let nowhere = Symbols::default().function(&space, 0x10);
+        assert_eq!(nowhere, Function { name: None, file: None });
+    }
+}

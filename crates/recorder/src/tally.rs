@@ -1,0 +1,111 @@
+//! What the TLBs of a thread missed, by side and page size, and the time that took.
+
+use std::ops::{AddAssign, Sub};
+
+/// The two sides of a TLB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Fetches.
+    Instruction = 0,
+    /// Loads and stores.
+    Data = 1,
+}
+
+/// Misses of one side and one page size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Misses {
+    /// Accesses that no level could translate.
+    pub tlb_count: u64,
+    /// What their walks, or the handler on a hit in its buffer, took; picoseconds.
+    pub tlb_ps: u64,
+    /// Of these, such that the translation storage buffer did not serve.
+    pub tsb_count: u64,
+    /// What that took on top, picoseconds.
+    pub tsb_ps: u64,
+}
+
+impl AddAssign for Misses {
+    fn add_assign(&mut self, other: Misses) {
+        self.tlb_count += other.tlb_count;
+        self.tlb_ps += other.tlb_ps;
+        self.tsb_count += other.tsb_count;
+        self.tsb_ps += other.tsb_ps;
+    }
+}
+
+impl Sub for Misses {
+    type Output = Misses;
+    fn sub(self, before: Misses) -> Misses {
+        Misses {
+            tlb_count: self.tlb_count - before.tlb_count,
+            tlb_ps: self.tlb_ps - before.tlb_ps,
+            tsb_count: self.tsb_count - before.tsb_count,
+            tsb_ps: self.tsb_ps - before.tsb_ps,
+        }
+    }
+}
+
+/// Page sizes are below 2^64.
+const SHIFTS: usize = 64;
+
+/// A thread's misses, and its time so far.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tally {
+    misses: [[Misses; SHIFTS]; 2],
+    /// Of the modelled machine, translation included; picoseconds.
+    pub clock_ps: u64,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Tally { misses: [[Misses::default(); SHIFTS]; 2], clock_ps: 0 }
+    }
+}
+
+impl Tally {
+    /// Of one side and page size.
+    pub fn misses(&self, side: Access, shift: u32) -> Misses {
+        self.misses[side as usize][shift as usize % SHIFTS]
+    }
+
+    /// To add to.
+    pub fn misses_mut(&mut self, side: Access, shift: u32) -> &mut Misses {
+        &mut self.misses[side as usize][shift as usize % SHIFTS]
+    }
+
+    /// Of one side, all page sizes.
+    pub fn total(&self, side: Access) -> Misses {
+        let mut total = Misses::default();
+        self.misses[side as usize].iter().for_each(|misses| total += *misses);
+        total
+    }
+
+    /// What came on top since `before`.
+    pub fn since(&self, before: &Tally) -> Tally {
+        let mut since = self.clone();
+        for (side, old) in since.misses.iter_mut().zip(&before.misses) {
+            side.iter_mut().zip(old).for_each(|(new, old)| *new = *new - *old);
+        }
+        since.clock_ps -= before.clock_ps;
+        since
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_by_side_and_size() {
+        let mut before = Tally::default();
+        before.misses_mut(Access::Data, 12).tlb_count = 3;
+        before.clock_ps = 10;
+        let mut after = before.clone();
+        after.misses_mut(Access::Data, 12).tlb_count += 4;
+        after.misses_mut(Access::Instruction, 21).tsb_ps += 5;
+        after.clock_ps += 7;
+        let since = after.since(&before);
+        assert_eq!((since.total(Access::Data).tlb_count, since.clock_ps), (4, 7));
+        assert_eq!(since.misses(Access::Instruction, 21).tsb_ps, 5);
+    }
+}

@@ -1,0 +1,38 @@
+//! What tests of engines share.
+
+use pagetax_recorder::engine::{Engine, EngineKind};
+use pagetax_recorder::program::Program;
+use pagetax_recorder::session::{Ended, Recording, run};
+use pagetax_recorder::simulate::Simulation;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Whether all of these are installed; says which is not.
+pub fn has_programs(names: &[&str]) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_here = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
+    let missing: Vec<_> = names.iter().filter(|name| !is_here(name)).collect();
+    if !missing.is_empty() {
+        println!("SKIP: not installed: {missing:?}");
+    }
+    missing.is_empty()
+}
+
+/// Compiles one of tests/programs.
+pub fn compile(source: &str, options: &[&str], folder: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);
+    let program = folder.join("program");
+    let cc = Command::new("cc").args(options).arg(source).arg("-o").arg(&program).output().unwrap();
+    assert!(cc.status.success(), "{}", String::from_utf8_lossy(&cc.stderr));
+    program
+}
+
+/// Runs a program under an engine, for the simulation.
+pub fn record(kind: EngineKind, program: &Path, simulation: &mut Simulation) -> Ended {
+    let argv = [program.as_os_str().to_owned()];
+    let program = Program::find(program.to_str().unwrap()).unwrap();
+    let engine = Engine::choose(&program, Some(kind)).unwrap();
+    let filters = simulation.filters();
+    let recording = Recording { engine: &engine, argv: &argv, follow: true, filters };
+    run(&recording, simulation, |_| {}).unwrap()
+}

@@ -1,0 +1,174 @@
+//! The online model against an oracle that is shown each access by itself: the same program under
+//! both engines, and under Valgrind's lackey, which writes every access down.
+//!
+//! The oracle is a list of pages for each set, and knows no filter, no runs and no packed orders.
+
+mod common;
+
+use common::{compile, has_programs, record};
+use pagetax_core::units::PageSize;
+use pagetax_recorder::engine::EngineKind;
+use pagetax_recorder::machine::View;
+use pagetax_recorder::simulate::Simulation;
+use pagetax_sim::models;
+use std::collections::VecDeque;
+use std::path::Path;
+use std::process::Command;
+
+/// One array of true LRU sets.
+struct Array {
+    sets: Vec<VecDeque<u64>>,
+    ways: usize,
+}
+
+impl Array {
+    fn new(entries: usize, ways: usize) -> Array {
+        Array { sets: vec![VecDeque::new(); entries / ways], ways }
+    }
+
+    /// A lookup that fills: whether it hit.
+    fn hit(&mut self, page: u64, tag: u64) -> bool {
+        let index = page as usize % self.sets.len();
+        let set = &mut self.sets[index];
+        let found = set.iter().position(|known| *known == tag);
+        if let Some(at) = found {
+            set.remove(at);
+        }
+        set.push_front(tag);
+        set.truncate(self.ways);
+        found.is_some()
+    }
+}
+
+/// The TLBs of sim:x86-64-calibrated for one page size.
+struct Oracle {
+    shift: u32,
+    first: Array,
+    second: Array,
+    code: Array,
+    /// Of data: accesses that missed the first level only, and both.
+    missed: [u64; 2],
+    code_walks: u64,
+    instructions: u64,
+    accesses: u64,
+}
+
+impl Oracle {
+    fn new(shift: u32) -> Oracle {
+        let first = if shift == 12 { Array::new(96, 6) } else { Array::new(32, 4) };
+        Oracle {
+            shift,
+            first,
+            second: Array::new(2048, 16),
+            code: Array::new(256, 8),
+            missed: [0; 2],
+            code_walks: 0,
+            instructions: 0,
+            accesses: 0,
+        }
+    }
+
+    fn pages(address: u64, size: u64, shift: u32) -> impl Iterator<Item = u64> {
+        let (first, last) = (address >> shift, (address + size - 1) >> shift);
+        [first].into_iter().chain((last != first).then_some(last))
+    }
+
+    fn data(&mut self, address: u64, size: u64) {
+        self.accesses += 1;
+        for page in Oracle::pages(address, size, self.shift) {
+            if !self.first.hit(page, page) {
+                self.missed[usize::from(!self.second.hit(page, page))] += 1;
+            }
+        }
+    }
+
+    fn fetch(&mut self, address: u64, size: u64) {
+        self.instructions += 1;
+        for page in Oracle::pages(address, size, 12) {
+            self.code_walks += u64::from(!self.code.hit(page, page));
+        }
+    }
+
+    /// A line of `valgrind --tool=lackey --trace-mem=yes`.
+    fn line(&mut self, line: &str) {
+        let Some((kind, place)) = line.trim_start().split_once(' ') else { return };
+        let Some((address, size)) = place.trim().split_once(',') else { return };
+        let (Ok(address), Ok(size)) = (u64::from_str_radix(address, 16), size.parse()) else {
+            return;
+        };
+        match kind {
+            "I" => self.fetch(address, size),
+            "L" | "S" => self.data(address, size),
+            "M" => {
+                self.data(address, size);
+                self.data(address, size);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn lackey(program: &Path) -> [Oracle; 2] {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let status = Command::new("valgrind")
+        .args(["--tool=lackey", "--trace-mem=yes", "--basic-counts=no", "-q"])
+        .arg(format!("--log-file={}", log.path().display()))
+        .arg(program)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(42), "the program's own status");
+    let text = std::fs::read_to_string(log.path()).unwrap();
+    [12, 21].map(|shift| {
+        let mut oracle = Oracle::new(shift);
+        text.lines().for_each(|line| oracle.line(line));
+        assert!(oracle.accesses > 100_000, "lackey saw little:\n{}", &text[..text.len().min(500)]);
+        oracle
+    })
+}
+
+fn simulated(engine: EngineKind, program: &Path) -> Simulation {
+    let model = models::find("x86-64-calibrated").unwrap();
+    let views =
+        ["all=4K", "all=2M"].map(|pages| View::new(&model, pages.parse().unwrap()).unwrap());
+    let mut simulation = Simulation::new(views.into());
+    let ended = record(engine, program, &mut simulation);
+    assert_eq!(ended.exit.shell_code(), 42, "{}", ended.log);
+    simulation
+}
+
+fn compare(engine: EngineKind, exact_counts: bool) {
+    if !has_programs(&["cc", "valgrind"])
+        || (engine == EngineKind::Qemu && !has_programs(&["qemu-x86_64"]))
+    {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program =
+        compile("oracle.c", &["-O1", "-static", "-nostdlib", "-fno-pie", "-no-pie"], folder.path());
+    let oracles = lackey(&program);
+    let simulation = simulated(engine, &program);
+    let [lane] = simulation.lanes() else { panic!("{} threads", simulation.lanes().len()) };
+    if exact_counts {
+        let counted = (lane.instruction_count, lane.access_count);
+        assert_eq!(counted, (oracles[0].instructions, oracles[0].accesses));
+    }
+    for (oracle, cpu) in oracles.iter().zip(&lane.cpus) {
+        let size = PageSize::new(1 << oracle.shift).unwrap();
+        let counts = cpu.translation.data().counts(size);
+        assert_eq!(counts[1..], oracle.missed, "data, {size}, {engine}");
+        let walks = cpu.translation.instructions().walks(PageSize::K4);
+        assert_eq!(walks, oracle.code_walks, "code, {engine}");
+        assert!(oracle.missed.iter().all(|count| *count > 0), "{size}: too easy a program");
+        assert!(oracle.code_walks > 0);
+    }
+}
+
+#[test]
+fn valgrind_counts_as_the_oracle_does() {
+    compare(EngineKind::Valgrind, true);
+}
+
+#[test]
+fn qemu_counts_as_the_oracle_does() {
+    compare(EngineKind::Qemu, false);
+}

@@ -1,0 +1,93 @@
+//! The pager's files, and forks.
+//!
+//! Files: programs count on low numbers being free, and close all that they do not know. The pager's
+//! are moved out of the way, and survive.
+//!
+//! Forks: a child would see zeros where pages are away, so that children do not get the paged memory at
+//! all (MADV_DONTFORK), and fork is refused. vfork, posix_spawn, system and popen share memory until
+//! exec, and work.
+
+use crate::threads::{is_internal, next};
+use crate::{fail, paged, say};
+use libc::{c_int, c_uint};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+/// The pager's sockets have this number or a higher one, below the usual limit of 1024.
+pub const FIRST: c_int = pagetax_remote::pager::DESCRIPTORS_FROM;
+const LAST: c_int = FIRST + 127;
+
+/// Whether a number is of the pager's. Below LAST, but none of the program's is likely to be there:
+/// that would take 700 open files.
+fn is_ours(file: c_int) -> bool {
+    paged::paged().is_some() && (FIRST..=LAST).contains(&file)
+}
+
+/// socket(2): the pager's go out of the way.
+#[unsafe(no_mangle)]
+pub extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: plain numbers; the program's own call.
+    let made = unsafe { libc::syscall(libc::SYS_socket, domain, kind, protocol) } as c_int;
+    if made < 0 || !is_internal() {
+        return made;
+    }
+    // SAFETY: duplicates and closes a number that was just made here.
+    unsafe {
+        let moved = libc::fcntl(made, libc::F_DUPFD_CLOEXEC, FIRST);
+        if moved < 0 {
+            return made;
+        }
+        libc::syscall(libc::SYS_close, made);
+        moved
+    }
+}
+
+/// close(2)
+#[unsafe(no_mangle)]
+pub extern "C" fn close(file: c_int) -> c_int {
+    if is_ours(file) {
+        return fail(libc::EBADF, -1);
+    }
+    // SAFETY: the program's own call.
+    unsafe { libc::syscall(libc::SYS_close, file) as c_int }
+}
+
+/// close_range(2)
+#[unsafe(no_mangle)]
+pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // SAFETY: the program's own call, less what is ours.
+    let call = |first: c_uint, last: c_uint| unsafe {
+        libc::syscall(libc::SYS_close_range, first, last, flags) as c_int
+    };
+    let (ours, ours_end) = (FIRST as c_uint, LAST as c_uint);
+    if paged::paged().is_none() || last < ours || first > ours_end || first > last {
+        return call(first, last);
+    }
+    let below = if first < ours { call(first, ours - 1) } else { 0 };
+    let above = if last > ours_end { call(ours_end + 1, last) } else { 0 };
+    below.min(above)
+}
+
+/// closefrom(3)
+#[unsafe(no_mangle)]
+pub extern "C" fn closefrom(first: c_int) {
+    close_range(first.max(0) as c_uint, c_uint::MAX, 0);
+}
+
+/// fork(2): refused, once the program has paged memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn fork() -> libc::pid_t {
+    if paged::paged().is_some() {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if !SAID.swap(true, Relaxed) {
+            say("fork is refused: a child cannot have paged memory; vfork and posix_spawn work");
+        }
+        return fail(libc::ENOSYS, -1);
+    }
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let address = next(c"fork", &NEXT);
+    if address == 0 {
+        return fail(libc::ENOSYS, -1);
+    }
+    // SAFETY: the C library's own function of that name has this type.
+    unsafe { std::mem::transmute::<usize, extern "C" fn() -> libc::pid_t>(address)() }
+}

@@ -1,0 +1,237 @@
+//! mmap and its family: large private anonymous maps come from the paged region.
+//!
+//! What asks for a place of its own (MAP_FIXED), for locked or huge pages, for a stack or for code
+//! stays local.
+
+use crate::paged::{Paged, paged, paged_at};
+use crate::{fail, say};
+use libc::{MAP_FAILED, c_int, c_void, off_t, size_t};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Smaller maps stay local.
+const LARGE: usize = 128 << 10;
+const PAGE: usize = 4096;
+
+/// Flags of maps that stay local.
+const LOCAL: c_int = libc::MAP_SHARED
+    | libc::MAP_FIXED
+    | libc::MAP_FIXED_NOREPLACE
+    | libc::MAP_GROWSDOWN
+    | libc::MAP_HUGETLB
+    | libc::MAP_LOCKED
+    | libc::MAP_STACK;
+
+/// A direct system call that returns as C does, with errno.
+macro_rules! system {
+    ($number:ident $(, $argument:expr)*) => {
+        // SAFETY: the program's own call, passed on as it is.
+        unsafe { libc::syscall(libc::$number $(, $argument)*) }
+    };
+}
+
+fn say_once(said: &AtomicBool, line: &str) {
+    if !said.swap(true, Relaxed) {
+        say(line);
+    }
+}
+
+/// mmap(2)
+///
+/// # Safety
+/// As of mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    at: *mut c_void,
+    bytes: size_t,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    let anonymous = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_PRIVATE != 0;
+    if let Some(paged) = paged_at(at.cast()).filter(|_| flags & libc::MAP_FIXED != 0) {
+        return map_fixed(paged, at, bytes, protection, anonymous);
+    }
+    if anonymous
+        && flags & LOCAL == 0
+        && bytes >= LARGE
+        && protection & libc::PROT_EXEC == 0
+        && let Some(paged) = paged()
+    {
+        let at = paged.map(bytes, PAGE, protection);
+        return if at.is_null() { fail(libc::ENOMEM, MAP_FAILED) } else { at.cast() };
+    }
+    system!(SYS_mmap, at, bytes, protection, flags, file, offset) as *mut c_void
+}
+
+/// A map at a place inside the paged region: zeros again if it is memory; else it cannot be.
+fn map_fixed(
+    paged: &Paged,
+    at: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    anonymous: bool,
+) -> *mut c_void {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !anonymous || !paged.contains_all(at as usize, bytes) {
+        say_once(&SAID, "a file cannot be mapped over paged memory; the program was told so");
+        return fail(libc::ENOMEM, MAP_FAILED);
+    }
+    paged.discard(at as usize, bytes);
+    match system!(SYS_mprotect, at, bytes, protection) {
+        0 => at,
+        _ => MAP_FAILED,
+    }
+}
+
+/// mmap64(2): the same where long is 64 bits.
+///
+/// # Safety
+/// As of mmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    at: *mut c_void,
+    bytes: size_t,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: as the caller promises.
+    unsafe { mmap(at, bytes, protection, flags, file, offset) }
+}
+
+/// munmap(2)
+///
+/// # Safety
+/// As of munmap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(at: *mut c_void, bytes: size_t) -> c_int {
+    match paged_at(at.cast()) {
+        Some(paged) => {
+            if bytes == 0
+                || !(at as usize).is_multiple_of(PAGE)
+                || !paged.contains_all(at as usize, bytes)
+            {
+                return fail(libc::EINVAL, -1);
+            }
+            paged.unmap(at as usize, bytes);
+            0
+        }
+        None => system!(SYS_munmap, at, bytes) as c_int,
+    }
+}
+
+/// mremap(2)
+///
+/// # Safety
+/// As of mremap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    at: *mut c_void,
+    before: size_t,
+    bytes: size_t,
+    flags: c_int,
+    place: *mut c_void,
+) -> *mut c_void {
+    let Some(paged) = paged_at(at.cast()) else {
+        return system!(SYS_mremap, at, before, bytes, flags, place) as *mut c_void;
+    };
+    let before = before.next_multiple_of(PAGE);
+    if bytes == 0 || !(at as usize).is_multiple_of(PAGE) || !paged.contains_all(at as usize, before)
+    {
+        return fail(libc::EINVAL, MAP_FAILED);
+    }
+    if flags & !libc::MREMAP_MAYMOVE != 0 {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        say_once(&SAID, "paged memory cannot be moved to a fixed place; the program was told so");
+        return fail(libc::ENOMEM, MAP_FAILED);
+    }
+    let bytes = bytes.next_multiple_of(PAGE);
+    if bytes < before {
+        paged.unmap(at as usize + bytes, before - bytes);
+        return at;
+    }
+    if bytes == before || paged.grow(at as usize, before, bytes) {
+        return at;
+    }
+    if flags & libc::MREMAP_MAYMOVE == 0 {
+        return fail(libc::ENOMEM, MAP_FAILED);
+    }
+    let new = paged.map(bytes, PAGE, libc::PROT_READ | libc::PROT_WRITE);
+    if new.is_null() {
+        return fail(libc::ENOMEM, MAP_FAILED);
+    }
+    // SAFETY: both ranges are mapped, at least so long, and apart.
+    unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), new, before) };
+    paged.unmap(at as usize, before);
+    new.cast()
+}
+
+/// madvise(2): dropping pages is the pager's business; what would only help the kernel is of no use.
+///
+/// # Safety
+/// As of madvise(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
+    let Some(paged) = paged_at(at.cast()) else {
+        return system!(SYS_madvise, at, bytes, advice) as c_int;
+    };
+    if !(at as usize).is_multiple_of(PAGE) || !paged.contains_all(at as usize, bytes) {
+        return fail(libc::EINVAL, -1);
+    }
+    match advice {
+        libc::MADV_DONTNEED | libc::MADV_FREE => {
+            paged.discard(at as usize, bytes);
+            0
+        }
+        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
+            system!(SYS_madvise, at, bytes, advice) as c_int
+        }
+        _ => 0,
+    }
+}
+
+/// posix_madvise(3): DONTNEED is only a hint there.
+///
+/// # Safety
+/// As of posix_madvise(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
+    if paged_at(at.cast()).is_some() || advice == libc::POSIX_MADV_DONTNEED {
+        return 0;
+    }
+    match system!(SYS_madvise, at, bytes, advice) {
+        0 => 0,
+        // SAFETY: the location is valid for the calling thread.
+        _ => unsafe { *libc::__errno_location() },
+    }
+}
+
+fn say_that_locked_pages_stay() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    say_once(&SAID, "the program locks memory: locked pages stay local, over the resident limit");
+}
+
+/// mlock(2): locked pages cannot be moved, so they stay.
+///
+/// # Safety
+/// As of mlock(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock(at: *const c_void, bytes: size_t) -> c_int {
+    if paged_at(at.cast()).is_some() {
+        say_that_locked_pages_stay();
+    }
+    system!(SYS_mlock, at, bytes) as c_int
+}
+
+/// mlockall(2): all of the paged address space cannot be locked, so nothing is.
+#[unsafe(no_mangle)]
+pub extern "C" fn mlockall(flags: c_int) -> c_int {
+    if paged().is_none() {
+        return system!(SYS_mlockall, flags) as c_int;
+    }
+    static SAID: AtomicBool = AtomicBool::new(false);
+    say_once(&SAID, "mlockall is refused: memory that is all locked cannot be paged");
+    fail(libc::EPERM, -1)
+}

@@ -1,0 +1,136 @@
+//! The library preloaded into real programs, on the real kernel: what they print is right to the byte.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// Built beside this test, as the library under test.
+fn library() -> PathBuf {
+    let here = std::env::current_exe().unwrap();
+    let library = here.parent().unwrap().join("libpagetax_remote_preload.so");
+    assert!(library.exists(), "{} is not built", library.display());
+    library
+}
+
+fn command(program: &str, arguments: &[&str], resident_mib: Option<u64>) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).env("LC_ALL", "C").env_remove("LD_PRELOAD");
+    if let Some(mib) = resident_mib {
+        command.env("LD_PRELOAD", library());
+        command.env("PAGETAX_REMOTE_RESIDENT", (mib << 20).to_string());
+        command.env("PAGETAX_REMOTE_STATS", "1");
+    }
+    command
+}
+
+/// What a program prints, plain and paged; none, said so, if it cannot be paged or is not here.
+fn both(
+    program: &str,
+    arguments: &[&str],
+    resident_mib: u64,
+    input: &str,
+) -> Option<(Output, Output)> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("input");
+    std::fs::write(&path, input).unwrap();
+    let run = |mib| {
+        let stdin = Stdio::from(std::fs::File::open(&path).unwrap());
+        command(program, arguments, mib).stdin(stdin).output()
+    };
+    let Ok(plain) = run(None) else {
+        println!("SKIP: {program} is not installed");
+        return None;
+    };
+    let paged = run(Some(resident_mib)).unwrap();
+    let errors = String::from_utf8_lossy(&paged.stderr);
+    if paged.status.code() == Some(125) && errors.contains("userfaultfd") {
+        println!("SKIP: {}", errors.trim());
+        return None;
+    }
+    assert!(plain.status.success() && paged.status.success(), "{plain:?}\n{errors}");
+    Some((plain, paged))
+}
+
+/// One of the counts that a paged program says at its end.
+fn count(output: &Output, name: &str) -> u64 {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let (_, rest) = errors.split_once(&format!("{name}: ")).unwrap_or_else(|| panic!("{errors}"));
+    rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+}
+
+fn assert_same(program: &str, arguments: &[&str], resident_mib: u64, input: &str) {
+    let Some((plain, paged)) = both(program, arguments, resident_mib, input) else { return };
+    assert!(plain.stdout == paged.stdout, "{program} prints something else when it is paged");
+    assert!(count(&paged, "page_in_count") > 0, "nothing was paged");
+}
+
+#[test]
+fn sort_with_threads() {
+    let mut state = 1u64;
+    let mut line = |_| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        format!("{:032x}\n", (state as u128) << 50)
+    };
+    let input: String = (0..200_000).map(&mut line).collect();
+    // It ends by _exit, so that it cannot say what was paged.
+    let Some((plain, paged)) = both("sort", &["--parallel=2", "-S", "40M"], 6, &input) else {
+        return;
+    };
+    assert!(plain.stdout == paged.stdout, "sort prints something else when it is paged");
+}
+
+#[test]
+fn python_objects_and_a_large_buffer() {
+    let script = "
+import hashlib
+b = bytearray(24_000_000)
+for i in range(0, len(b), 4096): b[i] = i // 4096 % 251 + 1
+print(hashlib.md5(b).hexdigest(), hashlib.md5(b).hexdigest())
+d = {str(i): [i] for i in range(100_000)}
+print(sum(v[0] for v in d.values()), d['777'])
+b += b'x' * 5_000_000
+print(hashlib.md5(b).hexdigest())
+";
+    assert_same("/usr/bin/python3", &["-c", script], 12, "");
+}
+
+#[test]
+fn sqlite_in_memory() {
+    let sql = "
+create table t(a integer primary key, b text);
+with recursive c(x) as (select 1 union all select x+1 from c where x<100000)
+insert into t select x, printf('%0200d', x*7919%1000003) from c;
+create index i on t(b);
+select count(*), sum(length(b)), min(b), max(b) from t;
+select sum(a) from t where b like '%77';
+";
+    assert_same("sqlite3", &[":memory:"], 8, sql);
+}
+
+#[test]
+fn threads_and_subprocesses() {
+    let script = "
+import subprocess, threading, os
+b = [bytearray(8_000_000) for _ in range(4)]
+def work(part, n):
+    for round in range(3):
+        for i in range(0, len(part), 4096):
+            assert part[i] == (n * round) % 256, (n, round, i)
+            part[i] = n * (round + 1) % 256
+t = [threading.Thread(target=work, args=(part, n + 1)) for n, part in enumerate(b)]
+[x.start() for x in t]; [x.join() for x in t]
+print([part[4096] for part in b])
+print(subprocess.run(['/bin/echo', 'from a child'], capture_output=True, close_fds=True))
+print(os.read(os.open('/proc/self/exe', os.O_RDONLY), 4))
+";
+    assert_same("/usr/bin/python3", &["-c", script], 8, "");
+}
+
+#[test]
+fn bad_settings_are_refused_and_none_is_no_paging() {
+    let mut bad = command("true", &[], Some(1));
+    let output = bad.env("PAGETAX_REMOTE_RESIDENT", "lots").output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("RESIDENT=lots"), "{output:?}");
+    let output = command("echo", &["x"], None).env("LD_PRELOAD", library()).output().unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"x\n"[..]));
+}

@@ -1,0 +1,17 @@
+//! The client's side: a page store whose pages lie on several memory servers.
+//!
+//! [`replicator`] and [`repair`] decide where copies are, without I/O; [`cluster`] holds what all
+//! threads share and is the [`PageStore`](crate::store::PageStore); [`reader`] and [`writer`] serve
+//! one thread each, over [`link`]s of their own; [`control`] is the one thread that watches servers,
+//! takes them in again and moves copies.
+
+pub mod ask;
+pub mod cluster;
+pub mod connection;
+mod control;
+pub mod link;
+mod reader;
+pub mod repair;
+pub mod replicator;
+pub mod set;
+mod writer;

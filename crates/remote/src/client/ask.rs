@@ -1,0 +1,49 @@
+//! Questions to one server that concern no region: for people and for scripts.
+
+use super::connection::{Connection, Endpoint};
+use super::link::{LinkError, wait};
+use crate::server::pool::Report;
+use crate::store::StoreError;
+use crate::wire::reply::Reply;
+use crate::wire::request::Request;
+use std::time::Duration;
+
+/// For connecting and for each answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a server says of itself and its clients.
+///
+/// # Errors
+/// When it does not answer, or not in a way that we understand.
+pub fn report(endpoint: &Endpoint) -> Result<Report, StoreError> {
+    ask(endpoint, &Request::Report, |reply| match reply {
+        Reply::Report(json) => serde_json::from_slice(json).map_err(|error| error.to_string()),
+        _ => Err("a reply that does not fit the request".into()),
+    })
+}
+
+/// Tells a server to take nothing new, and to end when its pages have moved.
+///
+/// # Errors
+/// When it does not answer, or is told so from another machine.
+pub fn drain(endpoint: &Endpoint) -> Result<(), StoreError> {
+    ask(endpoint, &Request::Drain, |_| Ok(()))
+}
+
+fn ask<T>(
+    endpoint: &Endpoint,
+    request: &Request<'_>,
+    read: impl FnOnce(Reply<'_>) -> Result<T, String>,
+) -> Result<T, StoreError> {
+    let refused = |why| StoreError::Refused { server: endpoint.label.clone(), why };
+    let unreachable = |source| StoreError::Unreachable { server: endpoint.label.clone(), source };
+    let mut connection: Connection = endpoint.connect("pagetax", PATIENCE)?;
+    connection.set_patience(PATIENCE).map_err(unreachable)?;
+    let id = connection.send(request).map_err(unreachable)?;
+    match wait(&mut connection, id) {
+        Ok(reply) => read(reply).map_err(refused),
+        Err(LinkError::Failed(failure)) => Err(refused(failure.to_string())),
+        Err(LinkError::Broken(error)) => Err(unreachable(error)),
+        Err(LinkError::Restarted | LinkError::NoRegion) => Err(refused("it was restarted".into())),
+    }
+}

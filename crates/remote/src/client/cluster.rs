@@ -1,0 +1,385 @@
+//! Several memory servers as one page store.
+//!
+//! Invariants: what threads decide together, they decide in the [`Replicator`], under its lock, which
+//! is never held across I/O; who finds that a server fails says so here, and one thread finds out
+//! how badly.
+
+use super::connection::Endpoint;
+use super::control::{Control, Watch};
+use super::link::{LinkError, Links};
+use super::reader::Reader;
+use super::replicator::{Replicator, Standing};
+use super::set::ServerId;
+use super::writer::Writer;
+use crate::secret;
+use crate::store::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
+use crate::tls::ClientTls;
+use crate::wire::reply::Failure;
+use crate::wire::request::Token;
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How a client uses its servers.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Host, or host and port, of each.
+    pub servers: Vec<String>,
+    /// Of each page, on as many servers: 1 to 3.
+    pub copies: usize,
+    /// Look for more servers on the local network.
+    pub discover: bool,
+    /// Mutual TLS.
+    pub tls: Option<ClientTls>,
+    /// For people who look at the server: the program.
+    pub name: String,
+    /// A read that takes longer is sent to another copy too.
+    pub hedge_after: Duration,
+    /// A server that takes longer is taken for down.
+    pub answer_within: Duration,
+    /// A server that has been down for longer is replaced, as far as other copies are left.
+    pub repair_after: Duration,
+    /// A server that has been down for longer is not waited for any more.
+    pub gone_after: Duration,
+}
+
+impl Options {
+    /// For these servers, else with the defaults.
+    pub fn new(servers: Vec<String>) -> Options {
+        Options {
+            servers,
+            copies: 1,
+            discover: false,
+            tls: None,
+            name: program_name(),
+            hedge_after: Duration::from_millis(3),
+            answer_within: Duration::from_millis(250),
+            repair_after: Duration::from_secs(2),
+            gone_after: Duration::from_secs(10),
+        }
+    }
+}
+
+fn program_name() -> String {
+    let comm = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    comm.trim_end().to_string()
+}
+
+/// What has happened to a client.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Reads that were sent to a second server because the first took long.
+    pub hedges_total: AtomicU64,
+    /// Reads that were answered by another than the first server, of any reason.
+    pub failovers_total: AtomicU64,
+    /// Copies that were not what was put: damaged or out of date. They were not used.
+    pub bad_copies_total: AtomicU64,
+    /// Times that a server stopped answering.
+    pub servers_down_total: AtomicU64,
+    /// Pages copied from server to server.
+    pub pages_repaired_total: AtomicU64,
+}
+
+/// A server as its client knows it.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub endpoint: Endpoint,
+    /// 0 until it was first reached.
+    pub epoch: AtomicU64,
+    /// Held by the one who finds out whether it lives.
+    verdict: Mutex<()>,
+}
+
+/// A region as one server knows it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Remote {
+    pub number: u32,
+    pub token: Token,
+}
+
+/// What all threads of a client share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub options: Options,
+    pub tally: Tally,
+    pub replicator: RwLock<Replicator>,
+    pub peers: RwLock<Vec<Arc<Peer>>>,
+    pub remotes: RwLock<HashMap<(RegionId, ServerId), Remote>>,
+    /// Pages of each region.
+    pub regions: RwLock<HashMap<RegionId, u64>>,
+    pub stopped: AtomicBool,
+    /// Counts changes of servers' standing.
+    changes: Mutex<u64>,
+    changed: Condvar,
+}
+
+/// The store.
+#[derive(Debug)]
+pub struct Cluster {
+    shared: Arc<Shared>,
+    watch: Arc<Mutex<Watch>>,
+    next_region: AtomicU64,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Cluster {
+    /// Connects to all servers that can be reached.
+    ///
+    /// # Errors
+    /// When they are too few for the copies that are asked for, or one refuses us.
+    pub fn connect(options: Options) -> Result<Cluster, StoreError> {
+        if !(1..=3).contains(&options.copies) {
+            return Err(StoreError::BadRequest("there can be 1, 2 or 3 copies"));
+        }
+        let copies = options.copies;
+        let shared = Arc::new(Shared::new(options));
+        let mut watch = Watch::new(shared.clone())?;
+        let problem = watch.first_look()?;
+        let reached = shared.replicator().up().len();
+        if reached < copies {
+            return Err(problem.unwrap_or_else(|| StoreError::Unreachable {
+                server: format!("{copies} memory servers for {copies} copies"),
+                source: io::Error::other(format!("{reached} found")),
+            }));
+        }
+        let watch = Arc::new(Mutex::new(watch));
+        let control = Control { shared: shared.clone(), watch: watch.clone() };
+        let spawned = thread::Builder::new()
+            .name("pagetax-control".into())
+            .spawn(move || control.run())
+            .map_err(|source| StoreError::Unreachable { server: "a thread".into(), source })?;
+        let next_region = AtomicU64::new(1);
+        Ok(Cluster { shared, watch, next_region, thread: Some(spawned) })
+    }
+
+    /// What has happened so far.
+    pub fn tally(&self) -> &Tally {
+        &self.shared.tally
+    }
+
+    /// Servers that answer now.
+    pub fn servers_up(&self) -> usize {
+        self.shared.replicator().up().len()
+    }
+
+    /// Copies that are still to be made so that every page has as many as it should.
+    pub fn copies_missing(&self) -> u64 {
+        self.shared.replicator().copies_missing()
+    }
+
+    fn watch(&self) -> MutexGuard<'_, Watch> {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PageStore for Cluster {
+    fn describe(&self) -> String {
+        let peers = self.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
+        let labels: Vec<&str> = peers.iter().map(|peer| peer.endpoint.label.as_str()).collect();
+        let (copies, labels) = (self.shared.options.copies, labels.join(", "));
+        format!("{copies} {} on {labels}", if copies == 1 { "copy" } else { "copies" })
+    }
+
+    fn capacity(&self) -> Result<Capacity, StoreError> {
+        let replicator = self.shared.replicator();
+        if replicator.up().is_empty() {
+            return Err(self.shared.nobody());
+        }
+        Ok(replicator.capacity())
+    }
+
+    fn create_region(&self, pages: u64, overcommit: bool) -> Result<RegionId, StoreError> {
+        let pages_free = self.capacity()?.pages_free;
+        if !overcommit && pages > pages_free {
+            return Err(StoreError::Full { pages_asked: pages, pages_free });
+        }
+        let region = RegionId(self.next_region.fetch_add(1, Ordering::Relaxed));
+        let mut watch = self.watch();
+        self.shared.regions_mut().insert(region, pages);
+        self.shared.replicator_mut().add_region(region, pages);
+        watch.create_everywhere(region, pages);
+        Ok(region)
+    }
+
+    fn drop_region(&self, region: RegionId) -> Result<(), StoreError> {
+        let mut watch = self.watch();
+        self.shared.regions_mut().remove(&region).ok_or(StoreError::NoRegion(region))?;
+        self.shared.replicator_mut().drop_region(region);
+        watch.drop_everywhere(region);
+        Ok(())
+    }
+
+    fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
+        Ok(Box::new(Reader::new(self.shared.clone())))
+    }
+
+    fn writer(&self) -> Result<Box<dyn PageWriter>, StoreError> {
+        Ok(Box::new(Writer::new(self.shared.clone())))
+    }
+}
+
+impl Drop for Cluster {
+    /// Ends the thread, and tells the servers that they can have their memory back.
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::Relaxed);
+        self.shared.notify();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let regions: Vec<RegionId> = self.shared.regions().keys().copied().collect();
+        let mut watch = self.watch();
+        regions.into_iter().for_each(|region| watch.drop_everywhere(region));
+    }
+}
+
+impl Shared {
+    fn new(options: Options) -> Shared {
+        Shared {
+            replicator: RwLock::new(Replicator::new(options.copies)),
+            options,
+            tally: Tally::default(),
+            peers: RwLock::default(),
+            remotes: RwLock::default(),
+            regions: RwLock::default(),
+            stopped: AtomicBool::new(false),
+            changes: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub fn replicator(&self) -> std::sync::RwLockReadGuard<'_, Replicator> {
+        self.replicator.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn replicator_mut(&self) -> std::sync::RwLockWriteGuard<'_, Replicator> {
+        self.replicator.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn regions(&self) -> std::sync::RwLockReadGuard<'_, HashMap<RegionId, u64>> {
+        self.regions.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn regions_mut(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<RegionId, u64>> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn region_pages(&self, region: RegionId) -> Result<u64, StoreError> {
+        self.regions().get(&region).copied().ok_or(StoreError::NoRegion(region))
+    }
+
+    pub fn remote(&self, region: RegionId, server: ServerId) -> Option<Remote> {
+        let remotes = self.remotes.read().unwrap_or_else(PoisonError::into_inner);
+        remotes.get(&(region, server)).copied()
+    }
+
+    pub fn set_remote(&self, region: RegionId, server: ServerId, remote: Option<Remote>) {
+        let mut remotes = self.remotes.write().unwrap_or_else(PoisonError::into_inner);
+        match remote {
+            Some(remote) => remotes.insert((region, server), remote),
+            None => remotes.remove(&(region, server)),
+        };
+    }
+
+    pub fn peer(&self, server: ServerId) -> Arc<Peer> {
+        self.peers.read().unwrap_or_else(PoisonError::into_inner)[server as usize].clone()
+    }
+
+    /// A server more to be watched, unless it is known; false when there are too many.
+    pub fn add_peer(&self, label: &str) -> Result<bool, StoreError> {
+        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
+        let endpoint = Endpoint::new(label, self.options.tls.clone())?;
+        if peers.iter().any(|peer| peer.endpoint.is_same_place(&endpoint)) {
+            return Ok(true);
+        }
+        let added = self.replicator_mut().add_server().is_some();
+        if added {
+            let (epoch, verdict) = (AtomicU64::new(0), Mutex::default());
+            peers.push(Arc::new(Peer { endpoint, epoch, verdict }));
+        }
+        Ok(added)
+    }
+
+    /// Someone's connection to a server broke, or the server took too long. Finds out whether it
+    /// still lives, once for all who ask at the same time.
+    pub fn failed(&self, server: ServerId) {
+        let peer = self.peer(server);
+        let _one = peer.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.replicator().up().has(server) {
+            return;
+        }
+        let patience = self.options.answer_within.min(Duration::from_millis(100));
+        match peer.endpoint.connect(&self.options.name, patience) {
+            Ok(connection) if connection.epoch == peer.epoch.load(Ordering::Relaxed) => return,
+            Ok(_) => self.replicator_mut().server_gone(server),
+            Err(_) => self.replicator_mut().server_down(server),
+        }
+        self.tally.servers_down_total.fetch_add(1, Ordering::Relaxed);
+        self.notify();
+    }
+
+    /// The error when no server answers.
+    pub fn nobody(&self) -> StoreError {
+        let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
+        let labels: Vec<&str> = peers.iter().map(|peer| peer.endpoint.label.as_str()).collect();
+        let server = if labels.is_empty() { "any server".into() } else { labels.join(", ") };
+        StoreError::Unreachable { server, source: io::ErrorKind::NotConnected.into() }
+    }
+
+    /// Wakes everybody who waits for a server.
+    pub fn notify(&self) {
+        *self.changes.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.changed.notify_all();
+    }
+
+    /// How many changes there were; to be taken before looking, and handed to `wait_for_change`.
+    pub fn change_count(&self) -> u64 {
+        *self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is a change after that count, or the time is over.
+    pub fn wait_for_change(&self, seen: u64, until: Instant) {
+        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = until.saturating_duration_since(Instant::now());
+        let still = |changes: &mut u64| *changes == seen && !self.stopped.load(Ordering::Relaxed);
+        drop(self.changed.wait_timeout_while(changes, left, still));
+    }
+
+    /// The token of a region on one server.
+    pub fn fresh_token() -> Result<Token, StoreError> {
+        secret::random()
+            .map_err(|source| StoreError::Unreachable { server: "random numbers".into(), source })
+    }
+
+    /// Whether a server is down for now, or for good.
+    pub fn standing(&self, server: ServerId) -> Standing {
+        self.replicator().server(server).standing
+    }
+
+    /// What a link's error says of its server.
+    pub fn note(&self, server: ServerId, region: RegionId, error: &LinkError) {
+        match error {
+            LinkError::Broken(_) | LinkError::Restarted => self.failed(server),
+            LinkError::Failed(Failure::NoRegion | Failure::Denied) => {
+                // It has dropped what is ours, unless it is ours no more.
+                if self.regions().contains_key(&region) {
+                    self.replicator_mut().server_gone(server);
+                    self.notify();
+                }
+            }
+            LinkError::NoRegion | LinkError::Failed(_) => {}
+        }
+    }
+
+    /// For a thread that changes what servers hold.
+    pub fn links(self: &Arc<Self>) -> Links {
+        Links::new(self.clone(), self.options.answer_within, false)
+    }
+
+    /// For a thread that reads, and hedges.
+    pub fn read_only_links(self: &Arc<Self>) -> Links {
+        Links::new(self.clone(), self.options.hedge_after, true)
+    }
+}

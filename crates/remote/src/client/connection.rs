@@ -1,0 +1,315 @@
+//! One connection to a server: requests out, replies in, in order.
+//!
+//! Invariants: a read that succeeds allocates nothing and copies nothing but from the socket into
+//! the caller's pages; a reply that nobody waits for any more is read and thrown away, never taken
+//! for another's (ids).
+
+use crate::secret::{self, Claim};
+use crate::store::StoreError;
+use crate::tls::ClientTls;
+use crate::transport::{Stream, prepare};
+use crate::wire::header::{HEADER_BYTES, Header, Op, check};
+use crate::wire::hello::{HELLO_BYTES, Hello};
+use crate::wire::reply::Reply;
+use crate::wire::request::{Request, Token};
+use crate::wire::{FRAME_BYTES_MAX, VERSION};
+use rustls::{ClientConnection, StreamOwned};
+use std::io::{self, IoSliceMut, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// The port that servers listen on unless told otherwise.
+pub const PORT: u16 = 7070;
+
+/// Where a server is and how to speak to it.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    /// As it was given: host and port.
+    pub label: String,
+    host: String,
+    addresses: Vec<SocketAddr>,
+    tls: Option<ClientTls>,
+}
+
+impl Endpoint {
+    /// From `host`, `host:port` or `[v6]:port`. Names are looked up now, once: later there may be no
+    /// memory for it.
+    ///
+    /// # Errors
+    /// For names that nobody knows.
+    pub fn new(label: &str, tls: Option<ClientTls>) -> Result<Endpoint, StoreError> {
+        let unreachable = |source| StoreError::Unreachable { server: label.to_string(), source };
+        let with_port = match label.parse::<SocketAddr>() {
+            Ok(address) => address.to_string(),
+            Err(_) => match label.rsplit_once(':') {
+                Some((_, port)) if port.parse::<u16>().is_ok() => label.to_string(),
+                _ => format!("{label}:{PORT}"),
+            },
+        };
+        let addresses: Vec<_> = with_port.to_socket_addrs().map_err(unreachable)?.collect();
+        let host = with_port.rsplit_once(':').map_or(label, |(host, _)| host);
+        let host = host.trim_matches(['[', ']']).to_string();
+        Ok(Endpoint { label: label.to_string(), host, addresses, tls })
+    }
+
+    /// Whether both lead to the same server.
+    pub fn is_same_place(&self, other: &Endpoint) -> bool {
+        self.addresses.iter().any(|address| other.addresses.contains(address))
+    }
+
+    /// Connects and says hello, in at most about this time for each address.
+    ///
+    /// # Errors
+    /// When nobody answers in time, or who answers is no server of ours.
+    pub fn connect(&self, name: &str, patience: Duration) -> Result<Connection, StoreError> {
+        let unreachable = |source| StoreError::Unreachable { server: self.label.clone(), source };
+        let mut last = io::ErrorKind::AddrNotAvailable.into();
+        for address in &self.addresses {
+            match TcpStream::connect_timeout(address, patience) {
+                Ok(socket) => return self.greet(socket, name, patience),
+                Err(error) => last = error,
+            }
+        }
+        Err(unreachable(last))
+    }
+
+    fn greet(
+        &self,
+        socket: TcpStream,
+        name: &str,
+        patience: Duration,
+    ) -> Result<Connection, StoreError> {
+        let unreachable = |source| StoreError::Unreachable { server: self.label.clone(), source };
+        let refused = |why: String| StoreError::Refused { server: self.label.clone(), why };
+        prepare(&socket, patience.max(Duration::from_millis(500))).map_err(unreachable)?;
+        // A handshake takes a few round trips and a signature more than a connection.
+        socket.set_read_timeout(Some(patience)).map_err(unreachable)?;
+        let mut stream = match &self.tls {
+            None => Stream::Plain(socket),
+            Some(tls) => {
+                let name = tls.name_of(&self.host).map_err(|error| refused(error.to_string()))?;
+                let session = ClientConnection::new(tls.config.clone(), name)
+                    .map_err(|error| refused(error.to_string()))?;
+                Stream::TlsClient(Box::new(StreamOwned::new(session, socket)))
+            }
+        };
+        let mut bytes = [0; HELLO_BYTES];
+        let spoken = stream
+            .write_all(&Hello::client(name).encode())
+            .and_then(|()| stream.flush())
+            .and_then(|()| stream.read_exact(&mut bytes));
+        spoken.map_err(|error| self.not_greeted(error))?;
+        let hello = Hello::decode(&bytes).map_err(|_| {
+            refused("what listens there is no memory server, or one that asks for TLS".into())
+        })?;
+        if hello.version != VERSION {
+            return Err(refused(format!(
+                "it speaks version {} of the protocol and this pagetax version {VERSION}; install \
+                 the same pagetax on both",
+                hello.version
+            )));
+        }
+        Ok(Connection::new(stream, &hello))
+    }
+
+    /// TLS errors come as I/O errors; they will not go away by waiting.
+    fn not_greeted(&self, error: io::Error) -> StoreError {
+        let server = self.label.clone();
+        let tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
+        let closed = error.kind() == io::ErrorKind::UnexpectedEof
+            || error.kind() == io::ErrorKind::ConnectionReset;
+        match &self.tls {
+            _ if tls => StoreError::Refused {
+                server,
+                why: format!("{error}; check that one authority signed both certificates"),
+            },
+            None if closed => StoreError::Refused {
+                server,
+                why: "it hung up without a hello: it asks for TLS, or has no room for another \
+                      connection"
+                    .into(),
+            },
+            _ => StoreError::Unreachable { server, source: error },
+        }
+    }
+}
+
+/// What has arrived of the reply that is arriving.
+#[derive(Debug, Default)]
+struct Incoming {
+    head: [u8; HEADER_BYTES],
+    head_len: usize,
+    header: Option<Header>,
+    body_len: usize,
+    /// The body goes into the caller's pages, not into scratch.
+    direct: bool,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Connection {
+    stream: Stream,
+    /// The server's, drawn at its start.
+    pub epoch: u64,
+    nonce: [u8; crate::wire::hello::NONCE_BYTES],
+    last_id: u32,
+    /// Replies that have not come yet, also those that nobody waits for.
+    outstanding: u32,
+    out: Vec<u8>,
+    scratch: Vec<u8>,
+    incoming: Incoming,
+}
+
+/// Whether an error only means that it takes longer.
+pub fn is_timeout(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
+
+impl Connection {
+    /// Over a stream on which both sides have said hello.
+    pub fn new(stream: Stream, server: &Hello) -> Connection {
+        Connection {
+            stream,
+            epoch: server.epoch,
+            nonce: server.nonce,
+            last_id: 0,
+            outstanding: 0,
+            out: Vec::new(),
+            scratch: Vec::new(),
+            incoming: Incoming::default(),
+        }
+    }
+
+    /// How long one wait for a reply lasts.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        self.stream.socket().set_read_timeout(Some(patience))
+    }
+
+    /// Sends a request; the id of its reply.
+    ///
+    /// # Errors
+    /// When the connection is broken.
+    pub fn send(&mut self, request: &Request<'_>) -> io::Result<u32> {
+        self.last_id = self.last_id.wrapping_add(1);
+        self.out.clear();
+        request.encode_head(self.last_id, &mut self.out);
+        let pages: &[u8] = if let Request::Put { pages, .. } = request { pages } else { &[] };
+        self.stream.write_both(&self.out, pages)?;
+        self.outstanding += 1;
+        Ok(self.last_id)
+    }
+
+    /// Proves that we know the token of a region, and may use it from here on.
+    ///
+    /// # Errors
+    /// As `send`.
+    pub fn send_attach(&mut self, region: u32, fence: bool, token: &Token) -> io::Result<u32> {
+        let claim = Claim { nonce: self.nonce, epoch: self.epoch, region, fence };
+        let proof = secret::proof(token, &claim);
+        self.send(&Request::Attach { region, fence, proof: &proof })
+    }
+
+    /// Waits for the reply to `id`. Pages without sums, as many as there is room for, go to `into`;
+    /// all other bodies can be had from [`Connection::body`]. On a time-out it may be called again,
+    /// with the same `into`; to wait for it elsewhere, [`Connection::leave`] it first.
+    ///
+    /// # Errors
+    /// Time-outs; anything else means that the connection is of no use any more.
+    pub fn wait(&mut self, id: u32, into: &mut [u8]) -> io::Result<Reply<'_>> {
+        loop {
+            self.arrive(id, into)?;
+            let header = self.incoming.header.take().expect("a reply has arrived");
+            let direct = std::mem::take(&mut self.incoming.direct);
+            (self.incoming.head_len, self.incoming.body_len) = (0, 0);
+            self.outstanding = self.outstanding.saturating_sub(1);
+            if header.id == id {
+                let meta = if direct { &[][..] } else { &self.scratch[..header.meta_bytes()] };
+                let head = &self.incoming.head;
+                let (_, reply) = Reply::decode_head(head, meta).map_err(io::Error::other)?;
+                if let (false, Reply::Pages { sums: [], .. }) = (direct, &reply) {
+                    let pages = &self.scratch[..header.page_bytes()];
+                    let fits = pages.len() == into.len();
+                    let target = fits.then_some(into).ok_or(io::ErrorKind::InvalidData)?;
+                    target.copy_from_slice(pages);
+                }
+                return Ok(reply);
+            }
+        }
+    }
+
+    /// Gives up waiting with `into` for now: what has arrived is put aside.
+    pub fn leave(&mut self, into: &[u8]) {
+        if std::mem::take(&mut self.incoming.direct) {
+            let arrived = self.incoming.body_len;
+            let all = self.incoming.header.map_or(arrived, |header| header.page_bytes());
+            self.scratch.resize(self.scratch.len().max(all), 0);
+            self.scratch[..arrived].copy_from_slice(&into[..arrived]);
+        }
+    }
+
+    /// The pages of a reply that came with sums: what follows its meta.
+    pub fn pages_with_sums(&self, count: u16) -> &[u8] {
+        let header = Header { count, flags: 1, ..Header::new(Op::Pages, 0) };
+        &self.scratch[header.meta_bytes()..][..header.page_bytes()]
+    }
+
+    /// Reads until the reply that is arriving is whole.
+    fn arrive(&mut self, id: u32, into: &mut [u8]) -> io::Result<()> {
+        while self.incoming.header.is_none() {
+            self.arrive_head(id, into)?;
+        }
+        let header = self.incoming.header.expect("its head has arrived");
+        let all = header.meta_bytes() + header.page_bytes();
+        while self.incoming.body_len < all {
+            let rest = self.incoming.body_len..all;
+            let target =
+                if self.incoming.direct { &mut into[rest] } else { &mut self.scratch[rest] };
+            self.incoming.body_len += read_some(&mut self.stream, &mut [IoSliceMut::new(target)])?;
+        }
+        let meta = if self.incoming.direct { 0 } else { header.meta_bytes() };
+        check(&self.incoming.head, &self.scratch[..meta]).map_err(io::Error::other)
+    }
+
+    fn arrive_head(&mut self, id: u32, into: &mut [u8]) -> io::Result<()> {
+        let incoming = &mut self.incoming;
+        let head = &mut incoming.head[incoming.head_len..];
+        let head_room = head.len();
+        // When nothing can follow the reply that is waited for, its body is read along.
+        let mut parts = [IoSliceMut::new(head), IoSliceMut::new(into)];
+        let parts = if self.outstanding == 1 { &mut parts[..] } else { &mut parts[..1] };
+        let came = read_some(&mut self.stream, parts)?;
+        incoming.head_len += came.min(head_room);
+        incoming.body_len = came - came.min(head_room);
+        if incoming.head_len < HEADER_BYTES {
+            return Ok(());
+        }
+        let header = Header::decode(&incoming.head).map_err(io::Error::other)?;
+        let all = header.meta_bytes() + header.page_bytes();
+        if all > FRAME_BYTES_MAX || incoming.body_len > all {
+            return Err(io::Error::other("more bytes than the reply has"));
+        }
+        incoming.direct = header.id == id
+            && header.op == Op::Pages
+            && header.meta_bytes() == 0
+            && header.page_bytes() == into.len();
+        if !incoming.direct {
+            self.scratch.resize(self.scratch.len().max(all), 0);
+            self.scratch[..incoming.body_len].copy_from_slice(&into[..incoming.body_len]);
+        }
+        incoming.header = Some(header);
+        Ok(())
+    }
+}
+
+fn read_some(stream: &mut Stream, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    loop {
+        match stream.read_vectored(into) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Reads pages: the first copy that can prove itself wins.
+//!
+//! Invariant: a copy whose sum is wrong is treated like one that is not there.
+
+use super::cluster::Shared;
+use super::link::{LinkError, Links, is_broken, is_slow, is_stale, unexpected};
+use super::replicator::{CHUNK_PAGES, ChunkAt, ReadPlan};
+use super::set::ServerId;
+use crate::page::{PAGE_BYTES, PageSum};
+use crate::store::{PageReader, RegionId, StoreError, check_get};
+use crate::wire::reply::{Failure, Reply};
+use crate::wire::request::Request;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Tries of a server whose links are of no use before it is passed over.
+const TRIES: u32 = 2;
+/// Servers that did not answer are asked again after this, or when one comes or goes.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+
+/// One thread's reader.
+#[derive(Debug)]
+pub(super) struct Reader {
+    shared: Arc<Shared>,
+    links: Links,
+    /// Reads that were sent to a server and are not answered yet.
+    pending: Vec<Pending>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    server: ServerId,
+    id: u32,
+}
+
+/// What asking came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// The pages are there, and proven.
+    Good,
+    /// A server has not got them as they were put.
+    Absent,
+    /// Somebody has not answered who might have them.
+    Unsure,
+}
+
+/// Pages of one chunk that are wanted.
+#[derive(Debug, Clone, Copy)]
+struct Want<'a> {
+    region: RegionId,
+    first: u64,
+    sums: &'a [PageSum],
+}
+
+impl Want<'_> {
+    fn chunk(&self) -> ChunkAt {
+        ChunkAt { region: self.region, chunk: self.first / CHUNK_PAGES }
+    }
+}
+
+impl Reader {
+    pub fn new(shared: Arc<Shared>) -> Reader {
+        let links = shared.read_only_links();
+        Reader { shared, links, pending: Vec::with_capacity(4) }
+    }
+
+    /// Asks everybody who may have the pages, and waits for those who are down, until they are gone.
+    fn get_of_chunk(&mut self, want: Want<'_>, into: &mut [u8]) -> Result<(), StoreError> {
+        let patience = self.shared.options.gone_after + 2 * self.shared.options.answer_within;
+        let mut until = None;
+        loop {
+            let seen = self.shared.change_count();
+            let plan = {
+                let replicator = self.shared.replicator();
+                if !replicator.has_region(want.region) {
+                    return Err(StoreError::NoRegion(want.region));
+                }
+                replicator.read_plan(want.chunk())
+            };
+            let answer = self.ask_all(&plan, want, into);
+            self.pending.clear();
+            if answer == Answer::Good {
+                return Ok(());
+            }
+            // Somebody may have failed while we asked: the plan was made before that was known.
+            let is_final = answer == Answer::Absent
+                && plan.waiting_for.is_empty()
+                && self.shared.change_count() == seen;
+            let until = *until.get_or_insert_with(|| Instant::now() + patience);
+            if is_final || Instant::now() >= until {
+                return self.one_by_one(want, &plan, into);
+            }
+            let soon = Instant::now() + RETRY_AFTER;
+            self.shared.wait_for_change(seen, until.min(soon));
+        }
+    }
+
+    /// No server has all the pages. Each of them may still be somewhere; else it is the lost one.
+    fn one_by_one(
+        &mut self,
+        want: Want<'_>,
+        plan: &ReadPlan,
+        into: &mut [u8],
+    ) -> Result<(), StoreError> {
+        if want.sums.len() == 1 {
+            return Err(self.lost(want, plan));
+        }
+        let pages = (want.first..).zip(want.sums.chunks(1)).zip(into.chunks_mut(PAGE_BYTES));
+        for ((first, sums), into) in pages {
+            self.get_of_chunk(Want { first, sums, ..want }, into)?;
+        }
+        Ok(())
+    }
+
+    fn lost(&self, want: Want<'_>, plan: &ReadPlan) -> StoreError {
+        let why = match (plan.order().len(), plan.waiting_for.len()) {
+            (0, 0) => "it was never put, or every server that had a copy is lost".into(),
+            (0, down) => format!("{down} servers that may have it do not answer"),
+            (asked, down) => {
+                format!("none of {asked} servers that were asked has it as it was put, {down} down")
+            }
+        };
+        StoreError::PageLost { region: want.region, page: want.first, why }
+    }
+
+    /// Asks one server after the other.
+    fn ask_all(&mut self, plan: &ReadPlan, want: Want<'_>, into: &mut [u8]) -> Answer {
+        let mut all = Answer::Absent;
+        for (turn, server) in plan.order().iter().enumerate() {
+            match self.ask_one(*server, want, into) {
+                Answer::Good => {
+                    add(&self.shared.tally.failovers_total, turn.min(1) as u64);
+                    return Answer::Good;
+                }
+                Answer::Absent => {}
+                Answer::Unsure => all = Answer::Unsure,
+            }
+        }
+        if self.pending.is_empty() { all } else { self.wait_for_slow_ones(want, into) }
+    }
+
+    /// Asks one server, again if the link to it had become useless.
+    fn ask_one(&mut self, server: ServerId, want: Want<'_>, into: &mut [u8]) -> Answer {
+        for _ in 0..TRIES {
+            match self.ask(server, want, into) {
+                Ok(answer) => return answer,
+                Err(LinkError::NoRegion) => return Answer::Absent,
+                Err(error) if is_slow(&error) => {
+                    add(&self.shared.tally.hedges_total, 1);
+                    return Answer::Unsure;
+                }
+                Err(error) if is_stale(&error) => self.links.forget_lease(server, want.region),
+                Err(error) if is_broken(&error) => {
+                    self.links.close(server);
+                    self.shared.note(server, want.region, &error);
+                    if !self.shared.replicator().up().has(server) {
+                        return Answer::Unsure;
+                    }
+                }
+                Err(_) => return Answer::Unsure,
+            }
+        }
+        Answer::Unsure
+    }
+
+    /// Sends a read and waits for as long as a read may take before another server is asked.
+    fn ask(
+        &mut self,
+        server: ServerId,
+        want: Want<'_>,
+        into: &mut [u8],
+    ) -> Result<Answer, LinkError> {
+        // Only a read that was sent can be slow.
+        let link = self.links.leased(server, want.region);
+        let (connection, on) = link.map_err(|error| match is_slow(&error) {
+            true => LinkError::Broken(io::ErrorKind::NotConnected.into()),
+            false => error,
+        })?;
+        let count = want.sums.len() as u16;
+        let get = Request::Get { on, first: want.first, count, with_sums: false };
+        let id = connection.send(&get)?;
+        let pending = Pending { server, id };
+        let answer = self.answer(pending, want, into);
+        if answer.as_ref().is_err_and(is_slow) {
+            self.pending.push(pending);
+        }
+        answer
+    }
+
+    /// The answer to a read.
+    fn answer(
+        &mut self,
+        pending: Pending,
+        want: Want<'_>,
+        into: &mut [u8],
+    ) -> Result<Answer, LinkError> {
+        let link = self.links.existing(pending.server).ok_or_else(unexpected)?;
+        let reply = match link.connection.wait(pending.id, into) {
+            Ok(reply) => reply,
+            Err(error) => {
+                link.connection.leave(into);
+                return Err(error.into());
+            }
+        };
+        match reply {
+            Reply::Pages { count, .. } if count as usize == want.sums.len() => {
+                if are_good(into, want.sums) {
+                    return Ok(Answer::Good);
+                }
+                add(&self.shared.tally.bad_copies_total, 1);
+                Ok(Answer::Absent)
+            }
+            Reply::Failed(Failure::NotHeld { .. }) => Ok(Answer::Absent),
+            Reply::Failed(failure) => Err(LinkError::Failed(failure)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// All were asked and none has answered well: those who have not answered may still.
+    fn wait_for_slow_ones(&mut self, want: Want<'_>, into: &mut [u8]) -> Answer {
+        let until = Instant::now() + self.shared.options.answer_within;
+        let mut all = Answer::Absent;
+        while !self.pending.is_empty() && Instant::now() < until {
+            let pending = self.pending.remove(0);
+            match self.answer(pending, want, into) {
+                Ok(Answer::Good) => {
+                    self.pending.clear();
+                    return Answer::Good;
+                }
+                Ok(answer) => all = if answer == Answer::Unsure { answer } else { all },
+                Err(error) if is_slow(&error) => self.pending.push(pending),
+                Err(error) => {
+                    all = Answer::Unsure;
+                    self.links.close(pending.server);
+                    self.shared.note(pending.server, want.region, &error);
+                }
+            }
+        }
+        while let Some(pending) = self.pending.pop() {
+            all = Answer::Unsure;
+            self.links.close(pending.server);
+            self.shared.failed(pending.server);
+        }
+        all
+    }
+}
+
+/// Whether all pages have the sums that they should have.
+fn are_good(pages: &[u8], sums: &[PageSum]) -> bool {
+    pages.chunks_exact(PAGE_BYTES).zip(sums).all(|(page, sum)| PageSum::of(page) == *sum)
+}
+
+fn add(counter: &AtomicU64, times: u64) {
+    if times > 0 {
+        counter.fetch_add(times, Ordering::Relaxed);
+    }
+}
+
+impl PageReader for Reader {
+    fn get(
+        &mut self,
+        region: RegionId,
+        first: u64,
+        sums: &[PageSum],
+        into: &mut [u8],
+    ) -> Result<(), StoreError> {
+        check_get(self.shared.region_pages(region)?, first, sums, into)?;
+        let before_seam = (CHUNK_PAGES - first % CHUNK_PAGES).min(sums.len() as u64) as usize;
+        let (sums, more_sums) = sums.split_at(before_seam);
+        let (into, more) = into.split_at_mut(before_seam * PAGE_BYTES);
+        self.get_of_chunk(Want { region, first, sums }, into)?;
+        if !more_sums.is_empty() {
+            let first = first + before_seam as u64;
+            self.get_of_chunk(Want { region, first, sums: more_sums }, more)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,481 @@
+//! Where the copies of pages are, and what must still happen to them. A pure state machine: it is
+//! told what happened and says what to do; it knows no sockets and no time.
+//!
+//! Pages are placed by chunks. The servers of a chunk are in layers:
+//!
+//! - *complete* servers have every page of the chunk as it was last put;
+//! - servers that are *catching up* have whatever was put since they joined;
+//! - *older* layers have what was put before all servers of the newer layers were lost from sight.
+//!   They are kept while nobody newer is complete, newest first.
+//!
+//! Writes go to all complete and catching-up servers that are up, and are done when all that are
+//! members *by then* have acknowledged: who joined meanwhile is written to as well, and who is down is
+//! put out (a copy that missed a write is no copy). So a repair may copy old pages to a newcomer while
+//! new ones are written to it, if it copies only what the newcomer does not have.
+//!
+//! Invariants:
+//! 1. A complete server has, of every page whose put is done, the bytes of the last put.
+//! 2. All servers that are catching up in a chunk joined together, so they have the same history.
+//! 3. A server that is up and no member of a chunk holds no page of it; until it is cleaned, it is
+//!    *leaving*, and is not chosen.
+//!
+//! Nothing here is trusted for the bytes: readers prove them by sums. A mistake here loses pages; it
+//! cannot pass off wrong ones.
+
+use super::set::{SERVERS_MAX, ServerId, ServerSet};
+use crate::store::{Capacity, RegionId};
+use std::collections::BTreeMap;
+
+/// Pages of a chunk: 1 MiB.
+pub const CHUNK_PAGES: u64 = 256;
+
+/// Whether a server can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// For everything.
+    Up,
+    /// For everything but new pages: it is about to leave.
+    Draining,
+    /// It does not answer. What it holds may still be there.
+    Down,
+    /// What it held is lost.
+    Gone,
+}
+
+/// A server as placement sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerState {
+    /// Whether it can be used.
+    pub standing: Standing,
+    /// Has been down for so long that its copies are to be replaced.
+    pub is_given_up: bool,
+    /// As it last said.
+    pub pages_total: u64,
+    /// As it last said, less what was placed there since.
+    pub pages_free: u64,
+}
+
+/// A chunk of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkAt {
+    /// The region.
+    pub region: RegionId,
+    /// Number of its first page over [`CHUNK_PAGES`].
+    pub chunk: u64,
+}
+
+/// Who has what of a chunk.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Chunk {
+    pub(super) complete: ServerSet,
+    pub(super) catching_up: ServerSet,
+    pub(super) older: Vec<ServerSet>,
+    pub(super) leaving: ServerSet,
+    /// Counts changes of membership, so that what was begun before a change is not finished after.
+    pub(super) version: u32,
+}
+
+/// A write cannot be placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoPlace {
+    /// Servers are up, but have no room.
+    Full,
+    /// No server is up.
+    Nobody,
+    /// The region is dropped.
+    NoRegion,
+}
+
+/// What is left to do for a write.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// Nothing: the caller may drop its own copy.
+    Done,
+    /// These have it not yet.
+    Send(ServerSet),
+    /// Nobody who has it is up any more: ask for targets again.
+    Again,
+}
+
+/// Whom to ask for pages, best first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadPlan {
+    servers: [ServerId; SERVERS_MAX],
+    count: usize,
+    /// Who is down and may have them when he comes back.
+    pub waiting_for: ServerSet,
+}
+
+impl ReadPlan {
+    /// Whom to ask, in this order.
+    pub fn order(&self) -> &[ServerId] {
+        &self.servers[..self.count]
+    }
+
+    fn push(&mut self, set: ServerSet, first: u64) {
+        let count = set.len() as u64;
+        let skip = if count == 0 { 0 } else { (first % count) as usize };
+        for server in set.iter().skip(skip).chain(set.iter().take(skip)) {
+            if !self.order().contains(&server) {
+                self.servers[self.count] = server;
+                self.count += 1;
+            }
+        }
+    }
+}
+
+/// The state machine.
+#[derive(Debug)]
+pub struct Replicator {
+    pub(super) copies: usize,
+    servers: Vec<ServerState>,
+    pub(super) regions: BTreeMap<RegionId, Vec<Chunk>>,
+    /// Servers by what they can be used for: kept beside `servers` so that reads need no loop.
+    pub(super) up: ServerSet,
+    down: ServerSet,
+}
+
+impl Chunk {
+    pub(super) fn members(&self) -> ServerSet {
+        self.older.iter().fold(self.complete.union(self.catching_up), |all, set| all.union(*set))
+    }
+
+    pub(super) fn is_placed(&self) -> bool {
+        !self.members().is_empty()
+    }
+
+    /// Puts a server out: it is cleaned when it can be reached.
+    pub(super) fn put_out(&mut self, server: ServerId) {
+        self.complete.remove(server);
+        self.catching_up.remove(server);
+        self.older.iter_mut().for_each(|layer| layer.remove(server));
+        self.older.retain(|layer| !layer.is_empty());
+        self.leaving.insert(server);
+        self.version += 1;
+    }
+
+    /// Moves complete and catching-up servers to the older layers: none of them is to be had.
+    fn bury(&mut self) {
+        let layers = [self.catching_up, self.complete];
+        self.older.splice(0..0, layers.into_iter().filter(|layer| !layer.is_empty()));
+        (self.complete, self.catching_up) = (ServerSet::EMPTY, ServerSet::EMPTY);
+        self.version += 1;
+    }
+
+    /// Makes the newest layer that is left the current one. With nothing older to be had, it has all
+    /// that is left.
+    fn promote(&mut self) {
+        if self.complete.is_empty() && self.catching_up.is_empty() && !self.older.is_empty() {
+            self.catching_up = self.older.remove(0);
+        }
+        if self.complete.is_empty() && self.older.is_empty() {
+            self.complete = std::mem::take(&mut self.catching_up);
+        }
+    }
+}
+
+impl Replicator {
+    /// Without servers and regions yet.
+    pub fn new(copies: usize) -> Replicator {
+        Replicator {
+            copies,
+            servers: Vec::new(),
+            regions: BTreeMap::new(),
+            up: ServerSet::EMPTY,
+            down: ServerSet::EMPTY,
+        }
+    }
+
+    /// Another server, of which nothing is known yet; none when there are too many.
+    pub fn add_server(&mut self) -> Option<ServerId> {
+        let id = self.servers.len();
+        (id < SERVERS_MAX).then(|| {
+            self.servers.push(ServerState {
+                standing: Standing::Gone,
+                is_given_up: true,
+                pages_total: 0,
+                pages_free: 0,
+            });
+            id as ServerId
+        })
+    }
+
+    /// A server.
+    pub fn server(&self, server: ServerId) -> ServerState {
+        self.servers[server as usize]
+    }
+
+    /// Those that answer.
+    pub fn up(&self) -> ServerSet {
+        self.up
+    }
+
+    /// A region of this many pages, none of them placed.
+    pub fn add_region(&mut self, region: RegionId, pages: u64) {
+        let chunks = pages.div_ceil(CHUNK_PAGES) as usize;
+        self.regions.insert(region, vec![Chunk::default(); chunks]);
+    }
+
+    /// Forgets a region; whether it was there.
+    pub fn drop_region(&mut self, region: RegionId) -> bool {
+        self.regions.remove(&region).is_some()
+    }
+
+    /// What a server says of itself, when it answers.
+    pub fn server_says(&mut self, server: ServerId, total: u64, free: u64, draining: bool) {
+        let standing = if draining { Standing::Draining } else { Standing::Up };
+        let state = &mut self.servers[server as usize];
+        *state = ServerState { standing, is_given_up: false, pages_total: total, pages_free: free };
+        self.up.insert(server);
+        self.down.remove(server);
+    }
+
+    /// It does not answer.
+    pub fn server_down(&mut self, server: ServerId) {
+        if self.up.has(server) {
+            self.servers[server as usize].standing = Standing::Down;
+            self.up.remove(server);
+            self.down.insert(server);
+        }
+    }
+
+    /// It has not answered for long: others are to take its place, though it may come back.
+    pub fn give_up(&mut self, server: ServerId) {
+        self.servers[server as usize].is_given_up = true;
+    }
+
+    /// What it held is lost: it was started again, or is not waited for any more.
+    pub fn server_gone(&mut self, server: ServerId) {
+        self.servers[server as usize] = ServerState {
+            standing: Standing::Gone,
+            is_given_up: true,
+            pages_total: 0,
+            pages_free: 0,
+        };
+        self.up.remove(server);
+        self.down.remove(server);
+        for chunk in self.regions.values_mut().flatten() {
+            if chunk.members().has(server) {
+                chunk.put_out(server);
+                chunk.promote();
+            }
+            chunk.leaving.remove(server);
+        }
+    }
+
+    /// Chunks that a server is no member of, as runs of pages of each region: what is there is to be
+    /// discarded before the server is used again after it was down.
+    pub fn strangers(&self, server: ServerId) -> Vec<(RegionId, u64, u64)> {
+        let mut runs: Vec<(RegionId, u64, u64)> = Vec::new();
+        for (region, chunks) in &self.regions {
+            for (at, _) in (0..).zip(chunks).filter(|(_, chunk)| !chunk.members().has(server)) {
+                let first = at * CHUNK_PAGES;
+                match runs.last_mut() {
+                    Some((last, start, count)) if last == region && *start + *count == first => {
+                        *count += CHUNK_PAGES;
+                    }
+                    _ => runs.push((*region, first, CHUNK_PAGES)),
+                }
+            }
+        }
+        runs
+    }
+
+    /// A server is back and cleaned of what [`Replicator::strangers`] said.
+    pub fn server_cleaned(&mut self, server: ServerId) {
+        for chunk in self.regions.values_mut().flatten() {
+            chunk.leaving.remove(server);
+        }
+    }
+
+    /// What all servers that answer have, in pages of the caller.
+    pub fn capacity(&self) -> Capacity {
+        let up = || self.up.iter().map(|server| self.server(server));
+        let usable = up().filter(|state| state.standing == Standing::Up);
+        let copies = self.copies as u64;
+        Capacity {
+            pages_total: up().map(|state| state.pages_total).sum::<u64>() / copies,
+            pages_free: usable.map(|state| state.pages_free).sum::<u64>() / copies,
+        }
+    }
+
+    /// Where a write to this chunk goes.
+    ///
+    /// # Errors
+    /// When there is no place for it.
+    pub fn targets(&mut self, at: ChunkAt) -> Result<ServerSet, NoPlace> {
+        let up = self.up;
+        if self.known_chunk(at).is_none() {
+            return Err(NoPlace::NoRegion);
+        }
+        let chunk = self.chunk(at);
+        let live = chunk.complete.union(chunk.catching_up).and(up);
+        if live.len() >= self.copies || (!live.is_empty() && !chunk.catching_up.is_empty()) {
+            return Ok(live);
+        }
+        let placed = chunk.is_placed();
+        let wanted = self.copies - live.len();
+        let chosen = self.choose(chunk, wanted);
+        if live.is_empty() && chosen.is_empty() {
+            return Err(if self.up.is_empty() { NoPlace::Nobody } else { NoPlace::Full });
+        }
+        // Fewer copies than asked for are taken when servers are missing, not when they are full.
+        let possible = self.copies.min(live.union(self.candidates(at)).len());
+        if live.len() + chosen.len() < possible {
+            return Err(NoPlace::Full);
+        }
+        self.take_room(chosen);
+        let chunk = self.chunk_mut(at);
+        if !placed {
+            chunk.complete = chosen;
+            chunk.version += 1;
+        } else if !chosen.is_empty() {
+            if live.is_empty() {
+                chunk.bury();
+            }
+            chunk.catching_up = chunk.catching_up.union(chosen);
+            chunk.version += 1;
+        }
+        Ok(live.union(chosen))
+    }
+
+    /// A write that these servers have acknowledged: is it done?
+    pub fn settle(&mut self, at: ChunkAt, acked: ServerSet) -> Settled {
+        let up = self.up;
+        let Some(chunk) = self.known_chunk(at) else { return Settled::Done };
+        let members = chunk.complete.union(chunk.catching_up);
+        let missing = members.and(up).minus(acked);
+        if !missing.is_empty() {
+            return Settled::Send(missing);
+        }
+        if members.and(acked).is_empty() {
+            return Settled::Again;
+        }
+        let missed = members.minus(acked);
+        if chunk.complete.and(acked).is_empty() {
+            // The newcomers have this write alone; the rest is where it was.
+            let complete = std::mem::take(&mut chunk.complete);
+            if !complete.is_empty() {
+                chunk.older.insert(0, complete);
+                chunk.version += 1;
+            }
+            chunk.catching_up.minus(acked).iter().for_each(|server| chunk.put_out(server));
+        } else {
+            missed.iter().for_each(|server| chunk.put_out(server));
+        }
+        Settled::Done
+    }
+
+    /// A server has no room for a page of this chunk: another takes its place. False when there is
+    /// none, and nothing changes.
+    pub fn refuse(&mut self, at: ChunkAt, server: ServerId) -> bool {
+        self.has_no_room(server);
+        if self.known_chunk(at).is_none() {
+            return true;
+        }
+        let chunk = self.chunk(at);
+        if !chunk.complete.union(chunk.catching_up).has(server) {
+            return true;
+        }
+        let chosen = self.choose(chunk, 1);
+        let others = chunk.complete.minus(ServerSet::one(server)).and(self.up);
+        if chosen.is_empty() || !chunk.catching_up.is_empty() {
+            return false;
+        }
+        self.take_room(chosen);
+        let chunk = self.chunk_mut(at);
+        if others.is_empty() {
+            chunk.bury();
+        } else {
+            chunk.put_out(server);
+        }
+        chunk.catching_up = chosen;
+        true
+    }
+
+    pub(super) fn has_no_room(&mut self, server: ServerId) {
+        self.servers[server as usize].pages_free = 0;
+    }
+
+    /// Servers that have every page of a chunk as it was last put.
+    ///
+    /// # Panics
+    /// For chunks that are not there.
+    pub fn complete(&self, at: ChunkAt) -> ServerSet {
+        self.chunk(at).complete
+    }
+
+    /// Members of a chunk that can be reached.
+    pub fn holders(&self, at: ChunkAt) -> ServerSet {
+        let chunk = self.regions.get(&at.region).and_then(|all| all.get(at.chunk as usize));
+        chunk.map_or(ServerSet::EMPTY, Chunk::members).and(self.up)
+    }
+
+    /// Whether it was added and not dropped.
+    pub fn has_region(&self, region: RegionId) -> bool {
+        self.regions.contains_key(&region)
+    }
+
+    /// Whom to ask for a page of this chunk.
+    ///
+    /// # Panics
+    /// For chunks that are not there.
+    pub fn read_plan(&self, at: ChunkAt) -> ReadPlan {
+        let chunk = self.chunk(at);
+        let mut plan = ReadPlan {
+            servers: [0; SERVERS_MAX],
+            count: 0,
+            waiting_for: chunk.members().and(self.down),
+        };
+        plan.push(chunk.complete.and(self.up), at.chunk);
+        plan.push(chunk.catching_up.and(self.up), at.chunk);
+        chunk.older.iter().for_each(|layer| plan.push(layer.and(self.up), at.chunk));
+        plan
+    }
+
+    /// Servers that could take a new copy, had they room.
+    fn candidates(&self, at: ChunkAt) -> ServerSet {
+        let chunk = self.chunk(at);
+        let taken = chunk.members().union(chunk.leaving);
+        let usable = |server: &ServerId| self.server(*server).standing == Standing::Up;
+        self.up.minus(taken).iter().filter(usable).collect()
+    }
+
+    /// Up to `count` servers for new copies: those with the largest part of their memory free.
+    pub(super) fn choose(&self, chunk: &Chunk, count: usize) -> ServerSet {
+        let taken = chunk.members().union(chunk.leaving);
+        let mut usable: Vec<(u64, ServerId)> = self
+            .up
+            .minus(taken)
+            .iter()
+            .filter(|server| {
+                let state = self.server(*server);
+                state.standing == Standing::Up && state.pages_free > 0
+            })
+            .map(|server| (self.server(server).pages_free, server))
+            .collect();
+        usable.sort_by_key(|(free, server)| (std::cmp::Reverse(*free), *server));
+        usable.into_iter().take(count).map(|(_, server)| server).collect()
+    }
+
+    pub(super) fn take_room(&mut self, chosen: ServerSet) {
+        for server in chosen.iter() {
+            let free = &mut self.servers[server as usize].pages_free;
+            *free = free.saturating_sub(CHUNK_PAGES).max((*free).min(1));
+        }
+    }
+
+    pub(super) fn chunk(&self, at: ChunkAt) -> &Chunk {
+        &self.regions[&at.region][at.chunk as usize]
+    }
+
+    /// A chunk that may have been dropped meanwhile.
+    pub(super) fn known_chunk(&mut self, at: ChunkAt) -> Option<&mut Chunk> {
+        self.regions.get_mut(&at.region)?.get_mut(at.chunk as usize)
+    }
+
+    pub(super) fn chunk_mut(&mut self, at: ChunkAt) -> &mut Chunk {
+        let chunks = self.regions.get_mut(&at.region).expect("a region that was added");
+        &mut chunks[at.chunk as usize]
+    }
+}

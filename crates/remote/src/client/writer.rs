@@ -1,0 +1,310 @@
+//! Writes pages: done when every server that should have a copy has said so.
+//!
+//! Invariant: nothing is called done but what [`Replicator::settle`] calls done.
+//!
+//! [`Replicator::settle`]: super::replicator::Replicator::settle
+
+use super::cluster::Shared;
+use super::link::{LinkError, Links, is_broken, is_stale, unexpected, wait};
+use super::replicator::{CHUNK_PAGES, ChunkAt, NoPlace, Settled};
+use super::set::{SERVERS_MAX, ServerId, ServerSet};
+use crate::page::{PAGE_BYTES, PageRun};
+use crate::store::{PageWriter, PutRun, RegionId, StoreError, check_discard, check_put};
+use crate::wire::reply::Failure;
+use crate::wire::request::Request;
+use crate::wire::{SUM_BYTES, push_sums};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Requests on their way to a server before their replies are read: these must fit the buffers of
+/// its socket.
+const WINDOW: usize = 256;
+
+/// One thread's writer.
+#[derive(Debug)]
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    links: Links,
+    /// Sums of the runs that are being put, as on the wire.
+    sums: Vec<u8>,
+}
+
+/// The part of a run that lies in one chunk.
+#[derive(Debug)]
+struct Piece<'a> {
+    at: ChunkAt,
+    first: u64,
+    pages: &'a [u8],
+    /// Where its sums begin among all.
+    sums_at: usize,
+    acked: ServerSet,
+    wanted: ServerSet,
+    done: bool,
+}
+
+impl Writer {
+    pub fn new(shared: Arc<Shared>) -> Writer {
+        let links = shared.links();
+        Writer { shared, links, sums: Vec::new() }
+    }
+
+    fn send_all(&mut self, region: RegionId, pieces: &mut [Piece<'_>]) -> Result<(), StoreError> {
+        let options = &self.shared.options;
+        let until = Instant::now() + options.gone_after + 2 * options.answer_within;
+        loop {
+            let seen = self.shared.change_count();
+            let waits = self.place(pieces)?;
+            self.send(region, pieces)?;
+            self.settle(pieces);
+            if pieces.iter().all(|piece| piece.done) {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(self.shared.nobody());
+            }
+            if waits {
+                self.shared.wait_for_change(seen, until);
+            }
+        }
+    }
+
+    /// Finds targets for pieces that have none; whether some must wait for a server.
+    fn place(&mut self, pieces: &mut [Piece<'_>]) -> Result<bool, StoreError> {
+        let mut waits = false;
+        let unplaced = pieces.iter().filter(|piece| !piece.done && piece.wanted.is_empty()).count();
+        if unplaced == 0 {
+            return Ok(false);
+        }
+        let mut replicator = self.shared.replicator_mut();
+        for piece in pieces.iter_mut().filter(|piece| !piece.done && piece.wanted.is_empty()) {
+            match replicator.targets(piece.at) {
+                Ok(targets) => piece.wanted = targets.minus(piece.acked),
+                Err(NoPlace::Nobody) => waits = true,
+                Err(NoPlace::NoRegion) => return Err(StoreError::NoRegion(piece.at.region)),
+                Err(NoPlace::Full) => {
+                    let pages_free = replicator.capacity().pages_free;
+                    return Err(StoreError::Full { pages_asked: unplaced as u64, pages_free });
+                }
+            }
+        }
+        Ok(waits)
+    }
+
+    /// Sends all servers what they are to get, then takes their replies.
+    fn send(&mut self, region: RegionId, pieces: &mut [Piece<'_>]) -> Result<(), StoreError> {
+        let servers = wanted(pieces);
+        let mut on_the_way = [const { Vec::new() }; SERVERS_MAX];
+        for server in servers.iter() {
+            match self.post(server, region, pieces) {
+                Ok(ids) => on_the_way[server as usize] = ids,
+                Err(error) => self.failed(server, &error, pieces)?,
+            }
+        }
+        for server in servers.iter() {
+            let ids = std::mem::take(&mut on_the_way[server as usize]);
+            if let Err(error) = self.collect(server, &ids, pieces) {
+                self.failed(server, &error, pieces)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn post(
+        &mut self,
+        server: ServerId,
+        region: RegionId,
+        pieces: &[Piece<'_>],
+    ) -> Result<Vec<(usize, u32)>, LinkError> {
+        let (connection, on) = self.links.leased(server, region)?;
+        let mut ids = Vec::with_capacity(pieces.len());
+        for (index, piece) in pieces.iter().enumerate() {
+            if piece.wanted.has(server) && !piece.done {
+                let sums_bytes = piece.pages.len() / PAGE_BYTES * SUM_BYTES;
+                let sums = &self.sums[piece.sums_at..][..sums_bytes];
+                let (first, pages) = (piece.first, piece.pages);
+                let put = Request::Put { on, first, if_absent: false, sums, pages };
+                ids.push((index, connection.send(&put)?));
+            }
+        }
+        Ok(ids)
+    }
+
+    fn collect(
+        &mut self,
+        server: ServerId,
+        ids: &[(usize, u32)],
+        pieces: &mut [Piece<'_>],
+    ) -> Result<(), LinkError> {
+        let mut refused = None;
+        for (index, id) in ids {
+            let link = self.links.existing(server).ok_or_else(unexpected)?;
+            match wait(&mut link.connection, *id) {
+                Ok(_) => pieces[*index].acked.insert(server),
+                // The replies to the others are still to be read.
+                Err(LinkError::Failed(Failure::Full { .. })) => {
+                    refused.get_or_insert(*index);
+                }
+                Err(error) if is_stale(&error) => {
+                    self.links.forget_lease(server, pieces[*index].at.region);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match refused {
+            Some(first) => self.refuse(server, first, pieces),
+            None => Ok(()),
+        }
+    }
+
+    /// A server was full for this piece, so it is for all that it has not taken.
+    fn refuse(
+        &mut self,
+        server: ServerId,
+        first: usize,
+        pieces: &mut [Piece<'_>],
+    ) -> Result<(), LinkError> {
+        let mut replicator = self.shared.replicator_mut();
+        for piece in &mut pieces[first..] {
+            if piece.wanted.has(server) && !piece.acked.has(server) && !piece.done {
+                if !replicator.refuse(piece.at, server) {
+                    let pages_free = replicator.server(server).pages_free;
+                    return Err(LinkError::Failed(Failure::Full { pages_free }));
+                }
+                piece.wanted = ServerSet::EMPTY;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decides whether an error concerns one server, or ends the write.
+    ///
+    /// Where replies may still be on their way, the link is closed.
+    fn failed(
+        &mut self,
+        server: ServerId,
+        error: &LinkError,
+        pieces: &mut [Piece<'_>],
+    ) -> Result<(), StoreError> {
+        match error {
+            LinkError::Failed(Failure::Full { .. }) => {
+                self.links.close(server);
+                let pages_free = self.shared.replicator().capacity().pages_free;
+                let left = pieces.iter().filter(|piece| !piece.done);
+                let pages_asked = left.map(|piece| (piece.pages.len() / PAGE_BYTES) as u64).sum();
+                Err(StoreError::Full { pages_asked, pages_free })
+            }
+            // It may not have more regions: another server must do.
+            LinkError::NoRegion => {
+                let placed = self.refuse(server, 0, pieces);
+                placed.or_else(|error| self.failed(server, &error, pieces))
+            }
+            error if is_broken(error) => {
+                self.links.close(server);
+                if let Some(piece) = pieces.first() {
+                    self.shared.note(server, piece.at.region, error);
+                }
+                Ok(())
+            }
+            LinkError::Failed(Failure::BadSum { page }) => Err(StoreError::Refused {
+                server: self.shared.peer(server).endpoint.label.clone(),
+                why: format!("page {page} was changed while it was written, or damaged on the way"),
+            }),
+            LinkError::Failed(_) => {
+                Err(StoreError::BadRequest("a server does not understand this client"))
+            }
+            LinkError::Broken(_) | LinkError::Restarted => Ok(()),
+        }
+    }
+
+    fn settle(&mut self, pieces: &mut [Piece<'_>]) {
+        let mut replicator = self.shared.replicator_mut();
+        for piece in pieces.iter_mut().filter(|piece| !piece.done) {
+            match replicator.settle(piece.at, piece.acked) {
+                Settled::Done => piece.done = true,
+                Settled::Send(missing) => piece.wanted = missing,
+                Settled::Again => piece.wanted = ServerSet::EMPTY,
+            }
+        }
+    }
+
+    /// Cuts runs where chunks meet.
+    fn cut<'a>(&mut self, region: RegionId, runs: &[PutRun<'a>]) -> Vec<Piece<'a>> {
+        self.sums.clear();
+        let mut pieces = Vec::with_capacity(runs.len() + 1);
+        for run in runs {
+            let mut sums_at = self.sums.len();
+            push_sums(&mut self.sums, run.sums);
+            let (mut first, mut pages) = (run.first, run.pages);
+            while !pages.is_empty() {
+                let before_seam = (CHUNK_PAGES - first % CHUNK_PAGES) as usize;
+                let (piece, rest) = pages.split_at(pages.len().min(before_seam * PAGE_BYTES));
+                let count = piece.len() / PAGE_BYTES;
+                pieces.push(Piece {
+                    at: ChunkAt { region, chunk: first / CHUNK_PAGES },
+                    first,
+                    pages: piece,
+                    sums_at,
+                    acked: ServerSet::EMPTY,
+                    wanted: ServerSet::EMPTY,
+                    done: false,
+                });
+                (first, pages) = (first + count as u64, rest);
+                sums_at += count * SUM_BYTES;
+            }
+        }
+        pieces
+    }
+
+    fn discard_on(
+        &mut self,
+        server: ServerId,
+        region: RegionId,
+        runs: &[PageRun],
+    ) -> Result<(), LinkError> {
+        let (connection, on) = self.links.leased(server, region)?;
+        for window in runs.chunks(WINDOW) {
+            let mut ids = [0; WINDOW];
+            for (id, run) in ids.iter_mut().zip(window) {
+                let (first, count) = (run.first, run.count);
+                *id = connection.send(&Request::Discard { on, first, count })?;
+            }
+            for (id, _) in ids.iter().zip(window) {
+                wait(connection, *id)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn wanted(pieces: &[Piece<'_>]) -> ServerSet {
+    let open = pieces.iter().filter(|piece| !piece.done);
+    open.fold(ServerSet::EMPTY, |all, piece| all.union(piece.wanted))
+}
+
+impl PageWriter for Writer {
+    fn put(&mut self, region: RegionId, runs: &[PutRun<'_>]) -> Result<(), StoreError> {
+        check_put(self.shared.region_pages(region)?, runs)?;
+        let mut pieces = self.cut(region, runs);
+        pieces.chunks_mut(WINDOW).try_for_each(|window| self.send_all(region, window))
+    }
+
+    fn discard(&mut self, region: RegionId, runs: &[PageRun]) -> Result<(), StoreError> {
+        check_discard(self.shared.region_pages(region)?, runs)?;
+        let holders = {
+            let replicator = self.shared.replicator();
+            let chunks = runs.iter().flat_map(|run| {
+                let last = (run.first + run.count).div_ceil(CHUNK_PAGES);
+                run.first / CHUNK_PAGES..last
+            });
+            let holders = chunks.map(|chunk| replicator.holders(ChunkAt { region, chunk }));
+            holders.fold(ServerSet::EMPTY, ServerSet::union)
+        };
+        for server in holders.iter() {
+            if let Err(error) = self.discard_on(server, region, runs) {
+                self.links.close(server);
+                self.shared.note(server, region, &error);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,391 @@
+//! The evictor: makes room by moving clusters of pages out of the region, putting what has changed
+//! into the store, and dropping what the store has.
+//!
+//! ```text
+//!            move            put             age
+//!  resident ──────▶ leaving ──────▶ staged ──────▶ stored
+//!      ▲               │ copy          │ move         │ fetch
+//!      └───────────────┴───────────────┴──────────────┘ a fault
+//! ```
+//!
+//! Staged pages are a second chance: a cluster of which a page is wanted again while it is staged goes
+//! round once more (segmented FIFO; Turner, Levy 1981). Pages are moved, not copied, so that a program
+//! that writes meanwhile waits for its page rather than loses its write.
+
+use super::shared::Shared;
+use super::stats::add;
+use super::sys::threads;
+use super::table::{CLUSTER_PAGES, Held, Place, cluster_of};
+use crate::page::{PageRun, PageSum, is_zero};
+use crate::store::{PageWriter, PutRun, StoreError};
+use rustix::io::Errno;
+use rustix::mm::Advice;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// After the store took nothing, this long until the next try.
+const BACK_OFF: Duration = Duration::from_millis(20);
+
+/// One bit for each page of a cluster.
+type Mask = u64;
+const _: () = assert!(CLUSTER_PAGES <= Mask::BITS as usize);
+
+fn bits(mask: Mask) -> impl Iterator<Item = usize> {
+    (0..CLUSTER_PAGES).filter(move |bit| mask & 1 << bit != 0)
+}
+
+/// The pages of a cluster that were moved to a block together.
+struct Moved {
+    cluster: usize,
+    block: u32,
+    pages: Mask,
+    /// Of them: to be put.
+    changed: Mask,
+    /// Of them: all zeros.
+    zeros: Mask,
+    sums: [PageSum; CLUSTER_PAGES],
+}
+
+impl Moved {
+    fn page(&self, bit: usize) -> usize {
+        self.cluster * CLUSTER_PAGES + bit
+    }
+
+    /// Whether a page is still where it was moved to, neither rescued nor dropped.
+    fn is_leaving(&self, held: &Held<'_>, bit: usize) -> bool {
+        let state = held.get(self.page(bit));
+        state.place() == Place::Leaving && state.block() == self.block
+    }
+}
+
+/// The thread that evicts.
+pub struct Evictor {
+    shared: Arc<Shared>,
+    writer: Box<dyn PageWriter>,
+    free_blocks: Vec<u32>,
+    /// Blocks whose pages the store has, oldest first, with their clusters.
+    staged: VecDeque<(u32, usize)>,
+    batch: Vec<Moved>,
+}
+
+impl Evictor {
+    /// With its own way to the store.
+    pub fn new(shared: Arc<Shared>, writer: Box<dyn PageWriter>) -> Evictor {
+        let free_blocks = (0..shared.frames.len() as u32).rev().collect();
+        Evictor { shared, writer, free_blocks, staged: VecDeque::new(), batch: Vec::new() }
+    }
+
+    /// Works until it is told to stop.
+    pub fn run(mut self) {
+        threads::block_signals();
+        let mut busy = false;
+        while !self.shared.stopping.load(Relaxed) {
+            let seen = self.shared.work.now();
+            self.forget_dropped();
+            let (free, marks) = (self.shared.free(), self.shared.marks);
+            let wanted = if self.shared.emptying.load(Relaxed) { marks.limit } else { marks.high };
+            busy = free < marks.low || free < wanted && (busy || wanted > marks.high);
+            if !busy {
+                self.shared.emptying.store(false, Relaxed);
+                self.shared.nap(seen);
+            } else if self.make_room(wanted) {
+                self.shared.allow_overflow(false);
+            } else if !self.shared.emptying.swap(false, Relaxed) {
+                if !self.shared.allow_overflow(true) {
+                    self.shared.log("no page can be evicted: going over the resident limit");
+                }
+                std::thread::sleep(BACK_OFF);
+            }
+        }
+    }
+
+    /// Evicts a batch, and releases staged pages beyond what is kept of them. False if there is
+    /// neither, nor any need.
+    fn make_room(&mut self, wanted: usize) -> bool {
+        let evicted = self.evict_batch();
+        let mut released = false;
+        let keep = if evicted { self.shared.marks.staged } else { 0 };
+        while self.shared.free() < wanted && self.shared.staged() > keep {
+            if !self.release_oldest() {
+                break;
+            }
+            released = true;
+        }
+        evicted || released || self.shared.free() >= self.shared.marks.low
+    }
+
+    fn evict_batch(&mut self) -> bool {
+        let mut pages = 0;
+        let mut looks = self.shared.queued();
+        while pages < self.shared.marks.batch && looks > 0 {
+            let Some(block) = self.free_blocks.pop() else { break };
+            let Some(cluster) = self.shared.next_victim() else {
+                self.free_blocks.push(block);
+                break;
+            };
+            looks -= 1;
+            let moved = self.move_out(cluster, block);
+            pages += moved.pages.count_ones() as usize;
+            if moved.pages == 0 {
+                self.free_blocks.push(block);
+            } else {
+                self.batch.push(moved);
+            }
+        }
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.iter_mut().for_each(|moved| self.classify(moved));
+        let result = self.put(&batch);
+        if let Err(error) = &result {
+            self.shared.log(&format!("pages stay for now: {error}"));
+        }
+        let mut evicted = 0;
+        for moved in &batch {
+            evicted += self.settle(moved, result.is_ok());
+            self.staged.push_back((moved.block, moved.cluster));
+        }
+        batch.clear();
+        self.batch = batch;
+        add(&self.shared.stats.evicted_count, evicted);
+        evicted > 0
+    }
+
+    /// Moves the resident pages of a cluster to a block.
+    fn move_out(&self, cluster: usize, block: u32) -> Moved {
+        let shared = &self.shared;
+        let held = shared.table.hold(cluster);
+        let first = cluster * CLUSTER_PAGES;
+        let resident = |page: &usize| held.get(*page).place() == Place::Resident;
+        let wanted = held.pages().filter(resident).fold(0, |mask, page| mask | 1 << (page - first));
+        let pages = self.move_bits(first, block, wanted);
+        for bit in bits(pages) {
+            let state = held.get(first + bit);
+            held.set(first + bit, state.in_block(Place::Leaving, block));
+        }
+        let stuck = (wanted & !pages).count_ones() as usize;
+        shared.count_staged(block, pages.count_ones() as usize);
+        drop(held);
+        if stuck > 0 {
+            // They are looked at again when their turn comes.
+            add(&shared.stats.stuck_count, stuck);
+            shared.enqueue(cluster);
+        }
+        let sums = [PageSum::default(); CLUSTER_PAGES];
+        Moved { cluster, block, pages, changed: 0, zeros: 0, sums }
+    }
+
+    /// Moves pages in as few calls as can be; returns which of them went.
+    fn move_bits(&self, first: usize, block: u32, wanted: Mask) -> Mask {
+        let shared = &self.shared;
+        let (mut moved, mut tried_alone) = (0, 0);
+        let mut bit = wanted.trailing_zeros() as usize;
+        let end = (Mask::BITS - wanted.leading_zeros()) as usize;
+        // Where a mapping ends inside the cluster, runs are refused as a whole.
+        let mut run_max = CLUSTER_PAGES;
+        while bit < end {
+            let count = (end - bit).min(run_max);
+            let from = shared.arena.span(first + bit, count);
+            let (done, stopped) =
+                shared.uffd.move_pages(shared.staged_span(block, bit, count), from);
+            moved |= wanted & run_of(bit, done);
+            bit += done;
+            match stopped {
+                None => {}
+                Some(Errno::BUSY) if tried_alone & 1 << bit == 0 => {
+                    // Shared with a child since a fork: a copy of our own can be moved. If that is not
+                    // what keeps it, the next try fails too.
+                    tried_alone |= 1 << bit;
+                    let _ = shared.arena.span(first + bit, 1).advise(Advice::LinuxPopulateWrite);
+                }
+                Some(_) if count > 1 && run_max > 1 => run_max = 1,
+                Some(_) => bit += 1,
+            }
+        }
+        moved
+    }
+
+    /// Tells zeros, unchanged and changed pages apart.
+    fn classify(&self, moved: &mut Moved) {
+        let shared = &self.shared;
+        let bytes = |bit| shared.staging.bytes(moved.block as usize * CLUSTER_PAGES + bit, 1);
+        for bit in bits(moved.pages) {
+            match is_zero(bytes(bit)) {
+                true => moved.zeros |= 1 << bit,
+                false => moved.sums[bit] = PageSum::of(bytes(bit)),
+            }
+        }
+        let held = shared.table.hold(moved.cluster);
+        for bit in bits(moved.pages & !moved.zeros) {
+            let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
+            let unchanged = state.in_store() && shared.table.sum(page) == moved.sums[bit];
+            if moved.is_leaving(&held, bit) && !unchanged {
+                moved.changed |= 1 << bit;
+                held.set(page, state.with_in_store(false));
+                held.set_sum(page, moved.sums[bit]);
+            }
+        }
+    }
+
+    fn put(&mut self, batch: &[Moved]) -> Result<(), StoreError> {
+        let mut runs = Vec::new();
+        for moved in batch {
+            let mut left = moved.changed;
+            while left != 0 {
+                let bit = left.trailing_zeros() as usize;
+                let count = (left >> bit).trailing_ones() as usize;
+                let at = moved.block as usize * CLUSTER_PAGES + bit;
+                runs.push(PutRun {
+                    first: moved.page(bit) as u64,
+                    pages: self.shared.staging.bytes(at, count),
+                    sums: &moved.sums[bit..bit + count],
+                });
+                left &= !run_of(bit, count);
+            }
+        }
+        match runs.is_empty() {
+            true => Ok(()),
+            false => self.writer.put(self.shared.region, &runs),
+        }
+    }
+
+    /// Gives moved pages their new states; those that could not be put go back. Returns how many are
+    /// out of the region.
+    fn settle(&self, moved: &Moved, was_put: bool) -> usize {
+        let shared = &self.shared;
+        let held = shared.table.hold(moved.cluster);
+        let mut out = 0;
+        for bit in bits(moved.pages) {
+            let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
+            let (changed, is_zero) = (moved.changed & 1 << bit != 0, moved.zeros & 1 << bit != 0);
+            if changed && !was_put {
+                self.put_back(moved, &held, bit);
+            } else if moved.is_leaving(&held, bit) {
+                out += 1;
+                let state = state.with_in_store(state.in_store() || changed);
+                held.set(
+                    page,
+                    match is_zero {
+                        true => state.at(Place::Nowhere),
+                        false => state.in_block(Place::Staged, moved.block),
+                    },
+                );
+                if is_zero && state.in_store() {
+                    shared.drop_from_store(page, page + 1);
+                }
+            } else if changed {
+                // Rescued or dropped meanwhile; what was put has the page's sum all the same.
+                held.set(page, state.with_in_store(true));
+                if state.place() == Place::Nowhere {
+                    shared.drop_from_store(page, page + 1);
+                }
+            }
+        }
+        drop(held);
+        self.count(moved, out, was_put);
+        out
+    }
+
+    fn count(&self, moved: &Moved, out: usize, was_put: bool) {
+        let stats = &self.shared.stats;
+        let (changed, zeros) =
+            (moved.changed.count_ones() as usize, moved.zeros.count_ones() as usize);
+        if was_put {
+            add(&stats.page_out_count, changed);
+        } else {
+            self.shared.enqueue(moved.cluster);
+        }
+        add(&stats.evicted_zero_count, zeros);
+        let unchanged = moved.pages.count_ones() as usize - changed - zeros;
+        add(&stats.evicted_clean_count, unchanged.min(out));
+    }
+
+    fn put_back(&self, moved: &Moved, held: &Held<'_>, bit: usize) {
+        let shared = &self.shared;
+        if !moved.is_leaving(held, bit) {
+            return;
+        }
+        let to = shared.arena.span(moved.page(bit), 1);
+        let (done, _) = shared.uffd.move_pages(to, shared.staged_span(moved.block, bit, 1));
+        if done == 1 {
+            shared.count_unstaged(moved.block);
+        } else {
+            // It cannot be moved; a copy can be installed. The frame goes when its block does.
+            if shared.take_room(1) == 0 {
+                shared.allow_overflow(true);
+                shared.wait_for_room();
+            }
+            let bytes = shared.staging.bytes(moved.block as usize * CLUSTER_PAGES + bit, 1);
+            if let Err(error) = shared.uffd.copy(to, bytes) {
+                shared.log(&format!("page {} cannot be put back: {error}", moved.page(bit)));
+                held.set(moved.page(bit), held.get(moved.page(bit)).at(Place::Lost));
+                return shared.uffd.wake(to);
+            }
+        }
+        held.set(moved.page(bit), held.get(moved.page(bit)).at(Place::Resident));
+        shared.uffd.wake(to);
+    }
+
+    /// Drops the frames of the oldest staged block.
+    fn release_oldest(&mut self) -> bool {
+        let Some((block, cluster)) = self.staged.pop_front() else { return false };
+        let shared = &self.shared;
+        if shared.frames[block as usize].load(Relaxed) > 0 {
+            let held = shared.table.hold(cluster);
+            for page in held.pages() {
+                let state = held.get(page);
+                if state.place() == Place::Staged && state.block() == block {
+                    held.set(page, state.at(Place::Stored));
+                }
+            }
+            drop(held);
+            let span = shared.staged_span(block, 0, CLUSTER_PAGES);
+            if let Err(error) = span.advise(Advice::LinuxDontNeed) {
+                shared.log(&format!("staged pages cannot be dropped: {error}"));
+            }
+            shared.count_released(block);
+        }
+        self.free_blocks.push(block);
+        true
+    }
+
+    /// Has the store forget pages that the program dropped, and has not written again.
+    fn forget_dropped(&mut self) {
+        for dropped in self.shared.take_dropped() {
+            let (mut page, end) =
+                (dropped.first as usize, (dropped.first + dropped.count) as usize);
+            let mut runs: Vec<PageRun> = Vec::new();
+            while page < end {
+                let held = self.shared.table.hold(cluster_of(page));
+                let until = held.pages().end.min(end);
+                for page in page..until {
+                    let state = held.get(page);
+                    if state.place() == Place::Nowhere && state.in_store() {
+                        held.set(page, state.with_in_store(false));
+                        append(&mut runs, page as u64);
+                    }
+                }
+                page = until;
+            }
+            if let Err(error) = self.writer.discard(self.shared.region, &runs) {
+                self.shared.log(&format!("dropped pages stay in the store for now: {error}"));
+            }
+        }
+    }
+}
+
+/// Adds a page to runs in order.
+fn append(runs: &mut Vec<PageRun>, page: u64) {
+    match runs.last_mut() {
+        Some(last) if last.end() == Some(page) => last.count += 1,
+        _ => runs.push(PageRun { first: page, count: 1 }),
+    }
+}
+
+/// Bits from one on.
+fn run_of(bit: usize, count: usize) -> Mask {
+    match count {
+        0 => 0,
+        count => (Mask::MAX >> (Mask::BITS as usize - count)) << bit,
+    }
+}

@@ -1,0 +1,380 @@
+//! The handler: serves the threads that wait for pages.
+//!
+//! Invariants: it touches neither paged memory nor the program's allocator. A page is installed under
+//! its cluster's lock, so never while the evictor moves pages of that cluster. A page that cannot be
+//! proven gets SIGBUS, never zeros, never another's bytes.
+
+use super::shared::Shared;
+use super::stats::add;
+use super::sys::memory::Pages;
+use super::sys::threads;
+use super::sys::uffd::{FAULTS_MAX, Fault};
+use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
+use super::trend::{Ahead, Trend};
+use crate::page::{PageSum, RUN_PAGES_MAX};
+use crate::store::{PageReader, StoreError};
+use rustix::thread::CpuSet;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Faults from one look at where the served thread runs to the next.
+const FAULTS_PER_LOOK: u32 = 128;
+
+/// One thread that serves faults.
+pub struct Handler {
+    shared: Arc<Shared>,
+    reader: Box<dyn PageReader>,
+    trend: Trend,
+    /// Fetched pages, before they are installed.
+    buffer: Pages,
+    zeros: Pages,
+    allowed: Option<CpuSet>,
+    cpu: Option<usize>,
+    until_look: u32,
+}
+
+impl Handler {
+    /// With its memory, so that serving allocates nothing.
+    pub fn new(shared: Arc<Shared>, reader: Box<dyn PageReader>) -> io::Result<Handler> {
+        let mut buffer = Pages::reserve(RUN_PAGES_MAX)?;
+        buffer.bytes_mut(0, RUN_PAGES_MAX).fill(1);
+        let zeros = Pages::reserve(CLUSTER_PAGES)?;
+        let trend = Trend::default();
+        let (allowed, cpu, until_look) = (None, None, 0);
+        Ok(Handler { shared, reader, trend, buffer, zeros, allowed, cpu, until_look })
+    }
+
+    /// Serves until the page after the last is asked for.
+    pub fn run(mut self) {
+        threads::block_signals();
+        self.allowed = threads::allowed();
+        let mut faults = [Fault::default(); FAULTS_MAX];
+        loop {
+            let count = match self.wait(&mut faults) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return self.shared.log(&format!("faults cannot be read: {error}")),
+            };
+            let begun = Instant::now();
+            for fault in &faults[..count] {
+                match self.shared.arena.page_at(fault.address) {
+                    Some(page) if page < self.shared.table.pages() => {
+                        self.serve(page, *fault, begun);
+                    }
+                    Some(sign) => {
+                        // Who asked for it waits no longer; there is nothing else to be done about it.
+                        let _ = self.shared.uffd.zero(self.shared.arena.span(sign, 1));
+                        return;
+                    }
+                    None => {}
+                }
+            }
+            self.follow(faults[0].thread);
+        }
+    }
+
+    fn wait(&self, faults: &mut [Fault; FAULTS_MAX]) -> io::Result<usize> {
+        if !self.shared.options.spin.is_zero() {
+            let until = Instant::now() + self.shared.options.spin;
+            while Instant::now() < until && !self.shared.uffd.poll(0) {
+                std::hint::spin_loop();
+            }
+        }
+        self.shared.uffd.wait(faults)
+    }
+
+    /// Moves to the CPU of the thread that was served last, now and then.
+    fn follow(&mut self, thread: u32) {
+        if self.until_look > 0 || !self.shared.options.follow_cpu {
+            self.until_look = self.until_look.saturating_sub(1);
+            return;
+        }
+        self.until_look = FAULTS_PER_LOOK;
+        let cpu = threads::cpu_of(thread);
+        if let (Some(wanted), Some(allowed)) = (cpu.filter(|_| cpu != self.cpu), &self.allowed)
+            && threads::run_on(wanted, allowed)
+        {
+            self.cpu = cpu;
+        }
+    }
+
+    fn serve(&mut self, page: usize, fault: Fault, begun: Instant) {
+        let shared = self.shared.clone();
+        let ahead = match shared.options.prefetch {
+            true => self.trend.fault(page),
+            false => Ahead::Nothing,
+        };
+        add(&shared.stats.fault_count, 1);
+        // Room for the page, taken while no lock is held: it is the evictor who makes more.
+        if shared.take_room(1) == 0 {
+            shared.wait_for_room();
+        }
+        let held = shared.table.hold(cluster_of(page));
+        let state = held.get(page);
+        let used_room = match state.place() {
+            Place::Nowhere => self.zero(held, page, fault.is_write, ahead),
+            Place::Resident | Place::Coming => self.look_again(&held, page, state),
+            Place::Staged | Place::Leaving => self.rescue(held, page),
+            Place::Stored => {
+                held.set(page, state.at(Place::Coming));
+                drop(held);
+                self.page_in(page, ahead, begun)
+            }
+            Place::Lost => self.poison(&held, page),
+        };
+        if !used_room {
+            shared.give_room(1);
+        }
+    }
+
+    /// Another has brought the page meanwhile; or the program had the kernel drop it, past us, and it
+    /// reads as zeros. Like all that serve a page, returns whether it took the room of one.
+    fn look_again(&self, held: &Held<'_>, page: usize, state: State) -> bool {
+        let at = self.shared.arena.span(page, 1);
+        if state.place() == Place::Resident
+            && let Err(error) = self.shared.uffd.zero(at)
+        {
+            self.shared.log(&format!("page {page} cannot be made zeros: {error}"));
+            self.poison(held, page);
+        }
+        self.shared.uffd.wake(at);
+        false
+    }
+
+    /// A page that was never written, and where a stream of them goes on, those after it.
+    fn zero(&self, held: Held<'_>, page: usize, is_write: bool, ahead: Ahead) -> bool {
+        let shared = &self.shared;
+        add(&shared.stats.zero_fault_count, 1);
+        let ahead = match ahead {
+            Ahead::Up(ahead) => ahead,
+            _ => 0,
+        };
+        let is_nowhere = |page: &usize| held.get(*page).place() == Place::Nowhere;
+        let more = (page + 1..held.pages().end).take(ahead).take_while(is_nowhere).count();
+        let more = shared.take_room(more);
+        let install = |count: usize| {
+            let to = shared.arena.span(page, count);
+            match is_write {
+                true => shared.uffd.copy(to, self.zeros.bytes(0, count)),
+                false => shared.uffd.zero(to).map(|_| ()),
+            }
+        };
+        let mut count = 1 + more;
+        let mut result = install(count);
+        if result.is_err() && count > 1 {
+            // A run that leaves its mapping is refused as a whole.
+            count = 1;
+            result = install(count);
+        }
+        shared.give_room(1 + more - count);
+        if let Err(error) = result {
+            shared.log(&format!("page {page} cannot be made zeros: {error}"));
+            return self.poison(&held, page);
+        }
+        for page in page..page + count {
+            held.set(page, held.get(page).at(Place::Resident));
+        }
+        drop(held);
+        shared.enqueue(cluster_of(page));
+        true
+    }
+
+    /// A page that is still in a staging block. One that is being put is copied, as its bytes must
+    /// stay where they are.
+    fn rescue(&self, held: Held<'_>, page: usize) -> bool {
+        let shared = &self.shared;
+        let state = held.get(page);
+        let (block, offset) = (state.block(), page % CLUSTER_PAGES);
+        let (to, from) = (shared.arena.span(page, 1), shared.staged_span(block, offset, 1));
+        let moved = state.place() == Place::Staged && shared.uffd.move_pages(to, from).0 == 1;
+        if moved {
+            shared.count_unstaged(block);
+            shared.uffd.wake(to);
+        } else {
+            let bytes = shared.staging.bytes(block as usize * CLUSTER_PAGES + offset, 1);
+            if let Err(error) = shared.uffd.copy(to, bytes) {
+                shared.log(&format!("page {page} cannot be installed: {error}"));
+                shared.uffd.wake(to);
+                return false;
+            }
+        }
+        held.set(page, state.at(Place::Resident));
+        held.mark_wanted_again();
+        drop(held);
+        add(&shared.stats.rescue_count, 1);
+        shared.enqueue(cluster_of(page));
+        !moved
+    }
+
+    /// A page from the store, and those that will be wanted with it.
+    fn page_in(&mut self, page: usize, ahead: Ahead, begun: Instant) -> bool {
+        let shared = self.shared.clone();
+        let (before, after) = match ahead {
+            Ahead::Up(pages) => (0, self.claim_run((page + 1..).take(pages))),
+            Ahead::Down(pages) => (self.claim_run((0..page).rev().take(pages)), 0),
+            Ahead::Nothing | Ahead::Stride(..) => (0, 0),
+        };
+        let first = page - before;
+        let all = first..first + before + 1 + after;
+        let used_room = match self.fetch(first, all.len()) {
+            Ok(()) => {
+                self.install(first, all.len());
+                true
+            }
+            Err(_) => {
+                all.filter(|other| *other != page).for_each(|other| self.unclaim(other));
+                self.insist(page)
+            }
+        };
+        let took_ns = begun.elapsed().as_nanos() as u64;
+        shared.stats.page_in.record(took_ns);
+        add(&shared.stats.page_in_ns_total, took_ns as usize);
+        add(&shared.stats.demand_page_in_count, 1);
+        if let Ahead::Stride(stride, count) = ahead {
+            self.page_in_along(page, stride, count);
+        }
+        used_room
+    }
+
+    /// Pages at a stride from one that has just been installed.
+    fn page_in_along(&mut self, page: usize, stride: isize, count: usize) {
+        let next = |page: &usize| page.checked_add_signed(stride);
+        for page in std::iter::successors(Some(page), next).skip(1).take(count) {
+            if self.claim_run(std::iter::once(page)) == 0 {
+                return;
+            }
+            match self.fetch(page, 1) {
+                Ok(()) => self.install(page, 1),
+                Err(_) => return self.unclaim(page),
+            }
+        }
+    }
+
+    /// Marks pages as being fetched as long as they are in the store and there is room; returns how
+    /// many.
+    fn claim_run(&self, pages: impl Iterator<Item = usize>) -> usize {
+        let mut claimed = 0;
+        for page in pages.take(RUN_PAGES_MAX - 1) {
+            if page >= self.shared.table.pages()
+                || self.shared.table.peek(page).place() != Place::Stored
+                || self.shared.take_room(1) == 0
+            {
+                break;
+            }
+            if !self.claim(page) {
+                self.shared.give_room(1);
+                break;
+            }
+            claimed += 1;
+        }
+        claimed
+    }
+
+    fn claim(&self, page: usize) -> bool {
+        let held = self.shared.table.hold(cluster_of(page));
+        let state = held.get(page);
+        if state.place() == Place::Stored {
+            held.set(page, state.at(Place::Coming));
+        }
+        state.place() == Place::Stored
+    }
+
+    /// A page that was to be fetched is not. Who waits for it asks again.
+    fn unclaim(&self, page: usize) {
+        let held = self.shared.table.hold(cluster_of(page));
+        held.set(page, held.get(page).at(Place::Stored));
+        drop(held);
+        self.shared.give_room(1);
+        self.shared.uffd.wake(self.shared.arena.span(page, 1));
+    }
+
+    fn fetch(&mut self, first: usize, count: usize) -> Result<(), StoreError> {
+        let mut sums = [PageSum::default(); RUN_PAGES_MAX];
+        for (sum, page) in sums[..count].iter_mut().zip(first..) {
+            *sum = self.shared.table.sum(page);
+        }
+        let into = self.buffer.bytes_mut(0, count);
+        self.reader.get(self.shared.region, first as u64, &sums[..count], into)
+    }
+
+    /// One page that must be had: as long as servers may yet answer, ask again.
+    fn insist(&mut self, page: usize) -> bool {
+        let until = Instant::now() + self.shared.options.unreachable_limit;
+        let error = loop {
+            match self.fetch(page, 1) {
+                Ok(()) => {
+                    self.install(page, 1);
+                    return true;
+                }
+                Err(StoreError::Unreachable { .. }) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Err(error) => break error,
+            }
+        };
+        let address = self.shared.arena.span(page, 1).address();
+        self.shared.log(&format!("SIGBUS at {address:#x}: {error}"));
+        let held = self.shared.table.hold(cluster_of(page));
+        self.poison(&held, page)
+    }
+
+    /// Maps fetched pages.
+    fn install(&self, first: usize, count: usize) {
+        let mut page = first;
+        while page < first + count {
+            let cluster = cluster_of(page);
+            let end = ((cluster + 1) * CLUSTER_PAGES).min(first + count);
+            let held = self.shared.table.hold(cluster);
+            self.install_in(&held, page, end, page - first);
+            drop(held);
+            self.shared.enqueue(cluster);
+            page = end;
+        }
+        add(&self.shared.stats.page_in_count, count);
+    }
+
+    fn install_in(&self, held: &Held<'_>, first: usize, end: usize, buffered: usize) {
+        let (shared, count) = (&self.shared, end - first);
+        let to = shared.arena.span(first, count);
+        let whole = shared.uffd.copy(to, self.buffer.bytes(buffered, count));
+        for page in first..end {
+            let to = shared.arena.span(page, 1);
+            // A run that leaves its mapping is refused as a whole; then page by page.
+            let there = whole.is_ok()
+                || shared.uffd.copy(to, self.buffer.bytes(buffered + page - first, 1)).is_ok();
+            let place = if there { Place::Resident } else { Place::Stored };
+            held.set(page, held.get(page).at(place));
+            if !there {
+                shared.give_room(1);
+                shared.uffd.wake(to);
+            }
+        }
+    }
+
+    /// Accesses get SIGBUS from now on.
+    fn poison(&self, held: &Held<'_>, page: usize) -> bool {
+        let at = self.shared.arena.span(page, 1);
+        held.set(page, held.get(page).at(Place::Lost));
+        if let Err(error) = self.shared.uffd.poison(at) {
+            self.shared.log(&format!("page {page} is lost and cannot be poisoned: {error}"));
+        }
+        self.shared.uffd.wake(at);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_fit_the_buffer() {
+        let mut trend = Trend::default();
+        for page in 1..10_000 {
+            if let Ahead::Up(pages) | Ahead::Down(pages) = trend.fault(page) {
+                assert!(pages > 0 && pages < RUN_PAGES_MAX);
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! How a region is paged.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Receives lines for the log: pages that are lost, room that cannot be made.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// How a region is paged.
+#[derive(Clone)]
+pub struct Options {
+    /// Most bytes of it in this machine's memory, at least 128 KiB.
+    pub resident_bytes: u64,
+    /// Map even if the store could not take all of it now.
+    pub overcommit: bool,
+    /// How long handlers look for the next fault before they sleep. Zero is best where a handler
+    /// shares the CPU of those it serves.
+    pub spin: Duration,
+    /// Handlers move to the CPU of the threads that they serve.
+    pub follow_cpu: bool,
+    /// Fetch ahead of need.
+    pub prefetch: bool,
+    /// How long to try before a page that no server answers for counts as lost.
+    pub unreachable_limit: Duration,
+    /// Make do with a userfaultfd that does not serve system calls into missing pages: they fail with
+    /// EFAULT.
+    pub user_mode_only: bool,
+    /// Children of a fork keep the mapping, and see to their own paging.
+    pub inherited_by_fork: bool,
+    /// Where lines for the log go.
+    pub log: Option<Log>,
+}
+
+impl Options {
+    /// With at most this many bytes resident, and defaults.
+    pub fn resident(resident_bytes: u64) -> Options {
+        Options {
+            resident_bytes,
+            overcommit: false,
+            spin: Duration::ZERO,
+            follow_cpu: true,
+            prefetch: true,
+            unreachable_limit: Duration::from_secs(30),
+            user_mode_only: false,
+            inherited_by_fork: false,
+            log: None,
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("resident_bytes", &self.resident_bytes)
+            .field("spin", &self.spin)
+            .field("follow_cpu", &self.follow_cpu)
+            .field("prefetch", &self.prefetch)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,355 @@
+//! What a pager's threads share: memory, states, room, and the queue of clusters to evict.
+//!
+//! Invariant: resident and staged pages together stay within the limit, unless nothing more can be
+//! evicted ([`Shared::allow_overflow`]); then the program goes on rather than stops.
+
+use super::options::Options;
+use super::stats::{Stats, add};
+use super::sys::lock::Signal;
+use super::sys::memory::{Pages, Span, Table};
+use super::sys::uffd::{Access, Uffd};
+use super::table::{BLOCKS_MAX, CLUSTER_PAGES, Held, PageTable, Place, cluster_of};
+use crate::page::PageRun;
+use crate::store::{RegionId, StoreError};
+use rustix::mm::Advice;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest sleep of a thread that waits for another; a lost wake-up costs no more than this.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Why memory cannot be paged.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// The size is no size.
+    #[error("cannot page {bytes} bytes: {why}")]
+    Size {
+        /// That were asked for.
+        bytes: u64,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// userfaultfd is not to be had, or too old.
+    #[error(
+        "userfaultfd: {0}; as root: `chgrp GROUP /dev/userfaultfd && chmod 0660 /dev/userfaultfd` for \
+         the user's group; paging needs Linux 6.8"
+    )]
+    Uffd(#[source] io::Error),
+    /// No address space, or no thread.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The system's word.
+        source: io::Error,
+    },
+    /// Of the page store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Room, in pages.
+#[derive(Debug, Clone, Copy)]
+pub struct Marks {
+    /// Resident and staged together.
+    pub limit: usize,
+    /// Staged pages that are kept for a second chance.
+    pub staged: usize,
+    /// The evictor wakes below this much room…
+    pub low: usize,
+    /// …and works up to this much.
+    pub high: usize,
+    /// Pages of one eviction.
+    pub batch: usize,
+}
+
+impl Marks {
+    fn of(limit: usize) -> Marks {
+        let batch = (limit / 16).clamp(1, 256);
+        Marks { limit, staged: limit / 8, low: batch, high: 2 * batch, batch }
+    }
+}
+
+/// See the module.
+pub struct Shared {
+    pub(super) arena: Pages,
+    pub(super) staging: Pages,
+    pub(super) uffd: Uffd,
+    pub(super) access: Access,
+    pub(super) table: PageTable,
+    /// Frames in each staging block.
+    pub(super) frames: Table<AtomicU32>,
+    pub(super) region: RegionId,
+    pub(super) marks: Marks,
+    pub(super) options: Options,
+    pub(super) stats: Stats,
+    /// For the evictor: less room, or pages to be dropped.
+    pub(super) work: Signal,
+    /// For handlers: more room.
+    pub(super) room: Signal,
+    pub(super) stopping: AtomicBool,
+    /// All pages are to leave.
+    pub(super) emptying: AtomicBool,
+    /// Resident and staged.
+    used: AtomicUsize,
+    staged: AtomicUsize,
+    overflow: AtomicBool,
+    queue: Mutex<VecDeque<u32>>,
+    dropped: Mutex<Vec<PageRun>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pages = self.table.pages();
+        f.debug_struct("Shared").field("pages", &pages).field("marks", &self.marks).finish()
+    }
+}
+
+impl Shared {
+    /// Reserves and registers the memory of a region; starts nothing.
+    pub fn new(pages: usize, region: RegionId, options: Options) -> Result<Shared, PagerError> {
+        let reserve = |source| PagerError::System { what: "reserving address space", source };
+        let limit = options.resident_bytes as usize / crate::page::PAGE_BYTES;
+        let marks = Marks::of(limit.max(CLUSTER_PAGES));
+        // The worst case: one page in each block, and no more pages staged than the limit.
+        let blocks = (marks.limit + marks.batch).min(BLOCKS_MAX - 1);
+        // The page after the last is the handler's sign to stop.
+        let arena = Pages::reserve(pages + 1).map_err(reserve)?;
+        let staging = Pages::reserve(blocks * CLUSTER_PAGES).map_err(reserve)?;
+        for memory in [&arena, &staging] {
+            if !options.inherited_by_fork {
+                // A child that touches it is told by SIGSEGV, not by zeros.
+                memory
+                    .all()
+                    .advise(Advice::LinuxDontFork)
+                    .map_err(|errno| reserve(errno.into()))?;
+            }
+        }
+        let (uffd, access) = Uffd::open(options.user_mode_only).map_err(PagerError::Uffd)?;
+        uffd.register_missing(&arena).map_err(PagerError::Uffd)?;
+        uffd.register_target(&staging).map_err(PagerError::Uffd)?;
+        Ok(Shared {
+            arena,
+            staging,
+            uffd,
+            access,
+            table: PageTable::new(pages).map_err(reserve)?,
+            frames: Table::new(blocks).map_err(reserve)?,
+            region,
+            marks,
+            options,
+            stats: Stats::default(),
+            work: Signal::default(),
+            room: Signal::default(),
+            stopping: AtomicBool::new(false),
+            emptying: AtomicBool::new(false),
+            used: AtomicUsize::new(0),
+            staged: AtomicUsize::new(0),
+            overflow: AtomicBool::new(false),
+            queue: Mutex::default(),
+            dropped: Mutex::default(),
+        })
+    }
+
+    /// Tells whoever keeps the log.
+    pub fn log(&self, line: &str) {
+        if let Some(log) = &self.options.log {
+            log(line);
+        }
+    }
+
+    /// Pages of a staging block.
+    pub fn staged_span(&self, block: u32, offset: usize, count: usize) -> Span<'_> {
+        self.staging.span(block as usize * CLUSTER_PAGES + offset, count)
+    }
+
+    /// Resident and staged pages.
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// Staged pages.
+    pub fn staged(&self) -> usize {
+        self.staged.load(Relaxed)
+    }
+
+    /// Room that is left.
+    pub fn free(&self) -> usize {
+        self.marks.limit.saturating_sub(self.used())
+    }
+
+    /// Takes room for up to so many pages; returns for how many.
+    pub fn take_room(&self, wanted: usize) -> usize {
+        let take = |used: usize| {
+            let free = self.marks.limit.saturating_sub(used).min(wanted);
+            (free > 0).then_some(used + free)
+        };
+        let taken = match self.used.fetch_update(Relaxed, Relaxed, take) {
+            Ok(used) => self.marks.limit.saturating_sub(used).min(wanted),
+            Err(_) => 0,
+        };
+        if self.free() < self.marks.low {
+            self.work.notify();
+        }
+        taken
+    }
+
+    /// Waits for room for one page and takes it.
+    pub fn wait_for_room(&self) {
+        let begun = Instant::now();
+        loop {
+            let seen = self.room.now();
+            if self.take_room(1) == 1 {
+                break;
+            }
+            if self.overflow.load(Relaxed) || self.stopping.load(Relaxed) {
+                self.used.fetch_add(1, Relaxed);
+                break;
+            }
+            self.room.wait(seen, NAP);
+        }
+        add(&self.stats.room_wait_ns_total, begun.elapsed().as_nanos() as usize);
+    }
+
+    /// Gives room back.
+    pub fn give_room(&self, pages: usize) {
+        if pages > 0 {
+            self.used.fetch_sub(pages, Relaxed);
+            self.room.notify();
+        }
+    }
+
+    /// Pages have been moved to staging blocks.
+    pub fn count_staged(&self, block: u32, pages: usize) {
+        self.frames[block as usize].fetch_add(pages as u32, Relaxed);
+        self.staged.fetch_add(pages, Relaxed);
+    }
+
+    /// A page has been moved back.
+    pub fn count_unstaged(&self, block: u32) {
+        self.frames[block as usize].fetch_sub(1, Relaxed);
+        self.staged.fetch_sub(1, Relaxed);
+    }
+
+    /// All that is left in a block has been dropped: its room is free.
+    pub fn count_released(&self, block: u32) {
+        let pages = self.frames[block as usize].swap(0, Relaxed) as usize;
+        self.staged.fetch_sub(pages, Relaxed);
+        self.give_room(pages);
+    }
+
+    /// Nothing can be evicted just now: programs may go over the limit, or not any more.
+    pub fn allow_overflow(&self, allowed: bool) -> bool {
+        let before = self.overflow.swap(allowed, Relaxed);
+        if allowed {
+            self.room.notify();
+        }
+        before
+    }
+
+    /// Lets the evictor sleep until there is work.
+    pub fn nap(&self, seen: u32) {
+        self.work.wait(seen, NAP);
+    }
+
+    /// A page of a cluster has become resident: the cluster will be evicted in its turn.
+    pub fn enqueue(&self, cluster: usize) {
+        if self.table.mark_queued(cluster) {
+            lock(&self.queue).push_back(cluster as u32);
+        }
+    }
+
+    /// Whose turn it is: first come, first evicted, but clusters of which a page was wanted again
+    /// soon after its eviction get a second chance.
+    pub fn next_victim(&self) -> Option<usize> {
+        let mut queue = lock(&self.queue);
+        for _ in 0..queue.len() {
+            let cluster = queue.pop_front()?;
+            if !self.table.take_wanted_again(cluster as usize) {
+                self.table.mark_unqueued(cluster as usize);
+                return Some(cluster as usize);
+            }
+            queue.push_back(cluster);
+        }
+        let cluster = queue.pop_front()? as usize;
+        self.table.mark_unqueued(cluster);
+        Some(cluster)
+    }
+
+    /// Clusters in the queue.
+    pub fn queued(&self) -> usize {
+        lock(&self.queue).len()
+    }
+
+    /// Drops pages: they read as zeros from now on, and the store forgets them in a while.
+    pub fn discard(&self, first: usize, count: usize) {
+        let end = (first + count).min(self.table.pages());
+        let mut page = first;
+        while page < end {
+            let until = ((cluster_of(page) + 1) * CLUSTER_PAGES).min(end);
+            self.discard_in_cluster(page, until);
+            page = until;
+        }
+        self.work.notify();
+    }
+
+    fn discard_in_cluster(&self, first: usize, end: usize) {
+        if (first..end).all(|page| self.table.peek(page).place() == Place::Nowhere) {
+            return;
+        }
+        let held = self.hold_settled(first, end);
+        let places = || (first..end).map(|page| held.get(page).place());
+        let resident = places().filter(|place| *place == Place::Resident).count();
+        if resident > 0 || places().any(|place| place == Place::Lost) {
+            // The range is ours and mapped, so that it cannot fail; and if it did, the old bytes would
+            // stay, which is what memory that nobody may use any more can have.
+            let _ = self.arena.span(first, end - first).advise(Advice::LinuxDontNeed);
+        }
+        let mut in_store = false;
+        for page in first..end {
+            let state = held.get(page);
+            in_store |= state.in_store();
+            held.set(page, state.at(Place::Nowhere));
+        }
+        drop(held);
+        self.give_room(resident);
+        if in_store {
+            self.drop_from_store(first, end);
+        }
+    }
+
+    /// Holds the cluster of some pages while none of them is being fetched.
+    fn hold_settled(&self, first: usize, end: usize) -> Held<'_> {
+        loop {
+            let held = self.table.hold(cluster_of(first));
+            if (first..end).all(|page| held.get(page).place() != Place::Coming) {
+                return held;
+            }
+            drop(held);
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    /// Notes pages whose copies the store may forget.
+    pub fn drop_from_store(&self, first: usize, end: usize) {
+        let run = PageRun { first: first as u64, count: (end - first) as u64 };
+        let mut dropped = lock(&self.dropped);
+        match dropped.last_mut() {
+            Some(last) if last.end() == Some(run.first) => last.count += run.count,
+            _ => dropped.push(run),
+        }
+    }
+
+    /// Takes the pages noted.
+    pub fn take_dropped(&self) -> Vec<PageRun> {
+        std::mem::take(&mut lock(&self.dropped))
+    }
+}
+
+/// A lock whose holder panicked still guards whole values: each change is one call.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

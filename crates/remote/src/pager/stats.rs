@@ -1,0 +1,119 @@
+//! What a pager counts: events since its start, and how long page-ins took.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Running counts; a snapshot is [`Counts`].
+        #[derive(Debug, Default)]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: AtomicU64,)*
+            pub(super) page_in: Latency,
+        }
+
+        /// Counts since a pager's start.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct Counts {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Stats {
+            /// The counts now.
+            pub fn counts(&self) -> Counts {
+                Counts { $($name: self.$name.load(Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Faults that were served, of whatever kind.
+    fault_count,
+    /// Of them: pages that had never been written, or were dropped.
+    zero_fault_count,
+    /// Of them: evicted, but still in this machine's memory.
+    rescue_count,
+    /// Of them: fetched from the store.
+    demand_page_in_count,
+    /// Pages fetched, with those fetched ahead of need.
+    page_in_count,
+    /// Pages taken out of the region.
+    evicted_count,
+    /// Of them: put into the store.
+    page_out_count,
+    /// Of them: all zeros, which are not put.
+    evicted_zero_count,
+    /// Of them: unchanged since they were last put.
+    evicted_clean_count,
+    /// Pages that could not be evicted: locked, or pinned by a device.
+    stuck_count,
+    /// Time that faults waited for room, in nanoseconds.
+    room_wait_ns_total,
+    /// Time from a fault's report to its page, of demand page-ins, in nanoseconds.
+    page_in_ns_total,
+}
+
+/// Adds to a counter.
+pub fn add(counter: &AtomicU64, count: usize) {
+    counter.fetch_add(count as u64, Relaxed);
+}
+
+const SUB_BITS: u32 = 4;
+const BUCKETS: usize = 40 << SUB_BITS;
+
+/// A histogram of times: 16 steps for each power of two, so within 6 %.
+#[derive(Debug)]
+pub struct Latency {
+    buckets: [AtomicU64; BUCKETS],
+}
+
+impl Default for Latency {
+    fn default() -> Self {
+        Latency { buckets: [const { AtomicU64::new(0) }; BUCKETS] }
+    }
+}
+
+impl Latency {
+    pub(super) fn record(&self, ns: u64) {
+        self.buckets[bucket_of(ns)].fetch_add(1, Relaxed);
+    }
+
+    /// How many there were of each time so far: nanoseconds (the middle of a step) and count.
+    pub fn steps(&self) -> Vec<(u64, u64)> {
+        let counts = self.buckets.iter().map(|bucket| bucket.load(Relaxed));
+        counts.enumerate().filter(|(_, n)| *n > 0).map(|(i, n)| (middle_of(i), n)).collect()
+    }
+}
+
+fn bucket_of(ns: u64) -> usize {
+    let exponent = (ns | 1 << SUB_BITS).ilog2() - SUB_BITS;
+    let step = (ns >> exponent) as usize & ((1 << SUB_BITS) - 1);
+    let base = if ns < 1 << SUB_BITS { 0 } else { (exponent as usize + 1) << SUB_BITS };
+    (base + step).min(BUCKETS - 1)
+}
+
+fn middle_of(bucket: usize) -> u64 {
+    let (power, step) = (bucket >> SUB_BITS, (bucket & ((1 << SUB_BITS) - 1)) as u64);
+    match power.checked_sub(1) {
+        None => step,
+        Some(shift) => (((1 << SUB_BITS) + step) << shift) + ((1 << shift) >> 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_within_six_percent() {
+        for ns in [0, 1, 15, 16, 17, 31, 32, 1000, 11_300, 1_000_000, 5_000_000_000] {
+            let middle = middle_of(bucket_of(ns));
+            assert!(middle.abs_diff(ns) as f64 <= ns as f64 * 0.0625, "{ns} as {middle}");
+        }
+        assert!((1..100_000u64).all(|ns| bucket_of(ns) >= bucket_of(ns - 1)));
+        let latency = Latency::default();
+        latency.record(1000);
+        latency.record(1001);
+        assert_eq!(latency.steps().iter().map(|(_, n)| n).sum::<u64>(), 2);
+    }
+}

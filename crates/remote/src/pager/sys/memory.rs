@@ -1,0 +1,180 @@
+//! The pager's mappings: what it pages, where evicted pages lie, and its tables.
+//!
+//! Made by raw system calls, never by an allocator: the pager must work inside a program whose
+//! allocator lives in paged memory.
+
+use crate::page::PAGE_BYTES;
+use rustix::io::Errno;
+use rustix::mm::{self, Advice, MapFlags, ProtFlags};
+use std::io;
+use std::ops::Deref;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// An owned private anonymous mapping, in whole pages.
+#[derive(Debug)]
+pub struct Pages {
+    start: NonNull<u8>,
+    count: usize,
+}
+
+// SAFETY: the mapping is owned memory, not tied to a thread.
+unsafe impl Send for Pages {}
+// SAFETY: shared access gives out addresses for the kernel, and `Pages::bytes`, whose rule is stated
+// there.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps this many pages, none of them present, without reserving memory for them.
+    pub fn reserve(count: usize) -> io::Result<Pages> {
+        let len = count.checked_mul(PAGE_BYTES).filter(|len| *len > 0);
+        let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a fresh mapping at a place of the kernel's choice.
+        let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, protection, flags) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let pages = Pages { start, count };
+        // Pages come and go one by one. Kernels without huge pages refuse, and need not be told.
+        let _ = pages.all().advise(Advice::LinuxNoHugepage);
+        Ok(pages)
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.start.as_ptr() as u64
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// All of it.
+    pub fn all(&self) -> Span<'_> {
+        self.span(0, self.count)
+    }
+
+    /// Some pages of it.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub fn span(&self, first: usize, count: usize) -> Span<'_> {
+        assert!(first.checked_add(count).is_some_and(|end| end <= self.count));
+        Span { pages: self, first, count }
+    }
+
+    /// Number of the page at an address, if it is inside.
+    pub fn page_at(&self, address: u64) -> Option<usize> {
+        let page = usize::try_from(address.checked_sub(self.address())?).ok()? / PAGE_BYTES;
+        (page < self.count).then_some(page)
+    }
+
+    /// The bytes of some pages, for the only holder of the mapping.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub fn bytes_mut(&mut self, first: usize, count: usize) -> &mut [u8] {
+        let span = self.span(first, count);
+        // SAFETY: inside this live, writable mapping, to which `self` is the only path.
+        unsafe { std::slice::from_raw_parts_mut(span.address() as *mut u8, span.bytes()) }
+    }
+
+    /// The bytes of some pages.
+    ///
+    /// For mappings that only the kernel fills and empties, page by page: the pager's states say
+    /// which pages stay put, and it reads no others.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub(in crate::pager) fn bytes(&self, first: usize, count: usize) -> &[u8] {
+        let span = self.span(first, count);
+        // SAFETY: inside this live, readable mapping. No Rust code writes to it while it is shared;
+        // pages that the pager is reading are neither moved nor dropped (see above), so the bytes
+        // behind the reference do not change.
+        unsafe { std::slice::from_raw_parts(span.address() as *const u8, span.bytes()) }
+    }
+
+    /// Reads a byte of a page, so that a missing page is asked for.
+    ///
+    /// # Panics
+    /// If it is not inside.
+    pub fn touch(&self, page: usize) {
+        let at = self.span(page, 1).address() as *const u8;
+        // SAFETY: inside this live, readable mapping; volatile, as another may write to it.
+        unsafe { at.read_volatile() };
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `reserve`; nothing can refer to it any more. An error could not be
+        // mended and would leave the mapping to the process's end.
+        let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.count * PAGE_BYTES) };
+    }
+}
+
+/// Some pages of a mapping.
+#[derive(Debug, Clone, Copy)]
+pub struct Span<'a> {
+    pages: &'a Pages,
+    first: usize,
+    count: usize,
+}
+
+impl Span<'_> {
+    /// Of the first byte.
+    pub fn address(self) -> u64 {
+        self.pages.address() + (self.first * PAGE_BYTES) as u64
+    }
+
+    /// How many.
+    pub fn bytes(self) -> usize {
+        self.count * PAGE_BYTES
+    }
+
+    /// madvise(2); of advice that drops pages only the pager makes use.
+    pub(in crate::pager) fn advise(self, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: inside a live mapping of the pager's. Advice leaves the mapping in place; pages are
+        // dropped only where the pager's states say that nobody reads them.
+        unsafe { mm::madvise(self.address() as *mut _, self.bytes(), advice) }
+    }
+}
+
+/// Types for which a page of zeros is an array of valid values.
+///
+/// # Safety
+/// All-zero bytes must be a valid value, and shared access must be safe from any thread.
+pub unsafe trait Zeroed: Sync {}
+
+// SAFETY: an atomic zero.
+unsafe impl Zeroed for AtomicU32 {}
+// SAFETY: an atomic zero.
+unsafe impl Zeroed for AtomicU64 {}
+
+/// A table of zeros that takes memory only where it is written to.
+#[derive(Debug)]
+pub struct Table<T> {
+    pages: Pages,
+    len: usize,
+    entries: std::marker::PhantomData<T>,
+}
+
+impl<T: Zeroed> Table<T> {
+    /// With this many entries.
+    pub fn new(len: usize) -> io::Result<Table<T>> {
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let pages = Pages::reserve(bytes.div_ceil(PAGE_BYTES).max(1))?;
+        Ok(Table { pages, len, entries: std::marker::PhantomData })
+    }
+}
+
+impl<T: Zeroed> Deref for Table<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: the mapping is page-aligned, at least `len` entries long, and begins as zeros,
+        // which are valid entries; they are changed only through `&T`.
+        unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.len) }
+    }
+}

@@ -1,0 +1,330 @@
+//! userfaultfd: the ioctls that the pager needs, as typed functions.
+//!
+//! Source: the kernel's ABI, `linux/userfaultfd.h` (MOVE since Linux 6.8, POISON since 6.6), written
+//! down here as the crates that wrap it lack both.
+
+use super::memory::{Pages, Span};
+use crate::page::PAGE_BYTES;
+use crate::pager::DESCRIPTORS_FROM;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{self, Updater, opcode};
+use std::io;
+
+const GROUP: u8 = 0xAA;
+const API: u64 = 0xAA;
+const FEATURE_WP: u64 = 1 << 0;
+const FEATURE_THREAD_ID: u64 = 1 << 8;
+const FEATURE_POISON: u64 = 1 << 14;
+const FEATURE_MOVE: u64 = 1 << 16;
+const FEATURES: u64 = FEATURE_WP | FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE;
+const MODE_MISSING: u64 = 1;
+const MODE_WP: u64 = 2;
+const DONT_WAKE: u64 = 1;
+const ALLOW_SRC_HOLES: u64 = 2;
+const EVENT_PAGEFAULT: u8 = 0x12;
+const FLAG_WRITE: u64 = 1;
+
+/// The number of an ioctl on a userfaultfd that reads and writes its argument.
+const fn number<T>(nr: u8) -> ioctl::Opcode {
+    opcode::read_write::<T>(GROUP, nr)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Range {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Register {
+    range: Range,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `uffdio_copy` and `uffdio_move`.
+#[repr(C)]
+struct Transfer {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    done: i64,
+}
+
+/// `uffdio_zeropage` and `uffdio_poison`.
+#[repr(C)]
+struct Place {
+    range: Range,
+    mode: u64,
+    done: i64,
+}
+
+/// `uffd_msg`, with the fields of a page fault.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    thread: u32,
+    reserved_end: u32,
+}
+
+const _: () = assert!(size_of::<Message>() == 32);
+const _: () = assert!(number::<Transfer>(5) == 0xC028_AA05 && number::<Place>(8) == 0xC020_AA08);
+
+/// A thread that waits for a page.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fault {
+    /// Of the access.
+    pub address: u64,
+    /// It stores.
+    pub is_write: bool,
+    /// Who waits.
+    pub thread: u32,
+}
+
+/// Most faults of one read.
+pub const FAULTS_MAX: usize = 16;
+
+/// An open userfaultfd.
+#[derive(Debug)]
+pub struct Uffd(OwnedFd);
+
+/// Where a userfaultfd came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Faults of the kernel on the program's behalf (read into a missing page) are served too.
+    Full,
+    /// They fail with EFAULT.
+    UserModeOnly,
+}
+
+impl Uffd {
+    /// Opens one: by the device, as that serves all faults and its mode says who may; else by the
+    /// system call; else, if `user_mode_only` will do, restricted.
+    pub fn open(user_mode_only: bool) -> io::Result<(Uffd, Access)> {
+        let full = open_device().or_else(|_| open_call(0)).map(|fd| (fd, Access::Full));
+        let (fd, access) = match full {
+            Err(_) if user_mode_only => {
+                const USER_MODE_ONLY: u32 = 1;
+                (open_call(USER_MODE_ONLY)?, Access::UserModeOnly)
+            }
+            other => other?,
+        };
+        let out_of_the_way = rustix::io::fcntl_dupfd_cloexec(&fd, DESCRIPTORS_FROM);
+        let uffd = Uffd(out_of_the_way.unwrap_or(fd));
+        uffd.control::<{ number::<Api>(0x3F) }, _>(&mut Api {
+            api: API,
+            features: FEATURES,
+            ioctls: 0,
+        })?;
+        Ok((uffd, access))
+    }
+
+    fn control<const NUMBER: ioctl::Opcode, T>(&self, argument: &mut T) -> Result<(), Errno> {
+        // SAFETY: each number in this file is paired with the structure that the kernel's header
+        // gives it (asserted above where they share one), and the structures are plain integers. The
+        // addresses in them are those of this crate's own mappings (`Span`), registered with this
+        // descriptor, so that the kernel fills, takes or drops only whole pages of theirs.
+        unsafe { ioctl::ioctl(&self.0, Updater::<NUMBER, T>::new(argument)) }
+    }
+
+    /// From now on this descriptor reports missing pages of a mapping.
+    pub fn register_missing(&self, pages: &Pages) -> io::Result<()> {
+        self.register(pages, MODE_MISSING)
+    }
+
+    /// Pages can be moved into a mapping, whose missing pages stay the kernel's: they read as zeros.
+    pub fn register_target(&self, pages: &Pages) -> io::Result<()> {
+        self.register(pages, MODE_WP)
+    }
+
+    fn register(&self, pages: &Pages, mode: u64) -> io::Result<()> {
+        let range = range(pages.all());
+        Ok(self.control::<{ number::<Register>(0) }, _>(&mut Register {
+            range,
+            mode,
+            ioctls: 0,
+        })?)
+    }
+
+    /// Blocks until threads wait for pages; returns how many faults were written.
+    pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX]) -> io::Result<usize> {
+        let mut messages = [Message::default(); FAULTS_MAX];
+        // SAFETY: messages are plain integers, for which any bytes are valid; the slice covers
+        // exactly the array.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(
+                messages.as_mut_ptr().cast::<u8>(),
+                size_of_val(&messages),
+            )
+        };
+        let read = rustix::io::read(&self.0, bytes)? / size_of::<Message>();
+        let page_faults = messages[..read].iter().filter(|m| m.event == EVENT_PAGEFAULT);
+        let mut count = 0;
+        for (fault, message) in faults.iter_mut().zip(page_faults) {
+            let is_write = message.flags & FLAG_WRITE != 0;
+            *fault = Fault { address: message.address, is_write, thread: message.thread };
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Whether threads wait for pages, now or within this time.
+    pub fn poll(&self, nanoseconds: i64) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let time = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&time)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Fills missing pages with these bytes and wakes who waits; pages that are there stay.
+    pub fn copy(&self, to: Span<'_>, bytes: &[u8]) -> Result<(), Errno> {
+        let len = to.bytes().min(bytes.len()) as u64;
+        let (start, src) = (to.address(), bytes.as_ptr() as u64);
+        each_part(start, len, |at, len| {
+            let src = src + (at - start);
+            let mut transfer = Transfer { dst: at, src, len, mode: 0, done: 0 };
+            let result = self.control::<{ number::<Transfer>(3) }, _>(&mut transfer);
+            (result, transfer.done)
+        })?;
+        Ok(())
+    }
+
+    /// Makes missing pages read as zeros and wakes who waits. Returns how many were missing.
+    pub fn zero(&self, to: Span<'_>) -> Result<usize, Errno> {
+        let Range { start, len } = range(to);
+        each_part(start, len, |start, len| {
+            let mut place = Place { range: Range { start, len }, mode: 0, done: 0 };
+            let result = self.control::<{ number::<Place>(4) }, _>(&mut place);
+            (result, place.done)
+        })
+    }
+
+    /// Moves pages, not their bytes. Holes stay holes; nobody is woken. Stops at a page that is
+    /// shared, pinned or locked: returns how many pages (with holes) are done, and what stopped it.
+    pub fn move_pages(&self, to: Span<'_>, from: Span<'_>) -> (usize, Option<Errno>) {
+        let len = to.bytes().min(from.bytes()) as u64;
+        let (mut moved, mut retries) = (0, 0);
+        while moved < len {
+            let mut transfer = Transfer {
+                dst: to.address() + moved,
+                src: from.address() + moved,
+                len: len - moved,
+                mode: DONT_WAKE | ALLOW_SRC_HOLES,
+                done: 0,
+            };
+            let result = self.control::<{ number::<Transfer>(5) }, _>(&mut transfer);
+            moved += transfer.done.max(0) as u64;
+            match result {
+                Err(Errno::AGAIN) if transfer.done > 0 || retries < 100 => retries += 1,
+                Err(stopped) => return (moved as usize / PAGE_BYTES, Some(stopped)),
+                Ok(()) => {}
+            }
+        }
+        (moved as usize / PAGE_BYTES, None)
+    }
+
+    /// Wakes who waits for these pages; they look again.
+    pub fn wake(&self, at: Span<'_>) {
+        let mut range = range(at);
+        const WAKE: ioctl::Opcode = opcode::read::<Range>(GROUP, 2);
+        // A wake of a registered range cannot fail.
+        let _ = self.control::<WAKE, _>(&mut range);
+    }
+
+    /// Accesses to these pages get SIGBUS from now on.
+    pub fn poison(&self, at: Span<'_>) -> Result<(), Errno> {
+        let mut place = Place { range: range(at), mode: 0, done: 0 };
+        self.control::<{ number::<Place>(8) }, _>(&mut place)
+    }
+}
+
+/// Calls an ioctl until all of a range is done, past pages that are there already. Returns how many
+/// pages it did.
+fn each_part(
+    start: u64,
+    len: u64,
+    mut call: impl FnMut(u64, u64) -> (Result<(), Errno>, i64),
+) -> Result<usize, Errno> {
+    let (mut at, end, mut pages) = (start, start + len, 0);
+    while at < end {
+        let (result, done) = call(at, end - at);
+        let done = done.max(0) as u64;
+        pages += done as usize / PAGE_BYTES;
+        at += done;
+        match result {
+            Ok(()) => {}
+            Err(Errno::EXIST) => at += PAGE_BYTES as u64,
+            Err(Errno::AGAIN) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(pages)
+}
+
+fn range(span: Span<'_>) -> Range {
+    Range { start: span.address(), len: span.bytes() as u64 }
+}
+
+fn open_device() -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open("/dev/userfaultfd", flags, Mode::empty())?;
+    NewFd { flags: OFlags::CLOEXEC.bits() }.on(device)
+}
+
+/// `USERFAULTFD_IOC_NEW`: its argument is a number, its result a descriptor.
+struct NewFd {
+    flags: u32,
+}
+
+impl NewFd {
+    fn on(self, device: impl AsFd) -> io::Result<OwnedFd> {
+        // SAFETY: the ioctl takes flags by value and touches no memory; see the trait below.
+        Ok(unsafe { ioctl::ioctl(device, self) }?)
+    }
+}
+
+// SAFETY: the number is USERFAULTFD_IOC_NEW; the pointer is the flags as a number, which the kernel
+// does not follow; a successful result is a new descriptor that nobody else owns.
+unsafe impl ioctl::Ioctl for NewFd {
+    type Output = OwnedFd;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> ioctl::Opcode {
+        opcode::none(GROUP, 0)
+    }
+
+    fn as_ptr(&mut self) -> *mut std::ffi::c_void {
+        std::ptr::without_provenance_mut(self.flags as usize)
+    }
+
+    unsafe fn output_from_ptr(
+        out: ioctl::IoctlOutput,
+        _: *mut std::ffi::c_void,
+    ) -> rustix::io::Result<OwnedFd> {
+        use std::os::fd::FromRawFd;
+        // SAFETY: as above: fresh and ours.
+        Ok(unsafe { OwnedFd::from_raw_fd(out) })
+    }
+}
+
+fn open_call(flags: u32) -> io::Result<OwnedFd> {
+    use rustix::mm::{UserfaultfdFlags, userfaultfd};
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(flags);
+    // SAFETY: a new descriptor changes no memory until something is registered with it.
+    Ok(unsafe { userfaultfd(flags) }?)
+}

@@ -1,0 +1,234 @@
+//! What the pager knows of each page: where its bytes are, and the sum they had when last put.
+//!
+//! Invariants: a state changes only under the lock of the page's cluster. Sums are written by the
+//! evictor alone. [`State::in_store`] says that the store's copy has the sum, whatever the page is
+//! now. Twelve bytes a page and eight a cluster, and only where pages were ever touched.
+
+use super::sys::lock::{Guard, Lock};
+use super::sys::memory::Table;
+use crate::page::PageSum;
+use std::io;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+
+/// Pages that are evicted together: a power of two, at most [`crate::page::RUN_PAGES_MAX`].
+pub const CLUSTER_PAGES: usize = 32;
+
+/// Where the bytes of a page are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Place {
+    /// Nowhere: it reads as zeros.
+    Nowhere = 0,
+    /// Mapped in the region.
+    Resident = 1,
+    /// In the store only.
+    Stored = 2,
+    /// In a staging block, being put.
+    Leaving = 3,
+    /// In a staging block, and in the store.
+    Staged = 4,
+    /// A handler is fetching it.
+    Coming = 5,
+    /// No copy is left; accesses get SIGBUS.
+    Lost = 6,
+}
+
+/// A page's state in one word; all zeros for a page that was never touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct State(u32);
+
+const IN_STORE: u32 = 1 << 3;
+const BLOCK_SHIFT: u32 = 8;
+
+/// Most staging blocks that a state can name.
+pub const BLOCKS_MAX: usize = 1 << (32 - BLOCK_SHIFT);
+
+impl State {
+    /// Where it is.
+    pub fn place(self) -> Place {
+        match self.0 & 7 {
+            0 => Place::Nowhere,
+            1 => Place::Resident,
+            2 => Place::Stored,
+            3 => Place::Leaving,
+            4 => Place::Staged,
+            5 => Place::Coming,
+            _ => Place::Lost,
+        }
+    }
+
+    /// The store's copy has the page's sum.
+    pub fn in_store(self) -> bool {
+        self.0 & IN_STORE != 0
+    }
+
+    /// The staging block, of a page that is leaving or staged.
+    pub fn block(self) -> u32 {
+        self.0 >> BLOCK_SHIFT
+    }
+
+    /// The same page elsewhere.
+    pub fn at(self, place: Place) -> State {
+        State(self.0 & IN_STORE | place as u32)
+    }
+
+    /// The same page in a staging block.
+    pub fn in_block(self, place: Place, block: u32) -> State {
+        State(self.0 & IN_STORE | place as u32 | block << BLOCK_SHIFT)
+    }
+
+    /// The same place, with the store's copy right or not.
+    pub fn with_in_store(self, in_store: bool) -> State {
+        State(self.0 & !IN_STORE | if in_store { IN_STORE } else { 0 })
+    }
+}
+
+/// The cluster of a page.
+pub fn cluster_of(page: usize) -> usize {
+    page / CLUSTER_PAGES
+}
+
+const QUEUED: u32 = 1;
+const WANTED_AGAIN: u32 = 2;
+
+/// The states of all pages.
+#[derive(Debug)]
+pub struct PageTable {
+    states: Table<AtomicU32>,
+    sums: Table<AtomicU64>,
+    locks: Table<Lock>,
+    marks: Table<AtomicU32>,
+    pages: usize,
+}
+
+impl PageTable {
+    /// Of pages that were never touched.
+    pub fn new(pages: usize) -> io::Result<PageTable> {
+        let clusters = pages.div_ceil(CLUSTER_PAGES);
+        Ok(PageTable {
+            states: Table::new(pages)?,
+            sums: Table::new(pages)?,
+            locks: Table::new(clusters)?,
+            marks: Table::new(clusters)?,
+            pages,
+        })
+    }
+
+    /// How many pages.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// A page's state, which may change at once unless its cluster is held.
+    pub fn peek(&self, page: usize) -> State {
+        State(self.states[page].load(Acquire))
+    }
+
+    /// The sum of the store's copy.
+    pub fn sum(&self, page: usize) -> PageSum {
+        PageSum(self.sums[page].load(Relaxed))
+    }
+
+    /// Takes a cluster's lock.
+    pub fn hold(&self, cluster: usize) -> Held<'_> {
+        Held { table: self, cluster, _guard: self.locks[cluster].lock() }
+    }
+
+    /// Looks whether a cluster proved to be wanted again after its eviction, and forgets it.
+    pub fn take_wanted_again(&self, cluster: usize) -> bool {
+        self.marks[cluster].fetch_and(!WANTED_AGAIN, Relaxed) & WANTED_AGAIN != 0
+    }
+
+    /// Marks a cluster as queued for eviction; false if it was.
+    pub fn mark_queued(&self, cluster: usize) -> bool {
+        self.marks[cluster].fetch_or(QUEUED, Relaxed) & QUEUED == 0
+    }
+
+    /// A cluster has left the queue.
+    pub fn mark_unqueued(&self, cluster: usize) {
+        self.marks[cluster].fetch_and(!QUEUED, Relaxed);
+    }
+}
+
+/// A cluster whose states nobody else changes meanwhile.
+#[derive(Debug)]
+pub struct Held<'a> {
+    table: &'a PageTable,
+    cluster: usize,
+    _guard: Guard<'a>,
+}
+
+impl Held<'_> {
+    /// Its pages.
+    pub fn pages(&self) -> std::ops::Range<usize> {
+        let first = self.cluster * CLUSTER_PAGES;
+        first..(first + CLUSTER_PAGES).min(self.table.pages)
+    }
+
+    /// A page's state.
+    pub fn get(&self, page: usize) -> State {
+        self.table.peek(page)
+    }
+
+    /// Changes the state of a page of this cluster.
+    ///
+    /// # Panics
+    /// If the page is in another cluster.
+    pub fn set(&self, page: usize, state: State) {
+        assert_eq!(cluster_of(page), self.cluster);
+        self.table.states[page].store(state.0, Release);
+    }
+
+    /// Notes the sum that the store's copy has, or will have.
+    pub fn set_sum(&self, page: usize, sum: PageSum) {
+        self.table.sums[page].store(sum.0, Relaxed);
+    }
+
+    /// A page of it was evicted too early.
+    pub fn mark_wanted_again(&self) {
+        self.table.marks[self.cluster].fetch_or(WANTED_AGAIN, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_keeps_what_the_store_has() {
+        let state = State(0);
+        assert_eq!((state.place(), state.in_store()), (Place::Nowhere, false));
+        let staged = state.with_in_store(true).in_block(Place::Staged, 70_000);
+        assert_eq!(
+            (staged.place(), staged.in_store(), staged.block()),
+            (Place::Staged, true, 70_000)
+        );
+        let resident = staged.at(Place::Resident);
+        assert_eq!(
+            (resident.place(), resident.in_store(), resident.block()),
+            (Place::Resident, true, 0)
+        );
+        for place in [
+            Place::Nowhere,
+            Place::Resident,
+            Place::Stored,
+            Place::Leaving,
+            Place::Staged,
+            Place::Coming,
+            Place::Lost,
+        ] {
+            assert_eq!(state.at(place).place(), place);
+        }
+    }
+
+    #[test]
+    fn a_cluster_is_queued_once() {
+        let table = PageTable::new(100).unwrap();
+        assert!(table.mark_queued(3) && !table.mark_queued(3));
+        table.hold(3).mark_wanted_again();
+        assert!(table.take_wanted_again(3) && !table.take_wanted_again(3));
+        table.mark_unqueued(3);
+        assert!(table.mark_queued(3));
+        assert_eq!(table.hold(3).pages(), 96..100);
+    }
+}

@@ -1,0 +1,97 @@
+//! What a server counts, in the form that Prometheus reads.
+
+use super::pool::Pool;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// How long requests take from the first byte of their handling to the reply's being ready.
+#[derive(Debug, Clone)]
+pub struct Latencies {
+    /// Of reads, in seconds.
+    pub get: Histogram,
+    /// Of writes, in seconds.
+    pub put: Histogram,
+}
+
+/// All metrics of a server.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// To be observed by connections.
+    pub latencies: Latencies,
+}
+
+impl Metrics {
+    /// Of this pool.
+    pub fn new(pool: Arc<Pool>) -> Metrics {
+        // 0.25 µs to 8 ms, by factors of two.
+        let histogram = || Histogram::new(exponential_buckets(0.25e-6, 2.0, 16));
+        let latencies = Latencies { get: histogram(), put: histogram() };
+        let mut registry = Registry::with_prefix("pagetax");
+        registry.register(
+            "get_seconds",
+            "Time to answer a read, without the network",
+            latencies.get.clone(),
+        );
+        registry.register(
+            "put_seconds",
+            "Time to answer a write, without the network",
+            latencies.put.clone(),
+        );
+        registry.register_collector(Box::new(PoolCollector(pool)));
+        Metrics { registry, latencies }
+    }
+
+    /// In the text format.
+    pub fn encode(&self) -> String {
+        let mut out = String::new();
+        // Writing to a String does not fail.
+        let _ = text::encode(&mut out, &self.registry);
+        out
+    }
+}
+
+#[derive(Debug)]
+struct PoolCollector(Arc<Pool>);
+
+impl Collector for PoolCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let (pool, tally) = (&self.0, &self.0.tally);
+        let gauges = [
+            ("pages_held", "Pages of clients in memory", pool.pages_held()),
+            ("pages_free", "Pages that still fit", pool.slab.pages_free()),
+            ("regions", "Regions of all clients", pool.region_count() as u64),
+            ("connections", "Open now", tally.connections.load(Ordering::Relaxed) as u64),
+            ("draining", "1 when it takes nothing new", pool.is_draining() as u64),
+        ];
+        for (name, help, value) in gauges {
+            let gauge = ConstGauge::new(value as i64);
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        let counters = [
+            ("pages_in", "Pages taken in", &tally.pages_in_total),
+            ("pages_out", "Pages given out", &tally.pages_out_total),
+            ("requests_refused", "Requests answered with a failure", &tally.requests_refused_total),
+            ("requests_refused_full", "Of these, for lack of room", &tally.full_total),
+            ("pages_damaged", "Pages that arrived damaged", &tally.pages_damaged_total),
+            ("connections_refused", "Turned away", &tally.connections_refused_total),
+        ];
+        for (name, help, value) in counters {
+            let counter = ConstCounter::new(value.load(Ordering::Relaxed));
+            counter.encode(encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                counter.metric_type(),
+            )?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,199 @@
+//! Where the pages lie: a bounded number of slots of one page each, in chunks that are mapped when
+//! they are needed and unmapped when they are empty.
+//!
+//! Invariants: never more than `pages_max` slots are in use; a slot that is given back is wiped
+//! before anybody else can get it.
+
+use crate::page::{PAGE_BYTES, PageSum};
+use memmap2::MmapMut;
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+
+/// Pages of a chunk: 2 MiB, so that the system may use a huge page.
+const CHUNK_PAGES: usize = 512;
+
+/// A place for one page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot(u32);
+
+impl Slot {
+    fn chunk(self) -> usize {
+        self.0 as usize / CHUNK_PAGES
+    }
+
+    fn index(self) -> usize {
+        self.0 as usize % CHUNK_PAGES
+    }
+}
+
+/// All slots.
+#[derive(Debug)]
+pub struct Slab {
+    pages_max: u64,
+    chunks: Box<[RwLock<Option<Chunk>>]>,
+    free: Mutex<Free>,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    bytes: MmapMut,
+    sums: Box<[PageSum]>,
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    used: u64,
+    /// The free slots of each chunk that was ever mapped.
+    slots: Vec<Vec<u16>>,
+    /// Mapped chunks that have free slots.
+    open: BTreeSet<u32>,
+    /// Chunks that were unmapped.
+    unmapped: Vec<u32>,
+}
+
+impl Chunk {
+    fn new() -> io::Result<Chunk> {
+        let bytes = MmapMut::map_anon(CHUNK_PAGES * PAGE_BYTES)?;
+        Ok(Chunk { bytes, sums: vec![PageSum::default(); CHUNK_PAGES].into() })
+    }
+
+    fn page(&self, index: usize) -> &[u8] {
+        &self.bytes[index * PAGE_BYTES..][..PAGE_BYTES]
+    }
+}
+
+impl Slab {
+    /// For at most this many pages. Nothing is mapped yet.
+    pub fn new(pages_max: u64) -> Slab {
+        let pages_max = pages_max.min(u32::MAX as u64);
+        let chunks = pages_max.div_ceil(CHUNK_PAGES as u64);
+        let chunks = (0..chunks).map(|_| RwLock::default()).collect();
+        Slab { pages_max, chunks, free: Mutex::default() }
+    }
+
+    /// Slots in all.
+    pub fn pages_max(&self) -> u64 {
+        self.pages_max
+    }
+
+    /// Slots that are not in use.
+    pub fn pages_free(&self) -> u64 {
+        self.pages_max - self.free().used
+    }
+
+    /// Takes a slot and fills it; none when all are in use or the system gives no memory.
+    pub fn put(&self, page: &[u8], sum: PageSum) -> Option<Slot> {
+        let slot = self.allocate()?;
+        self.replace(slot, page, sum);
+        Some(slot)
+    }
+
+    /// Puts another page into a slot that is in use.
+    pub fn replace(&self, slot: Slot, page: &[u8], sum: PageSum) {
+        self.change(slot, |chunk| {
+            chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(page);
+            chunk.sums[slot.index()] = sum;
+        });
+    }
+
+    /// Shows the page in a slot that is in use.
+    pub fn with<T>(&self, slot: Slot, look: impl FnOnce(&[u8], PageSum) -> T) -> T {
+        let chunk = self.chunks[slot.chunk()].read().unwrap_or_else(PoisonError::into_inner);
+        let chunk = chunk.as_ref().expect("a slot in use lies in a mapped chunk");
+        look(chunk.page(slot.index()), chunk.sums[slot.index()])
+    }
+
+    /// Wipes a slot and gives it back.
+    pub fn free_slot(&self, slot: Slot) {
+        self.change(slot, |chunk| {
+            chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].fill(0);
+            chunk.sums[slot.index()] = PageSum::default();
+        });
+        let mut free = self.free();
+        free.used -= 1;
+        free.slots[slot.chunk()].push(slot.index() as u16);
+        free.open.insert(slot.chunk() as u32);
+        // One chunk stays mapped for the next page.
+        if free.slots[slot.chunk()].len() == CHUNK_PAGES && free.open.len() > 1 {
+            free.open.remove(&(slot.chunk() as u32));
+            free.slots[slot.chunk()] = Vec::new();
+            free.unmapped.push(slot.chunk() as u32);
+            *self.chunks[slot.chunk()].write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, slot: Slot, change: impl FnOnce(&mut Chunk)) {
+        let mut chunk = self.chunks[slot.chunk()].write().unwrap_or_else(PoisonError::into_inner);
+        change(chunk.as_mut().expect("a slot in use lies in a mapped chunk"));
+    }
+
+    fn allocate(&self) -> Option<Slot> {
+        let mut free = self.free();
+        if free.used == self.pages_max {
+            return None;
+        }
+        let chunk = match free.open.first() {
+            Some(chunk) => *chunk,
+            None => self.map_chunk(&mut free)?,
+        };
+        let index = free.slots[chunk as usize].pop().expect("an open chunk has free slots");
+        if free.slots[chunk as usize].is_empty() {
+            free.open.remove(&chunk);
+            free.slots[chunk as usize] = Vec::new();
+        }
+        free.used += 1;
+        Some(Slot(chunk * CHUNK_PAGES as u32 + index as u32))
+    }
+
+    fn map_chunk(&self, free: &mut Free) -> Option<u32> {
+        let fresh = Chunk::new().ok()?;
+        let chunk = free.unmapped.pop().unwrap_or(free.slots.len() as u32);
+        if chunk as usize == free.slots.len() {
+            free.slots.push(Vec::new());
+        }
+        free.slots[chunk as usize] = (0..CHUNK_PAGES as u16).rev().collect();
+        free.open.insert(chunk);
+        *self.chunks[chunk as usize].write().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
+        Some(chunk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounded_and_wiped() {
+        let slab = Slab::new(1000);
+        let page = [7u8; PAGE_BYTES];
+        let slots: Vec<Slot> =
+            (0..1000).map(|sum| slab.put(&page, PageSum(sum)).expect("room")).collect();
+        assert_eq!(slab.pages_free(), 0);
+        assert!(slab.put(&page, PageSum(1)).is_none());
+        slab.free_slot(slots[5]);
+        slab.with(slots[5], |page, sum| assert!(page == [0; PAGE_BYTES] && sum == PageSum(0)));
+        let again = slab.put(&page, PageSum(3)).expect("the slot that was given back");
+        assert_eq!(again, slots[5]);
+        slab.with(slots[999], |bytes, sum| assert!(bytes == page && sum == PageSum(999)));
+    }
+
+    #[test]
+    fn empty_chunks_are_unmapped_and_come_back() {
+        let slab = Slab::new(3 * CHUNK_PAGES as u64);
+        let mapped = |slab: &Slab| {
+            slab.chunks.iter().filter(|chunk| chunk.read().unwrap().is_some()).count()
+        };
+        for _ in 0..3 {
+            let slots: Vec<Slot> =
+                std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], PageSum(1))).collect();
+            assert_eq!((slots.len(), mapped(&slab)), (3 * CHUNK_PAGES, 3));
+            slots.into_iter().for_each(|slot| slab.free_slot(slot));
+            assert_eq!((slab.pages_free(), mapped(&slab)), (3 * CHUNK_PAGES as u64, 1));
+        }
+    }
+}

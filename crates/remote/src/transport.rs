@@ -1,0 +1,112 @@
+//! A stream of bytes to the other side: TCP, or TLS over TCP. Blocking.
+
+use rustls::{ClientConnection, ServerConnection, StreamOwned};
+use socket2::{SockRef, TcpKeepalive};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// A connection's bytes.
+#[derive(Debug)]
+pub enum Stream {
+    /// In the clear: loopback, or a network that is trusted with `--insecure`.
+    Plain(TcpStream),
+    /// The client's end of TLS.
+    TlsClient(Box<StreamOwned<ClientConnection, TcpStream>>),
+    /// The server's end of TLS.
+    TlsServer(Box<StreamOwned<ServerConnection, TcpStream>>),
+}
+
+impl Stream {
+    /// The socket below.
+    pub fn socket(&self) -> &TcpStream {
+        match self {
+            Stream::Plain(socket) => socket,
+            Stream::TlsClient(tls) => &tls.sock,
+            Stream::TlsServer(tls) => &tls.sock,
+        }
+    }
+
+    /// Writes two pieces after each other, with as few system calls as it takes.
+    ///
+    /// # Errors
+    /// The stream's; part of the bytes may be gone then.
+    pub fn write_both(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
+        let (mut head, mut body) = (head, body);
+        while !head.is_empty() {
+            let mut written = match self.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => written,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            let of_head = written.min(head.len());
+            head = &head[of_head..];
+            written -= of_head;
+            body = &body[written..];
+        }
+        self.write_all(body)?;
+        self.flush()
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(socket) => socket.read(into),
+            Stream::TlsClient(tls) => tls.read(into),
+            Stream::TlsServer(tls) => tls.read(into),
+        }
+    }
+
+    fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(socket) => socket.read_vectored(into),
+            Stream::TlsClient(tls) => tls.read_vectored(into),
+            Stream::TlsServer(tls) => tls.read_vectored(into),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(socket) => socket.write(bytes),
+            Stream::TlsClient(tls) => tls.write(bytes),
+            Stream::TlsServer(tls) => tls.write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Stream::Plain(socket) => socket.write_vectored(bytes),
+            Stream::TlsClient(tls) => tls.write_vectored(bytes),
+            Stream::TlsServer(tls) => tls.write_vectored(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Stream::Plain(socket) => socket.flush(),
+            Stream::TlsClient(tls) => tls.flush(),
+            Stream::TlsServer(tls) => tls.flush(),
+        }
+    }
+}
+
+/// Sets a fresh socket up: small frames go out at once, and a peer that has vanished is noticed
+/// within half a minute.
+///
+/// # Errors
+/// The system's.
+pub fn prepare(socket: &TcpStream, send_timeout: Duration) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    socket.set_write_timeout(Some(send_timeout))?;
+    let options = SockRef::from(socket);
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(15))
+        .with_interval(Duration::from_secs(5))
+        .with_retries(3);
+    options.set_tcp_keepalive(&keepalive)?;
+    options.set_tcp_user_timeout(Some(Duration::from_secs(30)))
+}

@@ -1,0 +1,79 @@
+//! The protocol between a memory server and its clients, as bytes: no I/O, no clock, no state.
+//!
+//! A connection begins with one [`hello::Hello`] each way. Then the client sends requests and the
+//! server answers each, in order, with a reply that carries the request's id. A frame is a
+//! [`header::Header`], then its *meta* (small, covered by the header's checksum), then its pages
+//! (each covered by its own sum, which its owner keeps). How long meta and pages are follows from
+//! the header, within limits: no frame is longer than [`FRAME_BYTES_MAX`].
+//!
+//! Invariants: any bytes decode to a message or an error, never a panic; what decodes encodes to the
+//! same bytes. All numbers are little-endian.
+
+pub mod header;
+pub mod hello;
+pub mod inbox;
+pub mod reply;
+pub mod request;
+
+use crate::page::{PAGE_BYTES, PageSum, RUN_PAGES_MAX};
+use header::HEADER_BYTES;
+
+/// This protocol. Versions do not mix: both sides say theirs first, and go apart when they differ.
+pub const VERSION: u32 = 1;
+
+/// Bytes of a sum on the wire.
+pub const SUM_BYTES: usize = 8;
+
+/// Bytes of a region's secret, and of the proof that one knows it.
+pub const TOKEN_BYTES: usize = 32;
+
+/// Most pages that one question about what is held may cover.
+pub const HELD_PAGES_MAX: usize = 4096;
+
+/// Most bytes of a report.
+pub const REPORT_BYTES_MAX: usize = 48 << 10;
+
+/// No frame is longer.
+pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + RUN_PAGES_MAX * (SUM_BYTES + PAGE_BYTES);
+
+/// Why bytes are no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// Not ours, or of a newer version.
+    #[error("unknown operation {0}")]
+    UnknownOp(u8),
+    /// More than the protocol allows, or a field that must be zero is not.
+    #[error("a field is out of bounds")]
+    OutOfBounds,
+    /// Header and meta do not have the checksum that the header says.
+    #[error("the checksum is wrong")]
+    BadChecksum,
+    /// Fewer or more bytes than the header says.
+    #[error("the length is wrong")]
+    BadLength,
+    /// The other side sent a message of the wrong direction.
+    #[error("a message of the wrong direction")]
+    WrongDirection,
+}
+
+/// The sums in a piece of meta.
+pub fn sums(bytes: &[u8]) -> impl ExactSizeIterator<Item = PageSum> + '_ {
+    bytes.chunks_exact(SUM_BYTES).map(|sum| PageSum(u64_at(sum, 0)))
+}
+
+/// Appends sums.
+pub fn push_sums(out: &mut Vec<u8>, sums: &[PageSum]) {
+    out.extend(sums.iter().flat_map(|sum| sum.0.to_le_bytes()));
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u16_at(bytes, at) as u32 | (u16_at(bytes, at + 2) as u32) << 16
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u32_at(bytes, at) as u64 | (u32_at(bytes, at + 4) as u64) << 32
+}

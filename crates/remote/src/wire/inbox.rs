@@ -1,0 +1,107 @@
+//! Frames out of a stream of bytes, however they are cut on the way.
+//!
+//! Invariant: the buffer grows to the largest frame that has begun to arrive, never beyond
+//! [`super::FRAME_BYTES_MAX`] and a read's worth.
+
+use super::header::{HEADER_BYTES, Header};
+use super::{FRAME_BYTES_MAX, WireError};
+use std::io::{self, Read};
+
+/// Room for small requests, many at a time.
+const ROOM_BYTES: usize = 8 << 10;
+
+/// Bytes that have arrived and are not used yet.
+#[derive(Debug, Default)]
+pub struct Inbox {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Inbox {
+    /// The next whole frame, if it is here.
+    ///
+    /// # Errors
+    /// When what is here does not begin a frame.
+    pub fn frame(&mut self) -> Result<Option<&[u8]>, WireError> {
+        match self.pending()? {
+            Some(len) if self.end - self.start >= len => {
+                let at = self.start;
+                self.start += len;
+                Ok(Some(&self.bytes[at..at + len]))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Reads once; how many bytes came, 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// Those of the stream; what begins no frame is invalid data.
+    pub fn fill(&mut self, stream: &mut impl Read) -> io::Result<usize> {
+        let wanted = self.pending().map_err(io::Error::other)?.unwrap_or(HEADER_BYTES);
+        debug_assert!(wanted <= FRAME_BYTES_MAX);
+        self.bytes.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let room = wanted.max(ROOM_BYTES);
+        if self.bytes.len() < room {
+            self.bytes.resize(room, 0);
+        }
+        let came = stream.read(&mut self.bytes[self.end..])?;
+        self.end += came;
+        Ok(came)
+    }
+
+    /// Bytes of the frame that begins here, if its header is here.
+    fn pending(&self) -> Result<Option<usize>, WireError> {
+        match self.bytes[self.start..self.end].first_chunk() {
+            Some(head) => Ok(Some(Header::decode(head)?.frame_bytes())),
+            None => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::{Lease, Request};
+    use super::*;
+    use crate::page::{PAGE_BYTES, PageSum};
+    use crate::wire::push_sums;
+
+    /// Hands out at most so many bytes a read.
+    struct Drip<'a>(&'a [u8], usize);
+
+    impl Read for Drip<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            let len = self.1.min(into.len());
+            self.0.take(len as u64).read(into).inspect(|len| self.0 = &self.0[*len..])
+        }
+    }
+
+    #[test]
+    fn frames_come_whole_however_they_are_cut() {
+        let page = [5u8; 2 * PAGE_BYTES];
+        let mut sums = Vec::new();
+        push_sums(&mut sums, &[PageSum::of(&page[..PAGE_BYTES]); 2]);
+        let on = Lease { region: 1, lease: 2 };
+        let mut stream = Vec::new();
+        for id in 0..20 {
+            let get = Request::Get { on, first: 3, count: 1, with_sums: false };
+            let put = Request::Put { on, first: 9, if_absent: false, sums: &sums, pages: &page };
+            get.encode_head(2 * id, &mut stream);
+            put.encode_head(2 * id + 1, &mut stream);
+            stream.extend_from_slice(&page);
+        }
+        for cut in [1, 31, 32, 33, 5000, 1 << 20] {
+            let (mut inbox, mut drip, mut ids) = (Inbox::default(), Drip(&stream, cut), Vec::new());
+            while inbox.fill(&mut drip).unwrap() > 0 {
+                while let Some(frame) = inbox.frame().unwrap() {
+                    let (header, request) = Request::decode(frame).unwrap();
+                    ids.push(header.id);
+                    assert_eq!(matches!(request, Request::Put { .. }), header.id % 2 == 1);
+                }
+            }
+            assert!(ids.into_iter().eq(0..40), "cut at {cut}");
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The pager on the real kernel: what is written comes back, under every kind of pressure.
+
+use pagetax_core::access::Rng;
+use pagetax_core::units::Bytes;
+use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum};
+use pagetax_remote::pager::{Options, PagerError, RemoteRegion};
+use pagetax_remote::store::embedded::EmbeddedStore;
+use pagetax_remote::store::{
+    Capacity, PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError,
+};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+const MIB: u64 = 1 << 20;
+
+/// A region, unless this user may not page: then says so.
+fn map(store: Arc<dyn PageStore>, bytes: u64, options: Options) -> Option<RemoteRegion> {
+    match RemoteRegion::map(store, bytes, options) {
+        Err(error @ PagerError::Uffd(_)) => {
+            println!("SKIP: {error}");
+            None
+        }
+        other => Some(other.unwrap()),
+    }
+}
+
+fn embedded() -> Arc<dyn PageStore> {
+    Arc::new(EmbeddedStore::new(Bytes(256 * MIB)))
+}
+
+/// What stands at a page after so many writes to it: half of it does not compress.
+fn fill(page: &mut [u8], number: u64, version: u64) {
+    let mut rng = Rng::new(number << 20 | version);
+    for word in page[..PAGE_BYTES / 2].chunks_exact_mut(8) {
+        word.copy_from_slice(&rng.next_u64().to_le_bytes());
+    }
+    page[PAGE_BYTES / 2..].fill(version as u8);
+}
+
+fn assert_is(page: &[u8], number: u64, version: u64) {
+    let mut wanted = [0; PAGE_BYTES];
+    if version > 0 {
+        fill(&mut wanted, number, version);
+    }
+    assert!(page == wanted, "page {number} is not what was written in round {version}");
+}
+
+#[test]
+fn a_region_four_times_its_memory_keeps_every_write() {
+    let pages = 16 * MIB / PAGE_BYTES as u64;
+    let Some(mut region) = map(embedded(), 16 * MIB, Options::resident(4 * MIB)) else { return };
+    let mut versions = vec![0u64; pages as usize];
+    let mut rng = Rng::new(7);
+    for step in 1..30_000u64 {
+        let number = rng.below(pages);
+        let at = number as usize * PAGE_BYTES;
+        let page = &mut region.as_mut_slice()[at..at + PAGE_BYTES];
+        assert_is(page, number, versions[number as usize]);
+        if rng.below(4) > 0 {
+            versions[number as usize] = step;
+            fill(page, number, step);
+        }
+    }
+    for (number, page) in (0..).zip(region.as_slice().chunks_exact(PAGE_BYTES)) {
+        assert_is(page, number, versions[number as usize]);
+    }
+    let counts = region.counts();
+    assert!(region.resident_bytes() <= 4 * MIB);
+    assert!(counts.demand_page_in_count > 10_000 && counts.page_out_count > 10_000, "{counts:?}");
+    assert!(counts.evicted_clean_count > 100 && counts.rescue_count > 10, "{counts:?}");
+}
+
+#[test]
+fn threads_share_a_region() {
+    let Some(mut region) = map(embedded(), 8 * MIB, Options::resident(2 * MIB)) else { return };
+    std::thread::scope(|scope| {
+        for (thread, part) in (0..4u64).zip(region.as_mut_slice().chunks_mut(2 * MIB as usize)) {
+            scope.spawn(move || {
+                let mut rng = Rng::new(thread);
+                let pages = part.len() / PAGE_BYTES;
+                let mut versions = vec![0; pages];
+                for step in 1..4000 {
+                    let number = rng.below(pages as u64);
+                    let at = number as usize * PAGE_BYTES;
+                    let page = &mut part[at..at + PAGE_BYTES];
+                    assert_is(page, number, versions[number as usize]);
+                    versions[number as usize] = step;
+                    fill(page, number, step);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn sweeps_are_fetched_ahead_and_zeros_never_travel() {
+    let Some(mut region) = map(embedded(), 32 * MIB, Options::resident(4 * MIB)) else { return };
+    for page in region.as_mut_slice().chunks_exact_mut(2 * PAGE_BYTES) {
+        page[PAGE_BYTES] = 1;
+    }
+    let sum: u64 = region.as_slice().iter().map(|byte| u64::from(*byte)).sum();
+    assert_eq!(sum, 32 * MIB / 8192);
+    let counts = region.counts();
+    assert!(counts.evicted_zero_count > 2000, "{counts:?}");
+    assert!(counts.fault_count < 3 * counts.page_in_count, "{counts:?}");
+
+    let Some(mut region) = map(embedded(), 32 * MIB, Options::resident(4 * MIB)) else { return };
+    region.as_mut_slice().fill(3);
+    assert!(region.as_slice().iter().all(|byte| *byte == 3));
+    let counts = region.counts();
+    assert!(counts.demand_page_in_count < counts.page_in_count / 16, "{counts:?}");
+    assert!(counts.evicted_clean_count > 4000, "{counts:?}");
+}
+
+#[test]
+fn dropped_pages_are_zeros_and_leave_the_store() {
+    let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
+    let Some(mut region) = map(store.clone(), 8 * MIB, Options::resident(MIB)) else { return };
+    let mut rng = Rng::new(1);
+    region.as_mut_slice().fill_with(|| rng.next_u64() as u8);
+    assert!(store.used_bytes() > 6 * MIB);
+    region.discard(5, 8 * MIB as usize - 5 - PAGE_BYTES);
+    let bytes = region.as_slice();
+    assert!(bytes[..PAGE_BYTES].iter().any(|byte| *byte != 0), "the part of a page stays");
+    assert!(bytes[8 * MIB as usize - PAGE_BYTES..].iter().any(|byte| *byte != 0));
+    assert!(bytes[PAGE_BYTES..8 * MIB as usize - PAGE_BYTES].iter().all(|byte| *byte == 0));
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while store.used_bytes() > MIB {
+        assert!(std::time::Instant::now() < until, "{} bytes stay", store.used_bytes());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    drop(region);
+    assert_eq!(store.used_bytes(), 0);
+}
+
+#[test]
+fn the_system_writes_into_missing_pages() {
+    let Some(mut region) = map(embedded(), 8 * MIB, Options::resident(MIB)) else { return };
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    let wanted = {
+        let mut bytes = vec![0; 4 * MIB as usize];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).unwrap();
+        bytes
+    };
+    let bytes = &mut region.as_mut_slice()[100..100 + wanted.len()];
+    std::os::unix::fs::FileExt::read_exact_at(&file, bytes, 0).unwrap();
+    assert!(region.as_slice()[100..100 + wanted.len()] == wanted);
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    let options = || Options::resident(MIB);
+    let refused = |bytes| RemoteRegion::map(embedded(), bytes, options()).unwrap_err();
+    assert!(matches!(refused(0), PagerError::Size { .. }));
+    assert!(matches!(refused(u64::MAX), PagerError::Size { .. }));
+    assert!(matches!(refused(1 << 40), PagerError::Store(StoreError::Full { .. })));
+    let overcommitted = Options { overcommit: true, ..options() };
+    map(embedded(), 1 << 40, overcommitted);
+}
+
+/// A store that refuses puts, and spoils bytes, when it is told to.
+#[derive(Default)]
+struct Moody {
+    is_full: Arc<AtomicBool>,
+}
+
+struct MoodyWriter(Box<dyn PageWriter>, Arc<AtomicBool>);
+
+impl PageWriter for MoodyWriter {
+    fn put(&mut self, region: RegionId, runs: &[PutRun<'_>]) -> Result<(), StoreError> {
+        match self.1.load(Relaxed) {
+            true => Err(StoreError::Full { pages_asked: 1, pages_free: 0 }),
+            false => self.0.put(region, runs),
+        }
+    }
+
+    fn discard(&mut self, region: RegionId, runs: &[PageRun]) -> Result<(), StoreError> {
+        self.0.discard(region, runs)
+    }
+}
+
+struct MoodyStore(EmbeddedStore, Moody);
+
+impl PageStore for MoodyStore {
+    fn describe(&self) -> String {
+        "moody".into()
+    }
+    fn capacity(&self) -> Result<Capacity, StoreError> {
+        self.0.capacity()
+    }
+    fn create_region(&self, pages: u64, overcommit: bool) -> Result<RegionId, StoreError> {
+        self.0.create_region(pages, overcommit)
+    }
+    fn drop_region(&self, region: RegionId) -> Result<(), StoreError> {
+        self.0.drop_region(region)
+    }
+    fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
+        self.0.reader()
+    }
+    fn writer(&self) -> Result<Box<dyn PageWriter>, StoreError> {
+        Ok(Box::new(MoodyWriter(self.0.writer()?, self.1.is_full.clone())))
+    }
+}
+
+#[test]
+fn a_full_store_costs_memory_not_pages() {
+    let moody = Moody::default();
+    let is_full = moody.is_full.clone();
+    let lines = Arc::new(Mutex::new(Vec::<String>::new()));
+    let log = lines.clone();
+    let options = Options {
+        log: Some(Arc::new(move |line: &str| log.lock().unwrap().push(line.into()))),
+        ..Options::resident(MIB)
+    };
+    let store = Arc::new(MoodyStore(EmbeddedStore::new(Bytes(64 * MIB)), moody));
+    let Some(mut region) = map(store, 8 * MIB, options) else { return };
+    let mut write_all = |version| {
+        for (number, page) in (0..).zip(region.as_mut_slice().chunks_exact_mut(PAGE_BYTES)) {
+            if version > 1 {
+                assert_is(page, number, version - 1);
+            }
+            fill(page, number, version);
+        }
+    };
+    write_all(1);
+    is_full.store(true, Relaxed);
+    write_all(2);
+    is_full.store(false, Relaxed);
+    write_all(3);
+    write_all(4);
+    let lines = lines.lock().unwrap();
+    assert!(lines.iter().any(|line| line.contains("resident limit")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("is full")), "{lines:?}");
+}
+
+#[test]
+fn a_page_that_the_store_lost_is_sigbus() {
+    const CHILD: &str = "PAGETAX_TEST_LOST_PAGE";
+    if std::env::var_os(CHILD).is_some() {
+        let store = embedded();
+        let Some(mut region) = map(store.clone(), 4 * MIB, Options::resident(MIB)) else { return };
+        region.as_mut_slice().fill(9);
+        // Another writer of the same region, which the pager knows nothing of.
+        let sums = [PageSum::of(&[1; PAGE_BYTES])];
+        let run = PutRun { first: 2, pages: &[1; PAGE_BYTES], sums: &sums };
+        store.writer().unwrap().put(RegionId(1), &[run]).unwrap();
+        assert_eq!(region.as_slice()[PAGE_BYTES], 9);
+        println!("{}", region.as_slice()[2 * PAGE_BYTES]);
+        return;
+    }
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "a_page_that_the_store_lost_is_sigbus", "--nocapture"]).env(CHILD, "1");
+    let output = child.output().unwrap();
+    if let Some(skip) =
+        String::from_utf8_lossy(&output.stdout).lines().find(|l| l.contains("SKIP: "))
+    {
+        return println!("{skip}");
+    }
+    let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+    assert_eq!(signal, Some(7), "{output:?}");
+}

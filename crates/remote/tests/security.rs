@@ -1,0 +1,309 @@
+//! Who may do what: certificates, regions of others, replays, limits, and bytes that make no sense.
+
+use pagetax_core::access::Rng;
+use pagetax_core::units::Bytes;
+use pagetax_remote::client::cluster::{Cluster, Options};
+use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::secret::{self, Claim};
+use pagetax_remote::server::listen::{self, Server, StartError};
+use pagetax_remote::server::pool::Limits;
+use pagetax_remote::store::{PageStore, PutRun, StoreError};
+use pagetax_remote::tls::{ClientTls, Files, server_config};
+use pagetax_remote::wire::header::{HEADER_BYTES, Header};
+use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
+use pagetax_remote::wire::push_sums;
+use pagetax_remote::wire::reply::{Failure, Reply};
+use pagetax_remote::wire::request::{Lease, Request};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn loopback() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+fn start(options: listen::Options) -> Server {
+    Server::start(loopback(), options).unwrap()
+}
+
+/// An authority, to sign certificates.
+fn authority() -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+}
+
+/// A certificate for loopback, and the authority that its holder trusts.
+fn files(
+    directory: &Path,
+    name: &str,
+    signer: &CertifiedIssuer<'static, KeyPair>,
+    trusted: &CertifiedIssuer<'static, KeyPair>,
+) -> Files {
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(["127.0.0.1".to_string()]).unwrap();
+    let certificate = params.signed_by(&key, signer).unwrap();
+    let write = |what: &str, pem: String| {
+        let path = directory.join(format!("{name}-{what}.pem"));
+        std::fs::write(&path, pem).unwrap();
+        path
+    };
+    Files {
+        certificate: write("cert", certificate.pem()),
+        key: write("key", key.serialize_pem()),
+        authority: write("ca", trusted.pem()),
+    }
+}
+
+fn connect(server: &Server, tls: Option<ClientTls>) -> Result<Cluster, StoreError> {
+    let options = Options::new(vec![server.address().to_string()]);
+    Cluster::connect(Options { tls, ..options })
+}
+
+fn round_trip(store: &Cluster) {
+    let region = store.create_region(64, false).unwrap();
+    let page = vec![9; PAGE_BYTES];
+    let sums = [PageSum::of(&page)];
+    let run = PutRun { first: 5, pages: &page, sums: &sums };
+    store.writer().unwrap().put(region, &[run]).unwrap();
+    let mut into = vec![0; PAGE_BYTES];
+    store.reader().unwrap().get(region, 5, &sums, &mut into).unwrap();
+    assert!(into == page);
+}
+
+#[test]
+fn mutual_tls_and_nobody_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (authority(), authority());
+    let at = directory.path();
+    let config = server_config(&files(at, "server", &ours, &ours)).unwrap();
+    let server = start(listen::Options { tls: Some(config), ..Default::default() });
+    let client =
+        |name, signer, trusted| ClientTls::new(&files(at, name, signer, trusted), None).unwrap();
+    round_trip(&connect(&server, Some(client("good", &ours, &ours))).unwrap());
+    let refused = |tls| {
+        let error = connect(&server, tls).expect_err("it must be refused");
+        assert!(
+            matches!(error, StoreError::Refused { .. } | StoreError::Unreachable { .. }),
+            "{error}"
+        );
+        error.to_string()
+    };
+    refused(Some(client("stranger", &theirs, &ours)));
+    let error = refused(Some(client("wary", &ours, &theirs)));
+    assert!(error.contains("one authority"), "{error}");
+    refused(None);
+    let named =
+        ClientTls { server_name: Some("other.example".into()), ..client("x", &ours, &ours) };
+    refused(Some(named));
+    assert_eq!(server.pool().region_count(), 0);
+}
+
+#[test]
+fn without_tls_only_loopback_unless_told_so() {
+    let everywhere: SocketAddr = (Ipv4Addr::UNSPECIFIED, 0).into();
+    let refused = Server::start(everywhere, listen::Options::default());
+    assert!(matches!(refused, Err(StartError::Insecure(_))), "{refused:?}");
+    let told = listen::Options { insecure: true, ..Default::default() };
+    Server::start(everywhere, told).unwrap();
+}
+
+/// A client by hand.
+struct Raw {
+    stream: TcpStream,
+    hello: Hello,
+    sent: Vec<u8>,
+}
+
+impl Raw {
+    fn connect(server: &Server) -> Raw {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.write_all(&Hello::client("raw").encode()).unwrap();
+        let mut bytes = [0; HELLO_BYTES];
+        stream.read_exact(&mut bytes).unwrap();
+        Raw { stream, hello: Hello::decode(&bytes).unwrap(), sent: Vec::new() }
+    }
+
+    fn send(&mut self, request: &Request<'_>) {
+        let mut frame = Vec::new();
+        request.encode_head(7, &mut frame);
+        if let Request::Put { pages, .. } = request {
+            frame.extend_from_slice(pages);
+        }
+        self.stream.write_all(&frame).unwrap();
+        self.sent.extend_from_slice(&frame);
+    }
+
+    /// The next reply, and how the server says that it is `Failed`, if so.
+    fn reply(&mut self) -> (Header, Option<Failure>, Option<Lease>) {
+        let mut head = [0; HEADER_BYTES];
+        self.stream.read_exact(&mut head).unwrap();
+        let header = Header::decode(&head).unwrap();
+        let mut rest = vec![0; header.meta_bytes() + header.page_bytes()];
+        self.stream.read_exact(&mut rest).unwrap();
+        match Reply::decode_head(&head, &rest[..header.meta_bytes()]).unwrap().1 {
+            Reply::Failed(failure) => (header, Some(failure), None),
+            Reply::Created(lease) | Reply::Attached(lease) => (header, None, Some(lease)),
+            _ => (header, None, None),
+        }
+    }
+
+    fn call(&mut self, request: &Request<'_>) -> Result<Option<Lease>, Failure> {
+        self.send(request);
+        let (_, failure, lease) = self.reply();
+        failure.map_or(Ok(lease), Err)
+    }
+
+    fn proof(&self, region: u32, token: &[u8; 32], fence: bool) -> [u8; 32] {
+        let Hello { nonce, epoch, .. } = self.hello;
+        secret::proof(token, &Claim { nonce, epoch, region, fence })
+    }
+}
+
+fn put<'a>(on: Lease, sums: &'a [u8], pages: &'a [u8]) -> Request<'a> {
+    Request::Put { on, first: 0, if_absent: false, sums, pages }
+}
+
+#[test]
+fn regions_of_others_cannot_be_touched() {
+    let server = start(listen::Options::default());
+    let (mut owner, mut thief) = (Raw::connect(&server), Raw::connect(&server));
+    let token = [42; 32];
+    let create = Request::Create { pages: 8, overcommit: false, token: &token };
+    let on = owner.call(&create).unwrap().unwrap();
+    let page = vec![3; PAGE_BYTES];
+    let mut sums = Vec::new();
+    push_sums(&mut sums, &[PageSum::of(&page)]);
+    owner.call(&put(on, &sums, &page)).unwrap();
+    let get = Request::Get { on, first: 0, count: 1, with_sums: false };
+    let tries = [
+        get,
+        put(on, &sums, &page),
+        Request::Discard { on, first: 0, count: 8 },
+        Request::Held { on, first: 0, count: 8 },
+        Request::Drop { on },
+    ];
+    for request in tries {
+        assert_eq!(thief.call(&request), Err(Failure::Denied), "{request:?}");
+    }
+    let wrong = thief.proof(on.region, &[43; 32], false);
+    let attach = Request::Attach { region: on.region, fence: false, proof: &wrong };
+    assert_eq!(thief.call(&attach), Err(Failure::Denied));
+    assert_eq!(thief.call(&get), Err(Failure::Denied));
+    assert_eq!(owner.call(&get), Ok(None));
+}
+
+#[test]
+fn what_was_recorded_opens_nothing() {
+    let server = start(listen::Options::default());
+    let token = [42; 32];
+    let mut first = Raw::connect(&server);
+    let create = Request::Create { pages: 8, overcommit: false, token: &token };
+    let on = first.call(&create).unwrap().unwrap();
+    let mut second = Raw::connect(&server);
+    let proof = second.proof(on.region, &token, false);
+    second.call(&Request::Attach { region: on.region, fence: false, proof: &proof }).unwrap();
+    second.call(&Request::Get { on, first: 0, count: 1, with_sums: false }).unwrap_err();
+    let page = vec![3; PAGE_BYTES];
+    let mut sums = Vec::new();
+    push_sums(&mut sums, &[PageSum::of(&page)]);
+    second.call(&put(on, &sums, &page)).unwrap();
+    // All of the second connection again, byte for byte, on a third.
+    let mut replay = Raw::connect(&server);
+    assert_ne!(replay.hello.nonce, second.hello.nonce);
+    replay.stream.write_all(&second.sent).unwrap();
+    for _ in 0..3 {
+        assert_eq!(replay.reply().1, Some(Failure::Denied));
+    }
+}
+
+#[test]
+fn a_fence_voids_what_is_still_under_way() {
+    let server = start(listen::Options::default());
+    let (mut old, mut new) = (Raw::connect(&server), Raw::connect(&server));
+    let token = [42; 32];
+    let create = Request::Create { pages: 8, overcommit: false, token: &token };
+    let on = old.call(&create).unwrap().unwrap();
+    let proof = new.proof(on.region, &token, true);
+    let attach = Request::Attach { region: on.region, fence: true, proof: &proof };
+    let fresh = new.call(&attach).unwrap().unwrap();
+    assert_ne!(fresh.lease, on.lease);
+    let page = vec![3; PAGE_BYTES];
+    let mut sums = Vec::new();
+    push_sums(&mut sums, &[PageSum::of(&page)]);
+    assert_eq!(old.call(&put(on, &sums, &page)), Err(Failure::StaleLease));
+    new.call(&put(fresh, &sums, &page)).unwrap();
+    let damaged = vec![4; PAGE_BYTES];
+    assert_eq!(new.call(&put(fresh, &sums, &damaged)), Err(Failure::BadSum { page: 0 }));
+}
+
+#[test]
+fn another_version_is_told_so() {
+    let server = start(listen::Options::default());
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    let newer = Hello { version: 99, ..Hello::client("newer") };
+    stream.write_all(&newer.encode()).unwrap();
+    let mut bytes = [0; HELLO_BYTES];
+    stream.read_exact(&mut bytes).unwrap();
+    assert_eq!(Hello::decode(&bytes).unwrap().version, pagetax_remote::wire::VERSION);
+    assert_eq!(stream.read(&mut bytes).unwrap(), 0, "and then it hangs up");
+    // The other way round: a server from the future.
+    let listener = std::net::TcpListener::bind(loopback()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let future = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(&Hello { version: 99, ..Hello::client("") }.encode()).unwrap();
+        let _ = stream.read(&mut [0; HELLO_BYTES]);
+    });
+    let error = Cluster::connect(Options::new(vec![address.to_string()])).unwrap_err().to_string();
+    assert!(error.contains("version 99") && error.contains("install the same"), "{error}");
+    future.join().unwrap();
+}
+
+#[test]
+fn limits_hold() {
+    let limits =
+        Limits { memory: Bytes(1 << 20), regions_max: 2, connections_max: 3, ..Limits::default() };
+    let server = start(listen::Options { limits, ..Default::default() });
+    let mut raw = Raw::connect(&server);
+    let create = Request::Create { pages: 8, overcommit: false, token: &[1; 32] };
+    raw.call(&create).unwrap();
+    let large = Request::Create { pages: 1 << 40, overcommit: false, token: &[1; 32] };
+    assert!(matches!(raw.call(&large), Err(Failure::Full { .. })));
+    raw.call(&create).unwrap();
+    assert_eq!(raw.call(&create), Err(Failure::TooMany));
+    let _others = [Raw::connect(&server), Raw::connect(&server)];
+    let mut one_too_many = TcpStream::connect(server.address()).unwrap();
+    one_too_many.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let _ = one_too_many.write_all(&Hello::client("fourth").encode());
+    assert!(!matches!(one_too_many.read(&mut [0; HELLO_BYTES]), Ok(len) if len > 0));
+    raw.call(&Request::Status).unwrap();
+}
+
+#[test]
+fn noise_ends_only_its_own_connection() {
+    let server = start(listen::Options::default());
+    let mut steady = Raw::connect(&server);
+    let mut rng = Rng::new(1);
+    for round in 0..60 {
+        let mut noisy = Raw::connect(&server);
+        let mut noise: Vec<u8> = (0..200).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
+        if round % 2 == 0 {
+            // A known operation with a wrong rest.
+            noise[0] = 1 + (round / 2 % 10) as u8;
+        }
+        let _ = noisy.stream.write_all(&noise);
+        let _ = noisy.stream.shutdown(std::net::Shutdown::Write);
+        let mut rest = Vec::new();
+        let _ = noisy.stream.read_to_end(&mut rest);
+    }
+    steady.call(&Request::Status).unwrap();
+    let until = Instant::now() + Duration::from_secs(10);
+    while server.pool().tally.connections.load(std::sync::atomic::Ordering::Relaxed) > 1 {
+        assert!(Instant::now() < until, "connections are left over");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,497 @@
+//! A client in the simulated world: the real replicator decides; the calls around it are those of the
+//! real writer, reader and control thread, in the same order.
+
+use crate::world::{MS, Wire, World};
+use pagetax_core::access::{Rng, derive_seed};
+use pagetax_remote::client::repair::{Repair, Scan};
+use pagetax_remote::client::replicator::{
+    CHUNK_PAGES, ChunkAt, NoPlace, Replicator, Settled, Standing,
+};
+use pagetax_remote::client::set::{ServerId, ServerSet};
+use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::secret::{self, Claim};
+use pagetax_remote::store::RegionId;
+use pagetax_remote::wire::header::HEADER_BYTES;
+use pagetax_remote::wire::push_sums;
+use pagetax_remote::wire::reply::{Failure, Reply};
+use pagetax_remote::wire::request::{Lease, Request};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+pub const REGION: RegionId = RegionId(1);
+pub const REGION_PAGES: u64 = 2 * CHUNK_PAGES;
+const REPAIR_AFTER: u64 = 2000 * MS;
+const GONE_AFTER: u64 = 10_000 * MS;
+
+/// A mistake that is made on purpose, to see that the simulation notices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    None,
+    /// A write is called done when those it was first sent to have it, whoever joined meanwhile.
+    ForgetsNewcomers,
+    /// A repair overwrites what was written to the newcomer meanwhile.
+    RepairOverwrites,
+    /// What was sent before a connection was given up is not voided.
+    NoFence,
+    /// A server that comes back keeps what it should not have.
+    NoCleaning,
+}
+
+/// Why a call came to nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    Broken,
+    Restarted,
+    Failed(Failure),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Remote {
+    number: u32,
+    token: [u8; 32],
+}
+
+/// What is decided and known by all tasks.
+pub struct Client {
+    pub world: World,
+    pub replicator: RefCell<Replicator>,
+    pub flaw: Flaw,
+    epochs: RefCell<Vec<u64>>,
+    remotes: RefCell<HashMap<ServerId, Remote>>,
+    down_since: RefCell<HashMap<ServerId, u64>>,
+    /// The version of each page whose put is done.
+    pub done: RefCell<HashMap<u64, u64>>,
+    /// Pages that are being written.
+    pub busy: RefCell<Vec<u64>>,
+    pub lost: Cell<u64>,
+    pub puts: Cell<u64>,
+    pub gets: Cell<u64>,
+}
+
+/// One task's connections.
+#[derive(Default)]
+pub struct Links {
+    wires: HashMap<ServerId, (Wire, Option<Lease>)>,
+    closed: ServerSet,
+}
+
+/// The bytes of a page in one of its versions.
+pub fn page_bytes(page: u64, version: u64) -> Vec<u8> {
+    let mut rng = Rng::new(derive_seed(page, version, 0, 0));
+    let mut bytes = vec![0; PAGE_BYTES];
+    for word in bytes[..64].chunks_exact_mut(8) {
+        word.copy_from_slice(&rng.next_u64().to_le_bytes());
+    }
+    bytes
+}
+
+fn at(page: u64) -> ChunkAt {
+    ChunkAt { region: REGION, chunk: page / CHUNK_PAGES }
+}
+
+fn put_frame(on: Lease, first: u64, if_absent: bool, pages: &[u8]) -> Vec<u8> {
+    let mut sums = Vec::new();
+    pages.chunks_exact(PAGE_BYTES).for_each(|page| push_sums(&mut sums, &[PageSum::of(page)]));
+    let mut frame = Vec::new();
+    Request::Put { on, first, if_absent, sums: &sums, pages }.encode_head(1, &mut frame);
+    frame.extend_from_slice(pages);
+    frame
+}
+
+fn frame(request: Request<'_>) -> Vec<u8> {
+    let mut frame = Vec::new();
+    request.encode_head(1, &mut frame);
+    frame
+}
+
+/// Header and meta of a reply frame, and its pages.
+fn parse(frame: &[u8]) -> (Reply<'_>, &[u8]) {
+    let head: &[u8; HEADER_BYTES] = frame.first_chunk().expect("a header");
+    let header = pagetax_remote::wire::header::Header::decode(head).expect("a reply");
+    let (meta, pages) = frame[HEADER_BYTES..].split_at(header.meta_bytes());
+    (Reply::decode_head(head, meta).expect("a reply").1, pages)
+}
+
+impl Client {
+    pub fn new(world: World, copies: usize, flaw: Flaw) -> Client {
+        let mut replicator = Replicator::new(copies);
+        replicator.add_region(REGION, REGION_PAGES);
+        let servers = world.server_count();
+        (0..servers).for_each(|_| assert!(replicator.add_server().is_some()));
+        Client {
+            world,
+            replicator: RefCell::new(replicator),
+            flaw,
+            epochs: RefCell::new(vec![0; servers]),
+            remotes: RefCell::default(),
+            down_since: RefCell::default(),
+            done: RefCell::default(),
+            busy: RefCell::default(),
+            lost: Cell::new(0),
+            puts: Cell::new(0),
+            gets: Cell::new(0),
+        }
+    }
+
+    fn is_up(&self, server: ServerId) -> bool {
+        self.replicator.borrow().up().has(server)
+    }
+
+    fn close(&self, links: &mut Links, server: ServerId) {
+        if let Some((wire, _)) = links.wires.remove(&server) {
+            self.world.give_up(wire);
+            links.closed.insert(server);
+        }
+    }
+
+    /// Finds out whether a server still lives.
+    async fn failed(&self, server: ServerId) {
+        if !self.is_up(server) {
+            return;
+        }
+        let wire = self.world.connect(server as usize).await;
+        let epoch = self.epochs.borrow()[server as usize];
+        match wire {
+            Some(wire) if wire.epoch == epoch => {
+                self.world.give_up(wire);
+            }
+            Some(wire) => {
+                self.world.give_up(wire);
+                if self.epochs.borrow()[server as usize] == epoch {
+                    self.replicator.borrow_mut().server_gone(server);
+                }
+            }
+            None => self.replicator.borrow_mut().server_down(server),
+        }
+    }
+
+    async fn attach(
+        &self,
+        links: &mut Links,
+        server: ServerId,
+        fence: bool,
+    ) -> Result<(Wire, Lease), Trouble> {
+        if let Entry::Vacant(entry) = links.wires.entry(server) {
+            let wire = self.world.connect(server as usize).await.ok_or(Trouble::Broken)?;
+            let expected = self.epochs.borrow()[server as usize];
+            if wire.epoch != expected {
+                self.world.give_up(wire);
+                return Err(Trouble::Restarted);
+            }
+            entry.insert((wire, None));
+        }
+        let (wire, lease) = links.wires[&server];
+        if let (Some(lease), false) = (lease, fence) {
+            return Ok((wire, lease));
+        }
+        let fence = (fence || links.closed.has(server)) && self.flaw != Flaw::NoFence;
+        let remote = self.remotes.borrow().get(&server).copied();
+        let remote = remote.ok_or(Trouble::Failed(Failure::NoRegion))?;
+        let (nonce, epoch, region) = (wire.nonce, wire.epoch, remote.number);
+        let proof = secret::proof(&remote.token, &Claim { nonce, epoch, region, fence });
+        let request = frame(Request::Attach { region, fence, proof: &proof });
+        let reply = self.world.call(wire, request).await.ok_or(Trouble::Broken)?;
+        match parse(&reply).0 {
+            Reply::Attached(lease) => {
+                // Once is enough: more would void the leases of other tasks, and theirs ours.
+                links.closed.remove(server);
+                links.wires.insert(server, (wire, Some(lease)));
+                Ok((wire, lease))
+            }
+            Reply::Failed(failure) => Err(Trouble::Failed(failure)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn call_on(
+        &self,
+        links: &mut Links,
+        server: ServerId,
+        request: impl FnOnce(Lease) -> Vec<u8>,
+    ) -> Result<Vec<u8>, Trouble> {
+        let (wire, lease) = self.attach(links, server, false).await?;
+        let reply = self.world.call(wire, request(lease)).await.ok_or(Trouble::Broken)?;
+        match parse(&reply).0 {
+            Reply::Failed(failure) => Err(Trouble::Failed(failure)),
+            _ => Ok(reply),
+        }
+    }
+
+    /// What trouble with a server means for the links and for its standing.
+    async fn note(&self, links: &mut Links, server: ServerId, trouble: Trouble) {
+        match trouble {
+            Trouble::Failed(Failure::StaleLease) => {
+                if let Some((_, lease)) = links.wires.get_mut(&server) {
+                    *lease = None;
+                }
+            }
+            Trouble::Failed(Failure::NoRegion | Failure::Denied) => {
+                self.close(links, server);
+                self.replicator.borrow_mut().server_gone(server);
+            }
+            Trouble::Broken | Trouble::Restarted => {
+                self.close(links, server);
+                self.failed(server).await;
+            }
+            Trouble::Failed(_) => {}
+        }
+    }
+
+    /// Writes a new version of a page; whether it is done.
+    pub async fn put(&self, links: &mut Links, page: u64, version: u64) -> bool {
+        let until = self.world.now() + GONE_AFTER + 1000 * MS;
+        let bytes = page_bytes(page, version);
+        let (mut acked, mut wanted) = (ServerSet::EMPTY, ServerSet::EMPTY);
+        while self.world.now() < until {
+            if wanted.is_empty() {
+                let targets = self.replicator.borrow_mut().targets(at(page));
+                match targets {
+                    Ok(targets) => wanted = targets.minus(acked),
+                    Err(NoPlace::Full) => return false,
+                    Err(_) => {
+                        self.world.sleep(50 * MS).await;
+                        continue;
+                    }
+                }
+            }
+            for server in wanted.iter() {
+                let sent =
+                    self.call_on(links, server, |on| put_frame(on, page, false, &bytes)).await;
+                match sent {
+                    Ok(_) => acked.insert(server),
+                    Err(trouble) => self.note(links, server, trouble).await,
+                }
+            }
+            if self.flaw == Flaw::ForgetsNewcomers && wanted.minus(acked).is_empty() {
+                return true;
+            }
+            let settled = self.replicator.borrow_mut().settle(at(page), acked);
+            match settled {
+                Settled::Done => return true,
+                Settled::Send(missing) => wanted = missing,
+                Settled::Again => wanted = ServerSet::EMPTY,
+            }
+        }
+        false
+    }
+
+    /// Reads a page: true when it is there, false when it is lost. Panics on wrong bytes that prove
+    /// right, which cannot be.
+    pub async fn get(&self, links: &mut Links, page: u64, version: u64) -> bool {
+        let until = self.world.now() + GONE_AFTER + 1000 * MS;
+        let right = page_bytes(page, version);
+        while self.world.now() < until {
+            let plan = self.replicator.borrow().read_plan(at(page));
+            let mut unsure = !plan.waiting_for.is_empty();
+            for server in plan.order() {
+                let ask = |on| frame(Request::Get { on, first: page, count: 1, with_sums: false });
+                match self.call_on(links, *server, ask).await {
+                    Ok(reply) if parse(&reply).1 == right => return true,
+                    Ok(_) | Err(Trouble::Failed(Failure::NotHeld { .. })) => {}
+                    Err(trouble) => {
+                        unsure = true;
+                        self.note(links, *server, trouble).await;
+                    }
+                }
+            }
+            if !unsure && plan == self.replicator.borrow().read_plan(at(page)) {
+                return false;
+            }
+            self.world.sleep(20 * MS).await;
+        }
+        false
+    }
+
+    /// The control thread, one round: look at the servers, then move copies.
+    pub async fn control(&self, links: &mut Links) {
+        for server in 0..self.world.server_count() as ServerId {
+            let standing = self.replicator.borrow().server(server).standing;
+            let looked = match standing {
+                Standing::Up | Standing::Draining => self.status(links, server).await,
+                Standing::Down | Standing::Gone => self.try_again(links, server).await,
+            };
+            if let Err(trouble) = looked {
+                self.note(links, server, trouble).await;
+            }
+        }
+        let mut from = ChunkAt { region: REGION, chunk: 0 };
+        loop {
+            let scan = self.replicator.borrow_mut().scan(from);
+            let work = match scan {
+                Scan::End => return,
+                Scan::Continue(next) => {
+                    from = next;
+                    continue;
+                }
+                Scan::Found(work) => work,
+            };
+            from = match work {
+                Repair::Copy { at, .. } | Repair::Clean { at, .. } => at,
+            };
+            if let Err((server, trouble)) = self.repair(links, work).await {
+                self.note(links, server, trouble).await;
+                from.chunk += 1;
+            }
+        }
+    }
+
+    async fn status(&self, links: &mut Links, server: ServerId) -> Result<(), Trouble> {
+        let (wire, _) = self.attach(links, server, false).await?;
+        let reply = self.world.call(wire, frame(Request::Status)).await.ok_or(Trouble::Broken)?;
+        let Reply::Status(status) = parse(&reply).0 else { return Err(Trouble::Broken) };
+        self.replicator.borrow_mut().server_says(
+            server,
+            status.pages_total,
+            status.pages_free,
+            status.draining,
+        );
+        self.down_since.borrow_mut().remove(&server);
+        Ok(())
+    }
+
+    async fn try_again(&self, links: &mut Links, server: ServerId) -> Result<(), Trouble> {
+        self.close(links, server);
+        let now = self.world.now();
+        let since = *self.down_since.borrow_mut().entry(server).or_insert(now);
+        let Some(wire) = self.world.connect(server as usize).await else {
+            let mut replicator = self.replicator.borrow_mut();
+            if replicator.server(server).standing == Standing::Down {
+                match now - since {
+                    absent if absent >= GONE_AFTER => replicator.server_gone(server),
+                    absent if absent >= REPAIR_AFTER => replicator.give_up(server),
+                    _ => {}
+                }
+            }
+            return Ok(());
+        };
+        links.wires.insert(server, (wire, None));
+        let known = self.epochs.borrow()[server as usize];
+        let is_same = known == wire.epoch;
+        if !is_same || !self.void_and_clean(links, server).await? {
+            self.start_afresh(links, server, wire).await?;
+        }
+        self.status(links, server).await
+    }
+
+    async fn void_and_clean(&self, links: &mut Links, server: ServerId) -> Result<bool, Trouble> {
+        match self.attach(links, server, true).await {
+            Ok(_) => {}
+            Err(Trouble::Failed(Failure::NoRegion | Failure::Denied)) => return Ok(false),
+            Err(trouble) => return Err(trouble),
+        }
+        if self.flaw != Flaw::NoCleaning {
+            let strangers = self.replicator.borrow().strangers(server);
+            for (_, first, count) in strangers {
+                let discard = |on| frame(Request::Discard { on, first, count });
+                self.call_on(links, server, discard).await?;
+            }
+        }
+        self.replicator.borrow_mut().server_cleaned(server);
+        Ok(true)
+    }
+
+    async fn start_afresh(
+        &self,
+        links: &mut Links,
+        server: ServerId,
+        wire: Wire,
+    ) -> Result<(), Trouble> {
+        self.replicator.borrow_mut().server_gone(server);
+        let mut token = [0; 32];
+        token[..8].copy_from_slice(&self.world.below(u64::MAX).to_le_bytes());
+        let create = Request::Create { pages: REGION_PAGES, overcommit: true, token: &token };
+        let reply = self.world.call(wire, frame(create)).await.ok_or(Trouble::Broken)?;
+        let Reply::Created(lease) = parse(&reply).0 else { return Err(Trouble::Broken) };
+        self.remotes.borrow_mut().insert(server, Remote { number: lease.region, token });
+        links.wires.insert(server, (wire, Some(lease)));
+        self.epochs.borrow_mut()[server as usize] = wire.epoch;
+        Ok(())
+    }
+
+    async fn repair(&self, links: &mut Links, work: Repair) -> Result<(), (ServerId, Trouble)> {
+        match work {
+            Repair::Clean { at, server } => {
+                let (first, count) = (at.chunk * CHUNK_PAGES, CHUNK_PAGES);
+                let discard = |on| frame(Request::Discard { on, first, count });
+                let done = self.call_on(links, server, discard).await;
+                done.map_err(|trouble| (server, trouble))?;
+                self.replicator.borrow_mut().cleaned(at, server);
+            }
+            Repair::Copy { at, from, to, version } => {
+                let first = at.chunk * CHUNK_PAGES;
+                let held = |on| frame(Request::Held { on, first, count: CHUNK_PAGES as u16 });
+                let reply = self.call_on(links, from, held).await;
+                let reply = reply.map_err(|trouble| (from, trouble))?;
+                let Reply::Bitmap { bits, .. } = parse(&reply).0 else { panic!("no bitmap") };
+                let held = |page: &u64| bits[*page as usize / 8] >> (page % 8) & 1 == 1;
+                for page in (0..CHUNK_PAGES).filter(held).map(|page| first + page) {
+                    self.copy(links, page, from, to).await?;
+                }
+                self.replicator.borrow_mut().copied(at, from, to, version);
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy(
+        &self,
+        links: &mut Links,
+        page: u64,
+        from: ServerId,
+        to: ServerSet,
+    ) -> Result<(), (ServerId, Trouble)> {
+        let get = |on| frame(Request::Get { on, first: page, count: 1, with_sums: true });
+        let reply = self.call_on(links, from, get).await.map_err(|trouble| (from, trouble))?;
+        let bytes = parse(&reply).1.to_vec();
+        let if_absent = self.flaw != Flaw::RepairOverwrites;
+        for server in to.iter() {
+            let given = self.call_on(links, server, |on| put_frame(on, page, if_absent, &bytes));
+            match given.await {
+                Ok(_) => {}
+                Err(trouble @ Trouble::Failed(Failure::Full { .. })) => {
+                    self.replicator.borrow_mut().cannot_join(at(page), server);
+                    return Err((server, trouble));
+                }
+                Err(trouble) => return Err((server, trouble)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a complete copy of each page that is not being written has the version whose put was
+    /// done last. A server that has crashed unnoticed has nothing and is passed over.
+    pub fn broken_promise(&self) -> Option<String> {
+        let (done, busy) = (self.done.borrow(), self.busy.borrow());
+        for (page, version) in done.iter().filter(|(page, _)| !busy.contains(page)) {
+            let complete = self.replicator.borrow().complete(at(*page));
+            for server in complete.iter().filter(|server| self.is_up(*server)) {
+                if let Some(bytes) = self.peek(server, *page)
+                    && bytes.as_deref() != Some(&page_bytes(*page, *version)[..])
+                {
+                    let what = if bytes.is_some() { "other bytes" } else { "nothing" };
+                    return Some(format!("page {page} on complete server {server}: {what}"));
+                }
+            }
+        }
+        None
+    }
+
+    /// What a server really has of a page; none when it is not the server that we know.
+    fn peek(&self, server: ServerId, page: u64) -> Option<Option<Vec<u8>>> {
+        let pool = self.world.pool(server as usize)?;
+        let is_known = pool.epoch == self.epochs.borrow()[server as usize];
+        if !is_known {
+            return None;
+        }
+        let remote = self.remotes.borrow().get(&server).copied()?;
+        let claim =
+            Claim { nonce: [0; 16], epoch: pool.epoch, region: remote.number, fence: false };
+        let opened = pool.open(&claim, &secret::proof(&remote.token, &claim));
+        let Ok((region, lease)) = opened else { return is_known.then_some(None) };
+        let mut reply = Vec::new();
+        let run = pagetax_remote::page::PageRun { first: page, count: 1 };
+        let got = region.get(&pool.slab, lease.lease, run, false, 1, &mut reply);
+        Some(got.ok().map(|()| parse(&reply).1.to_vec()))
+    }
+}

@@ -1,0 +1,332 @@
+//! The simulated world: virtual time, servers whose logic is the real one, and a network between them
+//! and one client that delays, loses, repeats and cuts.
+//!
+//! Like TCP, a connection delivers in order or breaks. What was sent on a connection that the client
+//! has given up may still arrive, late, and more than once.
+
+use pagetax_core::access::Rng;
+use pagetax_core::units::{Bytes, Nanos};
+use pagetax_remote::server::pool::{Limits, Pool};
+use pagetax_remote::server::region::Owner;
+use pagetax_remote::server::session::Session;
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+pub const MS: u64 = 1_000_000;
+/// A call that takes longer has failed.
+pub const CALL_TIMEOUT: u64 = 250 * MS;
+
+type Shared = Rc<RefCell<State>>;
+
+/// Something that will happen.
+#[derive(Debug)]
+enum Event {
+    Deliver { connection: usize, frame: Vec<u8>, call: u64 },
+    Reply { call: u64, frame: Vec<u8> },
+    TimeOut { call: u64 },
+    Wake,
+}
+
+struct Connection {
+    server: usize,
+    epoch: u64,
+    nonce: [u8; 16],
+    session: Session,
+    /// The client does not use it any more.
+    given_up: bool,
+    /// Something on it was lost, so nothing after it arrives.
+    cut: bool,
+    /// Not before this, to keep the order.
+    delivers_at: u64,
+}
+
+struct Server {
+    /// None while it is not running.
+    pool: Option<Arc<Pool>>,
+    reachable: bool,
+    slow: bool,
+}
+
+struct State {
+    now: u64,
+    rng: Rng,
+    sequence: u64,
+    queue: BinaryHeap<Reverse<(u64, u64)>>,
+    events: HashMap<u64, Event>,
+    servers: Vec<Server>,
+    connections: Vec<Connection>,
+    replies: HashMap<u64, Option<Vec<u8>>>,
+    memory: u64,
+}
+
+/// A handle on the world, for every task.
+#[derive(Clone)]
+pub struct World(Shared);
+
+/// An open connection, as the client knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wire {
+    number: usize,
+    pub epoch: u64,
+    pub nonce: [u8; 16],
+}
+
+impl World {
+    /// With so many servers, each with room for so many pages.
+    pub fn new(seed: u64, servers: usize, pages_each: u64) -> World {
+        let state = State {
+            now: 0,
+            rng: Rng::new(seed),
+            sequence: 0,
+            queue: BinaryHeap::new(),
+            events: HashMap::new(),
+            servers: Vec::new(),
+            connections: Vec::new(),
+            replies: HashMap::new(),
+            memory: pages_each * 4200,
+        };
+        let world = World(Rc::new(RefCell::new(state)));
+        for server in 0..servers {
+            let stopped = Server { pool: None, reachable: true, slow: false };
+            world.0.borrow_mut().servers.push(stopped);
+            world.start(server);
+        }
+        world
+    }
+
+    pub fn now(&self) -> u64 {
+        self.0.borrow().now
+    }
+
+    pub fn below(&self, bound: u64) -> u64 {
+        self.0.borrow_mut().rng.below(bound)
+    }
+
+    pub fn server_count(&self) -> usize {
+        self.0.borrow().servers.len()
+    }
+
+    /// Starts a server that is not running, with nothing in it.
+    pub fn start(&self, server: usize) {
+        let mut state = self.0.borrow_mut();
+        let epoch = state.rng.next_u64();
+        let limits =
+            Limits { memory: Bytes(state.memory), linger: Nanos(u64::MAX), ..Limits::default() };
+        state.servers[server].pool = Some(Arc::new(Pool::new(limits, epoch)));
+    }
+
+    /// kill -9.
+    pub fn crash(&self, server: usize) {
+        self.0.borrow_mut().servers[server].pool = None;
+        self.cut_connections(server);
+    }
+
+    pub fn is_running(&self, server: usize) -> bool {
+        self.0.borrow().servers[server].pool.is_some()
+    }
+
+    pub fn pool(&self, server: usize) -> Option<Arc<Pool>> {
+        self.0.borrow().servers[server].pool.clone()
+    }
+
+    pub fn set_reachable(&self, server: usize, reachable: bool) {
+        self.0.borrow_mut().servers[server].reachable = reachable;
+    }
+
+    pub fn set_slow(&self, server: usize, slow: bool) {
+        self.0.borrow_mut().servers[server].slow = slow;
+    }
+
+    /// Resets what is open, as a router does that has lost its tables.
+    pub fn cut_connections(&self, server: usize) {
+        let mut state = self.0.borrow_mut();
+        let of_server = |connection: &&mut Connection| connection.server == server;
+        state.connections.iter_mut().filter(of_server).for_each(|c| c.cut = true);
+    }
+
+    /// Opens a connection; none when nobody answers in time.
+    pub async fn connect(&self, server: usize) -> Option<Wire> {
+        self.sleep(self.delay(server)).await;
+        let pool = {
+            let state = self.0.borrow();
+            let there = &state.servers[server];
+            if !there.reachable { Err(true) } else { there.pool.clone().ok_or(false) }
+        };
+        let pool = match pool {
+            Ok(pool) => pool,
+            Err(silent) => {
+                // Refused at once, or not answered at all.
+                if silent {
+                    self.sleep(100 * MS).await;
+                }
+                return None;
+            }
+        };
+        let mut state = self.0.borrow_mut();
+        let mut nonce = [0; 16];
+        nonce[..8].copy_from_slice(&state.rng.next_u64().to_le_bytes());
+        let owner = Owner { address: "sim".into(), pid: 1, name: "sim".into() };
+        let epoch = pool.epoch;
+        let session = Session::new(pool, nonce, owner, true);
+        let number = state.connections.len();
+        state.connections.push(Connection {
+            server,
+            epoch,
+            nonce,
+            session,
+            given_up: false,
+            cut: false,
+            delivers_at: 0,
+        });
+        let connection = &state.connections[number];
+        Some(Wire { number, epoch: connection.epoch, nonce: connection.nonce })
+    }
+
+    /// The client does not use the connection any more. What is under way may arrive or not, late.
+    pub fn give_up(&self, wire: Wire) {
+        self.0.borrow_mut().connections[wire.number].given_up = true;
+    }
+
+    /// Sends a frame; its reply, or none when the connection breaks or it takes too long.
+    pub fn call(&self, wire: Wire, frame: Vec<u8>) -> Call {
+        let mut state = self.0.borrow_mut();
+        state.sequence += 1;
+        let call = state.sequence;
+        state.post(wire.number, frame, call);
+        let times_out = state.now + CALL_TIMEOUT;
+        state.schedule(times_out, Event::TimeOut { call });
+        Call { world: self.clone(), call }
+    }
+
+    pub fn sleep(&self, ns: u64) -> Sleep {
+        let mut state = self.0.borrow_mut();
+        let until = state.now + ns;
+        state.schedule(until, Event::Wake);
+        Sleep { world: self.clone(), until }
+    }
+
+    fn delay(&self, server: usize) -> u64 {
+        self.0.borrow_mut().delay(server)
+    }
+
+    /// Runs tasks until the first of them ends; panics when that takes more than so many events.
+    pub fn run(&self, mut tasks: Vec<Pin<Box<dyn Future<Output = ()> + '_>>>, events_max: u64) {
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..events_max {
+            let (first, others) = tasks.split_first_mut().expect("a task");
+            if first.as_mut().poll(&mut context).is_ready() {
+                return;
+            }
+            others.iter_mut().for_each(|task| {
+                let _ = task.as_mut().poll(&mut context);
+            });
+            self.0.borrow_mut().step();
+        }
+        panic!("the world does not come to rest");
+    }
+}
+
+impl State {
+    fn schedule(&mut self, at: u64, event: Event) {
+        self.sequence += 1;
+        self.queue.push(Reverse((at, self.sequence)));
+        self.events.insert(self.sequence, event);
+    }
+
+    fn delay(&mut self, server: usize) -> u64 {
+        let usual = 20_000 + self.rng.below(200_000);
+        let slow = self.servers[server].slow && self.rng.below(4) == 0;
+        usual + if slow { self.rng.below(400 * MS) } else { 0 }
+    }
+
+    fn post(&mut self, number: usize, frame: Vec<u8>, call: u64) {
+        let server = self.connections[number].server;
+        let mut delay = self.delay(server);
+        if !self.servers[server].reachable {
+            // Kept by somebody on the way and delivered later, or lost.
+            if self.rng.below(2) == 0 {
+                self.connections[number].cut = true;
+            }
+            delay += self.rng.below(3000 * MS);
+        }
+        let at = (self.now + delay).max(self.connections[number].delivers_at);
+        self.connections[number].delivers_at = at;
+        self.schedule(at, Event::Deliver { connection: number, frame, call });
+    }
+
+    fn step(&mut self) {
+        let Reverse((at, event)) = self.queue.pop().expect("timers keep the world going");
+        self.now = at;
+        match self.events.remove(&event).expect("every entry has its event") {
+            Event::Deliver { connection, frame, call } => self.deliver(connection, frame, call),
+            Event::Reply { call, frame } => self.finish(call, Some(frame)),
+            Event::TimeOut { call } => self.finish(call, None),
+            Event::Wake => {}
+        }
+    }
+
+    fn finish(&mut self, call: u64, reply: Option<Vec<u8>>) {
+        self.replies.entry(call).or_insert(reply);
+    }
+
+    fn deliver(&mut self, number: usize, frame: Vec<u8>, call: u64) {
+        let now = self.now;
+        let connection = &self.connections[number];
+        let (server, epoch, given_up) = (connection.server, connection.epoch, connection.given_up);
+        let current = self.servers[server].pool.as_ref().map(|pool| pool.epoch);
+        if connection.cut && !given_up || current != Some(epoch) {
+            // The client sees the connection break.
+            return self.finish(call, None);
+        }
+        if connection.cut {
+            return;
+        }
+        let mut reply = Vec::new();
+        let handled = self.connections[number].session.handle(&frame, now, &mut reply);
+        handled.expect("the client sends whole frames");
+        if given_up && self.rng.below(2) == 0 {
+            let again = now + self.rng.below(2000 * MS);
+            let at = again.max(self.connections[number].delivers_at);
+            self.schedule(at, Event::Deliver { connection: number, frame, call: 0 });
+        }
+        let back = now + self.delay(server);
+        if self.servers[server].reachable {
+            self.schedule(back, Event::Reply { call, frame: reply });
+        }
+    }
+}
+
+/// The reply to a call.
+pub struct Call {
+    world: World,
+    call: u64,
+}
+
+impl Future for Call {
+    type Output = Option<Vec<u8>>;
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.world.0.borrow_mut().replies.remove(&self.call) {
+            Some(reply) => Poll::Ready(reply),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// Until then.
+pub struct Sleep {
+    world: World,
+    until: u64,
+}
+
+impl Future for Sleep {
+    type Output = ();
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        if self.world.now() >= self.until { Poll::Ready(()) } else { Poll::Pending }
+    }
+}

@@ -1,0 +1,216 @@
+//! What every page store must do. The stores hold at least 512 and at most 100,000 random pages.
+
+use pagetax_core::access::{Rng, derive_seed};
+use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
+use pagetax_remote::store::{PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError};
+use std::collections::BTreeMap;
+
+/// Runs the suite, each part on a store of its own.
+pub fn all(store: &mut dyn FnMut() -> Box<dyn PageStore>) {
+    pages_come_back(&*store());
+    the_last_put_wins(&*store());
+    regions_are_apart(&*store());
+    what_was_not_put_is_lost(&*store());
+    a_wrong_sum_is_noticed(&*store());
+    bad_requests_are_refused(&*store());
+    a_full_store_says_so_and_keeps_the_rest(&*store());
+    threads_work_side_by_side(&*store());
+    agrees_with_a_map(&*store());
+}
+
+/// Random bytes, of which half compress; a page for each number.
+pub fn page(seed: u64) -> Vec<u8> {
+    let mut rng = Rng::new(derive_seed(seed, 1, 2, 3));
+    let mut bytes = vec![seed as u8; PAGE_BYTES];
+    for word in bytes[..PAGE_BYTES / 2].chunks_exact_mut(8) {
+        word.copy_from_slice(&rng.next_u64().to_le_bytes());
+    }
+    bytes
+}
+
+/// Bytes and sums of adjacent pages made from these seeds.
+pub fn pages(seeds: impl IntoIterator<Item = u64>) -> (Vec<u8>, Vec<PageSum>) {
+    let pages: Vec<Vec<u8>> = seeds.into_iter().map(page).collect();
+    let sums = pages.iter().map(|page| PageSum::of(page)).collect();
+    (pages.concat(), sums)
+}
+
+fn put(writer: &mut dyn PageWriter, region: RegionId, first: u64, seeds: &[u64]) {
+    let (bytes, sums) = pages(seeds.iter().copied());
+    writer.put(region, &[PutRun { first, pages: &bytes, sums: &sums }]).unwrap();
+}
+
+fn assert_holds(reader: &mut dyn PageReader, region: RegionId, first: u64, seeds: &[u64]) {
+    let (bytes, sums) = pages(seeds.iter().copied());
+    let mut into = vec![0xee; bytes.len()];
+    reader.get(region, first, &sums, &mut into).unwrap();
+    assert!(into == bytes, "pages {first}.. of region {region} differ");
+}
+
+fn get_one(reader: &mut dyn PageReader, region: RegionId, page_number: u64, seed: u64) -> bool {
+    let (_, sums) = pages([seed]);
+    match reader.get(region, page_number, &sums, &mut [0; PAGE_BYTES]) {
+        Ok(()) => true,
+        Err(StoreError::PageLost { page, .. }) => {
+            assert_eq!(page, page_number);
+            false
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn pages_come_back(store: &dyn PageStore) {
+    let region = store.create_region(512, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    let seeds: Vec<u64> = (0..256).collect();
+    let parts: Vec<_> = seeds.chunks(RUN_PAGES_MAX).map(|part| pages(part.to_vec())).collect();
+    let runs: Vec<_> = (0..)
+        .zip(&parts)
+        .map(|(at, (pages, sums))| PutRun { first: 100 + at * 64, pages, sums })
+        .collect();
+    writer.put(region, &runs).unwrap();
+    assert_holds(&mut *reader, region, 100, &seeds[..64]);
+    assert_holds(&mut *reader, region, 130, &seeds[30..94]);
+    assert_holds(&mut *reader, region, 355, &seeds[255..]);
+    store.drop_region(region).unwrap();
+    assert!(matches!(store.drop_region(region), Err(StoreError::NoRegion(_))));
+}
+
+fn the_last_put_wins(store: &dyn PageStore) {
+    let region = store.create_region(8, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    put(&mut *writer, region, 0, &[1, 2, 3]);
+    put(&mut *writer, region, 1, &[20]);
+    assert_holds(&mut *reader, region, 0, &[1, 20, 3]);
+    writer.discard(region, &[PageRun { first: 0, count: 2 }]).unwrap();
+    assert!(!get_one(&mut *reader, region, 0, 1));
+    assert_holds(&mut *reader, region, 2, &[3]);
+    put(&mut *writer, region, 0, &[4]);
+    assert_holds(&mut *reader, region, 0, &[4]);
+}
+
+fn regions_are_apart(store: &dyn PageStore) {
+    let (a, b) = (store.create_region(8, false).unwrap(), store.create_region(8, false).unwrap());
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    put(&mut *writer, a, 3, &[1]);
+    assert!(!get_one(&mut *reader, b, 3, 1));
+    put(&mut *writer, b, 3, &[2]);
+    assert_holds(&mut *reader, a, 3, &[1]);
+    store.drop_region(a).unwrap();
+    assert_holds(&mut *reader, b, 3, &[2]);
+    let gone = reader.get(a, 3, &pages([1]).1, &mut [0; PAGE_BYTES]);
+    assert!(matches!(gone, Err(StoreError::NoRegion(_))), "{gone:?}");
+}
+
+fn what_was_not_put_is_lost(store: &dyn PageStore) {
+    let region = store.create_region(64, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    put(&mut *writer, region, 10, &[1, 2]);
+    let (_, sums) = pages([1, 2, 3]);
+    let result = reader.get(region, 10, &sums, &mut [0; 3 * PAGE_BYTES]);
+    assert!(matches!(result, Err(StoreError::PageLost { page: 12, .. })), "{result:?}");
+    assert_holds(&mut *reader, region, 10, &[1, 2]);
+}
+
+fn a_wrong_sum_is_noticed(store: &dyn PageStore) {
+    let region = store.create_region(64, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    put(&mut *writer, region, 0, &[1]);
+    assert!(!get_one(&mut *reader, region, 0, 2), "other bytes than were put");
+    assert!(get_one(&mut *reader, region, 0, 1));
+}
+
+fn bad_requests_are_refused(store: &dyn PageStore) {
+    let region = store.create_region(64, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    let (bytes, sums) = pages(0..65);
+    let mut into = bytes.clone();
+    let bad = |result: Result<(), StoreError>| {
+        assert!(matches!(result, Err(StoreError::BadRequest(_))), "{result:?}");
+    };
+    bad(reader.get(region, 0, &sums, &mut into));
+    bad(reader.get(region, 0, &sums[..0], &mut into[..0]));
+    bad(reader.get(region, 0, &sums[..2], &mut into[..PAGE_BYTES]));
+    bad(reader.get(region, 64, &sums[..1], &mut into[..PAGE_BYTES]));
+    bad(reader.get(region, u64::MAX, &sums[..1], &mut into[..PAGE_BYTES]));
+    bad(writer.put(region, &[PutRun { first: 0, pages: &bytes, sums: &sums }]));
+    let outside = PutRun { first: 64, pages: &bytes[..PAGE_BYTES], sums: &sums[..1] };
+    bad(writer.put(region, &[outside]));
+    let uneven = PutRun { first: 0, pages: &bytes[..PAGE_BYTES - 1], sums: &sums[..1] };
+    bad(writer.put(region, &[uneven]));
+    bad(writer.discard(region, &[PageRun { first: 2, count: u64::MAX }]));
+}
+
+fn a_full_store_says_so_and_keeps_the_rest(store: &dyn PageStore) {
+    const PAGES_MAX: u64 = 100_000;
+    assert!(matches!(store.create_region(PAGES_MAX, false), Err(StoreError::Full { .. })));
+    let region = store.create_region(PAGES_MAX, true).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    let (bytes, sums) = pages(0..64);
+    let mut stored = 0;
+    let error = loop {
+        assert!(stored < PAGES_MAX, "it never becomes full");
+        match writer.put(region, &[PutRun { first: stored, pages: &bytes, sums: &sums }]) {
+            Ok(()) => stored += 64,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, StoreError::Full { .. }), "{error}");
+    assert!(stored >= 512, "full at {stored} pages");
+    for first in (0..stored).step_by(64) {
+        assert_holds(&mut *reader, region, first, &(0..64).collect::<Vec<_>>());
+    }
+    writer.discard(region, &[PageRun { first: 0, count: PAGES_MAX }]).unwrap();
+    put(&mut *writer, region, 0, &[9]);
+    assert_holds(&mut *reader, region, 0, &[9]);
+}
+
+fn threads_work_side_by_side(store: &dyn PageStore) {
+    let region = store.create_region(512, false).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            scope.spawn(move || {
+                let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+                for round in 0..20 {
+                    let seeds: Vec<u64> =
+                        (0..16).map(|at| thread << 32 | round << 8 | at).collect();
+                    put(&mut *writer, region, thread * 100, &seeds);
+                    assert_holds(&mut *reader, region, thread * 100, &seeds);
+                }
+            });
+        }
+    });
+}
+
+fn agrees_with_a_map(store: &dyn PageStore) {
+    const PAGES: u64 = 256;
+    let region = store.create_region(PAGES, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    let mut model: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut rng = Rng::new(42);
+    for step in 0..1500 {
+        let first = rng.below(PAGES);
+        let count = (1 + rng.below(8)).min(PAGES - first);
+        match rng.below(10) {
+            0..5 => {
+                let seeds: Vec<u64> = (0..count).map(|at| step * 100 + at).collect();
+                put(&mut *writer, region, first, &seeds);
+                model.extend((first..).zip(seeds));
+            }
+            5..9 => {
+                let want: Vec<Option<u64>> =
+                    (first..first + count).map(|page| model.get(&page).copied()).collect();
+                if let Some(seeds) = want.iter().copied().collect::<Option<Vec<u64>>>() {
+                    assert_holds(&mut *reader, region, first, &seeds);
+                } else {
+                    let hole = want.iter().position(Option::is_none).unwrap() as u64;
+                    assert!(!get_one(&mut *reader, region, first + hole, 0));
+                }
+            }
+            _ => {
+                writer.discard(region, &[PageRun { first, count }]).unwrap();
+                model.retain(|page, _| !(first..first + count).contains(page));
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! All TLB sizes in one pass: how often an address space would miss with any number of entries of any
+//! page size, from the stack distances of its pages.
+//!
+//! An LRU array of N entries, fully associative, misses exactly the accesses whose page has N or more
+//! other pages touched since its last use (Mattson et al., "Evaluation techniques for storage
+//! hierarchies", IBM Systems Journal 9(2), 1970). One pass therefore answers every N; each page size is
+//! a curve of its own. Set-associative arrays need a simulation of their own ([`crate::mmu::set`]).
+//!
+//! A sampled curve follows only pages whose hash falls below a threshold, halved whenever more than a
+//! stated number of pages are followed; distances and counts are scaled back (Waldspurger et al.,
+//! "Efficient MRC construction with SHARDS", FAST 2015). Repeats of the page just used are counted
+//! exactly in both, so the estimate covers only changes of page.
+
+mod histogram;
+mod stack;
+
+pub use stack::{LruStack, Touch};
+
+use histogram::Distances;
+use pagetax_core::access::mix64;
+use pagetax_core::units::{PageSize, VirtAddr};
+
+/// How many pages a curve follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Following {
+    /// All of them: the curve is exact.
+    All,
+    /// At most this many, a sample by hash: the curve is an estimate once there are more.
+    AtMost(u64),
+}
+
+/// The miss curve of one page size.
+pub struct MissCurve {
+    page_size: PageSize,
+    following: Following,
+    /// One page in 2^this is followed.
+    rate_log2: u32,
+    stack: LruStack,
+    last: Option<u64>,
+    accesses: u64,
+    changes: u64,
+    /// First touches of pages, scaled.
+    first: u64,
+    distances: Distances,
+    interval_pages: u64,
+}
+
+impl MissCurve {
+    /// A curve that has seen nothing.
+    pub fn new(page_size: PageSize, following: Following) -> Self {
+        MissCurve {
+            page_size,
+            following,
+            rate_log2: 0,
+            stack: LruStack::new(),
+            last: None,
+            accesses: 0,
+            changes: 0,
+            first: 0,
+            distances: Distances::default(),
+            interval_pages: 0,
+        }
+    }
+
+    /// The size of the pages.
+    pub fn page_size(&self) -> PageSize {
+        self.page_size
+    }
+
+    /// Accesses seen.
+    pub fn accesses(&self) -> u64 {
+        self.accesses
+    }
+
+    /// Whether every page was followed, so that each figure is exact.
+    pub fn is_exact(&self) -> bool {
+        self.rate_log2 == 0
+    }
+
+    /// Different pages touched (scaled, if sampled).
+    pub fn pages(&self) -> u64 {
+        self.stack.pages() << self.rate_log2
+    }
+
+    /// One access; returns whether it changed the page.
+    #[inline]
+    fn access(&mut self, address: VirtAddr) -> bool {
+        let page = address.page(self.page_size);
+        if self.last == Some(page) {
+            return false;
+        }
+        self.last = Some(page);
+        self.changes += 1;
+        if self.follows(page) {
+            self.touch(page);
+        }
+        true
+    }
+
+    fn follows(&self, page: u64) -> bool {
+        mix64(page) & ((1 << self.rate_log2) - 1) == 0
+    }
+
+    fn touch(&mut self, page: u64) {
+        let weight = 1 << self.rate_log2;
+        let new_in_interval = match self.stack.touch(page) {
+            Touch::First => {
+                self.first += weight;
+                true
+            }
+            Touch::Again { distance, before_mark } => {
+                self.distances.add(distance << self.rate_log2, weight);
+                before_mark
+            }
+        };
+        if new_in_interval {
+            self.interval_pages += weight;
+        }
+        if let Following::AtMost(limit) = self.following {
+            while self.stack.pages() > limit {
+                self.halve();
+            }
+        }
+    }
+
+    fn halve(&mut self) {
+        self.rate_log2 += 1;
+        let dropped: Vec<u64> = self.stack.iter().filter(|&page| !self.follows(page)).collect();
+        for page in dropped {
+            self.stack.forget(page);
+        }
+    }
+
+    /// Misses of a fully associative LRU array of `entries`, first touches included. Exact, or an
+    /// estimate if [`is_exact`](Self::is_exact) is false; monotone: more entries never miss more.
+    pub fn misses(&self, entries: u64) -> u64 {
+        (self.first + self.distances.at_least(entries.max(1))).min(self.changes)
+    }
+
+    /// The fewest entries that miss at most `missing` of all accesses (0 to 1); `None` where first
+    /// touches alone are more.
+    pub fn entries_for(&self, missing: f64) -> Option<u64> {
+        let allowed = (self.accesses as f64 * missing) as u64;
+        let allowed = allowed.checked_sub(self.first)?;
+        Some(self.distances.entries_for(allowed).max(1))
+    }
+
+    /// Ends an interval: different pages touched in it (scaled, if sampled), its working set.
+    pub fn end_interval(&mut self) -> u64 {
+        self.stack.mark();
+        // The page in use goes on being used: the next interval starts with it.
+        self.last = None;
+        std::mem::take(&mut self.interval_pages)
+    }
+}
+
+/// Miss curves of several page sizes from one stream of accesses.
+pub struct ReuseProfile {
+    /// Smallest pages first: where a page repeats, all larger ones do.
+    curves: Vec<MissCurve>,
+}
+
+impl ReuseProfile {
+    /// Curves of `page_sizes`, in ascending order.
+    pub fn new(page_sizes: &[PageSize], following: Following) -> Self {
+        let mut page_sizes = page_sizes.to_vec();
+        page_sizes.sort_unstable();
+        page_sizes.dedup();
+        let curves = page_sizes.into_iter().map(|size| MissCurve::new(size, following)).collect();
+        ReuseProfile { curves }
+    }
+
+    /// The curves, smallest pages first.
+    pub fn curves(&self) -> &[MissCurve] {
+        &self.curves
+    }
+
+    /// `count` accesses in a row, all within the smallest page of `address`.
+    #[inline]
+    pub fn access(&mut self, address: VirtAddr, count: u64) {
+        let mut changed = true;
+        for curve in &mut self.curves {
+            curve.accesses += count;
+            changed = changed && curve.access(address);
+        }
+    }
+
+    /// Ends an interval of all curves: the working set of each, in pages, smallest pages first.
+    pub fn end_interval(&mut self) -> Vec<u64> {
+        self.curves.iter_mut().map(MissCurve::end_interval).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

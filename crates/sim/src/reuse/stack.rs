@@ -1,0 +1,320 @@
+//! The LRU stack of pages, by time of last use: how many other pages were touched since this one was.
+//!
+//! Each touch takes the next *slot* of a line of slots; a bit says whether the slot is still the last
+//! use of its page. The stack distance of a page is then the number of set bits after its slot, which
+//! three levels of counts give in a few cache lines: bits, blocks of 512 slots, groups of 64 blocks.
+//! When the slots run out, the live ones move together (order kept), in a longer line if they fill much of
+//! it, so a touch costs amortised O(1) plus the count.
+//!
+//! Invariant: the bits of a block sum to its count, blocks to their group's, groups to the number of
+//! pages; each page has one set bit, at `slot_of` it.
+
+use pagetax_core::access::mix64;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+const WORD_SLOTS: usize = 64;
+const BLOCK_SLOTS: usize = 512;
+const BLOCK_WORDS: usize = BLOCK_SLOTS / WORD_SLOTS;
+const GROUP_BLOCKS: usize = 64;
+const GROUP_SLOTS: usize = BLOCK_SLOTS * GROUP_BLOCKS;
+
+/// Few slots keep small stacks in few cache lines.
+const FIRST_SLOTS: usize = 2 * BLOCK_SLOTS;
+/// The line is kept this many times longer than the stack: moving slots together costs a random
+/// write a page, so it must be rare beside touches.
+const SLOTS_PER_PAGE: usize = 4;
+
+/// Pages of a leaf of the index, as many as a page table's page has entries.
+const LEAF_PAGES: u64 = 512;
+const NO_SLOT: u32 = u32::MAX;
+
+/// Mixes the numbers of leaves, which are small and close together.
+#[derive(Default)]
+struct MixHasher(u64);
+
+impl Hasher for MixHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = mix64(self.0 ^ value);
+    }
+}
+
+/// Where a page was last used: a radix of two levels, because neighbours are used together.
+#[derive(Default)]
+struct Index {
+    /// The first entry of `slots` of each leaf, by page number / `LEAF_PAGES`.
+    leaf_of: HashMap<u64, usize, BuildHasherDefault<MixHasher>>,
+    slots: Vec<u32>,
+}
+
+impl Index {
+    fn slot_mut(&mut self, page: u64) -> &mut u32 {
+        let leaf = *self.leaf_of.entry(page / LEAF_PAGES).or_insert_with(|| {
+            let leaf = self.slots.len();
+            self.slots.resize(leaf + LEAF_PAGES as usize, NO_SLOT);
+            leaf
+        });
+        &mut self.slots[leaf + (page % LEAF_PAGES) as usize]
+    }
+}
+
+/// What a touch of a page found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// The page was never touched before.
+    First,
+    /// `distance` other pages were touched since the page last was (0: it was the last one).
+    Again {
+        /// Pages touched since; an LRU array of more entries than this still holds the page.
+        distance: u64,
+        /// Whether the page was last touched before the last [`LruStack::mark`].
+        before_mark: bool,
+    },
+}
+
+/// Pages in the order of their last use. See the module for how.
+pub struct LruStack {
+    index: Index,
+    /// The page of each slot, live or not.
+    pages: Vec<u64>,
+    bits: Vec<u64>,
+    blocks: Vec<u16>,
+    groups: Vec<u32>,
+    live: usize,
+    next: usize,
+    mark: usize,
+}
+
+impl Default for LruStack {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LruStack {
+    /// An empty stack.
+    pub fn new() -> Self {
+        let mut stack = LruStack {
+            index: Index::default(),
+            pages: Vec::new(),
+            bits: Vec::new(),
+            blocks: Vec::new(),
+            groups: Vec::new(),
+            live: 0,
+            next: 0,
+            mark: 0,
+        };
+        stack.resize(FIRST_SLOTS);
+        stack
+    }
+
+    /// Different pages on the stack.
+    pub fn pages(&self) -> u64 {
+        self.live as u64
+    }
+
+    /// Forgets a page, as if it never had been touched.
+    pub fn forget(&mut self, page: u64) {
+        let slot = std::mem::replace(self.index.slot_mut(page), NO_SLOT);
+        if slot != NO_SLOT {
+            self.clear(slot as usize);
+        }
+    }
+
+    /// Pages now on the stack, least recently used first.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.next).filter(|&slot| self.is_live(slot)).map(|slot| self.pages[slot])
+    }
+
+    /// Later touches say whether a page was last touched before this moment.
+    pub fn mark(&mut self) {
+        self.mark = self.next;
+    }
+
+    /// Touches a page.
+    pub fn touch(&mut self, page: u64) -> Touch {
+        if self.next == self.pages.len() {
+            self.compact();
+        }
+        let next = self.next;
+        let old = std::mem::replace(self.index.slot_mut(page), next as u32);
+        let touch = if old == NO_SLOT {
+            Touch::First
+        } else {
+            let old = old as usize;
+            let distance = self.live_after(old) as u64;
+            self.clear(old);
+            Touch::Again { distance, before_mark: old < self.mark }
+        };
+        self.set(next, page);
+        self.next += 1;
+        touch
+    }
+
+    fn is_live(&self, slot: usize) -> bool {
+        self.bits[slot / WORD_SLOTS] >> (slot % WORD_SLOTS) & 1 == 1
+    }
+
+    fn set(&mut self, slot: usize, page: u64) {
+        self.pages[slot] = page;
+        self.bits[slot / WORD_SLOTS] |= 1 << (slot % WORD_SLOTS);
+        self.blocks[slot / BLOCK_SLOTS] += 1;
+        self.groups[slot / GROUP_SLOTS] += 1;
+        self.live += 1;
+    }
+
+    fn clear(&mut self, slot: usize) {
+        self.bits[slot / WORD_SLOTS] &= !(1 << (slot % WORD_SLOTS));
+        self.blocks[slot / BLOCK_SLOTS] -= 1;
+        self.groups[slot / GROUP_SLOTS] -= 1;
+        self.live -= 1;
+    }
+
+    /// Live slots after `slot`.
+    ///
+    /// Each level is summed whole, what lies before masked out: where `slot` is would be a branch that
+    /// no predictor learns, and sums of one length are done in vectors.
+    fn live_after(&self, slot: usize) -> usize {
+        let (word, block, group) = (slot / WORD_SLOTS, slot / BLOCK_SLOTS, slot / GROUP_SLOTS);
+        let words = &self.bits[block * BLOCK_WORDS..][..BLOCK_WORDS];
+        let mut in_block = 0;
+        for (at, &bits) in words.iter().enumerate() {
+            let partial = if at == word % BLOCK_WORDS { !1 << (slot % WORD_SLOTS) } else { !0 };
+            let mask: u64 = if at < word % BLOCK_WORDS { 0 } else { partial };
+            in_block += (bits & mask).count_ones();
+        }
+        let blocks = &self.blocks[group * GROUP_BLOCKS..][..GROUP_BLOCKS];
+        // A group has 2^15 slots: the sum fits.
+        let mut in_group: u16 = 0;
+        for (at, &count) in blocks.iter().enumerate() {
+            in_group += if at > block % GROUP_BLOCKS { count } else { 0 };
+        }
+        let mut beyond = 0;
+        for (at, &count) in self.groups.iter().enumerate() {
+            beyond += if at > group { count } else { 0 };
+        }
+        (in_block + u32::from(in_group) + beyond) as usize
+    }
+
+    fn resize(&mut self, slots: usize) {
+        self.pages.resize(slots, 0);
+        self.bits.resize(slots / WORD_SLOTS, 0);
+        let groups = slots.div_ceil(GROUP_SLOTS);
+        self.blocks.resize(groups * GROUP_BLOCKS, 0);
+        self.groups.resize(groups, 0);
+    }
+
+    /// Moves the live slots together; lengthens the line if they fill too much of it.
+    fn compact(&mut self) {
+        let live: Vec<u64> = self.iter().collect();
+        self.mark = (0..self.mark).filter(|&slot| self.is_live(slot)).count();
+        self.bits.fill(0);
+        self.blocks.fill(0);
+        self.groups.fill(0);
+        self.live = 0;
+        let slots = (live.len() * SLOTS_PER_PAGE).next_power_of_two();
+        if slots > self.pages.len() {
+            self.resize(slots);
+        }
+        for (slot, &page) in live.iter().enumerate() {
+            *self.index.slot_mut(page) = slot as u32;
+            self.set(slot, page);
+        }
+        self.next = live.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_core::access::Rng;
+
+    /// The definition: a list of pages, most recently used first.
+    #[derive(Default)]
+    struct Naive(Vec<u64>);
+
+    impl Naive {
+        fn touch(&mut self, page: u64) -> Option<u64> {
+            let distance = self.0.iter().position(|&other| other == page);
+            if let Some(at) = distance {
+                self.0.remove(at);
+            }
+            self.0.insert(0, page);
+            distance.map(|at| at as u64)
+        }
+    }
+
+    fn distance(touch: Touch) -> Option<u64> {
+        match touch {
+            Touch::First => None,
+            Touch::Again { distance, .. } => Some(distance),
+        }
+    }
+
+    #[test]
+    fn distances_are_those_of_the_definition() {
+        for (seed, pages) in [(1, 3), (2, 40), (3, 900)] {
+            let (mut fast, mut slow, mut rng) = (LruStack::new(), Naive::default(), Rng::new(seed));
+            for step in 0..20_000 {
+                // Half of the touches stay near, so that small and large distances both occur.
+                let page =
+                    if rng.below(2) == 0 { rng.below(pages) } else { rng.below(3) + step / 97 };
+                assert_eq!(distance(fast.touch(page)), slow.touch(page), "seed {seed} step {step}");
+            }
+            assert_eq!(fast.pages(), slow.0.len() as u64);
+        }
+    }
+
+    #[test]
+    fn slots_that_run_out_are_compacted_and_grown() {
+        let mut stack = LruStack::new();
+        let pages = 3 * GROUP_SLOTS as u64;
+        for page in 0..pages {
+            assert_eq!(stack.touch(page), Touch::First);
+        }
+        for page in 0..pages {
+            assert_eq!(distance(stack.touch(page)), Some(pages - 1), "page {page}");
+        }
+        for _ in 0..4 * pages {
+            stack.touch(7);
+        }
+        assert_eq!(distance(stack.touch(pages - 1)), Some(1));
+    }
+
+    #[test]
+    fn a_mark_outlives_compaction() {
+        let mut stack = LruStack::new();
+        stack.touch(1);
+        stack.touch(2);
+        stack.mark();
+        stack.touch(1);
+        for _ in 0..GROUP_SLOTS {
+            stack.touch(3);
+        }
+        assert_eq!(stack.touch(1), Touch::Again { distance: 1, before_mark: false });
+        assert_eq!(stack.touch(2), Touch::Again { distance: 2, before_mark: true });
+    }
+
+    #[test]
+    fn a_forgotten_page_is_new_again() {
+        let mut stack = LruStack::new();
+        for page in [1, 2, 3] {
+            stack.touch(page);
+        }
+        stack.forget(2);
+        stack.forget(9);
+        assert_eq!(stack.iter().collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(distance(stack.touch(1)), Some(1));
+        assert_eq!(stack.touch(2), Touch::First);
+    }
+}

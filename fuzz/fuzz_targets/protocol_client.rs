@@ -1,0 +1,67 @@
+//! A client takes any bytes for replies: it understands them, or gives up the connection. Nothing
+//! panics, and a read that succeeds was answered by a frame with the right id.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use pagetax_remote::client::connection::Connection;
+use pagetax_remote::page::PAGE_BYTES;
+use pagetax_remote::transport::Stream;
+use pagetax_remote::wire::header::HEADER_BYTES;
+use pagetax_remote::wire::hello::Hello;
+use pagetax_remote::wire::reply::{Failure, Reply, Status};
+use pagetax_remote::wire::request::{Lease, Request};
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+/// A reply made of a few bytes, so that the fuzzer need not find checksums.
+fn reply(bytes: &[u8; 4], out: &mut Vec<u8>) {
+    let [kind, id, value, cut] = *bytes;
+    let (lease, count) = (Lease { region: value as u32, lease: 1 }, 1 + (value % 3) as u16);
+    let before = out.len();
+    let sums = [value; 24];
+    let reply = match kind % 9 {
+        0 => Reply::Done,
+        1 => Reply::Created(lease),
+        2 => Reply::Attached(lease),
+        3 => Reply::Pages { count, sums: &[] },
+        4 => Reply::Pages { count, sums: &sums[..count as usize * 8] },
+        5 => Reply::Bitmap { count: 9, bits: &[value, 1] },
+        6 => Reply::Status(Status { pages_free: value as u64, ..Status::default() }),
+        7 => Reply::Report(&[b'{', value]),
+        _ => Reply::Failed(Failure::NotHeld { page: value as u64 }),
+    };
+    reply.encode_head(id as u32 % 4, out);
+    if let Reply::Pages { count, .. } = reply {
+        out.resize(out.len() + count as usize * PAGE_BYTES, value);
+    }
+    if cut == 1 {
+        out.truncate(before + HEADER_BYTES / 2);
+    }
+}
+
+fuzz_target!(|input: (Vec<[u8; 4]>, Vec<u8>)| {
+    let (script, noise) = input;
+    let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
+    let mut bytes = Vec::new();
+    script.iter().take(6).for_each(|four| reply(four, &mut bytes));
+    bytes.extend_from_slice(&noise[..noise.len().min(8192)]);
+    theirs.write_all(&bytes).expect("room in the socket");
+    theirs.shutdown(Shutdown::Write).expect("a socket");
+    let stream = Stream::Plain(TcpStream::from(OwnedFd::from(ours)));
+    let mut connection = Connection::new(stream, &Hello::client("fuzz"));
+    let on = Lease { region: 1, lease: 1 };
+    let mut into = [0; PAGE_BYTES];
+    for turn in 0..6u16 {
+        let get = Request::Get { on, first: 0, count: 1, with_sums: turn % 2 == 1 };
+        let Ok(id) = connection.send(&get) else { return };
+        match connection.wait(id, &mut into) {
+            Ok(Reply::Pages { count, sums }) if !sums.is_empty() => {
+                assert_eq!(connection.pages_with_sums(count).len(), count as usize * PAGE_BYTES);
+            }
+            Ok(_) => {}
+            Err(_) => connection.leave(&into),
+        }
+    }
+});

@@ -1,0 +1,110 @@
+//! Programs that nobody here wrote, with something to do for a second or two: what benchmarks of the
+//! wrappers run. Each prints something that tells whether it did its work.
+
+use crate::shell;
+use anyhow::{Context, Result, bail};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// A program and a shell script that runs it; `FILE` is a text of random numbers, `DIR` a directory.
+pub struct Program {
+    /// As it is called.
+    pub name: &'static str,
+    script: &'static str,
+}
+
+const PROGRAMS: &[Program] = &[
+    Program {
+        name: "python3",
+        script: "python3 -c 'd = {i: str(i) for i in range(1000000)}; print(sum(len(d[k * 7919 % \
+                 1000000]) for k in range(1000000)))'",
+    },
+    Program { name: "sort", script: "LC_ALL=C sort -S 1G --parallel=1 FILE | tail -n 1" },
+    Program {
+        name: "sqlite3",
+        script: "sqlite3 :memory: 'CREATE TABLE t(a); WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL \
+                 SELECT n+1 FROM c LIMIT 400000) INSERT INTO t SELECT n*7919%1000003 FROM c; CREATE \
+                 INDEX i ON t(a); SELECT count(*) FROM t x JOIN t y ON x.a = y.a;'",
+    },
+    Program { name: "gcc", script: "gcc -O2 -x c -c -o DIR/o FILE.c && cksum < DIR/o" },
+    Program { name: "xz", script: "head -c 3000000 FILE | xz -9 -T1 | cksum" },
+    Program {
+        name: "redis-server",
+        script: "redis-server --port 0 --unixsocket DIR/s --save '' --enable-debug-command local \
+                 >/dev/null & until redis-cli -s DIR/s ping >/dev/null 2>&1; do sleep 0.02; done; \
+                 redis-cli -s DIR/s debug populate 200000 key 64; redis-benchmark -s DIR/s -t get \
+                 -n 60000 -r 200000 -q >/dev/null; redis-cli -s DIR/s debug digest; redis-cli -s \
+                 DIR/s shutdown nosave; wait",
+    },
+];
+
+/// The programs of these names, or of all.
+pub fn chosen(names: &[String]) -> Result<Vec<&'static Program>> {
+    if let Some(unknown) = names.iter().find(|name| PROGRAMS.iter().all(|p| p.name != **name)) {
+        let known: Vec<_> = PROGRAMS.iter().map(|program| program.name).collect();
+        bail!("no program is called `{unknown}`; there are {}", known.join(", "));
+    }
+    let wanted = |program: &&Program| names.is_empty() || names.iter().any(|n| n == program.name);
+    Ok(PROGRAMS.iter().filter(wanted).collect())
+}
+
+/// Where programs find their input and put their output.
+pub struct Workshop {
+    directory: tempfile::TempDir,
+}
+
+/// One run.
+pub struct Run {
+    /// From before the start to after the end.
+    pub wall_ns: u64,
+    /// What it printed.
+    pub output: Vec<u8>,
+}
+
+impl Workshop {
+    /// Makes 14 MB of random numbers, and a C file of many functions.
+    pub fn new() -> Result<Workshop> {
+        let directory = tempfile::tempdir()?;
+        let file = directory.path().join("numbers");
+        let mut rng = pagetax_core::access::Rng::new(1);
+        let numbers: String = (0..1_500_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
+        std::fs::write(&file, numbers)?;
+        let function = |i: u32| {
+            format!(
+                "int f{i}(int a) {{ int s = {i}; for (int j = 0; j < a; j++) s += s % (j + {i} + \
+                 1); return s; }}\n"
+            )
+        };
+        std::fs::write(file.with_extension("c"), (0..150).map(function).collect::<String>())?;
+        Ok(Workshop { directory })
+    }
+
+    /// A place for files; it goes with the workshop.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// What `sh -c` runs; none if the program is not installed.
+    pub fn script(&self, program: &Program) -> Result<Option<String>> {
+        let text = |path: &Path| path.to_str().map(String::from).context("a path that is no text");
+        let file = text(&self.path("numbers"))?;
+        let script = program.script.replace("FILE", &file);
+        let script = script.replace("DIR", &text(self.directory.path())?);
+        Ok(shell::has(program.name).then_some(script))
+    }
+
+    /// Runs a script by itself, with these variables.
+    pub fn run(&self, script: &str, variables: &[(&str, &str)]) -> Result<Run> {
+        let out = self.path("out");
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null());
+        command.stdout(File::create(&out)?).envs(variables.iter().copied());
+        let start = Instant::now();
+        if !command.status()?.success() {
+            bail!("`{script}` fails");
+        }
+        Ok(Run { wall_ns: start.elapsed().as_nanos() as u64, output: std::fs::read(&out)? })
+    }
+}

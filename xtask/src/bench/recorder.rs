@@ -1,0 +1,126 @@
+//! What recording a program costs: its time under `pagetax trapstat`, beside Valgrind without a tool
+//! (nulgrind, what its translation alone costs) and cachegrind, each against the program by itself.
+//! All of them take turns in each round.
+
+use super::{Outcome, pagetax};
+use crate::shell;
+use anyhow::{Context, Result};
+use serde_json::json;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+const ROUNDS: usize = 3;
+/// At most this part of cachegrind's slow-down is promised.
+const LIMIT: f64 = 0.5;
+
+/// A name, what must be installed, and a script; `TOOL` stands before what is measured.
+const PROGRAMS: &[(&str, &str, &str)] = &[
+    ("sort", "sort", "LC_ALL=C TOOL sort -S 1G --parallel=1 numbers > out"),
+    (
+        "python3",
+        "python3",
+        "TOOL python3 -c 'd = {i: str(i) for i in range(120000)}; print(sum(len(d[k * 7919 % 120000]) \
+         for k in range(400000)))' > out",
+    ),
+    (
+        "sqlite3",
+        "sqlite3",
+        "TOOL sqlite3 :memory: 'CREATE TABLE t(a); WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT \
+         n+1 FROM c LIMIT 60000) INSERT INTO t SELECT n*7919%100003 FROM c; CREATE INDEX i ON t(a); \
+         SELECT count(*) FROM t x JOIN t y ON x.a = y.a;' > out",
+    ),
+    ("cc1", "gcc", "TOOL $(gcc -print-prog-name=cc1) -quiet -O2 functions.c -o /dev/null"),
+    (
+        "redis-server",
+        "redis-server",
+        "TOOL redis-server --port 0 --unixsocket socket --save '' > out & until redis-cli -s socket \
+         ping 2> err | grep -q PONG; do sleep 0.01; done; redis-benchmark -s socket -t set,get -n \
+         10000 -r 100000 -q > out2; redis-cli -s socket shutdown nosave; wait",
+    ),
+    ("4 threads", "cc", "TOOL ./threads > out"),
+];
+
+/// Four threads that each read at random from memory of their own, then from each other's.
+const THREADS_C: &str = "xtask/src/bench/recorder_threads.c";
+
+pub fn run(parts: &[String]) -> Result<Outcome> {
+    let pagetax = std::fs::canonicalize(pagetax()?)?;
+    let folder = tempfile::tempdir()?;
+    make_inputs(folder.path())?;
+    let tools = [
+        ("native", String::new()),
+        ("nulgrind", "valgrind --tool=none -q".into()),
+        ("cachegrind", "valgrind --tool=cachegrind --cachegrind-out-file=/dev/null -q".into()),
+        ("pagetax", format!("{} trapstat --backend record -o tables --", pagetax.display())),
+    ];
+    let (mut rows, mut results, mut holds) = (Vec::new(), Vec::new(), true);
+    let asked = |name: &str| parts.is_empty() || parts.iter().any(|part| part == name);
+    for (name, needs, script) in PROGRAMS.iter().filter(|(name, ..)| asked(name)) {
+        if !shell::has(needs) || !shell::has("valgrind") {
+            rows.push(vec![name.to_string(), "not installed".into()]);
+            continue;
+        }
+        let mut times = vec![Vec::new(); tools.len()];
+        for _ in 0..ROUNDS {
+            for ((_, tool), times) in tools.iter().zip(&mut times) {
+                times.push(seconds(&script.replace("TOOL", tool), folder.path())?);
+            }
+        }
+        let slower: Vec<Vec<f64>> = times
+            .iter()
+            .map(|tool| tool.iter().zip(&times[0]).map(|(tool, native)| tool / native).collect())
+            .collect();
+        let part = median(&slower[3]) / median(&slower[2]);
+        holds &= part <= LIMIT;
+        let mut row = vec![name.to_string(), format!("{:.2} s", median(&times[0]))];
+        row.extend(slower[1..].iter().map(|slower| spread(slower)));
+        row.push(format!("{part:.2}"));
+        rows.push(row);
+        results.push(json!({"program": name, "seconds": times, "of_cachegrind": part}));
+    }
+    Ok(Outcome {
+        headings: vec!["program", "native", "nulgrind", "cachegrind", "pagetax", "÷ cachegrind"],
+        rows,
+        json: json!(results),
+        promise: (format!("at most {LIMIT} of cachegrind's slow-down on each"), holds),
+    })
+}
+
+/// Random numbers to sort, functions to compile, the program with threads.
+fn make_inputs(folder: &Path) -> Result<()> {
+    let mut rng = pagetax_core::access::Rng::new(1);
+    let numbers: String = (0..400_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
+    std::fs::write(folder.join("numbers"), numbers)?;
+    let function = |i: u32| {
+        format!(
+            "int f{i}(int a) {{ int s = {i}; for (int j = 0; j < a; j++) s += s % (j + {i} + 1); return s; }}\n"
+        )
+    };
+    std::fs::write(folder.join("functions.c"), (0..300).map(function).collect::<String>())?;
+    let program = folder.join("threads");
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-pthread", THREADS_C, "-o"]).arg(program);
+    shell::succeed(&mut cc).context("install a C compiler: gcc")
+}
+
+fn seconds(script: &str, folder: &Path) -> Result<f64> {
+    let mut sh = Command::new("sh");
+    sh.args(["-c", script]).current_dir(folder).stderr(Stdio::null());
+    let start = Instant::now();
+    shell::succeed(&mut sh)?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// `12.3× (11.9–13.0)`
+fn spread(values: &[f64]) -> String {
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(0.0, f64::max);
+    format!("{:.1}× ({low:.1}–{high:.1})", median(values))
+}
