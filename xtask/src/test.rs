@@ -45,6 +45,9 @@ fn deny() -> Result<Vec<Skip>> {
 
 /// All tests of the workspace. Passing tests are not listed; their skips are collected.
 fn tests() -> Result<Vec<Skip>> {
+    // Tests run what users run: pagetax with its libraries beside it, where cargo puts them only in
+    // a build of its own.
+    shell::cargo(&["build", "--quiet", "--workspace"])?;
     // Test names say nothing of their crate, so lines such as "Running unittests" stay visible.
     // Tests send signals. Who is started in the background may have been told to ignore them.
     let mut cargo = Command::new("env");
