@@ -7,6 +7,7 @@
 use crate::exit;
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::units::PageSize;
+use pagetax_host::installed;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -170,7 +171,12 @@ fn objects(sizes: Sizes, directory: &Path) -> Result<[PathBuf; 2]> {
             source.as_os_str(),
         ],
     )?;
-    let archive = archive()?;
+    let archive = installed::find(ARCHIVE).with_context(|| {
+        format!(
+            "{ARCHIVE} is neither beside pagetax nor in its lib directory\n  remedy: cargo build \
+             --release -p pagetax-advice, and copy target/release/{ARCHIVE} there"
+        )
+    })?;
     let wanted = GLOBAL.iter().flat_map(|name| ["-u", name]).map(OsStr::new);
     let partial = ["-r", "--gc-sections", "--force-group-allocation", "-o"].map(OsStr::new);
     let link: Vec<&OsStr> = partial
@@ -195,21 +201,6 @@ fn tool(program: &OsStr, args: &[&OsStr]) -> Result<()> {
         bail!("{} failed: {}", program.display(), errors.trim_end());
     }
     Ok(())
-}
-
-/// Beside this program as cargo builds it, or in the lib directory of where it is installed.
-fn archive() -> Result<PathBuf> {
-    let program = std::env::current_exe().context("cannot tell where pagetax is")?;
-    let beside = program.parent().unwrap_or(Path::new("/"));
-    let folders = ["", "deps", "../lib", "../lib/pagetax"];
-    let found = folders.iter().map(|folder| beside.join(folder).join(ARCHIVE)).find(|p| p.exists());
-    found.with_context(|| {
-        format!(
-            "{ARCHIVE} is neither beside {} nor in its lib directory\n  remedy: cargo build --release \
-             -p pagetax-advice, and copy target/release/{ARCHIVE} there",
-            program.display()
-        )
-    })
 }
 
 #[cfg(test)]

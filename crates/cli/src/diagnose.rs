@@ -20,9 +20,9 @@ use pagetax_core::units::Nanos;
 use pagetax_host::budget::{Totals, Translation, Watch, Watched, budget};
 use pagetax_host::calibrate;
 use pagetax_host::environment::environment;
-use pagetax_host::pagesize::program::Program;
 use pagetax_host::pagesize::{Mechanism, PageSettings, Recipe, Unavailable, text};
 use pagetax_host::procfs::Root;
+use pagetax_host::program::Program;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_host::trial::{self, Finished, Launch, Peak, TrialError};
 use rounds::{Ended, Rounds, Schedule};
@@ -176,7 +176,7 @@ struct Code {
 impl Code {
     /// Files whose code could lie on huge pages.
     fn of(argv: &[OsString]) -> Code {
-        let program = argv.first().and_then(|name| Program::find(&name.to_string_lossy()).ok());
+        let program = argv.first().and_then(|name| Program::find(name).ok());
         let files = program.map(|program| program.files()).unwrap_or_default();
         let files = files.into_iter().filter(|path| text::has_code(path)).collect();
         Code { files, by_huge_pages: false }

@@ -3,6 +3,7 @@
 //! Wrappers (`diagnose`) return the child's own status as a shell would: its code, or
 //! 128 + signal; 125 to 127 as env(1) does. A program that is interrupted says 128 + signal too.
 
+use pagetax_host::program::ProgramError;
 use std::io;
 use std::process::ExitCode;
 
@@ -24,6 +25,15 @@ pub const NOT_FOUND: u8 = 127;
 pub const INTERRUPTED: u8 = 128 + 2;
 /// 128 + SIGPIPE: whoever read our output has had enough.
 pub const CLOSED_PIPE: u8 = 128 + 13;
+
+/// As env(1), of a command that cannot be started.
+pub fn of_program(error: &ProgramError) -> u8 {
+    match error {
+        ProgramError::NotFound(_) => NOT_FOUND,
+        ProgramError::NotExecutable(..) => NOT_EXECUTABLE,
+        ProgramError::SetId(_) => WRAPPER_FAILED,
+    }
+}
 
 /// For `--help`.
 pub fn meanings() -> String {

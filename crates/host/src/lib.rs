@@ -9,10 +9,12 @@ pub mod doctor;
 pub mod environment;
 pub mod exec;
 pub mod guard;
+pub mod installed;
 pub mod pagemap;
 pub mod pagesize;
 pub mod perf;
 pub mod procfs;
+pub mod program;
 pub mod stacks;
 #[allow(unsafe_code)]
 pub mod sys;

@@ -1,8 +1,8 @@
 //! Engines: what runs a program so that it writes the stream. Which one can, and its command line.
 
-use crate::program::{Program, ProgramError, native};
 use crate::toolchain::{self, BuildError};
 use object::Architecture;
+use pagetax_host::program::{Program, native, on_path};
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -28,9 +28,17 @@ impl fmt::Display for EngineKind {
 /// Why nothing can be recorded.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The program's fault.
-    #[error(transparent)]
-    Program(#[from] ProgramError),
+    /// Would lose its rights.
+    #[error(
+        "`{0}` is set-id or has capabilities: under a recorder it would run without those rights\n  \
+         remedy: become that user and record a copy of it without them"
+    )]
+    SetId(String),
+    /// Nothing that an engine could run.
+    #[error(
+        "`{0}` is neither an ELF program nor a script\n  remedy: name the program that runs it"
+    )]
+    NoProgram(String),
     /// The engine's.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -77,14 +85,23 @@ const QEMUS: &[(Architecture, &str)] = &[
 impl Engine {
     /// The engine that was asked for, or the best one for the program; builds it at first use.
     pub fn choose(program: &Program, asked: Option<EngineKind>) -> Result<Engine, EngineError> {
+        let name = || program.path.display().to_string();
+        if program.has_rights() {
+            return Err(EngineError::SetId(name()));
+        }
+        let Some(architecture) = program.architecture else {
+            return Err(EngineError::NoProgram(name()));
+        };
+        let path = &program.path;
         match asked {
-            Some(EngineKind::Valgrind) => valgrind(program, "asked for"),
-            Some(EngineKind::Qemu) => qemu(program, "asked for".into()),
-            None if program.architecture != native() => {
-                qemu(program, format!("it runs {:?} programs", program.architecture))
+            Some(EngineKind::Valgrind) => valgrind(path, architecture, "asked for"),
+            Some(EngineKind::Qemu) => qemu(path, architecture, "asked for".into()),
+            None if architecture != native() => {
+                qemu(path, architecture, format!("it runs {architecture:?} programs"))
             }
-            None => valgrind(program, "fastest on real programs").or_else(|error| {
-                qemu(program, "valgrind is not at hand".into()).map_err(|_| error)
+            None => valgrind(path, architecture, "fastest on real programs").or_else(|error| {
+                let why = "valgrind is not at hand".into();
+                qemu(path, architecture, why).map_err(|_| error)
             }),
         }
     }
@@ -130,7 +147,7 @@ impl Engine {
         plugin.push(",stream=");
         plugin.push(stream);
         let mut options: Vec<OsString> = vec!["-plugin".into(), plugin];
-        match Program::find(&argv[0].to_string_lossy()) {
+        match Program::find(&argv[0]) {
             // QEMU neither looks in PATH nor runs scripts.
             Ok(program) => options.extend(program.runs),
             Err(_) => options.push(argv[0].clone()),
@@ -157,11 +174,11 @@ fn joined(option: &str, value: impl AsRef<std::ffi::OsStr>) -> OsString {
     text
 }
 
-fn valgrind(program: &Program, why: &str) -> Result<Engine, EngineError> {
-    if program.architecture != Architecture::X86_64 || native() != Architecture::X86_64 {
+fn valgrind(program: &Path, architecture: Architecture, why: &str) -> Result<Engine, EngineError> {
+    if architecture != Architecture::X86_64 || native() != Architecture::X86_64 {
         return Err(EngineError::Architecture {
-            program: program.path.display().to_string(),
-            architecture: program.architecture,
+            program: program.display().to_string(),
+            architecture,
             engine: EngineKind::Valgrind,
             remedy: "use --engine qemu (apt-get install qemu-user)",
         });
@@ -173,12 +190,12 @@ fn valgrind(program: &Program, why: &str) -> Result<Engine, EngineError> {
     Ok(Engine { kind: EngineKind::Valgrind, why: why.into(), binary, runner: "valgrind" })
 }
 
-fn qemu(program: &Program, why: String) -> Result<Engine, EngineError> {
-    let runner = QEMUS.iter().find(|(architecture, _)| *architecture == program.architecture);
+fn qemu(program: &Path, architecture: Architecture, why: String) -> Result<Engine, EngineError> {
+    let runner = QEMUS.iter().find(|(of, _)| *of == architecture);
     let Some((_, runner)) = runner else {
         return Err(EngineError::Architecture {
-            program: program.path.display().to_string(),
-            architecture: program.architecture,
+            program: program.display().to_string(),
+            architecture,
             engine: EngineKind::Qemu,
             remedy: "record it on a machine of its own kind",
         });
@@ -192,9 +209,4 @@ fn qemu(program: &Program, why: String) -> Result<Engine, EngineError> {
 
 fn missing(what: &str, package: &'static str) -> BuildError {
     BuildError::Missing { what: what.into(), package }
-}
-
-fn on_path(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

@@ -22,7 +22,6 @@ pub mod engine;
 pub mod filter;
 pub mod machine;
 pub mod places;
-pub mod program;
 pub mod ring;
 pub mod session;
 pub mod simulate;

@@ -5,9 +5,9 @@ use crate::{exit, output};
 use anyhow::{Context, Result};
 use pagetax_host::pagesize::follow::{Sweeper, Whose};
 use pagetax_host::pagesize::launch::{Launch, LaunchError, Surroundings, plan};
-use pagetax_host::pagesize::program::{Program, ProgramError};
 use pagetax_host::pagesize::text::{self, FileText};
 use pagetax_host::pagesize::{Advice, Part};
+use pagetax_host::program::{Program, ProgramError};
 use pagetax_host::sys::process::{Child, Exit};
 use pagetax_host::sys::signal::PassedOn;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -21,7 +21,8 @@ const POLL_MAX: Duration = Duration::from_millis(50);
 /// Plans, prepares, and either becomes the command or waits for it.
 pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
     let name = args.operands[0].to_string_lossy();
-    let program = Program::find(&name).map_err(|error| with_code(error.into()))?;
+    let program = Program::find(&*name).map_err(|error| with_code(error.into()))?;
+    program.heeds_us().map_err(|error| with_code(error.into()))?;
     let launch =
         plan(program, advice, &Surroundings::here(), args.force, args.follow).map_err(with_code)?;
     launch.notes.iter().for_each(|note| output::note(&format!("pagetax ppgsz: {note}")));
@@ -32,8 +33,8 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
     let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
     let files = bring_in(&launch);
     launch.forbid().context("cannot forbid huge pages to the command").map_err(own)?;
-    let mut command = Command::new(&launch.program.path);
-    command.arg0(&args.operands[0]).args(&args.operands[1..]);
+    let mut command = launch.program.command(&args.operands[0]);
+    command.args(&args.operands[1..]);
     command.envs(launch.environment.iter().map(|(name, value)| (name, value)));
     let watched = args.verify || args.json.is_some();
     if launch.swept.is_none() && !watched {
@@ -63,12 +64,10 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
     })
 }
 
-/// As env(1): 127 not found, 126 not executable; 125 is ours.
 fn with_code(error: LaunchError) -> anyhow::Error {
-    let code = match error {
-        LaunchError::Program(ProgramError::NotFound(_)) => exit::NOT_FOUND,
-        LaunchError::Program(ProgramError::NotExecutable(..)) => exit::NOT_EXECUTABLE,
-        _ => exit::WRAPPER_FAILED,
+    let code = match &error {
+        LaunchError::Program(error) => exit::of_program(error),
+        LaunchError::Unavailable { .. } => exit::WRAPPER_FAILED,
     };
     exit::with(code, error)
 }

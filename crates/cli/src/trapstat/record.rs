@@ -9,9 +9,9 @@ use crate::{exit, machines};
 use anyhow::{Context, Result, anyhow};
 use pagetax_core::counter::Provenance;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
+use pagetax_host::program::Program;
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::machine::{Pages, View};
-use pagetax_recorder::program::{Program, ProgramError};
 use pagetax_recorder::session::{self, Ended, Exit, Recording};
 use pagetax_recorder::simulate::Simulation;
 use pagetax_recorder::tally::{Access, Misses, Tally};
@@ -44,7 +44,8 @@ impl Record {
             .first()
             .context("no command to record\n  remedy: name one: pagetax trapstat -- COMMAND")?;
         let views = views(args)?;
-        let program = Program::find(&name.to_string_lossy()).map_err(program_error)?;
+        let program =
+            Program::find(name).map_err(|error| exit::with(exit::of_program(&error), error))?;
         let asked = args.engine.map(|engine| match engine {
             EngineChoice::Valgrind => EngineKind::Valgrind,
             EngineChoice::Qemu => EngineKind::Qemu,
@@ -54,20 +55,13 @@ impl Record {
     }
 }
 
-fn program_error(error: ProgramError) -> anyhow::Error {
+fn engine_error(error: EngineError) -> anyhow::Error {
     let code = match error {
-        ProgramError::NotFound(_) => exit::NOT_FOUND,
-        ProgramError::NotExecutable(..) => exit::NOT_EXECUTABLE,
-        ProgramError::SetId(_) => exit::WRAPPER_FAILED,
+        EngineError::SetId(_) => exit::WRAPPER_FAILED,
+        EngineError::NoProgram(_) => exit::NOT_EXECUTABLE,
+        EngineError::Build(_) | EngineError::Architecture { .. } => exit::UNMET,
     };
     exit::with(code, error)
-}
-
-fn engine_error(error: EngineError) -> anyhow::Error {
-    match error {
-        EngineError::Program(error) => program_error(error),
-        error => exit::with(exit::UNMET, error),
-    }
 }
 
 /// Every machine with every page policy.

@@ -5,9 +5,10 @@
 //! command simply takes our place (exec); else it is watched and its memory collapsed as it grows.
 
 use super::advice::{Advice, Part, Wish};
-use super::program::{Kind, Program, ProgramError};
 use super::tunables::{HUGETLB, tunable, with_tunable};
 use super::{Mechanism, Mode, PageSettings};
+use crate::installed;
+use crate::program::{Kind, Program, ProgramError};
 use crate::sys::remote::{Forbid, forbid_huge_pages};
 use pagetax_core::units::{Bytes, PageSize};
 use std::ffi::{OsStr, OsString};
@@ -79,20 +80,10 @@ impl Surroundings {
             system: PageSettings::host(),
             tunables: std::env::var("GLIBC_TUNABLES").ok(),
             preloads: std::env::var_os("LD_PRELOAD").filter(|text| !text.is_empty()),
-            library: preload_library(),
+            library: installed::find(PRELOAD),
             stack_limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Stack).current,
         }
     }
-}
-
-/// Beside this program, where cargo puts it for tests, or in the library folder of an installation.
-fn preload_library() -> Option<PathBuf> {
-    let own = std::env::current_exe().ok()?;
-    let folder = own.parent()?;
-    let places = ["", "deps", "..", "../lib", "../lib/pagetax"];
-    let library =
-        places.iter().map(|place| folder.join(place).join(PRELOAD)).find(|p| p.is_file())?;
-    library.canonicalize().ok()
 }
 
 /// Plans how to start `program`. `force` allows what can end badly for it; `follow` keeps at it.
@@ -385,7 +376,8 @@ mod tests {
     use super::*;
 
     fn program(kind: Kind) -> Program {
-        Program { path: "/bin/x".into(), binary: "/bin/x".into(), kind, loader: None }
+        let (path, runs) = ("/bin/x".into(), vec!["/bin/x".into()]);
+        Program { path, runs, binary: "/bin/x".into(), kind, loader: None, architecture: None }
     }
 
     fn planned(

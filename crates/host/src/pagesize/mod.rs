@@ -16,7 +16,6 @@ pub mod follow;
 pub mod inject;
 pub mod launch;
 mod mechanism;
-pub mod program;
 pub mod remap;
 mod settings;
 pub mod target;

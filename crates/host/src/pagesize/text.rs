@@ -6,7 +6,7 @@
 //! pages in use stay as they are. Nothing of a program is changed.
 
 use super::PageSettings;
-use super::program::Elf;
+use crate::program::Elf;
 use crate::sys::mapping::{Mapping, Request, Source};
 use crate::sys::pagemap::{self, PAGE_IS_HUGE};
 use pagetax_core::units::PageSize;

@@ -1,7 +1,7 @@
 //! What tests of engines share.
 
+use pagetax_host::program::Program;
 use pagetax_recorder::engine::{Engine, EngineKind};
-use pagetax_recorder::program::Program;
 use pagetax_recorder::session::{Ended, Recording, run};
 use pagetax_recorder::simulate::Simulation;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub fn compile(source: &str, options: &[&str], folder: &Path) -> PathBuf {
 /// Runs a program under an engine, for the simulation.
 pub fn record(kind: EngineKind, program: &Path, simulation: &mut Simulation) -> Ended {
     let argv = [program.as_os_str().to_owned()];
-    let program = Program::find(program.to_str().unwrap()).unwrap();
+    let program = Program::find(program).unwrap();
     let engine = Engine::choose(&program, Some(kind)).unwrap();
     let filters = simulation.filters();
     let recording = Recording { engine: &engine, argv: &argv, follow: true, filters };
