@@ -65,4 +65,23 @@ impl ServersArgs {
         let tls = files.map(|files| ClientTls::new(&files, self.tls_name.clone())).transpose();
         tls.context("cannot use TLS")
     }
+
+    /// The same as files that will be found from any directory, and the name in the certificates.
+    ///
+    /// # Errors
+    /// When there are no such files.
+    pub fn tls_files(&self) -> Result<(Option<Files>, Option<String>)> {
+        let absolute = |path: PathBuf| {
+            let found = path.canonicalize();
+            found.with_context(|| format!("cannot find {}", path.display()))
+        };
+        let files = self.tls.files().map(|files| -> Result<Files> {
+            Ok(Files {
+                certificate: absolute(files.certificate)?,
+                key: absolute(files.key)?,
+                authority: absolute(files.authority)?,
+            })
+        });
+        Ok((files.transpose()?, self.tls_name.clone()))
+    }
 }

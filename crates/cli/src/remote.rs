@@ -1,11 +1,12 @@
 //! `pagetax remote`: runs a command whose memory may be larger than this machine's.
 
 use crate::exit;
+use crate::memory_servers::ServersArgs;
 use anyhow::{Result, anyhow};
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::installed;
 use pagetax_host::program::{Kind, Program};
-use pagetax_remote::preloaded::Settings;
+use pagetax_remote::preloaded::{self, Servers, Settings};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -18,15 +19,28 @@ const LIBRARY: &str = "libpagetax_remote_preload.so";
 const EXAMPLES: &str = "\
 Examples:
   pagetax remote --resident 4G -- ./big-program        at most 4 GiB of it in memory, the rest compressed
+  pagetax remote --resident 4G --servers a,b --copies 2 -- ./big-program
+                                                       the rest twice on memory servers
   pagetax remote --resident 100M --stats -- sort big.txt";
 
 /// Run a command with its memory in a page store, and only so much of it resident
+///
+/// The store is memory servers, where they are named or looked for; else pages are compressed inside the
+/// process: a server on the same machine would take as much memory as it saves, and two trips through
+/// the network stack for each page.
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
     /// Most bytes of each process that stay in this machine's memory, beside its code and stacks
     #[arg(long, value_name = "SIZE", value_parser = parse_resident)]
     resident: Bytes,
+
+    #[command(flatten)]
+    servers: ServersArgs,
+
+    /// Copies of each page, on as many servers: with 2, one of them may fail
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
+    copies: u8,
 
     /// Addresses to give out; they cost nothing until they are used
     #[arg(long, value_name = "SIZE", default_value = "1T")]
@@ -63,9 +77,19 @@ pub fn run(args: Args) -> Result<ExitCode> {
         address_space: args.address_space,
         spin: Duration::from_nanos(args.spin.0),
         stats: args.stats,
+        servers: servers(&args)?,
         ..Settings::resident(args.resident)
     };
+    if let Some(servers) = &settings.servers {
+        // Here a mistake can be told before the program starts; it connects by itself.
+        let reached = servers.connect().map_err(|why| anyhow!("{why}"));
+        drop(reached.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?);
+    }
     let mut command = program.command(name);
+    // What we were told ourselves, where one `pagetax remote` runs another, is not for the command.
+    for name in preloaded::VARIABLES {
+        command.env_remove(name);
+    }
     command.args(arguments).envs(settings.to_environment());
     let mut preload = library.into_os_string();
     if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|text| !text.is_empty()) {
@@ -79,6 +103,20 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let message = format!("`{}` cannot be run: {error}\n  remedy: check the file", name.display());
     Err(exit::with(code, anyhow!(message)))
+}
+
+fn servers(args: &Args) -> Result<Option<Servers>> {
+    let (named, discover) = (args.servers.named().to_vec(), args.servers.discover());
+    if named.is_empty() && !discover {
+        if args.copies > 1 {
+            return Err(anyhow!(
+                "copies are kept on servers, and none is given\n  remedy: add --servers or --discover"
+            ));
+        }
+        return Ok(None);
+    }
+    let (tls, tls_name) = args.servers.tls_files()?;
+    Ok(Some(Servers { named, discover, copies: args.copies.into(), tls, tls_name }))
 }
 
 /// The library, where the program was built or installed.

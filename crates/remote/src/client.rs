@@ -6,6 +6,7 @@
 //! takes them in again and moves copies.
 
 pub mod ask;
+mod chunk;
 pub mod cluster;
 pub mod connection;
 mod control;

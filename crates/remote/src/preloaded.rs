@@ -1,9 +1,13 @@
 //! What `pagetax remote` tells the library that it preloads: by the environment, so that it outlives
 //! exec.
 
+use crate::client::cluster::{self, Cluster};
 use crate::store::embedded::EmbeddedStore;
 use crate::store::{PageStore, StoreError};
+use crate::tls::{ClientTls, Files};
 use pagetax_core::units::Bytes;
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +16,44 @@ const ADDRESS_SPACE: &str = "PAGETAX_REMOTE_ADDRESS_SPACE";
 const SPIN_US: &str = "PAGETAX_REMOTE_SPIN_US";
 const STATS: &str = "PAGETAX_REMOTE_STATS";
 const EMBEDDED: &str = "PAGETAX_REMOTE_EMBEDDED";
+const SERVERS: &str = "PAGETAX_REMOTE_SERVERS";
+const DISCOVER: &str = "PAGETAX_REMOTE_DISCOVER";
+const COPIES: &str = "PAGETAX_REMOTE_COPIES";
+const TLS_CERTIFICATE: &str = "PAGETAX_REMOTE_TLS_CERT";
+const TLS_KEY: &str = "PAGETAX_REMOTE_TLS_KEY";
+const TLS_AUTHORITY: &str = "PAGETAX_REMOTE_TLS_CA";
+const TLS_NAME: &str = "PAGETAX_REMOTE_TLS_NAME";
+
+/// All of them.
+pub const VARIABLES: [&str; 12] = [
+    RESIDENT,
+    ADDRESS_SPACE,
+    SPIN_US,
+    STATS,
+    EMBEDDED,
+    SERVERS,
+    DISCOVER,
+    COPIES,
+    TLS_CERTIFICATE,
+    TLS_KEY,
+    TLS_AUTHORITY,
+    TLS_NAME,
+];
+
+/// Memory servers, and how to use them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Servers {
+    /// Hosts, with ports or without.
+    pub named: Vec<String>,
+    /// Look for more on the local network.
+    pub discover: bool,
+    /// Of each page, on as many servers.
+    pub copies: usize,
+    /// Mutual TLS.
+    pub tls: Option<Files>,
+    /// Name in the servers' certificates, if it is not the host's.
+    pub tls_name: Option<String>,
+}
 
 /// How a process is to be paged.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,7 +64,9 @@ pub struct Settings {
     pub address_space: Bytes,
     /// How long handlers look for the next fault before they sleep.
     pub spin: Duration,
-    /// Room of the compressed store inside the process.
+    /// Where pages go; without servers, into a compressed store inside the process.
+    pub servers: Option<Servers>,
+    /// Room of the store inside the process.
     pub embedded: Bytes,
     /// Say at the end what was paged.
     pub stats: bool,
@@ -35,59 +79,127 @@ impl Settings {
             resident,
             address_space: Bytes(1 << 40),
             spin: Duration::ZERO,
+            servers: None,
             embedded: Bytes(64 << 30),
             stats: false,
         }
     }
 
     /// As variables and their values.
-    pub fn to_environment(&self) -> Vec<(&'static str, String)> {
-        vec![
-            (RESIDENT, self.resident.0.to_string()),
-            (ADDRESS_SPACE, self.address_space.0.to_string()),
-            (SPIN_US, self.spin.as_micros().to_string()),
-            (EMBEDDED, self.embedded.0.to_string()),
-            (STATS, u64::from(self.stats).to_string()),
-        ]
+    pub fn to_environment(&self) -> Vec<(&'static str, OsString)> {
+        let mut variables = vec![
+            (RESIDENT, self.resident.0.to_string().into()),
+            (ADDRESS_SPACE, self.address_space.0.to_string().into()),
+            (SPIN_US, self.spin.as_micros().to_string().into()),
+            (EMBEDDED, self.embedded.0.to_string().into()),
+            (STATS, u64::from(self.stats).to_string().into()),
+        ];
+        variables.extend(self.servers.iter().flat_map(Servers::to_environment));
+        variables
     }
 
     /// As this process was told; none if it was not.
     ///
     /// # Errors
-    /// With a line for people, when a variable holds something else than a number.
+    /// With a line for people, when a variable does not hold what it should.
     pub fn from_environment() -> Result<Option<Settings>, String> {
-        let Some(resident) = variable(RESIDENT)? else { return Ok(None) };
+        let Some(resident) = number(RESIDENT)? else { return Ok(None) };
         let mut settings = Settings::resident(Bytes(resident));
-        if let Some(bytes) = variable(ADDRESS_SPACE)? {
+        if let Some(bytes) = number(ADDRESS_SPACE)? {
             settings.address_space = Bytes(bytes);
         }
-        if let Some(micros) = variable(SPIN_US)? {
+        if let Some(micros) = number(SPIN_US)? {
             settings.spin = Duration::from_micros(micros);
         }
-        if let Some(bytes) = variable(EMBEDDED)? {
+        if let Some(bytes) = number(EMBEDDED)? {
             settings.embedded = Bytes(bytes);
         }
-        settings.stats = variable(STATS)?.is_some_and(|wanted| wanted > 0);
+        settings.stats = number(STATS)?.is_some_and(|wanted| wanted > 0);
+        settings.servers = Servers::from_environment()?;
         Ok(Some(settings))
     }
 
     /// The store that these settings name.
     ///
     /// # Errors
-    /// Of the store.
-    pub fn open_store(&self) -> Result<Arc<dyn PageStore>, StoreError> {
-        Ok(Arc::new(EmbeddedStore::new(self.embedded)))
+    /// With a line for people.
+    pub fn open_store(&self) -> Result<Arc<dyn PageStore>, String> {
+        match &self.servers {
+            None => Ok(Arc::new(EmbeddedStore::new(self.embedded))),
+            Some(servers) => Ok(Arc::new(servers.connect()?)),
+        }
     }
 }
 
-fn variable(name: &str) -> Result<Option<u64>, String> {
-    match std::env::var(name) {
-        Err(_) => Ok(None),
-        Ok(text) => match text.parse() {
-            Ok(number) => Ok(Some(number)),
-            Err(_) => Err(format!("{name}={text}: write a number, or run `pagetax remote`")),
-        },
+impl Servers {
+    fn to_environment(&self) -> Vec<(&'static str, OsString)> {
+        let mut variables = vec![
+            (SERVERS, self.named.join(",").into()),
+            (DISCOVER, u64::from(self.discover).to_string().into()),
+            (COPIES, self.copies.to_string().into()),
+        ];
+        if let Some(Files { certificate, key, authority }) = &self.tls {
+            variables.extend([
+                (TLS_CERTIFICATE, certificate.into()),
+                (TLS_KEY, key.into()),
+                (TLS_AUTHORITY, authority.into()),
+            ]);
+        }
+        variables.extend(self.tls_name.iter().map(|name| (TLS_NAME, name.into())));
+        variables
     }
+
+    fn from_environment() -> Result<Option<Servers>, String> {
+        let named = text(SERVERS)?.unwrap_or_default();
+        let discover = number(DISCOVER)?.is_some_and(|wanted| wanted > 0);
+        if named.is_empty() && !discover {
+            return Ok(None);
+        }
+        let path = |name| std::env::var_os(name).map(PathBuf::from);
+        let tls = match (path(TLS_CERTIFICATE), path(TLS_KEY), path(TLS_AUTHORITY)) {
+            (Some(certificate), Some(key), Some(authority)) => {
+                Some(Files { certificate, key, authority })
+            }
+            (None, None, None) => None,
+            _ => {
+                return Err(format!("set all of {TLS_CERTIFICATE}, {TLS_KEY} and {TLS_AUTHORITY}"));
+            }
+        };
+        Ok(Some(Servers {
+            named: named.split(',').filter(|name| !name.is_empty()).map(String::from).collect(),
+            discover,
+            copies: number(COPIES)?.unwrap_or(1) as usize,
+            tls,
+            tls_name: text(TLS_NAME)?,
+        }))
+    }
+
+    /// A client of these servers.
+    ///
+    /// # Errors
+    /// With a line for people.
+    pub fn connect(&self) -> Result<Cluster, String> {
+        let name = self.tls_name.clone();
+        let tls = self.tls.as_ref().map(|files| ClientTls::new(files, name)).transpose();
+        let options = cluster::Options {
+            copies: self.copies,
+            discover: self.discover,
+            tls: tls.map_err(|error| error.to_string())?,
+            ..cluster::Options::new(self.named.clone())
+        };
+        Cluster::connect(options).map_err(|error: StoreError| error.to_string())
+    }
+}
+
+fn text(name: &str) -> Result<Option<String>, String> {
+    let value = std::env::var_os(name).map(OsString::into_string).transpose();
+    value.map_err(|text| format!("{name}={}: not UTF-8", text.display()))
+}
+
+fn number(name: &str) -> Result<Option<u64>, String> {
+    let Some(text) = text(name)? else { return Ok(None) };
+    let number = text.parse();
+    number.map(Some).map_err(|_| format!("{name}={text}: write a number, or run `pagetax remote`"))
 }
 
 #[cfg(test)]
@@ -96,10 +208,14 @@ mod tests {
 
     #[test]
     fn every_setting_has_its_variable() {
-        let settings = Settings::resident(Bytes(1 << 20));
-        let names: std::collections::BTreeSet<_> =
+        let file = |name: &str| PathBuf::from(name);
+        let tls = Files { certificate: file("a"), key: file("b"), authority: file("c") };
+        let (tls, tls_name) = (Some(tls), Some("name".into()));
+        let named = vec!["a:1".to_string(), "b".to_string()];
+        let servers = Some(Servers { named, discover: true, copies: 2, tls, tls_name });
+        let settings = Settings { servers, ..Settings::resident(Bytes(1 << 20)) };
+        let set: std::collections::BTreeSet<_> =
             settings.to_environment().into_iter().map(|(name, _)| name).collect();
-        assert_eq!(names.len(), 5);
-        assert!(names.iter().all(|name| name.starts_with("PAGETAX_REMOTE_")));
+        assert_eq!(set, VARIABLES.into_iter().collect());
     }
 }

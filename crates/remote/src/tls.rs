@@ -35,7 +35,7 @@ pub enum TlsError {
 }
 
 /// The files that one side needs, all PEM.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
     /// Its certificate, and those between it and the authority's.
     pub certificate: PathBuf,

@@ -1,7 +1,8 @@
 //! What brings chunks back to their number of copies, after losses and before departures: the second
 //! half of the [`Replicator`].
 
-use super::replicator::{Chunk, ChunkAt, Replicator, Standing};
+use super::chunk::{Chunk, ChunkAt, Chunks};
+use super::replicator::{Replicator, Standing};
 use super::set::{ServerId, ServerSet};
 use crate::store::RegionId;
 
@@ -48,9 +49,10 @@ impl Replicator {
         let mut budget = SCAN_CHUNKS;
         let mut at = from;
         while let Some((region, chunks)) = self.regions.range(at.region..).next() {
-            let (region, count) = (*region, chunks.len() as u64);
+            let region = *region;
             let first = if region == at.region { at.chunk } else { 0 };
-            for chunk in first..count {
+            let few: Vec<u64> = chunks.placed_from(first).take(budget as usize + 1).collect();
+            for chunk in few {
                 at = ChunkAt { region, chunk };
                 if budget == 0 {
                     return Scan::Continue(at);
@@ -67,7 +69,8 @@ impl Replicator {
 
     /// Copies of chunks, complete and within reach, that there should be more.
     pub fn copies_missing(&self) -> u64 {
-        let chunks = self.regions.values().flatten().filter(|chunk| chunk.is_placed());
+        let chunks =
+            self.regions.values().flat_map(Chunks::placed).filter(|chunk| chunk.is_placed());
         let missing =
             |chunk: &Chunk| self.copies.saturating_sub(chunk.complete.and(self.up).len()) as u64;
         chunks.map(missing).sum()

@@ -22,12 +22,12 @@
 //! Nothing here is trusted for the bytes: readers prove them by sums. A mistake here loses pages; it
 //! cannot pass off wrong ones.
 
+pub use super::chunk::{CHUNK_PAGES, Chunk, ChunkAt};
+
+use super::chunk::Chunks;
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
 use crate::store::{Capacity, RegionId};
 use std::collections::BTreeMap;
-
-/// Pages of a chunk: 1 MiB.
-pub const CHUNK_PAGES: u64 = 256;
 
 /// Whether a server can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,26 +53,6 @@ pub struct ServerState {
     pub pages_total: u64,
     /// As it last said, less what was placed there since.
     pub pages_free: u64,
-}
-
-/// A chunk of a region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ChunkAt {
-    /// The region.
-    pub region: RegionId,
-    /// Number of its first page over [`CHUNK_PAGES`].
-    pub chunk: u64,
-}
-
-/// Who has what of a chunk.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Chunk {
-    pub(super) complete: ServerSet,
-    pub(super) catching_up: ServerSet,
-    pub(super) older: Vec<ServerSet>,
-    pub(super) leaving: ServerSet,
-    /// Counts changes of membership, so that what was begun before a change is not finished after.
-    pub(super) version: u32,
 }
 
 /// A write cannot be placed.
@@ -129,49 +109,10 @@ impl ReadPlan {
 pub struct Replicator {
     pub(super) copies: usize,
     servers: Vec<ServerState>,
-    pub(super) regions: BTreeMap<RegionId, Vec<Chunk>>,
+    pub(super) regions: BTreeMap<RegionId, Chunks>,
     /// Servers by what they can be used for: kept beside `servers` so that reads need no loop.
     pub(super) up: ServerSet,
     down: ServerSet,
-}
-
-impl Chunk {
-    pub(super) fn members(&self) -> ServerSet {
-        self.older.iter().fold(self.complete.union(self.catching_up), |all, set| all.union(*set))
-    }
-
-    pub(super) fn is_placed(&self) -> bool {
-        !self.members().is_empty()
-    }
-
-    /// Puts a server out: it is cleaned when it can be reached.
-    pub(super) fn put_out(&mut self, server: ServerId) {
-        self.complete.remove(server);
-        self.catching_up.remove(server);
-        self.older.iter_mut().for_each(|layer| layer.remove(server));
-        self.older.retain(|layer| !layer.is_empty());
-        self.leaving.insert(server);
-        self.version += 1;
-    }
-
-    /// Moves complete and catching-up servers to the older layers: none of them is to be had.
-    fn bury(&mut self) {
-        let layers = [self.catching_up, self.complete];
-        self.older.splice(0..0, layers.into_iter().filter(|layer| !layer.is_empty()));
-        (self.complete, self.catching_up) = (ServerSet::EMPTY, ServerSet::EMPTY);
-        self.version += 1;
-    }
-
-    /// Makes the newest layer that is left the current one. With nothing older to be had, it has all
-    /// that is left.
-    fn promote(&mut self) {
-        if self.complete.is_empty() && self.catching_up.is_empty() && !self.older.is_empty() {
-            self.catching_up = self.older.remove(0);
-        }
-        if self.complete.is_empty() && self.older.is_empty() {
-            self.complete = std::mem::take(&mut self.catching_up);
-        }
-    }
 }
 
 impl Replicator {
@@ -212,8 +153,8 @@ impl Replicator {
 
     /// A region of this many pages, none of them placed.
     pub fn add_region(&mut self, region: RegionId, pages: u64) {
-        let chunks = pages.div_ceil(CHUNK_PAGES) as usize;
-        self.regions.insert(region, vec![Chunk::default(); chunks]);
+        let count = pages.div_ceil(CHUNK_PAGES);
+        self.regions.insert(region, Chunks::new(count));
     }
 
     /// Forgets a region; whether it was there.
@@ -254,7 +195,7 @@ impl Replicator {
         };
         self.up.remove(server);
         self.down.remove(server);
-        for chunk in self.regions.values_mut().flatten() {
+        for chunk in self.regions.values_mut().flat_map(Chunks::placed_mut) {
             if chunk.members().has(server) {
                 chunk.put_out(server);
                 chunk.promote();
@@ -266,24 +207,16 @@ impl Replicator {
     /// Chunks that a server is no member of, as runs of pages of each region: what is there is to be
     /// discarded before the server is used again after it was down.
     pub fn strangers(&self, server: ServerId) -> Vec<(RegionId, u64, u64)> {
-        let mut runs: Vec<(RegionId, u64, u64)> = Vec::new();
-        for (region, chunks) in &self.regions {
-            for (at, _) in (0..).zip(chunks).filter(|(_, chunk)| !chunk.members().has(server)) {
-                let first = at * CHUNK_PAGES;
-                match runs.last_mut() {
-                    Some((last, start, count)) if last == region && *start + *count == first => {
-                        *count += CHUNK_PAGES;
-                    }
-                    _ => runs.push((*region, first, CHUNK_PAGES)),
-                }
-            }
-        }
-        runs
+        let runs = self.regions.iter().flat_map(|(region, chunks)| {
+            let runs = chunks.without(server);
+            runs.map(|(first, count)| (*region, first * CHUNK_PAGES, count * CHUNK_PAGES))
+        });
+        runs.collect()
     }
 
     /// A server is back and cleaned of what [`Replicator::strangers`] said.
     pub fn server_cleaned(&mut self, server: ServerId) {
-        for chunk in self.regions.values_mut().flatten() {
+        for chunk in self.regions.values_mut().flat_map(Chunks::placed_mut) {
             chunk.leaving.remove(server);
         }
     }
@@ -407,7 +340,7 @@ impl Replicator {
 
     /// Members of a chunk that can be reached.
     pub fn holders(&self, at: ChunkAt) -> ServerSet {
-        let chunk = self.regions.get(&at.region).and_then(|all| all.get(at.chunk as usize));
+        let chunk = self.regions.get(&at.region).and_then(|all| all.get(at.chunk));
         chunk.map_or(ServerSet::EMPTY, Chunk::members).and(self.up)
     }
 
@@ -466,16 +399,15 @@ impl Replicator {
     }
 
     pub(super) fn chunk(&self, at: ChunkAt) -> &Chunk {
-        &self.regions[&at.region][at.chunk as usize]
+        self.regions[&at.region].get(at.chunk).expect("a chunk of the region")
     }
 
     /// A chunk that may have been dropped meanwhile.
     pub(super) fn known_chunk(&mut self, at: ChunkAt) -> Option<&mut Chunk> {
-        self.regions.get_mut(&at.region)?.get_mut(at.chunk as usize)
+        self.regions.get_mut(&at.region)?.get_mut(at.chunk)
     }
 
     pub(super) fn chunk_mut(&mut self, at: ChunkAt) -> &mut Chunk {
-        let chunks = self.regions.get_mut(&at.region).expect("a region that was added");
-        &mut chunks[at.chunk as usize]
+        self.known_chunk(at).expect("a region that was added")
     }
 }
