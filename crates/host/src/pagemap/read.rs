@@ -292,18 +292,28 @@ mod tests {
     }
 
     #[test]
-    fn processes_without_memory_say_so() {
+    fn ended_processes_are_gone() {
         assert!(matches!(read(u32::MAX), Err(PageMapError::NoProcess(_))));
-        // An ended child that nobody has waited for still has its number, as kernel threads have
-        // theirs, which containers do not show.
+        // Nobody has waited for it yet: its number still stands for it.
         let mut ended = std::process::Command::new("true").spawn().unwrap();
-        let pid = ended.id();
         let waited =
             rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
         let child = rustix::process::Pid::from_child(&ended);
         rustix::process::waitid(rustix::process::WaitId::Pid(child), waited).unwrap();
-        let answer = read(pid);
-        assert!(matches!(answer, Err(PageMapError::NoMemory(_))), "{answer:?}");
+        let answer = read(ended.id());
+        assert!(matches!(answer, Err(PageMapError::NoProcess(_))), "{answer:?}");
         ended.wait().unwrap();
+    }
+
+    #[test]
+    fn kernel_threads_have_no_memory() {
+        if std::fs::read_to_string("/proc/2/comm").ok().as_deref() != Some("kthreadd\n") {
+            println!("SKIP: kernel threads are not seen here");
+            return;
+        }
+        let answer = read(2);
+        let refused =
+            matches!(answer, Err(PageMapError::NoMemory(2) | PageMapError::NotPermitted(2)));
+        assert!(refused, "{answer:?}");
     }
 }
