@@ -9,15 +9,20 @@ use pagetax_remote::server::listen::{self, Server, StartError};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::{PageStore, PutRun, StoreError};
 use pagetax_remote::tls::{ClientTls, Files, server_config};
-use pagetax_remote::wire::header::{HEADER_BYTES, Header};
+use pagetax_remote::wire::header::{HEADER_BYTES, Header, Op};
 use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
 use pagetax_remote::wire::push_sums;
 use pagetax_remote::wire::reply::{Failure, Reply};
 use pagetax_remote::wire::request::{Lease, Request};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::crypto::ring;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn loopback() -> SocketAddr {
@@ -98,7 +103,23 @@ fn mutual_tls_and_nobody_else() {
     let named =
         ClientTls { server_name: Some("other.example".into()), ..client("x", &ours, &ours) };
     refused(Some(named));
+    let mut nameless = client("nameless", &ours, &ours);
+    let roots = nameless_roots(&ours);
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    nameless.config = Arc::new(config);
+    refused(Some(nameless));
     assert_eq!(server.pool().region_count(), 0);
+}
+
+/// Trusts this authority, as one does that shows no certificate itself.
+fn nameless_roots(authority: &CertifiedIssuer<'static, KeyPair>) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
+    roots
 }
 
 #[test]
@@ -281,6 +302,58 @@ fn limits_hold() {
     let _ = one_too_many.write_all(&Hello::client("fourth").encode());
     assert!(!matches!(one_too_many.read(&mut [0; HELLO_BYTES]), Ok(len) if len > 0));
     raw.call(&Request::Status).unwrap();
+}
+
+#[test]
+fn frames_beyond_the_limit_end_the_connection() {
+    let server = start(listen::Options::default());
+    for (op, count) in [(Op::Put, 65), (Op::Get, 65), (Op::Put, u16::MAX), (Op::Held, 4097)] {
+        let mut raw = Raw::connect(&server);
+        let header = Header { count, ..Header::new(op, 1) };
+        raw.stream.write_all(&header.encode(&[])).unwrap();
+        assert_eq!(raw.stream.read(&mut [0; HEADER_BYTES]).unwrap(), 0, "{op:?} of {count} pages");
+    }
+    // A reply is no request, whatever its size.
+    let mut raw = Raw::connect(&server);
+    let header = Header { page: u64::MAX, ..Header::new(Op::ReportIs, 1) };
+    raw.stream.write_all(&header.encode(&[])).unwrap();
+    assert_eq!(raw.stream.read(&mut [0; HEADER_BYTES]).unwrap(), 0);
+}
+
+#[test]
+fn who_says_hello_byte_by_byte_is_turned_away() {
+    let server = start(listen::Options::default());
+    let mut steady = Raw::connect(&server);
+    let mut slow = TcpStream::connect(server.address()).unwrap();
+    slow.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let hello = Hello::client("slow").encode();
+    // Takes 12 s, were it left alone.
+    let ended = hello[..40].iter().any(|byte| {
+        // Broken when the server has hung up; else nothing comes, as the hello is not whole.
+        slow.write_all(&[*byte]).is_err() || matches!(slow.read(&mut [0]), Ok(0))
+    });
+    assert!(ended);
+    steady.call(&Request::Status).unwrap();
+}
+
+#[test]
+fn what_one_client_discards_no_other_can_read() {
+    let limits = Limits { memory: Bytes(1 << 20), ..Limits::default() };
+    let server = start(listen::Options { limits, ..Default::default() });
+    let (mut owner, mut next) = (Raw::connect(&server), Raw::connect(&server));
+    let create = Request::Create { pages: 64, overcommit: true, token: &[1; 32] };
+    let on = owner.call(&create).unwrap().unwrap();
+    let secret = vec![0x5e; PAGE_BYTES];
+    let mut sums = Vec::new();
+    push_sums(&mut sums, &[PageSum::of(&secret)]);
+    owner.call(&put(on, &sums, &secret)).unwrap();
+    owner.call(&Request::Discard { on, first: 0, count: 1 }).unwrap();
+    let on = next.call(&create).unwrap().unwrap();
+    let get = |first| Request::Get { on, first, count: 1, with_sums: false };
+    (0..64).for_each(|page| {
+        assert_eq!(next.call(&get(page)), Err(Failure::NotHeld { page }));
+    });
+    // That the slot itself is wiped when it is given back is tested where the slots are: `slab`.
 }
 
 #[test]

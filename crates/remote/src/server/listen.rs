@@ -79,8 +79,17 @@ struct Shared {
     started: Instant,
     stopped: AtomicBool,
     next_connection: AtomicU64,
-    /// To be shut down at the end.
-    sockets: Mutex<HashMap<u64, TcpStream>>,
+    /// To be shut down at the end, or when they are not greeted in time.
+    sockets: Mutex<HashMap<u64, Admitted>>,
+}
+
+/// A connection's socket.
+#[derive(Debug)]
+struct Admitted {
+    socket: TcpStream,
+    /// None when the client has said hello. A limit on all of it: one on each read would let a client
+    /// keep its place for long that sends byte by byte.
+    hello_until: Option<Instant>,
 }
 
 impl Server {
@@ -141,8 +150,8 @@ impl Drop for Server {
         self.shared.stopped.store(true, Ordering::Relaxed);
         // Wakes the accepting thread; if that fails it has ended.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_millis(200));
-        for (_, socket) in self.shared.sockets().drain() {
-            let _ = socket.shutdown(Shutdown::Both);
+        for (_, admitted) in self.shared.sockets().drain() {
+            let _ = admitted.socket.shutdown(Shutdown::Both);
         }
         self.threads.drain(..).for_each(|thread| {
             thread.thread().unpark();
@@ -156,7 +165,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
 }
 
 impl Shared {
-    fn sockets(&self) -> std::sync::MutexGuard<'_, HashMap<u64, TcpStream>> {
+    fn sockets(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Admitted>> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -167,7 +176,18 @@ impl Shared {
     fn reap(&self) {
         while !self.stopped.load(Ordering::Relaxed) {
             self.pool.reap(self.now_ns());
+            self.turn_silent_ones_away();
             thread::park_timeout(Duration::from_secs(1));
+        }
+    }
+
+    fn turn_silent_ones_away(&self) {
+        let now = Instant::now();
+        for admitted in self.sockets().values() {
+            if admitted.hello_until.is_some_and(|until| until <= now) {
+                // Its thread sees the end of the stream.
+                let _ = admitted.socket.shutdown(Shutdown::Both);
+            }
         }
     }
 
@@ -192,13 +212,14 @@ impl Shared {
             return refuse();
         }
         let number = self.next_connection.fetch_add(1, Ordering::Relaxed);
-        sockets.insert(number, twin);
+        let hello_until = Some(Instant::now() + HELLO_PATIENCE);
+        sockets.insert(number, Admitted { socket: twin, hello_until });
         drop(sockets);
         tally.connections.fetch_add(1, Ordering::Relaxed);
         let shared = self.clone();
         let work = move || {
             // However it ends, by the peer's leaving or misbehaving: others are not concerned.
-            if shared.greet_and_serve(socket, peer).is_err() {
+            if shared.greet_and_serve(number, socket, peer).is_err() {
                 shared.pool.tally.connections_refused_total.fetch_add(1, Ordering::Relaxed);
             }
             shared.forget(number);
@@ -216,9 +237,8 @@ impl Shared {
     }
 
     /// Errors are those before service: what comes after is a connection's normal end.
-    fn greet_and_serve(&self, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
+    fn greet_and_serve(&self, number: u64, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
         prepare(&socket, SEND_PATIENCE)?;
-        socket.set_read_timeout(Some(HELLO_PATIENCE))?;
         let mut stream = match &self.tls {
             None => Stream::Plain(socket),
             Some(config) => {
@@ -237,7 +257,9 @@ impl Shared {
         if client.version != VERSION {
             return Err(io::Error::other("another version"));
         }
-        stream.socket().set_read_timeout(None)?;
+        if let Some(admitted) = self.sockets().get_mut(&number) {
+            admitted.hello_until = None;
+        }
         let owner = Owner { address: peer.ip().to_string(), pid: client.pid, name: client.name };
         let local = peer.ip().is_loopback();
         let mut session = Session::new(self.pool.clone(), nonce, owner, local);
