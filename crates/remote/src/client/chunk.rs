@@ -57,13 +57,27 @@ impl Chunk {
 
     /// Makes the newest layer that is left the current one. With nothing older to be had, it has all
     /// that is left.
-    pub(super) fn promote(&mut self) {
+    fn promote(&mut self) {
         if self.complete.is_empty() && self.catching_up.is_empty() && !self.older.is_empty() {
             self.catching_up = self.older.remove(0);
         }
         if self.complete.is_empty() && self.older.is_empty() {
             self.complete = std::mem::take(&mut self.catching_up);
         }
+    }
+
+    /// What a member held is lost; whether nobody else has all of it.
+    ///
+    /// A complete server has everything. Without one, each layer has something that the others have
+    /// not.
+    pub(super) fn forget(&mut self, server: ServerId) -> bool {
+        let its = ServerSet::one(server);
+        let layers = [self.complete, self.catching_up];
+        let was_alone = layers.iter().chain(&self.older).any(|layer| *layer == its);
+        self.put_out(server);
+        let damaged = was_alone && self.complete.is_empty();
+        self.promote();
+        damaged
     }
 }
 
@@ -106,9 +120,9 @@ impl Chunks {
         self.placed.values()
     }
 
-    /// Those that were placed, to be changed.
-    pub(super) fn placed_mut(&mut self) -> impl Iterator<Item = &mut Chunk> {
-        self.placed.values_mut()
+    /// Those that were placed with their numbers, to be changed.
+    pub(super) fn placed_mut(&mut self) -> impl Iterator<Item = (u64, &mut Chunk)> {
+        self.placed.iter_mut().map(|(number, chunk)| (*number, chunk))
     }
 
     /// Runs of chunks that a server is no member of: first and count.

@@ -8,15 +8,17 @@ use super::connection::Endpoint;
 use super::control::{Control, Watch};
 use super::link::{LinkError, Links};
 use super::reader::Reader;
-use super::replicator::{Replicator, Standing};
+use super::replicator::{CHUNK_PAGES, Replicator, Standing};
 use super::set::ServerId;
 use super::writer::Writer;
+use crate::pager::Log;
 use crate::secret;
 use crate::store::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
 use crate::tls::ClientTls;
 use crate::wire::reply::Failure;
 use crate::wire::request::Token;
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -24,7 +26,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// How a client uses its servers.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Options {
     /// Host, or host and port, of each.
     pub servers: Vec<String>,
@@ -44,6 +46,19 @@ pub struct Options {
     pub repair_after: Duration,
     /// A server that has been down for longer is not waited for any more.
     pub gone_after: Duration,
+    /// Where lines for the log go: pages that are lost with their last server.
+    pub log: Option<Log>,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("servers", &self.servers)
+            .field("copies", &self.copies)
+            .field("discover", &self.discover)
+            .field("tls", &self.tls.is_some())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Options {
@@ -59,6 +74,7 @@ impl Options {
             answer_within: Duration::from_millis(250),
             repair_after: Duration::from_secs(2),
             gone_after: Duration::from_secs(10),
+            log: None,
         }
     }
 }
@@ -81,6 +97,8 @@ pub struct Tally {
     pub servers_down_total: AtomicU64,
     /// Pages copied from server to server.
     pub pages_repaired_total: AtomicU64,
+    /// Times that a chunk of 1 MiB lost pages because the last server that had them was gone.
+    pub chunks_damaged_total: AtomicU64,
 }
 
 /// A server as its client knows it.
@@ -313,11 +331,28 @@ impl Shared {
         let patience = self.options.answer_within.min(Duration::from_millis(100));
         match peer.endpoint.connect(&self.options.name, patience) {
             Ok(connection) if connection.epoch == peer.epoch.load(Ordering::Relaxed) => return,
-            Ok(_) => self.replicator_mut().server_gone(server),
+            Ok(_) => self.gone(server),
             Err(_) => self.replicator_mut().server_down(server),
         }
         self.tally.servers_down_total.fetch_add(1, Ordering::Relaxed);
         self.notify();
+    }
+
+    /// What a server held is lost. Says so at once where nobody else has it: a read may come too late
+    /// to do anything about it.
+    pub fn gone(&self, server: ServerId) {
+        let damaged = self.replicator_mut().server_gone(server);
+        let Some(first) = damaged.first() else { return };
+        self.tally.chunks_damaged_total.fetch_add(damaged.len() as u64, Ordering::Relaxed);
+        if let Some(log) = &self.options.log {
+            let label = &self.peer(server).endpoint.label;
+            let (count, page) = (damaged.len(), first.chunk * CHUNK_PAGES);
+            log(&format!(
+                "pagetax: {label} is gone with pages that no other memory server has: in {count} MiB \
+                 from page {page} of region {} on; keep more copies",
+                first.region
+            ));
+        }
     }
 
     /// The error when no server answers.
@@ -365,7 +400,7 @@ impl Shared {
             LinkError::Failed(Failure::NoRegion | Failure::Denied) => {
                 // It has dropped what is ours, unless it is ours no more.
                 if self.regions().contains_key(&region) {
-                    self.replicator_mut().server_gone(server);
+                    self.gone(server);
                     self.notify();
                 }
             }

@@ -360,7 +360,7 @@ impl Watch {
         let absent = now - away.since;
         if self.shared.standing(server) == Standing::Down {
             if absent >= self.shared.options.gone_after {
-                self.shared.replicator_mut().server_gone(server);
+                self.shared.gone(server);
                 self.shared.notify();
             } else if absent >= self.shared.options.repair_after {
                 self.shared.replicator_mut().give_up(server);
@@ -410,7 +410,7 @@ impl Watch {
 
     /// It has nothing of ours: it was started anew, or has lost our regions.
     fn start_afresh(&mut self, server: ServerId) -> Result<(), LinkError> {
-        self.shared.replicator_mut().server_gone(server);
+        self.shared.gone(server);
         let regions: Vec<(RegionId, u64)> =
             self.shared.regions().iter().map(|(region, pages)| (*region, *pages)).collect();
         for (region, pages) in regions {

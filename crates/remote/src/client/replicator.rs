@@ -108,11 +108,11 @@ impl ReadPlan {
 #[derive(Debug)]
 pub struct Replicator {
     pub(super) copies: usize,
-    servers: Vec<ServerState>,
+    pub(super) servers: Vec<ServerState>,
     pub(super) regions: BTreeMap<RegionId, Chunks>,
     /// Servers by what they can be used for: kept beside `servers` so that reads need no loop.
     pub(super) up: ServerSet,
-    down: ServerSet,
+    pub(super) down: ServerSet,
 }
 
 impl Replicator {
@@ -160,65 +160,6 @@ impl Replicator {
     /// Forgets a region; whether it was there.
     pub fn drop_region(&mut self, region: RegionId) -> bool {
         self.regions.remove(&region).is_some()
-    }
-
-    /// What a server says of itself, when it answers.
-    pub fn server_says(&mut self, server: ServerId, total: u64, free: u64, draining: bool) {
-        let standing = if draining { Standing::Draining } else { Standing::Up };
-        let state = &mut self.servers[server as usize];
-        *state = ServerState { standing, is_given_up: false, pages_total: total, pages_free: free };
-        self.up.insert(server);
-        self.down.remove(server);
-    }
-
-    /// It does not answer.
-    pub fn server_down(&mut self, server: ServerId) {
-        if self.up.has(server) {
-            self.servers[server as usize].standing = Standing::Down;
-            self.up.remove(server);
-            self.down.insert(server);
-        }
-    }
-
-    /// It has not answered for long: others are to take its place, though it may come back.
-    pub fn give_up(&mut self, server: ServerId) {
-        self.servers[server as usize].is_given_up = true;
-    }
-
-    /// What it held is lost: it was started again, or is not waited for any more.
-    pub fn server_gone(&mut self, server: ServerId) {
-        self.servers[server as usize] = ServerState {
-            standing: Standing::Gone,
-            is_given_up: true,
-            pages_total: 0,
-            pages_free: 0,
-        };
-        self.up.remove(server);
-        self.down.remove(server);
-        for chunk in self.regions.values_mut().flat_map(Chunks::placed_mut) {
-            if chunk.members().has(server) {
-                chunk.put_out(server);
-                chunk.promote();
-            }
-            chunk.leaving.remove(server);
-        }
-    }
-
-    /// Chunks that a server is no member of, as runs of pages of each region: what is there is to be
-    /// discarded before the server is used again after it was down.
-    pub fn strangers(&self, server: ServerId) -> Vec<(RegionId, u64, u64)> {
-        let runs = self.regions.iter().flat_map(|(region, chunks)| {
-            let runs = chunks.without(server);
-            runs.map(|(first, count)| (*region, first * CHUNK_PAGES, count * CHUNK_PAGES))
-        });
-        runs.collect()
-    }
-
-    /// A server is back and cleaned of what [`Replicator::strangers`] said.
-    pub fn server_cleaned(&mut self, server: ServerId) {
-        for chunk in self.regions.values_mut().flat_map(Chunks::placed_mut) {
-            chunk.leaving.remove(server);
-        }
     }
 
     /// What all servers that answer have, in pages of the caller.

@@ -16,8 +16,8 @@ use pagetax_remote::wire::push_sums;
 use pagetax_remote::wire::reply::{Failure, Reply};
 use pagetax_remote::wire::request::{Lease, Request};
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 pub const REGION: RegionId = RegionId(1);
 pub const REGION_PAGES: u64 = 2 * CHUNK_PAGES;
@@ -36,6 +36,8 @@ pub enum Flaw {
     NoFence,
     /// A server that comes back keeps what it should not have.
     NoCleaning,
+    /// The owner does not hear that the last server with some of its pages is gone.
+    KeepsLossesQuiet,
 }
 
 /// Why a call came to nothing.
@@ -65,6 +67,9 @@ pub struct Client {
     /// Pages that are being written.
     pub busy: RefCell<Vec<u64>>,
     pub lost: Cell<u64>,
+    /// Of these, in chunks of which it was not told that they lose pages.
+    pub lost_untold: Cell<u64>,
+    told: RefCell<HashSet<ChunkAt>>,
     pub puts: Cell<u64>,
     pub gets: Cell<u64>,
 }
@@ -129,8 +134,17 @@ impl Client {
             done: RefCell::default(),
             busy: RefCell::default(),
             lost: Cell::new(0),
+            lost_untold: Cell::new(0),
+            told: RefCell::default(),
             puts: Cell::new(0),
             gets: Cell::new(0),
+        }
+    }
+
+    fn gone(&self, server: ServerId) {
+        let damaged = self.replicator.borrow_mut().server_gone(server);
+        if self.flaw != Flaw::KeepsLossesQuiet {
+            self.told.borrow_mut().extend(damaged);
         }
     }
 
@@ -159,7 +173,7 @@ impl Client {
             Some(wire) => {
                 self.world.give_up(wire);
                 if self.epochs.borrow()[server as usize] == epoch {
-                    self.replicator.borrow_mut().server_gone(server);
+                    self.gone(server);
                 }
             }
             None => self.replicator.borrow_mut().server_down(server),
@@ -228,7 +242,7 @@ impl Client {
             }
             Trouble::Failed(Failure::NoRegion | Failure::Denied) => {
                 self.close(links, server);
-                self.replicator.borrow_mut().server_gone(server);
+                self.gone(server);
             }
             Trouble::Broken | Trouble::Restarted => {
                 self.close(links, server);
@@ -296,6 +310,8 @@ impl Client {
                 }
             }
             if !unsure && plan == self.replicator.borrow().read_plan(at(page)) {
+                let untold = !self.told.borrow().contains(&at(page));
+                self.lost_untold.set(self.lost_untold.get() + untold as u64);
                 return false;
             }
             self.world.sleep(20 * MS).await;
@@ -355,11 +371,12 @@ impl Client {
         let now = self.world.now();
         let since = *self.down_since.borrow_mut().entry(server).or_insert(now);
         let Some(wire) = self.world.connect(server as usize).await else {
-            let mut replicator = self.replicator.borrow_mut();
-            if replicator.server(server).standing == Standing::Down {
+            if self.replicator.borrow().server(server).standing == Standing::Down {
                 match now - since {
-                    absent if absent >= GONE_AFTER => replicator.server_gone(server),
-                    absent if absent >= REPAIR_AFTER => replicator.give_up(server),
+                    absent if absent >= GONE_AFTER => self.gone(server),
+                    absent if absent >= REPAIR_AFTER => {
+                        self.replicator.borrow_mut().give_up(server);
+                    }
                     _ => {}
                 }
             }
@@ -397,7 +414,7 @@ impl Client {
         server: ServerId,
         wire: Wire,
     ) -> Result<(), Trouble> {
-        self.replicator.borrow_mut().server_gone(server);
+        self.gone(server);
         let mut token = [0; 32];
         token[..8].copy_from_slice(&self.world.below(u64::MAX).to_le_bytes());
         let create = Request::Create { pages: REGION_PAGES, overcommit: true, token: &token };

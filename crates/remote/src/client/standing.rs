@@ -1,0 +1,73 @@
+//! Whether servers can be used, and what that means for the chunks that they hold: a part of the
+//! [`Replicator`].
+
+use super::chunk::{CHUNK_PAGES, ChunkAt, Chunks};
+use super::replicator::{Replicator, ServerState, Standing};
+use super::set::ServerId;
+use crate::store::RegionId;
+
+impl Replicator {
+    /// What a server says of itself, when it answers.
+    pub fn server_says(&mut self, server: ServerId, total: u64, free: u64, draining: bool) {
+        let standing = if draining { Standing::Draining } else { Standing::Up };
+        let state = &mut self.servers[server as usize];
+        *state = ServerState { standing, is_given_up: false, pages_total: total, pages_free: free };
+        self.up.insert(server);
+        self.down.remove(server);
+    }
+
+    /// It does not answer.
+    pub fn server_down(&mut self, server: ServerId) {
+        if self.up.has(server) {
+            self.servers[server as usize].standing = Standing::Down;
+            self.up.remove(server);
+            self.down.insert(server);
+        }
+    }
+
+    /// It has not answered for long: others are to take its place, though it may come back.
+    pub fn give_up(&mut self, server: ServerId) {
+        self.servers[server as usize].is_given_up = true;
+    }
+
+    /// What it held is lost: it was started again, or is not waited for any more. These chunks have
+    /// pages, if they were put, that no server has now; readers find out which by sums.
+    #[must_use = "the owner should hear of losses before it reads"]
+    pub fn server_gone(&mut self, server: ServerId) -> Vec<ChunkAt> {
+        self.servers[server as usize] = ServerState {
+            standing: Standing::Gone,
+            is_given_up: true,
+            pages_total: 0,
+            pages_free: 0,
+        };
+        self.up.remove(server);
+        self.down.remove(server);
+        let mut damaged = Vec::new();
+        for (region, chunks) in &mut self.regions {
+            for (number, chunk) in chunks.placed_mut() {
+                if chunk.members().has(server) && chunk.forget(server) {
+                    damaged.push(ChunkAt { region: *region, chunk: number });
+                }
+                chunk.leaving.remove(server);
+            }
+        }
+        damaged
+    }
+
+    /// Chunks that a server is no member of, as runs of pages of each region: what is there is to be
+    /// discarded before the server is used again after it was down.
+    pub fn strangers(&self, server: ServerId) -> Vec<(RegionId, u64, u64)> {
+        let runs = self.regions.iter().flat_map(|(region, chunks)| {
+            let runs = chunks.without(server);
+            runs.map(|(first, count)| (*region, first * CHUNK_PAGES, count * CHUNK_PAGES))
+        });
+        runs.collect()
+    }
+
+    /// A server is back and cleaned of what [`Replicator::strangers`] said.
+    pub fn server_cleaned(&mut self, server: ServerId) {
+        for (_, chunk) in self.regions.values_mut().flat_map(Chunks::placed_mut) {
+            chunk.leaving.remove(server);
+        }
+    }
+}
