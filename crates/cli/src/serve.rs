@@ -81,6 +81,14 @@ fn serve(args: &Args) -> Result<()> {
     if args.memory.0 < 1 << 20 {
         bail!("{} is too little to lend\n  remedy: give --memory 1M or more", args.memory);
     }
+    let here = machine_memory();
+    if args.memory > here {
+        bail!(
+            "{} to lend are more than the {here} that this machine has\n  remedy: give --memory less, \
+             so that the machine keeps what it needs itself",
+            args.memory
+        );
+    }
     let tls = args.tls.files().map(|files| server_config(&files)).transpose();
     let options = Options {
         limits: Limits {
@@ -101,6 +109,11 @@ fn serve(args: &Args) -> Result<()> {
     wait_for_the_end(&server, Duration::from_nanos(args.drain_limit.0), signals)?;
     drop(announcement);
     Ok(())
+}
+
+fn machine_memory() -> Bytes {
+    let system = rustix::system::sysinfo();
+    Bytes(system.totalram * system.mem_unit as u64)
 }
 
 fn announce(args: &Args, server: &Server) -> Result<Option<Announcement>> {

@@ -11,6 +11,9 @@ mod pages;
 mod preload;
 mod programs;
 mod recorder;
+mod serve;
+mod server;
+mod stalls;
 mod unexplained;
 
 use crate::shell;
@@ -67,6 +70,16 @@ const BENCHES: &[Bench] = &[
         name: "preload",
         what: "what the preload library costs `true`, and each allocation (limit: 1 ms)",
         run: |_| preload::run(),
+    },
+    Bench {
+        name: "server",
+        what: "a memory server: bytes over the pages held (limit: 3 %), pages a second, CPU time for each",
+        run: |_| server::run(),
+    },
+    Bench {
+        name: "stalls",
+        what: "longest wait for a page while memory servers fail (limit: 50 ms after a kill); part: runs",
+        run: stalls::run,
     },
     Bench {
         name: "unexplained",

@@ -1,12 +1,11 @@
-//! Real memory servers, killed, stopped, restarted and sent home while a client uses them.
+//! Servers on loopback that are killed, stopped, restarted and sent home.
 
-mod serve;
-
+use crate::pages::{page, put, try_get, wait_until};
+use crate::serve::{PAGETAX, Serve};
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{Cluster, Options};
 use pagetax_remote::page::{PAGE_BYTES, PageSum};
-use pagetax_remote::store::{PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError};
-use serve::{PAGETAX, Serve};
+use pagetax_remote::store::{PageStore, PutRun, StoreError};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -19,38 +18,6 @@ fn cluster(servers: &[Serve], copies: usize) -> Cluster {
         ..Options::new(labels)
     };
     Cluster::connect(options).unwrap()
-}
-
-fn page(number: u64, version: u64) -> Vec<u8> {
-    let mut rng = Rng::new(number << 32 | version);
-    (0..PAGE_BYTES / 8).flat_map(|_| rng.next_u64().to_le_bytes()).collect()
-}
-
-fn put(writer: &mut dyn PageWriter, region: RegionId, number: u64, version: u64) {
-    let pages = page(number, version);
-    let sums = [PageSum::of(&pages)];
-    writer.put(region, &[PutRun { first: number, pages: &pages, sums: &sums }]).unwrap();
-}
-
-fn try_get(
-    reader: &mut dyn PageReader,
-    region: RegionId,
-    number: u64,
-    version: u64,
-) -> Result<(), StoreError> {
-    let right = page(number, version);
-    let mut into = vec![0; PAGE_BYTES];
-    reader.get(region, number, &[PageSum::of(&right)], &mut into)?;
-    assert!(into == right, "page {number} is not what was put");
-    Ok(())
-}
-
-fn wait_until(what: &str, seconds: u64, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(seconds);
-    while !is_so() {
-        assert!(Instant::now() < until, "not within {seconds} s: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -221,11 +188,14 @@ fn overhead_health_metrics_and_what_people_see() {
 
 #[test]
 fn mistakes_are_answered_with_a_remedy() {
-    let tries: [(&[&str], &str); 4] = [
+    let tries: [(&[&str], &str); 7] = [
         (&["serve", "--listen", "0.0.0.0:0"], "--insecure"),
         (&["serve", "--memory", "1K"], "--memory 1M"),
+        (&["serve", "--memory", "900T", "--listen", "127.0.0.1:0"], "give --memory less"),
         (&["serve", "--listen", "127.0.0.1:0", "--tls-cert", "x"], "--tls-key"),
+        (&["serve", "--drain", "--listen", "127.0.0.1:1"], "pagetax serve"),
         (&["servers", "--servers", "127.0.0.1:1", "--once"], "pagetax serve"),
+        (&["servers", "--servers", "no.such.host.invalid", "--once"], "no.such.host.invalid"),
     ];
     for (args, remedy) in tries {
         let output = Command::new(PAGETAX).args(args).output().unwrap();

@@ -150,15 +150,17 @@ impl Links {
         fence: bool,
     ) -> Result<Lease, LinkError> {
         let remote = self.shared.remote(region, server).ok_or(LinkError::NoRegion)?;
+        let (patience, answer_within) = (self.patience, self.shared.options.answer_within);
         let link = self.open(server)?;
+        // Not the patience of a read: a server that is farther away could never be used.
+        link.connection.set_patience(answer_within)?;
         let id = link.connection.send_attach(remote.number, fence, &remote.token)?;
-        match wait(&mut link.connection, id)? {
-            Reply::Attached(lease) => {
-                link.leases.insert(region, Some(lease));
-                Ok(lease)
-            }
-            _ => Err(unexpected()),
-        }
+        let Reply::Attached(lease) = wait(&mut link.connection, id)? else {
+            return Err(unexpected());
+        };
+        link.connection.set_patience(patience)?;
+        link.leases.insert(region, Some(lease));
+        Ok(lease)
     }
 
     /// One request and its reply, which lies in the connection.

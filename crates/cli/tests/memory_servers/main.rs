@@ -1,0 +1,9 @@
+//! Real memory servers and a client, while everything happens to them that can happen to servers and
+//! networks.
+
+mod network;
+mod network_faults;
+mod pages;
+mod processes;
+#[path = "../serve/mod.rs"]
+mod serve;
