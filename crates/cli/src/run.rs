@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const EXAMPLES: &str = "\
 Examples:
   pagetax run tlb-gather                                 on this machine
-  pagetax run tlb-gather --set size=1G --fault-latency   larger, with the latency of each fault
+  pagetax run tlb-gather --set size=1G --fault-latency   larger, with the latency of faults
   pagetax run vmtest --on host,null                      beside what the harness itself costs
   pagetax run vmtest --set size=2M..32M:2M --on sim:sparcstation-1 --csv sweep.csv
   pagetax run mine.toml --json report.json               your own job, as a document
@@ -49,7 +49,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", value_parser = parse_interval)]
     interval: Option<Nanos>,
 
-    /// Measure the latency of each fault, at a small cost for each
+    /// Measure the latency of faults: of the first 10,000, then of a quarter
     #[arg(long)]
     fault_latency: bool,
 
@@ -295,7 +295,7 @@ pub mod tests {
         sink.counter("tlb_miss_count", Reading::Missing("no PMU here".into()));
         let mut faults = hdrhistogram::Histogram::new(3).unwrap();
         (1..=100).for_each(|us| faults.record(us * 1000).unwrap());
-        sink.latency("minor_fault", &faults, Provenance::Measured);
+        sink.latency("minor_fault", &faults, None, Provenance::Measured);
         let mut cpu = Ledger::new(900_000);
         cpu.row("compute", Reading::Measured(600_000), "getrusage");
         cpu.row("swap", Reading::Missing("no samples".into()), "");

@@ -153,8 +153,15 @@ pub trait Sink {
     /// absent from a point was not seen then.
     fn sample(&mut self, time_ns: u64, values: &[(&'static str, u64)]);
 
-    /// A latency histogram in nanoseconds: `minor_fault`, `major_fault`, `page_in`, …
-    fn latency(&mut self, kind: &'static str, histogram: &Histogram<u64>, provenance: Provenance);
+    /// A latency histogram in nanoseconds: `minor_fault`, `major_fault`, `page_in`, …; `of_count`
+    /// is how many there were where that is counted apart, as the histogram may hold some of them.
+    fn latency(
+        &mut self,
+        kind: &'static str,
+        histogram: &Histogram<u64>,
+        of_count: Option<u64>,
+        provenance: Provenance,
+    );
 
     /// Where time and memory went.
     fn budget(&mut self, budget: Budget);

@@ -52,6 +52,9 @@ pub struct Series {
 pub struct Latency {
     /// Values seen.
     pub count: u64,
+    /// How many there were, seen or not; absent where that is not counted apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub of_count: Option<u64>,
     /// Smallest.
     pub min_ns: u64,
     /// Arithmetic mean.
@@ -70,9 +73,10 @@ pub struct Latency {
 
 impl Latency {
     /// In brief.
-    pub fn of(histogram: &Histogram<u64>, provenance: Provenance) -> Self {
+    pub fn of(histogram: &Histogram<u64>, of_count: Option<u64>, provenance: Provenance) -> Self {
         Latency {
             count: histogram.len(),
+            of_count,
             min_ns: histogram.min(),
             mean_ns: histogram.mean().round() as u64,
             p50_ns: histogram.value_at_quantile(0.50),
@@ -148,7 +152,8 @@ pub struct Run {
 pub struct Recording<'a> {
     run: Run,
     /// Minor and major faults together, as percentiles of the two cannot be added up afterwards.
-    all_faults: Option<Histogram<u64>>,
+    /// With how many there were.
+    all_faults: Option<(Histogram<u64>, Option<u64>)>,
     on_progress: Option<Box<dyn FnMut(f64) + 'a>>,
 }
 
@@ -221,17 +226,30 @@ impl Sink for Recording<'_> {
         columns.values_mut().for_each(|column| column.resize(before + 1, None));
     }
 
-    fn latency(&mut self, kind: &'static str, histogram: &Histogram<u64>, provenance: Provenance) {
-        if histogram.is_empty() {
-            return;
-        }
-        self.run.latency.insert(kind.into(), Latency::of(histogram, provenance));
+    fn latency(
+        &mut self,
+        kind: &'static str,
+        histogram: &Histogram<u64>,
+        of_count: Option<u64>,
+        provenance: Provenance,
+    ) {
+        let mut put = |kind: &str, histogram: &Histogram<u64>, of_count| {
+            if !histogram.is_empty() {
+                let brief = Latency::of(histogram, of_count, provenance);
+                self.run.latency.insert(kind.into(), brief);
+            }
+        };
+        put(kind, histogram, of_count);
         if ["minor_fault", "major_fault"].contains(&kind) {
-            let all = self.all_faults.get_or_insert_with(|| {
-                Histogram::new(3).expect("three digits are a precision that hdrhistogram has")
+            let (all, all_count) = self.all_faults.get_or_insert_with(|| {
+                let three_digits = Histogram::new(3);
+                (three_digits.expect("three digits are a precision that hdrhistogram has"), None)
             });
             all.add(histogram).expect("a histogram without upper bound grows as needed");
-            self.run.latency.insert("fault".into(), Latency::of(all, provenance));
+            if let Some(count) = of_count {
+                *all_count = Some(all_count.unwrap_or(0) + count);
+            }
+            put("fault", all, *all_count);
         }
     }
 
@@ -281,14 +299,18 @@ mod tests {
         let job = Job::builtin("tlb-gather").unwrap();
         let plan = job.resolve(&Default::default(), &spec, None).unwrap();
         let mut recording = Recording::new(&plan, &spec);
-        for (kind, ns) in [("minor_fault", 500), ("major_fault", 90_000), ("page_in", 80_000)] {
+        for (kind, ns, of_count) in [
+            ("minor_fault", 500, Some(7)),
+            ("major_fault", 90_000, Some(1)),
+            ("page_in", 80_000, None),
+        ] {
             let mut histogram = Histogram::new(3).unwrap();
             histogram.record(ns).unwrap();
-            recording.latency(kind, &histogram, Provenance::Measured);
+            recording.latency(kind, &histogram, of_count, Provenance::Measured);
         }
         let run = recording.finish();
         let fault = &run.latency["fault"];
-        assert_eq!((fault.count, fault.min_ns), (2, 500));
+        assert_eq!((fault.count, fault.of_count, fault.min_ns), (2, Some(8), 500));
         assert_eq!(fault.max_ns, run.latency["major_fault"].max_ns);
         assert_eq!(run.latency.len(), 4);
     }

@@ -1,4 +1,4 @@
-//! Statistics of repeated runs: medians, intervals of ratios, outliers.
+//! Statistics of repeated runs: medians and quantiles, intervals of ratios, outliers.
 //!
 //! Invariant: a pure function of its input and the seed; the same runs give the same interval on
 //! every machine. Nothing is called faster where the interval holds 1.
@@ -56,6 +56,36 @@ pub fn median(values: &[u64]) -> Option<u64> {
         n if n % 2 == 1 => Some(sorted[middle]),
         _ => Some(sorted[middle - 1].midpoint(sorted[middle])),
     }
+}
+
+/// The values below which these shares of all lie, between neighbours in proportion; NaN of none.
+pub fn quantiles<const N: usize>(values: &[f64], shares: [f64; N]) -> [f64; N] {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    shares.map(|share| {
+        let place = share * sorted.len().saturating_sub(1) as f64;
+        let at = |index: f64| sorted.get(index as usize).copied().unwrap_or(f64::NAN);
+        at(place.floor()) + (at(place.ceil()) - at(place.floor())) * place.fract()
+    })
+}
+
+/// The median of `over[i] / under[i]`: for runs of one round that share its disturbances, where
+/// rounds differ from each other more than the two runs of one do. None as [`ratio_of_pairs`].
+pub fn median_of_ratios(over: &[u64], under: &[u64], seed: u64) -> Option<Ratio> {
+    let pairs = over.len().min(under.len());
+    let (over, under) = (&over[..pairs], &under[..pairs]);
+    if under.contains(&0) {
+        return None;
+    }
+    let ratios: Vec<f64> = over.iter().zip(under).map(|(o, u)| *o as f64 / *u as f64).collect();
+    let middle = |ratios: &[f64]| quantiles(ratios, [0.5])[0];
+    let mut interval = bootstrap(pairs, pairs, seed, |first, _| {
+        Some(middle(&first.iter().map(|i| ratios[*i]).collect::<Vec<_>>()))
+    })?;
+    if pairs < FEW_PAIRS {
+        interval = widest(interval, student(over, under)?);
+    }
+    Some(around(middle(&ratios), interval))
 }
 
 /// `median(over) / median(under)` of runs that were interleaved: `over[i]` and `under[i]` ran in
@@ -182,6 +212,24 @@ mod tests {
     }
 
     #[test]
+    fn quantiles_lie_between_neighbours() {
+        assert_eq!(quantiles(&[4.0, 1.0, 3.0, 2.0], [0.0, 0.5, 1.0]), [1.0, 2.5, 4.0]);
+        assert_eq!(quantiles(&[7.0], [0.1, 0.9]), [7.0, 7.0]);
+        assert!(quantiles(&[], [0.5])[0].is_nan());
+    }
+
+    #[test]
+    fn what_rounds_share_leaves_the_median_of_ratios_alone() {
+        // The pace changes by rounds, and by more than the 2 % that is looked for.
+        let under = [1_000, 2_000, 1_500, 1_200, 3_000, 1_000, 2_500, 1_100, 1_900, 2_300];
+        let over: Vec<u64> = under.iter().map(|ns| ns * 102 / 100).collect();
+        let ratio = median_of_ratios(&over, &under, 1).unwrap();
+        assert!(ratio.low > 1.019 && ratio.high < 1.021, "{ratio}");
+        assert_eq!(median_of_ratios(&[1, 1], &[0, 1], 1), None);
+        assert_eq!(median_of_ratios(&[1], &[1], 1), None);
+    }
+
+    #[test]
     fn one_run_has_no_interval_and_equal_runs_show_no_difference() {
         assert_eq!(ratio_of_pairs(&[10], &[20], 1), None);
         assert_eq!(ratio_of_pairs(&[0, 0], &[1, 1], 1), None);
@@ -221,25 +269,28 @@ mod tests {
         (middle * (0.03 * normal).exp()) as u64
     }
 
-    /// Shares of 100 experiments whose interval holds the true ratio: pairs, groups.
-    fn coverage(runs: usize) -> (f64, f64) {
+    /// Shares of 100 experiments whose interval holds the true ratio, by each way to get it.
+    fn coverage(runs: usize) -> [f64; 3] {
         let mut rng = Rng::new(runs as u64);
-        let (mut pairs, mut groups) = (0, 0);
+        let mut held = [0; 3];
         for seed in 0..100 {
             let over: Vec<u64> = (0..runs).map(|_| noisy(&mut rng, 1.1e9)).collect();
             let under: Vec<u64> = (0..runs).map(|_| noisy(&mut rng, 1.0e9)).collect();
-            let holds = |r: Ratio| u32::from(r.low <= 1.1 && r.high >= 1.1);
-            pairs += holds(ratio_of_pairs(&over, &under, seed).unwrap());
-            groups += holds(ratio_of_groups(&over, &under, seed).unwrap());
+            for (held, ratio) in
+                held.iter_mut().zip([ratio_of_pairs, ratio_of_groups, median_of_ratios])
+            {
+                let ratio: Ratio = ratio(&over, &under, seed).unwrap();
+                *held += u32::from(ratio.low <= 1.1 && ratio.high >= 1.1);
+            }
         }
-        (f64::from(pairs) / 100.0, f64::from(groups) / 100.0)
+        held.map(|held| f64::from(held) / 100.0)
     }
 
     #[test]
     fn intervals_hold_the_truth_nine_times_in_ten_or_more() {
         for runs in [3, 5, 12] {
-            let (pairs, groups) = coverage(runs);
-            assert!(pairs >= 0.9 && groups >= 0.9, "{runs} runs: {pairs} {groups}");
+            let held = coverage(runs);
+            assert!(held.iter().all(|share| *share >= 0.9), "{runs} runs: {held:?}");
         }
     }
 
@@ -252,7 +303,7 @@ mod tests {
             under in proptest::collection::vec(1_000u64..1 << 40, 2..9),
             seed in any::<u64>(),
         ) {
-            for f in [ratio_of_pairs, ratio_of_groups] {
+            for f in [ratio_of_pairs, ratio_of_groups, median_of_ratios] {
                 let ratio = f(&over, &under, seed).unwrap();
                 prop_assert!(ratio.low <= ratio.value && ratio.value <= ratio.high);
                 prop_assert_eq!(f(&over, &under, seed).unwrap(), ratio);

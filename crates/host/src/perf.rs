@@ -8,15 +8,19 @@
 //! The thread pays for each field of a sample, so samples carry their time and no more: their length
 //! tells which event they are of, and records of context switches whose they are. That is a quarter
 //! cheaper than samples with identifiers and threads; `cargo xtask bench fault-latency` shows what is
-//! left beside the least that a pair of samples can cost.
+//! left beside the least that a pair of samples can cost. It is still too much for each fault of a
+//! program that does little else, so after the first ten thousand only those that begin in windows are
+//! sampled (`windows`); all are counted, which costs next to nothing.
 //!
-//! Invariant: a sample that was lost or has no partner is counted and told, never guessed.
+//! Invariant: a sample that was lost or has no partner is counted and told, never guessed; so is how
+//! many faults there were beside those that the histograms hold.
 
 mod pairing;
+mod windows;
 
 use crate::sys::perf::{
-    DUMMY, Event, EventSpec, FIELD_CPU, FIELD_PERIOD, FIELD_TID, FIELD_TIME, MAJOR_FAULT,
-    MINOR_FAULT, PAGE_FAULT, Ring, Sampling,
+    DUMMY, Event, EventKind, EventSpec, FIELD_CPU, FIELD_PERIOD, FIELD_TID, FIELD_TIME,
+    MAJOR_FAULT, MINOR_FAULT, PAGE_FAULT, Ring, Sampling,
 };
 use hdrhistogram::Histogram;
 use pagetax_core::counter::Provenance;
@@ -27,12 +31,11 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use windows::{Sampled, Windows};
 
 /// Rings are tried from 512 KiB a CPU, 13,000 faults, down to 64 KiB; what fits is up to
 /// perf_event_mlock_kb. Larger ones push the job out of the CPU's cache.
 const RING_PAGES: [usize; 4] = [128, 64, 32, 16];
-const PERIOD: Duration = Duration::from_millis(5);
 /// A sample is in its ring at most this long after its time stamp was taken.
 const SETTLED_NS: u64 = 1_000_000;
 
@@ -55,6 +58,10 @@ pub struct FaultTimes {
     pub minor: Histogram<u64>,
     /// Faults that waited for storage, in nanoseconds.
     pub major: Histogram<u64>,
+    /// Faults that there were, as counted, seen or not.
+    pub minor_count: u64,
+    /// The same of those that waited for storage.
+    pub major_count: u64,
     /// Samples that did not fit into a ring.
     pub lost_count: u64,
     /// Ends without a begin.
@@ -76,12 +83,10 @@ impl FaultLatency {
         let ends = ending.clone();
         // The reader opens the events: a thread made after them would inherit them.
         let read = move || match Reader::open(watched) {
-            Ok((reader, events)) => {
+            Ok(reader) => {
                 // The receiver waits for this; it cannot be gone.
                 let _ = ready.send(Ok(()));
-                let times = reader.read(&ends);
-                drop(events);
-                times
+                reader.read(&ends)
             }
             Err(error) => {
                 let _ = ready.send(Err(error));
@@ -128,60 +133,125 @@ pub(crate) fn online_cpus() -> Vec<i32> {
     if cpus.is_empty() { vec![0] } else { cpus }
 }
 
-/// The events on one CPU, all into one ring.
-fn open_on(pid: i32, cpu: i32) -> io::Result<(Ring, Vec<Event>)> {
-    let open = |kind, fields, task_records| {
-        let sampling = Some(Sampling { period: 1, fields });
-        let spec =
-            EventSpec { pid, cpu, sampling, inherit: true, task_records, ..EventSpec::new(kind) };
-        Event::open(&spec)
-    };
-    let begin = open(PAGE_FAULT, FIELD_TIME, false)?;
-    let ring = RING_PAGES.iter().find_map(|pages| Ring::new(&begin, *pages).ok());
-    let ring = ring.ok_or(io::ErrorKind::PermissionDenied)?;
-    // The further fields only make these samples longer; see `pairing`.
-    let others = [
-        open(MINOR_FAULT, FIELD_TIME | FIELD_PERIOD, false)?,
-        open(MAJOR_FAULT, FIELD_TIME | FIELD_CPU | FIELD_PERIOD, false)?,
-        open(DUMMY, FIELD_TID | FIELD_TIME, true)?,
-    ];
-    others.iter().try_for_each(|event| event.redirect(&begin))?;
-    Ok((ring, [begin].into_iter().chain(others).collect()))
+/// The events on one CPU, all into one ring. All stay open while they are watched; two are switched.
+struct OnCpu {
+    begins: Event,
+    minor_ends: Event,
+    _always: [Event; 2],
+    ring: Ring,
+    stream: Stream,
+}
+
+impl OnCpu {
+    fn open(watched: i32, cpu: i32) -> io::Result<OnCpu> {
+        let open = |kind, fields, task_records| {
+            let sampling = Some(Sampling { period: 1, fields });
+            let spec = EventSpec { cpu, sampling, task_records, ..inherited(kind, watched) };
+            Event::open(&spec)
+        };
+        let begins = open(PAGE_FAULT, FIELD_TIME, false)?;
+        let ring = RING_PAGES.iter().find_map(|pages| Ring::new(&begins, *pages).ok());
+        let ring = ring.ok_or(io::ErrorKind::PermissionDenied)?;
+        // The further fields only make these samples longer; see `pairing`.
+        let minor_ends = open(MINOR_FAULT, FIELD_TIME | FIELD_PERIOD, false)?;
+        let always = [
+            open(MAJOR_FAULT, FIELD_TIME | FIELD_CPU | FIELD_PERIOD, false)?,
+            open(DUMMY, FIELD_TID | FIELD_TIME, true)?,
+        ];
+        [&minor_ends].into_iter().chain(&always).try_for_each(|event| event.redirect(&begins))?;
+        let stream = Stream::new(watched as u32);
+        Ok(OnCpu { begins, minor_ends, _always: always, ring, stream })
+    }
+
+    /// Ends before begins when a window opens, so that no begin lacks its end.
+    fn switch(&self, sampled: Sampled) -> io::Result<()> {
+        self.minor_ends.switch(sampled.minor_ends)?;
+        self.begins.switch(sampled.begins)
+    }
+}
+
+/// Of the threads and children that a thread makes from now on.
+fn inherited(kind: EventKind, watched: i32) -> EventSpec {
+    EventSpec { pid: watched, inherit: true, ..EventSpec::new(kind) }
+}
+
+/// Counts all faults of a kind but the watched thread's own, which are no part of the job.
+struct Tally {
+    all: Event,
+    own: Event,
+}
+
+impl Tally {
+    fn open(kind: EventKind, watched: i32) -> io::Result<Tally> {
+        let all = inherited(kind, watched);
+        let own = EventSpec { inherit: false, ..all };
+        Ok(Tally { all: Event::open(&all)?, own: Event::open(&own)? })
+    }
+
+    fn count(&self) -> io::Result<u64> {
+        Ok(self.all.count()?.saturating_sub(self.own.count()?))
+    }
 }
 
 /// Empties the rings while the job runs.
 struct Reader {
-    rings: Vec<(Ring, Stream)>,
+    cpus: Vec<OnCpu>,
+    minor: Tally,
+    major: Tally,
     pairing: Pairing,
 }
 
 impl Reader {
     /// Opens events and rings on each CPU for what a thread makes from now on.
-    fn open(watched: i32) -> io::Result<(Reader, Vec<Event>)> {
-        let (mut events, mut rings) = (Vec::new(), Vec::new());
-        for cpu in online_cpus() {
-            let (ring, opened) = open_on(watched, cpu)?;
-            rings.push((ring, Stream::new(watched as u32)));
-            events.extend(opened);
-        }
-        // The supervisor's own faults are no part of the job.
-        Ok((Reader { rings, pairing: Pairing::new(watched as u32) }, events))
+    fn open(watched: i32) -> io::Result<Reader> {
+        let cpus = online_cpus().into_iter().map(|cpu| OnCpu::open(watched, cpu));
+        Ok(Reader {
+            cpus: cpus.collect::<io::Result<_>>()?,
+            minor: Tally::open(MINOR_FAULT, watched)?,
+            major: Tally::open(MAJOR_FAULT, watched)?,
+            // The supervisor's own faults are no part of the job.
+            pairing: Pairing::new(watched as u32),
+        })
     }
 
     fn read(mut self, ending: &AtomicBool) -> FaultTimes {
+        let (mut windows, mut sampled) = (Windows::new(), Sampled::ALL);
         loop {
             let is_last = ending.load(Ordering::Acquire);
-            let now = monotonic_ns();
-            let Reader { rings, pairing } = &mut self;
-            for (ring, stream) in rings {
-                ring.drain(|record| pairing.hear(stream, &record));
-            }
-            pairing.pair_until(if is_last { u64::MAX } else { now.saturating_sub(SETTLED_NS) });
+            self.hear(if is_last { u64::MAX } else { monotonic_ns().saturating_sub(SETTLED_NS) });
             if is_last {
-                return self.pairing.times;
+                return self.finish();
             }
-            std::thread::park_timeout(PERIOD);
+            let under_way = self.pairing.has_open_fault(self.cpus.iter().map(|cpu| &cpu.stream));
+            let (next, wait) = windows.next(self.pairing.times.seen_count(), under_way);
+            if next != sampled {
+                self.switch(next);
+                sampled = next;
+            }
+            std::thread::park_timeout(wait);
         }
+    }
+
+    /// Takes what has arrived, and pairs what happened up to this time.
+    fn hear(&mut self, horizon_ns: u64) {
+        for OnCpu { ring, stream, .. } in &mut self.cpus {
+            ring.drain(|record| self.pairing.hear(stream, &record));
+        }
+        self.pairing.pair_until(horizon_ns);
+    }
+
+    /// An open event that cannot be switched goes on as it is: it costs more, and tells no less.
+    fn switch(&mut self, sampled: Sampled) {
+        self.pairing.expect_ends_alone();
+        let _ = self.cpus.iter().try_for_each(|cpu| cpu.switch(sampled));
+    }
+
+    fn finish(self) -> FaultTimes {
+        let count = |tally: &Tally, seen: u64| tally.count().unwrap_or(seen).max(seen);
+        let mut times = self.pairing.times;
+        times.minor_count = count(&self.minor, times.minor.len());
+        times.major_count = count(&self.major, times.major.len());
+        times
     }
 }
 
@@ -196,25 +266,50 @@ impl FaultTimes {
             Histogram::new_with_bounds(1, LONGEST_NS, 3)
                 .unwrap_or_else(|_| unreachable!("bounds and digits are allowed ones"))
         };
-        FaultTimes { minor: empty(), major: empty(), lost_count: 0, unpaired_count: 0 }
+        FaultTimes {
+            minor: empty(),
+            major: empty(),
+            minor_count: 0,
+            major_count: 0,
+            lost_count: 0,
+            unpaired_count: 0,
+        }
+    }
+
+    /// Faults in the histograms.
+    fn seen_count(&self) -> u64 {
+        self.minor.len() + self.major.len()
     }
 
     /// Pours the histograms out, with a warning if samples are missing in them.
     pub fn report(&self, out: &mut dyn Sink) {
-        out.latency("minor_fault", &self.minor, Provenance::Measured);
-        out.latency("major_fault", &self.major, Provenance::Measured);
+        out.latency("minor_fault", &self.minor, Some(self.minor_count), Provenance::Measured);
+        out.latency("major_fault", &self.major, Some(self.major_count), Provenance::Measured);
         let missing = self.lost_count + self.unpaired_count;
         if missing > 0 {
-            let seen = self.minor.len() + self.major.len();
             out.warning(Warning {
                 id: "lost_fault_samples".into(),
                 text: format!(
-                    "{} samples of faults were lost and {} have no partner; {seen} faults are in \
-                     the histograms",
-                    self.lost_count, self.unpaired_count
+                    "{} samples of faults were lost and {} have no partner; {} faults are in the \
+                     histograms",
+                    self.lost_count,
+                    self.unpaired_count,
+                    self.seen_count()
                 ),
                 remedy: "sysctl kernel.perf_event_mlock_kb=16384, or fewer clients".into(),
             });
+        }
+        for (kind, seen, count) in [
+            ("minor", self.minor.len(), self.minor_count),
+            ("major", self.major.len(), self.major_count),
+        ] {
+            if seen == 0 && count > 0 {
+                out.warning(Warning {
+                    id: "no_fault_seen".into(),
+                    text: format!("none of {count} {kind} faults began while faults were sampled"),
+                    remedy: "repeat the run, or make it longer".into(),
+                });
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ const TUNABLE: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
 
 /// Of these programs, or of all.
 pub fn run(names: &[String]) -> Result<Outcome> {
-    let (pagetax, workshop) = (pagetax()?, Workshop::new()?);
+    let (pagetax, workshop) = (pagetax()?, Workshop::new(1)?);
     let (mut rows, mut results, mut fine) = (Vec::new(), Vec::new(), true);
     for program in chosen(names)? {
         let Some(script) = workshop.script(program)? else {

@@ -47,8 +47,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "fault-latency",
-        what: "what a histogram of fault latencies costs for each fault (limit: 250 ns, or 25 % more \
-               than two bare samples)",
+        what: "what histograms of fault latencies cost for each fault of a run (limit: 250 ns)",
         run: |_| faults::latency_cost(),
     },
     Bench {

@@ -6,6 +6,7 @@
 use super::Outcome;
 use crate::shell;
 use anyhow::{Context, Result};
+use pagetax_core::stats::quantiles;
 use serde_json::json;
 use std::process::Command;
 use std::time::Instant;
@@ -83,9 +84,8 @@ fn start_us(command: &mut Command) -> Result<f64> {
 }
 
 /// The tenth that neighbours on the machine disturb least, the median, and nine tenths.
-fn spread(mut values: Vec<f64>) -> [f64; 3] {
-    values.sort_by(f64::total_cmp);
-    [1, 5, 9].map(|tenth| values[values.len() * tenth / 10])
+fn spread(values: Vec<f64>) -> [f64; 3] {
+    quantiles(&values, [0.1, 0.5, 0.9])
 }
 
 fn row(name: &str, spread: [f64; 3], unit: &str) -> Vec<String> {

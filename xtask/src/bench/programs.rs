@@ -3,39 +3,58 @@
 
 use crate::shell;
 use anyhow::{Context, Result, bail};
+use pagetax_host::sys::process::{Child, Exit};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// A program and a shell script that runs it; `FILE` is a text of random numbers, `DIR` a directory.
+/// A program and a shell script that runs it; `SIZE` says how much it has to do, `FILE` is a text of
+/// random numbers, `DIR` a directory.
 pub struct Program {
     /// As it is called.
     pub name: &'static str,
+    size: u32,
     script: &'static str,
 }
+
+/// 14 MB of them are sorted and compressed.
+const NUMBERS: u32 = 1_500_000;
+/// So many are compiled.
+const FUNCTIONS: u32 = 150;
 
 const PROGRAMS: &[Program] = &[
     Program {
         name: "python3",
-        script: "python3 -c 'd = {i: str(i) for i in range(1000000)}; print(sum(len(d[k * 7919 % \
-                 1000000]) for k in range(1000000)))'",
+        size: 1_000_000,
+        script: "python3 -c 'd = {i: str(i) for i in range(SIZE)}; print(sum(len(d[k * 7919 % SIZE]) \
+                 for k in range(SIZE)))'",
     },
-    Program { name: "sort", script: "LC_ALL=C sort -S 1G --parallel=1 FILE | tail -n 1" },
+    Program {
+        name: "sort",
+        size: NUMBERS,
+        script: "LC_ALL=C sort -S 1G --parallel=1 FILE | tail -n 1",
+    },
     Program {
         name: "sqlite3",
+        size: 400_000,
         script: "sqlite3 :memory: 'CREATE TABLE t(a); WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL \
-                 SELECT n+1 FROM c LIMIT 400000) INSERT INTO t SELECT n*7919%1000003 FROM c; CREATE \
+                 SELECT n+1 FROM c LIMIT SIZE) INSERT INTO t SELECT n*7919%1000003 FROM c; CREATE \
                  INDEX i ON t(a); SELECT count(*) FROM t x JOIN t y ON x.a = y.a;'",
     },
-    Program { name: "gcc", script: "gcc -O2 -x c -c -o DIR/o FILE.c && cksum < DIR/o" },
-    Program { name: "xz", script: "head -c 3000000 FILE | xz -9 -T1 | cksum" },
+    Program {
+        name: "gcc",
+        size: FUNCTIONS,
+        script: "gcc -O2 -x c -c -o DIR/o FILE.c && cksum < DIR/o",
+    },
+    Program { name: "xz", size: 3_000_000, script: "head -c SIZE FILE | xz -9 -T1 | cksum" },
     Program {
         name: "redis-server",
+        size: 200_000,
         script: "redis-server --port 0 --unixsocket DIR/s --save '' --enable-debug-command local \
                  >/dev/null & until redis-cli -s DIR/s ping >/dev/null 2>&1; do sleep 0.02; done; \
-                 redis-cli -s DIR/s debug populate 200000 key 64; redis-benchmark -s DIR/s -t get \
-                 -n 60000 -r 200000 -q >/dev/null; redis-cli -s DIR/s debug digest; redis-cli -s \
+                 redis-cli -s DIR/s debug populate SIZE key 64; redis-benchmark -s DIR/s -t get \
+                 -n 60000 -r SIZE -q >/dev/null; redis-cli -s DIR/s debug digest; redis-cli -s \
                  DIR/s shutdown nosave; wait",
     },
 ];
@@ -53,23 +72,27 @@ pub fn chosen(names: &[String]) -> Result<Vec<&'static Program>> {
 /// Where programs find their input and put their output.
 pub struct Workshop {
     directory: tempfile::TempDir,
+    part: u32,
 }
 
 /// One run.
 pub struct Run {
     /// From before the start to after the end.
     pub wall_ns: u64,
+    /// In user mode and in the kernel, of all its processes.
+    pub cpu_ns: u64,
     /// What it printed.
     pub output: Vec<u8>,
 }
 
 impl Workshop {
-    /// Makes 14 MB of random numbers, and a C file of many functions.
-    pub fn new() -> Result<Workshop> {
+    /// Makes random numbers and a C file; one part in so many of what there is to do otherwise.
+    pub fn new(part: u32) -> Result<Workshop> {
         let directory = tempfile::tempdir()?;
         let file = directory.path().join("numbers");
         let mut rng = pagetax_core::access::Rng::new(1);
-        let numbers: String = (0..1_500_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
+        let numbers: String =
+            (0..NUMBERS / part).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
         std::fs::write(&file, numbers)?;
         let function = |i: u32| {
             format!(
@@ -77,8 +100,9 @@ impl Workshop {
                  1); return s; }}\n"
             )
         };
-        std::fs::write(file.with_extension("c"), (0..150).map(function).collect::<String>())?;
-        Ok(Workshop { directory })
+        let functions: String = (0..FUNCTIONS / part).map(function).collect();
+        std::fs::write(file.with_extension("c"), functions)?;
+        Ok(Workshop { directory, part })
     }
 
     /// A place for files; it goes with the workshop.
@@ -90,7 +114,8 @@ impl Workshop {
     pub fn script(&self, program: &Program) -> Result<Option<String>> {
         let text = |path: &Path| path.to_str().map(String::from).context("a path that is no text");
         let file = text(&self.path("numbers"))?;
-        let script = program.script.replace("FILE", &file);
+        let size = (program.size / self.part).to_string();
+        let script = program.script.replace("SIZE", &size).replace("FILE", &file);
         let script = script.replace("DIR", &text(self.directory.path())?);
         Ok(shell::has(program.name).then_some(script))
     }
@@ -102,9 +127,12 @@ impl Workshop {
         command.args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null());
         command.stdout(File::create(&out)?).envs(variables.iter().copied());
         let start = Instant::now();
-        if !command.status()?.success() {
+        let (exit, usage) = Child::from(command.spawn()?).wait()?;
+        let wall_ns = start.elapsed().as_nanos() as u64;
+        if exit != Exit::Status(0) {
             bail!("`{script}` fails");
         }
-        Ok(Run { wall_ns: start.elapsed().as_nanos() as u64, output: std::fs::read(&out)? })
+        let cpu_ns = usage.user_ns + usage.kernel_ns;
+        Ok(Run { wall_ns, cpu_ns, output: std::fs::read(&out)? })
     }
 }

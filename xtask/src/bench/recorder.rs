@@ -5,6 +5,7 @@
 use super::{Outcome, pagetax};
 use crate::shell;
 use anyhow::{Context, Result};
+use pagetax_core::stats::quantiles;
 use serde_json::json;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -113,14 +114,11 @@ fn seconds(script: &str, folder: &Path) -> Result<f64> {
 }
 
 fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    quantiles(values, [0.5])[0]
 }
 
 /// `12.3× (11.9–13.0)`
 fn spread(values: &[f64]) -> String {
-    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
-    let high = values.iter().copied().fold(0.0, f64::max);
-    format!("{:.1}× ({low:.1}–{high:.1})", median(values))
+    let [low, median, high] = quantiles(values, [0.0, 0.5, 1.0]);
+    format!("{median:.1}× ({low:.1}–{high:.1})")
 }

@@ -144,6 +144,16 @@ fn of_runs(runs: &[&Finished]) -> Vec<Warning> {
             "run a server in the foreground, under a client that ends it",
         ));
     }
+    if let Some(most) = runs.iter().map(|run| run.brief_count).max().filter(|n| *n > 0) {
+        all.push(warning(
+            "brief_processes",
+            format!(
+                "{most} processes of the command or more came and went within two looks at its memory: \
+                 its peak is of those that were seen, and may have been higher"
+            ),
+            "diagnose one of these processes by itself where its memory matters",
+        ));
+    }
     let watched: u64 = runs.iter().map(|run| run.watch_ns).sum();
     let total: u64 = runs.iter().map(|run| run.wall_ns).sum();
     if watched * WATCH_SHARE > total && total / SHORT_NS > runs.len() as u64 {

@@ -115,16 +115,24 @@ fn phases(phases: &[ReportPhase]) -> String {
     text::heading("Phases") + &text::table(&headings, &numeric, rows)
 }
 
+/// `84 000`, or where there were more, `84 000 of 336 000`.
+fn seen(latency: &Latency) -> String {
+    let seen = text::count(latency.count);
+    match latency.of_count.filter(|of_count| *of_count > latency.count) {
+        Some(of_count) => format!("{seen} of {}", text::count(of_count)),
+        None => seen,
+    }
+}
+
 fn latencies(run: &Run) -> String {
     if run.latency.is_empty() {
         return String::new();
     }
     let rows = run.latency.iter().map(|(kind, latency)| {
-        let Latency { count, min_ns, mean_ns, p50_ns, p90_ns, p99_ns, max_ns, provenance } =
-            latency;
+        let Latency { min_ns, mean_ns, p50_ns, p90_ns, p99_ns, max_ns, provenance, .. } = latency;
         let times = [min_ns, mean_ns, p50_ns, p90_ns, p99_ns, max_ns];
         let times = times.map(|ns| text::value(Unit::Ns, *ns));
-        let first = [kind.clone(), text::count(*count)];
+        let first = [kind.clone(), seen(latency)];
         first.into_iter().chain(times).chain([provenance.to_string()]).collect()
     });
     let headings = ["", "count", "min", "mean", "p50", "p90", "p99", "max", "provenance"];

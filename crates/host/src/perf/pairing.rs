@@ -66,6 +66,7 @@ pub struct Pairing {
     ignored: u32,
     marks: Vec<Mark>,
     begun: HashMap<u32, u64>,
+    ends_alone: bool,
     /// What came of it.
     pub times: FaultTimes,
 }
@@ -73,7 +74,28 @@ pub struct Pairing {
 impl Pairing {
     /// Leaves out the faults of one thread.
     pub fn new(ignored: u32) -> Pairing {
-        Pairing { ignored, marks: Vec::new(), begun: HashMap::new(), times: FaultTimes::new() }
+        Pairing {
+            ignored,
+            marks: Vec::new(),
+            begun: HashMap::new(),
+            ends_alone: false,
+            times: FaultTimes::new(),
+        }
+    }
+
+    /// From now on begins are sampled some of the time only: an end without one is no loss.
+    pub fn expect_ends_alone(&mut self) {
+        self.ends_alone = true;
+    }
+
+    /// Whether a fault has begun, and its end was not heard yet.
+    pub fn has_open_fault<'a>(&self, mut streams: impl Iterator<Item = &'a Stream>) -> bool {
+        let waits = self.marks.iter().any(|mark| mark.edge == Edge::Begin);
+        waits || !self.begun.is_empty() || streams.any(|stream| stream.begun_ns.is_some())
+    }
+
+    fn end_alone(&mut self) {
+        self.times.unpaired_count += u64::from(!self.ends_alone);
     }
 
     /// Takes the next record of a CPU.
@@ -84,7 +106,7 @@ impl Pairing {
             Some(Said::Fault(edge, time_ns)) => match (stream.begun_ns.take(), stream.tid) {
                 (Some(begun_ns), _) => self.record(edge, begun_ns, time_ns),
                 (None, Some(tid)) => self.marks.push(Mark { time_ns, tid, edge }),
-                (None, None) => self.times.unpaired_count += 1,
+                (None, None) => self.end_alone(),
             },
             Some(Said::Switch(tid)) => {
                 if let (Some(time_ns), Some(tid)) = (stream.begun_ns.take(), stream.tid) {
@@ -112,7 +134,7 @@ impl Pairing {
             } else if let Some(begun_ns) = self.begun.remove(&mark.tid) {
                 self.record(mark.edge, begun_ns, mark.time_ns);
             } else {
-                self.times.unpaired_count += 1;
+                self.end_alone();
             }
         }
     }
@@ -183,6 +205,36 @@ mod tests {
         pairing.pair_until(u64::MAX);
         assert_eq!(pairing.times.unpaired_count, 1);
         assert!(pairing.times.minor.is_empty());
+    }
+
+    #[test]
+    fn a_fault_is_open_until_its_end_was_heard_wherever_that_is() {
+        let mut pairing = Pairing::new(WATCHED);
+        let mut cpus = [Stream::new(WATCHED), Stream::new(WATCHED)];
+        let mut open_after = |cpu: usize, kind: u32, words: &[u64]| {
+            pairing.hear(&mut cpus[cpu], &Record { kind, misc: 0, words });
+            let unsettled = pairing.has_open_fault(cpus.iter());
+            pairing.pair_until(u64::MAX);
+            (unsettled, pairing.has_open_fault(cpus.iter()))
+        };
+        assert_eq!(open_after(0, RECORD_SWITCH, &switch(1)), (false, false));
+        assert_eq!(open_after(0, RECORD_SAMPLE, &[100]), (true, true));
+        assert_eq!(open_after(0, RECORD_SWITCH, &switch(1)), (true, true));
+        assert_eq!(open_after(1, RECORD_SWITCH, &switch(1)), (true, true));
+        assert_eq!(open_after(1, RECORD_SAMPLE, &[170, 1]), (true, false));
+        // The end of a fault that began before the window.
+        assert_eq!(open_after(1, RECORD_SAMPLE, &[190, 1]), (false, false));
+        assert_eq!(pairing.times.minor.max(), 70);
+    }
+
+    #[test]
+    fn between_windows_an_end_without_a_begin_is_no_loss() {
+        let mut pairing = Pairing::new(WATCHED);
+        pairing.expect_ends_alone();
+        let mut stream = Stream::new(1);
+        pairing.hear(&mut stream, &Record { kind: RECORD_SAMPLE, misc: 0, words: &[5, 1] });
+        pairing.pair_until(u64::MAX);
+        assert_eq!((pairing.times.unpaired_count, pairing.times.minor.len()), (0, 0));
     }
 
     #[test]

@@ -182,6 +182,15 @@ impl Event {
         })
     }
 
+    /// Goes on with it and its copies in threads and children, or stops them for now.
+    pub fn switch(&self, on: bool) -> io::Result<()> {
+        if !on {
+            return self.disable();
+        }
+        // SAFETY: an open perf event; the argument 0 means this event alone, not its group.
+        super::mapping::check(unsafe { perf_event_open_sys::ioctls::ENABLE(self.0.as_raw_fd(), 0) })
+    }
+
     /// Sends its samples to the ring of another event on the same CPU.
     pub fn redirect(&self, ring_owner: &Event) -> io::Result<()> {
         // SAFETY: both descriptors are open perf events.

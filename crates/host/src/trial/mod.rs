@@ -72,6 +72,8 @@ pub struct Finished {
     pub watch_ns: u64,
     /// Processes that it left running, ended by us.
     pub left_running: usize,
+    /// Processes that came and went within two looks: the peak may lack others of their kind.
+    pub brief_count: usize,
 }
 
 /// Why a run has no result.
@@ -146,6 +148,7 @@ pub fn run(
         evidence: before.since(seen.allocator),
         watch_ns: seen.watch_ns,
         left_running,
+        brief_count: seen.brief_count,
     })
 }
 

@@ -184,6 +184,7 @@ mod tests {
             evidence: Evidence { allocator: Some(allocator), thp_fallback_count: Some(0) },
             watch_ns: 0,
             left_running: 0,
+            brief_count: 0,
         }
     }
 

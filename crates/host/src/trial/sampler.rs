@@ -11,6 +11,7 @@ use crate::sys::pagemap::{self, PAGE_IS_HUGE};
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
+use std::collections::HashMap;
 use std::fs::File;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -71,6 +72,7 @@ pub struct Seen {
     pub peak: Option<Peak>,
     pub allocator: Option<Allocator>,
     pub watch_ns: u64,
+    pub brief_count: usize,
 }
 
 /// A thread that watches until it is stopped.
@@ -104,6 +106,8 @@ struct Watcher {
     root: Pid,
     family: tree::Family,
     processes: Vec<Pid>,
+    /// On how many lists each process was that has been on any.
+    listed: HashMap<Pid, u32>,
     processes_listed: Option<Instant>,
     list_cost: Duration,
     last_look: Option<(Instant, Duration, u64)>,
@@ -118,6 +122,7 @@ impl Watcher {
             root,
             family: tree::Family::default(),
             processes: vec![root],
+            listed: HashMap::new(),
             processes_listed: None,
             list_cost: Duration::ZERO,
             last_look: None,
@@ -139,6 +144,7 @@ impl Watcher {
                 self.look(now, resident);
             }
         }
+        self.seen.brief_count = self.brief_count();
         self.seen.watch_ns = cpu_time().as_nanos() as u64;
         self.seen
     }
@@ -151,8 +157,17 @@ impl Watcher {
             let before = cpu_time();
             self.processes = self.family.descendants(self.root);
             self.processes.push(self.root);
+            for pid in &self.processes {
+                *self.listed.entry(*pid).or_default() += 1;
+            }
             (self.processes_listed, self.list_cost) = (Some(now), cpu_time() - before);
         }
+    }
+
+    /// Processes that were gone by the next list: there may have been others that were on none.
+    fn brief_count(&self) -> usize {
+        let gone = |pid: &Pid| !self.processes.contains(pid);
+        self.listed.iter().filter(|(pid, lists)| **lists == 1 && gone(pid)).count()
     }
 
     fn worth_a_look(&self, now: Instant, resident: u64) -> bool {

@@ -81,7 +81,7 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
         }
         self.out.counter(WALL_NS.id(), Reading::Modeled(wall_ns));
         for (kind, histogram) in self.books.latencies.iter() {
-            self.out.latency(kind, histogram, Provenance::Modeled);
+            self.out.latency(kind, histogram, None, Provenance::Modeled);
         }
         let epilogue = self.parts.kernel.epilogue(&self.parts.hardware, &self.books.tally);
         let mut budget = self.ledgers.budget();
