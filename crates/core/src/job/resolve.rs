@@ -203,7 +203,8 @@ impl Resolver<'_> {
         }
         let bytes = self.size(&raw.size)?;
         if bytes == 0 || bytes > REGION_BYTES_MAX {
-            let message = format!("region `{name}` would have {bytes} bytes");
+            let what = if bytes == 0 { "would be empty" } else { "would be larger than 64T" };
+            let message = format!("region `{name}` {what}");
             return Err(self.error(raw.size.span(), message, "give a size from 1 byte to 64T"));
         }
         let members = match &raw.count {
