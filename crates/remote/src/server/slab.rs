@@ -5,12 +5,12 @@
 //! before anybody else can get it.
 
 use crate::page::{PAGE_BYTES, PageSum};
-use memmap2::MmapMut;
+use memmap2::{Advice, MmapMut};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-/// Pages of a chunk: 2 MiB, so that the system may use a huge page.
+/// Pages of a chunk, but for the last: 2 MiB, so that the system may use a huge page.
 const CHUNK_PAGES: usize = 512;
 
 /// A place for one page.
@@ -53,9 +53,13 @@ struct Free {
 }
 
 impl Chunk {
-    fn new() -> io::Result<Chunk> {
-        let bytes = MmapMut::map_anon(CHUNK_PAGES * PAGE_BYTES)?;
-        Ok(Chunk { bytes, sums: vec![PageSum::default(); CHUNK_PAGES].into() })
+    fn new(pages: usize) -> io::Result<Chunk> {
+        let bytes = MmapMut::map_anon(pages * PAGE_BYTES)?;
+        // One fault for all of them, by a huge page if there is one, rather than one for each.
+        // Where that does not work it is page by page again.
+        let _ = bytes.advise(Advice::HugePage);
+        let _ = bytes.advise(Advice::PopulateWrite);
+        Ok(Chunk { bytes, sums: vec![PageSum::default(); pages].into() })
     }
 
     fn page(&self, index: usize) -> &[u8] {
@@ -115,7 +119,7 @@ impl Slab {
         free.slots[slot.chunk()].push(slot.index() as u16);
         free.open.insert(slot.chunk() as u32);
         // One chunk stays mapped for the next page.
-        if free.slots[slot.chunk()].len() == CHUNK_PAGES && free.open.len() > 1 {
+        if free.slots[slot.chunk()].len() == self.pages_of(slot.chunk()) && free.open.len() > 1 {
             free.open.remove(&(slot.chunk() as u32));
             free.slots[slot.chunk()] = Vec::new();
             free.unmapped.push(slot.chunk() as u32);
@@ -150,13 +154,20 @@ impl Slab {
         Some(Slot(chunk * CHUNK_PAGES as u32 + index as u32))
     }
 
+    /// The last chunk is as long as the limit leaves it.
+    fn pages_of(&self, chunk: usize) -> usize {
+        CHUNK_PAGES.min(self.pages_max as usize - chunk * CHUNK_PAGES)
+    }
+
     fn map_chunk(&self, free: &mut Free) -> Option<u32> {
-        let fresh = Chunk::new().ok()?;
-        let chunk = free.unmapped.pop().unwrap_or(free.slots.len() as u32);
+        let chunk = free.unmapped.last().copied().unwrap_or(free.slots.len() as u32);
+        let pages = self.pages_of(chunk as usize);
+        let fresh = Chunk::new(pages).ok()?;
+        free.unmapped.pop();
         if chunk as usize == free.slots.len() {
             free.slots.push(Vec::new());
         }
-        free.slots[chunk as usize] = (0..CHUNK_PAGES as u16).rev().collect();
+        free.slots[chunk as usize] = (0..pages as u16).rev().collect();
         free.open.insert(chunk);
         *self.chunks[chunk as usize].write().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
         Some(chunk)
@@ -175,6 +186,9 @@ mod tests {
             (0..1000).map(|sum| slab.put(&page, PageSum(sum)).expect("room")).collect();
         assert_eq!(slab.pages_free(), 0);
         assert!(slab.put(&page, PageSum(1)).is_none());
+        let chunks = slab.chunks.iter().map(|chunk| chunk.read().unwrap());
+        let mapped: usize = chunks.flat_map(|chunk| chunk.as_ref().map(|c| c.bytes.len())).sum();
+        assert_eq!(mapped, 1000 * PAGE_BYTES, "not a byte over the limit");
         slab.free_slot(slots[5]);
         slab.with(slots[5], |page, sum| assert!(page == [0; PAGE_BYTES] && sum == PageSum(0)));
         let again = slab.put(&page, PageSum(3)).expect("the slot that was given back");
