@@ -33,7 +33,8 @@ impl TlsArgs {
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct ServersArgs {
     /// Memory servers: hosts, with ports unless they listen on 7070
-    #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',')]
+    #[arg(long, value_name = "HOST[:PORT],…", value_delimiter = ',',
+          value_parser = clap::builder::NonEmptyStringValueParser::new())]
     servers: Vec<String>,
     /// Find memory servers on the local network (mDNS)
     #[arg(long)]

@@ -82,7 +82,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     if let Some(servers) = &settings.servers {
         // Here a mistake can be told before the program starts; it connects by itself.
-        let reached = servers.connect().map_err(|why| anyhow!("{why}"));
+        let reached = servers.connect(None).map_err(|why| anyhow!("{why}"));
         drop(reached.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?);
     }
     let mut command = program.command(name);

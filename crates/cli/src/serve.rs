@@ -65,6 +65,9 @@ pub struct Args {
     /// Tell the server that listens there on this machine to leave, and wait until it has
     #[arg(long)]
     drain: bool,
+    /// For --drain: the name in the server's certificate, where it is not the address
+    #[arg(long, value_name = "NAME", requires_all = ["drain", "tls_cert"])]
+    tls_name: Option<String>,
 }
 
 /// `pagetax serve`
@@ -144,7 +147,8 @@ fn wait_for_the_end(server: &Server, limit: Duration, signals: StopSignals) -> R
 }
 
 fn drain(args: &Args) -> Result<()> {
-    let tls = args.tls.files().map(|files| ClientTls::new(&files, None)).transpose();
+    let name = args.tls_name.clone();
+    let tls = args.tls.files().map(|files| ClientTls::new(&files, name)).transpose();
     let mut at = args.listen;
     if at.ip().is_unspecified() {
         at.set_ip(Ipv4Addr::LOCALHOST.into());

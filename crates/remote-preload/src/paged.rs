@@ -64,7 +64,7 @@ pub fn paged_at(at: *const u8) -> Option<&'static Paged> {
 
 impl Paged {
     fn start(settings: &Settings) -> Result<Paged, String> {
-        let store = settings.open_store()?;
+        let store = settings.open_store(Arc::new(say))?;
         let options = Options {
             overcommit: true,
             log: Some(Arc::new(say)),

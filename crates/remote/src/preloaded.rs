@@ -2,6 +2,7 @@
 //! exec.
 
 use crate::client::cluster::{self, Cluster};
+use crate::pager::Log;
 use crate::store::embedded::EmbeddedStore;
 use crate::store::{PageStore, StoreError};
 use crate::tls::{ClientTls, Files};
@@ -119,14 +120,14 @@ impl Settings {
         Ok(Some(settings))
     }
 
-    /// The store that these settings name.
+    /// The store that these settings name. It logs what its owner should hear of.
     ///
     /// # Errors
     /// With a line for people.
-    pub fn open_store(&self) -> Result<Arc<dyn PageStore>, String> {
+    pub fn open_store(&self, log: Log) -> Result<Arc<dyn PageStore>, String> {
         match &self.servers {
             None => Ok(Arc::new(EmbeddedStore::new(self.embedded))),
-            Some(servers) => Ok(Arc::new(servers.connect()?)),
+            Some(servers) => Ok(Arc::new(servers.connect(Some(log))?)),
         }
     }
 }
@@ -178,13 +179,14 @@ impl Servers {
     ///
     /// # Errors
     /// With a line for people.
-    pub fn connect(&self) -> Result<Cluster, String> {
+    pub fn connect(&self, log: Option<Log>) -> Result<Cluster, String> {
         let name = self.tls_name.clone();
         let tls = self.tls.as_ref().map(|files| ClientTls::new(files, name)).transpose();
         let options = cluster::Options {
             copies: self.copies,
             discover: self.discover,
             tls: tls.map_err(|error| error.to_string())?,
+            log,
             ..cluster::Options::new(self.named.clone())
         };
         Cluster::connect(options).map_err(|error: StoreError| error.to_string())

@@ -3,14 +3,16 @@
 
 use crate::network::{Network, Wire, address};
 use crate::pages::{put, try_get, try_put, wait_until};
-use crate::serve::Serve;
+use crate::serve::{PAGETAX, Serve};
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{Cluster, Options};
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{self, PagerError, RemoteRegion};
 use pagetax_remote::store::{PageReader, PageStore, PageWriter, RegionId, StoreError};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The client is on this host, a server on each other.
@@ -165,8 +167,37 @@ fn a_server_is_killed_and_restarted_at_once() {
             traffic.run(200);
             servers.start_again(host);
             traffic.run(200);
-            std::thread::sleep(Duration::from_secs(1));
+            thread::sleep(Duration::from_secs(1));
         }
+    });
+}
+
+/// The server listens on its host's own address alone, so that --drain comes from there.
+#[test]
+fn a_drained_host_leaves_its_pages_with_the_others() {
+    let Some(network) = Network::new(1 + SERVERS.len()) else { return };
+    let mut servers = Servers::start(&network, ["32M"; 3]);
+    let drain = |servers: &Servers<'_>, from: usize| {
+        let listen = servers.running[0].address.clone();
+        let args = ["serve", "--drain", "--listen", &listen];
+        network.on(from, || Command::new(PAGETAX).args(args).output().unwrap())
+    };
+    network.on(CLIENT, || {
+        let store = servers.client();
+        let mut traffic = Traffic::new(&store, 600);
+        let denied = drain(&servers, CLIENT);
+        let said = String::from_utf8_lossy(&denied.stderr).into_owned();
+        assert!(!denied.status.success() && said.contains("not from this place"), "{said}");
+        thread::scope(|scope| {
+            let drained = scope.spawn(|| drain(&servers, SERVERS[0]));
+            while !drained.is_finished() {
+                traffic.run(1);
+            }
+            let drained = drained.join().unwrap();
+            assert!(drained.status.success(), "{drained:?}");
+        });
+        wait_until("it has ended", 5, || servers.running[0].child.try_wait().unwrap().is_some());
+        traffic.check();
     });
 }
 

@@ -7,6 +7,8 @@ use pagetax_remote::client::cluster::{Cluster, Options};
 use pagetax_remote::page::{PAGE_BYTES, PageSum};
 use pagetax_remote::store::{PageStore, PutRun, StoreError};
 use std::process::Command;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 fn cluster(servers: &[Serve], copies: usize) -> Cluster {
@@ -107,6 +109,25 @@ fn a_restarted_server_is_not_taken_for_the_old_one() {
 }
 
 #[test]
+fn the_owner_hears_of_losses_before_it_reads() {
+    let mut server = Serve::any("16M");
+    let (lines, said) = mpsc::channel();
+    let log = move |line: &str| lines.send(line.to_string()).unwrap();
+    let options =
+        Options { log: Some(Arc::new(log)), ..Options::new(vec![server.address.clone()]) };
+    let store = Cluster::connect(options).unwrap();
+    let region = store.create_region(64, false).unwrap();
+    put(&mut *store.writer().unwrap(), region, 7, 0);
+    assert_eq!(store.tally().chunks_damaged_total.load(Ordering::Relaxed), 0);
+    let address = server.address.clone();
+    server.kill();
+    let _another = Serve::start("16M", &address, &[]);
+    let line = said.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert!(line.contains(&address) && line.contains("keep more copies"), "{line}");
+    assert_eq!(store.tally().chunks_damaged_total.load(Ordering::Relaxed), 1);
+}
+
+#[test]
 fn a_blip_loses_nothing_of_a_single_copy() {
     let servers = [Serve::any("16M")];
     let store = cluster(&servers, 1);
@@ -188,13 +209,14 @@ fn overhead_health_metrics_and_what_people_see() {
 
 #[test]
 fn mistakes_are_answered_with_a_remedy() {
-    let tries: [(&[&str], &str); 7] = [
+    let tries: [(&[&str], &str); 8] = [
         (&["serve", "--listen", "0.0.0.0:0"], "--insecure"),
         (&["serve", "--memory", "1K"], "--memory 1M"),
         (&["serve", "--memory", "900T", "--listen", "127.0.0.1:0"], "give --memory less"),
         (&["serve", "--listen", "127.0.0.1:0", "--tls-cert", "x"], "--tls-key"),
         (&["serve", "--drain", "--listen", "127.0.0.1:1"], "pagetax serve"),
         (&["servers", "--servers", "127.0.0.1:1", "--once"], "pagetax serve"),
+        (&["servers", "--servers", "a,,b", "--once"], "a value is required"),
         (&["servers", "--servers", "no.such.host.invalid", "--once"], "no.such.host.invalid"),
     ];
     for (args, remedy) in tries {

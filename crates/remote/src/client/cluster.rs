@@ -348,7 +348,7 @@ impl Shared {
             let label = &self.peer(server).endpoint.label;
             let (count, page) = (damaged.len(), first.chunk * CHUNK_PAGES);
             log(&format!(
-                "pagetax: {label} is gone with pages that no other memory server has: in {count} MiB \
+                "{label} is gone with pages that no other memory server has: in {count} MiB \
                  from page {page} of region {} on; keep more copies",
                 first.region
             ));

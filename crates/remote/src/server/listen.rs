@@ -261,7 +261,9 @@ impl Shared {
             admitted.hello_until = None;
         }
         let owner = Owner { address: peer.ip().to_string(), pid: client.pid, name: client.name };
-        let local = peer.ip().is_loopback();
+        // One that comes from the address that it came to is from this machine too.
+        let own = stream.socket().local_addr()?.ip();
+        let local = peer.ip().is_loopback() || peer.ip() == own;
         let mut session = Session::new(self.pool.clone(), nonce, owner, local);
         let _ended = self.serve(&mut stream, &mut session);
         session.close(self.now_ns());
