@@ -304,25 +304,32 @@ fn pool(settings: &PageSettings, size: PageSize, pages: u64) -> Option<Changed> 
 }
 
 #[test]
-fn hugetlb_is_what_the_page_table_says() {
-    for (size, shown) in [(PageSize::M2, "2M"), (PageSize::G1, "1G")] {
-        let Some(_pool) = pool(&PageSettings::host(), size, 2) else {
-            println!("SKIP: no two pages of {size} for the hugetlb pool (root, contiguous memory)");
-            continue;
-        };
-        let bytes = size.bytes();
-        for source in [Source::Anon, Source::Shared] {
-            let (len, hugetlb) = (2 * bytes as usize, Some(bytes as usize));
-            let mapping = Mapping::new(Request { source, len, align: 1, hugetlb }).unwrap();
-            mapping.store(bytes, 1);
-            let rows = printed(&mapping);
-            let columns: Vec<Vec<_>> =
-                rows.lines().map(|row| row.split_whitespace().collect()).collect();
-            let kb = (bytes >> 10).to_string();
-            let anon = if matches!(source, Source::Anon) { &kb } else { "-" };
-            assert_eq!(columns[0][1..6], [&kb, "-", "-", "-", "-"], "{rows}");
-            assert_eq!(columns[1][1..6], [&kb, &kb, anon, "-", shown], "{rows}");
-        }
+fn hugetlb_of_2m_is_what_the_page_table_says() {
+    hugetlb_is_what_the_page_table_says(PageSize::M2, "2M");
+}
+
+#[test]
+fn hugetlb_of_1g_is_what_the_page_table_says() {
+    hugetlb_is_what_the_page_table_says(PageSize::G1, "1G");
+}
+
+fn hugetlb_is_what_the_page_table_says(size: PageSize, shown: &str) {
+    let Some(_pool) = pool(&PageSettings::host(), size, 2) else {
+        println!("SKIP: no two pages of {size} for the hugetlb pool (root, contiguous memory)");
+        return;
+    };
+    let bytes = size.bytes();
+    for source in [Source::Anon, Source::Shared] {
+        let (len, hugetlb) = (2 * bytes as usize, Some(bytes as usize));
+        let mapping = Mapping::new(Request { source, len, align: 1, hugetlb }).unwrap();
+        mapping.store(bytes, 1);
+        let rows = printed(&mapping);
+        let columns: Vec<Vec<_>> =
+            rows.lines().map(|row| row.split_whitespace().collect()).collect();
+        let kb = (bytes >> 10).to_string();
+        let anon = if matches!(source, Source::Anon) { &kb } else { "-" };
+        assert_eq!(columns[0][1..6], [&kb, "-", "-", "-", "-"], "{rows}");
+        assert_eq!(columns[1][1..6], [&kb, &kb, anon, "-", shown], "{rows}");
     }
 }
 
