@@ -1,35 +1,32 @@
 /* The stream of page changes, as the engines write it: the layout of the shared memory, the page
-   filter, and the writing of records. Its other half is src/ring.rs; a change here is a change there,
-   and of PT_VERSION.
-
-   Purpose: an engine sees every access of a program and passes on only those that may change a TLB.
-   Invariant: what the filter drops is a hit in the first level of every TLB that the stream feeds, on
-   the entry that its set used last, so that dropping it changes no count. How src/filter.rs chooses
-   the filter so that this holds, and why it does, is told there.
+   filter (filter.h), and the writing of records. Its other half is src/ring.rs; a change here is a
+   change there, and of PT_VERSION.
 
    SPDX-License-Identifier: MIT OR Apache-2.0 */
 #ifndef PAGETAX_STREAM_H
 #define PAGETAX_STREAM_H
 
 #define PT_MAGIC 0x7274736b63617274ULL
-#define PT_VERSION 2
+#define PT_VERSION 3
 #define PT_PAGE 4096
-#define PT_SLOTS 64 /* of a filter at most */
+#define PT_SETS 64 /* of a filter at most */
+#define PT_WAYS 8  /* of a set at most */
 
 typedef unsigned int pt_u32;
 typedef unsigned long long pt_u64;
 
-/* A direct-mapped table of pages: an access to the page that stands in its slot is dropped. */
+/* Pages that every TLB holds for sure: the last ones used of each set (filter.h). */
 struct pt_filter {
    pt_u32 page_shift;  /* of the pages that it tells apart */
-   pt_u32 index_shift; /* the slot of an address: (address >> index_shift) & index_mask */
+   pt_u32 index_shift; /* the set of an address: (address >> index_shift) & index_mask */
    pt_u32 index_mask;
-   pt_u32 used; /* 0: there is no such filter, everything passes as far as it is concerned */
+   pt_u32 ways; /* 0: there is no such filter */
 };
 
-/* Small pages, and large ones: an access is dropped when both filters drop it. */
+/* Small pages, and large ones: an access is dropped when both filters hold its page. */
 struct pt_side {
    struct pt_filter small, large;
+   pt_u32 large_on_demand; /* large pages come only by calls that ask for them */
 };
 
 /* The first page of the shared memory. The consumer writes it before any engine starts. */
@@ -69,8 +66,11 @@ enum {
    PT_LOAD = 2,  /* what: the address; where: the instruction */
    PT_STORE = 3,
    PT_COUNTS = 4, /* what: instructions since the last such record; where: data accesses */
-   PT_MAPPING = 5  /* memory has changed from what on; where: length, hint << 56 */
+   PT_MAPPING = 5, /* memory has changed from what on; where: length, hint << 56 */
+   PT_TOUCH = 6    /* what: an address whose page was used since its last record; where: enum pt_touch */
 };
+/* Which pages of the address are meant, | PT_CODE for the instruction side. */
+enum { PT_ALL = 0, PT_SMALL = 1, PT_LARGE = 2, PT_CODE = 4 };
 enum { PT_HINT_NONE = 0, PT_HINT_HEAP = 1, PT_HINT_STACK = 2, PT_HINT_GONE = 3 };
 
 #define PT_ADDRESS_BITS 48
@@ -79,43 +79,6 @@ enum { PT_HINT_NONE = 0, PT_HINT_HEAP = 1, PT_HINT_STACK = 2, PT_HINT_GONE = 3 }
 static inline pt_u64 pt_what(pt_u32 kind, pt_u32 thread, pt_u64 value)
 {
    return (value & PT_ADDRESS_MASK) | ((pt_u64)kind << 48) | ((pt_u64)(thread & 0xfff) << 52);
-}
-
-/* A filter's slots hold the first address of a page, or all ones. */
-struct pt_slots {
-   pt_u64 small[PT_SLOTS], large[PT_SLOTS];
-};
-
-static inline void pt_forget(struct pt_slots *slots)
-{
-   int i;
-   for (i = 0; i < PT_SLOTS; i++)
-      slots->small[i] = slots->large[i] = ~0ULL;
-}
-
-static inline pt_u64 *pt_slot(const struct pt_filter *filter, pt_u64 *slots, pt_u64 address)
-{
-   return &slots[(address >> filter->index_shift) & filter->index_mask];
-}
-
-/* Whether the access passes: not on the page in its slot, or beyond its end. */
-static inline int pt_passes(const struct pt_side *side, struct pt_slots *slots, pt_u64 address,
-                            pt_u32 size)
-{
-   pt_u64 small = (address ^ *pt_slot(&side->small, slots->small, address)) + (size - 1);
-   if (small >> side->small.page_shift)
-      return 1;
-   return side->large.used &&
-          (address ^ *pt_slot(&side->large, slots->large, address)) >> side->large.page_shift;
-}
-
-static inline void pt_note(const struct pt_side *side, struct pt_slots *slots, pt_u64 address)
-{
-   *pt_slot(&side->small, slots->small, address) =
-      address >> side->small.page_shift << side->small.page_shift;
-   if (side->large.used)
-      *pt_slot(&side->large, slots->large, address) =
-         address >> side->large.page_shift << side->large.page_shift;
 }
 
 /* The writing end of a ring. */
@@ -172,23 +135,6 @@ static inline void pt_write(struct pt_writer *w, pt_u64 what, pt_u64 where)
    w->head++;
    if (w->head % PT_BLOCK == 0)
       pt_publish(w);
-}
-
-/* One access, by its first byte and its size: on one page or on two. */
-static inline void pt_access(struct pt_writer *w, const struct pt_side *side,
-                             struct pt_slots *slots, pt_u32 kind, pt_u64 address, pt_u32 size,
-                             pt_u64 instruction)
-{
-   pt_u64 last = address + size - 1;
-   if (!pt_passes(side, slots, address, size))
-      return;
-   pt_note(side, slots, address);
-   pt_write(w, pt_what(kind, w->thread, address), instruction);
-   if ((address ^ last) >> side->small.page_shift) {
-      last = last >> side->small.page_shift << side->small.page_shift;
-      pt_note(side, slots, last);
-      pt_write(w, pt_what(kind, w->thread, last), instruction);
-   }
 }
 
 static inline struct pt_control *pt_control_of(struct pt_header *header, pt_u32 ring)

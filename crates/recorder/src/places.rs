@@ -114,6 +114,16 @@ pub fn parse_maps(text: &str) -> Vec<Mapping> {
     text.lines().filter_map(line).collect()
 }
 
+/// Whether the kernel gives large pages to programs that do not ask for any.
+pub fn kernel_makes_large_pages() -> bool {
+    let folder = "/sys/kernel/mm/transparent_hugepage";
+    ["enabled", "hugepages-2048kB/enabled", "shmem_enabled"].iter().any(|file| {
+        let text = std::fs::read_to_string(format!("{folder}/{file}"));
+        // Without such a file there are no such pages.
+        text.is_ok_and(|text| ["[always]", "[force]"].iter().any(|word| text.contains(word)))
+    })
+}
+
 /// log2 of base pages in a chunk of the table: 256 MiB of addresses.
 const CHUNK_SHIFT: u32 = 28;
 const PAGE_SHIFT: u32 = 12;

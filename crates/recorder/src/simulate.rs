@@ -4,15 +4,18 @@
 //! attribution nor the tally. Time is modelled: instructions, far accesses and translation at the
 //! machine's prices.
 //!
-//! A far access is one to a page that is not the one last used among those with the same six address
-//! bits. This does not depend on page sizes, and not on the engine's filter either: its index bits are
-//! among those six ([`crate::filter::INDEX_END`]), so that it drops no far access.
+//! A far access is one to a page that is not among the eight used last of those with the same six address
+//! bits, as if it left a cache of 2 MB. This does not depend on page sizes, and not on the engine's filter
+//! either, which holds no page that this one does not: [`crate::filter::INDEX_END`], [`WAYS_MAX`].
 
-use crate::filter::{self, Fed, INDEX_END, PAGE_SHIFT};
-use crate::machine::View;
-use crate::places::{AddressSpace, PlaceList};
-use crate::stream::{Consumer, Event, Hint, RawRecord, Record, Side, Writer};
+use crate::filter::{self, Fed, LARGE_SHIFT, PAGE_SHIFT};
+use crate::machine::{Pages, View};
+use crate::places::{self, AddressSpace, PlaceList};
+use crate::stream::{
+    Class, Consumer, Event, Hint, RawRecord, Record, SETS_MAX, Side, WAYS_MAX, Writer,
+};
 use crate::tally::{Access, Tally};
+use pagetax_sim::mmu::set::{Replacement, TagArray};
 use pagetax_sim::mmu::translation::{Lookup, Translation};
 use std::collections::HashMap;
 
@@ -49,7 +52,8 @@ pub struct Lane {
     /// Of its process.
     pub pid: u32,
     process: usize,
-    far: [u64; FAR_SLOTS],
+    /// Pages that an access is not far from.
+    near: TagArray,
     /// So far.
     pub instruction_count: u64,
     /// Loads and stores so far, the filtered ones included.
@@ -67,8 +71,6 @@ pub struct Cpu {
     /// What it has missed, and its clock.
     pub tally: Tally,
 }
-
-const FAR_SLOTS: usize = 1 << (INDEX_END - PAGE_SHIFT);
 
 /// Misses of an instruction or a place, and their time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -137,7 +139,11 @@ impl Simulation {
         let code =
             self.views.iter().map(|v| Fed { tlb: v.cpu.instructions(), shifts: v.code_shifts() });
         let (data, code): (Vec<_>, Vec<_>) = (data.collect(), code.collect());
-        (filter::choose(&data), filter::choose(&code))
+        let large_on_demand = self.views.iter().all(|view| view.pages == Pages::Real)
+            && !places::kernel_makes_large_pages();
+        [&data, &code]
+            .map(|fed| Side { large_on_demand: large_on_demand.into(), ..filter::choose(fed) })
+            .into()
     }
 
     /// As given.
@@ -192,7 +198,11 @@ impl Simulation {
             thread,
             pid: writer.pid,
             process,
-            far: [u64::MAX; FAR_SLOTS],
+            near: TagArray::new(
+                (SETS_MAX * WAYS_MAX) as usize,
+                WAYS_MAX as usize,
+                Replacement::Lru,
+            ),
             instruction_count: 0,
             access_count: 0,
             far_count: 0,
@@ -232,10 +242,7 @@ impl Simulation {
     fn data(&mut self, lane_number: usize, address: u64, instruction: u64) {
         let place = self.place(lane_number, address);
         let lane = &mut self.lanes[lane_number];
-        let page = address >> PAGE_SHIFT;
-        let slot = &mut lane.far[page as usize % FAR_SLOTS];
-        let is_far = *slot != page;
-        *slot = page;
+        let is_far = !lane.near.touch(address >> PAGE_SHIFT, near_tag(address));
         lane.far_count += u64::from(is_far);
         let views = self.views.iter().zip(&self.sizes).zip(&mut self.misses);
         for (cpu, ((view, sizes), misses)) in lane.cpus.iter_mut().zip(views) {
@@ -264,6 +271,22 @@ impl Simulation {
         }
     }
 
+    /// See [`Event::Touch`].
+    #[inline(always)]
+    fn touch(&mut self, lane_number: usize, address: u64, class: Class, is_code: bool) {
+        let place = usize::from(self.place(lane_number, address));
+        let lane = &mut self.lanes[lane_number];
+        if !is_code && class != Class::Large {
+            lane.near.touch(address >> PAGE_SHIFT, near_tag(address));
+        }
+        for (cpu, sizes) in lane.cpus.iter_mut().zip(&self.sizes) {
+            let shift = if is_code { sizes.code[place] } else { sizes.data[place] };
+            if class == Class::All || (class == Class::Large) == (shift >= LARGE_SHIFT) {
+                cpu.translation.refresh(address, shift, is_code);
+            }
+        }
+    }
+
     fn counts(&mut self, lane: usize, instructions: u64, accesses: u64) {
         let lane = &mut self.lanes[lane];
         lane.instruction_count += instructions;
@@ -283,6 +306,11 @@ impl Simulation {
             }
         }
     }
+}
+
+/// Tags are not 0.
+fn near_tag(address: u64) -> u64 {
+    (address >> PAGE_SHIFT) + 1
 }
 
 impl Cpu {
@@ -316,6 +344,9 @@ impl Consumer for Simulation {
                 Event::Fetch { address } => self.fetch(lane, address),
                 Event::Counts { instructions, accesses } => {
                     self.counts(lane, instructions, accesses);
+                }
+                Event::Touch { address, class, is_code } => {
+                    self.touch(lane, address, class, is_code);
                 }
                 Event::Mapping { .. } => {}
             }

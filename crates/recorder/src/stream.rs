@@ -1,25 +1,26 @@
 //! The stream of page changes: what engines write and consumers take. The layout is the one of
 //! `engines/stream.h`.
 
-/// A direct-mapped table of pages in an engine: an access to the page that stands in the slot of its
-/// address is dropped.
+/// Pages that every TLB holds for sure, in an engine: the last ones used of each set.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Filter {
     /// log2 of the pages that it tells apart.
     pub page_shift: u32,
-    /// The slot of an address is `(address >> index_shift) & index_mask`.
+    /// The set of an address is `(address >> index_shift) & index_mask`.
     pub index_shift: u32,
-    /// Slots less one; below [`SLOTS_MAX`].
+    /// Sets less one; below [`SETS_MAX`].
     pub index_mask: u32,
-    /// 0: drops everything, as far as it is concerned.
-    pub used: u32,
+    /// Pages that a set holds, at most [`WAYS_MAX`]; 0: drops everything, as far as it is concerned.
+    pub ways: u32,
 }
 
-/// Slots of a filter at most.
-pub const SLOTS_MAX: u32 = 64;
+/// Sets of a filter at most.
+pub const SETS_MAX: u32 = 64;
+/// Pages of a set at most.
+pub const WAYS_MAX: u32 = 8;
 
-/// The filters of one side, data or code. An access is dropped when both drop it.
+/// The filters of one side, data or code. An access is dropped when both hold its page.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Side {
@@ -27,6 +28,19 @@ pub struct Side {
     pub small: Filter,
     /// For pages of a megabyte and more, if there are any.
     pub large: Filter,
+    /// Not 0: there are none before the program makes a system call that asks for some.
+    pub large_on_demand: u32,
+}
+
+/// Pages that a filter speaks of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// Of any size.
+    All,
+    /// Those below a megabyte.
+    Small,
+    /// The others.
+    Large,
 }
 
 /// A record as it lies in the ring.
@@ -38,6 +52,9 @@ pub struct RawRecord {
     /// The instruction, a count, or a length with a hint.
     pub place: u64,
 }
+
+/// In the place of a touch.
+const CODE: u64 = 4;
 
 const VALUE_BITS: u32 = 48;
 const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
@@ -84,6 +101,16 @@ pub enum Event {
         /// Loads and stores.
         accesses: u64,
     },
+    /// The page was used since its last record, and after the pages before it: a hit that no count
+    /// changes by, but the order in which pages make room.
+    Touch {
+        /// On the page.
+        address: u64,
+        /// Pages of which sizes are meant.
+        class: Class,
+        /// The instruction side's.
+        is_code: bool,
+    },
     /// Memory was mapped, unmapped or moved.
     Mapping {
         /// First address.
@@ -123,6 +150,14 @@ impl RawRecord {
                 };
                 Event::Mapping { start: value, bytes: place & VALUE_MASK, hint }
             }
+            6 => {
+                let class = match place & 3 {
+                    1 => Class::Small,
+                    2 => Class::Large,
+                    _ => Class::All,
+                };
+                Event::Touch { address: value, class, is_code: place & CODE != 0 }
+            }
             _ => return None,
         };
         Some(Record { thread: (self.what >> 52) as u16, event })
@@ -143,6 +178,14 @@ impl RawRecord {
                     Hint::Gone => 3,
                 };
                 (5, start, (bytes & VALUE_MASK) | (hint << 56))
+            }
+            Event::Touch { address, class, is_code } => {
+                let class = match class {
+                    Class::All => 0,
+                    Class::Small => 1,
+                    Class::Large => 2,
+                };
+                (6, address, class | if is_code { CODE } else { 0 })
             }
         };
         let what = (value & VALUE_MASK) | (kind << VALUE_BITS) | (u64::from(record.thread) << 52);
@@ -182,6 +225,8 @@ mod tests {
             Event::Store { address: VALUE_MASK, instruction: 0 },
             Event::Counts { instructions: 12_345, accesses: u64::from(u32::MAX) },
             Event::Mapping { start: 0x1000, bytes: 1 << 40, hint: Hint::Gone },
+            Event::Touch { address: 0x20_0000, class: Class::Large, is_code: true },
+            Event::Touch { address: 0x3000, class: Class::All, is_code: false },
         ];
         for event in events {
             let record = Record { thread: 4095, event };

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const STREAM_H: &str = include_str!("../engines/stream.h");
+const FILTER_H: &str = include_str!("../engines/filter.h");
 const VALGRIND_C: &str = include_str!("../engines/valgrind/pagetax.c");
 const QEMU_C: &str = include_str!("../engines/qemu/pagetax.c");
 
@@ -73,7 +74,11 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
                 -Wl,-Ttext-segment=0x58000000 -Wl,--build-id=none -Wl,-z,noexecstack";
     let recipe = Recipe {
         engine: "valgrind",
-        sources: &[("stream.h", STREAM_H), ("valgrind/pagetax.c", VALGRIND_C)],
+        sources: &[
+            ("stream.h", STREAM_H),
+            ("filter.h", FILTER_H),
+            ("valgrind/pagetax.c", VALGRIND_C),
+        ],
         linked: core.clone(),
         result: TOOL_FILE,
     };
@@ -93,7 +98,7 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
 pub fn qemu_plugin() -> Result<PathBuf, BuildError> {
     let recipe = Recipe {
         engine: "qemu",
-        sources: &[("stream.h", STREAM_H), ("qemu/pagetax.c", QEMU_C)],
+        sources: &[("stream.h", STREAM_H), ("filter.h", FILTER_H), ("qemu/pagetax.c", QEMU_C)],
         linked: PathBuf::new(),
         result: PLUGIN_FILE,
     };

@@ -21,14 +21,14 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
     (
         "python3",
         "python3",
-        "TOOL python3 -c 'd = {i: str(i) for i in range(120000)}; print(sum(len(d[k * 7919 % 120000]) \
-         for k in range(400000)))' > out",
+        "TOOL /usr/bin/python3 -c 'd = {i: str(i) for i in range(120000)}; print(sum(len(d[k * 7919 % 120000]) \
+         for k in range(2000000)))' > out",
     ),
     (
         "sqlite3",
         "sqlite3",
         "TOOL sqlite3 :memory: 'CREATE TABLE t(a); WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT \
-         n+1 FROM c LIMIT 60000) INSERT INTO t SELECT n*7919%100003 FROM c; CREATE INDEX i ON t(a); \
+         n+1 FROM c LIMIT 300000) INSERT INTO t SELECT n*7919%100003 FROM c; CREATE INDEX i ON t(a); \
          SELECT count(*) FROM t x JOIN t y ON x.a = y.a;' > out",
     ),
     ("cc1", "gcc", "TOOL $(gcc -print-prog-name=cc1) -quiet -O2 functions.c -o /dev/null"),
@@ -91,14 +91,14 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
 /// Random numbers to sort, functions to compile, the program with threads.
 fn make_inputs(folder: &Path) -> Result<()> {
     let mut rng = pagetax_core::access::Rng::new(1);
-    let numbers: String = (0..400_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
+    let numbers: String = (0..1_000_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
     std::fs::write(folder.join("numbers"), numbers)?;
     let function = |i: u32| {
         format!(
             "int f{i}(int a) {{ int s = {i}; for (int j = 0; j < a; j++) s += s % (j + {i} + 1); return s; }}\n"
         )
     };
-    std::fs::write(folder.join("functions.c"), (0..300).map(function).collect::<String>())?;
+    std::fs::write(folder.join("functions.c"), (0..120).map(function).collect::<String>())?;
     let program = folder.join("threads");
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-pthread", THREADS_C, "-o"]).arg(program);

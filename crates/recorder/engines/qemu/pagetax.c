@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../stream.h"
+#include "../filter.h"
 
 #define EXPORT __attribute__((visibility("default")))
 typedef uint64_t plugin_id;
@@ -71,7 +71,9 @@ EXPORT int qemu_plugin_version = 1;
 /* A thread of the program. */
 typedef struct {
    struct pt_writer writer;
-   struct pt_slots data, code;
+   struct pt_tables data, code;
+   pt_u64 clock;                  /* accesses and fetches, for the filter's stamps */
+   bool forgets;                  /* another thread has unmapped memory */
    pt_u64 instructions, accesses; /* since the last PT_COUNTS */
    pt_u64 call[2];                /* first arguments of the system call that it is in */
 } Thread;
@@ -94,15 +96,27 @@ static void pt_pause(pt_u32 nth)
 
 static int pt_alive(pt_u32 pid) { return kill(pid, 0) == 0 || errno == EPERM; }
 
+/* Nothing may be dropped for having been used before. */
+static void forget(Thread *thread)
+{
+   __atomic_store_n(&thread->forgets, false, __ATOMIC_RELAXED);
+   pt_tell(&thread->writer, &data_side, &thread->data, 0);
+   pt_tell(&thread->writer, &code_side, &thread->code, PT_CODE);
+   pt_forget(&data_side, &thread->data);
+   pt_forget(&code_side, &thread->code);
+}
+
 static Thread *thread_of(unsigned vcpu)
 {
    Thread *thread = threads[vcpu % THREADS];
+   if (__builtin_expect(thread && __atomic_load_n(&thread->forgets, __ATOMIC_RELAXED), 0))
+      forget(thread);
    if (__builtin_expect(!thread, 0)) {
       thread = calloc(1, sizeof(Thread));
       if (!thread)
          abort();
-      pt_forget(&thread->data);
-      pt_forget(&thread->code);
+      pt_forget(&data_side, &thread->data);
+      pt_forget(&code_side, &thread->code);
       thread->writer.thread = vcpu;
       pt_claim(&thread->writer, header, process, getpid());
       threads[vcpu % THREADS] = thread;
@@ -134,7 +148,7 @@ static void fetched(unsigned vcpu, void *instruction)
    uint64_t address = (uintptr_t)instruction >> 16, size = (uintptr_t)instruction >> 12 & 15;
    Thread *thread = thread_of(vcpu);
    pt_access(&thread->writer, &code_side, &thread->code, PT_FETCH, address, size ? size : 1,
-             address);
+             address, ++thread->clock);
 }
 
 static void block_begins(unsigned vcpu, void *first)
@@ -152,7 +166,7 @@ static void accessed(unsigned vcpu, uint32_t info, uint64_t address, void *instr
    thread->accesses++;
    pt_access(&thread->writer, &data_side, &thread->data,
              qemu_plugin_mem_is_store(info) ? PT_STORE : PT_LOAD, address & PT_ADDRESS_MASK,
-             1u << qemu_plugin_mem_size_shift(info), (uintptr_t)instruction);
+             1u << qemu_plugin_mem_size_shift(info), (uintptr_t)instruction, ++thread->clock);
 }
 
 static void translated(plugin_id id, struct qemu_plugin_tb *block)
@@ -202,12 +216,10 @@ static void call_begins(plugin_id id, unsigned vcpu, int64_t number, uint64_t a,
 static void unmapped(Thread *thread, pt_u64 start, pt_u64 length)
 {
    int i;
-   for (i = 0; i < THREADS; i++) {
-      if (threads[i]) {
-         pt_forget(&threads[i]->data);
-         pt_forget(&threads[i]->code);
-      }
-   }
+   for (i = 0; i < THREADS; i++)
+      if (threads[i] && threads[i] != thread)
+         __atomic_store_n(&threads[i]->forgets, true, __ATOMIC_RELAXED);
+   forget(thread);
    write_mapping(thread, start, length, PT_HINT_GONE);
 }
 
@@ -260,8 +272,8 @@ static void forked(void)
          continue;
       thread->writer.control = NULL;
       thread->instructions = thread->accesses = 0;
-      pt_forget(&thread->data);
-      pt_forget(&thread->code);
+      pt_forget(&data_side, &thread->data);
+      pt_forget(&code_side, &thread->code);
       if (header->follow)
          pt_claim(&thread->writer, header, process, getpid());
    }

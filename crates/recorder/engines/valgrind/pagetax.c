@@ -1,11 +1,13 @@
 /* A Valgrind tool: writes the page changes of a program into a ring (../stream.h).
 
-   What makes it fast: the page filter is tested in the instrumented code itself, for several accesses
-   at once, and only a page change calls C. Valgrind runs one thread at a time, so that the filter is a
-   plain static table; each thread's own is swapped in when it gets its turn.
-   Invariant: a group of accesses is tested against the filter as it was before the group. If none
-   passes, none would have changed it, so testing them one by one would give the same; if one
-   passes, C tests all of them one by one, in their order.
+   What makes it fast: the page filter (../filter.h) is tested in the instrumented code itself, for
+   several accesses at once, and only a page that is in no slot calls C. Accesses in a row that differ
+   by a constant share a test. Valgrind runs one thread at a time, so that the filter is a plain static
+   table; each thread's own is swapped in when it gets its turn.
+   Invariant: a group of accesses is tested before any of it is stamped. If all pages stand in their
+   slots, stamping them is all that is to be done; if not, C does the group access by access. Then the
+   code stamps what C has stamped already, the first page of each run with the time of the run's last
+   access: the same, or of two pages of a run the lower, which pt_is_newer puts first.
 
    This file: Copyright the pagetax authors. SPDX-License-Identifier: GPL-2.0-or-later OR MIT OR
    Apache-2.0. Linked with Valgrind's core, which is GPL-2.0-or-later: see NOTICE. */
@@ -24,8 +26,9 @@
 #include "pub_tool_options.h"
 #include "pub_tool_threadstate.h"
 #include "pub_tool_tooliface.h"
+#include "pub_tool_transtab.h"
 
-#include "../stream.h"
+#include "../filter.h"
 
 /* Of the core, but in no header for tools. */
 extern SysRes vgPlain_am_shared_mmap_file_float_valgrind(SizeT length, UInt prot, Int fd,
@@ -39,15 +42,17 @@ static struct pt_writer writer;
 static struct pt_side data_side, code_side;
 
 /* Of the running thread. In the tool's own data, below 2^31, so that code reaches them directly. */
-static struct pt_slots data_slots, code_slots;
-/* Instructions (low half) and data accesses (high half) since the last PT_COUNTS. */
+static struct pt_tables data_tables, code_tables;
+/* Data accesses (low half) and instructions (high half), of all threads: the clock of stamps. */
 static ULong counted;
+/* As it was at the last PT_COUNTS, and when no stamp was older. */
+static ULong counted_before, stamped_since;
 
 /* Of the other threads, by number; made when a thread gets its first turn. */
 typedef struct {
-   struct pt_slots data, code;
-} ThreadSlots;
-static ThreadSlots **threads = NULL;
+   struct pt_tables data, code;
+} Tables;
+static Tables **threads = NULL;
 static ThreadId running = VG_INVALID_THREADID;
 
 static void pt_pause(pt_u32 nth)
@@ -70,52 +75,63 @@ static int pt_alive(pt_u32 pid)
 
 /* ---- what instrumented code calls ---- */
 
-#define GROUP 5 /* accesses in a group at most: a helper takes six arguments */
+#define GROUP 5     /* runs in a group at most: a helper takes six arguments */
+#define ACCESSES 24 /* in a group at most */
+#define SPAN 128    /* bytes of a run at most */
 
 typedef struct {
    Addr instruction;
-   UShort size, kind;
+   ULong tick; /* added to the clock: its stamp */
+   UShort run, offset, size, kind;
 } Access;
 
 /* The accesses of a group in their order; lives as long as the tool. */
 typedef struct {
    UInt count;
-   Access accesses[GROUP];
+   Access accesses[];
 } Group;
 
-static inline void one(const Access *access, Addr address)
+/* Whatever page stands in the slot that will be stamped for another one leaves it. */
+static void clear_slot(const struct pt_filter *filter, struct pt_table *table, Addr address)
 {
-   if (access->kind == PT_FETCH)
-      pt_access(&writer, &code_side, &code_slots, PT_FETCH, address, access->size, address);
-   else
-      pt_access(&writer, &data_side, &data_slots, access->kind, address, access->size,
-                access->instruction);
+   struct pt_slot *slot = pt_slot(filter, table, address);
+   if (filter->ways && (slot->page ^ address) >> filter->page_shift)
+      pt_leave_slot(filter, table, slot);
 }
 
-static void group1(const Group *g, Addr a) { one(&g->accesses[0], a); }
-
-static void group2(const Group *g, Addr a, Addr b)
+static void process(const Group *group, const Addr *lowest)
 {
-   one(&g->accesses[0], a);
-   one(&g->accesses[1], b);
+   UInt i;
+   for (i = 0; i < group->count; i++) {
+      const Access *access = &group->accesses[i];
+      Bool fetch = access->kind == PT_FETCH;
+      Addr address = lowest[access->run] + access->offset;
+      pt_access(&writer, fetch ? &code_side : &data_side, fetch ? &code_tables : &data_tables,
+                access->kind, address, access->size, fetch ? address : access->instruction,
+                counted + access->tick);
+   }
+   for (i = 0; i < group->count; i++) {
+      const Access *access = &group->accesses[i];
+      Bool fetch = access->kind == PT_FETCH;
+      const struct pt_side *side = fetch ? &code_side : &data_side;
+      struct pt_tables *tables = fetch ? &code_tables : &data_tables;
+      clear_slot(&side->small, &tables->small, lowest[access->run]);
+      clear_slot(&side->large, &tables->large, lowest[access->run]);
+   }
 }
 
-static void group3(const Group *g, Addr a, Addr b, Addr c)
-{
-   group2(g, a, b);
-   one(&g->accesses[2], c);
-}
+static void group1(const Group *g, Addr a) { process(g, (Addr[]){a}); }
+static void group2(const Group *g, Addr a, Addr b) { process(g, (Addr[]){a, b}); }
+static void group3(const Group *g, Addr a, Addr b, Addr c) { process(g, (Addr[]){a, b, c}); }
 
 static void group4(const Group *g, Addr a, Addr b, Addr c, Addr d)
 {
-   group3(g, a, b, c);
-   one(&g->accesses[3], d);
+   process(g, (Addr[]){a, b, c, d});
 }
 
 static void group5(const Group *g, Addr a, Addr b, Addr c, Addr d, Addr e)
 {
-   group4(g, a, b, c, d);
-   one(&g->accesses[4], e);
+   process(g, (Addr[]){a, b, c, d, e});
 }
 
 static const struct {
@@ -126,16 +142,35 @@ static const struct {
 
 /* ---- instrumentation ---- */
 
+/* A temporary of the program as another one and a constant; constants have no other one. */
+typedef struct {
+   IRTemp root;
+   Long offset;
+} Place;
+
+/* Accesses in a row, near each other. */
+typedef struct {
+   Bool fetch;
+   IRTemp root;
+   Long low, high; /* offsets of its first byte and behind its last */
+   IRExpr *lowest; /* the address at low */
+   ULong tick;     /* of its last access */
+} Run;
+
 /* A block under construction. */
 typedef struct {
    IRSB *out;
-   Group *group; /* none: no access waits for its test */
-   IRExpr *addresses[GROUP];
-   IRExpr *test; /* not 0 if an access of the group passes */
-   ULong counted; /* instructions and accesses not yet added */
+   Place *places; /* by temporary */
+   UInt run_count, access_count;
+   Run runs[GROUP];
+   Access accesses[ACCESSES];
+   Long offsets[ACCESSES];
+   UInt instructions, ticks; /* instructions and accesses not yet added to the clock */
    Addr instruction;
    Addr code_page; /* of the fetch tested last; 1: none */
 } Block;
+
+#define SLOT_SHIFT 4 /* log2 of sizeof(struct pt_slot) */
 
 static IRExpr *word(ULong value) { return IRExpr_Const(IRConst_U64(value)); }
 
@@ -156,86 +191,206 @@ static IRExpr *shift_right(IRSB *out, IRExpr *value, UInt by)
    return by == 0 ? value : binop(out, Iop_Shr64, value, IRExpr_Const(IRConst_U8(by)));
 }
 
-/* What stands in the slot of an address. */
-static IRExpr *slot_of(IRSB *out, const struct pt_filter *filter, pt_u64 *slots, IRExpr *address)
+/* The slot of an address, as an offset into its table or, for a constant, its address. */
+static IRExpr *slot_of(IRSB *out, const struct pt_filter *filter, struct pt_table *table,
+                       IRExpr *address)
 {
+   if (address->tag == Iex_Const)
+      return word((ULong)pt_slot(filter, table, address->Iex.Const.con->Ico.U64));
+   IRExpr *scaled = shift_right(out, address, filter->page_shift - SLOT_SHIFT);
+   return binop(out, Iop_And64, scaled, word((PT_SLOTS - 1) << SLOT_SHIFT));
+}
+
+/* The address of a part of a slot; an expression of its own at each use, to become part of it. */
+static IRExpr *part_of(IRSB *out, IRExpr *slot, struct pt_table *table, UInt part)
+{
+   if (slot->tag == Iex_Const)
+      return word(slot->Iex.Const.con->Ico.U64 + part);
+   return binop(out, Iop_Add64, slot, word((ULong)table->slots + part));
+}
+
+/* What the address and the page in its slot differ in. */
+static IRExpr *difference(IRSB *out, IRExpr *address, IRExpr *slot, struct pt_table *table)
+{
+   IRExpr *page = assign(out, Ity_I64,
+                         IRExpr_Load(Iend_LE, Ity_I64,
+                                     part_of(out, slot, table, offsetof(struct pt_slot, page))));
+   return binop(out, Iop_Xor64, address, page);
+}
+
+static void stamp(IRSB *out, IRExpr *slot, struct pt_table *table, IRExpr *time)
+{
+   IRExpr *at = part_of(out, slot, table, offsetof(struct pt_slot, stamp));
+   addStmtToIRSB(out, IRStmt_Store(Iend_LE, at, time));
+}
+
+static const struct pt_side *side_of(const Run *run)
+{
+   return run->fetch ? &code_side : &data_side;
+}
+
+static struct pt_tables *tables_of(const Run *run)
+{
+   return run->fetch ? &code_tables : &data_tables;
+}
+
+/* Bits from small.page_shift on are set if a page of the run is not in its slot. */
+static IRExpr *test_of(IRSB *out, const Run *run, IRExpr *slots[2])
+{
+   const struct pt_side *side = side_of(run);
+   struct pt_tables *tables = tables_of(run);
+   IRExpr *address = run->lowest;
+   UInt shift = side->small.page_shift;
+   ULong beyond = run->high - run->low - 1;
    if (address->tag == Iex_Const) {
-      pt_u64 *slot = pt_slot(filter, slots, address->Iex.Const.con->Ico.U64);
-      return assign(out, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, word((ULong)slot)));
+      ULong first = address->Iex.Const.con->Ico.U64;
+      /* Where all is on one page the difference is none at all. */
+      if (first >> shift == (first + beyond) >> shift) {
+         address = word(first >> shift << shift);
+         beyond = 0;
+      }
    }
-   if (filter->index_mask == 0)
-      return assign(out, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, word((ULong)slots)));
-   IRExpr *scaled = shift_right(out, address, filter->index_shift - 3);
-   IRExpr *offset = binop(out, Iop_And64, scaled, word((ULong)filter->index_mask << 3));
-   IRExpr *at = binop(out, Iop_Add64, offset, word((ULong)slots));
-   return assign(out, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, at));
+   slots[0] = slot_of(out, &side->small, &tables->small, address);
+   IRExpr *test = difference(out, address, slots[0], &tables->small);
+   if (beyond)
+      test = binop(out, Iop_Add64, test, word(beyond));
+   if (side->large.ways) {
+      slots[1] = slot_of(out, &side->large, &tables->large, address);
+      IRExpr *large = difference(out, address, slots[1], &tables->large);
+      test = binop(out, Iop_Or64, test, shift_right(out, large, side->large.page_shift - shift));
+   }
+   return test;
 }
 
-/* pt_passes as code: bits from small.page_shift on are set if the access passes. */
-static IRExpr *test_of(IRSB *out, const struct pt_side *side, struct pt_slots *slots,
-                       IRExpr *address, UInt size)
+/* Calls C for the group if the guard holds. */
+static void call_group(Block *block, IRExpr *guard)
 {
-   IRExpr *test =
-      binop(out, Iop_Xor64, address, slot_of(out, &side->small, slots->small, address));
-   if (size > 1)
-      test = binop(out, Iop_Add64, test, word(size - 1));
-   if (side->large.used) {
-      IRExpr *large =
-         binop(out, Iop_Xor64, address, slot_of(out, &side->large, slots->large, address));
-      large = shift_right(out, large, side->large.page_shift - side->small.page_shift);
-      test = binop(out, Iop_Or64, test, large);
+   Group *group =
+      VG_(malloc)("pagetax.group", sizeof(Group) + block->access_count * sizeof(Access));
+   Run *r = block->runs;
+   IRExpr **args, *descriptor = mkIRExpr_HWord((HWord)group);
+   UInt i;
+   group->count = block->access_count;
+   for (i = 0; i < group->count; i++) {
+      group->accesses[i] = block->accesses[i];
+      group->accesses[i].offset = block->offsets[i] - r[block->accesses[i].run].low;
    }
-   return shift_right(out, test, side->small.page_shift);
+   switch (block->run_count) {
+   case 1: args = mkIRExprVec_2(descriptor, r[0].lowest); break;
+   case 2: args = mkIRExprVec_3(descriptor, r[0].lowest, r[1].lowest); break;
+   case 3: args = mkIRExprVec_4(descriptor, r[0].lowest, r[1].lowest, r[2].lowest); break;
+   case 4:
+      args = mkIRExprVec_5(descriptor, r[0].lowest, r[1].lowest, r[2].lowest, r[3].lowest);
+      break;
+   default:
+      args = mkIRExprVec_6(descriptor, r[0].lowest, r[1].lowest, r[2].lowest, r[3].lowest,
+                           r[4].lowest);
+      break;
+   }
+   i = block->run_count - 1;
+   IRDirty *call = unsafeIRDirty_0_N(0, group_calls[i].name,
+                                     VG_(fnptr_to_fnentry)(group_calls[i].function), args);
+   call->guard = guard;
+   addStmtToIRSB(block->out, IRStmt_Dirty(call));
 }
 
-/* Ends the group: the call, made if any of its accesses passes. */
+/* Ends the group: its test, the call, its stamps. */
 static void end_group(Block *block)
 {
-   Group *group = block->group;
-   IRExpr **args;
-   IRDirty *call;
-   if (!group)
+   IRSB *out = block->out;
+   IRExpr *slots[GROUP][2], *test = NULL;
+   UInt i;
+   if (block->run_count == 0)
       return;
-   IRExpr *descriptor = mkIRExpr_HWord((HWord)group);
-   IRExpr **a = block->addresses;
-   switch (group->count) {
-   case 1: args = mkIRExprVec_2(descriptor, a[0]); break;
-   case 2: args = mkIRExprVec_3(descriptor, a[0], a[1]); break;
-   case 3: args = mkIRExprVec_4(descriptor, a[0], a[1], a[2]); break;
-   case 4: args = mkIRExprVec_5(descriptor, a[0], a[1], a[2], a[3]); break;
-   default: args = mkIRExprVec_6(descriptor, a[0], a[1], a[2], a[3], a[4]); break;
+   for (i = 0; i < block->run_count; i++) {
+      IRExpr *one = test_of(out, &block->runs[i], slots[i]);
+      test = test ? binop(out, Iop_Or64, test, one) : one;
    }
-   call = unsafeIRDirty_0_N(0, group_calls[group->count - 1].name,
-                            VG_(fnptr_to_fnentry)(group_calls[group->count - 1].function), args);
-   call->guard = assign(block->out, Ity_I1, IRExpr_Unop(Iop_CmpNEZ64, block->test));
-   addStmtToIRSB(block->out, IRStmt_Dirty(call));
-   block->group = NULL;
+   test = shift_right(out, test, data_side.small.page_shift);
+   call_group(block, assign(out, Ity_I1, IRExpr_Unop(Iop_CmpNEZ64, test)));
+   IRExpr *clock = assign(out, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, word((ULong)&counted)));
+   for (i = 0; i < block->run_count; i++) {
+      const Run *run = &block->runs[i];
+      IRExpr *time = binop(out, Iop_Add64, clock, word(run->tick));
+      stamp(out, slots[i][0], &tables_of(run)->small, time);
+      if (side_of(run)->large.ways)
+         stamp(out, slots[i][1], &tables_of(run)->large, time);
+   }
+   block->run_count = block->access_count = 0;
 }
 
-/* Adds an access to the group, after the statement that makes it. */
-static void add_access(Block *block, UInt kind, IRExpr *address, UInt size)
+/* The root and the offset of an address. */
+static Place place_of(const Block *block, const IRExpr *address)
+{
+   if (address->tag == Iex_Const)
+      return (Place){IRTemp_INVALID, address->Iex.Const.con->Ico.U64};
+   return block->places[address->Iex.RdTmp.tmp];
+}
+
+/* Learns what a temporary is: another one and a constant, perhaps. */
+static void note_place(Block *block, IRTemp temp, const IRExpr *value)
+{
+   if (value->tag == Iex_RdTmp)
+      block->places[temp] = place_of(block, value);
+   if (value->tag != Iex_Binop || value->Iex.Binop.arg1->tag != Iex_RdTmp ||
+       value->Iex.Binop.arg2->tag != Iex_Const)
+      return;
+   IROp op = value->Iex.Binop.op;
+   if (op == Iop_Add64 || op == Iop_Sub64) {
+      Long by = value->Iex.Binop.arg2->Iex.Const.con->Ico.U64;
+      block->places[temp] = place_of(block, value->Iex.Binop.arg1);
+      block->places[temp].offset += op == Iop_Add64 ? by : -by;
+   }
+}
+
+/* Whether the newest run can grow by an access. */
+static Bool fits(const Run *run, Bool fetch, Place place, UInt size)
+{
+   Long low = run->low < place.offset ? run->low : place.offset;
+   Long high = place.offset + size > run->high ? place.offset + size : run->high;
+   return run->fetch == fetch && !fetch && run->root == place.root && high - low <= SPAN;
+}
+
+/* Adds an access to the group; what its address is made of is known by now. */
+static void add_access(Block *block, UInt kind, IRExpr *address, UInt size, ULong tick)
 {
    Bool fetch = kind == PT_FETCH;
-   IRExpr *test = test_of(block->out, fetch ? &code_side : &data_side,
-                          fetch ? &code_slots : &data_slots, address, size);
-   if (!block->group) {
-      block->group = VG_(malloc)("pagetax.group", sizeof(Group));
-      block->group->count = 0;
-      block->test = test;
-   } else {
-      block->test = binop(block->out, Iop_Or64, block->test, test);
-   }
-   UInt nth = block->group->count++;
-   block->group->accesses[nth] = (Access){block->instruction, size, kind};
-   block->addresses[nth] = address;
-   if (block->group->count == GROUP)
+   Place place = place_of(block, address);
+   if (block->access_count == ACCESSES)
       end_group(block);
+   if (block->run_count == 0 ||
+       !fits(&block->runs[block->run_count - 1], fetch, place, size)) {
+      if (block->run_count == GROUP)
+         end_group(block);
+      block->runs[block->run_count++] =
+         (Run){fetch, place.root, place.offset, place.offset + size, address, tick};
+   }
+   Run *run = &block->runs[block->run_count - 1];
+   if (place.offset < run->low) {
+      run->low = place.offset;
+      run->lowest = address;
+   }
+   if (place.offset + size > run->high)
+      run->high = place.offset + size;
+   run->tick = tick;
+   UInt nth = block->access_count++;
+   block->accesses[nth] = (Access){.instruction = block->instruction,
+                                   .tick = tick,
+                                   .run = block->run_count - 1,
+                                   .size = size,
+                                   .kind = kind};
+   block->offsets[nth] = place.offset;
 }
 
 static void add_data(Block *block, UInt kind, IRExpr *address, UInt size)
 {
-   block->counted += 1ULL << 32;
-   add_access(block, kind, address, size);
+   add_access(block, kind, address, size, ++block->ticks);
+}
+
+/* A fetch's time is counted in instructions, as there may be no data access between two. */
+static void add_fetch(Block *block, Addr address, UInt size)
+{
+   add_access(block, PT_FETCH, word(address), size, (ULong)block->instructions << 32);
 }
 
 /* An access that happens only under a guard, and is too rare for a test in code. */
@@ -243,22 +398,20 @@ static void add_guarded(Block *block, UInt kind, IRExpr *address, UInt size, IRE
 {
    end_group(block);
    add_data(block, kind, address, size);
-   if (block->group) {
-      block->test = assign(block->out, Ity_I64, IRExpr_Unop(Iop_1Uto64, guard));
-      end_group(block);
-   }
+   call_group(block, guard);
+   block->run_count = block->access_count = 0;
 }
 
-/* Adds what was counted so far to the counter in memory: before each way out. */
+/* Adds what was counted so far to the clock: before each way out. */
 static void add_counts(Block *block)
 {
-   if (block->counted == 0)
+   ULong sum = (ULong)block->instructions << 32 | block->ticks;
+   if (sum == 0)
       return;
    IRExpr *at = word((ULong)&counted);
    IRExpr *old = assign(block->out, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, at));
-   IRExpr *sum = binop(block->out, Iop_Add64, old, word(block->counted));
-   addStmtToIRSB(block->out, IRStmt_Store(Iend_LE, at, sum));
-   block->counted = 0;
+   addStmtToIRSB(block->out, IRStmt_Store(Iend_LE, at, binop(block->out, Iop_Add64, old, word(sum))));
+   block->instructions = block->ticks = 0;
 }
 
 /* An instruction begins: its fetch, if it is on another page than the one before in this block. */
@@ -266,13 +419,13 @@ static void add_instruction(Block *block, Addr address, UInt length)
 {
    UInt shift = code_side.small.page_shift;
    block->instruction = address;
-   block->counted++;
+   block->instructions++;
    if (length == 0)
       length = 1;
    if (block->code_page != address >> shift)
-      add_access(block, PT_FETCH, word(address), length);
+      add_fetch(block, address, length);
    else if ((address + length - 1) >> shift != address >> shift)
-      add_access(block, PT_FETCH, word(address + length - 1), 1);
+      add_fetch(block, address + length - 1, 1);
    block->code_page = (address + length - 1) >> shift;
 }
 
@@ -314,6 +467,7 @@ static void instrument_statement(Block *block, IRStmt *st)
       add_instruction(block, st->Ist.IMark.addr, st->Ist.IMark.len);
       break;
    case Ist_WrTmp:
+      note_place(block, st->Ist.WrTmp.tmp, st->Ist.WrTmp.data);
       if (st->Ist.WrTmp.data->tag == Iex_Load)
          add_data(block, PT_LOAD, st->Ist.WrTmp.data->Iex.Load.addr,
                   sizeofIRType(st->Ist.WrTmp.data->Iex.Load.ty));
@@ -354,7 +508,11 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
                         IRType host_word)
 {
    Block block = {.out = deepCopyIRSBExceptStmts(in), .code_page = 1};
-   Int i = 0;
+   Int i, temps = in->tyenv->types_used;
+   block.places = VG_(malloc)("pagetax.places", (temps + 1) * sizeof(Place));
+   for (i = 0; i < temps; i++)
+      block.places[i] = (Place){i, 0};
+   i = 0;
    /* What comes before the first instruction is no access of the program's. */
    for (; i < in->stmts_used && in->stmts[i]->tag != Ist_IMark; i++)
       addStmtToIRSB(block.out, in->stmts[i]);
@@ -364,6 +522,7 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
    }
    end_group(&block);
    add_counts(&block);
+   VG_(free)(block.places);
    return block.out;
 }
 
@@ -371,9 +530,10 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
 
 static void write_counts(void)
 {
-   if (counted)
-      pt_write(&writer, pt_what(PT_COUNTS, writer.thread, (UInt)counted), counted >> 32);
-   counted = 0;
+   ULong since = counted - counted_before;
+   if (since)
+      pt_write(&writer, pt_what(PT_COUNTS, writer.thread, since >> 32), (UInt)since);
+   counted_before = counted;
 }
 
 static void write_mapping(Addr start, SizeT length, UInt hint)
@@ -382,12 +542,12 @@ static void write_mapping(Addr start, SizeT length, UInt hint)
             (length & PT_ADDRESS_MASK) | (ULong)hint << 56);
 }
 
-static ThreadSlots *slots_of(ThreadId tid)
+static Tables *tables_of_thread(ThreadId tid)
 {
    if (!threads[tid]) {
-      threads[tid] = VG_(malloc)("pagetax.thread", sizeof(ThreadSlots));
-      pt_forget(&threads[tid]->data);
-      pt_forget(&threads[tid]->code);
+      threads[tid] = VG_(malloc)("pagetax.thread", sizeof(Tables));
+      pt_forget(&data_side, &threads[tid]->data);
+      pt_forget(&code_side, &threads[tid]->code);
       SizeT size = VG_(thread_get_stack_size)(tid);
       writer.thread = tid;
       if (size)
@@ -396,20 +556,60 @@ static ThreadSlots *slots_of(ThreadId tid)
    return threads[tid];
 }
 
+static void swap_out(void)
+{
+   if (running != VG_INVALID_THREADID && threads[running]) {
+      threads[running]->data = data_tables;
+      threads[running]->code = code_tables;
+   }
+}
+
+/* All threads' filters begin anew. */
+static void forget_all(void)
+{
+   UInt tid;
+   for (tid = 0; tid < VG_N_THREADS; tid++) {
+      if (threads[tid]) {
+         pt_forget(&data_side, &threads[tid]->data);
+         pt_forget(&code_side, &threads[tid]->code);
+      }
+   }
+   pt_forget(&data_side, &data_tables);
+   pt_forget(&code_side, &code_tables);
+   stamped_since = counted;
+}
+
+/* Before that, the consumer is told what they know. */
+static void tell_all(void)
+{
+   UInt tid;
+   swap_out();
+   for (tid = 0; tid < VG_N_THREADS; tid++) {
+      if (threads[tid]) {
+         writer.thread = tid;
+         pt_tell(&writer, &data_side, &threads[tid]->data, 0);
+         pt_tell(&writer, &code_side, &threads[tid]->code, PT_CODE);
+      }
+   }
+   if (running != VG_INVALID_THREADID)
+      writer.thread = running;
+}
+
 /* A thread's turn begins, or goes on after a system call or so many blocks. */
 static void start_client_code(ThreadId tid, ULong blocks)
 {
    write_counts();
+   if (counted - stamped_since > 1ULL << 61) {
+      tell_all();
+      forget_all();
+   }
    pt_publish(&writer);
    if (tid == running)
       return;
-   if (running != VG_INVALID_THREADID && threads[running]) {
-      threads[running]->data = data_slots;
-      threads[running]->code = code_slots;
-   }
-   ThreadSlots *slots = slots_of(tid);
-   data_slots = slots->data;
-   code_slots = slots->code;
+   swap_out();
+   Tables *tables = tables_of_thread(tid);
+   data_tables = tables->data;
+   code_tables = tables->code;
    writer.thread = running = tid;
 }
 
@@ -441,15 +641,8 @@ static void new_brk(Addr a, SizeT length, ThreadId tid)
 /* The kernel takes the translations from all TLBs: accesses that follow must not be dropped. */
 static void gone(Addr a, SizeT length)
 {
-   UInt tid;
-   for (tid = 0; tid < VG_N_THREADS; tid++) {
-      if (threads[tid]) {
-         pt_forget(&threads[tid]->data);
-         pt_forget(&threads[tid]->code);
-      }
-   }
-   pt_forget(&data_slots);
-   pt_forget(&code_slots);
+   tell_all();
+   forget_all();
    write_mapping(a, length, PT_HINT_GONE);
 }
 
@@ -459,9 +652,39 @@ static void remapped(Addr from, Addr to, SizeT length)
    write_mapping(to, length, PT_HINT_NONE);
 }
 
+/* From now on there may be large pages: code that tests for them, too, replaces what there is. */
+static void expect_large_pages(void)
+{
+   if (!data_side.large_on_demand)
+      return;
+   tell_all();
+   data_side = header->data;
+   code_side = header->code;
+   data_side.large_on_demand = code_side.large_on_demand = 0;
+   forget_all();
+   VG_(discard_translations_safely)((Addr)0x1000, ~(SizeT)0xfff, "pagetax");
+}
+
+#define ADVICE_HUGE 14
+#define ADVICE_COLLAPSE 25
+#define MAP_HUGE 0x40000
+#define SHM_HUGE 04000
+
+static Bool asks_for_large_pages(UInt number, const UWord *args)
+{
+   switch (number) {
+   case __NR_madvise: return args[2] == ADVICE_HUGE || args[2] == ADVICE_COLLAPSE;
+   case __NR_mmap: return (args[3] & MAP_HUGE) != 0;
+   case __NR_shmget: return (args[2] & SHM_HUGE) != 0;
+   default: return False;
+   }
+}
+
 static void pre_syscall(ThreadId tid, UInt number, UWord *args, UInt count)
 {
    write_counts();
+   if (asks_for_large_pages(number, args))
+      expect_large_pages();
    pt_publish(&writer);
    /* What was mapped is gone after an exec, and a sleeper's records should not wait with it. */
    if (number == __NR_execve && writer.control)
@@ -472,12 +695,12 @@ static void post_syscall(ThreadId tid, UInt number, UWord *args, UInt count, Sys
 
 static void forked(ThreadId tid)
 {
-   counted = 0;
+   counted_before = counted;
    writer.control = NULL;
    if (header->follow)
       pt_claim(&writer, header, pt_new_process(header), VG_(getpid)());
-   pt_forget(&data_slots);
-   pt_forget(&code_slots);
+   pt_forget(&data_side, &data_tables);
+   pt_forget(&code_side, &code_tables);
 }
 
 static void finish(Int exit_code)
@@ -515,9 +738,11 @@ static void post_clo_init(void)
    map_stream();
    data_side = header->data;
    code_side = header->code;
-   pt_forget(&data_slots);
-   pt_forget(&code_slots);
-   threads = VG_(calloc)("pagetax.threads", VG_N_THREADS, sizeof(ThreadSlots *));
+   if (data_side.large_on_demand)
+      data_side.large.ways = code_side.large.ways = 0;
+   pt_forget(&data_side, &data_tables);
+   pt_forget(&code_side, &code_tables);
+   threads = VG_(calloc)("pagetax.threads", VG_N_THREADS, sizeof(Tables *));
    pt_claim(&writer, header, pt_new_process(header), VG_(getpid)());
    VG_(atfork)(NULL, NULL, forked);
 }

@@ -46,18 +46,15 @@ pub struct ProgramTimes {
     pub far_ps: u64,
 }
 
-/// What a job's random access costs has the instructions of its loop in it; those of a recorded program
-/// are counted by themselves. A gather's loop: a random number, its address, a load, a sum.
-const LOOP_INSTRUCTIONS: u64 = 16;
-
-/// Reads table `[program]`; a far access costs what a random one of a job does, less its loop.
+/// Reads table `[program]`. What a job's random access costs has the instructions of its loop in it, which
+/// of a recorded program are counted by themselves: a far access costs the rest.
 ///
 /// # Errors
 /// Constants that are absent.
 pub fn program_times(model: &Model) -> Result<ProgramTimes, ModelError> {
     let instruction_ps = model.ps("program", "instruction")?;
-    let random_ps = model.ps("access", "random")?;
-    let far_ps = random_ps.saturating_sub(LOOP_INSTRUCTIONS * instruction_ps);
+    let loop_ps = model.count("program", "loop")?.saturating_mul(instruction_ps);
+    let far_ps = model.ps("access", "random")?.saturating_sub(loop_ps);
     Ok(ProgramTimes { instruction_ps, far_ps })
 }
 

@@ -24,6 +24,7 @@ const EMPTY: u64 = 0;
 #[derive(Debug, Clone)]
 pub struct TagArray {
     set_mask: u64,
+    ways: usize,
     store: Store,
 }
 
@@ -45,12 +46,17 @@ impl TagArray {
             Replacement::Lru if ways <= PACKED_WAYS => Store::Packed(Packed::new(set_count, ways)),
             Replacement::Lru => Store::Rings(vec![Ring::new(ways); set_count]),
         };
-        TagArray { set_mask: set_count as u64 - 1, store }
+        TagArray { set_mask: set_count as u64 - 1, ways, store }
     }
 
     /// How many sets it has.
     pub fn set_count(&self) -> u64 {
         self.set_mask + 1
+    }
+
+    /// Entries in each set.
+    pub fn ways(&self) -> usize {
+        self.ways
     }
 
     /// Looks `tag` up in its set and, if absent, puts it there. True if it was there.

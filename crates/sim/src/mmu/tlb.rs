@@ -227,6 +227,19 @@ impl Level {
     }
 }
 
+/// An array that is asked first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Nearest {
+    /// Its number in its level.
+    pub array: u8,
+    /// Sets.
+    pub set_count: u64,
+    /// Entries in each.
+    pub ways: usize,
+    /// Whether the least recently used entry makes room.
+    pub is_lru: bool,
+}
+
 /// All levels of one side (data, instructions).
 #[derive(Debug, Clone)]
 pub struct TlbHierarchy {
@@ -316,14 +329,18 @@ impl TlbHierarchy {
         self.levels.iter().position(holds).unwrap_or(self.levels.len())
     }
 
-    /// Number and sets of each array that asks for pages of this size first: those of the nearest level
-    /// that can hold them, as it is programmed now. None where no level can.
-    pub fn nearest_arrays(&self, shift: u32) -> Option<Vec<(u8, u64)>> {
+    /// Each array that is asked for pages of this size first: those of the nearest level that can hold
+    /// them, as it is programmed now. None where no level can.
+    pub fn nearest_arrays(&self, shift: u32) -> Option<Vec<Nearest>> {
         let route = |level: &Level| level.routes[shift as usize & (SHIFTS - 1)];
         let level = self.levels.iter().find(|level| route(level).count > 0)?;
         let route = route(level);
-        let arrays = route.arrays[..usize::from(route.count)].iter();
-        Some(arrays.map(|a| (*a, level.arrays[usize::from(*a)].set_count())).collect())
+        let nearest = |array: &u8| {
+            let tags = &level.arrays[usize::from(*array)];
+            let is_lru = level.specs[usize::from(*array)].replacement == Replacement::Lru;
+            Nearest { array: *array, set_count: tags.set_count(), ways: tags.ways(), is_lru }
+        };
+        Some(route.arrays[..usize::from(route.count)].iter().map(nearest).collect())
     }
 
     /// Makes the programmable arrays hold `size`, those of them that can; the first `keep` of each

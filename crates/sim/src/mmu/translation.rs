@@ -106,6 +106,13 @@ impl Translation {
         self.walk(address, shift, true)
     }
 
+    /// An access that is known to hit, and only refreshes the order of its set.
+    #[inline]
+    pub fn refresh(&mut self, address: u64, shift: u32, is_code: bool) {
+        let side = if is_code { &mut self.instructions } else { &mut self.data };
+        side.access(0, address, shift);
+    }
+
     fn walk(&mut self, address: u64, shift: u32, alone: bool) -> Lookup {
         let total_ps = self.refill.time_ps(0, 0, address, shift, alone);
         let served_ps = match &self.refill {
@@ -121,6 +128,7 @@ impl Translation {
 #[cfg(test)]
 mod tests {
     use super::super::hardware;
+    use super::super::tlb::Nearest;
     use super::*;
     use crate::models;
 
@@ -159,8 +167,9 @@ mod tests {
     fn the_nearest_arrays_of_a_size_and_their_sets() {
         let model = models::find("x86-64-calibrated").unwrap();
         let cpu = hardware::translation(&model).unwrap();
-        assert_eq!(cpu.data().nearest_arrays(12), Some(vec![(0, 16)]));
-        assert_eq!(cpu.data().nearest_arrays(21), Some(vec![(1, 8)]));
+        let nearest = |array, set_count, ways| Nearest { array, set_count, ways, is_lru: true };
+        assert_eq!(cpu.data().nearest_arrays(12), Some(vec![nearest(0, 16, 6)]));
+        assert_eq!(cpu.data().nearest_arrays(21), Some(vec![nearest(1, 8, 4)]));
         assert_eq!(cpu.data().nearest_arrays(30), None);
     }
 }
