@@ -5,7 +5,9 @@ use crate::network::{Network, Wire, address};
 use crate::pages::{put, try_get, try_put, wait_until};
 use crate::serve::{PAGETAX, Serve};
 use pagetax_core::access::Rng;
+use pagetax_remote::client::ask;
 use pagetax_remote::client::cluster::{Cluster, Options};
+use pagetax_remote::client::connection::Endpoint;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{self, PagerError, RemoteRegion};
 use pagetax_remote::store::{PageReader, PageStore, PageWriter, RegionId, StoreError};
@@ -119,6 +121,11 @@ fn through(trouble: impl FnOnce(&Network, &mut Servers<'_>, &mut Traffic) + Send
         wait_until_whole(&store);
         traffic.run(100);
         traffic.check();
+        store.drop_region(traffic.region).unwrap();
+        for server in &servers.running {
+            let report = ask::report(&Endpoint::new(&server.address, None).unwrap()).unwrap();
+            assert_eq!(report.pages_held, 0, "what is dropped is given back: {report:?}");
+        }
     });
 }
 

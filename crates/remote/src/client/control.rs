@@ -148,11 +148,23 @@ impl Watch {
         for server in 0..self.server_count() {
             let up = self.shared.replicator().up().has(server);
             let is_there = up && self.shared.remote(region, server).is_some();
-            let drop_it = |on| Request::Drop { on };
-            if is_there && self.links.call_on(server, region, drop_it).is_err() {
+            if is_there && self.drop_on(server, region).is_err() {
                 self.links.close(server);
             }
             self.shared.set_remote(region, server, None);
+        }
+    }
+
+    fn drop_on(&mut self, server: ServerId, region: RegionId) -> Result<(), LinkError> {
+        let drop_it = |on| Request::Drop { on };
+        match self.links.call_on(server, region, drop_it) {
+            // Another link's fence; a region that stays would keep its memory for as long as we are
+            // connected.
+            Err(error) if is_stale(&error) => {
+                self.links.forget_lease(server, region);
+                self.links.call_on(server, region, drop_it).map(drop)
+            }
+            done => done.map(drop),
         }
     }
 
