@@ -1,6 +1,7 @@
-//! The project's own chores: `cargo xtask test`, `bench`, `page-sizes`, `man`, `bless`.
+//! The project's own chores: `cargo xtask test`, `bench`, `install`, `page-sizes`, `man`, `bless`.
 
 mod bench;
+mod install;
 mod packages;
 mod pages;
 mod shell;
@@ -24,6 +25,16 @@ enum Chore {
         /// Parts of it, such as programs; none is all of them
         parts: Vec<String>,
     },
+    /// Build everything, and put programs, libraries, header, pkg-config file, manual pages and
+    /// completions under a prefix
+    Install {
+        /// Where it will be used from
+        #[arg(long, default_value = "/usr/local")]
+        prefix: PathBuf,
+        /// For packagers: put it below this directory instead of /
+        #[arg(long)]
+        destdir: Option<PathBuf>,
+    },
     /// Write manual pages and shell completions to target/man and target/completions
     Man,
     /// Measure the tables of docs/page-sizes.md on this kernel, and write them there
@@ -38,6 +49,7 @@ fn main() -> Result<()> {
     match Chore::parse() {
         Chore::Test => test::run(),
         Chore::Bench { name, parts } => bench::run(name.as_deref(), &parts),
+        Chore::Install { prefix, destdir } => install::run(&prefix, destdir.as_deref()),
         Chore::Man => man(),
         Chore::PageSizes => pages::run(),
         Chore::Bless => bless(),

@@ -207,18 +207,19 @@ fn table(mechanism: &Mechanism, kinds: &[&Kind], cells: &BTreeMap<(&str, &str), 
 }
 
 fn write(tables: &str) -> Result<()> {
+    let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")?;
+    write_at(BEGIN, &format!("transparent_hugepage: {}.\n\n{tables}", mode.trim()))
+}
+
+/// Puts what was measured on this kernel in its place in the document, which begins with this mark.
+pub fn write_at(begin: &str, measured: &str) -> Result<()> {
     let text = std::fs::read_to_string(DOCUMENT)?;
     let marks =
-        text.split_once(BEGIN).and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)));
-    let (head, tail) = marks.with_context(|| format!("{DOCUMENT} has no place for the tables"))?;
+        text.split_once(begin).and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)));
+    let (head, tail) = marks.with_context(|| format!("{DOCUMENT} has no place for {begin}"))?;
     let kernel = shell::output(Command::new("uname").arg("-r"))?;
-    let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")?;
-    let head = format!(
-        "{head}{BEGIN}\nLinux {}, transparent_hugepage: {}.\n\n",
-        kernel.trim(),
-        mode.trim()
-    );
-    std::fs::write(DOCUMENT, format!("{head}{tables}\n{END}{tail}"))?;
+    let kernel = kernel.trim();
+    std::fs::write(DOCUMENT, format!("{head}{begin}\nLinux {kernel}, {measured}\n{END}{tail}"))?;
     println!("wrote {DOCUMENT}");
     Ok(())
 }

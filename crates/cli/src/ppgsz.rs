@@ -116,6 +116,9 @@ struct Process {
     stop_count: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     stop_ns_max: Option<u64>,
+    /// Of the longest stop, what it waited for CPUs that others had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_cpu_wait_ns: Option<u64>,
 }
 
 impl Process {
@@ -126,8 +129,9 @@ impl Process {
             error: None,
             verdict: Some(verdict),
             changed_bytes: outcome.total_bytes(),
-            stop_count: outcome.stops.ns.len(),
-            stop_ns_max: outcome.stops.longest_ns(),
+            stop_count: outcome.stops.all.len(),
+            stop_ns_max: outcome.stops.longest().map(|stop| stop.wall_ns),
+            stop_cpu_wait_ns: outcome.stops.longest().map(|stop| stop.cpu_wait_ns),
         }
     }
 
@@ -140,6 +144,7 @@ impl Process {
             changed_bytes: 0,
             stop_count: 0,
             stop_ns_max: None,
+            stop_cpu_wait_ns: None,
         }
     }
 }
@@ -170,4 +175,22 @@ fn table(processes: &[Process]) -> String {
     let verdicts: Vec<_> =
         processes.iter().filter_map(|process| process.verdict.as_ref()).collect();
     if verdicts.is_empty() { String::new() } else { pages::verdicts(&verdicts) }
+}
+
+/// The same without the small helpers that a command starts, but for their number.
+fn table_of_large(mut processes: Vec<Process>, huge_bytes: u64) -> String {
+    let all = processes.len();
+    let resident = |process: &Process| {
+        let parts = process.verdict.iter().flat_map(|verdict| &verdict.parts);
+        parts.map(|part| part.resident_bytes).max().unwrap_or(0)
+    };
+    processes.sort_by_key(|process| std::cmp::Reverse(resident(process)));
+    let large = processes.iter().filter(|process| resident(process) >= huge_bytes).count();
+    processes.truncate(large.max(1));
+    let rest = match all - processes.len() {
+        0 => String::new(),
+        1 => "  and 1 more process, with nothing to fill a huge page\n".into(),
+        more => format!("  and {more} more processes, with nothing to fill a huge page\n"),
+    };
+    table(&processes) + &rest
 }

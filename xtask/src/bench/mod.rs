@@ -14,6 +14,7 @@ mod recorder;
 mod serve;
 mod server;
 mod stalls;
+mod stops;
 mod unexplained;
 
 use crate::shell;
@@ -79,6 +80,11 @@ const BENCHES: &[Bench] = &[
         name: "stalls",
         what: "longest wait for a page while memory servers fail (limit: 50 ms after a kill); part: runs",
         run: stalls::run,
+    },
+    Bench {
+        name: "stops",
+        what: "how long a threaded process stands still when ppgsz traces it (limit: 20 ms)",
+        run: |_| stops::run(),
     },
     Bench {
         name: "unexplained",

@@ -1,12 +1,13 @@
 //! `pagetax ppgsz CMD`: starts a command on the pages asked for.
 
-use super::{Args, Process, table, write_json};
+use super::{Args, Process, table_of_large, write_json};
 use crate::{exit, output};
 use anyhow::{Context, Result};
+use pagetax_core::units::PageSize;
 use pagetax_host::pagesize::follow::{Sweeper, Whose};
 use pagetax_host::pagesize::launch::{Launch, LaunchError, Surroundings, plan};
 use pagetax_host::pagesize::text::{self, FileText};
-use pagetax_host::pagesize::{Advice, Part};
+use pagetax_host::pagesize::{Advice, PageSettings, Part};
 use pagetax_host::program::{Program, ProgramError};
 use pagetax_host::sys::process::{Child, Exit};
 use pagetax_host::sys::signal::PassedOn;
@@ -52,11 +53,15 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
     };
     let sweeper = Sweeper::new(looked_at, args.force, whose, watched);
     let (exit, processes) = watch(&mut command, sweeper, &name)?;
-    if args.verify {
-        output::note((table(&processes) + &said_of(&files)).trim_end());
-    }
     if let Some(path) = &args.json {
         write_json(path, advice, &processes, Some(&files)).map_err(own)?;
+    }
+    if args.verify && processes.is_empty() {
+        output::note("pagetax ppgsz: the command ended before it could be looked at");
+    } else if args.verify {
+        let huge = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
+        let table = table_of_large(processes, huge.bytes());
+        output::note((table + &said_of(&files)).trim_end());
     }
     Ok(match exit {
         Exit::Status(status) => (status as u8).into(),

@@ -7,6 +7,7 @@ use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::pagemap;
 use pagetax_host::pagesize::change::{self, Outcome};
 use pagetax_host::pagesize::follow::{Sweeper, Whose};
+use pagetax_host::pagesize::launch;
 use pagetax_host::pagesize::target::{Refusal, Target, pid_of};
 use pagetax_host::pagesize::{Advice, PageSettings, Wish, judge};
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
@@ -25,6 +26,7 @@ pub fn run(args: &Args, advice: &Advice, system: &PageSettings) -> Result<ExitCo
              want of one later\n  remedy: -o heap=2M"
         );
     }
+    launch::sizes_are_on(advice, system)?;
     let _signals = StopSignals::watch()?;
     let mut processes = Vec::new();
     for operand in &args.operands {
@@ -127,11 +129,11 @@ fn follow(args: &Args, advice: &Advice, processes: &mut Vec<Process>) {
 fn stops(processes: &[Process]) -> String {
     let line = |process: &Process| {
         let (pid, longest) = (process.pid?, process.stop_ns_max?);
-        Some(format!(
-            "  {pid} was stopped {} times, for {} at most\n",
-            process.stop_count,
-            Nanos(longest)
-        ))
+        let longest = Nanos(longest);
+        Some(match process.stop_count {
+            1 => format!("  {pid} was stopped once, for {longest}\n"),
+            times => format!("  {pid} was stopped {times} times, for {longest} at most\n"),
+        })
     };
     processes.iter().filter_map(line).collect()
 }

@@ -1,7 +1,8 @@
-/* Goes 48 MiB deep and stays there for a while. */
+/* Goes as many MiB deep as it is told, and stays there for a while. */
+#include <stdlib.h>
 #include <unistd.h>
 
-enum { FRAMES = 768, FRAME_BYTES = 65536 };
+enum { FRAME_BYTES = 65536, FRAMES_PER_MIB = 16 };
 
 static void deepen(int frames)
 {
@@ -15,8 +16,8 @@ static void deepen(int frames)
 	frame[0] = 1;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-	deepen(FRAMES);
+	deepen(FRAMES_PER_MIB * (argc > 1 ? atoi(argv[1]) : 1));
 	return 0;
 }

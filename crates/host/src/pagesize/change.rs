@@ -9,6 +9,7 @@ use super::inject::{Injector, Stops};
 use super::remap;
 use super::target::{Refusal, Target};
 use crate::pagemap::{self, Mapping, PageMap, Segment};
+use crate::sys::mapping::{Mapping as Memory, Request, Source};
 use crate::sys::remote;
 use pagetax_core::units::PageSize;
 use serde::Serialize;
@@ -17,8 +18,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// A stop begins no further call after this long; a call takes 0.5 to 1.4 ms, and several where the
-/// target has to wait for a CPU.
+/// A stop begins no further call after this long. A call takes 0.5 ms, and up to 6 where the kernel has
+/// to look for memory, or to wait for its own threads on other CPUs; it cannot be cut short.
 const STOP_MAX: Duration = Duration::from_millis(1);
 /// The target runs at least this long between two stops.
 const GAP: Duration = Duration::from_millis(2);
@@ -76,7 +77,7 @@ impl Outcome {
         for ((part, cause), bytes) in later.failed_bytes {
             self.fail(part, cause, bytes);
         }
-        self.stops.ns.extend(later.stops.ns);
+        self.stops.all.extend(later.stops.all);
     }
 
     pub(super) fn fail(&mut self, part: Part, cause: Cause, bytes: u64) {
@@ -236,6 +237,9 @@ impl Reach<'_> {
             let done = match self {
                 Reach::Remote(target) => vec![remotely(target, first.start, len, advice)],
                 Reach::Injected(injector) => {
+                    if advice == remote::Advice::Collapse {
+                        warm_up(len as usize);
+                    }
                     let done = in_one_stop(injector, rest, len, advice, &mut changed.stops);
                     std::thread::sleep(GAP);
                     done
@@ -259,6 +263,21 @@ fn remotely(target: &Target, start: u64, len: u64, advice: remote::Advice) -> io
         Some(libc::EAGAIN) => once(),
         _ => Err(error),
     })
+}
+
+/// Uses blocks of memory and gives them back, so that the kernel has some at hand that were touched
+/// lately. Where a hypervisor backs memory as it is touched, others take ten times as long to fill, and
+/// the target would stand still for it.
+fn warm_up(bytes: usize) {
+    const BLOCKS: usize = 2;
+    let request = || Request { source: Source::Anon, len: bytes, align: bytes, hugetlb: None };
+    let block = || {
+        let block = Memory::new(request()).ok()?;
+        block.advise(libc::MADV_HUGEPAGE).ok()?;
+        block.store(0, 1);
+        Some(block)
+    };
+    let _in_use_together = [(); BLOCKS].map(|()| block());
 }
 
 /// As many of the first chunks as fit a stop, one at least; all of them if it cannot be stopped.

@@ -4,7 +4,7 @@
 //! the vdso's own, so nothing is written into the program.
 
 use super::target::Refusal;
-use crate::sys::ptrace::{Stopped, with_stopped};
+use crate::sys::ptrace::{Stop, Stopped, with_stopped};
 use rustix::process::Pid;
 use std::fs::File;
 use std::io;
@@ -25,21 +25,16 @@ pub struct Session<'a> {
 }
 
 /// How long the target stood still.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stops {
     /// Each stop, in the order made.
-    pub ns: Vec<u64>,
+    pub all: Vec<Stop>,
 }
 
 impl Stops {
-    /// One more.
-    pub fn add(&mut self, stop: Duration) {
-        self.ns.push(stop.as_nanos() as u64);
-    }
-
     /// The longest; none if it was never stopped.
-    pub fn longest_ns(&self) -> Option<u64> {
-        self.ns.iter().copied().max()
+    pub fn longest(&self) -> Option<Stop> {
+        self.all.iter().copied().max_by_key(|stop| stop.wall_ns)
     }
 }
 
@@ -84,7 +79,7 @@ impl Injector {
         let instruction = self.instruction;
         let (result, stop) =
             with_stopped(self.tid, |stopped| work(&mut Session { stopped, instruction }))?;
-        stops.add(stop);
+        stops.all.push(stop);
         Ok(result)
     }
 }
@@ -167,7 +162,7 @@ mod tests {
             .unwrap();
         assert_eq!(seen.0.unwrap(), child.id() as u64);
         assert_eq!(seen.1.unwrap_err().raw_os_error(), Some(libc::EBADF));
-        assert_eq!(stops.ns.len(), 1);
+        assert_eq!(stops.all.len(), 1);
         assert!(child.wait().unwrap().success());
     }
 }

@@ -5,7 +5,7 @@
 //! command simply takes our place (exec); else it is watched and its memory collapsed as it grows.
 
 use super::advice::{Advice, Part, Wish};
-use super::tunables::{HUGETLB, tunable, with_tunable};
+use super::tunables::{HUGETLB, MMAP_THRESHOLD, tunable, with_tunable};
 use super::{Mechanism, Mode, PageSettings};
 use crate::installed;
 use crate::program::{Kind, Program, ProgramError};
@@ -236,7 +236,7 @@ impl Launch {
             self.sweeps_all = true;
             return Ok(());
         }
-        settings_allow(size, around)?;
+        settings_allow(size, &around.system)?;
         self.set_malloc("1", around);
         if self.program.kind == Kind::DynamicGlibc {
             if self.preload(around) {
@@ -282,7 +282,13 @@ impl Launch {
         self.notes.push(format!(
             "{free} pages of {size} can be had; beyond them malloc takes base pages"
         ));
-        self.set_malloc(&size.bytes().to_string(), around);
+        // Else chunks between malloc's usual threshold and this size would be mappings of base pages.
+        let bytes = size.bytes().to_string();
+        let existing = around.tunables.as_deref();
+        let untold = existing.and_then(|text| tunable(text, MMAP_THRESHOLD)).is_none();
+        let told = untold.then(|| with_tunable(existing, MMAP_THRESHOLD, &bytes));
+        let existing = told.as_deref().or(existing);
+        self.set("GLIBC_TUNABLES", with_tunable(existing, HUGETLB, &bytes));
         Ok(())
     }
 
@@ -296,11 +302,13 @@ impl Launch {
                 "ulimit -s 8192".into(),
             ));
         }
-        let never = around.system.of_size(size) == Some(Mode::Never);
+        let huge = around.system.pmd_size().unwrap_or(PageSize::M2);
+        // Collapsing makes huge pages also where they are switched off.
+        let never = around.system.of_size(size) == Some(Mode::Never) && size == huge;
         if self.program.kind != Kind::DynamicGlibc || never {
             return self.swept(Part::Stack, size, around);
         }
-        settings_allow(size, around)?;
+        settings_allow(size, &around.system)?;
         if !self.preload(around) {
             return self.swept(Part::Stack, size, around);
         }
@@ -336,6 +344,26 @@ impl Launch {
     }
 }
 
+/// Whether a running process can be given what is asked for. Sizes between the base page and the huge
+/// page come with faults alone, and where they are off, advice would bring others.
+pub fn sizes_are_on(advice: &Advice, system: &PageSettings) -> Result<(), LaunchError> {
+    let huge = system.pmd_size().unwrap_or(PageSize::M2);
+    for (part, wish) in advice.iter() {
+        match wish {
+            Wish::Size(size) if size > base_page() && size < huge => {
+                settings_allow(size, system).map_err(|(why, remedy)| LaunchError::Unavailable {
+                    part,
+                    wish,
+                    why,
+                    remedy,
+                })?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 fn only_huge(size: PageSize, around: &Surroundings) -> Result<(), Refused> {
     let huge = around.system.pmd_size().unwrap_or(PageSize::M2);
     match size == huge {
@@ -350,10 +378,10 @@ fn only_huge(size: PageSize, around: &Surroundings) -> Result<(), Refused> {
 }
 
 /// The kernel takes the largest size that is switched on, so smaller ones need others off.
-fn settings_allow(size: PageSize, around: &Surroundings) -> Result<(), Refused> {
-    let huge = around.system.pmd_size().unwrap_or(PageSize::M2);
+fn settings_allow(size: PageSize, system: &PageSettings) -> Result<(), Refused> {
+    let huge = system.pmd_size().unwrap_or(PageSize::M2);
     let mechanism = if size == huge { Mechanism::Thp(size) } else { Mechanism::Mthp(size) };
-    match mechanism.recipe(&around.system, around.tunables.as_deref()) {
+    match mechanism.recipe(system, None) {
         Ok(recipe) => match recipe.settings.first() {
             None => Ok(()),
             Some(_) => {
@@ -365,7 +393,7 @@ fn settings_allow(size: PageSize, around: &Surroundings) -> Result<(), Refused> 
             }
         },
         // What all memory has anyway needs no settings.
-        Err(_) if around.system.of_size(size) == Some(Mode::Always) => Ok(()),
+        Err(_) if system.of_size(size) == Some(Mode::Always) => Ok(()),
         Err(unavailable) => Err((unavailable.why, unavailable.remedy)),
     }
 }
@@ -453,6 +481,7 @@ mod tests {
             planned(Kind::DynamicGlibc, options, "madvise", 0, false).unwrap_err().to_string()
         };
         assert!(refused("heap=64K").contains("hugepages-64kB"));
+        assert!(refused("stack=64K").contains("hugepages-64kB"));
         assert!(refused("data=2M").contains("-F"));
         assert!(refused("bss=64K").contains("only 2M"));
         let launch = planned(Kind::DynamicGlibc, "anon=2M", "madvise", 0, false).unwrap();

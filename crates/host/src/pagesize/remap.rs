@@ -15,8 +15,9 @@ use rustix::process::Pid;
 use std::io;
 use std::ops::Range;
 
-/// So much is moved at once, to bound the stop and the memory that is needed twice.
-const CODE_BYTES_MAX: u64 = 32 << 20;
+/// So much is moved at once, to bound the stop (up to 1.4 ms for each huge page) and the memory that
+/// is needed twice.
+const CODE_BYTES_MAX: u64 = 8 << 20;
 /// Copied while nothing runs, at some 2 GiB/s.
 const DATA_BYTES_MAX: u64 = 4 << 20;
 
@@ -186,6 +187,6 @@ fn all_stopped(
         let all = Injector::threads(pid)?.iter().all(|tid| stopped.contains(tid));
         if all { work(session) } else { all_stopped(pid, stopped, &mut inner, work) }
     })?;
-    stops.ns.extend(inner.ns);
+    stops.all.extend(inner.all);
     result
 }

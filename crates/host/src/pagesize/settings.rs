@@ -68,6 +68,8 @@ impl PageSettings {
     /// Sizes that anonymous memory can have, smallest first, without the base page.
     pub fn sizes(&self) -> Vec<PageSize> {
         let mut sizes = sizes_in(&self.root.join("transparent_hugepage"));
+        // Some have a directory for shared memory alone.
+        sizes.retain(|size| self.size_path(*size).exists());
         sizes.extend(self.pmd_size().filter(|_| sizes.is_empty()));
         sizes
     }
@@ -199,6 +201,7 @@ pub(super) mod tests {
         write("transparent_hugepage/hpage_pmd_size", "2097152".into());
         write("transparent_hugepage/hugepages-64kB/enabled", choices(k64, sizes));
         write("transparent_hugepage/hugepages-2048kB/enabled", choices(m2, sizes));
+        write("transparent_hugepage/hugepages-8kB/shmem_enabled", "never".into());
         write("hugepages/hugepages-2048kB/free_hugepages", free.to_string());
         write("hugepages/hugepages-2048kB/nr_overcommit_hugepages", "0".into());
         let settings = PageSettings::at(directory.path());

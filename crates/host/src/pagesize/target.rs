@@ -149,7 +149,9 @@ fn check_class(pid: Pid) -> Result<(), Refusal> {
         Ok(()) if u16::from_le_bytes([head[18], head[19]]) != ELF64_X86.1 => Err(Refusal::Foreign),
         Ok(()) => Ok(()),
         Err(error) => match error.raw_os_error() {
-            Some(libc::EACCES | libc::EPERM) => Err(Refusal::SetId),
+            Some(libc::EACCES | libc::EPERM) if !rustix::process::geteuid().is_root() => {
+                Err(Refusal::SetId)
+            }
             Some(libc::ENOENT | libc::ESRCH) => Err(Refusal::Gone),
             _ => Err(Refusal::System(error.to_string())),
         },

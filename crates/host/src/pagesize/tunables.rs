@@ -4,6 +4,9 @@
 /// a size of hugetlb pages in bytes. Source: the glibc manual, "Memory Allocation Tunables".
 pub const HUGETLB: &str = "glibc.malloc.hugetlb";
 
+/// The tunable for the size from which a chunk is a mapping of its own.
+pub const MMAP_THRESHOLD: &str = "glibc.malloc.mmap_threshold";
+
 /// `existing` with `name` set to `value`; all other tunables stay as they are.
 pub fn with_tunable(existing: Option<&str>, name: &str, value: &str) -> String {
     let is_other = |entry: &&str| {

@@ -165,10 +165,15 @@ impl Evidence<'_> {
             of_files,
             "private pages of a file cannot become huge pages; -F moves a copy there",
         );
+        let mut refused = refused_bytes(mappings, size);
         for ((failed, cause), bytes) in &self.changed.failed_bytes {
-            if *failed == part {
-                rest.take(*bytes, &self.words(*cause, size));
+            let mut bytes = if *failed == part { *bytes } else { 0 };
+            if *cause == Cause::NotEligible && !self.forbidden {
+                let by_itself = bytes.min(refused);
+                rest.take(by_itself, REFUSED);
+                (bytes, refused) = (bytes - by_itself, refused - by_itself);
             }
+            rest.take(bytes, &self.words(*cause, size));
         }
         let shared: u64 = mappings.iter().map(|m| self.shared_bytes(m, size)).sum();
         rest.take(shared, "shared with a forked process until one of them writes (copy-on-write)");
@@ -206,8 +211,7 @@ impl Evidence<'_> {
         if self.system.of_size(size) == Some(Mode::Never) {
             return rest.all(&format!("{size} pages are switched off on this system (never)"));
         }
-        let refused = |m: &Mapping| m.advice == Some(pagemap::Advice::NoHuge);
-        rest.take(sum(&refused), "the program itself refuses huge pages here (MADV_NOHUGEPAGE)");
+        rest.take(refused_bytes(mappings, size), REFUSED);
         let advised = |m: &Mapping| m.advice == Some(pagemap::Advice::Huge);
         let inherited = |m: &Mapping| {
             let line = format!("{:x}-", m.start.0);
@@ -260,6 +264,14 @@ impl Evidence<'_> {
         };
         runs.map(shared).sum()
     }
+}
+
+const REFUSED: &str = "the program itself refuses huge pages here (MADV_NOHUGEPAGE)";
+
+/// Small pages where the program wants no others.
+fn refused_bytes(mappings: &[&Mapping], size: PageSize) -> u64 {
+    let refused = mappings.iter().filter(|m| m.advice == Some(pagemap::Advice::NoHuge));
+    refused.map(|mapping| small_bytes(mapping, size).0).sum()
 }
 
 /// Resident bytes on pages below `size`: inside whole blocks of it, and outside.

@@ -12,7 +12,9 @@
 //! an interrupted system call.
 
 use rustix::process::Pid;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::time::{Duration, Instant};
 
@@ -42,8 +44,40 @@ pub struct Stopped {
     saved: libc::user_regs_struct,
     mask: u64,
     since: Instant,
-    /// It is behind a system call of ours rather than where it was stopped.
-    moved: bool,
+}
+
+/// How long a thread stood still.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stop {
+    /// On the clock on the wall.
+    pub wall_ns: u64,
+    /// Of that, what the thread and its tracer waited for a CPU that others had. They take turns, so
+    /// the two waits hardly ever overlap.
+    pub cpu_wait_ns: u64,
+}
+
+impl Stop {
+    /// What the stop would have taken on CPUs of its own.
+    pub fn own_ns(self) -> u64 {
+        self.wall_ns.saturating_sub(self.cpu_wait_ns)
+    }
+}
+
+/// What a thread has waited for CPUs so far, as the scheduler counts it.
+struct CpuWait(Option<File>);
+
+impl CpuWait {
+    fn of(task: &str) -> CpuWait {
+        CpuWait(File::open(format!("/proc/{task}/schedstat")).ok())
+    }
+
+    /// 0 on kernels that do not count.
+    fn ns(&self) -> u64 {
+        let mut text = [0; 80];
+        let len = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
+        let text = std::str::from_utf8(&text[..len]).unwrap_or_default();
+        text.split(' ').nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
+    }
 }
 
 /// Stops a thread, lets `work` have it, and lets it go. Gives also how long it stood still.
@@ -53,14 +87,22 @@ pub struct Stopped {
 pub fn with_stopped<T: Send>(
     tid: Pid,
     work: impl FnOnce(&mut Stopped) -> T + Send,
-) -> io::Result<(T, Duration)> {
+) -> io::Result<(T, Stop)> {
     std::thread::scope(|scope| {
         let session = scope.spawn(|| {
-            let mut stopped = Stopped::stop(tid)?;
+            let waits =
+                [CpuWait::of("thread-self"), CpuWait::of(&tid.as_raw_nonzero().to_string())];
+            let waited_ns = || waits.iter().map(CpuWait::ns).sum::<u64>();
+            let (since, before) = (Instant::now(), waited_ns());
+            let wall_ns = || since.elapsed().as_nanos() as u64;
+            let mut stopped = Stopped::stop(tid, since)?;
+            // The thread may have waited before, and is told so when it gets its CPU.
+            let stopping_ns = waited_ns().saturating_sub(before).min(wall_ns());
+            let at_work = waited_ns();
             let result = work(&mut stopped);
-            let since = stopped.since;
             drop(stopped);
-            Ok((result, since.elapsed()))
+            let cpu_wait_ns = stopping_ns + waited_ns().saturating_sub(at_work);
+            Ok((result, Stop { wall_ns: wall_ns(), cpu_wait_ns }))
         });
         session.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     })
@@ -78,14 +120,13 @@ fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> io::
 }
 
 impl Stopped {
-    fn stop(tid: Pid) -> io::Result<Stopped> {
+    fn stop(tid: Pid, since: Instant) -> io::Result<Stopped> {
         request(libc::PTRACE_SEIZE as _, tid, 0, libc::PTRACE_O_TRACESYSGOOD as usize)?;
-        let since = Instant::now();
         request(libc::PTRACE_INTERRUPT as _, tid, 0, 0)?;
         wait_event_stop(tid)?;
         // SAFETY: plain numbers, for which zeros are valid.
         let saved = unsafe { std::mem::zeroed() };
-        let mut stopped = Stopped { tid, saved, mask: 0, since, moved: false };
+        let mut stopped = Stopped { tid, saved, mask: 0, since };
         stopped.saved = stopped.registers()?;
         let mask = ptr::from_mut(&mut stopped.mask) as usize;
         request(libc::PTRACE_GETSIGMASK as _, tid, 8, mask)?;
@@ -116,7 +157,6 @@ impl Stopped {
         [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9] =
             args;
         self.set_registers(&registers)?;
-        self.moved = true;
         // To the instruction, and through it.
         for _ in 0..2 {
             request(libc::PTRACE_SYSCALL as _, self.tid, 0, 0)?;
@@ -140,14 +180,10 @@ impl Stopped {
         request(libc::PTRACE_SETREGS as _, self.tid, 0, ptr::from_ref(registers) as usize)
     }
 
-    /// The kernel restarts an interrupted call only on its way out of a stop like the first one, so
-    /// the thread is brought into such a stop again before it gets its registers back.
+    /// Detaching sends the thread through the kernel's signal code on its way to user mode, which
+    /// restarts an interrupted call by the registers that it finds, be it from the first stop or from
+    /// one behind a call of ours.
     fn let_go(&mut self) -> io::Result<()> {
-        if self.moved {
-            request(libc::PTRACE_INTERRUPT as _, self.tid, 0, 0)?;
-            request(libc::PTRACE_CONT as _, self.tid, 0, 0)?;
-            wait_event_stop(self.tid)?;
-        }
         let mut registers = self.saved;
         let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
         if interrupted && NOT_RESTARTED.contains(&(registers.orig_rax as i64)) && !self.has_signal()

@@ -1,0 +1,111 @@
+//! `cargo xtask install`: everything under a prefix, where programs, compilers and packagers look.
+
+use crate::shell;
+use anyhow::{Context, Result};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What is built, and where it goes; what is of use to `pagetax` alone has a place of its own.
+const BUILT: &[(&str, &str)] = &[
+    ("libpagetax.a", "lib"),
+    ("libpagetax_preload.so", "lib"),
+    ("libpagetax_remote_preload.so", "lib/pagetax"),
+    ("libpagetax_advice.a", "lib/pagetax"),
+];
+const PACKAGES: &[&str] =
+    &["pagetax", "pagetax-capi", "pagetax-preload", "pagetax-remote-preload", "pagetax-advice"];
+/// Of each shell, where it looks for its completions.
+const COMPLETIONS: &[(&str, &str)] = &[
+    ("bash", "share/bash-completion/completions/pagetax"),
+    ("zsh", "share/zsh/site-functions/_pagetax"),
+    ("fish", "share/fish/vendor_completions.d/pagetax.fish"),
+];
+
+/// Where files go: `root` now, and `prefix` once a package is unpacked.
+struct Tree {
+    root: PathBuf,
+    prefix: String,
+}
+
+/// Builds all and puts it under `destdir`/`prefix`.
+pub fn run(prefix: &Path, destdir: Option<&Path>) -> Result<()> {
+    let prefix = std::path::absolute(prefix)?;
+    let root = match destdir {
+        Some(directory) => directory.join(prefix.strip_prefix("/")?),
+        None => prefix.clone(),
+    };
+    let prefix = prefix.to_str().context("a prefix that is no text")?.to_string();
+    let packages = PACKAGES.iter().flat_map(|package| ["--package", package]);
+    shell::cargo(&["build", "--release"].into_iter().chain(packages).collect::<Vec<_>>())?;
+    let built = Path::new("target/release");
+    let tree = Tree { root, prefix };
+    let program = tree.copy(&built.join("pagetax"), "bin/pagetax", 0o755)?;
+    for (name, directory) in BUILT {
+        tree.copy(&built.join(name), &format!("{directory}/{name}"), 0o644)?;
+    }
+    tree.shared_library(&built.join("libpagetax.so"))?;
+    tree.copy(Path::new("crates/capi/include/pagetax.h"), "include/pagetax.h", 0o644)?;
+    tree.fill_in("crates/capi/pagetax.pc.in", "lib/pkgconfig/pagetax.pc")?;
+    tree.manual(&program)?;
+    println!("installed under {}", tree.root.display());
+    Ok(())
+}
+
+impl Tree {
+    fn place(&self, path: &str) -> Result<PathBuf> {
+        let place = self.root.join(path);
+        let directory = place.parent().context("a file without a directory")?;
+        let cannot = || format!("cannot make {}; name another --prefix", directory.display());
+        fs::create_dir_all(directory).with_context(cannot)?;
+        // What runs now keeps the file that it has.
+        if place.symlink_metadata().is_ok() {
+            fs::remove_file(&place)
+                .with_context(|| format!("cannot replace {}", place.display()))?;
+        }
+        Ok(place)
+    }
+
+    fn write(&self, path: &str, content: impl AsRef<[u8]>, mode: u32) -> Result<PathBuf> {
+        let place = self.place(path)?;
+        fs::write(&place, content).with_context(|| format!("cannot write {}", place.display()))?;
+        fs::set_permissions(&place, Permissions::from_mode(mode))?;
+        Ok(place)
+    }
+
+    fn copy(&self, from: &Path, path: &str, mode: u32) -> Result<PathBuf> {
+        let content = fs::read(from).with_context(|| format!("{} is not there", from.display()))?;
+        self.write(path, content, mode)
+    }
+
+    /// Under its whole version, the name that programs ask for, and the one that linkers do.
+    fn shared_library(&self, from: &Path) -> Result<()> {
+        let major = VERSION.split('.').next().unwrap_or(VERSION);
+        let (whole, asked) = (format!("libpagetax.so.{VERSION}"), format!("libpagetax.so.{major}"));
+        self.copy(from, &format!("lib/{whole}"), 0o755)?;
+        symlink(&whole, self.place(&format!("lib/{asked}"))?)?;
+        symlink(&asked, self.place("lib/libpagetax.so")?)?;
+        Ok(())
+    }
+
+    /// A text with `@prefix@` and `@version@` in it.
+    fn fill_in(&self, template: &str, path: &str) -> Result<()> {
+        let text = fs::read_to_string(template)?;
+        let text = text.replace("@prefix@", &self.prefix).replace("@version@", VERSION);
+        self.write(path, text, 0o644).map(drop)
+    }
+
+    fn manual(&self, program: &Path) -> Result<()> {
+        let pages = self.root.join("share/man/man1");
+        fs::create_dir_all(&pages)?;
+        shell::succeed(Command::new(program).arg("man").arg(&pages))?;
+        for (shell, path) in COMPLETIONS {
+            let script = shell::output(Command::new(program).args(["completions", shell]))?;
+            self.write(path, script, 0o644)?;
+        }
+        Ok(())
+    }
+}
