@@ -27,25 +27,21 @@ impl Stream {
         }
     }
 
-    /// Writes two pieces after each other, with as few system calls as it takes.
+    /// Writes pieces after each other, with as few system calls as it takes.
     ///
     /// # Errors
     /// The stream's; part of the bytes may be gone then.
-    pub fn write_both(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
-        let (mut head, mut body) = (head, body);
-        while !head.is_empty() {
-            let mut written = match self.write_vectored(&[IoSlice::new(head), IoSlice::new(body)]) {
+    pub fn write_pieces(&mut self, mut pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
+        // Past empty ones: a write of nothing looks like a stream that takes nothing.
+        IoSlice::advance_slices(&mut pieces, 0);
+        while !pieces.is_empty() {
+            match self.write_vectored(pieces) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => written,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Ok(written) => IoSlice::advance_slices(&mut pieces, written),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
-            };
-            let of_head = written.min(head.len());
-            head = &head[of_head..];
-            written -= of_head;
-            body = &body[written..];
+            }
         }
-        self.write_all(body)?;
         self.flush()
     }
 }

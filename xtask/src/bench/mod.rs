@@ -11,10 +11,13 @@ mod pages;
 mod preload;
 mod programs;
 mod recorder;
+mod remote;
+mod remote_programs;
 mod serve;
 mod server;
 mod stalls;
 mod stops;
+mod swap;
 mod unexplained;
 
 use crate::shell;
@@ -85,6 +88,11 @@ const BENCHES: &[Bench] = &[
         name: "stops",
         what: "how long a threaded process stands still when ppgsz traces it (limit: 20 ms)",
         run: |_| stops::run(),
+    },
+    Bench {
+        name: "remote",
+        what: "network memory beside its floor, a swap file and zram, also under real programs (as root)",
+        run: remote::run,
     },
     Bench {
         name: "unexplained",

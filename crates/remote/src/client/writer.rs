@@ -116,17 +116,19 @@ impl Writer {
         pieces: &[Piece<'_>],
     ) -> Result<Vec<(usize, u32)>, LinkError> {
         let (connection, on) = self.links.leased(server, region)?;
-        let mut ids = Vec::with_capacity(pieces.len());
-        for (index, piece) in pieces.iter().enumerate() {
-            if piece.wanted.has(server) && !piece.done {
+        let is_due = |piece: &&Piece<'_>| piece.wanted.has(server) && !piece.done;
+        let puts: Vec<Request<'_>> = pieces
+            .iter()
+            .filter(is_due)
+            .map(|piece| {
                 let sums_bytes = piece.pages.len() / PAGE_BYTES * SUM_BYTES;
                 let sums = &self.sums[piece.sums_at..][..sums_bytes];
-                let (first, pages) = (piece.first, piece.pages);
-                let put = Request::Put { on, first, if_absent: false, sums, pages };
-                ids.push((index, connection.send(&put)?));
-            }
-        }
-        Ok(ids)
+                Request::Put { on, first: piece.first, if_absent: false, sums, pages: piece.pages }
+            })
+            .collect();
+        let first = connection.send_all(&puts)?;
+        let due = pieces.iter().enumerate().filter(|(_, piece)| is_due(piece));
+        Ok(due.zip(0..).map(|((index, _), nth)| (index, first.wrapping_add(nth))).collect())
     }
 
     fn collect(

@@ -1,0 +1,197 @@
+//! Fills a region of memory, reads it through, and rewrites pages at random: in plain memory, or in a
+//! region whose pages lie on memory servers. Prints one line of JSON.
+//!
+//! ```sh
+//! touch plain 1024                                    # MiB
+//! touch paged 1024 256 127.0.0.1:7070,127.0.0.1:7071 2    # MiB resident, servers, copies
+//! touch cold 64 127.0.0.1:7070,127.0.0.1:7071 2
+//! ```
+
+use pagetax_core::access::Rng;
+use pagetax_remote::client::cluster::{self, Cluster};
+use pagetax_remote::page::PAGE_BYTES;
+use pagetax_remote::pager::{Options, RemoteRegion};
+use pagetax_remote::store::PageStore;
+use serde_json::{Value, json};
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Random rewrites.
+const REWRITES: usize = 300_000;
+/// Accesses before page-ins are timed: connections and caches are warm then.
+const WARM: usize = 1000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match args[..] {
+        ["plain", mib] => phases(&mut vec![0; mib.parse::<usize>()? << 20]),
+        ["paged", mib, resident_mib, servers, copies] => {
+            let before = resident_bytes();
+            let mut region = map(mib, resident_mib, servers, copies)?;
+            let mut result = phases(region.as_mut_slice());
+            let own = resident_bytes().saturating_sub(before + region.resident_bytes());
+            result["own_bytes"] = json!(own);
+            result["counts"] = json!(format!("{:?}", region.counts()));
+            println!("{result}");
+            // Whoever wants to look at the servers keeps our input open.
+            std::io::stdin().read_line(&mut String::new())?;
+            return Ok(());
+        }
+        ["cold", mib, servers, copies] => {
+            let mut region = map(mib, mib, servers, copies)?;
+            cold(&mut region)
+        }
+        _ => {
+            return Err(
+                "touch plain MIB | paged MIB RESIDENT SERVERS COPIES | cold MIB SERVERS COPIES"
+                    .into(),
+            );
+        }
+    };
+    println!("{result}");
+    Ok(())
+}
+
+fn map(
+    mib: &str,
+    resident_mib: &str,
+    servers: &str,
+    copies: &str,
+) -> Result<RemoteRegion, Box<dyn Error>> {
+    let servers = servers.split(',').map(String::from).collect();
+    let options = cluster::Options { copies: copies.parse()?, ..cluster::Options::new(servers) };
+    let store: Arc<dyn PageStore> = Arc::new(Cluster::connect(options)?);
+    // Room for all of it, and for the pages on their way.
+    let resident = Options::resident((resident_mib.parse::<u64>()? << 20) + (4 << 20));
+    Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, resident)?)
+}
+
+/// What a page holds: half of it does not compress.
+struct Content {
+    random: Vec<u8>,
+}
+
+impl Content {
+    fn new() -> Content {
+        let mut rng = Rng::new(1);
+        Content {
+            random: (0..PAGE_BYTES / 2 / 8 * 64)
+                .flat_map(|_| rng.next_u64().to_le_bytes())
+                .collect(),
+        }
+    }
+
+    /// Writes a page; its number and how often it was written stand at both ends.
+    fn write(&self, page: &mut [u8], number: usize, version: u32) {
+        let from = number % 32 * (PAGE_BYTES / 2);
+        page[..PAGE_BYTES / 2].copy_from_slice(&self.random[from..from + PAGE_BYTES / 2]);
+        page[PAGE_BYTES / 2..].fill(number as u8);
+        stamp(page, number, version);
+    }
+}
+
+fn label(number: usize, version: u32) -> [u8; 8] {
+    (((number as u64) << 32) | u64::from(version)).to_le_bytes()
+}
+
+fn stamp(page: &mut [u8], number: usize, version: u32) {
+    page[..8].copy_from_slice(&label(number, version));
+    page[PAGE_BYTES - 8..].copy_from_slice(&label(number, version));
+}
+
+fn check(page: &[u8], number: usize, version: u32) {
+    let wanted = label(number, version);
+    assert!(page[..8] == wanted && page[PAGE_BYTES - 8..] == wanted, "page {number} is wrong");
+}
+
+fn phases(memory: &mut [u8]) -> Value {
+    let pages = memory.len() / PAGE_BYTES;
+    let content = Content::new();
+    let rate = |begun: Instant, count: usize| count as f64 / begun.elapsed().as_secs_f64();
+    let begun = Instant::now();
+    for (number, page) in memory.chunks_exact_mut(PAGE_BYTES).enumerate() {
+        content.write(page, number, 0);
+    }
+    let fill = rate(begun, pages);
+    let begun = Instant::now();
+    for (number, page) in memory.chunks_exact(PAGE_BYTES).enumerate() {
+        check(page, number, 0);
+    }
+    let sequential = rate(begun, pages);
+    let (mut versions, mut rng) = (vec![0; pages], Rng::new(2));
+    let mut took = Vec::with_capacity(REWRITES);
+    let faults_before = fault_count();
+    let begun = Instant::now();
+    for _ in 0..REWRITES {
+        let number = rng.below(pages as u64) as usize;
+        let page = &mut memory[number * PAGE_BYTES..][..PAGE_BYTES];
+        let at = Instant::now();
+        check(page, number, versions[number]);
+        versions[number] += 1;
+        stamp(page, number, versions[number]);
+        took.push(at.elapsed().as_nanos() as u64);
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let faults = ((fault_count() - faults_before) as usize).clamp(1, REWRITES);
+    took.sort_unstable();
+    // Those that did not fault are the fastest.
+    let faulting = &took[REWRITES - faults..];
+    for (number, page) in memory.chunks_exact(PAGE_BYTES).enumerate() {
+        check(page, number, versions[number]);
+    }
+    json!({
+        "fill_pages_per_s": fill,
+        "sequential_pages_per_s": sequential,
+        "rewrite_faults": faults,
+        "rewrite_faults_per_s": faults as f64 / seconds,
+        "rewrite_p50_ns": faulting[faulting.len() / 2],
+        "rewrite_p99_ns": faulting[faulting.len() * 99 / 100],
+    })
+}
+
+/// Page-ins alone: all pages are away, and there is room for all of them.
+fn cold(region: &mut RemoteRegion) -> Value {
+    let content = Content::new();
+    let memory = region.as_mut_slice();
+    let pages = memory.len() / PAGE_BYTES;
+    for (number, page) in memory.chunks_exact_mut(PAGE_BYTES).enumerate() {
+        content.write(page, number, 0);
+    }
+    region.evict_all();
+    let mut order: Vec<usize> = (0..pages).collect();
+    let mut rng = Rng::new(3);
+    for at in (1..pages).rev() {
+        order.swap(at, rng.below(at as u64 + 1) as usize);
+    }
+    let memory = region.as_slice();
+    let touch = |number: &usize| {
+        let at = Instant::now();
+        std::hint::black_box(memory[number * PAGE_BYTES]);
+        at.elapsed().as_nanos() as u64
+    };
+    let mut took: Vec<u64> = order.iter().map(touch).skip(WARM).collect();
+    took.sort_unstable();
+    order.iter().for_each(|number| check(&memory[number * PAGE_BYTES..][..PAGE_BYTES], *number, 0));
+    json!({
+        "p50_ns": took[took.len() / 2],
+        "p99_ns": took[took.len() * 99 / 100],
+        "counts": format!("{:?}", region.counts()),
+    })
+}
+
+/// Memory of this process.
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    pages.unwrap_or(0) * PAGE_BYTES as u64
+}
+
+/// Page faults of this process so far, of any kind.
+fn fault_count() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let (_, fields) = stat.rsplit_once(')').unwrap_or_default();
+    let field = |number: usize| fields.split_whitespace().nth(number - 3)?.parse::<u64>().ok();
+    field(10).unwrap_or(0) + field(12).unwrap_or(0)
+}

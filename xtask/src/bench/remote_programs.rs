@@ -1,0 +1,141 @@
+//! Unmodified programs that need more memory than they are given: under `pagetax remote` with servers and
+//! without, and in a cgroup with swap on disk and on zram. What they print must be what they print with
+//! all the memory they like.
+
+use super::remote::{Findings, Server};
+use super::swap::{Limited, Swap};
+use crate::shell;
+use anyhow::{Result, bail};
+use serde_json::json;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+const LIMIT_MIB: u64 = 100;
+
+/// A name, what must be installed, and a script; `TOOL` stands before what is measured, `@` is a
+/// directory.
+const PROGRAMS: &[(&str, &str, &str)] = &[
+    ("sort-66M", "sort", "LC_ALL=C TOOL sort -S 1G --parallel=1 @/66 | md5sum"),
+    ("sort-198M", "sort", "LC_ALL=C TOOL sort -S 2G --parallel=1 @/198 | md5sum"),
+    (
+        "python3",
+        "/usr/bin/python3",
+        "TOOL /usr/bin/python3 -c 'import hashlib; b = bytearray(500_000_000); b[::4096] = bytes(i * 7919 \
+         % 251 for i in range(len(b[::4096]))); print(hashlib.md5(b).hexdigest()); \
+         print(hashlib.md5(b).hexdigest())'",
+    ),
+    (
+        "sqlite3",
+        "sqlite3",
+        "TOOL sqlite3 :memory: 'CREATE TABLE t(a, b); WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT \
+         n+1 FROM c LIMIT 800000) INSERT INTO t SELECT n*7919%1000003, printf(\"%0200d\", n) FROM c; \
+         CREATE INDEX i ON t(a); SELECT count(*), sum(length(b)), max(a) FROM t; SELECT b FROM t WHERE \
+         a = 77;'",
+    ),
+    (
+        "redis-server",
+        "redis-server",
+        "TOOL redis-server --port 0 --unixsocket @/s --save '' --enable-debug-command local > @/log & \
+         until redis-cli -s @/s ping 2> @/err | grep -q PONG; do sleep 0.02; done; redis-cli -s @/s debug \
+         populate 600000 key 256; redis-benchmark -s @/s -t get,set -n 100000 -r 600000 -d 256 -q > @/out; \
+         redis-cli -s @/s get key:77; redis-cli -s @/s eval 'local n = 0 for i = 0, 599999 do n = n + \
+         redis.call(\"strlen\", \"key:\" .. i) end return n' 0; redis-cli -s @/s shutdown nosave; wait",
+    ),
+];
+
+/// What can be asked for.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    PROGRAMS.iter().map(|(name, ..)| *name)
+}
+
+/// One run.
+struct Run {
+    seconds: f64,
+    output: Vec<u8>,
+    succeeded: bool,
+}
+
+/// Runs these programs in all ways.
+pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path, names: &[&str]) -> Result<()> {
+    let folder = folder.canonicalize()?;
+    let pagetax = std::fs::canonicalize(pagetax)?.display().to_string();
+    let servers = [Server::start(&pagetax, &["env"])?, Server::start(&pagetax, &["env"])?];
+    let remote = format!("{pagetax} remote --resident {LIMIT_MIB}M");
+    let both = format!("{},{}", servers[0].address, servers[1].address);
+    let ours = [
+        ("pagetax, 2 servers, 2 copies", format!("{remote} --servers {both} --copies 2 --")),
+        ("pagetax, compressed inside", format!("{remote} --")),
+    ];
+    for (name, needs, script) in PROGRAMS.iter().filter(|(name, ..)| names.contains(name)) {
+        if !shell::has(needs) && !Path::new(needs).exists() {
+            findings.row(&[name, "not installed"], json!({"program": name}));
+            continue;
+        }
+        prepare(name, &folder)?;
+        let script = script.replace('@', &folder.display().to_string());
+        let plain = once(&script.replace("TOOL", ""))?;
+        if !plain.succeeded {
+            bail!("{name} fails by itself");
+        }
+        row(findings, name, "all the memory it likes", &plain, &plain);
+        for (way, tool) in &ours {
+            let run = once(&script.replace("TOOL", tool))?;
+            row(findings, name, way, &run, &plain);
+            let right = run.succeeded && run.output == plain.output;
+            findings.promise(
+                &format!("{name}, {way}: right"),
+                f64::from(u8::from(right)),
+                1.0,
+                false,
+            );
+        }
+        let disk = peer(&script, Swap::file(&folder.join("swap"), 2048)?)?;
+        row(findings, name, "swap file", &disk, &plain);
+        let zram = peer(&script, Swap::zram(2048)?)?;
+        row(findings, name, "zram", &zram, &plain);
+    }
+    Ok(())
+}
+
+fn peer(script: &str, swap: Swap) -> Result<Run> {
+    let limited = Limited::new(LIMIT_MIB)?;
+    let run = once(&script.replace("TOOL", &limited.shell()));
+    drop(limited);
+    drop(swap);
+    run
+}
+
+fn row(findings: &mut Findings, name: &str, way: &str, run: &Run, plain: &Run) {
+    let verdict = match (run.succeeded, run.output == plain.output) {
+        (true, true) => "right",
+        (true, false) => "WRONG",
+        (false, _) => "killed",
+    };
+    let seconds = format!("{:.1} s", run.seconds);
+    let json = json!({"program": name, "way": way, "seconds": run.seconds, "verdict": verdict});
+    findings.row(&[name, way, &seconds, verdict], json);
+}
+
+fn once(script: &str) -> Result<Run> {
+    let started = Instant::now();
+    let mut sh = Command::new("bash");
+    sh.args(["-o", "pipefail", "-c", script]).stdin(Stdio::null()).stderr(Stdio::null());
+    let output = sh.output()?;
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(Run { seconds, output: output.stdout, succeeded: output.status.success() })
+}
+
+/// Lines to sort.
+fn prepare(name: &str, folder: &Path) -> Result<()> {
+    let Some(mib) = name.strip_prefix("sort-").map(|size| size.trim_end_matches('M')) else {
+        return Ok(());
+    };
+    let mut rng = pagetax_core::access::Rng::new(1);
+    let count = mib.parse::<usize>()? * 1_000_000 / 33;
+    let mut text = String::with_capacity(count * 33);
+    for _ in 0..count {
+        text += &format!("{:016x}{:016x}\n", rng.next_u64(), rng.next_u64());
+    }
+    Ok(std::fs::write(folder.join(mib), text)?)
+}
