@@ -63,6 +63,45 @@ int getpagesizes(size_t pagesizes[], int nelem);
 int meminfo(const __UINT64_TYPE__ inaddr[], int addr_count, const unsigned int info_req[],
 	    int info_count, __UINT64_TYPE__ outdata[], unsigned int validity[]);
 
+/*
+ * Network memory: a region that may be larger than this machine's memory. At most so much of it is
+ * resident; the rest lies on memory servers (pagetax serve), and each page comes, proven by its
+ * checksum, when it is touched. A page that is lost is SIGBUS. Children of a fork do not have regions.
+ */
+#define PAGETAX_REMOTE_OVERCOMMIT 1     /* map also what the servers could not take now */
+#define PAGETAX_REMOTE_DISCOVER 2       /* look for more servers on the local network */
+#define PAGETAX_REMOTE_USER_MODE_ONLY 4 /* do without system calls into missing pages: EFAULT */
+
+struct pagetax_remote_options {
+	size_t resident;      /* most bytes in this machine's memory, at least 128 KiB */
+	const char *servers;  /* "host[:port],..."; NULL: compressed inside the process */
+	unsigned int copies;  /* 1 to 3 of each page, on as many servers; 0 is 1 */
+	unsigned int flags;
+	const char *tls_cert; /* PEM files: all three, or NULL for no TLS */
+	const char *tls_key;
+	const char *tls_ca;
+	const char *tls_name; /* in the servers' certificates; NULL: the host's */
+};
+
+struct pagetax_remote_counts {
+	__UINT64_TYPE__ faults, page_ins, page_outs, resident_bytes;
+};
+
+/*
+ * Zeros, size bytes rounded up to whole pages. NULL: EINVAL, a bad argument; ENOMEM, more than the
+ * servers can take; EHOSTUNREACH, too few servers or one that refuses; or userfaultfd's reason.
+ */
+void *pagetax_remote_map(size_t size, const struct pagetax_remote_options *options);
+
+/* These take the address that map returned, and fail with EINVAL for any other. */
+int pagetax_remote_unmap(void *region);
+int pagetax_remote_discard(void *region, size_t offset, size_t len); /* whole pages: zeros again */
+int pagetax_remote_evict(void *region);                              /* all pages to the servers */
+int pagetax_remote_count(void *region, struct pagetax_remote_counts *counts);
+
+/* Why the calling thread's last pagetax_remote function failed, in English. */
+const char *pagetax_remote_error(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,12 +6,15 @@
 //! that are not switched off. hugetlb pages are not among them, so a program that takes the largest
 //! gets what it asked for.
 //!
+//! Regions of network memory ([`pagetax_remote`], which is their interface in Rust) have functions in C.
+//!
 //! Linked into a program, the library also stands before malloc and mmap, which it passes on; that
 //! is how a heap stays on large pages as it grows ([`pagetax_advice`]).
 
 mod c;
 mod information;
 mod range;
+mod remote;
 
 pub use information::{Answers, Request, information};
 

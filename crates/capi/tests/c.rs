@@ -83,3 +83,23 @@ fn rust_has_the_same() {
     assert!(answers[0].is_good && answers[0].values[0] >= Some(4096));
     assert_eq!((answers[0].values[1], answers[1].is_good), (None, false));
 }
+
+#[test]
+fn network_memory_from_c() {
+    use pagetax_remote::server::listen::{Options, Server};
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("remote");
+    compile(&["cc", "-std=gnu99"], "remote.c", &program);
+    let start = || Server::start("127.0.0.1:0".parse().unwrap(), Options::default()).unwrap();
+    let servers = [start(), start()];
+    let both = format!("{},{}", servers[0].address(), servers[1].address());
+    for args in [vec![], vec![both]] {
+        let output = Command::new(&program).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{output:?}");
+        match said.strip_prefix("SKIP:") {
+            Some(why) => println!("SKIP:{why}"),
+            None => assert_eq!(said, "right\n"),
+        }
+    }
+}

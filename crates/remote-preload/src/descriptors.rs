@@ -1,16 +1,9 @@
-//! The pager's files, and forks.
-//!
-//! Files: programs count on low numbers being free, and close all that they do not know. The pager's
+//! The pager's files: programs count on low numbers being free, and close all that they do not know. The pager's
 //! are moved out of the way, and survive.
-//!
-//! Forks: a child would see zeros where pages are away, so that children do not get the paged memory at
-//! all (MADV_DONTFORK), and fork is refused. vfork, posix_spawn, system and popen share memory until
-//! exec, and work.
 
-use crate::threads::{is_internal, next};
-use crate::{fail, paged, say};
+use crate::threads::is_internal;
+use crate::{fail, paged};
 use libc::{c_int, c_uint};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// The pager's sockets have this number or a higher one, below the usual limit of 1024.
 pub const FIRST: c_int = pagetax_remote::pager::DESCRIPTORS_FROM;
@@ -73,21 +66,8 @@ pub extern "C" fn closefrom(first: c_int) {
     close_range(first.max(0) as c_uint, c_uint::MAX, 0);
 }
 
-/// fork(2): refused, once the program has paged memory.
-#[unsafe(no_mangle)]
-pub extern "C" fn fork() -> libc::pid_t {
-    if paged::paged().is_some() {
-        static SAID: AtomicBool = AtomicBool::new(false);
-        if !SAID.swap(true, Relaxed) {
-            say("fork is refused: a child cannot have paged memory; vfork and posix_spawn work");
-        }
-        return fail(libc::ENOSYS, -1);
-    }
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let address = next(c"fork", &NEXT);
-    if address == 0 {
-        return fail(libc::ENOSYS, -1);
-    }
-    // SAFETY: the C library's own function of that name has this type.
-    unsafe { std::mem::transmute::<usize, extern "C" fn() -> libc::pid_t>(address)() }
+/// In the child of a fork: closes the parent's sockets, which would else stay open as long as the child.
+pub fn close_the_parents() {
+    // SAFETY: these numbers are ours alone; nothing refers to the parent's files any more.
+    unsafe { libc::syscall(libc::SYS_close_range, FIRST, LAST, 0) };
 }

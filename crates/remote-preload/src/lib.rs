@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 mod descriptors;
+mod forks;
 mod heap;
 mod maps;
 mod paged;
@@ -25,6 +26,7 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 
 extern "C" fn constructor() {
     let _internal = threads::Internal::enter();
+    forks::register_ours();
     paged::start_as_told();
 }
 

@@ -19,12 +19,20 @@ pub struct Paged {
     /// Never dropped: the program may touch it to its last instruction.
     region: ManuallyDrop<RemoteRegion>,
     space: Mutex<Space>,
-    stats: bool,
+    /// Held while pages are dropped.
+    dropping: Mutex<()>,
+    settings: Settings,
+}
+
+/// No thread takes, gives back or drops paged memory while it lives.
+pub struct Standstill<'a> {
+    _space: MutexGuard<'a, Space>,
+    _dropping: MutexGuard<'a, ()>,
 }
 
 /// Says what was paged, if that is wanted.
 pub fn say_stats() {
-    if let Some(paged) = PAGED.get().filter(|paged| paged.stats) {
+    if let Some(paged) = PAGED.get().filter(|paged| paged.settings.stats) {
         let resident = Bytes(paged.region.resident_bytes());
         say(&format!("{resident} resident at the end; {:?}", paged.region.counts()));
     }
@@ -74,17 +82,47 @@ impl Paged {
         let region = RemoteRegion::map(store, settings.address_space.0, options);
         let region = ManuallyDrop::new(region.map_err(|error| error.to_string())?);
         let pages = region.len() / PAGE_BYTES;
-        let paged = Paged { region, space: Mutex::new(Space::new(pages)), stats: settings.stats };
+        let space = Mutex::new(Space::new(pages));
+        let (dropping, settings) = (Mutex::default(), settings.clone());
+        let paged = Paged { region, space, dropping, settings };
         match paged.protect(0, pages, libc::PROT_NONE) {
             true => Ok(paged),
-            false => {
-                Err(format!("cannot protect {} of addresses", Bytes(settings.address_space.0)))
-            }
+            false => Err(format!("cannot protect {} of addresses", paged.settings.address_space)),
         }
     }
 
     fn start_address(&self) -> usize {
         self.region.as_ptr() as usize
+    }
+
+    /// Whether pages are in the store, where a child could not share them.
+    pub fn has_pages_away(&self) -> bool {
+        self.region.has_pages_away()
+    }
+
+    /// Waits for other threads, and keeps them out.
+    pub fn stand_still(&self) -> Standstill<'_> {
+        let dropping = self.dropping.lock().unwrap_or_else(PoisonError::into_inner);
+        Standstill { _space: self.space(), _dropping: dropping }
+    }
+
+    /// Stops the pager; whether a child will have the memory.
+    pub fn before_fork(&self) -> bool {
+        self.region.before_fork()
+    }
+
+    /// Goes on in the parent.
+    pub fn after_fork(&self) {
+        self.region.after_fork();
+    }
+
+    /// Goes on in the child, with a store of its own; or it does not go on.
+    pub fn restart_in_child(&self) {
+        let restart =
+            |store| self.region.restart_in_child(store).map_err(|error| error.to_string());
+        if let Err(why) = self.settings.open_store(Arc::new(say)).and_then(restart) {
+            refuse(&why);
+        }
     }
 
     /// Whether an address is paged.
@@ -152,6 +190,7 @@ impl Paged {
     /// Makes a range zeros again.
     pub fn discard(&self, at: usize, bytes: usize) {
         let Some(pages) = pages_of(bytes) else { return };
+        let _dropping = self.dropping.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: nobody holds references to the region's bytes but the program, which has just asked
         // for them to become zeros.
         unsafe { self.region.discard_shared(self.page_of(at), pages) };

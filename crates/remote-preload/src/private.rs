@@ -90,16 +90,26 @@ static PRIVATE: Private = Private {
 
 impl Private {
     fn with<T>(&self, work: impl FnOnce(&mut Dlmalloc<Reserve>) -> T) -> T {
-        // Held for a few hundred instructions that cannot fault on paged memory; a holder that is
-        // preempted is given the CPU.
-        while self.lock.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
-            rustix::thread::sched_yield();
-        }
+        // Held for a few hundred instructions that cannot fault on paged memory, and for a fork; a holder
+        // that is preempted is given the CPU.
+        lock();
         // SAFETY: the lock is held, so this is the only reference.
         let result = work(unsafe { &mut *self.heap.get() });
-        self.lock.store(0, Release);
+        unlock();
         result
     }
+}
+
+/// Takes the heap, for a fork: the child must not get it half changed.
+pub fn lock() {
+    while PRIVATE.lock.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
+        rustix::thread::sched_yield();
+    }
+}
+
+/// Gives back what [`lock`] took, in the parent or the child.
+pub fn unlock() {
+    PRIVATE.lock.store(0, Release);
 }
 
 // SAFETY: passes layouts on to an allocator that keeps the same contract.

@@ -134,3 +134,73 @@ fn bad_settings_are_refused_and_none_is_no_paging() {
     let output = command("echo", &["x"], None).env("LD_PRELOAD", library()).output().unwrap();
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"x\n"[..]));
 }
+
+#[test]
+fn shells_fork_pipelines_and_subshells() {
+    let script = "
+x=1; list=$(seq 1 30000)
+echo \"$list\" | sort -rn | head -n 3
+(x=2; echo \"$x in a subshell\"; echo \"$list\" | md5sum)
+echo $x $(echo substituted | tr a-z A-Z)
+for i in 1 2 3; do echo \"$list\" | tail -n $i | head -n 1 & wait; done
+";
+    for shell in ["bash", "dash"] {
+        let Some((plain, paged)) = both(shell, &["-c", script], 16, "") else { return };
+        let errors = String::from_utf8_lossy(&paged.stderr);
+        assert!(plain.stdout == paged.stdout, "{shell}: {errors}");
+    }
+}
+
+#[test]
+fn a_child_inherits_memory_and_pages_it_by_itself() {
+    let script = "
+import hashlib, os
+b = bytearray(range(251)) * 16000
+def grow(seed):
+    c = bytearray(24_000_000)
+    for i in range(0, len(c), 4096): c[i] = (i // 4096 + seed) % 251
+    print(hashlib.md5(b).hexdigest(), hashlib.md5(c).hexdigest(), hashlib.md5(c).hexdigest(), flush=True)
+for seed in 1, 2:
+    pid = os.fork()
+    if pid == 0:
+        b[seed] = 0
+        grow(seed)
+        os._exit(seed)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+grow(3)
+";
+    assert_same("/usr/bin/python3", &["-c", script], 12, "");
+}
+
+#[test]
+fn a_fork_that_could_not_be_right_is_refused() {
+    let script = "
+import hashlib, os, subprocess
+b = bytearray(24_000_000)
+for i in range(0, len(b), 4096): b[i] = i // 4096 % 251
+try:
+    os.fork()
+except OSError as error:
+    print(error.errno)
+print(subprocess.run(['/bin/echo', 'a child'], capture_output=True).stdout)
+print(hashlib.md5(b).hexdigest())
+";
+    let run = |mib| command("/usr/bin/python3", &["-c", script], mib).output();
+    let Ok(paged) = run(Some(12)) else {
+        println!("SKIP: python3 is not installed");
+        return;
+    };
+    let errors = String::from_utf8_lossy(&paged.stderr);
+    if errors.contains("userfaultfd") {
+        println!("SKIP: {}", errors.trim());
+        return;
+    }
+    let output = String::from_utf8_lossy(&paged.stdout);
+    assert!(paged.status.success() && errors.contains("fork is refused"), "{output}{errors}");
+    let lines: Vec<&str> = output.lines().collect();
+    assert_eq!(lines[..2], ["12", "b'a child\\n'"], "{errors}");
+    // Its memory is as it was: the sum is that of a process that is not paged.
+    let alone = script.replace("os.fork()", "raise OSError(12, '')");
+    let alone = command("/usr/bin/python3", &["-c", &alone], None).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), output);
+}

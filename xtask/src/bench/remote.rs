@@ -5,6 +5,7 @@
 //! whole service; the table says where each row ran.
 
 use super::remote_programs;
+use super::serve::Server;
 use super::swap::{Limited, Swap};
 use super::{Outcome, number, pagetax};
 use crate::shell;
@@ -12,12 +13,16 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 const FLOOR_C: &str = "xtask/src/bench/remote_floor.c";
 const TOUCH: &str = "target/release/examples/touch";
+/// Of each server.
+const MEMORY: &str = "4G";
+const ANYWHERE: &str = "127.0.0.1:0";
 /// Of the floor and of cold page-ins, in turns.
 const ROUNDS: usize = 5;
+const MIB_BYTES: f64 = (1 << 20) as f64;
 const REGION: &str = "region";
 const MIB: &str = "1024";
 const RESIDENT_MIB: u64 = 256;
@@ -45,41 +50,6 @@ impl Findings {
         let sign = if at_most { "≤" } else { "≥" };
         let verdict = if holds { "" } else { " (not reached)" };
         self.promises.push((format!("{what} {value:.2} {sign} {limit}{verdict}"), holds));
-    }
-}
-
-/// A memory server, ended when it goes.
-pub struct Server {
-    child: Child,
-    /// Where it listens.
-    pub address: String,
-}
-
-impl Server {
-    /// Started by `prefix`, on a port of its own.
-    pub fn start(pagetax: &str, prefix: &[&str]) -> Result<Server> {
-        let serve = [pagetax, "serve", "--memory", "4G", "--listen", "127.0.0.1:0"];
-        let words = [prefix, &serve].concat();
-        let mut child = Command::new(words[0]).args(&words[1..]).stdout(Stdio::piped()).spawn()?;
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
-        let address = line.trim_end().rsplit_once(' ').context("no address")?.1.to_string();
-        Ok(Server { child, address })
-    }
-
-    fn resident_mib(&self) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line =
-            status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
-        Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? / 1024.0)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to end.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -114,6 +84,12 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     })
 }
 
+/// For two copies.
+pub fn two_servers(pagetax: &str) -> Result<[Server; 2]> {
+    let start = || Server::start(pagetax, MEMORY, ANYWHERE);
+    Ok([start()?, start()?])
+}
+
 /// Runs a command that prints one line of JSON.
 fn measure(command: &mut Command) -> Result<Value> {
     Ok(serde_json::from_str(shell::output(command.stdin(Stdio::null()))?.trim())?)
@@ -129,11 +105,11 @@ fn thousand(rate: f64) -> String {
 
 /// Cold page-ins beside the floor, in turns, all on one CPU.
 fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()> {
-    const ONE_CPU: [&str; 3] = ["taskset", "-c", "0"];
     let floor = folder.join("floor");
     let mut cc = Command::new("cc");
     shell::succeed(cc.args(["-O2", "-pthread", FLOOR_C, "-o"]).arg(&floor))?;
-    let servers = [Server::start(pagetax, &ONE_CPU)?, Server::start(pagetax, &ONE_CPU)?];
+    let servers = two_servers(pagetax)?;
+    servers.iter().try_for_each(|server| server.pin("0"))?;
     let both = format!("{},{}", servers[0].address, servers[1].address);
     let mut ratios = Vec::new();
     let (mut floors, mut colds) = (Vec::new(), Vec::new());
@@ -169,7 +145,7 @@ fn with_overheads(
     touch: &mut Command,
     server: &Server,
 ) -> Result<Value> {
-    let before = server.resident_mib()?;
+    let before = server.resident_bytes()? as f64 / MIB_BYTES;
     let mut child = touch.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
@@ -181,11 +157,11 @@ fn with_overheads(
     ]))?;
     let seen: Value = serde_json::from_str(&seen)?;
     let held = number(&seen, "/servers/0/report/pages_held")? / 256.0;
-    let taken = server.resident_mib()? - before;
+    let taken = server.resident_bytes()? as f64 / MIB_BYTES - before;
     drop(child.stdin.take());
     child.wait()?;
     let result: Value = serde_json::from_str(line.trim())?;
-    let own = number(&result, "/own_bytes")? / (1 << 20) as f64;
+    let own = number(&result, "/own_bytes")? / MIB_BYTES;
     let (client, server) = (own / MIB.parse::<f64>()? * 100.0, (taken / held - 1.0) * 100.0);
     let cells = [
         "memory beside pages",
@@ -205,7 +181,7 @@ fn with_overheads(
 /// The same accesses in a region, and in plain memory of a cgroup with swap on disk and on zram.
 fn throughput(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()> {
     let resident = RESIDENT_MIB.to_string();
-    let server = Server::start(pagetax, &["env"])?;
+    let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
     let mut touch = Command::new(TOUCH);
     let touch = touch.args(["paged", MIB, &resident, &server.address, "1"]);
     let one = with_overheads(findings, pagetax, touch, &server)?;

@@ -2,7 +2,7 @@
 //! without, and in a cgroup with swap on disk and on zram. What they print must be what they print with
 //! all the memory they like.
 
-use super::remote::{Findings, Server};
+use super::remote::{Findings, two_servers};
 use super::swap::{Limited, Swap};
 use crate::shell;
 use anyhow::{Result, bail};
@@ -60,7 +60,7 @@ struct Run {
 pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path, names: &[&str]) -> Result<()> {
     let folder = folder.canonicalize()?;
     let pagetax = std::fs::canonicalize(pagetax)?.display().to_string();
-    let servers = [Server::start(&pagetax, &["env"])?, Server::start(&pagetax, &["env"])?];
+    let servers = two_servers(&pagetax)?;
     let remote = format!("{pagetax} remote --resident {LIMIT_MIB}M");
     let both = format!("{},{}", servers[0].address, servers[1].address);
     let ours = [

@@ -49,6 +49,14 @@ impl Server {
         Cpu::of(&self.child.id().to_string())
     }
 
+    /// Ties all of its threads, and those to come, to one CPU.
+    pub fn pin(&self, cpu: &str) -> Result<()> {
+        let mut taskset = Command::new("taskset");
+        taskset.args(["-a", "-c", "-p", cpu, &self.child.id().to_string()]);
+        ensure!(taskset.stdout(Stdio::null()).status()?.success(), "taskset failed");
+        Ok(())
+    }
+
     pub fn signal(&self, name: &str) -> Result<()> {
         let status = Command::new("kill").args([name, &self.child.id().to_string()]).status()?;
         ensure!(status.success(), "kill {name} failed");

@@ -83,12 +83,15 @@ impl Evictor {
         let mut busy = false;
         while !self.shared.stopping.load(Relaxed) {
             let seen = self.shared.work.now();
+            let shared = self.shared.clone();
+            let evicting = shared.evicting.lock();
             self.forget_dropped();
             let (free, marks) = (self.shared.free(), self.shared.marks);
             let wanted = if self.shared.emptying.load(Relaxed) { marks.limit } else { marks.high };
             busy = free < marks.low || free < wanted && (busy || wanted > marks.high);
             if !busy {
                 self.shared.emptying.store(false, Relaxed);
+                drop(evicting);
                 self.shared.nap(seen);
             } else if self.make_room(wanted) {
                 self.shared.allow_overflow(false);
@@ -96,6 +99,7 @@ impl Evictor {
                 if !self.shared.allow_overflow(true) {
                     self.shared.log("no page can be evicted: going over the resident limit");
                 }
+                drop(evicting);
                 std::thread::sleep(BACK_OFF);
             }
         }
@@ -245,7 +249,7 @@ impl Evictor {
         }
         match runs.is_empty() {
             true => Ok(()),
-            false => self.writer.put(self.shared.region, &runs),
+            false => self.writer.put(self.shared.region(), &runs),
         }
     }
 
@@ -367,7 +371,7 @@ impl Evictor {
                 }
                 page = until;
             }
-            if let Err(error) = self.writer.discard(self.shared.region, &runs) {
+            if let Err(error) = self.writer.discard(self.shared.region(), &runs) {
                 self.shared.log(&format!("dropped pages stay in the store for now: {error}"));
             }
         }

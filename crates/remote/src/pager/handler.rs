@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Faults from one look at where the served thread runs to the next.
-const FAULTS_PER_LOOK: u32 = 128;
+const FAULTS_PER_LOOK: u32 = 1024;
 
 /// One thread that serves faults.
 pub struct Handler {
@@ -57,6 +57,8 @@ impl Handler {
                 Err(error) => return self.shared.log(&format!("faults cannot be read: {error}")),
             };
             let begun = Instant::now();
+            let shared = self.shared.clone();
+            let _serving = shared.serving.lock();
             for fault in &faults[..count] {
                 match self.shared.arena.page_at(fault.address) {
                     Some(page) if page < self.shared.table.pages() => {
@@ -295,7 +297,7 @@ impl Handler {
             *sum = self.shared.table.sum(page);
         }
         let into = self.buffer.bytes_mut(0, count);
-        self.reader.get(self.shared.region, first as u64, &sums[..count], into)
+        self.reader.get(self.shared.region(), first as u64, &sums[..count], into)
     }
 
     /// One page that must be had: as long as servers may yet answer, ask again.

@@ -32,8 +32,8 @@ use crate::store::PageStore;
 use evictor::Evictor;
 use handler::Handler;
 use shared::Shared;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use sys::uffd::Access;
@@ -47,6 +47,12 @@ pub const DESCRIPTORS_FROM: i32 = 700;
 #[derive(Debug)]
 pub struct RemoteRegion {
     shared: Arc<Shared>,
+    running: Mutex<Running>,
+}
+
+/// What a child of a fork does not have from its parent.
+#[derive(Debug)]
+struct Running {
     store: Arc<dyn PageStore>,
     handler: Option<JoinHandle<()>>,
     evictor: Option<JoinHandle<()>>,
@@ -90,17 +96,14 @@ impl RemoteRegion {
         options: Options,
     ) -> Result<RemoteRegion, PagerError> {
         let shared = Arc::new(Shared::new(pages, region, options)?);
-        let failed = |source| PagerError::System { what: "starting the pager", source };
-        let handler = Handler::new(shared.clone(), store.reader()?).map_err(failed)?;
-        let evictor = Evictor::new(shared.clone(), store.writer()?);
-        let mut mapped =
-            RemoteRegion { shared, store: store.clone(), handler: None, evictor: None };
-        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.into()).spawn(run).map_err(failed)
-        };
-        mapped.handler = Some(spawn("pagetax-fault", Box::new(|| handler.run()))?);
-        mapped.evictor = Some(spawn("pagetax-evict", Box::new(|| evictor.run()))?);
+        let running = Running { store: store.clone(), handler: None, evictor: None };
+        let mapped = RemoteRegion { shared, running: Mutex::new(running) };
+        mapped.running().spawn(&mapped.shared)?;
         Ok(mapped)
+    }
+
+    fn running(&self) -> MutexGuard<'_, Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Its first byte. Valid for reads and writes of [`Self::len`] bytes until it is dropped; a page
@@ -155,6 +158,44 @@ impl RemoteRegion {
         self.shared.discard(first, pages);
     }
 
+    /// Stops the pager, for a fork: until [`Self::after_fork`], nobody may touch missing pages. Whether
+    /// the child will have the memory: only when all pages are here, as the child could not count on
+    /// what the parent has in its store.
+    pub fn before_fork(&self) -> bool {
+        self.shared.serving.keep();
+        self.shared.evicting.keep();
+        self.shared.table.away() == 0 && self.shared.give_to_children(true).is_ok()
+    }
+
+    /// Goes on in the parent.
+    pub fn after_fork(&self) {
+        // Were it not taken back, children of other calls would see zeros; but what could be given can.
+        let _ = self.shared.give_to_children(false);
+        self.shared.evicting.reopen();
+        self.shared.serving.reopen();
+    }
+
+    /// Whether pages are away, so that a child of a fork could not have the memory.
+    pub fn has_pages_away(&self) -> bool {
+        self.shared.table.away() > 0
+    }
+
+    /// Goes on in the child, which has none of the parent's threads, with a store of its own.
+    ///
+    /// # Errors
+    /// As of [`Self::map`]; the memory cannot be used then.
+    pub fn restart_in_child(&self, store: Arc<dyn PageStore>) -> Result<(), PagerError> {
+        let region = store.create_region(self.shared.table.pages() as u64, true)?;
+        let mut running = self.running();
+        // What is left of the parent's threads and store is not the child's to end.
+        let parents = Running { store, handler: None, evictor: None };
+        std::mem::forget(std::mem::replace(&mut *running, parents));
+        let failed = |source| PagerError::System { what: "starting the child's pager", source };
+        self.shared.restart(region).map_err(failed)?;
+        self.after_fork();
+        running.spawn(&self.shared)
+    }
+
     /// Whether system calls into missing pages work too, rather than fail with EFAULT.
     pub fn serves_system_calls(&self) -> bool {
         self.shared.access == Access::Full
@@ -190,19 +231,34 @@ impl RemoteRegion {
     }
 }
 
+impl Running {
+    fn spawn(&mut self, shared: &Arc<Shared>) -> Result<(), PagerError> {
+        let failed = |source| PagerError::System { what: "starting the pager", source };
+        let handler = Handler::new(shared.clone(), self.store.reader()?).map_err(failed)?;
+        let evictor = Evictor::new(shared.clone(), self.store.writer()?);
+        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new().name(name.into()).spawn(run).map_err(failed)
+        };
+        self.handler = Some(spawn("pagetax-fault", Box::new(|| handler.run()))?);
+        self.evictor = Some(spawn("pagetax-evict", Box::new(|| evictor.run()))?);
+        Ok(())
+    }
+}
+
 impl Drop for RemoteRegion {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Relaxed);
-        if let Some(handler) = self.handler.take() {
+        let mut running = self.running();
+        if let Some(handler) = running.handler.take() {
             self.shared.arena.touch(self.shared.table.pages());
             // One that panicked serves nobody any more, and there is nobody left to serve.
             let _ = handler.join();
         }
         self.shared.work.notify();
-        if let Some(evictor) = self.evictor.take() {
+        if let Some(evictor) = running.evictor.take() {
             let _ = evictor.join();
         }
         // The store forgets regions whose client is gone; this is only sooner.
-        let _ = self.store.drop_region(self.shared.region);
+        let _ = running.store.drop_region(self.shared.region());
     }
 }

@@ -26,8 +26,6 @@ pub struct Options {
     /// Make do with a userfaultfd that does not serve system calls into missing pages: they fail with
     /// EFAULT.
     pub user_mode_only: bool,
-    /// Children of a fork keep the mapping, and see to their own paging.
-    pub inherited_by_fork: bool,
     /// Where lines for the log go.
     pub log: Option<Log>,
 }
@@ -43,7 +41,6 @@ impl Options {
             prefetch: true,
             unreachable_limit: Duration::from_secs(30),
             user_mode_only: false,
-            inherited_by_fork: false,
             log: None,
         }
     }

@@ -5,16 +5,17 @@
 
 use super::options::Options;
 use super::stats::{Stats, add};
-use super::sys::lock::Signal;
+use super::sys::lock::{Lock, Signal};
 use super::sys::memory::{Pages, Span, Table};
 use super::sys::uffd::{Access, Uffd};
 use super::table::{BLOCKS_MAX, CLUSTER_PAGES, Held, PageTable, Place, cluster_of};
 use crate::page::PageRun;
 use crate::store::{RegionId, StoreError};
+use rustix::io::Errno;
 use rustix::mm::Advice;
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -82,7 +83,10 @@ pub struct Shared {
     pub(super) table: PageTable,
     /// Frames in each staging block.
     pub(super) frames: Table<AtomicU32>,
-    pub(super) region: RegionId,
+    region: AtomicU64,
+    /// Held by the handler while it serves, by the evictor while it evicts: taken for a fork.
+    pub(super) serving: Lock,
+    pub(super) evicting: Lock,
     pub(super) marks: Marks,
     pub(super) options: Options,
     pub(super) stats: Stats,
@@ -120,13 +124,8 @@ impl Shared {
         let arena = Pages::reserve(pages + 1).map_err(reserve)?;
         let staging = Pages::reserve(blocks * CLUSTER_PAGES).map_err(reserve)?;
         for memory in [&arena, &staging] {
-            if !options.inherited_by_fork {
-                // A child that touches it is told by SIGSEGV, not by zeros.
-                memory
-                    .all()
-                    .advise(Advice::LinuxDontFork)
-                    .map_err(|errno| reserve(errno.into()))?;
-            }
+            // A child that touches it is told by SIGSEGV, not by zeros.
+            memory.all().advise(Advice::LinuxDontFork).map_err(|errno| reserve(errno.into()))?;
         }
         let (uffd, access) = Uffd::open(options.user_mode_only).map_err(PagerError::Uffd)?;
         uffd.register_missing(&arena).map_err(PagerError::Uffd)?;
@@ -138,7 +137,9 @@ impl Shared {
             access,
             table: PageTable::new(pages).map_err(reserve)?,
             frames: Table::new(blocks).map_err(reserve)?,
-            region,
+            region: AtomicU64::new(region.0),
+            serving: Lock::default(),
+            evicting: Lock::default(),
             marks,
             options,
             stats: Stats::default(),
@@ -152,6 +153,42 @@ impl Shared {
             queue: Mutex::default(),
             dropped: Mutex::default(),
         })
+    }
+
+    /// Where its pages are, in the store.
+    pub fn region(&self) -> RegionId {
+        RegionId(self.region.load(Relaxed))
+    }
+
+    /// Whether children of a fork get the memory.
+    pub fn give_to_children(&self, given: bool) -> Result<(), Errno> {
+        let advice = if given { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
+        self.arena.all().advise(advice)?;
+        self.staging.all().advise(advice)
+    }
+
+    /// In the child of a fork, which has all pages in its memory: faults come to it, and another store
+    /// has nothing of it yet.
+    pub fn restart(&self, region: RegionId) -> io::Result<()> {
+        self.uffd.renew(self.options.user_mode_only)?;
+        self.uffd.register_missing(&self.arena)?;
+        self.uffd.register_target(&self.staging)?;
+        self.region.store(region.0, Relaxed);
+        let forget = |held: &Held<'_>, pages: std::ops::Range<usize>| {
+            pages.for_each(|page| held.set(page, held.get(page).with_in_store(false)));
+        };
+        // Whoever is in the store is resident, so in the queue, or was dropped.
+        for cluster in lock(&self.queue).iter() {
+            let held = self.table.hold(*cluster as usize);
+            forget(&held, held.pages());
+        }
+        for run in self.take_dropped() {
+            for page in run.first as usize..(run.first + run.count) as usize {
+                let held = self.table.hold(cluster_of(page));
+                forget(&held, page..page + 1);
+            }
+        }
+        Ok(())
     }
 
     /// Tells whoever keeps the log.

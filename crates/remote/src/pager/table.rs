@@ -8,7 +8,7 @@ use super::sys::lock::{Guard, Lock};
 use super::sys::memory::Table;
 use crate::page::PageSum;
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
 /// Pages that are evicted together: a power of two, at most [`crate::page::RUN_PAGES_MAX`].
 pub const CLUSTER_PAGES: usize = 32;
@@ -31,6 +31,12 @@ pub enum Place {
     Coming = 5,
     /// No copy is left; accesses get SIGBUS.
     Lost = 6,
+}
+
+impl Place {
+    fn is_away(self) -> bool {
+        matches!(self, Place::Stored | Place::Leaving | Place::Staged | Place::Coming | Place::Lost)
+    }
 }
 
 /// A page's state in one word; all zeros for a page that was never touched.
@@ -99,6 +105,8 @@ pub struct PageTable {
     locks: Table<Lock>,
     marks: Table<AtomicU32>,
     pages: usize,
+    /// Pages with bytes that are not in the region.
+    away: AtomicUsize,
 }
 
 impl PageTable {
@@ -111,12 +119,18 @@ impl PageTable {
             locks: Table::new(clusters)?,
             marks: Table::new(clusters)?,
             pages,
+            away: AtomicUsize::new(0),
         })
     }
 
     /// How many pages.
     pub fn pages(&self) -> usize {
         self.pages
+    }
+
+    /// Pages with bytes that are not in the region, but staged or stored.
+    pub fn away(&self) -> usize {
+        self.away.load(Relaxed)
     }
 
     /// A page's state, which may change at once unless its cluster is held.
@@ -176,6 +190,11 @@ impl Held<'_> {
     /// If the page is in another cluster.
     pub fn set(&self, page: usize, state: State) {
         assert_eq!(cluster_of(page), self.cluster);
+        match (self.get(page).place().is_away(), state.place().is_away()) {
+            (false, true) => self.table.away.fetch_add(1, Relaxed),
+            (true, false) => self.table.away.fetch_sub(1, Relaxed),
+            _ => 0,
+        };
         self.table.states[page].store(state.0, Release);
     }
 
@@ -229,6 +248,11 @@ mod tests {
         assert!(table.take_wanted_again(3) && !table.take_wanted_again(3));
         table.mark_unqueued(3);
         assert!(table.mark_queued(3));
-        assert_eq!(table.hold(3).pages(), 96..100);
+        let held = table.hold(3);
+        assert_eq!(held.pages(), 96..100);
+        for (place, away) in [(Place::Resident, 0), (Place::Leaving, 1), (Place::Stored, 1)] {
+            held.set(99, State(0).at(place));
+            assert_eq!(table.away(), away);
+        }
     }
 }

@@ -49,6 +49,18 @@ impl Lock {
     }
 }
 
+impl Lock {
+    /// Waits until it is ours, and keeps it past this call: a fork copies the lock as it is.
+    pub fn keep(&self) {
+        std::mem::forget(self.lock());
+    }
+
+    /// Opens what [`Self::keep`] closed, in the process that did or its child.
+    pub fn reopen(&self) {
+        self.unlock();
+    }
+}
+
 /// Opens the lock when it goes.
 #[derive(Debug)]
 pub struct Guard<'a>(&'a Lock);

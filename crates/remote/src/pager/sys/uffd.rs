@@ -6,7 +6,7 @@
 use super::memory::{Pages, Span};
 use crate::page::PAGE_BYTES;
 use crate::pager::DESCRIPTORS_FROM;
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Updater, opcode};
@@ -133,6 +133,23 @@ impl Uffd {
             ioctls: 0,
         })?;
         Ok((uffd, access))
+    }
+
+    /// For the child of a fork, where this descriptor still is the parent's: puts one of the child's
+    /// own under the same number.
+    pub fn renew(&self, user_mode_only: bool) -> io::Result<()> {
+        let (Uffd(fresh), _) = Uffd::open(user_mode_only)?;
+        let number = self.0.as_raw_fd();
+        if fresh.as_raw_fd() == number {
+            // The parent's was closed already, and the number is `self`'s.
+            std::mem::forget(fresh);
+            return Ok(());
+        }
+        // SAFETY: replaces what the number means at once; the number stays owned by `self`.
+        match unsafe { libc::dup3(fresh.as_raw_fd(), number, libc::O_CLOEXEC) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
     }
 
     fn control<const NUMBER: ioctl::Opcode, T>(&self, argument: &mut T) -> Result<(), Errno> {

@@ -1,0 +1,224 @@
+//! Regions of network memory for C: see include/pagetax.h, which says what each function promises.
+//!
+//! Invariant: an address names a region only from its map to its unmap; any other is EINVAL.
+
+use pagetax_advice::system;
+use pagetax_core::units::Bytes;
+use pagetax_remote::page::PAGE_BYTES;
+use pagetax_remote::pager::{Log, Options, PagerError, RemoteRegion};
+use pagetax_remote::preloaded::{Servers, Settings};
+use pagetax_remote::store::StoreError;
+use pagetax_remote::tls::Files;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+const OVERCOMMIT: c_uint = 1;
+const DISCOVER: c_uint = 2;
+const USER_MODE_ONLY: c_uint = 4;
+
+/// `struct pagetax_remote_options`.
+#[repr(C)]
+struct RemoteOptions {
+    resident: usize,
+    servers: *const c_char,
+    copies: c_uint,
+    flags: c_uint,
+    tls_certificate: *const c_char,
+    tls_key: *const c_char,
+    tls_authority: *const c_char,
+    tls_name: *const c_char,
+}
+
+/// `struct pagetax_remote_counts`.
+#[repr(C)]
+struct RemoteCounts {
+    faults: u64,
+    page_ins: u64,
+    page_outs: u64,
+    resident_bytes: u64,
+}
+
+static REGIONS: Mutex<BTreeMap<usize, Arc<RemoteRegion>>> = Mutex::new(BTreeMap::new());
+
+thread_local! {
+    static WHY: RefCell<CString> = RefCell::default();
+}
+
+fn regions() -> MutexGuard<'static, BTreeMap<usize, Arc<RemoteRegion>>> {
+    REGIONS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn fail(errno: c_int, why: &str) {
+    // Without its null bytes, of which messages have none.
+    WHY.set(CString::new(why).unwrap_or_default());
+    system::set_errno(errno);
+}
+
+fn region(address: *mut c_void) -> Option<Arc<RemoteRegion>> {
+    let found = regions().get(&(address as usize)).cloned();
+    if found.is_none() {
+        fail(libc::EINVAL, "no region begins at this address");
+    }
+    found
+}
+
+/// # Safety
+/// `text` is null or ends in a null byte.
+unsafe fn text(text: *const c_char) -> Option<String> {
+    // SAFETY: not null; else as the caller promises.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+/// # Safety
+/// As [`text`], of each.
+unsafe fn servers(options: &RemoteOptions) -> Option<Servers> {
+    // SAFETY: as the caller promises.
+    let [named, certificate, key, authority, tls_name] = unsafe {
+        [
+            text(options.servers),
+            text(options.tls_certificate),
+            text(options.tls_key),
+            text(options.tls_authority),
+            text(options.tls_name),
+        ]
+    };
+    let discover = options.flags & DISCOVER != 0;
+    if named.is_none() && !discover {
+        return None;
+    }
+    let named = named.unwrap_or_default();
+    let path = |name: Option<String>| name.map(PathBuf::from);
+    let tls = match (path(certificate), path(key), path(authority)) {
+        (Some(certificate), Some(key), Some(authority)) => {
+            Some(Files { certificate, key, authority })
+        }
+        _ => None,
+    };
+    Some(Servers {
+        named: named.split(',').filter(|name| !name.is_empty()).map(String::from).collect(),
+        discover,
+        copies: options.copies.max(1) as usize,
+        tls,
+        tls_name,
+    })
+}
+
+/// # Safety
+/// As of [`servers`].
+unsafe fn map(bytes: usize, options: &RemoteOptions) -> Result<*mut c_void, (c_int, String)> {
+    // SAFETY: as the caller promises.
+    let servers = unsafe { servers(options) };
+    let settings = Settings { servers, ..Settings::resident(Bytes(options.resident as u64)) };
+    let log: Log = Arc::new(|line| eprintln!("pagetax: {line}"));
+    let store = settings.open_store(log.clone()).map_err(|why| (libc::EHOSTUNREACH, why))?;
+    let paged = Options {
+        overcommit: options.flags & OVERCOMMIT != 0,
+        user_mode_only: options.flags & USER_MODE_ONLY != 0,
+        log: Some(log),
+        ..Options::resident(options.resident as u64)
+    };
+    let mapped = RemoteRegion::map(store, bytes as u64, paged);
+    let region = mapped.map_err(|error| (errno_of(&error), error.to_string()))?;
+    let address = region.as_ptr();
+    regions().insert(address as usize, Arc::new(region));
+    Ok(address.cast())
+}
+
+fn errno_of(error: &PagerError) -> c_int {
+    match error {
+        PagerError::Size { .. } => libc::EINVAL,
+        PagerError::Uffd(source) | PagerError::System { source, .. } => {
+            source.raw_os_error().unwrap_or(libc::EAGAIN)
+        }
+        PagerError::Store(StoreError::Full { .. }) => libc::ENOMEM,
+        PagerError::Store(_) => libc::EHOSTUNREACH,
+    }
+}
+
+/// # Safety
+/// `options` is null or points to a `struct pagetax_remote_options`, whose strings end in null bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pagetax_remote_map(
+    bytes: usize,
+    options: *const RemoteOptions,
+) -> *mut c_void {
+    const KNOWN: c_uint = OVERCOMMIT | DISCOVER | USER_MODE_ONLY;
+    // SAFETY: as the caller promises.
+    let options = unsafe { options.as_ref() };
+    let Some(options) = options.filter(|options| options.flags & !KNOWN == 0) else {
+        fail(libc::EINVAL, "no options, or flags that there are not");
+        return std::ptr::null_mut();
+    };
+    // SAFETY: as the caller promises.
+    unsafe { map(bytes, options) }.unwrap_or_else(|(errno, why)| {
+        fail(errno, &why);
+        std::ptr::null_mut()
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn pagetax_remote_unmap(address: *mut c_void) -> c_int {
+    let removed = regions().remove(&(address as usize));
+    match removed {
+        Some(_) => 0,
+        None => {
+            fail(libc::EINVAL, "no region begins at this address");
+            -1
+        }
+    }
+}
+
+/// # Safety
+/// Nobody counts on the bytes of the range.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pagetax_remote_discard(
+    address: *mut c_void,
+    offset: usize,
+    bytes: usize,
+) -> c_int {
+    let Some(region) = region(address) else { return -1 };
+    let end = offset.checked_add(bytes).filter(|end| *end <= region.len());
+    let Some(end) = end.filter(|_| (offset | bytes).is_multiple_of(PAGE_BYTES)) else {
+        fail(libc::EINVAL, "offset and bytes must be whole pages inside the region");
+        return -1;
+    };
+    // SAFETY: inside; as the caller promises.
+    unsafe { region.discard_shared(offset / PAGE_BYTES, (end - offset) / PAGE_BYTES) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn pagetax_remote_evict(address: *mut c_void) -> c_int {
+    let Some(region) = region(address) else { return -1 };
+    region.evict_all();
+    0
+}
+
+/// # Safety
+/// `counts` has room for a `struct pagetax_remote_counts`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pagetax_remote_count(
+    address: *mut c_void,
+    counts: *mut RemoteCounts,
+) -> c_int {
+    let Some(region) = region(address) else { return -1 };
+    let now = region.counts();
+    let counted = RemoteCounts {
+        faults: now.fault_count,
+        page_ins: now.page_in_count,
+        page_outs: now.page_out_count,
+        resident_bytes: region.resident_bytes(),
+    };
+    // SAFETY: as the caller promises.
+    unsafe { counts.write(counted) };
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn pagetax_remote_error() -> *const c_char {
+    // The string stays as it is until the thread's next failure.
+    WHY.with_borrow(|why| why.as_ptr())
+}
