@@ -1,8 +1,9 @@
 //! Throughput of the TLB models in accesses a second: at random, and sequential by runs.
 //!
 //! Random accesses go to 128 MB, far more than any shape reaches: nearly each one misses every level
-//! and replaces an entry of each, the worst case. Sequential ones are eight bytes apart, so that a
-//! lookup stands for all accesses to its page.
+//! and replaces an entry of each, the worst case. Hits are random accesses to 256 KB, which every first
+//! level reaches. Sequential accesses are eight bytes apart, so that a lookup stands for all accesses to
+//! its page.
 
 use criterion::{Criterion, Throughput};
 use pagetax_core::access::{Offsets, Uniform};
@@ -12,6 +13,7 @@ use pagetax_sim::mmu::tlb::{ArraySpec, LevelSpec, TlbHierarchy};
 use std::hint::black_box;
 
 const REGION_BYTES: u64 = 128 << 20;
+const HIT_BYTES: u64 = 256 << 10;
 
 fn array(entries: u32, ways: Option<u32>, page_sizes: &[&str]) -> ArraySpec {
     let page_sizes = page_sizes.iter().map(|text| text.parse().expect("a page size")).collect();
@@ -46,13 +48,13 @@ fn shapes() -> Vec<(&'static str, PageSize, Vec<LevelSpec>)> {
     ]
 }
 
-fn random(c: &mut Criterion) {
+fn random(c: &mut Criterion, group: &str, region_bytes: u64) {
     const COUNT: u64 = 1 << 18;
-    let mut group = c.benchmark_group("random");
+    let mut group = c.benchmark_group(group);
     group.throughput(Throughput::Elements(COUNT)).sample_size(20);
     for (name, page, levels) in shapes() {
         let mut tlb = TlbHierarchy::new(name, &levels).expect("a possible geometry");
-        let mut offsets = Uniform::new(1, REGION_BYTES, 8);
+        let mut offsets = Uniform::new(1, region_bytes, 8);
         group.bench_function(name, |b| {
             b.iter(|| {
                 for _ in 0..COUNT {
@@ -83,7 +85,8 @@ fn sequential(c: &mut Criterion) {
 
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
-    random(&mut criterion);
+    random(&mut criterion, "random", REGION_BYTES);
+    random(&mut criterion, "hits", HIT_BYTES);
     sequential(&mut criterion);
     criterion.final_summary();
 }

@@ -147,7 +147,7 @@ impl Latencies {
             first.pending.1 += count;
             return;
         }
-        let known = |series: &Series| series.kind == kind;
+        let known = |series: &Series| std::ptr::eq(series.kind, kind) || series.kind == kind;
         let index = match self.0.iter().position(known) {
             Some(index) => index,
             None => {
@@ -210,8 +210,8 @@ pub struct Cx<'a> {
     pub wait: Option<(Wait, WallRow)>,
     /// Set by [`Cx::wake`].
     pub woken: Vec<Channel>,
-    /// Set by [`Cx::fail`].
-    pub failure: Option<Failure>,
+    /// Set by [`Cx::fail`]; boxed, as every call's end is moved and hardly any fails.
+    pub failure: Option<Box<Failure>>,
 }
 
 impl<'a> Cx<'a> {
@@ -303,7 +303,8 @@ impl<'a> Cx<'a> {
 
     /// The operation cannot be done; the run ends here. The first word holds.
     pub fn fail(&mut self, why: impl Into<String>, remedy: impl Into<String>) {
-        self.failure.get_or_insert(Failure { why: why.into(), remedy: remedy.into() });
+        let failure = || Box::new(Failure { why: why.into(), remedy: remedy.into() });
+        self.failure.get_or_insert_with(failure);
     }
 
     /// The generator.

@@ -13,6 +13,7 @@ mod programs;
 mod recorder;
 mod remote;
 mod remote_programs;
+mod reproduce;
 mod serve;
 mod server;
 mod stalls;
@@ -93,6 +94,11 @@ const BENCHES: &[Bench] = &[
         name: "remote",
         what: "network memory beside its floor, a swap file and zram, also under real programs (as root)",
         run: remote::run,
+    },
+    Bench {
+        name: "reproduce",
+        what: "what all published figures take on one core (limit: 2 s of user time)",
+        run: |_| reproduce::run(),
     },
     Bench {
         name: "unexplained",

@@ -331,7 +331,8 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
         if let Some(failure) = failure {
             let op = self.describe(task);
-            return Err(RunError::Op { op, why: failure.why, remedy: failure.remedy });
+            let Failure { why, remedy } = *failure;
+            return Err(RunError::Op { op, why, remedy });
         }
         Ok(wait)
     }
@@ -387,7 +388,7 @@ struct CallEnd {
     spent: CpuTimes,
     wait: Option<(Wait, WallRow)>,
     woken: Vec<Channel>,
-    failure: Option<Failure>,
+    failure: Option<Box<Failure>>,
 }
 
 fn in_kernel<M: Mmu, K: Kernel<M>, R>(

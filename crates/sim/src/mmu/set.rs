@@ -118,9 +118,35 @@ fn any_print<const N: usize>(prints: &[u16; N], print: u16) -> bool {
     prints.iter().fold(0, |found, p| found | u16::from(*p == print)) != 0
 }
 
+/// The first place of a print that is there. Where a hit is cannot be foreseen: no branch depends on it.
+#[inline(always)]
+fn first_place<const N: usize>(prints: &[u16; N], print: u16) -> usize {
+    let mut equal = [0u8; N];
+    equal.iter_mut().zip(prints).for_each(|(equal, p)| *equal = u8::from(*p == print));
+    let words = equal.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+    let places = words.enumerate().rev().map(|(n, word)| (word, 8 * n));
+    places.fold(
+        0,
+        |place, (word, before)| {
+            if word == 0 { place } else { before + word.trailing_zeros() as usize / 8 }
+        },
+    )
+}
+
+/// Where a tag is whose print is first found at `place`: there, unless another tag has that print.
+#[inline(always)]
+fn found_at(tags: &[u64], place: usize, tag: u64) -> Option<usize> {
+    if tags.get(place) == Some(&tag) {
+        return Some(place);
+    }
+    tags.iter().position(|entry| *entry == tag)
+}
+
 /// As many ways as a word has places of four bits.
 const PACKED_WAYS: usize = 16;
 const WAY_BITS: usize = 4;
+/// So few are tried one after the other.
+const TRIED_WAYS: usize = 2;
 /// The lowest and the highest bit of each place.
 const LOW_BITS: u64 = 0x1111_1111_1111_1111;
 const HIGH_BITS: u64 = LOW_BITS << 3;
@@ -154,10 +180,15 @@ impl Packed {
     #[inline(always)]
     fn probe(&mut self, index: usize, tag: u64) -> bool {
         let set = &mut self.sets[index];
-        if !any_print(&set.prints, print(tag)) {
+        let print = print(tag);
+        if !any_print(&set.prints, print) {
             return false;
         }
-        let found = set.tags.iter().position(|entry| *entry == tag);
+        let found = if self.ways <= TRIED_WAYS {
+            set.tags[..TRIED_WAYS].iter().position(|entry| *entry == tag)
+        } else {
+            found_at(&set.tags, first_place(&set.prints, print), tag)
+        };
         if let Some(way) = found {
             set.order = newest(set.order, way as u64);
         }
@@ -267,7 +298,9 @@ impl Ring {
         if !self.prints.iter().fold(false, |found, chunk| found | any_print(chunk, print)) {
             return None;
         }
-        self.tags.iter().position(|t| *t == tag)
+        let chunk = self.prints.iter().position(|chunk| any_print(chunk, print))?;
+        let place = chunk * SEARCH_CHUNK + first_place(&self.prints[chunk], print);
+        found_at(&self.tags, place, tag)
     }
 
     #[inline]

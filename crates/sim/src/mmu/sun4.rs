@@ -163,7 +163,7 @@ impl Sun4 {
     }
 
     /// A number that changes whenever a space may have lost entries.
-    fn version(&self, space: SpaceId) -> u64 {
+    pub fn version(&self, space: SpaceId) -> u64 {
         self.losses + self.spaces.get(space.0).map_or(0, |space| space.losses)
     }
 

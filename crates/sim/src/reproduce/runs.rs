@@ -37,8 +37,13 @@ pub fn run(
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
+        // The seeds of a run follow each other: its machine is booted once for all that come here.
+        let mut ready: Option<(&String, Ready)> = None;
         while let Some((name, setup, seed)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let values = run_one(setup, *seed).map(|(run, ended_early)| {
+            let known = ready.take().filter(|(known, _)| *known == *name);
+            let one = known.map_or_else(|| Ready::new(setup), |(_, ready)| Ok(ready));
+            let values = one.and_then(|one| ready.insert((name, one)).1.run(*seed));
+            let values = values.map(|(run, ended_early)| {
                 let value = |figure: &Figure| (figure.clone(), figure.of(&run, ended_early));
                 wanted[*name].iter().map(value).collect::<Vec<_>>()
             });
@@ -61,31 +66,44 @@ pub fn run(
     Ok(figures)
 }
 
-/// A report, and whether the run ended early.
-fn run_one(setup: &Setup, seed: u64) -> Result<(Run, bool), ReproduceError> {
-    let mut model = models::find(&setup.machine)?;
-    for (path, value) in &setup.set {
-        let (table, key) = path.split_once('.').unwrap_or((path, ""));
-        model.set(table, key, value.clone())?;
-    }
-    let mut machine = SimMachine::new(model)?;
-    let job = Job::builtin(&setup.job).ok_or_else(|| ReproduceError::Data {
-        file: setup.machine.clone(),
-        problem: format!("there is no built-in job `{}`", setup.job),
-    })?;
-    let spec = machine.spec();
-    let mut plan = job.resolve(&setup.params, &spec, Some(seed))?;
-    if let Some(text) = &setup.interval {
-        let interval = text.parse::<Nanos>().map_err(|error| ReproduceError::Data {
+/// A machine that has booted, and the job for it.
+struct Ready<'a> {
+    setup: &'a Setup,
+    machine: SimMachine,
+    job: Job,
+}
+
+impl<'a> Ready<'a> {
+    fn new(setup: &'a Setup) -> Result<Self, ReproduceError> {
+        let mut model = models::find(&setup.machine)?;
+        for (path, value) in &setup.set {
+            let (table, key) = path.split_once('.').unwrap_or((path, ""));
+            model.set(table, key, value.clone())?;
+        }
+        let machine = SimMachine::new(model)?;
+        let job = Job::builtin(&setup.job).ok_or_else(|| ReproduceError::Data {
             file: setup.machine.clone(),
-            problem: error.to_string(),
+            problem: format!("there is no built-in job `{}`", setup.job),
         })?;
-        plan.measure.interval = Some(interval);
+        Ok(Ready { setup, machine, job })
     }
-    let mut recording = Recording::new(&plan, &spec);
-    let end = machine.run(&plan, &mut recording);
-    if let Err(RunError::Unmet(unmet)) = end {
-        return Err(ReproduceError::Run(RunError::Unmet(unmet)));
+
+    /// A report, and whether the run ended early.
+    fn run(&mut self, seed: u64) -> Result<(Run, bool), ReproduceError> {
+        let spec = self.machine.spec();
+        let mut plan = self.job.resolve(&self.setup.params, &spec, Some(seed))?;
+        if let Some(text) = &self.setup.interval {
+            let interval = text.parse::<Nanos>().map_err(|error| ReproduceError::Data {
+                file: self.setup.machine.clone(),
+                problem: error.to_string(),
+            })?;
+            plan.measure.interval = Some(interval);
+        }
+        let mut recording = Recording::new(&plan, &spec);
+        let end = self.machine.run(&plan, &mut recording);
+        if let Err(RunError::Unmet(unmet)) = end {
+            return Err(ReproduceError::Run(RunError::Unmet(unmet)));
+        }
+        Ok((recording.finish(), end.is_err()))
     }
-    Ok((recording.finish(), end.is_err()))
 }

@@ -199,8 +199,8 @@ impl Aging {
     /// those in page tables that cannot grow younger.
     fn unchanged(&self, memory: &Memory) -> Kinds {
         let plenty = memory.zones.each_ref().map(|zone| self.deactivation_room(zone) == 0);
-        let stays = !self.rules.deactivates_mapped;
-        Kinds::that(|kind| plenty[usize::from(kind.zone)] || (stays && kind.mapped && kind.settled))
+        let stay = if self.rules.deactivates_mapped { Kinds::NONE } else { Kinds::MAPPED };
+        Kinds::in_zones(plenty) | (stay & Kinds::SETTLED)
     }
 
     fn aged(&self, page: Page) -> Page {
@@ -253,11 +253,9 @@ impl Aging {
 /// Inactive pages that nobody uses and that the launderer leaves alone: of zones that have plenty, or
 /// to be written when the disk is busy.
 fn without_need(memory: &Memory, writes_left: u64) -> Kinds {
-    let plenty = memory.zones.each_ref().map(Zone::is_free_plenty);
-    Kinds::that(|kind| {
-        let busy = kind.dirty && writes_left == 0;
-        kind.settled && !kind.mapped && (plenty[usize::from(kind.zone)] || busy)
-    })
+    let plenty = Kinds::in_zones(memory.zones.each_ref().map(Zone::is_free_plenty));
+    let busy = if writes_left == 0 { Kinds::DIRTY } else { Kinds::NONE };
+    Kinds::SETTLED & !Kinds::MAPPED & (plenty | busy)
 }
 
 fn is_free_or_absent(zone: &Zone) -> bool {

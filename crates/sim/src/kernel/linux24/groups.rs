@@ -8,40 +8,26 @@
 //! head; its counts are theirs (a property test adds them up). Groups never change what is where.
 
 use super::runs::Page;
+use std::ops::{BitAnd, BitOr, Not};
 
-/// Runs of a group before it is halved; few in tests, so that they come to it.
+/// Runs of a group before it is halved, below 256; few in tests, so that they come to it.
 pub const GROUP_RUNS: u32 = if cfg!(test) { 4 } else { 32 };
 
-/// What a scan decides by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Kind {
-    /// Index of the zone.
-    pub zone: u8,
-    /// In page tables.
-    pub mapped: bool,
-    /// To be written before it is freed.
-    pub dirty: bool,
-    /// Of age 0 and not referenced: a scan does not change it.
-    pub settled: bool,
-}
+const ZONES: usize = 3;
+/// What a scan decides by: a page's zone, and whether it is mapped, dirty, settled.
+const KINDS: usize = ZONES << 3;
+const MAPPED: usize = 0b001;
+const DIRTY: usize = 0b010;
+const SETTLED: usize = 0b100;
 
-const KINDS: usize = 24;
-
-impl Kind {
-    fn of(page: Page) -> Self {
-        let settled = page.age == 0 && !page.referenced;
-        Kind { zone: page.zone, mapped: page.mapped, dirty: page.dirty, settled }
-    }
-
-    fn numbered(number: usize) -> Self {
-        let bit = |place: usize| number >> place & 1 == 1;
-        Kind { zone: (number >> 3) as u8, mapped: bit(0), dirty: bit(1), settled: bit(2) }
-    }
-
-    fn number(self) -> usize {
-        let (mapped, dirty) = (usize::from(self.mapped), usize::from(self.dirty));
-        usize::from(self.zone) << 3 | usize::from(self.settled) << 2 | dirty << 1 | mapped
-    }
+/// The number of a page's kind.
+fn kind(page: Page) -> usize {
+    let settled = page.age == 0 && !page.referenced;
+    let bit = |holds: bool, bit: usize| if holds { bit } else { 0 };
+    usize::from(page.zone) << 3
+        | bit(settled, SETTLED)
+        | bit(page.dirty, DIRTY)
+        | bit(page.mapped, MAPPED)
 }
 
 /// A set of kinds.
@@ -49,15 +35,56 @@ impl Kind {
 pub struct Kinds(u32);
 
 impl Kinds {
-    /// Those that `includes` says yes to.
-    pub fn that(includes: impl Fn(Kind) -> bool) -> Self {
-        let one = |number| u32::from(includes(Kind::numbered(number))) << number;
-        Kinds((0..KINDS).map(one).sum())
+    /// None.
+    pub const NONE: Kinds = Kinds(0);
+    /// In page tables.
+    pub const MAPPED: Kinds = Kinds::with(MAPPED);
+    /// To be written before they are freed.
+    pub const DIRTY: Kinds = Kinds::with(DIRTY);
+    /// Of age 0 and not referenced: a scan does not change them.
+    pub const SETTLED: Kinds = Kinds::with(SETTLED);
+
+    const fn with(bit: usize) -> Self {
+        let (mut kinds, mut number) = (0, 0);
+        while number < KINDS {
+            if number & bit != 0 {
+                kinds |= 1 << number;
+            }
+            number += 1;
+        }
+        Kinds(kinds)
+    }
+
+    /// In the zones that are true.
+    pub fn in_zones(zones: [bool; ZONES]) -> Self {
+        let kinds = |zone: usize| if zones[zone] { 0xff << (zone << 3) } else { 0 };
+        Kinds((0..ZONES).map(kinds).sum())
     }
 
     /// Whether pages like this are in the set.
     pub fn contains(self, page: Page) -> bool {
-        self.0 >> Kind::of(page).number() & 1 == 1
+        self.0 >> kind(page) & 1 == 1
+    }
+}
+
+impl BitOr for Kinds {
+    type Output = Kinds;
+    fn bitor(self, other: Kinds) -> Kinds {
+        Kinds(self.0 | other.0)
+    }
+}
+
+impl BitAnd for Kinds {
+    type Output = Kinds;
+    fn bitand(self, other: Kinds) -> Kinds {
+        Kinds(self.0 & other.0)
+    }
+}
+
+impl Not for Kinds {
+    type Output = Kinds;
+    fn not(self) -> Kinds {
+        Kinds(!self.0)
     }
 }
 
@@ -73,7 +100,7 @@ pub struct Group {
     /// How many pages they have.
     pub pages: u64,
     /// Runs by kind.
-    by_kind: [u16; KINDS],
+    by_kind: [u8; KINDS],
     kinds: u32,
 }
 
@@ -92,7 +119,7 @@ impl Group {
     pub fn add(&mut self, page: Page, pages: u32) {
         self.runs += 1;
         self.pages += u64::from(pages);
-        let kind = Kind::of(page).number();
+        let kind = kind(page);
         self.by_kind[kind] += 1;
         self.kinds |= 1 << kind;
     }
@@ -101,7 +128,7 @@ impl Group {
     pub fn remove(&mut self, page: Page, pages: u32) {
         self.runs -= 1;
         self.pages -= u64::from(pages);
-        let kind = Kind::of(page).number();
+        let kind = kind(page);
         self.by_kind[kind] -= 1;
         self.kinds &= !(u32::from(self.by_kind[kind] == 0) << kind);
     }
@@ -112,11 +139,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_have_numbers() {
-        assert!((0..KINDS).all(|number| Kind::numbered(number).number() == number));
-        let locked = Kinds::that(|kind| kind.mapped && kind.settled);
-        let page = Page { mapped: true, ..Page::default() };
-        assert!(locked.contains(page) && !locked.contains(Page { age: 1, ..page }));
+    fn sets_have_the_pages_that_their_names_say() {
+        let page = Page { zone: 2, mapped: true, ..Page::default() };
+        let (aged, used) = (Page { age: 1, ..page }, Page { referenced: true, ..page });
+        let locked = Kinds::MAPPED & Kinds::SETTLED;
+        assert!(locked.contains(page) && !locked.contains(aged) && !locked.contains(used));
+        assert!(!Kinds::DIRTY.contains(page) && (!Kinds::DIRTY).contains(page));
+        let high = Kinds::in_zones([false, false, true]);
+        assert!(high.contains(aged) && !high.contains(Page { zone: 1, ..aged }));
+        assert!((high | Kinds::DIRTY).contains(Page { zone: 0, dirty: true, ..page }));
+        assert!(!Kinds::NONE.contains(page));
     }
 
     #[test]
@@ -125,7 +157,7 @@ mod tests {
         let mut group = Group::at(0);
         group.add(old, 10);
         group.add(mapped, 20);
-        let unmapped = Kinds::that(|kind| !kind.mapped);
+        let unmapped = !Kinds::MAPPED;
         assert!(!group.is_of(unmapped));
         group.remove(mapped, 20);
         assert!(group.is_of(unmapped) && group.pages == 10);

@@ -54,14 +54,33 @@ pub struct View {
     pub page: Page,
 }
 
+/// Small, so that two are in a cache line: scans go through many.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    view: View,
+    extent: Extent,
+    page: Page,
+    list: u8,
     /// Toward the tail.
     prev: u32,
     /// Toward the head.
     next: u32,
     group: u32,
+}
+
+impl Run {
+    /// On no list yet.
+    fn new(view: View) -> Self {
+        let View { extent, list, page } = view;
+        Run { extent, page, list: list as u8, prev: 0, next: 0, group: 0 }
+    }
+
+    fn list(&self) -> usize {
+        usize::from(self.list)
+    }
+
+    fn view(&self) -> View {
+        View { extent: self.extent, list: self.list(), page: self.page }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -102,7 +121,7 @@ impl Runs {
     pub fn tail(&self, list: usize) -> Option<View> {
         let List { hand, passed, runs, .. } = self.lists[list];
         (runs > 0).then(|| {
-            let mut view = self.slab[hand as usize].view;
+            let mut view = self.slab[hand as usize].view();
             view.extent.first += passed;
             view.extent.len -= passed;
             view
@@ -111,14 +130,21 @@ impl Runs {
 
     /// Moves `count` pages, at most the length of [`Runs::tail`], from the tail to the head.
     pub fn rotate(&mut self, list: usize, count: u32) {
+        let (hand, prev) = (self.lists[list].hand, self.slab[self.lists[list].hand as usize].prev);
+        self.turn(list, count);
+        if self.lists[list].hand != hand {
+            self.join(prev, hand);
+        }
+    }
+
+    /// As [`Runs::rotate`], but does not join what the hand has kept apart.
+    fn turn(&mut self, list: usize, count: u32) {
         let state = &mut self.lists[list];
-        let (hand, run) = (state.hand, &self.slab[state.hand as usize]);
+        let run = &self.slab[state.hand as usize];
         state.passed += count;
-        debug_assert!(state.passed <= run.view.extent.len);
-        if state.passed == run.view.extent.len {
-            state.passed = 0;
-            state.hand = run.next;
-            self.join(run.prev, hand);
+        debug_assert!(state.passed <= run.extent.len);
+        if state.passed == run.extent.len {
+            (state.hand, state.passed) = (run.next, 0);
         }
     }
 
@@ -135,9 +161,14 @@ impl Runs {
             if at_group && group.pages <= left && group.is_of(kinds) {
                 left -= group.pages;
                 self.lists[list].hand = self.slab[group.last as usize].next;
-            } else if kinds.contains(run.view.page) {
-                let count = u64::from(run.view.extent.len - passed).min(left);
-                self.rotate(list, count as u32);
+            } else if kinds.contains(run.page) {
+                let count = u64::from(run.extent.len - passed).min(left);
+                // Behind the first run, the hand kept nothing apart.
+                if left == most {
+                    self.rotate(list, count as u32);
+                } else {
+                    self.turn(list, count as u32);
+                }
                 left -= count;
             } else {
                 break;
@@ -159,11 +190,11 @@ impl Runs {
         let id = self.cut_tail(list, count);
         self.unlink(id);
         self.settle(to);
-        let extent = self.slab[id as usize].view.extent;
+        let extent = self.slab[id as usize].extent;
         if self.extend_head(to, extent, page) {
             self.forget(id);
         } else {
-            self.slab[id as usize].view = View { extent, list: to, page };
+            self.slab[id as usize] = Run { list: to as u8, page, ..self.slab[id as usize] };
             self.link_before_hand(to, id);
         }
     }
@@ -188,9 +219,9 @@ impl Runs {
         }
         let head = self.slab[hand as usize].prev;
         let run = &mut self.slab[head as usize];
-        let extends = follows(run.view.extent, extent) && run.view.page == page;
+        let extends = follows(run.extent, extent) && run.page == page;
         if extends {
-            run.view.extent.len += extent.len;
+            run.extent.len += extent.len;
             self.groups[run.group as usize].pages += u64::from(extent.len);
             self.lists[list].pages += u64::from(extent.len);
         }
@@ -200,11 +231,11 @@ impl Runs {
     /// The first pages of an object at or after `from` and before `end`, as far as they are alike.
     pub fn find(&self, object: ObjectId, from: u32, end: u32) -> Option<View> {
         let index = self.index.get(object.0 as usize)?;
-        let before = index.at_or_before(from).map(|id| &self.slab[id as usize].view);
+        let before = index.at_or_before(from).map(|id| self.slab[id as usize].view());
         let covering = before.filter(|v| v.extent.first + v.extent.len > from);
         let mut view = match covering {
-            Some(view) => *view,
-            None => self.slab[index.after(from)? as usize].view,
+            Some(view) => view,
+            None => self.slab[index.after(from)? as usize].view(),
         };
         let first = view.extent.first.max(from);
         let last = (view.extent.first + view.extent.len).min(end);
@@ -224,10 +255,10 @@ impl Runs {
     pub fn update(&mut self, extent: Extent, change: impl Fn(&mut Page)) {
         self.isolate(extent, |runs, id| {
             let run = &mut runs.slab[id as usize];
-            let (group, len) = (&mut runs.groups[run.group as usize], run.view.extent.len);
-            group.remove(run.view.page, len);
-            change(&mut run.view.page);
-            group.add(run.view.page, len);
+            let (group, len) = (&mut runs.groups[run.group as usize], run.extent.len);
+            group.remove(run.page, len);
+            change(&mut run.page);
+            group.add(run.page, len);
             let (prev, next) = (run.prev, run.next);
             runs.join(id, next);
             runs.join(prev, id);
@@ -239,16 +270,16 @@ impl Runs {
         let (mut first, end) = (extent.first, extent.first + extent.len);
         while first < end {
             let mut id = self.run_at(extent.object, first);
-            let list = self.slab[id as usize].view.list;
+            let list = self.slab[id as usize].list();
             if self.lists[list].hand == id && self.lists[list].passed > 0 {
                 self.settle(list);
                 id = self.run_at(extent.object, first);
             }
-            let start = self.slab[id as usize].view.extent.first;
+            let start = self.slab[id as usize].extent.first;
             if start < first {
                 id = self.split(id, first - start);
             }
-            let len = self.slab[id as usize].view.extent.len;
+            let len = self.slab[id as usize].extent.len;
             if first + len > end {
                 self.split(id, end - first);
             }
@@ -266,7 +297,7 @@ impl Runs {
     fn cut_tail(&mut self, list: usize, count: u32) -> u32 {
         self.settle(list);
         let hand = self.lists[list].hand;
-        if count < self.slab[hand as usize].view.extent.len {
+        if count < self.slab[hand as usize].extent.len {
             self.split(hand, count);
         }
         hand
@@ -284,11 +315,11 @@ impl Runs {
     /// Cuts a run after `count` pages; returns the rest, which stands behind it toward the head.
     /// The hand must not be inside.
     fn split(&mut self, id: u32, count: u32) -> u32 {
-        let mut rest = self.slab[id as usize].view;
+        let mut rest = self.slab[id as usize].view();
         rest.extent.first += count;
         rest.extent.len -= count;
         let run = &mut self.slab[id as usize];
-        run.view.extent.len = count;
+        run.extent.len = count;
         self.groups[run.group as usize].pages -= u64::from(rest.extent.len);
         let (list, next) = (rest.list, run.next);
         let new = self.allocate(rest);
@@ -299,18 +330,18 @@ impl Runs {
 
     /// Joins two runs that stand behind each other, if they continue each other.
     fn join(&mut self, tailward: u32, headward: u32) {
-        let (a, b) = (&self.slab[tailward as usize].view, &self.slab[headward as usize].view);
+        let (a, b) = (&self.slab[tailward as usize], &self.slab[headward as usize]);
         if !follows(a.extent, b.extent) || a.page != b.page {
             return;
         }
-        let (list, len) = (a.list, b.extent.len);
+        let (list, len) = (a.list(), b.extent.len);
         if self.lists[list].hand == headward {
             return;
         }
         self.unlink(headward);
         self.forget(headward);
         let run = &mut self.slab[tailward as usize];
-        run.view.extent.len += len;
+        run.extent.len += len;
         self.groups[run.group as usize].pages += u64::from(len);
         self.lists[list].pages += u64::from(len);
     }
@@ -321,7 +352,7 @@ impl Runs {
         self.slab[prev as usize].next = id;
         self.slab[next as usize].prev = id;
         let number = self.slab[prev as usize].group;
-        let View { page, extent, .. } = self.slab[id as usize].view;
+        let Run { page, extent, .. } = self.slab[id as usize];
         self.slab[id as usize].group = number;
         let group = &mut self.groups[number as usize];
         group.add(page, extent.len);
@@ -342,7 +373,7 @@ impl Runs {
         for moved in 1..=count {
             let run = &mut self.slab[id as usize];
             run.group = half;
-            let (page, len) = (run.view.page, run.view.extent.len);
+            let (page, len) = (run.page, run.extent.len);
             self.groups[number as usize].remove(page, len);
             self.groups[half as usize].add(page, len);
             if moved == count {
@@ -368,9 +399,9 @@ impl Runs {
     }
 
     fn leave_group(&mut self, id: u32) {
-        let Run { view, prev, next, group: number } = self.slab[id as usize];
+        let Run { page, extent, prev, next, group: number, .. } = self.slab[id as usize];
         let group = &mut self.groups[number as usize];
-        group.remove(view.page, view.extent.len);
+        group.remove(page, extent.len);
         if group.runs == 0 {
             self.unused_groups.push(number);
         } else if group.first == id {
@@ -391,16 +422,17 @@ impl Runs {
             self.link(self.slab[hand as usize].prev, id, hand);
         }
         self.lists[list].runs += 1;
-        self.lists[list].pages += u64::from(self.slab[id as usize].view.extent.len);
+        self.lists[list].pages += u64::from(self.slab[id as usize].extent.len);
     }
 
     /// Takes a run off its list.
     fn unlink(&mut self, id: u32) {
         self.leave_group(id);
-        let Run { ref view, prev, next, .. } = self.slab[id as usize];
-        let list = &mut self.lists[view.list];
+        let run = self.slab[id as usize];
+        let (prev, next) = (run.prev, run.next);
+        let list = &mut self.lists[run.list()];
         list.runs -= 1;
-        list.pages -= u64::from(view.extent.len);
+        list.pages -= u64::from(run.extent.len);
         if list.hand == id {
             list.hand = next;
         }
@@ -410,14 +442,14 @@ impl Runs {
 
     /// Gives up a run that is on no list; returns its pages.
     fn forget(&mut self, id: u32) -> Extent {
-        let extent = self.slab[id as usize].view.extent;
+        let extent = self.slab[id as usize].extent;
         self.index[extent.object.0 as usize].remove(extent.first);
         self.unused.push(id);
         extent
     }
 
     fn allocate(&mut self, view: View) -> u32 {
-        let run = Run { view, prev: 0, next: 0, group: 0 };
+        let run = Run::new(view);
         let id = match self.unused.pop() {
             Some(id) => {
                 self.slab[id as usize] = run;

@@ -1,15 +1,18 @@
 //! SunOS on a Sun-4 against a reference that does one access after the other on plain tables, and
 //! knows neither runs nor laps nor bit sets.
 
+use super::anchors::ANCHOR_ROUNDS;
 use super::*;
-use crate::accesses::Place;
+use crate::accesses::{Accesses, Place};
 use crate::cx::{Books, Latencies};
 use crate::engine::Settings;
+use crate::kernel::{Kernel, Step};
 use crate::mmu::sun4::Geometry;
 use crate::mmu::{Mmu, Stop};
 use crate::models;
+use crate::tally::Tally;
 use pagetax_core::access::Rng;
-use pagetax_core::plan::{Access, Backing, PageSizeRequest, Pattern, Touch};
+use pagetax_core::plan::{Access, Backing, PageSizeRequest, Pattern, Region, RegionId, Touch};
 use proptest::prelude::*;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};

@@ -153,7 +153,11 @@ fn apply(runs: &mut Runs, act: &Act) {
             }
         }
         Act::Pass { list, count, settled } => {
-            runs.pass(list, u64::from(count), Kinds::that(|kind| kind.settled == settled));
+            runs.pass(
+                list,
+                u64::from(count),
+                if settled { Kinds::SETTLED } else { !Kinds::SETTLED },
+            );
         }
         Act::Detach { object, first, len } => {
             in_range(runs, object, first, len, |runs, extent| runs.detach(extent));
@@ -178,7 +182,7 @@ fn check_groups(runs: &Runs) {
             while sum.runs < group.runs {
                 let run = runs.slab[id as usize];
                 assert_eq!(run.group, number);
-                sum.add(run.view.page, run.view.extent.len);
+                sum.add(run.page, run.extent.len);
                 (sum.last, id) = (id, run.next);
             }
             assert_eq!(&sum, group);
