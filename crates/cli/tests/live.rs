@@ -119,7 +119,7 @@ fn a_pool_of_huge_pages_is_used_and_left_as_it_was() {
     let took = |more: &[&str]| {
         let options = ["diagnose", "--json", "-", "--runs", "2", "--sizes", "hugetlb-2M"];
         let program = "x = bytearray(24 << 20); x[::4096] = b'1' * len(x[::4096]); \
-                       sum(x[i % len(x)] for i in range(0, 1 << 30, 4099))";
+                       sum(x[i % len(x)] for i in range(0, 1 << 33, 4099))";
         let args = [&options[..], more, &["--", "python3", "-c", program]].concat();
         let output = pagetax(&args).output().unwrap();
         let diagnosis: Diagnosis = document(&output);
