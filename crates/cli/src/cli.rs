@@ -1,8 +1,8 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
 use crate::{
-    calibrate, cc, compare, diagnose, doctor, exit, jobs, machines, manual, pagesize, pmap, ppgsz,
-    remote, reproduce, run, serve, servers, trapstat,
+    calibrate, cc, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
+    pmap, ppgsz, record, remote, reproduce, run, serve, servers, trapstat, whatif,
 };
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -14,6 +14,9 @@ Examples:
   pagetax ppgsz -o heap=2M ./server      start a command on large pages
   pagetax run tlb-gather                 run a built-in job on this machine
   pagetax trapstat -T -- ./server        which TLB misses does it take, and which code pays?
+  pagetax record -o sort.ptt -- sort x   keep which pages it goes to, to run on other machines
+  pagetax misscurve -- sort big.txt      how many TLB entries would it take?
+  pagetax whatif -- sort big.txt         what would it take on 2M pages?
   pagetax doctor                         what can be measured here?
   pagetax calibrate                      measure what a fault costs here, once
   pagetax pmap -xs 1234                  which pages does a process have its memory on?
@@ -47,6 +50,9 @@ pub enum Command {
     Machines(machines::Args),
     Reproduce(reproduce::Args),
     Trapstat(trapstat::Args),
+    Record(record::Args),
+    Misscurve(misscurve::Args),
+    Whatif(whatif::Args),
     Remote(remote::Args),
     Pmap(pmap::Args),
     Pagesize(pagesize::Args),
@@ -78,6 +84,9 @@ impl Command {
             Command::Machines(args) => machines::run(args),
             Command::Reproduce(args) => reproduce::run(args),
             Command::Trapstat(args) => trapstat::run(args),
+            Command::Record(args) => record::run(args),
+            Command::Misscurve(args) => misscurve::run(args),
+            Command::Whatif(args) => whatif::run(args),
             Command::Remote(args) => remote::run(args),
             Command::Pmap(args) => pmap::run(args),
             Command::Pagesize(args) => pagesize::run(args),

@@ -4,8 +4,11 @@ use crate::{exit, output, output::text};
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use pagetax_core::job::{Job, builtin_names, nearest};
+use pagetax_core::replay::Recording;
+use pagetax_recorder::trace::{Replayable, Trace, is_trace};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,7 +62,20 @@ pub fn load(name: &str) -> Result<Job> {
         };
         bail!("no built-in job is called `{name}`\n  remedy: {remedy}");
     }
+    if is_trace(path) {
+        return of_trace(path);
+    }
     Ok(Job::parse(&read(path)?, name)?)
+}
+
+/// A trace is a job: what its program did.
+fn of_trace(path: &Path) -> Result<Job> {
+    let trace = Trace::open(path)?;
+    let what = trace.head.title();
+    let replay = Replayable::new(trace)?;
+    replay.trace().notes.iter().for_each(|note| output::note(note));
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    Ok(Job::of_recording(&name, &what, Recording(Arc::new(replay))))
 }
 
 fn read(path: &Path) -> Result<String> {

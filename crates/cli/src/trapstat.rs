@@ -6,7 +6,7 @@
 pub mod backend;
 mod perf;
 pub mod profile;
-mod record;
+pub mod record;
 
 use crate::exit;
 use crate::output;

@@ -7,6 +7,7 @@
 
 mod builtin;
 mod document;
+mod recorded;
 mod resolve;
 
 pub use builtin::builtin_names;

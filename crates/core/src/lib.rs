@@ -14,6 +14,7 @@ pub mod job;
 pub mod machine;
 pub mod plan;
 pub mod quantity;
+pub mod replay;
 pub mod report;
 pub mod stats;
 pub mod sweep;

@@ -4,6 +4,7 @@
 //! worker, in order; two machines given equal plans are asked for equal accesses.
 
 use crate::access::{Chase, Offsets, Uniform, Zipf, derive_seed};
+use crate::replay::Replay;
 use crate::units::{Bytes, Nanos, PageSize};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 pub struct RegionId(pub usize);
 
 /// A resolved job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// Where it came from.
     pub job: JobIdentity,
@@ -133,7 +134,7 @@ pub enum ClientKind {
 }
 
 /// One step of a job: clients that all do the same operations, repeated.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Phase {
     /// As in the job file.
     pub name: String,
@@ -155,8 +156,7 @@ pub struct Phase {
 }
 
 /// The closed set of operations.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Op {
     /// Map a region that was not mapped at the start, or was unmapped.
     Map(RegionId),
@@ -180,6 +180,8 @@ pub enum Op {
     },
     /// Access memory.
     Touch(Touch),
+    /// Access memory as a recorded program did.
+    Replay(Replay),
     /// Do nothing for a while.
     Sleep(Nanos),
     /// Wait for all clients of the phase.
@@ -334,6 +336,20 @@ pub struct Native {
     /// Test hook: flips one bit of the byte at this offset of the first region between its first
     /// and its second phase, so that a verifying job must notice.
     pub flip_byte_at: Option<u64>,
+}
+
+impl Phase {
+    /// Accesses that all clients plan for, all repeats together.
+    pub fn access_count(&self) -> f64 {
+        let of = |op: &Op| match op {
+            Op::Touch(touch) => touch.count as f64 * f64::from(self.clients),
+            Op::Replay(replay) => {
+                (0..self.clients).map(|client| replay.totals(client).access_count as f64).sum()
+            }
+            _ => 0.0,
+        };
+        self.ops.iter().map(of).sum::<f64>() * self.repeat as f64
+    }
 }
 
 impl Plan {

@@ -12,16 +12,21 @@
 //! The engines (a Valgrind tool, a QEMU plugin) know no TLB. They drop the accesses that no TLB could
 //! notice ([`filter`]) and write the rest as [`stream`] records. Whatever takes the stream is a
 //! [`stream::Consumer`]: [`simulate::Simulation`] feeds the TLB model of `pagetax-sim`, the only one
-//! there is, for several machines and page sizes at once.
+//! there is, for several machines and page sizes at once. [`pages::Live`] tells whatever takes
+//! [`pages::Pages`] (a [`trace`], miss curves) which pages each thread goes to; a trace tells them again.
 //!
 //! Invariants: dropping an access never changes a count; the program's output, exit status and
 //! signals are its own; what is modelled is never called measured.
 #![deny(unsafe_code)]
 
+pub mod chase;
+pub mod curves;
 pub mod engine;
 pub mod filter;
 pub mod machine;
+pub mod pages;
 pub mod places;
+pub mod predict;
 pub mod ring;
 pub mod session;
 pub mod simulate;
@@ -29,3 +34,4 @@ pub mod stream;
 pub mod symbols;
 pub mod tally;
 pub mod toolchain;
+pub mod trace;

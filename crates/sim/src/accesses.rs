@@ -6,6 +6,7 @@
 
 use pagetax_core::access::Offsets;
 use pagetax_core::plan::{Pattern, Random, Touch};
+use pagetax_core::replay::{Replayed, ThreadTotals};
 
 /// The rest of a touch operation, in page touches: an access that spans pages is one for each.
 #[derive(Debug, Clone)]
@@ -20,6 +21,8 @@ pub struct Accesses {
     /// Whether each address comes from the access before, so that no two can overlap.
     pub dependent: bool,
     pieces: u64,
+    /// So many accesses of the plan are so many page touches.
+    ratio: (u64, u64),
     order: Order,
     clean_at: Option<u64>,
 }
@@ -40,6 +43,7 @@ enum Order {
 enum Source {
     Random(Random),
     Strided(Sweep),
+    Recorded(Box<Replayed>),
 }
 
 /// A cyclic sweep: `at, at + stride, …` below `lap × stride`, then from 0 again. Offsets in bytes
@@ -123,7 +127,28 @@ impl Accesses {
             writes: touch.access.writes(),
             dependent: touch.pattern == Pattern::PointerChase,
             pieces,
+            ratio: (1, pieces),
             order,
+            clean_at: None,
+        };
+        accesses.draw();
+        accesses
+    }
+
+    /// What a thread of a recorded program did, in a region at `base`. Pages count as stored to: a
+    /// recording does not tell which of the accesses that stay on a page store.
+    pub fn replayed(offsets: Replayed, totals: ThreadTotals, base: u64, user_ps: u64) -> Self {
+        let touches = totals.page_change_count;
+        let mut accesses = Accesses {
+            base,
+            left: touches,
+            allowed: u64::MAX,
+            cost_ps: user_ps.checked_div(touches).unwrap_or(0),
+            writes: true,
+            dependent: false,
+            pieces: 1,
+            ratio: (totals.access_count, touches.max(1)),
+            order: drawn(Source::Recorded(Box::new(offsets)), 1),
             clean_at: None,
         };
         accesses.draw();
@@ -153,6 +178,15 @@ impl Accesses {
     /// Page touches that make one access of the plan.
     pub fn pieces(&self) -> u64 {
         self.pieces
+    }
+
+    /// Accesses of the plan that `touches` page touches are, and what is carried to the next, when
+    /// `carry` was left of those before.
+    pub fn accesses_in(&self, touches: u64, carry: u64) -> (u64, u64) {
+        let (accesses, of_touches) = self.ratio;
+        let sum = u128::from(touches) * u128::from(accesses) + u128::from(carry);
+        let of_touches = u128::from(of_touches);
+        ((sum / of_touches) as u64, (sum % of_touches) as u64)
     }
 
     /// Virtual address of the region.
@@ -221,6 +255,13 @@ impl Accesses {
                     sweep.advance(1);
                     now
                 }
+                Source::Recorded(offsets) => match offsets.next() {
+                    Some(offset) => offset,
+                    None => {
+                        self.left = 0;
+                        return;
+                    }
+                },
             };
         }
     }

@@ -20,6 +20,7 @@ mod stalls;
 mod stops;
 mod swap;
 mod unexplained;
+mod whatif;
 
 use crate::shell;
 use anyhow::{Context, Result, bail};
@@ -99,6 +100,11 @@ const BENCHES: &[Bench] = &[
         name: "reproduce",
         what: "what all published figures take on one core (limit: 2 s of user time)",
         run: |_| reproduce::run(),
+    },
+    Bench {
+        name: "whatif",
+        what: "speed-ups that whatif predicts beside those of trials (limit: 8 of 10 within 10 %)",
+        run: whatif::run,
     },
     Bench {
         name: "unexplained",

@@ -15,6 +15,7 @@ use pagetax_recorder::machine::{Pages, View};
 use pagetax_recorder::session::{self, Ended, Exit, Recording};
 use pagetax_recorder::simulate::Simulation;
 use pagetax_recorder::tally::{Access, Misses, Tally};
+use std::ffi::OsStr;
 
 /// As on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -44,15 +45,21 @@ impl Record {
             .first()
             .context("no command to record\n  remedy: name one: pagetax trapstat -- COMMAND")?;
         let views = views(args)?;
-        let program =
-            Program::find(name).map_err(|error| exit::with(exit::of_program(&error), error))?;
-        let asked = args.engine.map(|engine| match engine {
-            EngineChoice::Valgrind => EngineKind::Valgrind,
-            EngineChoice::Qemu => EngineKind::Qemu,
-        });
-        let engine = Engine::choose(&program, asked).map_err(engine_error)?;
+        let (engine, _) = engine_for(name, args.engine)?;
         Ok(Record { engine, views, why })
     }
+}
+
+/// The engine that runs a command best, or the one asked for; and what the command is.
+pub fn engine_for(name: &OsStr, asked: Option<EngineChoice>) -> Result<(Engine, Program)> {
+    let program =
+        Program::find(name).map_err(|error| exit::with(exit::of_program(&error), error))?;
+    let asked = asked.map(|engine| match engine {
+        EngineChoice::Valgrind => EngineKind::Valgrind,
+        EngineChoice::Qemu => EngineKind::Qemu,
+    });
+    let engine = Engine::choose(&program, asked).map_err(engine_error)?;
+    Ok((engine, program))
 }
 
 fn engine_error(error: EngineError) -> anyhow::Error {

@@ -1,6 +1,7 @@
 //! The job file as written: serde types and the parser. Nothing is evaluated here.
 
 use super::{JobError, line_and_column, nearest};
+use crate::replay::Recording;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use toml::Spanned;
@@ -12,6 +13,8 @@ pub struct Job {
     pub text: String,
     /// The file's name in messages.
     pub place: String,
+    /// What `replay` does; a job that is a file has none.
+    pub(super) recording: Option<Recording>,
     pub(super) document: Document,
 }
 
@@ -139,6 +142,7 @@ pub(super) struct RawOp {
     pub unlock: Option<Word>,
     pub advise: Option<Word>,
     pub touch: Option<Word>,
+    pub replay: Option<Word>,
     pub sleep: Option<Field>,
     pub barrier: Option<bool>,
     // of lock
@@ -176,7 +180,7 @@ impl Job {
     pub fn parse(text: &str, place: &str) -> Result<Job, JobError> {
         let document =
             toml::from_str::<Document>(text).map_err(|e| syntax_error(text, place, &e))?;
-        let job = Job { text: text.into(), place: place.into(), document };
+        let job = Job { text: text.into(), place: place.into(), recording: None, document };
         if job.document.phase.is_empty() {
             return Err(JobError {
                 place: place.into(),

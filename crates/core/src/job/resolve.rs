@@ -9,6 +9,7 @@ use crate::plan::{
     Pattern, Phase, Plan, Region, RegionId, Touch,
 };
 use crate::quantity::{Dimension, Params, evaluate};
+use crate::replay::Replay;
 use crate::units::{Nanos, PageSize};
 use std::ops::Range;
 use toml::Spanned;
@@ -382,8 +383,8 @@ impl Resolver<'_> {
     ) -> Resolved<Op> {
         let span = raw.span();
         let op = raw.get_ref();
-        let RawOp { map, unmap, lock, unlock, advise, touch, sleep, barrier, .. } = op;
-        let words = [map, unmap, lock, unlock, advise, touch];
+        let RawOp { map, unmap, lock, unlock, advise, touch, replay, sleep, barrier, .. } = op;
+        let words = [map, unmap, lock, unlock, advise, touch, replay];
         let verbs = words.iter().filter(|verb| verb.is_some()).count()
             + usize::from(sleep.is_some())
             + usize::from(*barrier == Some(true));
@@ -395,6 +396,9 @@ impl Resolver<'_> {
         }
         self.check_options(span.clone(), op)?;
         let target = |word: &Word| self.target(word, member);
+        if let Some(word) = replay {
+            return self.replay(word, target(word)?);
+        }
         Ok(match (map, unmap, lock, unlock, advise, touch, sleep) {
             (Some(word), ..) => Op::Map(target(word)?),
             (_, Some(word), ..) => Op::Unmap(target(word)?),
@@ -418,6 +422,18 @@ impl Resolver<'_> {
             (.., Some(time)) => Op::Sleep(self.time(time)?),
             _ => Op::Barrier,
         })
+    }
+
+    fn replay(&self, word: &Word, region: RegionId) -> Resolved<Op> {
+        let Some(recording) = self.job.recording.clone() else {
+            let message = "there is no recording to replay: a job file has none".to_string();
+            return Err(self.error(
+                word.span(),
+                message,
+                "run a trace itself: pagetax run FILE.ptt",
+            ));
+        };
+        Ok(Op::Replay(Replay { region, recording }))
     }
 
     /// Options belong to their verbs: a `stride` of a `lock` is a mistake, not a decoration.

@@ -92,16 +92,16 @@ impl Translation {
             Translation::Unknown(why) => Err(why.as_str()),
             Translation::Trial { share_low, share, share_high } => Ok((
                 derived(part(*share), part(*share_low), part(*share_high), user_ns),
-                "saved by huge pages in trials".to_string(),
+                "live trial: saved by huge pages".to_string(),
             )),
             Translation::Accesses(classes) => calibrated().map(|calibration| {
                 let (value, low, high) = modelled(classes, calibration);
-                let how = "accesses × calibrated cost of a walk (a model)".to_string();
+                let how = "model: accesses × calibrated cost of a walk".to_string();
                 (derived(value, low, high, user_ns), how)
             }),
             Translation::WorkingSet(bytes) => calibrated().and_then(|calibration| {
                 let most = calibration.walk_share_max(*bytes).ok_or("no calibrated walks")?;
-                let how = "a bound, by calibration: a pure pointer chase over as much memory \
+                let how = "model, a bound: a pure pointer chase over as much memory \
                            would spend the upper end; trials (`pagetax diagnose`) tell"
                     .to_string();
                 Ok((derived(0.0, 0.0, part(most), user_ns), how))

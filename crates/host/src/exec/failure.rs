@@ -22,6 +22,7 @@ pub fn op_error(plan: &Plan, op: &Op, errno: i32) -> RunError {
             (format!("advice `{advice}` on {}", name(region)), ADVISE)
         }
         Op::Touch(touch) => (format!("touch of {}", name(&touch.region)), MAP),
+        Op::Replay(replay) => (format!("replay in {}", name(&replay.region)), REPORT),
         Op::Sleep(_) => ("sleep".into(), REPORT),
         Op::Barrier => ("barrier".into(), REPORT),
     };

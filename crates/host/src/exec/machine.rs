@@ -2,7 +2,7 @@
 
 use super::run::Run;
 use crate::environment::environment;
-use crate::guard::{Limits, Room, check};
+use crate::guard::{Limits, Room, check, check_replays};
 use crate::pagesize::PageSettings;
 use crate::perf::FaultLatency;
 use crate::procfs::Root;
@@ -65,8 +65,8 @@ impl Machine for NullMachine {
         spec("null", MachineKind::Null)
     }
 
-    fn check(&self, _: &Plan) -> Vec<Unmet> {
-        Vec::new()
+    fn check(&self, plan: &Plan) -> Vec<Unmet> {
+        check_replays(plan).into_iter().collect()
     }
 
     fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {

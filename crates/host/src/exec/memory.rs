@@ -90,7 +90,8 @@ impl Memory {
             Op::Unlock(id) => self.unlock(*id)?,
             Op::Advise { region, advice } => self.advise(*region, *advice)?,
             Op::Touch(t) => return self.touch(t, turn, pace),
-            Op::Sleep(_) | Op::Barrier => {}
+            // `guard` refuses replays before anything runs.
+            Op::Replay(_) | Op::Sleep(_) | Op::Barrier => {}
         }
         Ok(())
     }

@@ -77,9 +77,7 @@ impl<'a> Watcher<'a> {
 
     fn share_of_phase(&self, control: &Control, phase: &Phase) -> f64 {
         let accesses: u64 = control.rows().map(|row| row.access_count()).sum();
-        let each: u64 =
-            phase.ops.iter().map(|op| if let Op::Touch(t) = op { t.count } else { 0 }).sum();
-        let planned = each as f64 * phase.repeat as f64 * f64::from(phase.clients.max(1));
+        let planned = phase.access_count();
         let sleeps: u64 =
             phase.ops.iter().map(|op| if let Op::Sleep(t) = op { t.0 } else { 0 }).sum();
         let time = phase.time.map_or(sleeps as f64 * phase.repeat as f64, |time| time.0 as f64);

@@ -37,6 +37,7 @@ const ADDRESS_SPACE_BYTES: u64 = 1 << 47;
 /// Everything that stands in the way of a plan.
 pub fn check(plan: &Plan, limits: &Limits, root: &Root, pages: &PageSettings) -> Vec<Unmet> {
     let mut unmet = Vec::new();
+    unmet.extend(check_replays(plan));
     unmet.extend(check_order(plan));
     unmet.extend(check_touches(plan));
     unmet.extend(check_sizes(plan, limits, root));
@@ -57,6 +58,17 @@ fn degraded(what: String, remedy: impl Into<String>) -> Unmet {
     Unmet { what, remedy: remedy.into(), fatal: false }
 }
 
+/// A trace has pages, not what the program did with them: running that again would time a gather.
+pub(crate) fn check_replays(plan: &Plan) -> Option<Unmet> {
+    let is_replay = |op: &Op| matches!(op, Op::Replay(_));
+    plan.phases.iter().flat_map(|phase| &phase.ops).any(is_replay).then(|| {
+        let what = "a trace runs on simulated machines only";
+        let remedy = "name one, as in --on sim:x86-64-calibrated; on this machine, run the program \
+                      itself: pagetax diagnose -- COMMAND";
+        fatal(what.into(), remedy)
+    })
+}
+
 /// Whether each operation finds its region mapped, or not, as it needs.
 fn check_order(plan: &Plan) -> Option<Unmet> {
     let mut mapped: Vec<bool> = plan.regions.iter().map(|r| r.mapped_at_start).collect();
@@ -69,6 +81,7 @@ fn check_order(plan: &Plan) -> Option<Unmet> {
                     Op::Unmap(id) | Op::Unlock(id) => (*id, true),
                     Op::Lock { region, .. } | Op::Advise { region, .. } => (*region, true),
                     Op::Touch(touch) => (touch.region, true),
+                    Op::Replay(replay) => (replay.region, true),
                     Op::Sleep(_) | Op::Barrier => continue,
                 };
                 if mapped[id.0] != wants {

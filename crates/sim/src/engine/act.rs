@@ -10,6 +10,7 @@ use crate::sched::TaskId;
 use crate::tally::CounterId;
 use pagetax_core::machine::RunError;
 use pagetax_core::plan::{ClientKind, Op, Pattern, Phase, RegionId, Touch};
+use pagetax_core::replay::Replay;
 
 const ACCESSES: CounterId = CounterId::of("access_count");
 const TLB_MISSES: CounterId = CounterId::of("tlb_miss_count");
@@ -222,6 +223,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
                 kernel.advise(hw, cx, space, *region, *advice)
             }),
             Op::Touch(touch) => self.begin_touch(task, phase, touch),
+            Op::Replay(replay) => self.begin_replay(task, replay),
             Op::Sleep(time) => {
                 self.sleep(cpu, task, time.0);
                 Ok(())
@@ -233,15 +235,28 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
     }
 
+    /// Where a region that is to be touched lies.
+    fn base_of(&self, task: TaskId, id: RegionId) -> Result<u64, RunError> {
+        self.bases[self.space_of(task).0][id.0].ok_or_else(|| RunError::Op {
+            op: format!("touch of `{}`", self.plan.region(id).name),
+            why: "the region is not mapped".into(),
+            remedy: "map it before, in the same or an earlier phase".into(),
+        })
+    }
+
+    fn begin_replay(&mut self, task: TaskId, replay: &Replay) -> Result<(), RunError> {
+        let base = self.base_of(task, replay.region)?;
+        let entry = &mut self.tasks[task.0];
+        let (offsets, totals) = (replay.offsets(entry.client()), replay.totals(entry.client()));
+        let user_ps = self.parts.settings.replay_ps(&totals);
+        entry.piece_carry = 0;
+        let accesses = Accesses::replayed(offsets, totals, base, user_ps);
+        entry.doing = Doing::Touch(Box::new(accesses));
+        Ok(())
+    }
+
     fn begin_touch(&mut self, task: TaskId, phase: &Phase, touch: &Touch) -> Result<(), RunError> {
-        let region = self.plan.region(touch.region);
-        let Some(base) = self.bases[self.space_of(task).0][touch.region.0] else {
-            return Err(RunError::Op {
-                op: format!("touch of `{}`", region.name),
-                why: "the region is not mapped".into(),
-                remedy: "map it before, in the same or an earlier phase".into(),
-            });
-        };
+        let (region, base) = (self.plan.region(touch.region), self.base_of(task, touch.region)?);
         let entry = &mut self.tasks[task.0];
         let page_bytes = self.parts.settings.page.bytes();
         let (client, repeat) = (entry.client(), entry.cursor.repeat);
@@ -346,11 +361,8 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             return;
         }
         let entry = &mut self.tasks[task.0];
-        let mut whole = count;
-        if accesses.pieces() > 1 {
-            whole = (entry.piece_carry + count) / accesses.pieces();
-            entry.piece_carry = (entry.piece_carry + count) % accesses.pieces();
-        }
+        let whole;
+        (whole, entry.piece_carry) = accesses.accesses_in(count, entry.piece_carry);
         entry.cursor.accesses += whole;
         self.books.tally.add(ACCESSES, whole);
         let user_ps = entry.user_carry_ps + count * accesses.cost_ps;

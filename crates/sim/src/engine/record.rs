@@ -7,7 +7,6 @@ use crate::kernel::Kernel;
 use crate::mmu::Mmu;
 use crate::tally::{CounterId, Tally};
 use pagetax_core::counter::{Provenance, Reading};
-use pagetax_core::plan::Op;
 
 /// Kept by every model.
 const ALWAYS: [CounterId; 6] =
@@ -62,9 +61,7 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
     pub(super) fn progress(&mut self) {
         let index = self.tasks[0].cursor.phase;
         let Some(phase) = self.plan.phases.get(index) else { return };
-        let accesses: u64 =
-            phase.ops.iter().map(|op| if let Op::Touch(t) = op { t.count } else { 0 }).sum();
-        let planned = accesses as f64 * phase.repeat as f64 * f64::from(phase.clients);
+        let planned = phase.access_count();
         let done = self.books.tally.get(ALWAYS[0]) - self.record.phase_tally.get(ALWAYS[0]);
         let within = if planned > 0.0 { (done as f64 / planned).min(1.0) } else { 0.0 };
         self.out.progress((index as f64 + within) / self.plan.phases.len() as f64);

@@ -1,7 +1,9 @@
 //! What the engine itself needs to know of a machine: tables `[machine]` and `[access]` of its model.
 
+use crate::mmu::hardware::{ProgramTimes, program_times};
 use crate::model::{Model, ModelError};
 use pagetax_core::plan::{Access, Pattern, Touch};
+use pagetax_core::replay::ThreadTotals;
 use pagetax_core::units::{Bytes, PageSize};
 
 /// The engine's constants.
@@ -26,6 +28,8 @@ pub struct Settings {
     write_byte_ps: u64,
     verify_byte_ps: u64,
     rewrite_byte_ps: u64,
+    /// What recorded programs cost; none: an access as a job's.
+    program: Option<ProgramTimes>,
 }
 
 impl Settings {
@@ -55,6 +59,7 @@ impl Settings {
             write_byte_ps: byte_ps("write_byte")?,
             verify_byte_ps: byte_ps("verify_byte")?,
             rewrite_byte_ps: byte_ps("rewrite_byte")?,
+            program: model.has_table("program").then(|| program_times(model)).transpose()?,
         })
     }
 
@@ -72,6 +77,18 @@ impl Settings {
             Pattern::PointerChase => self.dependent_ps.or(self.random_ps),
         };
         access_ps.unwrap_or(self.access_ps) + byte_ps * touch.grain_bytes
+    }
+
+    /// User time of a recorded thread, in picoseconds.
+    pub fn replay_ps(&self, totals: &ThreadTotals) -> u64 {
+        let product = |count: u64, ps: u64| count.saturating_mul(ps);
+        match self.program {
+            Some(ProgramTimes { instruction_ps, far_ps }) => {
+                product(totals.instruction_count, instruction_ps)
+                    .saturating_add(product(totals.far_count, far_ps))
+            }
+            None => product(totals.access_count, self.access_ps),
+        }
     }
 
     /// When a sleep of `ns` from `now` on ends: timers count whole ticks from the last one.

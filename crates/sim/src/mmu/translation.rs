@@ -61,6 +61,14 @@ impl Translation {
         }
     }
 
+    /// How many walks of addresses that are known beforehand take the time of one; 1 without a walker.
+    pub fn overlap(&self) -> f64 {
+        match &self.refill {
+            Refill::Software(_) => 1.0,
+            Refill::Hardware { overlap_milli, .. } => *overlap_milli as f64 / 1e3,
+        }
+    }
+
     /// Makes programmable arrays hold pages of `size` beside the default; as a kernel does for a
     /// process with many such pages.
     pub fn program(&mut self, size: PageSize) {

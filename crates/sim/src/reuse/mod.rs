@@ -185,6 +185,11 @@ impl ReuseProfile {
         }
     }
 
+    /// `count` accesses to the page of the one before.
+    pub fn stayed(&mut self, count: u64) {
+        self.curves.iter_mut().for_each(|curve| curve.accesses += count);
+    }
+
     /// Ends an interval of all curves: the working set of each, in pages, smallest pages first.
     pub fn end_interval(&mut self) -> Vec<u64> {
         self.curves.iter_mut().map(MissCurve::end_interval).collect()

@@ -1,26 +1,29 @@
 //! The LRU stack of pages, by time of last use: how many other pages were touched since this one was.
 //!
-//! Each touch takes the next *slot* of a line of slots; a bit says whether the slot is still the last
-//! use of its page. The stack distance of a page is then the number of set bits after its slot, which
-//! three levels of counts give in a few cache lines: bits, blocks of 512 slots, groups of 64 blocks.
-//! When the slots run out, the live ones move together (order kept), in a longer line if they fill much of
-//! it, so a touch costs amortised O(1) plus the count.
+//! The last few pages are a list, most recent first: most touches find theirs there. A page that falls
+//! off its end takes the next *slot* of a line of slots; a bit says whether the slot is still that of
+//! its page. The stack distance of a page is then the length of the list and the number of set bits
+//! after its slot, which three levels of counts give in a few cache lines: words of 64 slots, blocks of
+//! 32 words, groups of 32 blocks. When the slots run out, the live ones move together (order kept), in
+//! a longer line if they fill much of it, so a touch costs amortised O(1) plus the count.
 //!
-//! Invariant: the bits of a block sum to its count, blocks to their group's, groups to the number of
-//! pages; each page has one set bit, at `slot_of` it.
+//! Invariants: the bits of a word sum to its count, words to their block's, blocks to their group's,
+//! groups to the number of pages in the line; each page is in the list, or has one set bit, at `slot_of`
+//! it.
 
 use pagetax_core::access::mix64;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+/// Pages in the list: more find more, but each that is not found has looked at all.
+const RECENT: usize = 8;
+
 const WORD_SLOTS: usize = 64;
-const BLOCK_SLOTS: usize = 512;
-const BLOCK_WORDS: usize = BLOCK_SLOTS / WORD_SLOTS;
-const GROUP_BLOCKS: usize = 64;
+const BLOCK_WORDS: usize = 32;
+const BLOCK_SLOTS: usize = BLOCK_WORDS * WORD_SLOTS;
+const GROUP_BLOCKS: usize = 32;
 const GROUP_SLOTS: usize = BLOCK_SLOTS * GROUP_BLOCKS;
 
-/// Few slots keep small stacks in few cache lines.
-const FIRST_SLOTS: usize = 2 * BLOCK_SLOTS;
 /// The line is kept this many times longer than the stack: moving slots together costs a random
 /// write a page, so it must be rare beside touches.
 const SLOTS_PER_PAGE: usize = 4;
@@ -84,10 +87,15 @@ pub enum Touch {
 
 /// Pages in the order of their last use. See the module for how.
 pub struct LruStack {
+    /// Most recent first; `recent_count` of them.
+    recent: [u64; RECENT],
+    recent_count: usize,
     index: Index,
     /// The page of each slot, live or not.
     pages: Vec<u64>,
     bits: Vec<u64>,
+    /// Set bits by word, block and group.
+    words: Vec<u16>,
     blocks: Vec<u16>,
     groups: Vec<u32>,
     live: usize,
@@ -105,26 +113,34 @@ impl LruStack {
     /// An empty stack.
     pub fn new() -> Self {
         let mut stack = LruStack {
+            recent: [u64::MAX; RECENT],
+            recent_count: 0,
             index: Index::default(),
             pages: Vec::new(),
             bits: Vec::new(),
+            words: Vec::new(),
             blocks: Vec::new(),
             groups: Vec::new(),
             live: 0,
             next: 0,
             mark: 0,
         };
-        stack.resize(FIRST_SLOTS);
+        stack.resize(BLOCK_SLOTS);
         stack
     }
 
     /// Different pages on the stack.
     pub fn pages(&self) -> u64 {
-        self.live as u64
+        (self.live + self.recent_count) as u64
     }
 
     /// Forgets a page, as if it never had been touched.
     pub fn forget(&mut self, page: u64) {
+        if let Some(at) = self.recent_place(page) {
+            self.recent.copy_within(at + 1..self.recent_count, at);
+            self.recent_count -= 1;
+            return;
+        }
         let slot = std::mem::replace(self.index.slot_mut(page), NO_SLOT);
         if slot != NO_SLOT {
             self.clear(slot as usize);
@@ -133,41 +149,79 @@ impl LruStack {
 
     /// Pages now on the stack, least recently used first.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        (0..self.next).filter(|&slot| self.is_live(slot)).map(|slot| self.pages[slot])
+        self.in_line().chain(self.recent[..self.recent_count].iter().rev().copied())
+    }
+
+    /// Pages that have slots, least recently used first.
+    fn in_line(&self) -> impl Iterator<Item = u64> + '_ {
+        let slots = |(word, &bits): (usize, &u64)| {
+            let mut left = bits;
+            std::iter::from_fn(move || {
+                let bit = left.trailing_zeros() as usize;
+                left &= left.checked_sub(1)?;
+                Some(word * WORD_SLOTS + bit)
+            })
+        };
+        self.bits.iter().enumerate().flat_map(slots).map(|slot| self.pages[slot])
     }
 
     /// Later touches say whether a page was last touched before this moment.
     pub fn mark(&mut self) {
+        while self.recent_count > 0 {
+            self.recent_count -= 1;
+            self.append(self.recent[self.recent_count]);
+        }
         self.mark = self.next;
     }
 
     /// Touches a page.
+    #[inline]
     pub fn touch(&mut self, page: u64) -> Touch {
-        if self.next == self.pages.len() {
-            self.compact();
+        if let Some(at) = self.recent_place(page) {
+            self.recent.copy_within(..at, 1);
+            self.recent[0] = page;
+            // Everything in the list was touched after the mark.
+            return Touch::Again { distance: at as u64, before_mark: false };
         }
-        let next = self.next;
-        let old = std::mem::replace(self.index.slot_mut(page), next as u32);
+        self.touch_in_line(page)
+    }
+
+    #[inline]
+    fn recent_place(&self, page: u64) -> Option<usize> {
+        self.recent[..self.recent_count].iter().position(|&known| known == page)
+    }
+
+    fn touch_in_line(&mut self, page: u64) -> Touch {
+        let old = std::mem::replace(self.index.slot_mut(page), NO_SLOT);
         let touch = if old == NO_SLOT {
             Touch::First
         } else {
             let old = old as usize;
-            let distance = self.live_after(old) as u64;
+            let distance = (self.live_after(old) + self.recent_count) as u64;
             self.clear(old);
             Touch::Again { distance, before_mark: old < self.mark }
         };
-        self.set(next, page);
-        self.next += 1;
+        if self.recent_count == RECENT {
+            self.append(self.recent[RECENT - 1]);
+        } else {
+            self.recent_count += 1;
+        }
+        self.recent.copy_within(..RECENT - 1, 1);
+        self.recent[0] = page;
         touch
     }
 
-    fn is_live(&self, slot: usize) -> bool {
-        self.bits[slot / WORD_SLOTS] >> (slot % WORD_SLOTS) & 1 == 1
-    }
-
-    fn set(&mut self, slot: usize, page: u64) {
+    /// Gives a page the next slot.
+    fn append(&mut self, page: u64) {
+        if self.next == self.pages.len() {
+            self.compact();
+        }
+        let slot = self.next;
+        self.next += 1;
+        *self.index.slot_mut(page) = slot as u32;
         self.pages[slot] = page;
         self.bits[slot / WORD_SLOTS] |= 1 << (slot % WORD_SLOTS);
+        self.words[slot / WORD_SLOTS] += 1;
         self.blocks[slot / BLOCK_SLOTS] += 1;
         self.groups[slot / GROUP_SLOTS] += 1;
         self.live += 1;
@@ -175,6 +229,7 @@ impl LruStack {
 
     fn clear(&mut self, slot: usize) {
         self.bits[slot / WORD_SLOTS] &= !(1 << (slot % WORD_SLOTS));
+        self.words[slot / WORD_SLOTS] -= 1;
         self.blocks[slot / BLOCK_SLOTS] -= 1;
         self.groups[slot / GROUP_SLOTS] -= 1;
         self.live -= 1;
@@ -183,42 +238,34 @@ impl LruStack {
     /// Live slots after `slot`.
     ///
     /// Each level is summed whole, what lies before masked out: where `slot` is would be a branch that
-    /// no predictor learns, and sums of one length are done in vectors.
+    /// no predictor learns, and sums of one length are done in vectors. Sums of 16 bits do not overflow:
+    /// a group has 2^16 slots, and the block of `slot` is not among them.
     fn live_after(&self, slot: usize) -> usize {
         let (word, block, group) = (slot / WORD_SLOTS, slot / BLOCK_SLOTS, slot / GROUP_SLOTS);
-        let words = &self.bits[block * BLOCK_WORDS..][..BLOCK_WORDS];
-        let mut in_block = 0;
-        for (at, &bits) in words.iter().enumerate() {
-            let partial = if at == word % BLOCK_WORDS { !1 << (slot % WORD_SLOTS) } else { !0 };
-            let mask: u64 = if at < word % BLOCK_WORDS { 0 } else { partial };
-            in_block += (bits & mask).count_ones();
-        }
+        let in_word = (self.bits[word] & (!1 << (slot % WORD_SLOTS))).count_ones();
+        let words = &self.words[block * BLOCK_WORDS..][..BLOCK_WORDS];
+        let in_block = sum_after(words, word % BLOCK_WORDS);
         let blocks = &self.blocks[group * GROUP_BLOCKS..][..GROUP_BLOCKS];
-        // A group has 2^15 slots: the sum fits.
-        let mut in_group: u16 = 0;
-        for (at, &count) in blocks.iter().enumerate() {
-            in_group += if at > block % GROUP_BLOCKS { count } else { 0 };
-        }
-        let mut beyond = 0;
-        for (at, &count) in self.groups.iter().enumerate() {
-            beyond += if at > group { count } else { 0 };
-        }
-        (in_block + u32::from(in_group) + beyond) as usize
+        let in_group = sum_after(blocks, block % GROUP_BLOCKS);
+        let beyond: u32 = self.groups[group + 1..].iter().sum();
+        (in_word + u32::from(in_block) + u32::from(in_group) + beyond) as usize
     }
 
     fn resize(&mut self, slots: usize) {
         self.pages.resize(slots, 0);
         self.bits.resize(slots / WORD_SLOTS, 0);
         let groups = slots.div_ceil(GROUP_SLOTS);
+        self.words.resize(groups * GROUP_SLOTS / WORD_SLOTS, 0);
         self.blocks.resize(groups * GROUP_BLOCKS, 0);
         self.groups.resize(groups, 0);
     }
 
     /// Moves the live slots together; lengthens the line if they fill too much of it.
     fn compact(&mut self) {
-        let live: Vec<u64> = self.iter().collect();
-        self.mark = (0..self.mark).filter(|&slot| self.is_live(slot)).count();
+        let live: Vec<u64> = self.in_line().collect();
+        self.mark = self.live - self.live_after_mark();
         self.bits.fill(0);
+        self.words.fill(0);
         self.blocks.fill(0);
         self.groups.fill(0);
         self.live = 0;
@@ -226,12 +273,23 @@ impl LruStack {
         if slots > self.pages.len() {
             self.resize(slots);
         }
-        for (slot, &page) in live.iter().enumerate() {
-            *self.index.slot_mut(page) = slot as u32;
-            self.set(slot, page);
-        }
-        self.next = live.len();
+        self.next = 0;
+        live.into_iter().for_each(|page| self.append(page));
     }
+
+    fn live_after_mark(&self) -> usize {
+        self.mark.checked_sub(1).map_or(self.live, |slot| self.live_after(slot))
+    }
+}
+
+/// The sum of what comes after `at`.
+#[inline]
+fn sum_after(counts: &[u16], at: usize) -> u16 {
+    let mut sum = 0u16;
+    for (place, &count) in counts.iter().enumerate() {
+        sum += if place as u16 > at as u16 { count } else { 0 };
+    }
+    sum
 }
 
 #[cfg(test)]
@@ -316,5 +374,12 @@ mod tests {
         assert_eq!(stack.iter().collect::<Vec<_>>(), [1, 3]);
         assert_eq!(distance(stack.touch(1)), Some(1));
         assert_eq!(stack.touch(2), Touch::First);
+        for page in 100..100 + 2 * RECENT as u64 {
+            stack.touch(page);
+        }
+        stack.forget(1);
+        assert_eq!(stack.touch(1), Touch::First, "also one that has a slot");
+        assert_eq!(stack.pages(), 3 + 2 * RECENT as u64);
+        assert_eq!(stack.iter().count() as u64, stack.pages());
     }
 }

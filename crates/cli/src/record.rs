@@ -1,0 +1,126 @@
+//! `pagetax record`: a trace of the pages that a program goes to, to run on any simulated machine.
+
+use crate::exit;
+use crate::output;
+use crate::recorded::{Command, Source, open_trace};
+use anyhow::{Result, bail};
+use pagetax_core::replay::ThreadTotals;
+use pagetax_core::units::Bytes;
+use pagetax_recorder::trace::import::{Format, import};
+use pagetax_recorder::trace::{DROPPED, Head, TraceWriter, to_parquet};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  pagetax record -o sort.ptt -- sort big.txt              then: pagetax run sort.ptt --on sim:ultrasparc-3plus-900
+  pagetax record -f -o make.ptt -- make                   children and what they run, too
+  pagetax record --import lackey mem.log -o app.ptt       from valgrind --tool=lackey --trace-mem=yes
+  pagetax record --import drmemtrace-text view.txt -o app.ptt
+  pagetax record sort.ptt --parquet sort.parquet          for analysis elsewhere";
+
+/// Somebody else's format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum FormatChoice {
+    /// What `valgrind --tool=lackey --trace-mem=yes` prints
+    Lackey,
+    /// What DynamoRIO's `drmemtrace` view tool prints
+    DrmemtraceText,
+}
+
+/// Record which pages a command goes to, as a trace that runs on any simulated machine
+#[derive(Debug, clap::Args)]
+#[command(before_help = EXAMPLES)]
+pub struct Args {
+    /// Where the trace goes
+    #[arg(short = 'o', long, value_name = "FILE.ptt")]
+    output: Option<PathBuf>,
+
+    /// Make it from somebody else's trace: TRACE is a file in this format
+    #[arg(long, value_enum, value_name = "FORMAT", requires_all = ["trace", "output"])]
+    import: Option<FormatChoice>,
+
+    /// Write the changes of page as Parquet, a row each, into this file
+    #[arg(long, value_name = "FILE")]
+    parquet: Option<PathBuf>,
+
+    #[command(flatten)]
+    source: Source,
+}
+
+/// `pagetax record -o FILE -- COMMAND`
+pub fn run(args: Args) -> Result<ExitCode> {
+    for path in args.output.iter().chain(&args.parquet) {
+        output::check_writable(path)?;
+    }
+    let code = match (&args.output, &args.source.trace, args.import) {
+        (Some(output), Some(from), Some(format)) => import_file(format, from, output)?,
+        (Some(output), None, _) => record(&args.source.command()?, output)?,
+        (Some(_), Some(_), None) => {
+            bail!(
+                "a trace has been recorded already\n  remedy: drop -o, or say --import FORMAT if the \
+                 file is of another tool"
+            )
+        }
+        (None, Some(_), _) if args.parquet.is_some() => exit::FINE,
+        (None, ..) => {
+            bail!("nowhere to write to\n  remedy: name a file: -o FILE.ptt, or --parquet FILE")
+        }
+    };
+    if let (Some(parquet), Some(trace)) = (&args.parquet, args.output.or(args.source.trace)) {
+        let rows = to_parquet(&open_trace(&trace)?, parquet)?;
+        output::note(&format!("record: {rows} changes of page in {}", parquet.display()));
+    }
+    Ok(code.into())
+}
+
+fn record(command: &Command, output: &Path) -> Result<u8> {
+    let head = Head {
+        command: command.words(),
+        recorded_by: command.engine.kind.to_string(),
+        architecture: command
+            .program
+            .architecture
+            .map_or("unknown".into(), |architecture| format!("{architecture:?}").to_lowercase()),
+        dropped: DROPPED.into(),
+    };
+    let writer = TraceWriter::create(output, &head)?;
+    let (writer, told) = command.tell(writer)?;
+    finish(writer, output)?;
+    told.notes.iter().for_each(|note| output::note(&format!("record: {note}")));
+    Ok(told.code)
+}
+
+fn import_file(format: FormatChoice, from: &Path, output: &Path) -> Result<u8> {
+    let (format, name) = match format {
+        FormatChoice::Lackey => (Format::Lackey, "valgrind lackey"),
+        FormatChoice::DrmemtraceText => (Format::Drmemtrace, "drmemtrace view"),
+    };
+    let head = Head {
+        command: vec![from.display().to_string()],
+        recorded_by: name.into(),
+        architecture: "unknown".into(),
+        dropped: DROPPED.into(),
+    };
+    let mut writer = TraceWriter::create(output, &head)?;
+    if let Err(error) = import(format, from, &mut writer) {
+        drop(writer);
+        // Ours, and of no use.
+        std::fs::remove_file(output).ok();
+        return Err(error.into());
+    }
+    finish(writer, output)?;
+    Ok(exit::FINE)
+}
+
+fn finish(writer: TraceWriter, output: &Path) -> Result<()> {
+    let (bytes, totals) = writer.finish()?;
+    let ThreadTotals { page_change_count, access_count, instruction_count, .. } = totals;
+    output::note(&format!(
+        "record: {}: {}; {instruction_count} instructions, {access_count} loads and stores, \
+         {page_change_count} changes of page",
+        output.display(),
+        Bytes(bytes)
+    ));
+    Ok(())
+}

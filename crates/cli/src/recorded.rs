@@ -1,0 +1,165 @@
+//! Recorded programs, as several subcommands take them: a command that is recorded now, or a trace.
+
+use crate::output;
+use crate::trapstat::record::{EngineChoice, engine_for};
+use anyhow::{Context, Result, bail};
+use pagetax_core::units::Nanos;
+use pagetax_host::program::Program;
+use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
+use pagetax_recorder::engine::Engine;
+use pagetax_recorder::pages::{Live, Pages, filters};
+use pagetax_recorder::session::{self, Ended, Exit, Recording};
+use pagetax_recorder::trace::{Trace, is_trace};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// What a subcommand looks at.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Source {
+    /// Follow children, and what they execute
+    #[arg(short = 'f', long)]
+    pub follow: bool,
+
+    /// Which recorder runs the program [default: valgrind, where it can]
+    #[arg(long, value_enum)]
+    pub engine: Option<EngineChoice>,
+
+    /// A trace (`pagetax record`), in place of a command
+    #[arg(value_name = "TRACE", conflicts_with = "command")]
+    pub trace: Option<PathBuf>,
+
+    /// The command and its arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// A source that can be had.
+pub enum Recorded {
+    /// To be run.
+    Live(Command),
+    /// On disk.
+    Trace(Box<Trace>),
+}
+
+/// A command under the engine that fits.
+pub struct Command {
+    /// The engine.
+    pub engine: Engine,
+    /// The program.
+    pub program: Program,
+    argv: Vec<OsString>,
+    follow: bool,
+}
+
+/// How it went.
+pub struct Told {
+    /// What the process ends with: the program's own.
+    pub code: u8,
+    /// Things to know.
+    pub notes: Vec<String>,
+}
+
+impl Source {
+    /// Prepares all that can fail before the program starts.
+    pub fn open(&self) -> Result<Recorded> {
+        match (&self.trace, self.command.first()) {
+            (Some(path), _) => Ok(Recorded::Trace(Box::new(open_trace(path)?))),
+            (None, Some(_)) => Ok(Recorded::Live(self.command()?)),
+            (None, None) => {
+                bail!("nothing to look at\n  remedy: name a command after --, or a trace")
+            }
+        }
+    }
+
+    /// The command alone.
+    pub fn command(&self) -> Result<Command> {
+        let name = self.command.first().context("no command\n  remedy: name one after --")?;
+        let (engine, program) = engine_for(name, self.engine)?;
+        Ok(Command { engine, program, argv: self.command.clone(), follow: self.follow })
+    }
+}
+
+/// A trace; says when it is damaged.
+pub fn open_trace(path: &Path) -> Result<Trace> {
+    if path.is_file() && !is_trace(path) {
+        bail!(
+            "{} is no trace\n  remedy: make one with `pagetax record -o FILE.ptt -- COMMAND`; a \
+             command goes after --",
+            path.display()
+        );
+    }
+    let trace = Trace::open(path)?;
+    trace.notes.iter().for_each(|note| output::note(note));
+    Ok(trace)
+}
+
+impl Command {
+    /// As given.
+    pub fn words(&self) -> Vec<String> {
+        self.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    /// Runs it, and tells its pages. Ctrl-C ends the program, not us, so that what was seen is kept.
+    pub fn tell<P: Pages>(&self, pages: P) -> Result<(P, Told)> {
+        let _stop =
+            StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
+        let recording = Recording {
+            engine: &self.engine,
+            argv: &self.argv,
+            follow: self.follow,
+            filters: filters(),
+        };
+        let mut live = Live::new(pages, &self.program);
+        let ended = session::run(&recording, &mut live, |_| {})?;
+        let told = Told { code: ended.exit.shell_code(), notes: notes(&ended) };
+        Ok((live.pages, told))
+    }
+}
+
+fn notes(ended: &Ended) -> Vec<String> {
+    let mut notes = vec![format!(
+        "{} under the recorder, {} records",
+        Nanos(ended.wall_ns),
+        ended.record_count
+    )];
+    if ended.unrecorded_count > 0 {
+        notes.push(format!(
+            "{} processes or threads were not recorded: more than 64 ran at a time",
+            ended.unrecorded_count
+        ));
+    }
+    if let Exit::Signal(signal) = ended.exit {
+        notes
+            .push(format!("the program was ended by signal {signal}; what it did before was seen"));
+    }
+    notes.extend(ended.log.lines().take(20).map(|line| format!("recorder: {line}")));
+    notes
+}
+
+impl Recorded {
+    /// Tells all pages.
+    pub fn tell<P: Pages>(&self, mut pages: P) -> Result<(P, Told)> {
+        match self {
+            Recorded::Live(command) => command.tell(pages),
+            Recorded::Trace(trace) => {
+                let _stop = StopSignals::watch()
+                    .context("cannot watch for Ctrl-C; this is not expected")?;
+                let ended = trace.tell(&mut pages, |_| !asked_to_stop());
+                let mut notes = Vec::new();
+                if let Err(error) = ended {
+                    notes.push(format!("only what is before it was read: {error}"));
+                }
+                let code = if asked_to_stop() { crate::exit::INTERRUPTED } else { 0 };
+                Ok((pages, Told { code, notes }))
+            }
+        }
+    }
+
+    /// In a few words.
+    pub fn title(&self) -> String {
+        match self {
+            Recorded::Live(command) => command.words().join(" "),
+            Recorded::Trace(trace) => trace.head.title(),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! `pagetax misscurve` and `pagetax whatif` end to end: on a trace whose curve is known, and on commands.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn pagetax(arguments: &[&str], folder: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    command.args(arguments).current_dir(folder).stdin(Stdio::null()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A trace that goes ten times over 1000 pages.
+fn trace(folder: &Path) {
+    let lap: String = (0..1000).map(|n| format!(" L {:x},8\n", (1 << 30) + n * 4096)).collect();
+    std::fs::write(folder.join("lackey"), lap.repeat(10)).unwrap();
+    let import = pagetax(&["record", "--import", "lackey", "lackey", "-o", "a.ptt"], folder);
+    assert!(import.status.success(), "{}", text(&import.stderr));
+}
+
+#[test]
+fn the_curve_of_a_cycle_is_a_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    trace(at);
+    let out =
+        pagetax(&["misscurve", "a.ptt", "--pages", "4K,2M", "--reach", "89", "--json", "-"], at);
+    let document: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(
+        (document["access_count"].as_u64(), document["exit"].as_u64()),
+        (Some(10_000), Some(0))
+    );
+    let misses = |curve: usize, entries: u64| {
+        let points = document["curves"][curve]["misses"].as_array().unwrap();
+        let point = points.iter().find(|point| point["entries"] == entries).unwrap();
+        point["tlb_miss_count"].as_u64().unwrap()
+    };
+    assert_eq!([512, 1024, 65_536].map(|entries| misses(0, entries)), [10_000, 1000, 1000]);
+    assert_eq!([16, 1024].map(|entries| misses(1, entries)), [2, 2]);
+    // Distances from 512 on are kept within 0.4 %.
+    let reach = document["curves"][0]["reach"]["entries"].as_u64().unwrap();
+    assert!((996..=1000).contains(&reach), "{reach}");
+    let csv = text(&pagetax(&["misscurve", "a.ptt", "--csv", "-"], at).stdout);
+    assert!(csv.lines().any(|line| line == "4096,512,10000,10000,true"), "{csv}");
+    let table = text(&pagetax(&["misscurve", "a.ptt"], at).stdout);
+    assert!(table.contains("none: first touches miss more") && table.contains("100.0"), "{table}");
+}
+
+#[test]
+fn bad_input_gets_a_clear_word() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    trace(at);
+    std::fs::write(at.join("text"), "hello\n").unwrap();
+    for (arguments, code, word) in [
+        (&["misscurve"][..], 2, "nothing to look at"),
+        (&["misscurve", "text"], 2, "is no trace"),
+        (&["misscurve", "missing.ptt"], 2, "missing.ptt"),
+        (&["misscurve", "--pages", "5K", "a.ptt"], 2, "5K"),
+        (&["misscurve", "--reach", "100", "a.ptt"], 2, "between 0 and 100"),
+        (&["misscurve", "--", "no-such-program"], 127, "not found"),
+        (&["misscurve", "a.ptt", "--", "true"], 2, "cannot be used"),
+    ] {
+        let output = pagetax(arguments, at);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(word), "{arguments:?}: {said}");
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    command.args(["whatif", "a.ptt"]).current_dir(at).env("XDG_CACHE_HOME", at);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("pagetax calibrate"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_command_is_predicted_beside_its_trials() {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if !std::env::split_paths(&path).any(|folder| folder.join("valgrind").is_file()) {
+        println!("SKIP: not installed: [\"valgrind\"]");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    trace(at);
+    let whatif = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+        command.args(["whatif", "--json", "-"]).args(arguments).current_dir(at);
+        command.env("XDG_CACHE_HOME", at).stdin(Stdio::null()).output().unwrap()
+    };
+    let mut calibrate = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    calibrate.args(["calibrate", "--quick", "--json"]).env("XDG_CACHE_HOME", at);
+    let calibration = calibrate.output().unwrap();
+    let calibration: serde_json::Value = serde_json::from_slice(&calibration.stdout).unwrap();
+    let faults = calibration["faults"].as_array().unwrap();
+    if !faults.iter().any(|fault| fault["page_bytes"] == 2 << 20 && fault["cost"].is_object()) {
+        println!("SKIP: no 2M pages to calibrate");
+        return;
+    }
+    let output = whatif(&["--runs", "2", "--verify", "--", "sort", "lackey", "--foreign"]);
+    assert_eq!(output.status.code(), Some(2), "sort's own: {}", text(&output.stderr));
+    let output = whatif(&["--runs", "2", "--verify", "--", "sort", "lackey", "-o", "sorted"]);
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let size = &document["sizes"][0];
+    let bounds = ["low", "value", "high"].map(|key| size["speedup"][key].as_f64().unwrap());
+    assert!(bounds.is_sorted() && bounds[0] > 0.0, "{size}");
+    assert!(size["measured_speedup"]["value"].as_f64().unwrap() > 0.0, "{size}");
+    assert!(size["error_percent"].is_f64(), "{size}");
+    let saves = |count: &str| {
+        document["base"]["why"][count].as_u64().unwrap() >= size["why"][count].as_u64().unwrap()
+    };
+    assert!(document["base"]["why"]["base_fault_count"].as_u64().unwrap() > 50, "{document}");
+    assert!(saves("base_fault_count") && saves("other_walk_count"), "{document}");
+    let of_trace: serde_json::Value = serde_json::from_slice(&whatif(&["a.ptt"]).stdout).unwrap();
+    assert!(of_trace["base"]["time_ns"].is_null() && of_trace["sizes"][0]["speedup"].is_null());
+    assert!(of_trace["sizes"][0]["saved_ns"]["value"].as_f64().unwrap() > 0.0, "{of_trace}");
+}

@@ -1,0 +1,195 @@
+//! Miss curves of a recorded program: all TLB sizes and several page sizes at once.
+//!
+//! Each thread has TLBs of its own, so it has curves of its own; what is told is their sum. Invariant:
+//! an access counts once, and where no curve is sampled every figure is exact.
+
+use crate::filter::PAGE_SHIFT;
+use crate::pages::{Kind, Pages, Thread};
+use crate::places::Segment;
+use pagetax_core::units::{PageSize, VirtAddr};
+use pagetax_sim::reuse::{Following, ReuseProfile};
+use std::ops::Range;
+
+/// Which side of the TLBs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Loads and stores.
+    Data,
+    /// Instructions.
+    Code,
+}
+
+/// Takes pages.
+pub struct Curves {
+    page_sizes: Vec<PageSize>,
+    following: Following,
+    side: Side,
+    /// By thread.
+    profiles: Vec<ReuseProfile>,
+    interval_accesses: u64,
+    /// Accesses since the last interval ended.
+    in_interval: u64,
+    accesses: u64,
+    /// Pages of each interval, by page size, summed over threads.
+    working_sets: Vec<Vec<u64>>,
+}
+
+impl Curves {
+    /// That have seen nothing. An interval of the working set has so many accesses.
+    pub fn new(
+        page_sizes: &[PageSize],
+        following: Following,
+        side: Side,
+        interval_accesses: u64,
+    ) -> Self {
+        let mut page_sizes = page_sizes.to_vec();
+        page_sizes.sort_unstable();
+        page_sizes.dedup();
+        Curves {
+            page_sizes,
+            following,
+            side,
+            profiles: Vec::new(),
+            interval_accesses: interval_accesses.max(1),
+            in_interval: 0,
+            accesses: 0,
+            working_sets: Vec::new(),
+        }
+    }
+
+    /// In ascending order.
+    pub fn page_sizes(&self) -> &[PageSize] {
+        &self.page_sizes
+    }
+
+    /// Loads and stores, or instructions, of all threads.
+    pub fn accesses(&self) -> u64 {
+        self.accesses
+    }
+
+    /// How many threads there were.
+    pub fn threads(&self) -> usize {
+        self.profiles.len()
+    }
+
+    fn sum(&self, of: impl Fn(&ReuseProfile) -> u64) -> u64 {
+        self.profiles.iter().map(of).sum()
+    }
+
+    /// Misses of TLBs of `entries` pages of a size, by its place in [`Curves::page_sizes`].
+    pub fn misses(&self, size: usize, entries: u64) -> u64 {
+        self.sum(|profile| profile.curves()[size].misses(entries))
+    }
+
+    /// Different pages, of each thread.
+    pub fn pages(&self, size: usize) -> u64 {
+        self.sum(|profile| profile.curves()[size].pages())
+    }
+
+    /// Whether its figures are exact.
+    pub fn is_exact(&self, size: usize) -> bool {
+        self.profiles.iter().all(|profile| profile.curves()[size].is_exact())
+    }
+
+    /// The fewest entries with which at most `missing` of all accesses (0 to 1) miss; none where first
+    /// touches alone are more.
+    pub fn entries_for(&self, size: usize, missing: f64) -> Option<u64> {
+        let allowed = (self.accesses as f64 * missing) as u64;
+        let (mut few, mut enough) = (0, self.pages(size).next_power_of_two().max(1) * 2);
+        if self.misses(size, enough) > allowed {
+            return None;
+        }
+        while few + 1 < enough {
+            let middle = few + (enough - few) / 2;
+            match self.misses(size, middle) > allowed {
+                true => few = middle,
+                false => enough = middle,
+            }
+        }
+        Some(enough)
+    }
+
+    /// Pages touched in each interval, by page size; the last interval may be shorter.
+    pub fn working_sets(&self) -> &[Vec<u64>] {
+        &self.working_sets
+    }
+
+    /// Ends the last interval.
+    pub fn finish(&mut self) {
+        if self.in_interval > 0 {
+            self.end_interval();
+        }
+    }
+
+    fn end_interval(&mut self) {
+        self.in_interval = 0;
+        let mut sum = vec![0; self.page_sizes.len()];
+        for profile in &mut self.profiles {
+            sum.iter_mut().zip(profile.end_interval()).for_each(|(sum, pages)| *sum += pages);
+        }
+        self.working_sets.push(sum);
+    }
+
+    fn profile(&mut self, thread: Thread) -> &mut ReuseProfile {
+        let number = thread.number as usize;
+        while self.profiles.len() <= number {
+            self.profiles.push(ReuseProfile::new(&self.page_sizes, self.following));
+        }
+        &mut self.profiles[number]
+    }
+}
+
+impl Pages for Curves {
+    #[inline]
+    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
+        if (kind == Kind::Fetch) == (self.side == Side::Code) {
+            self.profile(thread).access(VirtAddr(page << PAGE_SHIFT), 0);
+        }
+    }
+
+    fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64) {
+        let count = if self.side == Side::Code { instructions } else { accesses };
+        self.profile(thread).stayed(count);
+        self.accesses += count;
+        self.in_interval += count;
+        if self.in_interval >= self.interval_accesses {
+            self.end_interval();
+        }
+    }
+
+    fn found(&mut self, _: u32, _: u64, _: Segment) {}
+
+    /// A page that comes back is first touched anew only in another address space: an LRU array that
+    /// large would have kept it, and this is what sizes are compared by.
+    fn gone(&mut self, _: Thread, _: Range<u64>) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_have_tlbs_of_their_own() {
+        let mut curves =
+            Curves::new(&[PageSize::M2, PageSize::K4], Following::All, Side::Data, 100);
+        let threads = [0, 1].map(|number| Thread { number, process: 0 });
+        for _ in 0..10 {
+            for thread in threads {
+                for page in 0..4 {
+                    curves.change(thread, Kind::Load, page);
+                    curves.change(thread, Kind::Fetch, 100 + page);
+                }
+                curves.ran(thread, 40, 10);
+            }
+        }
+        curves.finish();
+        assert_eq!((curves.accesses(), curves.threads()), (200, 2));
+        assert_eq!(curves.page_sizes(), [PageSize::K4, PageSize::M2]);
+        assert_eq!([1, 3, 4].map(|entries| curves.misses(0, entries)), [80, 80, 8]);
+        assert_eq!(curves.misses(1, 1), 2);
+        assert_eq!(curves.entries_for(0, 0.05), Some(4));
+        assert_eq!(curves.entries_for(0, 0.01), None, "first touches are 4 %");
+        assert_eq!(curves.working_sets(), [[8, 2], [8, 2]]);
+        assert!(curves.is_exact(0) && curves.pages(0) == 8);
+    }
+}

@@ -1,0 +1,151 @@
+//! The pages that a recorded program goes to, whatever they come from: a live recording ([`Live`]), a
+//! trace, or somebody else's trace. And whatever takes them: a trace, miss curves, a prediction.
+//!
+//! Invariant: of each thread and side (data, code), each change of page is told once, in order; a page
+//! is told as found, with what it belongs to, before the first change to it.
+
+use crate::chase::Chases;
+use crate::filter::PAGE_SHIFT;
+use crate::places::{AddressSpace, PlaceList, Segment};
+use crate::stream::{Consumer, Event, Filter, Hint, RawRecord, Record, Side, Writer};
+use object::Architecture;
+use pagetax_host::program::Program;
+use std::ops::Range;
+
+/// A thread of a recorded program and its process, both numbered in the order of appearance.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Thread {
+    /// Among all threads.
+    pub number: u32,
+    /// Its address space.
+    pub process: u32,
+}
+
+/// The access that changed the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A load.
+    Load = 0,
+    /// A load whose address comes from what the same instruction loaded before: such loads wait for
+    /// each other.
+    Chase = 1,
+    /// A store.
+    Store = 2,
+    /// Of an instruction.
+    Fetch = 3,
+}
+
+/// Takes pages.
+pub trait Pages {
+    /// A thread goes to another page than the one it was on; pages have 4K.
+    fn change(&mut self, thread: Thread, kind: Kind, page: u64);
+
+    /// A thread did so much since this was last called for it.
+    fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64);
+
+    /// A process is about to use a page for the first time since it was mapped.
+    fn found(&mut self, process: u32, page: u64, segment: Segment);
+
+    /// Pages are unmapped.
+    fn gone(&mut self, thread: Thread, pages: Range<u64>);
+}
+
+/// What engines may drop for takers of pages: accesses to the page of the one before.
+pub fn filters() -> (Side, Side) {
+    let last_page =
+        Filter { page_shift: PAGE_SHIFT, index_shift: PAGE_SHIFT, index_mask: 0, ways: 1 };
+    let side = Side { small: last_page, ..Side::default() };
+    (side, side)
+}
+
+/// A recording while it is made: tells its pages on.
+pub struct Live<P> {
+    /// Who takes them.
+    pub pages: P,
+    processes: Vec<(u32, AddressSpace)>,
+    /// Writer, its thread, ours.
+    threads: Vec<(usize, u16, Thread)>,
+    places: PlaceList,
+    chases: Chases,
+}
+
+impl<P: Pages> Live<P> {
+    /// Of a program.
+    pub fn new(pages: P, program: &Program) -> Self {
+        let (processes, threads) = (Vec::new(), Vec::new());
+        let places = PlaceList::default();
+        let chases = Chases::new(program.architecture == Some(Architecture::X86_64));
+        Live { pages, processes, threads, places, chases }
+    }
+
+    fn process_of(&mut self, writer: Writer) -> u32 {
+        let known = self.processes.iter().position(|(number, _)| *number == writer.process);
+        known.unwrap_or_else(|| {
+            self.processes.push((writer.process, AddressSpace::new(writer.pid)));
+            self.processes.len() - 1
+        }) as u32
+    }
+
+    fn thread_of(&mut self, writer: Writer, thread: u16) -> Thread {
+        let known = self.threads.iter().find(|(of, nr, _)| (*of, *nr) == (writer.number, thread));
+        if let Some((.., thread)) = known {
+            return *thread;
+        }
+        let process = self.process_of(writer);
+        let found = Thread { number: self.threads.len() as u32, process };
+        self.threads.push((writer.number, thread, found));
+        found
+    }
+
+    #[inline]
+    fn change(&mut self, thread: Thread, kind: Kind, address: u64) {
+        let space = &mut self.processes[thread.process as usize].1;
+        if space.known(address).is_none() {
+            let place = space.look_up(address, &mut self.places);
+            let segment = self.places.get(place).segment;
+            self.pages.found(thread.process, address >> PAGE_SHIFT, segment);
+        }
+        self.pages.change(thread, kind, address >> PAGE_SHIFT);
+    }
+
+    #[inline]
+    fn load(&mut self, thread: Thread, address: u64, instruction: u64) {
+        let space = &self.processes[thread.process as usize].1;
+        let is_chase = self.chases.is_chase(thread.process, space, instruction);
+        self.change(thread, if is_chase { Kind::Chase } else { Kind::Load }, address);
+    }
+
+    fn mapping(&mut self, thread: Thread, start: u64, bytes: u64, hint: Hint) {
+        self.processes[thread.process as usize].1.changed(start, bytes, hint);
+        if hint == Hint::Gone {
+            let end = start.saturating_add(bytes).div_ceil(1 << PAGE_SHIFT);
+            self.pages.gone(thread, start >> PAGE_SHIFT..end);
+        }
+    }
+}
+
+impl<P: Pages> Consumer for Live<P> {
+    fn take(&mut self, writer: Writer, records: &[RawRecord]) {
+        let mut current: Option<(u16, Thread)> = None;
+        for Record { thread: number, event } in records.iter().filter_map(|r| r.decode()) {
+            let thread = match current {
+                Some((of, thread)) if of == number => thread,
+                _ => self.thread_of(writer, number),
+            };
+            current = Some((number, thread));
+            match event {
+                Event::Load { address, instruction } => self.load(thread, address, instruction),
+                Event::Store { address, .. } => self.change(thread, Kind::Store, address),
+                Event::Fetch { address } => self.change(thread, Kind::Fetch, address),
+                Event::Counts { instructions, accesses } => {
+                    self.pages.ran(thread, instructions, accesses);
+                }
+                Event::Mapping { start, bytes, hint } => self.mapping(thread, start, bytes, hint),
+                // Of one page there is no order to tell.
+                Event::Touch { .. } => {}
+            }
+        }
+    }
+
+    fn ended(&mut self, _writer: Writer) {}
+}

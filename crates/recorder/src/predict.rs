@@ -1,0 +1,248 @@
+//! What a program's translation would cost with other page sizes: its pages shown to this machine's
+//! TLBs and page walkers, once for each size.
+//!
+//! What lies on large pages is the heap and other private memory, in whole large pages by address; code,
+//! files and stacks stay on base pages. A large page counts as faulted in at once where half of it
+//! is used, as only then the kernel was likely to have it whole in one mapping.
+//! Invariant: all sizes see the same pages in the same order.
+
+use crate::filter::PAGE_SHIFT;
+use crate::pages::{Kind, Pages, Thread};
+use crate::places::Segment;
+use pagetax_sim::mmu::translation::Translation;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+/// What translation takes with pages of one size.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Walks {
+    /// Of loads that wait for each other.
+    pub chased_count: u64,
+    /// What they take, picoseconds.
+    pub chased_ps: u64,
+    /// Of all other accesses, whose walks may overlap.
+    pub other_count: u64,
+    /// What they take if they overlap as in the machine's calibration, picoseconds.
+    pub other_ps: u64,
+    /// Hits in levels below the first, picoseconds.
+    pub level_ps: u64,
+}
+
+impl Walks {
+    /// Best estimate, lower and upper bound in nanoseconds: other walks overlap as random gathers do;
+    /// all walks do; none does.
+    pub fn ns(&self, overlap: f64) -> (f64, f64, f64) {
+        let [chased, other, level] =
+            [self.chased_ps, self.other_ps, self.level_ps].map(|ps| ps as f64 / 1e3);
+        (chased + other + level, chased / overlap + other, chased + other * overlap + level)
+    }
+}
+
+/// One page size.
+struct Size {
+    shift: u32,
+    /// What TLBs take it for: sizes that no array holds are base pages to them.
+    tlb_shift: u32,
+    /// By thread.
+    cpus: Vec<Translation>,
+    walks: Walks,
+    /// By process and number: how many base pages of each large one are used.
+    large: HashMap<(u32, u64), u64>,
+    faults: Faults,
+}
+
+/// First touches of private memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Of base pages.
+    pub base_count: u64,
+    /// Of large pages, those that half or more of was used of.
+    pub large_count: u64,
+}
+
+/// Takes pages.
+pub struct Predictor {
+    cpu: Translation,
+    sizes: Vec<Size>,
+    /// Of each thread, what it was on last: 2M of addresses, and whether private memory is there.
+    last: Vec<((u32, u64), bool)>,
+    private: HashSet<(u32, u64)>,
+    /// Instructions so far.
+    pub instruction_count: u64,
+    /// Loads and stores so far.
+    pub access_count: u64,
+}
+
+/// log2 of what private memory is told apart from other by.
+const PIECE_SHIFT: u32 = 21 - PAGE_SHIFT;
+
+impl Predictor {
+    /// For a CPU, and page sizes by log2; the base page is one of them.
+    pub fn new(cpu: &Translation, shifts: &[u32]) -> Self {
+        let size = |shift: &u32| Size {
+            shift: *shift,
+            tlb_shift: cpu.data().nearest_arrays(*shift).map_or(PAGE_SHIFT, |_| *shift),
+            cpus: Vec::new(),
+            walks: Walks::default(),
+            large: HashMap::new(),
+            faults: Faults::default(),
+        };
+        Predictor {
+            cpu: cpu.clone(),
+            sizes: shifts.iter().map(size).collect(),
+            last: Vec::new(),
+            private: HashSet::new(),
+            instruction_count: 0,
+            access_count: 0,
+        }
+    }
+
+    /// Of the page size at a place.
+    pub fn walks(&self, size: usize) -> Walks {
+        self.sizes[size].walks
+    }
+
+    /// Of the page size at a place.
+    pub fn faults(&self, size: usize) -> Faults {
+        let size = &self.sizes[size];
+        size.large.values().fold(size.faults, |faults, used| size.with(faults, *used))
+    }
+}
+
+impl Size {
+    /// What a large page that goes out of use was.
+    fn with(&self, faults: Faults, used: u64) -> Faults {
+        match used >= 1 << (self.shift - PAGE_SHIFT) >> 1 && self.shift > PAGE_SHIFT {
+            true => Faults { large_count: faults.large_count + 1, ..faults },
+            false => Faults { base_count: faults.base_count + used, ..faults },
+        }
+    }
+}
+
+fn is_private(segment: Segment) -> bool {
+    matches!(segment, Segment::Heap | Segment::Anon | Segment::Unknown)
+}
+
+impl Pages for Predictor {
+    #[inline]
+    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
+        if kind == Kind::Fetch {
+            return;
+        }
+        let number = thread.number as usize;
+        if self.last.len() <= number {
+            self.last.resize(number + 1, ((0, u64::MAX), false));
+            let cpu = &self.cpu;
+            self.sizes.iter_mut().for_each(|size| size.cpus.resize(number + 1, cpu.clone()));
+        }
+        let piece = (thread.process, page >> PIECE_SHIFT);
+        if self.last[number].0 != piece {
+            self.last[number] = (piece, self.private.contains(&piece));
+        }
+        let is_private = self.last[number].1;
+        for size in &mut self.sizes {
+            let shift = if is_private { size.tlb_shift } else { PAGE_SHIFT };
+            let alone = kind == Kind::Chase;
+            let found = size.cpus[number].access(page << PAGE_SHIFT, shift, alone);
+            let walks = &mut size.walks;
+            walks.level_ps += found.level_ps;
+            if found.walked && alone {
+                walks.chased_count += 1;
+                walks.chased_ps += found.refill_ps;
+            } else if found.walked {
+                walks.other_count += 1;
+                walks.other_ps += found.refill_ps;
+            }
+        }
+    }
+
+    fn ran(&mut self, _: Thread, instructions: u64, accesses: u64) {
+        self.instruction_count += instructions;
+        self.access_count += accesses;
+    }
+
+    fn found(&mut self, process: u32, page: u64, segment: Segment) {
+        if !is_private(segment) {
+            return;
+        }
+        if self.private.insert((process, page >> PIECE_SHIFT)) {
+            self.last.fill(((0, u64::MAX), false));
+        }
+        for size in &mut self.sizes {
+            let large = page >> (size.shift - PAGE_SHIFT);
+            *size.large.entry((process, large)).or_default() += 1;
+        }
+    }
+
+    fn gone(&mut self, thread: Thread, pages: Range<u64>) {
+        let process = thread.process;
+        for size in &mut self.sizes {
+            let by = size.shift - PAGE_SHIFT;
+            let numbers = pages.start >> by..pages.end.div_ceil(1 << by);
+            let is_gone = |key: &(u32, u64)| key.0 == process && numbers.contains(&key.1);
+            // As few look-ups as the range, or the table, is long.
+            let keys: Vec<(u32, u64)> = match numbers.end.saturating_sub(numbers.start) {
+                count if count < size.large.len() as u64 => {
+                    numbers.clone().map(|number| (process, number)).collect()
+                }
+                _ => size.large.keys().filter(|key| is_gone(key)).copied().collect(),
+            };
+            for key in keys {
+                if let Some(used) = size.large.remove(&key) {
+                    size.faults = size.with(size.faults, used);
+                }
+            }
+            for cpu in &mut size.cpus {
+                cpu.unmapped(pages.start << PAGE_SHIFT..pages.end << PAGE_SHIFT);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_sim::{mmu::hardware, models};
+
+    fn predictor() -> Predictor {
+        let model = models::find("x86-64-calibrated").unwrap();
+        Predictor::new(&hardware::translation(&model).unwrap(), &[12, 16, 21])
+    }
+
+    /// 64 MB, a line a page, twice.
+    fn sweep(predictor: &mut Predictor, kind: Kind, segment: Segment) {
+        let thread = Thread::default();
+        let pages = 0x40_0000..0x40_4000;
+        pages.clone().for_each(|page| predictor.found(0, page, segment));
+        for page in pages.clone().chain(pages) {
+            predictor.change(thread, kind, page);
+        }
+    }
+
+    #[test]
+    fn large_pages_save_walks_and_faults_of_private_memory() {
+        let mut predictor = predictor();
+        sweep(&mut predictor, Kind::Load, Segment::Anon);
+        let walks = [0, 1, 2].map(|size| predictor.walks(size));
+        assert_eq!(walks[0].other_count, 2 * 16_384);
+        assert_eq!(walks[1], walks[0], "no TLB has 64K");
+        assert_eq!(walks[2].other_count, 32);
+        let faults = |base_count, large_count| Faults { base_count, large_count };
+        let expected = [faults(16_384, 0), faults(0, 1_024), faults(0, 32)];
+        assert_eq!([0, 1, 2].map(|size| predictor.faults(size)), expected);
+        predictor.gone(Thread::default(), 0x40_0000..0x40_4000);
+        assert_eq!([0, 1, 2].map(|size| predictor.faults(size)), expected, "they were faulted in");
+    }
+
+    #[test]
+    fn files_stay_on_base_pages_and_chases_do_not_overlap() {
+        let mut predictor = predictor();
+        sweep(&mut predictor, Kind::Chase, Segment::File);
+        assert_eq!(predictor.walks(2), predictor.walks(0));
+        assert_eq!(predictor.faults(2), Faults::default());
+        let walks = predictor.walks(0);
+        assert_eq!((walks.chased_count, walks.other_count), (2 * 16_384, 0));
+        let (value, low, high) = walks.ns(4.0);
+        assert!(low < value && value == high, "{low} {value} {high}");
+    }
+}

@@ -1,0 +1,197 @@
+//! Other people's traces: Valgrind's lackey (`--trace-mem=yes`) and the text that DynamoRIO's
+//! drmemtrace view tool prints.
+//!
+//! Both list every access; what a recording would have dropped is dropped here, by the same rule. They
+//! do not say what memory is: pages that are executed count as a file's, all others as unknown.
+
+use super::{TraceError, TraceWriter};
+use crate::filter::PAGE_SHIFT;
+use crate::pages::{Kind, Pages, Thread};
+use crate::places::Segment;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+/// Whose trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// `valgrind --tool=lackey --trace-mem=yes`
+    Lackey,
+    /// `drrun -t drmemtrace -tool view`
+    Drmemtrace,
+}
+
+/// An access of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Access {
+    thread: u32,
+    kind: Kind,
+    address: u64,
+    bytes: u64,
+    /// Loaded and stored.
+    twice: bool,
+}
+
+/// What a line says.
+#[derive(Debug, PartialEq, Eq)]
+enum Line {
+    Access(Access),
+    /// A heading, a marker, a message of the program.
+    Nothing,
+    Wrong(&'static str),
+}
+
+/// Reads a file to its end. How many accesses it had.
+///
+/// # Errors
+/// Files that cannot be read, have no access, or a line that is half of one.
+pub fn import(format: Format, path: &Path, writer: &mut TraceWriter) -> Result<u64, TraceError> {
+    let failed = |error| TraceError::System("read", path.into(), error);
+    let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
+    let mut dropper = Dropper { writer, threads: HashMap::new(), found: HashSet::new(), count: 0 };
+    let (mut text, mut number) = (Vec::new(), 0);
+    loop {
+        text.clear();
+        if reader.read_until(b'\n', &mut text).map_err(failed)? == 0 {
+            break;
+        }
+        number += 1;
+        let line = String::from_utf8_lossy(&text);
+        let parsed = match format {
+            Format::Lackey => lackey(line.trim_end()),
+            Format::Drmemtrace => drmemtrace(line.trim_end()),
+        };
+        match parsed {
+            Line::Access(access) => dropper.access(access),
+            Line::Nothing => {}
+            Line::Wrong(problem) => return Err(wrong(path, number, problem.into())),
+        }
+    }
+    match dropper.count {
+        0 => Err(wrong(path, number.max(1), "the file ends, and had no access".into())),
+        count => Ok(count),
+    }
+}
+
+fn wrong(path: &Path, line: u64, problem: String) -> TraceError {
+    let remedy = "name the format that it has: lackey for `valgrind --tool=lackey --trace-mem=yes`, \
+                  drmemtrace-text for `drrun -t drmemtrace -tool view`; cut off a last line that is not \
+                  whole";
+    TraceError::Import { place: path.into(), line, problem, remedy }
+}
+
+/// `I  04001000,3`, ` L 1ffeffe7e0,8`, ` S …`, ` M …`
+fn lackey(line: &str) -> Line {
+    let (kind, twice) = match line.get(..3) {
+        Some("I  ") => (Kind::Fetch, false),
+        Some(" L ") => (Kind::Load, false),
+        Some(" S ") => (Kind::Store, false),
+        Some(" M ") => (Kind::Store, true),
+        _ => return Line::Nothing,
+    };
+    let number = |text: &str, radix| u64::from_str_radix(text, radix).ok();
+    let place = line[3..].split_once(',');
+    match place.and_then(|(address, bytes)| Some((number(address, 16)?, number(bytes, 10)?))) {
+        Some((address, bytes)) => Line::Access(Access { thread: 0, kind, address, bytes, twice }),
+        None => Line::Wrong("an access without address,size"),
+    }
+}
+
+/// `12  5:  3264465 read  8 byte(s) @ 0x00007ffd by PC 0x…`; earlier versions write `T3264465`.
+fn drmemtrace(line: &str) -> Line {
+    let Some((_, rest)) = line.split_once(':') else { return Line::Nothing };
+    let mut words = rest.split_whitespace();
+    let (Some(thread), Some(kind)) = (words.next(), words.next()) else { return Line::Nothing };
+    let kind = match kind {
+        "ifetch" => Kind::Fetch,
+        "read" => Kind::Load,
+        "write" => Kind::Store,
+        _ => return Line::Nothing,
+    };
+    let Ok(thread) =
+        thread.trim_start_matches(['T', 'W']).split('.').next_back().unwrap_or("").parse()
+    else {
+        return Line::Wrong("an access without a thread");
+    };
+    let bytes = words.next().and_then(|word| word.parse().ok());
+    let address =
+        words.nth(2).and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+    match (bytes, address) {
+        (Some(bytes), Some(address)) => {
+            Line::Access(Access { thread, kind, address, bytes, twice: false })
+        }
+        _ => Line::Wrong("an access without size and address"),
+    }
+}
+
+/// Of a thread, the page that it is on.
+struct On {
+    thread: Thread,
+    data: u64,
+    code: u64,
+}
+
+struct Dropper<'a> {
+    writer: &'a mut TraceWriter,
+    /// By the number in the file.
+    threads: HashMap<u32, On>,
+    found: HashSet<u64>,
+    count: u64,
+}
+
+impl Dropper<'_> {
+    fn access(&mut self, access: Access) {
+        let next = self.threads.len() as u32;
+        let on = self.threads.entry(access.thread).or_insert_with(|| On {
+            thread: Thread { number: next, process: 0 },
+            data: u64::MAX,
+            code: u64::MAX,
+        });
+        let is_code = access.kind == Kind::Fetch;
+        let last = access.address.saturating_add(access.bytes.max(1) - 1);
+        for page in [access.address >> PAGE_SHIFT, last >> PAGE_SHIFT] {
+            let on_page = if is_code { &mut on.code } else { &mut on.data };
+            if std::mem::replace(on_page, page) != page {
+                if self.found.insert(page) {
+                    let segment = if is_code { Segment::File } else { Segment::Unknown };
+                    self.writer.found(0, page, segment);
+                }
+                self.writer.change(on.thread, access.kind, page);
+            }
+        }
+        let accesses = if is_code { 0 } else { 1 + u64::from(access.twice) };
+        self.writer.ran(on.thread, is_code.into(), accesses);
+        self.count += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn access(thread: u32, kind: Kind, address: u64, bytes: u64) -> Line {
+        Line::Access(Access { thread, kind, address, bytes, twice: false })
+    }
+
+    #[test]
+    fn lackey_lines() {
+        assert_eq!(lackey("I  04001a30,3"), access(0, Kind::Fetch, 0x400_1a30, 3));
+        assert_eq!(lackey(" L 1ffeffe7e0,8"), access(0, Kind::Load, 0x1f_feff_e7e0, 8));
+        assert!(matches!(lackey(" M 10,4"), Line::Access(Access { twice: true, .. })));
+        assert_eq!(lackey("==12== Lackey, an example tool"), Line::Nothing);
+        assert!(matches!(lackey(" S 10"), Line::Wrong(_)));
+        assert!(matches!(lackey(" S 10,"), Line::Wrong(_)));
+    }
+
+    #[test]
+    fn drmemtrace_lines_of_old_and_new_versions() {
+        let new = "          11           1:     3264465 write        8 byte(s) @ 0x00007ffd4d4ef5b8 by PC 0x00007f7f63f7c3b3";
+        assert_eq!(drmemtrace(new), access(3_264_465, Kind::Store, 0x7ffd_4d4e_f5b8, 8));
+        let old = "  2923092: T3551528   ifetch 5 byte(s) @ 0x00007f7fe3a61755  non-branch";
+        assert_eq!(drmemtrace(old), access(3_551_528, Kind::Fetch, 0x7f7f_e3a6_1755, 5));
+        assert_eq!(drmemtrace("  1  0: 3264465 <marker: version 4>"), Line::Nothing);
+        assert_eq!(drmemtrace("------------"), Line::Nothing);
+        assert!(matches!(drmemtrace("1 2: 3 read 8 byte(s) @"), Line::Wrong(_)));
+    }
+}

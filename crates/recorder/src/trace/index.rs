@@ -1,0 +1,144 @@
+//! What the blocks of a trace have in them: in each block about itself, and in the index about all.
+
+use crate::places::Segment;
+use integer_encoding::VarInt;
+use pagetax_core::replay::ThreadTotals;
+
+/// A block.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BlockInfo {
+    /// Where its frame begins in the file.
+    pub offset: u64,
+    /// Whose.
+    pub thread: u32,
+    /// Its address space.
+    pub process: u32,
+    /// What the thread did in it.
+    pub totals: ThreadTotals,
+}
+
+/// Neighbouring pages of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Of whom.
+    pub process: u32,
+    /// Number of the first page.
+    pub first: u64,
+    /// How many.
+    pub pages: u64,
+    /// What they belong to.
+    pub segment: Segment,
+}
+
+/// Pages of an address space of 64 bits, of which no more than 48 are used.
+const PAGES_MAX: u64 = 1 << 36;
+
+/// In the order of their numbers in files.
+const SEGMENTS: [Segment; 6] = [
+    Segment::Heap,
+    Segment::Stack,
+    Segment::Anon,
+    Segment::File,
+    Segment::Kernel,
+    Segment::Unknown,
+];
+
+/// Adds a page to the last run, or begins a new one.
+pub fn add_page(runs: &mut Vec<Run>, process: u32, page: u64, segment: Segment) {
+    if let Some(last) = runs.last_mut()
+        && (last.process, last.segment, last.first + last.pages) == (process, segment, page)
+    {
+        last.pages += 1;
+        return;
+    }
+    runs.push(Run { process, first: page, pages: 1, segment });
+}
+
+/// Varints, one after the other.
+#[derive(Default)]
+pub struct Numbers(pub Vec<u8>);
+
+impl Numbers {
+    pub fn put(&mut self, number: u64) {
+        let mut buffer = [0; 10];
+        let length = number.encode_var(&mut buffer);
+        self.0.extend_from_slice(&buffer[..length]);
+    }
+
+    pub fn put_info(&mut self, info: &BlockInfo) {
+        let ThreadTotals { page_change_count, far_count, access_count, instruction_count } =
+            info.totals;
+        let numbers = [info.offset, info.thread.into(), info.process.into(), page_change_count];
+        numbers.into_iter().for_each(|number| self.put(number));
+        [far_count, access_count, instruction_count].into_iter().for_each(|n| self.put(n));
+    }
+
+    pub fn put_runs(&mut self, runs: &[Run]) {
+        self.put(runs.len() as u64);
+        for run in runs {
+            let segment = SEGMENTS.iter().position(|known| *known == run.segment).unwrap_or(5);
+            [run.process.into(), run.first, run.pages, segment as u64]
+                .into_iter()
+                .for_each(|number| self.put(number));
+        }
+    }
+}
+
+/// Reads what [`Numbers`] wrote.
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl Reader<'_> {
+    pub fn number(&mut self) -> Option<u64> {
+        let (number, length) = u64::decode_var(self.0)?;
+        self.0 = &self.0[length..];
+        Some(number)
+    }
+
+    pub fn info(&mut self) -> Option<BlockInfo> {
+        let offset = self.number()?;
+        let (thread, process) =
+            (u32::try_from(self.number()?).ok()?, u32::try_from(self.number()?).ok()?);
+        let (page_change_count, far_count) = (self.number()?, self.number()?);
+        let (access_count, instruction_count) = (self.number()?, self.number()?);
+        let totals = ThreadTotals { page_change_count, far_count, access_count, instruction_count };
+        Some(BlockInfo { offset, thread, process, totals })
+    }
+
+    pub fn runs(&mut self) -> Option<Vec<Run>> {
+        let count = self.number()?;
+        let run = |_| {
+            let process = u32::try_from(self.number()?).ok()?;
+            let (first, pages) = (self.number()?, self.number()?);
+            if first.checked_add(pages)? > PAGES_MAX {
+                return None;
+            }
+            let segment = *SEGMENTS.get(usize::try_from(self.number()?).ok()?)?;
+            Some(Run { process, first, pages, segment })
+        };
+        (0..count).map(run).collect()
+    }
+}
+
+/// All blocks, and all pages that were found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Index {
+    pub blocks: Vec<BlockInfo>,
+    pub found: Vec<Run>,
+}
+
+impl Index {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut numbers = Numbers::default();
+        numbers.put(self.blocks.len() as u64);
+        self.blocks.iter().for_each(|info| numbers.put_info(info));
+        numbers.put_runs(&self.found);
+        numbers.0
+    }
+
+    pub fn decode(bytes: &[u8]) -> Option<Index> {
+        let mut reader = Reader(bytes);
+        let count = reader.number()?;
+        let blocks = (0..count).map(|_| reader.info()).collect::<Option<_>>()?;
+        Some(Index { blocks, found: reader.runs()? })
+    }
+}

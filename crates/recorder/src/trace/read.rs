@@ -1,0 +1,234 @@
+//! Reads a trace: its head and index, then any block by itself.
+
+use super::code::{Decoder, Step};
+use super::index::{BlockInfo, Index, Reader, Run};
+use super::{Head, MAGIC, TraceError, VERSION, frame};
+use crate::pages::{Pages, Thread};
+use pagetax_core::replay::ThreadTotals;
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+pub(super) const TRAILER: &[u8; 8] = b"pttindex";
+
+/// A trace, ready to be read.
+#[derive(Debug)]
+pub struct Trace {
+    path: PathBuf,
+    file: File,
+    /// What it is of.
+    pub head: Head,
+    pub(super) index: Index,
+    /// What is damaged or missing.
+    pub notes: Vec<String>,
+}
+
+/// A block, read.
+#[derive(Debug)]
+pub struct Block {
+    /// What is in it.
+    pub info: BlockInfo,
+    /// Pages that were found before its end.
+    pub found: Vec<Run>,
+    code: Vec<u8>,
+}
+
+impl Block {
+    fn parse(raw: &[u8]) -> Option<Block> {
+        let mut reader = Reader(raw);
+        let (info, found) = (reader.info()?, reader.runs()?);
+        Some(Block { info, found, code: reader.0.to_vec() })
+    }
+
+    /// What the thread did, in order.
+    pub fn steps(&self) -> impl Iterator<Item = Step> + '_ {
+        Decoder::new(&self.code)
+    }
+}
+
+/// Of all of them together.
+pub(super) fn sum(totals: impl Iterator<Item = ThreadTotals>) -> ThreadTotals {
+    totals.fold(ThreadTotals::default(), |sum, of| ThreadTotals {
+        page_change_count: sum.page_change_count + of.page_change_count,
+        far_count: sum.far_count + of.far_count,
+        access_count: sum.access_count + of.access_count,
+        instruction_count: sum.instruction_count + of.instruction_count,
+    })
+}
+
+impl Trace {
+    /// Opens a file. Where the index is missing or damaged, it is made again from the blocks that are
+    /// whole, and [`Trace::notes`] says so.
+    ///
+    /// # Errors
+    /// Files that cannot be read or are no traces.
+    pub fn open(path: &Path) -> Result<Trace, TraceError> {
+        let failed = |error| TraceError::System("read", path.into(), error);
+        let no_trace = |why| TraceError::NoTrace(path.into(), why);
+        let mut file = File::open(path).map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(no_trace("it is not a regular file"));
+        }
+        let mut begin = [0; 12];
+        if file.read_exact(&mut begin).is_err() || begin[..8] != *MAGIC {
+            return Err(no_trace("it does not begin like one"));
+        }
+        let version = u32::from_le_bytes([begin[8], begin[9], begin[10], begin[11]]);
+        if version != VERSION {
+            return Err(TraceError::Version(path.into(), version));
+        }
+        let head = match frame::unpack(&mut file).map_err(failed)? {
+            Some((frame::HEAD, raw, length)) => {
+                serde_json::from_slice(&raw).ok().map(|head: Head| (head, 12 + length))
+            }
+            _ => None,
+        };
+        let (head, first_block) = head.ok_or_else(|| no_trace("its head is damaged"))?;
+        let mut trace =
+            Trace { path: path.into(), file, head, index: Index::default(), notes: Vec::new() };
+        match trace.read_index().map_err(failed)? {
+            Some(index) => trace.index = index,
+            None => trace.rebuild_index(first_block).map_err(failed)?,
+        }
+        Ok(trace)
+    }
+
+    /// The index at the end, if it is whole.
+    fn read_index(&self) -> io::Result<Option<Index>> {
+        let bytes = self.file.metadata()?.len();
+        let mut trailer = [0; 16];
+        let Some(at) = bytes.checked_sub(16) else { return Ok(None) };
+        self.file.read_exact_at(&mut trailer, at)?;
+        let (offset, magic) = trailer.split_at(8);
+        let offset = u64::from_le_bytes(offset.try_into().unwrap_or_default());
+        if magic != TRAILER || offset > at {
+            return Ok(None);
+        }
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(offset))?;
+        let found = frame::unpack(&mut BufReader::new(file))?;
+        Ok(found.filter(|(kind, ..)| *kind == frame::INDEX).and_then(|f| Index::decode(&f.1)))
+    }
+
+    fn rebuild_index(&mut self, first_block: u64) -> io::Result<()> {
+        let bytes = self.file.metadata()?.len();
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(first_block))?;
+        let (mut reader, mut offset) = (BufReader::with_capacity(1 << 20, file), first_block);
+        while let Some((frame::BLOCK, raw, length)) = frame::unpack(&mut reader)? {
+            let Some(block) = Block::parse(&raw) else { break };
+            self.index.blocks.push(BlockInfo { offset, ..block.info });
+            self.index.found.extend(block.found);
+            offset += length;
+        }
+        self.notes.push(format!(
+            "the trace is cut or damaged: {} whole blocks were read, the last {} of {bytes} bytes \
+             were not",
+            self.index.blocks.len(),
+            bytes - offset
+        ));
+        Ok(())
+    }
+
+    /// Looks at every block; what follows a damaged one of the same thread is left out, and
+    /// [`Trace::notes`] says so.
+    ///
+    /// # Errors
+    /// Of the disk.
+    pub fn check(&mut self) -> Result<(), TraceError> {
+        let mut damaged: Vec<u32> = Vec::new();
+        let mut whole = Vec::new();
+        for number in 0..self.index.blocks.len() {
+            let info = self.index.blocks[number];
+            if damaged.contains(&info.thread) {
+                continue;
+            }
+            match self.block(number) {
+                Ok(_) => whole.push(info),
+                Err(TraceError::Damaged(..)) => damaged.push(info.thread),
+                Err(error) => return Err(error),
+            }
+        }
+        if !damaged.is_empty() {
+            self.notes.push(format!(
+                "the trace is damaged: {} of {} blocks were read",
+                whole.len(),
+                self.index.blocks.len()
+            ));
+            self.index.blocks = whole;
+        }
+        Ok(())
+    }
+
+    /// How many blocks there are.
+    pub fn blocks(&self) -> usize {
+        self.index.blocks.len()
+    }
+
+    /// What all threads did.
+    pub fn totals(&self) -> ThreadTotals {
+        sum(self.index.blocks.iter().map(|block| block.totals))
+    }
+
+    /// One block.
+    ///
+    /// # Errors
+    /// A damaged one, or a disk that does not read.
+    pub fn block(&self, number: usize) -> Result<Block, TraceError> {
+        let damaged = || TraceError::Damaged(self.path.clone(), number);
+        let info = self.index.blocks.get(number).ok_or_else(damaged)?;
+        // Not by seeking: several readers may be at it.
+        let mut at = At { file: &self.file, offset: info.offset };
+        let frame = frame::unpack(&mut at)
+            .map_err(|error| TraceError::System("read", self.path.clone(), error))?;
+        let Some((frame::BLOCK, raw, _)) = frame else { return Err(damaged()) };
+        let block = Block::parse(&raw).ok_or_else(damaged)?;
+        Ok(Block { info: *info, ..block })
+    }
+
+    /// Tells all pages, in the order of the file.
+    ///
+    /// # Errors
+    /// At the first damaged block.
+    pub fn tell(
+        &self,
+        pages: &mut impl Pages,
+        mut on_progress: impl FnMut(f64) -> bool,
+    ) -> Result<(), TraceError> {
+        for number in 0..self.blocks() {
+            if !on_progress(number as f64 / self.blocks() as f64) {
+                break;
+            }
+            let block = self.block(number)?;
+            let thread = Thread { number: block.info.thread, process: block.info.process };
+            for run in &block.found {
+                let all = run.first..run.first.saturating_add(run.pages);
+                all.for_each(|page| pages.found(run.process, page, run.segment));
+            }
+            for step in block.steps() {
+                match step {
+                    Step::Change(kind, page) => pages.change(thread, kind, page),
+                    Step::Gone(range) => pages.gone(thread, range),
+                }
+            }
+            let ThreadTotals { instruction_count, access_count, .. } = block.info.totals;
+            pages.ran(thread, instruction_count, access_count);
+        }
+        Ok(())
+    }
+}
+
+/// A file from some offset on, without a position of its own.
+struct At<'a> {
+    file: &'a File,
+    offset: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(bytes, self.offset)?;
+        self.offset += count as u64;
+        Ok(count)
+    }
+}

@@ -1,0 +1,94 @@
+//! A trace as the recording that a plan replays.
+//!
+//! The memory of all processes becomes one region: pieces of 4M that were used, in the order of their
+//! addresses, process after process. Within a piece every page keeps its place, so that page sizes up
+//! to 4M and the sets of TLBs are as they were.
+
+use super::code::Step;
+use super::index::Index;
+use super::{Trace, TraceError};
+use crate::pages::Kind;
+use pagetax_core::replay::{Recorded, ThreadTotals};
+
+/// log2 of 4K pages in a piece.
+const PIECE_SHIFT: u32 = 10;
+const PIECE_BYTES: u64 = 4096 << PIECE_SHIFT;
+
+/// A trace and its layout.
+#[derive(Debug)]
+pub struct Replayable {
+    trace: Trace,
+    /// Process and number of each piece, sorted.
+    pieces: Vec<(u32, u64)>,
+    threads: Vec<ThreadTotals>,
+    /// Of each thread, in order.
+    blocks: Vec<Vec<usize>>,
+}
+
+impl Replayable {
+    /// Reads the whole trace once, so that what is damaged is known before it runs.
+    ///
+    /// # Errors
+    /// Of the disk.
+    pub fn new(mut trace: Trace) -> Result<Replayable, TraceError> {
+        trace.check()?;
+        let pieces = pieces(&trace.index);
+        let (mut threads, mut blocks) = (Vec::new(), Vec::new());
+        for (number, info) in trace.index.blocks.iter().enumerate() {
+            let thread = info.thread as usize;
+            if blocks.len() <= thread {
+                blocks.resize(thread + 1, Vec::new());
+                threads.resize(thread + 1, ThreadTotals::default());
+            }
+            blocks[thread].push(number);
+            threads[thread] = super::read::sum([threads[thread], info.totals].into_iter());
+        }
+        Ok(Replayable { trace, pieces, threads, blocks })
+    }
+
+    /// The trace.
+    pub fn trace(&self) -> &Trace {
+        &self.trace
+    }
+}
+
+fn pieces(index: &Index) -> Vec<(u32, u64)> {
+    let of = |run: &super::Run| {
+        let process = run.process;
+        let last = run.first.saturating_add(run.pages.saturating_sub(1));
+        (run.first >> PIECE_SHIFT..=last >> PIECE_SHIFT).map(move |piece| (process, piece))
+    };
+    let mut pieces: Vec<_> = index.found.iter().flat_map(of).collect();
+    pieces.sort_unstable();
+    pieces.dedup();
+    pieces
+}
+
+impl Recorded for Replayable {
+    fn bytes(&self) -> u64 {
+        self.pieces.len() as u64 * PIECE_BYTES
+    }
+
+    fn threads(&self) -> &[ThreadTotals] {
+        &self.threads
+    }
+
+    fn block(&self, thread: usize, number: usize) -> Option<Vec<u64>> {
+        let block = *self.blocks.get(thread)?.get(number)?;
+        // Each was whole when the trace was checked; a disk that fails since ends the thread.
+        let block = self.trace.block(block).ok()?;
+        let mut last = ((0, u64::MAX), 0);
+        let offset = |step: Step| {
+            let Step::Change(kind, page) = step else { return None };
+            if kind == Kind::Fetch {
+                return None;
+            }
+            let piece = (block.info.process, page >> PIECE_SHIFT);
+            if last.0 != piece {
+                last = (piece, self.pieces.binary_search(&piece).ok()? as u64 * PIECE_BYTES);
+            }
+            Some(last.1 + (page % (1 << PIECE_SHIFT)) * 4096)
+        };
+        Some(block.steps().filter_map(offset).collect())
+    }
+}

@@ -1,0 +1,237 @@
+//! Traces are read as they were written, also when they are cut anywhere or damaged.
+
+use super::code::{Decoder, Encoder, Step};
+use super::*;
+use crate::pages::{Kind, Pages, Thread};
+use crate::places::Segment;
+use pagetax_core::replay::{Recorded, ThreadTotals};
+use proptest::prelude::*;
+
+fn head() -> Head {
+    Head {
+        command: vec!["a".into(), "b c".into()],
+        recorded_by: "test".into(),
+        architecture: "x86_64".into(),
+        dropped: DROPPED.into(),
+    }
+}
+
+/// What a taker is told, in order.
+#[derive(Debug, Default, PartialEq, Clone)]
+struct Told {
+    steps: Vec<(Thread, Step)>,
+    found: Vec<(u32, u64, Segment)>,
+    totals: ThreadTotals,
+}
+
+impl Pages for Told {
+    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
+        self.steps.push((thread, Step::Change(kind, page)));
+    }
+    fn ran(&mut self, _: Thread, instructions: u64, accesses: u64) {
+        self.totals.instruction_count += instructions;
+        self.totals.access_count += accesses;
+    }
+    fn found(&mut self, process: u32, page: u64, segment: Segment) {
+        self.found.push((process, page, segment));
+    }
+    fn gone(&mut self, thread: Thread, pages: std::ops::Range<u64>) {
+        self.steps.push((thread, Step::Gone(pages)));
+    }
+}
+
+/// A program of two threads in two processes that goes about.
+fn play(pages: &mut impl Pages, changes: u64) {
+    let threads = [Thread { number: 0, process: 0 }, Thread { number: 1, process: 1 }];
+    let kinds = [Kind::Load, Kind::Chase, Kind::Store, Kind::Fetch];
+    for n in 0..changes {
+        let thread = threads[(n / 1000 % 2) as usize];
+        let page = 0x7000_0000 + n * n % 5003 + (n % 3) * 1_000_000;
+        if n < 50 {
+            pages.found(thread.process, page, Segment::Anon);
+        }
+        pages.change(thread, kinds[(n % 4) as usize], page);
+        if n % 7000 == 0 {
+            pages.gone(thread, page..page + 5);
+        }
+        pages.ran(thread, 9, 4);
+    }
+}
+
+fn write(path: &Path, changes: u64) -> Told {
+    let mut told = Told::default();
+    play(&mut told, changes);
+    let mut writer = TraceWriter::create(path, &head()).unwrap();
+    play(&mut writer, changes);
+    let (bytes, totals) = writer.finish().unwrap();
+    assert_eq!(bytes, path.metadata().unwrap().len());
+    assert_eq!(totals.access_count, 4 * changes);
+    told
+}
+
+fn read(trace: &Trace) -> Told {
+    let mut told = Told::default();
+    trace.tell(&mut told, |_| true).unwrap();
+    told
+}
+
+/// Threads are told block by block: the order within each is what must hold.
+fn of_thread(told: &Told, number: u32) -> Vec<&Step> {
+    told.steps.iter().filter(|(thread, _)| thread.number == number).map(|(_, step)| step).collect()
+}
+
+#[test]
+fn a_trace_tells_what_it_was_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.ptt");
+    let told = write(&path, 300_000);
+    assert!(is_trace(&path));
+    let trace = Trace::open(&path).unwrap();
+    assert_eq!((&trace.head, trace.notes.len()), (&head(), 0));
+    let again = read(&trace);
+    assert!(trace.blocks() > 4);
+    for thread in [0, 1] {
+        assert!(of_thread(&told, thread) == of_thread(&again, thread), "thread {thread}");
+    }
+    assert_eq!(again.found, told.found);
+    assert_eq!(trace.totals().instruction_count, told.totals.instruction_count);
+    let bytes = path.metadata().unwrap().len();
+    assert!(bytes < 5 * 300_000, "{bytes} bytes");
+}
+
+#[test]
+fn wherever_it_is_cut_what_is_whole_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, cut) = (folder.path().join("a.ptt"), folder.path().join("cut.ptt"));
+    let told = write(&path, 200_000);
+    let whole = std::fs::read(&path).unwrap();
+    let mut blocks_before = usize::MAX;
+    for part in (0..whole.len()).rev().step_by(whole.len() / 40) {
+        std::fs::write(&cut, &whole[..part]).unwrap();
+        match Trace::open(&cut) {
+            Ok(trace) => {
+                assert!(part == whole.len() || trace.notes[0].contains("cut or damaged"));
+                assert!(trace.blocks() <= blocks_before);
+                blocks_before = trace.blocks();
+                let again = read(&trace);
+                for thread in [0, 1] {
+                    let (again, told) = (of_thread(&again, thread), of_thread(&told, thread));
+                    assert!(told.starts_with(&again), "cut at {part}, thread {thread}");
+                }
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(part < 200 && text.contains("is no trace"), "{part}: {text}");
+            }
+        }
+    }
+    assert_eq!(blocks_before, 0, "the last cut leaves none");
+}
+
+#[test]
+fn a_damaged_block_ends_its_thread_and_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.ptt");
+    write(&path, 300_000);
+    let trace = Trace::open(&path).unwrap();
+    let second = trace.index.blocks.iter().filter(|block| block.thread == 0).nth(1).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[second.offset as usize + 200] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let trace = Trace::open(&path).unwrap();
+    assert!(trace.notes.is_empty(), "the index is whole");
+    let error = trace.tell(&mut Told::default(), |_| true).unwrap_err();
+    assert!(matches!(error, TraceError::Damaged(..)), "{error}");
+    let replay = Replayable::new(trace).unwrap();
+    assert!(replay.trace().notes[0].contains("damaged"), "{:?}", replay.trace().notes);
+    assert!(replay.block(0, 0).is_some() && replay.block(0, 1).is_none());
+    assert!(replay.block(1, 1).is_some());
+}
+
+#[test]
+fn a_replay_keeps_neighbours_and_sizes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.ptt");
+    let thread = Thread::default();
+    let mut writer = TraceWriter::create(&path, &head()).unwrap();
+    // Two neighbours over the border of a piece, and one far below.
+    for page in [0x7fff_fbff, 0x7fff_fc00, 0x400] {
+        writer.found(0, page, Segment::Anon);
+        writer.change(thread, Kind::Load, page);
+        writer.change(thread, Kind::Fetch, page);
+    }
+    writer.ran(thread, 30, 12);
+    writer.finish().unwrap();
+    let replay = Replayable::new(Trace::open(&path).unwrap()).unwrap();
+    assert_eq!(replay.bytes(), 3 * (4 << 20));
+    let totals = replay.threads()[0];
+    assert_eq!((totals.page_change_count, totals.access_count), (3, 12));
+    let offsets = replay.block(0, 0).unwrap();
+    assert_eq!(offsets, [(8 << 20) - 4096, 8 << 20, 0]);
+}
+
+#[test]
+fn other_files_are_refused_with_a_word() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.ptt");
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        Trace::open(&path).unwrap_err().to_string()
+    };
+    assert!(refused(b"").contains("does not begin like one"));
+    assert!(refused(b"name = \"job\"\n").contains("does not begin like one"));
+    assert!(refused(b"pttrace\n\x09\0\0\0").contains("version 9"));
+    assert!(refused(b"pttrace\n\x01\0\0\0garbage").contains("head is damaged"));
+    assert!(Trace::open(folder.path()).unwrap_err().to_string().contains("regular file"));
+    assert!(!is_trace(folder.path()) && !is_trace(Path::new("/nonexistent")));
+}
+
+#[test]
+fn parquet_has_a_row_for_each_change() {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    let folder = tempfile::tempdir().unwrap();
+    let (path, out) = (folder.path().join("a.ptt"), folder.path().join("a.parquet"));
+    write(&path, 2_500);
+    assert_eq!(to_parquet(&Trace::open(&path).unwrap(), &out).unwrap(), 2_500);
+    let reader = SerializedFileReader::new(std::fs::File::open(&out).unwrap()).unwrap();
+    let rows: Vec<String> =
+        reader.get_row_iter(None).unwrap().map(|row| row.unwrap().to_string()).collect();
+    assert_eq!(rows.len(), 2_500);
+    let address = 0x7000_0000u64 << 12;
+    assert_eq!(rows[0], format!("{{process: 0, thread: 0, kind: \"load\", address: {address}}}"));
+    let missing = to_parquet(&Trace::open(&path).unwrap(), Path::new("/nonexistent/x"));
+    assert!(missing.unwrap_err().to_string().contains("remedy"));
+}
+
+proptest! {
+    #[test]
+    fn steps_come_back(
+        steps in proptest::collection::vec((0usize..4, prop_oneof![0u64..40, any::<u64>()]), 0..400),
+    ) {
+        let kinds = [Kind::Load, Kind::Chase, Kind::Store, Kind::Fetch];
+        let mut encoder = Encoder::default();
+        // A page of all ones is no page of any address space.
+        let steps: Vec<_> = steps.iter().map(|(kind, page)| (kinds[*kind], page >> 12)).collect();
+        steps.iter().for_each(|(kind, page)| encoder.change(*kind, *page));
+        let bytes = encoder.take();
+        let again: Vec<_> = Decoder::new(&bytes).collect();
+        let steps: Vec<_> = steps.into_iter().map(|(kind, page)| Step::Change(kind, page)).collect();
+        prop_assert_eq!(again, steps);
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_harm(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        prop_assert!(Decoder::new(&bytes).count() <= bytes.len());
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.ptt");
+        let mut file = MAGIC.to_vec();
+        file.extend(VERSION.to_le_bytes());
+        file.extend(frame::pack(frame::HEAD, &serde_json::to_vec(&head()).unwrap()));
+        file.extend(frame::pack(frame::BLOCK, &bytes));
+        std::fs::write(&path, &file).unwrap();
+        let trace = Trace::open(&path).unwrap();
+        if trace.blocks() > 0 && trace.index.found.iter().map(|run| run.pages).sum::<u64>() < 1 << 20 {
+            trace.tell(&mut Told::default(), |_| true).unwrap();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Writes a trace while its program runs. Blocks go to the file as they are full, so that little is
+//! lost with a crash.
+
+use super::code::Encoder;
+use super::index::{BlockInfo, Index, Numbers, Run, add_page};
+use super::{Head, MAGIC, TraceError, VERSION, frame};
+use crate::filter::{INDEX_END, PAGE_SHIFT};
+use crate::pages::{Kind, Pages, Thread};
+use crate::places::Segment;
+use pagetax_core::replay::ThreadTotals;
+use std::fs::File;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Changes of page in a block: enough to compress, few enough to seek.
+const BLOCK_CHANGES: u64 = 1 << 16;
+const FAR_SLOTS: usize = 1 << (INDEX_END - PAGE_SHIFT);
+
+/// A thread's block under construction.
+struct Lane {
+    thread: Thread,
+    code: Encoder,
+    totals: ThreadTotals,
+    steps: u64,
+    /// As in [`crate::simulate`]: pages last used, by address bits.
+    far: [u64; FAR_SLOTS],
+}
+
+/// Takes pages into a file.
+pub struct TraceWriter {
+    path: PathBuf,
+    /// Not buffered: what is written is a whole frame, and survives us.
+    file: File,
+    offset: u64,
+    lanes: Vec<Lane>,
+    /// Found since the last block was written.
+    found: Vec<Run>,
+    index: Index,
+    failed: Option<io::Error>,
+}
+
+impl TraceWriter {
+    /// A new file.
+    pub fn create(path: &Path, head: &Head) -> Result<TraceWriter, TraceError> {
+        let failed = |error| TraceError::System("write", path.into(), error);
+        let file = File::create(path).map_err(failed)?;
+        let (lanes, found) = (Vec::new(), Vec::new());
+        let (index, path) = (Index::default(), path.into());
+        let mut writer = TraceWriter { path, file, offset: 0, lanes, found, index, failed: None };
+        writer.put(MAGIC);
+        writer.put(&VERSION.to_le_bytes());
+        let head = serde_json::to_vec(head).expect("a head is plain text");
+        writer.put(&frame::pack(frame::HEAD, &head));
+        Ok(writer)
+    }
+
+    /// The first failure is kept: the program goes on, and it is said at the end.
+    fn put(&mut self, bytes: &[u8]) {
+        if self.failed.is_none() {
+            self.failed = self.file.write_all(bytes).err();
+            self.offset += bytes.len() as u64;
+        }
+    }
+
+    fn lane(&mut self, thread: Thread) -> &mut Lane {
+        let number = thread.number as usize;
+        while self.lanes.len() <= number {
+            let number = self.lanes.len() as u32;
+            self.lanes.push(Lane {
+                thread: Thread { number, process: thread.process },
+                code: Encoder::default(),
+                totals: ThreadTotals::default(),
+                steps: 0,
+                far: [u64::MAX; FAR_SLOTS],
+            });
+        }
+        let lane = &mut self.lanes[number];
+        lane.thread = thread;
+        lane
+    }
+
+    fn write_block(&mut self, number: usize) {
+        let lane = &mut self.lanes[number];
+        let totals = std::mem::take(&mut lane.totals);
+        let (thread, code) = (lane.thread, lane.code.take());
+        lane.steps = 0;
+        let info = BlockInfo {
+            offset: self.offset,
+            thread: thread.number,
+            process: thread.process,
+            totals,
+        };
+        let found = std::mem::take(&mut self.found);
+        let mut numbers = Numbers::default();
+        numbers.put_info(&info);
+        numbers.put_runs(&found);
+        numbers.0.extend_from_slice(&code);
+        self.put(&frame::pack(frame::BLOCK, &numbers.0));
+        self.index.blocks.push(info);
+        self.index.found.extend(found);
+    }
+
+    /// Writes what is left, and the index. How many bytes the file has, and what is in it.
+    pub fn finish(mut self) -> Result<(u64, ThreadTotals), TraceError> {
+        for number in 0..self.lanes.len() {
+            let lane = &self.lanes[number];
+            if !lane.code.is_empty() || lane.totals != ThreadTotals::default() {
+                self.write_block(number);
+            }
+        }
+        let index_offset = self.offset;
+        let index = frame::pack(frame::INDEX, &self.index.encode());
+        self.put(&index);
+        self.put(&index_offset.to_le_bytes());
+        self.put(super::read::TRAILER);
+        if let Some(error) = self.failed.take() {
+            return Err(TraceError::System("write", self.path.clone(), error));
+        }
+        Ok((self.offset, super::read::sum(self.index.blocks.iter().map(|block| block.totals))))
+    }
+}
+
+impl Pages for TraceWriter {
+    #[inline]
+    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
+        let lane = self.lane(thread);
+        lane.code.change(kind, page);
+        lane.steps += 1;
+        if kind != Kind::Fetch {
+            let slot = &mut lane.far[page as usize % FAR_SLOTS];
+            lane.totals.page_change_count += 1;
+            lane.totals.far_count += u64::from(*slot != page);
+            *slot = page;
+        }
+        if lane.steps >= BLOCK_CHANGES {
+            self.write_block(thread.number as usize);
+        }
+    }
+
+    fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64) {
+        let totals = &mut self.lane(thread).totals;
+        totals.instruction_count += instructions;
+        totals.access_count += accesses;
+    }
+
+    fn found(&mut self, process: u32, page: u64, segment: Segment) {
+        add_page(&mut self.found, process, page, segment);
+    }
+
+    fn gone(&mut self, thread: Thread, pages: Range<u64>) {
+        self.lane(thread).code.gone(pages);
+    }
+}

@@ -1,0 +1,116 @@
+//! Traces of a real program: the same as somebody else's list of its accesses, and the same misses as
+//! the online model.
+
+mod common;
+
+use common::{compile, has_programs, record};
+use pagetax_core::units::PageSize;
+use pagetax_host::program::Program;
+use pagetax_recorder::engine::{Engine, EngineKind};
+use pagetax_recorder::machine::View;
+use pagetax_recorder::pages::{Kind, Live, filters};
+use pagetax_recorder::session::{Recording, run};
+use pagetax_recorder::simulate::Simulation;
+use pagetax_recorder::trace::code::Step;
+use pagetax_recorder::trace::import::{Format, import};
+use pagetax_recorder::trace::{DROPPED, Head, Trace, TraceWriter};
+use pagetax_sim::mmu::hardware;
+use pagetax_sim::models;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Its stack lies in its own data: the same addresses whatever runs it.
+fn program(folder: &Path) -> PathBuf {
+    compile("oracle.c", &["-O1", "-static", "-nostdlib", "-fno-pie", "-no-pie"], folder)
+}
+
+fn writer(path: &Path) -> TraceWriter {
+    let (command, dropped) = (vec!["oracle".into()], DROPPED.into());
+    let head = Head { command, recorded_by: "test".into(), architecture: "x86_64".into(), dropped };
+    TraceWriter::create(path, &head).unwrap()
+}
+
+fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
+    let argv = [program.as_os_str().to_owned()];
+    let program = Program::find(program).unwrap();
+    let engine = Engine::choose(&program, Some(kind)).unwrap();
+    let recording = Recording { engine: &engine, argv: &argv, follow: false, filters: filters() };
+    let mut live = Live::new(writer(path), &program);
+    assert_eq!(run(&recording, &mut live, |_| {}).unwrap().exit.shell_code(), 42);
+    live.pages.finish().unwrap();
+    Trace::open(path).unwrap()
+}
+
+fn steps(trace: &Trace) -> impl Iterator<Item = Step> + '_ {
+    (0..trace.blocks()).flat_map(|n| trace.block(n).unwrap().steps().collect::<Vec<_>>())
+}
+
+/// Pages of one side, in order.
+fn pages(trace: &Trace, code: bool) -> Vec<u64> {
+    let page = |step| match step {
+        Step::Change(kind, page) if (kind == Kind::Fetch) == code => Some(page),
+        _ => None,
+    };
+    steps(trace).filter_map(page).collect()
+}
+
+#[test]
+fn a_recording_is_what_lackey_lists() {
+    if !has_programs(&["cc", "valgrind"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = program(folder.path());
+    let list = folder.path().join("list");
+    let status = Command::new("valgrind")
+        .args(["--tool=lackey", "--trace-mem=yes", "--basic-counts=no", "-q"])
+        .arg(format!("--log-file={}", list.display()))
+        .arg(&program)
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(42));
+    let imported = folder.path().join("imported.ptt");
+    let mut importer = writer(&imported);
+    assert!(import(Format::Lackey, &list, &mut importer).unwrap() > 200_000);
+    importer.finish().unwrap();
+    let (imported, own) = (
+        Trace::open(&imported).unwrap(),
+        recorded(EngineKind::Valgrind, &program, &folder.path().join("own.ptt")),
+    );
+    for code in [false, true] {
+        assert!(pages(&own, code).len() > 1_000);
+        assert!(pages(&own, code) == pages(&imported, code), "code: {code}");
+    }
+    let count = |trace: &Trace| (trace.totals().access_count, trace.totals().instruction_count);
+    assert_eq!(count(&own), count(&imported));
+}
+
+#[test]
+fn a_trace_misses_what_the_program_misses() {
+    for (kind, runner) in [(EngineKind::Valgrind, "valgrind"), (EngineKind::Qemu, "qemu-x86_64")] {
+        if !has_programs(&["cc", runner]) {
+            continue;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let program = program(folder.path());
+        let model = models::find("x86-64-calibrated").unwrap();
+        let view = View::new(&model, "all=4K".parse().unwrap()).unwrap();
+        let mut online = Simulation::new(vec![view]);
+        record(kind, &program, &mut online);
+        let online = &online.lanes()[0].cpus[0].translation;
+        let trace = recorded(kind, &program, &folder.path().join("a.ptt"));
+        let mut cpu = hardware::translation(&model).unwrap();
+        for step in steps(&trace) {
+            match step {
+                Step::Change(Kind::Fetch, page) => drop(cpu.fetch(page << 12, 12)),
+                Step::Change(_, page) => drop(cpu.access(page << 12, 12, false)),
+                Step::Gone(pages) => cpu.unmapped(pages.start << 12..pages.end << 12),
+            }
+        }
+        let size = PageSize::K4;
+        assert!(cpu.data().walks(size) > 1_000);
+        assert_eq!(cpu.data().walks(size), online.data().walks(size), "data, {kind}");
+        assert_eq!(cpu.data().counts(size)[1..], online.data().counts(size)[1..], "{kind}");
+        assert_eq!(cpu.instructions().walks(size), online.instructions().walks(size), "{kind}");
+    }
+}

@@ -1,0 +1,152 @@
+//! How far `pagetax whatif` is off: the predicted speed-up from 4K to 2M pages beside that of trials, on
+//! programs of known kinds and on real ones. Writes docs/whatif.md, if all of them were run.
+
+use super::{Outcome, number, pagetax};
+use crate::shell;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Command;
+
+/// In percent, either way.
+const ERROR_MAX: f64 = 10.0;
+/// Of ten programs.
+const WITHIN_MIN: usize = 8;
+
+const CORPUS_C: &str = "xtask/src/bench/whatif_corpus.c";
+const PAGE: &str = "docs/whatif.md";
+
+/// A name, what must be installed, and the command, which runs in a folder of its own.
+const PROGRAMS: &[(&str, &str, &str)] = &[
+    ("sequential", "cc", "./corpus sequential 256 100"),
+    ("strided", "cc", "./corpus strided 256 60"),
+    ("uniform", "cc", "./corpus uniform 512 20"),
+    ("zipf", "cc", "./corpus zipf 512 30"),
+    ("linked list", "cc", "./corpus list 256 4"),
+    ("hash join", "cc", "./corpus hash-join 256 8"),
+    ("sort", "sort", "sort -S 1G --parallel=1 numbers -o sorted"),
+    (
+        "python3",
+        "/usr/bin/python3",
+        "/usr/bin/python3 -c 'd = {i: str(i) for i in range(400000)}; print(sum(len(d[k * 7919 % 400000]) \
+         for k in range(800000)))'",
+    ),
+    (
+        "sqlite3",
+        "sqlite3",
+        "sqlite3 :memory: 'CREATE TABLE t(a); WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n+1 \
+         FROM c LIMIT 200000) INSERT INTO t SELECT n*7919%100003 FROM c; CREATE INDEX i ON t(a); \
+         SELECT count(*) FROM t x JOIN t y ON x.a = y.a;'",
+    ),
+    ("redis", "redis-server", "sh redis.sh"),
+];
+
+/// Ends by itself; the server's memory is its own, the load comes over a socket in this folder.
+const REDIS_SH: &str = "\
+export GLIBC_TUNABLES
+redis-server --port 0 --unixsocket \"$PWD/socket\" --save '' --daemonize no > log &
+until redis-cli -s socket ping 2> err | grep -q PONG; do sleep 0.01; done
+redis-benchmark -s socket -t set,get -n 20000 -r 100000 -d 100 -q > out
+redis-cli -s socket shutdown nosave
+wait
+";
+
+pub fn run(parts: &[String]) -> Result<Outcome> {
+    let pagetax = std::fs::canonicalize(pagetax()?)?;
+    let folder = tempfile::tempdir()?;
+    make_inputs(folder.path())?;
+    let (mut rows, mut results, mut within) = (Vec::new(), Vec::new(), 0);
+    let asked = |name: &str| parts.is_empty() || parts.iter().any(|part| part == name);
+    for (name, needs, command) in PROGRAMS.iter().filter(|(name, ..)| asked(name)) {
+        if !shell::has(needs) && !Path::new(needs).exists() || !shell::has("valgrind") {
+            rows.push(vec![name.to_string(), "not installed".into()]);
+            continue;
+        }
+        // The command's own output would mix with ours.
+        let whatif = format!("{} whatif -f --verify --json whatif.json", pagetax.display());
+        let script = format!("{whatif} -- {command} > table");
+        let mut sh = Command::new("sh");
+        sh.args(["-c", &script]).current_dir(folder.path());
+        shell::succeed(&mut sh).with_context(|| format!("whatif of {name}"))?;
+        let document = std::fs::read_to_string(folder.path().join("whatif.json"))?;
+        let document: Value = serde_json::from_str(&document)?;
+        let error = number(&document, "/sizes/0/error_percent")?;
+        within += usize::from(error.abs() <= ERROR_MAX);
+        rows.push(row(name, &document, error)?);
+        results.push(json!({"program": name, "result": document}));
+    }
+    let headings = vec![
+        "program",
+        "4K",
+        "predicted",
+        "low – high",
+        "measured",
+        "error",
+        "chased walks",
+        "other walks",
+        "faults",
+    ];
+    if parts.is_empty() {
+        write_page(&headings, &rows, within)?;
+    }
+    let needed = if parts.is_empty() { WITHIN_MIN } else { results.len() };
+    Ok(Outcome {
+        headings,
+        rows,
+        json: json!(results),
+        promise: (
+            format!(
+                "{within} of {} within ±{ERROR_MAX} %, at least {needed} wanted",
+                results.len()
+            ),
+            within >= needed,
+        ),
+    })
+}
+
+fn row(name: &str, document: &Value, error: f64) -> Result<Vec<String>> {
+    let at = |pointer: &str| number(document, pointer);
+    Ok(vec![
+        name.into(),
+        format!("{:.2} s", at("/base/time_ns")? / 1e9),
+        format!("{:.3}", at("/sizes/0/speedup/value")?),
+        format!("{:.2} – {:.2}", at("/sizes/0/speedup/low")?, at("/sizes/0/speedup/high")?),
+        format!("{:.3}", at("/sizes/0/measured_speedup/value")?),
+        format!("{error:+.1} %"),
+        format!("{}", at("/base/why/chased_walk_count")?),
+        format!("{}", at("/base/why/other_walk_count")?),
+        format!("{}", at("/base/why/base_fault_count")?),
+    ])
+}
+
+fn make_inputs(folder: &Path) -> Result<()> {
+    let mut rng = pagetax_core::access::Rng::new(1);
+    let numbers: String = (0..500_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
+    std::fs::write(folder.join("numbers"), numbers)?;
+    std::fs::write(folder.join("redis.sh"), REDIS_SH)?;
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", CORPUS_C, "-o"]).arg(folder.join("corpus"));
+    shell::succeed(&mut cc).context("install a C compiler: gcc")
+}
+
+/// The table for the documentation.
+fn write_page(headings: &[&str], rows: &[Vec<String>], within: usize) -> Result<()> {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let mut page = format!(
+        "# What `pagetax whatif` predicts, against trials\n\nWritten by `cargo xtask bench whatif`; \
+         not by hand. Speed-ups from 4K to 2M pages: predicted from the pages that a program goes to and \
+         this machine's calibration, and measured by trials in turns. {within} of {} are within \
+         ±{ERROR_MAX} %. On: {}.\n\n",
+        rows.len(),
+        cpu.map_or("an unknown CPU", |(_, name)| name.trim()),
+    );
+    writeln!(page, "| {} |", headings.join(" | "))?;
+    writeln!(page, "|{}", "---|".repeat(headings.len()))?;
+    for row in rows {
+        let missing = headings.len().saturating_sub(row.len());
+        writeln!(page, "| {}{} |", row.join(" | "), " | ".repeat(missing))?;
+    }
+    std::fs::write(PAGE, page).context("cannot write docs/whatif.md")
+}
