@@ -103,7 +103,11 @@ fn stamp(page: &mut [u8], number: usize, version: u32) {
 
 fn check(page: &[u8], number: usize, version: u32) {
     let wanted = label(number, version);
-    assert!(page[..8] == wanted && page[PAGE_BYTES - 8..] == wanted, "page {number} is wrong");
+    let (head, tail) = (&page[..8], &page[PAGE_BYTES - 8..]);
+    assert!(
+        head == wanted && tail == wanted,
+        "page {number} holds {head:x?} and {tail:x?}, not {wanted:x?}"
+    );
 }
 
 fn phases(memory: &mut [u8]) -> Value {

@@ -334,21 +334,21 @@ impl Evictor {
     fn release_oldest(&mut self) -> bool {
         let Some((block, cluster)) = self.staged.pop_front() else { return false };
         let shared = &self.shared;
-        if shared.frames[block as usize].load(Relaxed) > 0 {
-            let held = shared.table.hold(cluster);
-            for page in held.pages() {
-                let state = held.get(page);
-                if state.place() == Place::Staged && state.block() == block {
-                    held.set(page, state.at(Place::Stored));
-                }
+        let held = shared.table.hold(cluster);
+        for page in held.pages() {
+            let state = held.get(page);
+            if state.place() == Place::Staged && state.block() == block {
+                held.set(page, state.at(Place::Stored));
             }
-            drop(held);
-            let span = shared.staged_span(block, 0, CLUSTER_PAGES);
-            if let Err(error) = span.advise(Advice::LinuxDontNeed) {
-                shared.log(&format!("staged pages cannot be dropped: {error}"));
-            }
-            shared.count_released(block);
         }
+        drop(held);
+        // Also where all pages have gone back: reading a hole leaves a page of zeros, and pages are
+        // only moved to where none are.
+        let span = shared.staged_span(block, 0, CLUSTER_PAGES);
+        if let Err(error) = span.advise(Advice::LinuxDontNeed) {
+            shared.log(&format!("staged pages cannot be dropped: {error}"));
+        }
+        shared.count_released(block);
         self.free_blocks.push(block);
         true
     }

@@ -133,6 +133,15 @@ impl Span<'_> {
         self.count * PAGE_BYTES
     }
 
+    /// Whether one of its pages is not in memory; false if that cannot be told.
+    pub fn is_missing(self, page: usize) -> bool {
+        let mut present = 1u8;
+        let at = self.address() + (page * PAGE_BYTES) as u64;
+        // SAFETY: mincore(2) of one page writes one byte, ours; it reads no memory.
+        let result = unsafe { libc::mincore(at as *mut _, PAGE_BYTES, &mut present) };
+        result == 0 && present & 1 == 0
+    }
+
     /// madvise(2); of advice that drops pages only the pager makes use.
     pub(in crate::pager) fn advise(self, advice: Advice) -> Result<(), Errno> {
         // SAFETY: inside a live mapping of the pager's. Advice leaves the mapping in place; pages are
