@@ -136,7 +136,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         |done| progress.update(done),
     );
     drop(progress);
-    let rounds = rounds.map_err(with_code)?;
+    let rounds = rounds.map_err(exit::of_trial)?;
     let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds);
     diagnosis.budget = watched.map(|(run, watched)| budget_of(&run, &watched, &diagnosis.trials));
     diagnosis.warnings = warnings::of(&diagnosis, &rounds, &hashes, &scratch);
@@ -145,17 +145,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Ended::Interrupted => exit::INTERRUPTED.into(),
         _ => diagnosis.exit.shell_code().into(),
     })
-}
-
-/// As env(1) says it: 127 not found, 126 not executable; 125 is ours.
-fn with_code(error: TrialError) -> anyhow::Error {
-    let code = match error {
-        TrialError::NotFound(_) => exit::NOT_FOUND,
-        TrialError::NotExecutable(..) => exit::NOT_EXECUTABLE,
-        TrialError::Interrupted => exit::INTERRUPTED,
-        TrialError::System(..) => exit::WRAPPER_FAILED,
-    };
-    exit::with(code, error)
 }
 
 /// The command, or this program with the built-in job.

@@ -4,6 +4,7 @@
 //! 128 + signal; 125 to 127 as env(1) does. A program that is interrupted says 128 + signal too.
 
 use pagetax_host::program::ProgramError;
+use pagetax_host::trial::TrialError;
 use std::io;
 use std::process::ExitCode;
 
@@ -33,6 +34,17 @@ pub fn of_program(error: &ProgramError) -> u8 {
         ProgramError::NotExecutable(..) => NOT_EXECUTABLE,
         ProgramError::SetId(_) => WRAPPER_FAILED,
     }
+}
+
+/// As env(1), of a trial that did not come to its end.
+pub fn of_trial(error: TrialError) -> anyhow::Error {
+    let code = match error {
+        TrialError::NotFound(_) => NOT_FOUND,
+        TrialError::NotExecutable(..) => NOT_EXECUTABLE,
+        TrialError::Interrupted => INTERRUPTED,
+        TrialError::System(..) => WRAPPER_FAILED,
+    };
+    with(code, error)
 }
 
 /// For `--help`.

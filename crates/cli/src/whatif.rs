@@ -18,7 +18,7 @@ use pagetax_core::units::PageSize;
 use pagetax_host::calibrate;
 use pagetax_host::pagesize::{Mechanism, PageSettings, Recipe};
 use pagetax_host::sys::signal::StopSignals;
-use pagetax_host::trial::{self, Finished, Launch, Outputs, TrialError};
+use pagetax_host::trial::{self, Finished, Launch, Outputs};
 use pagetax_recorder::predict::{Faults, Predictor, Walks};
 use pagetax_sim::mmu::hardware;
 use std::path::PathBuf;
@@ -176,7 +176,7 @@ fn time(args: &Args, source: &Recorded) -> Result<(Vec<Vec<Finished>>, Option<u8
     for round in 0..=args.runs {
         for (recipe, runs) in recipes.iter().zip(&mut timed) {
             let finished =
-                trial::run(&launch, recipe, &Outputs::default(), None).map_err(failed)?;
+                trial::run(&launch, recipe, &Outputs::default(), None).map_err(exit::of_trial)?;
             code = match finished.exit {
                 Exit::Code(code) => code as u8,
                 Exit::Signal(signal) => 128 + signal as u8,
@@ -187,16 +187,6 @@ fn time(args: &Args, source: &Recorded) -> Result<(Vec<Vec<Finished>>, Option<u8
         }
     }
     Ok((timed, Some(code)))
-}
-
-fn failed(error: TrialError) -> anyhow::Error {
-    let code = match error {
-        TrialError::NotFound(_) => exit::NOT_FOUND,
-        TrialError::NotExecutable(..) => exit::NOT_EXECUTABLE,
-        TrialError::Interrupted => exit::INTERRUPTED,
-        TrialError::System(..) => exit::WRAPPER_FAILED,
-    };
-    exit::with(code, error)
 }
 
 /// Base pages first; the sizes only where they are to be timed.

@@ -13,10 +13,12 @@ impl Job {
             threads => format!("clients = {threads}\nclient_kind = \"threads\"\n"),
         };
         let text = format!(
-            "name = {name:?}\nsummary = {what:?}\n\n[params]\npage_size = {{ default = \"default\", \
+            "name = {}\nsummary = {}\n\n[params]\npage_size = {{ default = \"default\", \
              meaning = \"of all memory: default, base, 64K, 2M, hugetlb:2M, …\" }}\n\n[[region]]\n\
              name = \"program\"\nsize = \"{bytes}B\"\npage_size = \"$page_size\"\n\n[[phase]]\n\
              name = \"replay\"\n{clients}ops = [{{ replay = \"program\" }}]\n",
+            toml::Value::from(name),
+            toml::Value::from(what),
             bytes = recording.0.bytes().max(1),
         );
         let job = Job::parse(&text, name).expect("the text is ours");
@@ -49,7 +51,7 @@ mod tests {
     #[test]
     fn a_recording_is_a_plan() {
         let recording = Listed::recording(vec![vec![0, 4096], vec![8192]]);
-        let job = Job::of_recording("a \"b\".ptt", "sort \\ x\n", recording);
+        let job = Job::of_recording("a \"b\"'\u{301}\u{7f}.ptt", "sort \\ x\n'''\r", recording);
         let settings = Params::from([("page_size".into(), "2M".into())]);
         let plan = job.resolve(&settings, &spec(), None).unwrap();
         assert_eq!(plan.regions[0].page_size, PageSizeRequest::Prefer(PageSize::M2));
