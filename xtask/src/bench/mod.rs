@@ -24,6 +24,7 @@ mod whatif;
 
 use crate::shell;
 use anyhow::{Context, Result, bail};
+use pagetax_core::stats::quantiles;
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -176,4 +177,10 @@ pub fn report(pagetax: &str, args: &[&str]) -> Result<Value> {
 pub fn number(report: &Value, pointer: &str) -> Result<f64> {
     let found = report.pointer(pointer).and_then(Value::as_f64);
     found.with_context(|| format!("the report has no number at {pointer}"))
+}
+
+/// The value in the middle, by core's one definition of it.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let values: Vec<f64> = values.into_iter().collect();
+    quantiles(&values, [0.5])[0]
 }

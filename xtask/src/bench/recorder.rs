@@ -2,7 +2,7 @@
 //! (nulgrind, what its translation alone costs) and cachegrind, each against the program by itself.
 //! All of them take turns in each round.
 
-use super::{Outcome, pagetax};
+use super::{Outcome, median, pagetax};
 use crate::shell;
 use anyhow::{Context, Result};
 use pagetax_core::stats::quantiles;
@@ -72,9 +72,9 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
             .iter()
             .map(|tool| tool.iter().zip(&times[0]).map(|(tool, native)| tool / native).collect())
             .collect();
-        let part = median(&slower[3]) / median(&slower[2]);
+        let part = median(slower[3].iter().copied()) / median(slower[2].iter().copied());
         holds &= part <= LIMIT;
-        let mut row = vec![name.to_string(), format!("{:.2} s", median(&times[0]))];
+        let mut row = vec![name.to_string(), format!("{:.2} s", median(times[0].iter().copied()))];
         row.extend(slower[1..].iter().map(|slower| spread(slower)));
         row.push(format!("{part:.2}"));
         rows.push(row);
@@ -111,10 +111,6 @@ fn seconds(script: &str, folder: &Path) -> Result<f64> {
     let start = Instant::now();
     shell::succeed(&mut sh)?;
     Ok(start.elapsed().as_secs_f64())
-}
-
-fn median(values: &[f64]) -> f64 {
-    quantiles(values, [0.5])[0]
 }
 
 /// `12.3× (11.9–13.0)`

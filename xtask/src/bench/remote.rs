@@ -7,7 +7,7 @@
 use super::remote_programs;
 use super::serve::Server;
 use super::swap::{Limited, Swap};
-use super::{Outcome, number, pagetax};
+use super::{Outcome, median, number, pagetax};
 use crate::shell;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -128,7 +128,7 @@ fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()
         let cells = [name, "one CPU", &format!("p50 {}", us(p50)), &format!("p99 {}", us(p99))];
         findings.row(&cells, json!({"what": name, "p50_p99_ns": all}));
     }
-    findings.promise("cold page-in ÷ floor", median(ratios.into_iter()), 1.10, true);
+    findings.promise("cold page-in ÷ floor", median(ratios), 1.10, true);
     let mut touch = Command::new("taskset");
     let resident = RESIDENT_MIB.to_string();
     let paged = measure(touch.args(["-c", "0", TOUCH, "paged", MIB, &resident, &both, "2"]))?;
@@ -228,10 +228,4 @@ fn row_of(findings: &mut Findings, name: &str, place: &str, result: &Value) -> R
     let cells = [name, place, &cells[0], &cells[1], &cells[2]];
     findings.row(&cells, json!({"what": name, "where": place, "result": result}));
     Ok(())
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -4,6 +4,7 @@
 use super::{Outcome, pagetax};
 use crate::shell;
 use anyhow::{Context, Result, ensure};
+use pagetax_core::stats::quantiles;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -73,9 +74,8 @@ fn unprivileged(program: impl AsRef<OsStr>) -> Result<Command> {
     Ok(command)
 }
 
-fn spread(mut values: Vec<f64>) -> [f64; 4] {
-    values.sort_by(f64::total_cmp);
-    [50, 90, 99, 100].map(|percent| values[(values.len() - 1) * percent / 100])
+fn spread(values: Vec<f64>) -> [f64; 4] {
+    quantiles(&values, [0.5, 0.9, 0.99, 1.0])
 }
 
 fn row(name: &str, spread: [f64; 4]) -> Vec<String> {

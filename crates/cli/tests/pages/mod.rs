@@ -1,4 +1,4 @@
-//! What the tests of `pagetax ppgsz` share.
+//! What the tests of `pagetax ppgsz` share; each binary of tests uses a part of it.
 #![allow(dead_code)]
 
 use serde_json::Value;
