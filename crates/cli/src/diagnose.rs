@@ -47,7 +47,8 @@ const SEED: u64 = 2004;
 #[command(before_help = EXAMPLES)]
 pub struct Args {
     /// Rounds; each runs every trial once. By default as many as fit the time, 3 to 30
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     runs: Option<u32>,
 
     /// Runs before the first round, which do not count

@@ -222,6 +222,7 @@ impl Reader {
             if is_last {
                 return self.finish();
             }
+            self.pairing.give_up(monotonic_ns().saturating_sub(LONGEST_NS));
             let under_way = self.pairing.has_open_fault(self.cpus.iter().map(|cpu| &cpu.stream));
             let (next, wait) = windows.next(self.pairing.times.seen_count(), under_way);
             if next != sampled {

@@ -27,7 +27,7 @@ const PROGRAMS: &[Program] = &[
     Program {
         name: "python3",
         size: 1_000_000,
-        script: "python3 -c 'd = {i: str(i) for i in range(SIZE)}; print(sum(len(d[k * 7919 % SIZE]) \
+        script: "/usr/bin/python3 -c 'd = {i: str(i) for i in range(SIZE)}; print(sum(len(d[k * 7919 % SIZE]) \
                  for k in range(SIZE)))'",
     },
     Program {

@@ -94,6 +94,14 @@ impl Pairing {
         waits || !self.begun.is_empty() || streams.any(|stream| stream.begun_ns.is_some())
     }
 
+    /// Waits no longer for the ends of faults that began before this time: a task that is killed in a
+    /// fault never ends it, and a window would stay open for it.
+    pub fn give_up(&mut self, before_ns: u64) {
+        let begun = self.begun.len();
+        self.begun.retain(|_, begun_ns| *begun_ns >= before_ns);
+        self.times.unpaired_count += (begun - self.begun.len()) as u64;
+    }
+
     fn end_alone(&mut self) {
         self.times.unpaired_count += u64::from(!self.ends_alone);
     }
@@ -225,6 +233,20 @@ mod tests {
         // The end of a fault that began before the window.
         assert_eq!(open_after(1, RECORD_SAMPLE, &[190, 1]), (false, false));
         assert_eq!(pairing.times.minor.max(), 70);
+    }
+
+    #[test]
+    fn a_fault_that_never_ends_is_given_up() {
+        let begun: &[(u32, &[u64])] =
+            &[(RECORD_SWITCH, &switch(1)), (RECORD_SAMPLE, &[100]), (RECORD_SWITCH, &switch(1))];
+        let mut pairing = pairing([begun, &[]]);
+        pairing.pair_until(u64::MAX);
+        let is_open = |pairing: &Pairing| pairing.has_open_fault(std::iter::empty());
+        pairing.give_up(100);
+        assert!(is_open(&pairing));
+        pairing.give_up(101);
+        assert!(!is_open(&pairing));
+        assert_eq!(pairing.times.unpaired_count, 1);
     }
 
     #[test]

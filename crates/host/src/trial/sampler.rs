@@ -1,7 +1,7 @@
 //! Watches a command's memory while it runs: how much at its peak, and on which page sizes.
 //!
 //! The kernel walks the page tables for smaps_rollup, so it is only asked when the cheap resident
-//! count has grown, and the shares of time that watching may take add up to little more than 1 %.
+//! count has grown, and the shares of time that watching may take add up to less than 1 %.
 
 use super::proof::Allocator;
 use super::tree;
@@ -18,10 +18,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Looks at page sizes may take one part in this many of the time.
-const LOOK_SHARE: u32 = 150;
+const LOOK_SHARE: u32 = 250;
 /// Lists of processes, and looks at resident counts, may each take one part in this many.
-const QUICK_SHARE: u32 = 400;
-/// The pace when watching is cheap: a peak that is held for less is not seen.
+const QUICK_SHARE: u32 = 500;
+/// The pace is this part of the time so far: a peak that is held for less is not seen. Each look wakes
+/// a thread, which costs more than the look where timers are a hypervisor's.
+const PACE_SHARE: u32 = 50;
+/// The pace at the start.
 const PACE_MIN: Duration = Duration::from_millis(2);
 /// The pace at worst.
 const PACE_MAX: Duration = Duration::from_millis(250);
@@ -132,14 +135,15 @@ impl Watcher {
     }
 
     fn watch(mut self, stopped: &Receiver<()>) -> Seen {
-        let mut pace = PACE_MIN;
+        let (start, mut pace) = (Instant::now(), PACE_MIN);
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pace) {
             let now = Instant::now();
             self.list_processes(now);
             let before = cpu_time();
             let resident: u64 =
                 self.processes.iter().filter_map(|pid| tree::resident_bytes(*pid)).sum();
-            pace = ((cpu_time() - before) * QUICK_SHARE).clamp(PACE_MIN, PACE_MAX);
+            let affordable = (cpu_time() - before) * QUICK_SHARE;
+            pace = affordable.max(start.elapsed() / PACE_SHARE).clamp(PACE_MIN, PACE_MAX);
             if self.worth_a_look(now, resident) {
                 self.look(now, resident);
             }
