@@ -1,5 +1,6 @@
 //! The project's own chores: `cargo xtask test`, `bench`, `install`, `page-sizes`, `man`, `bless`.
 
+mod at_end;
 mod bench;
 mod install;
 mod packages;

@@ -22,7 +22,7 @@ fn compile(compiler: &[&str], source: &str, program: &Path) {
     let mut command = Command::new(compiler[0]);
     command.args(&compiler[1..]).args(["-Wall", "-Wextra", "-Werror", "-O1", "-I"]);
     command.arg(format!("{HERE}/include")).arg("-o").arg(program);
-    command.arg(format!("{HERE}/tests/{source}")).arg("-L").arg(&libraries);
+    command.arg(format!("{HERE}/{source}")).arg("-L").arg(&libraries);
     command.arg(format!("-Wl,-rpath,{}", libraries.display())).arg("-lpagetax");
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -41,7 +41,7 @@ fn arguments_and_errno_values() {
             continue;
         }
         let program = directory.path().join(name);
-        compile(compiler, "errors.c", &program);
+        compile(compiler, "tests/errors.c", &program);
         let status = run(&program).status;
         assert!(status.success(), "{name}: line {status} of errors.c");
     }
@@ -56,7 +56,7 @@ fn code_that_asks_where_it_can_gets_large_pages() {
     }
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("large");
-    compile(&["cc", "-std=gnu99", "-include", "pagetax.h"], "large.c", &program);
+    compile(&["cc", "-std=gnu99", "-include", "pagetax.h"], "tests/large.c", &program);
     let output = run(&program);
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
@@ -89,7 +89,7 @@ fn network_memory_from_c() {
     use pagetax_remote::server::listen::{Options, Server};
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("remote");
-    compile(&["cc", "-std=gnu99"], "remote.c", &program);
+    compile(&["cc", "-std=gnu99"], "tests/remote.c", &program);
     let start = || Server::start("127.0.0.1:0".parse().unwrap(), Options::default()).unwrap();
     let servers = [start(), start()];
     let both = format!("{},{}", servers[0].address(), servers[1].address());
@@ -102,4 +102,22 @@ fn network_memory_from_c() {
             None => assert_eq!(said, "right\n"),
         }
     }
+}
+
+#[test]
+fn the_example_of_network_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = directory.path().join("example");
+    compile(&["cc", "-std=gnu99"], "examples/remote.c", &program);
+    let output = Command::new(&program).args(["24", "6"]).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("userfaultfd") {
+        println!("SKIP: {}", errors.trim());
+        return;
+    }
+    let count = 24u64 << 17;
+    let sum = format!("sum {}\n", count * (count - 1) / 2);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), sum, "{errors}");
+    let pages = errors.split(' ').next().and_then(|pages| pages.parse::<u64>().ok());
+    assert!(output.status.success() && pages > Some(18 * 256), "{errors}");
 }

@@ -13,10 +13,13 @@ use pagetax_core::machine::{Machine, MachineKind, MachineSpec};
 use pagetax_core::report::ReportMachine;
 use pagetax_host::exec::{HostMachine, NullMachine};
 use pagetax_host::guard::Limits;
+use pagetax_remote::pager::Log;
+use pagetax_remote::store::PageStore;
 use pagetax_sim::machine::SimMachine;
 use pagetax_sim::model::Model;
 use pagetax_sim::{calibrated, models};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,14 +28,28 @@ Examples:
   pagetax machines show sim:sparcstation-1
                                 every constant of a model, with its source";
 
+/// What jobs may do to this machine, and where their network memory goes.
+#[derive(Debug, Clone, Default)]
+pub struct Here {
+    /// Of locks and of free memory.
+    pub limits: Limits,
+    /// None: pages are compressed inside the process.
+    pub store: Option<Arc<dyn PageStore>>,
+}
+
 /// In front of the names of simulated machines.
 const SIM: &str = "sim:";
 
 /// Native machines: name, meaning, maker.
-type Native = (&'static str, &'static str, fn(Limits) -> Box<dyn Machine>);
+type Native = (&'static str, &'static str, fn(&Here) -> Box<dyn Machine>);
 const NATIVE: &[Native] = &[
-    ("host", "this machine, by real system calls", |limits| {
-        Box::new(HostMachine::with_limits(limits))
+    ("host", "this machine, by real system calls", |here| {
+        let log: Log = Arc::new(|line: &str| output::note(line));
+        let host = HostMachine::with_limits(here.limits).with_log(log);
+        Box::new(match &here.store {
+            Some(store) => host.with_store(store.clone()),
+            None => host,
+        })
     }),
     ("null", "every access is generated and none made", |_| Box::new(NullMachine)),
 ];
@@ -69,13 +86,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// # Errors
 /// For unknown names, with the nearest known one, and for models that are no possible machine.
 pub fn open(name: &str) -> Result<Box<dyn Machine>> {
-    open_within(name, Limits::default())
+    open_here(name, &Here::default())
 }
 
-/// The same, with limits to what jobs may do to this machine.
-pub fn open_within(name: &str, limits: Limits) -> Result<Box<dyn Machine>> {
+/// The same, if it is this machine with more than the defaults.
+pub fn open_here(name: &str, here: &Here) -> Result<Box<dyn Machine>> {
     if let Some((.., make)) = NATIVE.iter().find(|(known, ..)| *known == name) {
-        return Ok(make(limits));
+        return Ok(make(here));
     }
     match name.strip_prefix(SIM) {
         Some(model) => Ok(Box::new(SimMachine::new(model_of(model, name)?)?)),
@@ -114,7 +131,7 @@ fn unknown(name: &str) -> anyhow::Error {
 
 fn list() -> String {
     let native = NATIVE.iter().map(|(name, what, make)| {
-        let label = label(&report_machine(&make(Limits::default()).spec()));
+        let label = label(&report_machine(&make(&Here::default()).spec()));
         vec![name.to_string(), label.into(), what.to_string()]
     });
     let simulated = models::names().filter_map(|name| models::find(name).ok()).map(|model| {

@@ -1,6 +1,7 @@
 //! Which memory servers a command uses, and how: the options that several subcommands share.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use pagetax_remote::preloaded::Servers;
 use pagetax_remote::tls::{ClientTls, Files};
 use std::path::PathBuf;
 
@@ -84,5 +85,36 @@ impl ServersArgs {
             })
         });
         Ok((files.transpose()?, self.tls_name.clone()))
+    }
+}
+
+/// Memory servers for pages, and how many copies to keep
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct CopiesArgs {
+    #[command(flatten)]
+    servers: ServersArgs,
+
+    /// Copies of each page, on as many servers: with 2, one of them may fail
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
+    copies: u8,
+}
+
+impl CopiesArgs {
+    /// The servers, if any are named or looked for.
+    ///
+    /// # Errors
+    /// When copies are to be kept nowhere, or there are no such files.
+    pub fn servers(&self) -> Result<Option<Servers>> {
+        let (named, discover) = (self.servers.named().to_vec(), self.servers.discover());
+        if named.is_empty() && !discover {
+            if self.copies > 1 {
+                return Err(anyhow!(
+                    "copies are kept on servers, and none is given\n  remedy: add --servers or --discover"
+                ));
+            }
+            return Ok(None);
+        }
+        let (tls, tls_name) = self.servers.tls_files()?;
+        Ok(Some(Servers { named, discover, copies: self.copies.into(), tls, tls_name }))
     }
 }

@@ -1,12 +1,12 @@
 //! `pagetax remote`: runs a command whose memory may be larger than this machine's.
 
 use crate::exit;
-use crate::memory_servers::ServersArgs;
+use crate::memory_servers::CopiesArgs;
 use anyhow::{Result, anyhow};
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::installed;
 use pagetax_host::program::{Kind, Program};
-use pagetax_remote::preloaded::{self, Servers, Settings};
+use pagetax_remote::preloaded::{self, Settings};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -36,11 +36,7 @@ pub struct Args {
     resident: Bytes,
 
     #[command(flatten)]
-    servers: ServersArgs,
-
-    /// Copies of each page, on as many servers: with 2, one of them may fail
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
-    copies: u8,
+    copies: CopiesArgs,
 
     /// Addresses to give out; they cost nothing until they are used
     #[arg(long, value_name = "SIZE", default_value = "1T")]
@@ -77,7 +73,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         address_space: args.address_space,
         spin: Duration::from_nanos(args.spin.0),
         stats: args.stats,
-        servers: servers(&args)?,
+        servers: args.copies.servers()?,
         ..Settings::resident(args.resident)
     };
     if let Some(servers) = &settings.servers {
@@ -103,20 +99,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let message = format!("`{}` cannot be run: {error}\n  remedy: check the file", name.display());
     Err(exit::with(code, anyhow!(message)))
-}
-
-fn servers(args: &Args) -> Result<Option<Servers>> {
-    let (named, discover) = (args.servers.named().to_vec(), args.servers.discover());
-    if named.is_empty() && !discover {
-        if args.copies > 1 {
-            return Err(anyhow!(
-                "copies are kept on servers, and none is given\n  remedy: add --servers or --discover"
-            ));
-        }
-        return Ok(None);
-    }
-    let (tls, tls_name) = args.servers.tls_files()?;
-    Ok(Some(Servers { named, discover, copies: args.copies.into(), tls, tls_name }))
 }
 
 /// The library, where the program was built or installed.

@@ -1,5 +1,7 @@
 //! `pagetax run`: a job on one or several machines, as a report each.
 
+use crate::machines::Here;
+use crate::memory_servers::CopiesArgs;
 use crate::output::{self, columns, csv, progress::Progress, report, sweep};
 use crate::threshold::{Threshold, Verdict};
 use crate::{exit, jobs, machines};
@@ -12,8 +14,11 @@ use pagetax_core::report::{Recording, Run, SCHEMA, Warning};
 use pagetax_core::sweep::Sweep;
 use pagetax_core::units::Nanos;
 use pagetax_host::guard::Limits;
+use pagetax_remote::pager::Log;
+use pagetax_remote::store::PageStore;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const EXAMPLES: &str = "\
@@ -23,6 +28,8 @@ Examples:
   pagetax run vmtest --on host,null                      beside what the harness itself costs
   pagetax run vmtest --set size=2M..32M:2M --on sim:sparcstation-1 --csv sweep.csv
   pagetax run mine.toml --json report.json               your own job, as a document
+  pagetax run mmap3 --set backing=remote,size=1200M,resident=256M --servers a,b --copies 2
+                                                         on the memory of other machines
   pagetax run mmap3 --fail-if 'p99_fault_ns>20000'       exit code 1 when faults are slow";
 
 /// Run a job and report what its memory costs
@@ -32,10 +39,10 @@ pub struct Args {
     /// Name of a built-in job (`pagetax jobs`), or a job file
     job: String,
 
-    /// Set a parameter of the job; may be given several times. A list (2M,4M) or a range with its step
-    /// (2M..96M:2M) makes a sweep
-    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_setting)]
-    settings: Vec<(String, String)>,
+    /// Set a parameter of the job, or several (size=1G,unit=8); may be given several times. A list
+    /// (2M,4M) or a range with its step (2M..96M:2M) makes a sweep
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_settings)]
+    settings: Vec<Settings>,
 
     /// Machines to run it on, one after another (`pagetax machines`)
     #[arg(long, value_name = "MACHINE,…", value_delimiter = ',', default_value = "host")]
@@ -66,19 +73,31 @@ pub struct Args {
           value_parser = clap::value_parser!(u8).range(0..=90))]
     lock_limit: u8,
 
+    #[command(flatten)]
+    copies: CopiesArgs,
+
     /// Exit with 1 when this holds, as in 'p99_fault_ns>20000'; may be given several times. A
     /// threshold on fault latency turns --fault-latency on
     #[arg(long, value_name = "EXPR")]
     fail_if: Vec<Threshold>,
 }
 
-fn parse_setting(text: &str) -> Result<(String, String)> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.trim().is_empty() => {
-            Ok((name.trim().into(), value.trim().into()))
+/// Names and values.
+type Settings = Vec<(String, String)>;
+
+/// Of what commas part, that with a name begins a setting, and the rest are further values of it.
+fn parse_settings(text: &str) -> Result<Settings> {
+    let mut settings = Settings::new();
+    for part in text.split(',') {
+        match (part.split_once('='), settings.last_mut()) {
+            (Some((name, value)), _) if !name.trim().is_empty() => {
+                settings.push((name.trim().into(), value.trim().into()));
+            }
+            (None, Some((_, values))) => *values += &format!(",{}", part.trim()),
+            _ => bail!("write NAME=VALUE, as in size=64M"),
         }
-        _ => bail!("write NAME=VALUE, as in size=64M"),
     }
+    Ok(settings)
 }
 
 fn parse_interval(text: &str) -> Result<Nanos> {
@@ -91,10 +110,11 @@ fn parse_interval(text: &str) -> Result<Nanos> {
 /// `pagetax run JOB`
 pub fn run(args: Args) -> Result<ExitCode> {
     let job = jobs::load(&args.job)?;
-    let sweep = Sweep::new(&job, &args.settings)?;
+    let sweep = Sweep::new(&job, &args.settings.concat())?;
+    let here = here(&args)?;
     let points = sweep.points.iter();
     let cases = points
-        .flat_map(|point| args.on.iter().map(|on| Case::new(&job, on, point, &args)))
+        .flat_map(|point| args.on.iter().map(|on| Case::new(&job, on, point, &here, &args)))
         .collect::<Result<Vec<_>>>()?;
     let mut documents = [&args.json, &args.csv].into_iter().flatten();
     documents.try_for_each(|path| output::check_writable(path))?;
@@ -109,6 +129,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Some(error) => Err(exit::with(code_of(&error), error)),
         None => judge(&runs, &args.fail_if),
     }
+}
+
+/// Limits, and memory servers for regions with backing=remote.
+fn here(args: &Args) -> Result<Here> {
+    let lock_share_max = f64::from(args.lock_limit) / 100.0;
+    let limits = Limits { lock_share_max, ..Limits::default() };
+    let store = match args.copies.servers()? {
+        None => None,
+        Some(servers) => {
+            let log: Log = Arc::new(|line: &str| output::note(line));
+            let connected = servers.connect(Some(log)).map_err(|why| anyhow!(why));
+            let cluster = connected.map_err(|error| exit::with(exit::UNMET, error))?;
+            Some(Arc::new(cluster) as Arc<dyn PageStore>)
+        }
+    };
+    Ok(Here { limits, store })
 }
 
 /// A report, and why it ended early, if it did.
@@ -153,7 +189,7 @@ fn in_parallel(cases: &[Case], wanted: &[usize]) -> Vec<(usize, Outcome)> {
 /// A plan for a machine that can run it.
 struct Case {
     on: String,
-    limits: Limits,
+    here: Here,
     spec: MachineSpec,
     plan: Plan,
     /// What the machine will do without.
@@ -161,10 +197,8 @@ struct Case {
 }
 
 impl Case {
-    fn new(job: &Job, on: &str, settings: &Params, args: &Args) -> Result<Case> {
-        let lock_share_max = f64::from(args.lock_limit) / 100.0;
-        let limits = Limits { lock_share_max, ..Limits::default() };
-        let machine = machines::open_within(on, limits)?;
+    fn new(job: &Job, on: &str, settings: &Params, here: &Here, args: &Args) -> Result<Case> {
+        let machine = machines::open_here(on, here)?;
         let spec = machine.spec();
         let mut plan = job.resolve(settings, &spec, args.seed)?;
         plan.measure.interval = args.interval.or(plan.measure.interval);
@@ -176,7 +210,7 @@ impl Case {
             let error = anyhow!(RunError::Unmet(fatal));
             return Err(exit::with(exit::UNMET, error));
         }
-        Ok(Case { on: on.into(), limits, spec, plan, lacking })
+        Ok(Case { on: on.into(), here: here.clone(), spec, plan, lacking })
     }
 
     fn is_simulated(&self) -> bool {
@@ -187,7 +221,7 @@ impl Case {
     fn run(&self, on_progress: impl FnMut(f64)) -> Outcome {
         let mut recording = Recording::new(&self.plan, &self.spec).on_progress(on_progress);
         self.lacking.iter().for_each(|unmet| recording.warning(warning_of(unmet)));
-        let error = match machines::open_within(&self.on, self.limits) {
+        let error = match machines::open_here(&self.on, &self.here) {
             Ok(mut machine) => machine.run(&self.plan, &mut recording).err(),
             Err(error) => Some(RunError::Op {
                 op: format!("opening {}", self.on),
@@ -350,9 +384,12 @@ pub mod tests {
 
     #[test]
     fn settings_need_a_name() {
-        assert_eq!(parse_setting("size = 64M").unwrap(), ("size".into(), "64M".into()));
-        assert!(parse_setting("=3").is_err());
-        assert!(parse_setting("size").is_err());
+        let parsed = |text| parse_settings(text).unwrap();
+        let named = |name: &str, value: &str| (name.to_string(), value.to_string());
+        assert_eq!(parsed("size = 64M"), [named("size", "64M")]);
+        assert_eq!(parsed("size=2M,4M,unit=8"), [named("size", "2M,4M"), named("unit", "8")]);
+        assert!(parse_settings("=3").is_err());
+        assert!(parse_settings("size").is_err());
         assert!(parse_interval("0s").is_err());
     }
 }

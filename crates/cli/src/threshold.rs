@@ -4,7 +4,7 @@
 //! the run; a reading that this run does not have is a failure of its own.
 
 use anyhow::{Result, anyhow, bail};
-use pagetax_core::budget::{CPU_ROWS, TimeRow, WALL_ROWS};
+use pagetax_core::budget::{CPU_ROWS, REMOTE_PAGE_IN, TimeRow, WALL_ROWS};
 use pagetax_core::counter::{COUNTERS, Provenance, Unit, UnitReading};
 use pagetax_core::job::nearest;
 use pagetax_core::quantity::{Dimension, Params, evaluate};
@@ -75,6 +75,7 @@ fn known_ids() -> Vec<String> {
         ids.map(move |id| format!("{ledger}_{id}_ns"))
     };
     let budget = rows("cpu", CPU_ROWS).chain(rows("wall", WALL_ROWS));
+    let budget = budget.chain([format!("wall_{}_ns", REMOTE_PAGE_IN.0)]);
     counters.chain(latencies).chain(budget).collect()
 }
 

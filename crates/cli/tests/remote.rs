@@ -131,3 +131,208 @@ fn servers_that_will_not_do_are_told_before_the_program_starts() {
         assert!(!output.status.success() && output.stdout.is_empty(), "{options:?}: {output:?}");
     }
 }
+
+/// The report of a run of mmap3 on network memory; none, said so, where this user may not page.
+fn mmap3(settings: &str, options: &[&str]) -> Option<serde_json::Value> {
+    let output = Command::new(PAGETAX)
+        .args(["run", "mmap3", "--set", &format!("backing=remote,{settings}"), "--json", "-"])
+        .args(options)
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("userfaultfd") {
+        println!("SKIP: {}", errors.trim());
+        return None;
+    }
+    assert!(output.status.success(), "{errors}");
+    let run: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let phases: Vec<_> = run["phases"].as_array().unwrap().iter().map(|p| &p["name"]).collect();
+    assert_eq!(phases, ["initialise", "verify", "random"]);
+    // What report 004 drew: paging rates, and latencies of each interval.
+    let columns = run["series"]["columns"].as_object().unwrap();
+    for id in
+        ["page_in_count", "page_out_count", "page_in_latency_ns_min", "page_in_latency_ns_mean"]
+    {
+        let values: Vec<u64> =
+            columns[id].as_array().unwrap().iter().filter_map(|v| v.as_u64()).collect();
+        assert!(values.iter().any(|value| *value > 0), "{id}: {values:?}");
+    }
+    Some(run)
+}
+
+#[test]
+fn mmap3_runs_on_memory_servers() {
+    let servers = [Serve::any("64M"), Serve::any("64M")];
+    let both = format!("{},{}", servers[0].address, servers[1].address);
+    let options = ["--interval", "50ms", "--servers", &both, "--copies", "2"];
+    let Some(run) = mmap3("size=24M,resident=6M,random=20_000", &options) else { return };
+    let value = |id: &str| run["counters"][id]["value"].as_u64().unwrap();
+    assert_eq!(value("access_count"), 2 * 24 * 256 + 20_000);
+    assert_eq!(value("mismatch_count"), 0);
+    assert!(value("page_in_count") > 18 * 256 + 10_000, "{run}");
+    let title = run["tables"][0]["title"].as_str().unwrap();
+    assert!(title.contains("2 copies") && title.contains(&servers[0].address), "{title}");
+}
+
+#[test]
+fn mmap3_runs_on_the_machine_of_its_time_and_tells_the_same() {
+    let settings = "size=240M,random=2_000";
+    let Some(run) = mmap3(settings, &["--on", "sim:alpha-nms"]) else { return };
+    assert_eq!(run["latency"]["page_in"]["provenance"], "modeled");
+}
+
+/// What a command under `pagetax remote` prints, and on stderr; none, said so, where nobody may page.
+fn remote(options: &[&str], command: &[&str]) -> Option<(Output, String)> {
+    let output = Command::new(PAGETAX)
+        .args(["remote", "--resident", "12M"])
+        .args(options)
+        .arg("--")
+        .args(command)
+        .env_remove("LD_PRELOAD")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    if errors.contains("userfaultfd:") {
+        println!("SKIP: {}", errors.trim());
+        return None;
+    }
+    Some((output, errors))
+}
+
+#[test]
+fn a_child_of_a_fork_pages_to_the_servers_by_itself() {
+    let servers = [Serve::any("64M"), Serve::any("64M")];
+    let both = format!("{},{}", servers[0].address, servers[1].address);
+    let script = "
+import hashlib, os
+b = bytearray(range(251)) * 16000
+def grow(seed):
+    c = bytearray(24_000_000)
+    for i in range(0, len(c), 4096): c[i] = (i // 4096 + seed) % 251
+    return hashlib.sha256(b).hexdigest(), hashlib.sha256(c).hexdigest(), hashlib.sha256(c).hexdigest()
+pid = os.fork()
+if pid == 0:
+    b[1] = 0
+    print(*grow(1), flush=True)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+print(*grow(2), flush=True)
+";
+    let plain = Command::new("/usr/bin/python3").args(["-c", script]).output().unwrap();
+    let options = ["--servers", &both, "--copies", "2", "--stats"];
+    let Some((paged, errors)) = remote(&options, &["/usr/bin/python3", "-c", script]) else {
+        return;
+    };
+    assert!(paged.status.success(), "{errors}");
+    assert_eq!(String::from_utf8_lossy(&paged.stdout), String::from_utf8_lossy(&plain.stdout));
+    assert!(!errors.contains(" page_in_count: 0,"), "nothing was paged: {errors}");
+}
+
+/// The kernel itself reads and writes missing pages.
+const SYSTEM_CALLS: &str = "
+import hashlib, os, tempfile
+def memory(turn):
+    b = bytearray(24_000_000)
+    for i in range(0, len(b), 4096): b[i:i + 8] = (i * 7919 + turn).to_bytes(8, 'little')
+    return b
+a, b = memory(1), memory(2)
+with tempfile.TemporaryFile(buffering=0) as file:
+    assert file.write(a) == len(a)
+    os.lseek(file.fileno(), 0, os.SEEK_SET)
+    assert file.readinto(b) == len(b)
+assert a == b
+r, w = os.pipe()
+for at in range(0, len(a), 1 << 20):
+    n = os.write(w, memoryview(a)[at:at + 65536])
+    assert os.readv(r, [memoryview(b)[at + 500_000:at + 500_000 + n]]) in (n, len(b) - at - 500_000)
+print(hashlib.sha256(a).hexdigest(), hashlib.sha256(b).hexdigest())
+";
+
+#[test]
+fn system_calls_into_missing_pages_work() {
+    let python = ["/usr/bin/python3", "-c", SYSTEM_CALLS];
+    let plain = Command::new(python[0]).args(&python[1..]).output().unwrap();
+    assert!(plain.status.success(), "{plain:?}");
+    let Some((paged, errors)) = remote(&["--stats"], &python) else { return };
+    assert!(paged.status.success() && paged.stdout == plain.stdout, "{errors}");
+    assert!(!errors.contains(" page_in_count: 0,"), "nothing was paged: {errors}");
+}
+
+/// Runs as nobody, of a group that may use a copy of /dev/userfaultfd, which only it sees; or of none.
+fn as_nobody(group: &str) -> Output {
+    const SCRIPT: &str = "
+        mount -t tmpfs pagetax-test /mnt && mknod /mnt/uffd c 10 \"$2\" && chgrp 54321 /mnt/uffd &&
+        chmod 0660 /mnt/uffd && mount --bind /mnt/uffd /dev/userfaultfd || exit 99
+        group=$1; shift 2
+        exec setpriv --reuid=65534 --regid=65534 --groups=$group --no-new-privs \"$@\"";
+    let misc = std::fs::read_to_string("/proc/misc").unwrap();
+    let minor = misc.lines().find_map(|line| line.trim().strip_suffix(" userfaultfd"));
+    Command::new("unshare")
+        .args(["--mount", "--propagation=private", "sh", "-c", SCRIPT, "sh", group])
+        .args([
+            minor.unwrap_or("none").trim(),
+            PAGETAX,
+            "remote",
+            "--resident",
+            "12M",
+            "--stats",
+            "--",
+        ])
+        .args(["/usr/bin/python3", "-c", SYSTEM_CALLS])
+        .current_dir("/")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn an_ordinary_user_pages_who_may_use_the_device() {
+    let allowed = as_nobody("54321");
+    let errors = String::from_utf8_lossy(&allowed.stderr);
+    if !rustix::process::geteuid().is_root() || allowed.status.code() == Some(99) {
+        return println!("SKIP: no mount namespace with a device of its own: {errors}");
+    }
+    if errors.contains("Permission denied")
+        && errors.contains("pagetax")
+        && !errors.contains("userfaultfd")
+    {
+        return println!("SKIP: nobody may not run what is built here: {errors}");
+    }
+    assert!(allowed.status.success(), "{errors}");
+    assert!(!errors.contains(" page_in_count: 0,"), "nothing was paged: {errors}");
+    let settings = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap();
+    if settings.trim() == "0" {
+        let refused = as_nobody("54322");
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(125), "{errors}");
+        assert!(errors.contains("chgrp") && refused.stdout.is_empty(), "{errors}");
+    }
+}
+
+#[test]
+fn programs_that_nothing_can_be_preloaded_into_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("a.c"), "int main(void) { return 0; }").unwrap();
+    let cc = |more: &[&str], to: &str| {
+        Command::new("cc").args(more).args([&path("a.c"), "-o", &path(to)]).status().unwrap()
+    };
+    assert!(cc(&["-static"], "static").success() && cc(&[], "setuid").success());
+    let refused = |name: &str| {
+        let output = Command::new(PAGETAX)
+            .args(["remote", "--resident", "12M", "--", &path(name)])
+            .output()
+            .unwrap();
+        assert!(output.stdout.is_empty(), "{output:?}");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, why) = refused("static");
+    assert!(code == Some(126) && why.contains("linked statically"), "{why}");
+    if !rustix::process::geteuid().is_root() {
+        return println!("SKIP: only root can make a file another user's");
+    }
+    let to_nobody = Command::new("chown").args(["65534", &path("setuid")]).status().unwrap();
+    let chmod = Command::new("chmod").args(["4755", &path("setuid")]).status().unwrap();
+    assert!(to_nobody.success() && chmod.success());
+    let (code, why) = refused("setuid");
+    assert!(code == Some(125) && why.contains("set-id"), "{why}");
+}

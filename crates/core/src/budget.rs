@@ -63,6 +63,9 @@ pub const WALL_ROWS: &[(&str, &str)] = &[
     ("sleep", "asleep by its own wish"),
 ];
 
+/// The wall row of network memory, which only jobs that use it have; it is split off from `page_in`.
+pub const REMOTE_PAGE_IN: (&str, &str) = ("remote_page_in", "blocked on pages from a page store");
+
 /// A ledger under construction: rows for a known total.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ledger {
@@ -79,7 +82,8 @@ impl Ledger {
 
     /// Adds a row. `id` should be in [`CPU_ROWS`] or [`WALL_ROWS`].
     pub fn row(&mut self, id: &str, reading: Reading, how: impl Into<String>) {
-        debug_assert!(CPU_ROWS.iter().chain(WALL_ROWS).any(|(known, _)| *known == id), "{id}");
+        let known = CPU_ROWS.iter().chain(WALL_ROWS).chain([&REMOTE_PAGE_IN]);
+        debug_assert!(known.into_iter().any(|(known, _)| *known == id), "{id}");
         let provenance = reading.provenance();
         let ns = reading.value();
         let (low_ns, high_ns, how) = match reading {
@@ -130,6 +134,30 @@ impl Budget {
         }
     }
 
+    /// Splits what a pager's own clock says of page-ins off the wall row of page faults. Faults of
+    /// several clients at a time overlap: then it is a bound.
+    pub fn split_remote_page_in(&mut self, ns: u64, overlaps: bool, how: &str) {
+        let mut left = ns;
+        for id in ["page_in", "sleep"] {
+            let row = self.wall.iter_mut().find(|row| row.id == id && row.ns.is_some());
+            let Some(row) = row else { continue };
+            let taken = left.min(row.ns.unwrap_or(0));
+            left -= taken;
+            for bound in [&mut row.ns, &mut row.low_ns, &mut row.high_ns] {
+                *bound = bound.map(|ns| ns.saturating_sub(taken));
+            }
+        }
+        let taken = ns - left;
+        let reading = match overlaps || left > 0 {
+            true => Reading::Derived { value: taken, low: 0, high: taken },
+            false => Reading::Measured(taken),
+        };
+        let mut ledger = Ledger::default();
+        ledger.row(REMOTE_PAGE_IN.0, reading, how);
+        let after = self.wall.iter().position(|row| row.id == "page_in").map_or(0, |at| at + 1);
+        self.wall.splice(after..after, ledger.rows);
+    }
+
     /// Adds to the memory line.
     pub fn memory(&mut self, id: &str, reading: Reading, how: impl Into<String>) {
         let (provenance, bytes) = (reading.provenance(), reading.value());
@@ -174,6 +202,24 @@ mod tests {
             let budget = Budget::new(ledger, Ledger::new(0));
             let parts: i64 = budget.cpu.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum();
             prop_assert_eq!(parts + budget.cpu_unexplained_ns, total as i64);
+        }
+
+        #[test]
+        fn what_is_split_off_a_row_is_not_counted_twice(
+            (total, page_in, sleep, ns) in (0u64..1 << 50, 0u64..1 << 40, 0u64..1 << 40, 0u64..1 << 42),
+            overlaps in any::<bool>(),
+        ) {
+            let mut ledger = Ledger::new(total);
+            ledger.row("page_in", Reading::Measured(page_in), "stacks");
+            ledger.row("sleep", Reading::Measured(sleep), "stacks");
+            let mut budget = Budget::new(Ledger::new(0), ledger);
+            budget.split_remote_page_in(ns, overlaps, "test");
+            let parts: u64 = budget.wall.iter().filter_map(|row| row.ns).sum();
+            prop_assert_eq!(parts as i64 + budget.wall_unexplained_ns, total as i64);
+            let row = &budget.wall[1];
+            prop_assert_eq!((row.id.as_str(), row.ns), ("remote_page_in", Some(ns.min(page_in + sleep))));
+            let is_exact = !overlaps && ns <= page_in + sleep;
+            prop_assert_eq!(row.provenance == Provenance::Measured, is_exact);
         }
     }
 }

@@ -49,6 +49,11 @@ pub enum Backing {
     Shared,
     /// A memfd, mapped shared.
     Memfd,
+    /// Network memory: private, paged to memory servers or another page store.
+    Remote {
+        /// Most bytes of it that stay in this machine's memory.
+        resident_bytes: u64,
+    },
     /// A file that the machine makes in this directory (none: its own choice) and removes after.
     File {
         /// An existing directory, or none.
@@ -56,6 +61,18 @@ pub enum Backing {
         /// Mapped MAP_PRIVATE rather than shared.
         private: bool,
     },
+}
+
+impl Backing {
+    /// Whether it is private memory without a file, wherever its pages go.
+    pub fn is_anonymous(&self) -> bool {
+        matches!(self, Backing::Anon | Backing::Remote { .. })
+    }
+
+    /// Whether it is network memory.
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Backing::Remote { .. })
+    }
 }
 
 /// How a region asks for its page size.

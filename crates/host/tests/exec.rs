@@ -282,7 +282,10 @@ fn the_series_has_points() {
     let points = report.series.columns["access_count"].len();
     assert!((4..=11).contains(&points), "{points}");
     let accesses = &report.series.columns["access_count"];
-    assert!(accesses.windows(2).all(|pair| pair[0] <= pair[1]), "{accesses:?}");
+    let seen: u64 = accesses.iter().flatten().sum();
+    let all = count(&report.counters, "access_count");
+    assert!(accesses.iter().all(|n| n.is_some_and(|n| n > 0)) && seen <= all, "{accesses:?}");
+    assert!(seen > all / 2, "points are of their own intervals: {seen} of {all}");
 }
 
 #[test]
@@ -408,4 +411,76 @@ fn the_budget_adds_up() {
     assert_eq!(budget.wall_total_ns, report.wall_ns);
     assert!(budget.wall_unexplained_ns.unsigned_abs() < report.wall_ns / 4, "{:?}", budget.wall);
     assert!(report.environment.contains_key("kernel"), "{:?}", report.environment);
+}
+
+/// A job on network memory, compressed in this process; none, said so, where this user may not page.
+fn run_remote(more: &str, phase: &str) -> Option<(Result<(), RunError>, Run)> {
+    let region = "size = \"16M\"\nbacking = \"remote\"\nresident = \"4M\"";
+    let plan = plan(&format!("{}\n{more}", small(region, phase)));
+    let (result, report) = run_on(&mut HostMachine::default(), &plan);
+    match result {
+        Err(RunError::Op { why, .. }) if why.contains("userfaultfd") => {
+            println!("SKIP: {why}");
+            None
+        }
+        result => Some((result, report)),
+    }
+}
+
+#[test]
+fn network_memory_holds_what_was_written_and_says_what_it_cost() {
+    let touch = |access: &str, pattern: &str| {
+        format!("{{ touch = \"r\", access = \"{access}\", grain = \"4K\", {pattern} }}")
+    };
+    let [sweep, random] = ["pattern = \"sequential\"", "pattern = \"uniform\", count = 20_000"];
+    let ops = [touch("write", sweep), touch("verify", sweep), touch("rewrite", random)].join(", ");
+    let more = "[measure]\ninterval = \"20ms\"";
+    let Some((result, report)) = run_remote(more, &format!("ops = [{ops}]")) else { return };
+    result.unwrap();
+    let pages_in = count(&report.counters, "page_in_count");
+    assert!(pages_in > 3 * 1024 + 5000, "{pages_in}");
+    assert_eq!(count(&report.phases[0].counters, "page_in_count"), pages_in);
+    assert!(count(&report.counters, "page_out_count") > 3 * 1024);
+    assert_eq!(count(&report.counters, "mismatch_count"), 0);
+    let latency = &report.latency["page_in"];
+    assert!(latency.count > 5000 && latency.min_ns > 500, "{latency:?}");
+    assert!(latency.min_ns <= latency.p50_ns && latency.p50_ns <= latency.p99_ns, "{latency:?}");
+    let sum = |id: &str| report.series.columns[id].iter().flatten().sum::<u64>();
+    assert!(sum("page_in_count") <= pages_in && sum("page_in_count") > pages_in / 2);
+    assert!(sum("zero_fill_count") > 0 && sum("demand_page_in_count") > 0);
+    assert!(report.series.columns.contains_key("page_in_latency_ns_p99"));
+    let budget = report.budget.unwrap();
+    let parts: u64 = budget.wall.iter().filter_map(|row| row.ns).sum();
+    assert_eq!(parts as i64 + budget.wall_unexplained_ns, budget.wall_total_ns as i64);
+    let row = budget.wall.iter().find(|row| row.id == "remote_page_in").unwrap();
+    let mean_ns = row.ns.unwrap() / latency.count;
+    assert!(mean_ns >= latency.min_ns && mean_ns <= latency.max_ns, "{row:?}, {latency:?}");
+    assert!(report.tables[0].title.starts_with("network memory: embedded"), "{:?}", report.tables);
+}
+
+#[test]
+fn a_wrong_word_of_network_memory_is_named() {
+    let more = "[[phase]]\nname = \"verify\"\nops = [{ touch = \"r\", access = \"verify\" }]\n\
+                [native]\nflip_byte_at = 4097";
+    let write = "ops = [{ touch = \"r\", access = \"write\" }]";
+    let Some((result, _)) = run_remote(more, write) else { return };
+    let Err(RunError::Mismatch { offset, address, expected, found, .. }) = result else {
+        panic!("{result:?}")
+    };
+    assert_eq!((offset, expected ^ found, address % 4096), (4096, 1 << 8, 0));
+}
+
+#[test]
+fn network_memory_is_refused_what_only_the_kernel_can_do() {
+    let remote = "size = \"1M\"\nbacking = \"remote\"";
+    let tries = [
+        (remote.to_string(), "clients = 2\nops = [{ touch = \"r\" }]", "threads"),
+        (remote.to_string(), "ops = [{ lock = \"r\" }]", "locking"),
+        (format!("{remote}\nmapped = false"), "ops = [{ map = \"r\" }]", "another backing"),
+        (format!("{remote}\nresident = \"4K\""), "ops = [{ touch = \"r\" }]", "128K"),
+    ];
+    for (region, phase, remedy) in tries {
+        let said = failure(&small(&region, phase)).to_string();
+        assert!(said.contains(remedy), "{said}");
+    }
 }

@@ -204,3 +204,26 @@ print(hashlib.md5(b).hexdigest())
     let alone = command("/usr/bin/python3", &["-c", &alone], None).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&alone.stdout), output);
 }
+
+#[test]
+fn what_asks_to_stay_local_does_and_it_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("stays_local").display().to_string();
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stays_local.c");
+    let built = Command::new("cc").args(["-O1", "-Wall", source, "-o", &program]).status().unwrap();
+    assert!(built.success());
+    let paged = command(&program, &[], Some(12)).output().unwrap();
+    let (said, errors) =
+        (String::from_utf8_lossy(&paged.stdout), String::from_utf8_lossy(&paged.stderr));
+    if errors.contains("userfaultfd") {
+        println!("SKIP: {}", errors.trim());
+        return;
+    }
+    let wanted = "mlock: 0 0\nMAP_FIXED: 1\nlocked and missing: 0\nzeros: 1 0 0\nfile: 1 1\n\
+                  mlockall: -1\n";
+    assert!(paged.status.success() && said == wanted, "{said}{errors}");
+    for line in ["locked pages stay local", "a file cannot be mapped over", "mlockall is refused"] {
+        assert_eq!(errors.matches(line).count(), 1, "{line}: {errors}");
+    }
+    assert!(count(&paged, ", page_in_count") > 3000, "{errors}");
+}

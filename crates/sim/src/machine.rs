@@ -23,6 +23,9 @@ use pagetax_core::plan::Plan;
 use pagetax_core::report::{Environment, Warning};
 use pagetax_core::units::PageSize;
 
+/// The kernel that pages to memory servers.
+const PAGER: &str = "pager";
+
 /// A simulated machine.
 pub struct SimMachine {
     model: Model,
@@ -80,7 +83,7 @@ fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelEr
             let kernel = SunOs::new(config, settings.memory, &mut hardware);
             Ok(Box::new(Booted { hardware, kernel }))
         }
-        "pager" => {
+        PAGER => {
             let hardware = Flat::new(settings.page);
             let kernel = Pager::new(PagerModel::read(model, settings.page)?);
             Ok(Box::new(Booted { hardware, kernel }))
@@ -150,7 +153,15 @@ impl Machine for SimMachine {
     }
 
     fn check(&self, plan: &Plan) -> Vec<Unmet> {
-        self.pristine.check(plan)
+        let mut unmet = self.pristine.check(plan);
+        if self.model.kernel != PAGER && plan.regions.iter().any(|r| r.backing.is_remote()) {
+            unmet.push(Unmet {
+                what: "this machine has no memory servers: network memory is its own here".into(),
+                remedy: "use --on sim:alpha-nms, which has".into(),
+                fatal: false,
+            });
+        }
+        unmet
     }
 
     fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {

@@ -8,6 +8,7 @@ use super::remote_programs;
 use super::serve::Server;
 use super::swap::{Limited, Swap};
 use super::{Outcome, median, number, pagetax};
+use crate::at_end::AtEnd;
 use crate::shell;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -65,6 +66,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     shell::cargo(&[&["build", "--quiet", "--release"][..], &packages, &targets].concat())?;
     let mut findings = Findings::default();
     let folder = tempfile::tempdir_in("target")?;
+    let _folder = AtEnd::run(&format!("rm -rf {}", folder.path().display()))?;
     if asked(REGION) {
         latencies(&mut findings, &pagetax, folder.path())?;
         throughput(&mut findings, &pagetax, folder.path())?;

@@ -1,5 +1,6 @@
 //! A `pagetax serve` as a process.
 
+use crate::at_end::AtEnd;
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -7,10 +8,12 @@ use std::process::{Child, Command, Stdio};
 /// Of times in /proc/PID/stat, whatever the kernel's own tick (proc_pid_stat(5): USER_HZ).
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// A memory server, killed at the latest when it goes out of scope.
+/// A memory server, killed at the latest when it goes out of scope or this process ends.
 pub struct Server {
     child: Child,
     pub address: String,
+    /// Kills it, should we be killed.
+    guard: AtEnd,
 }
 
 /// CPU time of a process, in seconds.
@@ -26,13 +29,16 @@ impl Server {
             .args(["serve", "--memory", memory, "--listen", listen])
             .stdout(Stdio::piped())
             .spawn()?;
+        let guard = AtEnd::run(&format!("kill -9 {}", child.id()))?;
         let mut line = String::new();
         BufReader::new(child.stdout.take().context("a pipe")?).read_line(&mut line)?;
         let address = line.trim_end().rsplit(' ').next().unwrap_or_default().to_string();
-        Ok(Server { child, address })
+        Ok(Server { child, address, guard })
     }
 
     pub fn kill(&mut self) -> Result<()> {
+        // First: its number may soon be another's.
+        self.guard.forget();
         self.child.kill()?;
         self.child.wait()?;
         Ok(())

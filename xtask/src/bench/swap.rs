@@ -1,66 +1,44 @@
 //! A swap device and a memory cgroup for the peers of a benchmark, both put back at its end.
 
+use crate::at_end::AtEnd;
 use crate::shell;
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the kernel pages to.
-pub enum Swap {
-    /// A file on the disk that holds the working directory.
-    File(PathBuf),
-    /// A zram device of its own.
-    Zram(u32),
+/// What the kernel pages to; put back at the end.
+pub struct Swap {
+    _end: AtEnd,
 }
 
 impl Swap {
-    /// A swap file of so many MiB.
+    /// A swap file of so many MiB, on the disk that holds the working directory.
     pub fn file(at: &Path, mib: u64) -> Result<Swap> {
+        let place = at.display();
+        let end = AtEnd::run(&format!("swapoff {place}; rm {place}"))?;
         // Written, not punched: swap files have no holes.
-        let size = format!("count={mib}");
-        let to = format!("of={}", at.display());
+        let (size, to) = (format!("count={mib}"), format!("of={place}"));
         run("dd", &["if=/dev/zero", &to, "bs=1M", &size, "status=none"])?;
-        let swap = Swap::File(at.into());
-        run("chmod", &["600", &swap.device()])?;
-        swap.enable()
+        run("chmod", &["600", &place.to_string()])?;
+        Swap::enable(&place.to_string(), end)
     }
 
     /// A zram device of so many MiB, with the kernel's default compressor.
     pub fn zram(mib: u64) -> Result<Swap> {
-        const ADD: &str = "/sys/class/zram-control/hot_add";
-        let number = std::fs::read_to_string(ADD).context("the kernel has no zram")?;
-        let swap = Swap::Zram(number.trim().parse()?);
-        let size = format!("/sys/block/zram{}/disksize", number.trim());
-        std::fs::write(size, format!("{mib}M"))?;
-        swap.enable()
+        const CONTROL: &str = "/sys/class/zram-control";
+        let number = std::fs::read_to_string(format!("{CONTROL}/hot_add"));
+        let number = number.context("the kernel has no zram")?.trim().to_string();
+        let end = AtEnd::run(&format!(
+            "swapoff /dev/zram{number}; echo {number} > {CONTROL}/hot_remove"
+        ))?;
+        std::fs::write(format!("/sys/block/zram{number}/disksize"), format!("{mib}M"))?;
+        Swap::enable(&format!("/dev/zram{number}"), end)
     }
 
-    fn enable(self) -> Result<Swap> {
-        run("mkswap", &["--quiet", &self.device()])?;
-        run("swapon", &["--priority", "100", &self.device()])?;
-        Ok(self)
-    }
-
-    fn device(&self) -> String {
-        match self {
-            Swap::File(path) => path.display().to_string(),
-            Swap::Zram(number) => format!("/dev/zram{number}"),
-        }
-    }
-}
-
-impl Drop for Swap {
-    fn drop(&mut self) {
-        let off = run("swapoff", &[&self.device()]);
-        let gone = match self {
-            Swap::File(path) => std::fs::remove_file(path),
-            Swap::Zram(number) => {
-                std::fs::write("/sys/class/zram-control/hot_remove", number.to_string())
-            }
-        };
-        if let Some(error) = off.err().or(gone.err().map(Into::into)) {
-            eprintln!("swap on {} is still there: {error}", self.device());
-        }
+    fn enable(device: &str, end: AtEnd) -> Result<Swap> {
+        run("mkswap", &["--quiet", device])?;
+        run("swapon", &["--priority", "100", device])?;
+        Ok(Swap { _end: end })
     }
 }
 
@@ -72,6 +50,7 @@ fn run(program: &str, args: &[&str]) -> Result<()> {
 /// A memory cgroup (version 1) with a limit.
 pub struct Limited {
     directory: PathBuf,
+    _end: AtEnd,
 }
 
 impl Limited {
@@ -82,8 +61,14 @@ impl Limited {
             bail!("needs the memory controller of cgroup version 1, and root");
         }
         let directory = root.join(format!("pagetax-bench-{}", std::process::id()));
+        let place = directory.display();
+        // What runs inside is what we started; it takes a moment to be gone.
+        let end = AtEnd::run(&format!(
+            "kill -9 $(cat {place}/tasks) 2> /dev/null; for i in $(seq 100); do rmdir {place} && exit; \
+             sleep 0.1; done 2> /dev/null; exit 1"
+        ))?;
         std::fs::create_dir(&directory)?;
-        let limited = Limited { directory };
+        let limited = Limited { directory, _end: end };
         let set = |file: &str, value: String| std::fs::write(limited.directory.join(file), value);
         set("memory.limit_in_bytes", (mib << 20).to_string())?;
         set("memory.swappiness", "100".into())?;
@@ -94,13 +79,5 @@ impl Limited {
     pub fn shell(&self) -> String {
         let enter = format!("echo $$ > {}/tasks && exec \"$@\"", self.directory.display());
         format!("sh -c '{enter}' sh")
-    }
-}
-
-impl Drop for Limited {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir(&self.directory) {
-            eprintln!("{} is still there: {error}", self.directory.display());
-        }
     }
 }

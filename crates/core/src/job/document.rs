@@ -113,6 +113,7 @@ pub(super) struct RawRegion {
     pub mapped: Option<bool>,
     pub directory: Option<Word>,
     pub private: Option<bool>,
+    pub resident: Option<Field>,
 }
 
 #[derive(Debug, Clone, Deserialize)]

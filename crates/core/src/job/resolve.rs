@@ -214,7 +214,7 @@ impl Resolver<'_> {
         };
         let region = Region {
             name: name.clone(),
-            backing: self.backing(raw)?,
+            backing: self.backing(raw, bytes)?,
             bytes,
             page_size: raw
                 .page_size
@@ -233,18 +233,21 @@ impl Resolver<'_> {
         Ok(())
     }
 
-    fn backing(&self, raw: &RawRegion) -> Resolved<Backing> {
+    fn backing(&self, raw: &RawRegion, bytes: u64) -> Resolved<Backing> {
         let directory = raw.directory.as_ref().map(|w| self.word(w)).transpose()?;
         let file = Backing::File {
             directory: directory.filter(|d| !d.is_empty()).map(String::from),
             private: raw.private.unwrap_or(true),
         };
+        let resident = raw.resident.as_ref().map(|f| self.size(f)).transpose()?;
+        let remote = Backing::Remote { resident_bytes: resident.unwrap_or(bytes / 4) };
         let Some(word) = &raw.backing else { return Ok(Backing::Anon) };
         let known = [
             ("anon", &Backing::Anon),
             ("shared", &Backing::Shared),
             ("memfd", &Backing::Memfd),
             ("file", &file),
+            ("remote", &remote),
         ];
         self.choice(word, "backing", &known).cloned()
     }

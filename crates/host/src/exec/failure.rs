@@ -46,6 +46,10 @@ pub fn region_error(plan: &Plan, id: RegionId, error: io::Error) -> RunError {
         Backing::File { .. } => {
             "name a directory that can be written to and has room, with its directory parameter"
         }
+        Backing::Remote { .. } => {
+            "look at /dev/userfaultfd (`pagetax doctor`) and at the servers (`pagetax servers`), or make \
+             the region smaller"
+        }
         _ => MAP,
     };
     let op = format!("set-up of region `{}` ({})", region.name, Bytes(region.bytes));

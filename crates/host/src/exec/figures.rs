@@ -4,6 +4,7 @@
 //! machine (reclaim, compaction, kernel daemons) is the difference of two snapshots.
 
 use super::control::{ClientRow, Control, Figure};
+use super::network::{Network, Traffic};
 use crate::budget::Totals;
 use crate::pagesize::{Mode, PageSettings};
 use crate::procfs::{ProcessMemory, Root, SystemSnapshot, process_huge_bytes, process_memory};
@@ -18,15 +19,17 @@ pub type Readings = Vec<(&'static str, Reading)>;
 struct Surroundings {
     system: SystemSnapshot,
     block_read_bytes: Result<u64, String>,
+    traffic: Option<Traffic>,
 }
 
 impl Surroundings {
-    fn read() -> Surroundings {
+    fn read(network: Option<&Network>) -> Surroundings {
         let root = Root::default();
         let io: Result<procfs_core::process::Io, String> = root.parse("/proc/self/io");
         Surroundings {
             system: SystemSnapshot::read(&root),
             block_read_bytes: io.map(|io| io.read_bytes),
+            traffic: network.and_then(Network::traffic),
         }
     }
 
@@ -37,6 +40,11 @@ impl Surroundings {
             (Err(why), _) | (_, Err(why)) => Reading::Missing(why.clone()),
         };
         readings.push(("block_read_bytes", block_read));
+        if let (Some(now), Some(then)) = (&self.traffic, &before.traffic) {
+            let own = now.since(then).readings();
+            readings.retain(|(id, _)| own.iter().all(|(own, _)| own != id));
+            readings.extend(own);
+        }
         readings
     }
 }
@@ -53,18 +61,25 @@ pub struct PhaseFigures {
 
 impl PhaseFigures {
     /// Right before the phase.
-    pub fn begin() -> PhaseFigures {
+    pub fn begin(network: Option<&Network>) -> PhaseFigures {
         PhaseFigures {
             peak_is_reset: std::fs::write("/proc/self/clear_refs", "5").is_ok(),
-            before: Surroundings::read(),
+            before: Surroundings::read(network),
             usage: Usage::default(),
             readings: Vec::new(),
         }
     }
 
     /// Right after it.
-    pub fn end(&mut self, control: &Control, phase: &Phase, usage: Usage, wall_ns: u64) {
-        self.readings = Surroundings::read().since(&self.before, wall_ns);
+    pub fn end(
+        &mut self,
+        control: &Control,
+        phase: &Phase,
+        network: Option<&Network>,
+        usage: Usage,
+        wall_ns: u64,
+    ) {
+        self.readings = Surroundings::read(network).since(&self.before, wall_ns);
         self.usage = usage;
         let sum = |get: fn(ClientRow<'_>) -> u64| control.rows().map(get).sum::<u64>();
         let own = process_memory(&Root::default(), std::process::id());
@@ -186,9 +201,9 @@ const PEAKS: [&str; 4] =
 
 impl RunFigures {
     /// Right before the set-up.
-    pub fn begin() -> RunFigures {
+    pub fn begin(network: Option<&Network>) -> RunFigures {
         RunFigures {
-            before: Surroundings::read(),
+            before: Surroundings::read(network),
             usage: Usage::default(),
             readings: Vec::new(),
             wall_ns: 0,
@@ -219,9 +234,9 @@ impl RunFigures {
     }
 
     /// Closes the run.
-    pub fn end(&mut self, plan: &Plan, wall_ns: u64, mismatch: bool) {
+    pub fn end(&mut self, plan: &Plan, network: Option<&Network>, wall_ns: u64, mismatch: bool) {
         self.wall_ns = wall_ns;
-        self.readings.extend(Surroundings::read().since(&self.before, wall_ns));
+        self.readings.extend(Surroundings::read(network).since(&self.before, wall_ns));
         self.readings.extend(usage_readings(self.usage));
         self.readings.push(("wall_ns", Reading::Measured(wall_ns)));
         let verifies = |op: &Op| matches!(op, Op::Touch(t) if matches!(t.access, Access::Verify | Access::Rewrite));

@@ -1,5 +1,6 @@
 //! The machines `host` and `null`.
 
+use super::network::Network;
 use super::run::Run;
 use crate::environment::environment;
 use crate::guard::{Limits, Room, check, check_replays};
@@ -11,18 +12,47 @@ use pagetax_core::machine::{Machine, MachineKind, MachineSpec, RunError, Sink, U
 use pagetax_core::plan::Plan;
 use pagetax_core::report::Warning;
 use pagetax_core::units::Bytes;
+use pagetax_remote::pager::Log;
+use pagetax_remote::store::PageStore;
+use pagetax_remote::store::embedded::EmbeddedStore;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The machine that this runs on.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct HostMachine {
     limits: Limits,
+    /// Of network memory.
+    store: Option<Arc<dyn PageStore>>,
+    log: Option<Log>,
 }
 
 impl HostMachine {
     /// With other limits than the default ones.
     pub fn with_limits(limits: Limits) -> HostMachine {
-        HostMachine { limits }
+        HostMachine { limits, ..HostMachine::default() }
+    }
+
+    /// With this store for network memory, which is else compressed inside this process.
+    pub fn with_store(mut self, store: Arc<dyn PageStore>) -> HostMachine {
+        self.store = Some(store);
+        self
+    }
+
+    /// Tells here of pages that are lost.
+    pub fn with_log(mut self, log: Log) -> HostMachine {
+        self.log = Some(log);
+        self
+    }
+
+    fn network(&self) -> Network {
+        let embedded = || -> Arc<dyn PageStore> {
+            let room = Room::read(&Root::default());
+            let free =
+                |room: Room| room.available_bytes.saturating_sub(room.guard_bytes(&self.limits));
+            Arc::new(EmbeddedStore::new(Bytes(room.map_or(u64::MAX, free))))
+        };
+        Network::new(self.store.clone().unwrap_or_else(embedded), self.log.clone())
     }
 }
 
@@ -48,7 +78,7 @@ impl Machine for HostMachine {
         let latency = latency.and_then(|started| {
             started.map_err(|why| warn(out, "no_fault_latency", why.what, &why.remedy)).ok()
         });
-        let result = run(plan, Some(self.limits), out);
+        let result = run(plan, Some((self.limits, self.network())), out);
         if let Some(latency) = latency {
             latency.finish().report(out);
         }
@@ -75,11 +105,11 @@ impl Machine for NullMachine {
 }
 
 /// Runs on real memory within limits, or on none.
-fn run(plan: &Plan, limits: Option<Limits>, out: &mut dyn Sink) -> Result<(), RunError> {
+fn run(plan: &Plan, memory: Option<(Limits, Network)>, out: &mut dyn Sink) -> Result<(), RunError> {
     out.environment(environment(&Root::default()));
     let _signals = StopSignals::watch()
         .map_err(|error| super::failure::refusal("watching for signals", &error))?;
-    Run::set_up(plan, limits, out)?.run()
+    Run::set_up(plan, memory, out)?.run()
 }
 
 fn warn(out: &mut dyn Sink, id: &str, text: String, remedy: &str) {

@@ -3,6 +3,7 @@
 //! Invariant: backing files have no name once they are made (O_TMPFILE, or unlinked at once), so
 //! nothing stays behind however the process ends.
 
+use super::network::Network;
 use super::pace::{Halt, Pace};
 use super::touch::{Turn, lay_links, touch};
 use crate::sys::mapping::{Mapping, Request, Source};
@@ -33,6 +34,8 @@ struct Held {
     pattern_seed: u64,
     writable: bool,
     file: Option<Arc<File>>,
+    /// Of network memory: paged from the set-up on.
+    paged: Option<Arc<Mapping>>,
     mapping: Option<Arc<Mapping>>,
     /// Seed and grain of the chase whose links stand in it.
     links: Option<(u64, u64)>,
@@ -40,19 +43,26 @@ struct Held {
 }
 
 impl Memory {
-    /// Makes the backing files; maps nothing yet. Errors name the region.
-    pub fn make(plan: &Plan, goes_on: &dyn Fn() -> bool) -> Result<Memory, (RegionId, io::Error)> {
+    /// Makes the backing files, and starts the pagers of network memory, whose threads are then none of
+    /// the job's; gives out no memory yet. Errors name the region.
+    pub fn make(
+        plan: &Plan,
+        network: &mut Network,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Memory, (RegionId, io::Error)> {
         let mut regions = Vec::with_capacity(plan.regions.len());
         for (index, region) in plan.regions.iter().enumerate() {
             let id = RegionId(index);
             let pattern_seed = plan.pattern_seed(id);
             let filled = is_read_before_written(plan, id);
             let file = make_file(region, pattern_seed, filled, goes_on).map_err(|e| (id, e))?;
+            let paged = network.map(region).map_err(|e| (id, e))?;
             regions.push(Held {
                 region: region.clone(),
                 pattern_seed,
                 writable: is_written(plan, id),
                 file: file.map(Arc::new),
+                paged: paged.map(|pager| Arc::new(Mapping::of_pager(pager))),
                 mapping: None,
                 links: None,
                 locked: false,
@@ -98,6 +108,10 @@ impl Memory {
 
     fn map(&mut self, id: RegionId) -> io::Result<()> {
         let held = &mut self.regions[id.0];
+        if held.paged.is_some() {
+            held.mapping = held.paged.clone();
+            return Ok(());
+        }
         let request = request(&held.region, held.file.as_deref(), held.writable);
         let mapping = Mapping::new(request)?;
         if let Some(advice) = page_size_advice(held.region.page_size) {
@@ -241,7 +255,7 @@ fn make_file(
         // Shared memory that is mapped later must be the same for every client that maps it.
         Backing::Memfd => memfd(region, len).map(Some),
         Backing::Shared if !region.mapped_at_start => memfd(region, len).map(Some),
-        Backing::Shared | Backing::Anon => Ok(None),
+        Backing::Shared | Backing::Anon | Backing::Remote { .. } => Ok(None),
     }
 }
 

@@ -9,6 +9,7 @@ mod failure;
 mod figures;
 mod machine;
 mod memory;
+mod network;
 mod pace;
 mod run;
 mod touch;

@@ -7,6 +7,7 @@ use super::control::{Control, Failure};
 use super::failure::{died, op_error, refusal, region_error, short_of_memory};
 use super::figures::{PhaseFigures, RunFigures};
 use super::memory::Memory;
+use super::network::Network;
 use super::pace::Halt;
 use super::watch::Watcher;
 use super::worker::{Finished, Worker};
@@ -32,6 +33,7 @@ pub struct Run<'a> {
     /// None on the null machine.
     limits: Option<Limits>,
     memory: Option<Memory>,
+    network: Option<Network>,
     short_of_memory: bool,
     memory_seen: Instant,
     begun: Instant,
@@ -42,20 +44,23 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Makes files and maps what is mapped from the start; without limits there is no memory.
+    /// Makes files and maps what is mapped from the start, or has no memory at all.
     pub fn set_up(
         plan: &'a Plan,
-        limits: Option<Limits>,
+        on: Option<(Limits, Network)>,
         out: &'a mut dyn Sink,
     ) -> Result<Run<'a>, RunError> {
         let named = |(id, error)| region_error(plan, id, error);
-        let mut memory = match limits {
-            Some(_) => Some(Memory::make(plan, &|| !asked_to_stop()).map_err(named)?),
+        let (limits, mut network) = on.unzip();
+        let mut memory = match &mut network {
+            Some(network) => {
+                Some(Memory::make(plan, network, &|| !asked_to_stop()).map_err(named)?)
+            }
             None => None,
         };
         let watch = limits.map(|_| watch_this_thread());
         let begun = Instant::now();
-        let mut figures = RunFigures::begin();
+        let mut figures = RunFigures::begin(network.as_ref());
         let before = thread_usage();
         if let Some(memory) = &mut memory {
             memory.map_first().map_err(named)?;
@@ -65,6 +70,7 @@ impl<'a> Run<'a> {
             plan,
             limits,
             memory,
+            network,
             short_of_memory: false,
             memory_seen: begun,
             begun,
@@ -91,8 +97,10 @@ impl<'a> Run<'a> {
         self.figures.add_usage(thread_usage().since(before));
         let wall_ns = self.now_ns();
         let watched = self.watch.map(Watch::finish);
-        self.figures.end(self.plan, wall_ns, matches!(result, Err(RunError::Mismatch { .. })));
-        self.watcher.whole_run(self.plan, &self.figures, watched.as_ref());
+        let is_wrong = matches!(result, Err(RunError::Mismatch { .. }));
+        let network = self.network.as_ref();
+        self.figures.end(self.plan, network, wall_ns, is_wrong);
+        self.watcher.whole_run(self.plan, &self.figures, network, watched.as_ref());
         result
     }
 
@@ -110,7 +118,7 @@ impl<'a> Run<'a> {
         self.lay_links(phase)?;
         let control =
             Control::new(phase.clients.max(1)).map_err(|e| refusal("a shared page", &e))?;
-        let mut figures = PhaseFigures::begin();
+        let mut figures = PhaseFigures::begin(self.network.as_ref());
         let start_ns = self.now_ns();
         self.watcher.begin_phase(index, start_ns);
         let usage = match phase.client_kind {
@@ -119,7 +127,8 @@ impl<'a> Run<'a> {
         };
         let end_ns = control.rows().filter_map(|row| row.end_ns()).max().unwrap_or(self.now_ns());
         let usage_sum = usage.as_ref().copied().unwrap_or_default();
-        figures.end(&control, phase, usage_sum, end_ns - start_ns);
+        let network = self.network.as_ref();
+        figures.end(&control, phase, network, usage_sum, end_ns - start_ns);
         self.watcher.end_phase(&control, phase, start_ns, end_ns, &figures);
         self.figures.add_phase(&figures);
         usage?;
@@ -238,7 +247,7 @@ impl<'a> Run<'a> {
         if asked_to_stop() || self.short_of_memory {
             control.stop();
         }
-        self.watcher.look(control, phase);
+        self.watcher.look(control, phase, self.network.as_ref());
     }
 
     /// Looks every [`TICK`] whether the machine still has memory.

@@ -2,14 +2,25 @@
 
 use super::control::Control;
 use super::figures::{PhaseFigures, RunFigures};
+use super::network::{Network, Traffic};
 use crate::budget::{Translation, Watched, budget};
 use crate::calibrate::cached;
 use crate::procfs::{Root, SystemSnapshot, process_memory};
-use pagetax_core::counter::Reading;
+use pagetax_core::counter::{Provenance, Reading};
 use pagetax_core::machine::Sink;
 use pagetax_core::plan::{ClientKind, Op, Phase, Plan};
 use pagetax_core::report::Warning;
+use pagetax_remote::pager::Counts;
 use std::time::{Duration, Instant};
+
+/// What there was at the last point of the series; points are of what came after it.
+struct Sampled {
+    time_ns: u64,
+    system: SystemSnapshot,
+    traffic: Option<Traffic>,
+    /// Accesses, minor and major faults.
+    job: [u64; 3],
+}
 
 /// Reports a run as it goes.
 pub struct Watcher<'a> {
@@ -17,7 +28,7 @@ pub struct Watcher<'a> {
     begun: Instant,
     interval: Option<Duration>,
     next_sample: Option<Instant>,
-    system_before: SystemSnapshot,
+    sampled: Sampled,
     phases: usize,
     phase: usize,
     phase_start_ns: u64,
@@ -25,6 +36,27 @@ pub struct Watcher<'a> {
     access_count: u64,
     minor_fault_count: u64,
     major_fault_count: u64,
+}
+
+impl Sampled {
+    fn since(&self, before: &Sampled) -> Vec<(&'static str, u64)> {
+        let ids = ["access_count", "minor_fault_count", "major_fault_count"];
+        let each = ids.into_iter().zip(self.job).zip(before.job);
+        let mut values: Vec<_> =
+            each.map(|((id, now), then)| (id, now.saturating_sub(then))).collect();
+        let known = |(id, reading): (&'static str, Reading)| Some((id, reading.value()?));
+        let system = self.system.since(&before.system, self.time_ns - before.time_ns);
+        let system = system.into_iter().filter_map(known);
+        let network = self.traffic.as_ref().map(|traffic| match &before.traffic {
+            Some(before) => traffic.since(before).columns(),
+            None => traffic.columns(),
+        });
+        let network = network.unwrap_or_default();
+        let is_networks = |id: &str| network.iter().any(|(own, _)| *own == id);
+        values.extend(system.filter(|(id, _)| !is_networks(id)));
+        values.extend(network);
+        values
+    }
 }
 
 impl<'a> Watcher<'a> {
@@ -37,7 +69,12 @@ impl<'a> Watcher<'a> {
             begun,
             interval,
             next_sample: interval.map(|interval| begun + interval),
-            system_before: SystemSnapshot::read(&Root::default()),
+            sampled: Sampled {
+                time_ns: 0,
+                system: SystemSnapshot::read(&Root::default()),
+                traffic: None,
+                job: [0; 3],
+            },
             phases: plan.phases.len().max(1),
             phase: 0,
             phase_start_ns: 0,
@@ -59,11 +96,11 @@ impl<'a> Watcher<'a> {
     }
 
     /// Called often while clients work.
-    pub fn look(&mut self, control: &Control, phase: &Phase) {
+    pub fn look(&mut self, control: &Control, phase: &Phase, network: Option<&Network>) {
         if let (Some(due), Some(interval)) = (self.next_sample, self.interval)
             && Instant::now() >= due
         {
-            self.sample(control, phase);
+            self.sample(control, phase, network);
             // A late sample does not make the next ones hurry.
             self.next_sample = Some((due + interval).max(Instant::now()));
         }
@@ -86,31 +123,29 @@ impl<'a> Watcher<'a> {
         share(accesses as f64, planned).max(share(elapsed, time)).min(1.0)
     }
 
-    /// One point: the job's counts since the start of the run, the machine's page traffic, and what
-    /// the main process holds now (forked clients are not in it).
-    fn sample(&mut self, control: &Control, phase: &Phase) {
-        let (mut accesses, mut minor, mut major) =
-            (self.access_count, self.minor_fault_count, self.major_fault_count);
+    /// One point: what happened since the last one, to the job and to the machine, and what the main
+    /// process holds now (forked clients are not in it).
+    fn sample(&mut self, control: &Control, phase: &Phase, network: Option<&Network>) {
+        let mut job = [self.access_count, self.minor_fault_count, self.major_fault_count];
         for row in control.rows() {
-            let faults = row.faults();
-            (accesses, minor, major) =
-                (accesses + row.access_count(), minor + faults.0, major + faults.1);
+            let (minor, major) = row.faults();
+            job = [job[0] + row.access_count(), job[1] + minor, job[2] + major];
         }
-        let mut values = vec![
-            ("access_count", accesses),
-            ("minor_fault_count", minor),
-            ("major_fault_count", major),
-        ];
-        let (root, time_ns) = (Root::default(), self.now_ns());
+        let root = Root::default();
+        let now = Sampled {
+            time_ns: self.now_ns(),
+            system: SystemSnapshot::read(&root),
+            traffic: network.and_then(Network::traffic),
+            job,
+        };
+        let mut values = now.since(&self.sampled);
         if phase.client_kind != ClientKind::Processes {
             let own = process_memory(&root, std::process::id());
             values.extend(own.resident_bytes.value().map(|bytes| ("resident_bytes", bytes)));
             values.extend(own.locked_bytes.value().map(|bytes| ("locked_bytes", bytes)));
         }
-        let system = SystemSnapshot::read(&root).since(&self.system_before, time_ns);
-        let known = |(id, reading): (&'static str, Reading)| Some((id, reading.value()?));
-        values.extend(system.into_iter().filter_map(known));
-        self.out.sample(time_ns, &values);
+        self.out.sample(now.time_ns, &values);
+        self.sampled = now;
     }
 
     /// A phase has ended.
@@ -130,12 +165,24 @@ impl<'a> Watcher<'a> {
     }
 
     /// The run has ended.
-    pub fn whole_run(&mut self, plan: &Plan, figures: &RunFigures, watched: Option<&Watched>) {
+    pub fn whole_run(
+        &mut self,
+        plan: &Plan,
+        figures: &RunFigures,
+        network: Option<&Network>,
+        watched: Option<&Watched>,
+    ) {
         for (id, reading) in &figures.readings {
             self.out.counter(id, reading.clone());
         }
         if let Some(watched) = watched {
-            self.budget(plan, figures, watched);
+            self.budget(plan, figures, network, watched);
+        }
+        if let Some(network) = network
+            && let Some(traffic) = network.traffic()
+        {
+            self.out.latency("page_in", &traffic.latency(), None, Provenance::Measured);
+            network.table().into_iter().for_each(|table| self.out.table(table));
         }
         // getrusage splits CPU time into user and kernel by clock ticks.
         const TICKS_NEEDED_NS: u64 = 100_000_000;
@@ -145,7 +192,13 @@ impl<'a> Watcher<'a> {
         }
     }
 
-    fn budget(&mut self, plan: &Plan, figures: &RunFigures, watched: &Watched) {
+    fn budget(
+        &mut self,
+        plan: &Plan,
+        figures: &RunFigures,
+        network: Option<&Network>,
+        watched: &Watched,
+    ) {
         let calibration = cached();
         if let Err(why) = &calibration {
             self.warn("no_calibration", why, "pagetax calibrate");
@@ -154,7 +207,15 @@ impl<'a> Watcher<'a> {
         let accesses = figures.reading("access_count").value();
         let translation = Translation::of_plan(plan, base_page_bytes, accesses);
         let totals = figures.totals();
-        let budget = budget(&totals, &watched.profile, &translation, calibration.as_ref().ok());
+        let mut budget = budget(&totals, &watched.profile, &translation, calibration.as_ref().ok());
+        if let Some(traffic) = network.and_then(Network::traffic) {
+            let Counts { page_in_ns_total, demand_page_in_count, .. } = traffic.counts;
+            let overlaps = plan.phases.iter().any(|phase| phase.clients > 1);
+            let how = format!(
+                "{demand_page_in_count} page-ins, from report to page, by the pager's clock"
+            );
+            budget.split_remote_page_in(page_in_ns_total, overlaps, &how);
+        }
         self.out.budget(budget);
     }
 

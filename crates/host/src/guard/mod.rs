@@ -3,8 +3,10 @@
 //!
 //! Invariant: checking is cheap and changes nothing; each finding says what to do.
 
+mod network;
 mod pages;
 
+use self::network::check_network;
 use self::pages::{check_page_size, check_pools};
 use crate::exec::file_directory;
 use crate::pagesize::PageSettings;
@@ -46,6 +48,7 @@ pub fn check(plan: &Plan, limits: &Limits, root: &Root, pages: &PageSettings) ->
         unmet.extend(check_page_size(region, pages));
         unmet.extend(check_directory(region));
     }
+    unmet.extend(check_network(plan));
     unmet.extend(check_pools(plan, pages));
     unmet
 }
@@ -162,19 +165,16 @@ fn check_touches(plan: &Plan) -> Vec<Unmet> {
     unmet
 }
 
-/// Bytes of memory, not of files, that a plan may come to hold at once.
+/// Bytes of memory, neither of files nor in a page store, that a plan may come to hold at once.
 fn memory_bytes_max(plan: &Plan) -> u64 {
-    let in_memory = |id: RegionId| match plan.region(id).backing {
+    let held = |region: &Region| match region.backing {
         Backing::File { private: false, .. } => 0,
-        _ => plan.region(id).bytes,
+        Backing::Remote { resident_bytes } => resident_bytes.min(region.bytes),
+        _ => region.bytes,
     };
+    let in_memory = |id: RegionId| held(plan.region(id));
     let own = plan.mapped_bytes_max().0;
-    let files: u64 = plan
-        .regions
-        .iter()
-        .filter(|r| matches!(r.backing, Backing::File { private: false, .. }))
-        .map(|r| r.bytes)
-        .sum();
+    let elsewhere: u64 = plan.regions.iter().map(|region| region.bytes - held(region)).sum();
     let copies = plan.phases.iter().map(|phase| {
         let more = u64::from(phase.clients.saturating_sub(1));
         let mut copied: BTreeMap<usize, u64> = BTreeMap::new();
@@ -194,7 +194,7 @@ fn memory_bytes_max(plan: &Plan) -> u64 {
         }
         copied.values().sum::<u64>().saturating_mul(more)
     });
-    own.saturating_sub(files).saturating_add(copies.max().unwrap_or(0))
+    own.saturating_sub(elsewhere).saturating_add(copies.max().unwrap_or(0))
 }
 
 fn check_sizes(plan: &Plan, limits: &Limits, root: &Root) -> Vec<Unmet> {

@@ -23,6 +23,10 @@ pub(super) fn check_page_size(region: &Region, pages: &PageSettings) -> Option<U
         let what = format!("region `{name}` is a file; its page size is the file system's choice");
         return Some(degraded(what, "use backing = \"anon\" or \"memfd\""));
     }
+    if region.backing.is_remote() {
+        let what = format!("region `{name}` is network memory, whose pages come and go one by one");
+        return Some(degraded(what, "leave its page_size out"));
+    }
     if !matches!(region.backing, Backing::Anon) {
         let what =
             format!("region `{name}` is shared memory, with {size} pages only if shmem has them");

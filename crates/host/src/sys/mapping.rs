@@ -3,10 +3,12 @@
 //! Invariant: accesses are volatile, aligned and checked against the length, so that the compiler
 //! drops none of them and none of them leaves the mapping.
 
+use pagetax_remote::pager::RemoteRegion;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::fs::File;
 use std::io;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
 /// What is mapped.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +46,8 @@ pub struct Request<'a> {
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// Network memory is mapped by its pager, which unmaps it when its last owner goes.
+    pager: Option<Arc<RemoteRegion>>,
 }
 
 // SAFETY: the mapping is owned memory that is only reached through this module's methods, which use
@@ -68,7 +72,8 @@ impl Mapping {
         let slack = if request.hugetlb.is_some() { 0 } else { align - base };
         let wide = len.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
         if slack == 0 {
-            return Ok(Mapping { start: map_at(ptr::null_mut(), len, &request)?, len });
+            let start = map_at(ptr::null_mut(), len, &request)?;
+            return Ok(Mapping { start, len, pager: None });
         }
         let room = map_at(ptr::null_mut(), wide, &Request { source: Source::Anon, ..request })?;
         let lead = room.as_ptr().align_offset(align);
@@ -78,12 +83,18 @@ impl Mapping {
         unmap(room.as_ptr(), lead);
         unmap(room.as_ptr().wrapping_add(lead + len), slack - lead);
         match start {
-            Ok(start) => Ok(Mapping { start, len }),
+            Ok(start) => Ok(Mapping { start, len, pager: None }),
             Err(error) => {
                 unmap(room.as_ptr().wrapping_add(lead), len);
                 Err(error)
             }
         }
+    }
+
+    /// Memory that is paged by a pager in this process.
+    pub fn of_pager(pager: Arc<RemoteRegion>) -> Mapping {
+        let start = NonNull::new(pager.as_ptr()).expect("nothing is mapped at 0");
+        Mapping { start, len: pager.len(), pager: Some(pager) }
     }
 
     /// Its first address.
@@ -214,7 +225,9 @@ impl Word {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        unmap(self.start.as_ptr(), self.len);
+        if self.pager.is_none() {
+            unmap(self.start.as_ptr(), self.len);
+        }
     }
 }
 

@@ -17,6 +17,18 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: u64,)*
         }
 
+        impl Counts {
+            /// Both together.
+            pub fn plus(&self, other: &Counts) -> Counts {
+                Counts { $($name: self.$name + other.$name,)* }
+            }
+
+            /// Since an earlier time.
+            pub fn since(&self, before: &Counts) -> Counts {
+                Counts { $($name: self.$name.saturating_sub(before.$name),)* }
+            }
+        }
+
         impl Stats {
             /// The counts now.
             pub fn counts(&self) -> Counts {

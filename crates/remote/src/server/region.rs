@@ -216,7 +216,7 @@ impl Region {
     pub fn clear(&self, slab: &Slab, void_lease: u32) {
         let mut index = self.write();
         index.lease = void_lease;
-        std::mem::take(&mut index.slots).into_values().for_each(|slot| slab.free_slot(slot));
+        slab.free_slots(std::mem::take(&mut index.slots).into_values());
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Index> {

@@ -8,7 +8,7 @@ use crate::page::{PAGE_BYTES, PageSum};
 use memmap2::{Advice, MmapMut};
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Pages of a chunk, but for the last: 2 MiB.
 const CHUNK_PAGES: usize = 512;
@@ -33,6 +33,8 @@ pub struct Slab {
     pages_max: u64,
     chunks: Box<[RwLock<Option<Chunk>>]>,
     free: Mutex<Free>,
+    /// One of those that leave has been given back.
+    given_back: Condvar,
 }
 
 #[derive(Debug)]
@@ -44,6 +46,8 @@ struct Chunk {
 #[derive(Debug, Default)]
 struct Free {
     used: u64,
+    /// Of them: being wiped, to be given back. They count as free: who wants one waits.
+    leaving: u64,
     /// The free slots of each chunk that was ever mapped.
     slots: Vec<Vec<u16>>,
     /// Mapped chunks that have free slots.
@@ -73,7 +77,7 @@ impl Slab {
         let pages_max = pages_max.min(u32::MAX as u64);
         let chunks = pages_max.div_ceil(CHUNK_PAGES as u64);
         let chunks = (0..chunks).map(|_| RwLock::default()).collect();
-        Slab { pages_max, chunks, free: Mutex::default() }
+        Slab { pages_max, chunks, free: Mutex::default(), given_back: Condvar::new() }
     }
 
     /// Slots in all.
@@ -81,9 +85,10 @@ impl Slab {
         self.pages_max
     }
 
-    /// Slots that are not in use.
+    /// Slots that can be had.
     pub fn pages_free(&self) -> u64 {
-        self.pages_max - self.free().used
+        let free = self.free();
+        self.pages_max - free.used + free.leaving
     }
 
     /// Takes a slot and fills it; none when all are in use or the system gives no memory.
@@ -108,14 +113,26 @@ impl Slab {
         look(chunk.page(slot.index()), chunk.sums[slot.index()])
     }
 
+    /// Wipes many slots and gives them back; others can count on their room from the start.
+    pub fn free_slots(&self, slots: impl ExactSizeIterator<Item = Slot>) {
+        self.free().leaving += slots.len() as u64;
+        slots.for_each(|slot| self.give_back(slot, 1));
+    }
+
     /// Wipes a slot and gives it back.
     pub fn free_slot(&self, slot: Slot) {
+        self.give_back(slot, 0);
+    }
+
+    fn give_back(&self, slot: Slot, leaving: u64) {
         self.change(slot, |chunk| {
             chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].fill(0);
             chunk.sums[slot.index()] = PageSum::default();
         });
         let mut free = self.free();
         free.used -= 1;
+        free.leaving -= leaving;
+        self.given_back.notify_one();
         free.slots[slot.chunk()].push(slot.index() as u16);
         free.open.insert(slot.chunk() as u32);
         // One chunk stays mapped for the next page.
@@ -138,8 +155,11 @@ impl Slab {
 
     fn allocate(&self) -> Option<Slot> {
         let mut free = self.free();
-        if free.used == self.pages_max {
-            return None;
+        while free.used == self.pages_max {
+            if free.leaving == 0 {
+                return None;
+            }
+            free = self.given_back.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
         let chunk = match free.open.first() {
             Some(chunk) => *chunk,
@@ -194,6 +214,25 @@ mod tests {
         let again = slab.put(&page, PageSum(3)).expect("the slot that was given back");
         assert_eq!(again, slots[5]);
         slab.with(slots[999], |bytes, sum| assert!(bytes == page && sum == PageSum(999)));
+    }
+
+    #[test]
+    fn what_is_being_given_back_can_be_had() {
+        let slab = Slab::new(2000);
+        let put = || slab.put(&[1; PAGE_BYTES], PageSum(1));
+        let slots: Vec<Slot> = std::iter::from_fn(put).collect();
+        let (begun, go) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let given_back = slots.into_iter().inspect(|_| {
+                let _ = begun.send(());
+            });
+            let slab = &slab;
+            scope.spawn(move || slab.free_slots(given_back));
+            go.recv().unwrap();
+            // Most are still in use; none of them is refused.
+            assert_eq!(slab.pages_free(), 2000);
+            assert!((0..2000).all(|_| put().is_some()) && put().is_none());
+        });
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::model::{Model, ModelError};
 use crate::tally::{CounterId, Tally};
 use pagetax_core::counter::Reading;
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Advice, Backing, Plan, Region, RegionId};
+use pagetax_core::plan::{Advice, Plan, Region, RegionId};
 use pagetax_core::units::{Bytes, PageSize};
 use std::collections::BTreeMap;
 
@@ -417,7 +417,7 @@ impl<F: Flavor> AnonKernel<F> {
 
 impl<F: Flavor> Kernel<CachedMmu> for AnonKernel<F> {
     fn check(&self, plan: &Plan) -> Vec<Unmet> {
-        let anonymous = |region: &&Region| region.backing == Backing::Anon;
+        let anonymous = |region: &&Region| region.backing.is_anonymous();
         let mut unmet: Vec<_> = plan
             .regions
             .iter()

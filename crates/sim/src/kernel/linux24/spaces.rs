@@ -170,12 +170,13 @@ impl Spaces {
     ) -> Option<u64> {
         let pages = bytes.div_ceil(PAGE) as u32;
         let base = self.space_mut(space).gap(pages)?;
-        let private = matches!(backing, Backing::Anon | Backing::File { private: true, .. });
+        let anonymous = backing.is_anonymous();
+        let private = anonymous || matches!(backing, Backing::File { private: true, .. });
         let mut layers = Vec::new();
         if private {
             layers.push(self.create(Kind::Memory));
         }
-        if *backing != Backing::Anon {
+        if !anonymous {
             layers.push(self.shared_object(id, backing));
         }
         layers.iter().for_each(|layer| self.object_mut(*layer).mappings += 1);

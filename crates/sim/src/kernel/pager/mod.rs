@@ -70,7 +70,9 @@ pub struct Pager {
     spaces: Spaces,
     loaded: Loaded,
     locked_pages: u64,
+    /// Of all faults, and of page-ins.
     latency: IntervalLatency,
+    page_in_latency: IntervalLatency,
     /// Filled by the last fault: the access that wanted it is no second use of it.
     fresh: Option<Frame>,
 }
@@ -84,6 +86,7 @@ impl Pager {
             loaded: Loaded::default(),
             locked_pages: 0,
             latency: IntervalLatency::default(),
+            page_in_latency: IntervalLatency::default(),
             fresh: None,
             model,
         }
@@ -128,6 +131,7 @@ impl Pager {
                 cx.charge(CpuRow::Swap, arrival.service_ns);
                 cx.latency("major_fault", total_ns, 1);
                 cx.latency("page_in", latency_ns, 1);
+                self.page_in_latency.record(latency_ns);
             }
         }
         cx.count(EVICTIONS, u64::from(arrival.evicted));
@@ -387,6 +391,11 @@ impl<M: PageTables> Kernel<M> for Pager {
         if let Some(mean_ns) = latency.sum_ns.checked_div(latency.count) {
             out.push(("fault_latency_ns_min", latency.min_ns));
             out.push(("fault_latency_ns_mean", mean_ns));
+        }
+        let latency = std::mem::take(&mut self.page_in_latency);
+        if let Some(mean_ns) = latency.sum_ns.checked_div(latency.count) {
+            out.push(("page_in_latency_ns_min", latency.min_ns));
+            out.push(("page_in_latency_ns_mean", mean_ns));
         }
     }
 

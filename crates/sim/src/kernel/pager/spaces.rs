@@ -62,7 +62,7 @@ impl Spaces {
     pub fn map(&mut self, space: SpaceId, id: RegionId, region: &Region, pages: Vec<Page>) -> u64 {
         let page_bytes = self.page_bytes;
         let shared = match &region.backing {
-            Backing::Anon => false,
+            Backing::Anon | Backing::Remote { .. } => false,
             Backing::Shared | Backing::Memfd => true,
             Backing::File { private, .. } => !private,
         };

@@ -53,7 +53,7 @@ impl Kernel<Sun4> for SunOs {
         let geometry = hw.geometry();
         let page_bytes = geometry.page.bytes();
         let pages = region.bytes.div_ceil(page_bytes);
-        let private = matches!(region.backing, pagetax_core::plan::Backing::Anon);
+        let private = region.backing.is_anonymous();
         let align = if private { page_bytes } else { geometry.segment_bytes() };
         let start = self.config.image.text_data_pages * page_bytes;
         // The lower half of the space; the upper is for libraries, stacks and the kernel.

@@ -129,7 +129,7 @@ impl Vm {
     /// Maps a region.
     pub fn map(&mut self, space: SpaceId, id: RegionId, region: &Region, base: u64, pages: u64) {
         let kind = match region.backing {
-            Backing::Anon => Kind::Anon,
+            Backing::Anon | Backing::Remote { .. } => Kind::Anon,
             Backing::Shared | Backing::Memfd => Kind::Shared,
             Backing::File { private: true, .. } => Kind::PrivateFile,
             Backing::File { private: false, .. } => Kind::SharedFile,
