@@ -2,10 +2,11 @@
 
    Purpose: an engine sees every access of a program and passes on only those that may change what a
    TLB holds. Of each set it knows the pages used last, as many as every TLB that is fed has ways: an
-   access to one of them is a hit, and changes no more than their order. The order matters when the
-   next page comes into the set; then those pages whose order has changed are written first, as
-   touches, and dropping the rest has changed no count. Why this is exact, and how filters are chosen,
-   is told in src/filter.rs, whose tests have the same filter once more.
+   access to one of them is a hit, and changes no more than their order. Of the order one thing
+   matters: the page that leaves a set must be the one whose use the consumer knows to be the longest
+   ago. Where it is not, the order is told first, as touches, and dropping the rest has changed no
+   count. Why this is exact, and how filters are chosen, is told in src/filter.rs, whose tests have the
+   same filter once more.
 
    Pages are found in a direct-mapped table of slots, with the time of their last use, so that
    instrumented code needs a load, a comparison and a store for an access. What is in no slot is looked
@@ -18,7 +19,7 @@
 
 #include "stream.h"
 
-#define PT_SLOTS 256
+#define PT_SLOTS 1024
 #define PT_NO_PAGE (1ULL << 63)
 
 /* A page's first address, and when it was used last: by a clock of the engine's that may wrap. */
@@ -26,15 +27,18 @@ struct pt_slot {
    pt_u64 page, stamp;
 };
 
-/* The same in a set, with the address that was written last of it. */
-struct pt_way {
-   pt_u64 page, stamp, address;
+/* Pages by way, in the order in which the consumer was told of them, from the way `oldest` on and around;
+   empty ways come first. */
+struct pt_set {
+   pt_u64 page[PT_WAYS], stamp[PT_WAYS];
+   pt_u64 told[PT_WAYS];    /* the stamp when the consumer was told */
+   pt_u64 address[PT_WAYS]; /* as it was written then */
+   pt_u32 oldest;
 };
 
 struct pt_table {
+   struct pt_set sets[PT_SETS];
    struct pt_slot slots[PT_SLOTS];
-   /* In the order that the consumer knows, newest first. */
-   struct pt_way sets[PT_SETS][PT_WAYS];
 };
 
 /* Of a thread, for one side. */
@@ -42,16 +46,23 @@ struct pt_tables {
    struct pt_table small, large;
 };
 
+static inline pt_u32 pt_set_count(const struct pt_filter *filter)
+{
+   return filter->ways ? filter->index_mask + 1 : 0;
+}
+
 static inline void pt_forget_table(const struct pt_filter *filter, struct pt_table *table)
 {
    pt_u32 i, way;
    if (!filter->ways)
       return;
    for (i = 0; i < PT_SLOTS; i++)
-      table->slots[i] = (struct pt_slot){PT_NO_PAGE, 0};
-   for (i = 0; i <= filter->index_mask; i++)
+      table->slots[i].page = PT_NO_PAGE;
+   for (i = 0; i < pt_set_count(filter); i++) {
+      table->sets[i].oldest = 0;
       for (way = 0; way < filter->ways; way++)
-         table->sets[i][way] = (struct pt_way){PT_NO_PAGE, 0, 0};
+         table->sets[i].page[way] = PT_NO_PAGE;
+   }
 }
 
 static inline void pt_forget(const struct pt_side *side, struct pt_tables *tables)
@@ -60,54 +71,145 @@ static inline void pt_forget(const struct pt_side *side, struct pt_tables *table
    pt_forget_table(&side->large, &tables->large);
 }
 
+static inline pt_u64 pt_page(const struct pt_filter *filter, pt_u64 address)
+{
+   return address >> filter->page_shift << filter->page_shift;
+}
+
 static inline struct pt_slot *pt_slot(const struct pt_filter *filter, struct pt_table *table,
                                       pt_u64 address)
 {
    return &table->slots[(address >> filter->page_shift) % PT_SLOTS];
 }
 
-static inline struct pt_way *pt_set(const struct pt_filter *filter, struct pt_table *table,
+static inline struct pt_set *pt_set(const struct pt_filter *filter, struct pt_table *table,
                                     pt_u64 address)
 {
-   return table->sets[(address >> filter->index_shift) & filter->index_mask];
+   return &table->sets[(address >> filter->index_shift) & filter->index_mask];
 }
 
-/* Whether a was used after b. Two parts of one access have one stamp: the upper page comes last. */
-static inline int pt_is_newer(struct pt_way a, struct pt_way b)
+/* The way after another one in the order of a set. */
+static inline pt_u32 pt_after(const struct pt_filter *filter, pt_u32 way)
 {
-   return a.stamp == b.stamp ? a.page > b.page : (long long)(a.stamp - b.stamp) > 0;
+   return way + 1 == filter->ways ? 0 : way + 1;
 }
 
-/* Tells the consumer the order of a set, where it has changed. */
+/* The way of a page; as many as there are if it is not there. */
+static inline pt_u32 pt_find(const struct pt_filter *filter, const struct pt_set *set, pt_u64 page)
+{
+   pt_u32 way = 0;
+   while (way < filter->ways && set->page[way] != page)
+      way++;
+   return way;
+}
+
+/* When the page of a way was used last. */
+static inline pt_u64 pt_used(const struct pt_filter *filter, struct pt_table *table,
+                             struct pt_set *set, pt_u32 way)
+{
+   struct pt_slot *slot = pt_slot(filter, table, set->page[way]);
+   if (slot->page == set->page[way])
+      set->stamp[way] = slot->stamp;
+   return set->stamp[way];
+}
+
+/* Of two ways whose stamps are as of now. Two parts of one access have one stamp: the upper page comes
+   last. */
+static inline int pt_is_before(const struct pt_set *set, pt_u32 a, pt_u32 b)
+{
+   long long since = set->stamp[a] - set->stamp[b];
+   return since < 0 || (since == 0 && set->page[a] < set->page[b]);
+}
+
+/* All pages leave their slots; what those knew is in the sets. */
+static inline void pt_leave_slots(const struct pt_filter *filter, struct pt_table *table)
+{
+   pt_u32 i, way;
+   for (i = 0; i < pt_set_count(filter); i++) {
+      struct pt_set *set = &table->sets[i];
+      for (way = 0; way < filter->ways; way++) {
+         if (set->page[way] != PT_NO_PAGE) {
+            pt_used(filter, table, set, way);
+            pt_slot(filter, table, set->page[way])->page = PT_NO_PAGE;
+         }
+      }
+   }
+}
+
+static inline void pt_move_table(const struct pt_filter *filter, struct pt_table *to,
+                                 struct pt_table *from)
+{
+   pt_u32 i;
+   pt_leave_slots(filter, from);
+   for (i = 0; i < pt_set_count(filter); i++)
+      to->sets[i] = from->sets[i];
+}
+
+/* What one filter knows another one knows, too; both have empty slots after it. */
+static inline void pt_move(const struct pt_side *side, struct pt_tables *to,
+                           struct pt_tables *from)
+{
+   pt_move_table(&side->small, &to->small, &from->small);
+   pt_move_table(&side->large, &to->large, &from->large);
+}
+
+/* Tells the consumer the order of a set: those that it knows in this order, from the oldest one on, stay;
+   the others are touched. */
 static void pt_tell_order(struct pt_writer *w, const struct pt_filter *filter,
-                          struct pt_table *table, struct pt_way *set, pt_u32 which)
+                          struct pt_table *table, struct pt_set *set, pt_u32 which)
 {
-   struct pt_way known[PT_WAYS];
-   int count, i, place, changed = 0;
-   for (count = 0; count < (int)filter->ways && set[count].page != PT_NO_PAGE; count++) {
-      struct pt_slot *slot = pt_slot(filter, table, set[count].page);
-      if (slot->page == set[count].page)
-         set[count].stamp = slot->stamp;
-      known[count] = set[count];
-      changed |= count && pt_is_newer(set[count], set[count - 1]);
+   struct pt_set before = *set;
+   pt_u32 order[PT_WAYS], known[PT_WAYS];
+   pt_u32 count = 0, empty, i, nth, way = set->oldest;
+   int touches = 0;
+   for (nth = 0; nth < filter->ways; nth++, way = pt_after(filter, way)) {
+      if (before.page[way] == PT_NO_PAGE)
+         continue;
+      known[way] = nth;
+      pt_used(filter, table, &before, way);
+      for (i = count++; i > 0 && pt_is_before(&before, way, order[i - 1]); i--)
+         order[i] = order[i - 1];
+      order[i] = way;
    }
-   if (!changed)
-      return;
-   for (i = 1; i < count; i++) {
-      struct pt_way moved = set[i];
-      for (place = i; place > 0 && pt_is_newer(moved, set[place - 1]); place--)
-         set[place] = set[place - 1];
-      set[place] = moved;
+   empty = filter->ways - count;
+   set->oldest = 0;
+   for (i = 0; i < empty; i++)
+      set->page[i] = PT_NO_PAGE;
+   for (i = 0; i < count; i++) {
+      way = order[i];
+      set->page[empty + i] = before.page[way];
+      set->stamp[empty + i] = set->told[empty + i] = before.stamp[way];
+      set->address[empty + i] = before.address[way];
+      touches |= i > 0 && known[way] < known[order[i - 1]];
+      if (touches)
+         pt_write(w, pt_what(PT_TOUCH, w->thread, before.address[way]), which);
    }
-   /* The oldest ones that the consumer knows in this order stay; the others are used once more. */
-   for (i = place = count - 1; i >= 0; i--, place--) {
-      while (place >= 0 && known[place].page != set[i].page)
-         place--;
-      if (place < 0)
-         break;
+}
+
+/* Whether the way that was told of longest ago was used longest ago, too. */
+static inline int pt_is_told_in_order(const struct pt_filter *filter, struct pt_table *table,
+                                      struct pt_set *set)
+{
+   pt_u32 way;
+   if (pt_used(filter, table, set, set->oldest) == set->told[set->oldest])
+      return 1;
+   for (way = 0; way < filter->ways; way++) {
+      pt_used(filter, table, set, way);
+      if (pt_is_before(set, way, set->oldest))
+         return 0;
    }
-   for (; i >= 0; i--)
-      pt_write(w, pt_what(PT_TOUCH, w->thread, set[i].address), which);
+   return 1;
+}
+
+/* The page used longest ago leaves its set, which has a page in each way, and its slot. */
+static inline void pt_leave(struct pt_writer *w, const struct pt_filter *filter,
+                            struct pt_table *table, struct pt_set *set, pt_u32 which)
+{
+   if (!pt_is_told_in_order(filter, table, set))
+      pt_tell_order(w, filter, table, set, which);
+   struct pt_slot *slot = pt_slot(filter, table, set->page[set->oldest]);
+   if (slot->page == set->page[set->oldest])
+      slot->page = PT_NO_PAGE;
 }
 
 /* The page in a slot makes room, and keeps its stamp in its set. */
@@ -116,10 +218,8 @@ static inline void pt_leave_slot(const struct pt_filter *filter, struct pt_table
 {
    if (slot->page == PT_NO_PAGE)
       return;
-   struct pt_way *way = pt_set(filter, table, slot->page);
-   while (way->page != slot->page)
-      way++;
-   way->stamp = slot->stamp;
+   struct pt_set *set = pt_set(filter, table, slot->page);
+   set->stamp[pt_find(filter, set, slot->page)] = slot->stamp;
    slot->page = PT_NO_PAGE;
 }
 
@@ -128,13 +228,9 @@ static inline int pt_holds(const struct pt_filter *filter, struct pt_table *tabl
                            pt_u64 stamp)
 {
    struct pt_slot *slot = pt_slot(filter, table, address);
-   pt_u64 page = address >> filter->page_shift << filter->page_shift;
+   pt_u64 page = pt_page(filter, address);
    if (slot->page != page) {
-      struct pt_way *set = pt_set(filter, table, address);
-      pt_u32 way;
-      for (way = 0; way < filter->ways && set[way].page != page; way++) {
-      }
-      if (way == filter->ways)
+      if (pt_find(filter, pt_set(filter, table, address), page) == filter->ways)
          return 0;
       pt_leave_slot(filter, table, slot);
       slot->page = page;
@@ -144,26 +240,33 @@ static inline int pt_holds(const struct pt_filter *filter, struct pt_table *tabl
 }
 
 /* A page is about to be written as used: it becomes the newest of its set. */
-static void pt_enter(struct pt_writer *w, const struct pt_filter *filter, struct pt_table *table,
-                     pt_u64 address, pt_u64 stamp, int held, pt_u32 which)
+static inline void pt_enter(struct pt_writer *w, const struct pt_filter *filter,
+                            struct pt_table *table, pt_u64 address, pt_u64 stamp, int held,
+                            pt_u32 which)
 {
-   pt_u64 page = address >> filter->page_shift << filter->page_shift;
-   struct pt_way *set = pt_set(filter, table, address);
-   pt_u32 way = filter->ways - 1;
+   struct pt_set *set = pt_set(filter, table, address);
+   pt_u64 page = pt_page(filter, address);
+   pt_u32 way, next;
    if (held) {
-      for (way = 0; set[way].page != page; way++) {
+      way = pt_find(filter, set, page);
+      for (; (next = pt_after(filter, way)) != set->oldest; way = next) {
+         set->page[way] = set->page[next];
+         set->stamp[way] = set->stamp[next];
+         set->told[way] = set->told[next];
+         set->address[way] = set->address[next];
       }
    } else {
-      pt_tell_order(w, filter, table, set, which);
-      struct pt_slot *leaves = pt_slot(filter, table, set[way].page);
-      if (leaves->page == set[way].page)
-         leaves->page = PT_NO_PAGE;
+      if (set->page[set->oldest] != PT_NO_PAGE)
+         pt_leave(w, filter, table, set, which);
+      way = set->oldest;
+      set->oldest = pt_after(filter, way);
+      struct pt_slot *slot = pt_slot(filter, table, address);
+      pt_leave_slot(filter, table, slot);
+      *slot = (struct pt_slot){page, stamp};
    }
-   for (; way > 0; way--)
-      set[way] = set[way - 1];
-   set[0] = (struct pt_way){page, stamp, address};
-   if (!held)
-      pt_holds(filter, table, address, stamp);
+   set->page[way] = page;
+   set->stamp[way] = set->told[way] = stamp;
+   set->address[way] = address;
 }
 
 /* One page of an access. */
@@ -189,6 +292,12 @@ static inline void pt_access(struct pt_writer *w, const struct pt_side *side,
                              pt_u64 instruction, pt_u64 stamp)
 {
    pt_u64 last = address + size - 1;
+   struct pt_slot *slot = pt_slot(&side->small, &tables->small, address);
+   if (!(((slot->page ^ address) | (last ^ address)) >> side->small.page_shift) &&
+       !side->large.ways) {
+      slot->stamp = stamp;
+      return;
+   }
    pt_use(w, side, tables, kind, address, instruction, stamp);
    if ((address ^ last) >> side->small.page_shift)
       pt_use(w, side, tables, kind, last >> side->small.page_shift << side->small.page_shift,
@@ -200,8 +309,8 @@ static void pt_tell_table(struct pt_writer *w, const struct pt_filter *filter,
                           struct pt_table *table, pt_u32 which)
 {
    pt_u32 i;
-   for (i = 0; filter->ways && i <= filter->index_mask; i++)
-      pt_tell_order(w, filter, table, table->sets[i], which);
+   for (i = 0; i < pt_set_count(filter); i++)
+      pt_tell_order(w, filter, table, &table->sets[i], which);
 }
 
 static void pt_tell(struct pt_writer *w, const struct pt_side *side, struct pt_tables *tables,

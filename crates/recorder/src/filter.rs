@@ -4,8 +4,13 @@
 //! least recently used entries holds its last pages used for certain, and whatever else was used since
 //! went to other sets or is among them, too. So an access to one of them hits, the levels below never
 //! see it, and all that it changes is the order. That matters first when another page comes into the
-//! set: before its record, the engine writes touches of those pages whose order has changed since their
-//! last records, oldest first. This holds for a TLB whose first level has the address bits of the filter's
+//! set, and then it is enough that the page that leaves the filter, the one used longest ago, is also the
+//! one of these whose use the TLB knows to be longest ago. So in every TLB, pages of the filter are newer
+//! than all others, which lie in the order of their last use, as they left in it; and the entry that makes
+//! room is the oldest of the others, or, if there are none, the one that leaves the filter. Where the
+//! order is not like that, the engine tells it before the record of the new page: it touches those pages
+//! whose order has changed since their last records, oldest first.
+//! This holds for a TLB whose first level has the address bits of the filter's
 //! index among those of its set index, as its sets see fewer pages; for one of larger pages, as the last
 //! pages lie on as many or fewer of its own; and for several arrays side by side that share a size, as
 //! each makes room by its own order. Where any entry may make room, the last page of all of a set is what
@@ -178,25 +183,27 @@ mod tests {
             found.is_some()
         }
 
-        /// Pages to touch before a record of a page that was not there, oldest first.
+        /// Pages to touch before a record of a page that was not there, oldest first: none if the page
+        /// that leaves is the one that the consumer knows as the oldest.
         fn touches(&mut self, page: u64) -> Vec<u64> {
             let at = self.set(page);
-            let (known, is) = (&self.known[at], &self.is[at][1..]);
+            let (known, is) = (&mut self.known[at], &self.is[at][1..]);
+            if is.len() < self.filter.ways as usize || is.last() == known.last() {
+                return Vec::new();
+            }
             let mut rest = known.iter().rev();
             let in_order = is.iter().rev().take_while(|page| rest.any(|other| other == *page));
             let touched = is.len() - in_order.count();
+            *known = is.to_vec();
             is[..touched].iter().rev().copied().collect()
         }
 
         fn recorded(&mut self, page: u64, held: bool) {
             let at = self.set(page);
-            if !held {
-                self.is[at].truncate(self.filter.ways as usize);
-                self.known[at] = self.is[at].clone();
-            } else {
-                self.known[at].retain(|other| *other != page);
-                self.known[at].insert(0, page);
-            }
+            self.is[at].truncate(self.filter.ways as usize);
+            let left = |other: &u64| *other != page && self.is[at].contains(other);
+            self.known[at].retain(left);
+            self.known[at].insert(0, page);
         }
     }
 

@@ -6,8 +6,8 @@
    table; each thread's own is swapped in when it gets its turn.
    Invariant: a group of accesses is tested before any of it is stamped. If all pages stand in their
    slots, stamping them is all that is to be done; if not, C does the group access by access. Then the
-   code stamps what C has stamped already, the first page of each run with the time of the run's last
-   access: the same, or of two pages of a run the lower, which pt_is_newer puts first.
+   code stamps the first page of each run with the time of the run's last access, which C has done as
+   well; where it has not, as the run goes over the end of its page, C leaves no page in that slot.
 
    This file: Copyright the pagetax authors. SPDX-License-Identifier: GPL-2.0-or-later OR MIT OR
    Apache-2.0. Linked with Valgrind's core, which is GPL-2.0-or-later: see NOTICE. */
@@ -75,9 +75,10 @@ static int pt_alive(pt_u32 pid)
 
 /* ---- what instrumented code calls ---- */
 
-#define GROUP 5     /* runs in a group at most: a helper takes six arguments */
+#define GROUP 8     /* runs in a group at most */
+#define UNKNOWN 5   /* of them, such whose address comes as an argument: a helper takes six */
 #define ACCESSES 24 /* in a group at most */
-#define SPAN 128    /* bytes of a run at most */
+#define SPAN 128    /* bytes of a run at most, where its page is not known */
 
 typedef struct {
    Addr instruction;
@@ -85,23 +86,36 @@ typedef struct {
    UShort run, offset, size, kind;
 } Access;
 
+/* Accesses near each other, which share a test and a stamp. */
+typedef struct {
+   Bool fetch, known;
+   UShort beyond; /* from its first byte to its last */
+   Addr lowest;   /* if it is known */
+} Extent;
+
 /* The accesses of a group in their order; lives as long as the tool. */
 typedef struct {
-   UInt count;
+   UInt count, run_count;
+   Extent runs[GROUP];
    Access accesses[];
 } Group;
 
-/* Whatever page stands in the slot that will be stamped for another one leaves it. */
-static void clear_slot(const struct pt_filter *filter, struct pt_table *table, Addr address)
+/* The slot that will be stamped for a run: whatever stands there that this is not true of leaves. */
+static void clear_slot(const struct pt_filter *filter, struct pt_table *table, Addr lowest,
+                       UInt beyond)
 {
-   struct pt_slot *slot = pt_slot(filter, table, address);
-   if (filter->ways && (slot->page ^ address) >> filter->page_shift)
+   struct pt_slot *slot = pt_slot(filter, table, lowest);
+   if (filter->ways &&
+       ((slot->page ^ lowest) | ((lowest + beyond) ^ lowest)) >> filter->page_shift)
       pt_leave_slot(filter, table, slot);
 }
 
-static void process(const Group *group, const Addr *lowest)
+static void process(const Group *group, const Addr *arguments)
 {
+   Addr lowest[GROUP];
    UInt i;
+   for (i = 0; i < group->run_count; i++)
+      lowest[i] = group->runs[i].known ? group->runs[i].lowest : *arguments++;
    for (i = 0; i < group->count; i++) {
       const Access *access = &group->accesses[i];
       Bool fetch = access->kind == PT_FETCH;
@@ -110,16 +124,16 @@ static void process(const Group *group, const Addr *lowest)
                 access->kind, address, access->size, fetch ? address : access->instruction,
                 counted + access->tick);
    }
-   for (i = 0; i < group->count; i++) {
-      const Access *access = &group->accesses[i];
-      Bool fetch = access->kind == PT_FETCH;
-      const struct pt_side *side = fetch ? &code_side : &data_side;
-      struct pt_tables *tables = fetch ? &code_tables : &data_tables;
-      clear_slot(&side->small, &tables->small, lowest[access->run]);
-      clear_slot(&side->large, &tables->large, lowest[access->run]);
+   for (i = 0; i < group->run_count; i++) {
+      const Extent *run = &group->runs[i];
+      const struct pt_side *side = run->fetch ? &code_side : &data_side;
+      struct pt_tables *tables = run->fetch ? &code_tables : &data_tables;
+      clear_slot(&side->small, &tables->small, lowest[i], run->beyond);
+      clear_slot(&side->large, &tables->large, lowest[i], run->beyond);
    }
 }
 
+static void group0(const Group *g) { process(g, NULL); }
 static void group1(const Group *g, Addr a) { process(g, (Addr[]){a}); }
 static void group2(const Group *g, Addr a, Addr b) { process(g, (Addr[]){a, b}); }
 static void group3(const Group *g, Addr a, Addr b, Addr c) { process(g, (Addr[]){a, b, c}); }
@@ -137,8 +151,8 @@ static void group5(const Group *g, Addr a, Addr b, Addr c, Addr d, Addr e)
 static const struct {
    const HChar *name;
    void *function;
-} group_calls[GROUP] = {{"group1", &group1}, {"group2", &group2}, {"group3", &group3},
-                        {"group4", &group4}, {"group5", &group5}};
+} group_calls[UNKNOWN + 1] = {{"group0", &group0}, {"group1", &group1}, {"group2", &group2},
+                              {"group3", &group3}, {"group4", &group4}, {"group5", &group5}};
 
 /* ---- instrumentation ---- */
 
@@ -148,7 +162,7 @@ typedef struct {
    Long offset;
 } Place;
 
-/* Accesses in a row, near each other. */
+/* Accesses near each other. */
 typedef struct {
    Bool fetch;
    IRTemp root;
@@ -161,11 +175,13 @@ typedef struct {
 typedef struct {
    IRSB *out;
    Place *places; /* by temporary */
-   UInt run_count, access_count;
+   UInt run_count, unknown_count, access_count;
    Run runs[GROUP];
    Access accesses[ACCESSES];
    Long offsets[ACCESSES];
-   UInt instructions, ticks; /* instructions and accesses not yet added to the clock */
+   IRExpr *began;            /* the clock when the block began */
+   ULong added;              /* to the clock since then */
+   UInt instructions, ticks; /* and what is not yet added: instructions and accesses */
    Addr instruction;
    Addr code_page; /* of the fetch tested last; 1: none */
 } Block;
@@ -218,8 +234,11 @@ static IRExpr *difference(IRSB *out, IRExpr *address, IRExpr *slot, struct pt_ta
    return binop(out, Iop_Xor64, address, page);
 }
 
-static void stamp(IRSB *out, IRExpr *slot, struct pt_table *table, IRExpr *time)
+static void stamp(IRSB *out, const struct pt_filter *filter, IRExpr *slot, struct pt_table *table,
+                  IRExpr *time)
 {
+   if (filter->ways < 2)
+      return; /* of one page there is no order */
    IRExpr *at = part_of(out, slot, table, offsetof(struct pt_slot, stamp));
    addStmtToIRSB(out, IRStmt_Store(Iend_LE, at, time));
 }
@@ -267,31 +286,47 @@ static void call_group(Block *block, IRExpr *guard)
 {
    Group *group =
       VG_(malloc)("pagetax.group", sizeof(Group) + block->access_count * sizeof(Access));
-   Run *r = block->runs;
-   IRExpr **args, *descriptor = mkIRExpr_HWord((HWord)group);
-   UInt i;
+   IRExpr *a[UNKNOWN], **args, *descriptor = mkIRExpr_HWord((HWord)group);
+   UInt i, unknown = 0;
    group->count = block->access_count;
+   group->run_count = block->run_count;
+   for (i = 0; i < group->run_count; i++) {
+      const Run *run = &block->runs[i];
+      Bool known = run->lowest->tag == Iex_Const;
+      group->runs[i] = (Extent){.fetch = run->fetch,
+                                .known = known,
+                                .beyond = run->high - run->low - 1,
+                                .lowest = known ? run->lowest->Iex.Const.con->Ico.U64 : 0};
+      if (!known)
+         a[unknown++] = run->lowest;
+   }
    for (i = 0; i < group->count; i++) {
       group->accesses[i] = block->accesses[i];
-      group->accesses[i].offset = block->offsets[i] - r[block->accesses[i].run].low;
+      group->accesses[i].offset = block->offsets[i] - block->runs[block->accesses[i].run].low;
    }
-   switch (block->run_count) {
-   case 1: args = mkIRExprVec_2(descriptor, r[0].lowest); break;
-   case 2: args = mkIRExprVec_3(descriptor, r[0].lowest, r[1].lowest); break;
-   case 3: args = mkIRExprVec_4(descriptor, r[0].lowest, r[1].lowest, r[2].lowest); break;
-   case 4:
-      args = mkIRExprVec_5(descriptor, r[0].lowest, r[1].lowest, r[2].lowest, r[3].lowest);
-      break;
-   default:
-      args = mkIRExprVec_6(descriptor, r[0].lowest, r[1].lowest, r[2].lowest, r[3].lowest,
-                           r[4].lowest);
-      break;
+   switch (unknown) {
+   case 0: args = mkIRExprVec_1(descriptor); break;
+   case 1: args = mkIRExprVec_2(descriptor, a[0]); break;
+   case 2: args = mkIRExprVec_3(descriptor, a[0], a[1]); break;
+   case 3: args = mkIRExprVec_4(descriptor, a[0], a[1], a[2]); break;
+   case 4: args = mkIRExprVec_5(descriptor, a[0], a[1], a[2], a[3]); break;
+   default: args = mkIRExprVec_6(descriptor, a[0], a[1], a[2], a[3], a[4]); break;
    }
-   i = block->run_count - 1;
-   IRDirty *call = unsafeIRDirty_0_N(0, group_calls[i].name,
-                                     VG_(fnptr_to_fnentry)(group_calls[i].function), args);
+   IRDirty *call = unsafeIRDirty_0_N(0, group_calls[unknown].name,
+                                     VG_(fnptr_to_fnentry)(group_calls[unknown].function), args);
    call->guard = guard;
    addStmtToIRSB(block->out, IRStmt_Dirty(call));
+   block->run_count = block->unknown_count = block->access_count = 0;
+}
+
+/* The clock, and a number on top of it. */
+static IRExpr *time_of(Block *block, ULong tick)
+{
+   if (!block->began)
+      block->began =
+         assign(block->out, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, word((ULong)&counted)));
+   tick += block->added;
+   return tick ? binop(block->out, Iop_Add64, block->began, word(tick)) : block->began;
 }
 
 /* Ends the group: its test, the call, its stamps. */
@@ -307,16 +342,14 @@ static void end_group(Block *block)
       test = test ? binop(out, Iop_Or64, test, one) : one;
    }
    test = shift_right(out, test, data_side.small.page_shift);
+   UInt count = block->run_count;
    call_group(block, assign(out, Ity_I1, IRExpr_Unop(Iop_CmpNEZ64, test)));
-   IRExpr *clock = assign(out, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, word((ULong)&counted)));
-   for (i = 0; i < block->run_count; i++) {
+   for (i = 0; i < count; i++) {
       const Run *run = &block->runs[i];
-      IRExpr *time = binop(out, Iop_Add64, clock, word(run->tick));
-      stamp(out, slots[i][0], &tables_of(run)->small, time);
-      if (side_of(run)->large.ways)
-         stamp(out, slots[i][1], &tables_of(run)->large, time);
+      IRExpr *time = time_of(block, run->tick);
+      stamp(out, &side_of(run)->small, slots[i][0], &tables_of(run)->small, time);
+      stamp(out, &side_of(run)->large, slots[i][1], &tables_of(run)->large, time);
    }
-   block->run_count = block->access_count = 0;
 }
 
 /* The root and the offset of an address. */
@@ -343,43 +376,61 @@ static void note_place(Block *block, IRTemp temp, const IRExpr *value)
    }
 }
 
-/* Whether the newest run can grow by an access. */
+/* Whether a run can grow by an access: it stays short, or on a page that is known. */
 static Bool fits(const Run *run, Bool fetch, Place place, UInt size)
 {
    Long low = run->low < place.offset ? run->low : place.offset;
    Long high = place.offset + size > run->high ? place.offset + size : run->high;
-   return run->fetch == fetch && !fetch && run->root == place.root && high - low <= SPAN;
+   UInt shift = data_side.small.page_shift;
+   if (run->fetch != fetch || run->root != place.root)
+      return False;
+   if (place.root == IRTemp_INVALID)
+      return (ULong)low >> shift == (ULong)(high - 1) >> shift;
+   return high - low <= SPAN;
 }
 
-/* Adds an access to the group; what its address is made of is known by now. */
-static void add_access(Block *block, UInt kind, IRExpr *address, UInt size, ULong tick)
+/* The run that an access belongs to; a new one takes its address. */
+static Run *run_of(Block *block, Bool fetch, IRExpr *address, UInt size)
 {
-   Bool fetch = kind == PT_FETCH;
    Place place = place_of(block, address);
-   if (block->access_count == ACCESSES)
-      end_group(block);
-   if (block->run_count == 0 ||
-       !fits(&block->runs[block->run_count - 1], fetch, place, size)) {
-      if (block->run_count == GROUP)
+   Bool known = address->tag == Iex_Const;
+   UInt i;
+   for (i = 0; i < block->run_count; i++)
+      if (fits(&block->runs[i], fetch, place, size))
+         break;
+   Run *run = &block->runs[i];
+   if (i == block->run_count) {
+      if (i == GROUP || (!known && block->unknown_count == UNKNOWN)) {
          end_group(block);
-      block->runs[block->run_count++] =
-         (Run){fetch, place.root, place.offset, place.offset + size, address, tick};
+         run = &block->runs[0];
+      }
+      *run = (Run){fetch, place.root, place.offset, place.offset + size, address, 0};
+      block->run_count++;
+      block->unknown_count += !known;
    }
-   Run *run = &block->runs[block->run_count - 1];
    if (place.offset < run->low) {
       run->low = place.offset;
       run->lowest = address;
    }
    if (place.offset + size > run->high)
       run->high = place.offset + size;
-   run->tick = tick;
+   return run;
+}
+
+/* Adds an access to the group; what its address is made of is known by now. */
+static void add_access(Block *block, UInt kind, IRExpr *address, UInt size, ULong tick)
+{
+   if (block->access_count == ACCESSES)
+      end_group(block);
+   Run *run = run_of(block, kind == PT_FETCH, address, size);
    UInt nth = block->access_count++;
+   run->tick = tick;
+   block->offsets[nth] = place_of(block, address).offset;
    block->accesses[nth] = (Access){.instruction = block->instruction,
                                    .tick = tick,
-                                   .run = block->run_count - 1,
+                                   .run = run - block->runs,
                                    .size = size,
                                    .kind = kind};
-   block->offsets[nth] = place.offset;
 }
 
 static void add_data(Block *block, UInt kind, IRExpr *address, UInt size)
@@ -390,7 +441,7 @@ static void add_data(Block *block, UInt kind, IRExpr *address, UInt size)
 /* A fetch's time is counted in instructions, as there may be no data access between two. */
 static void add_fetch(Block *block, Addr address, UInt size)
 {
-   add_access(block, PT_FETCH, word(address), size, (ULong)block->instructions << 32);
+   add_access(block, PT_FETCH, word(address), size, (ULong)(block->instructions - 1) << 32);
 }
 
 /* An access that happens only under a guard, and is too rare for a test in code. */
@@ -399,7 +450,6 @@ static void add_guarded(Block *block, UInt kind, IRExpr *address, UInt size, IRE
    end_group(block);
    add_data(block, kind, address, size);
    call_group(block, guard);
-   block->run_count = block->access_count = 0;
 }
 
 /* Adds what was counted so far to the clock: before each way out. */
@@ -408,9 +458,9 @@ static void add_counts(Block *block)
    ULong sum = (ULong)block->instructions << 32 | block->ticks;
    if (sum == 0)
       return;
-   IRExpr *at = word((ULong)&counted);
-   IRExpr *old = assign(block->out, Ity_I64, IRExpr_Load(Iend_LE, Ity_I64, at));
-   addStmtToIRSB(block->out, IRStmt_Store(Iend_LE, at, binop(block->out, Iop_Add64, old, word(sum))));
+   IRExpr *now = time_of(block, sum);
+   addStmtToIRSB(block->out, IRStmt_Store(Iend_LE, word((ULong)&counted), now));
+   block->added += sum;
    block->instructions = block->ticks = 0;
 }
 
@@ -559,8 +609,8 @@ static Tables *tables_of_thread(ThreadId tid)
 static void swap_out(void)
 {
    if (running != VG_INVALID_THREADID && threads[running]) {
-      threads[running]->data = data_tables;
-      threads[running]->code = code_tables;
+      pt_move(&data_side, &threads[running]->data, &data_tables);
+      pt_move(&code_side, &threads[running]->code, &code_tables);
    }
 }
 
@@ -608,8 +658,8 @@ static void start_client_code(ThreadId tid, ULong blocks)
       return;
    swap_out();
    Tables *tables = tables_of_thread(tid);
-   data_tables = tables->data;
-   code_tables = tables->code;
+   pt_move(&data_side, &data_tables, &tables->data);
+   pt_move(&code_side, &code_tables, &tables->code);
    writer.thread = running = tid;
 }
 
@@ -619,8 +669,11 @@ static void thread_exit(ThreadId tid)
       write_counts();
    VG_(free)(threads[tid]);
    threads[tid] = NULL;
-   if (tid == running)
+   if (tid == running) {
       running = VG_INVALID_THREADID;
+      pt_forget(&data_side, &data_tables);
+      pt_forget(&code_side, &code_tables);
+   }
 }
 
 static void new_startup(Addr a, SizeT length, Bool r, Bool w, Bool x, ULong handle)
