@@ -5,6 +5,7 @@
 //! one thread each, over [`link`]s of their own; [`control`] is the one thread that watches servers,
 //! takes them in again and moves copies.
 
+mod ahead;
 pub mod ask;
 mod chunk;
 pub mod cluster;

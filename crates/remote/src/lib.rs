@@ -10,6 +10,7 @@ pub mod client;
 pub mod discovery;
 pub mod page;
 pub mod pager;
+mod placement;
 pub mod preloaded;
 pub mod secret;
 pub mod server;

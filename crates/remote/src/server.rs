@@ -4,6 +4,7 @@
 //! request frames to reply frames; [`listen`] moves the bytes: a thread for each connection, blocking.
 
 pub mod http;
+pub mod index;
 pub mod listen;
 pub mod metrics;
 pub mod pool;

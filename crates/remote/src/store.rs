@@ -151,6 +151,10 @@ pub trait PageReader: Send {
         sums: &[PageSum],
         into: &mut [u8],
     ) -> Result<(), StoreError>;
+
+    /// These pages, within a multiple of [`RUN_PAGES_MAX`], will probably be the next but one to be
+    /// got, all at once. A hint: what comes ahead of its get is proven by the sums of the get.
+    fn expect(&mut self, _region: RegionId, _run: PageRun) {}
 }
 
 /// Writes pages, one call at a time.

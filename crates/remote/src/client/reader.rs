@@ -2,11 +2,12 @@
 //!
 //! Invariant: a copy whose sum is wrong is treated like one that is not there.
 
+use super::ahead::Ahead;
 use super::cluster::Shared;
 use super::link::{LinkError, Links, is_broken, is_slow, is_stale, unexpected};
 use super::replicator::{CHUNK_PAGES, ChunkAt, ReadPlan};
 use super::set::ServerId;
-use crate::page::{PAGE_BYTES, PageSum};
+use crate::page::{PAGE_BYTES, PageRun, PageSum};
 use crate::store::{PageReader, RegionId, StoreError, check_get};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::Request;
@@ -27,6 +28,7 @@ pub(super) struct Reader {
     links: Links,
     /// Reads that were sent to a server and are not answered yet.
     pending: Vec<Pending>,
+    ahead: Ahead,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -63,7 +65,17 @@ impl Want<'_> {
 impl Reader {
     pub fn new(shared: Arc<Shared>) -> Reader {
         let links = shared.read_only_links();
-        Reader { shared, links, pending: Vec::with_capacity(4) }
+        let ahead = Ahead::new(shared.clone());
+        Reader { shared, links, pending: Vec::with_capacity(4), ahead }
+    }
+
+    /// Pages that were expected, if they came and are what they should be. Those that were put again
+    /// since they were asked for are not.
+    fn get_expected(&mut self, want: Want<'_>, into: &mut [u8]) -> bool {
+        let taken = self.ahead.take(want.region, want.first, want.sums.len());
+        let Some(asked) = taken else { return false };
+        self.ahead.go();
+        self.ahead.receive(asked, into) && are_good(into, want.sums)
     }
 
     /// Asks everybody who may have the pages, and waits for those who are down, until they are gone.
@@ -181,6 +193,7 @@ impl Reader {
         let count = want.sums.len() as u16;
         let get = Request::Get { on, first: want.first, count, with_sums: false };
         let id = connection.send(&get)?;
+        self.ahead.go();
         let pending = Pending { server, id };
         let answer = self.answer(pending, want, into);
         if answer.as_ref().is_err_and(is_slow) {
@@ -267,6 +280,9 @@ impl PageReader for Reader {
         into: &mut [u8],
     ) -> Result<(), StoreError> {
         check_get(self.shared.region_pages(region)?, first, sums, into)?;
+        if self.get_expected(Want { region, first, sums }, into) {
+            return Ok(());
+        }
         let before_seam = (CHUNK_PAGES - first % CHUNK_PAGES).min(sums.len() as u64) as usize;
         let (sums, more_sums) = sums.split_at(before_seam);
         let (into, more) = into.split_at_mut(before_seam * PAGE_BYTES);
@@ -276,5 +292,9 @@ impl PageReader for Reader {
             self.get_of_chunk(Want { region, first, sums: more_sums }, more)?;
         }
         Ok(())
+    }
+
+    fn expect(&mut self, region: RegionId, run: PageRun) {
+        self.ahead.expect(region, run);
     }
 }

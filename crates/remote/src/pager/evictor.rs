@@ -17,6 +17,7 @@ use super::stats::add;
 use super::sys::threads;
 use super::table::{CLUSTER_PAGES, Held, Place, cluster_of};
 use crate::page::{PageRun, PageSum, is_zero};
+use crate::placement::Placement;
 use crate::store::{PageWriter, PutRun, StoreError};
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -27,6 +28,9 @@ use std::time::Duration;
 
 /// After the store took nothing, this long until the next try.
 const BACK_OFF: Duration = Duration::from_millis(20);
+
+/// Most blocks that are dropped at once, so that room is there soon.
+const RELEASE_MAX: u32 = 16;
 
 /// One bit for each page of a cluster.
 type Mask = u64;
@@ -64,26 +68,43 @@ impl Moved {
 pub struct Evictor {
     shared: Arc<Shared>,
     writer: Box<dyn PageWriter>,
-    free_blocks: Vec<u32>,
+    /// Blocks that were used and released, oldest first: blocks that follow each other are used one
+    /// after the other, and so released together.
+    free_blocks: VecDeque<u32>,
+    /// Blocks from this one on were never used; the fewer, the less page tables.
+    fresh_block: u32,
     /// Blocks whose pages the store has, oldest first, with their clusters.
     staged: VecDeque<(u32, usize)>,
     batch: Vec<Moved>,
+    placement: Placement,
 }
 
 impl Evictor {
     /// With its own way to the store.
     pub fn new(shared: Arc<Shared>, writer: Box<dyn PageWriter>) -> Evictor {
-        let free_blocks = (0..shared.frames.len() as u32).rev().collect();
-        Evictor { shared, writer, free_blocks, staged: VecDeque::new(), batch: Vec::new() }
+        let placement = Placement::of_this_thread();
+        let (free_blocks, staged) = (VecDeque::new(), VecDeque::new());
+        Evictor {
+            shared,
+            writer,
+            free_blocks,
+            fresh_block: 0,
+            staged,
+            batch: Vec::new(),
+            placement,
+        }
     }
 
     /// Works until it is told to stop.
     pub fn run(mut self) {
         threads::block_signals();
+        self.placement = Placement::of_this_thread();
         let mut busy = false;
         while !self.shared.stopping.load(Relaxed) {
             let seen = self.shared.work.now();
             let shared = self.shared.clone();
+            // A fault would have to wait for the end of a batch, or for the scheduler.
+            self.placement.keep_off(shared.handlers_cpu());
             let evicting = shared.evicting.lock();
             self.forget_dropped();
             let (free, marks) = (self.shared.free(), self.shared.marks);
@@ -112,7 +133,8 @@ impl Evictor {
         let mut released = false;
         let keep = if evicted { self.shared.marks.staged } else { 0 };
         while self.shared.free() < wanted && self.shared.staged() > keep {
-            if !self.release_oldest() {
+            let beyond = self.shared.staged() - keep;
+            if !self.release_oldest(beyond.min(wanted - self.shared.free())) {
                 break;
             }
             released = true;
@@ -124,16 +146,16 @@ impl Evictor {
         let mut pages = 0;
         let mut looks = self.shared.queued();
         while pages < self.shared.marks.batch && looks > 0 {
-            let Some(block) = self.free_blocks.pop() else { break };
+            let Some(block) = self.take_block() else { break };
             let Some(cluster) = self.shared.next_victim() else {
-                self.free_blocks.push(block);
+                self.free_blocks.push_front(block);
                 break;
             };
             looks -= 1;
             let moved = self.move_out(cluster, block);
             pages += moved.pages.count_ones() as usize;
             if moved.pages == 0 {
-                self.free_blocks.push(block);
+                self.free_blocks.push_front(block);
             } else {
                 self.batch.push(moved);
             }
@@ -330,26 +352,48 @@ impl Evictor {
         shared.uffd.wake(to);
     }
 
-    /// Drops the frames of the oldest staged block.
-    fn release_oldest(&mut self) -> bool {
-        let Some((block, cluster)) = self.staged.pop_front() else { return false };
-        let shared = &self.shared;
-        let held = shared.table.hold(cluster);
-        for page in held.pages() {
-            let state = held.get(page);
-            if state.place() == Place::Staged && state.block() == block {
-                held.set(page, state.at(Place::Stored));
+    fn take_block(&mut self) -> Option<u32> {
+        let fresh = self.fresh_block;
+        self.free_blocks.pop_front().or_else(|| {
+            let is_left = (fresh as usize) < self.shared.frames.len();
+            self.fresh_block += is_left as u32;
+            is_left.then_some(fresh)
+        })
+    }
+
+    /// Drops the frames of the oldest staged blocks, until so many pages are gone. Blocks that follow
+    /// each other go in one call: each call interrupts all CPUs that run the program.
+    fn release_oldest(&mut self, wanted: usize) -> bool {
+        let (mut first, mut count, mut pages) = (0, 0, 0);
+        while let Some((block, cluster)) = self.staged.front().copied() {
+            if count > 0 && (block != first + count || pages >= wanted || count >= RELEASE_MAX) {
+                break;
+            }
+            self.staged.pop_front();
+            (first, count) = (block - count, count + 1);
+            pages += self.shared.frames[block as usize].load(Relaxed) as usize;
+            let held = self.shared.table.hold(cluster);
+            for page in held.pages() {
+                let state = held.get(page);
+                if state.place() == Place::Staged && state.block() == block {
+                    held.set(page, state.at(Place::Stored));
+                }
             }
         }
-        drop(held);
+        if count == 0 {
+            return false;
+        }
+        let shared = &self.shared;
         // Also where all pages have gone back: reading a hole leaves a page of zeros, and pages are
         // only moved to where none are.
-        let span = shared.staged_span(block, 0, CLUSTER_PAGES);
+        let span = shared.staged_span(first, 0, count as usize * CLUSTER_PAGES);
         if let Err(error) = span.advise(Advice::LinuxDontNeed) {
             shared.log(&format!("staged pages cannot be dropped: {error}"));
         }
-        shared.count_released(block);
-        self.free_blocks.push(block);
+        for block in first..first + count {
+            shared.count_released(block);
+            self.free_blocks.push_back(block);
+        }
         true
     }
 

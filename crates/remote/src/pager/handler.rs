@@ -10,16 +10,22 @@ use super::sys::memory::Pages;
 use super::sys::threads;
 use super::sys::uffd::{FAULTS_MAX, Fault};
 use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
-use super::trend::{Ahead, Trend};
-use crate::page::{PageSum, RUN_PAGES_MAX};
+use super::trend::{Ahead, Trend, last_seam, next_seam};
+use crate::page::{PageRun, PageSum, RUN_PAGES_MAX};
+use crate::placement::Placement;
 use crate::store::{PageReader, StoreError};
-use rustix::thread::CpuSet;
+use rustix::io::Errno;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// Faults from one look at where the served thread runs to the next.
-const FAULTS_PER_LOOK: u32 = 1024;
+const FAULTS_PER_LOOK: u32 = 256;
+
+/// A run of so many pages is followed by one as long as can be, which is asked for ahead of its fault.
+const EXPECT_AFTER: usize = RUN_PAGES_MAX / 2;
 
 /// One thread that serves faults.
 pub struct Handler {
@@ -29,8 +35,7 @@ pub struct Handler {
     /// Fetched pages, before they are installed.
     buffer: Pages,
     zeros: Pages,
-    allowed: Option<CpuSet>,
-    cpu: Option<usize>,
+    placement: Placement,
     until_look: u32,
 }
 
@@ -40,15 +45,14 @@ impl Handler {
         let mut buffer = Pages::reserve(RUN_PAGES_MAX)?;
         buffer.bytes_mut(0, RUN_PAGES_MAX).fill(1);
         let zeros = Pages::reserve(CLUSTER_PAGES)?;
-        let trend = Trend::default();
-        let (allowed, cpu, until_look) = (None, None, 0);
-        Ok(Handler { shared, reader, trend, buffer, zeros, allowed, cpu, until_look })
+        let (trend, placement) = (Trend::default(), Placement::of_this_thread());
+        Ok(Handler { shared, reader, trend, buffer, zeros, placement, until_look: 0 })
     }
 
     /// Serves until the page after the last is asked for.
     pub fn run(mut self) {
         threads::block_signals();
-        self.allowed = threads::allowed();
+        self.placement = Placement::of_this_thread();
         let mut faults = [Fault::default(); FAULTS_MAX];
         loop {
             let count = match self.wait(&mut faults) {
@@ -93,16 +97,15 @@ impl Handler {
             return;
         }
         self.until_look = FAULTS_PER_LOOK;
-        let cpu = threads::cpu_of(thread);
-        if let (Some(wanted), Some(allowed)) = (cpu.filter(|_| cpu != self.cpu), &self.allowed)
-            && threads::run_on(wanted, allowed)
-        {
-            self.cpu = cpu;
+        if let Some(cpu) = threads::cpu_of(thread) {
+            self.placement.keep_to(Some(cpu));
+            self.shared.serving_cpu.store(cpu, Relaxed);
         }
     }
 
     fn serve(&mut self, page: usize, fault: Fault, begun: Instant) {
         let shared = self.shared.clone();
+        shared.table.prefetch(page);
         let ahead = match shared.options.prefetch {
             true => self.trend.fault(page),
             false => Ahead::Nothing,
@@ -148,38 +151,54 @@ impl Handler {
     fn zero(&self, held: Held<'_>, page: usize, is_write: bool, ahead: Ahead) -> bool {
         let shared = &self.shared;
         add(&shared.stats.zero_fault_count, 1);
-        let ahead = match ahead {
-            Ahead::Up(ahead) => ahead,
+        let is_nowhere = |held: &Held<'_>, page: usize| held.get(page).place() == Place::Nowhere;
+        let more = match ahead {
+            Ahead::Up(ahead) => shared.take_room(ahead.min(shared.table.pages() - page - 1)),
             _ => 0,
         };
-        let is_nowhere = |page: &usize| held.get(*page).place() == Place::Nowhere;
-        let more = (page + 1..held.pages().end).take(ahead).take_while(is_nowhere).count();
-        let more = shared.take_room(more);
-        let install = |count: usize| {
-            let to = shared.arena.span(page, count);
-            match is_write {
-                true => shared.uffd.copy(to, self.zeros.bytes(0, count)),
-                false => shared.uffd.zero(to).map(|_| ()),
+        let (mut next, mut held) = (page, Some(held));
+        while next < page + 1 + more {
+            let cluster = held.take().unwrap_or_else(|| shared.table.hold(cluster_of(next)));
+            let end = cluster.pages().end.min(page + 1 + more);
+            let count = (next..end).take_while(|page| is_nowhere(&cluster, *page)).count();
+            let installed =
+                if count == 0 { Ok(0) } else { self.install_zeros(next, count, is_write) };
+            match installed {
+                Ok(installed) => {
+                    let pages = next..next + installed;
+                    pages.for_each(|page| cluster.set(page, cluster.get(page).at(Place::Resident)));
+                    if installed > 0 {
+                        shared.enqueue(cluster_of(next));
+                    }
+                    next += installed;
+                    if next < end {
+                        break;
+                    }
+                }
+                Err(error) if next == page => {
+                    shared.log(&format!("page {page} cannot be made zeros: {error}"));
+                    shared.give_room(more);
+                    return self.poison(&cluster, page);
+                }
+                Err(_) => break,
             }
-        };
-        let mut count = 1 + more;
-        let mut result = install(count);
-        if result.is_err() && count > 1 {
-            // A run that leaves its mapping is refused as a whole.
-            count = 1;
-            result = install(count);
         }
-        shared.give_room(1 + more - count);
-        if let Err(error) = result {
-            shared.log(&format!("page {page} cannot be made zeros: {error}"));
-            return self.poison(&held, page);
-        }
-        for page in page..page + count {
-            held.set(page, held.get(page).at(Place::Resident));
-        }
-        drop(held);
-        shared.enqueue(cluster_of(page));
+        shared.give_room(page + 1 + more - next);
         true
+    }
+
+    /// Makes pages of one cluster zeros: all of them, or the first where a mapping ends between.
+    fn install_zeros(&self, first: usize, count: usize, is_write: bool) -> Result<usize, Errno> {
+        let install = |count: usize| {
+            let to = self.shared.arena.span(first, count);
+            let done = match is_write {
+                true => self.shared.uffd.copy(to, self.zeros.bytes(0, count)),
+                false => self.shared.uffd.zero(to).map(|_| ()),
+            };
+            done.map(|()| count)
+        };
+        // A run that leaves its mapping is refused as a whole.
+        install(count).or_else(|error| if count > 1 { install(1) } else { Err(error) })
     }
 
     /// A page that is still in a staging block. One that is being put is copied, as its bytes must
@@ -219,6 +238,7 @@ impl Handler {
         };
         let first = page - before;
         let all = first..first + before + 1 + after;
+        self.expect(&all, ahead);
         let used_room = match self.fetch(first, all.len()) {
             Ok(()) => {
                 self.install(first, all.len());
@@ -239,6 +259,30 @@ impl Handler {
         used_room
     }
 
+    /// Says what a stream will want after these pages, so that it is on its way before it is wanted.
+    fn expect(&mut self, all: &Range<usize>, ahead: Ahead) {
+        if all.len() < EXPECT_AFTER {
+            return;
+        }
+        let is_stored = |page: &usize| self.shared.table.peek(*page).place() == Place::Stored;
+        let (first, count) = match ahead {
+            Ahead::Up(_) => {
+                let end = (next_seam(all.end)).min(self.shared.table.pages());
+                (all.end, (all.end..end).take_while(is_stored).count())
+            }
+            Ahead::Down(_) => {
+                let end = last_seam(all.start);
+                let count = (end..all.start).rev().take_while(is_stored).count();
+                (all.start - count, count)
+            }
+            Ahead::Nothing | Ahead::Stride(..) => return,
+        };
+        if count > 1 {
+            let run = PageRun { first: first as u64, count: count as u64 };
+            self.reader.expect(self.shared.region(), run);
+        }
+    }
+
     /// Pages at a stride from one that has just been installed.
     fn page_in_along(&mut self, page: usize, stride: isize, count: usize) {
         let next = |page: &usize| page.checked_add_signed(stride);
@@ -255,31 +299,30 @@ impl Handler {
 
     /// Marks pages as being fetched as long as they are in the store and there is room; returns how
     /// many.
-    fn claim_run(&self, pages: impl Iterator<Item = usize>) -> usize {
-        let mut claimed = 0;
-        for page in pages.take(RUN_PAGES_MAX - 1) {
-            if page >= self.shared.table.pages()
-                || self.shared.table.peek(page).place() != Place::Stored
-                || self.shared.take_room(1) == 0
-            {
+    fn claim_run(&self, pages: impl Iterator<Item = usize> + Clone) -> usize {
+        let shared = &self.shared;
+        let is_stored = |page: &usize| {
+            *page < shared.table.pages() && shared.table.peek(*page).place() == Place::Stored
+        };
+        let pages = pages.take(RUN_PAGES_MAX - 1);
+        let room = shared.take_room(pages.clone().take_while(is_stored).count());
+        let (mut claimed, mut cluster) = (0, None);
+        for page in pages.take(room) {
+            if !cluster.as_ref().is_some_and(|held: &Held<'_>| held.has(page)) {
+                // Never two at a time.
+                drop(cluster.take());
+            }
+            let held = cluster.get_or_insert_with(|| shared.table.hold(cluster_of(page)));
+            let state = held.get(page);
+            if state.place() != Place::Stored {
                 break;
             }
-            if !self.claim(page) {
-                self.shared.give_room(1);
-                break;
-            }
+            held.set(page, state.at(Place::Coming));
             claimed += 1;
         }
+        drop(cluster);
+        shared.give_room(room - claimed);
         claimed
-    }
-
-    fn claim(&self, page: usize) -> bool {
-        let held = self.shared.table.hold(cluster_of(page));
-        let state = held.get(page);
-        if state.place() == Place::Stored {
-            held.set(page, state.at(Place::Coming));
-        }
-        state.place() == Place::Stored
     }
 
     /// A page that was to be fetched is not. Who waits for it asks again.
@@ -375,7 +418,7 @@ mod tests {
         let mut trend = Trend::default();
         for page in 1..10_000 {
             if let Ahead::Up(pages) | Ahead::Down(pages) = trend.fault(page) {
-                assert!(pages > 0 && pages < RUN_PAGES_MAX);
+                assert!(pages < RUN_PAGES_MAX);
             }
         }
     }

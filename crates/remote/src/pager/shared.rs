@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// Longest sleep of a thread that waits for another; a lost wake-up costs no more than this.
 const NAP: Duration = Duration::from_millis(50);
 
+/// No CPU has this number.
+const NO_CPU: usize = usize::MAX;
+
 /// Why memory cannot be paged.
 #[derive(Debug, thiserror::Error)]
 pub enum PagerError {
@@ -70,7 +73,7 @@ pub struct Marks {
 impl Marks {
     fn of(limit: usize) -> Marks {
         let batch = (limit / 16).clamp(1, 256);
-        Marks { limit, staged: limit / 8, low: batch, high: 2 * batch, batch }
+        Marks { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch }
     }
 }
 
@@ -90,6 +93,8 @@ pub struct Shared {
     pub(super) marks: Marks,
     pub(super) options: Options,
     pub(super) stats: Stats,
+    /// Where the handler runs, once it has chosen a CPU: others keep off it.
+    pub(super) serving_cpu: AtomicUsize,
     /// For the evictor: less room, or pages to be dropped.
     pub(super) work: Signal,
     /// For handlers: more room.
@@ -143,6 +148,7 @@ impl Shared {
             marks,
             options,
             stats: Stats::default(),
+            serving_cpu: AtomicUsize::new(NO_CPU),
             work: Signal::default(),
             room: Signal::default(),
             stopping: AtomicBool::new(false),
@@ -285,6 +291,11 @@ impl Shared {
             self.room.notify();
         }
         before
+    }
+
+    /// Where the handler runs, once it has chosen a CPU.
+    pub fn handlers_cpu(&self) -> Option<usize> {
+        Some(self.serving_cpu.load(Relaxed)).filter(|cpu| *cpu != NO_CPU)
     }
 
     /// Lets the evictor sleep until there is work.

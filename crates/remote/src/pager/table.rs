@@ -4,7 +4,7 @@
 //! evictor alone. [`State::in_store`] says that the store's copy has the sum, whatever the page is
 //! now. Twelve bytes a page and eight a cluster, and only where pages were ever touched.
 
-use super::sys::lock::{Guard, Lock};
+use super::sys::lock::{Guard, MarkedLock};
 use super::sys::memory::Table;
 use crate::page::PageSum;
 use std::io;
@@ -102,8 +102,7 @@ const WANTED_AGAIN: u32 = 2;
 pub struct PageTable {
     states: Table<AtomicU32>,
     sums: Table<AtomicU64>,
-    locks: Table<Lock>,
-    marks: Table<AtomicU32>,
+    clusters: Table<MarkedLock>,
     pages: usize,
     /// Pages with bytes that are not in the region.
     away: AtomicUsize,
@@ -116,8 +115,7 @@ impl PageTable {
         Ok(PageTable {
             states: Table::new(pages)?,
             sums: Table::new(pages)?,
-            locks: Table::new(clusters)?,
-            marks: Table::new(clusters)?,
+            clusters: Table::new(clusters)?,
             pages,
             away: AtomicUsize::new(0),
         })
@@ -143,24 +141,32 @@ impl PageTable {
         PageSum(self.sums[page].load(Relaxed))
     }
 
+    /// Has the processor fetch what there is of a page, all of it at once: in a large table each look
+    /// waits for memory.
+    pub fn prefetch(&self, page: usize) {
+        self.clusters.prefetch(cluster_of(page));
+        self.states.prefetch(page);
+        self.sums.prefetch(page);
+    }
+
     /// Takes a cluster's lock.
     pub fn hold(&self, cluster: usize) -> Held<'_> {
-        Held { table: self, cluster, _guard: self.locks[cluster].lock() }
+        Held { table: self, cluster, _guard: self.clusters[cluster].lock.lock() }
     }
 
     /// Looks whether a cluster proved to be wanted again after its eviction, and forgets it.
     pub fn take_wanted_again(&self, cluster: usize) -> bool {
-        self.marks[cluster].fetch_and(!WANTED_AGAIN, Relaxed) & WANTED_AGAIN != 0
+        self.clusters[cluster].marks.fetch_and(!WANTED_AGAIN, Relaxed) & WANTED_AGAIN != 0
     }
 
     /// Marks a cluster as queued for eviction; false if it was.
     pub fn mark_queued(&self, cluster: usize) -> bool {
-        self.marks[cluster].fetch_or(QUEUED, Relaxed) & QUEUED == 0
+        self.clusters[cluster].marks.fetch_or(QUEUED, Relaxed) & QUEUED == 0
     }
 
     /// A cluster has left the queue.
     pub fn mark_unqueued(&self, cluster: usize) {
-        self.marks[cluster].fetch_and(!QUEUED, Relaxed);
+        self.clusters[cluster].marks.fetch_and(!QUEUED, Relaxed);
     }
 }
 
@@ -173,6 +179,11 @@ pub struct Held<'a> {
 }
 
 impl Held<'_> {
+    /// Whether a page is in it.
+    pub fn has(&self, page: usize) -> bool {
+        cluster_of(page) == self.cluster
+    }
+
     /// Its pages.
     pub fn pages(&self) -> std::ops::Range<usize> {
         let first = self.cluster * CLUSTER_PAGES;
@@ -189,7 +200,7 @@ impl Held<'_> {
     /// # Panics
     /// If the page is in another cluster.
     pub fn set(&self, page: usize, state: State) {
-        assert_eq!(cluster_of(page), self.cluster);
+        assert!(self.has(page));
         match (self.get(page).place().is_away(), state.place().is_away()) {
             (false, true) => self.table.away.fetch_add(1, Relaxed),
             (true, false) => self.table.away.fetch_sub(1, Relaxed),
@@ -205,7 +216,7 @@ impl Held<'_> {
 
     /// A page of it was evicted too early.
     pub fn mark_wanted_again(&self) {
-        self.table.marks[self.cluster].fetch_or(WANTED_AGAIN, Relaxed);
+        self.table.clusters[self.cluster].marks.fetch_or(WANTED_AGAIN, Relaxed);
     }
 }
 

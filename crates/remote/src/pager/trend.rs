@@ -15,6 +15,17 @@ const WINDOW_FIRST: usize = 4;
 /// A stream's next fault may be this far beyond where its window ended.
 const SLACK: usize = 4;
 
+/// The seam after a page. A stream's runs end at seams, multiples of the longest run, so that each of
+/// them is one request to one server.
+pub fn next_seam(page: usize) -> usize {
+    (page / RUN_PAGES_MAX + 1) * RUN_PAGES_MAX
+}
+
+/// The seam before a page.
+pub fn last_seam(page: usize) -> usize {
+    page.saturating_sub(1) / RUN_PAGES_MAX * RUN_PAGES_MAX
+}
+
 /// Pages that will be wanted soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ahead {
@@ -77,11 +88,13 @@ impl Trend {
         stream.window = (stream.window * 2).min(RUN_PAGES_MAX - 1);
         stream.used_at = faults;
         if stream.down {
-            stream.next = page.saturating_sub(stream.window + 1);
-            Some(Ahead::Down(stream.window.min(page)))
+            let pages = stream.window.min(page - last_seam(page + 1));
+            stream.next = page.saturating_sub(pages + 1);
+            Some(Ahead::Down(pages))
         } else {
-            stream.next = page + stream.window + 1;
-            Some(Ahead::Up(stream.window))
+            let pages = stream.window.min(next_seam(page) - page - 1);
+            stream.next = page + pages + 1;
+            Some(Ahead::Up(pages))
         }
     }
 
@@ -129,7 +142,19 @@ mod tests {
 
     #[test]
     fn a_stream_widens() {
-        assert_eq!(sweep(&mut Trend::default(), 100, 7), [0, 4, 8, 16, 32, 63, 63]);
+        assert_eq!(sweep(&mut Trend::default(), 128, 7), [0, 4, 8, 16, 31, 63, 63]);
+    }
+
+    #[test]
+    fn runs_end_at_seams() {
+        assert_eq!((next_seam(127), next_seam(128)), (128, 192));
+        assert_eq!((last_seam(128), last_seam(129), last_seam(0)), (64, 128, 0));
+        let mut trend = Trend::default();
+        trend.fault(124);
+        assert_eq!((trend.fault(125), trend.fault(128)), (Ahead::Up(2), Ahead::Up(8)));
+        trend.fault(1026);
+        trend.fault(1025);
+        assert_eq!((trend.fault(1024), trend.fault(1023)), (Ahead::Down(0), Ahead::Down(8)));
     }
 
     #[test]

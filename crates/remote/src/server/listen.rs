@@ -8,13 +8,16 @@ use super::metrics::{Latencies, Metrics};
 use super::pool::{Limits, Pool};
 use super::region::Owner;
 use super::session::Session;
+use crate::page::PAGE_BYTES;
+use crate::placement::Placement;
 use crate::secret;
 use crate::transport::{Stream, prepare};
 use crate::wire::VERSION;
-use crate::wire::header::Op;
+use crate::wire::header::{HEADER_BYTES, Op};
 use crate::wire::hello::{HELLO_BYTES, Hello};
 use crate::wire::inbox::Inbox;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use socket2::SockRef;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -29,6 +32,11 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
 /// Replies are sent when they come to this, or when nothing more is to be answered.
 const REPLY_BYTES: usize = 256 << 10;
+
+/// A reply with one page.
+const PAGE_REPLY_BYTES: usize = HEADER_BYTES + PAGE_BYTES;
+/// Single pages from one look at where the client runs to the next.
+const PAGES_PER_LOOK: u32 = 64;
 
 /// How a server is started.
 #[derive(Debug, Clone, Default)]
@@ -265,17 +273,23 @@ impl Shared {
         let own = stream.socket().local_addr()?.ip();
         let local = peer.ip().is_loopback() || peer.ip() == own;
         let mut session = Session::new(self.pool.clone(), nonce, owner, local);
-        let _ended = self.serve(&mut stream, &mut session);
+        let _ended = self.serve(&mut stream, &mut session, local.then(Follow::new));
         session.close(self.now_ns());
         Ok(())
     }
 
-    fn serve(&self, stream: &mut Stream, session: &mut Session) -> io::Result<()> {
+    fn serve(
+        &self,
+        stream: &mut Stream,
+        session: &mut Session,
+        mut follow: Option<Follow>,
+    ) -> io::Result<()> {
         let (mut inbox, mut replies) = (Inbox::default(), Vec::new());
         while inbox.fill(stream)? > 0 {
-            let mut now_ns = self.now_ns();
+            let (mut now_ns, mut frames) = (self.now_ns(), 0);
             while let Some(frame) = inbox.frame().map_err(io::Error::other)? {
                 let op = frame[0];
+                frames += 1;
                 session.handle(frame, now_ns, &mut replies).map_err(io::Error::other)?;
                 let done_ns = self.now_ns();
                 observe(&self.metrics.latencies, op, done_ns - now_ns);
@@ -287,9 +301,38 @@ impl Shared {
             }
             stream.write_all(&replies)?;
             stream.flush()?;
+            if let Some(follow) = &mut follow {
+                follow.after(stream.socket(), frames == 1 && replies.len() == PAGE_REPLY_BYTES);
+            }
             replies.clear();
         }
         Ok(())
+    }
+}
+
+/// Where a session runs whose client is on this machine: on the client's CPU while it asks for pages
+/// one at a time, as it does nothing else meanwhile; anywhere else while there is more to do at once.
+struct Follow {
+    placement: Placement,
+    single_pages: u32,
+}
+
+impl Follow {
+    fn new() -> Follow {
+        Follow { placement: Placement::of_this_thread(), single_pages: 0 }
+    }
+
+    fn after(&mut self, socket: &TcpStream, is_single_page: bool) {
+        if !is_single_page {
+            self.single_pages = 0;
+            return self.placement.keep_to(None);
+        }
+        self.single_pages += 1;
+        if self.single_pages.is_multiple_of(PAGES_PER_LOOK) {
+            // On loopback, where the sender ran.
+            let cpu = SockRef::from(socket).cpu_affinity();
+            self.placement.keep_to(cpu.ok());
+        }
     }
 }
 

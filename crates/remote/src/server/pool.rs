@@ -4,6 +4,7 @@
 //! Invariants: never more pages than the limit; a region is found only by who proves that he knows
 //! its token; a server that is started again has another epoch, and none of the old regions.
 
+use super::index;
 use super::region::{Owner, Region};
 use super::slab::Slab;
 use crate::page::{PAGE_BYTES, PageRun};
@@ -17,9 +18,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// What finding and checking a page costs beside its bytes: 8 for the sum, 17 for the entry in the
-/// hash table, which is at least 7/16 full, and up to half of that more while it grows.
-const INDEX_BYTES: u64 = 80;
+/// What finding and checking a page costs beside its bytes, at most: 8 for the sum, and its place in
+/// the index.
+const INDEX_BYTES: u64 = 8 + index::BYTES_MAX;
 
 /// What a server lends, to how many.
 #[derive(Debug, Clone)]

@@ -3,37 +3,14 @@
 //! Invariant: whatever is done under a lease is done while that lease is the region's current one:
 //! the check and the deed are under one lock. So nothing sent before a fence happens after it.
 
-use super::slab::{Slab, Slot};
+use super::index::Index;
+use super::slab::Slab;
 use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::Token;
 use crate::wire::{SUM_BYTES, push_sums};
-use pagetax_core::access::mix64;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
-/// Page numbers are short and plain; one mix scatters them. A client that chooses them badly slows
-/// down its own region.
-#[derive(Debug, Default)]
-pub struct PageHasher(u64);
-
-impl Hasher for PageHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.0 = mix64(self.0 ^ *byte as u64));
-    }
-
-    fn write_u64(&mut self, page: u64) {
-        self.0 = mix64(self.0 ^ page);
-    }
-}
-
-type Slots = HashMap<u64, Slot, BuildHasherDefault<PageHasher>>;
 
 /// Who made a region, for people.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -65,13 +42,13 @@ pub struct Region {
     pub pages_in_total: AtomicU64,
     /// Pages given out since it was made.
     pub pages_out_total: AtomicU64,
-    index: RwLock<Index>,
+    held: RwLock<Held>,
 }
 
 #[derive(Debug)]
-struct Index {
+struct Held {
     lease: u32,
-    slots: Slots,
+    index: Index,
 }
 
 impl Region {
@@ -86,13 +63,13 @@ impl Region {
             idle_since_ns: AtomicU64::new(0),
             pages_in_total: AtomicU64::new(0),
             pages_out_total: AtomicU64::new(0),
-            index: RwLock::new(Index { lease, slots: Slots::default() }),
+            held: RwLock::new(Held { lease, index: Index::default() }),
         }
     }
 
     /// Pages held now.
     pub fn pages_held(&self) -> u64 {
-        self.read().slots.len() as u64
+        self.read().index.pages()
     }
 
     /// The lease that is good now.
@@ -118,20 +95,20 @@ impl Region {
         id: u32,
         out: &mut Vec<u8>,
     ) -> Result<(), Failure> {
-        let index = self.leased(lease)?;
+        let held = self.leased(lease)?;
         let mut slots = [None; RUN_PAGES_MAX];
-        for (slot, page) in slots.iter_mut().zip(run.first..run.first + run.count) {
-            let held = index.slots.get(&page).ok_or(Failure::NotHeld { page })?;
-            *slot = Some(*held);
+        let slots = &mut slots[..run.count as usize];
+        for (slot, page) in slots.iter_mut().zip(run.first..) {
+            *slot = Some(held.index.get(page).ok_or(Failure::NotHeld { page })?);
         }
-        let held = || slots.iter().flatten();
+        let slots = || slots.iter().flatten();
         let mut sums = Vec::new();
         if with_sums {
             sums.reserve(run.count as usize * SUM_BYTES);
-            held().for_each(|slot| slab.with(*slot, |_, sum| push_sums(&mut sums, &[sum])));
+            slots().for_each(|slot| slab.with(*slot, |_, sum| push_sums(&mut sums, &[sum])));
         }
         Reply::Pages { count: run.count as u16, sums: &sums }.encode_head(id, out);
-        held().for_each(|slot| slab.with(*slot, |page, _| out.extend_from_slice(page)));
+        slots().for_each(|slot| slab.with(*slot, |page, _| out.extend_from_slice(page)));
         self.pages_out_total.fetch_add(run.count, Ordering::Relaxed);
         Ok(())
     }
@@ -150,17 +127,17 @@ impl Region {
         sums: impl Iterator<Item = PageSum>,
     ) -> Result<(), Failure> {
         for ((number, page), sum) in (first..).zip(pages.chunks_exact(PAGE_BYTES)).zip(sums) {
-            let mut index = self.write();
-            if index.lease != lease {
+            let mut held = self.write();
+            if held.lease != lease {
                 return Err(Failure::StaleLease);
             }
-            match index.slots.get(&number) {
+            match held.index.get(number) {
                 Some(_) if if_absent => {}
-                Some(slot) => slab.replace(*slot, page, sum),
+                Some(slot) => slab.replace(slot, page, sum),
                 None => {
                     let full = || Failure::Full { pages_free: slab.pages_free() };
                     let slot = slab.put(page, sum).ok_or_else(full)?;
-                    index.slots.insert(number, slot);
+                    held.index.insert(number, slot);
                 }
             }
         }
@@ -173,28 +150,12 @@ impl Region {
     /// # Errors
     /// When the lease is void.
     pub fn discard(&self, slab: &Slab, lease: u32, run: PageRun) -> Result<(), Failure> {
-        let mut index = self.write();
-        if index.lease != lease {
+        let mut held = self.write();
+        if held.lease != lease {
             return Err(Failure::StaleLease);
         }
-        let range = run.first..run.end().unwrap_or(u64::MAX);
-        if run.count > index.slots.len() as u64 {
-            index.slots.retain(|page, slot| {
-                let goes = range.contains(page);
-                if goes {
-                    slab.free_slot(*slot);
-                }
-                !goes
-            });
-        } else {
-            let gone = range.filter_map(|page| index.slots.remove(&page));
-            gone.for_each(|slot| slab.free_slot(slot));
-        }
-        // So that the index stays small against the pages that it finds.
-        if index.slots.len() < index.slots.capacity() / 4 {
-            let room = index.slots.len() * 2;
-            index.slots.shrink_to(room);
-        }
+        let end = run.end().unwrap_or(u64::MAX);
+        held.index.remove(run.first, end, |slot| slab.free_slot(slot));
         Ok(())
     }
 
@@ -203,32 +164,32 @@ impl Region {
     /// # Errors
     /// When the lease is void.
     pub fn held(&self, lease: u32, run: PageRun) -> Result<Vec<u8>, Failure> {
-        let index = self.leased(lease)?;
+        let held = self.leased(lease)?;
         let mut bits = vec![0; run.count.div_ceil(8) as usize];
         for at in 0..run.count {
-            let held = index.slots.contains_key(&(run.first + at));
-            bits[at as usize / 8] |= (held as u8) << (at % 8);
+            let is_held = held.index.get(run.first + at).is_some();
+            bits[at as usize / 8] |= (is_held as u8) << (at % 8);
         }
         Ok(bits)
     }
 
     /// Gives all pages back; nothing can be done with the region after.
     pub fn clear(&self, slab: &Slab, void_lease: u32) {
-        let mut index = self.write();
-        index.lease = void_lease;
-        slab.free_slots(std::mem::take(&mut index.slots).into_values());
+        let mut held = self.write();
+        held.lease = void_lease;
+        slab.free_slots(std::mem::take(&mut held.index).into_slots().into_iter());
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Index> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> RwLockReadGuard<'_, Held> {
+        self.held.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Index> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, Held> {
+        self.held.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leased(&self, lease: u32) -> Result<RwLockReadGuard<'_, Index>, Failure> {
-        let index = self.read();
-        if index.lease == lease { Ok(index) } else { Err(Failure::StaleLease) }
+    fn leased(&self, lease: u32) -> Result<RwLockReadGuard<'_, Held>, Failure> {
+        let held = self.read();
+        if held.lease == lease { Ok(held) } else { Err(Failure::StaleLease) }
     }
 }

@@ -8,22 +8,31 @@ use crate::page::{PAGE_BYTES, PageSum};
 use memmap2::{Advice, MmapMut};
 use std::collections::BTreeSet;
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Pages of a chunk, but for the last: 2 MiB.
 const CHUNK_PAGES: usize = 512;
 
-/// A place for one page.
+/// A place for one page: its number, from 1 on, so that none takes no room of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slot(u32);
+pub struct Slot(NonZeroU32);
 
 impl Slot {
+    fn new(chunk: u32, index: u16) -> Slot {
+        Slot(NonZeroU32::MIN.saturating_add(chunk * CHUNK_PAGES as u32 + u32::from(index)))
+    }
+
+    fn number(self) -> usize {
+        self.0.get() as usize - 1
+    }
+
     fn chunk(self) -> usize {
-        self.0 as usize / CHUNK_PAGES
+        self.number() / CHUNK_PAGES
     }
 
     fn index(self) -> usize {
-        self.0 as usize % CHUNK_PAGES
+        self.number() % CHUNK_PAGES
     }
 }
 
@@ -74,7 +83,7 @@ impl Chunk {
 impl Slab {
     /// For at most this many pages. Nothing is mapped yet.
     pub fn new(pages_max: u64) -> Slab {
-        let pages_max = pages_max.min(u32::MAX as u64);
+        let pages_max = pages_max.min(u32::MAX as u64 - CHUNK_PAGES as u64);
         let chunks = pages_max.div_ceil(CHUNK_PAGES as u64);
         let chunks = (0..chunks).map(|_| RwLock::default()).collect();
         Slab { pages_max, chunks, free: Mutex::default(), given_back: Condvar::new() }
@@ -171,7 +180,7 @@ impl Slab {
             free.slots[chunk as usize] = Vec::new();
         }
         free.used += 1;
-        Some(Slot(chunk * CHUNK_PAGES as u32 + index as u32))
+        Some(Slot::new(chunk, index))
     }
 
     /// The last chunk is as long as the limit leaves it.

@@ -71,6 +71,18 @@ impl Drop for Guard<'_> {
     }
 }
 
+/// A lock and marks that anybody may set, side by side: who needs one needs the other.
+#[derive(Debug, Default)]
+pub struct MarkedLock {
+    /// The lock.
+    pub lock: Lock,
+    /// The marks, which it does not guard.
+    pub marks: AtomicU32,
+}
+
+// SAFETY: zeros are an open lock, and no marks.
+unsafe impl Zeroed for MarkedLock {}
+
 /// Something has changed: those who wait look again.
 #[derive(Debug, Default)]
 pub struct Signal {

@@ -176,6 +176,19 @@ impl<T: Zeroed> Table<T> {
         let pages = Pages::reserve(bytes.div_ceil(PAGE_BYTES).max(1))?;
         Ok(Table { pages, len, entries: std::marker::PhantomData })
     }
+
+    /// Has the processor fetch an entry, without waiting for it.
+    pub fn prefetch(&self, index: usize) {
+        let entry: *const T = &self[index];
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch changes nothing, and cannot fault.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(entry.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = entry;
+    }
 }
 
 impl<T: Zeroed> Deref for Table<T> {

@@ -1,8 +1,6 @@
-//! Where threads run: a handler on the CPU of the thread that it serves costs a third of one that
-//! has to be woken on another.
+//! The program's threads, and its signals.
 
 use rustix::fs::{Mode, OFlags};
-use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
 /// The CPU that a thread of this process ran on last.
 pub fn cpu_of(thread: u32) -> Option<usize> {
@@ -13,21 +11,6 @@ pub fn cpu_of(thread: u32) -> Option<usize> {
     let text = std::str::from_utf8(&text[..read]).ok()?;
     // After the command's name, which may hold anything: field 3 comes first, `processor` is 39.
     text.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
-}
-
-/// The CPUs that the calling thread may run on.
-pub fn allowed() -> Option<CpuSet> {
-    sched_getaffinity(None::<Pid>).ok()
-}
-
-/// Ties the calling thread to one CPU, within what it was allowed before.
-pub fn run_on(cpu: usize, allowed: &CpuSet) -> bool {
-    if cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu) {
-        return false;
-    }
-    let mut one = CpuSet::new();
-    one.set(cpu);
-    sched_setaffinity(None::<Pid>, &one).is_ok()
 }
 
 /// Blocks all signals for the calling thread: they belong to the program.
