@@ -3,44 +3,46 @@
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
-/// The CPUs that a thread may run on, and the one that it keeps to for now.
+/// Where a thread keeps to, within what it is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// All CPUs that it is allowed.
+    Anywhere,
+    /// This CPU.
+    On(usize),
+    /// All but this CPU.
+    Off(usize),
+}
+
+/// The CPUs that a thread may run on, and where it keeps to for now.
 #[derive(Debug)]
 pub(crate) struct Placement {
     allowed: Option<CpuSet>,
-    kept: Option<usize>,
+    keeps: Keep,
 }
 
 impl Placement {
     /// Of the calling thread, which alone may use it.
     pub fn of_this_thread() -> Placement {
-        Placement { allowed: sched_getaffinity(None::<Pid>).ok(), kept: None }
+        let allowed = sched_getaffinity(None::<Pid>).ok();
+        Placement { allowed, keeps: Keep::Anywhere }
     }
 
-    /// Keeps to one CPU, if it is allowed, or to none.
-    pub fn keep_to(&mut self, cpu: Option<usize>) {
-        let Some(allowed) = self.allowed.as_ref().filter(|_| cpu != self.kept) else { return };
-        let set = match cpu {
-            None => *allowed,
-            Some(cpu) if cpu < CpuSet::MAX_CPU && allowed.is_set(cpu) => one(cpu),
-            Some(_) => return,
-        };
-        self.apply(&set, cpu);
-    }
-
-    /// Keeps off one CPU, if others are allowed, or off none.
-    pub fn keep_off(&mut self, cpu: Option<usize>) {
-        let Some(allowed) = self.allowed.as_ref().filter(|_| cpu != self.kept) else { return };
+    /// Keeps there from now on, unless that leaves no CPU that is allowed. Costs nothing where it keeps
+    /// there already.
+    pub fn keep(&mut self, keep: Keep) {
+        let Some(allowed) = self.allowed.as_ref().filter(|_| keep != self.keeps) else { return };
+        let is_allowed = |cpu: usize| cpu < CpuSet::MAX_CPU && allowed.is_set(cpu);
         let mut set = *allowed;
-        if let Some(cpu) = cpu.filter(|cpu| *cpu < CpuSet::MAX_CPU && allowed.count() > 1) {
-            set.unset(cpu);
+        match keep {
+            Keep::Anywhere => {}
+            Keep::On(cpu) if is_allowed(cpu) => set = one(cpu),
+            Keep::Off(cpu) if is_allowed(cpu) && allowed.count() > 1 => set.unset(cpu),
+            Keep::On(_) | Keep::Off(_) => return,
         }
-        self.apply(&set, cpu);
-    }
-
-    fn apply(&mut self, set: &CpuSet, cpu: Option<usize>) {
-        // Where it is refused, the thread runs as before; it is tried again when the CPU changes.
-        let _ = sched_setaffinity(None::<Pid>, set);
-        self.kept = cpu;
+        // Where it is refused, the thread runs as before.
+        let _ = sched_setaffinity(None::<Pid>, &set);
+        self.keeps = keep;
     }
 }
 

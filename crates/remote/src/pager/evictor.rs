@@ -17,7 +17,7 @@ use super::stats::add;
 use super::sys::threads;
 use super::table::{CLUSTER_PAGES, Held, Place, cluster_of};
 use crate::page::{PageRun, PageSum, is_zero};
-use crate::placement::Placement;
+use crate::placement::{Keep, Placement};
 use crate::store::{PageWriter, PutRun, StoreError};
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -28,6 +28,9 @@ use std::time::Duration;
 
 /// After the store took nothing, this long until the next try.
 const BACK_OFF: Duration = Duration::from_millis(20);
+
+/// Moving a run that is shorter costs more in interrupts of other CPUs than in moving.
+const SHORT_RUN_PAGES: usize = 4;
 
 /// Most blocks that are dropped at once, so that room is there soon.
 const RELEASE_MAX: u32 = 16;
@@ -77,6 +80,8 @@ pub struct Evictor {
     staged: VecDeque<(u32, usize)>,
     batch: Vec<Moved>,
     placement: Placement,
+    /// The last batch was moved in short runs.
+    is_scattered: bool,
 }
 
 impl Evictor {
@@ -92,6 +97,7 @@ impl Evictor {
             staged,
             batch: Vec::new(),
             placement,
+            is_scattered: false,
         }
     }
 
@@ -103,8 +109,7 @@ impl Evictor {
         while !self.shared.stopping.load(Relaxed) {
             let seen = self.shared.work.now();
             let shared = self.shared.clone();
-            // A fault would have to wait for the end of a batch, or for the scheduler.
-            self.placement.keep_off(shared.handlers_cpu());
+            self.place();
             let evicting = shared.evicting.lock();
             self.forget_dropped();
             let (free, marks) = (self.shared.free(), self.shared.marks);
@@ -126,6 +131,18 @@ impl Evictor {
         }
     }
 
+    /// Beside the program, not in its way; but where pages are moved one by one, and each move has to
+    /// interrupt every CPU that runs a thread of the program or the pager, all of it takes less time on
+    /// the program's CPU.
+    fn place(&mut self) {
+        let keep = match self.shared.handlers_cpu() {
+            None => Keep::Anywhere,
+            Some(cpu) if self.is_scattered => Keep::On(cpu),
+            Some(cpu) => Keep::Off(cpu),
+        };
+        self.placement.keep(keep);
+    }
+
     /// Evicts a batch, and releases staged pages beyond what is kept of them. False if there is
     /// neither, nor any need.
     fn make_room(&mut self, wanted: usize) -> bool {
@@ -143,7 +160,7 @@ impl Evictor {
     }
 
     fn evict_batch(&mut self) -> bool {
-        let mut pages = 0;
+        let (mut pages, mut runs) = (0, 0);
         let mut looks = self.shared.queued();
         while pages < self.shared.marks.batch && looks > 0 {
             let Some(block) = self.take_block() else { break };
@@ -154,12 +171,14 @@ impl Evictor {
             looks -= 1;
             let moved = self.move_out(cluster, block);
             pages += moved.pages.count_ones() as usize;
+            runs += (moved.pages & !(moved.pages << 1)).count_ones() as usize;
             if moved.pages == 0 {
                 self.free_blocks.push_front(block);
             } else {
                 self.batch.push(moved);
             }
         }
+        self.is_scattered = pages < runs * SHORT_RUN_PAGES;
         let mut batch = std::mem::take(&mut self.batch);
         batch.iter_mut().for_each(|moved| self.classify(moved));
         let result = self.put(&batch);

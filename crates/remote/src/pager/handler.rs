@@ -12,7 +12,7 @@ use super::sys::uffd::{FAULTS_MAX, Fault};
 use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
 use super::trend::{Ahead, Trend, last_seam, next_seam};
 use crate::page::{PageRun, PageSum, RUN_PAGES_MAX};
-use crate::placement::Placement;
+use crate::placement::{Keep, Placement};
 use crate::store::{PageReader, StoreError};
 use rustix::io::Errno;
 use std::io;
@@ -98,7 +98,7 @@ impl Handler {
         }
         self.until_look = FAULTS_PER_LOOK;
         if let Some(cpu) = threads::cpu_of(thread) {
-            self.placement.keep_to(Some(cpu));
+            self.placement.keep(Keep::On(cpu));
             self.shared.serving_cpu.store(cpu, Relaxed);
         }
     }

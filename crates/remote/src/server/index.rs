@@ -71,9 +71,8 @@ impl Index {
         let is_in = |page: &u64| (first..end).contains(page);
         let pages = &mut self.pages;
         let mut empty = |number: u64, leaf: &mut Leaf| {
-            let numbered = (number * LEAF_PAGES..).zip(leaf.iter_mut());
-            for (_, slot) in numbered.filter(|(page, _)| is_in(page)) {
-                if let Some(slot) = slot.take() {
+            for (at, place) in (0..).zip(leaf.iter_mut()) {
+                if let Some(slot) = place.take_if(|_| is_in(&(number * LEAF_PAGES + at))) {
                     *pages -= 1;
                     gone(slot);
                 }

@@ -9,7 +9,7 @@ use super::pool::{Limits, Pool};
 use super::region::Owner;
 use super::session::Session;
 use crate::page::PAGE_BYTES;
-use crate::placement::Placement;
+use crate::placement::{Keep, Placement};
 use crate::secret;
 use crate::transport::{Stream, prepare};
 use crate::wire::VERSION;
@@ -325,13 +325,13 @@ impl Follow {
     fn after(&mut self, socket: &TcpStream, is_single_page: bool) {
         if !is_single_page {
             self.single_pages = 0;
-            return self.placement.keep_to(None);
+            return self.placement.keep(Keep::Anywhere);
         }
         self.single_pages += 1;
         if self.single_pages.is_multiple_of(PAGES_PER_LOOK) {
             // On loopback, where the sender ran.
             let cpu = SockRef::from(socket).cpu_affinity();
-            self.placement.keep_to(cpu.ok());
+            self.placement.keep(cpu.map_or(Keep::Anywhere, Keep::On));
         }
     }
 }
