@@ -99,6 +99,9 @@ pub fn prepare(socket: &TcpStream, send_timeout: Duration) -> io::Result<()> {
     socket.set_nodelay(true)?;
     socket.set_write_timeout(Some(send_timeout))?;
     let options = SockRef::from(socket);
+    // One that paces costs processor time for each packet, and waits; servers are near. Where it may
+    // not be chosen, the system's is used.
+    let _ = options.set_tcp_congestion(b"cubic");
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(15))
         .with_interval(Duration::from_secs(5))

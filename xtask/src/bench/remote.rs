@@ -2,7 +2,9 @@
 //! swap file and zram under the same limit), all in one run. Parts: `region`, and each program.
 //!
 //! Servers, handler and program share one CPU for latencies, as waking another CPU costs more than the
-//! whole service; the table says where each row ran.
+//! whole service. Rates are those of a program that keeps to one CPU while all else may run anywhere: a
+//! scheduler that is left alone moves the program to an idle CPU each time that it got a page. The table
+//! says where each row ran.
 
 use super::remote_programs;
 use super::serve::Server;
@@ -23,6 +25,16 @@ const MEMORY: &str = "4G";
 const ANYWHERE: &str = "127.0.0.1:0";
 /// Of the floor and of cold page-ins, in turns.
 const ROUNDS: usize = 5;
+/// Of a program on one CPU, each with a fresh server.
+const RATE_ROUNDS: usize = 3;
+/// Of a run of `touch`.
+const FIGURES: [&str; 5] = [
+    "fill_pages_per_s",
+    "sequential_pages_per_s",
+    "rewrite_faults_per_s",
+    "rewrite_p50_ns",
+    "rewrite_p99_ns",
+];
 const MIB_BYTES: f64 = (1 << 20) as f64;
 const REGION: &str = "region";
 const MIB: &str = "1024";
@@ -180,6 +192,19 @@ fn with_overheads(
     Ok(result)
 }
 
+/// Of several runs, each figure's median, and all runs.
+fn medians(runs: &[Value]) -> Result<Value> {
+    let median_of = |key: &str| -> Result<f64> {
+        let values = runs.iter().map(|run| number(run, &format!("/{key}")));
+        Ok(median(values.collect::<Result<Vec<_>>>()?))
+    };
+    let mut all = json!({"runs": runs});
+    for key in FIGURES {
+        all[key] = json!(median_of(key)?);
+    }
+    Ok(all)
+}
+
 /// The same accesses in a region, and in plain memory of a cgroup with swap on disk and on zram.
 fn throughput(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()> {
     let resident = RESIDENT_MIB.to_string();
@@ -188,6 +213,13 @@ fn throughput(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<(
     let touch = touch.args(["paged", MIB, &resident, &server.address, "1"]);
     let one = with_overheads(findings, pagetax, touch, &server)?;
     row_of(findings, "pagetax, 1 copy", "any CPU", &one)?;
+    drop(server);
+    let one = (0..RATE_ROUNDS).map(|_| {
+        let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
+        measure(Command::new(TOUCH).args(["paged", MIB, &resident, &server.address, "1", "0"]))
+    });
+    let one = medians(&one.collect::<Result<Vec<_>>>()?)?;
+    row_of(findings, "pagetax, 1 copy", "program on CPU 0", &one)?;
     let disk = peer(findings, "swap file", Swap::file(&folder.join("swap"), 2048)?)?;
     let zram = peer(findings, "zram", Swap::zram(2048)?)?;
     let rate = |result: &Value| number(result, "/rewrite_faults_per_s");

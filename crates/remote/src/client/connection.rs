@@ -196,8 +196,13 @@ impl Connection {
         self.last_id = self.last_id.wrapping_add(1);
         self.out.clear();
         request.encode_head(self.last_id, &mut self.out);
-        self.stream
-            .write_pieces(&mut [IoSlice::new(&self.out), IoSlice::new(pages_of(request))])?;
+        match pages_of(request) {
+            [] => self.stream.write_all(&self.out).and_then(|()| self.stream.flush())?,
+            pages => {
+                let mut pieces = [IoSlice::new(&self.out), IoSlice::new(pages)];
+                self.stream.write_pieces(&mut pieces)?;
+            }
+        }
         self.outstanding += 1;
         Ok(self.last_id)
     }

@@ -163,19 +163,16 @@ impl Evictor {
         let (mut pages, mut runs) = (0, 0);
         let mut looks = self.shared.queued();
         while pages < self.shared.marks.batch && looks > 0 {
-            let Some(block) = self.take_block() else { break };
-            let Some(cluster) = self.shared.next_victim() else {
-                self.free_blocks.push_front(block);
-                break;
-            };
-            looks -= 1;
-            let moved = self.move_out(cluster, block);
-            pages += moved.pages.count_ones() as usize;
-            runs += (moved.pages & !(moved.pages << 1)).count_ones() as usize;
-            if moved.pages == 0 {
-                self.free_blocks.push_front(block);
-            } else {
-                self.batch.push(moved);
+            let Some(victims) = self.victims(self.shared.marks.batch - pages) else { break };
+            looks = looks.saturating_sub(victims.len());
+            for moved in self.move_out(&victims) {
+                pages += moved.pages.count_ones() as usize;
+                runs += (moved.pages & !(moved.pages << 1)).count_ones() as usize;
+                if moved.pages == 0 {
+                    self.free_blocks.push_front(moved.block);
+                } else {
+                    self.batch.push(moved);
+                }
             }
         }
         self.is_scattered = pages < runs * SHORT_RUN_PAGES;
@@ -196,28 +193,75 @@ impl Evictor {
         evicted > 0
     }
 
-    /// Moves the resident pages of a cluster to a block.
-    fn move_out(&self, cluster: usize, block: u32) -> Moved {
+    /// Clusters whose turn it is, and a block for each: one, or neighbours for neighbouring blocks.
+    fn victims(&mut self, pages: usize) -> Option<Vec<(usize, u32)>> {
+        let block = self.take_block()?;
+        let Some(cluster) = self.shared.next_victim() else {
+            self.free_blocks.push_front(block);
+            return None;
+        };
+        let mut victims = vec![(cluster, block)];
+        while victims.len() < pages / CLUSTER_PAGES {
+            let (cluster, block) = victims[victims.len() - 1];
+            let follows = self.next_block() == Some(block + 1);
+            if !follows || !self.shared.take_victim(cluster + 1) {
+                break;
+            }
+            self.take_block();
+            victims.push((cluster + 1, block + 1));
+        }
+        Some(victims)
+    }
+
+    /// Moves the resident pages of neighbouring clusters to their blocks: whole ones in one call, as
+    /// each call interrupts all CPUs that run the program.
+    fn move_out(&self, victims: &[(usize, u32)]) -> Vec<Moved> {
         let shared = &self.shared;
-        let held = shared.table.hold(cluster);
-        let first = cluster * CLUSTER_PAGES;
-        let resident = |page: &usize| held.get(*page).place() == Place::Resident;
-        let wanted = held.pages().filter(resident).fold(0, |mask, page| mask | 1 << (page - first));
-        let pages = self.move_bits(first, block, wanted);
-        for bit in bits(pages) {
-            let state = held.get(first + bit);
-            held.set(first + bit, state.in_block(Place::Leaving, block));
+        let resident = |held: &Held<'_>| {
+            let bits = (0..).zip(held.pages());
+            let resident = bits.filter(|(_, page)| held.get(*page).place() == Place::Resident);
+            resident.fold(0, |mask, (bit, _)| mask | 1 << bit)
+        };
+        // In order, and nobody else holds more than one.
+        let hold = |(cluster, _): &(usize, u32)| {
+            let held = shared.table.hold(*cluster);
+            let wanted: Mask = resident(&held);
+            (held, wanted)
+        };
+        let held: Vec<(Held<'_>, Mask)> = victims.iter().map(hold).collect();
+        let (cluster, block) = victims[0];
+        let count = victims.len() * CLUSTER_PAGES;
+        let whole = run_of(0, CLUSTER_PAGES);
+        let together = match held.len() > 1 && held.iter().all(|(_, wanted)| *wanted == whole) {
+            true => {
+                let from = shared.arena.span(cluster * CLUSTER_PAGES, count);
+                shared.uffd.move_pages(shared.staged_span(block, 0, count), from).0
+            }
+            false => 0,
+        };
+        let mut all = Vec::with_capacity(victims.len());
+        for (nth, ((held, wanted), (cluster, block))) in held.into_iter().zip(victims).enumerate() {
+            let first = cluster * CLUSTER_PAGES;
+            let done = together.saturating_sub(nth * CLUSTER_PAGES).min(CLUSTER_PAGES);
+            let done = run_of(0, done);
+            let pages = done | self.move_bits(first, *block, wanted & !done);
+            for bit in bits(pages) {
+                let state = held.get(first + bit);
+                held.set(first + bit, state.in_block(Place::Leaving, *block));
+            }
+            shared.count_staged(*block, pages.count_ones() as usize);
+            drop(held);
+            let stuck = (wanted & !pages).count_ones() as usize;
+            if stuck > 0 {
+                // They are looked at again when their turn comes.
+                add(&shared.stats.stuck_count, stuck);
+                shared.enqueue(*cluster);
+            }
+            let sums = [PageSum::default(); CLUSTER_PAGES];
+            let (cluster, block) = (*cluster, *block);
+            all.push(Moved { cluster, block, pages, changed: 0, zeros: 0, sums });
         }
-        let stuck = (wanted & !pages).count_ones() as usize;
-        shared.count_staged(block, pages.count_ones() as usize);
-        drop(held);
-        if stuck > 0 {
-            // They are looked at again when their turn comes.
-            add(&shared.stats.stuck_count, stuck);
-            shared.enqueue(cluster);
-        }
-        let sums = [PageSum::default(); CLUSTER_PAGES];
-        Moved { cluster, block, pages, changed: 0, zeros: 0, sums }
+        all
     }
 
     /// Moves pages in as few calls as can be; returns which of them went.
@@ -371,13 +415,17 @@ impl Evictor {
         shared.uffd.wake(to);
     }
 
+    fn next_block(&self) -> Option<u32> {
+        let is_left = (self.fresh_block as usize) < self.shared.frames.len();
+        self.free_blocks.front().copied().or(is_left.then_some(self.fresh_block))
+    }
+
     fn take_block(&mut self) -> Option<u32> {
-        let fresh = self.fresh_block;
-        self.free_blocks.pop_front().or_else(|| {
-            let is_left = (fresh as usize) < self.shared.frames.len();
-            self.fresh_block += is_left as u32;
-            is_left.then_some(fresh)
-        })
+        let next = self.next_block();
+        if self.free_blocks.pop_front().is_none() {
+            self.fresh_block += next.is_some() as u32;
+        }
+        next
     }
 
     /// Drops the frames of the oldest staged blocks, until so many pages are gone. Blocks that follow

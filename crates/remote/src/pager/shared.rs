@@ -327,6 +327,18 @@ impl Shared {
         Some(cluster)
     }
 
+    /// Takes this cluster, if it is the next.
+    pub fn take_victim(&self, cluster: usize) -> bool {
+        let mut queue = lock(&self.queue);
+        let is_next = queue.front().is_some_and(|next| *next as usize == cluster);
+        if !is_next || self.table.take_wanted_again(cluster) {
+            return false;
+        }
+        queue.pop_front();
+        self.table.mark_unqueued(cluster);
+        true
+    }
+
     /// Clusters in the queue.
     pub fn queued(&self) -> usize {
         lock(&self.queue).len()

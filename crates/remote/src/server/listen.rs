@@ -35,8 +35,8 @@ const REPLY_BYTES: usize = 256 << 10;
 
 /// A reply with one page.
 const PAGE_REPLY_BYTES: usize = HEADER_BYTES + PAGE_BYTES;
-/// Single pages from one look at where the client runs to the next.
-const PAGES_PER_LOOK: u32 = 64;
+/// Alike ones from one look at where the client runs to the next.
+const REPLIES_PER_LOOK: u32 = 32;
 
 /// How a server is started.
 #[derive(Debug, Clone, Default)]
@@ -302,7 +302,7 @@ impl Shared {
             stream.write_all(&replies)?;
             stream.flush()?;
             if let Some(follow) = &mut follow {
-                follow.after(stream.socket(), frames == 1 && replies.len() == PAGE_REPLY_BYTES);
+                follow.after(stream.socket(), frames, replies.len());
             }
             replies.clear();
         }
@@ -311,27 +311,45 @@ impl Shared {
 }
 
 /// Where a session runs whose client is on this machine: on the client's CPU while it asks for pages
-/// one at a time, as it does nothing else meanwhile; anywhere else while there is more to do at once.
+/// one at a time, as it does nothing else meanwhile; off that CPU while it is sent many, as it uses
+/// them meanwhile; anywhere while it sends.
 struct Follow {
     placement: Placement,
-    single_pages: u32,
+    /// What the last replies were, and how many in a row.
+    last: Sent,
+    count: u32,
+}
+
+/// Pages that are sent at once.
+#[derive(Clone, Copy, PartialEq)]
+enum Sent {
+    None,
+    One,
+    Many,
 }
 
 impl Follow {
     fn new() -> Follow {
-        Follow { placement: Placement::of_this_thread(), single_pages: 0 }
+        Follow { placement: Placement::of_this_thread(), last: Sent::None, count: 0 }
     }
 
-    fn after(&mut self, socket: &TcpStream, is_single_page: bool) {
-        if !is_single_page {
-            self.single_pages = 0;
-            return self.placement.keep(Keep::Anywhere);
-        }
-        self.single_pages += 1;
-        if self.single_pages.is_multiple_of(PAGES_PER_LOOK) {
+    /// Some frames have been answered, with so many bytes.
+    fn after(&mut self, socket: &TcpStream, frames: usize, bytes: usize) {
+        let sent = match bytes {
+            PAGE_REPLY_BYTES if frames == 1 => Sent::One,
+            bytes if bytes > frames * PAGE_REPLY_BYTES => Sent::Many,
+            _ => Sent::None,
+        };
+        self.count = if sent == self.last { self.count + 1 } else { 1 };
+        self.last = sent;
+        if self.count.is_multiple_of(REPLIES_PER_LOOK) {
             // On loopback, where the sender ran.
-            let cpu = SockRef::from(socket).cpu_affinity();
-            self.placement.keep(cpu.map_or(Keep::Anywhere, Keep::On));
+            let cpu = SockRef::from(socket).cpu_affinity().ok();
+            self.placement.keep(match (sent, cpu) {
+                (Sent::One, Some(cpu)) => Keep::On(cpu),
+                (Sent::Many, Some(cpu)) => Keep::Off(cpu),
+                _ => Keep::Anywhere,
+            });
         }
     }
 }
