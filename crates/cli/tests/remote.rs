@@ -336,3 +336,100 @@ fn programs_that_nothing_can_be_preloaded_into_are_refused() {
     let (code, why) = refused("setuid");
     assert!(code == Some(125) && why.contains("set-id"), "{why}");
 }
+
+#[test]
+fn a_fork_that_could_not_be_right_is_refused() {
+    let server = Serve::any("64M");
+    let script = "
+import hashlib, os, subprocess
+b = bytearray(24_000_000)
+for i in range(0, len(b), 4096): b[i] = i // 4096 % 251
+before = hashlib.md5(b).hexdigest()
+for turn in range(2):
+    try:
+        os.fork()
+        print('forked')
+    except OSError as error:
+        print(error.errno)
+print(subprocess.run(['/bin/echo', 'a child'], capture_output=True).stdout)
+print(hashlib.md5(b).hexdigest() == before)
+";
+    let options = ["--servers", &server.address];
+    let Some((paged, errors)) = remote(&options, &["/usr/bin/python3", "-c", script]) else {
+        return;
+    };
+    let said = String::from_utf8_lossy(&paged.stdout);
+    assert_eq!(said, "12\n12\nb'a child\\n'\nTrue\n", "{errors}");
+    assert_eq!(errors.matches("fork is refused").count(), 1, "{errors}");
+}
+
+/// A redis-server on a socket in a folder.
+struct Redis {
+    child: Child,
+    socket: String,
+}
+
+impl Redis {
+    fn start(wrapper: &[&str], folder: &std::path::Path) -> Option<Redis> {
+        let socket = folder.join("socket").display().to_string();
+        let words = [wrapper, &["redis-server", "--port", "0", "--unixsocket", &socket]].concat();
+        let child = Command::new(words[0])
+            .args(&words[1..])
+            .args(["--dir", folder.to_str()?, "--save", "", "--enable-debug-command", "local"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let Ok(child) = child else {
+            println!("SKIP: redis-server is not installed");
+            return None;
+        };
+        let mut redis = Redis { child, socket };
+        while redis.ask("ping") != "PONG" {
+            if redis.child.try_wait().unwrap().is_some() {
+                let mut errors = String::new();
+                let stderr = redis.child.stderr.as_mut().unwrap();
+                std::io::Read::read_to_string(stderr, &mut errors).unwrap();
+                assert!(errors.contains("userfaultfd") || errors.contains("not found"), "{errors}");
+                println!("SKIP: {}", errors.trim());
+                return None;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        Some(redis)
+    }
+
+    fn ask(&self, question: &str) -> String {
+        let mut cli = Command::new("redis-cli");
+        let output = cli.args(["-s", &self.socket]).args(question.split(' ')).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().into()
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn redis_saves_in_the_background_what_is_mostly_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let wrapper = [PAGETAX, "remote", "--resident", "12M", "--"];
+    let Some(redis) = Redis::start(&wrapper, folder.path()) else { return };
+    redis.ask("debug populate 60000 key 512");
+    let digest = redis.ask("debug digest");
+    let answer = redis.ask("bgsave");
+    assert!(answer.contains("started"), "{answer}");
+    // What is written after the fork is not in the file.
+    redis.ask("debug populate 20000 later 512");
+    let persistence = || redis.ask("info persistence");
+    while persistence().contains("rdb_bgsave_in_progress:1") {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert!(persistence().contains("rdb_last_bgsave_status:ok"), "{}", persistence());
+    assert_eq!(redis.ask("dbsize"), "80000");
+    drop(redis);
+    let plain = Redis::start(&[], folder.path()).unwrap();
+    assert_eq!((plain.ask("dbsize"), plain.ask("debug digest")), ("60000".into(), digest));
+}

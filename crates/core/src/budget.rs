@@ -134,6 +134,24 @@ impl Budget {
         }
     }
 
+    /// Adds CPU time that a pager took on behalf of the job, in threads that are none of its own.
+    pub fn add_remote_paging(&mut self, ns: u64, how: &str) {
+        self.cpu_total_ns += ns;
+        let Some(row) = self.cpu.iter_mut().find(|row| row.id == "swap") else {
+            self.cpu_unexplained_ns += ns as i64;
+            return;
+        };
+        if row.ns.is_none() {
+            let mut ledger = Ledger::default();
+            ledger.row("swap", Reading::Measured(ns), how);
+            return ledger.rows.into_iter().for_each(|own| *row = own);
+        }
+        for bound in [&mut row.ns, &mut row.low_ns, &mut row.high_ns] {
+            *bound = bound.map(|before| before + ns);
+        }
+        row.how = format!("{how}; {}", row.how);
+    }
+
     /// Splits what a pager's own clock says of page-ins off the wall row of page faults. Faults of
     /// several clients at a time overlap: then it is a bound.
     pub fn split_remote_page_in(&mut self, ns: u64, overlaps: bool, how: &str) {
@@ -214,6 +232,8 @@ mod tests {
             ledger.row("sleep", Reading::Measured(sleep), "stacks");
             let mut budget = Budget::new(Ledger::new(0), ledger);
             budget.split_remote_page_in(ns, overlaps, "test");
+            budget.add_remote_paging(ns, "test");
+            prop_assert_eq!((budget.cpu_total_ns, budget.cpu_unexplained_ns), (ns, ns as i64));
             let parts: u64 = budget.wall.iter().filter_map(|row| row.ns).sum();
             prop_assert_eq!(parts as i64 + budget.wall_unexplained_ns, total as i64);
             let row = &budget.wall[1];

@@ -452,6 +452,10 @@ fn network_memory_holds_what_was_written_and_says_what_it_cost() {
     let budget = report.budget.unwrap();
     let parts: u64 = budget.wall.iter().filter_map(|row| row.ns).sum();
     assert_eq!(parts as i64 + budget.wall_unexplained_ns, budget.wall_total_ns as i64);
+    let parts: u64 = budget.cpu.iter().filter_map(|row| row.ns).sum();
+    assert_eq!(parts as i64 + budget.cpu_unexplained_ns, budget.cpu_total_ns as i64);
+    let pager = budget.cpu_row("swap").unwrap();
+    assert!(pager.how.contains("pager") && pager.ns > Some(5000 * 500), "{pager:?}");
     let row = budget.wall.iter().find(|row| row.id == "remote_page_in").unwrap();
     let mean_ns = row.ns.unwrap() / latency.count;
     assert!(mean_ns >= latency.min_ns && mean_ns <= latency.max_ns, "{row:?}, {latency:?}");

@@ -1,6 +1,6 @@
-//! Forks: a child gets the memory and pages it by itself, if all of it is here. Pages that are away
-//! belong to the parent's store, which goes on changing; so while there are any, fork is refused. vfork,
-//! posix_spawn, system and popen share memory until exec, and always work.
+//! Forks: a child gets the memory and pages it by itself. A store inside the process goes with it. Pages on
+//! servers belong to the parent, which goes on changing them; so while there are any, fork is refused.
+//! vfork, posix_spawn, system and popen share memory until exec, and always work.
 //!
 //! The pager stands still while the process forks: its locks are taken after everything that the program
 //! wants done before a fork, as that may touch missing pages. So our handlers are registered before any
@@ -8,6 +8,7 @@
 //! it gets SIGSEGV, not zeros.
 
 use crate::paged::{self, Paged, Standstill};
+use crate::streams::Streams;
 use crate::threads::{Internal, next};
 use crate::{descriptors, fail, private, say};
 use libc::c_int;
@@ -61,8 +62,17 @@ fn real_register() -> Option<Register> {
 
 extern "C" fn prepare() {
     let Some(paged) = paged::paged() else { return };
-    let held = paged.stand_still();
-    let inherited = paged.before_fork();
+    let streams = Streams::hold();
+    let (held, inherited) = loop {
+        let touched = streams.touch();
+        let held = paged.stand_still();
+        let inherited = paged.before_fork();
+        if touched.iter().all(|at| paged.is_here(*at)) {
+            break (held, inherited);
+        }
+        paged.after_fork();
+    };
+    drop(streams);
     private::lock();
     // SAFETY: see `Forking`.
     unsafe { *FORKING.0.get() = Some((held, inherited)) };
@@ -94,20 +104,20 @@ extern "C" fn child() {
     paged.restart_in_child();
 }
 
-/// fork(2): refused while pages are away.
+/// fork(2): refused while pages are on servers.
 #[unsafe(no_mangle)]
 pub extern "C" fn fork() -> libc::pid_t {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     static SAID: AtomicBool = AtomicBool::new(false);
     let address = next(c"fork", &NEXT);
-    let away = paged::paged().is_some_and(Paged::has_pages_away);
-    if away && !SAID.swap(true, Relaxed) {
+    let refused = paged::paged().is_some_and(|paged| !paged.can_fork());
+    if refused && !SAID.swap(true, Relaxed) {
         say(
-            "fork is refused: pages are away, and a child cannot share them; vfork and posix_spawn \
-             work, and so does fork with more --resident",
+            "fork is refused: pages are on servers, and a child cannot share them; vfork and posix_spawn \
+             work, and so does fork with more --resident or without --servers",
         );
     }
-    if away || address == 0 {
+    if refused || address == 0 {
         return fail(libc::ENOMEM, -1);
     }
     // SAFETY: the C library's own function of that name has this type.

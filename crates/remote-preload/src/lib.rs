@@ -17,6 +17,7 @@ mod maps;
 mod paged;
 mod private;
 mod space;
+mod streams;
 mod threads;
 
 /// Runs before main and before any thread of the program.

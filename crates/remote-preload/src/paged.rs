@@ -95,9 +95,14 @@ impl Paged {
         self.region.as_ptr() as usize
     }
 
-    /// Whether pages are in the store, where a child could not share them.
-    pub fn has_pages_away(&self) -> bool {
-        self.region.has_pages_away()
+    /// Whether a child of a fork could have the memory.
+    pub fn can_fork(&self) -> bool {
+        self.region.can_fork()
+    }
+
+    /// Whether a page is in memory, while the pager stands still.
+    pub fn is_here(&self, at: *const u8) -> bool {
+        self.region.is_here(at)
     }
 
     /// Waits for other threads, and keeps them out.
@@ -116,11 +121,15 @@ impl Paged {
         self.region.after_fork();
     }
 
-    /// Goes on in the child, with a store of its own; or it does not go on.
+    /// Goes on in the child, or it does not go on.
     pub fn restart_in_child(&self) {
+        let store = match self.region.is_store_inherited() {
+            true => Ok(None),
+            false => self.settings.open_store(Arc::new(say)).map(Some),
+        };
         let restart =
             |store| self.region.restart_in_child(store).map_err(|error| error.to_string());
-        if let Err(why) = self.settings.open_store(Arc::new(say)).and_then(restart) {
+        if let Err(why) = store.and_then(restart) {
             refuse(&why);
         }
     }

@@ -84,6 +84,8 @@ pub unsafe extern "C" fn pthread_create(
     // SAFETY: the C library's own function of that name has this type.
     let create = unsafe { std::mem::transmute::<usize, Create>(address) };
     if !is_internal() {
+        // What it allocates is where the thread looks for its variables, also right after a fork.
+        let _internal = Internal::enter();
         // SAFETY: as our caller promises.
         return unsafe { create(thread, attributes, start, argument) };
     }

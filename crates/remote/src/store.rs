@@ -123,6 +123,12 @@ pub trait PageStore: Send + Sync {
     /// [`StoreError::NoRegion`].
     fn drop_region(&self, region: RegionId) -> Result<(), StoreError>;
 
+    /// Whether a child of a fork has all of its pages too, as they were: then it lies in this process's
+    /// memory, and nobody else knows of it.
+    fn is_inherited(&self) -> bool {
+        false
+    }
+
     /// For one thread that reads.
     ///
     /// # Errors

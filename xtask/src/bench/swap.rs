@@ -75,6 +75,13 @@ impl Limited {
         Ok(limited)
     }
 
+    /// Whether something inside was killed because nothing more could be paged out.
+    pub fn ran_out_of_memory(&self) -> bool {
+        let control = std::fs::read_to_string(self.directory.join("memory.oom_control"));
+        let kills = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok();
+        control.is_ok_and(|text| text.lines().filter_map(kills).any(|kills| kills > 0))
+    }
+
     /// What a shell writes before a command that is to run inside: another shell enters, then becomes it.
     pub fn shell(&self) -> String {
         let enter = format!("echo $$ > {}/tasks && exec \"$@\"", self.directory.display());

@@ -4,11 +4,12 @@
 //! it from outside, as the kernel does; what they did is told by their own counts and clock.
 
 use super::figures::Readings;
+use crate::procfs::{Root, schedstat};
 use hdrhistogram::Histogram;
 use pagetax_core::counter::{Provenance, Reading};
 use pagetax_core::plan::{Backing, Region};
 use pagetax_core::report::Table;
-use pagetax_remote::pager::{Counts, Log, Options, RemoteRegion};
+use pagetax_remote::pager::{Counts, Log, Options, RemoteRegion, THREADS};
 use pagetax_remote::store::PageStore;
 use std::collections::BTreeMap;
 use std::io;
@@ -58,6 +59,18 @@ impl Network {
             }
         }
         Some(all)
+    }
+
+    /// CPU time of the pagers of this process so far, where it can be read.
+    pub fn cpu_ns(&self) -> Option<u64> {
+        let root = Root::default();
+        let is_pager = |tid: &u32| {
+            let name = root.text(&format!("/proc/self/task/{tid}/comm"));
+            name.is_ok_and(|name| THREADS.contains(&name.trim()))
+        };
+        let tids = root.names("/proc/self/task").into_iter().filter_map(|name| name.parse().ok());
+        let of = |tid| Some(schedstat(&root, std::process::id(), Some(tid)).ok()?.0);
+        tids.filter(is_pager).map(of).sum()
     }
 
     /// The store, and what the pagers did with it.

@@ -215,6 +215,9 @@ impl<'a> Watcher<'a> {
                 "{demand_page_in_count} page-ins, from report to page, by the pager's clock"
             );
             budget.split_remote_page_in(page_in_ns_total, overlaps, &how);
+            if let Some(ns) = network.and_then(Network::cpu_ns) {
+                budget.add_remote_paging(ns, "the pager's threads, by schedstat");
+            }
         }
         self.out.budget(budget);
     }

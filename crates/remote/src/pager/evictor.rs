@@ -112,6 +112,12 @@ impl Evictor {
             self.place();
             let evicting = shared.evicting.lock();
             self.forget_dropped();
+            if self.shared.unstaging.load(Relaxed) {
+                while self.release_oldest(usize::MAX) {}
+                drop(evicting);
+                self.shared.nap(seen);
+                continue;
+            }
             let (free, marks) = (self.shared.free(), self.shared.marks);
             let wanted = if self.shared.emptying.load(Relaxed) { marks.limit } else { marks.high };
             busy = free < marks.low || free < wanted && (busy || wanted > marks.high);

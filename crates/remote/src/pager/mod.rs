@@ -42,6 +42,9 @@ use sys::uffd::Access;
 /// numbers. Where the limit does not allow it, they stay low.
 pub const DESCRIPTORS_FROM: i32 = 700;
 
+/// Names of the threads of a pager, for those who want to know what they take.
+pub const THREADS: [&str; 2] = ["pagetax-fault", "pagetax-evict"];
+
 /// Memory that may be larger than this machine's: at most so much of it is resident, the rest lies in
 /// a page store.
 #[derive(Debug)]
@@ -158,13 +161,26 @@ impl RemoteRegion {
         self.shared.discard(first, pages);
     }
 
+    /// Whether a child of a fork can have the memory: when all pages are here, or the store is in the
+    /// child's memory too. It could not count on what the parent has on servers.
+    pub fn can_fork(&self) -> bool {
+        self.is_store_inherited() || self.shared.table.away() == 0
+    }
+
+    /// Whether children of a fork need no store of their own.
+    pub fn is_store_inherited(&self) -> bool {
+        self.running().store.is_inherited()
+    }
+
     /// Stops the pager, for a fork: until [`Self::after_fork`], nobody may touch missing pages. Whether
-    /// the child will have the memory: only when all pages are here, as the child could not count on
-    /// what the parent has in its store.
+    /// the child will have the memory.
     pub fn before_fork(&self) -> bool {
         self.shared.serving.keep();
-        self.shared.evicting.keep();
-        self.shared.table.away() == 0 && self.shared.give_to_children(true).is_ok()
+        match self.is_store_inherited() {
+            true => self.shared.keep_unstaged(),
+            false => self.shared.evicting.keep(),
+        }
+        self.can_fork() && self.shared.give_to_children(true).is_ok()
     }
 
     /// Goes on in the parent.
@@ -175,18 +191,18 @@ impl RemoteRegion {
         self.shared.serving.reopen();
     }
 
-    /// Whether pages are away, so that a child of a fork could not have the memory.
-    pub fn has_pages_away(&self) -> bool {
-        self.shared.table.away() > 0
-    }
-
-    /// Goes on in the child, which has none of the parent's threads, with a store of its own.
+    /// Goes on in the child, which has none of the parent's threads, with a store of its own unless it
+    /// has inherited it.
     ///
     /// # Errors
     /// As of [`Self::map`]; the memory cannot be used then.
-    pub fn restart_in_child(&self, store: Arc<dyn PageStore>) -> Result<(), PagerError> {
-        let region = store.create_region(self.shared.table.pages() as u64, true)?;
+    pub fn restart_in_child(&self, store: Option<Arc<dyn PageStore>>) -> Result<(), PagerError> {
         let mut running = self.running();
+        let region = match &store {
+            Some(store) => Some(store.create_region(self.shared.table.pages() as u64, true)?),
+            None => None,
+        };
+        let store = store.unwrap_or_else(|| running.store.clone());
         // What is left of the parent's threads and store is not the child's to end.
         let parents = Running { store, handler: None, evictor: None };
         std::mem::forget(std::mem::replace(&mut *running, parents));
@@ -194,6 +210,12 @@ impl RemoteRegion {
         self.shared.restart(region).map_err(failed)?;
         self.after_fork();
         running.spawn(&self.shared)
+    }
+
+    /// Whether the page of an address is in memory; it may leave at once, unless the pager stands still.
+    pub fn is_here(&self, at: *const u8) -> bool {
+        let page = self.shared.arena.page_at(at as u64);
+        page.is_none_or(|page| self.shared.table.peek(page).place() == table::Place::Resident)
     }
 
     /// Whether system calls into missing pages work too, rather than fail with EFAULT.
@@ -239,8 +261,8 @@ impl Running {
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(run).map_err(failed)
         };
-        self.handler = Some(spawn("pagetax-fault", Box::new(|| handler.run()))?);
-        self.evictor = Some(spawn("pagetax-evict", Box::new(|| evictor.run()))?);
+        self.handler = Some(spawn(THREADS[0], Box::new(|| handler.run()))?);
+        self.evictor = Some(spawn(THREADS[1], Box::new(|| evictor.run()))?);
         Ok(())
     }
 }

@@ -102,6 +102,8 @@ pub struct Shared {
     pub(super) stopping: AtomicBool,
     /// All pages are to leave.
     pub(super) emptying: AtomicBool,
+    /// Nothing is to be staged, and nothing to be evicted.
+    pub(super) unstaging: AtomicBool,
     /// Resident and staged.
     used: AtomicUsize,
     staged: AtomicUsize,
@@ -153,6 +155,7 @@ impl Shared {
             room: Signal::default(),
             stopping: AtomicBool::new(false),
             emptying: AtomicBool::new(false),
+            unstaging: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             staged: AtomicUsize::new(0),
             overflow: AtomicBool::new(false),
@@ -173,12 +176,29 @@ impl Shared {
         self.staging.all().advise(advice)
     }
 
-    /// In the child of a fork, which has all pages in its memory: faults come to it, and another store
-    /// has nothing of it yet.
-    pub fn restart(&self, region: RegionId) -> io::Result<()> {
+    /// Stops the evictor when nothing is staged: what it knows of staged blocks a child does not have.
+    pub fn keep_unstaged(&self) {
+        self.unstaging.store(true, Relaxed);
+        loop {
+            self.work.notify();
+            self.evicting.keep();
+            if self.staged() == 0 {
+                break self.unstaging.store(false, Relaxed);
+            }
+            self.evicting.reopen();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// In the child of a fork: faults come to it. Another store than the parent's has nothing of it yet,
+    /// and all of its pages are here.
+    pub fn restart(&self, region: Option<RegionId>) -> io::Result<()> {
         self.uffd.renew(self.options.user_mode_only)?;
         self.uffd.register_missing(&self.arena)?;
+        // The new evictor takes all blocks for free.
+        self.staging.all().advise(Advice::LinuxDontNeed)?;
         self.uffd.register_target(&self.staging)?;
+        let Some(region) = region else { return Ok(()) };
         self.region.store(region.0, Relaxed);
         let forget = |held: &Held<'_>, pages: std::ops::Range<usize>| {
             pages.for_each(|page| held.set(page, held.get(page).with_in_store(false)));

@@ -129,6 +129,10 @@ impl PageStore for EmbeddedStore {
         Ok(())
     }
 
+    fn is_inherited(&self) -> bool {
+        true
+    }
+
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
         Ok(Box::new(Reader { shared: self.shared.clone() }))
     }
