@@ -15,6 +15,11 @@ use crate::wire::reply::Reply;
 use crate::wire::request::Request;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// After something went wrong nothing is asked for ahead of need for so long: opening a link to a server
+/// that says nothing takes time, which a fault would wait for. Until then it is known what is wrong.
+const REST: Duration = Duration::from_secs(1);
 
 /// Streams that can go on at once. More would need more buffers in the sockets.
 const ASKED_MAX: usize = 4;
@@ -30,6 +35,7 @@ pub(super) struct Ahead {
     asked: VecDeque<Asked>,
     /// For what is longer than it turned out to be wanted.
     room: Vec<u8>,
+    rests_since: Option<Instant>,
 }
 
 /// A read that is on its way.
@@ -45,7 +51,7 @@ impl Ahead {
     pub fn new(shared: Arc<Shared>) -> Ahead {
         let links = shared.read_only_links();
         let asked = VecDeque::with_capacity(ASKED_MAX);
-        Ahead { shared, links, next: None, asked, room: Vec::new() }
+        Ahead { shared, links, next: None, asked, room: Vec::new(), rests_since: None }
     }
 
     /// Will be asked for when [`Ahead::go`] says so.
@@ -56,6 +62,9 @@ impl Ahead {
     /// Asks for what is expected.
     pub fn go(&mut self) {
         let Some((region, run)) = self.next.take() else { return };
+        if self.rests_since.is_some_and(|since| since.elapsed() < REST) {
+            return;
+        }
         let at = ChunkAt { region, chunk: run.first / CHUNK_PAGES };
         let is_whole = run.end().is_some_and(|end| (end - 1) / CHUNK_PAGES == at.chunk);
         let plan = {
@@ -123,8 +132,9 @@ impl Ahead {
         }
     }
 
-    /// Nothing is expected of a server any more.
+    /// Nothing is expected of a server any more, and of no other for a while.
     fn give_up(&mut self, server: ServerId) {
+        self.rests_since = Some(Instant::now());
         self.links.close(server);
         self.asked.retain(|asked| asked.server != server);
     }
