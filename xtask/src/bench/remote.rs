@@ -78,7 +78,11 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     shell::cargo(&[&["build", "--quiet", "--release"][..], &packages, &targets].concat())?;
     let mut findings = Findings::default();
     let folder = tempfile::tempdir_in("target")?;
-    let _folder = AtEnd::run(&format!("rm -rf {}", folder.path().display()))?;
+    // A swap file in it can be removed when it is none any more.
+    let place = folder.path().display();
+    let remove =
+        format!("for i in $(seq 100); do rm -rf {place} 2> /dev/null && exit; sleep 0.1; done");
+    let _folder = AtEnd::run(&format!("{remove}; exit 1"))?;
     if asked(REGION) {
         latencies(&mut findings, &pagetax, folder.path())?;
         throughput(&mut findings, &pagetax, folder.path())?;
