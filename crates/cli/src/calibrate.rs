@@ -92,11 +92,14 @@ fn render(calibration: &Calibration) -> String {
     }
     let huge = PageSize::new(calibration.huge_page_bytes).map_or("huge".into(), |s| s.to_string());
     out += &text::heading(&format!("CPU time of an access, base pages against {huge} pages"));
-    let headings = ["addresses", "working set", "base", &huge, "walk", "from – to"];
+    let headings = ["addresses", "working set", "base", &huge, "base adds", "from – to"];
     let rows = calibration.walks.iter().map(walk_row).collect();
     out += &text::table(&headings, &[1, 2, 3, 4], rows);
     for note in &calibration.notes {
         out += &format!("  not measured: {note}\n");
+    }
+    for warning in &calibration.warnings {
+        out += &format!("  in doubt: {warning}; calibrate again when the machine is quiet\n");
     }
     out
 }

@@ -104,7 +104,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
     let (recipes, skipped) = recipes(&args, tunables.as_deref())?;
     let input = Input::new(args.input.as_deref())?;
-    let launch = Launch { argv: argv(&args)?, stdin: input.path.clone(), tunables };
+    let (argv, stdin) = (argv(&args)?, input.path.clone());
+    let mut launch = Launch { argv, stdin, tunables, memory_bytes: 0 };
     // From here on Ctrl-C ends the trials, not us, so that everything is cleaned up.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let mut scratch = Scratch::new(args.outputs.clone())?;
@@ -126,6 +127,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let mut watch = step.budget.then(Watch::new);
             code.settle_for(recipes[step.trial].mechanism);
             let finished = trial::run(&launch, &recipes[step.trial], &outputs, watch.as_mut())?;
+            launch.learn(&finished);
             watched = watch.map(|watch| (finished.clone(), watch.finish())).or(watched.take());
             hashes.note(step, &outputs).map_err(|e| TrialError::System("read the output", e))?;
             if step.first && args.show_output {

@@ -9,7 +9,7 @@ use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// The version of the document. Another version is measured again, never converted.
-pub const CALIBRATION_VERSION: u32 = 1;
+pub const CALIBRATION_VERSION: u32 = 2;
 
 /// What a calibration is true of. Nothing in it changes with a reboot alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,6 +88,8 @@ impl Spread {
 pub enum FaultKind {
     /// First write to private anonymous memory: a zeroed page.
     AnonWrite,
+    /// The same, and then every word of the page is stored to, as by a program that fills its memory.
+    AnonFill,
     /// First read of private anonymous memory: the shared zero page.
     ZeroRead,
     /// First write after fork: a copied page.
@@ -105,6 +107,7 @@ impl FaultKind {
     pub fn meaning(self) -> &'static str {
         match self {
             FaultKind::AnonWrite => "first write, anonymous",
+            FaultKind::AnonFill => "first write and filling, anonymous",
             FaultKind::ZeroRead => "first read, anonymous (zero page)",
             FaultKind::CowWrite => "first write after fork (copy)",
             FaultKind::FileCachedRead => "first read, file in the page cache",
@@ -137,6 +140,16 @@ pub enum WalkPattern {
     Dependent,
     /// Addresses are known beforehand, uniform over all lines: walks overlap.
     Independent,
+}
+
+impl WalkPattern {
+    /// In a word.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            WalkPattern::Dependent => "each from the last",
+            WalkPattern::Independent => "known beforehand",
+        }
+    }
 }
 
 /// One access on base pages and on huge pages, over one working set.
@@ -180,9 +193,51 @@ pub struct Calibration {
     /// What could not be measured of walks, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+    /// Why some of it may be wrong: see [`Calibration::doubts`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// Repetitions whose middle half is wider than this share of their median were disturbed.
+const NOISE_SHARE_MAX: f64 = 0.5;
+/// Below this a difference is nothing, however it varies.
+const NOISE_FLOOR_NS: f64 = 1.0;
+
+impl Spread {
+    /// Whether its repetitions agree too little to be relied on.
+    pub fn is_noisy(&self) -> bool {
+        self.high_ns - self.low_ns > (NOISE_SHARE_MAX * self.median_ns.abs()).max(NOISE_FLOOR_NS)
+    }
 }
 
 impl Calibration {
+    /// What its own figures say against it: repetitions that do not agree, and walks that cost less over
+    /// more memory, by more than their repetitions differ.
+    pub fn doubts(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        for fault in &self.faults {
+            if fault.cost.is_some_and(|cost| cost.is_noisy()) {
+                let (kind, page) = (fault.kind.meaning(), Bytes(fault.page_bytes));
+                doubts.push(format!("{kind}, {page}: repetitions differ by more than half"));
+            }
+        }
+        for walk in self.walks.iter().filter(|walk| walk.extra.is_noisy()) {
+            let (pattern, bytes) = (walk.pattern.meaning(), Bytes(walk.working_set_bytes));
+            doubts.push(format!("walks, {pattern}, {bytes}: repetitions differ by more than half"));
+        }
+        for pair in self.walks.windows(2).filter(|pair| pair[0].pattern == pair[1].pattern) {
+            let (near, far) = (&pair[0], &pair[1]);
+            if far.extra.high_ns + NOISE_FLOOR_NS < near.extra.low_ns {
+                let [near_bytes, far_bytes] = [near, far].map(|walk| Bytes(walk.working_set_bytes));
+                let pattern = near.pattern.meaning();
+                doubts.push(format!(
+                    "walks, {pattern}: cheaper over {far_bytes} than over {near_bytes}"
+                ));
+            }
+        }
+        doubts
+    }
+
     /// The cost of a page of this size, if it was measured.
     pub fn fault(&self, kind: FaultKind, page_bytes: u64) -> Option<Spread> {
         let same = |f: &&FaultCost| f.kind == kind && f.page_bytes == page_bytes;
@@ -280,7 +335,21 @@ mod tests {
                 walk(256 << 20, 100.0, 50.0),
             ],
             notes: vec![],
+            warnings: vec![],
         }
+    }
+
+    #[test]
+    fn a_calibration_doubts_what_does_not_agree() {
+        let mut c = calibration();
+        c.walks.sort_by_key(|walk| walk.working_set_bytes);
+        assert_eq!(c.doubts(), [""; 0]);
+        c.walks[1].extra = Spread { low_ns: 10.0, high_ns: 40.0, ..spread(30.0) };
+        c.walks[2].extra = spread(5.0);
+        let doubts = c.doubts();
+        assert_eq!(doubts.len(), 2, "{doubts:?}");
+        assert!(doubts[0].contains("64M: repetitions differ"), "{doubts:?}");
+        assert!(doubts[1].contains("cheaper over 256M than over 64M"), "{doubts:?}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Invariant: unsafe code is in [`sys`] alone. Whatever ends a run, nothing is left behind.
 #![deny(unsafe_code)]
 
+pub mod at_hand;
 pub mod budget;
 pub mod calibrate;
 pub mod doctor;

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::time::Instant;
 
 fn launch(argv: &[&str]) -> Launch {
-    Launch { argv: argv.iter().map(Into::into).collect(), stdin: None, tunables: None }
+    let argv = argv.iter().map(Into::into).collect();
+    Launch { argv, stdin: None, tunables: None, memory_bytes: 0 }
 }
 
 fn shell(script: &str) -> Finished {

@@ -1,19 +1,23 @@
 //! A calibration of a real machine as constants of a model: walk costs by where the line of a
 //! page-table entry lies, their overlap, memory and fault costs.
 //!
-//! A pointer chase of one line a page misses every TLB level and finds the lines of its entries as far
-//! away as the working set has lines: 32K of addresses each. So what base pages add to a chase is the
-//! walk of the place that just holds them. What is not in the calibration stays as it was.
+//! Both patterns of a calibration go to the lines of page-table entries at random, so that over a working
+//! set of n lines the distance of a walk's line, in other lines used since, is anything up to n alike.
+//! What base pages add to an access is therefore a mean over all distances up to n, and the walks whose
+//! lines are farther than those of the next smaller working set cost what their part of the mean says.
+//! Walks farther than the largest working set cost as its farthest. What is not in the calibration stays
+//! as it was.
 
 use crate::model::{Constant, Model, ModelError};
 use pagetax_core::calibration::{Calibration, FaultKind, WalkPattern};
 
-/// The working sets whose walks stand for a place: twice the reach of a second-level TLB, and what
-/// the second level, the near third level, and nothing holds.
-const PLACES: [(&str, u64); 4] =
-    [("l1_walk", 16 << 20), ("l2_walk", 256 << 20), ("l3_walk", 1 << 30), ("memory_walk", 4 << 30)];
+/// Places of page-table lines, nearest first.
+const PLACES: [&str; 4] = ["l1", "l2", "l3", "memory"];
 
-/// Where overlap and memory are taken: far beyond the caches.
+/// Addresses whose entries share a line: 8 entries of base pages.
+const LINE_REACH_BYTES: u64 = 8 * 4096;
+
+/// Where memory is taken: far beyond the caches.
 const FAR_BYTES: u64 = 256 << 20;
 
 /// The model that takes its costs from a calibration.
@@ -24,25 +28,14 @@ pub const MODEL: &str = "x86-64-calibrated";
 /// # Errors
 /// A model without a page walker.
 pub fn apply(model: &mut Model, calibration: &Calibration) -> Result<(), ModelError> {
+    let places = places(model, calibration)?;
     let source = format!("measured: pagetax calibrate on {}", calibration.identity.cpu_model);
     let mut set = |table: &str, key: &str, value: f64, unit: &str| {
         let (value, unit, source) = (toml::Value::Float(value), unit.into(), source.clone());
         model.replace(table, key, Constant { value, unit, source })
     };
-    let measured_to = calibration.walks.iter().map(|walk| walk.working_set_bytes).max();
-    for (key, working_set) in PLACES {
-        let known = measured_to.is_some_and(|largest| working_set <= largest);
-        let extra = calibration.walk_extra(WalkPattern::Dependent, working_set).filter(|_| known);
-        if let Some(extra) = extra {
-            set("walk", key, extra.median_ns, "ns")?;
-        }
-    }
-    let extra = |pattern| calibration.walk_extra(pattern, FAR_BYTES).map(|extra| extra.median_ns);
-    if let (Some(alone), Some(overlapped)) =
-        (extra(WalkPattern::Dependent), extra(WalkPattern::Independent))
-        && overlapped > 0.0
-    {
-        set("walk", "overlap", (alone / overlapped).max(1.0), "1")?;
+    for (key, value) in &places {
+        set("walk", key, *value, if key.ends_with("lines") { "lines" } else { "ns" })?;
     }
     for (key, pattern) in
         [("dependent", WalkPattern::Dependent), ("random", WalkPattern::Independent)]
@@ -65,4 +58,108 @@ pub fn apply(model: &mut Model, calibration: &Calibration) -> Result<(), ModelEr
         set("fault", "time", (base - zeroing).max(0.0), "ns")?;
     }
     Ok(())
+}
+
+/// The constants of the places, from the working sets that the second-level TLB does not hold.
+fn places(
+    model: &Model,
+    calibration: &Calibration,
+) -> Result<Vec<(String, f64)>, ModelError> {
+    let entries = model.positive("dtlb_2a", "entries")?;
+    let hit_ns = model.ps("tlb", "level_2_hit")? as f64 / 1e3;
+    let [alone, overlapped] = [WalkPattern::Dependent, WalkPattern::Independent]
+        .map(|pattern| walk_prices(calibration, pattern, entries, hit_ns));
+    let known: Vec<_> = alone.iter().zip(&overlapped).collect();
+    let Some(mut lines) = known.first().map(|(first, _)| first.lines) else {
+        return Ok(Vec::new());
+    };
+    let mut constants = Vec::new();
+    for (nr, place) in PLACES.iter().enumerate() {
+        let (alone, overlapped) = known[nr.min(known.len() - 1)];
+        if *place != "memory" {
+            // A place that no working set tells apart is as far as the one before.
+            lines = if nr < known.len() { alone.lines } else { 4 * lines };
+            constants.push((format!("{place}_lines"), lines as f64));
+        }
+        constants.push((format!("{place}_walk"), alone.ns));
+        // To overlap makes no walk dearer; where it is said to, that is noise.
+        constants.push((format!("{place}_overlapped"), overlapped.ns.min(alone.ns)));
+    }
+    Ok(constants)
+}
+
+/// What walks cost whose lines are farther than the price before says, and within so many lines.
+#[derive(Debug, Clone, Copy)]
+struct Price {
+    lines: u64,
+    ns: f64,
+    /// How many distances it is the mean of.
+    width: u64,
+}
+
+/// Nearest first, none below the one before.
+fn walk_prices(
+    calibration: &Calibration,
+    pattern: WalkPattern,
+    entries: u64,
+    hit_ns: f64,
+) -> Vec<Price> {
+    let mut walks: Vec<_> = calibration.walks.iter().filter(|w| w.pattern == pattern).collect();
+    walks.sort_by_key(|walk| walk.working_set_bytes);
+    let (mut prices, mut before): (Vec<Price>, (u64, f64)) = (Vec::new(), (0, 0.0));
+    for walk in walks.iter().filter(|walk| walk.working_set_bytes / 4096 > entries) {
+        let bytes = walk.working_set_bytes;
+        // A cycle finds nothing of the lap before; random accesses find what the TLB happens to hold.
+        let missing = match pattern {
+            WalkPattern::Dependent => 1.0,
+            WalkPattern::Independent => 1.0 - (entries * 4096) as f64 / bytes as f64,
+        };
+        let mean_ns = (walk.extra.median_ns / missing - hit_ns).max(0.0);
+        let (lines, sum) = (bytes / LINE_REACH_BYTES, (bytes / LINE_REACH_BYTES) as f64 * mean_ns);
+        let width = lines - before.0;
+        prices.push(Price { lines, ns: ((sum - before.1) / width as f64).max(0.0), width });
+        before = (lines, sum);
+    }
+    rising(prices)
+}
+
+/// Prices that fall are noise, or a hump of caches that both patterns have their own of: neighbours that
+/// do share their mean (pool adjacent violators).
+fn rising(prices: Vec<Price>) -> Vec<Price> {
+    let mut pools: Vec<(Price, Vec<u64>)> = Vec::new();
+    for price in prices {
+        let mut pool = (price, vec![price.lines]);
+        while let Some((last, _)) = pools.last()
+            && last.ns > pool.0.ns
+        {
+            let (last, mut lines) = pools.pop().expect("there is a last one");
+            let width = last.width + pool.0.width;
+            let sum = last.ns * last.width as f64 + pool.0.ns * pool.0.width as f64;
+            lines.append(&mut pool.1);
+            pool = (Price { ns: sum / width as f64, width, ..pool.0 }, lines);
+        }
+        pools.push(pool);
+    }
+    let each = |(price, lines): (Price, Vec<u64>)| {
+        lines.into_iter().map(move |lines| Price { lines, ..price })
+    };
+    pools.into_iter().flat_map(each).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prices(ns: &[f64]) -> Vec<f64> {
+        let price = |(n, ns): (usize, &f64)| Price { lines: 1 << n, ns: *ns, width: 1 };
+        rising(ns.iter().enumerate().map(price).collect()).iter().map(|price| price.ns).collect()
+    }
+
+    #[test]
+    fn prices_that_fall_share_their_mean() {
+        assert_eq!(prices(&[1.0, 2.0, 3.0]), [1.0, 2.0, 3.0]);
+        assert_eq!(prices(&[1.0, 5.0, 3.0, 7.0]), [1.0, 4.0, 4.0, 7.0]);
+        assert_eq!(prices(&[6.0, 5.0, 1.0]), [4.0, 4.0, 4.0]);
+        assert_eq!(prices(&[]), [0.0; 0]);
+    }
 }

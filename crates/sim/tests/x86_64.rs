@@ -95,9 +95,11 @@ fn calibration() -> Calibration {
         huge_page_bytes: 2 << 20,
         faults: vec![fault(4096, 2000.0), fault(2 << 20, 409_600.0)],
         notes: Default::default(),
+        warnings: Default::default(),
         walks: vec![
             walk(WalkPattern::Dependent, 16, 30.0, 20.0),
             walk(WalkPattern::Dependent, 256, 190.0, 140.0),
+            walk(WalkPattern::Independent, 16, 12.0, 10.0),
             walk(WalkPattern::Independent, 256, 20.0, 10.0),
         ],
     }
@@ -107,14 +109,18 @@ fn calibration() -> Calibration {
 fn a_calibration_replaces_what_it_has_measured() {
     let mut model = model();
     calibrated::apply(&mut model, &calibration()).expect("the model has a walker");
-    assert_eq!(model.ps("walk", "l1_walk").unwrap(), 10_000);
-    assert_eq!(model.ps("walk", "l2_walk").unwrap(), 50_000);
-    assert_eq!(model.ps("walk", "memory_walk").unwrap(), 170_000, "not measured: as it was");
-    assert_eq!(model.ppm("walk", "overlap").unwrap(), 5_000_000);
+    let ns = |key| model.ps("walk", key).unwrap() as f64 / 1e3;
+    assert_eq!([ns("l1_walk"), model.positive("walk", "l1_lines").unwrap() as f64], [9.7, 512.0], "what a hit in the TLB takes is off");
+    assert!((ns("l2_walk") - (256.0 * 49.7 - 16.0 * 9.7) / 240.0).abs() < 0.01);
+    assert_eq!(ns("memory_walk"), ns("l2_walk"), "farther than measured costs as the farthest");
+    assert!((ns("l1_overlapped") - 3.7).abs() < 0.01, "half of 4,096 pages are in the TLB");
     assert_eq!(model.ps("access", "random").unwrap(), 10_000);
     assert_eq!(model.ps("access", "dependent").unwrap(), 140_000);
     assert_eq!(model.ps("fault", "zero_kib").unwrap(), 200_000);
     assert_eq!(model.ps("fault", "time").unwrap(), 1_200_000);
-    let chase = translation_ns(&model, 64, "default", true);
-    assert!((chase - chase_ns(10.0, 50.0)).abs() < 1.5, "{chase}");
+    // The model says what the calibration has measured.
+    for (mib, chased, extra_ns) in [(16, true, 10.0), (256, true, 50.0), (256, false, 10.0)] {
+        let ns = translation_ns(&model, mib, "default", chased);
+        assert!((ns / extra_ns - 1.0).abs() < 0.06, "{mib}M, {chased}: {ns} for {extra_ns}");
+    }
 }

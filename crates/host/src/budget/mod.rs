@@ -195,6 +195,7 @@ pub(crate) mod tests {
                 walk(WalkPattern::Independent, 64 << 20, 16.0, 14.0),
             ],
             notes: vec![],
+            warnings: vec![],
         }
     }
 

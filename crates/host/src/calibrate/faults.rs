@@ -1,6 +1,7 @@
 //! What a page costs in the kernel, by kind of fault and by page size.
 
 use super::{CalibrateError, Effort, enable, thread_ns};
+use crate::at_hand;
 use crate::pagesize::{Mode, PageSettings};
 use crate::sys::mapping::{Mapping, Request, Source};
 use crate::sys::process::{fork, process_usage};
@@ -37,6 +38,7 @@ pub(super) fn measure(
     let mut file = CachedFile::new(effort.fault_bytes).map_err(system("make a temporary file"))?;
     let mut seen: Vec<Seen> = Vec::new();
     let mut fallen_back: Vec<(PageSize, String)> = Vec::new();
+    at_hand::bring(effort.fault_bytes as u64 * 4);
     for repetition in 0..effort.repetitions {
         if asked_to_stop() {
             return Err(CalibrateError::Interrupted);
@@ -60,7 +62,9 @@ pub(super) fn measure(
         }
     };
     for (size, why) in fallen_back {
-        missing(FaultKind::AnonWrite, size.bytes(), why);
+        for kind in [FaultKind::AnonWrite, FaultKind::AnonFill] {
+            missing(kind, size.bytes(), why.clone());
+        }
     }
     for size in off {
         missing(FaultKind::AnonWrite, size.bytes(), format!("switched off; {}", enable(size)));
@@ -115,6 +119,14 @@ fn read(mapping: &Mapping, offset: u64) {
     mapping.load(offset);
 }
 
+fn fill(mapping: &Mapping, offset: u64, bytes: u64) {
+    let stored = mapping.each_word(offset, bytes, |at, word| {
+        word.store(at);
+        Ok::<(), std::convert::Infallible>(())
+    });
+    stored.unwrap_or_else(|never| match never {});
+}
+
 /// CPU time for each page of giving it back.
 fn unmap(mapping: Mapping, page: u64) -> f64 {
     let pages = (mapping.len() as u64 / page) as f64;
@@ -130,6 +142,8 @@ fn base_pages(effort: Effort, page: u64, seen: &mut Vec<Seen>) -> io::Result<()>
     let anon = map(effort.fault_bytes, page, libc::MADV_NOHUGEPAGE)?;
     seen.push((FaultKind::AnonWrite, page, per_page(&anon, page, |m, o| m.store(o, 1))));
     seen.push((FaultKind::Unmap, page, unmap(anon, page)));
+    let filled = map(effort.fault_bytes, page, libc::MADV_NOHUGEPAGE)?;
+    seen.push((FaultKind::AnonFill, page, per_page(&filled, page, |m, o| fill(m, o, page))));
     Ok(())
 }
 
@@ -158,12 +172,14 @@ fn sized_pages(
     let bytes = size.bytes();
     let count = (effort.fault_bytes as u64 / bytes).clamp(4, 64);
     let before = fault_allocations(settings, size);
-    let (mut mappings, mut each_ns) = (Vec::new(), Vec::new());
+    let (mut mappings, mut write_ns, mut fill_ns) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..count {
         let mapping = map(bytes as usize, bytes, libc::MADV_HUGEPAGE)?;
         let start = Instant::now();
         mapping.store(0, 1);
-        each_ns.push(start.elapsed().as_nanos() as f64);
+        write_ns.push(start.elapsed().as_nanos() as f64);
+        fill(&mapping, 0, bytes);
+        fill_ns.push(start.elapsed().as_nanos() as f64);
         mappings.push(mapping);
     }
     let took = match (before, fault_allocations(settings, size)) {
@@ -179,8 +195,10 @@ fn sized_pages(
         )));
     }
     // The median mapping: unlike CPU time, elapsed time is read without a system call.
-    let middle = Spread::of(each_ns).map_or(0.0, |spread| spread.median_ns);
-    let mut costs = vec![(FaultKind::AnonWrite, bytes, middle)];
+    let mut costs = Vec::new();
+    for (kind, each_ns) in [(FaultKind::AnonWrite, write_ns), (FaultKind::AnonFill, fill_ns)] {
+        costs.extend(Spread::of(each_ns).map(|spread| (kind, bytes, spread.median_ns)));
+    }
     let freed: Vec<f64> = mappings.into_iter().map(|mapping| unmap(mapping, bytes)).collect();
     costs.extend(Spread::of(freed).map(|spread| (FaultKind::Unmap, bytes, spread.median_ns)));
     Ok(Ok(costs))

@@ -9,12 +9,12 @@
 mod faults;
 mod walks;
 
+use crate::at_hand::available_bytes;
 use crate::environment::identity;
 use crate::pagesize::{Changed, Mode, PageSettings, Setting};
-use crate::procfs::{Root, memory_cgroup};
+use crate::procfs::Root;
 use pagetax_core::calibration::{CALIBRATION_VERSION, Calibration, Identity};
 use pagetax_core::units::PageSize;
-use procfs_core::Meminfo;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -52,6 +52,8 @@ pub struct Extent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Effort {
     repetitions: u32,
+    /// Each working set is mapped anew so often in the course of them.
+    placements: u32,
     /// Touched by each repetition of a fault measurement.
     fault_bytes: usize,
     /// Of walks, largest first, so that progress is honest.
@@ -62,14 +64,16 @@ struct Effort {
 
 const FULL: Effort = Effort {
     repetitions: 9,
+    placements: 3,
     fault_bytes: 32 << 20,
     working_sets: &[1 << 30, 256 << 20, 64 << 20, 16 << 20, 4 << 20, 1 << 20],
     chase_count: 1 << 18,
 };
 const QUICK: Effort = Effort {
     repetitions: 5,
+    placements: 1,
     fault_bytes: 8 << 20,
-    working_sets: &[256 << 20, 64 << 20, 4 << 20],
+    working_sets: &[256 << 20, 64 << 20, 16 << 20, 4 << 20],
     chase_count: 1 << 16,
 };
 
@@ -95,13 +99,13 @@ pub fn calibrate(
     };
     let (walks, notes) = match settings.of_size(huge) {
         Some(Mode::Always | Mode::Madvise) => {
-            let most = memory_bytes_max(&root).map_err(CalibrateError::Identity)?;
+            let most = available_bytes(&root).map_err(CalibrateError::Identity)? / 4;
             walks::measure(effort, huge, most, |done| on_progress(0.3 + done * 0.7))?
         }
         _ => (vec![], vec![format!("walks need {huge} pages to compare with: {}", enable(huge))]),
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    Ok(Calibration {
+    let mut calibration = Calibration {
         schema: CALIBRATION_VERSION,
         kind: "calibration".into(),
         identity,
@@ -113,7 +117,10 @@ pub fn calibrate(
         faults,
         walks,
         notes,
-    })
+        warnings: Vec::new(),
+    };
+    calibration.warnings = calibration.doubts();
+    Ok(calibration)
 }
 
 /// What would switch all page sizes on for memory that asks for them.
@@ -130,19 +137,6 @@ fn switched_off(settings: &PageSettings) -> Vec<Setting> {
 fn enable(size: PageSize) -> String {
     let path = PageSettings::host().size_path(size);
     format!("echo madvise > {} (as root) switches them on", path.display())
-}
-
-/// A quarter of what is available, to this machine and to this cgroup.
-fn memory_bytes_max(root: &Root) -> Result<u64, String> {
-    let meminfo: Meminfo = root.parse("/proc/meminfo")?;
-    let mut available = meminfo.mem_available.unwrap_or(meminfo.mem_free);
-    if let Ok(cgroup) = memory_cgroup(root, std::process::id()) {
-        let value = |key: &str| cgroup.get(key).and_then(|reading| reading.value());
-        if let (Some(limit), Some(usage)) = (value("limit_bytes"), value("usage_bytes")) {
-            available = available.min(limit.saturating_sub(usage));
-        }
-    }
-    Ok(available / 4)
 }
 
 /// CPU time of this thread so far: waits for a CPU are no cost of a fault.
@@ -233,6 +227,7 @@ mod tests {
     fn small_measurements_are_plausible() {
         let effort = Effort {
             repetitions: 3,
+            placements: 1,
             fault_bytes: 4 << 20,
             working_sets: &[4 << 20],
             chase_count: 1 << 12,

@@ -11,6 +11,7 @@ pub(crate) mod tree;
 pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
 
+use crate::at_hand;
 use crate::budget::Watch;
 use crate::pagesize::{Changed, Mechanism, Recipe};
 use crate::stacks::Begin;
@@ -44,6 +45,19 @@ pub struct Launch {
     pub stdin: Option<PathBuf>,
     /// GLIBC_TUNABLES as the command would get it without us.
     pub tunables: Option<String>,
+    /// What it is known to need of memory: free memory has to be at hand before each run, or else what the
+    /// hypervisor takes to bring it back counts as the command's.
+    pub memory_bytes: u64,
+}
+
+impl Launch {
+    /// Learns how much memory a run has needed.
+    pub fn learn(&mut self, finished: &Finished) {
+        let most = finished.peak.map_or(finished.usage.resident_bytes_max, |peak| {
+            (peak.resident_bytes).max(finished.usage.resident_bytes_max)
+        });
+        self.memory_bytes = self.memory_bytes.max(most);
+    }
 }
 
 /// Where a run writes to; none is /dev/null.
@@ -111,6 +125,8 @@ pub fn run(
         Changed::apply(&recipe.settings).map_err(system("change a page-size setting"))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
+    // Runs are not alike to the byte, and others take some of it.
+    at_hand::bring(launch.memory_bytes + launch.memory_bytes / 4);
     let before = proof::System::read();
     let own_resident_bytes = tree::resident_bytes(rustix::process::getpid()).unwrap_or(0);
     if let Some(watch) = watch {

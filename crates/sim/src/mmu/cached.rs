@@ -8,7 +8,7 @@ use super::page_table::PageTable;
 use super::tlb::{ASID_BITS, TlbHierarchy};
 use super::translation::hit_times;
 use super::tsb::SoftwareRefill;
-use super::walk::PageWalker;
+use super::walk::{PageWalker, WalkTime};
 use super::{Mmu, PageTables, Pte, SpaceId, Stop, Touched, Used};
 use crate::accesses::Accesses;
 use pagetax_core::units::PageSize;
@@ -22,9 +22,6 @@ pub enum Refill {
     Hardware {
         /// By CPU.
         walkers: Vec<PageWalker>,
-        /// Walks of accesses whose addresses do not depend on each other overlap: each costs its
-        /// time divided by this, in thousandths.
-        overlap_milli: u64,
     },
 }
 
@@ -154,22 +151,15 @@ fn asid(space: SpaceId) -> u16 {
 }
 
 impl Refill {
-    /// Time of one TLB miss in picoseconds.
+    /// Time of one TLB miss, by itself and among others; a handler is always by itself.
     #[inline]
-    pub(super) fn time_ps(
-        &mut self,
-        cpu: usize,
-        asid: u16,
-        address: u64,
-        shift: u32,
-        alone: bool,
-    ) -> u64 {
+    pub(super) fn time(&mut self, cpu: usize, asid: u16, address: u64, shift: u32) -> WalkTime {
         match self {
-            Refill::Software(refill) => refill.refill(asid, address, shift),
-            Refill::Hardware { walkers, overlap_milli } => {
-                let walk_ps = walkers[cpu].walk(asid, address, shift);
-                if alone { walk_ps } else { walk_ps * 1000 / *overlap_milli }
+            Refill::Software(refill) => {
+                let ps = refill.refill(asid, address, shift);
+                WalkTime { alone_ps: ps, overlapped_ps: ps }
             }
+            Refill::Hardware { walkers } => walkers[cpu].walk(asid, address, shift),
         }
     }
 }
@@ -190,7 +180,7 @@ impl Mmu for CachedMmu {
         // The loop that touches lies on one page.
         let (itlb, base_shift) = (&mut self.instruction_tlbs[cpu], self.base.shift());
         if itlb.access(asid, TEXT, base_shift) == itlb.levels() {
-            translation_ps += self.refill.time_ps(cpu, asid, TEXT, base_shift, true);
+            translation_ps += self.refill.time(cpu, asid, TEXT, base_shift).alone_ps;
         }
         let stop = loop {
             if accesses.left() == 0 {
@@ -207,7 +197,7 @@ impl Mmu for CachedMmu {
                 translation_ps += self.level_ps[missed];
                 if missed == self.level_ps.len() - 1 {
                     self.misses += 1;
-                    translation_ps += self.refill.time_ps(cpu, asid, address, shift, alone);
+                    translation_ps += self.refill.time(cpu, asid, address, shift).ps(alone);
                 }
             });
             spent_ps += count * cost_ps;

@@ -6,7 +6,9 @@ use super::set::Replacement;
 use super::tlb::{ArraySpec, GeometryError, LevelSpec, MAX_ARRAYS, TlbHierarchy};
 use super::translation::{Translation, hit_times};
 use super::tsb::{HandlerSpec, SoftwareRefill};
-use super::walk::{LineCacheSpec, NestedSpec, PageWalker, StructureCacheSpec, WalkerSpec};
+use super::walk::{
+    LineCacheSpec, NestedSpec, PageWalker, StructureCacheSpec, WalkNs, WalkerSpec,
+};
 use crate::model::{Model, ModelError};
 use pagetax_core::units::PageSize;
 
@@ -153,6 +155,10 @@ const PLACES: [&str; 3] = ["l1", "l2", "l3"];
 
 fn walker(model: &Model, cpus: usize) -> Result<Refill, ModelError> {
     let ns = |key: &str| Ok(model.ps("walk", key)? as f64 / 1e3);
+    let walk = |place: &str| -> Result<WalkNs, ModelError> {
+        let alone = ns(&format!("{place}_walk"))?;
+        Ok(WalkNs { alone, overlapped: ns(&format!("{place}_overlapped"))? })
+    };
     let place = |name: &&str| {
         Ok(LineCacheSpec {
             name: name.to_uppercase(),
@@ -162,7 +168,7 @@ fn walker(model: &Model, cpus: usize) -> Result<Refill, ModelError> {
                 "lines",
                 model.power_of_two("walk", &format!("{name}_lines"))?,
             )?,
-            walk_ns: ns(&format!("{name}_walk"))?,
+            walk: walk(name)?,
         })
     };
     let upper = |name: &&str| ns(&format!("{name}_upper_read"));
@@ -172,7 +178,7 @@ fn walker(model: &Model, cpus: usize) -> Result<Refill, ModelError> {
         structure_caches: structure_caches(model, "walk")?,
         nested: model.has_table("nested").then(|| nested(model)).transpose()?,
         line_caches,
-        memory_walk_ns: ns("memory_walk")?,
+        memory_walk: walk("memory")?,
         upper_read_ns: PLACES
             .iter()
             .chain(&["memory"])
@@ -182,12 +188,7 @@ fn walker(model: &Model, cpus: usize) -> Result<Refill, ModelError> {
     let walker = PageWalker::new(&spec).map_err(|error| {
         model.error("walk", "levels", error.to_string(), "mend the walker's constants")
     })?;
-    let overlap_milli = model.ppm("walk", "overlap")? / 1000;
-    if overlap_milli < 1000 {
-        let problem = "is below 1: walks do not take longer for overlapping";
-        return Err(model.error("walk", "overlap", problem, "write a number of at least 1"));
-    }
-    Ok(Refill::Hardware { walkers: vec![walker; cpus], overlap_milli })
+    Ok(Refill::Hardware { walkers: vec![walker; cpus] })
 }
 
 fn structure_caches(model: &Model, table: &str) -> Result<Vec<StructureCacheSpec>, ModelError> {

@@ -38,6 +38,8 @@ pub struct Lookup {
     pub level_ps: u64,
     /// Of the walk, or of the handler on a hit in its buffer, in picoseconds.
     pub refill_ps: u64,
+    /// The same, were it by itself: not less.
+    pub alone_ps: u64,
     /// What a miss in the buffer took on top, in picoseconds.
     pub tsb_ps: u64,
 }
@@ -58,14 +60,6 @@ impl Translation {
         match &self.refill {
             Refill::Software(refill) => Some(refill.handler_ps()),
             Refill::Hardware { .. } => None,
-        }
-    }
-
-    /// How many walks of addresses that are known beforehand take the time of one; 1 without a walker.
-    pub fn overlap(&self) -> f64 {
-        match &self.refill {
-            Refill::Software(_) => 1.0,
-            Refill::Hardware { overlap_milli, .. } => *overlap_milli as f64 / 1e3,
         }
     }
 
@@ -122,14 +116,22 @@ impl Translation {
     }
 
     fn walk(&mut self, address: u64, shift: u32, alone: bool) -> Lookup {
-        let total_ps = self.refill.time_ps(0, 0, address, shift, alone);
+        let time = self.refill.time(0, 0, address, shift);
+        let total_ps = time.ps(alone);
         let served_ps = match &self.refill {
             Refill::Software(refill) => refill.handler_ps(),
             Refill::Hardware { .. } => total_ps,
         };
         let tsb_ps = total_ps - served_ps;
-        let tsb_missed = tsb_ps > 0;
-        Lookup { walked: true, tsb_missed, level_ps: 0, refill_ps: served_ps, tsb_ps }
+        let alone_ps = time.alone_ps - tsb_ps;
+        Lookup {
+            walked: true,
+            tsb_missed: tsb_ps > 0,
+            level_ps: 0,
+            refill_ps: served_ps,
+            alone_ps,
+            tsb_ps,
+        }
     }
 }
 
@@ -147,7 +149,7 @@ mod tests {
         assert_eq!(cpu.handler_ps(), Some(210_000));
         cpu.mapped(0x2000, 13);
         let first = cpu.access(0x2000, 13, false);
-        assert_eq!(first, Lookup { walked: true, refill_ps: 210_000, ..Lookup::default() });
+        assert_eq!(first, Lookup { walked: true, refill_ps: 210_000, alone_ps: 210_000, ..Lookup::default() });
         assert_eq!(cpu.access(0x3fff, 13, false), Lookup::default());
         let unmapped = cpu.access(0x4000, 13, false);
         assert!(unmapped.tsb_missed && unmapped.tsb_ps == 1_000_000, "the kernel does not know it");
@@ -169,6 +171,7 @@ mod tests {
         let overlapped = cpu.access(0x1000, 12, false);
         assert!(alone.walked && overlapped.walked && !overlapped.tsb_missed);
         assert!(overlapped.refill_ps < alone.refill_ps);
+        assert_eq!([alone, overlapped].map(|found| found.alone_ps), [alone.refill_ps; 2]);
     }
 
     #[test]

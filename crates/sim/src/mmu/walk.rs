@@ -6,7 +6,9 @@
 //! below *its* deepest hit. A cold four-level walk is 4 reads, a cold nested one 24.
 //!
 //! A walk is priced by where the line of its leaf entry lies, which is what a pointer chase on 4K
-//! pages less the same on 2M pages measures; reads above the leaf may have a price of their own.
+//! pages less the same on 2M pages measures; and at another price where it overlaps with others, which
+//! is what a gather of addresses known beforehand measures. Reads above the leaf may have a price of
+//! their own.
 //! Table pages are taken to lie in guest memory in the order of the addresses that they map.
 //! Source: Intel SDM volume 3, chapters 4.10 (paging-structure caches) and 28.3 (EPT).
 
@@ -50,7 +52,41 @@ pub struct LineCacheSpec {
     /// Lines of page tables that stay there beside the data: a power of two, 8-way, LRU.
     pub lines: u32,
     /// A whole walk whose leaf line lies here.
-    pub walk_ns: f64,
+    pub walk: WalkNs,
+}
+
+/// A whole walk, nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WalkNs {
+    /// By itself.
+    pub alone: f64,
+    /// Among others, of accesses whose addresses do not depend on each other.
+    pub overlapped: f64,
+}
+
+/// A walk's time in picoseconds, both ways.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WalkTime {
+    /// By itself.
+    pub alone_ps: u64,
+    /// Among others.
+    pub overlapped_ps: u64,
+}
+
+impl WalkTime {
+    fn of(walk: WalkNs) -> WalkTime {
+        let ps = |ns: f64| (ns * 1e3).round() as u64;
+        WalkTime { alone_ps: ps(walk.alone), overlapped_ps: ps(walk.overlapped) }
+    }
+
+    fn plus(self, ps: u64) -> WalkTime {
+        WalkTime { alone_ps: self.alone_ps + ps, overlapped_ps: self.overlapped_ps + ps }
+    }
+
+    /// One of them.
+    pub fn ps(self, alone: bool) -> u64 {
+        if alone { self.alone_ps } else { self.overlapped_ps }
+    }
 }
 
 /// A walker.
@@ -65,7 +101,7 @@ pub struct WalkerSpec {
     /// Nearest first.
     pub line_caches: Vec<LineCacheSpec>,
     /// A whole walk whose leaf line lies in none of them.
-    pub memory_walk_ns: f64,
+    pub memory_walk: WalkNs,
     /// Each read above the leaf, by the same places; the last one is memory.
     pub upper_read_ns: Vec<f64>,
 }
@@ -183,7 +219,7 @@ pub struct PageWalker {
     guest: Dimension,
     nested: Option<Nested>,
     lines: Vec<TagArray>,
-    walk_ps: Vec<u64>,
+    walks: Vec<WalkTime>,
     upper_ps: Vec<u64>,
     counts: WalkCounts,
 }
@@ -211,12 +247,12 @@ impl PageWalker {
         }
         let nested = spec.nested.as_ref().map(Nested::new).transpose()?;
         let ps = |ns: f64| (ns * 1e3).round() as u64;
-        let walk_ns = spec.line_caches.iter().map(|c| c.walk_ns).chain([spec.memory_walk_ns]);
+        let walks = spec.line_caches.iter().map(|c| c.walk).chain([spec.memory_walk]);
         Ok(PageWalker {
             guest: Dimension::new(spec.levels, &spec.structure_caches)?,
             nested,
             lines: spec.line_caches.iter().map(|c| line_cache(c.lines)).collect(),
-            walk_ps: walk_ns.map(ps).collect(),
+            walks: walks.map(WalkTime::of).collect(),
             upper_ps: spec.upper_read_ns.iter().copied().map(ps).collect(),
             counts: WalkCounts {
                 walks: 0,
@@ -226,27 +262,27 @@ impl PageWalker {
         })
     }
 
-    /// Walks for one page; returns its time in picoseconds, were it alone.
-    pub fn walk(&mut self, asid: u16, address: u64, size_shift: u32) -> u64 {
+    /// Walks for one page.
+    pub fn walk(&mut self, asid: u16, address: u64, size_shift: u32) -> WalkTime {
         let space = u64::from(asid) + HOST + 1;
         let leaf = leaf_level(size_shift).min(self.guest.levels);
         let first = self.guest.first_read(space, address, leaf);
-        let mut total_ps = 0;
+        let (mut walk, mut upper_ps) = (WalkTime::default(), 0);
         for level in (leaf..=first).rev() {
             // The table that holds the entry is itself at a guest-physical address.
             let table = guest_table_address(space, address, level);
-            total_ps += self.translate_guest(table);
+            upper_ps += self.translate_guest(table);
             let place = self.read_line(address >> entry_shift(level), space, level);
-            total_ps += if level == leaf {
+            if level == leaf {
                 self.counts.leaf_reads[place] += 1;
-                self.walk_ps[place]
+                walk = self.walks[place];
             } else {
-                self.upper_read(place)
-            };
+                upper_ps += self.upper_read(place);
+            }
         }
-        total_ps += self.translate_guest((space << SPACE_SHIFT) | address);
+        upper_ps += self.translate_guest((space << SPACE_SHIFT) | address);
         self.counts.walks += 1;
-        total_ps
+        walk.plus(upper_ps)
     }
 
     /// What was read so far.
@@ -314,6 +350,10 @@ fn guest_table_address(space: u64, address: u64, level: u32) -> u64 {
 mod tests {
     use super::*;
 
+    fn both(alone: f64, overlapped: f64) -> WalkNs {
+        WalkNs { alone, overlapped }
+    }
+
     fn spec(nested: bool) -> WalkerSpec {
         let caches = |entries| (2..=4).map(|level| StructureCacheSpec { level, entries }).collect();
         WalkerSpec {
@@ -326,10 +366,10 @@ mod tests {
                 structure_caches: Vec::new(),
             }),
             line_caches: vec![
-                LineCacheSpec { name: "L1".into(), lines: 2, walk_ns: 10.0 },
-                LineCacheSpec { name: "L2".into(), lines: 64, walk_ns: 30.0 },
+                LineCacheSpec { name: "L1".into(), lines: 2, walk: both(10.0, 1.0) },
+                LineCacheSpec { name: "L2".into(), lines: 64, walk: both(30.0, 2.0) },
             ],
-            memory_walk_ns: 100.0,
+            memory_walk: both(100.0, 5.0),
             upper_read_ns: vec![1.0, 2.0, 3.0],
         }
     }
@@ -374,14 +414,15 @@ mod tests {
     fn a_walk_costs_by_where_its_leaf_line_lies() {
         let mut walker = PageWalker::new(&spec(false)).unwrap();
         walker.walk(0, 0, 12);
-        assert_eq!(walker.walk(0, 4096, 12), 10_000, "the same line, near");
+        let near = walker.walk(0, 4096, 12);
+        assert_eq!((near.ps(true), near.ps(false)), (10_000, 1_000), "the same line, near");
         walker.walk(0, 8 * 4096, 12);
         walker.walk(0, 16 * 4096, 12);
-        assert_eq!(walker.walk(0, 0, 12), 30_000, "pushed out of the near cache");
+        assert_eq!(walker.walk(0, 0, 12).alone_ps, 30_000, "pushed out of the near cache");
         (0..100).for_each(|n| {
             walker.walk(0, n * 8 * 4096, 12);
         });
-        assert_eq!(walker.walk(0, 0, 12), 100_000, "out of both");
+        assert_eq!(walker.walk(0, 0, 12).alone_ps, 100_000, "out of both");
     }
 
     #[test]
