@@ -7,8 +7,9 @@ mod scratch;
 mod warnings;
 
 use crate::output::{self, progress::Progress};
-use crate::{exit, output::diagnosis};
-use anyhow::{Context, Result};
+use crate::recorded::open_trace;
+use crate::{exit, machines, output::diagnosis};
+use anyhow::{Context, Result, anyhow};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
@@ -16,7 +17,7 @@ use pagetax_core::diagnosis::{
 };
 use pagetax_core::report::SCHEMA;
 use pagetax_core::stats::median;
-use pagetax_core::units::Nanos;
+use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::budget::{Totals, Translation, Watch, Watched, budget};
 use pagetax_host::calibrate;
 use pagetax_host::environment::environment;
@@ -25,6 +26,8 @@ use pagetax_host::procfs::Root;
 use pagetax_host::program::Program;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_host::trial::{self, Finished, Launch, Peak, TrialError};
+use pagetax_recorder::predict::Predictor;
+use pagetax_sim::mmu::hardware;
 use rounds::{Ended, Rounds, Schedule};
 use scratch::{Input, Scratch};
 use std::ffi::OsString;
@@ -86,6 +89,11 @@ pub struct Args {
     #[arg(long)]
     show_output: bool,
 
+    /// A trace of the same command (pagetax record): the budget's source of translation where there are
+    /// no counters and trials do not tell
+    #[arg(long, value_name = "FILE.ptt")]
+    trace: Option<PathBuf>,
+
     /// Go on when the command fails
     #[arg(long)]
     ignore_failure: bool,
@@ -103,6 +111,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
     let (recipes, skipped) = recipes(&args, tunables.as_deref())?;
+    let recorded = args.trace.as_deref().map(recorded).transpose()?;
     let input = Input::new(args.input.as_deref())?;
     let (argv, stdin) = (argv(&args)?, input.path.clone());
     let mut launch = Launch { argv, stdin, tunables, memory_bytes: 0 };
@@ -141,13 +150,27 @@ pub fn run(args: Args) -> Result<ExitCode> {
     drop(progress);
     let rounds = rounds.map_err(exit::of_trial)?;
     let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds);
-    diagnosis.budget = watched.map(|(run, watched)| budget_of(&run, &watched, &diagnosis.trials));
+    let budget = |(run, watched): (Finished, Watched)| {
+        budget_of(&run, &watched, &diagnosis.trials, recorded)
+    };
+    diagnosis.budget = watched.map(budget);
     diagnosis.warnings = warnings::of(&diagnosis, &rounds, &hashes, &scratch);
     write(&diagnosis, args.json.as_deref())?;
     Ok(match rounds.ended {
         Ended::Interrupted => exit::INTERRUPTED.into(),
         _ => diagnosis.exit.shell_code().into(),
     })
+}
+
+/// What a trace's walks take on base pages, at this machine's prices.
+fn recorded(path: &Path) -> Result<Translation> {
+    calibrate::cached()
+        .map_err(|why| exit::with(exit::UNMET, anyhow!("{why}: --trace needs its costs")))?;
+    let model = machines::model_of(pagetax_sim::calibrated::MODEL, "this machine")?;
+    let mut seen = Predictor::new(&hardware::translation(&model)?, &[PageSize::K4.shift()]);
+    open_trace(path)?.tell(&mut seen, |_| true)?;
+    let (ns, low_ns, high_ns) = seen.walks(0).ns();
+    Ok(Translation::Recorded { low_ns, ns, high_ns })
 }
 
 /// The command, or this program with the built-in job.
@@ -287,8 +310,13 @@ fn diagnosis_of(
     }
 }
 
-/// Where the time of one run of the command as it is went; translation is what the trials tell.
-fn budget_of(run: &Finished, watched: &Watched, trials: &[Trial]) -> Budget {
+/// Where the time of one run of the command as it is went; translation by the best source there is.
+fn budget_of(
+    run: &Finished,
+    watched: &Watched,
+    trials: &[Trial],
+    recorded: Option<Translation>,
+) -> Budget {
     let peak = |of: fn(&Peak) -> u64| match &run.peak {
         Some(peak) => Reading::Measured(of(peak)),
         None => Reading::Missing("the run was over before its memory could be looked at".into()),
@@ -303,15 +331,15 @@ fn budget_of(run: &Finished, watched: &Watched, trials: &[Trial]) -> Budget {
         huge_page_bytes_max: peak(|p| p.thp_bytes + p.hugetlb_bytes),
         page_table_bytes_max: peak(|p| p.page_table_bytes),
     };
-    let translation = match translation(trials, SEED) {
-        Ok(share) => {
-            Translation::Trial { share_low: share.low, share: share.value, share_high: share.high }
-        }
-        Err(why) => match totals.resident_bytes_max.value() {
-            Some(bytes) => Translation::WorkingSet(bytes),
-            None => Translation::Unknown(why.into()),
-        },
-    };
+    let tried = translation(trials, SEED).map(|share| Translation::Trial {
+        share_low: share.low,
+        share: share.value,
+        share_high: share.high,
+    });
+    let touched = totals.resident_bytes_max.value().map(Translation::WorkingSet);
+    let why = tried.as_ref().err().map(|why| Translation::Unknown(why.to_string()));
+    let sources = watched.counted.clone().into_iter().chain(tried);
+    let translation = Translation::best(sources.chain(recorded).chain(touched).chain(why));
     let calibration = calibrate::cached().ok();
     budget(&totals, &watched.profile, &translation, calibration.as_ref())
 }

@@ -90,6 +90,12 @@ pub fn open_trace(path: &Path) -> Result<Trace> {
     }
     let trace = Trace::open(path)?;
     trace.notes.iter().for_each(|note| output::note(note));
+    if trace.blocks() == 0 {
+        bail!(
+            "nothing in {} is whole: it has no block\n  remedy: copy the file again, or record it again",
+            path.display()
+        );
+    }
     Ok(trace)
 }
 

@@ -29,7 +29,8 @@ Examples:
   pagetax trapstat --pages 4K,2M -- python3 app.py       as it would be on base and on huge pages
   pagetax trapstat -T --on sim:ultrasparc-3plus-900 --pages 8K,heap=4M -- ./program
   pagetax trapstat -t 1 10                               the whole system, where the CPU counts
-  pagetax trapstat -f --top 5 -- make                    children and what they run, too";
+  pagetax trapstat -f --top 5 -- make                    children and what they run, too
+  pagetax trapstat -T --pages 4K,2M sort.ptt             of a trace (pagetax record)";
 
 /// TLB misses of a program on any machine, with or without hardware counters
 #[derive(Debug, clap::Args)]
@@ -93,17 +94,45 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Seconds of each listing; of the simulated machine with the record backend
-    #[arg(value_name = "INTERVAL")]
-    interval: Option<f64>,
+    /// A trace in place of a command; seconds of each listing, of the simulated machine with the record
+    /// backend; how many listings
+    #[arg(value_name = "[TRACE] [INTERVAL [COUNT]]", num_args = 0..=3)]
+    words: Vec<String>,
 
-    /// How many listings
-    #[arg(value_name = "COUNT", requires = "interval")]
-    count: Option<u64>,
+    #[arg(skip)]
+    operands: Operands,
 
     /// The command and its arguments
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
+}
+
+/// What stands between the options and the command.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Operands {
+    trace: Option<PathBuf>,
+    interval: Option<f64>,
+    count: Option<u64>,
+}
+
+impl Operands {
+    fn parse(words: &[String]) -> Result<Operands> {
+        let is_number = |word: &&String| word.parse::<f64>().is_ok();
+        let trace = words.first().filter(|word| !is_number(word)).map(PathBuf::from);
+        let numbers = &words[usize::from(trace.is_some())..];
+        let remedy =
+            "remedy: [TRACE] [INTERVAL [COUNT]], as in app.ptt 0.5 10; a command goes after --";
+        let wrong = |word: &String, what| anyhow!("`{word}` is no {what}\n  {remedy}");
+        let interval =
+            numbers.first().map(|word| word.parse().map_err(|_| wrong(word, "interval")));
+        let count = numbers.get(1).map(|word| word.parse().map_err(|_| wrong(word, "count")));
+        match numbers.get(2) {
+            Some(word) => Err(anyhow!("`{word}` is one word too many\n  {remedy}")),
+            None => {
+                Ok(Operands { trace, interval: interval.transpose()?, count: count.transpose()? })
+            }
+        }
+    }
 }
 
 /// Numbers of CPUs: `0,2-3`.
@@ -137,7 +166,7 @@ impl CpuList {
 
 impl Args {
     fn interval_ns(&self) -> Result<Option<u64>> {
-        let Some(seconds) = self.interval else { return Ok(None) };
+        let Some(seconds) = self.operands.interval else { return Ok(None) };
         if !(seconds.is_finite() && seconds >= 0.001) {
             return Err(anyhow!(
                 "an interval of {seconds} s\n  remedy: name a millisecond or more, in seconds: 0.001"
@@ -156,7 +185,11 @@ impl Args {
 }
 
 /// `pagetax trapstat [INTERVAL [COUNT]] [-- COMMAND]`
-pub fn run(args: Args) -> Result<ExitCode> {
+pub fn run(mut args: Args) -> Result<ExitCode> {
+    args.operands = Operands::parse(&args.words)?;
+    if args.operands.trace.is_some() && (args.pid.is_some() || !args.command.is_empty()) {
+        return Err(anyhow!("a trace, and something to run\n  remedy: leave one of them out"));
+    }
     for path in args.json.iter().chain(&args.output) {
         output::check_writable(path)?;
     }
@@ -244,6 +277,22 @@ fn unmet(message: String) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_trace_stands_before_the_numbers() {
+        let parse = |words: &[&str]| {
+            Operands::parse(&words.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        let trace = Some(PathBuf::from("a.ptt"));
+        assert_eq!(parse(&[]).unwrap(), Operands::default());
+        let all = parse(&["a.ptt", "0.5", "3"]).unwrap();
+        assert_eq!(all, Operands { trace, interval: Some(0.5), count: Some(3) });
+        let numbers = parse(&["1", "10"]).unwrap();
+        assert_eq!((numbers.trace, numbers.interval, numbers.count), (None, Some(1.0), Some(10)));
+        for wrong in [&["a.ptt", "b"][..], &["1", "x"], &["1", "2", "3"], &["a", "1", "1.5"]] {
+            assert!(parse(wrong).unwrap_err().to_string().contains("INTERVAL"), "{wrong:?}");
+        }
+    }
 
     #[test]
     fn cpus_are_numbers_and_ranges() {

@@ -1,4 +1,5 @@
-//! `pagetax misscurve` and `pagetax whatif` end to end: on a trace whose curve is known, and on commands.
+//! `pagetax misscurve` and `pagetax whatif` end to end: on a trace whose curve is known, and on commands;
+//! and what all that read traces say of those that are damaged.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -58,6 +59,9 @@ fn bad_input_gets_a_clear_word() {
         (&["misscurve"][..], 2, "nothing to look at"),
         (&["misscurve", "text"], 2, "is no trace"),
         (&["misscurve", "missing.ptt"], 2, "missing.ptt"),
+        (&["misscurve", "."], 2, "not a regular file"),
+        (&["whatif", "text"], 2, "is no trace"),
+        (&["whatif", "--sizes", "5K", "a.ptt"], 2, "5K"),
         (&["misscurve", "--pages", "5K", "a.ptt"], 2, "5K"),
         (&["misscurve", "--reach", "100", "a.ptt"], 2, "between 0 and 100"),
         (&["misscurve", "--", "no-such-program"], 127, "not found"),
@@ -73,6 +77,109 @@ fn bad_input_gets_a_clear_word() {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(3));
     assert!(text(&output.stderr).contains("pagetax calibrate"), "{}", text(&output.stderr));
+}
+
+/// All that reads a trace.
+const READERS: &[&[&str]] = &[
+    &["misscurve"],
+    &["whatif"],
+    &["record", "--parquet", "out.parquet"],
+    &["trapstat"],
+    &["run", "--on", "sim:x86-64-calibrated"],
+];
+
+/// What a reader says of a trace, and how it ends.
+fn read(reader: &[&str], trace: &str, at: &Path) -> (Option<i32>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+    command.args(reader).arg(trace).current_dir(at).env("XDG_CACHE_HOME", at);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    (output.status.code(), text(&output.stderr))
+}
+
+#[test]
+fn what_is_no_trace_gets_a_clear_word_from_all_that_read_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    trace(at);
+    let whole = std::fs::read(at.join("a.ptt")).unwrap();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(at.join(name), bytes).unwrap();
+    write("empty.ptt", b"");
+    write("version.ptt", &[&whole[..8], &[9, 0, 0, 0], &whole[12..]].concat());
+    write("head.ptt", &whole[..20]);
+    write("begin.ptt", &whole[..whole.len() / 4]);
+    for reader in READERS {
+        // To run something, a file that is no trace is a job.
+        if reader[0] != "run" {
+            let (code, said) = read(reader, "empty.ptt", at);
+            assert!(code == Some(2) && said.contains("is no trace"), "{reader:?}: {said}");
+        }
+        for (name, word) in [
+            ("version.ptt", "version 9"),
+            ("head.ptt", "head is damaged"),
+            ("begin.ptt", "nothing in begin.ptt is whole"),
+        ] {
+            let (code, said) = read(reader, name, at);
+            assert!(code == Some(2) && said.contains(word), "{reader:?} {name}: {said}");
+            assert!(said.contains("remedy"), "{reader:?} {name}: {said}");
+        }
+    }
+}
+
+#[test]
+fn of_a_damaged_trace_what_is_whole_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    trace(at);
+    // Two blocks and some, of which the second is damaged.
+    let list = std::fs::read_to_string(at.join("lackey")).unwrap().repeat(15);
+    std::fs::write(at.join("long"), list).unwrap();
+    let import = pagetax(&["record", "--import", "lackey", "long", "-o", "a.ptt"], at);
+    assert!(import.status.success(), "{}", text(&import.stderr));
+    let mut bytes = std::fs::read(at.join("a.ptt")).unwrap();
+    let magic = |at: &usize| bytes[*at..].starts_with(b"PTbl");
+    let second = (0..bytes.len()).filter(magic).nth(1).expect("a second block");
+    bytes[second + 60] ^= 0x20;
+    std::fs::write(at.join("a.ptt"), &bytes).unwrap();
+    std::fs::write(at.join("cut.ptt"), &bytes[..second]).unwrap();
+    for reader in READERS.iter().filter(|reader| !["whatif", "record"].contains(&reader[0])) {
+        let (code, said) = read(reader, "a.ptt", at);
+        assert!(code == Some(0) && said.contains("damaged"), "{reader:?}: {code:?} {said}");
+        let (code, said) = read(reader, "cut.ptt", at);
+        assert!(code == Some(0) && said.contains("cut or damaged"), "{reader:?}: {code:?} {said}");
+    }
+    let (code, said) = read(&["record", "--parquet", "out.parquet"], "a.ptt", at);
+    assert!(code == Some(2) && said.contains("block 1 is damaged"), "{said}");
+    let json = pagetax(&["misscurve", "cut.ptt", "--json", "-"], at);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    let count = json["access_count"].as_u64().unwrap();
+    assert!((60_000..150_000).contains(&count), "the first block: {count}");
+}
+
+#[test]
+fn trapstat_reads_traces_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    trace(at);
+    let arguments = ["trapstat", "-T", "--pages", "4K,2M", "--json", "out.json", "a.ptt"];
+    let output = pagetax(&arguments, at);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("lackey, recorded by valgrind lackey"));
+    assert!(text(&output.stdout).contains("dtlb-miss"), "{}", text(&output.stdout));
+    let json = std::fs::read_to_string(at.join("out.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let misses = |view: usize| json["profiles"][view]["memory"][0]["misses"].as_u64().unwrap();
+    // 1,000 pages fit the second level.
+    assert_eq!([misses(0), misses(1)], [1_000, 2]);
+    assert_eq!(json["profiles"][0]["functions"], serde_json::json!([]));
+    for (arguments, word) in [
+        (&["trapstat", "a.ptt", "--", "true"][..], "leave one of them out"),
+        (&["trapstat", "a.ptt", "x"], "no interval"),
+        (&["trapstat", "--backend", "perf", "a.ptt"], "do not read traces"),
+    ] {
+        let output = pagetax(arguments, at);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(word), "{arguments:?}: {said}");
+    }
 }
 
 #[test]
@@ -108,6 +215,9 @@ fn a_command_is_predicted_beside_its_trials() {
     assert!(bounds.is_sorted() && bounds[0] > 0.0, "{size}");
     assert!(size["measured_speedup"]["value"].as_f64().unwrap() > 0.0, "{size}");
     assert!(size["error_percent"].is_f64(), "{size}");
+    let parts = size["saved_parts_ns"].as_object().unwrap();
+    let sum: f64 = parts.values().map(|part| part["value"].as_f64().unwrap()).sum();
+    assert!(parts.len() == 4 && (sum - size["saved_ns"]["value"].as_f64().unwrap()).abs() < 1.0);
     let saves = |count: &str| {
         document["base"]["why"][count].as_u64().unwrap() >= size["why"][count].as_u64().unwrap()
     };

@@ -238,6 +238,37 @@ impl Calibration {
         doubts
     }
 
+    /// The same machine as it is now, by a few measurements taken again: their faults cost what they say,
+    /// and walks of a pattern as many times what they did as the one that was measured again does. In a
+    /// virtual machine a walk on base pages depends on how scattered the pages are that the kernel hands
+    /// out, and that changes by the minute.
+    pub fn paced(&self, faults: &[FaultCost], walks: &[WalkCost]) -> Calibration {
+        let mut now = self.clone();
+        for fault in &mut now.faults {
+            let same = |f: &&FaultCost| f.kind == fault.kind && f.page_bytes == fault.page_bytes;
+            fault.cost = faults.iter().find(same).and_then(|f| f.cost).or(fault.cost);
+        }
+        for walk in &mut now.walks {
+            let pace = walks.iter().find(|w| w.pattern == walk.pattern).and_then(|w| self.pace(w));
+            if let Some(pace) = pace {
+                let Spread { median_ns, low_ns, high_ns, .. } = walk.extra;
+                let [median_ns, low_ns, high_ns] = [median_ns, low_ns, high_ns].map(|ns| ns * pace);
+                walk.extra = Spread { median_ns, low_ns, high_ns, ..walk.extra };
+            }
+        }
+        now
+    }
+
+    /// How many times what it was in the calibration a walk costs; none where either is too little to tell.
+    pub fn pace(&self, now: &WalkCost) -> Option<f64> {
+        let alike = |w: &&WalkCost| {
+            w.pattern == now.pattern && w.working_set_bytes == now.working_set_bytes
+        };
+        let then_ns = self.walks.iter().find(alike)?.extra.median_ns;
+        let now_ns = now.extra.median_ns;
+        (then_ns > NOISE_FLOOR_NS && now_ns > 0.0).then(|| now_ns / then_ns)
+    }
+
     /// The cost of a page of this size, if it was measured.
     pub fn fault(&self, kind: FaultKind, page_bytes: u64) -> Option<Spread> {
         let same = |f: &&FaultCost| f.kind == kind && f.page_bytes == page_bytes;
@@ -350,6 +381,26 @@ mod tests {
         assert_eq!(doubts.len(), 2, "{doubts:?}");
         assert!(doubts[0].contains("64M: repetitions differ"), "{doubts:?}");
         assert!(doubts[1].contains("cheaper over 256M than over 64M"), "{doubts:?}");
+    }
+
+    #[test]
+    fn a_pace_scales_walks_and_replaces_faults() {
+        let mut c = calibration();
+        let fault = |ns| FaultCost {
+            kind: FaultKind::AnonWrite,
+            page_bytes: 4096,
+            cost: Some(spread(ns)),
+            why: None,
+        };
+        c.faults = vec![fault(1_000.0)];
+        let now = c.paced(&[fault(1_500.0)], &[walk(64 << 20, 70.0, 10.0)]);
+        assert_eq!(now.fault(FaultKind::AnonWrite, 4096).unwrap().median_ns, 1_500.0);
+        let extra =
+            |c: &Calibration, bytes| c.walk_extra(WalkPattern::Dependent, bytes).unwrap().median_ns;
+        assert_eq!([extra(&now, 64 << 20), extra(&now, 256 << 20)], [60.0, 100.0], "twice as much");
+        assert_eq!(c.pace(&walk(1 << 20, 9.0, 1.0)), None, "nothing then");
+        assert_eq!(c.pace(&walk(32 << 20, 9.0, 1.0)), None, "not measured then");
+        assert_eq!(c.paced(&[], &[]), c);
     }
 
     #[test]

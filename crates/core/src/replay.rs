@@ -1,7 +1,7 @@
 //! Replay: a recorded program as an operation of a plan.
 //!
 //! A recording has, for each thread, the pages that it went to, in order; accesses that stay on the
-//! page of the one before are counted, not listed. Invariant: offsets are those of the recording, in
+//! page of the one before are counted, not listed. Invariant: changes are those of the recording, in
 //! its order within each thread; nothing is drawn and nothing left out.
 
 use crate::plan::RegionId;
@@ -19,6 +19,17 @@ pub struct ThreadTotals {
     pub access_count: u64,
     /// All instructions.
     pub instruction_count: u64,
+    /// Fetches from another page than the one before; 0 until they are counted, for a replay.
+    pub fetch_change_count: u64,
+}
+
+/// A thread goes to another page than the one it was on, by a load or store, or by a fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// Of the page in the region.
+    pub offset: u64,
+    /// Of instructions.
+    pub is_fetch: bool,
 }
 
 /// A recorded program: the pages that its threads went to, in a region of its own.
@@ -29,8 +40,8 @@ pub trait Recorded: fmt::Debug + Send + Sync {
     /// Of each thread, in the order of appearance.
     fn threads(&self) -> &[ThreadTotals];
 
-    /// Offsets of a thread's page changes in the region, block by block; none after the last.
-    fn block(&self, thread: usize, number: usize) -> Option<Vec<u64>>;
+    /// A thread's changes of page, block by block; none after the last.
+    fn block(&self, thread: usize, number: usize) -> Option<Vec<Change>>;
 }
 
 /// A recorded program. Two are equal when they are the same one.
@@ -59,27 +70,27 @@ impl Replay {
     }
 
     /// The stream of a client.
-    pub fn offsets(&self, client: u32) -> Replayed {
+    pub fn changes(&self, client: u32) -> Replayed {
         let recording = self.recording.clone();
         Replayed { recording, thread: client as usize, block: Vec::new(), next_block: 0, at: 0 }
     }
 }
 
-/// A stream of offsets.
+/// A stream of changes of page.
 #[derive(Debug, Clone)]
 pub struct Replayed {
     recording: Recording,
     thread: usize,
-    block: Vec<u64>,
+    block: Vec<Change>,
     next_block: usize,
     at: usize,
 }
 
 impl Iterator for Replayed {
-    type Item = u64;
+    type Item = Change;
 
     #[inline]
-    fn next(&mut self) -> Option<u64> {
+    fn next(&mut self) -> Option<Change> {
         while self.at == self.block.len() {
             self.block = self.recording.0.block(self.thread, self.next_block)?;
             self.next_block += 1;
@@ -110,6 +121,7 @@ pub(crate) mod tests {
                     access_count: 4 * count,
                     instruction_count: 10 * count,
                     far_count: 0,
+                    fetch_change_count: 0,
                 }
             });
             Recording(Arc::new(Listed { totals: totals.collect(), offsets }))
@@ -123,8 +135,9 @@ pub(crate) mod tests {
         fn threads(&self) -> &[ThreadTotals] {
             &self.totals
         }
-        fn block(&self, thread: usize, number: usize) -> Option<Vec<u64>> {
-            Some(self.offsets.get(thread)?.chunks(3).nth(number)?.to_vec())
+        fn block(&self, thread: usize, number: usize) -> Option<Vec<Change>> {
+            let block = self.offsets.get(thread)?.chunks(3).nth(number)?;
+            Some(block.iter().map(|offset| Change { offset: *offset, is_fetch: false }).collect())
         }
     }
 
@@ -133,8 +146,9 @@ pub(crate) mod tests {
         let offsets: Vec<u64> = (0..10).map(|n| n * 4096).collect();
         let recording = Listed::recording(vec![offsets.clone(), vec![]]);
         let replay = Replay { region: RegionId(0), recording };
-        assert_eq!(replay.offsets(0).collect::<Vec<_>>(), offsets);
-        assert_eq!(replay.offsets(1).count() + replay.offsets(2).count(), 0);
+        let told: Vec<u64> = replay.changes(0).map(|change| change.offset).collect();
+        assert_eq!(told, offsets);
+        assert_eq!(replay.changes(1).count() + replay.changes(2).count(), 0);
         assert_eq!(replay.totals(0).access_count, 40);
         assert_eq!(replay.totals(7), ThreadTotals::default());
     }

@@ -114,11 +114,12 @@ impl Curves {
         &self.working_sets
     }
 
-    /// Ends the last interval.
+    /// Ends the last interval. Figures are asked for after it.
     pub fn finish(&mut self) {
         if self.in_interval > 0 {
             self.end_interval();
         }
+        self.profiles.iter_mut().for_each(ReuseProfile::settle);
     }
 
     fn end_interval(&mut self) {

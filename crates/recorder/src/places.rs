@@ -141,6 +141,8 @@ pub struct AddressSpace {
     is_stale: bool,
     hints: Vec<(Range<u64>, Segment)>,
     pagemap: Option<File>,
+    /// Of the page that is looked up next, where no process is there to be looked at.
+    expected: Option<Segment>,
     /// All mappings ever seen with a file, for symbols.
     seen: Vec<Mapping>,
 }
@@ -155,6 +157,7 @@ impl AddressSpace {
             is_stale: true,
             hints: Vec::new(),
             pagemap: File::open(format!("/proc/{pid}/pagemap")).ok(),
+            expected: None,
             seen: Vec::new(),
         }
     }
@@ -168,15 +171,18 @@ impl AddressSpace {
         chunk[(address >> PAGE_SHIFT) as usize % CHUNK_PAGES].checked_sub(1)
     }
 
+    /// Tells what the page that is looked up next belongs to, of a process that is not there.
+    pub fn expect(&mut self, segment: Segment) {
+        self.expected = Some(segment);
+    }
+
     /// Looks the place at an address up.
     #[cold]
     pub fn look_up(&mut self, address: u64, list: &mut PlaceList) -> u16 {
-        let mut found = self.mapping(address).cloned();
-        if found.is_none() || self.is_stale {
-            self.read();
-            found = self.mapping(address).cloned();
-        }
-        let place = self.place(address, found.as_ref());
+        let place = match self.expected.take() {
+            Some(segment) => Place { segment, file: None, real_shift: PAGE_SHIFT },
+            None => self.seen_place(address),
+        };
         let number = list.number(place);
         let chunk = (address >> CHUNK_SHIFT) as usize;
         if let Some(chunk) = self.chunks.get_mut(chunk) {
@@ -184,6 +190,15 @@ impl AddressSpace {
             chunk[(address >> PAGE_SHIFT) as usize % CHUNK_PAGES] = number + 1;
         }
         number
+    }
+
+    fn seen_place(&mut self, address: u64) -> Place {
+        let mut found = self.mapping(address).cloned();
+        if found.is_none() || self.is_stale {
+            self.read();
+            found = self.mapping(address).cloned();
+        }
+        self.place(address, found.as_ref())
     }
 
     /// Memory has changed; what is known of it is known no more.

@@ -8,6 +8,10 @@
 //! bits, as if it left a cache of 2 MB. This does not depend on page sizes, and not on the engine's filter
 //! either, which holds no page that this one does not: [`crate::filter::INDEX_END`], [`WAYS_MAX`].
 
+mod told;
+
+pub use told::Told;
+
 use crate::filter::{self, Fed, LARGE_SHIFT, PAGE_SHIFT};
 use crate::machine::{Pages, View};
 use crate::places::{self, AddressSpace, PlaceList};

@@ -25,6 +25,8 @@ pub struct Accesses {
     ratio: (u64, u64),
     order: Order,
     clean_at: Option<u64>,
+    /// Of the touch that is next.
+    is_fetch: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -130,6 +132,7 @@ impl Accesses {
             ratio: (1, pieces),
             order,
             clean_at: None,
+            is_fetch: false,
         };
         accesses.draw();
         accesses
@@ -137,8 +140,8 @@ impl Accesses {
 
     /// What a thread of a recorded program did, in a region at `base`. Pages count as stored to: a
     /// recording does not tell which of the accesses that stay on a page store.
-    pub fn replayed(offsets: Replayed, totals: ThreadTotals, base: u64, user_ps: u64) -> Self {
-        let touches = totals.page_change_count;
+    pub fn replayed(changes: Replayed, totals: ThreadTotals, base: u64, user_ps: u64) -> Self {
+        let touches = totals.page_change_count + totals.fetch_change_count;
         let mut accesses = Accesses {
             base,
             left: touches,
@@ -148,8 +151,9 @@ impl Accesses {
             dependent: false,
             pieces: 1,
             ratio: (totals.access_count, touches.max(1)),
-            order: drawn(Source::Recorded(Box::new(offsets)), 1),
+            order: drawn(Source::Recorded(Box::new(changes)), 1),
             clean_at: None,
+            is_fetch: false,
         };
         accesses.draw();
         accesses
@@ -204,6 +208,17 @@ impl Accesses {
             }
     }
 
+    /// Whether that is a fetch of instructions, of a recorded program.
+    #[inline(always)]
+    pub fn is_fetch(&self) -> bool {
+        self.is_fetch
+    }
+
+    /// Whether its fetches are among it; else the loop that touches lies on one page.
+    pub fn tells_fetches(&self) -> bool {
+        matches!(self.order, Order::Drawn { source: Source::Recorded(_), .. })
+    }
+
     /// The rest as a sweep; none for random patterns.
     #[inline(always)]
     pub fn sweep(&self) -> Option<Sweep> {
@@ -255,8 +270,11 @@ impl Accesses {
                     sweep.advance(1);
                     now
                 }
-                Source::Recorded(offsets) => match offsets.next() {
-                    Some(offset) => offset,
+                Source::Recorded(changes) => match changes.next() {
+                    Some(change) => {
+                        self.is_fetch = change.is_fetch;
+                        change.offset
+                    }
                     None => {
                         self.left = 0;
                         return;

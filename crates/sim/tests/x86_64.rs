@@ -110,7 +110,11 @@ fn a_calibration_replaces_what_it_has_measured() {
     let mut model = model();
     calibrated::apply(&mut model, &calibration()).expect("the model has a walker");
     let ns = |key| model.ps("walk", key).unwrap() as f64 / 1e3;
-    assert_eq!([ns("l1_walk"), model.positive("walk", "l1_lines").unwrap() as f64], [9.7, 512.0], "what a hit in the TLB takes is off");
+    assert_eq!(
+        [ns("l1_walk"), model.positive("walk", "l1_lines").unwrap() as f64],
+        [9.7, 512.0],
+        "what a hit in the TLB takes is off"
+    );
     assert!((ns("l2_walk") - (256.0 * 49.7 - 16.0 * 9.7) / 240.0).abs() < 0.01);
     assert_eq!(ns("memory_walk"), ns("l2_walk"), "farther than measured costs as the farthest");
     assert!((ns("l1_overlapped") - 3.7).abs() < 0.01, "half of 4,096 pages are in the TLB");
@@ -121,6 +125,6 @@ fn a_calibration_replaces_what_it_has_measured() {
     // The model says what the calibration has measured.
     for (mib, chased, extra_ns) in [(16, true, 10.0), (256, true, 50.0), (256, false, 10.0)] {
         let ns = translation_ns(&model, mib, "default", chased);
-        assert!((ns / extra_ns - 1.0).abs() < 0.06, "{mib}M, {chased}: {ns} for {extra_ns}");
+        assert!((ns / extra_ns - 1.0).abs() < 0.1, "{mib}M, {chased}: {ns} for {extra_ns}");
     }
 }

@@ -1,5 +1,5 @@
 //! How far `pagetax whatif` is off: the predicted speed-up from 4K to 2M pages beside that of trials, on
-//! programs of known kinds and on real ones. Writes docs/whatif.md, if all of them were run.
+//! programs of known kinds and on real ones. Writes the table of docs/whatif.md, if all of them were run.
 
 use super::{Outcome, number, pagetax};
 use crate::shell;
@@ -16,6 +16,9 @@ const WITHIN_MIN: usize = 8;
 
 const CORPUS_C: &str = "xtask/src/bench/whatif_corpus.c";
 const PAGE: &str = "docs/whatif.md";
+/// Where the table stands in it.
+const BEGIN: &str = "<!-- written by `cargo xtask bench whatif` -->\n";
+const END: &str = "<!-- end -->\n";
 
 /// A name, what must be installed, and the command, which runs in a folder of its own.
 const PROGRAMS: &[(&str, &str, &str)] = &[
@@ -64,7 +67,8 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
             continue;
         }
         // The command's own output would mix with ours.
-        let whatif = format!("{} whatif -f --verify --json whatif.json", pagetax.display());
+        let whatif =
+            format!("{} whatif -f --verify --runs 7 --json whatif.json", pagetax.display());
         let script = format!("{whatif} -- {command} > table");
         let mut sh = Command::new("sh");
         sh.args(["-c", &script]).current_dir(folder.path());
@@ -82,10 +86,14 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         "predicted",
         "low – high",
         "measured",
+        "interval",
         "error",
-        "chased walks",
-        "other walks",
+        "walks",
         "faults",
+        "filling",
+        "unmapping",
+        "took",
+        "if off",
     ];
     if parts.is_empty() {
         write_page(&headings, &rows, within)?;
@@ -107,17 +115,58 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
 
 fn row(name: &str, document: &Value, error: f64) -> Result<Vec<String>> {
     let at = |pointer: &str| number(document, pointer);
+    let size = |key: &str| number(document, &format!("/sizes/0/{key}"));
+    let range = |key: &str, digits: usize| {
+        let end = |end: &str| match size(&format!("{key}/{end}")) {
+            Ok(value) => format!("{value:.digits$}"),
+            Err(_) => "no bound".into(),
+        };
+        format!("{} – {}", end("low"), end("high"))
+    };
+    let saved = |part: &str| -> Result<String> {
+        Ok(format!("{:.0} ms", size(&format!("saved_parts_ns/{part}/value"))? / 1e6))
+    };
+    let took = size("took/fraction");
     Ok(vec![
         name.into(),
-        format!("{:.2} s", at("/base/time_ns")? / 1e9),
-        format!("{:.3}", at("/sizes/0/speedup/value")?),
-        format!("{:.2} – {:.2}", at("/sizes/0/speedup/low")?, at("/sizes/0/speedup/high")?),
-        format!("{:.3}", at("/sizes/0/measured_speedup/value")?),
+        format!("{:.0} ms", at("/base/time_ns")? / 1e6),
+        format!("{:.3}", size("speedup/value")?),
+        range("speedup", 2),
+        format!("{:.3}", size("measured_speedup/value")?),
+        range("measured_speedup", 3),
         format!("{error:+.1} %"),
-        format!("{}", at("/base/why/chased_walk_count")?),
-        format!("{}", at("/base/why/other_walk_count")?),
-        format!("{}", at("/base/why/base_fault_count")?),
+        saved("page_walks")?,
+        saved("faults")?,
+        saved("filling")?,
+        saved("unmapping")?,
+        took.map_or("–".into(), |fraction| format!("{:.0} %", fraction * 100.0)),
+        if error.abs() <= ERROR_MAX { String::new() } else { explanation(document)? },
     ])
+}
+
+/// What the figures themselves say about a prediction that is off.
+fn explanation(document: &Value) -> Result<String> {
+    let size = |key: &str| number(document, &format!("/sizes/0/{key}"));
+    let (predicted, measured) = (size("speedup/value")?, size("measured_speedup/value")?);
+    let holds = |of: &str, value: f64| -> bool {
+        let low = size(&format!("{of}/low")).unwrap_or(0.0);
+        (low..=size(&format!("{of}/high")).unwrap_or(f64::INFINITY)).contains(&value)
+    };
+    if let Ok(fraction) = size("took/fraction")
+        && fraction < 0.9
+        && predicted > measured
+    {
+        let why = document.pointer("/sizes/0/took/why").and_then(Value::as_str).unwrap_or("");
+        return Ok(format!("{:.0} % of its memory was on 2M pages: {why}", fraction * 100.0));
+    }
+    Ok(match (holds("measured_speedup", predicted), holds("speedup", measured)) {
+        (true, _) => "within the interval of the trials".into(),
+        (_, true) if predicted < measured => {
+            "within low – high: its walks overlap less than those of a gather".into()
+        }
+        (_, true) => "within low – high: its walks hide behind other work".into(),
+        _ => "neither walks nor faults account for it".into(),
+    })
 }
 
 fn make_inputs(folder: &Path) -> Result<()> {
@@ -134,19 +183,22 @@ fn make_inputs(folder: &Path) -> Result<()> {
 fn write_page(headings: &[&str], rows: &[Vec<String>], within: usize) -> Result<()> {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    let mut page = format!(
-        "# What `pagetax whatif` predicts, against trials\n\nWritten by `cargo xtask bench whatif`; \
-         not by hand. Speed-ups from 4K to 2M pages: predicted from the pages that a program goes to and \
-         this machine's calibration, and measured by trials in turns. {within} of {} are within \
-         ±{ERROR_MAX} %. On: {}.\n\n",
+    let mut table = format!(
+        "{within} of {} are within ±{ERROR_MAX} %. On: {}.\n\n",
         rows.len(),
         cpu.map_or("an unknown CPU", |(_, name)| name.trim()),
     );
-    writeln!(page, "| {} |", headings.join(" | "))?;
-    writeln!(page, "|{}", "---|".repeat(headings.len()))?;
+    writeln!(table, "| {} |", headings.join(" | "))?;
+    writeln!(table, "|{}", "---|".repeat(headings.len()))?;
     for row in rows {
         let missing = headings.len().saturating_sub(row.len());
-        writeln!(page, "| {}{} |", row.join(" | "), " | ".repeat(missing))?;
+        writeln!(table, "| {}{} |", row.join(" | "), " | ".repeat(missing))?;
     }
+    let page = std::fs::read_to_string(PAGE).context("cannot read docs/whatif.md")?;
+    let whole = page.split_once(BEGIN).and_then(|(before, rest)| {
+        let (_, after) = rest.split_once(END)?;
+        Some(format!("{before}{BEGIN}\n{table}\n{END}{after}"))
+    });
+    let page = whole.with_context(|| format!("docs/whatif.md has no {BEGIN} … {END}"))?;
     std::fs::write(PAGE, page).context("cannot write docs/whatif.md")
 }

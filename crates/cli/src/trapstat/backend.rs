@@ -49,6 +49,9 @@ pub fn choose(args: &Args) -> Result<Box<dyn Backend>> {
     match args.backend {
         Choice::Perf => Ok(Box::new(perf::Perf::open(args, "asked for")?)),
         Choice::Record => Ok(Box::new(record::Record::new(args, "asked for".into())?)),
+        Choice::Auto if args.operands.trace.is_some() => {
+            Ok(Box::new(record::Record::new(args, "a trace was named".into())?))
+        }
         Choice::Auto => match perf::Perf::open(args, "this CPU counts page walks") {
             Ok(perf) => Ok(Box::new(perf)),
             Err(error) if args.command.is_empty() => Err(error),

@@ -26,6 +26,9 @@ pub struct Perf {
 impl Perf {
     /// Finds the CPU's events and opens them for what `args` name; else says why not.
     pub fn open(args: &Args, why: &str) -> Result<Perf> {
+        if args.operands.trace.is_some() {
+            return Err(unmet("counters do not read traces\n  remedy: leave --backend out".into()));
+        }
         let cpuinfo = Root::default().text("/proc/cpuinfo").map_err(|why| anyhow!(why))?;
         let family = Family::find(&cpu_identity(&cpuinfo)).map_err(|error| {
             unmet(format!("{error}\n  remedy: record a command: --backend record -- COMMAND"))
@@ -69,7 +72,8 @@ impl Backend for Perf {
                 sink(listing(&self.family, &since(&now, &before), now_ns, now_ns - before_ns))?;
                 (before, before_ns, listings) = (now, now_ns, listings + 1);
             }
-            let enough = child.is_none() && args.count.is_some_and(|count| listings >= count);
+            let enough =
+                child.is_none() && args.operands.count.is_some_and(|count| listings >= count);
             if ends || enough {
                 let code = status.map_or(0, |status| match status.code() {
                     Some(code) => code as u8,

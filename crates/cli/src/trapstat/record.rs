@@ -5,17 +5,24 @@
 
 use super::backend::{Backend, Finished, Sink};
 use super::{Args, profile, seconds};
+use crate::recorded::open_trace;
 use crate::{exit, machines};
 use anyhow::{Context, Result, anyhow};
 use pagetax_core::counter::Provenance;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
 use pagetax_host::program::Program;
+use pagetax_host::sys::signal::asked_to_stop;
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::machine::{Pages, View};
+use pagetax_recorder::pages::{self, Kind, Thread};
+use pagetax_recorder::places::Segment;
 use pagetax_recorder::session::{self, Ended, Exit, Recording};
-use pagetax_recorder::simulate::Simulation;
+use pagetax_recorder::simulate::{Simulation, Told};
 use pagetax_recorder::tally::{Access, Misses, Tally};
+use pagetax_recorder::trace::Trace;
 use std::ffi::OsStr;
+use std::ops::Range;
+use std::time::Instant;
 
 /// As on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -28,9 +35,16 @@ pub enum EngineChoice {
 
 /// An engine that is ready, and the machines to show the program to.
 pub struct Record {
-    engine: Engine,
+    source: Source,
     views: Vec<View>,
     why: String,
+}
+
+/// What is shown to them.
+enum Source {
+    /// A command, to be run under it.
+    Engine(Engine),
+    Trace(Box<Trace>),
 }
 
 impl Record {
@@ -40,13 +54,96 @@ impl Record {
             let what = "the record backend runs commands; it cannot look into a running process";
             return Err(super::unmet(format!("{what}\n  remedy: name the command, after --")));
         }
+        let views = views(args)?;
+        if let Some(trace) = &args.operands.trace {
+            return Ok(Record { source: Source::Trace(Box::new(open_trace(trace)?)), views, why });
+        }
         let name = args
             .command
             .first()
             .context("no command to record\n  remedy: name one: pagetax trapstat -- COMMAND")?;
-        let views = views(args)?;
         let (engine, _) = engine_for(name, args.engine)?;
-        Ok(Record { engine, views, why })
+        Ok(Record { source: Source::Engine(engine), views, why })
+    }
+
+    fn record(&self, engine: &Engine, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
+        let mut simulation = Simulation::new(self.views.clone());
+        let recording = Recording {
+            engine,
+            argv: &args.command,
+            follow: args.follow,
+            filters: simulation.filters(),
+        };
+        let mut intervals = Intervals::new(args, &simulation)?;
+        let mut printed = Ok(());
+        let ended = session::run(&recording, &mut simulation, |simulation| {
+            if printed.is_ok() {
+                printed = intervals.look(simulation, sink);
+            }
+        })?;
+        printed?;
+        intervals.finish(&simulation, sink)?;
+        Ok(Finished {
+            code: ended.exit.shell_code(),
+            wall_ns: ended.wall_ns,
+            profiles: self.profiles(&mut simulation, args.top),
+            notes: notes(&ended, &simulation),
+        })
+    }
+
+    /// The same from a trace, which tells no instructions: nothing is known by function.
+    fn read(&self, trace: &Trace, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
+        let (simulation, begun) = (Simulation::new(self.views.clone()), Instant::now());
+        let intervals = Intervals::new(args, &simulation)?;
+        let mut reader = Reader { told: Told::new(simulation), intervals, sink, printed: Ok(()) };
+        let read = trace.tell(&mut reader, |_| !asked_to_stop());
+        reader.printed?;
+        let Reader { told: Told { mut simulation, .. }, mut intervals, sink, .. } = reader;
+        intervals.finish(&simulation, sink)?;
+        let mut profiles = self.profiles(&mut simulation, args.top);
+        profiles.iter_mut().for_each(|profile| profile.functions.clear());
+        let mut notes = Vec::new();
+        if let Err(error) = read {
+            notes.push(format!("only what is before it was read: {error}"));
+        }
+        notes.push(summary(&simulation, "of a trace: real page sizes are taken for 4K"));
+        let code = if asked_to_stop() { exit::INTERRUPTED } else { exit::FINE };
+        Ok(Finished { code, wall_ns: begun.elapsed().as_nanos() as u64, profiles, notes })
+    }
+
+    fn profiles(&self, simulation: &mut Simulation, top: usize) -> Vec<profile::Profile> {
+        let views = self.views.iter().enumerate();
+        views.map(|(nr, view)| profile::of(simulation, nr, &title(view), top)).collect()
+    }
+}
+
+/// Takes a trace, and prints as its time goes on.
+struct Reader<'a, 'b> {
+    told: Told,
+    intervals: Intervals,
+    sink: &'a mut Sink<'b>,
+    printed: Result<()>,
+}
+
+impl pages::Pages for Reader<'_, '_> {
+    #[inline]
+    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
+        self.told.change(thread, kind, page);
+    }
+
+    fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64) {
+        self.told.ran(thread, instructions, accesses);
+        if self.printed.is_ok() {
+            self.printed = self.intervals.look(&self.told.simulation, self.sink);
+        }
+    }
+
+    fn found(&mut self, process: u32, page: u64, segment: Segment) {
+        self.told.found(process, page, segment);
+    }
+
+    fn gone(&mut self, thread: Thread, pages: Range<u64>) {
+        self.told.gone(thread, pages);
     }
 }
 
@@ -100,50 +197,35 @@ impl Backend for Record {
     }
 
     fn why(&self) -> String {
-        let Engine { kind, why, .. } = &self.engine;
-        format!("{}; engine {kind} ({why}); all numbers are modelled", self.why)
+        let by = match &self.source {
+            Source::Engine(Engine { kind, why, .. }) => format!("engine {kind} ({why})"),
+            Source::Trace(trace) => trace.head.title(),
+        };
+        format!("{}; {by}; all numbers are modelled", self.why)
     }
 
     fn run(&mut self, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
-        let mut simulation = Simulation::new(self.views.clone());
-        let recording = Recording {
-            engine: &self.engine,
-            argv: &args.command,
-            follow: args.follow,
-            filters: simulation.filters(),
-        };
-        let mut intervals = Intervals::new(args, &simulation)?;
-        let mut printed = Ok(());
-        let ended = session::run(&recording, &mut simulation, |simulation| {
-            if printed.is_ok() {
-                printed = intervals.look(simulation, sink);
-            }
-        })?;
-        printed?;
-        intervals.finish(&simulation, sink)?;
-        let profiles = (0..self.views.len())
-            .map(|view| profile::of(&mut simulation, view, &title(&self.views[view]), args.top))
-            .collect();
-        Ok(Finished {
-            code: ended.exit.shell_code(),
-            wall_ns: ended.wall_ns,
-            profiles,
-            notes: notes(&ended, &simulation),
-        })
+        match &self.source {
+            Source::Engine(engine) => self.record(engine, args, sink),
+            Source::Trace(trace) => self.read(trace, args, sink),
+        }
     }
 }
 
-fn notes(ended: &Ended, simulation: &Simulation) -> Vec<String> {
+/// What was simulated in all, and a word more.
+fn summary(simulation: &Simulation, more: &str) -> String {
     let sum = |of: fn(&pagetax_recorder::simulate::Lane) -> u64| -> u64 {
         simulation.lanes().iter().map(of).sum()
     };
     let (instructions, accesses) = (sum(|l| l.instruction_count), sum(|l| l.access_count));
-    let mut notes = vec![format!(
-        "{instructions} instructions, {accesses} loads and stores, {} page changes, {} threads; {} under the recorder",
-        ended.record_count,
-        simulation.lanes().len(),
-        seconds(ended.wall_ns)
-    )];
+    let threads = simulation.lanes().len();
+    format!("{instructions} instructions, {accesses} loads and stores, {threads} threads; {more}")
+}
+
+fn notes(ended: &Ended, simulation: &Simulation) -> Vec<String> {
+    let wall = seconds(ended.wall_ns);
+    let more = format!("{} page changes; {wall} under the recorder", ended.record_count);
+    let mut notes = vec![summary(simulation, &more)];
     if ended.unrecorded_count > 0 {
         notes.push(format!(
             "{} processes or threads were not recorded: more than 64 ran at a time",
@@ -184,7 +266,7 @@ impl Intervals {
     fn new(args: &Args, simulation: &Simulation) -> Result<Intervals> {
         Ok(Intervals {
             interval_ps: args.interval_ns()?.map(|ns| ns * 1000),
-            count: args.count,
+            count: args.operands.count,
             cpus: args.cpus.clone(),
             views: simulation.views().iter().map(|_| Cut::default()).collect(),
         })

@@ -7,7 +7,8 @@ use pagetax_recorder::predict::{Faults, Walks};
 use serde_json::{Value, json};
 
 fn ns(ns: f64) -> String {
-    Nanos(ns.max(0.0) as u64).to_string()
+    let sign = if ns <= -1.0 { "-" } else { "" };
+    format!("{sign}{}", Nanos(ns.abs() as u64))
 }
 
 fn bounded(value: Option<Bounded>, show: impl Fn(f64) -> String) -> [String; 2] {
@@ -17,7 +18,7 @@ fn bounded(value: Option<Bounded>, show: impl Fn(f64) -> String) -> [String; 2] 
 }
 
 fn ratio(ratio: f64) -> String {
-    format!("{ratio:.3}")
+    if ratio.is_finite() { format!("{ratio:.3}") } else { "no bound".into() }
 }
 
 /// What is predicted, and why.
@@ -32,22 +33,41 @@ pub fn table(forecast: &Forecast) -> String {
     let mut rows = vec![vec!["4K".into(), base, "measured".into(), "1".into()]];
     rows.extend(forecast.predictions.iter().map(time_row));
     let headings =
-        ["pages", "time", "low – high", "speed-up", "low – high", "measured", "error", "saves"];
+        ["pages", "time", "low – high", "speed-up", "low – high", "measured", "error", "took"];
     out += &text::table(&headings, &[1, 3, 5, 6, 7], rows);
+    out += &text::heading("what is saved, of CPU time");
+    let saved = forecast.predictions.iter().flat_map(saved_rows).collect();
+    out += &text::table(&["pages", "of", "saved", "low – high"], &[2], saved);
     out += &text::heading("why");
-    let mut rows = vec![why_row("4K", &forecast.walks, forecast.faults, forecast.overlap)];
+    let mut rows = vec![why_row("4K", &forecast.walks, forecast.faults)];
     for prediction in &forecast.predictions {
-        let name = prediction.size.to_string();
-        rows.push(why_row(&name, &prediction.walks, prediction.faults, forecast.overlap));
+        rows.push(why_row(&prediction.size.to_string(), &prediction.walks, prediction.faults));
     }
     let headings =
         ["pages", "chased walks", "other walks", "translation", "low – high", "faults", "large"];
-    out + &text::table(&headings, &[1, 2, 3, 5, 6], rows)
+    out += &text::table(&headings, &[1, 2, 3, 5, 6], rows);
+    if let Some(count) = forecast.measured_fault_count {
+        out += &format!("  a run on 4K pages had {} faults of all kinds\n", text::count(count));
+    }
+    for (pattern, pace) in &forecast.paces {
+        let pattern = pattern.meaning();
+        out += &format!("  walks, {pattern}, cost {pace:.2} times what they did when calibrated\n");
+    }
+    out
+}
+
+fn saved_rows(prediction: &Prediction) -> Vec<Vec<String>> {
+    let parts = prediction.saved.parts().into_iter();
+    let all = parts.chain([("all", prediction.saved.total())]);
+    let row = |(name, saved): (&str, Bounded)| {
+        let [value, range] = bounded(Some(saved), ns);
+        vec![prediction.size.to_string(), name.into(), value, range]
+    };
+    all.map(row).collect()
 }
 
 fn time_row(prediction: &Prediction) -> Vec<String> {
-    let saved = prediction.saved_ns.value;
-    let sign = if saved < 0.0 { "-" } else { "" };
+    let took = prediction.took.as_ref().and_then(|took| took.fraction);
     let [time, time_range] = bounded(prediction.time_ns, ns);
     let [speedup, speedup_range] = bounded(prediction.speedup, ratio);
     vec![
@@ -58,12 +78,12 @@ fn time_row(prediction: &Prediction) -> Vec<String> {
         speedup_range,
         prediction.measured.map_or(text::MISSING.into(), |measured| ratio(measured.value)),
         prediction.error_percent().map_or(text::MISSING.into(), |error| format!("{error:+.1} %")),
-        format!("{sign}{}", ns(saved.abs())),
+        took.map_or(text::MISSING.into(), |fraction| format!("{:.0} %", fraction * 100.0)),
     ]
 }
 
-fn why_row(size: &str, walks: &Walks, faults: Faults, overlap: f64) -> Vec<String> {
-    let (value, low, high) = walks.ns(overlap);
+fn why_row(size: &str, walks: &Walks, faults: Faults) -> Vec<String> {
+    let (value, low, high) = walks.ns();
     vec![
         size.into(),
         text::count(walks.chased_count),
@@ -77,25 +97,31 @@ fn why_row(size: &str, walks: &Walks, faults: Faults, overlap: f64) -> Vec<Strin
 
 fn json_of(value: Bounded) -> Value {
     let Bounded { value, low, high } = value;
+    // JSON has no infinity: a bound that is none is null.
     json!({"provenance": "derived", "value": value, "low": low, "high": high})
 }
 
-fn json_of_walks(walks: &Walks, faults: Faults, overlap: f64) -> Value {
-    let (value, low, high) = walks.ns(overlap);
+fn json_of_walks(walks: &Walks, faults: Faults) -> Value {
+    let (value, low, high) = walks.ns();
     json!({
         "chased_walk_count": walks.chased_count, "other_walk_count": walks.other_count,
         "translation_ns": json_of(Bounded { value, low, high }),
-        "base_fault_count": faults.base_count, "large_fault_count": faults.large_count,
+        "base_fault_count": faults.base_count, "base_filled_count": faults.base_filled_count,
+        "large_fault_count": faults.large_count, "large_filled_count": faults.large_filled_count,
     })
 }
 
 /// As JSON, schema 1.
 pub fn document(forecast: &Forecast, code: Option<u8>) -> Value {
     let size = |prediction: &Prediction| {
-        let walks = json_of_walks(&prediction.walks, prediction.faults, forecast.overlap);
+        let walks = json_of_walks(&prediction.walks, prediction.faults);
         json!({
             "page_bytes": prediction.size.bytes(), "why": walks,
-            "saved_ns": json_of(prediction.saved_ns),
+            "saved_ns": json_of(prediction.saved.total()),
+            "saved_parts_ns": prediction.saved.parts().map(|(name, saved)| {
+                (name.replace(' ', "_"), json_of(saved))
+            }).into_iter().collect::<serde_json::Map<_, _>>(),
+            "took": prediction.took,
             "time_ns": prediction.time_ns.map(json_of), "speedup": prediction.speedup.map(json_of),
             "measured_speedup": prediction.measured.map(|ratio| json!({
                 "provenance": "measured", "value": ratio.value, "low": ratio.low, "high": ratio.high,
@@ -105,10 +131,14 @@ pub fn document(forecast: &Forecast, code: Option<u8>) -> Value {
     };
     json!({
         "schema": 1, "kind": "whatif", "of": forecast.of, "exit": code,
-        "access_count": forecast.access_count, "walk_overlap": forecast.overlap,
+        "access_count": forecast.access_count,
+        "walk_paces": forecast.paces.iter().map(|(pattern, pace)| {
+            json!({"pattern": pattern, "value": pace, "provenance": "measured"})
+        }).collect::<Vec<_>>(),
         "base": {
             "time_ns": forecast.base_ns,
-            "why": json_of_walks(&forecast.walks, forecast.faults, forecast.overlap),
+            "why": json_of_walks(&forecast.walks, forecast.faults),
+            "measured_fault_count": forecast.measured_fault_count,
         },
         "sizes": forecast.predictions.iter().map(size).collect::<Vec<_>>(),
         "notes": forecast.notes,

@@ -59,7 +59,7 @@ mod tests {
         let phase = &plan.phases[0];
         assert_eq!((phase.client_kind, phase.clients), (ClientKind::Threads, 2));
         let [Op::Replay(replay)] = &phase.ops[..] else { panic!("{:?}", phase.ops) };
-        assert_eq!(replay.offsets(1).collect::<Vec<_>>(), [8192]);
+        assert_eq!(replay.changes(1).map(|change| change.offset).collect::<Vec<_>>(), [8192]);
         assert_eq!(phase.access_count(), 12.0);
         assert_eq!(plan, plan.clone());
     }

@@ -14,6 +14,7 @@ pub use translation::{AccessClass, AccessKind, Translation};
 
 use crate::procfs::{Root, SystemSnapshot};
 use crate::stacks::{Begin, Profile, Profiler, Symbols, TaskState};
+use crate::tlb_events::{Counters, Family, Target, cpu_identity};
 use pagetax_core::budget::{Budget, Ledger};
 use pagetax_core::calibration::Calibration;
 use pagetax_core::counter::Reading;
@@ -46,6 +47,22 @@ pub struct Watch {
     system: SystemSnapshot,
     since: Instant,
     profiler: Result<Profiler, String>,
+    walks: Result<(Family, Counters), String>,
+}
+
+/// This CPU's counters of page walks, for a task.
+fn walk_counters(tid: u32, begin: Begin) -> Result<(Family, Counters), String> {
+    let cpuinfo = Root::default().text("/proc/cpuinfo")?;
+    let family = Family::find(&cpu_identity(&cpuinfo)).map_err(|error| error.to_string())?;
+    if !family.has_cycles() {
+        return Err(format!("{} counts walks, not their time", family.name));
+    }
+    let target = match begin {
+        Begin::Now => Target::Process(tid),
+        Begin::AtExec => Target::NextCommand,
+    };
+    let counters = Counters::open(&family, &target).map_err(|error| error.to_string())?;
+    Ok((family, counters))
 }
 
 impl Watch {
@@ -57,6 +74,7 @@ impl Watch {
             system: SystemSnapshot::read(&Root::default()),
             since: Instant::now(),
             profiler: Err("the job was never attached to".into()),
+            walks: Err("the job was never attached to".into()),
         }
     }
 
@@ -64,6 +82,7 @@ impl Watch {
     /// makes from now on. What the machine does not allow will be missing from the budget.
     pub fn attach(&mut self, tid: u32, begin: Begin) {
         self.profiler = Profiler::start(tid, begin);
+        self.walks = walk_counters(tid, begin);
     }
 
     /// The job is over.
@@ -82,7 +101,10 @@ impl Watch {
                 Err(why) => Reading::Missing(why.clone()),
             },
         ));
-        Watched { profile, counters }
+        let walks = self.walks;
+        let counted =
+            walks.and_then(|(family, counters)| Translation::of_counts(&family, &counters.read()));
+        Watched { profile, counters, counted }
     }
 }
 
@@ -99,6 +121,8 @@ pub struct Watched {
     pub profile: Profile,
     /// Of the whole machine while the job ran, by counter id, and the job's run-queue time.
     pub counters: Vec<(&'static str, Reading)>,
+    /// Its translation by hardware counters, or why not.
+    pub counted: Result<Translation, String>,
 }
 
 /// Divides the totals.

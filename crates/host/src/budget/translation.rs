@@ -1,13 +1,22 @@
-//! How much of user time is translation: by trials, by the plan's accesses, or a bound.
+//! How much of user time is translation, by the best source at hand: counters, trials, a recording, the
+//! plan's accesses, or a bound.
 
 use super::derived;
+use crate::tlb_events::{Counts, Family, walk_share};
 use pagetax_core::calibration::{Calibration, WalkPattern};
 use pagetax_core::counter::Reading;
 use pagetax_core::plan::{Op, PageSizeRequest, Pattern, Phase, Plan, Region, Touch};
 
-/// What is known about a job's translation. Page walks are counted by no one here without a PMU.
+/// What is known about a job's translation; better sources first.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Translation {
+    /// Counters saw a page walk in this share of user cycles, 0 to 1.
+    Counted {
+        /// Of user time.
+        share: f64,
+        /// Whose counters.
+        family: String,
+    },
     /// Trials on other page sizes saved this share of user time, 0 to 1, with its interval.
     Trial {
         /// Lower bound.
@@ -16,6 +25,15 @@ pub enum Translation {
         share: f64,
         /// Upper bound.
         share_high: f64,
+    },
+    /// A recording of the same command, its walks priced by the calibration; nanoseconds.
+    Recorded {
+        /// Lower bound.
+        low_ns: f64,
+        /// Best estimate.
+        ns: f64,
+        /// Upper bound.
+        high_ns: f64,
     },
     /// The accesses are known: × the calibrated cost of each.
     Accesses(Vec<AccessClass>),
@@ -50,6 +68,30 @@ pub enum AccessKind {
 }
 
 impl Translation {
+    fn rank(&self) -> u32 {
+        match self {
+            Translation::Counted { .. } => 0,
+            Translation::Trial { .. } => 1,
+            Translation::Recorded { .. } => 2,
+            Translation::Accesses(_) => 3,
+            Translation::WorkingSet(_) => 4,
+            Translation::Unknown(_) => 5,
+        }
+    }
+
+    /// The best of these sources; of two alike the first.
+    pub fn best(sources: impl IntoIterator<Item = Translation>) -> Translation {
+        let best = sources.into_iter().min_by_key(Translation::rank);
+        best.unwrap_or_else(|| Translation::Unknown("nothing was looked at".into()))
+    }
+
+    /// What counters saw; why it is nothing.
+    pub fn of_counts(family: &Family, counts: &[Counts]) -> Result<Translation, String> {
+        let share = walk_share(family, counts)
+            .ok_or_else(|| format!("not all events of {} could be counted", family.name))?;
+        Ok(Translation::Counted { share, family: family.name.clone() })
+    }
+
     /// The accesses of a plan on base pages. `access_count` is how many there were in fact, where
     /// a phase ends by the clock.
     pub fn of_plan(plan: &Plan, base_page_bytes: u64, access_count: Option<u64>) -> Translation {
@@ -90,6 +132,17 @@ impl Translation {
         };
         let reading = match self {
             Translation::Unknown(why) => Err(why.as_str()),
+            Translation::Counted { share, family } => {
+                let how = format!(
+                    "PMU: cycles with a page walk at work, {family}; upper bound: \
+                                   other work goes on during some"
+                );
+                return (Reading::Measured((part(*share).round() as u64).min(user_ns)), how);
+            }
+            Translation::Recorded { low_ns, ns, high_ns } => Ok((
+                derived(*ns, *low_ns, *high_ns, user_ns),
+                "recorder: walks of a trace × calibrated cost of each".to_string(),
+            )),
             Translation::Trial { share_low, share, share_high } => Ok((
                 derived(part(*share), part(*share_low), part(*share_high), user_ns),
                 "live trial: saved by huge pages".to_string(),
@@ -168,7 +221,10 @@ fn modelled(classes: &[AccessClass], calibration: &Calibration) -> (f64, f64, f6
 mod tests {
     use super::super::tests::calibration;
     use super::*;
+    use crate::sys::perf::Scaled;
+    use crate::tlb_events::{Counted, Role};
     use pagetax_core::plan::{Access, Backing, ClientKind, JobIdentity, Measure, Native, RegionId};
+    use pagetax_core::trapstat::Mode;
     use pagetax_core::units::PageSize;
 
     const SET: u64 = 64 << 20;
@@ -186,6 +242,58 @@ mod tests {
         assert!(how.contains("model"), "{how}");
         let (capped, _) = model.of_user_time(10_000, Some(&calibration()));
         assert_eq!(capped, Reading::Derived { value: 10_000, low: 10_000, high: 10_000 });
+    }
+
+    /// A CPU that counted so many cycles, and walks in so many of them.
+    fn counted(family: &Family, cycles: u64, walks: u64) -> Vec<Counts> {
+        let value = |counted: &Counted| {
+            let value = match counted.role {
+                Role::Cycles => cycles,
+                Role::DataCycles => walks,
+                _ => 0,
+            };
+            // Half of the time another event had the counter.
+            Some(Scaled { value: value / 2, enabled_ns: 1_000, running_ns: 500 })
+        };
+        let values: Vec<_> = family.events().iter().map(value).collect();
+        let kernel = Counts { cpu: 0, mode: Mode::Kernel, values: values.clone() };
+        vec![Counts { cpu: 0, mode: Mode::User, values }, kernel]
+    }
+
+    #[test]
+    fn counters_beat_trials_and_say_whose_they_are() {
+        let families = Family::all().unwrap();
+        let family = families.iter().find(|family| family.has_cycles()).unwrap();
+        let pmu = Translation::of_counts(family, &counted(family, 4_000, 1_000)).unwrap();
+        let trial = Translation::Trial { share_low: 0.1, share: 0.2, share_high: 0.3 };
+        let recorded = Translation::Recorded { low_ns: 100.0, ns: 300.0, high_ns: 9_000.0 };
+        let bound = Translation::WorkingSet(SET);
+        let sources = [bound.clone(), recorded.clone(), trial.clone(), pmu.clone()];
+        let mut of = Vec::new();
+        for known in (1..=sources.len()).rev() {
+            let best = Translation::best(sources[..known].to_vec());
+            let (reading, how) = best.of_user_time(1_000, Some(&calibration()));
+            of.push((reading, how.split([':', ',']).next().unwrap().to_string()));
+        }
+        let derived = |value, low, high| Reading::Derived { value, low, high };
+        assert_eq!(of[0], (Reading::Measured(250), "PMU".into()));
+        assert_eq!(of[1], (derived(200, 100, 300), "live trial".into()));
+        assert_eq!(of[2], (derived(300, 100, 1_000), "recorder".into()));
+        assert_eq!(of[3].1, "model");
+        assert!(matches!(Translation::best([]), Translation::Unknown(_)));
+    }
+
+    #[test]
+    fn counters_that_do_not_count_are_no_source() {
+        let families = Family::all().unwrap();
+        let with = families.iter().find(|family| family.has_cycles()).unwrap();
+        let mut counts = counted(with, 4_000, 1_000);
+        counts[0].values.fill(None);
+        assert!(Translation::of_counts(with, &counts).unwrap_err().contains(&with.name));
+        assert!(Translation::of_counts(with, &counted(with, 0, 0)).is_err());
+        if let Some(without) = families.iter().find(|family| !family.has_cycles()) {
+            assert!(Translation::of_counts(without, &counted(without, 4_000, 0)).is_err());
+        }
     }
 
     #[test]

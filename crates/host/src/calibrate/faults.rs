@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Nanoseconds a page, by kind and page size.
-type Seen = (FaultKind, u64, f64);
+pub(super) type Seen = (FaultKind, u64, f64);
 
 /// Pages that each repetition reads from disk.
 const MAJOR_COUNT: u64 = 48;
@@ -75,11 +75,26 @@ pub(super) fn measure(
     Ok(costs)
 }
 
+/// One repetition of private memory alone, on base pages and on huge ones.
+pub(super) fn again(
+    effort: Effort,
+    base: u64,
+    huge: PageSize,
+    settings: &PageSettings,
+    seen: &mut Vec<Seen>,
+) -> Result<(), CalibrateError> {
+    base_pages(effort, base, seen).map_err(system("map memory"))?;
+    if let Ok(costs) = sized_pages(effort, huge, settings).map_err(system("map memory"))? {
+        seen.extend(costs);
+    }
+    Ok(())
+}
+
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> CalibrateError {
     move |error| CalibrateError::System(what, error)
 }
 
-fn summary(seen: &[Seen]) -> Vec<FaultCost> {
+pub(super) fn summary(seen: &[Seen]) -> Vec<FaultCost> {
     let mut keys: Vec<(FaultKind, u64)> =
         seen.iter().map(|(kind, size, _)| (*kind, *size)).collect();
     keys.sort();

@@ -13,7 +13,9 @@ use crate::at_hand::available_bytes;
 use crate::environment::identity;
 use crate::pagesize::{Changed, Mode, PageSettings, Setting};
 use crate::procfs::Root;
-use pagetax_core::calibration::{CALIBRATION_VERSION, Calibration, Identity};
+use pagetax_core::calibration::{
+    CALIBRATION_VERSION, Calibration, Identity, WalkCost, WalkPattern,
+};
 use pagetax_core::units::PageSize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -121,6 +123,54 @@ pub fn calibrate(
     };
     calibration.warnings = calibration.doubts();
     Ok(calibration)
+}
+
+/// Prices that change with the memory that the kernel hands out, measured again and again beside
+/// something else.
+#[derive(Debug, Default)]
+pub struct Beside {
+    faults: Vec<faults::Seen>,
+    walks: Vec<WalkCost>,
+}
+
+/// Working sets of it.
+const BESIDE: [&[u64]; 3] = [&[256 << 20], &[64 << 20], &[16 << 20]];
+
+impl Beside {
+    /// Measures once: faults, and walks over the largest working set that is in no more than `bytes`, in
+    /// the memory that whoever comes next will get. Within half a second; nothing where there are no huge
+    /// pages to compare with.
+    pub fn measure(&mut self, bytes: u64) -> Result<(), CalibrateError> {
+        let settings = PageSettings::host();
+        let huge = settings.pmd_size().unwrap_or(PageSize::M2);
+        if !matches!(settings.of_size(huge), Some(Mode::Always | Mode::Madvise)) {
+            return Ok(());
+        }
+        let most = available_bytes(&Root::default()).map_err(CalibrateError::Identity)? / 4;
+        let fits = |set: &&&[u64]| set[0] <= bytes && set[0] * 2 <= most;
+        let working_sets = BESIDE.iter().find(fits).copied().unwrap_or(&[]);
+        let effort = Effort { repetitions: 1, placements: 1, working_sets, ..QUICK };
+        let base = rustix::param::page_size() as u64;
+        faults::again(effort, base, huge, &settings, &mut self.faults)?;
+        let (walks, _) = walks::measure(effort, huge, most, |_| ())?;
+        self.walks.extend(walks);
+        Ok(())
+    }
+
+    /// The calibration at the pace of all that was measured.
+    pub fn pace(&self, calibration: &Calibration) -> Calibration {
+        calibration.paced(&faults::summary(&self.faults), &self.walks())
+    }
+
+    /// Walks, the middle of all; one of each pattern.
+    pub fn walks(&self) -> Vec<WalkCost> {
+        let of = |pattern| {
+            let mut same: Vec<_> = self.walks.iter().filter(|w| w.pattern == pattern).collect();
+            same.sort_by(|a, b| a.extra.median_ns.total_cmp(&b.extra.median_ns));
+            same.get(same.len() / 2).map(|walk| **walk)
+        };
+        [WalkPattern::Dependent, WalkPattern::Independent].into_iter().filter_map(of).collect()
+    }
 }
 
 /// What would switch all page sizes on for memory that asks for them.
@@ -253,6 +303,14 @@ mod tests {
         assert!(anon.unwrap().cost.is_some());
         let (walks, notes) = walks::measure(effort, PageSize::M2, 1 << 30, |_| ()).unwrap();
         assert_eq!(walks.len() + notes.len() * 2, 2, "{walks:?} {notes:?}");
+        let mut beside = Beside::default();
+        beside.measure(0).unwrap();
+        assert!(beside.walks().is_empty() && !beside.faults.is_empty());
+        let mut kept = calibration();
+        let paced = beside.pace(&kept);
+        assert_ne!(paced.faults, kept.faults, "not what the test made up");
+        kept.faults.clear();
+        assert_eq!(beside.pace(&kept).walks, kept.walks);
         let (walks, notes) = walks::measure(effort, PageSize::M2, 1 << 20, |_| ()).unwrap();
         assert!(walks.is_empty() && notes[0].contains("memory"), "{notes:?}");
     }

@@ -205,7 +205,8 @@ impl<'a> Watcher<'a> {
         }
         let base_page_bytes = rustix::param::page_size() as u64;
         let accesses = figures.reading("access_count").value();
-        let translation = Translation::of_plan(plan, base_page_bytes, accesses);
+        let modelled = Translation::of_plan(plan, base_page_bytes, accesses);
+        let translation = Translation::best(watched.counted.clone().into_iter().chain([modelled]));
         let totals = figures.totals();
         let mut budget = budget(&totals, &watched.profile, &translation, calibration.as_ref().ok());
         if let Some(traffic) = network.and_then(Network::traffic) {

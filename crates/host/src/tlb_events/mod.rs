@@ -87,6 +87,18 @@ pub fn listing(family: &Family, counts: &[Counts], end_ns: u64, elapsed_ns: u64)
     }
 }
 
+/// The share of its cycles in user mode that a walk was active in, 0 to 1; none where a count is unknown.
+pub fn walk_share(family: &Family, counts: &[Counts]) -> Option<f64> {
+    let events = family.events();
+    let user = || counts.iter().filter(|counts| counts.mode == Mode::User);
+    let total = |wanted: fn(Role) -> bool| -> Option<f64> {
+        user().map(|counts| sum(&events, counts, wanted)).sum()
+    };
+    let walks = total(|role| matches!(role, Role::DataCycles | Role::InstructionCycles))?;
+    let cycles = total(|role| role == Role::Cycles)?;
+    (cycles > 0.0).then(|| (walks / cycles).min(1.0))
+}
+
 /// The roles of one side.
 struct Side {
     walks: fn(Option<PageSize>) -> Role,

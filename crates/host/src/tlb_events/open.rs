@@ -39,6 +39,7 @@ pub enum CountError {
 }
 
 /// Open events of one CPU or task in one mode.
+#[derive(Debug)]
 struct Group {
     cpu: u32,
     mode: Mode,
@@ -47,6 +48,7 @@ struct Group {
 }
 
 /// Counters at work.
+#[derive(Debug)]
 pub struct Counters {
     groups: Vec<Group>,
 }

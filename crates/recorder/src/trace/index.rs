@@ -66,7 +66,7 @@ impl Numbers {
     }
 
     pub fn put_info(&mut self, info: &BlockInfo) {
-        let ThreadTotals { page_change_count, far_count, access_count, instruction_count } =
+        let ThreadTotals { page_change_count, far_count, access_count, instruction_count, .. } =
             info.totals;
         let numbers = [info.offset, info.thread.into(), info.process.into(), page_change_count];
         numbers.into_iter().for_each(|number| self.put(number));
@@ -100,7 +100,13 @@ impl Reader<'_> {
             (u32::try_from(self.number()?).ok()?, u32::try_from(self.number()?).ok()?);
         let (page_change_count, far_count) = (self.number()?, self.number()?);
         let (access_count, instruction_count) = (self.number()?, self.number()?);
-        let totals = ThreadTotals { page_change_count, far_count, access_count, instruction_count };
+        let totals = ThreadTotals {
+            page_change_count,
+            far_count,
+            access_count,
+            instruction_count,
+            ..ThreadTotals::default()
+        };
         Some(BlockInfo { offset, thread, process, totals })
     }
 

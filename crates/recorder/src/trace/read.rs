@@ -3,7 +3,7 @@
 use super::code::{Decoder, Step};
 use super::index::{BlockInfo, Index, Reader, Run};
 use super::{Head, MAGIC, TraceError, VERSION, frame};
-use crate::pages::{Pages, Thread};
+use crate::pages::{Kind, Pages, Thread};
 use pagetax_core::replay::ThreadTotals;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -54,6 +54,7 @@ pub(super) fn sum(totals: impl Iterator<Item = ThreadTotals>) -> ThreadTotals {
         far_count: sum.far_count + of.far_count,
         access_count: sum.access_count + of.access_count,
         instruction_count: sum.instruction_count + of.instruction_count,
+        fetch_change_count: sum.fetch_change_count + of.fetch_change_count,
     })
 }
 
@@ -131,7 +132,7 @@ impl Trace {
         Ok(())
     }
 
-    /// Looks at every block; what follows a damaged one of the same thread is left out, and
+    /// Looks at every block, and counts its fetches; what follows a damaged one of the same thread is left out, and
     /// [`Trace::notes`] says so.
     ///
     /// # Errors
@@ -145,7 +146,12 @@ impl Trace {
                 continue;
             }
             match self.block(number) {
-                Ok(_) => whole.push(info),
+                Ok(block) => {
+                    let is_fetch = |step: &Step| matches!(step, Step::Change(Kind::Fetch, _));
+                    let fetch_change_count = block.steps().filter(is_fetch).count() as u64;
+                    let totals = ThreadTotals { fetch_change_count, ..info.totals };
+                    whole.push(BlockInfo { totals, ..info });
+                }
                 Err(TraceError::Damaged(..)) => damaged.push(info.thread),
                 Err(error) => return Err(error),
             }
@@ -156,8 +162,8 @@ impl Trace {
                 whole.len(),
                 self.index.blocks.len()
             ));
-            self.index.blocks = whole;
         }
+        self.index.blocks = whole;
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use super::code::Step;
 use super::index::Index;
 use super::{Trace, TraceError};
 use crate::pages::Kind;
-use pagetax_core::replay::{Recorded, ThreadTotals};
+use pagetax_core::replay::{Change, Recorded, ThreadTotals};
 
 /// log2 of 4K pages in a piece.
 const PIECE_SHIFT: u32 = 10;
@@ -73,22 +73,20 @@ impl Recorded for Replayable {
         &self.threads
     }
 
-    fn block(&self, thread: usize, number: usize) -> Option<Vec<u64>> {
+    fn block(&self, thread: usize, number: usize) -> Option<Vec<Change>> {
         let block = *self.blocks.get(thread)?.get(number)?;
         // Each was whole when the trace was checked; a disk that fails since ends the thread.
         let block = self.trace.block(block).ok()?;
         let mut last = ((0, u64::MAX), 0);
-        let offset = |step: Step| {
+        let change = |step: Step| {
             let Step::Change(kind, page) = step else { return None };
-            if kind == Kind::Fetch {
-                return None;
-            }
             let piece = (block.info.process, page >> PIECE_SHIFT);
             if last.0 != piece {
                 last = (piece, self.pieces.binary_search(&piece).ok()? as u64 * PIECE_BYTES);
             }
-            Some(last.1 + (page % (1 << PIECE_SHIFT)) * 4096)
+            let offset = last.1 + (page % (1 << PIECE_SHIFT)) * 4096;
+            Some(Change { offset, is_fetch: kind == Kind::Fetch })
         };
-        Some(block.steps().filter_map(offset).collect())
+        Some(block.steps().filter_map(change).collect())
     }
 }

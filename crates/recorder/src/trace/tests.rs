@@ -4,7 +4,7 @@ use super::code::{Decoder, Encoder, Step};
 use super::*;
 use crate::pages::{Kind, Pages, Thread};
 use crate::places::Segment;
-use pagetax_core::replay::{Recorded, ThreadTotals};
+use pagetax_core::replay::{Change, Recorded, ThreadTotals};
 use proptest::prelude::*;
 
 fn head() -> Head {
@@ -166,8 +166,10 @@ fn a_replay_keeps_neighbours_and_sizes() {
     assert_eq!(replay.bytes(), 3 * (4 << 20));
     let totals = replay.threads()[0];
     assert_eq!((totals.page_change_count, totals.access_count), (3, 12));
-    let offsets = replay.block(0, 0).unwrap();
-    assert_eq!(offsets, [(8 << 20) - 4096, 8 << 20, 0]);
+    assert_eq!(totals.fetch_change_count, 3);
+    let changes = replay.block(0, 0).unwrap();
+    let both = |offset| [false, true].map(|is_fetch| Change { offset, is_fetch });
+    assert_eq!(changes, [(8 << 20) - 4096, 8 << 20, 0].map(both).concat());
 }
 
 #[test]

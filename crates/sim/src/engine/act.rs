@@ -247,10 +247,10 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     fn begin_replay(&mut self, task: TaskId, replay: &Replay) -> Result<(), RunError> {
         let base = self.base_of(task, replay.region)?;
         let entry = &mut self.tasks[task.0];
-        let (offsets, totals) = (replay.offsets(entry.client()), replay.totals(entry.client()));
+        let (changes, totals) = (replay.changes(entry.client()), replay.totals(entry.client()));
         let user_ps = self.parts.settings.replay_ps(&totals);
         entry.piece_carry = 0;
-        let accesses = Accesses::replayed(offsets, totals, base, user_ps);
+        let accesses = Accesses::replayed(changes, totals, base, user_ps);
         entry.doing = Doing::Touch(Box::new(accesses));
         Ok(())
     }

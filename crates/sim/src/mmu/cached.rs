@@ -177,10 +177,18 @@ impl Mmu for CachedMmu {
         let (tlb, asid) = (&mut self.tlbs[cpu], asid(space));
         let (writes, alone, cost_ps) = (accesses.writes, accesses.dependent, accesses.cost_ps);
         let (mut spent_ps, mut translation_ps) = (0, 0);
-        // The loop that touches lies on one page.
-        let (itlb, base_shift) = (&mut self.instruction_tlbs[cpu], self.base.shift());
-        if itlb.access(asid, TEXT, base_shift) == itlb.levels() {
-            translation_ps += self.refill.time(cpu, asid, TEXT, base_shift).alone_ps;
+        let base_shift = self.base.shift();
+        let mut fetch = |refill: &mut Refill, address, shift| {
+            let itlb = &mut self.instruction_tlbs[cpu];
+            // Sizes that no array holds are base pages to it.
+            let shift = if itlb.holds(shift) { shift } else { base_shift };
+            match itlb.access(asid, address, shift) == itlb.levels() {
+                true => refill.time(cpu, asid, address, shift).alone_ps,
+                false => 0,
+            }
+        };
+        if !accesses.tells_fetches() {
+            translation_ps += fetch(&mut self.refill, TEXT, base_shift);
         }
         let stop = loop {
             if accesses.left() == 0 {
@@ -193,6 +201,12 @@ impl Mmu for CachedMmu {
             let Some(shift) = table.translate(address, writes) else { break Stop::Fault };
             let affordable = (limit_ps - spent_ps - translation_ps).div_ceil(cost_ps.max(1));
             let count = on_page(accesses, address, shift).min(affordable).max(1);
+            if accesses.is_fetch() {
+                translation_ps += fetch(&mut self.refill, address, shift);
+                spent_ps += cost_ps;
+                accesses.advance(1);
+                continue;
+            }
             tlb.repeat(asid, address, shift, count, |missed| {
                 translation_ps += self.level_ps[missed];
                 if missed == self.level_ps.len() - 1 {

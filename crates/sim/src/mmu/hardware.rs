@@ -6,9 +6,7 @@ use super::set::Replacement;
 use super::tlb::{ArraySpec, GeometryError, LevelSpec, MAX_ARRAYS, TlbHierarchy};
 use super::translation::{Translation, hit_times};
 use super::tsb::{HandlerSpec, SoftwareRefill};
-use super::walk::{
-    LineCacheSpec, NestedSpec, PageWalker, StructureCacheSpec, WalkNs, WalkerSpec,
-};
+use super::walk::{LineCacheSpec, NestedSpec, PageWalker, StructureCacheSpec, WalkNs, WalkerSpec};
 use crate::model::{Model, ModelError};
 use pagetax_core::units::PageSize;
 

@@ -329,6 +329,12 @@ impl TlbHierarchy {
         self.levels.iter().position(holds).unwrap_or(self.levels.len())
     }
 
+    /// Whether any level holds pages of a size by themselves.
+    #[inline]
+    pub fn holds(&self, shift: u32) -> bool {
+        self.levels.iter().any(|level| level.routes[shift as usize & (SHIFTS - 1)].count > 0)
+    }
+
     /// Each array that is asked for pages of this size first: those of the nearest level that can hold
     /// them, as it is programmed now. None where no level can.
     pub fn nearest_arrays(&self, shift: u32) -> Option<Vec<Nearest>> {

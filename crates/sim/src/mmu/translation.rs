@@ -149,7 +149,10 @@ mod tests {
         assert_eq!(cpu.handler_ps(), Some(210_000));
         cpu.mapped(0x2000, 13);
         let first = cpu.access(0x2000, 13, false);
-        assert_eq!(first, Lookup { walked: true, refill_ps: 210_000, alone_ps: 210_000, ..Lookup::default() });
+        assert_eq!(
+            first,
+            Lookup { walked: true, refill_ps: 210_000, alone_ps: 210_000, ..Lookup::default() }
+        );
         assert_eq!(cpu.access(0x3fff, 13, false), Lookup::default());
         let unmapped = cpu.access(0x4000, 13, false);
         assert!(unmapped.tsb_missed && unmapped.tsb_ps == 1_000_000, "the kernel does not know it");

@@ -10,6 +10,9 @@
 //! stated number of pages are followed; distances and counts are scaled back (Waldspurger et al.,
 //! "Efficient MRC construction with SHARDS", FAST 2015). Repeats of the page just used are counted
 //! exactly in both, so the estimate covers only changes of page.
+//!
+//! Changes of page are taken many at a time: of a batch, repeats of a larger page and pages that are not
+//! followed are dropped by loops without a branch, before anything is looked up.
 
 mod histogram;
 mod stack;
@@ -82,21 +85,45 @@ impl MissCurve {
         self.stack.pages() << self.rate_log2
     }
 
-    /// One access; returns whether it changed the page.
-    #[inline]
-    fn access(&mut self, address: VirtAddr) -> bool {
-        let page = address.page(self.page_size);
-        if self.last == Some(page) {
-            return false;
+    /// Takes changes of a smaller page, whose numbers are shifted into ours; leaves those that change ours,
+    /// and says how many they are.
+    fn take(&mut self, pages: &mut [u64], shift: u32) -> usize {
+        let (mut last, mut kept) = (self.last.unwrap_or(u64::MAX), 0);
+        for at in 0..pages.len() {
+            let page = pages[at] >> shift;
+            pages[kept] = page;
+            kept += usize::from(page != last);
+            last = page;
         }
-        self.last = Some(page);
-        self.changes += 1;
+        if kept > 0 {
+            self.last = Some(last);
+            self.changes += kept as u64;
+            self.touch_followed(&pages[..kept]);
+        }
+        kept
+    }
+
+    fn touch_followed(&mut self, pages: &[u64]) {
+        if self.rate_log2 == 0 {
+            return pages.iter().for_each(|&page| self.touch_if_followed(page));
+        }
+        let (mut followed, mut count) = ([0; BATCH], 0);
+        for &page in pages {
+            followed[count] = page;
+            count += usize::from(self.follows(page));
+        }
+        followed[..count].iter().for_each(|&page| self.touch_if_followed(page));
+    }
+
+    /// Fewer may be followed than at the beginning of a batch.
+    #[inline]
+    fn touch_if_followed(&mut self, page: u64) {
         if self.follows(page) {
             self.touch(page);
         }
-        true
     }
 
+    #[inline(always)]
     fn follows(&self, page: u64) -> bool {
         mix64(page) & ((1 << self.rate_log2) - 1) == 0
     }
@@ -154,10 +181,20 @@ impl MissCurve {
     }
 }
 
+/// Changes of page that are taken at a time.
+const BATCH: usize = 512;
+
 /// Miss curves of several page sizes from one stream of accesses.
 pub struct ReuseProfile {
     /// Smallest pages first: where a page repeats, all larger ones do.
     curves: Vec<MissCurve>,
+    /// Changes of the smallest page that the curves have not taken.
+    pending: Box<[u64; BATCH]>,
+    pending_count: usize,
+    /// The smallest page of the last access.
+    last: Option<u64>,
+    /// Accesses that the curves have not counted.
+    accesses: u64,
 }
 
 impl ReuseProfile {
@@ -167,10 +204,11 @@ impl ReuseProfile {
         page_sizes.sort_unstable();
         page_sizes.dedup();
         let curves = page_sizes.into_iter().map(|size| MissCurve::new(size, following)).collect();
-        ReuseProfile { curves }
+        let (pending, pending_count) = (Box::new([0; BATCH]), 0);
+        ReuseProfile { curves, pending, pending_count, last: None, accesses: 0 }
     }
 
-    /// The curves, smallest pages first.
+    /// The curves, smallest pages first, of all that was [settled](Self::settle).
     pub fn curves(&self) -> &[MissCurve] {
         &self.curves
     }
@@ -178,20 +216,42 @@ impl ReuseProfile {
     /// `count` accesses in a row, all within the smallest page of `address`.
     #[inline]
     pub fn access(&mut self, address: VirtAddr, count: u64) {
-        let mut changed = true;
-        for curve in &mut self.curves {
-            curve.accesses += count;
-            changed = changed && curve.access(address);
+        self.accesses += count;
+        let Some(smallest) = self.curves.first() else { return };
+        let page = address.page(smallest.page_size);
+        if self.last == Some(page) {
+            return;
+        }
+        self.last = Some(page);
+        self.pending[self.pending_count] = page;
+        self.pending_count += 1;
+        if self.pending_count == BATCH {
+            self.settle();
         }
     }
 
     /// `count` accesses to the page of the one before.
     pub fn stayed(&mut self, count: u64) {
-        self.curves.iter_mut().for_each(|curve| curve.accesses += count);
+        self.accesses += count;
+    }
+
+    /// Brings the curves up to date.
+    pub fn settle(&mut self) {
+        let accesses = std::mem::take(&mut self.accesses);
+        let mut pages = &mut self.pending[..std::mem::take(&mut self.pending_count)];
+        let mut size = self.curves.first().map(|curve| curve.page_size);
+        for curve in &mut self.curves {
+            curve.accesses += accesses;
+            let smaller = size.replace(curve.page_size).unwrap_or(curve.page_size);
+            let kept = curve.take(pages, curve.page_size.shift() - smaller.shift());
+            pages = &mut std::mem::take(&mut pages)[..kept];
+        }
     }
 
     /// Ends an interval of all curves: the working set of each, in pages, smallest pages first.
     pub fn end_interval(&mut self) -> Vec<u64> {
+        self.settle();
+        self.last = None;
         self.curves.iter_mut().map(MissCurve::end_interval).collect()
     }
 }

@@ -43,6 +43,7 @@ fn profile_of(stream: &[VirtAddr], following: Following) -> ReuseProfile {
     for &address in stream {
         profile.access(address, 1);
     }
+    profile.settle();
     profile
 }
 
@@ -102,6 +103,24 @@ fn a_sample_is_close_to_the_whole() {
 }
 
 #[test]
+fn batches_change_nothing() {
+    let stream = mixed_stream(7, 30_000);
+    for following in [Following::All, Following::AtMost(300)] {
+        let whole = profile_of(&stream, following);
+        let mut one_by_one = ReuseProfile::new(&SIZES, following);
+        for &address in &stream {
+            one_by_one.access(address, 1);
+            one_by_one.settle();
+        }
+        for (whole, single) in whole.curves().iter().zip(one_by_one.curves()) {
+            assert_eq!((whole.accesses(), whole.pages()), (single.accesses(), single.pages()));
+            let misses = |curve: &MissCurve| [1, 16, 100, 700].map(|entries| curve.misses(entries));
+            assert_eq!(misses(whole), misses(single), "{following:?}");
+        }
+    }
+}
+
+#[test]
 fn intervals_count_the_pages_touched_in_each() {
     let mut profile = ReuseProfile::new(&SIZES, Following::All);
     let touch = |profile: &mut ReuseProfile, pages: &[u64]| {
@@ -115,6 +134,7 @@ fn intervals_count_the_pages_touched_in_each() {
     assert_eq!(profile.end_interval(), [3, 2]);
     touch(&mut profile, &[600]);
     assert_eq!(profile.end_interval(), [1, 1]);
+    profile.settle();
     assert_eq!(profile.curves()[0].accesses(), 27);
 }
 
@@ -125,6 +145,7 @@ fn a_uniform_stream_misses_in_proportion_to_what_is_not_held() {
     for _ in 0..200_000 {
         profile.access(VirtAddr(offsets.next_offset()), 1);
     }
+    profile.settle();
     let curve = &profile.curves()[0];
     let rate = curve.misses(256) as f64 / curve.accesses() as f64;
     assert!((rate - 0.75).abs() < 0.01, "256 of 1024 pages held: {rate}");
