@@ -31,6 +31,9 @@ Examples:
   pagetax whatif --verify -- python3 report.py   with measured trials beside the prediction
   pagetax whatif app.ptt                         of a trace: what is saved, without a time of its own";
 
+/// A calibration whose walks cost more times as much, or as little, is worth making again.
+const PACE_MAX: f64 = 2.0;
+
 /// Seed of the resampling, as in diagnose.
 const SEED: u64 = 2004;
 
@@ -206,6 +209,13 @@ pub fn run(args: Args) -> Result<ExitCode> {
         notes: told.notes,
     };
     forecast.notes.extend(calibration.warnings.iter().map(|w| format!("calibration: {w}")));
+    if forecast.paces.iter().any(|(_, pace)| !(1.0 / PACE_MAX..PACE_MAX).contains(pace)) {
+        forecast.notes.push(
+            "walks cost other than when calibrated: free memory is scattered in another way\n  remedy: \
+             echo 1 > /proc/sys/vm/compact_memory (as root), then pagetax calibrate"
+                .into(),
+        );
+    }
     for (nr, size) in args.sizes.iter().enumerate() {
         let trials = timed.first().zip(timed.get(nr + 1));
         let measured =

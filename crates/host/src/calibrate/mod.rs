@@ -138,7 +138,7 @@ const BESIDE: [&[u64]; 3] = [&[256 << 20], &[64 << 20], &[16 << 20]];
 
 impl Beside {
     /// Measures once: faults, and walks over the largest working set that is in no more than `bytes`, in
-    /// the memory that whoever comes next will get. Within half a second; nothing where there are no huge
+    /// the memory that whoever comes next will get. Within a second; nothing where there are no huge
     /// pages to compare with.
     pub fn measure(&mut self, bytes: u64) -> Result<(), CalibrateError> {
         let settings = PageSettings::host();
@@ -149,7 +149,7 @@ impl Beside {
         let most = available_bytes(&Root::default()).map_err(CalibrateError::Identity)? / 4;
         let fits = |set: &&&[u64]| set[0] <= bytes && set[0] * 2 <= most;
         let working_sets = BESIDE.iter().find(fits).copied().unwrap_or(&[]);
-        let effort = Effort { repetitions: 1, placements: 1, working_sets, ..QUICK };
+        let effort = Effort { repetitions: 1, placements: 1, working_sets, ..FULL };
         let base = rustix::param::page_size() as u64;
         faults::again(effort, base, huge, &settings, &mut self.faults)?;
         let (walks, _) = walks::measure(effort, huge, most, |_| ())?;

@@ -1,14 +1,14 @@
 //! What page walks cost: the same accesses on base pages and on huge pages.
 //!
-//! Dependent: a random cycle through all pages, one line in each, at an offset in the page that is
-//! hashed: regular offsets collide in the data caches and can turn the difference negative.
+//! Dependent: a random cycle through all pages, again and again, each lap on another line of each page, so
+//! that what is added is the walk and not the room that page tables take from the data in the caches.
+//! Which line comes first in a page is hashed: regular offsets collide in the data caches.
 //! Independent: uniformly random words, their addresses known beforehand, so that walks overlap.
 //!
-//! The difference need not grow with the working set. Tables take room in the data caches, so base
-//! pages fall out of a cache at a smaller set than huge pages do: the difference has a hump where one
-//! side has and the other has not yet. On a Skylake guest, ns: 48 at 96M, 138 at 128M (201 against
-//! 63), 87 at 256M (200 against 113), 100 at 512M. It is in the machine, not in the method: laps of
-//! four times the length and chases that go on where the last one ended show the same.
+//! In a virtual machine the difference depends on where base pages come to lie: a walk ends with the
+//! hypervisor's own translation, which neighbours share. On one such machine a chase over 64M took 16 ns on
+//! 2M pages, 20 ns on base pages that were the parts of 2M pages, and on base pages as the kernel hands
+//! them out 24 ns with 5,000 single free pages in /proc/buddyinfo, and 57 ns with 83,000.
 
 use super::{CalibrateError, Effort, thread_ns};
 use crate::at_hand;
@@ -149,11 +149,12 @@ fn cost(pattern: WalkPattern, working_set_bytes: u64, sides: [Vec<f64>; 2]) -> O
     })
 }
 
-/// Slot of a page: a line at a hashed place in it.
-fn slot(page: u64) -> u64 {
-    let lines = PageSize::K4.bytes() / LINE_BYTES;
-    page * PageSize::K4.bytes()
-        + (page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % lines * LINE_BYTES
+const LINES: u64 = PageSize::K4.bytes() / LINE_BYTES;
+
+/// The line of a page that a lap goes to.
+fn slot(page: u64, lap: u64) -> u64 {
+    let first = page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    page * PageSize::K4.bytes() + (first + lap) % LINES * LINE_BYTES
 }
 
 /// A random cycle through all pages: `order[page]` follows `page` (Sattolo's algorithm).
@@ -166,7 +167,7 @@ fn cycle(pages: u64) -> Vec<u32> {
     order
 }
 
-/// Memory with the cycle written into it.
+/// Memory with the cycle written into it, once for each lap; after the last comes the first.
 fn filled(
     bytes: u64,
     page: PageSize,
@@ -179,7 +180,10 @@ fn filled(
     let mapping = Mapping::new(request).map_err(failed)?;
     mapping.advise(advice).map_err(failed)?;
     for (page, next) in order.iter().enumerate() {
-        mapping.store(slot(page as u64), slot(u64::from(*next)));
+        for lap in 0..LINES {
+            let next_lap = if *next == 0 { lap + 1 } else { lap };
+            mapping.store(slot(page as u64, lap), slot(u64::from(*next), next_lap));
+        }
     }
     Ok(mapping)
 }
@@ -187,7 +191,7 @@ fn filled(
 /// CPU time of a dependent access.
 fn chase(mapping: &Mapping, count: u64, order: &[u32]) -> f64 {
     // Warm laps would flatter small sets, cold ones tax them: start where the last lap ended.
-    let mut offset = slot(0);
+    let mut offset = slot(0, 0);
     for _ in 0..order.len().min(count as usize / 8) {
         offset = mapping.load(offset);
     }
