@@ -88,7 +88,7 @@ impl Spread {
 pub enum FaultKind {
     /// First write to private anonymous memory: a zeroed page.
     AnonWrite,
-    /// The same, and then every word of the page is stored to, as by a program that fills its memory.
+    /// The same, and all of the page is stored to by memset, as by a program that fills its memory.
     AnonFill,
     /// First read of private anonymous memory: the shared zero page.
     ZeroRead,

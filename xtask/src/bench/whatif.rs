@@ -6,8 +6,9 @@ use crate::shell;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 /// In percent, either way.
 const ERROR_MAX: f64 = 10.0;
@@ -60,10 +61,9 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
     make_inputs(folder.path())?;
     let (mut rows, mut results, mut within) = (Vec::new(), Vec::new(), 0);
-    // As root: free memory is then less scattered, and stays so for longer.
-    let _ = std::fs::write("/proc/sys/vm/compact_memory", "1");
+    let _held = Held::scattered_memory(folder.path())?;
     let mut calibrate = Command::new(&pagetax);
-    shell::succeed(calibrate.arg("calibrate").stdout(std::process::Stdio::null()))?;
+    shell::succeed(calibrate.arg("calibrate").stdout(Stdio::null()))?;
     let asked = |name: &str| parts.is_empty() || parts.iter().any(|part| part == name);
     for (name, needs, command) in PROGRAMS.iter().filter(|(name, ..)| asked(name)) {
         if !shell::has(needs) && !Path::new(needs).exists() || !shell::has("valgrind") {
@@ -115,6 +115,41 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
             within >= needed,
         ),
     })
+}
+
+/// Memory that nobody gets as long as this lives.
+struct Held(Child);
+
+impl Held {
+    /// Free memory that lies in pieces of less than 2M. What base pages cost in a virtual machine depends on
+    /// which of them one gets, and that changes by the minute; with these out of the way the calibration
+    /// and all trials get neighbours.
+    fn scattered_memory(folder: &Path) -> Result<Held> {
+        let text = std::fs::read_to_string("/proc/buddyinfo").context("cannot read buddyinfo")?;
+        let pages = |line: &str| -> u64 {
+            let counts = line.split_whitespace().skip(4).take(9).enumerate();
+            counts.map(|(order, count)| count.parse::<u64>().unwrap_or(0) << order).sum()
+        };
+        let scattered = text.lines().map(pages).sum::<u64>() >> 8;
+        let available = pagetax_host::at_hand::available_bytes(&Default::default());
+        let most = available.map_err(anyhow::Error::msg)? >> 21;
+        let mut hold = Command::new(folder.join("corpus"));
+        hold.args(["hold", &(scattered + scattered / 8).min(most).to_string(), "0"]);
+        let mut held = Held(hold.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
+        let output = held.0.stdout.take().context("the holder has no output")?;
+        let mut word = String::new();
+        BufReader::new(output).read_line(&mut word)?;
+        anyhow::ensure!(word == "held\n", "scattered memory could not be held");
+        Ok(held)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // It ends with its input; whether it could be waited for changes nothing.
+        let _ = self.0.wait();
+    }
 }
 
 fn row(name: &str, document: &Value, error: f64) -> Result<Vec<String>> {

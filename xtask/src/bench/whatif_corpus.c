@@ -1,8 +1,10 @@
-/* Programs whose translation is of a known kind: corpus KIND MEGABYTES MILLION_ACCESSES. */
+/* Programs whose translation is of a known kind: corpus KIND MEGABYTES MILLION_ACCESSES; and one that
+   keeps memory: corpus hold MEGABYTES 0. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static uint64_t state = 88172645463325252ull;
 
@@ -90,6 +92,22 @@ static uint64_t hash_join(uint64_t *words, uint64_t count, uint64_t accesses)
    return found;
 }
 
+/* Keeps base pages until standard input ends. */
+static int hold(uint64_t bytes)
+{
+   char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+   if (memory == MAP_FAILED)
+      return 1;
+   madvise(memory, bytes, MADV_NOHUGEPAGE);
+   for (uint64_t at = 0; at < bytes; at += 4096)
+      memory[at] = 1;
+   puts("held");
+   fflush(stdout);
+   while (getchar() != EOF)
+      ;
+   return 0;
+}
+
 int main(int argc, char **argv)
 {
    static const struct {
@@ -100,6 +118,8 @@ int main(int argc, char **argv)
    if (argc != 4)
       return 2;
    uint64_t bytes = strtoull(argv[2], NULL, 10) << 20;
+   if (strcmp(argv[1], "hold") == 0)
+      return hold(bytes);
    uint64_t *words = malloc(bytes);
    /* Or else the compiler makes both a calloc, and what is only read is one page of zeros. */
    __asm__ volatile("" : "+r"(words));

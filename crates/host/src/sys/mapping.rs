@@ -183,6 +183,16 @@ impl Mapping {
         unsafe { word.write_volatile(value) }
     }
 
+    /// Stores `value` to each of `bytes` bytes from `offset` on, rounded down to 8, as memset does.
+    ///
+    /// # Panics
+    /// If the range is not inside the mapping. A mapping that is not writable ends the process.
+    pub fn set(&self, offset: u64, bytes: u64, value: u8) {
+        let first = self.word(offset, bytes).expect("a range inside the mapping");
+        // SAFETY: the whole range was checked, and no reference into the memory exists.
+        unsafe { first.cast::<u8>().write_bytes(value, bytes as usize) }
+    }
+
     /// Calls `visit` with the offset and the place of each whole word of `bytes` from `offset` on,
     /// checking the range once; stops at the first error.
     ///
