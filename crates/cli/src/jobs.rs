@@ -1,11 +1,12 @@
 //! `pagetax jobs`: the built-in jobs, and where every subcommand finds the job it is given.
 
+use crate::recorded::open_trace;
 use crate::{exit, output, output::text};
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use pagetax_core::job::{Job, builtin_names, nearest};
 use pagetax_core::replay::Recording;
-use pagetax_recorder::trace::{Replayable, Trace, is_trace};
+use pagetax_recorder::trace::{Replayable, is_trace};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -70,10 +71,10 @@ pub fn load(name: &str) -> Result<Job> {
 
 /// A trace is a job: what its program did.
 fn of_trace(path: &Path) -> Result<Job> {
-    let trace = Trace::open(path)?;
-    let what = trace.head.title();
+    let trace = open_trace(path)?;
+    let (what, said) = (trace.head.title(), trace.notes.len());
     let replay = Replayable::new(trace)?;
-    replay.trace().notes.iter().for_each(|note| output::note(note));
+    replay.trace().notes[said..].iter().for_each(|note| output::note(note));
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     Ok(Job::of_recording(&name, &what, Recording(Arc::new(replay))))
 }
