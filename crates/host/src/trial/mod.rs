@@ -15,7 +15,7 @@ use crate::at_hand;
 use crate::budget::Watch;
 use crate::pagesize::{Changed, Mechanism, Recipe};
 use crate::stacks::Begin;
-use crate::sys::process::{Child, Exit, Usage};
+use crate::sys::process::{Child, Exit, Usage, process_usage};
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::diagnosis;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -53,9 +53,8 @@ pub struct Launch {
 impl Launch {
     /// Learns how much memory a run has needed.
     pub fn learn(&mut self, finished: &Finished) {
-        let most = finished.peak.map_or(finished.usage.resident_bytes_max, |peak| {
-            (peak.resident_bytes).max(finished.usage.resident_bytes_max)
-        });
+        let own = finished.usage.resident_bytes_max;
+        let most = finished.peak.map_or(own, |peak| peak.resident_bytes);
         self.memory_bytes = self.memory_bytes.max(most);
     }
 }
@@ -128,7 +127,8 @@ pub fn run(
     // Runs are not alike to the byte, and others take some of it.
     at_hand::bring(launch.memory_bytes + launch.memory_bytes / 4);
     let before = proof::System::read();
-    let own_resident_bytes = tree::resident_bytes(rustix::process::getpid()).unwrap_or(0);
+    // A child of ours begins with what we had at most, not with what we have.
+    let own_resident_bytes = process_usage().resident_bytes_max;
     if let Some(watch) = watch {
         // On ourselves: the child inherits it, and for the child it begins when it calls exec.
         watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::AtExec);
