@@ -198,7 +198,7 @@ mod tests {
             is[..touched].iter().rev().copied().collect()
         }
 
-        fn recorded(&mut self, page: u64, held: bool) {
+        fn recorded(&mut self, page: u64) {
             let at = self.set(page);
             self.is[at].truncate(self.filter.ways as usize);
             let left = |other: &u64| *other != page && self.is[at].contains(other);
@@ -235,7 +235,7 @@ mod tests {
                         assert_eq!(tlb.access(0, touched, shift(touched)), 0, "a touch is a hit");
                     }
                 }
-                sets.recorded(page, held);
+                sets.recorded(page);
             }
             let missed = tlb.access(0, *address, shift(*address));
             if missed > 0 {

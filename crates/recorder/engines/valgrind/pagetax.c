@@ -26,13 +26,14 @@
 #include "pub_tool_options.h"
 #include "pub_tool_threadstate.h"
 #include "pub_tool_tooliface.h"
-#include "pub_tool_transtab.h"
 
 #include "../filter.h"
 
 /* Of the core, but in no header for tools. */
 extern SysRes vgPlain_am_shared_mmap_file_float_valgrind(SizeT length, UInt prot, Int fd,
                                                          Off64T offset);
+/* What tools may call instead takes no calls from a system call's wrapper, where munmap's calls this. */
+extern void vgPlain_discard_translations(Addr start, ULong range, const HChar *who);
 extern SysRes vgPlain_do_syscall(UWord number, RegWord, RegWord, RegWord, RegWord, RegWord,
                                  RegWord, RegWord, RegWord);
 
@@ -715,7 +716,7 @@ static void expect_large_pages(void)
    code_side = header->code;
    data_side.large_on_demand = code_side.large_on_demand = 0;
    forget_all();
-   VG_(discard_translations_safely)((Addr)0x1000, ~(SizeT)0xfff, "pagetax");
+   vgPlain_discard_translations(0x1000, 1ULL << 47, "pagetax");
 }
 
 #define ADVICE_HUGE 14
