@@ -113,6 +113,7 @@ impl Command {
             engine: &self.engine,
             argv: &self.argv,
             follow: self.follow,
+            sample: false,
             filters: filters(),
         };
         let mut live = Live::new(pages, &self.program);

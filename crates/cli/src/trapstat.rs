@@ -30,7 +30,8 @@ Examples:
   pagetax trapstat -T --on sim:ultrasparc-3plus-900 --pages 8K,heap=4M -- ./program
   pagetax trapstat -t 1 10                               the whole system, where the CPU counts
   pagetax trapstat -f --top 5 -- make                    children and what they run, too
-  pagetax trapstat -T --pages 4K,2M sort.ptt             of a trace (pagetax record)";
+  pagetax trapstat -T --pages 4K,2M sort.ptt             of a trace (pagetax record)
+  pagetax trapstat --sample -- ./long-program            a tenth of it recorded, with the error";
 
 /// TLB misses of a program on any machine, with or without hardware counters
 #[derive(Debug, clap::Args)]
@@ -59,6 +60,10 @@ pub struct Args {
     /// Follow children, and what they execute
     #[arg(short = 'f', long)]
     follow: bool,
+
+    /// Record bursts only, a tenth of the program, and state the error; for programs that take long
+    #[arg(long, conflicts_with_all = ["interval", "follow"])]
+    sample: bool,
 
     /// Where numbers come from: hardware counters, or a recorder that feeds simulated machines
     #[arg(long, value_enum, default_value_t = Choice::Auto)]

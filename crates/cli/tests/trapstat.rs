@@ -87,6 +87,238 @@ fn real_programs_come_through_qemu() {
 }
 
 #[test]
+fn programs_that_generate_code_come_through() {
+    if !has_all(&["valgrind", "qemu-x86_64", "cc", "node", "java", "javac"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = "public class H { public static void main(String[] a) { long s = 0; \
+                  for (int i = 0; i < 200000; i++) s += i * 7919L % 65535; \
+                  System.out.println(s); System.exit(4); } }";
+    std::fs::write(folder.path().join("H.java"), source).unwrap();
+    let javac = Command::new("javac").arg("H.java").current_dir(&folder).status().unwrap();
+    assert!(javac.success());
+    let script = "let s = 0; for (let i = 0; i < 200000; i++) s += i * 7919 % 65535; \
+                  console.log(s); process.exit(5)";
+    for engine in ["valgrind", "qemu"] {
+        unharmed(engine, &["node", "-e", script], folder.path());
+        unharmed(engine, &["java", "-cp", ".", "H"], folder.path());
+    }
+}
+
+/// Compiled by cc from a line of C.
+fn compiled(name: &str, source: &str, options: &[&str], folder: &Path) -> String {
+    let (c, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    std::fs::write(&c, source).unwrap();
+    let cc = Command::new("cc").args(options).arg(&c).arg("-o").arg(&program).output().unwrap();
+    assert!(cc.status.success(), "{}", String::from_utf8_lossy(&cc.stderr));
+    program.to_str().unwrap().into()
+}
+
+#[test]
+fn static_short_and_greedy_programs_keep_their_status() {
+    if !has_all(&["valgrind", "qemu-x86_64", "cc", "python3"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let linked = compiled("linked", "int main(void) { return 9; }", &["-static"], path);
+    let at_once =
+        "__asm__(\".globl _start\\n_start: mov $3, %edi\\n mov $231, %eax\\n syscall\\n\");";
+    let at_once = compiled("at_once", at_once, &["-static", "-nostdlib"], path);
+    let greedy = ["python3", "-c", "bytearray(1 << 46)"];
+    for engine in ["valgrind", "qemu"] {
+        for (command, status) in [(&[&*linked][..], 9), (&[&*at_once], 3), (&greedy, 1)] {
+            let options = ["--backend", "record", "--engine", engine, "-o", "tables", "--"];
+            let arguments: Vec<&str> = options.iter().chain(command).copied().collect();
+            let output = trapstat(&arguments, path);
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(status), "{command:?}, {engine}: {said}");
+            assert!(said.contains("1 threads"), "{command:?}, {engine}: {said}");
+        }
+    }
+}
+
+/// An ELF program of one segment, which begins with its code.
+fn elf(machine: u16, code: &[u8]) -> Vec<u8> {
+    let base = 0x40_0000u64;
+    let length = 120 + code.len() as u64;
+    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    for half in [2, machine] {
+        file.extend(half.to_le_bytes());
+    }
+    file.extend(1u32.to_le_bytes());
+    for word in [base + 120, 64, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend(0u32.to_le_bytes());
+    for half in [64u16, 56, 1, 64, 0, 0] {
+        file.extend(half.to_le_bytes());
+    }
+    file.extend([1u32, 5].iter().flat_map(|word| word.to_le_bytes()));
+    for word in [0, base, base, length, length, 0x1000] {
+        file.extend(word.to_le_bytes());
+    }
+    file.extend(code);
+    file
+}
+
+fn executable(path: &Path, content: &[u8], mode: u32) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::write(path, content).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn other_instruction_sets_run_under_qemu_or_are_refused() {
+    if !has_all(&["valgrind", "qemu-aarch64", "cc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // mov x0, #7; mov x8, #93; svc #0: exit(7)
+    let code: Vec<u8> =
+        [0xd280_00e0u32, 0xd280_0ba8, 0xd400_0001].iter().flat_map(|i| i.to_le_bytes()).collect();
+    executable(&folder.path().join("arm"), &elf(183, &code), 0o755);
+    executable(&folder.path().join("alpha"), &elf(0x9026, &code), 0o755);
+    let run = |arguments: &[&str]| {
+        let output = trapstat(arguments, folder.path());
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, said) = run(&["--backend", "record", "-o", "tables", "--", "./arm"]);
+    assert_eq!(code, Some(7), "{said}");
+    assert!(said.contains("engine qemu (it runs Aarch64 programs)"), "{said}");
+    assert!(said.contains("3 instructions"), "{said}");
+    let (code, said) = run(&["--backend", "record", "--engine", "valgrind", "--", "./arm"]);
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("--engine qemu"), "{said}");
+    let (code, said) = run(&["--backend", "record", "--", "./alpha"]);
+    assert!(code == Some(3) || code == Some(126), "{said}");
+    assert!(said.contains("remedy"), "{said}");
+}
+
+#[test]
+fn programs_with_rights_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    executable(&folder.path().join("rights"), &std::fs::read("/bin/true").unwrap(), 0o4755);
+    let output = trapstat(&["--backend", "record", "--", "./rights"], folder.path());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{said}");
+    assert!(said.contains("set-id"), "{said}");
+}
+
+#[test]
+fn ctrl_c_ends_the_program_and_prints_what_was_seen() {
+    if !has_all(&["valgrind", "cc", "env", "sh"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // Whoever runs the tests may have SIGINT ignored.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=INT").arg(env!("CARGO_BIN_EXE_pagetax"));
+    command.args([
+        "trapstat",
+        "--backend",
+        "record",
+        "--",
+        "sh",
+        "-c",
+        "echo up; while :; do :; done",
+    ]);
+    let mut child = command.current_dir(&folder).stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
+    let (mut first, mut rest) = (String::new(), String::new());
+    std::io::BufRead::read_line(&mut out, &mut first).unwrap();
+    assert_eq!(first, "up\n");
+    let asked = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(asked.success());
+    std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 2));
+    assert!(rest.contains("dtlb-miss") && rest.contains("misses by function"), "{rest}");
+}
+
+#[test]
+fn listings_are_cut_by_interval_count_cpu_and_form() {
+    if !has_all(&["valgrind", "cc", "sort"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    programs(folder.path());
+    let printed = |options: &[&str]| {
+        let mut arguments = vec!["--backend", "record", "-o", "tables"];
+        arguments.extend_from_slice(options);
+        arguments.extend_from_slice(&["--", "sort", "--parallel=1", "numbers"]);
+        let output = trapstat(&arguments, folder.path());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        std::fs::read_to_string(folder.path().join("tables")).unwrap()
+    };
+    let listings = |text: &str| text.matches("  ttl").count();
+    let rows = |text: &str, row: &str| text.lines().filter(|line| line.starts_with(row)).count();
+    let by_size = printed(&["-T", "0.001", "2"]);
+    assert_eq!(listings(&by_size), 2, "{by_size}");
+    assert_eq!(
+        (rows(&by_size, "  0 u    4k|"), rows(&by_size, "  0 k    2m|")),
+        (2, 2),
+        "{by_size}"
+    );
+    let brief = printed(&["-t"]);
+    assert_eq!((rows(&brief, "  0 u|"), rows(&brief, "  0 k|")), (1, 1), "{brief}");
+    let none = printed(&["-T", "-c", "7"]);
+    assert_eq!((rows(&none, "  0 u"), listings(&none)), (0, 1), "{none}");
+    let parsable = printed(&["-P"]);
+    assert_eq!(parsable.lines().count(), 4, "u and k, two sizes: {parsable}");
+    for line in parsable.lines() {
+        let fields: Vec<_> = line.split(' ').collect();
+        assert_eq!(fields.len(), 12, "{line}");
+        assert!(fields[0].parse::<u64>().is_ok() && fields[1] == "0", "{line}");
+    }
+}
+
+/// Misses in a million instructions and half of their interval, as a sampled recording says.
+fn estimated(said: &str) -> Option<(f64, f64)> {
+    let line = said.lines().find(|line| line.contains(": data misses in a million"))?;
+    let numbers = line.split_once("instructions: ")?.1;
+    let mut words = numbers.split(' ');
+    let value = words.next()?.parse().ok()?;
+    Some((value, words.nth(1)?.parse().ok()?))
+}
+
+#[test]
+fn sampled_recordings_state_an_error_that_holds() {
+    if !has_all(&["valgrind", "cc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = "static char m[3000][4096]; int main(void) { unsigned long s = 88172645463325252ul; \
+                  for (long i = 0; i < 100000000; i++) { s ^= s << 13; s ^= s >> 7; s ^= s << 17; \
+                  if (s % 64 == 0) m[(s >> 8) % 3000][s >> 52]++; } return 0; }";
+    let program = compiled("draws", source, &["-O1"], folder.path());
+    let options = ["--backend", "record", "--json", "json", "-o", "tables"];
+    let run = |more: &[&str]| {
+        let arguments: Vec<&str> = options.iter().chain(more).copied().collect();
+        let output = trapstat(&arguments, folder.path());
+        assert!(output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let sampled = run(&["--sample", "--", &program]);
+    let (value, error) = estimated(&sampled).unwrap_or_else(|| panic!("{sampled}"));
+    assert!(error < value * 0.05, "of a program that does the same all the time: {sampled}");
+    run(&["--", &program]);
+    let text = std::fs::read_to_string(folder.path().join("json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let all: u64 = json["profiles"][0]["memory"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| line["misses"].as_u64().unwrap())
+        .sum();
+    let note = json["notes"][0].as_str().unwrap();
+    let instructions: f64 = note.split(' ').next().unwrap().parse().unwrap();
+    let truth = all as f64 / instructions * 1e6;
+    // Once in twenty the interval misses; and a program that ends has its beginning in it, too.
+    assert!((value - truth).abs() <= error * 2.0 + truth * 0.02, "{truth}, sampled: {sampled}");
+}
+
+#[test]
 fn children_are_followed_on_request() {
     if !has_all(&["valgrind", "cc"]) {
         return;

@@ -7,7 +7,7 @@
 #define PAGETAX_STREAM_H
 
 #define PT_MAGIC 0x7274736b63617274ULL
-#define PT_VERSION 3
+#define PT_VERSION 4
 #define PT_PAGE 4096
 #define PT_SETS 64 /* of a filter at most */
 #define PT_WAYS 8  /* of a set at most */
@@ -37,6 +37,7 @@ struct pt_header {
    pt_u64 ring_records; /* a power of two */
    pt_u32 consumer_pid; /* an engine whose consumer has gone stops writing */
    pt_u32 follow;       /* forked children write too */
+   pt_u32 sample;       /* only bursts are recorded */
    struct pt_side data, code;
    pt_u32 stop;       /* set by the consumer: nobody reads any more */
    pt_u32 unrecorded; /* counted by engines: processes or threads that found no free ring */
@@ -67,10 +68,13 @@ enum {
    PT_STORE = 3,
    PT_COUNTS = 4, /* what: instructions since the last such record; where: data accesses */
    PT_MAPPING = 5, /* memory has changed from what on; where: length, hint << 56 */
+   PT_PHASE = 7,   /* what: enum pt_phase, from here on, of all threads of the process */
    PT_TOUCH = 6    /* what: an address whose page was used since its last record; where: enum pt_touch */
 };
 /* Which pages of the address are meant, | PT_CODE for the instruction side. */
 enum { PT_ALL = 0, PT_SMALL = 1, PT_LARGE = 2, PT_CODE = 4 };
+/* Of a sampled recording: nothing is recorded, TLBs warm up, or what is recorded counts. */
+enum { PT_SKIPPED = 0, PT_WARMING = 1, PT_COUNTED = 2 };
 enum { PT_HINT_NONE = 0, PT_HINT_HEAP = 1, PT_HINT_STACK = 2, PT_HINT_GONE = 3 };
 
 #define PT_ADDRESS_BITS 48

@@ -19,6 +19,7 @@
 //! signals are its own; what is modelled is never called measured.
 #![deny(unsafe_code)]
 
+pub mod bursts;
 pub mod chase;
 pub mod curves;
 pub mod engine;

@@ -141,8 +141,8 @@ impl<P: Pages> Consumer for Live<P> {
                     self.pages.ran(thread, instructions, accesses);
                 }
                 Event::Mapping { start, bytes, hint } => self.mapping(thread, start, bytes, hint),
-                // Of one page there is no order to tell.
-                Event::Touch { .. } => {}
+                // Of one page there is no order to tell; and all of the program is recorded.
+                Event::Touch { .. } | Event::Phase(_) => {}
             }
         }
     }

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = 0x7274_736b_6361_7274;
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const PAGE: usize = 4096;
 
 /// Writers at a time.
@@ -35,6 +35,7 @@ struct Header {
     ring_records: u64,
     consumer_pid: u32,
     follow: u32,
+    sample: u32,
     data: Side,
     code: Side,
     stop: AtomicU32,
@@ -74,8 +75,9 @@ pub struct Rings {
 unsafe impl Send for Rings {}
 
 impl Rings {
-    /// Makes the memory, for engines that filter like this; with `follow`, forked children write too.
-    pub fn new(data: Side, code: Side, follow: bool) -> io::Result<Rings> {
+    /// Makes the memory, for engines that filter like this; with `follow`, forked children write too, and
+    /// with `sample` bursts only.
+    pub fn new(data: Side, code: Side, follow: bool, sample: bool) -> io::Result<Rings> {
         let memory = memfd_create("pagetax-stream", MemfdFlags::CLOEXEC)?;
         ftruncate(&memory, TOTAL_BYTES as u64)?;
         // SAFETY: a fresh shared mapping of a memfd of just this length, wherever there is room.
@@ -97,6 +99,7 @@ impl Rings {
             ring_records: RECORDS as u64,
             consumer_pid: std::process::id(),
             follow: follow.into(),
+            sample: sample.into(),
             data,
             code,
             stop: AtomicU32::new(0),
@@ -247,7 +250,7 @@ mod tests {
 
     #[test]
     fn records_come_in_order_over_the_end_of_the_ring_and_rings_are_used_again() {
-        let mut rings = Rings::new(Side::default(), Side::default(), false).unwrap();
+        let mut rings = Rings::new(Side::default(), Side::default(), false, false).unwrap();
         let mut seen = Seen::default();
         claim(&rings, 3);
         for round in 0..5u64 {
@@ -267,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_broken_head_reads_nothing_outside() {
-        let mut rings = Rings::new(Side::default(), Side::default(), false).unwrap();
+        let mut rings = Rings::new(Side::default(), Side::default(), false, false).unwrap();
         claim(&rings, 0);
         rings.control(0).head.store(u64::MAX / 2, Ordering::Release);
         let mut seen = Seen::default();

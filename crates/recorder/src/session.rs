@@ -24,6 +24,8 @@ pub struct Recording<'a> {
     pub argv: &'a [OsString],
     /// Also its children and what they exec.
     pub follow: bool,
+    /// Bursts only; the Valgrind engine can.
+    pub sample: bool,
     /// What the engine may drop: of data, and of code.
     pub filters: (Side, Side),
 }
@@ -88,7 +90,7 @@ pub fn run<C: Consumer>(
     mut look: impl FnMut(&mut C),
 ) -> Result<Ended, SessionError> {
     let (data, code) = recording.filters;
-    let mut rings = Rings::new(data, code, recording.follow)
+    let mut rings = Rings::new(data, code, recording.follow, recording.sample)
         .map_err(|error| SessionError("share memory with the recorder", error))?;
     let log = tempfile::NamedTempFile::new()
         .map_err(|error| SessionError("make a file for the recorder's messages", error))?;

@@ -12,11 +12,12 @@ mod told;
 
 pub use told::Told;
 
+use crate::bursts::{Burst, Bursts};
 use crate::filter::{self, Fed, LARGE_SHIFT, PAGE_SHIFT};
 use crate::machine::{Pages, View};
 use crate::places::{self, AddressSpace, PlaceList};
 use crate::stream::{
-    Class, Consumer, Event, Hint, RawRecord, Record, SETS_MAX, Side, WAYS_MAX, Writer,
+    Class, Consumer, Event, Hint, Phase, RawRecord, Record, SETS_MAX, Side, WAYS_MAX, Writer,
 };
 use crate::tally::{Access, Tally};
 use pagetax_sim::mmu::set::{Replacement, TagArray};
@@ -33,6 +34,8 @@ pub struct Simulation {
     lanes: Vec<Lane>,
     /// What was missed, by view.
     misses: Vec<Attribution>,
+    /// Of a sampled recording.
+    bursts: Bursts,
 }
 
 /// Page sizes of one view by the number of the place.
@@ -60,6 +63,8 @@ pub struct Lane {
     near: TagArray,
     /// So far.
     pub instruction_count: u64,
+    /// Of these, such whose accesses count: all, unless the recording is sampled.
+    pub counted_count: u64,
     /// Loads and stores so far, the filtered ones included.
     pub access_count: u64,
     /// Of these, such to a page that was not used lately.
@@ -134,7 +139,13 @@ impl Simulation {
             processes: Vec::new(),
             lanes: Vec::new(),
             misses,
+            bursts: Bursts::default(),
         }
+    }
+
+    /// What a sampled recording counted.
+    pub fn bursts(&self) -> &Bursts {
+        &self.bursts
     }
 
     /// What engines may filter so that no view notices: of data, and of code.
@@ -208,6 +219,7 @@ impl Simulation {
                 Replacement::Lru,
             ),
             instruction_count: 0,
+            counted_count: 0,
             access_count: 0,
             far_count: 0,
             cpus: self.views.iter().map(cpu).collect(),
@@ -243,15 +255,18 @@ impl Simulation {
     }
 
     #[inline(always)]
-    fn data(&mut self, lane_number: usize, address: u64, instruction: u64) {
+    fn data(&mut self, lane_number: usize, address: u64, instruction: u64, counts: bool) {
         let place = self.place(lane_number, address);
         let lane = &mut self.lanes[lane_number];
         let is_far = !lane.near.touch(address >> PAGE_SHIFT, near_tag(address));
-        lane.far_count += u64::from(is_far);
+        lane.far_count += u64::from(is_far && counts);
         let views = self.views.iter().zip(&self.sizes).zip(&mut self.misses);
         for (cpu, ((view, sizes), misses)) in lane.cpus.iter_mut().zip(views) {
             let shift = sizes.data[usize::from(place)];
             let found = cpu.translation.access(address, shift, false);
+            if !counts {
+                continue;
+            }
             cpu.tally.clock_ps += found.level_ps + if is_far { view.times.far_ps } else { 0 };
             if found.walked {
                 cpu.missed(Access::Data, shift, found);
@@ -261,14 +276,14 @@ impl Simulation {
     }
 
     #[inline(always)]
-    fn fetch(&mut self, lane_number: usize, address: u64) {
+    fn fetch(&mut self, lane_number: usize, address: u64, counts: bool) {
         let place = self.place(lane_number, address);
         let lane = &mut self.lanes[lane_number];
         let views = self.sizes.iter().zip(&mut self.misses);
         for (cpu, (sizes, misses)) in lane.cpus.iter_mut().zip(views) {
             let shift = sizes.code[usize::from(place)];
             let found = cpu.translation.fetch(address, shift);
-            if found.walked {
+            if found.walked && counts {
                 cpu.missed(Access::Instruction, shift, found);
                 misses.add(lane.process, address, place, found.refill_ps + found.tsb_ps);
             }
@@ -291,13 +306,31 @@ impl Simulation {
         }
     }
 
-    fn counts(&mut self, lane: usize, instructions: u64, accesses: u64) {
+    fn counts(&mut self, lane: usize, instructions: u64, accesses: u64, counts: bool) {
         let lane = &mut self.lanes[lane];
         lane.instruction_count += instructions;
         lane.access_count += accesses;
+        if !counts {
+            return;
+        }
+        lane.counted_count += instructions;
         for (cpu, view) in lane.cpus.iter_mut().zip(&self.views) {
             cpu.tally.clock_ps += instructions * view.times.instruction_ps;
         }
+    }
+
+    /// What was counted of a writer so far.
+    fn counted(&self, writer: Writer) -> Burst {
+        let mut total = Burst { instructions: 0, walks: vec![[0; 2]; self.views.len()] };
+        for lane in self.lanes.iter().filter(|lane| lane.writer == writer.number) {
+            total.instructions += lane.counted_count;
+            for (walks, cpu) in total.walks.iter_mut().zip(&lane.cpus) {
+                for side in [Access::Instruction, Access::Data] {
+                    walks[side as usize] += cpu.tally.total(side).tlb_count;
+                }
+            }
+        }
+        total
     }
 
     fn mapping(&mut self, writer: Writer, start: u64, bytes: u64, hint: Hint) {
@@ -331,10 +364,17 @@ impl Cpu {
 impl Consumer for Simulation {
     fn take(&mut self, writer: Writer, records: &[RawRecord]) {
         let (mut thread, mut lane) = (None, 0);
+        let mut counts = self.bursts.phase(writer.number) == Phase::Counted;
         for Record { thread: of, event } in records.iter().filter_map(|record| record.decode()) {
-            // Memory is changed by processes; before the first thread runs, too.
+            // Of processes; before the first thread runs, too.
             if let Event::Mapping { start, bytes, hint } = event {
                 self.mapping(writer, start, bytes, hint);
+                continue;
+            }
+            if let Event::Phase(phase) = event {
+                let total = self.counted(writer);
+                self.bursts.enters(writer.number, phase, total);
+                counts = phase == Phase::Counted;
                 continue;
             }
             if thread != Some(of) {
@@ -343,16 +383,16 @@ impl Consumer for Simulation {
             }
             match event {
                 Event::Load { address, instruction } | Event::Store { address, instruction } => {
-                    self.data(lane, address, instruction);
+                    self.data(lane, address, instruction, counts);
                 }
-                Event::Fetch { address } => self.fetch(lane, address),
+                Event::Fetch { address } => self.fetch(lane, address, counts),
                 Event::Counts { instructions, accesses } => {
-                    self.counts(lane, instructions, accesses);
+                    self.counts(lane, instructions, accesses, counts);
                 }
                 Event::Touch { address, class, is_code } => {
                     self.touch(lane, address, class, is_code);
                 }
-                Event::Mapping { .. } => {}
+                Event::Mapping { .. } | Event::Phase(_) => {}
             }
         }
     }

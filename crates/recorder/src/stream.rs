@@ -72,6 +72,17 @@ pub enum Hint {
     Gone,
 }
 
+/// What a sampled recording does with accesses, from some moment on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Leaves them out.
+    Skipped,
+    /// Records them, so that TLBs are what they should be when counting begins.
+    Warming,
+    /// Records them, and they count.
+    Counted,
+}
+
 /// Something that happened in the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
@@ -120,6 +131,8 @@ pub enum Event {
         /// What is known of it.
         hint: Hint,
     },
+    /// The accesses of the process are worth something else from here on.
+    Phase(Phase),
 }
 
 /// An event and its thread: a number that is unique in the process at any one time.
@@ -150,6 +163,11 @@ impl RawRecord {
                 };
                 Event::Mapping { start: value, bytes: place & VALUE_MASK, hint }
             }
+            7 => Event::Phase(match value {
+                0 => Phase::Skipped,
+                1 => Phase::Warming,
+                _ => Phase::Counted,
+            }),
             6 => {
                 let class = match place & 3 {
                     1 => Class::Small,
@@ -179,6 +197,7 @@ impl RawRecord {
                 };
                 (5, start, (bytes & VALUE_MASK) | (hint << 56))
             }
+            Event::Phase(phase) => (7, phase as u64, 0),
             Event::Touch { address, class, is_code } => {
                 let class = match class {
                     Class::All => 0,
@@ -227,6 +246,7 @@ mod tests {
             Event::Mapping { start: 0x1000, bytes: 1 << 40, hint: Hint::Gone },
             Event::Touch { address: 0x20_0000, class: Class::Large, is_code: true },
             Event::Touch { address: 0x3000, class: Class::All, is_code: false },
+            Event::Phase(Phase::Warming),
         ];
         for event in events {
             let record = Record { thread: 4095, event };

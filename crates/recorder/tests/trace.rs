@@ -34,7 +34,13 @@ fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
     let argv = [program.as_os_str().to_owned()];
     let program = Program::find(program).unwrap();
     let engine = Engine::choose(&program, Some(kind)).unwrap();
-    let recording = Recording { engine: &engine, argv: &argv, follow: false, filters: filters() };
+    let recording = Recording {
+        engine: &engine,
+        argv: &argv,
+        follow: false,
+        sample: false,
+        filters: filters(),
+    };
     let mut live = Live::new(writer(path), &program);
     assert_eq!(run(&recording, &mut live, |_| {}).unwrap().exit.shell_code(), 42);
     live.pages.finish().unwrap();

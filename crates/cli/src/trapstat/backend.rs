@@ -2,7 +2,7 @@
 
 use super::profile::Profile;
 use super::{Args, perf, record};
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use pagetax_core::trapstat::Listing;
 
 /// What the user asks for.
@@ -47,6 +47,12 @@ pub struct Finished {
 /// The backend that was asked for, or the best one that works here.
 pub fn choose(args: &Args) -> Result<Box<dyn Backend>> {
     match args.backend {
+        Choice::Perf if args.sample => Err(anyhow!(
+            "--sample is for recorded programs; counters count all\n  remedy: leave --sample or --backend perf out"
+        )),
+        Choice::Auto if args.sample => {
+            Ok(Box::new(record::Record::new(args, "it can sample".into())?))
+        }
         Choice::Perf => Ok(Box::new(perf::Perf::open(args, "asked for")?)),
         Choice::Record => Ok(Box::new(record::Record::new(args, "asked for".into())?)),
         Choice::Auto if args.operands.trace.is_some() => {

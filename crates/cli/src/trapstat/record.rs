@@ -56,6 +56,10 @@ impl Record {
         }
         let views = views(args)?;
         if let Some(trace) = &args.operands.trace {
+            if args.sample {
+                let what = "a trace is read whole, there is nothing to sample";
+                return Err(super::unmet(format!("{what}\n  remedy: leave --sample out")));
+            }
             return Ok(Record { source: Source::Trace(Box::new(open_trace(trace)?)), views, why });
         }
         let name = args
@@ -63,6 +67,10 @@ impl Record {
             .first()
             .context("no command to record\n  remedy: name one: pagetax trapstat -- COMMAND")?;
         let (engine, _) = engine_for(name, args.engine)?;
+        if args.sample && engine.kind != EngineKind::Valgrind {
+            let what = format!("the {} engine records all, it cannot sample", engine.kind);
+            return Err(super::unmet(format!("{what}\n  remedy: leave --sample out")));
+        }
         Ok(Record { source: Source::Engine(engine), views, why })
     }
 
@@ -72,6 +80,7 @@ impl Record {
             engine,
             argv: &args.command,
             follow: args.follow,
+            sample: args.sample,
             filters: simulation.filters(),
         };
         let mut intervals = Intervals::new(args, &simulation)?;
@@ -238,7 +247,41 @@ fn notes(ended: &Ended, simulation: &Simulation) -> Vec<String> {
     if simulation.lanes().is_empty() {
         notes.push("the program did nothing that could be recorded".into());
     }
+    notes.extend(sampling(simulation));
     notes.extend(ended.log.lines().take(20).map(|line| format!("recorder: {line}")));
+    notes
+}
+
+/// What a sampled recording is worth.
+fn sampling(simulation: &Simulation) -> Vec<String> {
+    let bursts = simulation.bursts();
+    if !bursts.is_sampled() {
+        return Vec::new();
+    }
+    let sum = |of: fn(&pagetax_recorder::simulate::Lane) -> u64| -> u64 {
+        simulation.lanes().iter().map(of).sum()
+    };
+    let share = sum(|l| l.counted_count) as f64 / sum(|l| l.instruction_count).max(1) as f64;
+    let mut notes = vec![format!(
+        "sampled: {} bursts, {:.1} % of the instructions; counts are theirs, rates and percentages stand for all",
+        bursts.list().len(),
+        share * 100.0
+    )];
+    for (nth, view) in simulation.views().iter().enumerate() {
+        for (side, name) in [(Access::Data, "data"), (Access::Instruction, "instruction")] {
+            let Some(found) = bursts.estimate(nth, side) else {
+                notes.push("too few bursts for an interval: record without --sample".into());
+                return notes;
+            };
+            notes.push(format!(
+                "{}: {name} misses in a million instructions: {:.1} ± {:.1} ({:.1} %), 95 % interval",
+                title(view),
+                found.value * 1e6,
+                found.error * 1e6,
+                found.error / found.value.max(f64::MIN_POSITIVE) * 100.0
+            ));
+        }
+    }
     notes
 }
 

@@ -49,6 +49,14 @@ static ULong counted;
 /* As it was at the last PT_COUNTS, and when no stamp was older. */
 static ULong counted_before, stamped_since;
 
+/* All bits while accesses are recorded, else none: instrumented code calls C only where a test of its
+   has bits in common with it. Its stamps go on, and mean nothing. */
+static ULong recording = ~0ULL;
+/* Of a sampled recording: its phase, and when that ends, in blocks run by all threads. */
+static UInt phase = PT_COUNTED;
+static ULong phase_ends;
+static ULong luck = 88172645463325252ULL;
+
 /* Of the other threads, by number; made when a thread gets its first turn. */
 typedef struct {
    struct pt_tables data, code;
@@ -115,6 +123,8 @@ static void process(const Group *group, const Addr *arguments)
 {
    Addr lowest[GROUP];
    UInt i;
+   if (!recording)
+      return;
    for (i = 0; i < group->run_count; i++)
       lowest[i] = group->runs[i].known ? group->runs[i].lowest : *arguments++;
    for (i = 0; i < group->count; i++) {
@@ -342,6 +352,10 @@ static void end_group(Block *block)
       IRExpr *one = test_of(out, &block->runs[i], slots[i]);
       test = test ? binop(out, Iop_Or64, test, one) : one;
    }
+   if (header->sample)
+      test = binop(out, Iop_And64, test,
+                   assign(out, Ity_I64,
+                          IRExpr_Load(Iend_LE, Ity_I64, word((ULong)&recording))));
    test = shift_right(out, test, data_side.small.page_shift);
    UInt count = block->run_count;
    call_group(block, assign(out, Ity_I1, IRExpr_Unop(Iop_CmpNEZ64, test)));
@@ -634,6 +648,8 @@ static void forget_all(void)
 static void tell_all(void)
 {
    UInt tid;
+   if (!recording)
+      return;
    swap_out();
    for (tid = 0; tid < VG_N_THREADS; tid++) {
       if (threads[tid]) {
@@ -646,10 +662,46 @@ static void tell_all(void)
       writer.thread = running;
 }
 
+/* In blocks; threads are looked at each 100,000. One in ten is recorded, one in fifteen counted: TLBs
+   keep what they held at the end of the last burst, and a third of each burst brings them up to date. */
+#define WARM 100000
+#define COUNT 200000
+#define SKIP 2700000
+
+/* The next phase of a sampled recording, if it is time. The gap between bursts is drawn, from nothing
+   to twice its mean, so that it does not keep step with a loop of the program's. */
+static void next_phase(ULong blocks)
+{
+   if (!header->sample || blocks < phase_ends)
+      return;
+   switch (phase) {
+   case PT_SKIPPED:
+      forget_all();
+      recording = ~0ULL;
+      phase = PT_WARMING;
+      phase_ends = blocks + WARM;
+      break;
+   case PT_WARMING:
+      phase = PT_COUNTED;
+      phase_ends = blocks + COUNT;
+      break;
+   default:
+      tell_all();
+      recording = 0;
+      phase = PT_SKIPPED;
+      luck ^= luck << 13;
+      luck ^= luck >> 7;
+      luck ^= luck << 17;
+      phase_ends = blocks + luck % (2 * SKIP);
+   }
+   pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), 0);
+}
+
 /* A thread's turn begins, or goes on after a system call or so many blocks. */
 static void start_client_code(ThreadId tid, ULong blocks)
 {
    write_counts();
+   next_phase(blocks);
    if (counted - stamped_since > 1ULL << 61) {
       tell_all();
       forget_all();
@@ -753,6 +805,8 @@ static void forked(ThreadId tid)
    writer.control = NULL;
    if (header->follow)
       pt_claim(&writer, header, pt_new_process(header), VG_(getpid)());
+   if (header->sample)
+      pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), 0);
    pt_forget(&data_side, &data_tables);
    pt_forget(&code_side, &code_tables);
 }

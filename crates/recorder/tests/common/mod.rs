@@ -1,9 +1,11 @@
 //! What tests of engines share.
+#![allow(dead_code, reason = "each test uses its part")]
 
 use pagetax_host::program::Program;
 use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::session::{Ended, Recording, run};
 use pagetax_recorder::simulate::Simulation;
+use pagetax_recorder::stream::Side;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,10 +31,21 @@ pub fn compile(source: &str, options: &[&str], folder: &Path) -> PathBuf {
 
 /// Runs a program under an engine, for the simulation.
 pub fn record(kind: EngineKind, program: &Path, simulation: &mut Simulation) -> Ended {
+    let filters = simulation.filters();
+    record_with(kind, program, simulation, filters)
+}
+
+/// The same with other filters than the simulation's own.
+pub fn record_with(
+    kind: EngineKind,
+    program: &Path,
+    simulation: &mut Simulation,
+    filters: (Side, Side),
+) -> Ended {
     let argv = [program.as_os_str().to_owned()];
     let program = Program::find(program).unwrap();
     let engine = Engine::choose(&program, Some(kind)).unwrap();
-    let filters = simulation.filters();
-    let recording = Recording { engine: &engine, argv: &argv, follow: true, filters };
+    let recording =
+        Recording { engine: &engine, argv: &argv, follow: true, sample: false, filters };
     run(&recording, simulation, |_| {}).unwrap()
 }
