@@ -44,14 +44,14 @@ impl Pages for Told {
             space.expect(segment.unwrap_or(Segment::Unknown));
         }
         match kind {
-            Kind::Fetch => self.simulation.fetch(lane, address),
-            Kind::Load | Kind::Chase | Kind::Store => self.simulation.data(lane, address, 0),
+            Kind::Fetch => self.simulation.fetch(lane, address, true),
+            Kind::Load | Kind::Chase | Kind::Store => self.simulation.data(lane, address, 0, true),
         }
     }
 
     fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64) {
         let lane = self.lane(thread);
-        self.simulation.counts(lane, instructions, accesses);
+        self.simulation.counts(lane, instructions, accesses, true);
     }
 
     fn found(&mut self, process: u32, page: u64, segment: Segment) {
