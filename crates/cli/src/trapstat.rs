@@ -62,7 +62,7 @@ pub struct Args {
     follow: bool,
 
     /// Record bursts only, a tenth of the program, and state the error; for programs that take long
-    #[arg(long, conflicts_with_all = ["interval", "follow"])]
+    #[arg(long, conflicts_with_all = ["words", "follow"])]
     sample: bool,
 
     /// Where numbers come from: hardware counters, or a recorder that feeds simulated machines

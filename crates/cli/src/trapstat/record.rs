@@ -56,10 +56,6 @@ impl Record {
         }
         let views = views(args)?;
         if let Some(trace) = &args.operands.trace {
-            if args.sample {
-                let what = "a trace is read whole, there is nothing to sample";
-                return Err(super::unmet(format!("{what}\n  remedy: leave --sample out")));
-            }
             return Ok(Record { source: Source::Trace(Box::new(open_trace(trace)?)), views, why });
         }
         let name = args
