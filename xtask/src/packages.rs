@@ -8,6 +8,7 @@ use std::process::Command;
 const NEEDED: &[(&str, &str)] = &[
     ("cc", "gcc"),
     ("gzip", "gzip"),
+    ("kill", "procps"),
     ("make", "make"),
     ("musl-gcc", "musl-tools"),
     ("python3", "python3"),
