@@ -403,8 +403,11 @@ fn with_time(saved: Bounded, runs: &[Finished]) -> Result<(Bounded, Bounded), St
         ));
     }
     let at_a_time = (cpu_ns / base_ns).max(1.0);
-    // A bound may save all that there is, and says so by no time left.
-    let less = |saved_ns: f64| (base_ns - saved_ns.min(cpu_ns) / at_a_time).max(0.0);
+    // A bound that saves all CPU time is none, and says so by no time left.
+    let less = |saved_ns: f64| match saved_ns < cpu_ns {
+        true => (base_ns - saved_ns / at_a_time).max(0.0),
+        false => 0.0,
+    };
     let time = Bounded { value: less(saved.value), low: less(saved.high), high: less(saved.low) };
     let speedup =
         Bounded { value: base_ns / time.value, low: base_ns / time.high, high: base_ns / time.low };
