@@ -243,17 +243,21 @@ fn listings_are_cut_by_interval_count_cpu_and_form() {
     }
     let folder = tempfile::tempdir().unwrap();
     programs(folder.path());
-    let printed = |options: &[&str]| {
+    let printed_of = |options: &[&str], command: &[&str]| {
         let mut arguments = vec!["--backend", "record", "-o", "tables"];
         arguments.extend_from_slice(options);
-        arguments.extend_from_slice(&["--", "sort", "--parallel=1", "numbers"]);
+        arguments.push("--");
+        arguments.extend_from_slice(command);
         let output = trapstat(&arguments, folder.path());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         std::fs::read_to_string(folder.path().join("tables")).unwrap()
     };
+    let printed = |options: &[&str]| printed_of(options, &["sort", "--parallel=1", "numbers"]);
     let listings = |text: &str| text.matches("  ttl").count();
     let rows = |text: &str, row: &str| text.lines().filter(|line| line.starts_with(row)).count();
-    let by_size = printed(&["-T", "0.001", "2"]);
+    // Long enough to be looked at more than twice.
+    let count = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
+    let by_size = printed_of(&["-T", "0.001", "2"], &["sh", "-c", count]);
     assert_eq!(listings(&by_size), 2, "{by_size}");
     assert_eq!(
         (rows(&by_size, "  0 u    4k|"), rows(&by_size, "  0 k    2m|")),

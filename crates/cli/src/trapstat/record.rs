@@ -296,7 +296,9 @@ struct Intervals {
 /// Where a view's last listing ended.
 #[derive(Default)]
 struct Cut {
+    /// Handed out. Fewer than intervals where the program passed several between two looks.
     listings: u64,
+    intervals: u64,
     /// By lane.
     tallies: Vec<Tally>,
 }
@@ -318,7 +320,7 @@ impl Intervals {
             let clocks = simulation.lanes().iter().map(|lane| lane.cpus[view].tally.clock_ps);
             let clock_ps = clocks.max().unwrap_or(0);
             let cut = &self.views[view];
-            if clock_ps >= (cut.listings + 1) * interval_ps
+            if clock_ps >= (cut.intervals + 1) * interval_ps
                 && self.count.is_none_or(|count| cut.listings < count)
             {
                 self.cut(simulation, view, clock_ps / interval_ps, sink)?;
@@ -330,9 +332,9 @@ impl Intervals {
     /// The last listing: of the whole run without intervals, of what is left with them.
     fn finish(&mut self, simulation: &Simulation, sink: &mut Sink<'_>) -> Result<()> {
         for view in 0..self.views.len() {
-            let listings = self.views[view].listings;
+            let Cut { listings, intervals, .. } = self.views[view];
             if self.count.is_none_or(|count| listings < count) && !simulation.lanes().is_empty() {
-                self.cut(simulation, view, listings + 1, sink)?;
+                self.cut(simulation, view, intervals + 1, sink)?;
             }
         }
         Ok(())
@@ -342,7 +344,7 @@ impl Intervals {
         &mut self,
         simulation: &Simulation,
         view: usize,
-        listings: u64,
+        intervals: u64,
         sink: &mut Sink<'_>,
     ) -> Result<()> {
         let cut = &mut self.views[view];
@@ -361,7 +363,7 @@ impl Intervals {
             .collect();
         let end_ns = now.iter().map(|tally| tally.clock_ps).max().unwrap_or(0) / 1000;
         cut.tallies = now;
-        cut.listings = listings;
+        (cut.listings, cut.intervals) = (cut.listings + 1, intervals);
         sink(listing(&simulation.views()[view], &since, end_ns))
     }
 }
