@@ -6,8 +6,10 @@ use std::process::Command;
 
 /// A program that tests run, and the package it comes in.
 const NEEDED: &[(&str, &str)] = &[
+    ("c++", "g++"),
     ("cc", "gcc"),
     ("gzip", "gzip"),
+    ("ip", "iproute2"),
     ("kill", "procps"),
     ("make", "make"),
     ("musl-gcc", "musl-tools"),
