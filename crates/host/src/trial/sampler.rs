@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Looks at page sizes may take one part in this many of the time.
 const LOOK_SHARE: u32 = 250;
+/// The first looks, one after each growth, are not held back: a program may be over before the next is due.
+const LOOKS_FREE: u32 = 10;
 /// Lists of processes, and looks at resident counts, may each take one part in this many.
 const QUICK_SHARE: u32 = 500;
 /// The pace is this part of the time so far: a peak that is held for less is not seen. Each look wakes
@@ -114,6 +116,7 @@ struct Watcher {
     processes_listed: Option<Instant>,
     list_cost: Duration,
     last_look: Option<(Instant, Duration, u64)>,
+    looks: u32,
     mthp: Option<(PageSize, u64)>,
     seen: Seen,
 }
@@ -129,6 +132,7 @@ impl Watcher {
             processes_listed: None,
             list_cost: Duration::ZERO,
             last_look: None,
+            looks: 0,
             mthp: mthp.and_then(folios),
             seen: Seen::default(),
         }
@@ -178,7 +182,8 @@ impl Watcher {
         let Some((last, cost, seen)) = self.last_look else { return resident > 0 };
         let since = now - last;
         let grown = resident > seen + seen / 20;
-        since > cost * LOOK_SHARE && (grown || (since > PLATEAU && resident >= seen))
+        let is_due = self.looks < LOOKS_FREE || since > cost * LOOK_SHARE;
+        is_due && (grown || (since > PLATEAU && resident >= seen))
     }
 
     fn look(&mut self, now: Instant, resident: u64) {
@@ -200,6 +205,7 @@ impl Watcher {
             let allocator = largest.and_then(|pid| Allocator::of(*pid));
             self.seen.allocator = allocator.or(self.seen.allocator.take());
         }
+        self.looks += 1;
         self.last_look = Some((now, cpu_time() - before, resident));
     }
 }
