@@ -1,21 +1,13 @@
 /* Reads from memory that is on small pages first, and on large ones once it has asked for them. Makes
    its calls by itself, so that its addresses are the same each time. Ends with status 42. */
 
-typedef unsigned long word;
+#include "draw.h"
+
 enum { LARGE = 2 << 20, COUNT = 44 };
 
 static char memory[COUNT][LARGE] __attribute__((aligned(2 << 20)));
 static char small[600][4096] __attribute__((aligned(4096)));
 char stack[16 * 4096] __attribute__((aligned(4096)));
-static word state = 88172645463325252ul;
-
-static word draw(word below)
-{
-   state ^= state << 13;
-   state ^= state >> 7;
-   state ^= state << 17;
-   return state % below;
-}
 
 static long call(long number, word a, word b, word c)
 {

@@ -1,23 +1,14 @@
 /* A small program that misses TLBs of all levels, page sizes and sides, with its stack among its own
    data, so that its addresses are the same under whatever runs it. Ends with status 42. */
 
-typedef unsigned long word;
+#include "draw.h"
+
 enum { PAGE = 4096, PAGES = 3000, LARGE = 40 };
 
 static char heap[PAGES * PAGE] __attribute__((aligned(4096)));
 static char far[LARGE][2 << 20] __attribute__((aligned(4096)));
 static char copy[3 * PAGE];
 char stack[16 * PAGE] __attribute__((aligned(4096)));
-
-static word state = 88172645463325252ul;
-
-static word draw(word below)
-{
-   state ^= state << 13;
-   state ^= state >> 7;
-   state ^= state << 17;
-   return state % below;
-}
 
 #define ON_ITS_OWN_PAGE(n) \
    __attribute__((noinline, aligned(4096))) static word f##n(word a) { return a * n + draw(7); }
