@@ -76,6 +76,10 @@ pub struct ProcessMemory {
     pub resident_bytes: Reading,
     /// Most so far (VmHWM).
     pub resident_bytes_max: Reading,
+    /// Anonymous, of what is resident (RssAnon); without hugetlb.
+    pub anon_bytes: Reading,
+    /// On hugetlb pages, which no other figure here holds (HugetlbPages).
+    pub hugetlb_bytes: Reading,
     /// Page tables (VmPTE).
     pub page_table_bytes: Reading,
     /// Locked (VmLck).
@@ -95,6 +99,8 @@ pub fn process_memory(root: &Root, pid: u32) -> ProcessMemory {
     ProcessMemory {
         resident_bytes: field("VmRSS", |s| s.vmrss),
         resident_bytes_max: field("VmHWM", |s| s.vmhwm),
+        anon_bytes: field("RssAnon", |s| s.rssanon),
+        hugetlb_bytes: field("HugetlbPages", |s| s.hugetlbpages),
         page_table_bytes: field("VmPTE", |s| s.vmpte),
         locked_bytes: field("VmLck", |s| s.vmlck),
     }
@@ -160,5 +166,7 @@ pub(crate) mod tests {
         let memory = process_memory(&Root::default(), std::process::id());
         assert!(memory.resident_bytes.value().unwrap() > 100_000);
         assert!(memory.page_table_bytes.value().unwrap() >= 4096);
+        assert!(memory.anon_bytes.value().unwrap() > 10_000);
+        assert_eq!(memory.hugetlb_bytes, Reading::Measured(0));
     }
 }

@@ -1,13 +1,15 @@
 //! Watches a command's memory while it runs: how much at its peak, and on which page sizes.
 //!
-//! The kernel walks the page tables for smaps_rollup, so it is only asked when the cheap resident
-//! count has grown, and the shares of time that watching may take add up to less than 1 %.
+//! The kernel walks the page tables for smaps_rollup, some 8 us a megabyte of base pages, and whoever maps
+//! memory meanwhile waits. PAGEMAP_SCAN costs a tenth of it and tells all but what processes share. So both
+//! are asked only when the cheap resident count has grown, and smaps less often where one process holds
+//! nearly everything. The shares of time that watching may take add up to less than 1 %.
 
 use super::proof::Allocator;
 use super::tree;
 use crate::pagesize::PageSettings;
-use crate::procfs::{Root, process_memory};
-use crate::sys::pagemap::{self, PAGE_IS_HUGE};
+use crate::procfs::{ProcessMemory, Root, process_memory};
+use crate::sys::pagemap::{self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PageRange};
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -17,8 +19,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Looks at page sizes may take one part in this many of the time.
+/// Looks at page sizes may take one part in this many of the time; of each kind.
 const LOOK_SHARE: u32 = 250;
+/// What all other processes together hold, at most, where one is said to hold nearly everything: one part in
+/// this many.
+const OTHERS_PART: u64 = 20;
 /// The first looks, one after each growth, are not held back: a program may be over before the next is due.
 const LOOKS_FREE: u32 = 10;
 /// Lists of processes, and looks at resident counts, may each take one part in this many.
@@ -107,6 +112,29 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// How to look at page sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Look {
+    /// By smaps of all processes.
+    Full,
+    /// By PAGEMAP_SCAN of the one that holds nearly everything, by smaps of the others.
+    Quick(Pid),
+}
+
+/// When one kind of look was taken, and what it cost.
+#[derive(Debug, Clone, Copy)]
+struct Taken {
+    at: Instant,
+    cost: Duration,
+}
+
+impl Taken {
+    /// Whether the next one is within its share of the time.
+    fn is_past(taken: Option<Taken>, now: Instant) -> bool {
+        taken.is_none_or(|taken| now - taken.at > taken.cost * LOOK_SHARE)
+    }
+}
+
 struct Watcher {
     root: Pid,
     family: tree::Family,
@@ -115,7 +143,10 @@ struct Watcher {
     listed: HashMap<Pid, u32>,
     processes_listed: Option<Instant>,
     list_cost: Duration,
-    last_look: Option<(Instant, Duration, u64)>,
+    full: Option<Taken>,
+    quick: Option<Taken>,
+    /// When the last look of any kind was taken, and what was resident.
+    last_look: Option<(Instant, u64)>,
     looks: u32,
     mthp: Option<(PageSize, u64)>,
     seen: Seen,
@@ -131,6 +162,8 @@ impl Watcher {
             listed: HashMap::new(),
             processes_listed: None,
             list_cost: Duration::ZERO,
+            full: None,
+            quick: None,
             last_look: None,
             looks: 0,
             mthp: mthp.and_then(folios),
@@ -144,12 +177,15 @@ impl Watcher {
             let now = Instant::now();
             self.list_processes(now);
             let before = cpu_time();
-            let resident: u64 =
-                self.processes.iter().filter_map(|pid| tree::resident_bytes(*pid)).sum();
+            let resident: Vec<(Pid, u64)> = self
+                .processes
+                .iter()
+                .filter_map(|p| Some((*p, tree::resident_bytes(*p)?)))
+                .collect();
             let affordable = (cpu_time() - before) * QUICK_SHARE;
             pace = affordable.max(start.elapsed() / PACE_SHARE).clamp(PACE_MIN, PACE_MAX);
-            if self.worth_a_look(now, resident) {
-                self.look(now, resident);
+            if let Some(look) = self.next_look(now, &resident) {
+                self.look(look, now, &resident);
             }
         }
         self.seen.brief_count = self.brief_count();
@@ -178,54 +214,116 @@ impl Watcher {
         self.listed.iter().filter(|(pid, lists)| **lists == 1 && gone(pid)).count()
     }
 
-    fn worth_a_look(&self, now: Instant, resident: u64) -> bool {
-        let Some((last, cost, seen)) = self.last_look else { return resident > 0 };
-        let since = now - last;
-        let grown = resident > seen + seen / 20;
-        let is_due = self.looks < LOOKS_FREE || since > cost * LOOK_SHARE;
-        is_due && (grown || (since > PLATEAU && resident >= seen))
+    /// The look that is due; none before memory has grown.
+    fn next_look(&self, now: Instant, resident: &[(Pid, u64)]) -> Option<Look> {
+        let all = total(resident);
+        let Some((last, seen)) = self.last_look else { return (all > 0).then_some(Look::Full) };
+        let grown = all > seen + seen / 20;
+        if !grown && (now - last < PLATEAU || all < seen) {
+            return None;
+        }
+        let is_free = self.looks < LOOKS_FREE;
+        match holder(resident) {
+            _ if Taken::is_past(self.full, now) => Some(Look::Full),
+            Some(pid) if is_free || Taken::is_past(self.quick, now) => Some(Look::Quick(pid)),
+            None if is_free => Some(Look::Full),
+            _ => None,
+        }
     }
 
-    fn look(&mut self, now: Instant, resident: u64) {
+    fn look(&mut self, look: Look, now: Instant, resident: &[(Pid, u64)]) {
         let before = cpu_time();
-        let mut peak = Peak { process_count: self.processes.len(), ..Peak::default() };
-        for pid in &self.processes {
-            add_rollup(&mut peak, *pid);
-            peak.page_table_bytes += page_table_bytes(*pid);
+        // What a quick look does not tell, as on older kernels, a full one does.
+        let quick = match look {
+            Look::Full => None,
+            Look::Quick(holder) => quick_look(holder, &self.processes),
+        };
+        self.note(quick.unwrap_or_else(|| full_look(&self.processes)), resident);
+        self.looks += 1;
+        self.last_look = Some((now, total(resident)));
+        let taken = Some(Taken { at: now, cost: cpu_time() - before });
+        match look {
+            Look::Full => self.full = taken,
+            Look::Quick(_) => self.quick = taken,
         }
+    }
+
+    fn note(&mut self, mut peak: Peak, resident: &[(Pid, u64)]) {
+        peak.looked_at_bytes = peak.resident_bytes;
         peak.mthp_bytes = self.mthp.map(|(size, before)| {
             let folios = PageSettings::host().folios(size).unwrap_or(before);
             folios.saturating_sub(before) * size.bytes()
         });
-        peak.huge_mapped_bytes = self.processes.iter().map(|pid| huge_mapped_bytes(*pid)).sum();
-        peak.looked_at_bytes = peak.resident_bytes;
         if self.seen.peak.is_none_or(|seen| peak.resident_bytes >= seen.resident_bytes) {
             self.seen.peak = Some(peak);
-            let largest = self.processes.iter().max_by_key(|pid| tree::resident_bytes(**pid));
-            let allocator = largest.and_then(|pid| Allocator::of(*pid));
+            let allocator = largest(resident).and_then(|(pid, _)| Allocator::of(pid));
             self.seen.allocator = allocator.or(self.seen.allocator.take());
         }
-        self.looks += 1;
-        self.last_look = Some((now, cpu_time() - before, resident));
     }
 }
 
-/// By PAGEMAP_SCAN, which skips what is not mapped; 0 if the process has ended, none if the kernel
-/// does not know the call.
-fn huge_mapped_bytes(pid: Pid) -> Option<u64> {
+fn total(resident: &[(Pid, u64)]) -> u64 {
+    resident.iter().map(|(_, bytes)| bytes).sum()
+}
+
+fn largest(resident: &[(Pid, u64)]) -> Option<(Pid, u64)> {
+    resident.iter().copied().max_by_key(|(_, bytes)| *bytes)
+}
+
+/// The process that holds nearly everything. What it shares with the others is next to nothing then.
+fn holder(resident: &[(Pid, u64)]) -> Option<Pid> {
+    let (pid, bytes) = largest(resident)?;
+    (total(resident) - bytes < bytes / OTHERS_PART).then_some(pid)
+}
+
+fn full_look(processes: &[Pid]) -> Peak {
+    let mut peak = Peak { process_count: processes.len(), ..Peak::default() };
+    for pid in processes {
+        add_rollup(&mut peak, *pid);
+        peak.page_table_bytes += memory_of(*pid).page_table_bytes.value().unwrap_or(0);
+    }
+    let mapped = |pid: &Pid| Some(huge_ranges(*pid)?.iter().map(length).sum::<u64>());
+    peak.huge_mapped_bytes = processes.iter().map(mapped).sum();
+    peak
+}
+
+/// None if the process has ended, or if the kernel has no PAGEMAP_SCAN.
+fn quick_look(holder: Pid, processes: &[Pid]) -> Option<Peak> {
+    let others: Vec<Pid> = processes.iter().copied().filter(|pid| *pid != holder).collect();
+    let (mut peak, memory) = (full_look(&others), memory_of(holder));
+    let huge = huge_ranges(holder)?;
+    let anon = huge.iter().filter(|range| range.categories & (PAGE_IS_FILE | PAGE_IS_PFNZERO) == 0);
+    let hugetlb_bytes = memory.hugetlb_bytes.value().unwrap_or(0);
+    peak.process_count += 1;
+    peak.resident_bytes += memory.resident_bytes.value()? + hugetlb_bytes;
+    peak.anon_bytes += memory.anon_bytes.value()? + hugetlb_bytes;
+    peak.thp_bytes += anon.map(length).sum::<u64>().saturating_sub(hugetlb_bytes);
+    peak.hugetlb_bytes += hugetlb_bytes;
+    peak.page_table_bytes += memory.page_table_bytes.value().unwrap_or(0);
+    peak.huge_mapped_bytes =
+        peak.huge_mapped_bytes.map(|of_others| of_others + huge.iter().map(length).sum::<u64>());
+    Some(peak)
+}
+
+fn length(range: &PageRange) -> u64 {
+    range.end - range.start
+}
+
+/// By PAGEMAP_SCAN, which skips what is not mapped, and tells files and the page of zeros apart; empty if
+/// the process has ended, none if the kernel does not know the call.
+fn huge_ranges(pid: Pid) -> Option<Vec<PageRange>> {
     let Ok(map) = File::open(format!("/proc/{}/pagemap", pid.as_raw_nonzero())) else {
-        return Some(0);
+        return Some(Vec::new());
     };
-    match pagemap::scan(&map, 0, USER_END, PAGE_IS_HUGE) {
-        Ok(ranges) => Some(ranges.iter().map(|range| range.end - range.start).sum()),
+    let wanted = PAGE_IS_HUGE | PAGE_IS_FILE | PAGE_IS_PFNZERO;
+    match pagemap::scan_any(&map, 0, USER_END, PAGE_IS_HUGE, wanted) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => None,
-        Err(_) => Some(0),
+        found => Some(found.unwrap_or_default()),
     }
 }
 
-fn page_table_bytes(pid: Pid) -> u64 {
-    let pid = pid.as_raw_nonzero().get() as u32;
-    process_memory(&Root::default(), pid).page_table_bytes.value().unwrap_or(0)
+fn memory_of(pid: Pid) -> ProcessMemory {
+    process_memory(&Root::default(), pid.as_raw_nonzero().get() as u32)
 }
 
 /// Adds one process's /proc/PID/smaps_rollup; nothing if it has ended.
@@ -256,6 +354,7 @@ fn add_rollup(peak: &mut Peak, pid: Pid) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::mapping::{Mapping, Request, Source};
 
     #[test]
     fn a_process_is_seen_with_its_memory() {
@@ -267,6 +366,38 @@ mod tests {
         let peak = seen.peak.unwrap();
         assert!(peak.anon_bytes >= 32 << 20 && peak.resident_bytes >= 32 << 20, "{peak:?}");
         assert!(peak.process_count >= 1);
+    }
+
+    #[test]
+    fn both_looks_see_the_same() {
+        let request =
+            Request { source: Source::Anon, len: 64 << 20, align: 2 << 20, hugetlb: None };
+        let mapping = Mapping::new(request).unwrap();
+        let (own, none) = ([rustix::process::getpid()], []);
+        for (advice, range) in [(libc::MADV_NOHUGEPAGE, 0..16), (libc::MADV_HUGEPAGE, 16..64)] {
+            mapping.advise(advice).unwrap();
+            range.for_each(|mb| {
+                (0..256).for_each(|page| mapping.store((mb << 20) + (page << 12), 1))
+            });
+        }
+        let Some(quick) = quick_look(own[0], &none) else {
+            return assert!(huge_ranges(own[0]).is_none(), "a kernel with PAGEMAP_SCAN");
+        };
+        let full = full_look(&own);
+        let alike = |a: u64, b: u64| a.abs_diff(b) < 4 << 20;
+        assert!(alike(quick.anon_bytes, full.anon_bytes), "{quick:?} {full:?}");
+        assert!(alike(quick.thp_bytes, full.thp_bytes), "{quick:?} {full:?}");
+        assert!(alike(quick.resident_bytes, full.resident_bytes + (2 << 20)), "{quick:?} {full:?}");
+        assert!(quick.anon_bytes >= 64 << 20 && quick.page_table_bytes > 0, "{quick:?}");
+        assert_eq!(quick.process_count, 1);
+    }
+
+    #[test]
+    fn nearly_everything_is_all_but_a_twentieth() {
+        let [a, b] = [1, 2].map(|pid| Pid::from_raw(pid).unwrap());
+        assert_eq!(holder(&[(a, 100), (b, 4)]), Some(a));
+        assert_eq!(holder(&[(a, 100), (b, 6)]), None);
+        assert_eq!(holder(&[]), None);
     }
 
     #[test]
