@@ -2,21 +2,23 @@
 //! `diagnose`, and watched as for its budget, with sampled stacks, in rounds.
 //!
 //! Runs of one program differ by more than the limit, so it takes many short rounds, of which each
-//! gives a ratio. The promise needs the whole interval of their median: an interval that reaches over
+//! gives a ratio. They are run by the library that `diagnose` runs, so that nothing else lies between the
+//! runs of a round. The promise needs the whole interval of their median: an interval that reaches over
 //! the limit shows nothing, and is no pass.
 
+use super::Outcome;
 use super::programs::{Run, Workshop, chosen};
-use super::{Outcome, pagetax};
-use crate::shell;
-use anyhow::{Context, Result};
-use pagetax_core::diagnosis::{AS_IS, Diagnosis};
+use anyhow::{Context, Result, anyhow, bail};
+use pagetax_core::diagnosis::Exit;
 use pagetax_core::stats::{Ratio, median_of_ratios};
+use pagetax_host::budget::Watch;
+use pagetax_host::pagesize::Recipe;
+use pagetax_host::trial::{self, Launch, Outputs};
 use serde_json::json;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// For all programs together. It is fixed, as stopping when one likes the result is no measurement.
-const TIME: Duration = Duration::from_secs(160);
+/// For each program. It is fixed, as stopping when one likes the result is no measurement.
+const TIME: Duration = Duration::from_secs(250);
 const ROUNDS_MIN: usize = 10;
 /// Programs have a quarter of their usual work, some 0.3 s, so that rounds are many.
 const PART: u32 = 4;
@@ -27,15 +29,14 @@ const PROGRAMS: [&str; 2] = ["python3", "sort"];
 
 /// Of these programs, or of the usual two.
 pub fn run(names: &[String]) -> Result<Outcome> {
-    let (pagetax, workshop) = (pagetax()?, Workshop::new(PART)?);
+    let workshop = Workshop::new(PART)?;
     let usual = PROGRAMS.map(String::from);
     let programs = chosen(if names.is_empty() { &usual } else { names })?;
-    let time = TIME / programs.len() as u32;
     let (mut rows, mut results, mut walls) = (Vec::new(), Vec::new(), Vec::new());
     for program in programs {
         let script = workshop.script(program)?.context("install the program first")?;
-        eprintln!("{}: rounds for {} s", program.name, time.as_secs());
-        let rounds = rounds(&pagetax, &script, &workshop, time)?;
+        eprintln!("{}: rounds for {} s", program.name, TIME.as_secs());
+        let rounds = rounds(&script, &workshop)?;
         for (place, watched) in ["in a trial", "with stacks"].into_iter().enumerate() {
             let of = |ns: fn(&Run) -> u64| over_bare(&rounds, place + 1, ns);
             let (wall, cpu) = (of(|run| run.wall_ns)?, of(|run| run.cpu_ns)?);
@@ -71,20 +72,28 @@ fn promise(walls: &[Ratio]) -> (String, bool) {
 /// Bare, in a trial, with stacks.
 type Round = [Run; 3];
 
-fn rounds(pagetax: &str, script: &str, workshop: &Workshop, time: Duration) -> Result<Vec<Round>> {
+fn rounds(script: &str, workshop: &Workshop) -> Result<Vec<Round>> {
+    let argv = ["sh", "-c", script].map(Into::into).to_vec();
+    let mut launch = Launch { argv, stdin: None, tunables: None, memory_bytes: 0 };
+    // Runs that do not count: memory that has to come from the hypervisor is no cost of watching.
     workshop.run(script, &[])?;
+    watched(&mut launch, workshop, true)?;
     let (start, mut rounds) = (Instant::now(), Vec::new());
-    while start.elapsed() < time || rounds.len() < ROUNDS_MIN {
+    while start.elapsed() < TIME || rounds.len() < ROUNDS_MIN {
+        let mut round: [Option<Run>; 3] = [const { None }; 3];
         // What comes first, and what follows what, changes from round to round.
-        let round = if rounds.len() % 2 == 0 {
-            let bare = workshop.run(script, &[])?;
-            let [trial, budget] = watched(pagetax, script)?;
-            [bare, trial, budget]
-        } else {
-            let [trial, budget] = watched(pagetax, script)?;
-            [workshop.run(script, &[])?, trial, budget]
+        let first = rounds.len() % 3;
+        let turns = (0..3).map(|turn| if rounds.len() % 2 == 0 { turn } else { 2 - turn });
+        for turn in turns.map(|turn| (first + turn) % 3) {
+            round[turn] = Some(match turn {
+                0 => workshop.run(script, &[])?,
+                _ => watched(&mut launch, workshop, turn == 2)?,
+            });
+        }
+        let [Some(bare), Some(trial), Some(budget)] = round else {
+            bail!("a round has three runs")
         };
-        rounds.push(round);
+        rounds.push([bare, trial, budget]);
     }
     Ok(rounds)
 }
@@ -94,20 +103,19 @@ fn over_bare(rounds: &[Round], place: usize, ns: fn(&Run) -> u64) -> Result<Rati
     median_of_ratios(&of(place), &of(0), 1).context("runs without a time")
 }
 
-/// One trial, and the run for the budget that comes before it. A run that does not count is first: memory
-/// that has to come from the hypervisor is no cost of watching.
-fn watched(pagetax: &str, script: &str) -> Result<[Run; 2]> {
-    let options = ["diagnose", "--json", "-", "--runs", "1", "--warmup", "1", "--sizes", "4K"];
-    let mut command = Command::new(pagetax);
-    command.args(options).args(["--", "sh", "-c", script]);
-    let diagnosis: Diagnosis = serde_json::from_str(&shell::output(&mut command)?)?;
-    let trial = diagnosis.trials.iter().find(|trial| trial.name == AS_IS);
-    let trial = trial.context("no trial")?;
-    let first = |column: &[u64]| column.first().copied().context("no run");
-    let cpu_ns = first(&trial.user_ns)? + first(&trial.kernel_ns)?;
-    let budget = diagnosis.budget.context("no budget")?;
-    Ok([
-        Run { wall_ns: first(&trial.runs_ns)?, cpu_ns, output: Vec::new() },
-        Run { wall_ns: budget.wall_total_ns, cpu_ns: budget.cpu_total_ns, output: Vec::new() },
-    ])
+/// A trial, or the run for the budget.
+fn watched(launch: &mut Launch, workshop: &Workshop, stacks: bool) -> Result<Run> {
+    let outputs = Outputs { stdout: Some(workshop.path("out")), stderr: None };
+    let mut watch = stacks.then(Watch::new);
+    let finished = trial::run(launch, &Recipe::default(), &outputs, watch.as_mut())?;
+    if let Some(watch) = watch {
+        let seen = watch.finish().profile;
+        seen.stacks.map_err(|why| anyhow!("no stacks were watched: {why}"))?;
+    }
+    if finished.exit != Exit::Code(0) {
+        bail!("{:?} fails", launch.argv);
+    }
+    launch.learn(&finished);
+    let cpu_ns = finished.usage.user_ns + finished.usage.kernel_ns;
+    Ok(Run { wall_ns: finished.wall_ns, cpu_ns, output: Vec::new() })
 }
