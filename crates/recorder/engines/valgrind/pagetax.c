@@ -8,6 +8,8 @@
    slots, stamping them is all that is to be done; if not, C does the group access by access. Then the
    code stamps the first page of each run with the time of the run's last access, which C has done as
    well; where it has not, as the run goes over the end of its page, C leaves no page in that slot.
+   All of that comes before the program's own access of the group's last run, so that its data, asked for
+   by C, is on its way: else nothing overlaps with a miss, as what C does fills the processor's window.
 
    This file: Copyright the pagetax authors. SPDX-License-Identifier: GPL-2.0-or-later OR MIT OR
    Apache-2.0. Linked with Valgrind's core, which is GPL-2.0-or-later: see NOTICE. */
@@ -125,8 +127,11 @@ static void process(const Group *group, const Addr *arguments)
    UInt i;
    if (!recording)
       return;
-   for (i = 0; i < group->run_count; i++)
+   /* A page that was not used lately has its data far away. */
+   for (i = 0; i < group->run_count; i++) {
       lowest[i] = group->runs[i].known ? group->runs[i].lowest : *arguments++;
+      __builtin_prefetch((const void *)lowest[i]);
+   }
    for (i = 0; i < group->count; i++) {
       const Access *access = &group->accesses[i];
       Bool fetch = access->kind == PT_FETCH;
@@ -195,6 +200,7 @@ typedef struct {
    UInt instructions, ticks; /* and what is not yet added: instructions and accesses */
    Addr instruction;
    Addr code_page; /* of the fetch tested last; 1: none */
+   Int known_at;   /* the statement before which all addresses of the group are known */
 } Block;
 
 #define SLOT_SHIFT 4 /* log2 of sizeof(struct pt_slot) */
@@ -340,10 +346,28 @@ static IRExpr *time_of(Block *block, ULong tick)
    return tick ? binop(block->out, Iop_Add64, block->began, word(tick)) : block->began;
 }
 
-/* Ends the group: its test, the call, its stamps. */
+static void reverse(IRStmt **first, IRStmt **end)
+{
+   for (; first < --end; first++) {
+      IRStmt *other = *first;
+      *first = *end;
+      *end = other;
+   }
+}
+
+/* The statements from `from` on come before those from `to` on. */
+static void move_before(IRSB *out, Int to, Int from)
+{
+   reverse(out->stmts + to, out->stmts + from);
+   reverse(out->stmts + from, out->stmts + out->stmts_used);
+   reverse(out->stmts + to, out->stmts + out->stmts_used);
+}
+
+/* Ends the group: its test, the call, its stamps; all of them come as soon as the addresses are known. */
 static void end_group(Block *block)
 {
    IRSB *out = block->out;
+   Int end = out->stmts_used;
    IRExpr *slots[GROUP][2], *test = NULL;
    UInt i;
    if (block->run_count == 0)
@@ -365,6 +389,7 @@ static void end_group(Block *block)
       stamp(out, &side_of(run)->small, slots[i][0], &tables_of(run)->small, time);
       stamp(out, &side_of(run)->large, slots[i][1], &tables_of(run)->large, time);
    }
+   move_before(out, block->known_at, end);
 }
 
 /* The root and the offset of an address. */
@@ -422,10 +447,12 @@ static Run *run_of(Block *block, Bool fetch, IRExpr *address, UInt size)
       *run = (Run){fetch, place.root, place.offset, place.offset + size, address, 0};
       block->run_count++;
       block->unknown_count += !known;
+      block->known_at = block->out->stmts_used;
    }
    if (place.offset < run->low) {
       run->low = place.offset;
       run->lowest = address;
+      block->known_at = block->out->stmts_used;
    }
    if (place.offset + size > run->high)
       run->high = place.offset + size;

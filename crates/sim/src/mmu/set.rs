@@ -3,7 +3,7 @@
 //!
 //! Invariant: a tag is held at most once, and least-recently-used replacement is exact. Tags stay in
 //! place; what moves is their order, which is packed into a word for up to 16 ways and is a ring of
-//! links beyond. Both give the same answers.
+//! links beyond, whose tags are found by hash. Both give the same answers.
 
 use pagetax_core::access::Rng;
 
@@ -261,46 +261,76 @@ impl RandomSets {
 
 /// One long set. Its slots form a ring from the newest to older and older ones, whose oldest is
 /// followed by the newest again: to replace the oldest is to turn the ring by one. Empty slots are
-/// the oldest.
+/// the oldest. A slot that is not empty is in the chain of its tag's hash, too, by which it is found.
 #[derive(Debug, Clone)]
 struct Ring {
-    tags: Vec<u64>,
-    /// 16 bits of each tag, padded with zeros to whole chunks: what is searched first.
-    prints: Vec<[u16; SEARCH_CHUNK]>,
-    links: Vec<Link>,
-    newest: usize,
+    slots: Vec<Slot>,
+    /// The first slot of each chain, by hash.
+    chains: Vec<u32>,
+    newest: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Link {
-    newer: usize,
-    older: usize,
+struct Slot {
+    tag: u64,
+    newer: u32,
+    older: u32,
+    /// The next one of its chain.
+    next: u32,
 }
 
-/// Compared at a time, without a branch, so that the compiler uses vectors.
-const SEARCH_CHUNK: usize = 32;
+/// Ends a chain.
+const NO_SLOT: u32 = u32::MAX;
+/// So many chains for each slot make most of them one slot long.
+const CHAINS_PER_SLOT: usize = 4;
 
 impl Ring {
     fn new(capacity: usize) -> Self {
-        let link =
-            |slot| Link { newer: (slot + capacity - 1) % capacity, older: (slot + 1) % capacity };
+        let count = capacity as u32;
+        let slot = |nth: u32| Slot {
+            tag: EMPTY,
+            newer: (nth + count - 1) % count,
+            older: (nth + 1) % count,
+            next: NO_SLOT,
+        };
         Ring {
-            tags: vec![EMPTY; capacity],
-            prints: vec![[0; SEARCH_CHUNK]; capacity.div_ceil(SEARCH_CHUNK)],
-            links: (0..capacity).map(link).collect(),
+            slots: (0..count).map(slot).collect(),
+            chains: vec![NO_SLOT; (capacity * CHAINS_PER_SLOT).next_power_of_two()],
             newest: 0,
         }
     }
 
+    fn slot(&mut self, slot: u32) -> &mut Slot {
+        &mut self.slots[slot as usize]
+    }
+
     #[inline]
-    fn find(&self, tag: u64) -> Option<usize> {
-        let print = print(tag);
-        if !self.prints.iter().fold(false, |found, chunk| found | any_print(chunk, print)) {
-            return None;
+    fn chain(&mut self, tag: u64) -> &mut u32 {
+        let hash = (tag ^ (tag >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let mask = self.chains.len() - 1;
+        &mut self.chains[hash as usize & mask]
+    }
+
+    #[inline]
+    fn find(&mut self, tag: u64) -> Option<u32> {
+        let mut slot = *self.chain(tag);
+        while slot != NO_SLOT && self.slot(slot).tag != tag {
+            slot = self.slot(slot).next;
         }
-        let chunk = self.prints.iter().position(|chunk| any_print(chunk, print))?;
-        let place = chunk * SEARCH_CHUNK + first_place(&self.prints[chunk], print);
-        found_at(&self.tags, place, tag)
+        (slot != NO_SLOT).then_some(slot)
+    }
+
+    fn leave_chain(&mut self, slot: u32) {
+        let Slot { tag, next, .. } = *self.slot(slot);
+        let mut before = *self.chain(tag);
+        if before == slot {
+            *self.chain(tag) = next;
+            return;
+        }
+        while self.slot(before).next != slot {
+            before = self.slot(before).next;
+        }
+        self.slot(before).next = next;
     }
 
     #[inline]
@@ -315,29 +345,35 @@ impl Ring {
     /// The oldest makes room; false.
     #[inline]
     fn replace(&mut self, tag: u64) -> bool {
-        self.newest = self.links[self.newest].newer;
-        self.tags[self.newest] = tag;
-        self.prints[self.newest / SEARCH_CHUNK][self.newest % SEARCH_CHUNK] = print(tag);
+        let oldest = self.slot(self.newest).newer;
+        if self.slot(oldest).tag != EMPTY {
+            self.leave_chain(oldest);
+        }
+        let next = std::mem::replace(self.chain(tag), oldest);
+        let slot = self.slot(oldest);
+        (slot.tag, slot.next) = (tag, next);
+        self.newest = oldest;
         false
     }
 
     #[inline]
-    fn make_newest(&mut self, slot: usize) {
-        let oldest = self.links[self.newest].newer;
-        if slot != self.newest && slot != oldest {
-            let Link { newer, older } = self.links[slot];
-            self.links[newer].older = older;
-            self.links[older].newer = newer;
-            self.links[slot] = Link { newer: oldest, older: self.newest };
-            self.links[oldest].older = slot;
-            self.links[self.newest].newer = slot;
+    fn make_newest(&mut self, slot: u32) {
+        let newest = std::mem::replace(&mut self.newest, slot);
+        let oldest = self.slot(newest).newer;
+        if slot == newest || slot == oldest {
+            return;
         }
-        self.newest = slot;
+        let Slot { newer, older, .. } = *self.slot(slot);
+        self.slot(newer).older = older;
+        self.slot(older).newer = newer;
+        (self.slot(slot).newer, self.slot(slot).older) = (oldest, newest);
+        self.slot(oldest).older = slot;
+        self.slot(newest).newer = slot;
     }
 
     fn flush(&mut self, doomed: impl Fn(u64) -> bool) {
         let kept: Vec<u64> = self.oldest_first().filter(|tag| !doomed(*tag)).collect();
-        *self = Ring::new(self.tags.len());
+        *self = Ring::new(self.slots.len());
         kept.into_iter().for_each(|tag| {
             self.replace(tag);
         });
@@ -345,10 +381,10 @@ impl Ring {
 
     fn oldest_first(&self) -> impl Iterator<Item = u64> + '_ {
         let mut slot = self.newest;
-        (0..self.tags.len())
+        (0..self.slots.len())
             .map(move |_| {
-                slot = self.links[slot].newer;
-                self.tags[slot]
+                slot = self.slots[slot as usize].newer;
+                self.slots[slot as usize].tag
             })
             .filter(|tag| *tag != EMPTY)
     }
