@@ -45,7 +45,8 @@ pub struct Args {
     #[arg(short = 'T', conflicts_with = "brief")]
     by_size: bool,
 
-    /// For scripts: nanoseconds, CPU, mode, page size in bytes, then each count and its percentage
+    /// For scripts: nanoseconds, CPU, mode, page size in bytes, then each count and its percentage; a line
+    /// with # names what those after it are of
     #[arg(short = 'P')]
     parsable: bool,
 
@@ -263,7 +264,10 @@ impl Printer {
 
     fn take(&mut self, listing: Listing) -> Result<()> {
         let gap = if self.listings.is_empty() || self.form == Form::Parsable { "" } else { "\n" };
-        self.print(&(gap.to_string() + &render(&listing, self.form)))?;
+        let of_other = self.listings.last().is_none_or(|last| last.title != listing.title);
+        let named = self.form == Form::Parsable && of_other;
+        let title = if named { format!("# {}\n", listing.title) } else { String::new() };
+        self.print(&(gap.to_string() + &title + &render(&listing, self.form)))?;
         self.listings.push(listing);
         Ok(())
     }

@@ -268,9 +268,13 @@ fn listings_are_cut_by_interval_count_cpu_and_form() {
     assert_eq!((rows(&brief, "  0 u|"), rows(&brief, "  0 k|")), (1, 1), "{brief}");
     let none = printed(&["-T", "-c", "7"]);
     assert_eq!((rows(&none, "  0 u"), listings(&none)), (0, 1), "{none}");
-    let parsable = printed(&["-P"]);
-    assert_eq!(parsable.lines().count(), 4, "u and k, two sizes: {parsable}");
-    for line in parsable.lines() {
+    let parsable = printed(&["-P", "--pages", "4K,2M"]);
+    let (titles, lines): (Vec<_>, Vec<_>) =
+        parsable.lines().partition(|line| line.starts_with('#'));
+    assert_eq!(titles.len(), 2, "{parsable}");
+    assert!(titles[0].contains("4K") && titles[1].contains("2M"), "{parsable}");
+    assert_eq!(lines.len(), 8, "two views, u and k, two sizes: {parsable}");
+    for line in lines {
         let fields: Vec<_> = line.split(' ').collect();
         assert_eq!(fields.len(), 12, "{line}");
         assert!(fields[0].parse::<u64>().is_ok() && fields[1] == "0", "{line}");

@@ -14,9 +14,8 @@ const RESAMPLES: usize = 1_000;
 /// Below this many pairs the bootstrap alone is too narrow: it only knows the runs it saw.
 const FEW_PAIRS: usize = 10;
 
-/// Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom, up to [`FEW_PAIRS`].
-const STUDENT_T_95: [f64; FEW_PAIRS - 2] =
-    [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306];
+/// Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom.
+const STUDENT_T_95: [f64; 8] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306];
 
 /// A modified z-score above this is an outlier. Wide, because run times have a heavy tail and a
 /// warning that cries wolf is not read.
@@ -130,6 +129,15 @@ pub fn outliers(values: &[u64]) -> Vec<usize> {
     (0..values.len()).filter(|i| score(distances[*i]) > OUTLIER_SCORE).collect()
 }
 
+/// The two-sided 95 % quantile of Student's t, within 0.005; infinite without a degree of freedom.
+pub fn student_t_95(freedom: usize) -> f64 {
+    let beyond = |freedom: f64| 1.96 + 2.37 / freedom + 2.8 / freedom.powi(2);
+    match freedom.checked_sub(1) {
+        None => f64::INFINITY,
+        Some(row) => STUDENT_T_95.get(row).copied().unwrap_or_else(|| beyond(freedom as f64)),
+    }
+}
+
 fn ratio_of_medians(over: &[u64], under: &[u64]) -> Option<f64> {
     match (median(over)?, median(under)?) {
         (0, _) | (_, 0) => None,
@@ -178,9 +186,9 @@ fn exp_interval(middle: f64, reach: f64) -> (f64, f64) {
     ((middle - reach).exp(), (middle + reach).exp())
 }
 
-/// Student's interval of the mean log ratio of 2 to [`FEW_PAIRS`] pairs.
+/// Student's interval of the mean log ratio of two pairs or more.
 fn student(over: &[u64], under: &[u64]) -> Option<(f64, f64)> {
-    let t = *STUDENT_T_95.get(over.len().checked_sub(2)?)?;
+    let t = student_t_95(over.len().checked_sub(1).filter(|freedom| *freedom > 0)?);
     let logs: Vec<f64> =
         logarithms(over).iter().zip(logarithms(under)).map(|(o, u)| o - u).collect();
     let (mean, variance) = mean_and_variance(&logs);
@@ -190,7 +198,8 @@ fn student(over: &[u64], under: &[u64]) -> Option<(f64, f64)> {
 /// Student's interval for two groups; as many degrees of freedom as the smaller group has, which
 /// is never too narrow.
 fn student_groups(over: &[u64], under: &[u64]) -> Option<(f64, f64)> {
-    let t = *STUDENT_T_95.get(over.len().min(under.len()).checked_sub(2)?)?;
+    let freedom = over.len().min(under.len()).checked_sub(1).filter(|freedom| *freedom > 0)?;
+    let t = student_t_95(freedom);
     let (mean_over, variance_over) = mean_and_variance(&logarithms(over));
     let (mean_under, variance_under) = mean_and_variance(&logarithms(under));
     let variance = variance_over / over.len() as f64 + variance_under / under.len() as f64;
@@ -209,6 +218,15 @@ mod tests {
         assert_eq!(median(&[7]), Some(7));
         assert_eq!(median(&[9, 1, 5]), Some(5));
         assert_eq!(median(&[u64::MAX, u64::MAX - 2]), Some(u64::MAX - 1));
+    }
+
+    #[test]
+    fn quantiles_of_student_are_those_of_tables() {
+        let table = [(1, 12.706), (8, 2.306), (9, 2.262), (15, 2.131), (30, 2.042), (120, 1.980)];
+        for (freedom, expected) in table {
+            assert!((student_t_95(freedom) - expected).abs() < 0.005, "{freedom}");
+        }
+        assert_eq!(student_t_95(0), f64::INFINITY);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! of walks by page size: it is allocated to sizes by their walks, and said to be.
 
 mod family;
+pub mod ibs;
 mod open;
 
 pub use family::{Code, Family, FamilyError, cpu_identity};
@@ -250,5 +251,71 @@ mod tests {
         assert_eq!(listing.rows.len(), 1);
         assert_eq!(listing.rows[0].page_bytes, None);
         assert_eq!(listing.total().dtlb.per_s, Some(777_000.0));
+    }
+
+    /// Counts of real machines, of one CPU in user mode: tests/data/tlb-events/captured/README.md. What was
+    /// not published is unknown.
+    fn captured(family: &Family, text: &str, elapsed_ns: u64) -> Counts {
+        let events = family.events();
+        let mut values = vec![None; events.len()];
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let code = words[1].strip_prefix('r').map(|hex| u64::from_str_radix(hex, 16).unwrap());
+            let nth = events.iter().position(|event| event.code.map(|code| code.0) == code);
+            let (printed, share): (f64, f64) =
+                (words[0].parse().unwrap(), words[2].parse().unwrap());
+            // As the counter had it, before it was scaled.
+            values[nth.unwrap()] = Some(Scaled {
+                value: (printed * share / 100.0).round() as u64,
+                enabled_ns: elapsed_ns,
+                running_ns: (elapsed_ns as f64 * share / 100.0) as u64,
+            });
+        }
+        Counts { cpu: 0, mode: Mode::User, values }
+    }
+
+    #[test]
+    fn walk_cycles_of_a_real_intel_are_their_share() {
+        let intel = "vendor_id : GenuineIntel\ncpu family : 6\nmodel : 85\n";
+        let family = Family::find(&cpu_identity(intel)).unwrap();
+        let text = include_str!("../../tests/data/tlb-events/captured/intel-skylake.txt");
+        let counts = captured(&family, text, 129_017_929_724);
+        let events = family.events();
+        let sum = |role| sum(&events, &counts, |r| r == role).unwrap();
+        let walking = sum(Role::DataCycles);
+        assert!((walking / 13_135_321_609.0 - 1.0).abs() < 1e-6, "{walking}");
+        assert!((walking / sum(Role::Cycles) - 0.030_768).abs() < 1e-6);
+        // Nobody published the cycles of fetches, so the whole share is unknown, not smaller.
+        assert_eq!(walk_share(&family, &[counts]), None);
+    }
+
+    #[test]
+    fn walks_of_a_real_neoverse_and_a_real_zen_are_scaled_and_have_no_time() {
+        let arm =
+            Family::find(&cpu_identity("CPU implementer : 0x41\nCPU part : 0xd49\n")).unwrap();
+        let text = include_str!("../../tests/data/tlb-events/captured/arm-neoverse-n2.txt");
+        let ns = 515_904_553;
+        let listing = super::listing(&arm, &[captured(&arm, text, ns)], ns, ns);
+        let near = |cell: Cell, walks: f64| {
+            let per_s = cell.per_s.unwrap();
+            assert!((per_s * ns as f64 / 1e9 / walks - 1.0).abs() < 0.005, "{per_s}");
+            assert_eq!(cell.percent, None);
+        };
+        near(listing.total().dtlb, 468.0);
+        near(listing.total().itlb, 310.0);
+        let shared = listing.notes.iter().any(|note| note.contains("from 42 % of the time"));
+        assert!(shared, "{:?}", listing.notes);
+        let zen = "vendor_id : AuthenticAMD\ncpu family : 26\nmodel : 8\n";
+        let zen = Family::find(&cpu_identity(zen)).unwrap();
+        let text = include_str!("../../tests/data/tlb-events/captured/amd-zen5-user.txt");
+        let listing = super::listing(&zen, &[captured(&zen, text, ns)], ns, ns);
+        let cell = |bytes| {
+            let row = listing.rows.iter().find(|row| row.page_bytes == Some(bytes));
+            row.unwrap().cells.dtlb
+        };
+        near(cell(4096), 1_300_000.0);
+        near(cell(2 << 20), 16_000.0);
+        assert_eq!(cell(1 << 30), Cell::default(), "not published: unknown");
+        near(listing.total().dtlb, 1_310_000.0);
     }
 }
