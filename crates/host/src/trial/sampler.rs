@@ -6,10 +6,11 @@
 //! nearly everything. The shares of time that watching may take add up to less than 1 %.
 
 use super::proof::Allocator;
-use super::tree;
+use super::tree::{self, Held};
 use crate::pagesize::PageSettings;
 use crate::procfs::{ProcessMemory, Root, process_memory};
 use crate::sys::pagemap::{self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PageRange};
+use crate::sys::process::wake_at_once;
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -24,8 +25,6 @@ const LOOK_SHARE: u32 = 250;
 /// What all other processes together hold, at most, where one is said to hold nearly everything: one part in
 /// this many.
 const OTHERS_PART: u64 = 20;
-/// The first looks, one after each growth, are not held back: a program may be over before the next is due.
-const LOOKS_FREE: u32 = 10;
 /// Lists of processes, and looks at resident counts, may each take one part in this many.
 const QUICK_SHARE: u32 = 500;
 /// The pace is this part of the time so far: a peak that is held for less is not seen. Each look wakes
@@ -137,6 +136,7 @@ impl Taken {
 
 struct Watcher {
     root: Pid,
+    start: Instant,
     family: tree::Family,
     processes: Vec<Pid>,
     /// On how many lists each process was that has been on any.
@@ -145,9 +145,8 @@ struct Watcher {
     list_cost: Duration,
     full: Option<Taken>,
     quick: Option<Taken>,
-    /// When the last look of any kind was taken, and what was resident.
+    /// When the last look of any kind was taken, and what was held.
     last_look: Option<(Instant, u64)>,
-    looks: u32,
     mthp: Option<(PageSize, u64)>,
     seen: Seen,
 }
@@ -157,6 +156,7 @@ impl Watcher {
         let folios = |size| PageSettings::host().folios(size).map(|before| (size, before));
         Watcher {
             root,
+            start: Instant::now(),
             family: tree::Family::default(),
             processes: vec![root],
             listed: HashMap::new(),
@@ -165,27 +165,24 @@ impl Watcher {
             full: None,
             quick: None,
             last_look: None,
-            looks: 0,
             mthp: mthp.and_then(folios),
             seen: Seen::default(),
         }
     }
 
     fn watch(mut self, stopped: &Receiver<()>) -> Seen {
-        let (start, mut pace) = (Instant::now(), PACE_MIN);
+        // Where the machine is busy a look would else come after the end. Without the privilege it may.
+        let _ = wake_at_once();
+        let mut pace = PACE_MIN;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pace) {
             let now = Instant::now();
             self.list_processes(now);
             let before = cpu_time();
-            let resident: Vec<(Pid, u64)> = self
-                .processes
-                .iter()
-                .filter_map(|p| Some((*p, tree::resident_bytes(*p)?)))
-                .collect();
+            let held: Vec<Held> = self.processes.iter().filter_map(|pid| Held::by(*pid)).collect();
             let affordable = (cpu_time() - before) * QUICK_SHARE;
-            pace = affordable.max(start.elapsed() / PACE_SHARE).clamp(PACE_MIN, PACE_MAX);
-            if let Some(look) = self.next_look(now, &resident) {
-                self.look(look, now, &resident);
+            pace = affordable.max(self.start.elapsed() / PACE_SHARE).clamp(PACE_MIN, PACE_MAX);
+            if let Some(look) = self.next_look(now, &held) {
+                self.look(look, now, &held);
             }
         }
         self.seen.brief_count = self.brief_count();
@@ -193,10 +190,12 @@ impl Watcher {
         self.seen
     }
 
-    /// The list of processes costs a walk over /proc, so it has a pace of its own.
+    /// The list of processes costs a walk over /proc, so it has a pace of its own. At first it is made each
+    /// time that the run has grown by half: what a short program starts may be over before the next is due.
     fn list_processes(&mut self, now: Instant) {
-        let due =
-            self.processes_listed.is_none_or(|last| now - last > self.list_cost * QUICK_SHARE);
+        let due = self.processes_listed.is_none_or(|last| {
+            now - last > self.list_cost * QUICK_SHARE || now - last > (last - self.start) / 2
+        });
         if due {
             let before = cpu_time();
             self.processes = self.family.descendants(self.root);
@@ -215,15 +214,16 @@ impl Watcher {
     }
 
     /// The look that is due; none before memory has grown.
-    fn next_look(&self, now: Instant, resident: &[(Pid, u64)]) -> Option<Look> {
-        let all = total(resident);
+    fn next_look(&self, now: Instant, held: &[Held]) -> Option<Look> {
+        let all = Held::total(held);
         let Some((last, seen)) = self.last_look else { return (all > 0).then_some(Look::Full) };
         let grown = all > seen + seen / 20;
         if !grown && (now - last < PLATEAU || all < seen) {
             return None;
         }
-        let is_free = self.looks < LOOKS_FREE;
-        match holder(resident) {
+        // A program may be over before the share allows the next look. There are few such steps.
+        let is_free = all >= seen + seen / 4;
+        match holder(held) {
             _ if Taken::is_past(self.full, now) => Some(Look::Full),
             Some(pid) if is_free || Taken::is_past(self.quick, now) => Some(Look::Quick(pid)),
             None if is_free => Some(Look::Full),
@@ -231,16 +231,15 @@ impl Watcher {
         }
     }
 
-    fn look(&mut self, look: Look, now: Instant, resident: &[(Pid, u64)]) {
+    fn look(&mut self, look: Look, now: Instant, held: &[Held]) {
         let before = cpu_time();
         // What a quick look does not tell, as on older kernels, a full one does.
         let quick = match look {
             Look::Full => None,
             Look::Quick(holder) => quick_look(holder, &self.processes),
         };
-        self.note(quick.unwrap_or_else(|| full_look(&self.processes)), resident);
-        self.looks += 1;
-        self.last_look = Some((now, total(resident)));
+        self.note(quick.unwrap_or_else(|| full_look(&self.processes)), held);
+        self.last_look = Some((now, Held::total(held)));
         let taken = Some(Taken { at: now, cost: cpu_time() - before });
         match look {
             Look::Full => self.full = taken,
@@ -248,7 +247,7 @@ impl Watcher {
         }
     }
 
-    fn note(&mut self, mut peak: Peak, resident: &[(Pid, u64)]) {
+    fn note(&mut self, mut peak: Peak, held: &[Held]) {
         peak.looked_at_bytes = peak.resident_bytes;
         peak.mthp_bytes = self.mthp.map(|(size, before)| {
             let folios = PageSettings::host().folios(size).unwrap_or(before);
@@ -256,24 +255,17 @@ impl Watcher {
         });
         if self.seen.peak.is_none_or(|seen| peak.resident_bytes >= seen.resident_bytes) {
             self.seen.peak = Some(peak);
-            let allocator = largest(resident).and_then(|(pid, _)| Allocator::of(pid));
+            let allocator = Held::largest(held).and_then(|largest| Allocator::of(largest.pid));
             self.seen.allocator = allocator.or(self.seen.allocator.take());
         }
     }
 }
 
-fn total(resident: &[(Pid, u64)]) -> u64 {
-    resident.iter().map(|(_, bytes)| bytes).sum()
-}
-
-fn largest(resident: &[(Pid, u64)]) -> Option<(Pid, u64)> {
-    resident.iter().copied().max_by_key(|(_, bytes)| *bytes)
-}
-
 /// The process that holds nearly everything. What it shares with the others is next to nothing then.
-fn holder(resident: &[(Pid, u64)]) -> Option<Pid> {
-    let (pid, bytes) = largest(resident)?;
-    (total(resident) - bytes < bytes / OTHERS_PART).then_some(pid)
+fn holder(held: &[Held]) -> Option<Pid> {
+    let largest = Held::largest(held)?;
+    let others = Held::total(held).saturating_sub(largest.bytes());
+    (others < largest.bytes() / OTHERS_PART).then_some(largest.pid)
 }
 
 fn full_look(processes: &[Pid]) -> Peak {
@@ -395,8 +387,9 @@ mod tests {
     #[test]
     fn nearly_everything_is_all_but_a_twentieth() {
         let [a, b] = [1, 2].map(|pid| Pid::from_raw(pid).unwrap());
-        assert_eq!(holder(&[(a, 100), (b, 4)]), Some(a));
-        assert_eq!(holder(&[(a, 100), (b, 6)]), None);
+        let held = |pid, anon_bytes| Held { pid, anon_bytes, shared_bytes: 20 };
+        assert_eq!(holder(&[held(a, 80), held(b, 4)]), Some(a));
+        assert_eq!(holder(&[held(a, 80), held(b, 6)]), None);
         assert_eq!(holder(&[]), None);
     }
 

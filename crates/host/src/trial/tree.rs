@@ -50,12 +50,45 @@ fn state_and_parent(stat: &str) -> Option<(char, i32)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
-/// Resident bytes now, shared ones included; none if the process has ended. Cheap: no page-table
-/// walk.
+/// What a process holds in memory now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    pub pid: Pid,
+    /// Anonymous bytes.
+    pub anon_bytes: u64,
+    /// Of files and of shared memory, which other processes may hold too.
+    pub shared_bytes: u64,
+}
+
+impl Held {
+    /// None if the process has ended. Cheap: no page-table walk.
+    pub fn by(pid: Pid) -> Option<Held> {
+        let statm =
+            std::fs::read_to_string(format!("/proc/{}/statm", pid.as_raw_nonzero())).ok()?;
+        let mut fields = statm.split(' ').skip(1).map(|pages| pages.parse::<u64>().ok());
+        let page = rustix::param::page_size() as u64;
+        let (resident, shared) = (fields.next()?? * page, fields.next()?? * page);
+        Some(Held { pid, anon_bytes: resident.saturating_sub(shared), shared_bytes: shared })
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.anon_bytes + self.shared_bytes
+    }
+
+    /// Of all processes, as if the largest of the shared parts held the others.
+    pub fn total(held: &[Held]) -> u64 {
+        let shared = held.iter().map(|one| one.shared_bytes).max().unwrap_or(0);
+        held.iter().map(|one| one.anon_bytes).sum::<u64>() + shared
+    }
+
+    pub fn largest(held: &[Held]) -> Option<Held> {
+        held.iter().copied().max_by_key(Held::bytes)
+    }
+}
+
+/// Resident bytes now, shared ones included; none if the process has ended.
 pub fn resident_bytes(pid: Pid) -> Option<u64> {
-    let statm = std::fs::read_to_string(format!("/proc/{}/statm", pid.as_raw_nonzero())).ok()?;
-    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
+    Some(Held::by(pid)?.bytes())
 }
 
 #[cfg(test)]
@@ -91,6 +124,9 @@ mod tests {
 
     #[test]
     fn this_process_is_resident() {
-        assert!(resident_bytes(rustix::process::getpid()).unwrap() > 100_000);
+        let held = Held::by(rustix::process::getpid()).unwrap();
+        assert!(held.bytes() > 100_000 && held.anon_bytes > 10_000, "{held:?}");
+        assert_eq!(Held::total(&[held]), held.bytes());
+        assert_eq!(Held::total(&[held, held]), held.bytes() + held.anon_bytes);
     }
 }
