@@ -192,15 +192,3 @@ impl Drop for Child {
         }
     }
 }
-/// Lets the calling thread run as soon as it wakes, before all ordinary work: for one that watches others
-/// for microseconds at a time. Takes the privilege CAP_SYS_NICE.
-pub fn wake_at_once() -> io::Result<()> {
-    let lowest = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the parameter lives until the call returns; 0 is the calling thread.
-    match unsafe {
-        libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &lowest)
-    } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}

@@ -10,7 +10,6 @@ use super::tree::{self, Held};
 use crate::pagesize::PageSettings;
 use crate::procfs::{ProcessMemory, Root, process_memory};
 use crate::sys::pagemap::{self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PageRange};
-use crate::sys::process::wake_at_once;
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -171,8 +170,6 @@ impl Watcher {
     }
 
     fn watch(mut self, stopped: &Receiver<()>) -> Seen {
-        // Where the machine is busy a look would else come after the end. Without the privilege it may.
-        let _ = wake_at_once();
         let mut pace = PACE_MIN;
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pace) {
             let now = Instant::now();

@@ -42,10 +42,37 @@ pub struct MissCurve {
     last: Option<u64>,
     accesses: u64,
     changes: u64,
-    /// First touches of pages, scaled.
+    seen: Seen,
+}
+
+/// What touches found, scaled.
+#[derive(Default)]
+struct Seen {
+    /// First touches of pages.
     first: u64,
     distances: Distances,
+    /// Different pages in this interval.
     interval_pages: u64,
+}
+
+impl Seen {
+    #[inline]
+    fn note(&mut self, touch: Touch, rate_log2: u32) {
+        let weight = 1 << rate_log2;
+        let new_in_interval = match touch {
+            Touch::First => {
+                self.first += weight;
+                true
+            }
+            Touch::Again { distance, before_mark } => {
+                self.distances.add(distance << rate_log2, weight);
+                before_mark
+            }
+        };
+        if new_in_interval {
+            self.interval_pages += weight;
+        }
+    }
 }
 
 impl MissCurve {
@@ -59,9 +86,7 @@ impl MissCurve {
             last: None,
             accesses: 0,
             changes: 0,
-            first: 0,
-            distances: Distances::default(),
-            interval_pages: 0,
+            seen: Seen::default(),
         }
     }
 
@@ -104,50 +129,30 @@ impl MissCurve {
     }
 
     fn touch_followed(&mut self, pages: &[u64]) {
-        if self.rate_log2 == 0 {
-            return pages.iter().for_each(|&page| self.touch_if_followed(page));
-        }
+        let Following::AtMost(limit) = self.following else {
+            let seen = &mut self.seen;
+            return self.stack.touch_all(pages, |touch| seen.note(touch, 0));
+        };
         let (mut followed, mut count) = ([0; BATCH], 0);
         for &page in pages {
             followed[count] = page;
             count += usize::from(self.follows(page));
         }
-        followed[..count].iter().for_each(|&page| self.touch_if_followed(page));
-    }
-
-    /// Fewer may be followed than at the beginning of a batch.
-    #[inline]
-    fn touch_if_followed(&mut self, page: u64) {
-        if self.follows(page) {
-            self.touch(page);
+        for &page in &followed[..count] {
+            // Fewer may be followed than at the beginning of the batch.
+            if self.follows(page) {
+                let touch = self.stack.touch(page);
+                self.seen.note(touch, self.rate_log2);
+            }
+            while self.stack.pages() > limit {
+                self.halve();
+            }
         }
     }
 
     #[inline(always)]
     fn follows(&self, page: u64) -> bool {
         mix64(page) & ((1 << self.rate_log2) - 1) == 0
-    }
-
-    fn touch(&mut self, page: u64) {
-        let weight = 1 << self.rate_log2;
-        let new_in_interval = match self.stack.touch(page) {
-            Touch::First => {
-                self.first += weight;
-                true
-            }
-            Touch::Again { distance, before_mark } => {
-                self.distances.add(distance << self.rate_log2, weight);
-                before_mark
-            }
-        };
-        if new_in_interval {
-            self.interval_pages += weight;
-        }
-        if let Following::AtMost(limit) = self.following {
-            while self.stack.pages() > limit {
-                self.halve();
-            }
-        }
     }
 
     fn halve(&mut self) {
@@ -161,15 +166,15 @@ impl MissCurve {
     /// Misses of a fully associative LRU array of `entries`, first touches included. Exact, or an
     /// estimate if [`is_exact`](Self::is_exact) is false; monotone: more entries never miss more.
     pub fn misses(&self, entries: u64) -> u64 {
-        (self.first + self.distances.at_least(entries.max(1))).min(self.changes)
+        (self.seen.first + self.seen.distances.at_least(entries.max(1))).min(self.changes)
     }
 
     /// The fewest entries that miss at most `missing` of all accesses (0 to 1); `None` where first
     /// touches alone are more.
     pub fn entries_for(&self, missing: f64) -> Option<u64> {
         let allowed = (self.accesses as f64 * missing) as u64;
-        let allowed = allowed.checked_sub(self.first)?;
-        Some(self.distances.entries_for(allowed).max(1))
+        let allowed = allowed.checked_sub(self.seen.first)?;
+        Some(self.seen.distances.entries_for(allowed).max(1))
     }
 
     /// Ends an interval: different pages touched in it (scaled, if sampled), its working set.
@@ -177,7 +182,7 @@ impl MissCurve {
         self.stack.mark();
         // The page in use goes on being used: the next interval starts with it.
         self.last = None;
-        std::mem::take(&mut self.interval_pages)
+        std::mem::take(&mut self.seen.interval_pages)
     }
 }
 

@@ -1,15 +1,14 @@
 //! The LRU stack of pages, by time of last use: how many other pages were touched since this one was.
 //!
-//! The last few pages are a list, most recent first: most touches find theirs there. A page that falls
-//! off its end takes the next *slot* of a line of slots; a bit says whether the slot is still that of
+//! Pages have ids, which are found once a touch. The last few are a list, most recent first: most touches find
+//! theirs there. One that falls off its end takes the next *slot* of a line of slots; a bit says whether the slot is still that of
 //! its page. The stack distance of a page is then the length of the list and the number of set bits
 //! after its slot, which three levels of counts give in a few cache lines: words of 64 slots, blocks of
 //! 32 words, groups of 32 blocks. When the slots run out, the live ones move together (order kept), in
 //! a longer line if they fill much of it, so a touch costs amortised O(1) plus the count.
 //!
 //! Invariants: the bits of a word sum to its count, words to their block's, blocks to their group's,
-//! groups to the number of pages in the line; each page is in the list, or has one set bit, at `slot_of`
-//! it.
+//! groups to the number of pages in the line; each page is in the list, or has one set bit, at its slot.
 
 use pagetax_core::access::mix64;
 use std::collections::HashMap;
@@ -23,6 +22,11 @@ const BLOCK_WORDS: usize = 32;
 const BLOCK_SLOTS: usize = BLOCK_WORDS * WORD_SLOTS;
 const GROUP_BLOCKS: usize = 32;
 const GROUP_SLOTS: usize = BLOCK_SLOTS * GROUP_BLOCKS;
+/// Groups are summed in so many at least.
+const GROUPS_AT_ONCE: usize = 16;
+
+/// Touches that are looked up together.
+const AHEAD: usize = 16;
 
 /// The line is kept this many times longer than the stack: moving slots together costs a random
 /// write a page, so it must be rare beside touches.
@@ -52,22 +56,55 @@ impl Hasher for MixHasher {
     }
 }
 
-/// Where a page was last used: a radix of two levels, because neighbours are used together.
-#[derive(Default)]
-struct Index {
-    /// The first entry of `slots` of each leaf, by page number / `LEAF_PAGES`.
-    leaf_of: HashMap<u64, usize, BuildHasherDefault<MixHasher>>,
-    slots: Vec<u32>,
+/// Leaves that are found without hashing: as many as 2 GiB of base pages have.
+const NEAR_LEAVES: usize = 1024;
+
+/// Ids of pages, by a radix of two levels, because neighbours are used together: leaf × [`LEAF_PAGES`] +
+/// place in the leaf.
+struct Ids {
+    /// By page number / `LEAF_PAGES`.
+    leaf_of: HashMap<u64, u32, BuildHasherDefault<MixHasher>>,
+    /// The other way round.
+    number_of: Vec<u64>,
+    /// Those asked for last: number and leaf.
+    near: Box<[(u64, u32); NEAR_LEAVES]>,
 }
 
-impl Index {
-    fn slot_mut(&mut self, page: u64) -> &mut u32 {
-        let leaf = *self.leaf_of.entry(page / LEAF_PAGES).or_insert_with(|| {
-            let leaf = self.slots.len();
-            self.slots.resize(leaf + LEAF_PAGES as usize, NO_SLOT);
-            leaf
-        });
-        &mut self.slots[leaf + (page % LEAF_PAGES) as usize]
+impl Ids {
+    fn new() -> Self {
+        let near = Box::new([(u64::MAX, 0); NEAR_LEAVES]);
+        Ids { leaf_of: HashMap::default(), number_of: Vec::new(), near }
+    }
+
+    #[inline]
+    fn of(&mut self, page: u64) -> u32 {
+        let number = page / LEAF_PAGES;
+        let (known, mut leaf) = self.near[number as usize % NEAR_LEAVES];
+        if known != number {
+            leaf = self.look_up(number);
+        }
+        leaf * LEAF_PAGES as u32 + (page % LEAF_PAGES) as u32
+    }
+
+    #[cold]
+    fn look_up(&mut self, number: u64) -> u32 {
+        let next = self.number_of.len() as u32;
+        let leaf = *self.leaf_of.entry(number).or_insert(next);
+        if leaf == next {
+            self.number_of.push(number);
+        }
+        self.near[number as usize % NEAR_LEAVES] = (number, leaf);
+        leaf
+    }
+
+    fn page(&self, id: u32) -> u64 {
+        let id = u64::from(id);
+        self.number_of[(id / LEAF_PAGES) as usize] * LEAF_PAGES + id % LEAF_PAGES
+    }
+
+    /// One more than the largest there can be.
+    fn end(&self) -> usize {
+        self.number_of.len() * LEAF_PAGES as usize
     }
 }
 
@@ -88,14 +125,16 @@ pub enum Touch {
 /// Pages in the order of their last use. See the module for how.
 pub struct LruStack {
     /// Most recent first; `recent_count` of them.
-    recent: [u64; RECENT],
+    recent: [u32; RECENT],
     recent_count: usize,
-    index: Index,
-    /// The page of each slot, live or not.
-    pages: Vec<u64>,
+    ids: Ids,
+    /// By id.
+    slot_of: Vec<u32>,
+    /// The id of each slot, live or not.
+    held: Vec<u32>,
     bits: Vec<u64>,
     /// Set bits by word, block and group.
-    words: Vec<u16>,
+    words: Vec<u8>,
     blocks: Vec<u16>,
     groups: Vec<u32>,
     live: usize,
@@ -113,10 +152,11 @@ impl LruStack {
     /// An empty stack.
     pub fn new() -> Self {
         let mut stack = LruStack {
-            recent: [u64::MAX; RECENT],
+            recent: [0; RECENT],
             recent_count: 0,
-            index: Index::default(),
-            pages: Vec::new(),
+            ids: Ids::new(),
+            slot_of: Vec::new(),
+            held: Vec::new(),
             bits: Vec::new(),
             words: Vec::new(),
             blocks: Vec::new(),
@@ -136,24 +176,35 @@ impl LruStack {
 
     /// Forgets a page, as if it never had been touched.
     pub fn forget(&mut self, page: u64) {
-        if let Some(at) = self.recent_place(page) {
+        let id = self.id(page);
+        if let Some(at) = self.recent_place(id) {
             self.recent.copy_within(at + 1..self.recent_count, at);
             self.recent_count -= 1;
             return;
         }
-        let slot = std::mem::replace(self.index.slot_mut(page), NO_SLOT);
+        let slot = std::mem::replace(&mut self.slot_of[id as usize], NO_SLOT);
         if slot != NO_SLOT {
             self.clear(slot as usize);
         }
     }
 
-    /// Pages now on the stack, least recently used first.
-    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        self.in_line().chain(self.recent[..self.recent_count].iter().rev().copied())
+    #[inline]
+    fn id(&mut self, page: u64) -> u32 {
+        let id = self.ids.of(page);
+        if id as usize >= self.slot_of.len() {
+            self.slot_of.resize(self.ids.end(), NO_SLOT);
+        }
+        id
     }
 
-    /// Pages that have slots, least recently used first.
-    fn in_line(&self) -> impl Iterator<Item = u64> + '_ {
+    /// Pages now on the stack, least recently used first.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        let recent = self.recent[..self.recent_count].iter().rev().copied();
+        self.in_line().chain(recent).map(|id| self.ids.page(id))
+    }
+
+    /// Ids that have slots, least recently used first.
+    fn in_line(&self) -> impl Iterator<Item = u32> + '_ {
         let slots = |(word, &bits): (usize, &u64)| {
             let mut left = bits;
             std::iter::from_fn(move || {
@@ -162,7 +213,7 @@ impl LruStack {
                 Some(word * WORD_SLOTS + bit)
             })
         };
-        self.bits.iter().enumerate().flat_map(slots).map(|slot| self.pages[slot])
+        self.bits.iter().enumerate().flat_map(slots).map(|slot| self.held[slot])
     }
 
     /// Later touches say whether a page was last touched before this moment.
@@ -177,22 +228,50 @@ impl LruStack {
     /// Touches a page.
     #[inline]
     pub fn touch(&mut self, page: u64) -> Touch {
-        if let Some(at) = self.recent_place(page) {
-            self.recent.copy_within(..at, 1);
-            self.recent[0] = page;
-            // Everything in the list was touched after the mark.
-            return Touch::Again { distance: at as u64, before_mark: false };
+        let id = self.id(page);
+        self.touch_id(id)
+    }
+
+    /// Touches pages in turn; `then` is told of each. Where they are is looked up for many at a time, and
+    /// what their touches will read is read before: so caches are waited for once, not for each.
+    #[inline]
+    pub fn touch_all(&mut self, pages: &[u64], mut then: impl FnMut(Touch)) {
+        for some in pages.chunks(AHEAD) {
+            let mut ids = [0; AHEAD];
+            for (id, page) in ids.iter_mut().zip(some) {
+                *id = self.id(*page);
+            }
+            let ids = &ids[..some.len()];
+            let mut read = 0;
+            for id in ids {
+                let slot = self.slot_of[*id as usize] as usize;
+                // None and those that move meanwhile are far outside, or near enough.
+                read ^= self.bits.get(slot / WORD_SLOTS).copied().unwrap_or(0);
+                read ^= u64::from(self.words.get(slot / WORD_SLOTS).copied().unwrap_or(0));
+            }
+            std::hint::black_box(read);
+            ids.iter().for_each(|id| then(self.touch_id(*id)));
         }
-        self.touch_in_line(page)
     }
 
     #[inline]
-    fn recent_place(&self, page: u64) -> Option<usize> {
-        self.recent[..self.recent_count].iter().position(|&known| known == page)
+    fn touch_id(&mut self, id: u32) -> Touch {
+        if let Some(at) = self.recent_place(id) {
+            self.recent.copy_within(..at, 1);
+            self.recent[0] = id;
+            // Everything in the list was touched after the mark.
+            return Touch::Again { distance: at as u64, before_mark: false };
+        }
+        self.touch_in_line(id)
     }
 
-    fn touch_in_line(&mut self, page: u64) -> Touch {
-        let old = std::mem::replace(self.index.slot_mut(page), NO_SLOT);
+    #[inline]
+    fn recent_place(&self, id: u32) -> Option<usize> {
+        self.recent[..self.recent_count].iter().position(|&known| known == id)
+    }
+
+    fn touch_in_line(&mut self, id: u32) -> Touch {
+        let old = std::mem::replace(&mut self.slot_of[id as usize], NO_SLOT);
         let touch = if old == NO_SLOT {
             Touch::First
         } else {
@@ -207,19 +286,19 @@ impl LruStack {
             self.recent_count += 1;
         }
         self.recent.copy_within(..RECENT - 1, 1);
-        self.recent[0] = page;
+        self.recent[0] = id;
         touch
     }
 
     /// Gives a page the next slot.
-    fn append(&mut self, page: u64) {
-        if self.next == self.pages.len() {
+    fn append(&mut self, id: u32) {
+        if self.next == self.held.len() {
             self.compact();
         }
         let slot = self.next;
         self.next += 1;
-        *self.index.slot_mut(page) = slot as u32;
-        self.pages[slot] = page;
+        self.slot_of[id as usize] = slot as u32;
+        self.held[slot] = id;
         self.bits[slot / WORD_SLOTS] |= 1 << (slot % WORD_SLOTS);
         self.words[slot / WORD_SLOTS] += 1;
         self.blocks[slot / BLOCK_SLOTS] += 1;
@@ -239,7 +318,8 @@ impl LruStack {
     ///
     /// Each level is summed whole, what lies before masked out: where `slot` is would be a branch that
     /// no predictor learns, and sums of one length are done in vectors. Sums of 16 bits do not overflow:
-    /// a group has 2^16 slots, and the block of `slot` is not among them.
+    /// a group has 2^16 slots, and the block of `slot` is not among them. Of groups there are few, up to
+    /// a few GiB.
     fn live_after(&self, slot: usize) -> usize {
         let (word, block, group) = (slot / WORD_SLOTS, slot / BLOCK_SLOTS, slot / GROUP_SLOTS);
         let in_word = (self.bits[word] & (!1 << (slot % WORD_SLOTS))).count_ones();
@@ -247,14 +327,22 @@ impl LruStack {
         let in_block = sum_after(words, word % BLOCK_WORDS);
         let blocks = &self.blocks[group * GROUP_BLOCKS..][..GROUP_BLOCKS];
         let in_group = sum_after(blocks, block % GROUP_BLOCKS);
-        let beyond: u32 = self.groups[group + 1..].iter().sum();
+        let beyond = self.in_groups_after(group);
         (in_word + u32::from(in_block) + u32::from(in_group) + beyond) as usize
     }
 
+    #[inline]
+    fn in_groups_after(&self, group: usize) -> u32 {
+        let whole = group / GROUPS_AT_ONCE * GROUPS_AT_ONCE;
+        let (near, far) = self.groups[whole..].split_at(GROUPS_AT_ONCE);
+        let near = near.iter().zip(whole..).map(|(&count, at)| if at > group { count } else { 0 });
+        near.sum::<u32>() + far.iter().sum::<u32>()
+    }
+
     fn resize(&mut self, slots: usize) {
-        self.pages.resize(slots, 0);
+        self.held.resize(slots, 0);
         self.bits.resize(slots / WORD_SLOTS, 0);
-        let groups = slots.div_ceil(GROUP_SLOTS);
+        let groups = slots.div_ceil(GROUP_SLOTS).next_multiple_of(GROUPS_AT_ONCE);
         self.words.resize(groups * GROUP_SLOTS / WORD_SLOTS, 0);
         self.blocks.resize(groups * GROUP_BLOCKS, 0);
         self.groups.resize(groups, 0);
@@ -262,7 +350,7 @@ impl LruStack {
 
     /// Moves the live slots together; lengthens the line if they fill too much of it.
     fn compact(&mut self) {
-        let live: Vec<u64> = self.in_line().collect();
+        let live: Vec<u32> = self.in_line().collect();
         self.mark = self.live - self.live_after_mark();
         self.bits.fill(0);
         self.words.fill(0);
@@ -270,11 +358,11 @@ impl LruStack {
         self.groups.fill(0);
         self.live = 0;
         let slots = (live.len() * SLOTS_PER_PAGE).next_power_of_two();
-        if slots > self.pages.len() {
+        if slots > self.held.len() {
             self.resize(slots);
         }
         self.next = 0;
-        live.into_iter().for_each(|page| self.append(page));
+        live.into_iter().for_each(|id| self.append(id));
     }
 
     fn live_after_mark(&self) -> usize {
@@ -284,10 +372,10 @@ impl LruStack {
 
 /// The sum of what comes after `at`.
 #[inline]
-fn sum_after(counts: &[u16], at: usize) -> u16 {
+fn sum_after<T: Copy + Into<u16>>(counts: &[T], at: usize) -> u16 {
     let mut sum = 0u16;
     for (place, &count) in counts.iter().enumerate() {
-        sum += if place as u16 > at as u16 { count } else { 0 };
+        sum += if place as u16 > at as u16 { count.into() } else { 0 };
     }
     sum
 }
