@@ -1,5 +1,6 @@
 //! Samples of AMD's instruction-based sampling: one micro-operation in so many is followed through the
 //! pipeline, and the sample says whether the TLBs had its address, and how long the refill took.
+//! This is the decoding; no backend opens the device yet.
 //!
 //! Invariant: what the hardware does not mark as valid is not decoded. A sample of every Nth operation
 //! stands for N of them; the time of refills is no share of the program's, as refills overlap.
