@@ -3,7 +3,7 @@
 //! The kernel walks the page tables for smaps_rollup, some 8 us a megabyte of base pages, and whoever maps
 //! memory meanwhile waits. PAGEMAP_SCAN costs a tenth of it and tells all but what processes share. So both
 //! are asked only when the cheap resident count has grown, and smaps less often where one process holds
-//! nearly everything. The shares of time that watching may take add up to less than 1 %.
+//! nearly everything. The shares of time that watching may take add up to about 1 %.
 
 use super::proof::Allocator;
 use super::tree::{self, Held};
