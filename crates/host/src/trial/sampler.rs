@@ -147,12 +147,17 @@ struct Watcher {
     /// When the last look of any kind was taken, and what was held.
     last_look: Option<(Instant, u64)>,
     mthp: Option<(PageSize, u64)>,
+    /// Whether there are hugetlb pages to be had: only then it is worth asking who holds some.
+    has_hugetlb: bool,
     seen: Seen,
 }
 
 impl Watcher {
     fn new(root: Pid, mthp: Option<PageSize>) -> Watcher {
-        let folios = |size| PageSettings::host().folios(size).map(|before| (size, before));
+        let settings = PageSettings::host();
+        let folios = |size| settings.folios(size).map(|before| (size, before));
+        let has_hugetlb =
+            settings.hugetlb_sizes().iter().any(|size| settings.hugetlb_pages(*size) > Some(0));
         Watcher {
             root,
             start: Instant::now(),
@@ -165,6 +170,7 @@ impl Watcher {
             quick: None,
             last_look: None,
             mthp: mthp.and_then(folios),
+            has_hugetlb,
             seen: Seen::default(),
         }
     }
@@ -175,7 +181,7 @@ impl Watcher {
             let now = Instant::now();
             self.list_processes(now);
             let before = cpu_time();
-            let held: Vec<Held> = self.processes.iter().filter_map(|pid| Held::by(*pid)).collect();
+            let held = self.held();
             let affordable = (cpu_time() - before) * QUICK_SHARE;
             pace = affordable.max(self.start.elapsed() / PACE_SHARE).clamp(PACE_MIN, PACE_MAX);
             if let Some(look) = self.next_look(now, &held) {
@@ -185,6 +191,14 @@ impl Watcher {
         self.seen.brief_count = self.brief_count();
         self.seen.watch_ns = cpu_time().as_nanos() as u64;
         self.seen
+    }
+
+    fn held(&self) -> Vec<Held> {
+        let held = self.processes.iter().filter_map(|pid| Held::by(*pid));
+        match self.has_hugetlb {
+            true => held.map(Held::with_hugetlb).collect(),
+            false => held.collect(),
+        }
     }
 
     /// The list of processes costs a walk over /proc, so it has a pace of its own. At first it is made each

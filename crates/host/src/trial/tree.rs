@@ -1,5 +1,6 @@
 //! The processes of a command: itself and all that descend from it, by /proc/PID/stat.
 
+use crate::procfs::{Root, process_memory};
 use rustix::process::Pid;
 use std::collections::HashMap;
 
@@ -54,7 +55,7 @@ fn state_and_parent(stat: &str) -> Option<(char, i32)> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     pub pid: Pid,
-    /// Anonymous bytes.
+    /// Anonymous bytes; hugetlb pages are among them where they were asked for.
     pub anon_bytes: u64,
     /// Of files and of shared memory, which other processes may hold too.
     pub shared_bytes: u64,
@@ -69,6 +70,14 @@ impl Held {
         let page = rustix::param::page_size() as u64;
         let (resident, shared) = (fields.next()?? * page, fields.next()?? * page);
         Some(Held { pid, anon_bytes: resident.saturating_sub(shared), shared_bytes: shared })
+    }
+
+    /// With its hugetlb pages, which the cheap count leaves out.
+    pub fn with_hugetlb(self) -> Held {
+        let pid = self.pid.as_raw_nonzero().get() as u32;
+        let hugetlb_bytes =
+            process_memory(&Root::default(), pid).hugetlb_bytes.value().unwrap_or(0);
+        Held { anon_bytes: self.anon_bytes + hugetlb_bytes, ..self }
     }
 
     pub fn bytes(&self) -> u64 {
