@@ -38,13 +38,29 @@ pub const DUMMY: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_DUMMY);
 /// A timer that ticks while the task is on a CPU.
 pub const CPU_CLOCK: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_CPU_CLOCK);
 
+/// How often an event takes a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Every {
+    /// One each so many events; for the CPU clock, nanoseconds.
+    Events(u64),
+    /// About so many a second and task, and each event where there are fewer. [`FIELD_PERIOD`] tells
+    /// how many events a sample stands for.
+    PerSecond(u64),
+}
+
 /// Which samples an event takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampling {
-    /// One sample each so many events; for the CPU clock, nanoseconds.
-    pub period: u64,
+    /// How often.
+    pub every: Every,
     /// `PERF_SAMPLE_` bits: which fields a sample has.
     pub fields: u64,
+}
+
+/// The most samples in a second that the kernel grants, which it lowers where they take too long.
+pub fn samples_per_s_max() -> u64 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate");
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
 }
 
 /// An event to open.
@@ -113,7 +129,13 @@ impl EventSpec {
             EventKind::Raw { event_type, config } => (event_type, config),
         };
         if let Some(sampling) = self.sampling {
-            attr.__bindgen_anon_1.sample_period = sampling.period;
+            match sampling.every {
+                Every::Events(count) => attr.__bindgen_anon_1.sample_period = count,
+                Every::PerSecond(count) => {
+                    attr.__bindgen_anon_1.sample_freq = count;
+                    attr.set_freq(1);
+                }
+            }
             attr.sample_type = sampling.fields;
             attr.set_use_clockid(1);
             attr.clockid = libc::CLOCK_MONOTONIC;
