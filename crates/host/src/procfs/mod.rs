@@ -13,7 +13,7 @@ pub use system::SystemSnapshot;
 
 use pagetax_core::counter::Reading;
 use procfs_core::FromRead;
-use procfs_core::process::{Schedstat, SmapsRollup, Status};
+use procfs_core::process::{Schedstat, SmapsRollup};
 use std::path::{Path, PathBuf};
 
 /// Where /proc and /sys hang: `/` on a live machine, a folder for a captured one.
@@ -86,24 +86,34 @@ pub struct ProcessMemory {
     pub locked_bytes: Reading,
 }
 
-/// From /proc/PID/status, which costs no walk over the process's page tables.
+/// From /proc/PID/status, which costs no walk over the process's page tables. Only these lines of it are
+/// read: whoever watches a program asks often.
 pub fn process_memory(root: &Root, pid: u32) -> ProcessMemory {
-    let status = root.parse::<Status>(&format!("/proc/{pid}/status"));
-    let field = |name: &str, get: fn(&Status) -> Option<u64>| match &status {
-        Ok(status) => match get(status) {
+    let path = format!("/proc/{pid}/status");
+    let status = root.text(&path);
+    let field = |name: &str| match &status {
+        Ok(status) => match kib_in(status, name) {
             Some(kib) => Reading::Measured(kib * 1024),
-            None => Reading::Missing(format!("/proc/{pid}/status has no {name}")),
+            None => Reading::Missing(format!("{path} has no {name}")),
         },
         Err(why) => Reading::Missing(why.clone()),
     };
     ProcessMemory {
-        resident_bytes: field("VmRSS", |s| s.vmrss),
-        resident_bytes_max: field("VmHWM", |s| s.vmhwm),
-        anon_bytes: field("RssAnon", |s| s.rssanon),
-        hugetlb_bytes: field("HugetlbPages", |s| s.hugetlbpages),
-        page_table_bytes: field("VmPTE", |s| s.vmpte),
-        locked_bytes: field("VmLck", |s| s.vmlck),
+        resident_bytes: field("VmRSS"),
+        resident_bytes_max: field("VmHWM"),
+        anon_bytes: field("RssAnon"),
+        hugetlb_bytes: field("HugetlbPages"),
+        page_table_bytes: field("VmPTE"),
+        locked_bytes: field("VmLck"),
     }
+}
+
+/// The number of a line such as `VmRSS:      1234 kB`.
+fn kib_in(status: &str, name: &str) -> Option<u64> {
+    let value = |line: &str| {
+        line.strip_prefix(name)?.strip_prefix(':')?.strip_suffix(" kB")?.trim().parse().ok()
+    };
+    status.lines().find_map(value)
 }
 
 /// Bytes of a process on 2M and 1G pages: anonymous and file THP, and hugetlb, by smaps_rollup. The

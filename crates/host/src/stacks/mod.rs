@@ -25,11 +25,17 @@ use std::thread::JoinHandle;
 /// Between two samples of a task's stack: ±9 percentage points after a second of CPU time. A virtual
 /// machine pays 20 to 30 us for each, nearly all of it for the timer: 0.3 % of the time.
 const PERIOD_NS: u64 = 8_000_000;
-/// Stacks of a task's switches, at most: each costs the job some 3 us, so 0.15 % of the time. Where it has
-/// more, the kernel takes one in as many as that needs, and these stand for the others.
-const SWITCH_STACKS_HZ: u64 = 500;
-/// With more of them than this in a second, of all tasks, they are given up: it would be 1 to 2 % of the time.
-const SWITCH_STACKS_PER_S_MAX: u64 = 6_000;
+/// A stack at each switch costs the job some 3 us; this many a second make 0.5 % of the time. A job that has
+/// more gets them of some switches only, which stand for the others.
+const SWITCH_STACKS_PER_S_MAX: u64 = 1_500;
+/// The first ones are free: whoever has few switches in all may have them at once.
+const SWITCH_STACKS_FREE: u64 = 100;
+/// Of each task and second, where some stand for the others.
+const SWITCH_SAMPLES_HZ: u64 = 500;
+/// With more than this in a second, of all tasks, these are given up too: it would be 2 % of the time.
+const SWITCH_SAMPLES_PER_S_MAX: u64 = 6_000;
+/// The collector is woken after so many stacks of switches.
+const SWITCH_STACKS_WAKE: u32 = 64;
 /// The collector looks at its rings at least this often.
 const LOOK_INTERVAL_NS: u64 = 200_000_000;
 
@@ -161,8 +167,9 @@ struct Collector {
     waits: Result<(), String>,
     /// Seen, but perhaps later than something that another ring is yet to show.
     held: Vec<Seen>,
-    switch_stacks: u64,
-    looked_ns: u64,
+    start_ns: u64,
+    /// Stacks of switches, all and samples.
+    switch_stacks: [u64; 2],
     lost_count: u64,
 }
 
@@ -171,7 +178,7 @@ impl Collector {
         let root = Root::default();
         let cpus = online_cpus(&root)?;
         let (feeds, symbols) = match Symbols::of_this_kernel() {
-            Ok(symbols) => match open_feeds(tid, begin, &cpus, &[Source::Clock, Source::Switch]) {
+            Ok(symbols) => match open_feeds(tid, begin, &cpus, &WITH_STACKS) {
                 Ok(feeds) => (feeds, Ok(symbols)),
                 Err(why) => (open_feeds(tid, begin, &cpus, &[Source::Records])?, Err(why)),
             },
@@ -191,8 +198,8 @@ impl Collector {
             reasons: HashMap::new(),
             samples: Samples::default(),
             held: Vec::new(),
-            switch_stacks: 0,
-            looked_ns: now,
+            start_ns: now,
+            switch_stacks: [0; 2],
             lost_count: 0,
         })
     }
@@ -226,7 +233,7 @@ impl Collector {
 
     /// Takes what has arrived from the rings.
     fn look(&mut self) {
-        let Collector { feeds, symbols, held, lost_count, .. } = self;
+        let Collector { feeds, symbols, held, lost_count, switch_stacks, .. } = self;
         for feed in feeds {
             feed.ring.drain(|record| {
                 if let Some(lost) = record::lost(&record) {
@@ -234,6 +241,11 @@ impl Collector {
                 } else if let Some(seen) =
                     record::decode(feed.source, &record, symbols.as_ref().ok().copied())
                 {
+                    match feed.source {
+                        Source::Switch => switch_stacks[0] += 1,
+                        Source::SwitchSamples => switch_stacks[1] += 1,
+                        Source::Clock | Source::Records => {}
+                    }
                     held.push(seen);
                 }
             });
@@ -257,10 +269,12 @@ impl Collector {
             What::Fork { child } => self.timeline.enter(time_ns, child, TaskState::Runnable),
             What::Exit => self.timeline.exit(time_ns, tid),
             What::SwitchStack { wait, one_in } => {
-                self.switch_stacks += 1;
-                self.reasons.insert(tid, (wait, one_in > 1));
+                // A switch may be seen twice, as one of all and as a sample.
+                let (_, stands_for_others) = self.reasons.entry(tid).or_insert((wait, true));
+                *stands_for_others &= one_in > 1;
             }
             What::SwitchedOut { preempted: true } => {
+                self.reasons.remove(&tid);
                 self.timeline.enter(time_ns, tid, TaskState::Runnable);
             }
             What::SwitchedOut { preempted: false } => {
@@ -289,20 +303,23 @@ impl Collector {
         }
     }
 
-    /// Gives up the stacks of switches where they come too fast to be cheap.
+    /// Gives up the stacks of switches where they come too fast to be cheap: first all but samples, then those.
     fn guard_cost(&mut self, now_ns: u64) {
-        let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
-        if elapsed_ns < LOOK_INTERVAL_NS {
-            return;
-        }
-        if self.switch_stacks * 1_000_000_000 / elapsed_ns > SWITCH_STACKS_PER_S_MAX {
+        let elapsed_ns = now_ns.saturating_sub(self.start_ns);
+        let is_too_much = |stacks: u64, per_s: u64| {
+            stacks.saturating_sub(SWITCH_STACKS_FREE) > elapsed_ns * per_s / 1_000_000_000
+        };
+        let [all, samples] = self.switch_stacks;
+        if is_too_much(all, SWITCH_STACKS_PER_S_MAX) {
             self.feeds.retain(|feed| feed.source != Source::Switch);
+        }
+        if is_too_much(samples, SWITCH_SAMPLES_PER_S_MAX) {
+            self.feeds.retain(|feed| feed.source != Source::SwitchSamples);
             self.waits = Err(format!(
-                "more than {SWITCH_STACKS_PER_S_MAX} context switches a second: \
-                 their stacks would cost too much"
+                "more than {SWITCH_SAMPLES_PER_S_MAX} stacks of context switches a second would be \
+                 needed: they would cost too much"
             ));
         }
-        (self.switch_stacks, self.looked_ns) = (0, now_ns);
     }
 
     fn close(self, end_ns: u64) -> Profile {
@@ -315,6 +332,8 @@ impl Collector {
         }
     }
 }
+
+const WITH_STACKS: [Source; 3] = [Source::Clock, Source::Switch, Source::SwitchSamples];
 
 fn open_feeds(
     tid: u32,
@@ -347,13 +366,11 @@ fn open_feeds(
 fn spec(tid: u32, begin: Begin, cpu: u32, source: Source) -> EventSpec {
     let task = perf::FIELD_TID | perf::FIELD_TIME;
     let stacks = task | perf::FIELD_IP | perf::FIELD_PERIOD | perf::FIELD_CALLCHAIN;
+    let samples_hz = SWITCH_SAMPLES_HZ.min(perf::samples_per_s_max());
     let (kind, every, fields) = match source {
         Source::Clock => (perf::CPU_CLOCK, Every::Events(PERIOD_NS), stacks),
-        Source::Switch => (
-            perf::CONTEXT_SWITCH,
-            Every::PerSecond(SWITCH_STACKS_HZ.min(perf::samples_per_s_max())),
-            stacks,
-        ),
+        Source::Switch => (perf::CONTEXT_SWITCH, Every::Events(1), stacks),
+        Source::SwitchSamples => (perf::CONTEXT_SWITCH, Every::PerSecond(samples_hz), stacks),
         Source::Records => (perf::DUMMY, Every::Events(1), task),
     };
     EventSpec {
@@ -364,7 +381,9 @@ fn spec(tid: u32, begin: Begin, cpu: u32, source: Source) -> EventSpec {
         exclude_kernel: source == Source::Records,
         exclude_callchain_user: true,
         enable_on_exec: begin == Begin::AtExec,
-        task_records: source != Source::Switch,
+        wake_after: matches!(source, Source::Switch | Source::SwitchSamples)
+            .then_some(SWITCH_STACKS_WAKE),
+        task_records: matches!(source, Source::Clock | Source::Records),
         ..EventSpec::new(kind)
     }
 }

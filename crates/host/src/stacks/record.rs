@@ -13,6 +13,8 @@ pub enum Source {
     Clock,
     /// context-switches, with stacks.
     Switch,
+    /// Some of them.
+    SwitchSamples,
     /// A dummy that carries task records.
     Records,
 }
@@ -112,7 +114,9 @@ fn decode_sample(source: Source, record: &Record<'_>, symbols: &Symbols) -> Opti
     let [ip, task, time_ns, one_in, frames, ref rest @ ..] = *record.words else { return None };
     let stack = rest.get(..frames as usize)?;
     let what = match source {
-        Source::Switch => What::SwitchStack { wait: symbols.wait(stack), one_in },
+        Source::Switch | Source::SwitchSamples => {
+            What::SwitchStack { wait: symbols.wait(stack), one_in }
+        }
         Source::Clock | Source::Records => {
             let user = record.misc & perf::MISC_CPUMODE_MASK == perf::MISC_USER;
             // The kernel leaves the chain out where it cannot unwind; the address is left.

@@ -84,6 +84,8 @@ pub struct EventSpec {
     pub enable_on_exec: bool,
     /// Kernel frames only in the call chains.
     pub exclude_callchain_user: bool,
+    /// Wakes who polls after so many samples; none: when the ring is half full.
+    pub wake_after: Option<u32>,
     /// Also records of forks, exits, execs and context switches. With sampling, each ends in the
     /// sample's thread and time ([`FIELD_TID`], [`FIELD_TIME`]).
     pub task_records: bool,
@@ -115,6 +117,7 @@ impl EventSpec {
             exclude_user: false,
             enable_on_exec: false,
             exclude_callchain_user: false,
+            wake_after: None,
             task_records: false,
             times: false,
         }
@@ -137,6 +140,7 @@ impl EventSpec {
                 }
             }
             attr.sample_type = sampling.fields;
+            attr.__bindgen_anon_2.wakeup_events = self.wake_after.unwrap_or(0);
             attr.set_use_clockid(1);
             attr.clockid = libc::CLOCK_MONOTONIC;
         }

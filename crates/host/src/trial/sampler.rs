@@ -10,6 +10,7 @@ use super::tree::{self, Held};
 use crate::pagesize::PageSettings;
 use crate::procfs::{ProcessMemory, Root, process_memory};
 use crate::sys::pagemap::{self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PageRange};
+use pagetax_core::counter::Reading;
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
 use rustix::time::{ClockId, clock_gettime};
@@ -115,8 +116,8 @@ fn cpu_time() -> Duration {
 enum Look {
     /// By smaps of all processes.
     Full,
-    /// By PAGEMAP_SCAN of the one that holds nearly everything, by smaps of the others.
-    Quick(Pid),
+    /// By PAGEMAP_SCAN, which does not tell what processes share: where one holds nearly everything.
+    Quick,
 }
 
 /// When one kind of look was taken, and what it cost.
@@ -147,6 +148,8 @@ struct Watcher {
     /// When the last look of any kind was taken, and what was held.
     last_look: Option<(Instant, u64)>,
     mthp: Option<(PageSize, u64)>,
+    /// The largest process and what it held when its allocator was last looked for.
+    allocator_of: Option<Held>,
     /// Whether there are hugetlb pages to be had: only then it is worth asking who holds some.
     has_hugetlb: bool,
     seen: Seen,
@@ -170,6 +173,7 @@ impl Watcher {
             quick: None,
             last_look: None,
             mthp: mthp.and_then(folios),
+            allocator_of: None,
             has_hugetlb,
             seen: Seen::default(),
         }
@@ -234,10 +238,10 @@ impl Watcher {
         }
         // A program may be over before the share allows the next look. There are few such steps.
         let is_free = all >= seen + seen / 4;
-        match holder(held) {
+        match one_holds_nearly_all(held) {
             _ if Taken::is_past(self.full, now) => Some(Look::Full),
-            Some(pid) if is_free || Taken::is_past(self.quick, now) => Some(Look::Quick(pid)),
-            None if is_free => Some(Look::Full),
+            true if is_free || Taken::is_past(self.quick, now) => Some(Look::Quick),
+            false if is_free => Some(Look::Full),
             _ => None,
         }
     }
@@ -247,14 +251,24 @@ impl Watcher {
         // What a quick look does not tell, as on older kernels, a full one does.
         let quick = match look {
             Look::Full => None,
-            Look::Quick(holder) => quick_look(holder, &self.processes),
+            Look::Quick => quick_look(&self.processes),
         };
         self.note(quick.unwrap_or_else(|| full_look(&self.processes)), held);
         self.last_look = Some((now, Held::total(held)));
         let taken = Some(Taken { at: now, cost: cpu_time() - before });
         match look {
             Look::Full => self.full = taken,
-            Look::Quick(_) => self.quick = taken,
+            Look::Quick => self.quick = taken,
+        }
+    }
+
+    /// The allocator shows in a process's mappings, once it has begun; to read them costs as much as a look.
+    fn note_allocator(&mut self, held: &[Held]) {
+        let Some(largest) = Held::largest(held) else { return };
+        let is_known = |of: &Held| of.pid == largest.pid && largest.bytes() < 4 * of.bytes();
+        if !self.allocator_of.as_ref().is_some_and(is_known) {
+            self.allocator_of = Some(largest);
+            self.seen.allocator = Allocator::of(largest.pid).or(self.seen.allocator.take());
         }
     }
 
@@ -266,17 +280,15 @@ impl Watcher {
         });
         if self.seen.peak.is_none_or(|seen| peak.resident_bytes >= seen.resident_bytes) {
             self.seen.peak = Some(peak);
-            let allocator = Held::largest(held).and_then(|largest| Allocator::of(largest.pid));
-            self.seen.allocator = allocator.or(self.seen.allocator.take());
+            self.note_allocator(held);
         }
     }
 }
 
-/// The process that holds nearly everything. What it shares with the others is next to nothing then.
-fn holder(held: &[Held]) -> Option<Pid> {
-    let largest = Held::largest(held)?;
-    let others = Held::total(held).saturating_sub(largest.bytes());
-    (others < largest.bytes() / OTHERS_PART).then_some(largest.pid)
+/// Whether one process holds nearly everything. What it shares with the others is next to nothing then.
+fn one_holds_nearly_all(held: &[Held]) -> bool {
+    let largest = Held::largest(held).map_or(0, |largest| largest.bytes());
+    Held::total(held).saturating_sub(largest) < largest / OTHERS_PART
 }
 
 fn full_look(processes: &[Pid]) -> Peak {
@@ -290,21 +302,24 @@ fn full_look(processes: &[Pid]) -> Peak {
     peak
 }
 
-/// None if the process has ended, or if the kernel has no PAGEMAP_SCAN.
-fn quick_look(holder: Pid, processes: &[Pid]) -> Option<Peak> {
-    let others: Vec<Pid> = processes.iter().copied().filter(|pid| *pid != holder).collect();
-    let (mut peak, memory) = (full_look(&others), memory_of(holder));
-    let huge = huge_ranges(holder)?;
-    let anon = huge.iter().filter(|range| range.categories & (PAGE_IS_FILE | PAGE_IS_PFNZERO) == 0);
-    let hugetlb_bytes = memory.hugetlb_bytes.value().unwrap_or(0);
-    peak.process_count += 1;
-    peak.resident_bytes += memory.resident_bytes.value()? + hugetlb_bytes;
-    peak.anon_bytes += memory.anon_bytes.value()? + hugetlb_bytes;
-    peak.thp_bytes += anon.map(length).sum::<u64>().saturating_sub(hugetlb_bytes);
-    peak.hugetlb_bytes += hugetlb_bytes;
-    peak.page_table_bytes += memory.page_table_bytes.value().unwrap_or(0);
-    peak.huge_mapped_bytes =
-        peak.huge_mapped_bytes.map(|of_others| of_others + huge.iter().map(length).sum::<u64>());
+/// None if the kernel has no PAGEMAP_SCAN.
+fn quick_look(processes: &[Pid]) -> Option<Peak> {
+    let mut peak = Peak { process_count: processes.len(), ..Peak::default() };
+    let mut huge_mapped_bytes = 0;
+    for pid in processes {
+        let (memory, huge) = (memory_of(*pid), huge_ranges(*pid)?);
+        let bytes = |reading: &Reading| reading.value().unwrap_or(0);
+        let is_anon = |range: &&PageRange| range.categories & (PAGE_IS_FILE | PAGE_IS_PFNZERO) == 0;
+        let hugetlb_bytes = bytes(&memory.hugetlb_bytes);
+        let huge_anon_bytes: u64 = huge.iter().filter(is_anon).map(length).sum();
+        peak.resident_bytes += bytes(&memory.resident_bytes) + hugetlb_bytes;
+        peak.anon_bytes += bytes(&memory.anon_bytes) + hugetlb_bytes;
+        peak.thp_bytes += huge_anon_bytes.saturating_sub(hugetlb_bytes);
+        peak.hugetlb_bytes += hugetlb_bytes;
+        peak.page_table_bytes += bytes(&memory.page_table_bytes);
+        huge_mapped_bytes += huge.iter().map(length).sum::<u64>();
+    }
+    peak.huge_mapped_bytes = Some(huge_mapped_bytes);
     Some(peak)
 }
 
@@ -312,17 +327,22 @@ fn length(range: &PageRange) -> u64 {
     range.end - range.start
 }
 
-/// By PAGEMAP_SCAN, which skips what is not mapped, and tells files and the page of zeros apart; empty if
-/// the process has ended, none if the kernel does not know the call.
+/// By PAGEMAP_SCAN, which skips what is not mapped; whether they are of a file or the page of zeros is asked of
+/// huge pages alone, as the answer takes a look at each page's own data. Empty if the process has ended,
+/// none if the kernel does not know the call.
 fn huge_ranges(pid: Pid) -> Option<Vec<PageRange>> {
     let Ok(map) = File::open(format!("/proc/{}/pagemap", pid.as_raw_nonzero())) else {
         return Some(Vec::new());
     };
-    let wanted = PAGE_IS_HUGE | PAGE_IS_FILE | PAGE_IS_PFNZERO;
-    match pagemap::scan_any(&map, 0, USER_END, PAGE_IS_HUGE, wanted) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => None,
-        found => Some(found.unwrap_or_default()),
-    }
+    let huge = match pagemap::scan(&map, 0, USER_END, PAGE_IS_HUGE) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => return None,
+        found => found.unwrap_or_default(),
+    };
+    let wanted = PAGE_IS_FILE | PAGE_IS_PFNZERO;
+    let kinds = |range: &PageRange| {
+        pagemap::scan_any(&map, range.start, range.end, PAGE_IS_HUGE, wanted).unwrap_or_default()
+    };
+    Some(huge.iter().flat_map(kinds).collect())
 }
 
 fn memory_of(pid: Pid) -> ProcessMemory {
@@ -376,14 +396,14 @@ mod tests {
         let request =
             Request { source: Source::Anon, len: 64 << 20, align: 2 << 20, hugetlb: None };
         let mapping = Mapping::new(request).unwrap();
-        let (own, none) = ([rustix::process::getpid()], []);
+        let own = [rustix::process::getpid()];
         for (advice, range) in [(libc::MADV_NOHUGEPAGE, 0..16), (libc::MADV_HUGEPAGE, 16..64)] {
             mapping.advise(advice).unwrap();
             range.for_each(|mb| {
                 (0..256).for_each(|page| mapping.store((mb << 20) + (page << 12), 1))
             });
         }
-        let Some(quick) = quick_look(own[0], &none) else {
+        let Some(quick) = quick_look(&own) else {
             return assert!(huge_ranges(own[0]).is_none(), "a kernel with PAGEMAP_SCAN");
         };
         let full = full_look(&own);
@@ -399,9 +419,9 @@ mod tests {
     fn nearly_everything_is_all_but_a_twentieth() {
         let [a, b] = [1, 2].map(|pid| Pid::from_raw(pid).unwrap());
         let held = |pid, anon_bytes| Held { pid, anon_bytes, shared_bytes: 20 };
-        assert_eq!(holder(&[held(a, 80), held(b, 4)]), Some(a));
-        assert_eq!(holder(&[held(a, 80), held(b, 6)]), None);
-        assert_eq!(holder(&[]), None);
+        assert!(one_holds_nearly_all(&[held(a, 80), held(b, 4)]));
+        assert!(!one_holds_nearly_all(&[held(a, 80), held(b, 6)]));
+        assert!(!one_holds_nearly_all(&[]));
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use crate::procfs::{Root, process_memory};
 use rustix::process::Pid;
 use std::collections::HashMap;
+use std::path::Path;
+use std::sync::LazyLock;
 
 /// The parents of all processes that were ever listed. A process is looked at once, so that a list
 /// costs little, and an orphan stays in the family that it was born into.
@@ -14,20 +16,38 @@ pub struct Family {
 impl Family {
     /// All descendants of a process that are there now. Empty if /proc cannot be read.
     pub fn descendants(&mut self, root: Pid) -> Vec<Pid> {
-        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids: Vec<i32> =
-            entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-        let mut parent_of = HashMap::with_capacity(pids.len());
-        for pid in &pids {
-            let known = self.parent_of.get(pid).copied();
-            if let Some(parent) = known.or_else(|| parent(*pid)) {
-                parent_of.insert(*pid, parent);
+        static HAS_CHILDREN: LazyLock<bool> =
+            LazyLock::new(|| Path::new("/proc/thread-self/children").exists());
+        let root = root.as_raw_nonzero().get();
+        self.parent_of = if *HAS_CHILDREN { self.by_children(root) } else { self.by_parents() };
+        let pids = self.parent_of.keys().copied();
+        pids.filter(|pid| self.descends(*pid, root)).filter_map(Pid::from_raw).collect()
+    }
+
+    /// Downwards, for the price of the family's own processes (Linux with CONFIG_PROC_CHILDREN).
+    fn by_children(&self, root: i32) -> HashMap<i32, i32> {
+        let is_there = |pid: &i32| Path::new(&format!("/proc/{pid}")).exists();
+        let known = self.parent_of.iter().filter(|(pid, _)| is_there(pid));
+        let mut parent_of: HashMap<i32, i32> = known.map(|(pid, parent)| (*pid, *parent)).collect();
+        let mut to_ask: Vec<i32> = parent_of.keys().copied().chain([root]).collect();
+        while let Some(pid) = to_ask.pop() {
+            for child in children(pid) {
+                if !parent_of.contains_key(&child) && parent(child).is_some() {
+                    parent_of.insert(child, pid);
+                    to_ask.push(child);
+                }
             }
         }
-        self.parent_of = parent_of;
-        let root = root.as_raw_nonzero().get();
-        let of_root = pids.into_iter().filter(|pid| self.descends(*pid, root));
-        of_root.filter_map(Pid::from_raw).collect()
+        parent_of
+    }
+
+    /// Of all processes of the machine.
+    fn by_parents(&self) -> HashMap<i32, i32> {
+        let known_or_new = |pid| {
+            let known = self.parent_of.get(&pid).copied();
+            Some((pid, known.or_else(|| parent(pid))?))
+        };
+        numbers_in("/proc").into_iter().filter_map(known_or_new).collect()
     }
 
     /// Walks up; no longer than there are processes, should stale parents form a circle.
@@ -35,6 +55,21 @@ impl Family {
         let mut up = std::iter::successors(Some(pid), |pid| self.parent_of.get(pid).copied());
         up.by_ref().skip(1).take(self.parent_of.len()).any(|ancestor| ancestor == root)
     }
+}
+
+/// Entries of a directory that are numbers; none if it is gone.
+fn numbers_in(directory: &str) -> Vec<i32> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// The children of all threads of a process.
+fn children(pid: i32) -> Vec<i32> {
+    let of_thread = |tid| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).ok();
+    let texts = numbers_in(&format!("/proc/{pid}/task")).into_iter().filter_map(of_thread);
+    texts
+        .flat_map(|text| text.split(' ').filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
 }
 
 /// The parent of a process; none if it has ended.
@@ -111,24 +146,32 @@ mod tests {
     }
 
     #[test]
-    fn grandchildren_are_found() {
+    fn grandchildren_are_found_and_orphans_stay() {
         let mut shell = std::process::Command::new("sh")
             .args(["-c", "sleep 60 & wait"])
             .spawn()
             .expect("sh is everywhere");
-        let pid = Pid::from_child(&shell);
+        let root = Pid::from_child(&shell);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        let mut family = Family::default();
         let found = loop {
-            let found = Family::default().descendants(pid);
+            let found = family.descendants(root);
             if !found.is_empty() || std::time::Instant::now() > deadline {
                 break found;
             }
         };
-        for sleeper in &found {
-            rustix::process::kill_process(*sleeper, rustix::process::Signal::KILL).unwrap();
-        }
-        shell.wait().unwrap();
         assert_eq!(found.len(), 1);
+        let by_parents = Family { parent_of: Family::default().by_parents() };
+        let [sleeper, root_pid] = [found[0], root].map(|pid| pid.as_raw_nonzero().get());
+        assert!(by_parents.descends(sleeper, root_pid));
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        assert_eq!(
+            (family.descendants(root), Family::default().descendants(root)),
+            (found, vec![])
+        );
+        let sleeper = Pid::from_raw(sleeper).unwrap();
+        rustix::process::kill_process(sleeper, rustix::process::Signal::KILL).unwrap();
     }
 
     #[test]
