@@ -19,7 +19,7 @@
 
 #include "stream.h"
 
-#define PT_SLOTS 1024
+#define PT_SLOTS 8192
 #define PT_NO_PAGE (1ULL << 63)
 
 /* A page's first address, and when it was used last: by a clock of the engine's that may wrap. */
@@ -51,24 +51,29 @@ static inline pt_u32 pt_set_count(const struct pt_filter *filter)
    return filter->ways ? filter->index_mask + 1 : 0;
 }
 
-static inline void pt_forget_table(const struct pt_filter *filter, struct pt_table *table)
+static inline void pt_forget_sets(const struct pt_filter *filter, struct pt_set *sets)
 {
    pt_u32 i, way;
-   if (!filter->ways)
-      return;
-   for (i = 0; i < PT_SLOTS; i++)
-      table->slots[i].page = PT_NO_PAGE;
    for (i = 0; i < pt_set_count(filter); i++) {
-      table->sets[i].oldest = 0;
+      sets[i].oldest = 0;
       for (way = 0; way < filter->ways; way++)
-         table->sets[i].page[way] = PT_NO_PAGE;
+         sets[i].page[way] = PT_NO_PAGE;
    }
 }
 
-static inline void pt_forget(const struct pt_side *side, struct pt_tables *tables)
+/* Whatever was in a table, nothing is in it now. */
+static inline void pt_clear_table(const struct pt_filter *filter, struct pt_table *table)
 {
-   pt_forget_table(&side->small, &tables->small);
-   pt_forget_table(&side->large, &tables->large);
+   pt_u32 i;
+   for (i = 0; filter->ways && i < PT_SLOTS; i++)
+      table->slots[i].page = PT_NO_PAGE;
+   pt_forget_sets(filter, table->sets);
+}
+
+static inline void pt_clear(const struct pt_side *side, struct pt_tables *tables)
+{
+   pt_clear_table(&side->small, &tables->small);
+   pt_clear_table(&side->large, &tables->large);
 }
 
 static inline pt_u64 pt_page(const struct pt_filter *filter, pt_u64 address)
@@ -121,36 +126,75 @@ static inline int pt_is_before(const struct pt_set *set, pt_u32 a, pt_u32 b)
    return since < 0 || (since == 0 && set->page[a] < set->page[b]);
 }
 
-/* All pages leave their slots; what those knew is in the sets. */
+/* The page in a slot makes room, and keeps its stamp in its set. */
+static inline void pt_leave_slot(const struct pt_filter *filter, struct pt_table *table,
+                                 struct pt_slot *slot)
+{
+   if (slot->page == PT_NO_PAGE)
+      return;
+   struct pt_set *set = pt_set(filter, table, slot->page);
+   set->stamp[pt_find(filter, set, slot->page)] = slot->stamp;
+   slot->page = PT_NO_PAGE;
+}
+
+/* All pages leave their slots. */
 static inline void pt_leave_slots(const struct pt_filter *filter, struct pt_table *table)
 {
    pt_u32 i, way;
-   for (i = 0; i < pt_set_count(filter); i++) {
-      struct pt_set *set = &table->sets[i];
-      for (way = 0; way < filter->ways; way++) {
-         if (set->page[way] != PT_NO_PAGE) {
-            pt_used(filter, table, set, way);
-            pt_slot(filter, table, set->page[way])->page = PT_NO_PAGE;
-         }
-      }
-   }
+   for (i = 0; i < pt_set_count(filter); i++)
+      for (way = 0; way < filter->ways; way++)
+         if (table->sets[i].page[way] != PT_NO_PAGE)
+            pt_leave_slot(filter, table, pt_slot(filter, table, table->sets[i].page[way]));
 }
 
-static inline void pt_move_table(const struct pt_filter *filter, struct pt_table *to,
-                                 struct pt_table *from)
+static inline void pt_forget_table(const struct pt_filter *filter, struct pt_table *table)
+{
+   pt_leave_slots(filter, table);
+   pt_forget_sets(filter, table->sets);
+}
+
+/* Empties a filter: an access to any page is written. */
+static inline void pt_forget(const struct pt_side *side, struct pt_tables *tables)
+{
+   pt_forget_table(&side->small, &tables->small);
+   pt_forget_table(&side->large, &tables->large);
+}
+
+/* What a thread's filters know while it has no table. */
+struct pt_kept {
+   struct pt_set small[PT_SETS], large[PT_SETS];
+};
+
+static inline void pt_copy_sets(const struct pt_filter *filter, struct pt_set *to,
+                                const struct pt_set *from)
 {
    pt_u32 i;
-   pt_leave_slots(filter, from);
    for (i = 0; i < pt_set_count(filter); i++)
-      to->sets[i] = from->sets[i];
+      to[i] = from[i];
 }
 
-/* What one filter knows another one knows, too; both have empty slots after it. */
-static inline void pt_move(const struct pt_side *side, struct pt_tables *to,
-                           struct pt_tables *from)
+/* The tables have empty slots after it. */
+static inline void pt_keep(const struct pt_side *side, struct pt_kept *kept,
+                           struct pt_tables *tables)
 {
-   pt_move_table(&side->small, &to->small, &from->small);
-   pt_move_table(&side->large, &to->large, &from->large);
+   pt_leave_slots(&side->small, &tables->small);
+   pt_leave_slots(&side->large, &tables->large);
+   pt_copy_sets(&side->small, kept->small, tables->small.sets);
+   pt_copy_sets(&side->large, kept->large, tables->large.sets);
+}
+
+/* The tables must have empty slots. */
+static inline void pt_resume(const struct pt_side *side, struct pt_tables *tables,
+                             const struct pt_kept *kept)
+{
+   pt_copy_sets(&side->small, tables->small.sets, kept->small);
+   pt_copy_sets(&side->large, tables->large.sets, kept->large);
+}
+
+static inline void pt_forget_kept(const struct pt_side *side, struct pt_kept *kept)
+{
+   pt_forget_sets(&side->small, kept->small);
+   pt_forget_sets(&side->large, kept->large);
 }
 
 /* Tells the consumer the order of a set: those that it knows in this order, from the oldest one on, stay;
@@ -210,17 +254,6 @@ static inline void pt_leave(struct pt_writer *w, const struct pt_filter *filter,
    struct pt_slot *slot = pt_slot(filter, table, set->page[set->oldest]);
    if (slot->page == set->page[set->oldest])
       slot->page = PT_NO_PAGE;
-}
-
-/* The page in a slot makes room, and keeps its stamp in its set. */
-static inline void pt_leave_slot(const struct pt_filter *filter, struct pt_table *table,
-                                 struct pt_slot *slot)
-{
-   if (slot->page == PT_NO_PAGE)
-      return;
-   struct pt_set *set = pt_set(filter, table, slot->page);
-   set->stamp[pt_find(filter, set, slot->page)] = slot->stamp;
-   slot->page = PT_NO_PAGE;
 }
 
 /* Whether the filter holds the page of an address, which is used now. */

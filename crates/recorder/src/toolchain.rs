@@ -71,7 +71,8 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
     ];
     // Where Valgrind's own tools lie, far from where programs are.
     let link = "-no-pie -static -nodefaultlibs -nostartfiles -u _start \
-                -Wl,-Ttext-segment=0x58000000 -Wl,--build-id=none -Wl,-z,noexecstack";
+                -Wl,-Ttext-segment=0x58000000 -Wl,--build-id=none -Wl,-z,noexecstack \
+                -Wl,--wrap=sanityCheckIRSB,--wrap=cprop_BB,--wrap=do_deadcode_BB";
     let recipe = Recipe {
         engine: "valgrind",
         sources: &[

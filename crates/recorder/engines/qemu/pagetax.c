@@ -115,8 +115,8 @@ static Thread *thread_of(unsigned vcpu)
       thread = calloc(1, sizeof(Thread));
       if (!thread)
          abort();
-      pt_forget(&data_side, &thread->data);
-      pt_forget(&code_side, &thread->code);
+      pt_clear(&data_side, &thread->data);
+      pt_clear(&code_side, &thread->code);
       thread->writer.thread = vcpu;
       pt_claim(&thread->writer, header, process, getpid());
       threads[vcpu % THREADS] = thread;
