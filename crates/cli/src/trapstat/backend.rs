@@ -12,6 +12,8 @@ pub enum Choice {
     Auto,
     /// Hardware counters
     Perf,
+    /// Samples of AMD's instruction-based sampling
+    Ibs,
     /// A recorder that feeds simulated machines
     Record,
 }
@@ -47,18 +49,19 @@ pub struct Finished {
 /// The backend that was asked for, or the best one that works here.
 pub fn choose(args: &Args) -> Result<Box<dyn Backend>> {
     match args.backend {
-        Choice::Perf if args.sample => Err(anyhow!(
-            "--sample is for recorded programs; counters count all\n  remedy: leave --sample or --backend perf out"
+        Choice::Perf | Choice::Ibs if args.sample => Err(anyhow!(
+            "--sample is for recorded programs\n  remedy: leave --sample or --backend out"
         )),
         Choice::Auto if args.sample => {
             Ok(Box::new(record::Record::new(args, "it can sample".into())?))
         }
         Choice::Perf => Ok(Box::new(perf::Perf::open(args, "asked for")?)),
+        Choice::Ibs => Ok(Box::new(perf::Perf::open_ibs(args, "asked for")?)),
         Choice::Record => Ok(Box::new(record::Record::new(args, "asked for".into())?)),
         Choice::Auto if args.operands.trace.is_some() => {
             Ok(Box::new(record::Record::new(args, "a trace was named".into())?))
         }
-        Choice::Auto => match perf::Perf::open(args, "this CPU counts page walks") {
+        Choice::Auto => match of_the_cpu(args) {
             Ok(perf) => Ok(Box::new(perf)),
             Err(error) if args.command.is_empty() => Err(error),
             Err(error) => {
@@ -67,4 +70,12 @@ pub fn choose(args: &Args) -> Result<Box<dyn Backend>> {
             }
         },
     }
+}
+
+/// Counts, which are of all, before samples.
+fn of_the_cpu(args: &Args) -> Result<perf::Perf> {
+    perf::Perf::open(args, "this CPU counts page walks").or_else(|why| {
+        let first = why.to_string().lines().next().unwrap_or_default().to_string();
+        perf::Perf::open_ibs(args, &first).map_err(|_| why)
+    })
 }

@@ -1,12 +1,16 @@
-//! The perf backend: page walks as the CPU counts them, of the whole system, a process or a command.
+//! The perf and ibs backends: page walks as the CPU counts or samples them, of the whole system, a process or a command.
 
 use super::backend::{Backend, Finished, Sink};
 use super::{Args, unmet};
 use crate::exit;
 use anyhow::{Context, Result, anyhow};
+use pagetax_core::trapstat::Listing;
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::asked_to_stop;
-use pagetax_host::tlb_events::{Counters, Family, Target, cpu_identity, listing, since};
+use pagetax_host::tlb_events::ibs::Sampler;
+use pagetax_host::tlb_events::{
+    CountError, Counters, Counts, Family, Target, cpu_identity, listing, since,
+};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -16,26 +20,101 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Without an interval and a command, as the original.
 const DEFAULT_INTERVAL_NS: u64 = 1_000_000_000;
 
-/// Counters that are open.
-pub struct Perf {
+/// What CPUs tell, interval by interval.
+trait Source {
+    fn name(&self) -> &'static str;
+
+    /// What its numbers are.
+    fn title(&self) -> String;
+
+    /// Called each [`LOOK`].
+    fn look(&mut self) {}
+
+    /// Of the time since the last listing.
+    fn listing(&mut self, end_ns: u64, elapsed_ns: u64) -> Listing;
+}
+
+/// Events that count.
+struct Counting {
     family: Family,
     counters: Counters,
+    before: Vec<Counts>,
+}
+
+impl Source for Counting {
+    fn name(&self) -> &'static str {
+        "perf"
+    }
+
+    fn title(&self) -> String {
+        format!("counters of {}", self.family.name)
+    }
+
+    fn listing(&mut self, end_ns: u64, elapsed_ns: u64) -> Listing {
+        let now = self.counters.read();
+        let listing = listing(&self.family, &since(&now, &self.before), end_ns, elapsed_ns);
+        self.before = now;
+        listing
+    }
+}
+
+impl Source for Sampler {
+    fn name(&self) -> &'static str {
+        "ibs"
+    }
+
+    fn title(&self) -> String {
+        "samples of AMD's instruction-based sampling".into()
+    }
+
+    fn look(&mut self) {
+        Sampler::look(self);
+    }
+
+    fn listing(&mut self, end_ns: u64, elapsed_ns: u64) -> Listing {
+        Sampler::listing(self, end_ns, elapsed_ns)
+    }
+}
+
+/// Counters or samples at work.
+pub struct Perf {
+    source: Box<dyn Source>,
     why: String,
 }
 
 impl Perf {
     /// Finds the CPU's events and opens them for what `args` name; else says why not.
     pub fn open(args: &Args, why: &str) -> Result<Perf> {
-        if args.operands.trace.is_some() {
-            return Err(unmet("counters do not read traces\n  remedy: leave --backend out".into()));
-        }
+        no_trace(args)?;
         let cpuinfo = Root::default().text("/proc/cpuinfo").map_err(|why| anyhow!(why))?;
         let family = Family::find(&cpu_identity(&cpuinfo)).map_err(|error| {
             unmet(format!("{error}\n  remedy: record a command: --backend record -- COMMAND"))
         })?;
         let counters = Counters::open(&family, &target(args))
             .map_err(|error| exit::with(exit::UNMET, error))?;
-        Ok(Perf { family, counters, why: why.into() })
+        let before = counters.read();
+        Ok(Perf { source: Box::new(Counting { family, counters, before }), why: why.into() })
+    }
+
+    /// AMD's samples.
+    pub fn open_ibs(args: &Args, why: &str) -> Result<Perf> {
+        no_trace(args)?;
+        let sampler = Sampler::open(&target(args)).map_err(|error| match error {
+            CountError::NoUnit => unmet(
+                "this machine has no instruction-based sampling of operations (AMD; virtual machines have it \
+                 seldom)\n  remedy: record a command: --backend record -- COMMAND"
+                    .into(),
+            ),
+            error => exit::with(exit::UNMET, error),
+        })?;
+        Ok(Perf { source: Box::new(sampler), why: why.into() })
+    }
+}
+
+fn no_trace(args: &Args) -> Result<()> {
+    match args.operands.trace {
+        Some(_) => Err(unmet("counters do not read traces\n  remedy: leave --backend out".into())),
+        None => Ok(()),
     }
 }
 
@@ -49,11 +128,11 @@ fn target(args: &Args) -> Target {
 
 impl Backend for Perf {
     fn name(&self) -> &'static str {
-        "perf"
+        self.source.name()
     }
 
     fn why(&self) -> String {
-        format!("{}; counters of {}", self.why, self.family.name)
+        format!("{}; {}", self.why, self.source.title())
     }
 
     fn run(&mut self, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
@@ -61,16 +140,16 @@ impl Backend for Perf {
         let mut child = spawn(args)?;
         let by_default = child.is_none().then_some(DEFAULT_INTERVAL_NS);
         let interval_ns = args.interval_ns()?.or(by_default).unwrap_or(u64::MAX);
-        let (mut before, mut before_ns, mut listings) = (self.counters.read(), 0, 0);
+        let (mut before_ns, mut listings) = (0, 0);
         loop {
             std::thread::sleep(LOOK.min(Duration::from_nanos(interval_ns)));
+            self.source.look();
             let status = child.as_mut().map(Child::try_wait).transpose()?.flatten();
             let ends = status.is_some() || (child.is_none() && asked_to_stop());
             let now_ns = start.elapsed().as_nanos() as u64;
             if ends || now_ns - before_ns >= interval_ns {
-                let now = self.counters.read();
-                sink(listing(&self.family, &since(&now, &before), now_ns, now_ns - before_ns))?;
-                (before, before_ns, listings) = (now, now_ns, listings + 1);
+                sink(self.source.listing(now_ns, now_ns - before_ns))?;
+                (before_ns, listings) = (now_ns, listings + 1);
             }
             let enough =
                 child.is_none() && args.operands.count.is_some_and(|count| listings >= count);

@@ -152,7 +152,8 @@ impl EventSpec {
         attr.set_inherit(self.inherit.into());
         attr.set_exclude_kernel(self.exclude_kernel.into());
         attr.set_exclude_user(self.exclude_user.into());
-        attr.set_exclude_hv(1);
+        // Hardware that cannot leave anything out refuses this, too.
+        attr.set_exclude_hv(self.exclude_kernel.into());
         attr.set_exclude_callchain_user(self.exclude_callchain_user.into());
         attr.set_task(self.task_records.into());
         attr.set_comm(self.task_records.into());
@@ -254,6 +255,8 @@ pub const FIELD_TIME: u64 = bindings::PERF_SAMPLE_TIME as u64;
 pub const FIELD_CPU: u64 = bindings::PERF_SAMPLE_CPU as u64;
 /// Field of a sample: the period that it was taken with.
 pub const FIELD_PERIOD: u64 = bindings::PERF_SAMPLE_PERIOD as u64;
+/// Field of a sample: what the hardware tells, its size first.
+pub const FIELD_RAW: u64 = bindings::PERF_SAMPLE_RAW as u64;
 /// Field of a sample: the stack.
 pub const FIELD_CALLCHAIN: u64 = bindings::PERF_SAMPLE_CALLCHAIN as u64;
 

@@ -1,13 +1,18 @@
 //! Samples of AMD's instruction-based sampling: one micro-operation in so many is followed through the
 //! pipeline, and the sample says whether the TLBs had its address, and how long the refill took.
-//! This is the decoding; no backend opens the device yet.
 //!
 //! Invariant: what the hardware does not mark as valid is not decoded. A sample of every Nth operation
 //! stands for N of them; the time of refills is no share of the program's, as refills overlap.
+//! The device takes no part of a program's modes: user and kernel are told apart by each sample.
 //! Sources: AMD64 Architecture Programmer's Manual volume 2, instruction-based sampling (IbsOpCtl,
 //! IbsOpData3); the order of registers in a raw sample: Linux, arch/x86/events/amd/ibs.c.
 
-use pagetax_core::trapstat::Cell;
+use super::open::{cpus_of, tasks};
+use super::{CountError, Target};
+use crate::procfs::Root;
+use crate::sys::perf::{self, Event, EventKind, EventSpec, Every, Ring, Sampling};
+use pagetax_core::counter::Provenance;
+use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
 
 /// A load or store that was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +110,13 @@ impl Tally {
         }
     }
 
+    fn merge(&mut self, other: &Tally) {
+        self.memory_ops += other.memory_ops;
+        self.walks += other.walks;
+        self.timed += other.timed;
+        self.refill_cycles += other.refill_cycles;
+    }
+
     /// Walks a second, where each sample stands for `period` operations.
     pub fn cell(&self, period: u64, elapsed_ns: u64) -> Cell {
         let seconds = elapsed_ns.max(1) as f64 / 1e9;
@@ -115,6 +127,153 @@ impl Tally {
     pub fn mean_refill_cycles(&self) -> Option<f64> {
         (self.timed > 0).then(|| self.refill_cycles as f64 / self.timed as f64)
     }
+}
+
+const DEVICE: &str = "/sys/bus/event_source/devices/ibs_op";
+/// Operations for each sample, some ten thousand samples a second; a multiple of 16.
+const PERIOD: u64 = 1 << 18;
+/// Of each CPU's ring: a tenth of a second, at that.
+const RING_PAGES: usize = 64;
+
+/// The device as the kernel offers it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Device {
+    event_type: u32,
+    /// Of the configuration: counts operations, not cycles.
+    count_operations: u64,
+}
+
+impl Device {
+    /// None where the CPU or the kernel has it not, or where it cannot count operations.
+    fn find(root: &Root) -> Option<Device> {
+        let event_type = root.number(&format!("{DEVICE}/type")).ok()?;
+        let format = root.text(&format!("{DEVICE}/format/cnt_ctl")).ok()?;
+        let bit: u32 = format.strip_prefix("config:")?.parse().ok()?;
+        Some(Device { event_type: event_type as u32, count_operations: 1u64.checked_shl(bit)? })
+    }
+}
+
+/// What one CPU tells.
+#[derive(Debug)]
+struct Feed {
+    cpu: u32,
+    ring: Ring,
+    /// Kept open: the ring is its.
+    _event: Event,
+    /// In user and in kernel mode, since the last listing.
+    tallies: [Tally; 2],
+    lost: u64,
+}
+
+/// The device at work.
+#[derive(Debug)]
+pub struct Sampler {
+    feeds: Vec<Feed>,
+}
+
+impl Sampler {
+    /// Starts to sample. [`CountError::NoUnit`] where there is no such device.
+    pub fn open(target: &Target) -> Result<Sampler, CountError> {
+        let device = Device::find(&Root::default()).ok_or(CountError::NoUnit)?;
+        let feed = |(cpu, pid): (u32, i32)| {
+            let event = Event::open(&EventSpec {
+                pid,
+                cpu: cpu as i32,
+                sampling: Some(Sampling { every: Every::Events(PERIOD), fields: perf::FIELD_RAW }),
+                inherit: pid != -1,
+                exclude_kernel: false,
+                enable_on_exec: *target == Target::NextCommand,
+                ..EventSpec::new(EventKind::Raw {
+                    event_type: device.event_type,
+                    config: device.count_operations,
+                })
+            });
+            let event = event.map_err(|error| CountError::of(error, pid == -1))?;
+            let ring = Ring::new(&event, RING_PAGES).map_err(CountError::System)?;
+            Ok(Feed { cpu, ring, _event: event, tallies: Default::default(), lost: 0 })
+        };
+        let feeds: Result<_, CountError> = places(target)?.into_iter().map(feed).collect();
+        Ok(Sampler { feeds: feeds? })
+    }
+
+    /// Takes what has arrived; to be called some times in a tenth of a second.
+    pub fn look(&mut self) {
+        for Feed { ring, tallies, lost, .. } in &mut self.feeds {
+            ring.drain(|record| match record.kind {
+                perf::RECORD_SAMPLE => {
+                    let is_user = record.misc & perf::MISC_CPUMODE_MASK == perf::MISC_USER;
+                    let op = MemoryOp::decode(record.words);
+                    op.into_iter().for_each(|op| tallies[usize::from(!is_user)].add(op));
+                }
+                perf::RECORD_LOST => *lost += record.words.get(1).copied().unwrap_or(0),
+                _ => {}
+            });
+        }
+    }
+
+    /// The listing since the last one, or since the start.
+    pub fn listing(&mut self, end_ns: u64, elapsed_ns: u64) -> Listing {
+        self.look();
+        let taken = self.feeds.iter_mut().map(|feed| {
+            (feed.cpu, std::mem::take(&mut feed.tallies), std::mem::take(&mut feed.lost))
+        });
+        listing(&taken.collect::<Vec<_>>(), end_ns, elapsed_ns)
+    }
+}
+
+/// CPUs, and a task or everyone (-1) on each: a task's ring is of one CPU.
+fn places(target: &Target) -> Result<Vec<(u32, i32)>, CountError> {
+    let (cpus, tasks) = match target {
+        Target::Cpus(cpus) => (cpus_of(cpus.as_ref()), vec![-1]),
+        Target::Process(pid) => (cpus_of(None), tasks(*pid).map_err(CountError::System)?),
+        Target::NextCommand => (cpus_of(None), vec![0]),
+    };
+    Ok(tasks.iter().flat_map(|task| cpus.iter().map(|cpu| (*cpu, *task))).collect())
+}
+
+/// By CPU: tallies in user and in kernel mode, and samples that were lost. Feeds of one CPU add up.
+fn listing(taken: &[(u32, [Tally; 2], u64)], end_ns: u64, elapsed_ns: u64) -> Listing {
+    let mut sums: Vec<(u32, [Tally; 2])> = Vec::new();
+    for (cpu, tallies, _) in taken {
+        match sums.iter_mut().find(|(known, _)| known == cpu) {
+            Some((_, sum)) => sum.iter_mut().zip(tallies).for_each(|(sum, more)| sum.merge(more)),
+            None => sums.push((*cpu, *tallies)),
+        }
+    }
+    let row = |cpu: u32, mode: Mode, tally: &Tally| {
+        let cells = Cells { dtlb: tally.cell(PERIOD, elapsed_ns), ..Cells::default() };
+        Row { cpu, mode, page_bytes: None, cells }
+    };
+    let rows = sums.iter().flat_map(|(cpu, [user, kernel])| {
+        [row(*cpu, Mode::User, user), row(*cpu, Mode::Kernel, kernel)]
+    });
+    let mut all = Tally::default();
+    sums.iter().flat_map(|(_, tallies)| tallies).for_each(|tally| all.merge(tally));
+    Listing {
+        title: "instruction-based sampling".into(),
+        provenance: Provenance::Derived,
+        end_ns,
+        elapsed_ns,
+        rows: rows.collect(),
+        notes: notes(&all, taken.iter().map(|(.., lost)| lost).sum()),
+    }
+}
+
+fn notes(all: &Tally, lost: u64) -> Vec<String> {
+    let percent = 196.0 / (all.walks.max(1) as f64).sqrt();
+    let mut notes = vec![format!(
+        "one operation in {PERIOD} was sampled: {} loads and stores, {} of them with a walk, ±{percent:.0} % \
+         (95 %); page sizes of walks, fetches and shares of time are not told",
+        all.memory_ops, all.walks
+    )];
+    if let Some(cycles) = all.mean_refill_cycles() {
+        let timed = all.timed;
+        notes.push(format!("a refill took {cycles:.0} cycles on average, by {timed} loads"));
+    }
+    if lost > 0 {
+        notes.push(format!("{lost} samples were lost: misses are more than shown"));
+    }
+    notes
 }
 
 #[cfg(test)]
@@ -175,5 +334,49 @@ mod tests {
         let cell = Cell { per_s: Some(600_000.0), percent: None };
         assert_eq!(tally.cell(100_000, 500_000_000), cell);
         assert_eq!(tally.mean_refill_cycles(), Some(200.0));
+    }
+
+    #[test]
+    fn the_device_is_found_where_it_counts_operations() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        assert_eq!(Device::find(&root), None);
+        std::fs::create_dir_all(root.path(&format!("{DEVICE}/format"))).unwrap();
+        let write =
+            |name: &str, text: &str| std::fs::write(root.path(&format!("{DEVICE}/{name}")), text);
+        write("type", "11\n").unwrap();
+        assert_eq!(Device::find(&root), None, "it counts cycles");
+        write("format/cnt_ctl", "config:19\n").unwrap();
+        assert_eq!(Device::find(&root), Some(Device { event_type: 11, count_operations: 1 << 19 }));
+    }
+
+    #[test]
+    fn feeds_of_one_cpu_add_up_and_the_listing_says_what_it_lacks() {
+        let tally = Tally { memory_ops: 500, walks: 100, timed: 10, refill_cycles: 2_000 };
+        let none = Tally::default();
+        let taken = [(0, [tally, none], 0), (1, [none, tally], 7), (0, [tally, none], 0)];
+        let listing = listing(&taken, 3_000_000_000, 2_000_000_000);
+        let per_s = |cpu, mode| {
+            let row = listing.rows.iter().find(|row| (row.cpu, row.mode) == (cpu, mode)).unwrap();
+            assert_eq!(
+                (row.page_bytes, row.cells.itlb.per_s, row.cells.percent()),
+                (None, None, None)
+            );
+            row.cells.dtlb.per_s.unwrap() / PERIOD as f64
+        };
+        assert_eq!(listing.rows.len(), 4);
+        assert_eq!([per_s(0, Mode::User), per_s(0, Mode::Kernel)], [100.0, 0.0]);
+        assert_eq!([per_s(1, Mode::User), per_s(1, Mode::Kernel)], [0.0, 50.0]);
+        let notes = listing.notes.join("\n");
+        assert!(notes.contains("300 of them with a walk, ±11 %"), "{notes}");
+        assert!(notes.contains("200 cycles") && notes.contains("7 samples were lost"), "{notes}");
+    }
+
+    #[test]
+    fn without_the_device_it_says_so() {
+        if Device::find(&Root::default()).is_none() {
+            let error = Sampler::open(&Target::NextCommand).unwrap_err();
+            assert!(matches!(error, CountError::NoUnit), "{error}");
+        }
     }
 }

@@ -38,6 +38,17 @@ pub enum CountError {
     System(io::Error),
 }
 
+impl CountError {
+    pub(super) fn of(error: io::Error, is_system_wide: bool) -> CountError {
+        match error.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => {
+                CountError::Forbidden(error, if is_system_wide { -1 } else { 1 })
+            }
+            _ => CountError::System(error),
+        }
+    }
+}
+
 /// Open events of one CPU or task in one mode.
 #[derive(Debug)]
 struct Group {
@@ -59,9 +70,7 @@ impl Counters {
         let command = *target == Target::NextCommand;
         let places: Vec<(u32, i32, i32)> = match target {
             Target::Cpus(cpus) => {
-                let all = || online_cpus().into_iter().map(|cpu| cpu as u32).collect();
-                let cpus: Vec<u32> = cpus.clone().unwrap_or_else(all);
-                cpus.into_iter().map(|cpu| (cpu, -1, cpu as i32)).collect()
+                cpus_of(cpus.as_ref()).into_iter().map(|cpu| (cpu, -1, cpu as i32)).collect()
             }
             Target::Process(pid) => tasks(*pid)
                 .map_err(CountError::System)?
@@ -141,8 +150,14 @@ fn kind(counted: &Counted) -> EventKind {
     }
 }
 
+/// These, or all that are online.
+pub(super) fn cpus_of(cpus: Option<&Vec<u32>>) -> Vec<u32> {
+    let all = || online_cpus().into_iter().map(|cpu| cpu as u32).collect();
+    cpus.cloned().unwrap_or_else(all)
+}
+
 /// The threads of a process.
-fn tasks(pid: u32) -> io::Result<Vec<i32>> {
+pub(super) fn tasks(pid: u32) -> io::Result<Vec<i32>> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
@@ -160,15 +175,11 @@ fn open_group(
         match Event::open(&spec(counted)) {
             Ok(event) => opened.push(Some(event)),
             Err(error) => match error.raw_os_error() {
-                Some(libc::EACCES | libc::EPERM) => {
-                    let level = if system_wide { -1 } else { 1 };
-                    return Err(CountError::Forbidden(error, level));
-                }
                 Some(libc::ENOENT | libc::EOPNOTSUPP) if counted.code.is_none() => {
                     return Err(CountError::NoUnit);
                 }
                 Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => opened.push(None),
-                _ => return Err(CountError::System(error)),
+                _ => return Err(CountError::of(error, system_wide)),
             },
         }
     }
