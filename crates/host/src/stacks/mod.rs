@@ -25,17 +25,17 @@ use std::thread::JoinHandle;
 /// Between two samples of a task's stack: ±9 percentage points after a second of CPU time. A virtual
 /// machine pays 20 to 30 us for each, nearly all of it for the timer: 0.3 % of the time.
 const PERIOD_NS: u64 = 8_000_000;
-/// A stack at each switch costs the job some 3 us; this many a second make 0.5 % of the time. A job that has
+/// A stack at each switch costs the job some 3 us; this many a second make 0.15 % of the time. A job that has
 /// more gets them of some switches only, which stand for the others.
-const SWITCH_STACKS_PER_S_MAX: u64 = 1_500;
+const SWITCH_STACKS_PER_S_MAX: u64 = 500;
 /// The first ones are free: whoever has few switches in all may have them at once.
-const SWITCH_STACKS_FREE: u64 = 100;
+const SWITCH_STACKS_FREE: u64 = 20;
 /// Of each task and second, where some stand for the others.
-const SWITCH_SAMPLES_HZ: u64 = 500;
+const SWITCH_SAMPLES_HZ: u64 = 250;
 /// With more than this in a second, of all tasks, these are given up too: it would be 2 % of the time.
 const SWITCH_SAMPLES_PER_S_MAX: u64 = 6_000;
 /// The collector is woken after so many stacks of switches.
-const SWITCH_STACKS_WAKE: u32 = 64;
+const SWITCH_STACKS_WAKE: u32 = 16;
 /// The collector looks at its rings at least this often.
 const LOOK_INTERVAL_NS: u64 = 200_000_000;
 
