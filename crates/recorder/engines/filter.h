@@ -34,6 +34,7 @@ struct pt_set {
    pt_u64 told[PT_WAYS];    /* the stamp when the consumer was told */
    pt_u64 address[PT_WAYS]; /* as it was written then */
    pt_u32 oldest;
+   pt_u32 unslotted; /* pages that stand in no slot */
 };
 
 struct pt_table {
@@ -55,7 +56,7 @@ static inline void pt_forget_sets(const struct pt_filter *filter, struct pt_set 
 {
    pt_u32 i, way;
    for (i = 0; i < pt_set_count(filter); i++) {
-      sets[i].oldest = 0;
+      sets[i].oldest = sets[i].unslotted = 0;
       for (way = 0; way < filter->ways; way++)
          sets[i].page[way] = PT_NO_PAGE;
    }
@@ -134,6 +135,7 @@ static inline void pt_leave_slot(const struct pt_filter *filter, struct pt_table
       return;
    struct pt_set *set = pt_set(filter, table, slot->page);
    set->stamp[pt_find(filter, set, slot->page)] = slot->stamp;
+   set->unslotted++;
    slot->page = PT_NO_PAGE;
 }
 
@@ -202,31 +204,39 @@ static inline void pt_forget_kept(const struct pt_side *side, struct pt_kept *ke
 static void pt_tell_order(struct pt_writer *w, const struct pt_filter *filter,
                           struct pt_table *table, struct pt_set *set, pt_u32 which)
 {
-   struct pt_set before = *set;
-   pt_u32 order[PT_WAYS], known[PT_WAYS];
-   pt_u32 count = 0, empty, i, nth, way = set->oldest;
+   struct {
+      pt_u64 page, stamp, address;
+      pt_u32 known; /* its place in the order that the consumer knows */
+   } ordered[PT_WAYS];
+   pt_u32 count = 0, empty, i, nth, way = set->oldest, order[PT_WAYS], known[PT_WAYS];
    int touches = 0;
    for (nth = 0; nth < filter->ways; nth++, way = pt_after(filter, way)) {
-      if (before.page[way] == PT_NO_PAGE)
+      if (set->page[way] == PT_NO_PAGE)
          continue;
       known[way] = nth;
-      pt_used(filter, table, &before, way);
-      for (i = count++; i > 0 && pt_is_before(&before, way, order[i - 1]); i--)
+      pt_used(filter, table, set, way);
+      for (i = count++; i > 0 && pt_is_before(set, way, order[i - 1]); i--)
          order[i] = order[i - 1];
       order[i] = way;
+   }
+   for (i = 0; i < count; i++) {
+      way = order[i];
+      ordered[i].page = set->page[way];
+      ordered[i].stamp = set->stamp[way];
+      ordered[i].address = set->address[way];
+      ordered[i].known = known[way];
    }
    empty = filter->ways - count;
    set->oldest = 0;
    for (i = 0; i < empty; i++)
       set->page[i] = PT_NO_PAGE;
    for (i = 0; i < count; i++) {
-      way = order[i];
-      set->page[empty + i] = before.page[way];
-      set->stamp[empty + i] = set->told[empty + i] = before.stamp[way];
-      set->address[empty + i] = before.address[way];
-      touches |= i > 0 && known[way] < known[order[i - 1]];
+      set->page[empty + i] = ordered[i].page;
+      set->stamp[empty + i] = set->told[empty + i] = ordered[i].stamp;
+      set->address[empty + i] = ordered[i].address;
+      touches |= i > 0 && ordered[i].known < ordered[i - 1].known;
       if (touches)
-         pt_write(w, pt_what(PT_TOUCH, w->thread, before.address[way]), which);
+         pt_write(w, pt_what(PT_TOUCH, w->thread, ordered[i].address), which);
    }
 }
 
@@ -254,6 +264,8 @@ static inline void pt_leave(struct pt_writer *w, const struct pt_filter *filter,
    struct pt_slot *slot = pt_slot(filter, table, set->page[set->oldest]);
    if (slot->page == set->page[set->oldest])
       slot->page = PT_NO_PAGE;
+   else
+      set->unslotted--;
 }
 
 /* Whether the filter holds the page of an address, which is used now. */
@@ -263,9 +275,11 @@ static inline int pt_holds(const struct pt_filter *filter, struct pt_table *tabl
    struct pt_slot *slot = pt_slot(filter, table, address);
    pt_u64 page = pt_page(filter, address);
    if (slot->page != page) {
-      if (pt_find(filter, pt_set(filter, table, address), page) == filter->ways)
+      struct pt_set *set = pt_set(filter, table, address);
+      if (set->unslotted == 0 || pt_find(filter, set, page) == filter->ways)
          return 0;
       pt_leave_slot(filter, table, slot);
+      set->unslotted--;
       slot->page = page;
    }
    slot->stamp = stamp;

@@ -133,6 +133,9 @@ impl Engine {
             "--run-libc-freeres=no".into(),
             "--run-cxx-freeres=no".into(),
             "--fair-sched=try".into(),
+            // Blocks that go on behind jumps hold the same code several times: more to translate, and to run
+            // from caches.
+            "--vex-guest-chase=no".into(),
         ];
         options.push(if follow { "--trace-children=yes" } else { "--trace-children=no" }.into());
         options.push("--".into());

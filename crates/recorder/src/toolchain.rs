@@ -80,6 +80,7 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
             ("filter.h", FILTER_H),
             ("valgrind/pagetax.c", VALGRIND_C),
         ],
+        options: format!("{} {link}", compile.join(" ")),
         linked: core.clone(),
         result: TOOL_FILE,
     };
@@ -100,11 +101,12 @@ pub fn qemu_plugin() -> Result<PathBuf, BuildError> {
     let recipe = Recipe {
         engine: "qemu",
         sources: &[("stream.h", STREAM_H), ("filter.h", FILTER_H), ("qemu/pagetax.c", QEMU_C)],
+        options: "-O2 -std=gnu11 -fPIC -shared -pthread".into(),
         linked: PathBuf::new(),
         result: PLUGIN_FILE,
     };
     let folder = recipe.cached(|folder| {
-        let mut cc = compiler("-O2 -std=gnu11 -fPIC -shared -pthread");
+        let mut cc = compiler(&recipe.options);
         cc.arg(folder.join("qemu/pagetax.c")).arg("-o").arg(folder.join(PLUGIN_FILE));
         recipe.compile(cc)
     })?;
@@ -135,6 +137,8 @@ struct Recipe<'a> {
     engine: &'static str,
     /// Path in the folder, and text.
     sources: &'a [(&'static str, &'static str)],
+    /// Of the compiler and the linker.
+    options: String,
     /// A library that goes into it.
     linked: PathBuf,
     /// The file that is there when it is made.
@@ -170,7 +174,7 @@ impl Recipe<'_> {
 
     fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        self.sources.hash(&mut hasher);
+        (self.sources, &self.options).hash(&mut hasher);
         env!("CARGO_PKG_VERSION").hash(&mut hasher);
         if let Ok(linked) = std::fs::metadata(&self.linked) {
             (linked.len(), linked.modified().ok()).hash(&mut hasher);

@@ -125,7 +125,7 @@ static struct {
 } misled[2 * GROUP];
 static UInt misled_count;
 
-static void expect_wrong_stamp(const struct pt_filter *filter, struct pt_table *table, Addr lowest,
+static inline void expect_wrong_stamp(const struct pt_filter *filter, struct pt_table *table, Addr lowest,
                                const Extent *run)
 {
    if (filter->ways < 2)
@@ -136,6 +136,13 @@ static void expect_wrong_stamp(const struct pt_filter *filter, struct pt_table *
       misled[misled_count].right = slot->stamp;
       misled[misled_count++].wrong = counted + clock_of(run->fetch, run->tick);
    }
+}
+
+static inline void expect_wrong_stamps(const struct pt_side *side, struct pt_tables *tables,
+                                       Addr lowest, const Extent *run)
+{
+   expect_wrong_stamp(&side->small, &tables->small, lowest, run);
+   expect_wrong_stamp(&side->large, &tables->large, lowest, run);
 }
 
 /* Comes before anybody looks at stamps. A slot that was stamped again since then is right. */
@@ -158,21 +165,24 @@ static void process(const Group *group, const Addr *arguments)
    /* A page that was not used lately has its data far away. */
    for (i = 0; i < group->run_count; i++) {
       lowest[i] = group->runs[i].known ? group->runs[i].lowest : *arguments++;
-      __builtin_prefetch((const void *)lowest[i]);
+      if (!group->runs[i].fetch)
+         __builtin_prefetch((const void *)lowest[i]);
    }
    for (i = 0; i < group->count; i++) {
       const Access *access = &group->accesses[i];
-      Bool fetch = access->kind == PT_FETCH;
-      pt_access(&writer, fetch ? &code_side : &data_side, fetch ? &code_tables : &data_tables,
-                access->kind, lowest[access->run] + access->offset, access->size,
-                group->instructions[i], counted + clock_of(fetch, access->tick));
+      Addr address = lowest[access->run] + access->offset;
+      ULong stamp = counted + clock_of(access->kind == PT_FETCH, access->tick);
+      if (access->kind == PT_FETCH)
+         pt_access(&writer, &code_side, &code_tables, PT_FETCH, address, 1, address, stamp);
+      else
+         pt_access(&writer, &data_side, &data_tables, access->kind, address, access->size,
+                   group->instructions[i], stamp);
    }
    for (i = 0; i < group->run_count; i++) {
-      const Extent *run = &group->runs[i];
-      const struct pt_side *side = run->fetch ? &code_side : &data_side;
-      struct pt_tables *tables = run->fetch ? &code_tables : &data_tables;
-      expect_wrong_stamp(&side->small, &tables->small, lowest[i], run);
-      expect_wrong_stamp(&side->large, &tables->large, lowest[i], run);
+      if (group->runs[i].fetch)
+         expect_wrong_stamps(&code_side, &code_tables, lowest[i], &group->runs[i]);
+      else
+         expect_wrong_stamps(&data_side, &data_tables, lowest[i], &group->runs[i]);
    }
 }
 
