@@ -14,10 +14,17 @@ const BUILT: &[(&str, &str)] = &[
     ("libpagetax.a", "lib"),
     ("libpagetax_preload.so", "lib"),
     ("libpagetax_remote_preload.so", "lib/pagetax"),
+    ("libpagetax_sampler.so", "lib/pagetax"),
     ("libpagetax_advice.a", "lib/pagetax"),
 ];
-const PACKAGES: &[&str] =
-    &["pagetax", "pagetax-capi", "pagetax-preload", "pagetax-remote-preload", "pagetax-advice"];
+const PACKAGES: &[&str] = &[
+    "pagetax",
+    "pagetax-capi",
+    "pagetax-preload",
+    "pagetax-remote-preload",
+    "pagetax-sampler",
+    "pagetax-advice",
+];
 /// Of each shell, where it looks for its completions.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "share/bash-completion/completions/pagetax"),

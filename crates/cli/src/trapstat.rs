@@ -62,7 +62,8 @@ pub struct Args {
     #[arg(short = 'f', long)]
     follow: bool,
 
-    /// Record bursts only, a tenth of the program, and state the error; for programs that take long
+    /// Record bursts only, a tenth of the program, and state the error; for programs that take long. With
+    /// --engine native the program runs at its own speed in between
     #[arg(long, conflicts_with_all = ["words", "follow"])]
     sample: bool,
 

@@ -1,19 +1,22 @@
 //! Engines: what runs a program so that it writes the stream. Which one can, and its command line.
 
 use crate::toolchain::{self, BuildError};
-use object::Architecture;
-use pagetax_host::program::{Program, native, on_path};
+use object::{Architecture, Object, ObjectSection, ReadCache};
+use pagetax_host::installed;
+use pagetax_host::program::{Kind, Program, native, on_path};
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The two engines.
+/// The engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineKind {
     /// A Valgrind tool: fastest on real programs, one thread at a time.
     Valgrind,
     /// A plugin of QEMU's user mode: other instruction sets, threads in parallel.
     Qemu,
+    /// A preloaded library: bursts only, and the program at its own speed in between.
+    Native,
 }
 
 impl fmt::Display for EngineKind {
@@ -21,6 +24,7 @@ impl fmt::Display for EngineKind {
         f.write_str(match self {
             EngineKind::Valgrind => "valgrind",
             EngineKind::Qemu => "qemu",
+            EngineKind::Native => "native",
         })
     }
 }
@@ -42,6 +46,14 @@ pub enum EngineError {
     /// The engine's.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// All is to be recorded, by an engine that cannot.
+    #[error(
+        "the native engine records bursts only\n  remedy: pagetax trapstat --sample, or --engine valgrind"
+    )]
+    BurstsOnly,
+    /// The native engine cannot be with this program.
+    #[error("the native engine cannot: {0}\n  remedy: --engine valgrind")]
+    Native(String),
     /// An instruction set that the engine does not know.
     #[error(
         "{program} is a program for {architecture:?}, which the {engine} engine does not run\n  remedy: {remedy}"
@@ -65,11 +77,14 @@ pub struct Engine {
     pub kind: EngineKind,
     /// In a few words.
     pub why: String,
-    /// Folder of the tool, or the plugin.
+    /// Folder of the tool, the plugin, or the library.
     binary: PathBuf,
-    /// The program that runs it.
+    /// The program that runs it; none that runs natively.
     runner: &'static str,
 }
+
+/// The native engine.
+const SAMPLER: &str = "libpagetax_sampler.so";
 
 /// Runners of QEMU's user mode.
 const QEMUS: &[(Architecture, &str)] = &[
@@ -83,8 +98,14 @@ const QEMUS: &[(Architecture, &str)] = &[
 ];
 
 impl Engine {
-    /// The engine that was asked for, or the best one for the program; builds it at first use.
-    pub fn choose(program: &Program, asked: Option<EngineKind>) -> Result<Engine, EngineError> {
+    /// The engine that was asked for, or the best one for the program; builds it at first use. `sample`: bursts
+    /// are enough, which is all that the native engine does; it is taken only where it is asked for, as its bursts
+    /// are drawn by time.
+    pub fn choose(
+        program: &Program,
+        asked: Option<EngineKind>,
+        sample: bool,
+    ) -> Result<Engine, EngineError> {
         let name = || program.path.display().to_string();
         if program.has_rights() {
             return Err(EngineError::SetId(name()));
@@ -96,6 +117,8 @@ impl Engine {
         match asked {
             Some(EngineKind::Valgrind) => valgrind(path, architecture, "asked for"),
             Some(EngineKind::Qemu) => qemu(path, architecture, "asked for".into()),
+            Some(EngineKind::Native) if !sample => Err(EngineError::BurstsOnly),
+            Some(EngineKind::Native) => sampler(program).map_err(EngineError::Native),
             None if architecture != native() => {
                 qemu(path, architecture, format!("it runs {architecture:?} programs"))
             }
@@ -111,7 +134,22 @@ impl Engine {
         match self.kind {
             EngineKind::Valgrind => self.valgrind_command(stream, log, argv, follow),
             EngineKind::Qemu => self.qemu_command(stream, argv),
+            EngineKind::Native => self.sampler_command(stream, log, argv),
         }
+    }
+
+    fn sampler_command(&self, stream: &Path, log: &Path, argv: &[OsString]) -> Launch {
+        let mut preload = self.binary.clone().into_os_string();
+        if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|text| !text.is_empty()) {
+            preload.push(":");
+            preload.push(before);
+        }
+        let environment = vec![
+            ("LD_PRELOAD", preload),
+            ("PAGETAX_SAMPLER_STREAM", stream.into()),
+            ("PAGETAX_SAMPLER_LOG", log.into()),
+        ];
+        Launch { program: argv[0].clone(), arguments: argv[1..].to_vec(), environment }
     }
 
     fn valgrind_command(
@@ -191,6 +229,32 @@ fn valgrind(program: &Path, architecture: Architecture, why: &str) -> Result<Eng
     }
     let binary = toolchain::valgrind_lib()?;
     Ok(Engine { kind: EngineKind::Valgrind, why: why.into(), binary, runner: "valgrind" })
+}
+
+/// The native engine, or why it cannot.
+fn sampler(program: &Program) -> Result<Engine, String> {
+    let name = program.binary.display();
+    if program.architecture != Some(Architecture::X86_64) || native() != Architecture::X86_64 {
+        return Err("it is for x86-64".into());
+    }
+    if program.kind != Kind::DynamicGlibc {
+        return Err(format!("{name} is not linked dynamically with glibc"));
+    }
+    if let Some(file) = program.files().iter().find(|file| has_restartable_sequences(file)) {
+        return Err(format!("{} has restartable sequences", file.display()));
+    }
+    let binary = installed::find(SAMPLER).ok_or_else(|| {
+        format!("{SAMPLER} is not beside pagetax (cargo build --release -p pagetax-sampler)")
+    })?;
+    Ok(Engine { kind: EngineKind::Native, why: "asked for".into(), binary, runner: "" })
+}
+
+/// Whether the kernel may have to restart code of a file (rseq(2)), which it does not know copies of.
+fn has_restartable_sequences(file: &Path) -> bool {
+    let Ok(file) = std::fs::File::open(file) else { return false };
+    let cache = ReadCache::new(file);
+    let Ok(file) = object::File::parse(&cache) else { return false };
+    file.sections().any(|section| section.name().is_ok_and(|name| name.starts_with("__rseq_cs")))
 }
 
 fn qemu(program: &Path, architecture: Architecture, why: String) -> Result<Engine, EngineError> {

@@ -24,7 +24,7 @@ pub struct Recording<'a> {
     pub argv: &'a [OsString],
     /// Also its children and what they exec.
     pub follow: bool,
-    /// Bursts only; the Valgrind engine can.
+    /// Bursts only; the QEMU engine cannot.
     pub sample: bool,
     /// What the engine may drop: of data, and of code.
     pub filters: (Side, Side),

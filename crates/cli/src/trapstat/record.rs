@@ -31,6 +31,8 @@ pub enum EngineChoice {
     Valgrind,
     /// A plugin of QEMU's user mode: other instruction sets, threads in parallel
     Qemu,
+    /// Copies of the program's own code, in bursts (trapstat --sample)
+    Native,
 }
 
 /// An engine that is ready, and the machines to show the program to.
@@ -62,8 +64,8 @@ impl Record {
             .command
             .first()
             .context("no command to record\n  remedy: name one: pagetax trapstat -- COMMAND")?;
-        let (engine, _) = engine_for(name, args.engine)?;
-        if args.sample && engine.kind != EngineKind::Valgrind {
+        let (engine, _) = engine_for(name, args.engine, args.sample)?;
+        if args.sample && engine.kind == EngineKind::Qemu {
             let what = format!("the {} engine records all, it cannot sample", engine.kind);
             return Err(super::unmet(format!("{what}\n  remedy: leave --sample out")));
         }
@@ -92,7 +94,7 @@ impl Record {
             code: ended.exit.shell_code(),
             wall_ns: ended.wall_ns,
             profiles: self.profiles(&mut simulation, args.top),
-            notes: notes(&ended, &simulation),
+            notes: notes(&ended, &simulation, engine.kind),
         })
     }
 
@@ -153,14 +155,19 @@ impl pages::Pages for Reader<'_, '_> {
 }
 
 /// The engine that runs a command best, or the one asked for; and what the command is.
-pub fn engine_for(name: &OsStr, asked: Option<EngineChoice>) -> Result<(Engine, Program)> {
+pub fn engine_for(
+    name: &OsStr,
+    asked: Option<EngineChoice>,
+    sample: bool,
+) -> Result<(Engine, Program)> {
     let program =
         Program::find(name).map_err(|error| exit::with(exit::of_program(&error), error))?;
     let asked = asked.map(|engine| match engine {
         EngineChoice::Valgrind => EngineKind::Valgrind,
         EngineChoice::Qemu => EngineKind::Qemu,
+        EngineChoice::Native => EngineKind::Native,
     });
-    let engine = Engine::choose(&program, asked).map_err(engine_error)?;
+    let engine = Engine::choose(&program, asked, sample).map_err(engine_error)?;
     Ok((engine, program))
 }
 
@@ -168,7 +175,10 @@ fn engine_error(error: EngineError) -> anyhow::Error {
     let code = match error {
         EngineError::SetId(_) => exit::WRAPPER_FAILED,
         EngineError::NoProgram(_) => exit::NOT_EXECUTABLE,
-        EngineError::Build(_) | EngineError::Architecture { .. } => exit::UNMET,
+        EngineError::Build(_)
+        | EngineError::Architecture { .. }
+        | EngineError::BurstsOnly
+        | EngineError::Native(_) => exit::UNMET,
     };
     exit::with(code, error)
 }
@@ -227,7 +237,7 @@ fn summary(simulation: &Simulation, more: &str) -> String {
     format!("{instructions} instructions, {accesses} loads and stores, {threads} threads; {more}")
 }
 
-fn notes(ended: &Ended, simulation: &Simulation) -> Vec<String> {
+fn notes(ended: &Ended, simulation: &Simulation, engine: EngineKind) -> Vec<String> {
     let wall = seconds(ended.wall_ns);
     let more = format!("{} page changes; {wall} under the recorder", ended.record_count);
     let mut notes = vec![summary(simulation, &more)];
@@ -243,13 +253,13 @@ fn notes(ended: &Ended, simulation: &Simulation) -> Vec<String> {
     if simulation.lanes().is_empty() {
         notes.push("the program did nothing that could be recorded".into());
     }
-    notes.extend(sampling(simulation));
+    notes.extend(sampling(simulation, engine));
     notes.extend(ended.log.lines().take(20).map(|line| format!("recorder: {line}")));
     notes
 }
 
 /// What a sampled recording is worth.
-fn sampling(simulation: &Simulation) -> Vec<String> {
+fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
     let bursts = simulation.bursts();
     if !bursts.is_sampled() {
         return Vec::new();
@@ -257,12 +267,24 @@ fn sampling(simulation: &Simulation) -> Vec<String> {
     let sum = |of: fn(&pagetax_recorder::simulate::Lane) -> u64| -> u64 {
         simulation.lanes().iter().map(of).sum()
     };
-    let share = sum(|l| l.counted_count) as f64 / sum(|l| l.instruction_count).max(1) as f64;
+    let counted = sum(|l| l.counted_count);
+    let share = match engine {
+        EngineKind::Native => format!("{counted} instructions, of how many is n/a"),
+        _ => {
+            let share = counted as f64 / sum(|l| l.instruction_count).max(1) as f64;
+            format!("{:.1} % of the instructions", share * 100.0)
+        }
+    };
     let mut notes = vec![format!(
-        "sampled: {} bursts, {:.1} % of the instructions; counts are theirs, rates and percentages stand for all",
+        "sampled: {} bursts, {share}; counts are theirs, rates and percentages stand for all",
         bursts.list().len(),
-        share * 100.0
     )];
+    if engine == EngineKind::Native {
+        notes.push(
+            "bursts are drawn by time: parts that run slowly weigh more than their instructions"
+                .into(),
+        );
+    }
     for (nth, view) in simulation.views().iter().enumerate() {
         for (side, name) in [(Access::Data, "data"), (Access::Instruction, "instruction")] {
             let Some(found) = bursts.estimate(nth, side) else {

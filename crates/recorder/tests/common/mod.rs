@@ -44,8 +44,8 @@ pub fn record_with(
 ) -> Ended {
     let argv = [program.as_os_str().to_owned()];
     let program = Program::find(program).unwrap();
-    let engine = Engine::choose(&program, Some(kind)).unwrap();
-    let recording =
-        Recording { engine: &engine, argv: &argv, follow: true, sample: false, filters };
+    let sample = kind == EngineKind::Native;
+    let engine = Engine::choose(&program, Some(kind), sample).unwrap();
+    let recording = Recording { engine: &engine, argv: &argv, follow: true, sample, filters };
     run(&recording, simulation, |_| {}).unwrap()
 }

@@ -55,7 +55,27 @@ void run(void)
                           : : "m"(heap[(draw(9) + 1) * PAGE - 6]), "m"(copy[8]) : "xmm0", "memory");
       }
    }
+#ifndef IN_A_BURST
    __asm__ volatile("syscall" : : "a"(231), "D"(42 + (sum == 1)) : "rcx", "r11", "memory");
+#endif
 }
 
+#ifndef IN_A_BURST
 __asm__(".text\n.globl _start\n_start: lea stack+65536(%rip), %rsp\ncall run\n");
+#else
+/* With the C library, so that something can be preloaded; all of `run` in a burst, if there is a sampler
+   (burst.h). */
+#include "burst.h"
+
+extern void run_in_a_burst(word process, word thread, word signal);
+__asm__(".bss\nbefore: .quad 0\n.text\n.globl run_in_a_burst, burst_begins, burst_ends\n"
+        "run_in_a_burst: mov %rsp, before(%rip)\nlea stack+65536(%rip), %rsp\n"
+        "mov $234, %eax\nsyscall\nburst_begins: call run\nmov $110, %eax\nburst_ends: syscall\n"
+        "mov before(%rip), %rsp\nret\n");
+
+int main(void)
+{
+   run_in_a_burst(call(SYS_getpid, 0, 0, 0), call(SYS_gettid, 0, 0, 0), sampler_signal());
+   return 42;
+}
+#endif

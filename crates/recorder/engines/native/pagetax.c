@@ -1,0 +1,178 @@
+/* The writing half of the native sampler (crates/sampler): takes the log of a burst, block by block, and
+   writes the page changes in it into a ring (../stream.h). Called by one thread at a time.
+
+   SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "../filter.h"
+
+#include <stddef.h>
+#include <sys/syscall.h>
+
+/* An access of a block's. Its address is what the block has logged, and an offset. */
+struct pn_access {
+   pt_u64 instruction;
+   long long offset;
+   pt_u32 bytes;
+   unsigned char kind;
+   unsigned char slot;   /* of the frame; 0: the offset is the address */
+   unsigned char repeat; /* slot of rcx before a repeated instruction, the next has it after; 0: once */
+   unsigned char flags;
+};
+enum { PN_FS = 1, PN_FIRST = 2 /* of the accesses of a repeated instruction */ };
+
+struct pn_block {
+   pt_u64 start;
+   pt_u32 bytes, instructions;
+   const struct pn_access *accesses;
+   pt_u64 access_count;
+};
+
+#define PN_SLOTS 16 /* of a frame; the first is the number of the block */
+
+static struct pt_header *header;
+static struct pt_writer writer;
+static struct pt_tables data_tables, code_tables;
+static pt_u64 clock, code_page;
+
+/* errno is the program's. */
+static long call3(long number, long a, long b, long c)
+{
+   long result;
+   __asm__ volatile("syscall"
+                    : "=a"(result)
+                    : "a"(number), "D"(a), "S"(b), "d"(c)
+                    : "rcx", "r11", "memory");
+   return result;
+}
+
+static void pt_pause(pt_u32 nth)
+{
+   long time[2] = {0, 100000};
+   if (nth < 64)
+      __builtin_ia32_pause();
+   else if (nth < 256)
+      call3(SYS_sched_yield, 0, 0, 0);
+   else
+      call3(SYS_nanosleep, (long)time, 0, 0);
+}
+
+static int pt_alive(pt_u32 pid)
+{
+   long result = call3(SYS_kill, pid, 0, 0);
+   return result == 0 || result == -1; /* EPERM */
+}
+
+/* For nobody: all is done as ever, and nothing written. */
+static struct pt_header none = {.data = {{12, 12, 63, 4}, {21, 21, 7, 4}, 0},
+                                .code = {{12, 12, 31, 4}, {0, 0, 0, 0}, 0}};
+
+/* Whether memory of so many bytes is the consumer's, and has a ring for us. */
+int pn_open(void *memory, pt_u64 bytes, pt_u32 pid)
+{
+   header = memory ? memory : &none;
+   if (!memory)
+      return 1;
+   if (bytes < sizeof *header || !pt_is_ours(header) || pt_bytes(header) > bytes)
+      return 0;
+   pt_claim(&writer, header, pt_new_process(header), pid);
+   pt_write(&writer, pt_what(PT_PHASE, 0, PT_SKIPPED), 0);
+   pt_publish(&writer);
+   return writer.control != NULL;
+}
+
+/* Nothing is known of what was mapped since the last burst; TLBs begin with what they held then. */
+void pn_begin(pt_u32 thread)
+{
+   writer.thread = thread;
+   code_page = 1;
+   pt_forget(&header->data, &data_tables);
+   pt_forget(&header->code, &code_tables);
+   pt_write(&writer, pt_what(PT_MAPPING, thread, 0), 0);
+}
+
+void pn_phase(pt_u32 phase)
+{
+   if (phase == PT_SKIPPED) {
+      pt_tell(&writer, &header->data, &data_tables, 0);
+      pt_tell(&writer, &header->code, &code_tables, PT_CODE);
+   }
+   pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), 0);
+   pt_publish(&writer);
+}
+
+void pn_gone(pt_u64 start, pt_u64 length)
+{
+   pt_tell(&writer, &header->data, &data_tables, 0);
+   pt_tell(&writer, &header->code, &code_tables, PT_CODE);
+   pt_forget(&header->data, &data_tables);
+   pt_forget(&header->code, &code_tables);
+   code_page = 1;
+   pt_write(&writer, pt_what(PT_MAPPING, writer.thread, start),
+            (length & PT_ADDRESS_MASK) | (pt_u64)PT_HINT_GONE << 56);
+}
+
+void pn_close(void) { pt_end(&writer); }
+
+static void fetch(const struct pn_block *block)
+{
+   pt_u64 address = block->start, last = address + block->bytes - 1;
+   for (;;) {
+      pt_u64 page = address >> 12;
+      if (page != code_page)
+         pt_access(&writer, &header->code, &code_tables, PT_FETCH, address, 1, address, ++clock);
+      code_page = page;
+      if (page == last >> 12)
+         return;
+      address = (page + 1) << 12;
+   }
+}
+
+/* All elements of a repeated instruction, page by page; how many there are. */
+static pt_u64 repeated(const struct pn_access *access, pt_u64 address, const pt_u64 *frame)
+{
+   pt_u64 count = frame[access->repeat] - frame[access->repeat + 1];
+   pt_u64 end = address + count * access->bytes;
+   while (address < end) {
+      pt_u64 next = ((address >> 12) + 1) << 12;
+      clock++;
+      pt_access(&writer, &header->data, &data_tables, access->kind, address, 1, access->instruction,
+                clock);
+      address = next;
+   }
+   return count;
+}
+
+static pt_u64 run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, pt_u64 *accesses)
+{
+   pt_u64 i, instructions = block->instructions;
+   fetch(block);
+   for (i = 0; i < block->access_count; i++) {
+      const struct pn_access *access = &block->accesses[i];
+      pt_u64 address = access->offset + (access->slot ? frame[access->slot] : 0);
+      if (access->flags & PN_FS)
+         address += fs;
+      if (access->repeat) {
+         pt_u64 count = repeated(access, address, frame);
+         *accesses += count;
+         /* As the other engines count: one for each element, and one that finds no more. */
+         if (access->flags & PN_FIRST)
+            instructions += count;
+      } else {
+         ++*accesses;
+         pt_access(&writer, &header->data, &data_tables, access->kind, address, access->bytes,
+                   access->instruction, ++clock);
+      }
+   }
+   return instructions;
+}
+
+/* Takes frames from the one that was written first, the last in memory, to the other end; how many
+   instructions they stand for. */
+pt_u64 pn_take(const struct pn_block *blocks, const pt_u64 *first, pt_u64 count, pt_u64 fs)
+{
+   pt_u64 instructions = 0, accesses = 0;
+   for (; count > 0; count--, first -= PN_SLOTS)
+      instructions += run(&blocks[first[0]], first, fs, &accesses);
+   pt_write(&writer, pt_what(PT_COUNTS, writer.thread, instructions), accesses);
+   pt_publish(&writer);
+   return instructions;
+}

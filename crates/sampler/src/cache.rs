@@ -1,0 +1,141 @@
+//! Blocks of the program that have been copied: what they are, where they are, and how they are linked.
+//! All lists have their final capacity from the start; when one is full, all blocks are thrown away.
+
+use crate::area::{Addresses, Area, Target};
+use crate::emit;
+use std::ops::Range;
+
+/// `struct pn_access`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Access {
+    pub instruction: u64,
+    pub offset: i64,
+    pub bytes: u32,
+    pub kind: u8,
+    pub slot: u8,
+    pub repeat: u8,
+    pub flags: u8,
+}
+pub const LOAD: u8 = 2;
+pub const STORE: u8 = 3;
+/// Of the thread's own segment.
+pub const FS: u8 = 1;
+/// The first access of a repeated instruction.
+pub const FIRST: u8 = 2;
+
+/// `struct pn_block`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Block {
+    pub start: u64,
+    pub bytes: u32,
+    pub instructions: u32,
+    pub accesses: *const Access,
+    pub access_count: u64,
+}
+
+/// A direct way out of a block.
+#[derive(Debug, Clone, Copy)]
+pub struct Exit {
+    /// Of its distance, in the code.
+    pub at: usize,
+    /// In the program.
+    pub to: u64,
+}
+
+const BLOCKS: usize = 1 << 18;
+const EXITS: usize = 1 << 19;
+const ACCESSES: usize = 1 << 21;
+const PLACES: usize = 1 << 20;
+/// A block has less than that of each.
+const ROOM: usize = 256;
+const ROOM_BYTES: usize = 16 << 10;
+
+/// All copied blocks.
+pub struct Cache {
+    pub addresses: Addresses,
+    code: Range<usize>,
+    /// Where the next block goes.
+    pub next: usize,
+    pub blocks: Vec<Block>,
+    /// Where each can be entered.
+    entries: Vec<usize>,
+    pub exits: Vec<Exit>,
+    pub accesses: Vec<Access>,
+    /// By hash of the program's address: the number of a block + 1.
+    places: Vec<u32>,
+}
+
+impl Cache {
+    /// Of no block, with code from `code` on.
+    pub fn new(addresses: Addresses, code: Range<usize>) -> Cache {
+        Cache {
+            addresses,
+            next: code.start,
+            code,
+            blocks: Vec::with_capacity(BLOCKS),
+            entries: Vec::with_capacity(BLOCKS),
+            exits: Vec::with_capacity(EXITS),
+            accesses: Vec::with_capacity(ACCESSES),
+            places: vec![0; PLACES],
+        }
+    }
+
+    /// Whether another block has room.
+    pub fn has_room(&self) -> bool {
+        self.next + ROOM_BYTES < self.code.end
+            && self.blocks.len() + ROOM < BLOCKS
+            && self.exits.len() + ROOM < EXITS
+            && self.accesses.len() + ROOM < ACCESSES
+    }
+
+    /// Throws all blocks away.
+    pub fn clear(&mut self, area: &mut Area) {
+        self.next = self.code.start;
+        self.blocks.clear();
+        self.entries.clear();
+        self.exits.clear();
+        self.accesses.clear();
+        self.places.fill(0);
+        area.table.fill(Target { minus: 0, code: 0 });
+    }
+
+    fn place(&self, pc: u64) -> usize {
+        let mut place = (pc.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44) as usize;
+        loop {
+            match self.places[place] {
+                0 => return place,
+                number if self.blocks[number as usize - 1].start == pc => return place,
+                _ => place = (place + 1) % PLACES,
+            }
+        }
+    }
+
+    /// The number of the block at an address of the program.
+    pub fn find(&self, pc: u64) -> Option<usize> {
+        (self.places[self.place(pc)] as usize).checked_sub(1)
+    }
+
+    /// Where a block is entered.
+    pub fn entry(&self, number: usize) -> usize {
+        self.entries[number]
+    }
+
+    /// Adds a block whose code ends at `end`.
+    pub fn add(&mut self, block: Block, entry: usize, end: usize) -> usize {
+        let place = self.place(block.start);
+        self.blocks.push(block);
+        self.entries.push(entry);
+        self.places[place] = self.blocks.len() as u32;
+        // Code that runs lies in no cache line that is written.
+        self.next = end.next_multiple_of(64);
+        self.blocks.len() - 1
+    }
+
+    /// Lets an exit go straight to a block from now on.
+    pub fn link(&mut self, exit: usize, number: usize) {
+        // SAFETY: the distance of a jump in our own code, which runs in the thread of the burst only: us.
+        unsafe { emit::link(self.exits[exit].at, self.entries[number]) };
+    }
+}

@@ -1,0 +1,147 @@
+//! Writes the instructions that go around the program's own. None of them changes a flag, none uses the
+//! program's stack but those that stand for a call.
+
+/// A general register, by its number in instructions.
+pub type Register = u8;
+pub const RAX: Register = 0;
+pub const RCX: Register = 1;
+pub const RDX: Register = 2;
+pub const RSP: Register = 4;
+
+/// The end of the code that was written so far.
+#[derive(Debug, Clone, Copy)]
+pub struct Emitter {
+    at: usize,
+}
+
+impl Emitter {
+    /// # Safety
+    /// What is emitted must have room from there on, in memory that nobody else uses.
+    pub unsafe fn new(at: usize) -> Self {
+        Emitter { at }
+    }
+
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        // SAFETY: there is room, as `new` was promised.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at as *mut u8, bytes.len()) };
+        self.at += bytes.len();
+    }
+
+    fn word(&mut self, word: u32) {
+        self.bytes(&word.to_le_bytes());
+    }
+
+    /// An instruction between a register and a word at an address.
+    fn absolute(&mut self, opcode: u8, register: Register, address: u32) {
+        self.bytes(&[0x48 | (register >> 3) << 2, opcode, 0x04 | (register & 7) << 3, 0x25]);
+        self.word(address);
+    }
+
+    pub fn store(&mut self, address: u32, register: Register) {
+        self.absolute(0x89, register, address);
+    }
+
+    pub fn load(&mut self, register: Register, address: u32) {
+        self.absolute(0x8b, register, address);
+    }
+
+    /// A constant into a word of 32 bits.
+    pub fn store_constant(&mut self, address: u32, value: u32) {
+        self.bytes(&[0xc7, 0x04, 0x25]);
+        self.word(address);
+        self.word(value);
+    }
+
+    pub fn constant(&mut self, register: Register, value: u64) {
+        match u32::try_from(value) {
+            Ok(value) => {
+                if register >= 8 {
+                    self.bytes(&[0x41]);
+                }
+                self.bytes(&[0xb8 | register & 7]);
+                self.word(value);
+            }
+            Err(_) => {
+                self.bytes(&[0x48 | register >> 3, 0xb8 | register & 7]);
+                self.bytes(&value.to_le_bytes());
+            }
+        }
+    }
+
+    /// `mov [base + displacement], register`
+    pub fn store_at(&mut self, base: Register, displacement: u32, register: Register) {
+        self.based(0x89, register, base, displacement);
+    }
+
+    /// `mov register, [base + displacement]`
+    pub fn load_at(&mut self, register: Register, base: Register, displacement: u32) {
+        self.based(0x8b, register, base, displacement);
+    }
+
+    /// `lea register, [base + displacement]`
+    pub fn add(&mut self, register: Register, base: Register, displacement: u32) {
+        self.based(0x8d, register, base, displacement);
+    }
+
+    /// A constant into a word of 64 bits, sign-extended.
+    pub fn store_constant_at(&mut self, base: Register, displacement: u32, value: u32) {
+        self.based(0xc7, 0, base, displacement);
+        self.word(value);
+    }
+
+    fn based(&mut self, opcode: u8, register: Register, base: Register, displacement: u32) {
+        self.bytes(&[
+            0x48 | (register >> 3) << 2 | base >> 3,
+            opcode,
+            0x80 | (register & 7) << 3 | base & 7,
+        ]);
+        if base & 7 == RSP {
+            self.bytes(&[0x24]);
+        }
+        self.word(displacement);
+    }
+
+    pub fn push(&mut self, register: Register) {
+        if register >= 8 {
+            self.bytes(&[0x41]);
+        }
+        self.bytes(&[0x50 | register & 7]);
+    }
+
+    pub fn jump(&mut self, to: usize) {
+        self.bytes(&[0xe9]);
+        self.relative(to);
+    }
+
+    /// What stands behind the opcode of a jump.
+    pub fn relative(&mut self, to: usize) {
+        self.word((to as u32).wrapping_sub(self.at as u32 + 4));
+    }
+
+    /// Jumps back, a short way, if rcx is 0.
+    pub fn jump_if_rcx_is_0(&mut self, to: usize) {
+        let short = (to as isize - (self.at as isize + 2)) as i8;
+        self.bytes(&[0xe3, short as u8]);
+    }
+
+    /// An instruction with one memory operand at an address, its opcode and extension.
+    pub fn with_address(&mut self, opcode: &[u8], extension: u8, address: u32) {
+        self.bytes(opcode);
+        self.bytes(&[0x04 | extension << 3, 0x25]);
+        self.word(address);
+    }
+}
+
+/// Lets the jump whose distance is stored at an address go somewhere else.
+///
+/// # Safety
+/// Four bytes of code that nobody runs meanwhile.
+pub unsafe fn link(at: usize, to: usize) {
+    let distance = (to as u32).wrapping_sub(at as u32 + 4);
+    // SAFETY: as promised.
+    unsafe { (at as *mut u32).write_unaligned(distance) };
+}

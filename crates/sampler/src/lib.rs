@@ -1,0 +1,167 @@
+//! libpagetax_sampler.so: records bursts of a program that otherwise runs natively, at its own speed.
+//!
+//! ```text
+//!  program, natively ──timer's signal──▶ handler ──▶ copies of its blocks, which log ──▶ natively again
+//!                                                        │ log full: pages, filtered
+//!                                                        ▼
+//!                                                   ring of records ──▶ pagetax
+//! ```
+//!
+//! `burst` begins, feeds and ends bursts; `translate` copies code, `cache` keeps it, `stubs` is the code in
+//! between; `calls` says which system calls may be made inside, `maps` what is code at all; `threads` has the
+//! timers. The C half (recorder/engines/native) filters pages and writes the stream, as the other engines do.
+//!
+//! Invariants: the program's registers, flags, stack, signals and memory are at each of its own instructions
+//! what they would be natively; whatever cannot be kept so ends the burst first. Nothing here uses the
+//! program's heap or its errno.
+#![cfg(target_arch = "x86_64")]
+#![allow(unsafe_code)]
+
+mod area;
+mod burst;
+mod cache;
+mod calls;
+mod emit;
+mod heap;
+mod maps;
+mod recorder;
+mod stubs;
+mod system;
+mod threads;
+mod translate;
+
+use burst::{Engine, Plan};
+use recorder::Recorder;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+/// Where the stream goes, and what stood in LD_PRELOAD before us.
+const STREAM: &[u8] = b"PAGETAX_SAMPLER_STREAM=";
+/// A file for what is to be said at the end.
+const LOG: &[u8] = b"PAGETAX_SAMPLER_LOG=";
+/// Tests: instructions of a burst at most, a colon, and nanoseconds until the next one.
+const STRESS: &[u8] = b"PAGETAX_SAMPLER_STRESS=";
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+
+/// Runs before main and before any thread of the program.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static CONSTRUCTOR: unsafe extern "C" fn(i32, *const *const i8, *mut *mut i8) = constructor;
+
+unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *mut i8) {
+    // SAFETY: the C library hands a constructor main's own arguments: an array that ends in null, of
+    // strings that live as long as the process.
+    let (stream, log, stress) =
+        unsafe { (taken(variables, STREAM), taken(variables, LOG), taken(variables, STRESS)) };
+    if stream.is_none() && stress.is_none() {
+        return;
+    }
+    // SAFETY: as above.
+    unsafe { forget_us(variables) };
+    let (plan, clock, first_ns) = match stress.and_then(stressed) {
+        Some((counted, gap)) => {
+            (Plan { warm: 0, counted, gap: 0, stress_ns: Some(gap) }, libc::CLOCK_MONOTONIC, gap)
+        }
+        None => (PLAN, libc::CLOCK_THREAD_CPUTIME_ID, 5_000_000),
+    };
+    if !heap::reserve() {
+        return;
+    }
+    let recorder = Recorder::open(stream.map(CStr::to_bytes_with_nul));
+    let started = recorder.and_then(|recorder| Engine::start(recorder, plan));
+    let started = started.and_then(|()| threads::start(burst::handler, clock, first_ns));
+    match (started, log) {
+        (Some(()), Some(path)) => LOG_PATH.store(path.as_ptr().cast_mut(), Relaxed),
+        (None, Some(path)) => say(path, NOT_HERE),
+        _ => {}
+    }
+}
+
+const NOT_HERE: &str = "no bursts: this system gives no memory below 2 GiB that is written and executed, \
+                        or has no timers of threads";
+static LOG_PATH: AtomicPtr<i8> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Adds a line to the log.
+fn say(path: &CStr, line: &str) {
+    let path = path.to_bytes_with_nul();
+    let Some(file) = system::open(path, libc::O_WRONLY | libc::O_APPEND) else { return };
+    for text in [line, "\n"] {
+        let arguments = [file, text.as_ptr() as usize, text.len(), 0, 0, 0];
+        // SAFETY: the kernel reads the text. If it cannot be written there is nobody to tell.
+        unsafe { system::call(libc::SYS_write, arguments) };
+    }
+    system::close(file);
+}
+
+/// A burst brings TLBs up to date by 3 million instructions, as the program has run without it for many more
+/// since the last one; 1 million count. The program runs as long natively, on the average, before the next.
+const PLAN: Plan = Plan { warm: 3_000_000, counted: 1_000_000, gap: 1, stress_ns: None };
+
+/// `100000:50000`
+fn stressed(text: &CStr) -> Option<(u64, u64)> {
+    let (counted, gap) = text.to_str().ok()?.split_once(':')?;
+    Some((counted.parse().ok()?, gap.parse().ok()?))
+}
+
+/// The value of a variable, which leaves the environment.
+unsafe fn taken(variables: *mut *mut i8, name: &[u8]) -> Option<&'static CStr> {
+    // SAFETY: as promised.
+    unsafe {
+        let mut at = variables;
+        while !(*at).is_null() {
+            let text = CStr::from_ptr(*at);
+            if text.to_bytes().starts_with(name) {
+                let value = CStr::from_ptr((*at).add(name.len()));
+                while !(*at).is_null() {
+                    *at = *at.add(1);
+                    at = at.add(1);
+                }
+                return Some(value);
+            }
+            at = at.add(1);
+        }
+    }
+    None
+}
+
+/// LD_PRELOAD is what it was before us: children are not sampled.
+unsafe fn forget_us(variables: *mut *mut i8) {
+    // SAFETY: as promised.
+    unsafe {
+        let mut at = variables;
+        while !(*at).is_null() && !CStr::from_ptr(*at).to_bytes().starts_with(PRELOAD) {
+            at = at.add(1);
+        }
+        if (*at).is_null() {
+            return;
+        }
+        let value = CStr::from_ptr((*at).add(PRELOAD.len())).to_bytes();
+        match value.iter().position(|byte| *byte == b':') {
+            Some(colon) => {
+                let rest = value.len() - colon;
+                let to = (*at).add(PRELOAD.len());
+                std::ptr::copy(to.add(colon + 1), to, rest);
+            }
+            None => {
+                taken(variables, PRELOAD);
+            }
+        }
+    }
+}
+
+/// Runs when the program exits by itself.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static DESTRUCTOR: extern "C" fn() = destructor;
+
+extern "C" fn destructor() {
+    // Ends a burst, if we are in one, as bursts do not make it.
+    // SAFETY: touches no memory.
+    unsafe { system::call(libc::SYS_getppid, [0; 6]) };
+    burst::close();
+    let path = LOG_PATH.load(Relaxed);
+    if let (false, Some(report)) = (path.is_null(), burst::report()) {
+        // SAFETY: a string of the environment's, which stays.
+        say(unsafe { CStr::from_ptr(path) }, &report);
+    }
+}

@@ -1,0 +1,85 @@
+//! Raw system calls: they leave errno alone, which is the program's.
+
+use std::arch::asm;
+
+/// A system call; a negative number of an error, or its result.
+///
+/// # Safety
+/// As of the call.
+pub unsafe fn call(number: i64, arguments: [usize; 6]) -> isize {
+    let [a, b, c, d, e, f] = arguments;
+    let result;
+    // SAFETY: the kernel changes no more registers than these; the rest is the caller's promise.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// Private anonymous memory, where the kernel likes, with more flags; none if there is none.
+pub fn map(bytes: usize, protection: i32, flags: i32) -> Option<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
+    // SAFETY: a new mapping at a place of the kernel's choice.
+    let start = unsafe {
+        call(libc::SYS_mmap, [0, bytes, protection as usize, flags as usize, usize::MAX, 0])
+    };
+    (start > 0).then_some(start as usize)
+}
+
+/// The calling thread.
+pub fn thread() -> u32 {
+    // SAFETY: touches no memory.
+    unsafe { call(libc::SYS_gettid, [0; 6]) as u32 }
+}
+
+/// The process.
+pub fn process() -> u32 {
+    // SAFETY: touches no memory.
+    unsafe { call(libc::SYS_getpid, [0; 6]) as u32 }
+}
+
+/// Time of a clock, nanoseconds.
+pub fn now_ns(clock: i32) -> u64 {
+    let mut time = [0u64; 2];
+    // SAFETY: the kernel writes a timespec, two words.
+    unsafe { call(libc::SYS_clock_gettime, [clock as usize, &raw mut time as usize, 0, 0, 0, 0]) };
+    time[0] * 1_000_000_000 + time[1]
+}
+
+/// Opens a file, whose path ends in 0.
+pub fn open(path: &[u8], flags: i32) -> Option<usize> {
+    debug_assert_eq!(path.last(), Some(&0));
+    let at = libc::AT_FDCWD as usize;
+    let flags = (flags | libc::O_CLOEXEC) as usize;
+    // SAFETY: the path ends.
+    let file = unsafe { call(libc::SYS_openat, [at, path.as_ptr() as usize, flags, 0o600, 0, 0]) };
+    (file >= 0).then_some(file as usize)
+}
+
+/// Reads as much as fits; how much.
+pub fn read(file: usize, into: &mut [u8]) -> usize {
+    let mut count = 0;
+    while count < into.len() {
+        let rest = &mut into[count..];
+        // SAFETY: writes at most the rest.
+        let got = unsafe {
+            call(libc::SYS_read, [file, rest.as_mut_ptr() as usize, rest.len(), 0, 0, 0])
+        };
+        if got <= 0 {
+            break;
+        }
+        count += got as usize;
+    }
+    count
+}
+
+/// Closes a file.
+pub fn close(file: usize) {
+    // SAFETY: the caller's own file.
+    unsafe { call(libc::SYS_close, [file, 0, 0, 0, 0, 0]) };
+}

@@ -1,0 +1,213 @@
+//! The program's threads: each has a timer of its CPU time, and a number while it lives.
+
+use crate::system;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::*};
+
+/// Threads with numbers at a time, as many as records can tell apart; others have no bursts.
+pub const THREADS: usize = 4096;
+
+/// The signal that timers send; 0: there are none.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// CPU time, but for tests.
+static CLOCK: AtomicI32 = AtomicI32::new(libc::CLOCK_THREAD_CPUTIME_ID);
+/// Who is sampled: not who was forked.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// Of threads that end.
+static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
+/// By number: a timer + 2; 0: free; 1: taken.
+static TIMERS: [AtomicU32; THREADS] = [const { AtomicU32::new(0) }; THREADS];
+
+/// Signals of instructions that fault. A handler would be told of an address in a copy.
+const FAULTS: [i32; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
+/// The kernel's sigevent.
+#[repr(C)]
+struct Event {
+    value: u64,
+    signal: i32,
+    notify: i32,
+    thread: i32,
+    pad: [i32; 11],
+}
+
+/// What sigaction(2) says of a signal: its handler first.
+fn action(signal: i32) -> [u64; 4] {
+    let mut action = [0u64; 4];
+    let arguments = [signal as usize, 0, &raw mut action as usize, 8, 0, 0];
+    // SAFETY: the kernel writes four words.
+    unsafe { system::call(libc::SYS_rt_sigaction, arguments) };
+    action
+}
+
+/// Whether the program has a handler for faults of its own.
+pub fn handles_faults() -> bool {
+    FAULTS.iter().any(|signal| action(*signal)[0] > 1)
+}
+
+/// Whether the kernel checks return addresses.
+pub fn has_shadow_stack() -> bool {
+    const ARCH_SHSTK_STATUS: usize = 0x5005;
+    let mut features = 0u64;
+    let arguments = [ARCH_SHSTK_STATUS, &raw mut features as usize, 0, 0, 0, 0];
+    // SAFETY: the kernel writes a word, or knows of no such thing.
+    unsafe { system::call(libc::SYS_arch_prctl, arguments) };
+    features & 1 != 0
+}
+
+/// Of the calling thread.
+pub fn fs_base() -> u64 {
+    const ARCH_GET_FS: usize = 0x1003;
+    let mut base = 0u64;
+    let arguments = [ARCH_GET_FS, &raw mut base as usize, 0, 0, 0, 0];
+    // SAFETY: the kernel writes a word.
+    unsafe { system::call(libc::SYS_arch_prctl, arguments) };
+    base
+}
+
+/// Signals that wait for the calling thread.
+pub fn waiting_signals() -> u64 {
+    let mut set = 0u64;
+    let arguments = [&raw mut set as usize, 8, 0, 0, 0, 0];
+    // SAFETY: the kernel writes a word.
+    unsafe { system::call(libc::SYS_rt_sigpending, arguments) };
+    set
+}
+
+/// Installs the handler of a signal that the program does not use, and begins with the calling thread.
+pub fn start(
+    handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut c_void),
+    clock: i32,
+    first_ns: u64,
+) -> Option<()> {
+    let (from, to) = (libc::SIGRTMIN() + 8, libc::SIGRTMAX() - 3);
+    let signal = (from..to).rev().find(|signal| action(*signal)[0] == 0)?;
+    // SAFETY: a handler of the right kind, which interrupts no other and is interrupted by none.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+        libc::sigfillset(&mut action.sa_mask);
+        if libc::sigaction(signal, &action, std::ptr::null_mut()) != 0 {
+            return None;
+        }
+        let mut key = 0;
+        if libc::pthread_key_create(&mut key, Some(ended)) != 0 {
+            return None;
+        }
+        KEY.store(key, Relaxed);
+    }
+    CLOCK.store(clock, Relaxed);
+    PROCESS.store(system::process(), Relaxed);
+    SIGNAL.store(signal, Release);
+    add(first_ns);
+    Some(())
+}
+
+/// Whether this is the process that is sampled.
+pub fn is_ours() -> bool {
+    PROCESS.load(Relaxed) == system::process()
+}
+
+/// The calling thread is sampled from now on.
+fn add(first_ns: u64) {
+    let signal = SIGNAL.load(Acquire);
+    if signal == 0 || !is_ours() {
+        return;
+    }
+    let is_free = |timer: &&AtomicU32| timer.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
+    let Some(place) = TIMERS.iter().find(is_free) else { return };
+    let number = (place as *const AtomicU32 as usize - TIMERS.as_ptr() as usize) / 4;
+    const SIGEV_THREAD_ID: i32 = 4;
+    let thread = system::thread() as i32;
+    let event =
+        Event { value: number as u64, signal, notify: SIGEV_THREAD_ID, thread, pad: [0; 11] };
+    let mut timer = 0i32;
+    let clock = CLOCK.load(Relaxed) as usize;
+    let arguments = [clock, &raw const event as usize, &raw mut timer as usize, 0, 0, 0];
+    // SAFETY: the kernel reads an event and writes a number.
+    if unsafe { system::call(libc::SYS_timer_create, arguments) } != 0 {
+        place.store(0, Release);
+        return;
+    }
+    place.store(timer as u32 + 2, Release);
+    // SAFETY: a key of ours. The value is not 0, so that `ended` is told.
+    unsafe { libc::pthread_setspecific(KEY.load(Relaxed), (number + 1) as *const c_void) };
+    next_burst(number as u32, first_ns);
+}
+
+/// The next burst of a thread comes after so much of its time.
+pub fn next_burst(number: u32, after_ns: u64) {
+    let Some(timer) = TIMERS[number as usize].load(Relaxed).checked_sub(2) else { return };
+    let after = after_ns.max(1);
+    let time = [0u64, 0, after / 1_000_000_000, after % 1_000_000_000];
+    let arguments = [timer as usize, 0, &raw const time as usize, 0, 0, 0];
+    // SAFETY: the kernel reads two timespecs.
+    unsafe { system::call(libc::SYS_timer_settime, arguments) };
+}
+
+/// A thread ends: it has no more bursts.
+unsafe extern "C" fn ended(value: *mut c_void) {
+    let place = &TIMERS[value as usize - 1];
+    if let Some(timer) = place.load(Relaxed).checked_sub(2) {
+        // Ends a burst, too, as no burst makes this call.
+        // SAFETY: touches no memory.
+        unsafe { system::call(libc::SYS_timer_delete, [timer as usize, 0, 0, 0, 0, 0]) };
+    }
+    place.store(0, Release);
+}
+
+type Start = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
+type Create = unsafe extern "C" fn(
+    *mut libc::pthread_t,
+    *const libc::pthread_attr_t,
+    Start,
+    *mut c_void,
+) -> libc::c_int;
+
+/// What a new thread is to run.
+struct Begin {
+    start: Start,
+    argument: *mut c_void,
+}
+
+unsafe extern "C" fn begin(of: *mut c_void) -> *mut c_void {
+    // SAFETY: `pthread_create` below boxed it for this one call.
+    let Begin { start, argument } = *unsafe { Box::from_raw(of.cast::<Begin>()) };
+    add(20_000_000);
+    // SAFETY: as the creator promised pthread_create.
+    unsafe { start(argument) }
+}
+
+/// pthread_create(3), of threads that are sampled.
+///
+/// # Safety
+/// As of pthread_create(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: Start,
+    argument: *mut c_void,
+) -> libc::c_int {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    if NEXT.load(Relaxed) == 0 {
+        // SAFETY: the name ends in 0.
+        let next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"pthread_create".as_ptr()) };
+        NEXT.store(next as usize, Relaxed);
+    }
+    let next = NEXT.load(Relaxed);
+    if next == 0 {
+        return libc::EAGAIN;
+    }
+    // SAFETY: the C library's own function of that name has this type.
+    let create = unsafe { std::mem::transmute::<usize, Create>(next) };
+    if SIGNAL.load(Acquire) == 0 {
+        // SAFETY: as our caller promises.
+        return unsafe { create(thread, attributes, start, argument) };
+    }
+    let of = Box::into_raw(Box::new(Begin { start, argument }));
+    // SAFETY: `begin` takes what is handed over.
+    unsafe { create(thread, attributes, begin, of.cast()) }
+}

@@ -1,0 +1,583 @@
+//! Copies a block of the program's code, with instructions in between that log where it accesses memory.
+//!
+//! A block is entered at its first instruction and left behind its last one. Its frame of the log has the
+//! block's number and the registers that its addresses are made of; what else is known of its accesses is
+//! known once and for all ([`Access`]). Two registers are borrowed for that, one for the frame and one for
+//! sums; what the program has in them is in memory meanwhile, and comes back before any instruction that
+//! uses them and at the block's end. Nothing touches flags or the program's stack.
+//!
+//! What is not plainly the same when it is copied is not copied: the program does it by itself, natively.
+
+use crate::area::{Addresses, Reason, SLOTS};
+use crate::cache::{Access, Block, Cache, Exit, FIRST, FS, LOAD, STORE};
+use crate::emit::{Emitter, RAX, RCX, RDX, RSP};
+use iced_x86::{
+    Code, CodeSize, Decoder, DecoderOptions, Encoder, FlowControl, Instruction,
+    InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess, OpKind, Register, UsedMemory,
+};
+
+/// Of a block at most, so that its parts have room ([`Cache::has_room`]).
+const INSTRUCTIONS: u32 = 64;
+/// Slots that one instruction may need.
+const SLOTS_OF_ONE: usize = 6;
+
+/// What blocks jump to when there is something to do that is not in the code.
+#[derive(Debug, Clone, Copy)]
+pub struct Stubs {
+    /// Comes back, with a reason.
+    pub enter: usize,
+    /// Goes to `Area::target`.
+    pub indirect: usize,
+}
+
+/// Copies blocks.
+pub struct Translator {
+    info: InstructionInfoFactory,
+    encoder: Encoder,
+    stubs: Stubs,
+}
+
+/// Registers as bits.
+type Set = u16;
+
+fn bit(register: u8) -> Set {
+    1 << register
+}
+
+/// The number of a general register, of whatever part of it.
+fn number(register: Register) -> Option<u8> {
+    register.is_gpr().then(|| register.full_register().number() as u8)
+}
+
+/// Registers that may be borrowed, those of short instructions first.
+const BORROWED: [u8; 15] = [RCX, RDX, 6, 7, RAX, 3, 8, 9, 10, 11, 12, 13, 14, 15, 5];
+
+fn register(number: u8) -> Register {
+    const ALL: [Register; 16] = [
+        Register::RAX,
+        Register::RCX,
+        Register::RDX,
+        Register::RBX,
+        Register::RSP,
+        Register::RBP,
+        Register::RSI,
+        Register::RDI,
+        Register::R8,
+        Register::R9,
+        Register::R10,
+        Register::R11,
+        Register::R12,
+        Register::R13,
+        Register::R14,
+        Register::R15,
+    ];
+    ALL[usize::from(number)]
+}
+
+/// What an instruction does to registers.
+struct Uses {
+    used: Set,
+    written: Set,
+}
+
+/// A block under construction.
+struct Builder<'a> {
+    out: Emitter,
+    addresses: Addresses,
+    encoder: &'a mut Encoder,
+    accesses: &'a mut Vec<Access>,
+    /// Borrowed for the frame, and for sums.
+    frame: Option<u8>,
+    sum: Option<u8>,
+    slots: usize,
+    /// By register: the slot that has its present value.
+    logged: [Option<u8>; 16],
+}
+
+/// The instruction cannot be copied.
+struct Alien;
+
+impl Translator {
+    pub fn new(stubs: Stubs) -> Translator {
+        Translator { info: InstructionInfoFactory::new(), encoder: Encoder::new(64), stubs }
+    }
+
+    /// Copies the block at `pc`, whose bytes begin with `bytes`; its number, or none if its first instruction
+    /// cannot be copied. The cache must have room.
+    pub fn block(&mut self, cache: &mut Cache, pc: u64, bytes: &[u8]) -> Option<usize> {
+        let nth = cache.blocks.len();
+        let first = cache.accesses.len();
+        // SAFETY: the cache has room, and only the thread in a burst, us, has the cache.
+        let mut out = unsafe { Emitter::new(cache.next) };
+        let entry = prologue(&mut out, cache.addresses, self.stubs, nth);
+        let mut builder = Builder {
+            out,
+            addresses: cache.addresses,
+            encoder: &mut self.encoder,
+            accesses: &mut cache.accesses,
+            frame: Some(RCX),
+            sum: None,
+            slots: 1,
+            logged: [None; 16],
+        };
+        let mut exits = Exits { list: &mut cache.exits, stubs: self.stubs, nth };
+        let mut decoder = Decoder::with_ip(64, bytes, pc, DecoderOptions::NONE);
+        let mut instruction = Instruction::default();
+        let (mut count, mut end) = (0, pc);
+        loop {
+            let full = count == INSTRUCTIONS || builder.slots + SLOTS_OF_ONE > SLOTS;
+            let mut done = full || !decoder.can_decode();
+            if !done {
+                decoder.decode_out(&mut instruction);
+                done = instruction.is_invalid() || is_alien(&instruction);
+            }
+            if !done {
+                let from = (end - pc) as usize;
+                let raw = &bytes[from..from + instruction.len()];
+                let known = builder.accesses.len();
+                match builder.instruction(&mut self.info, &instruction, raw, &mut exits) {
+                    Ok(ends) => {
+                        count += 1;
+                        end = instruction.next_ip();
+                        if ends {
+                            break;
+                        }
+                        continue;
+                    }
+                    Err(Alien) => builder.accesses.truncate(known),
+                }
+            }
+            if count == 0 {
+                return None;
+            }
+            builder.give_back(Set::MAX);
+            exits.jump(&mut builder.out, builder.addresses, end);
+            break;
+        }
+        let code_end = builder.out.at();
+        let block = Block {
+            start: pc,
+            bytes: (end - pc) as u32,
+            instructions: count,
+            // SAFETY: within the list, or at its end, if there are none; it never moves.
+            accesses: unsafe { cache.accesses.as_ptr().add(first) },
+            access_count: (cache.accesses.len() - first) as u64,
+        };
+        Some(cache.add(block, entry, code_end))
+    }
+}
+
+/// Takes the next frame; where there is none, comes back first. Returns the entry.
+fn prologue(out: &mut Emitter, addresses: Addresses, stubs: Stubs, nth: usize) -> usize {
+    let full = out.at();
+    out.load(RCX, addresses.spilled(RCX));
+    come_back(out, addresses, stubs, Reason::Full, nth);
+    let entry = out.at();
+    out.store(addresses.spilled(RCX), RCX);
+    out.load(RCX, addresses.position());
+    out.add(RCX, RCX, (8 * SLOTS as u32).wrapping_neg());
+    out.store(addresses.position(), RCX);
+    out.jump_if_rcx_is_0(full);
+    out.store_constant_at(RCX, addresses.log(), nth as u32);
+    entry
+}
+
+fn come_back(out: &mut Emitter, addresses: Addresses, stubs: Stubs, why: Reason, number: usize) {
+    out.store_constant(addresses.reason(), why as u32);
+    out.store_constant(addresses.number(), number as u32);
+    out.jump(stubs.enter);
+}
+
+/// Direct ways out of a block.
+struct Exits<'a> {
+    list: &'a mut Vec<Exit>,
+    stubs: Stubs,
+    nth: usize,
+}
+
+impl Exits<'_> {
+    /// Leaves for an address of the program.
+    fn jump(&mut self, out: &mut Emitter, addresses: Addresses, to: u64) {
+        out.bytes(&[0xe9]);
+        let at = out.at();
+        out.relative(at + 4);
+        self.come_back(out, addresses, Exit { at, to });
+    }
+
+    /// Where an exit goes before it is linked.
+    fn come_back(&mut self, out: &mut Emitter, addresses: Addresses, exit: Exit) {
+        come_back(out, addresses, self.stubs, Reason::Direct, self.list.len());
+        self.list.push(exit);
+    }
+}
+
+/// What is left to the program, or means something else where it is copied to.
+fn is_alien(instruction: &Instruction) -> bool {
+    let has_segment = (0..instruction.op_count()).any(|nth| {
+        instruction.op_kind(nth) == OpKind::Register
+            && instruction.op_register(nth).is_segment_register()
+    });
+    let is_known_flow = match instruction.flow_control() {
+        FlowControl::Next => true,
+        FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+            instruction.op0_kind() == OpKind::NearBranch64
+                && !matches!(
+                    instruction.code(),
+                    Code::Jecxz_rel8_64
+                        | Code::Loop_rel8_64_ECX
+                        | Code::Loope_rel8_64_ECX
+                        | Code::Loopne_rel8_64_ECX
+                )
+        }
+        FlowControl::IndirectBranch => instruction.code() == Code::Jmp_rm64,
+        FlowControl::IndirectCall => instruction.code() == Code::Call_rm64,
+        FlowControl::Call => matches!(instruction.code(), Code::Call_rel32_64 | Code::Syscall),
+        FlowControl::Return => matches!(instruction.code(), Code::Retnq | Code::Retnq_imm16),
+        _ => false,
+    };
+    let is_odd = matches!(
+        instruction.mnemonic(),
+        Mnemonic::Wrfsbase
+            | Mnemonic::Wrgsbase
+            | Mnemonic::Enter
+            | Mnemonic::Hlt
+            | Mnemonic::In
+            | Mnemonic::Out
+            | Mnemonic::Incsspq
+            | Mnemonic::Rstorssp
+            | Mnemonic::Saveprevssp
+            | Mnemonic::Setssbsy
+            | Mnemonic::Wrssq
+            | Mnemonic::Wrssd
+    );
+    has_segment || !is_known_flow || is_odd || instruction.memory_segment() == Register::GS
+}
+
+impl Builder<'_> {
+    /// Copies an instruction; whether the block ends with it. Nothing of an alien one is left.
+    fn instruction(
+        &mut self,
+        info: &mut InstructionInfoFactory,
+        instruction: &Instruction,
+        raw: &[u8],
+        exits: &mut Exits<'_>,
+    ) -> Result<bool, Alien> {
+        let info = info.info(instruction);
+        let mut uses = Uses { used: 0, written: 0 };
+        for part in info.used_registers() {
+            let Some(number) = number(part.register()) else { continue };
+            uses.used |= bit(number);
+            if !matches!(part.access(), OpAccess::Read | OpAccess::CondRead) {
+                uses.written |= bit(number);
+            }
+        }
+        if info.used_memory().iter().any(|memory| !is_plain(memory)) {
+            return Err(Alien);
+        }
+        let is_repeated = instruction.is_string_instruction()
+            && (instruction.has_rep_prefix() || instruction.has_repne_prefix());
+        self.give_back(uses.used);
+        let mut repeat = 0;
+        for memory in info.used_memory() {
+            if is_repeated && repeat == 0 {
+                repeat = self.log(RCX, &uses)?;
+                self.slots += 1;
+            }
+            self.memory(instruction, memory, &uses, repeat)?;
+        }
+        match instruction.flow_control() {
+            FlowControl::Next => {
+                self.copy(instruction, raw, &uses)?;
+                if repeat != 0 {
+                    self.store_slot(repeat + 1, RCX, &uses)?;
+                }
+                for number in 0..16 {
+                    if uses.written & bit(number) != 0 {
+                        self.logged[usize::from(number)] = None;
+                    }
+                }
+                Ok(false)
+            }
+            _ => {
+                self.transfer(instruction, raw, &uses, exits)?;
+                Ok(true)
+            }
+        }
+    }
+
+    fn free(&self, uses: &Uses, other: Option<u8>) -> Option<u8> {
+        let is_free = |number: &&u8| uses.used & bit(**number) == 0 && other != Some(**number);
+        BORROWED.iter().find(is_free).copied()
+    }
+
+    /// Gives the program its registers back.
+    fn give_back(&mut self, which: Set) {
+        for borrowed in [&mut self.frame, &mut self.sum] {
+            if let Some(number) = borrowed.filter(|number| which & bit(*number) != 0) {
+                self.out.load(number, self.addresses.spilled(number));
+                *borrowed = None;
+            }
+        }
+    }
+
+    /// The register with the frame's place.
+    fn frame(&mut self, uses: &Uses) -> Result<u8, Alien> {
+        if let Some(number) = self.frame {
+            return Ok(number);
+        }
+        let number = self.free(uses, self.sum).ok_or(Alien)?;
+        self.out.store(self.addresses.spilled(number), number);
+        self.out.load(number, self.addresses.position());
+        self.frame = Some(number);
+        Ok(number)
+    }
+
+    /// A register for sums.
+    fn sum(&mut self, uses: &Uses) -> Result<u8, Alien> {
+        if let Some(number) = self.sum {
+            return Ok(number);
+        }
+        let number = self.free(uses, self.frame).ok_or(Alien)?;
+        self.out.store(self.addresses.spilled(number), number);
+        self.sum = Some(number);
+        Ok(number)
+    }
+
+    fn store_slot(&mut self, slot: u8, from: u8, uses: &Uses) -> Result<(), Alien> {
+        let frame = self.frame(uses)?;
+        self.out.store_at(frame, self.addresses.log() + 8 * u32::from(slot), from);
+        Ok(())
+    }
+
+    /// The slot with a register's value.
+    fn log(&mut self, number: u8, uses: &Uses) -> Result<u8, Alien> {
+        let slot = self.slots as u8;
+        self.store_slot(slot, number, uses)?;
+        self.slots += 1;
+        Ok(slot)
+    }
+
+    /// Logs what is not known of an address.
+    fn memory(
+        &mut self,
+        instruction: &Instruction,
+        memory: &UsedMemory,
+        uses: &Uses,
+        repeat: u8,
+    ) -> Result<(), Alien> {
+        let kinds: &[u8] = match memory.access() {
+            OpAccess::Read | OpAccess::CondRead => &[LOAD],
+            OpAccess::Write | OpAccess::CondWrite => &[STORE],
+            OpAccess::ReadWrite | OpAccess::ReadCondWrite => &[LOAD, STORE],
+            OpAccess::None | OpAccess::NoMemAccess => return Ok(()),
+        };
+        let base = memory.base();
+        let mut offset = memory.displacement() as i64;
+        let slot = match number(base) {
+            None if memory.index() == Register::None => 0,
+            Some(number) if memory.index() == Register::None && base.is_gpr64() => {
+                match self.logged[usize::from(number)] {
+                    Some(slot) => slot,
+                    None => {
+                        let slot = self.log(number, uses)?;
+                        self.logged[usize::from(number)] = Some(slot);
+                        slot
+                    }
+                }
+            }
+            _ => {
+                let sum = self.sum(uses)?;
+                let operand = MemoryOperand::new(
+                    memory.base(),
+                    memory.index(),
+                    memory.scale(),
+                    offset,
+                    if base.is_gpr32() || memory.index().is_gpr32() { 4 } else { 8 },
+                    false,
+                    Register::None,
+                );
+                offset = 0;
+                let lea = Instruction::with2(Code::Lea_r64_m, register(sum), operand)
+                    .map_err(|_| Alien)?;
+                self.encode(&lea)?;
+                self.log(sum, uses)?
+            }
+        };
+        let is_fs = memory.segment() == Register::FS;
+        // Of a repeated instruction, what is known is the size of one element.
+        let size = if repeat == 0 { memory.memory_size() } else { instruction.memory_size() };
+        let bytes = match size.size() {
+            0 => 64,
+            bytes => bytes as u32,
+        };
+        for kind in kinds {
+            let is_first = repeat != 0
+                && self.accesses.last().is_none_or(|last| last.instruction != instruction.ip());
+            let flags = if is_fs { FS } else { 0 } | if is_first { FIRST } else { 0 };
+            let instruction = instruction.ip();
+            self.accesses.push(Access {
+                instruction,
+                offset,
+                bytes,
+                kind: *kind,
+                slot,
+                repeat,
+                flags,
+            });
+        }
+        Ok(())
+    }
+
+    fn encode(&mut self, instruction: &Instruction) -> Result<(), Alien> {
+        let result = self.encoder.encode(instruction, self.out.at() as u64);
+        let mut bytes = self.encoder.take_buffer();
+        if result.is_ok() {
+            self.out.bytes(&bytes);
+        }
+        bytes.clear();
+        self.encoder.set_buffer(bytes);
+        result.map(|_| ()).map_err(|_| Alien)
+    }
+
+    /// The instruction itself; one relative to its own address gets that from a register.
+    fn copy(&mut self, instruction: &Instruction, raw: &[u8], uses: &Uses) -> Result<(), Alien> {
+        if !instruction.is_ip_rel_memory_operand() {
+            self.out.bytes(raw);
+            return Ok(());
+        }
+        let address = instruction.ip_rel_memory_address();
+        if instruction.mnemonic() == Mnemonic::Lea {
+            let number = number(instruction.op0_register())
+                .filter(|_| instruction.op0_register().is_gpr64());
+            self.out.constant(number.ok_or(Alien)?, address);
+            return Ok(());
+        }
+        if instruction.memory_base() != Register::RIP {
+            return Err(Alien);
+        }
+        let sum = self.sum(uses)?;
+        self.out.constant(sum, address);
+        let mut moved = *instruction;
+        moved.set_memory_base(register(sum));
+        moved.set_memory_displacement64(0);
+        moved.set_memory_displ_size(0);
+        self.encode(&moved)
+    }
+
+    /// What goes somewhere else than to the next instruction.
+    fn transfer(
+        &mut self,
+        instruction: &Instruction,
+        raw: &[u8],
+        uses: &Uses,
+        exits: &mut Exits<'_>,
+    ) -> Result<(), Alien> {
+        self.give_back(Set::MAX);
+        let (out, addresses) = (&mut self.out, self.addresses);
+        match instruction.flow_control() {
+            FlowControl::UnconditionalBranch => {
+                exits.jump(out, addresses, instruction.near_branch64());
+            }
+            FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
+                let condition = instruction.condition_code() as u8 - 1;
+                out.bytes(&[0x0f, 0x80 | condition]);
+                let at = out.at();
+                out.bytes(&[0; 4]);
+                exits.jump(out, addresses, instruction.next_ip());
+                // SAFETY: the distance of the jump above.
+                unsafe { crate::emit::link(at, out.at()) };
+                exits.come_back(out, addresses, Exit { at, to: instruction.near_branch64() });
+            }
+            FlowControl::ConditionalBranch => {
+                // LOOP and JRCXZ reach no further than their own opcode's next 127 bytes.
+                out.bytes(&[raw[raw.len() - 2], 0]);
+                let short = out.at();
+                exits.jump(out, addresses, instruction.next_ip());
+                let distance = out.at() - short;
+                // SAFETY: the distance of the jump above; a way out takes 32 bytes.
+                unsafe { ((short - 1) as *mut u8).write(distance as u8) };
+                exits.jump(out, addresses, instruction.near_branch64());
+            }
+            FlowControl::Call if instruction.code() == Code::Syscall => {
+                come_back(out, addresses, exits.stubs, Reason::Call, exits.nth);
+            }
+            FlowControl::Call => {
+                out.store(addresses.spilled(RAX), RAX);
+                out.constant(RAX, instruction.next_ip());
+                out.push(RAX);
+                out.load(RAX, addresses.spilled(RAX));
+                exits.jump(out, addresses, instruction.near_branch64());
+            }
+            FlowControl::Return => {
+                out.store(addresses.spilled(RAX), RAX);
+                out.load_at(RAX, RSP, 0);
+                out.store(addresses.target(), RAX);
+                out.load(RAX, addresses.spilled(RAX));
+                let more = match instruction.code() {
+                    Code::Retnq_imm16 => u32::from(instruction.immediate16()),
+                    _ => 0,
+                };
+                out.add(RSP, RSP, 8 + more);
+                out.jump(exits.stubs.indirect);
+            }
+            _ => self.indirect(instruction, uses, exits.stubs)?,
+        }
+        Ok(())
+    }
+
+    /// A jump or a call to where a register or a word of memory says.
+    fn indirect(
+        &mut self,
+        instruction: &Instruction,
+        uses: &Uses,
+        stubs: Stubs,
+    ) -> Result<(), Alien> {
+        let number = self.free(uses, None).ok_or(Alien)?;
+        let addresses = self.addresses;
+        self.out.store(addresses.spilled(number), number);
+        let load = match instruction.op0_kind() {
+            OpKind::Register => {
+                Instruction::with2(Code::Mov_r64_rm64, register(number), instruction.op0_register())
+            }
+            _ if instruction.is_ip_rel_memory_operand() => {
+                self.out.constant(number, instruction.ip_rel_memory_address());
+                let operand = MemoryOperand::with_base(register(number));
+                Instruction::with2(Code::Mov_r64_rm64, register(number), operand)
+            }
+            _ => {
+                let operand = MemoryOperand::new(
+                    instruction.memory_base(),
+                    instruction.memory_index(),
+                    instruction.memory_index_scale(),
+                    instruction.memory_displacement64() as i64,
+                    instruction.memory_displ_size(),
+                    false,
+                    instruction.segment_prefix(),
+                );
+                Instruction::with2(Code::Mov_r64_rm64, register(number), operand)
+            }
+        };
+        self.encode(&load.map_err(|_| Alien)?)?;
+        self.out.store(addresses.target(), number);
+        if instruction.flow_control() == FlowControl::IndirectCall {
+            self.out.constant(number, instruction.next_ip());
+            self.out.push(number);
+        }
+        self.out.load(number, addresses.spilled(number));
+        self.out.jump(stubs.indirect);
+        Ok(())
+    }
+}
+
+/// Whether an address is a sum of general registers and a constant.
+fn is_plain(memory: &UsedMemory) -> bool {
+    let is_general = |register: Register| {
+        register == Register::None || register.is_gpr64() || register.is_gpr32()
+    };
+    memory.vsib_size() == 0
+        && is_general(memory.base())
+        && is_general(memory.index())
+        && memory.address_size() != CodeSize::Code16
+        && memory.segment() != Register::GS
+        || matches!(memory.access(), OpAccess::None | OpAccess::NoMemAccess)
+}

@@ -1,0 +1,41 @@
+//! What tests share: the library, and programs under it.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Begun by the program itself, of any length (tests/sequences.c).
+pub const ON_REQUEST: &str = "1000000000000000000:1000000000000000000";
+
+/// Where cargo has put the library.
+pub fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors()
+        .map(|folder| folder.join("libpagetax_sampler.so"))
+        .find(|file| file.is_file())
+        .expect("built with the tests")
+}
+
+/// Runs a command in a folder, with bursts (`LENGTH:GAP`) or without; what the sampler says of them.
+pub fn run(program: &str, words: &[&str], bursts: Option<&str>, folder: &Path) -> (Output, String) {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut command = Command::new(program);
+    command.args(words).current_dir(folder).env("LC_ALL", "C");
+    if let Some(bursts) = bursts {
+        command.env("LD_PRELOAD", library()).env("PAGETAX_SAMPLER_STRESS", bursts);
+        command.env("PAGETAX_SAMPLER_LOG", log.path());
+    }
+    let output = command.output().unwrap();
+    (output, std::fs::read_to_string(log.path()).unwrap())
+}
+
+/// Whether a program is on PATH; says if not.
+pub fn has(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = name.starts_with('/') && Path::new(name).is_file()
+        || std::env::split_paths(&path).any(|folder| folder.join(name).is_file());
+    if !found {
+        println!("SKIP: not installed: {name}");
+    }
+    found
+}

@@ -1,0 +1,81 @@
+//! Programs of other people do under many bursts, long and tiny, what they do natively.
+#![cfg(target_arch = "x86_64")]
+
+mod common;
+
+use common::{has, run};
+use std::fmt::Write;
+
+/// Instructions of a burst at most, and nanoseconds between two.
+const BURSTS: [&str; 3] = ["300:100000", "20000:100000", "20000000:200000"];
+
+fn same(program: &str, words: &[&str]) {
+    if !has(program) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut numbers = String::new();
+    (0..100_000u64).for_each(|i| writeln!(numbers, "{}", i * 7919 % 100_003).unwrap());
+    std::fs::write(folder.path().join("numbers"), numbers).unwrap();
+    let (natively, _) = run(program, words, None, folder.path());
+    let mut bursts = 0;
+    for length in BURSTS {
+        let (sampled, said) = run(program, words, Some(length), folder.path());
+        assert_eq!(sampled.status, natively.status, "{length}: {said}");
+        assert!(sampled.stdout == natively.stdout, "{length}: other output; {said}");
+        assert!(sampled.stderr == natively.stderr, "{length}: other messages; {said}");
+        bursts += said.split(' ').next().unwrap().parse::<u64>().unwrap();
+    }
+    assert!(bursts > 0, "no burst came to its end");
+}
+
+#[test]
+fn sort() {
+    same("sort", &["--parallel=1", "numbers"]);
+}
+
+#[test]
+fn sort_with_threads() {
+    same("sort", &["--parallel=4", "-S", "100M", "numbers"]);
+}
+
+#[test]
+fn python() {
+    let script = "
+import hashlib, json, subprocess, threading, zlib
+d = {i: str(i) for i in range(30000)}
+text = json.dumps(d).encode()
+print(hashlib.sha256(text).hexdigest(), len(zlib.compress(text)))
+seen = []
+def work(n):
+    try:
+        raise ValueError(n)
+    except ValueError as error:
+        seen.append(str(error) + str(sum(i * i / 3 for i in range(20000))))
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(sorted(seen), subprocess.check_output(['echo', 'child']))
+";
+    same("/usr/bin/python3", &["-c", script]);
+}
+
+#[test]
+fn sqlite() {
+    let script = "CREATE TABLE t(a); WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n+1 FROM c LIMIT \
+                  20000) INSERT INTO t SELECT n*7919%100003 FROM c; CREATE INDEX i ON t(a); SELECT \
+                  count(*), sum(a*1.25) FROM t x JOIN t y ON x.a = y.a;";
+    same("sqlite3", &[":memory:", script]);
+}
+
+#[test]
+fn shell_with_signals() {
+    let script = "for i in $(seq 3000); do x=$((x+i)); done; echo $x; (exit 5); echo $?; trap 'echo usr1' \
+                  USR1; kill -USR1 $$; seq 100000 | head -n 3; echo ${PIPESTATUS[*]}";
+    same("bash", &["-c", script]);
+}
+
+#[test]
+fn xz() {
+    same("xz", &["-3", "-T1", "-c", "numbers"]);
+}

@@ -1,0 +1,36 @@
+//! Sequences of instructions leave the same in a burst as natively: registers, flags, stack and memory.
+#![cfg(target_arch = "x86_64")]
+
+mod common;
+
+use common::{ON_REQUEST, has, run};
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn instructions_do_the_same_in_a_burst() {
+    if !has("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sequences.c");
+    let program = folder.path().join("sequences");
+    let mut cc = Command::new("cc");
+    // Addresses are the same each time.
+    cc.args(["-O1", "-fno-pie", "-no-pie"]).arg(source).arg("-o").arg(&program);
+    assert!(cc.status().unwrap().success());
+    let program = program.to_str().unwrap();
+    let (natively, _) = run(program, &[], None, folder.path());
+    let (in_bursts, said) = run(program, &[], Some(ON_REQUEST), folder.path());
+    assert_eq!(in_bursts.status.code(), Some(0), "{said}");
+    let [natively, in_bursts] =
+        [natively, in_bursts].map(|output| String::from_utf8(output.stdout).unwrap());
+    for (natively, in_burst) in natively.lines().zip(in_bursts.lines()) {
+        assert_eq!(in_burst, natively);
+    }
+    assert_eq!(in_bursts.len(), natively.len());
+    // All sequences but two, of which an instruction is left to the program, were in a burst to their end.
+    let ended = said.split_once("ended early: ").unwrap().1;
+    let to_their_end: usize = ended.split(' ').next().unwrap().parse().unwrap();
+    assert_eq!(to_their_end, natively.lines().count() - 2 * 16, "{said}");
+}
