@@ -14,6 +14,17 @@ pub struct Burst {
     pub instructions: u64,
     /// Accesses that no level could translate, by view and [`Access`].
     pub walks: Vec<[u64; 2]>,
+    /// Time on the view's machine, modelled, in picoseconds, by view.
+    pub clock_ps: Vec<u64>,
+}
+
+/// By what the moments of bursts were drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DrawnBy {
+    /// Each instruction was as likely to be in one as any other.
+    Instructions,
+    /// Each moment was: a slow instruction is likelier than a fast one, as the model has it.
+    Time,
 }
 
 /// A process that is sampled.
@@ -76,11 +87,22 @@ impl Bursts {
         }
     }
 
-    /// Misses for each instruction of a view and side; none of too few bursts.
-    pub fn estimate(&self, view: usize, side: Access) -> Option<Estimate> {
-        let walks = |burst: &Burst| burst.walks.get(view).map_or(0, |w| w[side as usize]) as f64;
-        let pairs = self.list.iter().map(|burst| (walks(burst), burst.instructions as f64));
-        ratio(&pairs.collect::<Vec<_>>())
+    /// Misses for each instruction of a view and side; none of too few bursts. Where bursts were drawn by time,
+    /// each counts for less the slower it was.
+    pub fn estimate(&self, view: usize, side: Access, drawn_by: DrawnBy) -> Option<Estimate> {
+        let pair = |burst: &Burst| {
+            let walks = burst.walks.get(view).map_or(0, |walks| walks[side as usize]) as f64;
+            let instructions = burst.instructions as f64;
+            let clock_ps = burst.clock_ps.get(view).copied().unwrap_or(0).max(1) as f64;
+            match drawn_by {
+                DrawnBy::Instructions => (walks, instructions),
+                DrawnBy::Time => {
+                    let speed = instructions / clock_ps;
+                    (walks * speed, instructions * speed)
+                }
+            }
+        };
+        ratio(&self.list.iter().map(pair).collect::<Vec<_>>())
     }
 }
 
@@ -88,7 +110,13 @@ impl Burst {
     fn since(&self, before: &Burst) -> Burst {
         let old = before.walks.iter().copied().chain(std::iter::repeat([0; 2]));
         let walks = self.walks.iter().zip(old).map(|(new, old)| [new[0] - old[0], new[1] - old[1]]);
-        Burst { instructions: self.instructions - before.instructions, walks: walks.collect() }
+        let old = before.clock_ps.iter().copied().chain(std::iter::repeat(0));
+        let clock_ps = self.clock_ps.iter().zip(old).map(|(new, old)| new - old);
+        Burst {
+            instructions: self.instructions - before.instructions,
+            walks: walks.collect(),
+            clock_ps: clock_ps.collect(),
+        }
     }
 }
 
@@ -114,14 +142,36 @@ mod tests {
     #[test]
     fn bursts_are_what_came_between_phases() {
         let mut bursts = Bursts::default();
-        let total = |instructions, walks| Burst { instructions, walks: vec![[0, walks]] };
+        let total = |instructions, walks| Burst {
+            instructions,
+            walks: vec![[0, walks]],
+            clock_ps: vec![instructions * 3],
+        };
         bursts.enters(0, Phase::Skipped, total(5, 1));
         assert_eq!((bursts.phase(0), bursts.phase(1)), (Phase::Skipped, Phase::Counted));
         bursts.enters(0, Phase::Warming, total(5, 1));
         bursts.enters(0, Phase::Counted, total(5, 1));
         bursts.enters(0, Phase::Skipped, total(105, 4));
         assert_eq!(bursts.list(), [total(100, 3)]);
-        assert_eq!(bursts.estimate(0, Access::Data), None, "of one burst");
+        let estimate = bursts.estimate(0, Access::Data, DrawnBy::Instructions);
+        assert_eq!(estimate, None, "of one burst");
+    }
+
+    /// Half of the instructions never miss; the others miss at one in ten, and take three times as long: of
+    /// four moments, three are in these.
+    #[test]
+    fn bursts_that_were_drawn_by_time_count_by_their_speed() {
+        let of = |walks, clock_ps| Burst {
+            instructions: 1000,
+            walks: vec![[0, walks]],
+            clock_ps: vec![clock_ps],
+        };
+        let four = || [of(100, 3_000), of(100, 3_000), of(100, 3_000), of(0, 1_000)];
+        let list = (0..10).flat_map(|_| four()).collect();
+        let bursts = Bursts { list, ..Bursts::default() };
+        let value = |by| bursts.estimate(0, Access::Data, by).unwrap().value;
+        assert!((value(DrawnBy::Time) - 0.05).abs() < 1e-9);
+        assert!((value(DrawnBy::Instructions) - 0.075).abs() < 1e-9);
     }
 
     #[test]

@@ -321,9 +321,14 @@ impl Simulation {
 
     /// What was counted of a writer so far.
     fn counted(&self, writer: Writer) -> Burst {
-        let mut total = Burst { instructions: 0, walks: vec![[0; 2]; self.views.len()] };
+        let views = self.views.len();
+        let mut total =
+            Burst { instructions: 0, walks: vec![[0; 2]; views], clock_ps: vec![0; views] };
         for lane in self.lanes.iter().filter(|lane| lane.writer == writer.number) {
             total.instructions += lane.counted_count;
+            for (clock_ps, cpu) in total.clock_ps.iter_mut().zip(&lane.cpus) {
+                *clock_ps += cpu.tally.clock_ps;
+            }
             for (walks, cpu) in total.walks.iter_mut().zip(&lane.cpus) {
                 for side in [Access::Instruction, Access::Data] {
                     walks[side as usize] += cpu.tally.total(side).tlb_count;

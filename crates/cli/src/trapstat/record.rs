@@ -12,6 +12,7 @@ use pagetax_core::counter::Provenance;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
 use pagetax_host::program::Program;
 use pagetax_host::sys::signal::asked_to_stop;
+use pagetax_recorder::bursts::DrawnBy;
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::machine::{Pages, View};
 use pagetax_recorder::pages::{self, Kind, Thread};
@@ -279,15 +280,20 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
         "sampled: {} bursts, {share}; counts are theirs, rates and percentages stand for all",
         bursts.list().len(),
     )];
-    if engine == EngineKind::Native {
+    let drawn_by = match engine {
+        EngineKind::Native => DrawnBy::Time,
+        _ => DrawnBy::Instructions,
+    };
+    if drawn_by == DrawnBy::Time {
         notes.push(
-            "bursts are drawn by time: parts that run slowly weigh more than their instructions"
+            "bursts are drawn by time: tables have slow parts above their share; the misses in a million \
+             instructions below are weighted by the modelled speed of each burst"
                 .into(),
         );
     }
     for (nth, view) in simulation.views().iter().enumerate() {
         for (side, name) in [(Access::Data, "data"), (Access::Instruction, "instruction")] {
-            let Some(found) = bursts.estimate(nth, side) else {
+            let Some(found) = bursts.estimate(nth, side, drawn_by) else {
                 notes.push("too few bursts for an interval: record without --sample".into());
                 return notes;
             };
