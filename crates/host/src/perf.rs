@@ -19,7 +19,7 @@ mod pairing;
 mod windows;
 
 use crate::sys::perf::{
-    DUMMY, Event, EventKind, EventSpec, Every, FIELD_CPU, FIELD_PERIOD, FIELD_TID, FIELD_TIME,
+    DUMMY, Event, EventKind, EventSpec, FIELD_CPU, FIELD_PERIOD, FIELD_TID, FIELD_TIME,
     MAJOR_FAULT, MINOR_FAULT, PAGE_FAULT, Ring, Sampling,
 };
 use hdrhistogram::Histogram;
@@ -145,7 +145,7 @@ struct OnCpu {
 impl OnCpu {
     fn open(watched: i32, cpu: i32) -> io::Result<OnCpu> {
         let open = |kind, fields, task_records| {
-            let sampling = Some(Sampling { every: Every::Events(1), fields });
+            let sampling = Some(Sampling { period: 1, fields });
             let spec = EventSpec { cpu, sampling, task_records, ..inherited(kind, watched) };
             Event::open(&spec)
         };

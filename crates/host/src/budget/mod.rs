@@ -234,7 +234,7 @@ pub(crate) mod tests {
                 work_counts: [120, 100, 20, 0, 0, 57],
                 unknown_count: 3,
             }),
-            line: Ok(line.finish(1_000_000_000, &Default::default()).unwrap()),
+            line: Ok(line.finish(1_000_000_000).unwrap()),
             waits: Ok(()),
             lost_count: 0,
         }

@@ -1,10 +1,17 @@
 //! The wall ledger: elapsed time by the state of the job as a whole (see `stacks::timeline`).
 
 use super::{Totals, derived};
-use crate::stacks::{MainLine, Profile, TaskState, Wait, Waited};
+use crate::stacks::{MainLine, Profile, TaskState, Wait};
 use pagetax_core::budget::Ledger;
 use pagetax_core::calibration::{Calibration, FaultKind};
 use pagetax_core::counter::Reading;
+
+const WAITS: [(&str, Wait); 4] = [
+    ("page_in", Wait::PageIn),
+    ("swap_in", Wait::SwapIn),
+    ("throttle", Wait::Throttle),
+    ("sleep", Wait::Sleep),
+];
 
 pub(super) fn rows(
     ledger: &mut Ledger,
@@ -25,23 +32,12 @@ pub(super) fn rows(
     ledger.row("run_queue", runnable, "none was, but some could have been");
     match &profile.waits {
         Ok(()) => {
-            for wait in Wait::ALL {
-                let (reading, how) = waited(line.waited(wait));
-                ledger.row(wait.row(), reading, how);
+            for (id, wait) in WAITS {
+                let reading = Reading::Measured(line.ns(TaskState::Waiting(wait)));
+                ledger.row(id, reading, "all waited; by the stack of each switch");
             }
         }
         Err(why) => without_stacks(ledger, totals, line, calibration, why),
-    }
-}
-
-fn waited(waited: Waited) -> (Reading, &'static str) {
-    let Waited { ns: value, low_ns: low, high_ns: high } = waited;
-    match low == high {
-        true => (Reading::Measured(value), "all waited; by the stack of each switch"),
-        false => (
-            Reading::Derived { value, low, high },
-            "all waited; by the stacks of some switches, as there were many",
-        ),
     }
 }
 

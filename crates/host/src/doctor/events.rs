@@ -3,7 +3,7 @@
 use super::{Feature, Finding};
 use crate::procfs::Root;
 use crate::stacks::Symbols;
-use crate::sys::perf::{self, Event, EventKind, EventSpec, Every, Ring, Sampling};
+use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
 use std::io;
 
 /// `PERF_COUNT_HW_CPU_CYCLES`
@@ -26,8 +26,7 @@ fn open_with_ring(spec: &EventSpec) -> io::Result<()> {
 
 fn software_events(root: &Root) -> Finding {
     let feature = Feature("perf_software_events", "latency of each fault, without root");
-    let sampling =
-        Some(Sampling { every: Every::Events(1), fields: perf::FIELD_TID | perf::FIELD_TIME });
+    let sampling = Some(Sampling { period: 1, fields: perf::FIELD_TID | perf::FIELD_TIME });
     let spec = |kind| EventSpec { sampling, inherit: false, ..EventSpec::new(kind) };
     let opened = [perf::PAGE_FAULT, perf::MINOR_FAULT, perf::MAJOR_FAULT]
         .into_iter()
@@ -47,7 +46,7 @@ fn kernel_stacks() -> Finding {
     let feature = Feature("kernel_stacks", "kernel time by cause, sampled by cpu-clock");
     let fields = perf::FIELD_IP | perf::FIELD_CALLCHAIN;
     let spec = EventSpec {
-        sampling: Some(Sampling { every: Every::Events(1_000_000), fields }),
+        sampling: Some(Sampling { period: 1_000_000, fields }),
         exclude_kernel: false,
         exclude_callchain_user: true,
         ..EventSpec::new(perf::CPU_CLOCK)

@@ -11,10 +11,10 @@ mod symbols;
 mod timeline;
 
 pub use symbols::{Symbols, Wait, Work};
-pub use timeline::{MainLine, Samples, TaskState, Timeline, Waited};
+pub use timeline::{MainLine, TaskState, Timeline};
 
 use crate::procfs::Root;
-use crate::sys::perf::{self, Event, EventSpec, Every, Ring, Sampling};
+use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
 use record::{Seen, Source};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
@@ -25,17 +25,9 @@ use std::thread::JoinHandle;
 /// Between two samples of a task's stack: ±9 percentage points after a second of CPU time. A virtual
 /// machine pays 20 to 30 us for each, nearly all of it for the timer: 0.3 % of the time.
 const PERIOD_NS: u64 = 8_000_000;
-/// A stack at each switch costs the job some 3 us; this many a second make 0.15 % of the time. A job that has
-/// more gets them of some switches only, which stand for the others.
-const SWITCH_STACKS_PER_S_MAX: u64 = 500;
-/// The first ones are free: whoever has few switches in all may have them at once.
-const SWITCH_STACKS_FREE: u64 = 20;
-/// Of each task and second, where some stand for the others.
-const SWITCH_SAMPLES_HZ: u64 = 250;
-/// With more than this in a second, of all tasks, these are given up too: it would be 2 % of the time.
-const SWITCH_SAMPLES_PER_S_MAX: u64 = 6_000;
-/// The collector is woken after so many stacks of switches.
-const SWITCH_STACKS_WAKE: u32 = 16;
+/// With more switches than this in a second their stacks are given up: each costs the job 1.2 us, and
+/// its records 0.4, which makes 1 % of the time.
+const SWITCH_STACKS_PER_S_MAX: u64 = 6_000;
 /// The collector looks at its rings at least this often.
 const LOOK_INTERVAL_NS: u64 = 200_000_000;
 
@@ -161,15 +153,13 @@ struct Collector {
     symbols: Result<&'static Symbols, String>,
     counts: StackCounts,
     timeline: Timeline,
-    /// Why a task is about to leave its CPU, by its last switch stack, and whether it stands for others.
-    reasons: HashMap<u32, (Wait, bool)>,
-    samples: Samples,
+    /// Why a task is about to leave its CPU, by its last switch stack.
+    reasons: HashMap<u32, Wait>,
     waits: Result<(), String>,
     /// Seen, but perhaps later than something that another ring is yet to show.
     held: Vec<Seen>,
-    start_ns: u64,
-    /// Stacks of switches, all and samples.
-    switch_stacks: [u64; 2],
+    switch_stacks: u64,
+    looked_ns: u64,
     lost_count: u64,
 }
 
@@ -178,7 +168,7 @@ impl Collector {
         let root = Root::default();
         let cpus = online_cpus(&root)?;
         let (feeds, symbols) = match Symbols::of_this_kernel() {
-            Ok(symbols) => match open_feeds(tid, begin, &cpus, &WITH_STACKS) {
+            Ok(symbols) => match open_feeds(tid, begin, &cpus, &[Source::Clock, Source::Switch]) {
                 Ok(feeds) => (feeds, Ok(symbols)),
                 Err(why) => (open_feeds(tid, begin, &cpus, &[Source::Records])?, Err(why)),
             },
@@ -196,10 +186,9 @@ impl Collector {
             counts: StackCounts::default(),
             timeline,
             reasons: HashMap::new(),
-            samples: Samples::default(),
             held: Vec::new(),
-            start_ns: now,
-            switch_stacks: [0; 2],
+            switch_stacks: 0,
+            looked_ns: now,
             lost_count: 0,
         })
     }
@@ -233,7 +222,7 @@ impl Collector {
 
     /// Takes what has arrived from the rings.
     fn look(&mut self) {
-        let Collector { feeds, symbols, held, lost_count, switch_stacks, .. } = self;
+        let Collector { feeds, symbols, held, lost_count, .. } = self;
         for feed in feeds {
             feed.ring.drain(|record| {
                 if let Some(lost) = record::lost(&record) {
@@ -241,11 +230,6 @@ impl Collector {
                 } else if let Some(seen) =
                     record::decode(feed.source, &record, symbols.as_ref().ok().copied())
                 {
-                    match feed.source {
-                        Source::Switch => switch_stacks[0] += 1,
-                        Source::SwitchSamples => switch_stacks[1] += 1,
-                        Source::Clock | Source::Records => {}
-                    }
                     held.push(seen);
                 }
             });
@@ -268,27 +252,18 @@ impl Collector {
         match what {
             What::Fork { child } => self.timeline.enter(time_ns, child, TaskState::Runnable),
             What::Exit => self.timeline.exit(time_ns, tid),
-            What::SwitchStack { wait, one_in } => {
-                // A switch may be seen twice, as one of all and as a sample.
-                let (_, stands_for_others) = self.reasons.entry(tid).or_insert((wait, true));
-                *stands_for_others &= one_in > 1;
+            What::SwitchStack(wait) => {
+                self.switch_stacks += 1;
+                self.reasons.insert(tid, wait);
             }
             What::SwitchedOut { preempted: true } => {
-                self.reasons.remove(&tid);
                 self.timeline.enter(time_ns, tid, TaskState::Runnable);
             }
             What::SwitchedOut { preempted: false } => {
-                let reason = self.reasons.remove(&tid);
-                if let Some((wait, true)) = reason {
-                    self.samples.begin(time_ns, tid, wait);
-                }
-                let waiting = |(wait, _)| TaskState::Waiting(wait);
-                self.timeline.enter(time_ns, tid, reason.map_or(TaskState::Unseen, waiting));
+                let wait = self.reasons.remove(&tid).unwrap_or(Wait::Sleep);
+                self.timeline.enter(time_ns, tid, TaskState::Waiting(wait));
             }
-            What::SwitchedIn => {
-                self.samples.end(time_ns, tid);
-                self.timeline.enter(time_ns, tid, TaskState::Running);
-            }
+            What::SwitchedIn => self.timeline.enter(time_ns, tid, TaskState::Running),
             What::Clock { user, work } => {
                 self.counts.add(user, work);
                 if !self.timeline.knows(tid) {
@@ -303,27 +278,24 @@ impl Collector {
         }
     }
 
-    /// Gives up the stacks of switches where they come too fast to be cheap: first all but samples, then those.
+    /// Gives up the stacks of switches where they come too fast to be cheap.
     fn guard_cost(&mut self, now_ns: u64) {
-        let elapsed_ns = now_ns.saturating_sub(self.start_ns);
-        let is_too_much = |stacks: u64, per_s: u64| {
-            stacks.saturating_sub(SWITCH_STACKS_FREE) > elapsed_ns * per_s / 1_000_000_000
-        };
-        let [all, samples] = self.switch_stacks;
-        if is_too_much(all, SWITCH_STACKS_PER_S_MAX) {
-            self.feeds.retain(|feed| feed.source != Source::Switch);
+        let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
+        if elapsed_ns < LOOK_INTERVAL_NS {
+            return;
         }
-        if is_too_much(samples, SWITCH_SAMPLES_PER_S_MAX) {
-            self.feeds.retain(|feed| feed.source != Source::SwitchSamples);
+        if self.switch_stacks * 1_000_000_000 / elapsed_ns > SWITCH_STACKS_PER_S_MAX {
+            self.feeds.retain(|feed| feed.source != Source::Switch);
             self.waits = Err(format!(
-                "more than {SWITCH_SAMPLES_PER_S_MAX} stacks of context switches a second would be \
-                 needed: they would cost too much"
+                "more than {SWITCH_STACKS_PER_S_MAX} context switches a second: \
+                 their stacks would cost too much"
             ));
         }
+        (self.switch_stacks, self.looked_ns) = (0, now_ns);
     }
 
     fn close(self, end_ns: u64) -> Profile {
-        let line = self.timeline.finish(end_ns, &self.samples);
+        let line = self.timeline.finish(end_ns);
         Profile {
             stacks: self.symbols.map(|_| self.counts),
             line: line.ok_or_else(|| "no task of the job was ever seen on a CPU".into()),
@@ -332,8 +304,6 @@ impl Collector {
         }
     }
 }
-
-const WITH_STACKS: [Source; 3] = [Source::Clock, Source::Switch, Source::SwitchSamples];
 
 fn open_feeds(
     tid: u32,
@@ -364,26 +334,21 @@ fn open_feeds(
 }
 
 fn spec(tid: u32, begin: Begin, cpu: u32, source: Source) -> EventSpec {
-    let task = perf::FIELD_TID | perf::FIELD_TIME;
-    let stacks = task | perf::FIELD_IP | perf::FIELD_PERIOD | perf::FIELD_CALLCHAIN;
-    let samples_hz = SWITCH_SAMPLES_HZ.min(perf::samples_per_s_max());
-    let (kind, every, fields) = match source {
-        Source::Clock => (perf::CPU_CLOCK, Every::Events(PERIOD_NS), stacks),
-        Source::Switch => (perf::CONTEXT_SWITCH, Every::Events(1), stacks),
-        Source::SwitchSamples => (perf::CONTEXT_SWITCH, Every::PerSecond(samples_hz), stacks),
-        Source::Records => (perf::DUMMY, Every::Events(1), task),
+    let stacks = perf::FIELD_IP | perf::FIELD_TID | perf::FIELD_TIME | perf::FIELD_CALLCHAIN;
+    let (kind, period, fields): (EventKind, u64, u64) = match source {
+        Source::Clock => (perf::CPU_CLOCK, PERIOD_NS, stacks),
+        Source::Switch => (perf::CONTEXT_SWITCH, 1, stacks),
+        Source::Records => (perf::DUMMY, 1, perf::FIELD_TID | perf::FIELD_TIME),
     };
     EventSpec {
         pid: tid as i32,
         cpu: cpu as i32,
-        sampling: Some(Sampling { every, fields }),
+        sampling: Some(Sampling { period, fields }),
         inherit: true,
         exclude_kernel: source == Source::Records,
         exclude_callchain_user: true,
         enable_on_exec: begin == Begin::AtExec,
-        wake_after: matches!(source, Source::Switch | Source::SwitchSamples)
-            .then_some(SWITCH_STACKS_WAKE),
-        task_records: matches!(source, Source::Clock | Source::Records),
+        task_records: source != Source::Switch,
         ..EventSpec::new(kind)
     }
 }
@@ -436,47 +401,28 @@ mod tests {
         assert!(online_cpus(&root).is_err());
     }
 
-    /// What is seen of a thread that does this, and how long it took.
-    fn profile_of(work: impl FnOnce() + Send + 'static) -> (Profile, u64) {
+    #[test]
+    fn a_thread_that_sleeps_and_computes() {
         let (go, wait_for_go) = mpsc::channel::<()>();
         let (tell, told) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
             wait_for_go.recv().unwrap();
             let begin = std::time::Instant::now();
-            work();
+            std::thread::sleep(std::time::Duration::from_millis(60));
+            let used = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_nsec;
+            let before = used();
+            while (used() - before).abs() < 60_000_000 {}
             begin.elapsed().as_nanos() as u64
         });
         let profiler = Profiler::start(told.recv().unwrap(), Begin::Now).unwrap();
         go.send(()).unwrap();
         let wall_ns = thread.join().unwrap();
-        (profiler.finish(), wall_ns)
-    }
-
-    #[test]
-    fn a_thread_that_sleeps_and_computes() {
-        let (profile, wall_ns) = profile_of(|| {
-            std::thread::sleep(std::time::Duration::from_millis(60));
-            let used = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_nsec;
-            let before = used();
-            while (used() - before).abs() < 60_000_000 {}
-        });
+        let profile = profiler.finish();
         let line = profile.line.unwrap();
-        assert!((50..90).contains(&(line.ns(TaskState::Running) / 1_000_000)), "{line:?}");
-        let slept = line.waited(Wait::Sleep);
-        assert!(slept.ns >= 55_000_000 && slept.low_ns == slept.high_ns, "{line:?}");
+        let ms = |state| line.ns(state) / 1_000_000;
+        assert!((50..90).contains(&ms(TaskState::Running)), "{line:?}");
+        assert!(ms(TaskState::Waiting(Wait::Sleep)) >= 55, "{line:?}");
         assert!(line.total_ns().abs_diff(wall_ns) < wall_ns / 3, "{line:?} {wall_ns}");
-    }
-
-    #[test]
-    fn of_many_short_waits_some_stand_for_all() {
-        const NAPS: u64 = 4000;
-        const NAP: std::time::Duration = std::time::Duration::from_micros(20);
-        let (profile, wall_ns) = profile_of(|| (0..NAPS).for_each(|_| std::thread::sleep(NAP)));
-        let line = profile.line.unwrap();
-        let slept = line.waited(Wait::Sleep);
-        assert!(slept.low_ns < slept.high_ns / 2, "{line:?}");
-        assert_eq!(slept.ns, slept.high_ns, "nothing else was waited for");
-        assert!(slept.ns >= NAPS * NAP.as_nanos() as u64 && slept.ns < wall_ns, "{line:?}");
     }
 }

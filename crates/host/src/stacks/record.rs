@@ -1,6 +1,6 @@
 //! Records of perf rings, decoded.
 //!
-//! Source: perf_event_open(2), "MMAP layout". Samples have the fields IP, TID, TIME, PERIOD, CALLCHAIN, in
+//! Source: perf_event_open(2), "MMAP layout". Samples have the fields IP, TID, TIME, CALLCHAIN, in
 //! that order; other records end in TID, TIME.
 
 use super::symbols::{Symbols, Wait, Work};
@@ -13,8 +13,6 @@ pub enum Source {
     Clock,
     /// context-switches, with stacks.
     Switch,
-    /// Some of them.
-    SwitchSamples,
     /// A dummy that carries task records.
     Records,
 }
@@ -48,12 +46,7 @@ pub enum What {
         work: Option<Work>,
     },
     /// It is about to leave its CPU for this reason, if it does so by itself.
-    SwitchStack {
-        /// The reason.
-        wait: Wait,
-        /// One stack is taken of so many switches.
-        one_in: u64,
-    },
+    SwitchStack(Wait),
     /// It left its CPU.
     SwitchedOut {
         /// It would have gone on.
@@ -72,7 +65,7 @@ impl What {
             What::Fork { .. } => 0,
             What::Exec => 1,
             What::Clock { .. } => 2,
-            What::SwitchStack { .. } => 3,
+            What::SwitchStack(_) => 3,
             What::SwitchedOut { .. } => 4,
             What::SwitchedIn => 5,
             What::Exit => 6,
@@ -111,12 +104,10 @@ pub fn decode(source: Source, record: &Record<'_>, symbols: Option<&Symbols>) ->
 }
 
 fn decode_sample(source: Source, record: &Record<'_>, symbols: &Symbols) -> Option<Seen> {
-    let [ip, task, time_ns, one_in, frames, ref rest @ ..] = *record.words else { return None };
+    let [ip, task, time_ns, frames, ref rest @ ..] = *record.words else { return None };
     let stack = rest.get(..frames as usize)?;
     let what = match source {
-        Source::Switch | Source::SwitchSamples => {
-            What::SwitchStack { wait: symbols.wait(stack), one_in }
-        }
+        Source::Switch => What::SwitchStack(symbols.wait(stack)),
         Source::Clock | Source::Records => {
             let user = record.misc & perf::MISC_CPUMODE_MASK == perf::MISC_USER;
             // The kernel leaves the chain out where it cannot unwind; the address is left.
@@ -163,16 +154,16 @@ mod tests {
     fn samples_are_classified_or_dropped_when_cut() {
         let symbols = Symbols::read(&captured()).unwrap();
         let zero = 0xffffffff821e86a4;
-        let words = [zero, TASK, 99, 1, 2, -128i64 as u64, zero];
+        let words = [zero, TASK, 99, 2, -128i64 as u64, zero];
         let sample = record(perf::RECORD_SAMPLE, perf::MISC_KERNEL, &words);
         let work = Some(Work::ZeroCopy);
         assert_eq!(
             decode(Source::Clock, &sample, Some(&symbols)),
             Some(Seen { time_ns: 99, tid: 7, what: What::Clock { user: false, work } })
         );
-        let cut = record(perf::RECORD_SAMPLE, perf::MISC_KERNEL, &words[..6]);
+        let cut = record(perf::RECORD_SAMPLE, perf::MISC_KERNEL, &words[..5]);
         assert_eq!(decode(Source::Clock, &cut, Some(&symbols)), None);
-        let user = record(perf::RECORD_SAMPLE, perf::MISC_USER, &[0x1000, TASK, 99, 1, 0]);
+        let user = record(perf::RECORD_SAMPLE, perf::MISC_USER, &[0x1000, TASK, 99, 0]);
         assert_eq!(
             decode(Source::Clock, &user, Some(&symbols)).map(|seen| seen.what),
             Some(What::Clock { user: true, work: None })

@@ -37,21 +37,6 @@ pub enum Wait {
     Sleep,
 }
 
-impl Wait {
-    /// All, in the order of the ledger.
-    pub const ALL: [Wait; 4] = [Wait::PageIn, Wait::SwapIn, Wait::Throttle, Wait::Sleep];
-
-    /// The id of its row.
-    pub fn row(self) -> &'static str {
-        match self {
-            Wait::PageIn => "page_in",
-            Wait::SwapIn => "swap_in",
-            Wait::Throttle => "throttle",
-            Wait::Sleep => "sleep",
-        }
-    }
-}
-
 impl Work {
     /// All, in the order of the ledger.
     pub const ALL: [Work; 6] =

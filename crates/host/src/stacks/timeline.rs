@@ -18,18 +18,15 @@ pub enum TaskState {
     Runnable,
     /// Off its CPU by its own doing.
     Waiting(Wait),
-    /// The same, with no stack that tells why.
-    Unseen,
 }
 
 /// States by precedence; a job's state is the first that any task is in.
-const STATES: [TaskState; 7] = [
+const STATES: [TaskState; 6] = [
     TaskState::Running,
     TaskState::Runnable,
     TaskState::Waiting(Wait::SwapIn),
     TaskState::Waiting(Wait::PageIn),
     TaskState::Waiting(Wait::Throttle),
-    TaskState::Unseen,
     TaskState::Waiting(Wait::Sleep),
 ];
 const SLEEP: usize = STATES.len() - 1;
@@ -38,68 +35,16 @@ fn rank(state: TaskState) -> usize {
     STATES.iter().position(|known| *known == state).unwrap_or(SLEEP)
 }
 
-/// How long those waits lasted whose stacks stand for others too, by [`Wait::ALL`].
-#[derive(Debug, Default)]
-pub struct Samples {
-    open: HashMap<u32, (u64, Wait)>,
-    ns: [u64; Wait::ALL.len()],
-}
-
-impl Samples {
-    /// A task begins to wait.
-    pub fn begin(&mut self, time_ns: u64, task: u32, wait: Wait) {
-        self.open.insert(task, (time_ns, wait));
-    }
-
-    /// It runs again, if it waited.
-    pub fn end(&mut self, time_ns: u64, task: u32) {
-        if let Some((since_ns, wait)) = self.open.remove(&task) {
-            self.ns[wait as usize] += time_ns.saturating_sub(since_ns);
-        }
-    }
-}
-
-/// Elapsed time in which all tasks waited, in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Waited {
-    /// The most likely.
-    pub ns: u64,
-    /// What is certain.
-    pub low_ns: u64,
-    /// With all that might be.
-    pub high_ns: u64,
-}
-
 /// Elapsed time by the job's state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MainLine {
     in_state_ns: [u64; STATES.len()],
-    /// What [`TaskState::Unseen`] is divided by.
-    shares_ns: [u64; Wait::ALL.len()],
 }
 
 impl MainLine {
     /// Time in a state.
     pub fn ns(&self, state: TaskState) -> u64 {
         self.in_state_ns[rank(state)]
-    }
-
-    /// Time in which all waited, the first of them for this. What no stack tells of is divided as the waits
-    /// were that stand for it; without any of those it counts as sleep. All waits add up.
-    pub fn waited(&self, wait: Wait) -> Waited {
-        let (low_ns, unseen_ns) = (self.ns(TaskState::Waiting(wait)), self.ns(TaskState::Unseen));
-        let of_unseen = |wait: Wait| {
-            let all = self.shares_ns.iter().map(|ns| u128::from(*ns)).sum::<u128>().max(1);
-            (u128::from(unseen_ns) * u128::from(self.shares_ns[wait as usize]) / all) as u64
-        };
-        let due = match wait {
-            Wait::Sleep => {
-                let others = Wait::ALL.iter().filter(|other| **other != Wait::Sleep);
-                unseen_ns - others.map(|other| of_unseen(*other)).sum::<u64>()
-            }
-            _ => of_unseen(wait),
-        };
-        Waited { ns: low_ns + due, low_ns, high_ns: low_ns + unseen_ns }
     }
 
     /// Time in all of them: from the first event to the end.
@@ -147,10 +92,10 @@ impl Timeline {
     }
 
     /// The main line up to `end_ns`; none if nothing ever happened.
-    pub fn finish(mut self, end_ns: u64, samples: &Samples) -> Option<MainLine> {
+    pub fn finish(mut self, end_ns: u64) -> Option<MainLine> {
         self.since_ns?;
         self.advance(end_ns);
-        Some(MainLine { shares_ns: samples.ns, ..self.line })
+        Some(self.line)
     }
 
     fn advance(&mut self, time_ns: u64) {
@@ -181,7 +126,7 @@ mod tests {
         line.exit(200, 2);
         line.enter(203, 1, Running);
         line.exit(210, 1);
-        let line = line.finish(220, &Samples::default()).unwrap();
+        let line = line.finish(220).unwrap();
         assert_eq!(line.ns(Running), 20 + 30 + 45 + 7);
         assert_eq!(line.ns(Runnable), 5);
         assert_eq!(line.ns(Waiting(Wait::Sleep)), 3);
@@ -195,37 +140,19 @@ mod tests {
         line.enter(10, 2, Waiting(Wait::PageIn));
         line.enter(30, 2, Waiting(Wait::SwapIn));
         line.enter(60, 2, Waiting(Wait::Throttle));
-        let line = line.finish(70, &Samples::default()).unwrap();
+        let line = line.finish(70).unwrap();
         assert_eq!(line.ns(Waiting(Wait::Sleep)), 10);
         assert_eq!(line.ns(Waiting(Wait::PageIn)), 20);
         assert_eq!(line.ns(Waiting(Wait::SwapIn)), 30);
         assert_eq!(line.ns(Waiting(Wait::Throttle)), 10);
         assert_eq!(line.waiting_ns(), 70);
-        assert!(Timeline::default().finish(5, &Samples::default()).is_none());
-    }
-
-    #[test]
-    fn what_was_not_seen_is_due_to_the_waits_that_stand_for_it() {
-        let (mut line, mut samples) = (Timeline::default(), Samples::default());
-        line.enter(0, 1, Waiting(Wait::PageIn));
-        line.enter(10, 1, Unseen);
-        let waited = |line: MainLine| [Wait::PageIn, Wait::Sleep].map(|wait| line.waited(wait));
-        let of = |ns, low_ns, high_ns| Waited { ns, low_ns, high_ns };
-        samples.begin(10, 1, Wait::PageIn);
-        samples.end(40, 1);
-        samples.end(50, 1);
-        samples.begin(50, 2, Wait::Sleep);
-        samples.end(60, 2);
-        let seen = line.finish(111, &samples).unwrap();
-        assert_eq!(waited(seen), [of(10 + 75, 10, 111), of(26, 0, 101)]);
-        assert_eq!(seen.waited(Wait::SwapIn), of(0, 0, 101));
-        assert_eq!(waited(MainLine { shares_ns: [0; 4], ..seen })[1].ns, 101);
+        assert!(Timeline::default().finish(5).is_none());
     }
 
     proptest! {
         #[test]
         fn states_add_up_to_the_elapsed_time(
-            events in proptest::collection::vec((0u64..1000, 0u32..8, 0usize..7), 1..200),
+            events in proptest::collection::vec((0u64..1000, 0u32..8, 0usize..6), 1..200),
         ) {
             let (mut line, mut now) = (Timeline::default(), 7);
             for (step, task, state) in events {
@@ -233,7 +160,7 @@ mod tests {
                 line.enter(now, task, STATES[state]);
             }
             let first = line.since_ns.unwrap() - line.line.total_ns();
-            let line = line.finish(now + 50, &Samples::default()).unwrap();
+            let line = line.finish(now + 50).unwrap();
             prop_assert_eq!(line.total_ns(), now + 50 - first);
         }
     }

@@ -38,29 +38,13 @@ pub const DUMMY: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_DUMMY);
 /// A timer that ticks while the task is on a CPU.
 pub const CPU_CLOCK: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_CPU_CLOCK);
 
-/// How often an event takes a sample.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Every {
-    /// One each so many events; for the CPU clock, nanoseconds.
-    Events(u64),
-    /// About so many a second and task, and each event where there are fewer. [`FIELD_PERIOD`] tells
-    /// how many events a sample stands for.
-    PerSecond(u64),
-}
-
 /// Which samples an event takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampling {
-    /// How often.
-    pub every: Every,
+    /// One sample each so many events; for the CPU clock, nanoseconds.
+    pub period: u64,
     /// `PERF_SAMPLE_` bits: which fields a sample has.
     pub fields: u64,
-}
-
-/// The most samples in a second that the kernel grants, which it lowers where they take too long.
-pub fn samples_per_s_max() -> u64 {
-    let text = std::fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate");
-    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX)
 }
 
 /// An event to open.
@@ -84,8 +68,6 @@ pub struct EventSpec {
     pub enable_on_exec: bool,
     /// Kernel frames only in the call chains.
     pub exclude_callchain_user: bool,
-    /// Wakes who polls after so many samples; none: when the ring is half full.
-    pub wake_after: Option<u32>,
     /// Also records of forks, exits, execs and context switches. With sampling, each ends in the
     /// sample's thread and time ([`FIELD_TID`], [`FIELD_TIME`]).
     pub task_records: bool,
@@ -117,7 +99,6 @@ impl EventSpec {
             exclude_user: false,
             enable_on_exec: false,
             exclude_callchain_user: false,
-            wake_after: None,
             task_records: false,
             times: false,
         }
@@ -132,15 +113,8 @@ impl EventSpec {
             EventKind::Raw { event_type, config } => (event_type, config),
         };
         if let Some(sampling) = self.sampling {
-            match sampling.every {
-                Every::Events(count) => attr.__bindgen_anon_1.sample_period = count,
-                Every::PerSecond(count) => {
-                    attr.__bindgen_anon_1.sample_freq = count;
-                    attr.set_freq(1);
-                }
-            }
+            attr.__bindgen_anon_1.sample_period = sampling.period;
             attr.sample_type = sampling.fields;
-            attr.__bindgen_anon_2.wakeup_events = self.wake_after.unwrap_or(0);
             attr.set_use_clockid(1);
             attr.clockid = libc::CLOCK_MONOTONIC;
         }

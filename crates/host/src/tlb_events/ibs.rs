@@ -10,7 +10,7 @@
 use super::open::{cpus_of, tasks};
 use super::{CountError, Target};
 use crate::procfs::Root;
-use crate::sys::perf::{self, Event, EventKind, EventSpec, Every, Ring, Sampling};
+use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
 use pagetax_core::counter::Provenance;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
 
@@ -179,7 +179,7 @@ impl Sampler {
             let event = Event::open(&EventSpec {
                 pid,
                 cpu: cpu as i32,
-                sampling: Some(Sampling { every: Every::Events(PERIOD), fields: perf::FIELD_RAW }),
+                sampling: Some(Sampling { period: PERIOD, fields: perf::FIELD_RAW }),
                 inherit: pid != -1,
                 exclude_kernel: false,
                 enable_on_exec: *target == Target::NextCommand,
