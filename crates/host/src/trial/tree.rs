@@ -1,4 +1,5 @@
-//! The processes of a command: itself and all that descend from it, by /proc/PID/stat.
+//! The processes of a command: itself and all that descend from it, by /proc/PID/task/TID/children, or by the
+//! parents in /proc/PID/stat where the kernel lacks those.
 
 use crate::procfs::{Root, process_memory};
 use rustix::process::Pid;
