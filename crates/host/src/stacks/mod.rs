@@ -22,9 +22,10 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-/// Between two samples of a task's stack: ±9 percentage points after a second of CPU time. A virtual
-/// machine pays 20 to 30 us for each, nearly all of it for the timer: 0.3 % of the time.
-const PERIOD_NS: u64 = 8_000_000;
+/// Between two samples of a task's stack: ±11 percentage points after a second of CPU time. A virtual
+/// machine pays some 20 us for the timer, and as much again where the stack is deep, as the kernel's
+/// unwinder finds its tables in no cache: 0.2 to 0.5 % of the time.
+const PERIOD_NS: u64 = 12_000_000;
 /// With more switches than this in a second their stacks are given up: each costs the job 1.2 us, and
 /// its records 0.4, which makes 1 % of the time.
 const SWITCH_STACKS_PER_S_MAX: u64 = 6_000;
