@@ -371,6 +371,8 @@ fn bad_input_gets_a_clear_word() {
         (&["--on", "host", "--backend", "record", "--", "true"], 2, "no simulated machine"),
         (&["--pages", "head=2M", "--backend", "record", "--", "true"], 2, "no segment"),
         (&["0", "--", "true"], 2, "interval"),
+        // Here, or of any machine without counters.
+        (&["-p", "4194304", "1", "1"], 3, "remedy: "),
     ] {
         let output = trapstat(arguments, folder.path());
         let said = String::from_utf8_lossy(&output.stderr);

@@ -87,11 +87,11 @@ impl Perf {
     pub fn open(args: &Args, why: &str) -> Result<Perf> {
         no_trace(args)?;
         let cpuinfo = Root::default().text("/proc/cpuinfo").map_err(|why| anyhow!(why))?;
-        let family = Family::find(&cpu_identity(&cpuinfo)).map_err(|error| {
-            unmet(format!("{error}\n  remedy: record a command: --backend record -- COMMAND"))
+        let family = Family::find(&cpu_identity(&cpuinfo)).map_err(no_counters)?;
+        let counters = Counters::open(&family, &target(args)).map_err(|error| match error {
+            CountError::NoUnit => no_counters(error),
+            error => exit::with(exit::UNMET, error),
         })?;
-        let counters = Counters::open(&family, &target(args))
-            .map_err(|error| exit::with(exit::UNMET, error))?;
         let before = counters.read();
         Ok(Perf { source: Box::new(Counting { family, counters, before }), why: why.into() })
     }
@@ -100,15 +100,18 @@ impl Perf {
     pub fn open_ibs(args: &Args, why: &str) -> Result<Perf> {
         no_trace(args)?;
         let sampler = Sampler::open(&target(args)).map_err(|error| match error {
-            CountError::NoUnit => unmet(
+            CountError::NoUnit => no_counters(
                 "this machine has no instruction-based sampling of operations (AMD; virtual machines have it \
-                 seldom)\n  remedy: record a command: --backend record -- COMMAND"
-                    .into(),
+                 seldom)",
             ),
             error => exit::with(exit::UNMET, error),
         })?;
         Ok(Perf { source: Box::new(sampler), why: why.into() })
     }
+}
+
+fn no_counters(why: impl std::fmt::Display) -> anyhow::Error {
+    unmet(format!("{why}\n  remedy: record a command: --backend record -- COMMAND"))
 }
 
 fn no_trace(args: &Args) -> Result<()> {

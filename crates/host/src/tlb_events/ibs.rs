@@ -225,7 +225,7 @@ impl Sampler {
 fn places(target: &Target) -> Result<Vec<(u32, i32)>, CountError> {
     let (cpus, tasks) = match target {
         Target::Cpus(cpus) => (cpus_of(cpus.as_ref()), vec![-1]),
-        Target::Process(pid) => (cpus_of(None), tasks(*pid).map_err(CountError::System)?),
+        Target::Process(pid) => (cpus_of(None), tasks(*pid)?),
         Target::NextCommand => (cpus_of(None), vec![0]),
     };
     Ok(tasks.iter().flat_map(|task| cpus.iter().map(|cpu| (*cpu, *task))).collect())

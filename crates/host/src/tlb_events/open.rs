@@ -28,6 +28,9 @@ pub enum CountError {
     /// No PMU, or one that is not lent to us.
     #[error("this machine has no performance-monitoring unit that counts page walks")]
     NoUnit,
+    /// Not there, or no longer.
+    #[error("no process {0}\n  remedy: list processes with ps -e")]
+    NoProcess(u32),
     /// perf_event_paranoid.
     #[error("counting is not permitted: {0}\n  remedy: sudo sysctl kernel.perf_event_paranoid={1}")]
     Forbidden(io::Error, i32),
@@ -72,11 +75,7 @@ impl Counters {
             Target::Cpus(cpus) => {
                 cpus_of(cpus.as_ref()).into_iter().map(|cpu| (cpu, -1, cpu as i32)).collect()
             }
-            Target::Process(pid) => tasks(*pid)
-                .map_err(CountError::System)?
-                .into_iter()
-                .map(|tid| (0, tid, -1))
-                .collect(),
+            Target::Process(pid) => tasks(*pid)?.into_iter().map(|tid| (0, tid, -1)).collect(),
             Target::NextCommand => vec![(0, 0, -1)],
         };
         let mut groups = Vec::new();
@@ -157,8 +156,9 @@ pub(super) fn cpus_of(cpus: Option<&Vec<u32>>) -> Vec<u32> {
 }
 
 /// The threads of a process.
-pub(super) fn tasks(pid: u32) -> io::Result<Vec<i32>> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/task"))?;
+pub(super) fn tasks(pid: u32) -> Result<Vec<i32>, CountError> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let entries = entries.map_err(|_| CountError::NoProcess(pid))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
