@@ -128,7 +128,7 @@ static inline int pt_is_before(const struct pt_set *set, pt_u32 a, pt_u32 b)
 }
 
 /* The page in a slot makes room, and keeps its stamp in its set. */
-static inline void pt_leave_slot(const struct pt_filter *filter, struct pt_table *table,
+static void pt_leave_slot(const struct pt_filter *filter, struct pt_table *table,
                                  struct pt_slot *slot)
 {
    if (slot->page == PT_NO_PAGE)
@@ -201,7 +201,7 @@ static inline void pt_forget_kept(const struct pt_side *side, struct pt_kept *ke
 
 /* Tells the consumer the order of a set: those that it knows in this order, from the oldest one on, stay;
    the others are touched. */
-static void pt_tell_order(struct pt_writer *w, const struct pt_filter *filter,
+static __attribute__((noinline)) void pt_tell_order(struct pt_writer *w, const struct pt_filter *filter,
                           struct pt_table *table, struct pt_set *set, pt_u32 which)
 {
    struct {
@@ -245,8 +245,6 @@ static inline int pt_is_told_in_order(const struct pt_filter *filter, struct pt_
                                       struct pt_set *set)
 {
    pt_u32 way;
-   if (pt_used(filter, table, set, set->oldest) == set->told[set->oldest])
-      return 1;
    for (way = 0; way < filter->ways; way++) {
       pt_used(filter, table, set, way);
       if (pt_is_before(set, way, set->oldest))
@@ -259,7 +257,8 @@ static inline int pt_is_told_in_order(const struct pt_filter *filter, struct pt_
 static inline void pt_leave(struct pt_writer *w, const struct pt_filter *filter,
                             struct pt_table *table, struct pt_set *set, pt_u32 which)
 {
-   if (!pt_is_told_in_order(filter, table, set))
+   if (pt_used(filter, table, set, set->oldest) != set->told[set->oldest] &&
+       !pt_is_told_in_order(filter, table, set))
       pt_tell_order(w, filter, table, set, which);
    struct pt_slot *slot = pt_slot(filter, table, set->page[set->oldest]);
    if (slot->page == set->page[set->oldest])
@@ -286,50 +285,76 @@ static inline int pt_holds(const struct pt_filter *filter, struct pt_table *tabl
    return 1;
 }
 
-/* A page is about to be written as used: it becomes the newest of its set. */
-static inline void pt_enter(struct pt_writer *w, const struct pt_filter *filter,
-                            struct pt_table *table, pt_u64 address, pt_u64 stamp, int held,
-                            pt_u32 which)
+/* A page that is about to be written as used, and is in its set: it becomes the newest there. */
+static void pt_renew(const struct pt_filter *filter, struct pt_table *table, pt_u64 address,
+                     pt_u64 stamp)
 {
    struct pt_set *set = pt_set(filter, table, address);
    pt_u64 page = pt_page(filter, address);
-   pt_u32 way, next;
-   if (held) {
-      way = pt_find(filter, set, page);
-      for (; (next = pt_after(filter, way)) != set->oldest; way = next) {
-         set->page[way] = set->page[next];
-         set->stamp[way] = set->stamp[next];
-         set->told[way] = set->told[next];
-         set->address[way] = set->address[next];
-      }
-   } else {
-      if (set->page[set->oldest] != PT_NO_PAGE)
-         pt_leave(w, filter, table, set, which);
-      way = set->oldest;
-      set->oldest = pt_after(filter, way);
-      struct pt_slot *slot = pt_slot(filter, table, address);
-      pt_leave_slot(filter, table, slot);
-      *slot = (struct pt_slot){page, stamp};
+   pt_u32 next, way = pt_find(filter, set, page);
+   for (; (next = pt_after(filter, way)) != set->oldest; way = next) {
+      set->page[way] = set->page[next];
+      set->stamp[way] = set->stamp[next];
+      set->told[way] = set->told[next];
+      set->address[way] = set->address[next];
    }
    set->page[way] = page;
    set->stamp[way] = set->told[way] = stamp;
    set->address[way] = address;
 }
 
+/* As pt_renew, of a page that is not in its set. */
+static inline __attribute__((always_inline)) void
+pt_enter(struct pt_writer *w, const struct pt_filter *filter, struct pt_table *table,
+         pt_u64 address, pt_u64 stamp, pt_u32 which)
+{
+   struct pt_set *set = pt_set(filter, table, address);
+   struct pt_slot *slot = pt_slot(filter, table, address);
+   pt_u64 page = pt_page(filter, address);
+   if (set->page[set->oldest] != PT_NO_PAGE)
+      pt_leave(w, filter, table, set, which);
+   if (slot->page != PT_NO_PAGE)
+      pt_leave_slot(filter, table, slot);
+   *slot = (struct pt_slot){page, stamp};
+   pt_u32 way = set->oldest;
+   set->oldest = pt_after(filter, way);
+   set->page[way] = page;
+   set->stamp[way] = set->told[way] = stamp;
+   set->address[way] = address;
+}
+
+/* One page of an access, with two filters. */
+static void pt_use_both(struct pt_writer *w, const struct pt_side *side, struct pt_tables *tables,
+                        pt_u32 kind, pt_u64 address, pt_u64 instruction, pt_u64 stamp)
+{
+   pt_u32 code = kind == PT_FETCH ? PT_CODE : 0;
+   int small = pt_holds(&side->small, &tables->small, address, stamp);
+   int large = pt_holds(&side->large, &tables->large, address, stamp);
+   if (small && large)
+      return;
+   if (small)
+      pt_renew(&side->small, &tables->small, address, stamp);
+   else
+      pt_enter(w, &side->small, &tables->small, address, stamp, code | PT_SMALL);
+   if (large)
+      pt_renew(&side->large, &tables->large, address, stamp);
+   else
+      pt_enter(w, &side->large, &tables->large, address, stamp, code | PT_LARGE);
+   pt_write(w, pt_what(kind, w->thread, address), instruction);
+}
+
 /* One page of an access. */
 static void pt_use(struct pt_writer *w, const struct pt_side *side, struct pt_tables *tables,
                    pt_u32 kind, pt_u64 address, pt_u64 instruction, pt_u64 stamp)
 {
-   pt_u32 code = kind == PT_FETCH ? PT_CODE : 0;
-   int small = pt_holds(&side->small, &tables->small, address, stamp), large = 1;
-   if (side->large.ways)
-      large = pt_holds(&side->large, &tables->large, address, stamp);
-   if (small && large)
+   if (side->large.ways) {
+      pt_use_both(w, side, tables, kind, address, instruction, stamp);
       return;
-   pt_enter(w, &side->small, &tables->small, address, stamp, small,
-            code | (side->large.ways ? PT_SMALL : PT_ALL));
-   if (side->large.ways)
-      pt_enter(w, &side->large, &tables->large, address, stamp, large, code | PT_LARGE);
+   }
+   if (pt_holds(&side->small, &tables->small, address, stamp))
+      return;
+   pt_enter(w, &side->small, &tables->small, address, stamp,
+            (kind == PT_FETCH ? PT_CODE : 0) | PT_ALL);
    pt_write(w, pt_what(kind, w->thread, address), instruction);
 }
 

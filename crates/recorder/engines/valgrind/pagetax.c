@@ -99,7 +99,7 @@ typedef struct {
 
 /* Accesses near each other, which share a test and a stamp. */
 typedef struct {
-   Bool fetch, known;
+   Bool fetch;
    UShort beyond; /* from its first byte to its last */
    UShort tick;   /* of its last access */
    Addr lowest;   /* if it is known */
@@ -109,7 +109,7 @@ typedef struct {
 typedef struct {
    UInt count, run_count;
    const Addr *instructions; /* of each access */
-   Extent runs[GROUP];
+   Extent runs[GROUP]; /* those whose address comes as an argument first, in the order of arguments */
    Access accesses[];
 } Group;
 
@@ -117,8 +117,9 @@ typedef struct {
    fetches. */
 static ULong clock_of(Bool fetch, UInt tick) { return fetch ? (ULong)tick << 32 : tick; }
 
-/* Slots whose stamps are about to be overwritten by code although that is not so: a run goes over the end
-   of its page, or its page has made room. */
+/* Slots whose stamps are about to be overwritten by code although that is not so: of a group with a run
+   that goes over the end of its page. Of other groups, pages that share a slot are stamped in the order in
+   which they came into it. */
 static struct {
    struct pt_slot *slot;
    ULong right, wrong;
@@ -138,11 +139,16 @@ static inline void expect_wrong_stamp(const struct pt_filter *filter, struct pt_
    }
 }
 
-static inline void expect_wrong_stamps(const struct pt_side *side, struct pt_tables *tables,
-                                       Addr lowest, const Extent *run)
+static __attribute__((noinline)) void expect_wrong_stamps(const Group *group, const Addr *lowest)
 {
-   expect_wrong_stamp(&side->small, &tables->small, lowest, run);
-   expect_wrong_stamp(&side->large, &tables->large, lowest, run);
+   UInt i;
+   for (i = 0; i < group->run_count; i++) {
+      const Extent *run = &group->runs[i];
+      const struct pt_side *side = run->fetch ? &code_side : &data_side;
+      struct pt_tables *tables = run->fetch ? &code_tables : &data_tables;
+      expect_wrong_stamp(&side->small, &tables->small, lowest[i], run);
+      expect_wrong_stamp(&side->large, &tables->large, lowest[i], run);
+   }
 }
 
 /* Comes before anybody looks at stamps. A slot that was stamped again since then is right. */
@@ -155,18 +161,25 @@ static void set_stamps_right(void)
    }
 }
 
-static void process(const Group *group, const Addr *arguments)
+/* Short, as instructions between two misses of the processor's caches keep these from overlapping. */
+static inline __attribute__((always_inline)) void process(const Group *group, const Addr *arguments,
+                                                          UInt count)
 {
-   Addr lowest[GROUP];
+   Addr lowest[GROUP], over = 0;
    UInt i;
+   /* A page that was not used lately has its data far away. */
+   for (i = 0; i < count; i++) {
+      lowest[i] = arguments[i];
+      __builtin_prefetch((const void *)lowest[i]);
+      over |= (lowest[i] + group->runs[i].beyond) ^ lowest[i];
+   }
    if (!recording)
       return;
-   set_stamps_right();
-   /* A page that was not used lately has its data far away. */
-   for (i = 0; i < group->run_count; i++) {
-      lowest[i] = group->runs[i].known ? group->runs[i].lowest : *arguments++;
-      if (!group->runs[i].fetch)
-         __builtin_prefetch((const void *)lowest[i]);
+   if (misled_count)
+      set_stamps_right();
+   for (; i < group->run_count; i++) {
+      lowest[i] = group->runs[i].lowest;
+      over |= (lowest[i] + group->runs[i].beyond) ^ lowest[i];
    }
    for (i = 0; i < group->count; i++) {
       const Access *access = &group->accesses[i];
@@ -178,27 +191,23 @@ static void process(const Group *group, const Addr *arguments)
          pt_access(&writer, &data_side, &data_tables, access->kind, address, access->size,
                    group->instructions[i], stamp);
    }
-   for (i = 0; i < group->run_count; i++) {
-      if (group->runs[i].fetch)
-         expect_wrong_stamps(&code_side, &code_tables, lowest[i], &group->runs[i]);
-      else
-         expect_wrong_stamps(&data_side, &data_tables, lowest[i], &group->runs[i]);
-   }
+   if (over >> data_side.small.page_shift)
+      expect_wrong_stamps(group, lowest);
 }
 
-static void group0(const Group *g) { process(g, NULL); }
-static void group1(const Group *g, Addr a) { process(g, (Addr[]){a}); }
-static void group2(const Group *g, Addr a, Addr b) { process(g, (Addr[]){a, b}); }
-static void group3(const Group *g, Addr a, Addr b, Addr c) { process(g, (Addr[]){a, b, c}); }
+static void group0(const Group *g) { process(g, NULL, 0); }
+static void group1(const Group *g, Addr a) { process(g, (Addr[]){a}, 1); }
+static void group2(const Group *g, Addr a, Addr b) { process(g, (Addr[]){a, b}, 2); }
+static void group3(const Group *g, Addr a, Addr b, Addr c) { process(g, (Addr[]){a, b, c}, 3); }
 
 static void group4(const Group *g, Addr a, Addr b, Addr c, Addr d)
 {
-   process(g, (Addr[]){a, b, c, d});
+   process(g, (Addr[]){a, b, c, d}, 4);
 }
 
 static void group5(const Group *g, Addr a, Addr b, Addr c, Addr d, Addr e)
 {
-   process(g, (Addr[]){a, b, c, d, e});
+   process(g, (Addr[]){a, b, c, d, e}, 5);
 }
 
 static const struct {
@@ -346,25 +355,27 @@ static void call_group(Block *block, IRExpr *guard)
       VG_(malloc)("pagetax.group", sizeof(Group) + count * (sizeof(Access) + sizeof(Addr)));
    Addr *instructions = (Addr *)&group->accesses[count];
    IRExpr *a[UNKNOWN], **args, *descriptor = mkIRExpr_HWord((HWord)group);
-   UInt i, unknown = 0;
+   UInt i, to, unknown = 0, known = block->unknown_count, number[GROUP];
    group->count = count;
    group->instructions = instructions;
    group->run_count = block->run_count;
    for (i = 0; i < group->run_count; i++) {
       const Run *run = &block->runs[i];
-      Bool known = run->lowest->tag == Iex_Const;
-      group->runs[i] = (Extent){.fetch = run->fetch,
-                                .known = known,
-                                .beyond = run->high - run->low - 1,
-                                .tick = run->tick,
-                                .lowest = known ? run->lowest->Iex.Const.con->Ico.U64 : 0};
-      if (!known)
-         a[unknown++] = run->lowest;
+      Bool is_known = run->lowest->tag == Iex_Const;
+      to = number[i] = is_known ? known++ : unknown++;
+      group->runs[to] = (Extent){.fetch = run->fetch,
+                                 .beyond = run->high - run->low - 1,
+                                 .tick = run->tick,
+                                 .lowest = is_known ? run->lowest->Iex.Const.con->Ico.U64 : 0};
+      if (!is_known)
+         a[to] = run->lowest;
    }
    for (i = 0; i < count; i++) {
+      UInt run = block->accesses[i].run;
       instructions[i] = block->where[i];
       group->accesses[i] = block->accesses[i];
-      group->accesses[i].offset = block->offsets[i] - block->runs[block->accesses[i].run].low;
+      group->accesses[i].run = number[run];
+      group->accesses[i].offset = block->offsets[i] - block->runs[run].low;
    }
    switch (unknown) {
    case 0: args = mkIRExprVec_1(descriptor); break;
