@@ -3,6 +3,7 @@
 //!
 //! ```sh
 //! touch plain 1024                                    # MiB
+//! touch plain 1024 0                                      # the program keeps to CPU 0
 //! touch paged 1024 256 127.0.0.1:7070,127.0.0.1:7071 2    # MiB resident, servers, copies
 //! touch paged 1024 256 127.0.0.1:7070 1 0                 # the program keeps to CPU 0
 //! touch cold 64 127.0.0.1:7070,127.0.0.1:7071 2
@@ -27,13 +28,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match args[..] {
-        ["plain", mib] => phases(&mut vec![0; mib.parse::<usize>()? << 20]),
+        ["plain", mib, ref cpu @ ..] if cpu.len() < 2 => {
+            keep_to(cpu)?;
+            phases(&mut vec![0; mib.parse::<usize>()? << 20])
+        }
         ["paged", mib, resident_mib, servers, copies, ref cpu @ ..] if cpu.len() < 2 => {
             let before = resident_bytes();
             let mut region = map(mib, resident_mib, servers, copies)?;
-            if let [cpu] = cpu {
-                keep_to(cpu.parse()?)?;
-            }
+            keep_to(cpu)?;
             let mut result = phases(region.as_mut_slice());
             let own = resident_bytes().saturating_sub(before + region.resident_bytes());
             result["own_bytes"] = json!(own);
@@ -49,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         _ => {
             return Err(
-                "touch plain MIB | paged MIB RESIDENT SERVERS COPIES [CPU] | cold MIB SERVERS COPIES"
+                "touch plain MIB [CPU] | paged MIB RESIDENT SERVERS COPIES [CPU] | cold MIB SERVERS COPIES"
                     .into(),
             );
         }
@@ -72,11 +74,12 @@ fn map(
     Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, resident)?)
 }
 
-/// Ties this thread to a CPU; the pager's are free.
-fn keep_to(cpu: usize) -> Result<(), rustix::io::Errno> {
+/// Ties this thread to a CPU, if one is given; the pager's are free.
+fn keep_to(cpu: &[&str]) -> Result<(), Box<dyn Error>> {
+    let [cpu] = cpu else { return Ok(()) };
     let mut one = rustix::thread::CpuSet::new();
-    one.set(cpu);
-    rustix::thread::sched_setaffinity(None, &one)
+    one.set(cpu.parse()?);
+    Ok(rustix::thread::sched_setaffinity(None, &one)?)
 }
 
 /// What a page holds: half of it does not compress.

@@ -147,6 +147,54 @@ fn the_system_writes_into_missing_pages() {
     assert!(region.as_slice()[100..100 + wanted.len()] == wanted);
 }
 
+/// Pins memory for a device, as direct I/O does for as long as it takes; until what is returned is closed.
+#[allow(unsafe_code)]
+fn pin(bytes: &[u8]) -> std::io::Result<std::os::fd::OwnedFd> {
+    use std::os::fd::FromRawFd;
+    const REGISTER_BUFFERS: libc::c_int = 0;
+    let checked = |result: libc::c_long| match result {
+        -1 => Err(std::io::Error::last_os_error()),
+        result => Ok(result as i32),
+    };
+    // `struct io_uring_params`: plain integers, zeros ask for nothing special.
+    let mut params = [0u64; 15];
+    let part = libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
+    // SAFETY: the first call fills `params`, which is as long as the structure, and its result is a
+    // descriptor of our own. The second reads one iovec; nothing is ever read or written through it.
+    unsafe {
+        let ring = checked(libc::syscall(libc::SYS_io_uring_setup, 1, params.as_mut_ptr()))?;
+        let ring = std::os::fd::OwnedFd::from_raw_fd(ring);
+        let number = std::os::fd::AsRawFd::as_raw_fd(&ring);
+        checked(libc::syscall(libc::SYS_io_uring_register, number, REGISTER_BUFFERS, &part, 1))?;
+        Ok(ring)
+    }
+}
+
+/// What a device wrote after an eviction would be lost.
+#[test]
+fn a_page_that_is_pinned_for_a_device_stays() {
+    let Some(mut region) = map(embedded(), 8 * MIB, Options::resident(MIB)) else { return };
+    region.as_mut_slice()[3 * PAGE_BYTES..4 * PAGE_BYTES].fill(7);
+    let pinned = match pin(&region.as_slice()[3 * PAGE_BYTES..4 * PAGE_BYTES]) {
+        Ok(pinned) => pinned,
+        Err(error) => return println!("SKIP: io_uring: {error}"),
+    };
+    region.as_mut_slice()[4 * PAGE_BYTES..].fill(8);
+    region.evict_all();
+    let is_here = |page: usize| region.is_here(&region.as_slice()[page * PAGE_BYTES]);
+    assert!(is_here(3) && !is_here(4), "{:?}", region.counts());
+    assert!(region.counts().stuck_count > 0, "{:?}", region.counts());
+    drop(pinned);
+    // The ring lets go of its buffers in its own time.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+    while is_here(3) {
+        assert!(std::time::Instant::now() < until, "it stays: {:?}", region.counts());
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        region.evict_all();
+    }
+    assert!(region.as_slice()[3 * PAGE_BYTES..4 * PAGE_BYTES].iter().all(|byte| *byte == 7));
+}
+
 #[test]
 fn sizes_that_cannot_be_are_refused() {
     let options = || Options::resident(MIB);

@@ -2,9 +2,10 @@
 //! swap file and zram under the same limit), all in one run. Parts: `region`, and each program.
 //!
 //! Servers, handler and program share one CPU for latencies, as waking another CPU costs more than the
-//! whole service. Rates are those of a program that keeps to one CPU while all else may run anywhere: a
-//! scheduler that is left alone moves the program to an idle CPU each time that it got a page. The table
-//! says where each row ran.
+//! whole service. Rates are those of a program that keeps to one CPU while all else may run anywhere, and
+//! of one that does not: a scheduler that is left alone moves it to an idle CPU each time that it got a
+//! page. Region and peers run under both, and are compared with their like. The table says where each row
+//! ran.
 
 use super::remote_programs;
 use super::serve::Server;
@@ -25,7 +26,7 @@ const MEMORY: &str = "4G";
 const ANYWHERE: &str = "127.0.0.1:0";
 /// Of the floor and of cold page-ins, in turns.
 const ROUNDS: usize = 5;
-/// Of a program on one CPU, each with a fresh server.
+/// Of a program on one CPU, in turns with zram, each with a fresh server. Others take long: one round.
 const RATE_ROUNDS: usize = 3;
 /// Of a run of `touch`.
 const FIGURES: [&str; 5] = [
@@ -39,6 +40,13 @@ const MIB_BYTES: f64 = (1 << 20) as f64;
 const REGION: &str = "region";
 const MIB: &str = "1024";
 const RESIDENT_MIB: u64 = 256;
+const SWAP_MIB: u64 = 2048;
+
+/// A name and the CPU that the program is tied to, if it is; everything else may run anywhere.
+type Place = (&'static str, Option<&'static str>);
+const ANY_CPU: Place = ("any CPU", None);
+const PINNED: Place = ("program on CPU 0", Some("0"));
+
 /// Rows, and what they say of what is promised.
 #[derive(Default)]
 pub struct Findings {
@@ -84,8 +92,8 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         format!("for i in $(seq 100); do rm -rf {place} 2> /dev/null && exit; sleep 0.1; done");
     let _folder = AtEnd::run(&format!("{remove}; exit 1"))?;
     if asked(REGION) {
-        latencies(&mut findings, &pagetax, folder.path())?;
-        throughput(&mut findings, &pagetax, folder.path())?;
+        let floor = latencies(&mut findings, &pagetax, folder.path())?;
+        throughput(&mut findings, &pagetax, folder.path(), floor)?;
     }
     let programs: Vec<&str> =
         known.into_iter().filter(|name| *name != REGION && asked(name)).collect();
@@ -121,49 +129,49 @@ fn thousand(rate: f64) -> String {
     format!("{:.0}k/s", rate / 1000.0)
 }
 
-/// Cold page-ins beside the floor, in turns, all on one CPU.
-fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()> {
+/// Cold page-ins beside the floor, in turns, all on one CPU. Returns the floor's median and 99th percentile.
+fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f64; 2]> {
     let floor = folder.join("floor");
     let mut cc = Command::new("cc");
     shell::succeed(cc.args(["-O2", "-pthread", FLOOR_C, "-o"]).arg(&floor))?;
     let servers = two_servers(pagetax)?;
     servers.iter().try_for_each(|server| server.pin("0"))?;
     let both = format!("{},{}", servers[0].address, servers[1].address);
-    let mut ratios = Vec::new();
     let (mut floors, mut colds) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let text = shell::output(Command::new("taskset").args(["-c", "0"]).arg(&floor))?;
         let bare: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        floors.push([bare[0], bare[1]]);
         let mut touch = Command::new("taskset");
         let cold = measure(touch.args(["-c", "0", TOUCH, "cold", "64", &both, "2"]))?;
-        let cold = [number(&cold, "/p50_ns")?, number(&cold, "/p99_ns")?];
-        ratios.push(cold[0] / bare[0]);
-        floors.push([bare[0], bare[1]]);
-        colds.push(cold);
+        colds.push([number(&cold, "/p50_ns")?, number(&cold, "/p99_ns")?]);
     }
+    let medians = |all: &[[f64; 2]]| [0, 1].map(|at| median(all.iter().map(|one| one[at])));
     for (name, all) in [("floor", &floors), ("cold page-in, 2 copies", &colds)] {
-        let [p50, p99] = [0, 1].map(|at| median(all.iter().map(|one| one[at])));
-        let cells = [name, "one CPU", &format!("p50 {}", us(p50)), &format!("p99 {}", us(p99))];
+        let [p50, p99] = medians(all);
+        // One thread waits for one page at a time.
+        let rate = format!("at most {}", thousand(1e9 / p50));
+        let cells = [&format!("p50 {}", us(p50)), &format!("p99 {}", us(p99)), &rate];
+        let cells = [name, "one CPU", cells[0], cells[1], cells[2]];
         findings.row(&cells, json!({"what": name, "p50_p99_ns": all}));
     }
+    let ratios = colds.iter().zip(&floors).map(|(cold, floor)| cold[0] / floor[0]);
     findings.promise("cold page-in ÷ floor", median(ratios), 1.10, true);
     let mut touch = Command::new("taskset");
     let resident = RESIDENT_MIB.to_string();
     let paged = measure(touch.args(["-c", "0", TOUCH, "paged", MIB, &resident, &both, "2"]))?;
     row_of(findings, "pagetax, 2 copies", "one CPU", &paged)?;
-    let floor = median(floors.iter().map(|one| one[0]));
-    findings.promise("rewrite p50 ÷ floor", number(&paged, "/rewrite_p50_ns")? / floor, 1.15, true);
-    Ok(())
+    let floor = medians(&floors);
+    let rewrite = number(&paged, "/rewrite_p50_ns")?;
+    findings.promise("rewrite p50 ÷ floor", rewrite / floor[0], 1.15, true);
+    Ok(floor)
 }
 
-/// Runs it to its end, and looks what its pages cost the server while they are there.
-fn with_overheads(
-    findings: &mut Findings,
-    pagetax: &str,
-    touch: &mut Command,
-    server: &Server,
-) -> Result<Value> {
+/// What pages cost a server and its client, while they are there.
+fn overheads(findings: &mut Findings, pagetax: &str) -> Result<()> {
+    let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
     let before = server.resident_bytes()? as f64 / MIB_BYTES;
+    let mut touch = paged(&server, PINNED);
     let mut child = touch.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
@@ -193,7 +201,7 @@ fn with_overheads(
     );
     findings.promise("client's memory, % of the region", client, 0.5, true);
     findings.promise("server's memory, % over pages held", server, 3.0, true);
-    Ok(result)
+    Ok(())
 }
 
 /// Of several runs, each figure's median, and all runs.
@@ -209,46 +217,75 @@ fn medians(runs: &[Value]) -> Result<Value> {
     Ok(all)
 }
 
-/// The same accesses in a region, and in plain memory of a cgroup with swap on disk and on zram.
-fn throughput(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<()> {
-    let resident = RESIDENT_MIB.to_string();
-    let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
+/// Accesses to a region with one copy of each page.
+fn paged(server: &Server, (_, cpu): Place) -> Command {
     let mut touch = Command::new(TOUCH);
-    let touch = touch.args(["paged", MIB, &resident, &server.address, "1"]);
-    let one = with_overheads(findings, pagetax, touch, &server)?;
-    row_of(findings, "pagetax, 1 copy", "any CPU", &one)?;
-    drop(server);
-    let one = (0..RATE_ROUNDS).map(|_| {
+    touch.args(["paged", MIB, &RESIDENT_MIB.to_string(), &server.address, "1"]).args(cpu);
+    touch
+}
+
+/// The same in plain memory of a cgroup with swap.
+fn plain(swap: Swap, (_, cpu): Place) -> Result<Value> {
+    let limited = Limited::new(RESIDENT_MIB)?;
+    let script = format!("{} {TOUCH} plain {MIB} {}", limited.shell(), cpu.unwrap_or_default());
+    let result = measure(Command::new("sh").args(["-c", &script]));
+    drop(limited);
+    drop(swap);
+    result
+}
+
+/// A region, zram and a swap file, with the program in the same place.
+fn rates(
+    findings: &mut Findings,
+    pagetax: &str,
+    folder: &Path,
+    place: Place,
+    rounds: usize,
+) -> Result<Value> {
+    let (mut ours, mut zram) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
         let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
-        measure(Command::new(TOUCH).args(["paged", MIB, &resident, &server.address, "1", "0"]))
-    });
-    let one = medians(&one.collect::<Result<Vec<_>>>()?)?;
-    row_of(findings, "pagetax, 1 copy", "program on CPU 0", &one)?;
-    let disk = peer(findings, "swap file", Swap::file(&folder.join("swap"), 2048)?)?;
-    let zram = peer(findings, "zram", Swap::zram(2048)?)?;
+        ours.push(measure(&mut paged(&server, place))?);
+        drop(server);
+        zram.push(plain(Swap::zram(SWAP_MIB)?, place)?);
+    }
+    let (ours, zram) = (medians(&ours)?, medians(&zram)?);
+    let disk = plain(Swap::file(&folder.join("swap"), SWAP_MIB)?, place)?;
     let rate = |result: &Value| number(result, "/rewrite_faults_per_s");
-    findings.promise("rewrite faults/s", rate(&one)?, 80_000.0, false);
-    findings.promise("rewrite p99 µs", number(&one, "/rewrite_p99_ns")? / 1000.0, 40.0, true);
-    findings.promise("rewrite ÷ swap file", rate(&one)? / rate(&disk)?, 2.5, false);
-    findings.promise("rewrite ÷ zram", rate(&one)? / rate(&zram)?, 0.7, false);
-    let sequential = number(&one, "/sequential_pages_per_s")?;
-    findings.promise("sequential pages/s", sequential, 350_000.0, false);
-    findings.promise("fill pages/s", number(&one, "/fill_pages_per_s")?, 250_000.0, false);
+    for (name, result) in [("pagetax, 1 copy", &ours), ("zram", &zram), ("swap file", &disk)] {
+        row_of(findings, name, place.0, result)?;
+    }
+    let mut ratio = |peer: &str, result: &Value, limit| -> Result<()> {
+        let what = format!("rewrite ÷ {peer}, {}", place.0);
+        findings.promise(&what, rate(&ours)? / rate(result)?, limit, false);
+        Ok(())
+    };
+    ratio("swap file", &disk, 2.5)?;
+    ratio("zram", &zram, 0.7)?;
+    Ok(ours)
+}
+
+fn throughput(
+    findings: &mut Findings,
+    pagetax: &str,
+    folder: &Path,
+    floor: [f64; 2],
+) -> Result<()> {
+    overheads(findings, pagetax)?;
+    rates(findings, pagetax, folder, ANY_CPU, 1)?;
+    let ours = rates(findings, pagetax, folder, PINNED, RATE_ROUNDS)?;
+    let get = |key: &str| number(&ours, &format!("/{key}"));
+    let [least, tail] = floor;
+    let what = format!("rewrite faults/s (the floor allows {})", thousand(1e9 / least));
+    findings.promise(&what, get("rewrite_faults_per_s")?, 80_000.0, false);
+    let what = format!("rewrite p99 µs (the floor's own: {})", us(tail));
+    findings.promise(&what, get("rewrite_p99_ns")? / 1000.0, 40.0, true);
+    findings.promise("sequential pages/s", get("sequential_pages_per_s")?, 350_000.0, false);
+    findings.promise("fill pages/s", get("fill_pages_per_s")?, 250_000.0, false);
     let published =
         ["report 004 (2003)", "2 servers", "1.0–1.8k/s", "3.7k/s", "1.3k/s, 230–300 µs"];
     findings.row(&published, json!({"what": "report 004"}));
     Ok(())
-}
-
-fn peer(findings: &mut Findings, name: &str, swap: Swap) -> Result<Value> {
-    let limited = Limited::new(RESIDENT_MIB)?;
-    let result = measure(
-        Command::new("sh").args(["-c", &format!("{} {TOUCH} plain {MIB}", limited.shell())]),
-    )?;
-    drop(limited);
-    drop(swap);
-    row_of(findings, name, "any CPU", &result)?;
-    Ok(result)
 }
 
 fn row_of(findings: &mut Findings, name: &str, place: &str, result: &Value) -> Result<()> {

@@ -10,7 +10,9 @@
 //!
 //! Staged pages are a second chance: a cluster of which a page is wanted again while it is staged goes
 //! round once more (segmented FIFO; Turner, Levy 1981). Pages are moved, not copied, so that a program
-//! that writes meanwhile waits for its page rather than loses its write.
+//! that writes meanwhile waits for its page rather than loses its write. Write protection, a copy and one
+//! call that drops many pages would take fewer interrupts for scattered pages, but stops no device: what
+//! one writes to a page after it was copied would be lost, while a page that is pinned for it is not moved.
 
 use super::shared::Shared;
 use super::stats::add;
@@ -28,9 +30,6 @@ use std::time::Duration;
 
 /// After the store took nothing, this long until the next try.
 const BACK_OFF: Duration = Duration::from_millis(20);
-
-/// Moving a run that is shorter costs more in interrupts of other CPUs than in moving.
-const SHORT_RUN_PAGES: usize = 4;
 
 /// Most blocks that are dropped at once, so that room is there soon.
 const RELEASE_MAX: u32 = 16;
@@ -80,8 +79,6 @@ pub struct Evictor {
     staged: VecDeque<(u32, usize)>,
     batch: Vec<Moved>,
     placement: Placement,
-    /// The last batch was moved in short runs.
-    is_scattered: bool,
 }
 
 impl Evictor {
@@ -89,16 +86,8 @@ impl Evictor {
     pub fn new(shared: Arc<Shared>, writer: Box<dyn PageWriter>) -> Evictor {
         let placement = Placement::of_this_thread();
         let (free_blocks, staged) = (VecDeque::new(), VecDeque::new());
-        Evictor {
-            shared,
-            writer,
-            free_blocks,
-            fresh_block: 0,
-            staged,
-            batch: Vec::new(),
-            placement,
-            is_scattered: false,
-        }
+        let batch = Vec::new();
+        Evictor { shared, writer, free_blocks, fresh_block: 0, staged, batch, placement }
     }
 
     /// Works until it is told to stop.
@@ -127,6 +116,13 @@ impl Evictor {
                 self.shared.nap(seen);
             } else if self.make_room(wanted) {
                 self.shared.allow_overflow(false);
+            } else if self.shared.free() >= marks.low {
+                // What is left is locked or pinned, and nobody waits for its room.
+                busy = false;
+                self.shared.allow_overflow(false);
+                self.shared.emptying.store(false, Relaxed);
+                drop(evicting);
+                self.shared.nap(seen);
             } else if !self.shared.emptying.swap(false, Relaxed) {
                 if !self.shared.allow_overflow(true) {
                     self.shared.log("no page can be evicted: going over the resident limit");
@@ -137,20 +133,14 @@ impl Evictor {
         }
     }
 
-    /// Beside the program, not in its way; but where pages are moved one by one, and each move has to
-    /// interrupt every CPU that runs a thread of the program or the pager, all of it takes less time on
-    /// the program's CPU.
+    /// Beside the program, not in its way. Each move interrupts the program's CPU, which costs it less than
+    /// to wait for a whole batch on its own.
     fn place(&mut self) {
-        let keep = match self.shared.handlers_cpu() {
-            None => Keep::Anywhere,
-            Some(cpu) if self.is_scattered => Keep::On(cpu),
-            Some(cpu) => Keep::Off(cpu),
-        };
-        self.placement.keep(keep);
+        self.placement.keep(self.shared.handlers_cpu().map_or(Keep::Anywhere, Keep::Off));
     }
 
     /// Evicts a batch, and releases staged pages beyond what is kept of them. False if there is
-    /// neither, nor any need.
+    /// neither.
     fn make_room(&mut self, wanted: usize) -> bool {
         let evicted = self.evict_batch();
         let mut released = false;
@@ -162,18 +152,17 @@ impl Evictor {
             }
             released = true;
         }
-        evicted || released || self.shared.free() >= self.shared.marks.low
+        evicted || released
     }
 
     fn evict_batch(&mut self) -> bool {
-        let (mut pages, mut runs) = (0, 0);
+        let mut pages = 0;
         let mut looks = self.shared.queued();
         while pages < self.shared.marks.batch && looks > 0 {
             let Some(victims) = self.victims(self.shared.marks.batch - pages) else { break };
             looks = looks.saturating_sub(victims.len());
             for moved in self.move_out(&victims) {
                 pages += moved.pages.count_ones() as usize;
-                runs += (moved.pages & !(moved.pages << 1)).count_ones() as usize;
                 if moved.pages == 0 {
                     self.free_blocks.push_front(moved.block);
                 } else {
@@ -181,7 +170,6 @@ impl Evictor {
                 }
             }
         }
-        self.is_scattered = pages < runs * SHORT_RUN_PAGES;
         let mut batch = std::mem::take(&mut self.batch);
         batch.iter_mut().for_each(|moved| self.classify(moved));
         let result = self.put(&batch);
