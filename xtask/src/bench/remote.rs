@@ -1,5 +1,5 @@
 //! Network memory beside its floor (a bare userfaultfd handler and a bare TCP server) and its peers (a
-//! swap file and zram under the same limit), all in one run. Parts: `region`, and each program.
+//! swap file and zram under the same limit), all in one run. Parts: `region`, `any-cpu`, and each program.
 //!
 //! Servers, handler and program share one CPU for latencies, as waking another CPU costs more than the
 //! whole service. Rates are those of a program that keeps to one CPU while all else may run anywhere, and
@@ -38,6 +38,8 @@ const FIGURES: [&str; 5] = [
 ];
 const MIB_BYTES: f64 = (1 << 20) as f64;
 const REGION: &str = "region";
+/// The same accesses by a program that is not tied to a CPU.
+const NOT_TIED: &str = "any-cpu";
 const MIB: &str = "1024";
 const RESIDENT_MIB: u64 = 256;
 const SWAP_MIB: u64 = 2048;
@@ -75,7 +77,7 @@ impl Findings {
 }
 
 pub fn run(parts: &[String]) -> Result<Outcome> {
-    let known: Vec<&str> = [REGION].into_iter().chain(remote_programs::names()).collect();
+    let known: Vec<&str> = [REGION, NOT_TIED].into_iter().chain(remote_programs::names()).collect();
     if let Some(unknown) = parts.iter().find(|part| !known.contains(&part.as_str())) {
         bail!("no part is called `{unknown}`; there are {}", known.join(", "));
     }
@@ -95,8 +97,10 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         let floor = latencies(&mut findings, &pagetax, folder.path())?;
         throughput(&mut findings, &pagetax, folder.path(), floor)?;
     }
-    let programs: Vec<&str> =
-        known.into_iter().filter(|name| *name != REGION && asked(name)).collect();
+    if asked(NOT_TIED) {
+        rates(&mut findings, &pagetax, folder.path(), ANY_CPU, 1)?;
+    }
+    let programs: Vec<&str> = remote_programs::names().filter(|name| asked(name)).collect();
     if !programs.is_empty() {
         remote_programs::run(&mut findings, &pagetax, folder.path(), &programs)?;
     }
@@ -272,7 +276,6 @@ fn throughput(
     floor: [f64; 2],
 ) -> Result<()> {
     overheads(findings, pagetax)?;
-    rates(findings, pagetax, folder, ANY_CPU, 1)?;
     let ours = rates(findings, pagetax, folder, PINNED, RATE_ROUNDS)?;
     let get = |key: &str| number(&ours, &format!("/{key}"));
     let [least, tail] = floor;
