@@ -86,6 +86,42 @@ fn real_programs_come_through_qemu() {
     }
 }
 
+/// Whether the native engine's library was built, as it is with the workspace; says so if not.
+fn has_sampler() -> bool {
+    let folder = Path::new(env!("CARGO_BIN_EXE_pagetax")).parent().unwrap();
+    let is_built = folder.join("libpagetax_sampler.so").is_file();
+    if !is_built {
+        println!("SKIP: not built: libpagetax_sampler.so");
+    }
+    is_built
+}
+
+#[test]
+fn real_programs_come_through_native_bursts() {
+    if !has_sampler() || !has_all(&["sort", "python3", "sqlite3", "gcc", "node"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut commands = programs(folder.path());
+    // It handles SIGSEGV itself.
+    commands.push(vec!["node", "-e", "console.log([3, 1, 2].sort().join()); process.exit(5)"]);
+    for command in &commands {
+        let native = Command::new(command[0])
+            .args(&command[1..])
+            .current_dir(&folder)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let options = ["--sample", "--engine", "native", "-o", "tables", "--"];
+        let arguments: Vec<&str> = options.iter().chain(command).copied().collect();
+        let ours = trapstat(&arguments, folder.path());
+        let said = String::from_utf8_lossy(&ours.stderr);
+        assert_eq!(ours.status.code(), native.status.code(), "{command:?}: {said}");
+        assert!(ours.stdout == native.stdout, "{command:?}: {said}");
+        assert!(said.contains("engine native"), "{said}");
+    }
+}
+
 #[test]
 fn programs_that_generate_code_come_through() {
     if !has_all(&["valgrind", "qemu-x86_64", "cc", "node", "java", "javac"]) {
@@ -324,6 +360,33 @@ fn sampled_recordings_state_an_error_that_holds() {
     let truth = all as f64 / instructions * 1e6;
     // Once in twenty the interval misses; and a program that ends has its beginning in it, too.
     assert!((value - truth).abs() <= error * 2.0 + truth * 0.02, "{truth}, sampled: {sampled}");
+}
+
+#[test]
+fn native_bursts_find_what_a_full_recording_does() {
+    if !has_sampler() || !has_all(&["valgrind", "cc"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // The same all the time, so that a shorter run tells the rate.
+    let source = "#include <stdlib.h>\nstatic char m[6000][4096]; int main(int c, char **v) { unsigned long s = \
+                  88172645463325252ul; for (long i = 0, n = atol(v[1]); i < n; i++) { s ^= s << 13; s ^= s >> 7; s ^= s \
+                  << 17; if (s % 64 == 0) m[(s >> 8) % 6000][s >> 52]++; } return 0; }";
+    let program = compiled("draws", source, &["-O1"], folder.path());
+    let run = |options: &[&str], count: &str| {
+        let command = ["-o", "tables", "--", &program, count];
+        let arguments: Vec<&str> = options.iter().chain(&command).copied().collect();
+        let output = trapstat(&arguments, folder.path());
+        assert!(output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let full = run(&["--backend", "record", "--engine", "valgrind"], "60000000");
+    let line = full.lines().find(|line| line.contains(": data misses in a million")).unwrap();
+    let truth: f64 = line.rsplit(' ').next().unwrap().parse().unwrap();
+    let sampled = run(&["--sample", "--engine", "native"], "1200000000");
+    let (value, error) = estimated(&sampled).unwrap_or_else(|| panic!("{sampled}"));
+    assert!(error < value * 0.05, "of a program that does the same all the time: {sampled}");
+    assert!((value / truth - 1.0).abs() <= 0.05, "{truth}, sampled: {sampled}");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 #define PAGETAX_STREAM_H
 
 #define PT_MAGIC 0x7274736b63617274ULL
-#define PT_VERSION 4
+#define PT_VERSION 5
 #define PT_PAGE 4096
 #define PT_SETS 64 /* of a filter at most */
 #define PT_WAYS 8  /* of a set at most */
@@ -50,7 +50,7 @@ struct pt_control {
    pt_u32 state;
    pt_u32 pid;
    pt_u32 process; /* an address space: after an exec another one, of the same pid */
-   pt_u32 pad0;
+   pt_u32 warmed;  /* by the consumer: the warm-up, counted from 1, whose TLBs are warm */
    pt_u64 pad1[6];
    pt_u64 head; /* records written; only the engine stores */
    pt_u64 pad2[7];
@@ -68,7 +68,8 @@ enum {
    PT_STORE = 3,
    PT_COUNTS = 4, /* what: instructions since the last such record; where: data accesses */
    PT_MAPPING = 5, /* memory has changed from what on; where: length, hint << 56 */
-   PT_PHASE = 7,   /* what: enum pt_phase, from here on, of all threads of the process */
+   PT_PHASE = 7,   /* what: enum pt_phase, from here on, of all threads of the process; where: of how many
+                      instructions those that count from here on were drawn, 0: as many as they are */
    PT_TOUCH = 6    /* what: an address whose page was used since its last record; where: enum pt_touch */
 };
 /* Which pages of the address are meant, | PT_CODE for the instruction side. */

@@ -12,19 +12,10 @@ use pagetax_core::stats::student_t_95;
 pub struct Burst {
     /// Instructions.
     pub instructions: u64,
+    /// Of how many it was drawn. All bursts are as likely where these are as many as its own.
+    pub stands_for: u64,
     /// Accesses that no level could translate, by view and [`Access`].
     pub walks: Vec<[u64; 2]>,
-    /// Time on the view's machine, modelled, in picoseconds, by view.
-    pub clock_ps: Vec<u64>,
-}
-
-/// By what the moments of bursts were drawn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DrawnBy {
-    /// Each instruction was as likely to be in one as any other.
-    Instructions,
-    /// Each moment was: a slow instruction is likelier than a fast one, as the model has it.
-    Time,
 }
 
 /// A process that is sampled.
@@ -34,6 +25,8 @@ struct Sampled {
     phase: Phase,
     /// When its last burst ended.
     total: Burst,
+    /// As the writer has said.
+    stands_for: u64,
 }
 
 /// All bursts of a recording; none if it is not sampled.
@@ -72,14 +65,17 @@ impl Bursts {
         sampled.map_or(Phase::Counted, |sampled| sampled.phase)
     }
 
-    /// A writer enters a phase; `total` is what was counted of it so far.
-    pub fn enters(&mut self, writer: usize, phase: Phase, total: Burst) {
+    /// A writer enters a phase; `total` is what was counted of it so far. `stands_for`: of how many instructions
+    /// those that count from here on were drawn; 0: of as many as they are.
+    pub fn enters(&mut self, writer: usize, phase: Phase, stands_for: u64, total: Burst) {
         let Some(sampled) = self.sampled.iter_mut().find(|sampled| sampled.writer == writer) else {
-            return self.sampled.push(Sampled { writer, phase, total });
+            return self.sampled.push(Sampled { writer, phase, total, stands_for });
         };
         let before = std::mem::replace(&mut sampled.phase, phase);
+        let stood_for = std::mem::replace(&mut sampled.stands_for, stands_for);
         if before == Phase::Counted && phase != Phase::Counted {
-            let burst = total.since(&sampled.total);
+            let mut burst = total.since(&sampled.total);
+            burst.stands_for = if stood_for == 0 { burst.instructions } else { stood_for };
             sampled.total = total;
             if burst.instructions > 0 {
                 self.list.push(burst);
@@ -87,20 +83,13 @@ impl Bursts {
         }
     }
 
-    /// Misses for each instruction of a view and side; none of too few bursts. Where bursts were drawn by time,
-    /// each counts for less the slower it was.
-    pub fn estimate(&self, view: usize, side: Access, drawn_by: DrawnBy) -> Option<Estimate> {
+    /// Misses for each instruction of a view and side; none of too few bursts. Each burst counts for the
+    /// instructions that it stands for, however long it was.
+    pub fn estimate(&self, view: usize, side: Access) -> Option<Estimate> {
         let pair = |burst: &Burst| {
             let walks = burst.walks.get(view).map_or(0, |walks| walks[side as usize]) as f64;
-            let instructions = burst.instructions as f64;
-            let clock_ps = burst.clock_ps.get(view).copied().unwrap_or(0).max(1) as f64;
-            match drawn_by {
-                DrawnBy::Instructions => (walks, instructions),
-                DrawnBy::Time => {
-                    let speed = instructions / clock_ps;
-                    (walks * speed, instructions * speed)
-                }
-            }
+            let weight = burst.stands_for as f64;
+            (walks / burst.instructions as f64 * weight, weight)
         };
         ratio(&self.list.iter().map(pair).collect::<Vec<_>>())
     }
@@ -110,13 +99,8 @@ impl Burst {
     fn since(&self, before: &Burst) -> Burst {
         let old = before.walks.iter().copied().chain(std::iter::repeat([0; 2]));
         let walks = self.walks.iter().zip(old).map(|(new, old)| [new[0] - old[0], new[1] - old[1]]);
-        let old = before.clock_ps.iter().copied().chain(std::iter::repeat(0));
-        let clock_ps = self.clock_ps.iter().zip(old).map(|(new, old)| new - old);
-        Burst {
-            instructions: self.instructions - before.instructions,
-            walks: walks.collect(),
-            clock_ps: clock_ps.collect(),
-        }
+        let instructions = self.instructions - before.instructions;
+        Burst { instructions, stands_for: instructions, walks: walks.collect() }
     }
 }
 
@@ -142,36 +126,35 @@ mod tests {
     #[test]
     fn bursts_are_what_came_between_phases() {
         let mut bursts = Bursts::default();
-        let total = |instructions, walks| Burst {
-            instructions,
-            walks: vec![[0, walks]],
-            clock_ps: vec![instructions * 3],
-        };
-        bursts.enters(0, Phase::Skipped, total(5, 1));
+        let total =
+            |instructions, walks| Burst { instructions, stands_for: 0, walks: vec![[0, walks]] };
+        bursts.enters(0, Phase::Skipped, 0, total(5, 1));
         assert_eq!((bursts.phase(0), bursts.phase(1)), (Phase::Skipped, Phase::Counted));
-        bursts.enters(0, Phase::Warming, total(5, 1));
-        bursts.enters(0, Phase::Counted, total(5, 1));
-        bursts.enters(0, Phase::Skipped, total(105, 4));
-        assert_eq!(bursts.list(), [total(100, 3)]);
-        let estimate = bursts.estimate(0, Access::Data, DrawnBy::Instructions);
-        assert_eq!(estimate, None, "of one burst");
+        bursts.enters(0, Phase::Warming, 0, total(5, 1));
+        bursts.enters(0, Phase::Counted, 0, total(5, 1));
+        bursts.enters(0, Phase::Skipped, 0, total(105, 4));
+        bursts.enters(0, Phase::Counted, 700, total(105, 4));
+        bursts.enters(0, Phase::Skipped, 0, total(110, 5));
+        let burst =
+            |instructions, stands_for, walks| Burst { stands_for, ..total(instructions, walks) };
+        assert_eq!(bursts.list(), [burst(100, 100, 3), burst(5, 700, 1)]);
+        assert_eq!(bursts.estimate(0, Access::Data), None, "of two bursts");
     }
 
     /// Half of the instructions never miss; the others miss at one in ten, and take three times as long: of
-    /// four moments, three are in these.
+    /// four moments, three are in these, and each stands for a third of the instructions.
     #[test]
-    fn bursts_that_were_drawn_by_time_count_by_their_speed() {
-        let of = |walks, clock_ps| Burst {
-            instructions: 1000,
-            walks: vec![[0, walks]],
-            clock_ps: vec![clock_ps],
+    fn bursts_count_for_what_they_stand_for() {
+        let of = |instructions, stands_for, misses| Burst {
+            instructions,
+            stands_for,
+            walks: vec![[0, misses]],
         };
-        let four = || [of(100, 3_000), of(100, 3_000), of(100, 3_000), of(0, 1_000)];
-        let list = (0..10).flat_map(|_| four()).collect();
-        let bursts = Bursts { list, ..Bursts::default() };
-        let value = |by| bursts.estimate(0, Access::Data, by).unwrap().value;
-        assert!((value(DrawnBy::Time) - 0.05).abs() < 1e-9);
-        assert!((value(DrawnBy::Instructions) - 0.075).abs() < 1e-9);
+        let slow = || of(1000, 100_000, 100);
+        let four = || [slow(), slow(), slow(), of(5000, 300_000, 0)];
+        let bursts = Bursts { list: (0..10).flat_map(|_| four()).collect(), ..Bursts::default() };
+        let value = bursts.estimate(0, Access::Data).unwrap().value;
+        assert!((value - 0.05).abs() < 1e-9);
     }
 
     #[test]

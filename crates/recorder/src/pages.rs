@@ -142,7 +142,7 @@ impl<P: Pages> Consumer for Live<P> {
                 }
                 Event::Mapping { start, bytes, hint } => self.mapping(thread, start, bytes, hint),
                 // Of one page there is no order to tell; and all of the program is recorded.
-                Event::Touch { .. } | Event::Phase(_) => {}
+                Event::Touch { .. } | Event::Phase { .. } => {}
             }
         }
     }

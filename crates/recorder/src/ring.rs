@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = 0x7274_736b_6361_7274;
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const PAGE: usize = 4096;
 
 /// Writers at a time.
@@ -49,7 +49,7 @@ struct Control {
     state: AtomicU32,
     pid: AtomicU32,
     process: AtomicU32,
-    pad0: u32,
+    warmed: AtomicU32,
     pad1: [u64; 6],
     head: AtomicU64,
     pad2: [u64; 7],
@@ -158,6 +158,7 @@ impl Rings {
         self.control(ring).tail.store(tail.wrapping_add(count as u64), Ordering::Release);
         if count > 0 {
             consumer.take(writer, &self.batch);
+            self.control(ring).warmed.store(consumer.warmed(writer), Ordering::Relaxed);
         } else if state == ENDED || !is_alive(pid) {
             self.free(ring, consumer);
         }
@@ -196,6 +197,7 @@ impl Rings {
         }
         let control = self.control(ring);
         control.pid.store(0, Ordering::Relaxed);
+        control.warmed.store(0, Ordering::Relaxed);
         control.state.store(FREE, Ordering::Release);
     }
 }

@@ -9,8 +9,10 @@
 //! either, which holds no page that this one does not: [`crate::filter::INDEX_END`], [`WAYS_MAX`].
 
 mod told;
+mod warm;
 
 pub use told::Told;
+use warm::WarmUps;
 
 use crate::bursts::{Burst, Bursts};
 use crate::filter::{self, Fed, LARGE_SHIFT, PAGE_SHIFT};
@@ -36,6 +38,7 @@ pub struct Simulation {
     misses: Vec<Attribution>,
     /// Of a sampled recording.
     bursts: Bursts,
+    warm_ups: WarmUps,
 }
 
 /// Page sizes of one view by the number of the place.
@@ -79,6 +82,8 @@ pub struct Cpu {
     pub translation: Translation,
     /// What it has missed, and its clock.
     pub tally: Tally,
+    /// Walks, those that do not count included.
+    walk_count: u64,
 }
 
 /// Misses of an instruction or a place, and their time.
@@ -131,6 +136,7 @@ impl Simulation {
     /// For these views, in this order.
     pub fn new(views: Vec<View>) -> Self {
         let sizes = views.iter().map(|_| Sizes::default()).collect();
+        let warm_ups = WarmUps::new(views.iter().map(|view| view.cpu.data().entries_max()));
         let misses = views.iter().map(|_| Attribution::default()).collect();
         Simulation {
             views,
@@ -140,6 +146,7 @@ impl Simulation {
             lanes: Vec::new(),
             misses,
             bursts: Bursts::default(),
+            warm_ups,
         }
     }
 
@@ -207,7 +214,11 @@ impl Simulation {
             return lane;
         }
         let process = self.process_of(writer);
-        let cpu = |view: &View| Cpu { translation: view.cpu.clone(), tally: Tally::default() };
+        let cpu = |view: &View| Cpu {
+            translation: view.cpu.clone(),
+            tally: Tally::default(),
+            walk_count: 0,
+        };
         self.lanes.push(Lane {
             writer: writer.number,
             thread,
@@ -264,6 +275,7 @@ impl Simulation {
         for (cpu, ((view, sizes), misses)) in lane.cpus.iter_mut().zip(views) {
             let shift = sizes.data[usize::from(place)];
             let found = cpu.translation.access(address, shift, false);
+            cpu.walk_count += u64::from(found.walked);
             if !counts {
                 continue;
             }
@@ -283,6 +295,7 @@ impl Simulation {
         for (cpu, (sizes, misses)) in lane.cpus.iter_mut().zip(views) {
             let shift = sizes.code[usize::from(place)];
             let found = cpu.translation.fetch(address, shift);
+            cpu.walk_count += u64::from(found.walked);
             if found.walked && counts {
                 cpu.missed(Access::Instruction, shift, found);
                 misses.add(lane.process, address, place, found.refill_ps + found.tsb_ps);
@@ -319,16 +332,19 @@ impl Simulation {
         }
     }
 
+    /// Walks of a writer so far, by view.
+    fn walks(&self, writer: Writer) -> Vec<u64> {
+        let lanes = || self.lanes.iter().filter(|lane| lane.writer == writer.number);
+        let of = |view: usize| lanes().map(|lane| lane.cpus[view].walk_count).sum();
+        (0..self.views.len()).map(of).collect()
+    }
+
     /// What was counted of a writer so far.
     fn counted(&self, writer: Writer) -> Burst {
         let views = self.views.len();
-        let mut total =
-            Burst { instructions: 0, walks: vec![[0; 2]; views], clock_ps: vec![0; views] };
+        let mut total = Burst { walks: vec![[0; 2]; views], ..Burst::default() };
         for lane in self.lanes.iter().filter(|lane| lane.writer == writer.number) {
             total.instructions += lane.counted_count;
-            for (clock_ps, cpu) in total.clock_ps.iter_mut().zip(&lane.cpus) {
-                *clock_ps += cpu.tally.clock_ps;
-            }
             for (walks, cpu) in total.walks.iter_mut().zip(&lane.cpus) {
                 for side in [Access::Instruction, Access::Data] {
                     walks[side as usize] += cpu.tally.total(side).tlb_count;
@@ -376,9 +392,11 @@ impl Consumer for Simulation {
                 self.mapping(writer, start, bytes, hint);
                 continue;
             }
-            if let Event::Phase(phase) = event {
+            if let Event::Phase { phase, stands_for } = event {
                 let total = self.counted(writer);
-                self.bursts.enters(writer.number, phase, total);
+                self.bursts.enters(writer.number, phase, stands_for, total);
+                let walks = self.walks(writer);
+                self.warm_ups.enters(writer.number, phase, walks);
                 counts = phase == Phase::Counted;
                 continue;
             }
@@ -397,9 +415,13 @@ impl Consumer for Simulation {
                 Event::Touch { address, class, is_code } => {
                     self.touch(lane, address, class, is_code);
                 }
-                Event::Mapping { .. } | Event::Phase(_) => {}
+                Event::Mapping { .. } | Event::Phase { .. } => {}
             }
         }
+    }
+
+    fn warmed(&self, writer: Writer) -> u32 {
+        self.warm_ups.warmed(writer.number, || self.walks(writer))
     }
 
     /// What a thread has missed stays part of the whole.

@@ -132,7 +132,12 @@ pub enum Event {
         hint: Hint,
     },
     /// The accesses of the process are worth something else from here on.
-    Phase(Phase),
+    Phase {
+        /// What they are worth.
+        phase: Phase,
+        /// Of how many instructions those that count were drawn; 0: of as many as they are.
+        stands_for: u64,
+    },
 }
 
 /// An event and its thread: a number that is unique in the process at any one time.
@@ -163,11 +168,14 @@ impl RawRecord {
                 };
                 Event::Mapping { start: value, bytes: place & VALUE_MASK, hint }
             }
-            7 => Event::Phase(match value {
-                0 => Phase::Skipped,
-                1 => Phase::Warming,
-                _ => Phase::Counted,
-            }),
+            7 => {
+                let phase = match value {
+                    0 => Phase::Skipped,
+                    1 => Phase::Warming,
+                    _ => Phase::Counted,
+                };
+                Event::Phase { phase, stands_for: place }
+            }
             6 => {
                 let class = match place & 3 {
                     1 => Class::Small,
@@ -197,7 +205,7 @@ impl RawRecord {
                 };
                 (5, start, (bytes & VALUE_MASK) | (hint << 56))
             }
-            Event::Phase(phase) => (7, phase as u64, 0),
+            Event::Phase { phase, stands_for } => (7, phase as u64, stands_for),
             Event::Touch { address, class, is_code } => {
                 let class = match class {
                     Class::All => 0,
@@ -228,6 +236,11 @@ pub trait Consumer {
     /// Records of one writer, in their order. Those of other writers may come before or after.
     fn take(&mut self, writer: Writer, records: &[RawRecord]);
 
+    /// How many times its accesses began to warm TLBs up ([`Phase::Warming`]), if these are warm.
+    fn warmed(&self, _writer: Writer) -> u32 {
+        0
+    }
+
     /// No more records of this writer will come.
     fn ended(&mut self, writer: Writer);
 }
@@ -246,7 +259,7 @@ mod tests {
             Event::Mapping { start: 0x1000, bytes: 1 << 40, hint: Hint::Gone },
             Event::Touch { address: 0x20_0000, class: Class::Large, is_code: true },
             Event::Touch { address: 0x3000, class: Class::All, is_code: false },
-            Event::Phase(Phase::Warming),
+            Event::Phase { phase: Phase::Counted, stands_for: 1 << 50 },
         ];
         for event in events {
             let record = Record { thread: 4095, event };

@@ -14,7 +14,7 @@ pub const TABLE_BITS: u32 = 16;
 const STACK_BYTES: usize = 256 << 10;
 /// Extended state of a processor, as the kernel saves it: 2.7 KB with AVX-512, 11 KB with AMX.
 pub const STATE_BYTES: usize = 16 << 10;
-const CODE_BYTES: usize = 64 << 20;
+const CODE_BYTES: usize = 96 << 20;
 
 /// Why copied code has come back ([`Area::reason`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub enum Reason {
     Call = 4,
     /// After it.
     Called = 5,
+    /// A copied instruction has faulted; `target` is its address.
+    Fault = 6,
 }
 
 /// Where an indirect jump goes: minus the program's address, so that adding tells whether it is the same.
@@ -80,6 +82,9 @@ pub struct Area {
     pub thread: u32,
     /// Its id; 0: there is none. Whoever has it has all of this.
     pub owner: AtomicU32,
+    /// The processor's clock when copied code went on, and when it came back.
+    pub resumed: [u32; 2],
+    pub came_back: [u32; 2],
     pub context: Context,
     pub state: State,
     pub log: [[u64; SLOTS]; FRAMES],
@@ -114,6 +119,12 @@ impl Addresses {
     }
     pub fn number(self) -> u32 {
         self.base + offset_of!(Area, number) as u32
+    }
+    pub fn resumed(self) -> u32 {
+        self.base + offset_of!(Area, resumed) as u32
+    }
+    pub fn came_back(self) -> u32 {
+        self.base + offset_of!(Area, came_back) as u32
     }
     pub fn state(self) -> u32 {
         self.base + offset_of!(Area, state) as u32

@@ -2,8 +2,9 @@
 //!
 //! Invariants. One thread at a time is in a burst, `Area::owner`, and has all of [`Engine`]. In a burst all
 //! signals wait, so that no handler of the program ever sees an address of a copy; a burst ends early when one
-//! waits. It ends between two instructions of the program, by the system call that ends signal handlers: all
-//! registers and the signal mask are then the program's, as if there had been no burst.
+//! waits, and when an instruction faults ([`faults`]). It ends between two instructions of the program, by the
+//! system call that ends signal handlers: all registers and the signal mask are then the program's, as if there
+//! had been no burst.
 
 use crate::area::{
     self, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State, TABLE_BITS, Target,
@@ -11,6 +12,7 @@ use crate::area::{
 use crate::cache::Cache;
 use crate::calls::{self, Decision};
 use crate::emit::Emitter;
+use crate::faults;
 use crate::maps::Maps;
 use crate::recorder::{Phase, Recorder};
 use crate::stubs;
@@ -24,14 +26,41 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 /// How long bursts are and how often they come.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Instructions that bring TLBs up to date, then those that count.
+    /// Instructions whose time is taken, at the burst's start.
+    pub timed: u64,
+    /// Instructions that bring TLBs up to date, at most, where that is more than `warm_share`th of all that
+    /// bursts had so far.
     pub warm: u64,
+    pub warm_share: u64,
+    /// Instructions that count, at least: as many as it took to warm up, if these are more.
     pub counted: u64,
     /// Time between two bursts for each time in one.
     pub gap: u64,
     /// Tests: lengths are drawn, from 1 to `counted`, and the next burst comes after so many nanoseconds.
     pub stress_ns: Option<u64>,
 }
+
+/// What a burst is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Out,
+    /// Nothing is recorded; the time is taken.
+    Timed,
+    Warming,
+    Counted,
+}
+
+/// How fast the program is, by the processor's clock.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pace {
+    instructions: u64,
+    ticks: u64,
+    /// Since the log was empty, in copies alone.
+    since: u64,
+}
+
+/// More is not the program's: a processor was taken away.
+const TICKS_MAX: u64 = 4_000_000;
 
 /// Why bursts ended before their time, or did not begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +69,10 @@ pub enum Why {
     Call,
     Code,
     Signal,
+    Fault,
     Handler,
 }
-const WHYS: usize = 5;
+const WHYS: usize = 6;
 
 /// Of a system call that is made in a burst.
 #[derive(Debug, Clone, Copy, Default)]
@@ -67,8 +97,17 @@ pub struct Engine {
     /// By thread: where it goes on from when its burst ends.
     frames: *mut Frame,
     fs: u64,
-    phase: Phase,
+    stage: Stage,
+    /// Instructions of the stage that are left, and that it had.
     left: i64,
+    had: u64,
+    /// Instructions of all bursts.
+    total: u64,
+    pace: Pace,
+    /// The processor's clock and the time, at the start.
+    clocks: (u64, u64),
+    /// By thread: the mean time between two bursts, when the next one was drawn.
+    gaps: Vec<u64>,
     pending: Pending,
     began_ns: u64,
     mean_ns: u64,
@@ -87,6 +126,9 @@ static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(ptr::null_mut());
 static OWNER: AtomicPtr<Area> = AtomicPtr::new(ptr::null_mut());
 /// No more bursts.
 static CLOSING: AtomicBool = AtomicBool::new(false);
+
+/// Until the first burst of the program.
+pub const FIRST_GAP_NS: u64 = 5_000_000;
 
 /// Parts of the extended state that are saved: all but tiles, which no copied instruction uses.
 const TILES: u64 = 3 << 17;
@@ -115,8 +157,13 @@ impl Engine {
             call,
             frames,
             fs: 0,
-            phase: Phase::Skipped,
+            stage: Stage::Out,
             left: 0,
+            had: 0,
+            total: 0,
+            pace: Pace::default(),
+            clocks: (ticks(), system::now_ns(libc::CLOCK_MONOTONIC)),
+            gaps: vec![FIRST_GAP_NS; THREADS],
             pending: Pending::default(),
             began_ns: 0,
             mean_ns: 10_000_000,
@@ -137,21 +184,52 @@ impl Engine {
     /// A burst begins at `pc`.
     fn begin(&mut self, pc: u64) {
         self.began_ns = system::now_ns(libc::CLOCK_MONOTONIC);
-        if threads::handles_faults() || threads::has_shadow_stack() {
+        if faults::are_of_calls() || threads::has_shadow_stack() {
             self.leave(pc, Why::Handler);
         }
         if !self.maps.look() {
             self.cache.clear(self.area);
         }
         self.fs = threads::fs_base();
-        self.area.position = (FRAMES * SLOTS * 8) as u64;
         self.recorder.begin(self.area.thread);
-        (self.phase, self.left) = match self.plan.stress_ns {
-            Some(_) => (Phase::Counted, self.draw(self.plan.counted) as i64),
-            None => (Phase::Warming, self.plan.warm as i64),
-        };
-        self.recorder.phase(self.phase);
+        match self.plan.stress_ns {
+            Some(_) => {
+                let length = self.draw(self.plan.counted);
+                self.enters(Stage::Counted, length);
+            }
+            None => {
+                self.pace = Pace::default();
+                self.enters(Stage::Timed, self.plan.timed);
+            }
+        }
         self.go(pc);
+    }
+
+    /// The next stage, of so many instructions at most.
+    fn enters(&mut self, stage: Stage, instructions: u64) {
+        (self.stage, self.left, self.had) = (stage, instructions as i64, 0);
+        match stage {
+            Stage::Out => self.recorder.phase(Phase::Skipped, 0),
+            Stage::Timed => {}
+            Stage::Warming => self.recorder.phase(Phase::Warming, 0),
+            Stage::Counted => self.recorder.phase(Phase::Counted, self.stands_for()),
+        }
+        self.empty_log();
+    }
+
+    fn empty_log(&mut self) {
+        self.area.position = (FRAMES * SLOTS * 8) as u64;
+        self.pace.since = 0;
+    }
+
+    /// Of how many instructions the burst was drawn: those of the mean time between two, at the pace that the
+    /// program had when it began. 0: not known.
+    fn stands_for(&self) -> u64 {
+        let ticks_since = ticks() - self.clocks.0;
+        let ns_since = system::now_ns(libc::CLOCK_MONOTONIC) - self.clocks.1;
+        let ns = self.pace.ticks as f64 * ns_since as f64 / ticks_since as f64;
+        let gap = self.gaps[self.area.thread as usize] as f64;
+        if self.pace.ticks == 0 { 0 } else { (gap * self.pace.instructions as f64 / ns) as u64 }
     }
 
     /// Goes on in the copy of `pc`, or natively, if there cannot be one.
@@ -177,20 +255,35 @@ impl Engine {
     /// Hands on what was logged; the log is empty then.
     fn take_log(&mut self) {
         let from = (self.area.position as usize / (8 * SLOTS)).max(1);
-        self.area.position = (FRAMES * SLOTS * 8) as u64;
-        let count = self.recorder.take(&self.cache.blocks, &self.area.log[from..], self.fs);
+        let log = &self.area.log[from..];
+        let count = if self.stage == Stage::Timed {
+            let count = self.recorder.count(&self.cache.blocks, log);
+            if self.pace.since < TICKS_MAX {
+                self.pace.instructions += count;
+                self.pace.ticks += self.pace.since;
+            }
+            count
+        } else {
+            self.recorder.take(&self.cache.blocks, log, self.fs)
+        };
         self.left -= count as i64;
+        self.had += count;
+        self.total += count;
+        self.empty_log();
     }
 
-    /// Whether the burst is over.
+    /// Goes on to the next stage where this one has all that it needs; why the burst is over, if it is.
     fn is_over(&mut self) -> Option<Why> {
-        if self.left <= 0 {
-            if self.phase == Phase::Counted {
-                return Some(Why::Done);
+        let is_done = self.left <= 0;
+        match self.stage {
+            Stage::Timed if is_done => {
+                self.enters(Stage::Warming, self.plan.warm.max(self.total / self.plan.warm_share));
             }
-            self.phase = Phase::Counted;
-            self.left = self.plan.counted as i64;
-            self.recorder.phase(Phase::Counted);
+            Stage::Warming if is_done || self.recorder.is_warm() => {
+                self.enters(Stage::Counted, self.had.max(self.plan.counted));
+            }
+            Stage::Counted if is_done => return Some(Why::Done),
+            _ => {}
         }
         let is_signalled = threads::waiting_signals() & !self.area.context.mask != 0;
         let is_closing = CLOSING.load(Relaxed);
@@ -269,12 +362,33 @@ impl Engine {
         self.go(next);
     }
 
+    /// A copied instruction has faulted. The program does it again.
+    fn fault(&mut self) {
+        let at = self.area.target as usize;
+        let state = self.cache.copy_at(at).and_then(|(number, place)| {
+            let start = self.cache.blocks[number].start;
+            let bytes = self.maps.code_at(start)?;
+            self.translator.state_at(&mut self.cache, start, bytes, place)
+        });
+        let Some((pc, borrowed)) = state else {
+            // Not of a copy: let it be as if nobody had stood in.
+            faults::stand_back(faulted);
+            self.area.resume = at as u64;
+            return;
+        };
+        for number in borrowed.map(usize::from) {
+            self.area.context.registers[area::PLACES[number]] = self.area.spilled[number];
+        }
+        // Of the block's frame not all is there.
+        self.area.position += 8 * SLOTS as u64;
+        self.leave(pc, Why::Fault);
+    }
+
     /// Ends the burst: the program goes on at `pc`, natively.
     fn leave(&mut self, pc: u64, why: Why) -> ! {
-        if self.phase != Phase::Skipped {
+        if self.stage != Stage::Out {
             self.take_log();
-            self.recorder.phase(Phase::Skipped);
-            self.phase = Phase::Skipped;
+            self.enters(Stage::Out, 0);
         }
         self.ends[why as usize] += 1;
         let thread = self.area.thread;
@@ -286,8 +400,10 @@ impl Engine {
             Some(gap) => gap,
             None => mean / 2 + self.draw(mean),
         };
+        self.gaps[thread as usize] = mean;
         threads::next_burst(thread, gap);
         self.area.context.registers[RIP] = pc;
+        faults::stand_back(faulted);
         // SAFETY: as many frames as threads have numbers; only this thread uses this one.
         let frame = unsafe { &mut *self.frames.add(thread as usize) };
         frame.context = self.area.context;
@@ -318,14 +434,24 @@ extern "C" fn dispatch() {
     // SAFETY: the thread in a burst has the engine.
     let engine = unsafe { &mut *ENGINE.load(Acquire) };
     let number = engine.area.number as usize;
+    let [since, until] = [engine.area.resumed, engine.area.came_back]
+        .map(|[low, high]| u64::from(high) << 32 | u64::from(low));
+    engine.pace.since += until.saturating_sub(since);
     match engine.area.reason {
         reason if reason == Reason::Begin as u32 => engine.begin(engine.area.target),
         reason if reason == Reason::Direct as u32 => engine.direct(number),
         reason if reason == Reason::Indirect as u32 => engine.indirect(),
         reason if reason == Reason::Full as u32 => engine.full(number),
         reason if reason == Reason::Call as u32 => engine.before_call(number),
+        reason if reason == Reason::Fault as u32 => engine.fault(),
         _ => engine.after_call(),
     }
+}
+
+/// The processor's clock.
+fn ticks() -> u64 {
+    // SAFETY: touches no memory.
+    unsafe { std::arch::x86_64::_rdtsc() }
 }
 
 /// A thread's timer has fired: a burst begins when this returns, if there is none.
@@ -350,6 +476,27 @@ pub extern "C" fn handler(
     if began.is_none() {
         owner.store(0, Release);
     }
+}
+
+/// Stands in for the program's handlers of faults while there is a burst.
+extern "C" fn faulted(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let area = OWNER.load(Acquire);
+    // SAFETY: only the owner's field, an atomic; there is an area, as there was a burst.
+    if unsafe { (*area).owner.load(Relaxed) } != system::thread() {
+        return faults::hand_on(signal, info, context);
+    }
+    // SAFETY: the kernel hands handlers both. This thread is in the burst, so that the area is its own.
+    let (area, context, code) =
+        unsafe { (&mut *area, &mut *context.cast::<Context>(), (*info).si_code) };
+    if code <= 0 {
+        // Somebody has sent it. It waits until the burst is over, which is soon.
+        context.mask |= 1 << (signal - 1);
+        return faults::send_again(signal, info);
+    }
+    area.target = context.registers[RIP];
+    area.reason = Reason::Fault as u32;
+    // SAFETY: written once, before the first timer.
+    context.registers[RIP] = unsafe { (*ENGINE.load(Acquire)).enter as u64 };
 }
 
 /// Makes the thread go on in a burst; none if the kernel has not saved what we know.
@@ -377,7 +524,7 @@ unsafe fn take_over(area: &mut Area, context: &mut Context, thread: u32) -> Opti
     // SAFETY: written once, before the first timer.
     let enter = unsafe { (*ENGINE.load(Acquire)).enter };
     context.registers[RIP] = enter as u64;
-    context.mask = u64::MAX;
+    context.mask = !faults::stand_in(faulted);
     Some(())
 }
 
@@ -419,10 +566,10 @@ pub fn report() -> Option<String> {
         return None;
     }
     // SAFETY: nobody changes it any more.
-    let [done, call, code, signal, handler] = unsafe { (*engine).ends };
+    let [done, call, code, signal, fault, handler] = unsafe { (*engine).ends };
     Some(format!(
         "{done} bursts to their end; ended early: {call} at a system call that may wait or changes code, {code} at \
-         code that is not of a file or cannot be copied, {signal} for a signal; not begun as the program handles \
-         faults itself: {handler}"
+         code that is not of a file or cannot be copied, {signal} for a signal, {fault} at an \
+         instruction that faults; not begun as the program handles SIGSYS or has a shadow stack: {handler}"
     ))
 }

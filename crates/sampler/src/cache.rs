@@ -32,7 +32,9 @@ pub struct Block {
     pub bytes: u32,
     pub instructions: u32,
     pub accesses: *const Access,
-    pub access_count: u64,
+    pub access_count: u32,
+    /// Of these, such of repeated instructions.
+    pub repeated_count: u32,
 }
 
 /// A direct way out of a block.
@@ -55,9 +57,12 @@ const ROOM_BYTES: usize = 16 << 10;
 /// All copied blocks.
 pub struct Cache {
     pub addresses: Addresses,
+    /// What runs each time, and apart from it, so that caches hold no more of it, what runs once.
     code: Range<usize>,
-    /// Where the next block goes.
+    once: Range<usize>,
+    /// Where the next block's go.
     pub next: usize,
+    pub next_once: usize,
     pub blocks: Vec<Block>,
     /// Where each can be entered.
     entries: Vec<usize>,
@@ -70,10 +75,14 @@ pub struct Cache {
 impl Cache {
     /// Of no block, with code from `code` on.
     pub fn new(addresses: Addresses, code: Range<usize>) -> Cache {
+        let middle = code.start + code.len() / 2;
+        let (code, once) = (code.start..middle, middle..code.end);
         Cache {
             addresses,
             next: code.start,
+            next_once: once.start,
             code,
+            once,
             blocks: Vec::with_capacity(BLOCKS),
             entries: Vec::with_capacity(BLOCKS),
             exits: Vec::with_capacity(EXITS),
@@ -85,6 +94,7 @@ impl Cache {
     /// Whether another block has room.
     pub fn has_room(&self) -> bool {
         self.next + ROOM_BYTES < self.code.end
+            && self.next_once + ROOM_BYTES < self.once.end
             && self.blocks.len() + ROOM < BLOCKS
             && self.exits.len() + ROOM < EXITS
             && self.accesses.len() + ROOM < ACCESSES
@@ -93,6 +103,7 @@ impl Cache {
     /// Throws all blocks away.
     pub fn clear(&mut self, area: &mut Area) {
         self.next = self.code.start;
+        self.next_once = self.once.start;
         self.blocks.clear();
         self.entries.clear();
         self.exits.clear();
@@ -122,14 +133,20 @@ impl Cache {
         self.entries[number]
     }
 
-    /// Adds a block whose code ends at `end`.
-    pub fn add(&mut self, block: Block, entry: usize, end: usize) -> usize {
+    /// The block whose copy an address is in, and how far from its entry.
+    pub fn copy_at(&self, at: usize) -> Option<(usize, usize)> {
+        let number = self.entries.partition_point(|entry| *entry <= at).checked_sub(1)?;
+        (at < self.next).then(|| (number, at - self.entries[number]))
+    }
+
+    /// Adds a block whose two parts of code end at `end`.
+    pub fn add(&mut self, block: Block, entry: usize, end: (usize, usize)) -> usize {
         let place = self.place(block.start);
         self.blocks.push(block);
         self.entries.push(entry);
         self.places[place] = self.blocks.len() as u32;
-        // Code that runs lies in no cache line that is written.
-        self.next = end.next_multiple_of(64);
+        self.next = end.0.next_multiple_of(16);
+        self.next_once = end.1;
         self.blocks.len() - 1
     }
 

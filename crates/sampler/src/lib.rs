@@ -22,6 +22,7 @@ mod burst;
 mod cache;
 mod calls;
 mod emit;
+mod faults;
 mod heap;
 mod maps;
 mod recorder;
@@ -60,9 +61,10 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
     unsafe { forget_us(variables) };
     let (plan, clock, first_ns) = match stress.and_then(stressed) {
         Some((counted, gap)) => {
-            (Plan { warm: 0, counted, gap: 0, stress_ns: Some(gap) }, libc::CLOCK_MONOTONIC, gap)
+            let plan = Plan { counted, stress_ns: Some(gap), ..PLAN };
+            (plan, libc::CLOCK_MONOTONIC, gap)
         }
-        None => (PLAN, libc::CLOCK_THREAD_CPUTIME_ID, 5_000_000),
+        None => (PLAN, libc::CLOCK_THREAD_CPUTIME_ID, burst::FIRST_GAP_NS),
     };
     if !heap::reserve() {
         return;
@@ -93,10 +95,16 @@ fn say(path: &CStr, line: &str) {
     system::close(file);
 }
 
-/// A burst brings TLBs up to date by 6 million instructions, as the program has run without it for many more
-/// since the last one; 2 million count. Programs that seldom miss would need more: a large TLB is not refilled
-/// by then, and each page that the program found meanwhile counts as a miss. The program runs as long natively, on the average, before the next.
-const PLAN: Plan = Plan { warm: 6_000_000, counted: 2_000_000, gap: 1, stress_ns: None };
+/// Bursts take turns with as much time natively, on the average. TLBs are warm when they had twice as many walks
+/// as they have entries, or after so many instructions that a burst is still a small part of all.
+const PLAN: Plan = Plan {
+    timed: 300_000,
+    warm: 6_000_000,
+    warm_share: 32,
+    counted: 1_000_000,
+    gap: 1,
+    stress_ns: None,
+};
 
 /// `100000:50000`
 fn stressed(text: &CStr) -> Option<(u64, u64)> {

@@ -8,9 +8,11 @@ use std::ptr;
 unsafe extern "C" {
     fn pn_open(memory: *mut u8, bytes: u64, pid: u32) -> i32;
     fn pn_begin(thread: u32);
-    fn pn_phase(phase: u32);
+    fn pn_phase(phase: u32, stands_for: u64);
+    fn pn_is_warm() -> i32;
     fn pn_gone(start: u64, length: u64);
     fn pn_take(blocks: *const Block, first: *const [u64; SLOTS], count: u64, fs: u64) -> u64;
+    fn pn_count(blocks: *const Block, first: *const [u64; SLOTS], count: u64) -> u64;
     fn pn_close();
 }
 
@@ -58,9 +60,16 @@ impl Recorder {
         unsafe { pn_begin(thread) }
     }
 
-    pub fn phase(&mut self, phase: Phase) {
+    /// `stands_for`: of how many instructions these that count were drawn; 0: not known.
+    pub fn phase(&mut self, phase: Phase, stands_for: u64) {
         // SAFETY: as above.
-        unsafe { pn_phase(phase as u32) }
+        unsafe { pn_phase(phase as u32, stands_for) }
+    }
+
+    /// Whether the consumer has seen enough since [`Phase::Warming`].
+    pub fn is_warm(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { pn_is_warm() != 0 }
     }
 
     /// Memory was unmapped.
@@ -75,6 +84,13 @@ impl Recorder {
         // SAFETY: frames name blocks of the list, and these their accesses; C goes down from the last
         // frame by as many as there are.
         unsafe { pn_take(blocks.as_ptr(), first, log.len() as u64, fs) }
+    }
+
+    /// Only counts the instructions of frames, as [`Recorder::take`] does.
+    pub fn count(&self, blocks: &[Block], log: &[[u64; SLOTS]]) -> u64 {
+        let Some(first) = log.last() else { return 0 };
+        // SAFETY: as above.
+        unsafe { pn_count(blocks.as_ptr(), first, log.len() as u64) }
     }
 
     /// All was written; waits until it is read.

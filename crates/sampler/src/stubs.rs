@@ -30,6 +30,7 @@ fn save(out: &mut Emitter, addresses: Addresses, state: u64) {
     for (number, place) in PLACES.iter().enumerate() {
         out.store(addresses.register(*place), number as u8);
     }
+    time(out, addresses.came_back());
     out.constant(RSP, u64::from(addresses.stack()));
     out.bytes(&[0x9c]); // pushfq
     out.with_address(&[0x8f], 0, addresses.register(FLAGS)); // pop
@@ -43,10 +44,19 @@ fn restore(out: &mut Emitter, addresses: Addresses, state: u64) {
     out.with_address(&[0x48, 0x0f, 0xae], 5, addresses.state()); // xrstor64
     out.with_address(&[0xff], 6, addresses.register(FLAGS)); // push
     out.bytes(&[0x9d]); // popfq
+    time(out, addresses.resumed());
     for (number, place) in PLACES.iter().enumerate() {
         out.load(number as u8, addresses.register(*place));
     }
     out.with_address(&[0xff], 4, addresses.resume()); // jmp
+}
+
+/// The processor's clock.
+fn time(out: &mut Emitter, to: u32) {
+    out.bytes(&[0x0f, 0x31]); // rdtsc
+    for (opcode_of, word) in [(RAX, 0), (RDX, 4)] {
+        out.with_address(&[0x89], opcode_of, to + word); // mov [to], eax or edx
+    }
 }
 
 fn mask(out: &mut Emitter, state: u64) {

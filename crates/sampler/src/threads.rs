@@ -2,7 +2,7 @@
 
 use crate::system;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicUsize, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::*};
 
 /// Threads with numbers at a time, as many as records can tell apart; others have no bursts.
 pub const THREADS: usize = 4096;
@@ -18,10 +18,6 @@ static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 /// By number: a timer + 2; 0: free; 1: taken.
 static TIMERS: [AtomicU32; THREADS] = [const { AtomicU32::new(0) }; THREADS];
 
-/// Signals of instructions that fault. A handler would be told of an address in a copy.
-const FAULTS: [i32; 6] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
-
 /// The kernel's sigevent.
 #[repr(C)]
 struct Event {
@@ -32,8 +28,8 @@ struct Event {
     pad: [i32; 11],
 }
 
-/// What sigaction(2) says of a signal: its handler first.
-fn action(signal: i32) -> [u64; 4] {
+/// What sigaction(2) says of a signal: its handler, flags, where that returns to, its mask.
+pub fn action(signal: i32) -> [u64; 4] {
     let mut action = [0u64; 4];
     let arguments = [signal as usize, 0, &raw mut action as usize, 8, 0, 0];
     // SAFETY: the kernel writes four words.
@@ -41,9 +37,11 @@ fn action(signal: i32) -> [u64; 4] {
     action
 }
 
-/// Whether the program has a handler for faults of its own.
-pub fn handles_faults() -> bool {
-    FAULTS.iter().any(|signal| action(*signal)[0] > 1)
+/// Sets it.
+pub fn set_action(signal: i32, action: &[u64; 4]) {
+    let arguments = [signal as usize, action.as_ptr() as usize, 0, 8, 0, 0];
+    // SAFETY: the kernel reads four words; the handler is the caller's matter.
+    unsafe { system::call(libc::SYS_rt_sigaction, arguments) };
 }
 
 /// Whether the kernel checks return addresses.
@@ -166,15 +164,44 @@ type Create = unsafe extern "C" fn(
     *mut c_void,
 ) -> libc::c_int;
 
-/// What a new thread is to run.
+/// What a new thread is to run, from its creation until it begins.
 struct Begin {
-    start: Start,
-    argument: *mut c_void,
+    is_taken: AtomicBool,
+    start: AtomicUsize,
+    argument: AtomicUsize,
+}
+
+/// Threads that were created and have not begun; there is no heap that could give memory back.
+static BEGINS: [Begin; 1024] = [const {
+    Begin {
+        is_taken: AtomicBool::new(false),
+        start: AtomicUsize::new(0),
+        argument: AtomicUsize::new(0),
+    }
+}; 1024];
+
+impl Begin {
+    /// None while there are too many.
+    fn take(start: Start, argument: *mut c_void) -> Option<&'static Begin> {
+        let is_free = |of: &&Begin| !of.is_taken.swap(true, Acquire);
+        let of = BEGINS.iter().find(is_free)?;
+        of.start.store(start as usize, Relaxed);
+        of.argument.store(argument as usize, Relaxed);
+        Some(of)
+    }
+
+    fn give_back(&self) {
+        self.is_taken.store(false, Release);
+    }
 }
 
 unsafe extern "C" fn begin(of: *mut c_void) -> *mut c_void {
-    // SAFETY: `pthread_create` below boxed it for this one call.
-    let Begin { start, argument } = *unsafe { Box::from_raw(of.cast::<Begin>()) };
+    // SAFETY: `pthread_create` below handed over one of the list, which is ours until it is given back.
+    let of = unsafe { &*of.cast::<Begin>() };
+    // SAFETY: a function of this type was stored.
+    let start = unsafe { std::mem::transmute::<usize, Start>(of.start.load(Relaxed)) };
+    let argument = of.argument.load(Relaxed) as *mut c_void;
+    of.give_back();
     add(20_000_000);
     // SAFETY: as the creator promised pthread_create.
     unsafe { start(argument) }
@@ -203,11 +230,16 @@ pub unsafe extern "C" fn pthread_create(
     }
     // SAFETY: the C library's own function of that name has this type.
     let create = unsafe { std::mem::transmute::<usize, Create>(next) };
-    if SIGNAL.load(Acquire) == 0 {
+    let of = if SIGNAL.load(Acquire) == 0 { None } else { Begin::take(start, argument) };
+    let Some(of) = of else {
         // SAFETY: as our caller promises.
         return unsafe { create(thread, attributes, start, argument) };
-    }
-    let of = Box::into_raw(Box::new(Begin { start, argument }));
+    };
     // SAFETY: `begin` takes what is handed over.
-    unsafe { create(thread, attributes, begin, of.cast()) }
+    let error =
+        unsafe { create(thread, attributes, begin, (of as *const Begin).cast_mut().cast()) };
+    if error != 0 {
+        of.give_back();
+    }
+    error
 }

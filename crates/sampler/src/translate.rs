@@ -89,6 +89,8 @@ struct Builder<'a> {
     /// Borrowed for the frame, and for sums.
     frame: Option<u8>,
     sum: Option<u8>,
+    /// Borrowed by what leaves the block.
+    last: Option<u8>,
     slots: usize,
     /// By register: the slot that has its present value.
     logged: [Option<u8>; 16],
@@ -96,6 +98,18 @@ struct Builder<'a> {
 
 /// The instruction cannot be copied.
 struct Alien;
+
+/// What was copied, and where it is.
+struct Copied {
+    entry: usize,
+    /// Of what runs each time, and what runs once.
+    code_end: (usize, usize),
+    /// Of the program's code.
+    end: u64,
+    instructions: u32,
+    /// The instruction whose copy is at a watched place, and the registers that are borrowed there.
+    watched: Option<(u64, Set)>,
+}
 
 impl Translator {
     pub fn new(stubs: Stubs) -> Translator {
@@ -105,11 +119,54 @@ impl Translator {
     /// Copies the block at `pc`, whose bytes begin with `bytes`; its number, or none if its first instruction
     /// cannot be copied. The cache must have room.
     pub fn block(&mut self, cache: &mut Cache, pc: u64, bytes: &[u8]) -> Option<usize> {
-        let nth = cache.blocks.len();
         let first = cache.accesses.len();
+        let copied = self.copy(cache, pc, bytes, None)?;
+        let accesses = &cache.accesses[first..];
+        let block = Block {
+            start: pc,
+            bytes: (copied.end - pc) as u32,
+            instructions: copied.instructions,
+            // SAFETY: within the list, or at its end, if there are none; it never moves.
+            accesses: unsafe { cache.accesses.as_ptr().add(first) },
+            access_count: accesses.len() as u32,
+            repeated_count: accesses.iter().filter(|access| access.repeat != 0).count() as u32,
+        };
+        Some(cache.add(block, copied.entry, copied.code_end))
+    }
+
+    /// The program's state in the copy of the block at `pc`, so many bytes behind its entry: at which of its
+    /// instructions it is, and which registers are where spilled ones are ([`Area::spilled`]). The block is copied
+    /// once more for that, behind all others.
+    ///
+    /// [`Area::spilled`]: crate::area::Area::spilled
+    pub fn state_at(
+        &mut self,
+        cache: &mut Cache,
+        pc: u64,
+        bytes: &[u8],
+        place: usize,
+    ) -> Option<(u64, impl Iterator<Item = u8> + use<>)> {
+        let (accesses, exits) = (cache.accesses.len(), cache.exits.len());
+        let copied = self.copy(cache, pc, bytes, Some(place));
+        cache.accesses.truncate(accesses);
+        cache.exits.truncate(exits);
+        let (instruction, borrowed) = copied?.watched?;
+        Some((instruction, (0..16).filter(move |number| borrowed & bit(*number) != 0)))
+    }
+
+    /// Copies a block to where the cache has room.
+    fn copy(
+        &mut self,
+        cache: &mut Cache,
+        pc: u64,
+        bytes: &[u8],
+        watched: Option<usize>,
+    ) -> Option<Copied> {
+        let nth = cache.blocks.len();
         // SAFETY: the cache has room, and only the thread in a burst, us, has the cache.
-        let mut out = unsafe { Emitter::new(cache.next) };
-        let entry = prologue(&mut out, cache.addresses, self.stubs, nth);
+        let (mut out, mut once) =
+            unsafe { (Emitter::new(cache.next), Emitter::new(cache.next_once)) };
+        let entry = prologue(&mut out, &mut once, cache.addresses, self.stubs, nth);
         let mut builder = Builder {
             out,
             addresses: cache.addresses,
@@ -117,13 +174,14 @@ impl Translator {
             accesses: &mut cache.accesses,
             frame: Some(RCX),
             sum: None,
+            last: None,
             slots: 1,
             logged: [None; 16],
         };
-        let mut exits = Exits { list: &mut cache.exits, stubs: self.stubs, nth };
+        let mut exits = Exits { list: &mut cache.exits, once, stubs: self.stubs, nth };
         let mut decoder = Decoder::with_ip(64, bytes, pc, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
-        let (mut count, mut end) = (0, pc);
+        let (mut count, mut end, mut found) = (0, pc, None);
         loop {
             let full = count == INSTRUCTIONS || builder.slots + SLOTS_OF_ONE > SLOTS;
             let mut done = full || !decoder.can_decode();
@@ -135,8 +193,13 @@ impl Translator {
                 let from = (end - pc) as usize;
                 let raw = &bytes[from..from + instruction.len()];
                 let known = builder.accesses.len();
+                let from = builder.out.at() - entry;
                 match builder.instruction(&mut self.info, &instruction, raw, &mut exits) {
                     Ok(ends) => {
+                        let copy = from..builder.out.at() - entry;
+                        if watched.is_some_and(|watched| copy.contains(&watched)) {
+                            found = Some((instruction.ip(), builder.borrowed()));
+                        }
                         count += 1;
                         end = instruction.next_ip();
                         if ends {
@@ -154,24 +217,24 @@ impl Translator {
             exits.jump(&mut builder.out, builder.addresses, end);
             break;
         }
-        let code_end = builder.out.at();
-        let block = Block {
-            start: pc,
-            bytes: (end - pc) as u32,
-            instructions: count,
-            // SAFETY: within the list, or at its end, if there are none; it never moves.
-            accesses: unsafe { cache.accesses.as_ptr().add(first) },
-            access_count: (cache.accesses.len() - first) as u64,
-        };
-        Some(cache.add(block, entry, code_end))
+        let code_end = (builder.out.at(), exits.once.at());
+        Some(Copied { entry, code_end, end, instructions: count, watched: found })
     }
 }
 
 /// Takes the next frame; where there is none, comes back first. Returns the entry.
-fn prologue(out: &mut Emitter, addresses: Addresses, stubs: Stubs, nth: usize) -> usize {
+fn prologue(
+    out: &mut Emitter,
+    once: &mut Emitter,
+    addresses: Addresses,
+    stubs: Stubs,
+    nth: usize,
+) -> usize {
+    // A short jump reaches no further.
     let full = out.at();
-    out.load(RCX, addresses.spilled(RCX));
-    come_back(out, addresses, stubs, Reason::Full, nth);
+    out.jump(once.at());
+    once.load(RCX, addresses.spilled(RCX));
+    come_back(once, addresses, stubs, Reason::Full, nth);
     let entry = out.at();
     out.store(addresses.spilled(RCX), RCX);
     out.load(RCX, addresses.position());
@@ -191,6 +254,8 @@ fn come_back(out: &mut Emitter, addresses: Addresses, stubs: Stubs, why: Reason,
 /// Direct ways out of a block.
 struct Exits<'a> {
     list: &'a mut Vec<Exit>,
+    /// Where code goes that is left for good once exits are linked.
+    once: Emitter,
     stubs: Stubs,
     nth: usize,
 }
@@ -199,14 +264,19 @@ impl Exits<'_> {
     /// Leaves for an address of the program.
     fn jump(&mut self, out: &mut Emitter, addresses: Addresses, to: u64) {
         out.bytes(&[0xe9]);
+        self.unlinked(out, addresses, to);
+    }
+
+    /// The distance of a jump that has been begun.
+    fn unlinked(&mut self, out: &mut Emitter, addresses: Addresses, to: u64) {
         let at = out.at();
-        out.relative(at + 4);
-        self.come_back(out, addresses, Exit { at, to });
+        out.relative(self.once.at());
+        self.come_back(addresses, Exit { at, to });
     }
 
     /// Where an exit goes before it is linked.
-    fn come_back(&mut self, out: &mut Emitter, addresses: Addresses, exit: Exit) {
-        come_back(out, addresses, self.stubs, Reason::Direct, self.list.len());
+    fn come_back(&mut self, addresses: Addresses, exit: Exit) {
+        come_back(&mut self.once, addresses, self.stubs, Reason::Direct, self.list.len());
         self.list.push(exit);
     }
 }
@@ -308,6 +378,11 @@ impl Builder<'_> {
     fn free(&self, uses: &Uses, other: Option<u8>) -> Option<u8> {
         let is_free = |number: &&u8| uses.used & bit(**number) == 0 && other != Some(**number);
         BORROWED.iter().find(is_free).copied()
+    }
+
+    /// Registers that are not the program's.
+    fn borrowed(&self) -> Set {
+        [self.frame, self.sum, self.last].into_iter().flatten().map(bit).sum()
     }
 
     /// Gives the program its registers back.
@@ -473,6 +548,9 @@ impl Builder<'_> {
         exits: &mut Exits<'_>,
     ) -> Result<(), Alien> {
         self.give_back(Set::MAX);
+        if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::Return) {
+            self.last = Some(RAX);
+        }
         let (out, addresses) = (&mut self.out, self.addresses);
         match instruction.flow_control() {
             FlowControl::UnconditionalBranch => {
@@ -481,12 +559,8 @@ impl Builder<'_> {
             FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => {
                 let condition = instruction.condition_code() as u8 - 1;
                 out.bytes(&[0x0f, 0x80 | condition]);
-                let at = out.at();
-                out.bytes(&[0; 4]);
+                exits.unlinked(out, addresses, instruction.near_branch64());
                 exits.jump(out, addresses, instruction.next_ip());
-                // SAFETY: the distance of the jump above.
-                unsafe { crate::emit::link(at, out.at()) };
-                exits.come_back(out, addresses, Exit { at, to: instruction.near_branch64() });
             }
             FlowControl::ConditionalBranch => {
                 // LOOP and JRCXZ reach no further than their own opcode's next 127 bytes.
@@ -494,7 +568,7 @@ impl Builder<'_> {
                 let short = out.at();
                 exits.jump(out, addresses, instruction.next_ip());
                 let distance = out.at() - short;
-                // SAFETY: the distance of the jump above; a way out takes 32 bytes.
+                // SAFETY: the distance of the jump above; a way out takes 5 bytes.
                 unsafe { ((short - 1) as *mut u8).write(distance as u8) };
                 exits.jump(out, addresses, instruction.near_branch64());
             }
@@ -533,6 +607,7 @@ impl Builder<'_> {
         stubs: Stubs,
     ) -> Result<(), Alien> {
         let number = self.free(uses, None).ok_or(Alien)?;
+        self.last = Some(number);
         let addresses = self.addresses;
         self.out.store(addresses.spilled(number), number);
         let load = match instruction.op0_kind() {

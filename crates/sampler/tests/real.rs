@@ -79,3 +79,30 @@ fn shell_with_signals() {
 fn xz() {
     same("xz", &["-3", "-T1", "-c", "numbers"]);
 }
+
+/// A compiler and a runtime that handle SIGSEGV themselves, and a script whose output is the same each time.
+#[test]
+fn programs_with_handlers_of_faults() {
+    let script = "let d = {}; for (let i = 0; i < 30000; i++) d['k' + i * 7919 % 30011] = i; console.log(\
+                  Object.keys(d).sort().slice(0, 9).join(), JSON.stringify(d).length)";
+    same("node", &["-e", script]);
+    let Ok(cc1) = std::process::Command::new("gcc").arg("-print-prog-name=cc1").output() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.c");
+    std::fs::write(&file, C).unwrap();
+    let words = ["-quiet", "-O2", file.to_str().unwrap(), "-o", "-"];
+    same(String::from_utf8(cc1.stdout).unwrap().trim(), &words);
+}
+
+const C: &str = "int f(int a) { int s = 3; for (int j = 0; j < a; j++) s += s % (j + a + 1); return s; }\n\
+                 double g(double *x, int n) { double s = 0; while (n--) s += x[n] * x[n]; return s; }\n";
+
+#[test]
+fn perl() {
+    let script = "my %h; $h{'k'.($_*7919%40009)} = $_ for 0..40000; my $s = 0; $s = ($s*31+$h{$_})%1000003 for sort \
+                  keys %h; print \"$s\\n\", join(',', map { sprintf '%x', $_ ^ 77 } 1..50), \"\\n\"; my $t = join ' ', \
+                  1..20000; my $n = () = $t =~ /1(\\d)7/g; print \"$n\\n\"";
+    same("perl", &["-e", script]);
+}

@@ -2,8 +2,11 @@
    burst and natively, the output must be the same. */
 #include "../../recorder/tests/programs/burst.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
 
 /* What a sequence begins with and leaves: rax to r15 but rsp, flags, xmm0. */
 struct state {
@@ -115,9 +118,45 @@ static unsigned long sum(const unsigned char *bytes, unsigned long count)
    return sum;
 }
 
+/* What the program was at its first access to memory that is taken away from it. */
+static greg_t at_fault[17];
+
+static void faulted(int signal, siginfo_t *info, void *context)
+{
+   unsigned long i;
+   for (i = 0; i < 17; i++)
+      at_fault[i] = ((ucontext_t *)context)->uc_mcontext.gregs[i];
+   mprotect(memory, sizeof memory, PROT_READ | PROT_WRITE);
+   (void)signal, (void)info;
+}
+
+static void with_faults(const char *name, void (*sequence)(void))
+{
+   unsigned long r;
+   memset(at_fault, 0, sizeof at_fault);
+   mprotect(memory, sizeof memory, PROT_NONE);
+   begin_burst();
+   run(sequence);
+   end_burst();
+   mprotect(memory, sizeof memory, PROT_READ | PROT_WRITE);
+   printf("%s after a fault: flags %lx vector %lx %lx memory %lx stack %lx registers", name, after.flags,
+          after.vector[0], after.vector[1], sum(memory, sizeof memory), sum(stack, sizeof stack));
+   for (r = 0; r < 16; r++)
+      printf(" %lx", after.registers[r]);
+   printf(" at it");
+   for (r = 0; r < 17; r++)
+      printf(" %llx", at_fault[r]);
+   printf("\n");
+}
+
 int main(void)
 {
+   static unsigned char handlers[1 << 16];
+   stack_t there = {.ss_sp = handlers, .ss_size = sizeof handlers};
+   struct sigaction action = {.sa_sigaction = faulted, .sa_flags = SA_SIGINFO | SA_ONSTACK};
    unsigned long i, seed, r;
+   sigaltstack(&there, NULL);
+   sigaction(SIGSEGV, &action, NULL);
    for (i = 0; i < sizeof sequences / sizeof *sequences; i++) {
       for (seed = 0; seed < 16; seed++) {
          fill(seed);
@@ -132,6 +171,8 @@ int main(void)
             printf(" %lx", after.registers[r]);
          printf("\n");
       }
+      fill(i);
+      with_faults(sequences[i].name, sequences[i].run);
    }
    return 0;
 }

@@ -14,6 +14,7 @@ mod recorder;
 mod remote;
 mod remote_programs;
 mod reproduce;
+mod sampling;
 mod serve;
 mod server;
 mod stalls;
@@ -101,6 +102,11 @@ const BENCHES: &[Bench] = &[
         name: "reproduce",
         what: "what all published figures take on one core (limit: 2 s of user time)",
         run: |_| reproduce::run(),
+    },
+    Bench {
+        name: "sampling",
+        what: "slow-down and error of native sampling on long programs (limits: 2.5 times, 5 %); part: program",
+        run: sampling::run,
     },
     Bench {
         name: "whatif",

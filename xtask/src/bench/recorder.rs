@@ -1,7 +1,8 @@
 //! What recording a program costs: its time under `pagetax trapstat`, beside Valgrind without a tool
 //! (nulgrind, what its translation alone costs) and cachegrind, each against the program by itself.
 //! All of them take turns in each round. Sampled recordings are beside it: they cost less than others, and
-//! no less than nulgrind; and those of the native engine, which may. DynamoRIO is not: Debian has no package of it.
+//! no less than nulgrind; those of the native engine, which may, have a benchmark of their own (`sampling`).
+//! DynamoRIO is not beside it: Debian has no package of it.
 //! Each program has rounds for its part of the time that is left, and one at least; its row is told as it comes.
 
 use super::{Outcome, median, pagetax};
@@ -52,7 +53,6 @@ const THREADS_C: &str = "xtask/src/bench/recorder_threads.c";
 
 pub fn run(parts: &[String]) -> Result<Outcome> {
     let pagetax = std::fs::canonicalize(pagetax()?)?;
-    shell::cargo(&["build", "--quiet", "--release", "--package", "pagetax-sampler"])?;
     let folder = tempfile::tempdir()?;
     make_inputs(folder.path())?;
     let tools = [
@@ -60,10 +60,9 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         ("nulgrind", "valgrind --tool=none -q".into()),
         ("cachegrind", "valgrind --tool=cachegrind --cachegrind-out-file=/dev/null -q".into()),
         ("pagetax", format!("{} trapstat --backend record -o tables --", pagetax.display())),
-        ("sampled", format!("{} trapstat --sample -o tables --", pagetax.display())),
         (
-            "sampled natively",
-            format!("{} trapstat --sample --engine native -o tables --", pagetax.display()),
+            "sampled",
+            format!("{} trapstat --sample --engine valgrind -o tables --", pagetax.display()),
         ),
     ];
     let (mut rows, mut results, mut holds) = (Vec::new(), Vec::new(), true);
@@ -99,7 +98,6 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
             "pagetax",
             "÷ cachegrind",
             "sampled",
-            "sampled natively",
         ],
         rows,
         json: json!(results),

@@ -12,7 +12,6 @@ use pagetax_core::counter::Provenance;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
 use pagetax_host::program::Program;
 use pagetax_host::sys::signal::asked_to_stop;
-use pagetax_recorder::bursts::DrawnBy;
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::machine::{Pages, View};
 use pagetax_recorder::pages::{self, Kind, Thread};
@@ -263,7 +262,7 @@ fn notes(ended: &Ended, simulation: &Simulation, engine: EngineKind) -> Vec<Stri
 fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
     let bursts = simulation.bursts();
     if !bursts.is_sampled() {
-        return Vec::new();
+        return rates(simulation);
     }
     let sum = |of: fn(&pagetax_recorder::simulate::Lane) -> u64| -> u64 {
         simulation.lanes().iter().map(of).sum()
@@ -280,20 +279,16 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
         "sampled: {} bursts, {share}; counts are theirs, rates and percentages stand for all",
         bursts.list().len(),
     )];
-    let drawn_by = match engine {
-        EngineKind::Native => DrawnBy::Time,
-        _ => DrawnBy::Instructions,
-    };
-    if drawn_by == DrawnBy::Time {
+    if engine == EngineKind::Native {
         notes.push(
-            "bursts are drawn by time: tables have slow parts above their share; the misses in a million \
-             instructions below are weighted by the modelled speed of each burst"
+            "bursts are drawn by time: tables have slow parts above their share; in the misses in a million \
+             instructions below, each burst counts by the program's pace when it began"
                 .into(),
         );
     }
     for (nth, view) in simulation.views().iter().enumerate() {
-        for (side, name) in [(Access::Data, "data"), (Access::Instruction, "instruction")] {
-            let Some(found) = bursts.estimate(nth, side, drawn_by) else {
+        for (side, name) in SIDES {
+            let Some(found) = bursts.estimate(nth, side) else {
                 notes.push("too few bursts for an interval: record without --sample".into());
                 return notes;
             };
@@ -308,6 +303,25 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
     }
     notes
 }
+
+/// What a full recording has found, in the words of a sampled one.
+fn rates(simulation: &Simulation) -> Vec<String> {
+    let instructions: u64 = simulation.lanes().iter().map(|lane| lane.counted_count).sum();
+    let rate = |nth: usize, side| {
+        let tallies = simulation.lanes().iter().map(|lane| &lane.cpus[nth].tally);
+        let misses: u64 = tallies.map(|tally| tally.total(side).tlb_count).sum();
+        misses as f64 / instructions.max(1) as f64 * 1e6
+    };
+    let line = |(nth, view): (usize, &View)| {
+        SIDES.map(|(side, name)| {
+            let rate = rate(nth, side);
+            format!("{}: {name} misses in a million instructions: {rate:.1}", title(view))
+        })
+    };
+    simulation.views().iter().enumerate().flat_map(line).collect()
+}
+
+const SIDES: [(Access, &str); 2] = [(Access::Data, "data"), (Access::Instruction, "instruction")];
 
 fn title(view: &View) -> String {
     format!("{}, {}", view.machine, view.pages)

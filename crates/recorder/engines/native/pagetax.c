@@ -23,7 +23,7 @@ struct pn_block {
    pt_u64 start;
    pt_u32 bytes, instructions;
    const struct pn_access *accesses;
-   pt_u64 access_count;
+   pt_u32 access_count, repeated_count;
 };
 
 #define PN_SLOTS 16 /* of a frame; the first is the number of the block */
@@ -32,6 +32,7 @@ static struct pt_header *header;
 static struct pt_writer writer;
 static struct pt_tables data_tables, code_tables;
 static pt_u64 clock, code_page;
+static pt_u32 warmings; /* as many times TLBs began to warm up */
 
 /* errno is the program's. */
 static long call3(long number, long a, long b, long c)
@@ -89,14 +90,21 @@ void pn_begin(pt_u32 thread)
    pt_write(&writer, pt_what(PT_MAPPING, thread, 0), 0);
 }
 
-void pn_phase(pt_u32 phase)
+void pn_phase(pt_u32 phase, pt_u64 stands_for)
 {
    if (phase == PT_SKIPPED) {
       pt_tell(&writer, &header->data, &data_tables, 0);
       pt_tell(&writer, &header->code, &code_tables, PT_CODE);
    }
-   pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), 0);
+   warmings += phase == PT_WARMING;
+   pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), stands_for);
    pt_publish(&writer);
+}
+
+int pn_is_warm(void)
+{
+   return writer.control &&
+          __atomic_load_n(&writer.control->warmed, __ATOMIC_RELAXED) == warmings;
 }
 
 void pn_gone(pt_u64 start, pt_u64 length)
@@ -161,6 +169,20 @@ static pt_u64 run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, 
          pt_access(&writer, &header->data, &data_tables, access->kind, address, access->bytes,
                    access->instruction, ++clock);
       }
+   }
+   return instructions;
+}
+
+/* Instructions of frames. */
+pt_u64 pn_count(const struct pn_block *blocks, const pt_u64 *first, pt_u64 count)
+{
+   pt_u64 instructions = 0, i;
+   for (; count > 0; count--, first -= PN_SLOTS) {
+      const struct pn_block *block = &blocks[first[0]];
+      instructions += block->instructions;
+      for (i = 0; block->repeated_count && i < block->access_count; i++)
+         if (block->accesses[i].repeat && (block->accesses[i].flags & PN_FIRST))
+            instructions += first[block->accesses[i].repeat] - first[block->accesses[i].repeat + 1];
    }
    return instructions;
 }

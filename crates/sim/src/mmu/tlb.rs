@@ -263,6 +263,12 @@ impl TlbHierarchy {
         self.levels.len()
     }
 
+    /// Entries of the largest level.
+    pub fn entries_max(&self) -> u64 {
+        let of = |level: &Level| level.specs.iter().map(|spec| u64::from(spec.entries)).sum();
+        self.levels.iter().map(of).max().unwrap_or(0)
+    }
+
     /// One access. Returns how many levels missed: 0 is a first-level hit, [`Self::levels`] a walk.
     #[inline]
     pub fn access(&mut self, asid: u16, address: u64, shift: u32) -> usize {
