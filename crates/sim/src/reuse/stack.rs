@@ -13,17 +13,18 @@
 use pagetax_core::access::mix64;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::BitAnd;
 
 /// Pages in the list: more find more, but each that is not found has looked at all.
 const RECENT: usize = 8;
 
 const WORD_SLOTS: usize = 64;
-const BLOCK_WORDS: usize = 32;
+/// Counts that are summed together, of any level.
+const AT_ONCE: usize = 32;
+const BLOCK_WORDS: usize = AT_ONCE;
 const BLOCK_SLOTS: usize = BLOCK_WORDS * WORD_SLOTS;
-const GROUP_BLOCKS: usize = 32;
+const GROUP_BLOCKS: usize = AT_ONCE;
 const GROUP_SLOTS: usize = BLOCK_SLOTS * GROUP_BLOCKS;
-/// Groups are summed in so many at least.
-const GROUPS_AT_ONCE: usize = 16;
 
 /// Touches that are looked up together.
 const AHEAD: usize = 16;
@@ -316,33 +317,23 @@ impl LruStack {
 
     /// Live slots after `slot`.
     ///
-    /// Each level is summed whole, what lies before masked out: where `slot` is would be a branch that
+    /// Each level is summed whole, what does not lie behind masked out: where `slot` is would be a branch that
     /// no predictor learns, and sums of one length are done in vectors. Sums of 16 bits do not overflow:
-    /// a group has 2^16 slots, and the block of `slot` is not among them. Of groups there are few, up to
-    /// a few GiB.
+    /// a group has 2^16 slots, and the block of `slot` is not among them. Of groups there are no more, up to 2 GiB.
     fn live_after(&self, slot: usize) -> usize {
         let (word, block, group) = (slot / WORD_SLOTS, slot / BLOCK_SLOTS, slot / GROUP_SLOTS);
         let in_word = (self.bits[word] & (!1 << (slot % WORD_SLOTS))).count_ones();
-        let words = &self.words[block * BLOCK_WORDS..][..BLOCK_WORDS];
-        let in_block = sum_after(words, word % BLOCK_WORDS);
-        let blocks = &self.blocks[group * GROUP_BLOCKS..][..GROUP_BLOCKS];
-        let in_group = sum_after(blocks, block % GROUP_BLOCKS);
-        let beyond = self.in_groups_after(group);
-        (in_word + u32::from(in_block) + u32::from(in_group) + beyond) as usize
-    }
-
-    #[inline]
-    fn in_groups_after(&self, group: usize) -> u32 {
-        let whole = group / GROUPS_AT_ONCE * GROUPS_AT_ONCE;
-        let (near, far) = self.groups[whole..].split_at(GROUPS_AT_ONCE);
-        let near = near.iter().zip(whole..).map(|(&count, at)| if at > group { count } else { 0 });
-        near.sum::<u32>() + far.iter().sum::<u32>()
+        let in_block = behind(&self.words, &MASKS_8, word).map(u32::from).sum::<u32>();
+        let in_group = behind(&self.blocks, &MASKS_16, block).sum::<u16>();
+        let near = behind(&self.groups, &MASKS_32, group).sum::<u32>();
+        let far = self.groups[(group / AT_ONCE + 1) * AT_ONCE..].iter().sum::<u32>();
+        (in_word + in_block + u32::from(in_group) + near + far) as usize
     }
 
     fn resize(&mut self, slots: usize) {
         self.held.resize(slots, 0);
         self.bits.resize(slots / WORD_SLOTS, 0);
-        let groups = slots.div_ceil(GROUP_SLOTS).next_multiple_of(GROUPS_AT_ONCE);
+        let groups = slots.div_ceil(GROUP_SLOTS).next_multiple_of(AT_ONCE);
         self.words.resize(groups * GROUP_SLOTS / WORD_SLOTS, 0);
         self.blocks.resize(groups * GROUP_BLOCKS, 0);
         self.groups.resize(groups, 0);
@@ -370,14 +361,32 @@ impl LruStack {
     }
 }
 
-/// The sum of what comes after `at`.
-#[inline]
-fn sum_after<T: Copy + Into<u16>>(counts: &[T], at: usize) -> u16 {
-    let mut sum = 0u16;
-    for (place, &count) in counts.iter().enumerate() {
-        sum += if place as u16 > at as u16 { count.into() } else { 0 };
-    }
-    sum
+/// No bit, then every bit: from `AT_ONCE - 1 - n` on, masks of what is behind place n.
+macro_rules! masks {
+    ($count:ty) => {{
+        let (mut masks, mut at) = ([0; 2 * AT_ONCE], AT_ONCE);
+        while at < 2 * AT_ONCE {
+            masks[at] = <$count>::MAX;
+            at += 1;
+        }
+        masks
+    }};
+}
+static MASKS_8: [u8; 2 * AT_ONCE] = masks!(u8);
+static MASKS_16: [u16; 2 * AT_ONCE] = masks!(u16);
+static MASKS_32: [u32; 2 * AT_ONCE] = masks!(u32);
+
+/// The counts around `at` that are summed together, 0 where they are not behind it.
+#[inline(always)]
+fn behind<'a, T: Copy + BitAnd<Output = T>>(
+    counts: &'a [T],
+    masks: &'a [T; 2 * AT_ONCE],
+    at: usize,
+) -> impl Iterator<Item = T> + 'a {
+    let chunk = |from: &'a [T]| from.first_chunk::<AT_ONCE>().expect("counts come in whole chunks");
+    let near = chunk(&counts[at / AT_ONCE * AT_ONCE..]);
+    let masks = chunk(&masks[AT_ONCE - 1 - at % AT_ONCE..]);
+    near.iter().zip(masks).map(|(count, mask)| *count & *mask)
 }
 
 #[cfg(test)]
