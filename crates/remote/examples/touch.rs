@@ -6,6 +6,7 @@
 //! touch plain 1024 0                                      # the program keeps to CPU 0
 //! touch paged 1024 256 127.0.0.1:7070,127.0.0.1:7071 2    # MiB resident, servers, copies
 //! touch paged 1024 256 127.0.0.1:7070 1 0                 # the program keeps to CPU 0
+//! touch threads 8 1024 256 127.0.0.1:7070 1               # so many threads rewrite pages at random
 //! touch cold 64 127.0.0.1:7070,127.0.0.1:7071 2
 //! ```
 
@@ -45,15 +46,22 @@ fn main() -> Result<(), Box<dyn Error>> {
             std::io::stdin().read_line(&mut String::new())?;
             return Ok(());
         }
+        ["threads", threads, mib, resident_mib, servers, copies, ref cpu @ ..] if cpu.len() < 2 => {
+            let mut region = map(mib, resident_mib, servers, copies)?;
+            keep_to(cpu)?;
+            let before = region.counts();
+            let mut result = by_threads(region.as_mut_slice(), threads.parse()?);
+            result["counts"] = json!(format!("{:?}", region.counts().since(&before)));
+            result
+        }
         ["cold", mib, servers, copies] => {
             let mut region = map(mib, mib, servers, copies)?;
             cold(&mut region)
         }
         _ => {
-            return Err(
-                "touch plain MIB [CPU] | paged MIB RESIDENT SERVERS COPIES [CPU] | cold MIB SERVERS COPIES"
-                    .into(),
-            );
+            return Err("touch plain MIB [CPU] | paged MIB RESIDENT SERVERS COPIES [CPU] | \
+                 threads N MIB RESIDENT SERVERS COPIES [CPU] | cold MIB SERVERS COPIES"
+                .into());
         }
     };
     println!("{result}");
@@ -167,6 +175,69 @@ fn phases(memory: &mut [u8]) -> Value {
         "rewrite_p50_ns": faulting[faulting.len() / 2],
         "rewrite_p99_ns": faulting[faulting.len() * 99 / 100],
     })
+}
+
+/// Random rewrites by several threads at once, each of pages of its own all over the memory: page p
+/// belongs to thread p modulo their number.
+fn by_threads(memory: &mut [u8], threads: usize) -> Value {
+    let content = Content::new();
+    for (number, page) in memory.chunks_exact_mut(PAGE_BYTES).enumerate() {
+        content.write(page, number, 0);
+    }
+    let mut shares: Vec<Vec<(usize, &mut [u8])>> = (0..threads).map(|_| Vec::new()).collect();
+    for (number, page) in memory.chunks_exact_mut(PAGE_BYTES).enumerate() {
+        shares[number % threads].push((number, page));
+    }
+    let faults_before = fault_count();
+    let begun = Instant::now();
+    let done: Vec<Rewritten> = std::thread::scope(|scope| {
+        let mut started = Vec::with_capacity(threads);
+        for (seed, share) in (0..).zip(&mut shares) {
+            started.push(scope.spawn(move || rewrite(share, seed, REWRITES / threads)));
+        }
+        started.into_iter().map(|thread| thread.join().expect("pages as written")).collect()
+    });
+    let seconds = begun.elapsed().as_secs_f64();
+    let mut took: Vec<u64> = done.iter().flat_map(|one| one.took_ns.iter().copied()).collect();
+    let faults = ((fault_count() - faults_before) as usize).clamp(1, took.len());
+    drop(shares);
+    for (number, page) in memory.chunks_exact(PAGE_BYTES).enumerate() {
+        check(page, number, done[number % threads].versions[number / threads]);
+    }
+    took.sort_unstable();
+    // Those that did not fault are the fastest.
+    let faulting = &took[took.len() - faults..];
+    json!({
+        "threads": threads,
+        "rewrite_faults": faults,
+        "rewrite_faults_per_s": faults as f64 / seconds,
+        "rewrite_p50_ns": faulting[faulting.len() / 2],
+        "rewrite_p99_ns": faulting[faulting.len() * 99 / 100],
+    })
+}
+
+/// What one thread did.
+struct Rewritten {
+    /// How often it wrote each of its pages.
+    versions: Vec<u32>,
+    /// By each rewrite.
+    took_ns: Vec<u64>,
+}
+
+/// Rewrites random ones of these pages.
+fn rewrite(pages: &mut [(usize, &mut [u8])], seed: u64, times: usize) -> Rewritten {
+    let (mut versions, mut rng) = (vec![0; pages.len()], Rng::new(seed));
+    let mut one = |_| {
+        let nth = rng.below(pages.len() as u64) as usize;
+        let (number, page) = &mut pages[nth];
+        let at = Instant::now();
+        check(page, *number, versions[nth]);
+        versions[nth] += 1;
+        stamp(page, *number, versions[nth]);
+        at.elapsed().as_nanos() as u64
+    };
+    let took_ns = (0..times).map(&mut one).collect();
+    Rewritten { versions, took_ns }
 }
 
 /// Page-ins alone: all pages are away, and there is room for all of them.

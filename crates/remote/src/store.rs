@@ -158,6 +158,17 @@ pub trait PageReader: Send {
         into: &mut [u8],
     ) -> Result<(), StoreError>;
 
+    /// Reads pages from anywhere in a region, all of them on their way before the first is waited for, and
+    /// hands over each that came and was proven, with its place among `wanted`. Those that it does not hand
+    /// over must be got one by one, which also tells why. At most [`RUN_PAGES_MAX`].
+    fn get_each(
+        &mut self,
+        _region: RegionId,
+        _wanted: &[(u64, PageSum)],
+        _good: &mut dyn FnMut(usize, &[u8]),
+    ) {
+    }
+
     /// These pages, within a multiple of [`RUN_PAGES_MAX`], will probably be the next but one to be
     /// got, all at once. A hint: what comes ahead of its get is proven by the sums of the get.
     fn expect(&mut self, _region: RegionId, _run: PageRun) {}

@@ -2,12 +2,16 @@
 
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
+use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum};
 use pagetax_remote::pager::{Options, PagerError, RemoteRegion};
+use pagetax_remote::server::listen::{self, Server};
+use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::embedded::EmbeddedStore;
 use pagetax_remote::store::{
     Capacity, PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError,
 };
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -72,14 +76,32 @@ fn a_region_four_times_its_memory_keeps_every_write() {
 
 #[test]
 fn threads_share_a_region() {
-    let Some(mut region) = map(embedded(), 8 * MIB, Options::resident(2 * MIB)) else { return };
+    share_a_region(embedded());
+}
+
+/// Their faults are served together: each page comes from the first of its servers.
+#[test]
+fn threads_share_a_region_on_servers() {
+    let limits = Limits { memory: Bytes(64 * MIB), ..Limits::default() };
+    let start = || {
+        let options = listen::Options { limits: limits.clone(), ..listen::Options::default() };
+        Server::start((Ipv4Addr::LOCALHOST, 0).into(), options).unwrap()
+    };
+    let servers = [start(), start(), start()];
+    let labels = servers.iter().map(|server| server.address().to_string()).collect();
+    let options = cluster::Options { copies: 2, ..cluster::Options::new(labels) };
+    share_a_region(Arc::new(Cluster::connect(options).unwrap()));
+}
+
+fn share_a_region(store: Arc<dyn PageStore>) {
+    let Some(mut region) = map(store, 8 * MIB, Options::resident(2 * MIB)) else { return };
     std::thread::scope(|scope| {
-        for (thread, part) in (0..4u64).zip(region.as_mut_slice().chunks_mut(2 * MIB as usize)) {
+        for (thread, part) in (0..8u64).zip(region.as_mut_slice().chunks_mut(MIB as usize)) {
             scope.spawn(move || {
                 let mut rng = Rng::new(thread);
                 let pages = part.len() / PAGE_BYTES;
                 let mut versions = vec![0; pages];
-                for step in 1..4000 {
+                for step in 1..2000 {
                     let number = rng.below(pages as u64);
                     let at = number as usize * PAGE_BYTES;
                     let page = &mut part[at..at + PAGE_BYTES];

@@ -51,6 +51,26 @@ fn one_server_keeps_its_word() {
 }
 
 #[test]
+fn servers_hand_over_what_is_asked_for_together() {
+    let servers = [start_server(8 << 20), start_server(8 << 20)];
+    let store = cluster_of(&servers, 1);
+    let region = store.create_region(1024, false).unwrap();
+    let (mut writer, mut reader) = (store.writer().unwrap(), store.reader().unwrap());
+    let (bytes, sums) = suite::pages(0..64);
+    for first in [0, 512] {
+        writer.put(region, &[PutRun { first, pages: &bytes, sums: &sums }]).unwrap();
+    }
+    // Of two chunks in turn, which may lie on two servers.
+    let wanted: Vec<_> = (0..).zip(&sums).map(|(at, sum)| (at + at % 2 * 512, *sum)).collect();
+    let mut came = 0;
+    reader.get_each(region, &wanted, &mut |nth, page| {
+        assert_eq!(PageSum::of(page), wanted[nth].1);
+        came += 1;
+    });
+    assert_eq!(came, 64);
+}
+
+#[test]
 fn three_servers_with_two_copies_keep_their_word() {
     let servers = [start_server(8 << 20), start_server(8 << 20), start_server(8 << 20)];
     suite::all(&mut || Box::new(cluster_of(&servers, 2)));

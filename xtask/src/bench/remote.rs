@@ -42,6 +42,8 @@ const REGION: &str = "region";
 const NOT_TIED: &str = "any-cpu";
 const MIB: &str = "1024";
 const RESIDENT_MIB: u64 = 256;
+/// Of a program that waits for several pages at a time.
+const THREADS: usize = 8;
 const SWAP_MIB: u64 = 2048;
 
 /// A name and the CPU that the program is tied to, if it is; everything else may run anywhere.
@@ -269,6 +271,31 @@ fn rates(
     Ok(ours)
 }
 
+/// Rewrites by several threads at once, whose faults are served together.
+fn rewrite_by_threads(findings: &mut Findings, pagetax: &str, place: Place) -> Result<f64> {
+    let (threads, resident) = (THREADS.to_string(), RESIDENT_MIB.to_string());
+    let mut runs = Vec::new();
+    for _ in 0..RATE_ROUNDS {
+        let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
+        let mut touch = Command::new(TOUCH);
+        touch.args(["threads", &threads, MIB, &resident, &server.address, "1"]).args(place.1);
+        runs.push(measure(&mut touch)?);
+    }
+    let median_of = |key: &str| -> Result<f64> {
+        let values = runs.iter().map(|run| number(run, key));
+        Ok(median(values.collect::<Result<Vec<_>>>()?))
+    };
+    let rate = median_of("/rewrite_faults_per_s")?;
+    let name = format!("rewrite, {THREADS} threads, 1 copy");
+    let times = [us(median_of("/rewrite_p50_ns")?), us(median_of("/rewrite_p99_ns")?)];
+    let cell = format!("rewrite {}, p50 {}, p99 {}", thousand(rate), times[0], times[1]);
+    findings.row(
+        &[&name, place.0, "", "", &cell],
+        json!({"what": name, "where": place.0, "threads": THREADS, "runs": runs}),
+    );
+    Ok(rate)
+}
+
 fn throughput(
     findings: &mut Findings,
     pagetax: &str,
@@ -281,6 +308,11 @@ fn throughput(
     let [least, tail] = floor;
     let what = format!("rewrite faults/s (the floor allows {})", thousand(1e9 / least));
     findings.promise(&what, get("rewrite_faults_per_s")?, 80_000.0, false);
+    for place in [PINNED, ANY_CPU] {
+        let rate = rewrite_by_threads(findings, pagetax, place)?;
+        let what = format!("rewrite faults/s of {THREADS} threads, {}", place.0);
+        findings.promise(&what, rate, 80_000.0, false);
+    }
     let what = format!("rewrite p99 µs (the floor's own: {})", us(tail));
     findings.promise(&what, get("rewrite_p99_ns")? / 1000.0, 40.0, true);
     findings.promise("sequential pages/s", get("sequential_pages_per_s")?, 350_000.0, false);

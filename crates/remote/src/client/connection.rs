@@ -4,12 +4,14 @@
 //! the caller's pages; a reply that nobody waits for any more is read and thrown away, never taken
 //! for another's (ids).
 
+use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use crate::secret::{self, Claim};
 use crate::store::StoreError;
 use crate::tls::ClientTls;
 use crate::transport::{Stream, prepare};
 use crate::wire::header::{HEADER_BYTES, Header, Op, check};
 use crate::wire::hello::{HELLO_BYTES, Hello};
+use crate::wire::inbox::Inbox;
 use crate::wire::reply::Reply;
 use crate::wire::request::{Request, Token};
 use crate::wire::{FRAME_BYTES_MAX, VERSION};
@@ -158,6 +160,8 @@ pub struct Connection {
     out: Vec<u8>,
     scratch: Vec<u8>,
     incoming: Incoming,
+    /// Read by [`Connection::next_reply`], and not used yet.
+    inbox: Inbox,
 }
 
 /// Whether an error only means that it takes longer.
@@ -177,6 +181,7 @@ impl Connection {
             out: Vec::new(),
             scratch: Vec::new(),
             incoming: Incoming::default(),
+            inbox: Inbox::with_room(RUN_PAGES_MAX * (HEADER_BYTES + PAGE_BYTES)),
         }
     }
 
@@ -205,6 +210,52 @@ impl Connection {
         }
         self.outstanding += 1;
         Ok(self.last_id)
+    }
+
+    /// Sends requests that have no pages, with one write; the id of the first one's reply. The others'
+    /// follow.
+    ///
+    /// # Errors
+    /// When the connection is broken.
+    pub fn send_small<'a>(&mut self, all: impl Iterator<Item = Request<'a>>) -> io::Result<u32> {
+        let first = self.last_id.wrapping_add(1);
+        self.out.clear();
+        for request in all {
+            debug_assert!(pages_of(&request).is_empty());
+            self.last_id = self.last_id.wrapping_add(1);
+            self.outstanding += 1;
+            request.encode_head(self.last_id, &mut self.out);
+        }
+        self.stream.write_all(&self.out).and_then(|()| self.stream.flush())?;
+        Ok(first)
+    }
+
+    /// Whether no reply has come in part, by a wait that timed out.
+    pub fn is_between_replies(&self) -> bool {
+        self.incoming.head_len == 0
+    }
+
+    /// The next reply to whatever request, with its id and its pages. Reads as many replies at once as
+    /// have come. Only between replies.
+    ///
+    /// # Errors
+    /// As of [`Connection::wait`].
+    pub fn next_reply(&mut self) -> io::Result<(u32, Reply<'_>, &[u8])> {
+        while !self.inbox.is_whole().map_err(io::Error::other)? {
+            match self.inbox.fill(&mut self.stream) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+        }
+        self.outstanding = self.outstanding.saturating_sub(1);
+        let frame = self.inbox.frame().map_err(io::Error::other)?;
+        let (head, rest) =
+            frame.and_then(|frame| frame.split_first_chunk()).ok_or(io::ErrorKind::InvalidData)?;
+        let (meta, pages) =
+            rest.split_at(Header::decode(head).map_err(io::Error::other)?.meta_bytes());
+        let (header, reply) = Reply::decode_head(head, meta).map_err(io::Error::other)?;
+        Ok((header.id, reply, pages))
     }
 
     /// Sends requests, as few writes as it takes; the id of the first one's reply. The others' follow.
@@ -298,7 +349,8 @@ impl Connection {
             let rest = self.incoming.body_len..all;
             let target =
                 if self.incoming.direct { &mut into[rest] } else { &mut self.scratch[rest] };
-            self.incoming.body_len += read_some(&mut self.stream, &mut [IoSliceMut::new(target)])?;
+            let target = &mut [IoSliceMut::new(target)];
+            self.incoming.body_len += read_some(&mut self.inbox, &mut self.stream, target)?;
         }
         let meta = if self.incoming.direct { 0 } else { header.meta_bytes() };
         check(&self.incoming.head, &self.scratch[..meta]).map_err(io::Error::other)
@@ -311,7 +363,7 @@ impl Connection {
         // When nothing can follow the reply that is waited for, its body is read along.
         let mut parts = [IoSliceMut::new(head), IoSliceMut::new(into)];
         let parts = if self.outstanding == 1 { &mut parts[..] } else { &mut parts[..1] };
-        let came = read_some(&mut self.stream, parts)?;
+        let came = read_some(&mut self.inbox, &mut self.stream, parts)?;
         incoming.head_len += came.min(head_room);
         incoming.body_len = came - came.min(head_room);
         if incoming.head_len < HEADER_BYTES {
@@ -340,7 +392,15 @@ fn pages_of<'a>(request: &Request<'a>) -> &'a [u8] {
     if let Request::Put { pages, .. } = request { pages } else { &[] }
 }
 
-fn read_some(stream: &mut Stream, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+fn read_some(
+    inbox: &mut Inbox,
+    stream: &mut Stream,
+    into: &mut [IoSliceMut<'_>],
+) -> io::Result<usize> {
+    let came = inbox.take(into);
+    if came > 0 {
+        return Ok(came);
+    }
     loop {
         match stream.read_vectored(into) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),

@@ -6,8 +6,8 @@ use super::ahead::Ahead;
 use super::cluster::Shared;
 use super::link::{LinkError, Links, is_broken, is_slow, is_stale, unexpected};
 use super::replicator::{CHUNK_PAGES, ChunkAt, ReadPlan};
-use super::set::ServerId;
-use crate::page::{PAGE_BYTES, PageRun, PageSum};
+use super::set::{SERVERS_MAX, ServerId, ServerSet};
+use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
 use crate::store::{PageReader, RegionId, StoreError, check_get};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::Request;
@@ -202,6 +202,68 @@ impl Reader {
         answer
     }
 
+    /// Whom to ask first for each page; nobody for those that nobody has, or that take more than a look.
+    fn plan_each(
+        &self,
+        region: RegionId,
+        wanted: &[(u64, PageSum)],
+    ) -> [Option<ServerId>; RUN_PAGES_MAX] {
+        let mut servers = [None; RUN_PAGES_MAX];
+        let replicator = self.shared.replicator();
+        if replicator.has_region(region) {
+            for (server, (page, _)) in servers.iter_mut().zip(wanted) {
+                let plan = replicator.read_plan(ChunkAt { region, chunk: page / CHUNK_PAGES });
+                *server = plan.order().first().copied();
+            }
+        }
+        servers
+    }
+
+    /// Asks a server for some pages at once; the id of the first reply.
+    fn ask_each(
+        &mut self,
+        server: ServerId,
+        region: RegionId,
+        pages: impl Iterator<Item = u64>,
+    ) -> Result<u32, LinkError> {
+        let (connection, on) = self.links.leased(server, region)?;
+        if !connection.is_between_replies() {
+            return Err(unexpected());
+        }
+        let get = |first| Request::Get { on, first, count: 1, with_sums: false };
+        Ok(connection.send_small(pages.map(get))?)
+    }
+
+    /// Takes the replies to what was asked at once, as far as they come in time: `place` has the place of
+    /// each page that was asked for, in order.
+    fn take_each(
+        &mut self,
+        server: ServerId,
+        first_id: u32,
+        mut places: impl Iterator<Item = usize>,
+        wanted: &[(u64, PageSum)],
+        good: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), LinkError> {
+        let mut next_id = first_id;
+        let mut place = places.next();
+        while let Some(at) = place {
+            let link = self.links.existing(server).ok_or_else(unexpected)?;
+            let (id, reply, bytes) = link.connection.next_reply()?;
+            if id != next_id {
+                continue;
+            }
+            match reply {
+                Reply::Pages { count: 1, sums: [] } if PageSum::of(bytes) == wanted[at].1 => {
+                    good(at, bytes);
+                }
+                Reply::Pages { .. } => add(&self.shared.tally.bad_copies_total, 1),
+                _ => {}
+            }
+            (next_id, place) = (next_id.wrapping_add(1), places.next());
+        }
+        Ok(())
+    }
+
     /// The answer to a read.
     fn answer(
         &mut self,
@@ -292,6 +354,30 @@ impl PageReader for Reader {
             self.get_of_chunk(Want { region, first, sums: more_sums }, more)?;
         }
         Ok(())
+    }
+
+    fn get_each(
+        &mut self,
+        region: RegionId,
+        wanted: &[(u64, PageSum)],
+        good: &mut dyn FnMut(usize, &[u8]),
+    ) {
+        let servers = &self.plan_each(region, wanted)[..wanted.len()];
+        let places = |of: ServerId| (0..servers.len()).filter(move |at| servers[*at] == Some(of));
+        let all: ServerSet = servers.iter().flatten().copied().collect();
+        let mut asked = [None; SERVERS_MAX];
+        for server in all.iter() {
+            let pages = places(server).map(|at| wanted[at].0);
+            // Whatever is wrong is found out, and told, when the pages are got one by one.
+            asked[server as usize] = self.ask_each(server, region, pages).ok();
+        }
+        for server in all.iter() {
+            let Some(first_id) = asked[server as usize] else { continue };
+            match self.take_each(server, first_id, places(server), wanted, good) {
+                Err(error) if !is_slow(&error) => self.links.close(server),
+                _ => {}
+            }
+        }
     }
 
     fn expect(&mut self, region: RegionId, run: PageRun) {

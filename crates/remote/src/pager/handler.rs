@@ -4,14 +4,14 @@
 //! its cluster's lock, so never while the evictor moves pages of that cluster. A page that cannot be
 //! proven gets SIGBUS, never zeros, never another's bytes.
 
-use super::shared::Shared;
+use super::shared::{NO_CPU, Shared};
 use super::stats::add;
 use super::sys::memory::Pages;
 use super::sys::threads;
 use super::sys::uffd::{FAULTS_MAX, Fault};
-use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
+use super::table::{CLUSTER_PAGES, Held, Place, cluster_of};
 use super::trend::{Ahead, Trend, last_seam, next_seam};
-use crate::page::{PageRun, PageSum, RUN_PAGES_MAX};
+use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
 use crate::placement::{Keep, Placement};
 use crate::store::{PageReader, StoreError};
 use rustix::io::Errno;
@@ -35,6 +35,8 @@ pub struct Handler {
     /// Fetched pages, before they are installed.
     buffer: Pages,
     zeros: Pages,
+    /// Stored pages of one read of faults, that nothing is to be fetched with: they are fetched together.
+    waiting: Vec<usize>,
     placement: Placement,
     until_look: u32,
 }
@@ -46,7 +48,8 @@ impl Handler {
         buffer.bytes_mut(0, RUN_PAGES_MAX).fill(1);
         let zeros = Pages::reserve(CLUSTER_PAGES)?;
         let (trend, placement) = (Trend::default(), Placement::of_this_thread());
-        Ok(Handler { shared, reader, trend, buffer, zeros, placement, until_look: 0 })
+        let waiting = Vec::with_capacity(FAULTS_MAX);
+        Ok(Handler { shared, reader, trend, buffer, zeros, waiting, placement, until_look: 0 })
     }
 
     /// Serves until the page after the last is asked for.
@@ -76,7 +79,8 @@ impl Handler {
                     None => {}
                 }
             }
-            self.follow(faults[0].thread);
+            self.page_in_waiting(begun);
+            self.follow(&faults[..count]);
         }
     }
 
@@ -91,13 +95,17 @@ impl Handler {
     }
 
     /// Moves to the CPU of the thread that was served last, now and then.
-    fn follow(&mut self, thread: u32) {
+    fn follow(&mut self, faults: &[Fault]) {
         if self.until_look > 0 || !self.shared.options.follow_cpu {
             self.until_look = self.until_look.saturating_sub(1);
             return;
         }
         self.until_look = FAULTS_PER_LOOK;
-        if let Some(cpu) = threads::cpu_of(thread) {
+        if faults.len() > 1 {
+            // Several threads run meanwhile, and none of them is to be kept from it.
+            self.placement.keep(Keep::Anywhere);
+            self.shared.serving_cpu.store(NO_CPU, Relaxed);
+        } else if let Some(cpu) = faults.first().and_then(|fault| threads::cpu_of(fault.thread)) {
             self.placement.keep(Keep::On(cpu));
             self.shared.serving_cpu.store(cpu, Relaxed);
         }
@@ -113,17 +121,23 @@ impl Handler {
         add(&shared.stats.fault_count, 1);
         // Room for the page, taken while no lock is held: it is the evictor who makes more.
         if shared.take_room(1) == 0 {
+            self.page_in_waiting(begun);
             shared.wait_for_room();
         }
         let held = shared.table.hold(cluster_of(page));
         let state = held.get(page);
         let used_room = match state.place() {
             Place::Nowhere => self.zero(held, page, fault.is_write, ahead),
-            Place::Resident | Place::Coming => self.look_again(&held, page, state),
+            Place::Resident => self.look_again(&held, page),
+            // Another thread waits for it too, and who wakes one wakes both.
+            Place::Coming => false,
             Place::Staged | Place::Leaving => self.rescue(held, page),
             Place::Stored => {
                 held.set(page, state.at(Place::Coming));
                 drop(held);
+                if ahead == Ahead::Nothing {
+                    return self.waiting.push(page);
+                }
                 self.page_in(page, ahead, begun)
             }
             Place::Lost => self.poison(&held, page),
@@ -135,11 +149,9 @@ impl Handler {
 
     /// Another has brought the page meanwhile; or the program had the kernel drop it, past us, and it
     /// reads as zeros. Like all that serve a page, returns whether it took the room of one.
-    fn look_again(&self, held: &Held<'_>, page: usize, state: State) -> bool {
+    fn look_again(&self, held: &Held<'_>, page: usize) -> bool {
         let at = self.shared.arena.span(page, 1);
-        if state.place() == Place::Resident
-            && let Err(error) = self.shared.uffd.zero(at)
-        {
+        if let Err(error) = self.shared.uffd.zero(at) {
             self.shared.log(&format!("page {page} cannot be made zeros: {error}"));
             self.poison(held, page);
         }
@@ -241,7 +253,7 @@ impl Handler {
         self.expect(&all, ahead);
         let used_room = match self.fetch(first, all.len()) {
             Ok(()) => {
-                self.install(first, all.len());
+                install(&shared, first, self.buffer.bytes(0, all.len()));
                 true
             }
             Err(_) => {
@@ -249,14 +261,49 @@ impl Handler {
                 self.insist(page)
             }
         };
-        let took_ns = begun.elapsed().as_nanos() as u64;
-        shared.stats.page_in.record(took_ns);
-        add(&shared.stats.page_in_ns_total, took_ns as usize);
-        add(&shared.stats.demand_page_in_count, 1);
+        self.count_page_in(begun);
         if let Ahead::Stride(stride, count) = ahead {
             self.page_in_along(page, stride, count);
         }
         used_room
+    }
+
+    fn count_page_in(&self, begun: Instant) {
+        let (stats, took_ns) = (&self.shared.stats, begun.elapsed().as_nanos() as u64);
+        stats.page_in.record(took_ns);
+        add(&stats.page_in_ns_total, took_ns as usize);
+        add(&stats.demand_page_in_count, 1);
+    }
+
+    /// Fetches the pages that wait, all at once if there are several.
+    fn page_in_waiting(&mut self, begun: Instant) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let mut came = 0u64;
+        if waiting.len() > 1 {
+            let mut wanted = [(0, PageSum::default()); FAULTS_MAX];
+            for (want, page) in wanted.iter_mut().zip(&waiting) {
+                *want = (*page as u64, self.shared.table.sum(*page));
+            }
+            let (shared, wanted) = (self.shared.clone(), &wanted[..waiting.len()]);
+            self.reader.get_each(shared.region(), wanted, &mut |nth, bytes| {
+                install_one(&shared, waiting[nth], bytes);
+                came |= 1 << nth;
+            });
+        }
+        // Only now: whoever is woken takes the CPU, and the others would wait for their pages meanwhile.
+        // Woken together, their next faults come together.
+        let is_here = |(nth, _): &(usize, &usize)| came & 1 << nth != 0;
+        for (_, page) in waiting.iter().enumerate().filter(is_here) {
+            self.shared.uffd.wake(self.shared.arena.span(*page, 1));
+        }
+        for (nth, page) in waiting.drain(..).enumerate() {
+            if came & 1 << nth != 0 {
+                self.count_page_in(begun);
+            } else if !self.page_in(page, Ahead::Nothing, begun) {
+                self.shared.give_room(1);
+            }
+        }
+        self.waiting = waiting;
     }
 
     /// Says what a stream will want after these pages, so that it is on its way before it is wanted.
@@ -291,7 +338,7 @@ impl Handler {
                 return;
             }
             match self.fetch(page, 1) {
-                Ok(()) => self.install(page, 1),
+                Ok(()) => install(&self.shared, page, self.buffer.bytes(0, 1)),
                 Err(_) => return self.unclaim(page),
             }
         }
@@ -349,7 +396,7 @@ impl Handler {
         let error = loop {
             match self.fetch(page, 1) {
                 Ok(()) => {
-                    self.install(page, 1);
+                    install(&self.shared, page, self.buffer.bytes(0, 1));
                     return true;
                 }
                 Err(StoreError::Unreachable { .. }) if Instant::now() < until => {
@@ -364,39 +411,6 @@ impl Handler {
         self.poison(&held, page)
     }
 
-    /// Maps fetched pages.
-    fn install(&self, first: usize, count: usize) {
-        let mut page = first;
-        while page < first + count {
-            let cluster = cluster_of(page);
-            let end = ((cluster + 1) * CLUSTER_PAGES).min(first + count);
-            let held = self.shared.table.hold(cluster);
-            self.install_in(&held, page, end, page - first);
-            drop(held);
-            self.shared.enqueue(cluster);
-            page = end;
-        }
-        add(&self.shared.stats.page_in_count, count);
-    }
-
-    fn install_in(&self, held: &Held<'_>, first: usize, end: usize, buffered: usize) {
-        let (shared, count) = (&self.shared, end - first);
-        let to = shared.arena.span(first, count);
-        let whole = shared.uffd.copy(to, self.buffer.bytes(buffered, count));
-        for page in first..end {
-            let to = shared.arena.span(page, 1);
-            // A run that leaves its mapping is refused as a whole; then page by page.
-            let there = whole.is_ok()
-                || shared.uffd.copy(to, self.buffer.bytes(buffered + page - first, 1)).is_ok();
-            let place = if there { Place::Resident } else { Place::Stored };
-            held.set(page, held.get(page).at(place));
-            if !there {
-                shared.give_room(1);
-                shared.uffd.wake(to);
-            }
-        }
-    }
-
     /// Accesses get SIGBUS from now on.
     fn poison(&self, held: &Held<'_>, page: usize) -> bool {
         let at = self.shared.arena.span(page, 1);
@@ -406,6 +420,52 @@ impl Handler {
         }
         self.shared.uffd.wake(at);
         false
+    }
+}
+
+/// Maps fetched pages.
+fn install(shared: &Shared, first: usize, bytes: &[u8]) {
+    let (mut page, end) = (first, first + bytes.len() / PAGE_BYTES);
+    while page < end {
+        let cluster = cluster_of(page);
+        let until = ((cluster + 1) * CLUSTER_PAGES).min(end);
+        let held = shared.table.hold(cluster);
+        let part = &bytes[(page - first) * PAGE_BYTES..(until - first) * PAGE_BYTES];
+        install_in(shared, &held, page, part);
+        drop(held);
+        shared.enqueue(cluster);
+        page = until;
+    }
+    add(&shared.stats.page_in_count, end - first);
+}
+
+/// Maps a fetched page, but wakes nobody.
+fn install_one(shared: &Shared, page: usize, bytes: &[u8]) {
+    let held = shared.table.hold(cluster_of(page));
+    let there = shared.uffd.copy_quietly(shared.arena.span(page, 1), bytes).is_ok();
+    let place = if there { Place::Resident } else { Place::Stored };
+    held.set(page, held.get(page).at(place));
+    drop(held);
+    shared.enqueue(cluster_of(page));
+    if !there {
+        shared.give_room(1);
+    }
+    add(&shared.stats.page_in_count, 1);
+}
+
+fn install_in(shared: &Shared, held: &Held<'_>, first: usize, bytes: &[u8]) {
+    let to = shared.arena.span(first, bytes.len() / PAGE_BYTES);
+    let whole = shared.uffd.copy(to, bytes);
+    for (page, bytes) in (first..).zip(bytes.chunks_exact(PAGE_BYTES)) {
+        let to = shared.arena.span(page, 1);
+        // A run that leaves its mapping is refused as a whole; then page by page.
+        let there = whole.is_ok() || shared.uffd.copy(to, bytes).is_ok();
+        let place = if there { Place::Resident } else { Place::Stored };
+        held.set(page, held.get(page).at(place));
+        if !there {
+            shared.give_room(1);
+            shared.uffd.wake(to);
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 const NAP: Duration = Duration::from_millis(50);
 
 /// No CPU has this number.
-const NO_CPU: usize = usize::MAX;
+pub const NO_CPU: usize = usize::MAX;
 
 /// Why memory cannot be paged.
 #[derive(Debug, thiserror::Error)]

@@ -5,7 +5,7 @@
 
 use super::header::{HEADER_BYTES, Header};
 use super::{FRAME_BYTES_MAX, WireError};
-use std::io::{self, Read};
+use std::io::{self, IoSliceMut, Read};
 
 /// Room for small requests, many at a time.
 const ROOM_BYTES: usize = 8 << 10;
@@ -16,9 +16,34 @@ pub struct Inbox {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
+    room: usize,
 }
 
 impl Inbox {
+    /// That reads up to so many bytes at once.
+    pub fn with_room(bytes: usize) -> Inbox {
+        Inbox { room: bytes, ..Inbox::default() }
+    }
+
+    /// Whether the next frame is here as a whole.
+    ///
+    /// # Errors
+    /// As of `frame`.
+    pub fn is_whole(&self) -> Result<bool, WireError> {
+        Ok(self.pending()?.is_some_and(|len| self.end - self.start >= len))
+    }
+
+    /// Hands bytes out as they are, for who reads frames piece by piece; how many, 0 if none are here.
+    pub fn take(&mut self, into: &mut [IoSliceMut<'_>]) -> usize {
+        let from = self.start;
+        for piece in into {
+            let len = piece.len().min(self.end - self.start);
+            piece[..len].copy_from_slice(&self.bytes[self.start..self.start + len]);
+            self.start += len;
+        }
+        self.start - from
+    }
+
     /// The next whole frame, if it is here.
     ///
     /// # Errors
@@ -43,7 +68,7 @@ impl Inbox {
         debug_assert!(wanted <= FRAME_BYTES_MAX);
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
-        let room = wanted.max(ROOM_BYTES);
+        let room = wanted.max(self.room).max(ROOM_BYTES);
         if self.bytes.len() < room {
             self.bytes.resize(room, 0);
         }
@@ -76,6 +101,26 @@ mod tests {
             let len = self.1.min(into.len());
             self.0.take(len as u64).read(into).inspect(|len| self.0 = &self.0[*len..])
         }
+    }
+
+    #[test]
+    fn bytes_that_came_with_a_frame_can_be_had_piece_by_piece() {
+        let mut stream = Vec::new();
+        let on = Lease { region: 1, lease: 2 };
+        for first in 0..3 {
+            let get = Request::Get { on, first, count: 1, with_sums: false };
+            get.encode_head(first as u32, &mut stream);
+        }
+        let (mut inbox, mut drip) = (Inbox::with_room(1 << 16), Drip(&stream, usize::MAX));
+        inbox.fill(&mut drip).unwrap();
+        assert!(inbox.is_whole().unwrap());
+        assert_eq!(inbox.frame().unwrap(), Some(&stream[..HEADER_BYTES]));
+        let (mut head, mut rest) = ([0; 5], [0; 100]);
+        let came = inbox.take(&mut [IoSliceMut::new(&mut head), IoSliceMut::new(&mut rest)]);
+        assert_eq!(came, 2 * HEADER_BYTES);
+        assert_eq!([&head[..], &rest[..came - 5]].concat(), stream[HEADER_BYTES..]);
+        assert_eq!(inbox.take(&mut [IoSliceMut::new(&mut rest)]), 0);
+        assert!(!inbox.is_whole().unwrap());
     }
 
     #[test]

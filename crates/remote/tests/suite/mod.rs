@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 /// Runs the suite, each part on a store of its own.
 pub fn all(store: &mut dyn FnMut() -> Box<dyn PageStore>) {
     pages_come_back(&*store());
+    pages_that_come_together_are_proven(&*store());
     the_last_put_wins(&*store());
     regions_are_apart(&*store());
     what_was_not_put_is_lost(&*store());
@@ -74,6 +75,34 @@ fn pages_come_back(store: &dyn PageStore) {
     assert_holds(&mut *reader, region, 355, &seeds[255..]);
     store.drop_region(region).unwrap();
     assert!(matches!(store.drop_region(region), Err(StoreError::NoRegion(_))));
+}
+
+/// Pages all over a region, some of which were never put or are not what the reader takes them for. A store
+/// may hand over none of them; what it does hand over is right.
+fn pages_that_come_together_are_proven(store: &dyn PageStore) {
+    let region = store.create_region(512, false).unwrap();
+    let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
+    let numbers: Vec<u64> = (0..40).map(|nth| nth * 311 % 512).collect();
+    for (nth, number) in numbers.iter().enumerate().filter(|(nth, _)| nth % 8 != 7) {
+        put(&mut *writer, region, *number, &[nth as u64]);
+    }
+    let is_known = |nth: usize| nth % 8 != 7 && nth % 8 != 3;
+    let wanted: Vec<(u64, PageSum)> = (0..40)
+        .map(|nth| (numbers[nth], PageSum::of(&page(nth as u64 + u64::from(nth % 8 == 3)))))
+        .collect();
+    for round in 0..3 {
+        let mut came = [false; 40];
+        reader.get_each(region, &wanted, &mut |nth, bytes| {
+            assert!(bytes == page(nth as u64), "page {} in round {round}", numbers[nth]);
+            assert!(is_known(nth) && !std::mem::replace(&mut came[nth], true));
+        });
+        let all = (0..40).filter(|nth| came[*nth]).count();
+        assert!(all == 0 || all == (0..40).filter(|nth| is_known(*nth)).count(), "{all} came");
+        // The way back to one by one.
+        assert_holds(&mut *reader, region, numbers[12], &[12]);
+        assert!(!get_one(&mut *reader, region, numbers[7], 7));
+    }
+    store.drop_region(region).unwrap();
 }
 
 fn the_last_put_wins(store: &dyn PageStore) {

@@ -98,7 +98,7 @@ pub struct Fault {
 }
 
 /// Most faults of one read.
-pub const FAULTS_MAX: usize = 16;
+pub const FAULTS_MAX: usize = 32;
 
 /// An open userfaultfd.
 #[derive(Debug)]
@@ -210,11 +210,20 @@ impl Uffd {
 
     /// Fills missing pages with these bytes and wakes who waits; pages that are there stay.
     pub fn copy(&self, to: Span<'_>, bytes: &[u8]) -> Result<(), Errno> {
+        self.fill(to, bytes, 0)
+    }
+
+    /// The same, but those who wait go on waiting until they are woken.
+    pub fn copy_quietly(&self, to: Span<'_>, bytes: &[u8]) -> Result<(), Errno> {
+        self.fill(to, bytes, DONT_WAKE)
+    }
+
+    fn fill(&self, to: Span<'_>, bytes: &[u8], mode: u64) -> Result<(), Errno> {
         let len = to.bytes().min(bytes.len()) as u64;
         let (start, src) = (to.address(), bytes.as_ptr() as u64);
         each_part(start, len, |at, len| {
             let src = src + (at - start);
-            let mut transfer = Transfer { dst: at, src, len, mode: 0, done: 0 };
+            let mut transfer = Transfer { dst: at, src, len, mode, done: 0 };
             let result = self.control::<{ number::<Transfer>(3) }, _>(&mut transfer);
             (result, transfer.done)
         })?;
