@@ -56,7 +56,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", value_parser = parse_interval)]
     interval: Option<Nanos>,
 
-    /// Measure the latency of faults: of the first 10,000, then of a quarter
+    /// Measure the latency of faults: of the first 10,000, then of a sixth
     #[arg(long)]
     fault_latency: bool,
 

@@ -1,6 +1,6 @@
 //! Which faults are sampled: all of the first ones, then those that begin in windows of time.
 //!
-//! A pair of samples costs 250 to 700 ns, by machine; a quarter of the faults are enough once there
+//! A pair of samples costs 250 to 1,000 ns, by machine; a sixth of the faults is enough once there
 //! are thousands. Windows come at random distances, so that no rhythm of a job hides from them.
 //!
 //! Invariant: whether a fault is seen depends on when it began, never on how long it took. A window
@@ -15,8 +15,8 @@ pub const WHOLE_COUNT: u64 = 10_000;
 const OPEN: Duration = Duration::from_millis(5);
 /// How long ends are waited for at a time: samples need a moment to reach their ring.
 const CLOSING: Duration = Duration::from_millis(1);
-/// Between windows: 18 ms on average, so that a quarter of the time is seen.
-const CLOSED_MS: std::ops::Range<u64> = 9..28;
+/// Between windows: 27 ms on average, so that a sixth of the time is seen.
+const CLOSED_MS: std::ops::Range<u64> = 14..41;
 
 /// What is sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_a_quarter_of_the_time() {
+    fn windows_are_a_sixth_of_the_time() {
         let mut windows = Windows::new();
         let (mut cost, mut total) = (0.0, 0.0);
         for _ in 0..30_000 {
@@ -100,6 +100,6 @@ mod tests {
             cost += f64::from(samples) / 2.0 * wait.as_secs_f64();
             total += wait.as_secs_f64();
         }
-        assert!((0.20..0.25).contains(&(cost / total)), "{}", cost / total);
+        assert!((0.14..0.18).contains(&(cost / total)), "{}", cost / total);
     }
 }
