@@ -63,7 +63,7 @@ pub struct Args {
     follow: bool,
 
     /// Record bursts only, a tenth of the program, and state the error; for programs that take long. With
-    /// --engine native the program runs at its own speed in between
+    /// --engine native the program's instructions are only counted in between
     #[arg(long, conflicts_with_all = ["words", "follow"])]
     sample: bool,
 

@@ -15,7 +15,7 @@ pub enum EngineKind {
     Valgrind,
     /// A plugin of QEMU's user mode: other instruction sets, threads in parallel.
     Qemu,
-    /// A preloaded library: bursts only, and the program at its own speed in between.
+    /// A preloaded library: bursts only, and instructions are counted in between.
     Native,
 }
 
@@ -99,8 +99,8 @@ const QEMUS: &[(Architecture, &str)] = &[
 
 impl Engine {
     /// The engine that was asked for, or the best one for the program; builds it at first use. `sample`: bursts
-    /// are enough, which is all that the native engine does; it is taken only where it is asked for, as its bursts
-    /// are drawn by time.
+    /// are enough, which is all that the native engine does; it is taken only where it is asked for, as it sees
+    /// no code that is made at run time.
     pub fn choose(
         program: &Program,
         asked: Option<EngineKind>,

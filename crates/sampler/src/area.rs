@@ -34,9 +34,13 @@ pub enum Reason {
     Called = 5,
     /// A copied instruction has faulted; `target` is its address.
     Fault = 6,
+    /// It still has, and the vector register is the program's again.
+    FaultKnown = 7,
+    /// A counting copy returns to `target`, which has no landing in the table.
+    Return = 8,
 }
 
-/// Where an indirect jump goes: minus the program's address, so that adding tells whether it is the same.
+/// Where an indirect jump of logging copies goes: minus the program's address, so that adding tells whether it is the same.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
@@ -82,15 +86,28 @@ pub struct Area {
     pub thread: u32,
     /// Its id; 0: there is none. Whoever has it has all of this.
     pub owner: AtomicU32,
-    /// The processor's clock when copied code went on, and when it came back.
-    pub resumed: [u32; 2],
-    pub came_back: [u32; 2],
+    /// Where a counting copy goes on.
+    pub resume_counting: u64,
+    /// What counting copies have counted, when none runs; and what the program has in the vector register that
+    /// they count in, while one runs.
+    pub counter: u64,
+    pub vector: [u64; 8],
+    /// rcx before and after a repeated instruction of a counting copy.
+    pub repeated: [[u64; 2]; 2],
     pub context: Context,
     pub state: State,
     pub log: [[u64; SLOTS]; FRAMES],
     pub stack: [u8; STACK_BYTES],
     pub table: [Target; 1 << TABLE_BITS],
+    /// Landings of counting copies for indirect jumps and for returns, by the lower bits of where these go.
+    pub jumps: [u32; 1 << TABLE_BITS],
+    pub returns: [u32; 1 << TABLE_BITS],
+    pub counts: Counts,
 }
+
+/// What counting copies add: n instructions are `[n, 0]`. To stop them it is made so that it cannot be read.
+#[repr(C, align(4096))]
+pub struct Counts(pub [[u64; 2]; 256]);
 
 /// Addresses of parts of the area, for instructions.
 #[derive(Debug, Clone, Copy)]
@@ -120,11 +137,26 @@ impl Addresses {
     pub fn number(self) -> u32 {
         self.base + offset_of!(Area, number) as u32
     }
-    pub fn resumed(self) -> u32 {
-        self.base + offset_of!(Area, resumed) as u32
+    pub fn resume_counting(self) -> u32 {
+        self.base + offset_of!(Area, resume_counting) as u32
     }
-    pub fn came_back(self) -> u32 {
-        self.base + offset_of!(Area, came_back) as u32
+    pub fn counter(self) -> u32 {
+        self.base + offset_of!(Area, counter) as u32
+    }
+    pub fn vector(self) -> u32 {
+        self.base + offset_of!(Area, vector) as u32
+    }
+    pub fn repeated(self, nth: usize) -> u32 {
+        self.base + (offset_of!(Area, repeated) + 16 * nth) as u32
+    }
+    pub fn jumps(self) -> u32 {
+        self.base + offset_of!(Area, jumps) as u32
+    }
+    pub fn returns(self) -> u32 {
+        self.base + offset_of!(Area, returns) as u32
+    }
+    pub fn count(self, instructions: u32) -> u32 {
+        self.base + offset_of!(Area, counts) as u32 + 16 * instructions
     }
     pub fn state(self) -> u32 {
         self.base + offset_of!(Area, state) as u32
@@ -153,5 +185,6 @@ pub fn make() -> Option<(&'static mut Area, Addresses, std::ops::Range<usize>)> 
     // SAFETY: fresh zeroed memory of that size on a page boundary; zeros are a valid Area; nobody else
     // has it.
     let area = unsafe { &mut *(start as *mut Area) };
+    area.counts.0.iter_mut().enumerate().for_each(|(n, count)| count[0] = n as u64);
     Some((area, Addresses { base: start as u32 }, start + data..end))
 }

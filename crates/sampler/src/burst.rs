@@ -9,15 +9,15 @@
 use crate::area::{
     self, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State, TABLE_BITS, Target,
 };
-use crate::cache::Cache;
+use crate::cache::{Cache, Kind};
 use crate::calls::{self, Decision};
 use crate::emit::Emitter;
 use crate::faults;
 use crate::maps::Maps;
 use crate::recorder::{Phase, Recorder};
-use crate::stubs;
+use crate::stubs::{self, Stubs};
 use crate::system;
-use crate::threads::{self, THREADS};
+use crate::threads::{self, Polls, THREADS};
 use crate::translate::Translator;
 use std::arch::asm;
 use std::ptr;
@@ -26,8 +26,6 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 /// How long bursts are and how often they come.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Instructions whose time is taken, at the burst's start.
-    pub timed: u64,
     /// Instructions that bring TLBs up to date, at most, where that is more than `warm_share`th of all that
     /// bursts had so far.
     pub warm: u64,
@@ -36,31 +34,58 @@ pub struct Plan {
     pub counted: u64,
     /// Time between two bursts for each time in one.
     pub gap: u64,
-    /// Tests: lengths are drawn, from 1 to `counted`, and the next burst comes after so many nanoseconds.
-    pub stress_ns: Option<u64>,
+    /// Between two looks at what counting copies have counted.
+    pub poll_ns: u64,
+    /// Tests: lengths are drawn, from 1 to so much, and the thread is native for so long.
+    pub stress: Option<Stress>,
+}
+
+/// Of tests.
+#[derive(Debug, Clone, Copy)]
+pub struct Stress {
+    /// Instructions of a burst at most.
+    pub counted: u64,
+    /// Nanoseconds natively, after each burst.
+    pub gap_ns: u64,
+    /// Instructions in counting copies at most, after each burst; 0: none.
+    pub between: u64,
 }
 
 /// What a burst is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Out,
-    /// Nothing is recorded; the time is taken.
-    Timed,
+    /// In counting copies, until the next burst.
+    Between,
     Warming,
     Counted,
 }
 
-/// How fast the program is, by the processor's clock.
-#[derive(Debug, Clone, Copy, Default)]
+/// How fast the program is in counting copies.
+#[derive(Debug, Clone, Copy)]
 struct Pace {
-    instructions: u64,
-    ticks: u64,
-    /// Since the log was empty, in copies alone.
-    since: u64,
+    instructions: f64,
+    ns: f64,
 }
 
-/// More is not the program's: a processor was taken away.
-const TICKS_MAX: u64 = 4_000_000;
+/// What is remembered of the pace.
+const PACE_NS: f64 = 100e6;
+
+/// Of a thread: its way to the next burst.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    /// Instructions until then; fewer than none: they are over.
+    left: i64,
+    /// The mean of those that were drawn.
+    mean: u64,
+    /// Its CPU time when it went on natively.
+    since_ns: u64,
+}
+
+/// Of a thread until its first burst, instructions.
+const FIRST_WAY: u64 = 20_000_000;
+/// The next time in copies comes after so much of a thread's time natively.
+const AWAY_NS: u64 = 1_000_000;
 
 /// Why bursts ended before their time, or did not begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,13 +112,15 @@ struct Pending {
 /// What the thread in a burst has.
 pub struct Engine {
     pub area: &'static mut Area,
-    cache: Cache,
+    /// Logging copies and counting ones.
+    caches: [Cache; 2],
+    kind: Kind,
     translator: Translator,
     maps: Maps,
     recorder: Recorder,
     plan: Plan,
-    enter: usize,
-    call: usize,
+    stubs: Stubs,
+    polls: Option<Polls>,
     /// By thread: where it goes on from when its burst ends.
     frames: *mut Frame,
     fs: u64,
@@ -101,13 +128,14 @@ pub struct Engine {
     /// Instructions of the stage that are left, and that it had.
     left: i64,
     had: u64,
-    /// Instructions of all bursts.
+    /// Instructions of all bursts, and in counting copies.
     total: u64,
+    between: u64,
     pace: Pace,
-    /// The processor's clock and the time, at the start.
-    clocks: (u64, u64),
-    /// By thread: the mean time between two bursts, when the next one was drawn.
-    gaps: Vec<u64>,
+    /// The thread's CPU time when it went into counting copies.
+    between_ns: u64,
+    /// By thread.
+    ways: Vec<Way>,
     pending: Pending,
     began_ns: u64,
     mean_ns: u64,
@@ -126,6 +154,8 @@ static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(ptr::null_mut());
 static OWNER: AtomicPtr<Area> = AtomicPtr::new(ptr::null_mut());
 /// No more bursts.
 static CLOSING: AtomicBool = AtomicBool::new(false);
+/// Another thread's turn has come.
+static WANTED: AtomicBool = AtomicBool::new(false);
 
 /// Until the first burst of the program.
 pub const FIRST_GAP_NS: u64 = 5_000_000;
@@ -140,30 +170,39 @@ impl Engine {
         let frames =
             system::map(THREADS * size_of::<Frame>(), libc::PROT_READ | libc::PROT_WRITE, 0)?
                 as *mut Frame;
-        let state = enabled_state()? & !TILES;
+        const AVX: u64 = 4;
+        let state = enabled_state().filter(|state| state & AVX != 0)? & !TILES;
         // SAFETY: the code's part of the area is ours, and longer than the stubs.
         let mut out = unsafe { Emitter::new(code.start) };
-        let (known, call) = stubs::make(&mut out, addresses, state, dispatch);
-        let code = out.at().next_multiple_of(64)..code.end;
+        let stubs = stubs::make(&mut out, addresses, state, dispatch);
+        let start = out.at().next_multiple_of(64);
+        let middle = ((start + code.end) / 2).next_multiple_of(64);
+        let mut caches = [
+            Cache::new(Kind::Logging, addresses, start..middle),
+            Cache::new(Kind::Counting, addresses, middle..code.end),
+        ];
+        caches.iter_mut().for_each(|cache| cache.clear(area, &stubs));
         OWNER.store(area, Release);
         let engine = Engine {
             area,
-            cache: Cache::new(addresses, code),
-            translator: Translator::new(known),
+            caches,
+            kind: Kind::Logging,
+            translator: Translator::new(stubs),
             maps: Maps::new(),
             recorder,
             plan,
-            enter: known.enter,
-            call,
+            stubs,
+            polls: None,
             frames,
             fs: 0,
             stage: Stage::Out,
             left: 0,
             had: 0,
             total: 0,
-            pace: Pace::default(),
-            clocks: (ticks(), system::now_ns(libc::CLOCK_MONOTONIC)),
-            gaps: vec![FIRST_GAP_NS; THREADS],
+            between: 0,
+            pace: Pace { instructions: 0.0, ns: 0.0 },
+            between_ns: 0,
+            ways: vec![Way { left: FIRST_WAY as i64, mean: FIRST_WAY, since_ns: 0 }; THREADS],
             pending: Pending::default(),
             began_ns: 0,
             mean_ns: 10_000_000,
@@ -181,91 +220,140 @@ impl Engine {
         self.luck % below.max(1)
     }
 
-    /// A burst begins at `pc`.
+    /// A thread comes, at `pc`.
     fn begin(&mut self, pc: u64) {
-        self.began_ns = system::now_ns(libc::CLOCK_MONOTONIC);
         if faults::are_of_calls() || threads::has_shadow_stack() {
             self.leave(pc, Why::Handler);
         }
         if !self.maps.look() {
-            self.cache.clear(self.area);
+            self.caches.iter_mut().for_each(|cache| cache.clear(self.area, &self.stubs));
         }
         self.fs = threads::fs_base();
+        let natively = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID) - self.way().since_ns;
+        let instructions = match self.pace {
+            Pace { ns: 0.0, .. } => 0.0,
+            Pace { instructions, ns } => natively as f64 * instructions / ns,
+        };
+        self.way().left -= instructions as i64;
+        self.begin_stage();
+        self.go(pc);
+    }
+
+    fn way(&mut self) -> &mut Way {
+        &mut self.ways[self.area.thread as usize]
+    }
+
+    /// Into counting copies, or a burst, if it is time.
+    fn begin_stage(&mut self) {
+        let is_between = match self.plan.stress {
+            Some(stress) => stress.between > 0 && self.stage == Stage::Out,
+            None => self.way().left > 0,
+        };
+        if is_between {
+            return self.enters(Stage::Between, 0);
+        }
+        self.began_ns = system::now_ns(libc::CLOCK_MONOTONIC);
         self.recorder.begin(self.area.thread);
-        match self.plan.stress_ns {
-            Some(_) => {
-                let length = self.draw(self.plan.counted);
+        match self.plan.stress {
+            Some(stress) => {
+                let length = self.draw(stress.counted);
                 self.enters(Stage::Counted, length);
             }
             None => {
-                self.pace = Pace::default();
-                self.enters(Stage::Timed, self.plan.timed);
+                let share = self.total / self.plan.warm_share;
+                self.enters(Stage::Warming, self.plan.warm.max(share));
             }
         }
-        self.go(pc);
     }
 
     /// The next stage, of so many instructions at most.
     fn enters(&mut self, stage: Stage, instructions: u64) {
-        (self.stage, self.left, self.had) = (stage, instructions as i64, 0);
+        let before = std::mem::replace(&mut self.stage, stage);
+        (self.left, self.had) = (instructions as i64, 0);
+        self.kind = if stage == Stage::Between { Kind::Counting } else { Kind::Logging };
+        if before == Stage::Counted || before == Stage::Warming && stage == Stage::Out {
+            self.recorder.phase(Phase::Skipped, 0);
+        }
         match stage {
-            Stage::Out => self.recorder.phase(Phase::Skipped, 0),
-            Stage::Timed => {}
+            Stage::Out => {}
+            Stage::Between => {
+                self.area.counter = 0;
+                self.between_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
+                self.stop_counting(false);
+                self.polls = Some(Polls::start(self.plan.poll_ns));
+            }
             Stage::Warming => self.recorder.phase(Phase::Warming, 0),
-            Stage::Counted => self.recorder.phase(Phase::Counted, self.stands_for()),
+            Stage::Counted => {
+                let mean = self.way().mean;
+                self.recorder.phase(Phase::Counted, mean);
+            }
         }
         self.empty_log();
     }
 
     fn empty_log(&mut self) {
         self.area.position = (FRAMES * SLOTS * 8) as u64;
-        self.pace.since = 0;
     }
 
-    /// Of how many instructions the burst was drawn: those of the mean time between two, at the pace that the
-    /// program had when it began. 0: not known.
-    fn stands_for(&self) -> u64 {
-        let ticks_since = ticks() - self.clocks.0;
-        let ns_since = system::now_ns(libc::CLOCK_MONOTONIC) - self.clocks.1;
-        let ns = self.pace.ticks as f64 * ns_since as f64 / ticks_since as f64;
-        let gap = self.gaps[self.area.thread as usize] as f64;
-        if self.pace.ticks == 0 { 0 } else { (gap * self.pace.instructions as f64 / ns) as u64 }
+    /// Whether the next counting copy comes back.
+    fn stop_counting(&mut self, stop: bool) {
+        stop_counting(self.area, stop);
+    }
+
+    fn cache(&mut self) -> &mut Cache {
+        &mut self.caches[self.kind as usize]
     }
 
     /// Goes on in the copy of `pc`, or natively, if there cannot be one.
     fn go(&mut self, pc: u64) {
         match self.block(pc) {
-            Some(number) => self.area.resume = self.cache.entry(number) as u64,
+            Some(number) => self.resume(number),
             None => self.leave(pc, Why::Code),
         }
     }
 
+    fn resume(&mut self, number: usize) {
+        let entry = self.cache().entry(number) as u64;
+        (self.area.resume, self.area.resume_counting) = match self.kind {
+            Kind::Logging => (entry, 0),
+            Kind::Counting => (self.stubs.counting.resume as u64, entry),
+        };
+    }
+
     fn block(&mut self, pc: u64) -> Option<usize> {
-        if let Some(number) = self.cache.find(pc) {
+        if let Some(number) = self.cache().find(pc) {
             return Some(number);
         }
         let bytes = self.maps.code_at(pc)?;
-        if !self.cache.has_room() {
+        if !self.cache().has_room() {
             self.take_log();
-            self.cache.clear(self.area);
+            self.caches[self.kind as usize].clear(self.area, &self.stubs);
         }
-        self.translator.block(&mut self.cache, pc, bytes)
+        self.translator.block(&mut self.caches[self.kind as usize], pc, bytes)
+    }
+
+    /// Takes what counting copies have counted.
+    fn take_count(&mut self) {
+        let count = std::mem::take(&mut self.area.counter);
+        let now = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
+        self.pace.instructions += count as f64;
+        self.pace.ns += (now - std::mem::replace(&mut self.between_ns, now)) as f64;
+        if self.pace.ns > PACE_NS {
+            self.pace = Pace { instructions: self.pace.instructions / 2.0, ns: self.pace.ns / 2.0 };
+        }
+        self.way().left -= count as i64;
+        self.had += count;
+        self.between += count;
     }
 
     /// Hands on what was logged; the log is empty then.
     fn take_log(&mut self) {
+        if self.kind == Kind::Counting {
+            return;
+        }
         let from = (self.area.position as usize / (8 * SLOTS)).max(1);
         let log = &self.area.log[from..];
-        let count = if self.stage == Stage::Timed {
-            let count = self.recorder.count(&self.cache.blocks, log);
-            if self.pace.since < TICKS_MAX {
-                self.pace.instructions += count;
-                self.pace.ticks += self.pace.since;
-            }
-            count
-        } else {
-            self.recorder.take(&self.cache.blocks, log, self.fs)
-        };
+        let count = self.recorder.take(&self.caches[0].blocks, log, self.fs);
         self.left -= count as i64;
         self.had += count;
         self.total += count;
@@ -276,48 +364,111 @@ impl Engine {
     fn is_over(&mut self) -> Option<Why> {
         let is_done = self.left <= 0;
         match self.stage {
-            Stage::Timed if is_done => {
-                self.enters(Stage::Warming, self.plan.warm.max(self.total / self.plan.warm_share));
-            }
             Stage::Warming if is_done || self.recorder.is_warm() => {
                 self.enters(Stage::Counted, self.had.max(self.plan.counted));
             }
             Stage::Counted if is_done => return Some(Why::Done),
             _ => {}
         }
-        let is_signalled = threads::waiting_signals() & !self.area.context.mask != 0;
-        let is_closing = CLOSING.load(Relaxed);
-        (is_signalled || is_closing).then_some(Why::Signal)
+        self.must_leave().then_some(Why::Signal)
     }
 
-    fn direct(&mut self, exit: usize) {
-        let to = self.cache.exits[exit].to;
-        let before = self.cache.blocks.len();
-        self.go(to);
-        // Not if all blocks were thrown away meanwhile, this exit with them.
-        if let Some(number) = self.cache.find(to).filter(|_| self.cache.blocks.len() >= before) {
-            self.cache.link(exit, number);
+    fn must_leave(&self) -> bool {
+        threads::waiting_signals() & !self.area.context.mask != 0 || CLOSING.load(Relaxed)
+    }
+
+    /// A counting copy was stopped before a block.
+    fn poll(&mut self, number: usize) {
+        let pc = self.cache().blocks[number].start;
+        self.take_count();
+        self.stop_counting(false);
+        if self.must_leave() || WANTED.swap(false, Relaxed) {
+            self.leave(pc, Why::Signal);
+        }
+        let is_over = match self.plan.stress {
+            Some(stress) => self.had > stress.between,
+            None => self.way().left <= 0,
+        };
+        if is_over {
+            self.end_polls();
+            self.begin_stage();
+        } else if let Some(polls) = &self.polls {
+            polls.next(self.plan.poll_ns);
+        }
+        self.go(pc);
+    }
+
+    fn end_polls(&mut self) {
+        if let Some(polls) = self.polls.take() {
+            polls.end();
         }
     }
 
-    fn indirect(&mut self) {
+    /// A burst is done: the next one is drawn.
+    fn done(&mut self, pc: u64) {
+        self.take_log();
+        self.ends[Why::Done as usize] += 1;
+        self.draw_way();
+        if self.plan.stress.is_some_and(|stress| stress.between == 0) {
+            self.leave(pc, Why::Done);
+        }
+        self.enters(Stage::Between, 0);
+        self.go(pc);
+    }
+
+    fn draw_way(&mut self) {
+        let took = system::now_ns(libc::CLOCK_MONOTONIC) - self.began_ns;
+        self.mean_ns = (self.mean_ns * 15 + took) / 16;
+        let Pace { instructions, ns } = self.pace;
+        if ns == 0.0 {
+            return;
+        }
+        let mean = ((self.mean_ns * self.plan.gap) as f64 * instructions / ns) as u64;
+        let drawn = (mean / 2 + self.draw(mean)) as i64;
+        let way = self.way();
+        way.mean = mean;
+        way.left = drawn;
+    }
+
+    fn direct(&mut self, exit: usize) {
+        let to = self.cache().exits[exit].to;
+        let before = self.cache().blocks.len();
+        self.go(to);
+        let cache = self.cache();
+        // Not if all blocks were thrown away meanwhile, this exit with them.
+        if let Some(number) = cache.find(to).filter(|_| cache.blocks.len() >= before) {
+            cache.link(exit, number);
+        }
+    }
+
+    fn indirect(&mut self, is_return: bool) {
         let to = self.area.target;
         self.go(to);
+        if self.kind == Kind::Counting {
+            let (cache, area) = (&mut self.caches[1], &mut *self.area);
+            match cache.find(to) {
+                _ if is_return => cache.return_lands(area, to),
+                Some(number) => cache.jump_lands(area, number),
+                None => {}
+            }
+            return;
+        }
         let place = to as usize % (1 << TABLE_BITS);
         self.area.table[place] = Target { minus: to.wrapping_neg(), code: self.area.resume };
     }
 
     fn full(&mut self, number: usize) {
-        let pc = self.cache.blocks[number].start;
+        let pc = self.cache().blocks[number].start;
         self.take_log();
         match self.is_over() {
+            Some(Why::Done) => self.done(pc),
             Some(why) => self.leave(pc, why),
-            None => self.area.resume = self.cache.entry(number) as u64,
+            None => self.resume(number),
         }
     }
 
     fn before_call(&mut self, number: usize) {
-        let block = self.cache.blocks[number];
+        let block = self.cache().blocks[number];
         let next = block.start + u64::from(block.bytes);
         self.pending = Pending { at: next - 2, next, ..Pending::default() };
         let registers = &mut self.area.context.registers;
@@ -333,7 +484,7 @@ impl Engine {
                 self.pending.tried = Some((number, place, std::mem::take(argument)));
             }
         }
-        self.area.resume = self.call as u64;
+        self.area.resume = self.stubs.call as u64;
     }
 
     fn after_call(&mut self) {
@@ -348,7 +499,7 @@ impl Engine {
                 self.leave(at, Why::Call);
             }
         }
-        if let (Some((start, length)), true) = (unmaps, result >= 0) {
+        if let (Some((start, length)), true, Kind::Logging) = (unmaps, result >= 0, self.kind) {
             self.take_log();
             self.recorder.gone(start, length);
         }
@@ -363,45 +514,59 @@ impl Engine {
     }
 
     /// A copied instruction has faulted. The program does it again.
-    fn fault(&mut self) {
+    fn fault(&mut self, is_known: bool) {
         let at = self.area.target as usize;
-        let state = self.cache.copy_at(at).and_then(|(number, place)| {
-            let start = self.cache.blocks[number].start;
+        let copy = self.cache().copy_at(at);
+        if let (Some((number, 0)), Kind::Counting) = (copy, self.kind) {
+            if is_known {
+                return self.poll(number);
+            }
+            self.area.resume = self.stubs.counting.fault as u64;
+            return;
+        }
+        let state = copy.and_then(|(number, place)| {
+            let start = self.cache().blocks[number].start;
             let bytes = self.maps.code_at(start)?;
-            self.translator.state_at(&mut self.cache, start, bytes, place)
+            let cache = &mut self.caches[self.kind as usize];
+            self.translator.state_at(cache, start, bytes, place)
         });
-        let Some((pc, borrowed)) = state else {
+        let is_ours = state.is_none_or(|state| !state.has_vector);
+        if self.kind == Kind::Counting && is_ours && !is_known {
+            self.area.resume = self.stubs.counting.fault as u64;
+            return;
+        }
+        let Some(state) = state else {
             // Not of a copy: let it be as if nobody had stood in.
             faults::stand_back(faulted);
             self.area.resume = at as u64;
             return;
         };
-        for number in borrowed.map(usize::from) {
+        for number in state.borrowed().map(usize::from) {
             self.area.context.registers[area::PLACES[number]] = self.area.spilled[number];
         }
         // Of the block's frame not all is there.
         self.area.position += 8 * SLOTS as u64;
-        self.leave(pc, Why::Fault);
+        self.leave(state.instruction, Why::Fault);
     }
 
     /// Ends the burst: the program goes on at `pc`, natively.
     fn leave(&mut self, pc: u64, why: Why) -> ! {
-        if self.stage != Stage::Out {
-            self.take_log();
-            self.enters(Stage::Out, 0);
+        match self.stage {
+            Stage::Out => {}
+            Stage::Between => self.take_count(),
+            Stage::Warming | Stage::Counted => self.take_log(),
         }
-        self.ends[why as usize] += 1;
+        if why != Why::Done && self.stage != Stage::Between {
+            self.ends[why as usize] += 1;
+        }
+        if why != Why::Done && self.stage == Stage::Counted {
+            self.draw_way();
+        }
+        self.end_polls();
+        self.enters(Stage::Out, 0);
         let thread = self.area.thread;
-        // What the program waits for, be it for the reader of the log or for a processor.
-        let took = system::now_ns(libc::CLOCK_MONOTONIC) - self.began_ns;
-        self.mean_ns = (self.mean_ns * 15 + took) / 16;
-        let mean = (self.mean_ns * self.plan.gap).max(1_000_000);
-        let gap = match self.plan.stress_ns {
-            Some(gap) => gap,
-            None => mean / 2 + self.draw(mean),
-        };
-        self.gaps[thread as usize] = mean;
-        threads::next_burst(thread, gap);
+        self.way().since_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
+        threads::next_burst(thread, self.plan.stress.map_or(AWAY_NS, |stress| stress.gap_ns));
         self.area.context.registers[RIP] = pc;
         faults::stand_back(faulted);
         // SAFETY: as many frames as threads have numbers; only this thread uses this one.
@@ -434,24 +599,37 @@ extern "C" fn dispatch() {
     // SAFETY: the thread in a burst has the engine.
     let engine = unsafe { &mut *ENGINE.load(Acquire) };
     let number = engine.area.number as usize;
-    let [since, until] = [engine.area.resumed, engine.area.came_back]
-        .map(|[low, high]| u64::from(high) << 32 | u64::from(low));
-    engine.pace.since += until.saturating_sub(since);
     match engine.area.reason {
         reason if reason == Reason::Begin as u32 => engine.begin(engine.area.target),
         reason if reason == Reason::Direct as u32 => engine.direct(number),
-        reason if reason == Reason::Indirect as u32 => engine.indirect(),
+        reason if reason == Reason::Indirect as u32 => engine.indirect(false),
+        reason if reason == Reason::Return as u32 => engine.indirect(true),
         reason if reason == Reason::Full as u32 => engine.full(number),
         reason if reason == Reason::Call as u32 => engine.before_call(number),
-        reason if reason == Reason::Fault as u32 => engine.fault(),
+        reason if reason == Reason::Fault as u32 => engine.fault(false),
+        reason if reason == Reason::FaultKnown as u32 => engine.fault(true),
         _ => engine.after_call(),
     }
 }
 
-/// The processor's clock.
-fn ticks() -> u64 {
-    // SAFETY: touches no memory.
-    unsafe { std::arch::x86_64::_rdtsc() }
+/// Lets the next counting copy come back, or go on.
+fn stop_counting(area: *const Area, stop: bool) {
+    // SAFETY: only the address of a field.
+    let counts = unsafe { &raw const (*area).counts } as usize;
+    let protection = if stop { libc::PROT_NONE } else { libc::PROT_READ } as usize;
+    let arguments = [counts, size_of::<area::Counts>(), protection, 0, 0, 0];
+    // SAFETY: a page that only counting copies read, whose faults are ours.
+    unsafe { system::call(libc::SYS_mprotect, arguments) };
+}
+
+/// Counting copies have run for a while.
+pub extern "C" fn poll(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let area = OWNER.load(Acquire);
+    // SAFETY: only the owner's field; there is an area, as there is a timer.
+    if unsafe { (*area).owner.load(Relaxed) } == system::thread() {
+        faults::stand_in(faulted);
+        stop_counting(area, true);
+    }
 }
 
 /// A thread's timer has fired: a burst begins when this returns, if there is none.
@@ -469,6 +647,7 @@ pub extern "C" fn handler(
     // SAFETY: only the owner's field, an atomic, until it is ours.
     let owner = unsafe { &(*area).owner };
     if owner.compare_exchange(0, system::thread(), Acquire, Relaxed).is_err() {
+        WANTED.store(true, Relaxed);
         return threads::next_burst(thread, 1);
     }
     // SAFETY: the area is ours now. The kernel's context is at least as long as ours.
@@ -496,7 +675,7 @@ extern "C" fn faulted(signal: libc::c_int, info: *mut libc::siginfo_t, context: 
     area.target = context.registers[RIP];
     area.reason = Reason::Fault as u32;
     // SAFETY: written once, before the first timer.
-    context.registers[RIP] = unsafe { (*ENGINE.load(Acquire)).enter as u64 };
+    context.registers[RIP] = unsafe { (*ENGINE.load(Acquire)).stubs.enter as u64 };
 }
 
 /// Makes the thread go on in a burst; none if the kernel has not saved what we know.
@@ -519,12 +698,11 @@ unsafe fn take_over(area: &mut Area, context: &mut Context, thread: u32) -> Opti
     unsafe { ptr::copy_nonoverlapping(state, area.state.0.as_mut_ptr(), bytes) };
     area.target = context.registers[RIP];
     area.reason = Reason::Begin as u32;
-    area.number = thread;
     area.thread = thread;
     // SAFETY: written once, before the first timer.
-    let enter = unsafe { (*ENGINE.load(Acquire)).enter };
+    let enter = unsafe { (*ENGINE.load(Acquire)).stubs.enter };
     context.registers[RIP] = enter as u64;
-    context.mask = !faults::stand_in(faulted);
+    context.mask = !(faults::stand_in(faulted) | threads::poll_bit());
     Some(())
 }
 
@@ -566,10 +744,12 @@ pub fn report() -> Option<String> {
         return None;
     }
     // SAFETY: nobody changes it any more.
-    let [done, call, code, signal, fault, handler] = unsafe { (*engine).ends };
+    let ([done, call, code, signal, fault, handler], total, between) =
+        unsafe { ((*engine).ends, (*engine).total, (*engine).between) };
     Some(format!(
         "{done} bursts to their end; ended early: {call} at a system call that may wait or changes code, {code} at \
          code that is not of a file or cannot be copied, {signal} for a signal, {fault} at an \
-         instruction that faults; not begun as the program handles SIGSYS or has a shadow stack: {handler}"
+         instruction that faults; not begun as the program handles SIGSYS or has a shadow stack: {handler}; instructions in bursts: {total}, counted \
+         between them: {between}"
     ))
 }

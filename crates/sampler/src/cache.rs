@@ -1,8 +1,9 @@
 //! Blocks of the program that have been copied: what they are, where they are, and how they are linked.
 //! All lists have their final capacity from the start; when one is full, all blocks are thrown away.
 
-use crate::area::{Addresses, Area, Target};
-use crate::emit;
+use crate::area::{Addresses, Area, TABLE_BITS, Target};
+use crate::emit::{self, Emitter};
+use crate::stubs::{self, Stubs};
 use std::ops::Range;
 
 /// `struct pn_access`
@@ -50,12 +51,23 @@ const BLOCKS: usize = 1 << 18;
 const EXITS: usize = 1 << 19;
 const ACCESSES: usize = 1 << 21;
 const PLACES: usize = 1 << 20;
+const RETURNS: usize = 1 << 18;
 /// A block has less than that of each.
 const ROOM: usize = 256;
 const ROOM_BYTES: usize = 16 << 10;
 
-/// All copied blocks.
+/// What copies do besides what the program does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Log where it accesses memory.
+    Logging,
+    /// Count its instructions, nearly as fast as it is natively.
+    Counting,
+}
+
+/// All copied blocks of a kind.
 pub struct Cache {
+    pub kind: Kind,
     pub addresses: Addresses,
     /// What runs each time, and apart from it, so that caches hold no more of it, what runs once.
     code: Range<usize>,
@@ -68,16 +80,25 @@ pub struct Cache {
     entries: Vec<usize>,
     pub exits: Vec<Exit>,
     pub accesses: Vec<Access>,
+    /// Of counting copies: addresses that calls return to, and where returns land in copies.
+    pub landings: Vec<(u64, usize)>,
     /// By hash of the program's address: the number of a block + 1.
     places: Vec<u32>,
+    /// By hash of an address that a call returns to: that and the landing, if there is one.
+    returns: Vec<(u64, u32)>,
+    return_count: usize,
 }
+
+/// The register that counts as a table's index has so many bits.
+const INDEX: u64 = (1 << TABLE_BITS) - 1;
 
 impl Cache {
     /// Of no block, with code from `code` on.
-    pub fn new(addresses: Addresses, code: Range<usize>) -> Cache {
+    pub fn new(kind: Kind, addresses: Addresses, code: Range<usize>) -> Cache {
         let middle = code.start + code.len() / 2;
         let (code, once) = (code.start..middle, middle..code.end);
         Cache {
+            kind,
             addresses,
             next: code.start,
             next_once: once.start,
@@ -87,7 +108,10 @@ impl Cache {
             entries: Vec::with_capacity(BLOCKS),
             exits: Vec::with_capacity(EXITS),
             accesses: Vec::with_capacity(ACCESSES),
+            landings: Vec::with_capacity(ROOM),
             places: vec![0; PLACES],
+            returns: vec![(0, 0); RETURNS],
+            return_count: 0,
         }
     }
 
@@ -98,10 +122,11 @@ impl Cache {
             && self.blocks.len() + ROOM < BLOCKS
             && self.exits.len() + ROOM < EXITS
             && self.accesses.len() + ROOM < ACCESSES
+            && self.return_count + ROOM < RETURNS / 2
     }
 
     /// Throws all blocks away.
-    pub fn clear(&mut self, area: &mut Area) {
+    pub fn clear(&mut self, area: &mut Area, stubs: &Stubs) {
         self.next = self.code.start;
         self.next_once = self.once.start;
         self.blocks.clear();
@@ -109,7 +134,44 @@ impl Cache {
         self.exits.clear();
         self.accesses.clear();
         self.places.fill(0);
-        area.table.fill(Target { minus: 0, code: 0 });
+        self.landings.clear();
+        match self.kind {
+            Kind::Logging => area.table.fill(Target { minus: 0, code: 0 }),
+            Kind::Counting => {
+                self.returns.fill((0, 0));
+                self.return_count = 0;
+                area.jumps.fill(stubs.counting.no_jump as u32);
+                area.returns.fill(stubs.counting.no_return as u32);
+            }
+        }
+    }
+
+    /// Puts the landing of returns to an address into the table, if there is one.
+    pub fn return_lands(&self, area: &mut Area, to: u64) {
+        let (_, code) = self.returns[self.return_at(to)];
+        if code != 0 {
+            area.returns[(to & INDEX) as usize] = code;
+        }
+    }
+
+    fn return_at(&self, to: u64) -> usize {
+        let mut place = (to.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 46) as usize;
+        while self.returns[place].1 != 0 && self.returns[place].0 != to {
+            place = (place + 1) % RETURNS;
+        }
+        place
+    }
+
+    /// Makes the landing of indirect jumps to a block, and of those with the same lower bits behind it.
+    pub fn jump_lands(&mut self, area: &mut Area, number: usize) {
+        // SAFETY: `has_room` keeps some for it.
+        let mut out = unsafe { Emitter::new(self.next_once) };
+        let to = self.blocks[number].start;
+        let head = &mut area.jumps[(to & INDEX) as usize];
+        stubs::jump_lands(&mut out, self.addresses, to, *head as usize);
+        out.jump(self.entries[number]);
+        *head = self.next_once as u32;
+        self.next_once = out.at();
     }
 
     fn place(&self, pc: u64) -> usize {
@@ -147,6 +209,11 @@ impl Cache {
         self.places[place] = self.blocks.len() as u32;
         self.next = end.0.next_multiple_of(16);
         self.next_once = end.1;
+        while let Some((to, code)) = self.landings.pop() {
+            let place = self.return_at(to);
+            self.return_count += usize::from(self.returns[place].1 == 0);
+            self.returns[place] = (to, code as u32);
+        }
         self.blocks.len() - 1
     }
 

@@ -7,6 +7,14 @@ pub const RAX: Register = 0;
 pub const RCX: Register = 1;
 pub const RDX: Register = 2;
 pub const RSP: Register = 4;
+pub const R11: Register = 11;
+
+/// Of vector registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Width {
+    Bytes32,
+    Bytes64,
+}
 
 /// The end of the code that was written so far.
 #[derive(Debug, Clone, Copy)]
@@ -126,6 +134,39 @@ impl Emitter {
     pub fn jump_if_rcx_is_0(&mut self, to: usize) {
         let short = (to as isize - (self.at as isize + 2)) as i8;
         self.bytes(&[0xe3, short as u8]);
+    }
+
+    /// xmm15 of the counting copies, which is the sum of what they counted: plus, minus, to and from memory.
+    pub fn count(&mut self, address: u32) {
+        self.with_address(&[0xc5, 0x01, 0xd4], 7, address); // vpaddq xmm15, xmm15, [address]
+    }
+
+    pub fn count_off(&mut self, address: u32) {
+        self.with_address(&[0xc5, 0x01, 0xfb], 7, address); // vpsubq
+    }
+
+    pub fn store_count(&mut self, address: u32) {
+        self.with_address(&[0xc5, 0x79, 0xd6], 7, address); // vmovq [address], xmm15
+    }
+
+    pub fn load_count(&mut self, address: u32) {
+        self.with_address(&[0xc5, 0x7a, 0x7e], 7, address); // vmovq xmm15, [address]
+    }
+
+    /// All of the program's vector register 15.
+    pub fn store_vector(&mut self, address: u32, width: Width) {
+        self.vector(0x7f, address, width);
+    }
+
+    pub fn load_vector(&mut self, address: u32, width: Width) {
+        self.vector(0x6f, address, width);
+    }
+
+    fn vector(&mut self, opcode: u8, address: u32, width: Width) {
+        match width {
+            Width::Bytes32 => self.with_address(&[0xc5, 0x7e, opcode], 7, address), // vmovdqu ymm15
+            Width::Bytes64 => self.with_address(&[0x62, 0x71, 0xfe, 0x48, opcode], 7, address), // vmovdqu64 zmm15
+        }
     }
 
     /// An instruction with one memory operand at an address, its opcode and extension.

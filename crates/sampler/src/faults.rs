@@ -21,8 +21,9 @@ pub type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut c_void)
 pub fn stand_in(ours: Handler) -> u64 {
     let mut set = 0;
     for (signal, kept) in SIGNALS.iter().zip(&ACTIONS) {
-        let theirs = threads::action(*signal);
-        if theirs[0] <= 1 {
+        let mut theirs = threads::action(*signal);
+        // Counting copies are stopped by a fault.
+        if theirs[0] <= 1 && *signal != libc::SIGSEGV {
             continue;
         }
         set |= 1 << (signal - 1);
@@ -31,6 +32,9 @@ pub fn stand_in(ours: Handler) -> u64 {
             continue;
         }
         kept.iter().zip(theirs).for_each(|(kept, word)| kept.store(word, Relaxed));
+        if theirs[0] <= 1 {
+            theirs = threads::our_action();
+        }
         let [_, flags, restorer, mask] = theirs;
         let flags = (flags | libc::SA_SIGINFO as u64) & !(libc::SA_RESETHAND as u32 as u64);
         threads::set_action(*signal, &[ours as usize as u64, flags, restorer, mask]);
@@ -40,11 +44,16 @@ pub fn stand_in(ours: Handler) -> u64 {
 
 /// The program's handlers are back, but where it has set another meanwhile.
 pub fn stand_back(ours: Handler) {
-    for (signal, kept) in SIGNALS.iter().zip(&ACTIONS) {
+    for (nth, signal) in SIGNALS.iter().enumerate() {
         if threads::action(*signal)[0] == ours as usize as u64 {
-            threads::set_action(*signal, &kept.each_ref().map(|word| word.load(Relaxed)));
+            stand_back_for(nth);
         }
     }
+}
+
+fn stand_back_for(nth: usize) {
+    let kept = ACTIONS[nth].each_ref().map(|word| word.load(Relaxed));
+    threads::set_action(SIGNALS[nth], &kept);
 }
 
 /// Does what the program's handler does.
@@ -54,7 +63,14 @@ pub fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut c_
     if flags & libc::SA_RESETHAND as u32 as u64 != 0 {
         threads::set_action(signal, &[0; 4]);
     }
-    if handler > 1 {
+    if handler <= 1 {
+        // It happens again.
+        stand_back_for(nth);
+        // SAFETY: the kernel hands handlers its reason.
+        if unsafe { (*info).si_code } <= 0 {
+            send_again(signal, info);
+        }
+    } else {
         // SAFETY: the program has set a handler of this type, or of one with fewer arguments, which the
         // calling convention lets be.
         let handler = unsafe { std::mem::transmute::<usize, Handler>(handler as usize) };

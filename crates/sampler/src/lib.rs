@@ -1,11 +1,14 @@
-//! libpagetax_sampler.so: records bursts of a program that otherwise runs natively, at its own speed.
+//! libpagetax_sampler.so: records bursts of a program that otherwise runs nearly at its own speed.
 //!
 //! ```text
-//!  program, natively ──timer's signal──▶ handler ──▶ copies of its blocks, which log ──▶ natively again
-//!                                                        │ log full: pages, filtered
-//!                                                        ▼
-//!                                                   ring of records ──▶ pagetax
+//!  program, natively ──timer's signal──▶ copies of its blocks, which count ──so many counted──▶ copies, which log
+//!          ▲                                 │           ▲                                          │     │ full
+//!          └── a call that may wait, a signal┘           └────────────── burst over ────────────────┘     ▼
+//!                                                                                  pages, filtered ──▶ pagetax
 //! ```
+//!
+//! Bursts are drawn by instructions, so that all are as likely. What a thread does natively is reckoned by its pace
+//! in copies.
 //!
 //! `burst` begins, feeds and ends bursts; `translate` copies code, `cache` keeps it, `stubs` is the code in
 //! between; `calls` says which system calls may be made inside, `maps` what is code at all; `threads` has the
@@ -31,7 +34,7 @@ mod system;
 mod threads;
 mod translate;
 
-use burst::{Engine, Plan};
+use burst::{Engine, Plan, Stress};
 use recorder::Recorder;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -40,7 +43,8 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 const STREAM: &[u8] = b"PAGETAX_SAMPLER_STREAM=";
 /// A file for what is to be said at the end.
 const LOG: &[u8] = b"PAGETAX_SAMPLER_LOG=";
-/// Tests: instructions of a burst at most, a colon, and nanoseconds until the next one.
+/// Tests: instructions of a burst at most, nanoseconds until the next one, and instructions that are only counted
+/// before each at least, with colons between them.
 const STRESS: &[u8] = b"PAGETAX_SAMPLER_STRESS=";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
@@ -60,9 +64,13 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
     // SAFETY: as above.
     unsafe { forget_us(variables) };
     let (plan, clock, first_ns) = match stress.and_then(stressed) {
-        Some((counted, gap)) => {
-            let plan = Plan { counted, stress_ns: Some(gap), ..PLAN };
-            (plan, libc::CLOCK_MONOTONIC, gap)
+        Some(stress) => {
+            let plan = Plan {
+                stress: Some(stress),
+                poll_ns: 1_000_000.min(50_000 + stress.between / 100),
+                ..PLAN
+            };
+            (plan, libc::CLOCK_MONOTONIC, stress.gap_ns)
         }
         None => (PLAN, libc::CLOCK_THREAD_CPUTIME_ID, burst::FIRST_GAP_NS),
     };
@@ -71,7 +79,8 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
     }
     let recorder = Recorder::open(stream.map(CStr::to_bytes_with_nul));
     let started = recorder.and_then(|recorder| Engine::start(recorder, plan));
-    let started = started.and_then(|()| threads::start(burst::handler, clock, first_ns));
+    let started =
+        started.and_then(|()| threads::start(burst::handler, burst::poll, clock, first_ns));
     match (started, log) {
         (Some(()), Some(path)) => LOG_PATH.store(path.as_ptr().cast_mut(), Relaxed),
         (None, Some(path)) => say(path, NOT_HERE),
@@ -95,21 +104,22 @@ fn say(path: &CStr, line: &str) {
     system::close(file);
 }
 
-/// Bursts take turns with as much time natively, on the average. TLBs are warm when they had twice as many walks
+/// Bursts take a fourth of the time, on the average. TLBs are warm when they had twice as many walks
 /// as they have entries, or after so many instructions that a burst is still a small part of all.
 const PLAN: Plan = Plan {
-    timed: 300_000,
     warm: 6_000_000,
     warm_share: 32,
     counted: 1_000_000,
-    gap: 1,
-    stress_ns: None,
+    gap: 3,
+    poll_ns: 1_000_000,
+    stress: None,
 };
 
-/// `100000:50000`
-fn stressed(text: &CStr) -> Option<(u64, u64)> {
-    let (counted, gap) = text.to_str().ok()?.split_once(':')?;
-    Some((counted.parse().ok()?, gap.parse().ok()?))
+/// `100000:50000`, or `100000:50000:20000`
+fn stressed(text: &CStr) -> Option<Stress> {
+    let mut numbers = text.to_str().ok()?.split(':').map(|number| number.parse().ok());
+    let (counted, gap_ns) = (numbers.next()??, numbers.next()??);
+    Some(Stress { counted, gap_ns, between: numbers.next().flatten().unwrap_or(0) })
 }
 
 /// The value of a variable, which leaves the environment.

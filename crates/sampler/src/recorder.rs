@@ -12,7 +12,6 @@ unsafe extern "C" {
     fn pn_is_warm() -> i32;
     fn pn_gone(start: u64, length: u64);
     fn pn_take(blocks: *const Block, first: *const [u64; SLOTS], count: u64, fs: u64) -> u64;
-    fn pn_count(blocks: *const Block, first: *const [u64; SLOTS], count: u64) -> u64;
     fn pn_close();
 }
 
@@ -84,13 +83,6 @@ impl Recorder {
         // SAFETY: frames name blocks of the list, and these their accesses; C goes down from the last
         // frame by as many as there are.
         unsafe { pn_take(blocks.as_ptr(), first, log.len() as u64, fs) }
-    }
-
-    /// Only counts the instructions of frames, as [`Recorder::take`] does.
-    pub fn count(&self, blocks: &[Block], log: &[[u64; SLOTS]]) -> u64 {
-        let Some(first) = log.last() else { return 0 };
-        // SAFETY: as above.
-        unsafe { pn_count(blocks.as_ptr(), first, log.len() as u64) }
     }
 
     /// All was written; waits until it is read.

@@ -1,17 +1,45 @@
 //! The code between the program's and ours, written once.
 
 use crate::area::{Addresses, FLAGS, PLACES, Reason};
-use crate::emit::{Emitter, RAX, RCX, RDX, RSP};
-use crate::translate::Stubs;
+use crate::emit::{Emitter, R11, RAX, RCX, RDX, RSP, Width};
 
-/// All of it: what blocks jump to, and a system call that comes back afterwards. `state` are the parts of the
-/// processor's extended state that are saved, `dispatch` decides what comes next.
+/// Where copies go when there is something to do that is not in their code, and how they go on.
+#[derive(Debug, Clone, Copy)]
+pub struct Stubs {
+    /// Comes back, with a reason.
+    pub enter: usize,
+    /// Goes to `Area::target`.
+    pub indirect: usize,
+    /// Makes a system call, then comes back.
+    pub call: usize,
+    pub counting: Counting,
+}
+
+/// Those of counting copies.
+#[derive(Debug, Clone, Copy)]
+pub struct Counting {
+    /// Of the vector register that they count in.
+    pub width: Width,
+    pub enter: usize,
+    /// Goes on at `Area::resume_counting`.
+    pub resume: usize,
+    /// Comes back from a fault, where the vector register is not the program's.
+    pub fault: usize,
+    /// Of an indirect jump that has no landing in the table, or another one's. rcx and r11 are spilled.
+    pub no_jump: usize,
+    /// Of a return that has none, and of one that has another one's.
+    pub no_return: usize,
+    pub other_return: usize,
+}
+
+/// All of them. `state` are the parts of the processor's extended state that are saved, `dispatch` decides what comes
+/// next.
 pub fn make(
     out: &mut Emitter,
     addresses: Addresses,
     state: u64,
     dispatch: extern "C" fn(),
-) -> (Stubs, usize) {
+) -> Stubs {
     let enter = out.at();
     save(out, addresses, state);
     out.constant(RAX, dispatch as *const () as u64);
@@ -22,7 +50,7 @@ pub fn make(
     out.bytes(&[0x0f, 0x05]); // syscall
     out.store_constant(addresses.reason(), Reason::Called as u32);
     out.jump(enter);
-    (Stubs { enter, indirect }, call)
+    Stubs { enter, indirect, call, counting: counting(out, addresses, state, enter) }
 }
 
 /// All that the program has in the processor, into the context; then we are on our own stack.
@@ -30,7 +58,6 @@ fn save(out: &mut Emitter, addresses: Addresses, state: u64) {
     for (number, place) in PLACES.iter().enumerate() {
         out.store(addresses.register(*place), number as u8);
     }
-    time(out, addresses.came_back());
     out.constant(RSP, u64::from(addresses.stack()));
     out.bytes(&[0x9c]); // pushfq
     out.with_address(&[0x8f], 0, addresses.register(FLAGS)); // pop
@@ -44,19 +71,10 @@ fn restore(out: &mut Emitter, addresses: Addresses, state: u64) {
     out.with_address(&[0x48, 0x0f, 0xae], 5, addresses.state()); // xrstor64
     out.with_address(&[0xff], 6, addresses.register(FLAGS)); // push
     out.bytes(&[0x9d]); // popfq
-    time(out, addresses.resumed());
     for (number, place) in PLACES.iter().enumerate() {
         out.load(number as u8, addresses.register(*place));
     }
     out.with_address(&[0xff], 4, addresses.resume()); // jmp
-}
-
-/// The processor's clock.
-fn time(out: &mut Emitter, to: u32) {
-    out.bytes(&[0x0f, 0x31]); // rdtsc
-    for (opcode_of, word) in [(RAX, 0), (RDX, 4)] {
-        out.with_address(&[0x89], opcode_of, to + word); // mov [to], eax or edx
-    }
 }
 
 fn mask(out: &mut Emitter, state: u64) {
@@ -89,4 +107,70 @@ fn look_up(out: &mut Emitter, addresses: Addresses, enter: usize) -> usize {
     out.store_constant(addresses.reason(), Reason::Indirect as u32);
     out.jump(enter);
     start
+}
+
+fn counting(out: &mut Emitter, addresses: Addresses, state: u64, enter_plain: usize) -> Counting {
+    const AVX512: u64 = 0xe0;
+    let width = if state & AVX512 == AVX512 { Width::Bytes64 } else { Width::Bytes32 };
+    let fault = out.at();
+    out.store_constant(addresses.reason(), Reason::FaultKnown as u32);
+    let enter = out.at();
+    out.store_count(addresses.counter());
+    out.load_vector(addresses.vector(), width);
+    out.jump(enter_plain);
+    let resume = out.at();
+    out.store_vector(addresses.vector(), width);
+    out.load_count(addresses.counter());
+    out.with_address(&[0xff], 4, addresses.resume_counting()); // jmp
+    let no_return = out.at();
+    // The table's entry was put over the address to return to.
+    out.bytes(&[0x48, 0x89, 0x4c, 0x24, 0xf8]); // mov [rsp - 8], rcx
+    let other_return = out.at();
+    out.bytes(&[0x48, 0x8b, 0x4c, 0x24, 0xf8]); // mov rcx, [rsp - 8]
+    out.store(addresses.target(), RCX);
+    out.store_constant(addresses.reason(), Reason::Return as u32);
+    give_back_jump(out, addresses);
+    out.jump(enter);
+    let no_jump = out.at();
+    out.store_constant(addresses.reason(), Reason::Indirect as u32);
+    give_back_jump(out, addresses);
+    out.jump(enter);
+    Counting { width, enter, resume, fault, no_jump, no_return, other_return }
+}
+
+/// The registers that an indirect jump of a counting copy borrows.
+pub fn borrow_jump(out: &mut Emitter, addresses: Addresses) {
+    [RCX, R11].iter().for_each(|number| out.store(addresses.spilled(*number), *number));
+}
+
+fn give_back_jump(out: &mut Emitter, addresses: Addresses) {
+    [RCX, R11].iter().for_each(|number| out.load(*number, addresses.spilled(*number)));
+}
+
+/// Where indirect jumps of counting copies land that go to `own`. What follows is run if they do; `other` is for
+/// those that do not.
+pub fn jump_lands(out: &mut Emitter, addresses: Addresses, own: u64, other: usize) {
+    out.constant(R11, own.wrapping_neg());
+    out.bytes(&[0x4a, 0x8d, 0x0c, 0x19]); // lea rcx, [rcx + r11]
+    out.bytes(&[0xe3, 13]); // jrcxz, over the next two
+    out.load(RCX, addresses.target());
+    out.jump(other);
+    give_back_jump(out, addresses);
+}
+
+/// The same of returns.
+pub fn return_lands(out: &mut Emitter, addresses: Addresses, own: u64, other: usize) {
+    out.bytes(&[0x48, 0x89, 0x4c, 0x24, 0xf8]); // mov [rsp - 8], rcx
+    out.constant(R11, own.wrapping_neg());
+    out.bytes(&[0x4a, 0x8d, 0x0c, 0x19]); // lea rcx, [rcx + r11]
+    out.bytes(&[0xe3, 5]); // jrcxz, over the jump
+    out.jump(other);
+    give_back_jump(out, addresses);
+}
+
+/// r11: the table's entry of the address in rcx.
+pub fn entry_of_rcx(out: &mut Emitter, table: u32) {
+    out.bytes(&[0x44, 0x0f, 0xb7, 0xd9]); // movzx r11d, cx
+    out.bytes(&[0x46, 0x8b, 0x1c, 0x9d]); // mov r11d, [table + r11 * 4]
+    out.bytes(&table.to_le_bytes());
 }

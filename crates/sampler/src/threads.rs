@@ -9,6 +9,8 @@ pub const THREADS: usize = 4096;
 
 /// The signal that timers send; 0: there are none.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// The signal that stops counting copies.
+static POLL: AtomicI32 = AtomicI32::new(0);
 /// CPU time, but for tests.
 static CLOCK: AtomicI32 = AtomicI32::new(libc::CLOCK_THREAD_CPUTIME_ID);
 /// Who is sampled: not who was forked.
@@ -73,23 +75,73 @@ pub fn waiting_signals() -> u64 {
     set
 }
 
-/// Installs the handler of a signal that the program does not use, and begins with the calling thread.
-pub fn start(
-    handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut c_void),
-    clock: i32,
-    first_ns: u64,
-) -> Option<()> {
+type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut c_void);
+
+/// Installs the handler of a signal that the program does not use; which one it is.
+fn handle(handler: Handler, flags: i32) -> Option<i32> {
     let (from, to) = (libc::SIGRTMIN() + 8, libc::SIGRTMAX() - 3);
     let signal = (from..to).rev().find(|signal| action(*signal)[0] == 0)?;
     // SAFETY: a handler of the right kind, which interrupts no other and is interrupted by none.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | flags;
         libc::sigfillset(&mut action.sa_mask);
-        if libc::sigaction(signal, &action, std::ptr::null_mut()) != 0 {
-            return None;
-        }
+        (libc::sigaction(signal, &action, std::ptr::null_mut()) == 0).then_some(signal)
+    }
+}
+
+/// The action of one of our own signals.
+pub fn our_action() -> [u64; 4] {
+    action(POLL.load(Relaxed))
+}
+
+/// The signal that stops counting copies, as a bit.
+pub fn poll_bit() -> u64 {
+    1 << (POLL.load(Relaxed) - 1)
+}
+
+/// A timer that sends it to the calling thread.
+pub struct Polls(i32);
+
+impl Polls {
+    pub fn start(after_ns: u64) -> Polls {
+        let timer = new_timer(libc::CLOCK_MONOTONIC, POLL.load(Relaxed), 0).unwrap_or(-1);
+        let polls = Polls(timer);
+        polls.next(after_ns);
+        polls
+    }
+
+    /// The next one, and no more.
+    pub fn next(&self, after_ns: u64) {
+        set_timer(self.0, after_ns);
+    }
+
+    pub fn end(self) {
+        // SAFETY: touches no memory.
+        unsafe { system::call(libc::SYS_timer_delete, [self.0 as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// A timer that sends a signal and a value to the calling thread.
+fn new_timer(clock: i32, signal: i32, value: u64) -> Option<i32> {
+    const SIGEV_THREAD_ID: i32 = 4;
+    let thread = system::thread() as i32;
+    let event = Event { value, signal, notify: SIGEV_THREAD_ID, thread, pad: [0; 11] };
+    let mut timer = 0i32;
+    let arguments = [clock as usize, &raw const event as usize, &raw mut timer as usize, 0, 0, 0];
+    // SAFETY: the kernel reads an event and writes a number.
+    let result = unsafe { system::call(libc::SYS_timer_create, arguments) };
+    (result == 0).then_some(timer)
+}
+
+/// Installs the handlers of two signals that the program does not use, and begins with the calling thread.
+pub fn start(handler: Handler, poll: Handler, clock: i32, first_ns: u64) -> Option<()> {
+    // Comes in copies only, whose stack may be the alternative one.
+    POLL.store(handle(poll, 0)?, Relaxed);
+    let signal = handle(handler, libc::SA_ONSTACK)?;
+    // SAFETY: a key of ours, with a function of the right type.
+    unsafe {
         let mut key = 0;
         if libc::pthread_key_create(&mut key, Some(ended)) != 0 {
             return None;
@@ -117,18 +169,9 @@ fn add(first_ns: u64) {
     let is_free = |timer: &&AtomicU32| timer.compare_exchange(0, 1, Acquire, Relaxed).is_ok();
     let Some(place) = TIMERS.iter().find(is_free) else { return };
     let number = (place as *const AtomicU32 as usize - TIMERS.as_ptr() as usize) / 4;
-    const SIGEV_THREAD_ID: i32 = 4;
-    let thread = system::thread() as i32;
-    let event =
-        Event { value: number as u64, signal, notify: SIGEV_THREAD_ID, thread, pad: [0; 11] };
-    let mut timer = 0i32;
-    let clock = CLOCK.load(Relaxed) as usize;
-    let arguments = [clock, &raw const event as usize, &raw mut timer as usize, 0, 0, 0];
-    // SAFETY: the kernel reads an event and writes a number.
-    if unsafe { system::call(libc::SYS_timer_create, arguments) } != 0 {
-        place.store(0, Release);
-        return;
-    }
+    let Some(timer) = new_timer(CLOCK.load(Relaxed), signal, number as u64) else {
+        return place.store(0, Release);
+    };
     place.store(timer as u32 + 2, Release);
     // SAFETY: a key of ours. The value is not 0, so that `ended` is told.
     unsafe { libc::pthread_setspecific(KEY.load(Relaxed), (number + 1) as *const c_void) };
@@ -138,8 +181,12 @@ fn add(first_ns: u64) {
 /// The next burst of a thread comes after so much of its time.
 pub fn next_burst(number: u32, after_ns: u64) {
     let Some(timer) = TIMERS[number as usize].load(Relaxed).checked_sub(2) else { return };
-    let after = after_ns.max(1);
-    let time = [0u64, 0, after / 1_000_000_000, after % 1_000_000_000];
+    set_timer(timer as i32, after_ns.max(1));
+}
+
+/// Once, after so much of its clock's time.
+fn set_timer(timer: i32, after_ns: u64) {
+    let time = [0u64, 0, after_ns / 1_000_000_000, after_ns % 1_000_000_000];
     let arguments = [timer as usize, 0, &raw const time as usize, 0, 0, 0];
     // SAFETY: the kernel reads two timespecs.
     unsafe { system::call(libc::SYS_timer_settime, arguments) };

@@ -6,29 +6,25 @@
 //! sums; what the program has in them is in memory meanwhile, and comes back before any instruction that
 //! uses them and at the block's end. Nothing touches flags or the program's stack.
 //!
+//! Counting copies ([`Kind::Counting`]) log nothing: each begins with one instruction that adds how many it has, in
+//! vector register 15, which the program has in memory meanwhile, but in blocks that use it.
+//!
 //! What is not plainly the same when it is copied is not copied: the program does it by itself, natively.
 
 use crate::area::{Addresses, Reason, SLOTS};
-use crate::cache::{Access, Block, Cache, Exit, FIRST, FS, LOAD, STORE};
-use crate::emit::{Emitter, RAX, RCX, RDX, RSP};
+use crate::cache::{Access, Block, Cache, Exit, FIRST, FS, Kind, LOAD, STORE};
+use crate::emit::{Emitter, R11, RAX, RCX, RDX, RSP, link};
+use crate::stubs::{self, Stubs};
 use iced_x86::{
     Code, CodeSize, Decoder, DecoderOptions, Encoder, FlowControl, Instruction,
     InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess, OpKind, Register, UsedMemory,
+    UsedRegister,
 };
 
 /// Of a block at most, so that its parts have room ([`Cache::has_room`]).
 const INSTRUCTIONS: u32 = 64;
 /// Slots that one instruction may need.
 const SLOTS_OF_ONE: usize = 6;
-
-/// What blocks jump to when there is something to do that is not in the code.
-#[derive(Debug, Clone, Copy)]
-pub struct Stubs {
-    /// Comes back, with a reason.
-    pub enter: usize,
-    /// Goes to `Area::target`.
-    pub indirect: usize,
-}
 
 /// Copies blocks.
 pub struct Translator {
@@ -84,13 +80,17 @@ struct Uses {
 struct Builder<'a> {
     out: Emitter,
     addresses: Addresses,
+    kind: Kind,
+    stubs: Stubs,
     encoder: &'a mut Encoder,
     accesses: &'a mut Vec<Access>,
     /// Borrowed for the frame, and for sums.
     frame: Option<u8>,
     sum: Option<u8>,
     /// Borrowed by what leaves the block.
-    last: Option<u8>,
+    last: Set,
+    /// Whether the program has its vector register 15 in a counting copy.
+    has_vector: bool,
     slots: usize,
     /// By register: the slot that has its present value.
     logged: [Option<u8>; 16],
@@ -107,8 +107,26 @@ struct Copied {
     /// Of the program's code.
     end: u64,
     instructions: u32,
-    /// The instruction whose copy is at a watched place, and the registers that are borrowed there.
-    watched: Option<(u64, Set)>,
+    watched: Option<Watched>,
+}
+
+/// At a place of a copy.
+#[derive(Debug, Clone, Copy)]
+pub struct Watched {
+    /// The program's instruction whose copy is there.
+    pub instruction: u64,
+    /// Registers that are where spilled ones are ([`Area::spilled`]).
+    ///
+    /// [`Area::spilled`]: crate::area::Area::spilled
+    borrowed: Set,
+    /// Whether the vector register 15 is the program's.
+    pub has_vector: bool,
+}
+
+impl Watched {
+    pub fn borrowed(self) -> impl Iterator<Item = u8> {
+        (0..16).filter(move |number| self.borrowed & bit(*number) != 0)
+    }
 }
 
 impl Translator {
@@ -134,24 +152,22 @@ impl Translator {
         Some(cache.add(block, copied.entry, copied.code_end))
     }
 
-    /// The program's state in the copy of the block at `pc`, so many bytes behind its entry: at which of its
-    /// instructions it is, and which registers are where spilled ones are ([`Area::spilled`]). The block is copied
+    /// The program's state in the copy of the block at `pc`, so many bytes behind its entry. The block is copied
     /// once more for that, behind all others.
-    ///
-    /// [`Area::spilled`]: crate::area::Area::spilled
     pub fn state_at(
         &mut self,
         cache: &mut Cache,
         pc: u64,
         bytes: &[u8],
         place: usize,
-    ) -> Option<(u64, impl Iterator<Item = u8> + use<>)> {
-        let (accesses, exits) = (cache.accesses.len(), cache.exits.len());
+    ) -> Option<Watched> {
+        let (accesses, exits, landings) =
+            (cache.accesses.len(), cache.exits.len(), cache.landings.len());
         let copied = self.copy(cache, pc, bytes, Some(place));
         cache.accesses.truncate(accesses);
         cache.exits.truncate(exits);
-        let (instruction, borrowed) = copied?.watched?;
-        Some((instruction, (0..16).filter(move |number| borrowed & bit(*number) != 0)))
+        cache.landings.truncate(landings);
+        copied?.watched
     }
 
     /// Copies a block to where the cache has room.
@@ -166,19 +182,31 @@ impl Translator {
         // SAFETY: the cache has room, and only the thread in a burst, us, has the cache.
         let (mut out, mut once) =
             unsafe { (Emitter::new(cache.next), Emitter::new(cache.next_once)) };
-        let entry = prologue(&mut out, &mut once, cache.addresses, self.stubs, nth);
+        let is_logging = cache.kind == Kind::Logging;
+        let entry = match cache.kind {
+            Kind::Logging => prologue(&mut out, &mut once, cache.addresses, self.stubs, nth),
+            Kind::Counting => {
+                out.count(cache.addresses.count(0));
+                cache.next
+            }
+        };
         let mut builder = Builder {
             out,
             addresses: cache.addresses,
+            kind: cache.kind,
+            stubs: self.stubs,
             encoder: &mut self.encoder,
             accesses: &mut cache.accesses,
-            frame: Some(RCX),
+            frame: is_logging.then_some(RCX),
             sum: None,
-            last: None,
+            last: 0,
+            has_vector: false,
             slots: 1,
             logged: [None; 16],
         };
-        let mut exits = Exits { list: &mut cache.exits, once, stubs: self.stubs, nth };
+        let enter = if is_logging { self.stubs.enter } else { self.stubs.counting.enter };
+        let mut exits =
+            Exits { list: &mut cache.exits, landings: &mut cache.landings, once, enter, nth };
         let mut decoder = Decoder::with_ip(64, bytes, pc, DecoderOptions::NONE);
         let mut instruction = Instruction::default();
         let (mut count, mut end, mut found) = (0, pc, None);
@@ -198,7 +226,9 @@ impl Translator {
                     Ok(ends) => {
                         let copy = from..builder.out.at() - entry;
                         if watched.is_some_and(|watched| copy.contains(&watched)) {
-                            found = Some((instruction.ip(), builder.borrowed()));
+                            let (borrowed, has_vector) = (builder.borrowed(), builder.has_vector);
+                            let instruction = instruction.ip();
+                            found = Some(Watched { instruction, borrowed, has_vector });
                         }
                         count += 1;
                         end = instruction.next_ip();
@@ -213,9 +243,13 @@ impl Translator {
             if count == 0 {
                 return None;
             }
-            builder.give_back(Set::MAX);
+            builder.give_back_all();
             exits.jump(&mut builder.out, builder.addresses, end);
             break;
+        }
+        if !is_logging {
+            // SAFETY: the displacement of the block's first instruction, which has 9 bytes.
+            unsafe { ((entry + 5) as *mut u32).write_unaligned(cache.addresses.count(count)) };
         }
         let code_end = (builder.out.at(), exits.once.at());
         Some(Copied { entry, code_end, end, instructions: count, watched: found })
@@ -234,7 +268,7 @@ fn prologue(
     let full = out.at();
     out.jump(once.at());
     once.load(RCX, addresses.spilled(RCX));
-    come_back(once, addresses, stubs, Reason::Full, nth);
+    come_back(once, addresses, stubs.enter, Reason::Full, nth);
     let entry = out.at();
     out.store(addresses.spilled(RCX), RCX);
     out.load(RCX, addresses.position());
@@ -245,18 +279,19 @@ fn prologue(
     entry
 }
 
-fn come_back(out: &mut Emitter, addresses: Addresses, stubs: Stubs, why: Reason, number: usize) {
+fn come_back(out: &mut Emitter, addresses: Addresses, enter: usize, why: Reason, number: usize) {
     out.store_constant(addresses.reason(), why as u32);
     out.store_constant(addresses.number(), number as u32);
-    out.jump(stubs.enter);
+    out.jump(enter);
 }
 
 /// Direct ways out of a block.
 struct Exits<'a> {
     list: &'a mut Vec<Exit>,
+    landings: &'a mut Vec<(u64, usize)>,
     /// Where code goes that is left for good once exits are linked.
     once: Emitter,
-    stubs: Stubs,
+    enter: usize,
     nth: usize,
 }
 
@@ -276,7 +311,7 @@ impl Exits<'_> {
 
     /// Where an exit goes before it is linked.
     fn come_back(&mut self, addresses: Addresses, exit: Exit) {
-        come_back(&mut self.once, addresses, self.stubs, Reason::Direct, self.list.len());
+        come_back(&mut self.once, addresses, self.enter, Reason::Direct, self.list.len());
         self.list.push(exit);
     }
 }
@@ -347,6 +382,15 @@ impl Builder<'_> {
         let is_repeated = instruction.is_string_instruction()
             && (instruction.has_rep_prefix() || instruction.has_repne_prefix());
         self.give_back(uses.used);
+        if self.kind == Kind::Counting {
+            let is_of_vector = |part: &UsedRegister| {
+                part.register().is_vector_register() && part.register().number() == 15
+            };
+            if info.used_registers().iter().any(is_of_vector) || is_of_all_vectors(instruction) {
+                self.give_vector();
+            }
+            return self.counted(instruction, raw, &uses, is_repeated, exits);
+        }
         let mut repeat = 0;
         for memory in info.used_memory() {
             if is_repeated && repeat == 0 {
@@ -375,6 +419,57 @@ impl Builder<'_> {
         }
     }
 
+    /// What a counting copy does for an instruction.
+    fn counted(
+        &mut self,
+        instruction: &Instruction,
+        raw: &[u8],
+        uses: &Uses,
+        is_repeated: bool,
+        exits: &mut Exits<'_>,
+    ) -> Result<bool, Alien> {
+        if instruction.flow_control() != FlowControl::Next {
+            self.transfer(instruction, raw, uses, exits)?;
+            return Ok(true);
+        }
+        if !is_repeated {
+            self.copy(instruction, raw, uses)?;
+            return Ok(false);
+        }
+        // One for each element, and one that finds no more.
+        self.take_vector();
+        let [before, after] = [0, 1].map(|nth| self.addresses.repeated(nth));
+        self.out.store(before, RCX);
+        self.out.count(before);
+        self.copy(instruction, raw, uses)?;
+        self.out.store(after, RCX);
+        self.out.count_off(after);
+        Ok(false)
+    }
+
+    /// The program's vector register is its own, until the next line takes it.
+    fn give_vector(&mut self) {
+        if !self.has_vector {
+            self.out.store_count(self.addresses.counter());
+            self.out.load_vector(self.addresses.vector(), self.stubs.counting.width);
+            self.has_vector = true;
+        }
+    }
+
+    fn take_vector(&mut self) {
+        if self.has_vector {
+            self.out.store_vector(self.addresses.vector(), self.stubs.counting.width);
+            self.out.load_count(self.addresses.counter());
+            self.has_vector = false;
+        }
+    }
+
+    /// Nothing is borrowed any more, of either side.
+    fn give_back_all(&mut self) {
+        self.give_back(Set::MAX);
+        self.take_vector();
+    }
+
     fn free(&self, uses: &Uses, other: Option<u8>) -> Option<u8> {
         let is_free = |number: &&u8| uses.used & bit(**number) == 0 && other != Some(**number);
         BORROWED.iter().find(is_free).copied()
@@ -382,7 +477,7 @@ impl Builder<'_> {
 
     /// Registers that are not the program's.
     fn borrowed(&self) -> Set {
-        [self.frame, self.sum, self.last].into_iter().flatten().map(bit).sum()
+        [self.frame, self.sum].into_iter().flatten().map(bit).sum::<Set>() | self.last
     }
 
     /// Gives the program its registers back.
@@ -547,9 +642,12 @@ impl Builder<'_> {
         uses: &Uses,
         exits: &mut Exits<'_>,
     ) -> Result<(), Alien> {
-        self.give_back(Set::MAX);
+        self.give_back_all();
+        if self.kind == Kind::Counting && self.foretold(instruction, exits)? {
+            return Ok(());
+        }
         if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::Return) {
-            self.last = Some(RAX);
+            self.last = bit(RAX);
         }
         let (out, addresses) = (&mut self.out, self.addresses);
         match instruction.flow_control() {
@@ -573,7 +671,7 @@ impl Builder<'_> {
                 exits.jump(out, addresses, instruction.near_branch64());
             }
             FlowControl::Call if instruction.code() == Code::Syscall => {
-                come_back(out, addresses, exits.stubs, Reason::Call, exits.nth);
+                come_back(out, addresses, exits.enter, Reason::Call, exits.nth);
             }
             FlowControl::Call => {
                 out.store(addresses.spilled(RAX), RAX);
@@ -592,24 +690,106 @@ impl Builder<'_> {
                     _ => 0,
                 };
                 out.add(RSP, RSP, 8 + more);
-                out.jump(exits.stubs.indirect);
+                out.jump(self.stubs.indirect);
             }
-            _ => self.indirect(instruction, uses, exits.stubs)?,
+            _ => self.indirect(instruction, uses)?,
         }
         Ok(())
     }
 
-    /// A jump or a call to where a register or a word of memory says.
-    fn indirect(
+    /// Calls, returns and indirect jumps of counting copies, so that the processor foretells where returns go as it
+    /// does natively: a call is one, whose return address is replaced by the program's; a return puts that of the
+    /// landing in its place and returns, and the landing mends it. Whether it is one of these.
+    fn foretold(
         &mut self,
         instruction: &Instruction,
-        uses: &Uses,
-        stubs: Stubs,
-    ) -> Result<(), Alien> {
+        exits: &mut Exits<'_>,
+    ) -> Result<bool, Alien> {
+        let (addresses, counting) = (self.addresses, self.stubs.counting);
+        let is_call = match instruction.flow_control() {
+            FlowControl::Call if instruction.code() != Code::Syscall => true,
+            FlowControl::IndirectCall => true,
+            FlowControl::IndirectBranch => false,
+            FlowControl::Return if instruction.code() == Code::Retnq => {
+                self.last = bit(RCX) | bit(R11);
+                stubs::borrow_jump(&mut self.out, addresses);
+                self.out.load_at(RCX, RSP, 0);
+                stubs::entry_of_rcx(&mut self.out, addresses.returns());
+                self.out.store_at(RSP, 0, R11);
+                self.out.bytes(&[0xc3]); // ret
+                return Ok(true);
+            }
+            FlowControl::Return => {
+                self.last = bit(RCX) | bit(R11);
+                stubs::borrow_jump(&mut self.out, addresses);
+                self.out.load_at(RCX, RSP, 0);
+                self.out.add(RSP, RSP, 8 + u32::from(instruction.immediate16()));
+                self.jump_to_rcx();
+                return Ok(true);
+            }
+            _ => return Ok(false),
+        };
+        if !is_call {
+            self.target_to_rcx(instruction)?;
+            self.jump_to_rcx();
+            return Ok(true);
+        }
+        if instruction.flow_control() == FlowControl::IndirectCall {
+            self.target_to_rcx(instruction)?;
+        }
+        let next = instruction.next_ip();
+        let constant = exits.once.at();
+        exits.once.bytes(&next.to_le_bytes());
+        self.out.bytes(&[0xe8]); // call
+        let distance = self.out.at();
+        self.out.bytes(&[0; 4]);
+        exits.landings.push((next, self.out.at()));
+        stubs::return_lands(&mut self.out, addresses, next, counting.other_return);
+        exits.jump(&mut self.out, addresses, next);
+        // SAFETY: the distance of the call above.
+        unsafe { link(distance, self.out.at()) };
+        self.out.add(RSP, RSP, 8);
+        self.out.with_address(&[0xff], 6, constant as u32); // push
+        if instruction.flow_control() == FlowControl::IndirectCall {
+            self.jump_to_rcx();
+        } else {
+            exits.jump(&mut self.out, addresses, instruction.near_branch64());
+        }
+        Ok(true)
+    }
+
+    /// The target of an indirect jump or call; rcx and r11 are borrowed from here on.
+    fn target_to_rcx(&mut self, instruction: &Instruction) -> Result<(), Alien> {
+        self.last = bit(RCX) | bit(R11);
+        stubs::borrow_jump(&mut self.out, self.addresses);
+        self.load_target(instruction, RCX)
+    }
+
+    fn jump_to_rcx(&mut self) {
+        self.out.store(self.addresses.target(), RCX);
+        stubs::entry_of_rcx(&mut self.out, self.addresses.jumps());
+        self.out.bytes(&[0x41, 0xff, 0xe3]); // jmp r11
+    }
+
+    /// A jump or a call to where a register or a word of memory says.
+    fn indirect(&mut self, instruction: &Instruction, uses: &Uses) -> Result<(), Alien> {
         let number = self.free(uses, None).ok_or(Alien)?;
-        self.last = Some(number);
+        self.last = bit(number);
         let addresses = self.addresses;
         self.out.store(addresses.spilled(number), number);
+        self.load_target(instruction, number)?;
+        self.out.store(addresses.target(), number);
+        if instruction.flow_control() == FlowControl::IndirectCall {
+            self.out.constant(number, instruction.next_ip());
+            self.out.push(number);
+        }
+        self.out.load(number, addresses.spilled(number));
+        self.out.jump(self.stubs.indirect);
+        Ok(())
+    }
+
+    /// Where an indirect jump or call goes, into a register.
+    fn load_target(&mut self, instruction: &Instruction, number: u8) -> Result<(), Alien> {
         let load = match instruction.op0_kind() {
             OpKind::Register => {
                 Instruction::with2(Code::Mov_r64_rm64, register(number), instruction.op0_register())
@@ -632,16 +812,29 @@ impl Builder<'_> {
                 Instruction::with2(Code::Mov_r64_rm64, register(number), operand)
             }
         };
-        self.encode(&load.map_err(|_| Alien)?)?;
-        self.out.store(addresses.target(), number);
-        if instruction.flow_control() == FlowControl::IndirectCall {
-            self.out.constant(number, instruction.next_ip());
-            self.out.push(number);
-        }
-        self.out.load(number, addresses.spilled(number));
-        self.out.jump(stubs.indirect);
-        Ok(())
+        self.encode(&load.map_err(|_| Alien)?)
     }
+}
+
+/// Whether an instruction means all vector registers without naming them.
+fn is_of_all_vectors(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.mnemonic(),
+        Mnemonic::Vzeroupper
+            | Mnemonic::Vzeroall
+            | Mnemonic::Fxsave
+            | Mnemonic::Fxsave64
+            | Mnemonic::Fxrstor
+            | Mnemonic::Fxrstor64
+            | Mnemonic::Xsave
+            | Mnemonic::Xsave64
+            | Mnemonic::Xsavec
+            | Mnemonic::Xsavec64
+            | Mnemonic::Xsaveopt
+            | Mnemonic::Xsaveopt64
+            | Mnemonic::Xrstor
+            | Mnemonic::Xrstor64
+    )
 }
 
 /// Whether an address is a sum of general registers and a constant.

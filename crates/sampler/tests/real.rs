@@ -6,8 +6,10 @@ mod common;
 use common::{has, run};
 use std::fmt::Write;
 
-/// Instructions of a burst at most, and nanoseconds between two.
-const BURSTS: [&str; 3] = ["300:100000", "20000:100000", "20000000:200000"];
+/// Instructions of a burst at most, and nanoseconds between two; instructions that are only counted before each.
+const BURSTS: [&str; 4] = ["300:100000", "20000:100000", "20000000:200000", "20000:100000:20000"];
+/// Nearly all of the program is only counted.
+const COUNTED: &str = "1:100000:1000000000000000";
 
 fn same(program: &str, words: &[&str]) {
     if !has(program) {
@@ -27,6 +29,11 @@ fn same(program: &str, words: &[&str]) {
         bursts += said.split(' ').next().unwrap().parse::<u64>().unwrap();
     }
     assert!(bursts > 0, "no burst came to its end");
+    let (counted, said) = run(program, words, Some(COUNTED), folder.path());
+    assert_eq!(counted.status, natively.status, "counted: {said}");
+    assert!(counted.stdout == natively.stdout, "counted: other output; {said}");
+    assert!(counted.stderr == natively.stderr, "counted: other messages; {said}");
+    assert!(said.rsplit(' ').next().unwrap().trim().parse::<u64>().unwrap() > 1_000_000, "{said}");
 }
 
 #[test]

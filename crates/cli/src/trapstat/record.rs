@@ -281,8 +281,8 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
     )];
     if engine == EngineKind::Native {
         notes.push(
-            "bursts are drawn by time: tables have slow parts above their share; in the misses in a million \
-             instructions below, each burst counts by the program's pace when it began"
+            "bursts come more often where the program is slow: tables have such parts above their share; in the misses \
+             in a million instructions below, each burst counts for the instructions between two"
                 .into(),
         );
     }

@@ -173,20 +173,6 @@ static pt_u64 run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, 
    return instructions;
 }
 
-/* Instructions of frames. */
-pt_u64 pn_count(const struct pn_block *blocks, const pt_u64 *first, pt_u64 count)
-{
-   pt_u64 instructions = 0, i;
-   for (; count > 0; count--, first -= PN_SLOTS) {
-      const struct pn_block *block = &blocks[first[0]];
-      instructions += block->instructions;
-      for (i = 0; block->repeated_count && i < block->access_count; i++)
-         if (block->accesses[i].repeat && (block->accesses[i].flags & PN_FIRST))
-            instructions += first[block->accesses[i].repeat] - first[block->accesses[i].repeat + 1];
-   }
-   return instructions;
-}
-
 /* Takes frames from the one that was written first, the last in memory, to the other end; how many
    instructions they stand for. */
 pt_u64 pn_take(const struct pn_block *blocks, const pt_u64 *first, pt_u64 count, pt_u64 fs)

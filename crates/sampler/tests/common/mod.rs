@@ -7,6 +7,9 @@ use std::process::{Command, Output};
 /// Begun by the program itself, of any length (tests/sequences.c).
 pub const ON_REQUEST: &str = "1000000000000000000:1000000000000000000";
 
+/// The same, and all of it is only counted.
+pub const COUNTED_ON_REQUEST: &str = "1000000000000000000:1000000000000000000:1000000000000000000";
+
 /// Where cargo has put the library.
 pub fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
