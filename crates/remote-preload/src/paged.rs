@@ -77,6 +77,7 @@ impl Paged {
             overcommit: true,
             log: Some(Arc::new(say)),
             spin: settings.spin,
+            copy_out: settings.copy_out,
             ..Options::resident(settings.resident.0)
         };
         let region = RemoteRegion::map(store, settings.address_space.0, options);

@@ -3,6 +3,30 @@
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
+/// Tests of both ways in which pages leave: each thread of a test has its path for a name.
+macro_rules! both_ways {
+    ($($name:ident),* $(,)?) => {
+        mod moved {
+            $(#[test] fn $name() { super::$name() })*
+        }
+        mod copied_out {
+            $(#[test] fn $name() { super::$name() })*
+        }
+    };
+}
+
+both_ways! {
+    sort_with_threads,
+    python_objects_and_a_large_buffer,
+    sqlite_in_memory,
+    threads_and_subprocesses,
+    shells_fork_pipelines_and_subshells,
+    a_child_inherits_memory_and_pages_it_by_itself,
+    a_child_of_a_fork_has_pages_that_are_away,
+    forks_of_programs_with_streams_and_threads,
+    what_asks_to_stay_local_does_and_it_is_said_once
+}
+
 /// Built beside this test, as the library under test.
 fn library() -> PathBuf {
     let here = std::env::current_exe().unwrap();
@@ -18,6 +42,9 @@ fn command(program: &str, arguments: &[&str], resident_mib: Option<u64>) -> Comm
         command.env("LD_PRELOAD", library());
         command.env("PAGETAX_REMOTE_RESIDENT", (mib << 20).to_string());
         command.env("PAGETAX_REMOTE_STATS", "1");
+        if std::thread::current().name().is_some_and(|name| name.starts_with("copied_out::")) {
+            command.env("PAGETAX_REMOTE_COPY_OUT", "1");
+        }
     }
     command
 }
@@ -63,7 +90,6 @@ fn assert_same(program: &str, arguments: &[&str], resident_mib: u64, input: &str
     assert!(count(&paged, "page_in_count") > 0, "nothing was paged");
 }
 
-#[test]
 fn sort_with_threads() {
     let mut state = 1u64;
     let mut line = |_| {
@@ -78,7 +104,6 @@ fn sort_with_threads() {
     assert!(plain.stdout == paged.stdout, "sort prints something else when it is paged");
 }
 
-#[test]
 fn python_objects_and_a_large_buffer() {
     let script = "
 import hashlib
@@ -93,7 +118,6 @@ print(hashlib.md5(b).hexdigest())
     assert_same("/usr/bin/python3", &["-c", script], 12, "");
 }
 
-#[test]
 fn sqlite_in_memory() {
     let sql = "
 create table t(a integer primary key, b text);
@@ -106,7 +130,6 @@ select sum(a) from t where b like '%77';
     assert_same("sqlite3", &[":memory:"], 8, sql);
 }
 
-#[test]
 fn threads_and_subprocesses() {
     let script = "
 import subprocess, threading, os
@@ -135,7 +158,6 @@ fn bad_settings_are_refused_and_none_is_no_paging() {
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"x\n"[..]));
 }
 
-#[test]
 fn shells_fork_pipelines_and_subshells() {
     let script = "
 x=1; list=$(seq 1 30000)
@@ -151,7 +173,6 @@ for i in 1 2 3; do echo \"$list\" | tail -n $i | head -n 1 & wait; done
     }
 }
 
-#[test]
 fn a_child_inherits_memory_and_pages_it_by_itself() {
     let script = "
 import hashlib, os
@@ -172,7 +193,6 @@ grow(3)
     assert_same("/usr/bin/python3", &["-c", script], 12, "");
 }
 
-#[test]
 fn a_child_of_a_fork_has_pages_that_are_away() {
     let script = "
 import hashlib, os
@@ -213,13 +233,11 @@ fn build(name: &str, folder: &std::path::Path) -> String {
     program
 }
 
-#[test]
 fn forks_of_programs_with_streams_and_threads() {
     let folder = tempfile::tempdir().unwrap();
     assert_same(&build("forks", folder.path()), &[], 12, "");
 }
 
-#[test]
 fn what_asks_to_stay_local_does_and_it_is_said_once() {
     let folder = tempfile::tempdir().unwrap();
     let program = build("stays_local", folder.path());

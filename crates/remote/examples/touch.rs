@@ -9,6 +9,8 @@
 //! touch threads 8 1024 256 127.0.0.1:7070 1               # so many threads rewrite pages at random
 //! touch cold 64 127.0.0.1:7070,127.0.0.1:7071 2
 //! ```
+//!
+//! With `PAGETAX_REMOTE_COPY_OUT` set, pages leave as under kernels that cannot move them.
 
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{self, Cluster};
@@ -78,8 +80,10 @@ fn map(
     let options = cluster::Options { copies: copies.parse()?, ..cluster::Options::new(servers) };
     let store: Arc<dyn PageStore> = Arc::new(Cluster::connect(options)?);
     // Room for all of it, and for the pages on their way.
-    let resident = Options::resident((resident_mib.parse::<u64>()? << 20) + (4 << 20));
-    Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, resident)?)
+    let resident_bytes = (resident_mib.parse::<u64>()? << 20) + (4 << 20);
+    let copy_out = std::env::var_os("PAGETAX_REMOTE_COPY_OUT").is_some();
+    let options = Options { copy_out, ..Options::resident(resident_bytes) };
+    Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, options)?)
 }
 
 /// Ties this thread to a CPU, if one is given; the pager's are free.

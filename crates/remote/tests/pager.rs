@@ -17,6 +17,38 @@ use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
+/// Tests of both ways in which pages leave: each thread of a test has its path for a name.
+macro_rules! both_ways {
+    ($($name:ident),* $(,)?) => {
+        mod moved {
+            $(#[test] fn $name() { super::$name() })*
+        }
+        mod copied_out {
+            $(#[test] fn $name() { super::$name() })*
+        }
+    };
+}
+
+both_ways! {
+    a_region_four_times_its_memory_keeps_every_write,
+    threads_share_a_region,
+    threads_share_a_region_on_servers,
+    sweeps_are_fetched_ahead_and_zeros_never_travel,
+    dropped_pages_are_zeros_and_leave_the_store,
+    the_system_writes_into_missing_pages,
+    a_full_store_costs_memory_not_pages,
+    a_page_that_the_store_lost_is_sigbus,
+    threads_write_what_is_being_evicted
+}
+
+fn is_copied_out() -> bool {
+    std::thread::current().name().is_some_and(|name| name.starts_with("copied_out::"))
+}
+
+fn resident(bytes: u64) -> Options {
+    Options { copy_out: is_copied_out(), ..Options::resident(bytes) }
+}
+
 /// A region, unless this user may not page: then says so.
 fn map(store: Arc<dyn PageStore>, bytes: u64, options: Options) -> Option<RemoteRegion> {
     match RemoteRegion::map(store, bytes, options) {
@@ -49,10 +81,9 @@ fn assert_is(page: &[u8], number: u64, version: u64) {
     assert!(page == wanted, "page {number} is not what was written in round {version}");
 }
 
-#[test]
 fn a_region_four_times_its_memory_keeps_every_write() {
     let pages = 16 * MIB / PAGE_BYTES as u64;
-    let Some(mut region) = map(embedded(), 16 * MIB, Options::resident(4 * MIB)) else { return };
+    let Some(mut region) = map(embedded(), 16 * MIB, resident(4 * MIB)) else { return };
     let mut versions = vec![0u64; pages as usize];
     let mut rng = Rng::new(7);
     for step in 1..30_000u64 {
@@ -74,13 +105,11 @@ fn a_region_four_times_its_memory_keeps_every_write() {
     assert!(counts.evicted_clean_count > 100 && counts.rescue_count > 10, "{counts:?}");
 }
 
-#[test]
 fn threads_share_a_region() {
     share_a_region(embedded());
 }
 
 /// Their faults are served together: each page comes from the first of its servers.
-#[test]
 fn threads_share_a_region_on_servers() {
     let limits = Limits { memory: Bytes(64 * MIB), ..Limits::default() };
     let start = || {
@@ -93,8 +122,46 @@ fn threads_share_a_region_on_servers() {
     share_a_region(Arc::new(Cluster::connect(options).unwrap()));
 }
 
+/// All threads write to all clusters, half of the time to few pages, which so are written to while they
+/// leave; eight words of a page say how often it was written.
+fn threads_write_what_is_being_evicted() {
+    const THREADS: usize = 8;
+    const HOT: u64 = 16;
+    let Some(mut region) = map(embedded(), 8 * MIB, resident(MIB)) else { return };
+    let words = |page: &mut [u8], version: u64| {
+        for word in page.chunks_exact_mut(512) {
+            let (count, was) = (&mut word[..8], version.to_le_bytes());
+            assert_eq!(count, was, "a write is lost");
+            count.copy_from_slice(&(version + 1).to_le_bytes());
+        }
+    };
+    let mut shares: Vec<Vec<&mut [u8]>> = (0..THREADS).map(|_| Vec::new()).collect();
+    for (number, page) in region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).enumerate() {
+        shares[number % THREADS].push(page);
+    }
+    std::thread::scope(|scope| {
+        for (seed, mut share) in (0..).zip(shares) {
+            scope.spawn(move || {
+                let (mut versions, mut rng) = (vec![0; share.len()], Rng::new(seed));
+                for step in 0..20_000 {
+                    let among = if step % 2 == 0 { HOT } else { share.len() as u64 };
+                    let nth = rng.below(among) as usize;
+                    words(share[nth], versions[nth]);
+                    versions[nth] += 1;
+                }
+                for (page, version) in share.iter_mut().zip(versions) {
+                    words(page, version);
+                }
+            });
+        }
+    });
+    let counts = region.counts();
+    assert!(counts.page_out_count > 10_000, "{counts:?}");
+    assert_eq!(counts.kept_count > 0, is_copied_out(), "{counts:?}");
+}
+
 fn share_a_region(store: Arc<dyn PageStore>) {
-    let Some(mut region) = map(store, 8 * MIB, Options::resident(2 * MIB)) else { return };
+    let Some(mut region) = map(store, 8 * MIB, resident(2 * MIB)) else { return };
     std::thread::scope(|scope| {
         for (thread, part) in (0..8u64).zip(region.as_mut_slice().chunks_mut(MIB as usize)) {
             scope.spawn(move || {
@@ -114,9 +181,8 @@ fn share_a_region(store: Arc<dyn PageStore>) {
     });
 }
 
-#[test]
 fn sweeps_are_fetched_ahead_and_zeros_never_travel() {
-    let Some(mut region) = map(embedded(), 32 * MIB, Options::resident(4 * MIB)) else { return };
+    let Some(mut region) = map(embedded(), 32 * MIB, resident(4 * MIB)) else { return };
     for page in region.as_mut_slice().chunks_exact_mut(2 * PAGE_BYTES) {
         page[PAGE_BYTES] = 1;
     }
@@ -126,7 +192,7 @@ fn sweeps_are_fetched_ahead_and_zeros_never_travel() {
     assert!(counts.evicted_zero_count > 2000, "{counts:?}");
     assert!(counts.fault_count < 3 * counts.page_in_count, "{counts:?}");
 
-    let Some(mut region) = map(embedded(), 32 * MIB, Options::resident(4 * MIB)) else { return };
+    let Some(mut region) = map(embedded(), 32 * MIB, resident(4 * MIB)) else { return };
     region.as_mut_slice().fill(3);
     assert!(region.as_slice().iter().all(|byte| *byte == 3));
     let counts = region.counts();
@@ -134,10 +200,9 @@ fn sweeps_are_fetched_ahead_and_zeros_never_travel() {
     assert!(counts.evicted_clean_count > 4000, "{counts:?}");
 }
 
-#[test]
 fn dropped_pages_are_zeros_and_leave_the_store() {
     let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
-    let Some(mut region) = map(store.clone(), 8 * MIB, Options::resident(MIB)) else { return };
+    let Some(mut region) = map(store.clone(), 8 * MIB, resident(MIB)) else { return };
     let mut rng = Rng::new(1);
     region.as_mut_slice().fill_with(|| rng.next_u64() as u8);
     assert!(store.used_bytes() > 6 * MIB);
@@ -155,9 +220,8 @@ fn dropped_pages_are_zeros_and_leave_the_store() {
     assert_eq!(store.used_bytes(), 0);
 }
 
-#[test]
 fn the_system_writes_into_missing_pages() {
-    let Some(mut region) = map(embedded(), 8 * MIB, Options::resident(MIB)) else { return };
+    let Some(mut region) = map(embedded(), 8 * MIB, resident(MIB)) else { return };
     let file = std::fs::File::open("/proc/self/exe").unwrap();
     let wanted = {
         let mut bytes = vec![0; 4 * MIB as usize];
@@ -195,7 +259,7 @@ fn pin(bytes: &[u8]) -> std::io::Result<std::os::fd::OwnedFd> {
 /// What a device wrote after an eviction would be lost.
 #[test]
 fn a_page_that_is_pinned_for_a_device_stays() {
-    let Some(mut region) = map(embedded(), 8 * MIB, Options::resident(MIB)) else { return };
+    let Some(mut region) = map(embedded(), 8 * MIB, resident(MIB)) else { return };
     region.as_mut_slice()[3 * PAGE_BYTES..4 * PAGE_BYTES].fill(7);
     let pinned = match pin(&region.as_slice()[3 * PAGE_BYTES..4 * PAGE_BYTES]) {
         Ok(pinned) => pinned,
@@ -219,7 +283,7 @@ fn a_page_that_is_pinned_for_a_device_stays() {
 
 #[test]
 fn sizes_that_cannot_be_are_refused() {
-    let options = || Options::resident(MIB);
+    let options = || resident(MIB);
     let refused = |bytes| RemoteRegion::map(embedded(), bytes, options()).unwrap_err();
     assert!(matches!(refused(0), PagerError::Size { .. }));
     assert!(matches!(refused(u64::MAX), PagerError::Size { .. }));
@@ -272,7 +336,6 @@ impl PageStore for MoodyStore {
     }
 }
 
-#[test]
 fn a_full_store_costs_memory_not_pages() {
     let moody = Moody::default();
     let is_full = moody.is_full.clone();
@@ -280,7 +343,7 @@ fn a_full_store_costs_memory_not_pages() {
     let log = lines.clone();
     let options = Options {
         log: Some(Arc::new(move |line: &str| log.lock().unwrap().push(line.into()))),
-        ..Options::resident(MIB)
+        ..resident(MIB)
     };
     let store = Arc::new(MoodyStore(EmbeddedStore::new(Bytes(64 * MIB)), moody));
     let Some(mut region) = map(store, 8 * MIB, options) else { return };
@@ -301,14 +364,15 @@ fn a_full_store_costs_memory_not_pages() {
     let lines = lines.lock().unwrap();
     assert!(lines.iter().any(|line| line.contains("resident limit")), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("is full")), "{lines:?}");
+    let copies = lines.iter().filter(|line| line.contains("under write protection")).count();
+    assert_eq!(copies, usize::from(is_copied_out()), "{lines:?}");
 }
 
-#[test]
 fn a_page_that_the_store_lost_is_sigbus() {
     const CHILD: &str = "PAGETAX_TEST_LOST_PAGE";
     if std::env::var_os(CHILD).is_some() {
         let store = embedded();
-        let Some(mut region) = map(store.clone(), 4 * MIB, Options::resident(MIB)) else { return };
+        let Some(mut region) = map(store.clone(), 4 * MIB, resident(MIB)) else { return };
         region.as_mut_slice().fill(9);
         // Another writer of the same region, which the pager knows nothing of.
         let sums = [PageSum::of(&[1; PAGE_BYTES])];
@@ -319,7 +383,9 @@ fn a_page_that_the_store_lost_is_sigbus() {
         return;
     }
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", "a_page_that_the_store_lost_is_sigbus", "--nocapture"]).env(CHILD, "1");
+    let thread = std::thread::current();
+    let this_test = thread.name().expect("the name of a test");
+    child.args(["--exact", this_test, "--nocapture"]).env(CHILD, "1");
     let output = child.output().unwrap();
     if let Some(skip) =
         String::from_utf8_lossy(&output.stdout).lines().find(|l| l.contains("SKIP: "))

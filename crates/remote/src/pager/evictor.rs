@@ -10,9 +10,13 @@
 //!
 //! Staged pages are a second chance: a cluster of which a page is wanted again while it is staged goes
 //! round once more (segmented FIFO; Turner, Levy 1981). Pages are moved, not copied, so that a program
-//! that writes meanwhile waits for its page rather than loses its write. Write protection, a copy and one
-//! call that drops many pages would take fewer interrupts for scattered pages, but stops no device: what
-//! one writes to a page after it was copied would be lost, while a page that is pinned for it is not moved.
+//! that writes meanwhile waits for its page rather than loses its write.
+//!
+//! Kernels before Linux 6.8 cannot move pages. There they are protected from writes, copied to the block, and
+//! dropped under the cluster's lock when the copies are put, if they are still protected: a write meanwhile is
+//! a fault, for which the handler takes the protection away ([`Place::Parting`] becomes [`Place::Resident`]),
+//! and the copy is thrown away. This stops no device: what one writes to a page after it was copied is lost,
+//! while a page that is pinned for it is not moved. Nothing tells cheaply whether a page is pinned.
 
 use super::shared::Shared;
 use super::stats::add;
@@ -33,6 +37,11 @@ const BACK_OFF: Duration = Duration::from_millis(20);
 
 /// Most blocks that are dropped at once, so that room is there soon.
 const RELEASE_MAX: u32 = 16;
+
+/// Said when the first page leaves so.
+const COPIES: &str = "pages leave by a copy under write protection, as they cannot be moved (Linux 6.8 can): do not \
+     let devices write to paged memory (direct I/O, io_uring's registered buffers), as what one writes to a \
+     page after its copy is lost";
 
 /// One bit for each page of a cluster.
 type Mask = u64;
@@ -62,7 +71,7 @@ impl Moved {
     /// Whether a page is still where it was moved to, neither rescued nor dropped.
     fn is_leaving(&self, held: &Held<'_>, bit: usize) -> bool {
         let state = held.get(self.page(bit));
-        state.place() == Place::Leaving && state.block() == self.block
+        matches!(state.place(), Place::Leaving | Place::Parting) && state.block() == self.block
     }
 }
 
@@ -142,7 +151,7 @@ impl Evictor {
     /// Evicts a batch, and releases staged pages beyond what is kept of them. False if there is
     /// neither.
     fn make_room(&mut self, wanted: usize) -> bool {
-        let evicted = self.evict_batch();
+        let evicted = self.evict_some();
         let mut released = false;
         let keep = if evicted { self.shared.marks.staged } else { 0 };
         while self.shared.free() < wanted && self.shared.staged() > keep {
@@ -155,13 +164,34 @@ impl Evictor {
         evicted || released
     }
 
-    fn evict_batch(&mut self) -> bool {
+    /// Evicts a batch. Pages that are locked are found before a batch is full where they are moved, but only
+    /// at its end where they are copied: then the next batch is tried, once for each cluster.
+    fn evict_some(&mut self) -> bool {
+        let tries = match self.shared.moves {
+            true => 1,
+            false => 1 + self.shared.queued() / (self.shared.marks.batch / CLUSTER_PAGES).max(1),
+        };
+        for _ in 0..tries {
+            let (evicted, was_put) = self.evict_batch();
+            if evicted > 0 || !was_put {
+                return evicted > 0;
+            }
+        }
+        false
+    }
+
+    /// Returns how many pages went, and whether the store took what it was given.
+    fn evict_batch(&mut self) -> (usize, bool) {
         let mut pages = 0;
         let mut looks = self.shared.queued();
         while pages < self.shared.marks.batch && looks > 0 {
             let Some(victims) = self.victims(self.shared.marks.batch - pages) else { break };
             looks = looks.saturating_sub(victims.len());
-            for moved in self.move_out(&victims) {
+            let out = match self.shared.moves {
+                true => self.move_out(&victims),
+                false => victims.iter().map(|(of, to)| self.copy_out(*of, *to)).collect(),
+            };
+            for moved in out {
                 pages += moved.pages.count_ones() as usize;
                 if moved.pages == 0 {
                     self.free_blocks.push_front(moved.block);
@@ -184,7 +214,7 @@ impl Evictor {
         batch.clear();
         self.batch = batch;
         add(&self.shared.stats.evicted_count, evicted);
-        evicted > 0
+        (evicted, result.is_ok())
     }
 
     /// Clusters whose turn it is, and a block for each: one, or neighbours for neighbouring blocks.
@@ -211,11 +241,6 @@ impl Evictor {
     /// each call interrupts all CPUs that run the program.
     fn move_out(&self, victims: &[(usize, u32)]) -> Vec<Moved> {
         let shared = &self.shared;
-        let resident = |held: &Held<'_>| {
-            let bits = (0..).zip(held.pages());
-            let resident = bits.filter(|(_, page)| held.get(*page).place() == Place::Resident);
-            resident.fold(0, |mask, (bit, _)| mask | 1 << bit)
-        };
         // In order, and nobody else holds more than one.
         let hold = |(cluster, _): &(usize, u32)| {
             let held = shared.table.hold(*cluster);
@@ -256,6 +281,107 @@ impl Evictor {
             all.push(Moved { cluster, block, pages, changed: 0, zeros: 0, sums });
         }
         all
+    }
+
+    /// Copies the resident pages of a cluster to its block, protected from writes: those that nobody writes
+    /// to until the copies are put will leave. Pages that may not be read stay.
+    ///
+    /// A page that the program had the kernel drop, past us, must not be waited for here: that it was there to
+    /// be protected an instant ago is all that we know.
+    fn copy_out(&self, cluster: usize, block: u32) -> Moved {
+        let shared = &self.shared;
+        if !shared.said_copies.swap(true, Relaxed) {
+            shared.log(COPIES);
+        }
+        let first = cluster * CLUSTER_PAGES;
+        let held = shared.table.hold(cluster);
+        let wanted = resident(&held);
+        let mut pages = 0;
+        for (bit, count) in runs(wanted) {
+            if shared.uffd.protect(shared.arena.span(first + bit, count)).is_ok() {
+                pages |= self.copy_run(first, block, bit, count);
+            }
+        }
+        for bit in bits(pages) {
+            let state = held.get(first + bit);
+            held.set(first + bit, state.in_block(Place::Parting, block));
+        }
+        let sums = [PageSum::default(); CLUSTER_PAGES];
+        let moved = Moved { cluster, block, pages, changed: 0, zeros: 0, sums };
+        if wanted != pages {
+            self.stay(&moved, &held, wanted & !pages);
+            add(&shared.stats.stuck_count, (wanted & !pages).count_ones() as usize);
+            // They are looked at again when their turn comes.
+            shared.enqueue(cluster);
+        }
+        moved
+    }
+
+    /// Copies a run, but for pages that may not be read; returns which.
+    fn copy_run(&self, first: usize, block: u32, bit: usize, count: usize) -> Mask {
+        let (mut copied, mut at, end) = (0, bit, bit + count);
+        while at < end {
+            let from = self.shared.arena.span(first + at, end - at);
+            let done = self.shared.staging.copy_from(block as usize * CLUSTER_PAGES + at, from);
+            copied |= run_of(at, done);
+            at += done + 1;
+        }
+        copied
+    }
+
+    /// Pages that were to leave by a copy do not.
+    fn stay(&self, moved: &Moved, held: &Held<'_>, pages: Mask) {
+        let shared = &self.shared;
+        for bit in bits(pages) {
+            let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
+            if moved.is_leaving(held, bit) {
+                held.set(page, state.at(Place::Resident));
+            }
+            if held.get(page).place() == Place::Resident
+                && let Err(error) = shared.uffd.unprotect(shared.arena.span(page, 1))
+            {
+                // Whoever writes to it asks for it, and it is tried again.
+                shared.log(&format!("page {page} stays protected for now: {error}"));
+            }
+            // Copies of pages that stay are not accounted for.
+            let copy = shared.staged_span(moved.block, bit, 1);
+            if let Err(error) = copy.advise(Advice::LinuxDontNeed) {
+                shared.log(&format!("a copy of page {page} cannot be dropped: {error}"));
+            }
+        }
+    }
+
+    /// Drops pages whose copies are stored, unless they were written to since: from here on the copies are
+    /// what is staged of them. The others stay.
+    fn leave(&self, moved: &Moved, held: &Held<'_>, was_put: bool) {
+        let kept = if was_put { 0 } else { moved.changed };
+        let leaving = bits(moved.pages & !kept).filter(|bit| moved.is_leaving(held, *bit));
+        let leaving = leaving.fold(0, |mask: Mask, bit| mask | 1 << bit);
+        let mut gone = 0;
+        for (bit, count) in runs(leaving) {
+            gone |= self.drop_run(moved, bit, count);
+        }
+        self.stay(moved, held, moved.pages & !gone);
+        self.shared.count_staged(moved.block, gone.count_ones() as usize);
+        if gone != moved.pages {
+            self.shared.enqueue(moved.cluster);
+        }
+    }
+
+    /// Drops a run of pages, but for those that are locked; returns which.
+    fn drop_run(&self, moved: &Moved, bit: usize, count: usize) -> Mask {
+        let drop = |bit: usize, count: usize| {
+            let span = self.shared.arena.span(moved.page(bit), count);
+            span.advise(Advice::LinuxDontNeed).is_ok()
+        };
+        if drop(bit, count) {
+            return run_of(bit, count);
+        }
+        // Some of them may be gone; those are dropped once more.
+        let gone = (bit..bit + count).filter(|bit| drop(*bit, 1));
+        let gone = gone.fold(0, |mask: Mask, bit| mask | 1 << bit);
+        add(&self.shared.stats.stuck_count, count - gone.count_ones() as usize);
+        gone
     }
 
     /// Moves pages in as few calls as can be; returns which of them went.
@@ -337,6 +463,9 @@ impl Evictor {
     fn settle(&self, moved: &Moved, was_put: bool) -> usize {
         let shared = &self.shared;
         let held = shared.table.hold(moved.cluster);
+        if !shared.moves {
+            self.leave(moved, &held, was_put);
+        }
         let mut out = 0;
         for bit in bits(moved.pages) {
             let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
@@ -489,6 +618,23 @@ fn append(runs: &mut Vec<PageRun>, page: u64) {
         Some(last) if last.end() == Some(page) => last.count += 1,
         _ => runs.push(PageRun { first: page, count: 1 }),
     }
+}
+
+/// Resident pages of a cluster.
+fn resident(held: &Held<'_>) -> Mask {
+    let bits = (0..).zip(held.pages());
+    let resident = bits.filter(|(_, page)| held.get(*page).place() == Place::Resident);
+    resident.fold(0, |mask, (bit, _)| mask | 1 << bit)
+}
+
+/// Adjacent bits: the first, and how many.
+fn runs(mut mask: Mask) -> impl Iterator<Item = (usize, usize)> {
+    std::iter::from_fn(move || {
+        let bit = mask.trailing_zeros() as usize;
+        let count = (mask.checked_shr(bit as u32)?).trailing_ones() as usize;
+        mask &= !run_of(bit, count);
+        Some((bit, count))
+    })
 }
 
 /// Bits from one on.

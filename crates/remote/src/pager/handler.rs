@@ -68,6 +68,9 @@ impl Handler {
             let _serving = shared.serving.lock();
             for fault in &faults[..count] {
                 match self.shared.arena.page_at(fault.address) {
+                    Some(page) if page < self.shared.table.pages() && fault.is_protected => {
+                        self.keep(page);
+                    }
                     Some(page) if page < self.shared.table.pages() => {
                         self.serve(page, *fault, begun);
                     }
@@ -128,7 +131,7 @@ impl Handler {
         let state = held.get(page);
         let used_room = match state.place() {
             Place::Nowhere => self.zero(held, page, fault.is_write, ahead),
-            Place::Resident => self.look_again(&held, page),
+            Place::Resident | Place::Parting => self.look_again(&held, page),
             // Another thread waits for it too, and who wakes one wakes both.
             Place::Coming => false,
             Place::Staged | Place::Leaving => self.rescue(held, page),
@@ -145,6 +148,29 @@ impl Handler {
         if !used_room {
             shared.give_room(1);
         }
+    }
+
+    /// A write to a page that is being evicted by a copy: the page stays. If it has gone meanwhile, who
+    /// writes is told that it is missing.
+    fn keep(&self, page: usize) {
+        let shared = &self.shared;
+        let at = shared.arena.span(page, 1);
+        let held = shared.table.hold(cluster_of(page));
+        let state = held.get(page);
+        if !state.place().is_here() {
+            return shared.uffd.wake(at);
+        }
+        if state.place() == Place::Parting {
+            held.set(page, state.at(Place::Resident));
+            held.mark_wanted_again();
+            add(&shared.stats.kept_count, 1);
+        }
+        if let Err(error) = shared.uffd.unprotect(at) {
+            shared.log(&format!("page {page} cannot be made writable: {error}"));
+            shared.uffd.wake(at);
+        }
+        drop(held);
+        shared.enqueue(cluster_of(page));
     }
 
     /// Another has brought the page meanwhile; or the program had the kernel drop it, past us, and it
@@ -220,7 +246,8 @@ impl Handler {
         let state = held.get(page);
         let (block, offset) = (state.block(), page % CLUSTER_PAGES);
         let (to, from) = (shared.arena.span(page, 1), shared.staged_span(block, offset, 1));
-        let moved = state.place() == Place::Staged && shared.uffd.move_pages(to, from).0 == 1;
+        let may_move = shared.moves && state.place() == Place::Staged;
+        let moved = may_move && shared.uffd.move_pages(to, from).0 == 1;
         if moved {
             shared.count_unstaged(block);
             shared.uffd.wake(to);

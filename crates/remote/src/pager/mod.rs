@@ -8,7 +8,8 @@
 //! ```
 //!
 //! All of it is in the process whose memory it is: only that can move anonymous pages. Invariants:
-//! a page is evicted by moving it, so no write is lost; its staged copy is dropped only when the store
+//! a page is evicted by moving it, or by a copy that is only taken for it if nobody wrote to it since, so no
+//! write is lost (but see [`Options::copy_out`]); its staged copy is dropped only when the store
 //! has acknowledged it; a page that cannot be proven is SIGBUS.
 //!
 //! Source: userfaultfd(2); measured on this kind of machine, a handler on the CPU of the faulting
@@ -215,7 +216,7 @@ impl RemoteRegion {
     /// Whether the page of an address is in memory; it may leave at once, unless the pager stands still.
     pub fn is_here(&self, at: *const u8) -> bool {
         let page = self.shared.arena.page_at(at as u64);
-        page.is_none_or(|page| self.shared.table.peek(page).place() == table::Place::Resident)
+        page.is_none_or(|page| self.shared.table.peek(page).place().is_here())
     }
 
     /// Whether system calls into missing pages work too, rather than fail with EFAULT.
@@ -271,14 +272,15 @@ impl Drop for RemoteRegion {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Relaxed);
         let mut running = self.running();
+        self.shared.work.notify();
+        // First, as it may be copying a page that the handler must bring.
+        if let Some(evictor) = running.evictor.take() {
+            let _ = evictor.join();
+        }
         if let Some(handler) = running.handler.take() {
             self.shared.arena.touch(self.shared.table.pages());
             // One that panicked serves nobody any more, and there is nobody left to serve.
             let _ = handler.join();
-        }
-        self.shared.work.notify();
-        if let Some(evictor) = running.evictor.take() {
-            let _ = evictor.join();
         }
         // The store forgets regions whose client is gone; this is only sooner.
         let _ = running.store.drop_region(self.shared.region());

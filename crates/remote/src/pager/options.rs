@@ -26,6 +26,9 @@ pub struct Options {
     /// Make do with a userfaultfd that does not serve system calls into missing pages: they fail with
     /// EFAULT.
     pub user_mode_only: bool,
+    /// Have pages leave by a copy under write protection even where the kernel can move them. What a device
+    /// writes to a page that it pinned before, after the copy, is lost.
+    pub copy_out: bool,
     /// Where lines for the log go.
     pub log: Option<Log>,
 }
@@ -41,6 +44,7 @@ impl Options {
             prefetch: true,
             unreachable_limit: Duration::from_secs(30),
             user_mode_only: false,
+            copy_out: false,
             log: None,
         }
     }

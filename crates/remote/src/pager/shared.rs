@@ -39,7 +39,7 @@ pub enum PagerError {
     /// userfaultfd is not to be had, or too old.
     #[error(
         "userfaultfd: {0}; as root: `chgrp GROUP /dev/userfaultfd && chmod 0660 /dev/userfaultfd` for \
-         the user's group; paging needs Linux 6.8"
+         the user's group; paging needs Linux 6.6"
     )]
     Uffd(#[source] io::Error),
     /// No address space, or no thread.
@@ -71,8 +71,11 @@ pub struct Marks {
 }
 
 impl Marks {
-    fn of(limit: usize) -> Marks {
+    /// Where pages are not moved, those of a batch lie twice in memory for a while: room for that is kept.
+    fn of(limit: usize, moves: bool) -> Marks {
         let batch = (limit / 16).clamp(1, 256);
+        let kept = if moves { 0 } else { (batch + CLUSTER_PAGES).min(limit / 2) };
+        let limit = limit - kept;
         Marks { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch }
     }
 }
@@ -83,6 +86,10 @@ pub struct Shared {
     pub(super) staging: Pages,
     pub(super) uffd: Uffd,
     pub(super) access: Access,
+    /// Pages leave by being moved; else by a copy under write protection.
+    pub(super) moves: bool,
+    /// It was said that they do not; also to the process that this one was forked from.
+    pub(super) said_copies: AtomicBool,
     pub(super) table: PageTable,
     /// Frames in each staging block.
     pub(super) frames: Table<AtomicU32>,
@@ -124,7 +131,9 @@ impl Shared {
     pub fn new(pages: usize, region: RegionId, options: Options) -> Result<Shared, PagerError> {
         let reserve = |source| PagerError::System { what: "reserving address space", source };
         let limit = options.resident_bytes as usize / crate::page::PAGE_BYTES;
-        let marks = Marks::of(limit.max(CLUSTER_PAGES));
+        let (uffd, access) = Uffd::open(options.user_mode_only).map_err(PagerError::Uffd)?;
+        let moves = uffd.can_move() && !options.copy_out;
+        let marks = Marks::of(limit.max(CLUSTER_PAGES), moves);
         // The worst case: one page in each block, and no more pages staged than the limit.
         let blocks = (marks.limit + marks.batch).min(BLOCKS_MAX - 1);
         // The page after the last is the handler's sign to stop.
@@ -134,14 +143,15 @@ impl Shared {
             // A child that touches it is told by SIGSEGV, not by zeros.
             memory.all().advise(Advice::LinuxDontFork).map_err(|errno| reserve(errno.into()))?;
         }
-        let (uffd, access) = Uffd::open(options.user_mode_only).map_err(PagerError::Uffd)?;
-        uffd.register_missing(&arena).map_err(PagerError::Uffd)?;
+        uffd.register_missing(&arena, !moves).map_err(PagerError::Uffd)?;
         uffd.register_target(&staging).map_err(PagerError::Uffd)?;
         Ok(Shared {
             arena,
             staging,
             uffd,
             access,
+            moves,
+            said_copies: AtomicBool::new(false),
             table: PageTable::new(pages).map_err(reserve)?,
             frames: Table::new(blocks).map_err(reserve)?,
             region: AtomicU64::new(region.0),
@@ -194,7 +204,7 @@ impl Shared {
     /// and all of its pages are here.
     pub fn restart(&self, region: Option<RegionId>) -> io::Result<()> {
         self.uffd.renew(self.options.user_mode_only)?;
-        self.uffd.register_missing(&self.arena)?;
+        self.uffd.register_missing(&self.arena, !self.moves)?;
         // The new evictor takes all blocks for free.
         self.staging.all().advise(Advice::LinuxDontNeed)?;
         self.uffd.register_target(&self.staging)?;
@@ -382,7 +392,7 @@ impl Shared {
         }
         let held = self.hold_settled(first, end);
         let places = || (first..end).map(|page| held.get(page).place());
-        let resident = places().filter(|place| *place == Place::Resident).count();
+        let resident = places().filter(|place| place.is_here()).count();
         if resident > 0 || places().any(|place| place == Place::Lost) {
             // The range is ours and mapped, so that it cannot fail; and if it did, the old bytes would
             // stay, which is what memory that nobody may use any more can have.

@@ -57,6 +57,8 @@ counters! {
     evicted_zero_count,
     /// Of them: unchanged since they were last put.
     evicted_clean_count,
+    /// Pages that were written while they were to be evicted by a copy, and stayed.
+    kept_count,
     /// Pages that could not be evicted: locked, or pinned by a device.
     stuck_count,
     /// Time that faults waited for room, in nanoseconds.

@@ -31,9 +31,16 @@ pub enum Place {
     Coming = 5,
     /// No copy is left; accesses get SIGBUS.
     Lost = 6,
+    /// Mapped in the region, but protected from writes: a copy of it in a staging block is being put.
+    Parting = 7,
 }
 
 impl Place {
+    /// Whether it is mapped in the region.
+    pub fn is_here(self) -> bool {
+        matches!(self, Place::Resident | Place::Parting)
+    }
+
     fn is_away(self) -> bool {
         matches!(self, Place::Stored | Place::Leaving | Place::Staged | Place::Coming | Place::Lost)
     }
@@ -59,7 +66,8 @@ impl State {
             3 => Place::Leaving,
             4 => Place::Staged,
             5 => Place::Coming,
-            _ => Place::Lost,
+            6 => Place::Lost,
+            _ => Place::Parting,
         }
     }
 
@@ -68,7 +76,7 @@ impl State {
         self.0 & IN_STORE != 0
     }
 
-    /// The staging block, of a page that is leaving or staged.
+    /// The staging block, of a page that is leaving, parting or staged.
     pub fn block(self) -> u32 {
         self.0 >> BLOCK_SHIFT
     }
@@ -246,6 +254,7 @@ mod tests {
             Place::Staged,
             Place::Coming,
             Place::Lost,
+            Place::Parting,
         ] {
             assert_eq!(state.at(place).place(), place);
         }

@@ -95,6 +95,25 @@ impl Pages {
         unsafe { std::slice::from_raw_parts(span.address() as *const u8, span.bytes()) }
     }
 
+    /// Copies pages of a program, which may be writing to them, to pages of this mapping that nobody reads
+    /// yet; returns how many, fewer where one may not be read. The system copies, so that what the program
+    /// does with its memory meanwhile is no fault of ours.
+    ///
+    /// # Panics
+    /// If the pages are not inside.
+    pub(in crate::pager) fn copy_from(&self, first: usize, from: Span<'_>) -> usize {
+        let to = self.span(first, from.count);
+        let part = |span: Span<'_>| libc::iovec {
+            iov_base: span.address() as *mut libc::c_void,
+            iov_len: span.bytes(),
+        };
+        // SAFETY: reads and writes whole pages inside live mappings of the pager, and fails where they
+        // may not be touched. Nobody holds a reference to what is written, as the caller promises.
+        let copied =
+            unsafe { libc::process_vm_readv(libc::getpid(), &part(to), 1, &part(from), 1, 0) };
+        usize::try_from(copied).unwrap_or(0) / PAGE_BYTES
+    }
+
     /// Reads a byte of a page, so that a missing page is asked for.
     ///
     /// # Panics

@@ -18,13 +18,15 @@ const FEATURE_WP: u64 = 1 << 0;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_POISON: u64 = 1 << 14;
 const FEATURE_MOVE: u64 = 1 << 16;
-const FEATURES: u64 = FEATURE_WP | FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE;
+const FEATURES: u64 = FEATURE_WP | FEATURE_THREAD_ID | FEATURE_POISON;
 const MODE_MISSING: u64 = 1;
 const MODE_WP: u64 = 2;
 const DONT_WAKE: u64 = 1;
 const ALLOW_SRC_HOLES: u64 = 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1;
+const FLAG_WP: u64 = 2;
+const PROTECT: u64 = 1;
 
 /// The number of an ioctl on a userfaultfd that reads and writes its argument.
 const fn number<T>(nr: u8) -> ioctl::Opcode {
@@ -71,6 +73,13 @@ struct Place {
     done: i64,
 }
 
+/// `uffdio_writeprotect`.
+#[repr(C)]
+struct Protect {
+    range: Range,
+    mode: u64,
+}
+
 /// `uffd_msg`, with the fields of a page fault.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -93,6 +102,8 @@ pub struct Fault {
     pub address: u64,
     /// It stores.
     pub is_write: bool,
+    /// The page is there, but protected from writes.
+    pub is_protected: bool,
     /// Who waits.
     pub thread: u32,
 }
@@ -102,7 +113,10 @@ pub const FAULTS_MAX: usize = 32;
 
 /// An open userfaultfd.
 #[derive(Debug)]
-pub struct Uffd(OwnedFd);
+pub struct Uffd {
+    fd: OwnedFd,
+    can_move: bool,
+}
 
 /// Where a userfaultfd came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,20 +140,29 @@ impl Uffd {
             other => other?,
         };
         let out_of_the_way = rustix::io::fcntl_dupfd_cloexec(&fd, DESCRIPTORS_FROM);
-        let uffd = Uffd(out_of_the_way.unwrap_or(fd));
-        uffd.control::<{ number::<Api>(0x3F) }, _>(&mut Api {
-            api: API,
-            features: FEATURES,
-            ioctls: 0,
-        })?;
+        let mut uffd = Uffd { fd: out_of_the_way.unwrap_or(fd), can_move: true };
+        // A descriptor that refused features can be asked again.
+        if uffd.greet(FEATURES | FEATURE_MOVE).is_err() {
+            uffd.can_move = false;
+            uffd.greet(FEATURES)?;
+        }
         Ok((uffd, access))
+    }
+
+    fn greet(&self, features: u64) -> Result<(), Errno> {
+        self.control::<{ number::<Api>(0x3F) }, _>(&mut Api { api: API, features, ioctls: 0 })
+    }
+
+    /// Whether the kernel moves pages.
+    pub fn can_move(&self) -> bool {
+        self.can_move
     }
 
     /// For the child of a fork, where this descriptor still is the parent's: puts one of the child's
     /// own under the same number.
     pub fn renew(&self, user_mode_only: bool) -> io::Result<()> {
-        let (Uffd(fresh), _) = Uffd::open(user_mode_only)?;
-        let number = self.0.as_raw_fd();
+        let (Uffd { fd: fresh, .. }, _) = Uffd::open(user_mode_only)?;
+        let number = self.fd.as_raw_fd();
         if fresh.as_raw_fd() == number {
             // The parent's was closed already, and the number is `self`'s.
             std::mem::forget(fresh);
@@ -157,12 +180,13 @@ impl Uffd {
         // gives it (asserted above where they share one), and the structures are plain integers. The
         // addresses in them are those of this crate's own mappings (`Span`), registered with this
         // descriptor, so that the kernel fills, takes or drops only whole pages of theirs.
-        unsafe { ioctl::ioctl(&self.0, Updater::<NUMBER, T>::new(argument)) }
+        unsafe { ioctl::ioctl(&self.fd, Updater::<NUMBER, T>::new(argument)) }
     }
 
-    /// From now on this descriptor reports missing pages of a mapping.
-    pub fn register_missing(&self, pages: &Pages) -> io::Result<()> {
-        self.register(pages, MODE_MISSING)
+    /// From now on this descriptor reports missing pages of a mapping, and writes to protected ones if it is
+    /// to have such.
+    pub fn register_missing(&self, pages: &Pages, protects: bool) -> io::Result<()> {
+        self.register(pages, if protects { MODE_MISSING | MODE_WP } else { MODE_MISSING })
     }
 
     /// Pages can be moved into a mapping, whose missing pages stay the kernel's: they read as zeros.
@@ -190,12 +214,14 @@ impl Uffd {
                 size_of_val(&messages),
             )
         };
-        let read = rustix::io::read(&self.0, bytes)? / size_of::<Message>();
+        let read = rustix::io::read(&self.fd, bytes)? / size_of::<Message>();
         let page_faults = messages[..read].iter().filter(|m| m.event == EVENT_PAGEFAULT);
         let mut count = 0;
         for (fault, message) in faults.iter_mut().zip(page_faults) {
             let is_write = message.flags & FLAG_WRITE != 0;
-            *fault = Fault { address: message.address, is_write, thread: message.thread };
+            let is_protected = message.flags & FLAG_WP != 0;
+            let (address, thread) = (message.address, message.thread);
+            *fault = Fault { address, is_write, is_protected, thread };
             count += 1;
         }
         Ok(count)
@@ -205,7 +231,7 @@ impl Uffd {
     pub fn poll(&self, nanoseconds: i64) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let time = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
-        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&time)).is_ok_and(|ready| ready > 0)
+        poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&time)).is_ok_and(|ready| ready > 0)
     }
 
     /// Fills missing pages with these bytes and wakes who waits; pages that are there stay.
@@ -268,6 +294,18 @@ impl Uffd {
             }
         }
         (moved as usize / PAGE_BYTES, None)
+    }
+
+    /// Has writes to those of these pages that are there wait, from when this returns on.
+    pub fn protect(&self, at: Span<'_>) -> Result<(), Errno> {
+        let mut protect = Protect { range: range(at), mode: PROTECT };
+        self.control::<{ number::<Protect>(6) }, _>(&mut protect)
+    }
+
+    /// Lets writes to these pages pass again, and wakes who waits.
+    pub fn unprotect(&self, at: Span<'_>) -> Result<(), Errno> {
+        let mut protect = Protect { range: range(at), mode: 0 };
+        self.control::<{ number::<Protect>(6) }, _>(&mut protect)
     }
 
     /// Wakes who waits for these pages; they look again.
