@@ -88,8 +88,8 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
     }
 }
 
-const NOT_HERE: &str = "no bursts: this system gives no memory below 2 GiB that is written and executed, \
-                        or has no timers of threads";
+const NOT_HERE: &str = "no bursts: this processor has no AVX, or this system gives no memory below 2 GiB that is written and \
+                        executed, or has no timers of threads";
 static LOG_PATH: AtomicPtr<i8> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Adds a line to the log.

@@ -72,6 +72,10 @@ __asm__(".bss\nhere: .quad 0\nsequence: .quad 0\nsink: .quad 0\n.text\nrun:\n"
    S(vectors, "movups (%rsi), %xmm1\npaddd %xmm1, %xmm0\nmovups %xmm0, 16(%rsi)\npshufb memory(%rip), %xmm0\n" \
               "cvtsi2sd 8(%rsi), %xmm2\nmulsd %xmm2, %xmm2\nmovsd %xmm2, 40(%rsi)\nmovd %xmm2, %ebx\n" \
               "lea memory+2048(%rip), %rdi\nmaskmovdqu %xmm1, %xmm0") \
+   S(spared, "movups (%rsi), %xmm15\njmp 1f\n1: add $1, %rax\njmp 2f\n2: paddd %xmm15, %xmm15\nmovups %xmm15, 16(%rsi)\n" \
+             "vinsertf128 $1, (%rsi), %ymm15, %ymm15\njmp 3f\n3: add $2, %rax\njmp 4f\n" \
+             "4: vextractf128 $1, %ymm15, 32(%rsi)\njmp 5f\n5: vzeroupper\njmp 6f\n6: vextractf128 $1, %ymm15, 48(%rsi)\n" \
+             "vmovdqu %xmm15, 64(%rsi)") \
    S(x87, "fldl (%rsi)\nfld1\nfaddp\nfstpl 8(%rsi)\nfnstcw 16(%rsi)\nfnstsw %ax\nemms") \
    S(narrow, "lea memory(%rip), %eax\nmov 4(%eax,%ecx,4), %r8d\nmov %r8d, 8(%eax)\nsub %rax, %rax\nmov %fs:0, %r9\n" \
              "sub %fs:0, %r9\nmov %fs:(%rax), %r10\nsub %r10, %r10") \

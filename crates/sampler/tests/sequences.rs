@@ -40,16 +40,16 @@ fn instructions_do_the_same_in_a_burst() {
     };
     let logged = instructions(&said, "instructions in bursts: ");
     let counted = instructions(&said_counted, "counted between them: ");
-    assert!(logged > 10_000 && (counted - logged).abs() <= 14 * 64, "{logged} and {counted}");
+    assert!(logged > 10_000 && (counted - logged).abs() <= 15 * 64, "{logged} and {counted}");
     // All sequences but two, of which an instruction is left to the program, were in a burst to their end. With
-    // the memory taken away, 14 fault in a burst; four do not touch it.
+    // the memory taken away, 15 fault in a burst; four do not touch it.
     let count = |what: &str| -> usize {
         let before = said.split(what).next().unwrap();
         before.rsplit([' ', ',']).find(|word| !word.is_empty()).unwrap().parse().unwrap()
     };
     assert_eq!(
         (count(" at a system call"), count(" at an instruction")),
-        (17 * 16 + 4, 14),
+        (18 * 16 + 4, 15),
         "{said}"
     );
 }
