@@ -1,19 +1,12 @@
 //! The library preloaded into real programs, on the real kernel: what they print is right to the byte.
 
+#[macro_use]
+#[path = "../../remote/tests/both_ways/mod.rs"]
+mod both_ways;
+
+use both_ways::is_copied_out;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-
-/// Tests of both ways in which pages leave: each thread of a test has its path for a name.
-macro_rules! both_ways {
-    ($($name:ident),* $(,)?) => {
-        mod moved {
-            $(#[test] fn $name() { super::$name() })*
-        }
-        mod copied_out {
-            $(#[test] fn $name() { super::$name() })*
-        }
-    };
-}
 
 both_ways! {
     sort_with_threads,
@@ -42,7 +35,7 @@ fn command(program: &str, arguments: &[&str], resident_mib: Option<u64>) -> Comm
         command.env("LD_PRELOAD", library());
         command.env("PAGETAX_REMOTE_RESIDENT", (mib << 20).to_string());
         command.env("PAGETAX_REMOTE_STATS", "1");
-        if std::thread::current().name().is_some_and(|name| name.starts_with("copied_out::")) {
+        if is_copied_out() {
             command.env("PAGETAX_REMOTE_COPY_OUT", "1");
         }
     }

@@ -1,5 +1,9 @@
 //! The pager on the real kernel: what is written comes back, under every kind of pressure.
 
+#[macro_use]
+mod both_ways;
+
+use both_ways::is_copied_out;
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{self, Cluster};
@@ -17,18 +21,6 @@ use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
-/// Tests of both ways in which pages leave: each thread of a test has its path for a name.
-macro_rules! both_ways {
-    ($($name:ident),* $(,)?) => {
-        mod moved {
-            $(#[test] fn $name() { super::$name() })*
-        }
-        mod copied_out {
-            $(#[test] fn $name() { super::$name() })*
-        }
-    };
-}
-
 both_ways! {
     a_region_four_times_its_memory_keeps_every_write,
     threads_share_a_region,
@@ -39,10 +31,6 @@ both_ways! {
     a_full_store_costs_memory_not_pages,
     a_page_that_the_store_lost_is_sigbus,
     threads_write_what_is_being_evicted
-}
-
-fn is_copied_out() -> bool {
-    std::thread::current().name().is_some_and(|name| name.starts_with("copied_out::"))
 }
 
 fn resident(bytes: u64) -> Options {

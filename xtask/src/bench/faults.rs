@@ -34,13 +34,9 @@ pub fn against_c() -> Result<Outcome> {
     }
     let ps = |ns: &[f64]| ns.iter().map(|ns| (ns * 1000.0) as u64).collect::<Vec<_>>();
     let ratio = median_of_ratios(&ps(&ours), &ps(&c), 1).context("faults without a time")?;
-    let row = |what: &str, ns: &[f64]| {
-        let [low, median, high] = quantiles(ns, [0.25, 0.5, 0.75]);
-        vec![what.to_string(), format!("{median:.0} ({low:.0}–{high:.0})")]
-    };
     Ok(Outcome {
         headings: vec!["CPU time for each fault, ns", "median (quartiles)"],
-        rows: vec![row("in C", &c), row("in a job", &ours)],
+        rows: vec![row("in C".into(), quartiles(&c)), row("in a job".into(), quartiles(&ours))],
         json: json!({"c_ns": c, "job_ns": ours, "ratio": ratio}),
         promise: (
             format!("job ÷ C {ratio} over {ROUNDS} rounds, at most {} %", RATE_LIMIT * 100.0),
@@ -61,13 +57,8 @@ pub fn latency_cost() -> Result<Outcome> {
         let floor_ns = many.in_c(&["pair"])? - fault_ns;
         rounds.push(Round { fault_ns, floor_ns, few: few.watched()?, many: many.watched()? });
     }
-    let of = |of: fn(&Round) -> f64| {
-        quantiles(&rounds.iter().map(of).collect::<Vec<_>>(), [0.25, 0.5, 0.75])
-    };
+    let of = |of: fn(&Round) -> f64| quartiles(&rounds.iter().map(of).collect::<Vec<_>>());
     let cost = of(|round| round.many.cost_ns);
-    let row = |what: String, [low, median, high]: [f64; 3]| {
-        vec![what, format!("{median:.0} ({low:.0}–{high:.0})")]
-    };
     let latencies = |of: &Faults, share: [f64; 3]| {
         format!("latencies of {:.0} % of {} faults", share[1] * 100.0, of.count())
     };
@@ -89,6 +80,15 @@ pub fn latency_cost() -> Result<Outcome> {
             cost[1] <= LATENCY_LIMIT_NS,
         ),
     })
+}
+
+fn quartiles(values: &[f64]) -> [f64; 3] {
+    quantiles(values, [0.25, 0.5, 0.75])
+}
+
+/// Of a table of quartiles.
+fn row(what: String, [low, median, high]: [f64; 3]) -> Vec<String> {
+    vec![what, format!("{median:.0} ({low:.0}–{high:.0})")]
 }
 
 /// Nanoseconds of CPU time for each fault.
