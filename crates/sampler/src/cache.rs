@@ -34,8 +34,6 @@ pub struct Block {
     pub instructions: u32,
     pub accesses: *const Access,
     pub access_count: u32,
-    /// Of these, such of repeated instructions.
-    pub repeated_count: u32,
 }
 
 /// A direct way out of a block.

@@ -147,7 +147,6 @@ impl Translator {
             // SAFETY: within the list, or at its end, if there are none; it never moves.
             accesses: unsafe { cache.accesses.as_ptr().add(first) },
             access_count: accesses.len() as u32,
-            repeated_count: accesses.iter().filter(|access| access.repeat != 0).count() as u32,
         };
         Some(cache.add(block, copied.entry, copied.code_end))
     }

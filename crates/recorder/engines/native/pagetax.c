@@ -23,7 +23,7 @@ struct pn_block {
    pt_u64 start;
    pt_u32 bytes, instructions;
    const struct pn_access *accesses;
-   pt_u32 access_count, repeated_count;
+   pt_u32 access_count;
 };
 
 #define PN_SLOTS 16 /* of a frame; the first is the number of the block */

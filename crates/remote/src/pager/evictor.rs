@@ -355,8 +355,7 @@ impl Evictor {
     /// what is staged of them. The others stay.
     fn leave(&self, moved: &Moved, held: &Held<'_>, was_put: bool) {
         let kept = if was_put { 0 } else { moved.changed };
-        let leaving = bits(moved.pages & !kept).filter(|bit| moved.is_leaving(held, *bit));
-        let leaving = leaving.fold(0, |mask: Mask, bit| mask | 1 << bit);
+        let leaving = mask_of(bits(moved.pages & !kept).filter(|bit| moved.is_leaving(held, *bit)));
         let mut gone = 0;
         for (bit, count) in runs(leaving) {
             gone |= self.drop_run(moved, bit, count);
@@ -378,8 +377,7 @@ impl Evictor {
             return run_of(bit, count);
         }
         // Some of them may be gone; those are dropped once more.
-        let gone = (bit..bit + count).filter(|bit| drop(*bit, 1));
-        let gone = gone.fold(0, |mask: Mask, bit| mask | 1 << bit);
+        let gone = mask_of((bit..bit + count).filter(|bit| drop(*bit, 1)));
         add(&self.shared.stats.stuck_count, count - gone.count_ones() as usize);
         gone
     }
@@ -624,7 +622,7 @@ fn append(runs: &mut Vec<PageRun>, page: u64) {
 fn resident(held: &Held<'_>) -> Mask {
     let bits = (0..).zip(held.pages());
     let resident = bits.filter(|(_, page)| held.get(*page).place() == Place::Resident);
-    resident.fold(0, |mask, (bit, _)| mask | 1 << bit)
+    mask_of(resident.map(|(bit, _)| bit))
 }
 
 /// Adjacent bits: the first, and how many.
@@ -635,6 +633,11 @@ fn runs(mut mask: Mask) -> impl Iterator<Item = (usize, usize)> {
         mask &= !run_of(bit, count);
         Some((bit, count))
     })
+}
+
+/// A mask of these bits.
+fn mask_of(bits: impl Iterator<Item = usize>) -> Mask {
+    bits.fold(0, |mask, bit| mask | 1 << bit)
 }
 
 /// Bits from one on.
