@@ -41,8 +41,8 @@ fn reply(bytes: &[u8; 4], out: &mut Vec<u8>) {
     }
 }
 
-fuzz_target!(|input: (Vec<[u8; 4]>, Vec<u8>)| {
-    let (script, noise) = input;
+fuzz_target!(|input: (Vec<[u8; 4]>, Vec<u8>, [u8; 6])| {
+    let (script, noise, ways) = input;
     let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
     let mut bytes = Vec::new();
     script.iter().take(6).for_each(|four| reply(four, &mut bytes));
@@ -53,8 +53,25 @@ fuzz_target!(|input: (Vec<[u8; 4]>, Vec<u8>)| {
     let mut connection = Connection::new(stream, &Hello::client("fuzz"));
     let on = Lease { region: 1, lease: 1 };
     let mut into = [0; PAGE_BYTES];
-    for turn in 0..6u16 {
+    for (turn, way) in ways.into_iter().enumerate() {
         let get = Request::Get { on, first: 0, count: 1, with_sums: turn % 2 == 1 };
+        // One at a time, several at once, or several of which only some are waited for.
+        if way % 3 > 0 && connection.is_between_replies() {
+            let (asked, waited_for) = (1 + way / 3 % 8, way / 3 / 8);
+            if connection.send_small((0..asked).map(|_| get)).is_err() {
+                return;
+            }
+            for _ in 0..asked.min(waited_for) {
+                match connection.next_reply() {
+                    Ok((_, Reply::Pages { count, .. }, pages)) => {
+                        assert_eq!(pages.len(), count as usize * PAGE_BYTES);
+                    }
+                    Ok((_, _, pages)) => assert!(pages.is_empty()),
+                    Err(_) => return,
+                }
+            }
+            continue;
+        }
         let Ok(id) = connection.send(&get) else { return };
         match connection.wait(id, &mut into) {
             Ok(Reply::Pages { count, sums }) if !sums.is_empty() => {

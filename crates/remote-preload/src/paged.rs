@@ -4,7 +4,7 @@ use crate::space::Space;
 use crate::{say, threads};
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Options, RemoteRegion};
+use pagetax_remote::pager::{Leaving, Options, RemoteRegion};
 use pagetax_remote::preloaded::Settings;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -77,7 +77,7 @@ impl Paged {
             overcommit: true,
             log: Some(Arc::new(say)),
             spin: settings.spin,
-            copy_out: settings.copy_out,
+            leaving: if settings.copy_out { Leaving::Copied } else { Leaving::Moved },
             ..Options::resident(settings.resident.0)
         };
         let region = RemoteRegion::map(store, settings.address_space.0, options);

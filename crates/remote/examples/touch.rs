@@ -10,12 +10,13 @@
 //! touch cold 64 127.0.0.1:7070,127.0.0.1:7071 2
 //! ```
 //!
-//! With `PAGETAX_REMOTE_COPY_OUT` set, pages leave as under kernels that cannot move them.
+//! No device writes to this memory, so that its pages leave in the way that is cheapest; with
+//! `PAGETAX_REMOTE_LEAVING=moved` or `copied` all leave so.
 
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Options, RemoteRegion};
+use pagetax_remote::pager::{Leaving, Options, RemoteRegion};
 use pagetax_remote::store::PageStore;
 use serde_json::{Value, json};
 use std::error::Error;
@@ -81,8 +82,12 @@ fn map(
     let store: Arc<dyn PageStore> = Arc::new(Cluster::connect(options)?);
     // Room for all of it, and for the pages on their way.
     let resident_bytes = (resident_mib.parse::<u64>()? << 20) + (4 << 20);
-    let copy_out = std::env::var_os("PAGETAX_REMOTE_COPY_OUT").is_some();
-    let options = Options { copy_out, ..Options::resident(resident_bytes) };
+    let leaving = match std::env::var("PAGETAX_REMOTE_LEAVING").as_deref() {
+        Ok("moved") => Leaving::Moved,
+        Ok("copied") => Leaving::Copied,
+        _ => Leaving::Cheapest,
+    };
+    let options = Options { leaving, ..Options::resident(resident_bytes) };
     Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, options)?)
 }
 

@@ -8,7 +8,7 @@ use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum};
-use pagetax_remote::pager::{Options, PagerError, RemoteRegion};
+use pagetax_remote::pager::{Leaving, Options, PagerError, RemoteRegion};
 use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::embedded::EmbeddedStore;
@@ -30,11 +30,42 @@ both_ways! {
     the_system_writes_into_missing_pages,
     a_full_store_costs_memory_not_pages,
     a_page_that_the_store_lost_is_sigbus,
-    threads_write_what_is_being_evicted
+    threads_write_what_is_being_evicted,
+    pages_dropped_past_the_pager_keep_nobody_waiting
+}
+
+/// Where scattered pages are copied, and others moved.
+mod cheapest {
+    #[test]
+    fn a_region_four_times_its_memory_keeps_every_write() {
+        super::a_region_four_times_its_memory_keeps_every_write();
+    }
+    #[test]
+    fn threads_share_a_region_on_servers() {
+        super::threads_share_a_region_on_servers();
+    }
+    #[test]
+    fn a_full_store_costs_memory_not_pages() {
+        super::a_full_store_costs_memory_not_pages();
+    }
+    #[test]
+    fn threads_write_what_is_being_evicted() {
+        super::threads_write_what_is_being_evicted();
+    }
+}
+
+/// How pages leave in the test that asks.
+fn leaving() -> Leaving {
+    let thread = std::thread::current();
+    match thread.name() {
+        Some(name) if name.starts_with("cheapest::") => Leaving::Cheapest,
+        _ if is_copied_out() => Leaving::Copied,
+        _ => Leaving::Moved,
+    }
 }
 
 fn resident(bytes: u64) -> Options {
-    Options { copy_out: is_copied_out(), ..Options::resident(bytes) }
+    Options { leaving: leaving(), ..Options::resident(bytes) }
 }
 
 /// A region, unless this user may not page: then says so.
@@ -145,7 +176,44 @@ fn threads_write_what_is_being_evicted() {
     });
     let counts = region.counts();
     assert!(counts.page_out_count > 10_000, "{counts:?}");
-    assert_eq!(counts.kept_count > 0, is_copied_out(), "{counts:?}");
+    assert_eq!(counts.kept_count > 0, leaving() != Leaving::Moved, "{counts:?}");
+}
+
+/// A program may drop its memory by a system call of its own, also what is being copied out just then. It
+/// may find what it wrote before, or zeros.
+fn pages_dropped_past_the_pager_keep_nobody_waiting() {
+    let Some(mut region) = map(embedded(), 8 * MIB, resident(MIB)) else { return };
+    let (start, pages) = (region.as_ptr() as usize, region.len() / PAGE_BYTES);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rng = Rng::new(1);
+            while !done.load(Relaxed) {
+                drop_pages(start + rng.below(pages as u64 - 8) as usize * PAGE_BYTES, 8);
+                std::thread::yield_now();
+            }
+        });
+        for version in 1..=30 {
+            for (number, page) in region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).enumerate() {
+                let found = u64::from_le_bytes(page[..8].try_into().unwrap());
+                assert!(found == 0 || found >> 32 == number as u64, "page {number}: {found:x}");
+                page[..8].copy_from_slice(&((number as u64) << 32 | version).to_le_bytes());
+            }
+        }
+        done.store(true, Relaxed);
+    });
+    let counts = region.counts();
+    assert!(counts.page_out_count > 10_000, "{counts:?}");
+}
+
+/// As a program does that knows nothing of the pager.
+#[allow(unsafe_code)]
+fn drop_pages(at: usize, count: usize) {
+    // SAFETY: the bytes are read and written as plain integers by a thread that takes whatever it finds; zeros
+    // are as good as any.
+    let result =
+        unsafe { libc::syscall(libc::SYS_madvise, at, count * PAGE_BYTES, libc::MADV_DONTNEED) };
+    assert_eq!(result, 0);
 }
 
 fn share_a_region(store: Arc<dyn PageStore>) {

@@ -17,9 +17,14 @@
 //! a fault, for which the handler takes the protection away ([`Place::Parting`] becomes [`Place::Resident`]),
 //! and the copy is thrown away. This stops no device: what one writes to a page after it was copied is lost,
 //! while a page that is pinned for it is not moved. Nothing tells cheaply whether a page is pinned.
+//!
+//! A move interrupts all CPUs that run the program once for each run of adjacent pages; a copy does it once for
+//! a cluster, and once more for many clusters ([`Leaving::Cheapest`]).
 
+use super::options::Leaving;
 use super::shared::Shared;
 use super::stats::add;
+use super::sys::memory::{OwnMemory, Span, drop_all};
 use super::sys::threads;
 use super::table::{CLUSTER_PAGES, Held, Place, cluster_of};
 use crate::page::{PageRun, PageSum, is_zero};
@@ -27,6 +32,7 @@ use crate::placement::{Keep, Placement};
 use crate::store::{PageWriter, PutRun, StoreError};
 use rustix::io::Errno;
 use rustix::mm::Advice;
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -37,6 +43,13 @@ const BACK_OFF: Duration = Duration::from_millis(20);
 
 /// Most blocks that are dropped at once, so that room is there soon.
 const RELEASE_MAX: u32 = 16;
+
+/// A cluster whose pages lie in so many runs is copied, where it may be: 4 moves interrupt as often as copies
+/// of it and of others with it, and cost more than copying 32 pages.
+const SCATTERED_RUNS: usize = 4;
+
+/// Most copied pages that are dropped at once, as their clusters are held meanwhile.
+const DROP_PAGES: u32 = 64;
 
 /// Said when the first page leaves so.
 const COPIES: &str = "pages leave by a copy under write protection, as they cannot be moved (Linux 6.8 can): do not \
@@ -51,10 +64,11 @@ fn bits(mask: Mask) -> impl Iterator<Item = usize> {
     (0..CLUSTER_PAGES).filter(move |bit| mask & 1 << bit != 0)
 }
 
-/// The pages of a cluster that were moved to a block together.
+/// The pages of a cluster that were moved, or copied, to a block together.
 struct Moved {
     cluster: usize,
     block: u32,
+    is_copied: bool,
     pages: Mask,
     /// Of them: to be put.
     changed: Mask,
@@ -64,6 +78,11 @@ struct Moved {
 }
 
 impl Moved {
+    fn new((cluster, block): (usize, u32), is_copied: bool, pages: Mask) -> Moved {
+        let sums = [PageSum::default(); CLUSTER_PAGES];
+        Moved { cluster, block, is_copied, pages, changed: 0, zeros: 0, sums }
+    }
+
     fn page(&self, bit: usize) -> usize {
         self.cluster * CLUSTER_PAGES + bit
     }
@@ -87,6 +106,8 @@ pub struct Evictor {
     /// Blocks whose pages the store has, oldest first, with their clusters.
     staged: VecDeque<(u32, usize)>,
     batch: Vec<Moved>,
+    /// From where pages are copied, once some are.
+    own_memory: OnceCell<OwnMemory>,
     placement: Placement,
 }
 
@@ -95,8 +116,17 @@ impl Evictor {
     pub fn new(shared: Arc<Shared>, writer: Box<dyn PageWriter>) -> Evictor {
         let placement = Placement::of_this_thread();
         let (free_blocks, staged) = (VecDeque::new(), VecDeque::new());
-        let batch = Vec::new();
-        Evictor { shared, writer, free_blocks, fresh_block: 0, staged, batch, placement }
+        let (batch, own_memory) = (Vec::new(), OnceCell::new());
+        Evictor {
+            shared,
+            writer,
+            free_blocks,
+            fresh_block: 0,
+            staged,
+            batch,
+            own_memory,
+            placement,
+        }
     }
 
     /// Works until it is told to stop.
@@ -167,9 +197,9 @@ impl Evictor {
     /// Evicts a batch. Pages that are locked are found before a batch is full where they are moved, but only
     /// at its end where they are copied: then the next batch is tried, once for each cluster.
     fn evict_some(&mut self) -> bool {
-        let tries = match self.shared.moves {
-            true => 1,
-            false => 1 + self.shared.queued() / (self.shared.marks.batch / CLUSTER_PAGES).max(1),
+        let tries = match self.shared.leaving {
+            Leaving::Moved => 1,
+            _ => 1 + self.shared.queued() / (self.shared.marks.batch / CLUSTER_PAGES).max(1),
         };
         for _ in 0..tries {
             let (evicted, was_put) = self.evict_batch();
@@ -187,11 +217,7 @@ impl Evictor {
         while pages < self.shared.marks.batch && looks > 0 {
             let Some(victims) = self.victims(self.shared.marks.batch - pages) else { break };
             looks = looks.saturating_sub(victims.len());
-            let out = match self.shared.moves {
-                true => self.move_out(&victims),
-                false => victims.iter().map(|(of, to)| self.copy_out(*of, *to)).collect(),
-            };
-            for moved in out {
+            for moved in self.take_out(&victims) {
                 pages += moved.pages.count_ones() as usize;
                 if moved.pages == 0 {
                     self.free_blocks.push_front(moved.block);
@@ -206,11 +232,8 @@ impl Evictor {
         if let Err(error) = &result {
             self.shared.log(&format!("pages stay for now: {error}"));
         }
-        let mut evicted = 0;
-        for moved in &batch {
-            evicted += self.settle(moved, result.is_ok());
-            self.staged.push_back((moved.block, moved.cluster));
-        }
+        let evicted = self.settle_all(&batch, result.is_ok());
+        self.staged.extend(batch.iter().map(|moved| (moved.block, moved.cluster)));
         batch.clear();
         self.batch = batch;
         add(&self.shared.stats.evicted_count, evicted);
@@ -235,6 +258,29 @@ impl Evictor {
             victims.push((cluster + 1, block + 1));
         }
         Some(victims)
+    }
+
+    /// Moves or copies the resident pages of neighbouring clusters to their blocks.
+    fn take_out(&self, victims: &[(usize, u32)]) -> Vec<Moved> {
+        let copied = |victim: &(usize, u32)| match self.shared.leaving {
+            Leaving::Moved => false,
+            Leaving::Cheapest => {
+                let wanted = resident(&self.shared.table.hold(victim.0));
+                runs(wanted).count() >= SCATTERED_RUNS
+            }
+            Leaving::Copied => true,
+        };
+        if !victims.iter().any(copied) {
+            return self.move_out(victims);
+        }
+        let mut out = Vec::with_capacity(victims.len());
+        for victim in victims {
+            match copied(victim) {
+                true => out.push(self.copy_out(*victim)),
+                false => out.append(&mut self.move_out(&[*victim])),
+            }
+        }
+        out
     }
 
     /// Moves the resident pages of neighbouring clusters to their blocks: whole ones in one call, as
@@ -276,9 +322,7 @@ impl Evictor {
                 add(&shared.stats.stuck_count, stuck);
                 shared.enqueue(*cluster);
             }
-            let sums = [PageSum::default(); CLUSTER_PAGES];
-            let (cluster, block) = (*cluster, *block);
-            all.push(Moved { cluster, block, pages, changed: 0, zeros: 0, sums });
+            all.push(Moved::new((*cluster, *block), false, pages));
         }
         all
     }
@@ -286,28 +330,35 @@ impl Evictor {
     /// Copies the resident pages of a cluster to its block, protected from writes: those that nobody writes
     /// to until the copies are put will leave. Pages that may not be read stay.
     ///
-    /// A page that the program had the kernel drop, past us, must not be waited for here: that it was there to
-    /// be protected an instant ago is all that we know.
-    fn copy_out(&self, cluster: usize, block: u32) -> Moved {
+    /// The program may have had the kernel drop a page of them, past us: that page is zeros from now on.
+    fn copy_out(&self, (cluster, block): (usize, u32)) -> Moved {
         let shared = &self.shared;
-        if !shared.said_copies.swap(true, Relaxed) {
+        if shared.leaving == Leaving::Copied && !shared.said_copies.swap(true, Relaxed) {
             shared.log(COPIES);
         }
         let first = cluster * CLUSTER_PAGES;
         let held = shared.table.hold(cluster);
         let wanted = resident(&held);
+        let protect =
+            |bit, count| shared.uffd.protect(shared.arena.span(first + bit, count), true).is_ok();
+        // All at once, with what lies between: none of that is here. Where a mapping ends there, each run.
+        let (begin, end) = ends(wanted);
+        let together = end > begin && protect(begin, end - begin);
         let mut pages = 0;
         for (bit, count) in runs(wanted) {
-            if shared.uffd.protect(shared.arena.span(first + bit, count)).is_ok() {
+            if together || protect(bit, count) {
                 pages |= self.copy_run(first, block, bit, count);
             }
+        }
+        for bit in bits(wanted & !pages) {
+            // If it cannot be made zeros, it is here, and may not be read.
+            let _ = shared.uffd.zero(shared.arena.span(first + bit, 1));
         }
         for bit in bits(pages) {
             let state = held.get(first + bit);
             held.set(first + bit, state.in_block(Place::Parting, block));
         }
-        let sums = [PageSum::default(); CLUSTER_PAGES];
-        let moved = Moved { cluster, block, pages, changed: 0, zeros: 0, sums };
+        let moved = Moved::new((cluster, block), true, pages);
         if wanted != pages {
             self.stay(&moved, &held, wanted & !pages);
             add(&shared.stats.stuck_count, (wanted & !pages).count_ones() as usize);
@@ -317,12 +368,13 @@ impl Evictor {
         moved
     }
 
-    /// Copies a run, but for pages that may not be read; returns which.
+    /// Copies a run, but for pages that may not be read or are not there; returns which.
     fn copy_run(&self, first: usize, block: u32, bit: usize, count: usize) -> Mask {
+        let own_memory = self.own_memory.get_or_init(OwnMemory::open);
         let (mut copied, mut at, end) = (0, bit, bit + count);
         while at < end {
             let from = self.shared.arena.span(first + at, end - at);
-            let done = self.shared.staging.copy_from(block as usize * CLUSTER_PAGES + at, from);
+            let done = own_memory.copy(self.shared.staged_span(block, at, end - at), from);
             copied |= run_of(at, done);
             at += done + 1;
         }
@@ -338,7 +390,7 @@ impl Evictor {
                 held.set(page, state.at(Place::Resident));
             }
             if held.get(page).place() == Place::Resident
-                && let Err(error) = shared.uffd.unprotect(shared.arena.span(page, 1))
+                && let Err(error) = shared.uffd.protect(shared.arena.span(page, 1), false)
             {
                 // Whoever writes to it asks for it, and it is tried again.
                 shared.log(&format!("page {page} stays protected for now: {error}"));
@@ -351,15 +403,32 @@ impl Evictor {
         }
     }
 
-    /// Drops pages whose copies are stored, unless they were written to since: from here on the copies are
-    /// what is staged of them. The others stay.
-    fn leave(&self, moved: &Moved, held: &Held<'_>, was_put: bool) {
-        let kept = if was_put { 0 } else { moved.changed };
-        let leaving = mask_of(bits(moved.pages & !kept).filter(|bit| moved.is_leaving(held, *bit)));
-        let mut gone = 0;
-        for (bit, count) in runs(leaving) {
-            gone |= self.drop_run(moved, bit, count);
+    /// Drops copied pages of clusters that are held; returns which of each. One call interrupts the CPUs that
+    /// run the program once, if all can be dropped and the kernel can do so (Linux 6.16 can).
+    fn drop_copied(&self, all: &[Moved], held: &[Held<'_>], was_put: bool) -> Vec<Mask> {
+        let leaving = |(moved, held): (&Moved, &Held<'_>)| {
+            let kept = if was_put { 0 } else { moved.changed };
+            let leaving = bits(moved.pages & !kept).filter(|bit| moved.is_leaving(held, *bit));
+            if moved.is_copied { mask_of(leaving) } else { 0 }
+        };
+        let leaving: Vec<Mask> = all.iter().zip(held).map(leaving).collect();
+        let each = || all.iter().zip(&leaving);
+        let spans = each().flat_map(|(moved, leaving)| {
+            runs(*leaving).map(|(bit, count)| self.shared.arena.span(moved.page(bit), count))
+        });
+        let spans: Vec<Span<'_>> = spans.collect();
+        if spans.is_empty() || drop_all(&spans) {
+            return leaving;
         }
+        let drop_runs = |(moved, leaving): (&Moved, &Mask)| {
+            runs(*leaving).fold(0, |gone, (bit, count)| gone | self.drop_run(moved, bit, count))
+        };
+        each().map(drop_runs).collect()
+    }
+
+    /// Of copied pages those that are dropped have left: from here on the copies are what is staged of them.
+    /// The others stay.
+    fn leave(&self, moved: &Moved, held: &Held<'_>, gone: Mask) {
         self.stay(moved, held, moved.pages & !gone);
         self.shared.count_staged(moved.block, gone.count_ones() as usize);
         if gone != moved.pages {
@@ -386,8 +455,7 @@ impl Evictor {
     fn move_bits(&self, first: usize, block: u32, wanted: Mask) -> Mask {
         let shared = &self.shared;
         let (mut moved, mut tried_alone) = (0, 0);
-        let mut bit = wanted.trailing_zeros() as usize;
-        let end = (Mask::BITS - wanted.leading_zeros()) as usize;
+        let (mut bit, end) = ends(wanted);
         // Where a mapping ends inside the cluster, runs are refused as a whole.
         let mut run_max = CLUSTER_PAGES;
         while bit < end {
@@ -456,14 +524,31 @@ impl Evictor {
         }
     }
 
-    /// Gives moved pages their new states; those that could not be put go back. Returns how many are
-    /// out of the region.
-    fn settle(&self, moved: &Moved, was_put: bool) -> usize {
-        let shared = &self.shared;
-        let held = shared.table.hold(moved.cluster);
-        if !shared.moves {
-            self.leave(moved, &held, was_put);
+    /// Gives the pages of a batch their new states: copied ones of some clusters together, others by the
+    /// cluster. Returns how many are out of the region.
+    fn settle_all(&self, mut batch: &[Moved], was_put: bool) -> usize {
+        let mut out = 0;
+        while !batch.is_empty() {
+            let (together, rest) = batch.split_at(dropped_together(batch));
+            // Nobody else holds more than one.
+            let held = together.iter().map(|moved| self.shared.table.hold(moved.cluster));
+            let held: Vec<Held<'_>> = held.collect();
+            let gone = self.drop_copied(together, &held, was_put);
+            for ((moved, held), gone) in together.iter().zip(held).zip(gone) {
+                if moved.is_copied {
+                    self.leave(moved, &held, gone);
+                }
+                out += self.settle(moved, held, was_put);
+            }
+            batch = rest;
         }
+        out
+    }
+
+    /// Gives the pages of a cluster their new states; moved ones that could not be put go back. Returns how
+    /// many are out of the region.
+    fn settle(&self, moved: &Moved, held: Held<'_>, was_put: bool) -> usize {
+        let shared = &self.shared;
         let mut out = 0;
         for bit in bits(moved.pages) {
             let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
@@ -610,6 +695,17 @@ impl Evictor {
     }
 }
 
+/// How many clusters of a batch are dropped together: copied ones, none of them twice.
+fn dropped_together(batch: &[Moved]) -> usize {
+    let mut pages = 0;
+    let mut fits = |(nth, moved): &(usize, &Moved)| {
+        pages += moved.pages.count_ones();
+        let is_new = batch[..*nth].iter().all(|before| before.cluster != moved.cluster);
+        moved.is_copied && is_new && pages <= DROP_PAGES
+    };
+    batch.iter().enumerate().take_while(|each| fits(each)).count().max(1)
+}
+
 /// Adds a page to runs in order.
 fn append(runs: &mut Vec<PageRun>, page: u64) {
     match runs.last_mut() {
@@ -633,6 +729,11 @@ fn runs(mut mask: Mask) -> impl Iterator<Item = (usize, usize)> {
         mask &= !run_of(bit, count);
         Some((bit, count))
     })
+}
+
+/// The first bit, and the one after the last.
+fn ends(mask: Mask) -> (usize, usize) {
+    (mask.trailing_zeros() as usize, (Mask::BITS - mask.leading_zeros()) as usize)
 }
 
 /// A mask of these bits.

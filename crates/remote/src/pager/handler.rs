@@ -4,6 +4,7 @@
 //! its cluster's lock, so never while the evictor moves pages of that cluster. A page that cannot be
 //! proven gets SIGBUS, never zeros, never another's bytes.
 
+use super::options::Leaving;
 use super::shared::{NO_CPU, Shared};
 use super::stats::add;
 use super::sys::memory::Pages;
@@ -165,7 +166,7 @@ impl Handler {
             held.mark_wanted_again();
             add(&shared.stats.kept_count, 1);
         }
-        if let Err(error) = shared.uffd.unprotect(at) {
+        if let Err(error) = shared.uffd.protect(at, false) {
             shared.log(&format!("page {page} cannot be made writable: {error}"));
             shared.uffd.wake(at);
         }
@@ -174,9 +175,11 @@ impl Handler {
     }
 
     /// Another has brought the page meanwhile; or the program had the kernel drop it, past us, and it
-    /// reads as zeros. Like all that serve a page, returns whether it took the room of one.
+    /// reads as zeros: a copy that was made of it before must not take its place. Like all that serve a page,
+    /// returns whether it took the room of one.
     fn look_again(&self, held: &Held<'_>, page: usize) -> bool {
         let at = self.shared.arena.span(page, 1);
+        held.set(page, held.get(page).at(Place::Resident));
         if let Err(error) = self.shared.uffd.zero(at) {
             self.shared.log(&format!("page {page} cannot be made zeros: {error}"));
             self.poison(held, page);
@@ -246,7 +249,7 @@ impl Handler {
         let state = held.get(page);
         let (block, offset) = (state.block(), page % CLUSTER_PAGES);
         let (to, from) = (shared.arena.span(page, 1), shared.staged_span(block, offset, 1));
-        let may_move = shared.moves && state.place() == Place::Staged;
+        let may_move = shared.leaving != Leaving::Copied && state.place() == Place::Staged;
         let moved = may_move && shared.uffd.move_pages(to, from).0 == 1;
         if moved {
             shared.count_unstaged(block);

@@ -9,7 +9,7 @@
 //!
 //! All of it is in the process whose memory it is: only that can move anonymous pages. Invariants:
 //! a page is evicted by moving it, or by a copy that is only taken for it if nobody wrote to it since, so no
-//! write is lost (but see [`Options::copy_out`]); its staged copy is dropped only when the store
+//! write is lost (but see [`Leaving`]); its staged copy is dropped only when the store
 //! has acknowledged it; a page that cannot be proven is SIGBUS.
 //!
 //! Source: userfaultfd(2); measured on this kind of machine, a handler on the CPU of the faulting
@@ -24,7 +24,7 @@ mod sys;
 mod table;
 mod trend;
 
-pub use options::{Log, Options};
+pub use options::{Leaving, Log, Options};
 pub use shared::PagerError;
 pub use stats::Counts;
 

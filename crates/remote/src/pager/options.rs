@@ -7,6 +7,21 @@ use std::time::Duration;
 /// Receives lines for the log: pages that are lost, room that cannot be made.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// How pages leave memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Leaving {
+    /// They are moved; only where the kernel cannot do that (before Linux 6.8) they are copied.
+    #[default]
+    Moved,
+    /// Those that lie scattered are copied where that is cheaper: each move of one interrupts all CPUs that run
+    /// the program, while many are copied between two such interruptions. Only for memory that no device
+    /// writes to: what one writes to a page that it pinned before (direct I/O, io_uring's registered buffers),
+    /// after the copy, is lost.
+    Cheapest,
+    /// All are copied under write protection, as where the kernel cannot move them, with the same loss.
+    Copied,
+}
+
 /// How a region is paged.
 #[derive(Clone)]
 pub struct Options {
@@ -26,9 +41,8 @@ pub struct Options {
     /// Make do with a userfaultfd that does not serve system calls into missing pages: they fail with
     /// EFAULT.
     pub user_mode_only: bool,
-    /// Have pages leave by a copy under write protection even where the kernel can move them. What a device
-    /// writes to a page that it pinned before, after the copy, is lost.
-    pub copy_out: bool,
+    /// How pages leave.
+    pub leaving: Leaving,
     /// Where lines for the log go.
     pub log: Option<Log>,
 }
@@ -44,7 +58,7 @@ impl Options {
             prefetch: true,
             unreachable_limit: Duration::from_secs(30),
             user_mode_only: false,
-            copy_out: false,
+            leaving: Leaving::Moved,
             log: None,
         }
     }

@@ -3,7 +3,7 @@
 //! Invariant: resident and staged pages together stay within the limit, unless nothing more can be
 //! evicted ([`Shared::allow_overflow`]); then the program goes on rather than stops.
 
-use super::options::Options;
+use super::options::{Leaving, Options};
 use super::stats::{Stats, add};
 use super::sys::lock::{Lock, Signal};
 use super::sys::memory::{Pages, Span, Table};
@@ -71,10 +71,13 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Where pages are not moved, those of a batch lie twice in memory for a while: room for that is kept.
-    fn of(limit: usize, moves: bool) -> Marks {
+    /// Where pages are copied, those of a batch lie twice in memory for a while: room for that is kept.
+    fn of(limit: usize, leaving: Leaving) -> Marks {
         let batch = (limit / 16).clamp(1, 256);
-        let kept = if moves { 0 } else { (batch + CLUSTER_PAGES).min(limit / 2) };
+        let kept = match leaving {
+            Leaving::Moved => 0,
+            Leaving::Cheapest | Leaving::Copied => (batch + CLUSTER_PAGES).min(limit / 2),
+        };
         let limit = limit - kept;
         Marks { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch }
     }
@@ -86,9 +89,9 @@ pub struct Shared {
     pub(super) staging: Pages,
     pub(super) uffd: Uffd,
     pub(super) access: Access,
-    /// Pages leave by being moved; else by a copy under write protection.
-    pub(super) moves: bool,
-    /// It was said that they do not; also to the process that this one was forked from.
+    /// How pages leave this kernel's memory.
+    pub(super) leaving: Leaving,
+    /// It was said that they cannot be moved; also to the process that this one was forked from.
     pub(super) said_copies: AtomicBool,
     pub(super) table: PageTable,
     /// Frames in each staging block.
@@ -132,8 +135,8 @@ impl Shared {
         let reserve = |source| PagerError::System { what: "reserving address space", source };
         let limit = options.resident_bytes as usize / crate::page::PAGE_BYTES;
         let (uffd, access) = Uffd::open(options.user_mode_only).map_err(PagerError::Uffd)?;
-        let moves = uffd.can_move() && !options.copy_out;
-        let marks = Marks::of(limit.max(CLUSTER_PAGES), moves);
+        let leaving = if uffd.can_move() { options.leaving } else { Leaving::Copied };
+        let marks = Marks::of(limit.max(CLUSTER_PAGES), leaving);
         // The worst case: one page in each block, and no more pages staged than the limit.
         let blocks = (marks.limit + marks.batch).min(BLOCKS_MAX - 1);
         // The page after the last is the handler's sign to stop.
@@ -143,14 +146,14 @@ impl Shared {
             // A child that touches it is told by SIGSEGV, not by zeros.
             memory.all().advise(Advice::LinuxDontFork).map_err(|errno| reserve(errno.into()))?;
         }
-        uffd.register_missing(&arena, !moves).map_err(PagerError::Uffd)?;
+        uffd.register_missing(&arena, leaving != Leaving::Moved).map_err(PagerError::Uffd)?;
         uffd.register_target(&staging).map_err(PagerError::Uffd)?;
         Ok(Shared {
             arena,
             staging,
             uffd,
             access,
-            moves,
+            leaving,
             said_copies: AtomicBool::new(false),
             table: PageTable::new(pages).map_err(reserve)?,
             frames: Table::new(blocks).map_err(reserve)?,
@@ -204,7 +207,7 @@ impl Shared {
     /// and all of its pages are here.
     pub fn restart(&self, region: Option<RegionId>) -> io::Result<()> {
         self.uffd.renew(self.options.user_mode_only)?;
-        self.uffd.register_missing(&self.arena, !self.moves)?;
+        self.uffd.register_missing(&self.arena, self.leaving != Leaving::Moved)?;
         // The new evictor takes all blocks for free.
         self.staging.all().advise(Advice::LinuxDontNeed)?;
         self.uffd.register_target(&self.staging)?;

@@ -3,7 +3,10 @@
 //! Made by raw system calls, never by an allocator: the pager must work inside a program whose
 //! allocator lives in paged memory.
 
+use super::out_of_the_way;
 use crate::page::PAGE_BYTES;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 use std::io;
@@ -95,25 +98,6 @@ impl Pages {
         unsafe { std::slice::from_raw_parts(span.address() as *const u8, span.bytes()) }
     }
 
-    /// Copies pages of a program, which may be writing to them, to pages of this mapping that nobody reads
-    /// yet; returns how many, fewer where one may not be read. The system copies, so that what the program
-    /// does with its memory meanwhile is no fault of ours.
-    ///
-    /// # Panics
-    /// If the pages are not inside.
-    pub(in crate::pager) fn copy_from(&self, first: usize, from: Span<'_>) -> usize {
-        let to = self.span(first, from.count);
-        let part = |span: Span<'_>| libc::iovec {
-            iov_base: span.address() as *mut libc::c_void,
-            iov_len: span.bytes(),
-        };
-        // SAFETY: reads and writes whole pages inside live mappings of the pager, and fails where they
-        // may not be touched. Nobody holds a reference to what is written, as the caller promises.
-        let copied =
-            unsafe { libc::process_vm_readv(libc::getpid(), &part(to), 1, &part(from), 1, 0) };
-        usize::try_from(copied).unwrap_or(0) / PAGE_BYTES
-    }
-
     /// Reads a byte of a page, so that a missing page is asked for.
     ///
     /// # Panics
@@ -166,6 +150,65 @@ impl Span<'_> {
         // SAFETY: inside a live mapping of the pager's. Advice leaves the mapping in place; pages are
         // dropped only where the pager's states say that nobody reads them.
         unsafe { mm::madvise(self.address() as *mut _, self.bytes(), advice) }
+    }
+}
+
+fn part_of(span: Span<'_>) -> libc::iovec {
+    libc::iovec { iov_base: span.address() as *mut libc::c_void, iov_len: span.bytes() }
+}
+
+/// Drops pages with one call, which only the pager makes; whether all are gone. What is not can be dropped one
+/// by one, and what is, once more.
+pub(in crate::pager) fn drop_all(spans: &[Span<'_>]) -> bool {
+    /// `PIDFD_SELF_THREAD` of `linux/pidfd.h`: who calls.
+    const CALLER: libc::c_int = -10_000;
+    let parts: Vec<libc::iovec> = spans.iter().copied().map(part_of).collect();
+    // SAFETY: reads the parts; drops whole pages inside live mappings of the pager, only where its states
+    // say that nobody reads them.
+    let dropped = unsafe {
+        let (number, advice) = (libc::SYS_process_madvise, libc::MADV_DONTNEED);
+        libc::syscall(number, CALLER, parts.as_ptr(), parts.len(), advice, 0)
+    };
+    usize::try_from(dropped) == Ok(spans.iter().map(|span| span.bytes()).sum())
+}
+
+/// This process's memory as a file: who reads it so does not wait for missing pages, which nobody may be there
+/// to bring.
+#[derive(Debug)]
+pub struct OwnMemory {
+    file: Option<OwnedFd>,
+}
+
+impl OwnMemory {
+    /// Of the process that calls: a child of a fork opens its own.
+    pub fn open() -> OwnMemory {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::open("/proc/self/mem", flags, Mode::empty()).ok();
+        OwnMemory { file: file.map(out_of_the_way) }
+    }
+
+    /// Copies pages of a program, which may be writing to them, to as many pages of the pager that nobody
+    /// reads yet; returns how many, fewer where one is missing or may not be read. The system copies, so that
+    /// what the program does with its memory meanwhile is no fault of ours.
+    ///
+    /// Without /proc, a page that is missing is waited for.
+    pub(in crate::pager) fn copy(&self, to: Span<'_>, from: Span<'_>) -> usize {
+        let len = to.bytes().min(from.bytes());
+        // SAFETY: reads and writes whole pages inside live mappings of the pager, and fails where they
+        // may not be touched. Nobody holds a reference to what is written, as the caller promises.
+        let copied = unsafe {
+            match &self.file {
+                Some(file) => {
+                    let into = to.address() as *mut libc::c_void;
+                    libc::pread64(file.as_raw_fd(), into, len, from.address() as i64)
+                }
+                None => {
+                    let (into, from) = (part_of(to), part_of(from));
+                    libc::process_vm_readv(libc::getpid(), &into, 1, &from, 1, 0)
+                }
+            }
+        };
+        usize::try_from(copied).unwrap_or(0) / PAGE_BYTES
     }
 }
 

@@ -8,3 +8,11 @@ pub mod lock;
 pub mod memory;
 pub mod threads;
 pub mod uffd;
+
+use crate::pager::DESCRIPTORS_FROM;
+use rustix::fd::OwnedFd;
+
+/// The same file under a number that programs do not count on, if there is one.
+fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(&fd, DESCRIPTORS_FROM).unwrap_or(fd)
+}

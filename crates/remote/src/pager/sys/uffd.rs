@@ -4,8 +4,8 @@
 //! down here as the crates that wrap it lack both.
 
 use super::memory::{Pages, Span};
+use super::out_of_the_way;
 use crate::page::PAGE_BYTES;
-use crate::pager::DESCRIPTORS_FROM;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -139,8 +139,7 @@ impl Uffd {
             }
             other => other?,
         };
-        let out_of_the_way = rustix::io::fcntl_dupfd_cloexec(&fd, DESCRIPTORS_FROM);
-        let mut uffd = Uffd { fd: out_of_the_way.unwrap_or(fd), can_move: true };
+        let mut uffd = Uffd { fd: out_of_the_way(fd), can_move: true };
         // A descriptor that refused features can be asked again.
         if uffd.greet(FEATURES | FEATURE_MOVE).is_err() {
             uffd.can_move = false;
@@ -296,15 +295,11 @@ impl Uffd {
         (moved as usize / PAGE_BYTES, None)
     }
 
-    /// Has writes to those of these pages that are there wait, from when this returns on.
-    pub fn protect(&self, at: Span<'_>) -> Result<(), Errno> {
-        let mut protect = Protect { range: range(at), mode: PROTECT };
-        self.control::<{ number::<Protect>(6) }, _>(&mut protect)
-    }
-
-    /// Lets writes to these pages pass again, and wakes who waits.
-    pub fn unprotect(&self, at: Span<'_>) -> Result<(), Errno> {
-        let mut protect = Protect { range: range(at), mode: 0 };
+    /// Has writes to those of these pages that are there wait, from when this returns on; or lets them pass
+    /// again, and wakes who waits.
+    pub fn protect(&self, at: Span<'_>, is_protected: bool) -> Result<(), Errno> {
+        let mode = if is_protected { PROTECT } else { 0 };
+        let mut protect = Protect { range: range(at), mode };
         self.control::<{ number::<Protect>(6) }, _>(&mut protect)
     }
 
