@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 use pagetax_core::counter::{Provenance, Reading};
 use pagetax_core::plan::{Backing, Region};
 use pagetax_core::report::Table;
-use pagetax_remote::pager::{Counts, Log, Options, RemoteRegion, THREADS};
+use pagetax_remote::pager::{Counts, Leaving, Log, Options, RemoteRegion, THREADS};
 use pagetax_remote::store::PageStore;
 use std::collections::BTreeMap;
 use std::io;
@@ -39,7 +39,10 @@ impl Network {
     /// Starts to page a region, if it is network memory.
     pub fn map(&mut self, region: &Region) -> io::Result<Option<Arc<RemoteRegion>>> {
         let Backing::Remote { resident_bytes } = region.backing else { return Ok(None) };
-        let options = Options { log: self.log.clone(), ..Options::resident(resident_bytes) };
+        // Workers only touch it: no device does.
+        let leaving = Leaving::Cheapest;
+        let options =
+            Options { log: self.log.clone(), leaving, ..Options::resident(resident_bytes) };
         let mapped = RemoteRegion::map(self.store.clone(), region.bytes, options);
         let mapped = Arc::new(mapped.map_err(io::Error::other)?);
         self.regions.push(mapped.clone());
