@@ -5,7 +5,7 @@ use crate::system;
 use std::mem::offset_of;
 use std::sync::atomic::AtomicU32;
 
-/// Words of a frame: the number of a block, and what the block has logged.
+/// Words of a frame: the address of what takes it, and what its block has logged.
 pub const SLOTS: usize = 16;
 /// Blocks that run between two looks at their log.
 pub const FRAMES: usize = 1024;

@@ -14,9 +14,10 @@ use crate::calls::{self, Decision};
 use crate::emit::Emitter;
 use crate::faults;
 use crate::maps::Maps;
-use crate::recorder::{Phase, Recorder};
+use crate::recorder::{Phase, Recorder, SLOW};
 use crate::stubs::{self, Stubs};
 use crate::system;
+use crate::taking::{self, Taking};
 use crate::threads::{self, Polls, THREADS};
 use crate::translate::Translator;
 use std::arch::asm;
@@ -120,6 +121,7 @@ pub struct Engine {
     recorder: Recorder,
     plan: Plan,
     stubs: Stubs,
+    taking: Taking,
     polls: Option<Polls>,
     /// By thread: where it goes on from when its burst ends.
     frames: *mut Frame,
@@ -175,6 +177,7 @@ impl Engine {
         // SAFETY: the code's part of the area is ours, and longer than the stubs.
         let mut out = unsafe { Emitter::new(code.start) };
         let stubs = stubs::make(&mut out, addresses, state, dispatch);
+        let taking = taking::make(&mut out, recorder.sides(), SLOW);
         let start = out.at().next_multiple_of(64);
         let middle = ((start + code.end) / 2).next_multiple_of(64);
         let mut caches = [
@@ -187,11 +190,12 @@ impl Engine {
             area,
             caches,
             kind: Kind::Logging,
-            translator: Translator::new(stubs),
+            translator: Translator::new(stubs, taking),
             maps: Maps::new(),
             recorder,
             plan,
             stubs,
+            taking,
             polls: None,
             frames,
             fs: 0,
@@ -352,8 +356,7 @@ impl Engine {
             return;
         }
         let from = (self.area.position as usize / (8 * SLOTS)).max(1);
-        let log = &self.area.log[from..];
-        let count = self.recorder.take(&self.caches[0].blocks, log, self.fs);
+        let count = self.recorder.take(&self.taking, self.area, from, self.fs);
         self.left -= count as i64;
         self.had += count;
         self.total += count;

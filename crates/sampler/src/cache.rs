@@ -4,6 +4,7 @@
 use crate::area::{Addresses, Area, TABLE_BITS, Target};
 use crate::emit::{self, Emitter};
 use crate::stubs::{self, Stubs};
+use crate::taking::Taking;
 use std::ops::Range;
 
 /// `struct pn_access`
@@ -70,8 +71,11 @@ pub struct Cache {
     /// What runs each time, and apart from it, so that caches hold no more of it, what runs once.
     code: Range<usize>,
     once: Range<usize>,
+    /// Of logging copies: what takes their frames.
+    taking: Range<usize>,
     /// Where the next block's go.
     pub next: usize,
+    pub next_taking: usize,
     pub next_once: usize,
     pub blocks: Vec<Block>,
     /// Where each can be entered.
@@ -93,15 +97,19 @@ const INDEX: u64 = (1 << TABLE_BITS) - 1;
 impl Cache {
     /// Of no block, with code from `code` on.
     pub fn new(kind: Kind, addresses: Addresses, code: Range<usize>) -> Cache {
-        let middle = code.start + code.len() / 2;
-        let (code, once) = (code.start..middle, middle..code.end);
+        let of_taking = if kind == Kind::Logging { code.len() / 2 } else { 0 };
+        let taking = code.start..code.start + of_taking;
+        let middle = (taking.end + code.end) / 2;
+        let (code, once) = (taking.end..middle, middle..code.end);
         Cache {
             kind,
             addresses,
             next: code.start,
             next_once: once.start,
+            next_taking: taking.start,
             code,
             once,
+            taking,
             blocks: Vec::with_capacity(BLOCKS),
             entries: Vec::with_capacity(BLOCKS),
             exits: Vec::with_capacity(EXITS),
@@ -117,6 +125,7 @@ impl Cache {
     pub fn has_room(&self) -> bool {
         self.next + ROOM_BYTES < self.code.end
             && self.next_once + ROOM_BYTES < self.once.end
+            && (self.kind == Kind::Counting || self.next_taking + ROOM_BYTES < self.taking.end)
             && self.blocks.len() + ROOM < BLOCKS
             && self.exits.len() + ROOM < EXITS
             && self.accesses.len() + ROOM < ACCESSES
@@ -127,6 +136,7 @@ impl Cache {
     pub fn clear(&mut self, area: &mut Area, stubs: &Stubs) {
         self.next = self.code.start;
         self.next_once = self.once.start;
+        self.next_taking = self.taking.start;
         self.blocks.clear();
         self.entries.clear();
         self.exits.clear();
@@ -197,6 +207,16 @@ impl Cache {
     pub fn copy_at(&self, at: usize) -> Option<(usize, usize)> {
         let number = self.entries.partition_point(|entry| *entry <= at).checked_sub(1)?;
         (at < self.next).then(|| (number, at - self.entries[number]))
+    }
+
+    /// Writes what takes the frames of a block, the last one.
+    pub fn take(&mut self, taking: &Taking, number: usize) -> usize {
+        // SAFETY: there is room; the once's last part was added with the block.
+        let (mut out, mut once) =
+            unsafe { (Emitter::new(self.next_taking), Emitter::new(self.next_once)) };
+        let entry = taking.block(&mut out, &mut once, &self.blocks[number]);
+        (self.next_taking, self.next_once) = (out.at(), once.at());
+        entry
     }
 
     /// Adds a block whose two parts of code end at `end`.

@@ -1,13 +1,17 @@
-//! Writes the instructions that go around the program's own. None of them changes a flag, none uses the
-//! program's stack but those that stand for a call.
+//! Writes the instructions that go around the program's own. None of them changes a flag, but where it says so,
+//! none uses the program's stack but those that stand for a call.
 
 /// A general register, by its number in instructions.
 pub type Register = u8;
 pub const RAX: Register = 0;
 pub const RCX: Register = 1;
 pub const RDX: Register = 2;
+pub const RBX: Register = 3;
 pub const RSP: Register = 4;
+pub const RBP: Register = 5;
+pub const RDI: Register = 7;
 pub const R11: Register = 11;
+pub const R14: Register = 14;
 
 /// Of vector registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,15 +106,17 @@ impl Emitter {
     }
 
     fn based(&mut self, opcode: u8, register: Register, base: Register, displacement: u32) {
-        self.bytes(&[
-            0x48 | (register >> 3) << 2 | base >> 3,
-            opcode,
-            0x80 | (register & 7) << 3 | base & 7,
-        ]);
+        let short = i8::try_from(displacement as i32);
+        let mode = if short.is_ok() { 0x40 } else { 0x80 };
+        let prefix = 0x48 | (register >> 3) << 2 | base >> 3;
+        self.bytes(&[prefix, opcode, mode | (register & 7) << 3 | base & 7]);
         if base & 7 == RSP {
             self.bytes(&[0x24]);
         }
-        self.word(displacement);
+        match short {
+            Ok(short) => self.bytes(&[short as u8]),
+            Err(_) => self.word(displacement),
+        }
     }
 
     pub fn push(&mut self, register: Register) {
@@ -134,6 +140,17 @@ impl Emitter {
     pub fn jump_if_rcx_is_0(&mut self, to: usize) {
         let short = (to as isize - (self.at as isize + 2)) as i8;
         self.bytes(&[0xe3, short as u8]);
+    }
+
+    /// Compares a word at an address with a register. For our own code, which flags are for.
+    pub fn compare(&mut self, address: u32, register: Register) {
+        self.absolute(0x39, register, address);
+    }
+
+    /// The same.
+    pub fn jump_if_not_0(&mut self, to: usize) {
+        self.bytes(&[0x0f, 0x85]);
+        self.relative(to);
     }
 
     /// xmm15 of the counting copies, which is the sum of what they counted: plus, minus, to and from memory.

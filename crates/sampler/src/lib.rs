@@ -31,6 +31,7 @@ mod maps;
 mod recorder;
 mod stubs;
 mod system;
+mod taking;
 mod threads;
 mod translate;
 

@@ -1,17 +1,21 @@
 //! The C half, which writes the stream (recorder/engines/native/pagetax.c).
 
-use crate::area::SLOTS;
+use crate::area::Area;
 use crate::cache::Block;
 use crate::system;
+use crate::taking::{Slow, Taking};
 use std::ptr;
 
 unsafe extern "C" {
-    fn pn_open(memory: *mut u8, bytes: u64, pid: u32) -> i32;
+    fn pn_table_bytes() -> u64;
+    fn pn_open(memory: *mut u8, bytes: u64, pid: u32, tables: *mut u8) -> i32;
     fn pn_begin(thread: u32);
     fn pn_phase(phase: u32, stands_for: u64);
     fn pn_is_warm() -> i32;
     fn pn_gone(start: u64, length: u64);
-    fn pn_take(blocks: *const Block, first: *const [u64; SLOTS], count: u64, fs: u64) -> u64;
+    fn pn_sides(sides: *mut Sides);
+    fn pn_run(block: *const Block, frame: *const u64, fs: u64, clock: u64) -> u64;
+    fn pn_took(instructions: u64, accesses: u64) -> u64;
     fn pn_close();
 }
 
@@ -24,16 +28,74 @@ pub enum Phase {
     Counted = 2,
 }
 
+/// Slots of each filter.
+pub const SLOT_COUNT: u32 = 8192;
+
+/// `struct pn_filter`: pages that TLBs hold for certain.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Filter {
+    /// log2 of its pages' size; 0: there is none.
+    pub page_shift: u32,
+    /// Where the first slot is.
+    pub slots: u32,
+}
+
+/// `struct pn_side`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Side {
+    small: Filter,
+    large: Filter,
+}
+
+/// Of data and of code.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sides {
+    pub data: Side,
+    pub code: Side,
+}
+
+impl Side {
+    /// Its filters, that of small pages first.
+    pub fn filters(self) -> impl Iterator<Item = Filter> {
+        [self.small, self.large].into_iter().filter(|filter| filter.page_shift != 0)
+    }
+}
+
+impl Filter {
+    /// The first address of the page of an address.
+    pub fn page(self, address: u64) -> u64 {
+        address >> self.page_shift << self.page_shift
+    }
+
+    /// Where the slot of an address is.
+    pub fn slot(self, address: u64) -> u32 {
+        self.slots + ((address >> self.page_shift) as u32 % SLOT_COUNT) * 16
+    }
+}
+
+/// C does a block.
+pub const SLOW: Slow = pn_run;
+
 /// The stream of this process; used by the thread that is in a burst.
-pub struct Recorder(());
+pub struct Recorder {
+    /// Of stamps in the filters.
+    clock: u64,
+}
 
 impl Recorder {
     /// Of the consumer's memory at a path, which ends in 0; without a path, of nobody.
     pub fn open(path: Option<&[u8]>) -> Option<Recorder> {
+        // SAFETY: only says how many.
+        let bytes = unsafe { pn_table_bytes() } as usize;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let tables = system::map(bytes, protection, libc::MAP_32BIT)? as *mut u8;
         let Some(path) = path else {
-            // SAFETY: what is written into is its own.
-            unsafe { pn_open(ptr::null_mut(), 0, 0) };
-            return Some(Recorder(()));
+            // SAFETY: what is written into is its own, and the tables.
+            unsafe { pn_open(ptr::null_mut(), 0, 0, tables) };
+            return Some(Recorder { clock: 0 });
         };
         let file = system::open(path, libc::O_RDWR)?;
         let bytes = {
@@ -50,8 +112,9 @@ impl Recorder {
             return None;
         }
         // SAFETY: memory of that many bytes, which stays.
-        let open = unsafe { pn_open(memory as *mut u8, bytes as u64, system::process()) };
-        (open != 0).then_some(Recorder(()))
+        let open =
+            unsafe { pn_open(memory as *mut u8, bytes as u64, system::process(), tables) };
+        (open != 0).then_some(Recorder { clock: 0 })
     }
 
     pub fn begin(&mut self, thread: u32) {
@@ -77,12 +140,20 @@ impl Recorder {
         unsafe { pn_gone(start, length) }
     }
 
-    /// Takes the frames of a log, the last ones first; how many instructions they stand for.
-    pub fn take(&mut self, blocks: &[Block], log: &[[u64; SLOTS]], fs: u64) -> u64 {
-        let Some(first) = log.last() else { return 0 };
-        // SAFETY: frames name blocks of the list, and these their accesses; C goes down from the last
-        // frame by as many as there are.
-        unsafe { pn_take(blocks.as_ptr(), first, log.len() as u64, fs) }
+    /// The page filters.
+    pub fn sides(&self) -> Sides {
+        let mut sides = Sides::default();
+        // SAFETY: C writes as many.
+        unsafe { pn_sides(&mut sides) };
+        sides
+    }
+
+    /// Takes the frames of a log from `from` on, the last ones first; how many instructions they stand for.
+    pub fn take(&mut self, taking: &Taking, area: &mut Area, from: usize, fs: u64) -> u64 {
+        let taken = taking.take(area, from, fs, self.clock);
+        self.clock = taken.clock;
+        // SAFETY: as above.
+        unsafe { pn_took(taken.instructions(), taken.accesses()) }
     }
 
     /// All was written; waits until it is read.

@@ -15,6 +15,7 @@ use crate::area::{Addresses, Reason, SLOTS};
 use crate::cache::{Access, Block, Cache, Exit, FIRST, FS, Kind, LOAD, STORE};
 use crate::emit::{Emitter, R11, RAX, RCX, RDX, RSP, link};
 use crate::stubs::{self, Stubs};
+use crate::taking::Taking;
 use iced_x86::{
     Code, CodeSize, Decoder, DecoderOptions, Encoder, FlowControl, Instruction,
     InstructionInfoFactory, MemoryOperand, Mnemonic, OpAccess, OpKind, Register, UsedMemory,
@@ -31,6 +32,7 @@ pub struct Translator {
     info: InstructionInfoFactory,
     encoder: Encoder,
     stubs: Stubs,
+    taking: Taking,
 }
 
 /// Registers as bits.
@@ -102,6 +104,8 @@ struct Alien;
 /// What was copied, and where it is.
 struct Copied {
     entry: usize,
+    /// Of a logging copy: where its frames' first word is, a constant.
+    taker: usize,
     /// Of what runs each time, and what runs once.
     code_end: (usize, usize),
     /// Of the program's code.
@@ -130,8 +134,9 @@ impl Watched {
 }
 
 impl Translator {
-    pub fn new(stubs: Stubs) -> Translator {
-        Translator { info: InstructionInfoFactory::new(), encoder: Encoder::new(64), stubs }
+    pub fn new(stubs: Stubs, taking: Taking) -> Translator {
+        let (info, encoder) = (InstructionInfoFactory::new(), Encoder::new(64));
+        Translator { info, encoder, stubs, taking }
     }
 
     /// Copies the block at `pc`, whose bytes begin with `bytes`; its number, or none if its first instruction
@@ -148,7 +153,13 @@ impl Translator {
             accesses: unsafe { cache.accesses.as_ptr().add(first) },
             access_count: accesses.len() as u32,
         };
-        Some(cache.add(block, copied.entry, copied.code_end))
+        let number = cache.add(block, copied.entry, copied.code_end);
+        if cache.kind == Kind::Logging {
+            let taking = cache.take(&self.taking, number);
+            // SAFETY: the constant that `prologue` has written, of a block that was not run yet.
+            unsafe { (copied.taker as *mut u32).write_unaligned(taking as u32) };
+        }
+        Some(number)
     }
 
     /// The program's state in the copy of the block at `pc`, so many bytes behind its entry. The block is copied
@@ -182,11 +193,11 @@ impl Translator {
         let (mut out, mut once) =
             unsafe { (Emitter::new(cache.next), Emitter::new(cache.next_once)) };
         let is_logging = cache.kind == Kind::Logging;
-        let entry = match cache.kind {
+        let (entry, taker) = match cache.kind {
             Kind::Logging => prologue(&mut out, &mut once, cache.addresses, self.stubs, nth),
             Kind::Counting => {
                 out.count(cache.addresses.count(0));
-                cache.next
+                (cache.next, 0)
             }
         };
         let mut builder = Builder {
@@ -251,18 +262,19 @@ impl Translator {
             unsafe { ((entry + 5) as *mut u32).write_unaligned(cache.addresses.count(count)) };
         }
         let code_end = (builder.out.at(), exits.once.at());
-        Some(Copied { entry, code_end, end, instructions: count, watched: found })
+        Some(Copied { entry, taker, code_end, end, instructions: count, watched: found })
     }
 }
 
-/// Takes the next frame; where there is none, comes back first. Returns the entry.
+/// Takes the next frame; where there is none, comes back first. Returns the entry, and where the frame's first
+/// word is, which is to be written.
 fn prologue(
     out: &mut Emitter,
     once: &mut Emitter,
     addresses: Addresses,
     stubs: Stubs,
     nth: usize,
-) -> usize {
+) -> (usize, usize) {
     // A short jump reaches no further.
     let full = out.at();
     out.jump(once.at());
@@ -274,8 +286,8 @@ fn prologue(
     out.add(RCX, RCX, (8 * SLOTS as u32).wrapping_neg());
     out.store(addresses.position(), RCX);
     out.jump_if_rcx_is_0(full);
-    out.store_constant_at(RCX, addresses.log(), nth as u32);
-    entry
+    out.store_constant_at(RCX, addresses.log(), 0);
+    (entry, out.at() - 4)
 }
 
 fn come_back(out: &mut Emitter, addresses: Addresses, enter: usize, why: Reason, number: usize) {

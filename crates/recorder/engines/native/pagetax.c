@@ -1,5 +1,6 @@
-/* The writing half of the native sampler (crates/sampler): takes the log of a burst, block by block, and
-   writes the page changes in it into a ring (../stream.h). Called by one thread at a time.
+/* The writing half of the native sampler (crates/sampler): does what its own code for a block's log cannot do
+   by a look at the filter's slots (../filter.h), and writes page changes into a ring (../stream.h). Called by
+   one thread at a time.
 
    SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "../filter.h"
@@ -26,12 +27,22 @@ struct pn_block {
    pt_u32 access_count;
 };
 
-#define PN_SLOTS 16 /* of a frame; the first is the number of the block */
+/* A filter whose slots lie in the first 2 GiB. */
+struct pn_filter {
+   pt_u32 page_shift; /* 0: there is no such filter */
+   pt_u32 slots;
+};
+
+struct pn_side {
+   struct pn_filter small, large;
+};
 
 static struct pt_header *header;
 static struct pt_writer writer;
-static struct pt_tables data_tables, code_tables;
-static pt_u64 clock, code_page;
+static struct pt_tables *tables; /* of data, of code */
+#define data_tables tables[0]
+#define code_tables tables[1]
+static pt_u64 instructions_of_runs, accesses_of_runs;
 static pt_u32 warmings; /* as many times TLBs began to warm up */
 
 /* errno is the program's. */
@@ -66,10 +77,15 @@ static int pt_alive(pt_u32 pid)
 static struct pt_header none = {.data = {{12, 12, 63, 4}, {21, 21, 7, 4}, 0},
                                 .code = {{12, 12, 31, 4}, {0, 0, 0, 0}, 0}};
 
-/* Whether memory of so many bytes is the consumer's, and has a ring for us. */
-int pn_open(void *memory, pt_u64 bytes, pt_u32 pid)
+pt_u64 pn_table_bytes(void) { return 2 * sizeof *tables; }
+
+/* Whether memory of so many bytes is the consumer's, and has a ring for us. Tables are fresh memory of theirs. */
+int pn_open(void *memory, pt_u64 bytes, pt_u32 pid, void *of_tables)
 {
    header = memory ? memory : &none;
+   tables = of_tables;
+   pt_clear(&header->data, &data_tables);
+   pt_clear(&header->code, &code_tables);
    if (!memory)
       return 1;
    if (bytes < sizeof *header || !pt_is_ours(header) || pt_bytes(header) > bytes)
@@ -80,11 +96,25 @@ int pn_open(void *memory, pt_u64 bytes, pt_u32 pid)
    return writer.control != NULL;
 }
 
+static void describe(struct pn_filter *to, const struct pt_filter *filter, struct pt_table *table)
+{
+   to->page_shift = filter->ways ? filter->page_shift : 0;
+   to->slots = (pt_u32)(unsigned long)table->slots;
+}
+
+/* What code that tests slots must know of the filters. */
+void pn_sides(struct pn_side sides[2])
+{
+   describe(&sides[0].small, &header->data.small, &data_tables.small);
+   describe(&sides[0].large, &header->data.large, &data_tables.large);
+   describe(&sides[1].small, &header->code.small, &code_tables.small);
+   describe(&sides[1].large, &header->code.large, &code_tables.large);
+}
+
 /* Nothing is known of what was mapped since the last burst; TLBs begin with what they held then. */
 void pn_begin(pt_u32 thread)
 {
    writer.thread = thread;
-   code_page = 1;
    pt_forget(&header->data, &data_tables);
    pt_forget(&header->code, &code_tables);
    pt_write(&writer, pt_what(PT_MAPPING, thread, 0), 0);
@@ -113,73 +143,69 @@ void pn_gone(pt_u64 start, pt_u64 length)
    pt_tell(&writer, &header->code, &code_tables, PT_CODE);
    pt_forget(&header->data, &data_tables);
    pt_forget(&header->code, &code_tables);
-   code_page = 1;
    pt_write(&writer, pt_what(PT_MAPPING, writer.thread, start),
             (length & PT_ADDRESS_MASK) | (pt_u64)PT_HINT_GONE << 56);
 }
 
 void pn_close(void) { pt_end(&writer); }
 
-static void fetch(const struct pn_block *block)
+static pt_u64 fetch(const struct pn_block *block, pt_u64 clock)
 {
    pt_u64 address = block->start, last = address + block->bytes - 1;
    for (;;) {
-      pt_u64 page = address >> 12;
-      if (page != code_page)
-         pt_access(&writer, &header->code, &code_tables, PT_FETCH, address, 1, address, ++clock);
-      code_page = page;
-      if (page == last >> 12)
-         return;
-      address = (page + 1) << 12;
+      pt_access(&writer, &header->code, &code_tables, PT_FETCH, address, 1, address, ++clock);
+      if (address >> 12 == last >> 12)
+         return clock;
+      address = ((address >> 12) + 1) << 12;
    }
 }
 
 /* All elements of a repeated instruction, page by page; how many there are. */
-static pt_u64 repeated(const struct pn_access *access, pt_u64 address, const pt_u64 *frame)
+static pt_u64 repeated(const struct pn_access *access, pt_u64 address, const pt_u64 *frame, pt_u64 *clock)
 {
    pt_u64 count = frame[access->repeat] - frame[access->repeat + 1];
    pt_u64 end = address + count * access->bytes;
    while (address < end) {
       pt_u64 next = ((address >> 12) + 1) << 12;
-      clock++;
       pt_access(&writer, &header->data, &data_tables, access->kind, address, 1, access->instruction,
-                clock);
+                ++*clock);
       address = next;
    }
    return count;
 }
 
-static pt_u64 run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, pt_u64 *accesses)
+/* Does one block access by access; the clock. */
+pt_u64 pn_run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, pt_u64 clock)
 {
-   pt_u64 i, instructions = block->instructions;
-   fetch(block);
+   pt_u64 i;
+   clock = fetch(block, clock);
+   instructions_of_runs += block->instructions;
    for (i = 0; i < block->access_count; i++) {
       const struct pn_access *access = &block->accesses[i];
       pt_u64 address = access->offset + (access->slot ? frame[access->slot] : 0);
       if (access->flags & PN_FS)
          address += fs;
       if (access->repeat) {
-         pt_u64 count = repeated(access, address, frame);
-         *accesses += count;
+         pt_u64 count = repeated(access, address, frame, &clock);
+         accesses_of_runs += count;
          /* As the other engines count: one for each element, and one that finds no more. */
          if (access->flags & PN_FIRST)
-            instructions += count;
+            instructions_of_runs += count;
       } else {
-         ++*accesses;
+         accesses_of_runs++;
          pt_access(&writer, &header->data, &data_tables, access->kind, address, access->bytes,
                    access->instruction, ++clock);
       }
    }
-   return instructions;
+   return clock;
 }
 
-/* Takes frames from the one that was written first, the last in memory, to the other end; how many
-   instructions they stand for. */
-pt_u64 pn_take(const struct pn_block *blocks, const pt_u64 *first, pt_u64 count, pt_u64 fs)
+/* A log was taken: so much of it without us. How many instructions it stands for in all. */
+pt_u64 pn_took(pt_u64 instructions, pt_u64 accesses)
 {
-   pt_u64 instructions = 0, accesses = 0;
-   for (; count > 0; count--, first -= PN_SLOTS)
-      instructions += run(&blocks[first[0]], first, fs, &accesses);
+   instructions += instructions_of_runs;
+   accesses += accesses_of_runs;
+   instructions_of_runs = accesses_of_runs = 0;
    pt_write(&writer, pt_what(PT_COUNTS, writer.thread, instructions), accesses);
    pt_publish(&writer);
    return instructions;
