@@ -1,6 +1,7 @@
 //! The memory that copied code works with. It lies in the first 2 GiB, so that an instruction can name any
 //! of it by a displacement, without a register.
 
+use crate::cache::Kind;
 use crate::system;
 use std::mem::offset_of;
 use std::sync::atomic::AtomicU32;
@@ -9,7 +10,7 @@ use std::sync::atomic::AtomicU32;
 pub const SLOTS: usize = 16;
 /// Blocks that run between two looks at their log.
 pub const FRAMES: usize = 1024;
-/// log2 of the entries of the table for indirect jumps.
+/// log2 of the entries of the tables of landings.
 pub const TABLE_BITS: u32 = 16;
 const STACK_BYTES: usize = 256 << 10;
 /// Extended state of a processor, as the kernel saves it: 2.7 KB with AVX-512, 11 KB with AMX.
@@ -24,7 +25,7 @@ pub enum Reason {
     Begin = 0,
     /// A direct jump that is not linked; `number` is the exit's.
     Direct = 1,
-    /// An indirect one to `target` that is not in the table.
+    /// An indirect one to `target`, which has no landing in the table.
     Indirect = 2,
     /// The log is full; `number` is the block that comes next.
     Full = 3,
@@ -36,16 +37,8 @@ pub enum Reason {
     Fault = 6,
     /// It still has, and the vector register is the program's again.
     FaultKnown = 7,
-    /// A counting copy returns to `target`, which has no landing in the table.
+    /// A copy returns to `target`, which has no landing in the table.
     Return = 8,
-}
-
-/// Where an indirect jump of logging copies goes: minus the program's address, so that adding tells whether it is the same.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct Target {
-    pub minus: u64,
-    pub code: u64,
 }
 
 /// The kernel's ucontext, to the signal mask.
@@ -98,11 +91,16 @@ pub struct Area {
     pub state: State,
     pub log: [[u64; SLOTS]; FRAMES],
     pub stack: [u8; STACK_BYTES],
-    pub table: [Target; 1 << TABLE_BITS],
-    /// Landings of counting copies for indirect jumps and for returns, by the lower bits of where these go.
+    /// By kind of copies.
+    pub landings: [Landings; 2],
+    pub counts: Counts,
+}
+
+/// Where indirect jumps and returns land, by the lower bits of where they go.
+#[repr(C)]
+pub struct Landings {
     pub jumps: [u32; 1 << TABLE_BITS],
     pub returns: [u32; 1 << TABLE_BITS],
-    pub counts: Counts,
 }
 
 /// What counting copies add: n instructions are `[n, 0]`. To stop them it is made so that it cannot be read.
@@ -149,11 +147,12 @@ impl Addresses {
     pub fn repeated(self, nth: usize) -> u32 {
         self.base + (offset_of!(Area, repeated) + 16 * nth) as u32
     }
-    pub fn jumps(self) -> u32 {
-        self.base + offset_of!(Area, jumps) as u32
+    pub fn jumps(self, kind: Kind) -> u32 {
+        let of_kind = kind as usize * size_of::<Landings>() + offset_of!(Landings, jumps);
+        self.base + (offset_of!(Area, landings) + of_kind) as u32
     }
-    pub fn returns(self) -> u32 {
-        self.base + offset_of!(Area, returns) as u32
+    pub fn returns(self, kind: Kind) -> u32 {
+        self.jumps(kind) + (offset_of!(Landings, returns) - offset_of!(Landings, jumps)) as u32
     }
     pub fn count(self, instructions: u32) -> u32 {
         self.base + offset_of!(Area, counts) as u32 + 16 * instructions
@@ -167,9 +166,6 @@ impl Addresses {
     /// Its upper end, 16-aligned.
     pub fn stack(self) -> u32 {
         self.base + ((offset_of!(Area, stack) + STACK_BYTES) & !15) as u32
-    }
-    pub fn table(self) -> u32 {
-        self.base + offset_of!(Area, table) as u32
     }
 }
 

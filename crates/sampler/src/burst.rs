@@ -7,7 +7,7 @@
 //! had been no burst.
 
 use crate::area::{
-    self, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State, TABLE_BITS, Target,
+    self, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State,
 };
 use crate::cache::{Cache, Kind};
 use crate::calls::{self, Decision};
@@ -447,17 +447,12 @@ impl Engine {
     fn indirect(&mut self, is_return: bool) {
         let to = self.area.target;
         self.go(to);
-        if self.kind == Kind::Counting {
-            let (cache, area) = (&mut self.caches[1], &mut *self.area);
-            match cache.find(to) {
-                _ if is_return => cache.return_lands(area, to),
-                Some(number) => cache.jump_lands(area, number),
-                None => {}
-            }
-            return;
+        let (cache, area) = (&mut self.caches[self.kind as usize], &mut *self.area);
+        match cache.find(to) {
+            _ if is_return => cache.return_lands(area, to),
+            Some(number) => cache.jump_lands(area, number),
+            None => {}
         }
-        let place = to as usize % (1 << TABLE_BITS);
-        self.area.table[place] = Target { minus: to.wrapping_neg(), code: self.area.resume };
     }
 
     fn full(&mut self, number: usize) {

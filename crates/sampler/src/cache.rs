@@ -1,7 +1,7 @@
 //! Blocks of the program that have been copied: what they are, where they are, and how they are linked.
 //! All lists have their final capacity from the start; when one is full, all blocks are thrown away.
 
-use crate::area::{Addresses, Area, TABLE_BITS, Target};
+use crate::area::{Addresses, Area, TABLE_BITS};
 use crate::emit::{self, Emitter};
 use crate::stubs::{self, Stubs};
 use crate::taking::Taking;
@@ -82,7 +82,7 @@ pub struct Cache {
     entries: Vec<usize>,
     pub exits: Vec<Exit>,
     pub accesses: Vec<Access>,
-    /// Of counting copies: addresses that calls return to, and where returns land in copies.
+    /// Addresses that calls return to, and where returns land in copies.
     pub landings: Vec<(u64, usize)>,
     /// By hash of the program's address: the number of a block + 1.
     places: Vec<u32>,
@@ -143,22 +143,18 @@ impl Cache {
         self.accesses.clear();
         self.places.fill(0);
         self.landings.clear();
-        match self.kind {
-            Kind::Logging => area.table.fill(Target { minus: 0, code: 0 }),
-            Kind::Counting => {
-                self.returns.fill((0, 0));
-                self.return_count = 0;
-                area.jumps.fill(stubs.counting.no_jump as u32);
-                area.returns.fill(stubs.counting.no_return as u32);
-            }
-        }
+        self.returns.fill((0, 0));
+        self.return_count = 0;
+        let landings = &mut area.landings[self.kind as usize];
+        landings.jumps.fill(stubs.landings[self.kind as usize].no_jump as u32);
+        landings.returns.fill(stubs.landings[self.kind as usize].no_return as u32);
     }
 
     /// Puts the landing of returns to an address into the table, if there is one.
     pub fn return_lands(&self, area: &mut Area, to: u64) {
         let (_, code) = self.returns[self.return_at(to)];
         if code != 0 {
-            area.returns[(to & INDEX) as usize] = code;
+            area.landings[self.kind as usize].returns[(to & INDEX) as usize] = code;
         }
     }
 
@@ -175,7 +171,7 @@ impl Cache {
         // SAFETY: `has_room` keeps some for it.
         let mut out = unsafe { Emitter::new(self.next_once) };
         let to = self.blocks[number].start;
-        let head = &mut area.jumps[(to & INDEX) as usize];
+        let head = &mut area.landings[self.kind as usize].jumps[(to & INDEX) as usize];
         stubs::jump_lands(&mut out, self.addresses, to, *head as usize);
         out.jump(self.entries[number]);
         *head = self.next_once as u32;

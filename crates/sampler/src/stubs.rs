@@ -8,11 +8,21 @@ use crate::emit::{Emitter, R11, RAX, RCX, RDX, RSP, Width};
 pub struct Stubs {
     /// Comes back, with a reason.
     pub enter: usize,
-    /// Goes to `Area::target`.
-    pub indirect: usize,
     /// Makes a system call, then comes back.
     pub call: usize,
     pub counting: Counting,
+    /// By kind of copies.
+    pub landings: [Landings; 2],
+}
+
+/// Where indirect jumps and returns go that land nowhere.
+#[derive(Debug, Clone, Copy)]
+pub struct Landings {
+    /// An indirect jump that has no landing in the table, or another one's. rcx and r11 are spilled.
+    pub no_jump: usize,
+    /// A return that has none, and one that has another one's.
+    pub no_return: usize,
+    pub other_return: usize,
 }
 
 /// Those of counting copies.
@@ -25,11 +35,6 @@ pub struct Counting {
     pub resume: usize,
     /// Comes back from a fault, where the vector register is not the program's.
     pub fault: usize,
-    /// Of an indirect jump that has no landing in the table, or another one's. rcx and r11 are spilled.
-    pub no_jump: usize,
-    /// Of a return that has none, and of one that has another one's.
-    pub no_return: usize,
-    pub other_return: usize,
 }
 
 /// All of them. `state` are the parts of the processor's extended state that are saved, `dispatch` decides what comes
@@ -45,12 +50,13 @@ pub fn make(
     out.constant(RAX, dispatch as *const () as u64);
     out.bytes(&[0xff, 0xd0]); // call rax
     restore(out, addresses, state);
-    let indirect = look_up(out, addresses, enter);
     let call = out.at();
     out.bytes(&[0x0f, 0x05]); // syscall
     out.store_constant(addresses.reason(), Reason::Called as u32);
     out.jump(enter);
-    Stubs { enter, indirect, call, counting: counting(out, addresses, state, enter) }
+    let counting = counting(out, addresses, state, enter);
+    let landings = [enter, counting.enter].map(|enter| landings(out, addresses, enter));
+    Stubs { enter, call, counting, landings }
 }
 
 /// All that the program has in the processor, into the context; then we are on our own stack.
@@ -82,33 +88,6 @@ fn mask(out: &mut Emitter, state: u64) {
     out.constant(RDX, state >> 32);
 }
 
-/// Goes to the copy of `Area::target`, if it is in the table; where that begins.
-fn look_up(out: &mut Emitter, addresses: Addresses, enter: usize) -> usize {
-    const USED: [u8; 3] = [RCX, RDX, RAX];
-    let give_back = |out: &mut Emitter| {
-        USED.iter().for_each(|number| out.load(*number, addresses.spilled(*number)));
-    };
-    let hit = out.at();
-    out.bytes(&[0x48, 0x8b, 0x14, 0xd5]); // mov rdx, [table + rdx * 8 + 8]
-    out.bytes(&(addresses.table() + 8).to_le_bytes());
-    out.store(addresses.resume(), RDX);
-    give_back(out);
-    out.with_address(&[0xff], 4, addresses.resume()); // jmp
-    let start = out.at();
-    USED.iter().for_each(|number| out.store(addresses.spilled(*number), *number));
-    out.load(RCX, addresses.target());
-    out.bytes(&[0x0f, 0xb7, 0xd1]); // movzx edx, cx
-    out.bytes(&[0x48, 0x8d, 0x14, 0x12]); // lea rdx, [rdx + rdx]
-    out.bytes(&[0x48, 0x8b, 0x04, 0xd5]); // mov rax, [table + rdx * 8]
-    out.bytes(&addresses.table().to_le_bytes());
-    out.bytes(&[0x48, 0x8d, 0x0c, 0x01]); // lea rcx, [rcx + rax]
-    out.jump_if_rcx_is_0(hit);
-    give_back(out);
-    out.store_constant(addresses.reason(), Reason::Indirect as u32);
-    out.jump(enter);
-    start
-}
-
 fn counting(out: &mut Emitter, addresses: Addresses, state: u64, enter_plain: usize) -> Counting {
     const AVX512: u64 = 0xe0;
     let width = if state & AVX512 == AVX512 { Width::Bytes64 } else { Width::Bytes32 };
@@ -122,6 +101,10 @@ fn counting(out: &mut Emitter, addresses: Addresses, state: u64, enter_plain: us
     out.store_vector(addresses.vector(), width);
     out.load_count(addresses.counter());
     out.with_address(&[0xff], 4, addresses.resume_counting()); // jmp
+    Counting { width, enter, resume, fault }
+}
+
+fn landings(out: &mut Emitter, addresses: Addresses, enter: usize) -> Landings {
     let no_return = out.at();
     // The table's entry was put over the address to return to.
     out.bytes(&[0x48, 0x89, 0x4c, 0x24, 0xf8]); // mov [rsp - 8], rcx
@@ -135,10 +118,10 @@ fn counting(out: &mut Emitter, addresses: Addresses, state: u64, enter_plain: us
     out.store_constant(addresses.reason(), Reason::Indirect as u32);
     give_back_jump(out, addresses);
     out.jump(enter);
-    Counting { width, enter, resume, fault, no_jump, no_return, other_return }
+    Landings { no_jump, no_return, other_return }
 }
 
-/// The registers that an indirect jump of a counting copy borrows.
+/// The registers that an indirect jump borrows.
 pub fn borrow_jump(out: &mut Emitter, addresses: Addresses) {
     [RCX, R11].iter().for_each(|number| out.store(addresses.spilled(*number), *number));
 }
@@ -147,7 +130,7 @@ fn give_back_jump(out: &mut Emitter, addresses: Addresses) {
     [RCX, R11].iter().for_each(|number| out.load(*number, addresses.spilled(*number)));
 }
 
-/// Where indirect jumps of counting copies land that go to `own`. What follows is run if they do; `other` is for
+/// Where indirect jumps land that go to `own`. What follows is run if they do; `other` is for
 /// those that do not.
 pub fn jump_lands(out: &mut Emitter, addresses: Addresses, own: u64, other: usize) {
     out.constant(R11, own.wrapping_neg());

@@ -654,12 +654,6 @@ impl Builder<'_> {
         exits: &mut Exits<'_>,
     ) -> Result<(), Alien> {
         self.give_back_all();
-        if self.kind == Kind::Counting && self.foretold(instruction, exits)? {
-            return Ok(());
-        }
-        if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::Return) {
-            self.last = bit(RAX);
-        }
         let (out, addresses) = (&mut self.out, self.addresses);
         match instruction.flow_control() {
             FlowControl::UnconditionalBranch => {
@@ -684,51 +678,29 @@ impl Builder<'_> {
             FlowControl::Call if instruction.code() == Code::Syscall => {
                 come_back(out, addresses, exits.enter, Reason::Call, exits.nth);
             }
-            FlowControl::Call => {
-                out.store(addresses.spilled(RAX), RAX);
-                out.constant(RAX, instruction.next_ip());
-                out.push(RAX);
-                out.load(RAX, addresses.spilled(RAX));
-                exits.jump(out, addresses, instruction.near_branch64());
-            }
-            FlowControl::Return => {
-                out.store(addresses.spilled(RAX), RAX);
-                out.load_at(RAX, RSP, 0);
-                out.store(addresses.target(), RAX);
-                out.load(RAX, addresses.spilled(RAX));
-                let more = match instruction.code() {
-                    Code::Retnq_imm16 => u32::from(instruction.immediate16()),
-                    _ => 0,
-                };
-                out.add(RSP, RSP, 8 + more);
-                out.jump(self.stubs.indirect);
-            }
-            _ => self.indirect(instruction, uses)?,
+            _ => self.foretold(instruction, exits)?,
         }
         Ok(())
     }
 
-    /// Calls, returns and indirect jumps of counting copies, so that the processor foretells where returns go as it
-    /// does natively: a call is one, whose return address is replaced by the program's; a return puts that of the
-    /// landing in its place and returns, and the landing mends it. Whether it is one of these.
+    /// Calls, returns and indirect jumps, so that the processor foretells where returns go as it does natively: a
+    /// call is one, whose return address is replaced by the program's; a return puts that of the landing in its
+    /// place and returns, and the landing mends it.
     fn foretold(
         &mut self,
         instruction: &Instruction,
         exits: &mut Exits<'_>,
-    ) -> Result<bool, Alien> {
-        let (addresses, counting) = (self.addresses, self.stubs.counting);
+    ) -> Result<(), Alien> {
+        let addresses = self.addresses;
         let is_call = match instruction.flow_control() {
-            FlowControl::Call if instruction.code() != Code::Syscall => true,
-            FlowControl::IndirectCall => true,
-            FlowControl::IndirectBranch => false,
             FlowControl::Return if instruction.code() == Code::Retnq => {
                 self.last = bit(RCX) | bit(R11);
                 stubs::borrow_jump(&mut self.out, addresses);
                 self.out.load_at(RCX, RSP, 0);
-                stubs::entry_of_rcx(&mut self.out, addresses.returns());
+                stubs::entry_of_rcx(&mut self.out, addresses.returns(self.kind));
                 self.out.store_at(RSP, 0, R11);
                 self.out.bytes(&[0xc3]); // ret
-                return Ok(true);
+                return Ok(());
             }
             FlowControl::Return => {
                 self.last = bit(RCX) | bit(R11);
@@ -736,14 +708,14 @@ impl Builder<'_> {
                 self.out.load_at(RCX, RSP, 0);
                 self.out.add(RSP, RSP, 8 + u32::from(instruction.immediate16()));
                 self.jump_to_rcx();
-                return Ok(true);
+                return Ok(());
             }
-            _ => return Ok(false),
+            flow => flow != FlowControl::IndirectBranch,
         };
         if !is_call {
             self.target_to_rcx(instruction)?;
             self.jump_to_rcx();
-            return Ok(true);
+            return Ok(());
         }
         if instruction.flow_control() == FlowControl::IndirectCall {
             self.target_to_rcx(instruction)?;
@@ -755,7 +727,8 @@ impl Builder<'_> {
         let distance = self.out.at();
         self.out.bytes(&[0; 4]);
         exits.landings.push((next, self.out.at()));
-        stubs::return_lands(&mut self.out, addresses, next, counting.other_return);
+        let other_return = self.stubs.landings[self.kind as usize].other_return;
+        stubs::return_lands(&mut self.out, addresses, next, other_return);
         exits.jump(&mut self.out, addresses, next);
         // SAFETY: the distance of the call above.
         unsafe { link(distance, self.out.at()) };
@@ -766,7 +739,7 @@ impl Builder<'_> {
         } else {
             exits.jump(&mut self.out, addresses, instruction.near_branch64());
         }
-        Ok(true)
+        Ok(())
     }
 
     /// The target of an indirect jump or call; rcx and r11 are borrowed from here on.
@@ -778,25 +751,8 @@ impl Builder<'_> {
 
     fn jump_to_rcx(&mut self) {
         self.out.store(self.addresses.target(), RCX);
-        stubs::entry_of_rcx(&mut self.out, self.addresses.jumps());
+        stubs::entry_of_rcx(&mut self.out, self.addresses.jumps(self.kind));
         self.out.bytes(&[0x41, 0xff, 0xe3]); // jmp r11
-    }
-
-    /// A jump or a call to where a register or a word of memory says.
-    fn indirect(&mut self, instruction: &Instruction, uses: &Uses) -> Result<(), Alien> {
-        let number = self.free(uses, None).ok_or(Alien)?;
-        self.last = bit(number);
-        let addresses = self.addresses;
-        self.out.store(addresses.spilled(number), number);
-        self.load_target(instruction, number)?;
-        self.out.store(addresses.target(), number);
-        if instruction.flow_control() == FlowControl::IndirectCall {
-            self.out.constant(number, instruction.next_ip());
-            self.out.push(number);
-        }
-        self.out.load(number, addresses.spilled(number));
-        self.out.jump(self.stubs.indirect);
-        Ok(())
     }
 
     /// Where an indirect jump or call goes, into a register.
