@@ -6,6 +6,8 @@ fn main() {
         cc::Build::new()
             .file("../recorder/engines/native/pagetax.c")
             .flag("-fno-strict-aliasing")
+            // It runs while the program has its vector registers.
+            .flag("-mgeneral-regs-only")
             .opt_level(2)
             .compile("pagetax_native");
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU32;
 
 /// Words of a frame: the address of what takes it, and what its block has logged.
 pub const SLOTS: usize = 16;
-/// Blocks that run between two looks at their log.
+/// Blocks that run until their log is taken.
 pub const FRAMES: usize = 1024;
 /// log2 of the entries of the tables of landings.
 pub const TABLE_BITS: u32 = 16;
@@ -75,6 +75,14 @@ pub struct Area {
     pub resume: u64,
     pub reason: u32,
     pub number: u32,
+    /// The thread's segment.
+    pub fs: u64,
+    /// Of stamps in the page filter.
+    pub clock: u64,
+    /// Instructions and accesses that were taken from full logs ([`crate::taking`]).
+    pub taken: u64,
+    /// Full logs until the next that comes back.
+    pub rounds: u32,
     /// The number of the thread in a burst.
     pub thread: u32,
     /// Its id; 0: there is none. Whoever has it has all of this.
@@ -125,6 +133,18 @@ impl Addresses {
     }
     pub fn target(self) -> u32 {
         self.base + offset_of!(Area, target) as u32
+    }
+    pub fn fs(self) -> u32 {
+        self.base + offset_of!(Area, fs) as u32
+    }
+    pub fn clock(self) -> u32 {
+        self.base + offset_of!(Area, clock) as u32
+    }
+    pub fn taken(self) -> u32 {
+        self.base + offset_of!(Area, taken) as u32
+    }
+    pub fn rounds(self) -> u32 {
+        self.base + offset_of!(Area, rounds) as u32
     }
     pub fn resume(self) -> u32 {
         self.base + offset_of!(Area, resume) as u32

@@ -17,9 +17,9 @@ use crate::maps::Maps;
 use crate::recorder::{Phase, Recorder, SLOW};
 use crate::stubs::{self, Stubs};
 use crate::system;
-use crate::taking::{self, Taking};
+use crate::taking::{self, ROUNDS, Taking};
 use crate::threads::{self, Polls, THREADS};
-use crate::translate::Translator;
+use crate::translate::{INSTRUCTIONS, Translator};
 use std::arch::asm;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
@@ -125,7 +125,6 @@ pub struct Engine {
     polls: Option<Polls>,
     /// By thread: where it goes on from when its burst ends.
     frames: *mut Frame,
-    fs: u64,
     stage: Stage,
     /// Instructions of the stage that are left, and that it had.
     left: i64,
@@ -176,8 +175,9 @@ impl Engine {
         let state = enabled_state().filter(|state| state & AVX != 0)? & !TILES;
         // SAFETY: the code's part of the area is ours, and longer than the stubs.
         let mut out = unsafe { Emitter::new(code.start) };
-        let stubs = stubs::make(&mut out, addresses, state, dispatch);
-        let taking = taking::make(&mut out, recorder.sides(), SLOW);
+        let taking = taking::make(&mut out, addresses, recorder.sides(), SLOW);
+        taking.ends_full(area);
+        let stubs = stubs::make(&mut out, addresses, state, taking.take, dispatch);
         let start = out.at().next_multiple_of(64);
         let middle = ((start + code.end) / 2).next_multiple_of(64);
         let mut caches = [
@@ -198,7 +198,6 @@ impl Engine {
             taking,
             polls: None,
             frames,
-            fs: 0,
             stage: Stage::Out,
             left: 0,
             had: 0,
@@ -232,7 +231,7 @@ impl Engine {
         if !self.maps.look() {
             self.caches.iter_mut().for_each(|cache| cache.clear(self.area, &self.stubs));
         }
-        self.fs = threads::fs_base();
+        self.area.fs = threads::fs_base();
         let natively = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID) - self.way().since_ns;
         let instructions = match self.pace {
             Pace { ns: 0.0, .. } => 0.0,
@@ -297,6 +296,9 @@ impl Engine {
 
     fn empty_log(&mut self) {
         self.area.position = (FRAMES * SLOTS * 8) as u64;
+        // None of them has more instructions.
+        let rounds = self.left / (FRAMES as i64 * i64::from(INSTRUCTIONS));
+        self.area.rounds = rounds.clamp(1, i64::from(ROUNDS)) as u32;
     }
 
     /// Whether the next counting copy comes back.
@@ -356,7 +358,8 @@ impl Engine {
             return;
         }
         let from = (self.area.position as usize / (8 * SLOTS)).max(1);
-        let count = self.recorder.take(&self.taking, self.area, from, self.fs);
+        let counts = self.taking.take(self.area, from);
+        let count = self.recorder.took(counts);
         self.left -= count as i64;
         self.had += count;
         self.total += count;
@@ -469,8 +472,10 @@ impl Engine {
         let block = self.cache().blocks[number];
         let next = block.start + u64::from(block.bytes);
         self.pending = Pending { at: next - 2, next, ..Pending::default() };
-        let registers = &mut self.area.context.registers;
-        let number = registers[calls::RAX];
+        let number = self.area.context.registers[calls::RAX];
+        if calls::asks_for_large_pages(&self.area.context) {
+            self.expect_large();
+        }
         match calls::decide(&self.area.context, &self.maps) {
             Decision::Leave => self.leave(next - 2, Why::Call),
             Decision::Run => {}
@@ -483,6 +488,15 @@ impl Engine {
             }
         }
         self.area.resume = self.stubs.call as u64;
+    }
+
+    /// The code that takes logs is to look for large pages, too.
+    fn expect_large(&mut self) {
+        self.take_log();
+        if self.recorder.expect_large() {
+            self.translator.look_at(self.recorder.sides());
+            self.caches[Kind::Logging as usize].clear(self.area, &self.stubs);
+        }
     }
 
     fn after_call(&mut self) {

@@ -108,6 +108,17 @@ pub fn decide(context: &Context, maps: &Maps) -> Decision {
     }
 }
 
+/// Whether a call may bring large pages where there were none.
+pub fn asks_for_large_pages(context: &Context) -> bool {
+    let [c, d] = [RDX, R10].map(|place| context.registers[place] as i32);
+    match context.registers[RAX] as i64 {
+        libc::SYS_madvise => [libc::MADV_HUGEPAGE, libc::MADV_COLLAPSE].contains(&c),
+        libc::SYS_mmap => d & libc::MAP_HUGETLB != 0,
+        libc::SYS_shmget => c & libc::SHM_HUGETLB != 0,
+        _ => false,
+    }
+}
+
 impl Decision {
     fn unmapping(self, range: Range<u64>) -> Decision {
         if self == Decision::Run { Decision::Unmap(range) } else { self }

@@ -9,9 +9,12 @@ pub const RDX: Register = 2;
 pub const RBX: Register = 3;
 pub const RSP: Register = 4;
 pub const RBP: Register = 5;
+pub const RSI: Register = 6;
 pub const RDI: Register = 7;
 pub const R11: Register = 11;
+pub const R12: Register = 12;
 pub const R14: Register = 14;
+pub const R15: Register = 15;
 
 /// Of vector registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,13 +122,6 @@ impl Emitter {
         }
     }
 
-    pub fn push(&mut self, register: Register) {
-        if register >= 8 {
-            self.bytes(&[0x41]);
-        }
-        self.bytes(&[0x50 | register & 7]);
-    }
-
     pub fn jump(&mut self, to: usize) {
         self.bytes(&[0xe9]);
         self.relative(to);
@@ -147,10 +143,44 @@ impl Emitter {
         self.absolute(0x39, register, address);
     }
 
-    /// The same.
+    pub fn call(&mut self, to: usize) {
+        self.bytes(&[0xe8]);
+        self.relative(to);
+    }
+
+    /// Of our own code, too.
+    pub fn jump_if_0(&mut self, to: usize) {
+        self.bytes(&[0x0f, 0x84]);
+        self.relative(to);
+    }
+
     pub fn jump_if_not_0(&mut self, to: usize) {
         self.bytes(&[0x0f, 0x85]);
         self.relative(to);
+    }
+
+    pub fn move_to(&mut self, to: Register, from: Register) {
+        self.between(0x89, from, to);
+    }
+
+    pub fn shift_right(&mut self, register: Register, bits: u8) {
+        self.between(0xc1, 5, register);
+        self.bytes(&[bits]);
+    }
+
+    pub fn and(&mut self, register: Register, mask: u32) {
+        self.between(0x81, 4, register);
+        self.word(mask);
+    }
+
+    /// `xor register, [base + displacement]`
+    pub fn xor_at(&mut self, register: Register, base: Register, displacement: u32) {
+        self.based(0x33, register, base, displacement);
+    }
+
+    fn between(&mut self, opcode: u8, register: Register, other: Register) {
+        let prefix = 0x48 | (register >> 3) << 2 | other >> 3;
+        self.bytes(&[prefix, opcode, 0xc0 | (register & 7) << 3 | other & 7]);
     }
 
     /// xmm15 of the counting copies, which is the sum of what they counted: plus, minus, to and from memory.

@@ -1,9 +1,8 @@
 //! The C half, which writes the stream (recorder/engines/native/pagetax.c).
 
-use crate::area::Area;
 use crate::cache::Block;
 use crate::system;
-use crate::taking::{Slow, Taking};
+use crate::taking::{Counts, Slow};
 use std::ptr;
 
 unsafe extern "C" {
@@ -12,6 +11,7 @@ unsafe extern "C" {
     fn pn_begin(thread: u32);
     fn pn_phase(phase: u32, stands_for: u64);
     fn pn_is_warm() -> i32;
+    fn pn_expect_large() -> i32;
     fn pn_gone(start: u64, length: u64);
     fn pn_sides(sides: *mut Sides);
     fn pn_run(block: *const Block, frame: *const u64, fs: u64, clock: u64) -> u64;
@@ -80,10 +80,7 @@ impl Filter {
 pub const SLOW: Slow = pn_run;
 
 /// The stream of this process; used by the thread that is in a burst.
-pub struct Recorder {
-    /// Of stamps in the filters.
-    clock: u64,
-}
+pub struct Recorder(());
 
 impl Recorder {
     /// Of the consumer's memory at a path, which ends in 0; without a path, of nobody.
@@ -95,7 +92,7 @@ impl Recorder {
         let Some(path) = path else {
             // SAFETY: what is written into is its own, and the tables.
             unsafe { pn_open(ptr::null_mut(), 0, 0, tables) };
-            return Some(Recorder { clock: 0 });
+            return Some(Recorder(()));
         };
         let file = system::open(path, libc::O_RDWR)?;
         let bytes = {
@@ -114,7 +111,7 @@ impl Recorder {
         // SAFETY: memory of that many bytes, which stays.
         let open =
             unsafe { pn_open(memory as *mut u8, bytes as u64, system::process(), tables) };
-        (open != 0).then_some(Recorder { clock: 0 })
+        (open != 0).then_some(Recorder(()))
     }
 
     pub fn begin(&mut self, thread: u32) {
@@ -134,6 +131,12 @@ impl Recorder {
         unsafe { pn_is_warm() != 0 }
     }
 
+    /// From now on there may be large pages; whether the filters are others now.
+    pub fn expect_large(&mut self) -> bool {
+        // SAFETY: as above.
+        unsafe { pn_expect_large() != 0 }
+    }
+
     /// Memory was unmapped.
     pub fn gone(&mut self, start: u64, length: u64) {
         // SAFETY: as above.
@@ -148,12 +151,10 @@ impl Recorder {
         sides
     }
 
-    /// Takes the frames of a log from `from` on, the last ones first; how many instructions they stand for.
-    pub fn take(&mut self, taking: &Taking, area: &mut Area, from: usize, fs: u64) -> u64 {
-        let taken = taking.take(area, from, fs, self.clock);
-        self.clock = taken.clock;
+    /// Logs were taken; how many instructions that were.
+    pub fn took(&mut self, counts: Counts) -> u64 {
         // SAFETY: as above.
-        unsafe { pn_took(taken.instructions(), taken.accesses()) }
+        unsafe { pn_took(counts.instructions(), counts.accesses()) }
     }
 
     /// All was written; waits until it is read.

@@ -1,7 +1,7 @@
 //! The code between the program's and ours, written once.
 
-use crate::area::{Addresses, FLAGS, PLACES, Reason};
-use crate::emit::{Emitter, R11, RAX, RCX, RDX, RSP, Width};
+use crate::area::{Addresses, FLAGS, FRAMES, PLACES, Reason, SLOTS};
+use crate::emit::{Emitter, R11, RAX, RCX, RDI, RDX, RSP, Width};
 
 /// Where copies go when there is something to do that is not in their code, and how they go on.
 #[derive(Debug, Clone, Copy)]
@@ -10,6 +10,8 @@ pub struct Stubs {
     pub enter: usize,
     /// Makes a system call, then comes back.
     pub call: usize,
+    /// Takes a full log, and goes on at `Area::resume`; comes back now and then.
+    pub full: usize,
     pub counting: Counting,
     /// By kind of copies.
     pub landings: [Landings; 2],
@@ -37,30 +39,49 @@ pub struct Counting {
     pub fault: usize,
 }
 
-/// All of them. `state` are the parts of the processor's extended state that are saved, `dispatch` decides what comes
-/// next.
+/// All of them. `state` are the parts of the processor's extended state that are saved, `take` takes a log
+/// ([`crate::taking`]), `dispatch` decides what comes next.
 pub fn make(
     out: &mut Emitter,
     addresses: Addresses,
     state: u64,
+    take: usize,
     dispatch: extern "C" fn(),
 ) -> Stubs {
     let enter = out.at();
-    save(out, addresses, state);
+    save_registers(out, addresses);
+    let saved = out.at();
+    save_state(out, addresses, state);
     out.constant(RAX, dispatch as *const () as u64);
     out.bytes(&[0xff, 0xd0]); // call rax
-    restore(out, addresses, state);
+    restore_state(out, addresses, state);
+    restore_registers(out, addresses);
     let call = out.at();
     out.bytes(&[0x0f, 0x05]); // syscall
     out.store_constant(addresses.reason(), Reason::Called as u32);
     out.jump(enter);
+    let full = full(out, addresses, take, saved);
     let counting = counting(out, addresses, state, enter);
     let landings = [enter, counting.enter].map(|enter| landings(out, addresses, enter));
-    Stubs { enter, call, counting, landings }
+    Stubs { enter, call, full, counting, landings }
 }
 
-/// All that the program has in the processor, into the context; then we are on our own stack.
-fn save(out: &mut Emitter, addresses: Addresses, state: u64) {
+/// Takes the log, which is full, without all that [`save_state`] takes.
+fn full(out: &mut Emitter, addresses: Addresses, take: usize, saved: usize) -> usize {
+    let start = out.at();
+    save_registers(out, addresses);
+    out.constant(RDI, u64::from(addresses.log()) + (8 * SLOTS * (FRAMES - 1)) as u64);
+    out.call(take);
+    out.store_constant(addresses.position(), (8 * SLOTS * FRAMES) as u32);
+    out.store_constant(addresses.reason(), Reason::Full as u32);
+    out.with_address(&[0xff], 1, addresses.rounds()); // dec
+    out.jump_if_0(saved);
+    restore_registers(out, addresses);
+    start
+}
+
+/// The program's general registers and flags, into the context; then we are on our own stack.
+fn save_registers(out: &mut Emitter, addresses: Addresses) {
     for (number, place) in PLACES.iter().enumerate() {
         out.store(addresses.register(*place), number as u8);
     }
@@ -68,13 +89,21 @@ fn save(out: &mut Emitter, addresses: Addresses, state: u64) {
     out.bytes(&[0x9c]); // pushfq
     out.with_address(&[0x8f], 0, addresses.register(FLAGS)); // pop
     out.bytes(&[0xfc]); // cld
+}
+
+/// And all other registers.
+fn save_state(out: &mut Emitter, addresses: Addresses, state: u64) {
     mask(out, state);
     out.with_address(&[0x48, 0x0f, 0xae], 4, addresses.state()); // xsave64
 }
 
-fn restore(out: &mut Emitter, addresses: Addresses, state: u64) {
+fn restore_state(out: &mut Emitter, addresses: Addresses, state: u64) {
     mask(out, state);
     out.with_address(&[0x48, 0x0f, 0xae], 5, addresses.state()); // xrstor64
+}
+
+/// Goes on where the program was.
+fn restore_registers(out: &mut Emitter, addresses: Addresses) {
     out.with_address(&[0xff], 6, addresses.register(FLAGS)); // push
     out.bytes(&[0x9d]); // popfq
     for (number, place) in PLACES.iter().enumerate() {

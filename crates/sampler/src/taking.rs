@@ -6,9 +6,9 @@
 //! register have one test, and the stamp of the last of them; pages that share a slot are stamped in the order of
 //! their accesses.
 
-use crate::area::{Area, FRAMES, SLOTS};
+use crate::area::{Addresses, Area, FRAMES, SLOTS};
 use crate::cache::{Access, Block, FS};
-use crate::emit::{Emitter, R14, RAX, RBP, RBX, RCX, RDI, RDX};
+use crate::emit::{Emitter, R12, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI};
 use crate::recorder::{SLOT_COUNT, Sides};
 
 /// Bytes that accesses with one test are apart, at most: few of them go over the end of a page.
@@ -20,66 +20,77 @@ const FRAME: u8 = 8 * SLOTS as u8;
 /// Of a slot: log2 of its size, and where its stamp is.
 const SLOT_SHIFT: u32 = 4;
 const STAMP: u32 = 8;
-/// Instructions of a sum of counts, as many bits; accesses stand above them.
-const INSTRUCTION_BITS: u32 = 20;
+/// Instructions of a sum of counts, as many bits, for those of [`ROUNDS`] logs; accesses stand above them, so many of
+/// a block.
+const INSTRUCTION_BITS: u32 = 24;
+const ACCESSES: u32 = 127;
 
-/// What was taken.
-#[repr(C)]
-pub struct Taken {
-    /// Of blocks whose pages all stood in their slots.
-    counts: u64,
-    /// The clock of stamps.
-    pub clock: u64,
-}
+/// Instructions and accesses of blocks that C has not done.
+#[derive(Debug, Clone, Copy)]
+pub struct Counts(u64);
 
-impl Taken {
-    pub fn instructions(&self) -> u64 {
-        self.counts % (1 << INSTRUCTION_BITS)
+impl Counts {
+    pub fn instructions(self) -> u64 {
+        self.0 % (1 << INSTRUCTION_BITS)
     }
 
-    pub fn accesses(&self) -> u64 {
-        self.counts >> INSTRUCTION_BITS
+    pub fn accesses(self) -> u64 {
+        self.0 >> INSTRUCTION_BITS
     }
 }
 
 /// C does a block: its frame, the thread's segment and the clock; the clock.
 pub type Slow = unsafe extern "C" fn(*const Block, *const u64, u64, u64) -> u64;
-type Take = unsafe extern "C" fn(*const u64, u64, u64) -> Taken;
+type Take = unsafe extern "C" fn(*const u64);
+
+/// Full logs between two looks at how far a burst is, at most.
+pub const ROUNDS: u32 = 16;
 
 /// The code that is the same for all blocks, and what the filters are.
 #[derive(Debug, Clone, Copy)]
 pub struct Taking {
-    sides: Sides,
-    take: usize,
+    pub sides: Sides,
+    /// Takes the frames from one on, which is in rdi; uses no vector register.
+    pub take: usize,
     done: usize,
     /// A block goes to C, which is in rdi.
     slow: usize,
 }
 
-/// Writes the common code. While a log is taken rbx is the frame, rbp the clock, r12 the thread's segment, r14 counts.
-pub fn make(out: &mut Emitter, sides: Sides, slow: Slow) -> Taking {
+/// Writes the common code. While a log is taken rbx is the frame, rbp the clock, r12 the thread's segment,
+/// r14 counts, r15 the page that code was on.
+pub fn make(out: &mut Emitter, addresses: Addresses, sides: Sides, slow: Slow) -> Taking {
     let take = out.at();
-    out.bytes(&[0x53, 0x55, 0x41, 0x54, 0x41, 0x56]); // push rbx, rbp, r12, r14
+    out.bytes(&[0x53, 0x55, 0x41, 0x54, 0x41, 0x55, 0x41, 0x56, 0x41, 0x57]); // push rbx, rbp, r12 to r15
     out.bytes(&[0x48, 0x81, 0xec]); // sub rsp
     out.bytes(&SCRATCH.to_le_bytes());
-    out.bytes(&[0x48, 0x89, 0xfb, 0x49, 0x89, 0xf4, 0x48, 0x89, 0xd5]); // mov rbx, rdi; r12, rsi; rbp, rdx
+    out.bytes(&[0x48, 0x89, 0xfb]); // mov rbx, rdi
+    out.load(R12, addresses.fs());
+    out.load(RBP, addresses.clock());
     out.bytes(&[0x45, 0x31, 0xf6]); // xor r14d, r14d
+    no_code_page(out);
     out.bytes(&[0xff, 0x23]); // jmp [rbx]
     let done = out.at();
-    out.bytes(&[0x4c, 0x89, 0xf0, 0x48, 0x89, 0xea]); // mov rax, r14; rdx, rbp
+    out.store(addresses.clock(), RBP);
+    out.with_address(&[0x4c, 0x01], 6, addresses.taken()); // add [taken], r14
     out.bytes(&[0x48, 0x81, 0xc4]); // add rsp
     out.bytes(&SCRATCH.to_le_bytes());
-    out.bytes(&[0x41, 0x5e, 0x41, 0x5c, 0x5d, 0x5b, 0xc3]); // pop, ret
+    out.bytes(&[0x41, 0x5f, 0x41, 0x5e, 0x41, 0x5d, 0x41, 0x5c, 0x5d, 0x5b, 0xc3]); // pop, ret
     let slow_at = out.at();
     out.bytes(&[0x48, 0x89, 0xde, 0x4c, 0x89, 0xe2, 0x48, 0x89, 0xe9]); // mov rsi, rbx; rdx, r12; rcx, rbp
     out.constant(RAX, slow as *const () as u64);
     out.bytes(&[0xff, 0xd0, 0x48, 0x89, 0xc5]); // call rax; mov rbp, rax
+    no_code_page(out);
     next_frame(out);
     Taking { sides, take, done, slow: slow_at }
 }
 
 /// Of the stack: the slots of runs, of both filters. A call from below it finds the stack aligned.
 const SCRATCH: u32 = 8 * RUNS as u32 + 8;
+
+fn no_code_page(out: &mut Emitter) {
+    out.bytes(&[0x45, 0x31, 0xff]); // xor r15d, r15d
+}
 
 fn next_frame(out: &mut Emitter) {
     out.bytes(&[0x48, 0x83, 0xc3, FRAME.wrapping_neg(), 0xff, 0x23]); // add rbx, -FRAME; jmp [rbx]
@@ -146,14 +157,20 @@ impl Run {
 }
 
 impl Taking {
-    /// Takes the frames of a log from `from` on, the last of them first.
-    pub fn take(&self, area: &mut Area, from: usize, fs: u64, clock: u64) -> Taken {
+    /// Lets the first frame of a log, which is never written, be the end of one that is full.
+    pub fn ends_full(&self, area: &mut Area) {
+        area.log[0][0] = self.done as u64;
+    }
+
+    /// Takes the frames of a log from `from` on, the last of them first; what it and full ones before it counted.
+    pub fn take(&self, area: &mut Area, from: usize) -> Counts {
         area.log[from - 1][0] = self.done as u64;
         // SAFETY: the code above; each frame has the address of its block's code, the last one's next that of the end.
         unsafe {
             let take = std::mem::transmute::<usize, Take>(self.take);
-            take(area.log[FRAMES - 1].as_ptr(), fs, clock)
+            take(area.log[FRAMES - 1].as_ptr());
         }
+        Counts(std::mem::take(&mut area.taken))
     }
 
     /// Writes the code that takes a block's frames, and apart from it, that of what C does; where it begins.
@@ -170,15 +187,13 @@ impl Taking {
             };
             (block, accesses)
         };
-        let Some(runs) = Runs::of(accesses) else { return slow };
+        let runs = Runs::of(accesses).filter(|_| block.access_count <= ACCESSES);
+        let Some(runs) = runs else { return slow };
         let entry = out.at();
-        let pages = Pages::of(block);
-        pages.list().iter().for_each(|page| self.test_code(out, *page, slow));
+        self.test_code(out, once, block, slow);
         for (nth, run) in runs.list().iter().enumerate() {
             self.test_run(out, nth, run, slow);
         }
-        out.add(RAX, RBP, 1);
-        pages.list().iter().for_each(|page| self.stamp_code(out, *page));
         let mut order: [usize; RUNS] = std::array::from_fn(|nth| nth);
         order[..runs.count].sort_unstable_by_key(|nth| runs.runs[*nth].last);
         for nth in &order[..runs.count] {
@@ -191,56 +206,82 @@ impl Taking {
         entry
     }
 
-    fn test_code(&self, out: &mut Emitter, address: u64, slow: usize) {
-        for filter in self.sides.code.filters() {
-            out.constant(RAX, filter.page(address));
-            out.compare(filter.slot(address), RAX);
-            out.jump_if_not_0(slow);
+    /// A block on the page of the one before it, whose first address is in r15, is as good as that.
+    fn test_code(&self, out: &mut Emitter, once: &mut Emitter, block: &Block, slow: usize) {
+        let pages = Pages::of(block);
+        let constant = once.at();
+        once.bytes(&pages.last().to_le_bytes());
+        let other = once.at();
+        for page in pages.list() {
+            for filter in self.sides.code.filters() {
+                once.constant(RAX, filter.page(*page));
+                once.compare(filter.slot(*page), RAX);
+                once.jump_if_not_0(slow);
+            }
         }
+        once.add(RAX, RBP, 1);
+        for page in pages.list() {
+            self.sides.code.filters().for_each(|filter| once.store(filter.slot(*page) + STAMP, RAX));
+        }
+        once.load(R15, constant as u32);
+        if pages.count > 1 {
+            out.jump(other);
+        } else {
+            out.compare(constant as u32, R15);
+            out.jump_if_not_0(other);
+        }
+        once.jump(out.at());
     }
 
-    /// With the stamp in rax.
-    fn stamp_code(&self, out: &mut Emitter, address: u64) {
-        for filter in self.sides.code.filters() {
-            out.store(filter.slot(address) + STAMP, RAX);
-        }
+    /// Where a run's slot is, from the table's first, while a block is taken: in these registers, the first
+    /// ones of blocks that are looked up in one filter, or in memory.
+    fn slot_register(&self, nth: usize) -> Option<u8> {
+        let is_alone = self.sides.data.filters().count() == 1;
+        [8, 9, 10, 11, 13].get(nth).copied().filter(|_| is_alone)
     }
 
     fn test_run(&self, out: &mut Emitter, nth: usize, run: &Run, slow: usize) {
-        let base = if run.slot == 0 { run.low } else { 0 };
         match run.slot {
-            0 => out.constant(RAX, base as u64),
-            slot => out.load_at(RAX, RBX, 8 * u32::from(slot)),
+            0 => out.constant(RCX, run.low as u64),
+            slot => {
+                out.load_at(RCX, RBX, 8 * u32::from(slot));
+                if run.low != 0 {
+                    out.add(RCX, RCX, run.low as u32);
+                }
+            }
         }
         if run.is_fs {
-            out.bytes(&[0x4c, 0x01, 0xe0]); // add rax, r12
+            out.bytes(&[0x4c, 0x01, 0xe1]); // add rcx, r12
         }
-        out.add(RCX, RAX, (run.low - base) as u32);
-        out.add(RDX, RAX, (run.high - base) as u32);
+        out.add(RDX, RCX, (run.high - run.low) as u32);
         out.bytes(&[0x48, 0x31, 0xca]); // xor rdx, rcx
         for (filter, place) in self.sides.data.filters().zip([0, 4]) {
-            // rsi: the slot, from the table's first; rdi: the address and the page that stands there differ
-            out.bytes(&[0x48, 0x89, 0xce, 0x48, 0xc1, 0xee]); // mov rsi, rcx; shr rsi
-            out.bytes(&[(filter.page_shift - SLOT_SHIFT) as u8]);
-            out.bytes(&[0x81, 0xe6]); // and esi
-            out.bytes(&((SLOT_COUNT - 1) << SLOT_SHIFT).to_le_bytes());
-            out.bytes(&[0x48, 0x89, 0xcf, 0x48, 0x33, 0xbe]); // mov rdi, rcx; xor rdi, [rsi + slots]
-            out.bytes(&filter.slots.to_le_bytes());
+            let kept = self.slot_register(nth);
+            let slot = kept.unwrap_or(RSI);
+            out.move_to(slot, RCX);
+            out.shift_right(slot, (filter.page_shift - SLOT_SHIFT) as u8);
+            out.and(slot, (SLOT_COUNT - 1) << SLOT_SHIFT);
+            out.move_to(RDI, RCX);
+            out.xor_at(RDI, slot, filter.slots);
             if place == 0 {
                 out.bytes(&[0x48, 0x09, 0xd7]); // or rdi, rdx: the last byte and the first differ
             }
-            out.bytes(&[0x48, 0xc1, 0xef, filter.page_shift as u8]); // shr rdi
+            out.shift_right(RDI, filter.page_shift as u8);
             out.jump_if_not_0(slow);
-            out.bytes(&[0x89, 0x74, 0x24, 8 * nth as u8 + place]); // mov [rsp + place], esi
+            if kept.is_none() {
+                out.bytes(&[0x89, 0x74, 0x24, 8 * nth as u8 + place]); // mov [rsp + place], esi
+            }
         }
     }
 
     /// With the stamp in rax.
     fn stamp_run(&self, out: &mut Emitter, nth: usize) {
         for (filter, place) in self.sides.data.filters().zip([0, 4]) {
-            out.bytes(&[0x8b, 0x74, 0x24, 8 * nth as u8 + place]); // mov esi, [rsp + place]
-            out.bytes(&[0x48, 0x89, 0x86]); // mov [rsi + slots + STAMP], rax
-            out.bytes(&(filter.slots + STAMP).to_le_bytes());
+            let slot = self.slot_register(nth).unwrap_or_else(|| {
+                out.bytes(&[0x8b, 0x74, 0x24, 8 * nth as u8 + place]); // mov esi, [rsp + place]
+                RSI
+            });
+            out.store_at(slot, filter.slots + STAMP, RAX);
         }
     }
 }
@@ -259,5 +300,10 @@ impl Pages {
 
     fn list(&self) -> &[u64] {
         &self.addresses[..self.count]
+    }
+
+    /// The first address of the last one.
+    fn last(&self) -> u64 {
+        self.addresses[1] >> 12 << 12
     }
 }

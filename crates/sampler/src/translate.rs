@@ -14,6 +14,7 @@
 use crate::area::{Addresses, Reason, SLOTS};
 use crate::cache::{Access, Block, Cache, Exit, FIRST, FS, Kind, LOAD, STORE};
 use crate::emit::{Emitter, R11, RAX, RCX, RDX, RSP, link};
+use crate::recorder::Sides;
 use crate::stubs::{self, Stubs};
 use crate::taking::Taking;
 use iced_x86::{
@@ -23,7 +24,7 @@ use iced_x86::{
 };
 
 /// Of a block at most, so that its parts have room ([`Cache::has_room`]).
-const INSTRUCTIONS: u32 = 64;
+pub const INSTRUCTIONS: u32 = 64;
 /// Slots that one instruction may need.
 const SLOTS_OF_ONE: usize = 6;
 
@@ -139,6 +140,11 @@ impl Translator {
         Translator { info, encoder, stubs, taking }
     }
 
+    /// The page filters are others.
+    pub fn look_at(&mut self, sides: Sides) {
+        self.taking.sides = sides;
+    }
+
     /// Copies the block at `pc`, whose bytes begin with `bytes`; its number, or none if its first instruction
     /// cannot be copied. The cache must have room.
     pub fn block(&mut self, cache: &mut Cache, pc: u64, bytes: &[u8]) -> Option<usize> {
@@ -194,7 +200,7 @@ impl Translator {
             unsafe { (Emitter::new(cache.next), Emitter::new(cache.next_once)) };
         let is_logging = cache.kind == Kind::Logging;
         let (entry, taker) = match cache.kind {
-            Kind::Logging => prologue(&mut out, &mut once, cache.addresses, self.stubs, nth),
+            Kind::Logging => prologue(&mut out, &mut once, cache.addresses, self.stubs.full, nth),
             Kind::Counting => {
                 out.count(cache.addresses.count(0));
                 (cache.next, 0)
@@ -272,20 +278,22 @@ fn prologue(
     out: &mut Emitter,
     once: &mut Emitter,
     addresses: Addresses,
-    stubs: Stubs,
+    full: usize,
     nth: usize,
 ) -> (usize, usize) {
     // A short jump reaches no further.
-    let full = out.at();
+    let no_frame = out.at();
     out.jump(once.at());
-    once.load(RCX, addresses.spilled(RCX));
-    come_back(once, addresses, stubs.enter, Reason::Full, nth);
     let entry = out.at();
+    once.load(RCX, addresses.spilled(RCX));
+    once.store_constant(addresses.number(), nth as u32);
+    once.store_constant(addresses.resume(), entry as u32);
+    once.jump(full);
     out.store(addresses.spilled(RCX), RCX);
     out.load(RCX, addresses.position());
     out.add(RCX, RCX, (8 * SLOTS as u32).wrapping_neg());
     out.store(addresses.position(), RCX);
-    out.jump_if_rcx_is_0(full);
+    out.jump_if_rcx_is_0(no_frame);
     out.store_constant_at(RCX, addresses.log(), 0);
     (entry, out.at() - 4)
 }
@@ -424,7 +432,7 @@ impl Builder<'_> {
                 Ok(false)
             }
             _ => {
-                self.transfer(instruction, raw, &uses, exits)?;
+                self.transfer(instruction, raw, exits)?;
                 Ok(true)
             }
         }
@@ -440,7 +448,7 @@ impl Builder<'_> {
         exits: &mut Exits<'_>,
     ) -> Result<bool, Alien> {
         if instruction.flow_control() != FlowControl::Next {
-            self.transfer(instruction, raw, uses, exits)?;
+            self.transfer(instruction, raw, exits)?;
             return Ok(true);
         }
         if !is_repeated {
@@ -650,7 +658,6 @@ impl Builder<'_> {
         &mut self,
         instruction: &Instruction,
         raw: &[u8],
-        uses: &Uses,
         exits: &mut Exits<'_>,
     ) -> Result<(), Alien> {
         self.give_back_all();

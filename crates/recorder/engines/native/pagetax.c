@@ -42,6 +42,8 @@ static struct pt_writer writer;
 static struct pt_tables *tables; /* of data, of code */
 #define data_tables tables[0]
 #define code_tables tables[1]
+/* As in the header, but without a filter of large pages while there are none. */
+static struct pt_side data_side, code_side;
 static pt_u64 instructions_of_runs, accesses_of_runs;
 static pt_u32 warmings; /* as many times TLBs began to warm up */
 
@@ -74,8 +76,20 @@ static int pt_alive(pt_u32 pid)
 }
 
 /* For nobody: all is done as ever, and nothing written. */
-static struct pt_header none = {.data = {{12, 12, 63, 4}, {21, 21, 7, 4}, 0},
-                                .code = {{12, 12, 31, 4}, {0, 0, 0, 0}, 0}};
+static struct pt_header none = {.data = {{12, 12, 63, 4}, {21, 21, 7, 4}, 1},
+                                .code = {{12, 12, 31, 4}, {0, 0, 0, 0}, 1}};
+
+static int has_large; /* somebody has asked for large pages */
+
+static void use_sides(void)
+{
+   data_side = header->data;
+   code_side = header->code;
+   if (data_side.large_on_demand && !has_large)
+      data_side.large.ways = code_side.large.ways = 0;
+   pt_clear(&data_side, &data_tables);
+   pt_clear(&code_side, &code_tables);
+}
 
 pt_u64 pn_table_bytes(void) { return 2 * sizeof *tables; }
 
@@ -84,12 +98,13 @@ int pn_open(void *memory, pt_u64 bytes, pt_u32 pid, void *of_tables)
 {
    header = memory ? memory : &none;
    tables = of_tables;
-   pt_clear(&header->data, &data_tables);
-   pt_clear(&header->code, &code_tables);
-   if (!memory)
+   if (!memory) {
+      use_sides();
       return 1;
+   }
    if (bytes < sizeof *header || !pt_is_ours(header) || pt_bytes(header) > bytes)
       return 0;
+   use_sides();
    pt_claim(&writer, header, pt_new_process(header), pid);
    pt_write(&writer, pt_what(PT_PHASE, 0, PT_SKIPPED), 0);
    pt_publish(&writer);
@@ -105,26 +120,26 @@ static void describe(struct pn_filter *to, const struct pt_filter *filter, struc
 /* What code that tests slots must know of the filters. */
 void pn_sides(struct pn_side sides[2])
 {
-   describe(&sides[0].small, &header->data.small, &data_tables.small);
-   describe(&sides[0].large, &header->data.large, &data_tables.large);
-   describe(&sides[1].small, &header->code.small, &code_tables.small);
-   describe(&sides[1].large, &header->code.large, &code_tables.large);
+   describe(&sides[0].small, &data_side.small, &data_tables.small);
+   describe(&sides[0].large, &data_side.large, &data_tables.large);
+   describe(&sides[1].small, &code_side.small, &code_tables.small);
+   describe(&sides[1].large, &code_side.large, &code_tables.large);
 }
 
 /* Nothing is known of what was mapped since the last burst; TLBs begin with what they held then. */
 void pn_begin(pt_u32 thread)
 {
    writer.thread = thread;
-   pt_forget(&header->data, &data_tables);
-   pt_forget(&header->code, &code_tables);
+   pt_forget(&data_side, &data_tables);
+   pt_forget(&code_side, &code_tables);
    pt_write(&writer, pt_what(PT_MAPPING, thread, 0), 0);
 }
 
 void pn_phase(pt_u32 phase, pt_u64 stands_for)
 {
    if (phase == PT_SKIPPED) {
-      pt_tell(&writer, &header->data, &data_tables, 0);
-      pt_tell(&writer, &header->code, &code_tables, PT_CODE);
+      pt_tell(&writer, &data_side, &data_tables, 0);
+      pt_tell(&writer, &code_side, &code_tables, PT_CODE);
    }
    warmings += phase == PT_WARMING;
    pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), stands_for);
@@ -137,12 +152,28 @@ int pn_is_warm(void)
           __atomic_load_n(&writer.control->warmed, __ATOMIC_RELAXED) == warmings;
 }
 
+static void tell_and_forget(void)
+{
+   pt_tell(&writer, &data_side, &data_tables, 0);
+   pt_tell(&writer, &code_side, &code_tables, PT_CODE);
+   pt_forget(&data_side, &data_tables);
+   pt_forget(&code_side, &code_tables);
+}
+
+/* From now on there may be large pages. Whether that is new: code that tests slots is of no use then. */
+int pn_expect_large(void)
+{
+   if (has_large || !data_side.large_on_demand)
+      return 0;
+   tell_and_forget();
+   has_large = 1;
+   use_sides();
+   return 1;
+}
+
 void pn_gone(pt_u64 start, pt_u64 length)
 {
-   pt_tell(&writer, &header->data, &data_tables, 0);
-   pt_tell(&writer, &header->code, &code_tables, PT_CODE);
-   pt_forget(&header->data, &data_tables);
-   pt_forget(&header->code, &code_tables);
+   tell_and_forget();
    pt_write(&writer, pt_what(PT_MAPPING, writer.thread, start),
             (length & PT_ADDRESS_MASK) | (pt_u64)PT_HINT_GONE << 56);
 }
@@ -153,7 +184,7 @@ static pt_u64 fetch(const struct pn_block *block, pt_u64 clock)
 {
    pt_u64 address = block->start, last = address + block->bytes - 1;
    for (;;) {
-      pt_access(&writer, &header->code, &code_tables, PT_FETCH, address, 1, address, ++clock);
+      pt_access(&writer, &code_side, &code_tables, PT_FETCH, address, 1, address, ++clock);
       if (address >> 12 == last >> 12)
          return clock;
       address = ((address >> 12) + 1) << 12;
@@ -167,7 +198,7 @@ static pt_u64 repeated(const struct pn_access *access, pt_u64 address, const pt_
    pt_u64 end = address + count * access->bytes;
    while (address < end) {
       pt_u64 next = ((address >> 12) + 1) << 12;
-      pt_access(&writer, &header->data, &data_tables, access->kind, address, 1, access->instruction,
+      pt_access(&writer, &data_side, &data_tables, access->kind, address, 1, access->instruction,
                 ++*clock);
       address = next;
    }
@@ -193,7 +224,7 @@ pt_u64 pn_run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, pt_u
             instructions_of_runs += count;
       } else {
          accesses_of_runs++;
-         pt_access(&writer, &header->data, &data_tables, access->kind, address, access->bytes,
+         pt_access(&writer, &data_side, &data_tables, access->kind, address, access->bytes,
                    access->instruction, ++clock);
       }
    }
