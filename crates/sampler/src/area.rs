@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use std::sync::atomic::AtomicU32;
 
 /// Words of a frame: the address of what takes it, and what its block has logged.
-pub const SLOTS: usize = 16;
+pub const SLOTS: usize = 8;
 /// Blocks that run until their log is taken.
 pub const FRAMES: usize = 1024;
 /// log2 of the entries of the tables of landings.

@@ -25,8 +25,9 @@ use iced_x86::{
 
 /// Of a block at most, so that its parts have room ([`Cache::has_room`]).
 pub const INSTRUCTIONS: u32 = 64;
-/// Slots that one instruction may need.
-const SLOTS_OF_ONE: usize = 6;
+/// Slots that one instruction may need, and a repeated one.
+const SLOTS_OF_ONE: usize = 2;
+const SLOTS_OF_REPEATED: usize = 5;
 
 /// Copies blocks.
 pub struct Translator {
@@ -227,11 +228,16 @@ impl Translator {
         let mut instruction = Instruction::default();
         let (mut count, mut end, mut found) = (0, pc, None);
         loop {
-            let full = count == INSTRUCTIONS || builder.slots + SLOTS_OF_ONE > SLOTS;
-            let mut done = full || !decoder.can_decode();
+            let mut done = count == INSTRUCTIONS || !decoder.can_decode();
             if !done {
                 decoder.decode_out(&mut instruction);
-                done = instruction.is_invalid() || is_alien(&instruction);
+                let slots = match is_repeated(&instruction) {
+                    true => SLOTS_OF_REPEATED,
+                    false => SLOTS_OF_ONE,
+                };
+                done = builder.slots + slots > SLOTS
+                    || instruction.is_invalid()
+                    || is_alien(&instruction);
             }
             if !done {
                 let from = (end - pc) as usize;
@@ -335,6 +341,11 @@ impl Exits<'_> {
     }
 }
 
+fn is_repeated(instruction: &Instruction) -> bool {
+    instruction.is_string_instruction()
+        && (instruction.has_rep_prefix() || instruction.has_repne_prefix())
+}
+
 /// What is left to the program, or means something else where it is copied to.
 fn is_alien(instruction: &Instruction) -> bool {
     let has_segment = (0..instruction.op_count()).any(|nth| {
@@ -398,8 +409,7 @@ impl Builder<'_> {
         if info.used_memory().iter().any(|memory| !is_plain(memory)) {
             return Err(Alien);
         }
-        let is_repeated = instruction.is_string_instruction()
-            && (instruction.has_rep_prefix() || instruction.has_repne_prefix());
+        let is_repeated = is_repeated(instruction);
         self.give_back(uses.used);
         if self.kind == Kind::Counting {
             let is_of_vector = |part: &UsedRegister| {
@@ -541,6 +551,9 @@ impl Builder<'_> {
     /// The slot with a register's value.
     fn log(&mut self, number: u8, uses: &Uses) -> Result<u8, Alien> {
         let slot = self.slots as u8;
+        if self.slots == SLOTS {
+            return Err(Alien);
+        }
         self.store_slot(slot, number, uses)?;
         self.slots += 1;
         Ok(slot)
