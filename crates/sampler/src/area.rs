@@ -31,8 +31,6 @@ pub enum Reason {
     Full = 3,
     /// Before a system call; `number` is the block that ends with it.
     Call = 4,
-    /// After it.
-    Called = 5,
     /// A copied instruction has faulted; `target` is its address.
     Fault = 6,
     /// It still has, and the vector register is the program's again.
@@ -87,6 +85,10 @@ pub struct Area {
     pub thread: u32,
     /// Its id; 0: there is none. Whoever has it has all of this.
     pub owner: AtomicU32,
+    /// Signals that wait in copies.
+    pub mask: u64,
+    /// Bytes of `state` that the kernel has saved.
+    pub state_bytes: usize,
     /// Where a counting copy goes on.
     pub resume_counting: u64,
     /// What counting copies have counted, when none runs; and what the program has in the vector register that
@@ -133,6 +135,9 @@ impl Addresses {
     }
     pub fn target(self) -> u32 {
         self.base + offset_of!(Area, target) as u32
+    }
+    pub fn mask(self) -> u32 {
+        self.base + offset_of!(Area, mask) as u32
     }
     pub fn fs(self) -> u32 {
         self.base + offset_of!(Area, fs) as u32

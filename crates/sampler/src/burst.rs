@@ -6,8 +6,10 @@
 //! system call that ends signal handlers: all registers and the signal mask are then the program's, as if there
 //! had been no burst.
 
+mod whole;
+
 use crate::area::{
-    self, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State,
+    self, Addresses, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State,
 };
 use crate::cache::{Cache, Kind};
 use crate::calls::{self, Decision};
@@ -20,6 +22,7 @@ use crate::system;
 use crate::taking::{self, ROUNDS, Taking};
 use crate::threads::{self, Polls, THREADS};
 use crate::translate::{INSTRUCTIONS, Translator};
+use crate::turn::Turn;
 use std::arch::asm;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
@@ -37,6 +40,8 @@ pub struct Plan {
     pub gap: u64,
     /// Between two looks at what counting copies have counted.
     pub poll_ns: u64,
+    /// No bursts: all of the program is recorded.
+    pub is_whole: bool,
     /// Tests: lengths are drawn, from 1 to so much, and the thread is native for so long.
     pub stress: Option<Stress>,
 }
@@ -103,11 +108,15 @@ const WHYS: usize = 6;
 /// Of a system call that is made in a burst.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pending {
+    number: u64,
     at: u64,
     next: u64,
-    /// Its number, the register that was made 0, and what was there.
-    tried: Option<(u64, usize, u64)>,
     unmaps: Option<(u64, u64)>,
+    /// Of memory that it may map, or move.
+    length: u64,
+    changes_code: bool,
+    /// Our handlers of faults are not there meanwhile.
+    stands_back: bool,
 }
 
 /// What the thread in a burst has.
@@ -123,8 +132,16 @@ pub struct Engine {
     stubs: Stubs,
     taking: Taking,
     polls: Option<Polls>,
-    /// By thread: where it goes on from when its burst ends.
+    /// By thread.
     frames: *mut Frame,
+    /// By thread: the code of system calls that wait.
+    calls: usize,
+    addresses: Addresses,
+    /// Parts of the extended state that are saved.
+    state: u64,
+    /// Since when its turn lasts, and nanoseconds that threads ran natively.
+    turn_ns: u64,
+    away_ns: u64,
     stage: Stage,
     /// Instructions of the stage that are left, and that it had.
     left: i64,
@@ -144,13 +161,24 @@ pub struct Engine {
     pub ends: [u64; WHYS],
 }
 
-/// A signal frame of our own.
+/// A thread's own: a signal frame, by which it leaves copies, and what a system call that waits needs.
 #[repr(C)]
 struct Frame {
     state: State,
     context: Context,
+    pending: Pending,
+    fs: u64,
+    /// The thread that has the number.
+    owner: u32,
+    /// Whether it makes a system call, and where its stack was then.
+    is_out: bool,
+    stack_pointer: u64,
+    stack: [u8; FRAME_STACK_BYTES],
 }
+const FRAME_STACK_BYTES: usize = 32 << 10;
 
+static TURN: Turn = Turn::new();
+static THREAD_FRAMES: AtomicPtr<Frame> = AtomicPtr::new(ptr::null_mut());
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(ptr::null_mut());
 static OWNER: AtomicPtr<Area> = AtomicPtr::new(ptr::null_mut());
 /// No more bursts.
@@ -168,9 +196,13 @@ impl Engine {
     /// Makes everything ready; none where this machine does not let us.
     pub fn start(recorder: Recorder, plan: Plan) -> Option<()> {
         let (area, addresses, code) = area::make()?;
-        let frames =
-            system::map(THREADS * size_of::<Frame>(), libc::PROT_READ | libc::PROT_WRITE, 0)?
-                as *mut Frame;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let frames = system::map(THREADS * size_of::<Frame>(), protection, libc::MAP_32BIT)?;
+        let calls = system::map(
+            THREADS * whole::CALL_BYTES,
+            protection | libc::PROT_EXEC,
+            libc::MAP_32BIT,
+        )?;
         const AVX: u64 = 4;
         let state = enabled_state().filter(|state| state & AVX != 0)? & !TILES;
         // SAFETY: the code's part of the area is ours, and longer than the stubs.
@@ -186,6 +218,7 @@ impl Engine {
         ];
         caches.iter_mut().for_each(|cache| cache.clear(area, &stubs));
         OWNER.store(area, Release);
+        THREAD_FRAMES.store(frames as *mut Frame, Release);
         let engine = Engine {
             area,
             caches,
@@ -197,7 +230,10 @@ impl Engine {
             stubs,
             taking,
             polls: None,
-            frames,
+            frames: frames as *mut Frame,
+            calls,
+            addresses,
+            state,
             stage: Stage::Out,
             left: 0,
             had: 0,
@@ -207,6 +243,8 @@ impl Engine {
             between_ns: 0,
             ways: vec![Way { left: FIRST_WAY as i64, mean: FIRST_WAY, since_ns: 0 }; THREADS],
             pending: Pending::default(),
+            turn_ns: 0,
+            away_ns: 0,
             began_ns: 0,
             mean_ns: 10_000_000,
             luck: system::now_ns(libc::CLOCK_MONOTONIC) | 1,
@@ -225,6 +263,9 @@ impl Engine {
 
     /// A thread comes, at `pc`.
     fn begin(&mut self, pc: u64) {
+        if self.plan.is_whole {
+            return self.begin_whole(pc);
+        }
         if faults::are_of_calls() || threads::has_shadow_stack() {
             self.leave(pc, Why::Handler);
         }
@@ -379,8 +420,11 @@ impl Engine {
         self.must_leave().then_some(Why::Signal)
     }
 
-    fn must_leave(&self) -> bool {
-        threads::waiting_signals() & !self.area.context.mask != 0 || CLOSING.load(Relaxed)
+    fn must_leave(&mut self) -> bool {
+        let waiting = threads::waiting_signals() & !self.area.context.mask;
+        // Ours changes nothing where all is recorded.
+        let ours = if self.plan.is_whole { threads::begin_bit() } else { 0 };
+        waiting & !ours != 0 || CLOSING.load(Relaxed) || self.plan.is_whole && self.is_turn_over()
     }
 
     /// A counting copy was stopped before a block.
@@ -471,23 +515,48 @@ impl Engine {
     fn before_call(&mut self, number: usize) {
         let block = self.cache().blocks[number];
         let next = block.start + u64::from(block.bytes);
-        self.pending = Pending { at: next - 2, next, ..Pending::default() };
         let number = self.area.context.registers[calls::RAX];
+        self.pending = Pending { number, at: next - 2, next, ..Pending::default() };
         if calls::asks_for_large_pages(&self.area.context) {
             self.expect_large();
         }
-        match calls::decide(&self.area.context, &self.maps) {
+        let decision = match self.plan.is_whole {
+            true => calls::decide_whole(&self.area.context, &self.maps),
+            false => calls::decide(&self.area.context, &self.maps),
+        };
+        match decision {
             Decision::Leave => self.leave(next - 2, Why::Call),
-            Decision::Run => {}
+            Decision::Wait => self.wait(),
+            Decision::Run => self.make_call(),
             Decision::Unmap(range) => {
                 self.pending.unmaps = Some((range.start, range.end - range.start));
+                self.make_call();
             }
             Decision::Try(place) => {
-                let argument = &mut self.area.context.registers[place];
-                self.pending.tried = Some((number, place, std::mem::take(argument)));
+                let argument = self.area.context.registers[place];
+                self.area.context.registers[place] = 0;
+                let result = calls::make(&self.area.context);
+                self.area.context.registers[place] = argument;
+                match result {
+                    0 if argument != 0 && self.plan.is_whole => self.wait(),
+                    0 if argument != 0 => self.leave(next - 2, Why::Call),
+                    _ => self.called(result),
+                }
             }
         }
-        self.area.resume = self.stubs.call as u64;
+    }
+
+    fn make_call(&mut self) {
+        let result = calls::make(&self.area.context);
+        self.called(result);
+    }
+
+    /// A call was made here. It leaves two registers as it does natively.
+    fn called(&mut self, result: i64) {
+        let registers = &mut self.area.context.registers;
+        registers[calls::RAX] = result as u64;
+        registers[R11] = registers[area::FLAGS];
+        self.after_call();
     }
 
     /// The code that takes logs is to look for large pages, too.
@@ -500,26 +569,24 @@ impl Engine {
     }
 
     fn after_call(&mut self) {
-        let Pending { at, next, tried, unmaps } = self.pending;
+        let Pending { next, unmaps, .. } = self.pending;
         let registers = &mut self.area.context.registers;
         let result = registers[calls::RAX] as i64;
         registers[RCX] = next;
-        if let Some((number, place, argument)) = tried {
-            registers[place] = argument;
-            if result == 0 && argument != 0 {
-                registers[calls::RAX] = number;
-                self.leave(at, Why::Call);
-            }
-        }
         if let (Some((start, length)), true, Kind::Logging) = (unmaps, result >= 0, self.kind) {
             self.take_log();
             self.recorder.gone(start, length);
+        }
+        if self.plan.is_whole {
+            self.tell_mapped(result);
         }
         // Their signals are to come now.
         if [-i64::from(libc::EPIPE), -i64::from(libc::EFBIG)].contains(&result) {
             self.leave(next, Why::Signal);
         }
-        if threads::waiting_signals() & !self.area.context.mask != 0 {
+        if !self.plan.is_whole && threads::waiting_signals() & !self.area.context.mask != 0
+            || self.plan.is_whole && self.must_look() && self.must_leave()
+        {
             self.leave(next, Why::Signal);
         }
         self.go(next);
@@ -571,6 +638,9 @@ impl Engine {
         if why != Why::Done && self.stage != Stage::Between {
             self.ends[why as usize] += 1;
         }
+        if self.plan.is_whole {
+            self.leave_whole(pc, why);
+        }
         if why != Why::Done && self.stage == Stage::Counted {
             self.draw_way();
         }
@@ -579,31 +649,49 @@ impl Engine {
         let thread = self.area.thread;
         self.way().since_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
         threads::next_burst(thread, self.plan.stress.map_or(AWAY_NS, |stress| stress.gap_ns));
+        self.depart(pc)
+    }
+
+    /// The program goes on at `pc`, natively, with its signals.
+    fn depart(&mut self, pc: u64) -> ! {
         self.area.context.registers[RIP] = pc;
-        faults::stand_back(faulted);
+        if pc < self.calls as u64 || pc >= (self.calls + THREADS * whole::CALL_BYTES) as u64 {
+            faults::stand_back(faulted);
+        }
         // SAFETY: as many frames as threads have numbers; only this thread uses this one.
-        let frame = unsafe { &mut *self.frames.add(thread as usize) };
+        let frame = unsafe { &mut *self.frames.add(self.area.thread as usize) };
+        let bytes = self.area.state_bytes;
         frame.context = self.area.context;
         frame.context.state = &raw const frame.state as u64;
-        frame.state.0[..].copy_from_slice(&self.area.state.0);
-        let (owner, context) = (&raw const self.area.owner, &raw const frame.context);
+        frame.state.0[..bytes].copy_from_slice(&self.area.state.0[..bytes]);
+        let stack = (&raw const frame.stack as u64 + FRAME_STACK_BYTES as u64) & !15;
         // SAFETY: rt_sigreturn takes what we have got from the kernel, with other values of registers. From
-        // the store on, all but this thread's frame may be somebody else's.
+        // the turn's end on, all but this thread's frame may be somebody else's.
         unsafe {
             asm!(
-                "mov dword ptr [{owner}], 0",
-                "mov rsp, {context}",
+                "mov rsp, {stack}",
+                "call {give}",
+                "mov rsp, r12",
                 "mov eax, 15",
                 "syscall",
                 "ud2",
-                owner = in(reg) owner,
-                context = in(reg) context,
+                stack = in(reg) stack,
+                give = sym give_turn,
+                in("r12") &raw const frame.context,
                 options(noreturn)
             )
         }
     }
 }
 
+extern "C" fn give_turn() {
+    // SAFETY: only the owner's field, an atomic.
+    unsafe { (*OWNER.load(Acquire)).owner.store(0, Relaxed) };
+    TURN.give();
+}
+
+/// Of [`Context::registers`].
+const R11: usize = area::PLACES[11];
 const RCX: usize = area::PLACES[1];
 
 /// Copied code comes back; decides where it goes on.
@@ -620,7 +708,7 @@ extern "C" fn dispatch() {
         reason if reason == Reason::Call as u32 => engine.before_call(number),
         reason if reason == Reason::Fault as u32 => engine.fault(false),
         reason if reason == Reason::FaultKnown as u32 => engine.fault(true),
-        _ => engine.after_call(),
+        _ => unreachable!(),
     }
 }
 
@@ -656,16 +744,26 @@ pub extern "C" fn handler(
     if area.is_null() || thread as usize >= THREADS || CLOSING.load(Relaxed) {
         return;
     }
-    // SAFETY: only the owner's field, an atomic, until it is ours.
-    let owner = unsafe { &(*area).owner };
-    if owner.compare_exchange(0, system::thread(), Acquire, Relaxed).is_err() {
+    // SAFETY: the kernel hands handlers a context at least as long as ours; the engine was written before timers.
+    let (here, is_whole) = unsafe {
+        (&(*context.cast::<Context>()).registers, (*ENGINE.load(Acquire)).plan.is_whole)
+    };
+    if is_whole {
+        if whole::is_out(thread, here[area::PLACES[4]]) {
+            return;
+        }
+        TURN.take();
+    } else if !TURN.try_take() {
         WANTED.store(true, Relaxed);
         return threads::next_burst(thread, 1);
     }
+    // SAFETY: only the owner's field, an atomic.
+    let owner = unsafe { &(*area).owner };
+    owner.store(system::thread(), Relaxed);
     // SAFETY: the area is ours now. The kernel's context is at least as long as ours.
     let began = unsafe { take_over(&mut *area, &mut *context.cast::<Context>(), thread) };
     if began.is_none() {
-        owner.store(0, Release);
+        give_turn();
     }
 }
 
@@ -708,13 +806,15 @@ unsafe fn take_over(area: &mut Area, context: &mut Context, thread: u32) -> Opti
     area.context = *context;
     // SAFETY: as many bytes as the kernel says.
     unsafe { ptr::copy_nonoverlapping(state, area.state.0.as_mut_ptr(), bytes) };
+    area.state_bytes = bytes;
     area.target = context.registers[RIP];
     area.reason = Reason::Begin as u32;
     area.thread = thread;
     // SAFETY: written once, before the first timer.
     let enter = unsafe { (*ENGINE.load(Acquire)).stubs.enter };
     context.registers[RIP] = enter as u64;
-    context.mask = !(faults::stand_in(faulted) | threads::poll_bit());
+    area.mask = !(faults::stand_in(faulted) | threads::poll_bit());
+    context.mask = area.mask;
     Some(())
 }
 
@@ -730,17 +830,19 @@ fn enabled_state() -> Option<u64> {
     Some(u64::from(high) << 32 | u64::from(low))
 }
 
-/// No burst begins any more; waits until none is left, and everything is read. Natively.
+/// No burst begins any more, and those that there are end soon.
+pub fn close_soon() {
+    CLOSING.store(true, Release);
+}
+
+/// After [`close_soon`]: waits until none is left, and everything is read. Natively.
 pub fn close() {
     let (area, engine) = (OWNER.load(Acquire), ENGINE.load(Acquire));
     if area.is_null() || engine.is_null() || !threads::is_ours() {
         return;
     }
-    // SAFETY: only the owner's field.
-    let owner = unsafe { &(*area).owner };
-    CLOSING.store(true, Release);
     for _ in 0..10_000 {
-        if owner.compare_exchange(0, system::thread(), Acquire, Relaxed).is_ok() {
+        if TURN.try_take() {
             // SAFETY: ours from here on, for good.
             return unsafe { (*engine).recorder.close() };
         }
@@ -756,8 +858,12 @@ pub fn report() -> Option<String> {
         return None;
     }
     // SAFETY: nobody changes it any more.
+    let engine = unsafe { &*engine };
+    if engine.plan.is_whole {
+        return Some(whole::report(engine));
+    }
     let ([done, call, code, signal, fault, handler], total, between) =
-        unsafe { ((*engine).ends, (*engine).total, (*engine).between) };
+        (engine.ends, engine.total, engine.between);
     Some(format!(
         "{done} bursts to their end; ended early: {call} at a system call that may wait or changes code, {code} at \
          code that is not of a file or cannot be copied, {signal} for a signal, {fault} at an \

@@ -34,6 +34,7 @@ mod system;
 mod taking;
 mod threads;
 mod translate;
+mod turn;
 
 use burst::{Engine, Plan, Stress};
 use recorder::Recorder;
@@ -45,8 +46,9 @@ const STREAM: &[u8] = b"PAGETAX_SAMPLER_STREAM=";
 /// A file for what is to be said at the end.
 const LOG: &[u8] = b"PAGETAX_SAMPLER_LOG=";
 /// Tests: instructions of a burst at most, nanoseconds until the next one, and instructions that are only counted
-/// before each at least, with colons between them.
+/// before each at least, with colons between them; or that all is recorded.
 const STRESS: &[u8] = b"PAGETAX_SAMPLER_STRESS=";
+const WHOLE: &[u8] = b"whole";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
 /// Runs before main and before any thread of the program.
@@ -64,6 +66,7 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
     }
     // SAFETY: as above.
     unsafe { forget_us(variables) };
+    let is_whole = stress.is_some_and(|stress| stress.to_bytes() == WHOLE);
     let (plan, clock, first_ns) = match stress.and_then(stressed) {
         Some(stress) => {
             let plan = Plan {
@@ -79,6 +82,8 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
         return;
     }
     let recorder = Recorder::open(stream.map(CStr::to_bytes_with_nul));
+    let is_whole = is_whole || recorder.as_ref().is_some_and(|recorder| !recorder.is_sampled());
+    let plan = Plan { is_whole, ..plan };
     let started = recorder.and_then(|recorder| Engine::start(recorder, plan));
     let started =
         started.and_then(|()| threads::start(burst::handler, burst::poll, clock, first_ns));
@@ -86,6 +91,10 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
         (Some(()), Some(path)) => LOG_PATH.store(path.as_ptr().cast_mut(), Relaxed),
         (None, Some(path)) => say(path, NOT_HERE),
         _ => {}
+    }
+    if is_whole && started.is_some() {
+        threads::record_whole();
+        threads::come_if_whole();
     }
 }
 
@@ -114,6 +123,7 @@ const PLAN: Plan = Plan {
     gap: 3,
     poll_ns: 1_000_000,
     stress: None,
+    is_whole: false,
 };
 
 /// `100000:50000`, or `100000:50000:20000`
@@ -175,6 +185,7 @@ unsafe fn forget_us(variables: *mut *mut i8) {
 static DESTRUCTOR: extern "C" fn() = destructor;
 
 extern "C" fn destructor() {
+    burst::close_soon();
     // Ends a burst, if we are in one, as bursts do not make it.
     // SAFETY: touches no memory.
     unsafe { system::call(libc::SYS_getppid, [0; 6]) };

@@ -101,6 +101,47 @@ pub fn poll_bit() -> u64 {
     1 << (POLL.load(Relaxed) - 1)
 }
 
+/// The signal that begins bursts, as a bit.
+pub fn begin_bit() -> u64 {
+    1 << (SIGNAL.load(Relaxed) - 1)
+}
+
+/// Lets the calling thread come, as soon as the signal may.
+pub fn come(number: u32) {
+    let signal = SIGNAL.load(Relaxed);
+    let mut info = [0u64; 16];
+    // The kernel's siginfo: signal, error, code; process and user; value.
+    info[0] = signal as u64;
+    info[1] = libc::SI_QUEUE as u32 as u64;
+    info[3] = u64::from(number);
+    let (process, thread) = (system::process() as usize, system::thread() as usize);
+    let arguments = [process, thread, signal as usize, info.as_ptr() as usize, 0, 0];
+    // SAFETY: the kernel reads a siginfo.
+    unsafe { system::call(libc::SYS_rt_tgsigqueueinfo, arguments) };
+}
+
+/// Whether threads come by themselves when they begin.
+static ARE_WHOLE: AtomicBool = AtomicBool::new(false);
+
+pub fn record_whole() {
+    ARE_WHOLE.store(true, Relaxed);
+}
+
+/// The calling thread comes now, where all of it is recorded.
+pub fn come_if_whole() {
+    if !ARE_WHOLE.load(Relaxed) || !is_ours() {
+        return;
+    }
+    // SAFETY: a key of ours.
+    let value = unsafe { libc::pthread_getspecific(KEY.load(Relaxed)) } as usize;
+    let Some(number) = value.checked_sub(1) else { return };
+    let ours = begin_bit();
+    let arguments = [libc::SIG_UNBLOCK as usize, &raw const ours as usize, 0, 8, 0, 0];
+    // SAFETY: the kernel reads a word.
+    unsafe { system::call(libc::SYS_rt_sigprocmask, arguments) };
+    come(number as u32);
+}
+
 /// A timer that sends it to the calling thread.
 pub struct Polls(i32);
 
@@ -250,6 +291,7 @@ unsafe extern "C" fn begin(of: *mut c_void) -> *mut c_void {
     let argument = of.argument.load(Relaxed) as *mut c_void;
     of.give_back();
     add(20_000_000);
+    come_if_whole();
     // SAFETY: as the creator promised pthread_create.
     unsafe { start(argument) }
 }
@@ -288,5 +330,6 @@ pub unsafe extern "C" fn pthread_create(
     if error != 0 {
         of.give_back();
     }
+    come_if_whole();
     error
 }
