@@ -46,11 +46,6 @@ pub enum EngineError {
     /// The engine's.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// All is to be recorded, by an engine that cannot.
-    #[error(
-        "the native engine records bursts only\n  remedy: pagetax trapstat --sample, or --engine valgrind"
-    )]
-    BurstsOnly,
     /// The native engine cannot be with this program.
     #[error("the native engine cannot: {0}\n  remedy: --engine valgrind")]
     Native(String),
@@ -117,7 +112,6 @@ impl Engine {
         match asked {
             Some(EngineKind::Valgrind) => valgrind(path, architecture, "asked for"),
             Some(EngineKind::Qemu) => qemu(path, architecture, "asked for".into()),
-            Some(EngineKind::Native) if !sample => Err(EngineError::BurstsOnly),
             Some(EngineKind::Native) => sampler(program).map_err(EngineError::Native),
             None if architecture != native() => {
                 qemu(path, architecture, format!("it runs {architecture:?} programs"))

@@ -177,7 +177,6 @@ fn engine_error(error: EngineError) -> anyhow::Error {
         EngineError::NoProgram(_) => exit::NOT_EXECUTABLE,
         EngineError::Build(_)
         | EngineError::Architecture { .. }
-        | EngineError::BurstsOnly
         | EngineError::Native(_) => exit::UNMET,
     };
     exit::with(code, error)
