@@ -15,7 +15,8 @@ pub enum EngineKind {
     Valgrind,
     /// A plugin of QEMU's user mode: other instruction sets, threads in parallel.
     Qemu,
-    /// A preloaded library: bursts only, and instructions are counted in between.
+    /// A preloaded library: copies of the program's own code, threads in turn; or bursts, and instructions are only
+    /// counted in between. Code that is made at run time runs natively.
     Native,
 }
 
@@ -93,14 +94,9 @@ const QEMUS: &[(Architecture, &str)] = &[
 ];
 
 impl Engine {
-    /// The engine that was asked for, or the best one for the program; builds it at first use. `sample`: bursts
-    /// are enough, which is all that the native engine does; it is taken only where it is asked for, as it sees
-    /// no code that is made at run time.
-    pub fn choose(
-        program: &Program,
-        asked: Option<EngineKind>,
-        sample: bool,
-    ) -> Result<Engine, EngineError> {
+    /// The engine that was asked for, or the best one for the program; builds it at first use. The native one
+    /// is taken only where it is asked for, as it sees no code that is made at run time.
+    pub fn choose(program: &Program, asked: Option<EngineKind>) -> Result<Engine, EngineError> {
         let name = || program.path.display().to_string();
         if program.has_rights() {
             return Err(EngineError::SetId(name()));

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{compile, has_programs, record};
+use common::{compile, has_programs, record_part};
 use object::{Object, ObjectSymbol};
 use pagetax_core::units::PageSize;
 use pagetax_recorder::engine::EngineKind;
@@ -149,7 +149,9 @@ fn simulated(engine: EngineKind, program: &Path) -> Simulation {
     let views =
         ["all=4K", "all=2M"].map(|pages| View::new(&model, pages.parse().unwrap()).unwrap());
     let mut simulation = Simulation::new(views.into());
-    let ended = record(engine, program, &mut simulation);
+    let filters = simulation.filters();
+    let is_a_burst = engine == EngineKind::Native;
+    let ended = record_part(engine, program, &mut simulation, filters, is_a_burst);
     assert_eq!(ended.exit.shell_code(), 42, "{}", ended.log);
     simulation
 }

@@ -33,7 +33,7 @@ fn writer(path: &Path) -> TraceWriter {
 fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
     let argv = [program.as_os_str().to_owned()];
     let program = Program::find(program).unwrap();
-    let engine = Engine::choose(&program, Some(kind), false).unwrap();
+    let engine = Engine::choose(&program, Some(kind)).unwrap();
     let recording = Recording {
         engine: &engine,
         argv: &argv,

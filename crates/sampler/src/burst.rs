@@ -8,9 +8,7 @@
 
 mod whole;
 
-use crate::area::{
-    self, Addresses, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State,
-};
+use crate::area::{self, Addresses, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State};
 use crate::cache::{Cache, Kind};
 use crate::calls::{self, Decision};
 use crate::emit::Emitter;
@@ -112,8 +110,6 @@ struct Pending {
     at: u64,
     next: u64,
     unmaps: Option<(u64, u64)>,
-    /// Of memory that it may map, or move.
-    length: u64,
     changes_code: bool,
     /// Our handlers of faults are not there meanwhile.
     stands_back: bool,
@@ -745,9 +741,8 @@ pub extern "C" fn handler(
         return;
     }
     // SAFETY: the kernel hands handlers a context at least as long as ours; the engine was written before timers.
-    let (here, is_whole) = unsafe {
-        (&(*context.cast::<Context>()).registers, (*ENGINE.load(Acquire)).plan.is_whole)
-    };
+    let (here, is_whole) =
+        unsafe { (&(*context.cast::<Context>()).registers, (*ENGINE.load(Acquire)).plan.is_whole) };
     if is_whole {
         if whole::is_out(thread, here[area::PLACES[4]]) {
             return;

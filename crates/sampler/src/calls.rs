@@ -50,9 +50,10 @@ fn comes_back_here(context: &Context) -> bool {
         libc::SYS_clone => !shares_memory(first),
         // SAFETY: the program is about to hand the kernel its arguments there, whose first word are flags.
         libc::SYS_clone3 => first != 0 && !shares_memory(unsafe { *(first as *const u64) }),
-        libc::SYS_vfork | libc::SYS_rt_sigreturn | libc::SYS_arch_prctl | libc::SYS_timer_delete => {
-            false
-        }
+        libc::SYS_vfork
+        | libc::SYS_rt_sigreturn
+        | libc::SYS_arch_prctl
+        | libc::SYS_timer_delete => false,
         _ => true,
     }
 }

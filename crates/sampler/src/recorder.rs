@@ -119,9 +119,8 @@ impl Recorder {
             return None;
         }
         // SAFETY: memory of that many bytes, which stays.
-        let open = unsafe {
-            pn_open(memory as *mut u8, bytes as u64, system::process(), tables, threads)
-        };
+        let open =
+            unsafe { pn_open(memory as *mut u8, bytes as u64, system::process(), tables, threads) };
         (open != 0).then_some(Recorder(()))
     }
 

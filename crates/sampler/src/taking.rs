@@ -150,8 +150,8 @@ impl Run {
     /// Takes another one in, if it is near.
     fn with(&mut self, other: &Run) -> Option<()> {
         let (low, high) = (self.low.min(other.low), self.high.max(other.high));
-        let is_near = (self.slot, self.is_fs) == (other.slot, other.is_fs)
-            && high.checked_sub(low)? < APART;
+        let is_near =
+            (self.slot, self.is_fs) == (other.slot, other.is_fs) && high.checked_sub(low)? < APART;
         is_near.then(|| *self = Run { low, high, last: other.last, ..*self })
     }
 }
@@ -221,7 +221,10 @@ impl Taking {
         }
         once.add(RAX, RBP, 1);
         for page in pages.list() {
-            self.sides.code.filters().for_each(|filter| once.store(filter.slot(*page) + STAMP, RAX));
+            self.sides
+                .code
+                .filters()
+                .for_each(|filter| once.store(filter.slot(*page) + STAMP, RAX));
         }
         once.load(R15, constant as u32);
         if pages.count > 1 {
@@ -295,7 +298,10 @@ struct Pages {
 impl Pages {
     fn of(block: &Block) -> Pages {
         let last = block.start + u64::from(block.bytes) - 1;
-        Pages { addresses: [block.start, last], count: 1 + usize::from(block.start >> 12 != last >> 12) }
+        Pages {
+            addresses: [block.start, last],
+            count: 1 + usize::from(block.start >> 12 != last >> 12),
+        }
     }
 
     fn list(&self) -> &[u64] {

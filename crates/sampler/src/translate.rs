@@ -706,11 +706,7 @@ impl Builder<'_> {
     /// Calls, returns and indirect jumps, so that the processor foretells where returns go as it does natively: a
     /// call is one, whose return address is replaced by the program's; a return puts that of the landing in its
     /// place and returns, and the landing mends it.
-    fn foretold(
-        &mut self,
-        instruction: &Instruction,
-        exits: &mut Exits<'_>,
-    ) -> Result<(), Alien> {
+    fn foretold(&mut self, instruction: &Instruction, exits: &mut Exits<'_>) -> Result<(), Alien> {
         let addresses = self.addresses;
         let is_call = match instruction.flow_control() {
             FlowControl::Return if instruction.code() == Code::Retnq => {

@@ -49,7 +49,10 @@ impl Turn {
         let at = self.served.as_ptr() as usize;
         // SAFETY: waits on our own word, or wakes those who do.
         unsafe {
-            system::call(libc::SYS_futex, [at, (operation | libc::FUTEX_PRIVATE_FLAG) as usize, value as usize, 0, 0, 0])
+            system::call(
+                libc::SYS_futex,
+                [at, (operation | libc::FUTEX_PRIVATE_FLAG) as usize, value as usize, 0, 0, 0],
+            )
         };
     }
 }

@@ -10,6 +10,8 @@ use std::fmt::Write;
 const BURSTS: [&str; 4] = ["300:100000", "20000:100000", "20000000:200000", "20000:100000:20000"];
 /// Nearly all of the program is only counted.
 const COUNTED: &str = "1:100000:1000000000000000";
+/// All of the program is recorded.
+const WHOLE: &str = "whole";
 
 fn same(program: &str, words: &[&str]) {
     if !has(program) {
@@ -33,7 +35,16 @@ fn same(program: &str, words: &[&str]) {
     assert_eq!(counted.status, natively.status, "counted: {said}");
     assert!(counted.stdout == natively.stdout, "counted: other output; {said}");
     assert!(counted.stderr == natively.stderr, "counted: other messages; {said}");
-    assert!(said.rsplit(' ').next().unwrap().trim().parse::<u64>().unwrap() > 1_000_000, "{said}");
+    assert!(last_number(&said) > 1_000_000, "{said}");
+    let (whole, said) = run(program, words, Some(WHOLE), folder.path());
+    assert_eq!(whole.status, natively.status, "whole: {said}");
+    assert!(whole.stdout == natively.stdout, "whole: other output; {said}");
+    assert!(whole.stderr == natively.stderr, "whole: other messages; {said}");
+    assert!(last_number(&said) > 1_000_000, "{said}");
+}
+
+fn last_number(said: &str) -> u64 {
+    said.rsplit(' ').next().unwrap().trim().parse().unwrap()
 }
 
 #[test]

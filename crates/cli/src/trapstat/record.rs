@@ -31,7 +31,8 @@ pub enum EngineChoice {
     Valgrind,
     /// A plugin of QEMU's user mode: other instruction sets, threads in parallel
     Qemu,
-    /// Copies of the program's own code, in bursts (trapstat --sample)
+    /// Copies of the program's own code: fastest where no code is made at run time, threads in turn; with
+    /// trapstat --sample bursts of it
     Native,
 }
 
@@ -64,7 +65,7 @@ impl Record {
             .command
             .first()
             .context("no command to record\n  remedy: name one: pagetax trapstat -- COMMAND")?;
-        let (engine, _) = engine_for(name, args.engine, args.sample)?;
+        let (engine, _) = engine_for(name, args.engine, args.follow)?;
         if args.sample && engine.kind == EngineKind::Qemu {
             let what = format!("the {} engine records all, it cannot sample", engine.kind);
             return Err(super::unmet(format!("{what}\n  remedy: leave --sample out")));
@@ -158,7 +159,7 @@ impl pages::Pages for Reader<'_, '_> {
 pub fn engine_for(
     name: &OsStr,
     asked: Option<EngineChoice>,
-    sample: bool,
+    follow: bool,
 ) -> Result<(Engine, Program)> {
     let program =
         Program::find(name).map_err(|error| exit::with(exit::of_program(&error), error))?;
@@ -167,7 +168,11 @@ pub fn engine_for(
         EngineChoice::Qemu => EngineKind::Qemu,
         EngineChoice::Native => EngineKind::Native,
     });
-    let engine = Engine::choose(&program, asked, sample).map_err(engine_error)?;
+    let engine = Engine::choose(&program, asked).map_err(engine_error)?;
+    if follow && engine.kind == EngineKind::Native {
+        let what = "the native engine does not follow forks and execs";
+        return Err(super::unmet(format!("{what}\n  remedy: --engine valgrind, or no --follow")));
+    }
     Ok((engine, program))
 }
 
@@ -175,9 +180,9 @@ fn engine_error(error: EngineError) -> anyhow::Error {
     let code = match error {
         EngineError::SetId(_) => exit::WRAPPER_FAILED,
         EngineError::NoProgram(_) => exit::NOT_EXECUTABLE,
-        EngineError::Build(_)
-        | EngineError::Architecture { .. }
-        | EngineError::Native(_) => exit::UNMET,
+        EngineError::Build(_) | EngineError::Architecture { .. } | EngineError::Native(_) => {
+            exit::UNMET
+        }
     };
     exit::with(code, error)
 }

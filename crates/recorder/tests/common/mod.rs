@@ -42,10 +42,20 @@ pub fn record_with(
     simulation: &mut Simulation,
     filters: (Side, Side),
 ) -> Ended {
+    record_part(kind, program, simulation, filters, false)
+}
+
+/// Bursts only, if `sample`.
+pub fn record_part(
+    kind: EngineKind,
+    program: &Path,
+    simulation: &mut Simulation,
+    filters: (Side, Side),
+    sample: bool,
+) -> Ended {
     let argv = [program.as_os_str().to_owned()];
     let program = Program::find(program).unwrap();
-    let sample = kind == EngineKind::Native;
-    let engine = Engine::choose(&program, Some(kind), sample).unwrap();
+    let engine = Engine::choose(&program, Some(kind)).unwrap();
     let recording = Recording { engine: &engine, argv: &argv, follow: true, sample, filters };
     run(&recording, simulation, |_| {}).unwrap()
 }

@@ -105,7 +105,8 @@ impl Engine {
             self.leave(self.pending.at, Why::Done);
         }
         self.take_log();
-        let is_last = matches!(number, libc::SYS_execve | libc::SYS_execveat | libc::SYS_exit_group);
+        let is_last =
+            matches!(number, libc::SYS_execve | libc::SYS_execveat | libc::SYS_exit_group);
         self.recorder.publish(is_last);
         self.pending.changes_code = matches!(
             number,
@@ -225,13 +226,13 @@ fn forked(frame: &mut Frame) -> ! {
     }
 }
 
-/// What there is to say at the end: natively, and why.
+/// What there is to say at the end: what ran natively, and why.
 pub fn report(engine: &Engine) -> String {
     let [_, call, code, _, fault, handler] = engine.ends;
     format!(
-        "all was recorded but {} ms of CPU time; left natively: {call} times at a system call, {code} at code that is not of \
-         a file or cannot be copied, {fault} at an instruction that faults; not begun as the program handles SIGSYS or has \
-         a shadow stack: {handler}; instructions: {}",
+        "{} ms of CPU time were native and are not recorded; threads went there {call} times at a system call, {code} at \
+         code that is made at run time or cannot be copied, {fault} at an instruction that faults, {handler} as the program \
+         handles SIGSYS or has a shadow stack; instructions recorded: {}",
         engine.away_ns / 1_000_000,
         engine.total
     )
