@@ -5,7 +5,6 @@
 //! instruction, which faults again, natively, and the program's handler sees that alone. Threads that
 //! are not in the burst are handed on to it.
 
-use crate::system;
 use crate::threads;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -80,12 +79,7 @@ pub fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut c_
 
 /// Lets the calling thread have a signal once more, that somebody has sent.
 pub fn send_again(signal: libc::c_int, info: *mut libc::siginfo_t) {
-    let (process, thread) = (system::process() as usize, system::thread() as usize);
-    // SAFETY: the kernel reads what it has written.
-    unsafe {
-        let arguments = [process, thread, signal as usize, info as usize, 0, 0];
-        system::call(libc::SYS_rt_tgsigqueueinfo, arguments);
-    }
+    threads::send(signal as isize, info as usize);
 }
 
 /// Whether the program handles what system calls may raise, whose copies are not where they are.

@@ -106,6 +106,31 @@ pub fn begin_bit() -> u64 {
     1 << (SIGNAL.load(Relaxed) - 1)
 }
 
+/// The kernel hands a thread its own signals before those of the process, each from the lowest number on. So that a
+/// signal that lets it come is not the first for ever, those that wait become its own; they are blocked.
+pub fn make_own(signals: u64) {
+    for signal in (1..=64).filter(|signal| signals & 1 << (signal - 1) != 0) {
+        let (set, none, mut info) = (1u64 << (signal - 1), [0u64; 2], [0u64; 16]);
+        let info_at = &raw mut info as usize;
+        let arguments = [&raw const set as usize, info_at, none.as_ptr() as usize, 8, 0, 0];
+        // SAFETY: the kernel reads a word and a timespec, and writes a siginfo.
+        let got = unsafe { system::call(libc::SYS_rt_sigtimedwait, arguments) };
+        if got == signal {
+            send(signal, info_at);
+        }
+    }
+}
+
+/// Sends the calling thread a signal with this siginfo.
+pub fn send(signal: isize, info: usize) {
+    let (process, thread) = (system::process() as usize, system::thread() as usize);
+    // SAFETY: the kernel reads a siginfo.
+    unsafe {
+        let arguments = [process, thread, signal as usize, info, 0, 0];
+        system::call(libc::SYS_rt_tgsigqueueinfo, arguments)
+    };
+}
+
 /// Lets the calling thread come, as soon as the signal may.
 pub fn come(number: u32) {
     let signal = SIGNAL.load(Relaxed);
@@ -114,10 +139,7 @@ pub fn come(number: u32) {
     info[0] = signal as u64;
     info[1] = libc::SI_QUEUE as u32 as u64;
     info[3] = u64::from(number);
-    let (process, thread) = (system::process() as usize, system::thread() as usize);
-    let arguments = [process, thread, signal as usize, info.as_ptr() as usize, 0, 0];
-    // SAFETY: the kernel reads a siginfo.
-    unsafe { system::call(libc::SYS_rt_tgsigqueueinfo, arguments) };
+    send(signal as isize, info.as_ptr() as usize);
 }
 
 /// Whether threads come by themselves when they begin.

@@ -117,6 +117,27 @@ fn programs_with_handlers_of_faults() {
 const C: &str = "int f(int a) { int s = 3; for (int j = 0; j < a; j++) s += s % (j + a + 1); return s; }\n\
                  double g(double *x, int n) { double s = 0; while (n--) s += x[n] * x[n]; return s; }\n";
 
+/// Handlers that come in loops and in system calls, that do not return, and that mend faults; threads and children.
+#[test]
+fn signals() {
+    if !has("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/signals.c");
+    let program = folder.path().join("signals");
+    let mut cc = std::process::Command::new("cc");
+    cc.args(["-O1", "-pthread"]).arg(source).arg("-o").arg(&program);
+    assert!(cc.status().unwrap().success());
+    let program = program.to_str().unwrap();
+    let (natively, _) = run(program, &[], None, folder.path());
+    for _ in 0..10 {
+        let (whole, said) = run(program, &[], Some(WHOLE), folder.path());
+        let [ours, theirs] = [&whole, &natively].map(|of| String::from_utf8_lossy(&of.stdout));
+        assert_eq!((whole.status, ours), (natively.status, theirs), "{said}");
+    }
+}
+
 #[test]
 fn perl() {
     let script = "my %h; $h{'k'.($_*7919%40009)} = $_ for 0..40000; my $s = 0; $s = ($s*31+$h{$_})%1000003 for sort \

@@ -173,7 +173,11 @@ impl Engine {
         // Signals that were blocked by the program may keep us out otherwise.
         self.area.context.mask &= !threads::begin_bit();
         match why {
-            Why::Signal if !CLOSING.load(Relaxed) => threads::come(thread),
+            Why::Signal if !CLOSING.load(Relaxed) => {
+                let mask = self.area.context.mask | threads::begin_bit();
+                threads::make_own(threads::waiting_signals() & !mask);
+                threads::come(thread);
+            }
             Why::Call if is_return => {
                 self.area.context.mask |= threads::begin_bit();
                 threads::come(thread);
