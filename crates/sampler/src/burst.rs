@@ -29,13 +29,14 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     /// Instructions that bring TLBs up to date, at most, where that is more than `warm_share`th of all that
-    /// bursts had so far.
+    /// bursts had so far. They are twice as many as it took in the bursts before: if it were this burst's own misses
+    /// that end its warm-up, what counts would begin where there are many.
     pub warm: u64,
     pub warm_share: u64,
-    /// Instructions that count, at least: as many as it took to warm up, if these are more.
+    /// Instructions of a warm-up at least. As many count after it as it had.
     pub counted: u64,
-    /// Time between two bursts for each time in one.
-    pub gap: u64,
+    /// Percent of the time that bursts take.
+    pub share: u64,
     /// Between two looks at what counting copies have counted.
     pub poll_ns: u64,
     /// No bursts: all of the program is recorded.
@@ -153,6 +154,9 @@ pub struct Engine {
     pending: Pending,
     began_ns: u64,
     mean_ns: u64,
+    /// Instructions until TLBs are warm, of late; whether they are, in this burst.
+    warm_mean: u64,
+    warmed: bool,
     luck: u64,
     pub ends: [u64; WHYS],
 }
@@ -243,6 +247,8 @@ impl Engine {
             away_ns: 0,
             began_ns: 0,
             mean_ns: 10_000_000,
+            warm_mean: plan.warm / 2,
+            warmed: false,
             luck: system::now_ns(libc::CLOCK_MONOTONIC) | 1,
             ends: [0; WHYS],
         };
@@ -300,8 +306,10 @@ impl Engine {
                 self.enters(Stage::Counted, length);
             }
             None => {
-                let share = self.total / self.plan.warm_share;
-                self.enters(Stage::Warming, self.plan.warm.max(share));
+                let at_most = self.plan.warm.max(self.total / self.plan.warm_share);
+                let length = (2 * self.warm_mean).clamp(self.plan.counted, at_most);
+                self.warmed = false;
+                self.enters(Stage::Warming, length);
             }
         }
     }
@@ -407,8 +415,14 @@ impl Engine {
     fn is_over(&mut self) -> Option<Why> {
         let is_done = self.left <= 0;
         match self.stage {
-            Stage::Warming if is_done || self.recorder.is_warm() => {
-                self.enters(Stage::Counted, self.had.max(self.plan.counted));
+            Stage::Warming => {
+                if !self.warmed && (is_done || self.recorder.is_warm()) {
+                    self.warmed = true;
+                    self.warm_mean = (self.warm_mean * 15 + self.had) / 16;
+                }
+                if is_done {
+                    self.enters(Stage::Counted, self.had);
+                }
             }
             Stage::Counted if is_done => return Some(Why::Done),
             _ => {}
@@ -469,7 +483,9 @@ impl Engine {
         if ns == 0.0 {
             return;
         }
-        let mean = ((self.mean_ns * self.plan.gap) as f64 * instructions / ns) as u64;
+        let mean = ((self.mean_ns * (100 - self.plan.share) / self.plan.share) as f64
+            * instructions
+            / ns) as u64;
         let drawn = (mean / 2 + self.draw(mean)) as i64;
         let way = self.way();
         way.mean = mean;

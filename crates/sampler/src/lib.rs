@@ -114,13 +114,13 @@ fn say(path: &CStr, line: &str) {
     system::close(file);
 }
 
-/// Bursts take a fourth of the time, on the average. TLBs are warm when they had twice as many walks
-/// as they have entries, or after so many instructions that a burst is still a small part of all.
+/// Bursts take two fifths of the time, on the average. TLBs are warm when they had twice as many walks
+/// as they have entries.
 const PLAN: Plan = Plan {
     warm: 6_000_000,
     warm_share: 32,
     counted: 1_000_000,
-    gap: 3,
+    share: 40,
     poll_ns: 1_000_000,
     stress: None,
     is_whole: false,
