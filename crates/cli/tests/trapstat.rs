@@ -97,7 +97,7 @@ fn has_sampler() -> bool {
 }
 
 #[test]
-fn real_programs_come_through_native_bursts() {
+fn real_programs_come_through_the_native_engine() {
     if !has_sampler() || !has_all(&["sort", "python3", "sqlite3", "gcc", "node"]) {
         return;
     }
@@ -112,13 +112,15 @@ fn real_programs_come_through_native_bursts() {
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        let options = ["--sample", "--engine", "native", "-o", "tables", "--"];
-        let arguments: Vec<&str> = options.iter().chain(command).copied().collect();
-        let ours = trapstat(&arguments, folder.path());
-        let said = String::from_utf8_lossy(&ours.stderr);
-        assert_eq!(ours.status.code(), native.status.code(), "{command:?}: {said}");
-        assert!(ours.stdout == native.stdout, "{command:?}: {said}");
-        assert!(said.contains("engine native"), "{said}");
+        for part in ["--sample", "--backend=record"] {
+            let options = [part, "--engine", "native", "-o", "tables", "--"];
+            let arguments: Vec<&str> = options.iter().chain(command).copied().collect();
+            let ours = trapstat(&arguments, folder.path());
+            let said = String::from_utf8_lossy(&ours.stderr);
+            assert_eq!(ours.status.code(), native.status.code(), "{part} {command:?}: {said}");
+            assert!(ours.stdout == native.stdout, "{part} {command:?}: {said}");
+            assert!(said.contains("engine native"), "{said}");
+        }
     }
 }
 

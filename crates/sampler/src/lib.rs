@@ -1,4 +1,5 @@
-//! libpagetax_sampler.so: records bursts of a program that otherwise runs nearly at its own speed.
+//! libpagetax_sampler.so: records all of a program, which runs in copies of its code that log; or bursts of one that
+//! otherwise runs nearly at its own speed:
 //!
 //! ```text
 //!  program, natively ──timer's signal──▶ copies of its blocks, which count ──so many counted──▶ copies, which log
@@ -10,13 +11,14 @@
 //! Bursts are drawn by instructions, so that all are as likely. What a thread does natively is reckoned by its pace
 //! in copies.
 //!
-//! `burst` begins, feeds and ends bursts; `translate` copies code, `cache` keeps it, `stubs` is the code in
-//! between; `calls` says which system calls may be made inside, `maps` what is code at all; `threads` has the
+//! `burst` begins, feeds and ends bursts, and `burst::whole` keeps threads in copies, in turn (`turn`); `translate` copies
+//! code, `cache` keeps it, `stubs` is the code in between, `taking` what takes the log; `calls` says which system calls may be made inside, `maps` what is code at all; `threads` has the
 //! timers. The C half (recorder/engines/native) filters pages and writes the stream, as the other engines do.
 //!
 //! Invariants: the program's registers, flags, stack, signals and memory are at each of its own instructions
 //! what they would be natively; whatever cannot be kept so ends the burst first. Nothing here uses the
-//! program's heap or its errno.
+//! program's heap or its errno. (In a whole recording, a handler that comes in a system call sees an address of
+//! ours in its context.)
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 
