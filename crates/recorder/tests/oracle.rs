@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{compile, has_programs, record_part};
+use common::{compile, has_programs, has_sampler, record_part};
 use object::{Object, ObjectSymbol};
 use pagetax_core::units::PageSize;
 use pagetax_recorder::engine::EngineKind;
@@ -206,12 +206,7 @@ fn qemu_counts_as_the_oracle_does() {
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_native_burst_counts_as_the_oracle_does() {
-    if !has_programs(&["cc", "valgrind"]) {
-        return;
-    }
-    if pagetax_host::installed::find("libpagetax_sampler.so").is_none() {
-        // It is built with the workspace.
-        println!("SKIP: not built: libpagetax_sampler.so");
+    if !has_programs(&["cc", "valgrind"]) || !has_sampler() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

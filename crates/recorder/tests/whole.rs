@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{compile, has_programs, record};
+use common::{compile, has_programs, has_sampler, record};
 use pagetax_recorder::engine::EngineKind;
 use pagetax_recorder::machine::View;
 use pagetax_recorder::simulate::Simulation;
@@ -43,12 +43,7 @@ fn more(engine: EngineKind) -> Vec<[u64; 4]> {
 
 #[test]
 fn a_whole_native_recording_counts_as_valgrind_does() {
-    if !has_programs(&["cc", "valgrind"]) {
-        return;
-    }
-    if pagetax_host::installed::find("libpagetax_sampler.so").is_none() {
-        // It is built with the workspace.
-        println!("SKIP: not built: libpagetax_sampler.so");
+    if !has_programs(&["cc", "valgrind"]) || !has_sampler() {
         return;
     }
     let (native, valgrind) = (more(EngineKind::Native), more(EngineKind::Valgrind));

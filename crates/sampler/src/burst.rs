@@ -177,6 +177,13 @@ struct Frame {
 }
 const FRAME_STACK_BYTES: usize = 32 << 10;
 
+impl Frame {
+    /// The stack's upper end, 16-aligned.
+    fn stack_end(&self) -> usize {
+        (&raw const self.stack as usize + FRAME_STACK_BYTES) & !15
+    }
+}
+
 static TURN: Turn = Turn::new();
 static THREAD_FRAMES: AtomicPtr<Frame> = AtomicPtr::new(ptr::null_mut());
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(ptr::null_mut());
@@ -271,9 +278,7 @@ impl Engine {
         if faults::are_of_calls() || threads::has_shadow_stack() {
             self.leave(pc, Why::Handler);
         }
-        if !self.maps.look() {
-            self.caches.iter_mut().for_each(|cache| cache.clear(self.area, &self.stubs));
-        }
+        self.look_at_maps();
         self.area.fs = threads::fs_base();
         let natively = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID) - self.way().since_ns;
         let instructions = match self.pace {
@@ -283,6 +288,13 @@ impl Engine {
         self.way().left -= instructions as i64;
         self.begin_stage();
         self.go(pc);
+    }
+
+    /// Copies of code that is no longer there are thrown away, with all others.
+    fn look_at_maps(&mut self) {
+        if !self.maps.look() {
+            self.caches.iter_mut().for_each(|cache| cache.clear(self.area, &self.stubs));
+        }
     }
 
     fn way(&mut self) -> &mut Way {
@@ -596,9 +608,8 @@ impl Engine {
         if [-i64::from(libc::EPIPE), -i64::from(libc::EFBIG)].contains(&result) {
             self.leave(next, Why::Signal);
         }
-        if !self.plan.is_whole && threads::waiting_signals() & !self.area.context.mask != 0
-            || self.plan.is_whole && self.must_look() && self.must_leave()
-        {
+        let looks = !self.plan.is_whole || self.must_look();
+        if looks && self.must_leave() {
             self.leave(next, Why::Signal);
         }
         self.go(next);
@@ -676,7 +687,7 @@ impl Engine {
         frame.context = self.area.context;
         frame.context.state = &raw const frame.state as u64;
         frame.state.0[..bytes].copy_from_slice(&self.area.state.0[..bytes]);
-        let stack = (&raw const frame.stack as u64 + FRAME_STACK_BYTES as u64) & !15;
+        let stack = frame.stack_end();
         // SAFETY: rt_sigreturn takes what we have got from the kernel, with other values of registers. From
         // the turn's end on, all but this thread's frame may be somebody else's.
         unsafe {

@@ -13,7 +13,7 @@ unsafe extern "C" {
     fn pn_is_sampled() -> i32;
     fn pn_switch(thread: u32);
     fn pn_new_thread(thread: u32);
-    fn pn_mapping(start: u64, length: u64, hint: u32);
+    fn pn_mapping(start: u64, length: u64);
     fn pn_publish(is_last: i32);
     fn pn_begin(thread: u32);
     fn pn_phase(phase: u32, stands_for: u64);
@@ -160,9 +160,9 @@ impl Recorder {
     }
 
     /// Memory is new, or any may be, if it has no length.
-    pub fn mapping(&mut self, start: u64, length: u64, is_heap: bool) {
+    pub fn mapping(&mut self, start: u64, length: u64) {
         // SAFETY: as above.
-        unsafe { pn_mapping(start, length, u32::from(is_heap)) }
+        unsafe { pn_mapping(start, length) }
     }
 
     /// Records are to be read soon; if they are the last ones, waits until they are.

@@ -140,13 +140,24 @@ void pn_sides(struct pn_side sides[2])
    describe(&sides[1].large, &code_side.large, &code_tables.large);
 }
 
+static void forget(void)
+{
+   pt_forget(&data_side, &data_tables);
+   pt_forget(&code_side, &code_tables);
+}
+
+static void write_mapping(pt_u64 start, pt_u64 length, pt_u32 hint)
+{
+   pt_write(&writer, pt_what(PT_MAPPING, writer.thread, start),
+            (length & PT_ADDRESS_MASK) | (pt_u64)hint << 56);
+}
+
 /* Nothing is known of what was mapped since the last burst; TLBs begin with what they held then. */
 void pn_begin(pt_u32 thread)
 {
    writer.thread = running = thread;
-   pt_forget(&data_side, &data_tables);
-   pt_forget(&code_side, &code_tables);
-   pt_write(&writer, pt_what(PT_MAPPING, thread, 0), 0);
+   forget();
+   write_mapping(0, 0, PT_HINT_NONE);
 }
 
 void pn_phase(pt_u32 phase, pt_u64 stands_for)
@@ -179,8 +190,7 @@ static void resume(const struct pn_kept *kept)
       pt_resume(&data_side, &data_tables, &kept->data);
       pt_resume(&code_side, &code_tables, &kept->code);
    } else {
-      pt_forget(&data_side, &data_tables);
-      pt_forget(&code_side, &code_tables);
+      forget();
    }
 }
 
@@ -200,8 +210,7 @@ void pn_switch(pt_u32 thread)
 void pn_new_thread(pt_u32 thread)
 {
    pn_switch(thread);
-   pt_forget(&data_side, &data_tables);
-   pt_forget(&code_side, &code_tables);
+   forget();
 }
 
 /* The consumer is told what the filters of all threads know, and they know nothing. */
@@ -214,20 +223,15 @@ static void tell_and_forget(void)
       pn_switch(thread);
       pt_tell(&writer, &data_side, &data_tables, 0);
       pt_tell(&writer, &code_side, &code_tables, PT_CODE);
-      pt_forget(&data_side, &data_tables);
-      pt_forget(&code_side, &code_tables);
+      forget();
    }
    pn_switch(was_running);
    for (thread = 0; thread < thread_count; thread++)
       threads[thread].is_known = 0;
 }
 
-/* New memory. */
-void pn_mapping(pt_u64 start, pt_u64 length, pt_u32 hint)
-{
-   pt_write(&writer, pt_what(PT_MAPPING, writer.thread, start),
-            (length & PT_ADDRESS_MASK) | (pt_u64)hint << 56);
-}
+/* New memory; any may be, if it has no length. */
+void pn_mapping(pt_u64 start, pt_u64 length) { write_mapping(start, length, PT_HINT_NONE); }
 
 /* Records are to be read soon; or all of them now, as what is mapped goes away. */
 void pn_publish(int is_last)
@@ -251,8 +255,7 @@ int pn_expect_large(void)
 void pn_gone(pt_u64 start, pt_u64 length)
 {
    tell_and_forget();
-   pt_write(&writer, pt_what(PT_MAPPING, writer.thread, start),
-            (length & PT_ADDRESS_MASK) | (pt_u64)PT_HINT_GONE << 56);
+   write_mapping(start, length, PT_HINT_GONE);
 }
 
 void pn_close(void) { pt_end(&writer); }

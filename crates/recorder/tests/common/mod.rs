@@ -20,6 +20,15 @@ pub fn has_programs(names: &[&str]) -> bool {
     missing.is_empty()
 }
 
+/// Whether the native engine's library was built, as it is with the workspace; says if not.
+pub fn has_sampler() -> bool {
+    let is_built = pagetax_host::installed::find("libpagetax_sampler.so").is_some();
+    if !is_built {
+        println!("SKIP: not built: libpagetax_sampler.so");
+    }
+    is_built
+}
+
 /// Compiles one of tests/programs.
 pub fn compile(source: &str, options: &[&str], folder: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(source);

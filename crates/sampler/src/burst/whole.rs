@@ -50,7 +50,6 @@ impl Engine {
         } else {
             self.way().since_ns = 0;
             self.recorder.new_thread(thread);
-            frame.fs = 0;
         }
         self.area.fs = threads::fs_base();
         frame.fs = self.area.fs;
@@ -60,16 +59,10 @@ impl Engine {
         }
         if since_ns > 0 || self.total == 0 {
             self.look_at_maps();
-            self.recorder.mapping(0, 0, false);
+            self.recorder.mapping(0, 0);
         }
         self.goes_on();
         self.go(pc);
-    }
-
-    fn look_at_maps(&mut self) {
-        if !self.maps.look() {
-            self.caches.iter_mut().for_each(|cache| cache.clear(self.area, &self.stubs));
-        }
     }
 
     /// A turn begins, with an empty log.
@@ -135,7 +128,7 @@ impl Engine {
                 registers: &raw const frame.context.registers as u32,
                 mask: &raw const frame.context.mask as u32,
                 state: &raw const frame.state as u32,
-                stack: ((&raw const frame.stack as usize + frame.stack.len()) & !15) as u32,
+                stack: frame.stack_end() as u32,
             };
             // SAFETY: as above, in this thread's turn.
             let mut out = unsafe { Emitter::new(at) };
@@ -150,11 +143,11 @@ impl Engine {
         let context = &self.area.context.registers;
         let (first, second) = (context[PLACES[7]], context[PLACES[6]]);
         match self.pending.number as i64 {
-            libc::SYS_mmap if result > 0 => self.recorder.mapping(result as u64, second, false),
+            libc::SYS_mmap if result > 0 => self.recorder.mapping(result as u64, second),
             libc::SYS_mremap if result > 0 => {
-                self.recorder.mapping(result as u64, context[PLACES[2]], false);
+                self.recorder.mapping(result as u64, context[PLACES[2]]);
             }
-            libc::SYS_brk if first != 0 => self.recorder.mapping(0, 0, false),
+            libc::SYS_brk if first != 0 => self.recorder.mapping(0, 0),
             _ => {}
         }
         if self.pending.changes_code {
