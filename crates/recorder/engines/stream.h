@@ -50,7 +50,7 @@ struct pt_control {
    pt_u32 state;
    pt_u32 pid;
    pt_u32 process; /* an address space: after an exec another one, of the same pid */
-   pt_u32 warmed;  /* by the consumer: the warm-up, counted from 1, whose TLBs are warm */
+   pt_u32 warm_up; /* by the consumer: instructions that the next warm-up should have; 0: not known */
    pt_u64 pad1[6];
    pt_u64 head; /* records written; only the engine stores */
    pt_u64 pad2[7];

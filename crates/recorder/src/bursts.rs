@@ -1,7 +1,8 @@
 //! Bursts of a sampled recording, and what they say of the whole program: misses for each instruction,
 //! with the interval that the differences between bursts give.
 //!
-//! Source: the ratio estimator and its variance, Cochran, Sampling Techniques (1977), 2.11 and 6.4.
+//! Sources: the ratio estimator, Cochran, Sampling Techniques (1977), 2.11; the variance of samples drawn along
+//! a line by successive differences, Wolter, Introduction to Variance Estimation (1985), 7.2.
 
 use crate::stream::Phase;
 use crate::tally::Access;
@@ -104,7 +105,8 @@ impl Burst {
     }
 }
 
-/// Sum over sum, with the interval that the pairs' differences from it give.
+/// Sum over sum, with the interval that differences between neighbours give: they were drawn one after the other along
+/// the program, whose long phases are in the sample as often as they should be.
 fn ratio(pairs: &[(f64, f64)]) -> Option<Estimate> {
     if pairs.len() < ENOUGH {
         return None;
@@ -113,7 +115,9 @@ fn ratio(pairs: &[(f64, f64)]) -> Option<Estimate> {
     let over: f64 = pairs.iter().map(|pair| pair.0).sum();
     let under: f64 = pairs.iter().map(|pair| pair.1).sum();
     let value = over / under;
-    let squares: f64 = pairs.iter().map(|(over, under)| (over - value * under).powi(2)).sum();
+    let residual = |pair: &(f64, f64)| pair.0 - value * pair.1;
+    let difference = |two: &[(f64, f64)]| residual(&two[1]) - residual(&two[0]);
+    let squares: f64 = pairs.windows(2).map(|two| difference(two).powi(2) / 2.0).sum();
     let deviation = (squares / (count - 1.0) / count).sqrt() / (under / count);
     Some(Estimate { value, error: student_t_95(pairs.len() - 1) * deviation })
 }

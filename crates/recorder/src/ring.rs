@@ -49,7 +49,7 @@ struct Control {
     state: AtomicU32,
     pid: AtomicU32,
     process: AtomicU32,
-    warmed: AtomicU32,
+    warm_up: AtomicU32,
     pad1: [u64; 6],
     head: AtomicU64,
     pad2: [u64; 7],
@@ -158,7 +158,7 @@ impl Rings {
         self.control(ring).tail.store(tail.wrapping_add(count as u64), Ordering::Release);
         if count > 0 {
             consumer.take(writer, &self.batch);
-            self.control(ring).warmed.store(consumer.warmed(writer), Ordering::Relaxed);
+            self.control(ring).warm_up.store(consumer.warm_up(writer), Ordering::Relaxed);
         } else if state == ENDED || !is_alive(pid) {
             self.free(ring, consumer);
         }
@@ -197,7 +197,7 @@ impl Rings {
         }
         let control = self.control(ring);
         control.pid.store(0, Ordering::Relaxed);
-        control.warmed.store(0, Ordering::Relaxed);
+        control.warm_up.store(0, Ordering::Relaxed);
         control.state.store(FREE, Ordering::Release);
     }
 }

@@ -12,7 +12,7 @@ mod told;
 mod warm;
 
 pub use told::Told;
-use warm::WarmUps;
+use warm::{Done, WarmUps};
 
 use crate::bursts::{Burst, Bursts};
 use crate::filter::{self, Fed, LARGE_SHIFT, PAGE_SHIFT};
@@ -332,11 +332,14 @@ impl Simulation {
         }
     }
 
-    /// Walks of a writer so far, by view.
-    fn walks(&self, writer: Writer) -> Vec<u64> {
+    /// What a writer did so far, counted or not.
+    fn done(&self, writer: Writer) -> Done {
         let lanes = || self.lanes.iter().filter(|lane| lane.writer == writer.number);
-        let of = |view: usize| lanes().map(|lane| lane.cpus[view].walk_count).sum();
-        (0..self.views.len()).map(of).collect()
+        let walks = |view: usize| lanes().map(|lane| lane.cpus[view].walk_count).sum();
+        Done {
+            instructions: lanes().map(|lane| lane.instruction_count).sum(),
+            walks: (0..self.views.len()).map(walks).collect(),
+        }
     }
 
     /// What was counted of a writer so far.
@@ -395,8 +398,8 @@ impl Consumer for Simulation {
             if let Event::Phase { phase, stands_for } = event {
                 let total = self.counted(writer);
                 self.bursts.enters(writer.number, phase, stands_for, total);
-                let walks = self.walks(writer);
-                self.warm_ups.enters(writer.number, phase, walks);
+                let done = self.done(writer);
+                self.warm_ups.enters(writer.number, phase, stands_for, done);
                 counts = phase == Phase::Counted;
                 continue;
             }
@@ -420,8 +423,8 @@ impl Consumer for Simulation {
         }
     }
 
-    fn warmed(&self, writer: Writer) -> u32 {
-        self.warm_ups.warmed(writer.number, || self.walks(writer))
+    fn warm_up(&self, writer: Writer) -> u32 {
+        self.warm_ups.length(writer.number)
     }
 
     /// What a thread has missed stays part of the whole.

@@ -236,8 +236,8 @@ pub trait Consumer {
     /// Records of one writer, in their order. Those of other writers may come before or after.
     fn take(&mut self, writer: Writer, records: &[RawRecord]);
 
-    /// How many times its accesses began to warm TLBs up ([`Phase::Warming`]), if these are warm.
-    fn warmed(&self, _writer: Writer) -> u32 {
+    /// Instructions that its TLBs should warm up for, in its next burst; 0: not known.
+    fn warm_up(&self, _writer: Writer) -> u32 {
         0
     }
 

@@ -28,17 +28,17 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 /// How long bursts are and how often they come.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Instructions that bring TLBs up to date, at most, where that is more than `warm_share`th of all that
-    /// bursts had so far. They are twice as many as it took in the bursts before: if it were this burst's own misses
-    /// that end its warm-up, what counts would begin where there are many.
+    /// Instructions that bring TLBs up to date until the consumer knows better, which it says before a burst: if
+    /// it were this burst's own misses that end its warm-up, what counts would begin where there are many. As many
+    /// count after it.
     pub warm: u64,
+    /// A warm-up has at most this share of the instructions of all bursts so far.
     pub warm_share: u64,
-    /// Instructions of a warm-up at least. As many count after it as it had.
-    pub counted: u64,
     /// Percent of the time that bursts take.
     pub share: u64,
-    /// Between two looks at what counting copies have counted.
+    /// Between two looks at what counting copies have counted; less, down to `close_ns`, where a burst is near.
     pub poll_ns: u64,
+    pub close_ns: u64,
     /// No bursts: all of the program is recorded.
     pub is_whole: bool,
     /// Tests: lengths are drawn, from 1 to so much, and the thread is native for so long.
@@ -154,9 +154,8 @@ pub struct Engine {
     pending: Pending,
     began_ns: u64,
     mean_ns: u64,
-    /// Instructions until TLBs are warm, of late; whether they are, in this burst.
-    warm_mean: u64,
-    warmed: bool,
+    /// Instructions of the burst's warm-up.
+    warm: u64,
     luck: u64,
     pub ends: [u64; WHYS],
 }
@@ -253,9 +252,8 @@ impl Engine {
             turn_ns: 0,
             away_ns: 0,
             began_ns: 0,
-            mean_ns: 10_000_000,
-            warm_mean: plan.warm / 2,
-            warmed: false,
+            mean_ns: 2_000_000,
+            warm: 0,
             luck: system::now_ns(libc::CLOCK_MONOTONIC) | 1,
             ends: [0; WHYS],
         };
@@ -305,7 +303,7 @@ impl Engine {
     fn begin_stage(&mut self) {
         let is_between = match self.plan.stress {
             Some(stress) => stress.between > 0 && self.stage == Stage::Out,
-            None => self.way().left > 0,
+            None => !self.is_close(),
         };
         if is_between {
             return self.enters(Stage::Between, 0);
@@ -319,9 +317,13 @@ impl Engine {
             }
             None => {
                 let at_most = self.plan.warm.max(self.total / self.plan.warm_share);
-                let length = (2 * self.warm_mean).clamp(self.plan.counted, at_most);
-                self.warmed = false;
-                self.enters(Stage::Warming, length);
+                self.warm = match self.recorder.warm_up() {
+                    0 => self.plan.warm,
+                    length => length.min(at_most),
+                };
+                // What counts begins where it was drawn.
+                let early = self.way().left.max(0) as u64;
+                self.enters(Stage::Warming, early + self.warm);
             }
         }
     }
@@ -331,7 +333,8 @@ impl Engine {
         let before = std::mem::replace(&mut self.stage, stage);
         (self.left, self.had) = (instructions as i64, 0);
         self.kind = if stage == Stage::Between { Kind::Counting } else { Kind::Logging };
-        if before == Stage::Counted || before == Stage::Warming && stage == Stage::Out {
+        let is_over = matches!(stage, Stage::Out | Stage::Between);
+        if is_over && matches!(before, Stage::Counted | Stage::Warming) {
             self.recorder.phase(Phase::Skipped, 0);
         }
         match stage {
@@ -340,12 +343,14 @@ impl Engine {
                 self.area.counter = 0;
                 self.between_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
                 self.stop_counting(false);
-                self.polls = Some(Polls::start(self.plan.poll_ns));
+                let next_ns = self.next_poll_ns();
+                self.polls = Some(Polls::start(next_ns));
             }
             Stage::Warming => self.recorder.phase(Phase::Warming, 0),
             Stage::Counted => {
-                let mean = self.way().mean;
-                self.recorder.phase(Phase::Counted, mean);
+                // From one to the next it goes as far as was drawn, and through a burst.
+                let stands_for = self.way().mean + 2 * self.warm;
+                self.recorder.phase(Phase::Counted, stands_for);
             }
         }
         self.empty_log();
@@ -427,15 +432,7 @@ impl Engine {
     fn is_over(&mut self) -> Option<Why> {
         let is_done = self.left <= 0;
         match self.stage {
-            Stage::Warming => {
-                if !self.warmed && (is_done || self.recorder.is_warm()) {
-                    self.warmed = true;
-                    self.warm_mean = (self.warm_mean * 15 + self.had) / 16;
-                }
-                if is_done {
-                    self.enters(Stage::Counted, self.had);
-                }
-            }
+            Stage::Warming if is_done => self.enters(Stage::Counted, self.warm),
             Stage::Counted if is_done => return Some(Why::Done),
             _ => {}
         }
@@ -459,15 +456,38 @@ impl Engine {
         }
         let is_over = match self.plan.stress {
             Some(stress) => self.had > stress.between,
-            None => self.way().left <= 0,
+            None => self.is_close(),
         };
         if is_over {
             self.end_polls();
             self.begin_stage();
-        } else if let Some(polls) = &self.polls {
-            polls.next(self.plan.poll_ns);
+        } else {
+            let next_ns = self.next_poll_ns();
+            if let Some(polls) = &self.polls {
+                polls.next(next_ns);
+            }
         }
         self.go(pc);
+    }
+
+    /// Nanoseconds to the next burst, at the pace of late.
+    fn far_ns(&mut self) -> i64 {
+        let Pace { instructions, ns } = self.pace;
+        (self.way().left as f64 * (ns / instructions.max(1.0))) as i64
+    }
+
+    fn is_close(&mut self) -> bool {
+        self.way().left <= 0 || self.pace.ns > 0.0 && self.far_ns() <= self.plan.close_ns as i64
+    }
+
+    /// Half of the way, as the program may become faster.
+    fn next_poll_ns(&mut self) -> u64 {
+        match self.plan {
+            Plan { stress: Some(_), poll_ns, .. } => poll_ns,
+            Plan { close_ns, poll_ns, .. } => {
+                (self.far_ns().max(0) as u64 / 2).clamp(close_ns, poll_ns)
+            }
+        }
     }
 
     fn end_polls(&mut self) {

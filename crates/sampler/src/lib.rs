@@ -116,14 +116,13 @@ fn say(path: &CStr, line: &str) {
     system::close(file);
 }
 
-/// Bursts take two fifths of the time, on the average. TLBs are warm when they had twice as many walks
-/// as they have entries.
+/// Bursts take two fifths of the time, on the average.
 const PLAN: Plan = Plan {
-    warm: 6_000_000,
-    warm_share: 32,
-    counted: 1_000_000,
+    warm: 1_000_000,
+    warm_share: 128,
     share: 40,
     poll_ns: 1_000_000,
+    close_ns: 100_000,
     stress: None,
     is_whole: false,
 };

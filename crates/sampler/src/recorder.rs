@@ -17,7 +17,7 @@ unsafe extern "C" {
     fn pn_publish(is_last: i32);
     fn pn_begin(thread: u32);
     fn pn_phase(phase: u32, stands_for: u64);
-    fn pn_is_warm() -> i32;
+    fn pn_warm_up() -> u32;
     fn pn_expect_large() -> i32;
     fn pn_gone(start: u64, length: u64);
     fn pn_sides(sides: *mut Sides);
@@ -135,10 +135,10 @@ impl Recorder {
         unsafe { pn_phase(phase as u32, stands_for) }
     }
 
-    /// Whether the consumer has seen enough since [`Phase::Warming`].
-    pub fn is_warm(&self) -> bool {
+    /// Instructions that the next warm-up should have; 0: nobody knows yet.
+    pub fn warm_up(&self) -> u64 {
         // SAFETY: as above.
-        unsafe { pn_is_warm() != 0 }
+        unsafe { pn_warm_up() }.into()
     }
 
     /// Whether only bursts are recorded.

@@ -52,7 +52,6 @@ struct pn_kept {
 static struct pn_kept *threads;
 static pt_u32 thread_count, running;
 static pt_u64 instructions_of_runs, accesses_of_runs;
-static pt_u32 warmings; /* as many times TLBs began to warm up */
 
 /* errno is the program's. */
 static long call3(long number, long a, long b, long c)
@@ -166,15 +165,13 @@ void pn_phase(pt_u32 phase, pt_u64 stands_for)
       pt_tell(&writer, &data_side, &data_tables, 0);
       pt_tell(&writer, &code_side, &code_tables, PT_CODE);
    }
-   warmings += phase == PT_WARMING;
    pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), stands_for);
    pt_publish(&writer);
 }
 
-int pn_is_warm(void)
+pt_u32 pn_warm_up(void)
 {
-   return writer.control &&
-          __atomic_load_n(&writer.control->warmed, __ATOMIC_RELAXED) == warmings;
+   return writer.control ? __atomic_load_n(&writer.control->warm_up, __ATOMIC_RELAXED) : 0;
 }
 
 static void keep(struct pn_kept *kept)

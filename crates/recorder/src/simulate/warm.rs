@@ -1,6 +1,10 @@
-//! When TLBs are warm at a burst's beginning. They have what they held at the last burst's end; meanwhile the
-//! program went on without them. After twice as many walks as the largest has entries, nearly all of that has
-//! left it: a set of 16 ways was filled 32 times on the average, and by fewer than 16 pages one time in 500.
+//! How long TLBs warm up at a burst's beginning. They have what they held at the last burst's end; meanwhile the
+//! program went on without them. What they would hold by now is not known: until that has left them, they miss less
+//! than they should, or more. After twice as many walks as the largest has entries nearly all of it has: a set of 16
+//! ways was filled 32 times on the average, and by fewer than 16 pages one time in 500.
+//!
+//! Warm-ups are as long as it takes where most misses are. Where there are few, TLBs stay half cold, and little comes
+//! of it: what is wanted is the sum.
 
 use crate::stream::Phase;
 
@@ -12,13 +16,37 @@ pub struct WarmUps {
     of: Vec<Option<WarmUp>>,
 }
 
+/// What a writer did so far: instructions, and walks by view.
+#[derive(Debug, Clone, Default)]
+pub struct Done {
+    pub instructions: u64,
+    pub walks: Vec<u64>,
+}
+
 /// Of a writer.
-#[derive(Default)]
 struct WarmUp {
-    /// Begun so far.
-    number: u32,
-    /// Walks before the last one, by view.
-    before: Vec<u64>,
+    phase: Phase,
+    /// When the phase began.
+    began: Done,
+    /// Of how many instructions what counts was drawn.
+    stands_for: u64,
+    /// Walks of the program, as bursts tell them, by how long a warm-up takes at their pace: [`length_of`].
+    walks: [f64; LENGTHS],
+    /// Instructions, of the next one.
+    length: u32,
+}
+
+/// Instructions of the first warm-up, and of the shortest.
+const FIRST: u32 = 1_000_000;
+const SHORTEST: f64 = 300e3;
+/// Lengths that are told apart: each is a quarter longer than the one before.
+const LENGTHS: usize = 40;
+const LONGER: f64 = 1.25;
+/// Of the walks that count: those that TLBs may be cold for.
+const TOLERANCE: f64 = 0.1;
+
+fn length_of(nth: usize) -> f64 {
+    SHORTEST * LONGER.powi(nth as i32)
 }
 
 impl WarmUps {
@@ -27,25 +55,48 @@ impl WarmUps {
         WarmUps { needed: entries.map(|entries| 2 * entries).collect(), of: Vec::new() }
     }
 
-    /// A writer enters a phase, having walked so often.
-    pub fn enters(&mut self, writer: usize, phase: Phase, walks: Vec<u64>) {
-        if phase != Phase::Warming {
-            return;
-        }
+    /// A writer enters a phase, having done so much.
+    pub fn enters(&mut self, writer: usize, phase: Phase, stands_for: u64, done: Done) {
         if self.of.len() <= writer {
             self.of.resize_with(writer + 1, || None);
         }
-        let warm_up = self.of[writer].get_or_insert_default();
-        warm_up.number += 1;
-        warm_up.before = walks;
+        let warm_up = self.of[writer].get_or_insert_with(|| WarmUp {
+            phase,
+            began: done.clone(),
+            stands_for: 0,
+            walks: [0.0; LENGTHS],
+            length: FIRST,
+        });
+        if (warm_up.phase, phase) == (Phase::Counted, Phase::Skipped) {
+            warm_up.learn(&done, &self.needed);
+        }
+        (warm_up.phase, warm_up.began, warm_up.stands_for) = (phase, done, stands_for);
     }
 
-    /// The number of a writer's warm-up, from 1 on, if its TLBs are warm; else 0.
-    pub fn warmed(&self, writer: usize, walks: impl FnOnce() -> Vec<u64>) -> u32 {
-        let Some(Some(warm_up)) = self.of.get(writer) else { return 0 };
-        let walked = walks().into_iter().zip(&warm_up.before).map(|(now, before)| now - before);
-        let is_warm = walked.zip(&self.needed).all(|(walked, needed)| walked >= *needed);
-        if is_warm { warm_up.number } else { 0 }
+    /// Instructions that a writer's next warm-up should have; 0: it has no bursts.
+    pub fn length(&self, writer: usize) -> u32 {
+        self.of.get(writer).and_then(Option::as_ref).map_or(0, |warm_up| warm_up.length)
+    }
+}
+
+impl WarmUp {
+    /// From what has counted.
+    fn learn(&mut self, done: &Done, needed: &[u64]) {
+        let instructions = (done.instructions - self.began.instructions).max(1) as f64;
+        for ((now, before), needed) in done.walks.iter().zip(&self.began.walks).zip(needed) {
+            let rate = (now - before) as f64 / instructions;
+            let steps = (*needed as f64 / rate / SHORTEST).log(LONGER).ceil();
+            self.walks[(steps.max(0.0) as usize).min(LENGTHS - 1)] += rate * self.stands_for as f64;
+        }
+        let enough =
+            |nth: &usize| self.cold(length_of(*nth)) <= TOLERANCE * self.walks.iter().sum::<f64>();
+        self.length = length_of((0..LENGTHS).find(enough).unwrap_or(LENGTHS - 1)) as u32;
+    }
+
+    /// Walks whose TLBs are cold after warm-ups of such a length; in part where these are in part.
+    fn cold(&self, length: f64) -> f64 {
+        let of = |(nth, walks): (usize, &f64)| walks * (1.0 - length / length_of(nth)).max(0.0);
+        self.walks.iter().enumerate().map(of).sum()
     }
 }
 
@@ -53,18 +104,37 @@ impl WarmUps {
 mod tests {
     use super::*;
 
-    #[test]
-    fn all_views_must_have_walked_enough_since_the_warm_up_began() {
-        let mut warm_ups = WarmUps::new([10, 1].into_iter());
-        assert_eq!(warm_ups.warmed(3, || vec![100, 100]), 0, "not sampled");
-        warm_ups.enters(3, Phase::Skipped, vec![0, 0]);
-        assert_eq!(warm_ups.warmed(3, || vec![100, 100]), 0, "none begun");
-        for (number, before) in [(1, 0), (2, 50)] {
-            warm_ups.enters(3, Phase::Warming, vec![before, before]);
-            assert_eq!(warm_ups.warmed(3, || vec![before + 19, before + 9]), 0);
-            assert_eq!(warm_ups.warmed(3, || vec![before + 20, before + 1]), 0);
-            assert_eq!(warm_ups.warmed(3, || vec![before + 20, before + 2]), number);
+    /// The length after so many bursts of a program whose TLB of 1000 entries is walked for so often in a million
+    /// instructions, by burst.
+    fn after(bursts: u64, rate: impl Fn(u64) -> u64) -> u32 {
+        let mut warm_ups = WarmUps::new([1000].into_iter());
+        let mut done = Done { instructions: 0, walks: vec![0] };
+        for burst in 0..bursts {
+            let mut goes_on = |instructions: u32| {
+                done.instructions += u64::from(instructions);
+                done.walks[0] += u64::from(instructions) * rate(burst) / 1_000_000;
+                done.clone()
+            };
+            warm_ups.enters(3, Phase::Skipped, 0, goes_on(0));
+            let length = warm_ups.length(3);
+            warm_ups.enters(3, Phase::Warming, 0, goes_on(0));
+            warm_ups.enters(3, Phase::Counted, 50_000_000, goes_on(length));
+            warm_ups.enters(3, Phase::Skipped, 0, goes_on(length));
         }
-        assert_eq!(warm_ups.warmed(0, || vec![100, 100]), 0, "another writer");
+        warm_ups.length(3)
+    }
+
+    #[test]
+    fn warm_ups_fill_tlbs_twice_where_most_misses_are() {
+        let near = |length: u32, millions: f64| {
+            let ratio = f64::from(length) / 1e6 / millions;
+            assert!((0.7..1.3).contains(&ratio), "{length}, should be {millions} million");
+        };
+        assert_eq!(WarmUps::new([1000].into_iter()).length(7), 0, "nobody's");
+        near(after(1000, |_| 1000), 2.0);
+        near(after(1000, |_| 100), 20.0);
+        near(after(1000, |_| 100_000), 0.3);
+        // Three of four bursts have a hundredth of the misses.
+        near(after(1000, |burst| if burst % 4 == 0 { 1000 } else { 10 }), 2.0);
     }
 }

@@ -1,4 +1,4 @@
-/* Two threads that read at random, copy and wait for each other, so many times. */
+/* Two threads that read at random, one of them twice as often, copy and wait for each other, so many times. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,13 +11,15 @@ static int ways[THREADS][2];
 
 static void *work(void *argument)
 {
-   long own = (long)argument, i;
+   long own = (long)argument, i, read_count;
    unsigned long state = 88172645463325252ul + own, sum = 0;
    for (i = 0; i < READS; i++) {
-      state ^= state << 13;
-      state ^= state >> 7;
-      state ^= state << 17;
-      sum += memory[own][state % WORDS]++;
+      for (read_count = 0; read_count <= own; read_count++) {
+         state ^= state << 13;
+         state ^= state >> 7;
+         state ^= state << 17;
+         sum += memory[own][state % WORDS]++;
+      }
       if (i % 1024 == 0) {
          char byte = (char)i;
          unsigned long size = 8192 + i % 512, to = (unsigned long)text[own], from = to + 9999;
