@@ -8,11 +8,13 @@ use libc::{c_int, c_uint};
 /// The pager's sockets have this number or a higher one, below the usual limit of 1024.
 pub const FIRST: c_int = pagetax_remote::pager::DESCRIPTORS_FROM;
 const LAST: c_int = FIRST + 127;
+/// Children keep this one.
+const STDERR: c_int = LAST + 1;
 
-/// Whether a number is of the pager's. Below LAST, but none of the program's is likely to be there:
+/// Whether a number is of the pager's. Below STDERR, but none of the program's is likely to be there:
 /// that would take 700 open files.
 fn is_ours(file: c_int) -> bool {
-    paged::paged().is_some() && (FIRST..=LAST).contains(&file)
+    paged::paged().is_some() && (FIRST..=STDERR).contains(&file)
 }
 
 /// socket(2): the pager's go out of the way.
@@ -51,7 +53,7 @@ pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_in
     let call = |first: c_uint, last: c_uint| unsafe {
         libc::syscall(libc::SYS_close_range, first, last, flags) as c_int
     };
-    let (ours, ours_end) = (FIRST as c_uint, LAST as c_uint);
+    let (ours, ours_end) = (FIRST as c_uint, STDERR as c_uint);
     if paged::paged().is_none() || last < ours || first > ours_end || first > last {
         return call(first, last);
     }
@@ -64,6 +66,13 @@ pub extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_in
 #[unsafe(no_mangle)]
 pub extern "C" fn closefrom(first: c_int) {
     close_range(first.max(0) as c_uint, c_uint::MAX, 0);
+}
+
+/// Another number of what stderr is now, which the program does not close.
+pub fn stderr_of_ours() -> c_int {
+    // SAFETY: duplicates a number; if it cannot be done, stderr itself has to do.
+    let made = unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, STDERR) };
+    if made < 0 { libc::STDERR_FILENO } else { made }
 }
 
 /// In the child of a fork: closes the parent's sockets, which would else stay open as long as the child.

@@ -43,9 +43,13 @@ extern "C" fn destructor() {
 
 /// Says a line on stderr: the program's own output stays what it is.
 pub(crate) fn say(line: &str) {
+    say_to(libc::STDERR_FILENO, line);
+}
+
+pub(crate) fn say_to(file: libc::c_int, line: &str) {
     let text = format!("pagetax remote: {line}\n");
-    // SAFETY: writes the bytes of a live string. If stderr is closed there is nobody to tell.
-    unsafe { libc::syscall(libc::SYS_write, libc::STDERR_FILENO, text.as_ptr(), text.len()) };
+    // SAFETY: writes the bytes of a live string. If the file is closed there is nobody to tell.
+    unsafe { libc::syscall(libc::SYS_write, file, text.as_ptr(), text.len()) };
 }
 
 /// Sets errno, and returns what C functions return on failure.

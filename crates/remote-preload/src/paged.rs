@@ -1,7 +1,7 @@
 //! The one region of this process: when it starts, and what is given out of it.
 
 use crate::space::Space;
-use crate::{say, threads};
+use crate::{descriptors, say, say_to, threads};
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{Leaving, Options, RemoteRegion};
@@ -22,6 +22,8 @@ pub struct Paged {
     /// Held while pages are dropped.
     dropping: Mutex<()>,
     settings: Settings,
+    /// Where stats go, if they are wanted: what stderr was at the start, as some programs close it before they end.
+    stats_to: Option<libc::c_int>,
 }
 
 /// No thread takes, gives back or drops paged memory while it lives.
@@ -32,9 +34,9 @@ pub struct Standstill<'a> {
 
 /// Says what was paged, if that is wanted.
 pub fn say_stats() {
-    if let Some(paged) = PAGED.get().filter(|paged| paged.settings.stats) {
+    if let Some((paged, to)) = PAGED.get().and_then(|paged| Some((paged, paged.stats_to?))) {
         let resident = Bytes(paged.region.resident_bytes());
-        say(&format!("{resident} resident at the end; {:?}", paged.region.counts()));
+        say_to(to, &format!("{resident} resident at the end; {:?}", paged.region.counts()));
     }
 }
 
@@ -85,7 +87,8 @@ impl Paged {
         let pages = region.len() / PAGE_BYTES;
         let space = Mutex::new(Space::new(pages));
         let (dropping, settings) = (Mutex::default(), settings.clone());
-        let paged = Paged { region, space, dropping, settings };
+        let stats_to = settings.stats.then(descriptors::stderr_of_ours);
+        let paged = Paged { region, space, dropping, settings, stats_to };
         match paged.protect(0, pages, libc::PROT_NONE) {
             true => Ok(paged),
             false => Err(format!("cannot protect {} of addresses", paged.settings.address_space)),

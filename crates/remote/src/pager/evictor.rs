@@ -603,7 +603,7 @@ impl Evictor {
         let to = shared.arena.span(moved.page(bit), 1);
         let (done, _) = shared.uffd.move_pages(to, shared.staged_span(moved.block, bit, 1));
         if done == 1 {
-            shared.count_unstaged(moved.block);
+            shared.count_unstaged(moved.block, 1);
         } else {
             // It cannot be moved; a copy can be installed. The frame goes when its block does.
             if shared.take_room(1) == 0 {

@@ -188,86 +188,113 @@ impl Handler {
         false
     }
 
-    /// A page that was never written, and where a stream of them goes on, those after it.
+    /// A page that was never written, and where a stream of them goes on, those after it, or before it.
     fn zero(&self, held: Held<'_>, page: usize, is_write: bool, ahead: Ahead) -> bool {
         let shared = &self.shared;
         add(&shared.stats.zero_fault_count, 1);
-        let is_nowhere = |held: &Held<'_>, page: usize| held.get(page).place() == Place::Nowhere;
-        let more = match ahead {
-            Ahead::Up(ahead) => shared.take_room(ahead.min(shared.table.pages() - page - 1)),
-            _ => 0,
+        let (goes_down, more) = match ahead {
+            Ahead::Up(ahead) => (false, ahead.min(shared.table.pages() - page - 1)),
+            Ahead::Down(ahead) => (true, ahead.min(page)),
+            Ahead::Nothing | Ahead::Stride(..) => (false, 0),
         };
-        let (mut next, mut held) = (page, Some(held));
-        while next < page + 1 + more {
+        let room = 1 + shared.take_room(more);
+        let (mut done, mut held) = (0, Some(held));
+        while done < room {
+            let next = if goes_down { page - done } else { page + done };
             let cluster = held.take().unwrap_or_else(|| shared.table.hold(cluster_of(next)));
-            let end = cluster.pages().end.min(page + 1 + more);
-            let count = (next..end).take_while(|page| is_nowhere(&cluster, *page)).count();
-            let installed =
-                if count == 0 { Ok(0) } else { self.install_zeros(next, count, is_write) };
-            match installed {
+            let all = match goes_down {
+                true => cluster.pages().start.max(page + 1 - room)..next + 1,
+                false => next..cluster.pages().end.min(page + room),
+            };
+            match self.install_zeros(&cluster, all.clone(), goes_down, is_write) {
                 Ok(installed) => {
-                    let pages = next..next + installed;
-                    pages.for_each(|page| cluster.set(page, cluster.get(page).at(Place::Resident)));
+                    done += installed;
                     if installed > 0 {
                         shared.enqueue(cluster_of(next));
                     }
-                    next += installed;
-                    if next < end {
+                    if installed < all.len() {
                         break;
                     }
                 }
-                Err(error) if next == page => {
+                Err(error) if done == 0 => {
                     shared.log(&format!("page {page} cannot be made zeros: {error}"));
-                    shared.give_room(more);
+                    shared.give_room(room - 1);
                     return self.poison(&cluster, page);
                 }
                 Err(_) => break,
             }
         }
-        shared.give_room(page + 1 + more - next);
+        shared.give_room(room - done);
         true
     }
 
-    /// Makes pages of one cluster zeros: all of them, or the first where a mapping ends between.
-    fn install_zeros(&self, first: usize, count: usize, is_write: bool) -> Result<usize, Errno> {
+    /// Makes pages of one cluster zeros, from the first on or down from the last, as many as were never written;
+    /// where a mapping ends between, that one alone. Returns how many.
+    fn install_zeros(
+        &self,
+        held: &Held<'_>,
+        all: Range<usize>,
+        goes_down: bool,
+        is_write: bool,
+    ) -> Result<usize, Errno> {
+        let is_nowhere = |page: &usize| held.get(*page).place() == Place::Nowhere;
         let install = |count: usize| {
+            let first = if goes_down { all.end - count } else { all.start };
             let to = self.shared.arena.span(first, count);
-            let done = match is_write {
-                true => self.shared.uffd.copy(to, self.zeros.bytes(0, count)),
-                false => self.shared.uffd.zero(to).map(|_| ()),
-            };
-            done.map(|()| count)
+            match is_write {
+                true => self.shared.uffd.copy(to, self.zeros.bytes(0, count))?,
+                false => drop(self.shared.uffd.zero(to)?),
+            }
+            (first..first + count)
+                .for_each(|page| held.set(page, held.get(page).at(Place::Resident)));
+            Ok(count)
+        };
+        let count = match goes_down {
+            true => all.clone().rev().take_while(is_nowhere).count(),
+            false => all.clone().take_while(is_nowhere).count(),
         };
         // A run that leaves its mapping is refused as a whole.
-        install(count).or_else(|error| if count > 1 { install(1) } else { Err(error) })
+        match count {
+            0 | 1 => (0..count).try_fold(0, |_, _| install(1)),
+            _ => install(count).or_else(|_| install(1)),
+        }
     }
 
-    /// A page that is still in a staging block. One that is being put is copied, as its bytes must
-    /// stay where they are.
+    /// A page that is still in a staging block, with those that lie beside it there. One that is being put is
+    /// copied, as its bytes must stay where they are.
     fn rescue(&self, held: Held<'_>, page: usize) -> bool {
         let shared = &self.shared;
         let state = held.get(page);
-        let (block, offset) = (state.block(), page % CLUSTER_PAGES);
-        let (to, from) = (shared.arena.span(page, 1), shared.staged_span(block, offset, 1));
         let may_move = shared.leaving != Leaving::Copied && state.place() == Place::Staged;
-        let moved = may_move && shared.uffd.move_pages(to, from).0 == 1;
-        if moved {
-            shared.count_unstaged(block);
-            shared.uffd.wake(to);
-        } else {
-            let bytes = shared.staging.bytes(block as usize * CLUSTER_PAGES + offset, 1);
-            if let Err(error) = shared.uffd.copy(to, bytes) {
+        let is_moved = may_move && self.move_back(&held, alike(&held, page)).contains(&page);
+        if !is_moved {
+            let frame = state.block() as usize * CLUSTER_PAGES + page % CLUSTER_PAGES;
+            let to = shared.arena.span(page, 1);
+            if let Err(error) = shared.uffd.copy(to, shared.staging.bytes(frame, 1)) {
                 shared.log(&format!("page {page} cannot be installed: {error}"));
                 shared.uffd.wake(to);
                 return false;
             }
+            held.set(page, state.at(Place::Resident));
         }
-        held.set(page, state.at(Place::Resident));
         held.mark_wanted_again();
         drop(held);
         add(&shared.stats.rescue_count, 1);
         shared.enqueue(cluster_of(page));
-        !moved
+        !is_moved
+    }
+
+    /// Moves staged pages of one block back; returns which went.
+    fn move_back(&self, held: &Held<'_>, run: Range<usize>) -> Range<usize> {
+        let shared = &self.shared;
+        let block = held.get(run.start).block();
+        let from = shared.staged_span(block, run.start % CLUSTER_PAGES, run.len());
+        let to = shared.arena.span(run.start, run.len());
+        let moved = run.start..run.start + shared.uffd.move_pages(to, from).0;
+        moved.clone().for_each(|page| held.set(page, held.get(page).at(Place::Resident)));
+        shared.count_unstaged(block, moved.len());
+        shared.uffd.wake(to);
+        moved
     }
 
     /// A page from the store, and those that will be wanted with it.
@@ -451,6 +478,15 @@ impl Handler {
         self.shared.uffd.wake(at);
         false
     }
+}
+
+/// A page and those on both sides of it that are where it is.
+fn alike(held: &Held<'_>, page: usize) -> Range<usize> {
+    let (all, state) = (held.pages(), held.get(page));
+    let is_alike = |other: &usize| held.get(*other).is_beside(state);
+    let before = (all.start..page).rev().take_while(is_alike).count();
+    let after = (page + 1..all.end).take_while(is_alike).count();
+    page - before..page + 1 + after
 }
 
 /// Maps fetched pages.

@@ -304,10 +304,10 @@ impl Shared {
         self.staged.fetch_add(pages, Relaxed);
     }
 
-    /// A page has been moved back.
-    pub fn count_unstaged(&self, block: u32) {
-        self.frames[block as usize].fetch_sub(1, Relaxed);
-        self.staged.fetch_sub(1, Relaxed);
+    /// Pages have been moved back.
+    pub fn count_unstaged(&self, block: u32, pages: usize) {
+        self.frames[block as usize].fetch_sub(pages as u32, Relaxed);
+        self.staged.fetch_sub(pages, Relaxed);
     }
 
     /// All that is left in a block has been dropped: its room is free.

@@ -81,6 +81,11 @@ impl State {
         self.0 >> BLOCK_SHIFT
     }
 
+    /// Whether both are in the same place and the same block.
+    pub fn is_beside(self, other: State) -> bool {
+        (self.0 ^ other.0) & !IN_STORE == 0
+    }
+
     /// The same page elsewhere.
     pub fn at(self, place: Place) -> State {
         State(self.0 & IN_STORE | place as u32)
