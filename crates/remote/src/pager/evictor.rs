@@ -21,6 +21,7 @@
 //! A move interrupts all CPUs that run the program once for each run of adjacent pages; a copy does it once for
 //! a cluster, and once more for many clusters ([`Leaving::Cheapest`]).
 
+use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use super::options::Leaving;
 use super::shared::Shared;
 use super::stats::add;
@@ -55,14 +56,6 @@ const DROP_PAGES: u32 = 64;
 const COPIES: &str = "pages leave by a copy under write protection, as they cannot be moved (Linux 6.8 can): do not \
      let devices write to paged memory (direct I/O, io_uring's registered buffers), as what one writes to a \
      page after its copy is lost";
-
-/// One bit for each page of a cluster.
-type Mask = u64;
-const _: () = assert!(CLUSTER_PAGES <= Mask::BITS as usize);
-
-fn bits(mask: Mask) -> impl Iterator<Item = usize> {
-    (0..CLUSTER_PAGES).filter(move |bit| mask & 1 << bit != 0)
-}
 
 /// The pages of a cluster that were moved, or copied, to a block together.
 struct Moved {
@@ -217,6 +210,7 @@ impl Evictor {
         while pages < self.shared.marks.batch && looks > 0 {
             let Some(victims) = self.victims(self.shared.marks.batch - pages) else { break };
             looks = looks.saturating_sub(victims.len());
+            victims.iter().for_each(|(_, block)| self.shared.note_filled(*block));
             for moved in self.take_out(&victims) {
                 pages += moved.pages.count_ones() as usize;
                 if moved.pages == 0 {
@@ -637,6 +631,7 @@ impl Evictor {
     /// Drops the frames of the oldest staged blocks, until so many pages are gone. Blocks that follow
     /// each other go in one call: each call interrupts all CPUs that run the program.
     fn release_oldest(&mut self, wanted: usize) -> bool {
+        let shared = self.shared.clone();
         let (mut first, mut count, mut pages) = (0, 0, 0);
         while let Some((block, cluster)) = self.staged.front().copied() {
             if count > 0 && (block != first + count || pages >= wanted || count >= RELEASE_MAX) {
@@ -644,19 +639,18 @@ impl Evictor {
             }
             self.staged.pop_front();
             (first, count) = (block - count, count + 1);
-            pages += self.shared.frames[block as usize].load(Relaxed) as usize;
-            let held = self.shared.table.hold(cluster);
+            pages += shared.frames[block as usize].load(Relaxed) as usize;
+            let held = shared.table.hold(cluster);
             for page in held.pages() {
                 let state = held.get(page);
                 if state.place() == Place::Staged && state.block() == block {
-                    held.set(page, state.at(Place::Stored));
+                    held.set(page, shared.drop_now(state));
                 }
             }
         }
         if count == 0 {
             return false;
         }
-        let shared = &self.shared;
         // Also where all pages have gone back: reading a hole leaves a page of zeros, and pages are
         // only moved to where none are.
         let span = shared.staged_span(first, 0, count as usize * CLUSTER_PAGES);
@@ -719,32 +713,4 @@ fn resident(held: &Held<'_>) -> Mask {
     let bits = (0..).zip(held.pages());
     let resident = bits.filter(|(_, page)| held.get(*page).place() == Place::Resident);
     mask_of(resident.map(|(bit, _)| bit))
-}
-
-/// Adjacent bits: the first, and how many.
-fn runs(mut mask: Mask) -> impl Iterator<Item = (usize, usize)> {
-    std::iter::from_fn(move || {
-        let bit = mask.trailing_zeros() as usize;
-        let count = (mask.checked_shr(bit as u32)?).trailing_ones() as usize;
-        mask &= !run_of(bit, count);
-        Some((bit, count))
-    })
-}
-
-/// The first bit, and the one after the last.
-fn ends(mask: Mask) -> (usize, usize) {
-    (mask.trailing_zeros() as usize, (Mask::BITS - mask.leading_zeros()) as usize)
-}
-
-/// A mask of these bits.
-fn mask_of(bits: impl Iterator<Item = usize>) -> Mask {
-    bits.fold(0, |mask, bit| mask | 1 << bit)
-}
-
-/// Bits from one on.
-fn run_of(bit: usize, count: usize) -> Mask {
-    match count {
-        0 => 0,
-        count => (Mask::MAX >> (Mask::BITS as usize - count)) << bit,
-    }
 }

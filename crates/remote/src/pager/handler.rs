@@ -4,13 +4,15 @@
 //! its cluster's lock, so never while the evictor moves pages of that cluster. A page that cannot be
 //! proven gets SIGBUS, never zeros, never another's bytes.
 
+use super::around::Around;
+use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use super::options::Leaving;
 use super::shared::{NO_CPU, Shared};
 use super::stats::add;
 use super::sys::memory::Pages;
 use super::sys::threads;
 use super::sys::uffd::{FAULTS_MAX, Fault};
-use super::table::{CLUSTER_PAGES, Held, Place, cluster_of};
+use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
 use super::trend::{Ahead, Trend, last_seam, next_seam};
 use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
 use crate::placement::{Keep, Placement};
@@ -33,6 +35,7 @@ pub struct Handler {
     shared: Arc<Shared>,
     reader: Box<dyn PageReader>,
     trend: Trend,
+    around: Around,
     /// Fetched pages, before they are installed.
     buffer: Pages,
     zeros: Pages,
@@ -48,9 +51,11 @@ impl Handler {
         let mut buffer = Pages::reserve(RUN_PAGES_MAX)?;
         buffer.bytes_mut(0, RUN_PAGES_MAX).fill(1);
         let zeros = Pages::reserve(CLUSTER_PAGES)?;
-        let (trend, placement) = (Trend::default(), Placement::of_this_thread());
+        let (trend, around) = (Trend::default(), Around::default());
+        let placement = Placement::of_this_thread();
         let waiting = Vec::with_capacity(FAULTS_MAX);
-        Ok(Handler { shared, reader, trend, buffer, zeros, waiting, placement, until_look: 0 })
+        let until_look = 0;
+        Ok(Handler { shared, reader, trend, around, buffer, zeros, waiting, placement, until_look })
     }
 
     /// Serves until the page after the last is asked for.
@@ -139,6 +144,10 @@ impl Handler {
             Place::Stored => {
                 held.set(page, state.at(Place::Coming));
                 drop(held);
+                let ahead = match ahead {
+                    Ahead::Nothing => self.look_around(page, state),
+                    foretold => foretold,
+                };
                 if ahead == Ahead::Nothing {
                     return self.waiting.push(page);
                 }
@@ -195,7 +204,7 @@ impl Handler {
         let (goes_down, more) = match ahead {
             Ahead::Up(ahead) => (false, ahead.min(shared.table.pages() - page - 1)),
             Ahead::Down(ahead) => (true, ahead.min(page)),
-            Ahead::Nothing | Ahead::Stride(..) => (false, 0),
+            Ahead::Around(..) | Ahead::Nothing | Ahead::Stride(..) => (false, 0),
         };
         let room = 1 + shared.take_room(more);
         let (mut done, mut held) = (0, Some(held));
@@ -260,15 +269,20 @@ impl Handler {
         }
     }
 
-    /// A page that is still in a staging block, with those that lie beside it there. One that is being put is
-    /// copied, as its bytes must stay where they are.
+    /// A page that is still in a staging block; with all that are left there, where one after the other is wanted.
+    /// One that is being put is copied, as its bytes must stay where they are.
     fn rescue(&self, held: Held<'_>, page: usize) -> bool {
         let shared = &self.shared;
-        let state = held.get(page);
+        let (state, bit) = (held.get(page), page % CLUSTER_PAGES);
         let may_move = shared.leaving != Leaving::Copied && state.place() == Place::Staged;
-        let is_moved = may_move && self.move_back(&held, alike(&held, page)).contains(&page);
+        let wanted = match (may_move, shared.is_wanted_whole(state.block())) {
+            (false, _) => 0,
+            (true, false) => run_of(bit, 1),
+            (true, true) => staged(&held, state.block()),
+        };
+        let is_moved = self.move_back(&held, state.block(), wanted) & run_of(bit, 1) != 0;
         if !is_moved {
-            let frame = state.block() as usize * CLUSTER_PAGES + page % CLUSTER_PAGES;
+            let frame = state.block() as usize * CLUSTER_PAGES + bit;
             let to = shared.arena.span(page, 1);
             if let Err(error) = shared.uffd.copy(to, shared.staging.bytes(frame, 1)) {
                 shared.log(&format!("page {page} cannot be installed: {error}"));
@@ -284,17 +298,36 @@ impl Handler {
         !is_moved
     }
 
-    /// Moves staged pages of one block back; returns which went.
-    fn move_back(&self, held: &Held<'_>, run: Range<usize>) -> Range<usize> {
-        let shared = &self.shared;
-        let block = held.get(run.start).block();
-        let from = shared.staged_span(block, run.start % CLUSTER_PAGES, run.len());
-        let to = shared.arena.span(run.start, run.len());
-        let moved = run.start..run.start + shared.uffd.move_pages(to, from).0;
-        moved.clone().for_each(|page| held.set(page, held.get(page).at(Place::Resident)));
-        shared.count_unstaged(block, moved.len());
-        shared.uffd.wake(to);
+    /// Moves staged pages of a block back; returns which went.
+    fn move_back(&self, held: &Held<'_>, block: u32, wanted: Mask) -> Mask {
+        let (shared, first) = (&self.shared, held.pages().start);
+        let mut moved = 0;
+        for (bit, count) in runs(wanted) {
+            let to = shared.arena.span(first + bit, count);
+            let (done, _) = shared.uffd.move_pages(to, shared.staged_span(block, bit, count));
+            moved |= run_of(bit, done);
+        }
+        for page in bits(moved).map(|bit| first + bit) {
+            held.set(page, held.get(page).at(Place::Resident));
+        }
+        shared.count_unstaged(block, moved.count_ones() as usize);
+        if moved != 0 {
+            let (begin, end) = ends(moved);
+            shared.uffd.wake(shared.arena.span(first + begin, end - begin));
+        }
         moved
+    }
+
+    /// What comes with a page that is stored.
+    fn look_around(&mut self, page: usize, state: State) -> Ahead {
+        let shared = &self.shared;
+        let here = shared.used();
+        let stored = shared.table.away().saturating_sub(shared.staged());
+        let count = self.around.page_in(here, stored, shared.dropped_since(state));
+        match count {
+            1 => Ahead::Nothing,
+            _ => Ahead::Around(page % count, count - 1 - page % count),
+        }
     }
 
     /// A page from the store, and those that will be wanted with it.
@@ -303,6 +336,10 @@ impl Handler {
         let (before, after) = match ahead {
             Ahead::Up(pages) => (0, self.claim_run((page + 1..).take(pages))),
             Ahead::Down(pages) => (self.claim_run((0..page).rev().take(pages)), 0),
+            Ahead::Around(before, after) => (
+                self.claim_run((0..page).rev().take(before)),
+                self.claim_run((page + 1..).take(after)),
+            ),
             Ahead::Nothing | Ahead::Stride(..) => (0, 0),
         };
         let first = page - before;
@@ -379,7 +416,7 @@ impl Handler {
                 let count = (end..all.start).rev().take_while(is_stored).count();
                 (all.start - count, count)
             }
-            Ahead::Nothing | Ahead::Stride(..) => return,
+            Ahead::Around(..) | Ahead::Nothing | Ahead::Stride(..) => return,
         };
         if count > 1 {
             let run = PageRun { first: first as u64, count: count as u64 };
@@ -480,13 +517,13 @@ impl Handler {
     }
 }
 
-/// A page and those on both sides of it that are where it is.
-fn alike(held: &Held<'_>, page: usize) -> Range<usize> {
-    let (all, state) = (held.pages(), held.get(page));
-    let is_alike = |other: &usize| held.get(*other).is_beside(state);
-    let before = (all.start..page).rev().take_while(is_alike).count();
-    let after = (page + 1..all.end).take_while(is_alike).count();
-    page - before..page + 1 + after
+/// Pages of a cluster that are staged in a block.
+fn staged(held: &Held<'_>, block: u32) -> Mask {
+    let is_staged = |page: usize| {
+        let state = held.get(page);
+        state.place() == Place::Staged && state.block() == block
+    };
+    mask_of((0..).zip(held.pages()).filter(|(_, page)| is_staged(*page)).map(|(bit, _)| bit))
 }
 
 /// Maps fetched pages.

@@ -15,8 +15,10 @@
 //! Source: userfaultfd(2); measured on this kind of machine, a handler on the CPU of the faulting
 //! thread costs a third of one elsewhere, moving 64 adjacent pages 0.1 µs each, scattered ones 1.1 µs.
 
+mod around;
 mod evictor;
 mod handler;
+mod mask;
 mod options;
 mod shared;
 mod stats;

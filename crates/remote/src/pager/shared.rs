@@ -8,7 +8,7 @@ use super::stats::{Stats, add};
 use super::sys::lock::{Lock, Signal};
 use super::sys::memory::{Pages, Span, Table};
 use super::sys::uffd::{Access, Uffd};
-use super::table::{BLOCKS_MAX, CLUSTER_PAGES, Held, PageTable, Place, cluster_of};
+use super::table::{BLOCKS_MAX, CLUSTER_PAGES, Held, PageTable, Place, Stamp, State, cluster_of};
 use crate::page::PageRun;
 use crate::store::{RegionId, StoreError};
 use rustix::io::Errno;
@@ -96,6 +96,9 @@ pub struct Shared {
     pub(super) table: PageTable,
     /// Frames in each staging block.
     pub(super) frames: Table<AtomicU32>,
+    /// Of each staging block: how many pages had been evicted when it was filled, and how often one of its
+    /// was wanted since; 32 bits each.
+    uses: Table<AtomicU64>,
     region: AtomicU64,
     /// Held by the handler while it serves, by the evictor while it evicts: taken for a fork.
     pub(super) serving: Lock,
@@ -117,6 +120,8 @@ pub struct Shared {
     /// Resident and staged.
     used: AtomicUsize,
     staged: AtomicUsize,
+    /// Pages dropped from memory, from the start on.
+    dropped_count: AtomicU32,
     overflow: AtomicBool,
     queue: Mutex<VecDeque<u32>>,
     dropped: Mutex<Vec<PageRun>>,
@@ -157,6 +162,7 @@ impl Shared {
             said_copies: AtomicBool::new(false),
             table: PageTable::new(pages).map_err(reserve)?,
             frames: Table::new(blocks).map_err(reserve)?,
+            uses: Table::new(blocks).map_err(reserve)?,
             region: AtomicU64::new(region.0),
             serving: Lock::default(),
             evicting: Lock::default(),
@@ -171,6 +177,7 @@ impl Shared {
             unstaging: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             staged: AtomicUsize::new(0),
+            dropped_count: AtomicU32::new(0),
             overflow: AtomicBool::new(false),
             queue: Mutex::default(),
             dropped: Mutex::default(),
@@ -304,6 +311,23 @@ impl Shared {
         self.staged.fetch_add(pages, Relaxed);
     }
 
+    /// A block begins to be used.
+    pub fn note_filled(&self, block: u32) {
+        self.uses[block as usize].store(self.pages_evicted() << 32, Relaxed);
+    }
+
+    /// A page of a block is wanted. Whether all of them will have been, at this rate, when it is to be dropped.
+    pub fn is_wanted_whole(&self, block: u32) -> bool {
+        let before = self.uses[block as usize].fetch_add(1, Relaxed);
+        let times = (before as u32 + 1) as usize;
+        let age = (self.pages_evicted() - (before >> 32)) as u32 as usize;
+        times > 1 && times * self.marks.staged >= age * CLUSTER_PAGES
+    }
+
+    fn pages_evicted(&self) -> u64 {
+        self.stats.evicted_count.load(Relaxed)
+    }
+
     /// Pages have been moved back.
     pub fn count_unstaged(&self, block: u32, pages: usize) {
         self.frames[block as usize].fetch_sub(pages as u32, Relaxed);
@@ -315,6 +339,16 @@ impl Shared {
         let pages = self.frames[block as usize].swap(0, Relaxed) as usize;
         self.staged.fetch_sub(pages, Relaxed);
         self.give_room(pages);
+    }
+
+    /// A page is dropped from memory now, as the store has it.
+    pub fn drop_now(&self, state: State) -> State {
+        state.stored(Stamp::of(self.dropped_count.fetch_add(1, Relaxed)))
+    }
+
+    /// Pages that were dropped after a stored one.
+    pub fn dropped_since(&self, state: State) -> usize {
+        state.stamp().until(Stamp::of(self.dropped_count.load(Relaxed)))
     }
 
     /// Nothing can be evicted just now: programs may go over the limit, or not any more.

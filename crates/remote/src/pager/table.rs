@@ -56,6 +56,22 @@ const BLOCK_SHIFT: u32 = 8;
 /// Most staging blocks that a state can name.
 pub const BLOCKS_MAX: usize = 1 << (32 - BLOCK_SHIFT);
 
+/// A time in dropped pages, which begins again after all that fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stamp(u32);
+
+impl Stamp {
+    /// After so many pages.
+    pub fn of(dropped: u32) -> Stamp {
+        Stamp(dropped & u32::MAX >> BLOCK_SHIFT)
+    }
+
+    /// Pages that were dropped from then to now.
+    pub fn until(self, now: Stamp) -> usize {
+        Stamp::of(now.0.wrapping_sub(self.0)).0 as usize
+    }
+}
+
 impl State {
     /// Where it is.
     pub fn place(self) -> Place {
@@ -76,14 +92,14 @@ impl State {
         self.0 & IN_STORE != 0
     }
 
+    /// When it was dropped from memory, of a page that is stored.
+    pub fn stamp(self) -> Stamp {
+        Stamp(self.0 >> BLOCK_SHIFT)
+    }
+
     /// The staging block, of a page that is leaving, parting or staged.
     pub fn block(self) -> u32 {
         self.0 >> BLOCK_SHIFT
-    }
-
-    /// Whether both are in the same place and the same block.
-    pub fn is_beside(self, other: State) -> bool {
-        (self.0 ^ other.0) & !IN_STORE == 0
     }
 
     /// The same page elsewhere.
@@ -94,6 +110,11 @@ impl State {
     /// The same page in a staging block.
     pub fn in_block(self, place: Place, block: u32) -> State {
         State(self.0 & IN_STORE | place as u32 | block << BLOCK_SHIFT)
+    }
+
+    /// The same page, dropped from memory.
+    pub fn stored(self, stamp: Stamp) -> State {
+        State(self.0 & IN_STORE | Place::Stored as u32 | stamp.0 << BLOCK_SHIFT)
     }
 
     /// The same place, with the store's copy right or not.
@@ -251,6 +272,10 @@ mod tests {
             (resident.place(), resident.in_store(), resident.block()),
             (Place::Resident, true, 0)
         );
+        let (then, now) = (Stamp::of(u32::MAX - 2), Stamp::of(7));
+        let stored = staged.stored(then);
+        assert_eq!((stored.place(), stored.in_store()), (Place::Stored, true));
+        assert_eq!(stored.stamp().until(now), 10);
         for place in [
             Place::Nowhere,
             Place::Resident,

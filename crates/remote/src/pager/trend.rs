@@ -35,6 +35,8 @@ pub enum Ahead {
     Up(usize),
     /// This many right before it.
     Down(usize),
+    /// This many right before it, and this many right after it.
+    Around(usize, usize),
     /// This many, each so many pages further.
     Stride(isize, usize),
 }
