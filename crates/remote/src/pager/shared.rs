@@ -96,8 +96,8 @@ pub struct Shared {
     pub(super) table: PageTable,
     /// Frames in each staging block.
     pub(super) frames: Table<AtomicU32>,
-    /// Of each staging block: how many pages had been evicted when it was filled, and how often one of its
-    /// was wanted since; 32 bits each.
+    /// Of each staging block: how many pages had been evicted when one of its was first wanted, and how often one
+    /// was since; 32 bits each. The handler's.
     uses: Table<AtomicU64>,
     region: AtomicU64,
     /// Held by the handler while it serves, by the evictor while it evicts: taken for a fork.
@@ -313,15 +313,22 @@ impl Shared {
 
     /// A block begins to be used.
     pub fn note_filled(&self, block: u32) {
-        self.uses[block as usize].store(self.pages_evicted() << 32, Relaxed);
+        self.uses[block as usize].store(0, Relaxed);
     }
 
-    /// A page of a block is wanted. Whether all of them will have been, at this rate, when it is to be dropped.
+    /// A page of a block is wanted. Whether all of them will have been, at this rate, when as many pages have been
+    /// evicted as are kept staged.
     pub fn is_wanted_whole(&self, block: u32) -> bool {
-        let before = self.uses[block as usize].fetch_add(1, Relaxed);
+        let (uses, now) = (&self.uses[block as usize], self.pages_evicted());
+        let before = uses.load(Relaxed);
+        if before == 0 {
+            uses.store(now << 32 | 1, Relaxed);
+            return false;
+        }
+        uses.store(before + 1, Relaxed);
         let times = (before as u32 + 1) as usize;
-        let age = (self.pages_evicted() - (before >> 32)) as u32 as usize;
-        times > 1 && times * self.marks.staged >= age * CLUSTER_PAGES
+        let since_first = (now - (before >> 32)) as u32 as usize;
+        times * self.marks.staged >= since_first * CLUSTER_PAGES
     }
 
     fn pages_evicted(&self) -> u64 {
