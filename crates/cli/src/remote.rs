@@ -6,6 +6,7 @@ use anyhow::{Result, anyhow};
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::installed;
 use pagetax_host::program::{Kind, Program};
+use pagetax_remote::pager::Leaving;
 use pagetax_remote::preloaded::{self, Settings};
 use std::ffi::OsString;
 use std::io;
@@ -46,6 +47,11 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "0s")]
     spin: Nanos,
 
+    /// Promise that no device writes into the program's memory (direct I/O, io_uring's registered buffers):
+    /// scattered pages then leave in a cheaper way, that would lose such writes
+    #[arg(long)]
+    no_device_writes: bool,
+
     /// At its end, each process says on stderr what was paged
     #[arg(long)]
     stats: bool,
@@ -72,6 +78,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let settings = Settings {
         address_space: args.address_space,
         spin: Duration::from_nanos(args.spin.0),
+        leaving: if args.no_device_writes { Leaving::Cheapest } else { Leaving::Moved },
         stats: args.stats,
         servers: args.copies.servers()?,
         ..Settings::resident(args.resident)

@@ -4,7 +4,7 @@ use crate::space::Space;
 use crate::{descriptors, say, say_to, threads};
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Leaving, Options, RemoteRegion};
+use pagetax_remote::pager::{Options, RemoteRegion};
 use pagetax_remote::preloaded::Settings;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -79,7 +79,7 @@ impl Paged {
             overcommit: true,
             log: Some(Arc::new(say)),
             spin: settings.spin,
-            leaving: if settings.copy_out { Leaving::Copied } else { Leaving::Moved },
+            leaving: settings.leaving,
             ..Options::resident(settings.resident.0)
         };
         let region = RemoteRegion::map(store, settings.address_space.0, options);

@@ -82,11 +82,8 @@ fn map(
     let store: Arc<dyn PageStore> = Arc::new(Cluster::connect(options)?);
     // Room for all of it, and for the pages on their way.
     let resident_bytes = (resident_mib.parse::<u64>()? << 20) + (4 << 20);
-    let leaving = match std::env::var("PAGETAX_REMOTE_LEAVING").as_deref() {
-        Ok("moved") => Leaving::Moved,
-        Ok("copied") => Leaving::Copied,
-        _ => Leaving::Cheapest,
-    };
+    let named = std::env::var("PAGETAX_REMOTE_LEAVING").ok();
+    let leaving = named.and_then(|name| Leaving::named(&name)).unwrap_or(Leaving::Cheapest);
     let options = Options { leaving, ..Options::resident(resident_bytes) };
     Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, options)?)
 }

@@ -2,7 +2,7 @@
 //! exec.
 
 use crate::client::cluster::{self, Cluster};
-use crate::pager::Log;
+use crate::pager::{Leaving, Log};
 use crate::store::embedded::EmbeddedStore;
 use crate::store::{PageStore, StoreError};
 use crate::tls::{ClientTls, Files};
@@ -15,7 +15,7 @@ use std::time::Duration;
 const RESIDENT: &str = "PAGETAX_REMOTE_RESIDENT";
 const ADDRESS_SPACE: &str = "PAGETAX_REMOTE_ADDRESS_SPACE";
 const SPIN_US: &str = "PAGETAX_REMOTE_SPIN_US";
-const COPY_OUT: &str = "PAGETAX_REMOTE_COPY_OUT";
+const LEAVING: &str = "PAGETAX_REMOTE_LEAVING";
 const STATS: &str = "PAGETAX_REMOTE_STATS";
 const EMBEDDED: &str = "PAGETAX_REMOTE_EMBEDDED";
 const SERVERS: &str = "PAGETAX_REMOTE_SERVERS";
@@ -31,7 +31,7 @@ pub const VARIABLES: [&str; 13] = [
     RESIDENT,
     ADDRESS_SPACE,
     SPIN_US,
-    COPY_OUT,
+    LEAVING,
     STATS,
     EMBEDDED,
     SERVERS,
@@ -67,8 +67,8 @@ pub struct Settings {
     pub address_space: Bytes,
     /// How long handlers look for the next fault before they sleep.
     pub spin: Duration,
-    /// Have pages leave by a copy even where the kernel can move them; for tests.
-    pub copy_out: bool,
+    /// How pages leave.
+    pub leaving: Leaving,
     /// Where pages go; without servers, into a compressed store inside the process.
     pub servers: Option<Servers>,
     /// Room of the store inside the process.
@@ -84,7 +84,7 @@ impl Settings {
             resident,
             address_space: Bytes(1 << 40),
             spin: Duration::ZERO,
-            copy_out: false,
+            leaving: Leaving::Moved,
             servers: None,
             embedded: Bytes(64 << 30),
             stats: false,
@@ -99,8 +99,8 @@ impl Settings {
             (SPIN_US, self.spin.as_micros().to_string().into()),
             (EMBEDDED, self.embedded.0.to_string().into()),
             (STATS, u64::from(self.stats).to_string().into()),
+            (LEAVING, self.leaving.name().into()),
         ];
-        variables.extend(self.copy_out.then(|| (COPY_OUT, "1".into())));
         variables.extend(self.servers.iter().flat_map(Servers::to_environment));
         variables
     }
@@ -121,7 +121,10 @@ impl Settings {
         if let Some(bytes) = number(EMBEDDED)? {
             settings.embedded = Bytes(bytes);
         }
-        settings.copy_out = number(COPY_OUT)?.is_some_and(|wanted| wanted > 0);
+        if let Some(name) = text(LEAVING)? {
+            let no_way = || format!("{LEAVING}={name}: write moved, cheapest or copied");
+            settings.leaving = Leaving::named(&name).ok_or_else(no_way)?;
+        }
         settings.stats = number(STATS)?.is_some_and(|wanted| wanted > 0);
         settings.servers = Servers::from_environment()?;
         Ok(Some(settings))
@@ -222,7 +225,7 @@ mod tests {
         let (tls, tls_name) = (Some(tls), Some("name".into()));
         let named = vec!["a:1".to_string(), "b".to_string()];
         let servers = Some(Servers { named, discover: true, copies: 2, tls, tls_name });
-        let settings = Settings { servers, copy_out: true, ..Settings::resident(Bytes(1 << 20)) };
+        let settings = Settings { servers, ..Settings::resident(Bytes(1 << 20)) };
         let set: std::collections::BTreeSet<_> =
             settings.to_environment().into_iter().map(|(name, _)| name).collect();
         assert_eq!(set, VARIABLES.into_iter().collect());

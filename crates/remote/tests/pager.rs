@@ -26,6 +26,8 @@ both_ways! {
     threads_share_a_region,
     threads_share_a_region_on_servers,
     sweeps_are_fetched_ahead_and_zeros_never_travel,
+    new_pages_come_in_runs_both_ways,
+    neighbours_come_where_what_leaves_is_done_with,
     dropped_pages_are_zeros_and_leave_the_store,
     the_system_writes_into_missing_pages,
     a_full_store_costs_memory_not_pages,
@@ -254,6 +256,61 @@ fn sweeps_are_fetched_ahead_and_zeros_never_travel() {
     let counts = region.counts();
     assert!(counts.demand_page_in_count < counts.page_in_count / 16, "{counts:?}");
     assert!(counts.evicted_clean_count > 4000, "{counts:?}");
+}
+
+fn new_pages_come_in_runs_both_ways() {
+    for goes_down in [false, true] {
+        let Some(mut region) = map(embedded(), 8 * MIB, resident(4 * MIB)) else { return };
+        let pages = region.as_mut_slice().chunks_exact_mut(PAGE_BYTES);
+        match goes_down {
+            false => pages.for_each(|page| page[0] = 1),
+            true => pages.rev().for_each(|page| page[0] = 1),
+        }
+        let counts = region.counts();
+        assert!(counts.zero_fault_count < 2048 / 8, "{counts:?}");
+        assert!(region.as_slice().chunks_exact(PAGE_BYTES).all(|page| page[0] == 1));
+    }
+}
+
+/// Touches pages in an order of chance, each once.
+fn touch_all(pages: &mut [u8], seed: u64) {
+    let mut order: Vec<usize> = (0..pages.len() / PAGE_BYTES).collect();
+    let mut rng = Rng::new(seed);
+    for left in (1..order.len()).rev() {
+        order.swap(left, rng.below(left as u64 + 1) as usize);
+    }
+    order.into_iter().for_each(|page| pages[page * PAGE_BYTES] += 1);
+}
+
+fn neighbours_come_where_what_leaves_is_done_with() {
+    let Some(mut region) = map(embedded(), 24 * MIB, resident(12 * MIB)) else { return };
+    region.as_mut_slice().fill(1);
+    let before = region.counts();
+    touch_all(&mut region.as_mut_slice()[..8 * MIB as usize], 1);
+    let counts = region.counts().since(&before);
+    assert!(counts.demand_page_in_count < counts.page_in_count / 4, "{counts:?}");
+
+    let Some(mut region) = map(embedded(), 24 * MIB, resident(6 * MIB)) else { return };
+    region.as_mut_slice().fill(1);
+    let (before, mut rng) = (region.counts(), Rng::new(1));
+    for _ in 0..20_000 {
+        region.as_mut_slice()[rng.below(24 * MIB) as usize] += 1;
+    }
+    let counts = region.counts().since(&before);
+    assert!(counts.page_in_count < counts.demand_page_in_count * 5 / 4, "{counts:?}");
+}
+
+#[test]
+fn staged_pages_that_are_in_use_come_back_together() {
+    let Some(mut region) = map(embedded(), 136 * MIB, resident(16 * MIB)) else { return };
+    let (used, passed) = region.as_mut_slice().split_at_mut(8 * MIB as usize);
+    for (seed, part) in passed.chunks_exact_mut(MIB as usize).enumerate() {
+        touch_all(used, seed as u64);
+        part.fill(1);
+    }
+    let counts = region.counts();
+    // One by one it would be some 15,000.
+    assert!((1..8000).contains(&counts.rescue_count), "{counts:?}");
 }
 
 fn dropped_pages_are_zeros_and_leave_the_store() {

@@ -270,26 +270,24 @@ impl Handler {
     }
 
     /// A page that is still in a staging block; with all that are left there, where one after the other is wanted.
-    /// One that is being put is copied, as its bytes must stay where they are.
+    /// Those that are being put are copied, as their bytes must stay where they are.
     fn rescue(&self, held: Held<'_>, page: usize) -> bool {
         let shared = &self.shared;
-        let (state, bit) = (held.get(page), page % CLUSTER_PAGES);
+        let (state, this) = (held.get(page), run_of(page % CLUSTER_PAGES, 1));
+        let all = if shared.is_wanted_whole(state.block()) { beside(&held, state) } else { this };
         let may_move = shared.leaving != Leaving::Copied && state.place() == Place::Staged;
-        let wanted = match (may_move, shared.is_wanted_whole(state.block())) {
-            (false, _) => 0,
-            (true, false) => run_of(bit, 1),
-            (true, true) => staged(&held, state.block()),
-        };
-        let is_moved = self.move_back(&held, state.block(), wanted) & run_of(bit, 1) != 0;
+        let is_moved = may_move && self.move_back(&held, state.block(), all) & this != 0;
         if !is_moved {
-            let frame = state.block() as usize * CLUSTER_PAGES + bit;
-            let to = shared.arena.span(page, 1);
-            if let Err(error) = shared.uffd.copy(to, shared.staging.bytes(frame, 1)) {
-                shared.log(&format!("page {page} cannot be installed: {error}"));
-                shared.uffd.wake(to);
+            let others = all.count_ones() as usize - 1;
+            let room = shared.take_room(if may_move { 0 } else { others });
+            let all = if room == others { all } else { this };
+            let (copied, refused) = self.copy_back(&held, state.block(), all);
+            shared.give_room(room - (copied & !this).count_ones() as usize);
+            if copied & this == 0 {
+                shared.log(&format!("page {page} cannot be installed: {refused:?}"));
+                shared.uffd.wake(shared.arena.span(page, 1));
                 return false;
             }
-            held.set(page, state.at(Place::Resident));
         }
         held.mark_wanted_again();
         drop(held);
@@ -307,15 +305,44 @@ impl Handler {
             let (done, _) = shared.uffd.move_pages(to, shared.staged_span(block, bit, count));
             moved |= run_of(bit, done);
         }
-        for page in bits(moved).map(|bit| first + bit) {
-            held.set(page, held.get(page).at(Place::Resident));
-        }
+        self.came_back(held, moved);
         shared.count_unstaged(block, moved.count_ones() as usize);
         if moved != 0 {
             let (begin, end) = ends(moved);
             shared.uffd.wake(shared.arena.span(first + begin, end - begin));
         }
         moved
+    }
+
+    /// Copies pages of a block back, and leaves it as it is; returns which were copied, and why others were not.
+    fn copy_back(&self, held: &Held<'_>, block: u32, wanted: Mask) -> (Mask, Option<Errno>) {
+        let (shared, first) = (&self.shared, held.pages().start);
+        let (mut copied, mut refused) = (0, None);
+        let mut copy = |bit: usize, count: usize| {
+            let bytes = shared.staging.bytes(block as usize * CLUSTER_PAGES + bit, count);
+            let done = shared.uffd.copy(shared.arena.span(first + bit, count), bytes);
+            match done {
+                Ok(()) => copied |= run_of(bit, count),
+                Err(error) => refused = Some(error),
+            }
+            done.is_ok()
+        };
+        for (bit, count) in runs(wanted) {
+            // A run that leaves its mapping is refused as a whole; then page by page.
+            if !copy(bit, count) && count > 1 {
+                for bit in bit..bit + count {
+                    copy(bit, 1);
+                }
+            }
+        }
+        self.came_back(held, copied);
+        (copied, refused)
+    }
+
+    fn came_back(&self, held: &Held<'_>, pages: Mask) {
+        for page in bits(pages).map(|bit| held.pages().start + bit) {
+            held.set(page, held.get(page).at(Place::Resident));
+        }
     }
 
     /// What comes with a page that is stored.
@@ -517,13 +544,10 @@ impl Handler {
     }
 }
 
-/// Pages of a cluster that are staged in a block.
-fn staged(held: &Held<'_>, block: u32) -> Mask {
-    let is_staged = |page: usize| {
-        let state = held.get(page);
-        state.place() == Place::Staged && state.block() == block
-    };
-    mask_of((0..).zip(held.pages()).filter(|(_, page)| is_staged(*page)).map(|(bit, _)| bit))
+/// Pages of a cluster that are in the same place, and the same block.
+fn beside(held: &Held<'_>, state: State) -> Mask {
+    let pages = (0..).zip(held.pages()).filter(|(_, page)| held.get(*page).is_beside(state));
+    mask_of(pages.map(|(bit, _)| bit))
 }
 
 /// Maps fetched pages.

@@ -22,6 +22,25 @@ pub enum Leaving {
     Copied,
 }
 
+impl Leaving {
+    /// All ways.
+    pub const ALL: [Leaving; 3] = [Leaving::Moved, Leaving::Cheapest, Leaving::Copied];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Leaving::Moved => "moved",
+            Leaving::Cheapest => "cheapest",
+            Leaving::Copied => "copied",
+        }
+    }
+
+    /// The way that is called so.
+    pub fn named(name: &str) -> Option<Leaving> {
+        Leaving::ALL.into_iter().find(|way| way.name() == name)
+    }
+}
+
 /// How a region is paged.
 #[derive(Clone)]
 pub struct Options {

@@ -92,6 +92,11 @@ impl State {
         self.0 & IN_STORE != 0
     }
 
+    /// Whether both are in the same place, and the same block.
+    pub fn is_beside(self, other: State) -> bool {
+        (self.0 ^ other.0) & !IN_STORE == 0
+    }
+
     /// When it was dropped from memory, of a page that is stored.
     pub fn stamp(self) -> Stamp {
         Stamp(self.0 >> BLOCK_SHIFT)
