@@ -70,10 +70,10 @@ fn both(
     Some((plain, paged))
 }
 
-/// One of the counts that a paged program says at its end.
+/// One of the counts that a paged program says at its end, after its children.
 fn count(output: &Output, name: &str) -> u64 {
     let errors = String::from_utf8_lossy(&output.stderr);
-    let (_, rest) = errors.split_once(&format!("{name}: ")).unwrap_or_else(|| panic!("{errors}"));
+    let (_, rest) = errors.rsplit_once(&format!("{name}: ")).unwrap_or_else(|| panic!("{errors}"));
     rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
@@ -132,7 +132,7 @@ def work(part, n):
 t = [threading.Thread(target=work, args=(part, n + 1)) for n, part in enumerate(b)]
 [x.start() for x in t]; [x.join() for x in t]
 print([part[4096] for part in b])
-print(subprocess.run(['/bin/echo', 'from a child'], capture_output=True, close_fds=True))
+print(subprocess.run(['/bin/echo', 'from a child'], stdout=subprocess.PIPE, close_fds=True))
 print(os.read(os.open('/proc/self/exe', os.O_RDONLY), 4))
 ";
     assert_same("/usr/bin/python3", &["-c", script], 8, "");
