@@ -47,6 +47,11 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "0s")]
     spin: Nanos,
 
+    /// Keep idle CPUs awake while pages are wanted, at the price of the power: where they halt at once, as in many
+    /// virtual machines, waking them takes longer than the rest of a page-in
+    #[arg(long)]
+    awake: bool,
+
     /// Promise that no device writes into the program's memory (direct I/O, io_uring's registered buffers):
     /// scattered pages then leave in a cheaper way, that would lose such writes
     #[arg(long)]
@@ -79,6 +84,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         address_space: args.address_space,
         spin: Duration::from_nanos(args.spin.0),
         leaving: if args.no_device_writes { Leaving::Cheapest } else { Leaving::Moved },
+        keep_awake: args.awake,
         stats: args.stats,
         servers: args.copies.servers()?,
         ..Settings::resident(args.resident)

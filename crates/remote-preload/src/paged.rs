@@ -80,6 +80,7 @@ impl Paged {
             log: Some(Arc::new(say)),
             spin: settings.spin,
             leaving: settings.leaving,
+            keep_awake: settings.keep_awake,
             ..Options::resident(settings.resident.0)
         };
         let region = RemoteRegion::map(store, settings.address_space.0, options);

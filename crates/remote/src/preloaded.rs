@@ -16,6 +16,7 @@ const RESIDENT: &str = "PAGETAX_REMOTE_RESIDENT";
 const ADDRESS_SPACE: &str = "PAGETAX_REMOTE_ADDRESS_SPACE";
 const SPIN_US: &str = "PAGETAX_REMOTE_SPIN_US";
 const LEAVING: &str = "PAGETAX_REMOTE_LEAVING";
+const AWAKE: &str = "PAGETAX_REMOTE_AWAKE";
 const STATS: &str = "PAGETAX_REMOTE_STATS";
 const EMBEDDED: &str = "PAGETAX_REMOTE_EMBEDDED";
 const SERVERS: &str = "PAGETAX_REMOTE_SERVERS";
@@ -27,11 +28,12 @@ const TLS_AUTHORITY: &str = "PAGETAX_REMOTE_TLS_CA";
 const TLS_NAME: &str = "PAGETAX_REMOTE_TLS_NAME";
 
 /// All of them.
-pub const VARIABLES: [&str; 13] = [
+pub const VARIABLES: [&str; 14] = [
     RESIDENT,
     ADDRESS_SPACE,
     SPIN_US,
     LEAVING,
+    AWAKE,
     STATS,
     EMBEDDED,
     SERVERS,
@@ -69,6 +71,8 @@ pub struct Settings {
     pub spin: Duration,
     /// How pages leave.
     pub leaving: Leaving,
+    /// Keep idle CPUs awake while there are many faults.
+    pub keep_awake: bool,
     /// Where pages go; without servers, into a compressed store inside the process.
     pub servers: Option<Servers>,
     /// Room of the store inside the process.
@@ -85,6 +89,7 @@ impl Settings {
             address_space: Bytes(1 << 40),
             spin: Duration::ZERO,
             leaving: Leaving::Moved,
+            keep_awake: false,
             servers: None,
             embedded: Bytes(64 << 30),
             stats: false,
@@ -99,6 +104,7 @@ impl Settings {
             (SPIN_US, self.spin.as_micros().to_string().into()),
             (EMBEDDED, self.embedded.0.to_string().into()),
             (STATS, u64::from(self.stats).to_string().into()),
+            (AWAKE, u64::from(self.keep_awake).to_string().into()),
             (LEAVING, self.leaving.name().into()),
         ];
         variables.extend(self.servers.iter().flat_map(Servers::to_environment));
@@ -125,6 +131,7 @@ impl Settings {
             let no_way = || format!("{LEAVING}={name}: write moved, cheapest or copied");
             settings.leaving = Leaving::named(&name).ok_or_else(no_way)?;
         }
+        settings.keep_awake = number(AWAKE)?.is_some_and(|wanted| wanted > 0);
         settings.stats = number(STATS)?.is_some_and(|wanted| wanted > 0);
         settings.servers = Servers::from_environment()?;
         Ok(Some(settings))

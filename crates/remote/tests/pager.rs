@@ -313,6 +313,27 @@ fn staged_pages_that_are_in_use_come_back_together() {
     assert!((1..8000).contains(&counts.rescue_count), "{counts:?}");
 }
 
+#[test]
+fn cpus_are_kept_awake_as_long_as_a_region_lives() {
+    const DEVICE: &str = "/dev/cpu_dma_latency";
+    let is_open = || {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap();
+        let targets = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+        targets.into_iter().any(|target| target.as_os_str() == DEVICE)
+    };
+    let options = || Options { keep_awake: true, ..resident(MIB) };
+    if std::fs::OpenOptions::new().write(true).open(DEVICE).is_err() {
+        let refused = RemoteRegion::map(embedded(), 2 * MIB, options()).unwrap_err();
+        assert!(refused.to_string().contains(DEVICE), "{refused}");
+        return;
+    }
+    let Some(mut region) = map(embedded(), 2 * MIB, options()) else { return };
+    region.as_mut_slice().fill(1);
+    assert!(is_open());
+    drop(region);
+    assert!(!is_open());
+}
+
 fn dropped_pages_are_zeros_and_leave_the_store() {
     let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
     let Some(mut region) = map(store.clone(), 8 * MIB, resident(MIB)) else { return };

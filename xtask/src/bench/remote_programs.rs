@@ -66,6 +66,7 @@ pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path, names: &[&str]
     let both = format!("{},{}", servers[0].address, servers[1].address);
     let ours = [
         ("pagetax, 2 servers, 2 copies", format!("{remote} --servers {both} --copies 2 --")),
+        ("the same, --awake", format!("{remote} --servers {both} --copies 2 --awake --")),
         ("pagetax, compressed inside", format!("{remote} --")),
     ];
     for (name, needs, script) in PROGRAMS.iter().filter(|(name, ..)| names.contains(name)) {

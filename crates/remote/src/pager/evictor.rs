@@ -25,6 +25,7 @@ use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use super::options::Leaving;
 use super::shared::Shared;
 use super::stats::add;
+use super::sys::awake::Awake;
 use super::sys::memory::{OwnMemory, Span, drop_all};
 use super::sys::threads;
 use super::table::{CLUSTER_PAGES, Held, Place, cluster_of};
@@ -102,11 +103,13 @@ pub struct Evictor {
     /// From where pages are copied, once some are.
     own_memory: OnceCell<OwnMemory>,
     placement: Placement,
+    /// Here, as this thread looks around even when there are no faults.
+    awake: Option<Awake>,
 }
 
 impl Evictor {
     /// With its own way to the store.
-    pub fn new(shared: Arc<Shared>, writer: Box<dyn PageWriter>) -> Evictor {
+    pub fn new(shared: Arc<Shared>, writer: Box<dyn PageWriter>, awake: Option<Awake>) -> Evictor {
         let placement = Placement::of_this_thread();
         let (free_blocks, staged) = (VecDeque::new(), VecDeque::new());
         let (batch, own_memory) = (Vec::new(), OnceCell::new());
@@ -119,6 +122,7 @@ impl Evictor {
             batch,
             own_memory,
             placement,
+            awake,
         }
     }
 
@@ -131,6 +135,9 @@ impl Evictor {
             let seen = self.shared.work.now();
             let shared = self.shared.clone();
             self.place();
+            if let Some(awake) = &mut self.awake {
+                awake.look(shared.stats.fault_count.load(Relaxed));
+            }
             let evicting = shared.evicting.lock();
             self.forget_dropped();
             if self.shared.unstaging.load(Relaxed) {

@@ -39,6 +39,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use sys::awake::Awake;
 use sys::uffd::Access;
 
 /// The pager's own files have this number or a higher one, out of the way of programs that count on low
@@ -260,7 +261,10 @@ impl Running {
     fn spawn(&mut self, shared: &Arc<Shared>) -> Result<(), PagerError> {
         let failed = |source| PagerError::System { what: "starting the pager", source };
         let handler = Handler::new(shared.clone(), self.store.reader()?).map_err(failed)?;
-        let evictor = Evictor::new(shared.clone(), self.store.writer()?);
+        let awake = shared.options.keep_awake.then(Awake::open).transpose();
+        let what = "keeping CPUs awake takes /dev/cpu_dma_latency (as root: `chgrp GROUP` and `chmod 0660` it)";
+        let awake = awake.map_err(|source| PagerError::System { what, source })?;
+        let evictor = Evictor::new(shared.clone(), self.store.writer()?, awake);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(run).map_err(failed)
         };

@@ -53,6 +53,8 @@ pub struct Options {
     pub spin: Duration,
     /// Handlers move to the CPU of the threads that they serve.
     pub follow_cpu: bool,
+    /// Keep idle CPUs awake while there are many faults, which takes /dev/cpu_dma_latency.
+    pub keep_awake: bool,
     /// Fetch ahead of need.
     pub prefetch: bool,
     /// How long to try before a page that no server answers for counts as lost.
@@ -74,6 +76,7 @@ impl Options {
             overcommit: false,
             spin: Duration::ZERO,
             follow_cpu: true,
+            keep_awake: false,
             prefetch: true,
             unreachable_limit: Duration::from_secs(30),
             user_mode_only: false,

@@ -4,6 +4,7 @@
 //! for the pager, whatever the caller does.
 #![allow(unsafe_code)]
 
+pub mod awake;
 pub mod lock;
 pub mod memory;
 pub mod threads;
