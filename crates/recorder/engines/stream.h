@@ -68,8 +68,8 @@ enum {
    PT_STORE = 3,
    PT_COUNTS = 4, /* what: instructions since the last such record; where: data accesses */
    PT_MAPPING = 5, /* memory has changed from what on; where: length, hint << 56 */
-   PT_PHASE = 7,   /* what: enum pt_phase, from here on, of all threads of the process; where: of how many
-                      instructions those that count from here on were drawn, 0: as many as they are */
+   PT_PHASE = 7,   /* what: enum pt_phase, from here on, of all threads of the process; where, if it counts:
+                      the thread's instructions since it last counted, 0: bursts are as likely everywhere */
    PT_TOUCH = 6    /* what: an address whose page was used since its last record; where: enum pt_touch */
 };
 /* Which pages of the address are meant, | PT_CODE for the instruction side. */

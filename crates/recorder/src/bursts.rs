@@ -7,13 +7,15 @@
 use crate::stream::Phase;
 use crate::tally::Access;
 use pagetax_core::stats::student_t_95;
+use std::collections::HashMap;
 
 /// What was counted: of one burst, or of all so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Burst {
     /// Instructions.
     pub instructions: u64,
-    /// Of how many it was drawn. All bursts are as likely where these are as many as its own.
+    /// Of the program's, as many as it stands for: halfway to its thread's bursts before and after it; its own, where
+    /// bursts are as likely everywhere.
     pub stands_for: u64,
     /// Accesses that no level could translate, by view and [`Access`].
     pub walks: Vec<[u64; 2]>,
@@ -26,8 +28,11 @@ struct Sampled {
     phase: Phase,
     /// When its last burst ended.
     total: Burst,
-    /// As the writer has said.
-    stands_for: u64,
+    /// Of the one that it is in: the thread, and instructions since that last counted.
+    thread: u16,
+    gap: u64,
+    /// The last burst of each thread, in the list.
+    last: HashMap<u16, usize>,
 }
 
 /// All bursts of a recording; none if it is not sampled.
@@ -66,22 +71,37 @@ impl Bursts {
         sampled.map_or(Phase::Counted, |sampled| sampled.phase)
     }
 
-    /// A writer enters a phase; `total` is what was counted of it so far. `stands_for`: of how many instructions
-    /// those that count from here on were drawn; 0: of as many as they are.
-    pub fn enters(&mut self, writer: usize, phase: Phase, stands_for: u64, total: Burst) {
-        let Some(sampled) = self.sampled.iter_mut().find(|sampled| sampled.writer == writer) else {
-            return self.sampled.push(Sampled { writer, phase, total, stands_for });
-        };
+    /// A writer's thread enters a phase; `total` is what was counted of the writer so far. `gap`: instructions since
+    /// the thread last counted; 0: bursts are as likely everywhere.
+    pub fn enters(&mut self, (writer, thread): (usize, u16), phase: Phase, gap: u64, total: Burst) {
+        let nth = self.sampled.iter().position(|sampled| sampled.writer == writer);
+        let nth = nth.unwrap_or_else(|| {
+            let (total, last) = (total.clone(), HashMap::new());
+            self.sampled.push(Sampled { writer, phase, total, thread, gap, last });
+            self.sampled.len() - 1
+        });
+        let sampled = &mut self.sampled[nth];
         let before = std::mem::replace(&mut sampled.phase, phase);
-        let stood_for = std::mem::replace(&mut sampled.stands_for, stands_for);
+        let gap_before = std::mem::replace(&mut sampled.gap, gap);
+        let counted = std::mem::replace(&mut sampled.thread, thread);
         if before == Phase::Counted && phase != Phase::Counted {
-            let mut burst = total.since(&sampled.total);
-            burst.stands_for = if stood_for == 0 { burst.instructions } else { stood_for };
+            let burst = total.since(&sampled.total);
             sampled.total = total;
             if burst.instructions > 0 {
-                self.list.push(burst);
+                let last = sampled.last.insert(counted, self.list.len());
+                self.add(burst, gap_before, last);
             }
         }
+    }
+
+    /// Half of the gap is the burst's before it, the last one of its thread.
+    fn add(&mut self, mut burst: Burst, gap: u64, last: Option<usize>) {
+        burst.stands_for = burst.instructions + gap;
+        if let Some(last) = last {
+            self.list[last].stands_for += gap / 2;
+            burst.stands_for -= gap / 2;
+        }
+        self.list.push(burst);
     }
 
     /// Misses for each instruction of a view and side; none of too few bursts. Each burst counts for the
@@ -132,17 +152,21 @@ mod tests {
         let mut bursts = Bursts::default();
         let total =
             |instructions, walks| Burst { instructions, stands_for: 0, walks: vec![[0, walks]] };
-        bursts.enters(0, Phase::Skipped, 0, total(5, 1));
+        let mut enters = |phase, gap, total| bursts.enters((0, 3), phase, gap, total);
+        enters(Phase::Skipped, 0, total(5, 1));
+        enters(Phase::Warming, 0, total(5, 1));
+        enters(Phase::Counted, 0, total(5, 1));
+        enters(Phase::Skipped, 0, total(105, 4));
+        enters(Phase::Counted, 700, total(105, 4));
+        enters(Phase::Skipped, 0, total(110, 5));
+        // Another thread's.
+        bursts.enters((0, 4), Phase::Counted, 50, total(110, 5));
+        bursts.enters((0, 4), Phase::Skipped, 0, total(120, 5));
         assert_eq!((bursts.phase(0), bursts.phase(1)), (Phase::Skipped, Phase::Counted));
-        bursts.enters(0, Phase::Warming, 0, total(5, 1));
-        bursts.enters(0, Phase::Counted, 0, total(5, 1));
-        bursts.enters(0, Phase::Skipped, 0, total(105, 4));
-        bursts.enters(0, Phase::Counted, 700, total(105, 4));
-        bursts.enters(0, Phase::Skipped, 0, total(110, 5));
         let burst =
             |instructions, stands_for, walks| Burst { stands_for, ..total(instructions, walks) };
-        assert_eq!(bursts.list(), [burst(100, 100, 3), burst(5, 700, 1)]);
-        assert_eq!(bursts.estimate(0, Access::Data), None, "of two bursts");
+        assert_eq!(bursts.list(), [burst(100, 450, 3), burst(5, 355, 1), burst(10, 60, 0)]);
+        assert_eq!(bursts.estimate(0, Access::Data), None, "of three bursts");
     }
 
     /// Half of the instructions never miss; the others miss at one in ten, and take three times as long: of

@@ -395,11 +395,11 @@ impl Consumer for Simulation {
                 self.mapping(writer, start, bytes, hint);
                 continue;
             }
-            if let Event::Phase { phase, stands_for } = event {
+            if let Event::Phase { phase, gap } = event {
                 let total = self.counted(writer);
-                self.bursts.enters(writer.number, phase, stands_for, total);
+                self.bursts.enters((writer.number, of), phase, gap, total);
                 let done = self.done(writer);
-                self.warm_ups.enters(writer.number, phase, stands_for, done);
+                self.warm_ups.enters(writer.number, phase, gap, done);
                 counts = phase == Phase::Counted;
                 continue;
             }

@@ -135,8 +135,8 @@ pub enum Event {
     Phase {
         /// What they are worth.
         phase: Phase,
-        /// Of how many instructions those that count were drawn; 0: of as many as they are.
-        stands_for: u64,
+        /// Of one that counts: the thread's instructions since it last counted; 0: bursts are as likely everywhere.
+        gap: u64,
     },
 }
 
@@ -174,7 +174,7 @@ impl RawRecord {
                     1 => Phase::Warming,
                     _ => Phase::Counted,
                 };
-                Event::Phase { phase, stands_for: place }
+                Event::Phase { phase, gap: place }
             }
             6 => {
                 let class = match place & 3 {
@@ -205,7 +205,7 @@ impl RawRecord {
                 };
                 (5, start, (bytes & VALUE_MASK) | (hint << 56))
             }
-            Event::Phase { phase, stands_for } => (7, phase as u64, stands_for),
+            Event::Phase { phase, gap } => (7, phase as u64, gap),
             Event::Touch { address, class, is_code } => {
                 let class = match class {
                     Class::All => 0,
@@ -259,7 +259,7 @@ mod tests {
             Event::Mapping { start: 0x1000, bytes: 1 << 40, hint: Hint::Gone },
             Event::Touch { address: 0x20_0000, class: Class::Large, is_code: true },
             Event::Touch { address: 0x3000, class: Class::All, is_code: false },
-            Event::Phase { phase: Phase::Counted, stands_for: 1 << 50 },
+            Event::Phase { phase: Phase::Counted, gap: 1 << 50 },
         ];
         for event in events {
             let record = Record { thread: 4095, event };

@@ -81,14 +81,14 @@ const PACE_NS: f64 = 100e6;
 struct Way {
     /// Instructions until then; fewer than none: they are over.
     left: i64,
-    /// The mean of those that were drawn.
-    mean: u64,
+    /// Instructions since it last counted.
+    gone: u64,
     /// Its CPU time when it went on natively.
     since_ns: u64,
 }
 
 /// Of a thread until its first burst, instructions.
-const FIRST_WAY: u64 = 20_000_000;
+const FIRST_WAY: i64 = 20_000_000;
 /// The next time in copies comes after so much of a thread's time natively.
 const AWAY_NS: u64 = 1_000_000;
 
@@ -247,7 +247,7 @@ impl Engine {
             between: 0,
             pace: Pace { instructions: 0.0, ns: 0.0 },
             between_ns: 0,
-            ways: vec![Way { left: FIRST_WAY as i64, mean: FIRST_WAY, since_ns: 0 }; THREADS],
+            ways: vec![Way { left: FIRST_WAY, gone: 0, since_ns: 0 }; THREADS],
             pending: Pending::default(),
             turn_ns: 0,
             away_ns: 0,
@@ -283,7 +283,7 @@ impl Engine {
             Pace { ns: 0.0, .. } => 0.0,
             Pace { instructions, ns } => natively as f64 * instructions / ns,
         };
-        self.way().left -= instructions as i64;
+        self.goes(instructions as u64);
         self.begin_stage();
         self.go(pc);
     }
@@ -297,6 +297,13 @@ impl Engine {
 
     fn way(&mut self) -> &mut Way {
         &mut self.ways[self.area.thread as usize]
+    }
+
+    /// The thread has gone so far, not in a burst.
+    fn goes(&mut self, instructions: u64) {
+        let way = self.way();
+        way.left -= instructions as i64;
+        way.gone += instructions;
     }
 
     /// Into counting copies, or a burst, if it is time.
@@ -348,9 +355,8 @@ impl Engine {
             }
             Stage::Warming => self.recorder.phase(Phase::Warming, 0),
             Stage::Counted => {
-                // From one to the next it goes as far as was drawn, and through a burst.
-                let stands_for = self.way().mean + 2 * self.warm;
-                self.recorder.phase(Phase::Counted, stands_for);
+                let gone = std::mem::take(&mut self.way().gone);
+                self.recorder.phase(Phase::Counted, gone);
             }
         }
         self.empty_log();
@@ -409,7 +415,7 @@ impl Engine {
         if self.pace.ns > PACE_NS {
             self.pace = Pace { instructions: self.pace.instructions / 2.0, ns: self.pace.ns / 2.0 };
         }
-        self.way().left -= count as i64;
+        self.goes(count);
         self.had += count;
         self.between += count;
     }
@@ -425,6 +431,9 @@ impl Engine {
         self.left -= count as i64;
         self.had += count;
         self.total += count;
+        if self.stage == Stage::Warming {
+            self.way().gone += count;
+        }
         self.empty_log();
     }
 
@@ -520,7 +529,6 @@ impl Engine {
             / ns) as u64;
         let drawn = (mean / 2 + self.draw(mean)) as i64;
         let way = self.way();
-        way.mean = mean;
         way.left = drawn;
     }
 

@@ -116,11 +116,11 @@ fn say(path: &CStr, line: &str) {
     system::close(file);
 }
 
-/// Bursts take two fifths of the time, on the average.
+/// Bursts take a quarter of the time, on the average.
 const PLAN: Plan = Plan {
     warm: 1_000_000,
     warm_share: 128,
-    share: 40,
+    share: 25,
     poll_ns: 1_000_000,
     close_ns: 100_000,
     stress: None,

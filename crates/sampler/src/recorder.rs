@@ -16,7 +16,7 @@ unsafe extern "C" {
     fn pn_mapping(start: u64, length: u64);
     fn pn_publish(is_last: i32);
     fn pn_begin(thread: u32);
-    fn pn_phase(phase: u32, stands_for: u64);
+    fn pn_phase(phase: u32, gap: u64);
     fn pn_warm_up() -> u32;
     fn pn_expect_large() -> i32;
     fn pn_gone(start: u64, length: u64);
@@ -129,10 +129,10 @@ impl Recorder {
         unsafe { pn_begin(thread) }
     }
 
-    /// `stands_for`: of how many instructions these that count were drawn; 0: not known.
-    pub fn phase(&mut self, phase: Phase, stands_for: u64) {
+    /// `gap`: of one that counts, the thread's instructions since it last counted.
+    pub fn phase(&mut self, phase: Phase, gap: u64) {
         // SAFETY: as above.
-        unsafe { pn_phase(phase as u32, stands_for) }
+        unsafe { pn_phase(phase as u32, gap) }
     }
 
     /// Instructions that the next warm-up should have; 0: nobody knows yet.

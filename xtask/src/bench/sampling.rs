@@ -41,7 +41,7 @@ const PROGRAMS: &[(&str, &str)] = &[
         "redis-server",
         "TOOL redis-server --port 0 --unixsocket socket --save '' > out & until redis-cli -s socket \
          ping 2> err | grep -q PONG; do sleep 0.01; done; redis-benchmark -s socket -t set,get -n \
-         1000000 -r 1000000 -P 16 -q > out2; redis-cli -s socket shutdown nosave; wait",
+         4000000 -r 1000000 -P 16 -q > out2; redis-cli -s socket shutdown nosave; wait",
     ),
 ];
 

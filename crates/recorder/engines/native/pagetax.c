@@ -159,13 +159,13 @@ void pn_begin(pt_u32 thread)
    write_mapping(0, 0, PT_HINT_NONE);
 }
 
-void pn_phase(pt_u32 phase, pt_u64 stands_for)
+void pn_phase(pt_u32 phase, pt_u64 gap)
 {
    if (phase == PT_SKIPPED) {
       pt_tell(&writer, &data_side, &data_tables, 0);
       pt_tell(&writer, &code_side, &code_tables, PT_CODE);
    }
-   pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), stands_for);
+   pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), gap);
    pt_publish(&writer);
 }
 

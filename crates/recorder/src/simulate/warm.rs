@@ -28,8 +28,8 @@ struct WarmUp {
     phase: Phase,
     /// When the phase began.
     began: Done,
-    /// Of how many instructions what counts was drawn.
-    stands_for: u64,
+    /// Instructions before what counts.
+    gap: u64,
     /// Walks of the program, as bursts tell them, by how long a warm-up takes at their pace: [`length_of`].
     walks: [f64; LENGTHS],
     /// Instructions, of the next one.
@@ -56,21 +56,21 @@ impl WarmUps {
     }
 
     /// A writer enters a phase, having done so much.
-    pub fn enters(&mut self, writer: usize, phase: Phase, stands_for: u64, done: Done) {
+    pub fn enters(&mut self, writer: usize, phase: Phase, gap: u64, done: Done) {
         if self.of.len() <= writer {
             self.of.resize_with(writer + 1, || None);
         }
         let warm_up = self.of[writer].get_or_insert_with(|| WarmUp {
             phase,
             began: done.clone(),
-            stands_for: 0,
+            gap: 0,
             walks: [0.0; LENGTHS],
             length: FIRST,
         });
         if (warm_up.phase, phase) == (Phase::Counted, Phase::Skipped) {
             warm_up.learn(&done, &self.needed);
         }
-        (warm_up.phase, warm_up.began, warm_up.stands_for) = (phase, done, stands_for);
+        (warm_up.phase, warm_up.began, warm_up.gap) = (phase, done, gap);
     }
 
     /// Instructions that a writer's next warm-up should have; 0: it has no bursts.
@@ -86,7 +86,8 @@ impl WarmUp {
         for ((now, before), needed) in done.walks.iter().zip(&self.began.walks).zip(needed) {
             let rate = (now - before) as f64 / instructions;
             let steps = (*needed as f64 / rate / SHORTEST).log(LONGER).ceil();
-            self.walks[(steps.max(0.0) as usize).min(LENGTHS - 1)] += rate * self.stands_for as f64;
+            self.walks[(steps.max(0.0) as usize).min(LENGTHS - 1)] +=
+                rate * (self.gap as f64 + instructions);
         }
         let enough =
             |nth: &usize| self.cold(length_of(*nth)) <= TOLERANCE * self.walks.iter().sum::<f64>();
