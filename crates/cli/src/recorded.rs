@@ -74,7 +74,7 @@ impl Source {
     /// The command alone.
     pub fn command(&self) -> Result<Command> {
         let name = self.command.first().context("no command\n  remedy: name one after --")?;
-        let (engine, program) = engine_for(name, self.engine, self.follow)?;
+        let (engine, program) = engine_for(name, self.engine, self.follow, false)?;
         Ok(Command { engine, program, argv: self.command.clone(), follow: self.follow })
     }
 }

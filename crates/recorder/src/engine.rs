@@ -95,7 +95,7 @@ const QEMUS: &[(Architecture, &str)] = &[
 
 impl Engine {
     /// The engine that was asked for, or the best one for the program; builds it at first use. The native one
-    /// is taken only where it is asked for, as it sees no code that is made at run time.
+    /// is taken only where it is asked for, or for samples, as it sees no code that is made at run time.
     pub fn choose(program: &Program, asked: Option<EngineKind>) -> Result<Engine, EngineError> {
         let name = || program.path.display().to_string();
         if program.has_rights() {
@@ -108,7 +108,7 @@ impl Engine {
         match asked {
             Some(EngineKind::Valgrind) => valgrind(path, architecture, "asked for"),
             Some(EngineKind::Qemu) => qemu(path, architecture, "asked for".into()),
-            Some(EngineKind::Native) => sampler(program).map_err(EngineError::Native),
+            Some(EngineKind::Native) => sampler(program, "asked for").map_err(EngineError::Native),
             None if architecture != native() => {
                 qemu(path, architecture, format!("it runs {architecture:?} programs"))
             }
@@ -116,6 +116,14 @@ impl Engine {
                 let why = "valgrind is not at hand".into();
                 qemu(path, architecture, why).map_err(|_| error)
             }),
+        }
+    }
+
+    /// The one whose bursts cost the program least; the native one, where it can.
+    pub fn for_samples(program: &Program) -> Result<Engine, EngineError> {
+        match sampler(program, "its bursts cost least") {
+            Ok(engine) if !program.has_rights() => Ok(engine),
+            _ => Engine::choose(program, None),
         }
     }
 
@@ -222,7 +230,7 @@ fn valgrind(program: &Path, architecture: Architecture, why: &str) -> Result<Eng
 }
 
 /// The native engine, or why it cannot.
-fn sampler(program: &Program) -> Result<Engine, String> {
+fn sampler(program: &Program, why: &str) -> Result<Engine, String> {
     let name = program.binary.display();
     if program.architecture != Some(Architecture::X86_64) || native() != Architecture::X86_64 {
         return Err("it is for x86-64".into());
@@ -236,7 +244,7 @@ fn sampler(program: &Program) -> Result<Engine, String> {
     let binary = installed::find(SAMPLER).ok_or_else(|| {
         format!("{SAMPLER} is not beside pagetax (cargo build --release -p pagetax-sampler)")
     })?;
-    Ok(Engine { kind: EngineKind::Native, why: "asked for".into(), binary, runner: "" })
+    Ok(Engine { kind: EngineKind::Native, why: why.into(), binary, runner: "" })
 }
 
 /// Whether the kernel may have to restart code of a file (rseq(2)), which it does not know copies of.

@@ -914,10 +914,14 @@ pub fn report() -> Option<String> {
     }
     let ([done, call, code, signal, fault, handler], total, between) =
         (engine.ends, engine.total, engine.between);
+    let unseen = match code * 4 > done {
+        true => "; much of the program is not in the sample: --engine valgrind sees all of it",
+        false => "",
+    };
     Some(format!(
         "{done} bursts to their end; ended early: {call} at a system call that may wait or changes code, {code} at \
          code that is not of a file or cannot be copied, {signal} for a signal, {fault} at an \
          instruction that faults; not begun as the program handles SIGSYS or has a shadow stack: {handler}; instructions in bursts: {total}, counted \
-         between them: {between}"
+         between them: {between}{unseen}"
     ))
 }

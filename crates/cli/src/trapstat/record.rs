@@ -32,7 +32,7 @@ pub enum EngineChoice {
     /// A plugin of QEMU's user mode: other instruction sets, threads in parallel
     Qemu,
     /// Copies of the program's own code: fastest where no code is made at run time, threads in turn; with
-    /// trapstat --sample bursts of it
+    /// trapstat --sample bursts of it, for which it is the default where it can be
     Native,
 }
 
@@ -65,7 +65,7 @@ impl Record {
             .command
             .first()
             .context("no command to record\n  remedy: name one: pagetax trapstat -- COMMAND")?;
-        let (engine, _) = engine_for(name, args.engine, args.follow)?;
+        let (engine, _) = engine_for(name, args.engine, args.follow, args.sample)?;
         if args.sample && engine.kind == EngineKind::Qemu {
             let what = format!("the {} engine records all, it cannot sample", engine.kind);
             return Err(super::unmet(format!("{what}\n  remedy: leave --sample out")));
@@ -160,6 +160,7 @@ pub fn engine_for(
     name: &OsStr,
     asked: Option<EngineChoice>,
     follow: bool,
+    sample: bool,
 ) -> Result<(Engine, Program)> {
     let program =
         Program::find(name).map_err(|error| exit::with(exit::of_program(&error), error))?;
@@ -168,7 +169,11 @@ pub fn engine_for(
         EngineChoice::Qemu => EngineKind::Qemu,
         EngineChoice::Native => EngineKind::Native,
     });
-    let engine = Engine::choose(&program, asked).map_err(engine_error)?;
+    let engine = match asked {
+        None if sample && !follow => Engine::for_samples(&program),
+        _ => Engine::choose(&program, asked),
+    };
+    let engine = engine.map_err(engine_error)?;
     if follow && engine.kind == EngineKind::Native {
         let what = "the native engine does not follow forks and execs";
         return Err(super::unmet(format!("{what}\n  remedy: --engine valgrind, or no --follow")));
