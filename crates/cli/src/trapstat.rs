@@ -32,7 +32,7 @@ Examples:
   pagetax trapstat -f --top 5 -- make                    children and what they run, too
   pagetax trapstat -T --pages 4K,2M sort.ptt             of a trace (pagetax record)
   pagetax trapstat --engine native -- ./my-program       recorded in less time, but for code made at run time
-  pagetax trapstat --sample -- ./long-program            a tenth of it recorded, with the error";
+  pagetax trapstat --sample -- ./long-program            bursts of it, with the error that this makes";
 
 /// TLB misses of a program on any machine, with or without hardware counters
 #[derive(Debug, clap::Args)]
@@ -63,8 +63,8 @@ pub struct Args {
     #[arg(short = 'f', long)]
     follow: bool,
 
-    /// Record bursts only, a tenth of the program, and state the error; for programs that take long. With
-    /// --engine native the program's instructions are only counted in between
+    /// Record bursts only, and state the error; for programs that take long. The native engine, where it can,
+    /// only counts instructions in between
     #[arg(long, conflicts_with_all = ["words", "follow"])]
     sample: bool,
 
@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     backend: Choice,
 
-    /// Which recorder runs the program [default: valgrind, where it can]
+    /// Which recorder runs the program [default: valgrind, or native with --sample, where they can]
     #[arg(long, value_enum)]
     engine: Option<record::EngineChoice>,
 

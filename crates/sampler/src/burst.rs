@@ -29,11 +29,12 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     /// Instructions that bring TLBs up to date until the consumer knows better, which it says before a burst: if
-    /// it were this burst's own misses that end its warm-up, what counts would begin where there are many. As many
-    /// count after it.
+    /// it were this burst's own misses that end its warm-up, what counts would begin where there are many.
     pub warm: u64,
     /// A warm-up has at most this share of the instructions of all bursts so far.
     pub warm_share: u64,
+    /// As many instructions count after a warm-up as it had, divided by this.
+    pub counted_part: u64,
     /// Percent of the time that bursts take.
     pub share: u64,
     /// Between two looks at what counting copies have counted; less, down to `close_ns`, where a burst is near.
@@ -441,7 +442,9 @@ impl Engine {
     fn is_over(&mut self) -> Option<Why> {
         let is_done = self.left <= 0;
         match self.stage {
-            Stage::Warming if is_done => self.enters(Stage::Counted, self.warm),
+            Stage::Warming if is_done => {
+                self.enters(Stage::Counted, self.warm / self.plan.counted_part)
+            }
             Stage::Counted if is_done => return Some(Why::Done),
             _ => {}
         }

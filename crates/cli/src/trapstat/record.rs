@@ -170,7 +170,7 @@ pub fn engine_for(
         EngineChoice::Native => EngineKind::Native,
     });
     let engine = match asked {
-        None if sample && !follow => Engine::for_samples(&program),
+        None if sample => Engine::for_samples(&program),
         _ => Engine::choose(&program, asked),
     };
     let engine = engine.map_err(engine_error)?;

@@ -43,7 +43,7 @@ const SHORTEST: f64 = 300e3;
 const LENGTHS: usize = 40;
 const LONGER: f64 = 1.25;
 /// Of the walks that count: those that TLBs may be cold for.
-const TOLERANCE: f64 = 0.1;
+const TOLERANCE: f64 = 0.15;
 
 fn length_of(nth: usize) -> f64 {
     SHORTEST * LONGER.powi(nth as i32)
