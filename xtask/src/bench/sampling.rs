@@ -1,4 +1,4 @@
-//! What a sampled recording of the native engine is worth: its slow-down on programs of ten seconds and more, and
+//! What a sampled recording of the native engine is worth: its slow-down on programs of five seconds and more, and
 //! its misses in a million instructions beside those of a whole recording by the same engine.
 
 use super::{Outcome, pagetax};
