@@ -6,6 +6,7 @@
 //! system call that ends signal handlers: all registers and the signal mask are then the program's, as if there
 //! had been no burst.
 
+mod way;
 mod whole;
 
 use crate::area::{self, Addresses, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State};
@@ -24,6 +25,7 @@ use crate::turn::Turn;
 use std::arch::asm;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use way::{Pace, Way};
 
 /// How long bursts are and how often they come.
 #[derive(Debug, Clone, Copy)]
@@ -67,29 +69,6 @@ enum Stage {
     Counted,
 }
 
-/// How fast the program is in counting copies.
-#[derive(Debug, Clone, Copy)]
-struct Pace {
-    instructions: f64,
-    ns: f64,
-}
-
-/// What is remembered of the pace.
-const PACE_NS: f64 = 100e6;
-
-/// Of a thread: its way to the next burst.
-#[derive(Debug, Clone, Copy)]
-struct Way {
-    /// Instructions until then; fewer than none: they are over.
-    left: i64,
-    /// Instructions since it last counted.
-    gone: u64,
-    /// Its CPU time when it went on natively.
-    since_ns: u64,
-}
-
-/// Of a thread until its first burst, instructions.
-const FIRST_WAY: i64 = 20_000_000;
 /// The next time in copies comes after so much of a thread's time natively.
 const AWAY_NS: u64 = 1_000_000;
 
@@ -246,9 +225,9 @@ impl Engine {
             had: 0,
             total: 0,
             between: 0,
-            pace: Pace { instructions: 0.0, ns: 0.0 },
+            pace: Pace::default(),
             between_ns: 0,
-            ways: vec![Way { left: FIRST_WAY, gone: 0, since_ns: 0 }; THREADS],
+            ways: vec![Way::default(); THREADS],
             pending: Pending::default(),
             turn_ns: 0,
             away_ns: 0,
@@ -279,12 +258,7 @@ impl Engine {
         }
         self.look_at_maps();
         self.area.fs = threads::fs_base();
-        let natively = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID) - self.way().since_ns;
-        let instructions = match self.pace {
-            Pace { ns: 0.0, .. } => 0.0,
-            Pace { instructions, ns } => natively as f64 * instructions / ns,
-        };
-        self.goes(instructions as u64);
+        self.went_natively();
         self.begin_stage();
         self.go(pc);
     }
@@ -294,17 +268,6 @@ impl Engine {
         if !self.maps.look() {
             self.caches.iter_mut().for_each(|cache| cache.clear(self.area, &self.stubs));
         }
-    }
-
-    fn way(&mut self) -> &mut Way {
-        &mut self.ways[self.area.thread as usize]
-    }
-
-    /// The thread has gone so far, not in a burst.
-    fn goes(&mut self, instructions: u64) {
-        let way = self.way();
-        way.left -= instructions as i64;
-        way.gone += instructions;
     }
 
     /// Into counting copies, or a burst, if it is time.
@@ -407,20 +370,6 @@ impl Engine {
         self.translator.block(&mut self.caches[self.kind as usize], pc, bytes)
     }
 
-    /// Takes what counting copies have counted.
-    fn take_count(&mut self) {
-        let count = std::mem::take(&mut self.area.counter);
-        let now = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
-        self.pace.instructions += count as f64;
-        self.pace.ns += (now - std::mem::replace(&mut self.between_ns, now)) as f64;
-        if self.pace.ns > PACE_NS {
-            self.pace = Pace { instructions: self.pace.instructions / 2.0, ns: self.pace.ns / 2.0 };
-        }
-        self.goes(count);
-        self.had += count;
-        self.between += count;
-    }
-
     /// Hands on what was logged; the log is empty then.
     fn take_log(&mut self) {
         if self.kind == Kind::Counting {
@@ -482,26 +431,6 @@ impl Engine {
         self.go(pc);
     }
 
-    /// Nanoseconds to the next burst, at the pace of late.
-    fn far_ns(&mut self) -> i64 {
-        let Pace { instructions, ns } = self.pace;
-        (self.way().left as f64 * (ns / instructions.max(1.0))) as i64
-    }
-
-    fn is_close(&mut self) -> bool {
-        self.way().left <= 0 || self.pace.ns > 0.0 && self.far_ns() <= self.plan.close_ns as i64
-    }
-
-    /// Half of the way, as the program may become faster.
-    fn next_poll_ns(&mut self) -> u64 {
-        match self.plan {
-            Plan { stress: Some(_), poll_ns, .. } => poll_ns,
-            Plan { close_ns, poll_ns, .. } => {
-                (self.far_ns().max(0) as u64 / 2).clamp(close_ns, poll_ns)
-            }
-        }
-    }
-
     fn end_polls(&mut self) {
         if let Some(polls) = self.polls.take() {
             polls.end();
@@ -518,21 +447,6 @@ impl Engine {
         }
         self.enters(Stage::Between, 0);
         self.go(pc);
-    }
-
-    fn draw_way(&mut self) {
-        let took = system::now_ns(libc::CLOCK_MONOTONIC) - self.began_ns;
-        self.mean_ns = (self.mean_ns * 15 + took) / 16;
-        let Pace { instructions, ns } = self.pace;
-        if ns == 0.0 {
-            return;
-        }
-        let mean = ((self.mean_ns * (100 - self.plan.share) / self.plan.share) as f64
-            * instructions
-            / ns) as u64;
-        let drawn = (mean / 2 + self.draw(mean)) as i64;
-        let way = self.way();
-        way.left = drawn;
     }
 
     fn direct(&mut self, exit: usize) {

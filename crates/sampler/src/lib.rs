@@ -1,5 +1,5 @@
 //! libpagetax_sampler.so: records all of a program, which runs in copies of its code that log; or bursts of one that
-//! otherwise runs nearly at its own speed:
+//! runs in copies that only count in between:
 //!
 //! ```text
 //!  program, natively ──timer's signal──▶ copies of its blocks, which count ──so many counted──▶ copies, which log
@@ -11,7 +11,8 @@
 //! Bursts are drawn by instructions, so that all are as likely. What a thread does natively is reckoned by its pace
 //! in copies.
 //!
-//! `burst` begins, feeds and ends bursts, and `burst::whole` keeps threads in copies, in turn (`turn`); `translate` copies
+//! `burst` begins, feeds and ends bursts, `burst::way` is a thread's way to the next one, and `burst::whole` keeps
+//! threads in copies, in turn (`turn`); `translate` copies
 //! code, `cache` keeps it, `stubs` is the code in between, `taking` what takes the log; `calls` says which system calls may be made inside, `maps` what is code at all; `threads` has the
 //! timers. The C half (recorder/engines/native) filters pages and writes the stream, as the other engines do.
 //!
