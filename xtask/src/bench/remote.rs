@@ -28,13 +28,13 @@ const ANYWHERE: &str = "127.0.0.1:0";
 const ROUNDS: usize = 5;
 /// Of a program on one CPU, in turns with zram, each with a fresh server. Others take long: one round.
 const RATE_ROUNDS: usize = 3;
-/// Of a run of `touch`.
+/// Of a run of `touch`: rates, and times of the rewrites that faulted.
 const FIGURES: [&str; 5] = [
     "fill_pages_per_s",
     "sequential_pages_per_s",
-    "rewrite_faults_per_s",
-    "rewrite_p50_ns",
-    "rewrite_p99_ns",
+    "rewrite/faults_per_s",
+    "rewrite/p50_ns",
+    "rewrite/p99_ns",
 ];
 const MIB_BYTES: f64 = (1 << 20) as f64;
 const REGION: &str = "region";
@@ -168,7 +168,7 @@ fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f
     let paged = measure(touch.args(["-c", "0", TOUCH, "paged", MIB, &resident, &both, "2"]))?;
     row_of(findings, "pagetax, 2 copies", "one CPU", &paged)?;
     let floor = medians(&floors);
-    let rewrite = number(&paged, "/rewrite_p50_ns")?;
+    let rewrite = number(&paged, "/rewrite/p50_ns")?;
     findings.promise("rewrite p50 ÷ floor", rewrite / floor[0], 1.15, true);
     Ok(floor)
 }
@@ -218,7 +218,11 @@ fn medians(runs: &[Value]) -> Result<Value> {
     };
     let mut all = json!({"runs": runs});
     for key in FIGURES {
-        all[key] = json!(median_of(key)?);
+        let median = json!(median_of(key)?);
+        match key.split_once('/') {
+            Some((of, figure)) => all[of][figure] = median,
+            None => all[key] = median,
+        }
     }
     Ok(all)
 }
@@ -257,7 +261,7 @@ fn rates(
     }
     let (ours, zram) = (medians(&ours)?, medians(&zram)?);
     let disk = plain(Swap::file(&folder.join("swap"), SWAP_MIB)?, place)?;
-    let rate = |result: &Value| number(result, "/rewrite_faults_per_s");
+    let rate = |result: &Value| number(result, "/rewrite/faults_per_s");
     for (name, result) in [("pagetax, 1 copy", &ours), ("zram", &zram), ("swap file", &disk)] {
         row_of(findings, name, place.0, result)?;
     }
@@ -285,9 +289,9 @@ fn rewrite_by_threads(findings: &mut Findings, pagetax: &str, place: Place) -> R
         let values = runs.iter().map(|run| number(run, key));
         Ok(median(values.collect::<Result<Vec<_>>>()?))
     };
-    let rate = median_of("/rewrite_faults_per_s")?;
+    let rate = median_of("/rewrite/faults_per_s")?;
     let name = format!("rewrite, {THREADS} threads, 1 copy");
-    let times = [us(median_of("/rewrite_p50_ns")?), us(median_of("/rewrite_p99_ns")?)];
+    let times = [us(median_of("/rewrite/p50_ns")?), us(median_of("/rewrite/p99_ns")?)];
     let cell = format!("rewrite {}, p50 {}, p99 {}", thousand(rate), times[0], times[1]);
     findings.row(
         &[&name, place.0, "", "", &cell],
@@ -307,14 +311,14 @@ fn throughput(
     let get = |key: &str| number(&ours, &format!("/{key}"));
     let [least, tail] = floor;
     let what = format!("rewrite faults/s (the floor allows {})", thousand(1e9 / least));
-    findings.promise(&what, get("rewrite_faults_per_s")?, 80_000.0, false);
+    findings.promise(&what, get("rewrite/faults_per_s")?, 80_000.0, false);
     for place in [PINNED, ANY_CPU] {
         let rate = rewrite_by_threads(findings, pagetax, place)?;
         let what = format!("rewrite faults/s of {THREADS} threads, {}", place.0);
         findings.promise(&what, rate, 80_000.0, false);
     }
     let what = format!("rewrite p99 µs (the floor's own: {})", us(tail));
-    findings.promise(&what, get("rewrite_p99_ns")? / 1000.0, 40.0, true);
+    findings.promise(&what, get("rewrite/p99_ns")? / 1000.0, 40.0, true);
     findings.promise("sequential pages/s", get("sequential_pages_per_s")?, 350_000.0, false);
     findings.promise("fill pages/s", get("fill_pages_per_s")?, 250_000.0, false);
     let published =
@@ -330,9 +334,9 @@ fn row_of(findings: &mut Findings, name: &str, place: &str, result: &Value) -> R
         format!("fill {}", thousand(get("fill_pages_per_s")?)),
         format!(
             "rewrite {}, p50 {}, p99 {}",
-            thousand(get("rewrite_faults_per_s")?),
-            us(get("rewrite_p50_ns")?),
-            us(get("rewrite_p99_ns")?)
+            thousand(get("rewrite/faults_per_s")?),
+            us(get("rewrite/p50_ns")?),
+            us(get("rewrite/p99_ns")?)
         ),
     ];
     let cells = [name, place, &cells[0], &cells[1], &cells[2]];
