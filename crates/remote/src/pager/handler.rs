@@ -24,8 +24,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Faults from one look at where the served thread runs to the next.
+/// Reads of faults from one look at where the served threads run to the next.
 const FAULTS_PER_LOOK: u32 = 256;
+/// Most threads that are looked at, as each look reads a file.
+const LOOKS_MAX: usize = 4;
 
 /// A run of so many pages is followed by one as long as can be, which is asked for ahead of its fault.
 const EXPECT_AFTER: usize = RUN_PAGES_MAX / 2;
@@ -103,20 +105,25 @@ impl Handler {
         self.shared.uffd.wait(faults)
     }
 
-    /// Moves to the CPU of the thread that was served last, now and then.
+    /// Moves to the CPU of the threads that were served last, now and then. Where they run on several, none
+    /// of them is to be kept from its own.
     fn follow(&mut self, faults: &[Fault]) {
         if self.until_look > 0 || !self.shared.options.follow_cpu {
             self.until_look = self.until_look.saturating_sub(1);
             return;
         }
         self.until_look = FAULTS_PER_LOOK;
-        if faults.len() > 1 {
-            // Several threads run meanwhile, and none of them is to be kept from it.
-            self.placement.keep(Keep::Anywhere);
-            self.shared.serving_cpu.store(NO_CPU, Relaxed);
-        } else if let Some(cpu) = faults.first().and_then(|fault| threads::cpu_of(fault.thread)) {
-            self.placement.keep(Keep::On(cpu));
-            self.shared.serving_cpu.store(cpu, Relaxed);
+        let mut cpus = faults.iter().take(LOOKS_MAX).map(|fault| threads::cpu_of(fault.thread));
+        let cpu = cpus.next().flatten();
+        match cpu.filter(|_| cpus.all(|other| other == cpu)) {
+            Some(cpu) => {
+                self.placement.keep(Keep::On(cpu));
+                self.shared.serving_cpu.store(cpu, Relaxed);
+            }
+            None => {
+                self.placement.keep(Keep::Anywhere);
+                self.shared.serving_cpu.store(NO_CPU, Relaxed);
+            }
         }
     }
 

@@ -310,8 +310,8 @@ impl Shared {
     }
 }
 
-/// Where a session runs whose client is on this machine: on the client's CPU while it asks for pages
-/// one at a time, as it does nothing else meanwhile; off that CPU while it is sent many, as it uses
+/// Where a session runs whose client is on this machine: on the client's CPU while it asks for single
+/// pages, as it does nothing else meanwhile; off that CPU while it is sent runs of them, as it uses
 /// them meanwhile; anywhere while it sends.
 struct Follow {
     placement: Placement,
@@ -320,7 +320,7 @@ struct Follow {
     count: u32,
 }
 
-/// Pages that are sent at once.
+/// Pages that are sent with each reply.
 #[derive(Clone, Copy, PartialEq)]
 enum Sent {
     None,
@@ -336,7 +336,7 @@ impl Follow {
     /// Some frames have been answered, with so many bytes.
     fn after(&mut self, socket: &TcpStream, frames: usize, bytes: usize) {
         let sent = match bytes {
-            PAGE_REPLY_BYTES if frames == 1 => Sent::One,
+            bytes if bytes > 0 && bytes == frames * PAGE_REPLY_BYTES => Sent::One,
             bytes if bytes > frames * PAGE_REPLY_BYTES => Sent::Many,
             _ => Sent::None,
         };
