@@ -123,7 +123,9 @@ fn a_region_four_times_its_memory_keeps_every_write() {
     let counts = region.counts();
     assert!(region.resident_bytes() <= 4 * MIB);
     assert!(counts.demand_page_in_count > 10_000 && counts.page_out_count > 10_000, "{counts:?}");
-    assert!(counts.evicted_clean_count > 100 && counts.rescue_count > 10, "{counts:?}");
+    assert!(counts.evicted_clean_count > 100, "{counts:?}");
+    // Copies are not staged.
+    assert_eq!(counts.rescue_count > 10, leaving() != Leaving::Copied, "{counts:?}");
 }
 
 fn threads_share_a_region() {

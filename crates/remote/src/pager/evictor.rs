@@ -12,23 +12,25 @@
 //! round once more (segmented FIFO; Turner, Levy 1981). Pages are moved, not copied, so that a program
 //! that writes meanwhile waits for its page rather than loses its write.
 //!
-//! Kernels before Linux 6.8 cannot move pages. There they are protected from writes, copied to the block, and
-//! dropped under the cluster's lock when the copies are put, if they are still protected: a write meanwhile is
+//! Kernels before Linux 6.8 cannot move pages. There they are protected from writes, copied, and dropped under
+//! the cluster's lock when the copies are put, if they are still protected: a write meanwhile is
 //! a fault, for which the handler takes the protection away ([`Place::Parting`] becomes [`Place::Resident`]),
 //! and the copy is thrown away. This stops no device: what one writes to a page after it was copied is lost,
 //! while a page that is pinned for it is not moved. Nothing tells cheaply whether a page is pinned.
 //!
 //! A move interrupts all CPUs that run the program once for each run of adjacent pages; a copy does it once for
-//! a cluster, and once more for many clusters ([`Leaving::Cheapest`]).
+//! a cluster, and once more for many clusters ([`Leaving::Cheapest`]). Copied pages are never staged: the memory
+//! for copies is used again and again, where a staging block's would be allocated and cleared for each page
+//! (half of what an eviction took), and the room goes to resident pages.
 
 use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use super::options::Leaving;
 use super::shared::Shared;
 use super::stats::add;
 use super::sys::awake::Awake;
-use super::sys::memory::{OwnMemory, Span, drop_all};
+use super::sys::memory::{OwnMemory, Pages, Span, drop_all};
 use super::sys::threads;
-use super::table::{CLUSTER_PAGES, Held, Place, cluster_of};
+use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
 use crate::page::{PageRun, PageSum, is_zero};
 use crate::placement::{Keep, Placement};
 use crate::store::{PageWriter, PutRun, StoreError};
@@ -36,6 +38,7 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use std::cell::OnceCell;
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -58,11 +61,19 @@ const COPIES: &str = "pages leave by a copy under write protection, as they cann
      let devices write to paged memory (direct I/O, io_uring's registered buffers), as what one writes to a \
      page after its copy is lost";
 
-/// The pages of a cluster that were moved, or copied, to a block together.
+/// Where pages that leave lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lies {
+    /// Moved to a staging block, each page at its place in the cluster.
+    Moved { block: u32 },
+    /// Copied, one after the other, from this page of the memory for copies on.
+    Copied { first: u32 },
+}
+
+/// The pages of a cluster that were moved, or copied, together.
 struct Moved {
     cluster: usize,
-    block: u32,
-    is_copied: bool,
+    lies: Lies,
     pages: Mask,
     /// Of them: to be put.
     changed: Mask,
@@ -71,20 +82,48 @@ struct Moved {
     sums: [PageSum; CLUSTER_PAGES],
 }
 
+impl Lies {
+    /// The state of a page that lies so.
+    fn of(self, state: State) -> State {
+        match self {
+            Lies::Moved { block } => state.in_block(Place::Leaving, block),
+            Lies::Copied { first } => state.in_block(Place::Parting, first),
+        }
+    }
+}
+
 impl Moved {
-    fn new((cluster, block): (usize, u32), is_copied: bool, pages: Mask) -> Moved {
+    fn new(cluster: usize, lies: Lies, pages: Mask) -> Moved {
         let sums = [PageSum::default(); CLUSTER_PAGES];
-        Moved { cluster, block, is_copied, pages, changed: 0, zeros: 0, sums }
+        Moved { cluster, lies, pages, changed: 0, zeros: 0, sums }
     }
 
     fn page(&self, bit: usize) -> usize {
         self.cluster * CLUSTER_PAGES + bit
     }
 
-    /// Whether a page is still where it was moved to, neither rescued nor dropped.
+    /// What was taken out of a run.
+    fn bytes<'a>(&self, from: (&'a Shared, &'a Pages), bit: usize, count: usize) -> &'a [u8] {
+        let (shared, copies) = from;
+        match self.lies {
+            Lies::Moved { block } => {
+                shared.staging.bytes(block as usize * CLUSTER_PAGES + bit, count)
+            }
+            Lies::Copied { first } => {
+                let before = (self.pages & run_of(0, bit)).count_ones() as usize;
+                copies.bytes(first as usize + before, count)
+            }
+        }
+    }
+
+    fn is_copied(&self) -> bool {
+        matches!(self.lies, Lies::Copied { .. })
+    }
+
+    /// Whether a page is still on its way from here, neither rescued, kept nor dropped.
     fn is_leaving(&self, held: &Held<'_>, bit: usize) -> bool {
         let state = held.get(self.page(bit));
-        matches!(state.place(), Place::Leaving | Place::Parting) && state.block() == self.block
+        state == self.lies.of(state)
     }
 }
 
@@ -102,6 +141,9 @@ pub struct Evictor {
     batch: Vec<Moved>,
     /// From where pages are copied, once some are.
     own_memory: OnceCell<OwnMemory>,
+    /// Where to: those of one batch.
+    copies: Pages,
+    copies_used: usize,
     placement: Placement,
     /// Here, as this thread looks around even when there are no faults.
     awake: Option<Awake>,
@@ -109,11 +151,18 @@ pub struct Evictor {
 
 impl Evictor {
     /// With its own way to the store.
-    pub fn new(shared: Arc<Shared>, writer: Box<dyn PageWriter>, awake: Option<Awake>) -> Evictor {
+    pub fn new(
+        shared: Arc<Shared>,
+        writer: Box<dyn PageWriter>,
+        awake: Option<Awake>,
+    ) -> io::Result<Evictor> {
         let placement = Placement::of_this_thread();
         let (free_blocks, staged) = (VecDeque::new(), VecDeque::new());
         let (batch, own_memory) = (Vec::new(), OnceCell::new());
-        Evictor {
+        // A batch may end with a whole cluster.
+        let copies = Pages::reserve(shared.marks.batch + CLUSTER_PAGES)?;
+        copies.all().advise(Advice::LinuxDontFork)?;
+        Ok(Evictor {
             shared,
             writer,
             free_blocks,
@@ -121,9 +170,11 @@ impl Evictor {
             staged,
             batch,
             own_memory,
+            copies,
+            copies_used: 0,
             placement,
             awake,
-        }
+        })
     }
 
     /// Works until it is told to stop.
@@ -214,16 +265,15 @@ impl Evictor {
     fn evict_batch(&mut self) -> (usize, bool) {
         let mut pages = 0;
         let mut looks = self.shared.queued();
+        self.copies_used = 0;
         while pages < self.shared.marks.batch && looks > 0 {
-            let Some(victims) = self.victims(self.shared.marks.batch - pages) else { break };
-            looks = looks.saturating_sub(victims.len());
-            victims.iter().for_each(|(_, block)| self.shared.note_filled(*block));
-            for moved in self.take_out(&victims) {
+            let Some(out) = self.take_out(self.shared.marks.batch - pages) else { break };
+            looks = looks.saturating_sub(out.len());
+            for moved in out {
                 pages += moved.pages.count_ones() as usize;
-                if moved.pages == 0 {
-                    self.free_blocks.push_front(moved.block);
-                } else {
-                    self.batch.push(moved);
+                match moved.lies {
+                    Lies::Moved { block } if moved.pages == 0 => self.free_blocks.push_front(block),
+                    _ => self.batch.push(moved),
                 }
             }
         }
@@ -234,54 +284,48 @@ impl Evictor {
             self.shared.log(&format!("pages stay for now: {error}"));
         }
         let evicted = self.settle_all(&batch, result.is_ok());
-        self.staged.extend(batch.iter().map(|moved| (moved.block, moved.cluster)));
-        batch.clear();
+        self.shared.copies.fetch_max(self.copies_used, Relaxed);
+        self.staged.extend(batch.drain(..).filter_map(|moved| match moved.lies {
+            Lies::Moved { block } => Some((block, moved.cluster)),
+            Lies::Copied { .. } => None,
+        }));
         self.batch = batch;
         add(&self.shared.stats.evicted_count, evicted);
         (evicted, result.is_ok())
     }
 
-    /// Clusters whose turn it is, and a block for each: one, or neighbours for neighbouring blocks.
-    fn victims(&mut self, pages: usize) -> Option<Vec<(usize, u32)>> {
-        let block = self.take_block()?;
-        let Some(cluster) = self.shared.next_victim() else {
-            self.free_blocks.push_front(block);
+    /// Takes out the cluster whose turn it is; where it is moved, with neighbours, about so many pages.
+    fn take_out(&mut self, pages: usize) -> Option<Vec<Moved>> {
+        let cluster = self.shared.next_victim()?;
+        if self.is_better_copied(cluster) {
+            return Some(vec![self.copy_out(cluster)]);
+        }
+        let Some(block) = self.take_block() else {
+            self.shared.enqueue(cluster);
             return None;
         };
         let mut victims = vec![(cluster, block)];
         while victims.len() < pages / CLUSTER_PAGES {
-            let (cluster, block) = victims[victims.len() - 1];
-            let follows = self.next_block() == Some(block + 1);
-            if !follows || !self.shared.take_victim(cluster + 1) {
+            let (next, block) = (cluster + victims.len(), block + victims.len() as u32);
+            let fits = self.next_block() == Some(block) && self.shared.is_next_victim(next);
+            if !fits || self.is_better_copied(next) || !self.shared.take_victim(next) {
                 break;
             }
             self.take_block();
-            victims.push((cluster + 1, block + 1));
+            victims.push((next, block));
         }
-        Some(victims)
+        victims.iter().for_each(|(_, block)| self.shared.note_filled(*block));
+        Some(self.move_out(&victims))
     }
 
-    /// Moves or copies the resident pages of neighbouring clusters to their blocks.
-    fn take_out(&self, victims: &[(usize, u32)]) -> Vec<Moved> {
-        let copied = |victim: &(usize, u32)| match self.shared.leaving {
+    fn is_better_copied(&self, cluster: usize) -> bool {
+        match self.shared.leaving {
             Leaving::Moved => false,
             Leaving::Cheapest => {
-                let wanted = resident(&self.shared.table.hold(victim.0));
-                runs(wanted).count() >= SCATTERED_RUNS
+                runs(resident(&self.shared.table.hold(cluster))).count() >= SCATTERED_RUNS
             }
             Leaving::Copied => true,
-        };
-        if !victims.iter().any(copied) {
-            return self.move_out(victims);
         }
-        let mut out = Vec::with_capacity(victims.len());
-        for victim in victims {
-            match copied(victim) {
-                true => out.push(self.copy_out(*victim)),
-                false => out.append(&mut self.move_out(&[*victim])),
-            }
-        }
-        out
     }
 
     /// Moves the resident pages of neighbouring clusters to their blocks: whole ones in one call, as
@@ -313,7 +357,7 @@ impl Evictor {
             let pages = done | self.move_bits(first, *block, wanted & !done);
             for bit in bits(pages) {
                 let state = held.get(first + bit);
-                held.set(first + bit, state.in_block(Place::Leaving, *block));
+                held.set(first + bit, Lies::Moved { block: *block }.of(state));
             }
             shared.count_staged(*block, pages.count_ones() as usize);
             drop(held);
@@ -323,17 +367,17 @@ impl Evictor {
                 add(&shared.stats.stuck_count, stuck);
                 shared.enqueue(*cluster);
             }
-            all.push(Moved::new((*cluster, *block), false, pages));
+            all.push(Moved::new(*cluster, Lies::Moved { block: *block }, pages));
         }
         all
     }
 
-    /// Copies the resident pages of a cluster to its block, protected from writes: those that nobody writes
+    /// Copies the resident pages of a cluster, protected from writes: those that nobody writes
     /// to until the copies are put will leave. Pages that may not be read stay.
     ///
     /// The program may have had the kernel drop a page of them, past us: that page is zeros from now on.
-    fn copy_out(&self, (cluster, block): (usize, u32)) -> Moved {
-        let shared = &self.shared;
+    fn copy_out(&mut self, cluster: usize) -> Moved {
+        let shared = self.shared.clone();
         if shared.leaving == Leaving::Copied && !shared.said_copies.swap(true, Relaxed) {
             shared.log(COPIES);
         }
@@ -345,21 +389,21 @@ impl Evictor {
         // All at once, with what lies between: none of that is here. Where a mapping ends there, each run.
         let (begin, end) = ends(wanted);
         let together = end > begin && protect(begin, end - begin);
+        let lies = Lies::Copied { first: self.copies_used as u32 };
         let mut pages = 0;
         for (bit, count) in runs(wanted) {
             if together || protect(bit, count) {
-                pages |= self.copy_run(first, block, bit, count);
+                pages |= self.copy_run(first, bit, count);
             }
         }
         for bit in bits(wanted & !pages) {
             // If it cannot be made zeros, it is here, and may not be read.
             let _ = shared.uffd.zero(shared.arena.span(first + bit, 1));
         }
+        let moved = Moved::new(cluster, lies, pages);
         for bit in bits(pages) {
-            let state = held.get(first + bit);
-            held.set(first + bit, state.in_block(Place::Parting, block));
+            held.set(first + bit, lies.of(held.get(first + bit)));
         }
-        let moved = Moved::new((cluster, block), true, pages);
         if wanted != pages {
             self.stay(&moved, &held, wanted & !pages);
             add(&shared.stats.stuck_count, (wanted & !pages).count_ones() as usize);
@@ -370,12 +414,13 @@ impl Evictor {
     }
 
     /// Copies a run, but for pages that may not be read or are not there; returns which.
-    fn copy_run(&self, first: usize, block: u32, bit: usize, count: usize) -> Mask {
+    fn copy_run(&mut self, first: usize, bit: usize, count: usize) -> Mask {
         let own_memory = self.own_memory.get_or_init(OwnMemory::open);
         let (mut copied, mut at, end) = (0, bit, bit + count);
         while at < end {
             let from = self.shared.arena.span(first + at, end - at);
-            let done = own_memory.copy(self.shared.staged_span(block, at, end - at), from);
+            let done = own_memory.copy(self.copies.span(self.copies_used, end - at), from);
+            self.copies_used += done;
             copied |= run_of(at, done);
             at += done + 1;
         }
@@ -396,11 +441,6 @@ impl Evictor {
                 // Whoever writes to it asks for it, and it is tried again.
                 shared.log(&format!("page {page} stays protected for now: {error}"));
             }
-            // Copies of pages that stay are not accounted for.
-            let copy = shared.staged_span(moved.block, bit, 1);
-            if let Err(error) = copy.advise(Advice::LinuxDontNeed) {
-                shared.log(&format!("a copy of page {page} cannot be dropped: {error}"));
-            }
         }
     }
 
@@ -410,7 +450,7 @@ impl Evictor {
         let leaving = |(moved, held): (&Moved, &Held<'_>)| {
             let kept = if was_put { 0 } else { moved.changed };
             let leaving = bits(moved.pages & !kept).filter(|bit| moved.is_leaving(held, *bit));
-            if moved.is_copied { mask_of(leaving) } else { 0 }
+            if moved.is_copied() { mask_of(leaving) } else { 0 }
         };
         let leaving: Vec<Mask> = all.iter().zip(held).map(leaving).collect();
         let each = || all.iter().zip(&leaving);
@@ -425,16 +465,6 @@ impl Evictor {
             runs(*leaving).fold(0, |gone, (bit, count)| gone | self.drop_run(moved, bit, count))
         };
         each().map(drop_runs).collect()
-    }
-
-    /// Of copied pages those that are dropped have left: from here on the copies are what is staged of them.
-    /// The others stay.
-    fn leave(&self, moved: &Moved, held: &Held<'_>, gone: Mask) {
-        self.stay(moved, held, moved.pages & !gone);
-        self.shared.count_staged(moved.block, gone.count_ones() as usize);
-        if gone != moved.pages {
-            self.shared.enqueue(moved.cluster);
-        }
     }
 
     /// Drops a run of pages, but for those that are locked; returns which.
@@ -484,11 +514,11 @@ impl Evictor {
     /// Tells zeros, unchanged and changed pages apart.
     fn classify(&self, moved: &mut Moved) {
         let shared = &self.shared;
-        let bytes = |bit| shared.staging.bytes(moved.block as usize * CLUSTER_PAGES + bit, 1);
         for bit in bits(moved.pages) {
-            match is_zero(bytes(bit)) {
+            let bytes = moved.bytes((shared, &self.copies), bit, 1);
+            match is_zero(bytes) {
                 true => moved.zeros |= 1 << bit,
-                false => moved.sums[bit] = PageSum::of(bytes(bit)),
+                false => moved.sums[bit] = PageSum::of(bytes),
             }
         }
         let held = shared.table.hold(moved.cluster);
@@ -504,16 +534,16 @@ impl Evictor {
     }
 
     fn put(&mut self, batch: &[Moved]) -> Result<(), StoreError> {
+        let from = (&*self.shared, &self.copies);
         let mut runs = Vec::new();
         for moved in batch {
             let mut left = moved.changed;
             while left != 0 {
                 let bit = left.trailing_zeros() as usize;
                 let count = (left >> bit).trailing_ones() as usize;
-                let at = moved.block as usize * CLUSTER_PAGES + bit;
                 runs.push(PutRun {
                     first: moved.page(bit) as u64,
-                    pages: self.shared.staging.bytes(at, count),
+                    pages: moved.bytes(from, bit, count),
                     sums: &moved.sums[bit..bit + count],
                 });
                 left &= !run_of(bit, count);
@@ -536,10 +566,14 @@ impl Evictor {
             let held: Vec<Held<'_>> = held.collect();
             let gone = self.drop_copied(together, &held, was_put);
             for ((moved, held), gone) in together.iter().zip(held).zip(gone) {
-                if moved.is_copied {
-                    self.leave(moved, &held, gone);
+                if moved.is_copied() {
+                    self.stay(moved, &held, moved.pages & !gone);
+                    if gone != moved.pages {
+                        self.shared.enqueue(moved.cluster);
+                    }
                 }
                 out += self.settle(moved, held, was_put);
+                self.shared.give_room(gone.count_ones() as usize);
             }
             batch = rest;
         }
@@ -561,9 +595,10 @@ impl Evictor {
                 let state = state.with_in_store(state.in_store() || changed);
                 held.set(
                     page,
-                    match is_zero {
-                        true => state.at(Place::Nowhere),
-                        false => state.in_block(Place::Staged, moved.block),
+                    match moved.lies {
+                        _ if is_zero => state.at(Place::Nowhere),
+                        Lies::Moved { block } => state.in_block(Place::Staged, block),
+                        Lies::Copied { .. } => shared.drop_now(state),
                     },
                 );
                 if is_zero && state.in_store() {
@@ -598,20 +633,21 @@ impl Evictor {
 
     fn put_back(&self, moved: &Moved, held: &Held<'_>, bit: usize) {
         let shared = &self.shared;
+        let Lies::Moved { block } = moved.lies else { return };
         if !moved.is_leaving(held, bit) {
             return;
         }
         let to = shared.arena.span(moved.page(bit), 1);
-        let (done, _) = shared.uffd.move_pages(to, shared.staged_span(moved.block, bit, 1));
+        let (done, _) = shared.uffd.move_pages(to, shared.staged_span(block, bit, 1));
         if done == 1 {
-            shared.count_unstaged(moved.block, 1);
+            shared.count_unstaged(block, 1);
         } else {
             // It cannot be moved; a copy can be installed. The frame goes when its block does.
             if shared.take_room(1) == 0 {
                 shared.allow_overflow(true);
                 shared.wait_for_room();
             }
-            let bytes = shared.staging.bytes(moved.block as usize * CLUSTER_PAGES + bit, 1);
+            let bytes = moved.bytes((shared, &self.copies), bit, 1);
             if let Err(error) = shared.uffd.copy(to, bytes) {
                 shared.log(&format!("page {} cannot be put back: {error}", moved.page(bit)));
                 held.set(moved.page(bit), held.get(moved.page(bit)).at(Place::Lost));
@@ -702,7 +738,7 @@ fn dropped_together(batch: &[Moved]) -> usize {
     let mut fits = |(nth, moved): &(usize, &Moved)| {
         pages += moved.pages.count_ones();
         let is_new = batch[..*nth].iter().all(|before| before.cluster != moved.cluster);
-        moved.is_copied && is_new && pages <= DROP_PAGES
+        moved.is_copied() && is_new && pages <= DROP_PAGES
     };
     batch.iter().enumerate().take_while(|each| fits(each)).count().max(1)
 }

@@ -6,7 +6,6 @@
 
 use super::around::Around;
 use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
-use super::options::Leaving;
 use super::shared::{NO_CPU, Shared};
 use super::stats::add;
 use super::sys::memory::Pages;
@@ -282,7 +281,7 @@ impl Handler {
         let shared = &self.shared;
         let (state, this) = (held.get(page), run_of(page % CLUSTER_PAGES, 1));
         let all = if shared.is_wanted_whole(state.block()) { beside(&held, state) } else { this };
-        let may_move = shared.leaving != Leaving::Copied && state.place() == Place::Staged;
+        let may_move = state.place() == Place::Staged;
         let is_moved = may_move && self.move_back(&held, state.block(), all) & this != 0;
         if !is_moved {
             let others = all.count_ones() as usize - 1;
@@ -421,9 +420,7 @@ impl Handler {
         // Only now: whoever is woken takes the CPU, and the others would wait for their pages meanwhile.
         // Woken together, their next faults come together.
         let is_here = |(nth, _): &(usize, &usize)| came & 1 << nth != 0;
-        for (_, page) in waiting.iter().enumerate().filter(is_here) {
-            self.shared.uffd.wake(self.shared.arena.span(*page, 1));
-        }
+        self.wake_all(waiting.iter().enumerate().filter(is_here).map(|(_, page)| *page));
         for (nth, page) in waiting.drain(..).enumerate() {
             if came & 1 << nth != 0 {
                 self.count_page_in(begun);
@@ -432,6 +429,17 @@ impl Handler {
             }
         }
         self.waiting = waiting;
+    }
+
+    /// Wakes who waits for these pages. With one call where they share a CPU: who waits between for another
+    /// page asks for it again, which costs less. On several CPUs the first runs while others are woken.
+    fn wake_all(&self, pages: impl Iterator<Item = usize> + Clone) {
+        let wake =
+            |first, last| self.shared.uffd.wake(self.shared.arena.span(first, last + 1 - first));
+        match (self.shared.handlers_cpu(), pages.clone().min(), pages.clone().max()) {
+            (Some(_), Some(first), Some(last)) => wake(first, last),
+            _ => pages.for_each(|page| wake(page, page)),
+        }
     }
 
     /// Says what a stream will want after these pages, so that it is on its way before it is wanted.

@@ -253,7 +253,7 @@ impl RemoteRegion {
 
     /// Bytes in this machine's memory, with those on their way out.
     pub fn resident_bytes(&self) -> u64 {
-        (self.shared.used() * PAGE_BYTES) as u64
+        ((self.shared.used() + self.shared.copies.load(Relaxed)) * PAGE_BYTES) as u64
     }
 }
 
@@ -264,7 +264,7 @@ impl Running {
         let awake = shared.options.keep_awake.then(Awake::open).transpose();
         let what = "keeping CPUs awake takes /dev/cpu_dma_latency (as root: `chgrp GROUP` and `chmod 0660` it)";
         let awake = awake.map_err(|source| PagerError::System { what, source })?;
-        let evictor = Evictor::new(shared.clone(), self.store.writer()?, awake);
+        let evictor = Evictor::new(shared.clone(), self.store.writer()?, awake).map_err(failed)?;
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(run).map_err(failed)
         };

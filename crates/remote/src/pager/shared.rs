@@ -120,6 +120,8 @@ pub struct Shared {
     /// Resident and staged.
     used: AtomicUsize,
     staged: AtomicUsize,
+    /// Pages of memory that copies of pages on their way out have taken; the limit has room for them.
+    pub(super) copies: AtomicUsize,
     /// Pages dropped from memory, from the start on.
     dropped_count: AtomicU32,
     overflow: AtomicBool,
@@ -177,6 +179,7 @@ impl Shared {
             unstaging: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             staged: AtomicUsize::new(0),
+            copies: AtomicUsize::new(0),
             dropped_count: AtomicU32::new(0),
             overflow: AtomicBool::new(false),
             queue: Mutex::default(),
@@ -399,6 +402,11 @@ impl Shared {
         let cluster = queue.pop_front()? as usize;
         self.table.mark_unqueued(cluster);
         Some(cluster)
+    }
+
+    /// Whether a cluster's turn is next.
+    pub fn is_next_victim(&self, cluster: usize) -> bool {
+        lock(&self.queue).front().is_some_and(|next| *next as usize == cluster)
     }
 
     /// Takes this cluster, if it is the next.

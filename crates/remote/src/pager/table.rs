@@ -31,7 +31,7 @@ pub enum Place {
     Coming = 5,
     /// No copy is left; accesses get SIGBUS.
     Lost = 6,
-    /// Mapped in the region, but protected from writes: a copy of it in a staging block is being put.
+    /// Mapped in the region, but protected from writes: a copy of it is being put.
     Parting = 7,
 }
 
@@ -102,7 +102,7 @@ impl State {
         Stamp(self.0 >> BLOCK_SHIFT)
     }
 
-    /// The staging block, of a page that is leaving, parting or staged.
+    /// The staging block, of a page that is leaving or staged; of one that is parting, which copy is of it.
     pub fn block(self) -> u32 {
         self.0 >> BLOCK_SHIFT
     }
@@ -112,7 +112,7 @@ impl State {
         State(self.0 & IN_STORE | place as u32)
     }
 
-    /// The same page in a staging block.
+    /// The same page, with such a number.
     pub fn in_block(self, place: Place, block: u32) -> State {
         State(self.0 & IN_STORE | place as u32 | block << BLOCK_SHIFT)
     }
