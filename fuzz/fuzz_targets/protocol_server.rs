@@ -30,7 +30,7 @@ fn request(bytes: &[u8; 6], on: Lease, out: &mut Vec<u8>) {
     let request = match op % 10 {
         0 => Request::Create { pages: first, overcommit: flag, token },
         1 => Request::Attach { region: on.region, fence: flag, proof: token },
-        2 if fill < 16 => Request::Drop { on },
+        2 if fill < 16 => Request::Drop { on, at_end: fill < 8 },
         3 => Request::Discard { on, first, count: count as u64 * fill as u64 },
         4 => Request::Held { on, first, count },
         5 => Request::Status,

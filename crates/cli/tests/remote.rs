@@ -6,6 +6,7 @@ use serve::{PAGETAX, Serve};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// Fills pages, each with what it alone has; when told to go on, checks all, changes all, checks again.
 const PAGES: &str = "
@@ -93,6 +94,29 @@ fn a_program_outlives_one_of_two_servers() {
     assert!(output.status.success(), "{:?}: {errors}", output.status);
     assert_eq!(answer, right_answer());
     assert!(!errors.contains("demand_page_in_count: 0,"), "nothing was paged: {errors}");
+}
+
+/// Long before the time for which a client that was killed could come back.
+#[test]
+fn servers_have_their_memory_back_when_a_program_has_ended() {
+    let server = Serve::any("64M");
+    let Some(program) = start(&["--servers", &server.address]) else { return };
+    let held = || {
+        let listed = Command::new(PAGETAX)
+            .args(["servers", "--json", "--servers", &server.address])
+            .output()
+            .unwrap();
+        let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+        listed.pointer("/servers/0/report/pages_held").unwrap().as_u64().unwrap()
+    };
+    assert!(held() > 0);
+    let (_, output) = program.finish();
+    assert!(output.status.success(), "{output:?}");
+    let until = Instant::now() + Duration::from_secs(20);
+    while held() > 0 {
+        assert!(Instant::now() < until, "{} pages are still held", held());
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 #[test]

@@ -39,6 +39,7 @@ static DESTRUCTOR: extern "C" fn() = destructor;
 extern "C" fn destructor() {
     let _internal = threads::Internal::enter();
     paged::say_stats();
+    paged::give_up_at_end();
 }
 
 /// Says a line on stderr: the program's own output stays what it is.

@@ -40,6 +40,13 @@ pub fn say_stats() {
     }
 }
 
+/// The servers need not wait for this process when it has gone.
+pub fn give_up_at_end() {
+    if let Some(paged) = PAGED.get() {
+        paged.region.drop_at_end();
+    }
+}
+
 /// Starts if the environment says so. A program that was to be paged and cannot be does not run.
 pub fn start_as_told() {
     let settings = match Settings::from_environment() {

@@ -123,6 +123,13 @@ pub trait PageStore: Send + Sync {
     /// [`StoreError::NoRegion`].
     fn drop_region(&self, region: RegionId) -> Result<(), StoreError>;
 
+    /// Forgets a region soon after this process has ended, and keeps it until then. Without this, who keeps
+    /// pages waits for a client that went without a word. Does what it can: there is nobody left to act on an
+    /// error.
+    fn drop_region_at_end(&self, region: RegionId) {
+        let _ = region;
+    }
+
     /// Whether a child of a fork has all of its pages too, as they were: then it lies in this process's
     /// memory, and nobody else knows of it.
     fn is_inherited(&self) -> bool {

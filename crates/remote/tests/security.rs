@@ -205,7 +205,7 @@ fn regions_of_others_cannot_be_touched() {
         put(on, &sums, &page),
         Request::Discard { on, first: 0, count: 8 },
         Request::Held { on, first: 0, count: 8 },
-        Request::Drop { on },
+        Request::Drop { on, at_end: false },
     ];
     for request in tries {
         assert_eq!(thief.call(&request), Err(Failure::Denied), "{request:?}");

@@ -230,6 +230,10 @@ impl PageStore for Cluster {
         Ok(())
     }
 
+    fn drop_region_at_end(&self, region: RegionId) {
+        self.watch().drop_at_end(region);
+    }
+
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
         Ok(Box::new(Reader::new(self.shared.clone())))
     }

@@ -148,15 +148,31 @@ impl Watch {
         for server in 0..self.server_count() {
             let up = self.shared.replicator().up().has(server);
             let is_there = up && self.shared.remote(region, server).is_some();
-            if is_there && self.drop_on(server, region).is_err() {
+            if is_there && self.drop_on(server, region, false).is_err() {
                 self.links.close(server);
             }
             self.shared.set_remote(region, server, None);
         }
     }
 
-    fn drop_on(&mut self, server: ServerId, region: RegionId) -> Result<(), LinkError> {
-        let drop_it = |on| Request::Drop { on };
+    /// Tells every server that can be reached that a region ends with this process.
+    pub fn drop_at_end(&mut self, region: RegionId) {
+        for server in 0..self.server_count() {
+            let up = self.shared.replicator().up().has(server);
+            if up && self.shared.remote(region, server).is_some() {
+                // A server that is not told keeps the pages for a while.
+                let _ = self.drop_on(server, region, true);
+            }
+        }
+    }
+
+    fn drop_on(
+        &mut self,
+        server: ServerId,
+        region: RegionId,
+        at_end: bool,
+    ) -> Result<(), LinkError> {
+        let drop_it = |on| Request::Drop { on, at_end };
         match self.links.call_on(server, region, drop_it) {
             // Another link's fence; a region that stays would keep its memory for as long as we are
             // connected.

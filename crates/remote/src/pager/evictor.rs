@@ -41,10 +41,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// After the store took nothing, this long until the next try.
 const BACK_OFF: Duration = Duration::from_millis(20);
+
+/// A line that would be said at each try is said again after this.
+const SAY_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// Most blocks that are dropped at once, so that room is there soon.
 const RELEASE_MAX: u32 = 16;
@@ -127,6 +130,21 @@ impl Moved {
     }
 }
 
+/// When something was said that may be so at every try.
+#[derive(Default)]
+struct Said(Option<Instant>);
+
+impl Said {
+    /// Whether it is to be said (again); then it counts as said.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.0.is_none_or(|at| at.elapsed() >= SAY_AGAIN_AFTER);
+        if is_due {
+            self.0 = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
 /// The thread that evicts.
 pub struct Evictor {
     shared: Arc<Shared>,
@@ -144,6 +162,8 @@ pub struct Evictor {
     /// Where to: those of one batch.
     copies: Pages,
     copies_used: usize,
+    said_stay: Said,
+    said_over: Said,
     placement: Placement,
     /// Here, as this thread looks around even when there are no faults.
     awake: Option<Awake>,
@@ -172,6 +192,8 @@ impl Evictor {
             own_memory,
             copies,
             copies_used: 0,
+            said_stay: Said::default(),
+            said_over: Said::default(),
             placement,
             awake,
         })
@@ -214,7 +236,7 @@ impl Evictor {
                 drop(evicting);
                 self.shared.nap(seen);
             } else if !self.shared.emptying.swap(false, Relaxed) {
-                if !self.shared.allow_overflow(true) {
+                if !self.shared.allow_overflow(true) && self.said_over.is_due() {
                     self.shared.log("no page can be evicted: going over the resident limit");
                 }
                 drop(evicting);
@@ -281,7 +303,9 @@ impl Evictor {
         batch.iter_mut().for_each(|moved| self.classify(moved));
         let result = self.put(&batch);
         if let Err(error) = &result {
-            self.shared.log(&format!("pages stay for now: {error}"));
+            if self.said_stay.is_due() {
+                self.shared.log(&format!("pages stay for now: {error}"));
+            }
         }
         let evicted = self.settle_all(&batch, result.is_ok());
         self.shared.copies.fetch_max(self.copies_used, Relaxed);

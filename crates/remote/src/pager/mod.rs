@@ -227,6 +227,13 @@ impl RemoteRegion {
         self.shared.access == Access::Full
     }
 
+    /// The process is about to end, and the region with it: it can still be used, but its pages need not be kept
+    /// for a client that comes back. Dropping it says more, but nobody may use it then.
+    pub fn drop_at_end(&self) {
+        let store = self.running().store.clone();
+        store.drop_region_at_end(self.shared.region());
+    }
+
     /// Sends all pages to the store, as far as they can go, so that each is fetched when it is next
     /// touched; waits for it as long as there is progress.
     pub fn evict_all(&self) {

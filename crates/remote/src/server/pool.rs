@@ -22,6 +22,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// the index.
 const INDEX_BYTES: u64 = 8 + index::BYTES_MAX;
 
+/// How long a region is kept whose client said that it ends: it may yet open a link again.
+const END_LINGER_NS: u64 = 1_000_000_000;
+
 /// What a server lends, to how many.
 #[derive(Debug, Clone)]
 pub struct Limits {
@@ -202,12 +205,17 @@ impl Pool {
         region.clear(&self.slab, self.next_lease());
     }
 
-    /// Removes regions that nobody has used for the linger time; how many.
+    /// Removes regions that nobody has used for the linger time, or briefly where that was to be expected;
+    /// how many.
     pub fn reap(&self, now_ns: u64) -> usize {
+        let linger_ns = |region: &Region| match region.ends_with_client.load(Ordering::Relaxed) {
+            true => self.limits.linger.0.min(END_LINGER_NS),
+            false => self.limits.linger.0,
+        };
         let idle = |region: &&Arc<Region>| {
             let since = region.idle_since_ns.load(Ordering::Relaxed);
             region.attached.load(Ordering::Relaxed) == 0
-                && now_ns.saturating_sub(since) >= self.limits.linger.0
+                && now_ns.saturating_sub(since) >= linger_ns(region)
         };
         let idle: Vec<_> = self.regions().values().filter(idle).cloned().collect();
         idle.iter().for_each(|region| self.remove(region));

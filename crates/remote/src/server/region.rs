@@ -9,7 +9,7 @@ use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::Token;
 use crate::wire::{SUM_BYTES, push_sums};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Who made a region, for people.
@@ -36,7 +36,9 @@ pub struct Region {
     pub token: Token,
     /// Connections that use it.
     pub attached: AtomicU32,
-    /// When the last of them went, on the server's clock.
+    /// Its client said that it is about to end, and will not come back to it.
+    pub ends_with_client: AtomicBool,
+    /// When the last connection went, on the server's clock.
     pub idle_since_ns: AtomicU64,
     /// Pages taken in since it was made.
     pub pages_in_total: AtomicU64,
@@ -60,6 +62,7 @@ impl Region {
             owner,
             token,
             attached: AtomicU32::new(1),
+            ends_with_client: AtomicBool::new(false),
             idle_since_ns: AtomicU64::new(0),
             pages_in_total: AtomicU64::new(0),
             pages_out_total: AtomicU64::new(0),

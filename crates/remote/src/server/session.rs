@@ -95,10 +95,15 @@ impl Session {
                 self.attach(region, now_ns);
                 Reply::Attached(lease)
             }
-            Request::Drop { on } => {
+            Request::Drop { on, at_end } => {
                 let region = self.region(on)?;
                 if region.lease() != on.lease {
                     return Err(Failure::StaleLease);
+                }
+                if at_end {
+                    region.ends_with_client.store(true, Ordering::Relaxed);
+                    Reply::Done.encode_head(id, out);
+                    return Ok(());
                 }
                 self.pool.remove(region);
                 self.attached.remove(&on.region);

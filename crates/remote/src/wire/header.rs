@@ -76,6 +76,8 @@ ops! {
 pub const OVERCOMMIT: u8 = 1;
 /// For `Attach`: what was sent under earlier leases must not be done any more.
 pub const FENCE: u8 = 1;
+/// For `Drop`: when its client has gone.
+pub const AT_END: u8 = 1;
 /// For `Get` and `Pages`: with the sums.
 pub const WITH_SUMS: u8 = 1;
 /// For `Put`: pages that are held already stay as they are.

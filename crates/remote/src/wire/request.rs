@@ -1,6 +1,8 @@
 //! What clients ask.
 
-use super::header::{FENCE, HEADER_BYTES, Header, IF_ABSENT, OVERCOMMIT, Op, WITH_SUMS, check};
+use super::header::{
+    AT_END, FENCE, HEADER_BYTES, Header, IF_ABSENT, OVERCOMMIT, Op, WITH_SUMS, check,
+};
 use super::{TOKEN_BYTES, WireError, u64_at};
 
 /// A region's secret, or the proof that one knows it.
@@ -40,6 +42,8 @@ pub enum Request<'a> {
     Drop {
         /// Which.
         on: Lease,
+        /// Not now, but soon after no connection uses it any more.
+        at_end: bool,
     },
     /// Read pages.
     Get {
@@ -126,7 +130,7 @@ impl<'a> Request<'a> {
                 fence: header.flags & FENCE != 0,
                 proof: token()?,
             },
-            Op::Drop => Request::Drop { on },
+            Op::Drop => Request::Drop { on, at_end: header.flags & AT_END != 0 },
             Op::Get => Request::Get { on, first, count, with_sums: header.flags & WITH_SUMS != 0 },
             Op::Put => {
                 let if_absent = header.flags & IF_ABSENT != 0;
@@ -158,7 +162,7 @@ impl<'a> Request<'a> {
             Request::Attach { region, fence, .. } => {
                 with(Op::Attach, Lease { region, lease: 0 }, fence, 0, 0)
             }
-            Request::Drop { on } => with(Op::Drop, on, false, 0, 0),
+            Request::Drop { on, at_end } => with(Op::Drop, on, at_end, 0, 0),
             Request::Get { on, first, count, with_sums } => {
                 with(Op::Get, on, with_sums, first, count)
             }
