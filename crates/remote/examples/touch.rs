@@ -11,12 +11,13 @@
 //! ```
 //!
 //! No device writes to this memory, so that its pages leave in the way that is cheapest; with
-//! `PAGETAX_REMOTE_LEAVING=moved` or `copied` all leave so.
+//! `PAGETAX_REMOTE_LEAVING=moved` or `copied` all leave so. With `PAGETAX_REMOTE_SERVING=in-place` threads serve
+//! their faults themselves.
 
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Leaving, Options, RemoteRegion};
+use pagetax_remote::pager::{Leaving, Options, RemoteRegion, Serving};
 use pagetax_remote::store::PageStore;
 use serde_json::{Value, json};
 use std::error::Error;
@@ -34,13 +35,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let result = match args[..] {
         ["plain", mib, ref cpu @ ..] if cpu.len() < 2 => {
             keep_to(cpu)?;
-            phases(&mut vec![0; mib.parse::<usize>()? << 20])
+            phases(&mut vec![0; mib.parse::<usize>()? << 20], None)
         }
         ["paged", mib, resident_mib, servers, copies, ref cpu @ ..] if cpu.len() < 2 => {
             let before = resident_bytes();
-            let mut region = map(mib, resident_mib, servers, copies)?;
+            let region = map(mib, resident_mib, servers, copies)?;
             keep_to(cpu)?;
-            let mut result = phases(region.as_mut_slice());
+            let mut result = phases(memory_of(&region), Some(&region));
             let own = resident_bytes().saturating_sub(before + region.resident_bytes());
             result["own_bytes"] = json!(own);
             result["counts"] = json!(format!("{:?}", region.counts()));
@@ -50,10 +51,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
         ["threads", threads, mib, resident_mib, servers, copies, ref cpu @ ..] if cpu.len() < 2 => {
-            let mut region = map(mib, resident_mib, servers, copies)?;
+            let region = map(mib, resident_mib, servers, copies)?;
             keep_to(cpu)?;
             let before = region.counts();
-            let mut result = by_threads(region.as_mut_slice(), threads.parse()?);
+            let mut result = by_threads(memory_of(&region), &region, threads.parse()?);
             result["counts"] = json!(format!("{:?}", region.counts().since(&before)));
             result
         }
@@ -84,8 +85,22 @@ fn map(
     let resident_bytes = (resident_mib.parse::<u64>()? << 20) + (4 << 20);
     let named = std::env::var("PAGETAX_REMOTE_LEAVING").ok();
     let leaving = named.and_then(|name| Leaving::named(&name)).unwrap_or(Leaving::Cheapest);
-    let options = Options { leaving, ..Options::resident(resident_bytes) };
+    let options = Options { leaving, serving: serving(), ..Options::resident(resident_bytes) };
     Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, options)?)
+}
+
+/// Who serves faults.
+fn serving() -> Serving {
+    let named = std::env::var("PAGETAX_REMOTE_SERVING").ok();
+    named.and_then(|name| Serving::named(&name)).unwrap_or_default()
+}
+
+/// All of a region, which nobody else in here uses.
+#[allow(unsafe_code)]
+#[allow(clippy::mut_from_ref)]
+fn memory_of(region: &RemoteRegion) -> &mut [u8] {
+    // SAFETY: its bytes, which are valid as long as it is; called once, and nobody asks for them otherwise.
+    unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
 }
 
 /// Ties this thread to a CPU, if one is given; the pager's are free.
@@ -138,7 +153,7 @@ fn check(page: &[u8], number: usize, version: u32) {
     );
 }
 
-fn phases(memory: &mut [u8]) -> Value {
+fn phases(memory: &mut [u8], region: Option<&RemoteRegion>) -> Value {
     let pages = memory.len() / PAGE_BYTES;
     let content = Content::new();
     let rate = |begun: Instant, count: usize| count as f64 / begun.elapsed().as_secs_f64();
@@ -153,12 +168,13 @@ fn phases(memory: &mut [u8]) -> Value {
     }
     let sequential = rate(begun, pages);
     let (mut versions, mut rng) = (vec![0; pages], Rng::new(2));
-    let mut faulting = Faulting::new(REWRITES);
+    let mut faulting = Faulting::new(REWRITES, region);
     let begun = Instant::now();
     for _ in 0..REWRITES {
         let number = rng.below(pages as u64) as usize;
         let page = &mut memory[number * PAGE_BYTES..][..PAGE_BYTES];
-        faulting.time(|| {
+        let at = page.as_ptr();
+        faulting.time(at, || {
             check(page, number, versions[number]);
             versions[number] += 1;
             stamp(page, number, versions[number]);
@@ -175,24 +191,28 @@ fn phases(memory: &mut [u8]) -> Value {
     })
 }
 
-/// Accesses that faulted, told from the others by the thread's count of faults.
-struct Faulting {
+/// Accesses that faulted, told from the others by the thread's count of faults. The system does not count those that
+/// the thread serves itself: these are of pages that were not here before.
+struct Faulting<'a> {
     took_ns: Vec<u64>,
     faults: u64,
+    in_place: Option<&'a RemoteRegion>,
 }
 
-impl Faulting {
+impl Faulting<'_> {
     /// For so many accesses by this thread.
-    fn new(accesses: usize) -> Faulting {
-        Faulting { took_ns: Vec::with_capacity(accesses), faults: fault_count() }
+    fn new(accesses: usize, region: Option<&RemoteRegion>) -> Faulting<'_> {
+        let in_place = region.filter(|_| serving() == Serving::InPlace);
+        Faulting { took_ns: Vec::with_capacity(accesses), faults: fault_count(), in_place }
     }
 
-    fn time(&mut self, access: impl FnOnce()) {
+    fn time(&mut self, address: *const u8, access: impl FnOnce()) {
+        let was_here = self.in_place.is_none_or(|region| region.is_here(address));
         let at = Instant::now();
         access();
         let took_ns = at.elapsed().as_nanos() as u64;
         let faults = fault_count();
-        if faults > self.faults {
+        if faults > self.faults || !was_here {
             self.took_ns.push(took_ns);
         }
         self.faults = faults;
@@ -213,7 +233,7 @@ fn rewritten(mut took_ns: Vec<u64>, seconds: f64) -> Value {
 
 /// Random rewrites by several threads at once, each of pages of its own all over the memory: page p
 /// belongs to thread p modulo their number.
-fn by_threads(memory: &mut [u8], threads: usize) -> Value {
+fn by_threads(memory: &mut [u8], region: &RemoteRegion, threads: usize) -> Value {
     let content = Content::new();
     for (number, page) in memory.chunks_exact_mut(PAGE_BYTES).enumerate() {
         content.write(page, number, 0);
@@ -226,7 +246,7 @@ fn by_threads(memory: &mut [u8], threads: usize) -> Value {
     let done: Vec<Rewritten> = std::thread::scope(|scope| {
         let mut started = Vec::with_capacity(threads);
         for (seed, share) in (0..).zip(&mut shares) {
-            started.push(scope.spawn(move || rewrite(share, seed, REWRITES / threads)));
+            started.push(scope.spawn(move || rewrite(share, region, seed, REWRITES / threads)));
         }
         started.into_iter().map(|thread| thread.join().expect("pages as written")).collect()
     });
@@ -248,13 +268,19 @@ struct Rewritten {
 }
 
 /// Rewrites random ones of these pages.
-fn rewrite(pages: &mut [(usize, &mut [u8])], seed: u64, times: usize) -> Rewritten {
+fn rewrite(
+    pages: &mut [(usize, &mut [u8])],
+    region: &RemoteRegion,
+    seed: u64,
+    times: usize,
+) -> Rewritten {
     let (mut versions, mut rng) = (vec![0; pages.len()], Rng::new(seed));
-    let mut faulting = Faulting::new(times);
+    let mut faulting = Faulting::new(times, Some(region));
     for _ in 0..times {
         let nth = rng.below(pages.len() as u64) as usize;
         let (number, page) = &mut pages[nth];
-        faulting.time(|| {
+        let at = page.as_ptr();
+        faulting.time(at, || {
             check(page, *number, versions[nth]);
             versions[nth] += 1;
             stamp(page, *number, versions[nth]);

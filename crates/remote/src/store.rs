@@ -18,6 +18,7 @@ pub mod redis;
 use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 /// A region: pages that live and go together, numbered from 0. Known to the store that made it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -179,6 +180,10 @@ pub trait PageReader: Send {
     /// These pages, within a multiple of [`RUN_PAGES_MAX`], will probably be the next but one to be
     /// got, all at once. A hint: what comes ahead of its get is proven by the sums of the get.
     fn expect(&mut self, _region: RegionId, _run: PageRun) {}
+
+    /// From now on, looks for an answer from this machine for so long, and lets others run meanwhile, before it
+    /// sleeps until it is there.
+    fn look_for_answers(&mut self, _time: Duration) {}
 }
 
 /// Writes pages, one call at a time.

@@ -1,10 +1,13 @@
 //! A stream of bytes to the other side: TCP, or TLS over TCP. Blocking.
 
+use rustix::io::Errno;
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
+use rustix::thread::sched_yield;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use socket2::{SockRef, TcpKeepalive};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A connection's bytes.
 #[derive(Debug)]
@@ -88,6 +91,61 @@ impl Write for Stream {
             Stream::TlsServer(tls) => tls.flush(),
         }
     }
+}
+
+/// After a look in vain, so many reads sleep at once: what is waited for is farther away, or others have the CPU.
+const RESTS: u32 = 64;
+
+/// How a reader waits: it looks for what comes, and lets others run meanwhile, for a time; only then it sleeps.
+#[derive(Debug, Default)]
+pub struct Looking {
+    time: Duration,
+    rests: u32,
+}
+
+impl Looking {
+    /// For this time.
+    pub fn for_at_most(time: Duration) -> Looking {
+        Looking { time, rests: 0 }
+    }
+
+    /// Reads as soon as there is something. Through TLS it sleeps at once.
+    ///
+    /// # Errors
+    /// The stream's.
+    pub fn read(
+        &mut self,
+        stream: &mut Stream,
+        into: &mut [IoSliceMut<'_>],
+    ) -> io::Result<usize> {
+        let socket = match &*stream {
+            Stream::Plain(socket) if self.rests == 0 && !self.time.is_zero() => socket,
+            _ => {
+                self.rests = self.rests.saturating_sub(1);
+                return stream.read_vectored(into);
+            }
+        };
+        let until = Instant::now() + self.time;
+        loop {
+            let mut nothing = RecvAncillaryBuffer::default();
+            match recvmsg(socket, into, &mut nothing, RecvFlags::DONTWAIT) {
+                Err(Errno::AGAIN) if Instant::now() < until => sched_yield(),
+                Err(Errno::AGAIN) => break,
+                read => return Ok(read?.bytes),
+            }
+        }
+        self.rests = RESTS;
+        stream.read_vectored(into)
+    }
+}
+
+/// Whether the other side is on this machine: one that comes from the address that it came to is, too.
+///
+/// # Errors
+/// The system's.
+pub fn is_local(socket: &TcpStream) -> io::Result<bool> {
+    let (peer, own) = (socket.peer_addr()?.ip(), socket.local_addr()?.ip());
+    Ok(peer.is_loopback() || peer == own)
 }
 
 /// Sets a fresh socket up: small frames go out at once, and a peer that has vanished is noticed

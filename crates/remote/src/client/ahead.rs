@@ -54,6 +54,11 @@ impl Ahead {
         Ahead { shared, links, next: None, asked, room: Vec::new(), rests_since: None }
     }
 
+    /// As of [`Links::look_for_answers`].
+    pub fn look_for_answers(&mut self, time: Duration) {
+        self.links.look_for_answers(time);
+    }
+
     /// Will be asked for when [`Ahead::go`] says so.
     pub fn expect(&mut self, region: RegionId, run: PageRun) {
         self.next = Some((region, run));

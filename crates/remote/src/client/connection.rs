@@ -8,7 +8,7 @@ use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use crate::secret::{self, Claim};
 use crate::store::StoreError;
 use crate::tls::ClientTls;
-use crate::transport::{Stream, prepare};
+use crate::transport::{Looking, Stream, is_local, prepare};
 use crate::wire::header::{HEADER_BYTES, Header, Op, check};
 use crate::wire::hello::{HELLO_BYTES, Hello};
 use crate::wire::inbox::Inbox;
@@ -162,6 +162,7 @@ pub struct Connection {
     incoming: Incoming,
     /// Read by [`Connection::next_reply`], and not used yet.
     inbox: Inbox,
+    looking: Looking,
 }
 
 /// Whether an error only means that it takes longer.
@@ -182,6 +183,7 @@ impl Connection {
             scratch: Vec::new(),
             incoming: Incoming::default(),
             inbox: Inbox::with_room(RUN_PAGES_MAX * (HEADER_BYTES + PAGE_BYTES)),
+            looking: Looking::default(),
         }
     }
 
@@ -191,6 +193,16 @@ impl Connection {
     /// The system's.
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
         self.stream.socket().set_read_timeout(Some(patience))
+    }
+
+    /// How long to look for a reply from this machine before sleeping.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn look_for_answers(&mut self, time: Duration) -> io::Result<()> {
+        let time = if is_local(self.stream.socket())? { time } else { Duration::ZERO };
+        self.looking = Looking::for_at_most(time);
+        Ok(())
     }
 
     /// Sends a request; the id of its reply.
@@ -350,7 +362,8 @@ impl Connection {
             let target =
                 if self.incoming.direct { &mut into[rest] } else { &mut self.scratch[rest] };
             let target = &mut [IoSliceMut::new(target)];
-            self.incoming.body_len += read_some(&mut self.inbox, &mut self.stream, target)?;
+            let (inbox, stream) = (&mut self.inbox, &mut self.stream);
+            self.incoming.body_len += read_some(inbox, stream, &mut self.looking, target)?;
         }
         let meta = if self.incoming.direct { 0 } else { header.meta_bytes() };
         check(&self.incoming.head, &self.scratch[..meta]).map_err(io::Error::other)
@@ -363,7 +376,7 @@ impl Connection {
         // When nothing can follow the reply that is waited for, its body is read along.
         let mut parts = [IoSliceMut::new(head), IoSliceMut::new(into)];
         let parts = if self.outstanding == 1 { &mut parts[..] } else { &mut parts[..1] };
-        let came = read_some(&mut self.inbox, &mut self.stream, parts)?;
+        let came = read_some(&mut self.inbox, &mut self.stream, &mut self.looking, parts)?;
         incoming.head_len += came.min(head_room);
         incoming.body_len = came - came.min(head_room);
         if incoming.head_len < HEADER_BYTES {
@@ -395,6 +408,7 @@ fn pages_of<'a>(request: &Request<'a>) -> &'a [u8] {
 fn read_some(
     inbox: &mut Inbox,
     stream: &mut Stream,
+    looking: &mut Looking,
     into: &mut [IoSliceMut<'_>],
 ) -> io::Result<usize> {
     let came = inbox.take(into);
@@ -402,7 +416,7 @@ fn read_some(
         return Ok(came);
     }
     loop {
-        match stream.read_vectored(into) {
+        match looking.read(stream, into) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             done => return done,

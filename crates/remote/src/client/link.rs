@@ -52,6 +52,8 @@ pub struct Link {
 pub struct Links {
     shared: Arc<Shared>,
     patience: Duration,
+    /// How long to look for an answer from this machine before sleeping.
+    looks_for: Duration,
     /// They carry nothing that changes a server.
     is_read_only: bool,
     links: Vec<Option<Link>>,
@@ -61,7 +63,13 @@ pub struct Links {
 
 impl Links {
     pub(super) fn new(shared: Arc<Shared>, patience: Duration, is_read_only: bool) -> Links {
-        Links { shared, patience, is_read_only, links: Vec::new(), closed: ServerSet::EMPTY }
+        let (links, closed) = (Vec::new(), ServerSet::EMPTY);
+        Links { shared, patience, looks_for: Duration::ZERO, is_read_only, links, closed }
+    }
+
+    /// From now on, links that are opened look for answers from this machine for so long, before they sleep.
+    pub fn look_for_answers(&mut self, time: Duration) {
+        self.looks_for = time;
     }
 
     /// The link to a server, if it is open.
@@ -106,8 +114,9 @@ impl Links {
     }
 
     /// Takes over a connection that is open already.
-    pub(super) fn adopt(&mut self, server: ServerId, connection: Connection) -> io::Result<()> {
+    pub(super) fn adopt(&mut self, server: ServerId, mut connection: Connection) -> io::Result<()> {
         connection.set_patience(self.patience)?;
+        connection.look_for_answers(self.looks_for)?;
         let at = server as usize;
         if self.links.len() <= at {
             self.links.resize_with(at + 1, || None);

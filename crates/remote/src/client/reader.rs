@@ -383,4 +383,9 @@ impl PageReader for Reader {
     fn expect(&mut self, region: RegionId, run: PageRun) {
         self.ahead.expect(region, run);
     }
+
+    fn look_for_answers(&mut self, time: Duration) {
+        self.links.look_for_answers(time);
+        self.ahead.look_for_answers(time);
+    }
 }

@@ -1,4 +1,4 @@
-//! The handler: serves the threads that wait for pages.
+//! The handler: serves the threads that wait for pages, in a thread of its own or, one at a time, in theirs.
 //!
 //! Invariants: it touches neither paged memory nor the program's allocator. A page is installed under
 //! its cluster's lock, so never while the evictor moves pages of that cluster. A page that cannot be
@@ -9,6 +9,7 @@ use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use super::shared::{NO_CPU, Shared};
 use super::stats::add;
 use super::sys::memory::Pages;
+use super::sys::sigbus::Serve;
 use super::sys::threads;
 use super::sys::uffd::{FAULTS_MAX, Fault};
 use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
@@ -19,8 +20,8 @@ use crate::store::{PageReader, StoreError};
 use rustix::io::Errno;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Reads of faults from one look at where the served threads run to the next.
@@ -31,7 +32,7 @@ const LOOKS_MAX: usize = 4;
 /// A run of so many pages is followed by one as long as can be, which is asked for ahead of its fault.
 const EXPECT_AFTER: usize = RUN_PAGES_MAX / 2;
 
-/// One thread that serves faults.
+/// Serves faults.
 pub struct Handler {
     shared: Arc<Shared>,
     reader: Box<dyn PageReader>,
@@ -70,28 +71,48 @@ impl Handler {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return self.shared.log(&format!("faults cannot be read: {error}")),
             };
-            let begun = Instant::now();
             let shared = self.shared.clone();
             let _serving = shared.serving.lock();
-            for fault in &faults[..count] {
-                match self.shared.arena.page_at(fault.address) {
-                    Some(page) if page < self.shared.table.pages() && fault.is_protected => {
-                        self.keep(page);
-                    }
-                    Some(page) if page < self.shared.table.pages() => {
-                        self.serve(page, *fault, begun);
-                    }
-                    Some(sign) => {
-                        // Who asked for it waits no longer; there is nothing else to be done about it.
-                        let _ = self.shared.uffd.zero(self.shared.arena.span(sign, 1));
-                        return;
-                    }
-                    None => {}
-                }
+            if !self.serve_all(&faults[..count]) {
+                return;
             }
-            self.page_in_waiting(begun);
             self.follow(&faults[..count]);
         }
+    }
+
+    /// Serves faults that are there at once; false if one is the sign to stop.
+    fn serve_all(&mut self, faults: &[Fault]) -> bool {
+        let begun = Instant::now();
+        for fault in faults {
+            match self.shared.arena.page_at(fault.address) {
+                Some(page) if page < self.shared.table.pages() && fault.is_protected => {
+                    self.keep(page);
+                }
+                Some(page) if page < self.shared.table.pages() => {
+                    self.serve(page, *fault, begun);
+                }
+                Some(sign) => {
+                    // Who asked for it waits no longer; there is nothing else to be done about it.
+                    let _ = self.shared.uffd.zero(self.shared.arena.span(sign, 1));
+                    return false;
+                }
+                None => {}
+            }
+        }
+        self.page_in_waiting(begun);
+        true
+    }
+
+    /// Serves the thread that calls.
+    fn serve_caller(&mut self, fault: Fault) {
+        let shared = self.shared.clone();
+        let _serving = shared.serving.lock();
+        self.serve_all(&[fault]);
+        if self.until_look == 0 {
+            shared.serving_cpu.store(threads::this_cpu(), Relaxed);
+            self.until_look = FAULTS_PER_LOOK;
+        }
+        self.until_look -= 1;
     }
 
     fn wait(&self, faults: &mut [Fault; FAULTS_MAX]) -> io::Result<usize> {
@@ -556,6 +577,13 @@ impl Handler {
         }
         self.shared.uffd.wake(at);
         false
+    }
+}
+
+/// Threads serve themselves by turns.
+impl Serve for Mutex<Handler> {
+    fn serve(&self, fault: Fault) {
+        self.lock().unwrap_or_else(PoisonError::into_inner).serve_caller(fault);
     }
 }
 

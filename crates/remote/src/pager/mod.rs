@@ -7,6 +7,8 @@
 //!   region ──UFFDIO_MOVE──▶ staging ──────┘   (evictor)
 //! ```
 //!
+//! The handler is a thread of its own, or the program's thread itself ([`Serving`]).
+//!
 //! All of it is in the process whose memory it is: only that can move anonymous pages. Invariants:
 //! a page is evicted by moving it, or by a copy that is only taken for it if nobody wrote to it since, so no
 //! write is lost (but see [`Leaving`]); its staged copy is dropped only when the store
@@ -26,7 +28,7 @@ mod sys;
 mod table;
 mod trend;
 
-pub use options::{Leaving, Log, Options};
+pub use options::{Leaving, Log, Options, Serving};
 pub use shared::PagerError;
 pub use stats::Counts;
 
@@ -40,11 +42,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use sys::awake::Awake;
+use sys::sigbus::{self, Served};
 use sys::uffd::Access;
 
 /// The pager's own files have this number or a higher one, out of the way of programs that count on low
 /// numbers. Where the limit does not allow it, they stay low.
 pub const DESCRIPTORS_FROM: i32 = 700;
+
+/// How long a thread that serves itself looks for an answer before it sleeps: servers on the same machine are sooner,
+/// and who sleeps may be woken on another CPU.
+const LOOKS_FOR: Duration = Duration::from_micros(100);
 
 /// Names of the threads of a pager, for those who want to know what they take.
 pub const THREADS: [&str; 2] = ["pagetax-fault", "pagetax-evict"];
@@ -61,8 +68,15 @@ pub struct RemoteRegion {
 #[derive(Debug)]
 struct Running {
     store: Arc<dyn PageStore>,
-    handler: Option<JoinHandle<()>>,
+    handler: Option<Handling>,
     evictor: Option<JoinHandle<()>>,
+}
+
+/// Where the handler is.
+#[derive(Debug)]
+enum Handling {
+    Thread(JoinHandle<()>),
+    InPlace(Served),
 }
 
 impl std::fmt::Debug for dyn PageStore {
@@ -267,7 +281,11 @@ impl RemoteRegion {
 impl Running {
     fn spawn(&mut self, shared: &Arc<Shared>) -> Result<(), PagerError> {
         let failed = |source| PagerError::System { what: "starting the pager", source };
-        let handler = Handler::new(shared.clone(), self.store.reader()?).map_err(failed)?;
+        let mut reader = self.store.reader()?;
+        if shared.options.serving == Serving::InPlace {
+            reader.look_for_answers(LOOKS_FOR);
+        }
+        let handler = Handler::new(shared.clone(), reader).map_err(failed)?;
         let awake = shared.options.keep_awake.then(Awake::open).transpose();
         let what = "keeping CPUs awake takes /dev/cpu_dma_latency (as root: `chgrp GROUP` and `chmod 0660` it)";
         let awake = awake.map_err(|source| PagerError::System { what, source })?;
@@ -275,7 +293,17 @@ impl Running {
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(run).map_err(failed)
         };
-        self.handler = Some(spawn(THREADS[0], Box::new(|| handler.run()))?);
+        self.handler = Some(match shared.options.serving {
+            Serving::Thread => Handling::Thread(spawn(THREADS[0], Box::new(|| handler.run()))?),
+            Serving::InPlace => {
+                let (server, pages) = (Box::new(Mutex::new(handler)), shared.table.pages());
+                let served = sigbus::serve(&shared.arena, pages, server);
+                Handling::InPlace(served.map_err(|source| {
+                    let what = "serving faults in place";
+                    PagerError::System { what, source }
+                })?)
+            }
+        });
         self.evictor = Some(spawn(THREADS[1], Box::new(|| evictor.run()))?);
         Ok(())
     }
@@ -290,10 +318,14 @@ impl Drop for RemoteRegion {
         if let Some(evictor) = running.evictor.take() {
             let _ = evictor.join();
         }
-        if let Some(handler) = running.handler.take() {
-            self.shared.arena.touch(self.shared.table.pages());
-            // One that panicked serves nobody any more, and there is nobody left to serve.
-            let _ = handler.join();
+        match running.handler.take() {
+            Some(Handling::Thread(handler)) => {
+                self.shared.arena.touch(self.shared.table.pages());
+                // One that panicked serves nobody any more, and there is nobody left to serve.
+                let _ = handler.join();
+            }
+            Some(Handling::InPlace(served)) => drop(served),
+            None => {}
         }
         // The store forgets regions whose client is gone; this is only sooner.
         let _ = running.store.drop_region(self.shared.region());

@@ -41,6 +41,47 @@ impl Leaving {
     }
 }
 
+/// Who serves a thread that touches a missing page.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Serving {
+    /// A handler thread, one for a region. It serves system calls into missing pages, too, and what several threads
+    /// wait for it fetches together.
+    #[default]
+    Thread,
+    /// The thread itself, in a handler of SIGBUS: nobody has to be woken, and the scheduler has no reason to move
+    /// the program to another CPU. Several threads take turns. Only on x86-64, and only for programs that keep to
+    /// this:
+    ///
+    /// - System calls into missing pages fail with EFAULT: it touches pages itself before it hands them to the
+    ///   kernel, and does not count on them to stay.
+    /// - Threads that touch the region do not block SIGBUS, and have 32 KiB of stack left.
+    /// - No allocator lives in the region.
+    /// - An action for SIGBUS that it installs after [`super::RemoteRegion::map`] hands on to the one before what
+    ///   it does not know. Earlier actions get, as ever, all that is none of ours, and accesses to lost pages
+    ///   (`BUS_MCEERR_AR`).
+    ///
+    /// A thread's signals wait until its page is there.
+    InPlace,
+}
+
+impl Serving {
+    /// All ways.
+    pub const ALL: [Serving; 2] = [Serving::Thread, Serving::InPlace];
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Serving::Thread => "thread",
+            Serving::InPlace => "in-place",
+        }
+    }
+
+    /// The way that is called so.
+    pub fn named(name: &str) -> Option<Serving> {
+        Serving::ALL.into_iter().find(|way| way.name() == name)
+    }
+}
+
 /// How a region is paged.
 #[derive(Clone)]
 pub struct Options {
@@ -62,6 +103,8 @@ pub struct Options {
     /// Make do with a userfaultfd that does not serve system calls into missing pages: they fail with
     /// EFAULT.
     pub user_mode_only: bool,
+    /// Who serves faults.
+    pub serving: Serving,
     /// How pages leave.
     pub leaving: Leaving,
     /// Where lines for the log go.
@@ -80,6 +123,7 @@ impl Options {
             prefetch: true,
             unreachable_limit: Duration::from_secs(30),
             user_mode_only: false,
+            serving: Serving::Thread,
             leaving: Leaving::Moved,
             log: None,
         }
@@ -93,6 +137,7 @@ impl fmt::Debug for Options {
             .field("spin", &self.spin)
             .field("follow_cpu", &self.follow_cpu)
             .field("prefetch", &self.prefetch)
+            .field("serving", &self.serving)
             .finish_non_exhaustive()
     }
 }

@@ -100,13 +100,13 @@ pub struct Shared {
     /// was since; 32 bits each. The handler's.
     uses: Table<AtomicU64>,
     region: AtomicU64,
-    /// Held by the handler while it serves, by the evictor while it evicts: taken for a fork.
+    /// Held by whoever serves faults, by the evictor while it evicts: taken for a fork.
     pub(super) serving: Lock,
     pub(super) evicting: Lock,
     pub(super) marks: Marks,
     pub(super) options: Options,
     pub(super) stats: Stats,
-    /// Where the handler runs, once it has chosen a CPU: others keep off it.
+    /// Where faults are served, once that is known: others keep off it.
     pub(super) serving_cpu: AtomicUsize,
     /// For the evictor: less room, or pages to be dropped.
     pub(super) work: Signal,
@@ -141,7 +141,7 @@ impl Shared {
     pub fn new(pages: usize, region: RegionId, options: Options) -> Result<Shared, PagerError> {
         let reserve = |source| PagerError::System { what: "reserving address space", source };
         let limit = options.resident_bytes as usize / crate::page::PAGE_BYTES;
-        let (uffd, access) = Uffd::open(options.user_mode_only).map_err(PagerError::Uffd)?;
+        let (uffd, access) = Uffd::open(options.user_mode_only, options.serving).map_err(PagerError::Uffd)?;
         let leaving = if uffd.can_move() { options.leaving } else { Leaving::Copied };
         let marks = Marks::of(limit.max(CLUSTER_PAGES), leaving);
         // The worst case: one page in each block, and no more pages staged than the limit.
@@ -216,7 +216,7 @@ impl Shared {
     /// In the child of a fork: faults come to it. Another store than the parent's has nothing of it yet,
     /// and all of its pages are here.
     pub fn restart(&self, region: Option<RegionId>) -> io::Result<()> {
-        self.uffd.renew(self.options.user_mode_only)?;
+        self.uffd.renew(self.options.user_mode_only, self.options.serving)?;
         self.uffd.register_missing(&self.arena, self.leaving != Leaving::Moved)?;
         // The new evictor takes all blocks for free.
         self.staging.all().advise(Advice::LinuxDontNeed)?;
@@ -370,7 +370,7 @@ impl Shared {
         before
     }
 
-    /// Where the handler runs, once it has chosen a CPU.
+    /// Where faults are served, once that is known.
     pub fn handlers_cpu(&self) -> Option<usize> {
         Some(self.serving_cpu.load(Relaxed)).filter(|cpu| *cpu != NO_CPU)
     }

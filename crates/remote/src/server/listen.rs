@@ -11,7 +11,7 @@ use super::session::Session;
 use crate::page::PAGE_BYTES;
 use crate::placement::{Keep, Placement};
 use crate::secret;
-use crate::transport::{Stream, prepare};
+use crate::transport::{Stream, is_local, prepare};
 use crate::wire::VERSION;
 use crate::wire::header::{HEADER_BYTES, Op};
 use crate::wire::hello::{HELLO_BYTES, Hello};
@@ -269,9 +269,7 @@ impl Shared {
             admitted.hello_until = None;
         }
         let owner = Owner { address: peer.ip().to_string(), pid: client.pid, name: client.name };
-        // One that comes from the address that it came to is from this machine too.
-        let own = stream.socket().local_addr()?.ip();
-        let local = peer.ip().is_loopback() || peer.ip() == own;
+        let local = is_local(stream.socket())?;
         let mut session = Session::new(self.pool.clone(), nonce, owner, local);
         let _ended = self.serve(&mut stream, &mut session, local.then(Follow::new));
         session.close(self.now_ns());

@@ -1,4 +1,4 @@
-//! The pager's only unsafe room: userfaultfd, its memory, and where its threads run.
+//! The pager's only unsafe room: userfaultfd, its memory, where its threads run, and SIGBUS.
 //!
 //! Invariant: nothing given out here can touch memory other than the mappings that this module made
 //! for the pager, whatever the caller does.
@@ -7,6 +7,7 @@
 pub mod awake;
 pub mod lock;
 pub mod memory;
+pub mod sigbus;
 pub mod threads;
 pub mod uffd;
 

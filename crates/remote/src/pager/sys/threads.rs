@@ -13,6 +13,11 @@ pub fn cpu_of(thread: u32) -> Option<usize> {
     text.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
 }
 
+/// The CPU that the calling thread runs on.
+pub fn this_cpu() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
 /// Blocks all signals for the calling thread: they belong to the program.
 pub fn block_signals() {
     // SAFETY: both calls only change the calling thread's mask; the set is a plain structure that

@@ -5,6 +5,7 @@
 
 use super::memory::{Pages, Span};
 use super::out_of_the_way;
+use crate::pager::options::Serving;
 use crate::page::PAGE_BYTES;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -15,6 +16,7 @@ use std::io;
 const GROUP: u8 = 0xAA;
 const API: u64 = 0xAA;
 const FEATURE_WP: u64 = 1 << 0;
+const FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_POISON: u64 = 1 << 14;
 const FEATURE_MOVE: u64 = 1 << 16;
@@ -129,21 +131,26 @@ pub enum Access {
 
 impl Uffd {
     /// Opens one: by the device, as that serves all faults and its mode says who may; else by the
-    /// system call; else, if `user_mode_only` will do, restricted.
-    pub fn open(user_mode_only: bool) -> io::Result<(Uffd, Access)> {
-        let full = open_device().or_else(|_| open_call(0)).map(|fd| (fd, Access::Full));
-        let (fd, access) = match full {
-            Err(_) if user_mode_only => {
-                const USER_MODE_ONLY: u32 = 1;
-                (open_call(USER_MODE_ONLY)?, Access::UserModeOnly)
-            }
+    /// system call; else, if `user_mode_only` will do, restricted. Who serves in place, by SIGBUS, serves no
+    /// system calls in any case.
+    pub fn open(user_mode_only: bool, serving: Serving) -> io::Result<(Uffd, Access)> {
+        let in_place = serving == Serving::InPlace;
+        let open_restricted = || {
+            const USER_MODE_ONLY: u32 = 1;
+            Ok((open_call(USER_MODE_ONLY)?, Access::UserModeOnly))
+        };
+        let full = || open_device().or_else(|_| open_call(0)).map(|fd| (fd, Access::Full));
+        let opened = if in_place { open_restricted() } else { full() };
+        let (fd, access) = match opened {
+            Err(_) if user_mode_only => open_restricted()?,
             other => other?,
         };
         let mut uffd = Uffd { fd: out_of_the_way(fd), can_move: true };
+        let features = FEATURES | if in_place { FEATURE_SIGBUS } else { 0 };
         // A descriptor that refused features can be asked again.
-        if uffd.greet(FEATURES | FEATURE_MOVE).is_err() {
+        if uffd.greet(features | FEATURE_MOVE).is_err() {
             uffd.can_move = false;
-            uffd.greet(FEATURES)?;
+            uffd.greet(features)?;
         }
         Ok((uffd, access))
     }
@@ -159,8 +166,8 @@ impl Uffd {
 
     /// For the child of a fork, where this descriptor still is the parent's: puts one of the child's
     /// own under the same number.
-    pub fn renew(&self, user_mode_only: bool) -> io::Result<()> {
-        let (Uffd { fd: fresh, .. }, _) = Uffd::open(user_mode_only)?;
+    pub fn renew(&self, user_mode_only: bool, serving: Serving) -> io::Result<()> {
+        let (Uffd { fd: fresh, .. }, _) = Uffd::open(user_mode_only, serving)?;
         let number = self.fd.as_raw_fd();
         if fresh.as_raw_fd() == number {
             // The parent's was closed already, and the number is `self`'s.
@@ -401,7 +408,7 @@ mod tests {
     /// What a kernel leaves that did not tell of a page that it moved, beside a real obstacle.
     #[test]
     fn a_page_that_is_gone_from_where_it_was_has_been_moved() {
-        let uffd = match Uffd::open(true) {
+        let uffd = match Uffd::open(true, Serving::Thread) {
             Ok((uffd, _)) => uffd,
             Err(error) => return println!("SKIP: userfaultfd: {error}"),
         };
