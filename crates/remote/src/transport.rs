@@ -113,11 +113,7 @@ impl Looking {
     ///
     /// # Errors
     /// The stream's.
-    pub fn read(
-        &mut self,
-        stream: &mut Stream,
-        into: &mut [IoSliceMut<'_>],
-    ) -> io::Result<usize> {
+    pub fn read(&mut self, stream: &mut Stream, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let socket = match &*stream {
             Stream::Plain(socket) if self.rests == 0 && !self.time.is_zero() => socket,
             _ => {

@@ -8,7 +8,7 @@ use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum};
-use pagetax_remote::pager::{Leaving, Options, PagerError, RemoteRegion};
+use pagetax_remote::pager::{Leaving, Options, PagerError, RemoteRegion, Serving};
 use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::embedded::EmbeddedStore;
@@ -34,6 +34,25 @@ both_ways! {
     a_page_that_the_store_lost_is_sigbus,
     threads_write_what_is_being_evicted,
     pages_dropped_past_the_pager_keep_nobody_waiting
+}
+
+/// Where threads serve themselves: all but system calls.
+mod in_place {
+    use super::*;
+
+    both_ways! {
+        a_region_four_times_its_memory_keeps_every_write,
+        threads_share_a_region,
+        threads_share_a_region_on_servers,
+        sweeps_are_fetched_ahead_and_zeros_never_travel,
+        new_pages_come_in_runs_both_ways,
+        neighbours_come_where_what_leaves_is_done_with,
+        dropped_pages_are_zeros_and_leave_the_store,
+        a_full_store_costs_memory_not_pages,
+        a_page_that_the_store_lost_is_sigbus,
+        threads_write_what_is_being_evicted,
+        pages_dropped_past_the_pager_keep_nobody_waiting
+    }
 }
 
 /// Where scattered pages are copied, and others moved.
@@ -66,8 +85,16 @@ fn leaving() -> Leaving {
     }
 }
 
+/// Who serves faults in the test that asks.
+fn serving() -> Serving {
+    match std::thread::current().name() {
+        Some(name) if name.starts_with("in_place::") => Serving::InPlace,
+        _ => Serving::Thread,
+    }
+}
+
 fn resident(bytes: u64) -> Options {
-    Options { leaving: leaving(), ..Options::resident(bytes) }
+    Options { leaving: leaving(), serving: serving(), ..Options::resident(bytes) }
 }
 
 /// A region, unless this user may not page: then says so.

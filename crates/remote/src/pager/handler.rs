@@ -103,16 +103,21 @@ impl Handler {
         true
     }
 
-    /// Serves the thread that calls.
-    fn serve_caller(&mut self, fault: Fault) {
+    /// Serves the thread that calls; false if it is after a page that is lost.
+    fn serve_caller(&mut self, fault: Fault) -> bool {
         let shared = self.shared.clone();
         let _serving = shared.serving.lock();
+        let page = shared.arena.page_at(fault.address);
+        if page.is_some_and(|page| shared.table.peek(page).place() == Place::Lost) {
+            return false;
+        }
         self.serve_all(&[fault]);
         if self.until_look == 0 {
             shared.serving_cpu.store(threads::this_cpu(), Relaxed);
             self.until_look = FAULTS_PER_LOOK;
         }
         self.until_look -= 1;
+        true
     }
 
     fn wait(&self, faults: &mut [Fault; FAULTS_MAX]) -> io::Result<usize> {
@@ -582,8 +587,8 @@ impl Handler {
 
 /// Threads serve themselves by turns.
 impl Serve for Mutex<Handler> {
-    fn serve(&self, fault: Fault) {
-        self.lock().unwrap_or_else(PoisonError::into_inner).serve_caller(fault);
+    fn serve(&self, fault: Fault) -> bool {
+        self.lock().unwrap_or_else(PoisonError::into_inner).serve_caller(fault)
     }
 }
 

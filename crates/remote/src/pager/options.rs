@@ -57,8 +57,7 @@ pub enum Serving {
     /// - Threads that touch the region do not block SIGBUS, and have 32 KiB of stack left.
     /// - No allocator lives in the region.
     /// - An action for SIGBUS that it installs after [`super::RemoteRegion::map`] hands on to the one before what
-    ///   it does not know. Earlier actions get, as ever, all that is none of ours, and accesses to lost pages
-    ///   (`BUS_MCEERR_AR`).
+    ///   it does not know. Earlier actions get, as ever, accesses to lost pages, and all that is none of ours.
     ///
     /// A thread's signals wait until its page is there.
     InPlace,

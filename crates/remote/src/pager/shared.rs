@@ -141,7 +141,8 @@ impl Shared {
     pub fn new(pages: usize, region: RegionId, options: Options) -> Result<Shared, PagerError> {
         let reserve = |source| PagerError::System { what: "reserving address space", source };
         let limit = options.resident_bytes as usize / crate::page::PAGE_BYTES;
-        let (uffd, access) = Uffd::open(options.user_mode_only, options.serving).map_err(PagerError::Uffd)?;
+        let (uffd, access) =
+            Uffd::open(options.user_mode_only, options.serving).map_err(PagerError::Uffd)?;
         let leaving = if uffd.can_move() { options.leaving } else { Leaving::Copied };
         let marks = Marks::of(limit.max(CLUSTER_PAGES), leaving);
         // The worst case: one page in each block, and no more pages staged than the limit.

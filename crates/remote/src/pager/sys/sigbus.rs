@@ -20,9 +20,8 @@ const REGIONS_MAX: usize = 64;
 
 /// Gets pages for the thread that touched them.
 pub trait Serve: Send + Sync {
-    /// The page is there when it returns, or can be had no more. Called in a signal handler, with all signals
-    /// blocked.
-    fn serve(&self, fault: Fault);
+    /// Whether the page is there, or another touch will tell. Called in a signal handler, with all signals blocked.
+    fn serve(&self, fault: Fault) -> bool;
 }
 
 /// One region. Free while it has no server.
@@ -42,7 +41,7 @@ impl Slot {
         users: AtomicU32::new(0),
     };
 
-    /// Serves a fault of this region; false if it is none.
+    /// Serves a fault; false if it is none of this region's, or its page is lost.
     fn serve(&self, fault: Fault) -> bool {
         let has = || (self.start.load(Relaxed)..self.end.load(Relaxed)).contains(&fault.address);
         if !has() {
@@ -53,9 +52,9 @@ impl Slot {
         // before we looked.
         let server = unsafe { self.server.load(SeqCst).as_ref() };
         // The slot may have become another's meanwhile.
-        let served = server.filter(|_| has()).map(|server| server.serve(fault));
+        let served = server.is_some_and(|server| has() && server.serve(fault));
         self.users.fetch_sub(1, SeqCst);
-        served.is_some()
+        served
     }
 }
 
@@ -147,7 +146,8 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     // SAFETY: the kernel hands over both structures of this signal, as SA_SIGINFO asks; errno is the thread's.
     unsafe {
         let errno = *libc::__errno_location();
-        // Other codes: a page that was poisoned, or lies behind a file's end, or a signal that somebody sent.
+        // Other codes: a page that was poisoned (BUS_ADRERR, too, of kernels without CONFIG_MEMORY_FAILURE), or a
+        // signal that somebody sent.
         let may_be_ours = (*info).si_code == libc::BUS_ADRERR;
         let fault = fault_of((*info).si_addr() as u64, &*context.cast());
         if !may_be_ours || !SLOTS.iter().any(|slot| slot.serve(fault)) {
@@ -198,8 +198,7 @@ unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c
                 }
                 allow_signals(signal, before, &*context.cast());
                 if before.sa_flags & libc::SA_SIGINFO != 0 {
-                    type Handler =
-                        extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+                    type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
                     std::mem::transmute::<usize, Handler>(handler)(signal, info, context);
                 } else {
                     std::mem::transmute::<usize, extern "C" fn(i32)>(handler)(signal);

@@ -5,8 +5,8 @@
 
 use super::memory::{Pages, Span};
 use super::out_of_the_way;
-use crate::pager::options::Serving;
 use crate::page::PAGE_BYTES;
+use crate::pager::options::Serving;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

@@ -1,0 +1,334 @@
+//! Threads that serve their own faults, and what else programs do with SIGBUS. Each test runs in a process of its own,
+//! as actions for signals are a process's.
+#![allow(unsafe_code)]
+
+use pagetax_core::access::Rng;
+use pagetax_core::units::Bytes;
+use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::pager::{Leaving, Options, RemoteRegion, Serving};
+use pagetax_remote::store::embedded::EmbeddedStore;
+use pagetax_remote::store::{PageStore, PutRun, RegionId};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+const PAGES: usize = 1024;
+/// What a program's handler ends it with, by what it is told.
+const LOST: i32 = 43;
+const NO_MEMORY: i32 = 44;
+
+/// Runs the body in a process of its own; how it ended, or nothing if this user may not page.
+fn alone(body: impl FnOnce()) -> Option<ExitStatus> {
+    const CHILD: &str = "PAGETAX_TEST_IN_PLACE";
+    if std::env::var_os(CHILD).is_some() {
+        body();
+        std::process::exit(0);
+    }
+    let thread = std::thread::current();
+    let this_test = thread.name().expect("the name of a test");
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", this_test, "--nocapture"]).env(CHILD, "1");
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    if let Some(skip) = text.lines().find(|line| line.contains("SKIP: ")) {
+        println!("{skip}");
+        return None;
+    }
+    if output.status.code() == Some(101) {
+        panic!("{text}{}", String::from_utf8_lossy(&output.stderr));
+    }
+    Some(output.status)
+}
+
+fn embedded() -> Arc<dyn PageStore> {
+    Arc::new(EmbeddedStore::new(Bytes(64 * MIB)))
+}
+
+/// A region of [`PAGES`] of which a quarter stays, with its number in each page.
+fn numbered(store: &Arc<dyn PageStore>) -> RemoteRegion {
+    let options = Options {
+        serving: Serving::InPlace,
+        leaving: Leaving::Cheapest,
+        ..Options::resident((PAGES * PAGE_BYTES / 4) as u64)
+    };
+    let mapped = RemoteRegion::map(store.clone(), (PAGES * PAGE_BYTES) as u64, options);
+    let mut region = mapped.unwrap_or_else(|error| {
+        println!("SKIP: {error}");
+        std::process::exit(0)
+    });
+    for (number, page) in region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).enumerate() {
+        page.fill(number as u8 | 1);
+    }
+    region
+}
+
+fn assert_numbered(region: &RemoteRegion) {
+    for (number, page) in region.as_slice().chunks_exact(PAGE_BYTES).enumerate() {
+        assert!(page.iter().all(|byte| *byte == number as u8 | 1), "page {number}");
+    }
+}
+
+/// Touches a page whose bytes the store has no more.
+fn touch_lost_page(store: &Arc<dyn PageStore>, region: &RemoteRegion) {
+    let other = [1; PAGE_BYTES];
+    let run = PutRun { first: 2, pages: &other, sums: &[PageSum::of(&other)] };
+    store.writer().unwrap().put(RegionId(1), &[run]).unwrap();
+    MEMORY.store(region.as_ptr(), Relaxed);
+    println!("{}", region.as_slice()[2 * PAGE_BYTES]);
+}
+
+/// Touches what lies behind the end of a file.
+fn touch_past_the_end() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(PAGE_BYTES as u64).unwrap();
+    // SAFETY: a fresh mapping of a file that nobody else has. It is read after the file was cut, which is what
+    // is tested: it ends this process.
+    unsafe {
+        let (length, protection) = (PAGE_BYTES, libc::PROT_READ);
+        let at =
+            libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        file.set_len(0).unwrap();
+        println!("{}", at.cast::<u8>().read_volatile());
+    }
+}
+
+fn set_action(signal: i32, handler: usize, flags: i32) -> libc::sigaction {
+    // SAFETY: zeros are a sigaction; handlers are functions of this file, of the kind that the flags say.
+    unsafe {
+        let (mut action, mut before): (libc::sigaction, _) =
+            (std::mem::zeroed(), std::mem::zeroed());
+        (action.sa_sigaction, action.sa_flags) = (handler, flags);
+        assert_eq!(libc::sigaction(signal, &action, &mut before), 0);
+        before
+    }
+}
+
+type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+
+fn address_of(handler: Handler) -> usize {
+    handler as *const () as usize
+}
+
+extern "C" fn end(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let is_paged = |at: usize| {
+        let start = MEMORY.load(Relaxed) as usize;
+        (start..start + PAGES * PAGE_BYTES).contains(&at)
+    };
+    // SAFETY: the kernel's, or of who hands it on; ends at once.
+    unsafe { libc::_exit(if is_paged((*info).si_addr() as usize) { LOST } else { NO_MEMORY }) }
+}
+
+static EARLIER: AtomicUsize = AtomicUsize::new(0);
+
+/// As programs do that install a handler later: it hands on what it does not know, but not twice.
+extern "C" fn end_or_hand_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    static LAST: AtomicUsize = AtomicUsize::new(0);
+    // SAFETY: as above; what is called is the handler that was there before, of this kind.
+    unsafe {
+        let at = (*info).si_addr() as usize;
+        if LAST.swap(at, Relaxed) == at {
+            end(signal, info, context);
+        }
+        std::mem::transmute::<usize, Handler>(EARLIER.load(Relaxed))(signal, info, context);
+    }
+}
+
+#[test]
+fn a_lost_page_is_told_to_a_handler_of_before() {
+    let ended = alone(|| {
+        set_action(libc::SIGBUS, address_of(end), libc::SA_SIGINFO);
+        let store = embedded();
+        touch_lost_page(&store, &numbered(&store));
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(LOST), "{status:?}");
+}
+
+#[test]
+fn a_lost_page_is_told_to_a_handler_of_after() {
+    let ended = alone(|| {
+        let store = embedded();
+        let region = numbered(&store);
+        let before = set_action(libc::SIGBUS, address_of(end_or_hand_on), libc::SA_SIGINFO);
+        EARLIER.store(before.sa_sigaction, Relaxed);
+        assert_numbered(&region);
+        touch_lost_page(&store, &region);
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(LOST), "{status:?}");
+}
+
+#[test]
+fn others_faults_are_told_to_the_programs_handler() {
+    let ended = alone(|| {
+        set_action(libc::SIGBUS, address_of(end), libc::SA_SIGINFO);
+        assert_numbered(&numbered(&embedded()));
+        touch_past_the_end();
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(NO_MEMORY), "{status:?}");
+}
+
+#[test]
+fn others_faults_end_a_program_without_a_handler() {
+    let ended = alone(|| {
+        set_action(libc::SIGBUS, libc::SIG_DFL, 0);
+        assert_numbered(&numbered(&embedded()));
+        touch_past_the_end();
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status:?}");
+}
+
+#[test]
+fn faults_after_a_region_is_gone_are_no_more_ours() {
+    let ended = alone(|| {
+        set_action(libc::SIGBUS, address_of(end), libc::SA_SIGINFO);
+        drop(numbered(&embedded()));
+        assert_numbered(&numbered(&embedded()));
+        touch_past_the_end();
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(NO_MEMORY), "{status:?}");
+}
+
+#[test]
+fn a_signal_that_is_sent_does_what_it_did() {
+    let ended = alone(|| {
+        set_action(libc::SIGBUS, libc::SIG_IGN, 0);
+        let region = numbered(&embedded());
+        // SAFETY: what it does is what is tested.
+        unsafe { libc::raise(libc::SIGBUS) };
+        assert_numbered(&region);
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(0), "{status:?}");
+}
+
+#[test]
+fn a_signal_that_is_sent_ends_a_program_without_a_handler() {
+    let ended = alone(|| {
+        set_action(libc::SIGBUS, libc::SIG_DFL, 0);
+        let _region = numbered(&embedded());
+        // SAFETY: ends this process.
+        unsafe { libc::raise(libc::SIGBUS) };
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status:?}");
+}
+
+#[test]
+fn system_calls_into_missing_pages_fail() {
+    let ended = alone(|| {
+        let region = numbered(&embedded());
+        assert!(!region.serves_system_calls());
+        region.evict_all();
+        let page = &region.as_slice()[5 * PAGE_BYTES..6 * PAGE_BYTES];
+        let mut file = tempfile::tempfile().unwrap();
+        let refused = file.write_all(page).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EFAULT));
+        assert_eq!(page[0], 5);
+        file.write_all(page).unwrap();
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(0), "{status:?}");
+}
+
+#[test]
+fn errno_stays_as_it_was() {
+    let ended = alone(|| {
+        let region = numbered(&embedded());
+        region.evict_all();
+        // SAFETY: the calling thread's errno.
+        let errno = unsafe { &mut *libc::__errno_location() };
+        *errno = 1234;
+        assert_numbered(&region);
+        assert_eq!(*errno, 1234);
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(0), "{status:?}");
+}
+
+#[test]
+fn both_sides_of_a_fork_have_the_pages() {
+    let ended = alone(|| {
+        let region = numbered(&embedded());
+        assert!(region.before_fork());
+        // SAFETY: the child does with locks and memory what glibc allows after fork, and ends by _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let right = region.restart_in_child(None).is_ok();
+            assert_numbered(&region);
+            let (counts, at) = (region.counts(), region.as_ptr());
+            // SAFETY: a byte of the region, which only this thread uses.
+            (0..PAGES).for_each(|page| unsafe { *at.add(page * PAGE_BYTES) = 0 });
+            let paged = region.counts().fault_count > counts.fault_count + PAGES as u64 / 64;
+            // SAFETY: ends at once.
+            unsafe { libc::_exit(i32::from(!right || !paged)) }
+        }
+        region.after_fork();
+        assert_numbered(&region);
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_numbered(&region);
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(0), "{status:?}");
+}
+
+static MEMORY: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+static ALARMS: AtomicU64 = AtomicU64::new(0);
+
+/// Touches pages itself.
+extern "C" fn alarm(_: i32) {
+    let turn = ALARMS.fetch_add(1, Relaxed);
+    let page = (turn as usize).wrapping_mul(389) % PAGES;
+    // SAFETY: a byte of the region, which lives as long as there are alarms; atomic, as others change pages.
+    let found = unsafe { AtomicU64::from_ptr(MEMORY.load(Relaxed).add(page * PAGE_BYTES).cast()) };
+    if found.load(Relaxed) as u32 != page as u32 + 1 {
+        std::process::abort();
+    }
+}
+
+fn alarm_every(time: Duration) {
+    let every = libc::timeval { tv_sec: 0, tv_usec: time.as_micros() as i64 };
+    let timer = libc::itimerval { it_interval: every, it_value: every };
+    // SAFETY: reads the timer.
+    assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) }, 0);
+}
+
+#[test]
+fn signals_come_between_faults() {
+    let ended = alone(|| {
+        let mut region = numbered(&embedded());
+        let word = |page: usize, round: u64| page as u64 + 1 | round << 32;
+        for (number, page) in region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).enumerate() {
+            page[..8].copy_from_slice(&word(number, 0).to_le_bytes());
+        }
+        MEMORY.store(region.as_ptr(), Relaxed);
+        set_action(libc::SIGALRM, alarm as *const () as usize, libc::SA_RESTART);
+        alarm_every(Duration::from_micros(100));
+        let (mut rounds, mut rng) = ([0u64; PAGES], Rng::new(1));
+        for _ in 0..100_000 {
+            let page = rng.below(PAGES as u64) as usize;
+            // SAFETY: as in the handler.
+            let at = unsafe { AtomicU64::from_ptr(region.as_ptr().add(page * PAGE_BYTES).cast()) };
+            assert_eq!(at.load(Relaxed), word(page, rounds[page]));
+            rounds[page] += 1;
+            at.store(word(page, rounds[page]), Relaxed);
+        }
+        alarm_every(Duration::ZERO);
+        assert!(ALARMS.load(Relaxed) > 100, "{ALARMS:?}");
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(0), "{status:?}");
+}
