@@ -5,7 +5,7 @@
 use pagetax_advice::system;
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Log, Options, PagerError, RemoteRegion};
+use pagetax_remote::pager::{Log, Options, PagerError, RemoteRegion, Serving};
 use pagetax_remote::preloaded::{Servers, Settings};
 use pagetax_remote::store::StoreError;
 use pagetax_remote::tls::Files;
@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const OVERCOMMIT: c_uint = 1;
 const DISCOVER: c_uint = 2;
 const USER_MODE_ONLY: c_uint = 4;
+const IN_PLACE: c_uint = 8;
 
 /// `struct pagetax_remote_options`.
 #[repr(C)]
@@ -114,7 +115,9 @@ unsafe fn map(bytes: usize, options: &RemoteOptions) -> Result<*mut c_void, (c_i
     let settings = Settings { servers, ..Settings::resident(Bytes(options.resident as u64)) };
     let log: Log = Arc::new(|line| eprintln!("pagetax: {line}"));
     let store = settings.open_store(log.clone()).map_err(|why| (libc::EHOSTUNREACH, why))?;
+    let in_place = options.flags & IN_PLACE != 0;
     let paged = Options {
+        serving: if in_place { Serving::InPlace } else { Serving::Thread },
         overcommit: options.flags & OVERCOMMIT != 0,
         user_mode_only: options.flags & USER_MODE_ONLY != 0,
         log: Some(log),
@@ -145,7 +148,7 @@ unsafe extern "C" fn pagetax_remote_map(
     bytes: usize,
     options: *const RemoteOptions,
 ) -> *mut c_void {
-    const KNOWN: c_uint = OVERCOMMIT | DISCOVER | USER_MODE_ONLY;
+    const KNOWN: c_uint = OVERCOMMIT | DISCOVER | USER_MODE_ONLY | IN_PLACE;
     // SAFETY: as the caller promises.
     let options = unsafe { options.as_ref() };
     let Some(options) = options.filter(|options| options.flags & !KNOWN == 0) else {

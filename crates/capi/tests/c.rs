@@ -93,7 +93,8 @@ fn network_memory_from_c() {
     let start = || Server::start("127.0.0.1:0".parse().unwrap(), Options::default()).unwrap();
     let servers = [start(), start()];
     let both = format!("{},{}", servers[0].address(), servers[1].address());
-    for args in [vec![], vec![both]] {
+    let in_place = "8"; // PAGETAX_REMOTE_IN_PLACE
+    for args in [vec!["0"], vec!["0", &both], vec![in_place], vec![in_place, &both]] {
         let output = Command::new(&program).args(args).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{output:?}");

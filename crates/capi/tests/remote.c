@@ -1,7 +1,8 @@
-/* Network memory from C: every page comes back, errors are those of the header. argv: servers. */
+/* Network memory from C: every page comes back, errors are those of the header. argv: flags, servers. */
 #include <errno.h>
 #include <pagetax.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define PAGES 4096
@@ -25,8 +26,9 @@ int main(int argc, char **argv) {
 	unsigned page;
 
 	options.resident = 4 << 20;
-	options.servers = argc > 1 ? argv[1] : NULL;
-	options.copies = argc > 1 ? 2 : 0;
+	options.flags = (unsigned)atoi(argv[1]);
+	options.servers = argc > 2 ? argv[2] : NULL;
+	options.copies = argc > 2 ? 2 : 0;
 	region = pagetax_remote_map((size_t)PAGES * PAGE, &options);
 	if (region == NULL) {
 		printf("SKIP: %s\n", pagetax_remote_error());

@@ -39,6 +39,17 @@ pub struct JobIdentity {
     pub seed: u64,
 }
 
+/// Who brings a missing page of network memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Serving {
+    /// A thread of the pager, which is none of the job's.
+    #[default]
+    Thread,
+    /// The client that touched it, in a signal handler.
+    InPlace,
+}
+
 /// What backs a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -53,6 +64,9 @@ pub enum Backing {
     Remote {
         /// Most bytes of it that stay in this machine's memory.
         resident_bytes: u64,
+        /// Who serves faults.
+        #[serde(default)]
+        serving: Serving,
     },
     /// A file that the machine makes in this directory (none: its own choice) and removes after.
     File {

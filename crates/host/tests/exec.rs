@@ -462,6 +462,28 @@ fn network_memory_holds_what_was_written_and_says_what_it_cost() {
     assert!(report.tables[0].title.starts_with("network memory: embedded"), "{:?}", report.tables);
 }
 
+/// The clients fetch what they touch, so that their time has the pager's.
+#[test]
+fn clients_serve_themselves_in_place() {
+    let region = "size = \"16M\"\nbacking = \"remote\"\nresident = \"4M\"\nserving = \"in-place\"";
+    let touch =
+        |access: &str| format!("{{ touch = \"r\", access = \"{access}\", grain = \"4K\" }}");
+    let phase = format!(
+        "clients = 2\nclient_kind = \"threads\"\nops = [{}, {}]",
+        touch("write"),
+        touch("verify")
+    );
+    let (result, report) = run_on(&mut HostMachine::default(), &plan(&small(region, &phase)));
+    match result {
+        Err(RunError::Op { why, .. }) if why.contains("userfaultfd") => {
+            return println!("SKIP: {why}");
+        }
+        result => result.unwrap(),
+    }
+    assert!(count(&report.counters, "page_in_count") > 3 * 1024);
+    assert_eq!(count(&report.counters, "mismatch_count"), 0);
+}
+
 #[test]
 fn a_wrong_word_of_network_memory_is_named() {
     let more = "[[phase]]\nname = \"verify\"\nops = [{ touch = \"r\", access = \"verify\" }]\n\

@@ -310,7 +310,7 @@ fn alarm_every(time: Duration) {
 fn signals_come_between_faults() {
     let ended = alone(|| {
         let mut region = numbered(&embedded());
-        let word = |page: usize, round: u64| page as u64 + 1 | round << 32;
+        let word = |page: usize, round: u64| (page as u64 + 1) | (round << 32);
         for (number, page) in region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).enumerate() {
             page[..8].copy_from_slice(&word(number, 0).to_le_bytes());
         }

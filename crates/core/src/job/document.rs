@@ -114,6 +114,7 @@ pub(super) struct RawRegion {
     pub directory: Option<Word>,
     pub private: Option<bool>,
     pub resident: Option<Field>,
+    pub serving: Option<Word>,
 }
 
 #[derive(Debug, Clone, Deserialize)]

@@ -6,7 +6,7 @@ use crate::access::derive_seed;
 use crate::machine::MachineSpec;
 use crate::plan::{
     Access, Advice, Backing, ClientKind, JobIdentity, Measure, Native, Op, PageSizeRequest,
-    Pattern, Phase, Plan, Region, RegionId, Touch,
+    Pattern, Phase, Plan, Region, RegionId, Serving, Touch,
 };
 use crate::quantity::{Dimension, Params, evaluate};
 use crate::replay::Replay;
@@ -240,7 +240,12 @@ impl Resolver<'_> {
             private: raw.private.unwrap_or(true),
         };
         let resident = raw.resident.as_ref().map(|f| self.size(f)).transpose()?;
-        let remote = Backing::Remote { resident_bytes: resident.unwrap_or(bytes / 4) };
+        let serving = raw.serving.as_ref().map(|word| {
+            let known = [("thread", Serving::Thread), ("in-place", Serving::InPlace)];
+            self.choice(word, "way of serving", &known)
+        });
+        let serving = serving.transpose()?.unwrap_or_default();
+        let remote = Backing::Remote { resident_bytes: resident.unwrap_or(bytes / 4), serving };
         let Some(word) = &raw.backing else { return Ok(Backing::Anon) };
         let known = [
             ("anon", &Backing::Anon),

@@ -1,15 +1,16 @@
 //! Network memory of a run: its regions, and what their pagers did.
 //!
 //! Invariant: a pager's threads are not the job's. They are started before the job is watched, and serve
-//! it from outside, as the kernel does; what they did is told by their own counts and clock.
+//! it from outside, as the kernel does; what they did is told by their own counts and clock. Where the job's
+//! threads serve themselves (`serving = "in-place"`), their time is the job's.
 
 use super::figures::Readings;
 use crate::procfs::{Root, schedstat};
 use hdrhistogram::Histogram;
 use pagetax_core::counter::{Provenance, Reading};
-use pagetax_core::plan::{Backing, Region};
+use pagetax_core::plan::{self, Backing, Region};
 use pagetax_core::report::Table;
-use pagetax_remote::pager::{Counts, Leaving, Log, Options, RemoteRegion, THREADS};
+use pagetax_remote::pager::{Counts, Leaving, Log, Options, RemoteRegion, Serving, THREADS};
 use pagetax_remote::store::PageStore;
 use std::collections::BTreeMap;
 use std::io;
@@ -38,11 +39,19 @@ impl Network {
 
     /// Starts to page a region, if it is network memory.
     pub fn map(&mut self, region: &Region) -> io::Result<Option<Arc<RemoteRegion>>> {
-        let Backing::Remote { resident_bytes } = region.backing else { return Ok(None) };
-        // Workers only touch it: no device does.
+        let Backing::Remote { resident_bytes, serving } = region.backing else { return Ok(None) };
+        let serving = match serving {
+            plan::Serving::Thread => Serving::Thread,
+            plan::Serving::InPlace => Serving::InPlace,
+        };
+        // Workers only touch it: no device does, and no system call.
         let leaving = Leaving::Cheapest;
-        let options =
-            Options { log: self.log.clone(), leaving, ..Options::resident(resident_bytes) };
+        let options = Options {
+            log: self.log.clone(),
+            serving,
+            leaving,
+            ..Options::resident(resident_bytes)
+        };
         let mapped = RemoteRegion::map(self.store.clone(), region.bytes, options);
         let mapped = Arc::new(mapped.map_err(io::Error::other)?);
         self.regions.push(mapped.clone());

@@ -169,7 +169,7 @@ fn check_touches(plan: &Plan) -> Vec<Unmet> {
 fn memory_bytes_max(plan: &Plan) -> u64 {
     let held = |region: &Region| match region.backing {
         Backing::File { private: false, .. } => 0,
-        Backing::Remote { resident_bytes } => resident_bytes.min(region.bytes),
+        Backing::Remote { resident_bytes, .. } => resident_bytes.min(region.bytes),
         _ => region.bytes,
     };
     let in_memory = |id: RegionId| held(plan.region(id));

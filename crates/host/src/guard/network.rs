@@ -27,7 +27,7 @@ pub(super) fn check_network(plan: &Plan) -> Vec<Unmet> {
 fn check_region(plan: &Plan, id: RegionId) -> Option<Unmet> {
     let region = plan.region(id);
     let name = &region.name;
-    if let Backing::Remote { resident_bytes } = region.backing
+    if let Backing::Remote { resident_bytes, .. } = region.backing
         && resident_bytes < RESIDENT_BYTES_MIN
     {
         let what = format!("of region `{name}` only {} may be resident", Bytes(resident_bytes));

@@ -34,12 +34,10 @@ struct Slot {
 }
 
 impl Slot {
-    const FREE: Slot = Slot {
-        start: AtomicU64::new(0),
-        end: AtomicU64::new(0),
-        server: AtomicPtr::new(ptr::null_mut()),
-        users: AtomicU32::new(0),
-    };
+    const fn free() -> Slot {
+        let (start, end) = (AtomicU64::new(0), AtomicU64::new(0));
+        Slot { start, end, server: AtomicPtr::new(ptr::null_mut()), users: AtomicU32::new(0) }
+    }
 
     /// Serves a fault; false if it is none of this region's, or its page is lost.
     fn serve(&self, fault: Fault) -> bool {
@@ -58,7 +56,7 @@ impl Slot {
     }
 }
 
-static SLOTS: [Slot; REGIONS_MAX] = [Slot::FREE; REGIONS_MAX];
+static SLOTS: [Slot; REGIONS_MAX] = [const { Slot::free() }; REGIONS_MAX];
 /// Held by who takes or frees a slot.
 static TAKING: Mutex<()> = Mutex::new(());
 /// The action that the program had.
