@@ -23,6 +23,8 @@ const FLOOR_C: &str = "xtask/src/bench/remote_floor.c";
 const TOUCH: &str = "target/release/examples/touch";
 /// Of each server.
 const MEMORY: &str = "4G";
+/// Of `touch`: who serves faults.
+const SERVING: &str = "PAGETAX_REMOTE_SERVING";
 const ANYWHERE: &str = "127.0.0.1:0";
 /// Of the floor and of cold page-ins, in turns.
 const ROUNDS: usize = 5;
@@ -45,6 +47,9 @@ const RESIDENT_MIB: u64 = 256;
 /// Of a program that waits for several pages at a time.
 const THREADS: usize = 8;
 const SWAP_MIB: u64 = 2048;
+
+/// Who serves faults: a thread of the pager, or the program's own in place; and what is added to names for that.
+const SERVINGS: [(&str, &str); 2] = [("thread", ""), ("in-place", ", in place")];
 
 /// A name and the CPU that the program is tied to, if it is; everything else may run anywhere.
 type Place = (&'static str, Option<&'static str>);
@@ -163,13 +168,15 @@ fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f
     }
     let ratios = colds.iter().zip(&floors).map(|(cold, floor)| cold[0] / floor[0]);
     findings.promise("cold page-in ÷ floor", median(ratios), 1.10, true);
-    let mut touch = Command::new("taskset");
-    let resident = RESIDENT_MIB.to_string();
-    let paged = measure(touch.args(["-c", "0", TOUCH, "paged", MIB, &resident, &both, "2"]))?;
-    row_of(findings, "pagetax, 2 copies", "one CPU", &paged)?;
-    let floor = medians(&floors);
-    let rewrite = number(&paged, "/rewrite/p50_ns")?;
-    findings.promise("rewrite p50 ÷ floor", rewrite / floor[0], 1.15, true);
+    let (floor, resident) = (medians(&floors), RESIDENT_MIB.to_string());
+    for (serving, how) in SERVINGS {
+        let mut touch = Command::new("taskset");
+        touch.args(["-c", "0", TOUCH, "paged", MIB, &resident, &both, "2"]).env(SERVING, serving);
+        let paged = measure(&mut touch)?;
+        row_of(findings, &format!("pagetax, 2 copies{how}"), "one CPU", &paged)?;
+        let rewrite = number(&paged, "/rewrite/p50_ns")?;
+        findings.promise(&format!("rewrite p50 ÷ floor{how}"), rewrite / floor[0], 1.15, true);
+    }
     Ok(floor)
 }
 
@@ -177,7 +184,7 @@ fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f
 fn overheads(findings: &mut Findings, pagetax: &str) -> Result<()> {
     let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
     let before = server.resident_bytes()? as f64 / MIB_BYTES;
-    let mut touch = paged(&server, PINNED);
+    let mut touch = paged(&server, PINNED, SERVINGS[0].0);
     let mut child = touch.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.take().context("no output")?).read_line(&mut line)?;
@@ -228,9 +235,10 @@ fn medians(runs: &[Value]) -> Result<Value> {
 }
 
 /// Accesses to a region with one copy of each page.
-fn paged(server: &Server, (_, cpu): Place) -> Command {
+fn paged(server: &Server, (_, cpu): Place, serving: &str) -> Command {
     let mut touch = Command::new(TOUCH);
     touch.args(["paged", MIB, &RESIDENT_MIB.to_string(), &server.address, "1"]).args(cpu);
+    touch.env(SERVING, serving);
     touch
 }
 
@@ -244,34 +252,35 @@ fn plain(swap: Swap, (_, cpu): Place) -> Result<Value> {
     result
 }
 
-/// A region, zram and a swap file, with the program in the same place.
+/// A region, served in each way, zram and a swap file, with the program in the same place. Returns the region's.
 fn rates(
     findings: &mut Findings,
     pagetax: &str,
     folder: &Path,
     place: Place,
     rounds: usize,
-) -> Result<Value> {
-    let (mut ours, mut zram) = (Vec::new(), Vec::new());
+) -> Result<[Value; SERVINGS.len()]> {
+    let (mut ours, mut zram) = ([const { Vec::new() }; SERVINGS.len()], Vec::new());
     for _ in 0..rounds {
-        let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
-        ours.push(measure(&mut paged(&server, place))?);
-        drop(server);
+        for (ours, (serving, _)) in ours.iter_mut().zip(SERVINGS) {
+            let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
+            ours.push(measure(&mut paged(&server, place, serving))?);
+        }
         zram.push(plain(Swap::zram(SWAP_MIB)?, place)?);
     }
-    let (ours, zram) = (medians(&ours)?, medians(&zram)?);
+    let [thread, in_place] = ours;
+    let (ours, zram) = ([medians(&thread)?, medians(&in_place)?], medians(&zram)?);
     let disk = plain(Swap::file(&folder.join("swap"), SWAP_MIB)?, place)?;
     let rate = |result: &Value| number(result, "/rewrite/faults_per_s");
-    for (name, result) in [("pagetax, 1 copy", &ours), ("zram", &zram), ("swap file", &disk)] {
-        row_of(findings, name, place.0, result)?;
+    for (ours, (_, how)) in ours.iter().zip(SERVINGS) {
+        row_of(findings, &format!("pagetax, 1 copy{how}"), place.0, ours)?;
+        for (peer, result, limit) in [("swap file", &disk, 2.5), ("zram", &zram, 0.7)] {
+            let what = format!("rewrite ÷ {peer}, {}{how}", place.0);
+            findings.promise(&what, rate(ours)? / rate(result)?, limit, false);
+        }
     }
-    let mut ratio = |peer: &str, result: &Value, limit| -> Result<()> {
-        let what = format!("rewrite ÷ {peer}, {}", place.0);
-        findings.promise(&what, rate(&ours)? / rate(result)?, limit, false);
-        Ok(())
-    };
-    ratio("swap file", &disk, 2.5)?;
-    ratio("zram", &zram, 0.7)?;
+    row_of(findings, "zram", place.0, &zram)?;
+    row_of(findings, "swap file", place.0, &disk)?;
     Ok(ours)
 }
 
@@ -308,7 +317,7 @@ fn throughput(
 ) -> Result<()> {
     overheads(findings, pagetax)?;
     let ours = rates(findings, pagetax, folder, PINNED, RATE_ROUNDS)?;
-    let get = |key: &str| number(&ours, &format!("/{key}"));
+    let get = |key: &str| number(&ours[0], &format!("/{key}"));
     let [least, tail] = floor;
     let what = format!("rewrite faults/s (the floor allows {})", thousand(1e9 / least));
     findings.promise(&what, get("rewrite/faults_per_s")?, 80_000.0, false);
@@ -317,8 +326,10 @@ fn throughput(
         let what = format!("rewrite faults/s of {THREADS} threads, {}", place.0);
         findings.promise(&what, rate, 80_000.0, false);
     }
-    let what = format!("rewrite p99 µs (the floor's own: {})", us(tail));
-    findings.promise(&what, get("rewrite/p99_ns")? / 1000.0, 40.0, true);
+    for (ours, (_, how)) in ours.iter().zip(SERVINGS) {
+        let what = format!("rewrite p99 µs{how} (the floor's own: {})", us(tail));
+        findings.promise(&what, number(ours, "/rewrite/p99_ns")? / 1000.0, 40.0, true);
+    }
     findings.promise("sequential pages/s", get("sequential_pages_per_s")?, 350_000.0, false);
     findings.promise("fill pages/s", get("fill_pages_per_s")?, 250_000.0, false);
     let published =
