@@ -16,10 +16,11 @@ use crate::shell;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const FLOOR_C: &str = "xtask/src/bench/remote_floor.c";
+const FLOOR_THREADS_C: &str = "xtask/src/bench/remote_floor_threads.c";
 const TOUCH: &str = "target/release/examples/touch";
 /// Of each server.
 const MEMORY: &str = "4G";
@@ -54,6 +55,8 @@ const SERVINGS: [(&str, &str); 2] = [("thread", ""), ("in-place", ", in place")]
 /// A name and the CPU that the program is tied to, if it is; everything else may run anywhere.
 type Place = (&'static str, Option<&'static str>);
 const ANY_CPU: Place = ("any CPU", None);
+/// As taskset has it.
+const ALL_CPUS: &str = "0-1023";
 const PINNED: Place = ("program on CPU 0", Some("0"));
 
 /// Rows, and what they say of what is promised.
@@ -140,11 +143,15 @@ fn thousand(rate: f64) -> String {
     format!("{:.0}k/s", rate / 1000.0)
 }
 
+fn compiled(source: &str, program: &Path) -> Result<PathBuf> {
+    let mut cc = Command::new("cc");
+    shell::succeed(cc.args(["-O2", "-pthread", source, "-o"]).arg(program))?;
+    Ok(program.to_path_buf())
+}
+
 /// Cold page-ins beside the floor, in turns, all on one CPU. Returns the floor's median and 99th percentile.
 fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f64; 2]> {
-    let floor = folder.join("floor");
-    let mut cc = Command::new("cc");
-    shell::succeed(cc.args(["-O2", "-pthread", FLOOR_C, "-o"]).arg(&floor))?;
+    let floor = compiled(FLOOR_C, &folder.join("floor"))?;
     let servers = two_servers(pagetax)?;
     servers.iter().try_for_each(|server| server.pin("0"))?;
     let both = format!("{},{}", servers[0].address, servers[1].address);
@@ -284,29 +291,46 @@ fn rates(
     Ok(ours)
 }
 
-/// Rewrites by several threads at once, whose faults are served together.
-fn rewrite_by_threads(findings: &mut Findings, pagetax: &str, place: Place) -> Result<f64> {
+/// Rewrites by several threads at once, whose faults are served together, and their floor, in turns. Returns
+/// how many a second each.
+fn rewrite_by_threads(
+    findings: &mut Findings,
+    pagetax: &str,
+    floor: &Path,
+    (place, cpu): Place,
+) -> Result<[f64; 2]> {
     let (threads, resident) = (THREADS.to_string(), RESIDENT_MIB.to_string());
-    let mut runs = Vec::new();
+    let (mut runs, mut floors) = (Vec::new(), Vec::new());
     for _ in 0..RATE_ROUNDS {
+        let tied = ["-c", cpu.unwrap_or(ALL_CPUS)];
+        let rate = shell::output(Command::new("taskset").args(tied).arg(floor).arg(&threads))?;
+        floors.push(rate.trim().parse::<f64>()?);
         let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
         let mut touch = Command::new(TOUCH);
-        touch.args(["threads", &threads, MIB, &resident, &server.address, "1"]).args(place.1);
+        touch.args(["threads", &threads, MIB, &resident, &server.address, "1"]).args(cpu);
         runs.push(measure(&mut touch)?);
     }
     let median_of = |key: &str| -> Result<f64> {
         let values = runs.iter().map(|run| number(run, key));
         Ok(median(values.collect::<Result<Vec<_>>>()?))
     };
-    let rate = median_of("/rewrite/faults_per_s")?;
+    let (rate, least) = (median_of("/rewrite/faults_per_s")?, median(floors.iter().copied()));
+    let name = format!("floor, {THREADS} threads");
+    let cell = format!("rewrite {}", thousand(least));
+    // All of it is tied, the server too.
+    let floors_place = if cpu.is_some() { "one CPU" } else { place };
+    findings.row(
+        &[&name, floors_place, "", "", &cell],
+        json!({"what": name, "where": floors_place, "threads": THREADS, "faults_per_s": floors}),
+    );
     let name = format!("rewrite, {THREADS} threads, 1 copy");
     let times = [us(median_of("/rewrite/p50_ns")?), us(median_of("/rewrite/p99_ns")?)];
     let cell = format!("rewrite {}, p50 {}, p99 {}", thousand(rate), times[0], times[1]);
     findings.row(
-        &[&name, place.0, "", "", &cell],
-        json!({"what": name, "where": place.0, "threads": THREADS, "runs": runs}),
+        &[&name, place, "", "", &cell],
+        json!({"what": name, "where": place, "threads": THREADS, "runs": runs}),
     );
-    Ok(rate)
+    Ok([rate, least])
 }
 
 fn throughput(
@@ -321,9 +345,11 @@ fn throughput(
     let [least, tail] = floor;
     let what = format!("rewrite faults/s (the floor allows {})", thousand(1e9 / least));
     findings.promise(&what, get("rewrite/faults_per_s")?, 80_000.0, false);
+    let floor = compiled(FLOOR_THREADS_C, &folder.join("floor-threads"))?;
     for place in [PINNED, ANY_CPU] {
-        let rate = rewrite_by_threads(findings, pagetax, place)?;
-        let what = format!("rewrite faults/s of {THREADS} threads, {}", place.0);
+        let [rate, least] = rewrite_by_threads(findings, pagetax, &floor, place)?;
+        let (threads, least) = (format!("{THREADS} threads, {}", place.0), thousand(least));
+        let what = format!("rewrite faults/s of {threads} (the floor: {least})");
         findings.promise(&what, rate, 80_000.0, false);
     }
     for (ours, (_, how)) in ours.iter().zip(SERVINGS) {
