@@ -302,10 +302,10 @@ impl Evictor {
         let mut batch = std::mem::take(&mut self.batch);
         batch.iter_mut().for_each(|moved| self.classify(moved));
         let result = self.put(&batch);
-        if let Err(error) = &result {
-            if self.said_stay.is_due() {
-                self.shared.log(&format!("pages stay for now: {error}"));
-            }
+        if let Err(error) = &result
+            && self.said_stay.is_due()
+        {
+            self.shared.log(&format!("pages stay for now: {error}"));
         }
         let evicted = self.settle_all(&batch, result.is_ok());
         self.shared.copies.fetch_max(self.copies_used, Relaxed);
