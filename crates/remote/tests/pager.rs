@@ -36,7 +36,8 @@ both_ways! {
     pages_dropped_past_the_pager_keep_nobody_waiting
 }
 
-/// Where threads serve themselves: all but system calls.
+/// Where threads serve themselves: all but system calls, and pages that are dropped past the pager, which is not
+/// allowed there (`Serving::InPlace`).
 mod in_place {
     use super::*;
 
@@ -50,8 +51,7 @@ mod in_place {
         dropped_pages_are_zeros_and_leave_the_store,
         a_full_store_costs_memory_not_pages,
         a_page_that_the_store_lost_is_sigbus,
-        threads_write_what_is_being_evicted,
-        pages_dropped_past_the_pager_keep_nobody_waiting
+        threads_write_what_is_being_evicted
     }
 }
 
