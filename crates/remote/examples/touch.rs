@@ -95,9 +95,8 @@ fn serving() -> Serving {
     named.and_then(|name| Serving::named(&name)).unwrap_or_default()
 }
 
-/// All of a region, which nobody else in here uses.
-#[allow(unsafe_code)]
-#[allow(clippy::mut_from_ref)]
+/// All of a region, which nobody else in here uses. Not `as_mut_slice`: the region is asked meanwhile what is here.
+#[allow(unsafe_code, clippy::mut_from_ref)]
 fn memory_of(region: &RemoteRegion) -> &mut [u8] {
     // SAFETY: its bytes, which are valid as long as it is; called once, and nobody asks for them otherwise.
     unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }

@@ -20,8 +20,8 @@
 //!
 //! A move interrupts all CPUs that run the program once for each run of adjacent pages; a copy does it once for
 //! a cluster, and once more for many clusters ([`Leaving::Cheapest`]). Copied pages are never staged: the memory
-//! for copies is used again and again, where a staging block's would be allocated and cleared for each page
-//! (half of what an eviction took), and the room goes to resident pages.
+//! for copies is used again and again, where a staging block's would be allocated and cleared for each page,
+//! and the room goes to resident pages.
 
 use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use super::options::Leaving;
@@ -294,8 +294,9 @@ impl Evictor {
             for moved in out {
                 pages += moved.pages.count_ones() as usize;
                 match moved.lies {
-                    Lies::Moved { block } if moved.pages == 0 => self.free_blocks.push_front(block),
-                    _ => self.batch.push(moved),
+                    _ if moved.pages != 0 => self.batch.push(moved),
+                    Lies::Moved { block } => self.free_blocks.push_front(block),
+                    Lies::Copied { .. } => {}
                 }
             }
         }

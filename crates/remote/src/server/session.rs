@@ -102,11 +102,10 @@ impl Session {
                 }
                 if at_end {
                     region.ends_with_client.store(true, Ordering::Relaxed);
-                    Reply::Done.encode_head(id, out);
-                    return Ok(());
+                } else {
+                    self.pool.remove(region);
+                    self.attached.remove(&on.region);
                 }
-                self.pool.remove(region);
-                self.attached.remove(&on.region);
                 Reply::Done
             }
             Request::Discard { on, first, count } => {
