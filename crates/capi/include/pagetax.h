@@ -75,7 +75,7 @@ int meminfo(const __UINT64_TYPE__ inaddr[], int addr_count, const unsigned int i
  * Threads fetch what they touch themselves, in a handler of SIGBUS, rather than a thread of the library's for
  * them (x86-64). Faster where one thread waits at a time. System calls into missing pages fail with EFAULT;
  * threads leave SIGBUS unblocked and 32 KiB of stack; a handler of SIGBUS that is installed after the map
- * hands on what it does not know; pages are not dropped by madvise.
+ * hands on what it does not know.
  */
 #define PAGETAX_REMOTE_IN_PLACE 8
 

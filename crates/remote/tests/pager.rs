@@ -21,7 +21,18 @@ use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
-both_ways! {
+/// Tests of both ways of serving: by the pager's thread, and, but for system calls, in place.
+macro_rules! both_servings {
+    ($($name:ident),* $(,)?) => {
+        both_ways! { the_system_writes_into_missing_pages, $($name),* }
+        mod in_place {
+            use super::*;
+            both_ways! { $($name),* }
+        }
+    };
+}
+
+both_servings! {
     a_region_four_times_its_memory_keeps_every_write,
     threads_share_a_region,
     threads_share_a_region_on_servers,
@@ -29,30 +40,10 @@ both_ways! {
     new_pages_come_in_runs_both_ways,
     neighbours_come_where_what_leaves_is_done_with,
     dropped_pages_are_zeros_and_leave_the_store,
-    the_system_writes_into_missing_pages,
     a_full_store_costs_memory_not_pages,
     a_page_that_the_store_lost_is_sigbus,
     threads_write_what_is_being_evicted,
     pages_dropped_past_the_pager_keep_nobody_waiting
-}
-
-/// Where threads serve themselves: all but system calls, and pages that are dropped past the pager, which is not
-/// allowed there (`Serving::InPlace`).
-mod in_place {
-    use super::*;
-
-    both_ways! {
-        a_region_four_times_its_memory_keeps_every_write,
-        threads_share_a_region,
-        threads_share_a_region_on_servers,
-        sweeps_are_fetched_ahead_and_zeros_never_travel,
-        new_pages_come_in_runs_both_ways,
-        neighbours_come_where_what_leaves_is_done_with,
-        dropped_pages_are_zeros_and_leave_the_store,
-        a_full_store_costs_memory_not_pages,
-        a_page_that_the_store_lost_is_sigbus,
-        threads_write_what_is_being_evicted
-    }
 }
 
 /// Where scattered pages are copied, and others moved.

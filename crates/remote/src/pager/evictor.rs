@@ -507,30 +507,30 @@ impl Evictor {
         gone
     }
 
-    /// Moves pages in as few calls as can be; returns which of them went.
+    /// Moves pages, run by run; returns which of them went.
     fn move_bits(&self, first: usize, block: u32, wanted: Mask) -> Mask {
         let shared = &self.shared;
-        let (mut moved, mut tried_alone) = (0, 0);
-        let (mut bit, end) = ends(wanted);
+        let (mut moved, mut tried_alone, mut left) = (0, 0, wanted);
         // Where a mapping ends inside the cluster, runs are refused as a whole.
         let mut run_max = CLUSTER_PAGES;
-        while bit < end {
-            let count = (end - bit).min(run_max);
+        while let Some((bit, count)) = runs(left).next() {
+            let count = count.min(run_max);
             let from = shared.arena.span(first + bit, count);
             let (done, stopped) =
                 shared.uffd.move_pages(shared.staged_span(block, bit, count), from);
-            moved |= wanted & run_of(bit, done);
-            bit += done;
+            moved |= run_of(bit, done);
+            left &= !run_of(bit, done);
+            let at = bit + done;
             match stopped {
                 None => {}
-                Some(Errno::BUSY) if tried_alone & 1 << bit == 0 => {
+                Some(Errno::BUSY) if tried_alone & 1 << at == 0 => {
                     // Shared with a child since a fork: a copy of our own can be moved. If that is not
                     // what keeps it, the next try fails too.
-                    tried_alone |= 1 << bit;
-                    let _ = shared.arena.span(first + bit, 1).advise(Advice::LinuxPopulateWrite);
+                    tried_alone |= 1 << at;
+                    let _ = shared.arena.span(first + at, 1).advise(Advice::LinuxPopulateWrite);
                 }
                 Some(_) if count > 1 && run_max > 1 => run_max = 1,
-                Some(_) => bit += 1,
+                Some(_) => left &= !(1 << at),
             }
         }
         moved

@@ -55,7 +55,7 @@ pub enum Serving {
     /// - System calls into missing pages fail with EFAULT: it touches pages itself before it hands them to the
     ///   kernel, and does not count on them to stay.
     /// - Threads that touch the region do not block SIGBUS, and have 32 KiB of stack left.
-    /// - No allocator lives in the region, and its pages are not dropped past the pager (`madvise`).
+    /// - No allocator lives in the region.
     /// - An action for SIGBUS that it installs after [`super::RemoteRegion::map`] hands on to the one before what
     ///   it does not know. Earlier actions get, as ever, accesses to lost pages, and all that is none of ours.
     ///
