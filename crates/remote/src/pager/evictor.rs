@@ -26,12 +26,13 @@
 use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use super::options::Leaving;
 use super::shared::Shared;
+use super::spares::Frames;
 use super::stats::add;
 use super::sys::awake::Awake;
 use super::sys::memory::{OwnMemory, Pages, Span, drop_all};
 use super::sys::threads;
 use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
-use crate::page::{PageRun, PageSum, is_zero};
+use crate::page::{PageRun, PageSum, RUN_PAGES_MAX, is_zero};
 use crate::placement::{Keep, Placement};
 use crate::store::{PageWriter, PutRun, StoreError};
 use rustix::io::Errno;
@@ -719,6 +720,7 @@ impl Evictor {
         if count == 0 {
             return false;
         }
+        self.keep_frames(first, count);
         // Also where all pages have gone back: reading a hole leaves a page of zeros, and pages are
         // only moved to where none are.
         let span = shared.staged_span(first, 0, count as usize * CLUSTER_PAGES);
@@ -730,6 +732,23 @@ impl Evictor {
             self.free_blocks.push_back(block);
         }
         true
+    }
+
+    /// Moves the frames of whole blocks to spares, where runs of pages want them.
+    fn keep_frames(&self, first: u32, count: u32) {
+        const BLOCKS: u32 = (RUN_PAGES_MAX / CLUSTER_PAGES) as u32;
+        let shared = &self.shared;
+        let is_whole = |block| shared.frames[block as usize].load(Relaxed) == CLUSTER_PAGES as u32;
+        for block in (first..first + count).step_by(BLOCKS as usize) {
+            if block + BLOCKS > first + count || !(block..block + BLOCKS).all(is_whole) {
+                continue;
+            }
+            let Some(spare) = shared.spares.take_empty() else { break };
+            let from = shared.staged_span(block, 0, RUN_PAGES_MAX);
+            let (moved, _) = shared.uffd.move_pages(spare.all(), from);
+            let frames = if moved == RUN_PAGES_MAX { Frames::All } else { Frames::Some };
+            shared.spares.put(spare, frames);
+        }
     }
 
     /// Has the store forget pages that the program dropped, and has not written again.

@@ -7,6 +7,7 @@
 use super::around::Around;
 use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use super::shared::{NO_CPU, Shared};
+use super::spares::Frames;
 use super::stats::add;
 use super::sys::memory::Pages;
 use super::sys::sigbus::Serve;
@@ -391,7 +392,6 @@ impl Handler {
 
     /// A page from the store, and those that will be wanted with it.
     fn page_in(&mut self, page: usize, ahead: Ahead, begun: Instant) -> bool {
-        let shared = self.shared.clone();
         let (before, after) = match ahead {
             Ahead::Up(pages) => (0, self.claim_run((page + 1..).take(pages))),
             Ahead::Down(pages) => (self.claim_run((0..page).rev().take(pages)), 0),
@@ -404,11 +404,8 @@ impl Handler {
         let first = page - before;
         let all = first..first + before + 1 + after;
         self.expect(&all, ahead);
-        let used_room = match self.fetch(first, all.len()) {
-            Ok(()) => {
-                install(&shared, first, self.buffer.bytes(0, all.len()));
-                true
-            }
+        let used_room = match self.bring(first, all.len()) {
+            Ok(()) => true,
             Err(_) => {
                 all.filter(|other| *other != page).for_each(|other| self.unclaim(other));
                 self.insist(page)
@@ -419,6 +416,27 @@ impl Handler {
             self.page_in_along(page, stride, count);
         }
         used_room
+    }
+
+    /// Fetches and installs a run; the longest ones into frames that can be moved into place.
+    fn bring(&mut self, first: usize, count: usize) -> Result<(), StoreError> {
+        let spares = &self.shared.clone().spares;
+        let spare = if count == RUN_PAGES_MAX { spares.take_full() } else { None };
+        let Some(spare) = spare else {
+            self.fetch(first, count)?;
+            install(&self.shared, first, self.buffer.bytes(0, count));
+            return Ok(());
+        };
+        let own = std::mem::replace(&mut self.buffer, spare);
+        let fetched = self.fetch(first, count);
+        let spare = std::mem::replace(&mut self.buffer, own);
+        let frames = match &fetched {
+            Ok(()) if install_spare(&self.shared, first, &spare) => Frames::None,
+            Ok(()) => Frames::Some,
+            Err(_) => Frames::All,
+        };
+        spares.put(spare, frames);
+        fetched
     }
 
     fn count_page_in(&self, begun: Instant) {
@@ -476,7 +494,8 @@ impl Handler {
         let is_stored = |page: &usize| self.shared.table.peek(*page).place() == Place::Stored;
         let (first, count) = match ahead {
             Ahead::Up(_) => {
-                let end = (next_seam(all.end)).min(self.shared.table.pages());
+                let end =
+                    (next_seam(all.end)).min(self.shared.table.pages());
                 (all.end, (all.end..end).take_while(is_stored).count())
             }
             Ahead::Down(_) => {
@@ -600,18 +619,47 @@ fn beside(held: &Held<'_>, state: State) -> Mask {
 
 /// Maps fetched pages.
 fn install(shared: &Shared, first: usize, bytes: &[u8]) {
-    let (mut page, end) = (first, first + bytes.len() / PAGE_BYTES);
-    while page < end {
+    let count = bytes.len() / PAGE_BYTES;
+    by_cluster(shared, first..first + count, |held, part| {
+        let bytes = &bytes[(part.start - first) * PAGE_BYTES..(part.end - first) * PAGE_BYTES];
+        install_in(shared, held, part.start, bytes);
+    });
+}
+
+/// Maps the pages of a full spare; whether none of its frames is left.
+fn install_spare(shared: &Shared, first: usize, spare: &Pages) -> bool {
+    let mut left = RUN_PAGES_MAX;
+    by_cluster(shared, first..first + RUN_PAGES_MAX, |held, part| {
+        let (to, from) = (shared.arena.span(part.start, part.len()), part.start - first);
+        let (moved, _) = shared.uffd.move_pages(to, spare.span(from, part.len()));
+        left -= moved;
+        let there = part.start + moved;
+        (part.start..there).for_each(|page| held.set(page, held.get(page).at(Place::Resident)));
+        if there < part.end {
+            install_in(shared, held, there, spare.bytes(from + moved, part.end - there));
+        }
+        shared.uffd.wake(to);
+    });
+    left == 0
+}
+
+/// Has pages that were fetched installed, those of a cluster under its lock.
+fn by_cluster(
+    shared: &Shared,
+    pages: Range<usize>,
+    mut install: impl FnMut(&Held<'_>, Range<usize>),
+) {
+    let mut page = pages.start;
+    while page < pages.end {
         let cluster = cluster_of(page);
-        let until = ((cluster + 1) * CLUSTER_PAGES).min(end);
+        let until = ((cluster + 1) * CLUSTER_PAGES).min(pages.end);
         let held = shared.table.hold(cluster);
-        let part = &bytes[(page - first) * PAGE_BYTES..(until - first) * PAGE_BYTES];
-        install_in(shared, &held, page, part);
+        install(&held, page..until);
         drop(held);
         shared.enqueue(cluster);
         page = until;
     }
-    add(&shared.stats.page_in_count, end - first);
+    add(&shared.stats.page_in_count, pages.len());
 }
 
 /// Maps a fetched page, but wakes nobody.

@@ -23,6 +23,7 @@ mod handler;
 mod mask;
 mod options;
 mod shared;
+mod spares;
 mod stats;
 mod sys;
 mod table;
@@ -272,9 +273,10 @@ impl RemoteRegion {
         self.shared.stats.page_in.steps()
     }
 
-    /// Bytes in this machine's memory, with those on their way out.
+    /// Bytes in this machine's memory, with those on their way out or kept for pages that come.
     pub fn resident_bytes(&self) -> u64 {
-        ((self.shared.used() + self.shared.copies.load(Relaxed)) * PAGE_BYTES) as u64
+        let beside = self.shared.copies.load(Relaxed) + self.shared.spares.pages();
+        ((self.shared.used() + beside) * PAGE_BYTES) as u64
     }
 }
 

@@ -4,12 +4,13 @@
 //! evicted ([`Shared::allow_overflow`]); then the program goes on rather than stops.
 
 use super::options::{Leaving, Options};
+use super::spares::Spares;
 use super::stats::{Stats, add};
 use super::sys::lock::{Lock, Signal};
 use super::sys::memory::{Pages, Span, Table};
 use super::sys::uffd::{Access, Uffd};
 use super::table::{BLOCKS_MAX, CLUSTER_PAGES, Held, PageTable, Place, Stamp, State, cluster_of};
-use crate::page::PageRun;
+use crate::page::{PageRun, RUN_PAGES_MAX};
 use crate::store::{RegionId, StoreError};
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -68,18 +69,25 @@ pub struct Marks {
     pub high: usize,
     /// Pages of one eviction.
     pub batch: usize,
+    /// Beside the limit: memory for runs that come.
+    pub spares: usize,
 }
 
 impl Marks {
-    /// Where pages are copied, those of a batch lie twice in memory for a while: room for that is kept.
+    /// Where pages are copied, those of a batch lie twice in memory for a while: room for that is kept, and where
+    /// they are moved, for spares.
     fn of(limit: usize, leaving: Leaving) -> Marks {
         let batch = (limit / 16).clamp(1, 256);
         let kept = match leaving {
             Leaving::Moved => 0,
             Leaving::Cheapest | Leaving::Copied => (batch + CLUSTER_PAGES).min(limit / 2),
         };
-        let limit = limit - kept;
-        Marks { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch }
+        let spares = match leaving {
+            Leaving::Moved | Leaving::Cheapest => Spares::of_limit(limit),
+            Leaving::Copied => 0,
+        };
+        let limit = limit - kept - spares * RUN_PAGES_MAX;
+        Marks { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch, spares }
     }
 }
 
@@ -88,6 +96,7 @@ pub struct Shared {
     pub(super) arena: Pages,
     pub(super) staging: Pages,
     pub(super) uffd: Uffd,
+    pub(super) spares: Spares,
     pub(super) access: Access,
     /// How pages leave this kernel's memory.
     pub(super) leaving: Leaving,
@@ -156,10 +165,13 @@ impl Shared {
         }
         uffd.register_missing(&arena, leaving != Leaving::Moved).map_err(PagerError::Uffd)?;
         uffd.register_target(&staging).map_err(PagerError::Uffd)?;
+        let spares = Spares::new(marks.spares).map_err(reserve)?;
+        spares.register(&uffd).map_err(PagerError::Uffd)?;
         Ok(Shared {
             arena,
             staging,
             uffd,
+            spares,
             access,
             leaving,
             said_copies: AtomicBool::new(false),
@@ -197,6 +209,7 @@ impl Shared {
     pub fn give_to_children(&self, given: bool) -> Result<(), Errno> {
         let advice = if given { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
         self.arena.all().advise(advice)?;
+        self.spares.advise(advice)?;
         self.staging.all().advise(advice)
     }
 
@@ -222,6 +235,8 @@ impl Shared {
         // The new evictor takes all blocks for free.
         self.staging.all().advise(Advice::LinuxDontNeed)?;
         self.uffd.register_target(&self.staging)?;
+        self.spares.drop_all();
+        self.spares.register(&self.uffd)?;
         let Some(region) = region else { return Ok(()) };
         self.region.store(region.0, Relaxed);
         let forget = |held: &Held<'_>, pages: std::ops::Range<usize>| {
@@ -493,6 +508,6 @@ impl Shared {
 }
 
 /// A lock whose holder panicked still guards whole values: each change is one call.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,0 +1,109 @@
+//! Frames that go round: a long run of pages is received into memory whose frames left the region before, and
+//! moved into place. So nothing is copied to fresh frames, which the kernel has to find and charge one by one, and
+//! which come from another CPU's cache or, where a hypervisor has taken free memory back, from it.
+//!
+//! A spare is empty, with no frames, or full. The limit of a region has room for all of its spares; they are filled
+//! only as long as runs come.
+
+use super::shared::lock;
+use super::sys::memory::Pages;
+use super::sys::uffd::Uffd;
+use crate::page::RUN_PAGES_MAX;
+use rustix::io::Errno;
+use rustix::mm::Advice;
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Twice as many pages as are evicted at once.
+const SPARES_MAX: usize = 8;
+/// Of so many pages of the limit, one is kept for spares.
+const LIMIT_PER_SPARE: usize = 64;
+
+/// What is in a spare that is put back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frames {
+    /// Each of its pages.
+    All,
+    /// Nothing.
+    None,
+    /// Perhaps some, which are dropped.
+    Some,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Spares {
+    empty: Mutex<Vec<Pages>>,
+    full: Mutex<Vec<Pages>>,
+    /// Runs that asked for one, and did not have one filled since.
+    wanted: AtomicUsize,
+}
+
+impl Spares {
+    /// How many a limit has room for, in pages.
+    pub fn of_limit(limit: usize) -> usize {
+        (limit / LIMIT_PER_SPARE / RUN_PAGES_MAX).min(SPARES_MAX)
+    }
+
+    /// So many, all empty.
+    pub fn new(count: usize) -> io::Result<Spares> {
+        let fresh = || {
+            let spare = Pages::reserve(RUN_PAGES_MAX)?;
+            spare.all().advise(Advice::LinuxDontFork)?;
+            Ok(spare)
+        };
+        let empty: io::Result<Vec<Pages>> = (0..count).map(|_| fresh()).collect();
+        // With its room, as a handler allocates nothing.
+        let full = Mutex::new(Vec::with_capacity(count));
+        Ok(Spares { empty: Mutex::new(empty?), full, wanted: AtomicUsize::new(0) })
+    }
+
+    /// Pages can be moved into them from now on.
+    pub fn register(&self, uffd: &Uffd) -> io::Result<()> {
+        lock(&self.empty).iter().try_for_each(|spare| uffd.register_target(spare))
+    }
+
+    /// Of all of them; for a fork, while none is in use.
+    pub fn advise(&self, advice: Advice) -> Result<(), Errno> {
+        for spares in [&self.empty, &self.full] {
+            lock(spares).iter().try_for_each(|spare| spare.all().advise(advice))?;
+        }
+        Ok(())
+    }
+
+    /// Drops all frames.
+    pub fn drop_all(&self) {
+        while let Some(spare) = lock(&self.full).pop() {
+            self.put(spare, Frames::Some);
+        }
+    }
+
+    /// Frames in full ones.
+    pub fn pages(&self) -> usize {
+        lock(&self.full).len() * RUN_PAGES_MAX
+    }
+
+    /// A full one for a run; another is to be filled.
+    pub fn take_full(&self) -> Option<Pages> {
+        if self.wanted.load(Relaxed) < SPARES_MAX {
+            self.wanted.fetch_add(1, Relaxed);
+        }
+        lock(&self.full).pop()
+    }
+
+    /// One that is to be filled.
+    pub fn take_empty(&self) -> Option<Pages> {
+        let wanted = self.wanted.fetch_update(Relaxed, Relaxed, |wanted| wanted.checked_sub(1));
+        wanted.ok().and_then(|_| lock(&self.empty).pop())
+    }
+
+    /// One that was taken. If its frames cannot be dropped, it is not used again.
+    pub fn put(&self, spare: Pages, frames: Frames) {
+        match frames {
+            Frames::All => lock(&self.full).push(spare),
+            Frames::Some if spare.all().advise(Advice::LinuxDontNeed).is_err() => {}
+            Frames::Some | Frames::None => lock(&self.empty).push(spare),
+        }
+    }
+}
