@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::num::NonZeroU32;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
 
 /// Pages of a chunk, but for the last: 2 MiB.
 const CHUNK_PAGES: usize = 512;
@@ -63,6 +64,8 @@ struct Free {
     open: BTreeSet<u32>,
     /// Chunks that were unmapped.
     unmapped: Vec<u32>,
+    /// The chunk that will be mapped next, if its size still fits then.
+    next: Option<JoinHandle<io::Result<Chunk>>>,
 }
 
 impl Chunk {
@@ -191,7 +194,11 @@ impl Slab {
     fn map_chunk(&self, free: &mut Free) -> Option<u32> {
         let chunk = free.unmapped.last().copied().unwrap_or(free.slots.len() as u32);
         let pages = self.pages_of(chunk as usize);
-        let fresh = Chunk::new(pages).ok()?;
+        let fresh = free.next.take().and_then(|next| next.join().ok()?.ok());
+        let fresh = match fresh.filter(|fresh| fresh.sums.len() == pages) {
+            Some(fresh) => fresh,
+            None => Chunk::new(pages).ok()?,
+        };
         free.unmapped.pop();
         if chunk as usize == free.slots.len() {
             free.slots.push(Vec::new());
@@ -199,7 +206,18 @@ impl Slab {
         free.slots[chunk as usize] = (0..pages as u16).rev().collect();
         free.open.insert(chunk);
         *self.chunks[chunk as usize].write().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
+        self.prepare_next(free);
         Some(chunk)
+    }
+
+    /// Has the next chunk mapped meanwhile: to have the system clear its pages takes half of a put's time.
+    fn prepare_next(&self, free: &mut Free) {
+        let next = free.unmapped.last().map_or(free.slots.len(), |chunk| *chunk as usize);
+        if next < self.chunks.len() {
+            let pages = self.pages_of(next);
+            let thread = std::thread::Builder::new().name("pagetax-room".into());
+            free.next = thread.spawn(move || Chunk::new(pages)).ok();
+        }
     }
 }
 
