@@ -25,8 +25,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Reads of faults from one look at where the served threads run to the next.
+/// Reads of faults from one look at where the served threads run to the next: at first, and when they have long
+/// stayed, as a look takes as long as a fault, and the next fault waits for it.
 const FAULTS_PER_LOOK: u32 = 256;
+const FAULTS_PER_LOOK_MAX: u32 = 2048;
 /// Most threads that are looked at, as each look reads a file.
 const LOOKS_MAX: usize = 4;
 
@@ -46,6 +48,7 @@ pub struct Handler {
     waiting: Vec<usize>,
     placement: Placement,
     until_look: u32,
+    look_every: u32,
 }
 
 impl Handler {
@@ -57,8 +60,18 @@ impl Handler {
         let (trend, around) = (Trend::default(), Around::default());
         let placement = Placement::of_this_thread();
         let waiting = Vec::with_capacity(FAULTS_MAX);
-        let until_look = 0;
-        Ok(Handler { shared, reader, trend, around, buffer, zeros, waiting, placement, until_look })
+        Ok(Handler {
+            shared,
+            reader,
+            trend,
+            around,
+            buffer,
+            zeros,
+            waiting,
+            placement,
+            until_look: 0,
+            look_every: FAULTS_PER_LOOK,
+        })
     }
 
     /// Serves until the page after the last is asked for.
@@ -138,19 +151,16 @@ impl Handler {
             self.until_look = self.until_look.saturating_sub(1);
             return;
         }
-        self.until_look = FAULTS_PER_LOOK;
         let mut cpus = faults.iter().take(LOOKS_MAX).map(|fault| threads::cpu_of(fault.thread));
         let cpu = cpus.next().flatten();
-        match cpu.filter(|_| cpus.all(|other| other == cpu)) {
-            Some(cpu) => {
-                self.placement.keep(Keep::On(cpu));
-                self.shared.serving_cpu.store(cpu, Relaxed);
-            }
-            None => {
-                self.placement.keep(Keep::Anywhere);
-                self.shared.serving_cpu.store(NO_CPU, Relaxed);
-            }
-        }
+        let cpu = cpu.filter(|_| cpus.all(|other| other == cpu));
+        self.placement.keep(cpu.map_or(Keep::Anywhere, Keep::On));
+        let before = self.shared.serving_cpu.swap(cpu.unwrap_or(NO_CPU), Relaxed);
+        self.look_every = match before == cpu.unwrap_or(NO_CPU) {
+            true => (2 * self.look_every).min(FAULTS_PER_LOOK_MAX),
+            false => FAULTS_PER_LOOK,
+        };
+        self.until_look = self.look_every;
     }
 
     fn serve(&mut self, page: usize, fault: Fault, begun: Instant) {
@@ -494,8 +504,7 @@ impl Handler {
         let is_stored = |page: &usize| self.shared.table.peek(*page).place() == Place::Stored;
         let (first, count) = match ahead {
             Ahead::Up(_) => {
-                let end =
-                    (next_seam(all.end)).min(self.shared.table.pages());
+                let end = (next_seam(all.end)).min(self.shared.table.pages());
                 (all.end, (all.end..end).take_while(is_stored).count())
             }
             Ahead::Down(_) => {
