@@ -37,6 +37,7 @@ both_servings! {
     threads_share_a_region,
     threads_share_a_region_on_servers,
     sweeps_are_fetched_ahead_and_zeros_never_travel,
+    frames_go_round_where_sweeps_are_long,
     new_pages_come_in_runs_both_ways,
     neighbours_come_where_what_leaves_is_done_with,
     dropped_pages_are_zeros_and_leave_the_store,
@@ -276,6 +277,28 @@ fn sweeps_are_fetched_ahead_and_zeros_never_travel() {
     let counts = region.counts();
     assert!(counts.demand_page_in_count < counts.page_in_count / 16, "{counts:?}");
     assert!(counts.evicted_clean_count > 4000, "{counts:?}");
+}
+
+fn frames_go_round_where_sweeps_are_long() {
+    const BYTES: u64 = 96 * MIB;
+    let Some(mut region) = map(embedded(), BYTES, resident(24 * MIB)) else { return };
+    let fill_all = |region: &mut RemoteRegion, version| {
+        let pages = region.as_mut_slice().chunks_exact_mut(PAGE_BYTES);
+        (0..).zip(pages).for_each(|(number, page)| fill(page, number, version));
+    };
+    let check_all = |region: &RemoteRegion, version| {
+        let pages = region.as_slice().chunks_exact(PAGE_BYTES);
+        (0..).zip(pages).for_each(|(number, page)| assert_is(page, number, version));
+    };
+    for version in 1..4 {
+        fill_all(&mut region, version);
+        check_all(&region, version);
+    }
+    let counts = region.counts();
+    // Some of a sweep's runs find no full spare.
+    let wanted = if leaving() == Leaving::Copied { 0 } else { counts.page_in_count / 16 };
+    assert!(counts.moved_in_count >= wanted, "{counts:?}");
+    assert!(region.resident_bytes() <= 24 * MIB, "{}", region.resident_bytes());
 }
 
 fn new_pages_come_in_runs_both_ways() {

@@ -649,6 +649,7 @@ fn install_spare(shared: &Shared, first: usize, spare: &Pages) -> bool {
         }
         shared.uffd.wake(to);
     });
+    add(&shared.stats.moved_in_count, RUN_PAGES_MAX - left);
     left == 0
 }
 

@@ -49,6 +49,8 @@ counters! {
     demand_page_in_count,
     /// Pages fetched, with those fetched ahead of need.
     page_in_count,
+    /// Of them: received into frames that were moved into place, not copied.
+    moved_in_count,
     /// Pages taken out of the region.
     evicted_count,
     /// Of them: put into the store.
