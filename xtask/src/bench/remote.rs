@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const FLOOR_C: &str = "xtask/src/bench/remote_floor.c";
+const FLOOR_STREAM_C: &str = "xtask/src/bench/remote_floor_stream.c";
 const FLOOR_THREADS_C: &str = "xtask/src/bench/remote_floor_threads.c";
 const TOUCH: &str = "target/release/examples/touch";
 /// Of each server.
@@ -108,7 +109,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         throughput(&mut findings, &pagetax, folder.path(), floor)?;
     }
     if asked(NOT_TIED) {
-        rates(&mut findings, &pagetax, folder.path(), ANY_CPU, 1)?;
+        rates(&mut findings, &pagetax, folder.path(), ANY_CPU, 1, &mut || Ok(()))?;
     }
     let programs: Vec<&str> = remote_programs::names().filter(|name| asked(name)).collect();
     if !programs.is_empty() {
@@ -259,16 +260,19 @@ fn plain(swap: Swap, (_, cpu): Place) -> Result<Value> {
     result
 }
 
-/// A region, served in each way, zram and a swap file, with the program in the same place. Returns the region's.
+/// A region, served in each way, zram and a swap file, with the program in the same place, and in turns with them
+/// what is given. Returns the region's.
 fn rates(
     findings: &mut Findings,
     pagetax: &str,
     folder: &Path,
     place: Place,
     rounds: usize,
+    beside: &mut dyn FnMut() -> Result<()>,
 ) -> Result<[Value; SERVINGS.len()]> {
     let (mut ours, mut zram) = ([const { Vec::new() }; SERVINGS.len()], Vec::new());
     for _ in 0..rounds {
+        beside()?;
         for (ours, (serving, _)) in ours.iter_mut().zip(SERVINGS) {
             let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
             ours.push(measure(&mut paged(&server, place, serving))?);
@@ -340,7 +344,20 @@ fn throughput(
     floor: [f64; 2],
 ) -> Result<()> {
     overheads(findings, pagetax)?;
-    let ours = rates(findings, pagetax, folder, PINNED, RATE_ROUNDS)?;
+    let floor_stream = compiled(FLOOR_STREAM_C, &folder.join("floor-stream"))?;
+    let mut streams: Vec<f64> = Vec::new();
+    let mut stream = || {
+        let rate = shell::output(&mut Command::new(&floor_stream))?;
+        streams.push(rate.trim().parse()?);
+        Ok(())
+    };
+    let ours = rates(findings, pagetax, folder, PINNED, RATE_ROUNDS, &mut stream)?;
+    let stream = median(streams.iter().copied());
+    let cell = format!("sequential {}", thousand(stream));
+    findings.row(
+        &["floor, runs of 64", PINNED.0, &cell, "", ""],
+        json!({"what": "floor, runs of 64", "where": PINNED.0, "pages_per_s": streams}),
+    );
     let get = |key: &str| number(&ours[0], &format!("/{key}"));
     let [least, tail] = floor;
     let what = format!("rewrite faults/s (the floor allows {})", thousand(1e9 / least));
@@ -356,7 +373,8 @@ fn throughput(
         let what = format!("rewrite p99 µs{how} (the floor's own: {})", us(tail));
         findings.promise(&what, number(ours, "/rewrite/p99_ns")? / 1000.0, 40.0, true);
     }
-    findings.promise("sequential pages/s", get("sequential_pages_per_s")?, 350_000.0, false);
+    let what = format!("sequential pages/s (the floor: {})", thousand(stream));
+    findings.promise(&what, get("sequential_pages_per_s")?, 350_000.0, false);
     findings.promise("fill pages/s", get("fill_pages_per_s")?, 250_000.0, false);
     let published =
         ["report 004 (2003)", "2 servers", "1.0–1.8k/s", "3.7k/s", "1.3k/s, 230–300 µs"];

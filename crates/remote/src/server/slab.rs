@@ -15,6 +15,9 @@ use std::thread::JoinHandle;
 /// Pages of a chunk, but for the last: 2 MiB.
 const CHUNK_PAGES: usize = 512;
 
+/// From so many mapped chunks on, the next is mapped before it is needed: it is less than 2 % of them.
+const PREPARE_FROM: usize = 64;
+
 /// A place for one page: its number, from 1 on, so that none takes no room of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot(NonZeroU32);
@@ -210,10 +213,12 @@ impl Slab {
         Some(chunk)
     }
 
-    /// Has the next chunk mapped meanwhile: to have the system clear its pages takes half of a put's time.
+    /// Has the next chunk mapped meanwhile, where it is little beside what is held: to have the system clear its pages
+    /// takes half of a put's time.
     fn prepare_next(&self, free: &mut Free) {
         let next = free.unmapped.last().map_or(free.slots.len(), |chunk| *chunk as usize);
-        if next < self.chunks.len() {
+        let mapped = free.slots.len() - free.unmapped.len();
+        if next < self.chunks.len() && mapped >= PREPARE_FROM {
             let pages = self.pages_of(next);
             let thread = std::thread::Builder::new().name("pagetax-room".into());
             free.next = thread.spawn(move || Chunk::new(pages)).ok();
@@ -275,5 +280,20 @@ mod tests {
             slots.into_iter().for_each(|slot| slab.free_slot(slot));
             assert_eq!((slab.pages_free(), mapped(&slab)), (3 * CHUNK_PAGES as u64, 1));
         }
+    }
+
+    #[test]
+    fn chunks_that_were_prepared_are_used_up_to_the_limit() {
+        let pages = (PREPARE_FROM + 3) * CHUNK_PAGES + 100;
+        let slab = Slab::new(pages as u64);
+        let put = || slab.put(&[1; PAGE_BYTES], PageSum(1));
+        let slots: Vec<Slot> = std::iter::from_fn(put).collect();
+        assert_eq!(slots.len(), pages);
+        assert!(slab.free().next.is_none(), "nothing is left to be prepared");
+        let last = slots.len() - 100 - CHUNK_PAGES..slots.len();
+        // The shorter chunk at the end leaves first, and the next that is mapped is a whole one.
+        slots[last].iter().rev().for_each(|slot| slab.free_slot(*slot));
+        let again: Vec<Slot> = std::iter::from_fn(put).collect();
+        assert_eq!(again.len(), 100 + CHUNK_PAGES);
     }
 }
