@@ -113,6 +113,7 @@ pub struct Replicator {
     /// Servers by what they can be used for: kept beside `servers` so that reads need no loop.
     pub(super) up: ServerSet,
     pub(super) down: ServerSet,
+    pub(super) losses: u64,
 }
 
 impl Replicator {
@@ -124,6 +125,7 @@ impl Replicator {
             regions: BTreeMap::new(),
             up: ServerSet::EMPTY,
             down: ServerSet::EMPTY,
+            losses: 0,
         }
     }
 
@@ -211,6 +213,12 @@ impl Replicator {
             chunk.version += 1;
         }
         Ok(live.union(chosen))
+    }
+
+    /// How often a server was lost with what it held. Who acknowledged a write before may be back since, and have
+    /// nothing of it: acknowledgements count only while this stays as it was when they were asked for.
+    pub fn losses(&self) -> u64 {
+        self.losses
     }
 
     /// A write that these servers have acknowledged: is it done?

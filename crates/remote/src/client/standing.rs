@@ -34,6 +34,7 @@ impl Replicator {
     /// pages, if they were put, that no server has now; readers find out which by sums.
     #[must_use = "the owner should hear of losses before it reads"]
     pub fn server_gone(&mut self, server: ServerId) -> Vec<ChunkAt> {
+        self.losses += 1;
         self.servers[server as usize] = ServerState {
             standing: Standing::Gone,
             is_given_up: true,

@@ -39,6 +39,8 @@ struct Piece<'a> {
     sums_at: usize,
     acked: ServerSet,
     wanted: ServerSet,
+    /// Of servers, when it was placed.
+    losses: u64,
     done: bool,
 }
 
@@ -78,7 +80,10 @@ impl Writer {
         let mut replicator = self.shared.replicator_mut();
         for piece in pieces.iter_mut().filter(|piece| !piece.done && piece.wanted.is_empty()) {
             match replicator.targets(piece.at) {
-                Ok(targets) => piece.wanted = targets.minus(piece.acked),
+                Ok(targets) => {
+                    piece.wanted = targets.minus(piece.acked);
+                    piece.losses = replicator.losses();
+                }
                 Err(NoPlace::Nobody) => waits = true,
                 Err(NoPlace::NoRegion) => return Err(StoreError::NoRegion(piece.at.region)),
                 Err(NoPlace::Full) => {
@@ -221,6 +226,10 @@ impl Writer {
     fn settle(&mut self, pieces: &mut [Piece<'_>]) {
         let mut replicator = self.shared.replicator_mut();
         for piece in pieces.iter_mut().filter(|piece| !piece.done) {
+            if piece.losses != replicator.losses() {
+                (piece.acked, piece.wanted) = (ServerSet::EMPTY, ServerSet::EMPTY);
+                continue;
+            }
             match replicator.settle(piece.at, piece.acked) {
                 Settled::Done => piece.done = true,
                 Settled::Send(missing) => piece.wanted = missing,
@@ -248,6 +257,7 @@ impl Writer {
                     sums_at,
                     acked: ServerSet::EMPTY,
                     wanted: ServerSet::EMPTY,
+                    losses: 0,
                     done: false,
                 });
                 (first, pages) = (first + count as u64, rest);

@@ -256,12 +256,15 @@ impl Client {
     pub async fn put(&self, links: &mut Links, page: u64, version: u64) -> bool {
         let until = self.world.now() + GONE_AFTER + 1000 * MS;
         let bytes = page_bytes(page, version);
-        let (mut acked, mut wanted) = (ServerSet::EMPTY, ServerSet::EMPTY);
+        let (mut acked, mut wanted, mut losses) = (ServerSet::EMPTY, ServerSet::EMPTY, 0);
         while self.world.now() < until {
             if wanted.is_empty() {
                 let targets = self.replicator.borrow_mut().targets(at(page));
                 match targets {
-                    Ok(targets) => wanted = targets.minus(acked),
+                    Ok(targets) => {
+                        wanted = targets.minus(acked);
+                        losses = self.replicator.borrow().losses();
+                    }
                     Err(NoPlace::Full) => return false,
                     Err(_) => {
                         self.world.sleep(50 * MS).await;
@@ -279,6 +282,10 @@ impl Client {
             }
             if self.flaw == Flaw::ForgetsNewcomers && wanted.minus(acked).is_empty() {
                 return true;
+            }
+            if losses != self.replicator.borrow().losses() {
+                (acked, wanted) = (ServerSet::EMPTY, ServerSet::EMPTY);
+                continue;
             }
             let settled = self.replicator.borrow_mut().settle(at(page), acked);
             match settled {
