@@ -5,6 +5,7 @@
 //! proven gets SIGBUS, never zeros, never another's bytes.
 
 use super::around::Around;
+use super::install::{install, install_one, install_spare};
 use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use super::shared::{NO_CPU, Shared};
 use super::spares::Frames;
@@ -15,7 +16,7 @@ use super::sys::threads;
 use super::sys::uffd::{FAULTS_MAX, Fault};
 use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
 use super::trend::{Ahead, Trend, last_seam, next_seam};
-use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
+use crate::page::{PageRun, PageSum, RUN_PAGES_MAX};
 use crate::placement::{Keep, Placement};
 use crate::store::{PageReader, StoreError};
 use rustix::io::Errno;
@@ -624,82 +625,6 @@ impl Serve for Mutex<Handler> {
 fn beside(held: &Held<'_>, state: State) -> Mask {
     let pages = (0..).zip(held.pages()).filter(|(_, page)| held.get(*page).is_beside(state));
     mask_of(pages.map(|(bit, _)| bit))
-}
-
-/// Maps fetched pages.
-fn install(shared: &Shared, first: usize, bytes: &[u8]) {
-    let count = bytes.len() / PAGE_BYTES;
-    by_cluster(shared, first..first + count, |held, part| {
-        let bytes = &bytes[(part.start - first) * PAGE_BYTES..(part.end - first) * PAGE_BYTES];
-        install_in(shared, held, part.start, bytes);
-    });
-}
-
-/// Maps the pages of a full spare; whether none of its frames is left.
-fn install_spare(shared: &Shared, first: usize, spare: &Pages) -> bool {
-    let mut left = RUN_PAGES_MAX;
-    by_cluster(shared, first..first + RUN_PAGES_MAX, |held, part| {
-        let (to, from) = (shared.arena.span(part.start, part.len()), part.start - first);
-        let (moved, _) = shared.uffd.move_pages(to, spare.span(from, part.len()));
-        left -= moved;
-        let there = part.start + moved;
-        (part.start..there).for_each(|page| held.set(page, held.get(page).at(Place::Resident)));
-        if there < part.end {
-            install_in(shared, held, there, spare.bytes(from + moved, part.end - there));
-        }
-        shared.uffd.wake(to);
-    });
-    add(&shared.stats.moved_in_count, RUN_PAGES_MAX - left);
-    left == 0
-}
-
-/// Has pages that were fetched installed, those of a cluster under its lock.
-fn by_cluster(
-    shared: &Shared,
-    pages: Range<usize>,
-    mut install: impl FnMut(&Held<'_>, Range<usize>),
-) {
-    let mut page = pages.start;
-    while page < pages.end {
-        let cluster = cluster_of(page);
-        let until = ((cluster + 1) * CLUSTER_PAGES).min(pages.end);
-        let held = shared.table.hold(cluster);
-        install(&held, page..until);
-        drop(held);
-        shared.enqueue(cluster);
-        page = until;
-    }
-    add(&shared.stats.page_in_count, pages.len());
-}
-
-/// Maps a fetched page, but wakes nobody.
-fn install_one(shared: &Shared, page: usize, bytes: &[u8]) {
-    let held = shared.table.hold(cluster_of(page));
-    let there = shared.uffd.copy_quietly(shared.arena.span(page, 1), bytes).is_ok();
-    let place = if there { Place::Resident } else { Place::Stored };
-    held.set(page, held.get(page).at(place));
-    drop(held);
-    shared.enqueue(cluster_of(page));
-    if !there {
-        shared.give_room(1);
-    }
-    add(&shared.stats.page_in_count, 1);
-}
-
-fn install_in(shared: &Shared, held: &Held<'_>, first: usize, bytes: &[u8]) {
-    let to = shared.arena.span(first, bytes.len() / PAGE_BYTES);
-    let whole = shared.uffd.copy(to, bytes);
-    for (page, bytes) in (first..).zip(bytes.chunks_exact(PAGE_BYTES)) {
-        let to = shared.arena.span(page, 1);
-        // A run that leaves its mapping is refused as a whole; then page by page.
-        let there = whole.is_ok() || shared.uffd.copy(to, bytes).is_ok();
-        let place = if there { Place::Resident } else { Place::Stored };
-        held.set(page, held.get(page).at(place));
-        if !there {
-            shared.give_room(1);
-            shared.uffd.wake(to);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 mod around;
 mod evictor;
 mod handler;
+mod install;
 mod mask;
 mod options;
 mod shared;
