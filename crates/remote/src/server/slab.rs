@@ -71,6 +71,13 @@ struct Free {
     next: Option<JoinHandle<io::Result<Chunk>>>,
 }
 
+impl Free {
+    /// Which chunk will be mapped next: none, if it is beyond the last.
+    fn next_chunk(&self) -> u32 {
+        self.unmapped.last().copied().unwrap_or(self.slots.len() as u32)
+    }
+}
+
 impl Chunk {
     fn new(pages: usize) -> io::Result<Chunk> {
         let bytes = MmapMut::map_anon(pages * PAGE_BYTES)?;
@@ -195,7 +202,7 @@ impl Slab {
     }
 
     fn map_chunk(&self, free: &mut Free) -> Option<u32> {
-        let chunk = free.unmapped.last().copied().unwrap_or(free.slots.len() as u32);
+        let chunk = free.next_chunk();
         let pages = self.pages_of(chunk as usize);
         let fresh = free.next.take().and_then(|next| next.join().ok()?.ok());
         let fresh = match fresh.filter(|fresh| fresh.sums.len() == pages) {
@@ -216,7 +223,7 @@ impl Slab {
     /// Has the next chunk mapped meanwhile, where it is little beside what is held: to have the system clear its pages
     /// takes half of a put's time.
     fn prepare_next(&self, free: &mut Free) {
-        let next = free.unmapped.last().map_or(free.slots.len(), |chunk| *chunk as usize);
+        let next = free.next_chunk() as usize;
         let mapped = free.slots.len() - free.unmapped.len();
         if next < self.chunks.len() && mapped >= PREPARE_FROM {
             let pages = self.pages_of(next);
