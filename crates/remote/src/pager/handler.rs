@@ -156,8 +156,8 @@ impl Handler {
         let cpu = cpus.next().flatten();
         let cpu = cpu.filter(|_| cpus.all(|other| other == cpu));
         self.placement.keep(cpu.map_or(Keep::Anywhere, Keep::On));
-        let before = self.shared.serving_cpu.swap(cpu.unwrap_or(NO_CPU), Relaxed);
-        self.look_every = match before == cpu.unwrap_or(NO_CPU) {
+        let now = cpu.unwrap_or(NO_CPU);
+        self.look_every = match self.shared.serving_cpu.swap(now, Relaxed) == now {
             true => (2 * self.look_every).min(FAULTS_PER_LOOK_MAX),
             false => FAULTS_PER_LOOK,
         };
