@@ -10,7 +10,7 @@ use super::sys::lock::{Lock, Signal};
 use super::sys::memory::{Pages, Span, Table};
 use super::sys::uffd::{Access, Uffd};
 use super::table::{BLOCKS_MAX, CLUSTER_PAGES, Held, PageTable, Place, Stamp, State, cluster_of};
-use crate::page::{PageRun, RUN_PAGES_MAX};
+use crate::page::PageRun;
 use crate::store::{RegionId, StoreError};
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -86,7 +86,7 @@ impl Marks {
             Leaving::Moved | Leaving::Cheapest => Spares::of_limit(limit),
             Leaving::Copied => 0,
         };
-        let limit = limit - kept - spares * RUN_PAGES_MAX;
+        let limit = limit - kept - spares;
         Marks { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch, spares }
     }
 }

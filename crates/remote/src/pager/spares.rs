@@ -41,13 +41,14 @@ pub struct Spares {
 }
 
 impl Spares {
-    /// How many a limit has room for, in pages.
+    /// Pages of the spares that a limit has room for.
     pub fn of_limit(limit: usize) -> usize {
-        (limit / LIMIT_PER_SPARE / RUN_PAGES_MAX).min(SPARES_MAX)
+        (limit / LIMIT_PER_SPARE / RUN_PAGES_MAX).min(SPARES_MAX) * RUN_PAGES_MAX
     }
 
-    /// So many, all empty.
-    pub fn new(count: usize) -> io::Result<Spares> {
+    /// As many as so many pages make, all empty.
+    pub fn new(pages: usize) -> io::Result<Spares> {
+        let count = pages / RUN_PAGES_MAX;
         let fresh = || {
             let spare = Pages::reserve(RUN_PAGES_MAX)?;
             spare.all().advise(Advice::LinuxDontFork)?;
