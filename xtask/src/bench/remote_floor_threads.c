@@ -3,27 +3,10 @@
 // of its own: sent to the server, acknowledged, dropped. The server has the pages in an array. No checks of
 // any kind, no second chance, a plain queue of what is here.
 // Argument: the threads. Prints faults a second.
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <fcntl.h>
-#include <linux/userfaultfd.h>
-#include <netinet/tcp.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
+#include "remote_floor.h"
 #include <sys/uio.h>
-#include <time.h>
-#include <unistd.h>
 
-enum { PAGE = 4096, HEAD = 32, PAGES = 65536, HERE = PAGES / 4, WRITES = 240000 };
+enum { HEAD = 32, PAGES = 65536, HERE = PAGES / 4, WRITES = 240000 };
 // Most faults of one read, and pages that leave together.
 enum { FAULTS = 32, LEAVING = 64 };
 // What a request wants of the page that it names.
@@ -37,31 +20,13 @@ struct message {
     char bytes[PAGE];
 };
 
-static int uffd, get_socket, put_socket;
-static char *memory;
+static int get_socket, put_socket;
 static int per_thread;
 // Pages that are here, oldest first.
 static uint32_t queue[PAGES];
 static unsigned came, left;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-
-static void need(int ok, const char *what) {
-    if (!ok) {
-        perror(what);
-        exit(1);
-    }
-}
-
-static void all(int fd, void *at, size_t bytes, int out) {
-    for (char *next = at; bytes > 0;) {
-        ssize_t done = out ? write(fd, next, bytes) : read(fd, next, bytes);
-        if (done <= 0)
-            _exit(0);
-        next += done;
-        bytes -= done;
-    }
-}
 
 static char stored[PAGES][PAGE];
 
@@ -180,74 +145,29 @@ static void *rewrite(void *argument) {
     return NULL;
 }
 
-static int connect_to(struct sockaddr_in *address) {
-    int one = 1, fd = socket(AF_INET, SOCK_STREAM, 0);
-    need(connect(fd, (void *)address, sizeof *address) == 0, "connect");
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    return fd;
-}
-
 static void serve_both(int listener) {
-    pthread_t thread;
-    for (int i = 0; i < 2; i++) {
-        int one = 1, fd = accept(listener, NULL, NULL);
-        need(fd >= 0, "accept");
-        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        need(pthread_create(&thread, NULL, serve, (void *)(intptr_t)fd) == 0, "pthread_create");
-    }
+    for (int i = 0; i < 2; i++)
+        start_thread(serve, (void *)(intptr_t)accept_from(listener));
     for (;;)
         pause();
-}
-
-static void map(void) {
-    memory = mmap(NULL, (size_t)PAGES * PAGE, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    need(memory != MAP_FAILED, "mmap");
-    madvise(memory, (size_t)PAGES * PAGE, MADV_NOHUGEPAGE);
-    int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
-    uffd = device >= 0 ? ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC)
-                       : (int)syscall(SYS_userfaultfd, O_CLOEXEC);
-    need(uffd >= 0, "userfaultfd");
-    struct uffdio_api api = {.api = UFFD_API};
-    need(ioctl(uffd, UFFDIO_API, &api) == 0, "UFFDIO_API");
-    struct uffdio_register range = {
-        .range = {(uint64_t)memory, (uint64_t)PAGES * PAGE}, .mode = UFFDIO_REGISTER_MODE_MISSING};
-    need(ioctl(uffd, UFFDIO_REGISTER, &range) == 0, "UFFDIO_REGISTER");
-}
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec + t.tv_nsec / 1e9;
 }
 
 int main(int count, char **arguments) {
     int threads = count > 1 ? atoi(arguments[1]) : 1;
     need(threads > 0 && threads <= FAULTS, "threads");
     per_thread = WRITES / threads;
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof address;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    need(bind(listener, (void *)&address, len) == 0 && listen(listener, 2) == 0, "listen");
-    getsockname(listener, (void *)&address, &len);
-    pid_t server = fork();
-    if (server == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        serve_both(listener);
-    }
-    get_socket = connect_to(&address);
-    put_socket = connect_to(&address);
-    map();
-    pthread_t handler, evictor, all_threads[FAULTS];
-    need(pthread_create(&handler, NULL, handle, NULL) == 0, "pthread_create");
-    need(pthread_create(&evictor, NULL, evict, NULL) == 0, "pthread_create");
-    double begun = seconds();
+    start_server(serve_both);
+    get_socket = connect_to_server();
+    put_socket = connect_to_server();
+    map_memory((size_t)PAGES * PAGE);
+    start_thread(handle, NULL);
+    start_thread(evict, NULL);
+    pthread_t all_threads[FAULTS];
+    int64_t begun = now_ns();
     for (intptr_t i = 0; i < threads; i++)
-        need(pthread_create(&all_threads[i], NULL, rewrite, (void *)i) == 0, "pthread_create");
+        all_threads[i] = start_thread(rewrite, (void *)i);
     for (int i = 0; i < threads; i++)
         pthread_join(all_threads[i], NULL);
-    printf("%.0f\n", came / (seconds() - begun));
-    fflush(stdout);
-    kill(server, SIGKILL);
-    _exit(0);
+    printf("%.0f\n", came / ((now_ns() - begun) / 1e9));
+    end();
 }
