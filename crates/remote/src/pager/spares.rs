@@ -31,11 +31,14 @@ pub enum Frames {
     Some,
 }
 
-/// See the module.
+/// See the module. Only who serves faults, evicts or forks takes its locks: a fork waits for the first two, so that
+/// its child finds them open.
 #[derive(Debug)]
 pub struct Spares {
     empty: Mutex<Vec<Pages>>,
     full: Mutex<Vec<Pages>>,
+    /// Pages of full ones. Beside the lock, as anybody may ask for them while another thread forks.
+    pages: AtomicUsize,
     /// Runs that asked for one, and did not have one filled since.
     wanted: AtomicUsize,
 }
@@ -57,7 +60,8 @@ impl Spares {
         let empty: io::Result<Vec<Pages>> = (0..count).map(|_| fresh()).collect();
         // With its room, as a handler allocates nothing.
         let full = Mutex::new(Vec::with_capacity(count));
-        Ok(Spares { empty: Mutex::new(empty?), full, wanted: AtomicUsize::new(0) })
+        let (pages, wanted) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Ok(Spares { empty: Mutex::new(empty?), full, pages, wanted })
     }
 
     /// Pages can be moved into them from now on.
@@ -75,14 +79,21 @@ impl Spares {
 
     /// Drops all frames.
     pub fn drop_all(&self) {
-        while let Some(spare) = lock(&self.full).pop() {
+        while let Some(spare) = self.change_full(Vec::pop) {
             self.put(spare, Frames::Some);
         }
     }
 
     /// Frames in full ones.
     pub fn pages(&self) -> usize {
-        lock(&self.full).len() * RUN_PAGES_MAX
+        self.pages.load(Relaxed)
+    }
+
+    fn change_full<T>(&self, change: impl FnOnce(&mut Vec<Pages>) -> T) -> T {
+        let mut full = lock(&self.full);
+        let changed = change(&mut full);
+        self.pages.store(full.len() * RUN_PAGES_MAX, Relaxed);
+        changed
     }
 
     /// A full one for a run; another is to be filled.
@@ -90,7 +101,7 @@ impl Spares {
         if self.wanted.load(Relaxed) < SPARES_MAX {
             self.wanted.fetch_add(1, Relaxed);
         }
-        lock(&self.full).pop()
+        self.change_full(Vec::pop)
     }
 
     /// One that is to be filled.
@@ -102,9 +113,39 @@ impl Spares {
     /// One that was taken. If its frames cannot be dropped, it is not used again.
     pub fn put(&self, spare: Pages, frames: Frames) {
         match frames {
-            Frames::All => lock(&self.full).push(spare),
+            Frames::All => self.change_full(|full| full.push(spare)),
             Frames::Some if spare.all().advise(Advice::LinuxDontNeed).is_err() => {}
             Frames::Some | Frames::None => lock(&self.empty).push(spare),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_counted_past_the_lock() {
+        let spares = Spares::new(2 * RUN_PAGES_MAX).unwrap();
+        assert!(spares.take_full().is_none() && spares.pages() == 0);
+        let spare = spares.take_empty().expect("one is wanted");
+        spares.put(spare, Frames::All);
+        let _full = lock(&spares.full);
+        assert_eq!(spares.pages(), RUN_PAGES_MAX);
+    }
+
+    #[test]
+    fn full_ones_count_until_they_are_taken() {
+        let spares = Spares::new(2 * RUN_PAGES_MAX).unwrap();
+        for taken in [false, true] {
+            assert!(spares.take_full().is_none());
+            let spare = spares.take_empty().expect("one is wanted");
+            spares.put(spare, Frames::All);
+            match taken {
+                true => spares.put(spares.take_full().expect("a full one"), Frames::None),
+                false => spares.drop_all(),
+            }
+            assert_eq!(spares.pages(), 0);
         }
     }
 }
