@@ -17,7 +17,7 @@ use crate::store::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreE
 use crate::tls::ClientTls;
 use crate::wire::reply::Failure;
 use crate::wire::request::Token;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -127,7 +127,7 @@ pub(super) struct Shared {
     pub peers: RwLock<Vec<Arc<Peer>>>,
     pub remotes: RwLock<HashMap<(RegionId, ServerId), Remote>>,
     /// Pages of each region.
-    pub regions: RwLock<HashMap<RegionId, u64>>,
+    pub regions: RwLock<BTreeMap<RegionId, u64>>,
     pub stopped: AtomicBool,
     /// Counts changes of servers' standing.
     changes: Mutex<u64>,
@@ -280,11 +280,11 @@ impl Shared {
         self.replicator.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn regions(&self) -> std::sync::RwLockReadGuard<'_, HashMap<RegionId, u64>> {
+    pub fn regions(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<RegionId, u64>> {
         self.regions.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn regions_mut(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<RegionId, u64>> {
+    fn regions_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<RegionId, u64>> {
         self.regions.write().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,7 +10,7 @@ use super::set::{ServerId, ServerSet};
 use crate::store::{RegionId, StoreError};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::{Lease, Request};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -42,7 +42,7 @@ pub struct Link {
     pub connection: Connection,
     /// None for a lease that was voided by another's fence: this link's own fence, if it needed one,
     /// is done, and another would only void the other's lease in turn, for ever.
-    leases: HashMap<RegionId, Option<Lease>>,
+    leases: BTreeMap<RegionId, Option<Lease>>,
     /// Something sent on an earlier link may still be under way.
     fences: bool,
 }
@@ -122,7 +122,7 @@ impl Links {
             self.links.resize_with(at + 1, || None);
         }
         let fences = !self.is_read_only && self.closed.has(server);
-        self.links[at] = Some(Link { connection, leases: HashMap::new(), fences });
+        self.links[at] = Some(Link { connection, leases: BTreeMap::new(), fences });
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use crate::wire::hello::NONCE_BYTES;
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::{Lease, Request};
 use crate::wire::{self, REPORT_BYTES_MAX, WireError};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,13 +25,13 @@ pub struct Session {
     owner: Owner,
     /// May ask the server to leave.
     is_local: bool,
-    attached: HashMap<u32, Arc<Region>>,
+    attached: BTreeMap<u32, Arc<Region>>,
 }
 
 impl Session {
     /// Of a client that was greeted with this nonce.
     pub fn new(pool: Arc<Pool>, nonce: [u8; NONCE_BYTES], owner: Owner, is_local: bool) -> Session {
-        Session { pool, nonce, owner, is_local, attached: HashMap::new() }
+        Session { pool, nonce, owner, is_local, attached: BTreeMap::new() }
     }
 
     /// Does what a frame asks, and appends the reply frame.
@@ -56,7 +56,7 @@ impl Session {
 
     /// Leaves its regions to other connections, or to be reaped.
     pub fn close(&mut self, now_ns: u64) {
-        self.attached.drain().for_each(|(_, region)| detach(&region, now_ns));
+        std::mem::take(&mut self.attached).values().for_each(|region| detach(region, now_ns));
     }
 
     fn count_refusal(&self, failure: Failure) {
