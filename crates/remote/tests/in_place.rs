@@ -14,7 +14,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -283,6 +283,47 @@ fn both_sides_of_a_fork_have_the_pages() {
     });
     let Some(status) = ended else { return };
     assert_eq!(status.code(), Some(0), "{status:?}");
+}
+
+#[test]
+fn a_child_goes_on_whatever_other_threads_asked() {
+    let ended = alone(|| {
+        let region = numbered(&embedded());
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !done.load(Relaxed) && region.can_fork() {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let failed = (0..100).map(|_| fork_and_restart(&region)).find(|status| *status != 0);
+            done.store(true, Relaxed);
+            assert_eq!(failed, None);
+        });
+    });
+    let Some(status) = ended else { return };
+    assert_eq!(status.code(), Some(0), "{status:?}");
+}
+
+/// How a child ended that goes on with the region's pages; by SIGALRM if it hangs.
+fn fork_and_restart(region: &RemoteRegion) -> i32 {
+    assert!(region.before_fork());
+    // SAFETY: the child does with locks and memory what glibc allows after fork, and ends by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends a child that hangs.
+        unsafe { libc::alarm(10) };
+        let right = region.is_store_inherited() && region.restart_in_child(None).is_ok();
+        // SAFETY: ends at once.
+        unsafe { libc::_exit(i32::from(!right)) }
+    }
+    region.after_fork();
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    status
 }
 
 static MEMORY: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());

@@ -39,8 +39,9 @@ use crate::store::PageStore;
 use evictor::Evictor;
 use handler::Handler;
 use shared::Shared;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use sys::awake::Awake;
@@ -64,6 +65,9 @@ pub const THREADS: [&str; 2] = ["pagetax-fault", "pagetax-evict"];
 pub struct RemoteRegion {
     shared: Arc<Shared>,
     running: Mutex<Running>,
+    /// Of `running`'s store. Beside the lock, as any thread asks, also while another forks: the child would find the
+    /// lock held for good.
+    is_store_inherited: AtomicBool,
 }
 
 /// What a child of a fork does not have from its parent.
@@ -120,7 +124,8 @@ impl RemoteRegion {
     ) -> Result<RemoteRegion, PagerError> {
         let shared = Arc::new(Shared::new(pages, region, options)?);
         let running = Running { store: store.clone(), handler: None, evictor: None };
-        let mapped = RemoteRegion { shared, running: Mutex::new(running) };
+        let is_store_inherited = AtomicBool::new(store.is_inherited());
+        let mapped = RemoteRegion { shared, running: Mutex::new(running), is_store_inherited };
         mapped.running().spawn(&mapped.shared)?;
         Ok(mapped)
     }
@@ -189,7 +194,7 @@ impl RemoteRegion {
 
     /// Whether children of a fork need no store of their own.
     pub fn is_store_inherited(&self) -> bool {
-        self.running().store.is_inherited()
+        self.is_store_inherited.load(Relaxed)
     }
 
     /// Stops the pager, for a fork: until [`Self::after_fork`], nobody may touch missing pages. Whether
@@ -217,16 +222,22 @@ impl RemoteRegion {
     /// # Errors
     /// As of [`Self::map`]; the memory cannot be used then.
     pub fn restart_in_child(&self, store: Option<Arc<dyn PageStore>>) -> Result<(), PagerError> {
-        let mut running = self.running();
+        let failed = |source| PagerError::System { what: "starting the child's pager", source };
+        let mut running = match self.running.try_lock() {
+            Ok(running) => running,
+            Err(TryLockError::Poisoned(error)) => error.into_inner(),
+            // By a thread of the parent that was ending the process: nobody opens it here.
+            Err(TryLockError::WouldBlock) => return Err(failed(ErrorKind::WouldBlock.into())),
+        };
         let region = match &store {
             Some(store) => Some(store.create_region(self.shared.table.pages() as u64, true)?),
             None => None,
         };
         let store = store.unwrap_or_else(|| running.store.clone());
+        self.is_store_inherited.store(store.is_inherited(), Relaxed);
         // What is left of the parent's threads and store is not the child's to end.
         let parents = Running { store, handler: None, evictor: None };
         std::mem::forget(std::mem::replace(&mut *running, parents));
-        let failed = |source| PagerError::System { what: "starting the child's pager", source };
         self.shared.restart(region).map_err(failed)?;
         self.after_fork();
         running.spawn(&self.shared)
