@@ -158,8 +158,10 @@ impl Links {
         region: RegionId,
         fence: bool,
     ) -> Result<Lease, LinkError> {
-        let remote = self.shared.remote(region, server).ok_or(LinkError::NoRegion)?;
         let (patience, answer_within) = (self.patience, self.shared.options.answer_within);
+        // First: what is known of the region is of the server's start that the link is to, or a later one.
+        self.open(server)?;
+        let remote = self.shared.remote(region, server).ok_or(LinkError::NoRegion)?;
         let link = self.open(server)?;
         // Not the patience of a read: a server that is farther away could never be used.
         link.connection.set_patience(answer_within)?;
