@@ -28,6 +28,8 @@ pub(super) struct Reader {
     links: Links,
     /// Reads that were sent to a server and are not answered yet.
     pending: Vec<Pending>,
+    /// Of those who were last asked, how many had other bytes.
+    bad_copies: usize,
     ahead: Ahead,
 }
 
@@ -66,7 +68,7 @@ impl Reader {
     pub fn new(shared: Arc<Shared>) -> Reader {
         let links = shared.read_only_links();
         let ahead = Ahead::new(shared.clone());
-        Reader { shared, links, pending: Vec::with_capacity(4), ahead }
+        Reader { shared, links, pending: Vec::with_capacity(4), bad_copies: 0, ahead }
     }
 
     /// Pages that were expected, if they came and are what they should be. Those that were put again
@@ -130,9 +132,10 @@ impl Reader {
         let why = match (plan.order().len(), plan.waiting_for.len()) {
             (0, 0) => "it was never put, or every server that had a copy is lost".into(),
             (0, down) => format!("{down} servers that may have it do not answer"),
-            (asked, down) => {
-                format!("none of {asked} servers that were asked has it as it was put, {down} down")
-            }
+            (asked, down) => format!(
+                "none of {asked} servers that were asked has it as it was put, {} of them other bytes, {down} down",
+                self.bad_copies
+            ),
         };
         StoreError::PageLost { region: want.region, page: want.first, why }
     }
@@ -140,6 +143,7 @@ impl Reader {
     /// Asks one server after the other.
     fn ask_all(&mut self, plan: &ReadPlan, want: Want<'_>, into: &mut [u8]) -> Answer {
         let mut all = Answer::Absent;
+        self.bad_copies = 0;
         for (turn, server) in plan.order().iter().enumerate() {
             match self.ask_one(*server, want, into) {
                 Answer::Good => {
@@ -285,6 +289,7 @@ impl Reader {
                     return Ok(Answer::Good);
                 }
                 add(&self.shared.tally.bad_copies_total, 1);
+                self.bad_copies += 1;
                 Ok(Answer::Absent)
             }
             Reply::Failed(Failure::NotHeld { .. }) => Ok(Answer::Absent),
