@@ -45,6 +45,27 @@ impl Chunk {
         self.older.retain(|layer| !layer.is_empty());
         self.leaving.insert(server);
         self.version += 1;
+        self.put_out_spent();
+    }
+
+    /// Beside complete servers, older layers are of use only with somebody who has what they missed.
+    pub(super) fn put_out_spent(&mut self) {
+        if !self.complete.is_empty() && self.catching_up.is_empty() {
+            self.leaving = self.older.drain(..).fold(self.leaving, ServerSet::union);
+        }
+    }
+
+    /// A write is done that these servers have, and other members missed.
+    pub(super) fn was_written(&mut self, acked: ServerSet) {
+        let missed = self.complete.minus(acked);
+        // The newcomers have this write; the rest is where it was.
+        if !missed.is_empty() && !self.catching_up.and(acked).is_empty() {
+            self.complete = self.complete.and(acked);
+            self.older.insert(0, missed);
+            self.version += 1;
+        }
+        let others = self.complete.union(self.catching_up).minus(acked);
+        others.iter().for_each(|server| self.put_out(server));
     }
 
     /// Moves complete and catching-up servers to the older layers: none of them is to be had.
@@ -68,14 +89,16 @@ impl Chunk {
 
     /// What a member held is lost; whether nobody else has all of it.
     ///
-    /// A complete server has everything. Without one, each layer has something that the others have
-    /// not.
+    /// A complete server has everything; those that catch up beside it have it together with an older layer.
+    /// Else each layer has something that the others have not.
     pub(super) fn forget(&mut self, server: ServerId) -> bool {
         let its = ServerSet::one(server);
         let layers = [self.complete, self.catching_up];
         let was_alone = layers.iter().chain(&self.older).any(|layer| *layer == its);
+        let was_last_complete = self.complete == its;
         self.put_out(server);
-        let damaged = was_alone && self.complete.is_empty();
+        let is_whole = was_last_complete && !self.catching_up.is_empty() && !self.older.is_empty();
+        let damaged = was_alone && self.complete.is_empty() && !is_whole;
         self.promote();
         damaged
     }

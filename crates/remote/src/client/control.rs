@@ -425,14 +425,13 @@ impl Watch {
                 Err(error) => return Err(error),
             }
         }
-        let strangers = self.shared.replicator().strangers(server);
+        let strangers = self.shared.replicator_mut().strangers(server);
         for (region, first, count) in strangers {
             match self.links.call_on(server, region, |on| Request::Discard { on, first, count }) {
                 Ok(_) | Err(LinkError::NoRegion) => {}
                 Err(error) => return Err(error),
             }
         }
-        self.shared.replicator_mut().server_cleaned(server);
         Ok(true)
     }
 

@@ -96,6 +96,7 @@ impl Replicator {
         if chunk.complete.has(from) {
             chunk.complete = chunk.complete.union(to);
             chunk.catching_up = chunk.catching_up.minus(to);
+            chunk.put_out_spent();
         } else {
             // The layer is spent; who was not there to get it is of no use any more.
             let layer = chunk.older[0];
@@ -137,13 +138,10 @@ impl Replicator {
         let chunk = self.chunk(at);
         let stays = |server: &ServerId| self.server(*server).standing == Standing::Up;
         let staying: ServerSet = chunk.complete.and(up).iter().filter(stays).take(copies).collect();
-        let older = chunk.older.iter().fold(ServerSet::EMPTY, |all, layer| all.union(*layer));
-        let superfluous = match staying.len() {
-            len if len >= copies => chunk.members().minus(staying),
-            0 => ServerSet::EMPTY,
-            _ => older,
-        };
-        superfluous.iter().for_each(|server| self.chunk_mut(at).put_out(server));
+        if staying.len() >= copies {
+            let superfluous = chunk.members().minus(staying);
+            superfluous.iter().for_each(|server| self.chunk_mut(at).put_out(server));
+        }
     }
 
     /// Adds servers to a chunk that has too few which will stay, if there is anything to copy.

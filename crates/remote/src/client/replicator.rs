@@ -5,19 +5,23 @@
 //!
 //! - *complete* servers have every page of the chunk as it was last put;
 //! - servers that are *catching up* have whatever was put since they joined;
-//! - *older* layers have what was put before all servers of the newer layers were lost from sight.
-//!   They are kept while nobody newer is complete, newest first.
+//! - *older* layers have what was put before a write that they missed. They are kept, newest first, while
+//!   nobody newer is complete, or while somebody catches up who has what they missed: should the complete
+//!   ones be lost now, both together have everything.
 //!
 //! Writes go to all complete and catching-up servers that are up, and are done when all that are
 //! members *by then* have acknowledged: who joined meanwhile is written to as well, and who is down is
-//! put out (a copy that missed a write is no copy). So a repair may copy old pages to a newcomer while
-//! new ones are written to it, if it copies only what the newcomer does not have.
+//! no longer complete (a copy that missed a write is none). Where that leaves too few, another joins before the
+//! write is done. So a repair may copy old pages to a newcomer while new ones are written to it, if it copies only
+//! what the newcomer does not have.
 //!
 //! Invariants:
 //! 1. A complete server has, of every page whose put is done, the bytes of the last put.
 //! 2. All servers that are catching up in a chunk joined together, so they have the same history.
 //! 3. A server that is up and no member of a chunk holds no page of it; until it is cleaned, it is
 //!    *leaving*, and is not chosen.
+//! 4. Where there are complete servers and older layers, somebody is catching up who has, of every page whose put
+//!    is done and that the newest older layer has not, the bytes of the last put.
 //!
 //! Nothing here is trusted for the bytes: readers prove them by sums. A mistake here loses pages; it
 //! cannot pass off wrong ones.
@@ -60,10 +64,30 @@ pub struct ServerState {
 pub enum NoPlace {
     /// Servers are up, but have no room.
     Full,
-    /// No server is up.
+    /// No server is up that may take it now.
     Nobody,
     /// The region is dropped.
     NoRegion,
+}
+
+/// Who has acknowledged a write, and when: a server that was lost since may be back, and have nothing of it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Acked {
+    servers: ServerSet,
+    /// [`Replicator::losses`] when they were to be asked.
+    losses: u64,
+}
+
+impl Acked {
+    /// Another has.
+    pub fn insert(&mut self, server: ServerId) {
+        self.servers.insert(server);
+    }
+
+    /// Who has.
+    pub fn servers(&self) -> ServerSet {
+        self.servers
+    }
 }
 
 /// What is left to do for a write.
@@ -73,7 +97,7 @@ pub enum Settled {
     Done,
     /// These have it not yet.
     Send(ServerSet),
-    /// Nobody who has it is up any more: ask for targets again.
+    /// Too few who have it are up, or a server was lost since they were asked: ask for targets again.
     Again,
 }
 
@@ -113,6 +137,7 @@ pub struct Replicator {
     /// Servers by what they can be used for: kept beside `servers` so that reads need no loop.
     pub(super) up: ServerSet,
     pub(super) down: ServerSet,
+    /// How often a server was lost with what it held.
     pub(super) losses: u64,
 }
 
@@ -175,11 +200,18 @@ impl Replicator {
         }
     }
 
-    /// Where a write to this chunk goes.
+    /// Where a write to this chunk goes, beside those who have acknowledged it. After a loss, none has.
     ///
     /// # Errors
     /// When there is no place for it.
-    pub fn targets(&mut self, at: ChunkAt) -> Result<ServerSet, NoPlace> {
+    pub fn targets(&mut self, at: ChunkAt, acked: &mut Acked) -> Result<ServerSet, NoPlace> {
+        if acked.losses != self.losses {
+            *acked = Acked { servers: ServerSet::EMPTY, losses: self.losses };
+        }
+        Ok(self.place(at)?.minus(acked.servers))
+    }
+
+    fn place(&mut self, at: ChunkAt) -> Result<ServerSet, NoPlace> {
         let up = self.up;
         if self.known_chunk(at).is_none() {
             return Err(NoPlace::NoRegion);
@@ -193,7 +225,10 @@ impl Replicator {
         let wanted = self.copies - live.len();
         let chosen = self.choose(chunk, wanted);
         if live.is_empty() && chosen.is_empty() {
-            return Err(if self.up.is_empty() { NoPlace::Nobody } else { NoPlace::Full });
+            // Who has older pages of it, or is to be cleaned of them, may take it later.
+            let later = chunk.members().union(chunk.leaving).and(self.up);
+            let is_full = !self.up.is_empty() && later.is_empty();
+            return Err(if is_full { NoPlace::Full } else { NoPlace::Nobody });
         }
         // Fewer copies than asked for are taken when servers are missing, not when they are full.
         let possible = self.copies.min(live.union(self.candidates(at)).len());
@@ -215,36 +250,26 @@ impl Replicator {
         Ok(live.union(chosen))
     }
 
-    /// How often a server was lost with what it held. Who acknowledged a write before may be back since, and have
-    /// nothing of it: acknowledgements count only while this stays as it was when they were asked for.
-    pub fn losses(&self) -> u64 {
-        self.losses
-    }
-
     /// A write that these servers have acknowledged: is it done?
-    pub fn settle(&mut self, at: ChunkAt, acked: ServerSet) -> Settled {
-        let up = self.up;
-        let Some(chunk) = self.known_chunk(at) else { return Settled::Done };
+    pub fn settle(&mut self, at: ChunkAt, acked: Acked) -> Settled {
+        if self.known_chunk(at).is_none() {
+            return Settled::Done;
+        }
+        if acked.losses != self.losses {
+            return Settled::Again;
+        }
+        let (acked, chunk) = (acked.servers, self.chunk(at));
         let members = chunk.complete.union(chunk.catching_up);
-        let missing = members.and(up).minus(acked);
+        let missing = members.and(self.up).minus(acked);
         if !missing.is_empty() {
             return Settled::Send(missing);
         }
-        if members.and(acked).is_empty() {
+        let live = members.and(self.up);
+        let may_join = live.len() < self.copies && chunk.catching_up.is_empty();
+        if members.and(acked).is_empty() || may_join && !self.choose(chunk, 1).is_empty() {
             return Settled::Again;
         }
-        let missed = members.minus(acked);
-        if chunk.complete.and(acked).is_empty() {
-            // The newcomers have this write alone; the rest is where it was.
-            let complete = std::mem::take(&mut chunk.complete);
-            if !complete.is_empty() {
-                chunk.older.insert(0, complete);
-                chunk.version += 1;
-            }
-            chunk.catching_up.minus(acked).iter().for_each(|server| chunk.put_out(server));
-        } else {
-            missed.iter().for_each(|server| chunk.put_out(server));
-        }
+        self.chunk_mut(at).was_written(acked);
         Settled::Done
     }
 

@@ -55,20 +55,17 @@ impl Replicator {
         damaged
     }
 
-    /// Chunks that a server is no member of, as runs of pages of each region: what is there is to be
-    /// discarded before the server is used again after it was down.
-    pub fn strangers(&self, server: ServerId) -> Vec<(RegionId, u64, u64)> {
+    /// A server is back after it was down: chunks that it is no member of, as runs of pages of each region, which
+    /// are to be discarded there before it is used again. Of those that it is put out of from now on it is
+    /// *leaving*.
+    pub fn strangers(&mut self, server: ServerId) -> Vec<(RegionId, u64, u64)> {
+        for (_, chunk) in self.regions.values_mut().flat_map(Chunks::placed_mut) {
+            chunk.leaving.remove(server);
+        }
         let runs = self.regions.iter().flat_map(|(region, chunks)| {
             let runs = chunks.without(server);
             runs.map(|(first, count)| (*region, first * CHUNK_PAGES, count * CHUNK_PAGES))
         });
         runs.collect()
-    }
-
-    /// A server is back and cleaned of what [`Replicator::strangers`] said.
-    pub fn server_cleaned(&mut self, server: ServerId) {
-        for (_, chunk) in self.regions.values_mut().flat_map(Chunks::placed_mut) {
-            chunk.leaving.remove(server);
-        }
     }
 }

@@ -6,7 +6,7 @@
 
 use super::cluster::Shared;
 use super::link::{LinkError, Links, is_broken, is_stale, unexpected, wait};
-use super::replicator::{CHUNK_PAGES, ChunkAt, NoPlace, Settled};
+use super::replicator::{Acked, CHUNK_PAGES, ChunkAt, NoPlace, Settled};
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
 use crate::page::{PAGE_BYTES, PageRun};
 use crate::store::{PageWriter, PutRun, RegionId, StoreError, check_discard, check_put};
@@ -37,10 +37,8 @@ struct Piece<'a> {
     pages: &'a [u8],
     /// Where its sums begin among all.
     sums_at: usize,
-    acked: ServerSet,
+    acked: Acked,
     wanted: ServerSet,
-    /// Of servers, when it was placed.
-    losses: u64,
     done: bool,
 }
 
@@ -79,11 +77,8 @@ impl Writer {
         }
         let mut replicator = self.shared.replicator_mut();
         for piece in pieces.iter_mut().filter(|piece| !piece.done && piece.wanted.is_empty()) {
-            match replicator.targets(piece.at) {
-                Ok(targets) => {
-                    piece.wanted = targets.minus(piece.acked);
-                    piece.losses = replicator.losses();
-                }
+            match replicator.targets(piece.at, &mut piece.acked) {
+                Ok(targets) => piece.wanted = targets,
                 Err(NoPlace::Nobody) => waits = true,
                 Err(NoPlace::NoRegion) => return Err(StoreError::NoRegion(piece.at.region)),
                 Err(NoPlace::Full) => {
@@ -172,7 +167,7 @@ impl Writer {
     ) -> Result<(), LinkError> {
         let mut replicator = self.shared.replicator_mut();
         for piece in &mut pieces[first..] {
-            if piece.wanted.has(server) && !piece.acked.has(server) && !piece.done {
+            if piece.wanted.has(server) && !piece.acked.servers().has(server) && !piece.done {
                 if !replicator.refuse(piece.at, server) {
                     let pages_free = replicator.server(server).pages_free;
                     return Err(LinkError::Failed(Failure::Full { pages_free }));
@@ -226,10 +221,6 @@ impl Writer {
     fn settle(&mut self, pieces: &mut [Piece<'_>]) {
         let mut replicator = self.shared.replicator_mut();
         for piece in pieces.iter_mut().filter(|piece| !piece.done) {
-            if piece.losses != replicator.losses() {
-                (piece.acked, piece.wanted) = (ServerSet::EMPTY, ServerSet::EMPTY);
-                continue;
-            }
             match replicator.settle(piece.at, piece.acked) {
                 Settled::Done => piece.done = true,
                 Settled::Send(missing) => piece.wanted = missing,
@@ -255,9 +246,8 @@ impl Writer {
                     first,
                     pages: piece,
                     sums_at,
-                    acked: ServerSet::EMPTY,
+                    acked: Acked::default(),
                     wanted: ServerSet::EMPTY,
-                    losses: 0,
                     done: false,
                 });
                 (first, pages) = (first + count as u64, rest);

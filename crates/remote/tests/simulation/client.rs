@@ -5,7 +5,7 @@ use crate::world::{MS, Wire, World};
 use pagetax_core::access::{Rng, derive_seed};
 use pagetax_remote::client::repair::{Repair, Scan};
 use pagetax_remote::client::replicator::{
-    CHUNK_PAGES, ChunkAt, NoPlace, Replicator, Settled, Standing,
+    Acked, CHUNK_PAGES, ChunkAt, NoPlace, Replicator, Settled, Standing,
 };
 use pagetax_remote::client::set::{ServerId, ServerSet};
 use pagetax_remote::page::{PAGE_BYTES, PageSum};
@@ -36,8 +36,12 @@ pub enum Flaw {
     NoFence,
     /// A server that comes back keeps what it should not have.
     NoCleaning,
+    /// A server that comes back counts as cleaned also of chunks that it was put out of meanwhile.
+    ForgetsLeaving,
     /// The owner does not hear that the last server with some of its pages is gone.
     KeepsLossesQuiet,
+    /// What a server acknowledged counts though it was lost since, and is back with nothing.
+    OldAcknowledgements,
 }
 
 /// Why a call came to nothing.
@@ -252,19 +256,27 @@ impl Client {
         }
     }
 
+    /// At any time others may have the processor, for long.
+    async fn held_up(&self) {
+        if self.world.below(30) == 0 {
+            self.world.sleep(self.world.below(1000 * MS)).await;
+        }
+    }
+
     /// Writes a new version of a page; whether it is done.
     pub async fn put(&self, links: &mut Links, page: u64, version: u64) -> bool {
         let until = self.world.now() + GONE_AFTER + 1000 * MS;
         let bytes = page_bytes(page, version);
-        let (mut acked, mut wanted, mut losses) = (ServerSet::EMPTY, ServerSet::EMPTY, 0);
+        let (mut acked, mut wanted) = (Acked::default(), ServerSet::EMPTY);
         while self.world.now() < until {
             if wanted.is_empty() {
-                let targets = self.replicator.borrow_mut().targets(at(page));
+                let before = acked.servers();
+                let targets = self.replicator.borrow_mut().targets(at(page), &mut acked);
+                if self.flaw == Flaw::OldAcknowledgements {
+                    before.iter().for_each(|server| acked.insert(server));
+                }
                 match targets {
-                    Ok(targets) => {
-                        wanted = targets.minus(acked);
-                        losses = self.replicator.borrow().losses();
-                    }
+                    Ok(targets) => wanted = targets,
                     Err(NoPlace::Full) => return false,
                     Err(_) => {
                         self.world.sleep(50 * MS).await;
@@ -279,13 +291,16 @@ impl Client {
                     Ok(_) => acked.insert(server),
                     Err(trouble) => self.note(links, server, trouble).await,
                 }
+                self.held_up().await;
             }
-            if self.flaw == Flaw::ForgetsNewcomers && wanted.minus(acked).is_empty() {
+            if self.flaw == Flaw::ForgetsNewcomers && wanted.minus(acked.servers()).is_empty() {
                 return true;
             }
-            if losses != self.replicator.borrow().losses() {
-                (acked, wanted) = (ServerSet::EMPTY, ServerSet::EMPTY);
-                continue;
+            if self.flaw == Flaw::OldAcknowledgements {
+                let servers = acked.servers();
+                acked = Acked::default();
+                let _ = self.replicator.borrow_mut().targets(at(page), &mut acked);
+                servers.iter().for_each(|server| acked.insert(server));
             }
             let settled = self.replicator.borrow_mut().settle(at(page), acked);
             match settled {
@@ -404,14 +419,17 @@ impl Client {
             Err(Trouble::Failed(Failure::NoRegion | Failure::Denied)) => return Ok(false),
             Err(trouble) => return Err(trouble),
         }
+        let strangers = self.replicator.borrow_mut().strangers(server);
         if self.flaw != Flaw::NoCleaning {
-            let strangers = self.replicator.borrow().strangers(server);
             for (_, first, count) in strangers {
                 let discard = |on| frame(Request::Discard { on, first, count });
                 self.call_on(links, server, discard).await?;
             }
         }
-        self.replicator.borrow_mut().server_cleaned(server);
+        self.held_up().await;
+        if self.flaw == Flaw::ForgetsLeaving {
+            self.replicator.borrow_mut().strangers(server);
+        }
         Ok(true)
     }
 

@@ -2,9 +2,9 @@
 //! that crashes, restarts, cuts, delays, repeats and loses as a seed says.
 //!
 //! What is checked, over thousands of seeds: with never more than `copies - 1` servers in trouble at a
-//! time a complete copy is complete and nothing is lost; with more, nothing is lost without its owner's
-//! being told when it happens; and when all is well again, every page has all its copies. That the
-//! checks can fail is shown with mistakes made on purpose.
+//! time a complete copy is complete and nothing is lost, also when another server is lost as soon as one that
+//! was away is back; with more, nothing is lost without its owner's being told when it happens; and when all is
+//! well again, every page has all its copies. That the checks can fail is shown with mistakes made on purpose.
 
 mod client;
 mod world;
@@ -24,6 +24,8 @@ struct Story {
     /// Servers in trouble at the same time, at most.
     troubled_max: usize,
     faults: u64,
+    /// Each time a server is away for a while, and comes back with what it had; then another is killed.
+    in_turn: bool,
 }
 
 impl Story {
@@ -112,7 +114,17 @@ async fn tell(
     world.sleep(500 * MS).await;
     for _ in 0..story.faults {
         let mut troubled = Vec::new();
-        for _ in 0..1 + rng.below(story.troubled_max as u64) {
+        if story.in_turn {
+            let away = rng.below(story.servers as u64) as usize;
+            keep_away(world, away, &mut rng);
+            world.sleep(rng.below(3000 * MS)).await;
+            mend(world, away);
+            world.sleep(rng.below(600 * MS)).await;
+            let other = (away + 1 + rng.below(story.servers as u64 - 1) as usize) % story.servers;
+            world.crash(other);
+            troubled.push(other);
+        }
+        for _ in troubled.len()..1 + rng.below(story.troubled_max as u64) as usize {
             let server = rng.below(story.servers as u64) as usize;
             if !troubled.contains(&server) {
                 trouble(world, server, &mut rng);
@@ -136,8 +148,15 @@ fn trouble(world: &World, server: usize, rng: &mut Rng) {
             world.crash(server);
             world.start(server);
         }
-        2 => world.set_reachable(server, false),
-        3 => world.cut_connections(server),
+        _ => keep_away(world, server, rng),
+    }
+}
+
+/// Nothing that it has is lost.
+fn keep_away(world: &World, server: usize, rng: &mut Rng) {
+    match rng.below(3) {
+        0 => world.set_reachable(server, false),
+        1 => world.cut_connections(server),
         _ => world.set_slow(server, true),
     }
 }
@@ -174,10 +193,12 @@ async fn whole_again(client: &Client, world: &World, story: Story) -> Result<(),
     Err("copies are still missing long after".into())
 }
 
-const CAREFUL: Story = Story { servers: 4, copies: 2, troubled_max: 1, faults: 4 };
-const THREE: Story = Story { servers: 5, copies: 3, troubled_max: 2, faults: 3 };
-const CHAOS: Story = Story { servers: 3, copies: 2, troubled_max: 3, faults: 4 };
-const SINGLE: Story = Story { servers: 2, copies: 1, troubled_max: 2, faults: 4 };
+const CAREFUL: Story = Story { servers: 4, copies: 2, troubled_max: 1, faults: 4, in_turn: false };
+const IN_TURN: Story = Story { servers: 3, copies: 2, troubled_max: 1, faults: 4, in_turn: true };
+const PAIR: Story = Story { servers: 2, ..CAREFUL };
+const THREE: Story = Story { servers: 5, copies: 3, troubled_max: 2, faults: 3, in_turn: false };
+const CHAOS: Story = Story { servers: 3, copies: 2, troubled_max: 3, faults: 4, in_turn: false };
+const SINGLE: Story = Story { servers: 2, copies: 1, troubled_max: 2, faults: 4, in_turn: false };
 
 fn all_well(story: Story, seeds: std::ops::Range<u64>) {
     let (mut puts, mut gets) = (0, 0);
@@ -199,6 +220,12 @@ fn is_found(story: Story, flaw: Flaw) {
 #[test]
 fn one_server_in_trouble_loses_nothing_of_two_copies() {
     all_well(CAREFUL, 0..1500);
+    all_well(PAIR, 0..500);
+}
+
+#[test]
+fn one_server_after_the_other_loses_nothing_of_two_copies() {
+    all_well(IN_TURN, 0..1500);
 }
 
 #[test]
@@ -230,6 +257,16 @@ fn planted_missing_fence_is_found() {
 #[test]
 fn planted_missing_cleaning_is_found() {
     is_found(CAREFUL, Flaw::NoCleaning);
+}
+
+#[test]
+fn planted_forgotten_leaving_is_found() {
+    is_found(PAIR, Flaw::ForgetsLeaving);
+}
+
+#[test]
+fn planted_old_acknowledgements_are_found() {
+    is_found(CAREFUL, Flaw::OldAcknowledgements);
 }
 
 #[test]
