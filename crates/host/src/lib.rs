@@ -3,6 +3,9 @@
 //! Invariant: unsafe code is in [`sys`] alone. Whatever ends a run, nothing is left behind.
 #![deny(unsafe_code)]
 
+#[cfg(test)]
+#[path = "../tests/alone/mod.rs"]
+mod alone;
 pub mod at_hand;
 pub mod budget;
 pub mod calibrate;

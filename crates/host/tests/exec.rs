@@ -1,5 +1,8 @@
 //! Plans on the real kernel: each operation, pattern, backing and kind of client.
 
+mod alone;
+
+use alone::ran_alone;
 use pagetax_core::access::{Offsets, pattern_word};
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
@@ -9,6 +12,7 @@ use pagetax_core::report::{Recording, Run};
 use pagetax_host::exec::{HostMachine, NullMachine};
 use pagetax_host::sys::process::{Exit, fork};
 use rustix::process::{Signal, kill_process};
+use std::time::{Duration, Instant};
 
 fn plan(text: &str) -> Plan {
     let spec = HostMachine::default().spec();
@@ -42,6 +46,9 @@ fn small(region: &str, phase: &str) -> String {
 
 #[test]
 fn base_pages_fault_once_each() {
+    if ran_alone() {
+        return;
+    }
     let report = run(&small(
         "size = \"2M\"\npage_size = \"base\"",
         "ops = [{ touch = \"r\", access = \"write\", pattern = \"strided\", stride = \"4K\" }]",
@@ -57,6 +64,9 @@ fn base_pages_fault_once_each() {
 
 #[test]
 fn faults_are_exact_once_the_code_is_warm() {
+    if ran_alone() {
+        return;
+    }
     let text = r#"
         name = "t"
         [[region]]
@@ -212,6 +222,9 @@ fn a_flipped_byte_is_reported_with_its_place() {
 
 #[test]
 fn children_have_their_own_copies_and_threads_do_not() {
+    if ran_alone() {
+        return;
+    }
     let job = |kind: &str| {
         small(
             "size = \"1M\"\npage_size = \"base\"",
@@ -369,6 +382,9 @@ fn preflight_names_what_cannot_be_had() {
 /// is left: no file, no grandchildren, and a report of what was done.
 #[test]
 fn an_interrupt_cleans_up_and_keeps_what_was_seen() {
+    if ran_alone() {
+        return;
+    }
     for kind in ["processes", "threads"] {
         let directory = tempfile::tempdir().unwrap();
         let text = format!(
@@ -388,7 +404,14 @@ fn an_interrupt_cleans_up_and_keeps_what_was_seen() {
             i32::from(!(interrupted && seen && alone))
         })
         .unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(700));
+        let maps = format!("/proc/{}/maps", child.pid());
+        let file = directory.path().to_str().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !std::fs::read_to_string(&maps).unwrap().contains(file) {
+            assert!(Instant::now() < deadline, "{kind}: the file is not mapped");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::thread::sleep(Duration::from_millis(700));
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "a file has a name");
         kill_process(child.pid(), Signal::INT).unwrap();
         assert_eq!(child.wait().unwrap().0, Exit::Status(0), "{kind}");
