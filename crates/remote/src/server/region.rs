@@ -53,6 +53,25 @@ struct Held {
     index: Index,
 }
 
+/// A page that is put.
+struct Page<'a> {
+    number: u64,
+    bytes: &'a [u8],
+    sum: PageSum,
+    if_absent: bool,
+}
+
+impl Held {
+    /// Puts a page that is held already; whether it is.
+    fn put_again(&self, slab: &Slab, page: &Page<'_>) -> bool {
+        let slot = self.index.get(page.number);
+        if let (Some(slot), false) = (slot, page.if_absent) {
+            slab.replace(slot, page.bytes, page.sum);
+        }
+        slot.is_some()
+    }
+}
+
 impl Region {
     /// An empty one, attached to the connection that makes it.
     pub fn new(number: u32, lease: u32, pages: u64, owner: Owner, token: Token) -> Region {
@@ -129,19 +148,20 @@ impl Region {
         pages: &[u8],
         sums: impl Iterator<Item = PageSum>,
     ) -> Result<(), Failure> {
-        for ((number, page), sum) in (first..).zip(pages.chunks_exact(PAGE_BYTES)).zip(sums) {
+        for ((number, bytes), sum) in (first..).zip(pages.chunks_exact(PAGE_BYTES)).zip(sums) {
+            let page = Page { number, bytes, sum, if_absent };
+            // Others read meanwhile, also this one: a slot is changed as a whole.
+            if self.leased(lease)?.put_again(slab, &page) {
+                continue;
+            }
             let mut held = self.write();
             if held.lease != lease {
                 return Err(Failure::StaleLease);
             }
-            match held.index.get(number) {
-                Some(_) if if_absent => {}
-                Some(slot) => slab.replace(slot, page, sum),
-                None => {
-                    let full = || Failure::Full { pages_free: slab.pages_free() };
-                    let slot = slab.put(page, sum).ok_or_else(full)?;
-                    held.index.insert(number, slot);
-                }
+            if !held.put_again(slab, &page) {
+                let full = || Failure::Full { pages_free: slab.pages_free() };
+                let slot = slab.put(bytes, sum).ok_or_else(full)?;
+                held.index.insert(number, slot);
             }
         }
         self.pages_in_total.fetch_add((pages.len() / PAGE_BYTES) as u64, Ordering::Relaxed);
