@@ -30,7 +30,12 @@ pub struct Chunk {
 
 impl Chunk {
     pub(super) fn members(&self) -> ServerSet {
-        self.older.iter().fold(self.complete.union(self.catching_up), |all, set| all.union(*set))
+        self.older.iter().fold(self.current(), |all, set| all.union(*set))
+    }
+
+    /// Those that are written to.
+    pub(super) fn current(&self) -> ServerSet {
+        self.complete.union(self.catching_up)
     }
 
     pub(super) fn is_placed(&self) -> bool {
@@ -64,7 +69,7 @@ impl Chunk {
             self.older.insert(0, missed);
             self.version += 1;
         }
-        let others = self.complete.union(self.catching_up).minus(acked);
+        let others = self.current().minus(acked);
         others.iter().for_each(|server| self.put_out(server));
     }
 
@@ -133,9 +138,9 @@ impl Chunks {
         (chunk < self.count).then(|| self.placed.entry(chunk).or_default())
     }
 
-    /// Numbers of those that were placed, from one on.
-    pub(super) fn placed_from(&self, first: u64) -> impl Iterator<Item = u64> {
-        self.placed.range(first..).map(|(chunk, _)| *chunk)
+    /// Those that were placed with their numbers, from one on.
+    pub(super) fn placed_from(&self, first: u64) -> impl Iterator<Item = (u64, &Chunk)> {
+        self.placed.range(first..).map(|(number, chunk)| (*number, chunk))
     }
 
     /// Those that were placed.
@@ -169,7 +174,8 @@ mod tests {
             chunks.get_mut(chunk).unwrap().complete.insert(7);
         }
         assert_eq!(chunks.placed().count(), 3);
-        assert_eq!(chunks.placed_from(4).collect::<Vec<_>>(), [4, 1 << 39]);
+        let from_4 = chunks.placed_from(4).map(|(number, _)| number);
+        assert_eq!(from_4.collect::<Vec<_>>(), [4, 1 << 39]);
         assert!(!chunks.get(0).unwrap().is_placed() && chunks.get(1 << 40).is_none());
         let gaps = [(0, 3), (5, (1 << 39) - 5), ((1 << 39) + 1, (1 << 39) - 1)];
         assert_eq!(chunks.without(7).collect::<Vec<_>>(), gaps);

@@ -7,7 +7,7 @@
 use super::cluster::Shared;
 use super::connection::Connection;
 use super::link::{LinkError, Links, is_stale, unexpected, wait};
-use super::repair::{Repair, Scan};
+use super::repair::Repair;
 use super::replicator::{CHUNK_PAGES, ChunkAt, Standing};
 use super::set::{ServerId, ServerSet};
 use crate::discovery::Finder;
@@ -62,8 +62,12 @@ pub(super) struct Watch {
     shared: Arc<Shared>,
     links: Links,
     away: Vec<Option<Away>>,
+    /// Where to go on with repairs.
+    repair_from: ChunkAt,
     finder: Option<Finder>,
 }
+
+const START: ChunkAt = ChunkAt { region: RegionId(0), chunk: 0 };
 
 impl std::fmt::Debug for Watch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -81,7 +85,7 @@ impl Watch {
             false => None,
         };
         let links = shared.links();
-        Ok(Watch { shared, links, away: Vec::new(), finder })
+        Ok(Watch { shared, links, away: Vec::new(), repair_from: START, finder })
     }
 
     /// Connects to all servers that are named or found; one of the problems, if there were any.
@@ -187,26 +191,19 @@ impl Watch {
     /// Moves copies for a while; whether there is more to do at once.
     pub fn repair(&mut self, slice: Duration) -> bool {
         let until = Instant::now() + slice;
-        let mut at = ChunkAt { region: RegionId(0), chunk: 0 };
-        loop {
-            let scan = self.shared.replicator_mut().scan(at);
-            match scan {
-                Scan::End => return false,
-                Scan::Continue(next) => at = next,
-                Scan::Found(work) => {
-                    at = match &work {
-                        Repair::Copy { at, .. } | Repair::Clean { at, .. } => *at,
-                    };
-                    if self.do_repair(&work).is_err() {
-                        // Its turn comes again with the next look; the others need not wait.
-                        at.chunk += 1;
-                    }
-                }
-            }
-            if Instant::now() >= until {
-                return true;
-            }
+        while Instant::now() < until {
+            // Readers and writers do not wait for this look.
+            let ailing = self.shared.replicator().next_ailing(self.repair_from);
+            let Some(at) = ailing else {
+                self.repair_from = START;
+                return false;
+            };
+            let work = self.shared.replicator_mut().repair_of(at);
+            let is_done = work.is_some_and(|work| self.do_repair(&work).is_ok());
+            // Where it cannot be done, its turn comes again with the next look; the others need not wait.
+            self.repair_from = if is_done { at } else { ChunkAt { chunk: at.chunk + 1, ..at } };
         }
+        true
     }
 
     fn do_repair(&mut self, work: &Repair) -> Result<(), LinkError> {

@@ -4,21 +4,6 @@
 use super::chunk::{Chunk, ChunkAt, Chunks};
 use super::replicator::{Replicator, Standing};
 use super::set::{ServerId, ServerSet};
-use crate::store::RegionId;
-
-/// Chunks that one look goes through, so that readers and writers do not wait for it.
-const SCAN_CHUNKS: u32 = 4096;
-
-/// What a look at some chunks found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Scan {
-    /// Work.
-    Found(Repair),
-    /// None so far; go on from this chunk.
-    Continue(ChunkAt),
-    /// None to the end.
-    End,
-}
 
 /// Work that brings a chunk back to its number of copies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,27 +29,21 @@ pub enum Repair {
 }
 
 impl Replicator {
-    /// Looks through some chunks from this one on for work that can be done now.
-    pub fn scan(&mut self, from: ChunkAt) -> Scan {
-        let mut budget = SCAN_CHUNKS;
-        let mut at = from;
-        while let Some((region, chunks)) = self.regions.range(at.region..).next() {
-            let region = *region;
-            let first = if region == at.region { at.chunk } else { 0 };
-            let few: Vec<u64> = chunks.placed_from(first).take(budget as usize + 1).collect();
-            for chunk in few {
-                at = ChunkAt { region, chunk };
-                if budget == 0 {
-                    return Scan::Continue(at);
-                }
-                if let Some(repair) = self.repair_of(at) {
-                    return Scan::Found(repair);
-                }
-                budget -= 1;
-            }
-            at = ChunkAt { region: RegionId(region.0 + 1), chunk: 0 };
-        }
-        Scan::End
+    /// The first chunk from this one on that may need work: not all of its copies are whole, on servers that stay.
+    pub fn next_ailing(&self, from: ChunkAt) -> Option<ChunkAt> {
+        let stays = |server: &ServerId| self.server(*server).standing == Standing::Up;
+        let staying: ServerSet = self.up.iter().filter(stays).collect();
+        let is_ailing = |chunk: &Chunk| {
+            let is_whole = chunk.members() == chunk.complete
+                && chunk.complete.minus(staying).is_empty()
+                && chunk.complete.len() == self.copies;
+            chunk.is_placed() && !is_whole || !chunk.leaving.and(self.up).is_empty()
+        };
+        self.regions.range(from.region..).find_map(|(region, chunks)| {
+            let first = if *region == from.region { from.chunk } else { 0 };
+            let chunk = chunks.placed_from(first).find(|(_, chunk)| is_ailing(chunk))?.0;
+            Some(ChunkAt { region: *region, chunk })
+        })
     }
 
     /// Copies of chunks, complete and within reach, that there should be more.
@@ -117,7 +96,9 @@ impl Replicator {
         }
     }
 
-    fn repair_of(&mut self, at: ChunkAt) -> Option<Repair> {
+    /// Work on a chunk that can be done now.
+    pub fn repair_of(&mut self, at: ChunkAt) -> Option<Repair> {
+        self.known_chunk(at)?;
         self.put_out_superfluous(at);
         self.invite(at);
         let up = self.up;

@@ -200,15 +200,28 @@ impl Replicator {
         }
     }
 
-    /// Where a write to this chunk goes, beside those who have acknowledged it. After a loss, none has.
+    /// Where a write to this chunk goes, beside those who have acknowledged it: if nothing has to change for that, so
+    /// that others may look meanwhile. After a loss, none has acknowledged it.
+    pub fn known_targets(&self, at: ChunkAt, acked: &mut Acked) -> Option<ServerSet> {
+        if acked.losses != self.losses {
+            *acked = Acked { servers: ServerSet::EMPTY, losses: self.losses };
+        }
+        let chunk = self.regions.get(&at.region)?.get(at.chunk)?;
+        let live = chunk.current().and(self.up);
+        let is_enough =
+            live.len() >= self.copies || !live.is_empty() && !chunk.catching_up.is_empty();
+        is_enough.then(|| live.minus(acked.servers))
+    }
+
+    /// The same, where servers may have to join.
     ///
     /// # Errors
     /// When there is no place for it.
     pub fn targets(&mut self, at: ChunkAt, acked: &mut Acked) -> Result<ServerSet, NoPlace> {
-        if acked.losses != self.losses {
-            *acked = Acked { servers: ServerSet::EMPTY, losses: self.losses };
+        match self.known_targets(at, acked) {
+            Some(known) => Ok(known),
+            None => Ok(self.place(at)?.minus(acked.servers)),
         }
-        Ok(self.place(at)?.minus(acked.servers))
     }
 
     fn place(&mut self, at: ChunkAt) -> Result<ServerSet, NoPlace> {
@@ -217,10 +230,7 @@ impl Replicator {
             return Err(NoPlace::NoRegion);
         }
         let chunk = self.chunk(at);
-        let live = chunk.complete.union(chunk.catching_up).and(up);
-        if live.len() >= self.copies || (!live.is_empty() && !chunk.catching_up.is_empty()) {
-            return Ok(live);
-        }
+        let live = chunk.current().and(up);
         let placed = chunk.is_placed();
         let wanted = self.copies - live.len();
         let chosen = self.choose(chunk, wanted);
@@ -250,6 +260,17 @@ impl Replicator {
         Ok(live.union(chosen))
     }
 
+    /// Whether a write that these servers have acknowledged is done, and nothing has to change for that.
+    pub fn is_settled(&self, at: ChunkAt, acked: Acked) -> bool {
+        let chunk = self.regions.get(&at.region).and_then(|chunks| chunks.get(at.chunk));
+        chunk.is_some_and(|chunk| {
+            let current = chunk.current();
+            acked.losses == self.losses
+                && acked.servers == current
+                && current.and(self.up).len() >= self.copies
+        })
+    }
+
     /// A write that these servers have acknowledged: is it done?
     pub fn settle(&mut self, at: ChunkAt, acked: Acked) -> Settled {
         if self.known_chunk(at).is_none() {
@@ -259,7 +280,7 @@ impl Replicator {
             return Settled::Again;
         }
         let (acked, chunk) = (acked.servers, self.chunk(at));
-        let members = chunk.complete.union(chunk.catching_up);
+        let members = chunk.current();
         let missing = members.and(self.up).minus(acked);
         if !missing.is_empty() {
             return Settled::Send(missing);

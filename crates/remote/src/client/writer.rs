@@ -68,22 +68,31 @@ impl Writer {
         }
     }
 
-    /// Finds targets for pieces that have none; whether some must wait for a server.
+    /// Finds targets for pieces that have none; whether some must wait for a server. Readers look at the same time,
+    /// unless servers have to join.
     fn place(&mut self, pieces: &mut [Piece<'_>]) -> Result<bool, StoreError> {
-        let mut waits = false;
-        let unplaced = pieces.iter().filter(|piece| !piece.done && piece.wanted.is_empty()).count();
-        if unplaced == 0 {
+        let mut unplaced: Vec<&mut Piece<'_>> =
+            pieces.iter_mut().filter(|piece| !piece.done && piece.wanted.is_empty()).collect();
+        let replicator = self.shared.replicator();
+        unplaced.retain_mut(|piece| {
+            let known = replicator.known_targets(piece.at, &mut piece.acked);
+            piece.wanted = known.unwrap_or_default();
+            known.is_none()
+        });
+        drop(replicator);
+        if unplaced.is_empty() {
             return Ok(false);
         }
+        let (mut waits, pages_asked) = (false, unplaced.len() as u64);
         let mut replicator = self.shared.replicator_mut();
-        for piece in pieces.iter_mut().filter(|piece| !piece.done && piece.wanted.is_empty()) {
+        for piece in unplaced {
             match replicator.targets(piece.at, &mut piece.acked) {
                 Ok(targets) => piece.wanted = targets,
                 Err(NoPlace::Nobody) => waits = true,
                 Err(NoPlace::NoRegion) => return Err(StoreError::NoRegion(piece.at.region)),
                 Err(NoPlace::Full) => {
                     let pages_free = replicator.capacity().pages_free;
-                    return Err(StoreError::Full { pages_asked: unplaced as u64, pages_free });
+                    return Err(StoreError::Full { pages_asked, pages_free });
                 }
             }
         }
@@ -219,6 +228,14 @@ impl Writer {
     }
 
     fn settle(&mut self, pieces: &mut [Piece<'_>]) {
+        let replicator = self.shared.replicator();
+        for piece in pieces.iter_mut().filter(|piece| !piece.done) {
+            piece.done = replicator.is_settled(piece.at, piece.acked);
+        }
+        drop(replicator);
+        if pieces.iter().all(|piece| piece.done) {
+            return;
+        }
         let mut replicator = self.shared.replicator_mut();
         for piece in pieces.iter_mut().filter(|piece| !piece.done) {
             match replicator.settle(piece.at, piece.acked) {

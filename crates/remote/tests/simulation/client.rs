@@ -3,7 +3,7 @@
 
 use crate::world::{MS, Wire, World};
 use pagetax_core::access::{Rng, derive_seed};
-use pagetax_remote::client::repair::{Repair, Scan};
+use pagetax_remote::client::repair::Repair;
 use pagetax_remote::client::replicator::{
     Acked, CHUNK_PAGES, ChunkAt, NoPlace, Replicator, Settled, Standing,
 };
@@ -302,6 +302,9 @@ impl Client {
                 let _ = self.replicator.borrow_mut().targets(at(page), &mut acked);
                 servers.iter().for_each(|server| acked.insert(server));
             }
+            if self.replicator.borrow().is_settled(at(page), acked) {
+                return true;
+            }
             let settled = self.replicator.borrow_mut().settle(at(page), acked);
             match settled {
                 Settled::Done => return true,
@@ -355,21 +358,14 @@ impl Client {
         }
         let mut from = ChunkAt { region: REGION, chunk: 0 };
         loop {
-            let scan = self.replicator.borrow_mut().scan(from);
-            let work = match scan {
-                Scan::End => return,
-                Scan::Continue(next) => {
-                    from = next;
-                    continue;
-                }
-                Scan::Found(work) => work,
-            };
-            from = match work {
-                Repair::Copy { at, .. } | Repair::Clean { at, .. } => at,
-            };
-            if let Err((server, trouble)) = self.repair(links, work).await {
-                self.note(links, server, trouble).await;
-                from.chunk += 1;
+            let ailing = self.replicator.borrow().next_ailing(from);
+            let Some(at) = ailing else { return };
+            from = ChunkAt { chunk: at.chunk + 1, ..at };
+            let work = self.replicator.borrow_mut().repair_of(at);
+            let Some(work) = work else { continue };
+            match self.repair(links, work).await {
+                Ok(()) => from = at,
+                Err((server, trouble)) => self.note(links, server, trouble).await,
             }
         }
     }
