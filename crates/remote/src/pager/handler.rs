@@ -313,13 +313,14 @@ impl Handler {
         }
     }
 
-    /// A page that is still in a staging block; with all that are left there, where one after the other is wanted.
-    /// Those that are being put are copied, as their bytes must stay where they are.
+    /// A page that is still in a staging block; with all that are left there, where one after the other is wanted:
+    /// those are moved. A single one is copied, as a move interrupts all CPUs that run the program, and so are those
+    /// that are being put, as their bytes must stay where they are.
     fn rescue(&self, held: Held<'_>, page: usize) -> bool {
         let shared = &self.shared;
         let (state, this) = (held.get(page), run_of(page % CLUSTER_PAGES, 1));
         let all = if shared.is_wanted_whole(state.block()) { beside(&held, state) } else { this };
-        let may_move = state.place() == Place::Staged;
+        let may_move = state.place() == Place::Staged && all != this;
         let is_moved = may_move && self.move_back(&held, state.block(), all) & this != 0;
         if !is_moved {
             let others = all.count_ones() as usize - 1;
