@@ -206,15 +206,19 @@ impl Faulting<'_> {
     }
 
     fn time(&mut self, address: *const u8, access: impl FnOnce()) {
-        let was_here = self.in_place.is_none_or(|region| region.is_here(address));
+        let will_fault = self.in_place.is_some_and(|region| !region.is_here(address));
         let at = Instant::now();
         access();
         let took_ns = at.elapsed().as_nanos() as u64;
-        let faults = fault_count();
-        if faults > self.faults || !was_here {
+        if will_fault || self.in_place.is_none() && self.has_faulted() {
             self.took_ns.push(took_ns);
         }
-        self.faults = faults;
+    }
+
+    /// Whether the system has counted a fault of this thread since the last call.
+    fn has_faulted(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.faults, fault_count());
+        self.faults > before
     }
 }
 
