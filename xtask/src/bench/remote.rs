@@ -9,7 +9,7 @@
 
 use super::remote_programs;
 use super::serve::Server;
-use super::swap::{Limited, Swap};
+use super::swap::{KILLED, Swap, run_limited};
 use super::{Outcome, median, number, pagetax};
 use crate::at_end::AtEnd;
 use crate::shell;
@@ -85,6 +85,11 @@ impl Findings {
         let verdict = if holds { "" } else { " (not reached)" };
         self.promises.push((format!("{what} {value:.2} {sign} {limit}{verdict}"), holds));
     }
+
+    /// Adds what is promised of a figure that is missing.
+    pub fn not_shown(&mut self, what: &str) {
+        self.promises.push((format!("{what} missing (not reached)"), false));
+    }
 }
 
 pub fn run(parts: &[String]) -> Result<Outcome> {
@@ -150,23 +155,29 @@ fn compiled(source: &str, program: &Path) -> Result<PathBuf> {
     Ok(program.to_path_buf())
 }
 
-/// Cold page-ins beside the floor, in turns, all on one CPU. Returns the floor's median and 99th percentile.
+/// Cold page-ins, served in each way, beside the floor, in turns, all on one CPU. Returns the floor's median and 99th
+/// percentile.
 fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f64; 2]> {
     let floor = compiled(FLOOR_C, &folder.join("floor"))?;
     let servers = two_servers(pagetax)?;
     servers.iter().try_for_each(|server| server.pin("0"))?;
     let both = format!("{},{}", servers[0].address, servers[1].address);
-    let (mut floors, mut colds) = (Vec::new(), Vec::new());
+    let (mut floors, mut colds) = (Vec::new(), [const { Vec::new() }; SERVINGS.len()]);
     for _ in 0..ROUNDS {
         let text = shell::output(Command::new("taskset").args(["-c", "0"]).arg(&floor))?;
         let bare: Vec<f64> = text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
         floors.push([bare[0], bare[1]]);
-        let mut touch = Command::new("taskset");
-        let cold = measure(touch.args(["-c", "0", TOUCH, "cold", "64", &both, "2"]))?;
-        colds.push([number(&cold, "/p50_ns")?, number(&cold, "/p99_ns")?]);
+        for (colds, (serving, _)) in colds.iter_mut().zip(SERVINGS) {
+            let mut touch = Command::new("taskset");
+            touch.args(["-c", "0", TOUCH, "cold", "64", &both, "2"]).env(SERVING, serving);
+            let cold = measure(&mut touch)?;
+            colds.push([number(&cold, "/p50_ns")?, number(&cold, "/p99_ns")?]);
+        }
     }
     let medians = |all: &[[f64; 2]]| [0, 1].map(|at| median(all.iter().map(|one| one[at])));
-    for (name, all) in [("floor", &floors), ("cold page-in, 2 copies", &colds)] {
+    let cold_rows = SERVINGS.map(|(_, how)| format!("cold page-in, 2 copies{how}"));
+    let cold_rows = cold_rows.iter().map(String::as_str).zip(&colds);
+    for (name, all) in [("floor", &floors)].into_iter().chain(cold_rows) {
         let [p50, p99] = medians(all);
         // One thread waits for one page at a time.
         let rate = format!("at most {}", thousand(1e9 / p50));
@@ -174,8 +185,10 @@ fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f
         let cells = [name, "one CPU", cells[0], cells[1], cells[2]];
         findings.row(&cells, json!({"what": name, "p50_p99_ns": all}));
     }
-    let ratios = colds.iter().zip(&floors).map(|(cold, floor)| cold[0] / floor[0]);
-    findings.promise("cold page-in ÷ floor", median(ratios), 1.10, true);
+    for (colds, (_, how)) in colds.iter().zip(SERVINGS) {
+        let ratios = colds.iter().zip(&floors).map(|(cold, floor)| cold[0] / floor[0]);
+        findings.promise(&format!("cold page-in ÷ floor{how}"), median(ratios), 1.10, true);
+    }
     let (floor, resident) = (medians(&floors), RESIDENT_MIB.to_string());
     for (serving, how) in SERVINGS {
         let mut touch = Command::new("taskset");
@@ -250,14 +263,12 @@ fn paged(server: &Server, (_, cpu): Place, serving: &str) -> Command {
     touch
 }
 
-/// The same in plain memory of a cgroup with swap.
-fn plain(swap: Swap, (_, cpu): Place) -> Result<Value> {
-    let limited = Limited::new(RESIDENT_MIB)?;
-    let script = format!("{} {TOUCH} plain {MIB} {}", limited.shell(), cpu.unwrap_or_default());
-    let result = measure(Command::new("sh").args(["-c", &script]));
-    drop(limited);
-    drop(swap);
-    result
+/// The same in plain memory of a cgroup with swap; none if it cannot be had.
+fn plain(peer: &str, swap: Swap, (_, cpu): Place) -> Result<Option<Value>> {
+    run_limited(peer, RESIDENT_MIB, swap, |limited| {
+        let script = format!("{} {TOUCH} plain {MIB} {}", limited.shell(), cpu.unwrap_or_default());
+        measure(Command::new("sh").args(["-c", &script]))
+    })
 }
 
 /// A region, served in each way, zram and a swap file, with the program in the same place, and in turns with them
@@ -270,28 +281,44 @@ fn rates(
     rounds: usize,
     beside: &mut dyn FnMut() -> Result<()>,
 ) -> Result<[Value; SERVINGS.len()]> {
-    let (mut ours, mut zram) = ([const { Vec::new() }; SERVINGS.len()], Vec::new());
+    let (mut ours, mut zram) = ([const { Vec::new() }; SERVINGS.len()], Some(Vec::new()));
     for _ in 0..rounds {
         beside()?;
         for (ours, (serving, _)) in ours.iter_mut().zip(SERVINGS) {
             let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
             ours.push(measure(&mut paged(&server, place, serving))?);
         }
-        zram.push(plain(Swap::zram(SWAP_MIB)?, place)?);
+        if let Some(runs) = &mut zram {
+            match plain("zram", Swap::zram(SWAP_MIB)?, place)? {
+                Some(run) => runs.push(run),
+                None => zram = None,
+            }
+        }
     }
     let [thread, in_place] = ours;
-    let (ours, zram) = ([medians(&thread)?, medians(&in_place)?], medians(&zram)?);
-    let disk = plain(Swap::file(&folder.join("swap"), SWAP_MIB)?, place)?;
+    let ours = [medians(&thread)?, medians(&in_place)?];
+    let zram = zram.map(|runs| medians(&runs)).transpose()?;
+    let disk = plain("swap file", Swap::file(&folder.join("swap"), SWAP_MIB)?, place)?;
     let rate = |result: &Value| number(result, "/rewrite/faults_per_s");
     for (ours, (_, how)) in ours.iter().zip(SERVINGS) {
         row_of(findings, &format!("pagetax, 1 copy{how}"), place.0, ours)?;
         for (peer, result, limit) in [("swap file", &disk, 2.5), ("zram", &zram, 0.7)] {
             let what = format!("rewrite ÷ {peer}, {}{how}", place.0);
-            findings.promise(&what, rate(ours)? / rate(result)?, limit, false);
+            match result {
+                Some(result) => findings.promise(&what, rate(ours)? / rate(result)?, limit, false),
+                None => findings.not_shown(&what),
+            }
         }
     }
-    row_of(findings, "zram", place.0, &zram)?;
-    row_of(findings, "swap file", place.0, &disk)?;
+    for (peer, result) in [("zram", &zram), ("swap file", &disk)] {
+        match result {
+            Some(result) => row_of(findings, peer, place.0, result)?,
+            None => {
+                let json = json!({"what": peer, "where": place.0, "missing": KILLED});
+                findings.row(&[peer, place.0, &format!("missing ({KILLED})")], json);
+            }
+        }
+    }
     Ok(ours)
 }
 

@@ -47,6 +47,30 @@ fn run(program: &str, args: &[&str]) -> Result<()> {
     shell::succeed(Command::new(program).args(args).stdout(quiet()).stderr(quiet()))
 }
 
+/// What is said of a peer that does not come to its end.
+pub const KILLED: &str = "killed: out of memory";
+/// How often one is started.
+const TRIES: usize = 3;
+
+/// Runs a peer in so many MiB of memory, and on swap. The kernel sometimes kills one for want of memory though there is
+/// swap left: it is tried again, and none if it is killed each time.
+pub fn run_limited<T>(
+    peer: &str,
+    mib: u64,
+    _swap: Swap,
+    run: impl Fn(&Limited) -> Result<T>,
+) -> Result<Option<T>> {
+    for number in 1..=TRIES {
+        let limited = Limited::new(mib)?;
+        let result = run(&limited);
+        if !limited.ran_out_of_memory() {
+            return result.map(Some);
+        }
+        eprintln!("{peer}: {KILLED}, try {number} of {TRIES}");
+    }
+    Ok(None)
+}
+
 /// A memory cgroup (version 1) with a limit.
 pub struct Limited {
     directory: PathBuf,
