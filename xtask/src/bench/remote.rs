@@ -385,10 +385,7 @@ fn throughput(
         &["floor, runs of 64", PINNED.0, &cell, "", ""],
         json!({"what": "floor, runs of 64", "where": PINNED.0, "pages_per_s": streams}),
     );
-    let get = |key: &str| number(&ours[0], &format!("/{key}"));
     let [least, tail] = floor;
-    let what = format!("rewrite faults/s (the floor allows {})", thousand(1e9 / least));
-    findings.promise(&what, get("rewrite/faults_per_s")?, 80_000.0, false);
     let floor = compiled(FLOOR_THREADS_C, &folder.join("floor-threads"))?;
     for place in [PINNED, ANY_CPU] {
         let [rate, least] = rewrite_by_threads(findings, pagetax, &floor, place)?;
@@ -397,12 +394,15 @@ fn throughput(
         findings.promise(&what, rate, 80_000.0, false);
     }
     for (ours, (_, how)) in ours.iter().zip(SERVINGS) {
+        let get = |key: &str| number(ours, &format!("/{key}"));
+        let what = format!("rewrite faults/s{how} (the floor allows {})", thousand(1e9 / least));
+        findings.promise(&what, get("rewrite/faults_per_s")?, 80_000.0, false);
         let what = format!("rewrite p99 µs{how} (the floor's own: {})", us(tail));
-        findings.promise(&what, number(ours, "/rewrite/p99_ns")? / 1000.0, 40.0, true);
+        findings.promise(&what, get("rewrite/p99_ns")? / 1000.0, 40.0, true);
+        let what = format!("sequential pages/s{how} (the floor: {})", thousand(stream));
+        findings.promise(&what, get("sequential_pages_per_s")?, 350_000.0, false);
+        findings.promise(&format!("fill pages/s{how}"), get("fill_pages_per_s")?, 250_000.0, false);
     }
-    let what = format!("sequential pages/s (the floor: {})", thousand(stream));
-    findings.promise(&what, get("sequential_pages_per_s")?, 350_000.0, false);
-    findings.promise("fill pages/s", get("fill_pages_per_s")?, 250_000.0, false);
     let published =
         ["report 004 (2003)", "2 servers", "1.0–1.8k/s", "3.7k/s", "1.3k/s, 230–300 µs"];
     findings.row(&published, json!({"what": "report 004"}));
