@@ -400,7 +400,8 @@ impl Watch {
         let is_same = peer.epoch.load(Ordering::Relaxed) == epoch;
         if !is_same || !self.void_and_clean(server)? {
             self.start_afresh(server)?;
-            peer.epoch.store(epoch, Ordering::Relaxed);
+            // After what is known of our regions there: who sees it sees that.
+            peer.epoch.store(epoch, Ordering::Release);
         }
         let status = self.status(server)?;
         self.heard(server, status);

@@ -105,7 +105,7 @@ impl Links {
             let options = &self.shared.options;
             let connection =
                 peer.endpoint.connect(&options.name, options.answer_within).map_err(as_io)?;
-            if connection.epoch != peer.epoch.load(Ordering::Relaxed) {
+            if connection.epoch != peer.epoch.load(Ordering::Acquire) {
                 return Err(LinkError::Restarted);
             }
             self.adopt(server, connection)?;

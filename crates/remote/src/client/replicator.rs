@@ -224,6 +224,7 @@ impl Replicator {
         }
     }
 
+    /// Has servers join where there are too few; who is to be written to then.
     fn place(&mut self, at: ChunkAt) -> Result<ServerSet, NoPlace> {
         let up = self.up;
         if self.known_chunk(at).is_none() {
