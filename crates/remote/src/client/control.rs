@@ -192,7 +192,7 @@ impl Watch {
     pub fn repair(&mut self, slice: Duration) -> bool {
         let until = Instant::now() + slice;
         while Instant::now() < until {
-            // Readers and writers do not wait for this look.
+            // Readers do not wait for this look, nor do writes for which nothing changes.
             let ailing = self.shared.replicator().next_ailing(self.repair_from);
             let Some(at) = ailing else {
                 self.repair_from = START;

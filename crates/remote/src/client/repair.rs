@@ -98,7 +98,7 @@ impl Replicator {
 
     /// Work on a chunk that can be done now.
     pub fn repair_of(&mut self, at: ChunkAt) -> Option<Repair> {
-        self.known_chunk(at)?;
+        self.find(at)?;
         self.put_out_superfluous(at);
         self.invite(at);
         let up = self.up;

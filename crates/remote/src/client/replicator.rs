@@ -206,7 +206,7 @@ impl Replicator {
         if acked.losses != self.losses {
             *acked = Acked { servers: ServerSet::EMPTY, losses: self.losses };
         }
-        let chunk = self.regions.get(&at.region)?.get(at.chunk)?;
+        let chunk = self.find(at)?;
         let live = chunk.current().and(self.up);
         let is_enough =
             live.len() >= self.copies || !live.is_empty() && !chunk.catching_up.is_empty();
@@ -227,7 +227,7 @@ impl Replicator {
     /// Has servers join where there are too few; who is to be written to then.
     fn place(&mut self, at: ChunkAt) -> Result<ServerSet, NoPlace> {
         let up = self.up;
-        if self.known_chunk(at).is_none() {
+        if self.find(at).is_none() {
             return Err(NoPlace::NoRegion);
         }
         let chunk = self.chunk(at);
@@ -263,8 +263,7 @@ impl Replicator {
 
     /// Whether a write that these servers have acknowledged is done, and nothing has to change for that.
     pub fn is_settled(&self, at: ChunkAt, acked: Acked) -> bool {
-        let chunk = self.regions.get(&at.region).and_then(|chunks| chunks.get(at.chunk));
-        chunk.is_some_and(|chunk| {
+        self.find(at).is_some_and(|chunk| {
             let current = chunk.current();
             acked.losses == self.losses
                 && acked.servers == current
@@ -274,13 +273,11 @@ impl Replicator {
 
     /// A write that these servers have acknowledged: is it done?
     pub fn settle(&mut self, at: ChunkAt, acked: Acked) -> Settled {
-        if self.known_chunk(at).is_none() {
-            return Settled::Done;
-        }
+        let Some(chunk) = self.find(at) else { return Settled::Done };
         if acked.losses != self.losses {
             return Settled::Again;
         }
-        let (acked, chunk) = (acked.servers, self.chunk(at));
+        let acked = acked.servers;
         let members = chunk.current();
         let missing = members.and(self.up).minus(acked);
         if !missing.is_empty() {
@@ -299,11 +296,8 @@ impl Replicator {
     /// none, and nothing changes.
     pub fn refuse(&mut self, at: ChunkAt, server: ServerId) -> bool {
         self.has_no_room(server);
-        if self.known_chunk(at).is_none() {
-            return true;
-        }
-        let chunk = self.chunk(at);
-        if !chunk.complete.union(chunk.catching_up).has(server) {
+        let Some(chunk) = self.find(at) else { return true };
+        if !chunk.current().has(server) {
             return true;
         }
         let chosen = self.choose(chunk, 1);
@@ -336,8 +330,7 @@ impl Replicator {
 
     /// Members of a chunk that can be reached.
     pub fn holders(&self, at: ChunkAt) -> ServerSet {
-        let chunk = self.regions.get(&at.region).and_then(|all| all.get(at.chunk));
-        chunk.map_or(ServerSet::EMPTY, Chunk::members).and(self.up)
+        self.find(at).map_or(ServerSet::EMPTY, Chunk::members).and(self.up)
     }
 
     /// Whether it was added and not dropped.
@@ -394,11 +387,16 @@ impl Replicator {
         }
     }
 
-    pub(super) fn chunk(&self, at: ChunkAt) -> &Chunk {
-        self.regions[&at.region].get(at.chunk).expect("a chunk of the region")
+    /// A chunk, unless its region was dropped meanwhile.
+    pub(super) fn find(&self, at: ChunkAt) -> Option<&Chunk> {
+        self.regions.get(&at.region)?.get(at.chunk)
     }
 
-    /// A chunk that may have been dropped meanwhile.
+    pub(super) fn chunk(&self, at: ChunkAt) -> &Chunk {
+        self.find(at).expect("a chunk of the region")
+    }
+
+    /// A chunk that is to be changed, unless its region was dropped meanwhile.
     pub(super) fn known_chunk(&mut self, at: ChunkAt) -> Option<&mut Chunk> {
         self.regions.get_mut(&at.region)?.get_mut(at.chunk)
     }

@@ -270,11 +270,7 @@ impl Client {
         let (mut acked, mut wanted) = (Acked::default(), ServerSet::EMPTY);
         while self.world.now() < until {
             if wanted.is_empty() {
-                let before = acked.servers();
                 let targets = self.replicator.borrow_mut().targets(at(page), &mut acked);
-                if self.flaw == Flaw::OldAcknowledgements {
-                    before.iter().for_each(|server| acked.insert(server));
-                }
                 match targets {
                     Ok(targets) => wanted = targets,
                     Err(NoPlace::Full) => return false,
