@@ -5,6 +5,7 @@ use crate::memory_servers::CopiesArgs;
 use anyhow::{Result, anyhow};
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::installed;
+use pagetax_host::preload::{self, Preload};
 use pagetax_host::program::{Kind, Program};
 use pagetax_remote::pager::Leaving;
 use pagetax_remote::preloaded::{self, Settings};
@@ -100,12 +101,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         command.env_remove(name);
     }
     command.args(arguments).envs(settings.to_environment());
-    let mut preload = library.into_os_string();
-    if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|text| !text.is_empty()) {
-        preload.push(":");
-        preload.push(before);
-    }
-    let error = command.env("LD_PRELOAD", preload).exec();
+    let error = command.env(preload::VARIABLE, library.before_ours()).exec();
     let code = match error.kind() {
         io::ErrorKind::NotFound => exit::NOT_FOUND,
         _ => exit::NOT_EXECUTABLE,
@@ -114,17 +110,21 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Err(exit::with(code, anyhow!(message)))
 }
 
-/// The library, where the program was built or installed.
-fn library() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("PAGETAX_REMOTE_LIBRARY") {
-        return Ok(path.into());
-    }
-    installed::find(LIBRARY).ok_or_else(|| {
-        anyhow!(
-            "{LIBRARY} is neither beside pagetax nor in its lib directory\n  remedy: cargo build \
-             --release -p pagetax-remote-preload, or name it in PAGETAX_REMOTE_LIBRARY"
-        )
-    })
+/// Returns the library where it was built or installed. The loader leaves out what it does not find, and the
+/// program would run with all of its memory here.
+fn library() -> Result<Preload> {
+    let path = match std::env::var_os("PAGETAX_REMOTE_LIBRARY").map(PathBuf::from) {
+        Some(named) => named.canonicalize().map_err(|error| {
+            anyhow!("PAGETAX_REMOTE_LIBRARY={}: {error}\n  remedy: name a file", named.display())
+        })?,
+        None => installed::find(LIBRARY).ok_or_else(|| {
+            anyhow!(
+                "{LIBRARY} is neither beside pagetax nor in its lib directory\n  remedy: cargo build \
+                 --release -p pagetax-remote-preload, or name it in PAGETAX_REMOTE_LIBRARY"
+            )
+        })?,
+    };
+    Ok(Preload::new(path)?)
 }
 
 /// The program, unless the library would not reach it: it would run with all of its memory here.

@@ -458,3 +458,22 @@ fn redis_saves_in_the_background_what_is_mostly_away() {
     let plain = Redis::start(&[], folder.path()).unwrap();
     assert_eq!((plain.ask("dbsize"), plain.ask("debug digest")), ("60000".into(), digest));
 }
+
+#[test]
+fn a_library_that_the_loader_would_leave_out_is_refused() {
+    let folder = tempfile::Builder::new().prefix("two words").tempdir().unwrap();
+    let library = folder.path().join("libpagetax_remote_preload.so");
+    let refused = |why: &str| {
+        let output = Command::new(PAGETAX)
+            .args(["remote", "--resident", "12M", "--", "/bin/true"])
+            .env("PAGETAX_REMOTE_LIBRARY", &library)
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{errors}");
+        assert!(errors.contains(why) && errors.contains("remedy:"), "{errors}");
+    };
+    refused("No such file");
+    std::fs::write(&library, "").unwrap();
+    refused("a space or a colon");
+}

@@ -17,6 +17,7 @@ pub mod installed;
 pub mod pagemap;
 pub mod pagesize;
 pub mod perf;
+pub mod preload;
 pub mod procfs;
 pub mod program;
 pub mod stacks;

@@ -3,9 +3,11 @@
 use crate::toolchain::{self, BuildError};
 use object::{Architecture, Object, ObjectSection, ReadCache};
 use pagetax_host::installed;
+use pagetax_host::preload::{self, Preload};
 use pagetax_host::program::{Kind, Program, native, on_path};
 use std::ffi::OsString;
 use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// The engines.
@@ -73,8 +75,10 @@ pub struct Engine {
     pub kind: EngineKind,
     /// In a few words.
     pub why: String,
-    /// Folder of the tool, the plugin, or the library.
+    /// Folder of the tool, or the plugin.
     binary: PathBuf,
+    /// The native engine's library.
+    preload: Option<Preload>,
     /// The program that runs it; none that runs natively.
     runner: &'static str,
 }
@@ -137,16 +141,10 @@ impl Engine {
     }
 
     fn sampler_command(&self, stream: &Path, log: &Path, argv: &[OsString]) -> Launch {
-        let mut preload = self.binary.clone().into_os_string();
-        if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|text| !text.is_empty()) {
-            preload.push(":");
-            preload.push(before);
-        }
-        let environment = vec![
-            ("LD_PRELOAD", preload),
-            ("PAGETAX_SAMPLER_STREAM", stream.into()),
-            ("PAGETAX_SAMPLER_LOG", log.into()),
-        ];
+        let mut environment =
+            vec![("PAGETAX_SAMPLER_STREAM", stream.into()), ("PAGETAX_SAMPLER_LOG", log.into())];
+        environment
+            .extend(self.preload.iter().map(|library| (preload::VARIABLE, library.before_ours())));
         Launch { program: argv[0].clone(), arguments: argv[1..].to_vec(), environment }
     }
 
@@ -182,9 +180,9 @@ impl Engine {
 
     fn qemu_command(&self, stream: &Path, argv: &[OsString]) -> Launch {
         let mut plugin = OsString::from("file=");
-        plugin.push(&self.binary);
+        plugin.push(escaped(&self.binary));
         plugin.push(",stream=");
-        plugin.push(stream);
+        plugin.push(escaped(stream));
         let mut options: Vec<OsString> = vec!["-plugin".into(), plugin];
         match Program::find(&argv[0]) {
             // QEMU neither looks in PATH nor runs scripts.
@@ -213,6 +211,13 @@ fn joined(option: &str, value: impl AsRef<std::ffi::OsStr>) -> OsString {
     text
 }
 
+/// Doubles commas, at which QEMU would else end the value of an option.
+fn escaped(path: &Path) -> OsString {
+    let bytes = path.as_os_str().as_bytes();
+    let double = |byte: &u8| std::iter::repeat_n(*byte, if *byte == b',' { 2 } else { 1 });
+    OsString::from_vec(bytes.iter().flat_map(double).collect())
+}
+
 fn valgrind(program: &Path, architecture: Architecture, why: &str) -> Result<Engine, EngineError> {
     if architecture != Architecture::X86_64 || native() != Architecture::X86_64 {
         return Err(EngineError::Architecture {
@@ -226,7 +231,13 @@ fn valgrind(program: &Path, architecture: Architecture, why: &str) -> Result<Eng
         return Err(missing("valgrind", "valgrind").into());
     }
     let binary = toolchain::valgrind_lib()?;
-    Ok(Engine { kind: EngineKind::Valgrind, why: why.into(), binary, runner: "valgrind" })
+    Ok(Engine {
+        kind: EngineKind::Valgrind,
+        why: why.into(),
+        binary,
+        preload: None,
+        runner: "valgrind",
+    })
 }
 
 /// The native engine, or why it cannot.
@@ -244,7 +255,8 @@ fn sampler(program: &Program, why: &str) -> Result<Engine, String> {
     let binary = installed::find(SAMPLER).ok_or_else(|| {
         format!("{SAMPLER} is not beside pagetax (cargo build --release -p pagetax-sampler)")
     })?;
-    Ok(Engine { kind: EngineKind::Native, why: why.into(), binary, runner: "" })
+    let preload = Some(Preload::new(&binary).map_err(|error| error.to_string())?);
+    Ok(Engine { kind: EngineKind::Native, why: why.into(), binary, preload, runner: "" })
 }
 
 /// Whether the kernel may have to restart code of a file (rseq(2)), which it does not know copies of.
@@ -269,7 +281,7 @@ fn qemu(program: &Path, architecture: Architecture, why: String) -> Result<Engin
         return Err(missing(runner, "qemu-user").into());
     }
     let binary = toolchain::qemu_plugin()?;
-    Ok(Engine { kind: EngineKind::Qemu, why, binary, runner })
+    Ok(Engine { kind: EngineKind::Qemu, why, binary, preload: None, runner })
 }
 
 fn missing(what: &str, package: &'static str) -> BuildError {

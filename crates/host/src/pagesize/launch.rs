@@ -8,6 +8,7 @@ use super::advice::{Advice, Part, Wish};
 use super::tunables::{HUGETLB, MMAP_THRESHOLD, tunable, with_tunable};
 use super::{Mechanism, Mode, PageSettings};
 use crate::installed;
+use crate::preload::{self, Preload};
 use crate::program::{Kind, Program, ProgramError};
 use crate::sys::remote::{Forbid, forbid_huge_pages};
 use pagetax_core::units::{Bytes, PageSize};
@@ -79,7 +80,7 @@ impl Surroundings {
         Surroundings {
             system: PageSettings::host(),
             tunables: std::env::var("GLIBC_TUNABLES").ok(),
-            preloads: std::env::var_os("LD_PRELOAD").filter(|text| !text.is_empty()),
+            preloads: std::env::var_os(preload::VARIABLE),
             library: installed::find(PRELOAD),
             stack_limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Stack).current,
         }
@@ -195,20 +196,12 @@ impl Launch {
         self.set("GLIBC_TUNABLES", with_tunable(around.tunables.as_deref(), HUGETLB, value));
     }
 
-    /// Has our library loaded too; whether it is there.
-    fn preload(&mut self, around: &Surroundings) -> bool {
-        let Some(library) = &around.library else { return false };
-        let mut value = library.clone().into_os_string();
-        if let Some(existing) = &around.preloads {
-            let known = existing.to_string_lossy().contains(PRELOAD);
-            value = if known {
-                existing.clone()
-            } else {
-                [value, ":".into(), existing.clone()].into_iter().collect()
-            };
-        }
-        self.set("LD_PRELOAD", value);
-        true
+    /// Has our library loaded too. Returns whether it is installed.
+    fn preload(&mut self, around: &Surroundings) -> Result<bool, Refused> {
+        let Some(library) = &around.library else { return Ok(false) };
+        let library = Preload::new(library).map_err(|error| (error.why, error.remedy))?;
+        self.set(preload::VARIABLE, library.before(around.preloads.as_deref()));
+        Ok(true)
     }
 
     fn heap(
@@ -239,7 +232,7 @@ impl Launch {
         settings_allow(size, &around.system)?;
         self.set_malloc("1", around);
         if self.program.kind == Kind::DynamicGlibc {
-            if self.preload(around) {
+            if self.preload(around)? {
                 self.set("MPSSHEAP", size.to_string());
             } else {
                 self.notes.push(format!(
@@ -309,7 +302,7 @@ impl Launch {
             return self.swept(Part::Stack, size, around);
         }
         settings_allow(size, &around.system)?;
-        if !self.preload(around) {
+        if !self.preload(around)? {
             return self.swept(Part::Stack, size, around);
         }
         self.set("MPSSSTACK", size.to_string());
