@@ -2,6 +2,7 @@
 
 mod at_end;
 mod bench;
+mod conformance;
 mod install;
 mod packages;
 mod pages;
@@ -26,6 +27,8 @@ enum Chore {
         /// Parts of it, such as programs; none is all of them
         parts: Vec<String>,
     },
+    /// Run other people's programs and test suites, natively and under each wrapper
+    Conformance(conformance::Args),
     /// Build everything, and put programs, libraries, header, pkg-config file, manual pages and
     /// completions under a prefix
     Install {
@@ -49,6 +52,7 @@ fn main() -> Result<()> {
     std::env::set_current_dir(root())?;
     match Chore::parse() {
         Chore::Test => test::run(),
+        Chore::Conformance(args) => conformance::run(&args),
         Chore::Bench { name, parts } => bench::run(name.as_deref(), &parts),
         Chore::Install { prefix, destdir } => install::run(&prefix, destdir.as_deref()),
         Chore::Man => man(),

@@ -2,6 +2,8 @@
 
 use crate::shell;
 use anyhow::Result;
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 
 /// A program that tests run, and the package it comes in.
@@ -21,22 +23,30 @@ const NEEDED: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
 ];
 
-/// Makes sure that the programs are here, as far as we may. Tests of absent ones skip and say so.
+/// Installs the packages of programs that are not here, as far as we may. Tests of absent ones skip and say so.
 pub fn provide() -> Result<()> {
-    let missing: Vec<&str> = NEEDED
-        .iter()
-        .filter(|(program, _)| !shell::has(program))
-        .map(|(_, package)| *package)
-        .collect();
+    install(NEEDED.iter().filter(|(program, _)| !shell::has(program)).map(|(_, package)| *package))
+}
+
+/// Installs the packages of files that are not here, as far as we may.
+pub fn provide_files(
+    needed: impl Iterator<Item = &'static (&'static str, &'static str)>,
+) -> Result<()> {
+    install(needed.filter(|(file, _)| !Path::new(file).exists()).map(|(_, package)| *package))
+}
+
+fn install(packages: impl Iterator<Item = &'static str>) -> Result<()> {
+    let missing = BTreeSet::from_iter(packages);
     if missing.is_empty() {
         return Ok(());
     }
-    let install = format!("apt-get install -y --no-install-recommends {}", missing.join(" "));
+    let missing = Vec::from_iter(missing).join(" ");
+    let install = format!("apt-get install -y --no-install-recommends {missing}");
     if !is_root()? || !shell::has("apt-get") {
         println!("some tests will skip; as root, install what they need: {install}");
         return Ok(());
     }
-    println!("installing {}", missing.join(" "));
+    println!("installing {missing}");
     let script = format!("apt-get update -qq && {install}");
     let quiet = Command::new("sh")
         .args(["-c", &script])

@@ -15,7 +15,7 @@ mod remote;
 mod remote_programs;
 mod reproduce;
 mod sampling;
-mod serve;
+pub mod serve;
 mod server;
 mod stalls;
 mod stops;

@@ -1,0 +1,93 @@
+//! Results on disk, and the table of docs/support.md that they make.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use super::suites::SUITES;
+use super::ways::Way;
+
+const DOCUMENT: &str = "docs/support.md";
+const BEGIN: &str = "<!-- begin: cargo xtask conformance -->\n";
+const END: &str = "<!-- end -->\n";
+
+/// Keeps one result, in place of an earlier one of the same suite, locale and way.
+pub fn keep(folder: &Path, key: &str, entry: &Value) -> Result<()> {
+    let mut all = read(folder)?;
+    all.insert(key.to_owned(), entry.clone());
+    Ok(fs::write(folder.join("results.json"), serde_json::to_string_pretty(&all)?)?)
+}
+
+fn read(folder: &Path) -> Result<BTreeMap<String, Value>> {
+    match fs::read(folder.join("results.json")) {
+        Ok(text) => Ok(serde_json::from_slice(&text)?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes the table of all results into the document.
+pub fn write(folder: &Path) -> Result<()> {
+    let all = read(folder)?;
+    let table = table(&all.values().collect::<Vec<_>>());
+    let text = fs::read_to_string(DOCUMENT)?;
+    let place = || format!("{DOCUMENT} has no line {BEGIN}");
+    let (head, rest) = text.split_once(BEGIN).with_context(place)?;
+    let (_, tail) = rest.split_once(END).with_context(place)?;
+    fs::write(DOCUMENT, format!("{head}{BEGIN}\n{table}\n{END}{tail}"))?;
+    println!("wrote {DOCUMENT}");
+    Ok(())
+}
+
+fn table(all: &[&Value]) -> String {
+    let mut out = String::from("| Suite | Locales | Lines |");
+    let ways = &Way::ALL[1..];
+    ways.iter().for_each(|way| out += &format!(" `{}` |", way.command()));
+    out += &format!("\n|{}\n", "---|".repeat(3 + ways.len()));
+    let mut notes = Vec::new();
+    for suite in SUITES {
+        let of_suite: Vec<&&Value> = all.iter().filter(|e| e["suite"] == suite.name).collect();
+        if of_suite.is_empty() {
+            continue;
+        }
+        let locales: BTreeSet<&str> =
+            of_suite.iter().filter_map(|e| e["locale"].as_str()).collect();
+        let locales = Vec::from_iter(locales).join(", ");
+        out += &format!("| {} | {locales} | {} |", suite.name, of_suite[0]["lines"]);
+        for way in ways {
+            let entries: Vec<&&&Value> =
+                of_suite.iter().filter(|e| e["way"] == way.name()).collect();
+            out += &format!(" {} |", cell(&entries, suite.forks && *way == Way::Servers));
+            notes.extend(entries.iter().flat_map(|entry| note(entry)));
+        }
+        out += "\n";
+    }
+    if !notes.is_empty() {
+        out += &format!("\n{}\n", notes.join("\n"));
+    }
+    out
+}
+
+/// A cell: how many locales gave the native result, and what differed in the others.
+fn cell(entries: &[&&&Value], forks: bool) -> String {
+    let count = |key: &str| -> usize {
+        entries.iter().map(|entry| entry[key].as_array().map_or(0, Vec::len)).sum()
+    };
+    match (entries.is_empty(), count("limits"), count("differences")) {
+        (true, ..) if forks => "forks".into(),
+        (true, ..) => "not run".into(),
+        (_, 0, 0) => "as natively".into(),
+        (_, limits, 0) => format!("{limits} by a limit"),
+        (_, limits, more) => format!("**{more} differ**, {limits} by a limit"),
+    }
+}
+
+fn note(entry: &Value) -> Vec<String> {
+    let place = ["suite", "locale", "way"].map(|key| entry[key].as_str().unwrap_or_default());
+    let lines = |key: &str| entry[key].as_array().cloned().unwrap_or_default();
+    let differing = lines("limits").into_iter().chain(lines("differences"));
+    let texts = differing.filter_map(|line| line.as_str().map(str::to_owned));
+    texts.map(|line| format!("- {}: `{line}`", place.join(", "))).collect()
+}
