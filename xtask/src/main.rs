@@ -3,6 +3,7 @@
 mod at_end;
 mod bench;
 mod conformance;
+mod gate;
 mod install;
 mod packages;
 mod pages;
@@ -20,6 +21,8 @@ use std::path::PathBuf;
 enum Chore {
     /// Formatting, lints, all tests, dependency policy; ends with the counted skips
     Test,
+    /// What CI runs: test, then checks that take longer (see xtask/src/gate.rs)
+    Gate,
     /// Run a benchmark, or list them
     Bench {
         /// Which; none lists them
@@ -52,6 +55,7 @@ fn main() -> Result<()> {
     std::env::set_current_dir(root())?;
     match Chore::parse() {
         Chore::Test => test::run(),
+        Chore::Gate => gate::run(),
         Chore::Conformance(args) => conformance::run(&args),
         Chore::Bench { name, parts } => bench::run(name.as_deref(), &parts),
         Chore::Install { prefix, destdir } => install::run(&prefix, destdir.as_deref()),

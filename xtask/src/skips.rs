@@ -16,13 +16,15 @@ pub struct Skip {
     pub reason: String,
 }
 
-/// Reads what libtest prints with `--show-output`, and tells what of it people want to see.
+/// Reads what libtest prints with `--show-output --report-time`, and picks the lines that people want to see.
 #[derive(Default)]
 pub struct Scanner {
     test: String,
     muted: bool,
     /// Found so far.
     pub skips: Vec<Skip>,
+    /// Seconds that each passed test took, in the order of their ends.
+    pub took: Vec<(f64, String)>,
 }
 
 impl Scanner {
@@ -42,8 +44,24 @@ impl Scanner {
             line if line.starts_with("test result:") => self.muted = false,
             _ => {}
         }
-        !self.muted && !line.trim().is_empty() && !line.ends_with(" ... ok")
+        let passed = passed(line);
+        let is_shown = !self.muted && !line.trim().is_empty() && passed.is_none();
+        self.took.extend(passed);
+        is_shown
     }
+
+    /// Takes out the slowest tests, the slowest first.
+    pub fn slowest(&mut self, count: usize) -> Vec<(f64, String)> {
+        self.took.sort_by(|a, b| b.0.total_cmp(&a.0));
+        self.took.drain(..).take(count).collect()
+    }
+}
+
+/// Parses `test NAME ... ok <1.234s>`.
+fn passed(line: &str) -> Option<(f64, String)> {
+    let (name, time) = line.strip_prefix("test ")?.split_once(" ... ok")?;
+    let seconds = time.trim().strip_prefix('<').and_then(|time| time.strip_suffix("s>"));
+    Some((seconds.and_then(|seconds| seconds.parse().ok()).unwrap_or(0.0), name.into()))
 }
 
 /// Prints all skips with their count; on CI, fails on those that are not expected.
@@ -57,7 +75,7 @@ pub fn report(skips: &[Skip]) -> Result<()> {
         println!("  {mark:<10}  {}: {}", skip.test, skip.reason);
     }
     if !unexpected.is_empty() && std::env::var_os("CI").is_some() {
-        bail!("tests were skipped that CI should run; mend CI or xtask/expected-skips.txt");
+        bail!("tests were skipped that CI should run; fix CI or xtask/expected-skips.txt");
     }
     Ok(())
 }
@@ -74,7 +92,8 @@ mod tests {
 
     const OUTPUT: &str = "\
 running 2 tests
-test pmu::counts ... ok
+test pmu::counts ... ok <0.125s>
+test quick ... ok <0.001s>
 test broken ... FAILED
 
 successes:
@@ -97,6 +116,7 @@ test result: FAILED. 1 passed; 1 failed";
         assert_eq!(scanner.skips, [skip]);
         assert!(shown.contains(&"assertion failed"));
         assert!(shown.contains(&"test broken ... FAILED"));
-        assert!(!shown.contains(&"some chatter"));
+        assert!(!shown.contains(&"some chatter") && shown.iter().all(|line| !line.contains("ok")));
+        assert_eq!(scanner.slowest(1), [(0.125, "pmu::counts".into())]);
     }
 }

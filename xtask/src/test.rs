@@ -1,4 +1,4 @@
-//! `cargo xtask test`: what CI runs, and what a developer runs before a commit.
+//! `cargo xtask test`: what a developer runs before a commit, and the first part of the gate.
 
 use crate::skips::{self, Scanner, Skip};
 use crate::{packages, shell};
@@ -7,7 +7,12 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// All checks, cheapest first.
+/// What is tested. Benchmarks are not, and there are no tests in documentation.
+const TARGETS: [&str; 5] = ["--workspace", "--lib", "--bins", "--tests", "--examples"];
+/// How many of the slowest tests are named.
+const SLOWEST: usize = 10;
+
+/// Runs all checks, cheapest first.
 pub fn run() -> Result<()> {
     let started = Instant::now();
     packages::provide()?;
@@ -23,7 +28,8 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Announces a part of a chore and names it where it fails.
+pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     println!("== {name}");
     work().with_context(|| format!("{name} failed"))
 }
@@ -43,22 +49,32 @@ fn deny() -> Result<Vec<Skip>> {
     Ok(Vec::new())
 }
 
-/// All tests of the workspace. Passing tests are not listed; their skips are collected.
+/// Runs all tests of the workspace. Passing tests are not listed; their skips are collected.
 fn tests() -> Result<Vec<Skip>> {
     // Tests run what users run: pagetax with its libraries beside it, where cargo puts them only in
     // a build of its own.
     shell::cargo(&["build", "--quiet", "--workspace"])?;
-    // Test names say nothing of their crate, so lines such as "Running unittests" stay visible.
-    // Tests send signals. Who is started in the background may have been told to ignore them.
+    shell::cargo(&[&["test", "--quiet", "--no-run"][..], &TARGETS].concat())?;
+    let started = Instant::now();
+    // Test names do not name their crate, so lines such as "Running unittests" stay visible.
+    // Tests send signals. A shell may have started us with some of them ignored.
     let mut cargo = Command::new("env");
-    cargo.args(["--default-signal=HUP,INT,QUIT", "cargo", "test", "--workspace"]);
-    cargo.args(["--no-fail-fast", "--", "--show-output"]);
+    cargo.args(["--default-signal=HUP,INT,QUIT", "cargo", "test"]).args(TARGETS);
+    cargo.args(["--no-fail-fast", "--", "--show-output", "-Zunstable-options", "--report-time"]);
+    // libtest measures tests only for nightly compilers, and asks this variable. It is set for the test
+    // programs alone: cargo would build everything again if it saw it.
+    cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "env RUSTC_BOOTSTRAP=1");
     let mut scanner = Scanner::default();
     let succeeded = stream(&mut cargo, |line| {
         if scanner.line(line) {
             println!("{line}");
         }
     })?;
+    let count = scanner.took.len();
+    println!("\n{count} tests passed in {:.0} s; the slowest:", started.elapsed().as_secs_f64());
+    for (seconds, test) in scanner.slowest(SLOWEST) {
+        println!("  {seconds:7.1} s  {test}");
+    }
     if !succeeded {
         bail!("at least one test failed; see above");
     }

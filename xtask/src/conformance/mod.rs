@@ -29,7 +29,7 @@ const LIMITS: &str = include_str!("limits.txt");
 const RUNS: usize = 3;
 
 /// Options of the chore.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 pub struct Args {
     /// Suites to run; none runs all
     suites: Vec<String>,
@@ -45,6 +45,13 @@ pub struct Args {
     /// Put all results that target/conformance holds into docs/support.md
     #[arg(long)]
     write: bool,
+}
+
+impl Args {
+    /// Returns the options of the gate.
+    pub fn sample() -> Args {
+        Args { sample: true, ..Args::default() }
+    }
 }
 
 /// One suite in one locale in one way, beside its native run.
