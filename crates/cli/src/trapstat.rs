@@ -31,7 +31,6 @@ Examples:
   pagetax trapstat -t 1 10                               the whole system, where the CPU counts
   pagetax trapstat -f --top 5 -- make                    children and what they run, too
   pagetax trapstat -T --pages 4K,2M sort.ptt             of a trace (pagetax record)
-  pagetax trapstat --engine native -- ./my-program       recorded in less time, but for code made at run time
   pagetax trapstat --sample -- ./long-program            bursts of it, with the error that this makes";
 
 /// TLB misses of a program on any machine, with or without hardware counters

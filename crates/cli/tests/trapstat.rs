@@ -26,15 +26,17 @@ fn trapstat(arguments: &[impl AsRef<OsStr>], folder: &Path) -> Output {
 }
 
 /// The same output and status as without us, and tables that say something.
-fn unharmed(engine: &str, command: &[&str], folder: &Path) {
+fn unharmed(engine: &[&str], command: &[&str], folder: &Path) {
     let native = Command::new(command[0])
         .args(&command[1..])
         .current_dir(folder)
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let options = ["--backend", "record", "--engine", engine, "-o", "tables", "--"];
-    let arguments: Vec<&str> = options.iter().chain(command).copied().collect();
+    let mut arguments = vec!["--backend", "record", "-o", "tables"];
+    arguments.extend(engine);
+    arguments.push("--");
+    arguments.extend(command);
     let ours = trapstat(&arguments, folder);
     let said = String::from_utf8_lossy(&ours.stderr);
     assert_eq!(ours.status.code(), native.status.code(), "{command:?}: {said}");
@@ -71,7 +73,7 @@ fn real_programs_come_through_valgrind() {
     }
     let folder = tempfile::tempdir().unwrap();
     for command in programs(folder.path()) {
-        unharmed("valgrind", &command, folder.path());
+        unharmed(&["--engine", "valgrind"], &command, folder.path());
     }
 }
 
@@ -82,7 +84,7 @@ fn real_programs_come_through_qemu() {
     }
     let folder = tempfile::tempdir().unwrap();
     for command in programs(folder.path()) {
-        unharmed("qemu", &command, folder.path());
+        unharmed(&["--engine", "qemu"], &command, folder.path());
     }
 }
 
@@ -112,15 +114,30 @@ fn real_programs_come_through_the_native_engine() {
             .stdin(Stdio::null())
             .output()
             .unwrap();
-        for part in ["--sample", "--backend=record"] {
-            let options = [part, "--engine", "native", "-o", "tables", "--"];
-            let arguments: Vec<&str> = options.iter().chain(command).copied().collect();
-            let ours = trapstat(&arguments, folder.path());
-            let said = String::from_utf8_lossy(&ours.stderr);
-            assert_eq!(ours.status.code(), native.status.code(), "{part} {command:?}: {said}");
-            assert!(ours.stdout == native.stdout, "{part} {command:?}: {said}");
-            assert!(said.contains("engine native"), "{said}");
-        }
+        let options = ["--sample", "--engine", "native", "-o", "tables", "--"];
+        let arguments: Vec<&str> = options.iter().chain(command).copied().collect();
+        let ours = trapstat(&arguments, folder.path());
+        let said = String::from_utf8_lossy(&ours.stderr);
+        assert_eq!(ours.status.code(), native.status.code(), "{command:?}: {said}");
+        assert!(ours.stdout == native.stdout, "{command:?}: {said}");
+        assert!(said.contains("engine native"), "{said}");
+    }
+}
+
+#[test]
+fn the_native_engine_refuses_to_record_all_of_a_program() {
+    if !has_sampler() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for command in [&["trapstat"][..], &["record", "-o", "a.ptt"], &["misscurve"], &["whatif"]] {
+        let mut pagetax = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+        pagetax.args(command).args(["--engine", "native", "--", "sh", "-c", "echo started"]);
+        let output = pagetax.current_dir(&folder).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{command:?}: {said}");
+        assert!(said.contains("samples only") && said.contains("--sample"), "{command:?}: {said}");
+        assert!(output.stdout.is_empty(), "{command:?} started the program");
     }
 }
 
@@ -138,8 +155,9 @@ fn programs_that_generate_code_come_through() {
     assert!(javac.success());
     let script = "let s = 0; for (let i = 0; i < 200000; i++) s += i * 7919 % 65535; \
                   console.log(s); process.exit(5)";
-    let native = has_sampler().then_some("native");
-    for engine in ["valgrind", "qemu"].into_iter().chain(native) {
+    let native = has_sampler().then_some(&["--sample", "--engine", "native"][..]);
+    let all = [&["--engine", "valgrind"][..], &["--engine", "qemu"]];
+    for engine in all.into_iter().chain(native) {
         unharmed(engine, &["node", "-e", script], folder.path());
         unharmed(engine, &["java", "-cp", ".", "H"], folder.path());
     }

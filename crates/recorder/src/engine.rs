@@ -17,8 +17,8 @@ pub enum EngineKind {
     Valgrind,
     /// A plugin of QEMU's user mode: other instruction sets, threads in parallel.
     Qemu,
-    /// A preloaded library: copies of the program's own code, threads in turn; or bursts, and instructions are only
-    /// counted in between. Code that is made at run time runs natively.
+    /// A preloaded library that records bursts and only counts instructions in between. Code that is made at run time
+    /// runs natively.
     Native,
 }
 
@@ -98,8 +98,7 @@ const QEMUS: &[(Architecture, &str)] = &[
 ];
 
 impl Engine {
-    /// The engine that was asked for, or the best one for the program; builds it at first use. The native one
-    /// is taken only where it is asked for, or for samples, as it sees no code that is made at run time.
+    /// Returns the engine that was asked for, or the best one for the program; builds it at first use.
     pub fn choose(program: &Program, asked: Option<EngineKind>) -> Result<Engine, EngineError> {
         let name = || program.path.display().to_string();
         if program.has_rights() {

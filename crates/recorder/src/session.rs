@@ -4,7 +4,7 @@
 //! Invariants: the program has our terminal, arguments and environment (but for what the engine needs
 //! to be found); its exit is handed on as it is; nothing of the recording stays behind.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, EngineKind};
 use crate::ring::Rings;
 use crate::stream::{Consumer, Side};
 use pagetax_host::sys::signal::asked_to_stop;
@@ -24,7 +24,7 @@ pub struct Recording<'a> {
     pub argv: &'a [OsString],
     /// Also its children and what they exec.
     pub follow: bool,
-    /// Bursts only; the QEMU engine cannot.
+    /// Bursts only. The QEMU engine cannot sample, and the native one can do nothing else.
     pub sample: bool,
     /// What the engine may drop: of data, and of code.
     pub filters: (Side, Side),
@@ -89,6 +89,10 @@ pub fn run<C: Consumer>(
     consumer: &mut C,
     mut look: impl FnMut(&mut C),
 ) -> Result<Ended, SessionError> {
+    if recording.engine.kind == EngineKind::Native && !recording.sample {
+        let why = "the native engine records samples only";
+        return Err(SessionError("record", io::Error::new(io::ErrorKind::Unsupported, why)));
+    }
     let (data, code) = recording.filters;
     let mut rings = Rings::new(data, code, recording.follow, recording.sample)
         .map_err(|error| SessionError("share memory with the recorder", error))?;

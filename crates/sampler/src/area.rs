@@ -85,8 +85,6 @@ pub struct Area {
     pub thread: u32,
     /// Its id; 0: there is none. Whoever has it has all of this.
     pub owner: AtomicU32,
-    /// Signals that wait in copies.
-    pub mask: u64,
     /// Bytes of `state` that the kernel has saved.
     pub state_bytes: usize,
     /// Where a counting copy goes on.
@@ -135,9 +133,6 @@ impl Addresses {
     }
     pub fn target(self) -> u32 {
         self.base + offset_of!(Area, target) as u32
-    }
-    pub fn mask(self) -> u32 {
-        self.base + offset_of!(Area, mask) as u32
     }
     pub fn fs(self) -> u32 {
         self.base + offset_of!(Area, fs) as u32

@@ -7,9 +7,8 @@
 //! had been no burst.
 
 mod way;
-mod whole;
 
-use crate::area::{self, Addresses, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State};
+use crate::area::{self, Area, Context, FRAMES, RIP, Reason, SLOTS, STATE_BYTES, State};
 use crate::cache::{Cache, Kind};
 use crate::calls::{self, Decision};
 use crate::emit::Emitter;
@@ -21,7 +20,6 @@ use crate::system;
 use crate::taking::{self, ROUNDS, Taking};
 use crate::threads::{self, Polls, THREADS};
 use crate::translate::{INSTRUCTIONS, Translator};
-use crate::turn::Turn;
 use std::arch::asm;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
@@ -42,8 +40,6 @@ pub struct Plan {
     /// Between two looks at what counting copies have counted; less, down to `close_ns`, where a burst is near.
     pub poll_ns: u64,
     pub close_ns: u64,
-    /// No bursts: all of the program is recorded.
-    pub is_whole: bool,
     /// Tests: lengths are drawn, from 1 to so much, and the thread is native for so long.
     pub stress: Option<Stress>,
 }
@@ -87,13 +83,8 @@ const WHYS: usize = 6;
 /// Of a system call that is made in a burst.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pending {
-    number: u64,
-    at: u64,
     next: u64,
     unmaps: Option<(u64, u64)>,
-    changes_code: bool,
-    /// Our handlers of faults are not there meanwhile.
-    stands_back: bool,
 }
 
 /// What the thread in a burst has.
@@ -111,14 +102,6 @@ pub struct Engine {
     polls: Option<Polls>,
     /// By thread.
     frames: *mut Frame,
-    /// By thread: the code of system calls that wait.
-    calls: usize,
-    addresses: Addresses,
-    /// Parts of the extended state that are saved.
-    state: u64,
-    /// Since when its turn lasts, and nanoseconds that threads ran natively.
-    turn_ns: u64,
-    away_ns: u64,
     stage: Stage,
     /// Instructions of the stage that are left, and that it had.
     left: i64,
@@ -140,37 +123,21 @@ pub struct Engine {
     pub ends: [u64; WHYS],
 }
 
-/// A thread's own: a signal frame, by which it leaves copies, and what a system call that waits needs.
+/// A thread's own signal frame, by which it leaves copies.
 #[repr(C)]
 struct Frame {
     state: State,
     context: Context,
-    pending: Pending,
-    fs: u64,
-    /// The thread that has the number.
-    owner: u32,
-    /// Whether it makes a system call, and where its stack was then.
-    is_out: bool,
-    stack_pointer: u64,
-    stack: [u8; FRAME_STACK_BYTES],
-}
-const FRAME_STACK_BYTES: usize = 32 << 10;
-
-impl Frame {
-    /// The stack's upper end, 16-aligned.
-    fn stack_end(&self) -> usize {
-        (&raw const self.stack as usize + FRAME_STACK_BYTES) & !15
-    }
 }
 
-static TURN: Turn = Turn::new();
-static THREAD_FRAMES: AtomicPtr<Frame> = AtomicPtr::new(ptr::null_mut());
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(ptr::null_mut());
 static OWNER: AtomicPtr<Area> = AtomicPtr::new(ptr::null_mut());
 /// No more bursts.
 static CLOSING: AtomicBool = AtomicBool::new(false);
-/// Another thread's turn has come.
+/// Another thread is to have the copies.
 static WANTED: AtomicBool = AtomicBool::new(false);
+/// No thread's id: the owner when all is over.
+const NOBODY: u32 = u32::MAX;
 
 /// Until the first burst of the program.
 pub const FIRST_GAP_NS: u64 = 5_000_000;
@@ -184,11 +151,6 @@ impl Engine {
         let (area, addresses, code) = area::make()?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let frames = system::map(THREADS * size_of::<Frame>(), protection, libc::MAP_32BIT)?;
-        let calls = system::map(
-            THREADS * whole::CALL_BYTES,
-            protection | libc::PROT_EXEC,
-            libc::MAP_32BIT,
-        )?;
         const AVX: u64 = 4;
         let state = enabled_state().filter(|state| state & AVX != 0)? & !TILES;
         // SAFETY: the code's part of the area is ours, and longer than the stubs.
@@ -204,7 +166,6 @@ impl Engine {
         ];
         caches.iter_mut().for_each(|cache| cache.clear(area, &stubs));
         OWNER.store(area, Release);
-        THREAD_FRAMES.store(frames as *mut Frame, Release);
         let engine = Engine {
             area,
             caches,
@@ -217,9 +178,6 @@ impl Engine {
             taking,
             polls: None,
             frames: frames as *mut Frame,
-            calls,
-            addresses,
-            state,
             stage: Stage::Out,
             left: 0,
             had: 0,
@@ -229,8 +187,6 @@ impl Engine {
             between_ns: 0,
             ways: vec![Way::default(); THREADS],
             pending: Pending::default(),
-            turn_ns: 0,
-            away_ns: 0,
             began_ns: 0,
             mean_ns: 2_000_000,
             warm: 0,
@@ -250,9 +206,6 @@ impl Engine {
 
     /// A thread comes, at `pc`.
     fn begin(&mut self, pc: u64) {
-        if self.plan.is_whole {
-            return self.begin_whole(pc);
-        }
         if faults::are_of_calls() || threads::has_shadow_stack() {
             self.leave(pc, Why::Handler);
         }
@@ -401,10 +354,7 @@ impl Engine {
     }
 
     fn must_leave(&mut self) -> bool {
-        let waiting = threads::waiting_signals() & !self.area.context.mask;
-        // Ours changes nothing where all is recorded.
-        let ours = if self.plan.is_whole { threads::begin_bit() } else { 0 };
-        waiting & !ours != 0 || CLOSING.load(Relaxed) || self.plan.is_whole && self.is_turn_over()
+        threads::waiting_signals() & !self.area.context.mask != 0 || CLOSING.load(Relaxed)
     }
 
     /// A counting copy was stopped before a block.
@@ -484,18 +434,12 @@ impl Engine {
     fn before_call(&mut self, number: usize) {
         let block = self.cache().blocks[number];
         let next = block.start + u64::from(block.bytes);
-        let number = self.area.context.registers[calls::RAX];
-        self.pending = Pending { number, at: next - 2, next, ..Pending::default() };
+        self.pending = Pending { next, unmaps: None };
         if calls::asks_for_large_pages(&self.area.context) {
             self.expect_large();
         }
-        let decision = match self.plan.is_whole {
-            true => calls::decide_whole(&self.area.context, &self.maps),
-            false => calls::decide(&self.area.context, &self.maps),
-        };
-        match decision {
+        match calls::decide(&self.area.context, &self.maps) {
             Decision::Leave => self.leave(next - 2, Why::Call),
-            Decision::Wait => self.wait(),
             Decision::Run => self.make_call(),
             Decision::Unmap(range) => {
                 self.pending.unmaps = Some((range.start, range.end - range.start));
@@ -507,7 +451,6 @@ impl Engine {
                 let result = calls::make(&self.area.context);
                 self.area.context.registers[place] = argument;
                 match result {
-                    0 if argument != 0 && self.plan.is_whole => self.wait(),
                     0 if argument != 0 => self.leave(next - 2, Why::Call),
                     _ => self.called(result),
                 }
@@ -538,7 +481,7 @@ impl Engine {
     }
 
     fn after_call(&mut self) {
-        let Pending { next, unmaps, .. } = self.pending;
+        let Pending { next, unmaps } = self.pending;
         let registers = &mut self.area.context.registers;
         let result = registers[calls::RAX] as i64;
         registers[RCX] = next;
@@ -546,15 +489,11 @@ impl Engine {
             self.take_log();
             self.recorder.gone(start, length);
         }
-        if self.plan.is_whole {
-            self.tell_mapped(result);
-        }
         // Their signals are to come now.
         if [-i64::from(libc::EPIPE), -i64::from(libc::EFBIG)].contains(&result) {
             self.leave(next, Why::Signal);
         }
-        let looks = !self.plan.is_whole || self.must_look();
-        if looks && self.must_leave() {
+        if self.must_leave() {
             self.leave(next, Why::Signal);
         }
         self.go(next);
@@ -606,9 +545,6 @@ impl Engine {
         if why != Why::Done && self.stage != Stage::Between {
             self.ends[why as usize] += 1;
         }
-        if self.plan.is_whole {
-            self.leave_whole(pc, why);
-        }
         if why != Why::Done && self.stage == Stage::Counted {
             self.draw_way();
         }
@@ -623,39 +559,28 @@ impl Engine {
     /// The program goes on at `pc`, natively, with its signals.
     fn depart(&mut self, pc: u64) -> ! {
         self.area.context.registers[RIP] = pc;
-        if pc < self.calls as u64 || pc >= (self.calls + THREADS * whole::CALL_BYTES) as u64 {
-            faults::stand_back(faulted);
-        }
+        faults::stand_back(faulted);
         // SAFETY: as many frames as threads have numbers; only this thread uses this one.
         let frame = unsafe { &mut *self.frames.add(self.area.thread as usize) };
         let bytes = self.area.state_bytes;
         frame.context = self.area.context;
         frame.context.state = &raw const frame.state as u64;
         frame.state.0[..bytes].copy_from_slice(&self.area.state.0[..bytes]);
-        let stack = frame.stack_end();
-        // SAFETY: rt_sigreturn takes what we have got from the kernel, with other values of registers. From
-        // the turn's end on, all but this thread's frame may be somebody else's.
+        // SAFETY: rt_sigreturn takes what we have got from the kernel, with other values of registers. Once there is
+        // no owner, all but this thread's frame may be another thread's, the stack too.
         unsafe {
             asm!(
-                "mov rsp, {stack}",
-                "call {give}",
-                "mov rsp, r12",
+                "mov rsp, {context}",
+                "mov dword ptr [{owner}], 0",
                 "mov eax, 15",
                 "syscall",
                 "ud2",
-                stack = in(reg) stack,
-                give = sym give_turn,
-                in("r12") &raw const frame.context,
+                context = in(reg) &raw const frame.context,
+                owner = in(reg) self.area.owner.as_ptr(),
                 options(noreturn)
             )
         }
     }
-}
-
-extern "C" fn give_turn() {
-    // SAFETY: only the owner's field, an atomic.
-    unsafe { (*OWNER.load(Acquire)).owner.store(0, Relaxed) };
-    TURN.give();
 }
 
 /// Of [`Context::registers`].
@@ -712,25 +637,16 @@ pub extern "C" fn handler(
     if area.is_null() || thread as usize >= THREADS || CLOSING.load(Relaxed) {
         return;
     }
-    // SAFETY: the kernel hands handlers a context at least as long as ours; the engine was written before timers.
-    let (here, is_whole) =
-        unsafe { (&(*context.cast::<Context>()).registers, (*ENGINE.load(Acquire)).plan.is_whole) };
-    if is_whole {
-        if whole::is_out(thread, here[area::PLACES[4]]) {
-            return;
-        }
-        TURN.take();
-    } else if !TURN.try_take() {
+    // SAFETY: only the owner's field, an atomic.
+    let owner = unsafe { &(*area).owner };
+    if owner.compare_exchange(0, system::thread(), Acquire, Relaxed).is_err() {
         WANTED.store(true, Relaxed);
         return threads::next_burst(thread, 1);
     }
-    // SAFETY: only the owner's field, an atomic.
-    let owner = unsafe { &(*area).owner };
-    owner.store(system::thread(), Relaxed);
     // SAFETY: the area is ours now. The kernel's context is at least as long as ours.
     let began = unsafe { take_over(&mut *area, &mut *context.cast::<Context>(), thread) };
     if began.is_none() {
-        give_turn();
+        owner.store(0, Release);
     }
 }
 
@@ -780,8 +696,7 @@ unsafe fn take_over(area: &mut Area, context: &mut Context, thread: u32) -> Opti
     // SAFETY: written once, before the first timer.
     let enter = unsafe { (*ENGINE.load(Acquire)).stubs.enter };
     context.registers[RIP] = enter as u64;
-    area.mask = !(faults::stand_in(faulted) | threads::poll_bit());
-    context.mask = area.mask;
+    context.mask = !(faults::stand_in(faulted) | threads::poll_bit());
     Some(())
 }
 
@@ -809,7 +724,9 @@ pub fn close() {
         return;
     }
     for _ in 0..10_000 {
-        if TURN.try_take() {
+        // SAFETY: only the owner's field, an atomic.
+        let owner = unsafe { &(*area).owner };
+        if owner.compare_exchange(0, NOBODY, Acquire, Relaxed).is_ok() {
             // SAFETY: ours from here on, for good.
             return unsafe { (*engine).recorder.close() };
         }
@@ -826,9 +743,6 @@ pub fn report() -> Option<String> {
     }
     // SAFETY: nobody changes it any more.
     let engine = unsafe { &*engine };
-    if engine.plan.is_whole {
-        return Some(whole::report(engine));
-    }
     let ([done, call, code, signal, fault, handler], total, between) =
         (engine.ends, engine.total, engine.between);
     let unseen = match code * 4 > done {

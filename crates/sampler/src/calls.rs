@@ -11,8 +11,6 @@ use std::ops::Range;
 pub enum Decision {
     /// The program makes it by itself, natively: the burst ends before it.
     Leave,
-    /// It may wait, or changes what code is: a whole recording lets others have their turn meanwhile.
-    Wait,
     /// It is made in the burst.
     Run,
     /// And takes this memory away.
@@ -30,33 +28,6 @@ const R8: usize = 0;
 const R9: usize = 1;
 /// Of a call's number, then of its result.
 pub const RAX: usize = 13;
-
-/// What all of a program's calls are where all of it is recorded: what cannot come back where it was made
-/// is left to the program, and everything else that a burst leaves is a call that may wait.
-pub fn decide_whole(context: &Context, maps: &Maps) -> Decision {
-    match decide(context, maps) {
-        Decision::Leave if !comes_back_here(context) => Decision::Leave,
-        Decision::Leave => Decision::Wait,
-        decision => decision,
-    }
-}
-
-/// Whether a call returns once, to the thread that made it, whose segment is what it was. A forked process
-/// has a copy of the thread, which knows that it is one.
-fn comes_back_here(context: &Context) -> bool {
-    let first = context.registers[RDI];
-    let shares_memory = |flags: u64| flags & libc::CLONE_VM as u64 != 0;
-    match context.registers[RAX] as i64 {
-        libc::SYS_clone => !shares_memory(first),
-        // SAFETY: the program is about to hand the kernel its arguments there, whose first word are flags.
-        libc::SYS_clone3 => first != 0 && !shares_memory(unsafe { *(first as *const u64) }),
-        libc::SYS_vfork
-        | libc::SYS_rt_sigreturn
-        | libc::SYS_arch_prctl
-        | libc::SYS_timer_delete => false,
-        _ => true,
-    }
-}
 
 /// Decides on the call that a program is about to make.
 pub fn decide(context: &Context, maps: &Maps) -> Decision {

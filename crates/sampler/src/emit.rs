@@ -11,7 +11,6 @@ pub const RSP: Register = 4;
 pub const RBP: Register = 5;
 pub const RSI: Register = 6;
 pub const RDI: Register = 7;
-pub const R10: Register = 10;
 pub const R11: Register = 11;
 pub const R12: Register = 12;
 pub const R14: Register = 14;

@@ -1,5 +1,5 @@
-//! libpagetax_sampler.so: records all of a program, which runs in copies of its code that log; or bursts of one that
-//! runs in copies that only count in between:
+//! libpagetax_sampler.so: records bursts of a program. It runs in copies of its code that log, and in between in copies
+//! that only count its instructions:
 //!
 //! ```text
 //!  program, natively ──timer's signal──▶ copies of its blocks, which count ──so many counted──▶ copies, which log
@@ -11,15 +11,13 @@
 //! Bursts are drawn by instructions, so that all are as likely. What a thread does natively is reckoned by its pace
 //! in copies.
 //!
-//! `burst` begins, feeds and ends bursts, `burst::way` is a thread's way to the next one, and `burst::whole` keeps
-//! threads in copies, in turn (`turn`); `translate` copies
-//! code, `cache` keeps it, `stubs` is the code in between, `taking` what takes the log; `calls` says which system calls may be made inside, `maps` what is code at all; `threads` has the
-//! timers. The C half (recorder/engines/native) filters pages and writes the stream, as the other engines do.
+//! `burst` begins, feeds and ends bursts, `burst::way` is a thread's way to the next one; `translate` copies code,
+//! `cache` keeps it, `stubs` is the code in between, `taking` what takes the log; `calls` says which system calls may
+//! be made inside, `maps` what is code at all; `threads` has the timers. The C half (recorder/engines/native) filters pages and writes the stream, as the other engines do.
 //!
 //! Invariants: the program's registers, flags, stack, signals and memory are at each of its own instructions
 //! what they would be natively; whatever cannot be kept so ends the burst first. Nothing here uses the
-//! program's heap or its errno. (In a whole recording, a handler that comes in a system call sees an address of
-//! ours in its context.)
+//! program's heap or its errno.
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 
@@ -37,7 +35,6 @@ mod system;
 mod taking;
 mod threads;
 mod translate;
-mod turn;
 
 use burst::{Engine, Plan, Stress};
 use recorder::Recorder;
@@ -49,9 +46,8 @@ const STREAM: &[u8] = b"PAGETAX_SAMPLER_STREAM=";
 /// A file for what is to be said at the end.
 const LOG: &[u8] = b"PAGETAX_SAMPLER_LOG=";
 /// Tests: instructions of a burst at most, nanoseconds until the next one, and instructions that are only counted
-/// before each at least, with colons between them; or that all is recorded.
+/// before each at least, with colons between them.
 const STRESS: &[u8] = b"PAGETAX_SAMPLER_STRESS=";
-const WHOLE: &[u8] = b"whole";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
 /// Runs before main and before any thread of the program.
@@ -69,7 +65,6 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
     }
     // SAFETY: as above.
     unsafe { forget_us(variables) };
-    let is_whole = stress.is_some_and(|stress| stress.to_bytes() == WHOLE);
     let (plan, clock, first_ns) = match stress.and_then(stressed) {
         Some(stress) => {
             let plan = Plan {
@@ -85,8 +80,6 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
         return;
     }
     let recorder = Recorder::open(stream.map(CStr::to_bytes_with_nul));
-    let is_whole = is_whole || recorder.as_ref().is_some_and(|recorder| !recorder.is_sampled());
-    let plan = Plan { is_whole, ..plan };
     let started = recorder.and_then(|recorder| Engine::start(recorder, plan));
     let started =
         started.and_then(|()| threads::start(burst::handler, burst::poll, clock, first_ns));
@@ -94,10 +87,6 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
         (Some(()), Some(path)) => LOG_PATH.store(path.as_ptr().cast_mut(), Relaxed),
         (None, Some(path)) => say(path, NOT_HERE),
         _ => {}
-    }
-    if is_whole && started.is_some() {
-        threads::record_whole();
-        threads::come_if_whole();
     }
 }
 
@@ -126,7 +115,6 @@ const PLAN: Plan = Plan {
     poll_ns: 1_000_000,
     close_ns: 100_000,
     stress: None,
-    is_whole: false,
 };
 
 /// `100000:50000`, or `100000:50000:20000`

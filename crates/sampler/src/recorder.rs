@@ -3,18 +3,11 @@
 use crate::cache::Block;
 use crate::system;
 use crate::taking::{Counts, Slow};
-use crate::threads::THREADS;
 use std::ptr;
 
 unsafe extern "C" {
     fn pn_table_bytes() -> u64;
-    fn pn_open(memory: *mut u8, bytes: u64, pid: u32, tables: *mut u8, threads: *mut u8) -> i32;
-    fn pn_thread_bytes() -> u64;
-    fn pn_is_sampled() -> i32;
-    fn pn_switch(thread: u32);
-    fn pn_new_thread(thread: u32);
-    fn pn_mapping(start: u64, length: u64);
-    fn pn_publish(is_last: i32);
+    fn pn_open(memory: *mut u8, bytes: u64, pid: u32, tables: *mut u8) -> i32;
     fn pn_begin(thread: u32);
     fn pn_phase(phase: u32, gap: u64);
     fn pn_warm_up() -> u32;
@@ -96,12 +89,9 @@ impl Recorder {
         let bytes = unsafe { pn_table_bytes() } as usize;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let tables = system::map(bytes, protection, libc::MAP_32BIT)? as *mut u8;
-        // SAFETY: only says how many.
-        let bytes = unsafe { pn_thread_bytes() } as usize * THREADS;
-        let threads = system::map(bytes, protection, 0)? as *mut u8;
         let Some(path) = path else {
             // SAFETY: what is written into is its own, and the tables.
-            unsafe { pn_open(ptr::null_mut(), 0, 0, tables, threads) };
+            unsafe { pn_open(ptr::null_mut(), 0, 0, tables) };
             return Some(Recorder(()));
         };
         let file = system::open(path, libc::O_RDWR)?;
@@ -119,8 +109,7 @@ impl Recorder {
             return None;
         }
         // SAFETY: memory of that many bytes, which stays.
-        let open =
-            unsafe { pn_open(memory as *mut u8, bytes as u64, system::process(), tables, threads) };
+        let open = unsafe { pn_open(memory as *mut u8, bytes as u64, system::process(), tables) };
         (open != 0).then_some(Recorder(()))
     }
 
@@ -139,36 +128,6 @@ impl Recorder {
     pub fn warm_up(&self) -> u64 {
         // SAFETY: as above.
         unsafe { pn_warm_up() }.into()
-    }
-
-    /// Whether only bursts are recorded.
-    pub fn is_sampled(&self) -> bool {
-        // SAFETY: as above.
-        unsafe { pn_is_sampled() != 0 }
-    }
-
-    /// What comes is a thread's.
-    pub fn switch(&mut self, thread: u32) {
-        // SAFETY: as above; one of the threads.
-        unsafe { pn_switch(thread) }
-    }
-
-    /// What comes is a thread's that begins.
-    pub fn new_thread(&mut self, thread: u32) {
-        // SAFETY: as above.
-        unsafe { pn_new_thread(thread) }
-    }
-
-    /// Memory is new, or any may be, if it has no length.
-    pub fn mapping(&mut self, start: u64, length: u64) {
-        // SAFETY: as above.
-        unsafe { pn_mapping(start, length) }
-    }
-
-    /// Records are to be read soon; if they are the last ones, waits until they are.
-    pub fn publish(&mut self, is_last: bool) {
-        // SAFETY: as above.
-        unsafe { pn_publish(is_last.into()) }
     }
 
     /// From now on there may be large pages; whether the filters are others now.

@@ -1,15 +1,13 @@
 //! The code between the program's and ours, written once.
 
 use crate::area::{Addresses, FLAGS, FRAMES, PLACES, Reason, SLOTS};
-use crate::emit::{Emitter, R10, R11, RAX, RCX, RDI, RDX, RSI, RSP, Width};
+use crate::emit::{Emitter, R11, RAX, RCX, RDI, RDX, RSP, Width};
 
 /// Where copies go when there is something to do that is not in their code, and how they go on.
 #[derive(Debug, Clone, Copy)]
 pub struct Stubs {
     /// Comes back, with a reason.
     pub enter: usize,
-    /// Lets the program go on from the area's context, at `Area::resume`.
-    pub go_on: usize,
     /// Takes a full log, and goes on at `Area::resume`; comes back now and then.
     pub full: usize,
     pub counting: Counting,
@@ -54,54 +52,12 @@ pub fn make(
     save_state(out, addresses, state);
     out.constant(RAX, dispatch as *const () as u64);
     out.bytes(&[0xff, 0xd0]); // call rax
-    let go_on = out.at();
     restore_state(out, addresses, state);
     restore_registers(out, addresses);
     let full = full(out, addresses, take, saved);
     let counting = counting(out, addresses, state, enter);
     let landings = [enter, counting.enter].map(|enter| landings(out, addresses, enter));
-    Stubs { enter, go_on, full, counting, landings }
-}
-
-/// Of a thread: makes a system call with all that the program has in the processor, its signals included, then saves
-/// that in the thread's own frame, at these addresses, and calls `woken` on the thread's own stack.
-pub fn call_of_thread(
-    out: &mut Emitter,
-    addresses: Addresses,
-    frame: FrameAddresses,
-    state: u64,
-    (woken, thread): (extern "C" fn(u32) -> !, u32),
-) {
-    out.bytes(&[0x0f, 0x05]); // syscall
-    for (number, place) in PLACES.iter().enumerate() {
-        out.store(frame.registers + 8 * *place as u32, number as u8);
-    }
-    out.constant(RSP, u64::from(frame.stack));
-    out.bytes(&[0x9c]); // pushfq
-    out.with_address(&[0x8f], 0, frame.registers + 8 * FLAGS as u32); // pop
-    out.bytes(&[0xfc]); // cld
-    mask(out, state);
-    out.with_address(&[0x48, 0x0f, 0xae], 4, frame.state); // xsave64
-    // Signals wait from here on; those that did before are the program's mask.
-    out.constant(RDI, libc::SIG_SETMASK as u64);
-    out.constant(RSI, u64::from(addresses.mask()));
-    out.constant(RDX, u64::from(frame.mask));
-    out.constant(R10, 8);
-    out.constant(RAX, libc::SYS_rt_sigprocmask as u64);
-    out.bytes(&[0x0f, 0x05]); // syscall
-    out.constant(RDI, u64::from(thread));
-    out.constant(RAX, woken as *const () as u64);
-    out.bytes(&[0xff, 0xd0]); // call rax
-}
-
-/// Parts of a thread's own frame.
-#[derive(Debug, Clone, Copy)]
-pub struct FrameAddresses {
-    pub registers: u32,
-    pub mask: u32,
-    pub state: u32,
-    /// Its upper end.
-    pub stack: u32,
+    Stubs { enter, full, counting, landings }
 }
 
 /// Takes the log, which is full, without all that [`save_state`] takes.

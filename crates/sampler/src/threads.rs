@@ -101,26 +101,6 @@ pub fn poll_bit() -> u64 {
     1 << (POLL.load(Relaxed) - 1)
 }
 
-/// The signal that begins bursts, as a bit.
-pub fn begin_bit() -> u64 {
-    1 << (SIGNAL.load(Relaxed) - 1)
-}
-
-/// The kernel hands a thread its own signals before those of the process, each from the lowest number on. So that a
-/// signal that lets it come is not the first for ever, those that wait become its own; they are blocked.
-pub fn make_own(signals: u64) {
-    for signal in (1..=64).filter(|signal| signals & 1 << (signal - 1) != 0) {
-        let (set, none, mut info) = (1u64 << (signal - 1), [0u64; 2], [0u64; 16]);
-        let info_at = &raw mut info as usize;
-        let arguments = [&raw const set as usize, info_at, none.as_ptr() as usize, 8, 0, 0];
-        // SAFETY: the kernel reads a word and a timespec, and writes a siginfo.
-        let got = unsafe { system::call(libc::SYS_rt_sigtimedwait, arguments) };
-        if got == signal {
-            send(signal, info_at);
-        }
-    }
-}
-
 /// Sends the calling thread a signal with this siginfo.
 pub fn send(signal: isize, info: usize) {
     let (process, thread) = (system::process() as usize, system::thread() as usize);
@@ -129,39 +109,6 @@ pub fn send(signal: isize, info: usize) {
         let arguments = [process, thread, signal as usize, info, 0, 0];
         system::call(libc::SYS_rt_tgsigqueueinfo, arguments)
     };
-}
-
-/// Lets the calling thread come, as soon as the signal may.
-pub fn come(number: u32) {
-    let signal = SIGNAL.load(Relaxed);
-    let mut info = [0u64; 16];
-    // The kernel's siginfo: signal, error, code; process and user; value.
-    info[0] = signal as u64;
-    info[1] = libc::SI_QUEUE as u32 as u64;
-    info[3] = u64::from(number);
-    send(signal as isize, info.as_ptr() as usize);
-}
-
-/// Whether threads come by themselves when they begin.
-static ARE_WHOLE: AtomicBool = AtomicBool::new(false);
-
-pub fn record_whole() {
-    ARE_WHOLE.store(true, Relaxed);
-}
-
-/// The calling thread comes now, where all of it is recorded.
-pub fn come_if_whole() {
-    if !ARE_WHOLE.load(Relaxed) || !is_ours() {
-        return;
-    }
-    // SAFETY: a key of ours.
-    let value = unsafe { libc::pthread_getspecific(KEY.load(Relaxed)) } as usize;
-    let Some(number) = value.checked_sub(1) else { return };
-    let ours = begin_bit();
-    let arguments = [libc::SIG_UNBLOCK as usize, &raw const ours as usize, 0, 8, 0, 0];
-    // SAFETY: the kernel reads a word.
-    unsafe { system::call(libc::SYS_rt_sigprocmask, arguments) };
-    come(number as u32);
 }
 
 /// A timer that sends it to the calling thread.
@@ -313,7 +260,6 @@ unsafe extern "C" fn begin(of: *mut c_void) -> *mut c_void {
     let argument = of.argument.load(Relaxed) as *mut c_void;
     of.give_back();
     add(20_000_000);
-    come_if_whole();
     // SAFETY: as the creator promised pthread_create.
     unsafe { start(argument) }
 }
@@ -352,6 +298,5 @@ pub unsafe extern "C" fn pthread_create(
     if error != 0 {
         of.give_back();
     }
-    come_if_whole();
     error
 }

@@ -1,5 +1,5 @@
 //! What a sampled recording of the native engine is worth: its slow-down on programs of five seconds and more, and
-//! its misses in a million instructions beside those of a whole recording by the same engine.
+//! its misses in a million instructions beside those of a whole recording by Valgrind's engine.
 
 use super::{Outcome, pagetax};
 use crate::shell;
@@ -60,7 +60,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         format!("{} trapstat {options} -o tables --json json --", pagetax.display())
     };
     let (full, sampled) =
-        (tool("--backend record --engine native"), tool("--sample --engine native"));
+        (tool("--backend record --engine valgrind"), tool("--sample --engine native"));
     let (mut rows, mut results, mut holds) = (Vec::new(), Vec::new(), true);
     let is_asked = |name: &str| parts.is_empty() || parts.iter().any(|part| part == name);
     for (name, script) in PROGRAMS.iter().filter(|(name, _)| is_asked(name)) {

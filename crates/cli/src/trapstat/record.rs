@@ -31,8 +31,7 @@ pub enum EngineChoice {
     Valgrind,
     /// A plugin of QEMU's user mode: other instruction sets, threads in parallel
     Qemu,
-    /// Copies of the program's own code: fastest where no code is made at run time, threads in turn; with
-    /// trapstat --sample bursts of it, for which it is the default where it can be
+    /// Copies of the program's own code, for trapstat --sample only: fastest, but for code made at run time
     Native,
 }
 
@@ -174,6 +173,12 @@ pub fn engine_for(
         _ => Engine::choose(&program, asked),
     };
     let engine = engine.map_err(engine_error)?;
+    if engine.kind == EngineKind::Native && !sample {
+        let what = "the native engine records samples only";
+        return Err(super::unmet(format!(
+            "{what}\n  remedy: trapstat --sample --engine native, or --engine valgrind for all of the program"
+        )));
+    }
     if follow && engine.kind == EngineKind::Native {
         let what = "the native engine does not follow forks and execs";
         return Err(super::unmet(format!("{what}\n  remedy: --engine valgrind, or no --follow")));

@@ -44,13 +44,6 @@ static struct pt_tables *tables; /* of data, of code */
 #define code_tables tables[1]
 /* As in the header, but without a filter of large pages while there are none. */
 static struct pt_side data_side, code_side;
-/* What the filters of a thread know while another one has the tables. */
-struct pn_kept {
-   pt_u32 is_known;
-   struct pt_kept data, code;
-};
-static struct pn_kept *threads;
-static pt_u32 thread_count, running;
 static pt_u64 instructions_of_runs, accesses_of_runs;
 
 /* errno is the program's. */
@@ -99,30 +92,23 @@ static void use_sides(void)
 
 pt_u64 pn_table_bytes(void) { return 2 * sizeof *tables; }
 
-pt_u64 pn_thread_bytes(void) { return sizeof *threads; }
-
 /* Whether memory of so many bytes is the consumer's, and has a ring for us. Tables are fresh memory of theirs. */
-int pn_open(void *memory, pt_u64 bytes, pt_u32 pid, void *of_tables, void *of_threads)
+int pn_open(void *memory, pt_u64 bytes, pt_u32 pid, void *of_tables)
 {
-   threads = of_threads;
    header = memory ? memory : &none;
    tables = of_tables;
    if (!memory) {
       use_sides();
       return 1;
    }
-   if (bytes < sizeof *header || !pt_is_ours(header) || pt_bytes(header) > bytes)
+   if (bytes < sizeof *header || !pt_is_ours(header) || pt_bytes(header) > bytes || !header->sample)
       return 0;
    use_sides();
    pt_claim(&writer, header, pt_new_process(header), pid);
-   if (header->sample)
-      pt_write(&writer, pt_what(PT_PHASE, 0, PT_SKIPPED), 0);
+   pt_write(&writer, pt_what(PT_PHASE, 0, PT_SKIPPED), 0);
    pt_publish(&writer);
    return writer.control != NULL;
 }
-
-/* Whether only bursts are recorded. */
-int pn_is_sampled(void) { return header == &none || header->sample; }
 
 static void describe(struct pn_filter *to, const struct pt_filter *filter, struct pt_table *table)
 {
@@ -154,7 +140,7 @@ static void write_mapping(pt_u64 start, pt_u64 length, pt_u32 hint)
 /* Nothing is known of what was mapped since the last burst; TLBs begin with what they held then. */
 void pn_begin(pt_u32 thread)
 {
-   writer.thread = running = thread;
+   writer.thread = thread;
    forget();
    write_mapping(0, 0, PT_HINT_NONE);
 }
@@ -174,68 +160,12 @@ pt_u32 pn_warm_up(void)
    return writer.control ? __atomic_load_n(&writer.control->warm_up, __ATOMIC_RELAXED) : 0;
 }
 
-static void keep(struct pn_kept *kept)
-{
-   pt_keep(&data_side, &kept->data, &data_tables);
-   pt_keep(&code_side, &kept->code, &code_tables);
-   kept->is_known = 1;
-}
-
-static void resume(const struct pn_kept *kept)
-{
-   if (kept->is_known) {
-      pt_resume(&data_side, &data_tables, &kept->data);
-      pt_resume(&code_side, &code_tables, &kept->code);
-   } else {
-      forget();
-   }
-}
-
-/* The tables are a thread's from now on. */
-void pn_switch(pt_u32 thread)
-{
-   if (thread_count <= thread)
-      thread_count = thread + 1;
-   if (thread == running)
-      return;
-   keep(&threads[running]);
-   writer.thread = running = thread;
-   resume(&threads[thread]);
-}
-
-/* A thread begins whose number another one has had. */
-void pn_new_thread(pt_u32 thread)
-{
-   pn_switch(thread);
-   forget();
-}
-
-/* The consumer is told what the filters of all threads know, and they know nothing. */
+/* The consumer is told what the filters know, and they know nothing. */
 static void tell_and_forget(void)
 {
-   pt_u32 thread, was_running = running;
-   for (thread = 0; thread < thread_count || thread == 0; thread++) {
-      if (thread != was_running && !threads[thread].is_known)
-         continue;
-      pn_switch(thread);
-      pt_tell(&writer, &data_side, &data_tables, 0);
-      pt_tell(&writer, &code_side, &code_tables, PT_CODE);
-      forget();
-   }
-   pn_switch(was_running);
-   for (thread = 0; thread < thread_count; thread++)
-      threads[thread].is_known = 0;
-}
-
-/* New memory; any may be, if it has no length. */
-void pn_mapping(pt_u64 start, pt_u64 length) { write_mapping(start, length, PT_HINT_NONE); }
-
-/* Records are to be read soon; or all of them now, as what is mapped goes away. */
-void pn_publish(int is_last)
-{
-   pt_publish(&writer);
-   if (is_last && writer.control)
-      pt_wait(&writer, 0);
+   pt_tell(&writer, &data_side, &data_tables, 0);
+   pt_tell(&writer, &code_side, &code_tables, PT_CODE);
+   forget();
 }
 
 /* From now on there may be large pages. Whether that is new: code that tests slots is of no use then. */
