@@ -59,6 +59,10 @@ pub struct Args {
     /// Keep the pages of a client that went away without a word for so long
     #[arg(long, value_name = "TIME", default_value = "60s")]
     linger: Nanos,
+    /// What fails as a whole with this server (a rack, a room): clients put the replicas of a page into different
+    /// ones, where there are enough. The machine, unless given
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    failure_domain: Option<String>,
     /// When told to stop, wait so long for pages to move
     #[arg(long, value_name = "TIME", default_value = "30s")]
     drain_limit: Nanos,
@@ -103,6 +107,7 @@ fn serve(args: &Args) -> Result<()> {
         tls: tls.context("cannot use TLS")?,
         insecure: args.insecure,
         http: args.http,
+        failure_domain: args.failure_domain.clone(),
     };
     let signals = StopSignals::watch().context("cannot watch for signals")?;
     let server = Server::start(args.listen, options)?;

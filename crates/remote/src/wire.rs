@@ -19,7 +19,7 @@ use crate::page::{PAGE_BYTES, PageSum, RUN_PAGES_MAX};
 use header::HEADER_BYTES;
 
 /// This protocol. Versions do not mix: both sides say theirs first, and go apart when they differ.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Bytes of a sum on the wire.
 pub const SUM_BYTES: usize = 8;

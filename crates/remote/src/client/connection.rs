@@ -10,7 +10,7 @@ use crate::store::StoreError;
 use crate::tls::ClientTls;
 use crate::transport::{Looking, Stream, is_local, prepare};
 use crate::wire::header::{HEADER_BYTES, Header, Op, check};
-use crate::wire::hello::{HELLO_BYTES, Hello};
+use crate::wire::hello::{HELLO_BYTES, Hello, Location};
 use crate::wire::inbox::Inbox;
 use crate::wire::reply::Reply;
 use crate::wire::request::{Request, Token};
@@ -153,6 +153,8 @@ pub struct Connection {
     stream: Stream,
     /// The server's, drawn at its start.
     pub epoch: u64,
+    /// Where the server runs.
+    pub location: Location,
     nonce: [u8; crate::wire::hello::NONCE_BYTES],
     last_id: u32,
     /// Replies that have not come yet, also those that nobody waits for.
@@ -176,6 +178,7 @@ impl Connection {
         Connection {
             stream,
             epoch: server.epoch,
+            location: server.location,
             nonce: server.nonce,
             last_id: 0,
             outstanding: 0,

@@ -14,7 +14,7 @@ use crate::secret;
 use crate::transport::{Stream, is_local, prepare};
 use crate::wire::VERSION;
 use crate::wire::header::{HEADER_BYTES, Op};
-use crate::wire::hello::{HELLO_BYTES, Hello};
+use crate::wire::hello::{HELLO_BYTES, Hello, Location};
 use crate::wire::inbox::Inbox;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use socket2::SockRef;
@@ -49,6 +49,8 @@ pub struct Options {
     pub insecure: bool,
     /// Where to answer HTTP.
     pub http: Option<SocketAddr>,
+    /// What fails as a whole with this server, by name; none for the machine.
+    pub failure_domain: Option<String>,
 }
 
 /// Why a server does not start.
@@ -87,6 +89,7 @@ struct Shared {
     started: Instant,
     stopped: AtomicBool,
     next_connection: AtomicU64,
+    location: Location,
     /// To be shut down at the end, or when they are not greeted in time.
     sockets: Mutex<HashMap<u64, Admitted>>,
 }
@@ -110,7 +113,8 @@ impl Server {
             return Err(StartError::Insecure(listen));
         }
         let cannot = |address| move |source| StartError::Listen { address, source };
-        let epoch = u64::from_le_bytes(secret::random().map_err(cannot(listen))?);
+        // Clients say 0.
+        let epoch = u64::from_le_bytes(secret::random().map_err(cannot(listen))?).max(1);
         let pool = Arc::new(Pool::new(options.limits, epoch));
         let metrics = Arc::new(Metrics::new(pool.clone()));
         let started = Instant::now();
@@ -125,6 +129,7 @@ impl Server {
             started,
             stopped: AtomicBool::new(false),
             next_connection: AtomicU64::new(0),
+            location: location(epoch, options.failure_domain.as_deref()),
             sockets: Mutex::default(),
         });
         let accepting = shared.clone();
@@ -166,6 +171,14 @@ impl Drop for Server {
             let _ = thread.join();
         });
     }
+}
+
+/// Where the server of this epoch runs. All containers of a machine have its boot id; where it cannot be read (no
+/// /proc), the server counts as alone on its machine.
+fn location(epoch: u64, failure_domain: Option<&str>) -> Location {
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let machine = boot_id.unwrap_or_else(|_| format!("{epoch:x}"));
+    Location::new(machine.trim(), failure_domain)
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
@@ -258,8 +271,7 @@ impl Shared {
         let mut bytes = [0; HELLO_BYTES];
         stream.read_exact(&mut bytes)?;
         let client = Hello::decode(&bytes).map_err(io::Error::other)?;
-        let ours =
-            Hello { version: VERSION, epoch: self.pool.epoch, nonce, pid: 0, name: String::new() };
+        let ours = Hello::server(self.pool.epoch, nonce, self.location);
         stream.write_all(&ours.encode())?;
         stream.flush()?;
         if client.version != VERSION {
