@@ -4,14 +4,14 @@
 
 use libfuzzer_sys::fuzz_target;
 use pagetax_core::units::{Bytes, Nanos};
-use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::server::pool::{Limits, Pool};
 use pagetax_remote::server::region::Owner;
 use pagetax_remote::server::session::Session;
 use pagetax_remote::wire::header::Header;
 use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
 use pagetax_remote::wire::inbox::Inbox;
-use pagetax_remote::wire::push_sums;
+use pagetax_remote::wire::{Checksum, push_sums};
 use pagetax_remote::wire::request::{Lease, Request};
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn request(bytes: &[u8; 6], on: Lease, out: &mut Vec<u8>) {
     let on = if region % 8 == 0 { Lease { region: region as u32, ..on } } else { on };
     let pages = vec![fill; count as usize * PAGE_BYTES];
     let mut sums = Vec::new();
-    pages.chunks(PAGE_BYTES).for_each(|page| push_sums(&mut sums, &[PageSum::of(page)]));
+    push_sums(&mut sums, pages.chunks(PAGE_BYTES).map(Checksum::of));
     if flag && fill == 7 {
         sums[0] ^= 1;
     }

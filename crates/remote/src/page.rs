@@ -1,10 +1,18 @@
-//! Pages, runs of them, and the sum that tells whether a page is what it was.
+//! Pages, runs of them, and the keyed checksum that proves that a page is the one that was written.
 //!
-//! Source of the sum: XXH3, 64 bits (Collet); not a defence against forgers, who are kept out by
-//! the transport.
+//! The checksum is AEGIS-128L as a MAC (RFC 10032), cut to 64 bits. This process draws the key, and neither
+//! key nor checksum ever leaves it. A server knows the bytes of a page, but never sees a checksum: all it
+//! learns of a forged page is that it was refused. Each attempt succeeds with probability 2^-64, and each
+//! failure is counted as a bad copy. An unkeyed checksum, which servers may see, could be met at will.
+//!
+//! AEGIS takes 0.20 µs for a page where BLAKE3 takes 1.4 µs, HMAC-SHA256 2.4 µs, GMAC 2.2 µs and unkeyed
+//! XXH3 0.08 µs (AMD EPYC guest); a page-in takes some 10 µs.
 
+use crate::secret;
+use aegis::aegis128l::Aegis128LMac;
 use std::fmt;
-use twox_hash::XxHash3_64;
+use std::io;
+use std::sync::OnceLock;
 
 /// Bytes of a page, here and on the wire, whatever page sizes the machine has.
 pub const PAGE_BYTES: usize = 4096;
@@ -12,16 +20,47 @@ pub const PAGE_BYTES: usize = 4096;
 /// Most pages of one read, and of one run of a write.
 pub const RUN_PAGES_MAX: usize = 64;
 
-/// The sum of a page's bytes.
+/// The MAC under this process's key, before the first byte. A child of a fork keeps it, and so can read
+/// the pages that it has inherited.
+static MAC: OnceLock<Aegis128LMac<16>> = OnceLock::new();
+
+/// Draws this process's key, unless it has one.
+///
+/// # Errors
+/// When the system gives no random numbers.
+pub(crate) fn draw_key() -> io::Result<()> {
+    if MAC.get().is_none() {
+        // If another thread is faster, its key is as good.
+        let _ = MAC.set(Aegis128LMac::new(&secret::random()?));
+    }
+    Ok(())
+}
+
+fn mac() -> Aegis128LMac<16> {
+    let fresh = || {
+        let key = secret::random().expect("the system gives random numbers");
+        Aegis128LMac::new(&key)
+    };
+    MAC.get_or_init(fresh).clone()
+}
+
+/// The keyed checksum of a page's bytes. Only its owner may know it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct PageSum(pub u64);
 
 impl PageSum {
-    /// The sum of these bytes.
+    /// Returns the checksum of these bytes under this process's key.
+    ///
+    /// # Panics
+    /// When no region was mapped before, so that the key is drawn here, and the system gives no random
+    /// numbers.
     #[inline]
     pub fn of(page: &[u8]) -> PageSum {
-        PageSum(XxHash3_64::oneshot(page))
+        let mut mac = mac();
+        mac.update(page);
+        let [a, b, c, d, e, f, g, h, ..] = mac.finalize();
+        PageSum(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
     }
 }
 

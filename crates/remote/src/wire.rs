@@ -3,7 +3,7 @@
 //! A connection begins with one [`hello::Hello`] each way. Then the client sends requests and the
 //! server answers each, in order, with a reply that carries the request's id. A frame is a
 //! [`header::Header`], then its *meta* (small, covered by the header's checksum), then its pages
-//! (each covered by its own sum, which its owner keeps). How long meta and pages are follows from
+//! (each covered by its own [`Checksum`]). How long meta and pages are follows from
 //! the header, within limits: no frame is longer than [`FRAME_BYTES_MAX`].
 //!
 //! Invariants: any bytes decode to a message or an error, never a panic; what decodes encodes to the
@@ -15,13 +15,14 @@ pub mod inbox;
 pub mod reply;
 pub mod request;
 
-use crate::page::{PAGE_BYTES, PageSum, RUN_PAGES_MAX};
+use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use header::HEADER_BYTES;
+use twox_hash::XxHash3_64;
 
 /// This protocol. Versions do not mix: both sides say theirs first, and go apart when they differ.
 pub const VERSION: u32 = 3;
 
-/// Bytes of a sum on the wire.
+/// Bytes of a page's checksum on the wire.
 pub const SUM_BYTES: usize = 8;
 
 /// Bytes of a region's secret, and of the proof that one knows it.
@@ -56,14 +57,31 @@ pub enum WireError {
     WrongDirection,
 }
 
-/// The sums in a piece of meta.
-pub fn sums(bytes: &[u8]) -> impl ExactSizeIterator<Item = PageSum> + '_ {
-    bytes.chunks_exact(SUM_BYTES).map(|sum| PageSum(u64_at(sum, 0)))
+/// The checksum of a page on its way: XXH3, 64 bits (Collet).
+///
+/// It finds accidents while the sender still has the page. It is unkeyed, so it proves nothing against
+/// whoever holds the page: for that, its owner keeps a [`PageSum`](crate::page::PageSum), which no server
+/// may see.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Checksum(pub u64);
+
+impl Checksum {
+    /// Returns the checksum of these bytes.
+    #[inline]
+    pub fn of(page: &[u8]) -> Checksum {
+        Checksum(XxHash3_64::oneshot(page))
+    }
 }
 
-/// Appends sums.
-pub fn push_sums(out: &mut Vec<u8>, sums: &[PageSum]) {
-    out.extend(sums.iter().flat_map(|sum| sum.0.to_le_bytes()));
+/// The checksums in a piece of meta.
+pub fn sums(bytes: &[u8]) -> impl ExactSizeIterator<Item = Checksum> + '_ {
+    bytes.chunks_exact(SUM_BYTES).map(|sum| Checksum(u64_at(sum, 0)))
+}
+
+/// Appends checksums.
+pub fn push_sums(out: &mut Vec<u8>, sums: impl IntoIterator<Item = Checksum>) {
+    out.extend(sums.into_iter().flat_map(|sum| sum.0.to_le_bytes()));
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {

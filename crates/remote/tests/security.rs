@@ -6,23 +6,27 @@ use pagetax_remote::client::cluster::{Cluster, Options};
 use pagetax_remote::page::{PAGE_BYTES, PageSum};
 use pagetax_remote::secret::{self, Claim};
 use pagetax_remote::server::listen::{self, Server, StartError};
-use pagetax_remote::server::pool::Limits;
+use pagetax_remote::server::pool::{Limits, Pool};
+use pagetax_remote::server::region::Owner;
+use pagetax_remote::server::session::Session;
 use pagetax_remote::store::{PageStore, PutRun, StoreError};
 use pagetax_remote::tls::{ClientTls, Files, server_config};
 use pagetax_remote::wire::header::{HEADER_BYTES, Header, Op};
-use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
-use pagetax_remote::wire::push_sums;
+use pagetax_remote::wire::hello::{HELLO_BYTES, Hello, Location};
+use pagetax_remote::wire::inbox::Inbox;
 use pagetax_remote::wire::reply::{Failure, Reply};
 use pagetax_remote::wire::request::{Lease, Request};
+use pagetax_remote::wire::{Checksum, push_sums};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 fn loopback() -> SocketAddr {
@@ -197,7 +201,7 @@ fn regions_of_others_cannot_be_touched() {
     let on = owner.call(&create).unwrap().unwrap();
     let page = vec![3; PAGE_BYTES];
     let mut sums = Vec::new();
-    push_sums(&mut sums, &[PageSum::of(&page)]);
+    push_sums(&mut sums, [Checksum::of(&page)]);
     owner.call(&put(on, &sums, &page)).unwrap();
     let get = Request::Get { on, first: 0, count: 1, with_sums: false };
     let tries = [
@@ -230,7 +234,7 @@ fn what_was_recorded_opens_nothing() {
     second.call(&Request::Get { on, first: 0, count: 1, with_sums: false }).unwrap_err();
     let page = vec![3; PAGE_BYTES];
     let mut sums = Vec::new();
-    push_sums(&mut sums, &[PageSum::of(&page)]);
+    push_sums(&mut sums, [Checksum::of(&page)]);
     second.call(&put(on, &sums, &page)).unwrap();
     // All of the second connection again, byte for byte, on a third.
     let mut replay = Raw::connect(&server);
@@ -254,7 +258,7 @@ fn a_fence_voids_what_is_still_under_way() {
     assert_ne!(fresh.lease, on.lease);
     let page = vec![3; PAGE_BYTES];
     let mut sums = Vec::new();
-    push_sums(&mut sums, &[PageSum::of(&page)]);
+    push_sums(&mut sums, [Checksum::of(&page)]);
     assert_eq!(old.call(&put(on, &sums, &page)), Err(Failure::StaleLease));
     new.call(&put(fresh, &sums, &page)).unwrap();
     let damaged = vec![4; PAGE_BYTES];
@@ -345,7 +349,7 @@ fn what_one_client_discards_no_other_can_read() {
     let on = owner.call(&create).unwrap().unwrap();
     let secret = vec![0x5e; PAGE_BYTES];
     let mut sums = Vec::new();
-    push_sums(&mut sums, &[PageSum::of(&secret)]);
+    push_sums(&mut sums, [Checksum::of(&secret)]);
     owner.call(&put(on, &sums, &secret)).unwrap();
     owner.call(&Request::Discard { on, first: 0, count: 1 }).unwrap();
     let on = next.call(&create).unwrap().unwrap();
@@ -379,4 +383,81 @@ fn noise_ends_only_its_own_connection() {
         assert!(Instant::now() < until, "connections are left over");
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Two pages of one unkeyed checksum. XXH3 multiplies the halves of each word that it has mixed with a constant:
+/// where one half becomes zero, the other counts in a plain sum only, from which another word can take it away.
+fn alike_to_xxh3() -> (Vec<u8>, Vec<u8>) {
+    // The low halves of two words of XXH3's default secret, of stripes 0 and 1.
+    const HALVES: [(usize, [u8; 4]); 2] =
+        [(0, [0xb8, 0xfe, 0x6c, 0x39]), (64, [0x7c, 0x01, 0x81, 0x2c])];
+    let mut page = vec![7; PAGE_BYTES];
+    for (at, half) in HALVES {
+        page[at..at + 4].copy_from_slice(&half);
+    }
+    let mut forged = page.clone();
+    forged[4] += 1;
+    forged[68] -= 1;
+    (page, forged)
+}
+
+/// A server that gives out other bytes than it took, with a checksum that fits them. It serves until its clients
+/// have gone.
+fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind(loopback()).unwrap();
+    let address = listener.local_addr().unwrap();
+    let pool = Arc::new(Pool::new(Limits::default(), 7));
+    let serve = move |mut socket: TcpStream| -> std::io::Result<()> {
+        let (mut hello, nonce) = ([0; HELLO_BYTES], [0; 16]);
+        socket.read_exact(&mut hello)?;
+        let ours = Hello::server(7, nonce, Location::default());
+        socket.write_all(&ours.encode())?;
+        let owner = Owner { address: "rogue".into(), pid: 1, name: "rogue".into() };
+        let mut session = Session::new(pool.clone(), nonce, owner, true);
+        let mut inbox = Inbox::default();
+        while inbox.fill(&mut socket)? > 0 {
+            let mut replies = Vec::new();
+            while let Some(frame) = inbox.frame().map_err(std::io::Error::other)? {
+                session.handle(frame, 0, &mut replies).map_err(std::io::Error::other)?;
+            }
+            let at = replies.windows(PAGE_BYTES).position(|bytes| bytes == page);
+            if let Some(at) = at {
+                replies[at..at + PAGE_BYTES].copy_from_slice(&forged);
+            }
+            socket.write_all(&replies)?;
+        }
+        Ok(())
+    };
+    let serve = Arc::new(serve);
+    std::thread::spawn(move || {
+        while let Ok((socket, _)) = listener.accept() {
+            let serve = serve.clone();
+            std::thread::spawn(move || serve(socket));
+        }
+    });
+    address
+}
+
+#[test]
+fn a_server_cannot_forge_a_page() {
+    let (page, forged) = alike_to_xxh3();
+    assert!(page != forged && Checksum::of(&page) == Checksum::of(&forged), "a forgery of XXH3");
+    let options = Options::new(vec![rogue(page.clone(), forged).to_string()]);
+    let store = Cluster::connect(options).unwrap();
+    let region = store.create_region(64, false).unwrap();
+    let sums = [PageSum::of(&page)];
+    let run = PutRun { first: 5, pages: &page, sums: &sums };
+    store.writer().unwrap().put(region, &[run]).unwrap();
+    let mut into = vec![0; PAGE_BYTES];
+    let got = store.reader().unwrap().get(region, 5, &sums, &mut into);
+    assert!(matches!(got, Err(StoreError::PageLost { page: 5, .. })), "{got:?}");
+    assert!(store.tally().bad_copies_total.load(Ordering::Relaxed) > 0);
+}
+
+/// The owner's checksums must not be what goes over the wire: whoever sees one could look for another page that
+/// has it.
+#[test]
+fn the_checksum_of_the_owner_is_not_that_of_the_wire() {
+    let page = vec![9; PAGE_BYTES];
+    assert_ne!(PageSum::of(&page).0, Checksum::of(&page).0);
 }

@@ -22,6 +22,8 @@ use std::process::{Command, Stdio};
 const FLOOR_C: &str = "xtask/src/bench/remote_floor.c";
 const FLOOR_STREAM_C: &str = "xtask/src/bench/remote_floor_stream.c";
 const FLOOR_THREADS_C: &str = "xtask/src/bench/remote_floor_threads.c";
+/// The pager's checksum of a page, for the floors.
+const PAGE_SUM: &str = "target/release/examples/libpage_sum.a";
 const TOUCH: &str = "target/release/examples/touch";
 /// Of each server.
 const MEMORY: &str = "4G";
@@ -102,6 +104,15 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let packages = ["--package", "pagetax-remote", "--package", "pagetax-remote-preload"];
     let targets = ["--lib", "--example", "touch"];
     shell::cargo(&[&["build", "--quiet", "--release"][..], &packages, &targets].concat())?;
+    shell::cargo(&[
+        "build",
+        "--quiet",
+        "--release",
+        "-p",
+        "pagetax-remote",
+        "--example",
+        "page_sum",
+    ])?;
     let mut findings = Findings::default();
     let folder = tempfile::tempdir_in("target")?;
     // A swap file in it can be removed when it is none any more.
@@ -151,7 +162,7 @@ fn thousand(rate: f64) -> String {
 
 fn compiled(source: &str, program: &Path) -> Result<PathBuf> {
     let mut cc = Command::new("cc");
-    shell::succeed(cc.args(["-O2", "-pthread", source, "-o"]).arg(program))?;
+    shell::succeed(cc.args(["-O2", "-pthread", source, PAGE_SUM, "-lm", "-o"]).arg(program))?;
     Ok(program.to_path_buf())
 }
 

@@ -76,6 +76,10 @@ static int connect_to_server(void) {
     return fd;
 }
 
+// The keyed checksum that the pager keeps of a page and checks when it comes back
+// (crates/remote/examples/page_sum.rs).
+uint64_t page_sum(const void *page);
+
 static void *map(size_t bytes) {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     need(at != MAP_FAILED, "mmap");

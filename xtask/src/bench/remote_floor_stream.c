@@ -1,7 +1,7 @@
 // The least that reading a region from end to end over TCP can be: a handler on userfaultfd, on the program's CPU,
 // that fetches 64 pages at a fault, asks for the next 64 before it takes them, and has a thread on another CPU drop
-// what lies a quarter of the region behind. The server, on that CPU, has the pages in an array. No checks of any
-// kind, and nothing has changed, so that nothing is put.
+// what lies a quarter of the region behind. The server, on that CPU, has the pages in an array. No checks but
+// the keyed checksum of each page, and nothing has changed, so that nothing is put.
 // Prints pages a second.
 #include "remote_floor.h"
 #include <sched.h>
@@ -12,6 +12,8 @@ enum { RUN_BYTES = RUN * PAGE };
 
 static int to_server;
 static sem_t came;
+// Of each page: all are alike.
+static uint64_t sum_of_ones;
 
 // Where there is another CPU, this thread runs there.
 static void keep_to(int cpu) {
@@ -50,6 +52,8 @@ static void *handle(void *unused) {
         uint64_t run = (fault.arg.pagefault.address - (uint64_t)memory) / RUN_BYTES;
         ask((run + 1) % RUNS);
         all(to_server, buffer, RUN_BYTES, 0);
+        for (int i = 0; i < RUN; i++)
+            need(page_sum(buffer + i * PAGE) == sum_of_ones, "the checksum of a page");
         struct uffdio_copy copy = {
             .dst = (uint64_t)memory + run * RUN_BYTES, .src = (uint64_t)buffer, .len = RUN_BYTES};
         need(ioctl(uffd, UFFDIO_COPY, &copy) == 0, "UFFDIO_COPY");
@@ -74,6 +78,9 @@ int main(void) {
     to_server = connect_to_server();
     all(to_server, &is_there, sizeof is_there, 0);
     keep_to(0);
+    char page[PAGE];
+    memset(page, 1, PAGE);
+    sum_of_ones = page_sum(page);
     map_memory((size_t)RUNS * RUN_BYTES);
     sem_init(&came, 0, 0);
     start_thread(handle, NULL);

@@ -1,7 +1,7 @@
 // The least that random rewrites by several threads over TCP can be: what they wait for at a time is fetched
 // together by one handler thread on userfaultfd, and pages leave, 64 at a time, by a thread with a connection
-// of its own: sent to the server, acknowledged, dropped. The server has the pages in an array. No checks of
-// any kind, no second chance, a plain queue of what is here.
+// of its own: sent to the server, acknowledged, dropped. The server has the pages in an array. No checks but
+// the keyed checksum of each page, no second chance, a plain queue of what is here.
 // Argument: the threads. Prints faults a second.
 #include "remote_floor.h"
 #include <sys/uio.h>
@@ -29,6 +29,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
 static char stored[PAGES][PAGE];
+// Of each page, as it left last.
+static uint64_t sums[PAGES];
 
 static void *serve(void *argument) {
     int fd = (int)(intptr_t)argument;
@@ -84,6 +86,7 @@ static void *handle(void *unused) {
         uint64_t first = UINT64_MAX, last = 0;
         for (int i = 0; i < count; i++) {
             uint64_t at = (uint64_t)memory + requests[i].page * PAGE;
+            need(page_sum(replies[i].bytes) == sums[requests[i].page], "the checksum of a page");
             struct uffdio_copy copy = {.dst = at,
                                        .src = (uint64_t)replies[i].bytes,
                                        .len = PAGE,
@@ -124,6 +127,7 @@ static void *evict(void *unused) {
             out[i].head.page = page;
             out[i].head.wanted = i == LEAVING - 1 ? PUT_AND_ACKNOWLEDGE : PUT;
             memcpy(out[i].bytes, pages[i].iov_base, PAGE);
+            sums[page] = page_sum(out[i].bytes);
         }
         all(put_socket, out, sizeof out, 1);
         all(put_socket, &out[0].head, HEAD, 0);
@@ -160,6 +164,8 @@ int main(int count, char **arguments) {
     get_socket = connect_to_server();
     put_socket = connect_to_server();
     map_memory((size_t)PAGES * PAGE);
+    for (int i = 0; i < PAGES; i++)
+        sums[i] = page_sum(stored[i]);
     start_thread(handle, NULL);
     start_thread(evict, NULL);
     pthread_t all_threads[FAULTS];

@@ -12,7 +12,7 @@ use crate::page::{PAGE_BYTES, PageRun};
 use crate::store::{PageWriter, PutRun, RegionId, StoreError, check_discard, check_put};
 use crate::wire::reply::Failure;
 use crate::wire::request::Request;
-use crate::wire::{SUM_BYTES, push_sums};
+use crate::wire::{Checksum, SUM_BYTES, push_sums};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -252,7 +252,8 @@ impl Writer {
         let mut pieces = Vec::with_capacity(runs.len() + 1);
         for run in runs {
             let mut sums_at = self.sums.len();
-            push_sums(&mut self.sums, run.sums);
+            // Not `run.sums`: who knows those could forge pages.
+            push_sums(&mut self.sums, run.pages.chunks_exact(PAGE_BYTES).map(Checksum::of));
             let (mut first, mut pages) = (run.first, run.pages);
             while !pages.is_empty() {
                 let before_seam = (CHUNK_PAGES - first % CHUNK_PAGES) as usize;

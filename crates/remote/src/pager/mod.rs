@@ -34,7 +34,7 @@ pub use options::{Leaving, Log, Options, Serving};
 pub use shared::PagerError;
 pub use stats::Counts;
 
-use crate::page::PAGE_BYTES;
+use crate::page::{PAGE_BYTES, draw_key};
 use crate::store::PageStore;
 use evictor::Evictor;
 use handler::Handler;
@@ -107,6 +107,8 @@ impl RemoteRegion {
         if pages == 0 || pages > u32::MAX.into() {
             return Err(PagerError::Size { bytes, why: "from 1 byte to 16 TiB can be" });
         }
+        let no_key = |source| PagerError::System { what: "drawing the key of checksums", source };
+        draw_key().map_err(no_key)?;
         let region = store.create_region(pages, options.overcommit)?;
         let started = Self::start(&store, pages as usize, region, options);
         if started.is_err() {

@@ -103,8 +103,9 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::{PAGE_BYTES, PageSum};
+    use crate::page::PAGE_BYTES;
     use crate::server::slab::Slab;
+    use crate::wire::Checksum;
 
     #[test]
     fn what_is_in_is_found_until_it_is_out() {
@@ -113,7 +114,7 @@ mod tests {
         let mut index = Index::default();
         let pages = [0, 1, 7, 8, 9, 1000, u64::MAX - 1];
         for page in pages {
-            let slot = slab.put(&[1; PAGE_BYTES], PageSum(page)).unwrap();
+            let slot = slab.put(&[1; PAGE_BYTES], Checksum(page)).unwrap();
             index.insert(page, slot);
             assert_eq!(index.get(page), Some(slot));
         }

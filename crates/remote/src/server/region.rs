@@ -5,10 +5,10 @@
 
 use super::index::Index;
 use super::slab::Slab;
-use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
+use crate::page::{PAGE_BYTES, PageRun, RUN_PAGES_MAX};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::Token;
-use crate::wire::{SUM_BYTES, push_sums};
+use crate::wire::{Checksum, SUM_BYTES, push_sums};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -57,7 +57,7 @@ struct Held {
 struct Page<'a> {
     number: u64,
     bytes: &'a [u8],
-    sum: PageSum,
+    sum: Checksum,
     if_absent: bool,
 }
 
@@ -127,7 +127,7 @@ impl Region {
         let mut sums = Vec::new();
         if with_sums {
             sums.reserve(run.count as usize * SUM_BYTES);
-            slots().for_each(|slot| slab.with(*slot, |_, sum| push_sums(&mut sums, &[sum])));
+            slots().for_each(|slot| slab.with(*slot, |_, sum| push_sums(&mut sums, [sum])));
         }
         Reply::Pages { count: run.count as u16, sums: &sums }.encode_head(id, out);
         slots().for_each(|slot| slab.with(*slot, |page, _| out.extend_from_slice(page)));
@@ -146,7 +146,7 @@ impl Region {
         first: u64,
         if_absent: bool,
         pages: &[u8],
-        sums: impl Iterator<Item = PageSum>,
+        sums: impl Iterator<Item = Checksum>,
     ) -> Result<(), Failure> {
         for ((number, bytes), sum) in (first..).zip(pages.chunks_exact(PAGE_BYTES)).zip(sums) {
             let page = Page { number, bytes, sum, if_absent };

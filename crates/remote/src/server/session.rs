@@ -4,12 +4,12 @@
 
 use super::pool::Pool;
 use super::region::{Owner, Region};
-use crate::page::{PAGE_BYTES, PageRun, PageSum};
+use crate::page::{PAGE_BYTES, PageRun};
 use crate::secret::Claim;
 use crate::wire::hello::NONCE_BYTES;
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::{Lease, Request};
-use crate::wire::{self, REPORT_BYTES_MAX, WireError};
+use crate::wire::{self, Checksum, REPORT_BYTES_MAX, WireError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -171,7 +171,7 @@ impl Session {
         for ((page, bytes), sum) in
             (first..).zip(pages.chunks_exact(PAGE_BYTES)).zip(wire::sums(sums))
         {
-            if PageSum::of(bytes) != sum {
+            if Checksum::of(bytes) != sum {
                 return Err(Failure::BadSum { page });
             }
         }

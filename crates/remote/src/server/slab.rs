@@ -4,7 +4,8 @@
 //! Invariants: never more than `pages_max` slots are in use; a slot that is given back is wiped
 //! before anybody else can get it.
 
-use crate::page::{PAGE_BYTES, PageSum};
+use crate::page::PAGE_BYTES;
+use crate::wire::Checksum;
 use memmap2::{Advice, MmapMut};
 use std::collections::BTreeSet;
 use std::io;
@@ -53,7 +54,7 @@ pub struct Slab {
 #[derive(Debug)]
 struct Chunk {
     bytes: MmapMut,
-    sums: Box<[PageSum]>,
+    sums: Box<[Checksum]>,
 }
 
 #[derive(Debug, Default)]
@@ -85,7 +86,7 @@ impl Chunk {
         // third, but where a hypervisor has taken free memory back, they take four times as much: it
         // takes back whole ones. Where this does not work, it is page by page again.
         let _ = bytes.advise(Advice::PopulateWrite);
-        Ok(Chunk { bytes, sums: vec![PageSum::default(); pages].into() })
+        Ok(Chunk { bytes, sums: vec![Checksum::default(); pages].into() })
     }
 
     fn page(&self, index: usize) -> &[u8] {
@@ -114,14 +115,14 @@ impl Slab {
     }
 
     /// Takes a slot and fills it; none when all are in use or the system gives no memory.
-    pub fn put(&self, page: &[u8], sum: PageSum) -> Option<Slot> {
+    pub fn put(&self, page: &[u8], sum: Checksum) -> Option<Slot> {
         let slot = self.allocate()?;
         self.replace(slot, page, sum);
         Some(slot)
     }
 
     /// Puts another page into a slot that is in use.
-    pub fn replace(&self, slot: Slot, page: &[u8], sum: PageSum) {
+    pub fn replace(&self, slot: Slot, page: &[u8], sum: Checksum) {
         self.change(slot, |chunk| {
             chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(page);
             chunk.sums[slot.index()] = sum;
@@ -129,7 +130,7 @@ impl Slab {
     }
 
     /// Shows the page in a slot that is in use.
-    pub fn with<T>(&self, slot: Slot, look: impl FnOnce(&[u8], PageSum) -> T) -> T {
+    pub fn with<T>(&self, slot: Slot, look: impl FnOnce(&[u8], Checksum) -> T) -> T {
         let chunk = self.chunks[slot.chunk()].read().unwrap_or_else(PoisonError::into_inner);
         let chunk = chunk.as_ref().expect("a slot in use lies in a mapped chunk");
         look(chunk.page(slot.index()), chunk.sums[slot.index()])
@@ -149,7 +150,7 @@ impl Slab {
     fn give_back(&self, slot: Slot, leaving: u64) {
         self.change(slot, |chunk| {
             chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].fill(0);
-            chunk.sums[slot.index()] = PageSum::default();
+            chunk.sums[slot.index()] = Checksum::default();
         });
         let mut free = self.free();
         free.used -= 1;
@@ -242,23 +243,23 @@ mod tests {
         let slab = Slab::new(1000);
         let page = [7u8; PAGE_BYTES];
         let slots: Vec<Slot> =
-            (0..1000).map(|sum| slab.put(&page, PageSum(sum)).expect("room")).collect();
+            (0..1000).map(|sum| slab.put(&page, Checksum(sum)).expect("room")).collect();
         assert_eq!(slab.pages_free(), 0);
-        assert!(slab.put(&page, PageSum(1)).is_none());
+        assert!(slab.put(&page, Checksum(1)).is_none());
         let chunks = slab.chunks.iter().map(|chunk| chunk.read().unwrap());
         let mapped: usize = chunks.flat_map(|chunk| chunk.as_ref().map(|c| c.bytes.len())).sum();
         assert_eq!(mapped, 1000 * PAGE_BYTES, "not a byte over the limit");
         slab.free_slot(slots[5]);
-        slab.with(slots[5], |page, sum| assert!(page == [0; PAGE_BYTES] && sum == PageSum(0)));
-        let again = slab.put(&page, PageSum(3)).expect("the slot that was given back");
+        slab.with(slots[5], |page, sum| assert!(page == [0; PAGE_BYTES] && sum == Checksum(0)));
+        let again = slab.put(&page, Checksum(3)).expect("the slot that was given back");
         assert_eq!(again, slots[5]);
-        slab.with(slots[999], |bytes, sum| assert!(bytes == page && sum == PageSum(999)));
+        slab.with(slots[999], |bytes, sum| assert!(bytes == page && sum == Checksum(999)));
     }
 
     #[test]
     fn what_is_being_given_back_can_be_had() {
         let slab = Slab::new(2000);
-        let put = || slab.put(&[1; PAGE_BYTES], PageSum(1));
+        let put = || slab.put(&[1; PAGE_BYTES], Checksum(1));
         let slots: Vec<Slot> = std::iter::from_fn(put).collect();
         let (begun, go) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -282,7 +283,7 @@ mod tests {
         };
         for _ in 0..3 {
             let slots: Vec<Slot> =
-                std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], PageSum(1))).collect();
+                std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], Checksum(1))).collect();
             assert_eq!((slots.len(), mapped(&slab)), (3 * CHUNK_PAGES, 3));
             slots.into_iter().for_each(|slot| slab.free_slot(slot));
             assert_eq!((slab.pages_free(), mapped(&slab)), (3 * CHUNK_PAGES as u64, 1));
@@ -293,7 +294,7 @@ mod tests {
     fn chunks_that_were_prepared_are_used_up_to_the_limit() {
         let pages = (PREPARE_FROM + 3) * CHUNK_PAGES + 100;
         let slab = Slab::new(pages as u64);
-        let put = || slab.put(&[1; PAGE_BYTES], PageSum(1));
+        let put = || slab.put(&[1; PAGE_BYTES], Checksum(1));
         let slots: Vec<Slot> = std::iter::from_fn(put).collect();
         assert_eq!(slots.len(), pages);
         assert!(slab.free().next.is_none(), "nothing is left to be prepared");

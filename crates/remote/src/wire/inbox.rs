@@ -90,8 +90,8 @@ impl Inbox {
 mod tests {
     use super::super::request::{Lease, Request};
     use super::*;
-    use crate::page::{PAGE_BYTES, PageSum};
-    use crate::wire::push_sums;
+    use crate::page::PAGE_BYTES;
+    use crate::wire::{Checksum, push_sums};
 
     /// Hands out at most so many bytes a read.
     struct Drip<'a>(&'a [u8], usize);
@@ -127,7 +127,7 @@ mod tests {
     fn frames_come_whole_however_they_are_cut() {
         let page = [5u8; 2 * PAGE_BYTES];
         let mut sums = Vec::new();
-        push_sums(&mut sums, &[PageSum::of(&page[..PAGE_BYTES]); 2]);
+        push_sums(&mut sums, [Checksum::of(&page[..PAGE_BYTES]); 2]);
         let on = Lease { region: 1, lease: 2 };
         let mut stream = Vec::new();
         for id in 0..20 {

@@ -8,13 +8,13 @@ use pagetax_remote::client::replicator::{
     Acked, CHUNK_PAGES, ChunkAt, NoPlace, Replicator, Settled, Standing,
 };
 use pagetax_remote::client::set::{ServerId, ServerSet};
-use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::secret::{self, Claim};
 use pagetax_remote::store::RegionId;
 use pagetax_remote::wire::header::HEADER_BYTES;
-use pagetax_remote::wire::push_sums;
 use pagetax_remote::wire::reply::{Failure, Reply};
 use pagetax_remote::wire::request::{Lease, Request};
+use pagetax_remote::wire::{Checksum, push_sums};
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -101,7 +101,7 @@ fn at(page: u64) -> ChunkAt {
 
 fn put_frame(on: Lease, first: u64, if_absent: bool, pages: &[u8]) -> Vec<u8> {
     let mut sums = Vec::new();
-    pages.chunks_exact(PAGE_BYTES).for_each(|page| push_sums(&mut sums, &[PageSum::of(page)]));
+    push_sums(&mut sums, pages.chunks_exact(PAGE_BYTES).map(Checksum::of));
     let mut frame = Vec::new();
     Request::Put { on, first, if_absent, sums: &sums, pages }.encode_head(1, &mut frame);
     frame.extend_from_slice(pages);
