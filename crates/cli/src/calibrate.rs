@@ -42,6 +42,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     let remedy = "\n  remedy: see `pagetax doctor` for what this machine allows";
     let unmet = |error: anyhow::Error| exit::with(exit::UNMET, error);
+    let path = cache_path().map_err(|error| unmet(error.into()))?;
     // From here on Ctrl-C ends the measurement, not us, so that settings are put back.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let extent = Extent { quick: args.quick, change_settings: args.allow_sysfs };
@@ -54,7 +55,6 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let calibration = calibration
         .with_context(|| format!("cannot calibrate this machine{remedy}"))
         .map_err(unmet)?;
-    let path = cache_path().context("\n  remedy: export XDG_CACHE_HOME=~/.cache").map_err(unmet)?;
     save(&calibration, &path)
         .context("the calibration was measured, but is lost\n  remedy: free the folder it goes to")
         .map_err(unmet)?;

@@ -8,6 +8,7 @@
 mod alone;
 pub mod at_hand;
 pub mod budget;
+pub mod cache;
 pub mod calibrate;
 pub mod doctor;
 pub mod environment;

@@ -5,6 +5,7 @@
 //! the machine they run on. The name of a folder in the cache has a hash of the sources, of the
 //! commands and of what is linked, so that an update of any of them makes a new one.
 
+use pagetax_host::cache::{self, NoFolder, Untrusted};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,12 @@ pub enum BuildError {
         /// The compiler's word.
         output: String,
     },
+    /// No folder to keep it in.
+    #[error(transparent)]
+    NoFolder(#[from] NoFolder),
+    /// Another user could replace it.
+    #[error(transparent)]
+    Untrusted(#[from] Untrusted),
     /// No place to keep it.
     #[error(
         "cannot keep the recorder's engine in {path}: {error}\n  remedy: set XDG_CACHE_HOME to a folder that you may write"
@@ -151,24 +158,45 @@ impl Recipe<'_> {
         &self,
         make: impl FnOnce(&Path) -> Result<(), BuildError>,
     ) -> Result<PathBuf, BuildError> {
-        let parent = cache_folder();
+        self.cached_in(&cache::folder()?.join("recorder"), make)
+    }
+
+    fn cached_in(
+        &self,
+        parent: &Path,
+        make: impl FnOnce(&Path) -> Result<(), BuildError>,
+    ) -> Result<PathBuf, BuildError> {
+        let parent = cache::private_folder(parent)?;
         let folder = parent.join(format!("{}-{:016x}", self.engine, self.hash()));
-        if folder.join(self.result).exists() {
-            return Ok(folder);
+        if !folder.exists() {
+            self.make_in(&parent, &folder, make)?;
         }
-        let failed = |error| BuildError::Cache { path: parent.clone(), error };
-        std::fs::create_dir_all(&parent).map_err(failed)?;
-        let scratch = tempfile::tempdir_in(&parent).map_err(failed)?;
+        cache::private_folder(&folder)?;
+        cache::check_file(&folder.join(self.result))?;
+        Ok(folder)
+    }
+
+    /// Makes the engine beside its place, and moves it there when it is whole.
+    fn make_in(
+        &self,
+        parent: &Path,
+        folder: &Path,
+        make: impl FnOnce(&Path) -> Result<(), BuildError>,
+    ) -> Result<(), BuildError> {
+        let failed = |error| BuildError::Cache { path: parent.into(), error };
+        let scratch = tempfile::tempdir_in(parent).map_err(failed)?;
         for (name, text) in self.sources {
             let path = scratch.path().join(name);
             path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
             std::fs::write(path, text).map_err(failed)?;
         }
         make(scratch.path())?;
-        // Somebody else may have been faster; theirs is as good.
-        match std::fs::rename(scratch.path(), &folder) {
-            Err(error) if !folder.join(self.result).exists() => Err(failed(error)),
-            _ => Ok(folder),
+        // Compilers go by the umask, which may let the group write.
+        cache::make_private(&scratch.path().join(self.result)).map_err(failed)?;
+        // Another run of ours may have been faster; theirs is as good.
+        match std::fs::rename(scratch.path(), folder) {
+            Err(error) if !folder.exists() => Err(failed(error)),
+            _ => Ok(()),
         }
     }
 
@@ -194,10 +222,58 @@ impl Recipe<'_> {
     }
 }
 
-/// As the XDG base directory specification has it.
-fn cache_folder() -> PathBuf {
-    let absolute =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-    cache.unwrap_or_else(std::env::temp_dir).join("pagetax/recorder")
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    const RECIPE: Recipe<'_> = Recipe {
+        engine: "test",
+        sources: &[("a.c", "int a;")],
+        options: String::new(),
+        linked: PathBuf::new(),
+        result: "engine",
+    };
+
+    fn made(parent: &Path, count: &Cell<u32>) -> Result<PathBuf, BuildError> {
+        RECIPE.cached_in(parent, |folder| {
+            count.set(count.get() + 1);
+            let failed = |error| BuildError::Cache { path: folder.into(), error };
+            std::fs::write(folder.join("engine"), "ours").map_err(failed)
+        })
+    }
+
+    #[test]
+    fn an_engine_is_made_once() {
+        let keep = tempfile::tempdir().unwrap();
+        let count = Cell::new(0);
+        let folder = made(&keep.path().join("recorder"), &count).unwrap();
+        assert_eq!(std::fs::read(folder.join("engine")).unwrap(), b"ours");
+        assert_eq!(made(&keep.path().join("recorder"), &count).unwrap(), folder);
+        assert_eq!(count.get(), 1);
+    }
+
+    #[test]
+    fn an_engine_that_others_could_have_put_there_is_not_run() {
+        let keep = tempfile::tempdir().unwrap();
+        let count = Cell::new(0);
+        let open = keep.path().join("open");
+        std::fs::create_dir(&open).unwrap();
+        std::fs::set_permissions(&open, Permissions::from_mode(0o777)).unwrap();
+        let error = made(&open, &count).unwrap_err();
+        assert!(matches!(error, BuildError::Untrusted(Untrusted::Foreign { .. })), "{error}");
+
+        let folder = made(&keep.path().join("recorder"), &count).unwrap();
+        std::fs::set_permissions(folder.join("engine"), Permissions::from_mode(0o777)).unwrap();
+        let error = made(&keep.path().join("recorder"), &count).unwrap_err();
+        assert!(error.to_string().contains("written by others"), "{error}");
+        if rustix::process::geteuid().is_root() {
+            std::fs::set_permissions(folder.join("engine"), Permissions::from_mode(0o755)).unwrap();
+            std::os::unix::fs::chown(folder.join("engine"), Some(65_533), None).unwrap();
+            let error = made(&keep.path().join("recorder"), &count).unwrap_err();
+            assert!(error.to_string().contains("belongs to user 65533"), "{error}");
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod faults;
 mod walks;
 
 use crate::at_hand::available_bytes;
+use crate::cache::{self, NoFolder};
 use crate::environment::identity;
 use crate::pagesize::{Changed, Mode, PageSettings, Setting};
 use crate::procfs::Root;
@@ -17,7 +18,7 @@ use pagetax_core::calibration::{
     CALIBRATION_VERSION, Calibration, Identity, WalkCost, WalkPattern,
 };
 use pagetax_core::units::PageSize;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -31,8 +32,8 @@ pub enum CalibrateError {
     #[error("cannot {0}: {1}")]
     System(&'static str, io::Error),
     /// Nowhere to keep it.
-    #[error("no folder to keep the calibration in: neither XDG_CACHE_HOME nor HOME is set")]
-    NoFolder,
+    #[error(transparent)]
+    NoFolder(#[from] NoFolder),
     /// SIGINT or SIGTERM.
     #[error("interrupted")]
     Interrupted,
@@ -197,14 +198,7 @@ fn thread_ns() -> u64 {
 
 /// Where the calibration is kept.
 pub fn cache_path() -> Result<PathBuf, CalibrateError> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let folder = match (variable("XDG_CACHE_HOME"), variable("HOME")) {
-        (Some(cache), _) => PathBuf::from(cache),
-        (None, Some(home)) => PathBuf::from(home).join(".cache"),
-        (None, None) if rustix::process::geteuid().is_root() => "/var/cache".into(),
-        (None, None) => return Err(CalibrateError::NoFolder),
-    };
-    Ok(folder.join("pagetax/calibration.json"))
+    Ok(cache::folder()?.join("calibration.json"))
 }
 
 /// Keeps a calibration, replacing the old one at once or not at all.
@@ -213,13 +207,10 @@ pub fn save(calibration: &Calibration, path: &Path) -> Result<(), CalibrateError
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(failed)?;
     let text = serde_json::to_string_pretty(calibration).map_err(|e| failed(e.into()))?;
-    let fresh = path.with_extension(format!("json.{}", std::process::id()));
-    let written = std::fs::write(&fresh, text + "\n").and_then(|()| std::fs::rename(&fresh, path));
-    written.map_err(|error| {
-        // Whatever there is of it must not stay; it may not be there at all.
-        let _ = std::fs::remove_file(&fresh);
-        failed(error)
-    })
+    // A name that nobody can guess: in a folder of another user (sudo -E) a link could wait there.
+    let mut fresh = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    writeln!(fresh, "{text}").map_err(failed)?;
+    fresh.persist(path).map_err(|error| failed(error.error)).map(drop)
 }
 
 /// The kept calibration of this machine; the error says why there is none and what would help.
