@@ -49,7 +49,7 @@ fuzz_target!(|input: (Vec<[u8; 4]>, Vec<u8>, [u8; 6])| {
     bytes.extend_from_slice(&noise[..noise.len().min(8192)]);
     theirs.write_all(&bytes).expect("room in the socket");
     theirs.shutdown(Shutdown::Write).expect("a socket");
-    let stream = Stream::Plain(TcpStream::from(OwnedFd::from(ours)));
+    let stream = Stream::from(TcpStream::from(OwnedFd::from(ours)));
     let mut connection = Connection::new(stream, &Hello::client("fuzz"));
     let on = Lease { region: 1, lease: 1 };
     let mut into = [0; PAGE_BYTES];

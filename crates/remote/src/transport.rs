@@ -1,7 +1,12 @@
 //! A stream of bytes to the other side: TCP, or TLS over TCP. Blocking.
+//!
+//! Invariant: nothing here raises SIGPIPE. Its default action ends the process, and programs that are not Rust's do
+//! not ignore it: a server that dies would take its client with it.
 
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, send, sendmsg,
+};
 use rustix::thread::sched_yield;
 use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use socket2::{SockRef, TcpKeepalive};
@@ -9,24 +14,69 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+/// Most pieces that the system takes at once.
+const PIECES_MAX: usize = 1024;
+
+/// A TCP socket that never raises SIGPIPE. `TcpStream` does in vectored writes, by which rustls sends, too.
+#[derive(Debug)]
+pub struct Socket(TcpStream);
+
+impl From<TcpStream> for Socket {
+    fn from(socket: TcpStream) -> Socket {
+        Socket(socket)
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+
+    fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.0.read_vectored(into)
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(send(&self.0, bytes, SendFlags::NOSIGNAL)?)
+    }
+
+    fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        let bytes = &bytes[..bytes.len().min(PIECES_MAX)];
+        let mut nothing = SendAncillaryBuffer::default();
+        Ok(sendmsg(&self.0, bytes, &mut nothing, SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A connection's bytes.
 #[derive(Debug)]
 pub enum Stream {
     /// In the clear: loopback, or a network that is trusted with `--insecure`.
-    Plain(TcpStream),
+    Plain(Socket),
     /// The client's end of TLS.
-    TlsClient(Box<StreamOwned<ClientConnection, TcpStream>>),
+    TlsClient(Box<StreamOwned<ClientConnection, Socket>>),
     /// The server's end of TLS.
-    TlsServer(Box<StreamOwned<ServerConnection, TcpStream>>),
+    TlsServer(Box<StreamOwned<ServerConnection, Socket>>),
+}
+
+impl From<TcpStream> for Stream {
+    fn from(socket: TcpStream) -> Stream {
+        Stream::Plain(socket.into())
+    }
 }
 
 impl Stream {
     /// The socket below.
     pub fn socket(&self) -> &TcpStream {
         match self {
-            Stream::Plain(socket) => socket,
-            Stream::TlsClient(tls) => &tls.sock,
-            Stream::TlsServer(tls) => &tls.sock,
+            Stream::Plain(socket) => &socket.0,
+            Stream::TlsClient(tls) => &tls.sock.0,
+            Stream::TlsServer(tls) => &tls.sock.0,
         }
     }
 
@@ -115,7 +165,7 @@ impl Looking {
     /// The stream's.
     pub fn read(&mut self, stream: &mut Stream, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let socket = match &*stream {
-            Stream::Plain(socket) if self.rests == 0 && !self.time.is_zero() => socket,
+            Stream::Plain(socket) if self.rests == 0 && !self.time.is_zero() => &socket.0,
             _ => {
                 self.rests = self.rests.saturating_sub(1);
                 return stream.read_vectored(into);

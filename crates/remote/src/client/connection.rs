@@ -87,12 +87,12 @@ impl Endpoint {
         // A handshake takes a few round trips and a signature more than a connection.
         socket.set_read_timeout(Some(patience)).map_err(unreachable)?;
         let mut stream = match &self.tls {
-            None => Stream::Plain(socket),
+            None => socket.into(),
             Some(tls) => {
                 let name = tls.name_of(&self.host).map_err(|error| refused(error.to_string()))?;
                 let session = ClientConnection::new(tls.config.clone(), name)
                     .map_err(|error| refused(error.to_string()))?;
-                Stream::TlsClient(Box::new(StreamOwned::new(session, socket)))
+                Stream::TlsClient(Box::new(StreamOwned::new(session, socket.into())))
             }
         };
         let mut bytes = [0; HELLO_BYTES];
@@ -292,9 +292,7 @@ impl Connection {
             pieces.push(IoSlice::new(pages_of(request)));
             start = end;
         }
-        // The system takes so many at once.
-        const PIECES_MAX: usize = 1024;
-        pieces.chunks_mut(PIECES_MAX).try_for_each(|some| self.stream.write_pieces(some))?;
+        self.stream.write_pieces(&mut pieces)?;
         self.outstanding += requests.len() as u32;
         Ok(first)
     }

@@ -261,10 +261,10 @@ impl Shared {
     fn greet_and_serve(&self, number: u64, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
         prepare(&socket, SEND_PATIENCE)?;
         let mut stream = match &self.tls {
-            None => Stream::Plain(socket),
+            None => socket.into(),
             Some(config) => {
                 let tls = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
-                Stream::TlsServer(Box::new(StreamOwned::new(tls, socket)))
+                Stream::TlsServer(Box::new(StreamOwned::new(tls, socket.into())))
             }
         };
         let nonce = secret::random()?;
