@@ -154,14 +154,19 @@ impl Region {
             if self.leased(lease)?.put_again(slab, &page) {
                 continue;
             }
+            // Without the lock: in a full server a slot may be long in coming, and others read meanwhile.
+            let full = || Failure::Full { pages_free: slab.pages_free() };
+            let slot = slab.put(bytes, sum).ok_or_else(full)?;
             let mut held = self.write();
-            if held.lease != lease {
-                return Err(Failure::StaleLease);
-            }
-            if !held.put_again(slab, &page) {
-                let full = || Failure::Full { pages_free: slab.pages_free() };
-                let slot = slab.put(bytes, sum).ok_or_else(full)?;
+            if held.lease == lease && !held.put_again(slab, &page) {
                 held.index.insert(number, slot);
+                continue;
+            }
+            let is_void = held.lease != lease;
+            drop(held);
+            slab.free_slot(slot);
+            if is_void {
+                return Err(Failure::StaleLease);
             }
         }
         self.pages_in_total.fetch_add((pages.len() / PAGE_BYTES) as u64, Ordering::Relaxed);

@@ -155,7 +155,12 @@ impl Slab {
         let mut free = self.free();
         free.used -= 1;
         free.leaving -= leaving;
-        self.given_back.notify_one();
+        if free.leaving == 0 {
+            // Nothing more is coming: those that get none of these slots must see that there is no room.
+            self.given_back.notify_all();
+        } else {
+            self.given_back.notify_one();
+        }
         free.slots[slot.chunk()].push(slot.index() as u16);
         free.open.insert(slot.chunk() as u32);
         // One chunk stays mapped for the next page.
@@ -237,6 +242,9 @@ impl Slab {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
 
     #[test]
     fn bounded_and_wiped() {
@@ -273,6 +281,61 @@ mod tests {
             assert_eq!(slab.pages_free(), 2000);
             assert!((0..2000).all(|_| put().is_some()) && put().is_none());
         });
+    }
+
+    /// Gives its slots when it is told to.
+    struct WhenTold(std::sync::mpsc::Receiver<()>, std::vec::IntoIter<Slot>);
+
+    impl Iterator for WhenTold {
+        type Item = Slot;
+        fn next(&mut self) -> Option<Slot> {
+            self.0.recv().expect("to be told");
+            self.1.next()
+        }
+
+        fn size_hint(&self) -> (usize, Option<usize>) {
+            self.1.size_hint()
+        }
+    }
+
+    impl ExactSizeIterator for WhenTold {}
+
+    #[test]
+    fn nobody_waits_for_a_slot_that_another_has_taken() {
+        const WAITERS: usize = 4;
+        let slab = Arc::new(Slab::new(10));
+        let slots: Vec<Slot> =
+            std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], PageSum(1))).take(10).collect();
+        let (tell, told) = channel();
+        let leaving = WhenTold(told, vec![slots[3]].into_iter());
+        let (slabs, (taken, took)) = (slab.clone(), channel());
+        let giver = std::thread::spawn(move || slabs.free_slots(leaving));
+        while slab.pages_free() == 0 {
+            std::thread::yield_now();
+        }
+        let asleep: Vec<_> = (0..WAITERS)
+            .map(|_| {
+                let (slab, taken, (say, id)) = (slab.clone(), taken.clone(), channel());
+                std::thread::spawn(move || {
+                    say.send(rustix::thread::gettid().as_raw_pid()).expect("the test");
+                    taken.send(slab.put(&[2; PAGE_BYTES], PageSum(2)).is_some()).expect("the test");
+                });
+                id.recv().expect("a thread")
+            })
+            .collect();
+        for thread in asleep {
+            // Blocked: the one thing that it waits for is a slot.
+            let state = || std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+            while !state().is_ok_and(|stat| stat.contains(") S ")) {
+                std::thread::yield_now();
+            }
+        }
+        tell.send(()).expect("the giver");
+        drop(tell);
+        let got = |_| took.recv_timeout(Duration::from_secs(60)).expect("a waiter sleeps on");
+        assert_eq!((0..WAITERS).map(got).filter(|got| *got).count(), 1);
+        // The iterator is asked no more than there are slots.
+        drop(giver);
     }
 
     #[test]
