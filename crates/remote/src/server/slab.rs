@@ -305,7 +305,7 @@ mod tests {
         const WAITERS: usize = 4;
         let slab = Arc::new(Slab::new(10));
         let slots: Vec<Slot> =
-            std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], PageSum(1))).take(10).collect();
+            std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], Checksum(1))).take(10).collect();
         let (tell, told) = channel();
         let leaving = WhenTold(told, vec![slots[3]].into_iter());
         let (slabs, (taken, took)) = (slab.clone(), channel());
@@ -318,7 +318,9 @@ mod tests {
                 let (slab, taken, (say, id)) = (slab.clone(), taken.clone(), channel());
                 std::thread::spawn(move || {
                     say.send(rustix::thread::gettid().as_raw_pid()).expect("the test");
-                    taken.send(slab.put(&[2; PAGE_BYTES], PageSum(2)).is_some()).expect("the test");
+                    taken
+                        .send(slab.put(&[2; PAGE_BYTES], Checksum(2)).is_some())
+                        .expect("the test");
                 });
                 id.recv().expect("a thread")
             })
