@@ -165,4 +165,89 @@ mod tests {
         assert_eq!(stops.all.len(), 1);
         assert!(child.wait().unwrap().success());
     }
+
+    /// Ends a child with the test, however that ends.
+    struct Ended(std::process::Child);
+
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn waits_for(what: &str, mut done: impl FnMut() -> bool) {
+        let limit = std::time::Instant::now() + Duration::from_secs(60);
+        while !done() {
+            assert!(std::time::Instant::now() < limit, "not within a minute: {what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn state_of(pid: u32) -> char {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+    }
+
+    #[test]
+    fn a_process_that_is_stopped_meanwhile_stays_so() {
+        let child = Ended(std::process::Command::new("sleep").arg("1000").spawn().unwrap());
+        let pid = Pid::from_child(&child.0);
+        waits_for("sleeps", || state_of(child.0.id()) == 'S');
+        let called = Injector::open(pid).unwrap().session(&mut Stops::default(), |session| {
+            rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+            [(); 2].map(|()| session.call(libc::SYS_getpid, [0; 6]).unwrap())
+        });
+        assert_eq!(called.unwrap(), [u64::from(child.0.id()); 2]);
+        waits_for("stopped", || state_of(child.0.id()) == 'T');
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+        waits_for("sleeps on", || state_of(child.0.id()) == 'S');
+    }
+
+    /// A word of a file that a program maps.
+    fn word(file: &File, number: u64) -> u32 {
+        let mut bytes = [0; 4];
+        file.read_exact_at(&mut bytes, 4 * number).unwrap();
+        u32::from_ne_bytes(bytes)
+    }
+
+    #[test]
+    fn a_restartable_sequence_is_aborted() {
+        const GO: u64 = 0;
+        const INSIDE: u64 = 1;
+        const READY: u64 = 2;
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("rseq");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pagesize/rseq.c");
+        let mut cc = std::process::Command::new("cc");
+        assert!(cc.args(["-O1", "-o"]).arg(&program).arg(source).status().unwrap().success());
+        let path = directory.path().join("words");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        for _ in 0..20 {
+            file.write_all_at(&[0; 12], 0).unwrap();
+            let child = std::process::Command::new(&program)
+                .arg(&path)
+                // The program registers an area of its own.
+                .env("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
+                .spawn();
+            let mut child = Ended(child.unwrap());
+            waits_for("in its loop", || word(&file, READY) == 1);
+            let injector = Injector::open(Pid::from_child(&child.0)).unwrap();
+            // Outside, as it is after it was scheduled away, nothing has to be aborted.
+            waits_for("inside when stopped", || {
+                let inside = injector.session(&mut Stops::default(), |session| {
+                    session.call(libc::SYS_getpid, [0; 6]).unwrap();
+                    let inside = word(&file, INSIDE) == 1;
+                    if inside {
+                        file.write_all_at(&1u32.to_ne_bytes(), 4 * GO).unwrap();
+                    }
+                    inside
+                });
+                inside.unwrap()
+            });
+            let status = child.0.wait().unwrap();
+            assert_eq!(status.code(), Some(0), "it committed across our stop");
+        }
+    }
 }

@@ -5,11 +5,12 @@
 //! byte of its text is changed, so its other threads run on unharmed.
 //!
 //! Invariant: whatever fails, the thread goes on where it was, with its registers and its signal
-//! mask. The kernel lets go of it too when the tracing thread ends, so a session lives in a thread
-//! of its own ([`with_stopped`]).
+//! mask; or, from inside a restartable sequence, at its abort handler, where the kernel would have sent
+//! it for the same stop. The kernel lets go of it too when the tracing thread ends, so a session lives
+//! in a thread of its own ([`with_stopped`]).
 //!
 //! Source: ptrace(2); kernel/signal.c and arch/x86/kernel/signal.c of Linux 6.18 for what becomes of
-//! an interrupted system call.
+//! an interrupted system call; rseq(2) and kernel/rseq.c for restartable sequences.
 
 use rustix::process::Pid;
 use std::fs::File;
@@ -128,6 +129,11 @@ impl Stopped {
         let saved = unsafe { std::mem::zeroed() };
         let mut stopped = Stopped { tid, saved, mask: 0, since };
         stopped.saved = stopped.registers()?;
+        // On the way to our call the kernel sees the thread outside of its sequence, and forgets the sequence:
+        // put back into it, the thread would commit although it was scheduled away.
+        if let Some(abort) = abort_handler(tid, stopped.saved.rip)? {
+            stopped.saved.rip = abort;
+        }
         let mask = ptr::from_mut(&mut stopped.mask) as usize;
         request(libc::PTRACE_GETSIGMASK as _, tid, 8, mask)?;
         // No signal may come between the stop and the end of our calls.
@@ -208,6 +214,53 @@ impl Stopped {
     }
 }
 
+/// The abort handler of the restartable sequence that the address lies in; none outside of any. Kernels before 5.13
+/// do not tell where a thread has its sequences: there it is as if it had none.
+fn abort_handler(tid: Pid, address: u64) -> io::Result<Option<u64>> {
+    let Some(area) = rseq_area(tid)? else { return Ok(None) };
+    let memory = File::open(format!("/proc/{}/mem", tid.as_raw_nonzero()))?;
+    let word = |at: u64| {
+        let mut word = [0; 8];
+        memory.read_exact_at(&mut word, at).map(|()| u64::from_ne_bytes(word))
+    };
+    let sequence = word(area + RSEQ_CS)?;
+    if sequence == 0 {
+        return Ok(None);
+    }
+    // A pointer into memory that is gone kills the thread, but not before it next returns from the kernel.
+    let Ok(start) = word(sequence + START_IP) else { return Ok(None) };
+    let inside = address.wrapping_sub(start) < word(sequence + POST_COMMIT_OFFSET)?;
+    Ok(if inside { Some(word(sequence + ABORT_IP)?) } else { None })
+}
+
+/// Where a thread has its `struct rseq`; none if it registered none.
+fn rseq_area(tid: Pid) -> io::Result<Option<u64>> {
+    /// `struct ptrace_rseq_configuration` of <linux/ptrace.h>.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Configuration {
+        area: u64,
+        bytes: u32,
+        signature: u32,
+        flags: u32,
+        padding: u32,
+    }
+    const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
+    let mut configuration = Configuration::default();
+    let place = ptr::from_mut(&mut configuration) as usize;
+    match request(PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of::<Configuration>(), place) {
+        Ok(()) => Ok(Some(configuration.area).filter(|area| *area != 0)),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Offset of `rseq_cs` in `struct rseq`, and those of fields of `struct rseq_cs`, by <linux/rseq.h>.
+const RSEQ_CS: u64 = 8;
+const START_IP: u64 = 8;
+const POST_COMMIT_OFFSET: u64 = 16;
+const ABORT_IP: u64 = 24;
+
 /// Length of the `syscall` instruction.
 const SYSCALL_BYTES: u64 = 2;
 
@@ -252,8 +305,10 @@ fn wait_for(tid: Pid, wanted: impl Fn(i32) -> bool, deadline: Option<Instant>) -
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
             _ if wanted(status) => return Ok(status),
-            // A stop for something else: go on with the same call.
-            _ => request(libc::PTRACE_SYSCALL as _, tid, 0, 0)?,
+            // The process has stopped (SIGSTOP cannot be blocked), and this thread alone goes on: the kernel has
+            // it stop when we let go of it, unless SIGCONT has come.
+            _ if status >> 16 == EVENT_STOP => request(libc::PTRACE_SYSCALL as _, tid, 0, 0)?,
+            _ => request(libc::PTRACE_SYSCALL as _, tid, 0, libc::WSTOPSIG(status) as usize)?,
         }
     }
 }
