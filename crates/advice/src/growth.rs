@@ -187,17 +187,21 @@ pub fn notice(address: usize) {
 
 /// Advises what came; `touched` is where malloc has put the head of what is left of it.
 ///
-/// The kernel joins no two steps that were touched before they were advised, and no large page lies
-/// in two of them. So a step is first rounded up to large pages, in the kernel's account only: malloc
-/// does not know, and asks for more from where it believes that the heap ends.
+/// The kernel makes no large page of parts of two mappings, and malloc touches a step before it can be
+/// advised, which keeps it from becoming one mapping with an advised one. So only whole large pages are
+/// advised: the rest at the end stays as the kernel maps a heap, grows into one mapping with the next
+/// step, and is advised and collapsed with that.
+///
+/// The heap's end is malloc's alone: another thread may move it at any time, under malloc's lock.
 fn heap_has_moved(start: usize, touched: usize) {
-    let (end, seen) = (end(), SEEN_END.load(Relaxed));
-    if end > seen && end > start {
-        let rounded = end.next_multiple_of(LARGE_BYTES);
-        // SAFETY: the heap grows into addresses that are nobody's, or the call fails.
-        unsafe { libc::syscall(libc::SYS_brk, rounded) };
-        advise(start, end - start);
-        advise(end, rounded - end);
+    let (end, seen) = (end(), SEEN_END.load(Relaxed).max(start));
+    let whole = |address: usize| address & !(PAGE_BYTES.load(Relaxed) - 1);
+    let (from, to) = (whole(seen).max(start), whole(end));
+    if end > seen && to > from {
+        advise(from, to - from);
+        if from < seen && block(from) != block(start) {
+            collapse(from);
+        }
         if block(touched) != block(start) {
             collapse(touched);
         }

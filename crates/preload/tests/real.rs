@@ -62,6 +62,15 @@ fn heap_arena_and_stack_come_on_huge_pages() {
 }
 
 #[test]
+fn the_end_of_the_heap_is_mallocs() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile("heap_end", directory.path());
+    let mut command = preloaded(&program, &[("MPSSHEAP", "2M"), ("MALLOC_ARENA_MAX", "1")]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, text(&output));
+}
+
+#[test]
 fn the_program_does_what_it_would_have() {
     let variables = [("MPSSHEAP", "2M"), ("MPSSSTACK", "2M")];
     let script = "echo $0 $1; cat /proc/$$/comm; ls /proc/self/fd; env | grep PAGETAX; exit 7";
