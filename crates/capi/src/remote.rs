@@ -5,7 +5,7 @@
 use pagetax_advice::system;
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Log, Options, PagerError, RemoteRegion, Serving};
+use pagetax_remote::pager::{Log, Options, PagerError, RemoteRegion, Serving, UffdError};
 use pagetax_remote::preloaded::{Servers, Settings};
 use pagetax_remote::store::StoreError;
 use pagetax_remote::tls::Files;
@@ -133,9 +133,9 @@ unsafe fn map(bytes: usize, options: &RemoteOptions) -> Result<*mut c_void, (c_i
 fn errno_of(error: &PagerError) -> c_int {
     match error {
         PagerError::Size { .. } => libc::EINVAL,
-        PagerError::Uffd(source) | PagerError::System { source, .. } => {
-            source.raw_os_error().unwrap_or(libc::EAGAIN)
-        }
+        PagerError::Uffd(UffdError::TooOld) => libc::ENOSYS,
+        PagerError::Uffd(error) => error.errno().unwrap_or(libc::EAGAIN),
+        PagerError::System { source, .. } => source.raw_os_error().unwrap_or(libc::EAGAIN),
         PagerError::Store(StoreError::Full { .. }) => libc::ENOMEM,
         PagerError::Store(_) => libc::EHOSTUNREACH,
     }

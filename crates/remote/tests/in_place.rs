@@ -5,7 +5,7 @@
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::{PAGE_BYTES, PageSum};
-use pagetax_remote::pager::{Leaving, Options, RemoteRegion, Serving};
+use pagetax_remote::pager::{Features, Leaving, Options, RemoteRegion, Serving};
 use pagetax_remote::store::embedded::EmbeddedStore;
 use pagetax_remote::store::{PageStore, PutRun, RegionId};
 use std::io::Write;
@@ -22,6 +22,45 @@ const PAGES: usize = 1024;
 /// What a program's handler ends it with, by what it is told.
 const LOST: i32 = 43;
 const NO_MEMORY: i32 = 44;
+
+/// Makes tests of each function: with all features of this kernel, and with those of older ones.
+macro_rules! on_each_kernel {
+    ($($name:ident),* $(,)?) => {
+        mod all_features {
+            $(#[test] fn $name() { super::$name() })*
+        }
+        mod no_move {
+            $(#[test] fn $name() { super::$name() })*
+        }
+        mod no_poison {
+            $(#[test] fn $name() { super::$name() })*
+        }
+    };
+}
+
+on_each_kernel! {
+    a_lost_page_is_told_to_a_handler_of_before,
+    a_lost_page_is_told_to_a_handler_of_after,
+    others_faults_are_told_to_the_programs_handler,
+    others_faults_end_a_program_without_a_handler,
+    faults_after_a_region_is_gone_are_no_more_ours,
+    a_signal_that_is_sent_does_what_it_did,
+    a_signal_that_is_sent_ends_a_program_without_a_handler,
+    system_calls_into_missing_pages_fail,
+    errno_stays_as_it_was,
+    both_sides_of_a_fork_have_the_pages,
+    a_child_goes_on_whatever_other_threads_asked,
+    signals_come_between_faults
+}
+
+/// What the kernel of the test that asks has.
+fn features() -> Features {
+    match std::thread::current().name() {
+        Some(name) if name.starts_with("no_poison::") => Features::NoMoveNoPoison,
+        Some(name) if name.starts_with("no_move::") => Features::NoMove,
+        _ => Features::All,
+    }
+}
 
 /// Runs the body in a process of its own; how it ended, or nothing if this user may not page.
 fn alone(body: impl FnOnce()) -> Option<ExitStatus> {
@@ -55,6 +94,7 @@ fn numbered(store: &Arc<dyn PageStore>) -> RemoteRegion {
     let options = Options {
         serving: Serving::InPlace,
         leaving: Leaving::Cheapest,
+        features: features(),
         ..Options::resident((PAGES * PAGE_BYTES / 4) as u64)
     };
     let mapped = RemoteRegion::map(store.clone(), (PAGES * PAGE_BYTES) as u64, options);
@@ -140,7 +180,6 @@ extern "C" fn end_or_hand_on(signal: i32, info: *mut libc::siginfo_t, context: *
     }
 }
 
-#[test]
 fn a_lost_page_is_told_to_a_handler_of_before() {
     let ended = alone(|| {
         set_action(libc::SIGBUS, address_of(end), libc::SA_SIGINFO);
@@ -151,7 +190,6 @@ fn a_lost_page_is_told_to_a_handler_of_before() {
     assert_eq!(status.code(), Some(LOST), "{status:?}");
 }
 
-#[test]
 fn a_lost_page_is_told_to_a_handler_of_after() {
     let ended = alone(|| {
         let store = embedded();
@@ -165,7 +203,6 @@ fn a_lost_page_is_told_to_a_handler_of_after() {
     assert_eq!(status.code(), Some(LOST), "{status:?}");
 }
 
-#[test]
 fn others_faults_are_told_to_the_programs_handler() {
     let ended = alone(|| {
         set_action(libc::SIGBUS, address_of(end), libc::SA_SIGINFO);
@@ -176,7 +213,6 @@ fn others_faults_are_told_to_the_programs_handler() {
     assert_eq!(status.code(), Some(NO_MEMORY), "{status:?}");
 }
 
-#[test]
 fn others_faults_end_a_program_without_a_handler() {
     let ended = alone(|| {
         set_action(libc::SIGBUS, libc::SIG_DFL, 0);
@@ -187,7 +223,6 @@ fn others_faults_end_a_program_without_a_handler() {
     assert_eq!(status.signal(), Some(libc::SIGBUS), "{status:?}");
 }
 
-#[test]
 fn faults_after_a_region_is_gone_are_no_more_ours() {
     let ended = alone(|| {
         set_action(libc::SIGBUS, address_of(end), libc::SA_SIGINFO);
@@ -199,7 +234,6 @@ fn faults_after_a_region_is_gone_are_no_more_ours() {
     assert_eq!(status.code(), Some(NO_MEMORY), "{status:?}");
 }
 
-#[test]
 fn a_signal_that_is_sent_does_what_it_did() {
     let ended = alone(|| {
         set_action(libc::SIGBUS, libc::SIG_IGN, 0);
@@ -212,7 +246,6 @@ fn a_signal_that_is_sent_does_what_it_did() {
     assert_eq!(status.code(), Some(0), "{status:?}");
 }
 
-#[test]
 fn a_signal_that_is_sent_ends_a_program_without_a_handler() {
     let ended = alone(|| {
         set_action(libc::SIGBUS, libc::SIG_DFL, 0);
@@ -224,7 +257,6 @@ fn a_signal_that_is_sent_ends_a_program_without_a_handler() {
     assert_eq!(status.signal(), Some(libc::SIGBUS), "{status:?}");
 }
 
-#[test]
 fn system_calls_into_missing_pages_fail() {
     let ended = alone(|| {
         let region = numbered(&embedded());
@@ -241,7 +273,6 @@ fn system_calls_into_missing_pages_fail() {
     assert_eq!(status.code(), Some(0), "{status:?}");
 }
 
-#[test]
 fn errno_stays_as_it_was() {
     let ended = alone(|| {
         let region = numbered(&embedded());
@@ -256,7 +287,6 @@ fn errno_stays_as_it_was() {
     assert_eq!(status.code(), Some(0), "{status:?}");
 }
 
-#[test]
 fn both_sides_of_a_fork_have_the_pages() {
     let ended = alone(|| {
         let region = numbered(&embedded());
@@ -285,7 +315,6 @@ fn both_sides_of_a_fork_have_the_pages() {
     assert_eq!(status.code(), Some(0), "{status:?}");
 }
 
-#[test]
 fn a_child_goes_on_whatever_other_threads_asked() {
     let ended = alone(|| {
         let region = numbered(&embedded());
@@ -347,7 +376,6 @@ fn alarm_every(time: Duration) {
     assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) }, 0);
 }
 
-#[test]
 fn signals_come_between_faults() {
     let ended = alone(|| {
         let mut region = numbered(&embedded());

@@ -8,7 +8,7 @@ use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum};
-use pagetax_remote::pager::{Leaving, Options, PagerError, RemoteRegion, Serving};
+use pagetax_remote::pager::{Features, Leaving, Options, PagerError, RemoteRegion, Serving};
 use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::embedded::EmbeddedStore;
@@ -21,13 +21,34 @@ use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
 
-/// Tests of both ways of serving: by the pager's thread, and, but for system calls, in place.
+/// Tests of both ways of serving: by the pager's thread, and, but for system calls, in place. With all features of
+/// this kernel, without what Linux 6.8 brought (`copied_out`), and without what 6.6 brought.
 macro_rules! both_servings {
     ($($name:ident),* $(,)?) => {
-        both_ways! { the_system_writes_into_missing_pages, $($name),* }
+        both_ways! {
+            the_system_writes_into_missing_pages,
+            a_lost_page_that_is_dropped_is_one_again,
+            both_sides_of_a_fork_have_lost_pages,
+            $($name),*
+        }
         mod in_place {
             use super::*;
             both_ways! { $($name),* }
+        }
+        mod no_poison {
+            #[test] fn the_system_writes_into_missing_pages() {
+                super::the_system_writes_into_missing_pages()
+            }
+            #[test] fn a_lost_page_that_is_dropped_is_one_again() {
+                super::a_lost_page_that_is_dropped_is_one_again()
+            }
+            #[test] fn both_sides_of_a_fork_have_lost_pages() {
+                super::both_sides_of_a_fork_have_lost_pages()
+            }
+            $(#[test] fn $name() { super::$name() })*
+            mod in_place {
+                $(#[test] fn $name() { super::super::$name() })*
+            }
         }
     };
 }
@@ -72,21 +93,32 @@ fn leaving() -> Leaving {
     let thread = std::thread::current();
     match thread.name() {
         Some(name) if name.starts_with("cheapest::") => Leaving::Cheapest,
-        _ if is_copied_out() => Leaving::Copied,
-        _ => Leaving::Moved,
+        _ if features().can_move() => Leaving::Moved,
+        _ => Leaving::Copied,
+    }
+}
+
+/// What the kernel of the test that asks has.
+fn features() -> Features {
+    match std::thread::current().name() {
+        Some(name) if name.contains("no_poison::") => Features::NoMoveNoPoison,
+        _ if is_copied_out() => Features::NoMove,
+        _ => Features::All,
     }
 }
 
 /// Who serves faults in the test that asks.
 fn serving() -> Serving {
     match std::thread::current().name() {
-        Some(name) if name.starts_with("in_place::") => Serving::InPlace,
+        Some(name) if name.contains("in_place::") => Serving::InPlace,
         _ => Serving::Thread,
     }
 }
 
 fn resident(bytes: u64) -> Options {
-    Options { leaving: leaving(), serving: serving(), ..Options::resident(bytes) }
+    // How pages leave where they cannot be moved, the pager finds itself.
+    let leaving = if leaving() == Leaving::Cheapest { Leaving::Cheapest } else { Leaving::Moved };
+    Options { leaving, serving: serving(), features: features(), ..Options::resident(bytes) }
 }
 
 /// A region, unless this user may not page: then says so.
@@ -542,33 +574,190 @@ fn a_full_store_costs_memory_not_pages() {
     assert!(lines.iter().any(|line| line.contains("resident limit")), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("is full")), "{lines:?}");
     let copies = lines.iter().filter(|line| line.contains("under write protection")).count();
-    assert_eq!(copies, usize::from(is_copied_out()), "{lines:?}");
+    assert_eq!(copies, usize::from(leaving() == Leaving::Copied), "{lines:?}");
 }
 
-fn a_page_that_the_store_lost_is_sigbus() {
-    const CHILD: &str = "PAGETAX_TEST_LOST_PAGE";
-    if std::env::var_os(CHILD).is_some() {
-        let store = embedded();
-        let Some(mut region) = map(store.clone(), 4 * MIB, resident(MIB)) else { return };
-        region.as_mut_slice().fill(9);
-        // Another writer of the same region, which the pager knows nothing of.
-        let sums = [PageSum::of(&[1; PAGE_BYTES])];
-        let run = PutRun { first: 2, pages: &[1; PAGE_BYTES], sums: &sums };
-        store.writer().unwrap().put(RegionId(1), &[run]).unwrap();
-        assert_eq!(region.as_slice()[PAGE_BYTES], 9);
-        println!("{}", region.as_slice()[2 * PAGE_BYTES]);
-        return;
+/// Another writer of the same region, which the pager knows nothing of, spoils a page.
+fn spoil(store: &dyn PageStore, page: u64) {
+    let sums = [PageSum::of(&[1; PAGE_BYTES])];
+    let run = PutRun { first: page, pages: &[1; PAGE_BYTES], sums: &sums };
+    store.writer().unwrap().put(RegionId(1), &[run]).unwrap();
+}
+
+/// Runs the body in a process of its own, with the name of a directory that is its; how it ended, or nothing if
+/// this user may not page.
+fn alone(body: impl FnOnce(&std::path::Path)) -> Option<std::process::Output> {
+    const CHILD: &str = "PAGETAX_TEST_ALONE";
+    if let Some(directory) = std::env::var_os(CHILD) {
+        body(directory.as_ref());
+        std::process::exit(0);
     }
+    let directory = tempfile::tempdir().unwrap();
     let mut child = std::process::Command::new(std::env::current_exe().unwrap());
     let thread = std::thread::current();
     let this_test = thread.name().expect("the name of a test");
-    child.args(["--exact", this_test, "--nocapture"]).env(CHILD, "1");
+    child.args(["--exact", this_test, "--nocapture"]).env(CHILD, directory.path());
     let output = child.output().unwrap();
-    if let Some(skip) =
-        String::from_utf8_lossy(&output.stdout).lines().find(|l| l.contains("SKIP: "))
-    {
-        return println!("{skip}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    if let Some(skip) = text.lines().find(|line| line.contains("SKIP: ")) {
+        println!("{skip}");
+        return None;
     }
-    let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
-    assert_eq!(signal, Some(7), "{output:?}");
+    Some(output)
+}
+
+fn signal_of(output: &std::process::Output) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&output.status)
+}
+
+fn a_page_that_the_store_lost_is_sigbus() {
+    let ended = alone(|_| {
+        let store = embedded();
+        let Some(mut region) = map(store.clone(), 4 * MIB, resident(MIB)) else { return };
+        region.as_mut_slice().fill(9);
+        spoil(&*store, 2);
+        assert_eq!(region.as_slice()[PAGE_BYTES], 9);
+        println!("{}", region.as_slice()[2 * PAGE_BYTES]);
+    });
+    let Some(output) = ended else { return };
+    assert_eq!(signal_of(&output), Some(libc::SIGBUS), "{output:?}");
+}
+
+/// Whether the system can read a page.
+fn is_readable(page: &[u8]) -> bool {
+    let written = std::io::Write::write_all(&mut tempfile::tempfile().unwrap(), page);
+    assert_ne!(
+        written.as_ref().err().map(|error| error.raw_os_error() == Some(libc::EFAULT)),
+        Some(false)
+    );
+    written.is_ok()
+}
+
+fn a_lost_page_that_is_dropped_is_one_again() {
+    let store = embedded();
+    let Some(mut region) = map(store.clone(), 4 * MIB, resident(MIB)) else { return };
+    region.as_mut_slice().fill(9);
+    let lost = [2, 3, 5, 77];
+    lost.iter().for_each(|page| spoil(&*store, *page));
+    for page in 0..100 {
+        let bytes = &region.as_slice()[page * PAGE_BYTES..(page + 1) * PAGE_BYTES];
+        assert_eq!(is_readable(bytes), !lost.contains(&(page as u64)), "page {page}");
+    }
+    region.discard(PAGE_BYTES, 4 * PAGE_BYTES);
+    region.discard(77 * PAGE_BYTES, PAGE_BYTES);
+    for round in 0..3 {
+        for page in [1, 2, 3, 4, 77] {
+            let bytes = &mut region.as_mut_slice()[page * PAGE_BYTES..(page + 1) * PAGE_BYTES];
+            assert!(bytes.iter().all(|byte| *byte == round), "page {page}");
+            bytes.fill(round + 1);
+        }
+        region.evict_all();
+        assert!([2, 77].iter().all(|page| !region.is_here(&region.as_slice()[page * PAGE_BYTES])));
+    }
+    assert!(!is_readable(&region.as_slice()[5 * PAGE_BYTES..6 * PAGE_BYTES]), "it was not dropped");
+}
+
+#[allow(unsafe_code)]
+fn both_sides_of_a_fork_have_lost_pages() {
+    let ended = alone(|_| {
+        let store = embedded();
+        let Some(mut region) = map(store.clone(), 4 * MIB, resident(MIB)) else { return };
+        region.as_mut_slice().fill(9);
+        let lost = [0, 2, 3, 77];
+        lost.iter().for_each(|page| spoil(&*store, *page));
+        let page =
+            |number: usize| &region.as_slice()[number * PAGE_BYTES..(number + 1) * PAGE_BYTES];
+        let are_right =
+            || (0..1024).all(|number| is_readable(page(number)) != lost.contains(&(number as u64)));
+        assert!(are_right());
+        assert!(region.before_fork());
+        // SAFETY: the child does with locks and memory what glibc allows after fork, and ends by _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let right = region.restart_in_child(None).is_ok() && are_right();
+            // SAFETY: ends at once.
+            unsafe { libc::_exit(i32::from(!right)) }
+        }
+        region.after_fork();
+        assert!(are_right());
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+    });
+    let Some(output) = ended else { return };
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+/// Who waits for a lost page would wait for ever where the stand-in of poison cannot be mapped any more.
+#[test]
+fn a_process_ends_whose_lost_page_cannot_be_given_sigbus() {
+    let ended = alone(|_| {
+        let store = embedded();
+        let log: pagetax_remote::pager::Log = Arc::new(|line: &str| println!("{line}"));
+        let options = Options {
+            features: Features::NoMoveNoPoison,
+            unreachable_limit: std::time::Duration::from_millis(100),
+            log: Some(log),
+            ..Options::resident(MIB)
+        };
+        let Some(mut region) = map(store.clone(), 4 * MIB, options) else { return };
+        region.as_mut_slice().fill(9);
+        spoil(&*store, 2);
+        use_up_mappings();
+        std::hint::black_box(region.as_slice()[2 * PAGE_BYTES]);
+    });
+    let Some(output) = ended else { return };
+    assert_eq!(signal_of(&output), Some(libc::SIGABRT), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("vm.max_map_count"), "{output:?}");
+}
+
+/// Maps pages that have nothing in common with their neighbours, until the process may have no more of them.
+#[allow(unsafe_code)]
+fn use_up_mappings() {
+    const COUNT: usize = 1 << 22;
+    let map = |at: *mut libc::c_void, bytes, protection, more| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | more;
+        // SAFETY: fresh mappings, or parts of one that is nobody's, of memory that nobody uses.
+        unsafe { libc::mmap(at, bytes, protection, flags, -1, 0) }
+    };
+    let all = map(std::ptr::null_mut(), COUNT * PAGE_BYTES, libc::PROT_NONE, 0);
+    assert_ne!(all, libc::MAP_FAILED);
+    for page in (1..COUNT).step_by(2) {
+        let at = all.wrapping_byte_add(page * PAGE_BYTES);
+        if map(at, PAGE_BYTES, libc::PROT_READ, libc::MAP_FIXED) == libc::MAP_FAILED {
+            // The last one, which splits nothing.
+            while map(std::ptr::null_mut(), PAGE_BYTES, libc::PROT_READ, 0) != libc::MAP_FAILED
+                && map(std::ptr::null_mut(), PAGE_BYTES, libc::PROT_NONE, 0) != libc::MAP_FAILED
+            {
+            }
+            return;
+        }
+    }
+    panic!("this process may have any number of mappings");
+}
+
+/// Pages are copied by way of /proc, which a program that changes its root directory finds no more.
+#[test]
+fn pages_leave_whose_program_has_another_root() {
+    let ended = alone(|directory| {
+        let options = Options { features: Features::NoMove, ..Options::resident(MIB) };
+        let Some(mut region) = map(embedded(), 8 * MIB, options) else { return };
+        if let Err(error) = std::os::unix::fs::chroot(directory) {
+            return println!("SKIP: chroot: {error}");
+        }
+        // A page that is not there when it is to be copied is not waited for.
+        let first = region.as_ptr() as usize;
+        for round in 0..20u64 {
+            for (number, page) in region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).enumerate() {
+                page[..8].copy_from_slice(&(number as u64 + round).to_le_bytes());
+                if number % 7 == 0 {
+                    drop_pages(first + number * PAGE_BYTES, 1);
+                }
+            }
+        }
+        assert!(region.counts().page_out_count > 10_000, "{:?}", region.counts());
+    });
+    let Some(output) = ended else { return };
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
 }

@@ -17,11 +17,11 @@ mod copying;
 
 use super::mask::{Mask, bits, mask_of, run_of, runs};
 use super::options::Leaving;
-use super::shared::Shared;
+use super::shared::{Said, Shared};
 use super::spares::Frames;
 use super::stats::add;
 use super::sys::awake::Awake;
-use super::sys::memory::{OwnMemory, Pages};
+use super::sys::memory::Pages;
 use super::sys::threads;
 use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
 use crate::page::{PageRun, PageSum, RUN_PAGES_MAX, is_zero};
@@ -30,18 +30,14 @@ use crate::store::{PageWriter, PutRun, StoreError};
 use copying::dropped_together;
 use rustix::io::Errno;
 use rustix::mm::Advice;
-use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// After the store took nothing, this long until the next try.
 const BACK_OFF: Duration = Duration::from_millis(20);
-
-/// A line that would be said at each try is said again after this.
-const SAY_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// Most blocks that are dropped at once, so that room is there soon.
 const RELEASE_MAX: u32 = 16;
@@ -116,21 +112,6 @@ impl Moved {
     }
 }
 
-/// When something was said that may be so at every try.
-#[derive(Default)]
-struct Said(Option<Instant>);
-
-impl Said {
-    /// Whether it is to be said (again); then it counts as said.
-    fn is_due(&mut self) -> bool {
-        let is_due = self.0.is_none_or(|at| at.elapsed() >= SAY_AGAIN_AFTER);
-        if is_due {
-            self.0 = Some(Instant::now());
-        }
-        is_due
-    }
-}
-
 /// The thread that evicts.
 pub struct Evictor {
     shared: Arc<Shared>,
@@ -143,13 +124,12 @@ pub struct Evictor {
     /// Blocks whose pages the store has, oldest first, with their clusters.
     staged: VecDeque<(u32, usize)>,
     batch: Vec<Moved>,
-    /// From where pages are copied, once some are.
-    own_memory: OnceCell<OwnMemory>,
     /// Where to: those of one batch.
     copies: Pages,
     copies_used: usize,
     said_stay: Said,
     said_over: Said,
+    said_stuck: Said,
     placement: Placement,
     /// Here, as this thread looks around even when there are no faults.
     awake: Option<Awake>,
@@ -164,7 +144,6 @@ impl Evictor {
     ) -> io::Result<Evictor> {
         let placement = Placement::of_this_thread();
         let (free_blocks, staged) = (VecDeque::new(), VecDeque::new());
-        let (batch, own_memory) = (Vec::new(), OnceCell::new());
         // A batch may end with a whole cluster.
         let copies = Pages::reserve(shared.marks.batch + CLUSTER_PAGES)?;
         copies.all().advise(Advice::LinuxDontFork)?;
@@ -174,12 +153,12 @@ impl Evictor {
             free_blocks,
             fresh_block: 0,
             staged,
-            batch,
-            own_memory,
+            batch: Vec::new(),
             copies,
             copies_used: 0,
             said_stay: Said::default(),
             said_over: Said::default(),
+            said_stuck: Said::default(),
             placement,
             awake,
         })
@@ -295,6 +274,9 @@ impl Evictor {
             self.shared.log(&format!("pages stay for now: {error}"));
         }
         let evicted = self.settle_all(&batch, result.is_ok());
+        if result.is_err() {
+            self.bring_back(&batch);
+        }
         self.shared.copies.fetch_max(self.copies_used, Relaxed);
         self.staged.extend(batch.drain(..).filter_map(|moved| match moved.lies {
             Lies::Moved { block } => Some((block, moved.cluster)),
@@ -549,14 +531,38 @@ impl Evictor {
                 shared.wait_for_room();
             }
             let bytes = moved.bytes((shared, &self.copies), bit, 1);
-            if let Err(error) = shared.uffd.copy(to, bytes) {
-                shared.log(&format!("page {} cannot be put back: {error}", moved.page(bit)));
-                held.set(moved.page(bit), held.get(moved.page(bit)).at(Place::Lost));
-                return shared.uffd.wake(to);
+            if shared.uffd.copy(to, bytes).is_err() {
+                // Its bytes stay staged: who waits for it is served from there, and it is tried again.
+                return shared.give_room(1);
             }
         }
         held.set(moved.page(bit), held.get(moved.page(bit)).at(Place::Resident));
         shared.uffd.wake(to);
+    }
+
+    /// Pages that the store did not take, and that could not go back, as the kernel found no memory: no other copy is
+    /// there, so that their blocks may not be released before they are back.
+    fn bring_back(&mut self, batch: &[Moved]) {
+        let shared = self.shared.clone();
+        while !shared.stopping.load(Relaxed) {
+            let mut left = 0;
+            for moved in batch.iter().filter(|moved| !moved.is_copied()) {
+                let held = shared.table.hold(moved.cluster);
+                for bit in bits(moved.changed) {
+                    self.put_back(moved, &held, bit);
+                    left += usize::from(moved.is_leaving(&held, bit));
+                }
+            }
+            if left == 0 {
+                return;
+            }
+            if self.said_stuck.is_due() {
+                shared.log(&format!("{left} pages that cannot be stored wait to be put back"));
+            }
+            // Memory of ours that can be had.
+            self.release_oldest(usize::MAX);
+            std::thread::sleep(BACK_OFF);
+        }
     }
 
     fn next_block(&self) -> Option<u32> {

@@ -233,9 +233,13 @@ impl Handler {
     fn look_again(&self, held: &Held<'_>, page: usize) -> bool {
         let at = self.shared.arena.span(page, 1);
         held.set(page, held.get(page).at(Place::Resident));
-        if let Err(error) = self.shared.uffd.zero(at) {
-            self.shared.log(&format!("page {page} cannot be made zeros: {error}"));
-            self.poison(held, page);
+        match self.shared.uffd.zero(at) {
+            Ok(_) => self.shared.note_memory(),
+            Err(error) if self.shared.may_try_again(error) => {}
+            Err(error) => {
+                self.shared.log(&format!("page {page} cannot be made zeros: {error}"));
+                self.poison(held, page);
+            }
         }
         self.shared.uffd.wake(at);
         false
@@ -263,6 +267,7 @@ impl Handler {
                 Ok(installed) => {
                     done += installed;
                     if installed > 0 {
+                        shared.note_memory();
                         shared.enqueue(cluster_of(next));
                     }
                     if installed < all.len() {
@@ -270,15 +275,35 @@ impl Handler {
                     }
                 }
                 Err(error) if done == 0 => {
-                    shared.log(&format!("page {page} cannot be made zeros: {error}"));
                     shared.give_room(room - 1);
-                    return self.poison(&cluster, page);
+                    return self.refuse_zeros(cluster, page, error);
                 }
                 Err(_) => break,
             }
         }
         shared.give_room(room - done);
         true
+    }
+
+    /// A page that was never written cannot come now. For want of memory who waits for it asks again, until that
+    /// has lasted too long.
+    fn refuse_zeros(&self, held: Held<'_>, page: usize, error: Errno) -> bool {
+        let shared = &self.shared;
+        // The evictor, who can make room, may want the cluster.
+        drop(held);
+        if shared.may_try_again(error) {
+            shared.uffd.wake(shared.arena.span(page, 1));
+            return false;
+        }
+        shared.log(&format!("page {page} cannot be made zeros: {error}"));
+        let held = shared.table.hold(cluster_of(page));
+        match held.get(page).place() {
+            Place::Nowhere => self.poison(&held, page),
+            _ => {
+                shared.uffd.wake(shared.arena.span(page, 1));
+                false
+            }
+        }
     }
 
     /// Makes pages of one cluster zeros, from the first on or down from the last, as many as were never written;
@@ -329,13 +354,19 @@ impl Handler {
             let (copied, refused) = self.copy_back(&held, state.block(), all);
             shared.give_room(room - (copied & !this).count_ones() as usize);
             if copied & this == 0 {
-                shared.log(&format!("page {page} cannot be installed: {refused:?}"));
+                drop(held);
+                if refused != Some(Errno::NOMEM) {
+                    shared.log(&format!("page {page} cannot be installed: {refused:?}"));
+                }
+                // Its bytes are here, so that it is tried again however long it takes.
+                let _ = refused.map(|error| shared.may_try_again(error));
                 shared.uffd.wake(shared.arena.span(page, 1));
                 return false;
             }
         }
         held.mark_wanted_again();
         drop(held);
+        shared.note_memory();
         add(&shared.stats.rescue_count, 1);
         shared.enqueue(cluster_of(page));
         !is_moved
@@ -603,14 +634,25 @@ impl Handler {
         self.poison(&held, page)
     }
 
-    /// Accesses get SIGBUS from now on.
+    /// Accesses get SIGBUS from now on. If that cannot be, the process ends: the threads that wait could be given
+    /// neither bytes nor a signal, and would ask for ever.
     fn poison(&self, held: &Held<'_>, page: usize) -> bool {
-        let at = self.shared.arena.span(page, 1);
+        let shared = &self.shared;
+        let at = shared.arena.span(page, 1);
         held.set(page, held.get(page).at(Place::Lost));
-        if let Err(error) = self.shared.uffd.poison(at) {
-            self.shared.log(&format!("page {page} is lost and cannot be poisoned: {error}"));
+        match shared.uffd.poison(at) {
+            Ok(()) => {}
+            Err(error) if shared.may_try_again(error) => {}
+            Err(error) => {
+                let (address, limit) = (at.address(), "sysctl vm.max_map_count");
+                shared.log(&format!(
+                    "the page at {address:#x} is lost, and SIGBUS cannot be given for it: {error} (see `{limit}`); \
+                     ending the process"
+                ));
+                std::process::abort();
+            }
         }
-        self.shared.uffd.wake(at);
+        shared.uffd.wake(at);
         false
     }
 }

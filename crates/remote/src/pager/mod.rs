@@ -28,11 +28,14 @@ mod spares;
 mod stats;
 mod sys;
 mod table;
+#[cfg(test)]
+mod tests;
 mod trend;
 
-pub use options::{Leaving, Log, Options, Serving};
+pub use options::{Features, Leaving, Log, Options, Serving};
 pub use shared::PagerError;
 pub use stats::Counts;
+pub use sys::uffd::{Access, UffdError, remedy};
 
 use crate::page::{PAGE_BYTES, draw_key};
 use crate::store::PageStore;
@@ -46,7 +49,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use sys::awake::Awake;
 use sys::sigbus::{self, Served};
-use sys::uffd::Access;
+use sys::uffd::Uffd;
 
 /// The pager's own files have this number or a higher one, out of the way of programs that count on low
 /// numbers. Where the limit does not allow it, they stay low.
@@ -58,6 +61,15 @@ const LOOKS_FOR: Duration = Duration::from_micros(100);
 
 /// Names of the threads of a pager, for those who want to know what they take.
 pub const THREADS: [&str; 2] = ["pagetax-fault", "pagetax-evict"];
+
+/// Opens a userfaultfd as a region does, and closes it: returns whose faults it would serve, and by what.
+///
+/// # Errors
+/// When this user or this kernel cannot page.
+pub fn probe(user_mode_only: bool, serving: Serving) -> Result<(Access, Features), UffdError> {
+    Uffd::open(user_mode_only, serving, Features::All)
+        .map(|(uffd, access)| (access, uffd.features()))
+}
 
 /// Memory that may be larger than this machine's: at most so much of it is resident, the rest lies in
 /// a page store.

@@ -81,6 +81,33 @@ impl Serving {
     }
 }
 
+/// Features of userfaultfd that the pager uses where the kernel has them, beyond those that it needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Features {
+    /// Pages are moved (Linux 6.8), and lost ones poisoned.
+    #[default]
+    All,
+    /// Lost pages are poisoned (Linux 6.6); those that leave are copied.
+    NoMove,
+    /// Pages that leave are copied, and an empty file is mapped in place of lost ones.
+    NoMoveNoPoison,
+}
+
+impl Features {
+    /// From all to none.
+    pub const ALL: [Features; 3] = [Features::All, Features::NoMove, Features::NoMoveNoPoison];
+
+    /// Whether pages are moved.
+    pub fn can_move(self) -> bool {
+        self == Features::All
+    }
+
+    /// Whether lost pages are poisoned.
+    pub fn can_poison(self) -> bool {
+        self != Features::NoMoveNoPoison
+    }
+}
+
 /// How a region is paged.
 #[derive(Clone)]
 pub struct Options {
@@ -106,7 +133,10 @@ pub struct Options {
     pub serving: Serving,
     /// How pages leave.
     pub leaving: Leaving,
-    /// Where lines for the log go.
+    /// Features of the kernel that may be used; for tests of what older kernels do.
+    pub features: Features,
+    /// Where lines for the log go. The last one before a process is ended, too, as neither a lost page nor SIGBUS
+    /// could be given to a thread that waits for it.
     pub log: Option<Log>,
 }
 
@@ -124,6 +154,7 @@ impl Options {
             user_mode_only: false,
             serving: Serving::Thread,
             leaving: Leaving::Moved,
+            features: Features::All,
             log: None,
         }
     }
@@ -137,6 +168,7 @@ impl fmt::Debug for Options {
             .field("follow_cpu", &self.follow_cpu)
             .field("prefetch", &self.prefetch)
             .field("serving", &self.serving)
+            .field("features", &self.features)
             .finish_non_exhaustive()
     }
 }

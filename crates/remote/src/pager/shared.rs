@@ -3,12 +3,12 @@
 //! Invariant: resident and staged pages together stay within the limit, unless nothing more can be
 //! evicted ([`Shared::allow_overflow`]); then the program goes on rather than stops.
 
-use super::options::{Leaving, Options};
+use super::options::{Features, Leaving, Options};
 use super::spares::Spares;
 use super::stats::{Stats, add};
 use super::sys::lock::{Lock, Signal};
-use super::sys::memory::{Pages, Span, Table};
-use super::sys::uffd::{Access, Uffd};
+use super::sys::memory::{OwnMemory, Pages, Span, Table};
+use super::sys::uffd::{Access, Uffd, UffdError};
 use super::table::{BLOCKS_MAX, CLUSTER_PAGES, Held, PageTable, Place, Stamp, State, cluster_of};
 use crate::page::PageRun;
 use crate::store::{RegionId, StoreError};
@@ -22,6 +22,12 @@ use std::time::{Duration, Instant};
 
 /// Longest sleep of a thread that waits for another; a lost wake-up costs no more than this.
 const NAP: Duration = Duration::from_millis(50);
+
+/// How long a page that the kernel finds no memory for waits until the next try.
+const MEMORY_NAP: Duration = Duration::from_millis(5);
+
+/// A line that would be said at each try is said again after this.
+const SAY_AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// No CPU has this number.
 pub const NO_CPU: usize = usize::MAX;
@@ -37,12 +43,9 @@ pub enum PagerError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// userfaultfd is not to be had, or too old.
-    #[error(
-        "userfaultfd: {0}; as root: `chgrp GROUP /dev/userfaultfd && chmod 0660 /dev/userfaultfd` for \
-         the user's group; paging needs Linux 6.6"
-    )]
-    Uffd(#[source] io::Error),
+    /// This user or this kernel has no userfaultfd that can page.
+    #[error(transparent)]
+    Uffd(#[from] UffdError),
     /// No address space, or no thread.
     #[error("{what}: {source}")]
     System {
@@ -54,6 +57,29 @@ pub enum PagerError {
     /// Of the page store.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// When something was said that may be so at every try.
+#[derive(Debug, Default)]
+pub struct Said(Option<Instant>);
+
+impl Said {
+    /// Whether it is to be said (again); then it counts as said.
+    pub fn is_due(&mut self) -> bool {
+        let is_due = self.0.is_none_or(|at| at.elapsed() >= SAY_AGAIN_AFTER);
+        if is_due {
+            self.0 = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
+/// A time in which the kernel finds no memory for pages that come. Its lock is taken by who serves faults, so that
+/// it is open in the child of a fork.
+#[derive(Debug, Default)]
+struct Shortage {
+    since: Option<Instant>,
+    said: Said,
 }
 
 /// Room, in pages.
@@ -100,6 +126,8 @@ pub struct Shared {
     pub(super) access: Access,
     /// How pages leave this kernel's memory.
     pub(super) leaving: Leaving,
+    /// From where pages are copied, unless all are moved. Opened before the program can change its root directory.
+    pub(super) own_memory: Option<OwnMemory>,
     /// It was said that they cannot be moved; also to the process that this one was forked from.
     pub(super) said_copies: AtomicBool,
     pub(super) table: PageTable,
@@ -134,6 +162,8 @@ pub struct Shared {
     /// Pages dropped from memory, from the start on.
     dropped_count: AtomicU32,
     overflow: AtomicBool,
+    is_short: AtomicBool,
+    shortage: Mutex<Shortage>,
     queue: Mutex<VecDeque<u32>>,
     dropped: Mutex<Vec<PageRun>>,
 }
@@ -150,9 +180,8 @@ impl Shared {
     pub fn new(pages: usize, region: RegionId, options: Options) -> Result<Shared, PagerError> {
         let reserve = |source| PagerError::System { what: "reserving address space", source };
         let limit = options.resident_bytes as usize / crate::page::PAGE_BYTES;
-        let (uffd, access) =
-            Uffd::open(options.user_mode_only, options.serving).map_err(PagerError::Uffd)?;
-        let leaving = if uffd.can_move() { options.leaving } else { Leaving::Copied };
+        let (uffd, access) = Uffd::open(options.user_mode_only, options.serving, options.features)?;
+        let (leaving, own_memory) = how_pages_leave(options.leaving, uffd.features())?;
         let marks = Marks::of(limit.max(CLUSTER_PAGES), leaving);
         // The worst case: one page in each block, and no more pages staged than the limit.
         let blocks = (marks.limit + marks.batch).min(BLOCKS_MAX - 1);
@@ -163,10 +192,11 @@ impl Shared {
             // A child that touches it is told by SIGSEGV, not by zeros.
             memory.all().advise(Advice::LinuxDontFork).map_err(|errno| reserve(errno.into()))?;
         }
-        uffd.register_missing(&arena, leaving != Leaving::Moved).map_err(PagerError::Uffd)?;
-        uffd.register_target(&staging).map_err(PagerError::Uffd)?;
+        let register = |source: Errno| UffdError::System(source.into());
+        uffd.register_missing(arena.all(), leaving != Leaving::Moved).map_err(register)?;
+        uffd.register_target(&staging).map_err(register)?;
         let spares = Spares::new(marks.spares).map_err(reserve)?;
-        spares.register(&uffd).map_err(PagerError::Uffd)?;
+        spares.register(&uffd).map_err(register)?;
         Ok(Shared {
             arena,
             staging,
@@ -174,6 +204,7 @@ impl Shared {
             spares,
             access,
             leaving,
+            own_memory,
             said_copies: AtomicBool::new(false),
             table: PageTable::new(pages).map_err(reserve)?,
             frames: Table::new(blocks).map_err(reserve)?,
@@ -195,6 +226,8 @@ impl Shared {
             copies: AtomicUsize::new(0),
             dropped_count: AtomicU32::new(0),
             overflow: AtomicBool::new(false),
+            is_short: AtomicBool::new(false),
+            shortage: Mutex::default(),
             queue: Mutex::default(),
             dropped: Mutex::default(),
         })
@@ -231,7 +264,10 @@ impl Shared {
     /// and all of its pages are here.
     pub fn restart(&self, region: Option<RegionId>) -> io::Result<()> {
         self.uffd.renew(self.options.user_mode_only, self.options.serving)?;
-        self.uffd.register_missing(&self.arena, self.leaving != Leaving::Moved)?;
+        self.register_paged()?;
+        if let Some(own_memory) = &self.own_memory {
+            own_memory.renew()?;
+        }
         // The new evictor takes all blocks for free.
         self.staging.all().advise(Advice::LinuxDontNeed)?;
         self.uffd.register_target(&self.staging)?;
@@ -256,10 +292,56 @@ impl Shared {
         Ok(())
     }
 
+    /// Registers what is paged: around lost pages that something else is mapped in place of.
+    fn register_paged(&self) -> Result<(), Errno> {
+        let protects = self.leaving != Leaving::Moved;
+        if self.uffd.features().can_poison() {
+            return self.uffd.register_missing(self.arena.all(), protects);
+        }
+        // The page after the last is the handler's sign to stop.
+        let (mut first, pages) = (0, self.table.pages() + 1);
+        while first < pages {
+            let is_lost =
+                |page: &usize| *page + 1 < pages && self.table.peek(*page).place() == Place::Lost;
+            let end = (first..pages).find(is_lost).unwrap_or(pages);
+            if end > first {
+                self.uffd.register_missing(self.arena.span(first, end - first), protects)?;
+            }
+            first = end + 1;
+        }
+        Ok(())
+    }
+
     /// Tells whoever keeps the log.
     pub fn log(&self, line: &str) {
         if let Some(log) = &self.options.log {
             log(line);
+        }
+    }
+
+    /// The kernel refused a page that comes. Waits a little if it was for want of memory; returns whether to try
+    /// again, as there was some not too long ago.
+    pub fn may_try_again(&self, refused: Errno) -> bool {
+        if refused != Errno::NOMEM {
+            return false;
+        }
+        let mut shortage = lock(&self.shortage);
+        let since = *shortage.since.get_or_insert_with(Instant::now);
+        if shortage.said.is_due() {
+            self.log("the kernel finds no memory for pages that come: they are tried again");
+        }
+        drop(shortage);
+        self.is_short.store(true, Relaxed);
+        self.work.notify();
+        std::thread::sleep(MEMORY_NAP);
+        since.elapsed() < self.options.unreachable_limit
+    }
+
+    /// The kernel found memory for a page.
+    pub fn note_memory(&self) {
+        if self.is_short.load(Relaxed) {
+            lock(&self.shortage).since = None;
+            self.is_short.store(false, Relaxed);
         }
     }
 
@@ -461,7 +543,7 @@ impl Shared {
         let held = self.hold_settled(first, end);
         let places = || (first..end).map(|page| held.get(page).place());
         let resident = places().filter(|place| place.is_here()).count();
-        if resident > 0 || places().any(|place| place == Place::Lost) {
+        if resident > 0 {
             // The range is ours and mapped, so that it cannot fail; and if it did, the old bytes would
             // stay, which is what memory that nobody may use any more can have.
             let _ = self.arena.span(first, end - first).advise(Advice::LinuxDontNeed);
@@ -470,6 +552,12 @@ impl Shared {
         for page in first..end {
             let state = held.get(page);
             in_store |= state.in_store();
+            if state.place() == Place::Lost
+                && let Err(error) = self.uffd.cure(self.arena.span(page, 1))
+            {
+                self.log(&format!("page {page} stays lost, though it was dropped: {error}"));
+                continue;
+            }
             held.set(page, state.at(Place::Nowhere));
         }
         drop(held);
@@ -504,6 +592,25 @@ impl Shared {
     /// Takes the pages noted.
     pub fn take_dropped(&self) -> Vec<PageRun> {
         std::mem::take(&mut lock(&self.dropped))
+    }
+}
+
+/// Returns how pages will leave, of this wish, and what copies of them are made from.
+fn how_pages_leave(
+    wanted: Leaving,
+    features: Features,
+) -> Result<(Leaving, Option<OwnMemory>), PagerError> {
+    let leaving = if features.can_move() { wanted } else { Leaving::Copied };
+    if leaving == Leaving::Moved {
+        return Ok((leaving, None));
+    }
+    match OwnMemory::open() {
+        Ok(own_memory) => Ok((leaving, Some(own_memory))),
+        Err(_) if leaving == Leaving::Cheapest => Ok((Leaving::Moved, None)),
+        Err(source) => {
+            let what = "opening /proc/self/mem, from which pages are copied (mount /proc)";
+            Err(PagerError::System { what, source })
+        }
     }
 }
 

@@ -65,7 +65,7 @@ impl Spares {
     }
 
     /// Pages can be moved into them from now on.
-    pub fn register(&self, uffd: &Uffd) -> io::Result<()> {
+    pub fn register(&self, uffd: &Uffd) -> Result<(), Errno> {
         lock(&self.empty).iter().try_for_each(|spare| uffd.register_target(spare))
     }
 

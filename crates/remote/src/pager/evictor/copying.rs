@@ -18,7 +18,7 @@ use super::{Evictor, Lies, Moved, resident};
 use crate::pager::mask::{Mask, bits, ends, mask_of, run_of, runs};
 use crate::pager::options::Leaving;
 use crate::pager::stats::add;
-use crate::pager::sys::memory::{OwnMemory, Span, drop_all};
+use crate::pager::sys::memory::{Span, drop_all};
 use crate::pager::table::{CLUSTER_PAGES, Held, Place};
 use rustix::mm::Advice;
 use std::sync::atomic::Ordering::Relaxed;
@@ -75,7 +75,9 @@ impl Evictor {
 
     /// Copies a run, but for pages that may not be read or are not there; returns which.
     fn copy_run(&mut self, first: usize, bit: usize, count: usize) -> Mask {
-        let own_memory = self.own_memory.get_or_init(OwnMemory::open);
+        let shared = self.shared.clone();
+        // Only where all pages are moved there is none.
+        let Some(own_memory) = &shared.own_memory else { return 0 };
         let (mut copied, mut at, end) = (0, bit, bit + count);
         while at < end {
             let from = self.shared.arena.span(first + at, end - at);

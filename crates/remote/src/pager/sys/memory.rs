@@ -3,7 +3,7 @@
 //! Made by raw system calls, never by an allocator: the pager must work inside a program whose
 //! allocator lives in paged memory.
 
-use super::out_of_the_way;
+use super::{out_of_the_way, put_in_place};
 use crate::page::PAGE_BYTES;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -153,6 +153,42 @@ impl Span<'_> {
     }
 }
 
+impl Span<'_> {
+    /// Maps zeros in place of whatever is there, as [`Pages::reserve`] does, but with no part in a fork.
+    pub(in crate::pager) fn map_anew(self) -> Result<(), Errno> {
+        let (at, protection) = (self.address() as *mut _, ProtFlags::READ | ProtFlags::WRITE);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: replaces whole pages inside a mapping of the pager's, which stays one for whoever unmaps it. The
+        // pager's states say that nobody counts on what they hold.
+        unsafe { mm::mmap_anonymous(at, self.bytes(), protection, flags) }?;
+        let _ = self.advise(Advice::LinuxNoHugepage);
+        self.advise(Advice::LinuxDontFork)
+    }
+}
+
+/// An empty file, behind whose end there is nothing: who touches a page that it is mapped to gets SIGBUS.
+#[derive(Debug)]
+pub struct NoFile(OwnedFd);
+
+impl NoFile {
+    /// A new one.
+    pub fn open() -> io::Result<NoFile> {
+        let file = rustix::fs::memfd_create("pagetax-lost", rustix::fs::MemfdFlags::CLOEXEC)?;
+        Ok(NoFile(out_of_the_way(file)))
+    }
+
+    /// Maps it in place of these pages. The kernel makes one mapping of neighbours, as they are so in the file.
+    pub(in crate::pager) fn replace(&self, at: Span<'_>) -> Result<(), Errno> {
+        let (address, offset) = (at.address() as *mut _, (at.first * PAGE_BYTES) as u64);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: replaces whole pages inside a mapping of the pager's, which stays one for whoever unmaps it. The
+        // pager's states say that their bytes are lost.
+        unsafe { mm::mmap(address, at.bytes(), protection, flags, &self.0, offset) }?;
+        at.advise(Advice::LinuxDontFork)
+    }
+}
+
 fn part_of(span: Span<'_>) -> libc::iovec {
     libc::iovec { iov_base: span.address() as *mut libc::c_void, iov_len: span.bytes() }
 }
@@ -176,37 +212,39 @@ pub(in crate::pager) fn drop_all(spans: &[Span<'_>]) -> bool {
 /// to bring.
 #[derive(Debug)]
 pub struct OwnMemory {
-    file: Option<OwnedFd>,
+    /// /proc, which a process that changes its root directory finds no more.
+    proc: OwnedFd,
+    file: OwnedFd,
 }
 
 impl OwnMemory {
-    /// Of the process that calls: a child of a fork opens its own.
-    pub fn open() -> OwnMemory {
+    /// Of the process that calls.
+    pub fn open() -> io::Result<OwnMemory> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let proc = out_of_the_way(rustix::fs::open("/proc", flags, Mode::empty())?);
+        Ok(OwnMemory { file: Self::file_in(&proc)?, proc })
+    }
+
+    /// For the child of a fork, where the file still is the parent's memory: puts the child's under the same number.
+    pub fn renew(&self) -> io::Result<()> {
+        put_in_place(Self::file_in(&self.proc)?, &self.file)
+    }
+
+    fn file_in(proc: &OwnedFd) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = rustix::fs::open("/proc/self/mem", flags, Mode::empty()).ok();
-        OwnMemory { file: file.map(out_of_the_way) }
+        Ok(out_of_the_way(rustix::fs::openat(proc, "self/mem", flags, Mode::empty())?))
     }
 
     /// Copies pages of a program, which may be writing to them, to as many pages of the pager that nobody
     /// reads yet; returns how many, fewer where one is missing or may not be read. The system copies, so that
     /// what the program does with its memory meanwhile is no fault of ours.
-    ///
-    /// Without /proc, a page that is missing is waited for.
     pub(in crate::pager) fn copy(&self, to: Span<'_>, from: Span<'_>) -> usize {
         let len = to.bytes().min(from.bytes());
         // SAFETY: reads and writes whole pages inside live mappings of the pager, and fails where they
         // may not be touched. Nobody holds a reference to what is written, as the caller promises.
         let copied = unsafe {
-            match &self.file {
-                Some(file) => {
-                    let into = to.address() as *mut libc::c_void;
-                    libc::pread64(file.as_raw_fd(), into, len, from.address() as i64)
-                }
-                None => {
-                    let (into, from) = (part_of(to), part_of(from));
-                    libc::process_vm_readv(libc::getpid(), &into, 1, &from, 1, 0)
-                }
-            }
+            let into = to.address() as *mut libc::c_void;
+            libc::pread64(self.file.as_raw_fd(), into, len, from.address() as i64)
         };
         usize::try_from(copied).unwrap_or(0) / PAGE_BYTES
     }

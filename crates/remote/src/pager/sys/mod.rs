@@ -12,9 +12,24 @@ pub mod threads;
 pub mod uffd;
 
 use crate::pager::DESCRIPTORS_FROM;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, OwnedFd};
+use std::io;
 
 /// The same file under a number that programs do not count on, if there is one.
 fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, DESCRIPTORS_FROM).unwrap_or(fd)
+}
+
+/// For the child of a fork: has the number of a file that was the parent's mean the child's own.
+fn put_in_place(fresh: OwnedFd, stale: &OwnedFd) -> io::Result<()> {
+    if fresh.as_raw_fd() == stale.as_raw_fd() {
+        // The parent's was closed already, and the number is `stale`'s.
+        std::mem::forget(fresh);
+        return Ok(());
+    }
+    // SAFETY: replaces what the number means at once; the number stays owned by `stale`.
+    match unsafe { libc::dup3(fresh.as_raw_fd(), stale.as_raw_fd(), libc::O_CLOEXEC) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
 }

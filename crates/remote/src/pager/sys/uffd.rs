@@ -1,16 +1,18 @@
 //! userfaultfd: the ioctls that the pager needs, as typed functions.
 //!
-//! Source: the kernel's ABI, `linux/userfaultfd.h` (MOVE since Linux 6.8, POISON since 6.6), written
-//! down here as the crates that wrap it lack both.
+//! Source: the kernel's ABI, `linux/userfaultfd.h` (write protection of anonymous memory since Linux 5.7,
+//! `UFFD_USER_MODE_ONLY` since 5.11, POISON since 6.6, MOVE since 6.8), written down here as the crates that wrap it
+//! lack the last two.
 
-use super::memory::{Pages, Span};
-use super::out_of_the_way;
+use super::memory::{NoFile, Pages, Span};
+use super::{out_of_the_way, put_in_place};
 use crate::page::PAGE_BYTES;
-use crate::pager::options::Serving;
-use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use crate::pager::options::{Features, Serving};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Updater, opcode};
+use rustix::mm::Advice;
 use std::io;
 
 const GROUP: u8 = 0xAA;
@@ -20,10 +22,12 @@ const FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_POISON: u64 = 1 << 14;
 const FEATURE_MOVE: u64 = 1 << 16;
-const FEATURES: u64 = FEATURE_WP | FEATURE_THREAD_ID | FEATURE_POISON;
+/// Without these nothing can be paged.
+const FEATURES: u64 = FEATURE_WP | FEATURE_THREAD_ID;
 const MODE_MISSING: u64 = 1;
 const MODE_WP: u64 = 2;
 const DONT_WAKE: u64 = 1;
+const PROTECT_DONT_WAKE: u64 = 1 << 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1;
 const FLAG_WP: u64 = 2;
@@ -116,7 +120,12 @@ pub const FAULTS_MAX: usize = 32;
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
-    can_move: bool,
+    features: Features,
+    /// Stands in for poison.
+    no_file: Option<NoFile>,
+    /// Tests: so many fills are refused for want of memory.
+    #[cfg(test)]
+    pub refusals: std::sync::atomic::AtomicUsize,
 }
 
 /// Where a userfaultfd came from.
@@ -128,56 +137,145 @@ pub enum Access {
     UserModeOnly,
 }
 
+/// Why this process cannot page.
+#[derive(Debug, thiserror::Error)]
+pub enum UffdError {
+    /// It is not this user's right.
+    #[error("userfaultfd: {source}; as root: {remedy}")]
+    NotAllowed {
+        /// The system's error.
+        source: io::Error,
+        /// What gives the right.
+        remedy: &'static str,
+    },
+    /// The kernel was built without it.
+    #[error("this kernel was built without userfaultfd (CONFIG_USERFAULTFD)")]
+    NotBuilt,
+    /// The kernel has it, but not all that paging needs.
+    #[error(
+        "this kernel's userfaultfd cannot protect ordinary memory from writes, which paging needs \
+         (Linux 5.10 and later)"
+    )]
+    TooOld,
+    /// Anything else.
+    #[error("userfaultfd: {0}")]
+    System(#[from] io::Error),
+}
+
+impl UffdError {
+    /// Returns the error of the system behind it.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            UffdError::NotAllowed { source, .. } | UffdError::System(source) => {
+                source.raw_os_error()
+            }
+            UffdError::NotBuilt => Some(libc::ENOSYS),
+            UffdError::TooOld => Some(libc::EINVAL),
+        }
+    }
+
+    fn of_opening(source: io::Error) -> UffdError {
+        match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => {
+                UffdError::NotAllowed { source, remedy: remedy(has_device()) }
+            }
+            Some(libc::ENOSYS) => UffdError::NotBuilt,
+            _ => UffdError::System(source),
+        }
+    }
+}
+
+/// Returns what gives an ordinary user the right to page, for the user's group or, without the device, for all.
+pub fn remedy(has_device: bool) -> &'static str {
+    match has_device {
+        true => {
+            "`chgrp GROUP /dev/userfaultfd && chmod 0660 /dev/userfaultfd` for the user's group"
+        }
+        false => {
+            "`sysctl vm.unprivileged_userfaultfd=1` (Linux 6.1 and later have /dev/userfaultfd, which \
+             has a group)"
+        }
+    }
+}
+
+fn has_device() -> bool {
+    rustix::fs::access(DEVICE, rustix::fs::Access::EXISTS).is_ok()
+}
+
+const DEVICE: &str = "/dev/userfaultfd";
+
 impl Uffd {
     /// Opens one: by the device, as that serves all faults and its mode says who may; else by the
     /// system call; else, if `user_mode_only` will do, restricted. Who serves in place, by SIGBUS, serves no
-    /// system calls in any case.
-    pub fn open(user_mode_only: bool, serving: Serving) -> io::Result<(Uffd, Access)> {
+    /// system calls in any case. Asks for all of these features that the kernel has.
+    pub fn open(
+        user_mode_only: bool,
+        serving: Serving,
+        wanted: Features,
+    ) -> Result<(Uffd, Access), UffdError> {
         let in_place = serving == Serving::InPlace;
         let open_restricted = || {
             const USER_MODE_ONLY: u32 = 1;
-            Ok((open_call(USER_MODE_ONLY)?, Access::UserModeOnly))
+            let opened = match open_call(USER_MODE_ONLY) {
+                // Before Linux 5.11, which has no such flag.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open_call(0),
+                other => other,
+            };
+            Ok((opened?, Access::UserModeOnly))
         };
         let full = || open_device().or_else(|_| open_call(0)).map(|fd| (fd, Access::Full));
         let opened = if in_place { open_restricted() } else { full() };
-        let (fd, access) = match opened {
-            Err(_) if user_mode_only => open_restricted()?,
-            other => other?,
+        let opened = match opened {
+            Err(_) if user_mode_only => open_restricted(),
+            other => other,
         };
-        let mut uffd = Uffd { fd: out_of_the_way(fd), can_move: true };
-        let features = FEATURES | if in_place { FEATURE_SIGBUS } else { 0 };
-        // A descriptor that refused features can be asked again.
-        if uffd.greet(features | FEATURE_MOVE).is_err() {
-            uffd.can_move = false;
-            uffd.greet(features)?;
+        let (fd, access) = opened.map_err(UffdError::of_opening)?;
+        let mut uffd = Uffd {
+            fd: out_of_the_way(fd),
+            features: wanted,
+            no_file: None,
+            #[cfg(test)]
+            refusals: Default::default(),
+        };
+        uffd.features = uffd.greet(wanted, if in_place { FEATURE_SIGBUS } else { 0 })?;
+        if !uffd.features.can_poison() {
+            uffd.no_file = Some(NoFile::open()?);
         }
         Ok((uffd, access))
     }
 
-    fn greet(&self, features: u64) -> Result<(), Errno> {
-        self.control::<{ number::<Api>(0x3F) }, _>(&mut Api { api: API, features, ioctls: 0 })
+    /// Asks for as many of these features as the kernel has, and says which: a descriptor that refused can be
+    /// asked again.
+    fn greet(&self, wanted: Features, also: u64) -> Result<Features, UffdError> {
+        let bits = |features: Features| {
+            let moves = if features.can_move() { FEATURE_MOVE } else { 0 };
+            let poisons = if features.can_poison() { FEATURE_POISON } else { 0 };
+            FEATURES | also | moves | poisons
+        };
+        let from = Features::ALL.iter().position(|each| *each == wanted).unwrap_or(0);
+        for features in &Features::ALL[from..] {
+            let mut api = Api { api: API, features: bits(*features), ioctls: 0 };
+            match self.control::<{ number::<Api>(0x3F) }, _>(&mut api) {
+                Ok(()) => return Ok(*features),
+                Err(Errno::INVAL) => {}
+                // Features that need the right to see other processes' memory; none of ours do.
+                Err(error) => return Err(UffdError::System(error.into())),
+            }
+        }
+        Err(UffdError::TooOld)
     }
 
-    /// Whether the kernel moves pages.
-    pub fn can_move(&self) -> bool {
-        self.can_move
+    /// Returns which of the kernel's features are used.
+    pub fn features(&self) -> Features {
+        self.features
     }
 
     /// For the child of a fork, where this descriptor still is the parent's: puts one of the child's
     /// own under the same number.
     pub fn renew(&self, user_mode_only: bool, serving: Serving) -> io::Result<()> {
-        let (Uffd { fd: fresh, .. }, _) = Uffd::open(user_mode_only, serving)?;
-        let number = self.fd.as_raw_fd();
-        if fresh.as_raw_fd() == number {
-            // The parent's was closed already, and the number is `self`'s.
-            std::mem::forget(fresh);
-            return Ok(());
-        }
-        // SAFETY: replaces what the number means at once; the number stays owned by `self`.
-        match unsafe { libc::dup3(fresh.as_raw_fd(), number, libc::O_CLOEXEC) } {
-            -1 => Err(io::Error::last_os_error()),
-            _ => Ok(()),
-        }
+        let opened = Uffd::open(user_mode_only, serving, self.features);
+        let (Uffd { fd: fresh, .. }, _) = opened.map_err(io::Error::other)?;
+        put_in_place(fresh, &self.fd)
     }
 
     fn control<const NUMBER: ioctl::Opcode, T>(&self, argument: &mut T) -> Result<(), Errno> {
@@ -190,22 +288,18 @@ impl Uffd {
 
     /// From now on this descriptor reports missing pages of a mapping, and writes to protected ones if it is
     /// to have such.
-    pub fn register_missing(&self, pages: &Pages, protects: bool) -> io::Result<()> {
-        self.register(pages, if protects { MODE_MISSING | MODE_WP } else { MODE_MISSING })
+    pub fn register_missing(&self, at: Span<'_>, protects: bool) -> Result<(), Errno> {
+        self.register(at, if protects { MODE_MISSING | MODE_WP } else { MODE_MISSING })
     }
 
     /// Pages can be moved into a mapping, whose missing pages stay the kernel's: they read as zeros.
-    pub fn register_target(&self, pages: &Pages) -> io::Result<()> {
-        self.register(pages, MODE_WP)
+    pub fn register_target(&self, pages: &Pages) -> Result<(), Errno> {
+        self.register(pages.all(), MODE_WP)
     }
 
-    fn register(&self, pages: &Pages, mode: u64) -> io::Result<()> {
-        let range = range(pages.all());
-        Ok(self.control::<{ number::<Register>(0) }, _>(&mut Register {
-            range,
-            mode,
-            ioctls: 0,
-        })?)
+    fn register(&self, at: Span<'_>, mode: u64) -> Result<(), Errno> {
+        let mut register = Register { range: range(at), mode, ioctls: 0 };
+        self.control::<{ number::<Register>(0) }, _>(&mut register)
     }
 
     /// Blocks until threads wait for pages; returns how many faults were written.
@@ -252,6 +346,7 @@ impl Uffd {
     fn fill(&self, to: Span<'_>, bytes: &[u8], mode: u64) -> Result<(), Errno> {
         let len = to.bytes().min(bytes.len()) as u64;
         let (start, src) = (to.address(), bytes.as_ptr() as u64);
+        self.refuse_for_a_test()?;
         each_part(start, len, |at, len| {
             let src = src + (at - start);
             let mut transfer = Transfer { dst: at, src, len, mode, done: 0 };
@@ -264,11 +359,25 @@ impl Uffd {
     /// Makes missing pages read as zeros and wakes who waits. Returns how many were missing.
     pub fn zero(&self, to: Span<'_>) -> Result<usize, Errno> {
         let Range { start, len } = range(to);
+        self.refuse_for_a_test()?;
         each_part(start, len, |start, len| {
             let mut place = Place { range: Range { start, len }, mode: 0, done: 0 };
             let result = self.control::<{ number::<Place>(4) }, _>(&mut place);
             (result, place.done)
         })
+    }
+
+    /// Fails as the kernel does that finds no memory, where a test has it so.
+    fn refuse_for_a_test(&self) -> Result<(), Errno> {
+        #[cfg(test)]
+        {
+            use std::sync::atomic::Ordering::Relaxed;
+            let left = |left: usize| left.checked_sub(1);
+            if self.refusals.fetch_update(Relaxed, Relaxed, left).is_ok() {
+                return Err(Errno::NOMEM);
+            }
+        }
+        Ok(())
     }
 
     /// Moves pages, not their bytes, to where none are. Holes stay holes; nobody is woken. Stops at a
@@ -282,6 +391,9 @@ impl Uffd {
     pub fn move_pages(&self, to: Span<'_>, from: Span<'_>) -> (usize, Option<Errno>) {
         let len = to.bytes().min(from.bytes()) as u64;
         let (mut moved, mut retries) = (0, 0);
+        if let Err(refused) = self.refuse_for_a_test() {
+            return (0, Some(refused));
+        }
         while moved < len {
             let mut transfer = Transfer {
                 dst: to.address() + moved,
@@ -322,10 +434,42 @@ impl Uffd {
         let _ = self.control::<WAKE, _>(&mut range);
     }
 
-    /// Accesses to these pages get SIGBUS from now on.
+    /// Has accesses to a missing page get SIGBUS from now on; wakes nobody. A page that is there, or that is no
+    /// longer paged, stays as it is.
+    ///
+    /// Where the kernel has no poison, an empty file is mapped in place of the page. That takes a mapping, of which
+    /// a process has not many (`vm.max_map_count`); those of neighbours become one.
     pub fn poison(&self, at: Span<'_>) -> Result<(), Errno> {
-        let mut place = Place { range: range(at), mode: 0, done: 0 };
-        self.control::<{ number::<Place>(8) }, _>(&mut place)
+        if let Some(no_file) = &self.no_file {
+            return if self.is_paged(at) { no_file.replace(at) } else { Ok(()) };
+        }
+        loop {
+            let mut place = Place { range: range(at), mode: 0, done: 0 };
+            match self.control::<{ number::<Place>(8) }, _>(&mut place) {
+                Ok(()) | Err(Errno::EXIST | Errno::NOENT | Errno::SRCH) => return Ok(()),
+                // The process's mappings are just changing.
+                Err(Errno::AGAIN) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Has memory that was poisoned read as zeros again, which are asked for as at first.
+    pub fn cure(&self, at: Span<'_>) -> Result<(), Errno> {
+        if self.no_file.is_some() && !self.is_paged(at) {
+            at.map_anew()?;
+            self.register(at, MODE_MISSING | MODE_WP)?;
+        }
+        // Poison, and what was written between the two calls.
+        at.advise(Advice::LinuxDontNeed)
+    }
+
+    /// Whether faults of these pages come to this descriptor.
+    fn is_paged(&self, at: Span<'_>) -> bool {
+        // What is there stays writable, and who waits goes on waiting. A kernel without poison cannot move pages
+        // either, so that all paged memory is registered for write protection.
+        let mut protect = Protect { range: range(at), mode: PROTECT_DONT_WAKE };
+        self.control::<{ number::<Protect>(6) }, _>(&mut protect).is_ok()
     }
 }
 
@@ -358,7 +502,7 @@ fn range(span: Span<'_>) -> Range {
 
 fn open_device() -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let device = rustix::fs::open("/dev/userfaultfd", flags, Mode::empty())?;
+    let device = rustix::fs::open(DEVICE, flags, Mode::empty())?;
     NewFd { flags: OFlags::CLOEXEC.bits() }.on(device)
 }
 
@@ -408,7 +552,6 @@ fn open_call(flags: u32) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::mm::Advice;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
@@ -416,7 +559,7 @@ mod tests {
     /// What a kernel leaves that did not tell of a page that it moved, beside a real obstacle.
     #[test]
     fn a_page_that_is_gone_from_where_it_was_has_been_moved() {
-        let uffd = match Uffd::open(true, Serving::Thread) {
+        let uffd = match Uffd::open(true, Serving::Thread, Features::All) {
             Ok((uffd, _)) => uffd,
             Err(error) => return println!("SKIP: userfaultfd: {error}"),
         };
@@ -435,7 +578,7 @@ mod tests {
     #[test]
     fn moving_ends_while_pages_are_dropped() {
         const COUNT: usize = 64;
-        let uffd = match Uffd::open(true, Serving::Thread) {
+        let uffd = match Uffd::open(true, Serving::Thread, Features::All) {
             Ok((uffd, _)) => uffd,
             Err(error) => return println!("SKIP: userfaultfd: {error}"),
         };

@@ -1,0 +1,109 @@
+//! The pager where the kernel finds no memory for a while.
+
+use super::*;
+use crate::page::PageRun;
+use crate::store::embedded::EmbeddedStore;
+use crate::store::{Capacity, PageReader, PageWriter, PutRun, RegionId, StoreError};
+use pagetax_core::units::Bytes;
+use std::sync::OnceLock;
+
+const MIB: u64 = 1 << 20;
+/// More than the tries of one page, fewer than all that a test makes.
+const REFUSALS: usize = 40;
+
+/// A store that takes nothing while it is full; and, told so, has the kernel refuse what the pager does next.
+struct FullStore {
+    store: EmbeddedStore,
+    is_full: Arc<AtomicBool>,
+    pager: Arc<OnceLock<Arc<Shared>>>,
+}
+
+struct FullWriter(Box<dyn PageWriter>, Arc<AtomicBool>, Arc<OnceLock<Arc<Shared>>>);
+
+impl PageWriter for FullWriter {
+    fn put(&mut self, region: RegionId, runs: &[PutRun<'_>]) -> Result<(), StoreError> {
+        match self.1.load(Relaxed) {
+            true => {
+                if let Some(shared) = self.2.get() {
+                    shared.uffd.refusals.store(REFUSALS, Relaxed);
+                }
+                Err(StoreError::Full { pages_asked: 1, pages_free: 0 })
+            }
+            false => self.0.put(region, runs),
+        }
+    }
+
+    fn discard(&mut self, region: RegionId, runs: &[PageRun]) -> Result<(), StoreError> {
+        self.0.discard(region, runs)
+    }
+}
+
+impl PageStore for FullStore {
+    fn describe(&self) -> String {
+        "full".into()
+    }
+    fn capacity(&self) -> Result<Capacity, StoreError> {
+        self.store.capacity()
+    }
+    fn create_region(&self, pages: u64, overcommit: bool) -> Result<RegionId, StoreError> {
+        self.store.create_region(pages, overcommit)
+    }
+    fn drop_region(&self, region: RegionId) -> Result<(), StoreError> {
+        self.store.drop_region(region)
+    }
+    fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
+        self.store.reader()
+    }
+    fn writer(&self) -> Result<Box<dyn PageWriter>, StoreError> {
+        let writer = self.store.writer()?;
+        Ok(Box::new(FullWriter(writer, self.is_full.clone(), self.pager.clone())))
+    }
+}
+
+fn map(store: Arc<dyn PageStore>, options: Options) -> Option<RemoteRegion> {
+    match RemoteRegion::map(store, 8 * MIB, options) {
+        Err(error @ PagerError::Uffd(_)) => {
+            println!("SKIP: {error}");
+            None
+        }
+        other => Some(other.unwrap()),
+    }
+}
+
+/// A page that was never written is no lost one.
+#[test]
+fn a_fresh_page_waits_for_memory() {
+    for features in Features::ALL {
+        let options = Options { features, ..Options::resident(MIB) };
+        let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
+        let Some(mut region) = map(store, options) else { return };
+        region.shared.uffd.refusals.store(REFUSALS, Relaxed);
+        let byte = &mut region.as_mut_slice()[5 * PAGE_BYTES];
+        *byte += 1;
+        assert_eq!((*byte, region.shared.uffd.refusals.load(Relaxed)), (1, 0));
+    }
+}
+
+/// Pages that the store did not take are in their staging blocks alone.
+#[test]
+fn a_page_that_cannot_be_put_back_stays_staged() {
+    let (is_full, pager) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
+    let store = EmbeddedStore::new(Bytes(64 * MIB));
+    let store = FullStore { store, is_full: is_full.clone(), pager: pager.clone() };
+    let Some(mut region) = map(Arc::new(store), Options::resident(MIB)) else { return };
+    pager.set(region.shared.clone()).expect("it is set once");
+    let number_all = |region: &mut RemoteRegion, round: u64| {
+        let pages = region.as_mut_slice().chunks_exact_mut(PAGE_BYTES);
+        for (number, page) in (1u64..).zip(pages) {
+            let found = u64::from_le_bytes(page[..8].try_into().unwrap());
+            assert_eq!(found, if round == 0 { 0 } else { number << 8 | (round - 1) });
+            page[..8].copy_from_slice(&(number << 8 | round).to_le_bytes());
+        }
+    };
+    number_all(&mut region, 0);
+    is_full.store(true, Relaxed);
+    number_all(&mut region, 1);
+    is_full.store(false, Relaxed);
+    number_all(&mut region, 2);
+    number_all(&mut region, 3);
+}
