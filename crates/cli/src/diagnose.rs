@@ -21,7 +21,7 @@ use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::budget::{Totals, Translation, Watch, Watched, budget};
 use pagetax_host::calibrate;
 use pagetax_host::environment::environment;
-use pagetax_host::pagesize::{Mechanism, PageSettings, Recipe, Unavailable, text};
+use pagetax_host::pagesize::{Mechanism, MechanismError, PageSettings, Recipe, Unavailable, text};
 use pagetax_host::procfs::Root;
 use pagetax_host::program::Program;
 use pagetax_host::sys::signal::StopSignals;
@@ -63,14 +63,10 @@ pub struct Args {
     time: Nanos,
 
     /// Page sizes to try: 4K for base pages, 64K and the like, 2M and hugetlb-2M for the heap;
-    /// stack-2M, text-2M, and all-2M for heap, stack and code together
-    #[arg(
-        long,
-        value_name = "SIZE,…",
-        value_delimiter = ',',
-        default_value = "4K,64K,2M,stack-2M,text-2M,all-2M"
-    )]
-    sizes: Vec<String>,
+    /// stack-2M, text-2M, and all-2M for heap, stack and code together [default:
+    /// 4K,64K,2M,stack-2M,text-2M,all-2M, as far as the kernel has them]
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
+    sizes: Option<Vec<String>>,
 
     /// Change page-size settings of the system during the trials that need it, then put them back
     #[arg(long)]
@@ -107,10 +103,13 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
+/// The page sizes to try when none are given.
+const SIZES: [&str; 6] = ["4K", "64K", "2M", "stack-2M", "text-2M", "all-2M"];
+
 /// `pagetax diagnose -- COMMAND`
 pub fn run(args: Args) -> Result<ExitCode> {
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
-    let (recipes, skipped) = recipes(&args, tunables.as_deref())?;
+    let (recipes, skipped) = recipes(&args, tunables.as_deref(), &PageSettings::host())?;
     let recorded = args.trace.as_deref().map(recorded).transpose()?;
     let input = Input::new(args.input.as_deref())?;
     let (argv, stdin) = (argv(&args)?, input.path.clone());
@@ -210,21 +209,32 @@ impl Code {
 }
 
 /// The trials that can be made, the command as it is first, and those that cannot.
-fn recipes(args: &Args, tunables: Option<&str>) -> Result<(Vec<Recipe>, Vec<Skipped>)> {
-    let system = PageSettings::host();
+fn recipes(
+    args: &Args,
+    tunables: Option<&str>,
+    system: &PageSettings,
+) -> Result<(Vec<Recipe>, Vec<Skipped>)> {
     let (mut recipes, mut skipped) = (vec![Recipe::default()], Vec::new());
     let own = std::env::current_exe().context("cannot find this program")?;
     let has_code = !Code::of(&args.command).files.is_empty();
-    for word in &args.sizes {
-        let mechanism = Mechanism::parse(word, &system)
-            .with_context(|| format!("--sizes {}", args.sizes.join(",")))?;
+    let default = || SIZES.map(String::from).into();
+    let words: Vec<String> = args.sizes.clone().unwrap_or_else(default);
+    for word in &words {
+        let mechanism = match Mechanism::parse(word, system) {
+            // Nobody asked for it.
+            Err(MechanismError::NoSuchSize(size)) if args.sizes.is_none() => {
+                skipped.push(not_of_this_kernel(word, size, system));
+                continue;
+            }
+            parsed => parsed.with_context(|| format!("--sizes {}", words.join(",")))?,
+        };
         let by_part =
             matches!(mechanism, Mechanism::Stack(_) | Mechanism::Text(_) | Mechanism::All(_));
         if by_part && args.command.is_empty() {
             // A built-in job is all heap.
             continue;
         }
-        let recipe = mechanism.recipe(&system, tunables).and_then(|recipe| match mechanism {
+        let recipe = mechanism.recipe(system, tunables).and_then(|recipe| match mechanism {
             _ if args.command.is_empty() => Ok(of_job(recipe, word)),
             Mechanism::Text(size) if !has_code => Err(Unavailable {
                 why: format!("it has no code that {size} pages fit"),
@@ -245,6 +255,17 @@ fn recipes(args: &Args, tunables: Option<&str>) -> Result<(Vec<Recipe>, Vec<Skip
         }
     }
     Ok((recipes, skipped))
+}
+
+/// A page size that this kernel has not.
+fn not_of_this_kernel(word: &str, size: PageSize, system: &PageSettings) -> Skipped {
+    let unavailable = Unavailable::no_size(size, system);
+    Skipped {
+        name: word.into(),
+        page_bytes: size.bytes(),
+        why: unavailable.why,
+        remedy: unavailable.remedy,
+    }
 }
 
 /// A built-in job does not live in malloc's heap, but takes its page size as a parameter.
@@ -352,4 +373,48 @@ fn write(diagnosis: &Diagnosis, json: Option<&Path>) -> Result<()> {
         }
     }
     output::print(&diagnosis::render(diagnosis))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// As kernels before Linux 6.8 are: with one size for all, under the setting of the whole system.
+    fn without_medium_sizes() -> (tempfile::TempDir, PageSettings) {
+        let directory = tempfile::tempdir().unwrap();
+        let thp = directory.path().join("transparent_hugepage");
+        std::fs::create_dir(&thp).unwrap();
+        std::fs::write(thp.join("enabled"), "always [madvise] never\n").unwrap();
+        std::fs::write(thp.join("hpage_pmd_size"), "2097152\n").unwrap();
+        let system = PageSettings::at(directory.path());
+        (directory, system)
+    }
+
+    #[test]
+    fn a_size_that_nobody_asked_for_is_not_tried_where_the_kernel_lacks_it() {
+        let (_keep, system) = without_medium_sizes();
+        for command in [&["diagnose"][..], &["diagnose", "--", "/bin/sh"]] {
+            let args = Line::parse_from(command).args;
+            let (recipes, skipped) = recipes(&args, None, &system).unwrap();
+            assert!(recipes.iter().any(|recipe| recipe.mechanism == Mechanism::Thp(PageSize::M2)));
+            let lacking: Vec<_> = skipped.iter().filter(|one| one.name == "64K").collect();
+            assert_eq!(lacking.len(), 1, "{skipped:?}");
+            assert_eq!(lacking[0].why, "the kernel has no 64K pages (Linux 6.8)");
+        }
+        let asked = Line::parse_from(["diagnose", "--sizes", "4K,64K"]).args;
+        let error = recipes(&asked, None, &system).unwrap_err();
+        assert!(format!("{error:#}").contains("--sizes 4K,64K"), "{error:#}");
+        let nothing = tempfile::tempdir().unwrap();
+        let args = Line::parse_from(["diagnose"]).args;
+        let (recipes, skipped) = recipes(&args, None, &PageSettings::at(nothing.path())).unwrap();
+        assert_eq!(recipes.len(), 2, "{recipes:?}");
+        assert!(skipped.iter().any(|one| one.why.contains("no transparent huge pages")));
+    }
 }

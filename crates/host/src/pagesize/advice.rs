@@ -3,9 +3,9 @@
 //! A size is an integer, in octal or hexadecimal too if it says so (`0x`, `0`), and one of B K M G T
 //! in either case; 0 leaves the choice to the kernel. `hugetlb:2M` asks for pages of a pool.
 
-use super::PageSettings;
+use super::{PageSettings, Unavailable};
 use crate::pagemap::{Mapping, Segment};
-use pagetax_core::units::{Bytes, PageSize};
+use pagetax_core::units::PageSize;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -85,8 +85,8 @@ pub enum AdviceError {
     #[error("`{0}`: invalid page size\n  remedy: a power of two such as 4K, 64K or 2M, or 0")]
     Malformed(String),
     /// Not a size of this system.
-    #[error("`{0}`: this system has no {1} pages\n  remedy: one of {2}")]
-    Unsupported(String, Bytes, String),
+    #[error("`{0}`: {1}\n  remedy: one of {2}")]
+    Unsupported(String, String, String),
 }
 
 /// Parts, and the pages asked for.
@@ -184,7 +184,7 @@ fn wish(option: &str, value: &str, system: &PageSettings) -> Result<Wish, Advice
             true => Ok(Wish::Hugetlb(size)),
             false => Err(AdviceError::Unsupported(
                 option.into(),
-                Bytes(size.bytes()),
+                format!("this system has no {size} pages"),
                 names(&pools)
                     .iter()
                     .map(|name| format!("hugetlb:{name}"))
@@ -205,7 +205,8 @@ fn wish(option: &str, value: &str, system: &PageSettings) -> Result<Wish, Advice
     }
     let mut all = names(&known);
     all.extend(names(&pools).iter().map(|name| format!("hugetlb:{name}")));
-    Err(AdviceError::Unsupported(option.into(), Bytes(bytes), all.join(", ")))
+    let why = Unavailable::no_size(size, system).why;
+    Err(AdviceError::Unsupported(option.into(), why, all.join(", ")))
 }
 
 /// 0, or a power of two; none for anything else.

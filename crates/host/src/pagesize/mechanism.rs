@@ -53,6 +53,22 @@ pub struct Unavailable {
     pub remedy: String,
 }
 
+impl Unavailable {
+    /// The kernel has no pages of this size.
+    pub fn no_size(size: PageSize, system: &PageSettings) -> Unavailable {
+        let is_medium = system.pmd_size().is_none_or(|pmd| size < pmd);
+        let remedy = match is_medium && system.sizes().len() <= 1 {
+            true => "Linux 6.8 and later have transparent huge pages of such sizes (mTHP)".into(),
+            false => {
+                let sizes = system.sizes().iter().map(ToString::to_string).collect::<Vec<_>>();
+                format!("it has {}", sizes.join(", "))
+            }
+        };
+        let since = if is_medium { " (Linux 6.8)" } else { "" };
+        Unavailable { why: format!("the kernel has no {size} pages{since}"), remedy }
+    }
+}
+
 /// All that a mechanism does to a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Recipe {
