@@ -79,12 +79,15 @@ int meminfo(const __UINT64_TYPE__ inaddr[], int addr_count, const unsigned int i
  */
 #define PAGETAX_REMOTE_IN_PLACE 8
 
+/* Use servers beyond loopback without TLS: whoever can reach the network can read and change the pages. */
+#define PAGETAX_REMOTE_INSECURE 16
+
 struct pagetax_remote_options {
 	size_t resident;      /* most bytes in this machine's memory, at least 128 KiB */
 	const char *servers;  /* "host[:port],..."; NULL: compressed inside the process */
 	unsigned int copies;  /* 1 to 3 of each page, on as many servers; 0 is 1 */
 	unsigned int flags;
-	const char *tls_cert; /* PEM files: all three, or NULL for no TLS */
+	const char *tls_cert; /* PEM files: all three, or all NULL for no TLS */
 	const char *tls_key;
 	const char *tls_ca;
 	const char *tls_name; /* in the servers' certificates; NULL: the host's */
@@ -96,7 +99,8 @@ struct pagetax_remote_counts {
 
 /*
  * Zeros, size bytes rounded up to whole pages. NULL: EINVAL, a bad argument; ENOMEM, more than the
- * servers can take; EHOSTUNREACH, too few servers or one that refuses; or userfaultfd's reason.
+ * servers can take; EHOSTUNREACH, too few servers, one that refuses, or one beyond loopback without TLS;
+ * or userfaultfd's reason.
  */
 void *pagetax_remote_map(size_t size, const struct pagetax_remote_options *options);
 

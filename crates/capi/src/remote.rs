@@ -19,6 +19,7 @@ const OVERCOMMIT: c_uint = 1;
 const DISCOVER: c_uint = 2;
 const USER_MODE_ONLY: c_uint = 4;
 const IN_PLACE: c_uint = 8;
+const INSECURE: c_uint = 16;
 
 /// `struct pagetax_remote_options`.
 #[repr(C)]
@@ -73,9 +74,12 @@ unsafe fn text(text: *const c_char) -> Option<String> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
+/// The servers, if any are named or looked for. A TLS configuration that lacks something is an error, never
+/// none: pages would be sent in the clear.
+///
 /// # Safety
 /// As [`text`], of each.
-unsafe fn servers(options: &RemoteOptions) -> Option<Servers> {
+unsafe fn servers(options: &RemoteOptions) -> Result<Option<Servers>, (c_int, String)> {
     // SAFETY: as the caller promises.
     let [named, certificate, key, authority, tls_name] = unsafe {
         [
@@ -87,31 +91,37 @@ unsafe fn servers(options: &RemoteOptions) -> Option<Servers> {
         ]
     };
     let discover = options.flags & DISCOVER != 0;
-    if named.is_none() && !discover {
-        return None;
-    }
-    let named = named.unwrap_or_default();
     let path = |name: Option<String>| name.map(PathBuf::from);
     let tls = match (path(certificate), path(key), path(authority)) {
         (Some(certificate), Some(key), Some(authority)) => {
             Some(Files { certificate, key, authority })
         }
-        _ => None,
+        (None, None, None) if tls_name.is_none() => None,
+        _ => {
+            let why =
+                "TLS needs all of tls_cert, tls_key and tls_ca; set them, or none and no tls_name";
+            return Err((libc::EINVAL, why.into()));
+        }
     };
-    Some(Servers {
+    if named.is_none() && !discover {
+        return Ok(None);
+    }
+    let named = named.unwrap_or_default();
+    Ok(Some(Servers {
         named: named.split(',').filter(|name| !name.is_empty()).map(String::from).collect(),
         discover,
         copies: options.copies.max(1) as usize,
         tls,
         tls_name,
-    })
+        insecure: options.flags & INSECURE != 0,
+    }))
 }
 
 /// # Safety
 /// As of [`servers`].
 unsafe fn map(bytes: usize, options: &RemoteOptions) -> Result<*mut c_void, (c_int, String)> {
     // SAFETY: as the caller promises.
-    let servers = unsafe { servers(options) };
+    let servers = unsafe { servers(options) }?;
     let settings = Settings { servers, ..Settings::resident(Bytes(options.resident as u64)) };
     let log: Log = Arc::new(|line| eprintln!("pagetax: {line}"));
     let store = settings.open_store(log.clone()).map_err(|why| (libc::EHOSTUNREACH, why))?;
@@ -148,7 +158,7 @@ unsafe extern "C" fn pagetax_remote_map(
     bytes: usize,
     options: *const RemoteOptions,
 ) -> *mut c_void {
-    const KNOWN: c_uint = OVERCOMMIT | DISCOVER | USER_MODE_ONLY | IN_PLACE;
+    const KNOWN: c_uint = OVERCOMMIT | DISCOVER | USER_MODE_ONLY | IN_PLACE | INSECURE;
     // SAFETY: as the caller promises.
     let options = unsafe { options.as_ref() };
     let Some(options) = options.filter(|options| options.flags & !KNOWN == 0) else {

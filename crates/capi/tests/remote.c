@@ -55,6 +55,23 @@ int main(int argc, char **argv) {
 	options.copies = 1;
 	CHECK(pagetax_remote_map(PAGE, &options) == NULL && errno == EHOSTUNREACH);
 	CHECK(strstr(pagetax_remote_error(), "pagetax serve") != NULL);
+
+	/* Less than a whole TLS configuration is an error, never pages in the clear. */
+	for (page = 1; page < 15; page++) {
+		if ((page & 7) == 7)
+			continue;
+		options.tls_cert = page & 1 ? "/dev/null" : NULL;
+		options.tls_key = page & 2 ? "/dev/null" : NULL;
+		options.tls_ca = page & 4 ? "/dev/null" : NULL;
+		options.tls_name = page & 8 ? "name" : NULL;
+		options.servers = argc > 2 ? argv[2] : NULL;
+		CHECK(pagetax_remote_map(PAGE, &options) == NULL && errno == EINVAL);
+		CHECK(strstr(pagetax_remote_error(), "tls_ca") != NULL);
+	}
+	options.tls_cert = options.tls_key = options.tls_ca = options.tls_name = NULL;
+	options.servers = "192.0.2.1:1";
+	CHECK(pagetax_remote_map(PAGE, &options) == NULL && errno == EHOSTUNREACH);
+	CHECK(strstr(pagetax_remote_error(), "--insecure") != NULL);
 	puts("right");
 	return 0;
 }

@@ -97,6 +97,11 @@ pub struct CopiesArgs {
     /// Copies of each page, on as many servers: with 2, one of them may fail
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
     copies: u8,
+
+    /// Use servers beyond this machine without TLS: whoever can reach the network can read and change the
+    /// program's memory
+    #[arg(long)]
+    insecure: bool,
 }
 
 impl CopiesArgs {
@@ -115,6 +120,13 @@ impl CopiesArgs {
             return Ok(None);
         }
         let (tls, tls_name) = self.servers.tls_files()?;
-        Ok(Some(Servers { named, discover, copies: self.copies.into(), tls, tls_name }))
+        Ok(Some(Servers {
+            named,
+            discover,
+            copies: self.copies.into(),
+            tls,
+            tls_name,
+            insecure: self.insecure,
+        }))
     }
 }

@@ -137,7 +137,9 @@ fn a_lost_page_is_sigbus_and_a_line_that_names_it() {
 #[test]
 fn servers_that_will_not_do_are_told_before_the_program_starts() {
     let server = Serve::any("16M");
-    let tries: [(&[&str], &str); 4] = [
+    let tries: [(&[&str], &str); 6] = [
+        (&["--servers", "192.0.2.1"], "--insecure"),
+        (&["--discover"], "--insecure"),
         (&["--servers", "127.0.0.1:1"], "pagetax serve"),
         (&["--servers", &server.address, "--copies", "2"], "2 memory servers for 2 copies"),
         (&["--copies", "2"], "--servers"),

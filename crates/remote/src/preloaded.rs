@@ -26,9 +26,10 @@ const TLS_CERTIFICATE: &str = "PAGETAX_REMOTE_TLS_CERT";
 const TLS_KEY: &str = "PAGETAX_REMOTE_TLS_KEY";
 const TLS_AUTHORITY: &str = "PAGETAX_REMOTE_TLS_CA";
 const TLS_NAME: &str = "PAGETAX_REMOTE_TLS_NAME";
+const INSECURE: &str = "PAGETAX_REMOTE_INSECURE";
 
 /// All of them.
-pub const VARIABLES: [&str; 14] = [
+pub const VARIABLES: [&str; 15] = [
     RESIDENT,
     ADDRESS_SPACE,
     SPIN_US,
@@ -43,6 +44,7 @@ pub const VARIABLES: [&str; 14] = [
     TLS_KEY,
     TLS_AUTHORITY,
     TLS_NAME,
+    INSECURE,
 ];
 
 /// Memory servers, and how to use them.
@@ -58,6 +60,8 @@ pub struct Servers {
     pub tls: Option<Files>,
     /// Name in the servers' certificates, if it is not the host's.
     pub tls_name: Option<String>,
+    /// Use servers beyond loopback without TLS, on a network that is trusted.
+    pub insecure: bool,
 }
 
 /// How a process is to be paged.
@@ -155,6 +159,7 @@ impl Servers {
             (SERVERS, self.named.join(",").into()),
             (DISCOVER, u64::from(self.discover).to_string().into()),
             (COPIES, self.copies.to_string().into()),
+            (INSECURE, u64::from(self.insecure).to_string().into()),
         ];
         if let Some(Files { certificate, key, authority }) = &self.tls {
             variables.extend([
@@ -189,6 +194,7 @@ impl Servers {
             copies: number(COPIES)?.unwrap_or(1) as usize,
             tls,
             tls_name: text(TLS_NAME)?,
+            insecure: number(INSECURE)?.is_some_and(|wanted| wanted > 0),
         }))
     }
 
@@ -203,6 +209,7 @@ impl Servers {
             copies: self.copies,
             discover: self.discover,
             tls: tls.map_err(|error| error.to_string())?,
+            insecure: self.insecure,
             log,
             ..cluster::Options::new(self.named.clone())
         };
@@ -231,7 +238,8 @@ mod tests {
         let tls = Files { certificate: file("a"), key: file("b"), authority: file("c") };
         let (tls, tls_name) = (Some(tls), Some("name".into()));
         let named = vec!["a:1".to_string(), "b".to_string()];
-        let servers = Some(Servers { named, discover: true, copies: 2, tls, tls_name });
+        let servers =
+            Some(Servers { named, discover: true, copies: 2, tls, tls_name, insecure: false });
         let settings = Settings { servers, ..Settings::resident(Bytes(1 << 20)) };
         let set: std::collections::BTreeSet<_> =
             settings.to_environment().into_iter().map(|(name, _)| name).collect();

@@ -79,6 +79,16 @@ pub enum StoreError {
         /// What the system says.
         source: io::Error,
     },
+    /// Neither TLS nor loopback, and nobody said that the network is trusted.
+    #[error(
+        "{server} is not on this machine's loopback, and without TLS anybody on the way can read and \
+         change the pages; give --tls-cert, --tls-key and --tls-ca, or --insecure where the network is \
+         trusted"
+    )]
+    Insecure {
+        /// The address as it was given, or `a server that --discover finds`.
+        server: String,
+    },
     /// The other side does not want us, or is no peer of ours.
     #[error("{server} refused: {why}")]
     Refused {

@@ -135,6 +135,21 @@ fn without_tls_only_loopback_unless_told_so() {
     Server::start(everywhere, told).unwrap();
 }
 
+#[test]
+fn clients_use_no_far_server_without_tls_unless_told_so() {
+    let far = || Options {
+        answer_within: Duration::from_millis(1),
+        ..Options::new(vec!["192.0.2.1".into()])
+    };
+    let discover = || Options { discover: true, ..Options::new(Vec::new()) };
+    for options in [far(), discover()] {
+        let refused = Cluster::connect(options);
+        assert!(matches!(refused, Err(StoreError::Insecure { .. })), "{refused:?}");
+    }
+    let told = Cluster::connect(Options { insecure: true, ..far() });
+    assert!(!matches!(told, Ok(_) | Err(StoreError::Insecure { .. })), "{told:?}");
+}
+
 /// A client by hand.
 struct Raw {
     stream: TcpStream,

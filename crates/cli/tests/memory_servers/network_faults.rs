@@ -48,6 +48,7 @@ impl<'a> Servers<'a> {
             copies: 2,
             repair_after: Duration::from_millis(300),
             gone_after: Duration::from_secs(6),
+            insecure: true,
             ..Options::new(labels)
         };
         Cluster::connect(options).unwrap()

@@ -36,6 +36,8 @@ pub struct Options {
     pub discover: bool,
     /// Mutual TLS.
     pub tls: Option<ClientTls>,
+    /// Use servers beyond loopback without TLS: whoever is on the way can read and change the pages.
+    pub insecure: bool,
     /// For people who look at the server: the program.
     pub name: String,
     /// A read that takes longer is sent to another copy too.
@@ -69,6 +71,7 @@ impl Options {
             copies: 1,
             discover: false,
             tls: None,
+            insecure: false,
             name: program_name(),
             hedge_after: Duration::from_millis(3),
             answer_within: Duration::from_millis(250),
@@ -76,6 +79,13 @@ impl Options {
             gone_after: Duration::from_secs(10),
             log: None,
         }
+    }
+}
+
+impl Options {
+    /// Whether only servers on loopback may be used.
+    fn needs_tls(&self) -> bool {
+        self.tls.is_none() && !self.insecure
     }
 }
 
@@ -147,10 +157,15 @@ impl Cluster {
     /// Connects to all servers that can be reached.
     ///
     /// # Errors
-    /// When they are too few for the copies that are asked for, or one refuses us.
+    /// When they are too few for the copies that are asked for, one refuses us, or the network would have to
+    /// be trusted.
     pub fn connect(options: Options) -> Result<Cluster, StoreError> {
         if !(1..=3).contains(&options.copies) {
             return Err(StoreError::BadRequest("there can be 1, 2 or 3 copies"));
+        }
+        if options.discover && options.needs_tls() {
+            // Whoever announces first would be sent the pages.
+            return Err(StoreError::Insecure { server: "a server that --discover finds".into() });
         }
         let copies = options.copies;
         let shared = Arc::new(Shared::new(options));
@@ -313,6 +328,9 @@ impl Shared {
     pub fn add_peer(&self, label: &str) -> Result<bool, StoreError> {
         let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
         let endpoint = Endpoint::new(label, self.options.tls.clone())?;
+        if self.options.needs_tls() && !endpoint.is_loopback() {
+            return Err(StoreError::Insecure { server: label.into() });
+        }
         if peers.iter().any(|peer| peer.endpoint.is_same_place(&endpoint)) {
             return Ok(true);
         }

@@ -54,6 +54,11 @@ impl Endpoint {
         Ok(Endpoint { label: label.to_string(), host, addresses, tls })
     }
 
+    /// Whether all of its addresses are on this machine's loopback.
+    pub fn is_loopback(&self) -> bool {
+        self.addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
+    }
+
     /// Whether both lead to the same server.
     pub fn is_same_place(&self, other: &Endpoint) -> bool {
         self.addresses.iter().any(|address| other.addresses.contains(address))
