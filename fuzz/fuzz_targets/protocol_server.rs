@@ -35,7 +35,6 @@ fn request(bytes: &[u8; 6], on: Lease, out: &mut Vec<u8>) {
         4 => Request::Held { on, first, count },
         5 => Request::Status,
         6 => Request::Report,
-        7 if fill == 9 => Request::Drain,
         8 => Request::Get { on, first, count, with_sums: flag },
         _ => Request::Put { on, first, if_absent: flag, sums: &sums, pages: &pages },
     };
@@ -51,8 +50,8 @@ fuzz_target!(|input: (Vec<[u8; 6]>, Vec<u8>)| {
         Limits { memory: Bytes(256 << 10), regions_max: 4, linger: Nanos(1), ..Limits::default() };
     let pool = Arc::new(Pool::new(limits, 1));
     let owner = Owner { address: "fuzz".into(), pid: 1, name: "fuzz".into() };
-    let mut session = Session::new(pool.clone(), [0; 16], owner.clone(), true);
-    let (region, on) = pool.create(64, true, [1; 32], owner).expect("a first region");
+    let mut session = Session::new(pool.clone(), [0; 16], owner.clone());
+    let (region, on) = pool.create(64, true, [1; 32], owner, pool.client("fuzz")).expect("a first region");
     let claim = pagetax_remote::secret::Claim { nonce: [0; 16], epoch: 1, region: on.region, fence: false };
     let proof = pagetax_remote::secret::proof(&[1; 32], &claim);
     let mut stream = Vec::new();

@@ -3,6 +3,9 @@
 //! [`pool`] decides and remembers, without I/O; [`session`] is one connection's view of it, from
 //! request frames to reply frames; [`listen`] moves the bytes: a thread for each connection, blocking.
 
+pub mod admin;
+mod buffers;
+pub mod client;
 pub mod http;
 pub mod index;
 pub mod listen;

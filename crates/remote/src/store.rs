@@ -89,6 +89,15 @@ pub enum StoreError {
         /// The address as it was given, or `a server that --discover finds`.
         server: String,
     },
+    /// It lives, but takes no more connections of this client.
+    #[error(
+        "{server} has as many connections as it may; raise its --connections-max or \
+         --client-connections-max, or use another server"
+    )]
+    Busy {
+        /// Its address as it was given.
+        server: String,
+    },
     /// The other side does not want us, or is no peer of ours.
     #[error("{server} refused: {why}")]
     Refused {

@@ -1,17 +1,22 @@
 //! Mutual TLS 1.3: each side shows a certificate that one authority has signed.
 //!
-//! Invariant: no other version, no session without a client certificate, no early data (which could
-//! be replayed).
+//! Invariants: no other version, no session without a client certificate, no early data (which could be
+//! replayed). No session is resumed: each connection proves its certificate anew, so that one that has expired
+//! admits nobody. Files that change are read again.
 
-use rustls::client::WebPkiServerVerifier;
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
 
 /// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -45,33 +50,88 @@ pub struct Files {
     pub authority: PathBuf,
 }
 
+/// What tells one version of the files from another: numbers and times of change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilesVersion([(u64, u64, i64, i64); 3]);
+
+impl Files {
+    /// The version that is there now; none while one of the files is missing.
+    pub fn version(&self) -> Option<FilesVersion> {
+        let of = |path: &Path| {
+            let found = std::fs::metadata(path).ok()?;
+            Some((found.dev(), found.ino(), found.mtime(), found.mtime_nsec()))
+        };
+        Some(FilesVersion([of(&self.certificate)?, of(&self.key)?, of(&self.authority)?]))
+    }
+
+    /// The certificate that expires first, of our own and the authority's, and when.
+    ///
+    /// # Errors
+    /// When a file has no certificates.
+    pub fn first_expiry(&self) -> Result<(&Path, SystemTime), TlsError> {
+        let ours = (self.certificate.as_path(), expiry(&self.certificate)?);
+        let authority = (self.authority.as_path(), expiry(&self.authority)?);
+        Ok(if authority.1 < ours.1 { authority } else { ours })
+    }
+}
+
+/// When the first certificate of a file expires.
+fn expiry(path: &Path) -> Result<SystemTime, TlsError> {
+    let mut first = Duration::MAX;
+    for certificate in certificates(path)? {
+        let read = Certificate::from_der(&certificate);
+        let read = read.map_err(|why| file_error(path, "a certificate", why))?;
+        first = first.min(read.tbs_certificate.validity.not_after.to_unix_duration());
+    }
+    Ok(SystemTime::UNIX_EPOCH + first)
+}
+
 /// What a client needs to speak TLS.
 #[derive(Debug, Clone)]
 pub struct ClientTls {
-    /// For every connection.
-    pub config: Arc<ClientConfig>,
+    current: Arc<Mutex<Current>>,
     /// That all servers' certificates have; else each has the host that it was addressed by.
     pub server_name: Option<String>,
 }
 
+/// The configuration, and the files that it was read from, if it was.
+#[derive(Debug)]
+struct Current {
+    config: Arc<ClientConfig>,
+    files: Option<(Files, Option<FilesVersion>)>,
+}
+
 impl ClientTls {
-    /// From files.
+    /// From files, which are read again when they change.
     ///
     /// # Errors
     /// When they are not what they should be.
     pub fn new(files: &Files, server_name: Option<String>) -> Result<ClientTls, TlsError> {
-        let setup = |error: rustls::Error| TlsError::Setup(error.to_string());
-        let roots = Arc::new(roots(&files.authority)?);
-        let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider())
-            .build()
-            .map_err(|error| TlsError::Setup(error.to_string()))?;
-        let config = ClientConfig::builder_with_provider(provider())
-            .with_protocol_versions(&[&TLS13])
-            .map_err(setup)?
-            .with_webpki_verifier(verifier)
-            .with_client_auth_cert(certificates(&files.certificate)?, key(&files.key)?)
-            .map_err(setup)?;
-        Ok(ClientTls { config: Arc::new(config), server_name })
+        let version = files.version();
+        let (config, files) = (client_config(files)?, Some((files.clone(), version)));
+        Ok(ClientTls { current: Arc::new(Mutex::new(Current { config, files })), server_name })
+    }
+
+    /// With a configuration of one's own.
+    pub fn with_config(config: Arc<ClientConfig>, server_name: Option<String>) -> ClientTls {
+        ClientTls { current: Arc::new(Mutex::new(Current { config, files: None })), server_name }
+    }
+
+    /// The configuration for a connection that begins now. Files that cannot be used leave the old one: they may
+    /// be half written.
+    pub fn config(&self) -> Arc<ClientConfig> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((files, version)) = &mut current.files {
+            let now = files.version();
+            if now.is_some()
+                && now != *version
+                && let Ok(config) = client_config(files)
+            {
+                *version = now;
+                current.config = config;
+            }
+        }
+        current.config.clone()
     }
 
     /// The name that the certificate of the server at this host must have.
@@ -84,6 +144,22 @@ impl ClientTls {
     }
 }
 
+fn client_config(files: &Files) -> Result<Arc<ClientConfig>, TlsError> {
+    let setup = |error: rustls::Error| TlsError::Setup(error.to_string());
+    let roots = Arc::new(roots(&files.authority)?);
+    let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider())
+        .build()
+        .map_err(|error| TlsError::Setup(error.to_string()))?;
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(setup)?
+        .with_webpki_verifier(verifier)
+        .with_client_auth_cert(certificates(&files.certificate)?, key(&files.key)?)
+        .map_err(setup)?;
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
 /// What a server needs to speak TLS.
 ///
 /// # Errors
@@ -94,12 +170,14 @@ pub fn server_config(files: &Files) -> Result<Arc<ServerConfig>, TlsError> {
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())
         .build()
         .map_err(|error| TlsError::Setup(error.to_string()))?;
-    let config = ServerConfig::builder_with_provider(provider())
+    let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(setup)?
         .with_client_cert_verifier(verifier)
         .with_single_cert(certificates(&files.certificate)?, key(&files.key)?)
         .map_err(setup)?;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
     Ok(Arc::new(config))
 }
 

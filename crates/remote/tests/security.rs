@@ -1,7 +1,7 @@
 //! Who may do what: certificates, regions of others, replays, limits, and bytes that make no sense.
 
 use pagetax_core::access::Rng;
-use pagetax_core::units::Bytes;
+use pagetax_core::units::{Bytes, Nanos};
 use pagetax_remote::client::cluster::{Cluster, Options};
 use pagetax_remote::page::{PAGE_BYTES, PageSum};
 use pagetax_remote::secret::{self, Claim};
@@ -22,6 +22,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
+use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -104,18 +105,16 @@ fn mutual_tls_and_nobody_else() {
     let error = refused(Some(client("wary", &ours, &theirs)));
     assert!(error.contains("one authority"), "{error}");
     refused(None);
-    let named =
-        ClientTls { server_name: Some("other.example".into()), ..client("x", &ours, &ours) };
+    let mut named = client("x", &ours, &ours);
+    named.server_name = Some("other.example".into());
     refused(Some(named));
-    let mut nameless = client("nameless", &ours, &ours);
     let roots = nameless_roots(&ours);
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
-    nameless.config = Arc::new(config);
-    refused(Some(nameless));
+    refused(Some(ClientTls::with_config(Arc::new(config), None)));
     assert_eq!(server.pool().region_count(), 0);
 }
 
@@ -318,8 +317,11 @@ fn limits_hold() {
     let _others = [Raw::connect(&server), Raw::connect(&server)];
     let mut one_too_many = TcpStream::connect(server.address()).unwrap();
     one_too_many.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    let _ = one_too_many.write_all(&Hello::client("fourth").encode());
-    assert!(!matches!(one_too_many.read(&mut [0; HELLO_BYTES]), Ok(len) if len > 0));
+    one_too_many.write_all(&Hello::client("fourth").encode()).unwrap();
+    let mut hello = [0; HELLO_BYTES];
+    one_too_many.read_exact(&mut hello).unwrap();
+    assert!(Hello::decode(&hello).unwrap().is_full(), "it says so");
+    assert_eq!(one_too_many.read(&mut hello).unwrap(), 0, "and hangs up");
     raw.call(&Request::Status).unwrap();
 }
 
@@ -428,7 +430,7 @@ fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
         let ours = Hello::server(7, nonce, Location::default());
         socket.write_all(&ours.encode())?;
         let owner = Owner { address: "rogue".into(), pid: 1, name: "rogue".into() };
-        let mut session = Session::new(pool.clone(), nonce, owner, true);
+        let mut session = Session::new(pool.clone(), nonce, owner);
         let mut inbox = Inbox::default();
         while inbox.fill(&mut socket)? > 0 {
             let mut replies = Vec::new();
@@ -475,4 +477,238 @@ fn a_server_cannot_forge_a_page() {
 fn the_checksum_of_the_owner_is_not_that_of_the_wire() {
     let page = vec![9; PAGE_BYTES];
     assert_ne!(PageSum::of(&page).0, Checksum::of(&page).0);
+}
+
+/// Says hello from this address of loopback's, and returns the server's.
+fn hello_from(from: Ipv4Addr, server: &Server) -> (TcpStream, Hello) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
+    socket.connect(&server.address().into()).unwrap();
+    let mut stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(&Hello::client("raw").encode()).unwrap();
+    let mut bytes = [0; HELLO_BYTES];
+    stream.read_exact(&mut bytes).unwrap();
+    (stream, Hello::decode(&bytes).unwrap())
+}
+
+const ONE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const OTHER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+
+#[test]
+fn a_client_that_takes_all_it_may_leaves_something_to_others() {
+    let limits = Limits {
+        client_connections_max: 3,
+        client_regions_max: 2,
+        client_memory: Some(Bytes(1 << 20)),
+        ..Limits::default()
+    };
+    let server = start(listen::Options { limits, ..Default::default() });
+    let raw = |from| {
+        let (stream, hello) = hello_from(from, &server);
+        Raw { stream, hello, sent: Vec::new() }
+    };
+    let (mut greedy, _two, _three) = (raw(ONE), raw(ONE), raw(ONE));
+    assert!(hello_from(ONE, &server).1.is_full());
+    let create = Request::Create { pages: 1 << 20, overcommit: true, token: &[1; 32] };
+    let on = greedy.call(&create).unwrap().unwrap();
+    greedy.call(&create).unwrap();
+    assert_eq!(greedy.call(&create), Err(Failure::TooMany));
+    let page = vec![7; PAGE_BYTES];
+    let mut sums = Vec::new();
+    push_sums(&mut sums, [Checksum::of(&page)]);
+    let at = |on, first| Request::Put { on, first, if_absent: false, sums: &sums, pages: &page };
+    let taken = (0..1000).take_while(|first| greedy.call(&at(on, *first)).is_ok()).count();
+    assert!((200..256).contains(&taken), "{taken} pages of at most 1 MiB with their index");
+    assert_eq!(greedy.call(&at(on, 1000)), Err(Failure::Full { pages_free: 0 }));
+    // Pages that are held already, and those that make room, can be put.
+    greedy.call(&at(on, 0)).unwrap();
+    greedy.call(&Request::Discard { on, first: 1, count: 1 }).unwrap();
+    greedy.call(&at(on, 1000)).unwrap();
+
+    let mut modest = raw(OTHER);
+    assert!(!modest.hello.is_full());
+    let on = modest.call(&create).unwrap().unwrap();
+    modest.call(&at(on, 0)).unwrap();
+    // A region that is dropped makes room for another one.
+    greedy.call(&Request::Drop { on, at_end: false }).unwrap_err();
+}
+
+#[test]
+fn who_has_regions_gets_in_when_others_have_filled_the_table() {
+    let limits = Limits { connections_max: 16, ..Limits::default() };
+    let server = start(listen::Options { limits, ..Default::default() });
+    let (stream, hello) = hello_from(ONE, &server);
+    let mut owner = Raw { stream, hello, sent: Vec::new() };
+    owner.call(&Request::Create { pages: 8, overcommit: true, token: &[1; 32] }).unwrap();
+    let crowd: Vec<_> = (0..13).map(|_| hello_from(OTHER, &server)).collect();
+    assert!(crowd.iter().all(|(_, hello)| !hello.is_full()));
+    assert!(
+        hello_from(OTHER, &server).1.is_full(),
+        "the last two are not for those without regions"
+    );
+    let _second = hello_from(ONE, &server);
+    let _third = hello_from(ONE, &server);
+    assert!(!_second.1.is_full() && !_third.1.is_full());
+    assert!(hello_from(ONE, &server).1.is_full(), "the limit is a limit");
+}
+
+#[test]
+fn connections_that_say_nothing_keep_nobody_out() {
+    let limits = Limits { connections_max: 16, ..Limits::default() };
+    let server = start(listen::Options { limits, ..Default::default() });
+    let silent = |_| TcpStream::connect(server.address()).unwrap();
+    let mut crowd: Vec<TcpStream> = (0..200).map(silent).collect();
+    for _ in 0..20 {
+        let mut raw = Raw::connect(&server);
+        raw.call(&Request::Status).unwrap();
+        crowd.push(silent(0));
+    }
+}
+
+#[test]
+fn a_client_that_may_make_no_region_is_told_so_at_its_start() {
+    let limits = Limits { regions_max: 1, ..Limits::default() };
+    let server = start(listen::Options { limits, ..Default::default() });
+    let first = connect(&server, None).unwrap();
+    first.create_region(8, true).unwrap();
+    let refused = connect(&server, None).unwrap().create_region(8, true).unwrap_err().to_string();
+    assert!(refused.contains("--regions-max"), "{refused}");
+    drop(first);
+    connect(&server, None).unwrap().create_region(8, true).unwrap();
+}
+
+/// The table of connections is full, and an open one breaks: the server lives all the same.
+#[test]
+fn a_full_server_is_not_taken_for_a_dead_one() {
+    let limits = Limits { client_connections_max: 2, ..Limits::default() };
+    let server = start(listen::Options { limits, ..Default::default() });
+    let store = connect(&server, None).unwrap();
+    let _reserve = std::iter::from_fn(|| Some(hello_from(Ipv4Addr::LOCALHOST, &server)))
+        .take_while(|(_, hello)| !hello.is_full())
+        .collect::<Vec<_>>();
+    let region = store.create_region(8, true).unwrap();
+    let page = vec![9; PAGE_BYTES];
+    let sums = [PageSum::of(&page)];
+    // There is no place for the writer's connection.
+    let run = PutRun { first: 5, pages: &page, sums: &sums };
+    let _ = store.writer().unwrap().put(region, &[run]);
+    assert_eq!(store.tally().servers_down_total.load(Ordering::Relaxed), 0);
+    assert_eq!(store.servers_up(), 1);
+}
+
+#[test]
+fn certificates_are_read_again_and_no_session_outlives_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = (authority(), authority());
+    let ours = files(directory.path(), "server", &old, &old);
+    let server =
+        start(listen::Options { tls: Some(server_config(&ours).unwrap()), ..Default::default() });
+    let tls = |files: &Files| ClientTls::new(files, None).unwrap();
+    let theirs = files(directory.path(), "client", &old, &old);
+    let (client, stays) = (tls(&theirs), tls(&theirs));
+    round_trip(&connect(&server, Some(client.clone())).unwrap());
+    // The server's change, and it is told to read them.
+    let ours = files(directory.path(), "server", &new, &new);
+    server.set_tls(server_config(&ours).unwrap());
+    let refused = connect(&server, Some(stays));
+    assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
+    // The client's change.
+    files(directory.path(), "client", &new, &new);
+    round_trip(&connect(&server, Some(client)).unwrap());
+}
+
+#[test]
+fn the_certificate_that_expires_first_is_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = files(directory.path(), "x", &authority(), &authority());
+    let (_, never) = files.first_expiry().unwrap();
+    assert!(never > std::time::SystemTime::now() + Duration::from_secs(1 << 30));
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.not_after = rcgen::date_time_ymd(2031, 2, 3);
+    std::fs::write(&files.authority, params.self_signed(&key).unwrap().pem()).unwrap();
+    let (path, expires) = files.first_expiry().unwrap();
+    let expires = expires.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    assert_eq!((path, expires.as_secs()), (files.authority.as_path(), 1_927_843_200));
+}
+
+#[test]
+fn http_beyond_loopback_asks_for_tls_too() {
+    let everywhere: SocketAddr = (Ipv4Addr::UNSPECIFIED, 0).into();
+    let far = listen::Options { http: Some(everywhere), ..Default::default() };
+    let refused = Server::start(loopback(), far.clone());
+    assert!(matches!(refused, Err(StartError::InsecureHttp(_))), "{refused:?}");
+    Server::start(loopback(), listen::Options { insecure: true, ..far.clone() }).unwrap();
+    // With TLS, the plain request of a stranger is not answered.
+    let directory = tempfile::tempdir().unwrap();
+    let authority = authority();
+    let ours = files(directory.path(), "server", &authority, &authority);
+    let tls = Some(server_config(&ours).unwrap());
+    let server = Server::start(loopback(), listen::Options { tls, ..far }).unwrap();
+    let port = server.http_address().unwrap().port();
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let mut answer = Vec::new();
+    stream.write_all(b"GET /health HTTP/1.1\r\n\r\n").unwrap();
+    let _ = stream.read_to_end(&mut answer);
+    assert!(!answer.windows(2).any(|text| text == b"ok"), "{answer:?}");
+}
+
+#[test]
+fn slow_clients_of_http_do_not_keep_others_from_an_answer() {
+    let http = Some(loopback());
+    let server = start(listen::Options { http, ..Default::default() });
+    let to = server.http_address().unwrap();
+    let mut greedy: Vec<TcpStream> = Vec::new();
+    for _ in 0..40 {
+        // Says nothing, or asks for much and reads none of it.
+        greedy.push(TcpStream::connect(to).unwrap());
+        let mut pipelining = TcpStream::connect(to).unwrap();
+        pipelining.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+        let _ = pipelining.write_all(&b"GET /metrics HTTP/1.1\r\n\r\n".repeat(2000));
+        greedy.push(pipelining);
+    }
+    let mut stream = TcpStream::connect(to).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("\r\n\r\nok\n"),
+        "{answer}"
+    );
+}
+
+/// The numbers of regions come from a counter of 32 bits, which wraps around in the end.
+#[test]
+fn a_region_never_gets_the_number_of_another() {
+    let pool = Pool::new(Limits::default(), 1);
+    let owner = || Owner { address: "a".into(), pid: 1, name: "a".into() };
+    let create = || pool.create(8, true, [1; 32], owner(), pool.client("a")).unwrap();
+    let (first, _) = create();
+    pool.set_next_number(first.number);
+    let (second, _) = create();
+    assert_ne!(first.number, second.number);
+    assert_eq!(pool.region_count(), 2);
+}
+
+#[test]
+fn a_region_that_was_removed_takes_nothing_and_a_used_one_is_not_reaped() {
+    let pool = Pool::new(Limits { linger: Nanos(0), ..Limits::default() }, 1);
+    let owner = Owner { address: "a".into(), pid: 1, name: "a".into() };
+    let (region, on) = pool.create(8, true, [1; 32], owner, pool.client("a")).unwrap();
+    region.attached.fetch_sub(1, Ordering::Relaxed);
+    let claim = Claim { nonce: [0; 16], epoch: 1, region: on.region, fence: false };
+    let proof = secret::proof(&[1; 32], &claim);
+    pool.open(&claim, &proof).unwrap();
+    assert_eq!(pool.reap(1), 0, "a connection has just attached itself");
+    // Found by one connection while another one drops it.
+    pool.remove(&region);
+    let page = [7; PAGE_BYTES];
+    let put =
+        |lease| region.put(&pool.slab, lease, 0, false, &page, [Checksum::of(&page)].into_iter());
+    assert_eq!(put(on.lease), Err(Failure::NoRegion));
+    assert_eq!(region.fence(77), Err(Failure::NoRegion));
+    assert_eq!(put(77), Err(Failure::NoRegion));
+    assert_eq!(pool.pages_held(), 0);
 }

@@ -5,5 +5,6 @@ mod network;
 mod network_faults;
 mod pages;
 mod processes;
+mod rights;
 #[path = "../serve/mod.rs"]
 mod serve;

@@ -16,7 +16,12 @@ pub struct Serve {
 
 impl Serve {
     pub fn start(memory: &str, listen: &str, more: &[&str]) -> Serve {
-        let mut child = Command::new(PAGETAX)
+        Serve::spawn(&mut Command::new(PAGETAX), memory, listen, more)
+    }
+
+    /// By a command that hands its arguments to pagetax.
+    pub fn spawn(command: &mut Command, memory: &str, listen: &str, more: &[&str]) -> Serve {
+        let mut child = command
             .args(["serve", "--memory", memory, "--listen", listen])
             .args(more)
             .stdout(Stdio::piped())
@@ -53,8 +58,12 @@ impl Serve {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 
+    pub fn http(&self) -> &str {
+        self.http.as_ref().unwrap()
+    }
+
     pub fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(self.http.as_ref().unwrap()).unwrap();
+        let mut stream = TcpStream::connect(self.http()).unwrap();
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();

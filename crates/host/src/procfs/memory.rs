@@ -78,6 +78,32 @@ pub fn memory_cgroup(root: &Root, pid: u32) -> Result<BTreeMap<String, Reading>,
     Ok(readings)
 }
 
+/// The least limit on this process's memory by its cgroup or one around it, in bytes; none without a limit, or
+/// where cgroups cannot be read.
+pub fn memory_limit(root: &Root, pid: u32) -> Option<u64> {
+    let text = root.text(&format!("/proc/{pid}/cgroup")).ok()?;
+    let limits = text.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let (mount, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            named if named.split(',').any(|name| name == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => return None,
+        };
+        // Inside a container the path may be the host's: what is mounted is then the container's own.
+        let path = path.trim_end_matches('/');
+        let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+        let limit_of = |end: usize| {
+            let text = root.text(&format!("{mount}{}/{file}", &path[..end]));
+            limit_reading(text).value()
+        };
+        ends.filter_map(limit_of).min()
+    });
+    limits.min()
+}
+
 /// The folder of a cgroup: inside a container, only the mount's own root may be visible.
 fn existing(root: &Root, mount: &str, path: &str) -> Option<String> {
     let full = format!("{mount}{}", path.trim_end_matches('/'));
@@ -107,6 +133,43 @@ mod tests {
         assert_eq!(state.free_blocks.len(), 11);
         let free = state.free_bytes_in(4096, 4096);
         assert!(free > state.free_bytes_in(2 << 20, 4096) && free < 64 << 30, "{free}");
+    }
+
+    /// A tree with these files.
+    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let root = Root::at(folder.path());
+        (folder, root)
+    }
+
+    #[test]
+    fn the_least_limit_of_all_cgroups_around_a_process_is_its_limit() {
+        let two = "sys/fs/cgroup";
+        let (_folder, root) = tree(&[
+            ("proc/7/cgroup", "0::/a/b\n"),
+            (&format!("{two}/a/memory.max"), "4096\n"),
+            (&format!("{two}/a/b/memory.max"), "max\n"),
+        ]);
+        assert_eq!(memory_limit(&root, 7), Some(4096));
+        let one = "sys/fs/cgroup/memory";
+        let (_folder, root) = tree(&[
+            ("proc/7/cgroup", "4:cpu,cpuacct:/x\n3:memory:/a/b/\n"),
+            (&format!("{one}/memory.limit_in_bytes"), "9223372036854771712\n"),
+            (&format!("{one}/a/b/memory.limit_in_bytes"), "8192\n"),
+        ]);
+        assert_eq!(memory_limit(&root, 7), Some(8192));
+        // In a container, the path may be one of the host's; what is mounted is the container's own.
+        let (_folder, root) = tree(&[
+            ("proc/7/cgroup", "0::/host/path\n"),
+            (&format!("{two}/memory.max"), "12288\n"),
+        ]);
+        assert_eq!(memory_limit(&root, 7), Some(12288));
+        assert_eq!(memory_limit(&root, 8), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 mod memory;
 mod system;
 
-pub use memory::{Fragmentation, memory_cgroup};
+pub use memory::{Fragmentation, memory_cgroup, memory_limit};
 pub use system::SystemSnapshot;
 
 use pagetax_core::counter::Reading;

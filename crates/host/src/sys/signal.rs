@@ -32,6 +32,34 @@ impl StopSignals {
     }
 }
 
+static ASKED_TO_RELOAD: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn note_hangup(_signal: libc::c_int) {
+    ASKED_TO_RELOAD.store(true, Ordering::Relaxed);
+}
+
+/// Whether SIGHUP came since the last call, under a [`ServiceSignals`].
+pub fn asked_to_reload() -> bool {
+    ASKED_TO_RELOAD.swap(false, Ordering::Relaxed)
+}
+
+/// Signals of a service, while it lives: SIGINT, SIGQUIT and SIGTERM ask it to stop, SIGHUP to read its files
+/// again; then the old handlers are back.
+pub struct ServiceSignals {
+    // Dropped first, as it was set last.
+    _hangup: Handlers,
+    _stop: StopSignals,
+}
+
+impl ServiceSignals {
+    /// Begins to watch.
+    pub fn watch() -> io::Result<ServiceSignals> {
+        let stop = StopSignals::watch()?;
+        let hangup = Handlers::set_for(&[libc::SIGHUP], note_hangup as *const (), 0)?;
+        Ok(ServiceSignals { _hangup: hangup, _stop: stop })
+    }
+}
+
 static SENT: AtomicI32 = AtomicI32::new(0);
 
 extern "C" fn note_sent(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -69,12 +97,21 @@ struct Handlers {
 impl Handlers {
     /// Sets `handler`, of the kind that `flags` says, for all of [`ENDING`] that are not ignored.
     fn set(handler: *const (), flags: libc::c_int) -> io::Result<Handlers> {
+        Handlers::set_for(&ENDING, handler, flags)
+    }
+
+    /// Sets `handler` for those of these signals that are not ignored.
+    fn set_for(
+        signals: &[libc::c_int],
+        handler: *const (),
+        flags: libc::c_int,
+    ) -> io::Result<Handlers> {
         let mut handlers = Handlers { before: Vec::new() };
         // SAFETY: sigaction is plain data for which zeros are valid.
         let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
         action.sa_sigaction = handler as libc::sighandler_t;
         action.sa_flags = libc::SA_RESTART | flags;
-        for signal in ENDING {
+        for &signal in signals {
             let mut before = action;
             // SAFETY: the pointer is to a live sigaction; nothing is changed by this call.
             super::mapping::check(unsafe { libc::sigaction(signal, ptr::null(), &mut before) })?;

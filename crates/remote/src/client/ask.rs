@@ -22,14 +22,6 @@ pub fn report(endpoint: &Endpoint) -> Result<Report, StoreError> {
     })
 }
 
-/// Tells a server to take nothing new, and to end when its pages have moved.
-///
-/// # Errors
-/// When it does not answer, or is told so from another machine.
-pub fn drain(endpoint: &Endpoint) -> Result<(), StoreError> {
-    ask(endpoint, &Request::Drain, |_| Ok(()))
-}
-
 fn ask<T>(
     endpoint: &Endpoint,
     request: &Request<'_>,

@@ -233,7 +233,21 @@ impl PageStore for Cluster {
         let mut watch = self.watch();
         self.shared.regions_mut().insert(region, pages);
         self.shared.replicator_mut().add_region(region, pages);
-        watch.create_everywhere(region, pages);
+        let refused = watch.create_everywhere(region, pages);
+        let up = self.shared.replicator().up();
+        let made = up.iter().filter(|server| self.shared.remote(region, *server).is_some()).count();
+        if let Some(server) = refused.filter(|_| made < self.shared.options.copies) {
+            // Without a place for its pages the program would run on, over its limit.
+            watch.drop_everywhere(region);
+            self.shared.regions_mut().remove(&region);
+            self.shared.replicator_mut().drop_region(region);
+            return Err(StoreError::Refused {
+                server: self.shared.peer(server).endpoint.label.clone(),
+                why: "it has as many regions as it may, of this client or of all; raise its \
+                      --client-regions-max or --regions-max, or use another server"
+                    .into(),
+            });
+        }
         Ok(region)
     }
 
@@ -354,6 +368,8 @@ impl Shared {
         match peer.endpoint.connect(&self.options.name, patience) {
             Ok(connection) if connection.epoch == peer.epoch.load(Ordering::Relaxed) => return,
             Ok(_) => self.gone(server),
+            // It lives: it only has no room for another connection.
+            Err(StoreError::Busy { .. }) => return,
             Err(_) => self.replicator_mut().server_down(server),
         }
         self.tally.servers_down_total.fetch_add(1, Ordering::Relaxed);

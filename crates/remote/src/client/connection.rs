@@ -95,7 +95,7 @@ impl Endpoint {
             None => socket.into(),
             Some(tls) => {
                 let name = tls.name_of(&self.host).map_err(|error| refused(error.to_string()))?;
-                let session = ClientConnection::new(tls.config.clone(), name)
+                let session = ClientConnection::new(tls.config(), name)
                     .map_err(|error| refused(error.to_string()))?;
                 Stream::TlsClient(Box::new(StreamOwned::new(session, socket.into())))
             }
@@ -116,6 +116,9 @@ impl Endpoint {
                 hello.version
             )));
         }
+        if hello.is_full() {
+            return Err(StoreError::Busy { server: self.label.clone() });
+        }
         Ok(Connection::new(stream, &hello))
     }
 
@@ -132,8 +135,8 @@ impl Endpoint {
             },
             None if closed => StoreError::Refused {
                 server,
-                why: "it hung up without a hello: it asks for TLS, or has no room for another \
-                      connection"
+                why: "it hung up without a hello: it asks for TLS, or so many \
+                      connect to it at once that it turns some away"
                     .into(),
             },
             _ => StoreError::Unreachable { server, source: error },

@@ -57,6 +57,12 @@ struct Away {
     pause: Duration,
 }
 
+/// Whether a server has made a region.
+enum Made {
+    Yes,
+    No(Failure),
+}
+
 /// The thread's state; those who make regions use its links too.
 pub(super) struct Watch {
     shared: Arc<Shared>,
@@ -136,15 +142,21 @@ impl Watch {
     }
 
     /// Makes a region on every server that is up. Where it fails, it is made when that server is
-    /// next taken in; until then its writes go elsewhere.
-    pub fn create_everywhere(&mut self, region: RegionId, pages: u64) {
-        let up = self.shared.replicator().up();
+    /// next taken in; until then its writes go elsewhere. Returns a server that takes no more regions, if
+    /// there is one.
+    pub fn create_everywhere(&mut self, region: RegionId, pages: u64) -> Option<ServerId> {
+        let (up, mut refused) = (self.shared.replicator().up(), None);
         for server in up.iter() {
-            if let Err(LinkError::Broken(_)) = self.create(server, region, pages) {
-                self.links.close(server);
-                self.shared.failed(server);
+            match self.create(server, region, pages) {
+                Ok(Made::No(Failure::TooMany)) => refused = Some(server),
+                Err(LinkError::Broken(_)) => {
+                    self.links.close(server);
+                    self.shared.failed(server);
+                }
+                _ => {}
             }
         }
+        refused
     }
 
     /// Forgets a region on every server that can be reached; the others will, in time.
@@ -418,7 +430,7 @@ impl Watch {
         for (region, pages) in regions {
             match self.links.attach(server, region, true) {
                 Ok(_) => {}
-                Err(LinkError::NoRegion) => self.create(server, region, pages)?,
+                Err(LinkError::NoRegion) => drop(self.create(server, region, pages)?),
                 Err(LinkError::Failed(Failure::NoRegion | Failure::Denied)) => return Ok(false),
                 Err(error) => return Err(error),
             }
@@ -445,18 +457,25 @@ impl Watch {
         Ok(())
     }
 
-    fn create(&mut self, server: ServerId, region: RegionId, pages: u64) -> Result<(), LinkError> {
+    fn create(
+        &mut self,
+        server: ServerId,
+        region: RegionId,
+        pages: u64,
+    ) -> Result<Made, LinkError> {
         let token = Shared::fresh_token().map_err(|_| unexpected())?;
         let request = Request::Create { pages, overcommit: true, token: &token };
         match self.links.call(server, &request) {
             Ok(Reply::Created(lease)) => {
                 let remote = super::cluster::Remote { number: lease.region, token };
                 self.shared.set_remote(region, server, Some(remote));
-                Ok(())
+                Ok(Made::Yes)
             }
             Ok(_) => Err(unexpected()),
             // It takes no more regions; pages of this one go elsewhere.
-            Err(LinkError::Failed(Failure::TooMany | Failure::Draining)) => Ok(()),
+            Err(LinkError::Failed(why @ (Failure::TooMany | Failure::Draining))) => {
+                Ok(Made::No(why))
+            }
             Err(error) => Err(error),
         }
     }

@@ -1,28 +1,31 @@
 //! Moves bytes between sockets and sessions: a thread for each connection, blocking.
 //!
-//! Invariants: no more connections than the limit; whoever has not said hello in time is turned
-//! away; without TLS nobody but this machine is listened to, unless told so.
+//! Invariants: no more connections than the limits, before hello and after; whoever has not said hello in
+//! time is turned away, or earlier where another needs the place; without TLS nobody but this machine is
+//! listened to, unless told so.
 
-use super::http;
+use super::buffers::{Large, SMALL_BYTES};
+use super::client::Client;
 use super::metrics::{Latencies, Metrics};
 use super::pool::{Limits, Pool};
 use super::region::Owner;
 use super::session::Session;
+use super::{admin, http};
 use crate::page::PAGE_BYTES;
 use crate::placement::{Keep, Placement};
 use crate::secret;
 use crate::transport::{Stream, is_local, prepare};
-use crate::wire::VERSION;
-use crate::wire::header::{HEADER_BYTES, Op};
+use crate::wire::header::{HEADER_BYTES, Header, Op};
 use crate::wire::hello::{HELLO_BYTES, Hello, Location};
 use crate::wire::inbox::Inbox;
+use crate::wire::{REPORT_BYTES_MAX, SUM_BYTES, VERSION};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use socket2::SockRef;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -31,7 +34,13 @@ const HELLO_PATIENCE: Duration = Duration::from_secs(5);
 /// For a client that does not read its replies.
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
 /// Replies are sent when they come to this, or when nothing more is to be answered.
-const REPLY_BYTES: usize = 256 << 10;
+pub(super) const REPLY_BYTES: usize = 256 << 10;
+/// Connections that have not said hello, at a time. They cost a thread each, and take no place from others.
+const LOBBY_MAX: usize = 64;
+/// A connection with a large buffer that is idle for so long gives it back.
+const IDLE: Duration = Duration::from_millis(100);
+/// A request for which a large buffer is kept must be whole after this time.
+const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A reply with one page.
 const PAGE_REPLY_BYTES: usize = HEADER_BYTES + PAGE_BYTES;
@@ -53,6 +62,25 @@ pub struct Options {
     pub failure_domain: Option<String>,
 }
 
+/// The TLS configuration for connections that begin now; it can be replaced.
+#[derive(Debug, Clone)]
+pub struct Tls(Arc<RwLock<Option<Arc<ServerConfig>>>>);
+
+impl Tls {
+    fn new(config: Option<Arc<ServerConfig>>) -> Tls {
+        Tls(Arc::new(RwLock::new(config)))
+    }
+
+    /// Returns the configuration, if TLS is spoken.
+    pub fn config(&self) -> Option<Arc<ServerConfig>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn replace(&self, config: Arc<ServerConfig>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(config);
+    }
+}
+
 /// Why a server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -62,6 +90,13 @@ pub enum StartError {
          --tls-cert, --tls-key and --tls-ca, or --insecure where the network is trusted"
     )]
     Insecure(SocketAddr),
+    /// Neither TLS nor loopback, for HTTP.
+    #[error(
+        "{0} is not on loopback, and without TLS anybody on the network could read over HTTP who uses this \
+         server; give --tls-cert, --tls-key and --tls-ca, with which HTTP asks for a client's certificate too, \
+         or --insecure where the network is trusted"
+    )]
+    InsecureHttp(SocketAddr),
     /// The system's reason.
     #[error("cannot listen on {address}: {source}; choose another --listen address")]
     Listen {
@@ -78,6 +113,7 @@ pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
     http: Option<SocketAddr>,
+    can_drain: bool,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -85,7 +121,7 @@ pub struct Server {
 struct Shared {
     pool: Arc<Pool>,
     metrics: Arc<Metrics>,
-    tls: Option<Arc<ServerConfig>>,
+    tls: Tls,
     started: Instant,
     stopped: AtomicBool,
     next_connection: AtomicU64,
@@ -98,6 +134,7 @@ struct Shared {
 #[derive(Debug)]
 struct Admitted {
     socket: TcpStream,
+    address: IpAddr,
     /// None when the client has said hello. A limit on all of it: one on each read would let a client
     /// keep its place for long that sends byte by byte.
     hello_until: Option<Instant>,
@@ -112,6 +149,12 @@ impl Server {
         if options.tls.is_none() && !options.insecure && !listen.ip().is_loopback() {
             return Err(StartError::Insecure(listen));
         }
+        let has_tls = options.tls.is_some();
+        let far_http = options.http.filter(|at| !at.ip().is_loopback() && !options.insecure);
+        if let (Some(far), false) = (far_http, has_tls) {
+            return Err(StartError::InsecureHttp(far));
+        }
+        let tls = Tls::new(options.tls);
         let cannot = |address| move |source| StartError::Listen { address, source };
         // Clients say 0.
         let epoch = u64::from_le_bytes(secret::random().map_err(cannot(listen))?).max(1);
@@ -120,12 +163,15 @@ impl Server {
         let started = Instant::now();
         let listener = TcpListener::bind(listen).map_err(cannot(listen))?;
         let address = listener.local_addr().map_err(cannot(listen))?;
-        let start_http = |at| http::start(at, pool.clone(), metrics.clone(), started);
+        let http_tls = far_http.map(|_| tls.clone());
+        let start_http =
+            |at| http::start(at, pool.clone(), metrics.clone(), started, http_tls.clone());
         let http = options.http.map(|at| start_http(at).map_err(cannot(at))).transpose()?;
+        let can_drain = admin::start(address, pool.clone()).is_ok();
         let shared = Arc::new(Shared {
             pool,
             metrics,
-            tls: options.tls,
+            tls,
             started,
             stopped: AtomicBool::new(false),
             next_connection: AtomicU64::new(0),
@@ -138,7 +184,7 @@ impl Server {
             spawn("pagetax-accept", move || accepting.accept(&listener)).map_err(cannot(listen))?,
             spawn("pagetax-reap", move || reaping.reap()).map_err(cannot(listen))?,
         ];
-        Ok(Server { shared, address, http, threads })
+        Ok(Server { shared, address, http, can_drain, threads })
     }
 
     /// Where it listens.
@@ -149,6 +195,18 @@ impl Server {
     /// Where it answers HTTP.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http
+    }
+
+    /// Whether [`admin::drain`] reaches it: false where another process has taken the name.
+    pub fn can_be_drained(&self) -> bool {
+        self.can_drain
+    }
+
+    /// Uses this configuration for connections that begin from now on. Only for a server that speaks TLS.
+    pub fn set_tls(&self, config: Arc<ServerConfig>) {
+        if self.shared.tls.config().is_some() {
+            self.shared.tls.replace(config);
+        }
     }
 
     /// What it holds.
@@ -229,14 +287,11 @@ impl Shared {
         };
         let Ok(twin) = socket.try_clone() else { return refuse() };
         let mut sockets = self.sockets();
-        if sockets.len() >= self.pool.limits.connections_max as usize {
-            return refuse();
-        }
+        make_room(&mut sockets);
         let number = self.next_connection.fetch_add(1, Ordering::Relaxed);
         let hello_until = Some(Instant::now() + HELLO_PATIENCE);
-        sockets.insert(number, Admitted { socket: twin, hello_until });
+        sockets.insert(number, Admitted { socket: twin, address: peer.ip(), hello_until });
         drop(sockets);
-        tally.connections.fetch_add(1, Ordering::Relaxed);
         let shared = self.clone();
         let work = move || {
             // However it ends, by the peer's leaving or misbehaving: others are not concerned.
@@ -252,18 +307,16 @@ impl Shared {
     }
 
     fn forget(&self, number: u64) {
-        if self.sockets().remove(&number).is_some() {
-            self.pool.tally.connections.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.sockets().remove(&number);
     }
 
     /// Errors are those before service: what comes after is a connection's normal end.
     fn greet_and_serve(&self, number: u64, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
         prepare(&socket, SEND_PATIENCE)?;
-        let mut stream = match &self.tls {
+        let mut stream = match self.tls.config() {
             None => socket.into(),
             Some(config) => {
-                let tls = ServerConnection::new(config.clone()).map_err(io::Error::other)?;
+                let tls = ServerConnection::new(config).map_err(io::Error::other)?;
                 Stream::TlsServer(Box::new(StreamOwned::new(tls, socket.into())))
             }
         };
@@ -272,17 +325,25 @@ impl Shared {
         stream.read_exact(&mut bytes)?;
         let client = Hello::decode(&bytes).map_err(io::Error::other)?;
         let ours = Hello::server(self.pool.epoch, nonce, self.location);
-        stream.write_all(&ours.encode())?;
-        stream.flush()?;
         if client.version != VERSION {
+            stream.write_all(&ours.encode())?;
+            stream.flush()?;
             return Err(io::Error::other("another version"));
         }
+        let Some(place) = Place::take(&self.pool, &identity(&stream, peer.ip())) else {
+            stream.write_all(&ours.full().encode())?;
+            stream.flush()?;
+            return Err(io::Error::other("no place"));
+        };
+        stream.write_all(&ours.encode())?;
+        stream.flush()?;
         if let Some(admitted) = self.sockets().get_mut(&number) {
             admitted.hello_until = None;
         }
         let owner = Owner { address: peer.ip().to_string(), pid: client.pid, name: client.name };
         let local = is_local(stream.socket())?;
-        let mut session = Session::new(self.pool.clone(), nonce, owner, local);
+        let client = place.client.clone();
+        let mut session = Session::of_client(self.pool.clone(), nonce, owner, client);
         let _ended = self.serve(&mut stream, &mut session, local.then(Follow::new));
         session.close(self.now_ns());
         Ok(())
@@ -295,11 +356,29 @@ impl Shared {
         mut follow: Option<Follow>,
     ) -> io::Result<()> {
         let (mut inbox, mut replies) = (Inbox::default(), Vec::new());
-        while inbox.fill(stream)? > 0 {
+        let mut large = None;
+        loop {
+            if large.is_none() && inbox.wanted().map_err(io::Error::other)? > SMALL_BYTES {
+                large = Some(self.large(stream)?);
+            }
+            match self.fill(&mut inbox, stream, large.is_some())? {
+                Filled::Some => {}
+                Filled::End => return Ok(()),
+                Filled::Idle => {
+                    large = None;
+                    inbox.shrink();
+                    replies = Vec::new();
+                    stream.socket().set_read_timeout(None)?;
+                    continue;
+                }
+            }
             let (mut now_ns, mut frames) = (self.now_ns(), 0);
             while let Some(frame) = inbox.frame().map_err(io::Error::other)? {
                 let op = frame[0];
                 frames += 1;
+                if large.is_none() && replies.len() + reply_bytes(frame) > SMALL_BYTES {
+                    large = Some(self.large(stream)?);
+                }
                 session.handle(frame, now_ns, &mut replies).map_err(io::Error::other)?;
                 let done_ns = self.now_ns();
                 observe(&self.metrics.latencies, op, done_ns - now_ns);
@@ -316,7 +395,115 @@ impl Shared {
             }
             replies.clear();
         }
-        Ok(())
+    }
+
+    /// Waits for a large buffer. While the connection has it, its reads end after a moment.
+    fn large(&self, stream: &Stream) -> io::Result<Large<'_>> {
+        stream.socket().set_read_timeout(Some(IDLE))?;
+        Ok(self.pool.buffers.take())
+    }
+
+    /// Reads once. A connection with a large buffer that is between requests is idle after a moment, and at
+    /// once where another connection waits for a buffer.
+    fn fill(&self, inbox: &mut Inbox, stream: &mut Stream, is_large: bool) -> io::Result<Filled> {
+        let begun = Instant::now();
+        loop {
+            if is_large && inbox.is_empty() && self.pool.buffers.is_wanted() {
+                return Ok(Filled::Idle);
+            }
+            match inbox.fill(stream) {
+                Ok(0) => return Ok(Filled::End),
+                Ok(_) => return Ok(Filled::Some),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_large && error.kind() == io::ErrorKind::WouldBlock => {
+                    if inbox.is_empty() {
+                        return Ok(Filled::Idle);
+                    }
+                    if begun.elapsed() > REQUEST_PATIENCE {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// What came of a read.
+enum Filled {
+    Some,
+    End,
+    Idle,
+}
+
+/// A client's connection, counted until this is dropped.
+struct Place<'a> {
+    pool: &'a Pool,
+    client: Arc<Client>,
+}
+
+impl Place<'_> {
+    /// None where there is no place for another one of this client.
+    fn take<'a>(pool: &'a Pool, identity: &str) -> Option<Place<'a>> {
+        let client = pool.client(identity);
+        // Not made where it is not counted: its end would be.
+        pool.connect(&client).then(|| Place { pool, client })
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.pool.disconnect(&self.client);
+    }
+}
+
+/// Who a client is to limits: its certificate, else its address. Of IPv6 the network, as a host can take any
+/// address in it.
+fn identity(stream: &Stream, address: IpAddr) -> String {
+    if let Stream::TlsServer(tls) = stream
+        && let Some([certificate, ..]) = tls.conn.peer_certificates()
+    {
+        let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
+        return digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    }
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) if address.is_loopback() => address.to_string(),
+        IpAddr::V6(address) => format!("{:x?}", &address.octets()[..8]),
+    }
+}
+
+/// Turns one of those away that have not said hello, where they are too many: of the address that has most of
+/// them the one that has waited longest. Who greets at once gets in, however many others say nothing.
+fn make_room(sockets: &mut HashMap<u64, Admitted>) {
+    let silent = |admitted: &&Admitted| admitted.hello_until.is_some();
+    let mut by_address = HashMap::new();
+    for admitted in sockets.values().filter(silent) {
+        *by_address.entry(admitted.address).or_insert(0usize) += 1;
+    }
+    if by_address.values().sum::<usize>() < LOBBY_MAX {
+        return;
+    }
+    let most = by_address.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address);
+    let of_most = sockets
+        .iter()
+        .filter(|(_, admitted)| admitted.hello_until.is_some() && Some(admitted.address) == most);
+    let oldest = of_most.map(|(number, _)| *number).min();
+    if let Some(admitted) = oldest.and_then(|number| sockets.remove(&number)) {
+        // Its thread sees the end of the stream.
+        let _ = admitted.socket.shutdown(Shutdown::Both);
+    }
+}
+
+/// How long the reply to a request may be.
+fn reply_bytes(frame: &[u8]) -> usize {
+    let header = frame.first_chunk().and_then(|head| Header::decode(head).ok());
+    match header {
+        Some(header) if header.op == Op::Get => {
+            HEADER_BYTES + usize::from(header.count) * (SUM_BYTES + PAGE_BYTES)
+        }
+        Some(header) if header.op == Op::Report => REPORT_BYTES_MAX,
+        _ => 0,
     }
 }
 

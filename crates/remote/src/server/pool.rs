@@ -4,8 +4,10 @@
 //! Invariants: never more pages than the limit; a region is found only by who proves that he knows
 //! its token; a server that is started again has another epoch, and none of the old regions.
 
+use super::buffers::Buffers;
+use super::client::{Client, Clients};
 use super::index;
-use super::region::{Owner, Region};
+use super::region::{Owner, Region, RegionClient};
 use super::slab::Slab;
 use crate::page::{PAGE_BYTES, PageRun};
 use crate::secret::{self, Claim};
@@ -28,12 +30,18 @@ const END_LINGER_NS: u64 = 1_000_000_000;
 /// What a server lends, to how many.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// For pages and what it takes to find them.
+    /// For pages, what it takes to find them, and the large buffers of connections.
     pub memory: Bytes,
     /// Of all clients together.
     pub regions_max: u32,
-    /// At the same time.
+    /// At the same time, of those that have said hello.
     pub connections_max: u32,
+    /// Memory for the pages of one client; none: all of it.
+    pub client_memory: Option<Bytes>,
+    /// Of one client.
+    pub client_regions_max: u32,
+    /// Of one client, at the same time.
+    pub client_connections_max: u32,
     /// How long a region is kept when no connection uses it.
     pub linger: Nanos,
 }
@@ -44,6 +52,9 @@ impl Default for Limits {
             memory: Bytes(1 << 30),
             regions_max: 4096,
             connections_max: 1024,
+            client_memory: None,
+            client_regions_max: 1024,
+            client_connections_max: 512,
             linger: Nanos(60_000_000_000),
         }
     }
@@ -52,9 +63,9 @@ impl Default for Limits {
 /// What has happened since the start.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Connections open now.
+    /// Connections open now, of those that have said hello.
     pub connections: AtomicU32,
-    /// Connections that were turned away, of any reason.
+    /// Connections that were turned away, for any reason.
     pub connections_refused_total: AtomicU64,
     /// Requests that were answered with a failure.
     pub requests_refused_total: AtomicU64,
@@ -79,6 +90,11 @@ pub struct Pool {
     pub tally: Tally,
     /// The pages.
     pub slab: Slab,
+    /// The large buffers of connections.
+    pub(super) buffers: Buffers,
+    clients: Clients,
+    /// Of one client.
+    client_pages_max: u64,
     regions: RwLock<BTreeMap<u32, Arc<Region>>>,
     next_number: AtomicU32,
     next_lease: AtomicU32,
@@ -140,12 +156,18 @@ pub struct ClientReport {
 impl Pool {
     /// An empty one, of a server that drew this epoch.
     pub fn new(limits: Limits, epoch: u64) -> Pool {
-        let pages_max = limits.memory.0 / (PAGE_BYTES as u64 + INDEX_BYTES);
+        let memory = limits.memory.0;
+        let pages_in = |bytes: u64| bytes / (PAGE_BYTES as u64 + INDEX_BYTES);
+        let slab = Slab::new(pages_in(memory - Buffers::bytes_of(memory)));
+        let client_pages = limits.client_memory.map(|bytes| pages_in(bytes.0));
         Pool {
+            client_pages_max: client_pages.unwrap_or(u64::MAX).min(slab.pages_max()),
+            buffers: Buffers::new(memory),
+            clients: Clients::default(),
             limits,
             epoch,
             tally: Tally::default(),
-            slab: Slab::new(pages_max),
+            slab,
             regions: RwLock::default(),
             // Numbers of another epoch mean nothing here; distant ones make that plain in a log.
             next_number: AtomicU32::new(mix64(epoch) as u32),
@@ -154,55 +176,99 @@ impl Pool {
         }
     }
 
+    /// Returns the client of this certificate or address.
+    pub fn client(&self, identity: &str) -> Arc<Client> {
+        self.clients.get(identity)
+    }
+
+    /// Counts a connection of a client that has said hello. Returns false, and does not count it, where this
+    /// client has enough of them, or the last ones are for those who have regions here: they would lose what
+    /// they cannot reach.
+    pub fn connect(&self, client: &Client) -> bool {
+        let limits = &self.limits;
+        let reserve = if client.regions() > 0 { 0 } else { limits.connections_max / 8 };
+        let one_more = |open: u32| (open < limits.connections_max - reserve).then_some(open + 1);
+        let open = &self.tally.connections;
+        if client.connections() >= limits.client_connections_max
+            || open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err()
+        {
+            return false;
+        }
+        client.connected();
+        true
+    }
+
+    /// Counts the end of a connection that was counted.
+    pub fn disconnect(&self, client: &Client) {
+        client.disconnected();
+        self.tally.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Returns how many more pages this client can put.
+    pub fn pages_free(&self, client: &Client) -> u64 {
+        self.slab.pages_free().min(self.client_pages_max.saturating_sub(client.pages()))
+    }
+
     /// Makes a region.
     ///
     /// # Errors
-    /// Without room, beyond the limit of regions, or when draining.
+    /// Without room, beyond a limit of regions, or when draining.
     pub fn create(
         &self,
         pages: u64,
         overcommit: bool,
         token: Token,
         owner: Owner,
+        client: Arc<Client>,
     ) -> Result<(Arc<Region>, Lease), Failure> {
         if self.is_draining() {
             return Err(Failure::Draining);
         }
-        let pages_free = self.slab.pages_free();
+        let pages_free = self.pages_free(&client);
         if !overcommit && pages > pages_free {
             return Err(Failure::Full { pages_free });
         }
-        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        if regions.len() >= self.limits.regions_max as usize {
+        let mut regions = self.regions_mut();
+        if regions.len() >= self.limits.regions_max as usize
+            || !client.take_region(self.limits.client_regions_max)
+        {
             return Err(Failure::TooMany);
         }
-        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        // They wrap around, and an old region may still have the number.
+        let mut next_number = || self.next_number.fetch_add(1, Ordering::Relaxed);
+        let free_number =
+            std::iter::repeat_with(&mut next_number).find(|n| !regions.contains_key(n));
+        let number = free_number.ok_or(Failure::TooMany)?;
         let lease = self.next_lease();
-        let region = Arc::new(Region::new(number, lease, pages, owner, token));
+        let client = RegionClient { client, pages_max: self.client_pages_max };
+        let region = Arc::new(Region::new(number, lease, pages, owner, token, client));
         regions.insert(number, region.clone());
         Ok((region, Lease { region: number, lease }))
     }
 
-    /// The region of this number, for who proves that it is his.
+    /// Attaches a connection to the region of this number, if it proves that it may use it.
     ///
     /// # Errors
     /// When there is none, or the proof does not hold.
     pub fn open(&self, claim: &Claim, proof: &Token) -> Result<(Arc<Region>, Lease), Failure> {
-        let region = self.regions().get(&claim.region).cloned().ok_or(Failure::NoRegion)?;
+        // Held until it is attached: who reaps must not take it for idle.
+        let regions = self.regions();
+        let region = regions.get(&claim.region).cloned().ok_or(Failure::NoRegion)?;
         if !secret::proves(&region.token, claim, proof) {
             return Err(Failure::Denied);
         }
         if claim.fence {
-            region.fence(self.next_lease());
+            region.fence(self.next_lease())?;
         }
-        let lease = region.lease();
+        let lease = region.lease()?;
+        region.attached.fetch_add(1, Ordering::Relaxed);
         Ok((region, Lease { region: claim.region, lease }))
     }
 
     /// Forgets a region and wipes its pages.
     pub fn remove(&self, region: &Region) {
-        self.regions.write().unwrap_or_else(PoisonError::into_inner).remove(&region.number);
-        region.clear(&self.slab, self.next_lease());
+        self.regions_mut().remove(&region.number);
+        region.clear(&self.slab);
     }
 
     /// Removes regions that nobody has used for the linger time, or briefly where that was to be expected;
@@ -212,13 +278,17 @@ impl Pool {
             true => self.limits.linger.0.min(END_LINGER_NS),
             false => self.limits.linger.0,
         };
-        let idle = |region: &&Arc<Region>| {
+        let is_idle = |region: &Region| {
             let since = region.idle_since_ns.load(Ordering::Relaxed);
             region.attached.load(Ordering::Relaxed) == 0
                 && now_ns.saturating_sub(since) >= linger_ns(region)
         };
-        let idle: Vec<_> = self.regions().values().filter(idle).cloned().collect();
-        idle.iter().for_each(|region| self.remove(region));
+        // Found and removed under one lock: nobody can attach in between.
+        let mut regions = self.regions_mut();
+        let idle: Vec<_> = regions.values().filter(|region| is_idle(region)).cloned().collect();
+        idle.iter().for_each(|region| drop(regions.remove(&region.number)));
+        drop(regions);
+        idle.iter().for_each(|region| region.clear(&self.slab));
         idle.len()
     }
 
@@ -242,11 +312,11 @@ impl Pool {
         self.regions().len()
     }
 
-    /// What clients want to know.
-    pub fn status(&self, uptime_ns: u64) -> Status {
+    /// What a client wants to know.
+    pub fn status(&self, client: &Client, uptime_ns: u64) -> Status {
         Status {
-            pages_total: self.slab.pages_max(),
-            pages_free: self.slab.pages_free(),
+            pages_total: self.client_pages_max,
+            pages_free: self.pages_free(client),
             regions: self.region_count() as u64,
             connections: self.tally.connections.load(Ordering::Relaxed) as u64,
             uptime_ns,
@@ -300,8 +370,18 @@ impl Pool {
         if inside { Ok(()) } else { Err(Failure::BadRequest) }
     }
 
+    /// Goes on with this number for the next region. For tests: the counter wraps around after 2^32 regions.
+    #[doc(hidden)]
+    pub fn set_next_number(&self, number: u32) {
+        self.next_number.store(number, Ordering::Relaxed);
+    }
+
     fn next_lease(&self) -> u32 {
         self.next_lease.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn regions_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u32, Arc<Region>>> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn regions(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<u32, Arc<Region>>> {

@@ -3,6 +3,7 @@
 //! Invariant: whatever is done under a lease is done while that lease is the region's current one:
 //! the check and the deed are under one lock. So nothing sent before a fence happens after it.
 
+use super::client::Client;
 use super::index::Index;
 use super::slab::Slab;
 use crate::page::{PAGE_BYTES, PageRun, RUN_PAGES_MAX};
@@ -10,7 +11,7 @@ use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::Token;
 use crate::wire::{Checksum, SUM_BYTES, push_sums};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Who made a region, for people.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -21,6 +22,15 @@ pub struct Owner {
     pub pid: u32,
     /// Its program.
     pub name: String,
+}
+
+/// The client that a region's pages are counted for.
+#[derive(Debug)]
+pub struct RegionClient {
+    /// Its counts.
+    pub client: Arc<Client>,
+    /// Pages that it may have in all of its regions together.
+    pub pages_max: u64,
 }
 
 /// A region.
@@ -44,12 +54,15 @@ pub struct Region {
     pub pages_in_total: AtomicU64,
     /// Pages given out since it was made.
     pub pages_out_total: AtomicU64,
+    client: RegionClient,
     held: RwLock<Held>,
 }
 
 #[derive(Debug)]
 struct Held {
     lease: u32,
+    /// Nobody can find the region any more, so nothing may be put into it.
+    removed: bool,
     index: Index,
 }
 
@@ -62,6 +75,14 @@ struct Page<'a> {
 }
 
 impl Held {
+    fn check(&self, lease: u32) -> Result<(), Failure> {
+        match lease {
+            _ if self.removed => Err(Failure::NoRegion),
+            lease if lease == self.lease => Ok(()),
+            _ => Err(Failure::StaleLease),
+        }
+    }
+
     /// Puts a page that is held already; whether it is.
     fn put_again(&self, slab: &Slab, page: &Page<'_>) -> bool {
         let slot = self.index.get(page.number);
@@ -74,7 +95,14 @@ impl Held {
 
 impl Region {
     /// An empty one, attached to the connection that makes it.
-    pub fn new(number: u32, lease: u32, pages: u64, owner: Owner, token: Token) -> Region {
+    pub fn new(
+        number: u32,
+        lease: u32,
+        pages: u64,
+        owner: Owner,
+        token: Token,
+        client: RegionClient,
+    ) -> Region {
         Region {
             number,
             pages,
@@ -85,7 +113,8 @@ impl Region {
             idle_since_ns: AtomicU64::new(0),
             pages_in_total: AtomicU64::new(0),
             pages_out_total: AtomicU64::new(0),
-            held: RwLock::new(Held { lease, index: Index::default() }),
+            client,
+            held: RwLock::new(Held { lease, removed: false, index: Index::default() }),
         }
     }
 
@@ -94,14 +123,24 @@ impl Region {
         self.read().index.pages()
     }
 
-    /// The lease that is good now.
-    pub fn lease(&self) -> u32 {
-        self.read().lease
+    /// Returns the lease that is good now.
+    ///
+    /// # Errors
+    /// When the region has been removed.
+    pub fn lease(&self) -> Result<u32, Failure> {
+        let held = self.read();
+        held.check(held.lease).map(|()| held.lease)
     }
 
-    /// From here on only this lease is good.
-    pub fn fence(&self, lease: u32) {
-        self.write().lease = lease;
+    /// Makes this lease the only good one.
+    ///
+    /// # Errors
+    /// When the region has been removed.
+    pub fn fence(&self, lease: u32) -> Result<(), Failure> {
+        let mut held = self.write();
+        held.check(held.lease)?;
+        held.lease = lease;
+        Ok(())
     }
 
     /// Appends the frame that answers request `id` with these pages.
@@ -154,20 +193,25 @@ impl Region {
             if self.leased(lease)?.put_again(slab, &page) {
                 continue;
             }
+            let RegionClient { client, pages_max } = &self.client;
+            if !client.take_page(*pages_max) {
+                return Err(Failure::Full { pages_free: 0 });
+            }
             // Without the lock: in a full server a slot may be long in coming, and others read meanwhile.
-            let full = || Failure::Full { pages_free: slab.pages_free() };
-            let slot = slab.put(bytes, sum).ok_or_else(full)?;
+            let Some(slot) = slab.put(bytes, sum) else {
+                client.give_pages_back(1);
+                return Err(Failure::Full { pages_free: slab.pages_free() });
+            };
             let mut held = self.write();
-            if held.lease == lease && !held.put_again(slab, &page) {
+            let checked = held.check(lease);
+            if checked.is_ok() && !held.put_again(slab, &page) {
                 held.index.insert(number, slot);
                 continue;
             }
-            let is_void = held.lease != lease;
             drop(held);
+            client.give_pages_back(1);
             slab.free_slot(slot);
-            if is_void {
-                return Err(Failure::StaleLease);
-            }
+            checked?;
         }
         self.pages_in_total.fetch_add((pages.len() / PAGE_BYTES) as u64, Ordering::Relaxed);
         Ok(())
@@ -179,11 +223,12 @@ impl Region {
     /// When the lease is void.
     pub fn discard(&self, slab: &Slab, lease: u32, run: PageRun) -> Result<(), Failure> {
         let mut held = self.write();
-        if held.lease != lease {
-            return Err(Failure::StaleLease);
-        }
+        held.check(lease)?;
         let end = run.end().unwrap_or(u64::MAX);
-        held.index.remove(run.first, end, |slot| slab.free_slot(slot));
+        held.index.remove(run.first, end, |slot| {
+            self.client.client.give_pages_back(1);
+            slab.free_slot(slot);
+        });
         Ok(())
     }
 
@@ -202,10 +247,15 @@ impl Region {
     }
 
     /// Gives all pages back; nothing can be done with the region after.
-    pub fn clear(&self, slab: &Slab, void_lease: u32) {
+    pub fn clear(&self, slab: &Slab) {
         let mut held = self.write();
-        held.lease = void_lease;
-        slab.free_slots(std::mem::take(&mut held.index).into_slots().into_iter());
+        if std::mem::replace(&mut held.removed, true) {
+            return;
+        }
+        let slots = std::mem::take(&mut held.index).into_slots();
+        self.client.client.give_pages_back(slots.len() as u64);
+        self.client.client.give_region_back();
+        slab.free_slots(slots.into_iter());
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Held> {
@@ -218,6 +268,7 @@ impl Region {
 
     fn leased(&self, lease: u32) -> Result<RwLockReadGuard<'_, Held>, Failure> {
         let held = self.read();
-        if held.lease == lease { Ok(held) } else { Err(Failure::StaleLease) }
+        held.check(lease)?;
+        Ok(held)
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a connection touches only regions that it made or proved to be its own.
 
+use super::client::Client;
 use super::pool::Pool;
 use super::region::{Owner, Region};
 use crate::page::{PAGE_BYTES, PageRun};
@@ -23,15 +24,25 @@ pub struct Session {
     pool: Arc<Pool>,
     nonce: [u8; NONCE_BYTES],
     owner: Owner,
-    /// May ask the server to leave.
-    is_local: bool,
+    client: Arc<Client>,
     attached: BTreeMap<u32, Arc<Region>>,
 }
 
 impl Session {
-    /// Of a client that was greeted with this nonce.
-    pub fn new(pool: Arc<Pool>, nonce: [u8; NONCE_BYTES], owner: Owner, is_local: bool) -> Session {
-        Session { pool, nonce, owner, is_local, attached: BTreeMap::new() }
+    /// A connection that was greeted with this nonce, of whoever comes from the owner's address.
+    pub fn new(pool: Arc<Pool>, nonce: [u8; NONCE_BYTES], owner: Owner) -> Session {
+        let client = pool.client(&owner.address);
+        Session::of_client(pool, nonce, owner, client)
+    }
+
+    /// A connection of this client.
+    pub fn of_client(
+        pool: Arc<Pool>,
+        nonce: [u8; NONCE_BYTES],
+        owner: Owner,
+        client: Arc<Client>,
+    ) -> Session {
+        Session { pool, nonce, owner, client, attached: BTreeMap::new() }
     }
 
     /// Does what a frame asks, and appends the reply frame.
@@ -85,7 +96,8 @@ impl Session {
                 Reply::Done
             }
             Request::Create { pages, overcommit, token } => {
-                let made = self.pool.create(pages, overcommit, *token, self.owner.clone())?;
+                let (owner, client) = (self.owner.clone(), self.client.clone());
+                let made = self.pool.create(pages, overcommit, *token, owner, client)?;
                 self.attached.insert(made.0.number, made.0);
                 Reply::Created(made.1)
             }
@@ -97,7 +109,7 @@ impl Session {
             }
             Request::Drop { on, at_end } => {
                 let region = self.region(on)?;
-                if region.lease() != on.lease {
+                if region.lease()? != on.lease {
                     return Err(Failure::StaleLease);
                 }
                 if at_end {
@@ -122,20 +134,13 @@ impl Session {
                 Reply::Bitmap { count, bits: &bits }.encode_head(id, out);
                 return Ok(());
             }
-            Request::Status => Reply::Status(self.pool.status(now_ns)),
+            Request::Status => Reply::Status(self.pool.status(&self.client, now_ns)),
             Request::Report => {
                 let report = self.pool.report(now_ns, REPORT_CLIENTS_MAX);
                 let json = serde_json::to_vec(&report).unwrap_or_default();
                 debug_assert!(json.len() <= REPORT_BYTES_MAX);
                 Reply::Report(&json).encode_head(id, out);
                 return Ok(());
-            }
-            Request::Drain => {
-                if !self.is_local {
-                    return Err(Failure::Denied);
-                }
-                self.pool.drain();
-                Reply::Done
             }
         };
         reply.encode_head(id, out);
@@ -184,8 +189,8 @@ impl Session {
         self.attached.get(&on.region).ok_or(Failure::Denied)
     }
 
+    /// Keeps a region that the pool has attached.
     fn attach(&mut self, region: Arc<Region>, now_ns: u64) {
-        region.attached.fetch_add(1, Ordering::Relaxed);
         if let Some(before) = self.attached.insert(region.number, region) {
             detach(&before, now_ns);
         }

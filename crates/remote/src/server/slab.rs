@@ -79,13 +79,22 @@ impl Free {
     }
 }
 
+/// A chunk that the system has no memory for is refused, as putting pages into it would have the kernel look for
+/// a process to kill. Before Linux 5.14 nothing tells: it does not know the advice.
+fn backed(populated: io::Result<()>) -> io::Result<()> {
+    match populated {
+        Err(error) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
+        _ => Ok(()),
+    }
+}
+
 impl Chunk {
     fn new(pages: usize) -> io::Result<Chunk> {
         let bytes = MmapMut::map_anon(pages * PAGE_BYTES)?;
         // All at once takes two thirds of the time that a fault for each takes. Huge pages would take a
         // third, but where a hypervisor has taken free memory back, they take four times as much: it
-        // takes back whole ones. Where this does not work, it is page by page again.
-        let _ = bytes.advise(Advice::PopulateWrite);
+        // takes back whole ones.
+        backed(bytes.advise(Advice::PopulateWrite))?;
         Ok(Chunk { bytes, sums: vec![Checksum::default(); pages].into() })
     }
 
@@ -262,6 +271,13 @@ mod tests {
         let again = slab.put(&page, Checksum(3)).expect("the slot that was given back");
         assert_eq!(again, slots[5]);
         slab.with(slots[999], |bytes, sum| assert!(bytes == page && sum == Checksum(999)));
+    }
+
+    #[test]
+    fn a_chunk_without_memory_is_refused() {
+        assert!(backed(Err(io::Error::from_raw_os_error(libc::ENOMEM))).is_err());
+        assert!(backed(Err(io::Error::from_raw_os_error(libc::EINVAL))).is_ok());
+        assert!(backed(Ok(())).is_ok());
     }
 
     #[test]

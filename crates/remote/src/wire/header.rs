@@ -52,8 +52,6 @@ ops! {
     Status = 8,
     /// Everything that people want to know.
     Report = 9,
-    /// Take nothing new, and end when the pages have moved.
-    Drain = 10,
     /// Done as asked.
     Done = 128,
     /// The region is made.

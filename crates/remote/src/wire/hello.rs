@@ -30,6 +30,10 @@ impl Location {
     }
 }
 
+/// What a server that has no room for another connection of this client says in place of a process. It then
+/// closes the connection.
+const FULL: u32 = 1;
+
 /// Who speaks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
@@ -39,7 +43,7 @@ pub struct Hello {
     pub epoch: u64,
     /// Of a server: drawn for this connection. Of a client: zeros.
     pub nonce: [u8; NONCE_BYTES],
-    /// For people: the process of the client. Of a server: 0.
+    /// For people: the process of the client. Of a server: 0, or that it is full.
     pub pid: u32,
     /// For people: the client's program. At most 16 bytes are sent. Of a server: empty.
     pub name: String,
@@ -62,6 +66,16 @@ impl Hello {
     /// Only servers have an epoch; the two sides use the same 16 bytes for different things.
     fn is_from_server(&self) -> bool {
         self.epoch != 0
+    }
+
+    /// The same hello of a server that has no room for this connection: it lives, but closes it.
+    pub fn full(self) -> Hello {
+        Hello { pid: FULL, ..self }
+    }
+
+    /// Whether this server has no room for this connection.
+    pub fn is_full(&self) -> bool {
+        self.pid == FULL
     }
 
     /// As it is sent.

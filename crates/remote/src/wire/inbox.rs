@@ -33,6 +33,26 @@ impl Inbox {
         Ok(self.pending()?.is_some_and(|len| self.end - self.start >= len))
     }
 
+    /// Whether nothing is here that has not been used.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// How many bytes the next read makes room for, at least.
+    ///
+    /// # Errors
+    /// As of `frame`.
+    pub fn wanted(&self) -> Result<usize, WireError> {
+        Ok(self.pending()?.unwrap_or(HEADER_BYTES))
+    }
+
+    /// Gives its memory back, if it is empty.
+    pub fn shrink(&mut self) {
+        if self.is_empty() {
+            *self = Inbox::with_room(self.room);
+        }
+    }
+
     /// Hands bytes out as they are, for who reads frames piece by piece; how many, 0 if none are here.
     pub fn take(&mut self, into: &mut [IoSliceMut<'_>]) -> usize {
         let from = self.start;

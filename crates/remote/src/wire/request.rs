@@ -91,8 +91,6 @@ pub enum Request<'a> {
     Status,
     /// Everything that people want to know.
     Report,
-    /// Take nothing new.
-    Drain,
 }
 
 impl<'a> Request<'a> {
@@ -140,7 +138,6 @@ impl<'a> Request<'a> {
             Op::Held => Request::Held { on, first, count },
             Op::Status => Request::Status,
             Op::Report => Request::Report,
-            Op::Drain => Request::Drain,
             _ => return Err(WireError::WrongDirection),
         })
     }
@@ -173,7 +170,6 @@ impl<'a> Request<'a> {
             Request::Held { on, first, count } => with(Op::Held, on, false, first, count),
             Request::Status => Header::new(Op::Status, id),
             Request::Report => Header::new(Op::Report, id),
-            Request::Drain => Header::new(Op::Drain, id),
         }
     }
 

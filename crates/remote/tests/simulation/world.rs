@@ -173,7 +173,7 @@ impl World {
         nonce[..8].copy_from_slice(&state.rng.next_u64().to_le_bytes());
         let owner = Owner { address: "sim".into(), pid: 1, name: "sim".into() };
         let epoch = pool.epoch;
-        let session = Session::new(pool, nonce, owner, true);
+        let session = Session::new(pool, nonce, owner);
         let number = state.connections.len();
         state.connections.push(Connection {
             server,
