@@ -2,11 +2,12 @@
 
 use crate::exit;
 use crate::output::{self, text};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use pagetax_core::report::{Environment, SCHEMA};
 use pagetax_core::units::Bytes;
 use pagetax_host::doctor::{Compaction, Examination, FreeMemory, Standing, examine};
 use pagetax_host::environment::environment;
+use pagetax_host::pagesize::journal::{Journal, Outcome, Record};
 use pagetax_host::procfs::Root;
 use serde::Serialize;
 use std::process::ExitCode;
@@ -14,17 +15,23 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "\
 Examples:
   pagetax doctor                what works, what is limited, what is not here
-  pagetax doctor --json         the same as a document";
+  pagetax doctor --json         the same as a document
+  pagetax doctor --repair       first put back settings that a killed command has left changed";
 
 /// Try what this machine offers, and say how to enable the rest
 ///
-/// Each feature is opened or done in small, and nothing of the machine is changed.
+/// Each feature is opened or done in small, and nothing of the machine is changed but by --repair.
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
     /// Print the findings as JSON
     #[arg(long)]
     json: bool,
+
+    /// First put back the settings that a killed command (`diagnose --allow-sysfs`, `calibrate
+    /// --allow-sysfs`) has left changed
+    #[arg(long)]
+    repair: bool,
 }
 
 #[derive(Serialize)]
@@ -38,6 +45,9 @@ struct Document {
 
 /// `pagetax doctor`
 pub fn run(args: Args) -> Result<ExitCode> {
+    if args.repair {
+        repair().map_err(|error| exit::with(exit::UNMET, error))?;
+    }
     let (examination, environment) = (examine(), environment(&Root::default()));
     let text = if args.json {
         let document = Document { schema: SCHEMA, kind: "doctor", examination, environment };
@@ -47,6 +57,22 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     output::print(&text)?;
     Ok(exit::FINE.into())
+}
+
+/// Says of each setting what became of it.
+fn repair() -> Result<()> {
+    const FAILED: &str =
+        "cannot put settings back\n  remedy: run it as the user of the killed command";
+    let repaired = Journal::host().and_then(|journal| journal.repair()).context(FAILED)?;
+    for (Record { path, before, value, .. }, outcome) in repaired {
+        output::note(&match outcome {
+            Outcome::Restored => format!("{}: `{value}` is `{before}` again", path.display()),
+            Outcome::ChangedSince => {
+                format!("{}: left alone: set since by somebody else", path.display())
+            }
+        });
+    }
+    Ok(())
 }
 
 fn render(examination: &Examination) -> String {

@@ -20,7 +20,7 @@ pub struct NoFolder;
 pub enum Untrusted {
     /// Another user could change it.
     #[error(
-        "{path} {why}: another user could change what this one would run\n  remedy: {remedy}, or set \
+        "{path} {why}: another user could change what this one would use\n  remedy: {remedy}, or set \
          XDG_CACHE_HOME to a folder that only you can write"
     )]
     Foreign {
@@ -64,8 +64,13 @@ fn folder_by(
 /// Makes a folder that only this user can enter, unless it is there, and checks that no other user can change
 /// what is in it. Returns its path without symbolic links.
 pub fn private_folder(path: &Path) -> Result<PathBuf, Untrusted> {
+    folder_of_ours(path, 0o700)
+}
+
+/// The same with another mode, for a folder that others may read.
+pub fn folder_of_ours(path: &Path, mode: u32) -> Result<PathBuf, Untrusted> {
     let failed = |error| Untrusted::System { path: path.into(), error };
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
+    std::fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
     let path = path.canonicalize().map_err(failed)?;
     let system = Owners::read()?;
     let ancestors: Vec<&Path> = path.ancestors().skip(1).collect();

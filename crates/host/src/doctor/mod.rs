@@ -8,6 +8,7 @@ mod events;
 mod memory;
 mod system;
 
+use crate::pagesize::journal::{Journal, Record};
 use crate::procfs::{Fragmentation, Root};
 use serde::Serialize;
 
@@ -146,7 +147,22 @@ pub fn examine() -> Examination {
     let mut findings = events::findings(&root);
     findings.extend(memory::findings(&root));
     findings.extend(system::findings(&root));
+    findings.extend(settings_left(&Journal::left_on_host()));
     Examination { findings, free_memory: free_memory(&root) }
+}
+
+/// What a command that was killed has not put back.
+fn settings_left(records: &[Record]) -> Option<Finding> {
+    let feature = Feature("settings_left", "settings as they were before pagetax changed them");
+    let left = records.iter().map(|record| {
+        let Record { path, before, value, .. } = record;
+        format!("{} is `{value}`, was `{before}`", path.display())
+    });
+    let left: Vec<String> = left.collect();
+    (!left.is_empty()).then(|| {
+        let detail = format!("a command was killed: {}", left.join("; "));
+        feature.limited(detail, "sudo pagetax doctor --repair")
+    })
 }
 
 fn free_memory(root: &Root) -> Option<FreeMemory> {

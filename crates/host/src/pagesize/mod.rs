@@ -7,13 +7,14 @@
 //! [`verdict`] tells what became of it.
 //!
 //! Invariants: settings of the system are changed by [`Changed`] alone, which puts back what it
-//! found; a process is changed only through a [`target::Target`], which refuses those that must be
+//! found, by way of the [`journal`]; a process is changed only through a [`target::Target`], which refuses those that must be
 //! left alone; no byte of a program is ever written.
 
 pub mod advice;
 pub mod change;
 pub mod follow;
 pub mod inject;
+pub mod journal;
 pub mod launch;
 mod mechanism;
 pub mod remap;

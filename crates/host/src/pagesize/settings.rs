@@ -2,9 +2,11 @@
 //!
 //! Sources: Documentation/admin-guide/mm/transhuge.rst and hugetlbpage.rst of Linux 6.18.
 
+use super::journal::{Journal, Record, Turn};
 use pagetax_core::units::PageSize;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// When the kernel gives anonymous memory large pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,22 +149,30 @@ fn mode_of(word: &str) -> Option<Mode> {
 }
 
 /// Settings that are changed for as long as this lives.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Changed {
-    before: Vec<Setting>,
+    /// None: nothing was to be changed.
+    turn: Option<Arc<Turn>>,
+    records: Vec<Record>,
 }
 
 impl Changed {
-    /// Changes all settings, or none and an error that names the file.
+    /// Changes all settings, or none and an error that names the file. Waits while another command has changed some.
     pub fn apply(settings: &[Setting]) -> io::Result<Changed> {
-        let mut changed = Changed::default();
+        match settings {
+            [] => Ok(Changed { turn: None, records: Vec::new() }),
+            _ => Changed::noted_in(&Journal::host()?, settings),
+        }
+    }
+
+    fn noted_in(journal: &Journal, settings: &[Setting]) -> io::Result<Changed> {
+        let turn = journal.turn()?;
+        let mut changed = Changed { turn: Some(Arc::clone(&turn)), records: Vec::new() };
         for Setting { path, value } in settings {
             let named = |error: io::Error| {
                 io::Error::new(error.kind(), format!("{}: {error}", path.display()))
             };
-            let before = selected(path).ok_or_else(|| named(io::ErrorKind::NotFound.into()))?;
-            std::fs::write(path, value).map_err(named)?;
-            changed.before.push(Setting { path: path.clone(), value: before });
+            changed.records.push(turn.change(path, value).map_err(named)?);
         }
         Ok(changed)
     }
@@ -171,9 +181,10 @@ impl Changed {
 impl Drop for Changed {
     /// Puts everything back, last change first.
     fn drop(&mut self) {
-        for Setting { path, value } in self.before.iter().rev() {
-            // The file took a value a moment ago; if it takes none now there is no one to ask.
-            let _ = std::fs::write(path, value);
+        let Some(turn) = &self.turn else { return };
+        for record in self.records.iter().rev() {
+            // What cannot be put back stays noted: the next command tries, and `doctor` tells of it.
+            let _ = turn.undo(record);
         }
     }
 }
@@ -233,13 +244,14 @@ pub(super) mod tests {
         let (keep, settings) = tree("madvise", "never", "inherit", 0);
         let path = settings.size_path(PageSize::M2);
         let setting = Setting { path: path.clone(), value: "never".into() };
-        let changed = Changed::apply(std::slice::from_ref(&setting)).unwrap();
+        let journal = Journal::at(keep.path().join("run"));
+        let changed = Changed::noted_in(&journal, std::slice::from_ref(&setting)).unwrap();
         assert_eq!(settings.of_size(PageSize::M2), Some(Mode::Never));
         drop(changed);
         assert_eq!(settings.of_size(PageSize::M2), Some(Mode::Madvise));
 
         let missing = Setting { path: keep.path().join("nothing"), value: "1".into() };
-        let error = Changed::apply(&[setting, missing]).unwrap_err();
+        let error = Changed::noted_in(&journal, &[setting, missing]).unwrap_err();
         assert!(error.to_string().contains("nothing"));
         assert_eq!(settings.of_size(PageSize::M2), Some(Mode::Madvise));
     }
