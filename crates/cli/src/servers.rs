@@ -82,8 +82,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn endpoints(args: &ServersArgs) -> Result<Vec<Endpoint>> {
     let mut labels = args.named().to_vec();
     if args.discover() {
-        let finder = Finder::new()?;
-        labels.extend(finder.poll(DISCOVERY).iter().map(ToString::to_string));
+        let mut finder = Finder::new()?;
+        labels.extend(finder.poll(DISCOVERY).announced.iter().map(ToString::to_string));
         if labels.is_empty() {
             bail!(
                 "no memory server answers on the local network\n  remedy: start one with `pagetax \

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod connection;
 mod control;
 pub mod link;
+mod prospects;
 mod reader;
 pub mod repair;
 pub mod replicator;

@@ -1,14 +1,22 @@
 //! Finding memory servers on the local network by mDNS/DNS-SD (RFC 6762, RFC 6763).
 //!
-//! What is found is only where to ask: who may use what is settled by TLS and tokens.
+//! What is found is only where to ask: who may use what is settled by TLS and tokens. Anybody on the network
+//! can announce anything, so that what is remembered here is bounded.
 
+use crate::wire::VERSION;
 use mdns_sd::{ServiceDaemon, ServiceEvent, ServiceInfo};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// The type of service that servers announce.
 pub const SERVICE: &str = "_pagetax._tcp.local.";
+
+/// The property that says which protocol a server speaks.
+const PROTOCOL: &str = "protocol";
+
+/// Announcements that are remembered, to know which address goes with a withdrawal.
+const NAMES_MAX: usize = 1024;
 
 /// mDNS does not work here.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +38,8 @@ pub fn announce(listen: SocketAddr, instance: &str) -> Result<Announcement, Disc
     let host = format!("{instance}.local.");
     let address =
         if listen.ip().is_unspecified() { String::new() } else { listen.ip().to_string() };
-    let properties: &[(&str, &str)] = &[("protocol", "1")];
+    let version = VERSION.to_string();
+    let properties: &[(&str, &str)] = &[(PROTOCOL, &version)];
     let mut info =
         ServiceInfo::new(SERVICE, instance, &host, address.as_str(), listen.port(), properties)?;
     if listen.ip().is_unspecified() {
@@ -55,6 +64,17 @@ impl Drop for Announcement {
 pub struct Finder {
     daemon: ServiceDaemon,
     events: mdns_sd::Receiver<ServiceEvent>,
+    /// Addresses of services by their full names.
+    names: HashMap<String, SocketAddr>,
+}
+
+/// What has changed on the network.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct News {
+    /// One address of each server of our protocol that was announced.
+    pub announced: BTreeSet<SocketAddr>,
+    /// Addresses of servers whose announcement was withdrawn, or is too old.
+    pub withdrawn: BTreeSet<SocketAddr>,
 }
 
 impl Finder {
@@ -65,21 +85,36 @@ impl Finder {
     pub fn new() -> Result<Finder, DiscoveryError> {
         let daemon = ServiceDaemon::new()?;
         let events = daemon.browse(SERVICE)?;
-        Ok(Finder { daemon, events })
+        Ok(Finder { daemon, events, names: HashMap::new() })
     }
 
-    /// Servers that were announced since the last call: one address of each. Waits this long for the
-    /// first.
-    pub fn poll(&self, patience: Duration) -> Vec<SocketAddr> {
+    /// Gathers for this long what is announced and withdrawn, and what was since the last call.
+    pub fn poll(&mut self, patience: Duration) -> News {
         let deadline = Instant::now() + patience;
-        let mut found = BTreeSet::new();
+        let mut news = News::default();
         while let Ok(event) = self.events.recv_deadline(deadline) {
-            if let ServiceEvent::ServiceResolved(info) = event {
-                let first = info.get_addresses_v4().into_iter().min();
-                found.extend(first.map(|ip| SocketAddr::from((ip, info.get_port()))));
+            match event {
+                ServiceEvent::ServiceResolved(info)
+                    if info.get_property_val_str(PROTOCOL) == Some(&VERSION.to_string()) =>
+                {
+                    let Some(ip) = info.get_addresses_v4().into_iter().min() else { continue };
+                    let address = SocketAddr::from((ip, info.get_port()));
+                    if self.names.len() < NAMES_MAX {
+                        self.names.insert(info.get_fullname().to_string(), address);
+                    }
+                    news.withdrawn.remove(&address);
+                    news.announced.insert(address);
+                }
+                ServiceEvent::ServiceRemoved(_, name) => {
+                    if let Some(address) = self.names.remove(&name) {
+                        news.announced.remove(&address);
+                        news.withdrawn.insert(address);
+                    }
+                }
+                _ => {}
             }
         }
-        found.into_iter().collect()
+        news
     }
 }
 

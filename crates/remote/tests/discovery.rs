@@ -10,7 +10,7 @@ fn an_announced_server_is_found_until_it_goes() {
     // Nobody connects: the port is only a mark to know it by.
     let port = 20_000 + (std::process::id() % 20_000) as u16;
     let listen = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    let (finder, announcement) = match (Finder::new(), announce(listen, &name)) {
+    let (mut finder, announcement) = match (Finder::new(), announce(listen, &name)) {
         (Ok(finder), Ok(announcement)) => (finder, announcement),
         (Err(error), _) | (_, Err(error)) => {
             println!("SKIP: {error}");
@@ -20,7 +20,7 @@ fn an_announced_server_is_found_until_it_goes() {
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
         let found = finder.poll(Duration::from_millis(200));
-        if found.iter().any(|address| address.port() == port) {
+        if found.announced.iter().any(|address| address.port() == port) {
             drop(announcement);
             return;
         }

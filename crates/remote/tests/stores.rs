@@ -12,7 +12,9 @@ use pagetax_remote::store::embedded::EmbeddedStore;
 use pagetax_remote::store::redis::RedisStore;
 use pagetax_remote::store::{PageStore, PutRun, StoreError};
 use redis_server::RedisServer;
-use std::net::Ipv4Addr;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
 
 #[test]
 fn embedded_store_keeps_its_word() {
@@ -95,7 +97,7 @@ fn redis_cluster_keeps_its_word() {
 
 #[test]
 fn redis_that_may_drop_pages_is_refused() {
-    for policy in ["allkeys-lru", "allkeys-random"] {
+    for policy in ["allkeys-lru", "allkeys-random", "volatile-ttl"] {
         let Some(redis) = RedisServer::start(&["--maxmemory-policy", policy]) else { return };
         let refused = RedisStore::connect(&[redis.url()]);
         assert!(
@@ -103,4 +105,120 @@ fn redis_that_may_drop_pages_is_refused() {
             "{refused:?}"
         );
     }
+}
+
+#[test]
+fn redis_passwords_are_used_and_never_shown() {
+    let with_password = |url: String| url.replace("redis://", "redis://:secret@");
+    let protect = ["--requirepass", "secret", "--maxmemory-policy", "noeviction"];
+    let Some(redis) = RedisServer::start(&protect) else { return };
+    let store = RedisStore::connect(&[with_password(redis.url())]).unwrap();
+    let said = format!("{} {store:?}", store.describe());
+    assert!(said.contains("127.0.0.1") && !said.contains("secret"), "{said}");
+    let refused = [
+        RedisStore::connect(&[redis.url().replace("redis://", "redis://:wrong-secret@")]),
+        RedisStore::connect(&["redis://:wrong-secret@127.0.0.1:1".to_string()]),
+        RedisStore::connect(&["no://wrong-secret@x".to_string()]),
+    ];
+    for refused in refused {
+        let said = refused.unwrap_err().to_string();
+        assert!(!said.contains("wrong-secret"), "{said}");
+    }
+    // Every node of a cluster wants it, too.
+    let Some(nodes) = RedisServer::start_cluster_with(3, "secret") else { return };
+    let urls: Vec<String> = nodes.iter().map(|node| with_password(node.url())).collect();
+    let store = RedisStore::connect(&urls).unwrap();
+    let region = store.create_region(4096, false).unwrap();
+    let (bytes, sums) = suite::pages(0..64);
+    let mut writer = store.writer().unwrap();
+    for first in (0..1024).step_by(64) {
+        writer.put(region, &[PutRun { first, pages: &bytes, sums: &sums }]).unwrap();
+    }
+}
+
+#[test]
+fn redis_pages_expire_unless_their_owner_lives() {
+    let Some(redis) = RedisServer::start(&["--maxmemory-policy", "noeviction"]) else { return };
+    let (bytes, sums) = suite::pages(0..64);
+    let put = |store: &RedisStore| {
+        let region = store.create_region(64, false).unwrap();
+        let mut writer = store.writer().unwrap();
+        writer.put(region, &[PutRun { first: 0, pages: &bytes, sums: &sums }]).unwrap();
+        // Empties the hash, which ends it; the next has to expire as well.
+        writer.discard(region, &[PageRun { first: 0, count: 64 }]).unwrap();
+        writer.put(region, &[PutRun { first: 0, pages: &bytes, sums: &sums }]).unwrap();
+        region
+    };
+    let (life, never) = (Duration::from_secs(1), Duration::from_secs(3600));
+    // As if it had crashed: nobody renews or deletes.
+    let crashed = RedisStore::connect_with(&[redis.url()], life, never).unwrap();
+    put(&crashed);
+    std::mem::forget(crashed);
+    let living = RedisStore::connect_with(&[redis.url()], 8 * life, life / 2).unwrap();
+    let region = put(&living);
+    let until = Instant::now() + Duration::from_secs(60);
+    while redis.say("DBSIZE").trim() != ":1" {
+        assert!(Instant::now() < until, "{}", redis.say("DBSIZE"));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // For longer than it would live without being renewed.
+    let until = Instant::now() + 9 * life;
+    while Instant::now() < until {
+        std::thread::sleep(life / 2);
+        let mut into = vec![0; bytes.len()];
+        living.reader().unwrap().get(region, 0, &sums, &mut into).unwrap();
+        assert!(into == bytes);
+    }
+}
+
+/// An engine that answers everything, but gives one page less than it is asked for.
+fn one_page_less() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let serve = |socket: TcpStream| -> Option<()> {
+        let mut from = BufReader::new(socket.try_clone().ok()?);
+        let mut to = socket;
+        let mut line = || {
+            let mut line = String::new();
+            from.read_line(&mut line).ok().filter(|len| *len > 0)?;
+            Some(line.trim_end().to_string())
+        };
+        loop {
+            // *COUNT, then $LENGTH and a line for each word. Ours are text here, but for pages, which nobody puts.
+            let count: usize = line()?.strip_prefix('*')?.parse().ok()?;
+            let words: Option<Vec<String>> =
+                (0..count).map(|_| line().and_then(|_| line())).collect();
+            let words = words?;
+            let answer = match words[0].to_ascii_uppercase().as_str() {
+                "INFO" => {
+                    let text =
+                        "maxmemory_policy:noeviction\r\nmaxmemory:99999999\r\nused_memory:1\r\n";
+                    format!("${}\r\n{text}\r\n", text.len())
+                }
+                "HMGET" | "MGET" => {
+                    let pages = words.len() - 3;
+                    let page = format!("$4096\r\n{}\r\n", "a".repeat(PAGE_BYTES));
+                    format!("*{pages}\r\n{}", page.repeat(pages))
+                }
+                _ => "+OK\r\n".to_string(),
+            };
+            to.write_all(answer.as_bytes()).ok()?;
+        }
+    };
+    std::thread::spawn(move || {
+        while let Ok((socket, _)) = listener.accept() {
+            std::thread::spawn(move || serve(socket));
+        }
+    });
+    url
+}
+
+#[test]
+fn an_engine_that_answers_too_few_pages_is_an_error() {
+    let store = RedisStore::connect(&[one_page_less()]).unwrap();
+    let region = store.create_region(64, true).unwrap();
+    let sums = [PageSum::of(&[b'a'; PAGE_BYTES]); 4];
+    let mut into = vec![0; 4 * PAGE_BYTES];
+    let got = store.reader().unwrap().get(region, 0, &sums, &mut into);
+    assert!(got.is_err(), "the last page is {:?}", &into[3 * PAGE_BYTES..][..4]);
 }

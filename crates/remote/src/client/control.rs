@@ -5,8 +5,9 @@
 //! lease) and what it should not have is discarded.
 
 use super::cluster::Shared;
-use super::connection::Connection;
+use super::connection::{Connection, Endpoint};
 use super::link::{LinkError, Links, is_stale, unexpected, wait};
+use super::prospects::{Prospects, Trial};
 use super::repair::Repair;
 use super::replicator::{CHUNK_PAGES, ChunkAt, Standing};
 use super::set::{ServerId, ServerSet};
@@ -24,6 +25,8 @@ use std::time::{Duration, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Of moving copies before servers are looked at again.
 const REPAIR_SLICE: Duration = Duration::from_millis(50);
+/// For a server that was announced.
+const TRIAL_PATIENCE: Duration = Duration::from_secs(1);
 /// How long to look around at the start.
 const DISCOVERY_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -57,6 +60,15 @@ struct Away {
     pause: Duration,
 }
 
+/// Finds out whether a server of ours answers, as this client would connect to it.
+fn trial(shared: &Shared) -> Trial {
+    let (tls, name) = (shared.options.tls.clone(), shared.options.name.clone());
+    Arc::new(move |address| {
+        let endpoint = Endpoint::new(&address.to_string(), tls.clone());
+        endpoint.is_ok_and(|endpoint| endpoint.connect(&name, TRIAL_PATIENCE).is_ok())
+    })
+}
+
 /// Whether a server has made a region.
 enum Made {
     Yes,
@@ -71,6 +83,8 @@ pub(super) struct Watch {
     /// Where to go on with repairs.
     repair_from: ChunkAt,
     finder: Option<Finder>,
+    /// That were found and have not answered yet.
+    prospects: Prospects,
 }
 
 const START: ChunkAt = ChunkAt { region: RegionId(0), chunk: 0 };
@@ -91,7 +105,8 @@ impl Watch {
             false => None,
         };
         let links = shared.links();
-        Ok(Watch { shared, links, away: Vec::new(), repair_from: START, finder })
+        let prospects = Prospects::new(trial(&shared));
+        Ok(Watch { shared, links, away: Vec::new(), repair_from: START, finder, prospects })
     }
 
     /// Connects to all servers that are named or found; one of the problems, if there were any.
@@ -359,8 +374,12 @@ impl Watch {
     }
 
     fn discover(&mut self, patience: Duration) {
-        for address in self.finder.as_ref().map_or(Vec::new(), |finder| finder.poll(patience)) {
-            // What is announced but makes no sense is not our trouble.
+        let Some(finder) = &mut self.finder else { return };
+        let (news, now) = (finder.poll(patience), Instant::now());
+        news.withdrawn.into_iter().for_each(|address| self.prospects.withdrawn(address));
+        news.announced.into_iter().for_each(|address| self.prospects.announced(address, now));
+        for address in self.prospects.answered(now) {
+            // It is watched from now on, unless there are too many.
             let _ = self.shared.add_peer(&address.to_string());
         }
     }

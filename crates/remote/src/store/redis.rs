@@ -1,8 +1,12 @@
 //! Pages in Redis or Valkey, one server or a cluster, for those who run one already: replicas and
 //! failover are its own.
 //!
-//! Invariants: an engine that may evict our keys by itself is refused; keys of one region and
-//! neighbourhood lie in one slot (hash tag), so a run is one command or two.
+//! Invariants: an engine that may evict our keys by itself is refused; pages that are neighbours lie in one hash,
+//! so that a run is one command or two. Keys expire unless this process renews them: those of one that has
+//! crashed do not stay for ever. No address that is shown has the password in it.
+//!
+//! The engine acknowledges a put before its replicas have it, so that a failover may lose pages; they are then
+//! reported as lost, as the checksum proves.
 
 use super::{
     Capacity, PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError, check_discard,
@@ -11,30 +15,43 @@ use super::{
 use crate::page::{PAGE_BYTES, PageRun, PageSum};
 use crate::secret;
 use redis::cluster::{ClusterClient, ClusterConnection};
-use redis::{Cmd, Connection, ErrorKind, FromRedisValue, RedisError, RedisResult};
-use std::collections::{BTreeSet, HashMap};
+use redis::{
+    Cmd, Connection, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError, RedisResult,
+};
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Pages whose keys share a hash tag.
+/// Pages of a hash.
 const TAG_PAGES: u64 = 64;
 /// What the engine needs for a page: its allocator's next size above 4 KiB, key and entry. Used to
 /// tell how many pages fit before any is stored.
 const STORED_BYTES: u64 = 5300;
 /// For connecting and for each command.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long pages stay that nobody renews: a client that is stopped for longer loses them.
+const LIFE: Duration = Duration::from_secs(3600);
+/// How often all are renewed.
+const RENEW_EVERY: Duration = Duration::from_secs(600);
 
 /// Where the engine is: `redis://host:port`; several addresses are a cluster's.
 #[derive(Debug)]
 pub struct RedisStore {
     shared: Arc<Shared>,
+    renewer: Option<JoinHandle<()>>,
 }
 
-#[derive(Debug)]
 struct Shared {
+    /// With passwords, so not to be shown.
     urls: Vec<String>,
+    /// How long pages stay, and how often they are renewed.
+    life: Duration,
+    renew_every: Duration,
+    stopped: Mutex<bool>,
+    stop: Condvar,
     is_cluster: bool,
     /// Drawn by each store, so that its keys are nobody else's.
     prefix: String,
@@ -42,11 +59,25 @@ struct Shared {
     next_region: AtomicU64,
 }
 
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("at", &self.label()).finish_non_exhaustive()
+    }
+}
+
 #[derive(Debug)]
 struct Region {
     pages: u64,
-    /// Tags under which something was put.
-    used: BTreeSet<u64>,
+    /// Hashes into which something was put.
+    used: BTreeMap<u64, Life>,
+}
+
+/// Whether a hash expires by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Limited,
+    /// It may have been empty, which ends it: a new one of that name has no limit yet.
+    Unlimited,
 }
 
 enum Link {
@@ -60,10 +91,26 @@ impl RedisStore {
     /// # Errors
     /// When it cannot be reached, or may evict pages.
     pub fn connect(urls: &[String]) -> Result<RedisStore, StoreError> {
-        let cannot = |source| StoreError::Unreachable { server: urls.join(","), source };
+        RedisStore::connect_with(urls, LIFE, RENEW_EVERY)
+    }
+
+    /// The same, for pages that stay for so long without being renewed, and are renewed so often.
+    ///
+    /// # Errors
+    /// As of `connect`.
+    pub fn connect_with(
+        urls: &[String],
+        life: Duration,
+        renew_every: Duration,
+    ) -> Result<RedisStore, StoreError> {
+        let cannot = |source| StoreError::Unreachable { server: label(urls), source };
         let random: [u8; 8] = secret::random().map_err(cannot)?;
         let mut shared = Shared {
             urls: urls.to_vec(),
+            life,
+            renew_every,
+            stopped: Mutex::new(false),
+            stop: Condvar::new(),
             is_cluster: false,
             prefix: format!("pagetax:{:016x}", u64::from_le_bytes(random)),
             regions: Mutex::default(),
@@ -74,11 +121,11 @@ impl RedisStore {
         shared.is_cluster = field(&info, "cluster_enabled") == Some("1");
         for node in shared.nodes()? {
             let info = shared.memory_info(&node)?;
-            // Policies of this kind evict only keys that expire; ours do not.
+            // Those that evict only keys with a time to live would evict ours.
             let policy = field(&info, "maxmemory_policy").unwrap_or("unknown");
-            if policy != "noeviction" && !policy.starts_with("volatile-") {
+            if policy != "noeviction" {
                 return Err(StoreError::Refused {
-                    server: node,
+                    server: label(&[node]),
                     why: format!(
                         "its maxmemory-policy is {policy}, so it may drop pages; set it to \
                          noeviction"
@@ -86,7 +133,30 @@ impl RedisStore {
                 });
             }
         }
-        Ok(RedisStore { shared: Arc::new(shared) })
+        let shared = Arc::new(shared);
+        let renewing = shared.clone();
+        let renewer = thread::Builder::new().name("pagetax-renew".into());
+        let renewer = renewer.spawn(move || renewing.renew()).map_err(cannot)?;
+        Ok(RedisStore { shared, renewer: Some(renewer) })
+    }
+}
+
+/// Addresses as they may be shown: without user and password.
+fn label(urls: &[String]) -> String {
+    let shown = |url: &String| match url.as_str().into_connection_info() {
+        Ok(info) => info.addr().to_string(),
+        Err(_) => "an address that is none".into(),
+    };
+    urls.iter().map(shown).collect::<Vec<_>>().join(", ")
+}
+
+/// The URL of another node of a cluster: its own address, with the scheme and the password of the URL that we
+/// were given.
+fn url_of_node(given: &str, address: &str) -> String {
+    let (scheme, rest) = given.split_once("://").unwrap_or(("redis", given));
+    match rest.split('/').next().and_then(|authority| authority.rsplit_once('@')) {
+        Some((credentials, _)) => format!("{scheme}://{credentials}@{address}"),
+        None => format!("{scheme}://{address}"),
     }
 }
 
@@ -97,6 +167,35 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl Shared {
+    fn label(&self) -> String {
+        label(&self.urls)
+    }
+
+    /// Renews all pages now and then, until the store ends. What fails is tried again the next time, well before
+    /// the pages expire.
+    fn renew(self: Arc<Self>) {
+        let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*stopped {
+            let waited = self.stop.wait_timeout(stopped, self.renew_every);
+            stopped = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if !*stopped {
+                drop(stopped);
+                let _ = self.renew_once();
+                stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    fn renew_once(self: &Arc<Self>) -> Result<(), StoreError> {
+        let tags: Vec<(RegionId, u64)> = self
+            .regions()
+            .iter()
+            .flat_map(|(id, region)| region.used.keys().map(|tag| (*id, *tag)))
+            .collect();
+        let mut user = User::new(self.clone())?;
+        tags.into_iter().try_for_each(|(region, tag)| user.renew(region, tag))
+    }
+
     fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Region>> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -106,7 +205,7 @@ impl Shared {
     }
 
     fn error(&self, error: RedisError) -> StoreError {
-        let server = self.urls.join(",");
+        let server = self.label();
         match error.kind() {
             ErrorKind::Io => StoreError::Unreachable { server, source: io::Error::other(error) },
             _ if error.code() == Some("OOM") => StoreError::Full { pages_asked: 1, pages_free: 0 },
@@ -145,7 +244,7 @@ impl Shared {
             let (address, flags) = (words.next()?, words.next()?);
             let address = address.split('@').next()?;
             let usable = flags.contains("master") && !flags.contains("fail");
-            usable.then(|| format!("redis://{address}"))
+            usable.then(|| url_of_node(first, address))
         };
         Ok(nodes.lines().filter_map(primary).collect())
     }
@@ -177,8 +276,9 @@ impl Shared {
         Ok(Link::Cluster(Box::new(open().map_err(|error| self.error(error))?)))
     }
 
-    fn key(&self, region: RegionId, page: u64) -> String {
-        format!("{{{}:{region}:{}}}:{page}", self.prefix, page / TAG_PAGES)
+    /// The key of the hash with these pages.
+    fn key(&self, region: RegionId, tag: u64) -> String {
+        format!("{}:{region}:{tag}", self.prefix)
     }
 }
 
@@ -194,7 +294,7 @@ impl Link {
 impl PageStore for RedisStore {
     fn describe(&self) -> String {
         let kind = if self.shared.is_cluster { "Redis cluster" } else { "Redis" };
-        format!("{kind} at {}", self.shared.urls.join(", "))
+        format!("{kind} at {}", self.shared.label())
     }
 
     fn capacity(&self) -> Result<Capacity, StoreError> {
@@ -207,14 +307,17 @@ impl PageStore for RedisStore {
             return Err(StoreError::Full { pages_asked: pages, pages_free });
         }
         let id = RegionId(self.shared.next_region.fetch_add(1, Ordering::Relaxed));
-        self.shared.regions().insert(id, Region { pages, used: BTreeSet::new() });
+        self.shared.regions().insert(id, Region { pages, used: BTreeMap::new() });
         Ok(id)
     }
 
     fn drop_region(&self, id: RegionId) -> Result<(), StoreError> {
         let region = self.shared.regions().remove(&id).ok_or(StoreError::NoRegion(id))?;
         let mut user = User::new(self.shared.clone())?;
-        region.used.iter().try_for_each(|tag| user.delete(id, *tag * TAG_PAGES, TAG_PAGES))
+        region.used.keys().try_for_each(|tag| {
+            // At once, so that the room can be used at once.
+            user.run(redis::cmd("DEL").arg(user.shared.key(id, *tag)))
+        })
     }
 
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
@@ -229,6 +332,11 @@ impl PageStore for RedisStore {
 impl Drop for RedisStore {
     /// Nobody else knows the keys.
     fn drop(&mut self) {
+        *self.shared.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.stop.notify_all();
+        if let Some(renewer) = self.renewer.take() {
+            let _ = renewer.join();
+        }
         let regions: Vec<RegionId> = self.shared.regions().keys().copied().collect();
         for region in regions {
             let _ = self.drop_region(region);
@@ -258,13 +366,20 @@ impl User {
         }
     }
 
-    /// Deletes at once, so that the room can be used at once.
+    /// Forgets pages of one hash.
     fn delete(&mut self, region: RegionId, first: u64, count: u64) -> Result<(), StoreError> {
-        let mut command = redis::cmd("DEL");
+        let mut command = redis::cmd("HDEL");
+        command.arg(self.shared.key(region, first / TAG_PAGES));
         (first..first + count).for_each(|page| {
-            command.arg(self.shared.key(region, page));
+            command.arg(page);
         });
         self.run(&command)
+    }
+
+    /// Lets the pages of a hash live on.
+    fn renew(&mut self, region: RegionId, tag: u64) -> Result<(), StoreError> {
+        let (key, life_ms) = (self.shared.key(region, tag), self.shared.life.as_millis() as u64);
+        self.run(redis::cmd("PEXPIRE").arg(key).arg(life_ms))
     }
 }
 
@@ -291,11 +406,18 @@ impl PageReader for User {
         check_get(self.shared.region_pages(id)?, first, sums, into)?;
         let lost = |page, why: &str| StoreError::PageLost { region: id, page, why: why.into() };
         for (start, count) in by_tag(first, sums.len() as u64) {
-            let mut command = redis::cmd("MGET");
+            let mut command = redis::cmd("HMGET");
+            command.arg(self.shared.key(id, start / TAG_PAGES));
             (start..start + count).for_each(|page| {
-                command.arg(self.shared.key(id, page));
+                command.arg(page);
             });
             let pages: Vec<Option<Vec<u8>>> = self.run(&command)?;
+            if pages.len() as u64 != count {
+                return Err(StoreError::Refused {
+                    server: self.shared.label(),
+                    why: format!("it was asked for {count} pages and answered {}", pages.len()),
+                });
+            }
             for (page, bytes) in (start..).zip(pages) {
                 let bytes = bytes.ok_or_else(|| lost(page, "the engine does not have it"))?;
                 let at = (page - first) as usize;
@@ -315,14 +437,20 @@ impl PageWriter for User {
         for run in runs {
             for (start, count) in by_tag(run.first, run.sums.len() as u64) {
                 let pages = &run.pages[(start - run.first) as usize * PAGE_BYTES..];
-                let mut command = redis::cmd("MSET");
+                let tag = start / TAG_PAGES;
+                let mut command = redis::cmd("HSET");
+                command.arg(self.shared.key(id, tag));
                 for (page, bytes) in (start..start + count).zip(pages.chunks_exact(PAGE_BYTES)) {
-                    command.arg(self.shared.key(id, page)).arg(bytes);
+                    command.arg(page).arg(bytes);
                 }
-                if let Some(region) = self.shared.regions().get_mut(&id) {
-                    region.used.insert(start / TAG_PAGES);
-                }
+                let mut regions = self.shared.regions();
+                let life =
+                    regions.get_mut(&id).and_then(|region| region.used.insert(tag, Life::Limited));
+                drop(regions);
                 self.run::<()>(&command)?;
+                if life != Some(Life::Limited) {
+                    self.renew(id, tag)?;
+                }
             }
         }
         Ok(())
@@ -333,8 +461,9 @@ impl PageWriter for User {
         for run in runs {
             for (start, count) in by_tag(run.first, run.count) {
                 let tag = start / TAG_PAGES;
-                let regions = self.shared.regions();
-                let is_used = regions.get(&id).is_some_and(|region| region.used.contains(&tag));
+                let mut regions = self.shared.regions();
+                let life = regions.get_mut(&id).and_then(|region| region.used.get_mut(&tag));
+                let is_used = life.map(|life| *life = Life::Unlimited).is_some();
                 drop(regions);
                 if is_used {
                     self.delete(id, start, count)?;

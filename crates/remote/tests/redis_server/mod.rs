@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 pub struct RedisServer {
     child: Child,
     port: u16,
+    /// For `say`; empty where none is wanted.
+    password: String,
     _directory: tempfile::TempDir,
 }
 
@@ -28,7 +30,7 @@ impl RedisServer {
             println!("SKIP: redis-server is not installed");
             return None;
         };
-        let server = RedisServer { child, port, _directory: directory };
+        let server = RedisServer { child, port, password: String::new(), _directory: directory };
         let until = Instant::now() + Duration::from_secs(20);
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             assert!(Instant::now() < until, "redis-server does not answer");
@@ -39,8 +41,20 @@ impl RedisServer {
 
     /// Several, each with its part of the slots.
     pub fn start_cluster(count: u16) -> Option<Vec<RedisServer>> {
+        RedisServer::start_cluster_with(count, "")
+    }
+
+    /// The same, with a password that all of them want; none if it is empty.
+    pub fn start_cluster_with(count: u16, password: &str) -> Option<Vec<RedisServer>> {
         let options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"];
-        let nodes: Vec<_> = (0..count).map_while(|_| RedisServer::start(&options)).collect();
+        let protect = ["--requirepass", password, "--masterauth", password];
+        let options = [&options[..], if password.is_empty() { &[] } else { &protect }].concat();
+        let start = || {
+            let mut server = RedisServer::start(&options)?;
+            server.password = password.into();
+            Some(server)
+        };
+        let nodes: Vec<_> = (0..count).map_while(|_| start()).collect();
         if nodes.len() < count as usize {
             return None;
         }
@@ -69,11 +83,16 @@ impl RedisServer {
     }
 
     /// An inline command and what comes back.
-    fn say(&self, command: &str) -> String {
+    pub fn say(&self, command: &str) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        stream.write_all(format!("{command}\r\n").as_bytes()).unwrap();
-        let mut reader = BufReader::new(stream);
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
         let mut line = String::new();
+        if !self.password.is_empty() {
+            stream.write_all(format!("AUTH {}\r\n", self.password).as_bytes()).unwrap();
+            reader.read_line(&mut line).unwrap();
+            line.clear();
+        }
+        stream.write_all(format!("{command}\r\n").as_bytes()).unwrap();
         reader.read_line(&mut line).unwrap();
         assert!(!line.starts_with('-'), "{command}: {line}");
         if let Some(len) = line.strip_prefix('$') {
