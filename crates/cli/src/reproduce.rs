@@ -14,7 +14,7 @@ Examples:
   pagetax reproduce --json validation.json
   pagetax reproduce --list                what there is";
 
-/// Compare published figures with simulated ones; exit code 1 if any misses its tolerance
+/// Compare published figures with simulated ones; exit code 1 while any misses its tolerance
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
@@ -22,7 +22,7 @@ pub struct Args {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 
-    /// Seeds to run everything with; figures are medians
+    /// Seeds to run everything with; figures are medians. Fewer than 9 assert nothing
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
 

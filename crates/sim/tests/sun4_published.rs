@@ -1,5 +1,6 @@
-//! The Sun-4 models against the tables of report 000 (1990). Medians over seeds. What takes long runs in
-//! release builds only: `cargo test --release -p pagetax-sim --test sun4_published`.
+//! The Sun-4 models against the tables of report 000 (1990), where one seed says enough; `pagetax reproduce`
+//! has all of them, with medians. What takes long runs in release builds only:
+//! `cargo test --release -p pagetax-sim --test sun4_published`.
 
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
@@ -8,8 +9,6 @@ use pagetax_core::report::{Recording, Run};
 use pagetax_sim::machine::SimMachine;
 use pagetax_sim::model::Model;
 use pagetax_sim::models;
-
-const SEEDS: u64 = if cfg!(debug_assertions) { 1 } else { 9 };
 
 fn vmtest(model: Model, params: &[(&str, &str)], seed: u64) -> (Run, Result<(), RunError>) {
     let mut machine = SimMachine::new(model).unwrap();
@@ -30,21 +29,10 @@ struct Row {
     faults: f64,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
-/// The medians of `SEEDS` runs.
 fn simulate(model: &Model, params: &[(&str, &str)]) -> Row {
-    let runs: Vec<Run> = (1..=SEEDS)
-        .map(|seed| {
-            let (run, end) = vmtest(model.clone(), params, seed);
-            end.unwrap();
-            run
-        })
-        .collect();
-    let of = |id: &str| median(runs.iter().map(|r| r.counters[id].value.unwrap() as f64).collect());
+    let (run, end) = vmtest(model.clone(), params, 1);
+    end.unwrap();
+    let of = |id: &str| run.counters[id].value.unwrap() as f64;
     Row {
         elapsed_s: of("wall_ns") / 1e9,
         user_s: of("user_ns") / 1e9,
@@ -97,68 +85,47 @@ fn rows_without_stealing_follow_the_table() {
 }
 
 #[cfg(not(debug_assertions))]
-#[test]
-fn sparcstation_1_follows_the_whole_table() {
-    let megabytes: Vec<u64> = SPARCSTATION_1.iter().map(|row| row.0).collect();
-    let simulated = table("sparcstation-1", &megabytes);
-    let mut squares = Vec::new();
-    for ((mb, row), (_, elapsed_s, faults)) in simulated.iter().zip(SPARCSTATION_1) {
-        println!("{mb} MB: {row:.1?}, published {elapsed_s} s, {faults} faults");
-        let what = format!("{mb} MB");
-        match mb {
-            2..=14 => {
-                within(row.elapsed_s, elapsed_s, 0.94, 1.06, &what);
-                within(row.faults, faults, 0.85, 1.15, &what);
-            }
-            16 => {
-                within(row.elapsed_s, elapsed_s, 0.94, 1.06, &what);
-                within(row.faults, faults, 0.6, 1.6, &what);
-            }
-            _ => {
-                within(row.elapsed_s, elapsed_s, 0.55, 1.8, &what);
-                within(row.faults, faults, 0.55, 1.8, &what);
-                squares.push((row.elapsed_s / elapsed_s).ln().powi(2));
-                squares.push((row.faults / faults).ln().powi(2));
-            }
-        }
-    }
-    let rms = (squares.iter().sum::<f64>() / squares.len() as f64).sqrt().exp();
-    assert!(rms <= 1.45, "rows 18-32: geometric RMS ×{rms:.2}");
-    let relative_speed = |index: usize| 3.5 * (index + 1) as f64 / simulated[index].1.elapsed_s;
-    assert!(relative_speed(7) >= 1.0 && relative_speed(8) <= 0.7, "the knee is at 16 MB");
-    let (before, after) = (simulated[7].1, simulated[15].1);
-    let slope_us = (after.system_s - before.system_s) / (after.faults - before.faults) * 1e6;
-    assert!((255.0..=290.0).contains(&slope_us), "{slope_us} µs of system time a fault");
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
+/// The geometric RMS of elapsed times of 16 to 24 MB over the published ones, compared as the report made
+/// them: the least of 3 runs, medians over 3 such groups.
 #[cfg(not(debug_assertions))]
-#[test]
-fn larger_processes_waste_fewer_pmegs() {
-    let model = models::find("sparcstation-1").unwrap();
-    let elapsed = |size| simulate(&model, &[("size", size), ("process_size", "4M")]).elapsed_s;
-    let (one, two) = (elapsed("4M"), elapsed("8M"));
-    let linear = |processes: f64| one + (two - one) * (processes - 1.0);
-    within(elapsed("12M"), linear(3.0), 0.94, 1.06, "12 MB");
-    within(elapsed("16M"), linear(4.0), 0.94, 1.06, "16 MB");
-    assert!(elapsed("20M") >= 1.4 * linear(5.0));
-}
-
-#[cfg(not(debug_assertions))]
-#[test]
-fn the_fitted_policy_is_the_best() {
-    let rms = |policy: &str| {
-        let mut model = models::find("sparcstation-1").unwrap();
-        model.set("hat", "steal", policy).unwrap();
-        let square = |(mb, published, _): &(u64, f64, f64)| {
-            let row = simulate(&model, &[("size", &format!("{mb}M"))]);
-            (row.elapsed_s / published).ln().powi(2)
-        };
-        let rows: Vec<f64> = SPARCSTATION_1[7..12].iter().map(square).collect();
-        (rows.iter().sum::<f64>() / rows.len() as f64).sqrt().exp()
+fn policy_rms(policy: &str) -> f64 {
+    let mut model = models::find("sparcstation-1").unwrap();
+    model.set("hat", "steal", policy).unwrap();
+    let elapsed = |mb: u64, seed: u64| {
+        let (run, end) = vmtest(model.clone(), &[("size", &format!("{mb}M"))], seed);
+        end.unwrap();
+        run.wall_ns as f64 / 1e9
     };
-    let fitted = rms("no-context-first-rover");
-    for policy in ["fifo", "exact-lru", "random"] {
-        assert!(rms(policy) > fitted, "{policy}: ×{:.2} against ×{fitted:.2}", rms(policy));
+    let square = |(mb, published, _): &(u64, f64, f64)| {
+        let least =
+            |group: u64| (1..=3).map(|n| elapsed(*mb, 3 * group + n)).fold(f64::INFINITY, f64::min);
+        (median((0..3).map(least).collect()) / published).ln().powi(2)
+    };
+    let rows: Vec<f64> = SPARCSTATION_1[7..12].iter().map(square).collect();
+    (rows.iter().sum::<f64>() / rows.len() as f64).sqrt().exp()
+}
+
+/// In release builds only (`cargo xtask gate`): in debug ones this takes minutes.
+#[cfg(not(debug_assertions))]
+#[test]
+fn the_fitted_policy_is_the_best_of_all() {
+    let policies = pagetax_sim::kernel::sunos::steal::POLICIES;
+    let rms: Vec<(&str, f64)> = std::thread::scope(|scope| {
+        let names = policies.iter().map(|(name, _)| *name);
+        let threads: Vec<_> =
+            names.map(|name| (name, scope.spawn(move || policy_rms(name)))).collect();
+        threads.into_iter().map(|(name, thread)| (name, thread.join().unwrap())).collect()
+    });
+    println!("{rms:.2?}");
+    let fitted = rms.iter().find(|(name, _)| *name == "no-context-first-rover").unwrap().1;
+    let others = rms.iter().filter(|(name, _)| *name != "no-context-first-rover");
+    for (name, other) in others {
+        assert!(*other > fitted, "{name}: ×{other:.2} against ×{fitted:.2}");
     }
 }
 
@@ -216,17 +183,6 @@ fn sparcstation_1plus_follows_suns_own_table() {
     }
 }
 
-#[cfg(not(debug_assertions))]
-#[test]
-fn throughput_bends_near_40_switches_a_second() {
-    let model = models::find("sparcstation-1").unwrap();
-    let elapsed =
-        |rate: &str| simulate(&model, &[("size", "20M"), ("switch_rate", rate)]).elapsed_s;
-    let (slow, bend, fast) = (elapsed("10"), elapsed("25"), elapsed("200"));
-    println!("20 MB: {slow:.0} s at 20 switches a second, {bend:.0} s at 35, {fast:.0} s at 210");
-    assert!(bend < 1.3 * slow && fast > 2.0 * bend);
-}
-
 #[test]
 fn shared_pmegs_leave_no_knee() {
     let (row, _) =
@@ -244,7 +200,7 @@ fn every_model_loads_and_runs() {
             let (run, end) = vmtest(machine.model().clone(), &[("size", "6M"), ("loops", "50")], 1);
             end.unwrap();
             let warned = run.warnings.iter().any(|warning| warning.id == "not_validated");
-            assert_eq!(warned, !machine.spec().validated, "{name}");
+            assert_eq!(warned, !machine.spec().is_validated_for("vmtest"), "{name}");
             let accesses = 512 + 3 * 50 * 512;
             assert_eq!(run.counters["access_count"].value, Some(accesses), "{name}");
         }

@@ -2,10 +2,10 @@
 
 use super::text;
 use pagetax_sim::reproduce::published::Status;
-use pagetax_sim::reproduce::{Compared, Reproduction, Row};
+use pagetax_sim::reproduce::{Compared, Reproduction, Row, SEEDS_MIN, Verdict};
 
-const HEADINGS: [&str; 8] =
-    ["figure", "published", "simulated", "spread", "ratio", "tolerance", "verdict", "status"];
+const HEADINGS: [&str; 9] =
+    ["figure", "published", "simulated", "spread", "of", "ratio", "tolerance", "verdict", "status"];
 
 /// A table for each file, what is not reproducible, and the sum.
 pub fn render(document: &Reproduction) -> String {
@@ -14,7 +14,10 @@ pub fn render(document: &Reproduction) -> String {
         out += &text::heading(&format!("{}: {}", table.name, table.title));
         out += &format!("  published in: {}\n", table.source);
         let rows = simulated(table).map(cells).collect();
-        out += &text::table(&HEADINGS, &[1, 2, 3, 4, 5], rows);
+        out += &text::table(&HEADINGS, &[1, 2, 3, 4, 5, 6], rows);
+        for note in &table.notes {
+            out += &format!("  {note}\n");
+        }
         for line in remarks(table) {
             out += &format!("  {line}\n");
         }
@@ -29,15 +32,23 @@ pub fn markdown(document: &Reproduction) -> String {
          Every published figure beside what the simulated machines say. Written by\n\
          `pagetax reproduce --markdown docs/validation.md`; do not edit.\n\n\
          *Calibrated*: a constant of the model was fitted to this figure. *Predicted*: it follows\n\
-         from constants that were not. Tolerances are of the ratio of the simulated median to the\n\
-         published figure; rows without one are reported, not asserted.\n\n",
+         from constants that were not. *Consistency*: the report makes the claim in words, or the\n\
+         number is this project's own; such rows are checked like the others, and counted apart.\n\
+         *Derived*: arithmetic of published figures, or a number taken over from the report, which\n\
+         no wrong model can miss; such rows are shown only. Tolerances are of the ratio of the\n\
+         simulated median to the published figure; rows without one are reported, not asserted.\n\
+         *Of* is how many values the median is of, each from a seed of its own, or from the fastest\n\
+         of several seeds.\n\n",
     );
     out += &format!("{}\n", sum(document));
     for table in &document.tables {
         out += &format!("\n## {}\n\n", table.name);
         out += &format!("{}. Published in: {}.\n\n", table.title, table.source);
+        for note in &table.notes {
+            out += &format!("{note}\n\n");
+        }
         out += &format!("| {} |\n", HEADINGS.join(" | "));
-        out += "|---|---:|---:|---:|---:|---:|---|---|\n";
+        out += "|---|---:|---:|---:|---:|---:|---:|---|---|\n";
         for row in simulated(table) {
             out += &format!("| {} |\n", cells(row).join(" | "));
         }
@@ -75,12 +86,21 @@ fn cells(row: &Row) -> Vec<String> {
     let status = match row.status {
         Status::Calibrated => "calibrated",
         Status::Predicted => "predicted",
+        Status::Consistency => "consistency",
+        Status::Derived => "derived",
         Status::NotReproducible => "not reproducible",
     };
-    let verdict = match (row.tolerance, row.ok) {
-        (_, false) => "MISS",
-        (None, true) => "reported",
-        (Some(_), true) => "ok",
+    let verdict = match row.verdict {
+        Verdict::Ok => "ok",
+        Verdict::Miss => "MISS",
+        Verdict::Reported => "reported",
+        Verdict::Derived => "not compared",
+        Verdict::NotReproducible => text::MISSING,
+    };
+    let of = match (row.value_count, row.least_of) {
+        (0, _) => text::MISSING.into(),
+        (count, 1) => count.to_string(),
+        (count, least_of) => format!("{count} × least of {least_of}"),
     };
     let spread = row.simulated.map(|s| match (number(s.low), number(s.high)) {
         (low, high) if low == high => String::new(),
@@ -91,6 +111,7 @@ fn cells(row: &Row) -> Vec<String> {
         number(row.published),
         or_missing(row.simulated.map(|spread| number(spread.median))),
         or_missing(spread),
+        of,
         or_missing(row.ratio.map(|ratio| format!("{ratio:.3}"))),
         or_missing(row.tolerance.map(|[low, high]| format!("{low:.2} – {high:.2}"))),
         verdict.into(),
@@ -114,18 +135,36 @@ fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// How many rows of each kind there are, and which are missed.
 fn sum(document: &Reproduction) -> String {
     let rows = || document.tables.iter().flat_map(|table| &table.rows);
     let count = |wanted: &dyn Fn(&Row) -> bool| rows().filter(|row| wanted(row)).count();
-    let simulated = count(&|row| row.status != Status::NotReproducible);
-    let asserted = count(&|row| row.tolerance.is_some());
-    let missed = count(&|row| !row.ok);
-    let impossible = count(&|row| row.status == Status::NotReproducible);
-    format!(
-        "{simulated} figures simulated, {asserted} of them asserted, {missed} missed; \
-         {impossible} not reproducible; medians of {} seeds.",
+    let is_asserted = |row: &Row| matches!(row.verdict, Verdict::Ok | Verdict::Miss);
+    let is_missed = |row: &Row| row.verdict == Verdict::Miss;
+    let is_own = |row: &Row| row.status == Status::Consistency;
+    let mut out = format!(
+        "{} published figures asserted, {} missed; {} checks of consistency, {} missed; {} figures \
+         reported only, {} derived, {} not reproducible; {} seeds.",
+        count(&|row| is_asserted(row) && row.status.is_published()),
+        count(&|row| is_missed(row) && !is_own(row)),
+        count(&|row| is_asserted(row) && is_own(row)),
+        count(&|row| is_missed(row) && is_own(row)),
+        count(&|row| row.verdict == Verdict::Reported),
+        count(&|row| row.status == Status::Derived),
+        count(&|row| row.status == Status::NotReproducible),
         document.seeds
-    )
+    );
+    if !document.asserts {
+        out += &format!(
+            "\nNothing is asserted: the tolerances hold for medians of at least {SEEDS_MIN} seeds."
+        );
+    }
+    for table in &document.tables {
+        for row in table.rows.iter().filter(|row| is_missed(row)) {
+            out += &format!("\n- MISS in {}: {}.", table.name, name(row));
+        }
+    }
+    out
 }
 
 #[cfg(test)]
@@ -140,14 +179,23 @@ mod tests {
             low: median - 1.0,
             high: median + 1.0,
         });
+        let verdict = match status {
+            Status::NotReproducible => Verdict::NotReproducible,
+            Status::Derived => Verdict::Derived,
+            _ if (0.94..=1.06).contains(&(median / 25.9)) => Verdict::Ok,
+            _ => Verdict::Miss,
+        };
         Row {
             key: BTreeMap::from([("virtual_mb".into(), 16.0)]),
             figure: "elapsed_s".into(),
             published: 25.9,
             simulated,
+            value_count: 3,
+            least_of: 3,
             ratio: Some(median / 25.9),
             tolerance: Some([0.94, 1.06]),
-            ok: (0.94..=1.06).contains(&(median / 25.9)) || simulated.is_none(),
+            ok: verdict != Verdict::Miss,
+            verdict,
             status,
             why: if simulated.is_none() { "nobody knows".into() } else { String::new() },
         }
@@ -157,11 +205,14 @@ mod tests {
         let rows = vec![
             row(26.0, Status::Calibrated),
             row(52.0, Status::Predicted),
+            row(53.0, Status::Consistency),
+            row(25.0, Status::Derived),
             row(0.0, Status::NotReproducible),
         ];
         let (name, title, source) = ("name".into(), "a title".into(), "a report".into());
-        let tables = vec![Compared { name, title, source, rows }];
-        Reproduction { schema: 1, kind: "reproduction", seeds: 9, ok: false, tables }
+        let notes = vec!["How it was done.".into()];
+        let tables = vec![Compared { name, title, source, notes, rows }];
+        Reproduction { schema: 1, kind: "reproduction", seeds: 9, asserts: true, ok: false, tables }
     }
 
     #[test]
@@ -170,15 +221,31 @@ mod tests {
         let line = |status: &str| text.lines().find(|line| line.ends_with(status)).unwrap();
         assert!(line("calibrated").contains("  ok  "), "{text}");
         assert!(line("predicted").contains("MISS"), "{text}");
+        assert!(line("derived").contains("not compared"), "{text}");
+        assert!(text.contains("  How it was done.\n"), "{text}");
         assert!(text.contains("Not reproducible: elapsed_s: nobody knows."), "{text}");
-        assert!(text.contains("2 figures simulated, 3 of them asserted, 1 missed"), "{text}");
+        let sum = "2 published figures asserted, 1 missed; 1 checks of consistency, 1 missed; \
+                   0 figures reported only, 1 derived, 1 not reproducible; 9 seeds.";
+        assert!(text.contains(sum), "{text}");
+        assert_eq!(
+            text.matches("- MISS in name: elapsed_s at virtual_mb 16.").count(),
+            2,
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn too_few_seeds_to_assert_anything_are_said() {
+        let few = Reproduction { seeds: 1, asserts: false, ..document() };
+        assert!(render(&few).contains("Nothing is asserted: "));
+        assert!(!render(&document()).contains("Nothing is asserted"));
     }
 
     #[test]
     fn markdown_has_a_line_a_figure() {
         let text = markdown(&document());
-        let wanted = "| elapsed_s at virtual_mb 16 | 25.90 | 26 | 25 – 27 | 1.004 | 0.94 – 1.06 | \
-                      ok | calibrated |";
+        let wanted = "| elapsed_s at virtual_mb 16 | 25.90 | 26 | 25 – 27 | 3 × least of 3 | 1.004 \
+                      | 0.94 – 1.06 | ok | calibrated |";
         assert!(text.lines().any(|line| line == wanted), "{text}");
     }
 

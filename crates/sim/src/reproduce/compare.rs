@@ -2,9 +2,9 @@
 
 use super::expression::{Expression, Values};
 use super::figure::Figure;
-use super::published::{Band, Check, Column, Published, Status, Sweep};
+use super::published::{Band, Check, Column, Published, Setup, Status, Sweep};
 use super::runs::{self, Figures};
-use super::{Compared, ReproduceError, Row, Spread};
+use super::{Compared, ReproduceError, Row, SEEDS_MIN, Spread, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A row before it is simulated.
@@ -34,15 +34,24 @@ pub(super) fn compare(
     for (run, figure) in expressions.flat_map(Expression::terms) {
         wanted.entry(run.into()).or_default().insert(figure.clone());
     }
-    let figures = runs::run(&published.setups()?, &wanted, seeds)?;
+    let setups = published.setups()?;
+    let figures = runs::run(&setups, &wanted, seeds)?;
     let mut done = Vec::new();
     for draft in drafts {
-        let row = simulate(&draft, &figures, &done);
-        done.push((draft, row));
+        let least_of = least_of(&draft, &setups);
+        let row = simulate(&draft, &figures, &done, seeds >= SEEDS_MIN);
+        done.push((draft, Row { least_of, ..row }));
     }
     let listed = done.into_iter().filter(|(draft, _)| draft.listed).map(|(_, row)| row);
-    let (title, source) = (published.title.clone(), published.source.clone());
-    Ok(Compared { name: name.into(), title, source, rows: listed.collect() })
+    let Published { title, source, notes, .. } = published.clone();
+    Ok(Compared { name: name.into(), title, source, notes, rows: listed.collect() })
+}
+
+/// The largest group of runs of which only the fastest counts, among the runs of a row.
+fn least_of(draft: &Draft, setups: &BTreeMap<String, Setup>) -> u64 {
+    let terms = draft.expression.iter().flat_map(Expression::terms);
+    let least = terms.filter_map(|(run, _)| setups.get(run)).map(|setup| setup.least_of.get());
+    least.max().unwrap_or(1)
 }
 
 /// Rows of sweeps first, as checks may look back at them.
@@ -52,7 +61,7 @@ fn drafts(published: &Published) -> Result<Vec<Draft>, ReproduceError> {
         for (key, cells) in sweep.rows()? {
             for column in &sweep.column {
                 // A figure may be the sum of several columns of the table.
-                let headings = column.figure.split(" + ");
+                let headings = column.heading.as_ref().unwrap_or(&column.figure).split(" + ");
                 let cell: Option<f64> = headings.map(|h| cells.get(h).copied()).sum();
                 if let Some(cell) = cell {
                     drafts.push(row_of(sweep, column, key, cell));
@@ -103,38 +112,53 @@ fn single(check: &Check) -> Draft {
 }
 
 /// What a figure came to.
-fn simulate(draft: &Draft, figures: &Figures, done: &[(Draft, Row)]) -> Row {
-    let spread = draft.expression.as_ref().map(|expression| spread(expression, figures, done));
+fn simulate(draft: &Draft, figures: &Figures, done: &[(Draft, Row)], asserts: bool) -> Row {
+    let values = draft.expression.as_ref().map(|expression| values(expression, figures, done));
+    let value_count = match &values {
+        Some(Ok(values)) if draft.expression.iter().any(|e| !e.terms().is_empty()) => values.len(),
+        _ => 0,
+    };
+    let spread = values.map(|values| {
+        values.and_then(|values| Spread::of(values).ok_or_else(|| "is no finite number".into()))
+    });
     let (simulated, why) = match spread {
         None => (None, draft.why.clone()),
         Some(Ok(spread)) => (Some(spread), draft.why.clone()),
         Some(Err(why)) => (None, why),
     };
     let ratio = simulated.map(|spread| spread.median / draft.published).filter(|r| r.is_finite());
-    let within = |[low, high]: [f64; 2]| ratio.is_some_and(|ratio| (low..=high).contains(&ratio));
-    let ok = match draft.status {
-        Status::NotReproducible => true,
-        _ => simulated.is_some() && draft.tolerance.is_none_or(within),
+    let is_within =
+        |[low, high]: [f64; 2]| ratio.is_some_and(|ratio| (low..=high).contains(&ratio));
+    let verdict = match (draft.status, draft.tolerance) {
+        (Status::NotReproducible, _) => Verdict::NotReproducible,
+        _ if simulated.is_none() => Verdict::Miss,
+        (Status::Derived, _) => Verdict::Derived,
+        (_, Some(tolerance)) if asserts && is_within(tolerance) => Verdict::Ok,
+        (_, Some(_)) if asserts => Verdict::Miss,
+        _ => Verdict::Reported,
     };
     Row {
         key: draft.key.clone(),
         figure: draft.figure.clone(),
         published: draft.published,
         simulated,
+        value_count,
+        least_of: 1,
         ratio,
         tolerance: draft.tolerance,
-        ok,
+        ok: verdict != Verdict::Miss,
+        verdict,
         status: draft.status,
         why,
     }
 }
 
-/// Over all seeds that every figure of the expression has.
-fn spread(
+/// Its values, as many as every figure of the expression has.
+fn values(
     expression: &Expression,
     figures: &Figures,
     done: &[(Draft, Row)],
-) -> Result<Spread, String> {
+) -> Result<Vec<f64>, String> {
     let mut seeds = None;
     for (run, figure) in expression.terms() {
         let values = figures.get(run).and_then(|figures| figures.get(figure));
@@ -145,11 +169,10 @@ fn spread(
         seeds = Some(seeds.unwrap_or(usize::MAX).min(values.len()));
     }
     let value = |seed| expression.value(&AtSeed { seed, figures, done });
-    Spread::of((0..seeds.unwrap_or(1)).map(value).collect())
-        .ok_or_else(|| "is no finite number".into())
+    Ok((0..seeds.unwrap_or(1)).map(value).collect())
 }
 
-/// Figures of one seed.
+/// Figures of one seed, or of the fastest run of one group of seeds.
 struct AtSeed<'a> {
     seed: usize,
     figures: &'a Figures,

@@ -36,6 +36,7 @@ impl Figure {
     /// - `first_s(COLUMN)`: when the column is first above 0
     /// - `cell(TABLE, ROW, COLUMN)`: of a table in an old tool's words; ROW is the text of cells that
     ///   follow each other in the row (`0 u 8k`), COLUMN its heading, of equal ones the last
+    /// - `cpu_ns(ROW)`: a row of the budget of CPU time, as in `cpu_ns(reclaim)`
     /// - `ended_early`: 1 or 0
     ///
     /// # Errors
@@ -64,6 +65,7 @@ impl Figure {
                 let first = points.find(|(_, value)| *value > 0.0);
                 first.map(|(time, _)| time).ok_or_else(|| format!("{column} is never above 0"))
             }
+            ("cpu_ns", [row]) => cpu_ns(run, row),
             ("cell", [table, row, column]) => cell(run, table, row, column),
             (id, []) => counter(&run.counters, id),
             (id, [name]) => counter(&phase(run, name)?.counters, id),
@@ -95,6 +97,12 @@ fn phase<'a>(run: &'a Run, name: &str) -> Result<&'a ReportPhase, String> {
 fn counter(counters: &pagetax_core::counter::Counters, id: &str) -> Result<f64, String> {
     let value = counters.get(id).and_then(|reading| reading.value);
     value.map(|value| value as f64).ok_or_else(|| format!("the machine does not count {id}"))
+}
+
+fn cpu_ns(run: &Run, id: &str) -> Result<f64, String> {
+    let rows = run.budget.as_ref().map_or(&[][..], |budget| &budget.cpu);
+    let ns = rows.iter().find(|row| row.id == id).and_then(|row| row.ns);
+    ns.map(|ns| ns as f64).ok_or_else(|| format!("the budget of CPU time has no row {id}"))
 }
 
 fn latency_us(run: &Run, kind: &str, which: &str) -> Result<f64, String> {

@@ -3,7 +3,8 @@
 //! The published tables and claims, with their tolerances, are data ([`published`]); runs give figures
 //! ([`figure`]); expressions over figures ([`expression`]) are compared with what was published.
 //! Invariant: a row passes only if its simulated median lies within its tolerance; what cannot be
-//! simulated is listed with its reason, and never passes as simulated.
+//! simulated is listed with its reason, and never passes as simulated. Fewer than [`SEEDS_MIN`] seeds
+//! assert nothing: the tolerances are those of medians.
 
 mod compare;
 pub mod expression;
@@ -50,6 +51,9 @@ pub enum ReproduceError {
     Run(#[from] RunError),
 }
 
+/// Tolerances hold for medians of at least so many seeds.
+pub const SEEDS_MIN: u64 = 9;
+
 /// The document of kind `reproduction`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Reproduction {
@@ -57,8 +61,10 @@ pub struct Reproduction {
     pub schema: u32,
     /// `reproduction`
     pub kind: &'static str,
-    /// How many runs stand behind each median, unless a run asks for fewer.
+    /// Seeds of every run: from 1 up to this number.
     pub seeds: u64,
+    /// False if there are too few seeds to assert anything.
+    pub asserts: bool,
     /// Whether every row is.
     pub ok: bool,
     /// One for each file.
@@ -74,6 +80,8 @@ pub struct Compared {
     pub title: String,
     /// Where the published figures stand.
     pub source: String,
+    /// What is to be known of all figures; a paragraph each.
+    pub notes: Vec<String>,
     /// Every figure.
     pub rows: Vec<Row>,
 }
@@ -89,16 +97,38 @@ pub struct Row {
     pub published: f64,
     /// None if not reproducible, or if it could not be read.
     pub simulated: Option<Spread>,
+    /// Values behind the median; 0 if no run gives it.
+    pub value_count: usize,
+    /// Each value is of the fastest of so many runs; 1 if every run counts.
+    pub least_of: u64,
     /// Median over published; none where that has no meaning.
     pub ratio: Option<f64>,
     /// Least and most ratio that is right; none if it is only reported.
     pub tolerance: Option<[f64; 2]>,
     /// False if simulated and out of tolerance, or not to be read.
     pub ok: bool,
+    /// The same in a word.
+    pub verdict: Verdict,
     /// How it comes to agree.
     pub status: Status,
     /// Why it is not reproducible or was not to be read; else a remark, often empty.
     pub why: String,
+}
+
+/// What a comparison came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Within its tolerance.
+    Ok,
+    /// Out of its tolerance, or not to be read.
+    Miss,
+    /// Without a tolerance, or with too few seeds to assert it.
+    Reported,
+    /// Arithmetic or taken over: not compared.
+    Derived,
+    /// Not simulated.
+    NotReproducible,
 }
 
 /// A figure over all seeds.
@@ -138,12 +168,14 @@ pub fn reproduce(names: &[String], seeds: u64) -> Result<Reproduction, Reproduce
         [] => published::names().map(String::from).collect(),
         names => names.to_vec(),
     };
-    let compare = |name: &String| compare::compare(name, &published::find(name)?, seeds.max(1));
+    let seeds = seeds.max(1);
+    let compare = |name: &String| compare::compare(name, &published::find(name)?, seeds);
     let tables = names.iter().map(compare).collect::<Result<Vec<_>, _>>()?;
     Ok(Reproduction {
         schema: pagetax_core::report::SCHEMA,
         kind: "reproduction",
-        seeds: seeds.max(1),
+        seeds,
+        asserts: seeds >= SEEDS_MIN,
         ok: tables.iter().flat_map(|table| &table.rows).all(|row| row.ok),
         tables,
     })

@@ -2,13 +2,15 @@
 //!
 //! A file names runs (machine, job, parameters), sweeps over the rows of a published table, and
 //! checks of single claims. Invariant: every figure says whether the model's constants were fitted to
-//! it (calibrated) or not (predicted), and what is not reproducible says why.
+//! it (calibrated) or not (predicted). Figures that no report prints are counted apart (consistency),
+//! what no wrong model can miss is never checked (derived), and all of these say why.
 
 use super::ReproduceError;
 use super::expression::Expression;
 use pagetax_core::quantity::Params;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU64;
 
 /// Name and text of each file, in the order of reports.
 const BUILTIN: &[(&str, &str)] = &[
@@ -34,7 +36,7 @@ const TABLES: &[(&str, &str)] = &[
     ),
 ];
 
-/// How a simulated figure came to agree with the published one.
+/// How a simulated figure relates to the published one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
@@ -42,8 +44,21 @@ pub enum Status {
     Calibrated,
     /// It follows from constants that were not fitted to it.
     Predicted,
+    /// The report makes the claim in words, or the number is this project's own. Checked like the
+    /// others, and counted apart from published figures.
+    Consistency,
+    /// Arithmetic of published figures, or a number taken over from the report: no wrong model can
+    /// miss it. Shown, and never checked.
+    Derived,
     /// The model cannot say it.
     NotReproducible,
+}
+
+impl Status {
+    /// True where the number stands in a report and the model can miss it.
+    pub fn is_published(self) -> bool {
+        matches!(self, Status::Calibrated | Status::Predicted)
+    }
 }
 
 /// A file.
@@ -54,6 +69,9 @@ pub struct Published {
     pub title: String,
     /// Where the published figures stand.
     pub source: String,
+    /// What is to be known of all figures, such as how runs become figures; a paragraph each.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// Runs that figures are taken from.
     #[serde(default)]
     pub run: BTreeMap<String, Setup>,
@@ -79,10 +97,19 @@ pub struct Setup {
     /// Constants of the model that are another here, as `table.name`.
     #[serde(default)]
     pub set: BTreeMap<String, toml::Value>,
-    /// At most so many seeds: for slow runs whose spread matters little.
-    pub seeds_max: Option<u64>,
+    /// Of each so many consecutive seeds, only the run with the least elapsed time counts: all its
+    /// figures do. Seeds that fill no such group are not run.
+    #[serde(default = "one")]
+    pub least_of: NonZeroU64,
     /// Of the series, such as `1s`, where the job has none.
     pub interval: Option<String>,
+}
+
+impl Setup {
+    /// True if one simulation serves both, whichever of its runs they take.
+    pub fn is_same_run(&self, other: &Setup) -> bool {
+        *self == Setup { least_of: self.least_of, ..other.clone() }
+    }
 }
 
 /// A run for each row of a published table, named `NAME@KEY`.
@@ -116,12 +143,18 @@ fn yes() -> bool {
     true
 }
 
+fn one() -> NonZeroU64 {
+    NonZeroU64::MIN
+}
+
 /// A column of a sweep's table.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Column {
-    /// The table's heading.
+    /// The table's heading, or several with ` + ` between them.
     pub figure: String,
+    /// The table's heading, where the figure is called something else.
+    pub heading: Option<String>,
     /// An expression in which `row` is the run of the row, and `row.key` its key.
     pub value: String,
     /// How it comes to agree.
@@ -207,11 +240,7 @@ pub fn find(name: &str) -> Result<Published, ReproduceError> {
 pub(super) fn parse(name: &str, text: &str) -> Result<Published, ReproduceError> {
     let published: Published = toml::from_str(text).map_err(|error| problem(name, error))?;
     for check in &published.check {
-        let impossible = check.status == Status::NotReproducible;
-        if impossible != check.value.is_none() || (impossible && check.why.is_empty()) {
-            let text = "needs a value, or the status not_reproducible and why";
-            return Err(problem(name, format!("`{}` {text}", check.figure)));
-        }
+        check.consistent().map_err(|text| problem(name, format!("`{}` {text}", check.figure)))?;
     }
     published.check_expressions().map_err(|text| problem(name, text))?;
     Ok(published)
@@ -237,6 +266,24 @@ pub fn table(name: &str) -> Result<Table, ReproduceError> {
         cells.map(number).collect::<Result<Cells, _>>()
     };
     Ok(Table { rows: lines.map(row).collect::<Result<_, _>>()? })
+}
+
+impl Check {
+    /// That status, value, tolerance and reason go together.
+    fn consistent(&self) -> Result<(), &'static str> {
+        let impossible = self.status == Status::NotReproducible;
+        let asserted = self.ratio.is_some() || self.range.is_some();
+        match self.status {
+            _ if impossible != self.value.is_none() || (impossible && self.why.is_empty()) => {
+                Err("needs a value, or the status not_reproducible and why")
+            }
+            Status::Consistency | Status::Derived if self.why.is_empty() => {
+                Err("stands in no report, and does not say why it is here")
+            }
+            Status::Derived if asserted => Err("is derived: no model can miss its tolerance"),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Sweep {

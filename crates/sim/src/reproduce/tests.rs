@@ -28,7 +28,7 @@ why = "models have none"
 "#;
 
 fn compared(text: &str) -> Compared {
-    compare::compare("small", &parse("small", text).unwrap(), 2).unwrap()
+    compare::compare("small", &parse("small", text).unwrap(), SEEDS_MIN).unwrap()
 }
 
 #[test]
@@ -40,7 +40,50 @@ fn rows_pass_within_their_tolerance_alone() {
     assert_eq!(rows[1].ratio, Some(1.28));
     assert_eq!((rows[2].simulated, rows[2].status), (None, Status::NotReproducible));
     let narrow = SMALL.replace("range = [128, 128]", "ratio = [0.9, 1.2]");
-    assert!(!compared(&narrow).rows[1].ok);
+    assert_eq!(compared(&narrow).rows[1].verdict, Verdict::Miss);
+}
+
+#[test]
+fn few_seeds_assert_nothing() {
+    let narrow = SMALL.replace("range = [128, 128]", "ratio = [0.9, 1.2]");
+    let file = parse("small", &narrow).unwrap();
+    for seeds in [1, SEEDS_MIN - 1] {
+        let rows = compare::compare("small", &file, seeds).unwrap().rows;
+        assert!(rows[..2].iter().all(|row| row.ok && row.verdict == Verdict::Reported), "{rows:?}");
+    }
+}
+
+#[test]
+fn the_least_of_several_runs_counts_with_all_its_figures() {
+    let several = SMALL.replace("params", "least_of = 4\nparams");
+    let wall = several.replace("2 + small.page_in_count", "small.wall_s");
+    let every = |seed: u64| {
+        let text = SMALL.replace("2 + small.page_in_count", "small.wall_s");
+        let file = parse("small", &text).unwrap();
+        compare::compare("small", &file, seed).unwrap().rows[0].simulated.unwrap()
+    };
+    let least = compared(&wall).rows[0].clone();
+    assert_eq!((least.value_count, least.least_of), (2, 4), "8 of 9 seeds fill groups");
+    assert_eq!(least.simulated.unwrap().low, every(8).low);
+    assert!(least.simulated.unwrap().high < every(8).high);
+    let mut elapsed: Vec<f64> = Vec::new();
+    for count in 1..=4 {
+        elapsed.push(every(count).low);
+    }
+    assert!(elapsed.is_sorted_by(|a, b| a >= b), "the least of more runs is no more: {elapsed:?}");
+}
+
+#[test]
+fn what_no_wrong_model_can_miss_is_never_asserted() {
+    let derived = |text: &str| SMALL.replace("status = \"predicted\"", text);
+    let refused = |text: &str| parse("small", &derived(text)).unwrap_err().to_string();
+    assert!(refused("status = \"derived\"").contains("does not say why"));
+    let with_why = "status = \"derived\"\nwhy = \"arithmetic\"";
+    assert!(refused(with_why).contains("no model can miss"));
+    let shown = derived(with_why).replace("ratio = [0.9, 1.1]\n", "");
+    let row = &compared(&shown).rows[0];
+    assert_eq!((row.verdict, row.ok), (Verdict::Derived, true));
+    assert!(refused("status = \"consistency\"").contains("does not say why"));
 }
 
 #[test]
