@@ -4,7 +4,8 @@
 //! title = "Sun SPARCstation 1, SunOS 4.0.3"
 //! kernel = "sunos"            # which code runs it
 //! base = "sparcstation-1"     # optional: take everything from there, and change what follows
-//! validated = true            # whether published figures back it
+//! validated_jobs = ["vmtest"] # jobs of which published figures were compared; not taken from `base`
+//! limits = "…"                # optional: what published it does not show; not taken from `base`
 //!
 //! [machine]                   # the engine's own: memory, page, cpus, hz, scheduler, …
 //! memory = { value = 12, unit = "MiB", source = "report 000" }
@@ -96,7 +97,9 @@ struct File {
     title: Option<String>,
     kernel: Option<String>,
     base: Option<String>,
-    validated: Option<bool>,
+    #[serde(default)]
+    validated_jobs: Vec<String>,
+    limits: Option<String>,
     #[serde(default)]
     job: BTreeMap<String, Params>,
     #[serde(flatten)]
@@ -112,8 +115,11 @@ pub struct Model {
     pub title: String,
     /// Which code runs it.
     pub kernel: String,
-    /// Whether published figures back it.
-    pub validated: bool,
+    /// Built-in jobs of which published figures were compared with this very model. None for a model
+    /// that was changed, or that is from a file of the user's.
+    pub validated_jobs: Vec<String>,
+    /// What the published machine did and this model does not show.
+    pub limits: Option<String>,
     /// Parameters of jobs as this machine was run with them.
     pub job_params: BTreeMap<String, Params>,
     tables: BTreeMap<String, BTreeMap<String, Constant>>,
@@ -165,7 +171,9 @@ impl Model {
             name: name.into(),
             title: own.title.or(base.title).ok_or_else(|| absent("title"))?,
             kernel: own.kernel.or(base.kernel).ok_or_else(|| absent("kernel"))?,
-            validated: own.validated.or(base.validated).ok_or_else(|| absent("validated"))?,
+            // Figures of the base say nothing of a machine that differs from it.
+            validated_jobs: own.validated_jobs,
+            limits: own.limits,
             job_params,
             tables,
             asked: RefCell::default(),
@@ -375,6 +383,7 @@ impl Model {
         constant: Constant,
     ) -> Result<(), ModelError> {
         self.constant(table, key)?;
+        self.validated_jobs.clear();
         if let Some(old) = self.tables.get_mut(table).and_then(|t| t.get_mut(key)) {
             *old = constant;
         }
@@ -389,6 +398,7 @@ impl Model {
         value: impl Into<toml::Value>,
     ) -> Result<(), ModelError> {
         self.constant(table, key)?;
+        self.validated_jobs.clear();
         if let Some(constant) = self.tables.get_mut(table).and_then(|t| t.get_mut(key)) {
             constant.value = value.into();
             constant.source = "assumed: set by the caller".into();
@@ -411,7 +421,8 @@ mod tests {
     const BASE: &str = r#"
         title = "A machine"
         kernel = "none"
-        validated = false
+        validated_jobs = ["vmtest"]
+        limits = "does not sleep"
         [fault]
         time = { value = 1.04, unit = "us", source = "fitted: by hand" }
         pages = { value = 3, unit = "pages", source = "report 000" }
@@ -447,9 +458,22 @@ mod tests {
                        pages = { value = 4, unit = \"pages\", source = \"assumed: more\" }";
         let model = parse(overlay).unwrap();
         assert_eq!(model.title, "Another");
+        assert!(model.validated_jobs.is_empty() && model.limits.is_none(), "of the base alone");
         assert_eq!(model.count("fault", "pages").unwrap(), 4);
         assert_eq!(model.ns("fault", "time").unwrap(), 1040);
         assert!(message(parse("base = \"nobody\"")).contains("no model `nobody`"));
+    }
+
+    #[test]
+    fn a_changed_model_is_not_the_one_that_was_checked() {
+        let mut model = parse(BASE).unwrap();
+        assert_eq!(model.validated_jobs, ["vmtest"]);
+        model.set("fault", "pages", 4).unwrap();
+        assert!(model.validated_jobs.is_empty());
+        let constant = model.constant("fault", "time").unwrap().clone();
+        let mut model = parse(BASE).unwrap();
+        model.replace("fault", "time", constant).unwrap();
+        assert!(model.validated_jobs.is_empty());
     }
 
     #[test]

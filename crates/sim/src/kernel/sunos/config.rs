@@ -70,10 +70,8 @@ pub struct Image {
 pub enum Swapper {
     /// Once a second, whenever none is left to them: they seem to have no resident page.
     Eager,
-    /// Only for want of memory, which a job that has been admitted never causes (the patch of report
-    /// 000).
-    Needy,
-    /// Never (`nosched`).
+    /// Never: `nosched`, or the patch of report 000 that swaps for want of memory alone, of which a
+    /// job that has been admitted has none.
     Off,
 }
 
@@ -109,8 +107,7 @@ impl Config {
     /// # Errors
     /// Constants that are absent or cannot be.
     pub fn load(model: &Model, geometry: &Geometry) -> Result<Self, ModelError> {
-        let swappers =
-            [("eager", Swapper::Eager), ("needy", Swapper::Needy), ("off", Swapper::Off)];
+        let swappers = [("eager", Swapper::Eager), ("off", Swapper::Off)];
         Ok(Config {
             hat: HatConfig::load(model, geometry)?,
             costs: Costs::load(model)?,
