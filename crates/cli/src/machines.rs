@@ -135,7 +135,8 @@ fn list() -> String {
         vec![name.to_string(), label.into(), what.to_string()]
     });
     let simulated = models::names().filter_map(|name| models::find(name).ok()).map(|model| {
-        let (name, kind, validated) = (model.name, MachineKind::Sim, model.validated);
+        let (name, kind) = (model.name, MachineKind::Sim);
+        let validated = !model.validated_jobs.is_empty();
         let label = label(&ReportMachine { name: name.clone(), kind, validated });
         vec![format!("{SIM}{name}"), label.into(), model.title]
     });
@@ -144,7 +145,8 @@ fn list() -> String {
 }
 
 fn report_machine(spec: &MachineSpec) -> ReportMachine {
-    ReportMachine { name: spec.name.clone(), kind: spec.kind, validated: spec.validated }
+    let validated = spec.kind != MachineKind::Sim || !spec.validated_jobs.is_empty();
+    ReportMachine { name: spec.name.clone(), kind: spec.kind, validated }
 }
 
 /// What a plan needs to know of the machine, and the constants of its model.
@@ -162,12 +164,20 @@ fn show(name: &str) -> Result<String> {
     Ok(out)
 }
 
+/// What the machine's numbers are worth, with the jobs that it was checked with.
+fn trust_of(spec: &MachineSpec) -> String {
+    match spec.validated_jobs.as_slice() {
+        [] => trust(&report_machine(spec)).into(),
+        jobs => format!("modeled, checked against published figures of {}", jobs.join(" and ")),
+    }
+}
+
 fn show_spec(spec: &MachineSpec) -> String {
     let MachineSpec { name, memory, base_page, page_sizes, cpus, .. } = spec;
     let sizes: Vec<_> = page_sizes.iter().map(ToString::to_string).collect();
     let rows = [
         ("machine", name.clone()),
-        ("its numbers are", trust(&report_machine(spec)).into()),
+        ("its numbers are", trust_of(spec)),
         ("memory", memory.to_string()),
         ("CPUs", cpus.to_string()),
         ("base page", base_page.to_string()),

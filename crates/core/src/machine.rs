@@ -50,8 +50,8 @@ pub struct MachineSpec {
     pub name: String,
     /// Which kind.
     pub kind: MachineKind,
-    /// Whether published figures back the model; always for `host`.
-    pub validated: bool,
+    /// Built-in jobs of which published figures were compared with this model; empty for other kinds.
+    pub validated_jobs: Vec<String>,
     /// Physical memory, the `$memory` of job files.
     pub memory: Bytes,
     /// The smallest page, the `$page` of job files.
@@ -63,6 +63,13 @@ pub struct MachineSpec {
     /// Parameters of built-in jobs as this machine was run with them, by job. They override the
     /// job's defaults and are overridden by the user.
     pub job_params: BTreeMap<String, Params>,
+}
+
+impl MachineSpec {
+    /// Returns true if numbers of this job need no model, or one that was checked with the job.
+    pub fn is_validated_for(&self, job: &str) -> bool {
+        self.kind != MachineKind::Sim || self.validated_jobs.iter().any(|known| known == job)
+    }
 }
 
 /// Something that a plan asks for and a machine does not have.

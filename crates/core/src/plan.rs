@@ -35,6 +35,10 @@ pub struct JobIdentity {
     pub name: String,
     /// Each parameter as given or as the job's default, resolved as far as it goes.
     pub params: BTreeMap<String, String>,
+    /// Those of the parameters that the machine's file set, where the job's default is another. On
+    /// other machines the same command runs another job.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub machine_params: BTreeMap<String, String>,
     /// Of all random streams.
     pub seed: u64,
 }

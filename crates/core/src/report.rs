@@ -21,7 +21,7 @@ pub struct ReportMachine {
     pub name: String,
     /// host, sim or null.
     pub kind: MachineKind,
-    /// Whether published figures back it.
+    /// Whether it needs no model, or one that was checked against published figures of this job.
     pub validated: bool,
 }
 
@@ -160,8 +160,8 @@ pub struct Recording<'a> {
 impl<'a> Recording<'a> {
     /// For this plan on this machine.
     pub fn new(plan: &Plan, spec: &MachineSpec) -> Self {
-        let machine =
-            ReportMachine { name: spec.name.clone(), kind: spec.kind, validated: spec.validated };
+        let validated = spec.is_validated_for(&plan.job.name);
+        let machine = ReportMachine { name: spec.name.clone(), kind: spec.kind, validated };
         let interval_ns = plan.measure.interval.map_or(0, |interval| interval.0);
         let run = Run {
             schema: SCHEMA,
@@ -289,7 +289,7 @@ mod tests {
         let spec = MachineSpec {
             name: "host".into(),
             kind: MachineKind::Host,
-            validated: true,
+            validated_jobs: Vec::new(),
             memory: Bytes(8 << 30),
             base_page: PageSize::K4,
             page_sizes: vec![PageSize::K4],

@@ -3,7 +3,6 @@
 
 use crate::places::{Place, Segment};
 use pagetax_core::units::{PageSize, UnitError};
-use pagetax_sim::kernel::solaris_tools::Background;
 use pagetax_sim::mmu::hardware::{self, ProgramTimes};
 use pagetax_sim::mmu::tlb::TlbHierarchy;
 use pagetax_sim::mmu::translation::Translation;
@@ -134,8 +133,6 @@ pub struct View {
     pub cpu: Translation,
     /// What the rest of a program costs there.
     pub times: ProgramTimes,
-    /// What of the machine's own trapstat listing is assumed: kernel rows.
-    pub background: Option<Background>,
     /// log2 of the page sizes of the machine, smallest first.
     pub shifts: Vec<u32>,
     data_shifts: Vec<u32>,
@@ -164,15 +161,12 @@ impl View {
             shifts.iter().copied().filter(|shift| tlb.nearest_arrays(*shift).is_some()).collect()
         };
         let (data_shifts, code_shifts) = (held(cpu.data()), held(cpu.instructions()));
-        let background =
-            model.has_table("background").then(|| Background::load(model)).transpose()?;
         Ok(View {
             machine: format!("sim:{}", model.name),
             title: model.title.clone(),
             pages,
             cpu,
             times,
-            background,
             shifts,
             data_shifts,
             code_shifts,

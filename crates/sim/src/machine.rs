@@ -62,11 +62,13 @@ impl<M: Mmu + Clone, K: Kernel<M> + Clone> Pristine for Booted<M, K> {
             why: error.to_string(),
             remedy: "correct the model".into(),
         };
+        let mut kernel = self.kernel.clone();
+        kernel.prepare(plan);
         let parts = Parts {
             settings: &machine.settings,
             caps: machine.caps,
             hardware: self.hardware.clone(),
-            kernel: self.kernel.clone(),
+            kernel,
             scheduler: scheduler(&machine.model).map_err(broken)?,
         };
         Engine::run(parts, plan, out)
@@ -136,6 +138,31 @@ impl SimMachine {
     pub fn model(&self) -> &Model {
         &self.model
     }
+
+    /// Warns of figures that nothing published backs, and of what the model is known not to show.
+    fn what_is_not_shown(&self, plan: &Plan) -> Vec<Warning> {
+        let Model { title, validated_jobs, limits, .. } = &self.model;
+        let unchecked = match validated_jobs.as_slice() {
+            [] => Some(format!("{title}: not validated: no published figure backs it")),
+            jobs if jobs.contains(&plan.job.name) => None,
+            jobs => Some(format!(
+                "{title}: not validated for {}: published figures back it with {} only",
+                plan.job.name,
+                jobs.join(" and ")
+            )),
+        };
+        let unchecked = unchecked.map(|text| Warning {
+            id: "not_validated".into(),
+            text,
+            remedy: "take its figures as an extrapolation from the machines that are".into(),
+        });
+        let limits = limits.as_ref().map(|limits| Warning {
+            id: "model_limits".into(),
+            text: format!("{title}: {limits}"),
+            remedy: "draw no conclusion from this model about that".into(),
+        });
+        [unchecked, limits].into_iter().flatten().collect()
+    }
 }
 
 impl Machine for SimMachine {
@@ -143,7 +170,7 @@ impl Machine for SimMachine {
         MachineSpec {
             name: self.model.name.clone(),
             kind: MachineKind::Sim,
-            validated: self.model.validated,
+            validated_jobs: self.model.validated_jobs.clone(),
             memory: self.settings.memory,
             base_page: self.settings.page,
             page_sizes: self.pristine.page_sizes(self.settings.page),
@@ -176,13 +203,7 @@ impl Machine for SimMachine {
             ("page_bytes".into(), self.settings.page.bytes().into()),
             ("cpus".into(), self.settings.cpus.into()),
         ]));
-        if !self.model.validated {
-            out.warning(Warning {
-                id: "not_validated".into(),
-                text: format!("{}: not validated: no published figure backs it", self.model.title),
-                remedy: "take its figures as an extrapolation from the machines that are".into(),
-            });
-        }
+        self.what_is_not_shown(plan).into_iter().for_each(|warning| out.warning(warning));
         for Unmet { what, remedy, .. } in limits {
             out.warning(Warning { id: "unmet".into(), text: what, remedy });
         }

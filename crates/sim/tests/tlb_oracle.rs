@@ -273,7 +273,12 @@ fn plan(regions: &[(u64, Option<&str>)], phases: &[Drawn]) -> Plan {
         }
     };
     Plan {
-        job: JobIdentity { name: "small".into(), params: Default::default(), seed: 1 },
+        job: JobIdentity {
+            name: "small".into(),
+            params: Default::default(),
+            machine_params: Default::default(),
+            seed: 1,
+        },
         phases: phases.iter().enumerate().map(phase).collect(),
         regions,
         measure: Measure { interval: None, fault_latency: false },

@@ -25,7 +25,7 @@ pub fn trust(machine: &ReportMachine) -> &'static str {
     match (machine.kind, machine.validated) {
         (MachineKind::Host, _) => "measured",
         (MachineKind::Null, _) => "measured; the harness alone, no memory is touched",
-        (MachineKind::Sim, true) => "modeled, checked against published figures",
+        (MachineKind::Sim, true) => "modeled, checked against published figures of this job",
         (MachineKind::Sim, false) => "modeled, not checked against published figures",
     }
 }
@@ -52,7 +52,16 @@ fn title(run: &Run) -> String {
         text::value(Unit::Ns, run.wall_ns),
         params.collect::<String>(),
         run.job.seed,
-    )
+    ) + &of_machine(run)
+}
+
+/// The parameters that are the machine file's own, not the job's defaults.
+fn of_machine(run: &Run) -> String {
+    let params = run.job.machine_params.iter().map(|(key, value)| format!("{key}={value}"));
+    match params.collect::<Vec<_>>().join(" ") {
+        none if none.is_empty() => String::new(),
+        params => format!("  set by the machine's file, not the job's defaults: {params}\n"),
+    }
 }
 
 /// One line each; those that did not move share a line for each provenance.

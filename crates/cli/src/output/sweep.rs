@@ -1,6 +1,6 @@
 //! A sweep as one table: a line for each point, machines beside each other.
 
-use super::{report, text};
+use super::{columns, report, text};
 use pagetax_core::counter::Unit;
 use pagetax_core::report::{Run, Warning};
 use std::collections::BTreeSet;
@@ -36,7 +36,15 @@ pub fn render(runs: &[Run], swept: &[String]) -> String {
     let rows = [labels].into_iter().chain(points.iter().map(row)).collect();
     let numeric: Vec<usize> = (0..headings.len()).collect();
     let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
-    text::table(&headings, &numeric, rows) + &warnings(runs)
+    let different: Vec<String> = columns::different_params(runs)
+        .into_iter()
+        .filter(|name| {
+            !swept.contains(name) && runs.iter().any(|r| r.job.machine_params.contains_key(name))
+        })
+        .collect();
+    text::table(&headings, &numeric, rows)
+        + &columns::not_the_same_job(runs, &different)
+        + &warnings(runs)
 }
 
 /// The values of the swept parameters.

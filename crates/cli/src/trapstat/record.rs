@@ -426,23 +426,18 @@ impl Intervals {
 
 fn listing(view: &View, since: &[(u32, Tally)], end_ns: u64) -> Listing {
     let mut rows = Vec::new();
-    for (nth_cpu, (cpu, tally)) in since.iter().enumerate() {
+    for (cpu, tally) in since {
         for shift in &view.shifts {
             let cells = user(view, tally, *shift);
             rows.push(Row { cpu: *cpu, mode: Mode::User, page_bytes: Some(1 << shift), cells });
         }
-        for (nth, shift) in view.shifts.iter().enumerate() {
-            // The background is that of a machine with one CPU.
-            let cells = if nth_cpu == 0 { kernel(view, nth) } else { Cells::default() };
+        for shift in &view.shifts {
+            let cells = Cells::default();
             rows.push(Row { cpu: *cpu, mode: Mode::Kernel, page_bytes: Some(1 << shift), cells });
         }
     }
     let elapsed_ps = since.iter().map(|(_, tally)| tally.clock_ps).max().unwrap_or(0);
-    let kernel = match &view.background {
-        Some(_) => "kernel rows are assumed as in report 003, not recorded",
-        None => "n/a: the recorder sees user code only",
-    };
-    let mut notes = vec![kernel.to_string()];
+    let mut notes = vec!["n/a: the recorder sees user code only".to_string()];
     if view.cpu.handler_ps().is_none() {
         notes.push("n/a: a page walker has no translation storage buffer".into());
     }
@@ -469,24 +464,4 @@ fn user(view: &View, tally: &Tally, shift: u32) -> Cells {
     let (code, data) =
         (tally.misses(Access::Instruction, shift), tally.misses(Access::Data, shift));
     Cells { itlb: tlb(code), itsb: tsb(code), dtlb: tlb(data), dtsb: tsb(data) }
-}
-
-/// Of the machine's background, all on base pages; unknown without one.
-fn kernel(view: &View, nth_size: usize) -> Cells {
-    let (Some(background), Some(handler_ps)) = (&view.background, view.cpu.handler_ps()) else {
-        return Cells::default();
-    };
-    let rates = background.kernel();
-    let cell = |per_s: u64| match nth_size {
-        0 => Cell::known(per_s as f64, (per_s * handler_ps) as f64 / 1e10),
-        _ => Cell::known(0.0, 0.0),
-    };
-    // The handler's time is counted once, with the TLB miss.
-    let tsb = |per_s: u64| Cell::known(if nth_size == 0 { per_s as f64 } else { 0.0 }, 0.0);
-    Cells {
-        itlb: cell(rates.itlb),
-        itsb: tsb(rates.itsb),
-        dtlb: cell(rates.dtlb),
-        dtsb: tsb(rates.dtsb),
-    }
 }

@@ -39,7 +39,7 @@ mod tests {
         MachineSpec {
             name: "sim".into(),
             kind: MachineKind::Sim,
-            validated: false,
+            validated_jobs: Vec::new(),
             memory: Bytes(1 << 30),
             base_page: PageSize::K4,
             page_sizes: vec![PageSize::K4],

@@ -35,6 +35,7 @@ impl Job {
         let job = JobIdentity {
             name: self.name().into(),
             params: params.clone(),
+            machine_params: self.params_of(machine, overrides),
             seed: seed.unwrap_or(self.document.seed),
         };
         let mut scope = params;
@@ -92,6 +93,18 @@ impl Job {
             effective.insert(name, value);
         }
         Ok(effective)
+    }
+
+    /// What the machine's file sets to another value than the job's default, and the user does not.
+    fn params_of(&self, machine: &MachineSpec, overrides: &Params) -> Params {
+        let known = self.params();
+        let is_default = |name: &str, value: &str| {
+            known.get(name).is_some_and(|param| param.values.iter().any(|default| default == value))
+        };
+        let own = machine.job_params.get(self.name()).into_iter().flatten();
+        own.filter(|(name, value)| !overrides.contains_key(*name) && !is_default(name, value))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
     }
 
     fn unknown_param(&self, name: &str) -> JobError {

@@ -8,7 +8,7 @@ fn host() -> MachineSpec {
     MachineSpec {
         name: "host".into(),
         kind: MachineKind::Host,
-        validated: true,
+        validated_jobs: Vec::new(),
         memory: Bytes(8 << 30),
         base_page: PageSize::K4,
         page_sizes: vec![PageSize::K4, PageSize::M2],
@@ -102,6 +102,13 @@ fn the_machine_knows_its_published_parameters() {
     let bytes = |set: &Params| job.resolve(set, &machine, None).unwrap().regions[0].bytes;
     assert_eq!(bytes(&Params::new()), 128 << 20);
     assert_eq!(bytes(&[("size".to_string(), "1M".to_string())].into()), 1 << 20);
+    let job_of = |set: &Params| job.resolve(set, &machine, None).unwrap().job;
+    assert_eq!(job_of(&Params::new()).machine_params["size"], "128M", "and a report says so");
+    let explicit = job_of(&[("size".to_string(), "1M".to_string())].into());
+    assert!(explicit.machine_params.is_empty(), "the user's own choice");
+    machine.job_params.get_mut("tlb-gather").unwrap().insert("size".into(), "512M".into());
+    let job_of = |set: &Params| job.resolve(set, &machine, None).unwrap().job;
+    assert!(job_of(&Params::new()).machine_params.is_empty(), "the default is no other value");
 }
 
 #[test]

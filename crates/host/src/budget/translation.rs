@@ -342,7 +342,12 @@ mod tests {
             ],
         };
         let plan = Plan {
-            job: JobIdentity { name: "j".into(), params: Default::default(), seed: 1 },
+            job: JobIdentity {
+                name: "j".into(),
+                params: Default::default(),
+                machine_params: Default::default(),
+                seed: 1,
+            },
             regions: vec![
                 region(PageSizeRequest::Default),
                 region(PageSizeRequest::Prefer(PageSize::M2)),

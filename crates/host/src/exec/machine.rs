@@ -124,7 +124,7 @@ fn spec(name: &str, kind: MachineKind) -> MachineSpec {
     MachineSpec {
         name: name.into(),
         kind,
-        validated: true,
+        validated_jobs: Vec::new(),
         memory: Bytes(Room::read(&Root::default()).map_or(0, |room| room.total_bytes)),
         base_page,
         page_sizes,

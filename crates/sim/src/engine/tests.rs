@@ -124,7 +124,7 @@ fn model(scheduler: &str, cpus: u32) -> Model {
         format!("{name} = {{ value = {value}, unit = \"{unit}\", source = \"assumed: test\" }}\n")
     };
     let text = [
-        "title = \"test\"\nkernel = \"none\"\nvalidated = false\n[machine]\n".to_string(),
+        "title = \"test\"\nkernel = \"none\"\n[machine]\n".to_string(),
         constant("memory", "64", "MiB"),
         constant("page", "4", "KiB"),
         constant("cpus", &cpus.to_string(), "CPUs"),
@@ -154,7 +154,12 @@ fn phase(client_kind: ClientKind, clients: u32, ops: Vec<Op>) -> Phase {
 }
 
 fn plan(regions: Vec<Region>, phases: Vec<Phase>) -> Plan {
-    let job = JobIdentity { name: "test".into(), params: BTreeMap::new(), seed: 1 };
+    let job = JobIdentity {
+        name: "test".into(),
+        params: BTreeMap::new(),
+        machine_params: BTreeMap::new(),
+        seed: 1,
+    };
     let measure = Measure { interval: Some(Nanos(50 * MS)), fault_latency: true };
     Plan { job, regions, phases, measure, native: Native::default() }
 }
@@ -169,7 +174,7 @@ fn run(plan: &Plan, scheduler_name: &str, cpus: u32, daemon: bool) -> (Run, Resu
     let spec = MachineSpec {
         name: "test".into(),
         kind: MachineKind::Sim,
-        validated: false,
+        validated_jobs: Vec::new(),
         memory: Bytes(64 << 20),
         base_page: PageSize::K4,
         page_sizes: vec![PageSize::K4],

@@ -45,6 +45,9 @@ pub trait Flavor {
     /// A process ends at this time; its memory is still there.
     fn ending(&mut self, hw: &CachedMmu, cx: &Cx<'_>, memory: &Memory, space: SpaceId);
 
+    /// Learns of the plan, once, before its run.
+    fn prepare(&mut self, _plan: &Plan) {}
+
     /// What the plan asks and this kernel cannot do.
     fn check(&self, region: &Region) -> Option<Unmet>;
 
@@ -416,6 +419,10 @@ impl<F: Flavor> AnonKernel<F> {
 }
 
 impl<F: Flavor> Kernel<CachedMmu> for AnonKernel<F> {
+    fn prepare(&mut self, plan: &Plan) {
+        self.flavor.prepare(plan);
+    }
+
     fn check(&self, plan: &Plan) -> Vec<Unmet> {
         let anonymous = |region: &&Region| region.backing.is_anonymous();
         let mut unmet: Vec<_> = plan

@@ -48,6 +48,9 @@ pub trait Kernel<M: Mmu> {
     /// Preflight: what of the plan this kernel on this hardware cannot do.
     fn check(&self, plan: &Plan) -> Vec<Unmet>;
 
+    /// Learns of the plan, once, before its run.
+    fn prepare(&mut self, _plan: &Plan) {}
+
     /// The counters that this model keeps beside the engine's own (access, context switch, user,
     /// kernel, daemon, run-queue and wall). Others are not reported, rather than reported as 0.
     fn counters(&self) -> &'static [CounterId];

@@ -16,13 +16,15 @@ use crate::mmu::hardware;
 use crate::model::{Model, ModelError};
 use pagetax_core::access::Rng;
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Advice, PageSizeRequest, Region, RegionId};
+use pagetax_core::plan::{Advice, PageSizeRequest, Plan, Region, RegionId};
 use pagetax_core::report::{Table, Warning};
 use pagetax_core::units::{Bytes, PageSize};
 use std::collections::BTreeMap;
 
 /// Where the heap of report 003's test program begins: behind its one page of data.
 pub(super) const HEAP: u64 = 0x2_2000;
+/// The test program of report 003.
+const PUBLISHED_JOB: &str = "tlb-gather";
 /// Mappings go down from here, below the libraries.
 const MAPPINGS_END: u64 = 0xff00_0000;
 
@@ -32,7 +34,8 @@ pub struct Solaris {
     /// Smallest first.
     sizes: Vec<PageSize>,
     large_pages_min: u64,
-    background: Background,
+    /// What report 003 lists beside the job; none for any job but the report's own.
+    background: Option<Background>,
     placed: BTreeMap<RegionId, Placed>,
     mappings_start: u64,
     has_heap: bool,
@@ -68,7 +71,7 @@ pub fn build(
     occupy(model, &mut physical)?;
     let solaris = Solaris {
         large_pages_min: model.positive("tlb", "large_pages_min")?,
-        background: Background::load(model)?,
+        background: Some(Background::load(model)?),
         placed: BTreeMap::new(),
         mappings_start: MAPPINGS_END,
         has_heap: false,
@@ -151,6 +154,13 @@ impl Solaris {
 }
 
 impl Flavor for Solaris {
+    /// The listings of report 003 are of its own program: beside another job they would be made up.
+    fn prepare(&mut self, plan: &Plan) {
+        if plan.job.name != PUBLISHED_JOB {
+            self.background = None;
+        }
+    }
+
     fn place(&mut self, _space: SpaceId, id: RegionId, region: &Region) -> Placed {
         if let Some(placed) = self.placed.get(&id) {
             return *placed;
@@ -201,7 +211,8 @@ impl Flavor for Solaris {
     fn ending(&mut self, hw: &CachedMmu, cx: &Cx<'_>, memory: &Memory, space: SpaceId) {
         if space == SpaceId(0) {
             self.ended = Some(self.read(hw, cx.now(), Reading::default()));
-            self.pmap = Some(solaris_tools::pmap(memory.space(space), &self.placed));
+            let listing = self.background.is_some();
+            self.pmap = Some(solaris_tools::pmap(memory.space(space), &self.placed, listing));
         }
     }
 
@@ -237,9 +248,9 @@ impl Flavor for Solaris {
             instruction_misses: end.instruction_misses - start.instruction_misses,
             tsb_misses: end.tsb_misses - start.tsb_misses,
         };
-        let mut tables = solaris_tools::trapstat(&interval, &self.background);
+        let mut tables = solaris_tools::trapstat(&interval, self.background.as_ref());
         tables.extend(self.pmap.clone());
-        let mut warnings = vec![self.background.warning()];
+        let mut warnings: Vec<_> = self.background.iter().map(Background::warning).collect();
         if memory.fallback_count > 0 {
             warnings.push(Warning {
                 id: "page_size_fallback".into(),

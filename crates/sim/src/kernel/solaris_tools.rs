@@ -1,7 +1,8 @@
 //! trapstat -t, trapstat -T and pmap -sx, with the columns of report 003.
 //!
 //! Invariant: rates are a second of the interval; time is misses × the time of the handler. What the
-//! model does not predict, the background, is added from the model file and said to be so.
+//! model does not predict is transcribed from the report, for the report's own job only, and the last
+//! column says so of each row.
 
 use super::anon::{AddressSpace, Placed};
 use crate::model::{Model, ModelError};
@@ -69,8 +70,9 @@ impl Background {
         Warning {
             id: "assumed_background".into(),
             text: format!(
-                "trapstat's kernel rows, and {} itlb and {} dtlb misses a second of its user rows on 8k \
-                 pages, are assumed as in report 003; they are not predicted and not in the budget",
+                "transcribed from report 003, not modeled and not in the budget: trapstat's kernel rows, {} \
+                 itlb and {} dtlb misses a second of its user rows on 8k pages, and pmap's rows of \
+                 program, libraries and stack",
                 self.user.itlb, self.user.dtlb
             ),
             remedy: String::new(),
@@ -100,14 +102,15 @@ impl Interval {
     }
 
     /// Rates of one page size in user mode.
-    fn user(&self, nth: usize, misses: u64, background: &Background) -> Rates {
+    fn user(&self, nth: usize, misses: u64, background: Option<&Background>) -> Rates {
         let own = Rates { dtlb: self.per_second(misses), ..Rates::default() };
         if nth > 0 {
             return own;
         }
         let (itlb, dtsb) =
             (self.per_second(self.instruction_misses), self.per_second(self.tsb_misses));
-        own.plus(Rates { itlb, dtsb, ..Rates::default() }).plus(background.user)
+        let background = background.map_or(Rates::default(), |background| background.user);
+        own.plus(Rates { itlb, dtsb, ..Rates::default() }).plus(background)
     }
 
     /// The cells that all rows end with: each rate and its time, and the time of all.
@@ -138,36 +141,47 @@ fn size_name(size: PageSize) -> String {
     size.to_string().to_lowercase()
 }
 
-/// The two tables.
-pub fn trapstat(interval: &Interval, background: &Background) -> Vec<Table> {
-    let user: Vec<_> = interval
-        .data_misses
-        .iter()
-        .enumerate()
-        .map(|(nth, (size, misses))| (*size, interval.user(nth, *misses, background)))
-        .collect();
-    let kernel = user.iter().enumerate().map(|(nth, (size, _))| {
-        (*size, if nth == 0 { background.kernel } else { Rates::default() })
+/// Where a row's numbers come from.
+const MODELED: &str = "modeled";
+const TRANSCRIBED: &str = "transcribed";
+const BOTH: &str = "modeled, transcribed";
+
+/// The two tables. Without a background nothing is known of the kernel's misses.
+pub fn trapstat(interval: &Interval, background: Option<&Background>) -> Vec<Table> {
+    let sizes = || interval.data_misses.iter().map(|(size, _)| size_name(*size)).enumerate();
+    let users = interval.data_misses.iter().enumerate();
+    let users: Vec<Rates> =
+        users.map(|(nth, (_, misses))| interval.user(nth, *misses, background)).collect();
+    let user = users.iter().fold(Rates::default(), |sum, rates| sum.plus(*rates));
+    let cells = |rates: Option<Rates>| match rates {
+        Some(rates) => interval.cells(rates),
+        None => vec!["-".into(); COUNTED.len()],
+    };
+    let row = |head: &[&str], rates: Option<Rates>, source: &str| -> Vec<String> {
+        let head = head.iter().map(|text| text.to_string());
+        head.chain(cells(rates)).chain([source.to_string()]).collect()
+    };
+    let mixed = if background.is_some() { BOTH } else { MODELED };
+    let of_kernel = if background.is_some() { TRANSCRIBED } else { "not modeled" };
+    let kernel = background.map(|background| background.kernel);
+    let total = user.plus(kernel.unwrap_or_default());
+    let brief = vec![
+        row(&["0", "u"], Some(user), mixed),
+        row(&["0", "k"], kernel, of_kernel),
+        row(&["", "ttl"], Some(total), mixed),
+    ];
+    let of_size = |nth: usize, rest: &'static str| if nth == 0 { mixed } else { rest };
+    let user_rows =
+        sizes().map(|(nth, size)| row(&["0", "u", &size], Some(users[nth]), of_size(nth, MODELED)));
+    let kernel_rows = sizes().map(|(nth, size)| {
+        let rates = kernel.map(|kernel| if nth == 0 { kernel } else { Rates::default() });
+        row(&["0", "k", &size], rates, of_kernel)
     });
-    let by_size = [("u", user.clone()), ("k", kernel.collect())];
-    let sum = |rows: &[(PageSize, Rates)]| {
-        rows.iter().fold(Rates::default(), |sum, (_, rates)| sum.plus(*rates))
-    };
-    let row = |head: [&str; 2], size: Option<&str>, rates: Rates| {
-        let head = head.into_iter().chain(size).map(String::from);
-        head.chain(interval.cells(rates)).collect::<Vec<_>>()
-    };
-    let total = sum(&user).plus(background.kernel);
-    let (mut brief, mut full) = (Vec::new(), Vec::new());
-    for (mode, rows) in &by_size {
-        brief.push(row(["0", mode], None, sum(rows)));
-        full.extend(rows.iter().map(|(s, rates)| row(["0", mode], Some(&size_name(*s)), *rates)));
-    }
-    brief.push(row(["", "ttl"], None, total));
-    full.push(row(["", "ttl"], Some(""), total));
+    let mut full: Vec<_> = user_rows.chain(kernel_rows).collect();
+    full.push(row(&["", "ttl", ""], Some(total), mixed));
     let table = |title: &str, head: &[&str], rows| Table {
         title: title.into(),
-        columns: head.iter().chain(&COUNTED).map(|text| text.to_string()).collect(),
+        columns: head.iter().chain(&COUNTED).chain(&["source"]).map(|t| t.to_string()).collect(),
         rows,
         provenance: Provenance::Modeled,
     };
@@ -187,6 +201,7 @@ struct Listed {
     page: Option<String>,
     mode: &'static str,
     name: &'static str,
+    source: &'static str,
 }
 
 /// What of the test program's image is not on the heap, as report 003 lists it: address, kbytes,
@@ -210,10 +225,11 @@ const IMAGE: &[(u64, u64, u64, bool, bool, &str, &str)] = &[
     (0xffbf_a000, 24, 24, true, true, "rwx--", "[ stack ]"),
 ];
 
-/// One row for each contiguous run of one page size.
-pub fn pmap(space: &AddressSpace, placed: &BTreeMap<RegionId, Placed>) -> Table {
-    let mut listed: Vec<Listed> = IMAGE
-        .iter()
+/// One row for each contiguous run of one page size; with the report's listing of the rest of its
+/// program, if this is its program.
+pub fn pmap(space: &AddressSpace, placed: &BTreeMap<RegionId, Placed>, is_listed: bool) -> Table {
+    let image = IMAGE.iter().filter(|_| is_listed);
+    let mut listed: Vec<Listed> = image
         .map(|(address, kbytes, resident, anon, known, mode, name)| Listed {
             address: *address,
             kbytes: *kbytes,
@@ -223,6 +239,7 @@ pub fn pmap(space: &AddressSpace, placed: &BTreeMap<RegionId, Placed>) -> Table 
             page: known.then(|| "8K".into()),
             mode,
             name,
+            source: TRANSCRIBED,
         })
         .collect();
     let heap = placed.values().map(|placed| placed.base).find(|base| *base == super::solaris::HEAP);
@@ -244,6 +261,7 @@ pub fn pmap(space: &AddressSpace, placed: &BTreeMap<RegionId, Placed>) -> Table 
                 row.page.clone().unwrap_or("-".into()),
                 row.mode.into(),
                 row.name.into(),
+                row.source.into(),
             ]
         })
         .collect();
@@ -257,8 +275,10 @@ pub fn pmap(space: &AddressSpace, placed: &BTreeMap<RegionId, Placed>) -> Table 
         String::new(),
         String::new(),
         String::new(),
+        if is_listed { BOTH } else { MODELED }.into(),
     ]);
-    let columns = ["Address", "Kbytes", "RSS", "Anon", "Locked", "Pgsz", "Mode", "Mapped File"];
+    let columns =
+        ["Address", "Kbytes", "RSS", "Anon", "Locked", "Pgsz", "Mode", "Mapped File", "source"];
     Table {
         title: "pmap -sx".into(),
         columns: columns.map(String::from).to_vec(),
@@ -301,6 +321,7 @@ fn runs(
         page: size.map(|size| size.to_string()),
         mode: "rwx--",
         name,
+        source: MODELED,
     };
     runs.into_iter().map(listed).collect()
 }

@@ -58,7 +58,12 @@ pub fn gather(region: &str, bytes: u64, page: &str, count: u64) -> Plan {
         ops: vec![op],
     };
     Plan {
-        job: JobIdentity { name: "gather".into(), params: Default::default(), seed: 1 },
+        job: JobIdentity {
+            name: "tlb-gather".into(),
+            params: Default::default(),
+            machine_params: Default::default(),
+            seed: 1,
+        },
         regions: vec![region],
         phases: phases.into_iter().map(phase).collect(),
         measure: Measure { interval: None, fault_latency: false },

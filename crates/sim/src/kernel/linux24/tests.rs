@@ -26,7 +26,7 @@ fn spec(model: &Model, settings: &Settings) -> MachineSpec {
     MachineSpec {
         name: model.name.clone(),
         kind: MachineKind::Sim,
-        validated: model.validated,
+        validated_jobs: model.validated_jobs.clone(),
         memory: settings.memory,
         base_page: settings.page,
         page_sizes: vec![settings.page],

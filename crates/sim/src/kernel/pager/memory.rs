@@ -107,6 +107,8 @@ pub struct Memory {
     /// Which page each frame holds. Frames are used for the first time in order.
     frames: Vec<Page>,
     free: Vec<Frame>,
+    /// Frames that may be in use at one time.
+    frames_max: u64,
 }
 
 impl Memory {
@@ -119,6 +121,7 @@ impl Memory {
             unused_pages: Vec::new(),
             frames: Vec::new(),
             free: Vec::new(),
+            frames_max: u64::from(model.resident_pages_max),
             model,
         }
     }
@@ -221,7 +224,16 @@ impl Memory {
         Ok(arrival)
     }
 
+    /// Keeps at most so many pages in memory from now on, and never more than the model has. Pages that
+    /// are there already stay until others need their frames.
+    pub fn limit(&mut self, pages: u64) {
+        self.frames_max = pages.clamp(1, u64::from(self.model.resident_pages_max));
+    }
+
     fn unused_frame(&mut self, page: Page) -> Option<Frame> {
+        if self.resident_pages() >= self.frames_max {
+            return None;
+        }
         if let Some(frame) = self.free.pop() {
             self.frames[frame as usize] = page;
             return Some(frame);

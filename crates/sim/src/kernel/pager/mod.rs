@@ -21,10 +21,11 @@ use memory::{Arrival, Memory, Origin, Page, Translations};
 use model::PagerModel;
 use pagetax_core::counter::{Provenance, Reading};
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Advice, Plan, Region, RegionId};
+use pagetax_core::plan::{Advice, Backing, Plan, Region, RegionId};
 use pagetax_core::report::Table;
 use pagetax_core::units::Bytes;
 use spaces::{Area, Loaded, Mapped, Place, Spaces};
+use std::collections::BTreeMap;
 
 const MINOR_FAULTS: CounterId = CounterId::of("minor_fault_count");
 const MAJOR_FAULTS: CounterId = CounterId::of("major_fault_count");
@@ -75,6 +76,8 @@ pub struct Pager {
     page_in_latency: IntervalLatency,
     /// Filled by the last fault: the access that wanted it is no second use of it.
     fresh: Option<Frame>,
+    /// How many pages of each mapping the job wants in memory; all of memory, if it does not say.
+    wanted_pages: BTreeMap<(SpaceId, RegionId), u64>,
 }
 
 impl Pager {
@@ -88,8 +91,16 @@ impl Pager {
             latency: IntervalLatency::default(),
             page_in_latency: IntervalLatency::default(),
             fresh: None,
+            wanted_pages: BTreeMap::new(),
             model,
         }
+    }
+
+    /// Memory is shared by all mappings: as much as they want together.
+    fn limit_memory(&mut self) {
+        let wanted =
+            self.wanted_pages.values().fold(0, |sum: u64, pages| sum.saturating_add(*pages));
+        self.memory.limit(if self.wanted_pages.is_empty() { u64::MAX } else { wanted });
     }
 
     fn page_bytes(&self) -> u64 {
@@ -278,12 +289,20 @@ impl<M: PageTables> Kernel<M> for Pager {
         id: RegionId,
         region: &Region,
     ) -> u64 {
+        let wanted = match region.backing {
+            Backing::Remote { resident_bytes, .. } => resident_bytes / self.page_bytes(),
+            _ => u64::MAX,
+        };
+        self.wanted_pages.insert((space, id), wanted);
+        self.limit_memory();
         let count = region.bytes.div_ceil(self.page_bytes());
         let pages = (0..count).map(|_| self.memory.add()).collect();
         self.spaces.map(space, id, region, pages)
     }
 
     fn unmap(&mut self, hw: &mut M, _cx: &mut Cx<'_>, space: SpaceId, id: RegionId) {
+        self.wanted_pages.remove(&(space, id));
+        self.limit_memory();
         if let Some(area) = self.spaces.remove(space, id) {
             self.release(hw, space, area);
         }

@@ -10,7 +10,7 @@ use memory::MemoryModel;
 use pagetax_core::access::Rng;
 use pagetax_core::job::Job;
 use pagetax_core::machine::{MachineKind, MachineSpec};
-use pagetax_core::plan::{Access, Backing, PageSizeRequest, Pattern, Touch};
+use pagetax_core::plan::{Access, Backing, PageSizeRequest, Pattern, Serving, Touch};
 use pagetax_core::report::{Recording, Run};
 use pagetax_core::units::PageSize;
 
@@ -138,6 +138,18 @@ fn locked_pages_stay() {
 }
 
 #[test]
+fn a_job_that_wants_less_in_memory_has_less() {
+    let remote =
+        |pages: u64| Backing::Remote { resident_bytes: pages * PAGE, serving: Serving::Thread };
+    let resident = |pages: u64| {
+        let mut client = Client::new(4, 8, remote(pages));
+        client.touch(PARENT, Access::Write, 8);
+        client.pager.memory.resident_pages()
+    };
+    assert_eq!([2, 4, 100].map(resident), [2, 4, 4], "and never more than the machine has");
+}
+
+#[test]
 fn memory_that_is_not_needed_is_zeros_again() {
     let mut client = Client::new(4, 4, Backing::Anon);
     client.touch(PARENT, Access::Write, 4);
@@ -187,7 +199,7 @@ fn small_mmap3() -> Run {
     let spec = MachineSpec {
         name: model.name.clone(),
         kind: MachineKind::Sim,
-        validated: model.validated,
+        validated_jobs: model.validated_jobs.clone(),
         memory: settings.memory,
         base_page: settings.page,
         page_sizes: vec![settings.page],
@@ -235,7 +247,7 @@ fn what_does_not_fit_is_refused_before_it_runs() {
         let spec = MachineSpec {
             name: "alpha-nms".into(),
             kind: MachineKind::Sim,
-            validated: true,
+            validated_jobs: Vec::new(),
             memory: Bytes(256 << 20),
             base_page: page,
             page_sizes: vec![page],
