@@ -5,6 +5,7 @@ mod bench;
 mod conformance;
 mod gate;
 mod install;
+mod kernels;
 mod packages;
 mod pages;
 mod shell;
@@ -32,6 +33,8 @@ enum Chore {
     },
     /// Run other people's programs and test suites, natively and under each wrapper
     Conformance(conformance::Args),
+    /// Boot older kernels in QEMU, and run the pager's tests and what depends most on the kernel there
+    Kernels(kernels::Args),
     /// Build everything, and put programs, libraries, header, pkg-config file, manual pages and
     /// completions under a prefix
     Install {
@@ -58,6 +61,7 @@ fn main() -> Result<()> {
         Chore::Gate => gate::run(),
         Chore::Conformance(args) => conformance::run(&args),
         Chore::Bench { name, parts } => bench::run(name.as_deref(), &parts),
+        Chore::Kernels(args) => kernels::run(&args),
         Chore::Install { prefix, destdir } => install::run(&prefix, destdir.as_deref()),
         Chore::Man => man(),
         Chore::PageSizes => pages::run(),

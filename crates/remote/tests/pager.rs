@@ -8,7 +8,7 @@ use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum};
-use pagetax_remote::pager::{Features, Leaving, Options, PagerError, RemoteRegion, Serving};
+use pagetax_remote::pager::{self, Features, Leaving, Options, PagerError, RemoteRegion, Serving};
 use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::embedded::EmbeddedStore;
@@ -92,19 +92,32 @@ mod cheapest {
 fn leaving() -> Leaving {
     let thread = std::thread::current();
     match thread.name() {
+        _ if !features().can_move() => Leaving::Copied,
         Some(name) if name.starts_with("cheapest::") => Leaving::Cheapest,
-        _ if features().can_move() => Leaving::Moved,
-        _ => Leaving::Copied,
+        _ => Leaving::Moved,
     }
 }
 
-/// What the kernel of the test that asks has.
+/// What the kernel of the test that asks has: no more than this one.
 fn features() -> Features {
-    match std::thread::current().name() {
+    let asked = match std::thread::current().name() {
         Some(name) if name.contains("no_poison::") => Features::NoMoveNoPoison,
         _ if is_copied_out() => Features::NoMove,
         _ => Features::All,
+    };
+    match pager::probe(true, Serving::Thread) {
+        Ok((_, here)) => here.max(asked),
+        Err(_) => asked,
     }
+}
+
+/// Whether this kernel moves pages; says so if not.
+fn can_move() -> bool {
+    let can_move = features().can_move();
+    if !can_move {
+        println!("SKIP: this kernel cannot move pages (Linux 6.8)");
+    }
+    can_move
 }
 
 /// Who serves faults in the test that asks.
@@ -377,6 +390,9 @@ fn neighbours_come_where_what_leaves_is_done_with() {
 
 #[test]
 fn staged_pages_that_are_in_use_come_back_together() {
+    if !can_move() {
+        return;
+    }
     let Some(mut region) = map(embedded(), 136 * MIB, resident(16 * MIB)) else { return };
     let (used, passed) = region.as_mut_slice().split_at_mut(8 * MIB as usize);
     for (seed, part) in passed.chunks_exact_mut(MIB as usize).enumerate() {
@@ -468,6 +484,9 @@ fn pin(bytes: &[u8]) -> std::io::Result<std::os::fd::OwnedFd> {
 /// What a device wrote after an eviction would be lost.
 #[test]
 fn a_page_that_is_pinned_for_a_device_stays() {
+    if !can_move() {
+        return;
+    }
     let Some(mut region) = map(embedded(), 8 * MIB, resident(MIB)) else { return };
     region.as_mut_slice()[3 * PAGE_BYTES..4 * PAGE_BYTES].fill(7);
     let pinned = match pin(&region.as_slice()[3 * PAGE_BYTES..4 * PAGE_BYTES]) {

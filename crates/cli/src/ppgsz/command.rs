@@ -52,12 +52,15 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
         None => advice.clone(),
     };
     let sweeper = Sweeper::new(looked_at, args.force, whose, watched);
-    let (exit, processes) = watch(&mut command, sweeper, &name)?;
+    let (exit, processes, unseen) = watch(&mut command, sweeper, &name)?;
     if let Some(path) = &args.json {
         write_json(path, advice, &processes, Some(&files)).map_err(own)?;
     }
     if args.verify && processes.is_empty() {
-        output::note("pagetax ppgsz: the command ended before it could be looked at");
+        output::note(&match unseen {
+            Some(why) => format!("pagetax ppgsz: the command could not be looked at: {why}"),
+            None => "pagetax ppgsz: the command ended before it could be looked at".into(),
+        });
     } else if args.verify {
         let huge = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
         let table = table_of_large(processes, huge.bytes());
@@ -100,8 +103,11 @@ fn said_of(files: &[FileText]) -> String {
     if files.is_empty() { String::new() } else { output::pages::files(files) }
 }
 
+/// How a command ended, what became of its processes, and why nothing is known of them if so.
+type Watched = (Exit, Vec<Process>, Option<String>);
+
 /// Runs the command as a child and sweeps over it and all that it starts.
-fn watch(command: &mut Command, mut sweeper: Sweeper, name: &str) -> Result<(Exit, Vec<Process>)> {
+fn watch(command: &mut Command, mut sweeper: Sweeper, name: &str) -> Result<Watched> {
     let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
     let signals = PassedOn::watch().context("cannot watch for signals").map_err(own)?;
     let child = command.spawn().map_err(|error| with_code(not_executable(name, error)))?;
@@ -131,9 +137,10 @@ fn watch(command: &mut Command, mut sweeper: Sweeper, name: &str) -> Result<(Exi
         }
     };
     let (exit, _) = ended.context("cannot wait for the command").map_err(own)?;
+    let unseen = sweeper.unseen();
     let processes = sweeper.finish();
     let processes = processes
         .into_iter()
         .map(|(verdict, outcome)| Process::of(verdict.command.clone(), verdict, &outcome));
-    Ok((exit, processes.collect()))
+    Ok((exit, processes.collect(), unseen))
 }

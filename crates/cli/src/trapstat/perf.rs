@@ -9,7 +9,7 @@ use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::asked_to_stop;
 use pagetax_host::tlb_events::ibs::Sampler;
 use pagetax_host::tlb_events::{
-    CountError, Counters, Counts, Family, Target, cpu_identity, listing, since,
+    CountError, Counters, Counts, Family, Target, has_unit, listing, since,
 };
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
@@ -87,7 +87,7 @@ impl Perf {
     pub fn open(args: &Args, why: &str) -> Result<Perf> {
         no_trace(args)?;
         let cpuinfo = Root::default().text("/proc/cpuinfo").map_err(|why| anyhow!(why))?;
-        let family = Family::find(&cpu_identity(&cpuinfo)).map_err(no_counters)?;
+        let family = Family::of_cpu(&cpuinfo, has_unit()).map_err(no_counters)?;
         let counters = Counters::open(&family, &target(args)).map_err(|error| match error {
             CountError::NoUnit => no_counters(error),
             error => exit::with(exit::UNMET, error),

@@ -14,7 +14,7 @@ pub use translation::{AccessClass, AccessKind, Translation};
 
 use crate::procfs::{Root, SystemSnapshot};
 use crate::stacks::{Begin, Profile, Profiler, Symbols, TaskState};
-use crate::tlb_events::{Counters, Family, Target, cpu_identity};
+use crate::tlb_events::{Counters, Family, Target, has_unit};
 use pagetax_core::budget::{Budget, Ledger};
 use pagetax_core::calibration::Calibration;
 use pagetax_core::counter::Reading;
@@ -53,7 +53,7 @@ pub struct Watch {
 /// This CPU's counters of page walks, for a task.
 fn walk_counters(tid: u32, begin: Begin) -> Result<(Family, Counters), String> {
     let cpuinfo = Root::default().text("/proc/cpuinfo")?;
-    let family = Family::find(&cpu_identity(&cpuinfo)).map_err(|error| error.to_string())?;
+    let family = Family::of_cpu(&cpuinfo, has_unit()).map_err(|error| error.to_string())?;
     if !family.has_cycles() {
         return Err(format!("{} counts walks, not their time", family.name));
     }

@@ -6,6 +6,7 @@ use crate::procfs::{Root, process_huge_bytes};
 use crate::sys::mapping::{Mapping, Request, Source};
 use crate::sys::{pagemap, probe};
 use pagetax_core::units::PageSize;
+use pagetax_remote::pager::{self, Access, Features, Serving, UffdError};
 use std::io::{self, Read, Seek, SeekFrom};
 
 pub(super) fn findings(root: &Root) -> Vec<Finding> {
@@ -18,7 +19,7 @@ pub(super) fn findings(root: &Root) -> Vec<Finding> {
         collapse(huge, true),
         page_map(),
         page_flags(root),
-        user_faults(root),
+        user_faults(),
     ]);
     findings
 }
@@ -106,10 +107,6 @@ fn pool(settings: &PageSettings, size: PageSize) -> Finding {
 
 /// MADV_COLLAPSE, or the same to another process.
 fn collapse(huge: PageSize, remotely: bool) -> Finding {
-    let feature = match remotely {
-        false => Feature("collapse", "turning existing memory into huge pages (MADV_COLLAPSE)"),
-        true => Feature("collapse_remotely", "the same to a running program (process_madvise)"),
-    };
     let done = anon(huge.bytes(), huge.bytes(), false).and_then(|mapping| {
         mapping.store(0, 1);
         match remotely {
@@ -117,15 +114,28 @@ fn collapse(huge: PageSize, remotely: bool) -> Finding {
             true => probe::collapse_remotely(&mapping),
         }
     });
+    collapse_finding(done, remotely)
+}
+
+fn collapse_finding(done: io::Result<()>, remotely: bool) -> Finding {
+    const RIGHT: &str = "sudo setcap cap_sys_nice=ep \"$(command -v pagetax)\"";
+    let feature = match remotely {
+        false => Feature("collapse", "turning existing memory into huge pages (MADV_COLLAPSE)"),
+        true => Feature("collapse_remotely", "the same to a running program (process_madvise)"),
+    };
     match done {
-        Ok(()) if remotely && !rustix::process::geteuid().is_root() => feature.limited(
-            "of one's own processes, but other processes need CAP_SYS_NICE",
-            "sudo setcap cap_sys_nice=ep \"$(command -v pagetax)\"",
-        ),
+        Ok(()) if remotely && !rustix::process::geteuid().is_root() => {
+            feature.limited("of one's own processes, but other processes need CAP_SYS_NICE", RIGHT)
+        }
         Ok(()) => feature.works("a piece of memory was collapsed"),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => feature.never_here(
             "the kernel does not know it (Linux 6.1 and later do), or huge pages are forbidden to \
              this process",
+        ),
+        // Older kernels ask for it even where a process means itself.
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => feature.limited(
+            format!("{error}: this kernel needs CAP_SYS_NICE, for one's own processes as well"),
+            RIGHT,
         ),
         Err(error) => {
             let compact = "echo 1 | sudo tee /proc/sys/vm/compact_memory";
@@ -145,8 +155,11 @@ fn page_map() -> Finding {
     match scanned {
         Ok(ranges) if !ranges.is_empty() => feature.works("a page was found"),
         Ok(_) => feature.never_here("the scan does not find a page that is there"),
-        Err(error) => feature
-            .never_here(format!("/proc/self/pagemap: {error} (Linux 6.7 and later have the scan)")),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => feature.never_here(
+            "the kernel has no PAGEMAP_SCAN (Linux 6.7 and later do): page sizes are known by mapping, from \
+             smaps",
+        ),
+        Err(error) => feature.never_here(format!("/proc/self/pagemap: {error}")),
     }
 }
 
@@ -165,22 +178,91 @@ fn page_flags(root: &Root) -> Finding {
     }
 }
 
-fn user_faults(root: &Root) -> Finding {
+/// Greets userfaultfd as a region of network memory does: to open it is not enough, as older kernels lack what
+/// paging asks it for.
+fn user_faults() -> Finding {
+    let full = pager::probe(false, Serving::Thread);
+    let restricted = match &full {
+        Err(UffdError::NotAllowed { .. }) => Some(pager::probe(true, Serving::Thread)),
+        _ => None,
+    };
+    let has_device = std::path::Path::new("/dev/userfaultfd").exists();
+    user_faults_of(full, restricted, has_device)
+}
+
+type Probed = Result<(Access, Features), UffdError>;
+
+fn user_faults_of(full: Probed, restricted: Option<Probed>, has_device: bool) -> Finding {
     let feature = Feature("user_faults", "serving faults from user space (userfaultfd)");
     // Whose group may open the device serves all faults, whatever the setting for the system call.
-    const FOR_THIS_USER: &str =
-        "sudo chgrp $(id -gn) /dev/userfaultfd && sudo chmod 0660 /dev/userfaultfd";
-    let device = root.path("/dev/userfaultfd");
-    let device = std::fs::OpenOptions::new().read(true).write(true).open(device);
-    match (device.map(drop).or_else(|_| probe::userfaultfd(false)), probe::userfaultfd(true)) {
-        (Ok(()), _) => feature.works("opened, for faults in user mode and in the kernel"),
-        (Err(error), Ok(())) => feature.limited(
-            format!("faults in user mode only ({error}): no `pagetax remote`"),
-            FOR_THIS_USER,
-        ),
-        (Err(_), Err(error)) if error.raw_os_error() == Some(libc::ENOSYS) => {
-            feature.never_here("the kernel was built without CONFIG_USERFAULTFD")
+    let for_this_user = match has_device {
+        true => "sudo chgrp $(id -gn) /dev/userfaultfd && sudo chmod 0660 /dev/userfaultfd",
+        false => "sudo sysctl vm.unprivileged_userfaultfd=1",
+    };
+    match (full, restricted) {
+        (Ok((_, features)), _) if features.can_move() => {
+            feature.works("faults in user mode and in the kernel; pages are moved")
         }
-        (Err(_), Err(error)) => feature.not_here(format!("{error}"), FOR_THIS_USER),
+        (Ok(_), _) => feature.works(
+            "faults in user mode and in the kernel; pages are copied, as they cannot be moved (Linux 6.8): no \
+             device may write to paged memory",
+        ),
+        (Err(UffdError::NotAllowed { source, .. }), Some(Ok(_))) => feature.limited(
+            format!("faults in user mode only ({source}): no `pagetax remote`"),
+            for_this_user,
+        ),
+        (Err(UffdError::NotAllowed { source, .. }), _) => {
+            feature.not_here(source.to_string(), for_this_user)
+        }
+        (Err(error), _) => feature.never_here(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Standing;
+    use super::*;
+
+    fn refused() -> UffdError {
+        let source = io::Error::from_raw_os_error(libc::EPERM);
+        UffdError::NotAllowed { source, remedy: pager::remedy(true) }
+    }
+
+    #[test]
+    fn what_a_kernel_lacks_for_paging_is_said() {
+        let full = |features| user_faults_of(Ok((Access::Full, features)), None, true);
+        assert!(full(Features::All).detail.ends_with("pages are moved"));
+        for features in [Features::NoMove, Features::NoMoveNoPoison] {
+            let finding = full(features);
+            assert_eq!(finding.standing, Standing::Works);
+            assert!(finding.detail.contains("Linux 6.8"), "{finding:?}");
+        }
+        let old = user_faults_of(Err(UffdError::TooOld), None, false);
+        assert_eq!((old.standing, old.enable), (Standing::NotHere, None));
+        assert!(old.detail.contains("Linux 5.10"), "{}", old.detail);
+    }
+
+    #[test]
+    fn the_remedy_is_one_of_this_kernel() {
+        let restricted = || Some(Ok((Access::UserModeOnly, Features::All)));
+        let with_device = user_faults_of(Err(refused()), restricted(), true);
+        assert_eq!(with_device.standing, Standing::Limited);
+        assert!(with_device.enable.unwrap().contains("chgrp"));
+        let without = user_faults_of(Err(refused()), Some(Err(refused())), false);
+        assert_eq!(without.standing, Standing::NotHere);
+        assert!(without.enable.unwrap().contains("vm.unprivileged_userfaultfd=1"));
+        // Who may, on a kernel that cannot, is sent nowhere.
+        let old = user_faults_of(Err(refused()), Some(Err(UffdError::TooOld)), true);
+        assert_eq!(old.standing, Standing::NotHere);
+    }
+
+    #[test]
+    fn a_collapse_that_takes_a_right_is_remedied_by_the_right() {
+        let refused = |errno| {
+            let done = Err(io::Error::from_raw_os_error(errno));
+            collapse_finding(done, true).enable.unwrap_or_default()
+        };
+        assert!(refused(libc::EPERM).contains("cap_sys_nice"));
+        assert!(refused(libc::ENOMEM).contains("compact_memory"));
     }
 }

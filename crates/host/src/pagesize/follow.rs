@@ -70,6 +70,8 @@ pub struct Sweeper {
     /// CPU time that this sweep has spent on looking.
     looked: Duration,
     gone: Vec<(Verdict, Outcome)>,
+    /// Why a process that lived could not be looked at, last.
+    unseen: Option<String>,
 }
 
 impl Sweeper {
@@ -89,6 +91,7 @@ impl Sweeper {
             refused: HashMap::new(),
             looked: Duration::ZERO,
             gone: Vec::new(),
+            unseen: None,
         }
     }
 
@@ -117,6 +120,11 @@ impl Sweeper {
         let mut all: Vec<_> = self.gone.into_iter().chain(kept).collect();
         all.sort_by_key(|(verdict, _)| verdict.pid);
         all
+    }
+
+    /// Why nothing is known of a process that was there to be looked at.
+    pub fn unseen(&self) -> Option<String> {
+        self.unseen.clone().or_else(|| self.refused.values().next().map(ToString::to_string))
     }
 
     /// Why processes were left alone.
@@ -171,7 +179,14 @@ impl Sweeper {
         let start = cpu_time();
         let read = pagemap::read_huge(number);
         self.looked += cpu_time() - start;
-        let Ok(mut map) = read else { return false };
+        let mut map = match read {
+            Ok(map) => map,
+            Err(PageMapError::NoProcess(_) | PageMapError::NoMemory(_)) => return false,
+            Err(error) => {
+                self.unseen = Some(error.to_string());
+                return false;
+            }
+        };
         if changes {
             // What failed before is tried again, and counts once.
             kept.outcome.failed_bytes.clear();

@@ -5,22 +5,6 @@ use rustix::process::Pid;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Opens a userfaultfd and closes it again. `user_only`: one that cannot serve the faults of system
-/// calls, which needs no privilege.
-pub fn userfaultfd(user_only: bool) -> io::Result<()> {
-    const USER_MODE_ONLY: u32 = 1;
-    let flags = rustix::mm::UserfaultfdFlags::CLOEXEC
-        | rustix::mm::UserfaultfdFlags::from_bits_retain(if user_only {
-            USER_MODE_ONLY
-        } else {
-            0
-        });
-    // SAFETY: the descriptor is closed at once and never registers memory, so nobody's memory can
-    // be watched or changed through it.
-    drop(unsafe { rustix::mm::userfaultfd(flags) }?);
-    Ok(())
-}
-
 /// Collapses a mapping of this process to huge pages through process_madvise(2), as it would be done
 /// to another process.
 pub fn collapse_remotely(mapping: &Mapping) -> io::Result<()> {

@@ -18,6 +18,11 @@ pub enum FamilyError {
     /// A CPU that nobody has written down.
     #[error("the TLB events of this CPU ({0}) are not in pagetax' table")]
     Unknown(String),
+    /// No CPU counts here.
+    #[error(
+        "this machine has no performance-monitoring unit (a virtual machine that is given none)"
+    )]
+    NoUnit,
     /// The table is wrong.
     #[error("families.toml: {0}")]
     Table(String),
@@ -95,6 +100,12 @@ impl Family {
         let table: Table =
             toml::from_str(FAMILIES).map_err(|error| FamilyError::Table(error.to_string()))?;
         Ok(table.family)
+    }
+
+    /// The one that the CPU of a text of /proc/cpuinfo belongs to. Without a unit that counts, the CPU's model does
+    /// not matter.
+    pub fn of_cpu(cpuinfo: &str, has_unit: bool) -> Result<Family, FamilyError> {
+        if has_unit { Family::find(&cpu_identity(cpuinfo)) } else { Err(FamilyError::NoUnit) }
     }
 
     /// The one that a CPU belongs to.
@@ -182,6 +193,14 @@ mod tests {
                 assert!(events[..nth].iter().all(|e| e.code != event.code), "{}", family.name);
             }
         }
+    }
+
+    #[test]
+    fn who_has_no_unit_is_not_told_of_the_table() {
+        let unlisted = "vendor_id : GenuineIntel\ncpu family : 15\nmodel : 107\n";
+        let error = |has_unit| Family::of_cpu(unlisted, has_unit).unwrap_err().to_string();
+        assert!(error(false).contains("no performance-monitoring unit"), "{}", error(false));
+        assert!(error(true).contains("family 15, model 0x6b"), "{}", error(true));
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub mod ibs;
 mod open;
 
 pub use family::{Code, Family, FamilyError, cpu_identity};
-pub use open::{CountError, Counters, Target, since};
+pub use open::{CountError, Counters, Target, has_unit, since};
 
 use crate::sys::perf::Scaled;
 use pagetax_core::counter::Provenance;

@@ -52,6 +52,14 @@ impl CountError {
     }
 }
 
+/// Whether this machine's CPUs count at all: what is refused for another reason is there.
+pub fn has_unit() -> bool {
+    let opened = Event::open(&EventSpec::new(EventKind::Hardware(CPU_CYCLES)));
+    !opened.is_err_and(|error| {
+        matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP))
+    })
+}
+
 /// Open events of one CPU or task in one mode.
 #[derive(Debug)]
 struct Group {

@@ -82,7 +82,7 @@ impl Serving {
 }
 
 /// Features of userfaultfd that the pager uses where the kernel has them, beyond those that it needs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Features {
     /// Pages are moved (Linux 6.8), and lost ones poisoned.
     #[default]

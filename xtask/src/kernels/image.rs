@@ -1,0 +1,171 @@
+//! The root of a guest, as an archive that the kernel unpacks into memory: programs of this machine with their
+//! libraries, and what is tested.
+
+use crate::shell;
+use anyhow::{Context, Result, bail};
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const GUEST: &str = include_str!("guest.sh");
+/// Programs that `guest.sh` and the tests run.
+const PROGRAMS: &[&str] = &[
+    "bash", "cat", "chgrp", "chmod", "cp", "date", "env", "false", "grep", "head", "id", "ip",
+    "ls", "mkdir", "mount", "perl", "rm", "sed", "seq", "setpriv", "sh", "sleep", "sort",
+    "sqlite3", "tail", "timeout", "tr", "true", "uname", "wc",
+];
+/// Tests that run there: package, kind of target, and name.
+const TESTS: &[(&str, &str, &str)] = &[
+    ("pagetax-remote", "--lib", ""),
+    ("pagetax-remote", "--test", "pager"),
+    ("pagetax-remote", "--test", "in_place"),
+    ("pagetax-remote-preload", "--test", "real"),
+];
+/// Beside pagetax.
+const LIBRARIES: [&str; 2] = ["libpagetax_preload.so", "libpagetax_remote_preload.so"];
+
+/// Builds what is tested, and writes the archive; returns its path.
+pub fn make(folder: &Path) -> Result<PathBuf> {
+    shell::cargo(&["build", "--quiet", "--workspace"])?;
+    let root = folder.join("root");
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    let image = Image { root: std::path::absolute(root)? };
+    image.skeleton()?;
+    for program in PROGRAMS {
+        image.program(program)?;
+    }
+    image.python()?;
+    let debug = std::path::absolute("target/debug")?;
+    let mut script = format!("PAGETAX={}/pagetax\n", debug.display());
+    image.stripped(&debug.join("pagetax"))?;
+    for library in LIBRARIES {
+        image.stripped(&debug.join(library))?;
+    }
+    for (package, kind, name) in TESTS {
+        let path = test_binary(package, kind, name)?;
+        image.stripped(&path)?;
+        let variable = if name.is_empty() { "LIB" } else { &name.to_uppercase() };
+        script += &format!("{variable}={}\n", path.display());
+    }
+    // Tests of the preloaded library look for it beside themselves.
+    image.stripped(&debug.join("deps").join(LIBRARIES[1]))?;
+    image.write("settings.sh", &script)?;
+    let archive = std::path::absolute(folder.join("root.cpio"))?;
+    let pack = format!("find . -print0 | cpio --null --quiet -o -H newc > '{}'", archive.display());
+    shell::succeed(Command::new("sh").args(["-c", &pack]).current_dir(&image.root))?;
+    Ok(archive)
+}
+
+/// Builds a test and finds its program.
+fn test_binary(package: &str, kind: &str, name: &str) -> Result<PathBuf> {
+    let mut words = vec!["test", "--quiet", "--no-run", "--message-format=json"];
+    words.extend(["--package", package, kind]);
+    words.extend((!name.is_empty()).then_some(name));
+    let messages = shell::cargo_output(&words)?;
+    let program = |line: &str| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some(PathBuf::from(message["executable"].as_str()?))
+    };
+    let found = messages.lines().filter_map(program).next_back();
+    found.with_context(|| format!("cargo names no program of the tests {package} {name}"))
+}
+
+struct Image {
+    root: PathBuf,
+}
+
+impl Image {
+    fn skeleton(&self) -> Result<()> {
+        for directory in ["proc", "sys", "dev", "tmp", "run", "root", "etc", "var/tmp", "usr"] {
+            fs::create_dir_all(self.root.join(directory))?;
+        }
+        for directory in ["bin", "sbin", "lib", "lib64"] {
+            fs::create_dir_all(self.root.join("usr").join(directory))?;
+            symlink(format!("usr/{directory}"), self.root.join(directory))?;
+        }
+        self.write("etc/passwd", "root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n")?;
+        self.write("etc/group", "root:x:0:\nuser:x:1000:\n")?;
+        self.write("init", GUEST)?;
+        fs::set_permissions(self.root.join("init"), fs::Permissions::from_mode(0o755))?;
+        Ok(())
+    }
+
+    fn write(&self, path: &str, text: &str) -> Result<()> {
+        Ok(fs::write(self.root.join(path), text)?)
+    }
+
+    /// Where a file of this machine is in the guest: at the same place, past links between directories.
+    fn place(&self, path: &Path) -> Result<PathBuf> {
+        let directory = path.parent().context("a file is in a directory")?.canonicalize()?;
+        let inside = self.root.join(directory.strip_prefix("/")?);
+        fs::create_dir_all(&inside)?;
+        Ok(inside.join(path.file_name().context("a file has a name")?))
+    }
+
+    /// A file and the libraries that it is linked with.
+    fn file(&self, path: &Path) -> Result<()> {
+        fs::copy(path, self.place(path)?).with_context(|| format!("{}", path.display()))?;
+        self.libraries_of(path)
+    }
+
+    fn libraries_of(&self, path: &Path) -> Result<()> {
+        let listed = Command::new("ldd").arg(path).output()?;
+        let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+        for library in text.split_whitespace().filter(|word| word.starts_with('/')) {
+            let (library, place) = (Path::new(library), self.place(Path::new(library))?);
+            if library != path && !place.exists() {
+                fs::copy(library, place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A program of Debian's, not one of the same name that somebody put before it on the PATH.
+    fn program(&self, name: &str) -> Result<()> {
+        let directories = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"];
+        let mut paths = directories.iter().map(|directory| Path::new(directory).join(name));
+        match paths.find(|path| path.exists()) {
+            Some(path) => self.file(&path),
+            // Tests that need it skip and say so.
+            None if ["perl", "sqlite3"].contains(&name) => Ok(()),
+            None => bail!("this machine has no {name}"),
+        }
+    }
+
+    /// Python with its own modules, but for those that are large and not used here.
+    fn python(&self) -> Result<()> {
+        let python = Path::new("/usr/bin/python3");
+        self.file(python)?;
+        let ask = "import sysconfig; print(sysconfig.get_path('stdlib'))";
+        let modules = shell::output(Command::new(python).args(["-c", ask]))?;
+        self.tree(Path::new(modules.trim()))
+    }
+
+    fn tree(&self, directory: &Path) -> Result<()> {
+        const LEFT_OUT: [&str; 7] =
+            ["test", "dist-packages", "idlelib", "tkinter", "ensurepip", "lib2to3", "pydoc_data"];
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or(OsStr::new("")).to_string_lossy().into_owned();
+            match path.is_dir() {
+                true if LEFT_OUT.contains(&&*name) || name.starts_with("config-") => {}
+                true => self.tree(&path)?,
+                false if path.exists() => drop(fs::copy(&path, self.place(&path)?)?),
+                // A link to what is not installed.
+                false => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What was built here, without what only debuggers read.
+    fn stripped(&self, path: &Path) -> Result<()> {
+        let place = self.place(path)?;
+        shell::succeed(Command::new("strip").arg("--strip-debug").arg("-o").arg(&place).arg(path))?;
+        self.libraries_of(path)
+    }
+}

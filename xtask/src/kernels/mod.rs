@@ -1,0 +1,294 @@
+//! `cargo xtask kernels`: boots older kernels of Debian in QEMU, and runs the pager's tests and the commands that
+//! depend most on the kernel there.
+//!
+//! A guest needs neither disk nor network nor KVM: its root is an archive in memory (`image`), of this machine's own
+//! programs. `guest.sh` says what is run and what must come of it; nothing of this machine is changed.
+
+mod image;
+
+use crate::{packages, shell};
+use anyhow::{Context, Result, anyhow, bail};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const FOLDER: &str = "target/kernels";
+const MIRROR: &str = "http://deb.debian.org/debian-security";
+const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// The kernels, and the releases of Debian whose cloud kernels they are.
+const KERNELS: [(&str, &str); 3] = [("5.10", "bullseye"), ("6.1", "bookworm"), ("6.12", "trixie")];
+/// What this chore needs beside the tests' programs.
+const NEEDED: &[(&str, &str)] = &[
+    ("/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
+    ("/usr/bin/cpio", "cpio"),
+    ("/usr/bin/strip", "binutils"),
+    ("/usr/bin/python3", "python3"),
+    (KEYS, "debian-archive-keyring"),
+];
+const MEMORY: &str = "3072";
+
+/// Options of the chore.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Kernels, such as 5.10; none is all: 5.10, 6.1 and 6.12
+    versions: Vec<String>,
+    /// Seconds after which a guest is ended that is not done
+    #[arg(long, default_value_t = 240)]
+    limit: u64,
+}
+
+impl Default for Args {
+    fn default() -> Args {
+        Args { versions: Vec::new(), limit: 240 }
+    }
+}
+
+/// One line of `guest.sh`, as it came out.
+#[derive(Debug, Default)]
+struct Check {
+    name: String,
+    /// None while it has not ended.
+    code: Option<i32>,
+    seconds: u64,
+    output: Vec<String>,
+}
+
+impl Check {
+    fn skips(&self) -> impl Iterator<Item = &String> {
+        self.output.iter().filter(|line| line.contains("SKIP: "))
+    }
+
+    fn word(&self) -> String {
+        let skipped = match self.skips().count() {
+            0 => String::new(),
+            1 => ", 1 skip".into(),
+            count => format!(", {count} skips"),
+        };
+        match self.code {
+            Some(0) => format!("ok, {} s{skipped}", self.seconds),
+            Some(124 | 137) => format!("TOO LONG, {} s", self.seconds),
+            Some(code) => format!("FAILED ({code}){skipped}"),
+            None => "NOT OVER".into(),
+        }
+    }
+}
+
+/// Boots each kernel; an error if any check fails.
+pub fn run(args: &Args) -> Result<()> {
+    let known = || KERNELS.map(|(version, _)| version).join(", ");
+    let chosen: Vec<(&str, &str)> = match args.versions.is_empty() {
+        true => KERNELS.into(),
+        false => {
+            let find = |version: &String| {
+                let found = KERNELS.into_iter().find(|(known, _)| known == version);
+                found.ok_or_else(|| anyhow!("no kernel {version}; there are {}", known()))
+            };
+            args.versions.iter().map(find).collect::<Result<_>>()?
+        }
+    };
+    packages::provide_files(NEEDED.iter())?;
+    fs::create_dir_all(FOLDER)?;
+    let kernels = chosen.iter().map(|(version, release)| fetch(version, release));
+    let kernels = kernels.collect::<Result<Vec<_>>>()?;
+    let image = image::make(Path::new(FOLDER))?;
+    let mut columns = Vec::new();
+    for ((version, _), kernel) in chosen.iter().zip(&kernels) {
+        println!("== Linux {version}");
+        let begun = Instant::now();
+        let (checks, ended) = boot(version, kernel, &image, Duration::from_secs(args.limit))?;
+        tell(version, &checks, &ended);
+        println!("Linux {version}: {:.0} s", begun.elapsed().as_secs_f64());
+        columns.push((*version, checks, ended));
+    }
+    table(&columns);
+    let failed = columns.iter().any(|(_, checks, ended)| {
+        ended.is_some() || checks.is_empty() || checks.iter().any(|check| check.code != Some(0))
+    });
+    if failed {
+        bail!("not all checks passed; see above, and {FOLDER}/*.console");
+    }
+    Ok(())
+}
+
+/// Finds a kernel, downloaded once: apt proves what it downloads by Debian's keys. Remove its directory for a
+/// newer one.
+fn fetch(version: &str, release: &str) -> Result<PathBuf> {
+    let directory = std::path::absolute(Path::new(FOLDER).join(version))?;
+    let kernel = directory.join("vmlinuz");
+    if kernel.exists() {
+        return Ok(kernel);
+    }
+    let mirror = std::env::var("DEBIAN_SECURITY_MIRROR").unwrap_or(MIRROR.into());
+    let failed = || {
+        format!(
+            "cannot download Linux {version} from {mirror} (another: DEBIAN_SECURITY_MIRROR=URL); kernels that \
+             are in {FOLDER} need no network"
+        )
+    };
+    println!("downloading Linux {version} of {release}");
+    for part in ["lists/partial", "cache/archives/partial", "unpacked"] {
+        fs::create_dir_all(directory.join(part))?;
+    }
+    let list = directory.join("sources.list");
+    fs::write(&list, format!("deb [signed-by={KEYS}] {mirror} {release}-security main\n"))?;
+    let apt = |program: &str, words: &[&str]| {
+        let at = |path: &str| directory.join(path).display().to_string();
+        let settings = [
+            format!("Dir::Etc::sourcelist={}", list.display()),
+            "Dir::Etc::sourceparts=/dev/null".into(),
+            format!("Dir::State::lists={}", at("lists")),
+            format!("Dir::Cache={}", at("cache")),
+            "APT::Update::Error-Mode=any".into(),
+            "APT::Sandbox::User=root".into(),
+        ];
+        let mut command = Command::new(program);
+        command.current_dir(&directory).arg("-q");
+        settings.iter().for_each(|setting| drop(command.args(["-o", setting])));
+        command.args(words);
+        shell::output(&mut command).with_context(failed)
+    };
+    apt("apt-get", &["update"])?;
+    let shown = apt("apt-cache", &["show", "linux-image-cloud-amd64"])?;
+    let depends = shown.lines().find_map(|line| line.strip_prefix("Depends: "));
+    let package = depends.and_then(|line| line.split_whitespace().next());
+    let package = package.context("the package of the newest kernel names no kernel")?;
+    apt("apt-get", &["download", package])?;
+    let found = |suffix: &str, prefix: &str, at: &Path| -> Result<PathBuf> {
+        let mut paths = fs::read_dir(at)?.flatten().map(|entry| entry.path());
+        let is_it = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.starts_with(prefix) && name.ends_with(suffix)
+        };
+        paths.find(is_it).with_context(|| format!("{} has no {prefix}*{suffix}", at.display()))
+    };
+    let unpacked = directory.join("unpacked");
+    let package = found(".deb", "linux-image-", &directory)?;
+    shell::succeed(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&unpacked))?;
+    fs::rename(found("", "vmlinuz-", &unpacked.join("boot"))?, &kernel)?;
+    for path in [unpacked, package, directory.join("lists"), directory.join("cache")] {
+        if path.is_dir() { fs::remove_dir_all(&path)? } else { fs::remove_file(&path)? }
+    }
+    Ok(kernel)
+}
+
+/// A guest; it ends with us.
+struct Guest(Child);
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // One that has ended is not there to be killed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Boots a kernel and waits for the end of its checks; returns them, and why the guest did not come to its end.
+fn boot(
+    version: &str,
+    kernel: &Path,
+    image: &Path,
+    limit: Duration,
+) -> Result<(Vec<Check>, Option<String>)> {
+    let console = format!("{FOLDER}/{version}.console");
+    let results = format!("{FOLDER}/{version}.results");
+    for path in [&console, &results] {
+        File::create(path)?;
+    }
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", MEMORY]);
+    qemu.args(["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
+    qemu.args(["-serial", &format!("file:{console}"), "-serial", &format!("file:{results}")]);
+    qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(image);
+    qemu.args(["-append", "console=ttyS0 quiet panic=-1 transparent_hugepage=madvise"]);
+    let mut guest = Guest(qemu.stdin(Stdio::null()).spawn().context("cannot start QEMU")?);
+    let until = Instant::now() + limit;
+    let mut ended = None;
+    while guest.0.try_wait()?.is_none() {
+        if Instant::now() > until {
+            ended = Some(format!("ended after {} s (--limit)", limit.as_secs()));
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    drop(guest);
+    let (checks, is_done) = checks_of(&String::from_utf8_lossy(&fs::read(&results)?));
+    let ended = ended.or((!is_done).then(|| format!("the guest ended by itself: see {console}")));
+    Ok((checks, ended))
+}
+
+/// What a guest wrote: the checks, and whether it came to the end of them.
+fn checks_of(text: &str) -> (Vec<Check>, bool) {
+    let (mut checks, mut is_done): (Vec<Check>, bool) = (Vec::new(), false);
+    for line in text.lines().map(|line| line.trim_end_matches('\r')) {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["@@begin", name] => checks.push(Check { name: name.into(), ..Check::default() }),
+            ["@@end", code, seconds] => {
+                if let Some(check) = checks.last_mut() {
+                    check.code = code.parse().ok();
+                    check.seconds = seconds.parse().unwrap_or(0);
+                }
+            }
+            ["@@done"] => is_done = true,
+            _ => checks.last_mut().into_iter().for_each(|check| check.output.push(line.into())),
+        }
+    }
+    (checks, is_done)
+}
+
+/// Prints what failed, with the end of what it printed.
+fn tell(version: &str, checks: &[Check], ended: &Option<String>) {
+    const LINES: usize = 40;
+    for check in checks.iter().filter(|check| check.code != Some(0)) {
+        println!("-- Linux {version}, {}: {}", check.name, check.word());
+        let from = check.output.len().saturating_sub(LINES);
+        check.output[from..].iter().for_each(|line| println!("   {line}"));
+    }
+    for check in checks {
+        check.skips().for_each(|line| println!("   {}: {}", check.name, line.trim()));
+    }
+    if let Some(why) = ended {
+        println!("-- Linux {version}: {why}");
+    }
+}
+
+fn table(columns: &[(&str, Vec<Check>, Option<String>)]) {
+    let mut names: Vec<&str> = Vec::new();
+    for check in columns.iter().flat_map(|(_, checks, _)| checks) {
+        if !names.contains(&check.name.as_str()) {
+            names.push(&check.name);
+        }
+    }
+    let row = |first: &str, cells: Vec<String>| {
+        let cells: String = cells.iter().map(|cell| format!(" | {cell:22}")).collect();
+        println!("{first:18}{cells}");
+    };
+    row("", columns.iter().map(|(version, ..)| format!("Linux {version}")).collect());
+    for name in names {
+        let cell = |checks: &Vec<Check>| {
+            let found = checks.iter().find(|check| check.name == name);
+            found.map_or("NOT REACHED".into(), Check::word)
+        };
+        row(name, columns.iter().map(|(_, checks, _)| cell(checks)).collect());
+    }
+    let skips: usize =
+        columns.iter().flat_map(|(_, checks, _)| checks).map(|check| check.skips().count()).sum();
+    println!("{skips} skips");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_stops_short_has_not_passed() {
+        let text = "boot\r\n@@begin one\r\nSKIP: why\r\n@@end 0 3\r\n@@begin two\r\nhere\r\n";
+        let (checks, is_done) = checks_of(text);
+        let words: Vec<String> = checks.iter().map(Check::word).collect();
+        assert_eq!(words, ["ok, 3 s, 1 skip", "NOT OVER"]);
+        assert_eq!((is_done, &checks[1].output[..]), (false, &["here".to_string()][..]));
+        let (checks, is_done) = checks_of("@@begin one\n@@end 124 60\n@@done\n");
+        assert_eq!((checks[0].word(), is_done), ("TOO LONG, 60 s".into(), true));
+    }
+}
