@@ -170,6 +170,12 @@ fn hints(args: &Args, map: &PageMap) {
             map.pid
         ));
     }
+    if (args.sizes || args.node) && map.mappings.iter().any(|mapping| mapping.unplaced.is_some()) {
+        output::note(
+            "note: this kernel tells page sizes by mapping (Linux 6.7 by address): where a mapping has huge pages \
+             and others, its rows are in the order of their sizes, and only their lengths are right",
+        );
+    }
     if let Some(why) = map.folios_missing.as_ref().filter(|_| args.sizes || args.node) {
         output::note(&format!(
             "note: pages larger than {} but below a huge page show as {}: {why}",

@@ -179,7 +179,7 @@ fn trailer(sums: &[u64]) -> String {
 /// A row for each run, or for each mapping as one run.
 fn rows(map: &PageMap, by_size: bool) -> impl Iterator<Item = (&Mapping, Run)> {
     map.mappings.iter().flat_map(move |mapping| {
-        let runs = if by_size { mapping.runs.clone() } else { vec![whole(mapping)] };
+        let runs = if by_size { mapping.runs_by_size() } else { vec![whole(mapping)] };
         runs.into_iter().map(move |run| (mapping, run))
     })
 }

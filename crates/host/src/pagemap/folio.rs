@@ -116,7 +116,7 @@ fn in_a_row(frames: &[Option<u64>]) -> usize {
 }
 
 /// 64-bit words from a file of them; 0 beyond its end.
-fn read_words(file: &File, first: u64, count: usize) -> io::Result<Vec<u64>> {
+pub(super) fn read_words(file: &File, first: u64, count: usize) -> io::Result<Vec<u64>> {
     let mut bytes = vec![0u8; count * 8];
     let mut filled = 0;
     while filled < bytes.len() {

@@ -5,6 +5,9 @@
 //! transparent huge page, a hugetlb page); the hugetlb size is the mapping's; transparent pages of
 //! the sizes between (mTHP, large folios of files) only show in /proc/kpageflags, to root.
 //!
+//! Before Linux 6.7 there is no PAGEMAP_SCAN: which pages are in memory says /proc/PID/pagemap, and how many bytes of a
+//! mapping lie on huge pages, smaps. Where these can be some of its pages only, they have no place ([`Unplaced`]).
+//!
 //! Invariants: the runs of a mapping cover it without gap or overlap, neighbours differ; a page
 //! that is not in memory has no size; what could not be told apart is said so in `folios`, and
 //! then `4K` means "4K or a size between". hugetlb pages are counted by their mapping and by the
@@ -79,8 +82,32 @@ pub struct Mapping {
     pub segment: Segment,
     /// What it has on swap, by smaps.
     pub swapped_bytes: u64,
+    /// What smaps counts of it.
+    #[serde(skip)]
+    amounts: Amounts,
+    /// Of its runs of base pages, what lies on huge ones; none where each has its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unplaced: Option<Unplaced>,
     /// By address.
     pub runs: Vec<Run>,
+}
+
+/// Huge pages of a mapping of which only the number is known (before Linux 6.7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unplaced {
+    /// Their size.
+    pub page: PageSize,
+    /// All of them.
+    pub bytes: u64,
+}
+
+/// Of a mapping, in bytes, by smaps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Amounts {
+    resident: u64,
+    anon: u64,
+    /// On transparent huge pages.
+    huge: u64,
 }
 
 /// Advice about transparent huge pages that a mapping carries.
@@ -170,6 +197,30 @@ impl Mapping {
     pub fn anon_bytes(&self) -> u64 {
         self.runs.iter().map(|run| run.anon_bytes).sum()
     }
+
+    /// The runs, or, where some of its huge pages have no place, one for each page size, largest first: lengths are
+    /// right, addresses are not.
+    pub fn runs_by_size(&self) -> Vec<Run> {
+        let Some(unplaced) = self.unplaced else { return self.runs.clone() };
+        let mut sums: BTreeMap<Option<PageSize>, [u64; 3]> = BTreeMap::new();
+        for run in &self.runs {
+            let sum = sums.entry(run.page).or_default();
+            let counts = [run.bytes(), run.resident_bytes, run.anon_bytes];
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        if let Some((_, small)) = sums.iter_mut().find(|(page, _)| page.is_some()) {
+            let huge = small.map(|count| unplaced.bytes.min(count));
+            small.iter_mut().zip(huge).for_each(|(count, huge)| *count -= huge);
+            sums.insert(Some(unplaced.page), huge);
+        }
+        let mut at = self.start.0;
+        let run = |(page, [bytes, resident_bytes, anon_bytes]): (_, [u64; 3])| {
+            let start = VirtAddr(at);
+            at += bytes;
+            Run { start, end: VirtAddr(at), page, resident_bytes, anon_bytes }
+        };
+        sums.into_iter().rev().filter(|(_, [bytes, ..])| *bytes > 0).map(run).collect()
+    }
 }
 
 impl PageMap {
@@ -177,7 +228,7 @@ impl PageMap {
     pub fn resident_by_size(&self, pick: impl Fn(&Mapping) -> bool) -> BTreeMap<PageSize, u64> {
         let mut sums = BTreeMap::new();
         let picked = self.mappings.iter().filter(|mapping| pick(mapping));
-        for run in picked.flat_map(|mapping| &mapping.runs) {
+        for run in picked.flat_map(Mapping::runs_by_size) {
             if let Some(size) = run.page.filter(|_| run.resident_bytes > 0) {
                 *sums.entry(size).or_default() += run.resident_bytes;
             }
@@ -197,6 +248,11 @@ impl PageMap {
                 run.anon_bytes = whole.share(whole.anon_bytes, run.bytes());
             }
             mapping.runs.retain(|run| run.bytes() > 0);
+            // What is left of it can be no more than all of its pages.
+            let resident = mapping.runs.iter().map(|run| run.resident_bytes).sum();
+            if let Some(unplaced) = &mut mapping.unplaced {
+                unplaced.bytes = unplaced.bytes.min(resident);
+            }
             mapping.start = mapping.start.max(start);
             mapping.end = mapping.end.min(end).max(mapping.start);
         }

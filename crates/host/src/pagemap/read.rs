@@ -1,14 +1,15 @@
 //! Reads the map of a live process, again if its mappings change meanwhile.
 
-use super::folio::Folios;
+use super::folio::{Folios, read_words};
 use super::smaps;
-use super::{Mapping, PageMap, Run, Segment};
+use super::{Mapping, PageMap, Run, Segment, Unplaced};
 use crate::pagesize::PageSettings;
 use crate::procfs::Root;
 use crate::sys::pagemap::{
     self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PageRange,
 };
 use pagetax_core::units::{PageSize, VirtAddr};
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 
@@ -27,9 +28,6 @@ pub enum PageMapError {
     /// Another user's process.
     #[error("process {0} may not be looked at\n  remedy: be its user, or root")]
     NotPermitted(u32),
-    /// A kernel before 6.7.
-    #[error("this kernel cannot tell page sizes by address (no PAGEMAP_SCAN)\n  remedy: Linux 6.7")]
-    NoScan,
     /// Anything else, with the file.
     #[error("{path}: {error}")]
     Io {
@@ -52,7 +50,6 @@ impl PageMapError {
             }
             Some(libc::ENOENT | libc::ESRCH) => PageMapError::NoProcess(pid),
             Some(libc::EACCES | libc::EPERM) => PageMapError::NotPermitted(pid),
-            Some(libc::ENOTTY) => PageMapError::NoScan,
             _ => PageMapError::Io { path: path.into(), error },
         }
     }
@@ -106,7 +103,15 @@ struct Reader {
     folios: Result<Folios, String>,
     base_page: PageSize,
     huge_page: PageSize,
+    /// Whether the kernel tells page sizes by address, as far as is known.
+    scans: Cell<bool>,
 }
+
+/// Entries of /proc/PID/pagemap that are read at once.
+const ENTRIES: u64 = 1 << 14;
+/// Bits of such an entry: the page is in memory; it is of a file, or shared.
+const PRESENT: u64 = 1 << 63;
+const OF_FILE: u64 = 1 << 61;
 
 impl Reader {
     fn open(pid: u32) -> Result<Reader, PageMapError> {
@@ -116,7 +121,8 @@ impl Reader {
             .map_err(|error| PageMapError::Format(pid, error.to_string()))?;
         let huge_page = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
         let folios = Folios::open(&Root::default(), base_page.bytes(), huge_page.bytes());
-        Ok(Reader { pid, pagemap, folios, base_page, huge_page })
+        let scans = Cell::new(true);
+        Ok(Reader { pid, pagemap, folios, base_page, huge_page, scans })
     }
 
     fn bytes(&self, file: &str) -> Result<Vec<u8>, PageMapError> {
@@ -143,7 +149,7 @@ impl Reader {
             smaps::parse(&text).map_err(|why| PageMapError::Format(self.pid, why))?;
         mappings.retain(|mapping| pick(mapping.start, mapping.end));
         for mapping in &mut mappings {
-            mapping.runs = self.runs(mapping).map_err(|error| {
+            self.look(mapping).map_err(|error| {
                 PageMapError::of(self.pid, &format!("/proc/{}/pagemap", self.pid), error)
             })?;
         }
@@ -155,20 +161,82 @@ impl Reader {
         Ok((mappings, settled))
     }
 
-    fn runs(&self, mapping: &Mapping) -> io::Result<Vec<Run>> {
-        let (start, end) = (mapping.start.0, mapping.end.0);
-        let mut runs = Runs { at: start, runs: Vec::new() };
+    /// Finds the runs of a mapping.
+    fn look(&self, mapping: &mut Mapping) -> io::Result<()> {
         // The kernel's own pages are not walked, and one of them is beyond user space.
-        if mapping.segment != Segment::Kernel {
+        if mapping.segment == Segment::Kernel {
+            mapping.runs = self.runs(mapping, &[])?;
+            return Ok(());
+        }
+        if self.scans.get() {
             let any = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
             let wanted = any | PAGE_IS_FILE | PAGE_IS_PFNZERO | PAGE_IS_HUGE;
-            for range in pagemap::scan_any(&self.pagemap, start, end, any, wanted)? {
-                if range.categories & PAGE_IS_PRESENT != 0 {
-                    self.add(mapping, &range, &mut runs)?;
+            let (start, end) = (mapping.start.0, mapping.end.0);
+            match pagemap::scan_any(&self.pagemap, start, end, any, wanted) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.scans.set(false),
+                ranges => {
+                    mapping.runs = self.runs(mapping, &ranges?)?;
+                    return Ok(());
                 }
             }
         }
-        runs.skip_to(end);
+        self.look_without_scan(mapping)
+    }
+
+    /// The same by what older kernels tell.
+    fn look_without_scan(&self, mapping: &mut Mapping) -> io::Result<()> {
+        let ranges = match mapping.amounts.resident == 0 && mapping.hugetlb.is_none() {
+            true => Vec::new(),
+            false => self.present(mapping.start.0, mapping.end.0)?,
+        };
+        let huge = self.huge_page.bytes();
+        let blocks: Vec<PageRange> =
+            ranges.iter().filter_map(|range| whole(*range, huge)).collect();
+        let fitting: u64 = blocks.iter().map(|block| block.end - block.start).sum();
+        let amounts = mapping.amounts;
+        let ranges = match amounts.huge > 0 && amounts.huge == fitting {
+            true => ranges.iter().flat_map(|range| with_huge(*range, huge)).collect(),
+            false => ranges,
+        };
+        let has_some = amounts.huge > 0 && amounts.huge < fitting;
+        mapping.unplaced =
+            has_some.then_some(Unplaced { page: self.huge_page, bytes: amounts.huge });
+        mapping.runs = self.runs(mapping, &ranges)?;
+        if mapping.hugetlb.is_none() {
+            cap(&mut mapping.runs, amounts.resident, |run| &mut run.resident_bytes);
+            cap(&mut mapping.runs, amounts.anon, |run| &mut run.anon_bytes);
+        }
+        Ok(())
+    }
+
+    /// The stretches of pages that are in memory, also pages of zeros.
+    fn present(&self, start: u64, end: u64) -> io::Result<Vec<PageRange>> {
+        let base = self.base_page.bytes();
+        let mut found: Vec<PageRange> = Vec::new();
+        let mut at = start;
+        while at < end {
+            let count = ENTRIES.min((end - at) / base);
+            for entry in read_words(&self.pagemap, at / base, count as usize)? {
+                if entry & PRESENT != 0 {
+                    let of_file = if entry & OF_FILE != 0 { PAGE_IS_FILE } else { 0 };
+                    let categories = PAGE_IS_PRESENT | of_file;
+                    match found.last_mut().filter(|l| (l.end, l.categories) == (at, categories)) {
+                        Some(last) => last.end += base,
+                        None => found.push(PageRange { start: at, end: at + base, categories }),
+                    }
+                }
+                at += base;
+            }
+        }
+        Ok(found)
+    }
+
+    fn runs(&self, mapping: &Mapping, ranges: &[PageRange]) -> io::Result<Vec<Run>> {
+        let mut runs = Runs { at: mapping.start.0, runs: Vec::new() };
+        for range in ranges.iter().filter(|range| range.categories & PAGE_IS_PRESENT != 0) {
+            self.add(mapping, range, &mut runs)?;
+        }
+        runs.skip_to(mapping.end.0);
         Ok(runs.runs)
     }
 
@@ -191,6 +259,31 @@ impl Reader {
             }
         }
         Ok(())
+    }
+}
+
+/// The whole blocks of a size that lie in a range, together.
+fn whole(range: PageRange, size: u64) -> Option<PageRange> {
+    let (start, end) = (range.start.next_multiple_of(size), range.end / size * size);
+    (start < end).then_some(PageRange { start, end, ..range })
+}
+
+/// A range whose whole blocks of a size are huge pages.
+fn with_huge(range: PageRange, size: u64) -> Vec<PageRange> {
+    let Some(blocks) = whole(range, size) else { return vec![range] };
+    let before = PageRange { end: blocks.start, ..range };
+    let after = PageRange { start: blocks.end, ..range };
+    let huge = PageRange { categories: range.categories | PAGE_IS_HUGE, ..blocks };
+    [before, huge, after].into_iter().filter(|part| part.start < part.end).collect()
+}
+
+/// Has counts of runs add up to no more than smaps has, which knows pages of zeros from others.
+fn cap(runs: &mut [Run], all: u64, count: impl Fn(&mut Run) -> &mut u64) {
+    let mut left = all;
+    for run in runs {
+        let count = count(run);
+        *count = (*count).min(left);
+        left -= *count;
     }
 }
 
@@ -248,12 +341,62 @@ mod tests {
         runs.map(|run| (run.bytes() >> 12, run.page.map(|size| size.bytes() >> 12))).collect()
     }
 
+    /// As on a kernel before Linux 6.7.
+    fn map_without_scan(memory: &Memory) -> PageMap {
+        let reader =
+            Reader { scans: Cell::new(false), ..Reader::open(std::process::id()).unwrap() };
+        let (start, end) = (memory.address(), memory.address() + memory.len() as u64);
+        let mut map = settled(reader, |from, to| from.0 < end && to.0 > start).unwrap();
+        map.cut(VirtAddr(start), VirtAddr(end));
+        map
+    }
+
+    /// Whether this kernel tells page sizes by address; says so if not.
     fn has_scan() -> bool {
-        let supported = !matches!(read(std::process::id()), Err(PageMapError::NoScan));
+        let reader = Reader::open(std::process::id()).unwrap();
+        reader.attempt(|_, _| true).unwrap();
+        let supported = reader.scans.get();
         if !supported {
             println!("SKIP: this kernel has no PAGEMAP_SCAN");
         }
         supported
+    }
+
+    #[test]
+    fn without_a_scan_sizes_are_those_of_smaps() {
+        let huge = 2 << 20;
+        let request = Request { source: Source::Anon, len: 4 * huge, align: huge, hugetlb: None };
+        let memory = Memory::new(request).unwrap();
+        memory.advise(libc::MADV_NOHUGEPAGE).unwrap();
+        (0..512).for_each(|page| memory.store(page << 12, 1));
+        memory.store(2 * huge as u64 + 4096, 1);
+        let small = map_without_scan(&memory);
+        assert_eq!(pages(&small), [(512, Some(1)), (513, None), (1, Some(1)), (1022, None)]);
+        memory.advise(libc::MADV_HUGEPAGE).unwrap();
+        // The block that is empty is refused.
+        let refused = memory.advise(libc::MADV_COLLAPSE);
+        let huge_bytes = map_without_scan(&memory).resident_by_size(|_| true);
+        let Some(huge_bytes) = huge_bytes.get(&PageSize::M2).copied() else {
+            println!("SKIP: no huge page could be had: {refused:?}");
+            return;
+        };
+        // All that could be huge is.
+        let map = map_without_scan(&memory);
+        assert!(map.mappings.iter().all(|mapping| mapping.unplaced.is_none()), "{map:?}");
+        if has_scan() {
+            assert_eq!(map.resident_by_size(|_| true), map_of(&memory).resident_by_size(|_| true));
+        }
+        // Of a block more, small pages: which of all are the huge ones, nobody tells.
+        memory.advise(libc::MADV_NOHUGEPAGE).unwrap();
+        (0..512).for_each(|page| memory.store(3 * huge as u64 + (page << 12), 1));
+        let map = map_without_scan(&memory);
+        let unplaced: u64 = map.mappings.iter().filter_map(|m| Some(m.unplaced?.bytes)).sum();
+        assert_eq!(unplaced, huge_bytes, "{map:?}");
+        assert_eq!(map.resident_by_size(|_| true)[&PageSize::M2], huge_bytes);
+        let mapping = map.mappings.iter().find(|m| m.unplaced.is_some()).unwrap();
+        let runs = mapping.runs_by_size();
+        assert_eq!(runs.iter().map(Run::bytes).sum::<u64>(), mapping.bytes());
+        assert_eq!((runs[0].page, runs[0].bytes()), (Some(PageSize::M2), huge_bytes));
     }
 
     #[test]

@@ -62,6 +62,8 @@ fn header(line: &[u8]) -> Option<Mapping> {
         name: name.into_owned(),
         segment: Segment::Anon,
         swapped_bytes: 0,
+        amounts: super::Amounts::default(),
+        unplaced: None,
         runs: Vec::new(),
     })
 }
@@ -73,6 +75,11 @@ fn attribute(mapping: &mut Mapping, line: &str) -> Option<()> {
     match key {
         // Only the mappings of the pool keep it; see VmFlags, which comes later.
         "KernelPageSize" => mapping.hugetlb = PageSize::new(kilobytes(&mut words)?).ok(),
+        "Rss" => mapping.amounts.resident = kilobytes(&mut words)?,
+        "Anonymous" => mapping.amounts.anon = kilobytes(&mut words)?,
+        "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => {
+            mapping.amounts.huge += kilobytes(&mut words)?;
+        }
         "Swap" => mapping.swapped_bytes = kilobytes(&mut words)?,
         "THPeligible" => mapping.thp_eligible = Some(words.next()? != "0"),
         "VmFlags" => {

@@ -24,6 +24,9 @@ const STOP_MAX: Duration = Duration::from_millis(1);
 /// The target runs at least this long between two stops.
 const GAP: Duration = Duration::from_millis(2);
 
+const NO_COLLAPSE: &str = "this kernel cannot make huge pages of memory that is there already (MADV_COLLAPSE, \
+     Linux 6.1)\n  remedy: start the command under ppgsz, or wait for khugepaged";
+
 /// Why a page stayed as it was, as the kernel told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -128,6 +131,9 @@ pub fn apply(
     let collapse = chunks(map, huge, |mapping| asked(advice, mapping, |size| size == huge));
     let split = huge_runs(map, huge, |mapping| asked(advice, mapping, |size| size == base));
     let reach = Reach::of(target)?;
+    if !collapse.is_empty() && !remote::knows_collapse() {
+        return Err(Refusal::System(NO_COLLAPSE.into()));
+    }
     reach.change(&collapse, huge.bytes(), remote::Advice::Collapse, &mut changed);
     // A part of a huge page that is not needed soon splits it.
     reach.change(&split, base.bytes(), remote::Advice::Cold, &mut changed);
@@ -197,7 +203,8 @@ fn chunks(map: &PageMap, huge: PageSize, part_of: impl Fn(&Mapping) -> Option<Pa
     all
 }
 
-/// Each huge page that is there.
+/// Each huge page that is there; where only their number is known, each block of pages that could be one. To those
+/// that are none, what splits a huge page does no harm.
 fn huge_runs(
     map: &PageMap,
     huge: PageSize,
@@ -207,9 +214,14 @@ fn huge_runs(
     let mut all = Vec::new();
     for mapping in &map.mappings {
         let Some(part) = part_of(mapping) else { continue };
-        let runs = mapping.runs.iter().filter(|run| run.page == Some(huge));
-        for run in runs {
-            let starts = (run.start.0.next_multiple_of(size)..run.end.0).step_by(size as usize);
+        let may_be_huge = |run: &&pagemap::Run| match mapping.unplaced {
+            Some(_) => run.page.is_some(),
+            None => run.page == Some(huge),
+        };
+        for run in mapping.runs.iter().filter(may_be_huge) {
+            let (first, end) = (run.start.0.next_multiple_of(size), run.end.0);
+            let starts = (first..end).step_by(size as usize);
+            let starts = starts.filter(|start| mapping.unplaced.is_none() || start + size <= end);
             all.extend(starts.map(|start| Chunk { start, part, bytes: size }));
         }
     }

@@ -288,7 +288,8 @@ fn small_bytes(mapping: &Mapping, size: PageSize) -> (u64, u64) {
         inside += overlap;
         outside += run.bytes() - overlap;
     }
-    (inside, outside)
+    let huge = mapping.unplaced.filter(|unplaced| unplaced.page >= size);
+    (inside.saturating_sub(huge.map_or(0, |unplaced| unplaced.bytes)), outside)
 }
 
 /// Bytes that still need a reason.

@@ -36,6 +36,12 @@ pub fn advise(pidfd: BorrowedFd<'_>, start: u64, len: u64, advice: Advice) -> io
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Whether the kernel knows [`Advice::Collapse`].
+pub fn knows_collapse() -> bool {
+    // SAFETY: advice about no memory at all; only the number is looked at.
+    unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) == 0 }
+}
+
 /// Copies memory of another process into `buffer`; an error unless all of it was read.
 pub fn read(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<()> {
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
