@@ -144,7 +144,7 @@ fn fetch(version: &str, release: &str) -> Result<PathBuf> {
         ];
         let mut command = Command::new(program);
         command.current_dir(&directory).arg("-q");
-        settings.iter().for_each(|setting| drop(command.args(["-o", setting])));
+        command.args(settings.iter().flat_map(|setting| ["-o", setting.as_str()]));
         command.args(words);
         shell::output(&mut command).with_context(failed)
     };
