@@ -111,10 +111,10 @@ time.sleep(3)" 2>/tmp/verdict
         if [ -n "$HAS_DEVICE" ]; then grep chgrp /tmp/refusal
         else grep "sysctl vm.unprivileged_userfaultfd=1" /tmp/refusal; fi'
     # On a kernel without the features, hiding them changes nothing: each test runs once there.
-    check pager-lib 60 '"$LIB" pager:: --show-output'
-    check in-place 120 '"$IN_PLACE" all_features:: --show-output'
-    check pager 200 '"$PAGER" --show-output --skip copied_out:: --skip no_poison:: --skip cheapest::'
-    check preload 200 '"$REAL" moved:: --show-output'
+    check pager-lib 120 '"$LIB" pager:: --show-output'
+    check in-place 240 '"$IN_PLACE" all_features:: --show-output'
+    check pager 400 '"$PAGER" --show-output --skip copied_out:: --skip no_poison:: --skip cheapest::'
+    check preload 400 '"$REAL" moved:: --show-output'
 }
 
 checks >/dev/ttyS1 2>&1

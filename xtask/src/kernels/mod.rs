@@ -27,6 +27,8 @@ const NEEDED: &[(&str, &str)] = &[
     (KEYS, "debian-archive-keyring"),
 ];
 const MEMORY: &str = "3072";
+/// Seconds that a guest may take. Emulated, all of its checks are an order of magnitude slower than on this machine.
+const LIMIT: u64 = 900;
 
 /// Options of the chore.
 #[derive(Debug, clap::Args)]
@@ -34,13 +36,13 @@ pub struct Args {
     /// Kernels, such as 5.10; none is all: 5.10, 6.1 and 6.12
     versions: Vec<String>,
     /// Seconds after which a guest is ended that is not done
-    #[arg(long, default_value_t = 240)]
+    #[arg(long, default_value_t = LIMIT)]
     limit: u64,
 }
 
 impl Default for Args {
     fn default() -> Args {
-        Args { versions: Vec::new(), limit: 240 }
+        Args { versions: Vec::new(), limit: LIMIT }
     }
 }
 
