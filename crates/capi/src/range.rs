@@ -2,29 +2,11 @@
 
 use crate::AdviceError;
 use pagetax_advice::system;
+use pagetax_host::procfs::{MapsLine, Root, maps};
 
-/// A mapping of this process.
-struct Mapping {
-    start: usize,
-    end: usize,
-    protection: String,
-    heap: bool,
-}
-
-fn mappings() -> Result<Vec<Mapping>, AdviceError> {
-    let text = std::fs::read_to_string("/proc/self/maps").map_err(|_| AdviceError::NoResources)?;
-    let mapping = |line: &str| {
-        let mut words = line.split_ascii_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let address = |text| usize::from_str_radix(text, 16).ok();
-        Some(Mapping {
-            start: address(start)?,
-            end: address(end)?,
-            protection: words.next()?.into(),
-            heap: line.ends_with("[heap]"),
-        })
-    };
-    Ok(text.lines().filter_map(mapping).collect())
+/// The mappings of this process.
+fn mappings() -> Result<Vec<MapsLine>, AdviceError> {
+    maps(&Root::default(), std::process::id()).map_err(|_| AdviceError::NoResources)
 }
 
 /// Asks for pages of this size at addresses that begin and end at multiples of it.
@@ -40,27 +22,33 @@ pub fn advise(start: usize, bytes: usize, page_bytes: usize) -> Result<(), Advic
 }
 
 /// No holes, and one protection in each page.
-fn check(mappings: &[Mapping], start: usize, end: usize, unit: usize) -> Result<(), AdviceError> {
+fn check(mappings: &[MapsLine], start: usize, end: usize, unit: usize) -> Result<(), AdviceError> {
     let mut at = start;
-    let mut before = "";
-    for mapping in mappings.iter().filter(|mapping| mapping.end > start && mapping.start < end) {
-        if mapping.start > at {
+    let mut before = [0; 4];
+    let addresses = |line: &MapsLine| (line.range.start as usize, line.range.end as usize);
+    let mappings = mappings.iter().map(|line| (addresses(line), line.permissions));
+    for ((from, to), permissions) in mappings.filter(|((from, to), _)| *to > start && *from < end) {
+        if from > at {
             return Err(AdviceError::NotMapped);
         }
         // A border between protections inside a page.
-        if at > start && !at.is_multiple_of(unit) && mapping.protection != before {
+        if at > start && !at.is_multiple_of(unit) && permissions != before {
             return Err(AdviceError::Invalid);
         }
-        at = mapping.end;
-        before = &mapping.protection;
+        at = to;
+        before = permissions;
     }
     if at < end { Err(AdviceError::NotMapped) } else { Ok(()) }
 }
 
 /// The part of the brk heap that is there already: what comes is advised as it comes.
 pub fn advise_heap_so_far(page_bytes: usize) -> Result<(), AdviceError> {
-    for heap in mappings()?.iter().filter(|mapping| mapping.heap) {
-        give(heap.start, heap.end - heap.start, page_bytes)?;
+    for heap in mappings()?.iter().filter(|line| line.name == "[heap]") {
+        give(
+            heap.range.start as usize,
+            heap.range.end as usize - heap.range.start as usize,
+            page_bytes,
+        )?;
     }
     Ok(())
 }
@@ -91,9 +79,10 @@ fn give(start: usize, bytes: usize, page_bytes: usize) -> Result<(), AdviceError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagetax_host::procfs::maps_line;
 
-    fn mapping(start: usize, end: usize, protection: &str) -> Mapping {
-        Mapping { start, end, protection: protection.into(), heap: false }
+    fn mapping(start: usize, end: usize, permissions: &str) -> MapsLine {
+        maps_line(format!("{start:x}-{end:x} {permissions} 00000000 00:00 0").as_bytes()).unwrap()
     }
 
     #[test]

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, anyhow};
 use backend::Choice;
 use pagetax_core::trapstat::Listing;
 use pagetax_core::units::Nanos;
+use pagetax_host::procfs::CpuList;
 use pagetax_host::sys::signal::StopSignals;
 use serde_json::json;
 use std::ffi::OsString;
@@ -139,35 +140,6 @@ impl Operands {
                 Ok(Operands { trace, interval: interval.transpose()?, count: count.transpose()? })
             }
         }
-    }
-}
-
-/// Numbers of CPUs: `0,2-3`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CpuList(Vec<std::ops::RangeInclusive<u32>>);
-
-impl std::str::FromStr for CpuList {
-    type Err = anyhow::Error;
-    fn from_str(text: &str) -> Result<Self> {
-        let range = |part: &str| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-            (first <= last).then_some(first..=last)
-        };
-        let ranges: Option<Vec<_>> = text.split(',').map(range).collect();
-        ranges.map(CpuList).ok_or_else(|| anyhow!("`{text}` is no list of CPUs such as 0,2-3"))
-    }
-}
-
-impl CpuList {
-    /// All of them, one by one.
-    pub fn numbers(&self) -> Vec<u32> {
-        self.0.iter().cloned().flatten().collect()
-    }
-
-    /// Whether it names this one.
-    pub fn contains(&self, cpu: u32) -> bool {
-        self.0.iter().any(|range| range.contains(&cpu))
     }
 }
 
@@ -301,15 +273,6 @@ mod tests {
         assert_eq!((numbers.trace, numbers.interval, numbers.count), (None, Some(1.0), Some(10)));
         for wrong in [&["a.ptt", "b"][..], &["1", "x"], &["1", "2", "3"], &["a", "1", "1.5"]] {
             assert!(parse(wrong).unwrap_err().to_string().contains("INTERVAL"), "{wrong:?}");
-        }
-    }
-
-    #[test]
-    fn cpus_are_numbers_and_ranges() {
-        let list: CpuList = "0,2-3".parse().unwrap();
-        assert_eq!([0, 1, 2, 3, 4].map(|cpu| list.contains(cpu)), [true, false, true, true, false]);
-        for wrong in ["", "a", "3-2", "1,,2"] {
-            assert!(wrong.parse::<CpuList>().is_err(), "{wrong}");
         }
     }
 }

@@ -6,7 +6,7 @@ use pages::{
     advised, assert_share, bytes, code, compiled, installed, ppgsz, run, stderr, verified,
 };
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -302,4 +302,61 @@ fn code_of_a_large_library_comes_on_huge_pages() {
     let (asked, _) = bytes(&document, &["text"]);
     println!("{} MiB of {} MiB aligned code", asked >> 20, text.aligned_bytes >> 20);
     assert!(asked as f64 >= 0.9 * text.aligned_bytes as f64, "{document:#}");
+}
+
+/// How much of the code of a process lies on huge pages: anonymous ones, and the file's own.
+fn huge_code_kb(pid: &str) -> [u64; 2] {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
+    let (mut is_code, mut huge_kb) = (false, [0; 2]);
+    for line in smaps.lines() {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        if !line.starts_with(|first: char| first.is_ascii_uppercase()) {
+            is_code = words[1].contains('x');
+        } else if is_code {
+            let kinds = ["AnonHugePages:", "FilePmdMapped:"];
+            let kind = kinds.iter().position(|kind| *kind == words[0]);
+            kind.iter().for_each(|kind| huge_kb[*kind] += words[1].parse::<u64>().unwrap());
+        }
+    }
+    huge_kb
+}
+
+#[test]
+fn moved_code_is_undone() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compiled(directory.path(), "moved", &["-Wl,-z,max-page-size=0x200000"]);
+    for undo in [&["--undo", "-p"][..], &["--undo", "-o", "text=4K", "-p"]] {
+        let mut child =
+            Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id().to_string();
+        let mut said = std::io::BufReader::new(child.stdout.take().unwrap());
+        let is_right = |said: &mut dyn std::io::BufRead| {
+            let mut line = String::new();
+            said.read_line(&mut line).unwrap();
+            line == "right\n"
+        };
+        assert!(is_right(&mut said));
+        let done = run(&["-F", "-o", "text=2M", "-p", &pid]);
+        assert!(done.status.success(), "{}", stderr(&done));
+        if huge_code_kb(&pid)[0] == 0 {
+            println!("SKIP: no free block for huge pages of code");
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return;
+        }
+        writeln!(child.stdin.as_ref().unwrap()).unwrap();
+        assert!(is_right(&mut said), "moved");
+        let undone = run(&[undo, &[&pid]].concat());
+        let text = String::from_utf8_lossy(&undone.stdout).into_owned();
+        let [anonymous_kb, of_file_kb] = huge_code_kb(&pid);
+        assert_eq!(anonymous_kb, 0, "{text}");
+        // Code is the file's own, too, where it is asked for by name.
+        let is_whole = undo == ["--undo", "-p"] || of_file_kb == 0;
+        assert_eq!(undone.status.code(), Some(if is_whole { 0 } else { 125 }), "{text}");
+        assert!(is_whole || text.contains("page cache"), "{text}");
+        writeln!(child.stdin.as_ref().unwrap()).unwrap();
+        assert!(is_right(&mut said), "undone");
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
 }

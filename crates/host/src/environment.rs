@@ -67,7 +67,7 @@ fn cpu_model(root: &Root) -> Option<String> {
 }
 
 fn cpu_count(root: &Root) -> Result<u32, String> {
-    crate::stacks::online_cpus(root).map(|cpus| cpus.len() as u32)
+    crate::procfs::online_cpus(root).map(|cpus| cpus.len() as u32)
 }
 
 /// Which hypervisor, by the clock that it gives its guests; `none` on bare metal.

@@ -18,6 +18,7 @@
 mod pairing;
 mod windows;
 
+use crate::procfs::{Root, online_cpus};
 use crate::sys::perf::{
     DUMMY, Event, EventKind, EventSpec, FIELD_CPU, FIELD_PERIOD, FIELD_TID, FIELD_TIME,
     MAJOR_FAULT, MINOR_FAULT, PAGE_FAULT, Ring, Sampling,
@@ -120,19 +121,6 @@ fn no_latency(error: &io::Error) -> NoLatency {
     }
 }
 
-/// CPUs by number; offline ones are left out by the system when events are opened on them.
-pub(crate) fn online_cpus() -> Vec<i32> {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    let mut cpus = Vec::new();
-    for range in text.trim().split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        if let (Ok(first), Ok(last)) = (first.parse::<i32>(), last.parse::<i32>()) {
-            cpus.extend(first..=last);
-        }
-    }
-    if cpus.is_empty() { vec![0] } else { cpus }
-}
-
 /// The events on one CPU, all into one ring. All stay open while they are watched; two are switched.
 struct OnCpu {
     begins: Event,
@@ -204,7 +192,8 @@ struct Reader {
 impl Reader {
     /// Opens events and rings on each CPU for what a thread makes from now on.
     fn open(watched: i32) -> io::Result<Reader> {
-        let cpus = online_cpus().into_iter().map(|cpu| OnCpu::open(watched, cpu));
+        let cpus = online_cpus(&Root::default()).map_err(io::Error::other)?;
+        let cpus = cpus.into_iter().map(|cpu| OnCpu::open(watched, cpu as i32));
         Ok(Reader {
             cpus: cpus.collect::<io::Result<_>>()?,
             minor: Tally::open(MINOR_FAULT, watched)?,

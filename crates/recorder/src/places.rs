@@ -5,6 +5,7 @@
 //! random access reads two bytes. What the process unmapped before we could look is `Unknown`.
 
 use crate::stream::Hint;
+use pagetax_host::procfs::{MapsLine, Root, maps};
 use pagetax_host::sys::pagemap::{PAGE_IS_HUGE, scan};
 use std::collections::HashMap;
 use std::fs::File;
@@ -100,18 +101,11 @@ pub struct Mapping {
     pub name: Rc<str>,
 }
 
-/// Parses /proc/PID/maps; lines that are none are left out.
-pub fn parse_maps(text: &str) -> Vec<Mapping> {
-    let line = |line: &str| {
-        let mut words = line.splitn(6, ' ');
-        let (from, to) = words.next()?.split_once('-')?;
-        let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-        let offset = words.nth(1)?;
-        let name = words.nth(2).unwrap_or("").trim();
-        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
-        Some(Mapping { range: hex(from)?..hex(to)?, offset: hex(offset)?, name: name.into() })
-    };
-    text.lines().filter_map(line).collect()
+impl From<MapsLine> for Mapping {
+    fn from(line: MapsLine) -> Mapping {
+        let name = line.name.strip_suffix(" (deleted)").unwrap_or(&line.name);
+        Mapping { range: line.range, offset: line.offset_bytes, name: name.into() }
+    }
 }
 
 /// Whether the kernel gives large pages to programs that do not ask for any.
@@ -246,11 +240,11 @@ impl AddressSpace {
 
     fn read(&mut self) {
         // A process that has ended leaves what was known of it.
-        let text = std::fs::read_to_string(format!("/proc/{}/maps", self.pid)).unwrap_or_default();
-        if text.is_empty() {
+        let lines = maps(&Root::default(), self.pid).unwrap_or_default();
+        if lines.is_empty() {
             return;
         }
-        self.maps = parse_maps(&text);
+        self.maps = lines.into_iter().map(Mapping::from).collect();
         self.is_stale = false;
         let new: Vec<Mapping> = self
             .maps
@@ -292,25 +286,11 @@ impl AddressSpace {
 mod tests {
     use super::*;
 
-    const MAPS: &str = "\
-00400000-00452000 r-xp 00001000 08:02 173521      /usr/bin/a program
-7f0000000000-7f0000021000 rw-p 00000000 00:00 0 
-7ffc0000-7ffe0000 rw-p 00000000 00:00 0           [stack]
-broken line";
-
-    #[test]
-    fn maps_are_read_with_blanks_in_names() {
-        let maps = parse_maps(MAPS);
-        assert_eq!(maps.len(), 3);
-        assert_eq!((&*maps[0].name, maps[0].offset), ("/usr/bin/a program", 0x1000));
-        assert_eq!(&*maps[1].name, "");
-    }
-
     #[test]
     fn own_memory_is_found_and_found_again_after_a_change() {
         let mut space = AddressSpace::new(std::process::id());
         let mut list = PlaceList::default();
-        let code = parse_maps as *const () as u64;
+        let code = kernel_makes_large_pages as *const () as u64;
         assert_eq!(space.known(code), None);
         let number = space.look_up(code, &mut list);
         assert_eq!(space.known(code), Some(number));

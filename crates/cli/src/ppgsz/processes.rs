@@ -4,12 +4,12 @@ use super::{Args, Process, table, write_json};
 use crate::{exit, output};
 use anyhow::Result;
 use pagetax_core::units::{Nanos, PageSize};
-use pagetax_host::pagemap;
-use pagetax_host::pagesize::change::{self, Outcome};
+use pagetax_host::pagemap::{self, Segment};
+use pagetax_host::pagesize::change::{self, Cause, Outcome};
 use pagetax_host::pagesize::follow::{Sweeper, Whose};
 use pagetax_host::pagesize::launch;
 use pagetax_host::pagesize::target::{Refusal, Target, pid_of};
-use pagetax_host::pagesize::{Advice, PageSettings, Wish, judge};
+use pagetax_host::pagesize::{Advice, PageSettings, Part, Verdict, Wish, judge};
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use rustix::process::Pid;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ pub fn run(args: &Args, advice: &Advice, system: &PageSettings) -> Result<ExitCo
     }
     launch::sizes_are_on(advice, system)?;
     let _signals = StopSignals::watch()?;
-    let mut processes = Vec::new();
+    let (mut processes, mut is_undone) = (Vec::new(), true);
     for operand in &args.operands {
         if asked_to_stop() {
             break;
@@ -38,6 +38,7 @@ pub fn run(args: &Args, advice: &Advice, system: &PageSettings) -> Result<ExitCo
         let done = pid.ok_or(Refusal::Gone).and_then(|pid| change_one(args, advice, system, pid));
         match done {
             Ok(Some((verdict, outcome))) => {
+                is_undone &= !args.undo || has_undone(&verdict, &outcome);
                 processes.push(Process::of(operand, verdict, &outcome));
             }
             Ok(None) => {}
@@ -56,10 +57,11 @@ pub fn run(args: &Args, advice: &Advice, system: &PageSettings) -> Result<ExitCo
         None => output::print(&(table(&processes) + &stops(&processes)))?,
     }
     let failed = interrupted || processes.iter().any(|process| process.error.is_some());
+    let failed = failed || !is_undone;
     Ok(if failed { exit::WRAPPER_FAILED } else { exit::FINE }.into())
 }
 
-type Done = (pagetax_host::pagesize::Verdict, Outcome);
+type Done = (Verdict, Outcome);
 
 /// None where only a plan was asked for.
 fn change_one(
@@ -70,6 +72,14 @@ fn change_one(
 ) -> Result<Option<Done>, Refusal> {
     let target = Target::open(pid, args.force)?;
     let huge = system.pmd_size().unwrap_or(PageSize::M2);
+    // An undo of everything leaves the files' own pages alone: other processes may map them.
+    let read = |pid| {
+        let mut map = read(pid)?;
+        if args.undo && args.options.is_empty() {
+            map.mappings.retain(|mapping| mapping.segment != Segment::Text);
+        }
+        Ok::<_, Refusal>(map)
+    };
     let map = read(pid)?;
     if args.dry_run {
         let verdict = judge(&map, advice, &Outcome::default(), system);
@@ -87,6 +97,15 @@ fn change_one(
     };
     let advice = if args.undo { base_pages(advice) } else { advice.clone() };
     Ok(Some((judge(&read(pid)?, &advice, &outcome, system), outcome)))
+}
+
+/// Whether an undo did what it was asked to. Other memory than code may have come by huge pages since.
+fn has_undone(verdict: &Verdict, outcome: &Outcome) -> bool {
+    let mut text = verdict.parts.iter().filter(|part| part.part == Part::Text);
+    // What has gone, or is in use for a moment, is no refusal.
+    let passing = |cause: &Cause| matches!(cause, Cause::Gone | Cause::Busy);
+    outcome.failed_bytes.keys().all(|(_, cause)| passing(cause))
+        && text.all(|part| part.as_asked_bytes == part.resident_bytes)
 }
 
 /// What an undo asks for.

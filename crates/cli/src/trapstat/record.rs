@@ -10,6 +10,7 @@ use crate::{exit, machines};
 use anyhow::{Context, Result, anyhow};
 use pagetax_core::counter::Provenance;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
+use pagetax_host::procfs::CpuList;
 use pagetax_host::program::Program;
 use pagetax_host::sys::signal::asked_to_stop;
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
@@ -345,7 +346,7 @@ fn title(view: &View) -> String {
 struct Intervals {
     interval_ps: Option<u64>,
     count: Option<u64>,
-    cpus: Option<super::CpuList>,
+    cpus: Option<CpuList>,
     views: Vec<Cut>,
 }
 

@@ -5,6 +5,7 @@
 //! Source: Documentation/filesystems/proc.rst of Linux 6.18.
 
 use super::{Advice, Mapping, Segment};
+use crate::procfs::maps_line;
 use pagetax_core::units::{PageSize, VirtAddr};
 
 /// The mappings, without runs. Lines that no kernel writes are an error that shows them.
@@ -32,34 +33,25 @@ fn broken(line: &[u8]) -> String {
     format!("smaps has the line `{}`", String::from_utf8_lossy(line))
 }
 
-/// `7f…-7f… rw-p 00000000 fe:00 1234   /path with spaces`
 fn header(line: &[u8]) -> Option<Mapping> {
-    let mut words = line.splitn(6, |byte| *byte == b' ');
-    let mut word = || std::str::from_utf8(words.next()?).ok();
-    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-    let (start, end) = word()?.split_once('-')?;
-    let (start, end) = (hex(start)?, hex(end)?);
-    let permissions = word()?.as_bytes();
-    let offset_bytes = hex(word()?)?;
-    word()?;
-    let inode = word()?.parse().ok()?;
-    let name = String::from_utf8_lossy(words.next().unwrap_or_default().trim_ascii_start());
-    (start < end && permissions.len() == 4).then(|| Mapping {
-        start: VirtAddr(start),
-        end: VirtAddr(end),
-        read: permissions[0] == b'r',
-        write: permissions[1] == b'w',
-        execute: permissions[2] == b'x',
-        shared: permissions[3] == b's',
+    let line = maps_line(line)?;
+    let is = |field: usize, letter: u8| line.permissions[field] == letter;
+    Some(Mapping {
+        start: VirtAddr(line.range.start),
+        end: VirtAddr(line.range.end),
+        read: is(0, b'r'),
+        write: is(1, b'w'),
+        execute: is(2, b'x'),
+        shared: is(3, b's'),
         no_reserve: false,
         locked: false,
         accounted: false,
         advice: None,
         thp_eligible: None,
         hugetlb: None,
-        offset_bytes,
-        inode,
-        name: name.into_owned(),
+        offset_bytes: line.offset_bytes,
+        inode: line.inode,
+        name: line.name,
         segment: Segment::Anon,
         swapped_bytes: 0,
         amounts: super::Amounts::default(),

@@ -110,10 +110,10 @@ impl Advice {
         if advice.0.is_empty() { Err(AdviceError::Empty) } else { Ok(advice) }
     }
 
-    /// All parts whose pages can be changed back, left to the kernel. Code and data are of files, and
-    /// shared with others.
+    /// All parts whose pages can be changed back, left to the kernel. Data is of files, and shared with others; code is
+    /// named for what was moved to anonymous memory.
     pub fn undoable() -> Advice {
-        let parts = [Part::Heap, Part::Stack, Part::Anon, Part::Bss];
+        let parts = [Part::Heap, Part::Stack, Part::Anon, Part::Bss, Part::Text];
         Advice(parts.map(|part| (part, Wish::Kernels)).into())
     }
 

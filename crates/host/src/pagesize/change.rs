@@ -151,7 +151,8 @@ pub fn apply(
     Ok(changed)
 }
 
-/// Splits the huge pages of all parts that `advice` names, whatever sizes it asks for.
+/// Splits the huge pages of all parts that `advice` names, whatever sizes it asks for. Those of files only this
+/// process can map: the kernel lets others be.
 pub fn undo(
     target: &Target,
     map: &PageMap,
@@ -160,8 +161,7 @@ pub fn undo(
 ) -> Result<Outcome, Refusal> {
     let base = map.base_page;
     let mut changed = Outcome::default();
-    let split =
-        huge_runs(map, huge, |mapping| advice.part_of(mapping).filter(|part| *part != Part::Text));
+    let split = huge_runs(map, huge, |mapping| advice.part_of(mapping));
     Reach::of(target)?.change(&split, base.bytes(), remote::Advice::Cold, &mut changed);
     Ok(changed)
 }

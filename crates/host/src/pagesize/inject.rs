@@ -4,10 +4,12 @@
 //! the vdso's own, so nothing is written into the program.
 
 use super::target::Refusal;
+use crate::procfs::{Root, maps};
 use crate::sys::ptrace::{Stop, Stopped, with_stopped};
 use rustix::process::Pid;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -101,15 +103,18 @@ impl Session<'_> {
     }
 }
 
+/// The kernel's are of two pages.
+const VDSO_BYTES_MAX: u64 = 1 << 20;
+
 /// The address of a `syscall` in the vdso of a process.
 fn instruction(pid: Pid) -> Result<u64, Refusal> {
     let number = pid.as_raw_nonzero();
-    let maps = std::fs::read_to_string(format!("/proc/{number}/maps")).map_err(refused)?;
-    let line = maps.lines().find(|line| line.ends_with("[vdso]"));
-    let range = line.and_then(|line| line.split(' ').next()?.split_once('-'));
-    let (start, end) = range
-        .and_then(|(start, end)| Some((hexadecimal(start)?, hexadecimal(end)?)))
-        .ok_or_else(|| Refusal::System("it has no vdso".into()))?;
+    let maps = maps(&Root::default(), number.get() as u32).map_err(refused)?;
+    let vdso = maps.into_iter().find(|line| line.name == "[vdso]" && line.inode == 0);
+    let Range { start, end } = vdso.ok_or_else(|| Refusal::System("it has no vdso".into()))?.range;
+    if end - start > VDSO_BYTES_MAX {
+        return Err(Refusal::System(format!("its vdso of {} bytes is no kernel's", end - start)));
+    }
     let mut code = vec![0; (end - start) as usize];
     let memory = File::open(format!("/proc/{number}/mem")).map_err(refused)?;
     memory.read_exact_at(&mut code, start).map_err(refused)?;
@@ -123,10 +128,6 @@ fn refused(error: io::Error) -> Refusal {
         Some(libc::ENOENT | libc::ESRCH) => Refusal::Gone,
         _ => Refusal::System(format!("{error}; tracing it is not allowed")),
     }
-}
-
-fn hexadecimal(text: &str) -> Option<u64> {
-    u64::from_str_radix(text, 16).ok()
 }
 
 /// The offset of a `syscall` that follows `mov $NUMBER,%eax`, so that it is one and no part of

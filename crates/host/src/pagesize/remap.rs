@@ -2,13 +2,16 @@
 //! pages, at the same addresses, in one mremap(2) of the target itself.
 //!
 //! The copy loses the file's name and is no longer shared with other processes. Code does not
-//! change, so it is copied while the target runs; data is copied while all its threads stand still.
+//! change, so it is copied while the target runs; data is copied while all its threads stand still. They
+//! stand still for the move of either, and it is made only if the mapping is still the one that was copied:
+//! another would be overwritten.
 
 use super::advice::{Advice, Part, Wish};
 use super::change::{Cause, Outcome};
 use super::inject::{Injector, Session, Stops};
 use super::target::{Refusal, Target};
 use crate::pagemap::{Mapping, PageMap, Segment};
+use crate::procfs::{MapsLine, Root, maps};
 use crate::sys::remote;
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
@@ -26,7 +29,10 @@ struct Stretch {
     range: Range<u64>,
     part: Part,
     protection: u64,
-    moves: bool,
+    /// Copied only when nothing runs.
+    changes: bool,
+    /// The mapping that it lies in.
+    mapping: MapsLine,
 }
 
 /// Moves the code and data that `advice` wants on huge pages and that is not there yet.
@@ -42,8 +48,16 @@ pub fn apply(
         let part = advice.part_of(mapping).filter(|_| file);
         part.is_some_and(|part| advice.get(part) == Some(Wish::Size(huge)))
     };
+    let lines = maps(&Root::default(), map.pid).map_err(|e| Refusal::System(e.to_string()))?;
+    let line = |mapping: &Mapping| {
+        let same = |line: &&MapsLine| line.range == (mapping.start.0..mapping.end.0);
+        lines.iter().find(same).cloned()
+    };
     let mappings = map.mappings.iter().filter(wanted);
-    let stretches: Vec<Stretch> = mappings.flat_map(|mapping| stretches(mapping, huge)).collect();
+    // A mapping that has changed since the map was read is left to the next time.
+    let mappings = mappings.filter_map(|mapping| Some((mapping, line(mapping)?)));
+    let stretches: Vec<Stretch> =
+        mappings.flat_map(|(mapping, line)| stretches(mapping, &line, huge)).collect();
     if stretches.is_empty() {
         return Ok(outcome);
     }
@@ -59,11 +73,11 @@ pub fn apply(
 }
 
 /// Whole huge pages of a mapping, as far as they are not there already, in bounded pieces.
-fn stretches(mapping: &Mapping, huge: PageSize) -> Vec<Stretch> {
+fn stretches(mapping: &Mapping, line: &MapsLine, huge: PageSize) -> Vec<Stretch> {
     let size = huge.bytes();
-    let moves = mapping.segment == Segment::Data;
+    let changes = mapping.segment == Segment::Data;
     let (part, most) =
-        if moves { (Part::Data, DATA_BYTES_MAX) } else { (Part::Text, CODE_BYTES_MAX) };
+        if changes { (Part::Data, DATA_BYTES_MAX) } else { (Part::Text, CODE_BYTES_MAX) };
     let first = mapping.start.0.next_multiple_of(size);
     let last = mapping.end.0 / size * size;
     let is_huge = |start: u64| {
@@ -80,7 +94,8 @@ fn stretches(mapping: &Mapping, huge: PageSize) -> Vec<Stretch> {
                 range: start..start + size,
                 part,
                 protection: protection(mapping),
-                moves,
+                changes,
+                mapping: line.clone(),
             }),
         }
     }
@@ -104,21 +119,42 @@ fn replace(
     let len = stretch.range.end - stretch.range.start;
     let room = injector.session(stops, |session| Room::make(session, len, huge))??;
     let mut buffer = vec![0; len as usize];
-    let moved = if stretch.moves {
-        let mut stopped = Vec::new();
-        all_stopped(pid, &mut stopped, stops, &mut |session| {
-            copy(pid, stretch.range.start, room.place, &mut buffer)?;
+    let mut copied = || copy(pid, stretch.range.start, room.place, &mut buffer);
+    let before = if stretch.changes { Ok(()) } else { copied() };
+    let moved = before.and_then(|()| {
+        all_stopped(pid, &mut Vec::new(), stops, &mut |session| {
+            stretch.is_there(pid)?;
+            if stretch.changes {
+                copied()?;
+            }
             room.move_to(session, stretch)
         })
-    } else {
-        copy(pid, stretch.range.start, room.place, &mut buffer)
-            .and_then(|()| injector.session(stops, |session| room.move_to(session, stretch))?)
-    };
+    });
     if moved.is_err() {
         // It may be gone altogether, and the room with it.
         let _ = injector.session(stops, |session| room.give_up(session));
     }
     moved
+}
+
+impl Stretch {
+    /// Checks that its mapping is there as it was, at least where the stretch is: pieces of it may have moved already.
+    fn is_there(&self, pid: Pid) -> io::Result<()> {
+        let lines = maps(&Root::default(), pid.as_raw_nonzero().get() as u32)?;
+        let same_file = |line: &MapsLine| {
+            let place = |line: &MapsLine| line.range.start.wrapping_sub(line.offset_bytes);
+            let (now, then) = (line, &self.mapping);
+            (now.permissions, &now.device, now.inode)
+                == (then.permissions, &then.device, then.inode)
+                && place(now) == place(then)
+        };
+        let holds = |line: &MapsLine| {
+            line.range.start <= self.range.start && self.range.end <= line.range.end
+        };
+        let is_there = lines.iter().any(|line| holds(line) && same_file(line));
+        // As of a call for memory that is gone.
+        if is_there { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EFAULT)) }
+    }
 }
 
 fn copy(pid: Pid, from: u64, to: u64, buffer: &mut [u8]) -> io::Result<()> {
@@ -189,4 +225,35 @@ fn all_stopped(
     })?;
     stops.all.extend(inner.all);
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_that_took_the_place_of_the_copied_one_is_not_overwritten() {
+        let own = rustix::process::getpid();
+        let lines = maps(&Root::default(), own.as_raw_nonzero().get() as u32).unwrap();
+        let mapping = lines.into_iter().find(|line| line.permissions == *b"r-xp").unwrap();
+        let stretch = |range: Range<u64>, mapping: MapsLine| Stretch {
+            range,
+            part: Part::Text,
+            protection: 0,
+            changes: false,
+            mapping,
+        };
+        let range = mapping.range.clone();
+        stretch(range.clone(), mapping.clone()).is_there(own).unwrap();
+        let gone = |range: Range<u64>, mapping: MapsLine| {
+            let error = stretch(range, mapping).is_there(own).unwrap_err();
+            assert_eq!(Cause::of(&error), Cause::Gone);
+        };
+        gone(range.start - 4096..range.end, mapping.clone());
+        // Another file, another part of it, and the same with other rights.
+        gone(range.clone(), MapsLine { inode: mapping.inode + 1, ..mapping.clone() });
+        let offset_bytes = mapping.offset_bytes + 4096;
+        gone(range.clone(), MapsLine { offset_bytes, ..mapping.clone() });
+        gone(range, MapsLine { permissions: *b"r--p", ..mapping });
+    }
 }

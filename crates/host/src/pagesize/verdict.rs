@@ -9,10 +9,10 @@ use super::advice::{Advice, Part, Wish};
 use super::change::{Cause, Outcome};
 use super::{Mode, PageSettings};
 use crate::pagemap::{self, Mapping, PageMap, Segment};
-use crate::procfs::{Fragmentation, Root};
+use crate::procfs::{Fragmentation, Root, maps};
 use pagetax_core::units::PageSize;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -66,7 +66,8 @@ struct Evidence<'a> {
     system: &'a PageSettings,
     free_huge_blocks: Option<u64>,
     forbidden: bool,
-    parent_maps: String,
+    /// Where mappings of the process that it was forked from begin.
+    parent_starts: BTreeSet<u64>,
 }
 
 /// Judges a map that was read after the change.
@@ -79,7 +80,7 @@ pub fn judge(map: &PageMap, advice: &Advice, changed: &Outcome, system: &PageSet
         system,
         free_huge_blocks: free_blocks(huge),
         forbidden: status_field(map.pid, "THP_enabled:").as_deref() == Some("0"),
-        parent_maps: parent_maps(map.pid).unwrap_or_default(),
+        parent_starts: parent_starts(map.pid).unwrap_or_default(),
     };
     let parts = advice.iter().map(|(part, wish)| evidence.part(advice, part, wish)).collect();
     Verdict { pid: map.pid, command: map.command.clone(), parts }
@@ -98,12 +99,15 @@ fn status_field(pid: u32, name: &str) -> Option<String> {
     Some(line.trim().to_string())
 }
 
-/// Mappings of the parent, if it runs the same program: what this one was forked from.
-fn parent_maps(pid: u32) -> Option<String> {
+/// Where mappings of the parent begin, if it runs the same program: what this one was forked from.
+fn parent_starts(pid: u32) -> Option<BTreeSet<u64>> {
     let parent = status_field(pid, "PPid:")?;
     let exe = |pid: &str| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
-    (exe(&parent)? == exe(&pid.to_string())?)
-        .then(|| std::fs::read_to_string(format!("/proc/{parent}/maps")).ok())?
+    if exe(&parent)? != exe(&pid.to_string())? {
+        return None;
+    }
+    let maps = maps(&Root::default(), parent.parse().ok()?).ok()?;
+    Some(maps.into_iter().map(|line| line.range.start).collect())
 }
 
 impl Evidence<'_> {
@@ -145,6 +149,9 @@ impl Evidence<'_> {
         let pool: u64 =
             mappings.iter().filter(|m| m.hugetlb.is_some()).map(|m| m.resident_bytes()).sum();
         rest.take(pool, "pages of a hugetlb pool cannot be split");
+        let of_files = mappings.iter().filter(|m| m.inode != 0);
+        let of_files: u64 = of_files.map(|m| large_bytes(m, self.map.base_page)).sum();
+        rest.take(of_files, CACHED);
         rest.all("came after the change: --follow, or -F for lasting advice");
     }
 
@@ -213,10 +220,7 @@ impl Evidence<'_> {
         }
         rest.take(refused_bytes(mappings, size), REFUSED);
         let advised = |m: &Mapping| m.advice == Some(pagemap::Advice::Huge);
-        let inherited = |m: &Mapping| {
-            let line = format!("{:x}-", m.start.0);
-            advised(m) && self.parent_maps.lines().any(|known| known.starts_with(&line))
-        };
+        let inherited = |m: &Mapping| advised(m) && self.parent_starts.contains(&m.start.0);
         rest.take(sum(&inherited), "copied after a fork: copy-on-write makes base pages");
         if self.free_huge_blocks.is_some_and(|free| free == 0) {
             return rest.all(&self.words(Cause::NoMemory, size));
@@ -267,6 +271,15 @@ impl Evidence<'_> {
 }
 
 const REFUSED: &str = "the program itself refuses huge pages here (MADV_NOHUGEPAGE)";
+
+const CACHED: &str = "huge pages of the page cache, which other processes map too or which are in use just now: the \
+                      kernel does not split them for one process";
+
+/// Resident bytes on pages above the base page.
+fn large_bytes(mapping: &Mapping, base: PageSize) -> u64 {
+    let large = mapping.runs.iter().filter(|run| run.page.is_some_and(|page| page > base));
+    large.filter(|run| run.resident_bytes > 0).map(|run| run.bytes()).sum()
+}
 
 /// Small pages where the program wants no others.
 fn refused_bytes(mappings: &[&Mapping], size: PageSize) -> u64 {

@@ -5,15 +5,20 @@
 //! readings of a time never exceeds the interval between them (a block-I/O delay was once seen to
 //! read the machine's uptime).
 
+mod cpus;
+mod maps;
 mod memory;
 mod system;
 
+pub use cpus::{CpuList, NoCpuList, online_cpus};
+pub use maps::{MapsLine, line as maps_line, maps};
 pub use memory::{Fragmentation, memory_cgroup, memory_limit};
 pub use system::SystemSnapshot;
 
 use pagetax_core::counter::Reading;
 use procfs_core::FromRead;
 use procfs_core::process::{Schedstat, SmapsRollup};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// Where /proc and /sys hang: `/` on a live machine, a folder for a captured one.
@@ -119,17 +124,22 @@ fn kib_in(status: &str, name: &str) -> Option<u64> {
 /// Bytes of a process on 2M and 1G pages: anonymous and file THP, and hugetlb, by smaps_rollup. The
 /// kernel walks the page tables for it, so it is not for tight loops. mTHP does not show in it.
 pub fn process_huge_bytes(root: &Root, pid: u32) -> Reading {
-    let path = format!("/proc/{pid}/smaps_rollup");
-    let rollup = match root.parse::<SmapsRollup>(&path) {
-        Ok(rollup) => rollup.memory_map_rollup.0,
-        Err(why) => return Reading::Missing(why),
-    };
-    let Some(whole) = rollup.first() else {
-        return Reading::Missing(format!("{path} is empty: a kernel thread or a zombie"));
-    };
     const HUGE: [&str; 5] =
         ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb", "Private_Hugetlb"];
-    Reading::Measured(HUGE.iter().filter_map(|key| whole.extension.map.get(*key)).sum())
+    match smaps_rollup(root, pid) {
+        Ok(whole) => Reading::Measured(HUGE.iter().filter_map(|key| whole.get(*key)).sum()),
+        Err(why) => Reading::Missing(why),
+    }
+}
+
+/// Reads the sums over all mappings of a process, in bytes by name.
+pub fn smaps_rollup(root: &Root, pid: u32) -> Result<HashMap<String, u64>, String> {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let rollup = root.parse::<SmapsRollup>(&path)?.memory_map_rollup.0;
+    let whole = rollup.into_iter().next();
+    whole
+        .map(|whole| whole.extension.map)
+        .ok_or_else(|| format!("{path} is empty: a kernel thread or a zombie"))
 }
 
 /// Run time and run-queue wait of a task in nanoseconds: a process (its main thread) or a thread.

@@ -13,7 +13,7 @@ mod timeline;
 pub use symbols::{Symbols, Wait, Work};
 pub use timeline::{MainLine, TaskState, Timeline};
 
-use crate::procfs::Root;
+use crate::procfs::{Root, online_cpus};
 use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
 use record::{Seen, Source};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -354,19 +354,6 @@ fn spec(tid: u32, begin: Begin, cpu: u32, source: Source) -> EventSpec {
     }
 }
 
-/// CPUs of a list such as `0-3,8`.
-pub(crate) fn online_cpus(root: &Root) -> Result<Vec<u32>, String> {
-    let text = root.text("/sys/devices/system/cpu/online")?;
-    let malformed = || format!("/sys/devices/system/cpu/online: `{text}` is no list of CPUs");
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |text: &str| text.parse::<u32>().map_err(|_| malformed());
-        cpus.extend(number(first)?..=number(last)?);
-    }
-    Ok(cpus)
-}
-
 /// A task's state now, as /proc has it.
 fn state_of(root: &Root, tid: u32) -> Result<TaskState, String> {
     let stat = root.text(&format!("/proc/{tid}/stat"))?;
@@ -389,18 +376,6 @@ fn monotonic_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lists_of_cpus() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = Root::at(folder.path());
-        std::fs::create_dir_all(root.path("/sys/devices/system/cpu")).unwrap();
-        let write = |text: &str| std::fs::write(root.path("/sys/devices/system/cpu/online"), text);
-        write("0-2,5\n").unwrap();
-        assert_eq!(online_cpus(&root), Ok(vec![0, 1, 2, 5]));
-        write("many\n").unwrap();
-        assert!(online_cpus(&root).is_err());
-    }
 
     #[test]
     fn a_thread_that_sleeps_and_computes() {

@@ -224,9 +224,9 @@ impl Sampler {
 /// CPUs, and a task or everyone (-1) on each: a task's ring is of one CPU.
 fn places(target: &Target) -> Result<Vec<(u32, i32)>, CountError> {
     let (cpus, tasks) = match target {
-        Target::Cpus(cpus) => (cpus_of(cpus.as_ref()), vec![-1]),
-        Target::Process(pid) => (cpus_of(None), tasks(*pid)?),
-        Target::NextCommand => (cpus_of(None), vec![0]),
+        Target::Cpus(cpus) => (cpus_of(cpus.as_ref())?, vec![-1]),
+        Target::Process(pid) => (cpus_of(None)?, tasks(*pid)?),
+        Target::NextCommand => (cpus_of(None)?, vec![0]),
     };
     Ok(tasks.iter().flat_map(|task| cpus.iter().map(|cpu| (*cpu, *task))).collect())
 }

@@ -1,7 +1,7 @@
 //! Opening a family's events, on CPUs or on tasks, and reading them.
 
 use super::{Counted, Counts, Family};
-use crate::perf::online_cpus;
+use crate::procfs::{Root, online_cpus};
 use crate::sys::perf::{Event, EventKind, EventSpec, Scaled};
 use pagetax_core::trapstat::Mode;
 use std::io;
@@ -81,7 +81,7 @@ impl Counters {
         let command = *target == Target::NextCommand;
         let places: Vec<(u32, i32, i32)> = match target {
             Target::Cpus(cpus) => {
-                cpus_of(cpus.as_ref()).into_iter().map(|cpu| (cpu, -1, cpu as i32)).collect()
+                cpus_of(cpus.as_ref())?.into_iter().map(|cpu| (cpu, -1, cpu as i32)).collect()
             }
             Target::Process(pid) => tasks(*pid)?.into_iter().map(|tid| (0, tid, -1)).collect(),
             Target::NextCommand => vec![(0, 0, -1)],
@@ -158,9 +158,10 @@ fn kind(counted: &Counted) -> EventKind {
 }
 
 /// These, or all that are online.
-pub(super) fn cpus_of(cpus: Option<&Vec<u32>>) -> Vec<u32> {
-    let all = || online_cpus().into_iter().map(|cpu| cpu as u32).collect();
-    cpus.cloned().unwrap_or_else(all)
+pub(super) fn cpus_of(cpus: Option<&Vec<u32>>) -> Result<Vec<u32>, CountError> {
+    let all = || online_cpus(&Root::default());
+    let unknown = |why| CountError::System(io::Error::other(why));
+    cpus.map_or_else(all, |cpus| Ok(cpus.clone())).map_err(unknown)
 }
 
 /// The threads of a process.

@@ -2,6 +2,7 @@
 
 use super::{Finished, Peak};
 use crate::pagesize::{Mechanism, PageSettings};
+use crate::procfs::{Root, maps};
 use pagetax_core::diagnosis::Took;
 use pagetax_core::units::Bytes;
 use rustix::process::Pid;
@@ -36,17 +37,20 @@ const LIBRARIES: &[(&str, &str)] = &[
 impl Allocator {
     /// Of a live process; none if it has ended.
     pub fn of(pid: Pid) -> Option<Allocator> {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", pid.as_raw_nonzero())).ok()?;
-        (!maps.is_empty()).then(|| Allocator::in_maps(&maps))
+        let maps = maps(&Root::default(), pid.as_raw_nonzero().get() as u32).ok()?;
+        let files: Vec<String> = maps.into_iter().map(|line| line.name).collect();
+        (!files.is_empty()).then(|| Allocator::by_files(&files))
     }
 
-    fn in_maps(maps: &str) -> Allocator {
-        if let Some((_, name)) = LIBRARIES.iter().find(|(part, _)| maps.contains(part)) {
+    /// By the files that it maps.
+    fn by_files(files: &[impl AsRef<str>]) -> Allocator {
+        let maps = |part: &str| files.iter().any(|file| file.as_ref().contains(part));
+        if let Some((_, name)) = LIBRARIES.iter().find(|(part, _)| maps(part)) {
             return Allocator::Library(name);
         }
         match () {
-            () if maps.contains("/python3") || maps.contains("/libpython3") => Allocator::Python,
-            () if maps.contains("/libc.so.6") => Allocator::Glibc,
+            () if maps("/python3") || maps("/libpython3") => Allocator::Python,
+            () if maps("/libc.so.6") => Allocator::Glibc,
             () => Allocator::Static,
         }
     }
@@ -241,10 +245,11 @@ mod tests {
 
     #[test]
     fn allocators_are_known_by_their_files() {
-        let of = Allocator::in_maps;
-        assert_eq!(of("7f… /usr/lib/x86_64-linux-gnu/libc.so.6\n"), Allocator::Glibc);
-        assert_eq!(of("… /usr/bin/python3.11\n… /libc.so.6"), Allocator::Python);
-        assert_eq!(of("… /libc.so.6\n… /usr/lib/libjemalloc.so.2"), Allocator::Library("jemalloc"));
-        assert_eq!(of("… /usr/local/bin/go-server\n"), Allocator::Static);
+        let of = |files: &[&str]| Allocator::by_files(files);
+        assert_eq!(of(&["/usr/lib/x86_64-linux-gnu/libc.so.6"]), Allocator::Glibc);
+        assert_eq!(of(&["/usr/bin/python3.11", "", "/libc.so.6"]), Allocator::Python);
+        let jemalloc = ["/libc.so.6", "/usr/lib/libjemalloc.so.2"];
+        assert_eq!(of(&jemalloc), Allocator::Library("jemalloc"));
+        assert_eq!(of(&["/usr/local/bin/go-server", "[heap]"]), Allocator::Static);
     }
 }

@@ -8,7 +8,7 @@
 use super::proof::Allocator;
 use super::tree::{self, Held};
 use crate::pagesize::PageSettings;
-use crate::procfs::{ProcessMemory, Root, process_memory};
+use crate::procfs::{ProcessMemory, Root, process_memory, smaps_rollup};
 use crate::sys::pagemap::{self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PageRange};
 use pagetax_core::counter::Reading;
 use pagetax_core::units::PageSize;
@@ -351,27 +351,14 @@ fn memory_of(pid: Pid) -> ProcessMemory {
 
 /// Adds one process's /proc/PID/smaps_rollup; nothing if it has ended.
 fn add_rollup(peak: &mut Peak, pid: Pid) {
-    let path = format!("/proc/{}/smaps_rollup", pid.as_raw_nonzero());
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    for line in text.lines() {
-        let Some((key, rest)) = line.split_once(':') else { continue };
-        let Some(bytes) = rest.trim().strip_suffix(" kB").and_then(|kb| kb.parse::<u64>().ok())
-        else {
-            continue;
-        };
-        let bytes = bytes * 1024;
-        match key {
-            "Pss" => peak.resident_bytes += bytes,
-            "Anonymous" => peak.anon_bytes += bytes,
-            "AnonHugePages" => peak.thp_bytes += bytes,
-            "Private_Hugetlb" | "Shared_Hugetlb" => {
-                peak.hugetlb_bytes += bytes;
-                peak.resident_bytes += bytes;
-                peak.anon_bytes += bytes;
-            }
-            _ => {}
-        }
-    }
+    let pid = pid.as_raw_nonzero().get() as u32;
+    let Ok(whole) = smaps_rollup(&Root::default(), pid) else { return };
+    let bytes = |key: &str| whole.get(key).copied().unwrap_or(0);
+    let pool_bytes = bytes("Private_Hugetlb") + bytes("Shared_Hugetlb");
+    peak.resident_bytes += bytes("Pss") + pool_bytes;
+    peak.anon_bytes += bytes("Anonymous") + pool_bytes;
+    peak.thp_bytes += bytes("AnonHugePages");
+    peak.hugetlb_bytes += pool_bytes;
 }
 
 #[cfg(test)]
