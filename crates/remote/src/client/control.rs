@@ -449,7 +449,9 @@ impl Watch {
         for (region, pages) in regions {
             match self.links.attach(server, region, true) {
                 Ok(_) => {}
-                Err(LinkError::NoRegion) => drop(self.create(server, region, pages)?),
+                Err(LinkError::NoRegion) => {
+                    self.create(server, region, pages)?;
+                }
                 Err(LinkError::Failed(Failure::NoRegion | Failure::Denied)) => return Ok(false),
                 Err(error) => return Err(error),
             }

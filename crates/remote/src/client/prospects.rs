@@ -137,7 +137,10 @@ mod tests {
     fn a_trial_that_hangs_holds_up_nobody_who_looks() {
         let gate = Arc::new(Mutex::new(()));
         let (closed, held) = (gate.clone(), gate.lock().unwrap());
-        let trial = move |_| drop(closed.lock()) == ();
+        let trial = move |_| {
+            drop(closed.lock());
+            true
+        };
         let mut prospects = Prospects::new(Arc::new(trial));
         let now = Instant::now();
         (0..64).for_each(|number| prospects.announced(address(number), now));
