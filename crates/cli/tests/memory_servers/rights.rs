@@ -2,8 +2,14 @@
 
 use crate::pages::wait_until;
 use crate::serve::{PAGETAX, Serve};
+use pagetax_remote::page::PAGE_BYTES;
+use pagetax_remote::wire::SUM_BYTES;
+use pagetax_remote::wire::header::HEADER_BYTES;
+use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
+use pagetax_remote::wire::request::{Lease, Request};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use std::fs;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -149,7 +155,7 @@ impl Cgroup {
         fs::create_dir(&cgroup.0)?;
         // Not created: it is there only if this is a memory cgroup.
         let mut file = fs::OpenOptions::new().write(true).open(format!("{}/{file}", cgroup.0))?;
-        std::io::Write::write_all(&mut file, limit.as_bytes())?;
+        file.write_all(limit.as_bytes())?;
         Ok(cgroup)
     }
 }
@@ -171,4 +177,59 @@ fn a_cgroup_with_less_memory_than_is_to_be_lent_is_told() {
     let output = Command::new("timeout").args(["20", "sh", "-c", &script]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("its cgroup may have"), "{said}");
+}
+
+/// A put of 64 pages to a region that is not ours: it is denied when all of it has arrived.
+fn large_request() -> Vec<u8> {
+    let (sums, pages) = (vec![0; 64 * SUM_BYTES], vec![7; 64 * PAGE_BYTES]);
+    let on = Lease { region: 1, lease: 1 };
+    let put = Request::Put { on, first: 0, if_absent: false, sums: &sums, pages: &pages };
+    let mut frame = Vec::new();
+    put.encode_head(1, &mut frame);
+    frame.extend_from_slice(&pages);
+    frame
+}
+
+#[test]
+fn memory_of_connections_is_bounded_and_given_back() {
+    const MAY_GROW: u64 = 16 << 20;
+    let server = Serve::start("16M", "127.0.0.1:0", &[]);
+    let before = server.resident_bytes();
+    let request = large_request();
+    // All of them stay open. Each request would keep its quarter of a MiB: 50 MiB.
+    let open: Vec<TcpStream> = (0..200)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&server.address).unwrap();
+            let mut hello = [0; HELLO_BYTES];
+            stream.write_all(&Hello::client("large").encode()).unwrap();
+            stream.read_exact(&mut hello).unwrap();
+            stream.write_all(&request).unwrap();
+            let mut reply = [0; HEADER_BYTES];
+            stream.read_exact(&mut reply).unwrap();
+            stream
+        })
+        .collect();
+    let grown = || server.resident_bytes().saturating_sub(before);
+    assert!(grown() < MAY_GROW, "{} MiB", grown() >> 20);
+    drop(open);
+}
+
+#[test]
+fn a_request_that_does_not_arrive_holds_up_nobody_for_long() {
+    // So little memory that there is one large buffer.
+    let server = Serve::start("1M", "127.0.0.1:0", &[]);
+    let connect = || {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        let mut hello = [0; HELLO_BYTES];
+        stream.write_all(&Hello::client("large").encode()).unwrap();
+        stream.read_exact(&mut hello).unwrap();
+        stream
+    };
+    let (mut slow, mut waiting, request) = (connect(), connect(), large_request());
+    slow.write_all(&request[..100_000]).unwrap();
+    waiting.write_all(&request).unwrap();
+    let mut reply = [0; HEADER_BYTES];
+    waiting.read_exact(&mut reply).unwrap();
+    // The slow one has been turned away.
+    assert!(matches!(slow.read(&mut reply), Ok(0) | Err(_)));
 }
