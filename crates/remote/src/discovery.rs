@@ -3,6 +3,7 @@
 //! What is found is only where to ask: who may use what is settled by TLS and tokens. Anybody on the network
 //! can announce anything, so that what is remembered here is bounded.
 
+use crate::threads;
 use crate::wire::VERSION;
 use mdns_sd::{ServiceDaemon, ServiceEvent, ServiceInfo};
 use std::collections::{BTreeSet, HashMap};
@@ -83,7 +84,7 @@ impl Finder {
     /// # Errors
     /// When the system gives no multicast sockets.
     pub fn new() -> Result<Finder, DiscoveryError> {
-        let daemon = ServiceDaemon::new()?;
+        let daemon = threads::with_signals_blocked(ServiceDaemon::new)?;
         let events = daemon.browse(SERVICE)?;
         Ok(Finder { daemon, events, names: HashMap::new() })
     }

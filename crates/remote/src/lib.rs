@@ -15,6 +15,7 @@ pub mod preloaded;
 pub mod secret;
 pub mod server;
 pub mod store;
+pub mod threads;
 pub mod tls;
 pub mod transport;
 pub mod wire;

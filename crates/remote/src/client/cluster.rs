@@ -14,6 +14,7 @@ use super::writer::Writer;
 use crate::pager::Log;
 use crate::secret;
 use crate::store::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
+use crate::threads;
 use crate::tls::ClientTls;
 use crate::wire::reply::Failure;
 use crate::wire::request::Token;
@@ -22,7 +23,7 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How a client uses its servers.
@@ -180,9 +181,7 @@ impl Cluster {
         }
         let watch = Arc::new(Mutex::new(watch));
         let control = Control { shared: shared.clone(), watch: watch.clone() };
-        let spawned = thread::Builder::new()
-            .name("pagetax-control".into())
-            .spawn(move || control.run())
+        let spawned = threads::spawn("pagetax-control", move || control.run())
             .map_err(|source| StoreError::Unreachable { server: "a thread".into(), source })?;
         let next_region = AtomicU64::new(1);
         Ok(Cluster { shared, watch, next_region, thread: Some(spawned) })

@@ -1,4 +1,4 @@
-//! The program's threads, and its signals.
+//! Where threads run.
 
 use rustix::fs::{Mode, OFlags};
 
@@ -16,15 +16,4 @@ pub fn cpu_of(thread: u32) -> Option<usize> {
 /// The CPU that the calling thread runs on.
 pub fn this_cpu() -> usize {
     rustix::thread::sched_getcpu()
-}
-
-/// Blocks all signals for the calling thread: they belong to the program.
-pub fn block_signals() {
-    // SAFETY: both calls only change the calling thread's mask; the set is a plain structure that
-    // sigfillset fills.
-    unsafe {
-        let mut set = std::mem::zeroed();
-        libc::sigfillset(&mut set);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
-    }
 }
