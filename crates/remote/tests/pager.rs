@@ -62,6 +62,8 @@ both_servings! {
     new_pages_come_in_runs_both_ways,
     neighbours_come_where_what_leaves_is_done_with,
     dropped_pages_are_zeros_and_leave_the_store,
+    locked_pages_are_not_dropped,
+    memory_that_may_not_be_written_to_leaves,
     a_full_store_costs_memory_not_pages,
     a_page_that_the_store_lost_is_sigbus,
     threads_write_what_is_being_evicted,
@@ -443,6 +445,72 @@ fn dropped_pages_are_zeros_and_leave_the_store() {
     }
     drop(region);
     assert_eq!(store.used_bytes(), 0);
+}
+
+#[allow(unsafe_code)]
+fn locked_pages_are_not_dropped() {
+    let Some(mut region) = map(embedded(), 8 * MIB, resident(4 * MIB)) else { return };
+    let pages = 8;
+    region.as_mut_slice()[..2 * pages * PAGE_BYTES].fill(1);
+    let locked = &region.as_slice()[..pages * PAGE_BYTES];
+    // SAFETY: neither call changes memory.
+    let lock = |call: unsafe extern "C" fn(*const libc::c_void, usize) -> i32| unsafe {
+        call(locked.as_ptr().cast(), locked.len())
+    };
+    assert_eq!(lock(libc::mlock), 0);
+    assert!(!region.discard(0, 2 * pages * PAGE_BYTES), "locked pages count as dropped");
+    assert!(region.as_slice()[..pages * PAGE_BYTES].iter().all(|byte| *byte == 1));
+    let locked = &region.as_slice()[..pages * PAGE_BYTES];
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::munlock(locked.as_ptr().cast(), locked.len()) }, 0);
+    assert!(region.discard(0, 2 * pages * PAGE_BYTES));
+    assert!(region.as_slice()[..2 * pages * PAGE_BYTES].iter().all(|byte| *byte == 0));
+}
+
+#[allow(unsafe_code)]
+fn memory_that_may_not_be_written_to_leaves() {
+    const BYTES: usize = 8 * MIB as usize;
+    let Some(mut region) = map(embedded(), BYTES as u64, resident(MIB)) else { return };
+    for (number, page) in (0..).zip(region.as_mut_slice().chunks_exact_mut(PAGE_BYTES)) {
+        fill(page, number, 1);
+    }
+    let start = region.as_ptr();
+    let protect = |at: usize, bytes: usize, protection| {
+        // SAFETY: pages of the region; what may not be touched is not touched.
+        let result = unsafe { libc::mprotect(start.add(at).cast(), bytes, protection) };
+        assert_eq!(result, 0);
+    };
+    let settles = |what: &str| {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while region.resident_bytes() > MIB {
+            let resident = Bytes(region.resident_bytes());
+            assert!(std::time::Instant::now() < until, "{resident} of {what} memory stay");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    };
+    protect(0, BYTES, libc::PROT_READ);
+    for _ in 0..2 {
+        for (number, page) in (0..).zip(region.as_slice().chunks_exact(PAGE_BYTES)) {
+            assert_is(page, number, 1);
+        }
+        settles("read-only");
+    }
+    // What is here of the first half leaves while the other one is read.
+    protect(0, BYTES / 2, libc::PROT_NONE);
+    for (number, page) in (0..).zip(region.as_slice().chunks_exact(PAGE_BYTES)) {
+        if number as usize * PAGE_BYTES >= BYTES / 2 {
+            assert_is(page, number, 1);
+        }
+    }
+    settles("inaccessible");
+    protect(0, BYTES, libc::PROT_READ | libc::PROT_WRITE);
+    for (number, page) in (0..).zip(region.as_mut_slice().chunks_exact_mut(PAGE_BYTES)) {
+        assert_is(page, number, 1);
+        fill(page, number, 2);
+    }
+    for (number, page) in (0..).zip(region.as_slice().chunks_exact(PAGE_BYTES)) {
+        assert_is(page, number, 2);
+    }
 }
 
 fn the_system_writes_into_missing_pages() {

@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// Remembered at a time. Where there are more, those that have failed most often are forgotten.
@@ -87,7 +86,7 @@ impl Prospects {
                 // Nobody listens any more when the client has ended.
                 let _ = verdict_of.send((address, trial(address)));
             };
-            if thread::Builder::new().name("pagetax-find".into()).spawn(work).is_ok() {
+            if crate::threads::spawn("pagetax-find", work).is_ok() {
                 prospect.is_tried = true;
                 self.trials += 1;
             }
@@ -101,6 +100,7 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
 
     fn address(number: u16) -> SocketAddr {
         SocketAddr::from(([10, 0, 0, 1], number))

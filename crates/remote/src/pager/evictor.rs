@@ -11,7 +11,8 @@
 //! Staged pages are a second chance: a cluster of which a page is wanted again while it is staged goes
 //! round once more (segmented FIFO; Turner, Levy 1981). Pages are moved, not copied, so that a program
 //! that writes meanwhile waits for its page rather than loses its write.
-//! Where the kernel cannot move them, or a cluster's are scattered, they are copied ([`copying`]).
+//! Where the kernel cannot move them, as the program may not write to them, or a cluster's are scattered, they are
+//! copied ([`copying`]).
 
 mod copying;
 
@@ -22,7 +23,6 @@ use super::spares::Frames;
 use super::stats::add;
 use super::sys::awake::Awake;
 use super::sys::memory::Pages;
-use super::sys::threads;
 use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
 use crate::page::{PageRun, PageSum, RUN_PAGES_MAX, is_zero};
 use crate::placement::{Keep, Placement};
@@ -166,7 +166,6 @@ impl Evictor {
 
     /// Works until it is told to stop.
     pub fn run(mut self) {
-        threads::block_signals();
         self.placement = Placement::of_this_thread();
         let mut busy = false;
         while !self.shared.stopping.load(Relaxed) {
@@ -265,6 +264,11 @@ impl Evictor {
                 }
             }
         }
+        // Where all pages are moved, the limit keeps no room for copies of the few that cannot be.
+        let room = match self.shared.leaving {
+            Leaving::Moved => self.shared.take_room(self.copies_used),
+            Leaving::Cheapest | Leaving::Copied => 0,
+        };
         let mut batch = std::mem::take(&mut self.batch);
         batch.iter_mut().for_each(|moved| self.classify(moved));
         let result = self.put(&batch);
@@ -277,7 +281,7 @@ impl Evictor {
         if result.is_err() {
             self.bring_back(&batch);
         }
-        self.shared.copies.fetch_max(self.copies_used, Relaxed);
+        self.account_for_copies(room);
         self.staged.extend(batch.drain(..).filter_map(|moved| match moved.lies {
             Lies::Moved { block } => Some((block, moved.cluster)),
             Lies::Copied { .. } => None,
@@ -285,6 +289,20 @@ impl Evictor {
         self.batch = batch;
         add(&self.shared.stats.evicted_count, evicted);
         (evicted, result.is_ok())
+    }
+
+    /// Counts the memory that copies take, or gives it back with the room that was taken for it.
+    fn account_for_copies(&self, room: usize) {
+        let shared = &self.shared;
+        if shared.leaving != Leaving::Moved {
+            shared.copies.fetch_max(self.copies_used, Relaxed);
+        } else if self.copies_used > 0 {
+            if let Err(error) = self.copies.span(0, self.copies_used).advise(Advice::LinuxDontNeed)
+            {
+                shared.log(&format!("copies of pages cannot be dropped: {error}"));
+            }
+            shared.give_room(room);
+        }
     }
 
     /// Takes out the cluster whose turn it is; where it is moved, with neighbours, about so many pages.
@@ -308,7 +326,9 @@ impl Evictor {
             victims.push((next, block));
         }
         victims.iter().for_each(|(_, block)| self.shared.note_filled(*block));
-        Some(self.move_out(&victims))
+        let (mut out, unwritable) = self.move_out(&victims);
+        out.extend(unwritable.into_iter().map(|cluster| self.copy_out(cluster)));
+        Some(out)
     }
 
     fn is_better_copied(&self, cluster: usize) -> bool {
@@ -322,8 +342,9 @@ impl Evictor {
     }
 
     /// Moves the resident pages of neighbouring clusters to their blocks: whole ones in one call, as
-    /// each call interrupts all CPUs that run the program.
-    fn move_out(&self, victims: &[(usize, u32)]) -> Vec<Moved> {
+    /// each call interrupts all CPUs that run the program. Returns what was moved, and the clusters with pages that
+    /// the program may not write to: those can only be copied.
+    fn move_out(&self, victims: &[(usize, u32)]) -> (Vec<Moved>, Vec<usize>) {
         let shared = &self.shared;
         // In order, and nobody else holds more than one.
         let hold = |(cluster, _): &(usize, u32)| {
@@ -342,12 +363,13 @@ impl Evictor {
             }
             false => 0,
         };
-        let mut all = Vec::with_capacity(victims.len());
+        let (mut all, mut unwritable) = (Vec::with_capacity(victims.len()), Vec::new());
         for (nth, ((held, wanted), (cluster, block))) in held.into_iter().zip(victims).enumerate() {
             let first = cluster * CLUSTER_PAGES;
             let done = together.saturating_sub(nth * CLUSTER_PAGES).min(CLUSTER_PAGES);
             let done = run_of(0, done);
-            let pages = done | self.move_bits(first, *block, wanted & !done);
+            let (moved, refused) = self.move_bits(first, *block, wanted & !done);
+            let pages = done | moved;
             for bit in bits(pages) {
                 let state = held.get(first + bit);
                 held.set(first + bit, Lies::Moved { block: *block }.of(state));
@@ -355,20 +377,28 @@ impl Evictor {
             shared.count_staged(*block, pages.count_ones() as usize);
             drop(held);
             let stuck = (wanted & !pages).count_ones() as usize;
-            if stuck > 0 {
+            if bits(refused).any(|bit| !self.is_locked(first + bit)) {
+                unwritable.push(*cluster);
+            } else if stuck > 0 {
                 // They are looked at again when their turn comes.
                 add(&shared.stats.stuck_count, stuck);
                 shared.enqueue(*cluster);
             }
             all.push(Moved::new(*cluster, Lies::Moved { block: *block }, pages));
         }
-        all
+        (all, unwritable)
     }
 
-    /// Moves pages, run by run; returns which of them went.
-    fn move_bits(&self, first: usize, block: u32, wanted: Mask) -> Mask {
+    /// Whether a page is locked: the kernel takes no advice about the use of locked memory.
+    fn is_locked(&self, page: usize) -> bool {
+        self.shared.arena.span(page, 1).advise(Advice::LinuxCold).is_err()
+    }
+
+    /// Moves pages, run by run; returns which of them went, and which are of a mapping whose pages are not moved:
+    /// it is locked, or not writable.
+    fn move_bits(&self, first: usize, block: u32, wanted: Mask) -> (Mask, Mask) {
         let shared = &self.shared;
-        let (mut moved, mut tried_alone, mut left) = (0, 0, wanted);
+        let (mut moved, mut refused, mut tried_alone, mut left) = (0, 0, 0, wanted);
         // Where a mapping ends inside the cluster, runs are refused as a whole.
         let mut run_max = CLUSTER_PAGES;
         while let Some((bit, count)) = runs(left).next() {
@@ -388,10 +418,13 @@ impl Evictor {
                     let _ = shared.arena.span(first + at, 1).advise(Advice::LinuxPopulateWrite);
                 }
                 Some(_) if count > 1 && run_max > 1 => run_max = 1,
-                Some(_) => left &= !(1 << at),
+                Some(why) => {
+                    left &= !(1 << at);
+                    refused |= Mask::from(why == Errno::INVAL) << at;
+                }
             }
         }
-        moved
+        (moved, refused)
     }
 
     /// Tells zeros, unchanged and changed pages apart.

@@ -77,7 +77,6 @@ impl Handler {
 
     /// Serves until the page after the last is asked for.
     pub fn run(mut self) {
-        threads::block_signals();
         self.placement = Placement::of_this_thread();
         let mut faults = [Fault::default(); FAULTS_MAX];
         loop {

@@ -39,6 +39,7 @@ pub use sys::uffd::{Access, UffdError, remedy};
 
 use crate::page::{PAGE_BYTES, draw_key};
 use crate::store::PageStore;
+use crate::threads;
 use evictor::Evictor;
 use handler::Handler;
 use shared::Shared;
@@ -177,18 +178,20 @@ impl RemoteRegion {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 
-    /// Drops pages, whole ones inside the range: they read as zeros again.
+    /// Drops pages, whole ones inside the range: they read as zeros again. Returns false if some of them
+    /// could not be dropped, as locked pages cannot; those keep their bytes.
     ///
     /// # Panics
     /// If the range is not inside.
-    pub fn discard(&mut self, offset: usize, len: usize) {
+    pub fn discard(&mut self, offset: usize, len: usize) -> bool {
         let end = offset.checked_add(len).filter(|end| *end <= self.len());
         let end = end.expect("a range inside the region") / PAGE_BYTES;
         let first = offset.div_ceil(PAGE_BYTES);
-        self.shared.discard(first, end.saturating_sub(first));
+        self.shared.discard(first, end.saturating_sub(first))
     }
 
-    /// Drops pages that other threads may be using: for those who hand out the region's addresses.
+    /// Drops pages that other threads may be using: for those who hand out the region's addresses. Returns as
+    /// [`Self::discard`].
     ///
     /// # Safety
     /// Nothing may refer to these bytes that counts on them to stay, such as [`Self::as_slice`].
@@ -196,8 +199,8 @@ impl RemoteRegion {
     /// # Panics
     /// If the pages are not inside.
     #[allow(unsafe_code)]
-    pub unsafe fn discard_shared(&self, first: usize, pages: usize) {
-        self.shared.discard(first, pages);
+    pub unsafe fn discard_shared(&self, first: usize, pages: usize) -> bool {
+        self.shared.discard(first, pages)
     }
 
     /// Whether a child of a fork can have the memory: when all pages are here, or the store is in the
@@ -211,23 +214,32 @@ impl RemoteRegion {
         self.is_store_inherited.load(Relaxed)
     }
 
-    /// Stops the pager, for a fork: until [`Self::after_fork`], nobody may touch missing pages. Whether
+    /// Stops evicting until as many [`Self::resume_evicting`], so that the answer of [`Self::can_fork`] stays true.
+    /// Meanwhile the resident limit does not hold.
+    pub fn stop_evicting(&self) {
+        self.shared.stop_evicting(self.is_store_inherited());
+    }
+
+    /// Takes back one [`Self::stop_evicting`].
+    pub fn resume_evicting(&self) {
+        self.shared.resume_evicting();
+    }
+
+    /// Stops the pager, for a fork: until [`Self::after_fork`], nobody may touch missing pages. Returns whether
     /// the child will have the memory.
     pub fn before_fork(&self) -> bool {
+        // First, as a handler may be waiting for room that only the evictor makes.
+        self.stop_evicting();
         self.shared.serving.keep();
-        match self.is_store_inherited() {
-            true => self.shared.keep_unstaged(),
-            false => self.shared.evicting.keep(),
-        }
         self.can_fork() && self.shared.give_to_children(true).is_ok()
     }
 
     /// Goes on in the parent.
     pub fn after_fork(&self) {
-        // Were it not taken back, children of other calls would see zeros; but what could be given can.
+        // If it could not be taken back, children of raw system calls would read zeros; whatever could be given can.
         let _ = self.shared.give_to_children(false);
-        self.shared.evicting.reopen();
         self.shared.serving.reopen();
+        self.shared.resume_evicting();
     }
 
     /// Goes on in the child, which has none of the parent's threads, with a store of its own unless it
@@ -253,8 +265,15 @@ impl RemoteRegion {
         let parents = Running { store, handler: None, evictor: None };
         std::mem::forget(std::mem::replace(&mut *running, parents));
         self.shared.restart(region).map_err(failed)?;
-        self.after_fork();
+        let _ = self.shared.give_to_children(false);
+        self.shared.serving.reopen();
+        self.shared.evict_in_child();
         running.spawn(&self.shared)
+    }
+
+    /// Gives up pages for good: the caller has mapped something else over them, and counts them as dropped.
+    pub fn give_up(&self, first: usize, pages: usize) {
+        self.shared.give_up(first, pages);
     }
 
     /// Whether the page of an address is in memory; it may leave at once, unless the pager stands still.
@@ -318,9 +337,8 @@ impl Running {
         let what = "keeping CPUs awake takes /dev/cpu_dma_latency (as root: `chgrp GROUP` and `chmod 0660` it)";
         let awake = awake.map_err(|source| PagerError::System { what, source })?;
         let evictor = Evictor::new(shared.clone(), self.store.writer()?, awake).map_err(failed)?;
-        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
-            std::thread::Builder::new().name(name.into()).spawn(run).map_err(failed)
-        };
+        let spawn =
+            |name: &str, run: Box<dyn FnOnce() + Send>| threads::spawn(name, run).map_err(failed);
         self.handler = Some(match shared.options.serving {
             Serving::Thread => Handling::Thread(spawn(THREADS[0], Box::new(|| handler.run()))?),
             Serving::InPlace => {

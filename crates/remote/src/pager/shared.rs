@@ -126,7 +126,7 @@ pub struct Shared {
     pub(super) access: Access,
     /// How pages leave this kernel's memory.
     pub(super) leaving: Leaving,
-    /// From where pages are copied, unless all are moved. Opened before the program can change its root directory.
+    /// From where pages are copied. Opened before the program can change its root directory.
     pub(super) own_memory: Option<OwnMemory>,
     /// It was said that they cannot be moved; also to the process that this one was forked from.
     pub(super) said_copies: AtomicBool,
@@ -140,6 +140,9 @@ pub struct Shared {
     /// Held by whoever serves faults, by the evictor while it evicts: taken for a fork.
     pub(super) serving: Lock,
     pub(super) evicting: Lock,
+    /// Who has stopped the evictor, and the lock of whoever changes that.
+    stops: AtomicUsize,
+    changing_stops: Lock,
     pub(super) marks: Marks,
     pub(super) options: Options,
     pub(super) stats: Stats,
@@ -166,6 +169,8 @@ pub struct Shared {
     shortage: Mutex<Shortage>,
     queue: Mutex<VecDeque<u32>>,
     dropped: Mutex<Vec<PageRun>>,
+    /// Pages that are another's mappings now.
+    given_up: Mutex<Vec<std::ops::Range<usize>>>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -193,7 +198,7 @@ impl Shared {
             memory.all().advise(Advice::LinuxDontFork).map_err(|errno| reserve(errno.into()))?;
         }
         let register = |source: Errno| UffdError::System(source.into());
-        uffd.register_missing(arena.all(), leaving != Leaving::Moved).map_err(register)?;
+        uffd.register_paged(arena.all()).map_err(register)?;
         uffd.register_target(&staging).map_err(register)?;
         let spares = Spares::new(marks.spares).map_err(reserve)?;
         spares.register(&uffd).map_err(register)?;
@@ -212,6 +217,8 @@ impl Shared {
             region: AtomicU64::new(region.0),
             serving: Lock::default(),
             evicting: Lock::default(),
+            stops: AtomicUsize::new(0),
+            changing_stops: Lock::default(),
             marks,
             options,
             stats: Stats::default(),
@@ -230,6 +237,7 @@ impl Shared {
             shortage: Mutex::default(),
             queue: Mutex::default(),
             dropped: Mutex::default(),
+            given_up: Mutex::default(),
         })
     }
 
@@ -246,8 +254,37 @@ impl Shared {
         self.staging.all().advise(advice)
     }
 
-    /// Stops the evictor when nothing is staged: what it knows of staged blocks a child does not have.
-    pub fn keep_unstaged(&self) {
+    /// Stops the evictor, `unstaged` only when nothing is staged: a child does not have what it knows of staged
+    /// blocks. Handlers that wait for room go on without it.
+    pub fn stop_evicting(&self, unstaged: bool) {
+        let _changing = self.changing_stops.lock();
+        if self.stops.fetch_add(1, Relaxed) == 0 {
+            match unstaged {
+                true => self.keep_unstaged(),
+                false => self.evicting.keep(),
+            }
+            self.allow_overflow(true);
+        }
+    }
+
+    /// Lets the evictor go on when all who stopped it have called this.
+    pub fn resume_evicting(&self) {
+        let _changing = self.changing_stops.lock();
+        if self.stops.fetch_sub(1, Relaxed) == 1 {
+            self.allow_overflow(false);
+            self.evicting.reopen();
+        }
+    }
+
+    /// Lets the evictor of a fork's child go on, whoever stopped the parent's.
+    pub fn evict_in_child(&self) {
+        self.changing_stops.reopen();
+        self.stops.store(0, Relaxed);
+        self.allow_overflow(false);
+        self.evicting.reopen();
+    }
+
+    fn keep_unstaged(&self) {
         self.unstaging.store(true, Relaxed);
         loop {
             self.work.notify();
@@ -265,8 +302,11 @@ impl Shared {
     pub fn restart(&self, region: Option<RegionId>) -> io::Result<()> {
         self.uffd.renew(self.options.user_mode_only, self.options.serving)?;
         self.register_paged()?;
-        if let Some(own_memory) = &self.own_memory {
-            own_memory.renew()?;
+        if let Some(own_memory) = &self.own_memory
+            && let Err(error) = own_memory.renew()
+            && self.leaving != Leaving::Moved
+        {
+            return Err(error);
         }
         // The new evictor takes all blocks for free.
         self.staging.all().advise(Advice::LinuxDontNeed)?;
@@ -292,22 +332,29 @@ impl Shared {
         Ok(())
     }
 
-    /// Registers what is paged: around lost pages that something else is mapped in place of.
+    /// Pages are another's mapping from now on.
+    pub fn give_up(&self, first: usize, count: usize) {
+        lock(&self.given_up).push(first..first + count);
+    }
+
+    /// Registers what is paged: around pages that were given up, and lost ones that something else is mapped in place of.
     fn register_paged(&self) -> Result<(), Errno> {
-        let protects = self.leaving != Leaving::Moved;
-        if self.uffd.features().can_poison() {
-            return self.uffd.register_missing(self.arena.all(), protects);
+        let mut others = lock(&self.given_up).clone();
+        if !self.uffd.features().can_poison() {
+            let is_lost = |page: &usize| self.table.peek(*page).place() == Place::Lost;
+            let lost = (0..self.table.pages()).filter(is_lost);
+            others.extend(lost.map(|page| page..page + 1));
         }
-        // The page after the last is the handler's sign to stop.
-        let (mut first, pages) = (0, self.table.pages() + 1);
-        while first < pages {
-            let is_lost =
-                |page: &usize| *page + 1 < pages && self.table.peek(*page).place() == Place::Lost;
-            let end = (first..pages).find(is_lost).unwrap_or(pages);
-            if end > first {
-                self.uffd.register_missing(self.arena.span(first, end - first), protects)?;
+        others.sort_by_key(|range| range.start);
+        // With the page after the last, which is the handler's sign to stop.
+        let pages = self.table.pages() + 1;
+        others.push(pages..pages);
+        let mut first = 0;
+        for other in others {
+            if first < other.start {
+                self.uffd.register_paged(self.arena.span(first, other.start - first))?;
             }
-            first = end + 1;
+            first = first.max(other.end);
         }
         Ok(())
     }
@@ -524,29 +571,31 @@ impl Shared {
         lock(&self.queue).len()
     }
 
-    /// Drops pages: they read as zeros from now on, and the store forgets them in a while.
-    pub fn discard(&self, first: usize, count: usize) {
+    /// Drops pages: they read as zeros from now on, and the store forgets them in a while. Returns false if some
+    /// could not be dropped, as locked ones cannot: those keep their bytes.
+    pub fn discard(&self, first: usize, count: usize) -> bool {
         let end = (first + count).min(self.table.pages());
-        let mut page = first;
+        let (mut page, mut dropped_all) = (first, true);
         while page < end {
             let until = ((cluster_of(page) + 1) * CLUSTER_PAGES).min(end);
-            self.discard_in_cluster(page, until);
+            dropped_all &= self.discard_in_cluster(page, until);
             page = until;
         }
         self.work.notify();
+        dropped_all
     }
 
-    fn discard_in_cluster(&self, first: usize, end: usize) {
-        if (first..end).all(|page| self.table.peek(page).place() == Place::Nowhere) {
-            return;
+    fn discard_in_cluster(&self, first: usize, end: usize) -> bool {
+        if self.table.is_untouched(first..end) {
+            return true;
         }
         let held = self.hold_settled(first, end);
         let places = || (first..end).map(|page| held.get(page).place());
         let resident = places().filter(|place| place.is_here()).count();
-        if resident > 0 {
-            // The range is ours and mapped, so that it cannot fail; and if it did, the old bytes would
-            // stay, which is what memory that nobody may use any more can have.
-            let _ = self.arena.span(first, end - first).advise(Advice::LinuxDontNeed);
+        if resident > 0
+            && self.arena.span(first, end - first).advise(Advice::LinuxDontNeed).is_err()
+        {
+            return false;
         }
         let mut in_store = false;
         for page in first..end {
@@ -565,6 +614,7 @@ impl Shared {
         if in_store {
             self.drop_from_store(first, end);
         }
+        true
     }
 
     /// Holds the cluster of some pages while none of them is being fetched.
@@ -602,7 +652,8 @@ fn how_pages_leave(
 ) -> Result<(Leaving, Option<OwnMemory>), PagerError> {
     let leaving = if features.can_move() { wanted } else { Leaving::Copied };
     if leaving == Leaving::Moved {
-        return Ok((leaving, None));
+        // Only pages that the program may not write to are copied; without this, they stay.
+        return Ok((leaving, OwnMemory::open().ok()));
     }
     match OwnMemory::open() {
         Ok(own_memory) => Ok((leaving, Some(own_memory))),

@@ -175,6 +175,16 @@ impl PageTable {
         State(self.states[page].load(Acquire))
     }
 
+    /// Whether pages of one cluster were never touched, or dropped since. Touches no memory itself, unlike taking the
+    /// cluster's lock.
+    ///
+    /// Whoever holds the lock may have installed pages, and woken the program, before it tells of them here: so they
+    /// only count as untouched if nobody holds it. Looked at in this order, as the lock opens last.
+    pub fn is_untouched(&self, pages: std::ops::Range<usize>) -> bool {
+        let is_nowhere = |page| self.peek(page).place() == Place::Nowhere;
+        self.clusters[cluster_of(pages.start)].lock.is_open() && pages.into_iter().all(is_nowhere)
+    }
+
     /// The sum of the store's copy.
     pub fn sum(&self, page: usize) -> PageSum {
         PageSum(self.sums[page].load(Relaxed))

@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Pages of a hash.
@@ -135,8 +135,8 @@ impl RedisStore {
         }
         let shared = Arc::new(shared);
         let renewing = shared.clone();
-        let renewer = thread::Builder::new().name("pagetax-renew".into());
-        let renewer = renewer.spawn(move || renewing.renew()).map_err(cannot)?;
+        let renewer =
+            crate::threads::spawn("pagetax-renew", move || renewing.renew()).map_err(cannot)?;
         Ok(RedisStore { shared, renewer: Some(renewer) })
     }
 }

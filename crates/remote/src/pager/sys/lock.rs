@@ -50,6 +50,11 @@ impl Lock {
 }
 
 impl Lock {
+    /// Whether nobody holds it, at this moment: what its last holder did is seen then.
+    pub fn is_open(&self) -> bool {
+        self.0.load(Acquire) == OPEN
+    }
+
     /// Waits until it is ours, and keeps it past this call: a fork copies the lock as it is.
     pub fn keep(&self) {
         std::mem::forget(self.lock());

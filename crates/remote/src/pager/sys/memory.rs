@@ -227,7 +227,10 @@ impl OwnMemory {
 
     /// For the child of a fork, where the file still is the parent's memory: puts the child's under the same number.
     pub fn renew(&self) -> io::Result<()> {
-        put_in_place(Self::file_in(&self.proc)?, &self.file)
+        // A child whose descriptors are apart from its parent's does not have what its parent opened.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let anew = || Self::file_in(&rustix::fs::open("/proc", flags, Mode::empty())?);
+        put_in_place(Self::file_in(&self.proc).or_else(|_| anew())?, &self.file)
     }
 
     fn file_in(proc: &OwnedFd) -> io::Result<OwnedFd> {

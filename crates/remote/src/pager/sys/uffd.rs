@@ -286,10 +286,9 @@ impl Uffd {
         unsafe { ioctl::ioctl(&self.fd, Updater::<NUMBER, T>::new(argument)) }
     }
 
-    /// From now on this descriptor reports missing pages of a mapping, and writes to protected ones if it is
-    /// to have such.
-    pub fn register_missing(&self, at: Span<'_>, protects: bool) -> Result<(), Errno> {
-        self.register(at, if protects { MODE_MISSING | MODE_WP } else { MODE_MISSING })
+    /// From now on this descriptor reports missing pages of a mapping, and writes to protected ones.
+    pub fn register_paged(&self, at: Span<'_>) -> Result<(), Errno> {
+        self.register(at, MODE_MISSING | MODE_WP)
     }
 
     /// Pages can be moved into a mapping, whose missing pages stay the kernel's: they read as zeros.
