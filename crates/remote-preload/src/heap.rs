@@ -4,8 +4,10 @@
 //! maps its memory through [`crate::maps`]. Before the pager is there, and for its own threads, memory
 //! is private.
 
+use crate::objects::is_loader;
 use crate::paged::{paged, paged_at};
-use crate::{fail, private};
+use crate::threads::Internal;
+use crate::{fail, local, private};
 use libc::{c_int, c_void, size_t};
 use libmimalloc_sys as mi;
 use std::ptr::{self, null_mut};
@@ -14,13 +16,27 @@ use std::ptr::{self, null_mut};
 const LARGE: usize = 256 << 10;
 const PAGE: usize = 4096;
 
-fn allocate(bytes: usize, align: usize, zeroed: bool) -> *mut c_void {
+/// What a block is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// Any bytes.
+    Bytes,
+    /// Zeros.
+    Zeros,
+    /// A longer copy of a block, which will probably grow again.
+    ToGrow,
+}
+
+fn allocate(bytes: usize, align: usize, wanted: Wanted) -> *mut c_void {
     let at: *mut c_void = match paged() {
         None => private::allocate(bytes, align).cast(),
-        Some(paged) if bytes >= LARGE => paged.allocate(bytes, align).cast(),
+        Some(paged) if bytes >= LARGE => {
+            let at: *mut c_void = paged.allocate(bytes, align, wanted == Wanted::ToGrow).cast();
+            if at.is_null() && paged.is_out_of_maps() { local::allocate(bytes, align) } else { at }
+        }
         // SAFETY: any size will do; alignments are powers of two.
         Some(_) => unsafe {
-            match (align <= 16, zeroed) {
+            match (align <= 16, wanted == Wanted::Zeros) {
                 (true, false) => mi::mi_malloc(bytes),
                 (true, true) => mi::mi_zalloc(bytes),
                 (false, false) => mi::mi_malloc_aligned(bytes, align),
@@ -31,18 +47,91 @@ fn allocate(bytes: usize, align: usize, zeroed: bool) -> *mut c_void {
     if at.is_null() { fail(libc::ENOMEM, at) } else { at }
 }
 
-/// malloc(3)
-#[unsafe(no_mangle)]
-pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
-    allocate(bytes, 16, false)
+/// Allocates for a caller. What the loader keeps of each library that it has loaded is not paged: the pager's
+/// threads read it at their start, and when they look for their own variables.
+fn allocate_for(caller: usize, bytes: usize, wanted: Wanted) -> *mut c_void {
+    if is_loader(caller) {
+        let _internal = Internal::enter();
+        return allocate(bytes, 16, wanted);
+    }
+    allocate(bytes, 16, wanted)
 }
 
-/// calloc(3)
-#[unsafe(no_mangle)]
-pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+extern "C" fn malloc_for(bytes: size_t, caller: usize) -> *mut c_void {
+    allocate_for(caller, bytes, Wanted::Bytes)
+}
+
+extern "C" fn calloc_for(count: size_t, bytes: size_t, caller: usize) -> *mut c_void {
     match count.checked_mul(bytes) {
-        Some(bytes) => allocate(bytes, 16, true),
+        Some(bytes) => allocate_for(caller, bytes, Wanted::Zeros),
         None => fail(libc::ENOMEM, null_mut()),
+    }
+}
+
+/// # Safety
+/// As of realloc(3).
+unsafe extern "C" fn realloc_for(at: *mut c_void, bytes: size_t, caller: usize) -> *mut c_void {
+    let _internal = is_loader(caller).then(Internal::enter);
+    // SAFETY: as the caller promises.
+    unsafe { reallocate(at, bytes) }
+}
+
+/// The functions that want to know their callers, which only their return addresses tell.
+#[cfg(target_arch = "x86_64")]
+mod entries {
+    use libc::{c_void, size_t};
+    use std::arch::naked_asm;
+
+    /// malloc(3)
+    #[unsafe(naked)]
+    #[unsafe(no_mangle)]
+    pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
+        naked_asm!("mov rsi, [rsp]", "jmp {}", sym super::malloc_for)
+    }
+
+    /// calloc(3)
+    #[unsafe(naked)]
+    #[unsafe(no_mangle)]
+    pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+        naked_asm!("mov rdx, [rsp]", "jmp {}", sym super::calloc_for)
+    }
+
+    /// realloc(3)
+    ///
+    /// # Safety
+    /// As of realloc(3).
+    #[unsafe(naked)]
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
+        naked_asm!("mov rdx, [rsp]", "jmp {}", sym super::realloc_for)
+    }
+}
+
+/// The same, where callers are not known.
+#[cfg(not(target_arch = "x86_64"))]
+mod entries {
+    use libc::{c_void, size_t};
+
+    /// malloc(3)
+    #[unsafe(no_mangle)]
+    pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
+        super::malloc_for(bytes, 0)
+    }
+
+    /// calloc(3)
+    #[unsafe(no_mangle)]
+    pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
+        super::calloc_for(count, bytes, 0)
+    }
+
+    /// realloc(3)
+    ///
+    /// # Safety
+    /// As of realloc(3).
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
+        // SAFETY: as the caller promises.
+        unsafe { super::realloc_for(at, bytes, 0) }
     }
 }
 
@@ -61,8 +150,12 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
         Some(paged) if paged.free(at.cast()) => {}
         // SAFETY: in the paged region but not a large block, so mimalloc's.
         Some(_) => unsafe { mi::mi_free(at) },
-        // SAFETY: ours by its address. What is neither was never given out by this library.
+        // SAFETY: ours by its address.
         None if private::owns(at.cast()) => unsafe { private::free(at.cast()) },
+        None if local::free(at) => {}
+        // SAFETY: in an area of mimalloc's.
+        None if local::is_area(at) => unsafe { mi::mi_free(at) },
+        // This library never gave it out.
         None => {}
     }
     fail(errno, ());
@@ -85,18 +178,20 @@ pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> size_t {
         },
         // SAFETY: ours by its address.
         None if private::owns(at.cast()) => unsafe { private::usable(at.cast()) },
-        None => 0,
+        None => match local::usable(at) {
+            Some(bytes) => bytes,
+            // SAFETY: in an area of mimalloc's.
+            None if local::is_area(at) => unsafe { mi::mi_usable_size(at) },
+            None => 0,
+        },
     }
 }
 
-/// realloc(3)
-///
 /// # Safety
 /// As of realloc(3).
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
+unsafe fn reallocate(at: *mut c_void, bytes: size_t) -> *mut c_void {
     if at.is_null() {
-        return malloc(bytes);
+        return allocate(bytes, 16, Wanted::Bytes);
     }
     if bytes == 0 {
         // SAFETY: as the caller promises.
@@ -119,13 +214,11 @@ pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void 
     }
     // SAFETY: both blocks are at least so long, and apart.
     unsafe {
-        let new = malloc(bytes);
+        let before = malloc_usable_size(at);
+        let wanted = if bytes > before { Wanted::ToGrow } else { Wanted::Bytes };
+        let new = allocate(bytes, 16, wanted);
         if !new.is_null() {
-            ptr::copy_nonoverlapping(
-                at.cast::<u8>(),
-                new.cast(),
-                malloc_usable_size(at).min(bytes),
-            );
+            ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), before.min(bytes));
             free(at);
         }
         new
@@ -144,7 +237,7 @@ pub unsafe extern "C" fn reallocarray(
 ) -> *mut c_void {
     match count.checked_mul(bytes) {
         // SAFETY: as the caller promises.
-        Some(bytes) => unsafe { realloc(at, bytes) },
+        Some(bytes) => unsafe { reallocate(at, bytes) },
         None => fail(libc::ENOMEM, null_mut()),
     }
 }
@@ -153,7 +246,7 @@ pub unsafe extern "C" fn reallocarray(
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(align: size_t, bytes: size_t) -> *mut c_void {
     match align.is_power_of_two() {
-        true => allocate(bytes, align, false),
+        true => allocate(bytes, align, Wanted::Bytes),
         false => fail(libc::EINVAL, null_mut()),
     }
 }
@@ -192,7 +285,7 @@ pub unsafe extern "C" fn posix_memalign(
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
         return libc::EINVAL;
     }
-    let at = allocate(bytes, align, false);
+    let at = allocate(bytes, align, Wanted::Bytes);
     if at.is_null() {
         return libc::ENOMEM;
     }

@@ -6,17 +6,23 @@
 //!
 //! Invariants: the pager's threads never touch paged memory. So: all Rust code of this library
 //! allocates from a heap of its own ([`private`]); the C library's allocations on behalf of the pager's
-//! threads go there too ([`threads`]); the pager makes system calls directly. Nothing here panics on
-//! what a program does. A program that cannot be paged is told why and does not run.
+//! threads, and the loader's, go there too ([`threads`], [`heap`]); the pager makes system calls directly. The
+//! pager's threads have descriptors of their own ([`agent`]). Nothing here panics on what a program does. A program that cannot be paged is told why and does not run.
 #![allow(unsafe_code)]
 
-mod descriptors;
+mod agent;
+#[cfg(target_arch = "x86_64")]
+mod clones;
 mod forks;
 mod heap;
+mod local;
 mod maps;
+mod objects;
 mod paged;
 mod private;
+mod reached;
 mod space;
+mod stderr;
 mod streams;
 mod threads;
 
@@ -27,6 +33,8 @@ static CONSTRUCTOR: extern "C" fn() = constructor;
 
 extern "C" fn constructor() {
     let _internal = threads::Internal::enter();
+    stderr::note();
+    objects::find();
     forks::register_ours();
     paged::start_as_told();
 }
@@ -38,19 +46,7 @@ static DESTRUCTOR: extern "C" fn() = destructor;
 
 extern "C" fn destructor() {
     let _internal = threads::Internal::enter();
-    paged::say_stats();
-    paged::give_up_at_end();
-}
-
-/// Says a line on stderr: the program's own output stays what it is.
-pub(crate) fn say(line: &str) {
-    say_to(libc::STDERR_FILENO, line);
-}
-
-pub(crate) fn say_to(file: libc::c_int, line: &str) {
-    let text = format!("pagetax remote: {line}\n");
-    // SAFETY: writes the bytes of a live string. If the file is closed there is nobody to tell.
-    unsafe { libc::syscall(libc::SYS_write, file, text.as_ptr(), text.len()) };
+    paged::end();
 }
 
 /// Sets errno, and returns what C functions return on failure.

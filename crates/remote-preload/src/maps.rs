@@ -1,10 +1,12 @@
 //! mmap and its family: large private anonymous maps come from the paged region.
 //!
 //! What asks for a place of its own (MAP_FIXED), for locked or huge pages, for a stack or for code
-//! stays local.
+//! stays local; so do addresses that are only reserved (PROT_NONE), with whatever the program puts there later.
 
+use crate::agent::say;
+use crate::objects::is_own;
 use crate::paged::{Paged, paged, paged_at};
-use crate::{fail, say};
+use crate::{fail, local};
 use libc::{MAP_FAILED, c_int, c_void, off_t, size_t};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -35,10 +37,67 @@ fn say_once(said: &AtomicBool, line: &str) {
     }
 }
 
-/// mmap(2)
+/// mmap(2), and who calls.
 ///
 /// # Safety
 /// As of mmap(2).
+unsafe extern "C" fn mmap_for(
+    at: *mut c_void,
+    bytes: size_t,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: off_t,
+    caller: usize,
+) -> *mut c_void {
+    let local = || system!(SYS_mmap, at, bytes, protection, flags, file, offset) as *mut c_void;
+    let anonymous = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_PRIVATE != 0;
+    if let Some(paged) = paged_at(at.cast()).filter(|_| flags & libc::MAP_FIXED != 0) {
+        return map_fixed(paged, at, bytes, protection, anonymous, local);
+    }
+    let wanted =
+        anonymous && flags & LOCAL == 0 && bytes >= LARGE && protection & libc::PROT_EXEC == 0;
+    let Some(paged) = paged().filter(|_| wanted) else { return local() };
+    // What allocates small blocks for us reserves addresses in the region, and uses them there.
+    let is_ours = is_own(caller);
+    if protection == libc::PROT_NONE && !is_ours {
+        say_that_reservations_stay(bytes);
+        return local();
+    }
+    let made: *mut c_void = paged.map(bytes, PAGE, protection, false).cast();
+    if !made.is_null() {
+        return made;
+    }
+    // Addresses of which most are never used are no reason to fail.
+    if !paged.is_out_of_maps() && flags & libc::MAP_NORESERVE == 0 {
+        return fail(libc::ENOMEM, MAP_FAILED);
+    }
+    let made = local();
+    if is_ours && made != MAP_FAILED {
+        local::note_area(made, bytes);
+    }
+    made
+}
+
+fn say_that_reservations_stay(bytes: usize) {
+    /// Less is not worth a line: thread stacks and the like.
+    const WORTH_A_LINE: usize = 64 << 20;
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if bytes >= WORTH_A_LINE {
+        say_once(
+            &SAID,
+            "the program reserves addresses first (PROT_NONE): what it puts there stays local, over the resident \
+             limit",
+        );
+    }
+}
+
+/// mmap(2): the caller is what the return address says.
+///
+/// # Safety
+/// As of mmap(2).
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     at: *mut c_void,
@@ -48,36 +107,54 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    let anonymous = flags & libc::MAP_ANONYMOUS != 0 && flags & libc::MAP_PRIVATE != 0;
-    if let Some(paged) = paged_at(at.cast()).filter(|_| flags & libc::MAP_FIXED != 0) {
-        return map_fixed(paged, at, bytes, protection, anonymous);
-    }
-    if anonymous
-        && flags & LOCAL == 0
-        && bytes >= LARGE
-        && protection & libc::PROT_EXEC == 0
-        && let Some(paged) = paged()
-    {
-        let at = paged.map(bytes, PAGE, protection);
-        return if at.is_null() { fail(libc::ENOMEM, MAP_FAILED) } else { at.cast() };
-    }
-    system!(SYS_mmap, at, bytes, protection, flags, file, offset) as *mut c_void
+    // The seventh argument is on the stack, which is aligned again where the function is called.
+    std::arch::naked_asm!(
+        "push qword ptr [rsp]",
+        "call {}",
+        "add rsp, 8",
+        "ret",
+        sym mmap_for
+    )
 }
 
-/// A map at a place inside the paged region: zeros again if it is memory; else it cannot be.
+/// mmap(2), where callers are not known: reservations are not told apart.
+///
+/// # Safety
+/// As of mmap(2).
+#[cfg(not(target_arch = "x86_64"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    at: *mut c_void,
+    bytes: size_t,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    let caller = mmap as *const () as usize;
+    // SAFETY: as the caller promises.
+    unsafe { mmap_for(at, bytes, protection, flags, file, offset, caller) }
+}
+
+/// A map at a place inside the paged region: zeros again if it is such memory as is paged; else it takes the place of
+/// the pages.
 fn map_fixed(
     paged: &Paged,
     at: *mut c_void,
     bytes: usize,
     protection: c_int,
     anonymous: bool,
+    local: impl FnOnce() -> *mut c_void,
 ) -> *mut c_void {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !anonymous || !paged.contains_all(at as usize, bytes) {
-        say_once(&SAID, "a file cannot be mapped over paged memory; the program was told so");
+    if !(at as usize).is_multiple_of(PAGE) || !paged.contains_all(at as usize, bytes) {
+        return fail(libc::EINVAL, MAP_FAILED);
+    }
+    if !anonymous || !paged.is_paged(at as usize, bytes) {
+        return paged.replace(at as usize, bytes, local);
+    }
+    if !paged.discard(at as usize, bytes) {
         return fail(libc::ENOMEM, MAP_FAILED);
     }
-    paged.discard(at as usize, bytes);
     match system!(SYS_mprotect, at, bytes, protection) {
         0 => at,
         _ => MAP_FAILED,
@@ -118,7 +195,10 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, bytes: size_t) -> c_int {
             paged.unmap(at as usize, bytes);
             0
         }
-        None => system!(SYS_munmap, at, bytes) as c_int,
+        None => {
+            local::forget_area(at, bytes);
+            system!(SYS_munmap, at, bytes) as c_int
+        }
     }
 }
 
@@ -158,7 +238,7 @@ pub unsafe extern "C" fn mremap(
     if flags & libc::MREMAP_MAYMOVE == 0 {
         return fail(libc::ENOMEM, MAP_FAILED);
     }
-    let new = paged.map(bytes, PAGE, libc::PROT_READ | libc::PROT_WRITE);
+    let new = paged.map(bytes, PAGE, libc::PROT_READ | libc::PROT_WRITE, true);
     if new.is_null() {
         return fail(libc::ENOMEM, MAP_FAILED);
     }
@@ -168,27 +248,46 @@ pub unsafe extern "C" fn mremap(
     new.cast()
 }
 
-/// madvise(2): dropping pages is the pager's business; what would only help the kernel is of no use.
+/// madvise(2): dropping pages is the pager's business. Advice that would only help the kernel is of no use, and taken.
+/// Advice that changes what the memory does is followed, or refused.
 ///
 /// # Safety
 /// As of madvise(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
-    let Some(paged) = paged_at(at.cast()) else {
-        return system!(SYS_madvise, at, bytes, advice) as c_int;
-    };
+    let system = || system!(SYS_madvise, at, bytes, advice) as c_int;
+    let Some(paged) = paged_at(at.cast()) else { return system() };
     if !(at as usize).is_multiple_of(PAGE) || !paged.contains_all(at as usize, bytes) {
         return fail(libc::EINVAL, -1);
     }
+    if bytes > 0 && !paged.is_paged(at as usize, bytes) {
+        return system();
+    }
     match advice {
         libc::MADV_DONTNEED | libc::MADV_FREE => {
-            paged.discard(at as usize, bytes);
-            0
+            match paged.discard_unlocked(at as usize, bytes) {
+                true => 0,
+                false => fail(libc::EINVAL, -1),
+            }
         }
-        libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
-            system!(SYS_madvise, at, bytes, advice) as c_int
-        }
-        _ => 0,
+        libc::MADV_POPULATE_READ
+        | libc::MADV_POPULATE_WRITE
+        | libc::MADV_DONTDUMP
+        | libc::MADV_DODUMP => system(),
+        libc::MADV_NORMAL
+        | libc::MADV_RANDOM
+        | libc::MADV_SEQUENTIAL
+        | libc::MADV_WILLNEED
+        | libc::MADV_COLD
+        | libc::MADV_PAGEOUT
+        | libc::MADV_MERGEABLE
+        | libc::MADV_UNMERGEABLE
+        | libc::MADV_HUGEPAGE
+        | libc::MADV_NOHUGEPAGE
+        // What they ask for is so, as the opposite is refused.
+        | libc::MADV_DOFORK
+        | libc::MADV_KEEPONFORK => 0,
+        _ => fail(libc::EINVAL, -1),
     }
 }
 
@@ -208,7 +307,8 @@ pub unsafe extern "C" fn posix_madvise(at: *mut c_void, bytes: size_t, advice: c
     }
 }
 
-fn say_that_locked_pages_stay() {
+fn note_lock(paged: &Paged) {
+    paged.note_lock();
     static SAID: AtomicBool = AtomicBool::new(false);
     say_once(&SAID, "the program locks memory: locked pages stay local, over the resident limit");
 }
@@ -219,10 +319,22 @@ fn say_that_locked_pages_stay() {
 /// As of mlock(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock(at: *const c_void, bytes: size_t) -> c_int {
-    if paged_at(at.cast()).is_some() {
-        say_that_locked_pages_stay();
+    if let Some(paged) = paged_at(at.cast()) {
+        note_lock(paged);
     }
     system!(SYS_mlock, at, bytes) as c_int
+}
+
+/// mlock2(2): as mlock(2).
+///
+/// # Safety
+/// As of mlock2(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock2(at: *const c_void, bytes: size_t, flags: libc::c_uint) -> c_int {
+    if let Some(paged) = paged_at(at.cast()) {
+        note_lock(paged);
+    }
+    system!(SYS_mlock2, at, bytes, flags) as c_int
 }
 
 /// mlockall(2): all of the paged address space cannot be locked, so nothing is.

@@ -1,12 +1,15 @@
 //! The one region of this process: when it starts, and what is given out of it.
 
+use crate::agent::{self, say};
 use crate::space::Space;
-use crate::{descriptors, say, say_to, threads};
+use crate::{local, private, stderr, threads};
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{Options, RemoteRegion};
 use pagetax_remote::preloaded::Settings;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 static PAGED: OnceLock<Paged> = OnceLock::new();
@@ -21,30 +24,33 @@ pub struct Paged {
     space: Mutex<Space>,
     /// Held while pages are dropped.
     dropping: Mutex<()>,
+    /// Pages that are not paged any more: the program has mapped something else over them.
+    replaced: Mutex<Vec<Range<usize>>>,
     settings: Settings,
-    /// Where stats go, if they are wanted: what stderr was at the start, as some programs close it before they end.
-    stats_to: Option<libc::c_int>,
+    /// The program has locked memory: it may free it without unlocking it.
+    has_locked: AtomicBool,
+    /// The kernel has refused a mapping more.
+    is_out_of_maps: AtomicBool,
 }
 
 /// No thread takes, gives back or drops paged memory while it lives.
 pub struct Standstill<'a> {
     _space: MutexGuard<'a, Space>,
+    _replaced: MutexGuard<'a, Vec<Range<usize>>>,
     _dropping: MutexGuard<'a, ()>,
+    _local: MutexGuard<'static, local::Local>,
 }
 
-/// Says what was paged, if that is wanted.
-pub fn say_stats() {
-    if let Some((paged, to)) = PAGED.get().and_then(|paged| Some((paged, paged.stats_to?))) {
-        let resident = Bytes(paged.region.resident_bytes());
-        say_to(to, &format!("{resident} resident at the end; {:?}", paged.region.counts()));
-    }
-}
-
-/// The servers need not wait for this process when it has gone.
-pub fn give_up_at_end() {
-    if let Some(paged) = PAGED.get() {
+/// Says what was paged, if that is wanted; and the servers need not wait for this process when it has gone.
+pub fn end() {
+    let Some(paged) = PAGED.get() else { return };
+    agent::run(|| {
+        if paged.settings.stats {
+            let resident = Bytes(paged.region.resident_bytes());
+            say(&format!("{resident} resident at the end; {:?}", paged.region.counts()));
+        }
         paged.region.drop_at_end();
-    }
+    });
 }
 
 /// Starts if the environment says so. A program that was to be paged and cannot be does not run.
@@ -54,7 +60,12 @@ pub fn start_as_told() {
         Ok(Some(settings)) => settings,
         Err(why) => refuse(&why),
     };
-    match Paged::start(&settings) {
+    let keep_stderr = settings.stats;
+    let started = agent::start(keep_stderr).and_then(|()| {
+        let started = agent::run(move || Paged::start(settings));
+        started.unwrap_or_else(|| Err("the agent thread ended".into()))
+    });
+    match started {
         Ok(paged) => {
             // The constructor runs once, so nothing was there before.
             let _ = PAGED.set(paged);
@@ -63,9 +74,10 @@ pub fn start_as_told() {
     }
 }
 
-fn refuse(why: &str) -> ! {
-    say(why);
-    // SAFETY: ends the process before main; nothing of the program has run.
+/// Ends a process that cannot have its memory, with a line: nothing of the program has run, or only its fork.
+pub fn refuse(why: &str) -> ! {
+    stderr::write_line(why);
+    // SAFETY: ends the process without its handlers.
     unsafe { libc::_exit(CANNOT) }
 }
 
@@ -80,7 +92,8 @@ pub fn paged_at(at: *const u8) -> Option<&'static Paged> {
 }
 
 impl Paged {
-    fn start(settings: &Settings) -> Result<Paged, String> {
+    fn start(settings: Settings) -> Result<Paged, String> {
+        let settings = Settings { embedded: settings.embedded.min(private::room()), ..settings };
         let store = settings.open_store(Arc::new(say))?;
         let options = Options {
             overcommit: true,
@@ -94,9 +107,10 @@ impl Paged {
         let region = ManuallyDrop::new(region.map_err(|error| error.to_string())?);
         let pages = region.len() / PAGE_BYTES;
         let space = Mutex::new(Space::new(pages));
-        let (dropping, settings) = (Mutex::default(), settings.clone());
-        let stats_to = settings.stats.then(descriptors::stderr_of_ours);
-        let paged = Paged { region, space, dropping, settings, stats_to };
+        let (dropping, replaced) = (Mutex::default(), Mutex::default());
+        let (has_locked, is_out_of_maps) = (AtomicBool::new(false), AtomicBool::new(false));
+        let paged =
+            Paged { region, space, dropping, replaced, settings, has_locked, is_out_of_maps };
         match paged.protect(0, pages, libc::PROT_NONE) {
             true => Ok(paged),
             false => Err(format!("cannot protect {} of addresses", paged.settings.address_space)),
@@ -119,8 +133,24 @@ impl Paged {
 
     /// Waits for other threads, and keeps them out.
     pub fn stand_still(&self) -> Standstill<'_> {
-        let dropping = self.dropping.lock().unwrap_or_else(PoisonError::into_inner);
-        Standstill { _space: self.space(), _dropping: dropping }
+        let (local, dropping, replaced) =
+            (local::hold(), lock(&self.dropping), lock(&self.replaced));
+        Standstill { _space: self.space(), _replaced: replaced, _dropping: dropping, _local: local }
+    }
+
+    /// Whether children of a fork have the store, too.
+    pub fn is_store_inherited(&self) -> bool {
+        self.region.is_store_inherited()
+    }
+
+    /// Stops evicting, until [`Self::resume_evicting`].
+    pub fn stop_evicting(&self) {
+        self.region.stop_evicting();
+    }
+
+    /// Takes back one [`Self::stop_evicting`].
+    pub fn resume_evicting(&self) {
+        self.region.resume_evicting();
     }
 
     /// Stops the pager; whether a child will have the memory.
@@ -134,16 +164,22 @@ impl Paged {
     }
 
     /// Goes on in the child, or it does not go on.
-    pub fn restart_in_child(&self) {
-        let store = match self.region.is_store_inherited() {
-            true => Ok(None),
-            false => self.settings.open_store(Arc::new(say)).map(Some),
-        };
-        let restart =
-            |store| self.region.restart_in_child(store).map_err(|error| error.to_string());
-        if let Err(why) = store.and_then(restart) {
+    pub fn restart_in_child(&'static self) {
+        let restarted = agent::start(self.settings.stats).and_then(|()| {
+            let restarted = agent::run(|| self.restart());
+            restarted.unwrap_or_else(|| Err("the agent thread ended".into()))
+        });
+        if let Err(why) = restarted {
             refuse(&why);
         }
+    }
+
+    fn restart(&self) -> Result<(), String> {
+        let store = match self.region.is_store_inherited() {
+            true => None,
+            false => Some(self.settings.open_store(Arc::new(say))?),
+        };
+        self.region.restart_in_child(store).map_err(|error| error.to_string())
     }
 
     /// Whether an address is paged.
@@ -165,7 +201,7 @@ impl Paged {
     }
 
     fn space(&self) -> MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.space)
     }
 
     fn protect(&self, first: usize, pages: usize, protection: libc::c_int) -> bool {
@@ -175,26 +211,115 @@ impl Paged {
         unsafe { libc::syscall(libc::SYS_mprotect, at, len, protection) == 0 }
     }
 
-    /// Zeros, or null.
-    pub fn map(&self, bytes: usize, align: usize, protection: libc::c_int) -> *mut u8 {
+    /// Gives out zeros, with room to grow if that is wanted; or null.
+    pub fn map(
+        &self,
+        bytes: usize,
+        align: usize,
+        protection: libc::c_int,
+        to_grow: bool,
+    ) -> *mut u8 {
         let Some(pages) = pages_of(bytes) else { return std::ptr::null_mut() };
-        let Some(first) = self.space().take(pages, align / PAGE_BYTES) else {
-            return std::ptr::null_mut();
+        let align = align / PAGE_BYTES;
+        let taken = match to_grow {
+            true => self.space().take_to_grow(pages, align),
+            false => self.space().take(pages, align),
         };
+        let Some(first) = taken else { return std::ptr::null_mut() };
         if !self.protect(first, pages, protection) {
             self.space().give(first, pages);
+            if !self.is_out_of_maps.swap(true, Relaxed) {
+                say(
+                    "the kernel allows no more mappings (vm.max_map_count): some memory stays local",
+                );
+            }
             return std::ptr::null_mut();
         }
         self.address_of(first)
+    }
+
+    /// Whether the kernel has refused a mapping more in the region.
+    pub fn is_out_of_maps(&self) -> bool {
+        self.is_out_of_maps.load(Relaxed)
+    }
+
+    /// Notes that the program locks memory.
+    pub fn note_lock(&self) {
+        self.has_locked.store(true, Relaxed);
     }
 
     /// Takes a range back; accesses get SIGSEGV.
     pub fn unmap(&self, at: usize, bytes: usize) {
         let Some(pages) = pages_of(bytes) else { return };
         let first = self.page_of(at);
-        self.protect(first, pages, libc::PROT_NONE);
-        self.discard(at, bytes);
-        self.space().give(first, pages);
+        for (part, is_paged) in self.parts(first..first + pages) {
+            match is_paged {
+                true => self.unmap_paged(part),
+                // Whatever the program has put there goes; these addresses are not paged again.
+                false => self.map_nothing(part),
+            }
+        }
+    }
+
+    fn unmap_paged(&self, pages: Range<usize>) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        let (at, bytes) = (self.address_of(pages.start) as usize, pages.len() * PAGE_BYTES);
+        if self.has_locked.load(Relaxed) {
+            unlock(at, bytes);
+        }
+        // Where the kernel allows no more mappings, nobody is told of an access after this.
+        self.protect(pages.start, pages.len(), libc::PROT_NONE);
+        if self.discard(at, bytes) {
+            self.space().give(pages.start, pages.len());
+        } else if !SAID.swap(true, Relaxed) {
+            // Its bytes would be found by whoever gets it next.
+            say("memory that was freed cannot be dropped, and is not given out again");
+        }
+    }
+
+    fn map_nothing(&self, pages: Range<usize>) {
+        let (at, bytes) = (self.address_of(pages.start), pages.len() * PAGE_BYTES);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        // SAFETY: replaces a mapping that the program gives back.
+        unsafe { libc::syscall(libc::SYS_mmap, at, bytes, libc::PROT_NONE, flags, -1, 0) };
+    }
+
+    /// Has the program map something else over a range, by `map`. From then on it is not paged.
+    pub fn replace(
+        &self,
+        at: usize,
+        bytes: usize,
+        map: impl FnOnce() -> *mut libc::c_void,
+    ) -> *mut libc::c_void {
+        let Some(pages) = pages_of(bytes) else { return map() };
+        let first = self.page_of(at);
+        if !self.discard(at, bytes) {
+            return crate::fail(libc::ENOMEM, libc::MAP_FAILED);
+        }
+        let _dropping = lock(&self.dropping);
+        let made = map();
+        if made != libc::MAP_FAILED {
+            self.region.give_up(first, pages);
+            lock(&self.replaced).push(first..first + pages);
+        }
+        made
+    }
+
+    /// Cuts a range into parts that are paged, and parts that are something else.
+    fn parts(&self, pages: Range<usize>) -> Vec<(Range<usize>, bool)> {
+        let mut parts = vec![(pages, true)];
+        for replaced in lock(&self.replaced).iter() {
+            parts = parts.into_iter().flat_map(|part| cut(part, replaced)).collect();
+        }
+        parts
+    }
+
+    /// Whether all of a range is paged, and none of it was replaced.
+    pub fn is_paged(&self, at: usize, bytes: usize) -> bool {
+        let first = self.page_of(at);
+        pages_of(bytes).is_some_and(|pages| {
+            self.parts(first..first + pages).into_iter().all(|(_, is_paged)| is_paged)
+        })
     }
 
     /// Makes a range end later, where it is.
@@ -208,18 +333,27 @@ impl Paged {
             && self.protect(end, pages - before, libc::PROT_READ | libc::PROT_WRITE)
     }
 
-    /// Makes a range zeros again.
-    pub fn discard(&self, at: usize, bytes: usize) {
-        let Some(pages) = pages_of(bytes) else { return };
-        let _dropping = self.dropping.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Makes a range zeros again, locked or not, as the program asks for other memory there. False if that
+    /// cannot be.
+    pub fn discard(&self, at: usize, bytes: usize) -> bool {
+        self.discard_unlocked(at, bytes) || {
+            unlock(at, bytes);
+            self.discard_unlocked(at, bytes)
+        }
+    }
+
+    /// Makes a range zeros again; false if some of it is locked.
+    pub fn discard_unlocked(&self, at: usize, bytes: usize) -> bool {
+        let Some(pages) = pages_of(bytes) else { return true };
+        let _dropping = lock(&self.dropping);
         // SAFETY: nobody holds references to the region's bytes but the program, which has just asked
         // for them to become zeros.
-        unsafe { self.region.discard_shared(self.page_of(at), pages) };
+        unsafe { self.region.discard_shared(self.page_of(at), pages) }
     }
 
     /// Memory for malloc, whose length is remembered.
-    pub fn allocate(&self, bytes: usize, align: usize) -> *mut u8 {
-        let at = self.map(bytes, align, libc::PROT_READ | libc::PROT_WRITE);
+    pub fn allocate(&self, bytes: usize, align: usize, to_grow: bool) -> *mut u8 {
+        let at = self.map(bytes, align, libc::PROT_READ | libc::PROT_WRITE, to_grow);
         if let (false, Some(pages)) = (at.is_null(), pages_of(bytes)) {
             self.space().note(self.page_of(at as usize), pages);
         }
@@ -259,6 +393,26 @@ impl Paged {
         self.space().note(self.page_of(at as usize), pages);
         true
     }
+}
+
+/// munlock(2): an error only means that nothing was locked.
+fn unlock(at: usize, bytes: usize) {
+    // SAFETY: a direct system call that changes no bytes.
+    unsafe { libc::syscall(libc::SYS_munlock, at, bytes) };
+}
+
+/// A lock whose holder panicked still guards whole values.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Cuts out of a part what was replaced.
+fn cut(part: (Range<usize>, bool), replaced: &Range<usize>) -> Vec<(Range<usize>, bool)> {
+    let (pages, is_paged) = part;
+    let from = replaced.start.clamp(pages.start, pages.end);
+    let to = replaced.end.clamp(from, pages.end);
+    let cut = [(pages.start..from, is_paged), (from..to, false), (to..pages.end, is_paged)];
+    cut.into_iter().filter(|(pages, _)| !pages.is_empty()).collect()
 }
 
 /// Whole pages, of sizes that can be.

@@ -2,16 +2,22 @@
 //! allocates while it works for the pager.
 
 use dlmalloc::{Allocator, Dlmalloc};
+use pagetax_core::units::Bytes;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+use rustix::process::{Resource, getrlimit};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
-/// Address space that is set aside. Memory is taken only where it is used.
-const RESERVE_BYTES: usize = 16 << 30;
+/// Address space that is set aside, as far as limits allow. Memory is taken only where it is used.
+const RESERVE_BYTES_MAX: usize = 128 << 30;
+/// With less than this, nothing works.
+const RESERVE_BYTES_MIN: usize = 16 << 20;
 
 static START: AtomicUsize = AtomicUsize::new(0);
+static RESERVED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Hands out the reserve from its start on.
 struct Reserve {
@@ -24,24 +30,60 @@ impl Reserve {
         if start != 0 {
             return start;
         }
+        // The rest of a limit is for the paged region, and for the program.
+        let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
+        let mut bytes = RESERVE_BYTES_MAX.min((limit / 4) as usize).max(RESERVE_BYTES_MIN);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh mapping at a place of the kernel's choice; a direct system call, so that it
-        // does not come back to this library.
-        let made = unsafe { mmap_anonymous(ptr::null_mut(), RESERVE_BYTES, protection, flags) };
-        let Ok(made) = made else { return 0 };
-        START.store(made as usize, Release);
-        made as usize
+        while bytes >= RESERVE_BYTES_MIN {
+            bytes = bytes / GRAIN * GRAIN;
+            // SAFETY: a fresh mapping at a place of the kernel's choice; a direct system call, so that it
+            // does not come back to this library.
+            let made = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, flags) };
+            if let Ok(made) = made {
+                RESERVED_BYTES.store(bytes, Relaxed);
+                START.store(made as usize, Release);
+                return made as usize;
+            }
+            bytes /= 2;
+        }
+        0
     }
+}
+
+/// What the heap takes from the reserve at once.
+const GRAIN: usize = 64 << 10;
+
+/// Returns how many bytes of pages a store may keep in this heap. Half of the reserve is for what the heap wastes, and
+/// for tables that double; and a store takes no more than the memory that there is.
+pub fn room() -> Bytes {
+    Reserve::start();
+    let reserve = (RESERVED_BYTES.load(Relaxed) / 2) as u64;
+    let system = rustix::system::sysinfo();
+    // In units of one byte on 64-bit machines.
+    let memory = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit.max(1)));
+    Bytes(reserve.min(memory).min(cgroup_limit().unwrap_or(u64::MAX)))
+}
+
+/// The memory that the process's control group may use, where there is such a limit.
+fn cgroup_limit() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    // Of each of its parents, too.
+    let limit_of = |group: &Path| {
+        let file = Path::new("/sys/fs/cgroup").join(group).join("memory.max");
+        std::fs::read_to_string(file).ok()?.trim().parse().ok()
+    };
+    Path::new(path.trim_start_matches('/')).ancestors().filter_map(limit_of).min()
 }
 
 // SAFETY: `alloc` gives out each part of a live mapping once; nothing is ever unmapped.
 unsafe impl Allocator for Reserve {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let start = Reserve::start();
-        let size = size.next_multiple_of(64 << 10);
+        let size = size.next_multiple_of(GRAIN);
         let used = self.used.load(Relaxed);
-        if start == 0 || size > RESERVE_BYTES - used {
+        if start == 0 || size > RESERVED_BYTES.load(Relaxed) - used {
             return (ptr::null_mut(), 0, 0);
         }
         self.used.store(used + size, Relaxed);
@@ -138,7 +180,7 @@ unsafe impl GlobalAlloc for Private {
 /// Whether C memory comes from here.
 pub fn owns(at: *const u8) -> bool {
     let start = START.load(Acquire);
-    start != 0 && (start..start + RESERVE_BYTES).contains(&(at as usize))
+    start != 0 && (at as usize).wrapping_sub(start) < RESERVED_BYTES.load(Relaxed)
 }
 
 /// What stands before memory that was given out to C, which frees without a size.

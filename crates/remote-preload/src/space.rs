@@ -1,57 +1,149 @@
 //! Which pages of the paged region are given out. Pure: no memory is touched.
 //!
-//! Invariant: no page is given out twice. New ranges go into the middle of the largest free range, so
-//! that what they are followed by stays free and they can grow where they are.
+//! Invariants: no page is given out twice, and free ranges are never adjacent, but at the border between the halves.
+//!
+//! The second half of the addresses is for large requests, so that many small blocks never leave a large one
+//! without room. Blocks lie side by side, in the smallest free range that fits: where neighbours have
+//! the same protection, the kernel keeps one mapping for all of them, and it allows a process only so many
+//! (`vm.max_map_count`). A block that grows may ask for free pages behind it ([`Space::take_to_grow`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
-/// Ranges that are free, by first page; never adjacent to each other.
+/// The free ranges of one half, by length and first page.
+type ByLength = BTreeSet<(usize, usize)>;
+
+/// The pages that are free, and the blocks of malloc.
 #[derive(Debug)]
 pub struct Space {
+    pages: usize,
+    /// The first page of the second half.
+    half: usize,
+    /// Lengths of the free ranges, by first page.
     free: BTreeMap<usize, usize>,
-    /// Ranges that malloc gave out, by first page: it must know their lengths again.
+    by_length: [ByLength; 2],
+    /// Lengths of the ranges that malloc gave out, by first page.
     allocations: BTreeMap<usize, usize>,
 }
 
-/// Ranges of this many pages and more begin at multiples of it: allocators like to have it so.
-const ALIGNED_PAGES: usize = (32 << 20) / 4096;
+/// Requests of this many pages and more are large. They begin at multiples of it, as allocators want.
+pub const LARGE_PAGES: usize = (32 << 20) / 4096;
+
+/// A block that is to grow is followed by free pages for so many times its length.
+const ROOM_TO_GROW: usize = 3;
+
+/// Ranges that are barely long enough are looked at up to this number: in most of them alignment costs too much.
+const TIGHT_FITS_MAX: usize = 8;
 
 impl Space {
-    /// All free.
+    /// Begins with all pages free.
     pub fn new(pages: usize) -> Space {
-        Space { free: BTreeMap::from([(0, pages)]), allocations: BTreeMap::new() }
+        let (free, allocations) = (BTreeMap::new(), BTreeMap::new());
+        let half = pages / 2;
+        let mut space = Space { pages, half, free, by_length: Default::default(), allocations };
+        space.insert(0..half);
+        space.insert(half..pages);
+        space
     }
 
-    /// A range of this many pages, which begins at a multiple of `align` pages.
+    /// Takes this many pages, the first of them a multiple of `align`.
     pub fn take(&mut self, pages: usize, align: usize) -> Option<usize> {
-        let align = if pages >= ALIGNED_PAGES { align.max(ALIGNED_PAGES) } else { align.max(1) };
-        let (first, len) = self.free.iter().max_by_key(|(_, len)| **len).map(|(f, l)| (*f, *l))?;
-        let middle = (first + len / 2).next_multiple_of(align);
-        if middle.checked_add(pages)? <= first + len / 4 * 3 {
-            return self.take_at(middle, pages).then_some(middle);
-        }
-        let place = |(first, len): (&usize, &usize)| {
-            let at = first.next_multiple_of(align);
-            (at.checked_add(pages)? <= first + len).then_some(at)
-        };
-        let at = self.free.iter().find_map(place)?;
+        let room = if pages >= LARGE_PAGES { pages.saturating_mul(ROOM_TO_GROW) } else { 0 };
+        self.take_with_room(pages, align, room, usize::from(pages >= LARGE_PAGES))
+    }
+
+    /// As [`Self::take`], with free pages behind, which others may take nevertheless.
+    pub fn take_to_grow(&mut self, pages: usize, align: usize) -> Option<usize> {
+        self.take_with_room(pages, align, pages.saturating_mul(ROOM_TO_GROW), 1)
+    }
+
+    fn take_with_room(
+        &mut self,
+        pages: usize,
+        align: usize,
+        room: usize,
+        half: usize,
+    ) -> Option<usize> {
+        let align = if pages >= LARGE_PAGES { align.max(LARGE_PAGES) } else { align.max(1) };
+        let with_room = pages.saturating_add(room);
+        let tries = [(half, with_room), (half, pages), (1 - half, pages)];
+        let at = tries.into_iter().find_map(|(half, pages)| self.fit(half, pages, align));
+        let at = at.or_else(|| self.fit_across(pages, align))?;
         self.take_at(at, pages).then_some(at)
     }
 
-    /// Exactly this range, if all of it is free.
+    /// Finds the place in the shortest range that fits: at its start in the first half, at its end in the second.
+    /// So what is free around the border stays in one piece.
+    fn fit(&self, half: usize, pages: usize, align: usize) -> Option<usize> {
+        let place = |(len, first): &(usize, usize)| {
+            let (first, end) = (*first, first + len);
+            let at = match half {
+                0 => first.checked_next_multiple_of(align)?,
+                _ => end.checked_sub(pages)? / align * align,
+            };
+            (at >= first && at.checked_add(pages)? <= end).then_some(at)
+        };
+        let ranges = &self.by_length[half];
+        let tight = ranges.range((pages, 0)..).take(TIGHT_FITS_MAX).find_map(place);
+        tight.or_else(|| {
+            let enough = pages.checked_add(align)?;
+            ranges.range((enough, 0)..).next().and_then(place)
+        })
+    }
+
+    /// Finds a place over the border of the halves, for what is too long for either.
+    fn fit_across(&self, pages: usize, align: usize) -> Option<usize> {
+        let (&first, &len) = self.free.range(..self.half).next_back()?;
+        let behind = *self.free.get(&self.half)?;
+        let end = if first + len == self.half { self.half + behind } else { return None };
+        let at = end.checked_sub(pages)? / align * align;
+        (at >= first).then_some(at)
+    }
+
+    /// Takes exactly this range, if all of it is free.
     fn take_at(&mut self, at: usize, pages: usize) -> bool {
-        let Some((&first, &len)) = self.free.range(..=at).next_back() else { return false };
-        if at + pages > first + len {
-            return false;
+        let Some(end) = at.checked_add(pages) else { return false };
+        let parts = self.at_border(at..end);
+        let free = parts.iter().all(|part| self.free_around(part).is_some());
+        if free {
+            parts.into_iter().for_each(|part| self.carve(part));
         }
-        self.free.remove(&first);
-        if at > first {
-            self.free.insert(first, at - first);
+        free
+    }
+
+    /// Cuts a range at the border of the halves.
+    fn at_border(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        let parts = [range.start..range.end.min(self.half), range.start.max(self.half)..range.end];
+        parts.into_iter().filter(|part| !part.is_empty()).collect()
+    }
+
+    /// The free range that holds all of this one.
+    fn free_around(&self, range: &Range<usize>) -> Option<Range<usize>> {
+        let (&first, &len) = self.free.range(..=range.start).next_back()?;
+        (range.end <= first + len).then_some(first..first + len)
+    }
+
+    fn carve(&mut self, range: Range<usize>) {
+        let Some(free) = self.free_around(&range) else { return };
+        self.remove(&free);
+        self.insert(free.start..range.start);
+        self.insert(range.end..free.end);
+    }
+
+    fn insert(&mut self, range: Range<usize>) {
+        if !range.is_empty() {
+            self.free.insert(range.start, range.len());
+            self.by_length[self.half_of(range.start)].insert((range.len(), range.start));
         }
-        if at + pages < first + len {
-            self.free.insert(at + pages, first + len - at - pages);
-        }
-        true
+    }
+
+    fn remove(&mut self, range: &Range<usize>) {
+        self.free.remove(&range.start);
+        self.by_length[self.half_of(range.start)].remove(&(range.len(), range.start));
+    }
+
+    fn half_of(&self, page: usize) -> usize {
+        usize::from(page >= self.half)
     }
 
     /// Makes a range longer where it is, if what follows is free.
@@ -61,16 +153,24 @@ impl Space {
 
     /// Takes a range back. Parts that are free stay so.
     pub fn give(&mut self, first: usize, pages: usize) {
-        let (mut first, mut end) = (first, first + pages);
-        // All free ranges that touch or overlap become one with it.
-        while let Some((&at, &len)) = self.free.range(..=end).next_back() {
-            if at + len < first {
+        for part in self.at_border(first..first + pages) {
+            self.give_part(part);
+        }
+    }
+
+    /// Joins a range with all free ones of its half that touch or overlap it.
+    fn give_part(&mut self, mut range: Range<usize>) {
+        let limit = if range.start < self.half { 0..self.half } else { self.half..self.pages };
+        while let Some((&at, &len)) =
+            self.free.range(limit.start..limit.end.min(range.end + 1)).next_back()
+        {
+            if at + len < range.start {
                 break;
             }
-            self.free.remove(&at);
-            (first, end) = (first.min(at), end.max(at + len));
+            self.remove(&(at..at + len));
+            range = range.start.min(at)..range.end.max(at + len);
         }
-        self.free.insert(first, end - first);
+        self.insert(range);
     }
 
     /// Notes a range as malloc's.
@@ -83,7 +183,7 @@ impl Space {
         self.allocations.get(&first).copied()
     }
 
-    /// Forgets a range of malloc's; how long it was.
+    /// Forgets a range of malloc's; returns its length.
     pub fn forget(&mut self, first: usize) -> Option<usize> {
         self.allocations.remove(&first)
     }

@@ -1,11 +1,13 @@
 //! Which threads are the pager's: they, and all that they start, get unpaged memory.
 
+use pagetax_remote::threads::BlockedSignals;
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 thread_local! {
     static INTERNAL: Cell<bool> = const { Cell::new(false) };
+    static IS_PAGERS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// While it lives, the calling thread works for the pager.
@@ -31,6 +33,11 @@ pub fn is_internal() -> bool {
     INTERNAL.get()
 }
 
+/// Whether the calling thread is one of the pager's own, with the descriptors of those.
+pub fn is_pagers() -> bool {
+    IS_PAGERS.get()
+}
+
 type Start = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 type Create = unsafe extern "C" fn(
     *mut libc::pthread_t,
@@ -47,6 +54,7 @@ struct Begin {
 
 unsafe extern "C" fn begin(of: *mut c_void) -> *mut c_void {
     INTERNAL.set(true);
+    IS_PAGERS.set(true);
     // SAFETY: `pthread_create` below boxed it for this one call.
     let begin = unsafe { Box::from_raw(of.cast::<Begin>()) };
     // SAFETY: as the creator promised pthread_create.
@@ -54,7 +62,7 @@ unsafe extern "C" fn begin(of: *mut c_void) -> *mut c_void {
 }
 
 /// The next definition of a function of the C library.
-pub fn next(name: &'static std::ffi::CStr, found: &AtomicUsize) -> usize {
+pub fn next(name: &'static CStr, found: &AtomicUsize) -> usize {
     let known = found.load(Relaxed);
     if known != 0 {
         return known;
@@ -90,6 +98,8 @@ pub unsafe extern "C" fn pthread_create(
         return unsafe { create(thread, attributes, start, argument) };
     }
     let of = Box::into_raw(Box::new(Begin { start, argument }));
+    // Also for threads that other libraries make for the pager.
+    let _blocked = BlockedSignals::block();
     // SAFETY: `begin` takes what is handed over; if there is no thread, it comes back to us.
     unsafe {
         let result = create(thread, attributes, begin, of.cast());
@@ -98,4 +108,49 @@ pub unsafe extern "C" fn pthread_create(
         }
         result
     }
+}
+
+type SetSpecific = unsafe extern "C" fn(libc::pthread_key_t, *const c_void) -> libc::c_int;
+
+/// pthread_setspecific(3): in the child of a fork the C library clears other threads' tables of values, before our
+/// handler runs there. So those tables are not paged.
+///
+/// # Safety
+/// As of pthread_setspecific(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_setspecific(
+    key: libc::pthread_key_t,
+    value: *const c_void,
+) -> libc::c_int {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    // SAFETY: as the caller promises.
+    unsafe { set_specific(c"pthread_setspecific", &NEXT, key, value).unwrap_or(libc::ENOMEM) }
+}
+
+/// tss_set(3), as pthread_setspecific(3).
+///
+/// # Safety
+/// As of tss_set(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tss_set(key: libc::c_uint, value: *mut c_void) -> libc::c_int {
+    /// Of <threads.h>.
+    const THRD_ERROR: libc::c_int = 2;
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    // SAFETY: as the caller promises.
+    unsafe { set_specific(c"tss_set", &NEXT, key, value).unwrap_or(THRD_ERROR) }
+}
+
+unsafe fn set_specific(
+    name: &'static CStr,
+    found: &AtomicUsize,
+    key: libc::pthread_key_t,
+    value: *const c_void,
+) -> Option<libc::c_int> {
+    let address = next(name, found);
+    // SAFETY: the C library's own functions of these names have this type.
+    let real =
+        (address != 0).then(|| unsafe { std::mem::transmute::<usize, SetSpecific>(address) })?;
+    let _internal = Internal::enter();
+    // SAFETY: as the caller promises.
+    Some(unsafe { real(key, value) })
 }

@@ -1,0 +1,99 @@
+//! Where the loader, the C library and this library lie. Who calls, and whose variables an address is among, is told
+//! by that.
+
+use crate::threads::next;
+use libc::{c_int, c_void, dl_phdr_info, size_t};
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+
+/// The parts of one loaded object.
+#[derive(Debug, Default)]
+struct Object {
+    code: Vec<Range<usize>>,
+    variables: Vec<Range<usize>>,
+}
+
+/// The loaded objects that matter here.
+#[derive(Debug, Default)]
+struct Objects {
+    loader: Object,
+    c_library: Object,
+    own: Object,
+}
+
+static OBJECTS: OnceLock<Objects> = OnceLock::new();
+
+/// Looks where they lie, once, before the program runs: what finds them takes the loader's lock.
+pub fn find() {
+    static LIST: AtomicUsize = AtomicUsize::new(0);
+    let places = Places {
+        // SAFETY: reads the auxiliary vector; without the entry it is 0, where nothing lies.
+        loader: unsafe { libc::getauxval(libc::AT_BASE) as usize },
+        c_library: next(c"_IO_list_all", &LIST),
+        own: find as fn() as usize,
+        found: Objects::default(),
+    };
+    let mut places = places;
+    // SAFETY: `look` is called with each object's description while this call runs, and with these places.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut places).cast()) };
+    let _ = OBJECTS.set(places.found);
+}
+
+/// Addresses that lie in each of the objects, and what was found around them.
+struct Places {
+    loader: usize,
+    c_library: usize,
+    own: usize,
+    found: Objects,
+}
+
+unsafe extern "C" fn look(info: *mut dl_phdr_info, _: size_t, places: *mut c_void) -> c_int {
+    // SAFETY: dl_iterate_phdr(3) hands over a live description, and `find` its places.
+    let (info, places) = unsafe { (&*info, &mut *places.cast::<Places>()) };
+    // SAFETY: the loader keeps the program headers of what it has loaded.
+    let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
+    let mut object = Object::default();
+    for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
+        let start = info.dlpi_addr as usize + header.p_vaddr as usize;
+        let range = start..start + header.p_memsz as usize;
+        if header.p_flags & libc::PF_X != 0 {
+            object.code.push(range.clone());
+        }
+        if header.p_flags & libc::PF_W != 0 {
+            object.variables.push(range);
+        }
+    }
+    let holds =
+        |at: usize| object.code.iter().chain(&object.variables).any(|range| range.contains(&at));
+    if info.dlpi_addr as usize == places.loader {
+        places.found.loader = object;
+    } else if holds(places.c_library) {
+        places.found.c_library = object;
+    } else if holds(places.own) {
+        places.found.own = object;
+    }
+    0
+}
+
+fn is_code(of: fn(&Objects) -> &Object, at: usize) -> bool {
+    OBJECTS.get().is_some_and(|objects| of(objects).code.iter().any(|code| code.contains(&at)))
+}
+
+/// Whether a caller is the loader.
+pub fn is_loader(caller: usize) -> bool {
+    is_code(|objects| &objects.loader, caller)
+}
+
+/// Whether a caller is this library, with the allocator inside it.
+pub fn is_own(caller: usize) -> bool {
+    is_code(|objects| &objects.own, caller)
+}
+
+/// The memory of the loader's and the C library's variables.
+pub fn c_variables() -> impl Iterator<Item = Range<usize>> {
+    let objects = OBJECTS.get().into_iter();
+    objects.flat_map(|objects| {
+        objects.loader.variables.iter().chain(&objects.c_library.variables).cloned()
+    })
+}

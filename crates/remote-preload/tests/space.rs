@@ -1,0 +1,122 @@
+//! The pages of the paged region: none is given out twice, and large requests find room beside many small ones.
+
+#[path = "../src/space.rs"]
+#[allow(dead_code)]
+mod space;
+
+use space::{LARGE_PAGES, Space};
+
+const TERABYTE: usize = 1 << 28;
+const GIB: usize = 1 << 18;
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        ((mixed ^ mixed >> 27) % limit as u64) as usize
+    }
+}
+
+/// What is given out, page by page.
+struct Model(Vec<bool>);
+
+impl Model {
+    fn set(&mut self, first: usize, pages: usize, given: bool) {
+        for page in &mut self.0[first..first + pages] {
+            assert_ne!(*page, given, "page in {first}+{pages} changes hands twice");
+            *page = given;
+        }
+    }
+}
+
+#[test]
+fn no_page_is_given_out_twice_and_all_come_back() {
+    const PAGES: usize = 5000;
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let (mut space, mut model) = (Space::new(PAGES), Model(vec![false; PAGES]));
+        let mut blocks: Vec<(usize, usize)> = Vec::new();
+        for _ in 0..400 {
+            match random.below(4) {
+                0 | 1 => {
+                    let (pages, align) = (1 + random.below(300), 1 << random.below(6));
+                    let taken = match random.below(2) {
+                        0 => space.take(pages, align),
+                        _ => space.take_to_grow(pages, align),
+                    };
+                    if let Some(first) = taken {
+                        assert_eq!(first % align, 0);
+                        model.set(first, pages, true);
+                        blocks.push((first, pages));
+                    }
+                }
+                2 if !blocks.is_empty() => {
+                    let nth = random.below(blocks.len());
+                    let (first, pages) = blocks[nth];
+                    let more = random.below(100);
+                    let end = first + pages;
+                    let is_free = end + more <= PAGES && !model.0[end..end + more].contains(&true);
+                    assert_eq!(space.grow(end, more), is_free);
+                    if is_free {
+                        model.set(end, more, true);
+                        blocks[nth].1 += more;
+                    }
+                }
+                _ if !blocks.is_empty() => {
+                    let nth = random.below(blocks.len());
+                    let (first, pages) = blocks.swap_remove(nth);
+                    space.give(first, pages);
+                    model.set(first, pages, false);
+                }
+                _ => {}
+            }
+        }
+        for (first, pages) in blocks {
+            space.give(first, pages);
+        }
+        // Longer than a half, and so across the border.
+        assert_eq!(space.take(PAGES, 1), Some(0), "seed {seed}");
+    }
+}
+
+#[test]
+fn large_requests_find_room_beside_many_small_blocks() {
+    let mut space = Space::new(TERABYTE);
+    let mut blocks: Vec<usize> = (0..100_000).map(|_| space.take(64, 1).unwrap()).collect();
+    // In one piece, so that they are one mapping.
+    blocks.sort_unstable();
+    assert!(blocks.windows(2).all(|two| two[1] == two[0] + 64), "gaps between neighbours");
+    assert!(space.take(8 * GIB, 1).is_some() && space.take(200 * GIB, 1).is_some());
+    // Holes everywhere do not make a request look at each of them.
+    for first in blocks.iter().step_by(2) {
+        space.give(*first, 64);
+    }
+    let again: Vec<usize> = (0..50_000).map(|_| space.take(64, 1).unwrap()).collect();
+    assert!(again.iter().all(|first| blocks.binary_search(first).is_ok()), "holes are not filled");
+    let longer = space.take(65, 16).unwrap();
+    assert!(longer.is_multiple_of(16) && longer > blocks[blocks.len() - 1]);
+    // What is longer than either half lies across their border.
+    let mut space = Space::new(TERABYTE);
+    assert!(space.take(64, 1).is_some() && space.take(600 * GIB, 1).is_some());
+}
+
+#[test]
+fn many_large_blocks_leave_room_for_larger_ones() {
+    let mut space = Space::new(TERABYTE);
+    for _ in 0..512 {
+        assert!(space.take(LARGE_PAGES, 1).is_some());
+    }
+    assert!(space.take(64 * GIB, 1).is_some());
+}
+
+#[test]
+fn a_block_that_grows_has_room_for_it() {
+    let mut space = Space::new(TERABYTE);
+    let first = space.take_to_grow(100, 1).unwrap();
+    let others: Vec<_> = (0..1000).map(|_| space.take_to_grow(100, 1).unwrap()).collect();
+    assert!(others.iter().all(|other| !(first..first + 300).contains(other)));
+    assert!(space.grow(first + 100, 200));
+}
