@@ -6,7 +6,7 @@ use anyhow::{Result, anyhow};
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::installed;
 use pagetax_host::preload::{self, Preload};
-use pagetax_host::program::{Kind, Program};
+use pagetax_host::program::{Kind, Program, native};
 use pagetax_remote::pager::Leaving;
 use pagetax_remote::preloaded::{self, Settings};
 use std::ffi::OsString;
@@ -127,20 +127,35 @@ fn library() -> Result<Preload> {
     Ok(Preload::new(path)?)
 }
 
-/// The program, unless the library would not reach it: it would run with all of its memory here.
+/// Finds the program, unless the library would not reach it: it would run with all of its memory here.
 fn reachable(name: &OsString) -> Result<Program> {
     let with_code = |error| exit::with(exit::of_program(&error), error);
     let program = Program::find(name).map_err(with_code)?;
     program.heeds_us().map_err(with_code)?;
+    let Some((why, remedy)) = unreachable_because(&program) else { return Ok(program) };
+    let binary = program.binary.display();
+    let error = anyhow!("`{binary}` {why}, so that its memory cannot be paged\n  remedy: {remedy}");
+    Err(exit::with(exit::NOT_EXECUTABLE, error))
+}
+
+/// Why nothing of ours can be loaded into a program, and what to do about it; none if it can be.
+fn unreachable_because(program: &Program) -> Option<(&'static str, &'static str)> {
+    // What is no ELF file the kernel may know to run; by what, is not known.
+    let architecture = program.architecture?;
+    if architecture != native() {
+        return Some((
+            "is built for another architecture: our library cannot be loaded into it",
+            "use a build for this machine's own",
+        ));
+    }
     match program.kind {
-        Kind::StaticGlibc | Kind::Own if program.architecture.is_some() => {
-            let error = anyhow!(
-                "`{}` is linked statically: nothing can be preloaded into it, so that its memory \
-                 cannot be paged\n  remedy: link it dynamically",
-                program.binary.display()
-            );
-            Err(exit::with(exit::NOT_EXECUTABLE, error))
+        Kind::DynamicGlibc => None,
+        Kind::StaticGlibc | Kind::Own => {
+            Some(("is linked statically: nothing can be preloaded into it", "link it dynamically"))
         }
-        _ => Ok(program),
+        Kind::OtherLoader => Some((
+            "uses another C library than glibc: our library cannot be loaded into it",
+            "use a build for glibc",
+        )),
     }
 }

@@ -354,6 +354,18 @@ fn programs_that_nothing_can_be_preloaded_into_are_refused() {
     };
     let (code, why) = refused("static");
     assert!(code == Some(126) && why.contains("linked statically"), "{why}");
+    // A program of musl's: as far as anybody looks before it runs, its loader is what tells.
+    assert!(cc(&["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"], "musl").success());
+    let (code, why) = refused("musl");
+    assert!(code == Some(126) && why.contains("than glibc"), "{why}");
+    // The header says for which machine a program is: here for an ARM.
+    let mut foreign = std::fs::read(path("setuid")).unwrap();
+    foreign[18..20].copy_from_slice(&183u16.to_le_bytes());
+    std::fs::write(path("foreign"), foreign).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(path("foreign"), executable).unwrap();
+    let (code, why) = refused("foreign");
+    assert!(code == Some(126) && why.contains("another architecture"), "{why}");
     if !rustix::process::geteuid().is_root() {
         return println!("SKIP: only root can make a file another user's");
     }
@@ -362,6 +374,65 @@ fn programs_that_nothing_can_be_preloaded_into_are_refused() {
     assert!(to_nobody.success() && chmod.success());
     let (code, why) = refused("setuid");
     assert!(code == Some(125) && why.contains("set-id"), "{why}");
+}
+
+/// Builds a program of the library's tests into a folder.
+fn program_of_the_library(name: &str, folder: &std::path::Path) -> String {
+    let program = folder.join(name).display().to_string();
+    let source = format!("{}/../remote-preload/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    let built = cc.args(["-O1", "-pthread", &source, "-o", &program, "-lutil"]).status().unwrap();
+    assert!(built.success());
+    program
+}
+
+#[test]
+fn signals_that_a_program_waits_for_reach_it_with_servers_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = program_of_the_library("signals", folder.path());
+    let server = Serve::any("64M");
+    for options in [&["--servers", &server.address][..], &[]] {
+        let Some((output, errors)) = remote(options, &[&program]) else { return };
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{options:?}: {:?} {errors}", output.status);
+        assert!(said.starts_with("200 signals\n"), "{options:?}: {said}{errors}");
+    }
+}
+
+/// None of them is a child without its memory: what fork refuses, they refuse.
+#[test]
+fn no_way_to_fork_leaves_pages_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = program_of_the_library("ways_to_fork", folder.path());
+    let server = Serve::any("64M");
+    let options = ["--servers", &server.address];
+    let Some((output, errors)) = remote(&options, &[&program]) else { return };
+    let said = String::from_utf8_lossy(&output.stdout);
+    let mut lines: Vec<&str> = said.lines().collect();
+    // Its caller forks first.
+    assert_eq!(lines.pop(), Some("daemon: Cannot allocate memory"), "{said}{errors}");
+    assert_eq!(lines.len(), 9, "{said}{errors}");
+    // Nobody can refuse this one; the child ends with a line.
+    let own = lines.remove(6);
+    assert_eq!(own, "the C library's fork: 125 signal 0", "{said}{errors}");
+    assert_eq!(errors.matches("this child of a fork ends here").count(), 1, "{errors}");
+    let refused = |line: &&str| line.ends_with(": Cannot allocate memory");
+    assert!(lines.iter().all(refused), "{said}{errors}");
+}
+
+#[test]
+fn runtimes_that_reserve_addresses_start() {
+    let programs: [&[&str]; 2] =
+        [&["node", "-e", "console.log([...Array(1e6).keys()].length)"], &["java", "-version"]];
+    for program in programs {
+        if Command::new(program[0]).args(&program[1..]).output().is_err() {
+            println!("SKIP: {} is not installed", program[0]);
+            continue;
+        }
+        let Some((output, errors)) = remote(&[], program) else { return };
+        assert!(output.status.success(), "{program:?}: {:?} {errors}", output.status);
+        assert!(program[0] == "java" || output.stdout == b"1000000\n", "{output:?}");
+    }
 }
 
 #[test]
