@@ -11,7 +11,7 @@ fuzz_target!(|text: &str| {
     let machine = MachineSpec {
         name: "fuzz".into(),
         kind: MachineKind::Null,
-        validated: false,
+        validated_jobs: Vec::new(),
         memory: Bytes(1 << 30),
         base_page: PageSize::K4,
         page_sizes: vec![PageSize::K4],
