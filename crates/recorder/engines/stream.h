@@ -7,7 +7,7 @@
 #define PAGETAX_STREAM_H
 
 #define PT_MAGIC 0x7274736b63617274ULL
-#define PT_VERSION 5
+#define PT_VERSION 6
 #define PT_PAGE 4096
 #define PT_SETS 64 /* of a filter at most */
 #define PT_WAYS 8  /* of a set at most */
@@ -29,6 +29,18 @@ struct pt_side {
    pt_u32 large_on_demand; /* large pages come only by calls that ask for them */
 };
 
+/* What the native engine has done so far. It stands here as a program may end in ways that let nobody say a last
+   word. */
+struct pt_native {
+   pt_u64 state;          /* 0: it has not started; 1: it is on; else why it is off (src/native.rs) */
+   pt_u64 ends[6];        /* of bursts, by reason (src/native.rs) */
+   pt_u64 instructions;   /* in bursts */
+   pt_u64 counted;        /* only counted, between bursts */
+   pt_u64 cpu_ns;         /* CPU time that bursts stand for */
+   pt_u64 unseen_threads; /* that have no timer */
+   char text[256];        /* what has failed */
+};
+
 /* The first page of the shared memory. The consumer writes it before any engine starts. */
 struct pt_header {
    pt_u64 magic;
@@ -42,6 +54,7 @@ struct pt_header {
    pt_u32 stop;       /* set by the consumer: nobody reads any more */
    pt_u32 unrecorded; /* counted by engines: processes or threads that found no free ring */
    pt_u32 processes;  /* counted by engines: numbers given by pt_new_process */
+   struct pt_native native;
 };
 
 /* One writer: a thread, or a process whose threads take turns. Free rings may be claimed. */
@@ -69,13 +82,15 @@ enum {
    PT_COUNTS = 4, /* what: instructions since the last such record; where: data accesses */
    PT_MAPPING = 5, /* memory has changed from what on; where: length, hint << 56 */
    PT_PHASE = 7,   /* what: enum pt_phase, from here on, of all threads of the process; where, if it counts:
-                      the thread's instructions since it last counted, 0: bursts are as likely everywhere */
+                      the thread's instructions since it last counted, 0: bursts are as likely everywhere;
+                      | PT_FIRST if it has not counted yet, as the number may have been another thread's */
    PT_TOUCH = 6    /* what: an address whose page was used since its last record; where: enum pt_touch */
 };
 /* Which pages of the address are meant, | PT_CODE for the instruction side. */
 enum { PT_ALL = 0, PT_SMALL = 1, PT_LARGE = 2, PT_CODE = 4 };
 /* Of a sampled recording: nothing is recorded, TLBs warm up, or what is recorded counts. */
 enum { PT_SKIPPED = 0, PT_WARMING = 1, PT_COUNTED = 2 };
+#define PT_FIRST (1ULL << 63)
 enum { PT_HINT_NONE = 0, PT_HINT_HEAP = 1, PT_HINT_STACK = 2, PT_HINT_GONE = 3 };
 
 #define PT_ADDRESS_BITS 48

@@ -28,9 +28,10 @@ struct Sampled {
     phase: Phase,
     /// When its last burst ended.
     total: Burst,
-    /// Of the one that it is in: the thread, and instructions since that last counted.
+    /// Of the one that it is in: the thread, instructions since that last counted, and whether it never has.
     thread: u16,
     gap: u64,
+    is_first: bool,
     /// The last burst of each thread, in the list.
     last: HashMap<u16, usize>,
 }
@@ -49,6 +50,17 @@ pub struct Estimate {
     pub value: f64,
     /// Half of the interval.
     pub error: f64,
+}
+
+/// No processor executes as many, though each element of a repeated instruction counts as one.
+const INSTRUCTIONS_PER_NS_MAX: u128 = 1000;
+
+/// Bursts that stand for more than the program can have done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("its bursts stand for {stands_for} instructions, which {} ms of CPU time do not allow", cpu_ns / 1_000_000)]
+pub struct ImpossibleWeight {
+    stands_for: u128,
+    cpu_ns: u64,
 }
 
 /// Fewer bursts say too little of the bursts that were not seen.
@@ -72,36 +84,53 @@ impl Bursts {
     }
 
     /// A writer's thread enters a phase; `total` is what was counted of the writer so far. `gap`: instructions since
-    /// the thread last counted; 0: bursts are as likely everywhere.
-    pub fn enters(&mut self, (writer, thread): (usize, u16), phase: Phase, gap: u64, total: Burst) {
+    /// the thread last counted, and whether it never has; 0: bursts are as likely everywhere.
+    pub fn enters(
+        &mut self,
+        (writer, thread): (usize, u16),
+        phase: Phase,
+        (gap, is_first): (u64, bool),
+        total: Burst,
+    ) {
         let nth = self.sampled.iter().position(|sampled| sampled.writer == writer);
         let nth = nth.unwrap_or_else(|| {
             let (total, last) = (total.clone(), HashMap::new());
-            self.sampled.push(Sampled { writer, phase, total, thread, gap, last });
+            self.sampled.push(Sampled { writer, phase, total, thread, gap, is_first, last });
             self.sampled.len() - 1
         });
         let sampled = &mut self.sampled[nth];
         let before = std::mem::replace(&mut sampled.phase, phase);
         let gap_before = std::mem::replace(&mut sampled.gap, gap);
+        let was_first = std::mem::replace(&mut sampled.is_first, is_first);
         let counted = std::mem::replace(&mut sampled.thread, thread);
         if before == Phase::Counted && phase != Phase::Counted {
             let burst = total.since(&sampled.total);
             sampled.total = total;
             if burst.instructions > 0 {
                 let last = sampled.last.insert(counted, self.list.len());
-                self.add(burst, gap_before, last);
+                // The burst before a thread's first one is that of another thread, which had its number.
+                self.add(burst, gap_before, last.filter(|_| !was_first));
             }
         }
     }
 
     /// Half of the gap is the burst's before it, the last one of its thread.
     fn add(&mut self, mut burst: Burst, gap: u64, last: Option<usize>) {
-        burst.stands_for = burst.instructions + gap;
+        burst.stands_for = burst.instructions.saturating_add(gap);
         if let Some(last) = last {
-            self.list[last].stands_for += gap / 2;
+            let before = &mut self.list[last].stands_for;
+            *before = before.saturating_add(gap / 2);
             burst.stands_for -= gap / 2;
         }
         self.list.push(burst);
+    }
+
+    /// Checks that bursts stand for no more instructions than so much CPU time allows. A weight that cannot be true
+    /// makes all rates wrong.
+    pub fn check(&self, cpu_ns: u64) -> Result<(), ImpossibleWeight> {
+        let stands_for = self.list.iter().map(|burst| u128::from(burst.stands_for)).sum();
+        let is_possible = stands_for <= u128::from(cpu_ns) * INSTRUCTIONS_PER_NS_MAX;
+        if is_possible { Ok(()) } else { Err(ImpossibleWeight { stands_for, cpu_ns }) }
     }
 
     /// Misses for each instruction of a view and side; none of too few bursts. Each burst counts for the
@@ -152,7 +181,7 @@ mod tests {
         let mut bursts = Bursts::default();
         let total =
             |instructions, walks| Burst { instructions, stands_for: 0, walks: vec![[0, walks]] };
-        let mut enters = |phase, gap, total| bursts.enters((0, 3), phase, gap, total);
+        let mut enters = |phase, gap, total| bursts.enters((0, 3), phase, (gap, false), total);
         enters(Phase::Skipped, 0, total(5, 1));
         enters(Phase::Warming, 0, total(5, 1));
         enters(Phase::Counted, 0, total(5, 1));
@@ -160,13 +189,33 @@ mod tests {
         enters(Phase::Counted, 700, total(105, 4));
         enters(Phase::Skipped, 0, total(110, 5));
         // Another thread's.
-        bursts.enters((0, 4), Phase::Counted, 50, total(110, 5));
-        bursts.enters((0, 4), Phase::Skipped, 0, total(120, 5));
+        bursts.enters((0, 4), Phase::Counted, (50, true), total(110, 5));
+        bursts.enters((0, 4), Phase::Skipped, (0, false), total(120, 5));
+        // And of one that has its number after it.
+        bursts.enters((0, 4), Phase::Counted, (90, true), total(120, 5));
+        bursts.enters((0, 4), Phase::Skipped, (0, false), total(130, 6));
         assert_eq!((bursts.phase(0), bursts.phase(1)), (Phase::Skipped, Phase::Counted));
         let burst =
             |instructions, stands_for, walks| Burst { stands_for, ..total(instructions, walks) };
-        assert_eq!(bursts.list(), [burst(100, 450, 3), burst(5, 355, 1), burst(10, 60, 0)]);
-        assert_eq!(bursts.estimate(0, Access::Data), None, "of three bursts");
+        let list = [burst(100, 450, 3), burst(5, 355, 1), burst(10, 60, 0), burst(10, 100, 1)];
+        assert_eq!(bursts.list(), list);
+        assert_eq!(bursts.estimate(0, Access::Data), None, "of four bursts");
+        assert_eq!(bursts.check(1), Ok(()));
+    }
+
+    /// As if a clock had gone backwards.
+    #[test]
+    fn a_weight_that_cannot_be_true_is_an_error() {
+        let mut bursts = Bursts::default();
+        let total = |instructions| Burst { instructions, ..Burst::default() };
+        let long = (0u64.wrapping_sub(100_000_000) & !(1 << 63), false);
+        bursts.enters((0, 0), Phase::Counted, (1000, true), total(0));
+        bursts.enters((0, 0), Phase::Skipped, (0, false), total(100));
+        assert_eq!(bursts.check(1_000_000_000), Ok(()));
+        bursts.enters((0, 0), Phase::Counted, long, total(100));
+        bursts.enters((0, 0), Phase::Skipped, (0, false), total(200));
+        let error = bursts.check(1_000_000_000).unwrap_err();
+        assert!(error.to_string().contains("1000 ms"), "{error}");
     }
 
     /// Half of the instructions never miss; the others miss at one in ten, and take three times as long: of

@@ -135,13 +135,12 @@ impl Engine {
         match self.kind {
             EngineKind::Valgrind => self.valgrind_command(stream, log, argv, follow),
             EngineKind::Qemu => self.qemu_command(stream, argv),
-            EngineKind::Native => self.sampler_command(stream, log, argv),
+            EngineKind::Native => self.sampler_command(stream, argv),
         }
     }
 
-    fn sampler_command(&self, stream: &Path, log: &Path, argv: &[OsString]) -> Launch {
-        let mut environment =
-            vec![("PAGETAX_SAMPLER_STREAM", stream.into()), ("PAGETAX_SAMPLER_LOG", log.into())];
+    fn sampler_command(&self, stream: &Path, argv: &[OsString]) -> Launch {
+        let mut environment = vec![("PAGETAX_SAMPLER_STREAM", stream.into())];
         environment
             .extend(self.preload.iter().map(|library| (preload::VARIABLE, library.before_ours())));
         Launch { program: argv[0].clone(), arguments: argv[1..].to_vec(), environment }
@@ -248,8 +247,10 @@ fn sampler(program: &Program, why: &str) -> Result<Engine, String> {
     if program.kind != Kind::DynamicGlibc {
         return Err(format!("{name} is not linked dynamically with glibc"));
     }
-    if let Some(file) = program.files().iter().find(|file| has_restartable_sequences(file)) {
-        return Err(format!("{} has restartable sequences", file.display()));
+    for file in program.files() {
+        if let Some(what) = unsupported(&file) {
+            return Err(format!("{} {what}", file.display()));
+        }
     }
     let binary = installed::find(SAMPLER).ok_or_else(|| {
         format!("{SAMPLER} is not beside pagetax (cargo build --release -p pagetax-sampler)")
@@ -258,12 +259,17 @@ fn sampler(program: &Program, why: &str) -> Result<Engine, String> {
     Ok(Engine { kind: EngineKind::Native, why: why.into(), binary, preload, runner: "" })
 }
 
-/// Whether the kernel may have to restart code of a file (rseq(2)), which it does not know copies of.
-fn has_restartable_sequences(file: &Path) -> bool {
-    let Ok(file) = std::fs::File::open(file) else { return false };
+/// Returns what a file has that the native engine does not support. The kernel may have to restart code (rseq(2)),
+/// and does not know copies of it. Go programs make threads and handle all signals without the C library.
+fn unsupported(file: &Path) -> Option<&'static str> {
+    let file = std::fs::File::open(file).ok()?;
     let cache = ReadCache::new(file);
-    let Ok(file) = object::File::parse(&cache) else { return false };
-    file.sections().any(|section| section.name().is_ok_and(|name| name.starts_with("__rseq_cs")))
+    let file = object::File::parse(&cache).ok()?;
+    file.sections().find_map(|section| match section.name().unwrap_or_default() {
+        name if name.starts_with("__rseq_cs") => Some("has restartable sequences"),
+        ".go.buildinfo" | ".note.go.buildid" => Some("is made by Go"),
+        _ => None,
+    })
 }
 
 fn qemu(program: &Path, architecture: Architecture, why: String) -> Result<Engine, EngineError> {

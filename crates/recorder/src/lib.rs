@@ -25,6 +25,7 @@ pub mod curves;
 pub mod engine;
 pub mod filter;
 pub mod machine;
+pub mod native;
 pub mod pages;
 pub mod places;
 pub mod predict;

@@ -6,6 +6,7 @@
 //! write makes us read outside of the mapping.
 #![allow(unsafe_code)]
 
+use crate::native;
 use crate::stream::{Consumer, RawRecord, Side, Writer};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -16,7 +17,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const MAGIC: u64 = 0x7274_736b_6361_7274;
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const PAGE: usize = 4096;
 
 /// Writers at a time.
@@ -41,6 +42,7 @@ struct Header {
     stop: AtomicU32,
     unrecorded: AtomicU32,
     processes: AtomicU32,
+    native: native::Shared,
 }
 
 /// `struct pt_control`
@@ -105,6 +107,7 @@ impl Rings {
             stop: AtomicU32::new(0),
             unrecorded: AtomicU32::new(0),
             processes: AtomicU32::new(0),
+            native: native::Shared::default(),
         };
         // SAFETY: the mapping begins on a page, has room for a header, and nobody else knows it yet.
         unsafe { start.cast::<Header>().write(header) };
@@ -131,6 +134,11 @@ impl Rings {
     /// Tells all engines that nobody reads any more; they go on without writing.
     pub fn stop(&self) {
         self.header().stop.store(1, Ordering::Relaxed);
+    }
+
+    /// Returns what the native engine says of itself.
+    pub fn native(&self) -> &native::Shared {
+        &self.header().native
     }
 
     /// Processes and threads that found no free ring.

@@ -5,10 +5,11 @@
 //! to be found); its exit is handed on as it is; nothing of the recording stays behind.
 
 use crate::engine::{Engine, EngineKind};
+use crate::native;
 use crate::ring::Rings;
 use crate::stream::{Consumer, Side};
 use pagetax_host::sys::signal::asked_to_stop;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -43,6 +44,8 @@ pub struct Ended {
     pub unrecorded_count: u32,
     /// What the engine had to say, if anything.
     pub log: String,
+    /// What the native engine says of itself.
+    pub native: Option<native::Status>,
 }
 
 /// How a program ended.
@@ -102,22 +105,22 @@ pub fn run<C: Consumer>(
     let mut child = spawn(recording, &rings, log.path())
         .map_err(|error| SessionError("start the recorder", error))?;
     let (mut record_count, mut looked, mut stopping) = (0, Instant::now(), Stopping::default());
-    let status = loop {
+    let cpu_ns = loop {
         let count = rings.drain(consumer);
         record_count += count as u64;
         if looked.elapsed() >= LOOK {
             looked = Instant::now();
             look(consumer);
             stopping.pass_on(&child);
-            let ended = child.try_wait();
-            if let Some(status) = ended.map_err(|e| SessionError("wait for the program", e))? {
-                break status;
+            if has_ended(&child).map_err(|e| SessionError("wait for the program", e.into()))? {
+                break cpu_ns(&child);
             }
         }
         if count == 0 {
             std::thread::sleep(IDLE);
         }
     };
+    let status = child.wait().map_err(|error| SessionError("wait for the program", error))?;
     let wall_ns = start.elapsed().as_nanos() as u64;
     rings.stop();
     loop {
@@ -133,7 +136,23 @@ pub fn run<C: Consumer>(
         record_count,
         unrecorded_count: rings.unrecorded_count(),
         log: std::fs::read_to_string(log.path()).unwrap_or_default(),
+        native: (recording.engine.kind == EngineKind::Native).then(|| rings.native().read(cpu_ns)),
     })
+}
+
+/// Whether a child has ended. It stays to be asked and waited for.
+fn has_ended(child: &Child) -> rustix::io::Result<bool> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(waitid(WaitId::Pid(Pid::from_child(child)), options)?.is_some())
+}
+
+/// The CPU time of all threads that a child has had, to a tick of the kernel's.
+fn cpu_ns(child: &Child) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    // The name before may hold anything, spaces and parentheses too.
+    let fields = text.rsplit(") ").next().unwrap_or_default().split(' ');
+    let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second()
 }
 
 fn spawn(recording: &Recording<'_>, rings: &Rings, log: &Path) -> io::Result<Child> {

@@ -395,9 +395,9 @@ impl Consumer for Simulation {
                 self.mapping(writer, start, bytes, hint);
                 continue;
             }
-            if let Event::Phase { phase, gap } = event {
+            if let Event::Phase { phase, gap, is_first } = event {
                 let total = self.counted(writer);
-                self.bursts.enters((writer.number, of), phase, gap, total);
+                self.bursts.enters((writer.number, of), phase, (gap, is_first), total);
                 let done = self.done(writer);
                 self.warm_ups.enters(writer.number, phase, gap, done);
                 counts = phase == Phase::Counted;

@@ -55,6 +55,8 @@ pub struct RawRecord {
 
 /// In the place of a touch.
 const CODE: u64 = 4;
+/// In the place of a phase.
+const FIRST: u64 = 1 << 63;
 
 const VALUE_BITS: u32 = 48;
 const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
@@ -137,6 +139,8 @@ pub enum Event {
         phase: Phase,
         /// Of one that counts: the thread's instructions since it last counted; 0: bursts are as likely everywhere.
         gap: u64,
+        /// Whether the thread counts for the first time. Another one may have had its number before.
+        is_first: bool,
     },
 }
 
@@ -174,7 +178,7 @@ impl RawRecord {
                     1 => Phase::Warming,
                     _ => Phase::Counted,
                 };
-                Event::Phase { phase, gap: place }
+                Event::Phase { phase, gap: place & !FIRST, is_first: place & FIRST != 0 }
             }
             6 => {
                 let class = match place & 3 {
@@ -205,7 +209,9 @@ impl RawRecord {
                 };
                 (5, start, (bytes & VALUE_MASK) | (hint << 56))
             }
-            Event::Phase { phase, gap } => (7, phase as u64, gap),
+            Event::Phase { phase, gap, is_first } => {
+                (7, phase as u64, gap | if is_first { FIRST } else { 0 })
+            }
             Event::Touch { address, class, is_code } => {
                 let class = match class {
                     Class::All => 0,
@@ -259,7 +265,8 @@ mod tests {
             Event::Mapping { start: 0x1000, bytes: 1 << 40, hint: Hint::Gone },
             Event::Touch { address: 0x20_0000, class: Class::Large, is_code: true },
             Event::Touch { address: 0x3000, class: Class::All, is_code: false },
-            Event::Phase { phase: Phase::Counted, gap: 1 << 50 },
+            Event::Phase { phase: Phase::Counted, gap: 1 << 50, is_first: false },
+            Event::Phase { phase: Phase::Counted, gap: 7, is_first: true },
         ];
         for event in events {
             let record = Record { thread: 4095, event };

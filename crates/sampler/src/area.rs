@@ -13,6 +13,8 @@ pub const FRAMES: usize = 1024;
 /// log2 of the entries of the tables of landings.
 pub const TABLE_BITS: u32 = 16;
 const STACK_BYTES: usize = 256 << 10;
+/// Of the stack that signals come on in copies: a frame has a thread's whole state.
+const SIGNAL_STACK_BYTES: usize = 64 << 10;
 /// Extended state of a processor, as the kernel saves it: 2.7 KB with AVX-512, 11 KB with AMX.
 pub const STATE_BYTES: usize = 16 << 10;
 const CODE_BYTES: usize = 96 << 20;
@@ -45,12 +47,22 @@ pub enum Reason {
 pub struct Context {
     pub flags: u64,
     pub link: u64,
+    /// The alternative stack: where it is, its flags, its size.
     pub stack: [u64; 3],
     /// r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, and what is no register.
     pub registers: [u64; 23],
     pub state: u64,
     pub reserved: [u64; 8],
     pub mask: u64,
+}
+
+impl Context {
+    /// Whether the program is on its alternative stack.
+    pub fn is_on_alternative_stack(&self) -> bool {
+        let [start, flags, bytes] = self.stack;
+        let is_there = flags as i32 & libc::SS_DISABLE == 0;
+        is_there && self.registers[PLACES[4]].wrapping_sub(start) <= bytes
+    }
 }
 
 /// Where in `Context::registers` each register is, by its number in instructions.
@@ -99,6 +111,7 @@ pub struct Area {
     pub state: State,
     pub log: [[u64; SLOTS]; FRAMES],
     pub stack: [u8; STACK_BYTES],
+    pub signal_stack: [u8; SIGNAL_STACK_BYTES],
     /// By kind of copies.
     pub landings: [Landings; 2],
     pub counts: Counts,

@@ -13,16 +13,18 @@ use crate::cache::{Cache, Kind};
 use crate::calls::{self, Decision};
 use crate::emit::Emitter;
 use crate::faults;
+use crate::heap;
 use crate::maps::Maps;
 use crate::recorder::{Phase, Recorder, SLOW};
+use crate::status::{self, Inside, Off, catch, status};
 use crate::stubs::{self, Stubs};
 use crate::system;
 use crate::taking::{self, ROUNDS, Taking};
-use crate::threads::{self, Polls, THREADS};
+use crate::threads::{self, Polls, Sent, THREADS};
 use crate::translate::{INSTRUCTIONS, Translator};
 use std::arch::asm;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use way::{Pace, Way};
 
 /// How long bursts are and how often they come.
@@ -53,6 +55,8 @@ pub struct Stress {
     pub gap_ns: u64,
     /// Instructions in counting copies at most, after each burst; 0: none.
     pub between: u64,
+    /// Copies come back so often until the engine panics; 0: it does not.
+    pub panic_at: u64,
 }
 
 /// What a burst is at.
@@ -78,7 +82,6 @@ pub enum Why {
     Fault,
     Handler,
 }
-const WHYS: usize = 6;
 
 /// Of a system call that is made in a burst.
 #[derive(Debug, Clone, Copy, Default)]
@@ -120,7 +123,10 @@ pub struct Engine {
     /// Instructions of the burst's warm-up.
     warm: u64,
     luck: u64,
-    pub ends: [u64; WHYS],
+    /// Where the program can go on natively, with the area's context; none in the middle of a copy.
+    safe: Option<u64>,
+    /// How often copies came back, where a test asks for a panic.
+    came_back: u64,
 }
 
 /// A thread's own signal frame, by which it leaves copies.
@@ -132,10 +138,10 @@ struct Frame {
 
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(ptr::null_mut());
 static OWNER: AtomicPtr<Area> = AtomicPtr::new(ptr::null_mut());
-/// No more bursts.
-static CLOSING: AtomicBool = AtomicBool::new(false);
 /// Another thread is to have the copies.
 static WANTED: AtomicBool = AtomicBool::new(false);
+/// The thread in copies is to be cancelled.
+static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
 /// No thread's id: the owner when all is over.
 const NOBODY: u32 = u32::MAX;
 
@@ -147,12 +153,13 @@ const TILES: u64 = 3 << 17;
 
 impl Engine {
     /// Makes everything ready; none where this machine does not let us.
-    pub fn start(recorder: Recorder, plan: Plan) -> Option<()> {
-        let (area, addresses, code) = area::make()?;
+    pub fn start(recorder: Recorder, plan: Plan) -> Result<(), Off> {
+        let (area, addresses, code) = area::make().ok_or(Off::NoMemory)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let frames = system::map(THREADS * size_of::<Frame>(), protection, libc::MAP_32BIT)?;
+        let bytes = THREADS * size_of::<Frame>();
+        let frames = system::map(bytes, protection, libc::MAP_32BIT).ok_or(Off::NoMemory)?;
         const AVX: u64 = 4;
-        let state = enabled_state().filter(|state| state & AVX != 0)? & !TILES;
+        let state = enabled_state().filter(|state| state & AVX != 0).ok_or(Off::NoAvx)? & !TILES;
         // SAFETY: the code's part of the area is ours, and longer than the stubs.
         let mut out = unsafe { Emitter::new(code.start) };
         let taking = taking::make(&mut out, addresses, recorder.sides(), SLOW);
@@ -191,10 +198,11 @@ impl Engine {
             mean_ns: 2_000_000,
             warm: 0,
             luck: system::now_ns(libc::CLOCK_MONOTONIC) | 1,
-            ends: [0; WHYS],
+            safe: None,
+            came_back: 0,
         };
         ENGINE.store(Box::into_raw(Box::new(engine)), Release);
-        Some(())
+        Ok(())
     }
 
     fn draw(&mut self, below: u64) -> u64 {
@@ -211,6 +219,7 @@ impl Engine {
         }
         self.look_at_maps();
         self.area.fs = threads::fs_base();
+        self.know_thread();
         self.went_natively();
         self.begin_stage();
         self.go(pc);
@@ -272,8 +281,8 @@ impl Engine {
             }
             Stage::Warming => self.recorder.phase(Phase::Warming, 0),
             Stage::Counted => {
-                let gone = std::mem::take(&mut self.way().gone);
-                self.recorder.phase(Phase::Counted, gone);
+                let gap = self.weigh();
+                self.recorder.phase(Phase::Counted, gap);
             }
         }
         self.empty_log();
@@ -334,6 +343,7 @@ impl Engine {
         self.left -= count as i64;
         self.had += count;
         self.total += count;
+        status().instructions.store(self.total, Relaxed);
         if self.stage == Stage::Warming {
             self.way().gone += count;
         }
@@ -354,7 +364,9 @@ impl Engine {
     }
 
     fn must_leave(&mut self) -> bool {
-        threads::waiting_signals() & !self.area.context.mask != 0 || CLOSING.load(Relaxed)
+        threads::waiting_signals() & !self.area.context.mask != 0
+            || status::is_closing()
+            || IS_CANCELLED.load(Relaxed)
     }
 
     /// A counting copy was stopped before a block.
@@ -390,7 +402,7 @@ impl Engine {
     /// A burst is done: the next one is drawn.
     fn done(&mut self, pc: u64) {
         self.take_log();
-        self.ends[Why::Done as usize] += 1;
+        ended(Why::Done);
         self.draw_way();
         if self.plan.stress.is_some_and(|stress| stress.between == 0) {
             self.leave(pc, Why::Done);
@@ -468,6 +480,8 @@ impl Engine {
         let registers = &mut self.area.context.registers;
         registers[calls::RAX] = result as u64;
         registers[R11] = registers[area::FLAGS];
+        registers[RCX] = self.pending.next;
+        self.safe = Some(self.pending.next);
         self.after_call();
     }
 
@@ -482,9 +496,7 @@ impl Engine {
 
     fn after_call(&mut self) {
         let Pending { next, unmaps } = self.pending;
-        let registers = &mut self.area.context.registers;
-        let result = registers[calls::RAX] as i64;
-        registers[RCX] = next;
+        let result = self.area.context.registers[calls::RAX] as i64;
         if let (Some((start, length)), true, Kind::Logging) = (unmaps, result >= 0, self.kind) {
             self.take_log();
             self.recorder.gone(start, length);
@@ -505,6 +517,7 @@ impl Engine {
         let copy = self.cache().copy_at(at);
         if let (Some((number, 0)), Kind::Counting) = (copy, self.kind) {
             if is_known {
+                self.safe = Some(self.cache().blocks[number].start);
                 return self.poll(number);
             }
             self.area.resume = self.stubs.counting.fault as u64;
@@ -530,6 +543,7 @@ impl Engine {
         for number in state.borrowed().map(usize::from) {
             self.area.context.registers[area::PLACES[number]] = self.area.spilled[number];
         }
+        self.safe = Some(state.instruction);
         // Of the block's frame not all is there.
         self.area.position += 8 * SLOTS as u64;
         self.leave(state.instruction, Why::Fault);
@@ -543,7 +557,7 @@ impl Engine {
             Stage::Warming | Stage::Counted => self.take_log(),
         }
         if why != Why::Done && self.stage != Stage::Between {
-            self.ends[why as usize] += 1;
+            ended(why);
         }
         if why != Why::Done && self.stage == Stage::Counted {
             self.draw_way();
@@ -552,14 +566,19 @@ impl Engine {
         self.enters(Stage::Out, 0);
         let thread = self.area.thread;
         self.way().since_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
+        // The next one must not come before the program has its own alternative stack.
+        threads::block_signals();
         threads::next_burst(thread, self.plan.stress.map_or(AWAY_NS, |stress| stress.gap_ns));
         self.depart(pc)
     }
 
-    /// The program goes on at `pc`, natively, with its signals.
+    /// The program goes on at `pc`, natively, with its signals, which are blocked until then.
     fn depart(&mut self, pc: u64) -> ! {
         self.area.context.registers[RIP] = pc;
         faults::stand_back(faulted);
+        if IS_CANCELLED.swap(false, Relaxed) {
+            threads::cancel_again();
+        }
         // SAFETY: as many frames as threads have numbers; only this thread uses this one.
         let frame = unsafe { &mut *self.frames.add(self.area.thread as usize) };
         let bytes = self.area.state_bytes;
@@ -587,21 +606,91 @@ impl Engine {
 const R11: usize = area::PLACES[11];
 const RCX: usize = area::PLACES[1];
 
-/// Copied code comes back; decides where it goes on.
+/// A burst has ended, or was not begun.
+fn ended(why: Why) {
+    status().ends[why as usize].fetch_add(1, Relaxed);
+}
+
+impl Engine {
+    /// Copied code comes back; decides where it goes on.
+    fn dispatch(&mut self) {
+        let (reason, number) = (self.area.reason, self.area.number as usize);
+        self.safe = self.program_at(reason, number);
+        if let (true, Some(pc)) = (status::has_failed(), self.safe) {
+            self.give_up(pc);
+        }
+        self.came_back += 1;
+        if self.plan.stress.is_some_and(|stress| stress.panic_at == self.came_back) {
+            panic!("asked for by a test");
+        }
+        match reason {
+            _ if heap::is_short() => panic!("no memory is left for the engine"),
+            reason if reason == Reason::Begin as u32 => self.begin(self.area.target),
+            reason if reason == Reason::Direct as u32 => self.direct(number),
+            reason if reason == Reason::Indirect as u32 => self.indirect(false),
+            reason if reason == Reason::Return as u32 => self.indirect(true),
+            reason if reason == Reason::Full as u32 => self.full(number),
+            reason if reason == Reason::Call as u32 => self.before_call(number),
+            reason if reason == Reason::Fault as u32 => self.fault(false),
+            reason if reason == Reason::FaultKnown as u32 => self.fault(true),
+            _ => unreachable!("a copy came back for no reason"),
+        }
+    }
+
+    /// Where the program is when a copy comes back, unless it is in the middle of one.
+    fn program_at(&self, reason: u32, number: usize) -> Option<u64> {
+        let cache = &self.caches[self.kind as usize];
+        let block = || cache.blocks.get(number);
+        match reason {
+            reason if reason == Reason::Direct as u32 => {
+                cache.exits.get(number).map(|exit| exit.to)
+            }
+            reason if reason == Reason::Full as u32 => block().map(|block| block.start),
+            reason if reason == Reason::Call as u32 => {
+                block().map(|block| block.start + u64::from(block.bytes) - 2)
+            }
+            reason
+                if [Reason::Begin, Reason::Indirect, Reason::Return]
+                    .map(|of| of as u32)
+                    .contains(&reason) =>
+            {
+                Some(self.area.target)
+            }
+            _ => None,
+        }
+    }
+
+    /// After a panic: the program goes on natively, now or where the copy that it is in comes back.
+    fn recover(&mut self) {
+        stop_counting(self.area, false);
+        if let Some(pc) = self.safe {
+            self.give_up(pc);
+        }
+        let at = self.area.target;
+        (self.area.resume, self.area.resume_counting) = match self.area.reason {
+            reason if reason == Reason::FaultKnown as u32 => {
+                (self.stubs.counting.resume as u64, at)
+            }
+            _ => (at, at),
+        };
+    }
+
+    /// Lets the program go on at `pc`, and nothing else.
+    fn give_up(&mut self, pc: u64) -> ! {
+        self.end_polls();
+        threads::block_signals();
+        self.depart(pc)
+    }
+}
+
+/// Copied code comes back.
 extern "C" fn dispatch() {
-    // SAFETY: the thread in a burst has the engine.
-    let engine = unsafe { &mut *ENGINE.load(Acquire) };
-    let number = engine.area.number as usize;
-    match engine.area.reason {
-        reason if reason == Reason::Begin as u32 => engine.begin(engine.area.target),
-        reason if reason == Reason::Direct as u32 => engine.direct(number),
-        reason if reason == Reason::Indirect as u32 => engine.indirect(false),
-        reason if reason == Reason::Return as u32 => engine.indirect(true),
-        reason if reason == Reason::Full as u32 => engine.full(number),
-        reason if reason == Reason::Call as u32 => engine.before_call(number),
-        reason if reason == Reason::Fault as u32 => engine.fault(false),
-        reason if reason == Reason::FaultKnown as u32 => engine.fault(true),
-        _ => unreachable!(),
+    let engine = ENGINE.load(Acquire);
+    // SAFETY: the thread in a burst has the engine, and nothing of the first use is left in the second.
+    unsafe {
+        if catch(|| (*engine).dispatch()).is_none() {
+            (*engine).recover();
+        }
     }
 }
 
@@ -615,37 +704,63 @@ fn stop_counting(area: *const Area, stop: bool) {
     unsafe { system::call(libc::SYS_mprotect, arguments) };
 }
 
-/// Counting copies have run for a while.
-pub extern "C" fn poll(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    let area = OWNER.load(Acquire);
-    // SAFETY: only the owner's field; there is an area, as there is a timer.
-    if unsafe { (*area).owner.load(Relaxed) } == system::thread() {
-        faults::stand_in(faulted);
-        stop_counting(area, true);
-    }
-}
-
-/// A thread's timer has fired: a burst begins when this returns, if there is none.
+/// A timer of ours has fired.
 pub extern "C" fn handler(
     _signal: libc::c_int,
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
+    // SAFETY: the kernel hands handlers both, a context at least as long as ours.
+    let (sent, context) = unsafe { (threads::sent(info), &mut *context.cast::<Context>()) };
     let area = OWNER.load(Acquire);
-    // SAFETY: the kernel hands handlers both; of a timer's signal, the value is ours.
-    let thread = unsafe { (*info).si_value().sival_ptr as usize as u32 };
-    if area.is_null() || thread as usize >= THREADS || CLOSING.load(Relaxed) {
+    if area.is_null() {
         return;
     }
     // SAFETY: only the owner's field, an atomic.
     let owner = unsafe { &(*area).owner };
+    let is_in_copies = owner.load(Relaxed) == system::thread();
+    match sent {
+        Some(Sent::Poll) if is_in_copies => {
+            faults::stand_in(faulted);
+            stop_counting(area, true);
+        }
+        Some(Sent::Begin(thread)) if !is_in_copies => {
+            let inside = Inside::enter();
+            if inside.is_some() && catch(|| came(area, owner, context, thread)).is_none() {
+                let _ = owner.compare_exchange(system::thread(), 0, Release, Relaxed);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Lets the calling thread leave copies, if it is there: whether it is.
+pub fn leaves_soon() -> bool {
+    let area = OWNER.load(Acquire);
+    // SAFETY: only the owner's field, an atomic.
+    let is_in_copies =
+        !area.is_null() && unsafe { (*area).owner.load(Relaxed) } == system::thread();
+    if is_in_copies {
+        IS_CANCELLED.store(true, Relaxed);
+        faults::stand_in(faulted);
+        stop_counting(area, true);
+    }
+    is_in_copies
+}
+
+/// A thread's timer has fired: a burst begins when the handler returns, if there is none.
+fn came(area: *mut Area, owner: &AtomicU32, context: &mut Context, thread: u32) {
+    if context.is_on_alternative_stack() {
+        // Ours cannot take its place.
+        ended(Why::Signal);
+        return threads::next_burst(thread, AWAY_NS);
+    }
     if owner.compare_exchange(0, system::thread(), Acquire, Relaxed).is_err() {
         WANTED.store(true, Relaxed);
         return threads::next_burst(thread, 1);
     }
-    // SAFETY: the area is ours now. The kernel's context is at least as long as ours.
-    let began = unsafe { take_over(&mut *area, &mut *context.cast::<Context>(), thread) };
-    if began.is_none() {
+    // SAFETY: the area is ours now.
+    if unsafe { take_over(&mut *area, context, thread) }.is_none() {
         owner.store(0, Release);
     }
 }
@@ -686,17 +801,26 @@ unsafe fn take_over(area: &mut Area, context: &mut Context, thread: u32) -> Opti
     if magic != MAGIC || bytes > STATE_BYTES {
         return None;
     }
-    area.context = *context;
     // SAFETY: as many bytes as the kernel says.
     unsafe { ptr::copy_nonoverlapping(state, area.state.0.as_mut_ptr(), bytes) };
+    // SAFETY: written once, before the first timer.
+    let enter = unsafe { (*ENGINE.load(Acquire)).stubs.enter };
+    let mask = !(faults::stand_in(faulted) | threads::signal_bit());
+    area.context = *context;
+    let [_, flags, stack_bytes] = &mut area.context.stack;
+    if *stack_bytes == 0 {
+        // The kernel may call a stack of no bytes enabled, but does not take such a one back.
+        *flags = libc::SS_DISABLE as u64;
+    }
     area.state_bytes = bytes;
     area.target = context.registers[RIP];
     area.reason = Reason::Begin as u32;
     area.thread = thread;
-    // SAFETY: written once, before the first timer.
-    let enter = unsafe { (*ENGINE.load(Acquire)).stubs.enter };
     context.registers[RIP] = enter as u64;
-    context.mask = !(faults::stand_in(faulted) | threads::poll_bit());
+    context.mask = mask;
+    // The program may be on a stack without room, or we on ours while its alternative one is in use.
+    let signal_stack = &raw const area.signal_stack;
+    context.stack = [signal_stack as u64, 0, size_of_val(&area.signal_stack) as u64];
     Some(())
 }
 
@@ -712,47 +836,59 @@ fn enabled_state() -> Option<u64> {
     Some(u64::from(high) << 32 | u64::from(low))
 }
 
-/// No burst begins any more, and those that there are end soon.
-pub fn close_soon() {
-    CLOSING.store(true, Release);
-}
-
-/// After [`close_soon`]: waits until none is left, and everything is read. Natively.
+/// Ends all for good: waits until no thread is in copies, and everything is read. Natively.
 pub fn close() {
     let (area, engine) = (OWNER.load(Acquire), ENGINE.load(Acquire));
     if area.is_null() || engine.is_null() || !threads::is_ours() {
         return;
     }
-    for _ in 0..10_000 {
+    status::close_soon();
+    // Ends a burst, if we are in one, as bursts do not make it.
+    // SAFETY: touches no memory.
+    unsafe { system::call(libc::SYS_getppid, [0; 6]) };
+    for nth in 0..TRIES {
         // SAFETY: only the owner's field, an atomic.
         let owner = unsafe { &(*area).owner };
         if owner.compare_exchange(0, NOBODY, Acquire, Relaxed).is_ok() {
             // SAFETY: ours from here on, for good.
             return unsafe { (*engine).recorder.close() };
         }
-        // SAFETY: touches no memory.
-        unsafe { system::call(libc::SYS_sched_yield, [0; 6]) };
+        if owner.load(Relaxed) == NOBODY {
+            return;
+        }
+        system::pause(nth);
+    }
+}
+/// Some seconds.
+const TRIES: u32 = 50_000;
+
+/// The kernel is about to refuse system calls, ours among them: makes none from here on.
+pub fn stop(why: Off) {
+    if status::is_closing() || OWNER.load(Acquire).is_null() || !threads::is_ours() {
+        return;
+    }
+    status::off(why);
+    threads::stop();
+    close();
+    for nth in (0..TRIES).take_while(|_| Inside::is_anybody()) {
+        system::pause(nth);
     }
 }
 
-/// How bursts ended, in words; to be asked after [`close`].
+/// How bursts ended, in words; for tests.
 pub fn report() -> Option<String> {
-    let engine = ENGINE.load(Acquire);
-    if engine.is_null() || !threads::is_ours() {
+    if ENGINE.load(Acquire).is_null() || !threads::is_ours() {
         return None;
     }
-    // SAFETY: nobody changes it any more.
-    let engine = unsafe { &*engine };
-    let ([done, call, code, signal, fault, handler], total, between) =
-        (engine.ends, engine.total, engine.between);
-    let unseen = match code * 4 > done {
-        true => "; much of the program is not in the sample: --engine valgrind sees all of it",
-        false => "",
-    };
+    let count = |of: &AtomicU64| of.load(Relaxed);
+    let [done, call, code, signal, fault, handler] = status().ends.each_ref().map(count);
+    let failed =
+        if status::has_failed() { format!(" failed: {};", status::text()) } else { String::new() };
     Some(format!(
-        "{done} bursts to their end; ended early: {call} at a system call that may wait or changes code, {code} at \
-         code that is not of a file or cannot be copied, {signal} for a signal, {fault} at an \
-         instruction that faults; not begun as the program handles SIGSYS or has a shadow stack: {handler}; instructions in bursts: {total}, counted \
-         between them: {between}{unseen}"
+        "{done} bursts to their end;{failed} ended early: {call} at a system call, {code} at code, {signal} for a signal, \
+         {fault} at an instruction that faults; not begun: {handler}; instructions in bursts: {}, counted between \
+         them: {}",
+        count(&status().instructions),
+        count(&status().counted),
     ))
 }

@@ -28,6 +28,11 @@ pub fn reserve() -> bool {
     true
 }
 
+/// Whether little is left. Who runs out of it is aborted.
+pub fn is_short() -> bool {
+    HEAP.next.load(Relaxed) + (RESERVE_BYTES >> 6) > HEAP.end.load(Relaxed)
+}
+
 // SAFETY: each byte of the reserve is given out once.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

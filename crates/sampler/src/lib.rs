@@ -27,9 +27,11 @@ mod cache;
 mod calls;
 mod emit;
 mod faults;
+mod filters;
 mod heap;
 mod maps;
 mod recorder;
+mod status;
 mod stubs;
 mod system;
 mod taking;
@@ -43,10 +45,10 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// Where the stream goes, and what stood in LD_PRELOAD before us.
 const STREAM: &[u8] = b"PAGETAX_SAMPLER_STREAM=";
-/// A file for what is to be said at the end.
+/// Tests: a file for what is to be said at the end.
 const LOG: &[u8] = b"PAGETAX_SAMPLER_LOG=";
 /// Tests: instructions of a burst at most, nanoseconds until the next one, and instructions that are only counted
-/// before each at least, with colons between them.
+/// before each at least, with colons between them; and how often copies come back until the engine panics.
 const STRESS: &[u8] = b"PAGETAX_SAMPLER_STRESS=";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
@@ -65,7 +67,18 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
     }
     // SAFETY: as above.
     unsafe { forget_us(variables) };
-    let (plan, clock, first_ns) = match stress.and_then(stressed) {
+    if !heap::reserve() {
+        return;
+    }
+    status::catch(|| start(stream, stress.and_then(stressed)));
+    if let (Some(_), Some(path)) = (stress, log) {
+        LOG_PATH.store(path.as_ptr().cast_mut(), Relaxed);
+    }
+}
+
+/// Begins with the main thread.
+fn start(stream: Option<&CStr>, stress: Option<Stress>) {
+    let (plan, clock, first_ns) = match stress {
         Some(stress) => {
             let plan = Plan {
                 stress: Some(stress),
@@ -76,22 +89,16 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
         }
         None => (PLAN, libc::CLOCK_THREAD_CPUTIME_ID, burst::FIRST_GAP_NS),
     };
-    if !heap::reserve() {
-        return;
-    }
-    let recorder = Recorder::open(stream.map(CStr::to_bytes_with_nul));
-    let started = recorder.and_then(|recorder| Engine::start(recorder, plan));
-    let started =
-        started.and_then(|()| threads::start(burst::handler, burst::poll, clock, first_ns));
-    match (started, log) {
-        (Some(()), Some(path)) => LOG_PATH.store(path.as_ptr().cast_mut(), Relaxed),
-        (None, Some(path)) => say(path, NOT_HERE),
-        _ => {}
+    let Some(recorder) = Recorder::open(stream.map(CStr::to_bytes_with_nul)) else { return };
+    status::on();
+    let started = Engine::start(recorder, plan)
+        .and_then(|()| threads::start(burst::handler, clock, first_ns));
+    if let Err(why) = started {
+        status::off(why);
     }
 }
 
-const NOT_HERE: &str = "no bursts: this processor has no AVX, or this system gives no memory below 2 GiB that is written and \
-                        executed, or has no timers of threads";
+/// Tests: where to say how bursts ended.
 static LOG_PATH: AtomicPtr<i8> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Adds a line to the log.
@@ -117,11 +124,12 @@ const PLAN: Plan = Plan {
     stress: None,
 };
 
-/// `100000:50000`, or `100000:50000:20000`
+/// `100000:50000`, `100000:50000:20000`, or `100000:50000:20000:99`
 fn stressed(text: &CStr) -> Option<Stress> {
     let mut numbers = text.to_str().ok()?.split(':').map(|number| number.parse().ok());
     let (counted, gap_ns) = (numbers.next()??, numbers.next()??);
-    Some(Stress { counted, gap_ns, between: numbers.next().flatten().unwrap_or(0) })
+    let mut more = || numbers.next().flatten().unwrap_or(0);
+    Some(Stress { counted, gap_ns, between: more(), panic_at: more() })
 }
 
 /// The value of a variable, which leaves the environment.
@@ -176,13 +184,16 @@ unsafe fn forget_us(variables: *mut *mut i8) {
 static DESTRUCTOR: extern "C" fn() = destructor;
 
 extern "C" fn destructor() {
-    burst::close_soon();
-    // Ends a burst, if we are in one, as bursts do not make it.
-    // SAFETY: touches no memory.
-    unsafe { system::call(libc::SYS_getppid, [0; 6]) };
-    burst::close();
+    let closed = status::catch(|| {
+        // Where the kernel may refuse our calls, all was said before.
+        if !status::is_closing() || status::has_failed() {
+            burst::close();
+        }
+    });
     let path = LOG_PATH.load(Relaxed);
-    if let (false, Some(report)) = (path.is_null(), burst::report()) {
+    if let (Some(()), false, Some(Some(report))) =
+        (closed, path.is_null(), status::catch(burst::report))
+    {
         // SAFETY: a string of the environment's, which stays.
         say(unsafe { CStr::from_ptr(path) }, &report);
     }

@@ -1,6 +1,7 @@
 //! The C half, which writes the stream (recorder/engines/native/pagetax.c).
 
 use crate::cache::Block;
+use crate::status::{self, Status};
 use crate::system;
 use crate::taking::{Counts, Slow};
 use std::ptr;
@@ -17,6 +18,7 @@ unsafe extern "C" {
     fn pn_run(block: *const Block, frame: *const u64, fs: u64, clock: u64) -> u64;
     fn pn_took(instructions: u64, accesses: u64) -> u64;
     fn pn_close();
+    fn pn_native() -> *mut Status;
 }
 
 /// What accesses are worth from now on.
@@ -110,7 +112,12 @@ impl Recorder {
         }
         // SAFETY: memory of that many bytes, which stays.
         let open = unsafe { pn_open(memory as *mut u8, bytes as u64, system::process(), tables) };
-        (open != 0).then_some(Recorder(()))
+        if open == 0 {
+            return None;
+        }
+        // SAFETY: in the memory that stays.
+        unsafe { status::share(pn_native()) };
+        Some(Recorder(()))
     }
 
     pub fn begin(&mut self, thread: u32) {

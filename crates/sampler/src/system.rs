@@ -51,6 +51,19 @@ pub fn now_ns(clock: i32) -> u64 {
     time[0] * 1_000_000_000 + time[1]
 }
 
+/// Waits a moment, the longer the more often it was done.
+pub fn pause(nth: u32) {
+    let time = [0u64, 100_000];
+    let arguments = [time.as_ptr() as usize, 0, 0, 0, 0, 0];
+    // SAFETY: the kernel reads a timespec.
+    unsafe {
+        match nth < 64 {
+            true => call(libc::SYS_sched_yield, [0; 6]),
+            false => call(libc::SYS_nanosleep, arguments),
+        }
+    };
+}
+
 /// Opens a file, whose path ends in 0.
 pub fn open(path: &[u8], flags: i32) -> Option<usize> {
     debug_assert_eq!(path.last(), Some(&0));

@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{has, run};
+use common::{compiled, has, run};
 use std::fmt::Write;
+use std::process::Command;
 
 /// Instructions of a burst at most, and nanoseconds between two; instructions that are only counted before each.
 const BURSTS: [&str; 4] = ["300:100000", "20000:100000", "20000000:200000", "20000:100000:20000"];
@@ -34,6 +35,11 @@ fn same(program: &str, words: &[&str]) {
     assert!(counted.stdout == natively.stdout, "counted: other output; {said}");
     assert!(counted.stderr == natively.stderr, "counted: other messages; {said}");
     assert!(last_number(&said) > 1_000_000, "{said}");
+}
+
+fn in_bursts(said: &str) -> u64 {
+    let rest = said.split("instructions in bursts: ").nth(1).unwrap();
+    rest.split(',').next().unwrap().parse().unwrap()
 }
 
 fn last_number(said: &str) -> u64 {
@@ -97,7 +103,7 @@ fn programs_with_handlers_of_faults() {
     let script = "let d = {}; for (let i = 0; i < 30000; i++) d['k' + i * 7919 % 30011] = i; console.log(\
                   Object.keys(d).sort().slice(0, 9).join(), JSON.stringify(d).length)";
     same("node", &["-e", script]);
-    let Ok(cc1) = std::process::Command::new("gcc").arg("-print-prog-name=cc1").output() else {
+    let Ok(cc1) = Command::new("gcc").arg("-print-prog-name=cc1").output() else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -110,24 +116,36 @@ fn programs_with_handlers_of_faults() {
 const C: &str = "int f(int a) { int s = 3; for (int j = 0; j < a; j++) s += s % (j + a + 1); return s; }\n\
                  double g(double *x, int n) { double s = 0; while (n--) s += x[n] * x[n]; return s; }\n";
 
-/// Handlers that come in loops and in system calls, that do not return, and that mend faults; threads and children.
+/// Handlers that come in loops and in system calls, that do not return, and that repair faults; threads and children.
 #[test]
 fn signals() {
     if !has("cc") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let source = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/signals.c");
-    let program = folder.path().join("signals");
-    let mut cc = std::process::Command::new("cc");
-    cc.args(["-O1", "-pthread"]).arg(source).arg("-o").arg(&program);
-    assert!(cc.status().unwrap().success());
-    let program = program.to_str().unwrap();
-    let (natively, _) = run(program, &[], None, folder.path());
+    let program = compiled("signals.c", folder.path());
+    let (natively, _) = run(&program, &[], None, folder.path());
     for bursts in BURSTS.iter().chain([&COUNTED]).cycle().take(10) {
-        let (sampled, said) = run(program, &[], Some(bursts), folder.path());
+        let (sampled, said) = run(&program, &[], Some(bursts), folder.path());
         let [ours, theirs] = [&sampled, &natively].map(|of| String::from_utf8_lossy(&of.stdout));
         assert_eq!((sampled.status, ours), (natively.status, theirs), "{bursts}: {said}");
+    }
+}
+
+/// A new thread has the number of one that has ended, and less CPU time.
+#[test]
+fn threads_one_after_the_other() {
+    if !has("cc") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = compiled("reuse.c", folder.path());
+    for bursts in ["20000:100000", "20000:100000:20000", "300:100000", COUNTED] {
+        let (sampled, said) = run(&program, &[], Some(bursts), folder.path());
+        assert_eq!(sampled.status.code(), Some(0), "{bursts}: {said}");
+        assert_eq!(sampled.stdout, b"0\n1\n2\n3\n4\n5\n", "{bursts}: {said}");
+        assert!(!said.contains("failed"), "{bursts}: {said}");
+        assert!(in_bursts(&said) + last_number(&said) > 100_000, "{bursts}: {said}");
     }
 }
 

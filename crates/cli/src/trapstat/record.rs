@@ -15,6 +15,7 @@ use pagetax_host::program::Program;
 use pagetax_host::sys::signal::asked_to_stop;
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::machine::{Pages, View};
+use pagetax_recorder::native::Status;
 use pagetax_recorder::pages::{self, Kind, Thread};
 use pagetax_recorder::places::Segment;
 use pagetax_recorder::session::{self, Ended, Exit, Recording};
@@ -268,10 +269,26 @@ fn notes(ended: &Ended, simulation: &Simulation, engine: EngineKind) -> Vec<Stri
     if simulation.lanes().is_empty() {
         notes.push("the program did nothing that could be recorded".into());
     }
-    notes.extend(sampling(simulation, engine));
+    match failure(ended, simulation) {
+        Some(failure) => notes.push(failure),
+        None => notes.extend(sampling(simulation, engine)),
+    }
+    let said = ended.native.as_ref().map(Status::report).unwrap_or_default();
+    notes.extend(said.into_iter().map(|line| format!("recorder: {line}")));
     notes.extend(ended.log.lines().take(20).map(|line| format!("recorder: {line}")));
     notes
 }
+
+/// Returns what makes a native recording void.
+fn failure(ended: &Ended, simulation: &Simulation) -> Option<String> {
+    let native = ended.native.as_ref()?;
+    let checked = simulation.bursts().check(native.cpu_ns + TICK_NS);
+    let impossible = |error| format!("the recording failed: {error}; its numbers are void");
+    native.failure().or_else(|| checked.err().map(impossible))
+}
+
+/// The kernel counts a process' CPU time in ticks.
+const TICK_NS: u64 = 10_000_000;
 
 /// What a sampled recording is worth.
 fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {

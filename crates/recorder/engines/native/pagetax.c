@@ -110,6 +110,9 @@ int pn_open(void *memory, pt_u64 bytes, pt_u32 pid, void *of_tables)
    return writer.control != NULL;
 }
 
+/* Where the engine says how it is. */
+struct pt_native *pn_native(void) { return &header->native; }
+
 static void describe(struct pn_filter *to, const struct pt_filter *filter, struct pt_table *table)
 {
    to->page_shift = filter->ways ? filter->page_shift : 0;

@@ -67,15 +67,16 @@ __asm__(".text\n.globl _start\n_start: lea stack+65536(%rip), %rsp\ncall run\n")
    (burst.h). */
 #include "burst.h"
 
-extern void run_in_a_burst(word process, word thread, word signal);
+extern void run_in_a_burst(word process, word thread, word signal, int *info);
 __asm__(".bss\nbefore: .quad 0\n.text\n.globl run_in_a_burst, burst_begins, burst_ends\n"
         "run_in_a_burst: mov %rsp, before(%rip)\nlea stack+65536(%rip), %rsp\n"
-        "mov $234, %eax\nsyscall\nburst_begins: call run\nmov $110, %eax\nburst_ends: syscall\n"
+        "mov %rcx, %r10\nmov $297, %eax\nsyscall\nburst_begins: call run\nmov $110, %eax\nburst_ends: syscall\n"
         "mov before(%rip), %rsp\nret\n");
 
 int main(void)
 {
-   run_in_a_burst(call(SYS_getpid, 0, 0, 0), call(SYS_gettid, 0, 0, 0), sampler_signal());
+   run_in_a_burst(call(SYS_getpid, 0, 0, 0, 0), call(SYS_gettid, 0, 0, 0, 0), sampler_signal(),
+                  sampler_info);
    return 42;
 }
 #endif

@@ -42,3 +42,13 @@ pub fn has(name: &str) -> bool {
     }
     found
 }
+
+/// Compiled by cc from a file of this folder.
+pub fn compiled(source: &str, folder: &Path) -> String {
+    let program = folder.join(Path::new(source).with_extension(""));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-pthread"]).arg(source).arg("-o").arg(&program);
+    assert!(cc.status().unwrap().success());
+    program.to_str().unwrap().into()
+}

@@ -1,0 +1,167 @@
+//! What the engine says of itself, in the consumer's memory, and how it is switched off.
+//!
+//! No panic may end the program: each function that others call runs within [`catch`], which switches the engine off.
+
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
+
+/// Reasons why bursts end ([`crate::burst::Why`]).
+pub const WHYS: usize = 6;
+const TEXT_BYTES: usize = 256;
+
+/// `struct pt_native` (recorder/engines/stream.h)
+#[repr(C)]
+pub struct Status {
+    state: AtomicU64,
+    pub ends: [AtomicU64; WHYS],
+    /// In bursts, and between them.
+    pub instructions: AtomicU64,
+    pub counted: AtomicU64,
+    /// CPU time that bursts stand for.
+    pub cpu_ns: AtomicU64,
+    /// Threads without a timer.
+    pub unseen_threads: AtomicU64,
+    text: [AtomicU8; TEXT_BYTES],
+}
+
+/// Why there are no more bursts, as recorder/src/native.rs reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Off {
+    NoMemory = 2,
+    NoAvx = 3,
+    NoTimers = 4,
+    NoSignal = 5,
+    Seccomp = 6,
+    Failed = 7,
+}
+const ON: u64 = 1;
+
+static OWN: Status = Status {
+    state: AtomicU64::new(0),
+    ends: [const { AtomicU64::new(0) }; WHYS],
+    instructions: AtomicU64::new(0),
+    counted: AtomicU64::new(0),
+    cpu_ns: AtomicU64::new(0),
+    unseen_threads: AtomicU64::new(0),
+    text: [const { AtomicU8::new(0) }; TEXT_BYTES],
+};
+static STATUS: AtomicPtr<Status> = AtomicPtr::new((&raw const OWN).cast_mut());
+
+/// No burst begins any more, and those that there are end soon.
+static CLOSING: AtomicBool = AtomicBool::new(false);
+/// Threads that are in our code natively.
+static INSIDE: AtomicU32 = AtomicU32::new(0);
+
+pub fn status() -> &'static Status {
+    // SAFETY: a static, or the consumer's memory, which stays mapped; all fields are atomics.
+    unsafe { &*STATUS.load(Relaxed) }
+}
+
+/// From now on it is the consumer's.
+///
+/// # Safety
+/// The memory stays.
+pub unsafe fn share(status: *mut Status) {
+    STATUS.store(status, Relaxed);
+}
+
+/// The engine starts.
+pub fn on() {
+    std::panic::set_hook(Box::new(note));
+    status().state.store(ON, Relaxed);
+}
+
+/// The engine is off from now on. The first reason is kept, but for one that makes the recording void.
+pub fn off(why: Off) {
+    CLOSING.store(true, Release);
+    let state = &status().state;
+    if why == Off::Failed {
+        state.store(why as u64, Relaxed);
+    } else {
+        let _ = state.compare_exchange(ON, why as u64, Relaxed, Relaxed);
+    }
+}
+
+pub fn has_failed() -> bool {
+    status().state.load(Relaxed) == Off::Failed as u64
+}
+
+pub fn close_soon() {
+    CLOSING.store(true, Release);
+}
+
+pub fn is_closing() -> bool {
+    CLOSING.load(Relaxed)
+}
+
+/// A thread that may make system calls of ours, natively.
+pub struct Inside(());
+
+impl Inside {
+    /// None once the engine is off.
+    pub fn enter() -> Option<Inside> {
+        INSIDE.fetch_add(1, SeqCst);
+        let inside = Inside(());
+        if CLOSING.load(SeqCst) { None } else { Some(inside) }
+    }
+
+    /// Whether somebody is.
+    pub fn is_anybody() -> bool {
+        INSIDE.load(SeqCst) > 0
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.fetch_sub(1, SeqCst);
+    }
+}
+
+/// Does some work of ours. A panic in it switches the engine off; none then.
+pub fn catch<T>(work: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(result) => Some(result),
+        Err(payload) => {
+            // Dropping it could run anything.
+            std::mem::forget(payload);
+            off(Off::Failed);
+            None
+        }
+    }
+}
+
+/// Keeps what a panic says, in place of printing it into the program's output.
+fn note(info: &PanicHookInfo<'_>) {
+    let mut text = Text(0);
+    if let Some(at) = info.location() {
+        let file = at.file().rsplit('/').next().unwrap_or_default();
+        let _ = std::fmt::Write::write_fmt(&mut text, format_args!("{file}:{}: ", at.line()));
+    }
+    let payload = info.payload();
+    let said = payload.downcast_ref::<&str>().copied();
+    let said = said.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let _ = std::fmt::Write::write_str(&mut text, said.unwrap_or("a panic"));
+}
+
+/// Bytes of the status' text that are written.
+struct Text(usize);
+
+impl std::fmt::Write for Text {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        for byte in text.bytes() {
+            // The last one stays 0.
+            if self.0 + 1 < TEXT_BYTES {
+                status().text[self.0].store(byte, Relaxed);
+                self.0 += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What failed, for tests.
+pub fn text() -> String {
+    let bytes: Vec<u8> = status().text.iter().map(|byte| byte.load(Relaxed)).collect();
+    String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
+}
