@@ -5,7 +5,7 @@
 
 use crate::budget::Budget;
 use crate::counter::{Provenance, Reading};
-use crate::plan::Plan;
+use crate::plan::{Mistake, Part, Plan};
 use crate::quantity::Params;
 use crate::report::{Environment, Table, Warning};
 use crate::units::{Bytes, PageSize};
@@ -83,6 +83,20 @@ pub struct Unmet {
     pub fatal: bool,
 }
 
+impl Unmet {
+    /// The mistake of a plan, with the name of its phase.
+    fn of_mistake(plan: &Plan, mistake: Mistake) -> Unmet {
+        let Mistake { part, what, remedy } = mistake;
+        let what = match part {
+            Part::Plan | Part::Region(_) => what,
+            Part::Phase(phase) | Part::Operation(phase, _) => {
+                format!("phase `{}`: {what}", plan.phases[phase].name)
+            }
+        };
+        Unmet { what, remedy, fatal: true }
+    }
+}
+
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -135,8 +149,16 @@ pub trait Machine {
     /// What it is.
     fn spec(&self) -> MachineSpec;
 
-    /// Preflight: what it cannot do, with the remedy. Cheap, changes nothing.
-    fn check(&self, plan: &Plan) -> Vec<Unmet>;
+    /// What of a valid plan it cannot do, with the remedy. Cheap, changes nothing.
+    fn limits(&self, plan: &Plan) -> Vec<Unmet>;
+
+    /// Preflight: why no machine can run the plan, or else the limits of this one.
+    fn check(&self, plan: &Plan) -> Vec<Unmet> {
+        match plan.check() {
+            Ok(()) => self.limits(plan),
+            Err(mistake) => vec![Unmet::of_mistake(plan, mistake)],
+        }
+    }
 
     /// Runs it. Whatever the end, nothing is left behind and the sink holds what was seen.
     fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError>;

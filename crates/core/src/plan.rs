@@ -3,6 +3,11 @@
 //! Invariant: a plan is complete. A machine needs nothing else to know every operation of every
 //! worker, in order; two machines given equal plans are asked for equal accesses.
 
+mod contents;
+mod validity;
+
+pub use validity::{Mistake, Part, REMOTE_RESIDENT_BYTES_MIN};
+
 use crate::access::{Chase, Offsets, Uniform, Zipf, derive_seed};
 use crate::replay::Replay;
 use crate::units::{Bytes, Nanos, PageSize};
@@ -105,6 +110,13 @@ pub enum PageSizeRequest {
     Prefer(PageSize),
     /// From a reserved pool (hugetlb).
     Hugetlb(PageSize),
+}
+
+impl PageSizeRequest {
+    /// The page size that must come from a reserved pool, if one must.
+    pub fn hugetlb(self) -> Option<PageSize> {
+        if let PageSizeRequest::Hugetlb(size) = self { Some(size) } else { None }
+    }
 }
 
 /// Advice as of madvise(2).

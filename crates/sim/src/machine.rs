@@ -23,9 +23,6 @@ use pagetax_core::plan::Plan;
 use pagetax_core::report::{Environment, Warning};
 use pagetax_core::units::PageSize;
 
-/// The kernel that pages to memory servers.
-const PAGER: &str = "pager";
-
 /// A simulated machine.
 pub struct SimMachine {
     model: Model,
@@ -38,7 +35,7 @@ pub struct SimMachine {
 /// Hardware and kernel of some kind, as they are after booting.
 trait Pristine {
     fn page_sizes(&self, base: PageSize) -> Vec<PageSize>;
-    fn check(&self, plan: &Plan) -> Vec<Unmet>;
+    fn limits(&self, plan: &Plan) -> Vec<Unmet>;
     fn run(&self, machine: &SimMachine, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError>;
 }
 
@@ -52,8 +49,8 @@ impl<M: Mmu + Clone, K: Kernel<M> + Clone> Pristine for Booted<M, K> {
         self.kernel.page_sizes(base)
     }
 
-    fn check(&self, plan: &Plan) -> Vec<Unmet> {
-        self.kernel.check(plan)
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+        self.kernel.limits(plan)
     }
 
     fn run(&self, machine: &SimMachine, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
@@ -85,7 +82,7 @@ fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelEr
             let kernel = SunOs::new(config, settings.memory, &mut hardware);
             Ok(Box::new(Booted { hardware, kernel }))
         }
-        PAGER => {
+        "pager" => {
             let hardware = Flat::new(settings.page);
             let kernel = Pager::new(PagerModel::read(model, settings.page)?);
             Ok(Box::new(Booted { hardware, kernel }))
@@ -179,16 +176,8 @@ impl Machine for SimMachine {
         }
     }
 
-    fn check(&self, plan: &Plan) -> Vec<Unmet> {
-        let mut unmet = self.pristine.check(plan);
-        if self.model.kernel != PAGER && plan.regions.iter().any(|r| r.backing.is_remote()) {
-            unmet.push(Unmet {
-                what: "this machine has no memory servers: network memory is its own here".into(),
-                remedy: "use --on sim:alpha-nms, which has".into(),
-                fatal: false,
-            });
-        }
-        unmet
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+        self.pristine.limits(plan)
     }
 
     fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {

@@ -256,9 +256,10 @@ fn plan(regions: &[(u64, Option<&str>)], phases: &[Drawn]) -> Plan {
             0 => Pattern::Uniform,
             1 => Pattern::PointerChase,
             2 => Pattern::Zipf { theta: 0.9 },
-            _ => Pattern::Strided { stride_bytes },
+            _ => Pattern::Strided { stride_bytes: stride_bytes.next_multiple_of(8) },
         };
-        let access = if writes { Access::Write } else { Access::Read };
+        let can_write = pattern != Pattern::PointerChase;
+        let access = if writes && can_write { Access::Write } else { Access::Read };
         let region = RegionId(which % regions.len());
         let touch = Touch { region, access, pattern, count, grain_bytes: 8, seed: index as u64 };
         Phase {

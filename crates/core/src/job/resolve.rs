@@ -5,8 +5,8 @@ use super::{JobError, line_and_column, nearest};
 use crate::access::derive_seed;
 use crate::machine::MachineSpec;
 use crate::plan::{
-    Access, Advice, Backing, ClientKind, JobIdentity, Measure, Native, Op, PageSizeRequest,
-    Pattern, Phase, Plan, Region, RegionId, Serving, Touch,
+    Access, Advice, Backing, ClientKind, JobIdentity, Measure, Mistake, Native, Op,
+    PageSizeRequest, Part, Pattern, Phase, Plan, Region, RegionId, Serving, Touch,
 };
 use crate::quantity::{Dimension, Params, evaluate};
 use crate::replay::Replay;
@@ -18,6 +18,9 @@ use toml::Spanned;
 const CLIENTS_MAX: u64 = 4096;
 const REGIONS_MAX: u64 = 4096;
 const REGION_BYTES_MAX: u64 = 1 << 46;
+/// Exponents for which the sampler of Zipf's law has the digits that it needs.
+const THETA_MIN: f64 = 0.01;
+const THETA_MAX: f64 = 10.0;
 
 impl Job {
     /// Resolves the job for a machine. `overrides` (from `--set`) go before the machine's own
@@ -41,24 +44,34 @@ impl Job {
         let mut scope = params;
         scope.insert("memory".into(), machine.memory.0.to_string() + "B");
         scope.insert("page".into(), machine.base_page.bytes().to_string() + "B");
-        let mut resolver = Resolver { job: self, scope, seed: job.seed, regions: Vec::new() };
+        let mut resolver = Resolver {
+            job: self,
+            scope,
+            seed: job.seed,
+            regions: Vec::new(),
+            spans: Spans::default(),
+        };
         for raw in &self.document.region {
             resolver.region(raw)?;
         }
-        let raw_phases = self.document.phase.iter().enumerate();
-        let phases =
-            raw_phases.map(|(i, raw)| resolver.phase(i as u64, raw)).collect::<Result<_, _>>()?;
+        let mut phases = Vec::new();
+        for (index, raw) in self.document.phase.iter().enumerate() {
+            phases.push(resolver.phase(index as u64, raw)?);
+        }
         let raw = &self.document.measure;
         let interval = raw.interval.as_ref().map(|f| resolver.time(f)).transpose()?;
         let flip = self.document.native.flip_byte_at.as_ref();
         let native = Native { flip_byte_at: flip.map(|f| resolver.size(f)).transpose()? };
-        Ok(Plan {
+        let regions = std::mem::take(&mut resolver.regions);
+        let plan = Plan {
             job,
-            regions: resolver.regions.into_iter().map(|(_, region)| region).collect(),
+            regions: regions.into_iter().map(|(_, region)| region).collect(),
             phases,
             measure: Measure { interval, fault_latency: raw.fault_latency },
             native,
-        })
+        };
+        plan.check().map_err(|mistake| resolver.mistake(mistake))?;
+        Ok(plan)
     }
 
     fn effective_params(
@@ -126,6 +139,16 @@ struct Resolver<'a> {
     seed: u64,
     /// With the name of the family that each belongs to.
     regions: Vec<(String, Region)>,
+    spans: Spans,
+}
+
+/// Where the parts of the plan stand in the file.
+#[derive(Default)]
+struct Spans {
+    regions: Vec<Range<usize>>,
+    phases: Vec<Range<usize>>,
+    /// By phase.
+    operations: Vec<Vec<Range<usize>>>,
 }
 
 type Resolved<T> = Result<T, JobError>;
@@ -135,6 +158,20 @@ impl Resolver<'_> {
         let (line, column) = line_and_column(&self.job.text, span.start);
         let place = format!("{}:{line}:{column}", self.job.place);
         JobError { place, message, remedy: remedy.into() }
+    }
+
+    /// A mistake of the plan, with its place in the file.
+    fn mistake(&self, mistake: Mistake) -> JobError {
+        let Mistake { part, what, remedy } = mistake;
+        let span = match part {
+            Part::Plan => self.job.document.native.flip_byte_at.as_ref().map(Field::span),
+            Part::Region(id) => self.spans.regions.get(id.0).cloned(),
+            Part::Phase(phase) => self.spans.phases.get(phase).cloned(),
+            Part::Operation(phase, operation) => {
+                self.spans.operations.get(phase).and_then(|spans| spans.get(operation).cloned())
+            }
+        };
+        self.error(span.unwrap_or(0..0), what, remedy)
     }
 
     fn quantity(&self, field: &Field, wanted: Dimension) -> Resolved<f64> {
@@ -172,13 +209,19 @@ impl Resolver<'_> {
         Ok(number as u64)
     }
 
-    fn positive(&self, field: &Field) -> Resolved<f64> {
+    /// A number from `min` to `max`.
+    fn number(&self, field: &Field, min: f64, max: f64) -> Resolved<f64> {
         let number = self.quantity(field, Dimension::Number)?;
-        if number > 0.0 {
+        if (min..=max).contains(&number) {
             return Ok(number);
         }
         let message = format!("`{}` is {number}", field.get_ref().text());
-        Err(self.error(field.span(), message, "give a number above 0"))
+        Err(self.error(field.span(), message, format!("keep it from {min} to {max}")))
+    }
+
+    /// So many a second: between two of them lie at most a quarter of an hour and at least 1 ns.
+    fn rate(&self, field: &Field) -> Resolved<f64> {
+        self.number(field, 0.001, 1e9)
     }
 
     /// A word, or the value of the parameter that it names.
@@ -242,6 +285,7 @@ impl Resolver<'_> {
                 region.name = format!("{name}[{member}]");
             }
             self.regions.push((name.clone(), region));
+            self.spans.regions.push(raw.name.span());
         }
         Ok(())
     }
@@ -295,7 +339,7 @@ impl Resolver<'_> {
         self.choice(word, "advice", ADVICE)
     }
 
-    fn phase(&self, index: u64, raw: &RawPhase) -> Resolved<Phase> {
+    fn phase(&mut self, index: u64, raw: &RawPhase) -> Resolved<Phase> {
         if raw.ops.is_empty() {
             let message = format!("phase `{}` does nothing", raw.name.get_ref());
             let remedy = "give it ops = [{ touch = \"REGION\" }], or remove it";
@@ -318,27 +362,31 @@ impl Resolver<'_> {
             (None, Some(_)) => u64::MAX,
             (None, None) => 1,
         };
-        let switch_rate = raw.switch_rate.as_ref().map(|f| self.positive(f)).transpose()?;
+        let (spans, ops) = self.ops(index, raw)?.into_iter().unzip();
+        self.spans.operations.push(spans);
+        self.spans.phases.push(raw.name.span());
+        let switch_rate = raw.switch_rate.as_ref().map(|f| self.rate(f)).transpose()?;
         Ok(Phase {
             name: raw.name.get_ref().clone(),
             client_kind,
             clients,
             repeat,
             time,
-            rate: raw.rate.as_ref().map(|f| self.positive(f)).transpose()?,
+            rate: raw.rate.as_ref().map(|f| self.rate(f)).transpose()?,
             parent_wake: switch_rate.map(|rate| Nanos((2e9 / rate) as u64)),
-            ops: self.ops(index, raw)?,
+            ops,
         })
     }
 
-    /// The operations of a phase; `for_each` does them for each member of a family in turn, and
-    /// `window` undoes the oldest member before a new one would be one too many.
-    fn ops(&self, index: u64, raw: &RawPhase) -> Resolved<Vec<Op>> {
+    /// The operations of a phase, each with its place in the file. `for_each` does them for each member
+    /// of a family in turn; `window` undoes the oldest member before a new one would be one too many.
+    fn ops(&self, index: u64, raw: &RawPhase) -> Resolved<Vec<(Range<usize>, Op)>> {
         let Some(family) = &raw.for_each else {
-            let each = raw.ops.iter().enumerate();
-            return each
-                .map(|(i, op)| self.op(derive_seed(self.seed, index, i as u64, 0), op, None))
-                .collect();
+            let op = |(i, op): (usize, &Spanned<RawOp>)| {
+                let seed = derive_seed(self.seed, index, i as u64, 0);
+                Ok((op.span(), self.op(seed, op, None)?))
+            };
+            return raw.ops.iter().enumerate().map(op).collect();
         };
         let members = self.members(family)?;
         let window = match &raw.window {
@@ -350,12 +398,12 @@ impl Resolver<'_> {
             let at = |region| Some((family.get_ref().as_str(), region));
             if turn >= window {
                 for op in &raw.undo {
-                    ops.push(self.op(0, op, at(members[turn - window]))?);
+                    ops.push((op.span(), self.op(0, op, at(members[turn - window]))?));
                 }
             }
             for (i, op) in raw.ops.iter().enumerate() {
                 let seed = derive_seed(self.seed, index, i as u64, 1 + turn as u64);
-                ops.push(self.op(seed, op, at(*member))?);
+                ops.push((op.span(), self.op(seed, op, at(*member))?));
             }
         }
         Ok(ops)
@@ -489,16 +537,14 @@ impl Resolver<'_> {
     ) -> Resolved<Touch> {
         let bytes = self.regions[region.0].1.bytes;
         let grain = op.grain.as_ref().map(|f| self.size(f)).transpose()?.unwrap_or(8);
-        if grain == 0 || grain % 8 != 0 || grain > bytes {
-            let message = format!("a grain of {grain} bytes in a region of {bytes} bytes");
-            return Err(self.error(span, message, "use a multiple of 8 bytes within the region"));
-        }
         let access =
             op.access.as_ref().map_or(Ok(Access::Read), |w| self.choice(w, "access", ACCESS))?;
         let pattern = self.pattern(span.clone(), op, grain)?;
         let lap = match pattern {
-            Pattern::Strided { stride_bytes } => Some((bytes - grain) / stride_bytes + 1),
-            Pattern::PointerChase => Some(bytes / grain),
+            Pattern::Strided { stride_bytes } => {
+                Some(bytes.saturating_sub(grain) / stride_bytes.max(1) + 1)
+            }
+            Pattern::PointerChase => Some((bytes / grain.max(1)).max(1)),
             Pattern::Uniform | Pattern::Zipf { .. } => None,
         };
         let count = match (&op.count, lap) {
@@ -509,10 +555,6 @@ impl Resolver<'_> {
                 return Err(self.error(span, message, "add count = 1_000_000 or another number"));
             }
         };
-        if pattern == Pattern::PointerChase && access != Access::Read {
-            let message = "a pointer chase reads: its links are what memory holds".to_string();
-            return Err(self.error(span, message, "use access = \"read\""));
-        }
         Ok(Touch { region, access, pattern, count, grain_bytes: grain, seed })
     }
 
@@ -530,16 +572,15 @@ impl Resolver<'_> {
             return Err(self.error(span, message.into(), "remove it or change the pattern"));
         }
         Ok(match (name, stride) {
-            ("strided", Some(stride_bytes)) if stride_bytes >= 8 && stride_bytes % 8 == 0 => {
-                Pattern::Strided { stride_bytes }
-            }
-            ("strided", _) => {
+            ("strided", Some(stride_bytes)) => Pattern::Strided { stride_bytes },
+            ("strided", None) => {
                 let message = "a strided pattern needs a stride, a multiple of 8 bytes".to_string();
                 return Err(self.error(span, message, "add stride = \"4K\" or another"));
             }
             ("uniform", _) => Pattern::Uniform,
             ("zipf", _) => {
-                Pattern::Zipf { theta: op.theta.as_ref().map_or(Ok(0.99), |f| self.positive(f))? }
+                let theta = |f| self.number(f, THETA_MIN, THETA_MAX);
+                Pattern::Zipf { theta: op.theta.as_ref().map_or(Ok(0.99), theta)? }
             }
             ("pointer-chase", _) => Pattern::PointerChase,
             _ => Pattern::Strided { stride_bytes: grain },

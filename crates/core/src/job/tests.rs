@@ -186,3 +186,157 @@ fn the_documentation_is_complete() {
         }
     }
 }
+
+/// A job of one region and phases, each given by its lines.
+fn job_of(region: &str, phases: &[&str]) -> String {
+    let mut text = format!("name = \"t\"\n[[region]]\nname = \"r\"\nsize = \"1M\"\n{region}\n");
+    for phase in phases {
+        text += &format!("[[phase]]\nname = \"p\"\n{phase}\n");
+    }
+    text
+}
+
+/// The message of a job that must be refused, at this line.
+fn refused_at(line: usize, region: &str, phases: &[&str]) -> String {
+    let error = resolve(&job_of(region, phases)).unwrap_err();
+    assert!(error.place.starts_with(&format!("j.toml:{line}:")), "{error}");
+    assert!(!error.remedy.is_empty());
+    error.to_string()
+}
+
+fn accepted(region: &str, phases: &[&str]) {
+    let text = job_of(region, phases);
+    resolve(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+}
+
+const READ: &str = "ops = [{ touch = \"r\" }]";
+const WRITE: &str = "ops = [{ touch = \"r\", access = \"write\" }]";
+const VERIFY: &str = "ops = [{ touch = \"r\", access = \"verify\" }]";
+const CHASE: &str = "ops = [{ touch = \"r\", pattern = \"pointer-chase\", grain = \"64\" }]";
+const MAP: &str = "ops = [{ map = \"r\" }]";
+const UNMAP: &str = "ops = [{ unmap = \"r\" }]";
+
+#[test]
+fn regions_are_used_while_they_are_mapped() {
+    assert!(refused_at(8, "mapped = false", &[READ]).contains("is not mapped by then"));
+    assert!(refused_at(8, "", &[MAP]).contains("mapped already"));
+    assert!(refused_at(11, "", &[UNMAP, READ]).contains("is not mapped"));
+    for op in ["lock", "unlock", "unmap"] {
+        let phase = format!("ops = [{{ {op} = \"r\" }}]");
+        assert!(refused_at(8, "mapped = false", &[&phase]).contains("is not mapped"), "{op}");
+    }
+    let twice = format!("repeat = 2\n{MAP}");
+    assert!(refused_at(9, "mapped = false", &[&twice]).contains("when its phase is repeated"));
+    accepted("mapped = false", &[MAP, READ, UNMAP, MAP]);
+    // What children map ends with them.
+    accepted("mapped = false", &[&format!("clients = 2\n{MAP}"), MAP]);
+    // A phase that ends by the clock may end before it maps.
+    let timed = format!("time = \"1ms\"\nrepeat = 1\n{MAP}");
+    assert!(refused_at(13, "mapped = false", &[&timed, READ]).contains("by the clock"));
+    let threads = format!("clients = 2\nclient_kind = \"threads\"\n{MAP}");
+    assert!(refused_at(10, "mapped = false", &[&threads]).contains("threads share"));
+}
+
+#[test]
+fn what_is_verified_was_written() {
+    let sparse =
+        "ops = [{ touch = \"r\", access = \"write\", pattern = \"strided\", stride = \"4K\" }]";
+    let random = "ops = [{ touch = \"r\", access = \"write\", pattern = \"uniform\", count = 9 }]";
+    for before in [&[][..], &[READ], &[sparse], &[random], &[WRITE, UNMAP, MAP]] {
+        let phases: Vec<_> = before.iter().copied().chain([VERIFY]).collect();
+        let error = refused_at(8 + 3 * before.len(), "", &phases);
+        assert!(error.contains("sure to have written") && error.contains("by a whole sweep"));
+    }
+    accepted("", &[WRITE, VERIFY]);
+    accepted("backing = \"memfd\"", &[WRITE, UNMAP, MAP, VERIFY]);
+    accepted(
+        "",
+        &[WRITE, &VERIFY.replace("verify\"", "rewrite\", pattern = \"uniform\", count = 5")],
+    );
+    accepted("", &[sparse, &sparse.replace("write", "verify").replace("4K", "16K")]);
+    // A file that is read first holds the pattern.
+    accepted("backing = \"file\"", &[VERIFY]);
+    refused_at(11, "backing = \"file\"", &[sparse, VERIFY]);
+    // Children write to pages of their own, and threads to common ones.
+    let (children, threads) = ("clients = 2\n", "clients = 2\nclient_kind = \"threads\"\n");
+    refused_at(12, "", &[&format!("{children}{WRITE}"), VERIFY]);
+    accepted("", &[&format!("{threads}{WRITE}"), VERIFY]);
+    accepted("backing = \"shared\"", &[&format!("{children}{WRITE}"), VERIFY]);
+    // The clock may end the sweep.
+    refused_at(12, "", &[&format!("time = \"1s\"\n{WRITE}"), VERIFY]);
+    // Advice takes it away, of private memory.
+    let drop = "ops = [{ advise = \"r\", advice = \"dontneed\" }]";
+    refused_at(14, "", &[WRITE, drop, VERIFY]);
+    accepted("backing = \"shared\"", &[WRITE, drop, VERIFY]);
+    accepted("backing = \"file\"", &[VERIFY, drop, VERIFY]);
+    let beside = format!(
+        "{threads}ops = [{{ touch = \"r\", access = \"write\" }}, {{ barrier = true }}, \
+         {{ touch = \"r\", access = \"verify\" }}, {{ advise = \"r\", advice = \"dontneed\" }}]"
+    );
+    refused_at(10, "", &[&beside]);
+}
+
+#[test]
+fn chases_have_their_links_alone() {
+    let both = "is both chased and verified";
+    assert!(refused_at(14, "", &[WRITE, CHASE, VERIFY]).contains(both));
+    accepted("", &[WRITE, CHASE]);
+    let chase = CHASE.trim_end_matches(']');
+    let written = format!("{chase}, {{ touch = \"r\", access = \"write\" }}]");
+    assert!(refused_at(8, "", &[&written]).contains("overwritten"));
+    let others = format!("{chase}, {}]", chase.trim_start_matches("ops = [").replace("64", "128"));
+    accepted("", &[&others]);
+    refused_at(10, "", &[&format!("clients = 2\nclient_kind = \"threads\"\n{others}")]);
+    let writes = CHASE.replace("grain", "access = \"write\", grain");
+    assert!(refused_at(8, "", &[&writes]).contains("does not read"));
+}
+
+#[test]
+fn advice_fits_its_memory() {
+    let advise = |advice: &str| format!("ops = [{{ advise = \"r\", advice = \"{advice}\" }}]");
+    assert!(refused_at(8, "backing = \"shared\"", &[&advise("free")]).contains("not private"));
+    accepted("", &[&advise("free")]);
+    let lock = "ops = [{ lock = \"r\" }]";
+    for advice in ["dontneed", "free", "cold", "pageout"] {
+        assert!(refused_at(11, "", &[lock, &advise(advice)]).contains("may be locked"), "{advice}");
+        accepted("", &[lock, "ops = [{ unlock = \"r\" }]", &advise(advice)]);
+        accepted("", &[&format!("clients = 2\n{lock}"), &advise(advice)]);
+    }
+    refused_at(8, "page_size = \"hugetlb:2M\"", &[&advise("pageout")]);
+    assert!(
+        refused_at(3, "backing = \"file\"\npage_size = \"hugetlb:2M\"", &[READ])
+            .contains("cannot have hugetlb")
+    );
+}
+
+#[test]
+fn network_memory_is_only_touched() {
+    let remote = "backing = \"remote\"";
+    assert!(refused_at(7, remote, &[&format!("clients = 2\n{READ}")]).contains("threads"));
+    accepted(remote, &[&format!("clients = 2\nclient_kind = \"threads\"\n{READ}")]);
+    assert!(refused_at(8, remote, &["ops = [{ lock = \"r\" }]"]).contains("locking"));
+    let later = format!("{remote}\nmapped = false");
+    assert!(refused_at(3, &later, &[MAP]).contains("another backing"));
+    let small = format!("{remote}\nresident = \"4K\"");
+    assert!(refused_at(3, &small, &[READ]).contains("128K"));
+    assert!(
+        refused_at(3, &format!("{remote}\npage_size = \"hugetlb:2M\""), &[READ])
+            .contains("page_size")
+    );
+}
+
+#[test]
+fn numbers_are_within_what_every_machine_can_count() {
+    for line in ["rate = \"0\"", "rate = \"5_000_000_000\"", "switch_rate = \"4_000_000_000\""] {
+        let phase = format!("clients = 2\n{line}\n{READ}");
+        assert!(refused_at(9, "", &[&phase]).contains("keep it from 0.001 to"), "{line}");
+    }
+    let zipf = READ.replace(" }", ", pattern = \"zipf\", theta = 90, count = 5 }");
+    assert!(refused_at(8, "", &[&zipf]).contains("from 0.01 to 10"));
+    let still = job_of("", &[READ]) + "[measure]\ninterval = \"0s\"\n";
+    assert!(resolve(&still).unwrap_err().to_string().contains("interval"));
+    let flip =
+        |offset: &str| job_of("", &[WRITE]) + &format!("[native]\nflip_byte_at = {offset}\n");
+    assert!(resolve(&flip("1048575")).is_ok());
+    assert!(resolve(&flip("1048576")).unwrap_err().place.contains("j.toml:10:"));
+}

@@ -61,7 +61,7 @@ impl Machine for HostMachine {
         spec("host", MachineKind::Host)
     }
 
-    fn check(&self, plan: &Plan) -> Vec<Unmet> {
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
         check(plan, &self.limits, &Root::default(), &PageSettings::host())
     }
 
@@ -95,11 +95,15 @@ impl Machine for NullMachine {
         spec("null", MachineKind::Null)
     }
 
-    fn check(&self, plan: &Plan) -> Vec<Unmet> {
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
         check_replays(plan).into_iter().collect()
     }
 
     fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
+        let unmet = self.check(plan);
+        if !unmet.is_empty() {
+            return Err(RunError::Unmet(unmet));
+        }
         run(plan, None, out)
     }
 }

@@ -9,7 +9,7 @@ use super::touch::{Turn, lay_links, touch};
 use crate::sys::mapping::{Mapping, Request, Source};
 use pagetax_core::access::pattern_word;
 use pagetax_core::plan::{
-    Access, Advice, Backing, Op, PageSizeRequest, Pattern, Plan, Region, RegionId, Touch,
+    Advice, Backing, Op, PageSizeRequest, Pattern, Plan, Region, RegionId, Touch,
 };
 use pagetax_core::units::PageSize;
 use rustix::fs::{Advice as FileAdvice, MemfdFlags, fadvise, memfd_create};
@@ -54,7 +54,7 @@ impl Memory {
         for (index, region) in plan.regions.iter().enumerate() {
             let id = RegionId(index);
             let pattern_seed = plan.pattern_seed(id);
-            let filled = is_read_before_written(plan, id);
+            let filled = plan.is_file_filled(id);
             let file = make_file(region, pattern_seed, filled, goes_on).map_err(|e| (id, e))?;
             let paged = network.map(region).map_err(|e| (id, e))?;
             regions.push(Held {
@@ -171,7 +171,11 @@ impl Memory {
 
     fn touch(&mut self, t: &Touch, turn: Turn, pace: &mut Pace<'_>) -> Result<(), Halt> {
         self.lay_links_for(t)?;
-        let held = &self.regions[t.region.0];
+        let held = &mut self.regions[t.region.0];
+        if t.access.writes() {
+            held.links = None;
+        }
+        let held = &*held;
         touch(t, held.region.bytes, mapped(held)?, held.pattern_seed, turn, pace)
     }
 
@@ -211,19 +215,6 @@ fn is_written(plan: &Plan, id: RegionId) -> bool {
         || region.advice.contains(&Advice::PopulateWrite)
         || (id.0 == 0 && plan.native.flip_byte_at.is_some())
         || plan.phases.iter().flat_map(|phase| &phase.ops).any(writes)
-}
-
-/// Whether the plan's first use of a region wants data to be there.
-fn is_read_before_written(plan: &Plan, id: RegionId) -> bool {
-    let ops = plan.phases.iter().flat_map(|phase| &phase.ops);
-    let mut uses = ops.filter_map(|op| match op {
-        Op::Touch(t) if t.region == id => {
-            Some(t.access != Access::Write && t.pattern != Pattern::PointerChase)
-        }
-        Op::Lock { region, .. } if *region == id => Some(true),
-        _ => None,
-    });
-    uses.next().unwrap_or(false)
 }
 
 /// The folder for files whose job names none. Not /tmp, which is often memory itself.

@@ -282,6 +282,7 @@ mod tests {
     use super::*;
     use crate::sys::mapping::{Request, Source};
     use pagetax_core::plan::RegionId;
+    use std::collections::BTreeSet;
 
     const BYTES: u64 = 1 << 16;
 
@@ -324,6 +325,24 @@ mod tests {
             laps.flat_map(|run| (0..run.count).map(move |i| run.first + i * run.stride)).collect();
         assert_eq!(visited(&sweep, turn), expected);
         assert_eq!(expected.len(), 10_000);
+    }
+
+    /// Writes at random offsets reach the words that the plan's stream names, and no others.
+    #[test]
+    fn memory_is_written_where_the_stream_says() {
+        let (source, len, align) = (Source::Anon, BYTES as usize, 4096);
+        let mapping = Mapping::new(Request { source, len, align, hugetlb: None }).unwrap();
+        let write = Touch { access: Access::Write, ..touch_of(Pattern::Uniform, 500, 8) };
+        let control = Control::new(1).unwrap();
+        let mut pace = Pace::new(&control, 0, None, None, false);
+        let turn = Turn { client: 1, repeat: 2 };
+        touch(&write, BYTES, &mapping, 11, turn, &mut pace).unwrap();
+        let mut stream = write.random(BYTES, 1, 2).unwrap();
+        let written: BTreeSet<u64> = (0..500).map(|_| stream.next_offset()).collect();
+        for offset in (0..BYTES).step_by(8) {
+            let expected = if written.contains(&offset) { pattern_word(11, offset) } else { 0 };
+            assert_eq!(mapping.load(offset), expected, "{offset}");
+        }
     }
 
     fn chased(touch: &Touch, spoil: Option<u64>) -> Result<u64, Halt> {

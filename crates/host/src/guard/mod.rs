@@ -3,19 +3,17 @@
 //!
 //! Invariant: checking is cheap and changes nothing; each finding says what to do.
 
-mod network;
 mod pages;
 
-use self::network::check_network;
 use self::pages::{check_page_size, check_pools};
 use crate::exec::file_directory;
 use crate::pagesize::PageSettings;
 use crate::procfs::Root;
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Access, Backing, ClientKind, Op, Pattern, Phase, Plan, Region, RegionId};
+use pagetax_core::plan::{Backing, ClientKind, Op, Phase, Plan, Region, RegionId};
 use pagetax_core::units::Bytes;
 use procfs_core::Meminfo;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Limits of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,19 +34,16 @@ impl Default for Limits {
 /// The user addresses of a 64-bit process with four levels of page tables.
 const ADDRESS_SPACE_BYTES: u64 = 1 << 47;
 
-/// Everything that stands in the way of a plan.
+/// Everything of a valid plan that this machine cannot do.
 pub fn check(plan: &Plan, limits: &Limits, root: &Root, pages: &PageSettings) -> Vec<Unmet> {
     let mut unmet = Vec::new();
     unmet.extend(check_replays(plan));
-    unmet.extend(check_order(plan));
-    unmet.extend(check_touches(plan));
     unmet.extend(check_sizes(plan, limits, root));
     unmet.extend(check_locks(plan, limits, root));
     for region in &plan.regions {
         unmet.extend(check_page_size(region, pages));
         unmet.extend(check_directory(region));
     }
-    unmet.extend(check_network(plan));
     unmet.extend(check_pools(plan, pages));
     unmet
 }
@@ -70,99 +65,6 @@ pub(crate) fn check_replays(plan: &Plan) -> Option<Unmet> {
                       itself: pagetax diagnose -- COMMAND";
         fatal(what.into(), remedy)
     })
-}
-
-/// Whether each operation finds its region mapped, or not, as it needs.
-fn check_order(plan: &Plan) -> Option<Unmet> {
-    let mut mapped: Vec<bool> = plan.regions.iter().map(|r| r.mapped_at_start).collect();
-    for phase in &plan.phases {
-        let before = mapped.clone();
-        for _ in 0..phase.repeat.min(2) {
-            for op in &phase.ops {
-                let (id, wants) = match op {
-                    Op::Map(id) => (*id, false),
-                    Op::Unmap(id) | Op::Unlock(id) => (*id, true),
-                    Op::Lock { region, .. } | Op::Advise { region, .. } => (*region, true),
-                    Op::Touch(touch) => (touch.region, true),
-                    Op::Replay(replay) => (replay.region, true),
-                    Op::Sleep(_) | Op::Barrier => continue,
-                };
-                if mapped[id.0] != wants {
-                    return Some(out_of_order(plan, phase, id, wants));
-                }
-                match op {
-                    Op::Map(_) => mapped[id.0] = true,
-                    Op::Unmap(_) => mapped[id.0] = false,
-                    _ => {}
-                }
-            }
-        }
-        if phase.client_kind == ClientKind::Processes {
-            mapped = before; // what children map ends with them
-        }
-    }
-    None
-}
-
-fn out_of_order(plan: &Plan, phase: &Phase, id: RegionId, wants: bool) -> Unmet {
-    let (region, phase) = (&plan.region(id).name, &phase.name);
-    if wants {
-        fatal(
-            format!("phase `{phase}` uses region `{region}`, which is not mapped by then"),
-            format!("map it first: {{ map = \"{region}\" }}"),
-        )
-    } else {
-        fatal(
-            format!("phase `{phase}` maps region `{region}`, which is mapped already"),
-            format!("unmap it first: {{ unmap = \"{region}\" }}"),
-        )
-    }
-}
-
-/// Whether each touch is one of whole words inside its region, and chases have theirs alone.
-fn check_touches(plan: &Plan) -> Vec<Unmet> {
-    let mut unmet = Vec::new();
-    let mut chased: BTreeSet<usize> = BTreeSet::new();
-    let touches = || {
-        plan.phases.iter().flat_map(|p| &p.ops).filter_map(|op| match op {
-            Op::Touch(touch) => Some(touch),
-            _ => None,
-        })
-    };
-    for touch in touches() {
-        let region = plan.region(touch.region);
-        let stride = match touch.pattern {
-            Pattern::Strided { stride_bytes } => stride_bytes,
-            _ => 8,
-        };
-        let grain = touch.grain_bytes;
-        if grain == 0 || grain % 8 != 0 || stride % 8 != 0 || grain > region.bytes {
-            unmet.push(fatal(
-                format!("region `{}` is touched by {grain} bytes every {stride}", region.name),
-                "use multiples of 8 bytes within the region",
-            ));
-        }
-        if touch.pattern == Pattern::PointerChase {
-            if touch.access != Access::Read {
-                let what = format!("the pointer chase of region `{}` does not read", region.name);
-                unmet.push(fatal(what, "use access = \"read\""));
-            }
-            chased.insert(touch.region.0);
-        }
-    }
-    for touch in touches() {
-        let compares = matches!(touch.access, Access::Verify | Access::Rewrite);
-        if compares && touch.pattern != Pattern::PointerChase && chased.contains(&touch.region.0) {
-            let region = &plan.region(touch.region).name;
-            unmet.push(fatal(
-                format!(
-                    "region `{region}` is both chased and verified; a chase lays its links in it"
-                ),
-                "chase a region of its own",
-            ));
-        }
-    }
-    unmet
 }
 
 /// Bytes of memory, neither of files nor in a page store, that a plan may come to hold at once.

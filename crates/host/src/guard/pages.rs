@@ -77,12 +77,6 @@ pub(super) fn check_pools(plan: &Plan, pages: &PageSettings) -> Vec<Unmet> {
     let mut unmet = Vec::new();
     for region in &plan.regions {
         let PageSizeRequest::Hugetlb(size) = region.page_size else { continue };
-        if matches!(region.backing, Backing::File { .. }) {
-            let what =
-                format!("region `{}` is a file, which cannot have hugetlb pages", region.name);
-            unmet.push(fatal(what, "use backing = \"anon\", \"shared\" or \"memfd\""));
-            continue;
-        }
         *wanted.entry(size).or_default() += mapping_len(region) / size.bytes();
     }
     for (size, count) in wanted {

@@ -62,6 +62,11 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         time.map_or(u64::MAX, |time| cursor.start_ns.saturating_add(time.0))
     }
 
+    /// Time until the task's phase ends by the clock: sleeps end then, too.
+    fn left_ns(&self, cpu: usize, task: TaskId) -> u64 {
+        self.deadline(task).saturating_sub(self.cpus[cpu].now)
+    }
+
     fn phase_of(&self, task: TaskId) -> &'a Phase {
         &self.plan.phases[self.tasks[task.0].cursor.phase]
     }
@@ -192,6 +197,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     /// The cursor's next operation, or the end of the client's work.
     fn operation(&mut self, cpu: usize, task: TaskId) -> Result<(), RunError> {
         let plan = self.plan;
+        self.charge_at_least_a_call(cpu, task);
         let cursor = self.tasks[task.0].cursor;
         let phase = &plan.phases[cursor.phase];
         let late = self.cpus[cpu].now >= self.deadline(task);
@@ -203,7 +209,10 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             (cursor.op, cursor.repeat) = (0, cursor.repeat + 1);
             return Ok(());
         };
-        self.tasks[task.0].cursor.op += 1;
+        let is_access = matches!(op, Op::Touch(_) | Op::Replay(_));
+        let cursor = &mut self.tasks[task.0].cursor;
+        cursor.op += 1;
+        cursor.begun_ns = (!is_access).then_some(self.cpus[cpu].now);
         let space = self.space_of(task);
         match op {
             Op::Map(id) => self.map(cpu, task, *id),
@@ -225,13 +234,24 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             Op::Touch(touch) => self.begin_touch(task, phase, touch),
             Op::Replay(replay) => self.begin_replay(task, replay),
             Op::Sleep(time) => {
-                self.sleep(cpu, task, time.0);
+                self.sleep(cpu, task, time.0.min(self.left_ns(cpu, task)));
                 Ok(())
             }
             Op::Barrier => {
                 self.barrier(cpu, task);
                 Ok(())
             }
+        }
+    }
+
+    /// Charges a system call for an operation that has taken no time: none is free, and operations
+    /// that were would keep a phase that ends by the clock from its end.
+    fn charge_at_least_a_call(&mut self, cpu: usize, task: TaskId) {
+        let begun_ns = self.tasks[task.0].cursor.begun_ns.take();
+        if begun_ns == Some(self.cpus[cpu].now) {
+            let mut spent = CpuTimes::default();
+            spent[CpuRow::OtherKernel as usize] = self.parts.kernel.call_ns().max(1);
+            self.charge(cpu, task, &spent);
         }
     }
 
@@ -380,13 +400,14 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         let Some(rate) = self.phase_of(task).rate else { return true };
         let cursor = self.tasks[task.0].cursor;
         let elapsed_ns = self.cpus[cpu].now - cursor.start_ns;
-        let due = (elapsed_ns as f64 * rate / 1e9) as u64 + 1;
+        let due = ((elapsed_ns as f64 * rate / 1e9) as u64).saturating_add(1);
         if due > cursor.accesses {
-            accesses.allow((due - cursor.accesses) * accesses.pieces());
+            accesses.allow((due - cursor.accesses).saturating_mul(accesses.pieces()));
             return true;
         }
         let next_ns = (cursor.accesses as f64 / rate * 1e9).ceil() as u64;
-        self.sleep(cpu, task, next_ns.saturating_sub(elapsed_ns).max(1));
+        let wait_ns = next_ns.saturating_sub(elapsed_ns).min(self.left_ns(cpu, task));
+        self.sleep(cpu, task, wait_ns.max(1));
         false
     }
 
@@ -399,7 +420,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         done_bytes: u64,
     ) -> Result<(), RunError> {
         let (space, bytes) = (self.space_of(task), self.plan.region(id).bytes);
-        if done_bytes >= bytes {
+        if done_bytes >= bytes || self.cpus[cpu].now >= self.deadline(task) {
             return Ok(());
         }
         // The rest of the present call: chunks begin at multiples of their size.

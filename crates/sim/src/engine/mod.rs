@@ -187,6 +187,13 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             let seconds = self.parts.caps.wall_ns / SECOND_NS;
             return Err(RunError::Capped(format!("{seconds} s of virtual time")));
         }
+        if self.record.points > self.parts.caps.points {
+            let (points, seconds) = (self.parts.caps.points, now as f64 / 1e9);
+            return Err(RunError::Capped(format!(
+                "{points} points of the series, at {seconds:.1} s of virtual time; give a longer \
+                 --interval"
+            )));
+        }
         if self.steps > self.parts.caps.steps {
             let (steps, seconds) = (self.parts.caps.steps, now as f64 / 1e9);
             let text =
@@ -258,13 +265,16 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
 
     /// Gives an idle CPU a task, or lets it idle until something happens.
     fn dispatch(&mut self, cpu: usize) -> Result<(), RunError> {
-        let now = self.cpus[cpu].now;
         let Some(task) = self.parts.scheduler.pick() else { return self.idle(cpu) };
-        if let State::Ready { since } = self.tasks[task.0].state
-            && self.tasks[task.0].is_job()
-        {
-            self.books.tally.add(RUN_QUEUE_NS, now.saturating_sub(since));
-            self.ledgers.ready(false);
+        let mut now = self.cpus[cpu].now;
+        if let State::Ready { since } = self.tasks[task.0].state {
+            // It may come from a CPU that is ahead: it cannot run before it was there.
+            now = now.max(since);
+            self.cpus[cpu].now = now;
+            if self.tasks[task.0].is_job() {
+                self.books.tally.add(RUN_QUEUE_NS, now - since);
+                self.ledgers.ready(false);
+            }
         }
         self.tasks[task.0].state = State::Running;
         self.cpus[cpu].task = Some(task);

@@ -19,6 +19,8 @@ pub(super) struct Record {
     phase_start_ns: u64,
     phase_tally: Tally,
     sample_tally: Tally,
+    /// Points of the series.
+    pub points: u64,
 }
 
 impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
@@ -53,6 +55,7 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
         self.parts.kernel.sample(&self.parts.hardware, &mut values);
         self.out.sample(time, &values);
         self.record.sample_tally = self.books.tally.clone();
+        self.record.points += 1;
         let interval = self.plan.measure.interval.map_or(0, |interval| interval.0);
         self.agenda.add(time + interval, Event::Sample);
     }

@@ -41,7 +41,11 @@ impl Settings {
     /// Constants that are absent or impossible.
     pub fn load(model: &Model) -> Result<Self, ModelError> {
         let byte_ps = |key| if model.has("access", key) { model.ps("access", key) } else { Ok(0) };
-        let if_given = |key| model.has("access", key).then(|| model.ps("access", key)).transpose();
+        let time_ps = |key| match model.ps("access", key)? {
+            0 => Err(model.error("access", key, "is 0", "write a time of at least 1 ps")),
+            ps => Ok(ps),
+        };
+        let if_given = |key| model.has("access", key).then(|| time_ps(key)).transpose();
         let cpus = model.positive("machine", "cpus")?;
         if cpus > CPUS_MAX {
             let problem = format!("is {cpus}, more than {CPUS_MAX}");
@@ -52,7 +56,7 @@ impl Settings {
             page: model.page_size("machine", "page")?,
             cpus: cpus as u32,
             tick_ns: model.ns("machine", "tick")?.max(1),
-            access_ps: model.ps("access", "time")?,
+            access_ps: time_ps("time")?,
             random_ps: if_given("random")?,
             dependent_ps: if_given("dependent")?,
             read_byte_ps: byte_ps("read_byte")?,
@@ -106,11 +110,13 @@ pub struct Caps {
     pub wall_ns: u64,
     /// Steps of the engine: kernel calls and uninterrupted touches.
     pub steps: u64,
+    /// Points of the series.
+    pub points: u64,
 }
 
 impl Default for Caps {
     /// A week of virtual time; some minutes of real time.
     fn default() -> Self {
-        Caps { wall_ns: 7 * 24 * 3600 * 1_000_000_000, steps: 1_000_000_000 }
+        Caps { wall_ns: 7 * 24 * 3600 * 1_000_000_000, steps: 1_000_000_000, points: 1 << 20 }
     }
 }

@@ -64,6 +64,8 @@ pub(super) struct Cursor {
     pub start_ns: u64,
     /// Accesses of the phase so far, for its rate.
     pub accesses: u64,
+    /// When the operation under way began, unless it is an access; none before the first.
+    pub begun_ns: Option<u64>,
 }
 
 /// A task.

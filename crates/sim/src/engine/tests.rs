@@ -39,8 +39,11 @@ impl Plain {
 }
 
 impl Kernel<Flat> for Plain {
-    fn check(&self, _plan: &Plan) -> Vec<Unmet> {
+    fn limits(&self, _plan: &Plan) -> Vec<Unmet> {
         Vec::new()
+    }
+    fn call_ns(&self) -> u64 {
+        1_000
     }
     fn counters(&self) -> &'static [CounterId] {
         &[MINOR, MAJOR]
@@ -185,7 +188,7 @@ fn run(plan: &Plan, scheduler_name: &str, cpus: u32, daemon: bool) -> (Run, Resu
     let kernel = Plain { file_from: u64::MAX, next: 4096, lengths: BTreeMap::new(), daemon };
     let parts = Parts {
         settings: &settings,
-        caps: Caps { wall_ns: 1000 * SECOND_NS, steps: 1_000_000 },
+        caps: Caps { wall_ns: 1000 * SECOND_NS, steps: 1_000_000, ..Caps::default() },
         hardware: Flat::new(PageSize::K4),
         kernel,
         scheduler: scheduler(&model).unwrap(),

@@ -5,6 +5,7 @@
 //! block is both free and mapped. A page that cannot have its size gets the next smaller one.
 
 use super::buddy::{Buddy, Frame, Owner};
+use super::preflight::{fatal, ignored_advice, other_page_sizes, too_much_mapped, without_servers};
 use super::{Epilogue, Kernel, Step};
 use crate::accesses::Accesses;
 use crate::cx::{CpuRow, Cx};
@@ -49,7 +50,7 @@ pub trait Flavor {
     fn prepare(&mut self, _plan: &Plan) {}
 
     /// What the plan asks and this kernel cannot do.
-    fn check(&self, region: &Region) -> Option<Unmet>;
+    fn limit(&self, region: &Region) -> Option<Unmet>;
 
     /// The run is over.
     fn epilogue(&self, hw: &CachedMmu, memory: &Memory) -> Epilogue;
@@ -418,39 +419,43 @@ impl<F: Flavor> AnonKernel<F> {
     }
 }
 
+/// Advice that does something here.
+const KNOWN_ADVICE: [Advice; 6] = [
+    Advice::Dontneed,
+    Advice::Free,
+    Advice::Hugepage,
+    Advice::Nohugepage,
+    Advice::PopulateRead,
+    Advice::PopulateWrite,
+];
+
 impl<F: Flavor> Kernel<CachedMmu> for AnonKernel<F> {
     fn prepare(&mut self, plan: &Plan) {
         self.flavor.prepare(plan);
     }
 
-    fn check(&self, plan: &Plan) -> Vec<Unmet> {
-        let anonymous = |region: &&Region| region.backing.is_anonymous();
-        let mut unmet: Vec<_> = plan
-            .regions
-            .iter()
-            .filter(|region| !anonymous(region))
-            .map(|region| Unmet {
-                what: format!(
-                    "region `{}`: this model has private anonymous memory only",
-                    region.name
-                ),
-                remedy: "use backing = \"anon\", or another machine".into(),
-                fatal: true,
-            })
-            .collect();
-        unmet.extend(plan.regions.iter().filter_map(|region| self.flavor.check(region)));
-        if plan.mapped_bytes_max() > self.memory_bytes {
-            unmet.push(Unmet {
-                what: format!(
-                    "the job maps {}, and the machine has {} and no swap",
-                    plan.mapped_bytes_max(),
-                    self.memory_bytes
-                ),
-                remedy: "make the job smaller, or the machine's memory larger".into(),
-                fatal: true,
-            });
-        }
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+        let other =
+            |region: &&Region| !region.backing.is_anonymous() && !region.backing.is_remote();
+        let refuse = |region: &Region| {
+            let name = &region.name;
+            fatal(
+                format!("region `{name}`: this model has private anonymous memory only"),
+                "use backing = \"anon\", or another machine",
+            )
+        };
+        let mut unmet: Vec<_> = plan.regions.iter().filter(other).map(refuse).collect();
+        unmet.extend(without_servers(plan));
+        unmet.extend(plan.regions.iter().filter_map(|region| self.flavor.limit(region)));
+        unmet.extend(too_much_mapped(plan, self.memory_bytes, "the machine has, without swap,"));
+        unmet.extend(other_page_sizes(plan, &self.memory.sizes));
+        unmet.extend(ignored_advice(plan, &KNOWN_ADVICE));
         unmet
+    }
+
+    /// As the source has no figure: what the way into the kernel and back costs a fault.
+    fn call_ns(&self) -> u64 {
+        (self.costs.fault_ps / 1000).max(1)
     }
 
     fn page_sizes(&self, _base: PageSize) -> Vec<PageSize> {

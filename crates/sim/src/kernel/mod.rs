@@ -7,6 +7,7 @@ pub mod anon;
 pub mod buddy;
 pub mod linux24;
 pub mod pager;
+mod preflight;
 pub mod replacement;
 pub mod solaris;
 pub mod solaris_tools;
@@ -45,8 +46,12 @@ pub enum Step {
 
 /// A kernel on hardware `M`. Called by the engine in the order of virtual time.
 pub trait Kernel<M: Mmu> {
-    /// Preflight: what of the plan this kernel on this hardware cannot do.
-    fn check(&self, plan: &Plan) -> Vec<Unmet>;
+    /// Preflight: what of a valid plan this kernel on this hardware cannot do.
+    fn limits(&self, plan: &Plan) -> Vec<Unmet>;
+
+    /// Time of a system call that finds nothing to do. An operation takes at least that long: the
+    /// engine charges it where the kernel has charged nothing. At least 1.
+    fn call_ns(&self) -> u64;
 
     /// Learns of the plan, once, before its run.
     fn prepare(&mut self, _plan: &Plan) {}

@@ -216,7 +216,7 @@ impl Flavor for Solaris {
         }
     }
 
-    fn check(&self, region: &Region) -> Option<Unmet> {
+    fn limit(&self, region: &Region) -> Option<Unmet> {
         let room = MAPPINGS_END / 4 * 3;
         (region.bytes > room).then(|| Unmet {
             what: format!(

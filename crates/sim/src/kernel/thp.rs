@@ -116,7 +116,7 @@ impl Flavor for Thp {
 
     fn ending(&mut self, _hw: &CachedMmu, _cx: &Cx<'_>, _memory: &Memory, _space: SpaceId) {}
 
-    fn check(&self, region: &Region) -> Option<Unmet> {
+    fn limit(&self, region: &Region) -> Option<Unmet> {
         let room = MAPPINGS_END / 2;
         (region.bytes > room).then(|| Unmet {
             what: format!("region `{}` has {}: too much to map", region.name, Bytes(region.bytes)),

@@ -5,43 +5,38 @@ use super::runs::{ObjectId, View};
 use super::spaces::{Kind, PAGE, SPACE_BYTES};
 use super::*;
 use crate::accesses::Accesses;
+use crate::kernel::preflight::{
+    fatal, ignored_advice, other_page_sizes, too_much_mapped, without_servers,
+};
 use crate::kernel::{Epilogue, Kernel, Step};
 use crate::mmu::{PageTables, SpaceId};
 use crate::tally::Tally;
 use pagetax_core::counter::Reading;
 use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Plan, Region, RegionId};
-use pagetax_core::units::PageSize;
+use pagetax_core::units::{Bytes, PageSize};
 
 const USER_NS: CounterId = CounterId::of("user_ns");
 
 impl<M: PageTables> Kernel<M> for Linux24 {
-    fn check(&self, plan: &Plan) -> Vec<Unmet> {
-        let half = self.memory.pages() * PAGE / 2;
-        let mut unmet = Vec::new();
-        if plan.locked_bytes_max().0 > half {
-            unmet.push(Unmet {
-                what: format!(
-                    "the job locks {} at once; this kernel lets a process lock half of memory, {}",
-                    plan.locked_bytes_max(),
-                    pagetax_core::units::Bytes(half),
-                ),
-                remedy: "lock less, or take a machine with more memory".into(),
-                fatal: true,
-            });
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+        let half = Bytes(self.memory.pages() * PAGE / 2);
+        let locked = plan.locked_bytes_max();
+        let mut unmet = other_page_sizes(plan, &[PageSize::K4]);
+        if locked > half {
+            let what = format!(
+                "the job locks {locked} at once; this kernel lets a process lock half of memory, {half}"
+            );
+            unmet.push(fatal(what, "lock less, or take a machine with more memory"));
         }
-        if plan.mapped_bytes_max().0 > SPACE_BYTES {
-            unmet.push(Unmet {
-                what: format!(
-                    "the job maps {} at once; a process has {} of addresses here",
-                    plan.mapped_bytes_max(),
-                    pagetax_core::units::Bytes(SPACE_BYTES),
-                ),
-                remedy: "map less".into(),
-                fatal: true,
-            });
-        }
+        unmet.extend(too_much_mapped(plan, Bytes(SPACE_BYTES), "a process has addresses for"));
+        unmet.extend(without_servers(plan));
+        unmet.extend(ignored_advice(plan, &[]));
         unmet
+    }
+
+    fn call_ns(&self) -> u64 {
+        self.config.costs.call_ns.max(1)
     }
 
     fn counters(&self) -> &'static [CounterId] {
@@ -123,7 +118,7 @@ impl<M: PageTables> Kernel<M> for Linux24 {
         locked.entry(id).and_modify(|mapping| mapping.locked = mapping.locked.max(page));
         let locked = locked.values().map(|mapping| u64::from(mapping.locked)).sum::<u64>();
         cx.at_least(LOCKED_BYTES, locked * PAGE);
-        if page >= end { bytes } else { u64::from(page) * PAGE - offset }
+        if page >= end { bytes } else { (u64::from(page) * PAGE).saturating_sub(offset) }
     }
 
     fn unlock(&mut self, _hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, id: RegionId) {

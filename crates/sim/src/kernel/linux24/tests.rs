@@ -133,7 +133,7 @@ fn more_than_half_of_memory_cannot_be_locked() {
     let kernel = Linux24::new(Config::new(&machine).expect("a kernel"));
     let unmet = |slots| {
         let plan = plan(&machine, "mlock-cycle", &[("slots", slots)], 1);
-        Kernel::<Flat>::check(&kernel, &plan)
+        Kernel::<Flat>::limits(&kernel, &plan)
     };
     assert!(unmet("2").is_empty());
     assert!(unmet("3")[0].what.contains("half of memory"));

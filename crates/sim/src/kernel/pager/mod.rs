@@ -259,8 +259,13 @@ impl Pager {
 }
 
 impl<M: PageTables> Kernel<M> for Pager {
-    fn check(&self, plan: &Plan) -> Vec<Unmet> {
-        preflight::check(&self.model, plan)
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+        preflight::limits(&self.model, plan)
+    }
+
+    /// As the source has no figure: what the way into the kernel and back costs a fault.
+    fn call_ns(&self) -> u64 {
+        self.model.soft_fault_ns.max(1)
     }
 
     fn counters(&self) -> &'static [CounterId] {

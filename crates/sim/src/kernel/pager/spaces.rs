@@ -176,9 +176,11 @@ impl Loaded {
         }
     }
 
-    /// A translation is gone.
+    /// A translation is gone, if it was there: pages that are locked may never have been touched.
     pub fn remove(&mut self, frame: Frame, translation: Translation) {
-        self.first[frame as usize].take_if(|first| *first == translation);
+        if let Some(first) = self.first.get_mut(frame as usize) {
+            first.take_if(|first| *first == translation);
+        }
         if let Some(others) = self.others.get_mut(&frame) {
             others.retain(|other| *other != translation);
         }

@@ -209,7 +209,7 @@ fn small_mmap3() -> Run {
     let params = [("size", "75M"), ("random", "5000")].map(|(k, v)| (k.into(), v.into()));
     let job = Job::builtin("mmap3").unwrap();
     let plan = job.resolve(&params.into_iter().collect(), &spec, None).unwrap();
-    assert!(Kernel::<Flat>::check(&kernel, &plan).is_empty());
+    assert!(Kernel::<Flat>::limits(&kernel, &plan).is_empty());
     let mut recording = Recording::new(&plan, &spec);
     let hardware = Flat::new(settings.page);
     let parts = Parts { settings: &settings, caps: Caps::default(), hardware, kernel, scheduler };
@@ -257,7 +257,7 @@ fn what_does_not_fit_is_refused_before_it_runs() {
         Job::parse(&text, "big.toml").unwrap().resolve(&Default::default(), &spec, None).unwrap()
     };
     let fatal = |size: &str| {
-        let unmet = Kernel::<Flat>::check(&pager, &job(size));
+        let unmet = Kernel::<Flat>::limits(&pager, &job(size));
         unmet.iter().filter(|unmet| unmet.fatal).count()
     };
     assert_eq!((fatal("200M"), fatal("300M"), fatal("2G")), (0, 1, 2));

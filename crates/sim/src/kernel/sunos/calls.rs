@@ -17,8 +17,12 @@ const SECOND_NS: u64 = 1_000_000_000;
 const RUNS_A_CALL: usize = 256;
 
 impl Kernel<Sun4> for SunOs {
-    fn check(&self, plan: &Plan) -> Vec<Unmet> {
-        preflight::check(plan, self.memory)
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+        preflight::limits(plan, self.memory, self.page)
+    }
+
+    fn call_ns(&self) -> u64 {
+        self.config.costs.syscall_ns.max(1)
     }
 
     fn counters(&self) -> &'static [CounterId] {

@@ -28,7 +28,7 @@ use crate::mmu::sun4::{PmegId, Sun4};
 use crate::tally::CounterId;
 use config::Config;
 use hat::Hat;
-use pagetax_core::units::Bytes;
+use pagetax_core::units::{Bytes, PageSize};
 use vm::Vm;
 
 const TRANSLATION_FAULTS: CounterId = CounterId::of("translation_fault_count");
@@ -73,6 +73,7 @@ struct Process {
 pub struct SunOs {
     config: Config,
     memory: Bytes,
+    page: PageSize,
     hat: Hat,
     vm: Vm,
     processes: Vec<Process>,
@@ -85,7 +86,8 @@ impl SunOs {
         mmu.note_use(config.hat.steal.asks_for_use);
         let hat = Hat::new(config.hat, config.costs, mmu);
         let (vm, processes, running) = (Vm::default(), Vec::new(), None);
-        SunOs { config, memory, hat, vm, processes, running }
+        let page = mmu.geometry().page;
+        SunOs { config, memory, page, hat, vm, processes, running }
     }
 
     fn add_process(&mut self, space: SpaceId, parent: Option<SpaceId>) {

@@ -1,45 +1,21 @@
 //! What a job may ask of SunOS on a Sun-4, and what it may not.
 
+use crate::kernel::preflight::{
+    degraded, ignored_advice, other_page_sizes, too_much_mapped, without_servers,
+};
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Advice, ClientKind, Op, PageSizeRequest, Plan, Region};
-use pagetax_core::units::Bytes;
+use pagetax_core::plan::{Advice, ClientKind, Plan};
+use pagetax_core::units::{Bytes, PageSize};
 
-/// What of `plan` a Sun-4 with this much memory for users cannot do.
-pub(super) fn check(plan: &Plan, memory: Bytes) -> Vec<Unmet> {
-    let mut unmet = Vec::new();
-    let mapped = plan.mapped_bytes_max();
-    if mapped > memory {
-        unmet.push(Unmet {
-            what: format!("the job maps {mapped}; users have {memory} of memory"),
-            remedy: "make the job smaller (--set size=…); this model does not page out".into(),
-            fatal: true,
-        });
+/// What of `plan` a Sun-4 with this much memory for users cannot do. It does not page out.
+pub(super) fn limits(plan: &Plan, memory: Bytes, page: PageSize) -> Vec<Unmet> {
+    let mut unmet = other_page_sizes(plan, &[page]);
+    unmet.extend(too_much_mapped(plan, memory, "users have, without paging out,"));
+    unmet.extend(without_servers(plan));
+    if plan.phases.iter().any(|phase| phase.client_kind == ClientKind::Threads) {
+        let what = "SunOS 4 has no threads; they are simulated as one process on one CPU";
+        unmet.push(degraded(what.into(), "use processes as clients"));
     }
-    let wants_other_pages = |region: &&Region| {
-        matches!(region.page_size, PageSizeRequest::Prefer(_) | PageSizeRequest::Hugetlb(_))
-    };
-    if let Some(region) = plan.regions.iter().find(wants_other_pages) {
-        unmet.push(Unmet {
-            what: format!("region `{}` asks for a page size; a Sun-4 has one", region.name),
-            remedy: "ask for the default page size".into(),
-            fatal: false,
-        });
-    }
-    let threads = plan.phases.iter().any(|p| p.client_kind == ClientKind::Threads);
-    if threads {
-        unmet.push(Unmet {
-            what: "SunOS 4 has no threads; they are simulated as one process on one CPU".into(),
-            remedy: "use processes as clients".into(),
-            fatal: false,
-        });
-    }
-    let advises = |op: &Op| matches!(op, Op::Advise { advice, .. } if *advice != Advice::Dontneed);
-    if plan.phases.iter().flat_map(|phase| &phase.ops).any(advises) {
-        unmet.push(Unmet {
-            what: "of all advice this model knows dontneed only".into(),
-            remedy: "expect the rest to be ignored".into(),
-            fatal: false,
-        });
-    }
+    unmet.extend(ignored_advice(plan, &[Advice::Dontneed]));
     unmet
 }

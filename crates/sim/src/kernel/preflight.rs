@@ -1,0 +1,79 @@
+//! What several kernels say of plans that ask for what their machines do not have.
+
+use pagetax_core::machine::Unmet;
+use pagetax_core::plan::{Advice, Op, PageSizeRequest, Plan, Region};
+use pagetax_core::units::{Bytes, PageSize};
+
+/// Something without which the plan is another one.
+pub(super) fn fatal(what: String, remedy: impl Into<String>) -> Unmet {
+    Unmet { what, remedy: remedy.into(), fatal: true }
+}
+
+/// Something that the report must say.
+pub(super) fn degraded(what: String, remedy: impl Into<String>) -> Unmet {
+    Unmet { what, remedy: remedy.into(), fatal: false }
+}
+
+/// Refuses network memory on a machine without memory servers.
+pub(super) fn without_servers(plan: &Plan) -> Option<Unmet> {
+    let region = plan.regions.iter().find(|region| region.backing.is_remote())?;
+    Some(fatal(
+        format!("region `{}` is network memory; this machine has no memory servers", region.name),
+        "use --on sim:alpha-nms or --on host, or backing = \"anon\"",
+    ))
+}
+
+/// Says which page sizes cannot be had: from a pool, the plan is refused; preferred ones are left out.
+pub(super) fn other_page_sizes(plan: &Plan, sizes: &[PageSize]) -> Vec<Unmet> {
+    let names: Vec<_> = sizes.iter().map(PageSize::to_string).collect();
+    let names = names.join(", ");
+    let unmet = |region: &Region| match region.page_size {
+        PageSizeRequest::Hugetlb(size) if !sizes.contains(&size) => Some(fatal(
+            format!(
+                "region `{}` asks for a pool of {size} pages; this machine's pages are {names}",
+                region.name
+            ),
+            "leave its page_size out",
+        )),
+        PageSizeRequest::Prefer(size) if !sizes.contains(&size) => Some(degraded(
+            format!(
+                "region `{}` prefers {size} pages; this machine's pages are {names}",
+                region.name
+            ),
+            "leave its page_size out, or use one of these",
+        )),
+        _ => None,
+    };
+    plan.regions.iter().filter_map(unmet).collect()
+}
+
+/// Says that advice other than `known` is ignored.
+pub(super) fn ignored_advice(plan: &Plan, known: &[Advice]) -> Option<Unmet> {
+    let asked = plan.regions.iter().flat_map(|region| region.advice.iter().copied());
+    let given = plan.phases.iter().flat_map(|phase| &phase.ops).filter_map(|op| match op {
+        Op::Advise { advice, .. } => Some(*advice),
+        _ => None,
+    });
+    // MADV_NORMAL asks for what a kernel does unasked.
+    let ignored = |advice: &Advice| *advice != Advice::Normal && !known.contains(advice);
+    asked.chain(given).find(ignored)?;
+    let known = match known {
+        [] => "no advice".to_string(),
+        known => format!("only {known:?}").replace(['[', ']'], "").to_lowercase(),
+    };
+    Some(degraded(
+        format!("of the advice in madvise(2), this model knows {known}"),
+        "expect the rest to be ignored",
+    ))
+}
+
+/// Refuses a plan that maps more than there is room for.
+pub(super) fn too_much_mapped(plan: &Plan, room: Bytes, whose: &str) -> Option<Unmet> {
+    let mapped = plan.mapped_bytes_max();
+    (mapped > room).then(|| {
+        fatal(
+            format!("the job maps {mapped}; {whose} {room}"),
+            "make the job smaller (--set size=…)",
+        )
+    })
+}
