@@ -1,0 +1,91 @@
+//! Random jobs on the real machine and on the null machine: what resolves either runs to its end, with
+//! the accesses of the plan, budgets that sum and memory that holds what was written, or is refused
+//! before it starts. The same jobs run on every simulated machine (crates/sim/tests/random_jobs.rs).
+
+#[path = "../../sim/tests/common/random_job.rs"]
+mod random_job;
+
+use pagetax_core::access::Rng;
+use pagetax_core::budget::TimeRow;
+use pagetax_core::job::Job;
+use pagetax_core::machine::{Machine, RunError};
+use pagetax_core::plan::Plan;
+use pagetax_core::quantity::Params;
+use pagetax_core::report::{Recording, Run};
+use pagetax_host::exec::{HostMachine, NullMachine};
+use random_job::{Scope, random_job};
+
+/// Without what depends on the kernel's build, pools and rights.
+const SCOPE: Scope = Scope { has_remote: false, has_optional_advice: false, has_pools: false };
+
+/// Jobs of each run; as many seeds as PAGETAX_RANDOM_JOBS asks for.
+fn seeds(first: u64) -> std::ops::Range<u64> {
+    let given = std::env::var("PAGETAX_RANDOM_JOBS").ok();
+    let count = given.map_or(60, |text| text.parse().expect("PAGETAX_RANDOM_JOBS is a number"));
+    first..first + count
+}
+
+/// Whether the job is valid.
+fn check(seed: u64) -> bool {
+    let mut rng = Rng::new(seed);
+    let length = rng.below(160);
+    let input: Vec<u8> = (0..length).map(|_| rng.next_u64() as u8).collect();
+    let text = random_job(&input, SCOPE);
+    let resolve = |machine: &dyn Machine| {
+        Job::parse(&text, "random.toml")
+            .and_then(|job| job.resolve(&Params::new(), &machine.spec(), None))
+    };
+    let plans = (resolve(&HostMachine::default()), resolve(&NullMachine));
+    let (host, null) = match plans {
+        (Ok(host), Ok(null)) => (host, null),
+        (Err(host), Err(null)) if host == null => return false,
+        other => panic!("seed {seed}: {other:?}\n{text}"),
+    };
+    assert_eq!(host, null, "seed {seed}: {text}");
+    run(&mut NullMachine, &null, &format!("null, seed {seed}\n{text}"));
+    run(&mut HostMachine::default(), &host, &format!("host, seed {seed}\n{text}"));
+    true
+}
+
+fn run(machine: &mut dyn Machine, plan: &Plan, at: &str) {
+    let is_refused = machine.check(plan).iter().any(|unmet| unmet.fatal);
+    let mut recording = Recording::new(plan, &machine.spec());
+    match machine.run(plan, &mut recording) {
+        Err(RunError::Unmet(_)) if is_refused => return,
+        Ok(()) if !is_refused => {}
+        other => panic!("{at}: refused: {is_refused}; its end: {other:?}"),
+    }
+    check_report(plan, &recording.finish(), at);
+}
+
+fn check_report(plan: &Plan, run: &Run, at: &str) {
+    let counted = run.counters["access_count"].value.expect("accesses are counted") as f64;
+    let planned: f64 = plan.phases.iter().map(|phase| phase.access_count()).sum();
+    let ends_by_clock = plan.phases.iter().any(|phase| phase.time.is_some());
+    assert!(counted <= planned && (counted == planned || ends_by_clock), "{at}: {counted}");
+    let Some(budget) = &run.budget else { return };
+    let sum = |rows: &[TimeRow]| -> i64 {
+        rows.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum()
+    };
+    let sums = (
+        sum(&budget.cpu) + budget.cpu_unexplained_ns,
+        sum(&budget.wall) + budget.wall_unexplained_ns,
+    );
+    assert_eq!(sums, (budget.cpu_total_ns as i64, budget.wall_total_ns as i64), "{at}");
+}
+
+#[test]
+fn jobs_of_fixed_seeds_run_or_are_refused() {
+    let valid = seeds(1).filter(|seed| check(*seed)).count();
+    assert!(valid * 5 >= seeds(1).count(), "only {valid} are valid");
+}
+
+#[test]
+fn jobs_of_new_seeds_run_or_are_refused() {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let first = now.map_or(1, |since| since.as_nanos() as u64);
+    println!("seeds from {first}");
+    for seed in seeds(first) {
+        check(seed);
+    }
+}
