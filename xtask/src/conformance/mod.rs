@@ -190,8 +190,8 @@ impl Bench {
         let _ = fs::remove_file(at);
         std::os::unix::fs::symlink(directory.path(), at)?;
         let at = at.display().to_string();
-        let servers = Servers::start(&self.pagetax)?;
-        let tool = way.tool(&self.pagetax, &at, &servers);
+        let servers = (way == Way::Servers).then(|| Servers::start(&self.pagetax)).transpose()?;
+        let tool = way.tool(&self.pagetax, &at, servers.as_ref());
         let cases = self.folder.join("cases.py").display().to_string();
         let script = suite.script.replace("TOOL", &tool).replace("CASES", &cases);
         let locales = self.folder.join("locales").display().to_string();
@@ -199,7 +199,7 @@ impl Bench {
         let _device = lend_device(suite, way)?;
         let log = format!("{}-{locale}-{}.log", suite.name.replace(' ', "-"), way.name());
         let verdicts = verdict::run(&script, suite.limit_s, locale, &self.folder.join(log))?;
-        let kills = servers.end()?;
+        let kills = servers.map(Servers::end).transpose()?.unwrap_or_default();
         let seconds = started.elapsed().as_secs_f64();
         let (name, way) = (suite.name, way.name());
         println!(

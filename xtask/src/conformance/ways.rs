@@ -49,14 +49,12 @@ impl Way {
     }
 
     /// Returns the words that a suite's script has before its program.
-    pub fn tool(self, pagetax: &str, directory: &str, servers: &Servers) -> String {
-        let command = self.command();
+    pub fn tool(self, pagetax: &str, directory: &str, servers: Option<&Servers>) -> String {
+        let addresses = servers.map_or("", |servers| &servers.addresses);
+        let command = self.command().replace("A,B", addresses);
         match self {
             Way::Native => String::new(),
-            Way::PageSizes | Way::Inside => format!("{pagetax} {command} --"),
-            Way::Servers => {
-                format!("{pagetax} {} --", command.replace("A,B", &servers.addresses))
-            }
+            Way::PageSizes | Way::Inside | Way::Servers => format!("{pagetax} {command} --"),
             Way::Sample => format!("{pagetax} {command} -o {directory}/trapstat.txt --"),
         }
     }
