@@ -44,7 +44,7 @@ impl Footprint {
         if self.stride == 8 {
             return (other.count - 1) * other.stride + other.grain <= self.count * 8;
         }
-        other.stride % self.stride == 0
+        other.stride.is_multiple_of(self.stride)
             && other.grain <= self.grain
             && (other.count - 1) * (other.stride / self.stride) < self.count
     }

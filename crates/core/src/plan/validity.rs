@@ -203,13 +203,13 @@ fn only_touched(part: Part, region: &Region) -> Checked {
 
 fn check_touch(part: Part, region: &Region, touch: &Touch) -> Checked {
     let (name, bytes, grain) = (&region.name, region.bytes, touch.grain_bytes);
-    if grain == 0 || grain % 8 != 0 || grain > bytes {
+    if grain == 0 || !grain.is_multiple_of(8) || grain > bytes {
         let what =
             format!("region `{name}` has {bytes} bytes and is touched by grains of {grain} bytes");
         return mistake(part, what, "use a multiple of 8 bytes within the region");
     }
     if let Pattern::Strided { stride_bytes } = touch.pattern
-        && (stride_bytes == 0 || stride_bytes % 8 != 0)
+        && (stride_bytes == 0 || !stride_bytes.is_multiple_of(8))
     {
         let what = format!("region `{name}` is touched every {stride_bytes} bytes");
         return mistake(part, what, "use a stride of a multiple of 8 bytes");
