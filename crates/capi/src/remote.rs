@@ -111,6 +111,7 @@ unsafe fn servers(options: &RemoteOptions) -> Result<Option<Servers>, (c_int, St
         named: named.split(',').filter(|name| !name.is_empty()).map(String::from).collect(),
         discover,
         copies: options.copies.max(1) as usize,
+        unreachable: pagetax_remote::client::cluster::UNREACHABLE,
         tls,
         tls_name,
         insecure: options.flags & INSECURE != 0,

@@ -1,9 +1,11 @@
 //! Which memory servers a command uses, and how: the options that several subcommands share.
 
 use anyhow::{Context, Result, anyhow};
+use pagetax_core::units::Nanos;
 use pagetax_remote::preloaded::Servers;
 use pagetax_remote::tls::{ClientTls, Files};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Files for mutual TLS
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -102,6 +104,10 @@ pub struct CopiesArgs {
     /// program's memory
     #[arg(long)]
     insecure: bool,
+
+    /// How long an access to memory waits when no server answers that has its page; after that it fails (SIGBUS)
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    unreachable: Nanos,
 }
 
 impl CopiesArgs {
@@ -124,6 +130,7 @@ impl CopiesArgs {
             named,
             discover,
             copies: self.copies.into(),
+            unreachable: Duration::from_nanos(self.unreachable.0),
             tls,
             tls_name,
             insecure: self.insecure,

@@ -22,6 +22,7 @@ const EMBEDDED: &str = "PAGETAX_REMOTE_EMBEDDED";
 const SERVERS: &str = "PAGETAX_REMOTE_SERVERS";
 const DISCOVER: &str = "PAGETAX_REMOTE_DISCOVER";
 const COPIES: &str = "PAGETAX_REMOTE_COPIES";
+const UNREACHABLE_MS: &str = "PAGETAX_REMOTE_UNREACHABLE_MS";
 const TLS_CERTIFICATE: &str = "PAGETAX_REMOTE_TLS_CERT";
 const TLS_KEY: &str = "PAGETAX_REMOTE_TLS_KEY";
 const TLS_AUTHORITY: &str = "PAGETAX_REMOTE_TLS_CA";
@@ -29,7 +30,7 @@ const TLS_NAME: &str = "PAGETAX_REMOTE_TLS_NAME";
 const INSECURE: &str = "PAGETAX_REMOTE_INSECURE";
 
 /// All of them.
-pub const VARIABLES: [&str; 15] = [
+pub const VARIABLES: [&str; 16] = [
     RESIDENT,
     ADDRESS_SPACE,
     SPIN_US,
@@ -40,6 +41,7 @@ pub const VARIABLES: [&str; 15] = [
     SERVERS,
     DISCOVER,
     COPIES,
+    UNREACHABLE_MS,
     TLS_CERTIFICATE,
     TLS_KEY,
     TLS_AUTHORITY,
@@ -56,6 +58,8 @@ pub struct Servers {
     pub discover: bool,
     /// Of each page, on as many servers.
     pub copies: usize,
+    /// How long servers that do not answer are waited for.
+    pub unreachable: Duration,
     /// Mutual TLS.
     pub tls: Option<Files>,
     /// Name in the servers' certificates, if it is not the host's.
@@ -159,6 +163,7 @@ impl Servers {
             (SERVERS, self.named.join(",").into()),
             (DISCOVER, u64::from(self.discover).to_string().into()),
             (COPIES, self.copies.to_string().into()),
+            (UNREACHABLE_MS, self.unreachable.as_millis().to_string().into()),
             (INSECURE, u64::from(self.insecure).to_string().into()),
         ];
         if let Some(Files { certificate, key, authority }) = &self.tls {
@@ -192,6 +197,8 @@ impl Servers {
             named: named.split(',').filter(|name| !name.is_empty()).map(String::from).collect(),
             discover,
             copies: number(COPIES)?.unwrap_or(1) as usize,
+            unreachable: number(UNREACHABLE_MS)?
+                .map_or(cluster::UNREACHABLE, Duration::from_millis),
             tls,
             tls_name: text(TLS_NAME)?,
             insecure: number(INSECURE)?.is_some_and(|wanted| wanted > 0),
@@ -207,6 +214,7 @@ impl Servers {
         let tls = self.tls.as_ref().map(|files| ClientTls::new(files, name)).transpose();
         let options = cluster::Options {
             copies: self.copies,
+            unreachable: self.unreachable,
             discover: self.discover,
             tls: tls.map_err(|error| error.to_string())?,
             insecure: self.insecure,
@@ -238,8 +246,15 @@ mod tests {
         let tls = Files { certificate: file("a"), key: file("b"), authority: file("c") };
         let (tls, tls_name) = (Some(tls), Some("name".into()));
         let named = vec!["a:1".to_string(), "b".to_string()];
-        let servers =
-            Some(Servers { named, discover: true, copies: 2, tls, tls_name, insecure: false });
+        let servers = Some(Servers {
+            named,
+            discover: true,
+            copies: 2,
+            unreachable: cluster::UNREACHABLE,
+            tls,
+            tls_name,
+            insecure: false,
+        });
         let settings = Settings { servers, ..Settings::resident(Bytes(1 << 20)) };
         let set: std::collections::BTreeSet<_> =
             settings.to_environment().into_iter().map(|(name, _)| name).collect();

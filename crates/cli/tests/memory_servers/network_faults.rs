@@ -47,7 +47,7 @@ impl<'a> Servers<'a> {
         let options = Options {
             copies: 2,
             repair_after: Duration::from_millis(300),
-            gone_after: Duration::from_secs(6),
+            unreachable: Duration::from_secs(6),
             insecure: true,
             ..Options::new(labels)
         };

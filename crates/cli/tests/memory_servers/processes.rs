@@ -16,7 +16,7 @@ fn cluster(servers: &[Serve], copies: usize) -> Cluster {
     let options = Options {
         copies,
         repair_after: Duration::from_millis(300),
-        gone_after: Duration::from_secs(3),
+        unreachable: Duration::from_secs(3),
         ..Options::new(labels)
     };
     Cluster::connect(options).unwrap()

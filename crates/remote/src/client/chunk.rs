@@ -24,6 +24,11 @@ pub struct Chunk {
     pub(super) catching_up: ServerSet,
     pub(super) older: Vec<ServerSet>,
     pub(super) leaving: ServerSet,
+    /// Servers that are not waited for any more. If nobody else has all that they had, they are taken back when they
+    /// return.
+    pub(super) former: ServerSet,
+    /// A loss was declared: pages may be missing from all members.
+    pub(super) is_damaged: bool,
     /// Counts changes of membership, so that what was begun before a change is not finished after.
     pub(super) version: u32,
 }
@@ -53,10 +58,75 @@ impl Chunk {
         self.put_out_spent();
     }
 
+    /// Stops writing to a server, which misses a write. What it has of before still counts in an older layer.
+    pub(super) fn miss(&mut self, server: ServerId) {
+        if !self.older.iter().any(|layer| layer.has(server)) {
+            return self.put_out(server);
+        }
+        self.complete.remove(server);
+        self.catching_up.remove(server);
+        self.version += 1;
+        self.put_out_spent();
+    }
+
+    /// Begins to write to servers that have nothing yet.
+    pub(super) fn join(&mut self, chosen: ServerSet, up: ServerSet) {
+        if chosen.is_empty() {
+            return;
+        }
+        if !self.is_placed() {
+            self.complete = chosen;
+        } else if self.current().and(up).is_empty() {
+            self.bury();
+            self.catching_up = chosen;
+        } else {
+            if !self.older.is_empty() && !self.catching_up.is_empty() {
+                // They have what the older layers missed, and the newcomers have not.
+                self.older.insert(0, self.catching_up);
+                self.catching_up = self.catching_up.and(up);
+            }
+            self.catching_up = self.catching_up.union(chosen);
+        }
+        self.version += 1;
+    }
+
+    /// Ends the newest older layer: `to` have all of it by now, and its own members have. Others that catch up have not,
+    /// and are of no use any more.
+    pub(super) fn spend_layer(&mut self, to: ServerSet) {
+        let layer = self.older.remove(0);
+        let lacking = self.catching_up.minus(to).minus(layer);
+        lacking.iter().for_each(|server| self.miss(server));
+        let kept = self.members();
+        self.leaving = self.leaving.union(layer.minus(kept));
+        if self.older.is_empty() {
+            self.complete = self.complete.union(std::mem::take(&mut self.catching_up));
+        }
+        self.version += 1;
+    }
+
+    /// A server is back that was not waited for any more, with what it had. It becomes the oldest layer: whoever was
+    /// written to since has newer pages.
+    pub(super) fn take_back(&mut self, server: ServerId) {
+        self.former.remove(server);
+        if !self.is_placed() {
+            self.complete.insert(server);
+        } else if !self.complete.is_empty() {
+            let partial = self.catching_up;
+            partial.iter().for_each(|server| self.put_out(server));
+            self.catching_up = std::mem::take(&mut self.complete);
+            self.older = vec![ServerSet::one(server)];
+        } else {
+            self.older.push(ServerSet::one(server));
+        }
+        self.leaving.remove(server);
+        self.version += 1;
+    }
+
     /// Beside complete servers, older layers are of use only with somebody who has what they missed.
     pub(super) fn put_out_spent(&mut self) {
         if !self.complete.is_empty() && self.catching_up.is_empty() {
-            self.leaving = self.older.drain(..).fold(self.leaving, ServerSet::union);
+            let spent = self.older.drain(..).fold(ServerSet::EMPTY, ServerSet::union);
+            self.leaving = self.leaving.union(spent.minus(self.complete));
         }
     }
 
@@ -70,7 +140,7 @@ impl Chunk {
             self.version += 1;
         }
         let others = self.current().minus(acked);
-        others.iter().for_each(|server| self.put_out(server));
+        others.iter().for_each(|server| self.miss(server));
     }
 
     /// Moves complete and catching-up servers to the older layers: none of them is to be had.
@@ -104,6 +174,7 @@ impl Chunk {
         self.put_out(server);
         let is_whole = was_last_complete && !self.catching_up.is_empty() && !self.older.is_empty();
         let damaged = was_alone && self.complete.is_empty() && !is_whole;
+        self.is_damaged |= damaged;
         self.promote();
         damaged
     }
@@ -114,6 +185,8 @@ static UNPLACED: Chunk = Chunk {
     catching_up: ServerSet::EMPTY,
     older: Vec::new(),
     leaving: ServerSet::EMPTY,
+    former: ServerSet::EMPTY,
+    is_damaged: false,
     version: 0,
 };
 
@@ -153,9 +226,10 @@ impl Chunks {
         self.placed.iter_mut().map(|(number, chunk)| (*number, chunk))
     }
 
-    /// Runs of chunks that a server is no member of: first and count.
+    /// Runs of chunks of which nothing is wanted from a server: first and count.
     pub(super) fn without(&self, server: ServerId) -> impl Iterator<Item = (u64, u64)> {
-        let held = self.placed.iter().filter(move |(_, chunk)| chunk.members().has(server));
+        let is_wanted = move |chunk: &Chunk| chunk.members().union(chunk.former).has(server);
+        let held = self.placed.iter().filter(move |(_, chunk)| is_wanted(chunk));
         let ends = held.map(|(chunk, _)| *chunk).chain([self.count]);
         let mut first = 0;
         let gaps = ends.map(move |end| (std::mem::replace(&mut first, end + 1), end));

@@ -4,13 +4,14 @@
 //! is never held across I/O; who finds that a server fails says so here, and one thread finds out
 //! how badly.
 
-use super::connection::Endpoint;
+use super::connection::{Connection, Endpoint, is_turned_away};
 use super::control::{Control, Watch};
-use super::link::{LinkError, Links};
+use super::link::{LinkError, Links, is_slow};
 use super::reader::Reader;
-use super::replicator::{CHUNK_PAGES, Replicator, Standing};
+use super::replicator::{CHUNK_PAGES, ChunkAt, Replicator, Standing};
 use super::set::ServerId;
 use super::writer::Writer;
+use crate::page::PageSum;
 use crate::pager::Log;
 use crate::secret;
 use crate::store::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
@@ -18,13 +19,17 @@ use crate::threads;
 use crate::tls::ClientTls;
 use crate::wire::reply::Failure;
 use crate::wire::request::Token;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// How long servers that do not answer are waited for, unless told otherwise.
+pub const UNREACHABLE: Duration = Duration::from_secs(30);
 
 /// How a client uses its servers.
 #[derive(Clone)]
@@ -47,8 +52,9 @@ pub struct Options {
     pub answer_within: Duration,
     /// A server that has been down for longer is replaced, as far as other copies are left.
     pub repair_after: Duration,
-    /// A server that has been down for longer is not waited for any more.
-    pub gone_after: Duration,
+    /// A server that has not answered for longer is not waited for any more: accesses to pages that nobody else has
+    /// fail until it returns.
+    pub unreachable: Duration,
     /// Where lines for the log go: pages that are lost with their last server.
     pub log: Option<Log>,
 }
@@ -77,7 +83,7 @@ impl Options {
             hedge_after: Duration::from_millis(3),
             answer_within: Duration::from_millis(250),
             repair_after: Duration::from_secs(2),
-            gone_after: Duration::from_secs(10),
+            unreachable: UNREACHABLE,
             log: None,
         }
     }
@@ -112,14 +118,138 @@ pub struct Tally {
     pub chunks_damaged_total: AtomicU64,
 }
 
+/// What a server is asked to do with pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Deed {
+    Read,
+    Write,
+}
+
+/// Requests of one kind that fail in a row before a server is left, though it says that it is well.
+const STRIKES_MAX: u32 = 3;
+/// The same where pages have fewer copies without it.
+const STRIKES_MAX_OF_FEW: u32 = 8;
+/// The first time that a server is left, it is for so long; each further time twice as long as the time before.
+const SHUN_FOR: Duration = Duration::from_secs(1);
+/// But not longer; after as long without trouble it begins anew.
+const SHUN_MAX: Duration = Duration::from_secs(64);
+/// Tries to connect to a server that hangs up, before it counts as well: one that is being killed hangs up, too.
+const GREETINGS: u32 = 3;
+
+/// Until when a server is not used, by our own decision.
+#[derive(Debug, Clone, Copy, Default)]
+struct Shunned {
+    until: Option<Instant>,
+    times: u32,
+}
+
 /// A server as its client knows it.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub endpoint: Endpoint,
     /// 0 until it was first reached.
     pub epoch: AtomicU64,
+    /// The machine that it runs on, as it says.
+    pub machine: AtomicU64,
+    /// Where it was met.
+    address: Mutex<Option<SocketAddr>>,
+    /// The server of which this is but another name.
+    alias_of: Mutex<Option<ServerId>>,
+    /// Failed requests in a row, by [`Deed`].
+    strikes: [AtomicU32; 2],
+    shunned: Mutex<Shunned>,
     /// Held by the one who finds out whether it lives.
     verdict: Mutex<()>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Peer {
+    fn new(endpoint: Endpoint) -> Peer {
+        Peer {
+            endpoint,
+            epoch: AtomicU64::new(0),
+            machine: AtomicU64::new(0),
+            address: Mutex::default(),
+            alias_of: Mutex::default(),
+            strikes: Default::default(),
+            shunned: Mutex::default(),
+            verdict: Mutex::default(),
+        }
+    }
+
+    /// Connects to where it was met, or to any of its addresses if it was not yet.
+    pub fn connect(&self, name: &str, patience: Duration) -> Result<Connection, StoreError> {
+        let address = *locked(&self.address);
+        self.endpoint.connect_at(address, name, patience)
+    }
+
+    /// From now on, only this address is its own; or any, if there is none.
+    pub fn pin(&self, address: Option<SocketAddr>) {
+        *locked(&self.address) = address;
+    }
+
+    pub fn alias_of(&self) -> Option<ServerId> {
+        *locked(&self.alias_of)
+    }
+
+    pub fn set_alias_of(&self, server: Option<ServerId>) {
+        *locked(&self.alias_of) = server;
+    }
+
+    /// Whether it is left alone for now.
+    pub fn is_shunned(&self) -> bool {
+        locked(&self.shunned).until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// It has done what it was asked.
+    pub fn did(&self, deed: Deed) {
+        let strikes = &self.strikes[deed as usize];
+        if strikes.load(Ordering::Relaxed) != 0 {
+            strikes.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// It has not, though it says that it is well; for how long it is to be left, if it is.
+    fn strike(&self, deed: Deed, strikes_max: u32) -> Option<Duration> {
+        let strikes = self.strikes[deed as usize].fetch_add(1, Ordering::Relaxed) + 1;
+        let mut shunned = locked(&self.shunned);
+        let is_long_ago = |until: Instant| until.elapsed() > SHUN_MAX;
+        if shunned.until.is_some_and(is_long_ago) {
+            shunned.times = 0;
+        }
+        if strikes < strikes_max {
+            return None;
+        }
+        self.did(deed);
+        let time = (SHUN_FOR * (1 << shunned.times.min(6))).min(SHUN_MAX);
+        *shunned = Shunned { until: Some(Instant::now() + time), times: shunned.times + 1 };
+        Some(time)
+    }
+}
+
+/// A copy that was read and is not what was put.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BadCopy {
+    pub server: ServerId,
+    pub region: RegionId,
+    pub page: u64,
+    /// What its owner wants it to be.
+    pub sum: PageSum,
+}
+
+/// Bad copies that wait for their repair; more are found again when they are read again.
+const BAD_COPIES_MAX: usize = 1024;
+
+/// What a try to reach a server came to.
+enum Probe {
+    Alive,
+    /// It lives, and takes no new connections.
+    TurnsAway,
+    Restarted,
+    Dead,
 }
 
 /// A region as one server knows it.
@@ -140,6 +270,8 @@ pub(super) struct Shared {
     /// Pages of each region.
     pub regions: RwLock<BTreeMap<RegionId, u64>>,
     pub stopped: AtomicBool,
+    /// To be repaired by the control thread.
+    pub bad_copies: Mutex<VecDeque<BadCopy>>,
     /// Counts changes of servers' standing.
     changes: Mutex<u64>,
     changed: Condvar,
@@ -181,7 +313,7 @@ impl Cluster {
         }
         let watch = Arc::new(Mutex::new(watch));
         let control = Control { shared: shared.clone(), watch: watch.clone() };
-        let spawned = threads::spawn("pagetax-control", move || control.run())
+        let spawned = threads::spawn("pagetax-control", move || control.run_or_end())
             .map_err(|source| StoreError::Unreachable { server: "a thread".into(), source })?;
         let next_region = AtomicU64::new(1);
         Ok(Cluster { shared, watch, next_region, thread: Some(spawned) })
@@ -195,6 +327,26 @@ impl Cluster {
     /// Servers that answer now.
     pub fn servers_up(&self) -> usize {
         self.shared.replicator().up().len()
+    }
+
+    /// What the user should know of the servers that were reached, though it works: lines for people.
+    pub fn warnings(&self) -> Vec<String> {
+        if self.shared.options.copies < 2 {
+            return Vec::new();
+        }
+        let peers = self.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
+        let up = self.shared.replicator().up();
+        let reached: Vec<&Arc<Peer>> =
+            (0..).zip(peers.iter()).filter(|(id, _)| up.has(*id)).map(|(_, peer)| peer).collect();
+        let machine = |peer: &Peer| peer.machine.load(Ordering::Relaxed);
+        let lines = reached.iter().enumerate().filter_map(|(at, peer)| {
+            let other = reached[..at].iter().find(|other| machine(other) == machine(peer))?;
+            Some(format!(
+                "{} and {} run on one machine: whatever takes it down takes both replicas of a page",
+                other.endpoint.label, peer.endpoint.label
+            ))
+        });
+        lines.collect()
     }
 
     /// Copies that are still to be made so that every page has as many as it should.
@@ -295,6 +447,8 @@ impl Shared {
             remotes: RwLock::default(),
             regions: RwLock::default(),
             stopped: AtomicBool::new(false),
+            // Readers must not allocate.
+            bad_copies: Mutex::new(VecDeque::with_capacity(BAD_COPIES_MAX)),
             changes: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -339,57 +493,128 @@ impl Shared {
 
     /// A server more to be watched, unless it is known; false when there are too many.
     pub fn add_peer(&self, label: &str) -> Result<bool, StoreError> {
-        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
+        // Before the lock: a name is looked up, which readers must not wait for.
         let endpoint = Endpoint::new(label, self.options.tls.clone())?;
         if self.options.needs_tls() && !endpoint.is_loopback() {
             return Err(StoreError::Insecure { server: label.into() });
         }
+        let mut peers = self.peers.write().unwrap_or_else(PoisonError::into_inner);
         if peers.iter().any(|peer| peer.endpoint.is_same_place(&endpoint)) {
             return Ok(true);
         }
         let added = self.replicator_mut().add_server().is_some();
         if added {
-            let (epoch, verdict) = (AtomicU64::new(0), Mutex::default());
-            peers.push(Arc::new(Peer { endpoint, epoch, verdict }));
+            peers.push(Arc::new(Peer::new(endpoint)));
         }
         Ok(added)
     }
 
-    /// Someone's connection to a server broke, or the server took too long. Finds out whether it
-    /// still lives, once for all who ask at the same time.
-    pub fn failed(&self, server: ServerId) {
+    /// Someone's connection to a server broke, or the server took too long, with something that it was asked to do or
+    /// just by itself. Finds out whether it still lives, once for all who ask at the same time. One that says so, and
+    /// fails again and again, is left for a while.
+    ///
+    /// Returns whether a new link is better than the old one: not if the server takes none, or is silent, in which case
+    /// it may yet answer on the link that there is.
+    pub fn failed(&self, server: ServerId, deed: Option<Deed>) -> bool {
         let peer = self.peer(server);
-        let _one = peer.verdict.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = locked(&peer.verdict);
         if !self.replicator().up().has(server) {
-            return;
+            return false;
         }
-        let patience = self.options.answer_within.min(Duration::from_millis(100));
-        match peer.endpoint.connect(&self.options.name, patience) {
-            Ok(connection) if connection.epoch == peer.epoch.load(Ordering::Relaxed) => return,
-            Ok(_) => self.gone(server),
-            // It lives: it only has no room for another connection.
-            Err(StoreError::Busy { .. }) => return,
-            Err(_) => self.replicator_mut().server_down(server),
+        let probe = self.probe(&peer);
+        let takes_links = matches!(probe, Probe::Alive | Probe::Restarted);
+        match probe {
+            Probe::Alive | Probe::TurnsAway => {
+                let are_spare = self.replicator().up().len() > self.options.copies;
+                let strikes_max = if are_spare { STRIKES_MAX } else { STRIKES_MAX_OF_FEW };
+                let time = deed.and_then(|deed| peer.strike(deed, strikes_max));
+                let Some(time) = time else { return takes_links };
+                self.replicator_mut().server_shunned(server);
+                let label = &peer.endpoint.label;
+                self.say(&format!(
+                    "{label} answers, but requests to it fail: it is not used for {} s",
+                    time.as_secs()
+                ));
+            }
+            Probe::Restarted => self.gone(server),
+            Probe::Dead => self.replicator_mut().server_down(server),
         }
         self.tally.servers_down_total.fetch_add(1, Ordering::Relaxed);
         self.notify();
+        takes_links
+    }
+
+    fn probe(&self, peer: &Peer) -> Probe {
+        let patience = self.options.answer_within.min(Duration::from_millis(100));
+        for _ in 0..GREETINGS {
+            match peer.connect(&self.options.name, patience) {
+                Ok(found) if found.epoch == peer.epoch.load(Ordering::Relaxed) => {
+                    return Probe::Alive;
+                }
+                Ok(_) => return Probe::Restarted,
+                Err(error) if is_turned_away(&error) => {
+                    std::thread::sleep(Duration::from_millis(2))
+                }
+                Err(_) => return Probe::Dead,
+            }
+        }
+        Probe::TurnsAway
+    }
+
+    pub fn say(&self, line: &str) {
+        if let Some(log) = &self.options.log {
+            log(line);
+        }
+    }
+
+    /// The server, other than this one, that drew this epoch.
+    pub fn server_of_epoch(&self, epoch: u64, but: ServerId) -> Option<ServerId> {
+        let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
+        let is_it = |(id, peer): &(ServerId, &Arc<Peer>)| {
+            *id != but && peer.alias_of().is_none() && peer.epoch.load(Ordering::Relaxed) == epoch
+        };
+        (0..).zip(peers.iter()).find(is_it).map(|(id, _)| id)
+    }
+
+    /// A copy is bad that should be good: it will be repaired from another.
+    pub fn found_bad(&self, bad: BadCopy) {
+        let at = ChunkAt { region: bad.region, chunk: bad.page / CHUNK_PAGES };
+        let should_be_good = {
+            let replicator = self.replicator();
+            replicator.has_region(bad.region) && replicator.complete(at).has(bad.server)
+        };
+        let mut queue = locked(&self.bad_copies);
+        if should_be_good && queue.len() < BAD_COPIES_MAX {
+            queue.push_back(bad);
+        }
     }
 
     /// What a server held is lost. Says so at once where nobody else has it: a read may come too late
     /// to do anything about it.
     pub fn gone(&self, server: ServerId) {
         let damaged = self.replicator_mut().server_gone(server);
+        self.say_damaged(server, "is gone", &damaged);
+    }
+
+    /// A server is not waited for any more.
+    pub fn silent(&self, server: ServerId) {
+        let damaged = self.replicator_mut().server_silent(server);
+        let time = self.options.unreachable.as_secs_f64();
+        self.say_damaged(server, &format!("has not answered for {time:.0} s"), &damaged);
+        // Perhaps it comes back elsewhere.
+        self.peer(server).pin(None);
+    }
+
+    fn say_damaged(&self, server: ServerId, what: &str, damaged: &[ChunkAt]) {
         let Some(first) = damaged.first() else { return };
         self.tally.chunks_damaged_total.fetch_add(damaged.len() as u64, Ordering::Relaxed);
-        if let Some(log) = &self.options.log {
-            let label = &self.peer(server).endpoint.label;
-            let (count, page) = (damaged.len(), first.chunk * CHUNK_PAGES);
-            log(&format!(
-                "{label} is gone with pages that no other memory server has: in {count} MiB \
-                 from page {page} of region {} on; keep more copies",
-                first.region
-            ));
-        }
+        let label = &self.peer(server).endpoint.label;
+        let (count, page) = (damaged.len(), first.chunk * CHUNK_PAGES);
+        self.say(&format!(
+            "{label} {what}, with pages that no other memory server has: in {count} MiB from page {page} of region \
+             {} on; keep more copies",
+            first.region
+        ));
     }
 
     /// The error when no server answers.
@@ -430,19 +655,21 @@ impl Shared {
         self.replicator().server(server).standing
     }
 
-    /// What a link's error says of its server.
-    pub fn note(&self, server: ServerId, region: RegionId, error: &LinkError) {
-        match error {
-            LinkError::Broken(_) | LinkError::Restarted => self.failed(server),
+    /// What a link's error says of its server; whether the link is of no more use.
+    pub fn note(&self, server: ServerId, region: RegionId, error: &LinkError, deed: Deed) -> bool {
+        let is_useless = match error {
+            LinkError::Broken(_) | LinkError::Restarted => self.failed(server, Some(deed)),
             LinkError::Failed(Failure::NoRegion | Failure::Denied) => {
                 // It has dropped what is ours, unless it is ours no more.
                 if self.regions().contains_key(&region) {
                     self.gone(server);
                     self.notify();
                 }
+                true
             }
-            LinkError::NoRegion | LinkError::Failed(_) => {}
-        }
+            LinkError::NoRegion | LinkError::Failed(_) => false,
+        };
+        is_useless || !is_slow(error)
     }
 
     /// For a thread that changes what servers hold.

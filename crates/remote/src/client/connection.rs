@@ -69,9 +69,35 @@ impl Endpoint {
     /// # Errors
     /// When nobody answers in time, or who answers is no server of ours.
     pub fn connect(&self, name: &str, patience: Duration) -> Result<Connection, StoreError> {
+        self.connect_to(&self.addresses, name, patience)
+    }
+
+    /// The same for the one address at which a server was met: another of its name's may be another server's.
+    ///
+    /// # Errors
+    /// As `connect`.
+    pub fn connect_at(
+        &self,
+        address: Option<SocketAddr>,
+        name: &str,
+        patience: Duration,
+    ) -> Result<Connection, StoreError> {
+        self.connect_to(
+            address.as_ref().map_or(&self.addresses, std::slice::from_ref),
+            name,
+            patience,
+        )
+    }
+
+    fn connect_to(
+        &self,
+        addresses: &[SocketAddr],
+        name: &str,
+        patience: Duration,
+    ) -> Result<Connection, StoreError> {
         let unreachable = |source| StoreError::Unreachable { server: self.label.clone(), source };
         let mut last = io::ErrorKind::AddrNotAvailable.into();
-        for address in &self.addresses {
+        for address in addresses {
             match TcpStream::connect_timeout(address, patience) {
                 Ok(socket) => return self.greet(socket, name, patience),
                 Err(error) => last = error,
@@ -175,6 +201,30 @@ pub struct Connection {
     looking: Looking,
 }
 
+/// Whether something listens there that takes no new connection: a server with as many as it may have, which is not
+/// dead.
+pub fn is_turned_away(error: &StoreError) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    match error {
+        StoreError::Refused { .. } | StoreError::Busy { .. } => true,
+        StoreError::Unreachable { source, .. } => {
+            matches!(
+                source.kind(),
+                BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof
+            )
+        }
+        _ => false,
+    }
+}
+
+/// A request that went out in part spoils its connection, also if it only takes longer.
+fn went_out(sent: io::Result<()>) -> io::Result<()> {
+    sent.map_err(|error| match is_timeout(&error) {
+        true => io::Error::new(io::ErrorKind::BrokenPipe, error),
+        false => error,
+    })
+}
+
 /// Whether an error only means that it takes longer.
 pub fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
@@ -196,6 +246,11 @@ impl Connection {
             inbox: Inbox::with_room(RUN_PAGES_MAX * (HEADER_BYTES + PAGE_BYTES)),
             looking: Looking::default(),
         }
+    }
+
+    /// Where the server was met.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.stream.socket().peer_addr().ok()
     }
 
     /// How long one wait for a reply lasts.
@@ -225,10 +280,10 @@ impl Connection {
         self.out.clear();
         request.encode_head(self.last_id, &mut self.out);
         match pages_of(request) {
-            [] => self.stream.write_all(&self.out).and_then(|()| self.stream.flush())?,
+            [] => went_out(self.stream.write_all(&self.out).and_then(|()| self.stream.flush()))?,
             pages => {
                 let mut pieces = [IoSlice::new(&self.out), IoSlice::new(pages)];
-                self.stream.write_pieces(&mut pieces)?;
+                went_out(self.stream.write_pieces(&mut pieces))?;
             }
         }
         self.outstanding += 1;
@@ -249,7 +304,7 @@ impl Connection {
             self.outstanding += 1;
             request.encode_head(self.last_id, &mut self.out);
         }
-        self.stream.write_all(&self.out).and_then(|()| self.stream.flush())?;
+        went_out(self.stream.write_all(&self.out).and_then(|()| self.stream.flush()))?;
         Ok(first)
     }
 
@@ -300,7 +355,7 @@ impl Connection {
             pieces.push(IoSlice::new(pages_of(request)));
             start = end;
         }
-        self.stream.write_pieces(&mut pieces)?;
+        went_out(self.stream.write_pieces(&mut pieces))?;
         self.outstanding += requests.len() as u32;
         Ok(first)
     }

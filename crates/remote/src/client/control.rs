@@ -4,19 +4,21 @@
 //! Invariant: a server is used again only after everything that was sent to it before is void (a new
 //! lease) and what it should not have is discarded.
 
-use super::cluster::Shared;
-use super::connection::{Connection, Endpoint};
-use super::link::{LinkError, Links, is_stale, unexpected, wait};
+use super::cluster::{BadCopy, Deed, Peer, Shared};
+use super::connection::{Connection, Endpoint, is_turned_away};
+use super::link::{LinkError, Links, is_slow, is_stale, unexpected, wait};
 use super::prospects::{Prospects, Trial};
 use super::repair::Repair;
 use super::replicator::{CHUNK_PAGES, ChunkAt, Standing};
 use super::set::{ServerId, ServerSet};
 use crate::discovery::Finder;
-use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
+use crate::page::{PAGE_BYTES, PageSum, RUN_PAGES_MAX};
 use crate::store::{RegionId, StoreError};
-use crate::wire::SUM_BYTES;
 use crate::wire::reply::{Failure, Reply, Status};
 use crate::wire::request::Request;
+use crate::wire::{self, Checksum, SUM_BYTES, push_sums};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -36,13 +38,34 @@ pub(super) struct Control {
     pub watch: Arc<Mutex<Watch>>,
 }
 
+/// A try to reach a server that is away; also when it is asked over the link that it still has.
+const TRY_PATIENCE: Duration = Duration::from_millis(100);
+/// Between two looks, a server was silent for this long at most: longer, and it was this process that stood still.
+const SILENT_PER_LOOK_MAX: Duration = Duration::from_secs(2);
+/// The longest pause after a repair that cannot be done now; the first is as long as a look takes.
+const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(5);
+
 impl Control {
+    /// Without this thread, no server that fails is noticed and no copy is made: if it panics, so that something is
+    /// wrong with this program, the process ends instead of going on unprotected.
+    pub fn run_or_end(self) {
+        let shared = self.shared.clone();
+        if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
+            shared.say(
+                "the thread that watches the memory servers has panicked: the process ends, as its pages would be \
+                 protected no more; please report this",
+            );
+            std::process::abort();
+        }
+    }
+
     pub fn run(self) {
         while !self.shared.stopped.load(Ordering::Relaxed) {
             let seen = self.shared.change_count();
             let more = {
                 let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
                 watch.look();
+                watch.heal();
                 watch.repair(REPAIR_SLICE)
             };
             // A moment even when there is more to do, for those who make regions.
@@ -56,6 +79,11 @@ impl Control {
 #[derive(Debug, Clone, Copy)]
 struct Away {
     since: Instant,
+    looked: Instant,
+    /// Time without a sign of life, of which this process was there to see it.
+    silent: Duration,
+    /// At the last try it turned us away: it lives.
+    is_turned_away: bool,
     next_try: Instant,
     pause: Duration,
 }
@@ -82,6 +110,8 @@ pub(super) struct Watch {
     away: Vec<Option<Away>>,
     /// Where to go on with repairs.
     repair_from: ChunkAt,
+    /// Repairs that could not be done, until when they wait and the pause before that.
+    waiting_repairs: BTreeMap<ChunkAt, (Instant, Duration)>,
     finder: Option<Finder>,
     /// That were found and have not answered yet.
     prospects: Prospects,
@@ -106,7 +136,15 @@ impl Watch {
         };
         let links = shared.links();
         let prospects = Prospects::new(trial(&shared));
-        Ok(Watch { shared, links, away: Vec::new(), repair_from: START, finder, prospects })
+        Ok(Watch {
+            shared,
+            links,
+            away: Vec::new(),
+            repair_from: START,
+            waiting_repairs: BTreeMap::new(),
+            finder,
+            prospects,
+        })
     }
 
     /// Connects to all servers that are named or found; one of the problems, if there were any.
@@ -125,15 +163,28 @@ impl Watch {
         let mut problem = None;
         for server in 0..self.server_count() {
             let patience = self.shared.options.answer_within.max(Duration::from_secs(1));
-            let arrived =
-                self.shared.peer(server).endpoint.connect(&self.shared.options.name, patience);
+            let peer = self.shared.peer(server);
+            let arrived = peer.connect(&self.shared.options.name, patience);
             match arrived.map(|connection| self.take_in(server, connection)) {
-                Ok(_) => {}
+                Ok(_) => problem = self.one_server_twice(&peer).or(problem),
                 Err(error) => problem = Some(error),
             }
         }
         self.look();
         Ok(problem)
+    }
+
+    /// Why this name does not count: it is another name of a server that has one.
+    fn one_server_twice(&self, peer: &Peer) -> Option<StoreError> {
+        let other = self.shared.peer(peer.alias_of()?);
+        Some(StoreError::Refused {
+            server: peer.endpoint.label.clone(),
+            why: format!(
+                "it is the same memory server as {}, and a server keeps one replica of a page; name {} different \
+                 servers, or give a lower --copies",
+                other.endpoint.label, self.shared.options.copies
+            ),
+        })
     }
 
     /// Asks every server that is up how it does, and tries those that are not.
@@ -145,9 +196,11 @@ impl Watch {
                     self.away_mut(server).take();
                     match self.status(server) {
                         Ok(status) => self.heard(server, status),
-                        Err(_) => {
-                            self.links.close(server);
-                            self.shared.failed(server);
+                        Err(error) => {
+                            // One that is only held up may have no room for a new connection when it goes on.
+                            if self.shared.failed(server, None) || !is_slow(&error) {
+                                self.links.close(server);
+                            }
                         }
                     }
                 }
@@ -166,7 +219,7 @@ impl Watch {
                 Ok(Made::No(Failure::TooMany)) => refused = Some(server),
                 Err(LinkError::Broken(_)) => {
                     self.links.close(server);
-                    self.shared.failed(server);
+                    self.shared.failed(server, None);
                 }
                 _ => {}
             }
@@ -225,25 +278,50 @@ impl Watch {
                 self.repair_from = START;
                 return false;
             };
-            let work = self.shared.replicator_mut().repair_of(at);
-            let is_done = work.is_some_and(|work| self.do_repair(&work).is_ok());
+            let is_due =
+                self.waiting_repairs.get(&at).is_none_or(|(due, _)| *due <= Instant::now());
+            let work = if is_due { self.shared.replicator_mut().repair_of(at) } else { None };
+            let is_done = work.is_some_and(|work| match self.do_repair(&work) {
+                Ok(()) => {
+                    self.waiting_repairs.remove(&at);
+                    true
+                }
+                Err(_) => {
+                    self.put_repair_off(at);
+                    false
+                }
+            });
             // Where it cannot be done, its turn comes again with the next look; the others need not wait.
             self.repair_from = if is_done { at } else { ChunkAt { chunk: at.chunk + 1, ..at } };
         }
         true
     }
 
+    /// What cannot be done now, as a server has gone or no good copy can be reached, is not tried again at once.
+    fn put_repair_off(&mut self, at: ChunkAt) {
+        let now = Instant::now();
+        let last = self.waiting_repairs.get(&at).map_or(LOOK_EVERY / 2, |(_, pause)| *pause);
+        let pause = (last * 2).min(REPAIR_PAUSE_MAX);
+        self.waiting_repairs.retain(|_, (due, _)| *due + REPAIR_PAUSE_MAX > now);
+        self.waiting_repairs.insert(at, (now + pause, pause));
+    }
+
     fn do_repair(&mut self, work: &Repair) -> Result<(), LinkError> {
         match *work {
             Repair::Clean { at, server } => {
                 let (first, count) = (at.chunk * CHUNK_PAGES, CHUNK_PAGES);
-                let discarded = self
-                    .links
-                    .call_on(server, at.region, |on| Request::Discard { on, first, count })
-                    .map(drop);
+                // A writer that has not yet heard of it may be about to put a page there, which would stay.
+                let fenced = self.links.attach(server, at.region, true);
+                let discarded = fenced.and_then(|_| {
+                    self.links
+                        .call_on(server, at.region, |on| Request::Discard { on, first, count })
+                        .map(drop)
+                });
                 match discarded {
                     Ok(()) | Err(LinkError::NoRegion) => {}
-                    Err(error) => return self.repair_failed(server, at.region, error),
+                    Err(error) => {
+                        return self.repair_failed(server, at.region, error, Deed::Write);
+                    }
                 }
                 self.shared.replicator_mut().cleaned(at, server);
             }
@@ -260,12 +338,14 @@ impl Watch {
         server: ServerId,
         region: RegionId,
         error: LinkError,
+        deed: Deed,
     ) -> Result<(), LinkError> {
         if is_stale(&error) {
             self.links.forget_lease(server, region);
         } else {
-            self.links.close(server);
-            self.shared.note(server, region, &error);
+            if self.shared.note(server, region, &error, deed) {
+                self.links.close(server);
+            }
         }
         Err(error)
     }
@@ -275,27 +355,22 @@ impl Watch {
     fn copy(&mut self, at: ChunkAt, from: ServerId, to: ServerSet) -> Result<(), LinkError> {
         let held = match self.held(at, from) {
             Ok(held) => held,
-            Err(error) => return self.repair_failed(from, at.region, error),
+            Err(error) => return self.repair_failed(from, at.region, error, Deed::Read),
         };
         for (first, count) in held {
-            let (sums, pages) = match self.fetch(at.region, from, first, count) {
+            let fetched = match self.fetch(at.region, from, first, count) {
                 Ok(fetched) => fetched,
                 // The owner has discarded some of them meanwhile: look again.
                 Err(LinkError::Failed(failure @ Failure::NotHeld { .. })) => {
                     return Err(LinkError::Failed(failure));
                 }
-                Err(error) => return self.repair_failed(from, at.region, error),
+                Err(error) => return self.repair_failed(from, at.region, error, Deed::Read),
             };
-            for server in to.iter() {
-                match self.give(at.region, server, first, &sums, &pages) {
-                    Ok(()) => {}
-                    Err(
-                        error @ (LinkError::NoRegion | LinkError::Failed(Failure::Full { .. })),
-                    ) => {
-                        self.shared.replicator_mut().cannot_join(at, server);
-                        return Err(error);
-                    }
-                    Err(error) => return self.repair_failed(server, at.region, error),
+            if fetched.is_good() {
+                self.give_all(at, to, first, &fetched)?;
+            } else {
+                for nth in 0..count {
+                    self.copy_page(at, from, to, first + nth as u64, fetched.page(nth))?;
                 }
             }
             let tally = &self.shared.tally.pages_repaired_total;
@@ -304,14 +379,107 @@ impl Watch {
         Ok(())
     }
 
+    fn give_all(
+        &mut self,
+        at: ChunkAt,
+        to: ServerSet,
+        first: u64,
+        pages: &Fetched,
+    ) -> Result<(), LinkError> {
+        for server in to.iter() {
+            match self.give(at.region, server, first, pages) {
+                Ok(()) => self.shared.peer(server).did(Deed::Write),
+                Err(error @ (LinkError::NoRegion | LinkError::Failed(Failure::Full { .. }))) => {
+                    self.shared.replicator_mut().cannot_join(at, server);
+                    return Err(error);
+                }
+                Err(error) => return self.repair_failed(server, at.region, error, Deed::Write),
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies one page of a run of which some are damaged. A damaged one is taken from another server that should have
+    /// the same, and `from` gets it, too. Without one, the page is left out if it is lost for good.
+    fn copy_page(
+        &mut self,
+        at: ChunkAt,
+        from: ServerId,
+        to: ServerSet,
+        page: u64,
+        fetched: Fetched,
+    ) -> Result<(), LinkError> {
+        if fetched.is_good() {
+            return self.give_all(at, to, page, &fetched);
+        }
+        self.shared.tally.bad_copies_total.fetch_add(1, Ordering::Relaxed);
+        let layer = self.shared.replicator().layer_of(at, from);
+        let others = layer.minus(ServerSet::one(from));
+        match self.good_copy(at.region, others, page, Fetched::is_good) {
+            Some(good) => self.give_all(at, to.union(ServerSet::one(from)), page, &good),
+            None if others.minus(self.shared.replicator().up()).is_empty() => {
+                self.shared.say(&format!(
+                    "page {page} of region {} is damaged on {}, and no other memory server has it",
+                    at.region,
+                    self.shared.peer(from).endpoint.label
+                ));
+                Ok(())
+            }
+            // Somebody who is down may have it.
+            None => Err(unexpected()),
+        }
+    }
+
+    /// A page from the first of some servers that has it as it should be.
+    fn good_copy(
+        &mut self,
+        region: RegionId,
+        servers: ServerSet,
+        page: u64,
+        is_good: impl Fn(&Fetched) -> bool,
+    ) -> Option<Fetched> {
+        let up = self.shared.replicator().up();
+        servers.and(up).iter().find_map(|server| match self.fetch(region, server, page, 1) {
+            Ok(fetched) => Some(fetched).filter(&is_good),
+            Err(LinkError::Failed(Failure::NotHeld { .. })) => None,
+            Err(error) => {
+                let _ = self.repair_failed(server, region, error, Deed::Read);
+                None
+            }
+        })
+    }
+
+    /// Repairs copies that readers found damaged. A page that was put again meanwhile stays: a server replaces what it
+    /// has only by bytes of the same checksum.
+    pub fn heal(&mut self) {
+        let bad: Vec<BadCopy> = {
+            let mut queue = self.shared.bad_copies.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.drain(..).collect()
+        };
+        for BadCopy { server, region, page, sum } in bad {
+            let at = ChunkAt { region, chunk: page / CHUNK_PAGES };
+            let others = self.shared.replicator().holders(at).minus(ServerSet::one(server));
+            let is_good = |fetched: &Fetched| PageSum::of(&fetched.pages) == sum;
+            let Some(good) = self.good_copy(region, others, page, is_good) else { continue };
+            // Not as its holder says, which may be damaged there as well.
+            let good = Fetched::of(good.pages);
+            if let Err(error) = self.give(region, server, page, &good) {
+                let _ = self.repair_failed(server, region, error, Deed::Write);
+            } else {
+                self.shared.tally.pages_repaired_total.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Runs of pages of a chunk that a server has, none longer than one read.
     fn held(&mut self, at: ChunkAt, server: ServerId) -> Result<Vec<(u64, u16)>, LinkError> {
         let pages = self.shared.region_pages(at.region).map_err(|_| LinkError::NoRegion)?;
         let first = at.chunk * CHUNK_PAGES;
         let count = (pages - first).min(CHUNK_PAGES) as u16;
         let ask = |on| Request::Held { on, first, count };
-        let Reply::Bitmap { bits, .. } = self.links.call_on(server, at.region, ask)? else {
-            return Err(unexpected());
+        let bits = match self.links.call_on(server, at.region, ask)? {
+            Reply::Bitmap { count: said, bits } if said == count => bits.to_vec(),
+            _ => return Err(unexpected()),
         };
         let mut runs: Vec<(u64, u16)> = Vec::new();
         let held = |page: &u64| bits[*page as usize / 8] >> (page % 8) & 1 == 1;
@@ -334,7 +502,7 @@ impl Watch {
         server: ServerId,
         first: u64,
         count: u16,
-    ) -> Result<(Vec<u8>, Vec<u8>), LinkError> {
+    ) -> Result<Fetched, LinkError> {
         let ask = |on| Request::Get { on, first, count, with_sums: true };
         let sums = match self.links.call_on(server, region, ask)? {
             Reply::Pages { sums, .. } if sums.len() == count as usize * SUM_BYTES => sums.to_vec(),
@@ -342,8 +510,8 @@ impl Watch {
         };
         let link = self.links.existing(server).ok_or_else(unexpected)?;
         let pages = link.connection.pages_with_sums(count).to_vec();
-        debug_assert_eq!(pages.len(), count as usize * PAGE_BYTES);
-        Ok((sums, pages))
+        self.shared.peer(server).did(Deed::Read);
+        Ok(Fetched { sums, pages })
     }
 
     fn give(
@@ -351,8 +519,7 @@ impl Watch {
         region: RegionId,
         server: ServerId,
         first: u64,
-        sums: &[u8],
-        pages: &[u8],
+        Fetched { sums, pages }: &Fetched,
     ) -> Result<(), LinkError> {
         let (connection, on) = self.links.leased(server, region)?;
         let id = connection.send(&Request::Put { on, first, if_absent: true, sums, pages })?;
@@ -399,27 +566,69 @@ impl Watch {
 
     /// Tries a server that is away, now and then; gives it up in two steps.
     fn try_again(&mut self, server: ServerId) {
-        let now = Instant::now();
-        let fresh = Away { since: now, next_try: now, pause: Duration::from_millis(50) };
-        let away = *self.away_mut(server).get_or_insert(fresh);
-        if now >= away.next_try {
-            let patience = self.shared.options.answer_within.min(Duration::from_millis(100));
-            let endpoint = &self.shared.peer(server).endpoint;
-            if let Ok(connection) = endpoint.connect(&self.shared.options.name, patience)
-                && self.take_in(server, connection).is_ok()
-            {
-                return;
-            }
-            let pause = (away.pause * 2).min(Duration::from_secs(1));
-            *self.away_mut(server) = Some(Away { next_try: now + pause, pause, ..away });
+        let peer = self.shared.peer(server);
+        let up = self.shared.replicator().up();
+        if peer.is_shunned() || peer.alias_of().is_some_and(|primary| up.has(primary)) {
+            return;
         }
-        let absent = now - away.since;
+        let now = Instant::now();
+        let mut away = (*self.away_mut(server)).unwrap_or(Away {
+            since: now,
+            looked: now,
+            silent: Duration::ZERO,
+            is_turned_away: false,
+            next_try: now,
+            pause: Duration::from_millis(50),
+        });
+        if now >= away.next_try {
+            match self.try_to_reach(server, &peer) {
+                Ok(()) => return,
+                Err(is_turned_away) => away.is_turned_away = is_turned_away,
+            }
+            away.pause = (away.pause * 2).min(Duration::from_secs(1));
+            away.next_try = now + away.pause;
+        }
+        let past = (now - away.looked).min(SILENT_PER_LOOK_MAX);
+        away.silent += if away.is_turned_away { Duration::ZERO } else { past };
+        away.looked = now;
+        *self.away_mut(server) = Some(away);
         if self.shared.standing(server) == Standing::Down {
-            if absent >= self.shared.options.gone_after {
-                self.shared.gone(server);
+            if away.silent >= self.shared.options.unreachable {
+                self.shared.silent(server);
                 self.shared.notify();
-            } else if absent >= self.shared.options.repair_after {
+            } else if now - away.since >= self.shared.options.repair_after {
                 self.shared.replicator_mut().give_up(server);
+            }
+        }
+    }
+
+    /// Takes a server in again, over the link that it still has or a new one; else, whether it turned us away.
+    fn try_to_reach(&mut self, server: ServerId, peer: &Peer) -> Result<(), bool> {
+        if self.answers_on_its_link(server, peer) && self.take_in_again(server, peer).is_ok() {
+            return Ok(());
+        }
+        let connection = peer
+            .connect(&self.shared.options.name, TRY_PATIENCE.min(self.shared.options.answer_within))
+            .map_err(|error| is_turned_away(&error))?;
+        self.take_in(server, connection).map_err(|_| false)
+    }
+
+    /// A server that was held up has room for the links that it has, perhaps not for others.
+    fn answers_on_its_link(&mut self, server: ServerId, peer: &Peer) -> bool {
+        let answer_within = self.shared.options.answer_within;
+        let Some(link) = self.links.existing(server) else { return false };
+        let is_same = link.connection.epoch == peer.epoch.load(Ordering::Relaxed);
+        let set = link.connection.set_patience(TRY_PATIENCE.min(answer_within));
+        let status = self.status(server);
+        let restored =
+            self.links.existing(server).map(|link| link.connection.set_patience(answer_within));
+        match status {
+            Ok(_) => is_same && set.is_ok() && restored.is_some_and(|set| set.is_ok()),
+            Err(error) => {
+                if !is_slow(&error) {
+                    self.links.close(server);
+                }
+                false
             }
         }
     }
@@ -427,14 +636,40 @@ impl Watch {
     /// A server is there, for the first time or again.
     fn take_in(&mut self, server: ServerId, connection: Connection) -> Result<(), LinkError> {
         let (peer, epoch) = (self.shared.peer(server), connection.epoch);
+        let alias_of = self.shared.server_of_epoch(epoch, server);
+        peer.set_alias_of(alias_of);
+        if alias_of.is_some() {
+            return Ok(());
+        }
+        let (location, address) = (connection.location, connection.address());
         self.links.adopt(server, connection)?;
-        let is_same = peer.epoch.load(Ordering::Relaxed) == epoch;
-        if !is_same || !self.void_and_clean(server)? {
+        peer.machine.store(location.machine, Ordering::Relaxed);
+        self.shared.replicator_mut().server_is_in(server, location.failure_domain);
+        if peer.epoch.load(Ordering::Relaxed) == epoch {
+            self.take_in_again(server, &peer)?;
+        } else {
             self.start_afresh(server)?;
             // After what is known of our regions there: who sees it sees that.
             peer.epoch.store(epoch, Ordering::Release);
+            self.is_in(server)?;
         }
+        peer.pin(address);
+        Ok(())
+    }
+
+    /// The server that was away is there again, and there is a link to it.
+    fn take_in_again(&mut self, server: ServerId, peer: &Peer) -> Result<(), LinkError> {
+        if !self.void_and_clean(server)? {
+            self.start_afresh(server)?;
+            let epoch = self.links.existing(server).map(|link| link.connection.epoch);
+            peer.epoch.store(epoch.ok_or_else(unexpected)?, Ordering::Release);
+        }
+        self.is_in(server)
+    }
+
+    fn is_in(&mut self, server: ServerId) -> Result<(), LinkError> {
         let status = self.status(server)?;
+        self.shared.replicator_mut().take_back(server);
         self.heard(server, status);
         self.away_mut(server).take();
         self.shared.notify();
@@ -498,6 +733,34 @@ impl Watch {
                 Ok(Made::No(why))
             }
             Err(error) => Err(error),
+        }
+    }
+}
+
+/// Pages as a server has them, with the checksums that it has of them.
+struct Fetched {
+    sums: Vec<u8>,
+    pages: Vec<u8>,
+}
+
+impl Fetched {
+    /// Pages that are known to be good.
+    fn of(pages: Vec<u8>) -> Fetched {
+        let mut sums = Vec::new();
+        push_sums(&mut sums, pages.chunks_exact(PAGE_BYTES).map(Checksum::of));
+        Fetched { sums, pages }
+    }
+
+    /// Whether all pages have their checksums.
+    fn is_good(&self) -> bool {
+        self.pages.chunks_exact(PAGE_BYTES).map(Checksum::of).eq(wire::sums(&self.sums))
+    }
+
+    fn page(&self, nth: u16) -> Fetched {
+        let nth = nth as usize;
+        Fetched {
+            sums: self.sums[nth * SUM_BYTES..][..SUM_BYTES].to_vec(),
+            pages: self.pages[nth * PAGE_BYTES..][..PAGE_BYTES].to_vec(),
         }
     }
 }

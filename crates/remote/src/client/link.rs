@@ -103,8 +103,7 @@ impl Links {
         if self.links[at].is_none() {
             let peer = self.shared.peer(server);
             let options = &self.shared.options;
-            let connection =
-                peer.endpoint.connect(&options.name, options.answer_within).map_err(as_io)?;
+            let connection = peer.connect(&options.name, options.answer_within).map_err(as_io)?;
             if connection.epoch != peer.epoch.load(Ordering::Acquire) {
                 return Err(LinkError::Restarted);
             }
@@ -121,6 +120,7 @@ impl Links {
         if self.links.len() <= at {
             self.links.resize_with(at + 1, || None);
         }
+        self.close(server);
         let fences = !self.is_read_only && self.closed.has(server);
         self.links[at] = Some(Link { connection, leases: BTreeMap::new(), fences });
         Ok(())

@@ -3,7 +3,7 @@
 //! Invariant: a copy whose sum is wrong is treated like one that is not there.
 
 use super::ahead::Ahead;
-use super::cluster::Shared;
+use super::cluster::{BadCopy, Deed, Shared};
 use super::link::{LinkError, Links, is_broken, is_slow, is_stale, unexpected};
 use super::replicator::{CHUNK_PAGES, ChunkAt, ReadPlan};
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
@@ -82,7 +82,7 @@ impl Reader {
 
     /// Asks everybody who may have the pages, and waits for those who are down, until they are gone.
     fn get_of_chunk(&mut self, want: Want<'_>, into: &mut [u8]) -> Result<(), StoreError> {
-        let patience = self.shared.options.gone_after + 2 * self.shared.options.answer_within;
+        let patience = self.shared.options.unreachable + 2 * self.shared.options.answer_within;
         let mut until = None;
         loop {
             let seen = self.shared.change_count();
@@ -103,8 +103,11 @@ impl Reader {
                 && plan.waiting_for.is_empty()
                 && self.shared.change_count() == seen;
             let until = *until.get_or_insert_with(|| Instant::now() + patience);
-            if is_final || Instant::now() >= until {
+            if is_final {
                 return self.one_by_one(want, &plan, into);
+            }
+            if Instant::now() >= until {
+                return Err(self.shared.nobody());
             }
             let soon = Instant::now() + RETRY_AFTER;
             self.shared.wait_for_change(seen, until.min(soon));
@@ -169,8 +172,9 @@ impl Reader {
                 }
                 Err(error) if is_stale(&error) => self.links.forget_lease(server, want.region),
                 Err(error) if is_broken(&error) => {
-                    self.links.close(server);
-                    self.shared.note(server, want.region, &error);
+                    if self.shared.note(server, want.region, &error, Deed::Read) {
+                        self.links.close(server);
+                    }
                     if !self.shared.replicator().up().has(server) {
                         return Answer::Unsure;
                     }
@@ -285,16 +289,28 @@ impl Reader {
         };
         match reply {
             Reply::Pages { count, .. } if count as usize == want.sums.len() => {
+                self.shared.peer(pending.server).did(Deed::Read);
                 if are_good(into, want.sums) {
                     return Ok(Answer::Good);
                 }
                 add(&self.shared.tally.bad_copies_total, 1);
+                self.say_bad(pending.server, want, into);
                 self.bad_copies += 1;
                 Ok(Answer::Absent)
             }
             Reply::Failed(Failure::NotHeld { .. }) => Ok(Answer::Absent),
             Reply::Failed(failure) => Err(LinkError::Failed(failure)),
             _ => Err(unexpected()),
+        }
+    }
+
+    /// Some of these pages are not what they should be.
+    fn say_bad(&self, server: ServerId, want: Want<'_>, pages: &[u8]) {
+        let all = (want.first..).zip(want.sums).zip(pages.chunks_exact(PAGE_BYTES));
+        for ((page, sum), bytes) in all {
+            if PageSum::of(bytes) != *sum {
+                self.shared.found_bad(BadCopy { server, region: want.region, page, sum: *sum });
+            }
         }
     }
 
@@ -313,15 +329,17 @@ impl Reader {
                 Err(error) if is_slow(&error) => self.pending.push(pending),
                 Err(error) => {
                     all = Answer::Unsure;
-                    self.links.close(pending.server);
-                    self.shared.note(pending.server, want.region, &error);
+                    if self.shared.note(pending.server, want.region, &error, Deed::Read) {
+                        self.links.close(pending.server);
+                    }
                 }
             }
         }
         while let Some(pending) = self.pending.pop() {
             all = Answer::Unsure;
-            self.links.close(pending.server);
-            self.shared.failed(pending.server);
+            if self.shared.failed(pending.server, Some(Deed::Read)) {
+                self.links.close(pending.server);
+            }
         }
         all
     }

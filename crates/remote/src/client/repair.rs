@@ -33,11 +33,14 @@ impl Replicator {
     pub fn next_ailing(&self, from: ChunkAt) -> Option<ChunkAt> {
         let stays = |server: &ServerId| self.server(*server).standing == Standing::Up;
         let staying: ServerSet = self.up.iter().filter(stays).collect();
+        let roomy: ServerSet =
+            staying.iter().filter(|server| self.server(*server).pages_free > 0).collect();
         let is_ailing = |chunk: &Chunk| {
             let is_whole = chunk.members() == chunk.complete
                 && chunk.complete.minus(staying).is_empty()
                 && chunk.complete.len() == self.copies;
-            chunk.is_placed() && !is_whole || !chunk.leaving.and(self.up).is_empty()
+            chunk.is_placed() && (!is_whole || self.is_crowded(chunk, roomy))
+                || !chunk.leaving.and(self.up).is_empty()
         };
         self.regions.range(from.region..).find_map(|(region, chunks)| {
             let first = if *region == from.region { from.chunk } else { 0 };
@@ -58,11 +61,17 @@ impl Replicator {
     /// A server that was to get a chunk has no room for it.
     pub fn cannot_join(&mut self, at: ChunkAt, server: ServerId) {
         self.has_no_room(server);
-        if let Some(chunk) = self.known_chunk(at)
-            && chunk.catching_up.has(server)
-            && !chunk.complete.is_empty()
-        {
-            chunk.put_out(server);
+        let up = self.up;
+        let Some(chunk) = self.known_chunk(at).filter(|chunk| chunk.catching_up.has(server)) else {
+            return;
+        };
+        let others = chunk.catching_up.minus(ServerSet::one(server)).and(up);
+        let newest_layer = chunk.older.first().copied().unwrap_or_default().and(up);
+        if !chunk.complete.is_empty() || !others.is_empty() {
+            chunk.miss(server);
+        } else if newest_layer.len() > 1 {
+            // One of those with the older pages makes room for them: it is cleaned, and joins again.
+            newest_layer.iter().take(1).for_each(|server| chunk.put_out(server));
         }
     }
 
@@ -77,13 +86,7 @@ impl Replicator {
             chunk.catching_up = chunk.catching_up.minus(to);
             chunk.put_out_spent();
         } else {
-            // The layer is spent; who was not there to get it is of no use any more.
-            let layer = chunk.older[0];
-            let absent = chunk.catching_up.minus(to);
-            layer.union(absent).iter().for_each(|server| chunk.put_out(server));
-            if chunk.older.is_empty() {
-                chunk.complete = std::mem::take(&mut chunk.catching_up);
-            }
+            chunk.spend_layer(to);
         }
         chunk.version += 1;
         true
@@ -102,34 +105,57 @@ impl Replicator {
         self.put_out_superfluous(at);
         self.invite(at);
         let up = self.up;
+        while self.has_spent_layer(at) {
+            self.chunk_mut(at).spend_layer(ServerSet::EMPTY);
+        }
         let chunk = self.chunk(at);
-        let to = chunk.catching_up.and(up);
         let newest_layer = chunk.older.first().copied().unwrap_or_default();
         let sources = if chunk.complete.is_empty() { newest_layer } else { chunk.complete };
-        if let (Some(from), false) = (sources.and(up).iter().next(), to.is_empty()) {
-            return Some(Repair::Copy { at, from, to, version: chunk.version });
-        }
-        let server = chunk.leaving.and(up).iter().next()?;
-        Some(Repair::Clean { at, server })
+        let to = chunk.catching_up.and(up).minus(sources);
+        let from = sources.and(up).iter().next().filter(|_| !to.is_empty());
+        let copy = from.map(|from| Repair::Copy { at, from, to, version: chunk.version });
+        let leaving = chunk.leaving.and(up).iter().next();
+        let clean = leaving.map(|server| Repair::Clean { at, server });
+        // If nobody has room, one that is cleaned may have.
+        let is_full = to.iter().all(|server| self.server(server).pages_free == 0);
+        if is_full { clean.or(copy) } else { copy.or(clean) }
     }
 
-    /// With enough complete copies on servers that stay, no other is needed.
+    /// Whether all that catch up and can be reached have the newest older layer.
+    fn has_spent_layer(&self, at: ChunkAt) -> bool {
+        let chunk = self.chunk(at);
+        let live = chunk.catching_up.and(self.up);
+        chunk.complete.is_empty()
+            && !live.is_empty()
+            && chunk.older.first().is_some_and(|layer| live.minus(*layer).is_empty())
+    }
+
+    /// Servers of the same layer as one that holds a chunk, which have the same pages of it.
+    pub fn layer_of(&self, at: ChunkAt, server: ServerId) -> ServerSet {
+        let Some(chunk) = self.find(at) else { return ServerSet::EMPTY };
+        let layers = [chunk.complete].into_iter().chain(chunk.older.iter().copied());
+        layers.into_iter().find(|layer| layer.has(server)).unwrap_or_default()
+    }
+
+    /// Puts servers out that are not needed beside enough complete copies on servers that stay.
     fn put_out_superfluous(&mut self, at: ChunkAt) {
-        let (copies, up) = (self.copies, self.up);
         let chunk = self.chunk(at);
         let stays = |server: &ServerId| self.server(*server).standing == Standing::Up;
-        let staying: ServerSet = chunk.complete.and(up).iter().filter(stays).take(copies).collect();
-        if staying.len() >= copies {
+        let staying: Vec<ServerId> = chunk.complete.and(self.up).iter().filter(stays).collect();
+        let staying = self.spread(staying, self.copies, ServerSet::EMPTY);
+        if staying.len() >= self.copies {
             let superfluous = chunk.members().minus(staying);
             superfluous.iter().for_each(|server| self.chunk_mut(at).put_out(server));
         }
     }
 
-    /// Adds servers to a chunk that has too few which will stay, if there is anything to copy.
+    /// Adds servers to a chunk that has too few which will stay, or has them where one failure takes all, if there is
+    /// anything to copy.
     fn invite(&mut self, at: ChunkAt) {
         let chunk = self.chunk(at);
-        let can_copy = !chunk.complete.and(self.up).is_empty();
-        if !can_copy || !chunk.catching_up.is_empty() {
+        let newest_layer = chunk.older.first().copied().unwrap_or_default();
+        let sources = if chunk.complete.is_empty() { newest_layer } else { chunk.complete };
+        if sources.and(self.up).is_empty() {
             return;
         }
         let counts = |server: &ServerId| {
@@ -140,13 +166,28 @@ impl Replicator {
                 Standing::Draining | Standing::Gone => false,
             }
         };
-        let staying = chunk.complete.iter().filter(counts).count();
-        let chosen = self.choose(chunk, self.copies.saturating_sub(staying));
-        if !chosen.is_empty() {
-            self.take_room(chosen);
-            let chunk = self.chunk_mut(at);
-            chunk.catching_up = chosen;
-            chunk.version += 1;
-        }
+        let staying = chunk.current().iter().filter(counts).count();
+        let is_crowded = chunk.catching_up.is_empty() && self.is_crowded(chunk, self.up);
+        let missing = self.copies.saturating_sub(staying).max(is_crowded as usize);
+        let chosen = self.choose(chunk, missing);
+        self.take_room(chosen);
+        let up = self.up;
+        self.chunk_mut(at).join(chosen, up);
+    }
+
+    /// Whether one failure takes several of the complete copies, and a server in another failure domain is to be had.
+    fn is_crowded(&self, chunk: &Chunk, roomy: ServerSet) -> bool {
+        let domain = |server: ServerId| self.domains[server as usize];
+        let is_shared = |server: ServerId| {
+            let others = chunk.complete.minus(ServerSet::one(server));
+            others.iter().any(|other| domain(other) == domain(server))
+        };
+        let is_elsewhere = |server: ServerId| {
+            let state = self.server(server);
+            let can_take = state.standing == Standing::Up && state.pages_free > 0;
+            can_take && !chunk.complete.iter().any(|other| domain(other) == domain(server))
+        };
+        chunk.complete.iter().any(is_shared)
+            && roomy.minus(chunk.members()).minus(chunk.leaving).iter().any(is_elsewhere)
     }
 }

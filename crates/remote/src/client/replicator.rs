@@ -4,7 +4,8 @@
 //! Pages are placed by chunks. The servers of a chunk are in layers:
 //!
 //! - *complete* servers have every page of the chunk as it was last put;
-//! - servers that are *catching up* have whatever was put since they joined;
+//! - servers that are *catching up* have whatever was put since they joined. A server can be in an older layer as well:
+//!   then others joined after it;
 //! - *older* layers have what was put before a write that they missed. They are kept, newest first, while
 //!   nobody newer is complete, or while somebody catches up who has what they missed: should the complete
 //!   ones be lost now, both together have everything.
@@ -17,7 +18,8 @@
 //!
 //! Invariants:
 //! 1. A complete server has, of every page whose put is done, the bytes of the last put.
-//! 2. All servers that are catching up in a chunk joined together, so they have the same history.
+//! 2. All servers that are catching up in a chunk have whatever was put since the newest older layer was written last.
+//!    Without older layers, complete servers have everything.
 //! 3. A server that is up and no member of a chunk holds no page of it; until it is cleaned, it is
 //!    *leaving*, and is not chosen.
 //! 4. Where there are complete servers and older layers, somebody is catching up who has, of every page whose put
@@ -31,6 +33,7 @@ pub use super::chunk::{CHUNK_PAGES, Chunk, ChunkAt};
 use super::chunk::Chunks;
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
 use crate::store::{Capacity, RegionId};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Whether a server can be used.
@@ -44,6 +47,15 @@ pub enum Standing {
     Down,
     /// What it held is lost.
     Gone,
+}
+
+/// What fails together with a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Domain {
+    /// Nothing, as far as is known.
+    Own(ServerId),
+    /// All servers that say so.
+    Named(u64),
 }
 
 /// A server as placement sees it.
@@ -137,6 +149,11 @@ pub struct Replicator {
     /// Servers by what they can be used for: kept beside `servers` so that reads need no loop.
     pub(super) up: ServerSet,
     pub(super) down: ServerSet,
+    /// Servers that are down by our own decision, as they answer without doing what they are asked.
+    pub(super) shunned: ServerSet,
+    /// Servers that were up once.
+    pub(super) known: ServerSet,
+    pub(super) domains: Vec<Domain>,
     /// How often a server was lost with what it held.
     pub(super) losses: u64,
 }
@@ -150,6 +167,9 @@ impl Replicator {
             regions: BTreeMap::new(),
             up: ServerSet::EMPTY,
             down: ServerSet::EMPTY,
+            shunned: ServerSet::EMPTY,
+            known: ServerSet::EMPTY,
+            domains: Vec::new(),
             losses: 0,
         }
     }
@@ -164,6 +184,7 @@ impl Replicator {
                 pages_total: 0,
                 pages_free: 0,
             });
+            self.domains.push(Domain::Own(id as ServerId));
             id as ServerId
         })
     }
@@ -194,9 +215,12 @@ impl Replicator {
         let up = || self.up.iter().map(|server| self.server(server));
         let usable = up().filter(|state| state.standing == Standing::Up);
         let copies = self.copies as u64;
+        // Servers may say anything.
         Capacity {
-            pages_total: up().map(|state| state.pages_total).sum::<u64>() / copies,
-            pages_free: usable.map(|state| state.pages_free).sum::<u64>() / copies,
+            pages_total: up().fold(0, |sum: u64, state| sum.saturating_add(state.pages_total))
+                / copies,
+            pages_free: usable.fold(0, |sum: u64, state| sum.saturating_add(state.pages_free))
+                / copies,
         }
     }
 
@@ -208,9 +232,7 @@ impl Replicator {
         }
         let chunk = self.find(at)?;
         let live = chunk.current().and(self.up);
-        let is_enough =
-            live.len() >= self.copies || !live.is_empty() && !chunk.catching_up.is_empty();
-        is_enough.then(|| live.minus(acked.servers))
+        (live.len() >= self.copies).then(|| live.minus(acked.servers))
     }
 
     /// The same, where servers may have to join.
@@ -232,9 +254,7 @@ impl Replicator {
         }
         let chunk = self.chunk(at);
         let live = chunk.current().and(up);
-        let placed = chunk.is_placed();
-        let wanted = self.copies - live.len();
-        let chosen = self.choose(chunk, wanted);
+        let chosen = self.choose(chunk, self.copies - live.len());
         if live.is_empty() && chosen.is_empty() {
             // Who has older pages of it, or is to be cleaned of them, may take it later.
             let later = chunk.members().union(chunk.leaving).and(self.up);
@@ -243,20 +263,12 @@ impl Replicator {
         }
         // Fewer copies than asked for are taken when servers are missing, not when they are full.
         let possible = self.copies.min(live.union(self.candidates(at)).len());
-        if live.len() + chosen.len() < possible {
+        if live.len() + chosen.len() < possible && !self.is_short_handed() {
             return Err(NoPlace::Full);
         }
         self.take_room(chosen);
-        let chunk = self.chunk_mut(at);
-        if !placed {
-            chunk.complete = chosen;
-            chunk.version += 1;
-        } else if !chosen.is_empty() {
-            if live.is_empty() {
-                chunk.bury();
-            }
-            chunk.catching_up = chunk.catching_up.union(chosen);
-            chunk.version += 1;
+        if !chosen.is_empty() {
+            self.chunk_mut(at).join(chosen, up);
         }
         Ok(live.union(chosen))
     }
@@ -284,7 +296,7 @@ impl Replicator {
             return Settled::Send(missing);
         }
         let live = members.and(self.up);
-        let may_join = live.len() < self.copies && chunk.catching_up.is_empty();
+        let may_join = live.len() < self.copies;
         if members.and(acked).is_empty() || may_join && !self.choose(chunk, 1).is_empty() {
             return Settled::Again;
         }
@@ -301,19 +313,31 @@ impl Replicator {
             return true;
         }
         let chosen = self.choose(chunk, 1);
-        let others = chunk.complete.minus(ServerSet::one(server)).and(self.up);
-        if chosen.is_empty() || !chunk.catching_up.is_empty() {
+        let its = ServerSet::one(server);
+        let rest = chunk.current().minus(its).and(self.up);
+        let may_do_with_fewer = !rest.is_empty() && self.is_short_handed();
+        let others_are_whole = !chunk.complete.minus(its).and(self.up).is_empty();
+        let is_only_whole = chunk.complete.has(server) && !others_are_whole && !rest.is_empty();
+        if is_only_whole || chosen.is_empty() && !may_do_with_fewer {
             return false;
         }
         self.take_room(chosen);
+        let up = self.up;
         let chunk = self.chunk_mut(at);
-        if others.is_empty() {
+        if rest.is_empty() {
+            // It keeps what it has.
             chunk.bury();
+            chunk.catching_up = chosen;
         } else {
-            chunk.put_out(server);
+            chunk.miss(server);
+            chunk.join(chosen, up);
         }
-        chunk.catching_up = chosen;
         true
+    }
+
+    /// Whether servers that were up once are not.
+    fn is_short_handed(&self) -> bool {
+        !self.known.minus(self.up).is_empty()
     }
 
     pub(super) fn has_no_room(&mut self, server: ServerId) {
@@ -331,6 +355,12 @@ impl Replicator {
     /// Members of a chunk that can be reached.
     pub fn holders(&self, at: ChunkAt) -> ServerSet {
         self.find(at).map_or(ServerSet::EMPTY, Chunk::members).and(self.up)
+    }
+
+    /// Whether a server is written to. To be asked by a writer that has a lease on it already: a server that is put out is
+    /// cleaned under a fence, so that what was sent before is void, and must not be sent after.
+    pub fn is_current(&self, at: ChunkAt, server: ServerId) -> bool {
+        self.find(at).is_some_and(|chunk| chunk.current().has(server))
     }
 
     /// Whether it was added and not dropped.
@@ -352,6 +382,8 @@ impl Replicator {
         plan.push(chunk.complete.and(self.up), at.chunk);
         plan.push(chunk.catching_up.and(self.up), at.chunk);
         chunk.older.iter().for_each(|layer| plan.push(layer.and(self.up), at.chunk));
+        // Better than to wait: what it answers is proven by checksums.
+        plan.push(chunk.members().and(self.shunned), at.chunk);
         plan
     }
 
@@ -363,21 +395,40 @@ impl Replicator {
         self.up.minus(taken).iter().filter(usable).collect()
     }
 
-    /// Up to `count` servers for new copies: those with the largest part of their memory free.
+    /// Up to `count` servers for new copies: in other failure domains than those that have the chunk, as far as there
+    /// are such, and with the most memory free.
     pub(super) fn choose(&self, chunk: &Chunk, count: usize) -> ServerSet {
+        if count == 0 {
+            return ServerSet::EMPTY;
+        }
         let taken = chunk.members().union(chunk.leaving);
-        let mut usable: Vec<(u64, ServerId)> = self
-            .up
-            .minus(taken)
-            .iter()
-            .filter(|server| {
-                let state = self.server(*server);
-                state.standing == Standing::Up && state.pages_free > 0
-            })
-            .map(|server| (self.server(server).pages_free, server))
-            .collect();
-        usable.sort_by_key(|(free, server)| (std::cmp::Reverse(*free), *server));
-        usable.into_iter().take(count).map(|(_, server)| server).collect()
+        let has_room = |server: &ServerId| {
+            let state = self.server(*server);
+            state.standing == Standing::Up && state.pages_free > 0
+        };
+        let mut usable: Vec<ServerId> = self.up.minus(taken).iter().filter(has_room).collect();
+        usable.sort_by_key(|server| (Reverse(self.server(*server).pages_free), *server));
+        self.spread(usable, count, chunk.current().and(self.up))
+    }
+
+    /// The first `count` of some servers, with those first that share no failure domain with each other or with
+    /// `beside`.
+    pub(super) fn spread(
+        &self,
+        mut servers: Vec<ServerId>,
+        count: usize,
+        beside: ServerSet,
+    ) -> ServerSet {
+        let domain = |server: ServerId| self.domains[server as usize];
+        let mut chosen = ServerSet::EMPTY;
+        while chosen.len() < count && !servers.is_empty() {
+            let used = chosen.union(beside);
+            let is_apart =
+                |server: &ServerId| !used.iter().any(|other| domain(other) == domain(*server));
+            let best = servers.iter().position(is_apart).unwrap_or(0);
+            chosen.insert(servers.remove(best));
+        }
+        chosen
     }
 
     pub(super) fn take_room(&mut self, chosen: ServerSet) {

@@ -4,7 +4,7 @@
 //!
 //! [`Replicator::settle`]: super::replicator::Replicator::settle
 
-use super::cluster::Shared;
+use super::cluster::{Deed, Shared};
 use super::link::{LinkError, Links, is_broken, is_stale, unexpected, wait};
 use super::replicator::{Acked, CHUNK_PAGES, ChunkAt, NoPlace, Settled};
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
@@ -50,7 +50,7 @@ impl Writer {
 
     fn send_all(&mut self, region: RegionId, pieces: &mut [Piece<'_>]) -> Result<(), StoreError> {
         let options = &self.shared.options;
-        let until = Instant::now() + options.gone_after + 2 * options.answer_within;
+        let until = Instant::now() + options.unreachable + 2 * options.answer_within;
         loop {
             let seen = self.shared.change_count();
             let waits = self.place(pieces)?;
@@ -122,9 +122,17 @@ impl Writer {
         &mut self,
         server: ServerId,
         region: RegionId,
-        pieces: &[Piece<'_>],
+        pieces: &mut [Piece<'_>],
     ) -> Result<Vec<(usize, u32)>, LinkError> {
         let (connection, on) = self.links.leased(server, region)?;
+        {
+            let replicator = self.shared.replicator();
+            for piece in pieces.iter_mut().filter(|piece| piece.wanted.has(server)) {
+                if !replicator.is_current(piece.at, server) {
+                    piece.wanted.remove(server);
+                }
+            }
+        }
         let is_due = |piece: &&Piece<'_>| piece.wanted.has(server) && !piece.done;
         let puts: Vec<Request<'_>> = pieces
             .iter()
@@ -150,7 +158,10 @@ impl Writer {
         for (index, id) in ids {
             let link = self.links.existing(server).ok_or_else(unexpected)?;
             match wait(&mut link.connection, *id) {
-                Ok(_) => pieces[*index].acked.insert(server),
+                Ok(_) => {
+                    pieces[*index].acked.insert(server);
+                    self.shared.peer(server).did(Deed::Write);
+                }
                 // The replies to the others are still to be read.
                 Err(LinkError::Failed(Failure::Full { .. })) => {
                     refused.get_or_insert(*index);
@@ -210,9 +221,10 @@ impl Writer {
                 placed.or_else(|error| self.failed(server, &error, pieces))
             }
             error if is_broken(error) => {
-                self.links.close(server);
-                if let Some(piece) = pieces.first() {
-                    self.shared.note(server, piece.at.region, error);
+                let region = pieces.first().map(|piece| piece.at.region);
+                if region.is_none_or(|region| self.shared.note(server, region, error, Deed::Write))
+                {
+                    self.links.close(server);
                 }
                 Ok(())
             }
@@ -322,7 +334,7 @@ impl PageWriter for Writer {
         for server in holders.iter() {
             if let Err(error) = self.discard_on(server, region, runs) {
                 self.links.close(server);
-                self.shared.note(server, region, &error);
+                self.shared.note(server, region, &error, Deed::Write);
             }
         }
         Ok(())

@@ -86,8 +86,10 @@ impl Held {
     /// Puts a page that is held already; whether it is.
     fn put_again(&self, slab: &Slab, page: &Page<'_>) -> bool {
         let slot = self.index.get(page.number);
-        if let (Some(slot), false) = (slot, page.if_absent) {
-            slab.replace(slot, page.bytes, page.sum);
+        match slot {
+            Some(slot) if page.if_absent => slab.repair(slot, page.bytes, page.sum),
+            Some(slot) => slab.replace(slot, page.bytes, page.sum),
+            None => {}
         }
         slot.is_some()
     }

@@ -138,6 +138,16 @@ impl Slab {
         });
     }
 
+    /// Puts the same page into its slot again, if that is what it has: only damage makes it another. Looks and puts at
+    /// once, as another connection may replace it.
+    pub fn repair(&self, slot: Slot, page: &[u8], sum: Checksum) {
+        self.change(slot, |chunk| {
+            if chunk.sums[slot.index()] == sum {
+                chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(page);
+            }
+        });
+    }
+
     /// Shows the page in a slot that is in use.
     pub fn with<T>(&self, slot: Slot, look: impl FnOnce(&[u8], Checksum) -> T) -> T {
         let chunk = self.chunks[slot.chunk()].read().unwrap_or_else(PoisonError::into_inner);

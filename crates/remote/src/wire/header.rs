@@ -78,7 +78,8 @@ pub const FENCE: u8 = 1;
 pub const AT_END: u8 = 1;
 /// For `Get` and `Pages`: with the sums.
 pub const WITH_SUMS: u8 = 1;
-/// For `Put`: pages that are held already stay as they are.
+/// For `Put`: pages that are held already stay as they are, unless they have the same checksum: such a page is written
+/// again, which repairs a damaged one.
 pub const IF_ABSENT: u8 = 1;
 
 /// The head of a frame. What a field means depends on the operation.

@@ -1,20 +1,20 @@
 //! A client in the simulated world: the real replicator decides; the calls around it are those of the
 //! real writer, reader and control thread, in the same order.
 
-use crate::world::{MS, Wire, World};
+use crate::world::{MS, NoWire, Wire, World};
 use pagetax_core::access::{Rng, derive_seed};
 use pagetax_remote::client::repair::Repair;
 use pagetax_remote::client::replicator::{
     Acked, CHUNK_PAGES, ChunkAt, NoPlace, Replicator, Settled, Standing,
 };
 use pagetax_remote::client::set::{ServerId, ServerSet};
-use pagetax_remote::page::PAGE_BYTES;
+use pagetax_remote::page::{PAGE_BYTES, PageRun};
 use pagetax_remote::secret::{self, Claim};
 use pagetax_remote::store::RegionId;
 use pagetax_remote::wire::header::HEADER_BYTES;
 use pagetax_remote::wire::reply::{Failure, Reply};
 use pagetax_remote::wire::request::{Lease, Request};
-use pagetax_remote::wire::{Checksum, push_sums};
+use pagetax_remote::wire::{self, Checksum, push_sums};
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -22,7 +22,10 @@ use std::collections::{HashMap, HashSet};
 pub const REGION: RegionId = RegionId(1);
 pub const REGION_PAGES: u64 = 2 * CHUNK_PAGES;
 const REPAIR_AFTER: u64 = 2000 * MS;
-const GONE_AFTER: u64 = 10_000 * MS;
+pub const UNREACHABLE: u64 = 30_000 * MS;
+const STRIKES_MAX: u32 = 3;
+const STRIKES_MAX_OF_FEW: u32 = 8;
+const SHUN_FOR: u64 = 1000 * MS;
 
 /// A mistake that is made on purpose, to see that the simulation notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +45,29 @@ pub enum Flaw {
     KeepsLossesQuiet,
     /// What a server acknowledged counts though it was lost since, and is back with nothing.
     OldAcknowledgements,
+    /// Servers that do not answer for 10 s are gone, and cleaned when they return.
+    GivesUpEarly,
+    /// Two names of one server are two servers.
+    TwoNamesAreTwo,
+    /// Who answers a hello is well, whatever it does with requests.
+    TrustsHello,
+    /// A link on which an answer is late is closed, and a server that turns new ones away counts as dead.
+    ClosesLinks,
+    /// A copy that was found damaged stays so, and ends the repair that finds it.
+    LeavesDamage,
+    /// A bitmap is believed to be as long as it was asked for.
+    BelievesBitmaps,
+    /// A server that is put out is cleaned, and what was sent to it before may come after.
+    CleansWithoutFence,
+    /// Nothing is known of failure domains.
+    IgnoresDomains,
+}
+
+/// What a server is asked to do with pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Deed {
+    Read,
+    Write,
 }
 
 /// Why a call came to nothing.
@@ -63,9 +89,22 @@ pub struct Client {
     pub world: World,
     pub replicator: RefCell<Replicator>,
     pub flaw: Flaw,
+    copies: usize,
     epochs: RefCell<Vec<u64>>,
     remotes: RefCell<HashMap<ServerId, Remote>>,
     down_since: RefCell<HashMap<ServerId, u64>>,
+    /// Names of servers that have another.
+    aliases: RefCell<ServerSet>,
+    strikes: RefCell<HashMap<(ServerId, Deed), u32>>,
+    /// Until when servers are left alone, and how often they were.
+    shunned: RefCell<HashMap<ServerId, (u64, u32)>>,
+    /// Damaged copies that were read, with the right bytes.
+    bad_copies: RefCell<Vec<(ServerId, u64, Vec<u8>)>>,
+    /// Puts that were refused for lack of room.
+    pub full: Cell<u64>,
+    pub longest_put: Cell<u64>,
+    /// Nothing is written, which would repair damage by itself.
+    pub is_resting: Cell<bool>,
     /// The version of each page whose put is done.
     pub done: RefCell<HashMap<u64, u64>>,
     /// Pages that are being written.
@@ -95,7 +134,7 @@ pub fn page_bytes(page: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-fn at(page: u64) -> ChunkAt {
+pub fn at(page: u64) -> ChunkAt {
     ChunkAt { region: REGION, chunk: page / CHUNK_PAGES }
 }
 
@@ -126,15 +165,23 @@ impl Client {
     pub fn new(world: World, copies: usize, flaw: Flaw) -> Client {
         let mut replicator = Replicator::new(copies);
         replicator.add_region(REGION, REGION_PAGES);
-        let servers = world.server_count();
+        let servers = world.name_count();
         (0..servers).for_each(|_| assert!(replicator.add_server().is_some()));
         Client {
             world,
             replicator: RefCell::new(replicator),
             flaw,
+            copies,
             epochs: RefCell::new(vec![0; servers]),
             remotes: RefCell::default(),
             down_since: RefCell::default(),
+            aliases: RefCell::default(),
+            strikes: RefCell::default(),
+            shunned: RefCell::default(),
+            bad_copies: RefCell::default(),
+            full: Cell::new(0),
+            longest_put: Cell::new(0),
+            is_resting: Cell::new(false),
             done: RefCell::default(),
             busy: RefCell::default(),
             lost: Cell::new(0),
@@ -152,6 +199,36 @@ impl Client {
         }
     }
 
+    fn silent(&self, server: ServerId) {
+        let damaged = self.replicator.borrow_mut().server_silent(server);
+        self.told.borrow_mut().extend(damaged);
+    }
+
+    fn did(&self, server: ServerId, deed: Deed) {
+        self.strikes.borrow_mut().remove(&(server, deed));
+    }
+
+    /// A server fails though it is well.
+    fn strike(&self, server: ServerId, deed: Option<Deed>) {
+        let Some(deed) = deed.filter(|_| self.flaw != Flaw::TrustsHello) else { return };
+        let mut strikes = self.strikes.borrow_mut();
+        let count = strikes.entry((server, deed)).or_default();
+        *count += 1;
+        let (_, times) = self.shunned.borrow().get(&server).copied().unwrap_or_default();
+        let are_spare = self.replicator.borrow().up().len() > self.copies;
+        if *count >= if are_spare { STRIKES_MAX } else { STRIKES_MAX_OF_FEW } {
+            *count = 0;
+            let until = self.world.now() + (SHUN_FOR << times.min(6));
+            self.shunned.borrow_mut().insert(server, (until, times + 1));
+            self.replicator.borrow_mut().server_shunned(server);
+        }
+    }
+
+    fn is_shunned(&self, server: ServerId) -> bool {
+        let shunned = self.shunned.borrow();
+        shunned.get(&server).is_some_and(|(until, _)| self.world.now() < *until)
+    }
+
     fn is_up(&self, server: ServerId) -> bool {
         self.replicator.borrow().up().has(server)
     }
@@ -164,24 +241,27 @@ impl Client {
     }
 
     /// Finds out whether a server still lives.
-    async fn failed(&self, server: ServerId) {
+    async fn failed(&self, server: ServerId, deed: Option<Deed>) -> bool {
         if !self.is_up(server) {
-            return;
+            return false;
         }
         let wire = self.world.connect(server as usize).await;
         let epoch = self.epochs.borrow()[server as usize];
         match wire {
-            Some(wire) if wire.epoch == epoch => {
+            Ok(wire) if wire.epoch == epoch => {
                 self.world.give_up(wire);
+                self.strike(server, deed);
             }
-            Some(wire) => {
+            Ok(wire) => {
                 self.world.give_up(wire);
                 if self.epochs.borrow()[server as usize] == epoch {
                     self.gone(server);
                 }
             }
-            None => self.replicator.borrow_mut().server_down(server),
+            Err(NoWire::TurnedAway) if self.flaw != Flaw::ClosesLinks => self.strike(server, deed),
+            Err(_) => self.replicator.borrow_mut().server_down(server),
         }
+        wire.is_ok()
     }
 
     async fn attach(
@@ -191,7 +271,8 @@ impl Client {
         fence: bool,
     ) -> Result<(Wire, Lease), Trouble> {
         if let Entry::Vacant(entry) = links.wires.entry(server) {
-            let wire = self.world.connect(server as usize).await.ok_or(Trouble::Broken)?;
+            let wire = self.world.connect(server as usize).await;
+            let wire = wire.map_err(|_| Trouble::Broken)?;
             let expected = self.epochs.borrow()[server as usize];
             if wire.epoch != expected {
                 self.world.give_up(wire);
@@ -237,7 +318,13 @@ impl Client {
     }
 
     /// What trouble with a server means for the links and for its standing.
-    async fn note(&self, links: &mut Links, server: ServerId, trouble: Trouble) {
+    async fn note(
+        &self,
+        links: &mut Links,
+        server: ServerId,
+        trouble: Trouble,
+        deed: Option<Deed>,
+    ) {
         match trouble {
             Trouble::Failed(Failure::StaleLease) => {
                 if let Some((_, lease)) = links.wires.get_mut(&server) {
@@ -249,8 +336,13 @@ impl Client {
                 self.gone(server);
             }
             Trouble::Broken | Trouble::Restarted => {
-                self.close(links, server);
-                self.failed(server).await;
+                // On a link that is only slow, whatever was sent is done in order.
+                let wire = links.wires.get(&server);
+                let is_open = wire.is_some_and(|(wire, _)| self.world.is_open(*wire));
+                let is_useless = self.failed(server, deed).await;
+                if !is_open || is_useless || self.flaw == Flaw::ClosesLinks {
+                    self.close(links, server);
+                }
             }
             Trouble::Failed(_) => {}
         }
@@ -265,7 +357,14 @@ impl Client {
 
     /// Writes a new version of a page; whether it is done.
     pub async fn put(&self, links: &mut Links, page: u64, version: u64) -> bool {
-        let until = self.world.now() + GONE_AFTER + 1000 * MS;
+        let begun = self.world.now();
+        let is_done = self.try_to_put(links, page, version).await;
+        self.longest_put.set(self.longest_put.get().max(self.world.now() - begun));
+        is_done
+    }
+
+    async fn try_to_put(&self, links: &mut Links, page: u64, version: u64) -> bool {
+        let until = self.world.now() + UNREACHABLE + 1000 * MS;
         let bytes = page_bytes(page, version);
         let (mut acked, mut wanted) = (Acked::default(), ServerSet::EMPTY);
         while self.world.now() < until {
@@ -273,21 +372,55 @@ impl Client {
                 let targets = self.replicator.borrow_mut().targets(at(page), &mut acked);
                 match targets {
                     Ok(targets) => wanted = targets,
-                    Err(NoPlace::Full) => return false,
+                    Err(NoPlace::Full) => {
+                        self.full.set(self.full.get() + 1);
+                        return false;
+                    }
                     Err(_) => {
                         self.world.sleep(50 * MS).await;
                         continue;
                     }
                 }
             }
+            let mut is_refused = false;
             for server in wanted.iter() {
-                let sent =
-                    self.call_on(links, server, |on| put_frame(on, page, false, &bytes)).await;
-                match sent {
-                    Ok(_) => acked.insert(server),
-                    Err(trouble) => self.note(links, server, trouble).await,
+                // The lease first: what is sent under it is void if the server is put out from now on.
+                let leased = self.attach(links, server, false).await;
+                let is_current = self.replicator.borrow().is_current(at(page), server);
+                if leased.is_ok() && !is_current && self.flaw != Flaw::CleansWithoutFence {
+                    continue;
                 }
                 self.held_up().await;
+                let sent = match leased {
+                    Ok((wire, lease)) => {
+                        let frame = put_frame(lease, page, false, &bytes);
+                        let reply = self.world.call(wire, frame).await.ok_or(Trouble::Broken);
+                        reply.and_then(|reply| match parse(&reply).0 {
+                            Reply::Failed(failure) => Err(Trouble::Failed(failure)),
+                            _ => Ok(()),
+                        })
+                    }
+                    Err(trouble) => Err(trouble),
+                };
+                match sent {
+                    Ok(_) => {
+                        acked.insert(server);
+                        self.did(server, Deed::Write);
+                    }
+                    Err(Trouble::Failed(Failure::Full { .. })) => {
+                        if !self.replicator.borrow_mut().refuse(at(page), server) {
+                            self.full.set(self.full.get() + 1);
+                            return false;
+                        }
+                        is_refused = true;
+                    }
+                    Err(trouble) => self.note(links, server, trouble, Some(Deed::Write)).await,
+                }
+                self.held_up().await;
+            }
+            if is_refused {
+                wanted = ServerSet::EMPTY;
+                continue;
             }
             if self.flaw == Flaw::ForgetsNewcomers && wanted.minus(acked.servers()).is_empty() {
                 return true;
@@ -314,7 +447,7 @@ impl Client {
     /// Reads a page: true when it is there, false when it is lost. Panics on wrong bytes that prove
     /// right, which cannot be.
     pub async fn get(&self, links: &mut Links, page: u64, version: u64) -> bool {
-        let until = self.world.now() + GONE_AFTER + 1000 * MS;
+        let until = self.world.now() + UNREACHABLE + 1000 * MS;
         let right = page_bytes(page, version);
         while self.world.now() < until {
             let plan = self.replicator.borrow().read_plan(at(page));
@@ -322,11 +455,17 @@ impl Client {
             for server in plan.order() {
                 let ask = |on| frame(Request::Get { on, first: page, count: 1, with_sums: false });
                 match self.call_on(links, *server, ask).await {
-                    Ok(reply) if parse(&reply).1 == right => return true,
+                    Ok(reply) if parse(&reply).1 == right => {
+                        self.did(*server, Deed::Read);
+                        return true;
+                    }
+                    Ok(_) if self.replicator.borrow().complete(at(page)).has(*server) => {
+                        self.bad_copies.borrow_mut().push((*server, page, right.clone()));
+                    }
                     Ok(_) | Err(Trouble::Failed(Failure::NotHeld { .. })) => {}
                     Err(trouble) => {
                         unsure = true;
-                        self.note(links, *server, trouble).await;
+                        self.note(links, *server, trouble, Some(Deed::Read)).await;
                     }
                 }
             }
@@ -342,16 +481,17 @@ impl Client {
 
     /// The control thread, one round: look at the servers, then move copies.
     pub async fn control(&self, links: &mut Links) {
-        for server in 0..self.world.server_count() as ServerId {
+        for server in 0..self.world.name_count() as ServerId {
             let standing = self.replicator.borrow().server(server).standing;
             let looked = match standing {
                 Standing::Up | Standing::Draining => self.status(links, server).await,
                 Standing::Down | Standing::Gone => self.try_again(links, server).await,
             };
             if let Err(trouble) = looked {
-                self.note(links, server, trouble).await;
+                self.note(links, server, trouble, None).await;
             }
         }
+        self.heal(links).await;
         let mut from = ChunkAt { region: REGION, chunk: 0 };
         loop {
             let ailing = self.replicator.borrow().next_ailing(from);
@@ -361,7 +501,9 @@ impl Client {
             let Some(work) = work else { continue };
             match self.repair(links, work).await {
                 Ok(()) => from = at,
-                Err((server, trouble)) => self.note(links, server, trouble).await,
+                Err((server, deed, trouble)) => {
+                    self.note(links, server, trouble, Some(deed)).await;
+                }
             }
         }
     }
@@ -380,29 +522,82 @@ impl Client {
         Ok(())
     }
 
+    /// The server answers on the link that it still has.
+    async fn answers(&self, links: &Links, server: ServerId) -> Option<Wire> {
+        let (wire, _) = links.wires.get(&server).copied()?;
+        let is_same = wire.epoch == self.epochs.borrow()[server as usize];
+        self.world.call(wire, frame(Request::Status)).await.filter(|_| is_same).map(|_| wire)
+    }
+
     async fn try_again(&self, links: &mut Links, server: ServerId) -> Result<(), Trouble> {
-        self.close(links, server);
+        if self.flaw == Flaw::ClosesLinks {
+            self.close(links, server);
+        }
         let now = self.world.now();
         let since = *self.down_since.borrow_mut().entry(server).or_insert(now);
-        let Some(wire) = self.world.connect(server as usize).await else {
-            if self.replicator.borrow().server(server).standing == Standing::Down {
-                match now - since {
-                    absent if absent >= GONE_AFTER => self.gone(server),
-                    absent if absent >= REPAIR_AFTER => {
-                        self.replicator.borrow_mut().give_up(server);
-                    }
-                    _ => {}
-                }
-            }
+        if self.is_shunned(server) {
+            // Not a silence of its own.
+            self.down_since.borrow_mut().insert(server, now);
             return Ok(());
+        }
+        let wire = match self.answers(links, server).await {
+            Some(wire) => Ok(wire),
+            None => self.world.connect(server as usize).await,
         };
+        let wire = match wire {
+            Ok(wire) => wire,
+            Err(why) => {
+                if why == NoWire::TurnedAway && self.flaw != Flaw::ClosesLinks {
+                    self.down_since.borrow_mut().insert(server, now);
+                }
+                let early = matches!(self.flaw, Flaw::GivesUpEarly | Flaw::ClosesLinks);
+                let unreachable = if early { UNREACHABLE / 3 } else { UNREACHABLE };
+                if self.replicator.borrow().server(server).standing == Standing::Down {
+                    match now - since {
+                        absent if absent >= unreachable && early => self.gone(server),
+                        absent if absent >= unreachable => self.silent(server),
+                        absent if absent >= REPAIR_AFTER => {
+                            self.replicator.borrow_mut().give_up(server);
+                        }
+                        _ => {}
+                    }
+                }
+                return Ok(());
+            }
+        };
+        let is_other = |(other, epoch): (ServerId, &u64)| {
+            other != server && *epoch == wire.epoch && !self.aliases.borrow().has(other)
+        };
+        if self.flaw != Flaw::TwoNamesAreTwo && (0..).zip(&*self.epochs.borrow()).any(is_other) {
+            self.aliases.borrow_mut().insert(server);
+            self.world.give_up(wire);
+            return Ok(());
+        }
+        self.aliases.borrow_mut().remove(server);
+        if links.wires.get(&server).is_some_and(|(known, _)| *known != wire) {
+            self.close(links, server);
+        }
         links.wires.insert(server, (wire, None));
         let known = self.epochs.borrow()[server as usize];
         let is_same = known == wire.epoch;
         if !is_same || !self.void_and_clean(links, server).await? {
             self.start_afresh(links, server, wire).await?;
         }
+        self.replicator.borrow_mut().take_back(server);
         self.status(links, server).await
+    }
+
+    /// Repairs copies that were found damaged.
+    async fn heal(&self, links: &mut Links) {
+        let bad = std::mem::take(&mut *self.bad_copies.borrow_mut());
+        for (server, page, right) in bad {
+            if self.flaw != Flaw::LeavesDamage {
+                let put = |on| put_frame(on, page, true, &right);
+                if let Err(trouble) = self.call_on(links, server, put).await {
+                    self.note(links, server, trouble, Some(Deed::Write)).await;
+                }
+            }
+        }
     }
 
     async fn void_and_clean(&self, links: &mut Links, server: ServerId) -> Result<bool, Trouble> {
@@ -443,21 +638,31 @@ impl Client {
         Ok(())
     }
 
-    async fn repair(&self, links: &mut Links, work: Repair) -> Result<(), (ServerId, Trouble)> {
+    async fn repair(
+        &self,
+        links: &mut Links,
+        work: Repair,
+    ) -> Result<(), (ServerId, Deed, Trouble)> {
         match work {
             Repair::Clean { at, server } => {
                 let (first, count) = (at.chunk * CHUNK_PAGES, CHUNK_PAGES);
                 let discard = |on| frame(Request::Discard { on, first, count });
+                let fence = self.flaw != Flaw::CleansWithoutFence;
+                let fenced = self.attach(links, server, fence).await;
+                fenced.map_err(|trouble| (server, Deed::Write, trouble))?;
                 let done = self.call_on(links, server, discard).await;
-                done.map_err(|trouble| (server, trouble))?;
+                done.map_err(|trouble| (server, Deed::Write, trouble))?;
                 self.replicator.borrow_mut().cleaned(at, server);
             }
             Repair::Copy { at, from, to, version } => {
                 let first = at.chunk * CHUNK_PAGES;
                 let held = |on| frame(Request::Held { on, first, count: CHUNK_PAGES as u16 });
                 let reply = self.call_on(links, from, held).await;
-                let reply = reply.map_err(|trouble| (from, trouble))?;
-                let Reply::Bitmap { bits, .. } = parse(&reply).0 else { panic!("no bitmap") };
+                let reply = reply.map_err(|trouble| (from, Deed::Read, trouble))?;
+                let Reply::Bitmap { bits, count } = parse(&reply).0 else { panic!("no bitmap") };
+                if count != CHUNK_PAGES as u16 && self.flaw != Flaw::BelievesBitmaps {
+                    return Err((from, Deed::Read, Trouble::Broken));
+                }
                 let held = |page: &u64| bits[*page as usize / 8] >> (page % 8) & 1 == 1;
                 for page in (0..CHUNK_PAGES).filter(held).map(|page| first + page) {
                     self.copy(links, page, from, to).await?;
@@ -468,29 +673,83 @@ impl Client {
         Ok(())
     }
 
+    /// A page from a server; none if it is damaged there.
+    async fn fetch(
+        &self,
+        links: &mut Links,
+        page: u64,
+        from: ServerId,
+    ) -> Result<Option<Vec<u8>>, (ServerId, Deed, Trouble)> {
+        let get = |on| frame(Request::Get { on, first: page, count: 1, with_sums: true });
+        let reply = self.call_on(links, from, get).await;
+        let reply = reply.map_err(|trouble| (from, Deed::Read, trouble))?;
+        let (Reply::Pages { sums, .. }, bytes) = parse(&reply) else { panic!("no pages") };
+        let is_good = wire::sums(sums).eq([Checksum::of(bytes)]);
+        Ok(is_good.then(|| bytes.to_vec()))
+    }
+
     async fn copy(
         &self,
         links: &mut Links,
         page: u64,
         from: ServerId,
         to: ServerSet,
-    ) -> Result<(), (ServerId, Trouble)> {
-        let get = |on| frame(Request::Get { on, first: page, count: 1, with_sums: true });
-        let reply = self.call_on(links, from, get).await.map_err(|trouble| (from, trouble))?;
-        let bytes = parse(&reply).1.to_vec();
+    ) -> Result<(), (ServerId, Deed, Trouble)> {
+        let mut to = to;
+        let mut fetched = self.fetch(links, page, from).await?;
+        if fetched.is_none() {
+            if self.flaw == Flaw::LeavesDamage {
+                return Err((from, Deed::Read, Trouble::Failed(Failure::BadSum { page })));
+            }
+            let others = self.replicator.borrow().layer_of(at(page), from);
+            let others = others.minus(ServerSet::one(from));
+            let up = self.replicator.borrow().up();
+            for server in others.and(up).iter() {
+                fetched = fetched.or(self.fetch(links, page, server).await.unwrap_or_default());
+            }
+            if fetched.is_none() && !others.minus(up).is_empty() {
+                return Err((from, Deed::Read, Trouble::Failed(Failure::BadSum { page })));
+            }
+            to.insert(from);
+        }
+        let Some(bytes) = fetched else { return Ok(()) };
         let if_absent = self.flaw != Flaw::RepairOverwrites;
         for server in to.iter() {
             let given = self.call_on(links, server, |on| put_frame(on, page, if_absent, &bytes));
             match given.await {
-                Ok(_) => {}
+                Ok(_) => self.did(server, Deed::Write),
                 Err(trouble @ Trouble::Failed(Failure::Full { .. })) => {
                     self.replicator.borrow_mut().cannot_join(at(page), server);
-                    return Err((server, trouble));
+                    return Err((server, Deed::Write, trouble));
                 }
-                Err(trouble) => return Err((server, trouble)),
+                Err(trouble) => return Err((server, Deed::Write, trouble)),
             }
         }
         Ok(())
+    }
+
+    /// Servers that are known by one name or more.
+    pub fn servers_known(&self) -> usize {
+        self.world.name_count() - self.aliases.borrow().len()
+    }
+
+    /// Changes a byte of a page on a server, if it has it.
+    pub fn damage(&self, server: ServerId, page: u64) {
+        let Some(pool) = self.world.pool(server as usize) else { return };
+        let Some(remote) = self.remotes.borrow().get(&server).copied() else { return };
+        let claim =
+            Claim { nonce: [0; 16], epoch: pool.epoch, region: remote.number, fence: false };
+        let opened = pool.open(&claim, &secret::proof(&remote.token, &claim));
+        let Ok((region, lease)) = opened else { return };
+        let (mut reply, run) = (Vec::new(), PageRun { first: page, count: 1 });
+        if region.get(&pool.slab, lease.lease, run, true, 1, &mut reply).is_err() {
+            return;
+        }
+        let (Reply::Pages { sums, .. }, bytes) = parse(&reply) else { panic!("no pages") };
+        let mut bytes = bytes.to_vec();
+        bytes[1000] ^= 1;
+        let put = region.put(&pool.slab, lease.lease, page, false, &bytes, wire::sums(sums));
+        put.expect("it is held");
     }
 
     /// Whether a complete copy of each page that is not being written has the version whose put was
@@ -524,7 +783,7 @@ impl Client {
         let opened = pool.open(&claim, &secret::proof(&remote.token, &claim));
         let Ok((region, lease)) = opened else { return is_known.then_some(None) };
         let mut reply = Vec::new();
-        let run = pagetax_remote::page::PageRun { first: page, count: 1 };
+        let run = PageRun { first: page, count: 1 };
         let got = region.get(&pool.slab, lease.lease, run, false, 1, &mut reply);
         Some(got.ok().map(|()| parse(&reply).1.to_vec()))
     }

@@ -9,6 +9,8 @@ use pagetax_core::units::{Bytes, Nanos};
 use pagetax_remote::server::pool::{Limits, Pool};
 use pagetax_remote::server::region::Owner;
 use pagetax_remote::server::session::Session;
+use pagetax_remote::wire::header::Op;
+use pagetax_remote::wire::reply::Reply;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -51,6 +53,23 @@ struct Server {
     pool: Option<Arc<Pool>>,
     reachable: bool,
     slow: bool,
+    /// Answers all but puts.
+    gray: bool,
+    /// Takes no new connection.
+    full: bool,
+    /// Answers with fewer bits than it was asked for.
+    short: bool,
+    /// Held up until then: nothing is lost.
+    stopped_until: u64,
+    /// Bytes that it lends.
+    memory: u64,
+}
+
+/// Why there is no connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoWire {
+    Nobody,
+    TurnedAway,
 }
 
 struct State {
@@ -60,9 +79,10 @@ struct State {
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     events: HashMap<u64, Event>,
     servers: Vec<Server>,
+    /// To which server each name leads.
+    names: Vec<usize>,
     connections: Vec<Connection>,
     replies: HashMap<u64, Option<Vec<u8>>>,
-    memory: u64,
 }
 
 /// A handle on the world, for every task.
@@ -87,13 +107,22 @@ impl World {
             queue: BinaryHeap::new(),
             events: HashMap::new(),
             servers: Vec::new(),
+            names: (0..servers).collect(),
             connections: Vec::new(),
             replies: HashMap::new(),
-            memory: pages_each * 4200,
         };
         let world = World(Rc::new(RefCell::new(state)));
         for server in 0..servers {
-            let stopped = Server { pool: None, reachable: true, slow: false };
+            let stopped = Server {
+                pool: None,
+                reachable: true,
+                slow: false,
+                gray: false,
+                full: false,
+                short: false,
+                stopped_until: 0,
+                memory: pages_each * 4300,
+            };
             world.0.borrow_mut().servers.push(stopped);
             world.start(server);
         }
@@ -108,16 +137,54 @@ impl World {
         self.0.borrow_mut().rng.below(bound)
     }
 
-    pub fn server_count(&self) -> usize {
-        self.0.borrow().servers.len()
+    /// Names of servers: as many as there are servers, unless one has several.
+    pub fn name_count(&self) -> usize {
+        self.0.borrow().names.len()
+    }
+
+    /// Another name of a server.
+    pub fn add_name(&self, server: usize) {
+        self.0.borrow_mut().names.push(server);
+    }
+
+    /// Starts a server anew that lends room for so many pages.
+    pub fn lend(&self, server: usize, pages: u64) {
+        self.0.borrow_mut().servers[server].memory = pages * 4300;
+        self.start(server);
+    }
+
+    pub fn set_gray(&self, server: usize, gray: bool) {
+        self.0.borrow_mut().servers[server].gray = gray;
+    }
+
+    pub fn set_full(&self, server: usize, full: bool) {
+        self.0.borrow_mut().servers[server].full = full;
+    }
+
+    pub fn set_short(&self, server: usize, short: bool) {
+        self.0.borrow_mut().servers[server].short = short;
+    }
+
+    /// Holds a server up for so long, as SIGSTOP does.
+    pub fn stop(&self, server: usize, ns: u64) {
+        let mut state = self.0.borrow_mut();
+        state.servers[server].stopped_until = state.now + ns;
+    }
+
+    /// Whether a connection is open, as far as its client can tell.
+    pub fn is_open(&self, wire: Wire) -> bool {
+        let state = self.0.borrow();
+        let connection = &state.connections[wire.number];
+        let pool = state.servers[connection.server].pool.as_ref();
+        !connection.cut && pool.is_some_and(|pool| pool.epoch == connection.epoch)
     }
 
     /// Starts a server that is not running, with nothing in it.
     pub fn start(&self, server: usize) {
         let mut state = self.0.borrow_mut();
         let epoch = state.rng.next_u64();
-        let limits =
-            Limits { memory: Bytes(state.memory), linger: Nanos(u64::MAX), ..Limits::default() };
+        let memory = Bytes(state.servers[server].memory);
+        let limits = Limits { memory, linger: Nanos(u64::MAX), ..Limits::default() };
         state.servers[server].pool = Some(Arc::new(Pool::new(limits, epoch)));
     }
 
@@ -131,8 +198,10 @@ impl World {
         self.0.borrow().servers[server].pool.is_some()
     }
 
-    pub fn pool(&self, server: usize) -> Option<Arc<Pool>> {
-        self.0.borrow().servers[server].pool.clone()
+    /// Of the server that has this name.
+    pub fn pool(&self, name: usize) -> Option<Arc<Pool>> {
+        let state = self.0.borrow();
+        state.servers[state.names[name]].pool.clone()
     }
 
     pub fn set_reachable(&self, server: usize, reachable: bool) {
@@ -150,24 +219,27 @@ impl World {
         state.connections.iter_mut().filter(of_server).for_each(|c| c.cut = true);
     }
 
-    /// Opens a connection; none when nobody answers in time.
-    pub async fn connect(&self, server: usize) -> Option<Wire> {
+    /// Opens a connection to the server of this name.
+    pub async fn connect(&self, name: usize) -> Result<Wire, NoWire> {
+        let server = self.0.borrow().names[name];
         self.sleep(self.delay(server)).await;
-        let pool = {
+        let is_silent = {
             let state = self.0.borrow();
             let there = &state.servers[server];
-            if !there.reachable { Err(true) } else { there.pool.clone().ok_or(false) }
+            !there.reachable || there.stopped_until > state.now
         };
-        let pool = match pool {
-            Ok(pool) => pool,
-            Err(silent) => {
-                // Refused at once, or not answered at all.
-                if silent {
-                    self.sleep(100 * MS).await;
-                }
-                return None;
-            }
+        if is_silent {
+            self.sleep(100 * MS).await;
+            return Err(NoWire::Nobody);
+        }
+        let (pool, full) = {
+            let state = self.0.borrow();
+            (state.servers[server].pool.clone(), state.servers[server].full)
         };
+        let pool = pool.ok_or(NoWire::Nobody)?;
+        if full {
+            return Err(NoWire::TurnedAway);
+        }
         let mut state = self.0.borrow_mut();
         let mut nonce = [0; 16];
         nonce[..8].copy_from_slice(&state.rng.next_u64().to_le_bytes());
@@ -185,7 +257,7 @@ impl World {
             delivers_at: 0,
         });
         let connection = &state.connections[number];
-        Some(Wire { number, epoch: connection.epoch, nonce: connection.nonce })
+        Ok(Wire { number, epoch: connection.epoch, nonce: connection.nonce })
     }
 
     /// The client does not use the connection any more. What is under way may arrive or not, late.
@@ -279,6 +351,12 @@ impl State {
         let now = self.now;
         let connection = &self.connections[number];
         let (server, epoch, given_up) = (connection.server, connection.epoch, connection.given_up);
+        let stopped_until = self.servers[server].stopped_until;
+        if stopped_until > now {
+            let at = stopped_until.max(self.connections[number].delivers_at);
+            self.connections[number].delivers_at = at;
+            return self.schedule(at, Event::Deliver { connection: number, frame, call });
+        }
         let current = self.servers[server].pool.as_ref().map(|pool| pool.epoch);
         if connection.cut && !given_up || current != Some(epoch) {
             // The client sees the connection break.
@@ -287,9 +365,16 @@ impl State {
         if connection.cut {
             return;
         }
+        if self.servers[server].gray && frame[0] == Op::Put as u8 {
+            return;
+        }
         let mut reply = Vec::new();
         let handled = self.connections[number].session.handle(&frame, now, &mut reply);
         handled.expect("the client sends whole frames");
+        if self.servers[server].short && frame[0] == Op::Held as u8 {
+            reply.clear();
+            Reply::Bitmap { count: 1, bits: &[1] }.encode_head(1, &mut reply);
+        }
         if given_up && self.rng.below(2) == 0 {
             let again = now + self.rng.below(2000 * MS);
             let at = again.max(self.connections[number].delivers_at);
