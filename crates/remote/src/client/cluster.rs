@@ -524,7 +524,9 @@ impl Shared {
         let probe = self.probe(&peer);
         let takes_links = matches!(probe, Probe::Alive | Probe::Restarted);
         match probe {
-            Probe::Alive | Probe::TurnsAway => {
+            // Whoever has a link to it goes on.
+            Probe::TurnsAway => return false,
+            Probe::Alive => {
                 let are_spare = self.replicator().up().len() > self.options.copies;
                 let strikes_max = if are_spare { STRIKES_MAX } else { STRIKES_MAX_OF_FEW };
                 let time = deed.and_then(|deed| peer.strike(deed, strikes_max));

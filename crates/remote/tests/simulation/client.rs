@@ -258,7 +258,7 @@ impl Client {
                     self.gone(server);
                 }
             }
-            Err(NoWire::TurnedAway) if self.flaw != Flaw::ClosesLinks => self.strike(server, deed),
+            Err(NoWire::TurnedAway) if self.flaw != Flaw::ClosesLinks => {}
             Err(_) => self.replicator.borrow_mut().server_down(server),
         }
         wire.is_ok()

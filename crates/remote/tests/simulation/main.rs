@@ -196,6 +196,8 @@ async fn bring(client: &Client, world: &World, story: Story, rng: &mut Rng) -> V
             some_in_trouble(world, story, vec![another], rng)
         }
         Plot::Partition => {
+            // Whoever has waited through the last one gets what it waits for.
+            world.sleep(5000 * MS).await;
             (0..story.servers).for_each(|server| world.set_reachable(server, false));
             // With the time that it takes to be back, and what comes after.
             world.sleep(rng.below(UNREACHABLE - 12_000 * MS)).await;
