@@ -113,7 +113,9 @@ time.sleep(3)" 2>/tmp/verdict
     # On a kernel without the features, hiding them changes nothing: each test runs once there.
     check pager-lib 120 '"$LIB" pager:: --show-output'
     check in-place 240 '"$IN_PLACE" all_features:: --show-output'
-    check pager 400 '"$PAGER" --show-output --skip copied_out:: --skip no_poison:: --skip cheapest::'
+    # How far ahead a sweep is fetched depends on the evictor, which emulated CPUs slow down more than the sweep.
+    check pager 400 '"$PAGER" --show-output --skip copied_out:: --skip no_poison:: --skip cheapest:: \
+        --skip sweeps_are_fetched_ahead'
     check preload 400 '"$REAL" moved:: --show-output'
 }
 
