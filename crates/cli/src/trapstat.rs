@@ -63,8 +63,8 @@ pub struct Args {
     #[arg(short = 'f', long)]
     follow: bool,
 
-    /// Record bursts only, and state the error; for programs that take long. The native engine, where it can,
-    /// only counts instructions in between
+    /// Record bursts only, and state the error; for programs that take long. With --engine native the program only
+    /// counts its instructions in between, which costs least
     #[arg(long, conflicts_with_all = ["words", "follow"])]
     sample: bool,
 
@@ -72,7 +72,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     backend: Choice,
 
-    /// Which recorder runs the program [default: valgrind, or native with --sample, where they can]
+    /// Which recorder runs the program [default: valgrind, where it can]
     #[arg(long, value_enum)]
     engine: Option<record::EngineChoice>,
 

@@ -98,7 +98,8 @@ const QEMUS: &[(Architecture, &str)] = &[
 ];
 
 impl Engine {
-    /// Returns the engine that was asked for, or the best one for the program; builds it at first use.
+    /// Returns the engine that was asked for, or the best one for the program; builds it at first use. The native one
+    /// must be asked for, as it shares the program's process, and so cannot be hidden from it altogether.
     pub fn choose(program: &Program, asked: Option<EngineKind>) -> Result<Engine, EngineError> {
         let name = || program.path.display().to_string();
         if program.has_rights() {
@@ -119,14 +120,6 @@ impl Engine {
                 let why = "valgrind is not at hand".into();
                 qemu(path, architecture, why).map_err(|_| error)
             }),
-        }
-    }
-
-    /// The one whose bursts cost the program least; the native one, where it can.
-    pub fn for_samples(program: &Program) -> Result<Engine, EngineError> {
-        match sampler(program, "its bursts cost least") {
-            Ok(engine) if !program.has_rights() => Ok(engine),
-            _ => Engine::choose(program, None),
         }
     }
 

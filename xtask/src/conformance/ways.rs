@@ -44,7 +44,7 @@ impl Way {
             Way::PageSizes => "ppgsz -o heap=2M,stack=2M,text=2M,anon=2M",
             Way::Inside => "remote --resident 30M",
             Way::Servers => "remote --resident 30M --servers A,B --copies 2",
-            Way::Sample => "trapstat --sample",
+            Way::Sample => "trapstat --sample --engine native",
         }
     }
 

@@ -170,11 +170,7 @@ pub fn engine_for(
         EngineChoice::Qemu => EngineKind::Qemu,
         EngineChoice::Native => EngineKind::Native,
     });
-    let engine = match asked {
-        None if sample => Engine::for_samples(&program),
-        _ => Engine::choose(&program, asked),
-    };
-    let engine = engine.map_err(engine_error)?;
+    let engine = Engine::choose(&program, asked).map_err(engine_error)?;
     if engine.kind == EngineKind::Native && !sample {
         let what = "the native engine records samples only";
         return Err(super::unmet(format!(
