@@ -36,7 +36,7 @@ pub struct Source {
 /// A source that can be had.
 pub enum Recorded {
     /// To be run.
-    Live(Command),
+    Live(Box<Command>),
     /// On disk.
     Trace(Box<Trace>),
 }
@@ -64,7 +64,7 @@ impl Source {
     pub fn open(&self) -> Result<Recorded> {
         match (&self.trace, self.command.first()) {
             (Some(path), _) => Ok(Recorded::Trace(Box::new(open_trace(path)?))),
-            (None, Some(_)) => Ok(Recorded::Live(self.command()?)),
+            (None, Some(_)) => Ok(Recorded::Live(Box::new(self.command()?))),
             (None, None) => {
                 bail!("nothing to look at\n  remedy: name a command after --, or a trace")
             }
