@@ -25,7 +25,8 @@ fn trapstat(arguments: &[impl AsRef<OsStr>], folder: &Path) -> Output {
     command.output().unwrap()
 }
 
-/// The same output and status as without us, and tables that say something.
+/// The same output and status as without us, and tables that say something. Native samples have no code that is made
+/// at run time, and say so where there is no other.
 fn unharmed(engine: &[&str], command: &[&str], folder: &Path) {
     let native = Command::new(command[0])
         .args(&command[1..])
@@ -46,7 +47,9 @@ fn unharmed(engine: &[&str], command: &[&str], folder: &Path) {
         "{command:?}: {said}"
     );
     let tables = std::fs::read_to_string(folder.join("tables")).unwrap();
-    assert!(tables.contains("dtlb-miss") && tables.contains("misses by function"), "{tables}");
+    let has_tables = tables.contains("dtlb-miss") && tables.contains("misses by function");
+    let has_reason = engine.contains(&"native") && said.contains("no bursts: ");
+    assert!(has_tables || has_reason, "{command:?}: {said}{tables}");
     assert!(said.starts_with("trapstat: backend record"), "{said}");
 }
 

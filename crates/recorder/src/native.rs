@@ -173,8 +173,8 @@ impl Status {
             () if call + signal + fault > 0 => "each ended early, as said above",
             () if self.cpu_ns < 50_000_000 => "the program used too little CPU time",
             () => {
-                "no thread took the engine's timer signal: they were made by clone(2), block signal 32, or belong to \
-                 a program that was executed later"
+                "no thread used enough CPU time, or the threads that did were made by clone(2), block signal 32, or \
+                 belong to a program that was executed later"
             }
         };
         Some(why.into())
