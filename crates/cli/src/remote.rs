@@ -2,6 +2,7 @@
 
 use crate::exit;
 use crate::memory_servers::CopiesArgs;
+use crate::output;
 use anyhow::{Result, anyhow};
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::installed;
@@ -93,7 +94,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if let Some(servers) = &settings.servers {
         // Here a mistake can be told before the program starts; it connects by itself.
         let reached = servers.connect(None).map_err(|why| anyhow!("{why}"));
-        drop(reached.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?);
+        let cluster = reached.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
+        cluster.warnings().iter().for_each(|line| output::note(&format!("pagetax remote: {line}")));
     }
     let mut command = program.command(name);
     // What we were told ourselves, where one `pagetax remote` runs another, is not for the command.

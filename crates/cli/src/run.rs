@@ -141,6 +141,7 @@ fn here(args: &Args) -> Result<Here> {
             let log: Log = Arc::new(|line: &str| output::note(line));
             let connected = servers.connect(Some(log)).map_err(|why| anyhow!(why));
             let cluster = connected.map_err(|error| exit::with(exit::UNMET, error))?;
+            cluster.warnings().iter().for_each(|line| output::note(line));
             Some(Arc::new(cluster) as Arc<dyn PageStore>)
         }
     };
