@@ -94,6 +94,7 @@ fn a_program_outlives_one_of_two_servers() {
     assert!(output.status.success(), "{:?}: {errors}", output.status);
     assert_eq!(answer, right_answer());
     assert!(!errors.contains("demand_page_in_count: 0,"), "nothing was paged: {errors}");
+    assert!(errors.contains("run on one machine"), "both replicas are on one machine: {errors}");
 }
 
 /// Long before the time for which a client that was killed could come back.
