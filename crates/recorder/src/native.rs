@@ -195,7 +195,7 @@ mod tests {
         assert!(said(&shared, 9_000_000_000).contains("not loaded"));
         shared.state.store(1, Relaxed);
         assert!(said(&shared, 1_000_000).contains("too little CPU time"));
-        assert!(said(&shared, 9_000_000_000).contains("timer signal"));
+        assert!(said(&shared, 9_000_000_000).contains("used enough CPU time"));
         shared.ends[2].store(9, Relaxed);
         assert!(said(&shared, 9_000_000_000).contains("at run time"));
         shared.ends[5].store(1, Relaxed);

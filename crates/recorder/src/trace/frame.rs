@@ -11,6 +11,9 @@ pub const INDEX: u32 = u32::from_le_bytes(*b"PTix");
 pub const HEADER_BYTES: usize = 20;
 /// No frame that we write is larger; one that says so is damaged.
 const BYTES_MAX: u32 = 1 << 30;
+/// A byte of LZ4 stands for 255 at most: a frame that unpacks to more than that is damaged.
+/// Source: lz4_Block_format.md, "match length".
+pub const RATIO_MAX: u32 = 255;
 
 /// What stands before the packed bytes.
 struct Header {
@@ -54,6 +57,9 @@ pub fn unpack(reader: &mut impl Read) -> io::Result<Option<(u32, Vec<u8>, u64)>>
     let mut packed = Vec::new();
     reader.take(packed_bytes.into()).read_to_end(&mut packed)?;
     if packed.len() != packed_bytes as usize || XxHash3_64::oneshot(&packed) != sum {
+        return Ok(None);
+    }
+    if raw_bytes > packed_bytes.saturating_mul(RATIO_MAX) {
         return Ok(None);
     }
     let raw = decompress(&packed, raw_bytes as usize).ok();

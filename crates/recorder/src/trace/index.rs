@@ -1,5 +1,6 @@
 //! What the blocks of a trace have in them: in each block about itself, and in the index about all.
 
+use super::frame::RATIO_MAX;
 use crate::places::Segment;
 use integer_encoding::VarInt;
 use pagetax_core::replay::ThreadTotals;
@@ -125,6 +126,17 @@ impl Reader<'_> {
     }
 }
 
+/// How many pages runs are of.
+pub fn pages_of(runs: &[Run]) -> u64 {
+    runs.iter().fold(0, |sum, run| sum.saturating_add(run.pages))
+}
+
+/// How many found pages a file can name. Where it was cut, steps of other threads may lack.
+pub fn found_max(file_bytes: u64) -> u64 {
+    const LACKING: u64 = 1 << 20;
+    file_bytes.saturating_mul(RATIO_MAX.into()).saturating_add(LACKING)
+}
+
 /// All blocks, and all pages that were found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
@@ -139,6 +151,13 @@ impl Index {
         self.blocks.iter().for_each(|info| numbers.put_info(info));
         numbers.put_runs(&self.found);
         numbers.0
+    }
+
+    /// Whether a file of so many bytes can have it: blocks follow each other, and each page that was found is used by a
+    /// step, which takes a byte before compression. Else a short file could cost hours, and all memory.
+    pub fn fits(&self, file_bytes: u64) -> bool {
+        let follow = self.blocks.windows(2).all(|two| two[0].offset < two[1].offset);
+        follow && pages_of(&self.found) <= found_max(file_bytes)
     }
 
     pub fn decode(bytes: &[u8]) -> Option<Index> {

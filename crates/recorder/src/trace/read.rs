@@ -1,7 +1,7 @@
 //! Reads a trace: its head and index, then any block by itself.
 
 use super::code::{Decoder, Step};
-use super::index::{BlockInfo, Index, Reader, Run};
+use super::index::{BlockInfo, Index, Reader, Run, found_max, pages_of};
 use super::{Head, MAGIC, TraceError, VERSION, frame};
 use crate::pages::{Kind, Pages, Thread};
 use pagetax_core::replay::ThreadTotals;
@@ -109,7 +109,9 @@ impl Trace {
         let mut file = &self.file;
         file.seek(SeekFrom::Start(offset))?;
         let found = frame::unpack(&mut BufReader::new(file))?;
-        Ok(found.filter(|(kind, ..)| *kind == frame::INDEX).and_then(|f| Index::decode(&f.1)))
+        let found = found.filter(|(kind, ..)| *kind == frame::INDEX);
+        let index = found.and_then(|frame| Index::decode(&frame.1));
+        Ok(index.filter(|index| index.fits(bytes)))
     }
 
     fn rebuild_index(&mut self, first_block: u64) -> io::Result<()> {
@@ -117,8 +119,13 @@ impl Trace {
         let mut file = &self.file;
         file.seek(SeekFrom::Start(first_block))?;
         let (mut reader, mut offset) = (BufReader::with_capacity(1 << 20, file), first_block);
+        let mut found = 0u64;
         while let Some((frame::BLOCK, raw, length)) = frame::unpack(&mut reader)? {
             let Some(block) = Block::parse(&raw) else { break };
+            found = found.saturating_add(pages_of(&block.found));
+            if found > found_max(bytes) {
+                break;
+            }
             self.index.blocks.push(BlockInfo { offset, ..block.info });
             self.index.found.extend(block.found);
             offset += length;
@@ -188,7 +195,11 @@ impl Trace {
         let mut at = At { file: &self.file, offset: info.offset };
         let frame = frame::unpack(&mut at)
             .map_err(|error| TraceError::System("read", self.path.clone(), error))?;
-        let Some((frame::BLOCK, raw, _)) = frame else { return Err(damaged()) };
+        let Some((frame::BLOCK, raw, length)) = frame else { return Err(damaged()) };
+        let next = self.index.blocks.get(number + 1).map_or(u64::MAX, |next| next.offset);
+        if info.offset.saturating_add(length) > next {
+            return Err(damaged());
+        }
         let block = Block::parse(&raw).ok_or_else(damaged)?;
         Ok(Block { info: *info, ..block })
     }
@@ -202,12 +213,18 @@ impl Trace {
         pages: &mut impl Pages,
         mut on_progress: impl FnMut(f64) -> bool,
     ) -> Result<(), TraceError> {
+        let bytes = self.file.metadata();
+        let bytes = bytes.map_err(|error| TraceError::System("read", self.path.clone(), error))?;
+        let mut found_left = found_max(bytes.len());
         for number in 0..self.blocks() {
             if !on_progress(number as f64 / self.blocks() as f64) {
                 break;
             }
             let block = self.block(number)?;
             let thread = Thread { number: block.info.thread, process: block.info.process };
+            found_left = found_left
+                .checked_sub(pages_of(&block.found))
+                .ok_or_else(|| TraceError::Damaged(self.path.clone(), number))?;
             for run in &block.found {
                 let all = run.first..run.first.saturating_add(run.pages);
                 all.for_each(|page| pages.found(run.process, page, run.segment));
