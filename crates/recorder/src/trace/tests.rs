@@ -230,7 +230,7 @@ fn a_short_file_names_few_pages() {
     let told = |trace: &Trace| trace.tell(&mut Counted::default(), |_| true);
 
     // All memory, by a block without an index and by the index.
-    crafted(&path, &[block.clone()], None);
+    crafted(&path, std::slice::from_ref(&block), None);
     let trace = Trace::open(&path).unwrap();
     assert_eq!((trace.blocks(), trace.notes.len()), (0, 1));
     let index = Index { blocks: vec![], found: vec![all] };
@@ -243,7 +243,11 @@ fn a_short_file_names_few_pages() {
     crafted(&path, &[], None);
     let offset = path.metadata().unwrap().len();
     let info = BlockInfo { offset, ..BlockInfo::default() };
-    crafted(&path, &[block.clone()], Some(&Index { blocks: vec![info], found: vec![] }));
+    crafted(
+        &path,
+        std::slice::from_ref(&block),
+        Some(&Index { blocks: vec![info], found: vec![] }),
+    );
     let trace = Trace::open(&path).unwrap();
     assert_eq!(trace.blocks(), 1);
     assert!(matches!(told(&trace), Err(TraceError::Damaged(..))));
