@@ -23,7 +23,8 @@ use verdict::{Verdicts, differences};
 use ways::{Servers, Way};
 
 const FOLDER: &str = "target/conformance";
-const LOCALES: [&str; 3] = ["C", "C.UTF-8", "de_DE.UTF-8"];
+const LOCALES: [&str; 3] = ["C", "C.UTF-8", GERMAN];
+const GERMAN: &str = "de_DE.UTF-8";
 const LIMITS: &str = include_str!("limits.txt");
 /// Runs of each way before a line that changed counts as a difference.
 const RUNS: usize = 3;
@@ -67,6 +68,9 @@ pub fn run(args: &Args) -> Result<()> {
     packages::provide_files(plan.suites.iter().flat_map(|suite| suite.needs))?;
     shell::cargo(&["build", "--quiet", "--release", "--workspace", "--exclude", "xtask"])?;
     let bench = Bench::set_up()?;
+    if plan.locales.iter().any(|locale| locale == GERMAN) {
+        bench.make_german()?;
+    }
     let (mut skipped, mut unexpected) = (0, Vec::new());
     for suite in &plan.suites {
         if let Some((file, package)) =
@@ -150,15 +154,20 @@ impl Bench {
         fs::create_dir_all(FOLDER)?;
         let folder = fs::canonicalize(FOLDER)?;
         let pagetax = fs::canonicalize("target/release/pagetax")?;
-        let locales = folder.join("locales");
-        if !locales.join("de_DE.UTF-8").exists() {
-            fs::create_dir_all(&locales)?;
-            let mut localedef = Command::new("localedef");
-            localedef.args(["-i", "de_DE", "-f", "UTF-8"]).arg(locales.join("de_DE.UTF-8"));
-            shell::succeed(&mut localedef)?;
-        }
         fs::write(folder.join("cases.py"), include_str!("cases.py"))?;
         Ok(Bench { pagetax: pagetax.display().to_string(), folder })
+    }
+
+    /// Compiles the locale that is neither built into the C library nor installed everywhere.
+    fn make_german(&self) -> Result<()> {
+        packages::provide_files([("/usr/share/i18n/locales/de_DE", "locales")].iter())?;
+        let locale = self.folder.join("locales").join(GERMAN);
+        if locale.exists() {
+            return Ok(());
+        }
+        fs::create_dir_all(self.folder.join("locales"))?;
+        let mut localedef = Command::new("localedef");
+        shell::succeed(localedef.args(["-i", "de_DE", "-f", "UTF-8"]).arg(locale))
     }
 
     /// Runs a suite natively and in each of the ways that it allows.
