@@ -108,11 +108,11 @@ struct Plan {
 impl Plan {
     fn of(args: &Args) -> Result<Plan> {
         let named = |suite: &&Suite| args.suites.iter().any(|name| name == suite.name);
-        let wanted = |suite: &&Suite| match args.suites.is_empty() {
-            true => {
-                suite.is_quick == args.sample || suite.is_quick && suite.name != "stress-ng sample"
-            }
-            false => named(suite),
+        let wanted = |suite: &&Suite| match (args.suites.is_empty(), args.sample) {
+            (false, _) => named(suite),
+            (true, true) => suite.is_quick,
+            // The whole of stress-ng's classes holds the sample of them.
+            (true, false) => suite.name != "stress-ng sample",
         };
         if let Some(name) = args.suites.iter().find(|name| SUITES.iter().all(|s| s.name != **name))
         {
