@@ -195,10 +195,9 @@ impl Bench {
         let directory = tempfile::Builder::new().prefix("conformance").tempdir()?;
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777))?;
         // The same name each time, as programs print where they are.
-        let at = Path::new("/tmp/pagetax-conformance");
-        let _ = fs::remove_file(at);
-        std::os::unix::fs::symlink(directory.path(), at)?;
-        let at = at.display().to_string();
+        let at = format!("/tmp/pagetax-conformance-{}", suite.name.replace(' ', "-"));
+        let _ = fs::remove_file(&at);
+        std::os::unix::fs::symlink(directory.path(), &at)?;
         let servers = (way == Way::Servers).then(|| Servers::start(&self.pagetax)).transpose()?;
         let tool = way.tool(&self.pagetax, &at, servers.as_ref());
         let cases = self.folder.join("cases.py").display().to_string();

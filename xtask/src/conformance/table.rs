@@ -2,36 +2,37 @@
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
 use super::suites::SUITES;
 use super::ways::Way;
 
+/// Folder of the results, a file each, as several chores may run at once.
+const RESULTS: &str = "results";
 const DOCUMENT: &str = "docs/support.md";
 const BEGIN: &str = "<!-- begin: cargo xtask conformance -->\n";
 const END: &str = "<!-- end -->\n";
 
 /// Keeps one result, in place of an earlier one of the same suite, locale and way.
 pub fn keep(folder: &Path, key: &str, entry: &Value) -> Result<()> {
-    let mut all = read(folder)?;
-    all.insert(key.to_owned(), entry.clone());
-    Ok(fs::write(folder.join("results.json"), serde_json::to_string_pretty(&all)?)?)
+    let results = folder.join(RESULTS);
+    fs::create_dir_all(&results)?;
+    Ok(fs::write(results.join(format!("{key}.json")), serde_json::to_string_pretty(entry)?)?)
 }
 
-fn read(folder: &Path) -> Result<BTreeMap<String, Value>> {
-    match fs::read(folder.join("results.json")) {
-        Ok(text) => Ok(serde_json::from_slice(&text)?),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-        Err(error) => Err(error.into()),
-    }
+/// Returns all results, in the order of their keys.
+fn read(folder: &Path) -> Result<Vec<Value>> {
+    let mut files: Vec<_> =
+        fs::read_dir(folder.join(RESULTS))?.map(|file| Ok(file?.path())).collect::<Result<_>>()?;
+    files.sort();
+    files.iter().map(|file| Ok(serde_json::from_slice(&fs::read(file)?)?)).collect()
 }
 
 /// Writes the table of all results into the document.
 pub fn write(folder: &Path) -> Result<()> {
-    let all = read(folder)?;
-    let table = table(&all.values().collect::<Vec<_>>());
+    let table = table(&read(folder)?);
     let text = fs::read_to_string(DOCUMENT)?;
     let place = || format!("{DOCUMENT} has no line {BEGIN}");
     let (head, rest) = text.split_once(BEGIN).with_context(place)?;
@@ -41,14 +42,14 @@ pub fn write(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn table(all: &[&Value]) -> String {
+fn table(all: &[Value]) -> String {
     let mut out = String::from("| Suite | Locales | Lines |");
     let ways = &Way::ALL[1..];
     ways.iter().for_each(|way| out += &format!(" `{}` |", way.command()));
     out += &format!("\n|{}\n", "---|".repeat(3 + ways.len()));
     let mut notes = Vec::new();
     for suite in SUITES {
-        let of_suite: Vec<&&Value> = all.iter().filter(|e| e["suite"] == suite.name).collect();
+        let of_suite: Vec<&Value> = all.iter().filter(|e| e["suite"] == suite.name).collect();
         if of_suite.is_empty() {
             continue;
         }
@@ -57,7 +58,7 @@ fn table(all: &[&Value]) -> String {
         let locales = Vec::from_iter(locales).join(", ");
         out += &format!("| {} | {locales} | {} |", suite.name, of_suite[0]["lines"]);
         for way in ways {
-            let entries: Vec<&&&Value> =
+            let entries: Vec<&&Value> =
                 of_suite.iter().filter(|e| e["way"] == way.name()).collect();
             out += &format!(" {} |", cell(&entries, suite.forks && *way == Way::Servers));
             notes.extend(entries.iter().flat_map(|entry| note(entry)));
@@ -71,7 +72,7 @@ fn table(all: &[&Value]) -> String {
 }
 
 /// A cell: how many locales gave the native result, and what differed in the others.
-fn cell(entries: &[&&&Value], forks: bool) -> String {
+fn cell(entries: &[&&Value], forks: bool) -> String {
     let count = |key: &str| -> usize {
         entries.iter().map(|entry| entry[key].as_array().map_or(0, Vec::len)).sum()
     };

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Memory of each of the two servers.
 const MEMORY: &str = "2G";
+/// Time until the first kill: also short programs have their pages on servers by then.
+const FIRST_KILL: Duration = Duration::from_secs(2);
 /// Time between two kills: the pages of the server that died must have their second copy again.
 const BETWEEN_KILLS: Duration = Duration::from_secs(20);
 
@@ -102,7 +104,7 @@ impl Drop for Servers {
 fn kill_in_turn(mut both: [Server; 2], pagetax: &str, is_over: &AtomicBool) -> Result<u64> {
     let mut kills = 0;
     loop {
-        let until = Instant::now() + BETWEEN_KILLS;
+        let until = Instant::now() + if kills == 0 { FIRST_KILL } else { BETWEEN_KILLS };
         while Instant::now() < until {
             if is_over.load(Ordering::Relaxed) {
                 return Ok(kills);
