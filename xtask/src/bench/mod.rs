@@ -85,7 +85,7 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "stalls",
-        what: "longest wait for a page while memory servers fail (limit: 50 ms after a kill); part: runs",
+        what: "lost and wrong pages and longest waits while memory servers fail (50 ms after a kill); parts: killed=5 …",
         run: stalls::run,
     },
     Bench {

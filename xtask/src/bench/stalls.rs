@@ -1,223 +1,190 @@
-//! How long a program waits for its memory when servers fail: one of three at a time is killed, killed and
-//! started again, or stops answering, while a program rewrites memory of which a quarter is resident.
+//! How long a program waits for its memory when servers fail, and whether all of it comes back: one of three servers
+//! gets into trouble while a program rewrites memory of which a quarter is resident, with two copies.
 //!
-//! Servers are processes on loopback, killed by SIGKILL, and silenced by SIGSTOP, which looks like a
-//! partition from outside; packets that are really lost have their tests in
-//! `crates/cli/tests/memory_servers`. A page that is lost ends this process by SIGBUS, a wrong one by
-//! an error: figures are of runs without either.
+//! Servers are processes on loopback; packets that are really lost have their tests in
+//! `crates/cli/tests/memory_servers`. Each run is a process of its own, which a lost page ends by SIGBUS.
 
-use super::serve::Server;
+mod program;
+mod proxy;
+mod trouble;
+
 use super::{Outcome, pagetax};
-use anyhow::{Context, Result, ensure};
-use pagetax_core::access::Rng;
-use pagetax_remote::client::cluster::{Cluster, Options};
-use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{self, RemoteRegion};
-use serde_json::json;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
+use anyhow::{Context, Result, bail, ensure};
+use pagetax_core::units::Bytes;
+use serde_json::{Value, json};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use trouble::{TROUBLES, Trouble};
 
-const RUNS: u64 = 200;
-const SERVERS: usize = 3;
-/// Of each server.
-const MEMORY: &str = "64M";
-const REGION_BYTES: u64 = 32 << 20;
-const RESIDENT_BYTES: u64 = 8 << 20;
 /// For the longest stall after a kill, at the 99th percentile of runs.
 const STALL_LIMIT: Duration = Duration::from_millis(50);
-/// For servers to be back, and every page to have its copies.
-const WHOLE_PATIENCE: Duration = Duration::from_secs(30);
+/// Between two lines that say how far it is.
+const PROGRESS_EVERY: Duration = Duration::from_secs(10);
+/// The first part of a single run's arguments: the path of pagetax, the kind and the seed follow.
+const SINGLE: &str = "single";
+/// Of a process that has touched a lost page.
+const SIGBUS: i32 = 7;
 
-/// What happens to a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trouble {
-    Killed,
-    Restarted,
-    Silent,
+/// The runs of one kind.
+struct Kind {
+    name: &'static str,
+    trouble: Trouble,
+    runs: u64,
+    results: Vec<Value>,
+    lost: u64,
+    failed: u64,
 }
 
-const TROUBLES: [Trouble; 3] = [Trouble::Killed, Trouble::Restarted, Trouble::Silent];
-
-/// Memory whose words tell what was last written to them.
-struct Program {
-    memory: RemoteRegion,
-    versions: Vec<u64>,
-    rng: Rng,
-}
-
-impl Program {
-    fn fill(store: &Arc<Cluster>, seed: u64) -> Result<Program> {
-        let log: pager::Log = Arc::new(|line: &str| eprintln!("{line}"));
-        let options = pager::Options { log: Some(log), ..pager::Options::resident(RESIDENT_BYTES) };
-        let memory = RemoteRegion::map(store.clone(), REGION_BYTES, options)?;
-        let versions = vec![0; memory.len() / PAGE_BYTES];
-        let mut program = Program { memory, versions, rng: Rng::new(seed) };
-        (0..program.versions.len()).try_for_each(|page| program.rewrite(page))?;
-        Ok(program)
-    }
-
-    fn rewrite(&mut self, page: usize) -> Result<()> {
-        self.check(page)?;
-        self.versions[page] = self.rng.next_u64();
-        let bytes = &mut self.memory.as_mut_slice()[page * PAGE_BYTES..][..PAGE_BYTES];
-        bytes[..8].copy_from_slice(&self.versions[page].to_le_bytes());
-        bytes[PAGE_BYTES - 8..].copy_from_slice(&self.versions[page].to_le_bytes());
-        Ok(())
-    }
-
-    fn check(&self, page: usize) -> Result<()> {
-        let bytes = &self.memory.as_slice()[page * PAGE_BYTES..][..PAGE_BYTES];
-        let version = self.versions[page].to_le_bytes();
-        let is_right = bytes[..8] == version && bytes[PAGE_BYTES - 8..] == version;
-        ensure!(is_right, "page {page} is wrong");
-        Ok(())
-    }
-
-    /// Rewrites random pages until told to stop; the longest wait that ended after `since`, which is
-    /// in nanoseconds from `start`, and the longest before.
-    fn rewrite_until(
-        &mut self,
-        start: Instant,
-        since: &AtomicU64,
-        mut is_over: impl FnMut() -> bool,
-    ) -> Result<[Duration; 2]> {
-        let mut longest = [Duration::ZERO; 2];
-        let mut before = start.elapsed();
-        while !is_over() {
-            let page = self.rng.below(self.versions.len() as u64) as usize;
-            self.rewrite(page)?;
-            let now = start.elapsed();
-            let after = (now.as_nanos() as u64 >= since.load(Ordering::Relaxed)) as usize;
-            (longest[after], before) = (longest[after].max(now - before), now);
-        }
-        Ok(longest)
-    }
-}
-
-/// The longest waits of one run: without trouble, and after each of [`TROUBLES`].
-type Run = [Duration; 1 + TROUBLES.len()];
-
-/// The bench; its only part is how many runs.
+/// The bench; its parts are how many runs of each kind, as in `killed=5 gray=5`. None are all.
 pub fn run(parts: &[String]) -> Result<Outcome> {
-    let runs = parts.first().map_or(Ok(RUNS), |runs| runs.parse()).context("how many runs?")?;
-    ensure!(runs > 0, "at least one run");
-    let pagetax = pagetax()?;
-    let mut servers: Vec<Server> = (0..SERVERS)
-        .map(|_| Server::start(&pagetax, MEMORY, "127.0.0.1:0"))
-        .collect::<Result<_>>()?;
-    let mut all = Vec::new();
-    let mut pages = 0;
-    for seed in 0..runs {
-        let (run, page_ins) = one_run(&pagetax, &mut servers, seed)?;
-        pages += page_ins;
-        all.push(run);
+    if let [first, pagetax, kind, seed] = parts
+        && first == SINGLE
+    {
+        println!("{}", trouble::run(pagetax, kind_of(kind)?, seed.parse()?)?);
+        std::process::exit(0);
     }
-    let names = ["none, for comparison", "killed", "killed and restarted", "silent"];
-    let of = |at: usize| Distribution::of(all.iter().map(|run| run[at]).collect());
-    let columns: Vec<Distribution> = (0..names.len()).map(of).collect();
-    let row = |(name, column): (&&str, &Distribution)| {
-        let cells = column.0.iter().map(|(_, stall)| format!("{:.1}", stall.as_secs_f64() * 1e3));
-        [name.to_string()].into_iter().chain(cells).collect()
+    let mut kinds = chosen(parts)?;
+    let pagetax = pagetax()?;
+    let all: u64 = kinds.iter().map(|kind| kind.runs).sum();
+    let (mut done, mut said) = (0, Instant::now());
+    for kind in &mut kinds {
+        for seed in 0..kind.runs {
+            kind.run(&pagetax, seed)?;
+            done += 1;
+            if said.elapsed() >= PROGRESS_EVERY || done == all {
+                said = Instant::now();
+                eprintln!("{done} of {all} runs, now {}", kind.name);
+            }
+        }
+    }
+    outcome(&kinds)
+}
+
+fn kind_of(name: &str) -> Result<Trouble> {
+    let known = TROUBLES.iter().find(|(_, known, _)| *known == name);
+    let names = || TROUBLES.map(|(_, name, _)| name).join(", ");
+    Ok(known.with_context(|| format!("no trouble is called `{name}`; there are {}", names()))?.0)
+}
+
+fn chosen(parts: &[String]) -> Result<Vec<Kind>> {
+    let mut kinds = Vec::new();
+    for part in parts {
+        let (name, runs) = part.split_once('=').context("as in killed=5")?;
+        kind_of(name)?;
+        kinds.push((name, runs.parse().context("how many runs?")?));
+    }
+    let runs_of = |name, all| match parts {
+        [] => all,
+        _ => kinds.iter().filter(|(kind, _)| *kind == name).map(|(_, runs)| runs).sum(),
     };
-    let p99 = columns[1].at("p99").max(columns[2].at("p99"));
+    let kinds = TROUBLES.map(|(trouble, name, all)| Kind {
+        name,
+        trouble,
+        runs: runs_of(name, all),
+        results: Vec::new(),
+        lost: 0,
+        failed: 0,
+    });
+    let kinds: Vec<Kind> = kinds.into_iter().filter(|kind| kind.runs > 0).collect();
+    ensure!(!kinds.is_empty(), "at least one run");
+    Ok(kinds)
+}
+
+impl Kind {
+    /// One run, as a process of its own.
+    fn run(&mut self, pagetax: &str, seed: u64) -> Result<()> {
+        let mut run = Command::new(std::env::current_exe()?);
+        run.args(["bench", "stalls", SINGLE, pagetax, self.name, &seed.to_string()]);
+        let output = run.stderr(Stdio::inherit()).output()?;
+        if output.status.success() {
+            self.results.push(serde_json::from_slice(&output.stdout)?);
+            return Ok(());
+        }
+        let is_lost = output.status.signal() == Some(SIGBUS);
+        self.lost += is_lost as u64;
+        self.failed += !is_lost as u64;
+        eprintln!("{} with seed {seed}: {}", self.name, output.status);
+        Ok(())
+    }
+
+    fn sum(&self, what: &str) -> u64 {
+        self.results.iter().filter_map(|run| run[what].as_u64()).sum()
+    }
+
+    /// The longest stalls of the runs, before the trouble or after its begin.
+    fn stalls(&self, after: usize) -> Vec<Duration> {
+        let stalls = self.results.iter().filter_map(|run| run["longest_stall_ns"][after].as_u64());
+        stalls.map(Duration::from_nanos).collect()
+    }
+}
+
+fn outcome(kinds: &[Kind]) -> Result<Outcome> {
+    let calm: Vec<Duration> = kinds.iter().flat_map(|kind| kind.stalls(0)).collect();
+    if calm.is_empty() {
+        bail!("no run came to its end");
+    }
+    let calm_row = ["none, for comparison", "", "", "", ""].map(String::from);
+    let calm_row = calm_row.into_iter().chain(cells(calm)).collect();
+    let rows = kinds.iter().map(|kind| {
+        let counts = [kind.sum("page_ins"), kind.lost, kind.sum("wrong_pages"), kind.failed];
+        let named = [kind.name.into()].into_iter().chain(counts.map(|count| count.to_string()));
+        named.chain(cells(kind.stalls(1))).collect()
+    });
+    let is_kill = |kind: &&Kind| matches!(kind.trouble, Trouble::Killed | Trouble::Restarted);
+    let p99_of = |kind: &Kind| percentile(&mut kind.stalls(1), 99);
+    let p99 = kinds.iter().filter(is_kill).filter_map(p99_of).max();
+    let total = |what: fn(&Kind) -> u64| kinds.iter().map(what).sum::<u64>();
+    let runs = total(|kind| kind.runs);
+    let (page_ins, wrong) =
+        (total(|kind| kind.sum("page_ins")), total(|kind| kind.sum("wrong_pages")));
+    let (lost, failed) = (total(|kind| kind.lost), total(|kind| kind.failed));
+    let after_kill = p99.map(|p99| {
+        format!("; after a kill p99 {}, at most {} ms", millis(p99), STALL_LIMIT.as_millis())
+    });
     Ok(Outcome {
-        headings: vec!["server; longest stall of a run, ms", "p50", "p90", "p99", "max"],
-        rows: names.iter().zip(&columns).map(row).collect(),
+        headings: vec![
+            "trouble; longest stall of a run, ms",
+            "page-ins",
+            "runs with lost pages",
+            "wrong pages",
+            "failed runs",
+            "p50",
+            "p90",
+            "p99",
+            "max",
+        ],
+        rows: [calm_row].into_iter().chain(rows).collect(),
         json: json!({
-            "runs": runs, "page_ins": pages, "wrong_pages": 0, "lost_pages": 0,
-            "longest_stall_ns": all.iter()
-                .map(|run| run.map(|stall| stall.as_nanos() as u64)).collect::<Vec<_>>(),
+            "runs": runs, "page_ins": page_ins, "wrong_pages": wrong, "runs_with_lost_pages": lost,
+            "failed_runs": failed, "region_bytes": program::REGION_BYTES,
+            "resident_bytes": program::RESIDENT_BYTES,
+            "of_runs": kinds.iter().flat_map(|kind| &kind.results).collect::<Vec<_>>(),
         }),
         promise: (
             format!(
-                "{runs} runs, {pages} page-ins, none wrong, none lost; after a kill p99 {:.1} ms, at \
-                 most {} ms",
-                p99.as_secs_f64() * 1e3,
-                STALL_LIMIT.as_millis()
+                "{runs} runs of {} with {} resident, {page_ins} page-ins, {wrong} wrong pages, {lost} runs with lost \
+                 pages, {failed} that failed{}",
+                Bytes(program::REGION_BYTES),
+                Bytes(program::RESIDENT_BYTES),
+                after_kill.unwrap_or_default(),
             ),
-            p99 <= STALL_LIMIT,
+            wrong + lost + failed == 0 && p99.is_none_or(|p99| p99 <= STALL_LIMIT),
         ),
     })
 }
 
-fn one_run(pagetax: &str, servers: &mut [Server], seed: u64) -> Result<(Run, u64)> {
-    let labels = servers.iter().map(|server| server.address.clone()).collect();
-    let repair_after = Duration::from_millis(300);
-    let options = Options { copies: 2, repair_after, ..Options::new(labels) };
-    let store = Arc::new(Cluster::connect(options)?);
-    let mut program = Program::fill(&store, seed)?;
-    let mut longest = Run::default();
-    let mut rng = Rng::new(!seed);
-    let first = rng.below(3) as usize;
-    for turn in 0..TROUBLES.len() {
-        let kind = (first + turn) % TROUBLES.len();
-        let victim = &mut servers[rng.below(SERVERS as u64) as usize];
-        let pauses = [100 + rng.below(50), 100 + rng.below(700)].map(Duration::from_millis);
-        let [before, after] =
-            trouble(pagetax, victim, TROUBLES[kind], pauses, &store, &mut program)?;
-        longest[0] = longest[0].max(before);
-        longest[1 + kind] = after;
-    }
-    (0..program.versions.len()).try_for_each(|page| program.check(page))?;
-    Ok((longest, program.memory.counts().page_in_count))
+/// At some percentiles.
+fn cells(mut values: Vec<Duration>) -> [String; 4] {
+    [50, 90, 99, 100].map(|percent| percentile(&mut values, percent).map_or("-".into(), millis))
 }
 
-/// The program goes on while the server gets into trouble, is well again, and has its copies back.
-fn trouble(
-    pagetax: &str,
-    victim: &mut Server,
-    kind: Trouble,
-    [before, during]: [Duration; 2],
-    store: &Cluster,
-    program: &mut Program,
-) -> Result<[Duration; 2]> {
-    let (start, since) = (Instant::now(), AtomicU64::new(u64::MAX));
-    let until = start + before + during + WHOLE_PATIENCE;
-    let whole = || store.servers_up() == SERVERS && store.copies_missing() == 0;
-    thread::scope(|scope| {
-        let maker = scope.spawn(|| -> Result<()> {
-            thread::sleep(before);
-            since.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
-            match kind {
-                Trouble::Silent => victim.signal("-STOP")?,
-                Trouble::Killed | Trouble::Restarted => victim.kill()?,
-            }
-            if kind != Trouble::Restarted {
-                thread::sleep(during);
-            }
-            match kind {
-                Trouble::Silent => victim.signal("-CONT")?,
-                Trouble::Killed | Trouble::Restarted => {
-                    *victim = Server::start(pagetax, MEMORY, &victim.address)?;
-                }
-            }
-            // So that the client has noticed.
-            thread::sleep(Duration::from_millis(300));
-            Ok(())
-        });
-        let longest = program.rewrite_until(start, &since, || {
-            maker.is_finished() && (whole() || Instant::now() >= until)
-        })?;
-        maker.join().expect("it does not panic")?;
-        ensure!(whole(), "copies are still missing {WHOLE_PATIENCE:?} after a server was {kind:?}");
-        Ok(longest)
-    })
+/// The smallest value that so many percent of all do not exceed.
+fn percentile(values: &mut [Duration], percent: usize) -> Option<Duration> {
+    values.sort_unstable();
+    values.get((values.len() * percent).div_ceil(100).checked_sub(1)?).copied()
 }
 
-/// Values at percentiles, named.
-struct Distribution([(&'static str, Duration); 4]);
-
-impl Distribution {
-    fn of(mut values: Vec<Duration>) -> Distribution {
-        values.sort_unstable();
-        // The smallest value that so many percent of all do not exceed.
-        let at = |percent: usize| values[(values.len() * percent).div_ceil(100) - 1];
-        Distribution([("p50", at(50)), ("p90", at(90)), ("p99", at(99)), ("max", at(100))])
-    }
-
-    fn at(&self, name: &str) -> Duration {
-        self.0.iter().find(|(known, _)| *known == name).expect("a known percentile").1
-    }
+fn millis(time: Duration) -> String {
+    format!("{:.1}", time.as_secs_f64() * 1e3)
 }

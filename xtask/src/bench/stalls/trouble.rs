@@ -1,0 +1,213 @@
+//! One run: three servers, a program that fills its memory and rewrites it, and one kind of trouble with one of the
+//! servers meanwhile.
+
+use super::program::Program;
+use super::proxy::{Harm, Proxy};
+use crate::bench::serve::Server;
+use anyhow::{Context, Result, ensure};
+use pagetax_core::access::Rng;
+use pagetax_remote::client::cluster::{Cluster, Options};
+use pagetax_remote::page::{PAGE_BYTES, PageSum, RUN_PAGES_MAX};
+use pagetax_remote::store::{PageStore, PutRun, StoreError};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub const SERVERS: usize = 3;
+/// Of each server.
+const MEMORY: &str = "64M";
+/// For servers to be back, and every page to have its copies.
+const WHOLE_PATIENCE: Duration = Duration::from_secs(30);
+/// For a client to notice trouble, or to repair what it has found.
+const NOTICE_PATIENCE: Duration = Duration::from_millis(300);
+/// Reads of all pages until one finds no bad copy: a read may go to another server than the last one.
+const PASSES_MAX: usize = 5;
+
+/// What happens to a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trouble {
+    /// Killed, and started again later.
+    Killed,
+    /// Stopped by SIGSTOP: it looks like a partition from outside.
+    Silent,
+    /// Answers slowly, all or some of the time.
+    Gray,
+    /// Another client takes all the memory that is free.
+    Full,
+    /// Killed and started again at once.
+    Restarted,
+    /// Has other bytes than those that were put, or gets other ones.
+    Corrupted,
+}
+
+pub const TROUBLES: [(Trouble, &str, u64); 6] = [
+    (Trouble::Killed, "killed", 200),
+    (Trouble::Silent, "silent", 40),
+    (Trouble::Gray, "gray", 40),
+    (Trouble::Full, "full", 40),
+    (Trouble::Restarted, "restarted", 40),
+    (Trouble::Corrupted, "corrupted", 40),
+];
+
+/// The servers of a run, of which one gets into trouble.
+struct Scene {
+    pagetax: String,
+    servers: Vec<Server>,
+    victim: usize,
+    /// Before the victim, for troubles that servers do not make themselves.
+    proxy: Option<Proxy>,
+    harm: Harm,
+}
+
+/// Runs it; what scripts want to know.
+pub fn run(pagetax: &str, kind: Trouble, seed: u64) -> Result<Value> {
+    let mut rng = Rng::new(!seed);
+    let mut scene = Scene::set(pagetax, kind, &mut rng)?;
+    let repair_after = NOTICE_PATIENCE;
+    let options = Options { copies: 2, repair_after, ..Options::new(scene.labels()) };
+    let store = Arc::new(Cluster::connect(options)?);
+    let mut program = Program::fill(&store, seed)?;
+    let before = Duration::from_millis(500);
+    let during = Duration::from_millis(200 + rng.below(800));
+    let longest = scene.play(kind, [before, during], &store, &mut program)?;
+    let passes = check(&store, &mut program)?;
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let tally = store.tally();
+    Ok(json!({
+        "kind": format!("{kind:?}"), "seed": seed,
+        "longest_stall_ns": longest.map(|stall| stall.as_nanos() as u64),
+        "page_ins": program.page_ins(),
+        "wrong_pages": program.wrong_pages,
+        "bad_copies": count(&tally.bad_copies_total),
+        "pages_repaired": count(&tally.pages_repaired_total),
+        "hedges": count(&tally.hedges_total),
+        "times_down": count(&tally.servers_down_total),
+        "passes": passes,
+    }))
+}
+
+/// Reads all pages until no bad copy is found. Returns how often.
+fn check(store: &Cluster, program: &mut Program) -> Result<usize> {
+    for pass in 1..=PASSES_MAX {
+        let bad_copies = || store.tally().bad_copies_total.load(Ordering::Relaxed);
+        let before = bad_copies();
+        program.check_all();
+        if bad_copies() == before {
+            return Ok(pass);
+        }
+        thread::sleep(NOTICE_PATIENCE);
+    }
+    anyhow::bail!("bad copies are still found after {PASSES_MAX} reads of all pages")
+}
+
+impl Scene {
+    fn set(pagetax: &str, kind: Trouble, rng: &mut Rng) -> Result<Scene> {
+        let start = |_| Server::start(pagetax, MEMORY, "127.0.0.1:0");
+        let servers: Vec<Server> = (0..SERVERS).map(start).collect::<Result<_>>()?;
+        let victim = rng.below(SERVERS as u64) as usize;
+        // All of a kind's shades, from now and then to always.
+        let share = 0.1 + 0.9 * rng.below(101) as f64 / 100.0;
+        let harm = match kind {
+            Trouble::Gray => Harm::Delays { share },
+            Trouble::Corrupted => Harm::Damages { share: share / 10.0 },
+            _ => Harm::Nothing,
+        };
+        // Others go without: a proxy whose server has gone looks like one that turns clients away.
+        let proxy = match harm {
+            Harm::Nothing => None,
+            _ => Some(Proxy::start(&servers[victim].address, rng.next_u64())?),
+        };
+        Ok(Scene { pagetax: pagetax.into(), servers, victim, proxy, harm })
+    }
+
+    fn labels(&self) -> Vec<String> {
+        let mut labels: Vec<String> =
+            self.servers.iter().map(|server| server.address.clone()).collect();
+        if let Some(proxy) = &self.proxy {
+            labels[self.victim].clone_from(&proxy.address);
+        }
+        labels
+    }
+
+    /// The program goes on while the server gets into trouble, is well again, and has its copies back.
+    fn play(
+        &mut self,
+        kind: Trouble,
+        [before, during]: [Duration; 2],
+        store: &Cluster,
+        program: &mut Program,
+    ) -> Result<[Duration; 2]> {
+        let (start, since) = (Instant::now(), AtomicU64::new(u64::MAX));
+        let until = start + before + during + WHOLE_PATIENCE;
+        let is_whole = || store.servers_up() == SERVERS && store.copies_missing() == 0;
+        thread::scope(|scope| {
+            let maker = scope.spawn(|| -> Result<()> {
+                thread::sleep(before);
+                since.store(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                self.make(kind, during)?;
+                thread::sleep(NOTICE_PATIENCE);
+                Ok(())
+            });
+            let longest = program.rewrite_until(start, &since, || {
+                maker.is_finished() && (is_whole() || Instant::now() >= until)
+            });
+            maker.join().expect("it does not panic")?;
+            let (up, missing) = (store.servers_up(), store.copies_missing());
+            ensure!(is_whole(), "{up} servers are up and {missing} copies missing, too long after");
+            Ok(longest)
+        })
+    }
+
+    fn make(&mut self, kind: Trouble, during: Duration) -> Result<()> {
+        let victim = &mut self.servers[self.victim];
+        match kind {
+            Trouble::Killed | Trouble::Restarted => {
+                victim.kill()?;
+                if kind == Trouble::Killed {
+                    thread::sleep(during);
+                }
+                *victim = Server::start(&self.pagetax, MEMORY, &victim.address)?;
+            }
+            Trouble::Silent => {
+                victim.signal("-STOP")?;
+                thread::sleep(during);
+                victim.signal("-CONT")?;
+            }
+            Trouble::Full => take_all(&victim.address, during)?,
+            Trouble::Gray | Trouble::Corrupted => {
+                let proxy = self.proxy.as_ref().context("a proxy")?;
+                proxy.set(self.harm);
+                thread::sleep(during);
+                proxy.set(Harm::Nothing);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes all memory of a server that is free or becomes free, for a time.
+fn take_all(address: &str, time: Duration) -> Result<()> {
+    let store = Cluster::connect(Options::new(vec![address.into()]))?;
+    let pages_total = store.capacity()?.pages_total;
+    let region = store.create_region(pages_total, true)?;
+    let mut writer = store.writer()?;
+    let bytes = vec![1; RUN_PAGES_MAX * PAGE_BYTES];
+    let sums = vec![PageSum::of(&bytes[..PAGE_BYTES]); RUN_PAGES_MAX];
+    let (mut first, mut count, until) = (0, RUN_PAGES_MAX, Instant::now() + time);
+    while Instant::now() < until && first < pages_total {
+        count = count.min((pages_total - first) as usize);
+        let run = PutRun { first, pages: &bytes[..count * PAGE_BYTES], sums: &sums[..count] };
+        match writer.put(region, &[run]) {
+            Ok(()) => first += count as u64,
+            Err(StoreError::Full { .. }) => {
+                count = 1;
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    ensure!(count == 1, "the server did not become full");
+    Ok(())
+}
