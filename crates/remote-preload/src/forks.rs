@@ -16,7 +16,7 @@ use crate::private;
 use crate::reached;
 use crate::streams::Streams;
 use crate::threads::{Internal, next};
-use crate::{agent, fail};
+use crate::{agent, fail, threads};
 use libc::{c_char, c_int, pid_t, termios, winsize};
 use pagetax_remote::threads::BlockedSignals;
 use std::cell::UnsafeCell;
@@ -136,6 +136,7 @@ extern "C" fn child() {
     streams.open_in_child();
     drop((_standstill, _agent, _turn));
     let _internal = Internal::enter();
+    threads::restart_in_child();
     if !inherited {
         paged::refuse(
             "this child of a fork ends here: some of its memory was on servers, which only its parent can use",

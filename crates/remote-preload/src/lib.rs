@@ -15,6 +15,7 @@ mod agent;
 mod clones;
 mod forks;
 mod heap;
+mod lives;
 mod local;
 mod maps;
 mod objects;
@@ -36,6 +37,7 @@ extern "C" fn constructor() {
     stderr::note();
     objects::find();
     forks::register_ours();
+    lives::notice_end();
     paged::start_as_told();
 }
 

@@ -1,9 +1,10 @@
-//! Which threads are the pager's: they, and all that they start, get unpaged memory.
+//! Which threads are the pager's: they, and all that they start, get unpaged memory. The others are counted.
 
+use crate::lives;
 use pagetax_remote::threads::BlockedSignals;
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 thread_local! {
     static INTERNAL: Cell<bool> = const { Cell::new(false) };
@@ -38,6 +39,20 @@ pub fn is_pagers() -> bool {
     IS_PAGERS.get()
 }
 
+/// Threads of the pager's that run.
+static PAGERS: AtomicUsize = AtomicUsize::new(0);
+
+/// How many threads of the pager's run.
+pub fn pagers_count() -> usize {
+    PAGERS.load(SeqCst)
+}
+
+/// In the child of a fork there is none.
+pub fn restart_in_child() {
+    PAGERS.store(0, SeqCst);
+    lives::restart_in_child();
+}
+
 type Start = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 type Create = unsafe extern "C" fn(
     *mut libc::pthread_t,
@@ -45,19 +60,82 @@ type Create = unsafe extern "C" fn(
     Start,
     *mut c_void,
 ) -> libc::c_int;
+/// The same of <threads.h>.
+type StartC11 = unsafe extern "C" fn(*mut c_void) -> libc::c_int;
+type CreateC11 = unsafe extern "C" fn(*mut libc::pthread_t, StartC11, *mut c_void) -> libc::c_int;
 
-/// What an internal thread is to run.
-struct Begin {
-    start: Start,
+/// What a thread is to run.
+struct Begin<S> {
+    start: S,
     argument: *mut c_void,
 }
 
-unsafe extern "C" fn begin(of: *mut c_void) -> *mut c_void {
+impl<S> Begin<S> {
+    /// Has a thread made that takes this over; what came of it, 0 if there is one.
+    fn hand_over(self, create: impl FnOnce(*mut c_void) -> libc::c_int) -> libc::c_int {
+        // What is allocated for a thread is where it looks for its variables, also right after a fork.
+        let _internal = Internal::enter();
+        let handed = Box::into_raw(Box::new(self)).cast();
+        let result = create(handed);
+        if result != 0 {
+            // SAFETY: there is no thread that took it.
+            drop(unsafe { Begin::<S>::take(handed) });
+        }
+        result
+    }
+
+    /// # Safety
+    /// Once, of what `hand_over` gave out.
+    unsafe fn take(handed: *mut c_void) -> Box<Begin<S>> {
+        // SAFETY: as the caller promises.
+        unsafe { Box::from_raw(handed.cast()) }
+    }
+
+    /// As `take`, on a thread of the program's that begins.
+    ///
+    /// # Safety
+    /// As `take`.
+    unsafe fn take_counted(handed: *mut c_void) -> Begin<S> {
+        let _internal = Internal::enter();
+        lives::notice_end();
+        // SAFETY: as the caller promises.
+        *unsafe { Begin::take(handed) }
+    }
+}
+
+/// Has a thread of the program's made, counted.
+fn counted(create: impl FnOnce() -> libc::c_int) -> libc::c_int {
+    lives::count_new();
+    let result = create();
+    if result != 0 {
+        lives::discount_new();
+    }
+    result
+}
+
+unsafe extern "C" fn begin_pagers(handed: *mut c_void) -> *mut c_void {
     INTERNAL.set(true);
     IS_PAGERS.set(true);
-    // SAFETY: `pthread_create` below boxed it for this one call.
-    let begin = unsafe { Box::from_raw(of.cast::<Begin>()) };
+    PAGERS.fetch_add(1, SeqCst);
+    // SAFETY: `pthread_create` hands it over to this one thread.
+    let begin = unsafe { Begin::<Start>::take(handed) };
     // SAFETY: as the creator promised pthread_create.
+    let result = unsafe { (begin.start)(begin.argument) };
+    PAGERS.fetch_sub(1, SeqCst);
+    result
+}
+
+unsafe extern "C" fn begin_programs(handed: *mut c_void) -> *mut c_void {
+    // SAFETY: `pthread_create` hands it over to this one thread.
+    let begin = unsafe { Begin::<Start>::take_counted(handed) };
+    // SAFETY: as the creator promised pthread_create.
+    unsafe { (begin.start)(begin.argument) }
+}
+
+unsafe extern "C" fn begin_c11(handed: *mut c_void) -> libc::c_int {
+    // SAFETY: `thrd_create` hands it over to this one thread.
+    let begin = unsafe { Begin::<StartC11>::take_counted(handed) };
+    // SAFETY: as the creator promised thrd_create.
     unsafe { (begin.start)(begin.argument) }
 }
 
@@ -91,24 +169,41 @@ pub unsafe extern "C" fn pthread_create(
     }
     // SAFETY: the C library's own function of that name has this type.
     let create = unsafe { std::mem::transmute::<usize, Create>(address) };
-    if !is_internal() {
-        // What it allocates is where the thread looks for its variables, also right after a fork.
-        let _internal = Internal::enter();
-        // SAFETY: as our caller promises.
-        return unsafe { create(thread, attributes, start, argument) };
+    let begin = Begin { start, argument };
+    // SAFETY: as our caller promises; both functions take what is handed over.
+    let create = |run, handed| unsafe { create(thread, attributes, run, handed) };
+    if is_internal() {
+        // Also for threads that other libraries make for the pager.
+        let _blocked = BlockedSignals::block();
+        return begin.hand_over(|handed| create(begin_pagers, handed));
     }
-    let of = Box::into_raw(Box::new(Begin { start, argument }));
-    // Also for threads that other libraries make for the pager.
-    let _blocked = BlockedSignals::block();
-    // SAFETY: `begin` takes what is handed over; if there is no thread, it comes back to us.
-    unsafe {
-        let result = create(thread, attributes, begin, of.cast());
-        if result != 0 {
-            drop(Box::from_raw(of));
-        }
-        result
-    }
+    counted(|| begin.hand_over(|handed| create(begin_programs, handed)))
 }
+
+/// thrd_create(3), as pthread_create(3).
+///
+/// # Safety
+/// As of thrd_create(3).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn thrd_create(
+    thread: *mut libc::pthread_t,
+    start: StartC11,
+    argument: *mut c_void,
+) -> libc::c_int {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let address = next(c"thrd_create", &NEXT);
+    if address == 0 {
+        return THRD_ERROR;
+    }
+    // SAFETY: the C library's own function of that name has this type.
+    let create = unsafe { std::mem::transmute::<usize, CreateC11>(address) };
+    let begin = Begin { start, argument };
+    // SAFETY: as our caller promises; the function takes what is handed over.
+    counted(|| begin.hand_over(|handed| unsafe { create(thread, begin_c11, handed) }))
+}
+
+/// Of <threads.h>.
+const THRD_ERROR: libc::c_int = 2;
 
 type SetSpecific = unsafe extern "C" fn(libc::pthread_key_t, *const c_void) -> libc::c_int;
 
@@ -133,8 +228,6 @@ pub unsafe extern "C" fn pthread_setspecific(
 /// As of tss_set(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tss_set(key: libc::c_uint, value: *mut c_void) -> libc::c_int {
-    /// Of <threads.h>.
-    const THRD_ERROR: libc::c_int = 2;
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     // SAFETY: as the caller promises.
     unsafe { set_specific(c"tss_set", &NEXT, key, value).unwrap_or(THRD_ERROR) }

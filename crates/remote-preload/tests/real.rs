@@ -20,6 +20,7 @@ both_ways! {
     forks_at_once_and_beside_a_flush,
     forks_in_any_locale,
     each_way_to_fork_gives_the_child_its_memory,
+    processes_end_with_their_last_thread,
     signals_reach_those_who_wait_for_them,
     all_numbers_of_files_are_the_programs,
     locked_memory_that_was_freed_comes_back_as_zeros,
@@ -287,6 +288,11 @@ for turn in range(3):
 fn each_way_to_fork_gives_the_child_its_memory() {
     let folder = tempfile::tempdir().unwrap();
     assert_same(&build("ways_to_fork", folder.path()), &[], 12, "");
+}
+
+fn processes_end_with_their_last_thread() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_same(&build("last_threads", folder.path()), &[], 12, "");
 }
 
 fn signals_reach_those_who_wait_for_them() {
