@@ -89,6 +89,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
         keep_awake: args.awake,
         stats: args.stats,
         servers: args.copies.servers()?,
+        // This process becomes the command.
+        program: Some(std::process::id()),
         ..Settings::resident(args.resident)
     };
     if let Some(servers) = &settings.servers {

@@ -5,7 +5,7 @@ use crate::space::Space;
 use crate::{local, private, stderr, threads};
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Options, RemoteRegion};
+use pagetax_remote::pager::{Options, RemoteRegion, Serving, UffdError, probe};
 use pagetax_remote::preloaded::Settings;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -53,13 +53,18 @@ pub fn end() {
     });
 }
 
-/// Starts if the environment says so. A program that was to be paged and cannot be does not run.
+/// Starts if the environment says so. A program that was to be paged and cannot be does not run. What it starts as
+/// another user, who has no right to page, runs as it would without us.
 pub fn start_as_told() {
     let settings = match Settings::from_environment() {
         Ok(None) => return,
         Ok(Some(settings)) => settings,
         Err(why) => refuse(&why),
     };
+    if let Some(why) = is_not_its_right(&settings) {
+        stderr::write_line(&format!("this process is not paged: {why}"));
+        return;
+    }
     let keep_stderr = settings.stats;
     let started = agent::start(keep_stderr).and_then(|()| {
         let started = agent::run(move || Paged::start(settings));
@@ -72,6 +77,12 @@ pub fn start_as_told() {
         }
         Err(why) => refuse(&why),
     }
+}
+
+/// Why a process further down may not page, though the program may.
+fn is_not_its_right(settings: &Settings) -> Option<UffdError> {
+    let probed = settings.is_descendant().then(|| probe(false, Serving::Thread))?;
+    probed.err().filter(|error| matches!(error, UffdError::NotAllowed { .. }))
 }
 
 /// Ends a process that cannot have its memory, with a line: nothing of the program has run, or only its fork.

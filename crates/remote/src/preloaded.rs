@@ -28,9 +28,10 @@ const TLS_KEY: &str = "PAGETAX_REMOTE_TLS_KEY";
 const TLS_AUTHORITY: &str = "PAGETAX_REMOTE_TLS_CA";
 const TLS_NAME: &str = "PAGETAX_REMOTE_TLS_NAME";
 const INSECURE: &str = "PAGETAX_REMOTE_INSECURE";
+const PROGRAM: &str = "PAGETAX_REMOTE_PROGRAM";
 
 /// All of them.
-pub const VARIABLES: [&str; 16] = [
+pub const VARIABLES: [&str; 17] = [
     RESIDENT,
     ADDRESS_SPACE,
     SPIN_US,
@@ -47,6 +48,7 @@ pub const VARIABLES: [&str; 16] = [
     TLS_AUTHORITY,
     TLS_NAME,
     INSECURE,
+    PROGRAM,
 ];
 
 /// Memory servers, and how to use them.
@@ -87,6 +89,8 @@ pub struct Settings {
     pub embedded: Bytes,
     /// Say at the end what was paged.
     pub stats: bool,
+    /// Number of the process that was to be paged; others have these settings from it.
+    pub program: Option<u32>,
 }
 
 impl Settings {
@@ -101,6 +105,7 @@ impl Settings {
             servers: None,
             embedded: Bytes(64 << 30),
             stats: false,
+            program: None,
         }
     }
 
@@ -115,8 +120,14 @@ impl Settings {
             (AWAKE, u64::from(self.keep_awake).to_string().into()),
             (LEAVING, self.leaving.name().into()),
         ];
+        variables.extend(self.program.map(|number| (PROGRAM, number.to_string().into())));
         variables.extend(self.servers.iter().flat_map(Servers::to_environment));
         variables
+    }
+
+    /// Whether this process was started by the one that was to be paged, or further down.
+    pub fn is_descendant(&self) -> bool {
+        self.program.is_some_and(|number| number != std::process::id())
     }
 
     /// As this process was told; none if it was not.
@@ -141,6 +152,7 @@ impl Settings {
         }
         settings.keep_awake = number(AWAKE)?.is_some_and(|wanted| wanted > 0);
         settings.stats = number(STATS)?.is_some_and(|wanted| wanted > 0);
+        settings.program = number(PROGRAM)?.map(|number| number as u32);
         settings.servers = Servers::from_environment()?;
         Ok(Some(settings))
     }
@@ -255,7 +267,7 @@ mod tests {
             tls_name,
             insecure: false,
         });
-        let settings = Settings { servers, ..Settings::resident(Bytes(1 << 20)) };
+        let settings = Settings { servers, program: Some(1), ..Settings::resident(Bytes(1 << 20)) };
         let set: std::collections::BTreeSet<_> =
             settings.to_environment().into_iter().map(|(name, _)| name).collect();
         assert_eq!(set, VARIABLES.into_iter().collect());
