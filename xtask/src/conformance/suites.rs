@@ -49,14 +49,19 @@ const STRESS: &[(&str, &str)] = &[("/usr/bin/stress-ng", "stress-ng")];
 const POSTGRES: &[(&str, &str)] = &[("/usr/lib/postgresql/15/bin/initdb", "postgresql")];
 const REDIS: &[(&str, &str)] = &[("/usr/bin/redis-server", "redis-server")];
 
-/// Expands to a suite that runs one module of CPython's tests.
+/// Expands to a suite that runs one module of CPython's tests, with options of its runner.
 macro_rules! cpython {
     ($module:literal) => {
+        cpython!($module, "")
+    };
+    ($module:literal, $options:literal) => {
         Suite::of(
             $module,
             PYTHON,
             concat!(
-                "cd @; TOOL /usr/bin/python3 -m test --junit-xml @/cases.xml ",
+                "cd @; TOOL /usr/bin/python3 -m test ",
+                $options,
+                " --junit-xml @/cases.xml ",
                 $module,
                 " > @/log 2>&1 < /dev/null; echo exit $?; cat @/log >&2; /usr/bin/python3 CASES @/cases.xml"
             ),
@@ -74,8 +79,9 @@ macro_rules! stress_ng {
             concat!(
                 "cd @; for s in ",
                 $stressors,
+                // 3 and 4: no resources, or nothing of the kind here.
                 "; do timeout -k 5 90 TOOL stress-ng --$s 1 --timeout 2s --verify --temp-path @ -q >&2; \
-                 echo $s $?; done"
+                 case $? in 0) echo $s passed;; 3|4) echo $s skipped;; *) echo $s failure;; esac; done"
             ),
         )
         .limit_s(3600)
@@ -91,7 +97,8 @@ pub const SUITES: &[Suite] = &[
     cpython!("test_signal").in_each_locale().forks(),
     cpython!("test_threading").in_each_locale().forks(),
     cpython!("test_subprocess").in_each_locale().forks(),
-    cpython!("test_socket").in_each_locale().forks(),
+    // Of sockets to a hypervisor: without a peer there, they wait for ever, natively too.
+    cpython!("test_socket", "--ignore '*VSOCK*'").in_each_locale().forks(),
     cpython!("test_asyncio").forks().limit_s(1800),
     cpython!("test_multiprocessing_fork").in_each_locale().forks().limit_s(1800),
     cpython!("test_multiprocessing_spawn").forks().limit_s(1800),
@@ -148,17 +155,17 @@ pub const SUITES: &[Suite] = &[
     Suite::of(
         "PostgreSQL",
         POSTGRES,
-        "chown postgres @; as() { runuser -u postgres -- \"$@\"; }; bin=/usr/lib/postgresql/15/bin; cd @; \
-         as TOOL $bin/initdb -D @/data -E UTF8 > @/initdb.log 2>&1; echo initdb $?; cat @/initdb.log >&2; \
-         as TOOL $bin/postgres -D @/data -k @ -c listen_addresses= > @/server.log 2>&1 & \
-         for i in $(seq 300); do as $bin/pg_isready -q -h @ && break; sleep 0.2; done; \
-         as $bin/pgbench -h @ -i -q -s 2 postgres >&2; echo fill $?; \
-         as TOOL $bin/pgbench -h @ -c 4 -j 2 -t 250 -n postgres > @/bench.log 2>&1; echo bench $?; \
+        "chown postgres @; as='runuser -u postgres --'; bin=/usr/lib/postgresql/15/bin; cd @; \
+         $as TOOL $bin/initdb -D @/data -E UTF8 > @/initdb.log 2>&1; echo initdb $?; cat @/initdb.log >&2; \
+         $as TOOL $bin/postgres -D @/data -k @ -c listen_addresses= > @/server.log 2>&1 & \
+         for i in $(seq 300); do $as $bin/pg_isready -q -h @ && break; sleep 0.2; done; \
+         $as $bin/pgbench -h @ -i -q -s 2 postgres >&2; echo fill $?; \
+         $as TOOL $bin/pgbench -h @ -c 4 -j 2 -t 250 -n postgres > @/bench.log 2>&1; echo bench $?; \
          grep -o 'processed: .*' @/bench.log; cat @/bench.log @/server.log >&2; \
-         as psql -h @ -Atc 'SELECT count(*) FROM pgbench_accounts' -c 'SELECT (SELECT sum(abalance) FROM \
+         $as psql -h @ -Atc 'SELECT count(*) FROM pgbench_accounts' -c 'SELECT (SELECT sum(abalance) FROM \
          pgbench_accounts) = (SELECT sum(delta) FROM pgbench_history), (SELECT sum(bbalance) FROM \
          pgbench_branches) = (SELECT sum(tbalance) FROM pgbench_tellers)' postgres; \
-         as $bin/pg_ctl -D @/data -m fast -s stop; echo stop $?; wait; echo exit $?",
+         $as $bin/pg_ctl -D @/data -m fast -s stop; echo stop $?; wait; echo exit $?",
     )
     .in_each_locale()
     .forks(),

@@ -71,7 +71,7 @@ fn table(all: &[Value]) -> String {
     out
 }
 
-/// A cell: how many locales gave the native result, and what differed in the others.
+/// A cell: what differed in all locales together.
 fn cell(entries: &[&&Value], forks: bool) -> String {
     let count = |key: &str| -> usize {
         entries.iter().map(|entry| entry[key].as_array().map_or(0, Vec::len)).sum()
@@ -80,15 +80,18 @@ fn cell(entries: &[&&Value], forks: bool) -> String {
         (true, ..) if forks => "forks".into(),
         (true, ..) => "not run".into(),
         (_, 0, 0) => "as natively".into(),
-        (_, limits, 0) => format!("{limits} by a limit"),
-        (_, limits, more) => format!("**{more} differ**, {limits} by a limit"),
+        (_, _, 0) => "a limit".into(),
+        (_, _, more) => format!("**{more} differ**"),
     }
 }
 
+/// What is said of a result below the table: reasons of limits, and each line that differs.
 fn note(entry: &Value) -> Vec<String> {
     let place = ["suite", "locale", "way"].map(|key| entry[key].as_str().unwrap_or_default());
-    let lines = |key: &str| entry[key].as_array().cloned().unwrap_or_default();
-    let differing = lines("limits").into_iter().chain(lines("differences"));
-    let texts = differing.filter_map(|line| line.as_str().map(str::to_owned));
-    texts.map(|line| format!("- {}: `{line}`", place.join(", "))).collect()
+    let texts = |key: &str| -> Vec<&str> {
+        entry[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+    };
+    let differing = texts("differences").into_iter().map(|line| format!("`{line}`"));
+    let all = texts("limits").into_iter().map(String::from).chain(differing);
+    all.map(|text| format!("- {}: {text}", place.join(", "))).collect()
 }

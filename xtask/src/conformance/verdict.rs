@@ -40,6 +40,12 @@ impl Verdicts {
         self.lines.values().sum()
     }
 
+    /// Whether programs ended well: an `exit 0` line, and none with another status.
+    pub fn is_success(&self) -> bool {
+        let mut exits = self.lines.keys().filter(|line| line.starts_with("exit ")).peekable();
+        exits.peek().is_some() && exits.all(|line| line == "exit 0")
+    }
+
     /// Counts lines with this verdict at their end.
     pub fn count_of(&self, verdict: &str) -> usize {
         let ends = |line: &str| line.rsplit(' ').next() == Some(verdict);
@@ -84,6 +90,14 @@ mod tests {
     fn a_line_too_many_is_a_difference() {
         let changed = differences(&[verdicts("out 1")], &[verdicts("out 1\nout 1")]);
         assert_eq!(changed, ["+ out 1", "- out 1"]);
+    }
+
+    #[test]
+    fn success_takes_a_program_that_ended_well_and_none_that_did_not() {
+        assert!(verdicts("a passed\nexit 0").is_success());
+        for text in ["a passed", "exit 0\nexit 1", "exit 127"] {
+            assert!(!verdicts(text).is_success(), "{text}");
+        }
     }
 
     #[test]
