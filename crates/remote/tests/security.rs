@@ -27,7 +27,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 fn loopback() -> SocketAddr {
@@ -418,16 +418,19 @@ fn alike_to_xxh3() -> (Vec<u8>, Vec<u8>) {
     (page, forged)
 }
 
-/// A server that gives out other bytes than it took, with a checksum that fits them. It serves until its clients
-/// have gone.
-fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
+/// A server whose requests and replies are changed on their way. It serves until its clients have gone.
+fn behind(
+    ask: impl Fn(&mut [u8]) + Send + Sync + 'static,
+    reply: impl Fn(&mut [u8]) + Send + Sync + 'static,
+) -> SocketAddr {
     let listener = TcpListener::bind(loopback()).unwrap();
     let address = listener.local_addr().unwrap();
-    let pool = Arc::new(Pool::new(Limits::default(), 7));
+    let epoch = u64::from(address.port());
+    let pool = Arc::new(Pool::new(Limits::default(), epoch));
     let serve = move |mut socket: TcpStream| -> std::io::Result<()> {
         let (mut hello, nonce) = ([0; HELLO_BYTES], [0; 16]);
         socket.read_exact(&mut hello)?;
-        let ours = Hello::server(7, nonce, Location::default());
+        let ours = Hello::server(epoch, nonce, Location::default());
         socket.write_all(&ours.encode())?;
         let owner = Owner { address: "rogue".into(), pid: 1, name: "rogue".into() };
         let mut session = Session::new(pool.clone(), nonce, owner);
@@ -435,12 +438,11 @@ fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
         while inbox.fill(&mut socket)? > 0 {
             let mut replies = Vec::new();
             while let Some(frame) = inbox.frame().map_err(std::io::Error::other)? {
-                session.handle(frame, 0, &mut replies).map_err(std::io::Error::other)?;
+                let mut frame = frame.to_vec();
+                ask(&mut frame);
+                session.handle(&frame, 0, &mut replies).map_err(std::io::Error::other)?;
             }
-            let at = replies.windows(PAGE_BYTES).position(|bytes| bytes == page);
-            if let Some(at) = at {
-                replies[at..at + PAGE_BYTES].copy_from_slice(&forged);
-            }
+            reply(&mut replies);
             socket.write_all(&replies)?;
         }
         Ok(())
@@ -453,6 +455,46 @@ fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
         }
     });
     address
+}
+
+/// A server that gives out other bytes than it took, with a checksum that fits them.
+fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
+    let forge = move |replies: &mut [u8]| {
+        if let Some(at) = replies.windows(PAGE_BYTES).position(|bytes| bytes == page) {
+            replies[at..at + PAGE_BYTES].copy_from_slice(&forged);
+        }
+    };
+    behind(|_| {}, forge)
+}
+
+/// Damages the last page of a put.
+fn damage(frame: &mut [u8]) {
+    let last = frame.len() - 1;
+    if frame[0] == Op::Put as u8 {
+        frame[last] ^= 1;
+    }
+}
+
+#[test]
+fn a_page_that_is_damaged_on_its_way_is_sent_again() {
+    let is_first = AtomicBool::new(true);
+    let damage_first = move |frame: &mut [u8]| {
+        if frame[0] == Op::Put as u8 && is_first.swap(false, Ordering::Relaxed) {
+            damage(frame);
+        }
+    };
+    let server = behind(damage_first, |_| {});
+    round_trip(&Cluster::connect(Options::new(vec![server.to_string()])).unwrap());
+}
+
+#[test]
+fn a_server_on_whose_way_all_pages_are_damaged_is_left() {
+    let honest = start(listen::Options::default());
+    let servers = [behind(damage, |_| {}), honest.address()];
+    let store = Cluster::connect(Options::new(servers.map(|at| at.to_string()).into())).unwrap();
+    // A region each, as their first pages are placed one by one.
+    (0..8).for_each(|_| round_trip(&store));
+    assert!(store.tally().servers_down_total.load(Ordering::Relaxed) > 0, "it was never asked");
 }
 
 #[test]
@@ -583,7 +625,9 @@ fn a_client_that_may_make_no_region_is_told_so_at_its_start() {
 fn a_full_server_is_not_taken_for_a_dead_one() {
     let limits = Limits { client_connections_max: 2, ..Limits::default() };
     let server = start(listen::Options { limits, ..Default::default() });
-    let store = connect(&server, None).unwrap();
+    let options = Options::new(vec![server.address().to_string()]);
+    let options = Options { unreachable: Duration::from_secs(2), ..options };
+    let store = Cluster::connect(options).unwrap();
     let _reserve = std::iter::from_fn(|| Some(hello_from(Ipv4Addr::LOCALHOST, &server)))
         .take_while(|(_, hello)| !hello.is_full())
         .collect::<Vec<_>>();

@@ -12,7 +12,8 @@ use crate::page::{PAGE_BYTES, PageRun};
 use crate::store::{PageWriter, PutRun, RegionId, StoreError, check_discard, check_put};
 use crate::wire::reply::Failure;
 use crate::wire::request::Request;
-use crate::wire::{Checksum, SUM_BYTES, push_sums};
+use crate::wire::{Checksum, SUM_BYTES, push_sums, sums};
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,6 +41,15 @@ struct Piece<'a> {
     acked: Acked,
     wanted: ServerSet,
     done: bool,
+}
+
+impl Piece<'_> {
+    /// Whether its pages still have the checksums that were sent with them, which are among these.
+    fn is_as_it_was_sent(&self, all_sums: &[u8]) -> bool {
+        let pages = self.pages.chunks_exact(PAGE_BYTES);
+        let sent = &all_sums[self.sums_at..][..pages.len() * SUM_BYTES];
+        sums(sent).eq(pages.map(Checksum::of))
+    }
 }
 
 impl Writer {
@@ -154,7 +164,7 @@ impl Writer {
         ids: &[(usize, u32)],
         pieces: &mut [Piece<'_>],
     ) -> Result<(), LinkError> {
-        let mut refused = None;
+        let (mut refused, mut is_damaged) = (None, false);
         for (index, id) in ids {
             let link = self.links.existing(server).ok_or_else(unexpected)?;
             match wait(&mut link.connection, *id) {
@@ -166,16 +176,25 @@ impl Writer {
                 Err(LinkError::Failed(Failure::Full { .. })) => {
                     refused.get_or_insert(*index);
                 }
+                // Damaged on the way: it is sent again, by another one if it happens again and again.
+                Err(LinkError::Failed(Failure::BadSum { .. }))
+                    if pieces[*index].is_as_it_was_sent(&self.sums) =>
+                {
+                    is_damaged = true;
+                }
                 Err(error) if is_stale(&error) => {
                     self.links.forget_lease(server, pieces[*index].at.region);
                 }
                 Err(error) => return Err(error),
             }
         }
-        match refused {
-            Some(first) => self.refuse(server, first, pieces),
-            None => Ok(()),
+        if let Some(first) = refused {
+            self.refuse(server, first, pieces)?;
         }
+        if is_damaged {
+            return Err(LinkError::Broken(io::Error::other("pages are damaged on the way")));
+        }
+        Ok(())
     }
 
     /// A server was full for this piece, so it is for all that it has not taken.
@@ -230,7 +249,7 @@ impl Writer {
             }
             LinkError::Failed(Failure::BadSum { page }) => Err(StoreError::Refused {
                 server: self.shared.peer(server).endpoint.label.clone(),
-                why: format!("page {page} was changed while it was written, or damaged on the way"),
+                why: format!("page {page} was changed while it was written"),
             }),
             LinkError::Failed(_) => {
                 Err(StoreError::BadRequest("a server does not understand this client"))
