@@ -1,5 +1,8 @@
 //! Who may do what: certificates, regions of others, replays, limits, and bytes that make no sense.
 
+mod behind;
+
+use behind::behind;
 use pagetax_core::access::Rng;
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_remote::client::cluster::{Cluster, Options};
@@ -8,12 +11,10 @@ use pagetax_remote::secret::{self, Claim};
 use pagetax_remote::server::listen::{self, Server, StartError};
 use pagetax_remote::server::pool::{Limits, Pool};
 use pagetax_remote::server::region::Owner;
-use pagetax_remote::server::session::Session;
 use pagetax_remote::store::{PageStore, PutRun, StoreError};
 use pagetax_remote::tls::{ClientTls, Files, server_config};
 use pagetax_remote::wire::header::{HEADER_BYTES, Header, Op};
-use pagetax_remote::wire::hello::{HELLO_BYTES, Hello, Location};
-use pagetax_remote::wire::inbox::Inbox;
+use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
 use pagetax_remote::wire::reply::{Failure, Reply};
 use pagetax_remote::wire::request::{Lease, Request};
 use pagetax_remote::wire::{Checksum, push_sums};
@@ -24,10 +25,10 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 fn loopback() -> SocketAddr {
@@ -418,45 +419,6 @@ fn alike_to_xxh3() -> (Vec<u8>, Vec<u8>) {
     (page, forged)
 }
 
-/// A server whose requests and replies are changed on their way. It serves until its clients have gone.
-fn behind(
-    ask: impl Fn(&mut [u8]) + Send + Sync + 'static,
-    reply: impl Fn(&mut [u8]) + Send + Sync + 'static,
-) -> SocketAddr {
-    let listener = TcpListener::bind(loopback()).unwrap();
-    let address = listener.local_addr().unwrap();
-    let epoch = u64::from(address.port());
-    let pool = Arc::new(Pool::new(Limits::default(), epoch));
-    let serve = move |mut socket: TcpStream| -> std::io::Result<()> {
-        let (mut hello, nonce) = ([0; HELLO_BYTES], [0; 16]);
-        socket.read_exact(&mut hello)?;
-        let ours = Hello::server(epoch, nonce, Location::default());
-        socket.write_all(&ours.encode())?;
-        let owner = Owner { address: "rogue".into(), pid: 1, name: "rogue".into() };
-        let mut session = Session::new(pool.clone(), nonce, owner);
-        let mut inbox = Inbox::default();
-        while inbox.fill(&mut socket)? > 0 {
-            let mut replies = Vec::new();
-            while let Some(frame) = inbox.frame().map_err(std::io::Error::other)? {
-                let mut frame = frame.to_vec();
-                ask(&mut frame);
-                session.handle(&frame, 0, &mut replies).map_err(std::io::Error::other)?;
-            }
-            reply(&mut replies);
-            socket.write_all(&replies)?;
-        }
-        Ok(())
-    };
-    let serve = Arc::new(serve);
-    std::thread::spawn(move || {
-        while let Ok((socket, _)) = listener.accept() {
-            let serve = serve.clone();
-            std::thread::spawn(move || serve(socket));
-        }
-    });
-    address
-}
-
 /// A server that gives out other bytes than it took, with a checksum that fits them.
 fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
     let forge = move |replies: &mut [u8]| {
@@ -465,36 +427,6 @@ fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
         }
     };
     behind(|_| {}, forge)
-}
-
-/// Damages the last page of a put.
-fn damage(frame: &mut [u8]) {
-    let last = frame.len() - 1;
-    if frame[0] == Op::Put as u8 {
-        frame[last] ^= 1;
-    }
-}
-
-#[test]
-fn a_page_that_is_damaged_on_its_way_is_sent_again() {
-    let is_first = AtomicBool::new(true);
-    let damage_first = move |frame: &mut [u8]| {
-        if frame[0] == Op::Put as u8 && is_first.swap(false, Ordering::Relaxed) {
-            damage(frame);
-        }
-    };
-    let server = behind(damage_first, |_| {});
-    round_trip(&Cluster::connect(Options::new(vec![server.to_string()])).unwrap());
-}
-
-#[test]
-fn a_server_on_whose_way_all_pages_are_damaged_is_left() {
-    let honest = start(listen::Options::default());
-    let servers = [behind(damage, |_| {}), honest.address()];
-    let store = Cluster::connect(Options::new(servers.map(|at| at.to_string()).into())).unwrap();
-    // A region each, as their first pages are placed one by one.
-    (0..8).for_each(|_| round_trip(&store));
-    assert!(store.tally().servers_down_total.load(Ordering::Relaxed) > 0, "it was never asked");
 }
 
 #[test]

@@ -531,12 +531,8 @@ impl Shared {
                 let strikes_max = if are_spare { STRIKES_MAX } else { STRIKES_MAX_OF_FEW };
                 let time = deed.and_then(|deed| peer.strike(deed, strikes_max));
                 let Some(time) = time else { return takes_links };
-                self.replicator_mut().server_shunned(server);
-                let label = &peer.endpoint.label;
-                self.say(&format!(
-                    "{label} answers, but requests to it fail: it is not used for {} s",
-                    time.as_secs()
-                ));
+                self.leave(server, "answers, but requests to it fail", time);
+                return takes_links;
             }
             Probe::Restarted => self.gone(server),
             Probe::Dead => self.replicator_mut().server_down(server),
@@ -544,6 +540,28 @@ impl Shared {
         self.tally.servers_down_total.fetch_add(1, Ordering::Relaxed);
         self.notify();
         takes_links
+    }
+
+    /// A server answers so slowly that all others were done long before. It is left for a while, unless pages would
+    /// have fewer copies without it; whether it is.
+    pub fn is_left_as_slow(&self, server: ServerId) -> bool {
+        let peer = self.peer(server);
+        let _one = locked(&peer.verdict);
+        let up = self.replicator().up();
+        if !up.has(server) || up.len() <= self.options.copies {
+            return false;
+        }
+        let time = peer.strike(Deed::Write, 1);
+        time.inspect(|time| self.leave(server, "answers far more slowly than others", *time))
+            .is_some()
+    }
+
+    fn leave(&self, server: ServerId, why: &str, time: Duration) {
+        self.replicator_mut().server_shunned(server);
+        let label = &self.peer(server).endpoint.label;
+        self.say(&format!("{label} {why}: it is not used for {} s", time.as_secs()));
+        self.tally.servers_down_total.fetch_add(1, Ordering::Relaxed);
+        self.notify();
     }
 
     fn probe(&self, peer: &Peer) -> Probe {

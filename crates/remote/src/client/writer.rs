@@ -13,13 +13,17 @@ use crate::store::{PageWriter, PutRun, RegionId, StoreError, check_discard, chec
 use crate::wire::reply::Failure;
 use crate::wire::request::Request;
 use crate::wire::{Checksum, SUM_BYTES, push_sums, sums};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Requests on their way to a server before their replies are read: these must fit the buffers of
 /// its socket.
 const WINDOW: usize = 256;
+
+/// How long the replies of one server are taken before another's turn.
+const TURN: Duration = Duration::from_millis(20);
 
 /// One thread's writer.
 #[derive(Debug)]
@@ -112,17 +116,40 @@ impl Writer {
     /// Sends all servers what they are to get, then takes their replies.
     fn send(&mut self, region: RegionId, pieces: &mut [Piece<'_>]) -> Result<(), StoreError> {
         let servers = wanted(pieces);
-        let mut on_the_way = [const { Vec::new() }; SERVERS_MAX];
+        let mut on_the_way = [const { VecDeque::new() }; SERVERS_MAX];
         for server in servers.iter() {
             match self.post(server, region, pieces) {
                 Ok(ids) => on_the_way[server as usize] = ids,
                 Err(error) => self.failed(server, &error, pieces)?,
             }
         }
-        for server in servers.iter() {
-            let ids = std::mem::take(&mut on_the_way[server as usize]);
-            if let Err(error) = self.collect(server, &ids, pieces) {
-                self.failed(server, &error, pieces)?;
+        self.collect_all(servers, &mut on_the_way, pieces)
+    }
+
+    /// Takes the replies of all servers, some of each in turn, so that it shows when only one is still busy. If that
+    /// takes long, and another can take its place, it is left.
+    fn collect_all(
+        &mut self,
+        all: ServerSet,
+        on_the_way: &mut [VecDeque<(usize, u32)>],
+        pieces: &mut [Piece<'_>],
+    ) -> Result<(), StoreError> {
+        let (mut busy, mut last_done) = (all, Instant::now());
+        while !busy.is_empty() {
+            for server in busy.iter() {
+                let is_last = all.len() > 1 && busy.len() == 1;
+                let is_late = is_last && last_done.elapsed() > self.shared.options.answer_within;
+                if is_late && self.shared.is_left_as_slow(server) {
+                    self.links.close(server);
+                    return Ok(());
+                }
+                match self.collect(server, &mut on_the_way[server as usize], pieces) {
+                    Ok(false) => continue,
+                    Ok(true) => {}
+                    Err(error) => self.failed(server, &error, pieces)?,
+                }
+                busy.remove(server);
+                last_done = Instant::now();
             }
         }
         Ok(())
@@ -133,7 +160,7 @@ impl Writer {
         server: ServerId,
         region: RegionId,
         pieces: &mut [Piece<'_>],
-    ) -> Result<Vec<(usize, u32)>, LinkError> {
+    ) -> Result<VecDeque<(usize, u32)>, LinkError> {
         let (connection, on) = self.links.leased(server, region)?;
         {
             let replicator = self.shared.replicator();
@@ -158,32 +185,35 @@ impl Writer {
         Ok(due.zip(0..).map(|((index, _), nth)| (index, first.wrapping_add(nth))).collect())
     }
 
+    /// Takes replies of a server for one turn; whether these are all.
     fn collect(
         &mut self,
         server: ServerId,
-        ids: &[(usize, u32)],
+        ids: &mut VecDeque<(usize, u32)>,
         pieces: &mut [Piece<'_>],
-    ) -> Result<(), LinkError> {
-        let (mut refused, mut is_damaged) = (None, false);
-        for (index, id) in ids {
+    ) -> Result<bool, LinkError> {
+        let (begun, mut refused, mut is_damaged) = (Instant::now(), None, false);
+        while begun.elapsed() < TURN
+            && let Some((index, id)) = ids.pop_front()
+        {
             let link = self.links.existing(server).ok_or_else(unexpected)?;
-            match wait(&mut link.connection, *id) {
+            match wait(&mut link.connection, id) {
                 Ok(_) => {
-                    pieces[*index].acked.insert(server);
+                    pieces[index].acked.insert(server);
                     self.shared.peer(server).did(Deed::Write);
                 }
                 // The replies to the others are still to be read.
                 Err(LinkError::Failed(Failure::Full { .. })) => {
-                    refused.get_or_insert(*index);
+                    refused.get_or_insert(index);
                 }
                 // Damaged on the way: it is sent again, by another one if it happens again and again.
                 Err(LinkError::Failed(Failure::BadSum { .. }))
-                    if pieces[*index].is_as_it_was_sent(&self.sums) =>
+                    if pieces[index].is_as_it_was_sent(&self.sums) =>
                 {
                     is_damaged = true;
                 }
                 Err(error) if is_stale(&error) => {
-                    self.links.forget_lease(server, pieces[*index].at.region);
+                    self.links.forget_lease(server, pieces[index].at.region);
                 }
                 Err(error) => return Err(error),
             }
@@ -194,7 +224,7 @@ impl Writer {
         if is_damaged {
             return Err(LinkError::Broken(io::Error::other("pages are damaged on the way")));
         }
-        Ok(())
+        Ok(ids.is_empty())
     }
 
     /// A server was full for this piece, so it is for all that it has not taken.
