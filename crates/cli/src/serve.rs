@@ -81,6 +81,10 @@ pub struct Args {
     /// Keep the pages of a client that went away without a word for so long
     #[arg(long, value_name = "TIME", default_value = "60s")]
     linger: Nanos,
+    /// Keep the pages of a client that fell silent for so long: its machine is suspended, or cannot be reached.
+    /// Not less than --linger
+    #[arg(long, value_name = "TIME", default_value = "10min")]
+    linger_silent: Nanos,
     /// What fails as a whole with this server (a rack, a room): clients put the replicas of a page into different
     /// ones, where there are enough. The machine, unless given
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -121,6 +125,7 @@ fn serve(args: &Args) -> Result<()> {
             client_regions_max: args.client_regions_max,
             client_connections_max: args.client_connections_max,
             linger: args.linger,
+            linger_silent: args.linger_silent,
         },
         tls: tls.context("cannot use TLS")?,
         insecure: args.insecure,

@@ -688,3 +688,48 @@ fn a_region_that_was_removed_takes_nothing_and_a_used_one_is_not_reaped() {
     assert_eq!(put(77), Err(Failure::NoRegion));
     assert_eq!(pool.pages_held(), 0);
 }
+
+fn eventually(what: &str, patience: Duration, is_so: impl Fn() -> bool) {
+    let until = Instant::now() + patience;
+    while !is_so() {
+        assert!(Instant::now() < until, "{what} not after {patience:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// To its server, a client whose machine is suspended is one that says no more, also in the middle of a request, and
+/// closes nothing.
+#[test]
+fn pages_of_a_client_that_falls_silent_are_kept_for_longer() {
+    let linger = Nanos(100_000_000);
+    let server = start(listen::Options {
+        limits: Limits { linger, ..Limits::default() },
+        ..Default::default()
+    });
+    let (token, pages) = ([5; 32], vec![9; 64 * PAGE_BYTES]);
+    let mut sums = Vec::new();
+    push_sums(&mut sums, pages.chunks(PAGE_BYTES).map(Checksum::of));
+    let create = Request::Create { pages: 64, overcommit: true, token: &token };
+    let [mut silent, mut killed] = [Raw::connect(&server), Raw::connect(&server)];
+    let on = silent.call(&create).unwrap().unwrap();
+    silent.call(&put(on, &sums, &pages)).unwrap();
+    killed.call(&create).unwrap();
+    drop(killed);
+    let mut half = Vec::new();
+    put(on, &sums, &pages).encode_head(8, &mut half);
+    silent.stream.write_all(&half).unwrap();
+    let tally = &server.pool().tally;
+    eventually("the silent connection ends", Duration::from_secs(30), || {
+        tally.connections.load(Ordering::Relaxed) == 0
+    });
+    eventually("the killed client's region goes", Duration::from_secs(5), || {
+        server.pool().region_count() == 1
+    });
+    // Reapers look once a second.
+    std::thread::sleep(Duration::from_millis(2500));
+    let mut back = Raw::connect(&server);
+    let proof = back.proof(on.region, &token, true);
+    let on = back.call(&Request::Attach { region: on.region, fence: true, proof: &proof });
+    let on = on.expect("its region is there").unwrap();
+    back.call(&Request::Get { on, first: 0, count: 64, with_sums: false }).unwrap();
+}

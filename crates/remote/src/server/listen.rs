@@ -9,7 +9,7 @@ use super::client::Client;
 use super::metrics::{Latencies, Metrics};
 use super::pool::{Limits, Pool};
 use super::region::Owner;
-use super::session::Session;
+use super::session::{Ended, Session};
 use super::{admin, http};
 use crate::page::PAGE_BYTES;
 use crate::placement::{Keep, Placement};
@@ -344,8 +344,11 @@ impl Shared {
         let local = is_local(stream.socket())?;
         let client = place.client.clone();
         let mut session = Session::of_client(self.pool.clone(), nonce, owner, client);
-        let _ended = self.serve(&mut stream, &mut session, local.then(Follow::new));
-        session.close(self.now_ns());
+        let ended = match self.serve(&mut stream, &mut session, local.then(Follow::new)) {
+            Err(error) if is_silence(&error) => Ended::Silent,
+            _ => Ended::Closed,
+        };
+        session.close(self.now_ns(), ended);
         Ok(())
     }
 
@@ -427,6 +430,17 @@ impl Shared {
             }
         }
     }
+}
+
+/// Whether a connection ended because nothing is heard of the client: it does not acknowledge what is sent, or
+/// cannot be reached. The kernel of a machine whose client has ended says so.
+fn is_silence(error: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut, WouldBlock};
+    // WouldBlock: a time-out of ours, on a socket that blocks.
+    matches!(
+        error.kind(),
+        TimedOut | WouldBlock | HostUnreachable | NetworkUnreachable | NetworkDown
+    )
 }
 
 /// What came of a read.

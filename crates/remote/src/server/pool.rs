@@ -44,6 +44,8 @@ pub struct Limits {
     pub client_connections_max: u32,
     /// How long a region is kept when no connection uses it.
     pub linger: Nanos,
+    /// The same where the last connection ended because its client was silent. Not less than `linger`.
+    pub linger_silent: Nanos,
 }
 
 impl Default for Limits {
@@ -56,6 +58,7 @@ impl Default for Limits {
             client_regions_max: 1024,
             client_connections_max: 512,
             linger: Nanos(60_000_000_000),
+            linger_silent: Nanos(600_000_000_000),
         }
     }
 }
@@ -274,9 +277,15 @@ impl Pool {
     /// Removes regions that nobody has used for the linger time, or briefly where that was to be expected;
     /// how many.
     pub fn reap(&self, now_ns: u64) -> usize {
-        let linger_ns = |region: &Region| match region.ends_with_client.load(Ordering::Relaxed) {
-            true => self.limits.linger.0.min(END_LINGER_NS),
-            false => self.limits.linger.0,
+        let (linger_ns, silent_ns) = (self.limits.linger.0, self.limits.linger_silent.0);
+        let linger_ns = |region: &Region| {
+            if region.ends_with_client.load(Ordering::Relaxed) {
+                linger_ns.min(END_LINGER_NS)
+            } else if region.is_client_silent.load(Ordering::Relaxed) {
+                linger_ns.max(silent_ns)
+            } else {
+                linger_ns
+            }
         };
         let is_idle = |region: &Region| {
             let since = region.idle_since_ns.load(Ordering::Relaxed);

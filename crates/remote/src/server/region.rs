@@ -48,6 +48,8 @@ pub struct Region {
     pub attached: AtomicU32,
     /// Its client said that it is about to end, and will not come back to it.
     pub ends_with_client: AtomicBool,
+    /// The last connection went without a word: the client may be back later, and go on.
+    pub is_client_silent: AtomicBool,
     /// When the last connection went, on the server's clock.
     pub idle_since_ns: AtomicU64,
     /// Pages taken in since it was made.
@@ -112,6 +114,7 @@ impl Region {
             token,
             attached: AtomicU32::new(1),
             ends_with_client: AtomicBool::new(false),
+            is_client_silent: AtomicBool::new(false),
             idle_since_ns: AtomicU64::new(0),
             pages_in_total: AtomicU64::new(0),
             pages_out_total: AtomicU64::new(0),

@@ -18,6 +18,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Clients in a report, so that it fits its frame.
 const REPORT_CLIENTS_MAX: usize = 150;
 
+/// How a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The client closed it, or its process ended; also by what is no request.
+    Closed,
+    /// Nothing was heard of the client any more: its machine is suspended, or cannot be reached.
+    Silent,
+}
+
 /// A connection, as the server's logic sees it.
 #[derive(Debug)]
 pub struct Session {
@@ -66,8 +75,11 @@ impl Session {
     }
 
     /// Leaves its regions to other connections, or to be reaped.
-    pub fn close(&mut self, now_ns: u64) {
-        std::mem::take(&mut self.attached).values().for_each(|region| detach(region, now_ns));
+    pub fn close(&mut self, now_ns: u64, ended: Ended) {
+        for region in std::mem::take(&mut self.attached).values() {
+            region.is_client_silent.store(ended == Ended::Silent, Ordering::Relaxed);
+            detach(region, now_ns);
+        }
     }
 
     fn count_refusal(&self, failure: Failure) {

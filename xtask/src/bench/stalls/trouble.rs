@@ -70,7 +70,11 @@ pub fn run(pagetax: &str, kind: Trouble, seed: u64) -> Result<Value> {
     let store = Arc::new(Cluster::connect(options)?);
     let mut program = Program::fill(&store, seed)?;
     let before = Duration::from_millis(500);
-    let during = Duration::from_millis(200 + rng.below(800));
+    let mut during = Duration::from_millis(200 + rng.below(800));
+    if kind == Trouble::Gray {
+        // Others are noticed at once.
+        during *= 4;
+    }
     let longest = scene.play(kind, [before, during], &store, &mut program)?;
     let passes = check(&store, &mut program)?;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
