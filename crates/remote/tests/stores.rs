@@ -79,6 +79,27 @@ fn three_servers_with_two_copies_keep_their_word() {
 }
 
 #[test]
+fn two_names_of_one_server_hold_one_copy() {
+    let options = listen::Options { insecure: true, ..listen::Options::default() };
+    let server = Server::start((Ipv4Addr::UNSPECIFIED, 0).into(), options).unwrap();
+    let port = server.address().port();
+    let names = [1, 2].map(|last| format!("127.0.0.{last}:{port}"));
+    let connect = |copies| Cluster::connect(Options { copies, ..Options::new(names.to_vec()) });
+    let refused = connect(2).unwrap_err().to_string();
+    assert!(refused.contains("the same memory server as 127.0.0.1"), "{refused}");
+    assert_eq!(connect(1).unwrap().servers_up(), 1);
+    // With another server, it is one of two.
+    let other = start_server(8 << 20);
+    let servers = [names[0].clone(), names[1].clone(), other.address().to_string()];
+    let store = Cluster::connect(Options { copies: 2, ..Options::new(servers.to_vec()) }).unwrap();
+    let region = store.create_region(64, false).unwrap();
+    let (bytes, sums) = suite::pages(0..64);
+    let run = PutRun { first: 0, pages: &bytes, sums: &sums };
+    store.writer().unwrap().put(region, &[run]).unwrap();
+    assert_eq!([&server, &other].map(|server| server.pool().pages_held()), [64, 64]);
+}
+
+#[test]
 fn redis_keeps_its_word() {
     let Some(redis) = RedisServer::start(&["--maxmemory-policy", "noeviction"]) else { return };
     let url = redis.url();
