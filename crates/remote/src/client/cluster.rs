@@ -702,3 +702,30 @@ impl Shared {
         Links::new(self.clone(), self.options.hedge_after, true)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::listen::{self, Server};
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn another_server_of_the_same_name_is_not_taken_for_the_one_that_was_met() {
+        let start =
+            |_| Server::start((Ipv4Addr::LOCALHOST, 0).into(), listen::Options::default()).unwrap();
+        let [met, other] = [0, 1].map(start);
+        let shared = Arc::new(Shared::new(Options::new(Vec::new())));
+        shared.replicator_mut().add_server().unwrap();
+        let name = Endpoint::of(&[met.address(), other.address()]);
+        shared.peers.write().unwrap().push(Arc::new(Peer::new(name)));
+        let mut watch = Watch::new(shared.clone()).unwrap();
+        watch.first_look().unwrap();
+        assert_eq!(shared.standing(0), Standing::Up);
+        drop(met);
+        shared.failed(0, None);
+        // Gone would mean that its pages are lost, though it may come back with them.
+        assert_eq!(shared.standing(0), Standing::Down);
+        watch.look();
+        assert_eq!(shared.standing(0), Standing::Down);
+    }
+}

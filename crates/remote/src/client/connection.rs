@@ -64,6 +64,13 @@ impl Endpoint {
         self.addresses.iter().any(|address| other.addresses.contains(address))
     }
 
+    /// A name that has several addresses.
+    #[cfg(test)]
+    pub fn of(addresses: &[SocketAddr]) -> Endpoint {
+        let (label, host) = ("name:1".into(), "name".into());
+        Endpoint { label, host, addresses: addresses.to_vec(), tls: None }
+    }
+
     /// Connects and says hello, in at most about this time for each address.
     ///
     /// # Errors
