@@ -184,10 +184,11 @@ impl Evictor {
                 continue;
             }
             let (free, marks) = (self.shared.free(), self.shared.marks);
-            let wanted = if self.shared.emptying.load(Relaxed) { marks.limit } else { marks.high };
+            let is_emptying = self.shared.emptying.load(Relaxed);
+            let wanted = if is_emptying { marks.limit } else { marks.high };
             busy = free < marks.low || free < wanted && (busy || wanted > marks.high);
             if !busy {
-                self.shared.emptying.store(false, Relaxed);
+                self.end_emptying(is_emptying);
                 drop(evicting);
                 self.shared.nap(seen);
             } else if self.make_room(wanted) {
@@ -196,16 +197,25 @@ impl Evictor {
                 // What is left is locked or pinned, and nobody waits for its room.
                 busy = false;
                 self.shared.allow_overflow(false);
-                self.shared.emptying.store(false, Relaxed);
+                self.end_emptying(is_emptying);
                 drop(evicting);
                 self.shared.nap(seen);
-            } else if !self.shared.emptying.swap(false, Relaxed) {
+            } else if is_emptying {
+                self.end_emptying(is_emptying);
+            } else {
                 if !self.shared.allow_overflow(true) && self.said_over.is_due() {
                     self.shared.log("no page can be evicted: going over the resident limit");
                 }
                 drop(evicting);
                 std::thread::sleep(BACK_OFF);
             }
+        }
+    }
+
+    /// Answers a request to evict all pages that this round has seen. A request that came since is for the next round.
+    fn end_emptying(&self, is_emptying: bool) {
+        if is_emptying {
+            self.shared.emptying.store(false, Relaxed);
         }
     }
 

@@ -297,12 +297,16 @@ impl RemoteRegion {
     /// Sends all pages to the store, as far as they can go, so that each is fetched when it is next
     /// touched; waits for it as long as there is progress.
     pub fn evict_all(&self) {
+        // The thread of the last fault goes on before the handler has noted which pages came; the evictor does not
+        // see them until then.
+        drop(self.shared.serving.lock());
         let mut left = usize::MAX;
         while self.shared.used() < left {
             left = self.shared.used();
             self.shared.emptying.store(true, Relaxed);
             self.shared.work.notify();
-            while self.shared.emptying.load(Relaxed) && self.shared.used() > 0 {
+            // Not only until no page is left: the evictor would go on with pages that are touched next.
+            while self.shared.emptying.load(Relaxed) {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }

@@ -1,4 +1,4 @@
-//! The pager where the kernel finds no memory for a while.
+//! The pager where the kernel finds no memory for a while, and where all pages are evicted.
 
 use super::*;
 use crate::page::PageRun;
@@ -106,4 +106,46 @@ fn a_page_that_cannot_be_put_back_stays_staged() {
     is_full.store(false, Relaxed);
     number_all(&mut region, 2);
     number_all(&mut region, 3);
+}
+
+/// If evict_all returned before the evictor had seen that no page is left, the next page would leave too.
+#[test]
+fn pages_that_come_after_all_have_left_stay() {
+    let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
+    let Some(region) = map(store, Options::resident(MIB)) else { return };
+    let page = &region.as_slice()[5 * PAGE_BYTES];
+    let evicting = region.shared.evicting.lock();
+    std::thread::scope(|scope| {
+        let (done, is_done) = std::sync::mpsc::channel();
+        let region = &region;
+        scope.spawn(move || {
+            region.evict_all();
+            std::hint::black_box(*page);
+            // Nobody waits for it any more where the evictor was waited for.
+            let _ = done.send(());
+        });
+        // The evictor waits for the lock. An evict_all that does not wait for the evictor returns here.
+        let _ = is_done.recv_timeout(Duration::from_millis(200));
+        drop(evicting);
+    });
+    while region.shared.emptying.load(Relaxed) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(region.counts().evicted_count, 0);
+}
+
+/// No request is lost, also if the evictor is about to sleep, and no page that the handler has not noted yet.
+#[test]
+fn all_pages_leave_whatever_the_evictor_was_doing() {
+    let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
+    let Some(mut region) = map(store, Options::resident(MIB)) else { return };
+    for round in 1..=500u32 {
+        let pages = region.as_mut_slice().chunks_exact_mut(PAGE_BYTES);
+        // Each round ends at another point of the evictor's work.
+        pages
+            .take(200 + round as usize)
+            .for_each(|page| page[..4].copy_from_slice(&round.to_le_bytes()));
+        region.evict_all();
+        assert_eq!(region.shared.used(), 0, "round {round}: {:?}", region.counts());
+    }
 }
