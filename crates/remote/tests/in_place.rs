@@ -2,6 +2,8 @@
 //! as actions for signals are a process's.
 #![allow(unsafe_code)]
 
+mod turns;
+
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::{PAGE_BYTES, PageSum};
@@ -16,6 +18,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
+use turns::turns;
 
 const MIB: u64 = 1 << 20;
 const PAGES: usize = 1024;
@@ -369,11 +372,18 @@ extern "C" fn alarm(_: i32) {
     }
 }
 
-fn alarm_every(time: Duration) {
-    let every = libc::timeval { tv_sec: 0, tv_usec: time.as_micros() as i64 };
-    let timer = libc::itimerval { it_interval: every, it_value: every };
-    // SAFETY: reads the timer.
-    assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut()) }, 0);
+/// Sends SIGALRM to a thread until it is done, and again only after it has taken the last one and made a step since:
+/// on a slow CPU, a timer would keep the thread in the handler for good.
+fn send_alarms(to: libc::pthread_t, steps: &AtomicU64, is_done: &AtomicBool) {
+    while !is_done.load(Relaxed) {
+        let before = (ALARMS.load(Relaxed), steps.load(Relaxed));
+        // SAFETY: the thread waits for this one before it ends.
+        assert_eq!(unsafe { libc::pthread_kill(to, libc::SIGALRM) }, 0);
+        let has_gone_on = || ALARMS.load(Relaxed) > before.0 && steps.load(Relaxed) > before.1;
+        while !has_gone_on() && !is_done.load(Relaxed) {
+            std::thread::sleep(Duration::from_micros(10));
+        }
+    }
 }
 
 fn signals_come_between_faults() {
@@ -385,17 +395,27 @@ fn signals_come_between_faults() {
         }
         MEMORY.store(region.as_ptr(), Relaxed);
         set_action(libc::SIGALRM, alarm as *const () as usize, libc::SA_RESTART);
-        alarm_every(Duration::from_micros(100));
-        let (mut rounds, mut rng) = ([0u64; PAGES], Rng::new(1));
-        for _ in 0..100_000 {
-            let page = rng.below(PAGES as u64) as usize;
-            // SAFETY: as in the handler.
-            let at = unsafe { AtomicU64::from_ptr(region.as_ptr().add(page * PAGE_BYTES).cast()) };
-            assert_eq!(at.load(Relaxed), word(page, rounds[page]));
-            rounds[page] += 1;
-            at.store(word(page, rounds[page]), Relaxed);
-        }
-        alarm_every(Duration::ZERO);
+        let (steps, is_done) = (AtomicU64::new(0), AtomicBool::new(false));
+        // SAFETY: asks for the calling thread.
+        let this_thread = unsafe { libc::pthread_self() };
+        std::thread::scope(|scope| {
+            scope.spawn(|| send_alarms(this_thread, &steps, &is_done));
+            let (mut rounds, mut rng) = ([0u64; PAGES], Rng::new(1));
+            let wrong = (0..turns(100_000)).find_map(|_| {
+                let page = rng.below(PAGES as u64) as usize;
+                let at = region.as_ptr().wrapping_add(page * PAGE_BYTES);
+                // SAFETY: as in the handler.
+                let at = unsafe { AtomicU64::from_ptr(at.cast()) };
+                let (found, wanted) = (at.load(Relaxed), word(page, rounds[page]));
+                rounds[page] += 1;
+                at.store(word(page, rounds[page]), Relaxed);
+                steps.fetch_add(1, Relaxed);
+                (found != wanted).then_some((found, wanted))
+            });
+            // A thread that panicked before would wait for the other one for good.
+            is_done.store(true, Relaxed);
+            assert_eq!(wrong, None);
+        });
         assert!(ALARMS.load(Relaxed) > 100, "{ALARMS:?}");
     });
     let Some(status) = ended else { return };
