@@ -112,6 +112,12 @@ impl Kind {
         self.results.iter().filter_map(|run| run[what].as_u64()).sum()
     }
 
+    /// How long a thread that needs no page waited for a CPU, at most, in each run.
+    fn oversleeps(&self) -> Vec<Duration> {
+        let times = self.results.iter().filter_map(|run| run["longest_oversleep_ns"].as_u64());
+        times.map(Duration::from_nanos).collect()
+    }
+
     /// The longest stalls of the runs, before the trouble or after its begin.
     fn stalls(&self, after: usize) -> Vec<Duration> {
         let stalls = self.results.iter().filter_map(|run| run["longest_stall_ns"][after].as_u64());
@@ -124,8 +130,15 @@ fn outcome(kinds: &[Kind]) -> Result<Outcome> {
     if calm.is_empty() {
         bail!("no run came to its end");
     }
-    let calm_row = ["none, for comparison", "", "", "", ""].map(String::from);
-    let calm_row = calm_row.into_iter().chain(cells(calm)).collect();
+    let comparison = |name: &str, values| {
+        let named = [name, "", "", "", ""].map(String::from);
+        named.into_iter().chain(cells(values)).collect()
+    };
+    let sleepers = kinds.iter().flat_map(Kind::oversleeps).collect();
+    let comparisons = [
+        comparison("none, for comparison", calm),
+        comparison("a thread that sleeps, for a CPU", sleepers),
+    ];
     let rows = kinds.iter().map(|kind| {
         let counts = [kind.sum("page_ins"), kind.lost, kind.sum("wrong_pages"), kind.failed];
         let named = [kind.name.into()].into_iter().chain(counts.map(|count| count.to_string()));
@@ -154,7 +167,7 @@ fn outcome(kinds: &[Kind]) -> Result<Outcome> {
             "p99",
             "max",
         ],
-        rows: [calm_row].into_iter().chain(rows).collect(),
+        rows: comparisons.into_iter().chain(rows).collect(),
         json: json!({
             "runs": runs, "page_ins": page_ins, "wrong_pages": wrong, "runs_with_lost_pages": lost,
             "failed_runs": failed, "region_bytes": program::REGION_BYTES,

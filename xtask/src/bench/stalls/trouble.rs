@@ -11,7 +11,7 @@ use pagetax_remote::page::{PAGE_BYTES, PageSum, RUN_PAGES_MAX};
 use pagetax_remote::store::{PageStore, PutRun, StoreError};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -75,13 +75,21 @@ pub fn run(pagetax: &str, kind: Trouble, seed: u64) -> Result<Value> {
         // Others are noticed at once.
         during *= 4;
     }
+    let is_over = Arc::new(AtomicBool::new(false));
+    let metronome = thread::spawn({
+        let is_over = is_over.clone();
+        move || longest_oversleep(&is_over)
+    });
     let longest = scene.play(kind, [before, during], &store, &mut program)?;
+    is_over.store(true, Ordering::Relaxed);
+    let oversleep = metronome.join().expect("it does not panic");
     let passes = check(&store, &mut program)?;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let tally = store.tally();
     Ok(json!({
         "kind": format!("{kind:?}"), "seed": seed,
         "longest_stall_ns": longest.map(|stall| stall.as_nanos() as u64),
+        "longest_oversleep_ns": oversleep.as_nanos() as u64,
         "page_ins": program.page_ins(),
         "wrong_pages": program.wrong_pages,
         "bad_copies": count(&tally.bad_copies_total),
@@ -90,6 +98,17 @@ pub fn run(pagetax: &str, kind: Trouble, seed: u64) -> Result<Value> {
         "times_down": count(&tally.servers_down_total),
         "passes": passes,
     }))
+}
+
+/// The longest that a thread which only sleeps waits for a CPU: what the machine adds to any wait.
+fn longest_oversleep(is_over: &AtomicBool) -> Duration {
+    let (nap, mut longest) = (Duration::from_millis(1), Duration::ZERO);
+    while !is_over.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        thread::sleep(nap);
+        longest = longest.max(begun.elapsed() - nap);
+    }
+    longest
 }
 
 /// Reads all pages until no bad copy is found. Returns how often.
