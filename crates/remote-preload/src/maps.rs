@@ -152,6 +152,7 @@ fn map_fixed(
     if !anonymous || !paged.is_paged(at as usize, bytes) {
         return paged.replace(at as usize, bytes, local);
     }
+    paged.claim(at as usize, bytes);
     if !paged.discard(at as usize, bytes) {
         return fail(libc::ENOMEM, MAP_FAILED);
     }
@@ -215,7 +216,9 @@ pub unsafe extern "C" fn mremap(
     place: *mut c_void,
 ) -> *mut c_void {
     let Some(paged) = paged_at(at.cast()) else {
-        return system!(SYS_mremap, at, before, bytes, flags, place) as *mut c_void;
+        let local = || system!(SYS_mremap, at, before, bytes, flags, place) as *mut c_void;
+        let over = paged_at(place.cast()).filter(|_| flags & libc::MREMAP_FIXED != 0);
+        return over.map_or_else(local, |paged| map_fixed(paged, place, bytes, 0, false, local));
     };
     let before = before.next_multiple_of(PAGE);
     if bytes == 0 || !(at as usize).is_multiple_of(PAGE) || !paged.contains_all(at as usize, before)
@@ -223,9 +226,7 @@ pub unsafe extern "C" fn mremap(
         return fail(libc::EINVAL, MAP_FAILED);
     }
     if flags & !libc::MREMAP_MAYMOVE != 0 {
-        static SAID: AtomicBool = AtomicBool::new(false);
-        say_once(&SAID, "paged memory cannot be moved to a fixed place; the program was told so");
-        return fail(libc::ENOMEM, MAP_FAILED);
+        return move_to(paged, at, before, bytes.next_multiple_of(PAGE), flags, place);
     }
     let bytes = bytes.next_multiple_of(PAGE);
     if bytes < before {
@@ -246,6 +247,42 @@ pub unsafe extern "C" fn mremap(
     unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), new, before) };
     paged.unmap(at as usize, before);
     new.cast()
+}
+
+/// A move to a place that the program chose, or one that leaves zeros behind.
+fn move_to(
+    paged: &Paged,
+    at: *mut c_void,
+    before: usize,
+    bytes: usize,
+    flags: c_int,
+    place: *mut c_void,
+) -> *mut c_void {
+    const KNOWN: c_int = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    let (fixed, stays) = (flags & libc::MREMAP_FIXED != 0, flags & libc::MREMAP_DONTUNMAP != 0);
+    let distance = (at as usize).abs_diff(place as usize);
+    if flags & !KNOWN != 0
+        || flags & libc::MREMAP_MAYMOVE == 0
+        || stays && before != bytes
+        || fixed && (!(place as usize).is_multiple_of(PAGE) || distance < before.max(bytes))
+    {
+        return fail(libc::EINVAL, MAP_FAILED);
+    }
+    let at_place = if fixed { libc::MAP_FIXED } else { 0 };
+    let (protection, kind) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | at_place);
+    // SAFETY: the program asks for what this takes the place of.
+    let new = unsafe { mmap_for(place, bytes, protection, kind, -1, 0, 0) };
+    if new == MAP_FAILED {
+        return new;
+    }
+    // SAFETY: both ranges are mapped, at least so long, and apart.
+    unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), before.min(bytes)) };
+    match stays {
+        true => _ = paged.discard(at as usize, before),
+        false => paged.unmap(at as usize, before),
+    }
+    new
 }
 
 /// madvise(2): dropping pages is the pager's business. Advice that would only help the kernel is of no use, and taken.

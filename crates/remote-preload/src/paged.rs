@@ -295,6 +295,12 @@ impl Paged {
         unsafe { libc::syscall(libc::SYS_mmap, at, bytes, libc::PROT_NONE, flags, -1, 0) };
     }
 
+    /// Keeps others from a range that the program uses at its own wish, also where it was free.
+    pub fn claim(&self, at: usize, bytes: usize) {
+        let Some(pages) = pages_of(bytes) else { return };
+        self.space().claim(self.page_of(at), pages);
+    }
+
     /// Has the program map something else over a range, by `map`. From then on it is not paged.
     pub fn replace(
         &self,
@@ -304,6 +310,7 @@ impl Paged {
     ) -> *mut libc::c_void {
         let Some(pages) = pages_of(bytes) else { return map() };
         let first = self.page_of(at);
+        self.claim(at, bytes);
         if !self.discard(at, bytes) {
             return crate::fail(libc::ENOMEM, libc::MAP_FAILED);
         }

@@ -111,6 +111,18 @@ impl Space {
         free
     }
 
+    /// Takes what is free of a range, as somebody has a place of their own in it.
+    pub fn claim(&mut self, first: usize, pages: usize) {
+        let end = first + pages;
+        while let Some((&at, &len)) = self.free.range(..end).next_back() {
+            let part = at.max(first)..(at + len).min(end);
+            if part.is_empty() {
+                break;
+            }
+            self.carve(part);
+        }
+    }
+
     /// Cuts a range at the border of the halves.
     fn at_border(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let parts = [range.start..range.end.min(self.half), range.start.max(self.half)..range.end];

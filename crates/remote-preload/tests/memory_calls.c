@@ -125,6 +125,48 @@ static void files_over_pages(void)
     }
 }
 
+static int is_filled(const char *at, char value)
+{
+    for (size_t i = 0; i < MIB; i++)
+        if (at[i] != value)
+            return 0;
+    return 1;
+}
+
+/* Moves to places that the program chose: inside its memory, into holes of it, and beyond. */
+static void moves(void)
+{
+    enum { READ_WRITE = PROT_READ | PROT_WRITE };
+    char *at = map(0, 4 * MIB, READ_WRITE, 0, -1);
+    char *beyond = map(0, MIB, READ_WRITE, MAP_STACK, -1);
+    for (int i = 0; i < 4; i++)
+        memset(at + i * MIB, i + 1, MIB);
+    /* The first takes the place of the third; then the fourth the hole of the first. */
+    printf("over: %d", mremap(at, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, at + 2 * MIB) == at + 2 * MIB);
+    printf(" %d\n", is_filled(at + 2 * MIB, 1));
+    printf("into a hole: %d", mremap(at + 3 * MIB, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, at) == at);
+    printf(" %d", is_filled(at, 4));
+    for (int i = 0; i < 64; i++)
+        memset(malloc(512 << 10), 9, 512 << 10);
+    for (int i = 0; i < 64; i++)
+        memset(map(0, 256 << 10, READ_WRITE, 0, -1), 9, 256 << 10);
+    printf(" %d\n", is_filled(at, 4));
+    printf("beyond: %d", mremap(at, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, beyond) == beyond);
+    printf(" %d", is_filled(beyond, 4));
+    printf(", and back: %d", mremap(beyond, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, at) == at);
+    printf(" %d\n", is_filled(at, 4));
+    char *copy = mremap(at + MIB, MIB, MIB, MREMAP_MAYMOVE | 4 /* DONTUNMAP */, 0);
+    printf("zeros left: %d %d\n", is_filled(copy, 2), is_filled(at + MIB, 0));
+    printf("overlapping: %d", mremap(at, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, at + 4096) == MAP_FAILED);
+    printf(" %d\n", errno);
+    printf("hole mapped again: %d", munmap(at, MIB));
+    printf(" %d", map(at, MIB, READ_WRITE, MAP_FIXED, -1) == at);
+    memset(at, 7, MIB);
+    for (int i = 0; i < 64; i++)
+        memset(map(0, 256 << 10, READ_WRITE, 0, -1), 9, 256 << 10);
+    printf(" %d\n", is_filled(at, 7));
+}
+
 /* More mappings than the kernel allows inside one region: the rest lies elsewhere. */
 static void many_mappings(void)
 {
@@ -169,6 +211,8 @@ int main(int count, char **arguments)
         reservations();
     if (strcmp(what, "files") == 0)
         files_over_pages();
+    if (strcmp(what, "moves") == 0)
+        moves();
     if (strcmp(what, "many") == 0)
         many_mappings();
     return 0;

@@ -24,7 +24,7 @@ both_ways! {
     signals_reach_those_who_wait_for_them,
     all_numbers_of_files_are_the_programs,
     locked_memory_that_was_freed_comes_back_as_zeros,
-    reserved_addresses_and_files_over_pages,
+    reserved_addresses_files_over_pages_and_moves,
     memory_that_may_not_be_written_to_leaves,
     what_asks_to_stay_local_does_and_it_is_said_once
 }
@@ -314,10 +314,10 @@ fn locked_memory_that_was_freed_comes_back_as_zeros() {
     assert!(plain.stdout == paged.stdout, "{paged:?}");
 }
 
-fn reserved_addresses_and_files_over_pages() {
+fn reserved_addresses_files_over_pages_and_moves() {
     let folder = tempfile::tempdir().unwrap();
     let program = build("memory_calls", folder.path());
-    for what in ["reservations", "files"] {
+    for what in ["reservations", "files", "moves"] {
         let Some((plain, paged)) = both(&program, &[what], 12, "") else { return };
         assert!(plain.stdout == paged.stdout, "{what}: {plain:?} {paged:?}");
     }

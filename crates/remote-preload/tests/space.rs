@@ -40,7 +40,18 @@ fn no_page_is_given_out_twice_and_all_come_back() {
         let (mut space, mut model) = (Space::new(PAGES), Model(vec![false; PAGES]));
         let mut blocks: Vec<(usize, usize)> = Vec::new();
         for _ in 0..400 {
-            match random.below(4) {
+            match random.below(5) {
+                4 => {
+                    let first = random.below(PAGES);
+                    let pages = 1 + random.below((PAGES - first).min(100));
+                    space.claim(first, pages);
+                    let free: Vec<usize> =
+                        (first..first + pages).filter(|page| !model.0[*page]).collect();
+                    for page in free {
+                        model.set(page, 1, true);
+                        blocks.push((page, 1));
+                    }
+                }
                 0 | 1 => {
                     let (pages, align) = (1 + random.below(300), 1 << random.below(6));
                     let taken = match random.below(2) {
