@@ -6,6 +6,7 @@
 
 mod image;
 
+use crate::skips::{self, Skip};
 use crate::{packages, shell};
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::{self, File};
@@ -22,6 +23,7 @@ const KERNELS: [(&str, &str); 3] = [("5.10", "bullseye"), ("6.1", "bookworm"), (
 const NEEDED: &[(&str, &str)] = &[
     ("/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
     ("/usr/bin/cpio", "cpio"),
+    ("/usr/bin/cc", "gcc"),
     ("/usr/bin/strip", "binutils"),
     ("/usr/bin/python3", "python3"),
     (KEYS, "debian-archive-keyring"),
@@ -76,41 +78,88 @@ impl Check {
     }
 }
 
-/// Boots each kernel; an error if any check fails.
+/// What came of a guest.
+struct Outcome {
+    version: &'static str,
+    checks: Vec<Check>,
+    /// Why it did not come to the end of its checks.
+    stopped: Option<String>,
+}
+
+impl Outcome {
+    fn has_passed(&self) -> bool {
+        let mut checks = self.checks.iter();
+        self.stopped.is_none() && !self.checks.is_empty() && checks.all(|c| c.code == Some(0))
+    }
+
+    fn skips(&self) -> impl Iterator<Item = Skip> {
+        let of_check = |check: &Check| {
+            let test = format!("{} on Linux {}", check.name, self.version);
+            let skip = |line: &String| Skip { test: test.clone(), reason: line.trim().into() };
+            check.skips().map(skip).collect::<Vec<_>>()
+        };
+        self.checks.iter().flat_map(of_check)
+    }
+}
+
+/// Boots each kernel; an error if any check fails, and on CI, if one was skipped.
 pub fn run(args: &Args) -> Result<()> {
-    let known = || KERNELS.map(|(version, _)| version).join(", ");
-    let chosen: Vec<(&str, &str)> = match args.versions.is_empty() {
-        true => KERNELS.into(),
-        false => {
-            let find = |version: &String| {
-                let found = KERNELS.into_iter().find(|(known, _)| known == version);
-                found.ok_or_else(|| anyhow!("no kernel {version}; there are {}", known()))
-            };
-            args.versions.iter().map(find).collect::<Result<_>>()?
-        }
-    };
+    let begun = Instant::now();
+    let chosen = chosen(&args.versions)?;
     packages::provide_files(NEEDED.iter())?;
+    if let Some((file, package)) = NEEDED.iter().find(|(file, _)| !Path::new(file).exists()) {
+        let reason = format!("{file} is not here (package {package})");
+        return skips::report(&[Skip { test: "kernels".into(), reason }]);
+    }
     fs::create_dir_all(FOLDER)?;
-    let kernels = chosen.iter().map(|(version, release)| fetch(version, release));
-    let kernels = kernels.collect::<Result<Vec<_>>>()?;
+    let (mut kernels, mut skips) = (Vec::new(), Vec::new());
+    for (version, release) in chosen {
+        match fetch(version, release) {
+            Ok(kernel) => kernels.push((version, kernel)),
+            Err(error) => {
+                skips.push(Skip { test: format!("Linux {version}"), reason: format!("{error:#}") })
+            }
+        }
+    }
+    let outcomes = boot_all(&kernels, Duration::from_secs(args.limit))?;
+    table(&outcomes);
+    println!("{:.0} s in all", begun.elapsed().as_secs_f64());
+    skips.extend(outcomes.iter().flat_map(Outcome::skips));
+    if !outcomes.iter().all(Outcome::has_passed) {
+        bail!("not all checks passed; see above, and {FOLDER}/*.results");
+    }
+    skips::report(&skips)
+}
+
+fn chosen(versions: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
+    if versions.is_empty() {
+        return Ok(KERNELS.into());
+    }
+    let known = || KERNELS.map(|(version, _)| version).join(", ");
+    let find = |version: &String| {
+        let found = KERNELS.into_iter().find(|(known, _)| known == version);
+        found.ok_or_else(|| anyhow!("no kernel {version}; there are {}", known()))
+    };
+    versions.iter().map(find).collect()
+}
+
+/// Boots one guest after the other: each has as many CPUs as the smallest machine that runs this.
+fn boot_all(kernels: &[(&'static str, PathBuf)], limit: Duration) -> Result<Vec<Outcome>> {
+    if kernels.is_empty() {
+        return Ok(Vec::new());
+    }
     let image = image::make(Path::new(FOLDER))?;
-    let mut columns = Vec::new();
-    for ((version, _), kernel) in chosen.iter().zip(&kernels) {
+    let mut outcomes = Vec::new();
+    for (version, kernel) in kernels {
         println!("== Linux {version}");
         let begun = Instant::now();
-        let (checks, ended) = boot(version, kernel, &image, Duration::from_secs(args.limit))?;
-        tell(version, &checks, &ended);
+        let (checks, stopped) = boot(version, kernel, &image, limit)?;
+        let outcome = Outcome { version, checks, stopped };
+        tell(&outcome);
         println!("Linux {version}: {:.0} s", begun.elapsed().as_secs_f64());
-        columns.push((*version, checks, ended));
+        outcomes.push(outcome);
     }
-    table(&columns);
-    let failed = columns.iter().any(|(_, checks, ended)| {
-        ended.is_some() || checks.is_empty() || checks.iter().any(|check| check.code != Some(0))
-    });
-    if failed {
-        bail!("not all checks passed; see above, and {FOLDER}/*.console");
-    }
-    Ok(())
+    Ok(outcomes)
 }
 
 /// Finds a kernel, downloaded once: apt proves what it downloads by Debian's keys. Remove its directory for a
@@ -202,7 +251,10 @@ fn boot(
     qemu.args(["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
     qemu.args(["-serial", &format!("file:{console}"), "-serial", &format!("file:{results}")]);
     qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(image);
-    qemu.args(["-append", "console=ttyS0 quiet panic=-1 transparent_hugepage=madvise"]);
+    qemu.args([
+        "-append",
+        "console=ttyS0 quiet panic=-1 transparent_hugepage=madvise mitigations=off",
+    ]);
     let mut guest = Guest(qemu.stdin(Stdio::null()).spawn().context("cannot start QEMU")?);
     let until = Instant::now() + limit;
     let mut ended = None;
@@ -240,43 +292,36 @@ fn checks_of(text: &str) -> (Vec<Check>, bool) {
 }
 
 /// Prints what failed, with the end of what it printed.
-fn tell(version: &str, checks: &[Check], ended: &Option<String>) {
+fn tell(outcome: &Outcome) {
     const LINES: usize = 40;
-    for check in checks.iter().filter(|check| check.code != Some(0)) {
+    let version = outcome.version;
+    for check in outcome.checks.iter().filter(|check| check.code != Some(0)) {
         println!("-- Linux {version}, {}: {}", check.name, check.word());
         let from = check.output.len().saturating_sub(LINES);
         check.output[from..].iter().for_each(|line| println!("   {line}"));
     }
-    for check in checks {
-        check.skips().for_each(|line| println!("   {}: {}", check.name, line.trim()));
-    }
-    if let Some(why) = ended {
+    if let Some(why) = &outcome.stopped {
         println!("-- Linux {version}: {why}");
     }
 }
 
-fn table(columns: &[(&str, Vec<Check>, Option<String>)]) {
+fn table(outcomes: &[Outcome]) {
     let mut names: Vec<&str> = Vec::new();
-    for check in columns.iter().flat_map(|(_, checks, _)| checks) {
+    for check in outcomes.iter().flat_map(|outcome| &outcome.checks) {
         if !names.contains(&check.name.as_str()) {
             names.push(&check.name);
         }
     }
-    let row = |first: &str, cells: Vec<String>| {
-        let cells: String = cells.iter().map(|cell| format!(" | {cell:22}")).collect();
-        println!("{first:18}{cells}");
-    };
-    row("", columns.iter().map(|(version, ..)| format!("Linux {version}")).collect());
+    let row = |first: &str, cells: Vec<String>| println!("| {first} | {} |", cells.join(" | "));
+    row("Check", outcomes.iter().map(|outcome| format!("Linux {}", outcome.version)).collect());
+    row("---", outcomes.iter().map(|_| "---".into()).collect());
     for name in names {
-        let cell = |checks: &Vec<Check>| {
-            let found = checks.iter().find(|check| check.name == name);
+        let cell = |outcome: &Outcome| {
+            let found = outcome.checks.iter().find(|check| check.name == name);
             found.map_or("NOT REACHED".into(), Check::word)
         };
-        row(name, columns.iter().map(|(_, checks, _)| cell(checks)).collect());
+        row(name, outcomes.iter().map(cell).collect());
     }
-    let skips: usize =
-        columns.iter().flat_map(|(_, checks, _)| checks).map(|check| check.skips().count()).sum();
-    println!("{skips} skips");
 }
 
 #[cfg(test)]
