@@ -151,10 +151,9 @@ time.sleep(3)" 2>/tmp/verdict
             --skip cheapest:: --skip no_poison:: --skip in_place::copied_out:: $once $SHOW'
     [ -n "$HAS_MOVE" ] && check no-poison 120 '
         "$PAGER" no_poison::a_page_that no_poison::a_lost no_poison::both_sides no_poison::in_place::a_page_that $SHOW'
-    check preload 400 '
-        "$REAL" \
-            moved::a_child moved::forks_of moved::forks_at_once moved::each_way moved::all_numbers moved::locked_memory \
-            moved::reserved moved::memory_that moved::what_asks advice_is_followed many_mappings $SHOW'
+    check preload 240 '
+        "$REAL" moved::forks_of moved::each_way moved::locked_memory moved::reserved moved::memory_that moved::what_asks \
+            advice_is_followed $SHOW'
 }
 
 checks >/dev/ttyS1 2>&1
