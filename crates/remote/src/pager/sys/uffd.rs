@@ -551,6 +551,7 @@ fn open_call(flags: u32) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turns::turns;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
@@ -590,8 +591,8 @@ mod tests {
         let (mut from, to) = (Pages::reserve(COUNT).unwrap(), Pages::reserve(COUNT).unwrap());
         uffd.register_target(&to).unwrap();
         let dropped = from.span(0, COUNT).address() as usize;
-        let (stop, mut moves) = (Arc::new(AtomicBool::new(false)), 0);
-        let (done, is_done) = mpsc::channel();
+        let (stop, count) = (Arc::new(AtomicBool::new(false)), turns(4_000));
+        let (moved, moves) = mpsc::channel();
         let dropper = std::thread::spawn({
             let stop = stop.clone();
             move || {
@@ -603,16 +604,21 @@ mod tests {
             }
         });
         std::thread::spawn(move || {
-            while moves < 4_000 {
+            let mut count_moved = 0;
+            while count_moved < count {
                 from.bytes_mut(0, COUNT).iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 1);
                 let result = uffd.move_pages(to.span(0, COUNT), from.span(0, COUNT));
                 to.span(0, COUNT).advise(Advice::LinuxDontNeed).unwrap();
-                moves += result.0.min(1);
+                if result.0 > 0 {
+                    count_moved += 1;
+                    moved.send(()).unwrap();
+                }
             }
             stop.store(true, Relaxed);
             dropper.join().unwrap();
-            done.send(()).unwrap();
         });
-        is_done.recv_timeout(Duration::from_secs(60)).expect("a move that ends");
+        for _ in 0..count {
+            moves.recv_timeout(Duration::from_secs(60)).expect("a move that ends");
+        }
     }
 }
