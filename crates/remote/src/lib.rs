@@ -18,7 +18,4 @@ pub mod store;
 pub mod threads;
 pub mod tls;
 pub mod transport;
-#[cfg(test)]
-#[path = "../tests/turns/mod.rs"]
-mod turns;
 pub mod wire;

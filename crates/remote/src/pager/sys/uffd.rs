@@ -551,7 +551,6 @@ fn open_call(flags: u32) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turns::turns;
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
     use std::sync::{Arc, mpsc};
     use std::time::Duration;
@@ -581,6 +580,7 @@ mod tests {
     #[test]
     fn moving_ends_while_pages_are_dropped() {
         const COUNT: usize = 64;
+        const MOVES: usize = 4_000;
         let uffd = match Uffd::open(true, Serving::Thread, Features::All) {
             Ok((uffd, _)) if !uffd.features().can_move() => {
                 return println!("SKIP: this kernel cannot move pages (Linux 6.8)");
@@ -591,7 +591,7 @@ mod tests {
         let (mut from, to) = (Pages::reserve(COUNT).unwrap(), Pages::reserve(COUNT).unwrap());
         uffd.register_target(&to).unwrap();
         let dropped = from.span(0, COUNT).address() as usize;
-        let (stop, count) = (Arc::new(AtomicBool::new(false)), turns(4_000));
+        let stop = Arc::new(AtomicBool::new(false));
         let (moved, moves) = mpsc::channel();
         let dropper = std::thread::spawn({
             let stop = stop.clone();
@@ -605,7 +605,7 @@ mod tests {
         });
         std::thread::spawn(move || {
             let mut count_moved = 0;
-            while count_moved < count {
+            while count_moved < MOVES {
                 from.bytes_mut(0, COUNT).iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 1);
                 let result = uffd.move_pages(to.span(0, COUNT), from.span(0, COUNT));
                 to.span(0, COUNT).advise(Advice::LinuxDontNeed).unwrap();
@@ -617,7 +617,7 @@ mod tests {
             stop.store(true, Relaxed);
             dropper.join().unwrap();
         });
-        for _ in 0..count {
+        for _ in 0..MOVES {
             moves.recv_timeout(Duration::from_secs(60)).expect("a move that ends");
         }
     }
