@@ -142,7 +142,7 @@ time.sleep(3)" 2>/tmp/verdict
     check in-place 300 '
         [ -n "$HAS_MOVE" ] && hidden="no_move::both_sides no_move::a_child no_poison::a_lost"
         "$IN_PLACE" all_features:: $hidden --skip signals_come $SHOW'
-    check pager 600 '
+    check pager 1000 '
         if [ -n "$HAS_MOVE" ]; then once="--skip copied_out::pages_dropped --skip copied_out::threads_write"
         else once="--skip copied_out:: --skip a_page_that_is_pinned"; fi
         "$PAGER" \
@@ -153,8 +153,8 @@ time.sleep(3)" 2>/tmp/verdict
             --skip in_place::moved::pages_dropped --skip in_place::moved::threads_write $once $SHOW'
     [ -n "$HAS_MOVE" ] && check no-poison 200 '
         "$PAGER" no_poison::a_page_that no_poison::a_lost no_poison::both_sides no_poison::in_place::a_page_that $SHOW'
-    check preload 400 '
-        "$REAL" moved::forks_of moved::each_way moved::locked_memory moved::reserved moved::memory_that moved::what_asks \
+    check preload 600 '
+        "$REAL" moved::each_way moved::locked_memory moved::reserved moved::memory_that moved::what_asks \
             advice_is_followed $SHOW'
 }
 
