@@ -11,7 +11,7 @@ mod ways;
 
 use crate::at_end::AtEnd;
 use crate::{packages, shell};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -173,10 +173,7 @@ impl Bench {
 
     /// Runs a suite natively and in each of the ways that it allows.
     fn compare(&self, suite: &Suite, locale: &str, ways: &[Way]) -> Result<Vec<Outcome>> {
-        let mut native = vec![self.once(suite, locale, Way::Native)?];
-        let (name, ends) = (suite.name, suite.script.contains("echo exit"));
-        // What fails by itself would fail alike under each wrapper, and prove nothing of it.
-        ensure!(!ends || native[0].is_success(), "{name} fails natively in {locale}");
+        let mut native = vec![self.natively(suite, locale)?];
         let mut outcomes = Vec::new();
         for way in ways {
             if *way == Way::Servers && suite.forks {
@@ -192,6 +189,18 @@ impl Bench {
             outcomes.push(outcome(suite, locale, *way, &native, &wrapped));
         }
         Ok(outcomes)
+    }
+
+    /// A native run that succeeds: what fails by itself would fail alike under each wrapper, and prove nothing of it.
+    /// Suites have limits of time of their own, which a loaded machine may miss once.
+    fn natively(&self, suite: &Suite, locale: &str) -> Result<Verdicts> {
+        for _ in 0..RUNS {
+            let verdicts = self.once(suite, locale, Way::Native)?;
+            if !suite.script.contains("echo exit") || verdicts.is_success() {
+                return Ok(verdicts);
+            }
+        }
+        bail!("{} fails natively in {locale}, {RUNS} times", suite.name)
     }
 
     fn once(&self, suite: &Suite, locale: &str, way: Way) -> Result<Verdicts> {
