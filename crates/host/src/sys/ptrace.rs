@@ -57,13 +57,6 @@ pub struct Stop {
     pub cpu_wait_ns: u64,
 }
 
-impl Stop {
-    /// What the stop would have taken on CPUs of its own.
-    pub fn own_ns(self) -> u64 {
-        self.wall_ns.saturating_sub(self.cpu_wait_ns)
-    }
-}
-
 /// What a thread has waited for CPUs so far, as the scheduler counts it.
 struct CpuWait(Option<File>);
 
