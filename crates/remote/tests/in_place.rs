@@ -170,18 +170,14 @@ extern "C" fn end(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
 
 static EARLIER: AtomicUsize = AtomicUsize::new(0);
 
-/// As programs do that install a handler later: it hands on what it does not know, but not for ever. A page may come
-/// and leave again before the thread runs, so that an address may fault more than once.
+/// As programs do that install a handler later: it hands on what it does not know, but the lost page not twice. Other pages
+/// may come and leave again before the thread runs, so that an address may fault more than once.
 extern "C" fn end_or_hand_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    const TIMES: usize = 100;
     static LAST: AtomicUsize = AtomicUsize::new(0);
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
     // SAFETY: as above; what is called is the handler that was there before, of this kind.
     unsafe {
         let at = (*info).si_addr() as usize;
-        if LAST.swap(at, Relaxed) != at {
-            COUNT.store(0, Relaxed);
-        } else if COUNT.fetch_add(1, Relaxed) >= TIMES {
+        if LAST.swap(at, Relaxed) == at && !MEMORY.load(Relaxed).is_null() {
             end(signal, info, context);
         }
         std::mem::transmute::<usize, Handler>(EARLIER.load(Relaxed))(signal, info, context);
