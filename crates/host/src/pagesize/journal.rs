@@ -165,7 +165,8 @@ impl Journal {
         wait_for(&mut file)?;
         file.set_len(0)?;
         file.write_all_at(std::process::id().to_string().as_bytes(), 0)?;
-        let turn = Arc::new(Turn { folder, _lock: file, writing: Mutex::new(()) });
+        let (lock, pid) = (file, std::process::id());
+        let turn = Arc::new(Turn { folder, lock, pid, writing: Mutex::new(()) });
         turns.push(Arc::downgrade(&turn));
         Ok(turn)
     }
@@ -230,8 +231,21 @@ fn read(folder: &Path) -> io::Result<Vec<Record>> {
 #[derive(Debug)]
 pub(super) struct Turn {
     folder: PathBuf,
-    _lock: File,
+    lock: File,
+    pid: u32,
     writing: Mutex<()>,
+}
+
+impl Drop for Turn {
+    /// Children that were forked meanwhile have the file too: closing it would leave it locked, in our name.
+    fn drop(&mut self) {
+        if self.pid != std::process::id() {
+            return;
+        }
+        // What fails here, the closing of the file does as well.
+        let _ = self.lock.set_len(0);
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 impl Turn {
@@ -385,6 +399,18 @@ mod tests {
         assert_eq!((repaired.len(), repaired[0].1), (1, Outcome::Restored));
         assert_eq!(place.value(), "madvise");
         assert!(place.journal().repair().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_turn_is_over_though_a_child_has_its_lock_file() {
+        let place = Place::new();
+        let turn = place.journal().turn().unwrap();
+        let inherited = turn.lock.try_clone().unwrap();
+        drop(turn);
+        let mut child = holder(&place);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        drop(inherited);
     }
 
     #[test]
