@@ -7,7 +7,6 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mkdir -p /dev/shm
 mount -t tmpfs shm /dev/shm
-mount -t tmpfs -o mode=1777 tmp /tmp
 mount -t cgroup2 none /sys/fs/cgroup
 chmod 1777 /tmp /dev/shm
 ip link set lo up
