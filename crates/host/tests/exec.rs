@@ -244,23 +244,25 @@ fn time_and_rate_end_and_pace_a_phase() {
     ));
     let phase = &report.phases[0];
     let (took, accesses) = (phase.end_ns - phase.start_ns, count(&phase.counters, "access_count"));
-    // Where others want the CPUs, it ends late, and accesses that are due come at once.
-    assert!((190_000_000..100_000_000_000).contains(&took), "{took}");
-    assert!((2..=took / 1_000_000 + 60).contains(&accesses), "{accesses} in {took} ns");
+    assert!((190_000_000..400_000_000).contains(&took), "{took}");
+    assert!((100..=260).contains(&accesses), "{accesses}");
 }
 
 #[test]
 fn the_series_has_points() {
     let report = run(&format!(
         "{}\n[measure]\ninterval = \"20ms\"",
-        small("size = \"1M\"", "time = \"2s\"\nrepeat = 1_000_000_000\nops = [{ touch = \"r\" }]")
+        small(
+            "size = \"1M\"",
+            "time = \"200ms\"\nrepeat = 1_000_000_000\nops = [{ touch = \"r\" }]"
+        )
     ));
-    let points = report.series.columns["access_count"].len() as u64;
-    assert!((4..=report.wall_ns / 20_000_000 + 1).contains(&points), "{points}");
+    let points = report.series.columns["access_count"].len();
+    assert!((4..=11).contains(&points), "{points}");
     let accesses = &report.series.columns["access_count"];
     let seen: u64 = accesses.iter().flatten().sum();
     let all = count(&report.counters, "access_count");
-    assert!(accesses.iter().all(Option::is_some) && seen <= all, "{accesses:?}");
+    assert!(accesses.iter().all(|n| n.is_some_and(|n| n > 0)) && seen <= all, "{accesses:?}");
     assert!(seen > all / 2, "points are of their own intervals: {seen} of {all}");
 }
 

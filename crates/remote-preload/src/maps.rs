@@ -149,10 +149,10 @@ fn map_fixed(
     if !(at as usize).is_multiple_of(PAGE) || !paged.contains_all(at as usize, bytes) {
         return fail(libc::EINVAL, MAP_FAILED);
     }
+    paged.claim(at as usize, bytes);
     if !anonymous || !paged.is_paged(at as usize, bytes) {
         return paged.replace(at as usize, bytes, local);
     }
-    paged.claim(at as usize, bytes);
     if !paged.discard(at as usize, bytes) {
         return fail(libc::ENOMEM, MAP_FAILED);
     }

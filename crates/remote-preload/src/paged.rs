@@ -310,7 +310,6 @@ impl Paged {
     ) -> *mut libc::c_void {
         let Some(pages) = pages_of(bytes) else { return map() };
         let first = self.page_of(at);
-        self.claim(at, bytes);
         if !self.discard(at, bytes) {
             return crate::fail(libc::ENOMEM, libc::MAP_FAILED);
         }

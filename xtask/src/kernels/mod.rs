@@ -79,7 +79,7 @@ impl Check {
     }
 }
 
-/// What came of a guest.
+/// A guest that has ended.
 struct Outcome {
     version: &'static str,
     checks: Vec<Check>,

@@ -164,9 +164,9 @@ impl Journal {
         let mut file = options.custom_flags(libc::O_NOFOLLOW).open(folder.join(LOCK))?;
         wait_for(&mut file)?;
         file.set_len(0)?;
-        file.write_all_at(std::process::id().to_string().as_bytes(), 0)?;
-        let (lock, pid) = (file, std::process::id());
-        let turn = Arc::new(Turn { folder, lock, pid, writing: Mutex::new(()) });
+        let pid = std::process::id();
+        file.write_all_at(pid.to_string().as_bytes(), 0)?;
+        let turn = Arc::new(Turn { folder, lock: file, pid, writing: Mutex::new(()) });
         turns.push(Arc::downgrade(&turn));
         Ok(turn)
     }
