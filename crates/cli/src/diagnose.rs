@@ -281,7 +281,7 @@ fn of_job(recipe: Recipe, word: &str) -> Recipe {
 
 fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
     let column = |of: fn(&Finished) -> u64| runs.iter().map(of).collect::<Vec<_>>();
-    let peaks: Vec<u64> = runs.iter().filter_map(|r| Some(r.peak?.resident_bytes)).collect();
+    let peaks: Vec<u64> = runs.iter().filter_map(|r| r.peak?.known_resident_bytes()).collect();
     let failed = runs.iter().map(|r| r.exit).find(|exit| !exit.success());
     Trial {
         name: recipe.mechanism.name(),

@@ -55,7 +55,10 @@ fn programs_that_nobody_here_wrote_come_through_unharmed() {
         assert_eq!(trial(&diagnosis, AS_IS).runs_ns.len(), 2);
         assert_eq!(trial(&diagnosis, "base").took.bytes, Some(0), "{argv:?}");
         assert!(!warned(&diagnosis, "output_differs"), "{argv:?}");
-        assert!(trial(&diagnosis, AS_IS).peak_resident_bytes.unwrap() > 1 << 20);
+        // Absent where looks came too late to know it.
+        let peak_bytes = trial(&diagnosis, AS_IS).peak_resident_bytes;
+        let least_bytes = if argv[0] == "python3" { 20 << 20 } else { 1 << 20 };
+        assert!(peak_bytes.is_none_or(|bytes| bytes > least_bytes), "{argv:?} {peak_bytes:?}");
         let budget = diagnosis.budget.unwrap();
         let rows: u64 = budget.cpu.iter().filter_map(|row| row.ns).sum();
         assert_eq!(rows as i64 + budget.cpu_unexplained_ns, budget.cpu_total_ns as i64);

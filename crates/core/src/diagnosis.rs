@@ -95,7 +95,8 @@ pub struct Trial {
     pub speedup_over_base: Option<Ratio>,
     /// Proof.
     pub took: Took,
-    /// Median of the runs' peaks, all processes; absent when it could not be seen.
+    /// Median of the runs' peaks, all processes; absent when it could not be seen, as in a run of some
+    /// milliseconds or on a machine so busy that looks came late.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_resident_bytes: Option<u64>,
     /// How the runs ended: of the first run that failed, else success.

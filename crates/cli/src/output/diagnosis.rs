@@ -69,6 +69,9 @@ fn trials(trials: &[Trial]) -> String {
             out += &format!("  {}: {why}\n", trial.name);
         }
     }
+    if trials.iter().any(|trial| trial.peak_resident_bytes.is_none()) {
+        out += "  no peak memory: the runs were too short, or the machine too busy, to look often enough\n";
+    }
     out
 }
 

@@ -9,8 +9,6 @@ use rustix::process::Pid;
 
 /// From this share of anonymous memory on there is nothing to explain.
 const NEARLY_ALL: f64 = 0.9;
-/// A look at less than this share of the peak has missed it.
-const NEAR_PEAK: f64 = 0.8;
 
 /// Who gives a program its memory, as far as its mappings tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,7 +115,7 @@ fn why_not(
     evidence: &Evidence,
     fraction: Option<f64>,
 ) -> Option<String> {
-    if (peak.looked_at_bytes as f64) < NEAR_PEAK * peak.resident_bytes as f64 {
+    if !peak.was_looked_at() {
         return Some(format!(
             "looked at {} of a peak of {}: it was too short to be seen",
             Bytes(peak.looked_at_bytes),

@@ -34,6 +34,11 @@ const PACE_SHARE: u32 = 50;
 const PACE_MIN: Duration = Duration::from_millis(2);
 /// The pace at worst.
 const PACE_MAX: Duration = Duration::from_millis(250);
+/// A look at less than this share of the peak has missed it.
+const NEAR_PEAK: f64 = 0.8;
+/// In a run with two looks further apart than this part of it, memory that grows steadily may have been seen
+/// at less than [`NEAR_PEAK`].
+const GAP_SHARE: u32 = 5;
 /// A plateau is looked at again after this long: khugepaged may have been at work.
 const PLATEAU: Duration = Duration::from_millis(500);
 
@@ -63,15 +68,29 @@ pub struct Peak {
     pub process_count: usize,
     /// Resident when page sizes were last looked at, which may be short of the peak.
     pub looked_at_bytes: u64,
+    /// Looks were so far apart that there may have been more than `resident_bytes`.
+    pub is_lower_bound: bool,
 }
 
 impl Peak {
-    /// The kernel's own maximum is exact where one process has it all. It begins at the size of
-    /// the process that forked, so it says nothing below that.
+    /// The kernel's own maximum is of the largest process, so it is exact where one has it all. It begins at
+    /// the size of the process that forked, so it says nothing below that.
     pub(super) fn add_kernels_own(&mut self, resident_bytes_max: u64, floor_bytes: u64) {
         if resident_bytes_max > floor_bytes {
             self.resident_bytes = self.resident_bytes.max(resident_bytes_max + self.hugetlb_bytes);
+            let is_of_one = self.process_count == 1 && self.was_looked_at();
+            self.is_lower_bound &= !is_of_one;
         }
+    }
+
+    /// Whether page sizes were looked at when there was nearly as much memory as at the peak.
+    pub(super) fn was_looked_at(&self) -> bool {
+        self.looked_at_bytes as f64 >= NEAR_PEAK * self.resident_bytes as f64
+    }
+
+    /// Resident at the peak, if it is known.
+    pub fn known_resident_bytes(&self) -> Option<u64> {
+        (!self.is_lower_bound).then_some(self.resident_bytes)
     }
 }
 
@@ -181,8 +200,10 @@ impl Watcher {
 
     fn watch(mut self, stopped: &Receiver<()>) -> Seen {
         let mut pace = PACE_MIN;
+        let (mut last, mut gap) = (self.start, Duration::ZERO);
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pace) {
             let now = Instant::now();
+            (last, gap) = (now, gap.max(now - last));
             self.list_processes(now);
             let before = cpu_time();
             let held = self.held();
@@ -191,6 +212,10 @@ impl Watcher {
             if let Some(look) = self.next_look(now, &held) {
                 self.look(look, now, &held);
             }
+        }
+        let end = Instant::now();
+        if let Some(peak) = &mut self.seen.peak {
+            peak.is_lower_bound = gap.max(end - last) > (end - self.start) / GAP_SHARE;
         }
         self.seen.brief_count = self.brief_count();
         self.seen.watch_ns = cpu_time().as_nanos() as u64;
@@ -420,10 +445,37 @@ mod tests {
 
     #[test]
     fn the_kernels_maximum_counts_only_above_its_floor() {
-        let mut peak = Peak { resident_bytes: 5, ..Peak::default() };
-        peak.add_kernels_own(10, 10);
-        assert_eq!(peak.resident_bytes, 5);
-        peak.add_kernels_own(11, 10);
-        assert_eq!(peak.resident_bytes, 11);
+        let (resident_bytes, is_lower_bound, process_count) = (5, true, 1);
+        let looked = Peak {
+            resident_bytes,
+            is_lower_bound,
+            process_count,
+            looked_at_bytes: 5,
+            ..Peak::default()
+        };
+        let added = |peak: Peak, max, floor| {
+            let mut peak = peak;
+            peak.add_kernels_own(max, floor);
+            (peak.resident_bytes, peak.known_resident_bytes())
+        };
+        assert_eq!(added(looked, 10, 10), (5, None));
+        assert_eq!(added(looked, 6, 4), (6, Some(6)));
+        assert_eq!(added(looked, 7, 4), (7, None), "it was not this process that had them");
+        assert_eq!(added(Peak { process_count: 2, ..looked }, 6, 4), (6, None));
+    }
+
+    #[test]
+    fn a_run_that_was_hardly_looked_at_has_no_known_peak() {
+        let memory = vec![1u8; 32 << 20];
+        let known = |duration| {
+            let sampler = Sampler::start(rustix::process::getpid(), None);
+            std::thread::sleep(duration);
+            std::hint::black_box(&memory);
+            sampler.stop().peak.and_then(|peak| peak.known_resident_bytes())
+        };
+        // The first look is no earlier than after 2 ms.
+        assert!((0..10).any(|_| known(Duration::from_millis(4)).is_none()));
+        let later = (0..10).find_map(|turn| known(Duration::from_millis(400) * 2u32.pow(turn)));
+        assert!(later.is_some_and(|bytes| bytes >= 32 << 20), "{later:?}");
     }
 }
