@@ -1,6 +1,6 @@
 //! Real Redis servers, started for a test and killed at its end.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,16 +9,29 @@ use std::time::{Duration, Instant};
 pub struct RedisServer {
     child: Child,
     port: u16,
-    /// For `say`; empty where none is wanted.
+    /// The password that it wants; empty if none.
     password: String,
     _directory: tempfile::TempDir,
 }
 
 impl RedisServer {
-    /// With more options; none where Redis is not installed, which is said.
+    /// Starts a server with more options. Returns none, and says so, if Redis is not installed.
     pub fn start(options: &[&str]) -> Option<RedisServer> {
+        // Others may take a port between the choice and the server's start: of a cluster's node, the one
+        // 10,000 above, too, and the node answers connections before it finds that out.
+        for _ in 0..20 {
+            let mut server = RedisServer::spawn(options)?;
+            if server.is_up() {
+                return Some(server);
+            }
+        }
+        panic!("redis-server does not start");
+    }
+
+    fn spawn(options: &[&str]) -> Option<RedisServer> {
         let directory = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = std::iter::repeat_with(free).find(|port| *port < u16::MAX - 10_000).unwrap();
         let spawned = Command::new("redis-server")
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
             .args(["--appendonly", "no", "--maxmemory", "48mb"])
@@ -30,13 +43,25 @@ impl RedisServer {
             println!("SKIP: redis-server is not installed");
             return None;
         };
-        let server = RedisServer { child, port, password: String::new(), _directory: directory };
+        let password = options.iter().skip_while(|option| **option != "--requirepass").nth(1);
+        let password = password.unwrap_or(&"").to_string();
+        Some(RedisServer { child, port, password, _directory: directory })
+    }
+
+    /// Waits until the server answers. Returns false if it ended instead.
+    fn is_up(&mut self) -> bool {
+        let own = format!("process_id:{}\r", self.child.id());
         let until = Instant::now() + Duration::from_secs(20);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < until, "redis-server does not answer");
+        while Instant::now() < until {
+            if self.child.try_wait().unwrap().is_some() {
+                return false;
+            }
+            if self.try_say("INFO server").is_ok_and(|info| info.contains(&own)) {
+                return true;
+            }
             std::thread::sleep(Duration::from_millis(20));
         }
-        Some(server)
+        panic!("redis-server does not answer");
     }
 
     /// Several, each with its part of the slots.
@@ -49,12 +74,7 @@ impl RedisServer {
         let options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"];
         let protect = ["--requirepass", password, "--masterauth", password];
         let options = [&options[..], if password.is_empty() { &[] } else { &protect }].concat();
-        let start = || {
-            let mut server = RedisServer::start(&options)?;
-            server.password = password.into();
-            Some(server)
-        };
-        let nodes: Vec<_> = (0..count).map_while(|_| start()).collect();
+        let nodes: Vec<_> = (0..count).map_while(|_| RedisServer::start(&options)).collect();
         if nodes.len() < count as usize {
             return None;
         }
@@ -82,25 +102,30 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// An inline command and what comes back.
+    /// Sends an inline command and returns the reply.
     pub fn say(&self, command: &str) -> String {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let line = self.try_say(command).unwrap();
+        assert!(!line.starts_with('-'), "{command}: {line}");
+        line
+    }
+
+    fn try_say(&self, command: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        let mut reader = BufReader::new(stream.try_clone()?);
         let mut line = String::new();
         if !self.password.is_empty() {
-            stream.write_all(format!("AUTH {}\r\n", self.password).as_bytes()).unwrap();
-            reader.read_line(&mut line).unwrap();
+            stream.write_all(format!("AUTH {}\r\n", self.password).as_bytes())?;
+            reader.read_line(&mut line)?;
             line.clear();
         }
-        stream.write_all(format!("{command}\r\n").as_bytes()).unwrap();
-        reader.read_line(&mut line).unwrap();
-        assert!(!line.starts_with('-'), "{command}: {line}");
+        stream.write_all(format!("{command}\r\n").as_bytes())?;
+        reader.read_line(&mut line)?;
         if let Some(len) = line.strip_prefix('$') {
             let mut bytes = vec![0; len.trim().parse().unwrap()];
-            std::io::Read::read_exact(&mut reader, &mut bytes).unwrap();
+            reader.read_exact(&mut bytes)?;
             line = String::from_utf8(bytes).unwrap();
         }
-        line
+        Ok(line)
     }
 }
 
