@@ -11,6 +11,7 @@ mod pages;
 mod shell;
 mod skips;
 mod test;
+mod tidy;
 
 use anyhow::Result;
 use clap::Parser;
@@ -49,6 +50,8 @@ enum Chore {
     Man,
     /// Measure the tables of docs/page-sizes.md on this kernel, and write them there
     PageSizes,
+    /// Check the countable rules of docs/internals/style.md, or count what a refactoring should lower
+    Tidy(tidy::Args),
     /// Accept what the program prints now as what the transcripts, golden reports and
     /// docs/validation.md expect
     Bless,
@@ -65,6 +68,7 @@ fn main() -> Result<()> {
         Chore::Install { prefix, destdir } => install::run(&prefix, destdir.as_deref()),
         Chore::Man => man(),
         Chore::PageSizes => pages::run(),
+        Chore::Tidy(args) => tidy::run(&args),
         Chore::Bless => bless(),
     }
 }

@@ -1,9 +1,9 @@
-//! Free memory that is really there.
+//! Free memory that the hypervisor has backed.
 //!
-//! A hypervisor may take back what its guest has left free for a while (free page reporting), and whoever
-//! touches it next waits until it is back: on one such machine 5 ms for each 2M, rather than 0.3 ms. What a
-//! measurement is to run on is therefore touched and given back just before it: the kernel hands out
-//! first what was freed last.
+//! A hypervisor may take back memory that its guest has left free for a while (free page reporting). The
+//! next access waits until it is back: on one such machine 5 ms for each 2M, instead of 0.3 ms. So the
+//! memory for a measurement is touched and freed just before it. The kernel hands out first the memory
+//! that was freed last.
 
 use crate::environment::identity;
 use crate::procfs::{Root, memory_cgroup};
@@ -12,7 +12,7 @@ use crate::sys::process::fork;
 use pagetax_core::units::PageSize;
 use procfs_core::Meminfo;
 
-/// Memory that is available to this machine and to this cgroup.
+/// Returns the memory that is available to this machine and to this cgroup, in bytes.
 pub fn available_bytes(root: &Root) -> Result<u64, String> {
     let meminfo: Meminfo = root.parse("/proc/meminfo")?;
     let mut available = meminfo.mem_available.unwrap_or(meminfo.mem_free);
@@ -25,8 +25,8 @@ pub fn available_bytes(root: &Root) -> Result<u64, String> {
     Ok(available)
 }
 
-/// Has so much free memory at hand, of half of what is available at most; how much it was. Nothing
-/// where there is no hypervisor to take it.
+/// Touches and frees memory, so that the next allocations get backed memory. Takes at most half of the
+/// available memory. Returns the bytes touched; 0 without a hypervisor.
 pub fn bring(bytes: u64) -> u64 {
     let root = Root::default();
     let is_guest = identity(&root).is_ok_and(|identity| identity.hypervisor != "none");
@@ -36,11 +36,11 @@ pub fn bring(bytes: u64) -> u64 {
     }
     let (len, align) = (bytes as usize, PageSize::M2.bytes() as usize);
     let request = Request { source: Source::Anon, len, align, hugetlb: None };
-    // Measuring without it is worse, not wrong.
+    // Measuring without it is less accurate, not wrong.
     let Ok(mapping) = Mapping::new(request) else { return 0 };
-    // A kernel without huge pages does as it can.
+    // A kernel without huge pages refuses this; base pages do as well.
     let _ = mapping.advise(libc::MADV_HUGEPAGE);
-    // By a child: a process that was large once says so of all that it starts.
+    // A child touches it: commands started later would inherit this process's peak of resident memory.
     let touched = fork(|| {
         let page = rustix::param::page_size();
         (0..mapping.len()).step_by(page).for_each(|offset| mapping.store(offset as u64, 1));

@@ -1,21 +1,21 @@
-//! The user's cache, and whether another user could replace what lies in it.
+//! The user's cache, and the check that no other user can replace its content.
 //!
-//! Invariant: a folder or file that passes has ancestors that only this user, root and the owner of `/` can
-//! change, so it stays what it was between the check and its use.
+//! Invariant: only this user, root and the owner of `/` can change the ancestors of a folder or file
+//! that passes. So it stays the same between the check and its use.
 
 use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Neither the environment nor the user's rights name a folder.
+/// The error that neither the environment nor the user's rights name a folder.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "neither XDG_CACHE_HOME nor HOME is set\n  remedy: export XDG_CACHE_HOME=FOLDER, one of your own"
 )]
 pub struct NoFolder;
 
-/// Why something is not used.
+/// The reason why a folder or file is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Untrusted {
     /// Another user could change it.
@@ -26,23 +26,23 @@ pub enum Untrusted {
     Foreign {
         /// The folder or file, without symbolic links.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The finding, such as its owner or mode.
         why: String,
-        /// What would make it right.
+        /// The hint: a way to correct it.
         remedy: String,
     },
-    /// It cannot be made or looked at.
+    /// It cannot be created or examined.
     #[error("{path}: {error}\n  remedy: set XDG_CACHE_HOME to a folder that you may write")]
     System {
         /// The folder or file.
         path: PathBuf,
-        /// The system's word.
+        /// The error that the system returned.
         error: io::Error,
     },
 }
 
-/// Returns the folder `pagetax` in the user's cache, as the XDG base directory specification has it. A root
-/// without a home, as in a cron job, has /var/cache.
+/// Returns the folder `pagetax` in the user's cache, by the XDG base directory specification. For root
+/// without a home, as in a cron job, the cache is /var/cache.
 pub fn folder() -> Result<PathBuf, NoFolder> {
     folder_by(
         |name| std::env::var_os(name).map(PathBuf::from),
@@ -61,13 +61,14 @@ fn folder_by(
     Ok(cache.ok_or(NoFolder)?.join("pagetax"))
 }
 
-/// Makes a folder that only this user can enter, unless it is there, and checks that no other user can change
-/// what is in it. Returns its path without symbolic links.
+/// Creates a folder that only this user can enter, if it does not exist. Checks that no other user can
+/// change its content, and returns its path without symbolic links.
 pub fn private_folder(path: &Path) -> Result<PathBuf, Untrusted> {
     folder_of_ours(path, 0o700)
 }
 
-/// The same with another mode, for a folder that others may read.
+/// Creates and checks a folder like [`private_folder`], with another mode, for a folder that others may
+/// read.
 pub fn folder_of_ours(path: &Path, mode: u32) -> Result<PathBuf, Untrusted> {
     let failed = |error| Untrusted::System { path: path.into(), error };
     std::fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
@@ -86,17 +87,17 @@ pub fn check_file(path: &Path) -> Result<(), Untrusted> {
     Owners::read()?.check_own(path, OFlags::empty())
 }
 
-/// Takes from all others the right to change a file or folder of ours.
+/// Removes all rights of others to a file or folder of ours.
 pub fn make_private(path: &Path) -> io::Result<()> {
     let file = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let mode = file.metadata()?.permissions().mode();
     file.set_permissions(std::fs::Permissions::from_mode(mode & 0o700))
 }
 
-/// Who may change what this user runs.
+/// The users who may change the programs that this user runs.
 struct Owners {
     user: u32,
-    /// The owner of `/`, who could replace every program. Root, but for some user namespaces.
+    /// The owner of `/`, who could replace every program. It is root, except in some user namespaces.
     top: u32,
 }
 
@@ -111,7 +112,7 @@ impl Owners {
         if ![self.user, self.top, 0].contains(&status.st_uid) {
             return Err(self.belongs(path, &status));
         }
-        // In a sticky folder such as /tmp nobody replaces what is not theirs.
+        // In a sticky folder such as /tmp, users can replace only their own files.
         let is_sticky = status.st_mode & libc::S_ISVTX != 0;
         if is_sticky { Ok(()) } else { only_owner_writes(path, &status) }
     }
@@ -128,13 +129,14 @@ impl Owners {
         Untrusted::Foreign {
             path: path.into(),
             why: format!("belongs to user {}, not to {}", status.st_uid, self.user),
-            // sudo -E has root work in a user's home.
+            // With sudo -E, root works in a user's home.
             remedy: "remove it if it should not be there, use sudo -H rather than sudo -E".into(),
         }
     }
 }
 
-/// The status of what is opened, be it replaced right after; symbolic links are not followed.
+/// Returns the status of the opened file, even if it is replaced right after. Symbolic links are not
+/// followed.
 fn status(path: &Path, flags: OFlags) -> Result<Stat, Untrusted> {
     let flags = flags | OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     open(path, flags, Mode::empty())
@@ -158,7 +160,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{chown, symlink};
 
-    /// A folder that belongs to somebody else, in `parent` where we can make one.
+    /// Makes a folder that belongs to another user, in `parent` if we may.
     fn foreign(parent: &Path) -> PathBuf {
         if !rustix::process::geteuid().is_root() {
             return "/usr".into();

@@ -1,4 +1,4 @@
-//! What a run ran on, for its report; and what a calibration belongs to.
+//! The machine of a run, for its report, and the identity that a calibration belongs to.
 //!
 //! Invariant: a fact that cannot be read is `null` in the environment, never a default.
 
@@ -10,7 +10,7 @@ use pagetax_core::units::{Bytes, PageSize};
 use procfs_core::{CpuInfo, Meminfo};
 use serde_json::{Map, Value, json};
 
-/// This machine as it is now.
+/// Reads this machine's facts as they are now.
 pub fn environment(root: &Root) -> Environment {
     let mut facts = Environment::new();
     let mut put = |key: &str, value: Value| facts.insert(key.into(), value);
@@ -36,7 +36,8 @@ pub fn environment(root: &Root) -> Environment {
     facts
 }
 
-/// What a calibration of this machine belongs to.
+/// Reads the identity that a calibration of this machine belongs to. Errors name the fact that is
+/// missing.
 pub fn identity(root: &Root) -> Result<Identity, String> {
     Ok(Identity {
         cpu_model: cpu_model(root).ok_or("/proc/cpuinfo has no CPU model")?,
@@ -52,7 +53,7 @@ fn text(root: &Root, path: &str) -> Value {
     root.text(path).ok().into()
 }
 
-/// The bracketed word of `always [madvise] never`.
+/// Returns the bracketed word of `always [madvise] never`.
 fn chosen(root: &Root, path: &str) -> Value {
     selected(&root.path(path)).into()
 }
@@ -60,7 +61,7 @@ fn chosen(root: &Root, path: &str) -> Value {
 fn cpu_model(root: &Root) -> Option<String> {
     let info = root.parse::<CpuInfo>("/proc/cpuinfo").ok()?;
     let model = |fields: &std::collections::HashMap<String, String>| {
-        // ARM names parts by number.
+        // ARM identifies parts by number.
         fields.get("model name").or_else(|| fields.get("CPU part")).cloned()
     };
     info.cpus.first().and_then(model).or_else(|| model(&info.fields))
@@ -70,7 +71,7 @@ fn cpu_count(root: &Root) -> Result<u32, String> {
     crate::procfs::online_cpus(root).map(|cpus| cpus.len() as u32)
 }
 
-/// Which hypervisor, by the clock that it gives its guests; `none` on bare metal.
+/// Returns the hypervisor's name by the clock that it gives its guests; `none` on bare metal.
 fn hypervisor(root: &Root) -> Option<String> {
     let info = root.text("/proc/cpuinfo").ok()?;
     let flags = info.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));

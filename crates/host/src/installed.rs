@@ -1,8 +1,8 @@
-//! Where pagetax' own files are, be it installed or just built.
+//! The places of pagetax' own files, installed or just built.
 
 use std::path::{Path, PathBuf};
 
-/// Returns the file of this name, seen from the running program.
+/// Finds the file of this name, relative to the running program; `None` if there is none.
 pub fn find(name: &str) -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folder = program.parent()?;
@@ -10,8 +10,8 @@ pub fn find(name: &str) -> Option<PathBuf> {
     files.find(|file| file.is_file())?.canonicalize().ok()
 }
 
-/// Returns where files of ours are. Parents are looked into only from the folders that cargo and an
-/// installation make: of a program in /tmp/mine, another user could write the parent.
+/// Returns the places where our files may be. Parents are searched only from the folders that cargo and
+/// an installation make. For a program in /tmp/mine, another user could write to the parent.
 fn places(folder: &Path) -> &'static [&'static str] {
     match folder.file_name().and_then(|name| name.to_str()) {
         Some("deps" | "examples") => &["", ".."],

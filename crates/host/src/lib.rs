@@ -1,6 +1,6 @@
-//! The real Linux: runs plans with real system calls, reads what the kernel counts.
+//! Runs of plans on this Linux machine, with real system calls and readings of the kernel's counters.
 //!
-//! Invariant: unsafe code is in [`sys`] alone. Whatever ends a run, nothing is left behind.
+//! Invariant: all unsafe code is in [`sys`]. However a run ends, it leaves nothing behind.
 #![deny(unsafe_code)]
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
-//! Each fault's service time, without root: paired perf software events.
+//! The service time of each fault, without root, from paired perf software events.
 //!
-//! `PAGE_FAULTS` fires when a fault begins, `PAGE_FAULTS_MIN` or `_MAJ` when it has been handled;
-//! the distance is the time that the fault took, less exception entry and exit. Blind to the faults
-//! of mlock and populate, and to those inside system calls (kernel events are excluded, so that
-//! perf_event_paranoid may be 2).
+//! `PAGE_FAULTS` fires when a fault begins, `PAGE_FAULTS_MIN` or `_MAJ` when the kernel has handled it.
+//! The difference is the service time, without exception entry and exit. Faults of mlock and populate,
+//! and faults inside system calls, are not seen: kernel events are excluded so that perf_event_paranoid
+//! may be 2.
 //!
-//! The thread pays for each field of a sample, so samples carry their time and no more: their length
-//! tells which event they are of, and records of context switches whose they are. That is a quarter
-//! cheaper than samples with identifiers and threads; `cargo xtask bench fault-latency` shows what is
-//! left beside the least that a pair of samples can cost. It is still too much for each fault of a
-//! program that does little else, so after the first ten thousand only those that begin in windows are
-//! sampled (`windows`); all are counted, which costs next to nothing.
+//! The faulting thread pays for each field of a sample, so samples carry only their time. The length of
+//! a sample identifies its event. Records of context switches identify its thread. This is a quarter
+//! cheaper than samples with identifiers and threads. `cargo xtask bench fault-latency` compares it with
+//! the least that a pair of samples can cost. It still costs too much for each fault of a program that
+//! does little else. So after the first ten thousand faults, only those that begin in windows are
+//! sampled (`windows`). All faults are counted, which costs almost nothing.
 //!
-//! Invariant: a sample that was lost or has no partner is counted and told, never guessed; so is how
-//! many faults there were beside those that the histograms hold.
+//! Invariant: a sample that was lost or has no partner is counted and reported, never guessed. The total
+//! number of faults is reported with the number in the histograms.
 
 mod pairing;
 mod windows;
@@ -34,49 +34,49 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use windows::{Sampled, Windows};
 
-/// Rings are tried from 512 KiB a CPU, 13,000 faults, down to 64 KiB; what fits is up to
-/// perf_event_mlock_kb. Larger ones push the job out of the CPU's cache.
+/// The sizes of a ring in pages, tried in this order: from 512 KiB per CPU (13,000 faults) down to 64
+/// KiB. perf_event_mlock_kb limits them. Larger rings evict the job's data from the CPU's cache.
 const RING_PAGES: [usize; 4] = [128, 64, 32, 16];
-/// A sample is in its ring at most this long after its time stamp was taken.
+/// The longest time from a sample's time stamp to its arrival in the ring.
 const SETTLED_NS: u64 = 1_000_000;
 
-/// Longer faults count as this: a minute.
+/// The upper limit of the histograms, one minute: longer faults count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
 
-/// Why there are no latencies.
+/// The reason why latencies cannot be measured, with a hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoLatency {
-    /// What the system said.
+    /// The error that the system returned.
     pub what: String,
-    /// What would help.
+    /// The hint: a way to make it work.
     pub remedy: String,
 }
 
-/// Histograms of service times, as found.
+/// The histograms of service times, as measured.
 #[derive(Debug)]
 pub struct FaultTimes {
-    /// Faults served from memory, in nanoseconds.
+    /// The service times of minor faults, in nanoseconds.
     pub minor: Histogram<u64>,
-    /// Faults that waited for storage, in nanoseconds.
+    /// The service times of major faults, in nanoseconds.
     pub major: Histogram<u64>,
-    /// Faults that there were, as counted, seen or not.
+    /// The number of minor faults, sampled or not.
     pub minor_count: u64,
-    /// The same of those that waited for storage.
+    /// The number of major faults, sampled or not.
     pub major_count: u64,
-    /// Samples that did not fit into a ring.
+    /// The number of samples that found no room in a ring.
     pub lost_count: u64,
-    /// Ends without a begin.
+    /// The number of ends without a begin, and of begins whose end never came.
     pub unpaired_count: u64,
 }
 
-/// Watches the faults of the threads and children that the calling thread makes from now on.
+/// A watch on the faults of the threads and children that the calling thread makes from now on.
 pub struct FaultLatency {
     ending: Arc<AtomicBool>,
     reader: JoinHandle<FaultTimes>,
 }
 
 impl FaultLatency {
-    /// Opens the events on each CPU, and starts their reader.
+    /// Opens the events on each CPU, and starts the thread that reads them.
     pub fn start() -> Result<FaultLatency, NoLatency> {
         let watched = rustix::thread::gettid().as_raw_nonzero().get();
         let ending = Arc::new(AtomicBool::new(false));
@@ -85,7 +85,7 @@ impl FaultLatency {
         // The reader opens the events: a thread made after them would inherit them.
         let read = move || match Reader::open(watched) {
             Ok(reader) => {
-                // The receiver waits for this; it cannot be gone.
+                // The receiver waits for this, so it still exists.
                 let _ = ready.send(Ok(()));
                 reader.read(&ends)
             }
@@ -101,7 +101,7 @@ impl FaultLatency {
         Ok(FaultLatency { ending, reader })
     }
 
-    /// Stops, and reads what is left.
+    /// Stops the reader, and returns all fault times.
     pub fn finish(self) -> FaultTimes {
         self.ending.store(true, Ordering::Release);
         self.reader.thread().unpark();
@@ -121,7 +121,7 @@ fn no_latency(error: &io::Error) -> NoLatency {
     }
 }
 
-/// The events on one CPU, all into one ring. All stay open while they are watched; two are switched.
+/// The events on one CPU, all in one ring. All stay open during the watch; two are switched on and off.
 struct OnCpu {
     begins: Event,
     minor_ends: Event,
@@ -140,7 +140,7 @@ impl OnCpu {
         let begins = open(PAGE_FAULT, FIELD_TIME, false)?;
         let ring = RING_PAGES.iter().find_map(|pages| Ring::new(&begins, *pages).ok());
         let ring = ring.ok_or(io::ErrorKind::PermissionDenied)?;
-        // The further fields only make these samples longer; see `pairing`.
+        // The additional fields only make these samples longer, which identifies them; see `pairing`.
         let minor_ends = open(MINOR_FAULT, FIELD_TIME | FIELD_PERIOD, false)?;
         let always = [
             open(MAJOR_FAULT, FIELD_TIME | FIELD_CPU | FIELD_PERIOD, false)?,
@@ -151,19 +151,20 @@ impl OnCpu {
         Ok(OnCpu { begins, minor_ends, _always: always, ring, stream })
     }
 
-    /// Ends before begins when a window opens, so that no begin lacks its end.
+    /// Switches the ends before the begins, so that no begin lacks its end when a window opens.
     fn switch(&self, sampled: Sampled) -> io::Result<()> {
         self.minor_ends.switch(sampled.minor_ends)?;
         self.begins.switch(sampled.begins)
     }
 }
 
-/// Of the threads and children that a thread makes from now on.
+/// Returns an event that follows the threads and children that a thread makes from now on.
 fn inherited(kind: EventKind, watched: i32) -> EventSpec {
     EventSpec { pid: watched, inherit: true, ..EventSpec::new(kind) }
 }
 
-/// Counts all faults of a kind but the watched thread's own, which are no part of the job.
+/// A count of all faults of one kind, less those of the watched thread, which does not belong to the
+/// job.
 struct Tally {
     all: Event,
     own: Event,
@@ -181,7 +182,7 @@ impl Tally {
     }
 }
 
-/// Empties the rings while the job runs.
+/// The thread that empties the rings while the job runs.
 struct Reader {
     cpus: Vec<OnCpu>,
     minor: Tally,
@@ -190,7 +191,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Opens events and rings on each CPU for what a thread makes from now on.
+    /// Opens events and rings on each CPU for the threads and children that a thread makes from now on.
     fn open(watched: i32) -> io::Result<Reader> {
         let cpus = online_cpus(&Root::default()).map_err(io::Error::other)?;
         let cpus = cpus.into_iter().map(|cpu| OnCpu::open(watched, cpu as i32));
@@ -198,7 +199,7 @@ impl Reader {
             cpus: cpus.collect::<io::Result<_>>()?,
             minor: Tally::open(MINOR_FAULT, watched)?,
             major: Tally::open(MAJOR_FAULT, watched)?,
-            // The supervisor's own faults are no part of the job.
+            // The supervisor's own faults do not belong to the job.
             pairing: Pairing::new(watched as u32),
         })
     }
@@ -222,7 +223,7 @@ impl Reader {
         }
     }
 
-    /// Takes what has arrived, and pairs what happened up to this time.
+    /// Reads the new records, and pairs those up to this time.
     fn hear(&mut self, horizon_ns: u64) {
         for OnCpu { ring, stream, .. } in &mut self.cpus {
             ring.drain(|record| self.pairing.hear(stream, &record));
@@ -230,7 +231,8 @@ impl Reader {
         self.pairing.pair_until(horizon_ns);
     }
 
-    /// An open event that cannot be switched goes on as it is: it costs more, and tells no less.
+    /// Switches the events. An event that cannot be switched stays as it is: it costs more, but loses no
+    /// fault.
     fn switch(&mut self, sampled: Sampled) {
         self.pairing.expect_ends_alone();
         let _ = self.cpus.iter().try_for_each(|cpu| cpu.switch(sampled));
@@ -266,12 +268,12 @@ impl FaultTimes {
         }
     }
 
-    /// Faults in the histograms.
+    /// Returns the number of faults in the histograms.
     fn seen_count(&self) -> u64 {
         self.minor.len() + self.major.len()
     }
 
-    /// Pours the histograms out, with a warning if samples are missing in them.
+    /// Reports the histograms, with a warning if samples are missing from them.
     pub fn report(&self, out: &mut dyn Sink) {
         out.latency("minor_fault", &self.minor, Some(self.minor_count), Provenance::Measured);
         out.latency("major_fault", &self.major, Some(self.major_count), Provenance::Measured);

@@ -1,6 +1,7 @@
-//! LD_PRELOAD: a library of ours in front of those that the user named.
+//! The variable LD_PRELOAD with a library of ours before those of the user.
 //!
-//! Source: ld.so(8); `do_preload` and `_dl_dst_substitute` of glibc 2.36 for what ends or changes a name.
+//! Source: ld.so(8). For the characters that end or change a name: `do_preload` and `_dl_dst_substitute`
+//! of glibc 2.36.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,20 +10,21 @@ use std::path::{Path, PathBuf};
 /// The variable that names the libraries.
 pub const VARIABLE: &str = "LD_PRELOAD";
 
-/// What the dynamic loader reads as the end of a name.
+/// The characters at which the dynamic loader ends a name.
 const SEPARATORS: &[u8] = b" :";
 
-/// A library that the dynamic loader finds by the name that it is given.
+/// The path of a library that the dynamic loader reads as one name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preload(PathBuf);
 
-/// Why a library cannot be named. The loader would leave it out, and the program would run without it.
+/// The reason why a library cannot be named. The loader would skip it, and the program would run without
+/// it.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}\n  remedy: {remedy}")]
 pub struct PreloadError {
-    /// What is in the way.
+    /// The part of the path that is in the way.
     pub why: String,
-    /// What to do about it.
+    /// The hint: a way to change the path.
     pub remedy: String,
 }
 
@@ -47,8 +49,8 @@ impl Preload {
         })
     }
 
-    /// Returns the value of [`VARIABLE`] with this library in front of `existing`. Another build of the same
-    /// library goes: two would interpose each other.
+    /// Returns the value of [`VARIABLE`] with this library before `existing`. Drops another build of the
+    /// same library: two would interpose each other.
     pub fn before(&self, existing: Option<&OsStr>) -> OsString {
         let mut value = self.0.as_os_str().as_bytes().to_vec();
         let existing = existing.unwrap_or_default().as_bytes();
@@ -62,7 +64,7 @@ impl Preload {
         OsString::from_vec(value)
     }
 
-    /// Returns the value with this library in front of those of our own environment.
+    /// Returns the value with this library before those of our own environment.
     pub fn before_ours(&self) -> OsString {
         self.before(std::env::var_os(VARIABLE).as_deref())
     }

@@ -1,5 +1,5 @@
-//! Programs as exec finds them: where they are, what runs them, what they are made of, and whether
-//! they listen to our environment.
+//! Programs as exec finds them: their path, interpreter, kind and architecture, and if they obey our
+//! environment.
 
 use object::elf::{FileHeader64, PF_X, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
@@ -14,28 +14,28 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How deep scripts may interpret scripts, as in the kernel.
+/// The most levels of scripts that interpret scripts, as in the kernel.
 const SCRIPTS_MAX: usize = 4;
 
-/// What execvp(3) gives a text without a first line to.
+/// The shell that execvp(3) uses for a text file without a `#!` line.
 const SHELL: &str = "/bin/sh";
 
-/// Who gives a program its memory.
+/// The source of a program's memory allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// glibc, loaded at start: obeys GLIBC_TUNABLES and LD_PRELOAD.
+    /// A dynamic glibc program: obeys GLIBC_TUNABLES and LD_PRELOAD.
     DynamicGlibc,
-    /// glibc inside: obeys GLIBC_TUNABLES.
+    /// A static glibc program: obeys GLIBC_TUNABLES.
     StaticGlibc,
-    /// Another loader, such as musl's.
+    /// A program with another loader, such as musl's.
     OtherLoader,
-    /// Neither a loader nor glibc: a program that maps its memory itself.
+    /// A program with neither a loader nor glibc, which maps its memory itself.
     Own,
 }
 
 impl Kind {
-    /// In a few words.
+    /// Returns a description in a few words.
     pub fn words(self) -> &'static str {
         match self {
             Kind::DynamicGlibc => "a dynamic glibc program",
@@ -46,37 +46,38 @@ impl Kind {
     }
 }
 
-/// An executable file.
+/// An executable file, as a command starts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// What exec will be given.
+    /// The path that exec gets.
     pub path: PathBuf,
-    /// What the kernel runs for it, before its arguments: its file, or interpreters and the script.
+    /// The arguments that the kernel runs: the file, or interpreters and then the script.
     pub runs: Vec<OsString>,
-    /// What runs in the end: of a script, its interpreter.
+    /// The program that runs in the end; for a script, its interpreter.
     pub binary: PathBuf,
-    /// How it comes to its memory.
+    /// The source of the program's memory.
     pub kind: Kind,
-    /// The loader that it names.
+    /// The loader that the binary names.
     pub loader: Option<PathBuf>,
-    /// Whom its instructions are for; none if it is no ELF file, which the kernel may know to run.
+    /// The architecture of its instructions; `None` if it is not an ELF file, which the kernel may still
+    /// run.
     pub architecture: Option<Architecture>,
 }
 
-/// Why a command cannot be started, in the terms of env(1).
+/// The reason why a command cannot be started, by the rules of env(1).
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// Status 127.
+    /// The command was not found: status 127.
     #[error(
         "`{0}` was not found\n  remedy: check the spelling, PATH and, for a script, its first line"
     )]
     NotFound(String),
-    /// Status 126.
+    /// The command cannot be executed: status 126.
     #[error(
         "`{0}` cannot be run: {1}\n  remedy: check that it is a program, and may be read and executed"
     )]
     NotExecutable(String, String),
-    /// Our environment does not reach it, and it is not ours to trace.
+    /// It ignores our environment, and we may not trace it.
     #[error(
         "`{0}` runs set-id or with capabilities: it ignores our environment and cannot be \
          controlled\n  remedy: run it as its owner"
@@ -85,7 +86,7 @@ pub enum ProgramError {
 }
 
 impl Program {
-    /// The program that a command starts, found along PATH as exec would.
+    /// Finds the program that a command starts, along PATH as exec would.
     pub fn find(name: impl AsRef<OsStr>) -> Result<Program, ProgramError> {
         let name = name.as_ref();
         let path = along_path(name)?;
@@ -107,10 +108,10 @@ impl Program {
         Ok(Program { path, runs, binary, kind, loader, architecture })
     }
 
-    /// Starts it under the name that the user gave it.
+    /// Returns the command to start it under the name that the user gave.
     pub fn command(&self, name: impl AsRef<OsStr>) -> Command {
         let mut command;
-        // As execvp(3) does it; posix_spawn(3) does not.
+        // execvp(3) does this; posix_spawn(3) does not.
         if is_bare_text(&self.path).unwrap_or(false) {
             command = Command::new(SHELL);
             command.arg(&self.path);
@@ -121,7 +122,7 @@ impl Program {
         command
     }
 
-    /// Whether its loader listens to our environment: programs with rights of their own do not.
+    /// Checks that its loader obeys our environment. Programs with privileges of their own do not.
     pub fn heeds_us(&self) -> Result<(), ProgramError> {
         match Rights::of(&self.binary).change_ours() {
             true => Err(ProgramError::SetId(self.path.display().to_string())),
@@ -129,12 +130,12 @@ impl Program {
         }
     }
 
-    /// Whether its file names rights, be they ours or not.
+    /// Returns true if a file of it has privileges, even if they are the same as ours.
     pub fn has_rights(&self) -> bool {
         [&self.path, &self.binary].into_iter().any(|file| Rights::of(file).any())
     }
 
-    /// The binary and the libraries that it is loaded with, as its loader tells.
+    /// Returns the binary and the libraries that its loader lists for it.
     pub fn files(&self) -> Vec<PathBuf> {
         let mut files = vec![self.binary.clone()];
         if let (Kind::DynamicGlibc, Some(loader)) = (self.kind, &self.loader) {
@@ -146,7 +147,7 @@ impl Program {
     }
 }
 
-/// The rights that a file gives to whoever runs it.
+/// The privileges that a file gives to any user who runs it.
 struct Rights {
     user: Option<u32>,
     group: Option<u32>,
@@ -154,7 +155,7 @@ struct Rights {
 }
 
 impl Rights {
-    /// None of a file that is not there.
+    /// Reads a file's privileges; all absent if the file does not exist.
     fn of(path: &Path) -> Rights {
         let file = std::fs::metadata(path).ok();
         let bit = |bit| file.as_ref().filter(|file| file.mode() & bit != 0);
@@ -169,7 +170,7 @@ impl Rights {
         self.user.is_some() || self.group.is_some() || self.capabilities
     }
 
-    /// The kernel's rule for AT_SECURE; root has all capabilities before.
+    /// Applies the kernel's rule for AT_SECURE. Root has all capabilities already.
     fn change_ours(&self) -> bool {
         let (user, group) = (rustix::process::getuid(), rustix::process::getgid());
         self.user.is_some_and(|id| id != user.as_raw())
@@ -178,7 +179,7 @@ impl Rights {
     }
 }
 
-/// `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)`
+/// Parses a line such as `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f…)`.
 fn library_in(line: &str) -> Option<PathBuf> {
     let (path, _) = line.trim().rsplit_once(" (0x")?;
     let path = path.rsplit_once("=> ").map_or(path, |(_, path)| path);
@@ -215,12 +216,12 @@ fn along_path(name: &OsStr) -> Result<PathBuf, ProgramError> {
     }
 }
 
-/// Whether a program of this name is on PATH.
+/// Returns true if a program of this name is on PATH.
 pub fn on_path(name: &str) -> bool {
     along_path(OsStr::new(name)).is_ok()
 }
 
-/// The file, after the interpreters that it needs.
+/// Returns the file, after the interpreters that it needs.
 fn runs(path: &Path) -> Result<Vec<OsString>, ProgramError> {
     let refused = |why: String| ProgramError::NotExecutable(path.display().to_string(), why);
     let mut runs = vec![path.as_os_str().to_owned()];
@@ -240,8 +241,8 @@ fn runs(path: &Path) -> Result<Vec<OsString>, ProgramError> {
     Err(refused("its interpreter is a script of a script of a script".into()))
 }
 
-/// Of a script: what its first line names. All that follows the interpreter is one argument, as the
-/// kernel has it.
+/// Returns the interpreter in a script's first line. As in the kernel, all text after it is one
+/// argument.
 fn interpreter_of(path: &Path) -> io::Result<Option<Vec<OsString>>> {
     let head = head_of(path, 256)?;
     let Some(rest) = head.strip_prefix(b"#!") else { return Ok(None) };
@@ -253,7 +254,7 @@ fn interpreter_of(path: &Path) -> io::Result<Option<Vec<OsString>>> {
     Ok(Some(words).filter(|words| !words.is_empty()))
 }
 
-/// Text that names no interpreter, which is the shell's.
+/// Returns true if a text file names no interpreter: the shell runs it.
 fn is_bare_text(path: &Path) -> io::Result<bool> {
     let head = head_of(path, 4096)?;
     Ok(!head.starts_with(b"#!") && !head.contains(&0))
@@ -270,7 +271,7 @@ fn architecture_of(path: &Path) -> io::Result<Option<Architecture>> {
     Ok(object::File::parse(&cache).ok().map(|file| file.architecture()))
 }
 
-/// Of this machine.
+/// Returns the architecture of this machine.
 pub fn native() -> Architecture {
     match std::env::consts::ARCH {
         "aarch64" => Architecture::Aarch64,
@@ -284,17 +285,17 @@ fn mentions(path: &Path, text: &[u8]) -> io::Result<bool> {
     Ok(bytes.windows(text.len()).any(|window| window == text))
 }
 
-/// What of an ELF file decides about its pages.
+/// The part of an ELF file that decides about its pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Elf {
-    /// Its loader; none for static programs and most libraries.
+    /// The loader; `None` for static programs and most libraries.
     pub loader: Option<PathBuf>,
-    /// Where its code is in the file, and by how much its addresses are beyond that.
+    /// The ranges of code in the file, each with the difference from its addresses.
     pub code: Vec<(Range<u64>, u64)>,
 }
 
 impl Elf {
-    /// None for a file that is no 64-bit ELF file: that is for the kernel to refuse or to know.
+    /// Parses a file; `None` if it is not a 64-bit ELF file, which the kernel may still run or refuse.
     pub fn open(path: &Path) -> io::Result<Option<Elf>> {
         let cache = ReadCache::new(File::open(path)?);
         Ok(Elf::parse(&cache))

@@ -1,4 +1,4 @@
-//! A live budget: a child that does nothing but fault is told to do just that.
+//! A live budget: a child that does nothing but fault must spend its kernel time on faults.
 
 use pagetax_core::counter::Reading;
 use pagetax_host::budget::{Totals, Translation, Watch, budget};
@@ -29,7 +29,7 @@ fn a_child_that_faults_spends_its_kernel_time_on_faults() {
         while words.futex(0).load(Ordering::Acquire) == 0 {
             wait(words.futex(0), 0, Duration::from_millis(100));
         }
-        // In a child of the child, as a real job might: collecting must follow it.
+        // In a grandchild, as in a real job: the profiler must follow it.
         match fork(|| {
             fault(80);
             0

@@ -38,7 +38,7 @@ fn count(counters: &pagetax_core::counter::Counters, id: &str) -> u64 {
     counters[id].value.unwrap_or_else(|| panic!("{id}: {:?}", counters[id]))
 }
 
-/// A job of one region and one phase.
+/// Returns a job of one region and one phase.
 fn small(region: &str, phase: &str) -> String {
     format!("name = \"t\"\n[[region]]\nname = \"r\"\n{region}\n[[phase]]\nname = \"p\"\n{phase}\n")
 }
@@ -53,8 +53,8 @@ fn base_pages_fault_once_each() {
         "ops = [{ touch = \"r\", access = \"write\", pattern = \"strided\", stride = \"4K\" }]",
     ));
     let phase = &report.phases[0].counters;
-    // The worker's own code and stack may fault in its first phase, more often where the kernel has
-    // just taken unused pages from us; not once for each page of the job.
+    // The worker's own code and stack may fault in its first phase. They fault more often if the kernel
+    // has just reclaimed unused pages, but not once for each page of the job.
     let faults = count(phase, "minor_fault_count");
     assert!((512..560).contains(&faults), "{faults}");
     assert_eq!(count(phase, "access_count"), 512);
@@ -291,7 +291,7 @@ fn fault_latencies_are_paired() {
         assert!(minor.count >= 1024, "{minor:?}");
         assert_eq!(minor.of_count, Some(minor.count), "so few are all seen");
         assert!((100..100_000).contains(&minor.p50_ns), "{minor:?}");
-        // Whoever else wants the CPUs, every begin finds its end.
+        // Every begin finds its end, even if other processes compete for the CPUs.
         assert!(!report.warnings.iter().any(|w| w.text.contains("have no partner")), "{report:?}");
     }
 }
@@ -310,12 +310,12 @@ fn of_many_faults_the_report_says_how_many_were_seen() {
     let minor = &report.latency["minor_fault"];
     let of_count = minor.of_count.expect("faults are counted");
     assert!((FAULTS..FAULTS + 1_000).contains(&of_count), "{minor:?}");
-    // As many as the smallest rings hold, however seldom they are emptied.
+    // At least as many as the smallest rings hold, even if they are emptied rarely.
     assert!((1_000..=of_count).contains(&minor.count), "{minor:?}");
     assert_eq!(report.latency["fault"].of_count, Some(of_count + major_count(&report)));
 }
 
-/// Of the major faults that the histograms know of.
+/// Returns the number of major faults that were counted, sampled or not.
 fn major_count(report: &Run) -> u64 {
     report.latency.get("major_fault").and_then(|major| major.of_count).unwrap_or(0)
 }
@@ -341,7 +341,7 @@ fn preflight_names_what_cannot_be_had() {
     assert!(what(&small("size = \"1G\"\npage_size = \"hugetlb:1G\"", read)).contains("1G"));
 }
 
-/// A plan with a mistake that no job file has: the machines look at plans, whoever made them.
+/// Makes a mistake that no job file can have: the machines check plans from all sources.
 #[test]
 fn invalid_plans_are_refused_by_host_and_null() {
     let mut plan = plan(&small("size = \"1M\"", "ops = [{ touch = \"r\" }]"));
@@ -353,8 +353,8 @@ fn invalid_plans_are_refused_by_host_and_null() {
     assert!(refused(&mut HostMachine::default()) && refused(&mut NullMachine));
 }
 
-/// Runs a job in a child of its own, sends it SIGINT once its file is being touched, and sees what
-/// is left: no file, no grandchildren, and a report of what was done.
+/// Runs a job in its own child, and sends it SIGINT once it touches its file. No file and no grandchild
+/// may remain, and the report must show the work done.
 #[test]
 fn an_interrupt_cleans_up_and_keeps_what_was_seen() {
     if ran_alone() {
@@ -411,7 +411,8 @@ fn the_budget_adds_up() {
     assert!(report.environment.contains_key("kernel"), "{:?}", report.environment);
 }
 
-/// A job on network memory, compressed in this process; none, said so, where this user may not page.
+/// Runs a job on network memory, compressed in this process. Returns `None` and prints SKIP if this user
+/// may not page.
 fn run_remote(more: &str, phase: &str) -> Option<(Result<(), RunError>, Run)> {
     let region = "size = \"16M\"\nbacking = \"remote\"\nresident = \"4M\"";
     let plan = plan(&format!("{}\n{more}", small(region, phase)));
@@ -460,7 +461,7 @@ fn network_memory_holds_what_was_written_and_says_what_it_cost() {
     assert!(report.tables[0].title.starts_with("network memory: embedded"), "{:?}", report.tables);
 }
 
-/// The clients fetch what they touch, so that their time has the pager's.
+/// Checks that the clients' time includes the pager's, as they fetch the pages that they touch.
 #[test]
 fn clients_serve_themselves_in_place() {
     let region = "size = \"16M\"\nbacking = \"remote\"\nresident = \"4M\"\nserving = \"in-place\"";

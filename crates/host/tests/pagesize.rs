@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const HUGE: PageSize = PageSize::M2;
 
-/// The C program beside this test, compiled once.
+/// Returns the C program of tests/pagesize/, compiled once.
 fn program() -> &'static PathBuf {
     static PROGRAM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, program) = PROGRAM.get_or_init(|| {
@@ -29,7 +29,8 @@ fn program() -> &'static PathBuf {
     program
 }
 
-/// The program with this much memory; it ends well when asked to, or the test fails.
+/// The program with this much memory. The test fails if it does not exit with status 0 when asked to
+/// end.
 struct Running {
     child: Child,
     input: Option<ChildStdin>,
@@ -88,7 +89,7 @@ fn undo(target: &Target, advice: &Advice) -> (Outcome, Verdict) {
     (outcome, verdict)
 }
 
-/// Bytes as asked and resident bytes of a part; reasons cover the rest exactly.
+/// Returns the bytes as asked and the resident bytes of a part; the reasons must cover the rest exactly.
 fn part(verdict: &Verdict, part: Part) -> (u64, u64) {
     let found = verdict.parts.iter().find(|p| p.part == part).unwrap();
     let why: u64 = found.why.iter().map(|why| why.bytes).sum();
@@ -96,7 +97,8 @@ fn part(verdict: &Verdict, part: Part) -> (u64, u64) {
     (found.as_asked_bytes, found.resident_bytes)
 }
 
-/// Memory that others of this machine use up can be in the way; then the reason says so.
+/// Checks that nearly all of a part is as asked. Another process may use up memory; then the output
+/// shows the reason.
 fn nearly_all(verdict: &Verdict, of: Part) {
     let (asked, resident) = part(verdict, of);
     assert!(asked as f64 >= 0.95 * resident as f64, "{verdict:#?}");
@@ -110,7 +112,7 @@ fn collapse_and_split(target: &Target) {
     let (outcome, now) = undo(target, &heap);
     assert_eq!(part(&now, Part::Heap).0, 0, "{now:?}");
     assert!(outcome.total_bytes() > 60 << 20);
-    // And once more, by asking for base pages.
+    // The same once more, but splits by asking for base pages.
     apply(target, &heap);
     let base = advice("heap=4K");
     let (_, now) = apply(target, &base);
@@ -148,7 +150,7 @@ fn three_hundred_times_attached_and_nothing_noticed() {
         stops.extend(change(&target, &all).0.stops.all);
     }
     running.end();
-    // How long each takes, `cargo xtask bench stops` measures.
+    // `cargo xtask bench stops` measures how long each stop takes.
     assert!(stops.len() >= 300);
 }
 
@@ -169,7 +171,7 @@ fn every_byte_that_is_not_as_asked_has_a_reason() {
 
 #[test]
 fn memory_shared_after_a_fork_is_told_from_the_rest() {
-    // The parent sleeps over what it has filled, the child over the same pages.
+    // The parent sleeps with the pages that it has filled; the child shares them.
     let script = "import os, time, sys\nd = bytearray(b'x' * (64 << 20))\npid = os.fork()\n\
                   if pid: print('up', flush=True)\ntime.sleep(60)";
     let mut parent = Command::new("python3")
@@ -218,7 +220,7 @@ fn a_process_that_vanishes_is_no_surprise() {
 
 #[test]
 fn a_stopped_process_stays_stopped() {
-    // Not the program above: a stop by itself interrupts its epoll_wait.
+    // Not the program above: a stop alone interrupts its epoll_wait.
     let mut child = Command::new("sleep").arg("60").spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();

@@ -1,6 +1,7 @@
-//! Random jobs on the real machine and on the null machine: what resolves either runs to its end, with
-//! the accesses of the plan, budgets that sum and memory that holds what was written, or is refused
-//! before it starts. The same jobs run on every simulated machine (crates/sim/tests/random_jobs.rs).
+//! Random jobs on the real machine and on the null machine. A job that resolves is refused before it
+//! starts, or runs to its end. Then it has made the plan's accesses, its budgets add up, and memory
+//! holds what was written. The same jobs run on every simulated machine
+//! (crates/sim/tests/random_jobs.rs).
 
 #[path = "../../sim/tests/common/random_job.rs"]
 mod random_job;
@@ -15,17 +16,17 @@ use pagetax_core::report::{Recording, Run};
 use pagetax_host::exec::{HostMachine, NullMachine};
 use random_job::{Scope, random_job};
 
-/// Without what depends on the kernel's build, pools and rights.
+/// The features of the jobs, without those that depend on the kernel's build, pools and privileges.
 const SCOPE: Scope = Scope { has_remote: false, has_optional_advice: false, has_pools: false };
 
-/// Jobs of each run; as many seeds as PAGETAX_RANDOM_JOBS asks for.
+/// Returns the seeds of the jobs, 60 or as many as PAGETAX_RANDOM_JOBS asks for.
 fn seeds(first: u64) -> std::ops::Range<u64> {
     let given = std::env::var("PAGETAX_RANDOM_JOBS").ok();
     let count = given.map_or(60, |text| text.parse().expect("PAGETAX_RANDOM_JOBS is a number"));
     first..first + count
 }
 
-/// Whether the job is valid.
+/// Runs the job of a seed; returns true if the job is valid.
 fn check(seed: u64) -> bool {
     let mut rng = Rng::new(seed);
     let length = rng.below(160);

@@ -1,4 +1,4 @@
-//! Trials of real programs that nobody here wrote, and of some that misbehave.
+//! Trials of real programs from other projects, and of some that misbehave.
 
 use pagetax_core::diagnosis::Exit;
 use pagetax_core::units::PageSize;
@@ -70,7 +70,7 @@ int main(void) {
 fn processes_of_a_pipeline_count_together() {
     let directory = tempfile::tempdir().unwrap();
     let hold = compile(directory.path(), HOLD_C);
-    // As long as the sampler takes to look twice where others want the CPUs, many times over.
+    // 3 s is many times the time that the sampler needs for two looks, even on a busy machine.
     let finished = shell(&format!("sleep 3 | {hold} & sleep 3 | {hold}; wait"));
     assert_eq!(finished.exit, Exit::Code(0));
     let peak = finished.peak.unwrap();
@@ -81,7 +81,7 @@ fn processes_of_a_pipeline_count_together() {
 
 #[test]
 fn processes_that_come_and_go_are_told() {
-    // Some of them are on one list of processes, as lists are further apart.
+    // The lists of processes are more than 10 ms apart, so some of these processes are on only one list.
     let finished = shell("i=0; while [ $i -lt 150 ]; do sleep 0.01; i=$((i + 1)); done");
     assert!((1..=150).contains(&finished.brief_count), "{finished:?}");
     assert_eq!(shell("exec sleep 0.5").brief_count, 0);

@@ -1,4 +1,4 @@
-//! The CPU ledger: user time by translation, kernel time by sampled stacks or by fault counts.
+//! The CPU ledger: user time by translation; kernel time by sampled stacks or by fault counts.
 
 use super::{Totals, Translation, derived};
 use crate::stacks::{Profile, StackCounts, Work};
@@ -6,7 +6,7 @@ use pagetax_core::budget::Ledger;
 use pagetax_core::calibration::{Calibration, FaultKind, Spread};
 use pagetax_core::counter::Reading;
 
-/// The rows of user time.
+/// Adds the rows of user time.
 pub(super) fn user_rows(
     ledger: &mut Ledger,
     totals: &Totals,
@@ -29,7 +29,7 @@ pub(super) fn user_rows(
     ledger.row("translation", reading, how);
 }
 
-/// The rows of kernel time.
+/// Adds the rows of kernel time.
 pub(super) fn kernel_rows(
     ledger: &mut Ledger,
     totals: &Totals,
@@ -65,8 +65,8 @@ fn from_stacks(ledger: &mut Ledger, totals: &Totals, counts: &StackCounts, profi
     }
 }
 
-/// The 95 % interval of a share of which `count` of `samples` were seen (Wilson's: unlike the
-/// normal approximation it holds for few samples, and does not call an unseen row impossible).
+/// Returns the 95 % Wilson interval of the share `count` / `samples`. Unlike the normal approximation,
+/// it holds for few samples, and its upper bound for a row without samples is above 0.
 fn wilson(count: u64, samples: u64) -> (f64, f64) {
     const Z: f64 = 1.96;
     let (n, p) = (samples as f64, count as f64 / samples as f64);
@@ -76,8 +76,8 @@ fn wilson(count: u64, samples: u64) -> (f64, f64) {
     (((middle - reach) / scale).max(0.0), ((middle + reach) / scale).min(1.0))
 }
 
-/// Fault counts × this machine's calibration, capped at the time in the kernel. What the rest of
-/// that time was stays unexplained.
+/// Adds fault counts × this machine's calibration, capped at the time in the kernel. The rest of that
+/// time stays unexplained.
 fn from_faults(
     ledger: &mut Ledger,
     totals: &Totals,
@@ -110,9 +110,9 @@ fn from_faults(
     }
 }
 
-/// What a job's minor faults cost by calibration, as (best, low, high) in nanoseconds. Nobody tells
-/// of which kind they were: best supposes new anonymous pages; low, pages of cached files; high,
-/// copies.
+/// The cost of a job's minor faults by calibration, as (best, low, high) in nanoseconds. The kernel does
+/// not count faults by kind. The best estimate assumes new anonymous pages, the low one pages of cached
+/// files, the high one copies.
 struct FaultCosts {
     fault: (f64, f64, f64),
     zero_copy: (f64, f64, f64),
@@ -126,7 +126,7 @@ impl FaultCosts {
         let anon = cost(FaultKind::AnonWrite, base)?;
         let low = cost(FaultKind::FileCachedRead, base).unwrap_or(served).low_ns.min(served.low_ns);
         let copy = cost(FaultKind::CowWrite, base).unwrap_or(anon);
-        // Huge pages at the peak were one fault each.
+        // The peak of huge pages took one fault each.
         let huge_faults = totals.huge_page_bytes_max.value().unwrap_or(0) / huge.max(1);
         let huge_faults = huge_faults.min(totals.minor_fault_count) as f64;
         let base_faults = totals.minor_fault_count as f64 - huge_faults;
@@ -144,7 +144,7 @@ impl FaultCosts {
         })
     }
 
-    /// Both rows, shrunk in proportion where they exceed the time there was.
+    /// Returns both rows, scaled down in proportion if they exceed the time in the kernel.
     fn capped(&self, kernel_ns: u64) -> [Reading; 2] {
         let sum = self.fault.0 + self.zero_copy.0;
         let scale = if sum > kernel_ns as f64 { kernel_ns as f64 / sum } else { 1.0 };

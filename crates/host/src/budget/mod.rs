@@ -1,10 +1,11 @@
-//! The budget of a real run: what its CPU time and its elapsed time went to.
+//! The budget of a real run: where its CPU time and its elapsed time went.
 //!
-//! [`Watch`] collects while the job runs, [`budget`] turns what it collected and the job's exact
-//! totals into two ledgers; the latter is a pure function. It serves plans that run in this process
-//! and commands that run as children alike.
-//! Invariants: the totals are the kernel's own accounts, rows only divide them; a row without a
-//! source is missing, and its time shows up as unexplained.
+//! [`Watch`] collects data while the job runs. [`budget`] is a pure function: it turns these data and
+//! the job's exact totals into two ledgers. It serves plans in this process and commands that run as
+//! children alike.
+//!
+//! Invariants: the totals are the kernel's own accounts, and rows only divide them. A row without a
+//! source is missing, and its time is in the unexplained row.
 
 mod cpu;
 mod translation;
@@ -20,28 +21,28 @@ use pagetax_core::calibration::Calibration;
 use pagetax_core::counter::Reading;
 use std::time::Instant;
 
-/// What a job used in all, by the kernel's accounts, with all of its threads and children.
+/// The resources that a job used with all its threads and children, by the kernel's accounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Totals {
-    /// Elapsed time.
+    /// The elapsed time, in nanoseconds.
     pub wall_ns: u64,
-    /// CPU time in user mode.
+    /// The CPU time in user mode.
     pub user_ns: u64,
-    /// CPU time in the kernel.
+    /// The CPU time in the kernel.
     pub kernel_ns: u64,
-    /// Faults served from memory.
+    /// The faults served without I/O.
     pub minor_fault_count: u64,
-    /// Faults that waited for storage.
+    /// The faults that waited for I/O.
     pub major_fault_count: u64,
-    /// Most resident bytes at once.
+    /// The peak of resident bytes.
     pub resident_bytes_max: Reading,
-    /// Most bytes on huge pages at once.
+    /// The peak of bytes on huge pages.
     pub huge_page_bytes_max: Reading,
-    /// Most bytes of page tables at once.
+    /// The peak of bytes of page tables.
     pub page_table_bytes_max: Reading,
 }
 
-/// Collects while a job runs.
+/// The collector of a budget's data while a job runs.
 #[derive(Debug)]
 pub struct Watch {
     system: SystemSnapshot,
@@ -50,7 +51,7 @@ pub struct Watch {
     walks: Result<(Family, Counters), String>,
 }
 
-/// This CPU's counters of page walks, for a task.
+/// Opens this CPU's counters of page walks for a task. Errors show why there are none.
 fn walk_counters(tid: u32, begin: Begin) -> Result<(Family, Counters), String> {
     let cpuinfo = Root::default().text("/proc/cpuinfo")?;
     let family = Family::of_cpu(&cpuinfo, has_unit()).map_err(|error| error.to_string())?;
@@ -66,9 +67,10 @@ fn walk_counters(tid: u32, begin: Begin) -> Result<(Family, Counters), String> {
 }
 
 impl Watch {
-    /// Makes ready, so that nothing slow is left to do when the job starts.
+    /// Takes the first snapshot and reads the kernel's symbols, so that nothing slow remains when the
+    /// job starts.
     pub fn new() -> Watch {
-        // An error comes back when the profiler asks for them.
+        // The profiler asks for the symbols again, and then reports the error.
         let _ = Symbols::of_this_kernel();
         Watch {
             system: SystemSnapshot::read(&Root::default()),
@@ -78,14 +80,14 @@ impl Watch {
         }
     }
 
-    /// Follows a thread, by its id (for a process: its pid), and whatever threads and children it
-    /// makes from now on. What the machine does not allow will be missing from the budget.
+    /// Follows a thread by its id (a process by its pid) and all threads and children that it makes from
+    /// now on. Data that the machine does not allow are missing from the budget.
     pub fn attach(&mut self, tid: u32, begin: Begin) {
         self.profiler = Profiler::start(tid, begin);
         self.walks = walk_counters(tid, begin);
     }
 
-    /// The job is over.
+    /// Stops collecting, and returns the data.
     pub fn finish(self) -> Watched {
         let profile = match self.profiler {
             Ok(profiler) => profiler.finish(),
@@ -114,18 +116,18 @@ impl Default for Watch {
     }
 }
 
-/// What was collected.
+/// The data that a [`Watch`] collected.
 #[derive(Debug, Clone)]
 pub struct Watched {
-    /// Of the job's tasks.
+    /// The stacks and switches of the job's tasks.
     pub profile: Profile,
-    /// Of the whole machine while the job ran, by counter id, and the job's run-queue time.
+    /// The counters of the whole machine while the job ran, by id, and the job's run-queue time.
     pub counters: Vec<(&'static str, Reading)>,
-    /// Its translation by hardware counters, or why not.
+    /// The translation share from hardware counters; an error shows why there is none.
     pub counted: Result<Translation, String>,
 }
 
-/// Divides the totals.
+/// Divides the totals into the rows of a CPU ledger and a wall ledger.
 pub fn budget(
     totals: &Totals,
     profile: &Profile,
@@ -144,7 +146,7 @@ pub fn budget(
     budget
 }
 
-/// A reading within bounds, none of them beyond `most`.
+/// Returns a derived reading. Its value and its bounds are between 0 and `most`.
 fn derived(value: f64, low: f64, high: f64, most: u64) -> Reading {
     let ns = |ns: f64| (ns.max(0.0).round() as u64).min(most);
     Reading::Derived { value: ns(value), low: ns(low.min(value)), high: ns(high.max(value)) }
@@ -318,7 +320,7 @@ pub(crate) mod tests {
             let cpu_total_ns = totals.user_ns + totals.kernel_ns;
             prop_assert_eq!(sum(&b.cpu) + b.cpu_unexplained_ns, cpu_total_ns as i64);
             prop_assert_eq!(sum(&b.wall) + b.wall_unexplained_ns, totals.wall_ns as i64);
-            // Rounding alone may make the CPU rows exceed their total: half a nanosecond each.
+            // Only rounding may make the CPU rows exceed their total: half a nanosecond each.
             prop_assert!(b.cpu_unexplained_ns >= -4, "{:?}", b.cpu);
             let ids = |rows: &[pagetax_core::budget::TimeRow]| {
                 rows.iter().map(|row| row.id.clone()).collect::<Vec<_>>()

@@ -1,5 +1,5 @@
-//! How much of user time is translation, by the best source at hand: counters, trials, a recording, the
-//! plan's accesses, or a bound.
+//! The part of user time that translation takes. The best available source counts: PMU counters, trials,
+//! a recording, the plan's accesses, or a bound.
 
 use super::derived;
 use crate::tlb_events::{Counts, Family, walk_share};
@@ -7,63 +7,63 @@ use pagetax_core::calibration::{Calibration, WalkPattern};
 use pagetax_core::counter::Reading;
 use pagetax_core::plan::{Op, PageSizeRequest, Pattern, Phase, Plan, Region, Touch};
 
-/// What is known about a job's translation; better sources first.
+/// The source of a job's translation time.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Translation {
-    /// Counters saw a page walk in this share of user cycles, 0 to 1.
+    /// PMU counters: the share of user cycles during which a page walk was active, 0 to 1.
     Counted {
-        /// Of user time.
+        /// The share of user time.
         share: f64,
-        /// Whose counters.
+        /// The CPU family whose events were counted.
         family: String,
     },
-    /// Trials on other page sizes saved this share of user time, 0 to 1, with its interval.
+    /// Trials: the share of user time that other page sizes saved, 0 to 1, with its interval.
     Trial {
-        /// Lower bound.
+        /// The lower bound of the share.
         share_low: f64,
-        /// Best estimate.
+        /// The best estimate of the share.
         share: f64,
-        /// Upper bound.
+        /// The upper bound of the share.
         share_high: f64,
     },
-    /// A recording of the same command, its walks priced by the calibration; nanoseconds.
+    /// A recording of the same command: its walks × their calibrated cost, in nanoseconds.
     Recorded {
-        /// Lower bound.
+        /// The lower bound of the time.
         low_ns: f64,
-        /// Best estimate.
+        /// The best estimate of the time.
         ns: f64,
-        /// Upper bound.
+        /// The upper bound of the time.
         high_ns: f64,
     },
-    /// The accesses are known: × the calibrated cost of each.
+    /// The plan's accesses, × the calibrated cost of each.
     Accesses(Vec<AccessClass>),
-    /// Only how much memory it touches: a bound.
+    /// The working set in bytes, which gives an upper bound only.
     WorkingSet(u64),
-    /// Not even that.
+    /// No source; the text shows why.
     Unknown(String),
 }
 
-/// Accesses of a kind.
+/// The accesses of one kind over one working set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AccessClass {
-    /// In which order.
+    /// The order of the accesses.
     pub kind: AccessKind,
-    /// Over how much memory.
+    /// The memory that they range over, in bytes.
     pub working_set_bytes: u64,
-    /// How many.
+    /// The number of accesses.
     pub count: u64,
 }
 
-/// An order of addresses, as far as walks care.
+/// An order of addresses, as far as it affects page walks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessKind {
-    /// From page to page in order: caches and prefetchers hide the walks, if not always.
+    /// Page after page in order. Caches and prefetchers hide most of the walks.
     Sweep,
-    /// Random, but some pages far more often: somewhere between nothing and uniform.
+    /// Random, with some pages far more often than others. The cost is between 0 and that of uniform.
     Skewed,
-    /// Uniformly random, known beforehand.
+    /// Uniformly random; addresses do not depend on earlier loads.
     Independent,
-    /// Uniformly random, each known from the one before.
+    /// Uniformly random; each address is the result of the previous load.
     Dependent,
 }
 
@@ -79,21 +79,21 @@ impl Translation {
         }
     }
 
-    /// The best of these sources; of two alike the first.
+    /// Returns the best of these sources; of two equal ones, the first.
     pub fn best(sources: impl IntoIterator<Item = Translation>) -> Translation {
         let best = sources.into_iter().min_by_key(Translation::rank);
         best.unwrap_or_else(|| Translation::Unknown("nothing was looked at".into()))
     }
 
-    /// What counters saw; why it is nothing.
+    /// Returns the translation share from counts. The error names the family if an event was not counted.
     pub fn of_counts(family: &Family, counts: &[Counts]) -> Result<Translation, String> {
         let share = walk_share(family, counts)
             .ok_or_else(|| format!("not all events of {} could be counted", family.name))?;
         Ok(Translation::Counted { share, family: family.name.clone() })
     }
 
-    /// The accesses of a plan on base pages. `access_count` is how many there were in fact, where
-    /// a phase ends by the clock.
+    /// Returns the accesses of a plan on base pages. `access_count` is the number of accesses that
+    /// really happened, for phases that end by the clock.
     pub fn of_plan(plan: &Plan, base_page_bytes: u64, access_count: Option<u64>) -> Translation {
         let mut planned = 0u64;
         let mut classes = Vec::new();
@@ -117,7 +117,7 @@ impl Translation {
         Translation::Accesses(classes)
     }
 
-    /// The row and its method.
+    /// Returns the row's reading and its method.
     pub(super) fn of_user_time(
         &self,
         user_ns: u64,
@@ -168,7 +168,7 @@ fn times(phase: &Phase) -> u64 {
     phase.repeat.saturating_mul(u64::from(phase.clients))
 }
 
-/// None for accesses that are on huge pages by the plan's own wish.
+/// Returns the class of a touch; `None` if the plan asks for huge pages there.
 fn class_of(
     touch: &Touch,
     region: &Region,
@@ -193,7 +193,7 @@ fn class_of(
     Some(AccessClass { kind, working_set_bytes: region.bytes, count })
 }
 
-/// Best estimate, lower and upper bound in nanoseconds.
+/// Returns the best estimate, the lower and the upper bound, in nanoseconds.
 fn modelled(classes: &[AccessClass], calibration: &Calibration) -> (f64, f64, f64) {
     let mut sum = (0.0, 0.0, 0.0);
     for class in classes {
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(capped, Reading::Derived { value: 10_000, low: 10_000, high: 10_000 });
     }
 
-    /// A CPU that counted so many cycles, and walks in so many of them.
+    /// Returns the counts of a CPU with this many cycles, and walks active in this many of them.
     fn counted(family: &Family, cycles: u64, walks: u64) -> Vec<Counts> {
         let data_walks = family.events().iter().filter(|e| e.role == Role::DataCycles).count();
         let value = |counted: &Counted| {
@@ -254,7 +254,7 @@ mod tests {
                 Role::DataCycles => walks / data_walks as u64,
                 _ => 0,
             };
-            // Half of the time another event had the counter.
+            // Another event had the counter for half of the time.
             Some(Scaled { value: value / 2, enabled_ns: 1_000, running_ns: 500 })
         };
         let values: Vec<_> = family.events().iter().map(value).collect();

@@ -41,7 +41,7 @@ pub(super) fn rows(
     }
 }
 
-/// Waits as one sum, with major faults × calibrated cost taken out of it.
+/// Adds the waits as one row, less a row for major faults × their calibrated cost.
 fn without_stacks(
     ledger: &mut Ledger,
     totals: &Totals,
@@ -53,7 +53,8 @@ fn without_stacks(
     let cost = calibration.and_then(|c| c.fault(FaultKind::FileMajorRead, c.base_page_bytes));
     let majors = totals.major_fault_count as f64;
     let page_in = match cost {
-        // Tasks wait at the same time, and read-ahead serves many pages at once: any less is likely.
+        // Tasks wait at the same time, and read-ahead serves many pages with one wait. So the lower
+        // bound is 0.
         Some(cost) => derived(majors * cost.median_ns, 0.0, majors * cost.high_ns, waiting_ns),
         None if totals.major_fault_count == 0 => Reading::Measured(0),
         None => {
@@ -77,7 +78,8 @@ fn without_stacks(
     ledger.row("sleep", sleep, "the rest of all waiting, of whatever kind");
 }
 
-/// Without switch records only this is known: CPU time was spent within the elapsed time.
+/// Adds the CPU time as the running time. Without switch records, it is the only known part of elapsed
+/// time.
 fn without_line(ledger: &mut Ledger, totals: &Totals, why: &str) {
     let cpu_ns = totals.user_ns + totals.kernel_ns;
     let most = cpu_ns.min(totals.wall_ns);

@@ -1,4 +1,4 @@
-//! What a page costs in the kernel, by kind of fault and by page size.
+//! The kernel's cost of a page, by kind of fault and by page size.
 
 use super::{CalibrateError, Effort, enable, thread_ns};
 use crate::at_hand;
@@ -17,15 +17,15 @@ use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Nanoseconds a page, by kind and page size.
+/// The cost of a page in nanoseconds, by kind and page size.
 pub(super) type Seen = (FaultKind, u64, f64);
 
-/// Pages that each repetition reads from disk.
+/// The number of pages that each repetition reads from disk.
 const MAJOR_COUNT: u64 = 48;
-/// At least this share of chunks must have got pages of the size.
+/// The smallest share of chunks that must have got pages of the size.
 const TOOK_SHARE_MIN: f64 = 0.9;
 
-/// All kinds; page sizes that cannot be had say why.
+/// Measures all kinds of fault. For a page size that is not available, the cost shows why.
 pub(super) fn measure(
     effort: Effort,
     settings: &PageSettings,
@@ -75,7 +75,7 @@ pub(super) fn measure(
     Ok(costs)
 }
 
-/// One repetition of private memory alone, on base pages and on huge ones.
+/// Measures private memory once, on base pages and on huge ones.
 pub(super) fn again(
     effort: Effort,
     base: u64,
@@ -111,7 +111,7 @@ fn map(len: usize, align: u64, advice: i32) -> io::Result<Mapping> {
     let align = align as usize;
     let mapping = Mapping::new(Request { source: Source::Anon, len, align, hugetlb: None })?;
     match mapping.advise(advice) {
-        // Kernels without huge pages do not know the advice, and do as it says.
+        // Kernels without huge pages refuse the advice, and use base pages anyway.
         Err(error) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
         _ => Ok(mapping),
     }
@@ -121,7 +121,7 @@ fn offsets(mapping: &Mapping, page: u64) -> impl Iterator<Item = u64> + use<> {
     (0..mapping.len() as u64).step_by(page as usize)
 }
 
-/// CPU time for each page of what `work` does with a mapping.
+/// Returns the CPU time that `work` takes for each page of a mapping.
 fn per_page(mapping: &Mapping, page: u64, work: impl Fn(&Mapping, u64)) -> f64 {
     let before = thread_ns();
     for offset in offsets(mapping, page) {
@@ -134,7 +134,7 @@ fn read(mapping: &Mapping, offset: u64) {
     mapping.load(offset);
 }
 
-/// CPU time for each page of giving it back.
+/// Returns the CPU time that unmapping takes for each page.
 fn unmap(mapping: Mapping, page: u64) -> f64 {
     let pages = (mapping.len() as u64 / page) as f64;
     let before = thread_ns();
@@ -157,7 +157,7 @@ fn base_pages(effort: Effort, page: u64, seen: &mut Vec<Seen>) -> io::Result<()>
     Ok(())
 }
 
-/// A child writes to what its parent has written before.
+/// Measures the copies: a child writes to pages that its parent has written.
 fn copy_on_write(effort: Effort, page: u64) -> io::Result<Seen> {
     let anon = map(effort.fault_bytes, page, libc::MADV_NOHUGEPAGE)?;
     offsets(&anon, page).for_each(|offset| anon.store(offset, 1));
@@ -172,8 +172,8 @@ fn copy_on_write(effort: Effort, page: u64) -> io::Result<Seen> {
     Ok((FaultKind::CowWrite, page, ns))
 }
 
-/// Pages larger than the base page, each in a mapping of its own that is touched before the next is
-/// made: so no larger size fits, whatever else is switched on.
+/// Measures pages larger than the base page. Each is in its own mapping, which is touched before the
+/// next one is made. So no larger size fits, even if it is enabled.
 fn sized_pages(
     effort: Effort,
     size: PageSize,
@@ -204,7 +204,7 @@ fn sized_pages(
              echo 1 > /proc/sys/vm/compact_memory (as root) may help"
         )));
     }
-    // The median mapping: unlike CPU time, elapsed time is read without a system call.
+    // The median mapping: elapsed time can be read without a system call, unlike CPU time.
     let mut costs = Vec::new();
     for (kind, each_ns) in [(FaultKind::AnonWrite, write_ns), (FaultKind::AnonFill, fill_ns)] {
         costs.extend(Spread::of(each_ns).map(|spread| (kind, bytes, spread.median_ns)));
@@ -219,7 +219,7 @@ fn fault_allocations(settings: &PageSettings, size: PageSize) -> Option<u64> {
     std::fs::read_to_string(folder).ok()?.trim().parse().ok()
 }
 
-/// A file without a name, gone with the process.
+/// A file without a name, which ends with the process.
 struct CachedFile {
     file: File,
     bytes: usize,
@@ -242,7 +242,7 @@ impl CachedFile {
         Mapping::new(Request { source, len: self.bytes, align: page as usize, hugetlb: None })
     }
 
-    /// In order, from the page cache: neighbours come with each fault.
+    /// Measures faults in order on cached pages, with fault-around.
     fn cached_read(&mut self, page: u64) -> io::Result<Seen> {
         let warm = self.map(page)?;
         offsets(&warm, page).for_each(|offset| read(&warm, offset));
@@ -251,7 +251,7 @@ impl CachedFile {
         Ok((FaultKind::FileCachedRead, page, per_page(&mapping, page, read)))
     }
 
-    /// At random, from the disk: the median elapsed time of the reads that waited for it.
+    /// Measures random reads from the disk: the median elapsed time of the major faults.
     fn major_read(&mut self, page: u64) -> io::Result<Option<Seen>> {
         fadvise(&self.file, 0, None, Advice::DontNeed)?;
         let mapping = self.map(page)?;

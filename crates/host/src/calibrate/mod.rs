@@ -1,10 +1,11 @@
-//! Measures this machine's calibration: what faults cost by kind and page size, and page walks by
-//! working set. And keeps it: `$XDG_CACHE_HOME/pagetax/calibration.json` (`~/.cache` without the
+//! The calibration of this machine: the cost of faults by kind and page size, and of page walks by
+//! working set. It is kept in `$XDG_CACHE_HOME/pagetax/calibration.json` (`~/.cache` without the
 //! variable, /var/cache for root without a home).
 //!
-//! Invariants: unless it is told to, it changes no setting of the machine: page sizes that are
-//! switched off are missing, with the command that would switch them on. Repetitions are interleaved, so a slow moment of the
-//! machine hits all measurements alike. A calibration of another machine is never used.
+//! Invariants: without [`Extent::change_settings`], no setting of the machine changes. Page sizes that
+//! are switched off are missing, with the command that would enable them. Repetitions are interleaved,
+//! so a slow moment of the machine affects all measurements alike. A calibration of another machine is
+//! never used.
 
 mod faults;
 mod walks;
@@ -22,46 +23,47 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Why there is no calibration.
+/// The reason why there is no calibration.
 #[derive(Debug, thiserror::Error)]
 pub enum CalibrateError {
-    /// The machine does not say what it is.
+    /// The machine's identity cannot be read.
     #[error("cannot tell what machine this is: {0}")]
     Identity(String),
-    /// Memory, a child or a file was refused.
+    /// The system refused memory, a child or a file.
     #[error("cannot {0}: {1}")]
     System(&'static str, io::Error),
-    /// Nowhere to keep it.
+    /// The environment names no folder to keep it in.
     #[error(transparent)]
     NoFolder(#[from] NoFolder),
-    /// SIGINT or SIGTERM.
+    /// SIGINT or SIGTERM ended the measurement.
     #[error("interrupted")]
     Interrupted,
-    /// It could not be kept.
+    /// The file could not be written.
     #[error("cannot write {0}: {1}")]
     Write(PathBuf, io::Error),
 }
 
-/// What to measure.
+/// The extent of a measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Fewer repetitions and working sets.
+    /// True for fewer repetitions and working sets.
     pub quick: bool,
-    /// Also page sizes that are switched off, by switching them on for their measurement.
+    /// True to measure page sizes that are switched off too, by enabling them for their measurement.
     pub change_settings: bool,
 }
 
-/// How long to measure.
+/// The effort of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Effort {
     repetitions: u32,
-    /// Each working set is mapped anew so often in the course of them.
+    /// The number of new mappings of each working set over all repetitions.
     placements: u32,
-    /// Touched by each repetition of a fault measurement.
+    /// The bytes that each repetition of a fault measurement touches.
     fault_bytes: usize,
-    /// Of walks, largest first, so that progress is honest.
+    /// The working sets of page walks, in bytes. The largest comes first, so that progress is not
+    /// overstated.
     working_sets: &'static [u64],
-    /// Dependent accesses in a repetition.
+    /// The dependent accesses of one repetition.
     chase_count: u64,
 }
 
@@ -80,9 +82,9 @@ const QUICK: Effort = Effort {
     chase_count: 1 << 16,
 };
 
-/// Measures. `on_progress` hears the share that is done. Takes up to 10 s when quick, a minute
-/// otherwise; uses at most a quarter of the available memory, one CPU, and a file in the folder for
-/// temporary files, which has no name.
+/// Measures the machine's calibration. `on_progress` gets the share that is done. Takes up to 10 s if
+/// quick, else up to a minute. Uses at most a quarter of the available memory, one CPU, and an unnamed
+/// file in the folder for temporary files.
 pub fn calibrate(
     extent: Extent,
     mut on_progress: impl FnMut(f64),
@@ -126,20 +128,20 @@ pub fn calibrate(
     Ok(calibration)
 }
 
-/// Prices that change with the memory that the kernel hands out, measured again and again beside
-/// something else.
+/// Costs that depend on the memory that the kernel hands out. They are measured again and again, between
+/// the runs of another measurement.
 #[derive(Debug, Default)]
 pub struct Beside {
     faults: Vec<faults::Seen>,
     walks: Vec<WalkCost>,
 }
 
-/// Working sets of it.
+/// The working sets of [`Beside`], one list per measurement, largest first.
 const BESIDE: [&[u64]; 3] = [&[256 << 20], &[64 << 20], &[16 << 20]];
 
 impl Beside {
-    /// Measures once: faults, and walks over the largest working set that is in no more than `bytes`, in
-    /// the memory that whoever comes next will get. Within a second; nothing where there are no huge
+    /// Measures once: faults, and walks over the largest working set of at most `bytes`. It uses the
+    /// memory that the next allocation would get. Takes less than a second. Does nothing without huge
     /// pages to compare with.
     pub fn measure(&mut self, bytes: u64) -> Result<(), CalibrateError> {
         let settings = PageSettings::host();
@@ -158,12 +160,12 @@ impl Beside {
         Ok(())
     }
 
-    /// The calibration at the pace of all that was measured.
+    /// Returns the calibration scaled to the pace of all measurements.
     pub fn pace(&self, calibration: &Calibration) -> Calibration {
         calibration.paced(&faults::summary(&self.faults), &self.walks())
     }
 
-    /// Walks, the middle of all; one of each pattern.
+    /// Returns the walks with the median cost, one for each pattern.
     pub fn walks(&self) -> Vec<WalkCost> {
         let of = |pattern| {
             let mut same: Vec<_> = self.walks.iter().filter(|w| w.pattern == pattern).collect();
@@ -174,52 +176,53 @@ impl Beside {
     }
 }
 
-/// What would switch all page sizes on for memory that asks for them.
+/// Returns the settings that would enable all page sizes for memory that requests them.
 fn switched_off(settings: &PageSettings) -> Vec<Setting> {
     let off = |size: &PageSize| settings.of_size(*size) == Some(Mode::Never);
     let on = |path| Setting { path, value: "madvise".into() };
     let sizes = settings.sizes().into_iter().filter(off).map(|size| settings.size_path(size));
-    // Before Linux 6.8 there is only the system-wide file.
+    // Before Linux 6.8, only the system-wide file exists.
     let paths = sizes.map(|path| if path.exists() { path } else { settings.thp_path() });
     paths.map(on).collect()
 }
 
-/// The command that lets memory with MADV_HUGEPAGE have pages of a size.
+/// Returns the command that lets memory with MADV_HUGEPAGE have pages of a size.
 fn enable(size: PageSize) -> String {
     let path = PageSettings::host().size_path(size);
     format!("echo madvise > {} (as root) switches them on", path.display())
 }
 
-/// CPU time of this thread so far: waits for a CPU are no cost of a fault.
+/// Returns the CPU time of this thread so far. Elapsed time would add waits for a CPU to a fault's cost.
 fn thread_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Where the calibration is kept.
+/// Returns the path of the kept calibration.
 pub fn cache_path() -> Result<PathBuf, CalibrateError> {
     Ok(cache::folder()?.join("calibration.json"))
 }
 
-/// Keeps a calibration, replacing the old one at once or not at all.
+/// Writes a calibration. It replaces the old one atomically.
 pub fn save(calibration: &Calibration, path: &Path) -> Result<(), CalibrateError> {
     let failed = |error: io::Error| CalibrateError::Write(path.into(), error);
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(failed)?;
     let text = serde_json::to_string_pretty(calibration).map_err(|e| failed(e.into()))?;
-    // A name that nobody can guess: in a folder of another user (sudo -E) a link could wait there.
+    // A random name: in another user's folder (sudo -E), a link could wait at a name that can be
+    // guessed.
     let mut fresh = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
     writeln!(fresh, "{text}").map_err(failed)?;
     fresh.persist(path).map_err(|error| failed(error.error)).map(drop)
 }
 
-/// The kept calibration of this machine; the error says why there is none and what would help.
+/// Returns the kept calibration of this machine. The error shows why there is none, with a hint.
 pub fn cached() -> Result<Calibration, String> {
     let path = cache_path().map_err(|error| error.to_string())?;
     load(&path, &identity(&Root::default())?)
 }
 
-/// The calibration in a file, if it is of this machine.
+/// Returns the calibration in a file, if this machine made it.
 pub fn load(path: &Path, here: &Identity) -> Result<Calibration, String> {
     const REMEDY: &str = "`pagetax calibrate` measures this machine";
     let text = match std::fs::read_to_string(path) {

@@ -1,14 +1,16 @@
-//! What page walks cost: the same accesses on base pages and on huge pages.
+//! The cost of page walks: the difference between the same accesses on base pages and on huge pages.
 //!
-//! Dependent: a random cycle through all pages, again and again, each lap on another line of each page, so
-//! that what is added is the walk and not the room that page tables take from the data in the caches.
-//! Which line comes first in a page is hashed: regular offsets collide in the data caches.
-//! Independent: uniformly random words, their addresses known beforehand, so that walks overlap.
+//! Dependent: a random cycle through all pages, again and again. Each lap uses another line of each
+//! page. So the difference is the walk alone, and not the cache space that page tables take from the
+//! data. The first line in a page is hashed, as regular offsets collide in the data caches.
 //!
-//! In a virtual machine the difference depends on where base pages come to lie: a walk ends with the
-//! hypervisor's own translation, which neighbours share. On one such machine a chase over 64M took 16 ns on
-//! 2M pages, 20 ns on base pages that were the parts of 2M pages, and on base pages as the kernel hands
-//! them out 24 ns with 5,000 single free pages in /proc/buddyinfo, and 57 ns with 83,000.
+//! Independent: uniformly random words whose addresses are known in advance, so that walks overlap.
+//!
+//! In a virtual machine, the difference depends on the physical place of the base pages. A walk ends
+//! with the hypervisor's own translation, which neighbours share. On one such machine, a chase over 64M
+//! took 16 ns on 2M pages, and 20 ns on base pages that were parts of 2M pages. On base pages as the
+//! kernel hands them out, it took 24 ns with 5,000 single free pages in /proc/buddyinfo, and 57 ns with
+//! 83,000.
 
 use super::{CalibrateError, Effort, thread_ns};
 use crate::at_hand;
@@ -20,12 +22,12 @@ use pagetax_core::calibration::{Spread, WalkCost, WalkPattern};
 use pagetax_core::units::{Bytes, PageSize};
 
 const LINE_BYTES: u64 = 64;
-/// Independent accesses are this many times as many as dependent ones, being as much faster.
+/// The number of independent accesses for each dependent one: they are faster by about this factor.
 const GATHER_FACTOR: u64 = 8;
-/// How often a working set is measured whose repetitions do not agree.
+/// The most measurements of a working set whose repetitions disagree.
 const TRIES: u32 = 3;
 
-/// By working set; and notes about those that could not be had.
+/// Measures all working sets. Returns their costs, and notes about the sets that could not be measured.
 pub(super) fn measure(
     effort: Effort,
     huge: PageSize,
@@ -36,7 +38,7 @@ pub(super) fn measure(
     let total: u64 = effort.working_sets.iter().sum();
     let mut done = 0;
     for bytes in effort.working_sets {
-        // Two mappings of it, at once.
+        // Both mappings of the set exist at the same time.
         if bytes * 2 > memory_bytes_max {
             let most = Bytes(memory_bytes_max);
             notes.push(format!("{}: more memory than the {most} to spare", Bytes(*bytes)));
@@ -53,10 +55,11 @@ pub(super) fn measure(
     Ok((walks, notes))
 }
 
-/// What was seen of one working set, by pattern and side.
+/// The measured costs of one working set, by pattern and side.
 type Samples = [[Vec<f64>; 2]; 2];
 
-/// Measured once more where repetitions do not agree: the better one counts.
+/// Measures a working set, again if its repetitions disagree. The result with the narrower interval
+/// counts.
 fn working_set(
     effort: Effort,
     huge: PageSize,
@@ -66,7 +69,7 @@ fn working_set(
     let mut best: Option<[WalkCost; 2]> = None;
     for _ in 0..TRIES {
         let mut samples = Samples::default();
-        // Where base pages come to lie in the caches is chance: no one place stands for all.
+        // The place of base pages in the caches is random, so no single placement is representative.
         let each = effort.repetitions.div_ceil(effort.placements);
         for _ in 0..effort.placements {
             if let Err(why) = placement(effort, huge, bytes, &order, each, &mut samples)? {
@@ -95,7 +98,7 @@ fn working_set(
     best.map(Ok).ok_or(CalibrateError::Interrupted)
 }
 
-/// Both sides in new memory, in turns; or why it cannot be had.
+/// Measures both sides in new memory, in turns. The inner error shows why the memory is not available.
 fn placement(
     effort: Effort,
     huge: PageSize,
@@ -151,13 +154,13 @@ fn cost(pattern: WalkPattern, working_set_bytes: u64, sides: [Vec<f64>; 2]) -> O
 
 const LINES: u64 = PageSize::K4.bytes() / LINE_BYTES;
 
-/// The line of a page that a lap goes to.
+/// Returns the offset of the line that a lap visits in a page.
 fn slot(page: u64, lap: u64) -> u64 {
     let first = page.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     page * PageSize::K4.bytes() + (first + lap) % LINES * LINE_BYTES
 }
 
-/// A random cycle through all pages: `order[page]` follows `page` (Sattolo's algorithm).
+/// Returns a random cycle through all pages: `order[page]` follows `page` (Sattolo's algorithm).
 fn cycle(pages: u64) -> Vec<u32> {
     let mut order: Vec<u32> = (0..pages as u32).collect();
     let mut random = Rng::new(pages);
@@ -167,7 +170,7 @@ fn cycle(pages: u64) -> Vec<u32> {
     order
 }
 
-/// Memory with the cycle written into it, once for each lap; after the last comes the first.
+/// Maps memory and writes the cycle into it, once for each lap. The last lap leads to the first.
 fn filled(
     bytes: u64,
     page: PageSize,
@@ -188,9 +191,9 @@ fn filled(
     Ok(mapping)
 }
 
-/// CPU time of a dependent access.
+/// Returns the CPU time of a dependent access.
 fn chase(mapping: &Mapping, count: u64, order: &[u32]) -> f64 {
-    // Warm laps would flatter small sets, cold ones tax them: start where the last lap ended.
+    // Follow the chain before the clock starts: cold caches would overstate the cost of small sets.
     let mut offset = slot(0, 0);
     for _ in 0..order.len().min(count as usize / 8) {
         offset = mapping.load(offset);
@@ -204,7 +207,7 @@ fn chase(mapping: &Mapping, count: u64, order: &[u32]) -> f64 {
     ns as f64 / count as f64
 }
 
-/// CPU time of an independent access.
+/// Returns the CPU time of an independent access.
 fn gather(mapping: &Mapping, count: u64, bytes: u64, seed: u64) -> f64 {
     let mut random = Rng::new(seed);
     let before = thread_ns();

@@ -1,4 +1,4 @@
-//! Events and traces: what the kernel and the CPU count.
+//! Events and traces that the kernel and the CPU count.
 
 use super::{Feature, Finding};
 use crate::procfs::Root;
@@ -6,7 +6,7 @@ use crate::stacks::Symbols;
 use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
 use std::io;
 
-/// `PERF_COUNT_HW_CPU_CYCLES`
+/// The hardware event `PERF_COUNT_HW_CPU_CYCLES`.
 const CPU_CYCLES: u32 = 0;
 
 pub(super) fn findings(root: &Root) -> Vec<Finding> {

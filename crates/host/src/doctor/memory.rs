@@ -1,4 +1,4 @@
-//! Page sizes and what can be done with pages.
+//! Page sizes, and the operations on pages that this machine allows.
 
 use super::{Feature, Finding};
 use crate::pagesize::{Mode, PageSettings};
@@ -60,7 +60,7 @@ fn huge_pages(settings: &PageSettings, huge: PageSize) -> Finding {
     }
 }
 
-/// Sizes between the base page and the huge page. Only what is switched on can be had.
+/// Checks the sizes between the base page and the huge page. Only enabled sizes are available.
 fn medium_pages(settings: &PageSettings, huge: PageSize) -> Finding {
     let feature = Feature("medium_pages", "transparent pages of other sizes (mTHP)");
     let sizes = settings.sizes();
@@ -105,7 +105,7 @@ fn pool(settings: &PageSettings, size: PageSize) -> Finding {
     }
 }
 
-/// MADV_COLLAPSE, or the same to another process.
+/// Checks MADV_COLLAPSE, or the same for another process.
 fn collapse(huge: PageSize, remotely: bool) -> Finding {
     let done = anon(huge.bytes(), huge.bytes(), false).and_then(|mapping| {
         mapping.store(0, 1);
@@ -132,7 +132,7 @@ fn collapse_finding(done: io::Result<()>, remotely: bool) -> Finding {
             "the kernel does not know it (Linux 6.1 and later do), or huge pages are forbidden to \
              this process",
         ),
-        // Older kernels ask for it even where a process means itself.
+        // Older kernels require it even for the calling process.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => feature.limited(
             format!("{error}: this kernel needs CAP_SYS_NICE, for one's own processes as well"),
             RIGHT,
@@ -178,8 +178,8 @@ fn page_flags(root: &Root) -> Finding {
     }
 }
 
-/// Greets userfaultfd as a region of network memory does: to open it is not enough, as older kernels lack what
-/// paging asks it for.
+/// Does the handshake with userfaultfd that a region of network memory does. Opening it is not enough:
+/// older kernels lack features that paging needs.
 fn user_faults() -> Finding {
     let full = pager::probe(false, Serving::Thread);
     let restricted = match &full {
@@ -194,7 +194,8 @@ type Probed = Result<(Access, Features), UffdError>;
 
 fn user_faults_of(full: Probed, restricted: Option<Probed>, has_device: bool) -> Finding {
     let feature = Feature("user_faults", "serving faults from user space (userfaultfd)");
-    // Whose group may open the device serves all faults, whatever the setting for the system call.
+    // A member of the device's group can serve all faults, regardless of the setting for the system
+    // call.
     let for_this_user = match has_device {
         true => "sudo chgrp $(id -gn) /dev/userfaultfd && sudo chmod 0660 /dev/userfaultfd",
         false => "sudo sysctl vm.unprivileged_userfaultfd=1",
@@ -251,7 +252,7 @@ mod tests {
         let without = user_faults_of(Err(refused()), Some(Err(refused())), false);
         assert_eq!(without.standing, Standing::NotHere);
         assert!(without.enable.unwrap().contains("vm.unprivileged_userfaultfd=1"));
-        // Who may, on a kernel that cannot, is sent nowhere.
+        // A user who has the permission, on a kernel that is too old, gets no hint.
         let old = user_faults_of(Err(refused()), Some(Err(UffdError::TooOld)), true);
         assert_eq!(old.standing, Standing::NotHere);
     }

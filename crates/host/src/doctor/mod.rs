@@ -1,8 +1,8 @@
-//! What of this machine pagetax can use, and what would make more of it usable.
+//! The features of this machine that pagetax can use, and the commands that enable more of them.
 //!
-//! Invariants: what is said to work was opened or done a moment ago, in small; nothing of the machine
-//! is changed by it; whatever does not work comes with the exact command that would mend it, or with
-//! the reason that no command can.
+//! Invariants: a feature that "works" was opened or used a moment ago, on a small scale. The check
+//! changes nothing on the machine. Each feature that does not work comes with the exact command that
+//! would enable it, or with the reason why no command can.
 
 mod events;
 mod memory;
@@ -12,15 +12,15 @@ use crate::pagesize::journal::{Journal, Record};
 use crate::procfs::{Fragmentation, Root};
 use serde::Serialize;
 
-/// How a feature stands.
+/// The state of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
-    /// It was tried, and all of it works.
+    /// All of it was tried, and works.
     Works,
-    /// Part of it does.
+    /// Only a part of it works.
     Limited,
-    /// None of it does.
+    /// None of it works.
     NotHere,
 }
 
@@ -34,23 +34,23 @@ impl std::fmt::Display for Standing {
     }
 }
 
-/// One feature.
+/// The finding about one feature.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Stable, snake_case.
+    /// The feature's id: stable, in snake_case.
     pub id: &'static str,
-    /// What it gives, in a few words.
+    /// The feature's use, in a few words.
     pub what: &'static str,
-    /// How it stands.
+    /// The state of the feature.
     pub standing: Standing,
-    /// What was seen.
+    /// The observation behind the state.
     pub detail: String,
-    /// The command that would enable (more of) it; absent where all of it works or none would help.
+    /// The command that would enable more of it; `None` if all of it works or no command would help.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable: Option<String>,
 }
 
-/// A feature's name and use, to make a [`Finding`] of.
+/// A feature's name and use, from which findings are made.
 #[derive(Debug, Clone, Copy)]
 struct Feature(&'static str, &'static str);
 
@@ -67,7 +67,7 @@ impl Feature {
         self.finding(Standing::NotHere, detail, Some(enable.into()))
     }
 
-    /// No command would help; the detail says why.
+    /// Returns a finding that no command can change; the detail shows why.
     fn never_here(self, detail: impl Into<String>) -> Finding {
         self.finding(Standing::NotHere, detail, None)
     }
@@ -82,34 +82,34 @@ impl Feature {
     }
 }
 
-/// The machine's free memory by size of block: whether huge pages are to be had at once.
+/// The machine's free memory by block size. It shows if huge pages are available without compaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FreeMemory {
-    /// Size of the smallest block.
+    /// The size of the smallest block.
     pub base_page_bytes: u64,
-    /// Free blocks of `base_page_bytes` × 2^index.
+    /// The number of free blocks of `base_page_bytes` × 2^index.
     pub free_block_counts: Vec<u64>,
-    /// Free bytes in all.
+    /// The bytes of all free blocks.
     pub free_bytes: u64,
-    /// Of them, in blocks that hold a huge page.
+    /// The free bytes in blocks that can hold a huge page.
     pub free_in_huge_blocks_bytes: u64,
-    /// How the kernel makes such blocks; absent if it was built without compaction.
+    /// The counts of compaction; `None` if the kernel was built without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compaction: Option<Compaction>,
 }
 
-/// Compaction moves pages to make large free blocks.
+/// The counts of compaction, which moves pages to make large free blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Compaction {
-    /// Faults and collapses that waited for it, since the machine started.
+    /// The number of faults and collapses that waited for compaction, since boot.
     pub stall_count: u64,
-    /// Of them, those that got their block.
+    /// The number of these that got their block.
     pub success_count: u64,
-    /// Of them, those that did not.
+    /// The number of these that did not get it.
     pub fail_count: u64,
-    /// Faults that took base pages for want of a huge one, since the machine started.
+    /// The number of faults that took base pages for lack of a huge one, since boot.
     pub fallback_count: u64,
-    /// How much is done beforehand, 0 to 100 (vm.compaction_proactiveness).
+    /// The extent of proactive compaction, 0 to 100 (vm.compaction_proactiveness).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proactiveness: Option<u64>,
 }
@@ -131,17 +131,17 @@ impl Compaction {
     }
 }
 
-/// Everything that the doctor looks at.
+/// The findings of the doctor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Examination {
-    /// By feature.
+    /// The findings by feature.
     pub findings: Vec<Finding>,
-    /// Fragmentation; absent if /proc/buddyinfo cannot be read.
+    /// The fragmentation of free memory; `None` if /proc/buddyinfo cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_memory: Option<FreeMemory>,
 }
 
-/// Looks at everything.
+/// Examines all features.
 pub fn examine() -> Examination {
     let root = Root::default();
     let mut findings = events::findings(&root);
@@ -151,7 +151,7 @@ pub fn examine() -> Examination {
     Examination { findings, free_memory: free_memory(&root) }
 }
 
-/// What a command that was killed has not put back.
+/// Returns a finding if a killed command did not restore its settings.
 fn settings_left(records: &[Record]) -> Option<Finding> {
     let feature = Feature("settings_left", "settings as they were before pagetax changed them");
     let left = records.iter().map(|record| {
@@ -185,7 +185,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::{Duration, Instant};
 
-    /// Settings that a careless look could change, and what this process holds open.
+    /// Returns the settings that a careless check could change, and the open files of this process.
     fn state() -> BTreeMap<String, String> {
         let root = Root::default();
         let mut state = BTreeMap::new();
@@ -198,7 +198,7 @@ mod tests {
         ]
         .map(String::from)
         .into();
-        // Counters, and random or moving values, are not settings.
+        // Counters, and random or changing values, are not settings.
         let moving = |path: &str| {
             ["/stats", "random", "ns_last_pid", "/pty", "stat_refresh", "sched_", "/khugepaged/"]
                 .iter()
@@ -228,7 +228,8 @@ mod tests {
             return;
         }
         let (before, first) = (state(), examine());
-        // Others on this machine may change a setting for a moment; a change of ours would stay.
+        // Another process on this machine may change a setting for a moment; a change of ours would
+        // stay.
         let deadline = Instant::now() + Duration::from_secs(10);
         let mut after = state();
         while after != before && Instant::now() < deadline {
@@ -241,7 +242,7 @@ mod tests {
         assert_eq!(before.len(), after.len());
         let children = format!("/proc/self/task/{}/children", std::process::id());
         assert_eq!(Root::default().text(&children).unwrap_or_default(), "");
-        // What works does so again.
+        // A feature that works must work again.
         let standings =
             |e: &Examination| e.findings.iter().map(|f| (f.id, f.standing)).collect::<Vec<_>>();
         assert_eq!(standings(&first), standings(&examine()));

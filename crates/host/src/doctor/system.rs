@@ -6,7 +6,7 @@ use pagetax_core::units::Bytes;
 use procfs_core::process::Status;
 use rustix::process::{Resource, getrlimit};
 
-/// Capabilities that matter here: number, name, what lacks without it.
+/// The capabilities that matter here: number, name, and the feature that needs it.
 const CAPABILITIES: [(u32, &str, &str); 5] = [
     (14, "cap_ipc_lock", "locking more than the limit"),
     (21, "cap_sys_admin", "settings and mounts"),
@@ -112,7 +112,7 @@ fn capabilities(root: &Root) -> Finding {
     let detail = format!("without {}", uses.join(", "));
     let enable = format!("sudo setcap {}=ep \"$(command -v pagetax)\"", names.join(","));
     match rustix::process::geteuid().is_root() {
-        // Root in a container: its bounding set is what the container's keeper gives it.
+        // Root in a container: the container's configuration sets its bounding set.
         true => feature.finding(
             super::Standing::Limited,
             detail,

@@ -1,8 +1,8 @@
-//! What the supervisor and its workers share, over threads and forks alike: start, stop, barrier,
-//! the first failure, and one row of figures for each client.
+//! The words that the supervisor and its workers share, across threads and forks: start, stop, barrier,
+//! first failure, and one row of figures per client.
 //!
-//! Invariant: workers only ever wait on these words with a limit, so the death of one of them
-//! cannot hang the others.
+//! Invariant: workers wait on these words only with a timeout, so the death of one cannot hang the
+//! others.
 
 use super::pace::Halt;
 use super::touch::Wrong;
@@ -15,7 +15,7 @@ const STOP: usize = 0;
 const READY: usize = 1;
 const GATE: usize = 2;
 const ENDED: usize = 3;
-/// Clients that take part in the high half, those that have arrived in the low half.
+/// The participating clients in the high half, the arrived ones in the low half.
 const BARRIER: usize = 4;
 const GENERATION: usize = 5;
 const FAILURE: usize = 6;
@@ -32,9 +32,9 @@ const FAILURE_WRITTEN: u64 = 2;
 pub struct Failure {
     /// Index of the operation in its phase.
     pub operation: usize,
-    /// Why.
+    /// The reason why the worker halted.
     pub halt: Halt,
-    /// Of the wrong word in its process; 0 for refusals.
+    /// The address of the wrong word in its process; 0 for refusals.
     pub address: u64,
 }
 
@@ -45,14 +45,14 @@ pub struct Control {
 }
 
 impl Control {
-    /// For so many clients.
+    /// Creates the shared words for this many clients. Errors are those of the shared mapping.
     pub fn new(clients: u32) -> io::Result<Control> {
         let words = SharedWords::new(ROWS + clients as usize * ROW_WORDS)?;
         words.word(BARRIER).store(u64::from(clients) << 32, Relaxed);
         Ok(Control { words, clients })
     }
 
-    /// Everyone is to end soon.
+    /// Sets the stop flag and wakes all workers that wait.
     pub fn stop(&self) {
         self.words.futex(STOP).store(1, Release);
         for word in [STOP, GATE, GENERATION] {
@@ -60,18 +60,18 @@ impl Control {
         }
     }
 
-    /// Whether everyone is to end soon.
+    /// Returns true once [`Control::stop`] was called.
     #[inline]
     pub fn is_stopping(&self) -> bool {
         self.words.futex(STOP).load(Relaxed) != 0
     }
 
-    /// Sleeps for a while, or until everyone is to stop.
+    /// Sleeps until `stop` is called, for `at_most` at the longest.
     pub fn wait_for_stop(&self, at_most: Duration) {
         wait(self.words.futex(STOP), 0, at_most);
     }
 
-    /// A worker is ready; waits until all are.
+    /// Reports a worker as ready, and waits until all workers are.
     pub fn wait_at_gate(&self) {
         let ready = self.words.futex(READY).fetch_add(1, AcqRel) + 1;
         if ready == self.clients {
@@ -84,7 +84,8 @@ impl Control {
         }
     }
 
-    /// A client has done all its work.
+    /// Records the end of a client, and removes it from the barrier so that the others do not wait for
+    /// it.
     pub fn end(&self, client: u32, time_ns: u64) {
         self.client(client).set(END_NS, time_ns.max(1));
         self.change_barrier(|parties, arrived| (parties - 1, arrived));
@@ -92,24 +93,24 @@ impl Control {
         wake_all(self.words.futex(ENDED));
     }
 
-    /// How many clients have ended.
+    /// Returns the number of clients that have ended.
     pub fn ended(&self) -> u32 {
         self.words.futex(ENDED).load(Acquire)
     }
 
-    /// Waits for another client's end.
+    /// Waits until the number of ended clients differs from `ended`, for `at_most` at the longest.
     pub fn wait_for_end(&self, ended: u32, at_most: Duration) {
         wait(self.words.futex(ENDED), ended, at_most);
     }
 
-    /// Comes to the barrier; the generation to wait in.
+    /// Arrives at the barrier, and returns the generation to wait in.
     pub fn arrive(&self) -> u32 {
         let generation = self.words.futex(GENERATION).load(Acquire);
         self.change_barrier(|parties, arrived| (parties, arrived + 1));
         generation
     }
 
-    /// Waits a while for the barrier to open; whether it is still shut.
+    /// Waits for the barrier to open, for `at_most` at the longest; returns true if it is still closed.
     pub fn waits_at_barrier(&self, generation: u32, at_most: Duration) -> bool {
         let word = self.words.futex(GENERATION);
         if word.load(Acquire) == generation {
@@ -118,7 +119,7 @@ impl Control {
         word.load(Acquire) == generation
     }
 
-    /// Opens the barrier when all that take part have arrived.
+    /// Changes the barrier's two counts, and opens it when all participants have arrived.
     fn change_barrier(&self, change: impl Fn(u64, u64) -> (u64, u64)) {
         let word = self.words.word(BARRIER);
         let mut before = word.load(Acquire);
@@ -137,7 +138,7 @@ impl Control {
         }
     }
 
-    /// Notes a failure, if it is the first, and stops everyone.
+    /// Stores the failure if it is the phase's first, and stops all workers.
     pub fn fail(&self, failure: Failure) {
         let (is_wrong, errno, wrong) = match failure.halt {
             Halt::Over => return,
@@ -157,7 +158,7 @@ impl Control {
         self.stop();
     }
 
-    /// The first failure, once everyone has ended.
+    /// Returns the first failure. Call it after all clients have ended.
     pub fn failure(&self) -> Option<Failure> {
         if self.words.word(FAILURE).load(Acquire) != FAILURE_WRITTEN {
             return None;
@@ -172,12 +173,10 @@ impl Control {
         Some(Failure { operation: operation as usize, halt, address })
     }
 
-    /// The row of a client.
     pub fn client(&self, client: u32) -> ClientRow<'_> {
         ClientRow { words: &self.words, first: ROWS + client as usize * ROW_WORDS }
     }
 
-    /// All rows.
     pub fn rows(&self) -> impl Iterator<Item = ClientRow<'_>> {
         (0..self.clients).map(|client| self.client(client))
     }
@@ -193,25 +192,25 @@ const RESIDENT_BYTES: usize = 6;
 const PAGE_TABLE_BYTES: usize = 7;
 const HUGE_BYTES: usize = 8;
 
-/// One client's figures. Readings are stored plus one: 0 stands for "not read".
+/// The figures of one client. Figures of [`Figure`] are stored plus one: 0 means "not read".
 #[derive(Clone, Copy)]
 pub struct ClientRow<'a> {
     words: &'a SharedWords,
     first: usize,
 }
 
-/// A figure that a client reads about itself at its end.
+/// A figure that a client reads about itself before it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
-    /// Runnable but not running.
+    /// The time for which the client was runnable but not running, in nanoseconds.
     RunQueueNs,
-    /// Most bytes locked at once.
+    /// The most bytes locked at once.
     LockedBytesMax,
-    /// Most resident bytes.
+    /// The peak of resident bytes.
     ResidentBytesMax,
-    /// Page tables.
+    /// The size of the page tables, in bytes.
     PageTableBytes,
-    /// On huge pages.
+    /// The bytes that huge pages map.
     HugeBytes,
 }
 
@@ -236,38 +235,35 @@ impl ClientRow<'_> {
         self.words.word(self.first + index).load(Relaxed)
     }
 
-    /// Accesses so far.
     pub fn set_access_count(&self, count: u64) {
         self.set(ACCESS_COUNT, count);
     }
 
-    /// Accesses so far.
     pub fn access_count(&self) -> u64 {
         self.get(ACCESS_COUNT)
     }
 
-    /// Faults so far.
     pub fn set_faults(&self, minor: u64, major: u64) {
         self.set(MINOR_FAULTS, minor);
         self.set(MAJOR_FAULTS, major);
     }
 
-    /// Minor and major faults so far.
+    /// Returns the minor and the major faults so far.
     pub fn faults(&self) -> (u64, u64) {
         (self.get(MINOR_FAULTS), self.get(MAJOR_FAULTS))
     }
 
-    /// When it ended, since the start of the run; none while it works.
+    /// Returns the time of the client's end, in nanoseconds since the start of the run; `None` while it
+    /// works.
     pub fn end_ns(&self) -> Option<u64> {
         Some(self.get(END_NS)).filter(|ns| *ns > 0)
     }
 
-    /// Notes a figure.
     pub fn note(&self, figure: Figure, value: Option<u64>) {
         self.set(figure.index(), value.map_or(0, |value| value.saturating_add(1)));
     }
 
-    /// A figure, if it was read.
+    /// Returns a figure; `None` if it was not read.
     pub fn figure(&self, figure: Figure) -> Option<u64> {
         self.get(figure.index()).checked_sub(1)
     }

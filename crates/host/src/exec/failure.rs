@@ -1,4 +1,4 @@
-//! Failures in the words of the job: which operation, the system's word, and what to do.
+//! Failures in terms of the job: the operation, the system's error, and a hint.
 
 use crate::sys::process::Exit;
 use pagetax_core::machine::RunError;
@@ -6,7 +6,7 @@ use pagetax_core::plan::{Backing, Op, Plan, RegionId};
 use pagetax_core::units::Bytes;
 use std::io;
 
-/// An operation that the system refused.
+/// Describes an operation that the system refused.
 pub fn op_error(plan: &Plan, op: &Op, errno: i32) -> RunError {
     let name = |id: &RegionId| {
         let region = plan.region(*id);
@@ -36,7 +36,7 @@ const ADVISE: &str =
     "take this advice out of the job: this kernel or this backing does not have it";
 const REPORT: &str = "run it again; if it fails again, report it with this job and `uname -r`";
 
-/// A region that could not be made or mapped at the start.
+/// Describes a region that could not be made or mapped at the start.
 pub fn region_error(plan: &Plan, id: RegionId, error: io::Error) -> RunError {
     if error.kind() == io::ErrorKind::Interrupted {
         return RunError::Interrupted;
@@ -56,13 +56,13 @@ pub fn region_error(plan: &Plan, id: RegionId, error: io::Error) -> RunError {
     RunError::Op { op, why: error.to_string(), remedy: remedy.into() }
 }
 
-/// Something that the harness itself needs.
+/// Describes a refusal of something that the harness itself needs.
 pub fn refusal(what: &str, error: &io::Error) -> RunError {
     let remedy = "allow more processes and memory (ulimit -u, ulimit -v), or use fewer clients";
     RunError::Op { op: what.into(), why: error.to_string(), remedy: remedy.into() }
 }
 
-/// A client that ended otherwise than by its work.
+/// Describes a client that died or ended with a status other than 0.
 pub fn died(exit: Exit) -> RunError {
     let (why, remedy) = match exit {
         Exit::Signal(libc::SIGKILL) => (
@@ -79,7 +79,7 @@ pub fn died(exit: Exit) -> RunError {
     RunError::Op { op: "a client".into(), why, remedy: remedy.into() }
 }
 
-/// The free-memory guard has ended the run.
+/// Describes a run that the free-memory guard ended.
 pub fn short_of_memory() -> RunError {
     RunError::Op {
         op: "the run".into(),

@@ -1,7 +1,7 @@
-//! What a phase and a run used, as readings by counter id.
+//! The resources that a phase and a run used, as readings by counter id.
 //!
-//! Invariant: times and faults are those of the workers, by getrusage; what belongs to the whole
-//! machine (reclaim, compaction, kernel daemons) is the difference of two snapshots.
+//! Invariant: times and faults are the workers', from getrusage. Counters of the whole machine (reclaim,
+//! compaction, kernel daemons) are the difference of two snapshots.
 
 use super::control::{ClientRow, Control, Figure};
 use super::network::{Network, Traffic};
@@ -15,7 +15,7 @@ use pagetax_core::plan::{Access, Advice, ClientKind, Op, PageSizeRequest, Phase,
 /// Readings by counter id.
 pub type Readings = Vec<(&'static str, Reading)>;
 
-/// The machine before and after.
+/// A snapshot of the machine's counters and of the pagers' traffic.
 struct Surroundings {
     system: SystemSnapshot,
     block_read_bytes: Result<u64, String>,
@@ -49,18 +49,18 @@ impl Surroundings {
     }
 }
 
-/// What one phase used.
+/// The resources that one phase used.
 pub struct PhaseFigures {
     before: Surroundings,
     peak_is_reset: bool,
-    /// CPU time, faults and switches of its clients.
+    /// The CPU time, faults and context switches of the phase's clients.
     pub usage: Usage,
-    /// Everything else.
+    /// All other readings, by counter id.
     pub readings: Readings,
 }
 
 impl PhaseFigures {
-    /// Right before the phase.
+    /// Takes the snapshot before a phase, and resets the peak of resident memory.
     pub fn begin(network: Option<&Network>) -> PhaseFigures {
         PhaseFigures {
             peak_is_reset: std::fs::write("/proc/self/clear_refs", "5").is_ok(),
@@ -70,7 +70,7 @@ impl PhaseFigures {
         }
     }
 
-    /// Right after it.
+    /// Takes the snapshot after the phase, and computes its readings.
     pub fn end(
         &mut self,
         control: &Control,
@@ -112,7 +112,8 @@ impl PhaseFigures {
         ]
     }
 
-    /// Whether any region may come to have huge pages; reading how many walks the page tables.
+    /// Returns true if any region may get huge pages. Reading their size is slow: the kernel walks the
+    /// page tables.
     pub fn may_be_huge(plan: &Plan) -> bool {
         let always = PageSettings::host().thp() == Some(Mode::Always);
         let asks =
@@ -142,8 +143,8 @@ fn run_queue(control: &Control) -> Reading {
     }
 }
 
-/// What several processes held. Each read its own; pages that they share are in each of their
-/// figures, so that the truth lies between the largest and the sum.
+/// Combines the figures that several processes read about themselves. Shared pages are in the figure of
+/// each process. So the true value is between the largest figure and the sum.
 fn of_processes(control: &Control, phase: &Phase, own: &ProcessMemory, huge: &Reading) -> Readings {
     let between = |figure: Figure, parent: &Reading, shared: bool| {
         let clients: Option<Vec<u64>> = control.rows().map(|row| row.figure(figure)).collect();
@@ -182,25 +183,25 @@ fn usage_readings(usage: Usage) -> Readings {
     ]
 }
 
-/// What the whole run used: set-up, phases, and giving the memory back.
+/// The resources that a whole run used: set-up, phases and unmapping.
 pub struct RunFigures {
     before: Surroundings,
-    /// CPU time, faults and switches.
+    /// The CPU time, faults and context switches.
     pub usage: Usage,
     /// All counters, once the run has ended.
     pub readings: Readings,
-    /// From the set-up's end to the end.
+    /// The time from the end of the set-up to the end of the run.
     pub wall_ns: u64,
 }
 
-/// Counters whose whole-run value is the sum over phases.
+/// The counters whose value for the run is the sum over its phases.
 const SUMMED: [&str; 2] = ["access_count", "run_queue_ns"];
-/// Counters whose whole-run value is the largest of any phase.
+/// The counters whose value for the run is the largest of any phase.
 const PEAKS: [&str; 4] =
     ["huge_page_bytes_max", "locked_bytes_max", "page_table_bytes_max", "resident_bytes_max"];
 
 impl RunFigures {
-    /// Right before the set-up.
+    /// Takes the snapshot before the set-up.
     pub fn begin(network: Option<&Network>) -> RunFigures {
         RunFigures {
             before: Surroundings::read(network),
@@ -210,12 +211,12 @@ impl RunFigures {
         }
     }
 
-    /// Adds what was used outside of phases.
+    /// Adds CPU time and faults from outside the phases.
     pub fn add_usage(&mut self, usage: Usage) {
         self.usage = self.usage.plus(usage);
     }
 
-    /// Adds a phase.
+    /// Adds a phase's usage, sums and peaks.
     pub fn add_phase(&mut self, phase: &PhaseFigures) {
         self.add_usage(phase.usage);
         for (id, reading) in &phase.readings {
@@ -233,7 +234,7 @@ impl RunFigures {
         }
     }
 
-    /// Closes the run.
+    /// Takes the snapshot after the run, and computes its readings.
     pub fn end(&mut self, plan: &Plan, network: Option<&Network>, wall_ns: u64, mismatch: bool) {
         self.wall_ns = wall_ns;
         self.readings.extend(Surroundings::read(network).since(&self.before, wall_ns));
@@ -247,14 +248,14 @@ impl RunFigures {
 }
 
 impl RunFigures {
-    /// A reading by counter id.
+    /// Returns a reading by counter id; missing if no phase has ended.
     pub fn reading(&self, id: &str) -> Reading {
         let found = self.readings.iter().find(|(known, _)| *known == id);
         let none = || Reading::Missing("no phase of the job has ended".into());
         found.map_or_else(none, |(_, reading)| reading.clone())
     }
 
-    /// What the budget divides.
+    /// Returns the totals that the budget divides into rows.
     pub fn totals(&self) -> Totals {
         Totals {
             wall_ns: self.wall_ns,

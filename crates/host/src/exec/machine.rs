@@ -18,28 +18,28 @@ use pagetax_remote::store::embedded::EmbeddedStore;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The machine that this runs on.
+/// The machine that this process runs on.
 #[derive(Clone, Default)]
 pub struct HostMachine {
     limits: Limits,
-    /// Of network memory.
+    /// The page store of network memory; `None` means compressed memory in this process.
     store: Option<Arc<dyn PageStore>>,
     log: Option<Log>,
 }
 
 impl HostMachine {
-    /// With other limits than the default ones.
+    /// Creates the machine with these limits instead of the default ones.
     pub fn with_limits(limits: Limits) -> HostMachine {
         HostMachine { limits, ..HostMachine::default() }
     }
 
-    /// With this store for network memory, which is else compressed inside this process.
+    /// Uses this store for network memory. Without one, pages are compressed inside this process.
     pub fn with_store(mut self, store: Arc<dyn PageStore>) -> HostMachine {
         self.store = Some(store);
         self
     }
 
-    /// Tells here of pages that are lost.
+    /// Sends messages about lost pages to this log.
     pub fn with_log(mut self, log: Log) -> HostMachine {
         self.log = Some(log);
         self
@@ -86,7 +86,7 @@ impl Machine for HostMachine {
     }
 }
 
-/// The harness without memory: the same phases, clients and streams, nothing mapped or touched.
+/// The harness without memory: the same phases, clients and streams, but nothing is mapped or touched.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NullMachine;
 
@@ -108,7 +108,7 @@ impl Machine for NullMachine {
     }
 }
 
-/// Runs on real memory within limits, or on none.
+/// Runs the plan on real memory within the limits, or on none.
 fn run(plan: &Plan, memory: Option<(Limits, Network)>, out: &mut dyn Sink) -> Result<(), RunError> {
     out.environment(environment(&Root::default()));
     let _signals = StopSignals::watch()

@@ -1,7 +1,7 @@
-//! A plan's regions as real memory: made, mapped, advised, locked, and given back.
+//! The regions of a plan as real memory: made, mapped, advised, locked and unmapped.
 //!
-//! Invariant: backing files have no name once they are made (O_TMPFILE, or unlinked at once), so
-//! nothing stays behind however the process ends.
+//! Invariant: backing files have no name once they are made (O_TMPFILE, or unlinked at once). So nothing
+//! stays behind however the process ends.
 
 use super::network::Network;
 use super::pace::{Halt, Pace};
@@ -18,8 +18,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// All regions of a plan. A clone shares the mappings, as threads do; a mapping ends with its last
-/// holder.
+/// All regions of a plan. Clones share the mappings, as threads do; the last clone to drop one unmaps
+/// it.
 #[derive(Clone)]
 pub struct Memory {
     regions: Vec<Held>,
@@ -27,24 +27,25 @@ pub struct Memory {
     locked_bytes_max: u64,
 }
 
-/// A region and what is there of it.
+/// A region and its file, pager and mapping, as far as they exist.
 #[derive(Clone)]
 struct Held {
     region: Region,
     pattern_seed: u64,
     writable: bool,
     file: Option<Arc<File>>,
-    /// Of network memory: paged from the set-up on.
+    /// The mapping of network memory, which its pager serves from the set-up on.
     paged: Option<Arc<Mapping>>,
     mapping: Option<Arc<Mapping>>,
-    /// Seed and grain of the chase whose links stand in it.
+    /// The seed and grain of the chase whose links the region holds.
     links: Option<(u64, u64)>,
     locked: bool,
 }
 
 impl Memory {
-    /// Makes the backing files, and starts the pagers of network memory, whose threads are then none of
-    /// the job's; gives out no memory yet. Errors name the region.
+    /// Makes the backing files and starts the pagers of network memory; maps nothing else yet. The
+    /// pagers' threads start here so that no measurement of the job includes them. Errors name the
+    /// region.
     pub fn make(
         plan: &Plan,
         network: &mut Network,
@@ -71,7 +72,7 @@ impl Memory {
         Ok(Memory { regions, locked_bytes: 0, locked_bytes_max: 0 })
     }
 
-    /// Maps what is mapped from the start.
+    /// Maps the regions that are mapped at the start.
     pub fn map_first(&mut self) -> Result<(), (RegionId, io::Error)> {
         for index in 0..self.regions.len() {
             if self.regions[index].region.mapped_at_start {
@@ -81,17 +82,17 @@ impl Memory {
         Ok(())
     }
 
-    /// The mapping of a region, while it is mapped.
+    /// Returns the mapping of a region; `None` while it is not mapped.
     pub fn mapping(&self, id: RegionId) -> Option<&Mapping> {
         self.regions[id.0].mapping.as_deref()
     }
 
-    /// Most bytes that were locked at once through this.
+    /// Returns the most bytes that this clone had locked at once.
     pub fn locked_bytes_max(&self) -> u64 {
         self.locked_bytes_max
     }
 
-    /// Does an operation on memory.
+    /// Applies an operation to memory.
     pub fn apply(&mut self, op: &Op, turn: Turn, pace: &mut Pace<'_>) -> Result<(), Halt> {
         match op {
             Op::Map(id) => self.map(*id)?,
@@ -115,7 +116,7 @@ impl Memory {
         let request = request(&held.region, held.file.as_deref(), held.writable);
         let mapping = Mapping::new(request)?;
         if let Some(advice) = page_size_advice(held.region.page_size) {
-            // Kernels without THP refuse this; preflight has told.
+            // Kernels without THP refuse this; the preflight check has warned.
             let _ = mapping.advise(advice);
         }
         for advice in &held.region.advice {
@@ -179,7 +180,7 @@ impl Memory {
         touch(t, held.region.bytes, mapped(held)?, held.pattern_seed, turn, pace)
     }
 
-    /// Lays the links of a chase, unless they stand there already.
+    /// Writes the links of a chase, unless the region already holds them.
     pub fn lay_links_for(&mut self, t: &Touch) -> io::Result<()> {
         let held = &mut self.regions[t.region.0];
         let links = Some((t.seed, t.grain_bytes));
@@ -190,7 +191,7 @@ impl Memory {
         Ok(())
     }
 
-    /// The test hook: flips the lowest bit of a byte of the first region.
+    /// Flips the lowest bit of a byte of the first region, so that tests can provoke a mismatch.
     pub fn flip_byte(&self, offset: u64) {
         if let Some(mapping) = self.regions.first().and_then(|held| held.mapping.as_ref()) {
             mapping.store(offset, mapping.load(offset) ^ 1 << (offset % 8 * 8));
@@ -202,8 +203,8 @@ fn mapped(held: &Held) -> io::Result<&Arc<Mapping>> {
     held.mapping.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
 }
 
-/// Whether a region must allow stores. Memory always does; a file only if the job writes to it, as
-/// locking a private file that could be written copies all of it.
+/// Returns true if a region must be writable. Memory always is. A file is only if the job writes to it:
+/// locking a writable private file copies all of it.
 fn is_written(plan: &Plan, id: RegionId) -> bool {
     let writes = |op: &Op| match op {
         Op::Touch(t) => t.region == id && (t.access.writes() || t.pattern == Pattern::PointerChase),
@@ -217,7 +218,7 @@ fn is_written(plan: &Plan, id: RegionId) -> bool {
         || plan.phases.iter().flat_map(|phase| &phase.ops).any(writes)
 }
 
-/// The folder for files whose job names none. Not /tmp, which is often memory itself.
+/// Returns the directory for files whose job names none. It avoids /tmp, which is often a tmpfs.
 pub fn file_directory(directory: Option<&str>) -> PathBuf {
     match directory {
         Some(directory) => directory.into(),
@@ -226,7 +227,7 @@ pub fn file_directory(directory: Option<&str>) -> PathBuf {
     }
 }
 
-/// The file behind a region, if it has one.
+/// Makes the file behind a region, if it has one.
 fn make_file(
     region: &Region,
     pattern_seed: u64,
@@ -263,7 +264,7 @@ fn memfd(region: &Region, len: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes the pattern to storage and drops it from the page cache, so that reading it is real.
+/// Writes the pattern to storage and drops it from the page cache, so that reads go to the device.
 fn fill(file: &File, seed: u64, len: u64, goes_on: &dyn Fn() -> bool) -> io::Result<()> {
     const BLOCK: u64 = 1 << 20;
     let mut writer = BufWriter::with_capacity(BLOCK as usize, file);
@@ -278,7 +279,7 @@ fn fill(file: &File, seed: u64, len: u64, goes_on: &dyn Fn() -> bool) -> io::Res
     Ok(fadvise(file, 0, None, FileAdvice::DontNeed)?)
 }
 
-/// Bytes of a region's mapping: whole pages of the size it must have.
+/// Returns the length of a region's mapping in bytes: whole pages of the size it must have.
 pub fn mapping_len(region: &Region) -> u64 {
     let page = match region.page_size {
         PageSizeRequest::Hugetlb(size) => size.bytes(),
@@ -305,7 +306,7 @@ fn request<'a>(region: &Region, file: Option<&'a File>, writable: bool) -> Reque
     Request { source, len: mapping_len(region) as usize, align, hugetlb }
 }
 
-/// What makes a mapping have the pages it asks for.
+/// Returns the madvise(2) advice that requests the region's page size.
 fn page_size_advice(request: PageSizeRequest) -> Option<i32> {
     match request {
         PageSizeRequest::Base => Some(libc::MADV_NOHUGEPAGE),
@@ -315,7 +316,6 @@ fn page_size_advice(request: PageSizeRequest) -> Option<i32> {
     }
 }
 
-/// This machine's base page.
 pub fn base_page() -> PageSize {
     PageSize::new(rustix::param::page_size() as u64).unwrap_or(PageSize::K4)
 }

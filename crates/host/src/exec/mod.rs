@@ -1,8 +1,7 @@
-//! Runs plans natively: the machines `host` and `null`.
+//! Native runs of plans: the machines `host` and `null`.
 //!
-//! The null machine does everything that the host machine does, threads, forks, streams and pacing,
-//! except for the memory itself, so that its readings are what the harness costs. They are reported,
-//! never subtracted.
+//! The null machine does all that the host machine does, except for the memory: threads, forks, streams
+//! and pacing. Its readings are the harness's own cost. Reports show them and never subtract them.
 
 mod control;
 mod failure;

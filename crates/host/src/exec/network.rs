@@ -1,8 +1,8 @@
-//! Network memory of a run: its regions, and what their pagers did.
+//! The network memory of a run: its regions, and the counts of their pagers.
 //!
-//! Invariant: a pager's threads are not the job's. They are started before the job is watched, and serve
-//! it from outside, as the kernel does; what they did is told by their own counts and clock. Where the job's
-//! threads serve themselves (`serving = "in-place"`), their time is the job's.
+//! Invariant: a pager's threads do not belong to the job. They start before the job is watched and serve
+//! it from outside, as the kernel does. Their own counts and clock measure them. With `serving =
+//! "in-place"`, the job's threads fetch their pages themselves, and that time is the job's.
 
 use super::figures::Readings;
 use crate::procfs::{Root, schedstat};
@@ -16,35 +16,35 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-/// Where pages go, and the regions whose pages go there.
+/// The page store and the regions that it backs.
 pub struct Network {
     store: Arc<dyn PageStore>,
     log: Option<Log>,
     regions: Vec<Arc<RemoteRegion>>,
 }
 
-/// What pagers did so far.
+/// The counts and latencies of all pagers.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic {
     pub counts: Counts,
-    /// How many demand page-ins took how many nanoseconds.
+    /// The number of demand page-ins by latency in nanoseconds.
     page_ins: BTreeMap<u64, u64>,
 }
 
 impl Network {
-    /// Without regions.
+    /// Creates the network memory without any region.
     pub fn new(store: Arc<dyn PageStore>, log: Option<Log>) -> Network {
         Network { store, log, regions: Vec::new() }
     }
 
-    /// Starts to page a region, if it is network memory.
+    /// Maps a region and starts its pager; `None` if the region is not network memory.
     pub fn map(&mut self, region: &Region) -> io::Result<Option<Arc<RemoteRegion>>> {
         let Backing::Remote { resident_bytes, serving } = region.backing else { return Ok(None) };
         let serving = match serving {
             plan::Serving::Thread => Serving::Thread,
             plan::Serving::InPlace => Serving::InPlace,
         };
-        // Workers only touch it: no device does, and no system call.
+        // Only workers touch the region: no device and no system call does.
         let leaving = Leaving::Cheapest;
         let options = Options {
             log: self.log.clone(),
@@ -58,7 +58,7 @@ impl Network {
         Ok(Some(mapped))
     }
 
-    /// What their pagers did so far; none of a job that has no network memory.
+    /// Returns the traffic of all pagers so far; `None` if the job has no network memory.
     pub fn traffic(&self) -> Option<Traffic> {
         if self.regions.is_empty() {
             return None;
@@ -73,7 +73,7 @@ impl Network {
         Some(all)
     }
 
-    /// CPU time of the pagers of this process so far, where it can be read.
+    /// Returns the CPU time of this process's pager threads so far; `None` if schedstat cannot be read.
     pub fn cpu_ns(&self) -> Option<u64> {
         let root = Root::default();
         let is_pager = |tid: &u32| {
@@ -85,7 +85,7 @@ impl Network {
         tids.filter(is_pager).map(of).sum()
     }
 
-    /// The store, and what the pagers did with it.
+    /// Returns a table of the pagers' counts, with the store's description as its title.
     pub fn table(&self) -> Option<Table> {
         let Counts {
             fault_count,
@@ -123,7 +123,7 @@ impl Network {
 }
 
 impl Traffic {
-    /// Since an earlier time.
+    /// Returns the difference from an earlier reading.
     pub fn since(&self, before: &Traffic) -> Traffic {
         let less = |(ns, count): (&u64, &u64)| {
             let count = count - before.page_ins.get(ns).copied().unwrap_or(0);
@@ -135,7 +135,7 @@ impl Traffic {
         }
     }
 
-    /// As counters of the job: pages of the whole machine's files and disks are not among them.
+    /// Returns the job's counters. They exclude page-ins and page-outs of the rest of the machine.
     pub fn readings(&self) -> Readings {
         vec![
             ("page_in_count", Reading::Measured(self.counts.page_in_count)),
@@ -143,7 +143,8 @@ impl Traffic {
         ]
     }
 
-    /// As columns of the series: faults by what they found, rates, and latencies of page-ins.
+    /// Returns columns for the series: faults by kind, page-ins and page-outs, and latencies of
+    /// page-ins.
     pub fn columns(&self) -> Vec<(&'static str, u64)> {
         let Counts { zero_fault_count, rescue_count, demand_page_in_count, .. } = self.counts;
         let mut columns = vec![
@@ -166,7 +167,7 @@ impl Traffic {
         columns
     }
 
-    /// Of demand page-ins, within the pager's steps of 6 %.
+    /// Returns the latencies of demand page-ins, in the pager's buckets of 6 %.
     pub fn latency(&self) -> Histogram<u64> {
         let three_digits = Histogram::new(3);
         let mut histogram =

@@ -1,21 +1,21 @@
-//! When a worker looks up from its work: clock, flags, rate, progress.
+//! The checks between a worker's accesses: clock, stop flag, rate, progress.
 //!
-//! Invariant: looking costs the loops nothing but a comparison every few thousand accesses, and no
-//! more than some 16 MiB are touched between two looks.
+//! Invariant: the loops pay one comparison every few thousand accesses. At most about 16 MiB are touched
+//! between two checks.
 
 use super::control::{ClientRow, Control};
 use super::touch::Wrong;
 use crate::sys::process::thread_usage;
 use std::time::{Duration, Instant};
 
-/// Why a worker ends before its last operation.
+/// The reason why a worker ends before its last operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Halt {
-    /// The phase's time is up, or everyone is to stop.
+    /// The phase's time is up, or all workers are to stop.
     Over,
-    /// Memory does not hold what was written.
+    /// Memory does not hold the pattern that was written.
     Wrong(Wrong),
-    /// The system refused an operation, with this errno.
+    /// The system refused an operation with this errno.
     Refused(i32),
 }
 
@@ -33,19 +33,19 @@ impl From<std::io::Error> for Halt {
 
 const ACCESSES_BETWEEN_LOOKS: u64 = 4096;
 const BYTES_BETWEEN_LOOKS: u64 = 16 << 20;
-/// A paced worker sleeps about this often.
+/// The interval at which a paced worker checks the clock and sleeps, in seconds.
 const PACING_STEP_S: f64 = 1e-3;
-/// The longest nap between two looks at the stop flag.
+/// The longest wait between two checks of the stop flag.
 const NAP: Duration = Duration::from_millis(50);
 
-/// One worker's rhythm.
+/// The clock, rate and counts of one worker.
 pub struct Pace<'a> {
     control: &'a Control,
     row: ClientRow<'a>,
     begun: Instant,
     end: Option<Instant>,
     rate: Option<f64>,
-    /// Publishes fault counts too, for the series.
+    /// True if fault counts are published too, for the series.
     publish_faults: bool,
     between_looks: u64,
     until_look: u64,
@@ -53,7 +53,7 @@ pub struct Pace<'a> {
 }
 
 impl<'a> Pace<'a> {
-    /// Begins now.
+    /// Starts the worker's clock. `time` limits the phase; `rate` is in accesses a second.
     pub fn new(
         control: &'a Control,
         client: u32,
@@ -75,7 +75,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Sets the distance of looks for grains of this size.
+    /// Sets the number of accesses between checks for grains of this size.
     pub fn begin_touch(&mut self, grain_bytes: u64) {
         let by_bytes = BYTES_BETWEEN_LOOKS / grain_bytes.max(1);
         let by_rate = self.rate.map_or(u64::MAX, |rate| (rate * PACING_STEP_S) as u64);
@@ -83,13 +83,13 @@ impl<'a> Pace<'a> {
         self.until_look = self.until_look.min(self.between_looks);
     }
 
-    /// How many accesses may be done before `done` must be called.
+    /// Returns the number of accesses before the next call of [`Pace::done`].
     #[inline(always)]
     pub fn accesses_until_look(&self) -> u64 {
         self.until_look
     }
 
-    /// So many accesses were done.
+    /// Counts accesses; at a check, sleeps to keep the rate, and halts if the phase is over.
     #[inline(always)]
     pub fn done(&mut self, accesses: u64) -> Result<(), Halt> {
         self.access_count += accesses;
@@ -107,13 +107,13 @@ impl<'a> Pace<'a> {
         self.between_operations()
     }
 
-    /// Whether to go on.
+    /// Halts if the phase's time is up or all workers are to stop.
     pub fn between_operations(&self) -> Result<(), Halt> {
         let time_is_up = self.end.is_some_and(|end| Instant::now() >= end);
         if time_is_up || self.control.is_stopping() { Err(Halt::Over) } else { Ok(()) }
     }
 
-    /// Sleeps, unless everyone is to stop or the phase's time ends first.
+    /// Sleeps; halts early if all workers are to stop or the phase's time ends.
     pub fn sleep(&self, time: Duration) -> Result<(), Halt> {
         self.sleep_until(Instant::now() + time)
     }
@@ -130,7 +130,7 @@ impl<'a> Pace<'a> {
         }
     }
 
-    /// Waits for all clients that have not ended; the phase's time does not end it.
+    /// Waits for all clients that have not ended. The phase's time does not end this wait.
     pub fn barrier(&self) -> Result<(), Halt> {
         let generation = self.control.arrive();
         while self.control.waits_at_barrier(generation, NAP) {
@@ -141,7 +141,7 @@ impl<'a> Pace<'a> {
         self.between_operations()
     }
 
-    /// Makes counts so far visible to the series and to the progress.
+    /// Publishes the counts so far, for the series and the progress.
     pub fn publish(&self) {
         self.row.set_access_count(self.access_count);
         if self.publish_faults {

@@ -1,7 +1,7 @@
-//! A whole run: sets up, starts each phase's workers, watches them, and pours out what was seen.
+//! A whole run: sets up, starts each phase's workers, watches them, and reports the results.
 //!
-//! Invariant: the supervisor thread only sleeps, samples and reports. What a phase used is what its
-//! workers used, plus, where it forks, what the forking itself cost the supervisor.
+//! Invariant: the supervisor thread only sleeps, samples and reports. A phase's usage is that of its
+//! workers. If it forks, the supervisor's cost of forking is added.
 
 use super::control::{Control, Failure};
 use super::failure::{died, op_error, refusal, region_error, short_of_memory};
@@ -21,30 +21,31 @@ use pagetax_core::machine::{RunError, Sink};
 use pagetax_core::plan::{ClientKind, Op, Pattern, Phase, Plan};
 use std::time::{Duration, Instant};
 
-/// The supervisor looks at signals and reports progress at least this often.
+/// The longest time between two checks of signals and reports of progress.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A parent that wakes less often than this wakes this often all the same, to look at signals.
+/// The longest sleep of the parent. A longer `parent_wake` is cut to this, so that signals are noticed.
 const PARENT_SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// A run under way.
+/// A run that is under way.
 pub struct Run<'a> {
     plan: &'a Plan,
-    /// None on the null machine.
+    /// The free-memory limits; `None` on the null machine.
     limits: Option<Limits>,
     memory: Option<Memory>,
     network: Option<Network>,
     short_of_memory: bool,
     memory_seen: Instant,
     begun: Instant,
-    /// Collects for the budget; none on the null machine.
+    /// The collector of data for the budget; `None` on the null machine.
     watch: Option<Watch>,
     watcher: Watcher<'a>,
     figures: RunFigures,
 }
 
 impl<'a> Run<'a> {
-    /// Makes files and maps what is mapped from the start, or has no memory at all.
+    /// Makes the files and maps the regions that are mapped at the start. Without `on`, there is no
+    /// memory.
     pub fn set_up(
         plan: &'a Plan,
         on: Option<(Limits, Network)>,
@@ -80,7 +81,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Runs all phases. Whatever the end, what was seen is in the sink.
+    /// Runs all phases. However it ends, the sink gets all that was measured.
     pub fn run(mut self) -> Result<(), RunError> {
         let mut result = Ok(());
         for (index, phase) in self.plan.phases.iter().enumerate() {
@@ -140,8 +141,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Chases follow links; these are laid before the clock of the phase runs, and once for all
-    /// clients, if the region is mapped by then.
+    /// Writes the links of the phase's chases, before its clock starts and once for all clients. A
+    /// region that is not mapped yet gets its links later, from the worker.
     fn lay_links(&mut self, phase: &Phase) -> Result<(), RunError> {
         let Some(memory) = &mut self.memory else { return Ok(()) };
         let before = thread_usage();
@@ -167,7 +168,7 @@ impl<'a> Run<'a> {
         Worker { plan: self.plan, phase, client, memory, control, run_begun: self.begun }
     }
 
-    /// Runs a phase in threads; the memory afterwards is as the first client left it.
+    /// Runs a phase in threads. Afterwards, the memory is as the first client left it.
     fn threads(&mut self, phase: &Phase, control: &Control) -> Usage {
         let workers: Vec<_> =
             (0..phase.clients.max(1)).map(|client| self.worker(phase, client, control)).collect();
@@ -208,7 +209,7 @@ impl<'a> Run<'a> {
                 Ok(child) => children.push(child),
                 Err(error) => {
                     control.stop();
-                    return Err(refusal("a fork", &error)); // the children so far end by their drop
+                    return Err(refusal("a fork", &error)); // dropping the children so far ends them
                 }
             }
         }
@@ -237,7 +238,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Sleeps for a while, as the phase's parent does, then looks at signals, series and progress.
+    /// Sleeps as the phase's parent does, then checks memory and signals, and reports series and
+    /// progress.
     fn watch(&mut self, phase: &Phase, control: &Control) {
         match phase.parent_wake {
             Some(time) => std::thread::sleep(Duration::from_nanos(time.0).min(PARENT_SLEEP_MAX)),
@@ -250,7 +252,7 @@ impl<'a> Run<'a> {
         self.watcher.look(control, phase, self.network.as_ref());
     }
 
-    /// Looks every [`TICK`] whether the machine still has memory.
+    /// Checks every [`TICK`] that the machine is not short of memory.
     fn guard_memory(&mut self) {
         let Some(limits) = self.limits.filter(|_| self.memory_seen.elapsed() >= TICK) else {
             return;
@@ -276,16 +278,17 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Collects about the supervisor and all that it makes from now on.
+/// Watches the supervisor thread and all threads and children that it makes from now on.
 fn watch_this_thread() -> Watch {
     let mut watch = Watch::new();
     watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::Now);
     watch
 }
 
-/// How a child ended, if it has; when all have done their work, waits for the rest of its end.
+/// Returns how a child ended, or `None` while it runs. If all clients have finished their work, waits
+/// for its exit.
 fn reap(child: &mut Child, all_ended: bool) -> Option<(Exit, Usage)> {
     let ended = if all_ended { child.wait().map(Some) } else { child.try_wait() };
-    // A child that cannot be waited for is no longer ours; there is nothing to learn of it.
+    // A child that cannot be waited for is no longer ours, and has no status to read.
     ended.unwrap_or(Some((Exit::Status(0), Usage::default())))
 }

@@ -1,7 +1,7 @@
 //! The loops that touch memory, compiled for each pattern, access and grain.
 //!
-//! Invariant: which offsets are visited, and in which order, is decided by `pagetax_core` alone; the
-//! null machine runs the same loops with [`Nothing`] in the place of memory.
+//! Invariant: `pagetax_core` alone decides which offsets are visited, and in which order. The null
+//! machine runs the same loops with [`Nothing`] instead of memory.
 
 use super::pace::{Halt, Pace};
 use crate::sys::mapping::Mapping;
@@ -10,33 +10,33 @@ use pagetax_core::plan::{Access, Pattern, Random, Touch};
 use std::hint::black_box;
 use std::marker::PhantomData;
 
-/// A word that does not hold what was written there.
+/// A word whose content differs from the pattern that was written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrong {
-    /// Of the word, in the region.
+    /// The offset in the region, in bytes.
     pub offset: u64,
-    /// What was written.
+    /// The word that was written.
     pub expected: u64,
-    /// What stands there.
+    /// The word that was read.
     pub found: u64,
 }
 
-/// Whose turn a touch is: which client, in which repeat.
+/// The client and the repeat that a touch belongs to; they select its random stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
-    /// From 0.
+    /// The client's number, from 0.
     pub client: u32,
-    /// From 0.
+    /// The number of the repeat, from 0.
     pub repeat: u64,
 }
 
-/// What is done at each offset.
+/// An action at each visited offset.
 pub trait Visit {
-    /// Does it.
+    /// Visits one offset, in bytes from the region's start. Fails if a verified word differs.
     fn visit(&mut self, offset: u64) -> Result<(), Wrong>;
 }
 
-/// Takes note of the offset and touches nothing.
+/// A visit that touches no memory. It still keeps the compiler from removing the loop.
 pub struct Nothing;
 
 impl Visit for Nothing {
@@ -49,7 +49,7 @@ impl Visit for Nothing {
 
 /// One of the four accesses, on one word.
 trait Act {
-    /// Does it; `found` if it was not `expected`.
+    /// Accesses the word; the error is the word that was found instead of `expected`.
     fn act(load: impl Fn() -> u64, store: impl Fn(u64), expected: u64) -> Result<(), u64>;
 }
 
@@ -61,7 +61,7 @@ struct Rewrite;
 impl Act for Read {
     #[inline(always)]
     fn act(load: impl Fn() -> u64, _: impl Fn(u64), _: u64) -> Result<(), u64> {
-        load(); // volatile: not optimised away
+        load(); // a volatile load: the compiler keeps it although nothing uses the value
         Ok(())
     }
 }
@@ -91,7 +91,7 @@ impl Act for Rewrite {
     }
 }
 
-/// Accesses of one word.
+/// Accesses to one word per grain, for grains of at most 8 bytes.
 struct OneWord<'a, A> {
     mapping: &'a Mapping,
     pattern_seed: u64,
@@ -107,7 +107,7 @@ impl<A: Act> Visit for OneWord<'_, A> {
     }
 }
 
-/// Accesses of every word of a larger grain.
+/// Accesses to every word of a grain of more than 8 bytes.
 struct EveryWord<'a, A> {
     mapping: &'a Mapping,
     pattern_seed: u64,
@@ -129,7 +129,7 @@ impl<A: Act> Visit for EveryWord<'_, A> {
     }
 }
 
-/// A sweep's offsets.
+/// The offsets of one linear run.
 struct Sweep {
     next: u64,
     stride: u64,
@@ -144,7 +144,7 @@ impl Offsets for Sweep {
     }
 }
 
-/// Visits `count` offsets, looking at clock and flags every few thousand.
+/// Visits `count` offsets, and checks the clock and the stop flag every few thousand.
 fn drive<O: Offsets, V: Visit>(
     offsets: &mut O,
     visit: &mut V,
@@ -163,7 +163,7 @@ fn drive<O: Offsets, V: Visit>(
     Ok(())
 }
 
-/// Visits what the touch's pattern says, for this turn.
+/// Visits the offsets of the touch's pattern, for this turn.
 pub fn walk<V: Visit>(
     touch: &Touch,
     region_bytes: u64,
@@ -186,7 +186,7 @@ pub fn walk<V: Visit>(
     }
 }
 
-/// Touches real memory.
+/// Touches a region that is mapped.
 pub fn touch(
     touch: &Touch,
     region_bytes: u64,
@@ -229,7 +229,7 @@ impl Place<'_> {
     }
 }
 
-/// Writes the links of a chase: each grain's first word holds the offset of the next grain.
+/// Writes the links of a chase: the first word of each grain holds the offset of the next grain.
 pub fn lay_links(touch: &Touch, region_bytes: u64, mapping: &Mapping) {
     let mut order = Chase::new(touch.seed, region_bytes, touch.grain_bytes);
     let mut at = order.next_offset();
@@ -240,7 +240,7 @@ pub fn lay_links(touch: &Touch, region_bytes: u64, mapping: &Mapping) {
     }
 }
 
-/// Follows the links, each address depending on the load before, and returns where it ends.
+/// Follows the links and returns the last offset. Each address depends on the previous load.
 fn chase(
     touch: &Touch,
     region_bytes: u64,
@@ -266,7 +266,7 @@ fn chase(
     Ok(at)
 }
 
-/// The link that stands in the grain that a chase visits as number `step`.
+/// Returns the link in the grain that a chase visits as number `step`.
 fn link_after(touch: &Touch, region_bytes: u64, step: u64) -> u64 {
     let grains = (region_bytes / touch.grain_bytes).max(1);
     let mut order = Chase::new(touch.seed, region_bytes, touch.grain_bytes);
@@ -291,7 +291,7 @@ mod tests {
         Touch { region, access, pattern, count, grain_bytes, seed: 7 }
     }
 
-    /// Takes note of what the loops visit.
+    /// Records the offsets that the loops visit.
     #[derive(Default)]
     struct Visited(Vec<u64>);
 

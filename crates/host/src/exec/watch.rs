@@ -1,4 +1,4 @@
-//! What the sink hears while a plan runs: progress, the series, phases, totals.
+//! The reports of a run to its sink: progress, the series, phases, totals.
 
 use super::control::Control;
 use super::figures::{PhaseFigures, RunFigures};
@@ -13,16 +13,16 @@ use pagetax_core::report::Warning;
 use pagetax_remote::pager::Counts;
 use std::time::{Duration, Instant};
 
-/// What there was at the last point of the series; points are of what came after it.
+/// The counters at the last point of the series; the next point holds the differences from them.
 struct Sampled {
     time_ns: u64,
     system: SystemSnapshot,
     traffic: Option<Traffic>,
-    /// Accesses, minor and major faults.
+    /// The accesses, minor faults and major faults.
     job: [u64; 3],
 }
 
-/// Reports a run as it goes.
+/// The reporter of a run that is under way.
 pub struct Watcher<'a> {
     out: &'a mut dyn Sink,
     begun: Instant,
@@ -32,7 +32,7 @@ pub struct Watcher<'a> {
     phases: usize,
     phase: usize,
     phase_start_ns: u64,
-    /// Accesses and faults of the phases that have ended.
+    /// The accesses of the phases that have ended.
     access_count: u64,
     minor_fault_count: u64,
     major_fault_count: u64,
@@ -60,7 +60,7 @@ impl Sampled {
 }
 
 impl<'a> Watcher<'a> {
-    /// For this plan, whose run began then.
+    /// Prepares to report a run of this plan that began at `begun`.
     pub fn new(plan: &Plan, begun: Instant, out: &'a mut dyn Sink) -> Watcher<'a> {
         let interval =
             plan.measure.interval.map(|interval| Duration::from_nanos(interval.0.max(1)));
@@ -84,24 +84,24 @@ impl<'a> Watcher<'a> {
         }
     }
 
-    /// A phase begins.
+    /// Records that a phase begins.
     pub fn begin_phase(&mut self, index: usize, start_ns: u64) {
         (self.phase, self.phase_start_ns) = (index, start_ns);
     }
 
-    /// How long until the next point of the series.
+    /// Returns the time until the next point of the series; `Duration::MAX` if the job asks for none.
     pub fn until_sample(&self) -> Duration {
         let left = |due: Instant| due.saturating_duration_since(Instant::now());
         self.next_sample.map_or(Duration::MAX, left)
     }
 
-    /// Called often while clients work.
+    /// Takes a sample if one is due, and reports the progress. Called often while clients work.
     pub fn look(&mut self, control: &Control, phase: &Phase, network: Option<&Network>) {
         if let (Some(due), Some(interval)) = (self.next_sample, self.interval)
             && Instant::now() >= due
         {
             self.sample(control, phase, network);
-            // A late sample does not make the next ones hurry.
+            // A late sample does not shorten the next interval.
             self.next_sample = Some((due + interval).max(Instant::now()));
         }
         let within = self.share_of_phase(control, phase);
@@ -123,8 +123,8 @@ impl<'a> Watcher<'a> {
         share(accesses as f64, planned).max(share(elapsed, time)).min(1.0)
     }
 
-    /// One point: what happened since the last one, to the job and to the machine, and what the main
-    /// process holds now (forked clients are not in it).
+    /// Reports one point: the changes in the job and the machine since the last point, and the main
+    /// process's memory. Forked clients are not in that memory.
     fn sample(&mut self, control: &Control, phase: &Phase, network: Option<&Network>) {
         let mut job = [self.access_count, self.minor_fault_count, self.major_fault_count];
         for row in control.rows() {
@@ -148,7 +148,7 @@ impl<'a> Watcher<'a> {
         self.sampled = now;
     }
 
-    /// A phase has ended.
+    /// Reports a phase that has ended.
     pub fn end_phase(
         &mut self,
         control: &Control,
@@ -164,7 +164,7 @@ impl<'a> Watcher<'a> {
         self.out.progress((self.phase + 1) as f64 / self.phases as f64);
     }
 
-    /// The run has ended.
+    /// Reports a run that has ended: its counters, budget, latencies and warnings.
     pub fn whole_run(
         &mut self,
         plan: &Plan,
@@ -184,7 +184,8 @@ impl<'a> Watcher<'a> {
             self.out.latency("page_in", &traffic.latency(), None, Provenance::Measured);
             network.table().into_iter().for_each(|table| self.out.table(table));
         }
-        // getrusage splits CPU time into user and kernel by clock ticks.
+        // getrusage splits CPU time into user and kernel by clock ticks, so few ticks give a coarse
+        // split.
         const TICKS_NEEDED_NS: u64 = 100_000_000;
         if figures.usage.user_ns + figures.usage.kernel_ns < TICKS_NEEDED_NS {
             let text = "less than 100 ms of CPU time: its split into user and kernel is coarse";

@@ -1,4 +1,4 @@
-//! One client of a phase: does the operations in order, in a thread or in a forked child.
+//! One client of a phase, which applies the operations in order, in a thread or in a forked child.
 
 use super::control::{Control, Failure, Figure};
 use super::memory::Memory;
@@ -9,32 +9,32 @@ use crate::sys::process::{Usage, thread_usage};
 use pagetax_core::plan::{Op, Phase, Plan};
 use std::time::{Duration, Instant};
 
-/// What a worker is given.
+/// The inputs of a worker.
 pub struct Worker<'a> {
-    /// Whose regions the operations name.
+    /// The plan whose regions the operations name.
     pub plan: &'a Plan,
-    /// What to do.
+    /// The phase to run.
     pub phase: &'a Phase,
-    /// Which of the phase's clients.
+    /// The client's number in the phase, from 0.
     pub client: u32,
-    /// Real memory; none on the null machine.
+    /// The memory; `None` on the null machine.
     pub memory: Option<Memory>,
-    /// Shared with supervisor and siblings.
+    /// The words shared with the supervisor and the other workers.
     pub control: &'a Control,
-    /// Of the run.
+    /// The start of the run.
     pub run_begun: Instant,
 }
 
-/// What a thread hands back.
+/// The result of a worker thread.
 pub struct Finished {
-    /// Used by the work alone.
+    /// The CPU time and faults of the operations alone.
     pub usage: Usage,
     /// The memory as the operations left it.
     pub memory: Option<Memory>,
 }
 
 impl Worker<'_> {
-    /// Works to the end, a failure or a stop. What it used is counted from the first operation on.
+    /// Works until the end, a failure or a stop. The usage counts from the first operation on.
     pub fn work(mut self) -> Finished {
         self.control.wait_at_gate();
         let waited_before = run_queue_ns();
@@ -52,7 +52,7 @@ impl Worker<'_> {
         Finished { usage, memory: self.memory }
     }
 
-    /// All repeats; a failure comes with the index of its operation.
+    /// Runs all repeats. A failure comes with the index of its operation.
     fn repeats(&mut self) -> Result<(), (usize, Halt)> {
         let time = self.phase.time.map(|time| Duration::from_nanos(time.0));
         let publish_faults = self.plan.measure.interval.is_some();
@@ -94,7 +94,7 @@ impl Worker<'_> {
         mapping.map_or(0, |mapping| mapping.address() + wrong.offset)
     }
 
-    /// The whole life of a forked child, but for its end.
+    /// Runs a forked child up to its exit, and returns its exit status.
     pub fn work_as_child(self, reads_huge_bytes: bool) -> i32 {
         let (control, client, run_begun) = (self.control, self.client, self.run_begun);
         let finished = self.work();
@@ -112,7 +112,7 @@ impl Worker<'_> {
     }
 }
 
-/// How long the calling thread was runnable but not running.
+/// Returns for how long the calling thread was runnable but not running, in nanoseconds.
 fn run_queue_ns() -> Option<u64> {
     let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
     schedstat(&Root::default(), std::process::id(), Some(tid)).ok().map(|(_, waited)| waited)

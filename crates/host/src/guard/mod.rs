@@ -1,7 +1,7 @@
-//! What keeps a run from hurting the machine: limits that are checked before it starts, and the
-//! memory that must stay free while it runs.
+//! The protection of the machine from a run: limits checked before it starts, and memory that must stay
+//! free while it runs.
 //!
-//! Invariant: checking is cheap and changes nothing; each finding says what to do.
+//! Invariant: checks are fast and change nothing. Each finding has a hint.
 
 mod pages;
 
@@ -15,26 +15,26 @@ use pagetax_core::units::Bytes;
 use procfs_core::Meminfo;
 use std::collections::BTreeMap;
 
-/// Limits of a run.
+/// The limits of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// Most memory that a job may lock, as a share of physical memory.
+    /// The most memory that a job may lock, as a share of physical memory.
     pub lock_share_max: f64,
-    /// Memory that must stay available, in memory or swap, as a share of physical memory.
+    /// The memory or swap that must stay available, as a share of physical memory.
     pub free_share_min: f64,
 }
 
 impl Default for Limits {
-    /// A quarter may be locked; 2 % stay free.
+    /// Allows a quarter of memory to be locked, and keeps 2 % free.
     fn default() -> Self {
         Limits { lock_share_max: 0.25, free_share_min: 0.02 }
     }
 }
 
-/// The user addresses of a 64-bit process with four levels of page tables.
+/// The user address space of a 64-bit process with four levels of page tables.
 const ADDRESS_SPACE_BYTES: u64 = 1 << 47;
 
-/// Everything of a valid plan that this machine cannot do.
+/// Returns everything in a valid plan that this machine cannot do.
 pub fn check(plan: &Plan, limits: &Limits, root: &Root, pages: &PageSettings) -> Vec<Unmet> {
     let mut unmet = Vec::new();
     unmet.extend(check_replays(plan));
@@ -56,7 +56,8 @@ fn degraded(what: String, remedy: impl Into<String>) -> Unmet {
     Unmet { what, remedy: remedy.into(), fatal: false }
 }
 
-/// A trace has pages, not what the program did with them: running that again would time a gather.
+/// Refuses replays. A trace has pages, not the program's work between them, so a native replay would
+/// only time a gather.
 pub(crate) fn check_replays(plan: &Plan) -> Option<Unmet> {
     let is_replay = |op: &Op| matches!(op, Op::Replay(_));
     plan.phases.iter().flat_map(|phase| &phase.ops).any(is_replay).then(|| {
@@ -67,7 +68,7 @@ pub(crate) fn check_replays(plan: &Plan) -> Option<Unmet> {
     })
 }
 
-/// Bytes of memory, neither of files nor in a page store, that a plan may come to hold at once.
+/// Returns the most memory in bytes that a plan may hold at once, without files and page stores.
 fn memory_bytes_max(plan: &Plan) -> u64 {
     let held = |region: &Region| match region.backing {
         Backing::File { private: false, .. } => 0,
@@ -171,7 +172,7 @@ fn check_locks(plan: &Plan, limits: &Limits, root: &Root) -> Vec<Unmet> {
     unmet
 }
 
-/// CAP_IPC_LOCK, by /proc/self/status.
+/// Returns true if the process has CAP_IPC_LOCK, by /proc/self/status.
 fn may_lock_without_limit(root: &Root) -> bool {
     const CAP_IPC_LOCK: u64 = 1 << 14;
     root.parse::<procfs_core::process::Status>("/proc/self/status")
@@ -208,17 +209,17 @@ fn check_directory(region: &Region) -> Option<Unmet> {
     }
 }
 
-/// Memory that can still be had.
+/// The memory that is still available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Physical memory.
+    /// The size of physical memory.
     pub total_bytes: u64,
-    /// MemAvailable and free swap.
+    /// MemAvailable plus free swap.
     pub available_bytes: u64,
 }
 
 impl Room {
-    /// From /proc/meminfo; none if it cannot be read.
+    /// Reads /proc/meminfo; `None` if it cannot be read.
     pub fn read(root: &Root) -> Option<Room> {
         let info: Meminfo = root.parse("/proc/meminfo").ok()?;
         let available = info.mem_available.unwrap_or(info.mem_free + info.cached);
@@ -228,12 +229,12 @@ impl Room {
         })
     }
 
-    /// What must stay free.
+    /// Returns the bytes that must stay available.
     pub fn guard_bytes(&self, limits: &Limits) -> u64 {
         (self.total_bytes as f64 * limits.free_share_min) as u64
     }
 
-    /// Whether less than that is left.
+    /// Returns true if less than [`Room::guard_bytes`] is available.
     pub fn is_short(&self, limits: &Limits) -> bool {
         self.available_bytes < self.guard_bytes(limits)
     }
@@ -254,7 +255,7 @@ mod tests {
         Job::parse(&text, "t.toml").unwrap().resolve(&Params::new(), &spec, None).unwrap()
     }
 
-    /// A tree with 8 GiB of memory, 6 available, and pages of 64K and 2M.
+    /// Makes a tree with 8 GiB of memory, 6 GiB of it available, and pages of 64K and 2M.
     fn machine() -> (tempfile::TempDir, Root, PageSettings) {
         let folder = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {

@@ -1,7 +1,7 @@
-//! Whether a plan can have the page sizes that it asks for.
+//! The check that a plan gets the page sizes that it asks for.
 //!
-//! What is preferred and cannot be had is left out, and the report says so; what must come from a
-//! reserved pool and is not there stops the run.
+//! A size that is only preferred is dropped with a warning in the report. A reserved pool without enough
+//! pages stops the run.
 
 use super::{degraded, fatal};
 use crate::exec::mapping_len;
@@ -11,7 +11,7 @@ use pagetax_core::plan::{Backing, PageSizeRequest, Plan, Region};
 use pagetax_core::units::PageSize;
 use std::collections::BTreeMap;
 
-/// Whether a region can have the pages it prefers. It runs without them, and the report says so.
+/// Returns a finding if a region cannot get the pages that it prefers. The region runs without them.
 pub(super) fn check_page_size(region: &Region, pages: &PageSettings) -> Option<Unmet> {
     use crate::pagesize::Mode::{Always, Madvise, Never};
     let PageSizeRequest::Prefer(size) = region.page_size else { return None };
@@ -48,7 +48,7 @@ pub(super) fn check_page_size(region: &Region, pages: &PageSettings) -> Option<U
     }
 }
 
-/// A fault takes the largest size that is switched on and fits.
+/// Returns a finding if a fault would take a larger size: it takes the largest that is enabled and fits.
 fn larger_goes_first(region: &Region, size: PageSize, pages: &PageSettings) -> Option<Unmet> {
     use crate::pagesize::Mode::Never;
     let on = |larger: &PageSize| pages.of_size(*larger).is_some_and(|mode| mode != Never);
@@ -71,7 +71,7 @@ fn list(sizes: &[PageSize]) -> String {
     texts.join(", ")
 }
 
-/// Whether the reserved pools hold what all regions together ask of them.
+/// Returns a finding for each reserved pool with fewer pages than all regions together need.
 pub(super) fn check_pools(plan: &Plan, pages: &PageSettings) -> Vec<Unmet> {
     let mut wanted: BTreeMap<PageSize, u64> = BTreeMap::new();
     let mut unmet = Vec::new();

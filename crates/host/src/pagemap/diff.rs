@@ -1,37 +1,37 @@
-//! What became different between two maps of a process.
+//! The differences between two maps of a process.
 
 use super::{Mapping, PageMap, Run};
 use pagetax_core::units::{PageSize, VirtAddr};
 use serde::{Deserialize, Serialize};
 
-/// What is at an address.
+/// The page at an address, if there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state", content = "page")]
 pub enum Pages {
-    /// No mapping.
+    /// The address is in no mapping.
     Unmapped,
-    /// A mapping, but no page.
+    /// The address is in a mapping, but has no page.
     None,
-    /// A page of this size.
+    /// A page of this size maps the address.
     Of(PageSize),
 }
 
-/// A stretch of addresses at which the same became different.
+/// A range of addresses with the same change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// First address.
+    /// The first address of the range.
     pub start: VirtAddr,
-    /// First address after it.
+    /// The first address after the range.
     pub end: VirtAddr,
-    /// In the first map.
+    /// The pages in the first map.
     pub before: Pages,
-    /// In the second map.
+    /// The pages in the second map.
     pub after: Pages,
-    /// Of the mapping, in the second map if it is there.
+    /// The mapping's name in the second map, or in the first if it is gone.
     pub name: String,
 }
 
-/// By address; equal maps give nothing.
+/// Returns the changes by address; none for equal maps.
 pub fn diff(before: &PageMap, after: &PageMap) -> Vec<Change> {
     let (mut one, mut two) = (Cursor::of(before), Cursor::of(after));
     let mut changes: Vec<Change> = Vec::new();
@@ -59,7 +59,7 @@ pub fn diff(before: &PageMap, after: &PageMap) -> Vec<Change> {
     changes
 }
 
-/// Walks the runs of a map upwards.
+/// A walk over the runs of a map in the order of addresses.
 struct Cursor<'a> {
     runs: Vec<(&'a Run, &'a Mapping)>,
     next: usize,
@@ -71,7 +71,8 @@ impl<'a> Cursor<'a> {
         Cursor { runs: map.mappings.iter().flat_map(runs).collect(), next: 0 }
     }
 
-    /// The next address after `at` at which a run begins or ends. `at` only grows.
+    /// Returns the next address after `at` at which a run begins or ends. `at` must not decrease between
+    /// calls.
     fn border_after(&mut self, at: u64) -> Option<u64> {
         while self.runs.get(self.next).is_some_and(|(run, _)| run.end.0 <= at) {
             self.next += 1;
@@ -80,7 +81,7 @@ impl<'a> Cursor<'a> {
         Some(if run.start.0 > at { run.start.0 } else { run.end.0 })
     }
 
-    /// What is at an address that `border_after` was last asked about.
+    /// Returns the page and the mapping's name at the address that `border_after` was last called with.
     fn at(&self, at: u64) -> (Pages, Option<&'a str>) {
         match self.runs.get(self.next).filter(|(run, _)| run.start.0 <= at) {
             None => (Pages::Unmapped, None),
@@ -96,7 +97,8 @@ mod tests {
     use super::super::smaps;
     use super::*;
 
-    /// Runs of `(pages, page size in pages)` from page `first` on, one mapping each group.
+    /// Makes runs of `(pages, page size in pages)` from page `first` on, with one mapping for each
+    /// group.
     fn map(groups: &[(u64, &[(u64, u64)])]) -> PageMap {
         let mut text = String::new();
         for (first, runs) in groups {

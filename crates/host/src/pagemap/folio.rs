@@ -1,8 +1,8 @@
 //! Transparent pages between the base page and the huge page, for root: /proc/kpageflags.
 //!
-//! Such a page is a folio: physical pages in a row, a head and its tails. It counts with its own
-//! size where all of it is mapped in order at an address that is a multiple of its size; a part of
-//! a folio translates like base pages, and so does a huge page that is mapped by base entries.
+//! Such a page is a folio: contiguous physical pages, a head and its tails. It counts with its own size
+//! if all of it is mapped in order at an address that is a multiple of its size. A part of a folio
+//! translates like base pages, and so does a huge page that base entries map.
 //!
 //! Source: Documentation/admin-guide/mm/pagemap.rst of Linux 6.18.
 
@@ -11,18 +11,18 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bit of an entry in /proc/PID/pagemap: the page is in memory.
+/// The bit of an entry in /proc/PID/pagemap that marks a page in memory.
 const PRESENT: u64 = 1 << 63;
 /// The physical page number in such an entry; 0 for readers without CAP_SYS_ADMIN.
 const FRAME: u64 = (1 << 55) - 1;
-/// Bits of an entry in /proc/kpageflags.
+/// The bits of an entry in /proc/kpageflags.
 const HEAD: u64 = 1 << 15;
 const TAIL: u64 = 1 << 16;
 
-/// Huge pages whose entries are read at once; no folio crosses the border of one.
+/// The number of huge pages whose entries are read together. No folio crosses the border of a huge page.
 const CHUNK_HUGE_PAGES: u64 = 16;
 
-/// Tells folios apart.
+/// The files and sizes that identify folios.
 pub struct Folios {
     flags: File,
     base_bytes: u64,
@@ -30,7 +30,7 @@ pub struct Folios {
 }
 
 impl Folios {
-    /// Why not, if we may not.
+    /// Opens /proc/kpageflags. The error shows why it cannot be read.
     pub fn open(root: &Root, base_bytes: u64, huge_bytes: u64) -> Result<Folios, String> {
         let path = "/proc/kpageflags";
         match File::open(root.path(path)) {
@@ -39,8 +39,8 @@ impl Folios {
         }
     }
 
-    /// Calls `found` with start, end and page size of stretches that together are `start..end`,
-    /// which is mapped by base entries throughout.
+    /// Calls `found` with the start, end and page size of ranges that together are `start..end`. Base
+    /// entries must map all of it.
     pub fn split(
         &self,
         pagemap: &File,
@@ -64,7 +64,7 @@ impl Folios {
         Ok(())
     }
 
-    /// Physical page numbers; none where a page has gone meanwhile, or may not be seen.
+    /// Returns physical page numbers; `None` if a page is gone meanwhile or its number is hidden.
     fn frames(&self, pagemap: &File, start: u64, end: u64) -> io::Result<Vec<Option<u64>>> {
         let count = ((end - start) / self.base_bytes) as usize;
         let entries = read_words(pagemap, start / self.base_bytes, count)?;
@@ -72,7 +72,7 @@ impl Folios {
         Ok(entries.into_iter().map(|entry| frame(entry).filter(|frame| *frame != 0)).collect())
     }
 
-    /// `count` pages with physical pages in a row from `frame` on.
+    /// Splits `count` pages whose physical pages are contiguous from `frame` on.
     fn split_row(
         &self,
         address: u64,
@@ -85,7 +85,7 @@ impl Folios {
             found(address, address + count as u64 * base, base);
             return Ok(());
         };
-        // One more, to see whether the last folio goes on; after the last page of memory is none.
+        // One more entry shows if the last folio continues. After the last page of memory there is none.
         let flags = read_words(&self.flags, frame, count + 1)?;
         let mut index = 0;
         while index < count {
@@ -105,7 +105,7 @@ impl Folios {
     }
 }
 
-/// How many entries, from the first on, have physical pages in a row (or none at all).
+/// Returns the number of entries, from the first on, with contiguous physical pages or none at all.
 fn in_a_row(frames: &[Option<u64>]) -> usize {
     let follows = |pair: &&[Option<u64>]| match (pair[0], pair[1]) {
         (Some(one), Some(next)) => next == one + 1,
@@ -115,7 +115,7 @@ fn in_a_row(frames: &[Option<u64>]) -> usize {
     1 + frames.windows(2).take_while(follows).count()
 }
 
-/// 64-bit words from a file of them; 0 beyond its end.
+/// Reads 64-bit words from a file; words beyond its end are 0.
 pub(super) fn read_words(file: &File, first: u64, count: usize) -> io::Result<Vec<u64>> {
     let mut bytes = vec![0u8; count * 8];
     let mut filled = 0;
@@ -147,7 +147,8 @@ mod tests {
         file
     }
 
-    /// The stretches of `frames` mapped from address 0 on; `flags` of physical pages from 0 on.
+    /// Returns the ranges of `frames` mapped from address 0 on. `flags` describe the physical pages from
+    /// 0 on.
     fn stretches(frames: &[u64], flags: &[u64]) -> Vec<(u64, u64)> {
         let pagemap = words(frames.iter().map(|frame| PRESENT | frame));
         let flags = words(flags.iter().copied());
@@ -161,7 +162,7 @@ mod tests {
 
     #[test]
     fn whole_aligned_folios_have_their_size() {
-        // Physical: page 0, 1 single, a folio of 4 at 2, single 6, a folio of 2 at 7.
+        // Physical memory: pages 0 and 1 single, a folio of 4 at 2, page 6 single, a folio of 2 at 7.
         let flags = [0, 0, HEAD, TAIL, TAIL, TAIL, 0, HEAD, TAIL];
         assert_eq!(stretches(&[2, 3, 4, 5, 6, 1], &flags), [(4, 4), (1, 1), (1, 1)]);
         assert_eq!(stretches(&[1, 2, 3, 4, 5], &flags), [(1, 1); 5], "at an odd address");

@@ -1,17 +1,18 @@
-//! The page-size map of a process: which of its addresses are mapped by pages of which size.
+//! The page-size map of a process: its addresses, each with the size of the page that maps it.
 //!
-//! One [`Run`] for each stretch of one page size inside one mapping. Where the sizes come from:
-//! PAGEMAP_SCAN tells, without root, what one entry above the base level of the page table maps (a
-//! transparent huge page, a hugetlb page); the hugetlb size is the mapping's; transparent pages of
-//! the sizes between (mTHP, large folios of files) only show in /proc/kpageflags, to root.
+//! There is one [`Run`] for each range of one page size in one mapping. PAGEMAP_SCAN shows, without
+//! root, the ranges that one entry above the base level of the page table maps: transparent huge pages
+//! and hugetlb pages. The hugetlb size is the mapping's. Transparent pages of the sizes between (mTHP,
+//! large folios of files) are visible only to root, in /proc/kpageflags.
 //!
-//! Before Linux 6.7 there is no PAGEMAP_SCAN: which pages are in memory says /proc/PID/pagemap, and how many bytes of a
-//! mapping lie on huge pages, smaps. Where these can be some of its pages only, they have no place ([`Unplaced`]).
+//! Before Linux 6.7 there is no PAGEMAP_SCAN. /proc/PID/pagemap shows the pages in memory, and smaps a
+//! mapping's bytes on huge pages. If these can be only some of its pages, their place is unknown
+//! ([`Unplaced`]).
 //!
-//! Invariants: the runs of a mapping cover it without gap or overlap, neighbours differ; a page
-//! that is not in memory has no size; what could not be told apart is said so in `folios`, and
-//! then `4K` means "4K or a size between". hugetlb pages are counted by their mapping and by the
-//! page table, never by smaps, which books a private 1G page as shared.
+//! Invariants: the runs of a mapping cover it without gap or overlap, and neighbours differ. A page that
+//! is not in memory has no size. If sizes could not be distinguished, `folios_missing` has the reason. Then
+//! `4K` means "4K or a size between". The counts of hugetlb pages come from their mapping and the page
+//! table, never from smaps: it books a private 1G page as shared.
 
 mod diff;
 mod folio;
@@ -27,96 +28,97 @@ use pagetax_core::units::{PageSize, VirtAddr};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// What a process has mapped, and by which pages.
+/// The mappings of a process, with the pages that map them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageMap {
-    /// The process.
+    /// The id of the process.
     pub pid: u32,
-    /// Its command, as the kernel shows it.
+    /// The command's name, as the kernel shows it.
     pub command: String,
-    /// Of the system.
+    /// The system's base page.
     pub base_page: PageSize,
-    /// Why sizes between the base page and the huge page could not be told from base pages; none:
-    /// they were.
+    /// The reason why sizes between the base page and the huge page could not be distinguished from base
+    /// pages; `None` if they were.
     pub folios_missing: Option<String>,
-    /// The mappings changed during each of the attempts to read them, so that rows may disagree.
+    /// True if the mappings changed during each attempt to read them, so that rows may disagree.
     pub unsettled: bool,
-    /// By address.
+    /// The mappings by address.
     pub mappings: Vec<Mapping>,
 }
 
 /// A mapping: one line of /proc/PID/maps.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mapping {
-    /// First address.
+    /// The first address of the mapping.
     pub start: VirtAddr,
-    /// First address after it.
+    /// The first address after the mapping.
     pub end: VirtAddr,
-    /// Readable.
+    /// True if it is readable.
     pub read: bool,
-    /// Writable.
+    /// True if it is writable.
     pub write: bool,
-    /// Executable.
+    /// True if it is executable.
     pub execute: bool,
-    /// Writes are seen by others.
+    /// True if other processes see its writes (MAP_SHARED).
     pub shared: bool,
-    /// Mapped without reserving memory or swap (MAP_NORESERVE).
+    /// True if it was mapped without reserving memory or swap (MAP_NORESERVE).
     pub no_reserve: bool,
-    /// mlock(2)ed.
+    /// True if it is locked by mlock(2).
     pub locked: bool,
-    /// Counts against the limit of committed memory.
+    /// True if it counts against the limit of committed memory.
     pub accounted: bool,
-    /// MADV_HUGEPAGE or MADV_NOHUGEPAGE.
+    /// The advice MADV_HUGEPAGE or MADV_NOHUGEPAGE; `None` without either.
     pub advice: Option<Advice>,
-    /// Whether the kernel would give it transparent huge pages now; none before Linux 5.0.
+    /// True if the kernel would give it transparent huge pages now; `None` before Linux 5.0.
     pub thp_eligible: Option<bool>,
-    /// From the hugetlb pool of pages of this size.
+    /// The page size of its hugetlb pool; `None` if it is not hugetlb memory.
     pub hugetlb: Option<PageSize>,
-    /// Offset in the file.
+    /// The offset in the file.
     pub offset_bytes: u64,
-    /// Of the file; 0 for anonymous memory.
+    /// The inode of the file; 0 for anonymous memory.
     pub inode: u64,
     /// The path of the file, a name in brackets, or nothing.
     pub name: String,
-    /// Which part of the program it is.
+    /// The part of the program that it is.
     pub segment: Segment,
-    /// What it has on swap, by smaps.
+    /// The bytes on swap, by smaps.
     pub swapped_bytes: u64,
-    /// What smaps counts of it.
+    /// The counts of smaps.
     #[serde(skip)]
     amounts: Amounts,
-    /// Of its runs of base pages, what lies on huge ones; none where each has its place.
+    /// The huge pages of its base-page runs whose place is unknown; `None` if the place of all pages is
+    /// known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unplaced: Option<Unplaced>,
-    /// By address.
+    /// The runs by address.
     pub runs: Vec<Run>,
 }
 
 /// Huge pages of a mapping of which only the number is known (before Linux 6.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unplaced {
-    /// Their size.
+    /// The size of these pages.
     pub page: PageSize,
-    /// All of them.
+    /// The bytes of all these pages.
     pub bytes: u64,
 }
 
-/// Of a mapping, in bytes, by smaps.
+/// The counts of a mapping by smaps, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Amounts {
     resident: u64,
     anon: u64,
-    /// On transparent huge pages.
+    /// The bytes on transparent huge pages.
     huge: u64,
 }
 
-/// Advice about transparent huge pages that a mapping carries.
+/// The advice about transparent huge pages that a mapping has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Advice {
-    /// MADV_HUGEPAGE.
+    /// The advice MADV_HUGEPAGE, to use huge pages.
     Huge,
-    /// MADV_NOHUGEPAGE.
+    /// The advice MADV_NOHUGEPAGE.
     NoHuge,
 }
 
@@ -124,53 +126,53 @@ pub enum Advice {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Segment {
-    /// Code: private and executable, of a file.
+    /// Code: a private and executable mapping of a file.
     Text,
-    /// Private and only readable, of a file.
+    /// Constants: a private and only readable mapping of a file.
     ReadOnly,
-    /// Private and writable, of a file.
+    /// Data: a private and writable mapping of a file.
     Data,
-    /// Anonymous, right behind the data of a file.
+    /// Anonymous memory directly after the data of a file.
     Bss,
-    /// brk.
+    /// The heap that brk(2) grows.
     Heap,
-    /// The main thread's stack, also the parts that lost their name when it was split.
+    /// The main thread's stack, including parts that lost their name when it was split.
     Stack,
     /// Other private anonymous memory: malloc's large chunks, threads' arenas and stacks.
     Anon,
-    /// Shared with other processes: files, shm, memfd.
+    /// Memory shared with other processes: files, shm, memfd.
     Shared,
-    /// Of the kernel: vdso and the like.
+    /// The kernel's own mappings: vdso and vvar.
     Kernel,
 }
 
-/// A stretch of addresses of one page size.
+/// A range of addresses with one page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// First address.
+    /// The first address of the range.
     pub start: VirtAddr,
-    /// First address after it.
+    /// The first address after the range.
     pub end: VirtAddr,
-    /// None: no page is mapped there.
+    /// The page size; `None` if no page is mapped there.
     pub page: Option<PageSize>,
-    /// In memory; pages of zeros, which are the kernel's, do not count.
+    /// The bytes in memory. The kernel's shared zero pages do not count.
     pub resident_bytes: u64,
-    /// Of that, anonymous.
+    /// The part of `resident_bytes` that is anonymous.
     pub anon_bytes: u64,
 }
 
 impl Run {
-    /// Its length.
+    /// Returns the length of the range.
     pub fn bytes(&self) -> u64 {
         self.end.0 - self.start.0
     }
 
-    /// The part of a count of this run that falls to `part_bytes` of it.
+    /// Returns the part of a count of this run that belongs to `part_bytes` of it.
     fn share(&self, count_bytes: u64, part_bytes: u64) -> u64 {
         (u128::from(count_bytes) * u128::from(part_bytes) / u128::from(self.bytes().max(1))) as u64
     }
 
-    /// Joins `next`, which begins where this ends, if it is of the same page size.
+    /// Joins `next`, which begins where this ends, if its page size is the same.
     fn join(&mut self, next: &Run) -> bool {
         let joins = self.end == next.start && self.page == next.page;
         if joins {
@@ -183,23 +185,23 @@ impl Run {
 }
 
 impl Mapping {
-    /// Its length.
+    /// Returns the length of the mapping.
     pub fn bytes(&self) -> u64 {
         self.end.0 - self.start.0
     }
 
-    /// In memory.
+    /// Returns the bytes in memory.
     pub fn resident_bytes(&self) -> u64 {
         self.runs.iter().map(|run| run.resident_bytes).sum()
     }
 
-    /// Of that, anonymous.
+    /// Returns the part of `resident_bytes` that is anonymous.
     pub fn anon_bytes(&self) -> u64 {
         self.runs.iter().map(|run| run.anon_bytes).sum()
     }
 
-    /// The runs, or, where some of its huge pages have no place, one for each page size, largest first: lengths are
-    /// right, addresses are not.
+    /// Returns the runs. If the place of some huge pages is unknown, returns one run for each page size,
+    /// largest first: lengths are right, addresses are not.
     pub fn runs_by_size(&self) -> Vec<Run> {
         let Some(unplaced) = self.unplaced else { return self.runs.clone() };
         let mut sums: BTreeMap<Option<PageSize>, [u64; 3]> = BTreeMap::new();
@@ -224,7 +226,7 @@ impl Mapping {
 }
 
 impl PageMap {
-    /// Resident bytes by page size, of the mappings that are picked.
+    /// Returns the resident bytes by page size, over the mappings that `pick` accepts.
     pub fn resident_by_size(&self, pick: impl Fn(&Mapping) -> bool) -> BTreeMap<PageSize, u64> {
         let mut sums = BTreeMap::new();
         let picked = self.mappings.iter().filter(|mapping| pick(mapping));
@@ -236,8 +238,8 @@ impl PageMap {
         sums
     }
 
-    /// Keeps what lies in `start..end`; mappings and runs at the borders are cut. Counts of a run
-    /// that is cut are its share; exact, as its pages are all alike but for pages of zeros.
+    /// Keeps the range `start..end`, and cuts mappings and runs at its borders. A cut run keeps its
+    /// share of the counts. That is exact, as its pages are all alike, except for zero pages.
     pub fn cut(&mut self, start: VirtAddr, end: VirtAddr) {
         for mapping in &mut self.mappings {
             for run in &mut mapping.runs {
@@ -248,7 +250,7 @@ impl PageMap {
                 run.anon_bytes = whole.share(whole.anon_bytes, run.bytes());
             }
             mapping.runs.retain(|run| run.bytes() > 0);
-            // What is left of it can be no more than all of its pages.
+            // The rest of the mapping has at most all of its pages on huge pages.
             let resident = mapping.runs.iter().map(|run| run.resident_bytes).sum();
             if let Some(unplaced) = &mut mapping.unplaced {
                 unplaced.bytes = unplaced.bytes.min(resident);

@@ -1,14 +1,14 @@
-//! Runs split by memory node, as a list beside the map: nodes are asked for only when wanted.
+//! Runs split by NUMA node. They are separate from the map, because the query costs time.
 
 use super::{Mapping, PageMap, PageMapError, Run};
 use crate::sys::numa;
 use pagetax_core::units::VirtAddr;
 use rustix::process::Pid;
 
-/// The runs of a mapping, each of one page size and on one node; none where no page is.
+/// The runs of a mapping, each of one page size and on one node; `None` if there is no page.
 pub type NodeRuns = Vec<(Run, Option<u32>)>;
 
-/// For each mapping of the map its runs by node.
+/// Returns the runs by node for each mapping of the map.
 pub fn by_node(map: &PageMap) -> Result<Vec<NodeRuns>, PageMapError> {
     let pid = i32::try_from(map.pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(PageMapError::NoProcess(map.pid))?;
@@ -23,7 +23,7 @@ pub fn by_node(map: &PageMap) -> Result<Vec<NodeRuns>, PageMapError> {
     map.mappings.iter().map(split).collect()
 }
 
-/// A page lies on one node, so one address of each page is asked for.
+/// Splits a run by node. A page is on one node, so one address per page is queried.
 fn split_run(pid: Pid, run: &Run, rows: &mut NodeRuns) -> std::io::Result<()> {
     let Some(page) = run.page else {
         rows.push((*run, None));

@@ -1,4 +1,4 @@
-//! Reads the map of a live process, again if its mappings change meanwhile.
+//! The reading of a live process's map, repeated if its mappings change meanwhile.
 
 use super::folio::{Folios, read_words};
 use super::smaps;
@@ -13,30 +13,30 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io;
 
-/// The original reads again this often before it shows what it has.
+/// The most attempts: pmap of Solaris reads again five times before it shows an unsettled map.
 const ATTEMPTS_MAX: u32 = 1 + 5;
 
-/// Why there is no map.
+/// The reason why there is no map.
 #[derive(Debug, thiserror::Error)]
 pub enum PageMapError {
-    /// No such process, or it ended meanwhile.
+    /// The process does not exist, or it ended meanwhile.
     #[error("no process {0}\n  remedy: list processes with ps -e")]
     NoProcess(u32),
     /// A kernel thread, or a process that has ended and was not waited for.
     #[error("process {0} has no memory of its own: a kernel thread, or it has ended")]
     NoMemory(u32),
-    /// Another user's process.
+    /// The process belongs to another user.
     #[error("process {0} may not be looked at\n  remedy: be its user, or root")]
     NotPermitted(u32),
-    /// Anything else, with the file.
+    /// Any other error, with the file.
     #[error("{path}: {error}")]
     Io {
-        /// Which file.
+        /// The path of the file.
         path: String,
-        /// What happened.
+        /// The error that the system returned.
         error: io::Error,
     },
-    /// A file that holds what it should not.
+    /// A file has unexpected content; the text shows it.
     #[error("process {0}: {1}")]
     Format(u32, String),
 }
@@ -44,7 +44,8 @@ pub enum PageMapError {
 impl PageMapError {
     pub(super) fn of(pid: u32, path: &str, error: io::Error) -> PageMapError {
         match error.raw_os_error() {
-            // What has no memory is "no such process" to files about memory, though it is there.
+            // For a process without memory, files about memory return "no such process", though it
+            // exists.
             Some(libc::ESRCH) if std::path::Path::new(&format!("/proc/{pid}")).exists() => {
                 PageMapError::NoMemory(pid)
             }
@@ -55,19 +56,19 @@ impl PageMapError {
     }
 }
 
-/// The page-size map of a process.
+/// Reads the page-size map of a process.
 pub fn read(pid: u32) -> Result<PageMap, PageMapError> {
     settled(Reader::open(pid)?, |_, _| true)
 }
 
-/// The same, but base pages and sizes below the huge page are not told apart, which takes most of
-/// the time where many pages are small.
+/// Reads the map without distinguishing base pages from sizes below the huge page. That distinction
+/// takes most of the time if many pages are small.
 pub fn read_huge(pid: u32) -> Result<PageMap, PageMapError> {
     let folios = Err("not looked at, to be quick".into());
     settled(Reader { folios, ..Reader::open(pid)? }, |_, _| true)
 }
 
-/// As [`read`], for the mappings that are picked by start and end, which spares looking at the others.
+/// Reads the map of the mappings that `pick` accepts by start and end, which saves reading the others.
 pub fn read_where(
     pid: u32,
     pick: impl Fn(VirtAddr, VirtAddr) -> bool,
@@ -103,13 +104,13 @@ struct Reader {
     folios: Result<Folios, String>,
     base_page: PageSize,
     huge_page: PageSize,
-    /// Whether the kernel tells page sizes by address, as far as is known.
+    /// True until the kernel refuses PAGEMAP_SCAN, which shows page sizes by address.
     scans: Cell<bool>,
 }
 
-/// Entries of /proc/PID/pagemap that are read at once.
+/// The number of entries of /proc/PID/pagemap in one read.
 const ENTRIES: u64 = 1 << 14;
-/// Bits of such an entry: the page is in memory; it is of a file, or shared.
+/// The bits of such an entry: the page is in memory; it belongs to a file or is shared.
 const PRESENT: u64 = 1 << 63;
 const OF_FILE: u64 = 1 << 61;
 
@@ -136,7 +137,8 @@ impl Reader {
         Ok(words.collect::<Vec<_>>().join(" ").trim_end().to_string())
     }
 
-    /// All mappings that are picked, and whether all they were still the same at the end.
+    /// Reads all mappings that `pick` accepts. The second value is true if they were still the same at
+    /// the end.
     fn attempt(
         &self,
         pick: impl Fn(VirtAddr, VirtAddr) -> bool,
@@ -163,7 +165,7 @@ impl Reader {
 
     /// Finds the runs of a mapping.
     fn look(&self, mapping: &mut Mapping) -> io::Result<()> {
-        // The kernel's own pages are not walked, and one of them is beyond user space.
+        // The kernel's own pages cannot be scanned, and one of them is beyond user space.
         if mapping.segment == Segment::Kernel {
             mapping.runs = self.runs(mapping, &[])?;
             return Ok(());
@@ -183,7 +185,7 @@ impl Reader {
         self.look_without_scan(mapping)
     }
 
-    /// The same by what older kernels tell.
+    /// Finds the runs of a mapping from the files of older kernels.
     fn look_without_scan(&self, mapping: &mut Mapping) -> io::Result<()> {
         let ranges = match mapping.amounts.resident == 0 && mapping.hugetlb.is_none() {
             true => Vec::new(),
@@ -209,7 +211,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The stretches of pages that are in memory, also pages of zeros.
+    /// Returns the ranges of pages that are in memory, including zero pages.
     fn present(&self, start: u64, end: u64) -> io::Result<Vec<PageRange>> {
         let base = self.base_page.bytes();
         let mut found: Vec<PageRange> = Vec::new();
@@ -262,13 +264,13 @@ impl Reader {
     }
 }
 
-/// The whole blocks of a size that lie in a range, together.
+/// Returns the whole blocks of a size in a range, as one range.
 fn whole(range: PageRange, size: u64) -> Option<PageRange> {
     let (start, end) = (range.start.next_multiple_of(size), range.end / size * size);
     (start < end).then_some(PageRange { start, end, ..range })
 }
 
-/// A range whose whole blocks of a size are huge pages.
+/// Splits a range so that its whole blocks of a size are huge pages.
 fn with_huge(range: PageRange, size: u64) -> Vec<PageRange> {
     let Some(blocks) = whole(range, size) else { return vec![range] };
     let before = PageRange { end: blocks.start, ..range };
@@ -277,7 +279,7 @@ fn with_huge(range: PageRange, size: u64) -> Vec<PageRange> {
     [before, huge, after].into_iter().filter(|part| part.start < part.end).collect()
 }
 
-/// Has counts of runs add up to no more than smaps has, which knows pages of zeros from others.
+/// Limits the sum of a count over the runs to that of smaps, which does not count zero pages.
 fn cap(runs: &mut [Run], all: u64, count: impl Fn(&mut Run) -> &mut u64) {
     let mut left = all;
     for run in runs {
@@ -287,7 +289,7 @@ fn cap(runs: &mut [Run], all: u64, count: impl Fn(&mut Run) -> &mut u64) {
     }
 }
 
-/// Runs of a mapping in the making.
+/// The runs of a mapping while they are built.
 struct Runs {
     at: u64,
     runs: Vec<Run>,
@@ -307,7 +309,7 @@ impl Runs {
         });
     }
 
-    /// Nothing is mapped up to `end`.
+    /// Adds a run without pages up to `end`.
     fn skip_to(&mut self, end: u64) {
         if self.at < end {
             let (start, end) = (VirtAddr(self.at), VirtAddr(end));
@@ -341,7 +343,7 @@ mod tests {
         runs.map(|run| (run.bytes() >> 12, run.page.map(|size| size.bytes() >> 12))).collect()
     }
 
-    /// As on a kernel before Linux 6.7.
+    /// Reads the map as on a kernel before Linux 6.7.
     fn map_without_scan(memory: &Memory) -> PageMap {
         let reader =
             Reader { scans: Cell::new(false), ..Reader::open(std::process::id()).unwrap() };
@@ -351,7 +353,7 @@ mod tests {
         map
     }
 
-    /// Whether this kernel tells page sizes by address; says so if not.
+    /// Returns true if this kernel has PAGEMAP_SCAN; prints SKIP if not.
     fn has_scan() -> bool {
         let reader = Reader::open(std::process::id()).unwrap();
         reader.attempt(|_, _| true).unwrap();
@@ -373,20 +375,20 @@ mod tests {
         let small = map_without_scan(&memory);
         assert_eq!(pages(&small), [(512, Some(1)), (513, None), (1, Some(1)), (1022, None)]);
         memory.advise(libc::MADV_HUGEPAGE).unwrap();
-        // The block that is empty is refused.
+        // The kernel refuses to collapse the empty block.
         let refused = memory.advise(libc::MADV_COLLAPSE);
         let huge_bytes = map_without_scan(&memory).resident_by_size(|_| true);
         let Some(huge_bytes) = huge_bytes.get(&PageSize::M2).copied() else {
             println!("SKIP: no huge page could be had: {refused:?}");
             return;
         };
-        // All that could be huge is.
+        // All pages that can be huge are.
         let map = map_without_scan(&memory);
         assert!(map.mappings.iter().all(|mapping| mapping.unplaced.is_none()), "{map:?}");
         if has_scan() {
             assert_eq!(map.resident_by_size(|_| true), map_of(&memory).resident_by_size(|_| true));
         }
-        // Of a block more, small pages: which of all are the huge ones, nobody tells.
+        // One more block of small pages: the kernel does not show which blocks are the huge ones.
         memory.advise(libc::MADV_NOHUGEPAGE).unwrap();
         (0..512).for_each(|page| memory.store(3 * huge as u64 + (page << 12), 1));
         let map = map_without_scan(&memory);
@@ -441,8 +443,8 @@ mod tests {
     #[test]
     fn processes_without_memory_say_so() {
         assert!(matches!(read(u32::MAX), Err(PageMapError::NoProcess(_))));
-        // Nobody has waited for it yet: its number still stands for it. Kernel threads, which
-        // containers do not show, are told in the same way.
+        // The process was not waited for, so its number still exists. Kernel threads get the same error,
+        // but containers do not show them.
         let mut ended = std::process::Command::new("true").spawn().unwrap();
         let waited =
             rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;

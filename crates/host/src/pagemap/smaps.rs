@@ -1,14 +1,15 @@
-//! /proc/PID/smaps: mappings with their flags.
+//! The mappings in /proc/PID/smaps, with their flags.
 //!
-//! Read here and not by the procfs crate, which refuses file names that are no UTF-8 and panics on
-//! some that a process may choose (`/SYSV`); we look at processes of others.
+//! The procfs crate cannot read other users' processes safely: it refuses file names that are not UTF-8,
+//! and panics on some names that a process may choose (`/SYSV`).
+//!
 //! Source: Documentation/filesystems/proc.rst of Linux 6.18.
 
 use super::{Advice, Mapping, Segment};
 use crate::procfs::maps_line;
 use pagetax_core::units::{PageSize, VirtAddr};
 
-/// The mappings, without runs. Lines that no kernel writes are an error that shows them.
+/// Parses the mappings, without runs. The error shows a line that no kernel writes.
 pub fn parse(text: &[u8]) -> Result<Vec<Mapping>, String> {
     let mut mappings: Vec<Mapping> = Vec::new();
     for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
@@ -24,7 +25,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<Mapping>, String> {
     Ok(mappings)
 }
 
-/// Whether a line of smaps is also a line of maps.
+/// Returns true if a line of smaps is also a line of maps.
 pub fn is_header(line: &[u8]) -> bool {
     line.first().is_some_and(|byte| !byte.is_ascii_uppercase())
 }
@@ -60,12 +61,13 @@ fn header(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// `KernelPageSize:   4 kB`, `THPeligible:    0`, `VmFlags: rd wr mr mw me ac sd`; others pass.
+/// Parses `KernelPageSize:   4 kB`, `THPeligible:    0`, `VmFlags: rd wr mr mw me ac sd`; ignores other
+/// lines.
 fn attribute(mapping: &mut Mapping, line: &str) -> Option<()> {
     let (key, value) = line.split_once(':')?;
     let mut words = value.split_ascii_whitespace();
     match key {
-        // Only the mappings of the pool keep it; see VmFlags, which comes later.
+        // Only hugetlb mappings keep it; see VmFlags, which comes later.
         "KernelPageSize" => mapping.hugetlb = PageSize::new(kilobytes(&mut words)?).ok(),
         "Rss" => mapping.amounts.resident = kilobytes(&mut words)?,
         "Anonymous" => mapping.amounts.anon = kilobytes(&mut words)?,
@@ -99,7 +101,7 @@ fn kilobytes<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<u64> {
     words.next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Which part of the program each mapping is; it takes the neighbours to know the bss.
+/// Sets the segment of each mapping. The bss is known only from the mapping before it.
 fn classify(mappings: &mut [Mapping]) {
     let mut data_end = VirtAddr(0);
     for mapping in mappings {
@@ -112,7 +114,7 @@ fn classify(mappings: &mut [Mapping]) {
 }
 
 fn segment(mapping: &Mapping, follows_data: bool) -> Segment {
-    // Anonymous hugetlb memory is a nameless file of the kernel's.
+    // Anonymous hugetlb memory is an unnamed file of the kernel.
     let anon_hugetlb = mapping.hugetlb.is_some() && mapping.name.starts_with("/anon_hugepage");
     let of_file = mapping.inode != 0 && !anon_hugetlb;
     match mapping.name.as_str() {

@@ -1,8 +1,8 @@
-//! From the records of all rings to the times of faults.
+//! The pairing of all rings' records into times of faults.
 //!
-//! Within a CPU's ring, the end after a begin is the end of the same fault, unless the thread left
-//! the CPU in between. Then, and only then, the two are kept apart by thread and paired in the order
-//! of time over all rings: the thread may go on elsewhere.
+//! In a CPU's ring, the end after a begin belongs to the same fault, unless the thread left the CPU in
+//! between. Only then are the two kept by thread, and paired in the order of time over all rings: the
+//! thread may continue on another CPU.
 //!
 //! Source: the layout of records in perf_event_open(2).
 
@@ -10,7 +10,7 @@ use super::FaultTimes;
 use crate::sys::perf::{RECORD_LOST, RECORD_SAMPLE, RECORD_SWITCH, Record};
 use std::collections::HashMap;
 
-/// Begin or end of a fault.
+/// The begin or the end of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Edge {
     Begin,
@@ -18,11 +18,11 @@ enum Edge {
     MajorEnd,
 }
 
-/// What a record says.
+/// The content of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Said {
     Fault(Edge, u64),
-    /// A thread of the job leaves the CPU or gets it.
+    /// A thread of the job leaves or gets the CPU.
     Switch(u32),
     Lost(u64),
 }
@@ -38,22 +38,22 @@ fn said(record: &Record<'_>) -> Option<Said> {
     }
 }
 
-/// One CPU's records, as far as they were heard.
+/// The state of one CPU's ring after the records so far.
 #[derive(Debug)]
 pub struct Stream {
-    /// Which thread of the job has the CPU, or had it last; none after a loss of records.
+    /// The thread of the job that has the CPU or had it last; `None` after lost records.
     tid: Option<u32>,
     begun_ns: Option<u64>,
 }
 
 impl Stream {
-    /// Of a CPU on which nothing happened yet but to the watched thread.
+    /// Starts on a CPU where only the watched thread has run.
     pub fn new(watched: u32) -> Stream {
         Stream { tid: Some(watched), begun_ns: None }
     }
 }
 
-/// An edge whose partner is on the other side of a context switch.
+/// A begin or an end whose partner is on the other side of a context switch.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     time_ns: u64,
@@ -61,18 +61,18 @@ struct Mark {
     edge: Edge,
 }
 
-/// Pairs begins and ends.
+/// The pairs of begins and ends so far.
 pub struct Pairing {
     ignored: u32,
     marks: Vec<Mark>,
     begun: HashMap<u32, u64>,
     ends_alone: bool,
-    /// What came of it.
+    /// The fault times so far.
     pub times: FaultTimes,
 }
 
 impl Pairing {
-    /// Leaves out the faults of one thread.
+    /// Starts without any pair. It ignores the faults of one thread.
     pub fn new(ignored: u32) -> Pairing {
         Pairing {
             ignored,
@@ -83,19 +83,20 @@ impl Pairing {
         }
     }
 
-    /// From now on begins are sampled some of the time only: an end without one is no loss.
+    /// Stops counting an end without a begin as a loss, as from now on begins are only sampled in
+    /// windows.
     pub fn expect_ends_alone(&mut self) {
         self.ends_alone = true;
     }
 
-    /// Whether a fault has begun, and its end was not heard yet.
+    /// Returns true if a fault has begun and its end has not been read.
     pub fn has_open_fault<'a>(&self, mut streams: impl Iterator<Item = &'a Stream>) -> bool {
         let waits = self.marks.iter().any(|mark| mark.edge == Edge::Begin);
         waits || !self.begun.is_empty() || streams.any(|stream| stream.begun_ns.is_some())
     }
 
-    /// Waits no longer for the ends of faults that began before this time: a task that is killed in a
-    /// fault never ends it, and a window would stay open for it.
+    /// Drops faults that began before this time. A task that is killed during a fault never ends it, and
+    /// a window would stay open for it.
     pub fn give_up(&mut self, before_ns: u64) {
         let begun = self.begun.len();
         self.begun.retain(|_, begun_ns| *begun_ns >= before_ns);
@@ -122,7 +123,7 @@ impl Pairing {
                 }
                 stream.tid = Some(tid);
             }
-            // There may have been a switch among what was lost.
+            // A lost record may have been a context switch.
             Some(Said::Lost(count)) => {
                 self.times.lost_count += count;
                 *stream = Stream { tid: None, begun_ns: None };
@@ -131,7 +132,7 @@ impl Pairing {
         }
     }
 
-    /// Pairs what happened up to this time; later marks wait, as others may still come before them.
+    /// Pairs the marks up to this time. Later marks wait, as other rings may still hold earlier ones.
     pub fn pair_until(&mut self, horizon_ns: u64) {
         self.marks.sort_by_key(|mark| mark.time_ns);
         let settled = self.marks.partition_point(|mark| mark.time_ns <= horizon_ns);
@@ -162,7 +163,7 @@ mod tests {
 
     const WATCHED: u32 = 7;
 
-    /// Rings of two CPUs, heard one after the other, as the reader does.
+    /// Pairs the rings of two CPUs, read one after the other as the reader does.
     fn pairing(cpus: [&[(u32, &[u64])]; 2]) -> Pairing {
         let mut pairing = Pairing::new(WATCHED);
         for records in cpus {
@@ -181,14 +182,14 @@ mod tests {
     #[test]
     fn a_fault_that_moves_to_another_cpu_is_paired_by_thread_in_the_order_of_time() {
         let mut pairing = pairing([
-            // Thread 1 comes back from CPU 1, so that its end is read first; then its next fault.
+            // Thread 1 comes back from CPU 1, so its end is read first; then its next fault.
             &[
                 (RECORD_SWITCH, &switch(1)),
                 (RECORD_SAMPLE, &[900, 0, 1]),
                 (RECORD_SAMPLE, &[950]),
                 (RECORD_SAMPLE, &[960, 1]),
             ],
-            // It begins a fault and is switched out for thread 2, which has one of its own.
+            // It begins a fault and is switched out for thread 2, which has a fault of its own.
             &[
                 (RECORD_SWITCH, &switch(1)),
                 (RECORD_SAMPLE, &[100]),

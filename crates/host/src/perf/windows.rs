@@ -1,40 +1,43 @@
-//! Which faults are sampled: all of the first ones, then those that begin in windows of time.
+//! The choice of sampled faults: all of the first ones, then those that begin in time windows.
 //!
-//! A pair of samples costs 250 to 1,000 ns, by machine; a sixth of the faults is enough once there
-//! are thousands. Windows come at random distances, so that no rhythm of a job hides from them.
+//! A pair of samples costs 250 to 1,000 ns, depending on the machine. Once there are thousands of
+//! faults, a sixth of them is enough. The distance between windows is random, so that a periodic job
+//! cannot avoid them.
 //!
-//! Invariant: whether a fault is seen depends on when it began, never on how long it took. A window
-//! closes to begins at once, and to ends when each fault that began in it has ended.
+//! Invariant: the choice depends on when a fault began, never on how long it took. A window closes for
+//! begins at once. It closes for ends when each fault that began in it has ended.
 
 use pagetax_core::access::Rng;
 use std::time::Duration;
 
-/// Faults of a run that are all seen, or rather more: a window lasts [`OPEN`] at least.
+/// The number of faults that are all sampled. Some more are sampled too: a window lasts at least
+/// [`OPEN`].
 pub const WHOLE_COUNT: u64 = 10_000;
-/// How long a window is open, and how often the rings are emptied.
+/// The time for which a window is open, and the interval at which its rings are emptied.
 const OPEN: Duration = Duration::from_millis(5);
-/// How long ends are waited for at a time: samples need a moment to reach their ring.
+/// The interval at which a closing window checks for ends: samples take some time to reach their ring.
 const CLOSING: Duration = Duration::from_millis(1);
-/// Between windows: 27 ms on average, so that a sixth of the time is seen.
+/// The time between windows: 27 ms on average, so that windows cover a sixth of the time.
 const CLOSED_MS: std::ops::Range<u64> = 14..41;
 
-/// What is sampled.
+/// The choice of events that are sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampled {
-    /// Begins of faults.
+    /// True if begins of faults are sampled.
     pub begins: bool,
-    /// Ends of minor faults. Those of major ones always are: they cost nothing beside the fault.
+    /// True if ends of minor faults are sampled. Ends of major faults always are: they cost little
+    /// compared with the fault.
     pub minor_ends: bool,
 }
 
 impl Sampled {
-    /// In a window.
+    /// The events of an open window.
     pub const ALL: Sampled = Sampled { begins: true, minor_ends: true };
     const CLOSING: Sampled = Sampled { begins: false, minor_ends: true };
     const CLOSED: Sampled = Sampled { begins: false, minor_ends: false };
 }
 
-/// Decides what is sampled next.
+/// The schedule of windows.
 #[derive(Debug)]
 pub struct Windows {
     now: Sampled,
@@ -42,12 +45,13 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Begins with an open one, which ends when enough faults were seen.
+    /// Starts with an open window, which ends when enough faults were seen.
     pub fn new() -> Windows {
         Windows { now: Sampled::ALL, rng: Rng::new(1) }
     }
 
-    /// What to sample for how long, when so many faults were seen, and some are still under way.
+    /// Returns the events to sample next, and for how long. `seen_count` is the number of faults in the
+    /// histograms; `under_way` is true if a fault has begun and not ended.
     pub fn next(&mut self, seen_count: u64, under_way: bool) -> (Sampled, Duration) {
         self.now = match self.now {
             Sampled::ALL if seen_count < WHOLE_COUNT => Sampled::ALL,

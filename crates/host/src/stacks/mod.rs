@@ -1,10 +1,12 @@
-//! Where a job's tasks are: on a CPU, with their kernel stacks, and off it, with what they wait for.
+//! The time of a job's tasks: on a CPU with their kernel stacks, and off it with the reason of their
+//! wait.
 //!
-//! A timer that ticks while a task runs (cpu-clock; needs no PMU) samples its kernel stack; the stack
-//! of each context switch says what the task waits for; switch records tell when. All of it follows
-//! threads and children. Without the privilege to see kernel stacks only the switch records are left.
-//! Invariant: the collecting thread opens the events itself, so they never follow it, and it keeps
-//! counts, not samples: its memory does not grow with the run.
+//! A timer that ticks while a task runs (cpu-clock; needs no PMU) samples its kernel stack. The stack of
+//! each context switch shows the reason of the wait. Switch records give the times. All events follow
+//! threads and children. Without the privilege to see kernel stacks, only the switch records remain.
+//!
+//! Invariant: the collecting thread opens the events itself, so they never follow it. It keeps counts,
+//! not samples, so its memory does not grow with the run.
 
 mod record;
 mod symbols;
@@ -22,39 +24,39 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-/// Between two samples of a task's stack: ±11 percentage points after a second of CPU time. A virtual
-/// machine pays some 20 us for the timer, and as much again where the stack is deep, as the kernel's
-/// unwinder finds its tables in no cache: 0.2 to 0.5 % of the time.
+/// The interval between two samples of a task's stack: ±11 percentage points after a second of CPU time.
+/// On a virtual machine the timer costs about 20 us. A deep stack costs as much again, as the kernel's
+/// unwinder misses the caches. Together that is 0.2 to 0.5 % of the time.
 const PERIOD_NS: u64 = 12_000_000;
-/// With more switches than this in a second their stacks are given up: each costs the job 1.2 us, and
-/// its records 0.4, which makes 1 % of the time.
+/// The most context switches a second whose stacks are collected. Each stack costs the job 1.2 us and
+/// its records 0.4 us: 1 % of the time.
 const SWITCH_STACKS_PER_S_MAX: u64 = 6_000;
-/// The collector looks at its rings at least this often.
+/// The longest time between two reads of the rings.
 const LOOK_INTERVAL_NS: u64 = 200_000_000;
 
-/// When collecting begins.
+/// The start of collecting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begin {
-    /// At once.
+    /// Collecting starts at once.
     Now,
-    /// When the task, or a child of it, calls exec. Attached to a thread before it spawns a command,
-    /// this follows the command from its first instruction.
+    /// Collecting starts when the task, or a child of it, calls exec. Attached to a thread before it
+    /// spawns a command, this follows the command from its first instruction.
     AtExec,
 }
 
-/// Samples on a CPU, by what they were doing.
+/// The number of samples by mode and work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StackCounts {
-    /// In user mode.
+    /// The number of samples in user mode.
     pub user_count: u64,
-    /// In the kernel, in the order of [`Work::ALL`].
+    /// The numbers of samples in the kernel, in the order of [`Work::ALL`].
     pub work_counts: [u64; Work::ALL.len()],
-    /// In the kernel, with no frame that the table knows.
+    /// The number of samples in the kernel without a frame that the table knows.
     pub unknown_count: u64,
 }
 
 impl StackCounts {
-    /// In the kernel, of any kind.
+    /// Returns the number of samples in the kernel, of any kind.
     pub fn kernel_count(&self) -> u64 {
         self.work_counts.iter().sum::<u64>() + self.unknown_count
     }
@@ -68,28 +70,28 @@ impl StackCounts {
     }
 }
 
-/// What was collected.
+/// The stacks and states that a [`Profiler`] collected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// Of the kernel's work; an error says why there are none.
+    /// The samples by kernel work; an error shows why there are none.
     pub stacks: Result<StackCounts, String>,
     /// The job's state over time.
     pub line: Result<MainLine, String>,
-    /// Whether the main line's waits are told apart; an error says why all count as sleep.
+    /// `Ok` if the main line distinguishes the waits; an error shows why all count as sleep.
     pub waits: Result<(), String>,
-    /// Records that did not fit into a ring.
+    /// The number of records that found no room in a ring.
     pub lost_count: u64,
 }
 
 impl Profile {
-    /// Of a job that could not be watched.
+    /// Returns the profile of a job that could not be watched.
     pub fn missing(why: &str) -> Profile {
         let why = why.to_string();
         Profile { stacks: Err(why.clone()), line: Err(why.clone()), waits: Err(why), lost_count: 0 }
     }
 }
 
-/// A running collection.
+/// A profile that is being collected.
 #[derive(Debug)]
 pub struct Profiler {
     stop: OwnedFd,
@@ -97,8 +99,8 @@ pub struct Profiler {
 }
 
 impl Profiler {
-    /// Starts to collect about a thread (by its id) and all threads and children that it makes from
-    /// now on. Errors say why the machine allows nothing of it.
+    /// Starts to collect data about a thread, by its id, and all threads and children that it makes from
+    /// now on. Errors show why the machine does not allow it.
     pub fn start(tid: u32, begin: Begin) -> Result<Profiler, String> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| format!("eventfd: {e}"))?;
         let stop_seen = stop.try_clone().map_err(|e| format!("eventfd: {e}"))?;
@@ -107,7 +109,7 @@ impl Profiler {
             .name("pagetax-stacks".into())
             .spawn(move || match Collector::open(tid, begin) {
                 Ok(collector) => {
-                    // The receiver waits for this; it cannot be gone.
+                    // The receiver waits for this, so it still exists.
                     let _ = ready.send(Ok(()));
                     collector.run(&stop_seen)
                 }
@@ -122,14 +124,14 @@ impl Profiler {
         Ok(Profiler { stop, collector: Some(collector) })
     }
 
-    /// Stops, after everything that has arrived was looked at.
+    /// Stops after all records that have arrived are read.
     pub fn finish(mut self) -> Profile {
         self.join().unwrap_or_else(|| Profile::missing("the collecting thread failed"))
     }
 
     fn join(&mut self) -> Option<Profile> {
-        // The time of the end goes with it, as the collector may wake late. An eventfd takes 8 bytes
-        // unless it overflows, which one time does not do.
+        // The write carries the end time, as the collector may wake late. Writing 8 bytes to an eventfd
+        // fails only on overflow, which one time does not cause.
         let _ = rustix::io::write(&self.stop, &monotonic_ns().to_ne_bytes());
         self.collector.take()?.join().ok()
     }
@@ -154,10 +156,10 @@ struct Collector {
     symbols: Result<&'static Symbols, String>,
     counts: StackCounts,
     timeline: Timeline,
-    /// Why a task is about to leave its CPU, by its last switch stack.
+    /// The wait that a task is about to begin, by its last switch stack.
     reasons: HashMap<u32, Wait>,
     waits: Result<(), String>,
-    /// Seen, but perhaps later than something that another ring is yet to show.
+    /// The decoded records that wait, as another ring may still hold earlier ones.
     held: Vec<Seen>,
     switch_stacks: u64,
     looked_ns: u64,
@@ -201,7 +203,7 @@ impl Collector {
                 (0..self.feeds.len()).filter(|index| !self.feeds[*index].hung_up).collect();
             let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
             fds.extend(open.iter().map(|i| PollFd::new(&self.feeds[*i].event, PollFlags::IN)));
-            // An interrupted or failed poll only means to look now.
+            // An interrupted or failed poll only means that the rings are read now.
             let _ = poll(&mut fds, Some(&timeout));
             let stopping = fds[0].revents().contains(PollFlags::IN);
             let hung_up: Vec<bool> =
@@ -221,7 +223,7 @@ impl Collector {
         }
     }
 
-    /// Takes what has arrived from the rings.
+    /// Decodes the new records of all rings.
     fn look(&mut self) {
         let Collector { feeds, symbols, held, lost_count, .. } = self;
         for feed in feeds {
@@ -238,7 +240,7 @@ impl Collector {
         held.sort_by_key(|seen| (seen.time_ns, seen.what.rank()));
     }
 
-    /// Counts what lies before `until_ns`: rings that were read at different moments agree on it.
+    /// Applies the records up to `until_ns`: all rings have been read beyond that time.
     fn settle(&mut self, until_ns: u64) {
         let count = self.held.partition_point(|seen| seen.time_ns <= until_ns);
         let settled: Vec<Seen> = self.held.drain(..count).collect();
@@ -279,7 +281,7 @@ impl Collector {
         }
     }
 
-    /// Gives up the stacks of switches where they come too fast to be cheap.
+    /// Closes the switch events if their stacks come too fast to be cheap.
     fn guard_cost(&mut self, now_ns: u64) {
         let elapsed_ns = now_ns.saturating_sub(self.looked_ns);
         if elapsed_ns < LOOK_INTERVAL_NS {
@@ -312,7 +314,7 @@ fn open_feeds(
     cpus: &[u32],
     sources: &[Source],
 ) -> Result<Vec<Feed>, String> {
-    // Many CPUs share the memory that one user's rings may lock.
+    // The rings of all CPUs share the memory that one user may lock.
     let pages = if cpus.len() <= 16 { 64 } else { 16 };
     let mut feeds = Vec::new();
     for cpu in cpus {
@@ -354,14 +356,14 @@ fn spec(tid: u32, begin: Begin, cpu: u32, source: Source) -> EventSpec {
     }
 }
 
-/// A task's state now, as /proc has it.
+/// Returns a task's state now, from /proc.
 fn state_of(root: &Root, tid: u32) -> Result<TaskState, String> {
     let stat = root.text(&format!("/proc/{tid}/stat"))?;
     let letter = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     Ok(if letter == Some('R') { TaskState::Running } else { TaskState::Waiting(Wait::Sleep) })
 }
 
-/// The time that was written to the eventfd.
+/// Returns the end time that was written to the eventfd.
 fn end_of(stop: &OwnedFd) -> Option<u64> {
     let mut time_ns = [0; 8];
     let read = rustix::io::read(stop, &mut time_ns).ok()?;

@@ -1,65 +1,65 @@
-//! Records of perf rings, decoded.
+//! The decoding of records of perf rings.
 //!
-//! Source: perf_event_open(2), "MMAP layout". Samples have the fields IP, TID, TIME, CALLCHAIN, in
-//! that order; other records end in TID, TIME.
+//! Source: perf_event_open(2), "MMAP layout". Samples have the fields IP, TID, TIME, CALLCHAIN, in that
+//! order. Other records end in TID, TIME.
 
 use super::symbols::{Symbols, Wait, Work};
 use crate::sys::perf::{self, Record};
 
-/// Which event wrote a record.
+/// The event that wrote a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// cpu-clock, with stacks and task records.
+    /// The cpu-clock event, with stacks and task records.
     Clock,
-    /// context-switches, with stacks.
+    /// The context-switches event, with stacks.
     Switch,
-    /// A dummy that carries task records.
+    /// A dummy event, for the task records alone.
     Records,
 }
 
-/// Something that happened to a task.
+/// A decoded record: an event of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// CLOCK_MONOTONIC.
+    /// The time by CLOCK_MONOTONIC.
     pub time_ns: u64,
-    /// The thread's id.
+    /// The id of the thread.
     pub tid: u32,
-    /// What.
+    /// The event, with its details.
     pub what: What,
 }
 
-/// What happened.
+/// An event of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// It made a task.
+    /// The task made a new task.
     Fork {
         /// The new thread's id.
         child: u32,
     },
-    /// It became another program, or took another name.
+    /// The task executed another program, or changed its name.
     Exec,
-    /// It was found on a CPU.
+    /// The timer found the task on a CPU.
     Clock {
-        /// In user mode.
+        /// True if the task was in user mode.
         user: bool,
-        /// In the kernel: doing what.
+        /// The work in the kernel, if the stack identifies it.
         work: Option<Work>,
     },
-    /// It is about to leave its CPU for this reason, if it does so by itself.
+    /// The task may leave its CPU for this wait; if it is preempted instead, the wait does not count.
     SwitchStack(Wait),
-    /// It left its CPU.
+    /// The task left its CPU.
     SwitchedOut {
-        /// It would have gone on.
+        /// True if the task was still runnable.
         preempted: bool,
     },
-    /// It got a CPU.
+    /// The task got a CPU.
     SwitchedIn,
-    /// It ended.
+    /// The task ended for good.
     Exit,
 }
 
 impl What {
-    /// Order among records of one moment: causes first.
+    /// Returns the order among records of the same time: causes first.
     pub fn rank(self) -> u8 {
         match self {
             What::Fork { .. } => 0,
@@ -77,12 +77,13 @@ fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
 
-/// How many records a ring had no room for, if the record says so.
+/// Returns the number of records that found no room in a ring; `None` if the record does not report a
+/// loss.
 pub fn lost(record: &Record<'_>) -> Option<u64> {
     (record.kind == perf::RECORD_LOST).then(|| record.words.get(1).copied().unwrap_or(0))
 }
 
-/// What a record says; none for kinds that do not matter and records that are cut short.
+/// Decodes a record; `None` for kinds that do not matter and for truncated records.
 pub fn decode(source: Source, record: &Record<'_>, symbols: Option<&Symbols>) -> Option<Seen> {
     if record.kind == perf::RECORD_SAMPLE {
         return decode_sample(source, record, symbols?);
@@ -95,7 +96,7 @@ pub fn decode(source: Source, record: &Record<'_>, symbols: Option<&Symbols>) ->
         }
         perf::RECORD_SWITCH => (own, What::SwitchedIn),
         perf::RECORD_COMM => (own, What::Exec),
-        // pid, ppid; tid, ptid; time.
+        // The words are pid and ppid, tid and ptid, time.
         perf::RECORD_FORK => (own, What::Fork { child: *record.words.get(1)? as u32 }),
         perf::RECORD_EXIT => (*record.words.get(1)? as u32, What::Exit),
         _ => return None,
@@ -110,7 +111,7 @@ fn decode_sample(source: Source, record: &Record<'_>, symbols: &Symbols) -> Opti
         Source::Switch => What::SwitchStack(symbols.wait(stack)),
         Source::Clock | Source::Records => {
             let user = record.misc & perf::MISC_CPUMODE_MASK == perf::MISC_USER;
-            // The kernel leaves the chain out where it cannot unwind; the address is left.
+            // Where the kernel cannot unwind, it leaves out the chain; the instruction address remains.
             let work = symbols.work(stack).or_else(|| symbols.work(&[ip]));
             What::Clock { user, work: work.filter(|_| !user) }
         }

@@ -1,48 +1,50 @@
-//! Kernel stacks, sorted by what the kernel was doing: one table of function names.
+//! The classification of kernel stacks by the kernel's work, with one table of function names.
 //!
-//! The innermost frame that the table knows decides: a fault that reclaims is reclaim, a reclaim
-//! that compresses is swap. One exception: copying is what compaction is about. Sources: function names of Linux 4.18 to 6.18, /proc/kallsyms.
+//! The innermost frame in the table decides: a fault that reclaims is reclaim, a reclaim that compresses
+//! is swap. There is one exception: copying under compaction is compaction.
+//!
+//! Source: function names of Linux 4.18 to 6.18, /proc/kallsyms.
 
 use crate::procfs::Root;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-/// What the kernel does on a CPU: the kernel rows of the CPU ledger.
+/// The kernel's work on a CPU: the kernel rows of the CPU ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// `minor_fault`
+    /// Page faults: the row `minor_fault`.
     Fault,
-    /// `zero_copy`
+    /// Zeroing and copying of pages: the row `zero_copy`.
     ZeroCopy,
-    /// `reclaim`
+    /// Reclaim of pages: the row `reclaim`.
     Reclaim,
-    /// `compaction`
+    /// Compaction and collapse: the row `compaction`.
     Compaction,
-    /// `swap`
+    /// Compression and swap devices: the row `swap`.
     Swap,
-    /// `other_kernel`
+    /// All other kernel work: the row `other_kernel`.
     Other,
 }
 
-/// What a task waits for: the blocked rows of the wall ledger.
+/// The reason of a task's wait: the blocked rows of the wall ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wait {
-    /// `page_in`
+    /// Reads of pages from files or memory servers: the row `page_in`.
     PageIn,
-    /// `swap_in`
+    /// Reads of pages from swap: the row `swap_in`.
     SwapIn,
-    /// `throttle`
+    /// Reclaim, compaction and write-back throttling: the row `throttle`.
     Throttle,
-    /// `sleep`
+    /// All other waits: the row `sleep`.
     Sleep,
 }
 
 impl Work {
-    /// All, in the order of the ledger.
+    /// All kinds of work, in the order of the ledger.
     pub const ALL: [Work; 6] =
         [Work::Fault, Work::ZeroCopy, Work::Reclaim, Work::Compaction, Work::Swap, Work::Other];
 
-    /// The id of its row.
+    /// Returns the id of the ledger's row.
     pub fn row(self) -> &'static str {
         match self {
             Work::Fault => "minor_fault",
@@ -55,8 +57,8 @@ impl Work {
     }
 }
 
-/// Function name (a trailing `*` stands for any rest) → work on a CPU, and what a task that
-/// sleeps beneath it waits for. A row may say one and leave the other to outer frames.
+/// The function names, with a trailing `*` as a wildcard, each with its work on a CPU and the wait of a
+/// task that sleeps in it. An entry may give only one of the two; then outer frames decide the other.
 const TABLE: &[(&str, Option<Work>, Option<Wait>)] = &[
     // Zeroing and copying of pages.
     ("clear_page_erms", ZERO_COPY, None),
@@ -75,7 +77,7 @@ const TABLE: &[(&str, Option<Work>, Option<Wait>)] = &[
     ("copy_user_huge_page", ZERO_COPY, None),
     ("copy_user_large_folio", ZERO_COPY, None),
     ("copy_subpage", ZERO_COPY, None),
-    // Compression and swap devices; the way in and the way out.
+    // Compression and swap devices, in both directions.
     ("zram_*", SWAP, None),
     ("zswap_*", SWAP, None),
     ("lzo*", SWAP, None),
@@ -125,7 +127,7 @@ const TABLE: &[(&str, Option<Work>, Option<Wait>)] = &[
     ("evict_folios", RECLAIM, Some(Wait::Throttle)),
     ("balance_dirty_pages*", None, Some(Wait::Throttle)),
     ("mem_cgroup_oom_synchronize", None, Some(Wait::Throttle)),
-    // Reading of files is no minor fault, even beneath one.
+    // Reads of files are not minor faults, even inside one.
     ("page_cache_ra_*", OTHER, Some(Wait::PageIn)),
     ("page_cache_sync_*", OTHER, Some(Wait::PageIn)),
     ("page_cache_async_*", OTHER, Some(Wait::PageIn)),
@@ -135,7 +137,7 @@ const TABLE: &[(&str, Option<Work>, Option<Wait>)] = &[
     ("filemap_read", None, Some(Wait::PageIn)),
     ("filemap_get_pages", None, Some(Wait::PageIn)),
     ("handle_userfault", None, Some(Wait::PageIn)),
-    // Faults, and their kin without an exception: mlock, MADV_POPULATE, pinned pages.
+    // Faults, and the same work without an exception: mlock, MADV_POPULATE, pinned pages.
     ("asm_exc_page_fault", FAULT, None),
     ("exc_page_fault", FAULT, None),
     ("do_user_addr_fault", FAULT, None),
@@ -148,8 +150,8 @@ const TABLE: &[(&str, Option<Work>, Option<Wait>)] = &[
     ("faultin_page_range", FAULT, None),
     ("error_entry", FAULT, None),
     ("sync_regs", FAULT, None),
-    // Everything else that enters the kernel. Interrupts come last in time, so first in the stack:
-    // one that interrupts a fault is not the fault's work.
+    // All other entries to the kernel. An interrupt is the innermost entry of a stack: one that
+    // interrupts a fault is not the fault's work.
     ("do_syscall_64", OTHER, SLEEP),
     ("entry_SYSCALL_*", OTHER, SLEEP),
     ("syscall_return_via_sysret", OTHER, None),
@@ -178,10 +180,10 @@ const FAULT: Option<Work> = Some(Work::Fault);
 const OTHER: Option<Work> = Some(Work::Other);
 const SLEEP: Option<Wait> = Some(Wait::Sleep);
 
-/// What the table says of one function.
+/// The table's entry for one function.
 type Verdict = (Option<Work>, Option<Wait>);
 
-/// The table, made ready for many names: exact names in a map, the longest prefix otherwise.
+/// The table prepared for many lookups: exact names in a map, else the longest prefix.
 struct Index {
     exact: HashMap<&'static str, Verdict>,
     prefixes: Vec<(&'static str, Verdict)>,
@@ -200,7 +202,8 @@ impl Index {
         Index { exact, prefixes }
     }
 
-    /// Compilers append `.constprop.0`, `.isra.0`, `.part.0`, `.cold` to names.
+    /// Looks up a name without the suffixes that compilers append: `.constprop.0`, `.isra.0`, `.part.0`,
+    /// `.cold`.
     fn verdict(&self, name: &str) -> Verdict {
         let name = name.split('.').next().unwrap_or(name);
         let by_prefix =
@@ -209,21 +212,22 @@ impl Index {
     }
 }
 
-/// The running kernel's functions by address, each with the table's verdict.
+/// The running kernel's functions by address, each with its entry in the table.
 #[derive(Debug)]
 pub struct Symbols {
-    /// Where a function (or a run of functions of one verdict) starts; sorted by address.
+    /// The start address of each function, or run of functions with one verdict; sorted.
     starts: Vec<(u64, Verdict)>,
 }
 
-/// Values in a call chain from here on are markers (`PERF_CONTEXT_KERNEL`, …), not addresses.
+/// The first marker: values in a call chain from here on are markers (`PERF_CONTEXT_KERNEL`, …), not
+/// addresses.
 const FIRST_MARKER: u64 = -4095i64 as u64;
 
 static OF_THIS_KERNEL: OnceLock<Result<Symbols, String>> = OnceLock::new();
 
 impl Symbols {
-    /// Of the running kernel, read once: it takes some 20 ms, which a measurement should not wait
-    /// for. Functions of modules that are loaded later stay unknown.
+    /// Returns the running kernel's symbols. The first call takes about 20 ms, so make it before a
+    /// measurement. Functions of modules that are loaded later stay unknown.
     pub fn of_this_kernel() -> Result<&'static Symbols, String> {
         OF_THIS_KERNEL
             .get_or_init(|| Symbols::read(&Root::default()))
@@ -231,7 +235,7 @@ impl Symbols {
             .map_err(Clone::clone)
     }
 
-    /// From /proc/kallsyms; errors if it hides its addresses.
+    /// Reads /proc/kallsyms; errors if it hides its addresses.
     pub fn read(root: &Root) -> Result<Symbols, String> {
         let text = root.text("/proc/kallsyms")?;
         let index = Index::new();
@@ -243,7 +247,7 @@ impl Symbols {
             else {
                 continue;
             };
-            // Functions only; several names of one address: the one that the table knows.
+            // Only functions count.
             if !matches!(kind, "t" | "T" | "w" | "W") {
                 continue;
             }
@@ -257,7 +261,7 @@ impl Symbols {
                         (root, or sysctl kernel.kptr_restrict=0, shows them)"
                 .into());
         }
-        // Of several names of one address the known one is to stay: sort it first.
+        // Of several names at one address, the one in the table must stay: sort it first.
         starts.sort_by_key(|(address, verdict)| (*address, *verdict == (None, None)));
         starts.dedup_by_key(|(address, _)| *address);
         starts.dedup_by_key(|(_, verdict)| *verdict);
@@ -274,18 +278,18 @@ impl Symbols {
         frames.map(|address| self.verdict(*address))
     }
 
-    /// What a CPU was doing, from its stack, innermost frame first; none if no frame decides.
+    /// Returns a CPU's work from its stack, innermost frame first; `None` if no frame decides.
     pub fn work(&self, stack: &[u64]) -> Option<Work> {
         decide(self.verdicts(stack).filter_map(|(work, _)| work))
     }
 
-    /// What a task was about to wait for, from its stack, innermost frame first.
+    /// Returns the wait that a task is about to begin, from its stack, innermost frame first.
     pub fn wait(&self, stack: &[u64]) -> Wait {
         self.verdicts(stack).find_map(|(_, wait)| wait).unwrap_or(Wait::Sleep)
     }
 }
 
-/// The work of a stack whose known frames do this, innermost first.
+/// Returns the work of a stack from the works of its known frames, innermost first.
 fn decide(mut works: impl Iterator<Item = Work>) -> Option<Work> {
     match (works.next()?, works.next()) {
         (Work::ZeroCopy, Some(Work::Compaction)) => Some(Work::Compaction),
@@ -297,8 +301,8 @@ fn decide(mut works: impl Iterator<Item = Work>) -> Option<Work> {
 mod tests {
     use super::*;
 
-    /// Stacks as `perf script` prints them, captured on Linux 6.18: what they should be on the first
-    /// line, then the functions, innermost first.
+    /// Stacks as `perf script` prints them, captured on Linux 6.18: the expected row on the first line,
+    /// then the functions, innermost first.
     const CAPTURED: &str = include_str!("../../tests/data/stacks-6.18.txt");
 
     #[test]

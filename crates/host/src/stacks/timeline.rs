@@ -1,26 +1,26 @@
-//! The main line of a job over time, from its tasks' switches.
+//! The state of a job over time, from its tasks' switches.
 //!
-//! A job of many tasks has one wall clock. At each moment the job as a whole is in the first of
-//! these states that any of its tasks is in: running, runnable, waiting for swap, for a page, in
-//! reclaim, asleep. So the states add up to the elapsed time exactly, however many tasks and CPUs
-//! there are: a parent that waits for its children does not make the job sleep, and eight clients on
-//! two CPUs do not make it wait six times the elapsed time.
+//! A job of many tasks has one wall clock. At each moment the job is in the first of these states that
+//! any task is in: running, runnable, waiting for swap, waiting for a page, in reclaim, asleep. So the
+//! states add up to exactly the elapsed time, for any number of tasks and CPUs. A parent that waits for
+//! its children does not make the job sleep. Eight clients on two CPUs do not make it wait six times the
+//! elapsed time.
 
 use super::symbols::Wait;
 use std::collections::HashMap;
 
-/// What a task is doing.
+/// The state of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TaskState {
-    /// On a CPU.
+    /// The task is on a CPU.
     Running,
-    /// Taken off its CPU, though it would go on.
+    /// Preempted: off its CPU, but runnable.
     Runnable,
-    /// Off its CPU by its own doing.
+    /// Off its CPU because it waits.
     Waiting(Wait),
 }
 
-/// States by precedence; a job's state is the first that any task is in.
+/// The states by precedence; a job is in the first that any of its tasks is in.
 const STATES: [TaskState; 6] = [
     TaskState::Running,
     TaskState::Runnable,
@@ -35,30 +35,30 @@ fn rank(state: TaskState) -> usize {
     STATES.iter().position(|known| *known == state).unwrap_or(SLEEP)
 }
 
-/// Elapsed time by the job's state.
+/// The elapsed time by the job's state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MainLine {
     in_state_ns: [u64; STATES.len()],
 }
 
 impl MainLine {
-    /// Time in a state.
+    /// Returns the time in a state.
     pub fn ns(&self, state: TaskState) -> u64 {
         self.in_state_ns[rank(state)]
     }
 
-    /// Time in all of them: from the first event to the end.
+    /// Returns the time in all states: from the first event to the end.
     pub fn total_ns(&self) -> u64 {
         self.in_state_ns.iter().sum()
     }
 
-    /// Time in which no task ran or could have.
+    /// Returns the time in which no task was running or runnable.
     pub fn waiting_ns(&self) -> u64 {
         self.in_state_ns[2..].iter().sum()
     }
 }
 
-/// The states of all tasks, as of the last event.
+/// The states of all tasks after the last event.
 #[derive(Debug, Default)]
 pub struct Timeline {
     tasks: HashMap<u32, usize>,
@@ -68,7 +68,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A task enters a state. Events come in the order of time; one that is late counts as now.
+    /// Sets a task's state. Events come in the order of time; a late event counts as now.
     pub fn enter(&mut self, time_ns: u64, task: u32, state: TaskState) {
         self.advance(time_ns);
         let state = rank(state);
@@ -78,7 +78,7 @@ impl Timeline {
         self.tasks_in[state] += 1;
     }
 
-    /// A task ends.
+    /// Removes a task that ended.
     pub fn exit(&mut self, time_ns: u64, task: u32) {
         self.advance(time_ns);
         if let Some(before) = self.tasks.remove(&task) {
@@ -86,12 +86,12 @@ impl Timeline {
         }
     }
 
-    /// Whether the task is known.
+    /// Returns true if the task has entered a state and not ended.
     pub fn knows(&self, task: u32) -> bool {
         self.tasks.contains_key(&task)
     }
 
-    /// The main line up to `end_ns`; none if nothing ever happened.
+    /// Returns the main line up to `end_ns`; `None` if there was no event.
     pub fn finish(mut self, end_ns: u64) -> Option<MainLine> {
         self.since_ns?;
         self.advance(end_ns);
@@ -101,7 +101,7 @@ impl Timeline {
     fn advance(&mut self, time_ns: u64) {
         let since_ns = *self.since_ns.get_or_insert(time_ns);
         let state = self.tasks_in.iter().position(|tasks| *tasks > 0);
-        // Without tasks nothing is due to the job: the last one is gone.
+        // Without tasks, no time counts: the last task has ended.
         if let Some(state) = state {
             self.line.in_state_ns[state] += time_ns.saturating_sub(since_ns);
         }

@@ -1,5 +1,4 @@
-//! Families of CPUs and their events, from families.toml; which one this CPU belongs to, from
-//! /proc/cpuinfo.
+//! The families of CPUs and their events, from families.toml, and the choice of one by /proc/cpuinfo.
 
 use super::{Counted, Role};
 use pagetax_core::units::PageSize;
@@ -8,39 +7,39 @@ use std::collections::BTreeMap;
 
 const FAMILIES: &str = include_str!("families.toml");
 
-/// An event's number in PERF_TYPE_RAW.
+/// The code of an event for PERF_TYPE_RAW.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub u64);
 
-/// Why no events are known.
+/// The reason why no events are known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FamilyError {
-    /// A CPU that nobody has written down.
+    /// The CPU is not in families.toml; the text identifies it.
     #[error("the TLB events of this CPU ({0}) are not in pagetax' table")]
     Unknown(String),
-    /// No CPU counts here.
+    /// This machine has no PMU.
     #[error(
         "this machine has no performance-monitoring unit (a virtual machine that is given none)"
     )]
     NoUnit,
-    /// The table is wrong.
+    /// The file families.toml is malformed.
     #[error("families.toml: {0}")]
     Table(String),
 }
 
-/// An entry of the table.
+/// An entry of the table: a range of CPUs with the same events.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Family {
-    /// As people call it.
+    /// The common name of the family.
     pub name: String,
-    /// Where the events are documented.
+    /// The document that defines the events.
     pub source: String,
-    /// What else to know of its numbers.
+    /// Additional facts about the family's counts.
     pub note: Option<String>,
     vendor: Option<String>,
     family: Option<u32>,
-    /// The last family of the range.
+    /// The last CPU family of the range; `None` if the range is one family.
     family_max: Option<u32>,
     #[serde(default)]
     models: Vec<String>,
@@ -61,7 +60,7 @@ struct Table {
     family: Vec<Family>,
 }
 
-/// What /proc/cpuinfo says of the first CPU.
+/// The identity of the first CPU in /proc/cpuinfo.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
     vendor: String,
@@ -71,7 +70,7 @@ pub struct Identity {
     part: u32,
 }
 
-/// Reads the text of /proc/cpuinfo.
+/// Returns the identity of the first CPU in the text of /proc/cpuinfo.
 pub fn cpu_identity(cpuinfo: &str) -> Identity {
     let value = |key: &str| {
         let line = cpuinfo.lines().find_map(|line| {
@@ -95,20 +94,20 @@ fn hex(text: &str) -> u32 {
 }
 
 impl Family {
-    /// All of the table.
+    /// Returns all entries of the table.
     pub fn all() -> Result<Vec<Family>, FamilyError> {
         let table: Table =
             toml::from_str(FAMILIES).map_err(|error| FamilyError::Table(error.to_string()))?;
         Ok(table.family)
     }
 
-    /// The one that the CPU of a text of /proc/cpuinfo belongs to. Without a unit that counts, the CPU's model does
-    /// not matter.
+    /// Returns the family of the CPU that a text of /proc/cpuinfo describes. Without a PMU, its model
+    /// does not matter: the error is [`FamilyError::NoUnit`].
     pub fn of_cpu(cpuinfo: &str, has_unit: bool) -> Result<Family, FamilyError> {
         if has_unit { Family::find(&cpu_identity(cpuinfo)) } else { Err(FamilyError::NoUnit) }
     }
 
-    /// The one that a CPU belongs to.
+    /// Returns the family that a CPU belongs to.
     pub fn find(identity: &Identity) -> Result<Family, FamilyError> {
         let found = Family::all()?.into_iter().find(|family| family.has(identity));
         found.ok_or_else(|| {
@@ -130,11 +129,11 @@ impl Family {
         self.vendor.as_deref() == Some(&cpu.vendor)
             && (first..=self.family_max.unwrap_or(first)).contains(&cpu.family)
             && (self.models.is_empty() || self.models.iter().any(|model| hex(model) == cpu.model))
-            // Zen 1 has the first family's lower models.
+            // Zen 1 has lower models of the first family.
             && (cpu.family > first || cpu.model >= model_min)
     }
 
-    /// All events to count, cycles first.
+    /// Returns all events to count, cycles first.
     pub fn events(&self) -> Vec<Counted> {
         let mut events = vec![Counted { role: Role::Cycles, code: None }];
         let mut add = |role: Role, codes: &[String]| {
@@ -151,7 +150,8 @@ impl Family {
         events
     }
 
-    /// Page sizes that it tells apart, smallest first; none: all together.
+    /// Returns the page sizes that the events distinguish, smallest first; `None` stands for all sizes
+    /// together.
     pub fn page_sizes(&self) -> Vec<Option<PageSize>> {
         let mut sizes: Vec<Option<PageSize>> =
             self.data.keys().chain(self.instruction.keys()).map(|size| size.parse().ok()).collect();
@@ -160,7 +160,7 @@ impl Family {
         sizes
     }
 
-    /// Whether it counts the cycles of walks.
+    /// Returns true if the family counts the cycles of walks.
     pub fn has_cycles(&self) -> bool {
         !self.data_cycles.is_empty()
     }
@@ -170,9 +170,9 @@ impl Family {
         let mut next = || words.next().unwrap_or(0);
         let (event, umask, cmask) = (next(), next(), next());
         Code(match self.vendor.as_deref() {
-            // Intel SDM volume 3, IA32_PERFEVTSELx.
+            // Source: Intel SDM volume 3, IA32_PERFEVTSELx.
             Some("GenuineIntel") => event | umask << 8 | cmask << 24,
-            // AMD APM volume 2, PerfEvtSel: four more bits of the event from bit 32 on.
+            // Source: AMD APM volume 2, PerfEvtSel. Bits 32 and up hold four more bits of the event.
             Some("AuthenticAMD") => (event & 0xff) | umask << 8 | (event >> 8) << 32 | cmask << 24,
             _ => event,
         })

@@ -1,11 +1,12 @@
-//! Samples of AMD's instruction-based sampling: one micro-operation in so many is followed through the
-//! pipeline, and the sample says whether the TLBs had its address, and how long the refill took.
+//! Samples of AMD's instruction-based sampling (IBS). It follows one micro-operation in every N through
+//! the pipeline. The sample shows if the TLBs had the address, and how long the refill took.
 //!
-//! Invariant: what the hardware does not mark as valid is not decoded. A sample of every Nth operation
-//! stands for N of them; the time of refills is no share of the program's, as refills overlap.
-//! The device takes no part of a program's modes: user and kernel are told apart by each sample.
+//! Invariant: fields that the hardware does not mark as valid are not decoded. A sample of every Nth
+//! operation stands for N of them. The time of refills is not a share of the program's time, as refills
+//! overlap. The device cannot exclude user or kernel mode, so each sample's mode separates them.
+//!
 //! Sources: AMD64 Architecture Programmer's Manual volume 2, instruction-based sampling (IbsOpCtl,
-//! IbsOpData3); the order of registers in a raw sample: Linux, arch/x86/events/amd/ibs.c.
+//! IbsOpData3). The order of registers in a raw sample: Linux, arch/x86/events/amd/ibs.c.
 
 use super::open::{cpus_of, tasks};
 use super::{CountError, Target};
@@ -17,37 +18,37 @@ use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
 /// A load or store that was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryOp {
-    /// Its linear address, if it is known.
+    /// The linear address; `None` if it is not valid.
     pub address: Option<u64>,
-    /// What the TLBs had.
+    /// The TLB level that had the translation.
     pub found: Found,
-    /// From the miss to the translation; loads only, else 0.
+    /// The cycles from the miss to the translation; 0 for stores.
     pub refill_cycles: u16,
 }
 
-/// Where the translation of an address was; with log2 of the page size.
+/// The place where the translation was found, with log2 of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
-    /// In the first level.
+    /// The first-level TLB had it.
     First(u32),
-    /// In the second level.
+    /// The second-level TLB had it.
     Second(u32),
-    /// In neither: a walk, to a page whose size is not told.
+    /// Both levels missed: a page walk, to a page of unknown size.
     Walk,
 }
 
-/// Words of a raw sample: its size and the capabilities, then seven registers.
+/// The words of a raw sample: its size and the capabilities, then seven registers.
 const WORDS: usize = 8;
-/// Bytes that the kernel states: all but the size itself.
+/// The size in bytes that the kernel states: all but the size field.
 const BYTES: u64 = 4 + 7 * 8;
 const CTL: usize = 1;
 const DATA3: usize = 5;
 const LINEAR_ADDRESS: usize = 6;
 
-/// Of IbsOpCtl: the sample is complete.
+/// The bit of IbsOpCtl that marks a complete sample.
 const VALID: u64 = 1 << 18;
 
-/// Of IbsOpData3.
+/// The bits of IbsOpData3; the first marks a load.
 const LOAD: u64 = 1 << 0;
 const STORE: u64 = 1 << 1;
 const MISSED_FIRST: u64 = 1 << 2;
@@ -60,7 +61,8 @@ const SECOND_1G: u64 = 1 << 19;
 const REFILL_SHIFT: u32 = 48;
 
 impl MemoryOp {
-    /// From the words of a `PERF_SAMPLE_RAW` field, its size first; none of what is no load or store.
+    /// Decodes the words of a `PERF_SAMPLE_RAW` field, its size first; `None` if it is not a load or
+    /// store.
     pub fn decode(raw: &[u64]) -> Option<MemoryOp> {
         let registers = raw.get(..WORDS).filter(|raw| raw[0] & 0xffff_ffff >= BYTES)?;
         let data = registers[DATA3];
@@ -86,21 +88,21 @@ impl MemoryOp {
     }
 }
 
-/// Samples of one CPU in one mode.
+/// The samples of one CPU in one mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Loads and stores.
+    /// The number of loads and stores.
     pub memory_ops: u64,
-    /// Of these, such that walked.
+    /// The number of these that needed a page walk.
     pub walks: u64,
-    /// Loads among the walks that told the time of their refill, and the sum.
+    /// The number of loads with a walk whose refill time is known.
     pub timed: u64,
-    /// In cycles.
+    /// The sum of their refill times, in cycles.
     pub refill_cycles: u64,
 }
 
 impl Tally {
-    /// One more sample.
+    /// Adds a sample to the counts.
     pub fn add(&mut self, op: MemoryOp) {
         self.memory_ops += 1;
         if op.found == Found::Walk {
@@ -117,34 +119,34 @@ impl Tally {
         self.refill_cycles += other.refill_cycles;
     }
 
-    /// Walks a second, where each sample stands for `period` operations.
+    /// Returns the walks a second, where each sample stands for `period` operations.
     pub fn cell(&self, period: u64, elapsed_ns: u64) -> Cell {
         let seconds = elapsed_ns.max(1) as f64 / 1e9;
         Cell { per_s: Some((self.walks * period) as f64 / seconds), percent: None }
     }
 
-    /// Cycles of a refill on the average; none if no sample had one.
+    /// Returns the mean cycles of a refill; `None` if no sample has one.
     pub fn mean_refill_cycles(&self) -> Option<f64> {
         (self.timed > 0).then(|| self.refill_cycles as f64 / self.timed as f64)
     }
 }
 
 const DEVICE: &str = "/sys/bus/event_source/devices/ibs_op";
-/// Operations for each sample, some ten thousand samples a second; a multiple of 16.
+/// The operations per sample, for about ten thousand samples a second; a multiple of 16.
 const PERIOD: u64 = 1 << 18;
-/// Of each CPU's ring: a tenth of a second, at that.
+/// The size of each CPU's ring, in pages: enough for a tenth of a second at that rate.
 const RING_PAGES: usize = 64;
 
-/// The device as the kernel offers it.
+/// The IBS device as the kernel offers it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Device {
     event_type: u32,
-    /// Of the configuration: counts operations, not cycles.
+    /// The configuration bit that makes it count operations, not cycles.
     count_operations: u64,
 }
 
 impl Device {
-    /// None where the CPU or the kernel has it not, or where it cannot count operations.
+    /// Finds the device; `None` if the CPU or the kernel lacks it, or if it cannot count operations.
     fn find(root: &Root) -> Option<Device> {
         let event_type = root.number(&format!("{DEVICE}/type")).ok()?;
         let format = root.text(&format!("{DEVICE}/format/cnt_ctl")).ok()?;
@@ -153,26 +155,26 @@ impl Device {
     }
 }
 
-/// What one CPU tells.
+/// The samples of one CPU.
 #[derive(Debug)]
 struct Feed {
     cpu: u32,
     ring: Ring,
-    /// Kept open: the ring is its.
+    /// The event that owns the ring's memory; closing it would end the samples.
     _event: Event,
-    /// In user and in kernel mode, since the last listing.
+    /// The samples in user and in kernel mode since the last listing.
     tallies: [Tally; 2],
     lost: u64,
 }
 
-/// The device at work.
+/// The device while it samples.
 #[derive(Debug)]
 pub struct Sampler {
     feeds: Vec<Feed>,
 }
 
 impl Sampler {
-    /// Starts to sample. [`CountError::NoUnit`] where there is no such device.
+    /// Starts sampling. Fails with [`CountError::NoUnit`] if there is no such device.
     pub fn open(target: &Target) -> Result<Sampler, CountError> {
         let device = Device::find(&Root::default()).ok_or(CountError::NoUnit)?;
         let feed = |(cpu, pid): (u32, i32)| {
@@ -196,7 +198,7 @@ impl Sampler {
         Ok(Sampler { feeds: feeds? })
     }
 
-    /// Takes what has arrived; to be called some times in a tenth of a second.
+    /// Reads the new samples. Call it several times in a tenth of a second, before a ring is full.
     pub fn look(&mut self) {
         for Feed { ring, tallies, lost, .. } in &mut self.feeds {
             ring.drain(|record| match record.kind {
@@ -211,7 +213,7 @@ impl Sampler {
         }
     }
 
-    /// The listing since the last one, or since the start.
+    /// Returns the listing since the last one, or since the start.
     pub fn listing(&mut self, end_ns: u64, elapsed_ns: u64) -> Listing {
         self.look();
         let taken = self.feeds.iter_mut().map(|feed| {
@@ -221,7 +223,7 @@ impl Sampler {
     }
 }
 
-/// CPUs, and a task or everyone (-1) on each: a task's ring is of one CPU.
+/// Returns pairs of a CPU and a task; -1 means all tasks. A task needs a ring on each CPU.
 fn places(target: &Target) -> Result<Vec<(u32, i32)>, CountError> {
     let (cpus, tasks) = match target {
         Target::Cpus(cpus) => (cpus_of(cpus.as_ref())?, vec![-1]),
@@ -231,7 +233,8 @@ fn places(target: &Target) -> Result<Vec<(u32, i32)>, CountError> {
     Ok(tasks.iter().flat_map(|task| cpus.iter().map(|cpu| (*cpu, *task))).collect())
 }
 
-/// By CPU: tallies in user and in kernel mode, and samples that were lost. Feeds of one CPU add up.
+/// Makes a listing from each CPU's samples in user and in kernel mode and its lost samples. Feeds of one
+/// CPU are added.
 fn listing(taken: &[(u32, [Tally; 2], u64)], end_ns: u64, elapsed_ns: u64) -> Listing {
     let mut sums: Vec<(u32, [Tally; 2])> = Vec::new();
     for (cpu, tallies, _) in taken {
@@ -280,13 +283,13 @@ fn notes(all: &Tally, lost: u64) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// As the kernel lays registers out.
+    /// Lays registers out as the kernel does.
     fn raw(ctl: u64, data3: u64, address: u64) -> [u64; WORDS] {
         let caps = 0x3ff;
         [BYTES | caps << 32, ctl, 0xffff_ffff_8204_aea7, 0, 0, data3, address, 0]
     }
 
-    /// From AMD's own machines: see tests/data/tlb-events/captured/README.md, which has the addresses.
+    /// Samples of AMD's own machines; tests/data/tlb-events/captured/README.md has the addresses.
     const STORE_2M: (u64, u64, u64) =
         (0x0000_02c3_0006_186a, 0x0000_0000_3196_0092, 0xff11_0008_a539_8920);
     const LOAD_1G: (u64, u64) = (0x0000_0045_0007_0008, 0x0000_0068_1d17_00a1);
@@ -303,7 +306,7 @@ mod tests {
         assert_eq!((load.found, load.refill_cycles), (Found::First(30), 0), "the data came late");
     }
 
-    /// Made after the manual's layout: nobody has published a sample that missed.
+    /// Follows the manual's layout: there is no published sample of a miss.
     #[test]
     fn misses_are_told_by_level_and_what_is_not_valid_is_not() {
         let (ctl, ..) = STORE_2M;

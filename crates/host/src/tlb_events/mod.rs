@@ -1,9 +1,9 @@
-//! Page walks as CPUs count them: which events there are (families.toml), and what trapstat's rows
-//! become of their counts.
+//! Page walks as CPUs count them: the events of families.toml, and the rows of trapstat made from their
+//! counts.
 //!
-//! Invariants: a count that the kernel had to scale, because more events than counters were asked for,
-//! is scaled by time and said to be; an event that never ran is unknown, not 0. No CPU counts the time
-//! of walks by page size: it is allocated to sizes by their walks, and said to be.
+//! Invariants: if more events than counters are requested, the kernel multiplexes. Such a count is
+//! scaled by time, and the listing shows it. An event that never ran is unknown, not 0. No CPU counts the
+//! time of walks by page size. That time is allocated to sizes by their walks, and the listing shows it.
 
 mod family;
 pub mod ibs;
@@ -17,50 +17,50 @@ use pagetax_core::counter::Provenance;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
 use pagetax_core::units::PageSize;
 
-/// Which side of the TLBs, or neither.
+/// The TLB side that an event counts, or neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Walks for loads and stores, to pages of this size; none: of all.
+    /// Walks for loads and stores to pages of this size; `None` means all sizes.
     Data(Option<PageSize>),
-    /// Walks for fetches.
+    /// Walks for instruction fetches to pages of this size; `None` means all sizes.
     Instruction(Option<PageSize>),
-    /// Cycles with a walk for loads or stores.
+    /// Cycles with an active walk for a load or store.
     DataCycles,
-    /// Cycles with a walk for fetches.
+    /// Cycles with an active walk for an instruction fetch.
     InstructionCycles,
-    /// Cycles.
+    /// All cycles, whether a walk is active or not.
     Cycles,
 }
 
-/// An event to count, and what for.
+/// An event to count, and its role.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counted {
-    /// What it means.
+    /// The role of the event's count.
     pub role: Role,
-    /// As PERF_TYPE_RAW has it; none: the kernel's own cycles event.
+    /// The code for PERF_TYPE_RAW; `None` means the kernel's generic cycles event.
     pub code: Option<Code>,
 }
 
-/// What a CPU, or a task, counted in one mode: an entry for each of [`Family::events`].
+/// The counts of a CPU or a task in one mode, one for each of [`Family::events`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counts {
-    /// Whose.
+    /// The CPU's number; 0 for a task.
     pub cpu: u32,
-    /// In which mode.
+    /// The mode that was counted.
     pub mode: Mode,
-    /// In the order of the events; none: could not be opened or read.
+    /// The counts in the order of the events; `None` if the event could not be opened or read.
     pub values: Vec<Option<Scaled>>,
 }
 
 impl Scaled {
-    /// The count as it would be if the event had run all the time; none if it never ran.
+    /// Returns the count scaled to the time for which the event was enabled; `None` if it never ran.
     pub fn estimate(&self) -> Option<f64> {
         let ratio = self.enabled_ns as f64 / self.running_ns as f64;
         (self.running_ns > 0).then_some(self.value as f64 * ratio)
     }
 }
 
-/// The listing of an interval.
+/// Returns the listing of an interval.
 pub fn listing(family: &Family, counts: &[Counts], end_ns: u64, elapsed_ns: u64) -> Listing {
     let events = family.events();
     let sizes = family.page_sizes();
@@ -88,7 +88,8 @@ pub fn listing(family: &Family, counts: &[Counts], end_ns: u64, elapsed_ns: u64)
     }
 }
 
-/// The share of its cycles in user mode that a walk was active in, 0 to 1; none where a count is unknown.
+/// Returns the share of user cycles during which a walk was active, 0 to 1; `None` if a count is
+/// unknown.
 pub fn walk_share(family: &Family, counts: &[Counts]) -> Option<f64> {
     let events = family.events();
     let user = || counts.iter().filter(|counts| counts.mode == Mode::User);
@@ -100,7 +101,7 @@ pub fn walk_share(family: &Family, counts: &[Counts]) -> Option<f64> {
     (cycles > 0.0).then(|| (walks / cycles).min(1.0))
 }
 
-/// The roles of one side.
+/// The roles of one side of the TLBs.
 struct Side {
     walks: fn(Option<PageSize>) -> Role,
     cycles: Role,
@@ -118,7 +119,8 @@ impl Side {
     }
 }
 
-/// The estimates of all events with such a role; none if there is no such event, or one is unknown.
+/// Returns the sum of the estimates of all events with such a role. It is `None` if there is no such
+/// event, or one is unknown.
 fn sum(events: &[Counted], counts: &Counts, wanted: impl Fn(Role) -> bool) -> Option<f64> {
     let mut found = events.iter().zip(&counts.values).filter(|(e, _)| wanted(e.role)).peekable();
     found.peek()?;
@@ -140,7 +142,7 @@ fn cell(
     let walk_cycles = sum(events, counts, |role| role == side.cycles);
     let percent = match (walk_cycles, all, cycles) {
         (Some(walk_cycles), Some(all), Some(cycles)) if cycles > 0.0 => {
-            // Nothing walked: nothing to allocate.
+            // Without walks, there is nothing to allocate.
             let part = if all > 0.0 { walks / all } else { 0.0 };
             Some(walk_cycles * part / cycles * 100.0)
         }
@@ -176,7 +178,8 @@ fn notes(family: &Family, counts: &[Counts]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// As `perf stat -x, -A` prints: CPU, count, unit, event, time it ran, share of the time.
+    /// Parses the output of `perf stat -x, -A`: CPU, count, unit, event, running time, share of the
+    /// time.
     fn parse(family: &Family, text: &str) -> Vec<Counts> {
         let events = family.events();
         let mut all: Vec<Counts> = Vec::new();
@@ -253,8 +256,8 @@ mod tests {
         assert_eq!(listing.total().dtlb.per_s, Some(777_000.0));
     }
 
-    /// Counts of real machines, of one CPU in user mode: tests/data/tlb-events/captured/README.md. What was
-    /// not published is unknown.
+    /// Parses counts of real machines, of one CPU in user mode:
+    /// tests/data/tlb-events/captured/README.md. A count that was not published is unknown.
     fn captured(family: &Family, text: &str, elapsed_ns: u64) -> Counts {
         let events = family.events();
         let mut values = vec![None; events.len()];
@@ -264,7 +267,7 @@ mod tests {
             let nth = events.iter().position(|event| event.code.map(|code| code.0) == code);
             let (printed, share): (f64, f64) =
                 (words[0].parse().unwrap(), words[2].parse().unwrap());
-            // As the counter had it, before it was scaled.
+            // The raw counter, before it was scaled.
             values[nth.unwrap()] = Some(Scaled {
                 value: (printed * share / 100.0).round() as u64,
                 enabled_ns: elapsed_ns,
@@ -285,7 +288,8 @@ mod tests {
         let walking = sum(Role::DataCycles);
         assert!((walking / 13_135_321_609.0 - 1.0).abs() < 1e-6, "{walking}");
         assert!((walking / sum(Role::Cycles) - 0.030_768).abs() < 1e-6);
-        // Nobody published the cycles of fetches, so the whole share is unknown, not smaller.
+        // The cycles of instruction fetches were not published, so the whole share is unknown, not
+        // smaller.
         assert_eq!(walk_share(&family, &[counts]), None);
     }
 

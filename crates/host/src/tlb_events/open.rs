@@ -1,4 +1,4 @@
-//! Opening a family's events, on CPUs or on tasks, and reading them.
+//! The events of a family, opened on CPUs or on tasks, and their reading.
 
 use super::{Counted, Counts, Family};
 use crate::procfs::{Root, online_cpus};
@@ -6,35 +6,35 @@ use crate::sys::perf::{Event, EventKind, EventSpec, Scaled};
 use pagetax_core::trapstat::Mode;
 use std::io;
 
-/// `PERF_TYPE_RAW`
+/// The perf event type `PERF_TYPE_RAW`.
 const RAW: u32 = 4;
-/// `PERF_COUNT_HW_CPU_CYCLES`
+/// The hardware event `PERF_COUNT_HW_CPU_CYCLES`.
 const CPU_CYCLES: u32 = 0;
 
-/// What is counted.
+/// The CPUs or tasks to count on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// Everything on these CPUs; none: on all that are online.
+    /// All tasks on these CPUs; `None` means all online CPUs.
     Cpus(Option<Vec<u32>>),
-    /// The threads of a process, and what they start.
+    /// All threads of a process, and the tasks that they start.
     Process(u32),
-    /// What the calling thread starts next, from its exec on.
+    /// The next command that the calling thread starts, from its exec on.
     NextCommand,
 }
 
-/// Why nothing can be counted.
+/// The reason why nothing can be counted.
 #[derive(Debug, thiserror::Error)]
 pub enum CountError {
-    /// No PMU, or one that is not lent to us.
+    /// The machine has no PMU, or this virtual machine has no access to it.
     #[error("this machine has no performance-monitoring unit that counts page walks")]
     NoUnit,
-    /// Not there, or no longer.
+    /// The process does not exist, or no longer.
     #[error("no process {0}\n  remedy: list processes with ps -e")]
     NoProcess(u32),
-    /// perf_event_paranoid.
+    /// The setting perf_event_paranoid forbids it; the number is the value that permits it.
     #[error("counting is not permitted: {0}\n  remedy: sudo sysctl kernel.perf_event_paranoid={1}")]
     Forbidden(io::Error, i32),
-    /// Anything else.
+    /// Any other error of opening the events.
     #[error(
         "cannot open the events: {0}\n  remedy: `pagetax doctor` tells what this machine counts"
     )]
@@ -52,7 +52,8 @@ impl CountError {
     }
 }
 
-/// Whether this machine's CPUs count at all: what is refused for another reason is there.
+/// Returns true if this machine's CPUs have a PMU. A refusal for lack of permission counts as having
+/// one.
 pub fn has_unit() -> bool {
     let opened = Event::open(&EventSpec::new(EventKind::Hardware(CPU_CYCLES)));
     !opened.is_err_and(|error| {
@@ -60,16 +61,16 @@ pub fn has_unit() -> bool {
     })
 }
 
-/// Open events of one CPU or task in one mode.
+/// The open events of one CPU or task in one mode.
 #[derive(Debug)]
 struct Group {
     cpu: u32,
     mode: Mode,
-    /// In the order of [`Family::events`]; none: this CPU has it not.
+    /// The events in the order of [`Family::events`]; `None` if this CPU does not have the event.
     events: Vec<Option<Event>>,
 }
 
-/// Counters at work.
+/// Counters that run until they are dropped.
 #[derive(Debug)]
 pub struct Counters {
     groups: Vec<Group>,
@@ -105,7 +106,7 @@ impl Counters {
         Ok(Counters { groups })
     }
 
-    /// Counts so far; tasks of one process add up.
+    /// Returns the counts so far. The counts of a process's tasks are added.
     pub fn read(&self) -> Vec<Counts> {
         let mut all: Vec<Counts> = Vec::new();
         for group in &self.groups {
@@ -122,7 +123,7 @@ impl Counters {
     }
 }
 
-/// What came on top since `before`.
+/// Returns the difference from the counts `before`.
 pub fn since(now: &[Counts], before: &[Counts]) -> Vec<Counts> {
     let less = |now: Option<Scaled>, before: Option<Scaled>| {
         let (now, before) = (now?, before.unwrap_or_default());
@@ -157,21 +158,21 @@ fn kind(counted: &Counted) -> EventKind {
     }
 }
 
-/// These, or all that are online.
+/// Returns these CPUs, or all online ones.
 pub(super) fn cpus_of(cpus: Option<&Vec<u32>>) -> Result<Vec<u32>, CountError> {
     let all = || online_cpus(&Root::default());
     let unknown = |why| CountError::System(io::Error::other(why));
     cpus.map_or_else(all, |cpus| Ok(cpus.clone())).map_err(unknown)
 }
 
-/// The threads of a process.
+/// Returns the threads of a process.
 pub(super) fn tasks(pid: u32) -> Result<Vec<i32>, CountError> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task"));
     let entries = entries.map_err(|_| CountError::NoProcess(pid))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// A CPU may lack an event, but not cycles: without them there is no unit.
+/// Opens the events of one CPU or task. A CPU may lack an event, but without cycles there is no PMU.
 fn open_group(
     cpu: u32,
     mode: Mode,

@@ -1,11 +1,12 @@
-//! Tests of what a whole process has; of the library's own tests, too.
+//! A process of its own for tests that measure a whole process. The library's unit tests use it too.
 
 use std::process::Command;
 
-/// Runs the test that asks in a process of its own, if it is not; whether it did, and nothing is left to do here.
+/// Runs the calling test in its own process, unless it already is there. Returns true if it ran, so that
+/// the caller has nothing left to do.
 ///
-/// Tests that run beside it take memory and give it back; and where one forks, pages that were written fault again,
-/// and its child finds the locks as others held them.
+/// Parallel tests take memory and give it back. If one of them forks, pages that were written fault
+/// again, and its child inherits locks that other tests hold.
 pub fn ran_alone() -> bool {
     const ALONE: &str = "PAGETAX_TEST_ALONE";
     let thread = std::thread::current();

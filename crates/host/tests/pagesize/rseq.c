@@ -1,8 +1,8 @@
 /*
- * Spins in a restartable sequence (rseq(2)) until it is told to go, and commits. Ends with 0 if the sequence was
- * aborted after it was told, with 1 if it committed.
+ * Spins in a restartable sequence (rseq(2)) until the word `go` is set, and then commits. Exits with 0 if the
+ * sequence was aborted after `go` was set, with 1 if it committed.
  *
- * Words of the file that is its argument: go, inside the sequence, ready.
+ * The argument is a file with these words: go, inside the sequence, ready.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -25,7 +25,7 @@ static struct {
 
 static uint32_t *words;
 
-/* Whether it committed. */
+/* Returns 1 if the sequence committed, 0 if it was aborted. */
 static int attempt(void)
 {
 	__asm__ goto(

@@ -1,6 +1,6 @@
-/* A program with threads that would notice being disturbed: waits that must not fail with EINTR,
- * sums that must come out right, a lock that must stay one. Ends when its standard input does;
- * prints "ok" or what went wrong. With an argument: MiB of memory to fill, from malloc. */
+/* A program whose threads notice any disturbance: waits must not fail with EINTR, sums must be right,
+ * and two threads take turns under a lock. Ends when its standard input does. Prints "ok" or "failed";
+ * errors go to stderr. The argument is the MiB of memory to get from malloc and fill (default 16). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>

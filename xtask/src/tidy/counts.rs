@@ -1,0 +1,86 @@
+//! Counts of a tree, to compare before and after a refactoring.
+
+use super::rust::{self, Kind};
+use super::{Source, findings};
+use crate::shell;
+use anyhow::Result;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const FILE_LINES_MAX: usize = 600;
+/// The first line of documentation below which it says little.
+const DOC_CHARACTERS_MIN: usize = 25;
+
+/// Prints a row for each count.
+pub fn print(tree: &Path, sources: &[Source]) -> Result<()> {
+    let lines = |is_counted: &dyn Fn(&Source) -> bool| -> usize {
+        sources.iter().filter(|s| is_counted(s)).map(|s| s.text.lines().count()).sum()
+    };
+    let rust: Vec<&Source> = sources.iter().filter(|source| source.is("rs")).collect();
+    let mut docs = Vec::new();
+    for source in &rust {
+        docs.extend(rust::docs(&source.text)?);
+    }
+    let begins = |text: &str| text.split_whitespace().next().unwrap_or("").to_string();
+    let is_short = |doc: &&rust::Doc| {
+        let first = doc.text.trim().lines().next().unwrap_or("");
+        doc.kind != Kind::Noun && first.chars().count() < DOC_CHARACTERS_MIN
+    };
+    let clauses = ["Of", "What", "Whether", "Who", "Which"];
+    let is_clause = |doc: &&rust::Doc| clauses.contains(&begins(&doc.text).trim_matches('.'));
+    let (types, twice) = types(&rust)?;
+    let named = |part: &[&str]| {
+        types.iter().filter(|(_, name)| part.iter().any(|part| name.contains(part))).count()
+    };
+    let maps = rust.iter().filter(|source| {
+        !source.path.components().any(|part| part.as_os_str() == "tests")
+            && (source.text.contains("/maps\"") || source.text.contains("join(\"maps\")"))
+    });
+    let long = rust.iter().filter(|source| source.text.lines().count() > FILE_LINES_MAX);
+    let list = ["tree", "--package", "pagetax", "--edges", "normal", "--prefix", "none"];
+    let packages = shell::output(Command::new("cargo").args(list).current_dir(tree))?;
+    let packages: BTreeSet<&str> =
+        packages.lines().map(|line| line.trim_end_matches(" (*)")).collect();
+    let rows = [
+        ("lines of Rust", lines(&|source| source.is("rs"))),
+        ("lines of C", lines(&|source| source.is("c") || source.is("h"))),
+        ("packages that pagetax is built of", packages.len()),
+        ("type names defined more than once in a crate", twice.len()),
+        (
+            "documentation under 25 characters (functions, fields)",
+            docs.iter().filter(is_short).count(),
+        ),
+        (
+            "documentation that begins with Of, What, Whether, Who, Which",
+            docs.iter().filter(is_clause).count(),
+        ),
+        ("files that read /proc/PID/maps", maps.count()),
+        ("types named for an exit", named(&["Exit"])),
+        ("types named for a request of page sizes", named(&["PageSize", "Mechanism", "Wish"])),
+        ("files over 600 lines", long.count()),
+        ("findings of tidy", findings(sources)?.len()),
+    ];
+    rows.iter().for_each(|(name, count)| println!("| {name} | {count} |"));
+    twice.iter().for_each(|(directory, name)| println!("twice: {} {name}", directory.display()));
+    Ok(())
+}
+
+type Named = (PathBuf, String);
+
+/// Returns all types by crate, and those whose name the crate defines more than once.
+fn types(rust: &[&Source]) -> Result<(BTreeSet<Named>, BTreeSet<Named>)> {
+    const MAY_REPEAT: [&str; 2] = ["Args", "Error"];
+    let mut counts: BTreeMap<Named, usize> = BTreeMap::new();
+    for source in rust {
+        let is_test = source.path.components().any(|part| part.as_os_str() == "tests");
+        let names = if is_test { Vec::new() } else { rust::types(&source.text)? };
+        for name in names {
+            *counts.entry((source.crate_directory(), name)).or_default() += 1;
+        }
+    }
+    let is_twice =
+        |(named, count): &(&Named, &usize)| **count > 1 && !MAY_REPEAT.contains(&named.1.as_str());
+    let twice = counts.iter().filter(is_twice).map(|(named, _)| named.clone()).collect();
+    Ok((counts.into_keys().collect(), twice))
+}
