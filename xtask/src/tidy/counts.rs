@@ -34,7 +34,8 @@ pub fn print(tree: &Path, sources: &[Source]) -> Result<()> {
         types.iter().filter(|(_, name)| part.iter().any(|part| name.contains(part))).count()
     };
     let maps = rust.iter().filter(|source| {
-        !source.path.components().any(|part| part.as_os_str() == "tests")
+        source.path.starts_with("crates")
+            && !source.path.components().any(|part| part.as_os_str() == "tests")
             && (source.text.contains("/maps\"") || source.text.contains("join(\"maps\")"))
     });
     let long = rust.iter().filter(|source| source.text.lines().count() > FILE_LINES_MAX);

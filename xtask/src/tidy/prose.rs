@@ -89,10 +89,9 @@ pub fn paragraphs(text: &str) -> impl Iterator<Item = (usize, String)> + use<> {
     let (mut is_code, mut is_open) = (false, false);
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
-        if line.starts_with("```") {
-            is_code = !is_code;
-        }
-        if is_code || line.is_empty() || line.starts_with(['#', '`']) && !line.starts_with("`") {
+        let is_fence = line.starts_with("```");
+        is_code ^= is_fence;
+        if is_code || is_fence || line.is_empty() || line.starts_with('#') {
             is_open = false;
         } else if line.starts_with('|') {
             found.extend(line.split('|').map(|cell| (number + 1, cell.to_string())));
@@ -122,7 +121,7 @@ pub fn c_comments(text: &str) -> impl Iterator<Item = (usize, String)> + use<> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let mut rest = text;
     while let Some(begin) = rest.find("/*") {
-        let line = text[..text.len() - rest.len() + begin].lines().count().max(1);
+        let line = text[..text.len() - rest.len() + begin].matches('\n').count() + 1;
         let body = &rest[begin + 2..];
         let end = body.find("*/").unwrap_or(body.len());
         let lines = body[..end].lines().map(|line| line.trim().trim_start_matches('*'));

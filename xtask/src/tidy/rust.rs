@@ -58,7 +58,7 @@ fn broken_rules(kind: Kind, text: &str) -> Vec<&'static str> {
     let mut broken = Vec::new();
     if CLAUSES.contains(&word) {
         broken.push("documentation begins with a clause");
-    } else if kind == Kind::Function && !(word.ends_with('s') && !NO_VERBS.contains(&word)) {
+    } else if kind == Kind::Function && (!word.ends_with('s') || NO_VERBS.contains(&word)) {
         broken.push("documentation of a function begins without a verb (\"Returns …\")");
     }
     let is_one_word = text.split_whitespace().count() < 2;
