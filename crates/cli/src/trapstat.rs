@@ -55,7 +55,7 @@ pub struct Args {
     #[arg(short = 'c', value_name = "CPUS")]
     cpus: Option<CpuList>,
 
-    /// Of a running process (perf backend only)
+    /// Of a running process (backends perf and ibs)
     #[arg(short = 'p', value_name = "PID")]
     pid: Option<u32>,
 

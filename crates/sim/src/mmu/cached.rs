@@ -107,10 +107,11 @@ impl CachedMmu {
         self.spaces.get(space.0)?.table.size_at(address)
     }
 
-    /// The frames of these pages have changed: their translations leave the TLBs of all CPUs.
+    /// Removes the translations of these pages, whose frames or rights have changed, from the TLBs of all CPUs.
     pub fn flush(&mut self, space: SpaceId, address: u64, bytes: u64) {
         let range = address..address + bytes;
-        self.tlbs.iter_mut().for_each(|tlb| tlb.flush_range(asid(space), range.clone()));
+        let tlbs = self.tlbs.iter_mut().chain(&mut self.instruction_tlbs);
+        tlbs.for_each(|tlb| tlb.flush_range(asid(space), range.clone()));
     }
 
     /// Programs the TLB arrays that can be programmed, all but the first, for pages of `large`
@@ -281,5 +282,32 @@ impl PageTables for CachedMmu {
             self.space_mut(space).table.clear_referenced(address);
         }
         used
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mmu::hardware;
+    use crate::models;
+
+    #[test]
+    fn unloaded_pages_leave_the_tlbs_of_both_sides() {
+        const SPACE: SpaceId = SpaceId(1);
+        let model = models::find("ultrasparc-3plus-900").unwrap();
+        let base = PageSize::new(8192).unwrap();
+        let mut mmu = hardware::load(&model, base, 1).unwrap();
+        let (address, shift) = (5 * base.bytes(), base.shift());
+        mmu.load(SPACE, Pte { address, size: base, writable: true });
+        // The number of levels that missed, by the data and by the instruction side.
+        let access = |mmu: &mut CachedMmu| {
+            let sides = [&mut mmu.tlbs[0], &mut mmu.instruction_tlbs[0]];
+            sides.map(|tlb| tlb.access(asid(SPACE), address, shift) == tlb.levels())
+        };
+        assert_eq!((access(&mut mmu), access(&mut mmu)), ([true; 2], [false; 2]));
+        mmu.protect(SPACE, address, base.bytes());
+        assert_eq!((access(&mut mmu), access(&mut mmu)), ([true; 2], [false; 2]));
+        mmu.unload(SPACE, address, base.bytes());
+        assert_eq!(access(&mut mmu), [true; 2]);
     }
 }
