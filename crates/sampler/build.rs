@@ -1,4 +1,4 @@
-//! Compiles the half of the sampler that writes the stream, in the C that the other engines share.
+//! Builds the C half of the sampler, which writes the stream and shares sources with the other engines.
 
 fn main() {
     println!("cargo::rerun-if-changed=../recorder/engines");
@@ -6,7 +6,7 @@ fn main() {
         cc::Build::new()
             .file("../recorder/engines/native/pagetax.c")
             .flag("-fno-strict-aliasing")
-            // It runs while the program has its vector registers.
+            // The C code runs while vector registers have the program's values.
             .flag("-mgeneral-regs-only")
             .opt_level(2)
             .compile("pagetax_native");

@@ -1,58 +1,58 @@
-//! Large pages for what glibc's malloc takes: the brk heap, large chunks, the arenas of threads.
+//! Huge pages for the memory of glibc's malloc: the brk heap, large chunks, the arenas of threads.
 //!
-//! malloc grows by steps too small for a large page, and touches new memory before anyone can
-//! advise it. So it is made to take [`ROOM_BYTES`] at a time, from an aligned address; each step is
-//! advised as soon as an allocation shows it; and the one large page that malloc has touched
-//! before that is collapsed. The first large page of a heap is collapsed only when the second is used: a
-//! small program costs nothing.
+//! malloc grows by steps smaller than a huge page, and touches new memory before anyone can advise it. So it
+//! is configured to take [`ROOM_BYTES`] at a time, from an aligned address. Each step is advised as soon as
+//! an allocation reveals it. The one huge page that malloc has touched before that is collapsed. The first
+//! huge page of a heap is collapsed only when the second is used, so that a small program costs nothing.
 //!
-//! A thread's arena lies in reservations of 64 MiB, aligned to their size, made accessible in small
-//! steps; a large page cannot come where a step ends within it. So at its first allocation in one,
-//! it is made accessible and advised as a whole; malloc's own steps then change nothing.
+//! A thread's arena is a reservation of 64 MiB, aligned to its size. malloc makes it accessible in small
+//! steps. The kernel maps no huge page across the end of a step. So the first allocation that is seen in an
+//! arena makes the whole arena accessible and advises it. malloc's own steps then change nothing.
 //!
-//! Source of the layout: malloc(3) internals as documented in glibc's "MallocInternals"; checked
-//! with glibc 2.36. Another malloc than glibc's is left alone.
+//! Source of the layout: malloc(3) internals as documented in glibc's "MallocInternals"; checked with glibc
+//! 2.36. If malloc is not glibc's, nothing is done.
 
 use crate::system;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
-/// What malloc takes beyond what it needs when its heap grows. Addresses only; untouched, it is no
+/// The address space that malloc takes beyond its need when its heap grows (M_TOP_PAD). Untouched, it uses no
 /// memory.
 const ROOM_BYTES: usize = 64 << 20;
-/// glibc's own value of the same.
+/// glibc's default for M_TOP_PAD.
 const ROOM_BYTES_DEFAULT: libc::c_int = 128 << 10;
-/// The most that glibc takes: smaller chunks come from the heap, where large pages are.
+/// The largest M_MMAP_THRESHOLD that glibc accepts. Smaller chunks come from the heap, which has huge pages.
 const MMAP_THRESHOLD_BYTES: libc::c_int = 32 << 20;
 /// glibc's HEAP_MAX_SIZE on 64-bit machines.
 const ARENA_BYTES: usize = 64 << 20;
-/// From this size on an allocation may be a mapping of its own.
+/// The size from which on an allocation may be a mapping of its own.
 const LARGE_BYTES: usize = 2 << 20;
-/// Bits of the word before an allocation.
+/// Flags in the word before an allocation (IS_MMAPPED, NON_MAIN_ARENA).
 const MAPPED: usize = 2;
 const NOT_MAIN_ARENA: usize = 4;
-/// Known blocks outside the brk heap are remembered in so many places.
+/// The number of entries that remember blocks outside the brk heap.
 const KNOWN_MAX: usize = 1024;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
-/// Whether the brk heap is ours to see to.
+/// True if this library manages the brk heap.
 static OWN_BRK: AtomicBool = AtomicBool::new(false);
 static ROOM: AtomicBool = AtomicBool::new(false);
 static BUSY: AtomicBool = AtomicBool::new(false);
-/// The size that is advised for.
+/// The page size to advise for, in bytes.
 static PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Where glibc keeps the end of the brk heap.
+/// The address of glibc's variable with the end of the brk heap (`__curbrk`).
 static END: AtomicPtr<usize> = AtomicPtr::new(std::ptr::null_mut());
-/// The end when it was last looked at.
+/// The end of the brk heap when it was last checked.
 static SEEN_END: AtomicUsize = AtomicUsize::new(0);
-/// The brk heap from its first large page on; allocations in its first `KNOWN_BYTES` need no look.
+/// The start of the brk heap's first huge page. Allocations in the `KNOWN_BYTES` from there need no check.
 static START: AtomicUsize = AtomicUsize::new(0);
 static KNOWN_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Blocks of large pages outside the brk heap that were looked at: their number plus 1.
+/// Blocks of 2 MiB outside the brk heap that were checked: their number plus 1, by number modulo
+/// [`KNOWN_MAX`].
 static KNOWN: [AtomicUsize; KNOWN_MAX] = [const { AtomicUsize::new(0) }; KNOWN_MAX];
 
-/// Advises what malloc takes from now on, and with `own_brk` also has it take the brk heap in
-/// large steps. The first call decides; the only thread makes it.
+/// Advises the memory that malloc takes from now on. With `own_brk`, it also makes malloc grow the brk heap
+/// in large steps. Only the first call has an effect. The caller must be the process's only thread.
 pub fn advise_from_now_on(page_bytes: usize, own_brk: bool) {
     if ACTIVE.load(Relaxed) || !malloc_is_glibcs() {
         return;
@@ -64,7 +64,7 @@ pub fn advise_from_now_on(page_bytes: usize, own_brk: bool) {
     }
     let start = align_brk(page_bytes);
     if own_brk {
-        // SAFETY: plain numbers.
+        // SAFETY: these options take plain numbers.
         unsafe {
             libc::mallopt(libc::M_TOP_PAD, ROOM_BYTES as libc::c_int);
             libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * ROOM_BYTES as libc::c_int);
@@ -81,7 +81,7 @@ pub fn advise_from_now_on(page_bytes: usize, own_brk: bool) {
     ACTIVE.store(true, Relaxed);
 }
 
-/// Programs with an allocator of their own have no such heap, and no such chunks.
+/// Returns true if malloc is glibc's. Other allocators have no such heap and no such chunks.
 fn malloc_is_glibcs() -> bool {
     // SAFETY: the names end in null; the results are compared, not called.
     unsafe {
@@ -90,10 +90,10 @@ fn malloc_is_glibcs() -> bool {
     }
 }
 
-/// Moves the end of the brk heap up to a multiple; malloc goes on from where it finds it. Returns
-/// it, or the end as it is where it cannot be moved.
+/// Moves the end of the brk heap up to a multiple of the page size; malloc continues from there. Returns the
+/// new end, or the old one if it cannot be moved.
 fn align_brk(page_bytes: usize) -> usize {
-    // SAFETY: the gap becomes ours and stays unused; nobody's memory is taken.
+    // SAFETY: the gap belongs to us and stays unused; no memory in use is taken.
     unsafe {
         let end = libc::sbrk(0) as usize;
         let aligned = end.next_multiple_of(page_bytes);
@@ -102,7 +102,7 @@ fn align_brk(page_bytes: usize) -> usize {
     }
 }
 
-/// Whether an allocation tells nothing new. Also when nobody wants to know.
+/// Returns true if an allocation needs no check. Always true before [`advise_from_now_on`].
 #[inline(always)]
 pub fn is_known(address: usize, bytes: usize) -> bool {
     if !ACTIVE.load(Relaxed) {
@@ -118,11 +118,11 @@ fn has_moved() -> bool {
     OWN_BRK.load(Relaxed) && end() != SEEN_END.load(Relaxed)
 }
 
-/// The end of the brk heap now.
+/// Returns the present end of the brk heap.
 #[inline(always)]
 fn end() -> usize {
-    // SAFETY: set before ACTIVE to the address of a word that lives as long as the C library. Another
-    // thread may write it meanwhile; a machine word is read whole, and an old value only delays.
+    // SAFETY: set before ACTIVE to the address of a word that lives as long as the C library. Another thread
+    // may write it meanwhile. A machine word is read as a whole, and an old value only delays the advice.
     unsafe { END.load(Relaxed).read_volatile() }
 }
 
@@ -143,27 +143,27 @@ fn remember(address: usize) {
     }
 }
 
-/// Has malloc take no more than it needs; true if that may help an allocation that failed.
+/// Makes malloc take only what it needs. Returns true if that may help an allocation that failed.
 #[cold]
 pub fn give_up_room(bytes: usize) -> bool {
     let had = bytes < 16 * ROOM_BYTES && ROOM.swap(false, Relaxed);
     if had {
-        // SAFETY: a plain number.
+        // SAFETY: the option takes a plain number.
         unsafe { libc::mallopt(libc::M_TOP_PAD, ROOM_BYTES_DEFAULT) };
     }
     had
 }
 
-/// Looks at an allocation, and advises what it shows. Who comes while another thread looks goes on:
-/// what is new stays to be noticed.
+/// Advises the memory that an allocation reveals. While one thread is here, others return at once: a later
+/// allocation reveals the same memory.
 #[cold]
 pub fn notice(address: usize) {
     if address == 0 || BUSY.swap(true, Relaxed) {
         return;
     }
     let errno = system::errno();
-    // SAFETY: malloc is glibc's (checked when this became active), so the word before an allocation
-    // holds its chunk's size and flags.
+    // SAFETY: malloc is glibc's (checked when this became active), so the word before an allocation holds its
+    // chunk's size and flags.
     let word = unsafe { (address as *const usize).sub(1).read() };
     let (start, bytes) = (START.load(Relaxed), word & !7);
     if OWN_BRK.load(Relaxed) && has_moved() {
@@ -172,7 +172,7 @@ pub fn notice(address: usize) {
     if address.wrapping_sub(start) < end().wrapping_sub(start) {
         in_heap(address, start);
     } else if word & MAPPED != 0 {
-        // SAFETY: a chunk that is mapped by itself begins `before` bytes before its first word.
+        // SAFETY: a chunk that is a mapping of its own begins `before` bytes before its first word.
         let before = unsafe { (address as *const usize).sub(2).read() };
         advise(address - 16 - before, before + bytes);
     } else {
@@ -185,14 +185,14 @@ pub fn notice(address: usize) {
     BUSY.store(false, Relaxed);
 }
 
-/// Advises what came; `touched` is where malloc has put the head of what is left of it.
+/// Advises the new part of the brk heap. `touched` is the address of the top chunk's header, which malloc has
+/// written.
 ///
-/// The kernel makes no large page of parts of two mappings, and malloc touches a step before it can be
-/// advised, which keeps it from becoming one mapping with an advised one. So only whole large pages are
-/// advised: the rest at the end stays as the kernel maps a heap, grows into one mapping with the next
-/// step, and is advised and collapsed with that.
+/// The kernel makes no huge page out of two mappings. malloc touches a step before it can be advised, so the
+/// step does not merge with an advised mapping. So only whole huge pages are advised. The rest at the end
+/// stays an ordinary heap mapping. It merges with the next step, and is advised and collapsed with it.
 ///
-/// The heap's end is malloc's alone: another thread may move it at any time, under malloc's lock.
+/// Only malloc may move the heap's end: another thread may do so at any time, under malloc's lock.
 fn heap_has_moved(start: usize, touched: usize) {
     let (end, seen) = (end(), SEEN_END.load(Relaxed).max(start));
     let whole = |address: usize| address & !(PAGE_BYTES.load(Relaxed) - 1);
@@ -222,8 +222,8 @@ fn in_heap(address: usize, start: usize) {
 
 fn in_arena(address: usize) {
     let arena = address & !(ARENA_BYTES - 1);
-    // SAFETY: the aligned 64 MiB around a chunk of such an arena were reserved by malloc for nothing
-    // else; it would make them accessible itself before using them.
+    // SAFETY: malloc has reserved the aligned 64 MiB around a chunk of such an arena for nothing else. It
+    // would make them accessible itself before use.
     unsafe {
         libc::mprotect(arena as *mut c_void, ARENA_BYTES, libc::PROT_READ | libc::PROT_WRITE)
     };
@@ -233,7 +233,7 @@ fn in_arena(address: usize) {
     }
 }
 
-/// Advises the whole base pages of a range.
+/// Advises huge pages for a range, from the start of its first base page on.
 fn advise(start: usize, bytes: usize) {
     let base = system::base_page() as usize;
     let first = start & !(base - 1);
@@ -241,12 +241,12 @@ fn advise(start: usize, bytes: usize) {
     unsafe { libc::madvise(first as *mut c_void, start + bytes - first, libc::MADV_HUGEPAGE) };
 }
 
-/// Makes the base pages of a block a large page, as far as that is what was asked for. Contents stay
-/// as they are, also while others write them.
+/// Collapses a block of 2 MiB into a huge page, if that is the size asked for. Its contents stay the same,
+/// even while other threads write them.
 fn collapse(address: usize) {
     if PAGE_BYTES.load(Relaxed) == LARGE_BYTES {
         let block = address & !(LARGE_BYTES - 1);
-        // SAFETY: whatever is mapped there keeps its contents; where nothing is, the call fails.
+        // SAFETY: collapsing keeps contents. If nothing is mapped there, the call fails.
         unsafe { libc::madvise(block as *mut c_void, LARGE_BYTES, system::MADV_COLLAPSE) };
     }
 }

@@ -1,7 +1,7 @@
-//! Large pages for the heap: what is asked for, and by which means.
+//! Huge pages for the heap: the choice of the means.
 //!
-//! The heap is bss ([`crate::bss`]), what glibc's malloc takes ([`crate::growth`]), and what other
-//! allocators map for themselves ([`crate::mmap`]). What a user has told malloc by tunables stands.
+//! The heap is bss ([`crate::bss`]), the memory of glibc's malloc ([`crate::growth`]), and the mappings of
+//! other allocators ([`crate::mmap`]). Tunables that the user has set for malloc take precedence.
 
 use crate::{Refused, bss, growth, mmap, offered, system};
 use std::ffi::CStr;
@@ -14,13 +14,17 @@ const SIZES: [&[u8]; 4] = [
     b"glibc.malloc.trim_threshold=",
     b"glibc.malloc.mmap_max=",
 ];
-/// Variables that are older names of the same.
+/// The older environment variables for the same settings.
 const OLD_NAMES: [&CStr; 4] =
     [c"MALLOC_TOP_PAD_", c"MALLOC_MMAP_THRESHOLD_", c"MALLOC_TRIM_THRESHOLD_", c"MALLOC_MMAP_MAX_"];
-/// <linux/prctl.h>, 6.18: advice is still followed.
+/// A flag of PR_SET_THP_DISABLE (<linux/prctl.h>, Linux 6.18): the kernel still follows advice.
 const THP_DISABLE_EXCEPT_ADVISED: libc::c_ulong = 2;
 
-/// Asks for pages of this size. 0 leaves the heap alone. The only thread calls it.
+/// Advises pages of this size in bytes for the heap; 0 leaves the heap alone. The caller must be the only
+/// thread.
+///
+/// # Errors
+/// [`Refused`] if the size is not available, or if prctl(2) fails.
 pub fn advise(page_bytes: u64) -> Result<(), Refused> {
     if page_bytes == 0 {
         return Ok(());
@@ -39,13 +43,13 @@ pub fn advise(page_bytes: u64) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Who sees to the pages of malloc's main heap.
+/// The owner of the page sizes in malloc's main heap.
 enum Managed {
-    /// We do: nobody has told malloc anything.
+    /// This library: the user has configured nothing.
     Advice,
-    /// glibc does: the hugetlb tunable names a pool. It misses the arenas of threads.
+    /// glibc: the hugetlb tunable names a pool. It does not cover the arenas of threads.
     Tunable,
-    /// The user does, who wants no such pages, or has set sizes that we would overwrite.
+    /// The user, who wants no such pages, or has set sizes that we would overwrite.
     User,
 }
 
@@ -56,7 +60,7 @@ fn managed() -> Managed {
         || OLD_NAMES.iter().any(|name| variable(name).is_some());
     match entry(HUGETLB).and_then(|entry| entry.get(HUGETLB.len()..)) {
         Some(b"0") => Managed::User,
-        // glibc 2.36 obeys 1 or not by what was on its stack before.
+        // glibc 2.36 may or may not obey 1: it depends on uninitialised stack memory.
         Some(pool) if pool != b"1" => Managed::Tunable,
         _ if sizes_are_set => Managed::User,
         _ => Managed::Advice,
@@ -64,14 +68,15 @@ fn managed() -> Managed {
 }
 
 fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: the name ends in null. The value is read at once, by the only thread.
+    // SAFETY: the name ends in null. The only thread reads the value at once.
     unsafe {
         let value = libc::getenv(name.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
     }
 }
 
-/// Without the tunable malloc asks for nothing, so only `enabled=always` has to be turned away.
+/// Switches transparent huge pages off for the process. Without the tunable malloc asks for none, so this
+/// matters only under `enabled=always`.
 fn keep_to_base_pages() -> Result<(), Refused> {
     // SAFETY: these options take plain numbers.
     let done = unsafe {

@@ -1,9 +1,9 @@
-//! How a process puts its own heap and stack on large pages, now and as they grow. What the preload
-//! library does to unmodified programs, and the C interface for those that ask.
+//! Huge pages for a process's own heap and stack, now and as they grow. The preload library uses this for
+//! unmodified programs, and the C interface for programs that ask.
 //!
-//! Invariants: the program does and prints what it would have. So: libc and raw system calls only,
-//! nothing that allocates or panics, and errno as it was. malloc and mmap are interposed ([`malloc`],
-//! [`mmap`]); until something is asked for, they only pass calls on.
+//! Invariants: the program does and prints the same as without this library. So the code uses only libc and
+//! raw system calls, does not allocate or panic, and keeps errno. malloc and mmap are interposed ([`malloc`],
+//! [`mmap`]). Until something is asked for, they only pass calls on.
 
 pub mod heap;
 pub mod stack;
@@ -15,20 +15,20 @@ mod malloc;
 mod mmap;
 mod next;
 
-/// Why a page size cannot be had.
+/// Reasons why a page size is not available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// The system has no such pages, or they cannot be had by advice.
+    /// The system has no pages of this size, or does not give them by advice.
     NoSuchSize,
-    /// Set to `never`.
+    /// The administrator has set pages of this size to `never`.
     SwitchedOff,
-    /// The stack's limit, in bytes, has no room for such pages.
+    /// The stack's limit, in bytes, is too small for such pages.
     StackLimit(u64),
     /// A system call failed with this errno.
     Failed(i32),
 }
 
-/// Whether pages of this size are given to those who advise; why not, if not.
+/// Checks that advice gets pages of this size.
 fn offered(page_bytes: u64) -> Result<(), Refused> {
     match system::offer(page_bytes) {
         system::Offer::Advised => Ok(()),
@@ -37,8 +37,8 @@ fn offered(page_bytes: u64) -> Result<(), Refused> {
     }
 }
 
-/// For programs that carry their sizes themselves (`pagetax cc`): called by a constructor. What is
-/// refused is left as it is; 0 leaves a part alone.
+/// Advises page sizes in bytes, where available; 0 leaves a part alone. The constructor that `pagetax cc`
+/// links into a program calls this with the program's own sizes.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagetax_advise(heap_page_bytes: u64, stack_page_bytes: u64) {
     let errno = system::errno();

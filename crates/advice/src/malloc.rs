@@ -1,9 +1,8 @@
-//! The malloc family, interposed: each call goes on to the next allocator, and what it returns
-//! is looked at. That is how growth is noticed ([`crate::growth`]): glibc's malloc takes memory by
-//! calls that cannot be interposed.
+//! The interposed malloc family. Each function calls the next allocator and checks the result. That is how
+//! growth is noticed ([`crate::growth`]): glibc's malloc takes memory by calls that cannot be interposed.
 //!
-//! Invariant: a call does what the next allocator would do. Only where that fails for want of the
-//! room that we made malloc ask for, the room is given up and the call made once more.
+//! Invariant: a call does what the next allocator would do. If a call fails because malloc asked for
+//! additional room on our behalf, the room is given up and the call is repeated.
 
 use crate::growth;
 use crate::next::Next;
@@ -21,7 +20,8 @@ type TwoSizes = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 type Resize = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 type Store = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> libc::c_int;
 
-/// The next allocator's function; ENOMEM's result where there is none, which no C library has.
+/// Returns the next allocator's function, or returns `$none` from the caller if there is none. Every C
+/// library has one.
 macro_rules! next {
     ($next:ident as $kind:ty, $none:expr) => {{
         let address = $next.address();
@@ -33,7 +33,7 @@ macro_rules! next {
     }};
 }
 
-/// Looks at a result, and calls again if it is null only for our sake.
+/// Checks a result, and repeats the call if it may have failed only because of our room.
 #[inline(always)]
 fn seen(result: *mut c_void, bytes: usize, again: impl FnOnce() -> *mut c_void) -> *mut c_void {
     if growth::is_known(result as usize, bytes) {
@@ -44,8 +44,10 @@ fn seen(result: *mut c_void, bytes: usize, again: impl FnOnce() -> *mut c_void) 
     result
 }
 
+/// Interposes malloc(3).
+///
 /// # Safety
-/// As malloc(3).
+/// The same conditions as for malloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     let next = next!(MALLOC as OneSize, std::ptr::null_mut());
@@ -54,8 +56,10 @@ pub unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     seen(call(), bytes, call)
 }
 
+/// Interposes calloc(3).
+///
 /// # Safety
-/// As calloc(3).
+/// The same conditions as for calloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     let next = next!(CALLOC as TwoSizes, std::ptr::null_mut());
@@ -64,22 +68,26 @@ pub unsafe extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
     seen(call(), count.saturating_mul(bytes), call)
 }
 
+/// Interposes realloc(3).
+///
 /// # Safety
-/// As realloc(3).
+/// The same conditions as for realloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
     let next = next!(REALLOC as Resize, std::ptr::null_mut());
-    // SAFETY: the caller's own arguments; where it fails, the old memory is untouched.
+    // SAFETY: the caller's own arguments. If the call fails, the old memory is untouched.
     let call = || unsafe { next(old, bytes) };
     if bytes == 0 {
-        // Null is success here: the memory is freed.
+        // Null means success here: the memory is freed.
         return call();
     }
     seen(call(), bytes, call)
 }
 
+/// Interposes memalign(3).
+///
 /// # Safety
-/// As memalign(3).
+/// The same conditions as for memalign(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
     let next = next!(MEMALIGN as TwoSizes, std::ptr::null_mut());
@@ -88,8 +96,10 @@ pub unsafe extern "C" fn memalign(align: usize, bytes: usize) -> *mut c_void {
     seen(call(), bytes, call)
 }
 
+/// Interposes aligned_alloc(3).
+///
 /// # Safety
-/// As aligned_alloc(3).
+/// The same conditions as for aligned_alloc(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_void {
     let next = next!(ALIGNED_ALLOC as TwoSizes, std::ptr::null_mut());
@@ -98,8 +108,10 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, bytes: usize) -> *mut c_voi
     seen(call(), bytes, call)
 }
 
+/// Interposes posix_memalign(3).
+///
 /// # Safety
-/// As posix_memalign(3).
+/// The same conditions as for posix_memalign(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(
     place: *mut *mut c_void,
@@ -114,7 +126,7 @@ pub unsafe extern "C" fn posix_memalign(
         result = unsafe { next(place, align, bytes) };
     }
     if result == 0 {
-        // SAFETY: on success the place was written.
+        // SAFETY: on success the next allocator has written the place.
         let memory = unsafe { *place } as usize;
         if !growth::is_known(memory, bytes) {
             growth::notice(memory);

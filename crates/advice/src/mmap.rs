@@ -1,35 +1,35 @@
-//! mmap, interposed: private anonymous memory that programs map for themselves, as allocators do
-//! that are not glibc's (jemalloc, Python's). glibc's own malloc does not come through here.
+//! The interposed mmap: private anonymous memory that programs map themselves, such as that of allocators
+//! other than glibc's (jemalloc, Python's). glibc's own malloc does not call this function.
 //!
-//! A mapping seldom begins and ends where large pages do, and where it does not, its ends never
-//! could have one. So mappings from [`PIECE_BYTES_MIN`] on, for which the caller leaves the place to
-//! us, begin at a large page or behind another in the same large page. The caller owns its piece like
-//! any mapping and unmaps it by itself.
+//! A mapping rarely begins and ends at huge page boundaries. Otherwise its ends could never be on huge pages.
+//! So each mapping of [`PIECE_BYTES_MIN`] or more begins at a huge page boundary, or after another one in the
+//! same huge page, if the caller leaves the address to us. The caller owns its piece like any mapping, and
+//! may unmap it.
 
 use crate::system;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The huge page of x86-64, and of arm64 with base pages of 4K.
+/// The size of a huge page of x86-64, and of arm64 with base pages of 4 KiB.
 const LARGE_BYTES: usize = 2 << 20;
-/// Smaller mappings are left as they are.
+/// The size of the smallest mapping that becomes a piece.
 const PIECE_BYTES_MIN: usize = 256 << 10;
-/// Mappings before main that are remembered.
+/// The number of mappings before main that are remembered.
 const EARLY_MAX: usize = 8;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
-/// The next piece; from here to the end of its large page is free. 0: none.
+/// The address of the next piece: from there to the end of its huge page is free. 0: none.
 static FREE: AtomicUsize = AtomicUsize::new(0);
-/// Start and length of mappings that were made before the wishes were known: allocators start
-/// before any constructor does.
+/// Start and length of mappings that were made before the page size was known, as allocators start before any
+/// constructor does.
 static EARLY: [[AtomicUsize; 2]; EARLY_MAX] =
     [const { [AtomicUsize::new(0), AtomicUsize::new(0)] }; EARLY_MAX];
 static EARLY_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// They got base pages as far as they were used; made good when more is mapped, so that a small
-/// program does not pay.
+/// True if those early mappings are to be collapsed. They have base pages where they were touched. The
+/// collapse waits until more is mapped, so that a small program does not pay for it.
 static EARLY_IS_DUE: AtomicBool = AtomicBool::new(false);
 
-/// From now on mappings are advised, and those that are there already.
+/// Advises all mappings from now on, and the early ones.
 pub fn advise_from_now_on(page_bytes: usize) {
     early().for_each(|(start, bytes)| advise(start, bytes, libc::MADV_HUGEPAGE));
     EARLY_IS_DUE.store(page_bytes == LARGE_BYTES, Ordering::Relaxed);
@@ -50,8 +50,10 @@ fn remember(start: usize, bytes: usize) {
     }
 }
 
+/// Interposes mmap(2).
+///
 /// # Safety
-/// As mmap(2).
+/// The same conditions as for mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     place: *mut c_void,
@@ -85,8 +87,10 @@ pub unsafe extern "C" fn mmap(
     result
 }
 
+/// Interposes mmap64, which is mmap(2) with a 64-bit offset.
+///
 /// # Safety
-/// As mmap(2).
+/// The same conditions as for mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     place: *mut c_void,
@@ -100,10 +104,10 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(place, bytes, protection, flags, fd, offset) }
 }
 
-/// The system call itself, which sets errno as the C library's function does.
+/// Makes the system call, and sets errno as the C library's function does.
 ///
 /// # Safety
-/// As mmap(2).
+/// The same conditions as for mmap(2).
 unsafe fn raw(
     place: *mut c_void,
     bytes: usize,
@@ -118,8 +122,8 @@ unsafe fn raw(
 
 fn advise(start: usize, bytes: usize, advice: libc::c_int) {
     let errno = system::errno();
-    // SAFETY: private memory of the program; the advice changes no contents, and where nothing is
-    // mapped any more it fails.
+    // SAFETY: private memory of the program; the advice changes no contents. If nothing is mapped there any
+    // more, the call fails.
     unsafe { libc::madvise(start as *mut c_void, bytes, advice) };
     system::set_errno(errno);
 }
@@ -129,7 +133,7 @@ fn is_piece(bytes: usize) -> bool {
     bytes >= PIECE_BYTES_MIN && bytes.is_multiple_of(base)
 }
 
-/// A piece of the large page in use, else of new ones. None if there is no room.
+/// Returns a piece of the huge page in use, or of new ones. None if there is no room.
 fn piece(bytes: usize, flags: libc::c_int) -> Option<usize> {
     let take = |free: usize| (bytes <= left(free)).then(|| rest(free + bytes));
     if let Ok(piece) = FREE.fetch_update(Ordering::AcqRel, Ordering::Acquire, take) {
@@ -137,23 +141,23 @@ fn piece(bytes: usize, flags: libc::c_int) -> Option<usize> {
     }
     let start = large_pages(bytes.checked_next_multiple_of(LARGE_BYTES)?, flags)?;
     let free = rest(start + bytes);
-    // The larger rest is kept; the other stays unused.
+    // Keep the larger rest; the other one stays unused.
     let keep = |other: usize| (left(free) > left(other)).then_some(free);
     let _ = FREE.fetch_update(Ordering::AcqRel, Ordering::Acquire, keep);
     Some(start)
 }
 
-/// What is free from here to the end of the large page.
+/// Returns the free bytes from an address to the end of its huge page.
 fn left(free: usize) -> usize {
     free.next_multiple_of(LARGE_BYTES) - free
 }
 
-/// Where the free part begins; 0 if there is none.
+/// Returns the start of the free part; 0 if there is none.
 fn rest(free: usize) -> usize {
     if left(free) > 0 { free } else { 0 }
 }
 
-/// A new, advised mapping of whole large pages.
+/// Maps whole huge pages and advises them.
 fn large_pages(bytes: usize, flags: libc::c_int) -> Option<usize> {
     let errno = system::errno();
     let start = aligned(bytes, flags);
@@ -176,11 +180,11 @@ fn aligned(bytes: usize, flags: libc::c_int) -> Option<usize> {
     };
     let unmap = |start: usize, bytes: usize| {
         if bytes > 0 {
-            // SAFETY: a part of a mapping that was made here and that nobody has seen.
+            // SAFETY: part of a mapping that was made here and whose address nobody else knows.
             unsafe { libc::munmap(start as *mut c_void, bytes) };
         }
     };
-    // Since Linux 6.7 such lengths are aligned by the kernel.
+    // Linux 6.7 and later align mappings of such lengths.
     let first = map(bytes)?;
     if first.is_multiple_of(LARGE_BYTES) {
         return Some(first);

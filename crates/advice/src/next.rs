@@ -1,21 +1,21 @@
-//! The functions that ours stand before: the C library's, or another allocator's.
+//! The functions that we interpose on: the C library's, or another allocator's.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of the same name in the objects behind this one.
+/// The next definition of a function, in the objects loaded after this one.
 pub struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
 }
 
 impl Next {
-    /// Looked up when first asked for: malloc is called before any constructor runs.
+    /// Creates an entry that is looked up at its first use: malloc is called before any constructor runs.
     pub const fn of(name: &'static CStr) -> Next {
         Next { name, found: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// Its address; null if there is none.
+    /// Returns the function's address; null if there is none.
     #[inline(always)]
     pub fn address(&self) -> *mut c_void {
         let found = self.found.load(Ordering::Relaxed);
@@ -24,8 +24,8 @@ impl Next {
 
     #[cold]
     fn look_up(&self) -> *mut c_void {
-        // SAFETY: the name ends in null. Since glibc 2.34 a successful look-up allocates nothing, so
-        // this does not come back to our malloc.
+        // SAFETY: the name ends in null. Since glibc 2.34 a successful look-up does not allocate, so it does
+        // not call our malloc again.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.found.store(found, Ordering::Relaxed);
         found

@@ -1,17 +1,21 @@
-//! Large pages for the main thread's stack.
+//! Huge pages for the main thread's stack.
 //!
-//! Advice given to a stack that is still small is lost when it grows, so the stack is first grown
-//! to its limit, by touching its lowest address, and then advised as a whole. Only address space is
-//! taken by this: pages come when they are used.
+//! The stack loses advice that it got while it was small when it grows. So it first grows to its limit, by a
+//! write to its lowest address, and is then advised as a whole. This takes only address space: pages are
+//! allocated on use.
 
 use crate::{Refused, offered, system};
 
-/// An unlimited stack is grown to this size only.
+/// The size to which an unlimited stack grows.
 const STACK_BYTES_MAX: u64 = 64 << 20;
-/// Left below the limit, which counts arguments and environment too.
+/// The room that is left below the limit, which also covers arguments and environment.
 const MARGIN_BYTES: u64 = 128 << 10;
 
-/// Advises pages of this size. 0 leaves the stack alone. The main thread calls it.
+/// Advises pages of this size in bytes for the stack; 0 leaves the stack alone. Only the main thread may call
+/// it.
+///
+/// # Errors
+/// [`Refused`] if the size is not available, the stack's limit is too small, or a system call fails.
 pub fn advise(page_bytes: u64) -> Result<(), Refused> {
     let advice = match page_bytes {
         0 => return Ok(()),
@@ -37,7 +41,7 @@ pub fn advise(page_bytes: u64) -> Result<(), Refused> {
     }
 }
 
-/// The end of the stack's mapping. The kernel puts the executable's name at its very top.
+/// Returns the end of the stack's mapping. The kernel puts the executable's name at the top of the stack.
 fn top() -> Option<u64> {
     // SAFETY: getauxval has no preconditions.
     let name = unsafe { libc::getauxval(libc::AT_EXECFN) };
@@ -52,14 +56,14 @@ fn size_limit() -> u64 {
     limit.rlim_cur.min(STACK_BYTES_MAX).saturating_sub(MARGIN_BYTES)
 }
 
-/// Whether the stack reaches down to this address, which starts a page; grows it if it does not.
+/// Grows the stack to this address, the start of a page. Returns false if it cannot grow that far.
 ///
-/// Grown by having the kernel write a byte there. Where the stack cannot grow that far, the call
-/// fails; a store of our own would end the program.
+/// The kernel writes the byte that makes the stack grow. If the stack cannot grow, the call fails; a store of
+/// our own would end the program.
 fn reaches(lowest: u64) -> bool {
     let page = system::base_page() as usize;
-    // SAFETY: msync without MS_SYNC does nothing but tell whether the page is mapped. If it is not,
-    // nobody uses it, and the write can harm nobody.
+    // SAFETY: msync with MS_ASYNC only checks that the page is mapped. If it is not, nobody uses it, so the
+    // write does no harm.
     unsafe {
         libc::msync(lowest as *mut _, page, libc::MS_ASYNC) == 0
             || libc::syscall(libc::SYS_getrandom, lowest, 1, libc::GRND_NONBLOCK) == 1

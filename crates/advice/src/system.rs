@@ -1,40 +1,40 @@
-//! The few system calls that are needed, without allocation.
+//! System calls without allocation.
 
 use std::ffi::CStr;
 
-/// errno, to be put back before main sees it.
+/// Returns errno, which a constructor must restore before main runs.
 pub fn errno() -> libc::c_int {
-    // SAFETY: the location is valid for the calling thread for as long as it lives.
+    // SAFETY: the location is valid for the calling thread as long as it lives.
     unsafe { *libc::__errno_location() }
 }
 
-/// See [`errno`].
+/// Sets errno.
 pub fn set_errno(value: libc::c_int) {
     // SAFETY: as in `errno`.
     unsafe { *libc::__errno_location() = value }
 }
 
-/// Makes what is in memory a huge page at once. Since Linux 6.1.
+/// Advice that collapses resident base pages into huge pages synchronously. Since Linux 6.1.
 pub const MADV_COLLAPSE: libc::c_int = 25;
 
-/// What the system does about transparent pages of a size, by its own setting.
+/// The system's setting for transparent huge pages of a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offer {
-    /// No such size.
+    /// The system has no pages of this size.
     None,
-    /// Exists, but is set to `never`.
+    /// Pages of this size exist, but are set to `never`.
     Never,
-    /// Given where advised, or always.
+    /// Advised memory gets such pages, or all memory does.
     Advised,
 }
 
-/// The base page, in bytes.
+/// Returns the size of the base page, in bytes.
 pub fn base_page() -> u64 {
     // SAFETY: sysconf has no preconditions.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// Looks a size of transparent pages up.
+/// Reads the setting for transparent huge pages of `bytes` bytes.
 pub fn offer(bytes: u64) -> Offer {
     let own = setting(&[
         b"/sys/kernel/mm/transparent_hugepage/hugepages-",
@@ -43,7 +43,7 @@ pub fn offer(bytes: u64) -> Offer {
     ]);
     let all = setting(&[b"/sys/kernel/mm/transparent_hugepage/enabled"]);
     match (own, all) {
-        // Kernels before 6.8 have one setting, for the one size that they know.
+        // Kernels before 6.8 have one setting, for the only size that they support.
         (None, Some(all)) if bytes == 2 << 20 => all,
         (None, _) => Offer::None,
         (Some(Offer::None), Some(all)) => all,
@@ -51,7 +51,7 @@ pub fn offer(bytes: u64) -> Offer {
     }
 }
 
-/// Reads `always [madvise] never`; [`Offer::None`] stands for `[inherit]`.
+/// Reads a setting such as `always [madvise] never`; returns [`Offer::None`] for `[inherit]`.
 fn setting(path: &[&[u8]]) -> Option<Offer> {
     let mut name = [0u8; 96];
     for (place, byte) in path.iter().copied().flatten().enumerate() {
@@ -59,7 +59,7 @@ fn setting(path: &[&[u8]]) -> Option<Offer> {
     }
     let path = CStr::from_bytes_until_nul(&name).ok()?;
     let mut text = [0u8; 64];
-    // SAFETY: the path ends in null; at most the buffer's length is read into it.
+    // SAFETY: the path ends in null; the kernel writes at most the buffer's length.
     let read = unsafe {
         let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if fd < 0 {
@@ -78,14 +78,14 @@ fn setting(path: &[&[u8]]) -> Option<Offer> {
     })
 }
 
-/// A number in decimal, without allocation.
+/// A number in decimal, formatted without allocation.
 pub struct Decimal {
     bytes: [u8; 20],
     start: usize,
 }
 
 impl Decimal {
-    /// The digits of `number`.
+    /// Formats `number`.
     pub fn of(mut number: u64) -> Decimal {
         let mut decimal = Decimal { bytes: [b'0'; 20], start: 20 };
         loop {
@@ -100,7 +100,7 @@ impl Decimal {
         }
     }
 
-    /// As text.
+    /// Returns the digits, as text.
     pub fn digits(&self) -> &[u8] {
         self.bytes.get(self.start..).unwrap_or(b"")
     }

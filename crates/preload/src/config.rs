@@ -1,37 +1,37 @@
 //! The configuration file of mpss.so.1: lines of `exec [argpattern]:heap:stack`.
 //!
-//! Split from the right, so that a pattern may hold colons. The first line that matches wins; an
-//! empty field means "do not set" and cancels even the environment's value. There are no comments;
-//! blank lines are skipped. Invariant: nothing here allocates or fails: a broken line is reported to
-//! `complain` and the rest is read on.
+//! Lines are split from the right, so that a pattern may contain colons. The first line that matches wins. An
+//! empty field means "do not set" and overrides even the environment's value. There are no comments; blank
+//! lines are skipped. Invariant: nothing here allocates or fails. A broken line is reported to `complain`,
+//! and reading goes on.
 
 use crate::size::{self, PageBytes};
 
-/// The longest line that is read: PATH_MAX and room for the rest.
+/// The length of the longest valid line, in bytes: PATH_MAX and room for the rest.
 pub const LINE_BYTES_MAX: usize = libc::PATH_MAX as usize + 64;
 
-/// What to ask for; none: leave alone.
+/// The page sizes to ask for; none: leave alone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Of bss and brk, and what malloc maps.
+    /// The page size for bss, the brk heap and malloc's mappings.
     pub heap: Option<PageBytes>,
-    /// Of the main thread's stack.
+    /// The page size for the main thread's stack.
     pub stack: Option<PageBytes>,
 }
 
-/// What is wrong with a line.
+/// An error in a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mistake {
-    /// Longer than [`LINE_BYTES_MAX`].
+    /// The line is longer than [`LINE_BYTES_MAX`].
     LineTooLong,
-    /// Fewer than two colons.
+    /// The line has fewer than two colons.
     NoDelimiter,
-    /// A field that is no page size.
+    /// A field is not a page size.
     BadSize,
 }
 
 impl Mistake {
-    /// As logged.
+    /// Returns the message for the log.
     pub fn text(self) -> &'static [u8] {
         match self {
             Mistake::LineTooLong => b"line too long",
@@ -41,15 +41,15 @@ impl Mistake {
     }
 }
 
-/// The program that lines are matched with.
+/// The program to match lines with.
 pub trait Program {
-    /// Whether the pattern globs the full path (it begins with `/`) or else the basename.
+    /// Returns true if the pattern globs the full path (if it begins with `/`) or the basename.
     fn is(&self, pattern: &[u8]) -> bool;
-    /// Whether the pattern globs one whole argument.
+    /// Returns true if the pattern globs one whole argument.
     fn has_argument(&self, pattern: &[u8]) -> bool;
 }
 
-/// The first line of `text` that is for this program; none if there is none.
+/// Returns the page sizes of the first line in `text` that matches the program. None if no line does.
 pub fn lookup(
     text: &[u8],
     program: &impl Program,
@@ -65,7 +65,7 @@ pub fn lookup(
     None
 }
 
-/// The wishes of a line, if it is for this program.
+/// Returns the page sizes of a line, if it matches the program.
 fn read_line(line: &[u8], program: &impl Program) -> Result<Option<Wanted>, Mistake> {
     if line.iter().all(u8::is_ascii_whitespace) {
         return Ok(None);
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Plain equality and a trailing `*` are enough to test precedence; globbing is libc's.
+    /// A fake program: equality and a trailing `*` suffice to test precedence, as libc does the globbing.
     struct Fake(&'static str, &'static [&'static str]);
 
     fn glob(pattern: &[u8], text: &str) -> bool {

@@ -1,8 +1,8 @@
-//! Files, without allocation.
+//! Files, read without allocation.
 
 use std::ffi::CStr;
 
-/// A file's bytes, mapped for reading.
+/// A file that is mapped for reading.
 pub struct MappedFile {
     address: *mut libc::c_void,
     len: usize,
@@ -10,9 +10,12 @@ pub struct MappedFile {
 
 impl MappedFile {
     /// Maps the whole file.
+    ///
+    /// # Errors
+    /// `()` if the file cannot be opened or mapped, or is not a regular file.
     pub fn open(path: &CStr) -> Result<MappedFile, ()> {
-        // SAFETY: the path is a string that ends in null; the descriptor is closed below and used by
-        // nobody else; `stat` is a plain structure that the kernel fills.
+        // SAFETY: the path is a string that ends in null. The descriptor is closed below and not used
+        // elsewhere. `stat` is a plain structure that the kernel fills.
         unsafe {
             let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NOCTTY);
             if fd < 0 {
@@ -32,13 +35,13 @@ impl MappedFile {
         }
     }
 
-    /// What it holds.
+    /// Returns the file's contents.
     pub fn bytes(&self) -> &[u8] {
         if self.address == libc::MAP_FAILED {
             return &[];
         }
-        // SAFETY: `open` mapped `len` bytes at `address`, and only `drop` unmaps them. (A file that is
-        // cut short meanwhile is not guarded against, as in any program that maps files.)
+        // SAFETY: `open` mapped `len` bytes at `address`, and only `drop` unmaps them. (There is no guard
+        // against a file that shrinks meanwhile, as in any program that maps files.)
         unsafe { std::slice::from_raw_parts(self.address.cast(), self.len) }
     }
 }
@@ -46,7 +49,7 @@ impl MappedFile {
 impl Drop for MappedFile {
     fn drop(&mut self) {
         if self.address != libc::MAP_FAILED {
-            // SAFETY: mapped by `open`, not used after.
+            // SAFETY: mapped by `open`, not used after this.
             unsafe { libc::munmap(self.address, self.len) };
         }
     }

@@ -1,13 +1,13 @@
 //! libpagetax_preload.so: page sizes for the heap and the stack of unmodified programs.
 //!
-//! `LD_PRELOAD=libpagetax_preload.so MPSSHEAP=2M MPSSSTACK=2M ./program`, with the variables, the
-//! configuration file and the precedence of mpss.so.1; inherited over exec, as the environment is.
+//! `LD_PRELOAD=libpagetax_preload.so MPSSHEAP=2M MPSSSTACK=2M ./program`. The variables, the configuration
+//! file and the precedence are those of mpss.so.1. They are inherited over exec, as the environment is.
 //!
-//! Invariants: the program always runs, and does and prints what it would have. So: libc and raw
-//! system calls only, no allocation before main, nothing that can panic, every failure logged (to
-//! MPSSERRFILE, else to syslog) and carried on from. The errno that main sees is untouched.
+//! Invariants: the program always runs, and does and prints the same as without the library. So the code uses
+//! only libc and raw system calls. It does not allocate before main, and nothing can panic. Every failure is
+//! logged (to MPSSERRFILE, else to syslog) and ignored. main sees errno unchanged.
 //!
-//! This crate reads the wishes, in a constructor; [`pagetax_advice`] does what they say.
+//! This crate reads the settings, in a constructor; [`pagetax_advice`] applies them.
 
 pub mod config;
 pub mod size;
@@ -23,7 +23,7 @@ use pagetax_advice::system::{self, Decimal};
 use pagetax_advice::{Refused, heap, stack};
 use program::Process;
 
-/// Runs before main, and before any thread of the program.
+/// Runs before main, and before the program has a second thread.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn(
@@ -40,8 +40,8 @@ extern "C" fn constructor(
     if argc < 0 || argv.is_null() || envp.is_null() {
         return;
     }
-    // SAFETY: the C library hands a constructor main's own arguments: two arrays that end in null,
-    // of strings that live as long as the process.
+    // SAFETY: the C library passes main's own arguments to a constructor: two arrays that end in null, of
+    // strings that live as long as the process.
     let Some(process) = (unsafe { Process::of_main(argv, envp) }) else { return };
     if process.is_secure() || !process.asks_for_anything() {
         return;
@@ -59,7 +59,7 @@ extern "C" fn constructor(
     system::set_errno(errno);
 }
 
-/// The configuration file's word, else the environment's.
+/// Returns the page sizes of the configuration file, or those of the environment if no line matches.
 fn wanted(process: &Process, log: &Log) -> Wanted {
     let (path, named) = match process.variable(b"MPSSCFGFILE=") {
         Some(path) => (path, true),

@@ -1,22 +1,21 @@
-//! Complaints: appended to MPSSERRFILE, else sent to syslog as user.err. Never to the program's own
+//! Error messages: appended to MPSSERRFILE, or sent to syslog as user.err. They never go to the program's
 //! standard error.
 
 use crate::program::Process;
 use pagetax_advice::system::Decimal;
 use std::ffi::CStr;
 
-/// The longest message; the rest is cut off.
+/// The length of the longest message, in bytes; the rest is cut off.
 const MESSAGE_BYTES_MAX: usize = 1024;
 
-/// Where complaints go.
+/// The destination of messages.
 pub struct Log {
     file: Option<libc::c_int>,
     name: &'static [u8],
 }
 
 impl Log {
-    /// To the file that MPSSERRFILE names; a file that cannot be opened is itself worth a complaint
-    /// to syslog, where all others then go too.
+    /// Opens the file that MPSSERRFILE names. If that fails, this message and all later ones go to syslog.
     pub fn open(process: &Process) -> Log {
         let mut log = Log { file: None, name: b"libpagetax_preload" };
         if let Some(path) = process.variable(b"MPSSERRFILE=") {
@@ -45,26 +44,27 @@ impl Log {
         match self.file {
             Some(fd) => {
                 message.push(b"\n");
-                // SAFETY: the bytes are initialised; a failed write is nobody's business.
+                // SAFETY: the bytes are initialised. A failed write is ignored: there is nowhere to report
+                // it.
                 unsafe { libc::write(fd, message.bytes.as_ptr().cast(), message.len) };
             }
             None => send_to_syslog(&message, c"/dev/log"),
         }
     }
 
-    /// Gives the descriptor back, so that the program sees the numbers that it would have.
+    /// Closes the descriptor, so that the program gets the same descriptor numbers as without us.
     pub fn close(self) {
         if let Some(fd) = self.file {
-            // SAFETY: opened by `open`, used by nobody else.
+            // SAFETY: opened by `open` and not used elsewhere.
             unsafe { libc::close(fd) };
         }
     }
 }
 
-/// Without libc's syslog, which allocates and keeps a descriptor.
+/// Sends a message to syslog. libc's syslog would allocate and keep a descriptor.
 fn send_to_syslog(message: &Message, path: &CStr) {
-    // SAFETY: the address is zeroed and then holds a short path with its null; the descriptor is
-    // closed at the end and used by nobody else.
+    // SAFETY: the address is zeroed and then holds a short path with its null. The descriptor is closed at
+    // the end and not used elsewhere.
     unsafe {
         let fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         if fd < 0 {

@@ -3,7 +3,7 @@
 use crate::config::Program;
 use std::ffi::CStr;
 
-/// Strings of the process, which live as long as it does.
+/// The strings of the process, which live as long as it does.
 pub struct Process {
     argv: *const *const libc::c_char,
     envp: *const *const libc::c_char,
@@ -11,58 +11,59 @@ pub struct Process {
 }
 
 impl Process {
-    /// None if the executable's path cannot be read (no /proc).
+    /// Reads the executable's path. Returns none if that fails (no /proc).
     ///
     /// # Safety
-    /// Both must be arrays that end in null, of strings that live as long as the process.
+    /// Both arguments must be arrays that end in null, of strings that live as long as the process.
     pub unsafe fn of_main(
         argv: *const *const libc::c_char,
         envp: *const *const libc::c_char,
     ) -> Option<Process> {
         let mut process = Process { argv, envp, exe: [0; libc::PATH_MAX as usize + 1] };
         let buffer = process.exe.as_mut_ptr().cast();
-        // SAFETY: at most PATH_MAX bytes are written; the last byte stays null.
+        // SAFETY: the kernel writes at most PATH_MAX bytes; the last byte stays null.
         let len =
             unsafe { libc::readlink(c"/proc/self/exe".as_ptr(), buffer, libc::PATH_MAX as usize) };
         (len > 0).then_some(process)
     }
 
-    /// Set-id programs are left alone.
+    /// Returns true for set-id programs, which are left alone.
     pub fn is_secure(&self) -> bool {
         // SAFETY: getauxval has no preconditions.
         unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
     }
 
-    /// Cheap first look: without these, and without the default file, there is nothing to do.
+    /// Returns false if there is certainly nothing to do: no variable is set, and the default file does not
+    /// exist.
     pub fn asks_for_anything(&self) -> bool {
         self.environment().any(|entry| entry.to_bytes().starts_with(b"MPSS"))
             // SAFETY: the path is a constant that ends in null.
             || unsafe { libc::access(c"/etc/mpss.conf".as_ptr(), libc::R_OK) == 0 }
     }
 
-    /// The executable.
+    /// Returns the executable's path.
     pub fn exe(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.exe).unwrap_or(c"")
     }
 
-    /// The environment's entries, `NAME=value`.
+    /// Returns the environment's entries, `NAME=value`.
     pub fn environment(&self) -> impl Iterator<Item = &'static CStr> {
         strings(self.envp)
     }
 
-    /// The value of the first entry that begins with `name` (which ends in `=`).
+    /// Returns the value of the first entry that begins with `name` (which ends in `=`).
     pub fn variable(&self, name: &[u8]) -> Option<&'static CStr> {
         let entry = self.environment().find(|entry| entry.to_bytes().starts_with(name))?;
         entry.to_bytes_with_nul().get(name.len()..).and_then(|v| CStr::from_bytes_with_nul(v).ok())
     }
 }
 
-/// The strings of an array that ends in null.
+/// Returns the strings of an array that ends in null.
 fn strings(array: *const *const libc::c_char) -> impl Iterator<Item = &'static CStr> {
     let mut next = array;
     std::iter::from_fn(move || {
-        // SAFETY: `Process::of_main` was promised an array that ends in null, and the iterator does
-        // not go beyond it; its strings live as long as the process.
+        // SAFETY: the caller of `Process::of_main` promised an array that ends in null, and the iterator
+        // stops there. The strings live as long as the process.
         unsafe {
             let string = *next;
             if string.is_null() {
@@ -74,7 +75,8 @@ fn strings(array: *const *const libc::c_char) -> impl Iterator<Item = &'static C
     })
 }
 
-/// fnmatch(3) on bytes that do not end in null. A pattern too long for the buffer matches nothing.
+/// Calls fnmatch(3) with a pattern that does not end in null. A pattern too long for the buffer matches
+/// nothing.
 fn glob(pattern: &[u8], text: &CStr) -> bool {
     let mut buffer = [0u8; libc::PATH_MAX as usize + 1];
     match buffer.get_mut(..pattern.len()) {

@@ -1,10 +1,10 @@
-//! Page sizes as mpss.so.1 reads them: an integer with an optional base prefix (`0x`, `0`), then
-//! one of B K M G T in either case; a power of two, or 0 for "as the system likes".
+//! Page sizes as mpss.so.1 reads them: an integer with an optional base prefix (`0x`, `0`) and an optional
+//! unit. The unit is B, K, M, G or T in either case. A size is a power of two, or 0: the system's choice.
 
 /// A page size in bytes, or 0.
 pub type PageBytes = u64;
 
-/// Reads a size; none when it is not one.
+/// Parses a size. Returns none if the text is not one.
 pub fn parse(text: &[u8]) -> Option<PageBytes> {
     let (digits, shift) = match text.split_last()? {
         (b'b' | b'B', rest) if !is_hex(text) => (rest, 0),
@@ -31,7 +31,7 @@ pub fn parse(text: &[u8]) -> Option<PageBytes> {
     (bytes == 0 || bytes.is_power_of_two()).then_some(bytes)
 }
 
-/// In a hexadecimal number a trailing `b` is a digit.
+/// Returns true for a hexadecimal number, in which a trailing `b` is a digit.
 fn is_hex(text: &[u8]) -> bool {
     matches!(text, [b'0', b'x' | b'X', ..])
 }

@@ -1,4 +1,4 @@
-/* Prints whether its heap and its stack carry the advice for huge pages. */
+/* Prints whether its heap and its stack are advised for huge pages. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /*
- * Threads that share one heap make it grow and shrink at the same time. Ends with 0 if each block kept what was
- * written to it, and malloc and the kernel agree where the heap ends.
+ * Threads that share one heap make it grow and shrink at the same time. Exits with 0 if each block kept its contents,
+ * and malloc and the kernel agree on the end of the heap.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

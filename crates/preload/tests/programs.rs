@@ -1,4 +1,4 @@
-//! The heaps of programs that nobody here wrote: at least 95 % of them on huge pages.
+//! Tests that at least 95% of the heap of real programs is on huge pages.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A program that is ended when the test ends.
+/// A program that is killed when the test ends.
 struct Running(Child);
 
 impl Drop for Running {
@@ -19,7 +19,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// None, with a reason, if it is not installed.
+    /// Starts a program. Returns none, and prints the reason, if it is not installed.
     fn start(program: &str, args: &[&str]) -> Option<Running> {
         let mut command: Command = preloaded(program, &[("MPSSHEAP", "2M")]);
         command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -42,7 +42,7 @@ impl Running {
         assert!(stdout.lines().any(|read| read.unwrap() == line), "it ended without `{line}`");
     }
 
-    /// Anonymous memory that is of no file, in KiB, and what of it is on huge pages.
+    /// Returns the anonymous memory outside files, in KiB, and its part on huge pages.
     fn heap_kb(&self) -> (u64, u64) {
         let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", self.0.id())).unwrap();
         let (mut anon, mut huge, mut counts) = (0, 0, false);
@@ -72,7 +72,7 @@ fn python() {
     if !thp_can_be_advised() {
         return;
     }
-    // Small objects in arenas of its own, larger ones in malloc's heap, one large list.
+    // Small objects in Python's arenas, larger ones in malloc's heap, one large list.
     let script = "import sys
 small = {i: str(i) for i in range(300000)}
 middle = [b'x' * 3000 for i in range(10000)]
@@ -105,7 +105,7 @@ fn sort() {
     }
     let Some(mut sort) = Running::start("sort", &["-S", "200M", "--parallel=1"]) else { return };
     let lines: String = (0..40_000u64).map(|i| format!("{}\n", i * 7919 % 1_000_003)).collect();
-    // It takes what it can get from the pipe; all but the pipe's own 64 KiB is then in its buffer.
+    // sort reads all that the pipe has. So its buffer then has everything except the pipe's own 64 KiB.
     (0..150).for_each(|_| sort.write(&lines));
     sort.assert_on_huge_pages(35 << 10);
 }

@@ -1,4 +1,4 @@
-//! The library preloaded into real programs, on the real kernel.
+//! Tests of the library preloaded into real programs, on the real kernel.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Runs a command that should succeed.
+/// Runs a command that must succeed.
 pub fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {output:?}");
@@ -29,7 +29,7 @@ fn compile(name: &str, directory: &Path) -> PathBuf {
     program
 }
 
-/// Resident KiB of each segment, and how many of them are on huge pages.
+/// Parses the resident KiB of each segment, and the part of them on huge pages.
 fn segments(output: &Output) -> HashMap<String, (u64, u64)> {
     let segment = |line: &str| {
         let words: Vec<_> = line.split(' ').collect();
@@ -55,7 +55,7 @@ fn heap_arena_and_stack_come_on_huge_pages() {
         .is_ok_and(|text| text.contains("[always]"));
     assert!(always || plain["heap"].1 == 0, "{plain:?}");
     for (name, (resident_kb, huge_kb)) in cured {
-        // The stack's top has been used when it is advised.
+        // The stack's top was in use before the advice.
         let percent = if name == "stack" { 90 } else { 95 };
         assert!(huge_kb * 100 >= resident_kb * percent, "{name}: {huge_kb} of {resident_kb}");
     }
@@ -92,7 +92,7 @@ fn a_script_keeps_its_name() {
 
 const BOTH: [(&str, &str); 2] = [("MPSSHEAP", "2M"), ("MPSSSTACK", "2M")];
 
-/// What `asked` says of itself: whether heap and stack are advised.
+/// Runs `asked`, and returns whether its heap and its stack are advised.
 fn asked(command: &mut Command) -> (bool, bool) {
     let output = run(command);
     let said = text(&output);
@@ -158,7 +158,7 @@ fn what_the_user_told_malloc_stands() {
 
 #[test]
 fn an_allocation_that_fits_is_not_refused_for_our_sake() {
-    // 100 MiB of address space hold 60 MiB of small chunks, but not with 64 MiB of room beside.
+    // 100 MiB of address space hold 60 MiB of small chunks, but not with 64 MiB of room in addition.
     let script = "ulimit -v 100000; exec python3 -S -c 'a = [b\"x\" * 2000 for i in range(30000)]'";
     let output = preloaded("/bin/sh", &[]).args(["-c", script]).output().unwrap();
     if !output.status.success() {
@@ -168,8 +168,8 @@ fn an_allocation_that_fits_is_not_refused_for_our_sake() {
     run(preloaded("/bin/sh", &BOTH).args(["-c", script]));
 }
 
-/// Runs `asked` with an argument under a configuration; whether heap and stack were asked for, and
-/// the complaints.
+/// Runs `asked` with an argument under a configuration. Returns whether heap and stack are advised, and the
+/// messages.
 fn configured(config: &str, variables: &[(&str, &str)]) -> ((bool, bool), String) {
     let directory = tempfile::tempdir().unwrap();
     let program = compile("asked", directory.path());
@@ -187,7 +187,7 @@ fn the_configuration_goes_before_the_environment() {
         return;
     }
     let heap = [("MPSSHEAP", "2M")];
-    /// A configuration, variables, whether heap and stack should be asked for, and why.
+    /// A configuration, variables, the expected advice for heap and stack, and the reason.
     type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], (bool, bool), &'a str);
     let cases: &[Case] = &[
         ("", &BOTH, (true, true), "no match: the environment applies"),

@@ -1,5 +1,4 @@
-/* Fills a heap, a thread's arena and a deep stack, then prints how much of each is on huge pages:
- * one line "NAME resident_kb huge_kb" for each. */
+/* Fills a heap, a thread's arena and a deep stack. Prints a line "NAME resident_kb huge_kb" for each. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>

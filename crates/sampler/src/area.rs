@@ -1,55 +1,55 @@
-//! The memory that copied code works with. It lies in the first 2 GiB, so that an instruction can name any
-//! of it by a displacement, without a register.
+//! The memory that translated code works with. It is in the first 2 GiB, so that an instruction can address
+//! all of it by a displacement, without a register.
 
 use crate::cache::Kind;
 use crate::system;
 use std::mem::offset_of;
 use std::sync::atomic::AtomicU32;
 
-/// Words of a frame: the address of what takes it, and what its block has logged.
+/// The words of a frame: the address of the code that takes it, and the values that its block has logged.
 pub const SLOTS: usize = 8;
-/// Blocks that run until their log is taken.
+/// The number of frames in the log; the first one marks the log's end.
 pub const FRAMES: usize = 1024;
-/// log2 of the entries of the tables of landings.
+/// log2 of the number of entries in a table of landings.
 pub const TABLE_BITS: u32 = 16;
 const STACK_BYTES: usize = 256 << 10;
-/// Of the stack that signals come on in copies: a frame has a thread's whole state.
+/// The size of the signal stack in translated code. A signal frame has a thread's whole state.
 const SIGNAL_STACK_BYTES: usize = 64 << 10;
-/// Extended state of a processor, as the kernel saves it: 2.7 KB with AVX-512, 11 KB with AMX.
+/// The most bytes of extended state that the kernel saves: 2.7 KB with AVX-512, 11 KB with AMX.
 pub const STATE_BYTES: usize = 16 << 10;
 const CODE_BYTES: usize = 96 << 20;
 
-/// Why copied code has come back ([`Area::reason`]).
+/// Reasons why translated code has returned control ([`Area::reason`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reason {
-    /// A burst begins at `target`.
+    /// A burst, or counting, begins at `target`.
     Begin = 0,
-    /// A direct jump that is not linked; `number` is the exit's.
+    /// A direct jump is not linked; `number` is the exit's.
     Direct = 1,
-    /// An indirect one to `target`, which has no landing in the table.
+    /// An indirect jump goes to `target`, which has no landing in the table.
     Indirect = 2,
     /// The log is full; `number` is the block that comes next.
     Full = 3,
-    /// Before a system call; `number` is the block that ends with it.
+    /// The program makes a system call; `number` is the block that ends with it.
     Call = 4,
-    /// A copied instruction has faulted; `target` is its address.
+    /// A translated instruction has faulted; `target` is its address.
     Fault = 6,
-    /// It still has, and the vector register is the program's again.
+    /// The same fault, after the stub has restored the program's vector register.
     FaultKnown = 7,
-    /// A copy returns to `target`, which has no landing in the table.
+    /// A return goes to `target`, which has no landing in the table.
     Return = 8,
 }
 
-/// The kernel's ucontext, to the signal mask.
+/// The kernel's struct ucontext, up to the signal mask.
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy)]
 pub struct Context {
     pub flags: u64,
     pub link: u64,
-    /// The alternative stack: where it is, its flags, its size.
+    /// The alternative stack: its address, flags and size.
     pub stack: [u64; 3],
-    /// r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, and what is no register.
+    /// The values of r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip and flags; then no registers.
     pub registers: [u64; 23],
     pub state: u64,
     pub reserved: [u64; 8],
@@ -57,7 +57,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// Whether the program is on its alternative stack.
+    /// Returns true if the program runs on its alternative stack.
     pub fn is_on_alternative_stack(&self) -> bool {
         let [start, flags, bytes] = self.stack;
         let is_there = flags as i32 & libc::SS_DISABLE == 0;
@@ -65,7 +65,7 @@ impl Context {
     }
 }
 
-/// Where in `Context::registers` each register is, by its number in instructions.
+/// The index in `Context::registers` of each register, by its number in instructions.
 pub const PLACES: [usize; 16] = [13, 14, 12, 11, 15, 10, 9, 8, 0, 1, 2, 3, 4, 5, 6, 7];
 pub const RIP: usize = 16;
 pub const FLAGS: usize = 17;
@@ -76,59 +76,60 @@ pub struct State(pub [u8; STATE_BYTES]);
 
 #[repr(C)]
 pub struct Area {
-    /// By register: what the program has in it, while copied code uses it.
+    /// The program's values of the registers that translated code has borrowed, by register.
     pub spilled: [u64; 16],
-    /// Bytes from the log's start to the frame of the block that runs.
+    /// The offset from the log's start to the frame of the block that runs, in bytes.
     pub position: u64,
     pub target: u64,
-    /// Where copied code goes on.
+    /// The address at which translated code goes on.
     pub resume: u64,
     pub reason: u32,
     pub number: u32,
-    /// The thread's segment.
+    /// The thread's FS base.
     pub fs: u64,
-    /// Of stamps in the page filter.
+    /// The clock of stamps in the page filter.
     pub clock: u64,
-    /// Instructions and accesses that were taken from full logs ([`crate::taking`]).
+    /// The instructions and accesses that were taken from full logs ([`crate::taking`]).
     pub taken: u64,
-    /// Full logs until the next that comes back.
+    /// Full logs until one returns control.
     pub rounds: u32,
-    /// The number of the thread in a burst.
+    /// The number of the thread in translated code.
     pub thread: u32,
-    /// Its id; 0: there is none. Whoever has it has all of this.
+    /// The id of the thread in translated code; 0: none. The owner alone uses the area.
     pub owner: AtomicU32,
-    /// Bytes of `state` that the kernel has saved.
+    /// The size of the state that the kernel has saved, in bytes.
     pub state_bytes: usize,
-    /// Where a counting copy goes on.
+    /// The address at which a counting translation goes on.
     pub resume_counting: u64,
-    /// What counting copies have counted, when none runs; and what the program has in the vector register that
-    /// they count in, while one runs.
+    /// The count of counting translations while none runs. While one runs, the vector register has the count,
+    /// and `vector` has the program's value of that register.
     pub counter: u64,
     pub vector: [u64; 8],
-    /// rcx before and after a repeated instruction of a counting copy.
+    /// The values of rcx before and after a repeated instruction of a counting translation.
     pub repeated: [[u64; 2]; 2],
     pub context: Context,
     pub state: State,
     pub log: [[u64; SLOTS]; FRAMES],
     pub stack: [u8; STACK_BYTES],
     pub signal_stack: [u8; SIGNAL_STACK_BYTES],
-    /// By kind of copies.
+    /// The landings by kind of translation.
     pub landings: [Landings; 2],
     pub counts: Counts,
 }
 
-/// Where indirect jumps and returns land, by the lower bits of where they go.
+/// The code that indirect jumps and returns go to, by the lower bits of their target.
 #[repr(C)]
 pub struct Landings {
     pub jumps: [u32; 1 << TABLE_BITS],
     pub returns: [u32; 1 << TABLE_BITS],
 }
 
-/// What counting copies add: n instructions are `[n, 0]`. To stop them it is made so that it cannot be read.
+/// The constants that counting translations add: n instructions add `[n, 0]`. To stop counting translations,
+/// the engine makes this page unreadable.
 #[repr(C, align(4096))]
 pub struct Counts(pub [[u64; 2]; 256]);
 
-/// Addresses of parts of the area, for instructions.
+/// The addresses of the area's fields, for use in instructions.
 #[derive(Debug, Clone, Copy)]
 pub struct Addresses {
     base: u32,
@@ -196,13 +197,14 @@ impl Addresses {
     pub fn log(self) -> u32 {
         self.base + offset_of!(Area, log) as u32
     }
-    /// Its upper end, 16-aligned.
+    /// Returns the upper end of the stack, 16-byte aligned.
     pub fn stack(self) -> u32 {
         self.base + ((offset_of!(Area, stack) + STACK_BYTES) & !15) as u32
     }
 }
 
-/// Makes the area; none where the kernel gives no such memory, or none that is both written and executed.
+/// Creates the area. Returns none if the kernel gives no memory below 2 GiB, or none that is writable and
+/// executable.
 pub fn make() -> Option<(&'static mut Area, Addresses, std::ops::Range<usize>)> {
     let data = size_of::<Area>().next_multiple_of(1 << 20);
     let protection = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
@@ -211,7 +213,7 @@ pub fn make() -> Option<(&'static mut Area, Addresses, std::ops::Range<usize>)> 
     if end > 1 << 31 {
         return None;
     }
-    // SAFETY: fresh zeroed memory of that size on a page boundary; zeros are a valid Area; nobody else
+    // SAFETY: fresh zeroed memory of that size on a page boundary. Zeros are a valid Area, and nobody else
     // has it.
     let area = unsafe { &mut *(start as *mut Area) };
     area.counts.0.iter_mut().enumerate().for_each(|(n, count)| count[0] = n as u64);

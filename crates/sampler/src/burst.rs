@@ -1,10 +1,10 @@
-//! Bursts: a thread that was stopped by its timer goes on in copies of its code, for a while.
+//! Bursts: after its timer's signal a thread goes on in translations of its code, for a while.
 //!
-//! Invariants. One thread at a time is in a burst, `Area::owner`, and has all of [`Engine`]. In a burst all
-//! signals wait, so that no handler of the program ever sees an address of a copy; a burst ends early when one
-//! waits, and when an instruction faults ([`faults`]). It ends between two instructions of the program, by the
-//! system call that ends signal handlers: all registers and the signal mask are then the program's, as if there
-//! had been no burst.
+//! Invariants. One thread at a time is in translated code. `Area::owner` names it, and it alone uses
+//! [`Engine`]. Translated code runs with all signals blocked, so no handler of the program ever sees an
+//! address in it. A burst ends early when a signal is pending and when an instruction faults ([`faults`]). It
+//! ends between two instructions of the program, by rt_sigreturn(2). All registers and the signal mask are
+//! then the program's, as if there had been no burst.
 
 mod way;
 
@@ -27,52 +27,55 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use way::{Pace, Way};
 
-/// How long bursts are and how often they come.
+/// The length of bursts and the share of time that they take.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Instructions that bring TLBs up to date until the consumer knows better, which it says before a burst: if
-    /// it were this burst's own misses that end its warm-up, what counts would begin where there are many.
+    /// The length of a warm-up, in instructions, until the consumer knows how long TLBs take to fill. The
+    /// consumer sets the length before a burst: if the burst's own misses ended the warm-up, counting would
+    /// begin where misses are frequent.
     pub warm: u64,
-    /// A warm-up has at most this share of the instructions of all bursts so far.
+    /// A divisor: a warm-up longer than `warm` has at most 1/`warm_share` of the instructions of all bursts
+    /// so far.
     pub warm_share: u64,
-    /// As many instructions count after a warm-up as it had, divided by this.
+    /// A divisor: the counted part has 1/`counted_part` of the instructions of the warm-up.
     pub counted_part: u64,
-    /// Percent of the time that bursts take.
+    /// The share of the time that bursts take, in percent.
     pub share: u64,
-    /// Between two looks at what counting copies have counted; less, down to `close_ns`, where a burst is near.
+    /// The longest interval between two polls of the counting translations' counter, in ns. The interval
+    /// shrinks to `close_ns` when a burst is near.
     pub poll_ns: u64,
     pub close_ns: u64,
-    /// Tests: lengths are drawn, from 1 to so much, and the thread is native for so long.
+    /// The schedule of stress tests, in place of the one above.
     pub stress: Option<Stress>,
 }
 
-/// Of tests.
+/// A schedule for stress tests: many short bursts of random length.
 #[derive(Debug, Clone, Copy)]
 pub struct Stress {
-    /// Instructions of a burst at most.
+    /// The upper limit of a burst's length, in instructions.
     pub counted: u64,
-    /// Nanoseconds natively, after each burst.
+    /// The time that a thread runs natively after each burst, in ns.
     pub gap_ns: u64,
-    /// Instructions in counting copies at most, after each burst; 0: none.
+    /// The instructions to run in counting translations before each burst, at least; 0: none.
     pub between: u64,
-    /// Copies come back so often until the engine panics; 0: it does not.
+    /// The number of returns from translated code until the engine panics; 0: it never does.
     pub panic_at: u64,
 }
 
-/// What a burst is at.
+/// The state of the thread that owns the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Out,
-    /// In counting copies, until the next burst.
+    /// In counting translations, until the next burst.
     Between,
     Warming,
     Counted,
 }
 
-/// The next time in copies comes after so much of a thread's time natively.
+/// The CPU time that a thread runs natively before it returns to translated code.
 const AWAY_NS: u64 = 1_000_000;
 
-/// Why bursts ended before their time, or did not begin.
+/// Reasons why a burst ended, or did not begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     Done,
@@ -83,17 +86,17 @@ pub enum Why {
     Handler,
 }
 
-/// Of a system call that is made in a burst.
+/// A system call that the engine makes in a burst.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pending {
     next: u64,
     unmaps: Option<(u64, u64)>,
 }
 
-/// What the thread in a burst has.
+/// The state of the thread in translated code.
 pub struct Engine {
     pub area: &'static mut Area,
-    /// Logging copies and counting ones.
+    /// The caches of logging and of counting translations, by [`Kind`].
     caches: [Cache; 2],
     kind: Kind,
     translator: Translator,
@@ -103,33 +106,34 @@ pub struct Engine {
     stubs: Stubs,
     taking: Taking,
     polls: Option<Polls>,
-    /// By thread.
+    /// The signal frames, by thread number.
     frames: *mut Frame,
     stage: Stage,
-    /// Instructions of the stage that are left, and that it had.
+    /// Instructions that are left of the stage, and that it has executed.
     left: i64,
     had: u64,
-    /// Instructions of all bursts, and in counting copies.
+    /// Instructions of all bursts, and of counting translations.
     total: u64,
     between: u64,
     pace: Pace,
-    /// The thread's CPU time when it went into counting copies.
+    /// The thread's CPU time when it last entered counting translations or was polled there.
     between_ns: u64,
-    /// By thread.
+    /// The distances to the next burst, by thread number.
     ways: Vec<Way>,
     pending: Pending,
     began_ns: u64,
     mean_ns: u64,
-    /// Instructions of the burst's warm-up.
+    /// The length of the burst's warm-up, in instructions.
     warm: u64,
     luck: u64,
-    /// Where the program can go on natively, with the area's context; none in the middle of a copy.
+    /// The address at which the program can go on natively with the area's context. None in the middle of a
+    /// block.
     safe: Option<u64>,
-    /// How often copies came back, where a test asks for a panic.
+    /// The number of returns from translated code; a test's [`Stress::panic_at`] needs it.
     came_back: u64,
 }
 
-/// A thread's own signal frame, by which it leaves copies.
+/// A thread's own signal frame. The thread leaves translated code by returning from it.
 #[repr(C)]
 struct Frame {
     state: State,
@@ -138,21 +142,22 @@ struct Frame {
 
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(ptr::null_mut());
 static OWNER: AtomicPtr<Area> = AtomicPtr::new(ptr::null_mut());
-/// Another thread is to have the copies.
+/// True if another thread waits for the engine.
 static WANTED: AtomicBool = AtomicBool::new(false);
-/// The thread in copies is to be cancelled.
+/// True if the thread in translated code is to be cancelled.
 static IS_CANCELLED: AtomicBool = AtomicBool::new(false);
-/// No thread's id: the owner when all is over.
+/// An owner that is no thread's id: the engine is closed.
 const NOBODY: u32 = u32::MAX;
 
-/// Until the first burst of the program.
+/// The CPU time until the program's first burst.
 pub const FIRST_GAP_NS: u64 = 5_000_000;
 
-/// Parts of the extended state that are saved: all but tiles, which no copied instruction uses.
+/// The AMX tile state (XTILECFG, XTILEDATA), which is not saved: no translated instruction uses it.
 const TILES: u64 = 3 << 17;
 
 impl Engine {
-    /// Makes everything ready; none where this machine does not let us.
+    /// Creates the engine: its memory, stubs and caches. Returns an error if this machine does not allow
+    /// that.
     pub fn start(recorder: Recorder, plan: Plan) -> Result<(), Off> {
         let (area, addresses, code) = area::make().ok_or(Off::NoMemory)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -212,7 +217,7 @@ impl Engine {
         self.luck % below.max(1)
     }
 
-    /// A thread comes, at `pc`.
+    /// Begins with a thread that its timer has stopped at `pc`.
     fn begin(&mut self, pc: u64) {
         if faults::are_of_calls() || threads::has_shadow_stack() {
             self.leave(pc, Why::Handler);
@@ -225,14 +230,14 @@ impl Engine {
         self.go(pc);
     }
 
-    /// Copies of code that is no longer there are thrown away, with all others.
+    /// Evicts all translations if some of the code that they come from has been unmapped.
     fn look_at_maps(&mut self) {
         if !self.maps.look() {
             self.caches.iter_mut().for_each(|cache| cache.clear(self.area, &self.stubs));
         }
     }
 
-    /// Into counting copies, or a burst, if it is time.
+    /// Enters counting translations, or a burst if one is due.
     fn begin_stage(&mut self) {
         let is_between = match self.plan.stress {
             Some(stress) => stress.between > 0 && self.stage == Stage::Out,
@@ -254,14 +259,14 @@ impl Engine {
                     0 => self.plan.warm,
                     length => length.min(at_most),
                 };
-                // What counts begins where it was drawn.
+                // The counted part begins at the instruction that was drawn.
                 let early = self.way().left.max(0) as u64;
                 self.enters(Stage::Warming, early + self.warm);
             }
         }
     }
 
-    /// The next stage, of so many instructions at most.
+    /// Enters a stage of at most `instructions` instructions.
     fn enters(&mut self, stage: Stage, instructions: u64) {
         let before = std::mem::replace(&mut self.stage, stage);
         (self.left, self.had) = (instructions as i64, 0);
@@ -290,12 +295,12 @@ impl Engine {
 
     fn empty_log(&mut self) {
         self.area.position = (FRAMES * SLOTS * 8) as u64;
-        // None of them has more instructions.
+        // No block has more than INSTRUCTIONS instructions.
         let rounds = self.left / (FRAMES as i64 * i64::from(INSTRUCTIONS));
         self.area.rounds = rounds.clamp(1, i64::from(ROUNDS)) as u32;
     }
 
-    /// Whether the next counting copy comes back.
+    /// Sets whether the next counting block traps.
     fn stop_counting(&mut self, stop: bool) {
         stop_counting(self.area, stop);
     }
@@ -304,7 +309,7 @@ impl Engine {
         &mut self.caches[self.kind as usize]
     }
 
-    /// Goes on in the copy of `pc`, or natively, if there cannot be one.
+    /// Goes on in the translation of `pc`, or natively if it cannot be translated.
     fn go(&mut self, pc: u64) {
         match self.block(pc) {
             Some(number) => self.resume(number),
@@ -332,7 +337,7 @@ impl Engine {
         self.translator.block(&mut self.caches[self.kind as usize], pc, bytes)
     }
 
-    /// Hands on what was logged; the log is empty then.
+    /// Sends the log to the recorder and empties it.
     fn take_log(&mut self) {
         if self.kind == Kind::Counting {
             return;
@@ -350,7 +355,7 @@ impl Engine {
         self.empty_log();
     }
 
-    /// Goes on to the next stage where this one has all that it needs; why the burst is over, if it is.
+    /// Enters the next stage if this one is complete. Returns the reason if the burst is over.
     fn is_over(&mut self) -> Option<Why> {
         let is_done = self.left <= 0;
         match self.stage {
@@ -369,7 +374,7 @@ impl Engine {
             || IS_CANCELLED.load(Relaxed)
     }
 
-    /// A counting copy was stopped before a block.
+    /// Handles a poll: a counting translation trapped at the start of block `number`.
     fn poll(&mut self, number: usize) {
         let pc = self.cache().blocks[number].start;
         self.take_count();
@@ -399,7 +404,7 @@ impl Engine {
         }
     }
 
-    /// A burst is done: the next one is drawn.
+    /// Ends a complete burst and draws the next one.
     fn done(&mut self, pc: u64) {
         self.take_log();
         ended(Why::Done);
@@ -416,7 +421,7 @@ impl Engine {
         let before = self.cache().blocks.len();
         self.go(to);
         let cache = self.cache();
-        // Not if all blocks were thrown away meanwhile, this exit with them.
+        // Unless `go` has cleared the cache, this exit with it.
         if let Some(number) = cache.find(to).filter(|_| cache.blocks.len() >= before) {
             cache.link(exit, number);
         }
@@ -475,7 +480,7 @@ impl Engine {
         self.called(result);
     }
 
-    /// A call was made here. It leaves two registers as it does natively.
+    /// Completes a system call with `result`. Sets rcx and r11 as the syscall instruction does.
     fn called(&mut self, result: i64) {
         let registers = &mut self.area.context.registers;
         registers[calls::RAX] = result as u64;
@@ -485,7 +490,7 @@ impl Engine {
         self.after_call();
     }
 
-    /// The code that takes logs is to look for large pages, too.
+    /// Makes the code that takes logs check the filter of large pages, too.
     fn expect_large(&mut self) {
         self.take_log();
         if self.recorder.expect_large() {
@@ -501,7 +506,7 @@ impl Engine {
             self.take_log();
             self.recorder.gone(start, length);
         }
-        // Their signals are to come now.
+        // The kernel has sent SIGPIPE or SIGXFSZ, which must be delivered now.
         if [-i64::from(libc::EPIPE), -i64::from(libc::EFBIG)].contains(&result) {
             self.leave(next, Why::Signal);
         }
@@ -511,7 +516,7 @@ impl Engine {
         self.go(next);
     }
 
-    /// A copied instruction has faulted. The program does it again.
+    /// Handles a fault of a translated instruction: the program repeats the instruction natively.
     fn fault(&mut self, is_known: bool) {
         let at = self.area.target as usize;
         let copy = self.cache().copy_at(at);
@@ -535,7 +540,7 @@ impl Engine {
             return;
         }
         let Some(state) = state else {
-            // Not of a copy: let it be as if nobody had stood in.
+            // The fault was not in a translation: let the program's handler have it.
             faults::stand_back(faulted);
             self.area.resume = at as u64;
             return;
@@ -544,12 +549,12 @@ impl Engine {
             self.area.context.registers[area::PLACES[number]] = self.area.spilled[number];
         }
         self.safe = Some(state.instruction);
-        // Of the block's frame not all is there.
+        // The block has not filled its frame: drop the frame.
         self.area.position += 8 * SLOTS as u64;
         self.leave(state.instruction, Why::Fault);
     }
 
-    /// Ends the burst: the program goes on at `pc`, natively.
+    /// Ends the burst. The program goes on at `pc`, natively.
     fn leave(&mut self, pc: u64, why: Why) -> ! {
         match self.stage {
             Stage::Out => {}
@@ -566,27 +571,28 @@ impl Engine {
         self.enters(Stage::Out, 0);
         let thread = self.area.thread;
         self.way().since_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
-        // The next one must not come before the program has its own alternative stack.
+        // Until the program has its own alternative stack again, no timer may fire.
         threads::block_signals();
         threads::next_burst(thread, self.plan.stress.map_or(AWAY_NS, |stress| stress.gap_ns));
         self.depart(pc)
     }
 
-    /// The program goes on at `pc`, natively, with its signals, which are blocked until then.
+    /// Lets the program go on at `pc`, natively. Its signals stay blocked until then.
     fn depart(&mut self, pc: u64) -> ! {
         self.area.context.registers[RIP] = pc;
         faults::stand_back(faulted);
         if IS_CANCELLED.swap(false, Relaxed) {
             threads::cancel_again();
         }
-        // SAFETY: as many frames as threads have numbers; only this thread uses this one.
+        // SAFETY: there is a frame for each thread number, and only this thread uses this one.
         let frame = unsafe { &mut *self.frames.add(self.area.thread as usize) };
         let bytes = self.area.state_bytes;
         frame.context = self.area.context;
         frame.context.state = &raw const frame.state as u64;
         frame.state.0[..bytes].copy_from_slice(&self.area.state.0[..bytes]);
-        // SAFETY: rt_sigreturn takes what we have got from the kernel, with other values of registers. Once there is
-        // no owner, all but this thread's frame may be another thread's, the stack too.
+        // SAFETY: rt_sigreturn takes the context that the kernel gave us, with other values of registers.
+        // Once `owner` is 0, another thread may use all of the area, the stack too. Only this thread's frame
+        // is safe.
         unsafe {
             asm!(
                 "mov rsp, {context}",
@@ -602,17 +608,17 @@ impl Engine {
     }
 }
 
-/// Of [`Context::registers`].
+/// Indices into [`Context::registers`].
 const R11: usize = area::PLACES[11];
 const RCX: usize = area::PLACES[1];
 
-/// A burst has ended, or was not begun.
+/// Counts a burst that has ended or did not begin.
 fn ended(why: Why) {
     status().ends[why as usize].fetch_add(1, Relaxed);
 }
 
 impl Engine {
-    /// Copied code comes back; decides where it goes on.
+    /// Decides where translated code goes on after it returned control.
     fn dispatch(&mut self) {
         let (reason, number) = (self.area.reason, self.area.number as usize);
         self.safe = self.program_at(reason, number);
@@ -637,7 +643,7 @@ impl Engine {
         }
     }
 
-    /// Where the program is when a copy comes back, unless it is in the middle of one.
+    /// Returns where the program is when translated code returns control. None in the middle of a block.
     fn program_at(&self, reason: u32, number: usize) -> Option<u64> {
         let cache = &self.caches[self.kind as usize];
         let block = || cache.blocks.get(number);
@@ -660,7 +666,7 @@ impl Engine {
         }
     }
 
-    /// After a panic: the program goes on natively, now or where the copy that it is in comes back.
+    /// Recovers from a panic. The program goes on natively, now or at the next return of its translated code.
     fn recover(&mut self) {
         stop_counting(self.area, false);
         if let Some(pc) = self.safe {
@@ -675,7 +681,7 @@ impl Engine {
         };
     }
 
-    /// Lets the program go on at `pc`, and nothing else.
+    /// Lets the program go on at `pc` and records nothing more.
     fn give_up(&mut self, pc: u64) -> ! {
         self.end_polls();
         threads::block_signals();
@@ -683,10 +689,10 @@ impl Engine {
     }
 }
 
-/// Copied code comes back.
+/// Receives control from translated code, by way of the stubs.
 extern "C" fn dispatch() {
     let engine = ENGINE.load(Acquire);
-    // SAFETY: the thread in a burst has the engine, and nothing of the first use is left in the second.
+    // SAFETY: the thread in the burst owns the engine, and the second use begins after the first has ended.
     unsafe {
         if catch(|| (*engine).dispatch()).is_none() {
             (*engine).recover();
@@ -694,29 +700,29 @@ extern "C" fn dispatch() {
     }
 }
 
-/// Lets the next counting copy come back, or go on.
+/// Makes the next counting block trap, or lets it run: protects the page that it reads.
 fn stop_counting(area: *const Area, stop: bool) {
-    // SAFETY: only the address of a field.
+    // SAFETY: takes only the address of a field.
     let counts = unsafe { &raw const (*area).counts } as usize;
     let protection = if stop { libc::PROT_NONE } else { libc::PROT_READ } as usize;
     let arguments = [counts, size_of::<area::Counts>(), protection, 0, 0, 0];
-    // SAFETY: a page that only counting copies read, whose faults are ours.
+    // SAFETY: only counting translations read this page, and we handle their faults.
     unsafe { system::call(libc::SYS_mprotect, arguments) };
 }
 
-/// A timer of ours has fired.
+/// Handles the signal of our timers.
 pub extern "C" fn handler(
     _signal: libc::c_int,
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel hands handlers both, a context at least as long as ours.
+    // SAFETY: the kernel passes both to handlers, the context at least as long as ours.
     let (sent, context) = unsafe { (threads::sent(info), &mut *context.cast::<Context>()) };
     let area = OWNER.load(Acquire);
     if area.is_null() {
         return;
     }
-    // SAFETY: only the owner's field, an atomic.
+    // SAFETY: touches only the owner's field, an atomic.
     let owner = unsafe { &(*area).owner };
     let is_in_copies = owner.load(Relaxed) == system::thread();
     match sent {
@@ -734,10 +740,10 @@ pub extern "C" fn handler(
     }
 }
 
-/// Lets the calling thread leave copies, if it is there: whether it is.
+/// Makes the calling thread leave translated code soon. Returns false if it runs natively.
 pub fn leaves_soon() -> bool {
     let area = OWNER.load(Acquire);
-    // SAFETY: only the owner's field, an atomic.
+    // SAFETY: touches only the owner's field, an atomic.
     let is_in_copies =
         !area.is_null() && unsafe { (*area).owner.load(Relaxed) } == system::thread();
     if is_in_copies {
@@ -748,10 +754,10 @@ pub fn leaves_soon() -> bool {
     is_in_copies
 }
 
-/// A thread's timer has fired: a burst begins when the handler returns, if there is none.
+/// Handles a thread's timer: a burst begins when the handler returns, unless another thread is in one.
 fn came(area: *mut Area, owner: &AtomicU32, context: &mut Context, thread: u32) {
     if context.is_on_alternative_stack() {
-        // Ours cannot take its place.
+        // Our signal stack cannot replace the alternative stack while the program uses it.
         ended(Why::Signal);
         return threads::next_burst(thread, AWAY_NS);
     }
@@ -765,35 +771,35 @@ fn came(area: *mut Area, owner: &AtomicU32, context: &mut Context, thread: u32) 
     }
 }
 
-/// Stands in for the program's handlers of faults while there is a burst.
+/// Replaces the program's handlers of faults while there is a burst.
 extern "C" fn faulted(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let area = OWNER.load(Acquire);
-    // SAFETY: only the owner's field, an atomic; there is an area, as there was a burst.
+    // SAFETY: touches only the owner's field, an atomic; there is an area because there was a burst.
     if unsafe { (*area).owner.load(Relaxed) } != system::thread() {
         return faults::hand_on(signal, info, context);
     }
-    // SAFETY: the kernel hands handlers both. This thread is in the burst, so that the area is its own.
+    // SAFETY: the kernel passes both to handlers. This thread is in the burst, so the area is its own.
     let (area, context, code) =
         unsafe { (&mut *area, &mut *context.cast::<Context>(), (*info).si_code) };
     if code <= 0 {
-        // Somebody has sent it. It waits until the burst is over, which is soon.
+        // A process has sent the signal. It stays pending until the burst is over, which is soon.
         context.mask |= 1 << (signal - 1);
         return faults::send_again(signal, info);
     }
     area.target = context.registers[RIP];
     area.reason = Reason::Fault as u32;
-    // SAFETY: written once, before the first timer.
+    // SAFETY: the engine was written once, before the first timer.
     context.registers[RIP] = unsafe { (*ENGINE.load(Acquire)).stubs.enter as u64 };
 }
 
-/// Makes the thread go on in a burst; none if the kernel has not saved what we know.
+/// Makes the thread go on in a burst. Returns none if the kernel saved extended state in an unknown form.
 unsafe fn take_over(area: &mut Area, context: &mut Context, thread: u32) -> Option<()> {
     const MAGIC: u32 = 0x4650_5853;
     let state = context.state as *const u8;
     if state.is_null() {
         return None;
     }
-    // SAFETY: the legacy part of the state has 512 bytes, and what is behind is said in its reserved ones.
+    // SAFETY: the legacy part of the state has 512 bytes. Its reserved bytes give the size of the rest.
     let (magic, bytes) = unsafe {
         let at = state.add(464).cast::<u32>();
         (at.read_unaligned(), at.add(1).read_unaligned() as usize)
@@ -801,15 +807,15 @@ unsafe fn take_over(area: &mut Area, context: &mut Context, thread: u32) -> Opti
     if magic != MAGIC || bytes > STATE_BYTES {
         return None;
     }
-    // SAFETY: as many bytes as the kernel says.
+    // SAFETY: the kernel says that so many bytes are there.
     unsafe { ptr::copy_nonoverlapping(state, area.state.0.as_mut_ptr(), bytes) };
-    // SAFETY: written once, before the first timer.
+    // SAFETY: the engine was written once, before the first timer.
     let enter = unsafe { (*ENGINE.load(Acquire)).stubs.enter };
     let mask = !(faults::stand_in(faulted) | threads::signal_bit());
     area.context = *context;
     let [_, flags, stack_bytes] = &mut area.context.stack;
     if *stack_bytes == 0 {
-        // The kernel may call a stack of no bytes enabled, but does not take such a one back.
+        // The kernel may report a stack of no bytes as enabled, but does not accept one.
         *flags = libc::SS_DISABLE as u64;
     }
     area.state_bytes = bytes;
@@ -818,13 +824,14 @@ unsafe fn take_over(area: &mut Area, context: &mut Context, thread: u32) -> Opti
     area.thread = thread;
     context.registers[RIP] = enter as u64;
     context.mask = mask;
-    // The program may be on a stack without room, or we on ours while its alternative one is in use.
+    // The program's stack may be too small for a signal frame. And while we run on our own stack, the kernel
+    // would deliver signals on the program's alternative stack, which is in use.
     let signal_stack = &raw const area.signal_stack;
     context.stack = [signal_stack as u64, 0, size_of_val(&area.signal_stack) as u64];
     Some(())
 }
 
-/// The processor's parts of extended state that are in use.
+/// Returns XCR0, the processor's enabled state components. None without XSAVE.
 fn enabled_state() -> Option<u64> {
     let has_xsave = std::arch::x86_64::__cpuid(1).ecx & 1 << 27 != 0;
     if !has_xsave {
@@ -836,21 +843,21 @@ fn enabled_state() -> Option<u64> {
     Some(u64::from(high) << 32 | u64::from(low))
 }
 
-/// Ends all for good: waits until no thread is in copies, and everything is read. Natively.
+/// Closes the engine: waits until no thread is in translated code and the consumer has read all records.
 pub fn close() {
     let (area, engine) = (OWNER.load(Acquire), ENGINE.load(Acquire));
     if area.is_null() || engine.is_null() || !threads::is_ours() {
         return;
     }
     status::close_soon();
-    // Ends a burst, if we are in one, as bursts do not make it.
+    // getppid(2) ends the burst if we are in one, as no burst makes this call.
     // SAFETY: touches no memory.
     unsafe { system::call(libc::SYS_getppid, [0; 6]) };
     for nth in 0..TRIES {
-        // SAFETY: only the owner's field, an atomic.
+        // SAFETY: touches only the owner's field, an atomic.
         let owner = unsafe { &(*area).owner };
         if owner.compare_exchange(0, NOBODY, Acquire, Relaxed).is_ok() {
-            // SAFETY: ours from here on, for good.
+            // SAFETY: the engine is ours from here on, for good.
             return unsafe { (*engine).recorder.close() };
         }
         if owner.load(Relaxed) == NOBODY {
@@ -859,10 +866,10 @@ pub fn close() {
         system::pause(nth);
     }
 }
-/// Some seconds.
+/// The number of pauses before a wait is given up: at least 5 s.
 const TRIES: u32 = 50_000;
 
-/// The kernel is about to refuse system calls, ours among them: makes none from here on.
+/// Stops the engine before a seccomp filter may forbid its system calls. It makes none from here on.
 pub fn stop(why: Off) {
     if status::is_closing() || OWNER.load(Acquire).is_null() || !threads::is_ours() {
         return;
@@ -875,7 +882,7 @@ pub fn stop(why: Off) {
     }
 }
 
-/// How bursts ended, in words; for tests.
+/// Returns a summary of how bursts ended, for tests. None if the engine does not run in this process.
 pub fn report() -> Option<String> {
     if ENGINE.load(Acquire).is_null() || !threads::is_ours() {
         return None;

@@ -1,5 +1,5 @@
-//! Blocks of the program that have been copied: what they are, where they are, and how they are linked.
-//! All lists have their final capacity from the start; when one is full, all blocks are thrown away.
+//! The code cache: translated blocks, their places and their links. All lists have their final capacity from
+//! the start; when one is full, all blocks are evicted.
 
 use crate::area::{Addresses, Area, TABLE_BITS};
 use crate::emit::{self, Emitter};
@@ -7,7 +7,7 @@ use crate::stubs::{self, Stubs};
 use crate::taking::Taking;
 use std::ops::Range;
 
-/// `struct pn_access`
+/// `struct pn_access` of the C half.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Access {
@@ -21,12 +21,12 @@ pub struct Access {
 }
 pub const LOAD: u8 = 2;
 pub const STORE: u8 = 3;
-/// Of the thread's own segment.
+/// A flag: the address is relative to the FS base.
 pub const FS: u8 = 1;
-/// The first access of a repeated instruction.
+/// A flag: the first access of a repeated instruction.
 pub const FIRST: u8 = 2;
 
-/// `struct pn_block`
+/// `struct pn_block` of the C half.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Block {
@@ -37,12 +37,12 @@ pub struct Block {
     pub access_count: u32,
 }
 
-/// A direct way out of a block.
+/// A direct exit of a block.
 #[derive(Debug, Clone, Copy)]
 pub struct Exit {
-    /// Of its distance, in the code.
+    /// The address of the jump's distance, in the translation.
     pub at: usize,
-    /// In the program.
+    /// The target, in the program.
     pub to: u64,
 }
 
@@ -51,51 +51,52 @@ const EXITS: usize = 1 << 19;
 const ACCESSES: usize = 1 << 21;
 const PLACES: usize = 1 << 20;
 const RETURNS: usize = 1 << 18;
-/// A block has less than that of each.
+/// An upper bound of the entries that a block needs in each list.
 const ROOM: usize = 256;
 const ROOM_BYTES: usize = 16 << 10;
 
-/// What copies do besides what the program does.
+/// The two kinds of translations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Log where it accesses memory.
+    /// Translations that log the program's accesses.
     Logging,
-    /// Count its instructions, nearly as fast as it is natively.
+    /// Translations that count the program's instructions, at nearly native speed.
     Counting,
 }
 
-/// All copied blocks of a kind.
+/// All translated blocks of one kind.
 pub struct Cache {
     pub kind: Kind,
     pub addresses: Addresses,
-    /// What runs each time, and apart from it, so that caches hold no more of it, what runs once.
+    /// The code that runs each time, and the code that runs once. They are apart, so that the processor's
+    /// caches hold less code that does not run again.
     code: Range<usize>,
     once: Range<usize>,
-    /// Of logging copies: what takes their frames.
+    /// The code that takes frames, for logging translations.
     taking: Range<usize>,
-    /// Where the next block's go.
+    /// The free addresses in the three ranges.
     pub next: usize,
     pub next_taking: usize,
     pub next_once: usize,
     pub blocks: Vec<Block>,
-    /// Where each can be entered.
+    /// The entry address of each block.
     entries: Vec<usize>,
     pub exits: Vec<Exit>,
     pub accesses: Vec<Access>,
-    /// Addresses that calls return to, and where returns land in copies.
+    /// Return addresses of the new block's calls, and their landings; `add` moves them into `returns`.
     pub landings: Vec<(u64, usize)>,
-    /// By hash of the program's address: the number of a block + 1.
+    /// A hash table from the program's address to the number of a block + 1.
     places: Vec<u32>,
-    /// By hash of an address that a call returns to: that and the landing, if there is one.
+    /// A hash table from a return address to its landing; 0: there is none.
     returns: Vec<(u64, u32)>,
     return_count: usize,
 }
 
-/// The register that counts as a table's index has so many bits.
+/// The mask for the bits of an address that index a table of landings.
 const INDEX: u64 = (1 << TABLE_BITS) - 1;
 
 impl Cache {
-    /// Of no block, with code from `code` on.
+    /// Creates a cache without blocks in the range `code`.
     pub fn new(kind: Kind, addresses: Addresses, code: Range<usize>) -> Cache {
         let of_taking = if kind == Kind::Logging { code.len() / 2 } else { 0 };
         let taking = code.start..code.start + of_taking;
@@ -121,7 +122,7 @@ impl Cache {
         }
     }
 
-    /// Whether another block has room.
+    /// Returns true if there is room for one more block.
     pub fn has_room(&self) -> bool {
         self.next + ROOM_BYTES < self.code.end
             && self.next_once + ROOM_BYTES < self.once.end
@@ -132,7 +133,7 @@ impl Cache {
             && self.return_count + ROOM < RETURNS / 2
     }
 
-    /// Throws all blocks away.
+    /// Evicts all blocks.
     pub fn clear(&mut self, area: &mut Area, stubs: &Stubs) {
         self.next = self.code.start;
         self.next_once = self.once.start;
@@ -166,9 +167,10 @@ impl Cache {
         place
     }
 
-    /// Makes the landing of indirect jumps to a block, and of those with the same lower bits behind it.
+    /// Creates the landing of indirect jumps to a block. It chains to the landing of the same lower bits
+    /// before it.
     pub fn jump_lands(&mut self, area: &mut Area, number: usize) {
-        // SAFETY: `has_room` keeps some for it.
+        // SAFETY: `has_room` reserves enough.
         let mut out = unsafe { Emitter::new(self.next_once) };
         let to = self.blocks[number].start;
         let head = &mut area.landings[self.kind as usize].jumps[(to & INDEX) as usize];
@@ -189,25 +191,25 @@ impl Cache {
         }
     }
 
-    /// The number of the block at an address of the program.
+    /// Returns the number of the block at an address of the program.
     pub fn find(&self, pc: u64) -> Option<usize> {
         (self.places[self.place(pc)] as usize).checked_sub(1)
     }
 
-    /// Where a block is entered.
+    /// Returns the entry address of a block.
     pub fn entry(&self, number: usize) -> usize {
         self.entries[number]
     }
 
-    /// The block whose copy an address is in, and how far from its entry.
+    /// Returns the block whose translation contains an address, and the offset from its entry.
     pub fn copy_at(&self, at: usize) -> Option<(usize, usize)> {
         let number = self.entries.partition_point(|entry| *entry <= at).checked_sub(1)?;
         (at < self.next).then(|| (number, at - self.entries[number]))
     }
 
-    /// Writes what takes the frames of a block, the last one.
+    /// Emits the code that takes the frames of the newest block. Returns its address.
     pub fn take(&mut self, taking: &Taking, number: usize) -> usize {
-        // SAFETY: there is room; the once's last part was added with the block.
+        // SAFETY: there is room, and `next_once` is after the code that was added with the block.
         let (mut out, mut once) =
             unsafe { (Emitter::new(self.next_taking), Emitter::new(self.next_once)) };
         let entry = taking.block(&mut out, &mut once, &self.blocks[number]);
@@ -215,7 +217,7 @@ impl Cache {
         entry
     }
 
-    /// Adds a block whose two parts of code end at `end`.
+    /// Adds a block whose two parts of code end at `end`. Returns its number.
     pub fn add(&mut self, block: Block, entry: usize, end: (usize, usize)) -> usize {
         let place = self.place(block.start);
         self.blocks.push(block);
@@ -231,9 +233,10 @@ impl Cache {
         self.blocks.len() - 1
     }
 
-    /// Lets an exit go straight to a block from now on.
+    /// Links an exit to a block: from now on it jumps there directly.
     pub fn link(&mut self, exit: usize, number: usize) {
-        // SAFETY: the distance of a jump in our own code, which runs in the thread of the burst only: us.
+        // SAFETY: the distance of a jump in our own code. Only the thread in translated code, this one,
+        // executes it.
         unsafe { emit::link(self.exits[exit].at, self.entries[number]) };
     }
 }

@@ -1,22 +1,22 @@
-//! Which system calls may be made inside a burst: those that come back soon, whatever happens, as signals
-//! wait until then, and that change nothing a burst relies on. The program makes all others natively.
+//! The system calls that a burst may make. They return soon in any case, as signals are blocked until then,
+//! and they change nothing that a burst relies on. The program makes all others natively.
 
 use crate::area::Context;
 use crate::maps::Maps;
 use crate::system;
 use std::ops::Range;
 
-/// What to do with a call.
+/// The way in which a call is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
-    /// The program makes it by itself, natively: the burst ends before it.
+    /// The program makes the call natively: the burst ends before it.
     Leave,
-    /// It is made in the burst.
+    /// The burst makes the call.
     Run,
-    /// And takes this memory away.
+    /// The burst makes the call, which unmaps this memory.
     Unmap(Range<u64>),
-    /// As [`Decision::Run`], without waiting: its argument in this register (of [`Context::registers`]) is made 0,
-    /// and if it has nothing to tell, the program makes it again, natively.
+    /// The burst makes the call without waiting: it sets the timeout, in this register of
+    /// [`Context::registers`], to 0. If the call returns 0, the program repeats it natively.
     Try(usize),
 }
 
@@ -26,7 +26,7 @@ const RDX: usize = 12;
 const R10: usize = 2;
 const R8: usize = 0;
 const R9: usize = 1;
-/// Of a call's number, then of its result.
+/// The register of a call's number, then of its result.
 pub const RAX: usize = 13;
 
 /// Decides on the call that a program is about to make.
@@ -80,7 +80,7 @@ pub fn decide(context: &Context, maps: &Maps) -> Decision {
         libc::SYS_munmap => Decision::Unmap(range),
         libc::SYS_mremap => run_if(d as i32 & libc::MREMAP_FIXED == 0).unmapping(range),
         libc::SYS_mprotect => run_if(c as i32 & libc::PROT_EXEC == 0 && !maps.has_code_in(range)),
-        // Wakers come back at once; sleepers do not.
+        // Operations that wake return at once; those that sleep do not.
         libc::SYS_futex => run_if(matches!(
             b as i32 & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME),
             libc::FUTEX_WAKE
@@ -110,7 +110,7 @@ pub fn decide(context: &Context, maps: &Maps) -> Decision {
     }
 }
 
-/// Whether a call may bring large pages where there were none.
+/// Returns true if a call may bring huge pages where there were none.
 pub fn asks_for_large_pages(context: &Context) -> bool {
     let [c, d] = [RDX, R10].map(|place| context.registers[place] as i32);
     match context.registers[RAX] as i64 {
@@ -121,11 +121,11 @@ pub fn asks_for_large_pages(context: &Context) -> bool {
     }
 }
 
-/// Makes the call that a program is about to make; its result.
+/// Makes the call that a program is about to make. Returns its result, or a negative error.
 pub fn make(context: &Context) -> i64 {
     let registers = &context.registers;
     let arguments = [RDI, RSI, RDX, R10, R8, R9].map(|place| registers[place] as usize);
-    // SAFETY: the program's own call, of those that need no more than this.
+    // SAFETY: the program's own call, one that `decide` allows here.
     unsafe { system::call(registers[RAX] as i64, arguments) as i64 }
 }
 
@@ -135,10 +135,10 @@ impl Decision {
     }
 }
 
-/// Whether reading and writing does not wait for somebody else: of a regular file, or one that is told so.
+/// Returns true if reads and writes do not wait: the file is regular or has O_NONBLOCK.
 fn comes_back(file: u64) -> bool {
     let arguments = [file as usize, libc::F_GETFL as usize, 0, 0, 0, 0];
-    // SAFETY: only asks.
+    // SAFETY: only reads flags.
     let flags = unsafe { system::call(libc::SYS_fcntl, arguments) };
     if flags >= 0 && flags as i32 & libc::O_NONBLOCK != 0 {
         return true;

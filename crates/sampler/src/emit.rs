@@ -1,5 +1,5 @@
-//! Writes the instructions that go around the program's own. None of them changes a flag, but where it says so,
-//! none uses the program's stack but those that stand for a call.
+//! Emits the instructions that surround the program's own. None changes a flag unless its comment says so.
+//! None uses the program's stack, except those that replace a call or a return.
 
 /// A general register, by its number in instructions.
 pub type Register = u8;
@@ -16,22 +16,24 @@ pub const R12: Register = 12;
 pub const R14: Register = 14;
 pub const R15: Register = 15;
 
-/// Of vector registers.
+/// The width of vector registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Width {
     Bytes32,
     Bytes64,
 }
 
-/// The end of the code that was written so far.
+/// The end of the code that was emitted so far.
 #[derive(Debug, Clone, Copy)]
 pub struct Emitter {
     at: usize,
 }
 
 impl Emitter {
+    /// Starts at an address.
+    ///
     /// # Safety
-    /// What is emitted must have room from there on, in memory that nobody else uses.
+    /// From `at` on there must be room for all that is emitted, in memory that nobody else uses.
     pub unsafe fn new(at: usize) -> Self {
         Emitter { at }
     }
@@ -41,7 +43,7 @@ impl Emitter {
     }
 
     pub fn bytes(&mut self, bytes: &[u8]) {
-        // SAFETY: there is room, as `new` was promised.
+        // SAFETY: the caller of `new` promises room.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at as *mut u8, bytes.len()) };
         self.at += bytes.len();
     }
@@ -50,7 +52,7 @@ impl Emitter {
         self.bytes(&word.to_le_bytes());
     }
 
-    /// An instruction between a register and a word at an address.
+    /// Emits an instruction with a register and a word at an address.
     fn absolute(&mut self, opcode: u8, register: Register, address: u32) {
         self.bytes(&[0x48 | (register >> 3) << 2, opcode, 0x04 | (register & 7) << 3, 0x25]);
         self.word(address);
@@ -64,7 +66,7 @@ impl Emitter {
         self.absolute(0x8b, register, address);
     }
 
-    /// A constant into a word of 32 bits.
+    /// Emits a store of a constant to a word of 32 bits.
     pub fn store_constant(&mut self, address: u32, value: u32) {
         self.bytes(&[0xc7, 0x04, 0x25]);
         self.word(address);
@@ -87,22 +89,22 @@ impl Emitter {
         }
     }
 
-    /// `mov [base + displacement], register`
+    /// Emits `mov [base + displacement], register`.
     pub fn store_at(&mut self, base: Register, displacement: u32, register: Register) {
         self.based(0x89, register, base, displacement);
     }
 
-    /// `mov register, [base + displacement]`
+    /// Emits `mov register, [base + displacement]`.
     pub fn load_at(&mut self, register: Register, base: Register, displacement: u32) {
         self.based(0x8b, register, base, displacement);
     }
 
-    /// `lea register, [base + displacement]`
+    /// Emits `lea register, [base + displacement]`.
     pub fn add(&mut self, register: Register, base: Register, displacement: u32) {
         self.based(0x8d, register, base, displacement);
     }
 
-    /// A constant into a word of 64 bits, sign-extended.
+    /// Emits a store of a constant to a word of 64 bits, sign-extended.
     pub fn store_constant_at(&mut self, base: Register, displacement: u32, value: u32) {
         self.based(0xc7, 0, base, displacement);
         self.word(value);
@@ -127,18 +129,19 @@ impl Emitter {
         self.relative(to);
     }
 
-    /// What stands behind the opcode of a jump.
+    /// Emits the distance of a jump or call, which follows its opcode.
     pub fn relative(&mut self, to: usize) {
         self.word((to as u32).wrapping_sub(self.at as u32 + 4));
     }
 
-    /// Jumps back, a short way, if rcx is 0.
+    /// Emits a short jump (jrcxz, -128 to 127 bytes) that is taken if rcx is 0.
     pub fn jump_if_rcx_is_0(&mut self, to: usize) {
         let short = (to as isize - (self.at as isize + 2)) as i8;
         self.bytes(&[0xe3, short as u8]);
     }
 
-    /// Compares a word at an address with a register. For our own code, which flags are for.
+    /// Emits a comparison of a word at an address with a register. It changes flags, so only our own code may
+    /// use it.
     pub fn compare(&mut self, address: u32, register: Register) {
         self.absolute(0x39, register, address);
     }
@@ -148,7 +151,7 @@ impl Emitter {
         self.relative(to);
     }
 
-    /// Of our own code, too.
+    /// Emits a conditional jump, which only our own code may use: it depends on flags.
     pub fn jump_if_0(&mut self, to: usize) {
         self.bytes(&[0x0f, 0x84]);
         self.relative(to);
@@ -173,7 +176,7 @@ impl Emitter {
         self.word(mask);
     }
 
-    /// `xor register, [base + displacement]`
+    /// Emits `xor register, [base + displacement]`, which changes flags.
     pub fn xor_at(&mut self, register: Register, base: Register, displacement: u32) {
         self.based(0x33, register, base, displacement);
     }
@@ -183,7 +186,7 @@ impl Emitter {
         self.bytes(&[prefix, opcode, 0xc0 | (register & 7) << 3 | other & 7]);
     }
 
-    /// xmm15 of the counting copies, which is the sum of what they counted: plus, minus, to and from memory.
+    /// Emits an addition to xmm15, which has the count in counting translations.
     pub fn count(&mut self, address: u32) {
         self.with_address(&[0xc5, 0x01, 0xd4], 7, address); // vpaddq xmm15, xmm15, [address]
     }
@@ -200,7 +203,7 @@ impl Emitter {
         self.with_address(&[0xc5, 0x7a, 0x7e], 7, address); // vmovq xmm15, [address]
     }
 
-    /// All of the program's vector register 15.
+    /// Emits a store of the program's whole vector register 15.
     pub fn store_vector(&mut self, address: u32, width: Width) {
         self.vector(0x7f, address, width);
     }
@@ -216,7 +219,7 @@ impl Emitter {
         }
     }
 
-    /// An instruction with one memory operand at an address, its opcode and extension.
+    /// Emits an instruction with one memory operand at an address, from its opcode and opcode extension.
     pub fn with_address(&mut self, opcode: &[u8], extension: u8, address: u32) {
         self.bytes(opcode);
         self.bytes(&[0x04 | extension << 3, 0x25]);
@@ -224,12 +227,12 @@ impl Emitter {
     }
 }
 
-/// Lets the jump whose distance is stored at an address go somewhere else.
+/// Changes the target of the jump whose distance is at `at`.
 ///
 /// # Safety
-/// Four bytes of code that nobody runs meanwhile.
+/// `at` must be the address of four bytes of code that nobody executes meanwhile.
 pub unsafe fn link(at: usize, to: usize) {
     let distance = (to as u32).wrapping_sub(at as u32 + 4);
-    // SAFETY: as promised.
+    // SAFETY: the caller promises it.
     unsafe { (at as *mut u32).write_unaligned(distance) };
 }

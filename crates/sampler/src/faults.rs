@@ -1,9 +1,9 @@
-//! Instructions that fault in a burst, of programs that handle such signals themselves.
+//! Faults of instructions in a burst, in programs that handle such signals themselves.
 //!
-//! A handler of the program's must not see an address of a copy, nor registers that a copy has borrowed. So while a
-//! burst lasts, ours stands in for each of theirs. A fault in a copy ends the burst at the program's
-//! instruction, which faults again, natively, and the program's handler sees that alone. Threads that
-//! are not in the burst are handed on to it.
+//! A handler of the program must not see an address of a translation, nor registers that a translation has
+//! borrowed. So our handler replaces the program's handlers during a burst. A fault in a translation ends the
+//! burst at the program's instruction. This faults again, natively, and the program's handler sees only that
+//! fault. For threads that are not in the burst, our handler calls the program's.
 
 use crate::threads;
 use std::ffi::c_void;
@@ -11,22 +11,22 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const SIGNALS: [i32; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
-/// The program's actions while ours stand in for them, by signal as above.
+/// The program's actions while ours replace them, by index in [`SIGNALS`].
 static ACTIONS: [[AtomicU64; 4]; 5] = [const { [const { AtomicU64::new(0) }; 4] }; 5];
 
 pub type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// Stands in for the program's handlers; of which signals.
+/// Replaces the program's handlers. Returns the signals of the replaced ones.
 pub fn stand_in(ours: Handler) -> u64 {
     let mut set = 0;
     for (signal, kept) in SIGNALS.iter().zip(&ACTIONS) {
         let mut theirs = threads::action(*signal);
-        // Counting copies are stopped by a fault.
+        // A SIGSEGV stops counting translations, so its handler is always replaced.
         if theirs[0] <= 1 && *signal != libc::SIGSEGV {
             continue;
         }
         set |= 1 << (signal - 1);
-        // A process that was forked in a burst has ours.
+        // A process that was forked during a burst inherits our handler.
         if theirs[0] == ours as usize as u64 {
             continue;
         }
@@ -41,7 +41,7 @@ pub fn stand_in(ours: Handler) -> u64 {
     set
 }
 
-/// The program's handlers are back, but where it has set another meanwhile.
+/// Restores the program's handlers, except where it has set another one meanwhile.
 pub fn stand_back(ours: Handler) {
     for (nth, signal) in SIGNALS.iter().enumerate() {
         if threads::action(*signal)[0] == ours as usize as u64 {
@@ -55,7 +55,7 @@ fn stand_back_for(nth: usize) {
     threads::set_action(SIGNALS[nth], &kept);
 }
 
-/// Does what the program's handler does.
+/// Calls the program's handler, or lets the default action happen.
 pub fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(nth) = SIGNALS.iter().position(|of| *of == signal) else { return };
     let [handler, flags, ..] = ACTIONS[nth].each_ref().map(|word| word.load(Relaxed));
@@ -63,26 +63,27 @@ pub fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut c_
         threads::set_action(signal, &[0; 4]);
     }
     if handler <= 1 {
-        // It happens again.
+        // The instruction faults again, without our handler.
         stand_back_for(nth);
-        // SAFETY: the kernel hands handlers its reason.
+        // SAFETY: the kernel passes a siginfo to handlers.
         if unsafe { (*info).si_code } <= 0 {
             send_again(signal, info);
         }
     } else {
         // SAFETY: the program has set a handler of this type, or of one with fewer arguments, which the
-        // calling convention lets be.
+        // calling convention allows.
         let handler = unsafe { std::mem::transmute::<usize, Handler>(handler as usize) };
         handler(signal, info, context);
     }
 }
 
-/// Lets the calling thread have a signal once more, that somebody has sent.
+/// Sends the calling thread a signal again that a process has sent.
 pub fn send_again(signal: libc::c_int, info: *mut libc::siginfo_t) {
     threads::send(signal as isize, info as usize);
 }
 
-/// Whether the program handles what system calls may raise, whose copies are not where they are.
+/// Returns true if the program handles SIGSYS. Its handler would see a call of ours at another address than
+/// its own.
 pub fn are_of_calls() -> bool {
     threads::action(libc::SIGSYS)[0] > 1
 }

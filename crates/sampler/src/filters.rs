@@ -1,5 +1,5 @@
-//! System call filters (seccomp(2)) of the program: they may kill it for a call that we make. So the engine is switched off
-//! before one takes effect.
+//! The program's system call filters (seccomp(2)). They may kill it for a call of ours, so the engine is
+//! switched off before one takes effect.
 
 use crate::burst;
 use crate::status::{Off, catch};
@@ -11,10 +11,10 @@ fn before_filter() {
     catch(|| burst::stop(Off::Seccomp));
 }
 
-/// prctl(2).
+/// Interposes prctl(2).
 ///
 /// # Safety
-/// As of prctl(2).
+/// The same conditions as for prctl(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(
     option: c_int,
@@ -28,17 +28,17 @@ pub unsafe extern "C" fn prctl(
     if option == libc::PR_SET_SECCOMP {
         before_filter();
     }
-    // SAFETY: the C library's own function, if it has one, takes these, fewer of them for most options.
+    // SAFETY: the C library's own function, if there is one, takes these; it reads fewer for most options.
     unsafe {
         let next = std::mem::transmute::<usize, Option<Prctl>>(next(&NEXT, c"prctl"));
         next.map_or(-1, |next| next(option, second, third, fourth, fifth))
     }
 }
 
-/// syscall(2).
+/// Interposes syscall(2).
 ///
 /// # Safety
-/// As of syscall(2), and of the call.
+/// The same conditions as for syscall(2), and for the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
@@ -64,7 +64,8 @@ pub unsafe extern "C" fn syscall(
     if sets_filter {
         before_filter();
     }
-    // SAFETY: the C library's own function, if it has one, takes these; what the caller has not given is not looked at.
+    // SAFETY: the C library's own function, if there is one, takes these. The kernel ignores arguments that
+    // the call does not have.
     unsafe {
         let next = std::mem::transmute::<usize, Option<Syscall>>(next(&NEXT, c"syscall"));
         next.map_or(-1, |next| next(number, first, second, third, fourth, fifth, sixth))

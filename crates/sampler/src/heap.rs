@@ -1,13 +1,13 @@
-//! This library's own heap. What works for a burst has stopped the program anywhere, in its malloc too, so
-//! none of ours may come from there. It only grows: nothing that is freed is used again, so that it has no
-//! state that could be found half changed. What lives long is made once, or thrown away all at a time
-//! with its size kept ([`crate::cache`]).
+//! The heap of this library. A burst may interrupt the program anywhere, in its malloc too, so the engine
+//! must not use the program's heap. This heap only grows and reuses nothing. So it has no state that an
+//! interruption could leave inconsistent. Long-lived lists are created once, or cleared with their capacity
+//! kept ([`crate::cache`]).
 
 use crate::system;
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Addresses that are set aside. Memory is taken only where it is used.
+/// The size of the reserved address range. The kernel allocates memory only where it is touched.
 const RESERVE_BYTES: usize = 1 << 30;
 
 struct Heap {
@@ -18,7 +18,7 @@ struct Heap {
 #[global_allocator]
 static HEAP: Heap = Heap { next: AtomicUsize::new(0), end: AtomicUsize::new(0) };
 
-/// Sets the addresses aside; false if there are none. Before anything allocates.
+/// Reserves the address range, before anything allocates. Returns false if the kernel refuses.
 pub fn reserve() -> bool {
     let Some(start) = system::map(RESERVE_BYTES, libc::PROT_READ | libc::PROT_WRITE, 0) else {
         return false;
@@ -28,12 +28,12 @@ pub fn reserve() -> bool {
     true
 }
 
-/// Whether little is left. Who runs out of it is aborted.
+/// Returns true if less than 1/64 of the range is left. An allocation without room aborts the program.
 pub fn is_short() -> bool {
     HEAP.next.load(Relaxed) + (RESERVE_BYTES >> 6) > HEAP.end.load(Relaxed)
 }
 
-// SAFETY: each byte of the reserve is given out once.
+// SAFETY: each byte of the range is allocated at most once.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let size = layout.size() + layout.align();

@@ -1,23 +1,29 @@
-//! libpagetax_sampler.so: records bursts of a program. It runs in copies of its code that log, and in between in copies
-//! that only count its instructions:
+//! libpagetax_sampler.so: records bursts of a program. In a burst the program runs in translations of its
+//! code that log its accesses. Between bursts it runs in translations that only count instructions:
 //!
 //! ```text
-//!  program, natively ──timer's signal──▶ copies of its blocks, which count ──so many counted──▶ copies, which log
-//!          ▲                                 │           ▲                                          │     │ full
-//!          └── a call that may wait, a signal┘           └────────────── burst over ────────────────┘     ▼
-//!                                                                                  pages, filtered ──▶ pagetax
+//!  program, native ──timer──▶ translations that count ──burst is due──▶ translations that log
+//!          ▲                           │        ▲                            │     │ log full
+//!          └── blocking call, signal ──┘        └─────── burst over ─────────┘     ▼
+//!                                                               pages, filtered ──▶ pagetax
 //! ```
 //!
-//! Bursts are drawn by instructions, so that all are as likely. What a thread does natively is reckoned by its pace
-//! in copies.
+//! Bursts are drawn by instructions, so that each instruction is equally likely to be in one. The
+//! instructions that a thread executes natively are estimated from its pace in counting translations.
 //!
-//! `burst` begins, feeds and ends bursts, `burst::way` is a thread's way to the next one; `translate` copies code,
-//! `cache` keeps it, `stubs` is the code in between, `taking` what takes the log; `calls` says which system calls may
-//! be made inside, `maps` what is code at all; `threads` has the timers. The C half (recorder/engines/native) filters pages and writes the stream, as the other engines do.
+//! The modules:
+//! - `burst` begins, feeds and ends bursts.
+//! - `burst::way` keeps each thread's distance to its next burst.
+//! - `translate` translates code, `cache` is the code cache.
+//! - `stubs` has the code between translations and ours.
+//! - `taking` takes the log.
+//! - `calls` decides which system calls a burst may make, `maps` which memory is code.
+//! - `threads` has the timers.
+//! - The C half (recorder/engines/native) filters pages and writes the stream, as the other engines do.
 //!
-//! Invariants: the program's registers, flags, stack, signals and memory are at each of its own instructions
-//! what they would be natively; whatever cannot be kept so ends the burst first. Nothing here uses the
-//! program's heap or its errno.
+//! Invariants: at each of its own instructions the program's registers, flags, stack, signals and memory are
+//! what they would be natively. An instruction that would break this ends the burst first. Nothing here uses
+//! the program's heap or its errno.
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 
@@ -43,22 +49,23 @@ use recorder::Recorder;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-/// Where the stream goes, and what stood in LD_PRELOAD before us.
+/// The variable with the path of the memory that the stream goes to.
 const STREAM: &[u8] = b"PAGETAX_SAMPLER_STREAM=";
-/// Tests: a file for what is to be said at the end.
+/// For tests: the variable with the path of a file for the summary at the end.
 const LOG: &[u8] = b"PAGETAX_SAMPLER_LOG=";
-/// Tests: instructions of a burst at most, nanoseconds until the next one, and instructions that are only counted
-/// before each at least, with colons between them; and how often copies come back until the engine panics.
+/// For tests: the variable with a [`Stress`], as numbers with colons between them. They are the most
+/// instructions of a burst, and the nanoseconds until the next one. Optional: the fewest instructions that
+/// are only counted before each, and the number of returns from translated code until the engine panics.
 const STRESS: &[u8] = b"PAGETAX_SAMPLER_STRESS=";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 
-/// Runs before main and before any thread of the program.
+/// Calls [`constructor`] before main and before the program has a thread.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: unsafe extern "C" fn(i32, *const *const i8, *mut *mut i8) = constructor;
 
 unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *mut i8) {
-    // SAFETY: the C library hands a constructor main's own arguments: an array that ends in null, of
+    // SAFETY: the C library passes main's own arguments to a constructor: an array that ends in null, of
     // strings that live as long as the process.
     let (stream, log, stress) =
         unsafe { (taken(variables, STREAM), taken(variables, LOG), taken(variables, STRESS)) };
@@ -76,7 +83,7 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
     }
 }
 
-/// Begins with the main thread.
+/// Starts the engine, with the main thread's timer.
 fn start(stream: Option<&CStr>, stress: Option<Stress>) {
     let (plan, clock, first_ns) = match stress {
         Some(stress) => {
@@ -98,22 +105,22 @@ fn start(stream: Option<&CStr>, stress: Option<Stress>) {
     }
 }
 
-/// Tests: where to say how bursts ended.
+/// For tests: the path of the file for the summary.
 static LOG_PATH: AtomicPtr<i8> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Adds a line to the log.
+/// Appends a line to a file.
 fn say(path: &CStr, line: &str) {
     let path = path.to_bytes_with_nul();
     let Some(file) = system::open(path, libc::O_WRONLY | libc::O_APPEND) else { return };
     for text in [line, "\n"] {
         let arguments = [file, text.as_ptr() as usize, text.len(), 0, 0, 0];
-        // SAFETY: the kernel reads the text. If it cannot be written there is nobody to tell.
+        // SAFETY: the kernel reads the text. An error is ignored, as there is nobody to report it to.
         unsafe { system::call(libc::SYS_write, arguments) };
     }
     system::close(file);
 }
 
-/// Bursts take a seventh of the time, on the average.
+/// The default plan: bursts take 15% of the time on average.
 const PLAN: Plan = Plan {
     warm: 1_000_000,
     warm_share: 128,
@@ -124,7 +131,7 @@ const PLAN: Plan = Plan {
     stress: None,
 };
 
-/// `100000:50000`, `100000:50000:20000`, or `100000:50000:20000:99`
+/// Parses `100000:50000`, `100000:50000:20000`, or `100000:50000:20000:99`.
 fn stressed(text: &CStr) -> Option<Stress> {
     let mut numbers = text.to_str().ok()?.split(':').map(|number| number.parse().ok());
     let (counted, gap_ns) = (numbers.next()??, numbers.next()??);
@@ -132,9 +139,9 @@ fn stressed(text: &CStr) -> Option<Stress> {
     Some(Stress { counted, gap_ns, between: more(), panic_at: more() })
 }
 
-/// The value of a variable, which leaves the environment.
+/// Removes a variable from the environment. Returns its value.
 unsafe fn taken(variables: *mut *mut i8, name: &[u8]) -> Option<&'static CStr> {
-    // SAFETY: as promised.
+    // SAFETY: the caller promises an array that ends in null, of strings that live as long as the process.
     unsafe {
         let mut at = variables;
         while !(*at).is_null() {
@@ -153,9 +160,9 @@ unsafe fn taken(variables: *mut *mut i8, name: &[u8]) -> Option<&'static CStr> {
     None
 }
 
-/// LD_PRELOAD is what it was before us: children are not sampled.
+/// Restores LD_PRELOAD to its value before us, so that children are not sampled.
 unsafe fn forget_us(variables: *mut *mut i8) {
-    // SAFETY: as promised.
+    // SAFETY: the caller promises an array that ends in null, of strings that live as long as the process.
     unsafe {
         let mut at = variables;
         while !(*at).is_null() && !CStr::from_ptr(*at).to_bytes().starts_with(PRELOAD) {
@@ -178,14 +185,14 @@ unsafe fn forget_us(variables: *mut *mut i8) {
     }
 }
 
-/// Runs when the program exits by itself.
+/// Calls [`destructor`] when the program calls exit(3) or returns from main.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
 extern "C" fn destructor() {
     let closed = status::catch(|| {
-        // Where the kernel may refuse our calls, all was said before.
+        // Before a seccomp filter took effect, the engine was closed: make no system call now.
         if !status::is_closing() || status::has_failed() {
             burst::close();
         }
@@ -194,7 +201,7 @@ extern "C" fn destructor() {
     if let (Some(()), false, Some(Some(report))) =
         (closed, path.is_null(), status::catch(burst::report))
     {
-        // SAFETY: a string of the environment's, which stays.
+        // SAFETY: a string of the environment, which lives as long as the process.
         say(unsafe { CStr::from_ptr(path) }, &report);
     }
 }

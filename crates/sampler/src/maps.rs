@@ -1,14 +1,14 @@
-//! Which of the program's memory is code that stays as it is: private mappings of files that are executed and
-//! not written, and the kernel's vdso. Everything else may change under us, and is left to the program.
+//! The program's memory that is code and stays as it is: private, executable, read-only mappings of files,
+//! and the kernel's vdso. All other memory may change while we use it, so its code runs natively.
 
 use crate::system;
 use std::ops::Range;
 
-/// /proc/self/maps of a program with thousands of mappings; of one with more, the rest is not seen.
+/// The room for /proc/self/maps: thousands of mappings. Mappings beyond it are ignored.
 const TEXT_BYTES: usize = 2 << 20;
 const REGIONS: usize = 4096;
 
-/// Executed memory, and a sum of what is mapped there.
+/// A range of code and a hash of what is mapped there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Region {
     start: u64,
@@ -16,7 +16,7 @@ struct Region {
     of: u64,
 }
 
-/// All code.
+/// All code of the program.
 pub struct Maps {
     regions: Vec<Region>,
     before: Vec<Region>,
@@ -29,7 +29,8 @@ impl Maps {
         Maps { regions: list(), before: list(), text: vec![0; TEXT_BYTES] }
     }
 
-    /// Looks at the program anew; false if some of the code that was known is no longer there.
+    /// Reads the mappings again. Returns false if code that was known before is no longer there, or on an
+    /// error.
     pub fn look(&mut self) -> bool {
         std::mem::swap(&mut self.regions, &mut self.before);
         self.regions.clear();
@@ -43,23 +44,24 @@ impl Maps {
         self.before.iter().all(|old| self.regions.contains(old))
     }
 
-    /// The bytes of code from an address on; none if it is not code.
+    /// Returns the code from an address on, at most 1024 bytes. None if it is not code.
     pub fn code_at(&self, pc: u64) -> Option<&'static [u8]> {
         let after = self.regions.partition_point(|region| region.start <= pc);
         let region = self.regions.get(after.checked_sub(1)?)?;
         let length = region.end.checked_sub(pc).filter(|length| *length > 0)?;
-        // SAFETY: mapped and readable, as the kernel has said; who unmaps code that is about to run loses
-        // the program anyway.
+        // SAFETY: the kernel has shown it as mapped and readable. A program that unmaps code which it is
+        // about to run crashes natively, too.
         Some(unsafe { std::slice::from_raw_parts(pc as *const u8, length.min(1024) as usize) })
     }
 
-    /// Whether some of a range is code.
+    /// Returns true if part of a range is code.
     pub fn has_code_in(&self, range: Range<u64>) -> bool {
         self.regions.iter().any(|region| region.start < range.end && range.start < region.end)
     }
 }
 
-/// `7f00-7f10 r-xp 00001000 08:02 173521 /usr/lib/a.so`
+/// Parses a line such as `7f00-7f10 r-xp 00001000 08:02 173521 /usr/lib/a.so`. Returns none unless it is
+/// code.
 fn region(line: &[u8]) -> Option<Region> {
     let mut words = line.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
     let mut bounds = words.next()?.split(|byte| *byte == b'-');

@@ -1,4 +1,4 @@
-//! The C half, which writes the stream (recorder/engines/native/pagetax.c).
+//! The interface to the C half, which writes the stream (recorder/engines/native/pagetax.c).
 
 use crate::cache::Block;
 use crate::status::{self, Status};
@@ -21,7 +21,7 @@ unsafe extern "C" {
     fn pn_native() -> *mut Status;
 }
 
-/// What accesses are worth from now on.
+/// The use of accesses from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Phase {
@@ -30,20 +30,20 @@ pub enum Phase {
     Counted = 2,
 }
 
-/// Slots of each filter.
+/// The number of slots in each filter.
 pub const SLOT_COUNT: u32 = 8192;
 
-/// `struct pn_filter`: pages that TLBs hold for certain.
+/// `struct pn_filter`: pages that TLBs certainly hold.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Filter {
-    /// log2 of its pages' size; 0: there is none.
+    /// log2 of the filter's page size in bytes; 0: there is no filter.
     pub page_shift: u32,
-    /// Where the first slot is.
+    /// The address of the first slot.
     pub slots: u32,
 }
 
-/// `struct pn_side`
+/// `struct pn_side`: the filters of small and of large pages.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Side {
@@ -51,7 +51,7 @@ pub struct Side {
     large: Filter,
 }
 
-/// Of data and of code.
+/// The filters of data and of code.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sides {
@@ -60,39 +60,39 @@ pub struct Sides {
 }
 
 impl Side {
-    /// Its filters, that of small pages first.
+    /// Returns the filters in use, that of small pages first.
     pub fn filters(self) -> impl Iterator<Item = Filter> {
         [self.small, self.large].into_iter().filter(|filter| filter.page_shift != 0)
     }
 }
 
 impl Filter {
-    /// The first address of the page of an address.
+    /// Returns the first address of the page that contains an address.
     pub fn page(self, address: u64) -> u64 {
         address >> self.page_shift << self.page_shift
     }
 
-    /// Where the slot of an address is.
+    /// Returns the address of the slot for an address.
     pub fn slot(self, address: u64) -> u32 {
         self.slots + ((address >> self.page_shift) as u32 % SLOT_COUNT) * 16
     }
 }
 
-/// C does a block.
+/// The C function that takes a block.
 pub const SLOW: Slow = pn_run;
 
-/// The stream of this process; used by the thread that is in a burst.
+/// The stream of this process. Only the thread in translated code uses it.
 pub struct Recorder(());
 
 impl Recorder {
-    /// Of the consumer's memory at a path, which ends in 0; without a path, of nobody.
+    /// Opens the consumer's memory at a path, which ends in 0. Without a path, records are discarded.
     pub fn open(path: Option<&[u8]>) -> Option<Recorder> {
-        // SAFETY: only says how many.
+        // SAFETY: only returns a size.
         let bytes = unsafe { pn_table_bytes() } as usize;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let tables = system::map(bytes, protection, libc::MAP_32BIT)? as *mut u8;
         let Some(path) = path else {
-            // SAFETY: what is written into is its own, and the tables.
+            // SAFETY: without memory it writes only to its own state and the tables.
             unsafe { pn_open(ptr::null_mut(), 0, 0, tables) };
             return Some(Recorder(()));
         };
@@ -104,66 +104,67 @@ impl Recorder {
         };
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         let arguments = [0, bytes as usize, protection, libc::MAP_SHARED as usize, file, 0];
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let memory = unsafe { system::call(libc::SYS_mmap, arguments) };
         system::close(file);
         if bytes <= 0 || memory <= 0 {
             return None;
         }
-        // SAFETY: memory of that many bytes, which stays.
+        // SAFETY: memory of that many bytes, which stays mapped.
         let open = unsafe { pn_open(memory as *mut u8, bytes as u64, system::process(), tables) };
         if open == 0 {
             return None;
         }
-        // SAFETY: in the memory that stays.
+        // SAFETY: part of the memory that stays mapped.
         unsafe { status::share(pn_native()) };
         Some(Recorder(()))
     }
 
     pub fn begin(&mut self, thread: u32) {
-        // SAFETY: open, and of one caller at a time.
+        // SAFETY: the stream is open, and only one thread at a time has the engine.
         unsafe { pn_begin(thread) }
     }
 
-    /// `gap`: of one that counts, the thread's instructions since it last counted.
+    /// Begins a phase. For [`Phase::Counted`], `gap` is the thread's instructions since it last began to
+    /// count.
     pub fn phase(&mut self, phase: Phase, gap: u64) {
         // SAFETY: as above.
         unsafe { pn_phase(phase as u32, gap) }
     }
 
-    /// Instructions that the next warm-up should have; 0: nobody knows yet.
+    /// Returns the length that the consumer wants for the next warm-up, in instructions; 0: not known yet.
     pub fn warm_up(&self) -> u64 {
         // SAFETY: as above.
         unsafe { pn_warm_up() }.into()
     }
 
-    /// From now on there may be large pages; whether the filters are others now.
+    /// Expects huge pages from now on. Returns true if the filters have changed.
     pub fn expect_large(&mut self) -> bool {
         // SAFETY: as above.
         unsafe { pn_expect_large() != 0 }
     }
 
-    /// Memory was unmapped.
+    /// Reports that memory was unmapped.
     pub fn gone(&mut self, start: u64, length: u64) {
         // SAFETY: as above.
         unsafe { pn_gone(start, length) }
     }
 
-    /// The page filters.
+    /// Returns the page filters.
     pub fn sides(&self) -> Sides {
         let mut sides = Sides::default();
-        // SAFETY: C writes as many.
+        // SAFETY: C writes one `Sides`.
         unsafe { pn_sides(&mut sides) };
         sides
     }
 
-    /// Logs were taken; how many instructions that were.
+    /// Reports what the generated code has taken from logs. Returns the instructions in these logs.
     pub fn took(&mut self, counts: Counts) -> u64 {
         // SAFETY: as above.
         unsafe { pn_took(counts.instructions(), counts.accesses()) }
     }
 
-    /// All was written; waits until it is read.
+    /// Ends the stream and waits until the consumer has read it.
     pub fn close(&mut self) {
         // SAFETY: as above.
         unsafe { pn_close() }

@@ -1,30 +1,31 @@
-//! What the engine says of itself, in the consumer's memory, and how it is switched off.
+//! The engine's status in the consumer's memory, and its switch-off.
 //!
-//! No panic may end the program: each function that others call runs within [`catch`], which switches the engine off.
+//! No panic may end the program: each function that others call runs within [`catch`], which switches the
+//! engine off.
 
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
-/// Reasons why bursts end ([`crate::burst::Why`]).
+/// The number of reasons why bursts end ([`crate::burst::Why`]).
 pub const WHYS: usize = 6;
 const TEXT_BYTES: usize = 256;
 
-/// `struct pt_native` (recorder/engines/stream.h)
+/// `struct pt_native` (recorder/engines/stream.h).
 #[repr(C)]
 pub struct Status {
     state: AtomicU64,
     pub ends: [AtomicU64; WHYS],
-    /// In bursts, and between them.
+    /// Instructions in bursts, and in counting translations.
     pub instructions: AtomicU64,
     pub counted: AtomicU64,
-    /// CPU time that bursts stand for.
+    /// The CPU time that the counted parts and their gaps cover.
     pub cpu_ns: AtomicU64,
     /// Threads without a timer.
     pub unseen_threads: AtomicU64,
     text: [AtomicU8; TEXT_BYTES],
 }
 
-/// Why there are no more bursts, as recorder/src/native.rs reads it.
+/// Reasons why there are no more bursts. recorder/src/native.rs reads the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Off {
@@ -48,9 +49,9 @@ static OWN: Status = Status {
 };
 static STATUS: AtomicPtr<Status> = AtomicPtr::new((&raw const OWN).cast_mut());
 
-/// No burst begins any more, and those that there are end soon.
+/// True once the engine closes: no burst begins any more, and present ones end soon.
 static CLOSING: AtomicBool = AtomicBool::new(false);
-/// Threads that are in our code natively.
+/// The number of threads that execute our code natively.
 static INSIDE: AtomicU32 = AtomicU32::new(0);
 
 pub fn status() -> &'static Status {
@@ -58,21 +59,22 @@ pub fn status() -> &'static Status {
     unsafe { &*STATUS.load(Relaxed) }
 }
 
-/// From now on it is the consumer's.
+/// Moves the status to the consumer's memory.
 ///
 /// # Safety
-/// The memory stays.
+/// The memory must stay mapped.
 pub unsafe fn share(status: *mut Status) {
     STATUS.store(status, Relaxed);
 }
 
-/// The engine starts.
+/// Switches the engine on, and keeps panic messages from now on.
 pub fn on() {
     std::panic::set_hook(Box::new(note));
     status().state.store(ON, Relaxed);
 }
 
-/// The engine is off from now on. The first reason is kept, but for one that makes the recording void.
+/// Switches the engine off. The first reason stays, except that [`Off::Failed`], which voids the recording,
+/// replaces it.
 pub fn off(why: Off) {
     CLOSING.store(true, Release);
     let state = &status().state;
@@ -95,18 +97,18 @@ pub fn is_closing() -> bool {
     CLOSING.load(Relaxed)
 }
 
-/// A thread that may make system calls of ours, natively.
+/// A guard: its thread may make system calls of ours natively.
 pub struct Inside(());
 
 impl Inside {
-    /// None once the engine is off.
+    /// Creates a guard. Returns none once the engine is off.
     pub fn enter() -> Option<Inside> {
         INSIDE.fetch_add(1, SeqCst);
         let inside = Inside(());
         if CLOSING.load(SeqCst) { None } else { Some(inside) }
     }
 
-    /// Whether somebody is.
+    /// Returns true while a guard exists.
     pub fn is_anybody() -> bool {
         INSIDE.load(SeqCst) > 0
     }
@@ -118,12 +120,12 @@ impl Drop for Inside {
     }
 }
 
-/// Does some work of ours. A panic in it switches the engine off; none then.
+/// Runs some of our code. A panic in it switches the engine off; the result is then none.
 pub fn catch<T>(work: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => Some(result),
         Err(payload) => {
-            // Dropping it could run anything.
+            // To drop the payload could run any code.
             std::mem::forget(payload);
             off(Off::Failed);
             None
@@ -131,7 +133,7 @@ pub fn catch<T>(work: impl FnOnce() -> T) -> Option<T> {
     }
 }
 
-/// Keeps what a panic says, in place of printing it into the program's output.
+/// Keeps a panic's message in the status, in place of printing it into the program's output.
 fn note(info: &PanicHookInfo<'_>) {
     let mut text = Text(0);
     if let Some(at) = info.location() {
@@ -144,13 +146,13 @@ fn note(info: &PanicHookInfo<'_>) {
     let _ = std::fmt::Write::write_str(&mut text, said.unwrap_or("a panic"));
 }
 
-/// Bytes of the status' text that are written.
+/// A writer to the status text: the number of bytes that it has written.
 struct Text(usize);
 
 impl std::fmt::Write for Text {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         for byte in text.bytes() {
-            // The last one stays 0.
+            // The last byte stays 0.
             if self.0 + 1 < TEXT_BYTES {
                 status().text[self.0].store(byte, Relaxed);
                 self.0 += 1;
@@ -160,7 +162,7 @@ impl std::fmt::Write for Text {
     }
 }
 
-/// What failed, for tests.
+/// Returns the panic's message, for tests.
 pub fn text() -> String {
     let bytes: Vec<u8> = status().text.iter().map(|byte| byte.load(Relaxed)).collect();
     String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()

@@ -1,44 +1,45 @@
-//! The code between the program's and ours, written once.
+//! The code between translated code and ours. It is emitted once.
 
 use crate::area::{Addresses, FLAGS, FRAMES, PLACES, Reason, SLOTS};
 use crate::emit::{Emitter, R11, RAX, RCX, RDI, RDX, RSP, Width};
 
-/// Where copies go when there is something to do that is not in their code, and how they go on.
+/// Addresses that translations jump to for work that is not in their own code.
 #[derive(Debug, Clone, Copy)]
 pub struct Stubs {
-    /// Comes back, with a reason.
+    /// Returns control to the dispatcher, with a reason.
     pub enter: usize,
-    /// Takes a full log, and goes on at `Area::resume`; comes back now and then.
+    /// Takes a full log and goes on at `Area::resume`. Returns control after `Area::rounds` logs.
     pub full: usize,
     pub counting: Counting,
-    /// By kind of copies.
+    /// The landings by kind of translation.
     pub landings: [Landings; 2],
 }
 
-/// Where indirect jumps and returns go that land nowhere.
+/// Destinations of indirect jumps and returns that the tables do not resolve.
 #[derive(Debug, Clone, Copy)]
 pub struct Landings {
-    /// An indirect jump that has no landing in the table, or another one's. rcx and r11 are spilled.
+    /// An indirect jump without a landing in the table, or with one of another address. rcx and r11 are
+    /// spilled.
     pub no_jump: usize,
-    /// A return that has none, and one that has another one's.
+    /// A return without a landing, and a return with one of another address.
     pub no_return: usize,
     pub other_return: usize,
 }
 
-/// Those of counting copies.
+/// The stubs of counting translations.
 #[derive(Debug, Clone, Copy)]
 pub struct Counting {
-    /// Of the vector register that they count in.
+    /// The width of the vector register that has the count.
     pub width: Width,
     pub enter: usize,
     /// Goes on at `Area::resume_counting`.
     pub resume: usize,
-    /// Comes back from a fault, where the vector register is not the program's.
+    /// Returns control from a fault, when the vector register does not have the program's value.
     pub fault: usize,
 }
 
-/// All of them. `state` are the parts of the processor's extended state that are saved, `take` takes a log
-/// ([`crate::taking`]), `dispatch` decides what comes next.
+/// Emits all stubs. `state` is the mask of the extended state to save. `take` takes a log
+/// ([`crate::taking`]). `dispatch` decides where the program goes on.
 pub fn make(
     out: &mut Emitter,
     addresses: Addresses,
@@ -60,7 +61,8 @@ pub fn make(
     Stubs { enter, full, counting, landings }
 }
 
-/// Takes the log, which is full, without all that [`save_state`] takes.
+/// Emits the stub that takes a full log. It need not save vector registers ([`save_state`]), as `take` uses
+/// none.
 fn full(out: &mut Emitter, addresses: Addresses, take: usize, saved: usize) -> usize {
     let start = out.at();
     save_registers(out, addresses);
@@ -74,7 +76,7 @@ fn full(out: &mut Emitter, addresses: Addresses, take: usize, saved: usize) -> u
     start
 }
 
-/// The program's general registers and flags, into the context; then we are on our own stack.
+/// Emits stores of the program's general registers and flags to the context, and the switch to our own stack.
 fn save_registers(out: &mut Emitter, addresses: Addresses) {
     for (number, place) in PLACES.iter().enumerate() {
         out.store(addresses.register(*place), number as u8);
@@ -85,7 +87,7 @@ fn save_registers(out: &mut Emitter, addresses: Addresses) {
     out.bytes(&[0xfc]); // cld
 }
 
-/// And all other registers.
+/// Emits a store of the extended state. It overwrites rax and rdx.
 fn save_state(out: &mut Emitter, addresses: Addresses, state: u64) {
     mask(out, state);
     out.with_address(&[0x48, 0x0f, 0xae], 4, addresses.state()); // xsave64
@@ -96,7 +98,7 @@ fn restore_state(out: &mut Emitter, addresses: Addresses, state: u64) {
     out.with_address(&[0x48, 0x0f, 0xae], 5, addresses.state()); // xrstor64
 }
 
-/// Goes on where the program was.
+/// Emits loads of the program's registers, and the jump to where it goes on.
 fn restore_registers(out: &mut Emitter, addresses: Addresses) {
     out.with_address(&[0xff], 6, addresses.register(FLAGS)); // push
     out.bytes(&[0x9d]); // popfq
@@ -129,7 +131,7 @@ fn counting(out: &mut Emitter, addresses: Addresses, state: u64, enter_plain: us
 
 fn landings(out: &mut Emitter, addresses: Addresses, enter: usize) -> Landings {
     let no_return = out.at();
-    // The table's entry was put over the address to return to.
+    // The translation has replaced the return address on the stack by the table's entry: restore it.
     out.bytes(&[0x48, 0x89, 0x4c, 0x24, 0xf8]); // mov [rsp - 8], rcx
     let other_return = out.at();
     out.bytes(&[0x48, 0x8b, 0x4c, 0x24, 0xf8]); // mov rcx, [rsp - 8]
@@ -144,7 +146,7 @@ fn landings(out: &mut Emitter, addresses: Addresses, enter: usize) -> Landings {
     Landings { no_jump, no_return, other_return }
 }
 
-/// The registers that an indirect jump borrows.
+/// Emits stores of the registers that an indirect jump borrows.
 pub fn borrow_jump(out: &mut Emitter, addresses: Addresses) {
     [RCX, R11].iter().for_each(|number| out.store(addresses.spilled(*number), *number));
 }
@@ -153,8 +155,8 @@ fn give_back_jump(out: &mut Emitter, addresses: Addresses) {
     [RCX, R11].iter().for_each(|number| out.load(*number, addresses.spilled(*number)));
 }
 
-/// Where indirect jumps land that go to `own`. What follows is run if they do; `other` is for
-/// those that do not.
+/// Emits the landing of indirect jumps to `own`: the code that follows runs for these. Others go on at
+/// `other`.
 pub fn jump_lands(out: &mut Emitter, addresses: Addresses, own: u64, other: usize) {
     out.constant(R11, own.wrapping_neg());
     out.bytes(&[0x4a, 0x8d, 0x0c, 0x19]); // lea rcx, [rcx + r11]
@@ -164,7 +166,7 @@ pub fn jump_lands(out: &mut Emitter, addresses: Addresses, own: u64, other: usiz
     give_back_jump(out, addresses);
 }
 
-/// The same of returns.
+/// Emits the landing of returns to `own`: the code that follows runs for these. Others go on at `other`.
 pub fn return_lands(out: &mut Emitter, addresses: Addresses, own: u64, other: usize) {
     out.bytes(&[0x48, 0x89, 0x4c, 0x24, 0xf8]); // mov [rsp - 8], rcx
     out.constant(R11, own.wrapping_neg());
@@ -174,7 +176,7 @@ pub fn return_lands(out: &mut Emitter, addresses: Addresses, own: u64, other: us
     give_back_jump(out, addresses);
 }
 
-/// r11: the table's entry of the address in rcx.
+/// Emits a load of the table's entry for the address in rcx into r11.
 pub fn entry_of_rcx(out: &mut Emitter, table: u32) {
     out.bytes(&[0x44, 0x0f, 0xb7, 0xd9]); // movzx r11d, cx
     out.bytes(&[0x46, 0x8b, 0x1c, 0x9d]); // mov r11d, [table + r11 * 4]

@@ -1,15 +1,15 @@
-//! Raw system calls: they leave errno alone, which is the program's.
+//! Raw system calls. They do not change errno, which belongs to the program.
 
 use std::arch::asm;
 
-/// A system call; a negative number of an error, or its result.
+/// Makes a system call. Returns its result, or a negative error.
 ///
 /// # Safety
-/// As of the call.
+/// The same conditions as for the call.
 pub unsafe fn call(number: i64, arguments: [usize; 6]) -> isize {
     let [a, b, c, d, e, f] = arguments;
     let result;
-    // SAFETY: the kernel changes no more registers than these; the rest is the caller's promise.
+    // SAFETY: the kernel changes no registers except these. The caller promises the rest.
     unsafe {
         asm!(
             "syscall",
@@ -21,29 +21,29 @@ pub unsafe fn call(number: i64, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// Private anonymous memory, where the kernel likes, with more flags; none if there is none.
+/// Maps private anonymous memory at an address of the kernel's choice. Returns none if the kernel refuses.
 pub fn map(bytes: usize, protection: i32, flags: i32) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
-    // SAFETY: a new mapping at a place of the kernel's choice.
+    // SAFETY: a new mapping at an address of the kernel's choice.
     let start = unsafe {
         call(libc::SYS_mmap, [0, bytes, protection as usize, flags as usize, usize::MAX, 0])
     };
     (start > 0).then_some(start as usize)
 }
 
-/// The calling thread.
+/// Returns the id of the calling thread.
 pub fn thread() -> u32 {
     // SAFETY: touches no memory.
     unsafe { call(libc::SYS_gettid, [0; 6]) as u32 }
 }
 
-/// The process.
+/// Returns the id of the process.
 pub fn process() -> u32 {
     // SAFETY: touches no memory.
     unsafe { call(libc::SYS_getpid, [0; 6]) as u32 }
 }
 
-/// Time of a clock, nanoseconds.
+/// Returns the time of a clock, in ns.
 pub fn now_ns(clock: i32) -> u64 {
     let mut time = [0u64; 2];
     // SAFETY: the kernel writes a timespec, two words.
@@ -51,7 +51,7 @@ pub fn now_ns(clock: i32) -> u64 {
     time[0] * 1_000_000_000 + time[1]
 }
 
-/// Waits a moment, the longer the more often it was done.
+/// Waits between two tries of a loop: yields in the first 64, then sleeps for 100 µs each.
 pub fn pause(nth: u32) {
     let time = [0u64, 100_000];
     let arguments = [time.as_ptr() as usize, 0, 0, 0, 0, 0];
@@ -64,22 +64,22 @@ pub fn pause(nth: u32) {
     };
 }
 
-/// Opens a file, whose path ends in 0.
+/// Opens a file. The path must end in 0. Returns none on an error.
 pub fn open(path: &[u8], flags: i32) -> Option<usize> {
     debug_assert_eq!(path.last(), Some(&0));
     let at = libc::AT_FDCWD as usize;
     let flags = (flags | libc::O_CLOEXEC) as usize;
-    // SAFETY: the path ends.
+    // SAFETY: the path ends in 0.
     let file = unsafe { call(libc::SYS_openat, [at, path.as_ptr() as usize, flags, 0o600, 0, 0]) };
     (file >= 0).then_some(file as usize)
 }
 
-/// Reads as much as fits; how much.
+/// Reads until the buffer is full, the file ends or an error occurs. Returns the number of bytes.
 pub fn read(file: usize, into: &mut [u8]) -> usize {
     let mut count = 0;
     while count < into.len() {
         let rest = &mut into[count..];
-        // SAFETY: writes at most the rest.
+        // SAFETY: the kernel writes at most the rest.
         let got = unsafe {
             call(libc::SYS_read, [file, rest.as_mut_ptr() as usize, rest.len(), 0, 0, 0])
         };
@@ -91,8 +91,8 @@ pub fn read(file: usize, into: &mut [u8]) -> usize {
     count
 }
 
-/// Closes a file.
+/// Closes a file descriptor.
 pub fn close(file: usize) {
-    // SAFETY: the caller's own file.
+    // SAFETY: the caller owns the descriptor.
     unsafe { call(libc::SYS_close, [file, 0, 0, 0, 0, 0]) };
 }

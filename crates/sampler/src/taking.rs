@@ -1,31 +1,32 @@
-//! Takes the log: code made for each block, which looks the block's accesses up in the page filter.
+//! The code that takes the log. Each block has its own, which looks the block's accesses up in the page
+//! filter.
 //!
-//! A frame begins with the address of that code, so that each goes on to the next by itself. It tests all pages of a
-//! block first; if all stand in their slots (recorder/engines/filter.h), stamping them is all that is to be done.
-//! If one does not, C does the whole block, access by access. Accesses near each other from one logged
-//! register have one test, and the stamp of the last of them; pages that share a slot are stamped in the order of
-//! their accesses.
+//! A frame begins with the address of its block's code, which jumps to that of the next frame. The code first
+//! tests all pages of the block. If all are in their slots (recorder/engines/filter.h), it only stamps them.
+//! Otherwise C takes the whole block, access by access. Accesses near each other from one logged register
+//! share a test, and the stamp of the last of them. Pages that share a slot are stamped in the order of their
+//! accesses.
 
 use crate::area::{Addresses, Area, FRAMES, SLOTS};
 use crate::cache::{Access, Block, FS};
 use crate::emit::{Emitter, R12, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI};
 use crate::recorder::{SLOT_COUNT, Sides};
 
-/// Bytes that accesses with one test are apart, at most: few of them go over the end of a page.
+/// The most bytes that accesses with one test span: few spans of this size cross the end of a page.
 const APART: i64 = 512;
-/// Tests of a block, at most; C does a block that needs more.
+/// The most tests of a block. C takes a block that needs more.
 const RUNS: usize = 16;
-/// Bytes of a frame.
+/// The size of a frame in bytes.
 const FRAME: u8 = 8 * SLOTS as u8;
-/// Of a slot: log2 of its size, and where its stamp is.
+/// The layout of a slot: log2 of its bytes, and the offset of its stamp.
 const SLOT_SHIFT: u32 = 4;
 const STAMP: u32 = 8;
-/// Instructions of a sum of counts, as many bits, for those of [`ROUNDS`] logs; accesses stand above them, so many of
-/// a block.
+/// The bits of [`Counts`] for instructions, enough for [`ROUNDS`] logs. Accesses are counted above them. A
+/// block adds both counts as one 31-bit constant, so that it may have at most [`ACCESSES`].
 const INSTRUCTION_BITS: u32 = 24;
 const ACCESSES: u32 = 127;
 
-/// Instructions and accesses of blocks that C has not done.
+/// Instructions and accesses of the blocks that C has not taken.
 #[derive(Debug, Clone, Copy)]
 pub struct Counts(u64);
 
@@ -39,26 +40,27 @@ impl Counts {
     }
 }
 
-/// C does a block: its frame, the thread's segment and the clock; the clock.
+/// The function of C that takes a block. Its arguments are the block, its frame, the FS base and the clock.
+/// Returns the new clock.
 pub type Slow = unsafe extern "C" fn(*const Block, *const u64, u64, u64) -> u64;
 type Take = unsafe extern "C" fn(*const u64);
 
-/// Full logs between two looks at how far a burst is, at most.
+/// The most full logs between two checks of whether a burst is over.
 pub const ROUNDS: u32 = 16;
 
-/// The code that is the same for all blocks, and what the filters are.
+/// The code that all blocks share, and the page filters.
 #[derive(Debug, Clone, Copy)]
 pub struct Taking {
     pub sides: Sides,
-    /// Takes the frames from one on, which is in rdi; uses no vector register.
+    /// The function that takes the frames from the one in rdi downwards. It uses no vector register.
     pub take: usize,
     done: usize,
-    /// A block goes to C, which is in rdi.
+    /// The code that lets C take the block in rdi.
     slow: usize,
 }
 
-/// Writes the common code. While a log is taken rbx is the frame, rbp the clock, r12 the thread's segment,
-/// r14 counts, r15 the page that code was on.
+/// Emits the shared code. While it takes a log, rbx has the frame, rbp the clock, r12 the FS base, r14 the
+/// counts, and r15 the page of the previous block's code.
 pub fn make(out: &mut Emitter, addresses: Addresses, sides: Sides, slow: Slow) -> Taking {
     let take = out.at();
     out.bytes(&[0x53, 0x55, 0x41, 0x54, 0x41, 0x55, 0x41, 0x56, 0x41, 0x57]); // push rbx, rbp, r12 to r15
@@ -85,7 +87,7 @@ pub fn make(out: &mut Emitter, addresses: Addresses, sides: Sides, slow: Slow) -
     Taking { sides, take, done, slow: slow_at }
 }
 
-/// Of the stack: the slots of runs, of both filters. A call from below it finds the stack aligned.
+/// Stack bytes for the slots of runs, of both filters. The size aligns the stack for the call of C.
 const SCRATCH: u32 = 8 * RUNS as u32 + 8;
 
 fn no_code_page(out: &mut Emitter) {
@@ -101,21 +103,21 @@ fn next_frame(out: &mut Emitter) {
 struct Run {
     slot: u8,
     is_fs: bool,
-    /// First and last byte, from the register's value.
+    /// Offsets of the first and the last byte from the register's value.
     low: i64,
     high: i64,
-    /// The last one's place among the block's.
+    /// The index of the run's last access in the block.
     last: u32,
 }
 
-/// Runs of a block, in the order of their first accesses.
+/// The runs of a block, in the order of their first accesses.
 struct Runs {
     runs: [Run; RUNS],
     count: usize,
 }
 
 impl Runs {
-    /// None where C must do the block.
+    /// Groups a block's accesses into runs. Returns none if C must take the block.
     fn of(accesses: &[Access]) -> Option<Runs> {
         let mut of = Runs { runs: [Run::default(); RUNS], count: 0 };
         for (nth, access) in accesses.iter().enumerate() {
@@ -147,7 +149,7 @@ impl Runs {
 }
 
 impl Run {
-    /// Takes another one in, if it is near.
+    /// Merges another run if it is near. Returns none otherwise.
     fn with(&mut self, other: &Run) -> Option<()> {
         let (low, high) = (self.low.min(other.low), self.high.max(other.high));
         let is_near =
@@ -157,15 +159,17 @@ impl Run {
 }
 
 impl Taking {
-    /// Lets the first frame of a log, which is never written, be the end of one that is full.
+    /// Makes the first frame of a log, which no block writes, the end of a full log.
     pub fn ends_full(&self, area: &mut Area) {
         area.log[0][0] = self.done as u64;
     }
 
-    /// Takes the frames of a log from `from` on, the last of them first; what it and full ones before it counted.
+    /// Takes the frames of a log, from the last one down to `from`. Returns the counts of these and of the
+    /// full logs before them.
     pub fn take(&self, area: &mut Area, from: usize) -> Counts {
         area.log[from - 1][0] = self.done as u64;
-        // SAFETY: the code above; each frame has the address of its block's code, the last one's next that of the end.
+        // SAFETY: the code that `make` emitted. Each frame has the address of its block's code, and the one
+        // below `from` has the address of the end.
         unsafe {
             let take = std::mem::transmute::<usize, Take>(self.take);
             take(area.log[FRAMES - 1].as_ptr());
@@ -173,12 +177,12 @@ impl Taking {
         Counts(std::mem::take(&mut area.taken))
     }
 
-    /// Writes the code that takes a block's frames, and apart from it, that of what C does; where it begins.
+    /// Emits the code that takes a block's frames. Its rare path goes to `once`. Returns the entry.
     pub fn block(&self, out: &mut Emitter, once: &mut Emitter, block: *const Block) -> usize {
         let slow = once.at();
         once.constant(RDI, block as u64);
         once.jump(self.slow);
-        // SAFETY: a block of the cache's list, which has its accesses.
+        // SAFETY: a block of the cache's list, whose accesses live as long.
         let (block, accesses) = unsafe {
             let block = &*block;
             let accesses = match block.access_count {
@@ -206,7 +210,8 @@ impl Taking {
         entry
     }
 
-    /// A block on the page of the one before it, whose first address is in r15, is as good as that.
+    /// Emits the test of the block's code pages. A block on the page in r15, the page of the block before,
+    /// needs none.
     fn test_code(&self, out: &mut Emitter, once: &mut Emitter, block: &Block, slow: usize) {
         let pages = Pages::of(block);
         let constant = once.at();
@@ -236,8 +241,8 @@ impl Taking {
         once.jump(out.at());
     }
 
-    /// Where a run's slot is, from the table's first, while a block is taken: in these registers, the first
-    /// ones of blocks that are looked up in one filter, or in memory.
+    /// Returns the register that keeps the offset of a run's slot in the filter. None if the stack keeps it:
+    /// with two filters, and for runs after the fifth.
     fn slot_register(&self, nth: usize) -> Option<u8> {
         let is_alone = self.sides.data.filters().count() == 1;
         [8, 9, 10, 11, 13].get(nth).copied().filter(|_| is_alone)
@@ -267,7 +272,7 @@ impl Taking {
             out.move_to(RDI, RCX);
             out.xor_at(RDI, slot, filter.slots);
             if place == 0 {
-                out.bytes(&[0x48, 0x09, 0xd7]); // or rdi, rdx: the last byte and the first differ
+                out.bytes(&[0x48, 0x09, 0xd7]); // or rdi, rdx: bits in which the last byte and the first differ
             }
             out.shift_right(RDI, filter.page_shift as u8);
             out.jump_if_not_0(slow);
@@ -277,7 +282,7 @@ impl Taking {
         }
     }
 
-    /// With the stamp in rax.
+    /// Emits the stores of the stamp, which is in rax, into a run's slots.
     fn stamp_run(&self, out: &mut Emitter, nth: usize) {
         for (filter, place) in self.sides.data.filters().zip([0, 4]) {
             let slot = self.slot_register(nth).unwrap_or_else(|| {
@@ -289,7 +294,7 @@ impl Taking {
     }
 }
 
-/// Addresses on the pages that a block's code is on: two at most.
+/// An address on each page of a block's code: one or two.
 struct Pages {
     addresses: [u64; 2],
     count: usize,
@@ -308,7 +313,7 @@ impl Pages {
         &self.addresses[..self.count]
     }
 
-    /// The first address of the last one.
+    /// Returns the first address of the last page.
     fn last(&self) -> u64 {
         self.addresses[1] >> 12 << 12
     }

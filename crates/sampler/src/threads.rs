@@ -1,8 +1,8 @@
-//! The program's threads: each has a timer of its CPU time, and a number while it lives.
+//! The program's threads. Each has a timer of its CPU time, and a number while it lives.
 //!
-//! Timers send signal 32, which the C library keeps for the cancellation of threads: its sigprocmask, sigwait, sigfillset
-//! and sigaction leave it out, so that no program blocks it, waits for it or handles it by the C library. What
-//! pthread_cancel sends is handed on to the C library's own handler.
+//! Timers send signal 32, which the C library reserves for the cancellation of threads. Its sigprocmask,
+//! sigwait, sigfillset and sigaction leave the signal out. So no program blocks it, waits for it or handles
+//! it through the C library. A signal that pthread_cancel sends goes to the C library's own handler.
 
 use crate::status::{Inside, Off, status};
 use crate::system;
@@ -10,45 +10,45 @@ use std::arch::naked_asm;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::*};
 
-/// Threads with numbers at a time, as many as records can tell apart; others have no bursts.
+/// The most threads that have numbers at a time, as many as records can tell apart. Others have no bursts.
 pub const THREADS: usize = 4096;
 
-/// SIGCANCEL of the C library.
+/// The C library's SIGCANCEL.
 const SIGNAL: i32 = 32;
-/// Whether threads have timers.
+/// True while threads have timers.
 static HAS_TIMERS: AtomicBool = AtomicBool::new(false);
-/// The C library's handler of it; 0: there is none yet.
+/// The address of the C library's handler of [`SIGNAL`]; 0: not installed yet.
 static CANCEL: AtomicUsize = AtomicUsize::new(0);
-/// What handlers return to.
+/// The address that handlers return to.
 static RESTORER: AtomicUsize = AtomicUsize::new(0);
-/// CPU time, but for tests.
+/// The clock of timers: CPU time, except in tests.
 static CLOCK: AtomicI32 = AtomicI32::new(libc::CLOCK_THREAD_CPUTIME_ID);
-/// Who is sampled: not who was forked.
+/// The id of the sampled process. A forked child has another one.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
-/// Of threads that end.
+/// The key of thread-specific data whose destructor is [`ended`].
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
-/// By number: a timer + 2; 0: free; 1: taken.
+/// Timers by thread number: a timer's id + 2; 0: the number is free; 1: it is taken.
 static TIMERS: [AtomicU32; THREADS] = [const { AtomicU32::new(0) }; THREADS];
-/// By number: how many threads have had it.
+/// Generations by thread number: how many threads have had the number.
 static GENERATIONS: [AtomicU32; THREADS] = [const { AtomicU32::new(0) }; THREADS];
 
-/// The value that the timer sends which stops counting copies; others send the thread's number.
+/// The value that the poll timer sends. Other timers send their thread's number.
 const POLL: u64 = 1 << 32;
 
-/// What comes with a signal of ours.
+/// The meaning of a signal from our timers.
 pub enum Sent {
-    /// The thread with this number has run for long enough.
+    /// A burst, or counting, begins: the native time of the thread with this number is over.
     Begin(u32),
-    /// Counting copies have.
+    /// The counter of counting translations is due to be read.
     Poll,
 }
 
-/// The generation of the thread that has a number now. What is known of a number is of no use for another one.
+/// Returns the generation of the thread that has a number now. State of another generation is stale.
 pub fn generation(number: u32) -> u32 {
     GENERATIONS[number as usize].load(Acquire)
 }
 
-/// The kernel's sigevent.
+/// The kernel's struct sigevent.
 #[repr(C)]
 struct Event {
     value: u64,
@@ -58,7 +58,7 @@ struct Event {
     pad: [i32; 11],
 }
 
-/// What sigaction(2) says of a signal: its handler, flags, where that returns to, its mask.
+/// Returns a signal's kernel_sigaction: its handler, flags, restorer and mask.
 pub fn action(signal: i32) -> [u64; 4] {
     let mut action = [0u64; 4];
     let arguments = [signal as usize, 0, &raw mut action as usize, 8, 0, 0];
@@ -67,24 +67,24 @@ pub fn action(signal: i32) -> [u64; 4] {
     action
 }
 
-/// Sets it.
+/// Sets a signal's kernel_sigaction.
 pub fn set_action(signal: i32, action: &[u64; 4]) {
     let arguments = [signal as usize, action.as_ptr() as usize, 0, 8, 0, 0];
-    // SAFETY: the kernel reads four words; the handler is the caller's matter.
+    // SAFETY: the kernel reads four words. The caller answers for the handler.
     unsafe { system::call(libc::SYS_rt_sigaction, arguments) };
 }
 
-/// Whether the kernel checks return addresses.
+/// Returns true if the calling thread has a shadow stack, which checks return addresses.
 pub fn has_shadow_stack() -> bool {
     const ARCH_SHSTK_STATUS: usize = 0x5005;
     let mut features = 0u64;
     let arguments = [ARCH_SHSTK_STATUS, &raw mut features as usize, 0, 0, 0, 0];
-    // SAFETY: the kernel writes a word, or knows of no such thing.
+    // SAFETY: the kernel writes a word, or returns an error.
     unsafe { system::call(libc::SYS_arch_prctl, arguments) };
     features & 1 != 0
 }
 
-/// Of the calling thread.
+/// Returns the FS base of the calling thread.
 pub fn fs_base() -> u64 {
     const ARCH_GET_FS: usize = 0x1003;
     let mut base = 0u64;
@@ -94,7 +94,7 @@ pub fn fs_base() -> u64 {
     base
 }
 
-/// Signals that wait for the calling thread.
+/// Returns the signals that are pending for the calling thread.
 pub fn waiting_signals() -> u64 {
     let mut set = 0u64;
     let arguments = [&raw mut set as usize, 8, 0, 0, 0, 0];
@@ -103,19 +103,19 @@ pub fn waiting_signals() -> u64 {
     set
 }
 
-/// Handles our signal; its sender's code says that it is ours.
+/// A handler of our signals only; [`entry`] tells them from others by si_code.
 pub type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut c_void);
 static HANDLER: AtomicUsize = AtomicUsize::new(0);
 
-/// Hands a signal on to whom it is for. Jumps there, as the C library's handler ends threads by unwinding the stack,
-/// which must have no frame of ours then.
+/// Dispatches [`SIGNAL`] to our handler or the C library's. It jumps to the C library's handler, which may
+/// end the thread by unwinding the stack: no frame of ours may be on the stack then.
 #[unsafe(naked)]
 extern "C" fn entry(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
     naked_asm!(
         "mov eax, [rsi + 8]", // si_code
         "cmp eax, -2",        // SI_TIMER
         "je 2f",
-        "cmp eax, -1", // SI_QUEUE, of tests
+        "cmp eax, -1", // SI_QUEUE, in tests
         "je 2f",
         "push rdi",
         "push rsi",
@@ -141,13 +141,13 @@ extern "C" fn entry(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
     )
 }
 
-/// Readies the calling thread for the C library's handler, which blocks no signal but its own; false in copies, where
-/// its signal waits until the thread has left them.
+/// Prepares the calling thread for the C library's handler, which expects only its own signal blocked.
+/// Returns false in translated code: the signal is sent again when the thread has left it.
 extern "C" fn is_to_be_cancelled(
     info: *mut libc::siginfo_t,
     context: *const crate::area::Context,
 ) -> bool {
-    // SAFETY: the kernel hands handlers both, a context at least as long as ours.
+    // SAFETY: the kernel passes both to handlers, the context at least as long as ours.
     let (code, mask) = unsafe { ((*info).si_code, (*context).mask) };
     if code != libc::SI_TKILL || crate::burst::leaves_soon() {
         return false;
@@ -156,7 +156,7 @@ extern "C" fn is_to_be_cancelled(
     true
 }
 
-/// Cancels the calling thread as pthread_cancel(3) has asked for, when its signals come.
+/// Sends the calling thread the signal of pthread_cancel(3) again. It comes once signals are unblocked.
 pub fn cancel_again() {
     let (process, thread) = (system::process() as usize, system::thread() as usize);
     // SAFETY: touches no memory.
@@ -170,33 +170,33 @@ fn set_mask(mask: u64) {
     unsafe { system::call(libc::SYS_rt_sigprocmask, arguments) };
 }
 
-/// No signal comes until the thread's mask is another one.
+/// Blocks all signals of the calling thread.
 pub fn block_signals() {
     set_mask(!0);
 }
 
-/// The signal as a bit.
+/// Returns the bit of [`SIGNAL`] in a signal mask.
 pub fn signal_bit() -> u64 {
     1 << (SIGNAL - 1)
 }
 
-/// What comes with our signal.
+/// Returns the meaning of a signal of ours. None for an unknown value.
 ///
 /// # Safety
-/// Of a siginfo that the kernel has handed to a handler of it.
+/// `info` must be a siginfo that the kernel has passed to a handler of [`SIGNAL`].
 pub unsafe fn sent(info: *const libc::siginfo_t) -> Option<Sent> {
-    // SAFETY: as promised; of timers and of sigqueue(3) there is a value.
+    // SAFETY: the caller promises it. Signals of timers and of sigqueue(3) carry a value.
     match unsafe { (*info).si_value().sival_ptr as u64 } {
         POLL => Some(Sent::Poll),
         number => (number < THREADS as u64).then_some(Sent::Begin(number as u32)),
     }
 }
 
-/// The C library's code that a handler returns to.
+/// Returns the address of the C library's restorer, the code that a handler returns to.
 fn restorer() -> Option<usize> {
     let signal = (libc::SIGRTMIN()..=libc::SIGRTMAX()).find(|signal| action(*signal)[0] == 0)?;
     let before = action(signal);
-    // SAFETY: ignored for a moment, before there are threads.
+    // SAFETY: the signal is ignored only briefly, before there are threads.
     unsafe {
         let mut ignored: libc::sigaction = std::mem::zeroed();
         ignored.sa_sigaction = libc::SIG_IGN;
@@ -209,7 +209,7 @@ fn restorer() -> Option<usize> {
 
 const FLAGS: i32 = libc::SA_SIGINFO | libc::SA_RESTART | 0x0400_0000; // SA_RESTORER
 
-/// Installs ours in place of the C library's, which is kept.
+/// Installs our handler and keeps the address of the C library's.
 fn install() {
     let [handler, ..] = action(SIGNAL);
     if handler == entry as *const () as u64 {
@@ -219,23 +219,23 @@ fn install() {
     set_action(SIGNAL, &our_action());
 }
 
-/// The action of our signal.
+/// Returns the action of our signal.
 pub fn our_action() -> [u64; 4] {
     let flags = (FLAGS | libc::SA_ONSTACK) as u64;
     [entry as *const () as u64, flags, RESTORER.load(Relaxed) as u64, !0]
 }
 
-/// The C library's handler is back.
+/// Restores the C library's handler.
 fn uninstall() {
     let theirs = CANCEL.load(Acquire) as u64;
     let restorer = RESTORER.load(Relaxed) as u64;
-    // What timers have sent before may still come.
+    // Signals that timers have sent may still be pending: they must not kill the program.
     let handler = if theirs > 1 { theirs } else { libc::SIG_IGN as u64 };
     set_action(SIGNAL, &[handler, FLAGS as u64, restorer, 0]);
 }
 
-/// Sends the calling thread a signal with this siginfo. Only the main thread may say that kill(2)
-/// or tgkill(2) has sent it; for others tgkill(2) does.
+/// Sends the calling thread a signal with this siginfo. The kernel accepts a siginfo of kill(2) or tgkill(2)
+/// only from the main thread. Other threads use tgkill(2).
 pub fn send(signal: isize, info: usize) {
     let (process, thread) = (system::process() as usize, system::thread() as usize);
     // SAFETY: the kernel reads a siginfo.
@@ -247,7 +247,7 @@ pub fn send(signal: isize, info: usize) {
     };
 }
 
-/// A timer that sends it to the calling thread.
+/// A timer that sends [`Sent::Poll`] to the calling thread.
 pub struct Polls(i32);
 
 impl Polls {
@@ -257,7 +257,7 @@ impl Polls {
         polls
     }
 
-    /// The next one, and no more.
+    /// Sets the timer to fire once.
     pub fn next(&self, after_ns: u64) {
         set_timer(self.0, after_ns);
     }
@@ -268,7 +268,7 @@ impl Polls {
     }
 }
 
-/// A timer that sends our signal with a value to the calling thread.
+/// Creates a timer that sends [`SIGNAL`] with a value to the calling thread.
 fn new_timer(clock: i32, value: u64) -> Option<i32> {
     const SIGEV_THREAD_ID: i32 = 4;
     let thread = system::thread() as i32;
@@ -280,7 +280,7 @@ fn new_timer(clock: i32, value: u64) -> Option<i32> {
     (result == 0).then_some(timer)
 }
 
-/// Installs the handler, and begins with the calling thread.
+/// Installs the handler and gives the calling thread a timer.
 pub fn start(handler: Handler, clock: i32, first_ns: u64) -> Result<(), Off> {
     if libc::SIGRTMIN() <= SIGNAL {
         return Err(Off::NoSignal);
@@ -288,7 +288,8 @@ pub fn start(handler: Handler, clock: i32, first_ns: u64) -> Result<(), Off> {
     RESTORER.store(restorer().ok_or(Off::NoSignal)?, Relaxed);
     HANDLER.store(handler as *const () as usize, Release);
     install();
-    // SAFETY: a key of ours, with a function of the right type; a function that touches atomics only.
+    // SAFETY: a key of ours with a destructor of the right type, and a fork handler that touches only
+    // atomics.
     unsafe {
         let mut key = 0;
         if libc::pthread_key_create(&mut key, Some(ended)) != 0
@@ -308,28 +309,28 @@ pub fn start(handler: Handler, clock: i32, first_ns: u64) -> Result<(), Off> {
     }
 }
 
-/// A forked child is not sampled, and makes no system call of ours.
+/// Switches the engine off in a forked child: the child is not sampled and makes no system call of ours.
 extern "C" fn forked() {
     HAS_TIMERS.store(false, Relaxed);
     crate::status::close_soon();
 }
 
-/// Ends all timers, and gives the signal back: the kernel may not let us call it any more.
+/// Deletes all timers and restores the C library's handler, before a seccomp filter may forbid that.
 pub fn stop() {
     HAS_TIMERS.store(false, Release);
     for timer in TIMERS.iter().filter_map(|timer| timer.load(Relaxed).checked_sub(2)) {
-        // SAFETY: touches no memory. Whatever thread it is of.
+        // SAFETY: touches no memory. Any thread may delete a timer.
         unsafe { system::call(libc::SYS_timer_delete, [timer as usize, 0, 0, 0, 0, 0]) };
     }
     uninstall();
 }
 
-/// Whether this is the process that is sampled.
+/// Returns true in the process that is sampled.
 pub fn is_ours() -> bool {
     PROCESS.load(Relaxed) == system::process()
 }
 
-/// The calling thread is sampled from now on.
+/// Gives the calling thread a number and a timer.
 fn add(first_ns: u64) {
     let inside = Inside::enter();
     if inside.is_none() || !HAS_TIMERS.load(Acquire) || !is_ours() {
@@ -344,18 +345,18 @@ fn add(first_ns: u64) {
         return unseen();
     };
     TIMERS[number].store(timer as u32 + 2, Release);
-    // SAFETY: a key of ours. The value is not 0, so that `ended` is told.
+    // SAFETY: a key of ours. The value is not 0, so that the C library calls `ended`.
     unsafe { libc::pthread_setspecific(KEY.load(Relaxed), (number + 1) as *const c_void) };
     next_burst(number as u32, first_ns);
 }
 
-/// The next burst of a thread comes after so much of its time.
+/// Sets a thread's timer: its native time ends after `after_ns`.
 pub fn next_burst(number: u32, after_ns: u64) {
     let Some(timer) = TIMERS[number as usize].load(Relaxed).checked_sub(2) else { return };
     set_timer(timer as i32, after_ns.max(1));
 }
 
-/// Once, after so much of its clock's time.
+/// Sets a timer to fire once, after `after_ns` of its clock.
 fn set_timer(timer: i32, after_ns: u64) {
     let time = [0u64, 0, after_ns / 1_000_000_000, after_ns % 1_000_000_000];
     let arguments = [timer as usize, 0, &raw const time as usize, 0, 0, 0];
@@ -363,14 +364,14 @@ fn set_timer(timer: i32, after_ns: u64) {
     unsafe { system::call(libc::SYS_timer_settime, arguments) };
 }
 
-/// A thread ends: it has no more bursts.
+/// Deletes the timer of a thread that ends, and frees its number.
 unsafe extern "C" fn ended(value: *mut c_void) {
     let Some(place) = (value as usize).checked_sub(1).and_then(|number| TIMERS.get(number)) else {
         return;
     };
     let inside = Inside::enter();
     if let (Some(timer), Some(_)) = (place.load(Relaxed).checked_sub(2), &inside) {
-        // Ends a burst, too, as no burst makes this call.
+        // timer_delete(2) also ends a burst, as no burst makes this call.
         // SAFETY: touches no memory.
         unsafe { system::call(libc::SYS_timer_delete, [timer as usize, 0, 0, 0, 0, 0]) };
     }
@@ -387,7 +388,8 @@ type Create = unsafe extern "C" fn(
 ) -> libc::c_int;
 type Cancel = unsafe extern "C-unwind" fn(libc::pthread_t) -> libc::c_int;
 
-/// The function of a name, which ends in 0, that is behind ours; 0: there is none.
+/// Returns the address of the next definition of a function after ours; 0 if there is none. The name ends in
+/// 0.
 pub fn next(kept: &AtomicUsize, name: &std::ffi::CStr) -> usize {
     if kept.load(Relaxed) == 0 {
         // SAFETY: the name ends in 0.
@@ -397,10 +399,10 @@ pub fn next(kept: &AtomicUsize, name: &std::ffi::CStr) -> usize {
     kept.load(Relaxed)
 }
 
-/// pthread_cancel(3), whose first call installs the C library's handler of our signal.
+/// Interposes pthread_cancel(3), whose first call installs the C library's handler of our signal.
 ///
 /// # Safety
-/// As of pthread_cancel(3).
+/// The same conditions as for pthread_cancel(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -412,20 +414,20 @@ pub unsafe extern "C-unwind" fn pthread_cancel(thread: libc::pthread_t) -> libc:
     let error = unsafe { std::mem::transmute::<usize, Cancel>(next)(thread) };
     if HAS_TIMERS.load(Acquire) && is_ours() && action(SIGNAL)[0] != our_action()[0] {
         install();
-        // What timers have sent meanwhile is lost, and each sends once.
+        // Signals that timers have sent meanwhile are lost. A timer fires once, so set all of them again.
         (0..THREADS as u32).for_each(|number| next_burst(number, 1_000_000));
     }
     error
 }
 
-/// What a new thread is to run, from its creation until it begins.
+/// The start of a new thread, from its creation until it runs.
 struct Begin {
     is_taken: AtomicBool,
     start: AtomicUsize,
     argument: AtomicUsize,
 }
 
-/// Threads that were created and have not begun; there is no heap that could give memory back.
+/// The starts of threads that do not run yet. They are static because our heap frees nothing.
 static BEGINS: [Begin; 1024] = [const {
     Begin {
         is_taken: AtomicBool::new(false),
@@ -435,7 +437,7 @@ static BEGINS: [Begin; 1024] = [const {
 }; 1024];
 
 impl Begin {
-    /// None while there are too many.
+    /// Takes a free entry. Returns none if all are in use.
     fn take(start: Start, argument: *mut c_void) -> Option<&'static Begin> {
         let is_free = |of: &&Begin| !of.is_taken.swap(true, Acquire);
         let of = BEGINS.iter().find(is_free)?;
@@ -450,21 +452,21 @@ impl Begin {
 }
 
 unsafe extern "C-unwind" fn begin(of: *mut c_void) -> *mut c_void {
-    // SAFETY: `pthread_create` below handed over one of the list, which is ours until it is given back.
+    // SAFETY: `pthread_create` below passed an entry of the list, which is ours until we give it back.
     let of = unsafe { &*of.cast::<Begin>() };
-    // SAFETY: a function of this type was stored.
+    // SAFETY: `take` stored a function of this type.
     let start = unsafe { std::mem::transmute::<usize, Start>(of.start.load(Relaxed)) };
     let argument = of.argument.load(Relaxed) as *mut c_void;
     of.give_back();
     add(20_000_000);
-    // SAFETY: as the creator promised pthread_create.
+    // SAFETY: the caller of pthread_create promises that `start` accepts this argument.
     unsafe { start(argument) }
 }
 
-/// pthread_create(3), of threads that are sampled.
+/// Interposes pthread_create(3), so that the new thread is sampled.
 ///
 /// # Safety
-/// As of pthread_create(3).
+/// The same conditions as for pthread_create(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -481,10 +483,10 @@ pub unsafe extern "C" fn pthread_create(
     let create = unsafe { std::mem::transmute::<usize, Create>(next) };
     let of = if HAS_TIMERS.load(Acquire) { Begin::take(start, argument) } else { None };
     let Some(of) = of else {
-        // SAFETY: as our caller promises.
+        // SAFETY: our caller promises it.
         return unsafe { create(thread, attributes, start, argument) };
     };
-    // SAFETY: `begin` takes what is handed over.
+    // SAFETY: `begin` expects an entry of the list.
     let error =
         unsafe { create(thread, attributes, begin, (of as *const Begin).cast_mut().cast()) };
     if error != 0 {

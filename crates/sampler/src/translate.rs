@@ -1,15 +1,16 @@
-//! Copies a block of the program's code, with instructions in between that log where it accesses memory.
+//! Translates a basic block of the program: its instructions, and others between them that log the accesses.
 //!
-//! A block is entered at its first instruction and left behind its last one. Its frame of the log has the
-//! block's number and the registers that its addresses are made of; what else is known of its accesses is
-//! known once and for all ([`Access`]). Two registers are borrowed for that, one for the frame and one for
-//! sums; what the program has in them is in memory meanwhile, and comes back before any instruction that
-//! uses them and at the block's end. Nothing touches flags or the program's stack.
+//! A block is entered at its first instruction and left after its last one. Its frame of the log has the
+//! address of the code that takes it, and the registers that the block's addresses consist of. All else about
+//! the accesses is fixed at translation ([`Access`]). A translation borrows two registers: one for the
+//! frame's place, one for sums. The program's values are in memory meanwhile. They are restored before each
+//! instruction that uses them and at the block's end. Nothing changes flags or the program's stack.
 //!
-//! Counting copies ([`Kind::Counting`]) log nothing: each begins with one instruction that adds how many it has, in
-//! vector register 15, which the program has in memory meanwhile, but in blocks that use it.
+//! Counting translations ([`Kind::Counting`]) log nothing. Each begins with one instruction that adds the
+//! number of the block's instructions to vector register 15. The program's value of that register is in
+//! memory meanwhile, except in blocks that use it.
 //!
-//! What is not plainly the same when it is copied is not copied: the program does it by itself, natively.
+//! An instruction that may behave differently elsewhere is not translated: the program executes it natively.
 
 use crate::area::{Addresses, Reason, SLOTS};
 use crate::cache::{Access, Block, Cache, Exit, FIRST, FS, Kind, LOAD, STORE};
@@ -23,13 +24,13 @@ use iced_x86::{
     UsedRegister,
 };
 
-/// Of a block at most, so that its parts have room ([`Cache::has_room`]).
+/// The most instructions of a block, so that [`Cache::has_room`] can guarantee room for its parts.
 pub const INSTRUCTIONS: u32 = 64;
-/// Slots that one instruction may need, and a repeated one.
+/// The slots that an instruction may need, and those that a repeated one may need.
 const SLOTS_OF_ONE: usize = 2;
 const SLOTS_OF_REPEATED: usize = 5;
 
-/// Copies blocks.
+/// Translates basic blocks.
 pub struct Translator {
     info: InstructionInfoFactory,
     encoder: Encoder,
@@ -37,19 +38,19 @@ pub struct Translator {
     taking: Taking,
 }
 
-/// Registers as bits.
+/// A set of general registers, one bit each.
 type Set = u16;
 
 fn bit(register: u8) -> Set {
     1 << register
 }
 
-/// The number of a general register, of whatever part of it.
+/// Returns the number of the general register that a register is part of. None for others.
 fn number(register: Register) -> Option<u8> {
     register.is_gpr().then(|| register.full_register().number() as u8)
 }
 
-/// Registers that may be borrowed, those of short instructions first.
+/// The registers that may be borrowed, those with short encodings first.
 const BORROWED: [u8; 15] = [RCX, RDX, 6, 7, RAX, 3, 8, 9, 10, 11, 12, 13, 14, 15, 5];
 
 fn register(number: u8) -> Register {
@@ -74,13 +75,13 @@ fn register(number: u8) -> Register {
     ALL[usize::from(number)]
 }
 
-/// What an instruction does to registers.
+/// The registers that an instruction uses.
 struct Uses {
     used: Set,
     written: Set,
 }
 
-/// A block under construction.
+/// A translation under construction.
 struct Builder<'a> {
     out: Emitter,
     addresses: Addresses,
@@ -88,44 +89,44 @@ struct Builder<'a> {
     stubs: Stubs,
     encoder: &'a mut Encoder,
     accesses: &'a mut Vec<Access>,
-    /// Borrowed for the frame, and for sums.
+    /// The registers that are borrowed for the frame's place, and for sums.
     frame: Option<u8>,
     sum: Option<u8>,
-    /// Borrowed by what leaves the block.
+    /// The registers that the block's exit has borrowed.
     last: Set,
-    /// Whether the program has its vector register 15 in a counting copy.
+    /// True if vector register 15 has the program's value, in a counting translation.
     has_vector: bool,
     slots: usize,
     /// By register: the slot that has its present value.
     logged: [Option<u8>; 16],
 }
 
-/// The instruction cannot be copied.
+/// An error: the instruction cannot be translated.
 struct Alien;
 
-/// What was copied, and where it is.
+/// A new translation and its place.
 struct Copied {
     entry: usize,
-    /// Of a logging copy: where its frames' first word is, a constant.
+    /// The address of the constant that goes into a frame's first word; 0 in counting translations.
     taker: usize,
-    /// Of what runs each time, and what runs once.
+    /// The ends of the code that runs each time, and of the code that runs once.
     code_end: (usize, usize),
-    /// Of the program's code.
+    /// The end of the block in the program's code.
     end: u64,
     instructions: u32,
     watched: Option<Watched>,
 }
 
-/// At a place of a copy.
+/// The program's state at a place of a translation.
 #[derive(Debug, Clone, Copy)]
 pub struct Watched {
-    /// The program's instruction whose copy is there.
+    /// The address of the program's instruction that is translated there.
     pub instruction: u64,
-    /// Registers that are where spilled ones are ([`Area::spilled`]).
+    /// Registers whose values are in [`Area::spilled`].
     ///
     /// [`Area::spilled`]: crate::area::Area::spilled
     borrowed: Set,
-    /// Whether the vector register 15 is the program's.
+    /// True if vector register 15 has the program's value.
     pub has_vector: bool,
 }
 
@@ -141,13 +142,13 @@ impl Translator {
         Translator { info, encoder, stubs, taking }
     }
 
-    /// The page filters are others.
+    /// Sets the page filters for the blocks to come.
     pub fn look_at(&mut self, sides: Sides) {
         self.taking.sides = sides;
     }
 
-    /// Copies the block at `pc`, whose bytes begin with `bytes`; its number, or none if its first instruction
-    /// cannot be copied. The cache must have room.
+    /// Translates the block at `pc`, whose code begins with `bytes`. Returns its number, or none if its first
+    /// instruction cannot be translated. The cache must have room.
     pub fn block(&mut self, cache: &mut Cache, pc: u64, bytes: &[u8]) -> Option<usize> {
         let first = cache.accesses.len();
         let copied = self.copy(cache, pc, bytes, None)?;
@@ -156,21 +157,21 @@ impl Translator {
             start: pc,
             bytes: (copied.end - pc) as u32,
             instructions: copied.instructions,
-            // SAFETY: within the list, or at its end, if there are none; it never moves.
+            // SAFETY: within the list, or at its end if there are no accesses. The list never moves.
             accesses: unsafe { cache.accesses.as_ptr().add(first) },
             access_count: accesses.len() as u32,
         };
         let number = cache.add(block, copied.entry, copied.code_end);
         if cache.kind == Kind::Logging {
             let taking = cache.take(&self.taking, number);
-            // SAFETY: the constant that `prologue` has written, of a block that was not run yet.
+            // SAFETY: the constant that `prologue` has written, in a block that has not run yet.
             unsafe { (copied.taker as *mut u32).write_unaligned(taking as u32) };
         }
         Some(number)
     }
 
-    /// The program's state in the copy of the block at `pc`, so many bytes behind its entry. The block is copied
-    /// once more for that, behind all others.
+    /// Returns the program's state `place` bytes after the entry of the translation of the block at `pc`.
+    /// Translates the block once more for that, after all others, and discards the result.
     pub fn state_at(
         &mut self,
         cache: &mut Cache,
@@ -187,7 +188,7 @@ impl Translator {
         copied?.watched
     }
 
-    /// Copies a block to where the cache has room.
+    /// Translates a block into the cache's free room. `watched` is an offset to report the state at.
     fn copy(
         &mut self,
         cache: &mut Cache,
@@ -196,7 +197,7 @@ impl Translator {
         watched: Option<usize>,
     ) -> Option<Copied> {
         let nth = cache.blocks.len();
-        // SAFETY: the cache has room, and only the thread in a burst, us, has the cache.
+        // SAFETY: the cache has room, and only the thread in a burst, this one, uses the cache.
         let (mut out, mut once) =
             unsafe { (Emitter::new(cache.next), Emitter::new(cache.next_once)) };
         let is_logging = cache.kind == Kind::Logging;
@@ -278,8 +279,8 @@ impl Translator {
     }
 }
 
-/// Takes the next frame; where there is none, comes back first. Returns the entry, and where the frame's first
-/// word is, which is to be written.
+/// Emits the code that takes the next frame of the log, or goes to `full` if there is none. Returns the
+/// entry, and the address of the constant for the frame's first word, which the caller fills in.
 fn prologue(
     out: &mut Emitter,
     once: &mut Emitter,
@@ -287,7 +288,7 @@ fn prologue(
     full: usize,
     nth: usize,
 ) -> (usize, usize) {
-    // A short jump reaches no further.
+    // jrcxz reaches 127 bytes at most, so it needs this jump.
     let no_frame = out.at();
     out.jump(once.at());
     let entry = out.at();
@@ -310,31 +311,32 @@ fn come_back(out: &mut Emitter, addresses: Addresses, enter: usize, why: Reason,
     out.jump(enter);
 }
 
-/// Direct ways out of a block.
+/// The direct exits of a block.
 struct Exits<'a> {
     list: &'a mut Vec<Exit>,
     landings: &'a mut Vec<(u64, usize)>,
-    /// Where code goes that is left for good once exits are linked.
+    /// The code that no longer runs once exits are linked.
     once: Emitter,
     enter: usize,
     nth: usize,
 }
 
 impl Exits<'_> {
-    /// Leaves for an address of the program.
+    /// Emits an exit to an address of the program.
     fn jump(&mut self, out: &mut Emitter, addresses: Addresses, to: u64) {
         out.bytes(&[0xe9]);
         self.unlinked(out, addresses, to);
     }
 
-    /// The distance of a jump that has been begun.
+    /// Emits the distance of a jump whose opcode was emitted: it leads to the dispatcher until the exit is
+    /// linked.
     fn unlinked(&mut self, out: &mut Emitter, addresses: Addresses, to: u64) {
         let at = out.at();
         out.relative(self.once.at());
         self.come_back(addresses, Exit { at, to });
     }
 
-    /// Where an exit goes before it is linked.
+    /// Emits the code that an exit leads to before it is linked.
     fn come_back(&mut self, addresses: Addresses, exit: Exit) {
         come_back(&mut self.once, addresses, self.enter, Reason::Direct, self.list.len());
         self.list.push(exit);
@@ -346,7 +348,8 @@ fn is_repeated(instruction: &Instruction) -> bool {
         && (instruction.has_rep_prefix() || instruction.has_repne_prefix())
 }
 
-/// What is left to the program, or means something else where it is copied to.
+/// Returns true for an instruction that the program must execute natively, or that behaves differently
+/// elsewhere.
 fn is_alien(instruction: &Instruction) -> bool {
     let has_segment = (0..instruction.op_count()).any(|nth| {
         instruction.op_kind(nth) == OpKind::Register
@@ -389,7 +392,8 @@ fn is_alien(instruction: &Instruction) -> bool {
 }
 
 impl Builder<'_> {
-    /// Copies an instruction; whether the block ends with it. Nothing of an alien one is left.
+    /// Translates an instruction. Returns true if the block ends with it. After an error no access of it is
+    /// to be kept.
     fn instruction(
         &mut self,
         info: &mut InstructionInfoFactory,
@@ -448,7 +452,7 @@ impl Builder<'_> {
         }
     }
 
-    /// What a counting copy does for an instruction.
+    /// Translates an instruction in a counting translation.
     fn counted(
         &mut self,
         instruction: &Instruction,
@@ -465,7 +469,7 @@ impl Builder<'_> {
             self.copy(instruction, raw, uses)?;
             return Ok(false);
         }
-        // One for each element, and one that finds no more.
+        // Adds the number of elements. The block's own count has one more for the instruction.
         self.take_vector();
         let [before, after] = [0, 1].map(|nth| self.addresses.repeated(nth));
         self.out.store(before, RCX);
@@ -476,7 +480,7 @@ impl Builder<'_> {
         Ok(false)
     }
 
-    /// The program's vector register is its own, until the next line takes it.
+    /// Restores the program's vector register 15, until [`Self::take_vector`].
     fn give_vector(&mut self) {
         if !self.has_vector {
             self.out.store_count(self.addresses.counter());
@@ -493,7 +497,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Nothing is borrowed any more, of either side.
+    /// Restores all borrowed registers, the vector register too.
     fn give_back_all(&mut self) {
         self.give_back(Set::MAX);
         self.take_vector();
@@ -504,12 +508,12 @@ impl Builder<'_> {
         BORROWED.iter().find(is_free).copied()
     }
 
-    /// Registers that are not the program's.
+    /// Returns the registers that do not have the program's values.
     fn borrowed(&self) -> Set {
         [self.frame, self.sum].into_iter().flatten().map(bit).sum::<Set>() | self.last
     }
 
-    /// Gives the program its registers back.
+    /// Restores those of the borrowed registers that are in a set.
     fn give_back(&mut self, which: Set) {
         for borrowed in [&mut self.frame, &mut self.sum] {
             if let Some(number) = borrowed.filter(|number| which & bit(*number) != 0) {
@@ -519,7 +523,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The register with the frame's place.
+    /// Returns the register with the frame's place; borrows one if there is none.
     fn frame(&mut self, uses: &Uses) -> Result<u8, Alien> {
         if let Some(number) = self.frame {
             return Ok(number);
@@ -531,7 +535,7 @@ impl Builder<'_> {
         Ok(number)
     }
 
-    /// A register for sums.
+    /// Returns the register for sums; borrows one if there is none.
     fn sum(&mut self, uses: &Uses) -> Result<u8, Alien> {
         if let Some(number) = self.sum {
             return Ok(number);
@@ -548,7 +552,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The slot with a register's value.
+    /// Logs a register's value. Returns its slot.
     fn log(&mut self, number: u8, uses: &Uses) -> Result<u8, Alien> {
         let slot = self.slots as u8;
         if self.slots == SLOTS {
@@ -559,7 +563,7 @@ impl Builder<'_> {
         Ok(slot)
     }
 
-    /// Logs what is not known of an address.
+    /// Logs the part of an address that is only known at run time, and adds the accesses to the cache's list.
     fn memory(
         &mut self,
         instruction: &Instruction,
@@ -606,7 +610,7 @@ impl Builder<'_> {
             }
         };
         let is_fs = memory.segment() == Register::FS;
-        // Of a repeated instruction, what is known is the size of one element.
+        // For a repeated instruction, only the size of one element is known.
         let size = if repeat == 0 { memory.memory_size() } else { instruction.memory_size() };
         let bytes = match size.size() {
             0 => 64,
@@ -641,7 +645,7 @@ impl Builder<'_> {
         result.map(|_| ()).map_err(|_| Alien)
     }
 
-    /// The instruction itself; one relative to its own address gets that from a register.
+    /// Emits the instruction itself. One relative to its own address gets that address from a register.
     fn copy(&mut self, instruction: &Instruction, raw: &[u8], uses: &Uses) -> Result<(), Alien> {
         if !instruction.is_ip_rel_memory_operand() {
             self.out.bytes(raw);
@@ -666,7 +670,7 @@ impl Builder<'_> {
         self.encode(&moved)
     }
 
-    /// What goes somewhere else than to the next instruction.
+    /// Translates an instruction that transfers control.
     fn transfer(
         &mut self,
         instruction: &Instruction,
@@ -686,12 +690,12 @@ impl Builder<'_> {
                 exits.jump(out, addresses, instruction.next_ip());
             }
             FlowControl::ConditionalBranch => {
-                // LOOP and JRCXZ reach no further than their own opcode's next 127 bytes.
+                // LOOP and JRCXZ reach only 127 bytes.
                 out.bytes(&[raw[raw.len() - 2], 0]);
                 let short = out.at();
                 exits.jump(out, addresses, instruction.next_ip());
                 let distance = out.at() - short;
-                // SAFETY: the distance of the jump above; a way out takes 5 bytes.
+                // SAFETY: the distance of the jump above; an exit takes 5 bytes.
                 unsafe { ((short - 1) as *mut u8).write(distance as u8) };
                 exits.jump(out, addresses, instruction.near_branch64());
             }
@@ -703,9 +707,9 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Calls, returns and indirect jumps, so that the processor foretells where returns go as it does natively: a
-    /// call is one, whose return address is replaced by the program's; a return puts that of the landing in its
-    /// place and returns, and the landing mends it.
+    /// Translates calls, returns and indirect jumps such that the processor predicts returns as well as it
+    /// does natively. A call stays a call; the program's return address then replaces its own. A return puts
+    /// the landing's address in place of the program's and returns. The landing restores the program's.
     fn foretold(&mut self, instruction: &Instruction, exits: &mut Exits<'_>) -> Result<(), Alien> {
         let addresses = self.addresses;
         let is_call = match instruction.flow_control() {
@@ -758,7 +762,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// The target of an indirect jump or call; rcx and r11 are borrowed from here on.
+    /// Loads the target of an indirect jump or call into rcx. rcx and r11 are borrowed from here on.
     fn target_to_rcx(&mut self, instruction: &Instruction) -> Result<(), Alien> {
         self.last = bit(RCX) | bit(R11);
         stubs::borrow_jump(&mut self.out, self.addresses);
@@ -771,7 +775,7 @@ impl Builder<'_> {
         self.out.bytes(&[0x41, 0xff, 0xe3]); // jmp r11
     }
 
-    /// Where an indirect jump or call goes, into a register.
+    /// Loads the target of an indirect jump or call into a register.
     fn load_target(&mut self, instruction: &Instruction, number: u8) -> Result<(), Alien> {
         let load = match instruction.op0_kind() {
             OpKind::Register => {
@@ -799,7 +803,7 @@ impl Builder<'_> {
     }
 }
 
-/// Whether an instruction means all vector registers without naming them.
+/// Returns true if an instruction uses all vector registers without naming them.
 fn is_of_all_vectors(instruction: &Instruction) -> bool {
     matches!(
         instruction.mnemonic(),
@@ -820,7 +824,7 @@ fn is_of_all_vectors(instruction: &Instruction) -> bool {
     )
 }
 
-/// Whether an address is a sum of general registers and a constant.
+/// Returns true if an address is a sum of general registers and a constant.
 fn is_plain(memory: &UsedMemory) -> bool {
     let is_general = |register: Register| {
         register == Register::None || register.is_gpr64() || register.is_gpr32()

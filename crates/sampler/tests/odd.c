@@ -1,4 +1,4 @@
-/* Programs that do with signals and system calls what few do; each by its name. Prints the same each time. */
+/* Programs that make unusual use of signals and system calls; argv[1] names one. The output is deterministic. */
 #define _GNU_SOURCE
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Uses so much of the thread's CPU time. */
+/* Uses ms milliseconds of the thread's CPU time. */
 static void work(long ms)
 {
    struct timespec now, begun;
@@ -39,7 +39,7 @@ static void *worker(void *ms)
 static volatile int got[65], unexpected;
 static void count(int signal) { got[signal]++; }
 
-/* All but write, exit, and what ends a handler kills; by prctl(2) or seccomp(2). */
+/* Installs a filter by prctl(2) or seccomp(2). Any call except write, exit, exit_group and rt_sigreturn kills. */
 static int filter(int by_call, int all_threads)
 {
    struct sock_filter code[] = {
@@ -60,7 +60,7 @@ static int filter(int by_call, int all_threads)
    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-/* As work, without a system call. */
+/* Computes like work, without a system call. */
 static void spin(void)
 {
    volatile unsigned long sum = 0;
@@ -86,19 +86,19 @@ static int filtered(int by_call, int threads)
    work(50);
    for (i = 0; i < threads; i++)
       pthread_create(&others[i], NULL, spinner, NULL);
-   /* What they do at their beginning is over. */
+   /* The C library's system calls at the start of a thread are over. */
    while (begun < threads)
       usleep(1000);
    if (filter(by_call, threads > 0) != 0)
       return 1;
    spin();
    syscall(SYS_write, 1, "filtered\n", 9);
-   /* Without the C library's last words. */
+   /* The C library's exit would make calls that the filter forbids. */
    syscall(SYS_exit_group, 0);
    return 1;
 }
 
-/* A child has the filter, its parent goes on. */
+/* Installs the filter in a child; the parent goes on without it. */
 static int filtered_child(void)
 {
    int status;
@@ -113,7 +113,7 @@ static int filtered_child(void)
    return 0;
 }
 
-/* A thread takes all signals, which all block. */
+/* All threads block all signals; one takes them by sigwait(3) or signalfd(2). */
 static int sigwait_all(int by_file)
 {
    sigset_t all;
@@ -143,7 +143,7 @@ static int sigwait_all(int by_file)
    return 0;
 }
 
-/* Handlers of all signals that can have one. */
+/* Installs handlers of all real-time signals and sends each. */
 static int all_handlers(void)
 {
    struct sigaction action = {.sa_handler = count, .sa_flags = SA_RESTART};
@@ -180,7 +180,7 @@ static void *victim(void *asynchronous)
    return NULL;
 }
 
-/* Threads that are cancelled while they compute and while they wait, beside one that goes on. */
+/* Cancels threads while they compute and while they wait; another thread goes on. */
 static int cancelled(void)
 {
    pthread_t other, victims[6];
@@ -199,7 +199,7 @@ static int cancelled(void)
    return 0;
 }
 
-/* Handlers on an alternative stack, which is asked for again. */
+/* Runs handlers on an alternative stack, and reads its settings back. */
 static char there[1 << 16];
 static void on_stack(int signal)
 {

@@ -1,4 +1,4 @@
-//! Programs that do with signals and system calls what few do come through, and so does a program whose engine panics.
+//! Tests of programs that make unusual use of signals and system calls, and of a panic in the engine.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -43,7 +43,7 @@ fn the_alternative_stack_is_the_programs() {
     same("alternative");
 }
 
-/// Whatever copies have come back for.
+/// Tests a panic at different reasons for a return from translated code.
 #[test]
 fn a_panic_of_the_engine_ends_no_program() {
     if !has("cc") {

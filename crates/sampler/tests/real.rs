@@ -1,4 +1,4 @@
-//! Programs of other people do under many bursts, long and tiny, what they do natively.
+//! Tests that real programs behave under many bursts, long and short, as they do natively.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -7,9 +7,10 @@ use common::{compiled, has, run};
 use std::fmt::Write;
 use std::process::Command;
 
-/// Instructions of a burst at most, and nanoseconds between two; instructions that are only counted before each.
+/// The most instructions of a burst, nanoseconds between two, and instructions that are only counted before
+/// each.
 const BURSTS: [&str; 4] = ["300:100000", "20000:100000", "20000000:200000", "20000:100000:20000"];
-/// Nearly all of the program is only counted.
+/// A schedule that only counts nearly all of the program.
 const COUNTED: &str = "1:100000:1000000000000000";
 
 fn same(program: &str, words: &[&str]) {
@@ -97,7 +98,7 @@ fn xz() {
     same("xz", &["-3", "-T1", "-c", "numbers"]);
 }
 
-/// A compiler and a runtime that handle SIGSEGV themselves, and a script whose output is the same each time.
+/// Tests a compiler and a runtime that handle SIGSEGV, with a script whose output is deterministic.
 #[test]
 fn programs_with_handlers_of_faults() {
     let script = "let d = {}; for (let i = 0; i < 30000; i++) d['k' + i * 7919 % 30011] = i; console.log(\
@@ -116,7 +117,8 @@ fn programs_with_handlers_of_faults() {
 const C: &str = "int f(int a) { int s = 3; for (int j = 0; j < a; j++) s += s % (j + a + 1); return s; }\n\
                  double g(double *x, int n) { double s = 0; while (n--) s += x[n] * x[n]; return s; }\n";
 
-/// Handlers that come in loops and in system calls, that do not return, and that repair faults; threads and children.
+/// Tests handlers that run in loops and in system calls, do not return, or repair faults; threads and
+/// children.
 #[test]
 fn signals() {
     if !has("cc") {
@@ -132,7 +134,7 @@ fn signals() {
     }
 }
 
-/// A new thread has the number of one that has ended, and less CPU time.
+/// Tests threads that have the number of an earlier thread, and less CPU time.
 #[test]
 fn threads_one_after_the_other() {
     if !has("cc") {

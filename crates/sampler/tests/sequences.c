@@ -1,5 +1,5 @@
-/* Runs sequences of instructions, each from the same registers and memory, and prints what they leave. In a
-   burst and natively, the output must be the same. */
+/* Runs sequences of instructions, each from the same registers and memory, and prints the state afterwards. The
+   output must be the same in a burst and natively. */
 #include "../../recorder/tests/programs/burst.h"
 
 #include <signal.h>
@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-/* What a sequence begins with and leaves: rax to r15 but rsp, flags, xmm0. */
+/* The state before and after a sequence: rax to r15 except rsp, flags, xmm0. */
 struct state {
    unsigned long registers[16], flags, vector[2];
 };
@@ -17,7 +17,7 @@ struct state before, after;
 unsigned char memory[4096] __attribute__((aligned(4096)));
 unsigned char stack[4096] __attribute__((aligned(4096)));
 
-/* Loads the state, calls the sequence on a stack of its own, saves the state. */
+/* Loads the state, calls the sequence on a separate stack, saves the state. */
 extern void run(void (*sequence)(void));
 __asm__(".bss\nhere: .quad 0\nsequence: .quad 0\nsink: .quad 0\n.text\nrun:\n"
         "push %rbx\npush %rbp\npush %r12\npush %r13\npush %r14\npush %r15\n"
@@ -38,7 +38,7 @@ __asm__(".bss\nhere: .quad 0\nsequence: .quad 0\nsink: .quad 0\n.text\nrun:\n"
         "mov here(%rip), %rsp\npushfq\npop after+128(%rip)\ncld\n"
         "pop %r15\npop %r14\npop %r13\npop %r12\npop %rbp\npop %rbx\nret\n");
 
-/* rsi and rdi are in the middle of memory, rcx is small, the others are what they are. */
+/* rsi and rdi point into the middle of memory, rcx is small, the other registers have arbitrary values. */
 #define SEQUENCES \
    S(add, "add (%rsi), %rax\nadc %rax, 8(%rsi)\nsbb $5, %rbx") \
    S(lea, "lea 3(%rsi,%rcx,8), %rdx\nlea memory(%rip), %r9\nlea -8(%rsp), %r8") \
@@ -122,7 +122,7 @@ static unsigned long sum(const unsigned char *bytes, unsigned long count)
    return sum;
 }
 
-/* What the program was at its first access to memory that is taken away from it. */
+/* The registers at the first access to the unreadable memory. */
 static greg_t at_fault[17];
 
 static void faulted(int signal, siginfo_t *info, void *context)
@@ -167,7 +167,7 @@ int main(void)
          begin_burst();
          run(sequences[i].run);
          end_burst();
-         /* Return addresses and places on the stack are the same: the program is at a fixed place. */
+         /* Return addresses and stack addresses are the same each time: the program is at a fixed address. */
          printf("%s %lu: flags %lx vector %lx %lx memory %lx stack %lx registers", sequences[i].name, seed,
                 after.flags, after.vector[0], after.vector[1], sum(memory, sizeof memory),
                 sum(stack, sizeof stack));

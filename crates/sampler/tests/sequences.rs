@@ -1,4 +1,5 @@
-//! Sequences of instructions leave the same in a burst as natively: registers, flags, stack and memory.
+//! Tests that sequences of instructions have the same results in a burst as natively: registers, flags,
+//! stack, memory.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -16,7 +17,7 @@ fn instructions_do_the_same_in_a_burst() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sequences.c");
     let program = folder.path().join("sequences");
     let mut cc = Command::new("cc");
-    // Addresses are the same each time.
+    // At a fixed address, as the program prints addresses.
     cc.args(["-O1", "-fno-pie", "-no-pie"]).arg(source).arg("-o").arg(&program);
     assert!(cc.status().unwrap().success());
     let program = program.to_str().unwrap();
@@ -33,7 +34,7 @@ fn instructions_do_the_same_in_a_burst() {
         }
         assert_eq!(sampled.len(), natively.len());
     }
-    // Both kinds of copies count the same, but for blocks of which an instruction faults.
+    // Both kinds of translations count the same, except for blocks in which an instruction faults.
     let instructions = |said: &str, what: &str| -> i64 {
         let rest = said.split(what).nth(1).unwrap();
         rest.split([',', '\n']).next().unwrap().trim().parse().unwrap()
@@ -41,8 +42,8 @@ fn instructions_do_the_same_in_a_burst() {
     let logged = instructions(&said, "instructions in bursts: ");
     let counted = instructions(&said_counted, "counted between them: ");
     assert!(logged > 10_000 && (counted - logged).abs() <= 15 * 64, "{logged} and {counted}");
-    // All sequences but two, of which an instruction is left to the program, were in a burst to their end. With
-    // the memory taken away, 15 fault in a burst; four do not touch it.
+    // All sequences but two run in a burst to their end; those two have an instruction that the program
+    // executes natively. With the memory unreadable, 15 sequences fault in a burst, and four do not touch it.
     let count = |what: &str| -> usize {
         let before = said.split(what).next().unwrap();
         before.rsplit([' ', ',']).find(|word| !word.is_empty()).unwrap().parse().unwrap()

@@ -1,5 +1,5 @@
-/* Signals in loops, in system calls and in handlers that do not return; threads that come and go; children. Prints
-   the same each time. */
+/* Receives signals in loops, in system calls and in handlers that do not return; starts threads and children. The
+   output is deterministic. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -114,7 +114,7 @@ int main(void)
    }
    printf("jumps: %d\n", j);
 
-   /* Faults that a handler mends, on a stack of its own; what is installed is what was. */
+   /* Faults that a handler repairs, on an alternative stack; sigaction(2) returns the handler that was installed. */
    sigaltstack(&stack, NULL);
    sigaction(SIGSEGV, &action, NULL);
    page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -126,7 +126,7 @@ int main(void)
    sigaction(SIGSEGV, NULL, &seen);
    printf("faults: %d, handler kept: %d\n", faults, seen.sa_sigaction == fault);
 
-   /* Signals to oneself come at once. */
+   /* Signals to the calling thread are delivered before raise(3) returns. */
    signal(SIGUSR1, user);
    for (i = 0; i < 100; i++)
       raise(SIGUSR1);

@@ -1,5 +1,5 @@
-//! Throughput of the miss-curve pass in accesses a second: exact and sampled, one page size and four,
-//! at random (every access changes the page) and as programs do (one in twelve).
+//! Throughput of the miss-curve pass in accesses per second: exact and sampled, with one page size
+//! and with four. Every access changes the page (random), or one in twelve does (as in programs).
 
 use criterion::{Criterion, Throughput};
 use pagetax_core::access::{Offsets, Uniform, Zipf};
@@ -8,7 +8,8 @@ use pagetax_sim::reuse::{Following, ReuseProfile};
 
 const REGION_BYTES: u64 = 1 << 30;
 const COUNT: usize = 1 << 20;
-/// Recorded programs change the page on 0.2 to 8 % of accesses.
+/// Accesses to a page before the next one: recorded programs change the page on 0.2 to 8 % of
+/// accesses.
 const REPEATS: u64 = 12;
 
 fn stream(mut offsets: impl Offsets) -> Vec<VirtAddr> {

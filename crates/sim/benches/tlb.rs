@@ -1,9 +1,9 @@
-//! Throughput of the TLB models in accesses a second: at random, and sequential by runs.
+//! Throughput of the TLB models in accesses per second: at random, and sequential by runs.
 //!
-//! Random accesses go to 128 MB, far more than any shape reaches: nearly each one misses every level
-//! and replaces an entry of each, the worst case. Hits are random accesses to 256 KB, which every first
-//! level reaches. Sequential accesses are eight bytes apart, so that a lookup stands for all accesses to
-//! its page.
+//! Random accesses go to 128 MB, far beyond the reach of any shape. Nearly each one misses every
+//! level and replaces an entry of each, the worst case. Hits are random accesses to 256 KB, which
+//! every first level reaches. Sequential accesses are eight bytes apart, so that one lookup serves
+//! all accesses to its page.
 
 use criterion::{Criterion, Throughput};
 use pagetax_core::access::{Offsets, Uniform};
@@ -29,7 +29,7 @@ fn array(entries: u32, ways: Option<u32>, page_sizes: &[&str]) -> ArraySpec {
     }
 }
 
-/// The shapes of the machines: fully associative, two arrays of one size, two levels.
+/// Returns the shapes of the machines' TLBs: fully associative, two arrays of one size, two levels.
 fn shapes() -> Vec<(&'static str, PageSize, Vec<LevelSpec>)> {
     let k8: PageSize = "8K".parse().expect("a page size");
     vec![

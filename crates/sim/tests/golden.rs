@@ -1,5 +1,6 @@
-//! Golden reports: one small run on each family of machines, byte for byte as in `golden/`, in debug
-//! and release builds and on any host. With BLESS set in the environment, what comes out is accepted.
+//! Golden reports: one small run on each family of machines, byte for byte as in `golden/`, in
+//! debug and release builds and on any host. If BLESS is set in the environment, the new reports
+//! replace the old.
 
 use pagetax_core::job::Job;
 use pagetax_core::machine::Machine;
@@ -8,8 +9,8 @@ use pagetax_sim::machine::SimMachine;
 use pagetax_sim::models;
 use std::path::PathBuf;
 
-/// A small run: a job on a machine, perhaps with one constant of another value (of memory, mostly, so
-/// that little is enough to fill it).
+/// A small run of a job on a machine. It may change one constant, mostly memory, so that little is
+/// enough to fill it.
 struct Run {
     machine: &'static str,
     constant: Option<(&'static str, &'static str, f64)>,

@@ -1,4 +1,4 @@
-//! What a report says of its own figures: checked, taken over, or known to be missing.
+//! The labels of a report's figures: validated, transcribed, or known to be missing.
 
 use pagetax_core::job::Job;
 use pagetax_core::machine::Machine;
@@ -23,7 +23,7 @@ fn warned(run: &Run, id: &str) -> bool {
     run.warnings.iter().any(|warning| warning.id == id)
 }
 
-/// Expressions whose published numbers stand in a report and are asserted.
+/// Returns the expressions whose published numbers are in a report and are asserted.
 fn asserted(file: &Published) -> impl Iterator<Item = (Option<String>, &str)> {
     let columns = file.sweep.iter().flat_map(|sweep| {
         let columns =

@@ -1,5 +1,5 @@
-//! Random jobs on every built-in machine: the same verdict on validity, the accesses of the plan,
-//! budgets that sum, and an end. PAGETAX_RANDOM_JOBS sets how many there are.
+//! Random jobs on every built-in machine: the same verdict on validity, the plan's accesses,
+//! budgets that add up, and an end. PAGETAX_RANDOM_JOBS sets the number of jobs.
 
 #[path = "common/every_machine.rs"]
 mod every_machine;
@@ -21,7 +21,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const SCOPE: Scope = Scope { has_remote: true, has_optional_advice: true, has_pools: true };
 
-/// Jobs of a seed on all machines; how many were invalid, and how many ran on most machines.
+/// Runs the jobs of a seed on all machines. Returns the number of invalid jobs and of those that
+/// ran on most machines.
 fn run_jobs(seed: u64, cases: u32) -> (u32, u32) {
     let all = RefCell::new(machines());
     let counts = RefCell::new((0, 0));
@@ -60,7 +61,7 @@ fn cases() -> u32 {
 #[test]
 fn jobs_of_a_fixed_seed_agree_on_all_machines() {
     let (invalid, ran) = run_jobs(19, cases());
-    // Without many of both kinds the test says little.
+    // Without many of both kinds, the test proves little.
     assert!(invalid >= cases() / 5 && ran >= cases() / 5, "{invalid} invalid, {ran} ran");
 }
 
@@ -72,7 +73,7 @@ fn jobs_of_a_new_seed_agree_on_all_machines() {
     run_jobs(seed, cases());
 }
 
-/// A job of one region of 64K and one phase.
+/// Returns a job with one region of 64K and one phase.
 fn job(region: &str, phase: &str) -> String {
     format!(
         "name = \"t\"\n[[region]]\nname = \"r\"\nsize = \"64K\"\n{region}\n[[phase]]\nname = \
@@ -94,7 +95,8 @@ fn memory_is_locked_untouched_but_not_unmapped() {
     assert_eq!(unmapped, Ok(Verdict::Invalid));
 }
 
-/// No operation is free, so a phase that ends by the clock ends.
+/// Checks that every operation takes time. Otherwise a phase that ends by the clock might never
+/// end.
 #[test]
 fn operations_on_nothing_take_time() {
     let mut all = machines();
@@ -112,7 +114,7 @@ fn operations_on_nothing_take_time() {
     }
 }
 
-/// Nor does a sleep, of an operation or of a paced client, go on beyond the phase's end.
+/// Checks that sleeps, of an operation or of a paced client, stop at the phase's end.
 #[test]
 fn the_clock_ends_sleeps() {
     for machine in &mut machines() {
@@ -129,7 +131,7 @@ fn the_clock_ends_sleeps() {
     }
 }
 
-/// What a machine does not have, it refuses, rather than to run something else.
+/// Checks that a machine refuses memory that it does not have, rather than run something else.
 #[test]
 fn other_memory_is_refused_beforehand() {
     let refuses = |name: &str, region: &str| {

@@ -1,6 +1,6 @@
-//! The Sun-4 models against the tables of report 000 (1990), where one seed says enough; `pagetax reproduce`
-//! has all of them, with medians. What takes long runs in release builds only:
-//! `cargo test --release -p pagetax-sim --test sun4_published`.
+//! The Sun-4 models against the tables of Lawrence's report of 1990 (Sun-Managers), as far as one
+//! seed suffices. `pagetax reproduce` checks all of them, with medians. Slow tests run in release
+//! builds only: `cargo test --release -p pagetax-sim --test sun4_published`.
 
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
@@ -55,7 +55,7 @@ fn within(value: f64, published: f64, low: f64, high: f64, what: &str) {
     );
 }
 
-/// Megabytes, elapsed seconds, translation faults.
+/// The published table: megabytes, elapsed seconds, translation faults.
 const SPARCSTATION_1: [(u64, f64, f64); 16] = [
     (2, 3.5, 1224.0),
     (4, 6.4, 1840.0),
@@ -90,8 +90,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The geometric RMS of elapsed times of 16 to 24 MB over the published ones, compared as the report made
-/// them: the least of 3 runs, medians over 3 such groups.
+/// Returns the geometric RMS of simulated over published elapsed times, for 16 to 24 MB. Each
+/// simulated time is the least of 3 runs, as in the report, and the median of 3 such groups.
 #[cfg(not(debug_assertions))]
 fn policy_rms(policy: &str) -> f64 {
     let mut model = models::find("sparcstation-1").unwrap();
@@ -110,7 +110,7 @@ fn policy_rms(policy: &str) -> f64 {
     (rows.iter().sum::<f64>() / rows.len() as f64).sqrt().exp()
 }
 
-/// In release builds only (`cargo xtask gate`): in debug ones this takes minutes.
+/// Runs in release builds only (`cargo xtask gate`), because it takes minutes in debug builds.
 #[cfg(not(debug_assertions))]
 #[test]
 fn the_fitted_policy_is_the_best_of_all() {

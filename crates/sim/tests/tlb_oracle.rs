@@ -1,5 +1,6 @@
-//! Whole machines with TLBs against a reference that does one access after the other: page tables,
-//! TLBs and translation storage buffers are plain maps and lists here, and nothing is done in runs.
+//! Whole machines with TLBs against a reference that performs one access after the other. The
+//! reference keeps page tables, TLBs and translation storage buffers as plain maps and lists, and
+//! does nothing in runs.
 
 use pagetax_core::access::{Offsets, Rng};
 use pagetax_core::machine::Machine;
@@ -11,7 +12,7 @@ use pagetax_sim::models;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// What both must agree on, in every phase.
+/// The counts that both must agree on in every phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Counts {
     accesses: u64,
@@ -19,13 +20,13 @@ struct Counts {
     minor_faults: u64,
 }
 
-/// An array of a TLB: in each set shift and page, oldest first.
+/// A TLB array: each set holds (shift, page), oldest first.
 struct Array {
     sets: Vec<Vec<(u32, u64)>>,
     ways: usize,
     shifts: Vec<u32>,
     fallback: bool,
-    /// Of a programmable array: the size that it holds now.
+    /// The page-size shift that a programmable array holds now.
     programmed: Option<u32>,
 }
 
@@ -112,7 +113,7 @@ impl Level {
         false
     }
 
-    /// Programs all programmable arrays but the first for a size, those that can hold it.
+    /// Programs all programmable arrays except the first for a size, if they can hold it.
     fn program(&mut self, large: u32) {
         for array in self.arrays.iter_mut().filter(|array| array.programmed.is_some()).skip(1) {
             if array.shifts.contains(&large) && array.programmed != Some(large) {
@@ -123,7 +124,7 @@ impl Level {
     }
 }
 
-/// A region: where it lies and which pages it wants.
+/// A region's addresses, and the shift of the page size that it wants.
 #[derive(Debug, Clone, Copy)]
 struct Area {
     base: u64,
@@ -134,10 +135,11 @@ struct Area {
 struct Slow {
     levels: Vec<Level>,
     areas: Vec<Area>,
-    /// By address: log2 of the page's size.
+    /// Log2 of the page size, by address.
     pages: BTreeMap<u64, u32>,
     base_shift: u32,
-    /// Large pages that make a process have a TLB of its size; none on machines without the rule.
+    /// The number of large pages from which a process gets a TLB of their size. None on machines
+    /// without the rule.
     large_pages_min: Option<u64>,
     counts: Counts,
 }
@@ -181,7 +183,7 @@ impl Slow {
         (address < start + (1 << shift)).then_some((*start, *shift))
     }
 
-    /// The wanted page if all of it lies in the area, a base page otherwise.
+    /// Maps the wanted page if all of it is inside the area, otherwise a base page.
     fn fault(&mut self, area: Area, address: u64) {
         self.counts.minor_faults += 1;
         let start = address >> area.wanted << area.wanted;
@@ -287,7 +289,8 @@ fn plan(regions: &[(u64, Option<&str>)], phases: &[Drawn]) -> Plan {
     }
 }
 
-/// Runs both and compares each phase; the sum of the TLB misses says that there was something to see.
+/// Runs both and compares each phase. Returns the TLB misses, which show that the run was not
+/// trivial.
 fn compare(machine: &str, plan: &Plan) -> u64 {
     let model = models::find(machine).unwrap();
     let mut slow = Slow::new(&model, plan);

@@ -1,5 +1,5 @@
-//! The UltraSPARC machines against report 003: TLB misses, their time, the gain of large pages, the
-//! page sizes that a process gets.
+//! The UltraSPARC machines against McDougall, 'Taming Your Emu' (Sun BluePrints, 2004): TLB misses,
+//! their time, the gain from large pages, and the page sizes that a process gets.
 
 mod common;
 
@@ -15,17 +15,18 @@ fn model(name: &str) -> Model {
     models::find(name).expect("a model")
 }
 
-/// The test program of the report: a heap of `mib`, read at random.
+/// Returns the report's test program: a heap of `mib` MiB, read at random.
 fn heap(mib: u64, page: &str) -> Plan {
     gather("heap", mib * MIB, page, 1_000_000)
 }
 
-/// The same on a mapping that large pages cover wholly, as in the arithmetic of the table.
+/// Returns the same program on a mapping that large pages cover wholly, as in the arithmetic of the
+/// table.
 fn mapping(mib: u64, page: &str) -> Plan {
     gather("array", mib * MIB, page, 200_000)
 }
 
-/// Does what `more` does, after `plan`.
+/// Appends the regions and phases of `more` to `plan`.
 fn append(plan: &mut Plan, more: Plan) {
     let first = plan.regions.len();
     plan.regions.extend(more.regions);
@@ -92,7 +93,8 @@ fn pmap_lists_the_heap_as_the_report_does() {
     assert_eq!(total[..5], ["total Kb", "135968", "135944", "135112", "-"]);
 }
 
-/// Miss ratio on each page size and the gain, as computed from the geometry and the two constants.
+/// Compares miss ratios on each page size, and the gain, with values computed from the geometry and
+/// the two constants.
 #[test]
 fn the_three_machines_gain_as_their_tlbs_let_them() {
     for (name, mib, misses_8k, misses_4m, gain) in [
@@ -124,8 +126,8 @@ fn a_heap_of_4m_pages_is_almost_twice_as_fast_on_900_mhz() {
 #[test]
 fn the_large_tlb_is_programmed_from_eight_large_pages_on() {
     let model = model("ultrasparc-3plus-900");
-    // 12 entries of the small TLB serve up to 12 large pages: what shows is the 8K side, which
-    // loses half of its entries.
+    // The small TLB's 12 entries hold up to 12 large pages, so large pages alone never miss. The
+    // effect shows on 8K pages, which lose half of their entries.
     let seven = run(&model, &gather("array", 28 * MIB, "4M", 100_000)).last_phase();
     assert!(seven.miss_ratio < 0.001, "{}", seven.miss_ratio);
     for (mib, expected) in [(28, 1.0 - 1024.0 / 1792.0), (36, 1.0 - 512.0 / 1792.0)] {
@@ -142,7 +144,7 @@ fn fragmented_memory_falls_back_and_the_cage_helps() {
     let mut model = model("ultrasparc-3plus-900");
     model.set("machine", "memory", 0.5).expect("set");
     let large_kib = |cage: bool| {
-        // Half a percent of the kernel strewn about: 327 frames over 128 blocks of 4M.
+        // The kernel, half a percent of memory, is scattered: 327 frames over 128 blocks of 4M.
         let share = toml::Value::Float(0.5);
         let mut model = model.clone();
         model.set("paging", "kernel_memory", share).expect("set");

@@ -1,4 +1,5 @@
-//! The x86-64 model: TLB reach, walks by the place of page-table lines, huge pages, calibrations.
+//! The x86-64 model: TLB reach, walks by the location of page-table lines, huge pages,
+//! calibrations.
 
 mod common;
 
@@ -16,7 +17,7 @@ fn model() -> Model {
     models::find("x86-64-calibrated").expect("a model")
 }
 
-/// Nanoseconds of translation for each access of a gather, or of a chase.
+/// Returns the nanoseconds of translation for each access of a gather, or of a chase.
 fn translation_ns(model: &Model, mib: u64, page: &str, chase: bool) -> f64 {
     let count = 100_000;
     let mut plan = gather("heap", mib * MIB, page, count);
@@ -40,7 +41,8 @@ fn huge_pages_within_reach_of_the_tlb_cost_nothing() {
     assert!((far - expected).abs() < 0.01, "16,384 pages are not: {far}");
 }
 
-/// A chase through 64M has 2,048 lines of page-table entries, of which the first level keeps 512.
+/// Returns a walk's expected time in a chase through 64M. It has 2,048 lines of page-table entries,
+/// of which the first level keeps 512.
 fn chase_ns(l1_walk: f64, l2_walk: f64) -> f64 {
     l1_walk / 4.0 + l2_walk * 3.0 / 4.0
 }
@@ -122,7 +124,7 @@ fn a_calibration_replaces_what_it_has_measured() {
     assert_eq!(model.ps("access", "dependent").unwrap(), 140_000);
     assert_eq!(model.ps("fault", "zero_kib").unwrap(), 200_000);
     assert_eq!(model.ps("fault", "time").unwrap(), 1_200_000);
-    // The model says what the calibration has measured.
+    // The model reproduces the calibration's measurements.
     for (mib, chased, extra_ns) in [(16, true, 10.0), (256, true, 50.0), (256, false, 10.0)] {
         let ns = translation_ns(&model, mib, "default", chased);
         assert!((ns / extra_ns - 1.0).abs() < 0.1, "{mib}M, {chased}: {ns} for {extra_ns}");

@@ -1,9 +1,9 @@
-//! What the tests on real programs share.
+//! Helpers of the tests on real programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Built beside the tests, as a crate type of the library under test.
+/// Returns the path of the library, which cargo builds into the folder of the tests.
 pub fn library() -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let library = here.parent().unwrap().join("libpagetax_preload.so");
@@ -11,7 +11,7 @@ pub fn library() -> PathBuf {
     library
 }
 
-/// A command with the library, and no other wishes than these.
+/// Returns a command with the library preloaded, and with these variables only.
 pub fn preloaded(program: impl AsRef<Path>, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(program.as_ref());
     for name in ["GLIBC_TUNABLES", "MPSSHEAP", "MPSSSTACK", "MPSSCFGFILE", "MPSSERRFILE"] {
@@ -21,7 +21,7 @@ pub fn preloaded(program: impl AsRef<Path>, variables: &[(&str, &str)]) -> Comma
     command
 }
 
-/// Whether advice has an effect here; says so if not.
+/// Returns true if advice has an effect here; prints a line if not.
 pub fn thp_can_be_advised() -> bool {
     let path = "/sys/kernel/mm/transparent_hugepage/enabled";
     let advised = std::fs::read_to_string(path).is_ok_and(|text| !text.contains("[never]"));

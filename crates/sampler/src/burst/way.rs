@@ -1,6 +1,8 @@
-//! A thread's way to its next burst: how many instructions that is, how many it has gone, and how long the rest takes.
+//! The distance of each thread to its next burst: the instructions in total, those executed, and the time
+//! that the rest takes.
 //!
-//! Counting copies count; what a thread does natively is reckoned by its pace in these.
+//! Counting translations count instructions. Those that a thread executes natively are estimated from its
+//! pace in counting translations.
 
 use super::{Engine, Plan};
 use crate::status::status;
@@ -8,14 +10,14 @@ use crate::system;
 use crate::threads;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How fast the program is in counting copies, of late.
+/// The recent speed of the program in counting translations.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pace {
     instructions: f64,
     ns: f64,
 }
 
-/// What is remembered of the pace.
+/// The CPU time that the pace remembers; older measurements are halved.
 const PACE_NS: f64 = 100e6;
 
 impl Pace {
@@ -31,7 +33,7 @@ impl Pace {
         self.ns > 0.0
     }
 
-    /// None before the pace is known.
+    /// Returns the instructions that the program executes in `ns`; 0 before the pace is known.
     fn instructions_in(self, ns: u64) -> u64 {
         if self.is_known() { (ns as f64 * self.instructions / self.ns) as u64 } else { 0 }
     }
@@ -41,23 +43,23 @@ impl Pace {
     }
 }
 
-/// Of a thread.
+/// A thread's progress towards its next burst.
 #[derive(Debug, Clone, Copy)]
 pub struct Way {
-    /// The thread that this is of: a number is another thread's once that has ended.
+    /// The generation of the thread's number. A later thread may have the same number.
     generation: u32,
-    /// Whether it has counted.
+    /// True if one of the thread's bursts has counted.
     has_counted: bool,
-    /// Instructions until its next burst; fewer than none: they are over.
+    /// Instructions until the thread's next burst; negative if it is overdue.
     pub left: i64,
-    /// Instructions since it last counted.
+    /// Instructions since the thread last began to count.
     pub gone: u64,
-    /// Its CPU time when it went on natively, and when it last began to count.
+    /// The thread's CPU time when it last went on natively, and when it last began to count.
     pub since_ns: u64,
     counted_ns: u64,
 }
 
-/// Until a thread's first burst.
+/// The distance before a thread's first burst.
 impl Default for Way {
     fn default() -> Way {
         Way {
@@ -71,13 +73,14 @@ impl Default for Way {
     }
 }
 
-/// No processor executes as many in a nanosecond, though each element of a repeated instruction counts as one.
+/// More instructions than any processor executes in a nanosecond, though each element of a repeated
+/// instruction counts as one.
 const INSTRUCTIONS_PER_NS_MAX: u64 = 1000;
-/// Of a gap: that its thread has not counted before.
+/// A flag in a gap: the thread has not counted before.
 const FIRST: u64 = 1 << 63;
 
-/// CPU time from one moment of a thread to another. A thread's clock never goes backwards, so that two moments which say
-/// so are not one thread's.
+/// Returns the CPU time between two readings of a thread's clock. Panics if the clock went backwards: the
+/// readings then come from different threads.
 fn between(since_ns: u64, now_ns: u64) -> u64 {
     now_ns.checked_sub(since_ns).expect("the clock of a thread has gone backwards")
 }
@@ -87,7 +90,7 @@ impl Engine {
         &mut self.ways[self.area.thread as usize]
     }
 
-    /// Forgets what is known of another thread that had the number before.
+    /// Resets the distance if another thread had the number before.
     pub(super) fn know_thread(&mut self) {
         let generation = threads::generation(self.area.thread);
         if self.way().generation != generation {
@@ -95,21 +98,21 @@ impl Engine {
         }
     }
 
-    /// The thread has gone so far, not in a burst.
+    /// Counts instructions that the thread executed outside bursts.
     fn goes(&mut self, instructions: u64) {
         let way = self.way();
         way.left = way.left.saturating_sub_unsigned(instructions);
         way.gone = way.gone.saturating_add(instructions);
     }
 
-    /// The thread comes back.
+    /// Counts an estimate of the instructions that the thread executed natively.
     pub(super) fn went_natively(&mut self) {
         let now_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
         let ns = between(self.way().since_ns, now_ns);
         self.goes(self.pace.instructions_in(ns));
     }
 
-    /// Takes what counting copies have counted.
+    /// Reads and clears the counter of counting translations.
     pub(super) fn take_count(&mut self) {
         let count = std::mem::take(&mut self.area.counter);
         let now_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
@@ -121,8 +124,8 @@ impl Engine {
         status().counted.store(self.between, Relaxed);
     }
 
-    /// A burst begins to count: the gap before it, which is its weight. One that the thread's CPU time does not allow is
-    /// an error of ours.
+    /// Returns the gap before a counted part, in instructions: the weight of the counted part. Panics if the
+    /// thread's CPU time does not allow so many, as that is an error of ours.
     pub(super) fn weigh(&mut self) -> u64 {
         let now_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
         let way = self.way();
@@ -137,10 +140,10 @@ impl Engine {
         gone | first
     }
 
-    /// After a burst: the way to the next one.
+    /// Draws the distance to the next burst, after one has ended.
     pub(super) fn draw_way(&mut self) {
         let took = between(self.began_ns, system::now_ns(libc::CLOCK_MONOTONIC));
-        // Whoever was stopped for long in a burst is to have another one soon.
+        // One burst that was stopped for long must not delay the next one for long.
         let took = took.min(self.mean_ns.saturating_mul(16)).max(1);
         self.mean_ns = (self.mean_ns * 15 + took) / 16;
         if self.pace.is_known() {
@@ -151,13 +154,13 @@ impl Engine {
         }
     }
 
-    /// Whether the next burst is so near that it begins now, and warms up for longer.
+    /// Returns true if the next burst is so near that it begins now, with a longer warm-up.
     pub(super) fn is_close(&mut self) -> bool {
         let left = self.way().left;
         left <= 0 || self.pace.is_known() && self.pace.ns_of(left) <= self.plan.close_ns as i64
     }
 
-    /// Until the next look at what was counted: half of the way, as the program may become faster.
+    /// Returns the time until the next poll: half of the estimate, as the program may become faster.
     pub(super) fn next_poll_ns(&mut self) -> u64 {
         let far_ns = self.pace.ns_of(self.way().left).max(0) as u64;
         match self.plan {

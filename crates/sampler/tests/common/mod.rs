@@ -1,16 +1,16 @@
-//! What tests share: the library, and programs under it.
+//! Helpers of the tests: the library, and programs under it.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Begun by the program itself, of any length (tests/sequences.c).
+/// A schedule in which the program itself begins bursts, of any length (tests/sequences.c).
 pub const ON_REQUEST: &str = "1000000000000000000:1000000000000000000";
 
-/// The same, and all of it is only counted.
+/// The same schedule, with all instructions only counted.
 pub const COUNTED_ON_REQUEST: &str = "1000000000000000000:1000000000000000000:1000000000000000000";
 
-/// Where cargo has put the library.
+/// Returns the path of the library that cargo has built.
 pub fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors()
@@ -19,7 +19,8 @@ pub fn library() -> PathBuf {
         .expect("built with the tests")
 }
 
-/// Runs a command in a folder, with bursts (`LENGTH:GAP`) or without; what the sampler says of them.
+/// Runs a command in a folder, with bursts (`LENGTH:GAP`) or without. Returns its output and the sampler's
+/// summary.
 pub fn run(program: &str, words: &[&str], bursts: Option<&str>, folder: &Path) -> (Output, String) {
     let log = tempfile::NamedTempFile::new().unwrap();
     let mut command = Command::new(program);
@@ -32,7 +33,7 @@ pub fn run(program: &str, words: &[&str], bursts: Option<&str>, folder: &Path) -
     (output, std::fs::read_to_string(log.path()).unwrap())
 }
 
-/// Whether a program is on PATH; says if not.
+/// Returns true if a program is on PATH; prints a line if not.
 pub fn has(name: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = name.starts_with('/') && Path::new(name).is_file()
@@ -43,7 +44,7 @@ pub fn has(name: &str) -> bool {
     found
 }
 
-/// Compiled by cc from a file of this folder.
+/// Compiles a source file of this folder with cc. Returns the program's path.
 pub fn compiled(source: &str, folder: &Path) -> String {
     let program = folder.join(Path::new(source).with_extension(""));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);

@@ -1,8 +1,9 @@
-//! Private anonymous memory on demand, with pages of several sizes: what Solaris 9 and a current
-//! Linux have in common. What tells them apart is a [`Flavor`].
+//! Private anonymous memory, demand-paged, with pages of several sizes. Solaris 9 and current Linux
+//! share it; a [`Flavor`] holds the differences.
 //!
-//! Invariant: every resident page holds one block of physical memory, shared only copy-on-write; no
-//! block is both free and mapped. A page that cannot have its size gets the next smaller one.
+//! Invariant: every resident page holds one block of physical memory, shared only copy-on-write. No
+//! block is both free and mapped. If no block of the wanted size is available, the page gets the
+//! next smaller size.
 
 use super::buddy::{Buddy, Frame, Owner};
 use super::preflight::{fatal, ignored_advice, other_page_sizes, too_much_mapped, without_servers};
@@ -26,15 +27,15 @@ const HUGE_MAX: CounterId = CounterId::of("huge_page_bytes_max");
 const LOCKED_MAX: CounterId = CounterId::of("locked_bytes_max");
 const TLB_MISSES: CounterId = CounterId::of("tlb_miss_count");
 
-/// What a kernel of this kind decides by itself.
+/// The decisions that differ between kernels of this kind.
 pub trait Flavor {
-    /// Where a region goes in `space`, and which page size it would like.
+    /// Chooses a region's address in `space` and its page size.
     fn place(&mut self, space: SpaceId, id: RegionId, region: &Region) -> Placed;
 
-    /// A region's page size after advice; none: unchanged.
+    /// Returns a region's page size after advice, or None if the advice does not change it.
     fn advised(&self, advice: Advice) -> Option<PageSize>;
 
-    /// A page was mapped or unmapped in `space`.
+    /// Reacts to a page that was mapped or unmapped in `space`.
     fn pages_changed(
         &mut self,
         hw: &mut CachedMmu,
@@ -43,46 +44,47 @@ pub trait Flavor {
         space: SpaceId,
     );
 
-    /// A process ends at this time; its memory is still there.
+    /// Notes that a process ends now. Its memory is still mapped.
     fn ending(&mut self, hw: &CachedMmu, cx: &Cx<'_>, memory: &Memory, space: SpaceId);
 
-    /// Learns of the plan, once, before its run.
+    /// Learns the plan, once, before its run.
     fn prepare(&mut self, _plan: &Plan) {}
 
-    /// What the plan asks and this kernel cannot do.
+    /// Returns a demand of `region` that this kernel cannot meet, or None.
     fn limit(&self, region: &Region) -> Option<Unmet>;
 
-    /// The run is over.
+    /// Returns the tables, memory rows and warnings at the end of the run.
     fn epilogue(&self, hw: &CachedMmu, memory: &Memory) -> Epilogue;
 }
 
-/// A region in a space.
+/// The address, length and page size of a region in a space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
-    /// Address.
+    /// Virtual address of the region's first byte.
     pub base: u64,
-    /// Length in whole base pages; large pages may reach beyond the region's own length.
+    /// Length in bytes, a multiple of the base page; large pages may reach beyond the region's own
+    /// length.
     pub bytes: u64,
-    /// Wanted.
+    /// The wanted page size; a page gets a smaller one if memory is short.
     pub page: PageSize,
 }
 
 /// A resident page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
-    /// Its size.
+    /// The size of the page.
     pub size: PageSize,
     frame: Frame,
 }
 
-/// One space's memory.
+/// The areas and resident pages of one space.
 #[derive(Debug, Clone, Default)]
 pub struct AddressSpace {
-    /// By address.
+    /// Mapped regions by virtual address.
     pub areas: BTreeMap<u64, Area>,
-    /// By address.
+    /// Resident pages by virtual address.
     pub pages: BTreeMap<u64, Page>,
-    /// How many pages there are of each size.
+    /// The number of resident pages of each size.
     pub page_counts: BTreeMap<PageSize, u64>,
 }
 
@@ -102,11 +104,11 @@ impl AddressSpace {
 /// A mapped region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Area {
-    /// Of the plan.
+    /// The region's id in the plan.
     pub id: RegionId,
-    /// Where and how.
+    /// Address, length and wanted page size.
     pub placed: Placed,
-    /// Locked from its start on.
+    /// Locked bytes, counted from the area's start.
     pub locked_bytes: u64,
 }
 
@@ -116,7 +118,7 @@ impl Area {
     }
 }
 
-/// Costs of faults in picoseconds, from table `[fault]`.
+/// Costs in picoseconds, from tables `[fault]` and `[process]`.
 #[derive(Debug, Clone)]
 struct Costs {
     fault_ps: u64,
@@ -145,26 +147,26 @@ impl Costs {
     }
 }
 
-/// Physical memory and who maps it.
+/// Physical memory and the spaces that map it.
 #[derive(Debug, Clone)]
 pub struct Memory {
     base: PageSize,
-    /// Smallest first.
+    /// Page sizes, smallest first.
     sizes: Vec<PageSize>,
     buddy: Buddy,
-    /// Blocks that more than one space maps, with their number of mappings.
+    /// Blocks that more than one space maps, with the number of their mappings.
     shared: BTreeMap<Frame, u32>,
     spaces: Vec<AddressSpace>,
-    /// Pages moved to make room for larger ones.
+    /// The number of pages moved to make room for larger ones.
     pub relocated_pages: u64,
-    /// Faults that got a smaller page than they asked for.
+    /// The number of faults that got a smaller page than they asked for.
     pub fallback_count: u64,
 }
 
-/// An owner that is no space of the job.
+/// The owner of blocks that belong to no space of the job.
 pub const OTHERS: u64 = 0xffff << 48;
 
-/// A space and a page in it, as one word.
+/// Packs a space (16 bits) and an address in it (48 bits) into one word.
 fn owner(space: SpaceId, address: u64) -> u64 {
     ((space.0 as u64) << 48) | address
 }
@@ -174,7 +176,7 @@ fn owner_parts(owner: u64) -> (SpaceId, u64) {
 }
 
 impl Memory {
-    /// Of `bytes`, with pages of `sizes`, smallest first.
+    /// Returns `bytes` of free memory with pages of `sizes`, smallest first.
     pub fn new(bytes: Bytes, sizes: &[PageSize]) -> Self {
         let (base, largest) = (sizes[0], sizes[sizes.len() - 1]);
         let buddy = Buddy::new(bytes.0 >> base.shift(), largest.shift() - base.shift());
@@ -189,12 +191,12 @@ impl Memory {
         }
     }
 
-    /// Frames, for what else lives in memory.
+    /// Returns the frame allocator, so that callers can reserve memory for other owners.
     pub fn buddy(&mut self) -> &mut Buddy {
         &mut self.buddy
     }
 
-    /// One space's memory.
+    /// Returns one space's memory, empty if the space has none.
     pub fn space(&self, space: SpaceId) -> &AddressSpace {
         static EMPTY: AddressSpace = AddressSpace {
             areas: BTreeMap::new(),
@@ -211,7 +213,7 @@ impl Memory {
         &mut self.spaces[space.0]
     }
 
-    /// What all spaces have mapped on pages of at least `size`.
+    /// Returns the bytes that all spaces have mapped on pages of at least `size`.
     fn mapped_bytes(&self, size: PageSize) -> u64 {
         let counts = self.spaces.iter().flat_map(|space| space.page_counts.range(size..));
         counts.map(|(size, count)| size.bytes() * count).sum()
@@ -227,9 +229,10 @@ impl Memory {
         (address < start + page.size.bytes()).then_some((*start, *page))
     }
 
-    /// The sizes that a page at `address` may have, largest first. Where a page of the wanted size
-    /// would reach out of the area, there are base pages only, as in the head of report 003's heap;
-    /// smaller large pages are for want of memory.
+    /// Returns the sizes that a page at `address` may have, largest first. If a page of the wanted
+    /// size would reach outside the area, only base pages fit. The head of the heap in McDougall,
+    /// 'Taming Your Emu' (Sun BluePrints, 2004) shows this. Intermediate sizes are fallbacks for
+    /// when memory is short.
     fn possible_sizes(&self, space: SpaceId, area: &Area, address: u64) -> Vec<PageSize> {
         let extent = |size: PageSize| {
             let start = address & !(size.bytes() - 1);
@@ -253,7 +256,7 @@ impl Memory {
     }
 }
 
-/// The kernel.
+/// The demand-paging kernel; `F` makes the decisions that differ between kernels.
 #[derive(Clone)]
 pub struct AnonKernel<F> {
     memory: Memory,
@@ -263,16 +266,17 @@ pub struct AnonKernel<F> {
 }
 
 impl<F: Flavor> AnonKernel<F> {
-    /// Reads `[fault]` and `[process]`. `memory` has what else lives there in place.
+    /// Reads `[fault]` and `[process]`. `memory` already holds the blocks of other owners.
     ///
     /// # Errors
-    /// Constants that are absent or impossible.
+    /// Returns an error if a constant is absent or out of range.
     pub fn new(model: &Model, memory: Memory, flavor: F) -> Result<Self, ModelError> {
         let memory_bytes = Bytes(memory.buddy.frames() << memory.base.shift());
         Ok(AnonKernel { memory, costs: Costs::load(model)?, flavor, memory_bytes })
     }
 
-    /// A block for a page of one of `sizes`, the first that can be had.
+    /// Allocates a block for a page of the first of `sizes` that memory can provide. Fails the run
+    /// if there is no block of any size.
     fn block(
         &mut self,
         hw: &mut CachedMmu,
@@ -301,9 +305,9 @@ impl<F: Flavor> AnonKernel<F> {
         None
     }
 
-    /// Makes room for a large page by moving small ones; says whether it did.
+    /// Frees a large block by moving small pages. Returns true if it did.
     fn relocate(&mut self, hw: &mut CachedMmu, cx: &mut Cx<'_>, order: u32) -> bool {
-        // Not worth while, and not possible, when memory is all but full.
+        // With fewer free frames than the block needs, no move can make room.
         if self.memory.buddy.free_frames() >> order == 0 {
             return false;
         }
@@ -313,7 +317,7 @@ impl<F: Flavor> AnonKernel<F> {
             self.memory.relocated_pages += 1;
             let bytes = self.memory.base.bytes() << m.order;
             cx.charge(CpuRow::Compaction, self.costs.relocate_ps / 1000 + self.copy_ns(bytes));
-            // What belongs to no space here is another process's.
+            // A block without a space here belongs to another process: its move only costs time.
             let owner = self.memory.spaces.get_mut(space.0);
             if let Some(page) = owner.and_then(|space| space.pages.get_mut(&address)) {
                 page.frame = m.to;
@@ -343,7 +347,7 @@ impl<F: Flavor> AnonKernel<F> {
         self.flavor.pages_changed(hw, cx, &self.memory, space);
     }
 
-    /// A page where there is none.
+    /// Serves a fault on a page that is not resident: allocates, zeroes and maps it.
     fn fill(&mut self, hw: &mut CachedMmu, cx: &mut Cx<'_>, space: SpaceId, address: u64) {
         let Some(area) = self.memory.area(space, address) else {
             cx.fail(format!("no memory at {address:#x}"), "map the region before touching it");
@@ -359,7 +363,7 @@ impl<F: Flavor> AnonKernel<F> {
         self.map_page(hw, cx, space, start, page);
     }
 
-    /// A store to a page that is there but shared, or was.
+    /// Serves a store to a resident read-only page: copies the page if other spaces still share it.
     fn unshare(
         &mut self,
         hw: &mut CachedMmu,
@@ -371,7 +375,7 @@ impl<F: Flavor> AnonKernel<F> {
         cx.count(MINOR_FAULTS, 1);
         cx.charge(CpuRow::MinorFault, self.costs.fault_ps / 1000);
         if !self.memory.shared.contains_key(&page.frame) {
-            // The others have gone: it is this space's own again.
+            // No other space shares the page any more, so this space owns it again.
             self.memory.buddy.set_owner(page.frame, Owner::Movable(owner(space, start)));
             hw.load(space, Pte { address: start, size: page.size, writable: true });
             return;
@@ -400,7 +404,7 @@ impl<F: Flavor> AnonKernel<F> {
         self.memory.space_mut(space).areas.values_mut().find(|area| area.id == id)
     }
 
-    /// Fills what is not resident in a range.
+    /// Faults in all pages of a range that are not resident.
     fn populate(
         &mut self,
         hw: &mut CachedMmu,
@@ -419,7 +423,7 @@ impl<F: Flavor> AnonKernel<F> {
     }
 }
 
-/// Advice that does something here.
+/// The advice that this kernel acts on.
 const KNOWN_ADVICE: [Advice; 6] = [
     Advice::Dontneed,
     Advice::Free,
@@ -453,7 +457,7 @@ impl<F: Flavor> Kernel<CachedMmu> for AnonKernel<F> {
         unmet
     }
 
-    /// As the source has no figure: what the way into the kernel and back costs a fault.
+    /// Returns the fixed cost of a fault, because the source has no figure for a system call.
     fn call_ns(&self) -> u64 {
         (self.costs.fault_ps / 1000).max(1)
     }

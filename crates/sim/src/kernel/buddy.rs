@@ -1,57 +1,59 @@
 //! Physical memory as a buddy system: free blocks of powers of two of frames.
 //!
-//! Invariant: every frame is either in exactly one free block or in exactly one held block; free
-//! buddies are merged. A block that is held knows its owner, so that it can be relocated; blocks of
-//! the kernel cannot. Source: Knowlton 1965; relocation and the kernel cage as report 003 tells them.
+//! Invariant: every frame is in exactly one block, free or held, and free buddies are merged. A
+//! held block knows its owner, so that it can be relocated; the kernel's blocks cannot. Sources:
+//! Knowlton 1965; for relocation and the kernel cage, McDougall, 'Taming Your Emu' (Sun BluePrints,
+//! 2004).
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of a frame.
+/// The number of a page frame.
 pub type Frame = u64;
 
-/// Who holds a block.
+/// The holder of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// Can be moved: its owner's word for it.
+    /// The block can be relocated; the value is the owner's own key for it.
     Movable(u64),
-    /// Stays where it is.
+    /// The block cannot be relocated.
     Pinned,
 }
 
-/// A block of `2^order` frames.
+/// A held block of `2^order` frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Held {
     order: u32,
     owner: Owner,
 }
 
-/// A block that was moved to make room.
+/// A relocation of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
-    /// Its first frame, before.
+    /// First frame of the block before the move.
     pub from: Frame,
-    /// And now.
+    /// First frame of the block after the move.
     pub to: Frame,
-    /// Its size is `2^order` frames.
+    /// Order of the block, of `2^order` frames.
     pub order: u32,
-    /// As given by its owner.
+    /// The owner's key for the block, from [`Owner::Movable`].
     pub owner: u64,
 }
 
-/// Physical memory.
+/// Physical memory, split into free and held blocks.
 #[derive(Debug, Clone)]
 pub struct Buddy {
     frames: u64,
-    /// Of the free blocks, by order.
+    /// Free blocks by order.
     free: Vec<BTreeSet<Frame>>,
     held: BTreeMap<Frame, Held>,
     free_frames: u64,
-    /// By order: no block can be cleared, as long as nothing is freed.
+    /// True by order if no block can be cleared until a block is freed.
     hopeless: Vec<bool>,
 }
 
 impl Buddy {
-    /// All free; blocks of up to `2^order_max` frames. What is left over of the last is not used.
+    /// Returns free memory with blocks of up to `2^order_max` frames. Frames beyond the last whole
+    /// block are not used.
     pub fn new(frames: u64, order_max: u32) -> Self {
         let mut free = vec![BTreeSet::new(); order_max as usize + 1];
         free[order_max as usize] = (0..frames >> order_max).map(|n| n << order_max).collect();
@@ -60,17 +62,18 @@ impl Buddy {
         Buddy { frames, free, held: BTreeMap::new(), free_frames: frames, hopeless }
     }
 
-    /// In all.
+    /// Returns the number of frames, free or held.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Not held.
+    /// Returns the number of free frames.
     pub fn free_frames(&self) -> u64 {
         self.free_frames
     }
 
-    /// The lowest free block of `2^order` frames, split off the smallest that fits.
+    /// Allocates `2^order` frames: the lowest of the smallest free blocks that fit. Returns None if
+    /// none fits.
     pub fn allocate(&mut self, order: u32, owner: Owner) -> Option<Frame> {
         let from = (order as usize..self.free.len()).find(|o| !self.free[*o].is_empty())?;
         let frame = self.free[from].pop_first()?;
@@ -79,7 +82,7 @@ impl Buddy {
         Some(frame)
     }
 
-    /// This block, if all of it is free.
+    /// Allocates the block of `2^order` frames at `frame`. Returns false if not all of it is free.
     pub fn allocate_at(&mut self, frame: Frame, order: u32, owner: Owner) -> bool {
         let holds = |o: &usize| self.free[*o].contains(&(frame >> *o << *o));
         let Some(from) = (order as usize..self.free.len()).find(holds) else { return false };
@@ -97,7 +100,7 @@ impl Buddy {
         true
     }
 
-    /// Gives the upper halves of a free block back until `2^to` frames are left.
+    /// Frees the upper halves of a block until `2^to` frames are left.
     fn split(&mut self, frame: Frame, from: u32, to: u32) {
         (to..from).rev().for_each(|o| {
             self.free[o as usize].insert(frame + (1 << o));
@@ -112,7 +115,7 @@ impl Buddy {
     /// Frees the block that begins at `frame`.
     ///
     /// # Panics
-    /// If none is held there: the caller's books are wrong.
+    /// Panics if no held block begins there, because the caller's records are then wrong.
     pub fn free(&mut self, frame: Frame) {
         let Held { mut order, .. } = self.held.remove(&frame).expect("only held blocks are freed");
         self.free_frames += 1 << order;
@@ -129,16 +132,16 @@ impl Buddy {
         self.free[order as usize].insert(frame);
     }
 
-    /// A held block changes hands.
+    /// Changes the owner of a held block.
     pub fn set_owner(&mut self, frame: Frame, owner: Owner) {
         if let Some(held) = self.held.get_mut(&frame) {
             held.owner = owner;
         }
     }
 
-    /// Makes a free block of `2^order` frames by moving what is held in the aligned block that holds
-    /// the least and nothing pinned. Says what was moved; nothing, if there is no such block or no
-    /// room elsewhere.
+    /// Makes a free block of `2^order` frames by relocation. It clears the aligned block that holds
+    /// the fewest frames and nothing pinned. Returns the moves, or None if there is no such block
+    /// or no room elsewhere.
     pub fn relocate(&mut self, order: u32) -> Option<Vec<Move>> {
         if self.hopeless[order as usize] {
             return None;
@@ -153,7 +156,7 @@ impl Buddy {
         let end = start + (1 << order);
         let blocks: Vec<_> = self.held.range(start..end).map(|(f, held)| (*f, *held)).collect();
         let mut free_inside = Vec::new();
-        // What is free inside must not be chosen as the new place.
+        // Free blocks inside must not become the new places.
         for list in &mut self.free {
             let inside: Vec<_> = list.range(start..end).copied().collect();
             list.retain(|frame| !(start..end).contains(frame));
@@ -169,13 +172,13 @@ impl Buddy {
         for (list, inside) in self.free.iter_mut().zip(free_inside) {
             list.extend(inside);
         }
-        // Either the old places become free, or the new ones again.
+        // On success the old places become free, otherwise the new ones.
         moves.iter().for_each(|m| self.free(if complete { m.from } else { m.to }));
         complete.then_some(moves)
     }
 
-    /// Of the aligned blocks of this order without anything pinned, the one with the fewest frames
-    /// held; the lowest of equals.
+    /// Returns the aligned block of this order with the fewest held frames, without a pinned block
+    /// in it. Of equals, it returns the lowest.
     fn cheapest_to_clear(&self, order: u32) -> Option<Frame> {
         let mut held: BTreeMap<u64, Option<u64>> = BTreeMap::new();
         for (frame, block) in &self.held {
@@ -196,7 +199,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Each frame is in exactly one block, free or held, and free buddies are merged.
+    /// Returns true if each frame is in exactly one block, free or held, and free buddies are
+    /// merged.
     fn is_sound(buddy: &Buddy) -> bool {
         let mut covered = vec![0; buddy.frames as usize];
         let mut cover = |frame: Frame, order: u32| {

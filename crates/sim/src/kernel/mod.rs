@@ -1,6 +1,6 @@
-//! Paging policy: what a kernel does about faults, mappings, locks, forks and switches.
+//! Paging policy: how a kernel handles faults, mappings, locks, forks and context switches.
 //!
-//! Invariant: a kernel acts through [`Cx`] and through its hardware alone. It keeps its own books of
+//! Invariant: a kernel acts through [`Cx`] and its hardware alone. It keeps its own records of
 //! spaces, mappings and page frames, and owns its backing store.
 
 pub mod anon;
@@ -24,52 +24,54 @@ use pagetax_core::plan::{Advice, Plan, Region, RegionId};
 use pagetax_core::report::{Table, Warning};
 use pagetax_core::units::PageSize;
 
-/// What a kernel has to say when the run is over.
+/// A kernel's results at the end of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Epilogue {
-    /// In old tools' words.
+    /// Tables in the format of the period's tools.
     pub tables: Vec<Table>,
-    /// Rows of the budget's memory line: id, bytes, how.
+    /// Rows of the budget's memory line: id, bytes, method.
     pub memory: Vec<(&'static str, Reading, String)>,
-    /// What to know.
+    /// Warnings for the report.
     pub warnings: Vec<Warning>,
 }
 
-/// Whether a call that may take many steps has come to its end.
+/// The progress of a call that may take many steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// To be called again, after what [`Cx::wait`] asked for.
+    /// The engine calls again, after the wait that [`Cx::wait`] asked for.
     Again,
-    /// Done.
+    /// The call is complete.
     Finished,
 }
 
-/// A kernel on hardware `M`. Called by the engine in the order of virtual time.
+/// A paging policy on hardware `M`. The engine calls it in order of virtual time.
 pub trait Kernel<M: Mmu> {
-    /// Preflight: what of a valid plan this kernel on this hardware cannot do.
+    /// Returns the demands of a valid plan that this kernel on this hardware cannot meet
+    /// (preflight).
     fn limits(&self, plan: &Plan) -> Vec<Unmet>;
 
-    /// Time of a system call that finds nothing to do. An operation takes at least that long: the
-    /// engine charges it where the kernel has charged nothing. At least 1.
+    /// Returns the nanoseconds of a system call that finds nothing to do; at least 1. The engine
+    /// charges them if the kernel has charged nothing, so that every operation takes time.
     fn call_ns(&self) -> u64;
 
-    /// Learns of the plan, once, before its run.
+    /// Learns the plan, once, before its run.
     fn prepare(&mut self, _plan: &Plan) {}
 
-    /// The counters that this model keeps beside the engine's own (access, context switch, user,
-    /// kernel, daemon, run-queue and wall). Others are not reported, rather than reported as 0.
+    /// Returns the counters that this model keeps, in addition to the engine's own. The engine
+    /// counts accesses, context switches, and user, kernel, daemon, run-queue and wall time. Other
+    /// counters are left out of the report rather than reported as 0.
     fn counters(&self) -> &'static [CounterId];
 
-    /// Page sizes that ordinary memory can have, smallest first, the base page among them.
+    /// Returns the page sizes of ordinary memory, smallest first, including the base page.
     fn page_sizes(&self, base: PageSize) -> Vec<PageSize> {
         vec![base]
     }
 
-    /// A process begins to run: main (which has been executed) or a forked child, in its own time,
-    /// before its first operation. Called until finished.
+    /// Starts a process in its own time, before its first operation: main (already executed) or a
+    /// forked child. The engine calls it until it is finished.
     fn begin(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId) -> Step;
 
-    /// Maps a region and says where: a virtual address, aligned to the base page.
+    /// Maps a region and returns its virtual address, aligned to the base page.
     fn map(
         &mut self,
         hw: &mut M,
@@ -79,11 +81,12 @@ pub trait Kernel<M: Mmu> {
         region: &Region,
     ) -> u64;
 
-    /// Unmaps it.
+    /// Unmaps a region.
     fn unmap(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, id: RegionId);
 
-    /// Locks `bytes` from `offset` on (one call of mlock), faulting in what is not resident. Returns
-    /// how many bytes are locked; when fewer, it is called again for the rest, after the wait.
+    /// Locks `bytes` from `offset` on (one call of mlock) and faults in pages that are not
+    /// resident. Returns the number of bytes locked. If that is fewer, the engine calls again for
+    /// the rest, after the wait.
     fn lock(
         &mut self,
         hw: &mut M,
@@ -97,38 +100,41 @@ pub trait Kernel<M: Mmu> {
     /// Unlocks the whole region.
     fn unlock(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, id: RegionId);
 
-    /// Advice for the whole region; advice that this kernel does not know is ignored.
+    /// Takes advice for the whole region, and ignores advice that it does not know.
     fn advise(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, id: RegionId, advice: Advice);
 
-    /// The next access faults. Afterwards it is tried again, at once or after what [`Cx::wait`] asked
-    /// for. A kernel may go on and serve faults of the accesses that follow: it then advances past
-    /// each access that it has served, as many as are [`Cx::affordable`]; the engine charges the user
-    /// time of those. As long as [`Cx::may_go_on`], it may also touch on itself, to the next fault and
-    /// the next, if it says what time that takes ([`Cx::touched`]).
+    /// Serves the fault of the next access. The engine then retries the access, at once or after
+    /// the wait that [`Cx::wait`] asked for.
+    ///
+    /// A kernel may go on and serve the faults of the accesses that follow. It then advances past
+    /// each access that it has served, at most [`Cx::affordable`] of them, and the engine charges
+    /// their user time. While [`Cx::may_go_on`] is true, it may also touch pages itself up to the
+    /// next fault. It then reports the time of those touches ([`Cx::touched`]).
     fn fault(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, accesses: &mut Accesses);
 
-    /// `parent` has asked for a child with a copy of its space.
+    /// Forks: `child` gets a copy of `parent`'s space.
     fn fork(&mut self, hw: &mut M, cx: &mut Cx<'_>, parent: SpaceId, child: SpaceId);
 
-    /// A process ends, in its own time. Called until finished; the hardware drops the space then.
+    /// Ends a process in its own time. The engine calls it until it is finished; then the hardware
+    /// drops the space.
     fn exit(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId) -> Step;
 
-    /// The CPU is about to run another task than before. `space` is that task's; none for a kernel
-    /// thread, and no change of space when it is the space that ran on this CPU last.
+    /// Prepares a CPU for another task. `space` is the task's space, or None for a kernel thread.
+    /// The space does not change if it also ran last on this CPU.
     fn switch(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: Option<SpaceId>);
 
-    /// Names of the kernel's threads (`kswapd`). They are runnable from the start.
+    /// Returns the names of the kernel's threads (`kswapd`). They are runnable from the start.
     fn threads(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// A kernel thread runs: one piece of work that charges time, or waits, or both.
+    /// Runs one piece of a kernel thread's work, which charges time, or waits, or both.
     fn run_thread(&mut self, _hw: &mut M, _cx: &mut Cx<'_>, _thread: usize) {}
 
-    /// Columns of the series beside the counters' differences, for the interval that ends now: ids
-    /// with their unit last.
+    /// Adds columns to the series for the interval that ends now, in addition to the counters'
+    /// differences. A column's id ends with its unit.
     fn sample(&mut self, _hw: &M, _out: &mut Vec<(&'static str, u64)>) {}
 
-    /// The run is over.
+    /// Returns the tables, memory rows and warnings at the end of the run.
     fn epilogue(&self, hw: &M, tally: &Tally) -> Epilogue;
 }

@@ -1,15 +1,15 @@
-//! What several kernels say of plans that ask for what their machines do not have.
+//! Preflight checks that several kernels share: demands of a plan that a machine cannot meet.
 
 use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Op, PageSizeRequest, Plan, Region};
 use pagetax_core::units::{Bytes, PageSize};
 
-/// Something without which the plan is another one.
+/// Returns a demand without which the plan would be a different one, so the machine refuses it.
 pub(super) fn fatal(what: String, remedy: impl Into<String>) -> Unmet {
     Unmet { what, remedy: remedy.into(), fatal: true }
 }
 
-/// Something that the report must say.
+/// Returns a demand that the machine ignores; the report mentions it.
 pub(super) fn degraded(what: String, remedy: impl Into<String>) -> Unmet {
     Unmet { what, remedy: remedy.into(), fatal: false }
 }
@@ -23,7 +23,8 @@ pub(super) fn without_servers(plan: &Plan) -> Option<Unmet> {
     ))
 }
 
-/// Says which page sizes cannot be had: from a pool, the plan is refused; preferred ones are left out.
+/// Reports page sizes that the machine lacks. Pool pages of such a size are refused; preferred
+/// sizes are ignored.
 pub(super) fn other_page_sizes(plan: &Plan, sizes: &[PageSize]) -> Vec<Unmet> {
     let names: Vec<_> = sizes.iter().map(PageSize::to_string).collect();
     let names = names.join(", ");
@@ -47,14 +48,14 @@ pub(super) fn other_page_sizes(plan: &Plan, sizes: &[PageSize]) -> Vec<Unmet> {
     plan.regions.iter().filter_map(unmet).collect()
 }
 
-/// Says that advice other than `known` is ignored.
+/// Reports that the machine ignores advice other than `known`.
 pub(super) fn ignored_advice(plan: &Plan, known: &[Advice]) -> Option<Unmet> {
     let asked = plan.regions.iter().flat_map(|region| region.advice.iter().copied());
     let given = plan.phases.iter().flat_map(|phase| &phase.ops).filter_map(|op| match op {
         Op::Advise { advice, .. } => Some(*advice),
         _ => None,
     });
-    // MADV_NORMAL asks for what a kernel does unasked.
+    // MADV_NORMAL requests the default, so it is never ignored.
     let ignored = |advice: &Advice| *advice != Advice::Normal && !known.contains(advice);
     asked.chain(given).find(ignored)?;
     let known = match known {
@@ -67,7 +68,7 @@ pub(super) fn ignored_advice(plan: &Plan, known: &[Advice]) -> Option<Unmet> {
     ))
 }
 
-/// Refuses a plan that maps more than there is room for.
+/// Refuses a plan that maps more than `room`.
 pub(super) fn too_much_mapped(plan: &Plan, room: Bytes, whose: &str) -> Option<Unmet> {
     let mapped = plan.mapped_bytes_max();
     (mapped > room).then(|| {

@@ -1,28 +1,28 @@
-//! Page replacement policies by name: which resident page goes when a frame is needed.
+//! Page replacement policies by name: each selects the page to evict when a frame is needed.
 //!
-//! Policies learn of use only through the hardware's referenced bits, as kernels do, when they look
-//! for a victim. Invariant: a policy knows exactly the frames that may be taken. Pinned frames and
-//! free frames are not in it, so a victim is always fit to be evicted.
+//! Like a kernel, a policy sees use only through the hardware's referenced bits, when it selects a
+//! victim. Invariant: a policy holds exactly the evictable frames. Pinned and free frames are not
+//! in it, so a victim can always be evicted.
 
 use pagetax_core::access::Rng;
 
 /// The index of a page frame.
 pub type Frame = u32;
 
-/// A policy.
+/// A page replacement policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// The page that was loaded first.
+    /// First in, first out: evicts the page that was loaded first.
     Fifo,
-    /// As FIFO, but a page that was referenced since it was last looked at goes to the back.
+    /// FIFO, but a page that was referenced since the last scan goes to the back of the queue.
     SecondChance,
-    /// Of this many pages drawn at random, the one seen in use the longest ago; 1 is
+    /// Evicts the page that was last seen in use longest ago, of so many drawn at random. 1 is
     /// random replacement.
     OldestOf(usize),
 }
 
 impl Policy {
-    /// As machine files name them.
+    /// The policies by their names in machine files.
     pub const NAMES: [(&str, Policy); 7] = [
         ("fifo", Policy::Fifo),
         ("second_chance", Policy::SecondChance),
@@ -39,17 +39,17 @@ impl Policy {
 pub enum Replacement {
     /// FIFO, with or without a second chance.
     Queue {
-        /// Oldest first.
+        /// Evictable frames, oldest first.
         queue: Queue,
-        /// Whether referenced frames are spared once.
+        /// True if referenced frames get a second chance.
         second_chance: bool,
     },
-    /// Draws frames and takes the oldest.
+    /// Random draws, of which the oldest frame is the victim.
     Sample(Sample),
 }
 
 impl Replacement {
-    /// No frames yet.
+    /// Returns a policy without frames.
     pub fn new(policy: Policy) -> Self {
         let queue = |second_chance| Replacement::Queue { queue: Queue::default(), second_chance };
         match policy {
@@ -59,7 +59,7 @@ impl Replacement {
         }
     }
 
-    /// A frame becomes evictable. It must not be so already.
+    /// Adds a frame that becomes evictable. It must not be evictable already.
     pub fn insert(&mut self, frame: Frame) {
         match self {
             Replacement::Queue { queue, .. } => queue.push_back(frame),
@@ -67,7 +67,7 @@ impl Replacement {
         }
     }
 
-    /// An evictable frame is pinned or freed.
+    /// Removes an evictable frame that is now pinned or free.
     pub fn remove(&mut self, frame: Frame) {
         match self {
             Replacement::Queue { queue, .. } => queue.unlink(frame),
@@ -75,8 +75,8 @@ impl Replacement {
         }
     }
 
-    /// Chooses and removes a victim; none if no frame is evictable. `take_referenced` reads and
-    /// clears the referenced bit of a frame's page.
+    /// Selects and removes a victim. Returns None if no frame is evictable. `take_referenced` reads
+    /// and clears the referenced bit of a frame's page.
     pub fn victim(
         &mut self,
         rng: &mut Rng,
@@ -100,7 +100,7 @@ impl Replacement {
 
 const NONE: Frame = Frame::MAX;
 
-/// A doubly linked list through an array, so that any frame leaves it in constant time.
+/// A doubly linked list in an array, so that any frame can leave it in constant time.
 #[derive(Debug, Clone)]
 pub struct Queue {
     /// (previous, next) by frame.
@@ -145,17 +145,17 @@ impl Queue {
     }
 }
 
-/// Evictable frames side by side, each with the time when it was loaded or last seen in use.
+/// Evictable frames in an array, each with the time when it was loaded or last seen in use.
 #[derive(Debug, Clone)]
 pub struct Sample {
-    /// Positions that were drawn for the last victim; as many as are drawn for each.
+    /// The positions drawn for the last victim. Its length is the number of draws per victim.
     drawn: Vec<usize>,
     now: u64,
-    /// In no order.
+    /// Evictable frames, in no order.
     members: Vec<Frame>,
-    /// When each member was loaded or last seen in use; by position.
+    /// The time when each member was loaded or last seen in use, by position.
     since: Vec<u64>,
-    /// Position among the members, by frame.
+    /// Each frame's position among the members.
     positions: Vec<u32>,
 }
 
@@ -217,7 +217,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Frames 0 to 3, of which 2 is pinned, 0 is referenced.
+    /// Returns the victims of frames 0 to 3, of which 2 is pinned and 0 is referenced.
     fn victims(policy: Policy) -> Vec<Frame> {
         let mut replacement = Replacement::new(policy);
         let mut rng = Rng::new(1);

@@ -1,9 +1,10 @@
-//! Solaris 9 on UltraSPARC: page sizes for heap and mappings, large TLBs programmed by what a process
-//! uses most, fragmented physical memory with or without a kernel cage.
+//! Solaris 9 on UltraSPARC: page sizes for heap and mappings, programmable large TLBs, and
+//! fragmented physical memory with or without a kernel cage.
 //!
-//! Source: report 003. A process has one large TLB programmed for its large page size once it has
-//! eight or more such pages; pages that cannot be had fall back to smaller ones; pages that are not
-//! locked are relocated to make room, and with the cage the kernel's own do not stand in the way.
+//! Source: McDougall, 'Taming Your Emu' (Sun BluePrints, 2004). Once a process has eight or more
+//! pages of a large size, one large TLB is programmed for that size. If no page of the wanted size
+//! is available, a smaller one is used. Unlocked pages are relocated to make room. With the cage,
+//! the kernel's own pages do not obstruct relocation.
 
 use super::Epilogue;
 use super::anon::{AddressSpace, AnonKernel, Flavor, Memory, OTHERS, Placed};
@@ -21,33 +22,35 @@ use pagetax_core::report::{Table, Warning};
 use pagetax_core::units::{Bytes, PageSize};
 use std::collections::BTreeMap;
 
-/// Where the heap of report 003's test program begins: behind its one page of data.
+/// Address of the heap in the report's test program, after its one page of data.
 pub(super) const HEAP: u64 = 0x2_2000;
-/// The test program of report 003.
+/// The job name of the report's test program.
 const PUBLISHED_JOB: &str = "tlb-gather";
-/// Mappings go down from here, below the libraries.
+/// The end of the mappings, below the libraries; mappings grow down from here.
 const MAPPINGS_END: u64 = 0xff00_0000;
 
-/// The policy.
+/// The Solaris 9 policy.
 #[derive(Clone)]
 pub struct Solaris {
-    /// Smallest first.
+    /// Page sizes, smallest first.
     sizes: Vec<PageSize>,
     large_pages_min: u64,
-    /// What report 003 lists beside the job; none for any job but the report's own.
+    /// Miss rates of the kernel and other code, from the report. None for any job except the
+    /// report's own.
     background: Option<Background>,
     placed: BTreeMap<RegionId, Placed>,
     mappings_start: u64,
     has_heap: bool,
     programmed: BTreeMap<SpaceId, PageSize>,
-    /// Since the last page was mapped: what trapstat would show of the job's steady state.
+    /// The counts when a page was last mapped. trapstat's interval for the job's steady state
+    /// starts there.
     steady_from: Reading,
     ended: Option<Reading>,
-    /// Of the main process, when it ended.
+    /// The main process's pmap listing, taken when it ended.
     pmap: Option<Table>,
 }
 
-/// What the hardware has counted, and when.
+/// The hardware's miss counts at one time.
 #[derive(Debug, Clone, Default)]
 struct Reading {
     at_ns: u64,
@@ -56,10 +59,10 @@ struct Reading {
     tsb_misses: u64,
 }
 
-/// Builds hardware and kernel.
+/// Builds the hardware and the kernel from a machine's constants.
 ///
 /// # Errors
-/// Constants that are absent or impossible.
+/// Returns an error if a constant is absent or out of range.
 pub fn build(
     model: &Model,
     memory: Bytes,
@@ -85,8 +88,8 @@ pub fn build(
     Ok((hardware, AnonKernel::new(model, physical, solaris)?))
 }
 
-/// Puts the kernel and the other processes into memory: the kernel in one piece with the cage, and
-/// strewn about without; the others always strewn about.
+/// Places the kernel and the other processes in memory. With the cage the kernel is in one piece,
+/// otherwise scattered at random. The other processes are always scattered.
 fn occupy(model: &Model, memory: &mut Memory) -> Result<(), ModelError> {
     let share = |key| Ok(model.ppm("paging", key)?.min(1_000_000));
     let (kernel_ppm, others_ppm) = (share("kernel_memory")?, share("other_memory")?);
@@ -133,7 +136,8 @@ impl Solaris {
         at_most.copied().unwrap_or(self.base())
     }
 
-    /// The large page size that the process uses most, if it uses enough of it.
+    /// Returns the large page size that the process uses most, if it has at least `large_pages_min`
+    /// such pages.
     fn most_common(&self, space: &AddressSpace) -> Option<PageSize> {
         let large = self.sizes[1..]
             .iter()
@@ -141,7 +145,7 @@ impl Solaris {
         large.filter(|(count, _)| *count >= self.large_pages_min).max().map(|(_, size)| size)
     }
 
-    /// `reading`, anew.
+    /// Reads the hardware's counts and reuses the allocation of `reading`.
     fn read(&self, hw: &CachedMmu, at_ns: u64, mut reading: Reading) -> Reading {
         reading.misses.clear();
         reading.misses.extend(self.sizes.iter().map(|size| hw.misses(*size)));
@@ -154,7 +158,7 @@ impl Solaris {
 }
 
 impl Flavor for Solaris {
-    /// The listings of report 003 are of its own program: beside another job they would be made up.
+    /// Drops the report's background rates for any job except its own: they do not apply to others.
     fn prepare(&mut self, plan: &Plan) {
         if plan.job.name != PUBLISHED_JOB {
             self.background = None;
@@ -169,7 +173,7 @@ impl Flavor for Solaris {
         let is_heap = !self.has_heap && region.name == "heap";
         let placed = if is_heap {
             self.has_heap = true;
-            // The break moves to a whole large page.
+            // The break moves to the end of a large page.
             let end = (HEAP + region.bytes).next_multiple_of(page.bytes());
             Placed { base: HEAP, bytes: end - HEAP, page }
         } else {

@@ -1,8 +1,9 @@
-//! trapstat -t, trapstat -T and pmap -sx, with the columns of report 003.
+//! trapstat -t, trapstat -T and pmap -sx, with the columns of McDougall, 'Taming Your Emu' (Sun
+//! BluePrints, 2004).
 //!
-//! Invariant: rates are a second of the interval; time is misses × the time of the handler. What the
-//! model does not predict is transcribed from the report, for the report's own job only, and the last
-//! column says so of each row.
+//! Invariant: rates are per second of the interval; time is misses × the handler's time. Values
+//! that the model does not predict are transcribed from the report, for the report's own job only.
+//! The last column of each row names its source.
 
 use super::anon::{AddressSpace, Placed};
 use crate::model::{Model, ModelError};
@@ -12,23 +13,23 @@ use pagetax_core::report::{Table, Warning};
 use pagetax_core::units::PageSize;
 use std::collections::BTreeMap;
 
-/// TLB misses a second that are not the job's: of the kernel, and of user code that is not modelled.
+/// TLB misses per second outside the job: of the kernel, and of user code that is not modelled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Background {
     user: Rates,
     kernel: Rates,
 }
 
-/// Misses a second of one mode.
+/// Misses per second in one mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// Instruction fetches that no TLB could translate.
+    /// Instruction fetches that missed the TLB.
     pub itlb: u64,
-    /// Of these, such that the translation storage buffer did not serve.
+    /// Instruction fetches that also missed the translation storage buffer (TSB).
     pub itsb: u64,
-    /// Loads and stores that no TLB could translate.
+    /// Loads and stores that missed the TLB.
     pub dtlb: u64,
-    /// Of these, such that the translation storage buffer did not serve.
+    /// Loads and stores that also missed the TSB.
     pub dtsb: u64,
 }
 
@@ -47,7 +48,7 @@ impl Background {
     /// Reads table `[background]`.
     ///
     /// # Errors
-    /// Constants that are absent.
+    /// Returns an error if a constant is absent.
     pub fn load(model: &Model) -> Result<Self, ModelError> {
         let rate = |key| model.count("background", key);
         let user = Rates { itlb: rate("user_itlb")?, dtlb: rate("user_dtlb")?, ..Rates::default() };
@@ -60,12 +61,12 @@ impl Background {
         Ok(Background { user, kernel })
     }
 
-    /// Of the kernel, all on base pages.
+    /// Returns the kernel's miss rates, all on base pages.
     pub fn kernel(&self) -> Rates {
         self.kernel
     }
 
-    /// What of the tables is no prediction.
+    /// Returns a warning that names the transcribed parts of the tables.
     pub fn warning(&self) -> Warning {
         Warning {
             id: "assumed_background".into(),
@@ -80,18 +81,18 @@ impl Background {
     }
 }
 
-/// What was counted over an interval.
+/// Miss counts over an interval.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interval {
-    /// Its length.
+    /// Length of the interval in nanoseconds.
     pub elapsed_ns: u64,
-    /// Time of a miss.
+    /// Handler time of one TLB miss, in picoseconds.
     pub handler_ps: u64,
-    /// By page size, smallest first.
+    /// Data misses by page size, smallest first.
     pub data_misses: Vec<(PageSize, u64)>,
-    /// All on base pages.
+    /// Instruction misses, all on base pages.
     pub instruction_misses: u64,
-    /// Data misses beyond the TSB, all counted on base pages.
+    /// Data misses that also missed the TSB, all counted on base pages.
     pub tsb_misses: u64,
 }
 
@@ -101,7 +102,7 @@ impl Interval {
         ((u128::from(count) * 1_000_000_000 + elapsed_ns / 2) / elapsed_ns) as u64
     }
 
-    /// Rates of one page size in user mode.
+    /// Computes the rates of one page size in user mode; `nth` 0 is the base page.
     fn user(&self, nth: usize, misses: u64, background: Option<&Background>) -> Rates {
         let own = Rates { dtlb: self.per_second(misses), ..Rates::default() };
         if nth > 0 {
@@ -113,7 +114,8 @@ impl Interval {
         own.plus(Rates { itlb, dtsb, ..Rates::default() }).plus(background)
     }
 
-    /// The cells that all rows end with: each rate and its time, and the time of all.
+    /// Formats the cells at the end of each row: each rate with its time in percent, then the
+    /// total.
     fn cells(&self, rates: Rates) -> Vec<String> {
         // Handler time is counted once, with the TLB miss that caused it.
         let percent = |rate: u64| (rate * self.handler_ps) as f64 / 1e10;
@@ -136,17 +138,17 @@ impl Interval {
 const COUNTED: [&str; 9] =
     ["itlb-miss", "%tim", "itsb-miss", "%tim", "dtlb-miss", "%tim", "dtsb-miss", "%tim", "%tim"];
 
-/// `8k`, `64k`, `512k`, `4m`, as trapstat writes them.
+/// Formats a page size as trapstat does: `8k`, `64k`, `512k`, `4m`.
 fn size_name(size: PageSize) -> String {
     size.to_string().to_lowercase()
 }
 
-/// Where a row's numbers come from.
+/// The values of the tables' source column.
 const MODELED: &str = "modeled";
 const TRANSCRIBED: &str = "transcribed";
 const BOTH: &str = "modeled, transcribed";
 
-/// The two tables. Without a background nothing is known of the kernel's misses.
+/// Returns both tables. Without a background, the kernel's rows are "not modeled".
 pub fn trapstat(interval: &Interval, background: Option<&Background>) -> Vec<Table> {
     let sizes = || interval.data_misses.iter().map(|(size, _)| size_name(*size)).enumerate();
     let users = interval.data_misses.iter().enumerate();
@@ -191,7 +193,7 @@ pub fn trapstat(interval: &Interval, background: Option<&Background>) -> Vec<Tab
     ]
 }
 
-/// A row of the listing.
+/// A row of the pmap listing.
 struct Listed {
     address: u64,
     kbytes: u64,
@@ -204,8 +206,8 @@ struct Listed {
     source: &'static str,
 }
 
-/// What of the test program's image is not on the heap, as report 003 lists it: address, kbytes,
-/// resident kbytes, anonymous, page size known, mode, file.
+/// The parts of the test program's image outside the heap, from the report. The fields are address,
+/// kbytes, resident kbytes, anonymous, page size known, mode and file.
 const IMAGE: &[(u64, u64, u64, bool, bool, &str, &str)] = &[
     (0x0001_0000, 8, 8, false, true, "r-x--", "dev:277,83 ino:114875"),
     (0x0002_0000, 8, 8, true, true, "rwx--", "dev:277,83 ino:114875"),
@@ -225,8 +227,8 @@ const IMAGE: &[(u64, u64, u64, bool, bool, &str, &str)] = &[
     (0xffbf_a000, 24, 24, true, true, "rwx--", "[ stack ]"),
 ];
 
-/// One row for each contiguous run of one page size; with the report's listing of the rest of its
-/// program, if this is its program.
+/// Returns one row for each contiguous run of one page size. If `is_listed`, it adds the report's
+/// rows for the rest of its program.
 pub fn pmap(space: &AddressSpace, placed: &BTreeMap<RegionId, Placed>, is_listed: bool) -> Table {
     let image = IMAGE.iter().filter(|_| is_listed);
     let mut listed: Vec<Listed> = image
@@ -287,7 +289,7 @@ pub fn pmap(space: &AddressSpace, placed: &BTreeMap<RegionId, Placed>, is_listed
     }
 }
 
-/// An area in runs of one page size, or of nothing resident.
+/// Splits an area into runs of one page size, or of nothing resident.
 fn runs(
     space: &AddressSpace,
     placed: Placed,

@@ -1,7 +1,7 @@
-//! A current Linux on x86-64, as far as translation goes: memory on demand, and transparent huge pages
-//! by the three policies of `/sys/kernel/mm/transparent_hugepage/enabled`.
+//! Address translation in current Linux on x86-64: demand paging, and transparent huge pages with
+//! the three policies of `/sys/kernel/mm/transparent_hugepage/enabled`.
 //!
-//! Source: Linux, Documentation/admin-guide/mm/transhuge.rst. No khugepaged, no swap.
+//! Source: Linux, Documentation/admin-guide/mm/transhuge.rst. There is no khugepaged and no swap.
 
 use super::Epilogue;
 use super::anon::{AnonKernel, Flavor, Memory, Placed};
@@ -15,12 +15,12 @@ use pagetax_core::plan::{Advice, PageSizeRequest, Region, RegionId};
 use pagetax_core::units::{Bytes, PageSize};
 use std::collections::BTreeMap;
 
-/// Mappings go up from here.
+/// The start of the mappings, which grow up from here.
 const MAPPINGS_START: u64 = 1 << 32;
-/// User addresses end here.
+/// The end of the user addresses.
 const MAPPINGS_END: u64 = 1 << 47;
 
-/// When anonymous memory gets huge pages.
+/// The policy of `enabled`: the anonymous memory that gets huge pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Enabled {
     Always,
@@ -28,20 +28,20 @@ enum Enabled {
     Never,
 }
 
-/// The policy.
+/// The policy of current Linux, with transparent huge pages.
 #[derive(Clone)]
 pub struct Thp {
-    /// Smallest first.
+    /// Page sizes, smallest first.
     sizes: Vec<PageSize>,
     enabled: Enabled,
     placed: BTreeMap<RegionId, Placed>,
     next: u64,
 }
 
-/// Builds hardware and kernel.
+/// Builds the hardware and the kernel from a machine's constants.
 ///
 /// # Errors
-/// Constants that are absent or impossible.
+/// Returns an error if a constant is absent or out of range.
 pub fn build(
     model: &Model,
     memory: Bytes,
@@ -67,7 +67,7 @@ impl Thp {
         self.sizes[self.sizes.len() - 1]
     }
 
-    /// The largest size that is no larger than this.
+    /// Returns the largest page size that is at most `size`, or the base page.
     fn at_most(&self, size: PageSize) -> PageSize {
         self.sizes.iter().rev().copied().find(|known| *known <= size).unwrap_or(self.base())
     }
@@ -88,7 +88,7 @@ impl Flavor for Thp {
         if let Some(placed) = self.placed.get(&id) {
             return *placed;
         }
-        // Large mappings are aligned, as the kernel has done it since 6.7.
+        // Since 6.7, the kernel aligns large mappings.
         let base = self.next.next_multiple_of(self.largest().bytes());
         let bytes = region.bytes.next_multiple_of(self.base().bytes());
         self.next = base + bytes;

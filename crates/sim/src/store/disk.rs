@@ -1,29 +1,29 @@
-//! A disk that serves one request after the other: a seek unless it goes on where it was, then the
-//! transfer.
+//! A disk that serves one request after the other: a seek unless the request continues the last
+//! one, then the transfer.
 //!
-//! Invariant: requests end in the order in which they were made; the disk is never busy with two.
+//! Invariant: requests end in the order in which they were made; the disk never serves two at once.
 
 /// Constants of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskCosts {
-    /// Sequential rate, > 0.
+    /// Sequential rate in bytes per second; above 0.
     pub bytes_per_s: u64,
-    /// Seek and half a turn, before a request that does not follow the one before.
+    /// Time of a seek and half a rotation, before a request that does not continue the last one.
     pub seek_ns: u64,
-    /// Half-width of the spread of a request's time.
+    /// Half-width of the spread of a request's time, in percent.
     pub jitter_percent: u64,
 }
 
-/// A place on the disk.
+/// A position on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// A number for each file, and for swap.
+    /// The file's number; swap has a number of its own.
     pub file: u32,
-    /// From the file's start.
+    /// Offset in bytes from the file's start.
     pub offset: u64,
 }
 
-/// A disk and what it is doing.
+/// A disk with its queue and head position.
 #[derive(Debug, Clone)]
 pub struct Disk {
     costs: DiskCosts,
@@ -32,13 +32,13 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// An idle disk.
+    /// Returns an idle disk.
     pub fn new(costs: DiskCosts) -> Self {
         Disk { costs, free_at: 0, head: None }
     }
 
-    /// Reads or writes `bytes` at `place`, asked for at `now`; returns when it is done. `jitter`
-    /// spreads a time by so many percent.
+    /// Reads or writes `bytes` at `place`, requested at `now`. Returns the time of completion in
+    /// nanoseconds. `jitter` takes a time and the half-width of its spread in percent.
     pub fn transfer(
         &mut self,
         now: u64,
@@ -53,12 +53,12 @@ impl Disk {
         self.free_at
     }
 
-    /// When all that was asked for is done.
+    /// Returns the time in nanoseconds when all requests are complete.
     pub fn free_at(&self) -> u64 {
         self.free_at
     }
 
-    /// How many units of `bytes` more may be queued at `now`, if the queue holds `most`.
+    /// Returns how many more requests of `bytes` may be queued at `now` if the queue holds `most`.
     pub fn room(&self, now: u64, bytes: u64, most: u64) -> u64 {
         let queued = self.free_at.saturating_sub(now).div_ceil(self.transfer_ns(bytes).max(1));
         most.saturating_sub(queued)

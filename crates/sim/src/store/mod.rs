@@ -1,4 +1,4 @@
-//! Backing stores: where pages come from and go to that do not fit in memory, and how long it takes.
+//! Backing stores: the places that evicted pages go to, and the time that transfers take.
 
 pub mod disk;
 pub mod network;

@@ -1,27 +1,27 @@
-//! Network memory: servers that lend their memory as a backing store, and what a page costs on the way.
+//! Network memory: servers that lend their memory as a backing store, and the cost of moving pages.
 //!
-//! A page travels in two halves, for the sake of the network's MTU. Now and then the first half is
-//! lost; the client sees the second arrive alone and asks for both again. It spins for a while; if the
-//! page is still not there it is put to sleep, and how long that lasts has nothing to do with the
-//! network. Source of the mechanisms: report 004 (NMS, 2003); constants come from the machine file.
+//! A page travels in two halves because of the network's MTU. If the first half is lost, the client
+//! sees the second arrive alone and requests both again. It spins for a while. If the page still
+//! has not arrived, it sleeps, for a time that does not depend on the network. Source of the
+//! mechanisms: the NMS report (2003); the constants come from the machine file.
 //! Invariant: a server never holds more pages than it has room for.
 
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 
-/// Which server takes a new page.
+/// The choice of a server for a new page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// One after the other, leaving out those that are full.
+    /// The next server in turn that has room.
     RoundRobin,
-    /// The first with room.
+    /// The first server with room.
     FirstFit,
-    /// The one with the most room.
+    /// The server with the most room; of equals, the first.
     MostFree,
 }
 
 impl Placement {
-    /// As machine files name them.
+    /// The placements by their names in machine files.
     pub const NAMES: [(&str, Placement); 3] = [
         ("round_robin", Placement::RoundRobin),
         ("first_fit", Placement::FirstFit),
@@ -29,56 +29,56 @@ impl Placement {
     ];
 }
 
-/// Constants of the network and its servers. Times in nanoseconds.
+/// Constants of the network and its servers. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkModel {
     /// Memory that each server lends; at least one server.
     pub server_bytes: Vec<u64>,
-    /// Which server takes a new page.
+    /// The choice of a server for a new page.
     pub placement: Placement,
-    /// Waited once, before the first page goes out, to find the servers.
+    /// Time to find the servers, spent once before the first page-out.
     pub discovery_ns: u64,
-    /// A request and both halves, at the least.
+    /// Minimum time of an exchange: a request and both halves.
     pub exchange_ns_min: u64,
-    /// What an exchange takes on top, in the mean.
+    /// Mean of the jitter that is added to `exchange_ns_min`.
     pub exchange_jitter_ns_mean: u64,
     /// First exchanges that lose a half, in parts per million.
     pub loss_ppm: u64,
     /// Retransmissions that lose a half, in parts per million.
     pub loss_again_ppm: u64,
-    /// How long the client spins for a page before it is put to sleep.
+    /// The longest time that the client spins for a page before it sleeps.
     pub spin_ns_max: u64,
-    /// How long such a sleep lasts at the least.
+    /// Shortest sleep for a page.
     pub sleep_ns_min: u64,
-    /// How long such a sleep lasts at the most.
+    /// Longest sleep for a page.
     pub sleep_ns_max: u64,
-    /// Sending a page out and hearing that it arrived, at the least.
+    /// Minimum time of a page-out, including its acknowledgement.
     pub page_out_ns_min: u64,
-    /// What a page-out takes on top, in the mean.
+    /// Mean of the jitter that is added to `page_out_ns_min`.
     pub page_out_jitter_ns_mean: u64,
 }
 
 const PPM: u64 = 1_000_000;
 
-/// Constants that no network can have.
+/// The reasons why constants describe no possible network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NetworkModelError {
-    /// Network memory needs a server.
+    /// No server has memory for a page.
     #[error("a network store needs at least one server with at least one page of memory")]
     NoServer,
-    /// Not a probability.
+    /// A probability is above 1: the constant's name and its parts per million.
     #[error("{0} is {1} parts per million, more than all")]
     Share(&'static str, u64),
-    /// Shortest above longest.
+    /// The shortest sleep is above the longest; both in nanoseconds.
     #[error("the shortest sleep, {0} ns, is longer than the longest, {1} ns")]
     Sleep(u64, u64),
 }
 
 impl NetworkModel {
-    /// Whether there can be such a network.
+    /// Checks that the constants are possible.
     ///
     /// # Errors
-    /// The first constant that is impossible.
+    /// Returns the first impossible constant.
     pub fn check(&self, page_bytes: u64) -> Result<(), NetworkModelError> {
         if !self.server_bytes.iter().any(|bytes| *bytes >= page_bytes) {
             return Err(NetworkModelError::NoServer);
@@ -94,30 +94,30 @@ impl NetworkModel {
         }
     }
 
-    /// Memory of all servers.
+    /// Returns the memory of all servers.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.server_bytes.iter().sum())
     }
 }
 
-/// No server has room for another page.
+/// The error that no server has room for another page.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("all {servers} memory servers are full ({bytes} in all)")]
 pub struct ServersFull {
-    /// How many there are.
+    /// The number of servers.
     pub servers: usize,
-    /// What they lend together.
+    /// The memory of all servers together.
     pub bytes: Bytes,
 }
 
-/// How a page came in.
+/// The costs of a page-in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageIn {
-    /// Spent on the CPU, waiting.
+    /// Time waited on the CPU, spinning.
     pub spin_ns: u64,
-    /// Spent asleep, waiting.
+    /// Time waited without the CPU, asleep.
     pub sleep_ns: u64,
-    /// Requests, the first included.
+    /// The number of requests, including the first.
     pub exchanges: u32,
 }
 
@@ -136,13 +136,14 @@ struct Room {
 pub struct Network {
     model: NetworkModel,
     servers: Vec<Room>,
-    /// Where the round robin stands.
+    /// The server at which the round robin continues.
     next: usize,
     discovered: bool,
 }
 
 impl Network {
-    /// All servers empty, none found yet. The model has passed [`NetworkModel::check`].
+    /// Returns empty servers that are not discovered yet. The model must have passed
+    /// [`NetworkModel::check`].
     pub fn new(model: NetworkModel, page_bytes: u64) -> Self {
         debug_assert_eq!(model.check(page_bytes), Ok(()));
         let room = |bytes: &u64| Room { capacity: bytes / page_bytes, used: 0 };
@@ -150,12 +151,13 @@ impl Network {
         Network { model, servers, next: 0, discovered: false }
     }
 
-    /// Pages on each server, and how many it has room for.
+    /// Returns each server's stored pages and its capacity in pages.
     pub fn pages(&self) -> Vec<(u64, u64)> {
         self.servers.iter().map(|room| (room.used, room.capacity)).collect()
     }
 
-    /// The wait for the servers to be found: only once, before the first page-out.
+    /// Returns the nanoseconds to find the servers on the first call, before the first page-out,
+    /// and 0 afterwards.
     pub fn discover_ns(&mut self) -> u64 {
         match std::mem::replace(&mut self.discovered, true) {
             true => 0,
@@ -163,7 +165,7 @@ impl Network {
         }
     }
 
-    /// Room for a page that no server holds yet.
+    /// Reserves room for a page that no server holds yet. Returns an error if all servers are full.
     pub fn place(&mut self) -> Result<Server, ServersFull> {
         let servers = self.servers.len();
         let free = |server: &usize| self.servers[*server].capacity - self.servers[*server].used;
@@ -181,17 +183,17 @@ impl Network {
         Ok(server as Server)
     }
 
-    /// A server drops its copy of a page.
+    /// Frees a server's room for a page whose replica it drops.
     pub fn release(&mut self, server: Server) {
         self.servers[server as usize].used -= 1;
     }
 
-    /// Sends a page out and waits until it has arrived.
+    /// Returns the nanoseconds of a page-out, including its acknowledgement.
     pub fn page_out_ns(&self, rng: &mut Rng) -> u64 {
         self.model.page_out_ns_min + jitter_ns(rng, self.model.page_out_jitter_ns_mean)
     }
 
-    /// Fetches a page.
+    /// Fetches a page, with retransmissions until the spin time is over.
     pub fn page_in(&self, rng: &mut Rng) -> PageIn {
         let (mut waited_ns, mut exchanges) = (0, 0);
         while waited_ns <= self.model.spin_ns_max {
@@ -215,7 +217,7 @@ impl Network {
     }
 }
 
-/// Uniform from 0 to twice its mean.
+/// Returns a uniformly distributed time from 0 to twice its mean.
 pub(crate) fn jitter_ns(rng: &mut Rng, mean_ns: u64) -> u64 {
     rng.below(2 * mean_ns + 1)
 }

@@ -1,4 +1,4 @@
-//! Runs one job on every built-in machine and compares what they say.
+//! Runs one job on every built-in machine and compares the verdicts.
 
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
@@ -9,19 +9,19 @@ use pagetax_sim::engine::Caps;
 use pagetax_sim::machine::SimMachine;
 use pagetax_sim::models;
 
-/// Steps in which every random job ends: a jam takes more.
+/// The steps within which every random job ends; an endless loop takes more.
 const STEPS_MAX: u64 = 3_000_000;
 
-/// How a job went on all machines.
+/// The result of a job on all machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// No machine takes it.
+    /// Every machine rejects the job.
     Invalid,
-    /// So many machines ran it to its end; the others said what they lack.
+    /// So many machines ran the job to its end; the others named demands that they cannot meet.
     RanOn(usize),
 }
 
-/// All built-in machines, with so little memory that small jobs fill some of them.
+/// Returns all built-in machines, with so little memory that small jobs fill some of them.
 pub fn machines() -> Vec<SimMachine> {
     let small = |name: &'static str| {
         let mut model = models::find(name).expect("a built-in machine");
@@ -44,8 +44,8 @@ pub fn machines() -> Vec<SimMachine> {
 /// Runs `text` on each machine.
 ///
 /// # Errors
-/// What is wrong: machines that differ on validity, runs that fail or do not end, counts that are not
-/// the plan's, budgets that do not sum.
+/// Returns the problem as text: machines that disagree on validity, runs that fail or do not end,
+/// counts that differ from the plan's, or budgets that do not add up.
 pub fn check(machines: &mut [SimMachine], text: &str) -> Result<Verdict, String> {
     let (mut valid, mut refused, mut ran) = (Vec::new(), Vec::new(), 0);
     for machine in machines {
@@ -73,7 +73,7 @@ pub fn check(machines: &mut [SimMachine], text: &str) -> Result<Verdict, String>
     }
 }
 
-/// Whether the machine ran it, and did not refuse it beforehand.
+/// Runs the plan. Returns true if the machine ran it, and false if it refused it in preflight.
 fn check_run(machine: &mut SimMachine, plan: &Plan) -> Result<bool, String> {
     plan.check().map_err(|mistake| format!("a resolved plan with a mistake: {mistake}"))?;
     let unmet = machine.check(plan);

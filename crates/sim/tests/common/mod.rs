@@ -6,12 +6,12 @@ use pagetax_core::report::{Recording, Run};
 use pagetax_sim::machine::SimMachine;
 use pagetax_sim::model::Model;
 
-/// A run and what it tells.
+/// A complete run with its report.
 pub struct Ran {
     pub report: Run,
 }
 
-/// What of a phase the tests look at.
+/// The figures of a phase that the tests check.
 pub struct PhaseFigures {
     pub ns: u64,
     pub miss_ratio: f64,
@@ -28,7 +28,7 @@ impl Ran {
     }
 }
 
-/// A region filled and then read at random.
+/// Returns a plan that fills a region and then reads it at random.
 pub fn gather(region: &str, bytes: u64, page: &str, count: u64) -> Plan {
     let page_size = match page {
         "default" => PageSizeRequest::Default,
@@ -71,7 +71,7 @@ pub fn gather(region: &str, bytes: u64, page: &str, count: u64) -> Plan {
     }
 }
 
-/// Runs it to its end.
+/// Runs the plan to its end.
 pub fn run(model: &Model, plan: &Plan) -> Ran {
     let mut machine = SimMachine::new(model.clone()).expect("a machine");
     let mut out = Recording::new(plan, &machine.spec());

@@ -1,17 +1,17 @@
 //! Writes random job files, valid and invalid, over the whole language.
 //!
-//! Every choice is a byte of the input, so that a fuzzer can steer it and a property test can shrink
-//! it; where the input ends, each choice is the first, which is the plainest. Jobs are small: tens of
-//! thousands of accesses at most, and milliseconds of sleep.
+//! Every choice is a byte of the input, so that a fuzzer can steer it and a property test can
+//! shrink it. After the input's end, each choice is the first option, which is the plainest. Jobs
+//! are small: tens of thousands of accesses at most, and milliseconds of sleep.
 
-/// What a job may contain.
+/// The optional features that a job may contain.
 #[derive(Clone, Copy)]
 pub struct Scope {
-    /// Whether there may be network memory.
+    /// True if jobs may have network memory.
     pub has_remote: bool,
-    /// Whether there may be advice that a real kernel refuses to some memory.
+    /// True if jobs may give advice that a real kernel refuses for some memory.
     pub has_optional_advice: bool,
-    /// Whether there may be hugetlb pages.
+    /// True if jobs may have hugetlb pages.
     pub has_pools: bool,
 }
 
@@ -27,7 +27,7 @@ impl Choices<'_> {
         options[self.below(options.len())]
     }
 
-    /// True in one of `count` cases.
+    /// Returns true in one of `count` cases.
     fn rarely(&mut self, count: usize) -> bool {
         self.below(count) == count - 1
     }
@@ -55,7 +55,7 @@ pub fn random_job(input: &[u8], scope: Scope) -> String {
 struct Writer<'a> {
     choices: Choices<'a>,
     scope: Scope,
-    /// Whether each region is a family of several.
+    /// True for each region that is a family of several.
     families: Vec<bool>,
 }
 
@@ -187,7 +187,7 @@ impl Writer<'_> {
         text + &format!("ops = [{}]\n", ops.join(", "))
     }
 
-    /// One operation, or a few that go together.
+    /// Writes one operation, or a few that belong together.
     fn operations(&mut self, family: Option<usize>, ops: &mut Vec<String>) {
         let single = self.choices.below(self.families.len());
         let region = format!("r{}", family.filter(|_| single % 4 < 3).unwrap_or(single));

@@ -1,55 +1,57 @@
 //! Reclaim by page age: Linux 2.4.9, and the -ac kernels with other rules.
 //!
-//! Pages go active → inactive dirty → inactive clean → free. Targets are sums over all zones and
-//! marks of each zone, so one small zone whose pages cannot be freed is enough to be "short".
-//! The policies are described in the 2001 thread "Google's mm problems"; no kernel text is used.
+//! Pages go active → inactive dirty → inactive clean → free. The targets are sums over all zones
+//! plus marks of each zone. So one small zone with unfreeable pages is enough to be "short".
+//! The linux-kernel thread of October 2001, "Google's mm problems", describes the policies; no
+//! kernel text is used.
 
 use super::groups::Kinds;
 use super::memory::{ACTIVE, Grant, INACTIVE, Memory, Zone};
 use super::policy::{Action, Allocation, Function};
 use super::runs::Page;
 
-/// How an unused page's age falls.
+/// The decay of an unused page's age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decay {
-    /// To half.
+    /// Each scan halves the age.
     Halve,
-    /// By one.
+    /// Each scan lowers the age by one.
     Linear,
 }
 
-/// What differs between the kernels of this family.
+/// The rules that differ between the kernels of this family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// Of ages.
+    /// The decay of unused pages' ages.
     pub decay: Decay,
     /// Age of a page that becomes active.
     pub age_start: u8,
-    /// Added to a page's age when it was used.
+    /// Increase of a page's age if it was used since the last scan.
     pub age_advance: u8,
-    /// Most valuable.
+    /// Highest age, of the most valuable pages.
     pub age_max: u8,
-    /// A zone has plenty of inactive pages above this share of it, in parts per million.
+    /// The share of a zone, in parts per million, above which its inactive pages are plenty.
     pub plenty_ppm: u64,
-    /// Whether pages in page tables may be deactivated.
+    /// True if mapped pages may be deactivated.
     pub deactivates_mapped: bool,
-    /// Most passes of an attempt.
+    /// The most passes of one attempt.
     pub passes: u32,
-    /// Whether one call looks at all of the inactive dirty list, until free pages are no longer short,
-    /// rather than at 1/64.
+    /// True if one call of page_launder scans the whole inactive dirty list until free pages are no
+    /// longer short. False if it scans 1/64 of the list.
     pub launders_whole_list: bool,
-    /// Whether the daemon is content with inactive pages being short while free ones are plenty.
+    /// True if kswapd tolerates a shortage of inactive pages while free pages are plenty in all
+    /// zones.
     pub rests_when_plenty: bool,
-    /// Whether the daemon goes on at once when it has failed to reach its targets (2.4.9) or sleeps
-    /// up to a second in any case (with the patch).
+    /// True if kswapd retries at once when it missed its targets (2.4.9). False if it then sleeps
+    /// up to a second (with the patch).
     pub retries_on_failure: bool,
 }
 
-/// A scan looks at 1/2^6 of a list.
+/// The scan priority: a scan visits 1/2^6 of a list.
 const PRIORITY: u32 = 6;
-/// The most pages that one call of the launderer sends to disk.
+/// The most pages that one call of page_launder sends to disk.
 const WRITES_A_CALL: u64 = 64;
-/// Memory pressure is forgotten by 1/64 a second; the target is 1/64 of it.
+/// Memory pressure decays by 1/64 a second; the inactive target is 1/64 of it.
 const PRESSURE_SHIFT: u32 = 6;
 
 /// One attempt to reach the targets: a scan of the active list, then passes.
@@ -83,12 +85,12 @@ pub struct Aging {
 }
 
 impl Aging {
-    /// At boot.
+    /// Returns the state at boot: no memory pressure.
     pub fn new(rules: Rules) -> Self {
         Aging { rules, pressure: 0, decayed_at: 0 }
     }
 
-    /// Once a second the daemon forgets a part of the pressure.
+    /// Decays memory pressure by 1/64, at most once a second. `now` is in nanoseconds.
     pub fn tick(&mut self, now: u64) {
         if now >= self.decayed_at + 1_000_000_000 {
             self.decayed_at = now;
@@ -96,12 +98,13 @@ impl Aging {
         }
     }
 
-    /// What the daemon does after an attempt.
+    /// Returns true if kswapd sleeps after an attempt.
     pub fn sleeps_after(&self, success: bool) -> bool {
         success || !self.rules.retries_on_failure
     }
 
-    /// Frames for `want` pages from `zones`, as many as are to be had without reclaim.
+    /// Allocates frames for up to `want` pages from `zones`, without reclaim. Raises memory
+    /// pressure by the pages taken.
     pub fn allocate(&mut self, memory: &mut Memory, want: u64, zones: &[usize]) -> Allocation {
         let mut grant = Grant::default();
         take(memory, want, zones, &mut grant, |zone| {
@@ -116,12 +119,13 @@ impl Aging {
         Allocation { grant, wake_daemon, short: grant.pages() < want }
     }
 
-    /// Frames were given back by their owner.
+    /// Lowers memory pressure after an owner freed `pages` frames.
     pub fn freed(&mut self, pages: u64) {
         self.pressure = self.pressure.saturating_sub(pages);
     }
 
-    /// The next thing that `attempt` does. Swapping out is left to the caller.
+    /// Runs the attempt's next step and returns its action. The caller performs swap-outs and slab
+    /// shrinking.
     pub fn advance(&mut self, attempt: &mut Attempt, memory: &mut Memory, room: u64) -> Action {
         loop {
             let stage = attempt.stage;
@@ -164,14 +168,15 @@ impl Aging {
             || memory.total(Zone::inactive) < memory.high + target
     }
 
-    /// Pages that may become inactive before the zone has plenty of them; none when it has.
+    /// Returns the number of pages that may become inactive before the zone has plenty of them.
     fn deactivation_room(&self, zone: &Zone) -> u64 {
         let plenty = zone.size * self.rules.plenty_ppm / 1_000_000;
         (plenty + 1).saturating_sub(zone.inactive())
     }
 
-    /// Looks at 1/64 of the active list: used pages grow older, unused ones younger; those of age 0
-    /// that nobody has mapped become inactive, all others go round.
+    /// Scans 1/64 of the active list: ages rise for referenced pages and fall for others. Unmapped
+    /// pages of age 0 become inactive, and mapped ones if the rules allow it. All others rotate to
+    /// the head.
     fn refill(&mut self, memory: &mut Memory) -> Action {
         let visits = memory.listed(ACTIVE) >> PRIORITY;
         let mut left = visits;
@@ -195,8 +200,8 @@ impl Aging {
         Action { visits, ..Action::of(Function::RefillInactiveScan) }
     }
 
-    /// Active pages that a scan leaves as they are: all of zones with plenty of inactive ones, and
-    /// those in page tables that cannot grow younger.
+    /// Returns the kinds of active pages that a scan leaves unchanged. These are all pages of zones
+    /// with plenty of inactive pages, and mapped pages of age 0 that are not referenced.
     fn unchanged(&self, memory: &Memory) -> Kinds {
         let plenty = memory.zones.each_ref().map(|zone| self.deactivation_room(zone) == 0);
         let stay = if self.rules.deactivates_mapped { Kinds::NONE } else { Kinds::MAPPED };
@@ -215,8 +220,8 @@ impl Aging {
         Page { age, referenced: false, ..page }
     }
 
-    /// Looks at the inactive dirty list: pages in use go back to the active list, dirty ones to disk
-    /// while it has `room`, clean ones to the list of those that can be reused at once.
+    /// Scans the inactive dirty list. Pages in use return to the active list. Dirty pages go to
+    /// disk while it has `room`. Clean pages move to the inactive clean list.
     fn launder(&mut self, memory: &mut Memory, room: u64) -> Action {
         let all = memory.listed(INACTIVE);
         let visits = if self.rules.launders_whole_list { all } else { all >> PRIORITY };
@@ -250,8 +255,8 @@ impl Aging {
     }
 }
 
-/// Inactive pages that nobody uses and that the launderer leaves alone: of zones that have plenty, or
-/// to be written when the disk is busy.
+/// Returns the kinds of unused inactive pages that page_launder skips. These are pages of zones
+/// with plenty of free pages, and dirty pages if the disk is busy.
 fn without_need(memory: &Memory, writes_left: u64) -> Kinds {
     let plenty = Kinds::in_zones(memory.zones.each_ref().map(Zone::is_free_plenty));
     let busy = if writes_left == 0 { Kinds::DIRTY } else { Kinds::NONE };
@@ -267,8 +272,8 @@ fn is_free_short(memory: &Memory) -> bool {
         || memory.total(Zone::available) < memory.high
 }
 
-/// Takes up to `want` pages, in order, from zones of which `spare` says that a page may be taken. All
-/// pages of one request come from the zone of the first, so marks are overrun by less than a request.
+/// Takes up to `want` pages, zone by zone, from zones where `spare` returns more than 0. A zone is
+/// asked once per request. So a request overruns a mark by less than its own pages.
 fn take(
     memory: &mut Memory,
     want: u64,
@@ -305,7 +310,7 @@ mod tests {
         retries_on_failure: true,
     };
 
-    /// 2 GB, all but the low marks taken by one file on `list`.
+    /// Returns 2 GB of memory that one file on `list` fills down to the min marks.
     fn full(list: usize, page: Page) -> Memory {
         let layout = Layout { pages: 524_288, reserved_dma: 1000, reserved_normal: 12_000 };
         let mut memory = Memory::new(layout);
@@ -321,7 +326,7 @@ mod tests {
         memory
     }
 
-    /// Runs an attempt to its end: how, and how many pages it looked at.
+    /// Runs an attempt to its end. Returns the outcome and the number of pages visited.
     fn attempt(policy: &mut Aging, memory: &mut Memory) -> (Outcome, u64) {
         let (mut attempt, mut visits) = (Attempt::default(), 0);
         loop {

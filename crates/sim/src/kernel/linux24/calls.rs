@@ -1,4 +1,4 @@
-//! The kernel's entry points.
+//! The kernel's entry points, which the engine calls.
 
 use super::profile::Line;
 use super::runs::{ObjectId, View};
@@ -200,7 +200,8 @@ impl<M: PageTables> Kernel<M> for Linux24 {
 }
 
 impl Linux24 {
-    /// Nobody maps the object any more: private memory is freed, a file's pages stay in the cache.
+    /// Releases an object that nobody maps any more. Private memory is freed; a file's pages stay
+    /// in the page cache.
     fn abandon(&mut self, object: ObjectId) {
         let mut at = 0;
         while let Some(view) = self.memory.find(object, at, u32::MAX) {

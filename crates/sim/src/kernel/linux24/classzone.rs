@@ -1,20 +1,20 @@
 //! Reclaim by reference bits and classes of zones: Linux 2.4.13.
 //!
-//! Two lists for all memory. An allocation is of a class: a zone and all zones below. Pages of other
-//! zones and pages in page tables are passed over and go to the head, so a scan for a small class
-//! turns the list around; when it has met too many mapped pages it takes pages out of page tables
-//! instead, which locked pages never leave.
-//! The policy is described in the 2001 thread "Google's mm problems"; no kernel text is used.
+//! All memory has two lists. An allocation has a class: a zone and all zones below. A scan passes
+//! pages of other zones and mapped pages to the head, so a scan for a small class rotates the whole
+//! list. After too many mapped pages, reclaim starts to swap out; locked pages stay mapped.
+//! The linux-kernel thread of October 2001, "Google's mm problems", describes the policy; no kernel
+//! text is used.
 
 use super::memory::{ACTIVE, Grant, INACTIVE, Memory, Zone};
 use super::policy::{Action, Allocation, Function};
 use super::runs::Page;
 
-/// An attempt begins at this priority and ends after 1.
+/// The first scan priority of an attempt; the last is 1.
 const PRIORITY: u64 = 6;
-/// Pages that an attempt wants to free.
+/// The number of pages that an attempt tries to free.
 const GOAL: u64 = 32;
-/// Mapped pages that a scan may meet for each page that it wants to free.
+/// The number of mapped pages that a scan may meet for each page that it tries to free.
 const MAPPED_A_GOAL: u64 = 10;
 
 /// One attempt to free [`GOAL`] pages of a class.
@@ -35,21 +35,21 @@ enum Stage {
 }
 
 impl Attempt {
-    /// For zones up to `class`.
+    /// Returns an attempt for the zones up to `class`.
     pub fn new(class: usize) -> Self {
         Attempt { class, priority: PRIORITY, goal: GOAL, stage: Stage::Slabs }
     }
 }
 
-/// The state of this kernel.
+/// The zones that need background reclaim.
 #[derive(Debug, Clone, Default)]
 pub struct Classzone {
     needs_balance: [bool; 3],
 }
 
 impl Classzone {
-    /// Frames for `want` pages from `zones`, as many as are to be had without reclaim. Each zone
-    /// keeps the marks of those before it in reserve as well.
+    /// Allocates frames for up to `want` pages from `zones`, without reclaim. Each zone also keeps
+    /// the marks of those before it in reserve.
     pub fn allocate(&mut self, memory: &mut Memory, want: u64, zones: &[usize]) -> Allocation {
         let mut grant = Grant::default();
         take(memory, want, zones, &mut grant, |zone| zone.marks.low);
@@ -61,13 +61,14 @@ impl Classzone {
         Allocation { grant, wake_daemon, short: grant.pages() < want }
     }
 
-    /// For the first zone that an allocation has found too low.
+    /// Returns an attempt for the highest zone that an allocation found low, or None if no zone is.
     pub fn daemon_attempt(&self, memory: &Memory) -> Option<Attempt> {
         let needy = (0..memory.zones.len()).rev().find(|zone| self.needs_balance[*zone]);
         needy.map(Attempt::new)
     }
 
-    /// A failed attempt is the zone's last for a second; a zone in balance needs no more.
+    /// Returns true if kswapd sleeps after an attempt. A balanced zone needs no more attempts. A
+    /// failed attempt is the zone's last until kswapd wakes again.
     pub fn sleeps_after(&mut self, attempt: &Attempt, reached: bool, memory: &Memory) -> bool {
         let balanced = memory.zones[..=attempt.class].iter().any(|z| z.free > z.marks.high);
         if !reached || balanced {
@@ -76,7 +77,8 @@ impl Classzone {
         !reached || !self.needs_balance.contains(&true)
     }
 
-    /// The next thing that `attempt` does. Swapping out is left to the caller.
+    /// Runs the attempt's next step and returns its action. The caller performs swap-outs and slab
+    /// shrinking.
     pub fn advance(&mut self, attempt: &mut Attempt, memory: &mut Memory, room: u64) -> Action {
         if attempt.goal == 0 {
             return Action::done(true);
@@ -103,7 +105,8 @@ impl Classzone {
     }
 }
 
-/// Moves pages that were not used from the active to the inactive list, in the proportion of both.
+/// Moves unreferenced pages from the active to the inactive list, in proportion to the lengths of
+/// both.
 fn refill(memory: &mut Memory, goal: u64) -> Action {
     let (active, inactive) = (memory.listed(ACTIVE), memory.listed(INACTIVE));
     let mut wanted = goal * active / ((inactive + 1) * 2);
@@ -124,8 +127,8 @@ fn refill(memory: &mut Memory, goal: u64) -> Action {
     Action { visits, ..Action::of(Function::RefillInactive) }
 }
 
-/// Frees pages of the class from the tail of the inactive list. Used up by mapped pages, it asks for
-/// swapping out.
+/// Frees pages of the class from the tail of the inactive list. After too many mapped pages it
+/// stops, and the next step is a swap-out.
 fn shrink(attempt: &mut Attempt, memory: &mut Memory, room: u64) -> Action {
     let most = memory.listed(INACTIVE) / attempt.priority;
     let (mut left, mut mapped_left, mut writes_left) = (most, attempt.goal * MAPPED_A_GOAL, room);
@@ -162,7 +165,7 @@ fn shrink(attempt: &mut Attempt, memory: &mut Memory, room: u64) -> Action {
     }
 }
 
-/// Takes free frames above `mark` of each zone and of all zones before it.
+/// Takes free frames of each zone above the sum of its `mark` and those of all zones before it.
 fn take(
     memory: &mut Memory,
     want: u64,
@@ -186,7 +189,8 @@ mod tests {
     use super::super::runs::{Extent, ObjectId};
     use super::*;
 
-    /// 2 GB with this page on the tail of the inactive list, then unused ones.
+    /// Returns 2 GB of memory with `count` pages like `tail` at the tail of the inactive list, then
+    /// unused ones.
     fn memory(tail: Page, count: u64) -> Memory {
         let layout = Layout { pages: 524_288, reserved_dma: 1000, reserved_normal: 12_000 };
         let mut memory = Memory::new(layout);

@@ -9,30 +9,30 @@ use super::spaces::PAGE;
 use crate::model::{Model, ModelError};
 use crate::store::disk::DiskCosts;
 
-/// What the kernel's work costs.
+/// The costs of the kernel's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Costs {
-    /// For each page that a scan of the active list looks at.
+    /// Cost of a page visited by a scan of the active list.
     pub refill_visit_ps: u64,
-    /// For each page that a scan of the inactive list looks at.
+    /// Cost of a page visited by a scan of the inactive list.
     pub launder_visit_ps: u64,
-    /// For a look at a process's areas, by which nothing is swapped out.
+    /// Fixed cost of a swap-out call, which walks the processes' areas.
     pub swap_out_call_ns: u64,
-    /// For each page table entry that is looked at.
+    /// Cost of a page-table entry visited by a swap-out call.
     pub swap_out_page_ns: u64,
-    /// For a look at the kernel's own caches.
+    /// Cost of a call that scans the kernel's own caches.
     pub slabs_call_ns: u64,
-    /// For each page taken from a clean list or put on a list, with pagemap_lru_lock held.
+    /// Cost of a page taken from a clean list or put on a list, with pagemap_lru_lock held.
     pub lru_page_ns: u64,
-    /// For each page that is allocated and mapped.
+    /// Cost of a page that is allocated and mapped.
     pub fault_page_ns: u64,
-    /// For each page that is read: its part of an interrupt, and its copy to high memory.
+    /// Cost of a page that is read: its part of an interrupt, and its copy to high memory.
     pub interrupt_page_ns: u64,
-    /// For each page that is zeroed or copied.
+    /// Cost of a page that is zeroed or copied.
     pub zero_page_ns: u64,
-    /// For each page that leaves a page table.
+    /// Cost of a page that leaves a page table.
     pub unmap_page_ns: u64,
-    /// For a system call, and for waking up.
+    /// Cost of a system call, and of a wakeup.
     pub call_ns: u64,
 }
 
@@ -53,8 +53,8 @@ impl Costs {
         })
     }
 
-    /// A function's line in the profile, its cost in nanoseconds for so many pages looked at, and
-    /// whether it holds pagemap_lru_lock all the while.
+    /// Returns a function's line in the profile, its cost in nanoseconds for `visits` pages, and
+    /// true if it holds pagemap_lru_lock throughout.
     pub fn of(&self, function: Function, visits: u64) -> (Line, u64, bool) {
         let scan = |line, visit_ps: u64| (line, self.call_ns + visits * visit_ps / 1000, true);
         match function {
@@ -70,38 +70,38 @@ impl Costs {
     }
 }
 
-/// A Linux 2.4 machine.
+/// The constants of a Linux 2.4 machine.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// CPUs, of which the profile's seconds are a share.
+    /// The number of CPUs, by which the profile's seconds are divided.
     pub cpus: u64,
-    /// Physical memory.
+    /// Size of physical memory and its reserved parts.
     pub layout: Layout,
-    /// How it reclaims.
+    /// The reclaim policy and its state.
     pub policy: Policy,
-    /// What that costs.
+    /// Costs of the kernel's work.
     pub costs: Costs,
-    /// Where files and swap are.
+    /// The disk that holds files and swap.
     pub disk: DiskCosts,
     /// Size of swap in pages.
     pub swap_pages: u64,
-    /// Pages that a fault on a file reads at once.
+    /// The number of pages that a fault on a file reads at once.
     pub file_cluster: u32,
-    /// Pages that a fault on swapped memory reads at once.
+    /// The number of pages that a fault on swapped memory reads at once.
     pub swap_cluster: u32,
-    /// Pages of files for each page of buffer heads.
+    /// The number of file pages for each page of buffer heads.
     pub pages_a_slab: u64,
-    /// Whether reads into high memory go through pages below it.
+    /// True if reads into high memory go through bounce pages below it.
     pub bounces: bool,
-    /// Whether memory is full of earlier runs' files at the start.
+    /// True if earlier runs' files fill memory at the start.
     pub cache_full: bool,
 }
 
 impl Config {
-    /// From a model.
+    /// Reads the constants from a model.
     ///
     /// # Errors
-    /// What the model lacks, or has wrong.
+    /// Returns an error if a constant is absent or out of range.
     pub fn new(model: &Model) -> Result<Self, ModelError> {
         let pages = model.bytes("machine", "memory")? / PAGE;
         let descriptors = pages * model.bytes("memory", "page_descriptor")? / PAGE;
@@ -131,7 +131,7 @@ impl Config {
 }
 
 fn policy(model: &Model) -> Result<Policy, ModelError> {
-    // All are asked for, whatever the policy: files share the constants of their base.
+    // All constants are read under either policy: model files inherit those of their base.
     let classzone = model.word("reclaim", "policy", &[("aging", false), ("classzone", true)])?;
     let age = |key| model.count("reclaim", key).map(|age| age.min(255) as u8);
     let decays = [("halve", Decay::Halve), ("linear", Decay::Linear)];

@@ -1,26 +1,28 @@
-//! Groups of runs: what a scan may pass over at one step.
+//! Groups of runs, which a scan can pass in one step.
 //!
-//! A scan that only turns pages around need not look at each run. Runs that lie behind each other are
-//! therefore grouped, and a group knows how many pages it has and of which kinds they are: when all
-//! of these kinds go round, the hand moves behind the whole group.
+//! A scan that only rotates pages need not visit each run. Adjacent runs are therefore grouped, and
+//! a group knows the number and the kinds of its pages. If all of these kinds rotate, the hand
+//! moves past the whole group.
 //!
 //! Invariant: the runs of a group are neighbours on one list, from its first to its last toward the
-//! head; its counts are theirs (a property test adds them up). Groups never change what is where.
+//! head. Its counts are the sums over its runs; a property test checks them. Groups never change
+//! the order of pages.
 
 use super::runs::Page;
 use std::ops::{BitAnd, BitOr, Not};
 
-/// Runs of a group before it is halved, below 256; few in tests, so that they come to it.
+/// The most runs of a group before it is halved; below 256, because counts by kind are `u8`. It is
+/// small in tests, so that they halve groups.
 pub const GROUP_RUNS: u32 = if cfg!(test) { 4 } else { 32 };
 
 const ZONES: usize = 3;
-/// What a scan decides by: a page's zone, and whether it is mapped, dirty, settled.
+/// The number of page kinds. A scan decides by a page's zone, and by mapped, dirty and settled.
 const KINDS: usize = ZONES << 3;
 const MAPPED: usize = 0b001;
 const DIRTY: usize = 0b010;
 const SETTLED: usize = 0b100;
 
-/// The number of a page's kind.
+/// Returns the number of a page's kind.
 fn kind(page: Page) -> usize {
     let settled = page.age == 0 && !page.referenced;
     let bit = |holds: bool, bit: usize| if holds { bit } else { 0 };
@@ -30,18 +32,18 @@ fn kind(page: Page) -> usize {
         | bit(page.mapped, MAPPED)
 }
 
-/// A set of kinds.
+/// A set of page kinds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Kinds(u32);
 
 impl Kinds {
-    /// None.
+    /// The empty set.
     pub const NONE: Kinds = Kinds(0);
-    /// In page tables.
+    /// Pages in page tables.
     pub const MAPPED: Kinds = Kinds::with(MAPPED);
-    /// To be written before they are freed.
+    /// Pages that must be written before they can be freed.
     pub const DIRTY: Kinds = Kinds::with(DIRTY);
-    /// Of age 0 and not referenced: a scan does not change them.
+    /// Pages of age 0 that are not referenced: a scan does not change their age.
     pub const SETTLED: Kinds = Kinds::with(SETTLED);
 
     const fn with(bit: usize) -> Self {
@@ -55,13 +57,13 @@ impl Kinds {
         Kinds(kinds)
     }
 
-    /// In the zones that are true.
+    /// Returns all kinds of pages in the zones that are true.
     pub fn in_zones(zones: [bool; ZONES]) -> Self {
         let kinds = |zone: usize| if zones[zone] { 0xff << (zone << 3) } else { 0 };
         Kinds((0..ZONES).map(kinds).sum())
     }
 
-    /// Whether pages like this are in the set.
+    /// Returns true if pages like this one are in the set.
     pub fn contains(self, page: Page) -> bool {
         self.0 >> kind(page) & 1 == 1
     }
@@ -88,34 +90,34 @@ impl Not for Kinds {
     }
 }
 
-/// Neighbouring runs.
+/// Neighbouring runs on one list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Group {
-    /// Toward the tail.
+    /// The run nearest to the tail.
     pub first: u32,
-    /// Toward the head.
+    /// The run nearest to the head.
     pub last: u32,
-    /// How many runs.
+    /// The number of runs.
     pub runs: u32,
-    /// How many pages they have.
+    /// The number of pages in all runs.
     pub pages: u64,
-    /// Runs by kind.
+    /// The number of runs of each kind.
     by_kind: [u8; KINDS],
     kinds: u32,
 }
 
 impl Group {
-    /// A group without runs yet, that will begin and end with this one.
+    /// Returns a group without runs; `run` is to be its first and its last.
     pub fn at(run: u32) -> Self {
         Group { first: run, last: run, ..Group::default() }
     }
 
-    /// Whether all its pages are of these kinds.
+    /// Returns true if all its pages are of these kinds.
     pub fn is_of(&self, kinds: Kinds) -> bool {
         self.kinds & !kinds.0 == 0
     }
 
-    /// A run more.
+    /// Adds a run of `pages` pages like `page` to the counts.
     pub fn add(&mut self, page: Page, pages: u32) {
         self.runs += 1;
         self.pages += u64::from(pages);
@@ -124,7 +126,7 @@ impl Group {
         self.kinds |= 1 << kind;
     }
 
-    /// A run less.
+    /// Removes a run of `pages` pages like `page` from the counts.
     pub fn remove(&mut self, page: Page, pages: u32) {
         self.runs -= 1;
         self.pages -= u64::from(pages);

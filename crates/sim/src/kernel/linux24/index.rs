@@ -1,12 +1,12 @@
-//! Which run begins at which page of an object.
+//! Lookup of an object's runs by page.
 //!
-//! A slot for each page, and bits that say which slots are in use, in two levels: the run that covers
-//! a page is found in a few steps, however long it is and however many there are.
+//! The index has a slot for each page, and bits that mark used slots, in two levels. The lookup of
+//! the run that covers a page takes a few steps, regardless of the number and length of the runs.
 
 /// The runs of an object by their first pages.
 #[derive(Debug, Clone, Default)]
 pub struct Index {
-    /// By page; meaningless where no run begins.
+    /// Runs by first page; meaningless if no run begins there.
     runs: Vec<u32>,
     /// A bit for each page where a run begins.
     starts: Vec<u64>,
@@ -15,7 +15,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// A run begins at this page, where none did.
+    /// Adds a run that begins at page `first`, where none did.
     pub fn insert(&mut self, first: u32, run: u32) {
         let (page, word) = (first as usize, first as usize / 64);
         if self.starts.len() <= word {
@@ -29,7 +29,7 @@ impl Index {
         self.words[word / 64] |= 1 << (word % 64);
     }
 
-    /// The run that began at this page does so no more.
+    /// Removes the run that begins at page `first`.
     pub fn remove(&mut self, first: u32) {
         let word = first as usize / 64;
         self.starts[word] &= !(1 << (first % 64));
@@ -38,7 +38,7 @@ impl Index {
         }
     }
 
-    /// The last run that begins at this page or before.
+    /// Returns the last run that begins at `page` or before, or None if there is none.
     pub fn at_or_before(&self, page: u32) -> Option<u32> {
         let word = page as usize / 64;
         let near = self.starts.get(word).map_or(0, |bits| bits & (u64::MAX >> (63 - page % 64)));
@@ -51,7 +51,7 @@ impl Index {
         Some(self.runs[word * 64 + 63 - bits.leading_zeros() as usize])
     }
 
-    /// The first run that begins behind this page.
+    /// Returns the first run that begins after `page`, or None if there is none.
     pub fn after(&self, page: u32) -> Option<u32> {
         let (word, bit) = (page as usize / 64, page % 64);
         let near = self.starts.get(word)? & (u64::MAX << bit & !(1 << bit));
@@ -64,7 +64,7 @@ impl Index {
         Some(self.runs[word * 64 + bits.trailing_zeros() as usize])
     }
 
-    /// The last word before this one that is not 0.
+    /// Finds the last nonzero word before this one.
     fn word_before(&self, word: usize) -> Option<usize> {
         let word = word.min(self.starts.len());
         let near = self.words.get(word / 64).map_or(0, |bits| bits & !(u64::MAX << (word % 64)));
@@ -77,7 +77,7 @@ impl Index {
         Some(index * 64 + 63 - bits.leading_zeros() as usize)
     }
 
-    /// The first word behind this one that is not 0.
+    /// Finds the first nonzero word after this one.
     fn word_after(&self, word: usize) -> Option<usize> {
         let (index, bit) = (word / 64, word % 64);
         let near = self.words.get(index)? & (u64::MAX << bit & !(1 << bit));

@@ -1,9 +1,9 @@
-//! What needs memory below 896 MiB: buffer heads of file pages, and bounce pages.
+//! The users of memory below 896 MiB: buffer heads of file pages, and bounce pages.
 //!
-//! The kernel's own objects must be where it can address them, and the disk's driver reads a page of
-//! high memory through a page below that, which is held until the read is done. So every read asks
-//! the two lower zones for pages, and their shortage makes reclaim look for pages of these zones
-//! among those of all. Invariant: a bounce page is given back when its read is done.
+//! The kernel's own objects must be in memory that it can address. The disk's driver reads a page
+//! of high memory through a page below it, which is held until the read is done. So every read
+//! allocates pages from the two lower zones. Their shortage makes reclaim search all pages for
+//! those of these zones. Invariant: a bounce page is freed when its read is done.
 
 use super::memory::{Grant, LOW_ZONES};
 use super::{Linux24, SpaceId};
@@ -11,13 +11,14 @@ use crate::cx::Cx;
 use crate::mmu::PageTables;
 use std::collections::VecDeque;
 
-/// Pages that are bounced through, with the time when they are given back.
+/// Bounce pages in use, each with the time when they are freed.
 #[derive(Debug, Clone, Default)]
 pub struct Bounces(VecDeque<(u64, Grant)>);
 
 impl Linux24 {
-    /// Bounce pages for a read of up to `pages`, as many as there are: the rest goes through a pool
-    /// that is always there. None when the process had to reclaim instead and must ask again.
+    /// Allocates bounce pages for a read of up to `pages`, as many as are available. The rest uses
+    /// a pool that always exists. Returns None if the process had to reclaim instead; it must then
+    /// ask again.
     pub(super) fn bounce_pages<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -36,7 +37,8 @@ impl Linux24 {
         Some(low.unwrap_or_default())
     }
 
-    /// Holds bounce pages for those of `read` that are in high memory until `done`.
+    /// Holds bounce pages for the `high_pages` of a read that are in high memory until `done`, and
+    /// frees the others.
     pub(super) fn hold_bounces(&mut self, mut low: Grant, high_pages: u64, done: u64) {
         let excess = low.pages().saturating_sub(high_pages);
         self.give_back(low.split_off(excess));
@@ -45,7 +47,7 @@ impl Linux24 {
         }
     }
 
-    /// Gives back the bounce pages of reads that are done.
+    /// Frees the bounce pages of reads that are done.
     pub(super) fn end_reads(&mut self, now: u64) {
         while self.bounces.0.front().is_some_and(|(done, _)| *done <= now) {
             let low = self.bounces.0.pop_front().map_or(Grant::default(), |(_, low)| low);
@@ -53,13 +55,13 @@ impl Linux24 {
         }
     }
 
-    /// Frees frames that hold nothing.
+    /// Frees frames that hold nothing, and lowers the policy's memory pressure.
     pub(super) fn give_back(&mut self, grant: Grant) {
         self.memory.give_back(grant);
         self.config.policy.freed(grant.pages());
     }
 
-    /// Buffer heads for the pages that were read.
+    /// Allocates buffer heads for the pages that were read.
     pub(super) fn grow_slabs(&mut self, cx: &mut Cx<'_>) {
         let missing = self.slab_pages_needed().saturating_sub(self.slab_pages);
         if missing > 0 {

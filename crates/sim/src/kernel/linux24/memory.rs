@@ -1,30 +1,31 @@
 //! Physical memory: zones with watermarks, and the lists that page frames are on.
 //!
-//! Invariant: in each zone free + active + inactive dirty + inactive clean + unlisted + reserved
-//! frames are its size; every change of a page goes through here, so that the counts always hold.
+//! Invariant: in each zone, free, active, inactive dirty, inactive clean, unlisted and reserved
+//! frames add up to its size. Every change of a page goes through this module, so that the counts
+//! always hold.
 
 use super::groups::Kinds;
 use super::runs::{Extent, ObjectId, Page, Runs, View};
 
-/// The list of pages in use. Index into [`Runs`].
+/// The list of active pages; an index into [`Runs`], like the other lists.
 pub const ACTIVE: usize = 0;
-/// Pages that may be freed once they are clean; in 2.4.13 the one inactive list.
+/// The list of pages that may be freed once they are clean; in 2.4.13 the only inactive list.
 pub const INACTIVE: usize = 1;
-/// Private memory that has no place in swap yet: on no list of the kernel's.
+/// The list of private memory without a place in swap; in the kernel such pages are on no list.
 pub const UNLISTED: usize = 2;
-/// The first of the lists of pages that can be reused at once, one for each zone.
+/// The first of the inactive clean lists, one per zone; their pages can be reused at once.
 const CLEAN: usize = 3;
 
-/// Pages in the first 16 MiB.
+/// The number of pages in the first 16 MiB.
 const DMA_PAGES: u64 = 4096;
-/// Pages below 896 MiB, which the kernel can address directly.
+/// The number of pages below 896 MiB, which the kernel can address directly.
 const LOW_PAGES: u64 = 229_376;
-/// By zone: size / this is the unit of its watermarks.
+/// Divisor of each zone's size that yields the unit of its watermarks.
 const BALANCE_RATIO: [u64; 3] = [32, 128, 128];
-/// Bounds of that unit, in pages.
+/// Lower and upper bound of that unit, in pages.
 const BALANCE_BOUNDS: (u64, u64) = (10, 255);
 
-/// Zones that an allocation may use, in order of preference: user pages can be anywhere.
+/// Zones for user pages, in order of preference: user pages can be in any zone.
 pub const USER_ZONES: [usize; 3] = [2, 1, 0];
 
 /// Zones that the kernel's own allocations may use.
@@ -33,26 +34,26 @@ pub const LOW_ZONES: [usize; 2] = [1, 0];
 /// A zone's watermarks in pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// Below it only the kernel's own emergencies are served.
+    /// Below this mark, only the kernel's emergency allocations succeed.
     pub min: u64,
-    /// Below it the zone is short.
+    /// Below this mark, the zone is short of pages.
     pub low: u64,
-    /// Reclaim's aim.
+    /// Target of reclaim for free pages.
     pub high: u64,
 }
 
-/// A zone, in pages.
+/// A memory zone; its counts are in pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Zone {
-    /// DMA, Normal, HighMem.
+    /// One of "DMA", "Normal" and "HighMem".
     pub name: &'static str,
-    /// Present.
+    /// Pages present in the zone, used or not.
     pub size: u64,
-    /// In no use.
+    /// Pages that are free.
     pub free: u64,
-    /// By list: active, inactive, unlisted, clean.
+    /// Pages on each list: active, inactive, unlisted, clean.
     pub listed: [u64; 4],
-    /// When to worry.
+    /// Watermarks that start and end reclaim.
     pub marks: Marks,
 }
 
@@ -70,49 +71,49 @@ impl Zone {
         }
     }
 
-    /// Pages that can be had at once.
+    /// Returns the number of pages that can be allocated at once: free or inactive clean.
     pub fn available(&self) -> u64 {
         self.free + self.listed[CLEAN]
     }
 
-    /// Pages that are free or on their way there.
+    /// Returns the number of pages that are free or inactive.
     pub fn inactive(&self) -> u64 {
         self.available() + self.listed[INACTIVE]
     }
 
-    /// Whether there is no need to clean this zone's pages.
+    /// Returns true if the zone has so many free pages that none of its pages needs cleaning.
     pub fn is_free_plenty(&self) -> bool {
         self.available() > 2 * self.marks.high
     }
 }
 
-/// What the machine has and what the kernel keeps of it, in pages.
+/// The machine's memory and the kernel's share of it, in pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// All memory.
+    /// All memory of the machine.
     pub pages: u64,
-    /// Of the first zone, taken by firmware and the kernel's image.
+    /// Pages of the DMA zone that firmware and the kernel's image use.
     pub reserved_dma: u64,
-    /// Of the second, taken by page descriptors, tables and caches of the kernel.
+    /// Pages of the Normal zone that the kernel's page descriptors, tables and caches use.
     pub reserved_normal: u64,
 }
 
-/// Frames that an allocation got, by zone.
+/// The frames that an allocation received, by zone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Pages by zone.
+    /// Pages from each zone.
     pub by_zone: [u64; 3],
-    /// Of these, taken from the clean lists.
+    /// The number of these pages that came from the clean lists.
     pub reclaimed: u64,
 }
 
 impl Grant {
-    /// Pages in all.
+    /// Returns the number of pages in the grant.
     pub fn pages(&self) -> u64 {
         self.by_zone.iter().sum()
     }
 
-    /// Takes `count` of the frames, at most all, out of the grant: those of the lowest zones.
+    /// Splits `count` frames, at most all, off the grant: those of the lowest zones.
     pub fn split_off(&mut self, mut count: u64) -> Grant {
         let mut rest = Grant::default();
         for (from, to) in self.by_zone.iter_mut().zip(&mut rest.by_zone) {
@@ -124,18 +125,18 @@ impl Grant {
     }
 }
 
-/// Zones and lists.
+/// All zones and page lists.
 #[derive(Debug, Clone)]
 pub struct Memory {
-    /// DMA, Normal, HighMem.
+    /// The zones in the order DMA, Normal, HighMem.
     pub zones: [Zone; 3],
-    /// All zones' [`Marks::high`] together.
+    /// The sum of all zones' [`Marks::high`].
     pub high: u64,
     runs: Runs,
 }
 
 impl Memory {
-    /// All free but for what the kernel keeps.
+    /// Returns memory that is free except for the kernel's reserved pages.
     pub fn new(layout: Layout) -> Self {
         let dma = layout.pages.min(DMA_PAGES);
         let normal = layout.pages.min(LOW_PAGES) - dma;
@@ -148,62 +149,63 @@ impl Memory {
         Memory { zones, high, runs: Runs::new(CLEAN + 3) }
     }
 
-    /// All pages of the machine.
+    /// Returns the number of pages of the machine.
     pub fn pages(&self) -> u64 {
         self.zones.iter().map(|zone| zone.size).sum()
     }
 
-    /// A sum over the zones.
+    /// Sums a count over the zones.
     pub fn total(&self, of: impl Fn(&Zone) -> u64) -> u64 {
         self.zones.iter().map(of).sum()
     }
 
-    /// Pages on a list.
+    /// Returns the number of pages on a list.
     pub fn listed(&self, list: usize) -> u64 {
         self.runs.pages(list)
     }
 
-    /// See [`Runs::tail`].
+    /// Returns the pages at the tail of a list, like [`Runs::tail`].
     pub fn tail(&self, list: usize) -> Option<View> {
         self.runs.tail(list)
     }
 
-    /// See [`Runs::find`].
+    /// Finds the resident pages of an object, like [`Runs::find`].
     pub fn find(&self, object: ObjectId, from: u32, end: u32) -> Option<View> {
         self.runs.find(object, from, end)
     }
 
-    /// See [`Runs::rotate`].
+    /// Moves pages from the tail to the head, like [`Runs::rotate`].
     pub fn rotate(&mut self, list: usize, count: u32) {
         self.runs.rotate(list, count);
     }
 
-    /// See [`Runs::pass`].
+    /// Moves pages of some kinds from the tail to the head, like [`Runs::pass`].
     pub fn pass(&mut self, list: usize, most: u64, kinds: Kinds) -> u64 {
         self.runs.pass(list, most, kinds)
     }
 
-    /// Moves `count` pages of `tail`, which is the tail of its list, to the head of another or the
-    /// same list, changed into `page`.
+    /// Moves `count` pages of `tail`, the tail of its list, to the head of `list`, and sets their
+    /// state to `page`. `list` may be the same list.
     pub fn move_tail(&mut self, tail: View, count: u32, list: usize, page: Page) {
         self.account(tail.list, tail.page.zone, |n| n - u64::from(count));
         self.runs.move_tail(tail.list, count, list, page);
         self.account(list, page.zone, |n| n + u64::from(count));
     }
 
-    /// Moves pages from wherever they are to the head of a list.
+    /// Moves pages from anywhere on their list to the head of `list`, and sets their state to
+    /// `page`.
     pub fn move_found(&mut self, found: View, list: usize, page: Page) {
         self.runs.detach(found.extent);
         self.account(found.list, found.page.zone, |n| n - u64::from(found.extent.len));
         self.put(list, found.extent, page);
     }
 
-    /// Changes pages where they are; not their zone.
+    /// Changes the state of pages in place. `change` must not change their zone.
     pub fn update(&mut self, extent: Extent, change: impl Fn(&mut Page)) {
         self.runs.update(extent, change);
     }
 
-    /// Frees pages, whatever they hold.
+    /// Frees pages, even if they are dirty or mapped.
     pub fn release(&mut self, found: View) {
         self.runs.detach(found.extent);
         let count = u64::from(found.extent.len);
@@ -211,15 +213,15 @@ impl Memory {
         self.zones[usize::from(found.page.zone)].free += count;
     }
 
-    /// Frees `count` pages of `tail`.
+    /// Frees `count` pages of `tail`, the tail of its list.
     pub fn release_tail(&mut self, tail: View, count: u32) {
         self.runs.take(tail.list, count);
         self.account(tail.list, tail.page.zone, |n| n - u64::from(count));
         self.zones[usize::from(tail.page.zone)].free += u64::from(count);
     }
 
-    /// Gives granted frames to pages of an object that are not resident: at the head of a list, in
-    /// the order of the zones. What is left of the grant is for the next pages.
+    /// Gives granted frames to pages of an object that are not resident, at the head of a list.
+    /// HighMem frames come first. Frames that are left over stay in the grant.
     pub fn place(&mut self, grant: &mut Grant, extent: Extent, list: usize, page: Page) {
         let (mut first, end) = (extent.first, extent.first + extent.len);
         for zone in USER_ZONES {
@@ -231,13 +233,13 @@ impl Memory {
         debug_assert_eq!(first, end, "no more pages than granted frames");
     }
 
-    /// The list of a zone's pages that can be reused at once.
+    /// Returns the index of a zone's inactive clean list.
     pub fn clean_list(zone: u8) -> usize {
         CLEAN + usize::from(zone)
     }
 
-    /// Takes up to `count` frames of a zone: clean pages when few frames are free, as an allocation
-    /// that may wait does it; else free frames.
+    /// Takes up to `count` frames of a zone. If few frames are free, it takes clean pages, as an
+    /// allocation does that may wait. Otherwise it takes free frames.
     pub fn grant(&mut self, zone: usize, count: u64, grant: &mut Grant) {
         let Zone { free, marks, .. } = self.zones[zone];
         let spare = (free + 1).saturating_sub(marks.min + 8).min(count);
@@ -249,7 +251,7 @@ impl Memory {
         grant.reclaimed += from_clean;
     }
 
-    /// Frees granted frames that were not placed.
+    /// Returns granted frames that were not placed to the free pages.
     pub fn give_back(&mut self, grant: Grant) {
         self.zones.iter_mut().zip(grant.by_zone).for_each(|(zone, pages)| zone.free += pages);
     }

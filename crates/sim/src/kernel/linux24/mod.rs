@@ -1,25 +1,27 @@
 //! Linux 2.4: reclaim as in 2.4.9 (with and without the patch that lets kswapd sleep), 2.4.13 and
 //! the -ac kernels, over zones, a page cache and swap.
 //!
-//! | file | has |
+//! | file | contents |
 //! |---|---|
-//! | `runs` | page frames in runs, on circular lists; `groups`: what a scan passes over at one step; `index`: which run a page is in |
-//! | `memory` | zones, watermarks, which list a page is on |
-//! | `aging`, `classzone` | the two families of policies; `policy`: what they have in common |
+//! | `runs` | page frames in runs, on circular lists |
+//! | `groups` | groups of runs, which a scan can pass in one step |
+//! | `index` | lookup of the run that holds a page |
+//! | `memory` | zones, watermarks, and the pages on each list |
+//! | `aging`, `classzone` | the two families of policies; `policy`: the interface that they share |
 //! | `spaces` | mappings, and the layers that their pages come from |
-//! | `reclaim` | who reclaims when, at what cost, under which lock; swapping out |
-//! | `paging` | page faults, reads from files and swap; `low`: what a read needs below 896 MiB |
+//! | `reclaim` | background and direct reclaim with costs and locks; swap-out |
+//! | `paging` | page faults, reads from files and swap; `low`: memory below 896 MiB for reads |
 //! | `calls` | the kernel's entry points |
 //! | `profile`, `costs` | functions and constants |
 //!
-//! Not modelled: fragments of slabs, and allocations of more than one page. A request for several
-//! pages takes them all from one zone (assumed). kswapd's trouble hangs on that: page by page the DMA
-//! zone is drained so slowly that kswapd comes to rest after half a minute. In the published job
-//! 2.4.13's lists stay in the order of use, so its livelock does not come about here though its cause
-//! does (a test in `classzone`).
+//! Not modelled: fragments of slabs, and allocations of more than one contiguous page. A request
+//! for several pages takes them all from one zone (assumed). kswapd's endless scanning depends on
+//! that assumption. Page by page, the DMA zone drains so slowly that kswapd comes to rest after
+//! half a minute. In the published job, 2.4.13's lists stay in the order of use. So its livelock
+//! does not occur here, although its cause does (a test in `classzone`).
 //!
 //! Source: Daniel Phillips, "Google's mm problems", linux-kernel, 31 October 2001, and the public
-//! descriptions of these kernels' reclaim; no kernel text is used.
+//! descriptions of these kernels' reclaim. No kernel text is used.
 
 mod aging;
 mod calls;
@@ -52,7 +54,7 @@ use profile::{Line, Profile};
 use runs::{Extent, Page};
 use spaces::{Kind, Spaces};
 
-/// kswapd sleeps here.
+/// The channel that kswapd sleeps on.
 const KSWAPD: Channel = Channel(0);
 
 const MINOR_FAULTS: CounterId = CounterId::of("minor_fault_count");
@@ -68,11 +70,11 @@ const READ_BYTES: CounterId = CounterId::of("block_read_bytes");
 const LOCKED_BYTES: CounterId = CounterId::of("locked_bytes_max");
 const RESIDENT_BYTES: CounterId = CounterId::of("resident_bytes_max");
 
-/// What a process does that found no free page.
+/// The direct reclaim of a process that found no free page.
 #[derive(Debug, Clone, Copy, Default)]
 struct Direct {
     attempt: Option<Attempt>,
-    /// Attempts in a row after which there was still no page.
+    /// The number of consecutive attempts after which there was still no page.
     fruitless: u32,
 }
 
@@ -84,24 +86,24 @@ pub struct Linux24 {
     spaces: Spaces,
     disk: Disk,
     profile: Profile,
-    /// When pagemap_lru_lock is free again.
+    /// The time when pagemap_lru_lock is free again.
     lock_free_at: u64,
-    /// What kswapd is at; none while it sleeps.
+    /// kswapd's current attempt, or None while it sleeps.
     daemon: Option<Attempt>,
     daemon_ns: u64,
     daemon_ns_sampled: u64,
-    /// By space.
+    /// Direct reclaim by space.
     direct: Vec<Direct>,
-    /// Pages of buffer heads.
+    /// The number of pages that hold buffer heads.
     slab_pages: u64,
     bounces: Bounces,
     swap_left: u64,
-    /// The latest time at which the kernel worked: the profile's end.
+    /// The latest time at which the kernel worked; the profile ends there.
     worked_at: u64,
 }
 
 impl Linux24 {
-    /// At the start of a job.
+    /// Returns the kernel at the start of a job, with a full page cache if [`Config::cache_full`].
     pub fn new(config: Config) -> Self {
         let mut kernel = Linux24 {
             memory: Memory::new(config.layout),
@@ -125,8 +127,8 @@ impl Linux24 {
         kernel
     }
 
-    /// Fills memory with pages of a file that nobody maps: a third inactive, the rest active, as
-    /// after an earlier run.
+    /// Fills memory with unmapped pages of a file, as after an earlier run: a third inactive, the
+    /// rest active.
     fn fill_cache(&mut self) {
         let object = self.spaces.create(Kind::File);
         let mut first = 0;
@@ -144,14 +146,15 @@ impl Linux24 {
         }
     }
 
-    /// CPU time of a kernel function.
+    /// Charges CPU time of a kernel function to the budget and the profile.
     fn work(&mut self, cx: &mut Cx<'_>, row: CpuRow, line: Line, calls: u64, ns: u64) {
         cx.charge(row, ns);
         self.profile.add(line, calls, ns);
         self.worked_at = self.worked_at.max(cx.now());
     }
 
-    /// CPU time of a kernel function that holds pagemap_lru_lock, after spinning for the lock.
+    /// Charges CPU time of a kernel function that holds pagemap_lru_lock, and the spinning for the
+    /// lock before it.
     fn hold(&mut self, cx: &mut Cx<'_>, row: CpuRow, line: Line, calls: u64, ns: u64) {
         let spin = self.lock_free_at.saturating_sub(cx.now());
         self.work(cx, CpuRow::Reclaim, Line::LockWait, 0, spin);

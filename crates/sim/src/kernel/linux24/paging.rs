@@ -1,4 +1,4 @@
-//! Page faults: mapping what is resident, reading what is not, zero-filling what never was.
+//! Page faults: map resident pages, read pages from files or swap, zero-fill new pages.
 
 use super::memory::{ACTIVE, INACTIVE, Memory, UNLISTED};
 use super::profile::Line;
@@ -13,21 +13,21 @@ use crate::store::disk::Place;
 use pagetax_core::units::PageSize;
 use std::ops::Range;
 
-/// Where the content of a page is.
+/// The location of a page's content.
 enum Content {
-    /// In memory, in the layer of this depth.
+    /// The page is in memory, in the layer of this depth.
     Resident(usize, View),
-    /// In swap.
+    /// The page is in swap, at this object's place.
     Swapped(ObjectId),
-    /// In a file.
+    /// The page is in this file.
     File(ObjectId),
-    /// Nowhere: it is all zeroes.
+    /// The page has no content yet, so it reads as zeros.
     Zero,
 }
 
 impl Linux24 {
-    /// Serves a fault on the first of `pages` of a mapping, and on the others where that costs no wait. Returns how many are mapped now; none when the process must wait or
-    /// reclaim first.
+    /// Serves a fault on the first of `pages` of a mapping, and on the others if that needs no
+    /// wait. Returns the number of pages mapped, or 0 if the process must wait or reclaim first.
     pub(super) fn serve<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -56,7 +56,7 @@ impl Linux24 {
                 self.zero_fill(hw, cx, space, mapping, page, end)
             }
             Content::Zero => {
-                // All such pages are the one page of zeroes.
+                // All such pages map the one zero page.
                 self.load(hw, cx, space, mapping, page..page + 1, false);
                 1
             }
@@ -85,7 +85,8 @@ impl Linux24 {
         Content::Zero
     }
 
-    /// The first page from `page` on that one of these layers has, or `end`.
+    /// Returns the first page in `page..end` that one of these layers has, resident or in swap.
+    /// Returns `end` if there is none.
     fn first_of(&self, layers: &[ObjectId], page: u32, end: u32) -> u32 {
         layers.iter().fold(end, |end, layer| {
             let resident = self.memory.find(*layer, page, end);
@@ -94,7 +95,7 @@ impl Linux24 {
         })
     }
 
-    /// Maps resident pages. A page that was mapped before is in use by that: it becomes active.
+    /// Maps resident pages. A page that was mapped before is in use again and becomes active.
     fn map_resident<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -122,7 +123,8 @@ impl Linux24 {
         self.load(hw, cx, space, mapping, first..first + view.extent.len, writable);
     }
 
-    /// A private copy of a page of a lower layer.
+    /// Copies a page of a lower layer into private memory (copy-on-write). Returns 1, or 0 if the
+    /// process must reclaim first.
     fn copy<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -163,7 +165,8 @@ impl Linux24 {
         placed
     }
 
-    /// New pages of private memory, zeroed or copied; returns how many there were frames for.
+    /// Allocates pages of private memory and charges their zeroing or copying. Returns the number
+    /// that got frames.
     fn new_memory<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -183,7 +186,7 @@ impl Linux24 {
         extent.len
     }
 
-    /// Puts pages into a process's page tables.
+    /// Loads pages into a process's page tables.
     fn load<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -205,9 +208,9 @@ impl Linux24 {
         self.work(cx, CpuRow::MinorFault, Line::Fault, u64::from(len), ns);
     }
 
-    /// Reads the first pages of `wanted` from their file or from swap, and those that follow up to a
-    /// cluster's end (`last` at most); the process waits for them. Those that were wanted count as
-    /// mapped from now on, so that they stay until it goes on.
+    /// Reads the first pages of `wanted` from their file or from swap, and read-ahead pages up to a
+    /// cluster's end (at most `last`). The process waits for them. The wanted pages count as mapped
+    /// from now on, so that reclaim spares them until the process continues.
     fn read<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -253,8 +256,9 @@ impl Linux24 {
         cx.count(SWAP_INS, if from_swap { pages } else { 0 });
     }
 
-    /// Pages that came from swap keep their place, so that they need not be written again while they
-    /// are clean; unless swap is more than half full. Returns whether the places were given up.
+    /// Frees the swap places of pages that were read from swap if swap is more than half full.
+    /// Returns true if it did. Otherwise the pages keep their places, so that clean pages need not
+    /// be written again.
     fn free_places(&mut self, object: ObjectId, first: u32, count: u32) -> bool {
         let full = self.swap_left * 2 < self.config.swap_pages;
         if full {
@@ -263,8 +267,8 @@ impl Linux24 {
         full
     }
 
-    /// Where a read that begins at `first` ends: at the end of its cluster, or before the first page
-    /// that is resident or not in swap.
+    /// Returns the end of a read that begins at `first`. It is the end of the cluster, or the first
+    /// page that is resident or not in swap.
     fn read_ahead(&self, object: ObjectId, first: u32, last: u32) -> u32 {
         let state = self.spaces.object(object);
         let from_swap = state.kind == Kind::Memory;

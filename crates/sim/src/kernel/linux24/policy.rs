@@ -1,7 +1,7 @@
-//! What the reclaim policies have in common: an allocation, an attempt and its actions.
+//! The interface of the reclaim policies: allocations, attempts and their actions.
 //!
-//! Invariant: a policy decides and moves pages between lists; what that costs, which locks it holds
-//! and who waits for it is the kernel's business ([`super::Linux24`]).
+//! Invariant: a policy makes decisions and moves pages between lists. Costs, locks and waiting are
+//! up to the kernel ([`super::Linux24`]).
 
 use super::aging::{self, Aging};
 use super::classzone::{self, Classzone};
@@ -10,91 +10,91 @@ use super::memory::{Grant, INACTIVE, Memory, UNLISTED};
 /// A function of the kernel, as its profiler names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Function {
-    /// Looks for pages of the active list that can be deactivated (2.4.9, -ac).
+    /// The scan of the active list for pages to deactivate (2.4.9, -ac).
     RefillInactiveScan,
-    /// Cleans inactive pages (2.4.9, -ac).
+    /// The scan that cleans inactive pages (2.4.9, -ac).
     PageLaunder,
-    /// Looks for pages of the active list that can be deactivated (2.4.13).
+    /// The scan of the active list for pages to deactivate (2.4.13).
     RefillInactive,
-    /// Frees inactive pages (2.4.13).
+    /// The scan that frees inactive pages (2.4.13).
     ShrinkCache,
-    /// Takes pages out of page tables.
+    /// The walk that unmaps pages from page tables.
     SwapOut,
-    /// Gives back memory of the kernel's own caches.
+    /// The reclaim of memory from the kernel's own caches.
     ShrinkSlabs,
 }
 
-/// Whether an attempt is over.
+/// The state of an attempt after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// To be continued.
+    /// The attempt needs further steps.
     Goes,
-    /// Its targets are reached, as far as this kernel asks.
+    /// The attempt has reached its targets, as far as this kernel requires them.
     Reached,
-    /// They are not.
+    /// The attempt has ended without reaching its targets.
     Failed,
 }
 
 /// One step of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Action {
-    /// Which function ran; none when the attempt is over.
+    /// The function that ran, or None if the attempt is over.
     pub function: Option<Function>,
-    /// Pages that it looked at.
+    /// Pages that the function visited.
     pub visits: u64,
-    /// Pages that it sent to disk.
+    /// Pages that the function sent to disk.
     pub written: u64,
-    /// Frames that it freed.
+    /// Frames that the function freed.
     pub freed: u64,
-    /// Whether the attempt is over.
+    /// The state of the attempt after this step.
     pub outcome: Outcome,
 }
 
 impl Action {
-    /// A function that ran.
+    /// Returns the action of a function that ran; the attempt continues.
     pub fn of(function: Function) -> Self {
         let outcome = Outcome::Goes;
         Action { function: Some(function), visits: 0, written: 0, freed: 0, outcome }
     }
 
-    /// The end.
+    /// Returns the action that ends an attempt.
     pub fn done(reached: bool) -> Self {
         let outcome = if reached { Outcome::Reached } else { Outcome::Failed };
         Action { function: None, visits: 0, written: 0, freed: 0, outcome }
     }
 }
 
-/// What an allocation got.
+/// The result of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allocation {
-    /// The frames.
+    /// The frames that were allocated.
     pub grant: Grant,
-    /// Whether memory is so low that the daemon should look after it.
+    /// True if memory is so low that kswapd should run.
     pub wake_daemon: bool,
-    /// Whether the caller must reclaim by itself for the rest.
+    /// True if the caller got fewer frames than it asked for and must reclaim directly.
     pub short: bool,
 }
 
 /// A reclaim policy.
 #[derive(Debug, Clone)]
 pub enum Policy {
-    /// By page age.
+    /// Reclaim by page age (2.4.9, -ac).
     Aging(Aging),
-    /// By reference bits and zone classes.
+    /// Reclaim by reference bits and zone classes (2.4.13).
     Classzone(Classzone),
 }
 
 /// An attempt of either policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// By page age.
+    /// An attempt of the policy with page ages.
     Aging(aging::Attempt),
-    /// For a class of zones.
+    /// An attempt for a class of zones.
     Classzone(classzone::Attempt),
 }
 
 impl Policy {
-    /// Frames for `want` pages from `zones`, the first of which names the class.
+    /// Allocates frames for up to `want` pages from `zones`; the first zone names the class.
     pub fn allocate(&mut self, memory: &mut Memory, want: u64, zones: &[usize]) -> Allocation {
         match self {
             Policy::Aging(policy) => policy.allocate(memory, want, zones),
@@ -102,14 +102,14 @@ impl Policy {
         }
     }
 
-    /// Frames were given back by their owner.
+    /// Notes that an owner freed `pages` frames.
     pub fn freed(&mut self, pages: u64) {
         if let Policy::Aging(policy) = self {
             policy.freed(pages);
         }
     }
 
-    /// What an allocation that found too little does by itself.
+    /// Returns an attempt at direct reclaim for `zones`.
     pub fn attempt(&self, zones: &[usize]) -> Attempt {
         match self {
             Policy::Aging(_) => Attempt::Aging(aging::Attempt::default()),
@@ -117,7 +117,7 @@ impl Policy {
         }
     }
 
-    /// What the daemon does when it wakes at `now`; none: nothing.
+    /// Returns kswapd's attempt when it wakes at `now`, or None if there is nothing to do.
     pub fn daemon_attempt(&mut self, memory: &Memory, now: u64) -> Option<Attempt> {
         match self {
             Policy::Aging(policy) => {
@@ -128,10 +128,11 @@ impl Policy {
         }
     }
 
-    /// The next step of an attempt, with room for so many writes at the disk.
+    /// Runs the next step of an attempt. `room` is the number of pages that the disk's queue can
+    /// take.
     ///
     /// # Panics
-    /// If the attempt is another policy's.
+    /// Panics if the attempt is another policy's.
     pub fn advance(&mut self, attempt: &mut Attempt, memory: &mut Memory, room: u64) -> Action {
         match (self, attempt) {
             (Policy::Aging(policy), Attempt::Aging(attempt)) => {
@@ -144,7 +145,7 @@ impl Policy {
         }
     }
 
-    /// Whether the daemon sleeps after its attempt, rather than going on at once.
+    /// Returns true if kswapd sleeps after its attempt, rather than continue at once.
     pub fn daemon_sleeps(&mut self, attempt: &Attempt, outcome: Outcome, memory: &Memory) -> bool {
         match (self, attempt) {
             (Policy::Aging(policy), _) => policy.sleeps_after(outcome == Outcome::Reached),
@@ -155,7 +156,8 @@ impl Policy {
         }
     }
 
-    /// The list of new private memory: none before it has a place in swap, or the inactive one.
+    /// Returns the list of new private memory. With page ages, it is on no kernel list until it has
+    /// a place in swap.
     pub fn new_memory_list(&self) -> usize {
         match self {
             Policy::Aging(_) => UNLISTED,

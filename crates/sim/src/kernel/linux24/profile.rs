@@ -1,8 +1,8 @@
 //! A profile of the kernel by function, in the columns of the published one.
 //!
-//! The published profile's seconds are those of a sampler that one CPU at a time answers: its pages
-//! read a second fit the disk's rate only if its total is elapsed time, not the sum over both CPUs.
-//! So seconds here are CPU time over the number of CPUs, and "us/call" is taken from them.
+//! The published profile comes from a sampler that only one CPU at a time answers. Its pages read
+//! per second fit the disk's rate only if its total is elapsed time, not the sum over both CPUs. So
+//! seconds here are CPU time divided by the number of CPUs, and "us/call" is computed from them.
 
 use pagetax_core::counter::Provenance;
 use pagetax_core::report::Table;
@@ -10,29 +10,29 @@ use pagetax_core::report::Table;
 /// A line of the profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Line {
-    /// 2.4.9, -ac: scan of the active list.
+    /// Scan of the active list (2.4.9, -ac).
     RefillInactiveScan,
-    /// 2.4.9, -ac: scan of the inactive dirty list.
+    /// Scan of the inactive dirty list (2.4.9, -ac).
     PageLaunder,
-    /// 2.4.13: scan of the active list.
+    /// Scan of the active list (2.4.13).
     RefillInactive,
-    /// 2.4.13: scan of the inactive list.
+    /// Scan of the inactive list (2.4.13).
     ShrinkCache,
-    /// Walk of page tables.
+    /// Walk of page tables for swap-out.
     SwapOut,
-    /// The kernel's own caches.
+    /// Reclaim from the kernel's own caches.
     ShrinkSlabs,
-    /// Waiting for pagemap_lru_lock.
+    /// Spinning for pagemap_lru_lock.
     LockWait,
-    /// Taking a page from the inactive clean list.
+    /// Reuse of a page from the inactive clean list.
     ReclaimPage,
-    /// The disk's interrupts, with the copies to high memory.
+    /// The disk's interrupts, including the copies to high memory.
     DiskInterrupt,
-    /// Allocating and mapping pages.
+    /// Allocation and mapping of pages.
     Fault,
-    /// Zeroing pages and copying them.
+    /// Zeroing and copying of pages.
     ZeroCopy,
-    /// Taking pages out of page tables at munmap.
+    /// Removal of pages from page tables at munmap.
     Unmap,
 }
 
@@ -59,18 +59,18 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// `calls` calls that took `ns` in all.
+    /// Adds `calls` calls that took `ns` in total.
     pub fn add(&mut self, line: Line, calls: u64, ns: u64) {
         self.calls[line as usize] += calls;
         self.ns[line as usize] += ns;
     }
 
-    /// CPU time of a line so far.
+    /// Returns the CPU time of a line so far, in nanoseconds.
     pub fn ns(&self, line: Line) -> u64 {
         self.ns[line as usize]
     }
 
-    /// As the profiler printed it: by falling share of `elapsed_ns` on `cpus` CPUs.
+    /// Formats the table as the profiler did, by falling share of `elapsed_ns` on `cpus` CPUs.
     pub fn table(&self, elapsed_ns: u64, cpus: u64, user_ns: u64) -> Table {
         let total = (elapsed_ns * cpus).max(1);
         let idle = total.saturating_sub(self.ns.iter().sum::<u64>() + user_ns);

@@ -1,4 +1,4 @@
-//! Who reclaims when, what it costs, and swapping out.
+//! Background and direct reclaim, their costs, and swap-out.
 
 use super::memory::{ACTIVE, Grant, INACTIVE, UNLISTED, USER_ZONES};
 use super::policy::{Action, Function, Outcome};
@@ -12,25 +12,27 @@ use crate::store::disk::Place;
 use pagetax_core::plan::RegionId;
 use pagetax_core::units::PageSize;
 
-/// kswapd looks after memory at least this often.
+/// The longest sleep of kswapd.
 const DAEMON_NS: u64 = 1_000_000_000;
-/// Writes that may wait for the disk.
+/// The most pages that may wait for the disk to write them.
 const WRITE_QUEUE_PAGES: u64 = 256;
-/// Attempts in a row that free nothing before a process is given up.
+/// The number of consecutive reclaim attempts without an allocation after which the allocation
+/// fails.
 const FRUITLESS_MAX: u32 = 64;
-/// Swapping out looks at 1/this of a process's pages, and at [`SWAP_OUT_MIN`] at least.
+/// Divisor of a process's resident pages: one swap-out scans 1/32 of them, but at least
+/// [`SWAP_OUT_MIN`].
 const SWAP_OUT_SHARE: u64 = 32;
 const SWAP_OUT_MIN: u64 = 8;
-/// The disk's number for swap; files have their objects' numbers.
+/// The disk's file number for swap. Files have their objects' numbers.
 pub(super) const SWAP_FILE: u32 = u32::MAX;
 
-/// Where a page of memory lies in swap: neighbours beside each other.
+/// Returns a page's place in swap. Neighbouring pages are adjacent there.
 pub(super) fn swap_place(object: ObjectId, page: u32) -> Place {
     Place { file: SWAP_FILE, offset: (u64::from(object.0) << 44) + u64::from(page) * PAGE }
 }
 
 impl Linux24 {
-    /// One step of kswapd.
+    /// Runs one step of kswapd.
     pub(super) fn run_kswapd<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>) {
         let before = cx.spent_ns();
         self.end_reads(cx.now());
@@ -58,8 +60,8 @@ impl Linux24 {
         self.daemon_ns += cx.spent_ns() - before;
     }
 
-    /// Frames for up to `want` pages of a process; none when it had to reclaim instead, in its own
-    /// time, and must ask again.
+    /// Allocates frames for up to `want` pages of a process. Returns None if the process had to
+    /// reclaim in its own time instead; it must then ask again.
     pub(super) fn frames<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -76,7 +78,7 @@ impl Linux24 {
         grant
     }
 
-    /// Up to `want` frames of these zones, if there are any.
+    /// Allocates up to `want` frames from these zones. Returns None if they have no frame to spare.
     pub(super) fn grab(&mut self, cx: &mut Cx<'_>, want: u64, zones: &[usize]) -> Option<Grant> {
         self.end_reads(cx.now());
         let allocation = self.config.policy.allocate(&mut self.memory, want, zones);
@@ -92,7 +94,7 @@ impl Linux24 {
         (grant.pages() > 0).then_some(grant)
     }
 
-    /// A step of a process's own attempt to free pages of these zones.
+    /// Runs one step of a process's direct reclaim in these zones.
     pub(super) fn reclaim_directly<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -116,8 +118,8 @@ impl Linux24 {
         action.outcome
     }
 
-    /// After an attempt of its own, by which a process reached nothing: it waits for the disk if that
-    /// is at work, and fails when there is no hope.
+    /// Handles a failed attempt at direct reclaim. The process waits for the disk if the disk is
+    /// busy. After too many failures in a row, the allocation fails.
     fn fail_if_stuck(&mut self, cx: &mut Cx<'_>, space: SpaceId) {
         if self.disk.free_at() > cx.now() {
             cx.wait(Wait::Until(self.disk.free_at()), WallRow::Throttle);
@@ -154,7 +156,8 @@ impl Linux24 {
         );
     }
 
-    /// Charges what an action cost, and does what a policy leaves to the kernel.
+    /// Charges an action's cost, and performs the swap-out or slab shrinking that the policy
+    /// requested.
     fn perform<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -185,8 +188,8 @@ impl Linux24 {
         }
     }
 
-    /// Buffer heads follow the number of file pages: more are allocated with the pages, but what is
-    /// too much goes back only here.
+    /// Frees buffer heads beyond the number that file pages need. They are allocated with the
+    /// pages, but freed only here.
     fn shrink_slabs(&mut self) {
         let needed = self.slab_pages_needed();
         let excess = self.slab_pages.saturating_sub(needed);
@@ -202,8 +205,8 @@ impl Linux24 {
         pages / self.config.pages_a_slab
     }
 
-    /// Takes pages out of page tables that were not used since last time: first of the `current`
-    /// process, then of the others. Returns how many entries were looked at.
+    /// Unmaps pages that were not referenced since the last scan, first of the `current` process,
+    /// then of the others. Returns the number of page-table entries scanned.
     fn swap_out<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -222,7 +225,8 @@ impl Linux24 {
             state.mappings.values().filter(|m| m.locked == 0).cloned().collect();
         areas.sort_by_key(|mapping| mapping.base);
         let cursor = state.cursor;
-        // From the cursor on, then from the start up to it: the area of the cursor comes twice.
+        // The scan runs from the cursor to the end, then from the start to the cursor. The area
+        // with the cursor is visited twice.
         let page_in = |mapping: &Mapping| (cursor.saturating_sub(mapping.base) / PAGE) as u32;
         let after = areas.iter().map(|m| (m, page_in(m))).filter(|(m, page)| *page < m.pages);
         let before = areas.iter().filter(|m| m.base <= cursor).map(|m| (m, 0));
@@ -236,7 +240,7 @@ impl Linux24 {
         looked
     }
 
-    /// Looks at up to `budget` pages of a mapping; the cursor stays behind the last.
+    /// Scans up to `budget` pages of a mapping, and leaves the cursor after the last.
     fn swap_out_area<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -286,7 +290,8 @@ impl Linux24 {
         }
     }
 
-    /// Takes pages out of all page tables. Private memory gets a place in swap and becomes inactive.
+    /// Unmaps pages from all page tables. Private memory gets a place in swap, and becomes inactive
+    /// if it was on no list. If swap has too little room, the pages stay mapped.
     fn unmap_pages<M: PageTables>(
         &mut self,
         hw: &mut M,
@@ -320,13 +325,14 @@ impl Linux24 {
         }
     }
 
-    /// Whether a region lies in a space, and how.
+    /// Returns a region's mapping in a space, or None if it is not mapped there.
     pub(super) fn mapping(&self, space: SpaceId, id: RegionId) -> Option<&Mapping> {
         self.spaces.spaces.get(space.0)?.mappings.get(&id)
     }
 }
 
-/// Whether any process has used the page since last time.
+/// Returns true if any process has used the page since the last scan, and clears its referenced
+/// bits.
 fn used<M: PageTables>(hw: &mut M, places: &[(usize, u64)], page: u32) -> bool {
     places.iter().fold(false, |young, (space, base)| {
         let address = base + u64::from(page) * PAGE;

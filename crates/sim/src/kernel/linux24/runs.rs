@@ -1,74 +1,76 @@
-//! Page frames in runs: neighbours of one object that lie behind each other on one list and have
-//! everything in common are one entry.
+//! Page frames in runs. Neighbouring pages of one object form one entry if they are adjacent on a
+//! list and in the same state.
 //!
-//! A list is a circle with a hand. The hand stands at the tail, where reclaim looks first; what it
-//! has passed is at the head. Rotating pages from the tail to the head, which is most of what these
-//! kernels do, moves nothing but the hand.
+//! A list is a circle with a hand. The hand stands at the tail, where reclaim looks first; pages
+//! that it has passed are at the head. These kernels mostly rotate pages from the tail to the head,
+//! which moves only the hand.
 //!
-//! Invariant: a page of an object is in exactly one run; a run is on exactly one list; the order on
-//! every list is what it would be page by page (a property test holds it against a plain deque).
+//! Invariants: a page of an object is in exactly one run, and a run is on exactly one list. Every
+//! list has the order that it would have page by page; a property test compares it with a plain
+//! deque.
 
 use super::groups::{GROUP_RUNS, Group, Kinds};
 use super::index::Index;
 
-/// What a page belongs to: a file, or a process's private memory.
+/// The owner of a page: a file, or a process's private memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectId(pub u32);
 
-/// What reclaim knows of a page.
+/// The page state that reclaim uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Page {
     /// Index of the zone that its frame is in.
     pub zone: u8,
-    /// Higher is more valuable; of the kernels that have ages.
+    /// Page age; higher is more valuable. Only kernels with page aging use it.
     pub age: u8,
-    /// The software bit "used since last looked at".
+    /// The software referenced bit: used since the last scan.
     pub referenced: bool,
-    /// Must be written before it can be freed.
+    /// True if the page must be written before it can be freed.
     pub dirty: bool,
-    /// A process has it in its page tables.
+    /// True if a process has the page in its page tables.
     pub mapped: bool,
-    /// A process has had it in its page tables before: the next touch is its second.
+    /// True if a process has had the page in its page tables before, so the next touch is its
+    /// second.
     pub touched: bool,
 }
 
 /// Consecutive pages of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Extent {
-    /// Whose.
+    /// The object that the pages belong to.
     pub object: ObjectId,
-    /// Page index in the object.
+    /// Index of the first page in the object.
     pub first: u32,
-    /// Pages.
+    /// Number of consecutive pages.
     pub len: u32,
 }
 
-/// Consecutive pages of an object, where they are and what they have in common.
+/// Consecutive pages of an object on one list, all in the same state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
-    /// Which.
+    /// The pages and their object.
     pub extent: Extent,
-    /// Index of the list.
+    /// Index of the list that they are on.
     pub list: usize,
-    /// In common.
+    /// The state that all of them share.
     pub page: Page,
 }
 
-/// Small, so that two are in a cache line: scans go through many.
+/// A run of pages. It is small, so that two fit in a cache line: scans visit many.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     extent: Extent,
     page: Page,
     list: u8,
-    /// Toward the tail.
+    /// The neighbour toward the tail.
     prev: u32,
-    /// Toward the head.
+    /// The neighbour toward the head.
     next: u32,
     group: u32,
 }
 
 impl Run {
-    /// On no list yet.
+    /// Returns a run that is not linked into a list yet.
     fn new(view: View) -> Self {
         let View { extent, list, page } = view;
         Run { extent, page, list: list as u8, prev: 0, next: 0, group: 0 }
@@ -87,7 +89,7 @@ impl Run {
 struct List {
     /// The run at the tail; meaningless when the list is empty.
     hand: u32,
-    /// Pages of that run that have been passed and so are at the head.
+    /// Pages of the run at the tail that the hand has passed, and so are at the head.
     passed: u32,
     runs: u32,
     pages: u64,
@@ -101,23 +103,24 @@ pub struct Runs {
     lists: Vec<List>,
     groups: Vec<Group>,
     unused_groups: Vec<u32>,
-    /// By object.
+    /// Runs by first page, one index per object.
     index: Vec<Index>,
 }
 
 impl Runs {
-    /// Empty, with so many lists.
+    /// Returns `lists` empty lists.
     pub fn new(lists: usize) -> Self {
         let lists = vec![List::default(); lists];
         Runs { lists, ..Runs::default() }
     }
 
-    /// Pages on a list.
+    /// Returns the number of pages on a list.
     pub fn pages(&self, list: usize) -> u64 {
         self.lists[list].pages
     }
 
-    /// The pages at the tail of a list, as far as they are alike.
+    /// Returns the longest stretch of equal pages at the tail of a list, or None if the list is
+    /// empty.
     pub fn tail(&self, list: usize) -> Option<View> {
         let List { hand, passed, runs, .. } = self.lists[list];
         (runs > 0).then(|| {
@@ -128,7 +131,8 @@ impl Runs {
         })
     }
 
-    /// Moves `count` pages, at most the length of [`Runs::tail`], from the tail to the head.
+    /// Moves `count` pages from the tail to the head. `count` is at most the length of
+    /// [`Runs::tail`].
     pub fn rotate(&mut self, list: usize, count: u32) {
         let (hand, prev) = (self.lists[list].hand, self.slab[self.lists[list].hand as usize].prev);
         self.turn(list, count);
@@ -137,7 +141,7 @@ impl Runs {
         }
     }
 
-    /// As [`Runs::rotate`], but does not join what the hand has kept apart.
+    /// Rotates like [`Runs::rotate`], but does not join the runs before and after the hand.
     fn turn(&mut self, list: usize, count: u32) {
         let state = &mut self.lists[list];
         let run = &self.slab[state.hand as usize];
@@ -148,8 +152,8 @@ impl Runs {
         }
     }
 
-    /// Moves pages of these kinds from the tail to the head, `most` pages at most, up to the first of
-    /// another kind. Returns how many.
+    /// Moves up to `most` pages of `kinds` from the tail to the head, and stops at the first page
+    /// of another kind. Returns the number of pages moved.
     pub fn pass(&mut self, list: usize, most: u64, kinds: Kinds) -> u64 {
         let mut left = most.min(self.lists[list].pages);
         let most = left;
@@ -163,7 +167,8 @@ impl Runs {
                 self.lists[list].hand = self.slab[group.last as usize].next;
             } else if kinds.contains(run.page) {
                 let count = u64::from(run.extent.len - passed).min(left);
-                // Behind the first run, the hand kept nothing apart.
+                // Only the first run had the hand between it and a neighbour, so only it may need a
+                // join.
                 if left == most {
                     self.rotate(list, count as u32);
                 } else {
@@ -177,15 +182,15 @@ impl Runs {
         most - left
     }
 
-    /// Takes `count` pages, at most the length of [`Runs::tail`], from the tail.
+    /// Removes `count` pages from the tail. `count` is at most the length of [`Runs::tail`].
     pub fn take(&mut self, list: usize, count: u32) -> Extent {
         let id = self.cut_tail(list, count);
         self.unlink(id);
         self.forget(id)
     }
 
-    /// Moves `count` pages, at most the length of [`Runs::tail`], from the tail of a list to the head
-    /// of `to`, changed into `page`.
+    /// Moves `count` pages from the tail of a list to the head of `to` and sets their state to
+    /// `page`. `count` is at most the length of [`Runs::tail`].
     pub fn move_tail(&mut self, list: usize, count: u32, to: usize, page: Page) {
         let id = self.cut_tail(list, count);
         self.unlink(id);
@@ -199,7 +204,7 @@ impl Runs {
         }
     }
 
-    /// Adds pages at the head of a list. They are in no run yet.
+    /// Adds pages at the head of a list. The pages must not be in a run.
     pub fn insert(&mut self, list: usize, extent: Extent, page: Page) {
         if extent.len == 0 {
             return;
@@ -211,7 +216,8 @@ impl Runs {
         }
     }
 
-    /// Adds pages to the run at the head of a list, if they continue it. The hand is between runs.
+    /// Adds pages to the run at the head of a list if they continue it, and returns true if so. The
+    /// hand must be between runs.
     fn extend_head(&mut self, list: usize, extent: Extent, page: Page) -> bool {
         let List { hand, runs, .. } = self.lists[list];
         if runs == 0 {
@@ -228,7 +234,7 @@ impl Runs {
         extends
     }
 
-    /// The first pages of an object at or after `from` and before `end`, as far as they are alike.
+    /// Returns the first resident pages of an object in `from..end`, as many as are in one run.
     pub fn find(&self, object: ObjectId, from: u32, end: u32) -> Option<View> {
         let index = self.index.get(object.0 as usize)?;
         let before = index.at_or_before(from).map(|id| self.slab[id as usize].view());
@@ -243,7 +249,7 @@ impl Runs {
         (first < last).then_some(view)
     }
 
-    /// Takes pages that [`Runs::find`] has found, wherever they are on their list.
+    /// Removes pages that [`Runs::find`] has found, wherever they are on their list.
     pub fn detach(&mut self, extent: Extent) {
         self.isolate(extent, |runs, id| {
             runs.unlink(id);
@@ -251,7 +257,7 @@ impl Runs {
         });
     }
 
-    /// Changes pages that [`Runs::find`] has found, where they are.
+    /// Changes the state of pages that [`Runs::find`] has found; they stay in place on their list.
     pub fn update(&mut self, extent: Extent, change: impl Fn(&mut Page)) {
         self.isolate(extent, |runs, id| {
             let run = &mut runs.slab[id as usize];
@@ -265,7 +271,8 @@ impl Runs {
         });
     }
 
-    /// Makes runs of exactly these pages, in one or more pieces, and hands them over.
+    /// Splits runs so that exactly these pages are in runs of their own, and passes each run to
+    /// `then`.
     fn isolate(&mut self, extent: Extent, mut then: impl FnMut(&mut Self, u32)) {
         let (mut first, end) = (extent.first, extent.first + extent.len);
         while first < end {
@@ -293,7 +300,7 @@ impl Runs {
         index.at_or_before(page).expect("these pages are resident")
     }
 
-    /// Makes a run of exactly `count` pages at the tail.
+    /// Splits the run at the tail to exactly `count` pages and returns it.
     fn cut_tail(&mut self, list: usize, count: u32) -> u32 {
         self.settle(list);
         let hand = self.lists[list].hand;
@@ -312,8 +319,8 @@ impl Runs {
         }
     }
 
-    /// Cuts a run after `count` pages; returns the rest, which stands behind it toward the head.
-    /// The hand must not be inside.
+    /// Cuts a run after `count` pages and returns the rest, its new neighbour toward the head. The
+    /// hand must not be inside the run.
     fn split(&mut self, id: u32, count: u32) -> u32 {
         let mut rest = self.slab[id as usize].view();
         rest.extent.first += count;
@@ -328,7 +335,7 @@ impl Runs {
         new
     }
 
-    /// Joins two runs that stand behind each other, if they continue each other.
+    /// Joins two adjacent runs if the second continues the first and the hand is not between them.
     fn join(&mut self, tailward: u32, headward: u32) {
         let (a, b) = (&self.slab[tailward as usize], &self.slab[headward as usize]);
         if !follows(a.extent, b.extent) || a.page != b.page {
@@ -346,7 +353,7 @@ impl Runs {
         self.lists[list].pages += u64::from(len);
     }
 
-    /// Puts a run behind `prev`, into its group.
+    /// Links a run after `prev` and adds it to the group of `prev`.
     fn link(&mut self, prev: u32, id: u32, next: u32) {
         (self.slab[id as usize].prev, self.slab[id as usize].next) = (prev, next);
         self.slab[prev as usize].next = id;
@@ -364,7 +371,7 @@ impl Runs {
         }
     }
 
-    /// Moves the second half of a group to a new one.
+    /// Moves the headward half of a group to a new group, so that groups stay small.
     fn halve(&mut self, number: u32) {
         let old = &self.groups[number as usize];
         let (last, count) = (old.last, old.runs / 2);
@@ -411,7 +418,7 @@ impl Runs {
         }
     }
 
-    /// Puts a run, of its view's list, at the head.
+    /// Links a run at the head of the list.
     fn link_before_hand(&mut self, list: usize, id: u32) {
         if self.lists[list].runs == 0 {
             self.lists[list].hand = id;
@@ -425,7 +432,7 @@ impl Runs {
         self.lists[list].pages += u64::from(self.slab[id as usize].extent.len);
     }
 
-    /// Takes a run off its list.
+    /// Unlinks a run from its list and group.
     fn unlink(&mut self, id: u32) {
         self.leave_group(id);
         let run = self.slab[id as usize];
@@ -440,7 +447,7 @@ impl Runs {
         self.slab[next as usize].prev = prev;
     }
 
-    /// Gives up a run that is on no list; returns its pages.
+    /// Frees a run that is on no list, and returns its pages.
     fn forget(&mut self, id: u32) -> Extent {
         let extent = self.slab[id as usize].extent;
         self.index[extent.object.0 as usize].remove(extent.first);

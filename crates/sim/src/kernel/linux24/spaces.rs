@@ -1,7 +1,7 @@
-//! Address spaces: which region lies where, and which objects its pages come from.
+//! Address spaces: the regions in each, and the objects that their pages come from.
 //!
-//! A mapping has layers: a private mapping's own pages on top, below them what it was copied from (a
-//! file, the parent of a fork). A page is the first that any layer has.
+//! A mapping has layers. A private mapping's own pages are on top; below are the objects that it
+//! was copied from (a file, the parent of a fork). A page comes from the first layer that has it.
 
 use super::runs::ObjectId;
 use pagetax_core::plan::{Backing, RegionId};
@@ -9,43 +9,43 @@ use std::collections::BTreeMap;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
-/// What a process can address; the rest of 4 GiB is the kernel's.
+/// Address space of a process in bytes; the rest of 4 GiB is the kernel's.
 pub const SPACE_BYTES: u64 = 3 << 30;
-/// Mappings begin at multiples of this.
+/// Alignment of mappings in bytes.
 const ALIGN: u64 = 1 << 20;
 
-/// Where an object's pages come from when they are not resident.
+/// The source of an object's pages that are not resident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Read from the file.
+    /// Pages are read from the file.
     File,
-    /// Zeroes, or swap.
+    /// Pages are zeros, or in swap.
     Memory,
 }
 
-/// A file, or memory.
+/// The contents behind mappings: a file, or memory.
 #[derive(Debug, Clone)]
 pub struct Object {
-    /// Which.
+    /// The source of absent pages.
     pub kind: Kind,
-    /// Mappings that have it among their layers.
+    /// The number of mappings that have the object among their layers.
     pub mappings: u32,
     swapped: Vec<u64>,
 }
 
 impl Object {
-    /// Whether the page has a place in swap.
+    /// Returns true if the page has a place in swap.
     pub fn is_swapped(&self, page: u32) -> bool {
         self.swapped.get(page as usize / 64).is_some_and(|word| word & (1 << (page % 64)) != 0)
     }
 
-    /// The first page from `page` on and before `end` that has a place in swap.
+    /// Returns the first page in `page..end` that has a place in swap.
     pub fn swapped_from(&self, page: u32, end: u32) -> Option<u32> {
         let end = end.min(self.swapped.len() as u32 * 64);
         (page..end).find(|page| self.is_swapped(*page))
     }
 
-    /// Gives the page a place in swap. Returns whether it had none.
+    /// Gives the page a place in swap. Returns true if it had none.
     pub fn set_swapped(&mut self, page: u32) -> bool {
         let (word, bit) = (page as usize / 64, 1 << (page % 64));
         if self.swapped.len() <= word {
@@ -56,7 +56,7 @@ impl Object {
         new
     }
 
-    /// Gives up the places in swap of `count` pages from `first` on; returns how many had one.
+    /// Frees the swap places of `count` pages from `first` on. Returns how many had one.
     pub fn clear_swapped(&mut self, first: u32, count: u32) -> u64 {
         let mut cleared = 0;
         for page in first..first + count {
@@ -68,7 +68,7 @@ impl Object {
         cleared
     }
 
-    /// Gives up all places in swap; returns how many.
+    /// Frees all swap places and returns their number.
     pub fn forget_swap(&mut self) -> u64 {
         let pages = self.swapped.iter().map(|word| u64::from(word.count_ones())).sum();
         self.swapped.clear();
@@ -79,31 +79,31 @@ impl Object {
 /// A region in a space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapping {
-    /// Virtual address.
+    /// Virtual address of the first page.
     pub base: u64,
-    /// Length.
+    /// Length of the mapping in pages.
     pub pages: u32,
-    /// Top first; at least one.
+    /// Layers from top to bottom; at least one.
     pub layers: Vec<ObjectId>,
-    /// Whether stores go to the top layer only.
+    /// True if stores go to the top layer only.
     pub private: bool,
-    /// Pages from the start on that are locked.
+    /// The number of locked pages, from the start on.
     pub locked: u32,
 }
 
 /// The mappings of a process.
 #[derive(Debug, Clone, Default)]
 pub struct Space {
-    /// By region.
+    /// The space's mappings by region.
     pub mappings: BTreeMap<RegionId, Mapping>,
-    /// Pages in its page tables.
+    /// The number of pages in the process's page tables.
     pub resident: u64,
-    /// Address at which swapping out goes on.
+    /// The address at which swap-out continues.
     pub cursor: u64,
 }
 
 impl Space {
-    /// The lowest gap of so many pages.
+    /// Returns the address of the lowest gap of `pages` pages.
     fn gap(&self, pages: u32) -> Option<u64> {
         let mut taken: Vec<_> = self.mappings.values().map(|m| (m.base, m.pages)).collect();
         taken.sort_unstable();
@@ -117,7 +117,7 @@ impl Space {
         (base + bytes <= SPACE_BYTES).then_some(base)
     }
 
-    /// The region that an address lies in, and the page in it.
+    /// Returns the region at an address and the page's index in it.
     pub fn at(&self, address: u64) -> Option<(RegionId, u32)> {
         self.mappings.iter().find_map(|(id, mapping)| {
             let page = address.checked_sub(mapping.base)? / PAGE;
@@ -129,14 +129,14 @@ impl Space {
 /// All spaces and objects.
 #[derive(Debug, Clone, Default)]
 pub struct Spaces {
-    /// By the engine's number.
+    /// Spaces by the engine's number.
     pub spaces: Vec<Space>,
     objects: Vec<Object>,
     shared: BTreeMap<RegionId, ObjectId>,
 }
 
 impl Spaces {
-    /// The space of this number; new ones are empty.
+    /// Returns the space of this number, and creates it empty if necessary.
     pub fn space_mut(&mut self, space: usize) -> &mut Space {
         if self.spaces.len() <= space {
             self.spaces.resize_with(space + 1, Space::default);
@@ -144,23 +144,23 @@ impl Spaces {
         &mut self.spaces[space]
     }
 
-    /// An object.
+    /// Returns an object. The id must come from [`Spaces::create`].
     pub fn object(&self, id: ObjectId) -> &Object {
         &self.objects[id.0 as usize]
     }
 
-    /// An object.
+    /// Returns an object for changes. The id must come from [`Spaces::create`].
     pub fn object_mut(&mut self, id: ObjectId) -> &mut Object {
         &mut self.objects[id.0 as usize]
     }
 
-    /// A new object without pages.
+    /// Creates an object without pages.
     pub fn create(&mut self, kind: Kind) -> ObjectId {
         self.objects.push(Object { kind, mappings: 0, swapped: Vec::new() });
         ObjectId((self.objects.len() - 1) as u32)
     }
 
-    /// Maps a region at the lowest gap; none when there is no gap.
+    /// Maps a region at the lowest gap and returns its address, or None if no gap is large enough.
     pub fn map(
         &mut self,
         space: usize,
@@ -195,7 +195,7 @@ impl Spaces {
         object
     }
 
-    /// Copies the mappings of a space: private ones get a layer of their own on top.
+    /// Copies the mappings of a space. Private ones get a new top layer of their own.
     pub fn fork(&mut self, parent: usize, child: usize) {
         let mut copy = self.space_mut(parent).clone();
         for mapping in copy.mappings.values_mut() {
@@ -209,7 +209,7 @@ impl Spaces {
         *self.space_mut(child) = copy;
     }
 
-    /// Where an object is mapped: space, and address of its first page.
+    /// Returns the places where an object is mapped: space, and address of its first page.
     pub fn mapped_at(&self, object: ObjectId) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.spaces.iter().enumerate().flat_map(move |(number, space)| {
             let has = move |mapping: &&Mapping| mapping.layers.contains(&object);

@@ -12,7 +12,7 @@ use pagetax_core::plan::Plan;
 use pagetax_core::report::{Recording, Run};
 use pagetax_core::units::Nanos;
 
-/// Distance of the series' points.
+/// Interval between the series' points.
 const SAMPLE_NS: u64 = 2_000_000_000;
 const BASE: &str = include_str!("../../../../../machines/linux-2.4.9-2gb.toml");
 
@@ -35,7 +35,7 @@ fn spec(model: &Model, settings: &Settings) -> MachineSpec {
     }
 }
 
-/// A built-in job with these parameters.
+/// Resolves a built-in job with these parameters.
 fn plan(model: &Model, job: &str, set: &[(&str, &str)], seed: u64) -> Plan {
     let settings = Settings::load(model).expect("settings");
     let set = set.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
@@ -45,7 +45,7 @@ fn plan(model: &Model, job: &str, set: &[(&str, &str)], seed: u64) -> Plan {
     plan
 }
 
-/// The second run of the published program, cut short: one file, then sleep.
+/// Runs the published program, cut short: one file, then sleep.
 fn short_run(model: &Model, seed: u64) -> Run {
     let (report, end) =
         run(model, &plan(model, "mlock-cycle", &[("files", "1"), ("sleep", "6s")], seed));
@@ -53,7 +53,7 @@ fn short_run(model: &Model, seed: u64) -> Run {
     report
 }
 
-/// kswapd's share of a CPU in percent over the whole intervals of a phase.
+/// Returns kswapd's share of a CPU in percent, for each whole interval of a phase.
 fn kswapd_percent(report: &Run, phase: &str) -> Vec<u64> {
     let phase = report.phases.iter().find(|p| p.name == phase).expect("the phase");
     let column = |id: &str| report.series.columns[id].iter().map(|v| v.unwrap_or(0));
@@ -139,8 +139,8 @@ fn more_than_half_of_memory_cannot_be_locked() {
     assert!(unmet("3")[0].what.contains("half of memory"));
 }
 
-/// Writes a page after the other of a heap of `mib`, `laps` times, on a machine of 48 MiB with so much
-/// swap.
+/// Writes one page after the other of a heap of `mib` MiB, `laps` times, on a machine with 48 MiB
+/// of memory and `swap_mib` MiB of swap.
 fn sweep(policy: &str, mib: u64, laps: u64, swap_mib: u64) -> (Run, Result<(), RunError>) {
     let mut machine = model(policy);
     machine.set("machine", "memory", 48.0 / 1024.0).expect("a constant");

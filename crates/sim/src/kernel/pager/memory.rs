@@ -1,70 +1,70 @@
-//! The client's memory as a cache of pages that live on servers: frames, victims, copies.
+//! The client's memory as a cache of pages that live on servers: frames, victims, replicas.
 //!
-//! A page is brought in with zeros, or from the server that has its copy. When memory is full a
-//! victim makes room; if it was written since it came in it is paged out first. Invariants: a frame
-//! is free, evictable or pinned, and holds at most one page; the data of a page that was ever written
-//! are in a frame, on a server, or both.
+//! A page arrives as zeros, or from the server that holds its replica. If memory is full, a victim
+//! is evicted; a dirty victim is paged out first. Invariants: a frame is free, evictable or pinned,
+//! and holds at most one page. The data of a page that was ever written are in a frame, on a
+//! server, or both.
 
 use crate::kernel::replacement::{Frame, Policy, Replacement};
 use crate::store::network::{Network, NetworkModel, Server, ServersFull, jitter_ns};
 use pagetax_core::access::Rng;
 
-/// Constants of the client. Times in nanoseconds.
+/// Constants of the client. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryModel {
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// Pages of the job that fit in the client's memory; at least one.
+    /// Pages of the job that fit in the client's memory; at least 1.
     pub resident_pages_max: u32,
-    /// Which page goes.
+    /// The policy that selects victims.
     pub replacement: Policy,
-    /// Serving a zero-filled page, at the least.
+    /// Minimum time of a zero-fill.
     pub zero_fill_ns_min: u64,
-    /// What that takes on top, in the mean.
+    /// Mean of the jitter that is added to `zero_fill_ns_min`.
     pub zero_fill_jitter_ns_mean: u64,
-    /// Where pages go.
+    /// The memory servers and the network to them.
     pub network: NetworkModel,
 }
 
-/// Where the data of a page came from.
+/// The source of a page's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// It is new.
+    /// The page is new and zero-filled.
     Zeros,
-    /// A server had it.
+    /// A server held the page's replica.
     Server,
 }
 
-/// A page that was brought in, and what that took. The times are disjoint.
+/// The cost of bringing in a page. The times are disjoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
-    /// Where its data came from.
+    /// The source of the page's data.
     pub origin: Origin,
-    /// Zero-filling, or spinning for the page: on the CPU.
+    /// CPU time of zero-filling the page, or of spinning for it.
     pub service_ns: u64,
-    /// Asleep until the page was there.
+    /// Time asleep until the page arrived.
     pub sleep_ns: u64,
-    /// Whether another page was dropped to make room.
+    /// True if another page was evicted to make room.
     pub evicted: bool,
-    /// Sending that page out first; none if that was not needed.
+    /// Time of the victim's page-out, or None if the victim was clean or there was none.
     pub page_out_ns: Option<u64>,
-    /// Looking for servers, before the first page-out.
+    /// Time of the search for servers, before the first page-out.
     pub discovery_ns: u64,
 }
 
-/// Why a page could not be brought in.
+/// The reasons why a page cannot be brought in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// A victim has to go out, but nobody takes it.
+    /// A dirty victim has to be paged out, but all servers are full.
     #[error("page-out: {0}")]
     ServersFull(#[from] ServersFull),
-    /// Every page in memory is locked.
+    /// Every page in memory is locked; the field is the number of pages.
     #[error("all {0} pages of memory are locked, so none can make room")]
     AllLocked(u32),
 }
 
 impl MemoryError {
-    /// What to do about it.
+    /// Returns a hint for the user.
     pub fn remedy(&self) -> &'static str {
         match self {
             MemoryError::ServersFull(_) => {
@@ -75,15 +75,16 @@ impl MemoryError {
     }
 }
 
-/// The number of a page, given by [`Memory::add`].
+/// A page's number, from [`Memory::add`].
 pub type Page = u32;
 
-/// The hardware's translations of frames.
+/// The hardware's translations by frame.
 pub trait Translations {
-    /// Reads and clears the referenced bits of a frame.
+    /// Reads and clears the referenced bits of a frame. Returns true if one was set.
     fn take_referenced(&mut self, frame: Frame) -> bool;
 
-    /// Removes all translations of a frame; whether it was written through any.
+    /// Removes all translations of a frame. Returns true if the frame was written through any of
+    /// them.
     fn unload(&mut self, frame: Frame) -> bool;
 }
 
@@ -91,12 +92,13 @@ pub trait Translations {
 struct PageState {
     frame: Option<Frame>,
     copy: Option<Server>,
-    /// Written since it was brought in, as far as is known without asking the hardware.
+    /// True if the page is known to be written since it was brought in. The hardware's dirty bits
+    /// may know more.
     dirty: bool,
     pins: u16,
 }
 
-/// Pages, frames and servers.
+/// The pages, frames and servers of one client.
 #[derive(Debug, Clone)]
 pub struct Memory {
     model: MemoryModel,
@@ -104,15 +106,15 @@ pub struct Memory {
     replacement: Replacement,
     pages: Vec<PageState>,
     unused_pages: Vec<Page>,
-    /// Which page each frame holds. Frames are used for the first time in order.
+    /// The page in each frame. Frames are first used in order.
     frames: Vec<Page>,
     free: Vec<Frame>,
-    /// Frames that may be in use at one time.
+    /// The number of frames that may be in use at the same time.
     frames_max: u64,
 }
 
 impl Memory {
-    /// An empty memory. The model of its network has passed [`NetworkModel::check`].
+    /// Returns an empty memory. The model of its network must have passed [`NetworkModel::check`].
     pub fn new(model: MemoryModel) -> Self {
         Memory {
             network: Network::new(model.network.clone(), model.page_bytes),
@@ -126,7 +128,7 @@ impl Memory {
         }
     }
 
-    /// A new page of zeros, not resident.
+    /// Adds a page of zeros that is not resident, and returns its number.
     pub fn add(&mut self) -> Page {
         self.unused_pages.pop().unwrap_or_else(|| {
             self.pages.push(PageState::default());
@@ -134,7 +136,7 @@ impl Memory {
         })
     }
 
-    /// A page is gone for good; its translations must be gone already.
+    /// Frees a page with its frame and its replica. The caller must have removed its translations.
     pub fn remove(&mut self, page: Page) {
         let state = std::mem::take(&mut self.pages[page as usize]);
         if let Some(frame) = state.frame {
@@ -149,17 +151,17 @@ impl Memory {
         self.unused_pages.push(page);
     }
 
-    /// Where in memory a page is, if it is there.
+    /// Returns the frame of a page, or None if the page is not resident.
     pub fn frame(&self, page: Page) -> Option<Frame> {
         self.pages[page as usize].frame
     }
 
-    /// Notes that a page has been written, beside what the hardware notes.
+    /// Marks a page dirty, in addition to the hardware's dirty bits.
     pub fn mark_dirty(&mut self, page: Page) {
         self.pages[page as usize].dirty = true;
     }
 
-    /// Keeps a resident page in memory until it is unpinned as often.
+    /// Pins a resident page. Each pin needs one [`Memory::unpin`].
     pub fn pin(&mut self, page: Page) {
         let state = &mut self.pages[page as usize];
         let frame = state.frame.expect("only resident pages are pinned");
@@ -169,7 +171,7 @@ impl Memory {
         state.pins += 1;
     }
 
-    /// Lets a pinned page go again.
+    /// Removes one pin; after the last, the page is evictable again.
     pub fn unpin(&mut self, page: Page) {
         let state = &mut self.pages[page as usize];
         let frame = state.frame.expect("pinned pages are resident");
@@ -179,12 +181,12 @@ impl Memory {
         }
     }
 
-    /// Pages in memory.
+    /// Returns the number of resident pages.
     pub fn resident_pages(&self) -> u64 {
         (self.frames.len() - self.free.len()) as u64
     }
 
-    /// Pages on each server, and how many it has room for.
+    /// Returns each server's stored pages and its capacity in pages.
     pub fn server_pages(&self) -> Vec<(u64, u64)> {
         self.network.pages()
     }
@@ -192,7 +194,7 @@ impl Memory {
     /// Brings in a page that is not resident. `rng` decides jitter, losses and random victims.
     ///
     /// # Errors
-    /// If no other page can make room.
+    /// Returns an error if all pages are pinned, or if a dirty victim finds no room on a server.
     pub fn bring_in(
         &mut self,
         page: Page,
@@ -224,8 +226,8 @@ impl Memory {
         Ok(arrival)
     }
 
-    /// Keeps at most so many pages in memory from now on, and never more than the model has. Pages that
-    /// are there already stay until others need their frames.
+    /// Limits resident pages to `pages`, at least 1 and at most the model's maximum. Pages that are
+    /// already resident stay until other pages need their frames.
     pub fn limit(&mut self, pages: u64) {
         self.frames_max = pages.clamp(1, u64::from(self.model.resident_pages_max));
     }
@@ -245,7 +247,7 @@ impl Memory {
         })
     }
 
-    /// Takes a frame from another page.
+    /// Evicts a victim and returns its frame. A dirty victim is paged out first.
     fn reclaim(
         &mut self,
         page: Page,
@@ -289,7 +291,7 @@ mod tests {
         memory.bring_in(page, hw, &mut rng)
     }
 
-    /// Hardware that remembers which frames were written.
+    /// Hardware that records the frames that were written.
     #[derive(Default)]
     struct Written(BTreeSet<Frame>);
 
@@ -315,7 +317,8 @@ mod tests {
         Memory::new(model)
     }
 
-    /// Touches each page; which of them arrived from where, and whether another had to go out.
+    /// Touches each page. Returns the origin of each page that arrived, and true if its victim was
+    /// paged out.
     fn sweep(
         memory: &mut Memory,
         hw: &mut Written,

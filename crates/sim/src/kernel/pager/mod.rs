@@ -1,10 +1,11 @@
-//! The network-memory kernel (NMS, 2003): a client whose memory is a cache of pages on servers.
+//! The network-memory kernel (NMS, 2003): a client whose memory caches pages of memory servers.
 //!
-//! Faults are served one at a time by the client that faults, synchronously: zero-fill or page-in, and
-//! page-out of the victim before. That both ways are serial follows from the published rates
-//! (1/1000 s = page-in + page-out + user work). A page that does not come while the client spins puts
-//! it to sleep; so does the search for servers before the first page-out. Source: report 004.
-//! Invariant: memory that is copied on write is copied before anybody writes to it.
+//! The faulting client serves its faults one at a time, synchronously: zero-fill or page-in,
+//! preceded by page-out of the victim. The published rates imply that page-in and page-out are
+//! serial (1/1000 s = page-in + page-out + user work). The client sleeps if a page does not arrive
+//! while it spins. It also sleeps during the search for servers before the first page-out. Source:
+//! the NMS report.
+//! Invariant: a copy-on-write page is copied before any process writes to it.
 
 pub mod memory;
 pub mod model;
@@ -36,7 +37,7 @@ const EVICTIONS: CounterId = CounterId::of("reclaim_steal_count");
 const RESIDENT_BYTES: CounterId = CounterId::of("resident_bytes_max");
 const LOCKED_BYTES: CounterId = CounterId::of("locked_bytes_max");
 
-/// Service latencies of an interval, as report 004 draws them: minimum and mean.
+/// Service latencies of an interval: minimum and mean, as the report plots them.
 #[derive(Debug, Clone, Copy, Default)]
 struct IntervalLatency {
     count: u64,
@@ -52,14 +53,14 @@ impl IntervalLatency {
     }
 }
 
-/// A place that is touched.
+/// The page under an address in a space.
 #[derive(Debug, Clone, Copy)]
 struct At {
     space: SpaceId,
     place: Place,
-    /// Of its page.
+    /// Virtual address of the page's first byte.
     address: u64,
-    /// Whether forked children write to the same page.
+    /// True if forked children write to the same page.
     shared: bool,
 }
 
@@ -71,17 +72,19 @@ pub struct Pager {
     spaces: Spaces,
     loaded: Loaded,
     locked_pages: u64,
-    /// Of all faults, and of page-ins.
+    /// Latencies of all faults since the last sample; `page_in_latency` covers page-ins only.
     latency: IntervalLatency,
     page_in_latency: IntervalLatency,
-    /// Filled by the last fault: the access that wanted it is no second use of it.
+    /// The frame that the last fault filled. Its referenced bit is cleared before the next page
+    /// comes in, because the faulting access is not a second use.
     fresh: Option<Frame>,
-    /// How many pages of each mapping the job wants in memory; all of memory, if it does not say.
+    /// The number of resident pages that the job wants for each mapping; `u64::MAX` if the job sets
+    /// no limit.
     wanted_pages: BTreeMap<(SpaceId, RegionId), u64>,
 }
 
 impl Pager {
-    /// A client with empty memory and empty servers.
+    /// Returns a client with empty memory and empty servers.
     pub fn new(model: PagerModel) -> Self {
         Pager {
             memory: Memory::new(model.memory.clone()),
@@ -96,7 +99,7 @@ impl Pager {
         }
     }
 
-    /// Memory is shared by all mappings: as much as they want together.
+    /// Limits resident pages to the sum over all mappings, because they share memory.
     fn limit_memory(&mut self) {
         let wanted =
             self.wanted_pages.values().fold(0, |sum: u64, pages| sum.saturating_add(*pages));
@@ -107,7 +110,7 @@ impl Pager {
         self.model.page.bytes()
     }
 
-    /// Brings a page in; none if there is no room for it, which ends the run.
+    /// Makes a page resident. Returns None and fails the run if no frame can be freed.
     fn bring_in(&mut self, hw: &mut impl PageTables, cx: &mut Cx<'_>, page: Page) -> Option<Frame> {
         let page_bytes = self.page_bytes();
         let mut mapped = Mapped { loaded: &mut self.loaded, hw, page_bytes };
@@ -123,7 +126,7 @@ impl Pager {
         self.fresh
     }
 
-    /// Charges, counts and waits for what a page took.
+    /// Charges, counts and waits for a page's arrival.
     fn account(&mut self, cx: &mut Cx<'_>, arrival: Arrival) {
         let latency_ns = arrival.service_ns + arrival.sleep_ns;
         let page_out_ns = arrival.page_out_ns.unwrap_or(0);
@@ -158,14 +161,15 @@ impl Pager {
         }
     }
 
-    /// Sets up the translation of a resident page, writable unless others have it too.
+    /// Loads the translation of a resident page. It is writable if no other place holds the page or
+    /// if the area is shared.
     fn load(&mut self, hw: &mut impl PageTables, at: At, page: Page, frame: Frame) {
         let writable = at.shared || self.spaces.places(page) == 1;
         hw.load(at.space, Pte { address: at.address, size: self.model.page, writable });
         self.loaded.add(frame, (at.space, at.address));
     }
 
-    /// Gives a place its own copy of a page that others have too.
+    /// Copies a page that other places hold as well, for a write to it (copy-on-write).
     fn copy(&mut self, hw: &mut impl PageTables, cx: &mut Cx<'_>, at: At, page: Page) {
         let own = self.memory.add();
         let Some(frame) = self.bring_in(hw, cx, own) else { return };
@@ -177,7 +181,7 @@ impl Pager {
         self.load(hw, at, own, frame);
     }
 
-    /// Removes a translation, but not what it knows about the page.
+    /// Removes a translation after saving its dirty bit in the page's state.
     fn unload(&mut self, hw: &mut impl PageTables, space: SpaceId, address: u64, page: Page) {
         let Some(frame) = self.memory.frame(page) else { return };
         if hw.used(space, address).dirty {
@@ -187,7 +191,8 @@ impl Pager {
         self.loaded.remove(frame, (space, address));
     }
 
-    /// Puts a page where another one is; a resident one, if the place is locked.
+    /// Replaces the page of a place. If the place is locked, the new page is pinned and so must be
+    /// resident.
     fn put(&mut self, at: At, page: Page) {
         let (old, locked) = self.spaces.replace(at.space, at.place, page);
         if locked {
@@ -199,7 +204,7 @@ impl Pager {
         }
     }
 
-    /// Gives up an area that is not in its space any more.
+    /// Frees the pages of an area that has been removed from its space.
     fn release(&mut self, hw: &mut impl PageTables, space: SpaceId, area: Area) {
         self.unpin(&area);
         for (index, page) in area.pages.iter().enumerate() {
@@ -218,7 +223,7 @@ impl Pager {
         Some(At { space, place, address, shared })
     }
 
-    /// Serves the fault of the next access.
+    /// Serves the fault of the next access: page-in, copy-on-write, or only a new translation.
     fn serve(
         &mut self,
         hw: &mut impl PageTables,
@@ -263,7 +268,7 @@ impl<M: PageTables> Kernel<M> for Pager {
         preflight::limits(&self.model, plan)
     }
 
-    /// As the source has no figure: what the way into the kernel and back costs a fault.
+    /// Returns the cost of a soft fault, because the source has no figure for a system call.
     fn call_ns(&self) -> u64 {
         self.model.soft_fault_ns.max(1)
     }
@@ -313,7 +318,7 @@ impl<M: PageTables> Kernel<M> for Pager {
         }
     }
 
-    /// One page a call, so that each can be waited for.
+    /// Locks one page per call, so that the task can wait for each page-in.
     fn lock(
         &mut self,
         hw: &mut M,
@@ -351,7 +356,7 @@ impl<M: PageTables> Kernel<M> for Pager {
         }
     }
 
-    /// Only "don't need" means something here, and only for memory that nobody shares or locks.
+    /// Acts on MADV_DONTNEED only, and only for areas that are neither shared nor locked.
     fn advise(
         &mut self,
         hw: &mut M,
@@ -375,7 +380,7 @@ impl<M: PageTables> Kernel<M> for Pager {
         }
     }
 
-    /// Serves the next access's fault, and those that follow while nobody waits for anything.
+    /// Serves the fault of the next access, then further faults while [`Cx::may_go_on`] is true.
     fn fault(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, accesses: &mut Accesses) {
         self.serve(hw, cx, space, accesses);
         while cx.may_go_on() {

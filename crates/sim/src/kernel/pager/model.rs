@@ -1,4 +1,4 @@
-//! The constants of a network-memory client, as its machine file has them.
+//! The constants of a network-memory client, from its machine file.
 
 use super::memory::MemoryModel;
 use crate::kernel::replacement::Policy;
@@ -6,23 +6,23 @@ use crate::model::{Model, ModelError};
 use crate::store::network::{NetworkModel, Placement};
 use pagetax_core::units::PageSize;
 
-/// Most servers that a file may ask for.
+/// The most servers that a machine file may ask for.
 const SERVERS_MAX: u64 = 1024;
 
-/// All constants of the kernel. Times in nanoseconds.
+/// All constants of the kernel. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PagerModel {
     /// The only page size.
     pub page: PageSize,
-    /// Of memory and its servers.
+    /// Constants of the client's memory and its servers.
     pub memory: MemoryModel,
-    /// A fault on a page that is in memory: its translation is set up.
+    /// Time of a fault on a resident page that only lacks its translation.
     pub soft_fault_ns: u64,
-    /// Copying a page that is copied on write, beside its zero-filled frame.
+    /// Time to copy a page on write, in addition to the zero-fill of its frame.
     pub copy_ns: u64,
-    /// A fork, without its pages.
+    /// Time of a fork, without its pages.
     pub fork_ns: u64,
-    /// A switch to another space.
+    /// Time of a switch to another space.
     pub switch_ns: u64,
 }
 
@@ -30,7 +30,7 @@ impl PagerModel {
     /// Reads the tables `paging`, `network` and `process`.
     ///
     /// # Errors
-    /// The first constant that is absent or impossible.
+    /// Returns the first constant that is absent or impossible.
     pub fn read(model: &Model, page: PageSize) -> Result<Self, ModelError> {
         let network = read_network(model)?;
         network.check(page.bytes()).map_err(|error| {
@@ -87,7 +87,8 @@ fn read_network(model: &Model) -> Result<NetworkModel, ModelError> {
     })
 }
 
-/// How far a mean lies above its minimum.
+/// Returns the difference between a mean and its minimum in nanoseconds, or an error if the mean is
+/// below.
 fn above(model: &Model, table: &str, key: &str, min_ns: u64) -> Result<u64, ModelError> {
     model.ns(table, key)?.checked_sub(min_ns).ok_or_else(|| {
         model.error(table, key, "is below the minimum", "write a mean of at least the minimum")

@@ -1,4 +1,4 @@
-//! What of a plan a network-memory client cannot do, before it is run.
+//! Preflight of a network-memory client: demands of a plan that it cannot meet.
 
 use super::model::PagerModel;
 use crate::kernel::preflight::{
@@ -8,7 +8,7 @@ use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Backing, Plan};
 use pagetax_core::units::Bytes;
 
-/// All that is lacking.
+/// Returns all demands of `plan` that the client cannot meet.
 pub(super) fn limits(model: &PagerModel, plan: &Plan) -> Vec<Unmet> {
     let memory = &model.memory;
     let resident = Bytes(u64::from(memory.resident_pages_max) * memory.page_bytes);

@@ -1,6 +1,6 @@
-//! Address spaces of a paging kernel: which page is where, and how many have it.
+//! Address spaces of a paging kernel: the location of each page, and the number of its mappings.
 //!
-//! Invariant: a page is counted once for each place where it is mapped; a frame lists exactly the
+//! Invariant: a page is counted once for each place where it is mapped. A frame lists exactly the
 //! translations that the hardware has of it.
 
 use super::memory::{Page, Translations};
@@ -12,15 +12,15 @@ use std::collections::BTreeMap;
 /// A mapped region in one space.
 #[derive(Debug, Clone)]
 pub struct Area {
-    /// Which region.
+    /// The region's id in the plan.
     pub id: RegionId,
-    /// Virtual address.
+    /// Virtual address of the first page.
     pub base: u64,
-    /// Whether forked children write to the same pages.
+    /// True if forked children write to the same pages.
     pub shared: bool,
-    /// In the order of addresses.
+    /// Pages in order of address.
     pub pages: Vec<Page>,
-    /// How many of them, from the first on, are locked.
+    /// The number of locked pages, from the first on.
     pub locked_pages: usize,
 }
 
@@ -37,7 +37,7 @@ pub struct Place {
     index: usize,
 }
 
-/// All spaces, and how often each page is mapped.
+/// All spaces, and the number of places of each page.
 #[derive(Debug, Clone)]
 pub struct Spaces {
     page_bytes: u64,
@@ -46,7 +46,7 @@ pub struct Spaces {
 }
 
 impl Spaces {
-    /// No spaces yet.
+    /// Returns a table without spaces, for pages of `page_bytes`.
     pub fn new(page_bytes: u64) -> Self {
         Spaces { page_bytes, spaces: Vec::new(), places: Vec::new() }
     }
@@ -58,7 +58,7 @@ impl Spaces {
         &mut self.spaces[space.0]
     }
 
-    /// Maps new pages behind what is mapped already, a page apart; returns the virtual address.
+    /// Maps new pages after the space's last mapping, one page apart. Returns the virtual address.
     pub fn map(&mut self, space: SpaceId, id: RegionId, region: &Region, pages: Vec<Page>) -> u64 {
         let page_bytes = self.page_bytes;
         let shared = match &region.backing {
@@ -75,8 +75,8 @@ impl Spaces {
         base
     }
 
-    /// Gives a new space the same areas; returns those that are copy-on-write from now on, as
-    /// (address, bytes). Locks are not inherited.
+    /// Gives a new space the same areas. Returns the areas that are now copy-on-write, as (address,
+    /// bytes). Locks are not inherited.
     pub fn fork(&mut self, parent: SpaceId, child: SpaceId) -> Vec<(u64, u64)> {
         let mut copy = self.space_mut(parent).clone();
         let mut private = Vec::new();
@@ -91,25 +91,25 @@ impl Spaces {
         private
     }
 
-    /// Removes an area; its pages are still attached.
+    /// Removes an area. Its pages stay attached until [`Spaces::detach`].
     pub fn remove(&mut self, space: SpaceId, id: RegionId) -> Option<Area> {
         let areas = &mut self.space_mut(space).areas;
         let index = areas.iter().position(|area| area.id == id)?;
         Some(areas.remove(index))
     }
 
-    /// The regions that are mapped in a space.
+    /// Returns the regions that are mapped in a space.
     pub fn regions(&self, space: SpaceId) -> Vec<RegionId> {
         let areas = self.spaces.get(space.0).map(|space| space.areas.as_slice());
         areas.unwrap_or_default().iter().map(|area| area.id).collect()
     }
 
-    /// The area of a region.
+    /// Returns the area of a region, or None if it is not mapped.
     pub fn area_mut(&mut self, space: SpaceId, id: RegionId) -> Option<&mut Area> {
         self.space_mut(space).areas.iter_mut().find(|area| area.id == id)
     }
 
-    /// Which place an address is in.
+    /// Returns the place of an address, or None if nothing is mapped there.
     pub fn find(&self, space: SpaceId, address: u64) -> Option<Place> {
         let areas = &self.spaces.get(space.0)?.areas;
         areas.iter().enumerate().find_map(|(number, area)| {
@@ -118,13 +118,13 @@ impl Spaces {
         })
     }
 
-    /// The page in a place, and whether its area is shared.
+    /// Returns the page in a place, and true if its area is shared.
     pub fn page(&self, space: SpaceId, place: Place) -> (Page, bool) {
         let area = &self.spaces[space.0].areas[place.area];
         (area.pages[place.index], area.shared)
     }
 
-    /// Puts another page in a place. Returns the page that was there, and whether it was locked.
+    /// Replaces the page in a place. Returns the old page, and true if the place is locked.
     pub fn replace(&mut self, space: SpaceId, place: Place, page: Page) -> (Page, bool) {
         let area = &mut self.spaces[space.0].areas[place.area];
         let old = std::mem::replace(&mut area.pages[place.index], page);
@@ -134,7 +134,7 @@ impl Spaces {
         (old, locked)
     }
 
-    /// How many places a page has.
+    /// Returns the number of places of a page.
     pub fn places(&self, page: Page) -> u32 {
         self.places[page as usize]
     }
@@ -146,7 +146,7 @@ impl Spaces {
         self.places[page as usize] += 1;
     }
 
-    /// A page leaves a place.
+    /// Removes one place from a page's count.
     pub fn detach(&mut self, page: Page) {
         self.places[page as usize] -= 1;
     }
@@ -155,7 +155,7 @@ impl Spaces {
 /// A translation: space and virtual address of the page.
 type Translation = (SpaceId, u64);
 
-/// The translations of each frame that the hardware has. Nearly all frames have one or none.
+/// The hardware's translations of each frame. Nearly all frames have one or none.
 #[derive(Debug, Clone, Default)]
 pub struct Loaded {
     first: Vec<Option<Translation>>,
@@ -163,7 +163,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// A translation is loaded, or loaded again.
+    /// Records a translation that was loaded, perhaps not for the first time.
     pub fn add(&mut self, frame: Frame, translation: Translation) {
         if self.first.len() <= frame as usize {
             self.first.resize(frame as usize + 1, None);
@@ -176,7 +176,8 @@ impl Loaded {
         }
     }
 
-    /// A translation is gone, if it was there: pages that are locked may never have been touched.
+    /// Removes a translation if it was loaded. A locked page may never have been touched, so it may
+    /// have none.
     pub fn remove(&mut self, frame: Frame, translation: Translation) {
         if let Some(first) = self.first.get_mut(frame as usize) {
             first.take_if(|first| *first == translation);
@@ -202,13 +203,13 @@ impl Loaded {
     }
 }
 
-/// The hardware seen by frames.
+/// The hardware's translations, addressed by frame.
 pub struct Mapped<'a, M> {
-    /// What it has loaded.
+    /// The translations that the hardware has loaded.
     pub loaded: &'a mut Loaded,
-    /// The hardware.
+    /// The hardware itself, by space and address.
     pub hw: &'a mut M,
-    /// Of all pages.
+    /// Bytes of each page.
     pub page_bytes: u64,
 }
 

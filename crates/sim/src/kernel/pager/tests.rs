@@ -65,7 +65,7 @@ impl Client {
         result
     }
 
-    /// Touches the first `pages` once each; how many came from a server, and how many did not.
+    /// Touches the first `pages` once each. Returns the numbers of major and minor faults.
     fn touch(&mut self, space: SpaceId, access: Access, pages: u64) -> (u64, u64) {
         let counts = |client: &Client| {
             let tally = &client.books.tally;
@@ -186,7 +186,8 @@ fn latencies_of_an_interval_are_its_own() {
     assert!(sample().is_empty());
 }
 
-/// mmap3 on the Alpha of report 004, all sizes a sixteenth: rates stay, times shrink.
+/// Runs mmap3 on the Alpha of the NMS report with all sizes a sixteenth: rates stay the same, times
+/// shrink.
 fn small_mmap3() -> Run {
     let text = include_str!("../../../../../machines/alpha-nms.toml");
     let mut model = Model::parse("alpha-nms", text, |_| None).unwrap();

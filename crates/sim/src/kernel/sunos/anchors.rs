@@ -1,21 +1,24 @@
-//! Pages that a process needs beside its regions: its text, its stack, the library that it sleeps in.
+//! Pages that a process needs besides its regions: its text, its stack, and the library code that
+//! it sleeps in.
 
 use super::SunOs;
 use crate::cx::Cx;
 use crate::mmu::SpaceId;
 use crate::mmu::sun4::Sun4;
 
-/// A process whose pmegs steal each other gives up after this many rounds and faults again later.
+/// The number of rounds after which a process whose pmegs steal each other gives up; it faults
+/// again later.
 pub(super) const ANCHOR_ROUNDS: usize = 4;
 
 impl SunOs {
-    /// Segment and entry of the page of text that a process runs, and of the page of its stack.
+    /// Returns segment and entry of the page of text that a process runs, and of the page of its
+    /// stack.
     pub(super) fn anchors(mmu: &Sun4) -> [(usize, u32); 2] {
         let geometry = mmu.geometry();
         [(0, 0), (geometry.segments - 1, geometry.ptes - 1)]
     }
 
-    /// Loads the entry of a page that the process needs beside its regions, with a fault if need be.
+    /// Loads the entry of a page outside the process's regions, with a fault if it is invalid.
     pub(super) fn load_own(
         &mut self,
         hw: &mut Sun4,
@@ -34,8 +37,8 @@ impl SunOs {
         }
     }
 
-    /// What a process needs whenever it has the CPU: its text and its stack. Whether nothing had to be
-    /// loaded.
+    /// Loads the text and the stack, which a process needs whenever it has the CPU. Returns true if
+    /// both were loaded already.
     #[inline]
     pub(super) fn load_anchors(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) -> bool {
         let version = Some(hw.version(space));
@@ -54,7 +57,7 @@ impl SunOs {
         all
     }
 
-    /// Each may take its pmeg from the other.
+    /// Loads both pages in rounds, because each may steal the other's pmeg.
     pub(super) fn fight_for(
         &mut self,
         hw: &mut Sun4,
@@ -73,7 +76,7 @@ impl SunOs {
         }
     }
 
-    /// The library that a process sleeps in while it waits for children.
+    /// Loads the library code that a process sleeps in while it waits for children.
     pub(super) fn load_libc(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId) {
         let stack = hw.geometry().segments - 1;
         for segment in stack - self.config.image.libc_segments..stack {

@@ -2,42 +2,42 @@
 
 use crate::mmu::sun4::PMEGS_MAX;
 
-/// A set of pmegs.
+/// A set of pmegs, one bit each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PmegSet([u64; PMEGS_MAX as usize / 64]);
 
 impl PmegSet {
-    /// Adds one.
+    /// Adds a pmeg, whose number must be below `PMEGS_MAX`.
     pub fn insert(&mut self, pmeg: usize) {
         self.0[pmeg / 64] |= 1 << (pmeg % 64);
     }
 
-    /// Removes one.
+    /// Removes a pmeg, if it is in the set.
     pub fn remove(&mut self, pmeg: usize) {
         self.0[pmeg / 64] &= !(1 << (pmeg % 64));
     }
 
-    /// Adds all of these.
+    /// Adds all members of `other`.
     pub fn add(&mut self, other: &PmegSet) {
         self.0.iter_mut().zip(other.0).for_each(|(word, more)| *word |= more);
     }
 
-    /// Removes all of these.
+    /// Removes all members of `other`.
     pub fn subtract(&mut self, other: &PmegSet) {
         self.0.iter_mut().zip(other.0).for_each(|(word, less)| *word &= !less);
     }
 
-    /// How many.
+    /// Returns the number of pmegs in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether there is none.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// The members, in order.
+    /// Returns the members in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().enumerate().flat_map(|(index, word)| {
             let mut rest = *word;
@@ -49,7 +49,7 @@ impl PmegSet {
         })
     }
 
-    /// The first member after `hand`, going round.
+    /// Returns the first member after `hand`, with wraparound, or None if the set is empty.
     pub fn next_after(&self, hand: usize) -> Option<usize> {
         let start = (hand + 1) / 64 % self.0.len();
         let head = self.0[start] & (u64::MAX << ((hand + 1) % 64));
@@ -62,22 +62,22 @@ impl PmegSet {
     }
 }
 
-/// A set of the pages of a mapping.
+/// A set of the pages of a mapping, one bit each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PageSet(Vec<u64>);
 
 impl PageSet {
-    /// Empty, for this many pages.
+    /// Returns an empty set for this many pages.
     pub fn new(pages: u64) -> Self {
         PageSet(vec![0; pages.div_ceil(64) as usize])
     }
 
-    /// Whether it has this page.
+    /// Returns true if the page is in the set.
     pub fn contains(&self, page: u64) -> bool {
         self.0.get((page / 64) as usize).is_some_and(|word| word >> (page % 64) & 1 != 0)
     }
 
-    /// Adds a page; says whether it is new.
+    /// Adds a page. Returns true if it is new.
     pub fn insert(&mut self, page: u64) -> bool {
         let (word, bit) = (&mut self.0[(page / 64) as usize], 1 << (page % 64));
         let new = *word & bit == 0;
@@ -85,7 +85,7 @@ impl PageSet {
         new
     }
 
-    /// Removes a page; says whether it was there.
+    /// Removes a page. Returns true if it was in the set.
     pub fn remove(&mut self, page: u64) -> bool {
         let was = self.contains(page);
         if was {
@@ -94,31 +94,32 @@ impl PageSet {
         was
     }
 
-    /// Adds all of these, of the same mapping.
+    /// Adds all pages of `other`, a set of the same mapping.
     pub fn add(&mut self, other: &PageSet) {
         self.0.iter_mut().zip(&other.0).for_each(|(word, more)| *word |= more);
     }
 
-    /// How many of these are not in `other`.
+    /// Returns the number of pages that are not in `other`.
     pub fn count_without(&self, other: &PageSet) -> u64 {
         self.0.iter().zip(&other.0).map(|(word, less)| u64::from((word & !less).count_ones())).sum()
     }
 
-    /// How many.
+    /// Returns the number of pages in the set.
     pub fn count(&self) -> u64 {
         self.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Empties it.
+    /// Removes all pages.
     pub fn clear(&mut self) {
         self.0.fill(0);
     }
 
-    /// The 64 pages from `first` on, a bit each; pages outside the mapping are not in the set.
+    /// Returns the 64 pages from `first` on, one bit each. Pages outside the mapping are not in the
+    /// set.
     #[inline(always)]
     pub fn window(&self, first: i64) -> u64 {
         let (index, shift) = (first >> 6, (first & 63) as u32);
-        // What is negative is beyond every end as well.
+        // A negative index becomes a huge one and so is outside as well.
         let word = |index: i64| self.0.get(index as usize).copied().unwrap_or(0);
         let low = word(index) >> shift;
         if shift == 0 { low } else { low | word(index + 1) << (64 - shift) }

@@ -1,4 +1,4 @@
-//! The kernel's entry points.
+//! The kernel's entry points, which the engine calls.
 
 use super::config::Swapper;
 use super::{COUNTERS, MINOR_FAULTS, SWAP_INS, SWAP_OUTS, SunOs, preflight, report};
@@ -13,7 +13,8 @@ use pagetax_core::plan::{Advice, Plan, Region, RegionId};
 use pagetax_core::units::Bytes;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Runs of faults served in one call at most: the engine's cap on steps is to end endless jams.
+/// The most runs of faults that one call serves. Without a limit, the engine's cap on steps could
+/// not end an endless fault loop.
 const RUNS_A_CALL: usize = 256;
 
 impl Kernel<Sun4> for SunOs {
@@ -60,7 +61,8 @@ impl Kernel<Sun4> for SunOs {
         let private = region.backing.is_anonymous();
         let align = if private { page_bytes } else { geometry.segment_bytes() };
         let start = self.config.image.text_data_pages * page_bytes;
-        // The lower half of the space; the upper is for libraries, stacks and the kernel.
+        // The job gets the lower half of the space; the upper is for libraries, stacks and the
+        // kernel.
         let end = geometry.segments as u64 / 2 * geometry.segment_bytes();
         let place = self.vm.place(space, pages * page_bytes, align, start, end, page_bytes);
         let Some(base) = place else {
@@ -183,7 +185,7 @@ impl Kernel<Sun4> for SunOs {
         if self.config.swapper == Swapper::Eager { &["sched"] } else { &[] }
     }
 
-    /// The eager swapper looks once a second for processes without any translation.
+    /// Swaps out processes without any translation, once a second (the eager swapper).
     fn run_thread(&mut self, _hw: &mut Sun4, cx: &mut Cx<'_>, _thread: usize) {
         for (index, process) in self.processes.iter_mut().enumerate() {
             let space = SpaceId(index);
@@ -208,7 +210,7 @@ impl Kernel<Sun4> for SunOs {
 }
 
 impl SunOs {
-    /// The pages of a region have no translation any more.
+    /// Invalidates the translations of all pages of a region.
     fn invalidate(&mut self, hw: &mut Sun4, space: SpaceId, id: RegionId) {
         let Some(mapping) = self.vm.mapping(space, id) else { return };
         let geometry = *hw.geometry();

@@ -1,111 +1,116 @@
-//! The constants of a Sun-4 under SunOS: tables `[hat]`, `[cost]`, `[image]`, `[swapper]`, `[disk]`.
+//! The constants of a Sun-4 under SunOS: tables `[hat]`, `[cost]`, `[image]`, `[swapper]`,
+//! `[disk]`.
 
 use super::steal::{POLICIES, Policy};
 use crate::mmu::sun4::Geometry;
 use crate::model::{Model, ModelError};
 
-/// How pmegs and contexts are managed.
+/// The constants of pmeg and context management.
 #[derive(Debug, Clone, Copy)]
 pub struct HatConfig {
     /// Pmegs that the kernel keeps for itself.
     pub kernel_pmegs: usize,
     /// Contexts that users can have.
     pub user_contexts: usize,
-    /// Whose pmeg is stolen.
+    /// The policy that chooses the pmeg to steal.
     pub steal: Policy,
-    /// Sun's patch: what a stolen pmeg held is kept in memory, and loaded back as a whole.
+    /// True with Sun's patch: the kernel saves a stolen pmeg's entries in memory and reloads them
+    /// as a whole.
     pub software_cache: bool,
-    /// A what-if: processes that map the same pages at the same addresses share the pmeg.
+    /// True in a what-if: processes that map the same pages at the same addresses share the pmeg.
     pub share: bool,
 }
 
-/// CPU time of what the kernel does, in nanoseconds.
+/// CPU time of the kernel's work, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Costs {
-    /// A translation fault: trap, lookup, one entry loaded.
+    /// System time of a translation fault: trap, lookup, one entry loaded.
     pub fault_ns: u64,
-    /// What it costs the user beside: refilling the cache and the windows.
+    /// User time that a fault adds: refilling the cache and the register windows.
     pub fault_user_ns: u64,
-    /// Loading a whole pmeg from the software cache, and what it costs the user beside.
+    /// System time to load a whole pmeg from the software cache.
     pub reload_ns: u64,
-    /// See `reload_ns`.
+    /// User time that such a reload adds.
     pub reload_user_ns: u64,
-    /// Loading the segment-map entries of a region on a three-level machine.
+    /// Time to load the segment-map entries of a region on a three-level machine.
     pub region_load_ns: u64,
-    /// Zeroing a page.
+    /// Time to zero a page.
     pub zero_ns: u64,
-    /// Copying a page.
+    /// Time to copy a page.
     pub copy_ns: u64,
-    /// Switching to another process.
+    /// Time to switch to another process.
     pub switch_ns: u64,
-    /// Taking a context from another process: cache flush and segment map, and what it costs the user.
+    /// System time to take a context from another process: cache flush and segment map.
     pub context_steal_ns: u64,
-    /// See `context_steal_ns`.
+    /// User time that the loss of a context adds.
     pub context_steal_user_ns: u64,
-    /// A fork, and by how much it varies.
+    /// Mean time of a fork.
     pub fork_ns: u64,
-    /// See `fork_ns`.
+    /// Half-width of the spread of a fork's time, in percent.
     pub fork_jitter_percent: u64,
-    /// Starting the program.
+    /// Time to start the program.
     pub exec_ns: u64,
-    /// A system call that does little.
+    /// Time of a system call that does little.
     pub syscall_ns: u64,
 }
 
-/// What a process needs beside its data.
+/// A process's memory in addition to its data, and the faults of its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Image {
     /// Pages before the first region: text and initialised data.
     pub text_data_pages: u64,
     /// Segments of the C library, used when a process starts and exits and when a parent polls.
     pub libc_segments: usize,
-    /// Faults of main beside those on its regions, until its first operation.
+    /// Faults of main before its first operation, without those on its regions.
     pub exec_faults: u64,
-    /// The same of a forked child.
+    /// Faults of a forked child before its first operation, without those on its regions.
     pub child_faults: u64,
 }
 
-/// When processes without a pmeg are swapped out.
+/// The policy that swaps out processes without a pmeg.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Swapper {
-    /// Once a second, whenever none is left to them: they seem to have no resident page.
+    /// Swaps out, once a second, each process without translations: it seems to have no resident
+    /// page.
     Eager,
-    /// Never: `nosched`, or the patch of report 000 that swaps for want of memory alone, of which a
-    /// job that has been admitted has none.
+    /// Never swaps a process out. This is `nosched`, or the patch in Lawrence's report of 1990
+    /// (Sun-Managers) that swaps only when memory is short. An admitted job is never short of
+    /// memory.
     Off,
 }
 
-/// All of it.
+/// All constants of SunOS on a Sun-4.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
-    /// Pmegs and contexts.
+    /// Management of pmegs and contexts.
     pub hat: HatConfig,
-    /// CPU time.
+    /// CPU time of the kernel's work.
     pub costs: Costs,
-    /// Processes.
+    /// Processes' memory besides their data.
     pub image: Image,
-    /// Swapping.
+    /// The policy of the swapper.
     pub swapper: Swapper,
-    /// CPU time of swapping a process out (moving its pages to the free list), and in.
+    /// CPU time to swap a process out: its pages move to the free list.
     pub swap_out_ns: u64,
-    /// See `swap_out_ns`.
+    /// CPU time to swap a process in.
     pub swap_in_ns: u64,
-    /// Time until the disk begins to deliver, and for each page.
+    /// Time until the disk begins to transfer.
     pub disk_access_ns: u64,
-    /// See `disk_access_ns`.
+    /// Transfer time of each page.
     pub disk_page_ns: u64,
-    /// Pages that are read at once.
+    /// Pages that one read fetches.
     pub disk_cluster_pages: u64,
 }
 
-/// Fewer pmegs than this, and a process could not hold its text, its stack and one page at once.
+/// The fewest pmegs for users: with fewer, a process could not hold its text, its stack and one
+/// page at once.
 const USER_PMEGS_MIN: usize = 4;
 
 impl Config {
-    /// Reads the tables.
+    /// Reads the five tables.
     ///
     /// # Errors
-    /// Constants that are absent or cannot be.
+    /// Returns an error if a constant is absent or impossible.
     pub fn load(model: &Model, geometry: &Geometry) -> Result<Self, ModelError> {
         let swappers = [("eager", Swapper::Eager), ("off", Swapper::Off)];
         Ok(Config {

@@ -1,4 +1,4 @@
-//! Faults: pages that are brought in, and runs of pages that only lack their entry.
+//! Faults: page-ins, and runs of present pages that only lack their pmeg entry.
 
 use super::run::{Run, Served};
 use super::vm::Provision;
@@ -21,7 +21,7 @@ impl SunOs {
         cx.latency("minor_fault", costs.fault_ns + costs.fault_user_ns, count);
     }
 
-    /// Makes a page present; false if the process has to wait for it.
+    /// Makes a page present. Returns false if the process has to wait for it.
     pub(super) fn provide(
         &mut self,
         cx: &mut Cx<'_>,
@@ -58,9 +58,9 @@ impl SunOs {
         !matches!(provision, Provision::Read(_))
     }
 
-    /// Serves the fault of the next access and of those after it that fault in the same pmeg on pages
-    /// that are in memory, each with its access. False if the process has to wait for the page, or if it
-    /// must be `present_already` and is not.
+    /// Serves the fault of the next access, and those after it that fault in the same pmeg on
+    /// present pages, each with its access. Returns false if the process has to wait for the page.
+    /// It also returns false if the page must be `present_already` and is not.
     pub(super) fn serve_run(
         &mut self,
         hw: &mut Sun4,
@@ -86,7 +86,7 @@ impl SunOs {
         let held = &hw.pmegs()[pmeg];
         let usable = if accesses.writes { held.valid & held.writable } else { held.valid };
         if usable >> entry & 1 != 0 {
-            // A software cache brought it back.
+            // The software cache reloaded the entry.
             accesses.advance(1);
             cx.touched(accesses.cost_ps);
             self.load_anchors(hw, cx, space);
@@ -95,7 +95,8 @@ impl SunOs {
         let faulting = present.to(accesses.writes) & !usable;
         let mut run = Run::of(accesses, &geometry, faulting, entry);
         if fresh {
-            // A pmeg that had to be found may have been one that the process needs: that comes first.
+            // The new pmeg may be stolen from the process's own text or stack; that is reloaded
+            // first.
             self.serve(hw, cx, pmeg, accesses, run.take(1), present.write);
             let undisturbed = self.load_anchors(hw, cx, space);
             if !undisturbed || run.faults == 0 || !cx.may_go_on() {
@@ -126,7 +127,7 @@ impl SunOs {
         cx.touched(served.touches * accesses.cost_ps);
     }
 
-    /// Touches on, if there is time; whether it came to another fault.
+    /// Performs further accesses while there is time. Returns true if they came to another fault.
     pub(super) fn touch_on(
         &self,
         hw: &mut Sun4,

@@ -1,7 +1,8 @@
-//! The hat layer: which segments have a pmeg, and which processes a hardware context.
+//! The hat layer: the pmegs of segments, and the hardware contexts of processes.
 //!
-//! Invariant: each of the users' pmegs is on the free list or owned by one segment; `contextless` are
-//! exactly the pmegs of spaces without a context. A process keeps its pmegs when it loses its context.
+//! Invariant: each of the users' pmegs is on the free list or owned by one segment. `contextless`
+//! holds exactly the pmegs of spaces without a context. A process keeps its pmegs when it loses its
+//! context.
 
 use super::bits::PmegSet;
 use super::config::{Costs, HatConfig};
@@ -12,25 +13,25 @@ use crate::mmu::sun4::{PmegId, SEGMENTS_PER_REGION, Sun4};
 use crate::tally::CounterId;
 use std::collections::BTreeMap;
 
-/// hatcnt word 4.
+/// Pmegs given to segments: hatcnt word 4.
 pub const ALLOCATIONS: CounterId = CounterId::of("pmeg_allocation_count");
-/// hatcnt word 5.
+/// Pmegs stolen from segments: hatcnt word 5.
 pub const STEALS: CounterId = CounterId::of("pmeg_steal_count");
-/// Whole pmegs from the software cache.
+/// Pmegs reloaded whole from the software cache.
 pub const RELOADS: CounterId = CounterId::of("pmeg_reload_count");
-/// Contexts that changed hands.
+/// Contexts given to a process that had none.
 pub const CONTEXT_LOADS: CounterId = CounterId::of("context_load_count");
 
-/// What the hat layer knows of a space.
+/// The hat layer's state of a space.
 #[derive(Debug, Clone, Default)]
 struct Space {
     has_context: bool,
     owned: PmegSet,
-    /// By segment: the valid and the writable entries of a pmeg that was stolen.
+    /// The valid and the writable entries of stolen pmegs, by segment.
     cache: BTreeMap<usize, (u64, u64)>,
 }
 
-/// The hat layer.
+/// The hat layer: it gives pmegs to segments and contexts to processes.
 #[derive(Debug, Clone)]
 pub struct Hat {
     config: HatConfig,
@@ -48,7 +49,7 @@ pub struct Hat {
 }
 
 impl Hat {
-    /// With all of the users' pmegs free.
+    /// Returns the state with all of the users' pmegs free.
     pub fn new(config: HatConfig, costs: Costs, mmu: &Sun4) -> Self {
         let pmegs = mmu.geometry().pmegs;
         let pool = Pool {
@@ -73,25 +74,26 @@ impl Hat {
         }
     }
 
-    /// Makes room for a space.
+    /// Makes room for a space's state.
     pub fn add_space(&mut self, space: SpaceId) {
         self.spaces.resize_with(self.spaces.len().max(space.0 + 1), Space::default);
         self.pool.ran_at.resize(self.spaces.len(), 0);
     }
 
-    /// Whether the space has any translation, in a pmeg or in the software cache. One that has none
-    /// looks as if it had no page in memory.
+    /// Returns true if the space has a translation, in a pmeg or in the software cache. A space
+    /// without one looks as if no page of it were in memory.
     pub fn has_translations(&self, space: SpaceId) -> bool {
         let Space { owned, cache, .. } = &self.spaces[space.0];
         !(owned.is_empty() && cache.is_empty())
     }
 
-    /// Free pmegs.
+    /// Returns the number of free pmegs.
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// The space gets a CPU: gives it a context.
+    /// Gives a space that gets a CPU a context. If all are taken, the least recently run space
+    /// loses its own.
     pub fn run(&mut self, cx: &mut Cx<'_>, space: SpaceId) {
         self.switches += 1;
         self.pool.ran_at[space.0] = self.switches;
@@ -102,7 +104,7 @@ impl Hat {
         self.pool.contextless.subtract(&self.spaces[space.0].owned);
         cx.count(CONTEXT_LOADS, 1);
         if self.contexts.len() > self.config.user_contexts {
-            // The least recently run.
+            // Take the context of the least recently run space.
             let ran_at = |place: &usize| self.pool.ran_at[self.contexts[*place].0];
             let oldest = (0..self.contexts.len()).min_by_key(ran_at).unwrap_or(0);
             let loser = self.contexts.swap_remove(oldest);
@@ -113,8 +115,8 @@ impl Hat {
         }
     }
 
-    /// The pmeg of a segment, allocated or stolen if there is none. With a software cache, a new one
-    /// comes with what the segment's last one held.
+    /// Returns the pmeg of a segment, and allocates or steals one if the segment has none. With a
+    /// software cache, a new pmeg is loaded with the entries of the segment's last one.
     pub fn pmeg(
         &mut self,
         mmu: &mut Sun4,
@@ -178,7 +180,8 @@ impl Hat {
         Some((owner, segment))
     }
 
-    /// Three levels: the segment-map entries of the region must be loaded; the oldest make room.
+    /// Loads the segment-map entries of a region on a three-level machine. The oldest group makes
+    /// room.
     fn load_region(&mut self, mmu: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, segment: usize) {
         let Some(smegs) = mmu.geometry().smegs else { return };
         if mmu.has_region(space, segment) {
@@ -194,14 +197,14 @@ impl Hat {
         cx.charge(CpuRow::MinorFault, self.costs.region_load_ns);
     }
 
-    /// Stores to what the space has mapped so far must fault (copy-on-write after a fork).
+    /// Makes stores to present pages fault (copy-on-write after a fork).
     pub fn write_protect(&mut self, mmu: &mut Sun4, space: SpaceId) {
         let entry = &mut self.spaces[space.0];
         entry.owned.iter().for_each(|pmeg| mmu.pmeg_mut(pmeg).writable = 0);
         entry.cache.values_mut().for_each(|(_, writable)| *writable = 0);
     }
 
-    /// The entries of `mask` in a segment become invalid.
+    /// Invalidates the entries of `mask` in a segment, and frees the pmeg if that empties it.
     pub fn invalidate(&mut self, mmu: &mut Sun4, space: SpaceId, segment: usize, mask: u64) {
         if let Some(pmeg) = mmu.pmeg_of(space, segment) {
             let held = mmu.pmeg_mut(pmeg);
@@ -216,13 +219,14 @@ impl Hat {
         }
     }
 
-    /// With sharing: lets `space` use what another space of its family has for this segment.
+    /// Lets `space` use the pmeg that another space of its family has for this segment. Returns
+    /// false without sharing, or if that space has none.
     pub fn share(&mut self, mmu: &mut Sun4, from: SpaceId, space: SpaceId, segment: usize) -> bool {
         let pmeg = if self.config.share { mmu.pmeg_of(from, segment) } else { None };
         pmeg.inspect(|pmeg| mmu.share(*pmeg, space)).is_some()
     }
 
-    /// The space has ended.
+    /// Removes an ended space and frees its pmegs, context and segment-map groups.
     pub fn remove_space(&mut self, mmu: &mut Sun4, space: SpaceId) {
         let owned = std::mem::take(&mut self.spaces[space.0]).owned;
         for pmeg in owned.iter() {

@@ -1,12 +1,13 @@
-//! SunOS 4.0.3 and 4.1 on a Sun-4: pages that are in memory, and yet fault.
+//! SunOS 4.0.3 and 4.1 on a Sun-4: pages that are in memory and still fault.
 //!
-//! A page needs a valid entry in a pmeg. Pmegs are few; one is stolen when none is free, and all of its
-//! entries go, so that each page faults again by itself. A process needs, beside its data, the page of
-//! text that it runs and the page of its stack; when it steals one of those from itself, it wants it
-//! back at once. Sources: report 000; what is inferred is marked "fitted" in the models.
+//! A page needs a valid entry in a pmeg, and pmegs are few. If none is free, one is stolen. It
+//! loses all its entries, so that each of its pages faults again. A process also needs the page of
+//! text that it runs and the page of its stack. If it steals the pmeg of one of those from itself,
+//! it needs it back at once. Source: Lawrence's report of 1990 (Sun-Managers). Inferred constants
+//! are marked "fitted" in the models.
 //!
-//! Invariant: an access and its fault are one: a fault that needs no waiting is served together with
-//! its access, in time as well as in the order of accesses.
+//! Invariant: an access and its fault are one. A fault that needs no waiting is served together
+//! with its access, in time as well as in the order of accesses.
 
 mod anchors;
 pub mod bits;
@@ -55,12 +56,12 @@ const COUNTERS: &[CounterId] = &[
     TRANSLATION_FAULTS,
 ];
 
-/// A process.
+/// A process's state.
 #[derive(Debug, Clone)]
 struct Process {
     parent: Option<SpaceId>,
     children: u32,
-    /// Faults of its start that are still to come; none once it has begun.
+    /// Faults of its start that are still to come, or None once it has begun.
     start_faults: Option<u64>,
     /// The version of its translations at which its text and its stack were last seen loaded.
     anchored_at: Option<u64>,
@@ -68,7 +69,7 @@ struct Process {
     swapped_out: bool,
 }
 
-/// The kernel.
+/// The SunOS kernel: its hat layer, mappings and processes.
 #[derive(Debug, Clone)]
 pub struct SunOs {
     config: Config,
@@ -81,7 +82,7 @@ pub struct SunOs {
 }
 
 impl SunOs {
-    /// Just started, on this hardware, with this much memory for users.
+    /// Returns a kernel that has just booted on this hardware, with `memory` for users.
     pub fn new(config: Config, memory: Bytes, mmu: &mut Sun4) -> Self {
         mmu.note_use(config.hat.steal.asks_for_use);
         let hat = Hat::new(config.hat, config.costs, mmu);
@@ -107,7 +108,8 @@ impl SunOs {
         self.vm.add_space(space);
     }
 
-    /// The segment's pmeg, from the family if that shares.
+    /// Returns the segment's pmeg, shared with the parent if the model shares and both see the same
+    /// pages.
     fn pmeg(&mut self, hw: &mut Sun4, cx: &mut Cx<'_>, space: SpaceId, segment: usize) -> PmegId {
         if hw.pmeg_of(space, segment).is_none()
             && let Some(parent) = self.processes[space.0].parent
@@ -120,8 +122,8 @@ impl SunOs {
         self.hat.pmeg(hw, cx, space, segment)
     }
 
-    /// Whether parent and child see the same pages in this segment: neither the stack, nor the
-    /// segment of the data that each writes for itself.
+    /// Returns true if parent and child see the same pages in this segment. It is false for the
+    /// stack, and for the data segment, which each process writes for itself.
     fn may_share(&self, hw: &Sun4, space: SpaceId, segment: usize) -> bool {
         let ptes = i64::from(hw.geometry().ptes);
         let (stack, data) = (hw.geometry().segments - 1, 0);

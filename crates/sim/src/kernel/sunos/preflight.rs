@@ -1,4 +1,4 @@
-//! What a job may ask of SunOS on a Sun-4, and what it may not.
+//! Preflight of SunOS on a Sun-4: demands of a job that it cannot meet.
 
 use crate::kernel::preflight::{
     degraded, ignored_advice, other_page_sizes, too_much_mapped, without_servers,
@@ -7,7 +7,8 @@ use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, ClientKind, Plan};
 use pagetax_core::units::{Bytes, PageSize};
 
-/// What of `plan` a Sun-4 with this much memory for users cannot do. It does not page out.
+/// Returns the demands of `plan` that a Sun-4 with this much memory for users cannot meet. It does
+/// not page out.
 pub(super) fn limits(plan: &Plan, memory: Bytes, page: PageSize) -> Vec<Unmet> {
     let mut unmet = other_page_sizes(plan, &[page]);
     unmet.extend(too_much_mapped(plan, memory, "users have, without paging out,"));

@@ -1,4 +1,5 @@
-//! What the administrators of 1990 saw: hatcnt, and the estimate of section 3 of report 000.
+//! The tables that the administrators of 1990 saw: hatcnt, and the estimate in section 3 of
+//! Lawrence's report of 1990 (Sun-Managers).
 
 use super::config::Config;
 use super::{RESIDENT_MAX, TRANSLATION_FAULTS, hat};
@@ -10,7 +11,7 @@ use pagetax_core::report::Table;
 
 const KERNEL_NS: CounterId = CounterId::of("kernel_ns");
 
-/// The end of a run.
+/// Returns the tables and memory rows at the end of a run.
 pub(super) fn epilogue(config: &Config, geometry: &Geometry, tally: &Tally) -> Epilogue {
     let resident = Reading::Modeled(tally.get(RESIDENT_MAX));
     let tables_bytes = (geometry.pmegs as u64) * u64::from(geometry.ptes) * PTE_BYTES;
@@ -46,7 +47,8 @@ fn hatcnt(tally: &Tally) -> Table {
     }
 }
 
-/// "Estimating, say 32 faults per stolen pmeg allocation": half of a pmeg's entries.
+/// Estimates the time lost, as the report does with half of a pmeg's entries: "Estimating, say 32
+/// faults per stolen pmeg allocation".
 fn time_lost(config: &Config, geometry: &Geometry, tally: &Tally) -> Table {
     let faults_each = u64::from(geometry.ptes / 2);
     let steals = tally.get(hat::STEALS);

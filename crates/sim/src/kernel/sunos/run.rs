@@ -1,4 +1,4 @@
-//! Runs of faults of a sweep in one pmeg, by arithmetic.
+//! Runs of faults of a sweep in one pmeg, computed without a loop over accesses.
 
 use crate::accesses::Accesses;
 use crate::mmu::sun4::Geometry;
@@ -6,20 +6,21 @@ use crate::mmu::sun4::Geometry;
 /// A run of faults in one pmeg.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Run {
-    /// That are left.
+    /// Faults that are left.
     pub faults: u64,
-    /// Of the first of them.
+    /// The entry of the next fault.
     entry: u32,
     /// Entries from one fault to the next.
     step: u32,
-    /// Touches that belong to a fault: its own and those that follow on the same page; no more than
-    /// `left` in all.
+    /// Touches for each fault: its own and those that follow on the same page. Their sum is at most
+    /// `left`.
     pub touches_each: u64,
     left: u64,
 }
 
 impl Run {
-    /// `faulting` are the entries that fault and can be served; `entry`, the next access's, is one.
+    /// Computes the run that starts at `entry`, the next access's. `faulting` marks the entries
+    /// that fault and can be served.
     pub fn of(accesses: &Accesses, geometry: &Geometry, faulting: u64, entry: u32) -> Run {
         let (page_bytes, shift) = (geometry.page.bytes(), geometry.page.shift());
         let one = Run { faults: 1, entry, step: 1, touches_each: 1, left: 1 };
@@ -31,7 +32,8 @@ impl Run {
                 return one;
             }
             let step = (sweep.stride >> shift).min(64) as u32;
-            // What does not fault ends the run; entries between those of the run do not matter.
+            // A page that does not fault ends the run. Entries between those of the run do not
+            // matter.
             let pages = (ahead | !every(step)).trailing_ones().min(geometry.ptes - entry);
             let faults = if step == 1 { pages } else { pages.div_ceil(step) };
             let faults = u64::from(faults).clamp(1, left);
@@ -39,7 +41,8 @@ impl Run {
         }
         let on_page = page_bytes - (accesses.next_address() & (page_bytes - 1));
         let touches_each = page_bytes / sweep.stride;
-        // Whole pages only: the touches of all faults are as many.
+        // The run needs equally many touches for each fault, so the next access must be the first
+        // on its page.
         if page_bytes.is_multiple_of(sweep.stride) && on_page.div_ceil(sweep.stride) == touches_each
         {
             let pages = u64::from(ahead.trailing_ones().min(geometry.ptes - entry));
@@ -49,7 +52,7 @@ impl Run {
         one
     }
 
-    /// The first `count` faults, at most as many as there are, go.
+    /// Takes the first `count` faults, at least 1 and at most `faults`, out of the run.
     #[inline]
     pub fn take(&mut self, count: u64) -> Served {
         let pages = (count - 1) * u64::from(self.step) + 1;
@@ -66,13 +69,13 @@ impl Run {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Served {
     pub faults: u64,
-    /// Their entries, a bit each.
+    /// The entries of these faults, one bit each.
     pub entries: u64,
-    /// Touches up to the fault after them.
+    /// Touches up to the next fault.
     pub touches: u64,
 }
 
-/// Bit 0 and every `step`-th after it; a step of 64 leaves bit 0 alone.
+/// Returns bit 0 and every `step`-th bit after it; for a step of 64, only bit 0.
 fn every(step: u32) -> u64 {
     match step {
         1 => u64::MAX,

@@ -1,8 +1,8 @@
-//! Whose pmeg is stolen: the policies, by name.
+//! The policies that choose the pmeg to steal, by name.
 //!
-//! What SunOS 4.0.3 did is not documented. `no-context-first-rover` is the policy that reproduces the
-//! published table best; the others are the alternatives that it was chosen from, and stay for
-//! comparison. A policy is asked only when every pmeg of the users is owned.
+//! SunOS 4.0.3's policy is not documented. `no-context-first-rover` reproduces the published table
+//! best. The others are the alternatives that it was chosen from, and stay for comparison. A policy
+//! is asked only when every pmeg of the users is owned.
 
 use super::bits::PmegSet;
 use crate::mmu::SpaceId;
@@ -10,31 +10,31 @@ use crate::mmu::sun4::{PmegId, Sun4};
 use pagetax_core::access::Rng;
 use std::ops::Range;
 
-/// What the policies know beside the hardware.
+/// The state that the policies use, in addition to the hardware's.
 #[derive(Debug, Clone)]
 pub struct Pool {
     /// Pmegs that users can have.
     pub users: Range<PmegId>,
-    /// Where the rover stands: the last victim.
+    /// The rover's position: the last victim.
     pub hand: PmegId,
     /// Pmegs whose owners have no hardware context.
     pub contextless: PmegSet,
-    /// When each was given to its segment, and when its last fault was, in faults.
+    /// The time when each pmeg was given to its segment, counted in allocations.
     pub given_at: Vec<u64>,
-    /// See `given_at`.
+    /// The time of each pmeg's last fault, counted in faults.
     pub faulted_at: Vec<u64>,
-    /// When each space was last given a CPU, in switches.
+    /// The time when each space last got a CPU, counted in context switches.
     pub ran_at: Vec<u64>,
 }
 
 type Pick = fn(&Pool, &mut Sun4, SpaceId, &mut Rng) -> PmegId;
 
-/// A policy.
+/// A policy for stealing pmegs.
 #[derive(Debug, Clone, Copy)]
 pub struct Policy {
-    /// Picks a victim for a thief.
+    /// Picks a victim for the space that needs a pmeg.
     pub pick: Pick,
-    /// Whether it asks the hardware which pmegs have been used, and when.
+    /// True if the policy needs the hardware's record of each pmeg's use and its time.
     pub asks_for_use: bool,
 }
 
@@ -46,7 +46,7 @@ const fn by_use(pick: Pick) -> Policy {
     Policy { pick, asks_for_use: true }
 }
 
-/// All policies.
+/// All policies by their names in machine files.
 pub const POLICIES: &[(&str, Policy)] = &[
     ("no-context-first-rover", policy(no_context_first_rover)),
     ("no-context-first-random", policy(no_context_first_random)),
@@ -61,7 +61,7 @@ pub const POLICIES: &[(&str, Policy)] = &[
     ("largest-owner", policy(largest_owner)),
 ];
 
-/// The next pmeg of an owner without a context; if all have one, the next.
+/// Picks the next pmeg of an owner without a context; if all owners have one, the next pmeg.
 fn no_context_first_rover(pool: &Pool, mmu: &mut Sun4, thief: SpaceId, rng: &mut Rng) -> PmegId {
     pool.contextless.next_after(pool.hand).unwrap_or_else(|| rover(pool, mmu, thief, rng))
 }
@@ -80,12 +80,12 @@ fn random(pool: &Pool, _mmu: &mut Sun4, _thief: SpaceId, rng: &mut Rng) -> PmegI
     pool.users.start + rng.below(pool.users.len() as u64) as PmegId
 }
 
-/// The next pmeg, whosesoever.
+/// Picks the next pmeg, regardless of its owner.
 fn rover(pool: &Pool, _mmu: &mut Sun4, _thief: SpaceId, _rng: &mut Rng) -> PmegId {
     round(pool).next().unwrap_or(pool.users.start)
 }
 
-/// The users' pmegs from the hand on, once round.
+/// Returns the users' pmegs in one round that starts after the hand.
 fn round(pool: &Pool) -> impl Iterator<Item = PmegId> + use<> {
     let (users, count) = (pool.users.clone(), pool.users.len());
     let first = pool.hand + 1 - users.start;
@@ -101,13 +101,13 @@ fn owner(mmu: &Sun4, pmeg: PmegId) -> Option<SpaceId> {
     mmu.pmegs()[pmeg].owner.map(|(space, _)| space)
 }
 
-/// From the process that has not run for longest.
+/// Picks a pmeg of the process that has not run for longest.
 fn lru_process(pool: &Pool, mmu: &mut Sun4, _thief: SpaceId, _rng: &mut Rng) -> PmegId {
     let ran_at = |pmeg: &PmegId| owner(mmu, *pmeg).and_then(|space| pool.ran_at.get(space.0));
     pool.users.clone().min_by_key(ran_at).unwrap_or(pool.users.start)
 }
 
-/// Second chance: the next one that has not been touched since the hand last passed.
+/// Picks the next pmeg that has not been referenced since the hand last passed (second chance).
 fn clock(pool: &Pool, mmu: &mut Sun4, thief: SpaceId, rng: &mut Rng) -> PmegId {
     for pmeg in round(pool) {
         if !std::mem::take(&mut mmu.pmeg_mut(pmeg).referenced) {
@@ -126,12 +126,13 @@ fn exact_lru(pool: &Pool, mmu: &mut Sun4, _thief: SpaceId, _rng: &mut Rng) -> Pm
     pool.users.clone().min_by_key(used_at).unwrap_or(pool.users.start)
 }
 
-/// As in BSD: the head of a list that is not requeued on use.
+/// Picks the pmeg that was given out first, as in BSD: the head of a list that is not requeued on
+/// use.
 fn fifo(pool: &Pool, _mmu: &mut Sun4, _thief: SpaceId, _rng: &mut Rng) -> PmegId {
     pool.users.clone().min_by_key(|pmeg| pool.given_at[*pmeg]).unwrap_or(pool.users.start)
 }
 
-/// The next one of the process that has most.
+/// Picks the next pmeg of the process that owns most.
 fn largest_owner(pool: &Pool, mmu: &mut Sun4, _thief: SpaceId, _rng: &mut Rng) -> PmegId {
     let mut counts = vec![0usize; pool.ran_at.len()];
     for space in pool.users.clone().filter_map(|pmeg| owner(mmu, pmeg)) {
@@ -148,7 +149,8 @@ mod tests {
     use crate::mmu::sun4::Geometry;
     use pagetax_core::units::PageSize;
 
-    /// Pmegs 2..6 for users: 2 and 3 of space 0 (with a context), 4 of space 1, 5 of space 2.
+    /// Returns pmegs 2..6 for users: 2 and 3 of space 0 (with a context), 4 of space 1, 5 of space
+    /// 2.
     fn pool() -> (Pool, Sun4) {
         let (page, smegs) = (PageSize::K4, None);
         let mut mmu =

@@ -1,5 +1,5 @@
-//! SunOS on a Sun-4 against a reference that does one access after the other on plain tables, and
-//! knows neither runs nor laps nor bit sets.
+//! SunOS on a Sun-4 against a reference that performs one access after the other on plain tables.
+//! The reference has no runs, laps or bit sets.
 
 use super::anchors::ANCHOR_ROUNDS;
 use super::*;
@@ -23,7 +23,7 @@ const BASE_PAGE: u64 = 4;
 const PTES: u64 = 64;
 const STACK: usize = 4095;
 
-/// A small machine: few pmegs, few contexts.
+/// A small machine: few pmegs and few contexts, so that steals are frequent.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     pmegs: usize,
@@ -58,7 +58,7 @@ impl Setting {
     }
 }
 
-/// What both must agree on.
+/// The counts that model and reference must agree on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Counts {
     accesses: u64,
@@ -158,20 +158,20 @@ impl Fast {
     }
 }
 
-/// The reference. Pages are numbered through the whole space.
+/// The reference. Its page numbers count from address 0 of the space.
 struct Slow {
     setting: Setting,
     config: Config,
-    /// By pmeg.
+    /// Space and segment that own each pmeg.
     owner: Vec<Option<(usize, usize)>>,
     given: Vec<u64>,
     free: Vec<usize>,
     hand: usize,
-    /// Least recently run first.
+    /// Spaces with a context, least recently run first.
     contexts: Vec<usize>,
-    /// Loaded entries, and whether they are writable.
+    /// Loaded entries by space and page; true if writable.
     entries: BTreeMap<(usize, u64), bool>,
-    /// What stolen pmegs held, by space and segment.
+    /// The software cache: entries of stolen pmegs, by space and segment.
     cache: BTreeMap<(usize, usize), Vec<(u64, bool)>>,
     own: BTreeSet<(usize, u64)>,
     common: BTreeSet<(usize, u64)>,
@@ -369,7 +369,7 @@ impl Slow {
     }
 }
 
-/// Runs both through the same slices and compares them after each.
+/// Runs both through the same slices and compares their counts after each.
 fn compare(setting: Setting, slices: &[(usize, u64)]) -> Counts {
     let (mut fast, mut slow) = (Fast::new(&setting), Slow::new(setting));
     let region = Region {
@@ -400,7 +400,7 @@ fn compare(setting: Setting, slices: &[(usize, u64)]) -> Counts {
         slow.slice(space, *limit_ns);
         fast.kernel.hat.check(&fast.hw);
         let mut simple = slow.counts;
-        // The model charges touches outside of kernel calls.
+        // The model charges touches outside kernel calls.
         simple.spent_ns -= simple.accesses * TOUCH_NS;
         assert_eq!(fast.counts(), simple, "{setting:?}, space {space}");
     }

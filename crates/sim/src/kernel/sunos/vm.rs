@@ -1,7 +1,8 @@
-//! Which pages of which mapping are in memory, and whose they are.
+//! The resident pages of each mapping, and the space that owns each.
 //!
 //! Invariant: a page frame is counted once, for the private page or the object page that it holds.
-//! Pages that a fork makes common stay counted for the parent; whoever stores to one gets a copy.
+//! Pages that become common by a fork stay counted for the parent. A store to a common page makes a
+//! copy for the writer.
 
 use super::bits::PageSet;
 use crate::mmu::SpaceId;
@@ -10,16 +11,16 @@ use pagetax_core::plan::{Backing, Region, RegionId};
 /// A mapped region in a space.
 #[derive(Debug, Clone)]
 pub struct Mapping {
-    /// Virtual address.
+    /// Virtual address of the first page.
     pub base: u64,
-    /// Length in pages.
+    /// Length of the mapping in pages.
     pub pages: u64,
     kind: Kind,
     /// Private pages that no other space sees.
     own: PageSet,
     /// Private pages that a fork has made common.
     common: PageSet,
-    /// Common pages that this space brought in: it answers for their frames.
+    /// Common pages that this space faulted in, so their frames count for it.
     lent: PageSet,
 }
 
@@ -31,76 +32,77 @@ enum Kind {
     SharedFile,
 }
 
-/// What it takes to let an access to a page through.
+/// The work that lets an access to a page succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Provision {
-    /// The page is there.
+    /// The page is already present.
     Present,
-    /// It is now: a new page of zeros.
+    /// A new page of zeros has been made present.
     Zeroed,
-    /// It is now: a copy.
+    /// A private copy has been made present.
     Copied,
-    /// It has to be read from its file, with this many pages after it.
+    /// The page and those after it, so many in all, have to be read from their file.
     Read(u64),
 }
 
-/// Pages of a window that are present, a bit each.
+/// Present pages of a 64-page window, one bit each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Present {
-    /// To loads.
+    /// Pages that loads find present.
     pub read: u64,
-    /// To stores.
+    /// Pages that stores find present.
     pub write: u64,
 }
 
 impl Present {
-    /// To such accesses.
+    /// Returns the pages that stores (`writes`) or loads find present.
     #[inline(always)]
     pub fn to(self, writes: bool) -> u64 {
         if writes { self.write } else { self.read }
     }
 }
 
-/// All spaces' mappings.
+/// The mappings of all spaces.
 #[derive(Debug, Clone, Default)]
 pub struct Vm {
-    /// By space and region.
+    /// Mappings by space and region.
     spaces: Vec<Vec<Option<Mapping>>>,
-    /// Pages in memory of what several spaces map: shared memory and files, by region.
+    /// Resident pages of shared memory and files, by region.
     objects: Vec<Option<PageSet>>,
     frames: u64,
     children: u64,
 }
 
 impl Vm {
-    /// Page frames in use.
+    /// Returns the number of page frames in use.
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Makes room for a space.
+    /// Makes room for a space's mappings.
     pub fn add_space(&mut self, space: SpaceId) {
         self.spaces.resize_with(self.spaces.len().max(space.0 + 1), Vec::new);
     }
 
-    /// The mapping of a region.
+    /// Returns the mapping of a region, or None if it is not mapped.
     pub fn mapping(&self, space: SpaceId, id: RegionId) -> Option<&Mapping> {
         self.spaces.get(space.0)?.get(id.0)?.as_ref()
     }
 
-    /// The region that is mapped at this address.
+    /// Returns the region whose mapping starts at this address.
     pub fn region_at(&self, space: SpaceId, base: u64) -> Option<RegionId> {
         let at = |mapping: &Option<Mapping>| mapping.as_ref().is_some_and(|m| m.base == base);
         self.spaces.get(space.0)?.iter().position(at).map(RegionId)
     }
 
-    /// The regions of a space and their addresses.
+    /// Returns the regions of a space and their addresses.
     pub fn regions(&self, space: SpaceId) -> impl Iterator<Item = (RegionId, u64)> {
         let regions = self.spaces[space.0].iter().enumerate();
         regions.filter_map(|(id, mapping)| Some((RegionId(id), mapping.as_ref()?.base)))
     }
 
-    /// The first address from `start` on, below `end`, with room for `bytes`.
+    /// Returns the lowest multiple of `align` in `start..end` with a gap of `bytes`, or None if
+    /// there is none.
     pub fn place(
         &self,
         space: SpaceId,
@@ -126,7 +128,7 @@ impl Vm {
         (base + bytes <= end).then_some(base)
     }
 
-    /// Maps a region.
+    /// Maps a region at `base`; none of its private pages is resident yet.
     pub fn map(&mut self, space: SpaceId, id: RegionId, region: &Region, base: u64, pages: u64) {
         let kind = match region.backing {
             Backing::Anon | Backing::Remote { .. } => Kind::Anon,
@@ -145,7 +147,8 @@ impl Vm {
         mappings[id.0] = Some(mapping);
     }
 
-    /// Lets an access to a page of a mapped region through, or says what has to be read first.
+    /// Lets an access to a page of a mapped region succeed. For [`Provision::Read`], the caller
+    /// must first read the pages from the file.
     pub fn provide(
         &mut self,
         space: SpaceId,
@@ -190,7 +193,8 @@ impl Vm {
         Provision::Present
     }
 
-    /// The pages of a mapping that accesses find present: 64 from `first` on.
+    /// Returns the pages of a mapping that accesses find present: a window of 64 pages from
+    /// `first`.
     pub fn present(&self, space: SpaceId, id: RegionId, first: i64) -> Present {
         let Some(mapping) = self.mapping(space, id) else { return Present::default() };
         let object = || {
@@ -208,7 +212,8 @@ impl Vm {
         }
     }
 
-    /// Whether all of the child's pages in this window are the parent's, too.
+    /// Returns true if the space has no page of its own in this window, so all are shared with its
+    /// parent.
     pub fn is_common(&self, space: SpaceId, id: RegionId, first: i64) -> bool {
         self.mapping(space, id).is_none_or(|mapping| mapping.own.window(first) == 0)
     }
@@ -223,8 +228,8 @@ impl Vm {
         mapping.common.clear();
     }
 
-    /// Unmaps a region; an object's pages stay in memory while another space maps it, and a file's
-    /// pages until then, too.
+    /// Unmaps a region. Pages of shared memory and files stay in memory until the last space unmaps
+    /// them.
     pub fn unmap(&mut self, space: SpaceId, id: RegionId) {
         self.drop_private(space, id);
         let Some(mapping) = self.spaces[space.0].get_mut(id.0).and_then(Option::take) else {
@@ -238,7 +243,7 @@ impl Vm {
         }
     }
 
-    /// A child sees what its parent sees.
+    /// Forks: the parent's private pages become common to parent and child.
     pub fn fork(&mut self, parent: SpaceId, child: SpaceId) {
         self.add_space(child);
         self.children += 1;
@@ -253,7 +258,7 @@ impl Vm {
         self.spaces[child.0] = mappings;
     }
 
-    /// A space ends. With the last child, the parent's pages are its own again.
+    /// Removes a space. After the last child, the common pages are the parent's own again.
     pub fn remove_space(&mut self, space: SpaceId, parent: Option<SpaceId>) {
         for index in 0..self.spaces[space.0].len() {
             self.unmap(space, RegionId(index));

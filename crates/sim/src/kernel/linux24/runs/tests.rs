@@ -17,7 +17,7 @@ enum Act {
         list: usize,
         count: u32,
     },
-    /// Past pages of age 0, or past all others.
+    /// Passes pages of age 0 if `settled`, otherwise all others.
     Pass {
         list: usize,
         count: u32,
@@ -67,7 +67,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Page by page: (object, page, age), tail first.
+/// The reference, page by page: (object, page, age), tail first.
 #[derive(Default)]
 struct Plain([VecDeque<(u32, u32, u8)>; 2]);
 
@@ -170,7 +170,7 @@ fn apply(runs: &mut Runs, act: &Act) {
     }
 }
 
-/// Adds up the groups of both lists.
+/// Checks that each group's counts are the sums over its runs, on both lists.
 fn check_groups(runs: &Runs) {
     for List { hand, runs: count, .. } in runs.lists.iter().filter(|list| list.runs > 0) {
         let group = runs.slab[*hand as usize].group as usize;
