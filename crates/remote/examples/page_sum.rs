@@ -1,13 +1,13 @@
-//! The pager's checksum of a page for the C floors of `cargo xtask bench remote`: what a page-in must check
-//! is part of the least that it can cost.
+//! The pager's MAC of a page for the C floors of `cargo xtask bench remote`. A page-in must verify
+//! it, so it is part of the least cost of a page-in.
 
 use pagetax_remote::page::{PAGE_BYTES, PageSum};
 use std::slice;
 
-/// Returns the checksum of a page under this process's key.
+/// Returns the MAC of a page under this process's key.
 ///
 /// # Safety
-/// `page` points to 4,096 readable bytes that nobody changes meanwhile.
+/// `page` must point to 4,096 readable bytes that no thread changes during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn page_sum(page: *const u8) -> u64 {
     // SAFETY: as the caller promises.

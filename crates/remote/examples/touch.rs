@@ -1,5 +1,5 @@
-//! Fills a region of memory, reads it through, and rewrites pages at random: in plain memory, or in a
-//! region whose pages lie on memory servers. Prints one line of JSON.
+//! A benchmark that fills a region of memory, reads it through and rewrites pages at random. The
+//! region is plain memory, or its pages are on memory servers. Prints one line of JSON.
 //!
 //! ```sh
 //! touch plain 1024                                    # MiB
@@ -10,9 +10,9 @@
 //! touch cold 64 127.0.0.1:7070,127.0.0.1:7071 2
 //! ```
 //!
-//! No device writes to this memory, so that its pages leave in the way that is cheapest; with
-//! `PAGETAX_REMOTE_LEAVING=moved` or `copied` all leave so. With `PAGETAX_REMOTE_SERVING=in-place` threads serve
-//! their faults themselves.
+//! No device writes to this memory, so its pages are evicted by the cheapest method.
+//! `PAGETAX_REMOTE_LEAVING=moved` or `copied` chooses that method for all pages. With
+//! `PAGETAX_REMOTE_SERVING=in-place` threads serve their own faults.
 
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{self, Cluster};
@@ -24,9 +24,9 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Random rewrites.
+/// The number of random rewrites.
 const REWRITES: usize = 300_000;
-/// Accesses before page-ins are timed: connections and caches are warm then.
+/// The number of accesses before page-ins are timed: connections and caches are warm then.
 const WARM: usize = 1000;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             result["own_bytes"] = json!(own);
             result["counts"] = json!(format!("{:?}", region.counts()));
             println!("{result}");
-            // Whoever wants to look at the servers keeps our input open.
+            // A caller that wants to look at the servers keeps our input open.
             std::io::stdin().read_line(&mut String::new())?;
             return Ok(());
         }
@@ -81,7 +81,7 @@ fn map(
     let servers = servers.split(',').map(String::from).collect();
     let options = cluster::Options { copies: copies.parse()?, ..cluster::Options::new(servers) };
     let store: Arc<dyn PageStore> = Arc::new(Cluster::connect(options)?);
-    // Room for all of it, and for the pages on their way.
+    // Room for the resident set, and for the pages under way.
     let resident_bytes = (resident_mib.parse::<u64>()? << 20) + (4 << 20);
     let named = std::env::var("PAGETAX_REMOTE_LEAVING").ok();
     let leaving = named.and_then(|name| Leaving::named(&name)).unwrap_or(Leaving::Cheapest);
@@ -89,20 +89,22 @@ fn map(
     Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, options)?)
 }
 
-/// Who serves faults.
+/// Returns the serving mode from the environment.
 fn serving() -> Serving {
     let named = std::env::var("PAGETAX_REMOTE_SERVING").ok();
     named.and_then(|name| Serving::named(&name)).unwrap_or_default()
 }
 
-/// All of a region, which nobody else in here uses. Not `as_mut_slice`: the region is asked meanwhile what is here.
+/// Returns all bytes of a region, which nobody else here uses. Not `as_mut_slice`: the region must
+/// still answer which pages are resident.
 #[allow(unsafe_code, clippy::mut_from_ref)]
 fn memory_of(region: &RemoteRegion) -> &mut [u8] {
-    // SAFETY: its bytes, which are valid as long as it is; called once, and nobody asks for them otherwise.
+    // SAFETY: the region's bytes, which are valid for as long as it is. This is called once, and
+    // nobody else asks for them.
     unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
 }
 
-/// Ties this thread to a CPU, if one is given; the pager's are free.
+/// Pins this thread to a CPU, if one is given. The pager's threads stay free.
 fn keep_to(cpu: &[&str]) -> Result<(), Box<dyn Error>> {
     let [cpu] = cpu else { return Ok(()) };
     let mut one = rustix::thread::CpuSet::new();
@@ -110,7 +112,7 @@ fn keep_to(cpu: &[&str]) -> Result<(), Box<dyn Error>> {
     Ok(rustix::thread::sched_setaffinity(None, &one)?)
 }
 
-/// What a page holds: half of it does not compress.
+/// The content of pages, half of which does not compress.
 struct Content {
     random: Vec<u8>,
 }
@@ -125,7 +127,7 @@ impl Content {
         }
     }
 
-    /// Writes a page; its number and how often it was written stand at both ends.
+    /// Writes a page, with its number and the count of its writes at both ends.
     fn write(&self, page: &mut [u8], number: usize, version: u32) {
         let from = number % 32 * (PAGE_BYTES / 2);
         page[..PAGE_BYTES / 2].copy_from_slice(&self.random[from..from + PAGE_BYTES / 2]);
@@ -190,8 +192,9 @@ fn phases(memory: &mut [u8], region: Option<&RemoteRegion>) -> Value {
     })
 }
 
-/// Accesses that faulted, told from the others by the thread's count of faults. The system does not count those that
-/// the thread serves itself: these are of pages that were not here before.
+/// The times of accesses that faulted. The thread's count of faults tells them apart. The kernel
+/// does not count faults that the thread serves itself: those are accesses to pages that were not
+/// resident.
 struct Faulting<'a> {
     took_ns: Vec<u64>,
     faults: u64,
@@ -199,7 +202,7 @@ struct Faulting<'a> {
 }
 
 impl Faulting<'_> {
-    /// For so many accesses by this thread.
+    /// Returns an empty state for `accesses` accesses by this thread.
     fn new(accesses: usize, region: Option<&RemoteRegion>) -> Faulting<'_> {
         let in_place = region.filter(|_| serving() == Serving::InPlace);
         Faulting { took_ns: Vec::with_capacity(accesses), faults: fault_count(), in_place }
@@ -215,14 +218,14 @@ impl Faulting<'_> {
         }
     }
 
-    /// Whether the system has counted a fault of this thread since the last call.
+    /// Returns true if the kernel has counted a fault of this thread since the last call.
     fn has_faulted(&mut self) -> bool {
         let before = std::mem::replace(&mut self.faults, fault_count());
         self.faults > before
     }
 }
 
-/// How many accesses faulted, each counted once, and how long they took.
+/// Returns the number of accesses that faulted, each counted once, and how long they took.
 fn rewritten(mut took_ns: Vec<u64>, seconds: f64) -> Value {
     took_ns.sort_unstable();
     json!({
@@ -234,8 +237,8 @@ fn rewritten(mut took_ns: Vec<u64>, seconds: f64) -> Value {
     })
 }
 
-/// Random rewrites by several threads at once, each of pages of its own all over the memory: page p
-/// belongs to thread p modulo their number.
+/// Rewrites pages at random in several threads at once. Each thread has its own pages all over the
+/// memory: page p belongs to thread p modulo their number.
 fn by_threads(memory: &mut [u8], region: &RemoteRegion, threads: usize) -> Value {
     let content = Content::new();
     for (number, page) in memory.chunks_exact_mut(PAGE_BYTES).enumerate() {
@@ -262,15 +265,15 @@ fn by_threads(memory: &mut [u8], region: &RemoteRegion, threads: usize) -> Value
     json!({ "threads": threads, "rewrite": rewritten(took, seconds) })
 }
 
-/// What one thread did.
+/// The result of one thread's rewrites.
 struct Rewritten {
-    /// How often it wrote each of its pages.
+    /// The number of writes to each of its pages.
     versions: Vec<u32>,
-    /// By each rewrite that faulted.
+    /// The time of each rewrite that faulted.
     took_ns: Vec<u64>,
 }
 
-/// Rewrites random ones of these pages.
+/// Rewrites `times` of these pages, chosen at random.
 fn rewrite(
     pages: &mut [(usize, &mut [u8])],
     region: &RemoteRegion,
@@ -292,7 +295,7 @@ fn rewrite(
     Rewritten { versions, took_ns: faulting.took_ns }
 }
 
-/// Page-ins alone: all pages are away, and there is room for all of them.
+/// Measures page-ins alone: all pages are evicted, and there is room for all of them.
 fn cold(region: &mut RemoteRegion) -> Value {
     let content = Content::new();
     let memory = region.as_mut_slice();
@@ -322,17 +325,17 @@ fn cold(region: &mut RemoteRegion) -> Value {
     })
 }
 
-/// Memory of this process.
+/// Returns the resident set of this process in bytes.
 fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
     pages.unwrap_or(0) * PAGE_BYTES as u64
 }
 
-/// Page faults of this thread so far, of any kind.
+/// Returns the number of page faults of this thread so far, of any kind.
 #[allow(unsafe_code)]
 fn fault_count() -> u64 {
-    // SAFETY: zeros are a usage, and the call fills in the one that it is given.
+    // SAFETY: zeros are a valid `rusage`, and getrusage(2) fills in the one that it is given.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_THREAD, &mut usage);

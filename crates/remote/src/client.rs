@@ -1,9 +1,9 @@
-//! The client's side: a page store whose pages lie on several memory servers.
+//! The client: a page store whose pages are on several memory servers.
 //!
-//! [`replicator`], [`repair`] and `standing` decide where copies are, without I/O; [`cluster`] holds what all
-//! threads share and is the [`PageStore`](crate::store::PageStore); [`reader`] and [`writer`] serve
-//! one thread each, over [`link`]s of their own; [`control`] is the one thread that watches servers,
-//! takes them in again and moves copies.
+//! [`replicator`], [`repair`] and `standing` decide on replicas, without I/O. [`cluster`] holds the
+//! state that all threads share, and is the [`PageStore`](crate::store::PageStore). [`reader`] and
+//! [`writer`] serve one thread each, over [`link`]s of their own. [`control`] is the one thread
+//! that watches servers, admits them again and repairs chunks.
 
 mod ahead;
 pub mod ask;

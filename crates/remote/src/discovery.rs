@@ -1,7 +1,7 @@
-//! Finding memory servers on the local network by mDNS/DNS-SD (RFC 6762, RFC 6763).
+//! Discovery of memory servers on the local network by mDNS/DNS-SD (RFC 6762, RFC 6763).
 //!
-//! What is found is only where to ask: who may use what is settled by TLS and tokens. Anybody on the network
-//! can announce anything, so that what is remembered here is bounded.
+//! An announcement only shows where a server may be: TLS and tokens decide on access. Anybody on
+//! the network can announce anything, so the number of remembered announcements is bounded.
 
 use crate::threads;
 use crate::wire::VERSION;
@@ -10,30 +10,31 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// The type of service that servers announce.
+/// The service type that servers announce.
 pub const SERVICE: &str = "_pagetax._tcp.local.";
 
-/// The property that says which protocol a server speaks.
+/// The property that has the version of a server's protocol.
 const PROTOCOL: &str = "protocol";
 
-/// Announcements that are remembered, to know which address goes with a withdrawal.
+/// The most announcements that are remembered: a withdrawal has the name only, and needs its
+/// address.
 const NAMES_MAX: usize = 1024;
 
-/// mDNS does not work here.
+/// A failure of mDNS on this machine.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use mDNS: {0}; name the servers with --servers instead")]
 pub struct DiscoveryError(#[from] mdns_sd::Error);
 
-/// An announced server; withdrawn when dropped.
+/// An announced server. Dropping it withdraws the announcement.
 pub struct Announcement {
     daemon: ServiceDaemon,
     name: String,
 }
 
-/// Announces a server that listens at this address under a name of its own.
+/// Announces a server that listens at this address, under an instance name of its own.
 ///
 /// # Errors
-/// When the system gives no multicast sockets.
+/// If the system provides no multicast sockets.
 pub fn announce(listen: SocketAddr, instance: &str) -> Result<Announcement, DiscoveryError> {
     let daemon = ServiceDaemon::new()?;
     let host = format!("{instance}.local.");
@@ -53,7 +54,7 @@ pub fn announce(listen: SocketAddr, instance: &str) -> Result<Announcement, Disc
 
 impl Drop for Announcement {
     fn drop(&mut self) {
-        // The goodbye is a courtesy: clients notice a server that is gone without it.
+        // The goodbye is a courtesy: clients notice without it that a server is gone.
         if let Ok(done) = self.daemon.unregister(&self.name) {
             let _ = done.recv_timeout(Duration::from_millis(200));
         }
@@ -61,35 +62,36 @@ impl Drop for Announcement {
     }
 }
 
-/// Looks for servers for as long as it lives.
+/// A search for servers that goes on until it is dropped.
 pub struct Finder {
     daemon: ServiceDaemon,
     events: mdns_sd::Receiver<ServiceEvent>,
-    /// Addresses of services by their full names.
+    /// The address of each service, by its full name.
     names: HashMap<String, SocketAddr>,
 }
 
-/// What has changed on the network.
+/// The changes on the network since the last poll.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct News {
-    /// One address of each server of our protocol that was announced.
+    /// One IPv4 address of each announced server that has our protocol version.
     pub announced: BTreeSet<SocketAddr>,
-    /// Addresses of servers whose announcement was withdrawn, or is too old.
+    /// The addresses of servers whose announcement was withdrawn or has expired.
     pub withdrawn: BTreeSet<SocketAddr>,
 }
 
 impl Finder {
-    /// Begins to look.
+    /// Starts a search.
     ///
     /// # Errors
-    /// When the system gives no multicast sockets.
+    /// If the system provides no multicast sockets.
     pub fn new() -> Result<Finder, DiscoveryError> {
         let daemon = threads::with_signals_blocked(ServiceDaemon::new)?;
         let events = daemon.browse(SERVICE)?;
         Ok(Finder { daemon, events, names: HashMap::new() })
     }
 
-    /// Gathers for this long what is announced and withdrawn, and what was since the last call.
+    /// Returns the announcements and withdrawals since the last call, and those of the next
+    /// `patience`.
     pub fn poll(&mut self, patience: Duration) -> News {
         let deadline = Instant::now() + patience;
         let mut news = News::default();
@@ -121,7 +123,7 @@ impl Finder {
 
 impl Drop for Finder {
     fn drop(&mut self) {
-        // It ends with the process at the latest.
+        // The daemon ends with the process at the latest.
         let _ = self.daemon.shutdown();
     }
 }

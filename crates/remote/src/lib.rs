@@ -1,9 +1,8 @@
 //! Network memory: the pages of a program in the memory of other machines.
 //!
-//! [`store`] is the seam: the pager sees a [`PageStore`](store::PageStore) and nothing of servers.
-//! Invariant: a page read back is the page that was written, to the byte, or an error. The sum that
-//! a page had when it was evicted is kept by its owner and checked at page-in, whatever lies
-//! between.
+//! [`store`] is the interface: the pager sees a [`PageStore`](store::PageStore) and no servers.
+//! Invariant: a page that is read back has exactly the bytes that were written, or the read fails.
+//! The owner keeps the MAC that a page had at its eviction, and verifies it at page-in.
 #![deny(unsafe_code)]
 
 pub mod client;

@@ -1,20 +1,20 @@
-//! Where threads run: one that answers another on the same CPU costs a third of one that has to be
-//! woken on another.
+//! The placement of threads on CPUs. An answer from a thread on the same CPU costs a third of one
+//! from a thread that must be woken on another CPU.
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
-/// Where a thread keeps to, within what it is allowed.
+/// A restriction of a thread, within the CPUs that it is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// All CPUs that it is allowed.
+    /// Any CPU that the thread is allowed.
     Anywhere,
-    /// This CPU.
+    /// Only the CPU of this number.
     On(usize),
-    /// All but this CPU.
+    /// Any CPU that it is allowed except this one.
     Off(usize),
 }
 
-/// The CPUs that a thread may run on, and where it keeps to for now.
+/// The CPUs that a thread may run on, and its current restriction.
 #[derive(Debug)]
 pub(crate) struct Placement {
     allowed: Option<CpuSet>,
@@ -22,14 +22,14 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// Of the calling thread, which alone may use it.
+    /// Returns the placement of the calling thread. Only that thread may use it.
     pub fn of_this_thread() -> Placement {
         let allowed = sched_getaffinity(None::<Pid>).ok();
         Placement { allowed, keeps: Keep::Anywhere }
     }
 
-    /// Keeps there from now on, unless that leaves no CPU that is allowed. Costs nothing where it keeps
-    /// there already.
+    /// Restricts the thread from now on, unless that leaves no CPU that is allowed. Costs nothing
+    /// if the restriction stays the same.
     pub fn keep(&mut self, keep: Keep) {
         let Some(allowed) = self.allowed.as_ref().filter(|_| keep != self.keeps) else { return };
         let is_allowed = |cpu: usize| cpu < CpuSet::MAX_CPU && allowed.is_set(cpu);
@@ -40,7 +40,7 @@ impl Placement {
             Keep::Off(cpu) if is_allowed(cpu) && allowed.count() > 1 => set.unset(cpu),
             Keep::On(_) | Keep::Off(_) => return,
         }
-        // Where it is refused, the thread runs as before.
+        // If the kernel refuses, the thread runs as before.
         let _ = sched_setaffinity(None::<Pid>, &set);
         self.keeps = keep;
     }

@@ -1,5 +1,5 @@
-//! What `pagetax remote` tells the library that it preloads: by the environment, so that it outlives
-//! exec.
+//! The settings that `pagetax remote` passes to the library that it preloads. They are in the
+//! environment, so that they survive exec.
 
 use crate::client::cluster::{self, Cluster};
 use crate::pager::{Leaving, Log};
@@ -30,7 +30,7 @@ const TLS_NAME: &str = "PAGETAX_REMOTE_TLS_NAME";
 const INSECURE: &str = "PAGETAX_REMOTE_INSECURE";
 const PROGRAM: &str = "PAGETAX_REMOTE_PROGRAM";
 
-/// All of them.
+/// The names of all variables that carry settings.
 pub const VARIABLES: [&str; 17] = [
     RESIDENT,
     ADDRESS_SPACE,
@@ -51,50 +51,51 @@ pub const VARIABLES: [&str; 17] = [
     PROGRAM,
 ];
 
-/// Memory servers, and how to use them.
+/// The memory servers, and the settings for their use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Servers {
-    /// Hosts, with ports or without.
+    /// The hosts, with ports or without.
     pub named: Vec<String>,
-    /// Look for more on the local network.
+    /// True to look for more servers on the local network.
     pub discover: bool,
-    /// Of each page, on as many servers.
+    /// The number of replicas of each page, on as many servers.
     pub copies: usize,
-    /// How long servers that do not answer are waited for.
+    /// The time without a reply after which nobody waits for a server any more.
     pub unreachable: Duration,
-    /// Mutual TLS.
+    /// The files for mutual TLS; `None` without TLS.
     pub tls: Option<Files>,
-    /// Name in the servers' certificates, if it is not the host's.
+    /// The name in the servers' certificates, if it is not the host's.
     pub tls_name: Option<String>,
-    /// Use servers beyond loopback without TLS, on a network that is trusted.
+    /// True to use servers beyond loopback without TLS, on a trusted network.
     pub insecure: bool,
 }
 
-/// How a process is to be paged.
+/// The settings of a process that is paged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Most bytes of each process in this machine's memory.
+    /// The largest resident set of each process, in bytes.
     pub resident: Bytes,
-    /// Addresses to give out, at most 16 TiB.
+    /// The address space to give out, at most 16 TiB.
     pub address_space: Bytes,
-    /// How long handlers look for the next fault before they sleep.
+    /// The time for which handlers poll for the next fault before they sleep.
     pub spin: Duration,
-    /// How pages leave.
+    /// The method by which pages are evicted.
     pub leaving: Leaving,
-    /// Keep idle CPUs awake while there are many faults.
+    /// True to keep idle CPUs awake while there are many faults.
     pub keep_awake: bool,
-    /// Where pages go; without servers, into a compressed store inside the process.
+    /// The servers to evict to; `None` for a compressed store inside the process.
     pub servers: Option<Servers>,
-    /// Room of the store inside the process.
+    /// The size of the store inside the process.
     pub embedded: Bytes,
-    /// Say at the end what was paged.
+    /// True to print at the end what was paged.
     pub stats: bool,
-    /// Number of the process that was to be paged; others have these settings from it.
+    /// The number of the process that was to be paged. Other processes inherited these settings
+    /// from it.
     pub program: Option<u32>,
 }
 
 impl Settings {
-    /// With so much resident, and defaults.
+    /// Returns the defaults, with this resident set.
     pub fn resident(resident: Bytes) -> Settings {
         Settings {
             resident,
@@ -109,7 +110,7 @@ impl Settings {
         }
     }
 
-    /// As variables and their values.
+    /// Returns the settings as variables and their values.
     pub fn to_environment(&self) -> Vec<(&'static str, OsString)> {
         let mut variables = vec![
             (RESIDENT, self.resident.0.to_string().into()),
@@ -125,15 +126,15 @@ impl Settings {
         variables
     }
 
-    /// Whether this process was started by the one that was to be paged, or further down.
+    /// Returns true if this process is a descendant of the one that was to be paged.
     pub fn is_descendant(&self) -> bool {
         self.program.is_some_and(|number| number != std::process::id())
     }
 
-    /// As this process was told; none if it was not.
+    /// Reads the settings of this process. Returns `None` if it has none.
     ///
     /// # Errors
-    /// With a line for people, when a variable does not hold what it should.
+    /// A line for the user, if a variable has an invalid value.
     pub fn from_environment() -> Result<Option<Settings>, String> {
         let Some(resident) = number(RESIDENT)? else { return Ok(None) };
         let mut settings = Settings::resident(Bytes(resident));
@@ -157,10 +158,10 @@ impl Settings {
         Ok(Some(settings))
     }
 
-    /// The store that these settings name. It logs what its owner should hear of.
+    /// Opens the store that these settings name. The store logs events that its owner should see.
     ///
     /// # Errors
-    /// With a line for people.
+    /// A line for the user, if the store cannot be opened.
     pub fn open_store(&self, log: Log) -> Result<Arc<dyn PageStore>, String> {
         match &self.servers {
             None => Ok(Arc::new(EmbeddedStore::new(self.embedded))),
@@ -217,10 +218,10 @@ impl Servers {
         }))
     }
 
-    /// A client of these servers.
+    /// Connects a client to these servers.
     ///
     /// # Errors
-    /// With a line for people.
+    /// A line for the user, if the client cannot connect.
     pub fn connect(&self, log: Option<Log>) -> Result<Cluster, String> {
         let name = self.tls_name.clone();
         let tls = self.tls.as_ref().map(|files| ClientTls::new(files, name)).transpose();

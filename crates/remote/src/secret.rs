@@ -1,8 +1,8 @@
-//! A region's secret: who knows it may use the region.
+//! A region's secret, the token: a client that knows it may use the region.
 //!
-//! The secret is drawn by the client and told once, when the region is made. Later connections prove
-//! that they know it, over the server's nonce for that very connection, so that a recorded proof
-//! opens nothing. Secrecy on the way is the transport's matter (TLS, or loopback).
+//! The client draws the token and sends it once, when it creates the region. Later connections
+//! prove that they know it, over the server's nonce for that very connection. So a recorded proof
+//! is useless. The transport keeps the token secret on the way (TLS, or loopback).
 
 use crate::wire::TOKEN_BYTES;
 use crate::wire::hello::NONCE_BYTES;
@@ -11,10 +11,10 @@ use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 use std::io;
 
-/// Fresh random bytes from the system.
+/// Returns fresh random bytes from the system.
 ///
 /// # Errors
-/// When the system has none, which it always does once booted.
+/// If the system has none, which does not happen once it is booted.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let drawn = SystemRandom::new().fill(&mut bytes);
@@ -22,16 +22,16 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// What a proof is over.
+/// The statement that a proof covers.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
-    /// The server's, of its hello on this connection.
+    /// The server's nonce, from its hello on this connection.
     pub nonce: [u8; NONCE_BYTES],
-    /// The server's, of its hello.
+    /// The server's epoch, from its hello.
     pub epoch: u64,
-    /// The region that is to be used.
+    /// The region that the client asks to use.
     pub region: u32,
-    /// Whether earlier leases are to be void.
+    /// True to void earlier leases.
     pub fence: bool,
 }
 
@@ -46,7 +46,7 @@ impl Claim {
     }
 }
 
-/// That whoever makes this claim knows the token.
+/// Returns the proof that the author of the claim knows the token (HMAC-SHA256).
 pub fn proof(token: &Token, claim: &Claim) -> Token {
     let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, token), &claim.bytes());
     let mut proof = [0; TOKEN_BYTES];
@@ -54,7 +54,7 @@ pub fn proof(token: &Token, claim: &Claim) -> Token {
     proof
 }
 
-/// Whether the proof holds; takes the same time whatever is wrong with it.
+/// Returns true if the proof holds. Takes the same time whatever is wrong with the proof.
 pub fn proves(token: &Token, claim: &Claim, proof: &Token) -> bool {
     let key = hmac::Key::new(hmac::HMAC_SHA256, token);
     hmac::verify(&key, &claim.bytes(), proof).is_ok()

@@ -1,7 +1,8 @@
-//! The memory server: lends memory to clients that prove which regions are theirs.
+//! The memory server: it lends memory to clients that prove which regions are theirs.
 //!
-//! [`pool`] decides and remembers, without I/O; [`session`] is one connection's view of it, from
-//! request frames to reply frames; [`listen`] moves the bytes: a thread for each connection, blocking.
+//! [`pool`] decides and keeps the state, without I/O. [`session`] is one connection's view of it,
+//! from request frames to reply frames. [`listen`] does the I/O, with a blocking thread for each
+//! connection.
 
 pub mod admin;
 mod buffers;

@@ -1,16 +1,17 @@
-//! The seam between the pager and whatever keeps its pages.
+//! The interface between the pager and the store of its pages.
 //!
-//! A store is shared by all threads; each of them takes a reader or a writer of its own, which owns
-//! its connections and buffers. The caller knows of each page whether it was ever put and which sum
-//! it had then; the store keeps the bytes.
+//! All threads share a store. Each of them takes a reader or a writer of its own, which owns its
+//! connections and buffers. The caller knows of each page if it was ever put, and which MAC it had
+//! then. The store keeps the bytes.
 //!
 //! Invariants:
-//! 1. `get` fills in exactly the bytes of the last completed `put`, proven by their sum, or fails.
-//!    A page that no copy can prove is [`StoreError::PageLost`]: never zeros, never another's bytes.
-//! 2. `put` returns when every copy is acknowledged; only then may the caller drop its own.
-//! 3. A get that succeeds allocates nothing and takes no lock that is held across a system call.
-//! 4. The caller does not read and write the same page at the same time (it serves a page that is
-//!    being evicted from where it lies).
+//! 1. `get` returns exactly the bytes of the last completed `put`, verified by their MAC, or fails.
+//!    A page that no replica can prove is [`StoreError::PageLost`]: never zeros, never another
+//!    page's bytes.
+//! 2. `put` returns when every replica is acknowledged. Only then may the caller drop its own page.
+//! 3. A `get` that succeeds allocates nothing and takes no lock that is held across a system call.
+//! 4. The caller does not read and write the same page at the same time. It serves a soft refault
+//!    from the page in memory.
 
 pub mod embedded;
 pub mod redis;
@@ -20,7 +21,8 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-/// A region: pages that live and go together, numbered from 0. Known to the store that made it.
+/// A region: pages that are created and dropped together, numbered from 0. Only the store that
+/// created it knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionId(pub u64);
 
@@ -30,153 +32,156 @@ impl fmt::Display for RegionId {
     }
 }
 
-/// How much a store holds and can still take, in pages of the caller: copies are accounted for.
+/// The capacity of a store in pages of the caller: divided by the number of replicas.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Held and free together.
+    /// The number of pages, held and free together.
     pub pages_total: u64,
-    /// That it would take now. An estimate where pages are compressed or others use the store too.
+    /// The number of pages that it would take now. An estimate if pages are compressed, or others
+    /// use the store too.
     pub pages_free: u64,
 }
 
-/// What a store cannot do, and why.
+/// An error of a page store, and its reason.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// No copy of the page is left, or none has the bytes that were put. The pager answers the
+    /// No replica of the page is left, or none has the bytes that were put. The pager answers the
     /// access with SIGBUS.
     #[error("page {page} of region {region} is lost: {why}")]
     PageLost {
-        /// Of which region.
+        /// The region of the page.
         region: RegionId,
-        /// Its number.
+        /// The number of the page.
         page: u64,
-        /// What became of the copies.
+        /// The fate of the replicas, for the user.
         why: String,
     },
-    /// No room. What was there stays; of what was to be put nothing may be taken as stored.
+    /// No room is left. Earlier pages stay. The caller must not take any page of this put as
+    /// stored.
     #[error(
         "the page store is full: {pages_asked} pages asked for, {pages_free} free; start another \
          memory server or raise its --memory"
     )]
     Full {
-        /// That were to be put or reserved.
+        /// The number of pages to be put or reserved.
         pages_asked: u64,
-        /// That are left.
+        /// The number of pages that are free.
         pages_free: u64,
     },
-    /// Dropped, or of another store.
+    /// A region that was dropped, or is of another store.
     #[error("region {0} is not of this page store")]
     NoRegion(RegionId),
     /// The caller's mistake: a run outside its region or longer than [`RUN_PAGES_MAX`], or slices
     /// whose lengths do not fit each other.
     #[error("a bad request to the page store: {0}")]
     BadRequest(&'static str),
-    /// No server can be reached that would do.
+    /// No suitable server is reachable.
     #[error("cannot reach {server}: {source}; check that `pagetax serve` runs there")]
     Unreachable {
-        /// Its address as it was given.
+        /// The server's address, as named or announced.
         server: String,
-        /// What the system says.
+        /// The error that the system reports.
         source: io::Error,
     },
-    /// Neither TLS nor loopback, and nobody said that the network is trusted.
+    /// A server beyond loopback without TLS, and the user has not declared the network as trusted.
     #[error(
         "{server} is not on this machine's loopback, and without TLS anybody on the way can read and \
          change the pages; give --tls-cert, --tls-key and --tls-ca, or --insecure where the network is \
          trusted"
     )]
     Insecure {
-        /// The address as it was given, or `a server that --discover finds`.
+        /// The server's address, as named or announced, or `a server that --discover finds`.
         server: String,
     },
-    /// It lives, but takes no more connections of this client.
+    /// The server is alive, but takes no more connections of this client.
     #[error(
         "{server} has as many connections as it may; raise its --connections-max or \
          --client-connections-max, or use another server"
     )]
     Busy {
-        /// Its address as it was given.
+        /// The server's address, as named or announced.
         server: String,
     },
-    /// The other side does not want us, or is no peer of ours.
+    /// The other side rejects this client, or is no peer of ours.
     #[error("{server} refused: {why}")]
     Refused {
-        /// Its address as it was given.
+        /// The server's address, as named or announced.
         server: String,
-        /// With the remedy.
+        /// The reason, with a hint for the user.
         why: String,
     },
 }
 
-/// Pages to be put: adjacent, at most [`RUN_PAGES_MAX`].
+/// A run of adjacent pages to put, at most [`RUN_PAGES_MAX`].
 #[derive(Debug, Clone, Copy)]
 pub struct PutRun<'a> {
-    /// Number of the first.
+    /// The number of the first page.
     pub first: u64,
-    /// Their bytes, [`PAGE_BYTES`] each.
+    /// The bytes of the pages, [`PAGE_BYTES`] each.
     pub pages: &'a [u8],
-    /// The sum of each.
+    /// The MAC of each page.
     pub sums: &'a [PageSum],
 }
 
-/// Keeps pages.
+/// A store of pages, which all threads share.
 pub trait PageStore: Send + Sync {
-    /// What and where it is, for people: `embedded lz4 store`, `2 copies on a:7070, b:7070`.
+    /// Returns the kind and place of the store for the user. Examples: `embedded LZ4 store of …`,
+    /// `2 copies on a:7070, b:7070`.
     fn describe(&self) -> String;
 
-    /// What it holds and can take.
+    /// Returns the number of pages that the store holds and can take.
     ///
     /// # Errors
-    /// When nothing that keeps pages can be reached.
+    /// If no server that keeps pages is reachable.
     fn capacity(&self) -> Result<Capacity, StoreError>;
 
-    /// A region of this many pages, none of them put. Nothing is reserved: `overcommit` allows more
-    /// than the store could take now.
+    /// Creates a region of `pages` pages, none of them put. Reserves nothing: `overcommit` allows
+    /// more pages than the store could take now.
     ///
     /// # Errors
-    /// [`StoreError::Full`] without `overcommit`; else as `capacity`.
+    /// [`StoreError::Full`] without `overcommit`; otherwise as [`PageStore::capacity`].
     fn create_region(&self, pages: u64, overcommit: bool) -> Result<RegionId, StoreError>;
 
-    /// Forgets a region and its pages.
+    /// Drops a region and its pages.
     ///
     /// # Errors
-    /// [`StoreError::NoRegion`].
+    /// [`StoreError::NoRegion`] if the store does not know it.
     fn drop_region(&self, region: RegionId) -> Result<(), StoreError>;
 
-    /// Forgets a region soon after this process has ended, and keeps it until then. Without this, who keeps
-    /// pages waits for a client that went without a word. Does what it can: there is nobody left to act on an
-    /// error.
+    /// Asks the store to drop a region soon after this process has ended, and to keep it until
+    /// then. Without this, a server waits for a client that ended without notice. Ignores errors:
+    /// no caller is left to act on them.
     fn drop_region_at_end(&self, region: RegionId) {
         let _ = region;
     }
 
-    /// Whether a child of a fork has all of its pages too, as they were: then it lies in this process's
-    /// memory, and nobody else knows of it.
+    /// Returns true if a child of a fork also has all pages as they were. The store is then in this
+    /// process's memory, and no other process knows of it.
     fn is_inherited(&self) -> bool {
         false
     }
 
-    /// For one thread that reads.
+    /// Returns a reader for one thread.
     ///
     /// # Errors
-    /// When nothing that keeps pages can be reached.
+    /// If no server that keeps pages is reachable.
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError>;
 
-    /// For one thread that writes.
+    /// Returns a writer for one thread.
     ///
     /// # Errors
-    /// As `reader`.
+    /// As [`PageStore::reader`].
     fn writer(&self) -> Result<Box<dyn PageWriter>, StoreError>;
 }
 
-/// Reads pages, one call at a time.
+/// A thread's reader of pages, one call at a time.
 pub trait PageReader: Send {
-    /// Reads `sums.len()` adjacent pages from `first` on into `into`, and proves each by its sum.
-    /// Blocks; a copy that does not answer is given up in favour of another.
+    /// Reads `sums.len()` adjacent pages from `first` on into `into`, and verifies each by its MAC.
+    /// Blocks. If a replica does not answer, another one is read.
     ///
     /// # Errors
-    /// [`StoreError::PageLost`] names the first page that no copy can prove. After any error nothing
-    /// in `into` may be used; ask again for the pages one by one to keep the good ones.
+    /// [`StoreError::PageLost`] names the first page that no replica can prove. After any error the
+    /// caller must not use the bytes in `into`. To keep the good pages, it reads them one by one.
     fn get(
         &mut self,
         region: RegionId,
@@ -185,9 +190,10 @@ pub trait PageReader: Send {
         into: &mut [u8],
     ) -> Result<(), StoreError>;
 
-    /// Reads pages from anywhere in a region, all of them on their way before the first is waited for, and
-    /// hands over each that came and was proven, with its place among `wanted`. Those that it does not hand
-    /// over must be got one by one, which also tells why. At most [`RUN_PAGES_MAX`].
+    /// Reads up to [`RUN_PAGES_MAX`] pages from anywhere in a region. All reads are under way
+    /// before it waits for the first. It passes each verified page to `good`, with the page's index
+    /// in `wanted`. The caller must `get` the other pages one by one, which also reports the
+    /// reason.
     fn get_each(
         &mut self,
         _region: RegionId,
@@ -196,28 +202,29 @@ pub trait PageReader: Send {
     ) {
     }
 
-    /// These pages, within a multiple of [`RUN_PAGES_MAX`], will probably be the next but one to be
-    /// got, all at once. A hint: what comes ahead of its get is proven by the sums of the get.
+    /// Announces a run within a multiple of [`RUN_PAGES_MAX`] that will probably be the next but
+    /// one to be read, in one `get`. This is a hint. The MACs of that `get` verify the prefetched
+    /// pages.
     fn expect(&mut self, _region: RegionId, _run: PageRun) {}
 
-    /// From now on, looks for an answer from this machine for so long, and lets others run meanwhile, before it
-    /// sleeps until it is there.
+    /// Sets the time to poll for a reply from this machine before sleeping. Other threads may run
+    /// while it polls.
     fn look_for_answers(&mut self, _time: Duration) {}
 }
 
-/// Writes pages, one call at a time.
+/// A thread's writer of pages, one call at a time.
 pub trait PageWriter: Send {
-    /// Puts all runs, replacing what was there; all of them are on their way before the first is
-    /// waited for. Returns when every copy is acknowledged.
+    /// Puts all runs, and replaces earlier pages. All runs are under way before it waits for the
+    /// first. Returns when every replica is acknowledged.
     ///
     /// # Errors
     /// After any error the caller keeps its pages: some of the runs may be stored, some not.
     fn put(&mut self, region: RegionId, runs: &[PutRun<'_>]) -> Result<(), StoreError>;
 
-    /// Forgets pages, so that their room can be used. Pages that were never put are no error.
+    /// Discards pages, so that their room can be reused. Pages that were never put are no error.
     ///
     /// # Errors
-    /// When it cannot be done; the pages may then stay until the region is dropped.
+    /// If the store cannot discard them. The pages may then stay until the region is dropped.
     fn discard(&mut self, region: RegionId, runs: &[PageRun]) -> Result<(), StoreError>;
 }
 

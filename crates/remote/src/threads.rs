@@ -1,7 +1,9 @@
-//! The only place that makes threads inside a program: its signals are not for them.
+//! The only place that creates threads inside a program, which must not receive the program's
+//! signals.
 //!
-//! Invariant: all signals are blocked in such a thread from before it exists. Otherwise the kernel may deliver
-//! a signal of the process to it that the program blocks everywhere, for sigwait(3) or signalfd(2).
+//! Invariant: all signals are blocked in such a thread from its first instruction. Otherwise the
+//! kernel may deliver it a signal of the process that the program blocks everywhere, for sigwait(3)
+//! or signalfd(2).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,18 +12,18 @@ use std::ptr;
 use std::sync::mpsc;
 use std::thread::{Builder, JoinHandle};
 
-/// All signals of the calling thread, blocked until this is dropped.
+/// A guard that blocks all signals of the calling thread until it is dropped.
 #[derive(Debug)]
 pub struct BlockedSignals {
     before: libc::sigset_t,
 }
 
 impl BlockedSignals {
-    /// Blocks all signals of the calling thread, but those that the C library keeps for itself.
+    /// Blocks all signals of the calling thread, except those that the C library reserves.
     pub fn block() -> BlockedSignals {
         let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::zeroed());
-        // SAFETY: sigfillset(3) fills the set that pthread_sigmask(3) reads; both sets are ours. Zeros are a set
-        // too, if the call should fail.
+        // SAFETY: sigfillset(3) fills the set that pthread_sigmask(3) reads; both sets are ours.
+        // Zeros are a set too, if the call fails.
         unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
@@ -37,7 +39,8 @@ impl Drop for BlockedSignals {
     }
 }
 
-/// Calls a function that makes threads by itself, such as one of another library.
+/// Calls a function that creates threads, such as one of another library, while all signals are
+/// blocked.
 pub fn with_signals_blocked<T>(make: impl FnOnce() -> T) -> T {
     let _blocked = BlockedSignals::block();
     make()
@@ -45,15 +48,15 @@ pub fn with_signals_blocked<T>(make: impl FnOnce() -> T) -> T {
 
 /// Starts a thread and waits until it runs.
 ///
-/// The wait matters where memory is paged: at a thread's start the C library reads memory of the program's, such as
-/// the locale, which only a handler that runs already can bring back.
+/// The wait matters where memory is paged. At a thread's start the C library reads memory of the
+/// program, such as the locale. Only a fault handler that already runs can fetch that memory.
 ///
 /// # Errors
-/// When the system has no more threads.
+/// If the system has no more threads.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let (runs, is_running) = mpsc::channel();
     let begin = move || {
-        // Whoever waits does so until this, or until the channel is dropped.
+        // The creator waits until this, or until the channel is dropped.
         let _ = runs.send(());
         drop(runs);
         work();

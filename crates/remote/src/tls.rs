@@ -1,8 +1,8 @@
 //! Mutual TLS 1.3: each side shows a certificate that one authority has signed.
 //!
-//! Invariants: no other version, no session without a client certificate, no early data (which could be
-//! replayed). No session is resumed: each connection proves its certificate anew, so that one that has expired
-//! admits nobody. Files that change are read again.
+//! Invariants: no other version, no session without a client certificate, and no early data, which
+//! could be replayed. No session is resumed: each connection proves its certificate anew, so an
+//! expired certificate admits nobody. Files that change are read again.
 
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};
@@ -18,23 +18,23 @@ use std::time::{Duration, SystemTime};
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
-/// Why TLS cannot be set up.
+/// A failure to set up TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read or has no such thing in it.
+    /// A file cannot be read, or lacks the expected item.
     #[error("cannot read {what} from {path}: {why}; it must be a PEM file")]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What it should have.
+        /// The item that the file should contain.
         what: &'static str,
-        /// What the reader says.
+        /// The error message of the parser.
         why: String,
     },
-    /// The pieces do not fit together.
+    /// Key and certificate do not fit together, or another setting is invalid.
     #[error("cannot set up TLS: {0}; check that key and certificate belong together")]
     Setup(String),
-    /// The name that the server's certificate should have is no name.
+    /// The name that the server's certificate should have is invalid.
     #[error("`{0}` is neither a host name nor an address")]
     Name(String),
 }
@@ -42,20 +42,20 @@ pub enum TlsError {
 /// The files that one side needs, all PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
-    /// Its certificate, and those between it and the authority's.
+    /// The certificate of this side, and those between it and the authority's.
     pub certificate: PathBuf,
     /// The key of the certificate.
     pub key: PathBuf,
-    /// Certificates of the authority that signs both sides'.
+    /// The certificates of the authority that signs the certificates of both sides.
     pub authority: PathBuf,
 }
 
-/// What tells one version of the files from another: numbers and times of change.
+/// The identity of one version of the files: device, inode and modification time of each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilesVersion([(u64, u64, i64, i64); 3]);
 
 impl Files {
-    /// The version that is there now; none while one of the files is missing.
+    /// Returns the current version, or `None` while one of the files is missing.
     pub fn version(&self) -> Option<FilesVersion> {
         let of = |path: &Path| {
             let found = std::fs::metadata(path).ok()?;
@@ -64,10 +64,11 @@ impl Files {
         Some(FilesVersion([of(&self.certificate)?, of(&self.key)?, of(&self.authority)?]))
     }
 
-    /// The certificate that expires first, of our own and the authority's, and when.
+    /// Returns the file with the certificate that expires first, of our own and the authority's,
+    /// and the time.
     ///
     /// # Errors
-    /// When a file has no certificates.
+    /// If a file has no certificates.
     pub fn first_expiry(&self) -> Result<(&Path, SystemTime), TlsError> {
         let ours = (self.certificate.as_path(), expiry(&self.certificate)?);
         let authority = (self.authority.as_path(), expiry(&self.authority)?);
@@ -75,7 +76,7 @@ impl Files {
     }
 }
 
-/// When the first certificate of a file expires.
+/// Returns the time at which the first certificate of a file expires.
 fn expiry(path: &Path) -> Result<SystemTime, TlsError> {
     let mut first = Duration::MAX;
     for certificate in certificates(path)? {
@@ -86,15 +87,16 @@ fn expiry(path: &Path) -> Result<SystemTime, TlsError> {
     Ok(SystemTime::UNIX_EPOCH + first)
 }
 
-/// What a client needs to speak TLS.
+/// A client's settings for TLS.
 #[derive(Debug, Clone)]
 pub struct ClientTls {
     current: Arc<Mutex<Current>>,
-    /// That all servers' certificates have; else each has the host that it was addressed by.
+    /// The name in the certificates of all servers. If `None`, each has the host by which it was
+    /// addressed.
     pub server_name: Option<String>,
 }
 
-/// The configuration, and the files that it was read from, if it was.
+/// The configuration, and the files that it came from, if any.
 #[derive(Debug)]
 struct Current {
     config: Arc<ClientConfig>,
@@ -102,23 +104,23 @@ struct Current {
 }
 
 impl ClientTls {
-    /// From files, which are read again when they change.
+    /// Reads the configuration from files, and reads them again when they change.
     ///
     /// # Errors
-    /// When they are not what they should be.
+    /// If a file cannot be read or is invalid.
     pub fn new(files: &Files, server_name: Option<String>) -> Result<ClientTls, TlsError> {
         let version = files.version();
         let (config, files) = (client_config(files)?, Some((files.clone(), version)));
         Ok(ClientTls { current: Arc::new(Mutex::new(Current { config, files })), server_name })
     }
 
-    /// With a configuration of one's own.
+    /// Wraps a configuration that the caller made.
     pub fn with_config(config: Arc<ClientConfig>, server_name: Option<String>) -> ClientTls {
         ClientTls { current: Arc::new(Mutex::new(Current { config, files: None })), server_name }
     }
 
-    /// The configuration for a connection that begins now. Files that cannot be used leave the old one: they may
-    /// be half written.
+    /// Returns the configuration for a new connection. Changed files that are invalid leave the old
+    /// configuration: they may be half written.
     pub fn config(&self) -> Arc<ClientConfig> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((files, version)) = &mut current.files {
@@ -134,10 +136,10 @@ impl ClientTls {
         current.config.clone()
     }
 
-    /// The name that the certificate of the server at this host must have.
+    /// Returns the name that the certificate of the server at this host must have.
     ///
     /// # Errors
-    /// When that is no name.
+    /// If that is no valid name.
     pub fn name_of(&self, host: &str) -> Result<ServerName<'static>, TlsError> {
         let name = self.server_name.as_deref().unwrap_or(host).to_string();
         ServerName::try_from(name.clone()).map_err(|_| TlsError::Name(name))
@@ -160,10 +162,10 @@ fn client_config(files: &Files) -> Result<Arc<ClientConfig>, TlsError> {
     Ok(Arc::new(config))
 }
 
-/// What a server needs to speak TLS.
+/// Returns a server's configuration for TLS, read from files.
 ///
 /// # Errors
-/// When the files are not what they should be.
+/// If a file cannot be read or is invalid.
 pub fn server_config(files: &Files) -> Result<Arc<ServerConfig>, TlsError> {
     let setup = |error: rustls::Error| TlsError::Setup(error.to_string());
     let roots = Arc::new(roots(&files.authority)?);

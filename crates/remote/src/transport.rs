@@ -1,7 +1,7 @@
 //! A stream of bytes to the other side: TCP, or TLS over TCP. Blocking.
 //!
-//! Invariant: nothing here raises SIGPIPE. Its default action ends the process, and programs that are not Rust's do
-//! not ignore it: a server that dies would take its client with it.
+//! Invariant: nothing here raises SIGPIPE. Its default action ends the process, and programs that
+//! are not written in Rust do not ignore it. A server that dies would take its client with it.
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -14,10 +14,11 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Most pieces that the system takes at once.
+/// The most pieces that the system takes at once (IOV_MAX).
 const PIECES_MAX: usize = 1024;
 
-/// A TCP socket that never raises SIGPIPE. `TcpStream` does in vectored writes, by which rustls sends, too.
+/// A TCP socket that never raises SIGPIPE. `TcpStream` raises it in vectored writes, which rustls
+/// uses too.
 #[derive(Debug)]
 pub struct Socket(TcpStream);
 
@@ -53,7 +54,7 @@ impl Write for Socket {
     }
 }
 
-/// A connection's bytes.
+/// The byte stream of a connection.
 #[derive(Debug)]
 pub enum Stream {
     /// In the clear: loopback, or a network that is trusted with `--insecure`.
@@ -71,7 +72,7 @@ impl From<TcpStream> for Stream {
 }
 
 impl Stream {
-    /// The socket below.
+    /// Returns the TCP socket below the stream.
     pub fn socket(&self) -> &TcpStream {
         match self {
             Stream::Plain(socket) => &socket.0,
@@ -80,12 +81,12 @@ impl Stream {
         }
     }
 
-    /// Writes pieces after each other, with as few system calls as it takes.
+    /// Writes pieces in order, with as few system calls as possible.
     ///
     /// # Errors
-    /// The stream's; part of the bytes may be gone then.
+    /// The error of the stream. Part of the bytes may be sent then.
     pub fn write_pieces(&mut self, mut pieces: &mut [IoSlice<'_>]) -> io::Result<()> {
-        // Past empty ones: a write of nothing looks like a stream that takes nothing.
+        // Skip empty pieces: a write of zero bytes looks like a stream that takes nothing.
         IoSlice::advance_slices(&mut pieces, 0);
         while !pieces.is_empty() {
             match self.write_vectored(pieces) {
@@ -143,10 +144,12 @@ impl Write for Stream {
     }
 }
 
-/// After a look in vain, so many reads sleep at once: what is waited for is farther away, or others have the CPU.
+/// The number of reads that sleep at once after a poll in vain: the peer is farther away, or others
+/// have the CPU.
 const RESTS: u32 = 64;
 
-/// How a reader waits: it looks for what comes, and lets others run meanwhile, for a time; only then it sleeps.
+/// The way that a reader waits. It polls for a time, while other threads may run, and only then
+/// sleeps.
 #[derive(Debug, Default)]
 pub struct Looking {
     time: Duration,
@@ -154,15 +157,15 @@ pub struct Looking {
 }
 
 impl Looking {
-    /// For this time.
+    /// Returns a reader's state that polls for at most `time`.
     pub fn for_at_most(time: Duration) -> Looking {
         Looking { time, rests: 0 }
     }
 
-    /// Reads as soon as there is something. Through TLS it sleeps at once.
+    /// Reads as soon as bytes arrive. With TLS it sleeps at once.
     ///
     /// # Errors
-    /// The stream's.
+    /// The error of the stream.
     pub fn read(&mut self, stream: &mut Stream, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let socket = match &*stream {
             Stream::Plain(socket) if self.rests == 0 && !self.time.is_zero() => &socket.0,
@@ -185,26 +188,26 @@ impl Looking {
     }
 }
 
-/// Whether the other side is on this machine: one that comes from the address that it came to is, too.
+/// Returns true if the other side is on this machine: on loopback, or at this side's own address.
 ///
 /// # Errors
-/// The system's.
+/// The error of getpeername(2) or getsockname(2).
 pub fn is_local(socket: &TcpStream) -> io::Result<bool> {
     let (peer, own) = (socket.peer_addr()?.ip(), socket.local_addr()?.ip());
     Ok(peer.is_loopback() || peer == own)
 }
 
-/// Sets a fresh socket up: small frames go out at once, and a peer that has vanished is noticed
-/// within half a minute.
+/// Configures a new socket: small frames go out at once, and a peer that has vanished is noticed
+/// within 30 s.
 ///
 /// # Errors
-/// The system's.
+/// The error of setsockopt(2).
 pub fn prepare(socket: &TcpStream, send_timeout: Duration) -> io::Result<()> {
     socket.set_nodelay(true)?;
     socket.set_write_timeout(Some(send_timeout))?;
     let options = SockRef::from(socket);
-    // One that paces costs processor time for each packet, and waits; servers are near. Where it may
-    // not be chosen, the system's is used.
+    // A congestion control that paces costs CPU time for each packet, and waits; servers are near.
+    // If cubic may not be chosen, the system's default applies.
     let _ = options.set_tcp_congestion(b"cubic");
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(15))

@@ -1,13 +1,13 @@
 //! The protocol between a memory server and its clients, as bytes: no I/O, no clock, no state.
 //!
-//! A connection begins with one [`hello::Hello`] each way. Then the client sends requests and the
+//! A connection begins with one [`hello::Hello`] each way. Then the client sends requests. The
 //! server answers each, in order, with a reply that carries the request's id. A frame is a
-//! [`header::Header`], then its *meta* (small, covered by the header's checksum), then its pages
-//! (each covered by its own [`Checksum`]). How long meta and pages are follows from
-//! the header, within limits: no frame is longer than [`FRAME_BYTES_MAX`].
+//! [`header::Header`], then its *meta*, then its pages. The meta is small, and the header's
+//! checksum covers it. Each page has its own [`Checksum`]. The header determines the lengths of
+//! meta and pages, within limits: no frame is longer than [`FRAME_BYTES_MAX`].
 //!
-//! Invariants: any bytes decode to a message or an error, never a panic; what decodes encodes to the
-//! same bytes. All numbers are little-endian.
+//! Invariants: any bytes decode to a message or an error, never a panic. A message that was decoded
+//! encodes to the same bytes. All numbers are little-endian.
 
 pub mod header;
 pub mod hello;
@@ -19,37 +19,38 @@ use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use header::HEADER_BYTES;
 use twox_hash::XxHash3_64;
 
-/// This protocol. Versions do not mix: both sides say theirs first, and go apart when they differ.
+/// The version of this protocol. Both sides send theirs first, and disconnect if the versions
+/// differ.
 pub const VERSION: u32 = 3;
 
-/// Bytes of a page's checksum on the wire.
+/// The size in bytes of a page's checksum on the wire.
 pub const SUM_BYTES: usize = 8;
 
-/// Bytes of a region's secret, and of the proof that one knows it.
+/// The size in bytes of a region's token, and of the proof that a client knows it.
 pub const TOKEN_BYTES: usize = 32;
 
-/// Most pages that one question about what is held may cover.
+/// The most pages that one [`request::Request::Held`] may cover.
 pub const HELD_PAGES_MAX: usize = 4096;
 
-/// Most bytes of a report.
+/// The largest size of a report in bytes.
 pub const REPORT_BYTES_MAX: usize = 48 << 10;
 
-/// No frame is longer.
+/// The largest size of a frame in bytes.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + RUN_PAGES_MAX * (SUM_BYTES + PAGE_BYTES);
 
-/// Why bytes are no message.
+/// The reason why bytes do not decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// Not ours, or of a newer version.
+    /// The operation is not ours, or is of a newer version.
     #[error("unknown operation {0}")]
     UnknownOp(u8),
-    /// More than the protocol allows, or a field that must be zero is not.
+    /// A field exceeds the protocol's limit, or a field that must be zero is not.
     #[error("a field is out of bounds")]
     OutOfBounds,
-    /// Header and meta do not have the checksum that the header says.
+    /// Header and meta do not match the checksum in the header.
     #[error("the checksum is wrong")]
     BadChecksum,
-    /// Fewer or more bytes than the header says.
+    /// The number of bytes is not the one in the header.
     #[error("the length is wrong")]
     BadLength,
     /// The other side sent a message of the wrong direction.
@@ -57,11 +58,11 @@ pub enum WireError {
     WrongDirection,
 }
 
-/// The checksum of a page on its way: XXH3, 64 bits (Collet).
+/// The checksum of a page on the wire: XXH3, 64 bits (Collet).
 ///
-/// It finds accidents while the sender still has the page. It is unkeyed, so it proves nothing against
-/// whoever holds the page: for that, its owner keeps a [`PageSum`](crate::page::PageSum), which no server
-/// may see.
+/// It detects accidental damage while the sender still has the page. It is unkeyed, so it proves
+/// nothing against an attacker who holds the page. Against attackers, the page's owner keeps a
+/// [`PageSum`](crate::page::PageSum), which no server may see.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Checksum(pub u64);
@@ -74,12 +75,12 @@ impl Checksum {
     }
 }
 
-/// The checksums in a piece of meta.
+/// Returns the checksums in a piece of meta.
 pub fn sums(bytes: &[u8]) -> impl ExactSizeIterator<Item = Checksum> + '_ {
     bytes.chunks_exact(SUM_BYTES).map(|sum| Checksum(u64_at(sum, 0)))
 }
 
-/// Appends checksums.
+/// Appends checksums in their wire form.
 pub fn push_sums(out: &mut Vec<u8>, sums: impl IntoIterator<Item = Checksum>) {
     out.extend(sums.into_iter().flat_map(|sum| sum.0.to_le_bytes()));
 }

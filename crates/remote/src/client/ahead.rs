@@ -1,9 +1,9 @@
-//! Reads that are asked for before they are wanted, so that servers and network work while the program
-//! does.
+//! Prefetches: reads that are sent before their pages are needed, so that servers and network work
+//! while the program runs.
 //!
-//! Invariants: they have links of their own, so that nobody waits behind a reply that may never be
-//! wanted; what comes is a guess until its sums are proven, and whatever goes wrong here only means
-//! that the pages are asked for again.
+//! Invariants: prefetches have links of their own, so that no fault waits behind a reply that may
+//! never be needed. Prefetched pages are a guess until they match their MACs. If anything fails
+//! here, the reader only asks for the pages again.
 
 use super::cluster::Shared;
 use super::link::{LinkError, Links, unexpected};
@@ -17,28 +17,28 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// After something went wrong nothing is asked for ahead of need for so long: opening a link to a server
-/// that says nothing takes time, which a fault would wait for. Until then it is known what is wrong.
+/// The pause of prefetching after a failure. A fault would wait while a link to a silent server is
+/// opened. By the end of the pause, the failure is known.
 const REST: Duration = Duration::from_secs(1);
 
-/// Streams that can go on at once. More would need more buffers in the sockets.
+/// The most streams that are prefetched at once. More would need larger buffers in the sockets.
 const ASKED_MAX: usize = 4;
 
-/// One thread's reads ahead.
+/// The prefetches of one thread.
 #[derive(Debug)]
 pub(super) struct Ahead {
     shared: Arc<Shared>,
     links: Links,
-    /// To be asked for when what is wanted now is on its way.
+    /// The run to ask for once the current read is under way.
     next: Option<(RegionId, PageRun)>,
-    /// Oldest first.
+    /// The prefetches under way, oldest first.
     asked: VecDeque<Asked>,
-    /// For what is longer than it turned out to be wanted.
+    /// A buffer for prefetches that are longer than the read that takes them.
     room: Vec<u8>,
     rests_since: Option<Instant>,
 }
 
-/// A read that is on its way.
+/// A prefetch under way.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
     region: RegionId,
@@ -54,17 +54,17 @@ impl Ahead {
         Ahead { shared, links, next: None, asked, room: Vec::new(), rests_since: None }
     }
 
-    /// As of [`Links::look_for_answers`].
+    /// Sets the time to poll for replies: see [`Links::look_for_answers`].
     pub fn look_for_answers(&mut self, time: Duration) {
         self.links.look_for_answers(time);
     }
 
-    /// Will be asked for when [`Ahead::go`] says so.
+    /// Schedules a run for the next call of [`Ahead::go`].
     pub fn expect(&mut self, region: RegionId, run: PageRun) {
         self.next = Some((region, run));
     }
 
-    /// Asks for what is expected.
+    /// Asks for the scheduled run.
     pub fn go(&mut self) {
         let Some((region, run)) = self.next.take() else { return };
         if self.rests_since.is_some_and(|since| since.elapsed() < REST) {
@@ -97,20 +97,21 @@ impl Ahead {
         Ok(connection.send(&Request::Get { on, first: run.first, count, with_sums: false })?)
     }
 
-    /// The read of pages from this one on, if one is on its way that has them all.
+    /// Returns the prefetch under way that starts at `first` and has at least `count` pages.
     pub fn take(&mut self, region: RegionId, first: u64, count: usize) -> Option<Asked> {
         let has = |asked: &Asked| {
             asked.region == region && asked.run.first == first && asked.run.count >= count as u64
         };
         let at = self.asked.iter().position(has)?;
         let taken = self.asked.remove(at)?;
-        // What was asked before it on the same link is thrown away on the way to it.
+        // The wait for this reply drops all earlier replies on the same link.
         let mut before = 0..at;
         self.asked.retain(|asked| before.next().is_none() || asked.server != taken.server);
         Some(taken)
     }
 
-    /// Waits for its pages, as many as there is room for; false if they do not come.
+    /// Waits for a prefetch, and fills `into` with its first pages. Returns false if they do not
+    /// arrive.
     pub fn receive(&mut self, asked: Asked, into: &mut [u8]) -> bool {
         let all = asked.run.count as usize * PAGE_BYTES;
         let came = if into.len() == all {
@@ -137,7 +138,7 @@ impl Ahead {
         }
     }
 
-    /// Nothing is expected of a server any more, and of no other for a while.
+    /// Drops all prefetches from a server, and pauses prefetching from every server.
     fn give_up(&mut self, server: ServerId) {
         self.rests_since = Some(Instant::now());
         self.links.close(server);

@@ -1,4 +1,4 @@
-//! Questions to one server that concern no region: for people and for scripts.
+//! Requests to one server that concern no region, for users and scripts.
 
 use super::connection::{Connection, Endpoint};
 use super::link::{LinkError, wait};
@@ -8,13 +8,13 @@ use crate::wire::reply::Reply;
 use crate::wire::request::Request;
 use std::time::Duration;
 
-/// For connecting and for each answer.
+/// The timeout of the connect and of each answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What a server says of itself and its clients.
+/// Returns a server's report on itself and its clients.
 ///
 /// # Errors
-/// When it does not answer, or not in a way that we understand.
+/// If the server does not answer, or its answer cannot be parsed.
 pub fn report(endpoint: &Endpoint) -> Result<Report, StoreError> {
     ask(endpoint, &Request::Report, |reply| match reply {
         Reply::Report(json) => serde_json::from_slice(json).map_err(|error| error.to_string()),

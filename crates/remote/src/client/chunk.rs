@@ -1,35 +1,36 @@
-//! The chunks of regions: by them pages are placed. Which servers are in which layer, and what moves
-//! them between layers, [`super::replicator`] explains.
+//! The chunks of a region, the unit of placement. [`super::replicator`] explains the layers, and
+//! what moves servers between them.
 
 use super::set::{ServerId, ServerSet};
 use crate::store::RegionId;
 use std::collections::BTreeMap;
 
-/// Pages of a chunk: 1 MiB.
+/// The number of pages of a chunk, which is 1 MiB.
 pub const CHUNK_PAGES: u64 = 256;
 
-/// A chunk of a region.
+/// The place of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkAt {
-    /// The region.
+    /// The region that the chunk belongs to.
     pub region: RegionId,
-    /// Number of its first page over [`CHUNK_PAGES`].
+    /// The number of the chunk's first page divided by [`CHUNK_PAGES`].
     pub chunk: u64,
 }
 
-/// Who has what of a chunk.
+/// The members of a chunk, by layer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Chunk {
     pub(super) complete: ServerSet,
     pub(super) catching_up: ServerSet,
     pub(super) older: Vec<ServerSet>,
     pub(super) leaving: ServerSet,
-    /// Servers that are not waited for any more. If nobody else has all that they had, they are taken back when they
-    /// return.
+    /// Servers that nobody waits for any more. If no other server has all of their pages, they
+    /// become members again when they return.
     pub(super) former: ServerSet,
-    /// A loss was declared: pages may be missing from all members.
+    /// True once a loss was declared: pages may be missing from all members.
     pub(super) is_damaged: bool,
-    /// Counts changes of membership, so that what was begun before a change is not finished after.
+    /// The number of changes of membership. Work that began before a change must not complete after
+    /// it.
     pub(super) version: u32,
 }
 
@@ -38,7 +39,7 @@ impl Chunk {
         self.older.iter().fold(self.current(), |all, set| all.union(*set))
     }
 
-    /// Those that are written to.
+    /// Returns the members that writes go to.
     pub(super) fn current(&self) -> ServerSet {
         self.complete.union(self.catching_up)
     }
@@ -47,7 +48,7 @@ impl Chunk {
         !self.members().is_empty()
     }
 
-    /// Puts a server out: it is cleaned when it can be reached.
+    /// Removes a member. Repair cleans the server when it is reachable.
     pub(super) fn put_out(&mut self, server: ServerId) {
         self.complete.remove(server);
         self.catching_up.remove(server);
@@ -58,7 +59,8 @@ impl Chunk {
         self.put_out_spent();
     }
 
-    /// Stops writing to a server, which misses a write. What it has of before still counts in an older layer.
+    /// Stops writes to a server that missed one. Its earlier pages still count if it is in an older
+    /// layer.
     pub(super) fn miss(&mut self, server: ServerId) {
         if !self.older.iter().any(|layer| layer.has(server)) {
             return self.put_out(server);
@@ -69,7 +71,7 @@ impl Chunk {
         self.put_out_spent();
     }
 
-    /// Begins to write to servers that have nothing yet.
+    /// Adds servers that have no page of the chunk, and starts writes to them.
     pub(super) fn join(&mut self, chosen: ServerSet, up: ServerSet) {
         if chosen.is_empty() {
             return;
@@ -81,7 +83,7 @@ impl Chunk {
             self.catching_up = chosen;
         } else {
             if !self.older.is_empty() && !self.catching_up.is_empty() {
-                // They have what the older layers missed, and the newcomers have not.
+                // They have the pages that the older layers missed; the new members do not.
                 self.older.insert(0, self.catching_up);
                 self.catching_up = self.catching_up.and(up);
             }
@@ -90,8 +92,8 @@ impl Chunk {
         self.version += 1;
     }
 
-    /// Ends the newest older layer: `to` have all of it by now, and its own members have. Others that catch up have not,
-    /// and are of no use any more.
+    /// Ends the newest older layer: the servers in `to` have all of it by now, and so have its own
+    /// members. Other catching-up servers lack its pages and are of no use any more.
     pub(super) fn spend_layer(&mut self, to: ServerSet) {
         let layer = self.older.remove(0);
         let lacking = self.catching_up.minus(to).minus(layer);
@@ -104,8 +106,8 @@ impl Chunk {
         self.version += 1;
     }
 
-    /// A server is back that was not waited for any more, with what it had. It becomes the oldest layer: whoever was
-    /// written to since has newer pages.
+    /// Adds a server that returned with its pages after nobody waited for it any more. It becomes
+    /// the oldest layer: servers that were written to since have newer pages.
     pub(super) fn take_back(&mut self, server: ServerId) {
         self.former.remove(server);
         if !self.is_placed() {
@@ -122,7 +124,8 @@ impl Chunk {
         self.version += 1;
     }
 
-    /// Beside complete servers, older layers are of use only with somebody who has what they missed.
+    /// Removes older layers that have no use. With complete servers, they need a catching-up server
+    /// that has the pages that they missed.
     pub(super) fn put_out_spent(&mut self) {
         if !self.complete.is_empty() && self.catching_up.is_empty() {
             let spent = self.older.drain(..).fold(ServerSet::EMPTY, ServerSet::union);
@@ -130,10 +133,10 @@ impl Chunk {
         }
     }
 
-    /// A write is done that these servers have, and other members missed.
+    /// Ends a write that the servers in `acked` have and other members missed.
     pub(super) fn was_written(&mut self, acked: ServerSet) {
         let missed = self.complete.minus(acked);
-        // The newcomers have this write; the rest is where it was.
+        // The new members have this write; the other pages are where they were.
         if !missed.is_empty() && !self.catching_up.and(acked).is_empty() {
             self.complete = self.complete.and(acked);
             self.older.insert(0, missed);
@@ -143,7 +146,8 @@ impl Chunk {
         others.iter().for_each(|server| self.miss(server));
     }
 
-    /// Moves complete and catching-up servers to the older layers: none of them is to be had.
+    /// Moves complete and catching-up servers to the older layers, because none of them can take
+    /// writes.
     pub(super) fn bury(&mut self) {
         let layers = [self.catching_up, self.complete];
         self.older.splice(0..0, layers.into_iter().filter(|layer| !layer.is_empty()));
@@ -151,8 +155,8 @@ impl Chunk {
         self.version += 1;
     }
 
-    /// Makes the newest layer that is left the current one. With nothing older to be had, it has all
-    /// that is left.
+    /// Makes the newest older layer the current one if there is no other. If no older layer is left
+    /// then, it counts as complete: no server has more.
     fn promote(&mut self) {
         if self.complete.is_empty() && self.catching_up.is_empty() && !self.older.is_empty() {
             self.catching_up = self.older.remove(0);
@@ -162,10 +166,11 @@ impl Chunk {
         }
     }
 
-    /// What a member held is lost; whether nobody else has all of it.
+    /// Removes a member whose pages are lost. Returns true if the other members do not have all of
+    /// them.
     ///
-    /// A complete server has everything; those that catch up beside it have it together with an older layer.
-    /// Else each layer has something that the others have not.
+    /// A complete server has every page. While there is one, the catching-up servers and an older
+    /// layer together have every page as well. Otherwise each layer has pages that the others lack.
     pub(super) fn forget(&mut self, server: ServerId) -> bool {
         let its = ServerSet::one(server);
         let layers = [self.complete, self.catching_up];
@@ -190,8 +195,8 @@ static UNPLACED: Chunk = Chunk {
     version: 0,
 };
 
-/// The chunks of a region. Regions may be far larger than what is ever put: only chunks that were
-/// placed take memory, or time in a scan.
+/// The placed chunks of a region. A region may be far larger than the pages that are ever put.
+/// Other chunks take neither memory nor time in a scan.
 #[derive(Debug)]
 pub(super) struct Chunks {
     count: u64,
@@ -211,22 +216,21 @@ impl Chunks {
         (chunk < self.count).then(|| self.placed.entry(chunk).or_default())
     }
 
-    /// Those that were placed with their numbers, from one on.
+    /// Returns the placed chunks from number `first` on, with their numbers.
     pub(super) fn placed_from(&self, first: u64) -> impl Iterator<Item = (u64, &Chunk)> {
         self.placed.range(first..).map(|(number, chunk)| (*number, chunk))
     }
 
-    /// Those that were placed.
     pub(super) fn placed(&self) -> impl Iterator<Item = &Chunk> {
         self.placed.values()
     }
 
-    /// Those that were placed with their numbers, to be changed.
     pub(super) fn placed_mut(&mut self) -> impl Iterator<Item = (u64, &mut Chunk)> {
         self.placed.iter_mut().map(|(number, chunk)| (*number, chunk))
     }
 
-    /// Runs of chunks of which nothing is wanted from a server: first and count.
+    /// Returns the runs of chunks for which a server holds no needed replica: first chunk and
+    /// count.
     pub(super) fn without(&self, server: ServerId) -> impl Iterator<Item = (u64, u64)> {
         let is_wanted = move |chunk: &Chunk| chunk.members().union(chunk.former).has(server);
         let held = self.placed.iter().filter(move |(_, chunk)| is_wanted(chunk));

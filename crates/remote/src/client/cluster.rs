@@ -1,8 +1,8 @@
-//! Several memory servers as one page store.
+//! A page store on several memory servers.
 //!
-//! Invariants: what threads decide together, they decide in the [`Replicator`], under its lock, which
-//! is never held across I/O; who finds that a server fails says so here, and one thread finds out
-//! how badly.
+//! Invariants: threads share decisions only through the [`Replicator`], under its lock. No thread
+//! holds that lock across I/O. A thread that sees a server fail reports it here, and one thread at
+//! a time probes that server.
 
 use super::connection::{Connection, Endpoint, is_turned_away};
 use super::control::{Control, Watch};
@@ -28,34 +28,35 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long servers that do not answer are waited for, unless told otherwise.
+/// The default of [`Options::unreachable`].
 pub const UNREACHABLE: Duration = Duration::from_secs(30);
 
-/// How a client uses its servers.
+/// The settings of a client of memory servers.
 #[derive(Clone)]
 pub struct Options {
-    /// Host, or host and port, of each.
+    /// The host, or host and port, of each server.
     pub servers: Vec<String>,
-    /// Of each page, on as many servers: 1 to 3.
+    /// The number of replicas of each page, on as many servers: 1 to 3.
     pub copies: usize,
-    /// Look for more servers on the local network.
+    /// True to look for more servers on the local network (mDNS).
     pub discover: bool,
-    /// Mutual TLS.
+    /// The settings for mutual TLS; `None` without TLS.
     pub tls: Option<ClientTls>,
-    /// Use servers beyond loopback without TLS: whoever is on the way can read and change the pages.
+    /// True to use servers beyond loopback without TLS. Anybody on the path can then read and
+    /// change the pages.
     pub insecure: bool,
-    /// For people who look at the server: the program.
+    /// The name under which the servers' reports list this client: by default, the program.
     pub name: String,
-    /// A read that takes longer is sent to another copy too.
+    /// The time after which a reader sends a hedged request to another replica.
     pub hedge_after: Duration,
-    /// A server that takes longer is taken for down.
+    /// The time after which a server without a reply counts as down.
     pub answer_within: Duration,
-    /// A server that has been down for longer is replaced, as far as other copies are left.
+    /// The time down after which other servers take a server's place, if other replicas are left.
     pub repair_after: Duration,
-    /// A server that has not answered for longer is not waited for any more: accesses to pages that nobody else has
-    /// fail until it returns.
+    /// The time without a reply after which nobody waits for a server any more. Accesses to pages
+    /// that no other server has then fail, until the server returns.
     pub unreachable: Duration,
-    /// Where lines for the log go: pages that are lost with their last server.
+    /// The receiver of log lines, such as those on pages that are lost with their last server.
     pub log: Option<Log>,
 }
 
@@ -71,7 +72,7 @@ impl fmt::Debug for Options {
 }
 
 impl Options {
-    /// For these servers, else with the defaults.
+    /// Returns the default settings for these servers.
     pub fn new(servers: Vec<String>) -> Options {
         Options {
             servers,
@@ -90,7 +91,7 @@ impl Options {
 }
 
 impl Options {
-    /// Whether only servers on loopback may be used.
+    /// Returns true if the client may use only servers on loopback.
     fn needs_tls(&self) -> bool {
         self.tls.is_none() && !self.insecure
     }
@@ -101,64 +102,67 @@ fn program_name() -> String {
     comm.trim_end().to_string()
 }
 
-/// What has happened to a client.
+/// The counts of events since a client connected.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Reads that were sent to a second server because the first took long.
+    /// Reads that were sent to a second server because the first one was slow.
     pub hedges_total: AtomicU64,
-    /// Reads that were answered by another than the first server, of any reason.
+    /// Reads that another server than the first one answered, for whatever reason.
     pub failovers_total: AtomicU64,
-    /// Copies that were not what was put: damaged or out of date. They were not used.
+    /// Replicas that were damaged or stale. The client did not use them.
     pub bad_copies_total: AtomicU64,
-    /// Times that a server stopped answering.
+    /// Times that a server stopped answering, was restarted or was shunned.
     pub servers_down_total: AtomicU64,
-    /// Pages copied from server to server.
+    /// Pages that repairs copied from server to server.
     pub pages_repaired_total: AtomicU64,
-    /// Times that a chunk of 1 MiB lost pages because the last server that had them was gone.
+    /// Times that a chunk of 1 MiB lost pages with the last server that had them.
     pub chunks_damaged_total: AtomicU64,
 }
 
-/// What a server is asked to do with pages.
+/// A kind of request for pages. The client counts the failures of each kind on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Deed {
     Read,
     Write,
 }
 
-/// Requests of one kind that fail in a row before a server is left, though it says that it is well.
+/// The number of consecutive failures of one kind after which the client shuns a server that is
+/// alive.
 const STRIKES_MAX: u32 = 3;
-/// The same where pages have fewer copies without it.
+/// The same while no server is spare, so that shunning one leaves pages under-replicated.
 const STRIKES_MAX_OF_FEW: u32 = 8;
-/// The first time that a server is left, it is for so long; each further time twice as long as the time before.
+/// The time for which a server is shunned at first. Each further time is twice as long.
 const SHUN_FOR: Duration = Duration::from_secs(1);
-/// But not longer; after as long without trouble it begins anew.
+/// The longest time for which a server is shunned. After as long without trouble, the backoff
+/// starts again.
 const SHUN_MAX: Duration = Duration::from_secs(64);
-/// Tries to connect to a server that hangs up, before it counts as well: one that is being killed hangs up, too.
+/// The handshakes to try before a server that hangs up counts as alive: a server that is being
+/// killed hangs up, too.
 const GREETINGS: u32 = 3;
 
-/// Until when a server is not used, by our own decision.
+/// The backoff of a server that this client has decided not to use.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shunned {
     until: Option<Instant>,
     times: u32,
 }
 
-/// A server as its client knows it.
+/// A client's state of one server.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub endpoint: Endpoint,
-    /// 0 until it was first reached.
+    /// The server's epoch; 0 until the client first reaches it.
     pub epoch: AtomicU64,
-    /// The machine that it runs on, as it says.
+    /// The machine that the server reports to run on.
     pub machine: AtomicU64,
-    /// Where it was met.
+    /// The address at which the client reached the server.
     address: Mutex<Option<SocketAddr>>,
-    /// The server of which this is but another name.
+    /// The server of which this name is an alias.
     alias_of: Mutex<Option<ServerId>>,
-    /// Failed requests in a row, by [`Deed`].
+    /// The number of consecutive failed requests, by [`Deed`].
     strikes: [AtomicU32; 2],
     shunned: Mutex<Shunned>,
-    /// Held by the one who finds out whether it lives.
+    /// The lock of the thread that probes the server.
     verdict: Mutex<()>,
 }
 
@@ -180,13 +184,13 @@ impl Peer {
         }
     }
 
-    /// Connects to where it was met, or to any of its addresses if it was not yet.
+    /// Connects to the pinned address, or to any address of the name if none is pinned.
     pub fn connect(&self, name: &str, patience: Duration) -> Result<Connection, StoreError> {
         let address = *locked(&self.address);
         self.endpoint.connect_at(address, name, patience)
     }
 
-    /// From now on, only this address is its own; or any, if there is none.
+    /// Pins the server to one address. `None` allows any address of its name.
     pub fn pin(&self, address: Option<SocketAddr>) {
         *locked(&self.address) = address;
     }
@@ -199,12 +203,11 @@ impl Peer {
         *locked(&self.alias_of) = server;
     }
 
-    /// Whether it is left alone for now.
     pub fn is_shunned(&self) -> bool {
         locked(&self.shunned).until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// It has done what it was asked.
+    /// Resets the count of failures of a kind, because a request succeeded.
     pub fn did(&self, deed: Deed) {
         let strikes = &self.strikes[deed as usize];
         if strikes.load(Ordering::Relaxed) != 0 {
@@ -212,7 +215,8 @@ impl Peer {
         }
     }
 
-    /// It has not, though it says that it is well; for how long it is to be left, if it is.
+    /// Counts a failed request to a server that is alive. Returns the time for which to shun the
+    /// server, if it reaches the limit.
     fn strike(&self, deed: Deed, strikes_max: u32) -> Option<Duration> {
         let strikes = self.strikes[deed as usize].fetch_add(1, Ordering::Relaxed) + 1;
         let mut shunned = locked(&self.shunned);
@@ -230,36 +234,36 @@ impl Peer {
     }
 }
 
-/// A copy that was read and is not what was put.
+/// A replica that a reader found damaged or stale.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BadCopy {
     pub server: ServerId,
     pub region: RegionId,
     pub page: u64,
-    /// What its owner wants it to be.
+    /// The MAC that the owner keeps.
     pub sum: PageSum,
 }
 
-/// Bad copies that wait for their repair; more are found again when they are read again.
+/// The most bad replicas that wait for repair. The next read finds the others again.
 const BAD_COPIES_MAX: usize = 1024;
 
-/// What a try to reach a server came to.
+/// The result of a try to reach a server.
 enum Probe {
     Alive,
-    /// It lives, and takes no new connections.
+    /// Alive, but the server takes no new connections.
     TurnsAway,
     Restarted,
     Dead,
 }
 
-/// A region as one server knows it.
+/// A region's number and token on one server.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Remote {
     pub number: u32,
     pub token: Token,
 }
 
-/// What all threads of a client share.
+/// The state that all threads of a client share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub options: Options,
@@ -267,17 +271,17 @@ pub(super) struct Shared {
     pub replicator: RwLock<Replicator>,
     pub peers: RwLock<Vec<Arc<Peer>>>,
     pub remotes: RwLock<HashMap<(RegionId, ServerId), Remote>>,
-    /// Pages of each region.
+    /// The number of pages of each region.
     pub regions: RwLock<BTreeMap<RegionId, u64>>,
     pub stopped: AtomicBool,
-    /// To be repaired by the control thread.
+    /// The replicas that the control thread must repair.
     pub bad_copies: Mutex<VecDeque<BadCopy>>,
-    /// Counts changes of servers' standing.
+    /// The number of changes of servers' standing.
     changes: Mutex<u64>,
     changed: Condvar,
 }
 
-/// The store.
+/// A page store on memory servers.
 #[derive(Debug)]
 pub struct Cluster {
     shared: Arc<Shared>,
@@ -287,17 +291,17 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Connects to all servers that can be reached.
+    /// Connects to all servers that are reachable.
     ///
     /// # Errors
-    /// When they are too few for the copies that are asked for, one refuses us, or the network would have to
-    /// be trusted.
+    /// If `copies` is not 1 to 3, fewer servers than `copies` answer, or a server refuses this
+    /// client. Also if a server beyond loopback would be used with neither TLS nor `insecure`.
     pub fn connect(options: Options) -> Result<Cluster, StoreError> {
         if !(1..=3).contains(&options.copies) {
             return Err(StoreError::BadRequest("there can be 1, 2 or 3 copies"));
         }
         if options.discover && options.needs_tls() {
-            // Whoever announces first would be sent the pages.
+            // The first program to send an announcement would get the pages.
             return Err(StoreError::Insecure { server: "a server that --discover finds".into() });
         }
         let copies = options.copies;
@@ -319,17 +323,18 @@ impl Cluster {
         Ok(Cluster { shared, watch, next_region, thread: Some(spawned) })
     }
 
-    /// What has happened so far.
+    /// Returns the counts of events since the client connected.
     pub fn tally(&self) -> &Tally {
         &self.shared.tally
     }
 
-    /// Servers that answer now.
+    /// Returns the number of servers that are up.
     pub fn servers_up(&self) -> usize {
         self.shared.replicator().up().len()
     }
 
-    /// What the user should know of the servers that were reached, though it works: lines for people.
+    /// Returns warnings for the user, a line each: servers that run on the same machine. Empty
+    /// without replicas to lose together (`copies` below 2).
     pub fn warnings(&self) -> Vec<String> {
         if self.shared.options.copies < 2 {
             return Vec::new();
@@ -349,7 +354,8 @@ impl Cluster {
         lines.collect()
     }
 
-    /// Copies that are still to be made so that every page has as many as it should.
+    /// Returns the number of chunk replicas that are still missing until no chunk is
+    /// under-replicated.
     pub fn copies_missing(&self) -> u64 {
         self.shared.replicator().copies_missing()
     }
@@ -388,7 +394,8 @@ impl PageStore for Cluster {
         let up = self.shared.replicator().up();
         let made = up.iter().filter(|server| self.shared.remote(region, *server).is_some()).count();
         if let Some(server) = refused.filter(|_| made < self.shared.options.copies) {
-            // Without a place for its pages the program would run on, over its limit.
+            // Refuse now: with no server to evict to, the program would run on over its memory
+            // limit.
             watch.drop_everywhere(region);
             self.shared.regions_mut().remove(&region);
             self.shared.replicator_mut().drop_region(region);
@@ -424,7 +431,7 @@ impl PageStore for Cluster {
 }
 
 impl Drop for Cluster {
-    /// Ends the thread, and tells the servers that they can have their memory back.
+    /// Ends the control thread, and drops all regions so that the servers can reuse their memory.
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::Relaxed);
         self.shared.notify();
@@ -447,7 +454,7 @@ impl Shared {
             remotes: RwLock::default(),
             regions: RwLock::default(),
             stopped: AtomicBool::new(false),
-            // Readers must not allocate.
+            // Allocated now: readers must not allocate.
             bad_copies: Mutex::new(VecDeque::with_capacity(BAD_COPIES_MAX)),
             changes: Mutex::default(),
             changed: Condvar::new(),
@@ -491,9 +498,9 @@ impl Shared {
         self.peers.read().unwrap_or_else(PoisonError::into_inner)[server as usize].clone()
     }
 
-    /// A server more to be watched, unless it is known; false when there are too many.
+    /// Adds a server to watch, unless it is known. Returns false if there are too many.
     pub fn add_peer(&self, label: &str) -> Result<bool, StoreError> {
-        // Before the lock: a name is looked up, which readers must not wait for.
+        // Before the lock: this resolves a name, and readers must not wait for that.
         let endpoint = Endpoint::new(label, self.options.tls.clone())?;
         if self.options.needs_tls() && !endpoint.is_loopback() {
             return Err(StoreError::Insecure { server: label.into() });
@@ -509,12 +516,12 @@ impl Shared {
         Ok(added)
     }
 
-    /// Someone's connection to a server broke, or the server took too long, with something that it was asked to do or
-    /// just by itself. Finds out whether it still lives, once for all who ask at the same time. One that says so, and
-    /// fails again and again, is left for a while.
+    /// Probes a server after a link to it broke or timed out, and records its new standing. Callers
+    /// take turns, and skip the probe if the server is no longer up. If the server is alive but
+    /// requests of kind `deed` fail again and again, the client shuns it for a while.
     ///
-    /// Returns whether a new link is better than the old one: not if the server takes none, or is silent, in which case
-    /// it may yet answer on the link that there is.
+    /// Returns true if a new link is better than the old one. It is not if the server refuses
+    /// connections, or is silent: a silent server may yet answer on the old link.
     pub fn failed(&self, server: ServerId, deed: Option<Deed>) -> bool {
         let peer = self.peer(server);
         let _one = locked(&peer.verdict);
@@ -524,7 +531,7 @@ impl Shared {
         let probe = self.probe(&peer);
         let takes_links = matches!(probe, Probe::Alive | Probe::Restarted);
         match probe {
-            // Whoever has a link to it goes on.
+            // Threads that have a link to it go on.
             Probe::TurnsAway => return false,
             Probe::Alive => {
                 let are_spare = self.replicator().up().len() > self.options.copies;
@@ -542,8 +549,8 @@ impl Shared {
         takes_links
     }
 
-    /// A server answers so slowly that all others were done long before. It is left for a while, unless pages would
-    /// have fewer copies without it; whether it is.
+    /// Shuns a server that is still busy long after all others are done. Does nothing if pages
+    /// would become under-replicated. Returns true if it shuns the server.
     pub fn is_left_as_slow(&self, server: ServerId) -> bool {
         let peer = self.peer(server);
         let _one = locked(&peer.verdict);
@@ -587,7 +594,7 @@ impl Shared {
         }
     }
 
-    /// The server, other than this one, that drew this epoch.
+    /// Returns the server other than `but` that drew this epoch.
     pub fn server_of_epoch(&self, epoch: u64, but: ServerId) -> Option<ServerId> {
         let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
         let is_it = |(id, peer): &(ServerId, &Arc<Peer>)| {
@@ -596,7 +603,8 @@ impl Shared {
         (0..).zip(peers.iter()).find(is_it).map(|(id, _)| id)
     }
 
-    /// A copy is bad that should be good: it will be repaired from another.
+    /// Queues a bad replica for repair from another one, if its server should have the page as it
+    /// was last put.
     pub fn found_bad(&self, bad: BadCopy) {
         let at = ChunkAt { region: bad.region, chunk: bad.page / CHUNK_PAGES };
         let should_be_good = {
@@ -609,19 +617,19 @@ impl Shared {
         }
     }
 
-    /// What a server held is lost. Says so at once where nobody else has it: a read may come too late
-    /// to do anything about it.
+    /// Records that a server's pages are lost. Logs at once which of them no other server has: a
+    /// read may come too late to act on the loss.
     pub fn gone(&self, server: ServerId) {
         let damaged = self.replicator_mut().server_gone(server);
         self.say_damaged(server, "is gone", &damaged);
     }
 
-    /// A server is not waited for any more.
+    /// Stops waiting for a server that has not answered for [`Options::unreachable`].
     pub fn silent(&self, server: ServerId) {
         let damaged = self.replicator_mut().server_silent(server);
         let time = self.options.unreachable.as_secs_f64();
         self.say_damaged(server, &format!("has not answered for {time:.0} s"), &damaged);
-        // Perhaps it comes back elsewhere.
+        // It may come back at another address.
         self.peer(server).pin(None);
     }
 
@@ -637,7 +645,7 @@ impl Shared {
         ));
     }
 
-    /// The error when no server answers.
+    /// Returns the error for the case that no server answers.
     pub fn nobody(&self) -> StoreError {
         let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
         let labels: Vec<&str> = peers.iter().map(|peer| peer.endpoint.label.as_str()).collect();
@@ -645,18 +653,20 @@ impl Shared {
         StoreError::Unreachable { server, source: io::ErrorKind::NotConnected.into() }
     }
 
-    /// Wakes everybody who waits for a server.
+    /// Wakes all threads that wait for a server.
     pub fn notify(&self) {
         *self.changes.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.changed.notify_all();
     }
 
-    /// How many changes there were; to be taken before looking, and handed to `wait_for_change`.
+    /// Returns the number of changes so far. Callers read it before they check a condition, so that
+    /// [`Shared::wait_for_change`] misses no change.
     pub fn change_count(&self) -> u64 {
         *self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is a change after that count, or the time is over.
+    /// Waits until the number of changes differs from `seen`, `until` has passed or the client
+    /// stops.
     pub fn wait_for_change(&self, seen: u64, until: Instant) {
         let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let left = until.saturating_duration_since(Instant::now());
@@ -664,23 +674,23 @@ impl Shared {
         drop(self.changed.wait_timeout_while(changes, left, still));
     }
 
-    /// The token of a region on one server.
+    /// Draws the token of a region on one server.
     pub fn fresh_token() -> Result<Token, StoreError> {
         secret::random()
             .map_err(|source| StoreError::Unreachable { server: "random numbers".into(), source })
     }
 
-    /// Whether a server is down for now, or for good.
     pub fn standing(&self, server: ServerId) -> Standing {
         self.replicator().server(server).standing
     }
 
-    /// What a link's error says of its server; whether the link is of no more use.
+    /// Records what a link's error shows about its server. Returns true if the caller should close
+    /// the link.
     pub fn note(&self, server: ServerId, region: RegionId, error: &LinkError, deed: Deed) -> bool {
         let is_useless = match error {
             LinkError::Broken(_) | LinkError::Restarted => self.failed(server, Some(deed)),
             LinkError::Failed(Failure::NoRegion | Failure::Denied) => {
-                // It has dropped what is ours, unless it is ours no more.
+                // The server has dropped our region, unless this client dropped it.
                 if self.regions().contains_key(&region) {
                     self.gone(server);
                     self.notify();
@@ -692,12 +702,12 @@ impl Shared {
         is_useless || !is_slow(error)
     }
 
-    /// For a thread that changes what servers hold.
+    /// Returns links for a thread that changes pages on servers.
     pub fn links(self: &Arc<Self>) -> Links {
         Links::new(self.clone(), self.options.answer_within, false)
     }
 
-    /// For a thread that reads, and hedges.
+    /// Returns links for a thread that reads and sends hedged requests.
     pub fn read_only_links(self: &Arc<Self>) -> Links {
         Links::new(self.clone(), self.options.hedge_after, true)
     }
@@ -723,7 +733,7 @@ mod tests {
         assert_eq!(shared.standing(0), Standing::Up);
         drop(met);
         shared.failed(0, None);
-        // Gone would mean that its pages are lost, though it may come back with them.
+        // `Gone` would mean that its pages are lost, but it may come back with them.
         assert_eq!(shared.standing(0), Standing::Down);
         watch.look();
         assert_eq!(shared.standing(0), Standing::Down);

@@ -1,8 +1,8 @@
-//! One connection to a server: requests out, replies in, in order.
+//! A connection to a server: requests go out, and replies come back in order.
 //!
-//! Invariants: a read that succeeds allocates nothing and copies nothing but from the socket into
-//! the caller's pages; a reply that nobody waits for any more is read and thrown away, never taken
-//! for another's (ids).
+//! Invariants: a read that succeeds allocates nothing, and copies bytes only from the socket into
+//! the caller's pages. A reply that nobody waits for any more is read and dropped. Its id keeps it
+//! from being taken for another reply.
 
 use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use crate::secret::{self, Claim};
@@ -20,13 +20,13 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-/// The port that servers listen on unless told otherwise.
+/// The default port of servers.
 pub const PORT: u16 = 7070;
 
-/// Where a server is and how to speak to it.
+/// The address of a server, and its TLS settings.
 #[derive(Debug, Clone)]
 pub struct Endpoint {
-    /// As it was given: host and port.
+    /// The host, or host and port, as named or announced.
     pub label: String,
     host: String,
     addresses: Vec<SocketAddr>,
@@ -34,11 +34,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// From `host`, `host:port` or `[v6]:port`. Names are looked up now, once: later there may be no
-    /// memory for it.
+    /// Parses `host`, `host:port` or `[v6]:port`, and resolves the name now, once. Later there may
+    /// be no memory for that.
     ///
     /// # Errors
-    /// For names that nobody knows.
+    /// If the name cannot be resolved.
     pub fn new(label: &str, tls: Option<ClientTls>) -> Result<Endpoint, StoreError> {
         let unreachable = |source| StoreError::Unreachable { server: label.to_string(), source };
         let with_port = match label.parse::<SocketAddr>() {
@@ -54,35 +54,37 @@ impl Endpoint {
         Ok(Endpoint { label: label.to_string(), host, addresses, tls })
     }
 
-    /// Whether all of its addresses are on this machine's loopback.
+    /// Returns true if all of its addresses are on this machine's loopback.
     pub fn is_loopback(&self) -> bool {
         self.addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
     }
 
-    /// Whether both lead to the same server.
+    /// Returns true if both lead to the same server: they share an address.
     pub fn is_same_place(&self, other: &Endpoint) -> bool {
         self.addresses.iter().any(|address| other.addresses.contains(address))
     }
 
-    /// A name that has several addresses.
+    /// Returns an endpoint whose name has several addresses.
     #[cfg(test)]
     pub fn of(addresses: &[SocketAddr]) -> Endpoint {
         let (label, host) = ("name:1".into(), "name".into());
         Endpoint { label, host, addresses: addresses.to_vec(), tls: None }
     }
 
-    /// Connects and says hello, in at most about this time for each address.
+    /// Connects and does the handshake, in at most about `patience` for each address.
     ///
     /// # Errors
-    /// When nobody answers in time, or who answers is no server of ours.
+    /// If no server answers in time, or the server is full, has another protocol version or is no
+    /// memory server.
     pub fn connect(&self, name: &str, patience: Duration) -> Result<Connection, StoreError> {
         self.connect_to(&self.addresses, name, patience)
     }
 
-    /// The same for the one address at which a server was met: another of its name's may be another server's.
+    /// Connects to the one address at which the client reached a server before: another address of
+    /// its name may be another server's. `None` allows all addresses.
     ///
     /// # Errors
-    /// As `connect`.
+    /// As [`Endpoint::connect`].
     pub fn connect_at(
         &self,
         address: Option<SocketAddr>,
@@ -122,7 +124,7 @@ impl Endpoint {
         let unreachable = |source| StoreError::Unreachable { server: self.label.clone(), source };
         let refused = |why: String| StoreError::Refused { server: self.label.clone(), why };
         prepare(&socket, patience.max(Duration::from_millis(500))).map_err(unreachable)?;
-        // A handshake takes a few round trips and a signature more than a connection.
+        // A handshake takes a few round trips and a signature more than a connect.
         socket.set_read_timeout(Some(patience)).map_err(unreachable)?;
         let mut stream = match &self.tls {
             None => socket.into(),
@@ -155,7 +157,8 @@ impl Endpoint {
         Ok(Connection::new(stream, &hello))
     }
 
-    /// TLS errors come as I/O errors; they will not go away by waiting.
+    /// Returns the error of a failed handshake. TLS errors come as I/O errors, and waiting does not
+    /// help against them.
     fn not_greeted(&self, error: io::Error) -> StoreError {
         let server = self.label.clone();
         let tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
@@ -177,39 +180,39 @@ impl Endpoint {
     }
 }
 
-/// What has arrived of the reply that is arriving.
+/// The part of a reply that has arrived so far.
 #[derive(Debug, Default)]
 struct Incoming {
     head: [u8; HEADER_BYTES],
     head_len: usize,
     header: Option<Header>,
     body_len: usize,
-    /// The body goes into the caller's pages, not into scratch.
+    /// True if the body goes into the caller's pages instead of `scratch`.
     direct: bool,
 }
 
-/// A connection.
+/// A connection after the handshake.
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,
-    /// The server's, drawn at its start.
+    /// The server's epoch, drawn at its start.
     pub epoch: u64,
-    /// Where the server runs.
+    /// The server's machine and failure domain, as it reports them.
     pub location: Location,
     nonce: [u8; crate::wire::hello::NONCE_BYTES],
     last_id: u32,
-    /// Replies that have not come yet, also those that nobody waits for.
+    /// The number of replies that have not arrived, including those that nobody waits for.
     outstanding: u32,
     out: Vec<u8>,
     scratch: Vec<u8>,
     incoming: Incoming,
-    /// Read by [`Connection::next_reply`], and not used yet.
+    /// The bytes that [`Connection::next_reply`] has read, and nobody has used yet.
     inbox: Inbox,
     looking: Looking,
 }
 
-/// Whether something listens there that takes no new connection: a server with as many as it may have, which is not
-/// dead.
+/// Returns true if a program listens there that takes no new connection: a server that has as many
+/// as it may have is not dead.
 pub fn is_turned_away(error: &StoreError) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     match error {
@@ -224,7 +227,8 @@ pub fn is_turned_away(error: &StoreError) -> bool {
     }
 }
 
-/// A request that went out in part spoils its connection, also if it only takes longer.
+/// Turns a timeout into a broken pipe: a request that was sent in part makes its connection
+/// useless.
 fn went_out(sent: io::Result<()>) -> io::Result<()> {
     sent.map_err(|error| match is_timeout(&error) {
         true => io::Error::new(io::ErrorKind::BrokenPipe, error),
@@ -232,13 +236,13 @@ fn went_out(sent: io::Result<()>) -> io::Result<()> {
     })
 }
 
-/// Whether an error only means that it takes longer.
+/// Returns true if the error is a timeout.
 pub fn is_timeout(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 impl Connection {
-    /// Over a stream on which both sides have said hello.
+    /// Wraps a stream on which both sides have said hello.
     pub fn new(stream: Stream, server: &Hello) -> Connection {
         Connection {
             stream,
@@ -255,33 +259,34 @@ impl Connection {
         }
     }
 
-    /// Where the server was met.
+    /// Returns the server's address, or `None` if the system does not know it.
     pub fn address(&self) -> Option<SocketAddr> {
         self.stream.socket().peer_addr().ok()
     }
 
-    /// How long one wait for a reply lasts.
+    /// Sets the timeout of one wait for a reply.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of setsockopt(2).
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
         self.stream.socket().set_read_timeout(Some(patience))
     }
 
-    /// How long to look for a reply from this machine before sleeping.
+    /// Sets the time to poll for a reply before sleeping. It counts only if the server is on this
+    /// machine.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of getpeername(2) or getsockname(2).
     pub fn look_for_answers(&mut self, time: Duration) -> io::Result<()> {
         let time = if is_local(self.stream.socket())? { time } else { Duration::ZERO };
         self.looking = Looking::for_at_most(time);
         Ok(())
     }
 
-    /// Sends a request; the id of its reply.
+    /// Sends a request. Returns the id of its reply.
     ///
     /// # Errors
-    /// When the connection is broken.
+    /// If the connection is broken.
     pub fn send(&mut self, request: &Request<'_>) -> io::Result<u32> {
         self.last_id = self.last_id.wrapping_add(1);
         self.out.clear();
@@ -297,11 +302,11 @@ impl Connection {
         Ok(self.last_id)
     }
 
-    /// Sends requests that have no pages, with one write; the id of the first one's reply. The others'
-    /// follow.
+    /// Sends requests that have no pages, with one write. Returns the id of the first reply; the
+    /// other ids follow it.
     ///
     /// # Errors
-    /// When the connection is broken.
+    /// If the connection is broken.
     pub fn send_small<'a>(&mut self, all: impl Iterator<Item = Request<'a>>) -> io::Result<u32> {
         let first = self.last_id.wrapping_add(1);
         self.out.clear();
@@ -315,16 +320,17 @@ impl Connection {
         Ok(first)
     }
 
-    /// Whether no reply has come in part, by a wait that timed out.
+    /// Returns false if a wait timed out after it had read part of a reply.
     pub fn is_between_replies(&self) -> bool {
         self.incoming.head_len == 0
     }
 
-    /// The next reply to whatever request, with its id and its pages. Reads as many replies at once as
-    /// have come. Only between replies.
+    /// Reads the next reply to any request: its id, the reply and its pages. One read takes as many
+    /// replies as have arrived. Callers use it only between replies
+    /// ([`Connection::is_between_replies`]).
     ///
     /// # Errors
-    /// As of [`Connection::wait`].
+    /// As [`Connection::wait`].
     pub fn next_reply(&mut self) -> io::Result<(u32, Reply<'_>, &[u8])> {
         while !self.inbox.is_whole().map_err(io::Error::other)? {
             match self.inbox.fill(&mut self.stream) {
@@ -343,10 +349,11 @@ impl Connection {
         Ok((header.id, reply, pages))
     }
 
-    /// Sends requests, as few writes as it takes; the id of the first one's reply. The others' follow.
+    /// Sends requests with as few writes as possible. Returns the id of the first reply; the other
+    /// ids follow it.
     ///
     /// # Errors
-    /// When the connection is broken.
+    /// If the connection is broken.
     pub fn send_all(&mut self, requests: &[Request<'_>]) -> io::Result<u32> {
         let first = self.last_id.wrapping_add(1);
         self.out.clear();
@@ -367,22 +374,24 @@ impl Connection {
         Ok(first)
     }
 
-    /// Proves that we know the token of a region, and may use it from here on.
+    /// Proves that this client knows the token of a region, and asks for a lease on it for this
+    /// connection.
     ///
     /// # Errors
-    /// As `send`.
+    /// As [`Connection::send`].
     pub fn send_attach(&mut self, region: u32, fence: bool, token: &Token) -> io::Result<u32> {
         let claim = Claim { nonce: self.nonce, epoch: self.epoch, region, fence };
         let proof = secret::proof(token, &claim);
         self.send(&Request::Attach { region, fence, proof: &proof })
     }
 
-    /// Waits for the reply to `id`. Pages without sums, as many as there is room for, go to `into`;
-    /// all other bodies can be had from [`Connection::body`]. On a time-out it may be called again,
-    /// with the same `into`; to wait for it elsewhere, [`Connection::leave`] it first.
+    /// Waits for the reply to `id`. Pages without checksums go to `into`, which must have their
+    /// size. [`Connection::pages_with_sums`] returns pages with checksums. After a timeout, the
+    /// caller may call it again with the same `into`. To wait with other memory, it must call
+    /// [`Connection::leave`] first.
     ///
     /// # Errors
-    /// Time-outs; anything else means that the connection is of no use any more.
+    /// A timeout; after any other error the connection is of no use any more.
     pub fn wait(&mut self, id: u32, into: &mut [u8]) -> io::Result<Reply<'_>> {
         loop {
             self.arrive(id, into)?;
@@ -405,7 +414,7 @@ impl Connection {
         }
     }
 
-    /// Gives up waiting with `into` for now: what has arrived is put aside.
+    /// Stops a wait with `into` for now, and saves the bytes that have arrived.
     pub fn leave(&mut self, into: &[u8]) {
         if std::mem::take(&mut self.incoming.direct) {
             let arrived = self.incoming.body_len;
@@ -415,13 +424,13 @@ impl Connection {
         }
     }
 
-    /// The pages of a reply that came with sums: what follows its meta.
+    /// Returns the pages of a reply that came with checksums: they follow its meta.
     pub fn pages_with_sums(&self, count: u16) -> &[u8] {
         let header = Header { count, flags: 1, ..Header::new(Op::Pages, 0) };
         &self.scratch[header.meta_bytes()..][..header.page_bytes()]
     }
 
-    /// Reads until the reply that is arriving is whole.
+    /// Reads until the current reply is complete.
     fn arrive(&mut self, id: u32, into: &mut [u8]) -> io::Result<()> {
         while self.incoming.header.is_none() {
             self.arrive_head(id, into)?;
@@ -444,7 +453,7 @@ impl Connection {
         let incoming = &mut self.incoming;
         let head = &mut incoming.head[incoming.head_len..];
         let head_room = head.len();
-        // When nothing can follow the reply that is waited for, its body is read along.
+        // If no reply can follow the awaited one, the same read takes its body.
         let mut parts = [IoSliceMut::new(head), IoSliceMut::new(into)];
         let parts = if self.outstanding == 1 { &mut parts[..] } else { &mut parts[..1] };
         let came = read_some(&mut self.inbox, &mut self.stream, &mut self.looking, parts)?;
@@ -471,7 +480,7 @@ impl Connection {
     }
 }
 
-/// Pages that follow a request's head.
+/// Returns the pages that follow a request's head.
 fn pages_of<'a>(request: &Request<'a>) -> &'a [u8] {
     if let Request::Put { pages, .. } = request { pages } else { &[] }
 }

@@ -1,8 +1,8 @@
-//! The one thread that watches the servers: asks each how it does, takes those in that come (back),
-//! gives up those that stay away, and moves copies.
+//! The control thread. It polls the servers' status, admits servers that join or rejoin, gives up
+//! unreachable ones, and repairs chunks.
 //!
-//! Invariant: a server is used again only after everything that was sent to it before is void (a new
-//! lease) and what it should not have is discarded.
+//! Invariant: the client uses a server again only after two steps. A fence voids all earlier
+//! requests to the server, and the client discards the server's stale pages.
 
 use super::cluster::{BadCopy, Deed, Peer, Shared};
 use super::connection::{Connection, Endpoint, is_turned_away};
@@ -23,31 +23,33 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Between two looks at the servers.
+/// The interval between two polls of the servers' status.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Of moving copies before servers are looked at again.
+/// The time for repairs before the servers are polled again.
 const REPAIR_SLICE: Duration = Duration::from_millis(50);
-/// For a server that was announced.
+/// The timeout of the connect to an announced server.
 const TRIAL_PATIENCE: Duration = Duration::from_secs(1);
-/// How long to look around at the start.
+/// The longest wait for announcements in [`Watch::first_look`].
 const DISCOVERY_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The thread.
+/// The control thread's body. Threads that create or drop regions lock `watch` too.
 pub(super) struct Control {
     pub shared: Arc<Shared>,
     pub watch: Arc<Mutex<Watch>>,
 }
 
-/// A try to reach a server that is away; also when it is asked over the link that it still has.
+/// The timeout of the connect to a server that is down, and of a reply on its old link.
 const TRY_PATIENCE: Duration = Duration::from_millis(100);
-/// Between two looks, a server was silent for this long at most: longer, and it was this process that stood still.
+/// The most silence that one poll may count. After a longer gap, this process was stopped, not the
+/// server.
 const SILENT_PER_LOOK_MAX: Duration = Duration::from_secs(2);
-/// The longest pause after a repair that cannot be done now; the first is as long as a look takes.
+/// The longest pause after a failed repair. The first pause is [`LOOK_EVERY`].
 const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl Control {
-    /// Without this thread, no server that fails is noticed and no copy is made: if it panics, so that something is
-    /// wrong with this program, the process ends instead of going on unprotected.
+    /// Runs the thread, and aborts the process if the thread panics. Without this thread, nobody
+    /// notices a failed server or makes a replica: the pages would be unprotected. A panic is a bug
+    /// in this program.
     pub fn run_or_end(self) {
         let shared = self.shared.clone();
         if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
@@ -68,27 +70,27 @@ impl Control {
                 watch.heal();
                 watch.repair(REPAIR_SLICE)
             };
-            // A moment even when there is more to do, for those who make regions.
+            // Yield for 1 ms even if repairs remain: `create_region` needs the same lock.
             let pause = if more { Duration::from_millis(1) } else { LOOK_EVERY };
             self.shared.wait_for_change(seen, Instant::now() + pause);
         }
     }
 }
 
-/// Who is away, since when, and when to try again.
+/// The state of a server that is unreachable.
 #[derive(Debug, Clone, Copy)]
 struct Away {
     since: Instant,
     looked: Instant,
-    /// Time without a sign of life, of which this process was there to see it.
+    /// The time without a reply. One poll adds at most [`SILENT_PER_LOOK_MAX`].
     silent: Duration,
-    /// At the last try it turned us away: it lives.
+    /// True if the server refused the last connection: it is alive.
     is_turned_away: bool,
     next_try: Instant,
     pause: Duration,
 }
 
-/// Finds out whether a server of ours answers, as this client would connect to it.
+/// Returns a trial that does the handshake with a server as this client would.
 fn trial(shared: &Shared) -> Trial {
     let (tls, name) = (shared.options.tls.clone(), shared.options.name.clone());
     Arc::new(move |address| {
@@ -97,23 +99,23 @@ fn trial(shared: &Shared) -> Trial {
     })
 }
 
-/// Whether a server has made a region.
+/// A server's answer to a request to create a region.
 enum Made {
     Yes,
     No(Failure),
 }
 
-/// The thread's state; those who make regions use its links too.
+/// The control thread's state. Threads that create or drop regions use its links too.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     links: Links,
     away: Vec<Option<Away>>,
-    /// Where to go on with repairs.
+    /// The chunk from which the search for repairs goes on.
     repair_from: ChunkAt,
-    /// Repairs that could not be done, until when they wait and the pause before that.
+    /// Repairs that failed: the time of the next try, and the pause before it.
     waiting_repairs: BTreeMap<ChunkAt, (Instant, Duration)>,
     finder: Option<Finder>,
-    /// That were found and have not answered yet.
+    /// Servers that were announced and have not answered yet.
     prospects: Prospects,
 }
 
@@ -147,10 +149,11 @@ impl Watch {
         })
     }
 
-    /// Connects to all servers that are named or found; one of the problems, if there were any.
+    /// Connects to all servers that are named or announced. Returns one of the errors if some
+    /// servers fail.
     ///
     /// # Errors
-    /// For names that cannot be looked up.
+    /// If a name cannot be resolved, or a server beyond loopback is named without TLS.
     pub fn first_look(&mut self) -> Result<Option<StoreError>, StoreError> {
         for label in self.shared.options.servers.clone() {
             self.shared.add_peer(&label)?;
@@ -174,7 +177,7 @@ impl Watch {
         Ok(problem)
     }
 
-    /// Why this name does not count: it is another name of a server that has one.
+    /// Returns the error for a name that does not count, because it is an alias of another server.
     fn one_server_twice(&self, peer: &Peer) -> Option<StoreError> {
         let other = self.shared.peer(peer.alias_of()?);
         Some(StoreError::Refused {
@@ -187,7 +190,7 @@ impl Watch {
         })
     }
 
-    /// Asks every server that is up how it does, and tries those that are not.
+    /// Polls every server that is up, and tries to reach the others.
     pub fn look(&mut self) {
         self.discover(Duration::ZERO);
         for server in 0..self.server_count() {
@@ -197,7 +200,8 @@ impl Watch {
                     match self.status(server) {
                         Ok(status) => self.heard(server, status),
                         Err(error) => {
-                            // One that is only held up may have no room for a new connection when it goes on.
+                            // If the server was only stalled, it may have no room for a new
+                            // connection when it goes on.
                             if self.shared.failed(server, None) || !is_slow(&error) {
                                 self.links.close(server);
                             }
@@ -209,9 +213,11 @@ impl Watch {
         }
     }
 
-    /// Makes a region on every server that is up. Where it fails, it is made when that server is
-    /// next taken in; until then its writes go elsewhere. Returns a server that takes no more regions, if
+    /// Creates a region on every server that is up. Returns a server that takes no more regions, if
     /// there is one.
+    ///
+    /// If a creation fails, the client repeats it when it next admits the server. Until then the
+    /// region's writes go to other servers.
     pub fn create_everywhere(&mut self, region: RegionId, pages: u64) -> Option<ServerId> {
         let (up, mut refused) = (self.shared.replicator().up(), None);
         for server in up.iter() {
@@ -227,7 +233,8 @@ impl Watch {
         refused
     }
 
-    /// Forgets a region on every server that can be reached; the others will, in time.
+    /// Drops a region on every server that is up. The others remove it as orphaned after their
+    /// linger time.
     pub fn drop_everywhere(&mut self, region: RegionId) {
         for server in 0..self.server_count() {
             let up = self.shared.replicator().up().has(server);
@@ -239,12 +246,12 @@ impl Watch {
         }
     }
 
-    /// Tells every server that can be reached that a region ends with this process.
+    /// Asks every server that is up to drop a region when this process ends.
     pub fn drop_at_end(&mut self, region: RegionId) {
         for server in 0..self.server_count() {
             let up = self.shared.replicator().up().has(server);
             if up && self.shared.remote(region, server).is_some() {
-                // A server that is not told keeps the pages for a while.
+                // A server that misses the request keeps the orphaned region for its linger time.
                 let _ = self.drop_on(server, region, true);
             }
         }
@@ -258,8 +265,8 @@ impl Watch {
     ) -> Result<(), LinkError> {
         let drop_it = |on| Request::Drop { on, at_end };
         match self.links.call_on(server, region, drop_it) {
-            // Another link's fence; a region that stays would keep its memory for as long as we are
-            // connected.
+            // Another link's fence voided the lease. Without the second try, the server keeps the
+            // region's memory for as long as this client is connected.
             Err(error) if is_stale(&error) => {
                 self.links.forget_lease(server, region);
                 self.links.call_on(server, region, drop_it).map(drop)
@@ -268,11 +275,12 @@ impl Watch {
         }
     }
 
-    /// Moves copies for a while; whether there is more to do at once.
+    /// Repairs chunks for `slice`. Returns false if no chunk is left that needs a repair now.
     pub fn repair(&mut self, slice: Duration) -> bool {
         let until = Instant::now() + slice;
         while Instant::now() < until {
-            // Readers do not wait for this look, nor do writes for which nothing changes.
+            // The read lock: neither readers nor writes that change no membership wait for this
+            // search.
             let ailing = self.shared.replicator().next_ailing(self.repair_from);
             let Some(at) = ailing else {
                 self.repair_from = START;
@@ -291,13 +299,14 @@ impl Watch {
                     false
                 }
             });
-            // Where it cannot be done, its turn comes again with the next look; the others need not wait.
+            // A failed repair waits for the next pass, so the other chunks need not wait for it.
             self.repair_from = if is_done { at } else { ChunkAt { chunk: at.chunk + 1, ..at } };
         }
         true
     }
 
-    /// What cannot be done now, as a server has gone or no good copy can be reached, is not tried again at once.
+    /// Postpones a repair that cannot be done now: a server is gone, or no good replica is
+    /// reachable.
     fn put_repair_off(&mut self, at: ChunkAt) {
         let now = Instant::now();
         let last = self.waiting_repairs.get(&at).map_or(LOOK_EVERY / 2, |(_, pause)| *pause);
@@ -310,7 +319,8 @@ impl Watch {
         match *work {
             Repair::Clean { at, server } => {
                 let (first, count) = (at.chunk * CHUNK_PAGES, CHUNK_PAGES);
-                // A writer that has not yet heard of it may be about to put a page there, which would stay.
+                // A writer that has not seen the removal yet may be about to put a page there. The
+                // fence voids that put; otherwise the page would stay.
                 let fenced = self.links.attach(server, at.region, true);
                 let discarded = fenced.and_then(|_| {
                     self.links
@@ -350,8 +360,8 @@ impl Watch {
         Err(error)
     }
 
-    /// Copies what the new members do not have. Pages that are written meanwhile reach them from the
-    /// writer, and stay.
+    /// Copies the pages that the new members lack. Pages that are put meanwhile reach them from the
+    /// writer, and the copy does not overwrite them.
     fn copy(&mut self, at: ChunkAt, from: ServerId, to: ServerSet) -> Result<(), LinkError> {
         let held = match self.held(at, from) {
             Ok(held) => held,
@@ -360,7 +370,8 @@ impl Watch {
         for (first, count) in held {
             let fetched = match self.fetch(at.region, from, first, count) {
                 Ok(fetched) => fetched,
-                // The owner has discarded some of them meanwhile: look again.
+                // The owner has discarded some of these pages meanwhile: the repair must list them
+                // again.
                 Err(LinkError::Failed(failure @ Failure::NotHeld { .. })) => {
                     return Err(LinkError::Failed(failure));
                 }
@@ -399,8 +410,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Copies one page of a run of which some are damaged. A damaged one is taken from another server that should have
-    /// the same, and `from` gets it, too. Without one, the page is left out if it is lost for good.
+    /// Copies one page of a run that has damaged pages. A damaged page comes from another server of
+    /// the same layer, and `from` gets the good bytes too. If no server can have a good replica,
+    /// the page is lost and is left out.
     fn copy_page(
         &mut self,
         at: ChunkAt,
@@ -425,12 +437,12 @@ impl Watch {
                 ));
                 Ok(())
             }
-            // Somebody who is down may have it.
+            // A server that is down may have a good replica.
             None => Err(unexpected()),
         }
     }
 
-    /// A page from the first of some servers that has it as it should be.
+    /// Returns a page from the first of `servers` whose replica passes `is_good`.
     fn good_copy(
         &mut self,
         region: RegionId,
@@ -449,8 +461,8 @@ impl Watch {
         })
     }
 
-    /// Repairs copies that readers found damaged. A page that was put again meanwhile stays: a server replaces what it
-    /// has only by bytes of the same checksum.
+    /// Repairs damaged replicas that readers found. A page that was put again meanwhile stays: a
+    /// server replaces its page only by bytes of the same checksum.
     pub fn heal(&mut self) {
         let bad: Vec<BadCopy> = {
             let mut queue = self.shared.bad_copies.lock().unwrap_or_else(PoisonError::into_inner);
@@ -461,7 +473,7 @@ impl Watch {
             let others = self.shared.replicator().holders(at).minus(ServerSet::one(server));
             let is_good = |fetched: &Fetched| PageSum::of(&fetched.pages) == sum;
             let Some(good) = self.good_copy(region, others, page, is_good) else { continue };
-            // Not as its holder says, which may be damaged there as well.
+            // Compute the checksum anew: the checksum on the source server may be damaged as well.
             let good = Fetched::of(good.pages);
             if let Err(error) = self.give(region, server, page, &good) {
                 let _ = self.repair_failed(server, region, error, Deed::Write);
@@ -471,7 +483,8 @@ impl Watch {
         }
     }
 
-    /// Runs of pages of a chunk that a server has, none longer than one read.
+    /// Returns the runs of pages of a chunk that a server holds. No run exceeds [`RUN_PAGES_MAX`],
+    /// the limit of a read.
     fn held(&mut self, at: ChunkAt, server: ServerId) -> Result<Vec<(u64, u16)>, LinkError> {
         let pages = self.shared.region_pages(at.region).map_err(|_| LinkError::NoRegion)?;
         let first = at.chunk * CHUNK_PAGES;
@@ -546,7 +559,7 @@ impl Watch {
         news.withdrawn.into_iter().for_each(|address| self.prospects.withdrawn(address));
         news.announced.into_iter().for_each(|address| self.prospects.announced(address, now));
         for address in self.prospects.answered(now) {
-            // It is watched from now on, unless there are too many.
+            // The control thread watches the server from now on, unless there are too many servers.
             let _ = self.shared.add_peer(&address.to_string());
         }
     }
@@ -564,7 +577,8 @@ impl Watch {
         replicator.server_says(server, total, free, status.draining);
     }
 
-    /// Tries a server that is away, now and then; gives it up in two steps.
+    /// Tries with backoff to reach a server that is down. After `repair_after`, other servers take
+    /// its place. After `unreachable`, nobody waits for it any more.
     fn try_again(&mut self, server: ServerId) {
         let peer = self.shared.peer(server);
         let up = self.shared.replicator().up();
@@ -602,7 +616,8 @@ impl Watch {
         }
     }
 
-    /// Takes a server in again, over the link that it still has or a new one; else, whether it turned us away.
+    /// Admits a server again, over its old link or a new one. Otherwise returns true if the server
+    /// refused the connection.
     fn try_to_reach(&mut self, server: ServerId, peer: &Peer) -> Result<(), bool> {
         if self.answers_on_its_link(server, peer) && self.take_in_again(server, peer).is_ok() {
             return Ok(());
@@ -613,7 +628,8 @@ impl Watch {
         self.take_in(server, connection).map_err(|_| false)
     }
 
-    /// A server that was held up has room for the links that it has, perhaps not for others.
+    /// Returns true if the same server answers on its old link. A server that was stalled has room
+    /// for its open links, but perhaps not for new ones.
     fn answers_on_its_link(&mut self, server: ServerId, peer: &Peer) -> bool {
         let answer_within = self.shared.options.answer_within;
         let Some(link) = self.links.existing(server) else { return false };
@@ -633,7 +649,7 @@ impl Watch {
         }
     }
 
-    /// A server is there, for the first time or again.
+    /// Admits a server that is reachable for the first time or again.
     fn take_in(&mut self, server: ServerId, connection: Connection) -> Result<(), LinkError> {
         let (peer, epoch) = (self.shared.peer(server), connection.epoch);
         let alias_of = self.shared.server_of_epoch(epoch, server);
@@ -649,7 +665,7 @@ impl Watch {
             self.take_in_again(server, &peer)?;
         } else {
             self.start_afresh(server)?;
-            // After what is known of our regions there: who sees it sees that.
+            // Last: a thread that sees the new epoch must see the new state of the regions there.
             peer.epoch.store(epoch, Ordering::Release);
             self.is_in(server)?;
         }
@@ -657,7 +673,7 @@ impl Watch {
         Ok(())
     }
 
-    /// The server that was away is there again, and there is a link to it.
+    /// Admits a server that was away. A link to it is open.
     fn take_in_again(&mut self, server: ServerId, peer: &Peer) -> Result<(), LinkError> {
         if !self.void_and_clean(server)? {
             self.start_afresh(server)?;
@@ -676,8 +692,8 @@ impl Watch {
         Ok(())
     }
 
-    /// It is the server that it was: what was under way before is void, what it missed is discarded.
-    /// False when it has not got our regions any more.
+    /// Voids all earlier requests to a server that kept its epoch, and discards the replicas that
+    /// became stale. Returns false if the server no longer has our regions.
     fn void_and_clean(&mut self, server: ServerId) -> Result<bool, LinkError> {
         let regions: Vec<(RegionId, u64)> =
             self.shared.regions().iter().map(|(region, pages)| (*region, *pages)).collect();
@@ -701,7 +717,8 @@ impl Watch {
         Ok(true)
     }
 
-    /// It has nothing of ours: it was started anew, or has lost our regions.
+    /// Creates all regions on a server that has none of them: it is new, was restarted or has lost
+    /// them. Its earlier replicas count as lost.
     fn start_afresh(&mut self, server: ServerId) -> Result<(), LinkError> {
         self.shared.gone(server);
         let regions: Vec<(RegionId, u64)> =
@@ -728,7 +745,7 @@ impl Watch {
                 Ok(Made::Yes)
             }
             Ok(_) => Err(unexpected()),
-            // It takes no more regions; pages of this one go elsewhere.
+            // The server takes no more regions: the pages of this one go elsewhere.
             Err(LinkError::Failed(why @ (Failure::TooMany | Failure::Draining))) => {
                 Ok(Made::No(why))
             }
@@ -737,21 +754,21 @@ impl Watch {
     }
 }
 
-/// Pages as a server has them, with the checksums that it has of them.
+/// Pages from a server, and the server's checksums of them.
 struct Fetched {
     sums: Vec<u8>,
     pages: Vec<u8>,
 }
 
 impl Fetched {
-    /// Pages that are known to be good.
+    /// Computes the checksums of pages that are known to be good.
     fn of(pages: Vec<u8>) -> Fetched {
         let mut sums = Vec::new();
         push_sums(&mut sums, pages.chunks_exact(PAGE_BYTES).map(Checksum::of));
         Fetched { sums, pages }
     }
 
-    /// Whether all pages have their checksums.
+    /// Returns true if every page matches its checksum.
     fn is_good(&self) -> bool {
         self.pages.chunks_exact(PAGE_BYTES).map(Checksum::of).eq(wire::sums(&self.sums))
     }

@@ -1,8 +1,8 @@
-//! A thread's own connections to the servers, opened when they are first needed.
+//! A thread's own connections to the servers, opened on first use.
 //!
-//! Invariant: when a link on which something was changed is closed, what was sent on it may still
-//! reach the server, at any time. So the next link voids it with a fence before anything is sent
-//! again: a write that comes late must not undo a later one.
+//! Invariant: if a link that carried changes is closed, its requests may still reach the server at
+//! any time. So the next link voids them with a fence before it sends any request. Otherwise a late
+//! write could undo a later one.
 
 use super::cluster::Shared;
 use super::connection::{Connection, is_timeout};
@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Why something could not be done over a link.
+/// An error of a request over a link.
 #[derive(Debug)]
 pub enum LinkError {
-    /// No connection, or it broke, or it took too long.
+    /// No connection, a broken connection or a timeout.
     Broken(io::Error),
-    /// It is another server by now.
+    /// The server has another epoch: it was restarted, or is another server.
     Restarted,
     /// The region is not on this server.
     NoRegion,
@@ -35,29 +35,30 @@ impl From<io::Error> for LinkError {
     }
 }
 
-/// A connection, and the regions that can be used on it.
+/// A connection, and the leases on it.
 #[derive(Debug)]
 pub struct Link {
-    /// The connection.
+    /// The connection to the server.
     pub connection: Connection,
-    /// None for a lease that was voided by another's fence: this link's own fence, if it needed one,
-    /// is done, and another would only void the other's lease in turn, for ever.
+    /// The lease on each region, or `None` after another link's fence voided it. This link's own
+    /// fence, if it needed one, is done. Another fence would only void the other link's lease in
+    /// turn, for ever.
     leases: BTreeMap<RegionId, Option<Lease>>,
-    /// Something sent on an earlier link may still be under way.
+    /// True if requests of an earlier link may still be under way.
     fences: bool,
 }
 
-/// One thread's links.
+/// The links of one thread.
 #[derive(Debug)]
 pub struct Links {
     shared: Arc<Shared>,
     patience: Duration,
-    /// How long to look for an answer from this machine before sleeping.
+    /// The time to poll for a reply from this machine before sleeping.
     looks_for: Duration,
-    /// They carry nothing that changes a server.
+    /// True if the links carry no request that changes a server.
     is_read_only: bool,
     links: Vec<Option<Link>>,
-    /// Servers to which a link was closed.
+    /// The servers to which a link was closed.
     closed: ServerSet,
 }
 
@@ -67,34 +68,35 @@ impl Links {
         Links { shared, patience, looks_for: Duration::ZERO, is_read_only, links, closed }
     }
 
-    /// From now on, links that are opened look for answers from this machine for so long, before they sleep.
+    /// Sets the time to poll for replies on links that are opened from now on: see
+    /// [`Connection::look_for_answers`].
     pub fn look_for_answers(&mut self, time: Duration) {
         self.looks_for = time;
     }
 
-    /// The link to a server, if it is open.
+    /// Returns the link to a server, if it is open.
     pub fn existing(&mut self, server: ServerId) -> Option<&mut Link> {
         self.links.get_mut(server as usize)?.as_mut()
     }
 
-    /// Closes the link to a server: what was on its way there is not waited for any more.
+    /// Closes the link to a server. Nobody waits any more for its requests under way.
     pub fn close(&mut self, server: ServerId) {
         if let Some(Some(_)) = self.links.get_mut(server as usize).map(Option::take) {
             self.closed.insert(server);
         }
     }
 
-    /// The lease on a region is void: the next use takes the current one.
+    /// Forgets a lease that is void: the next use takes the current lease.
     pub fn forget_lease(&mut self, server: ServerId, region: RegionId) {
         if let Some(lease) = self.existing(server).and_then(|link| link.leases.get_mut(&region)) {
             *lease = None;
         }
     }
 
-    /// The link to a server, opened if need be.
+    /// Returns the link to a server, and opens it if necessary.
     ///
     /// # Errors
-    /// When it does not answer, or is not the one that it was.
+    /// If the server does not answer, or has another epoch now.
     pub fn open(&mut self, server: ServerId) -> Result<&mut Link, LinkError> {
         let at = server as usize;
         if self.links.len() <= at {
@@ -112,7 +114,7 @@ impl Links {
         Ok(self.links[at].as_mut().expect("it was just opened"))
     }
 
-    /// Takes over a connection that is open already.
+    /// Takes over a connection that is already open.
     pub(super) fn adopt(&mut self, server: ServerId, mut connection: Connection) -> io::Result<()> {
         connection.set_patience(self.patience)?;
         connection.look_for_answers(self.looks_for)?;
@@ -126,10 +128,10 @@ impl Links {
         Ok(())
     }
 
-    /// The link to a server, and how a region is used there.
+    /// Returns the connection to a server, and a lease on a region there.
     ///
     /// # Errors
-    /// As `open`, and when the region is not there.
+    /// As [`Links::open`], or if the region is not on the server.
     pub fn leased(
         &mut self,
         server: ServerId,
@@ -148,10 +150,10 @@ impl Links {
         Ok((&mut link.connection, lease))
     }
 
-    /// Proves to a server that a region is ours, and with `fence` voids what went before.
+    /// Proves to a server that a region is ours. With `fence`, voids all earlier leases on it.
     ///
     /// # Errors
-    /// As `leased`.
+    /// As [`Links::leased`].
     pub fn attach(
         &mut self,
         server: ServerId,
@@ -159,7 +161,8 @@ impl Links {
         fence: bool,
     ) -> Result<Lease, LinkError> {
         let (patience, answer_within) = (self.patience, self.shared.options.answer_within);
-        // First: what is known of the region is of the server's start that the link is to, or a later one.
+        // Open the link first: the region's token must be of the same epoch as the link, or of a
+        // later one.
         self.open(server)?;
         let remote = self.shared.remote(region, server).ok_or(LinkError::NoRegion)?;
         let link = self.open(server)?;
@@ -174,10 +177,10 @@ impl Links {
         Ok(lease)
     }
 
-    /// One request and its reply, which lies in the connection.
+    /// Sends a request and returns its reply, which borrows from the connection.
     ///
     /// # Errors
-    /// As `open`; and what the server does not do.
+    /// As [`Links::open`], or the failure that the server answers.
     pub fn call(
         &mut self,
         server: ServerId,
@@ -188,10 +191,10 @@ impl Links {
         wait(connection, id)
     }
 
-    /// The same for a request that is about a region.
+    /// Sends a request about a region and returns its reply.
     ///
     /// # Errors
-    /// As `call`.
+    /// As [`Links::call`] and [`Links::leased`].
     pub fn call_on(
         &mut self,
         server: ServerId,
@@ -204,10 +207,10 @@ impl Links {
     }
 }
 
-/// Waits for a reply that has no pages, or has them with sums.
+/// Waits for a reply that has no pages, or pages with checksums.
 ///
 /// # Errors
-/// A time-out counts as broken; a failure is told apart.
+/// A timeout is [`LinkError::Broken`]. A failure that the server answers is [`LinkError::Failed`].
 pub fn wait(connection: &mut Connection, id: u32) -> Result<Reply<'_>, LinkError> {
     match connection.wait(id, &mut [])? {
         Reply::Failed(failure) => Err(LinkError::Failed(failure)),
@@ -215,17 +218,17 @@ pub fn wait(connection: &mut Connection, id: u32) -> Result<Reply<'_>, LinkError
     }
 }
 
-/// Whether a lease was voided by another link's fence.
+/// Returns true if another link's fence voided the lease.
 pub fn is_stale(error: &LinkError) -> bool {
     matches!(error, LinkError::Failed(Failure::StaleLease))
 }
 
-/// A reply that does not fit the request.
+/// Returns the error for a reply that does not fit its request.
 pub fn unexpected() -> LinkError {
     LinkError::Broken(io::Error::other("a reply that does not fit the request"))
 }
 
-/// Whether the link itself is of no further use.
+/// Returns true if the link itself is of no further use.
 pub fn is_broken(error: &LinkError) -> bool {
     match error {
         LinkError::Broken(_) | LinkError::Restarted => true,
@@ -241,7 +244,7 @@ fn as_io(error: StoreError) -> LinkError {
     }
 }
 
-/// Whether it only takes longer.
+/// Returns true if the error is a timeout, so that the reply may still come.
 pub fn is_slow(error: &LinkError) -> bool {
     matches!(error, LinkError::Broken(error) if is_timeout(error))
 }

@@ -1,7 +1,8 @@
 //! Servers that were announced on the network and have not answered yet.
 //!
-//! Invariants: there is a bounded number of them; nobody waits for one, as threads of their own try several at a
-//! time; only one that has answered, and by TLS has shown who it is, becomes a server of ours.
+//! Invariants: their number is bounded. Nobody waits for one, because threads of their own try
+//! several at a time. The client uses a server only after it has answered and, with TLS, proved its
+//! identity.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,18 +10,19 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Remembered at a time. Where there are more, those that have failed most often are forgotten.
+/// The most addresses that are remembered. Beyond that, the address that failed most often is
+/// forgotten.
 const PROSPECTS_MAX: usize = 256;
-/// Tried at a time.
+/// The most trials at a time.
 const TRIALS_MAX: usize = 8;
-/// Until the next trial after a first failure; then twice as long each time.
+/// The pause after a first failure. It doubles with each further failure.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Whether a server of ours answers there. It may take its time.
+/// A function that returns true if a server of ours answers at an address. It may block.
 pub(super) type Trial = Arc<dyn Fn(SocketAddr) -> bool + Send + Sync>;
 
-/// See the module.
+/// The announced servers, and the state of their trials.
 pub(super) struct Prospects {
     trial: Trial,
     waiting: BTreeMap<SocketAddr, Prospect>,
@@ -37,13 +39,13 @@ struct Prospect {
 }
 
 impl Prospects {
-    /// None yet. Each is tried in this way.
+    /// Returns an empty set whose addresses are tried with `trial`.
     pub fn new(trial: Trial) -> Prospects {
         let (verdict_of, verdicts) = channel();
         Prospects { trial, waiting: BTreeMap::new(), verdict_of, verdicts, trials: 0 }
     }
 
-    /// Remembers an address, unless too many are waiting for their first trial.
+    /// Remembers an address. If too many wait for their first trial, ignores it.
     pub fn announced(&mut self, address: SocketAddr, now: Instant) {
         if self.waiting.len() >= PROSPECTS_MAX && !self.waiting.contains_key(&address) {
             let failed = self.waiting.iter().filter(|(_, prospect)| prospect.failures > 0);
@@ -55,12 +57,13 @@ impl Prospects {
         self.waiting.entry(address).or_insert(fresh);
     }
 
-    /// Forgets an address.
+    /// Forgets an address that is no longer announced.
     pub fn withdrawn(&mut self, address: SocketAddr) {
         self.waiting.remove(&address);
     }
 
-    /// Begins trials that are due, and returns those that have answered since the last call.
+    /// Starts the trials that are due. Returns the addresses that have answered since the last
+    /// call.
     pub fn answered(&mut self, now: Instant) -> Vec<SocketAddr> {
         let mut answered = Vec::new();
         while let Ok((address, is_good)) = self.verdicts.try_recv() {
@@ -83,7 +86,7 @@ impl Prospects {
             let (trial, verdict_of, address) =
                 (self.trial.clone(), self.verdict_of.clone(), *address);
             let work = move || {
-                // Nobody listens any more when the client has ended.
+                // The receiver is gone if the client has ended.
                 let _ = verdict_of.send((address, trial(address)));
             };
             if crate::threads::spawn("pagetax-find", work).is_ok() {
@@ -144,7 +147,7 @@ mod tests {
         let mut prospects = Prospects::new(Arc::new(trial));
         let now = Instant::now();
         (0..64).for_each(|number| prospects.announced(address(number), now));
-        // Returns although no trial has ended.
+        // This returns although no trial has ended.
         assert_eq!((prospects.answered(now).len(), prospects.trials), (0, TRIALS_MAX));
         assert_eq!((prospects.answered(now).len(), prospects.trials), (0, TRIALS_MAX));
         drop(held);

@@ -1,6 +1,6 @@
-//! Reads pages: the first copy that can prove itself wins.
+//! Reads of pages: the first replica that matches its MAC wins.
 //!
-//! Invariant: a copy whose sum is wrong is treated like one that is not there.
+//! Invariant: a replica that does not match its MAC counts as missing.
 
 use super::ahead::Ahead;
 use super::cluster::{BadCopy, Deed, Shared};
@@ -16,19 +16,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Tries of a server whose links are of no use before it is passed over.
+/// The tries of a server with broken links before the reader skips it.
 const TRIES: u32 = 2;
-/// Servers that did not answer are asked again after this, or when one comes or goes.
+/// The pause before the reader asks silent servers again. A server that comes or goes ends it.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
 
-/// One thread's reader.
+/// The reader of one thread.
 #[derive(Debug)]
 pub(super) struct Reader {
     shared: Arc<Shared>,
     links: Links,
-    /// Reads that were sent to a server and are not answered yet.
+    /// Reads that were sent to a server and have no reply yet.
     pending: Vec<Pending>,
-    /// Of those who were last asked, how many had other bytes.
+    /// The number of servers in the last round that returned other bytes.
     bad_copies: usize,
     ahead: Ahead,
 }
@@ -39,18 +39,18 @@ struct Pending {
     id: u32,
 }
 
-/// What asking came to.
+/// The result of asking servers for pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
-    /// The pages are there, and proven.
+    /// The pages arrived, and match their MACs.
     Good,
-    /// A server has not got them as they were put.
+    /// The server does not have the pages as they were put.
     Absent,
-    /// Somebody has not answered who might have them.
+    /// A server that may have the pages has not answered.
     Unsure,
 }
 
-/// Pages of one chunk that are wanted.
+/// The wanted pages, all of one chunk.
 #[derive(Debug, Clone, Copy)]
 struct Want<'a> {
     region: RegionId,
@@ -71,8 +71,8 @@ impl Reader {
         Reader { shared, links, pending: Vec::with_capacity(4), bad_copies: 0, ahead }
     }
 
-    /// Pages that were expected, if they came and are what they should be. Those that were put again
-    /// since they were asked for are not.
+    /// Reads pages that were prefetched. Returns false if they do not arrive or do not match their
+    /// MACs. Pages that were put again after the prefetch do not match.
     fn get_expected(&mut self, want: Want<'_>, into: &mut [u8]) -> bool {
         let taken = self.ahead.take(want.region, want.first, want.sums.len());
         let Some(asked) = taken else { return false };
@@ -80,7 +80,8 @@ impl Reader {
         self.ahead.receive(asked, into) && are_good(into, want.sums)
     }
 
-    /// Asks everybody who may have the pages, and waits for those who are down, until they are gone.
+    /// Asks all servers that may have the pages. Waits for those that are down until their pages
+    /// count as lost.
     fn get_of_chunk(&mut self, want: Want<'_>, into: &mut [u8]) -> Result<(), StoreError> {
         let patience = self.shared.options.unreachable + 2 * self.shared.options.answer_within;
         let mut until = None;
@@ -98,7 +99,7 @@ impl Reader {
             if answer == Answer::Good {
                 return Ok(());
             }
-            // Somebody may have failed while we asked: the plan was made before that was known.
+            // A server may have failed during the requests, which the plan does not know.
             let is_final = answer == Answer::Absent
                 && plan.waiting_for.is_empty()
                 && self.shared.change_count() == seen;
@@ -114,7 +115,8 @@ impl Reader {
         }
     }
 
-    /// No server has all the pages. Each of them may still be somewhere; else it is the lost one.
+    /// Reads the pages one by one, because no server has all of them. A page that no server has is
+    /// lost.
     fn one_by_one(
         &mut self,
         want: Want<'_>,
@@ -143,7 +145,7 @@ impl Reader {
         StoreError::PageLost { region: want.region, page: want.first, why }
     }
 
-    /// Asks one server after the other.
+    /// Asks one server after the other, then waits for those that were slow.
     fn ask_all(&mut self, plan: &ReadPlan, want: Want<'_>, into: &mut [u8]) -> Answer {
         let mut all = Answer::Absent;
         self.bad_copies = 0;
@@ -160,7 +162,7 @@ impl Reader {
         if self.pending.is_empty() { all } else { self.wait_for_slow_ones(want, into) }
     }
 
-    /// Asks one server, again if the link to it had become useless.
+    /// Asks one server, and asks again if its link was broken.
     fn ask_one(&mut self, server: ServerId, want: Want<'_>, into: &mut [u8]) -> Answer {
         for _ in 0..TRIES {
             match self.ask(server, want, into) {
@@ -185,14 +187,14 @@ impl Reader {
         Answer::Unsure
     }
 
-    /// Sends a read and waits for as long as a read may take before another server is asked.
+    /// Sends a read, and waits for the reply until a hedged request is due.
     fn ask(
         &mut self,
         server: ServerId,
         want: Want<'_>,
         into: &mut [u8],
     ) -> Result<Answer, LinkError> {
-        // Only a read that was sent can be slow.
+        // Only a read that was sent can be slow: a timeout before that breaks the link.
         let link = self.links.leased(server, want.region);
         let (connection, on) = link.map_err(|error| match is_slow(&error) {
             true => LinkError::Broken(io::ErrorKind::NotConnected.into()),
@@ -210,7 +212,7 @@ impl Reader {
         answer
     }
 
-    /// Whom to ask first for each page; nobody for those that nobody has, or that take more than a look.
+    /// Returns the server to ask first for each page, or `None` if no server can be asked now.
     fn plan_each(
         &self,
         region: RegionId,
@@ -227,7 +229,7 @@ impl Reader {
         servers
     }
 
-    /// Asks a server for some pages at once; the id of the first reply.
+    /// Asks a server for several pages with one write. Returns the id of the first reply.
     fn ask_each(
         &mut self,
         server: ServerId,
@@ -242,8 +244,8 @@ impl Reader {
         Ok(connection.send_small(pages.map(get))?)
     }
 
-    /// Takes the replies to what was asked at once, as far as they come in time: `place` has the place of
-    /// each page that was asked for, in order.
+    /// Takes the replies to [`Reader::ask_each`], as far as they arrive in time. `places` has the
+    /// index in `wanted` of each requested page, in order.
     fn take_each(
         &mut self,
         server: ServerId,
@@ -272,7 +274,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The answer to a read.
+    /// Waits for the reply to a read.
     fn answer(
         &mut self,
         pending: Pending,
@@ -304,7 +306,7 @@ impl Reader {
         }
     }
 
-    /// Some of these pages are not what they should be.
+    /// Reports the pages that do not match their MACs, so that repair replaces them.
     fn say_bad(&self, server: ServerId, want: Want<'_>, pages: &[u8]) {
         let all = (want.first..).zip(want.sums).zip(pages.chunks_exact(PAGE_BYTES));
         for ((page, sum), bytes) in all {
@@ -314,7 +316,7 @@ impl Reader {
         }
     }
 
-    /// All were asked and none has answered well: those who have not answered may still.
+    /// Waits for the servers that have not answered yet, because no other has the pages.
     fn wait_for_slow_ones(&mut self, want: Want<'_>, into: &mut [u8]) -> Answer {
         let until = Instant::now() + self.shared.options.answer_within;
         let mut all = Answer::Absent;
@@ -345,7 +347,7 @@ impl Reader {
     }
 }
 
-/// Whether all pages have the sums that they should have.
+/// Returns true if all pages match their MACs.
 fn are_good(pages: &[u8], sums: &[PageSum]) -> bool {
     pages.chunks_exact(PAGE_BYTES).zip(sums).all(|(page, sum)| PageSum::of(page) == *sum)
 }
@@ -391,7 +393,7 @@ impl PageReader for Reader {
         let mut asked = [None; SERVERS_MAX];
         for server in all.iter() {
             let pages = places(server).map(|at| wanted[at].0);
-            // Whatever is wrong is found out, and told, when the pages are got one by one.
+            // Errors are found and reported when the caller reads the pages one by one.
             asked[server as usize] = self.ask_each(server, region, pages).ok();
         }
         for server in all.iter() {

@@ -1,35 +1,36 @@
-//! What brings chunks back to their number of copies, after losses and before departures: the second
-//! half of the [`Replicator`].
+//! The part of the [`Replicator`] that brings chunks back to their number of replicas, after losses
+//! and before a server leaves.
 
 use super::chunk::{Chunk, ChunkAt, Chunks};
 use super::replicator::{Replicator, Standing};
 use super::set::{ServerId, ServerSet};
 
-/// Work that brings a chunk back to its number of copies.
+/// A step that brings a chunk back to its number of replicas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Repair {
-    /// Copy what `to` do not have, then say so with [`Replicator::copied`].
+    /// A copy of the pages that the servers in `to` lack. [`Replicator::copied`] ends it.
     Copy {
-        /// The chunk.
+        /// The chunk to copy.
         at: ChunkAt,
-        /// Who has the pages.
+        /// The server that has the pages.
         from: ServerId,
-        /// Who needs them.
+        /// The servers that lack the pages.
         to: ServerSet,
-        /// Of the chunk's membership.
+        /// The version of the chunk's membership at the start.
         version: u32,
     },
-    /// Discard the chunk there, then say so with [`Replicator::cleaned`].
+    /// A discard of a whole chunk on one server. [`Replicator::cleaned`] ends it.
     Clean {
-        /// The chunk.
+        /// The chunk to discard.
         at: ChunkAt,
-        /// Who is no member any more.
+        /// The server, which is no member any more.
         server: ServerId,
     },
 }
 
 impl Replicator {
-    /// The first chunk from this one on that may need work: not all of its copies are whole, on servers that stay.
+    /// Returns the first chunk at or after `from` that may need repair. It lacks complete replicas
+    /// on servers that stay, has surplus members, is crowded or must be cleaned somewhere.
     pub fn next_ailing(&self, from: ChunkAt) -> Option<ChunkAt> {
         let stays = |server: &ServerId| self.server(*server).standing == Standing::Up;
         let staying: ServerSet = self.up.iter().filter(stays).collect();
@@ -49,7 +50,7 @@ impl Replicator {
         })
     }
 
-    /// Copies of chunks, complete and within reach, that there should be more.
+    /// Returns the number of chunk replicas, complete and reachable, that are missing.
     pub fn copies_missing(&self) -> u64 {
         let chunks =
             self.regions.values().flat_map(Chunks::placed).filter(|chunk| chunk.is_placed());
@@ -58,7 +59,7 @@ impl Replicator {
         chunks.map(missing).sum()
     }
 
-    /// A server that was to get a chunk has no room for it.
+    /// Records that a new member has no room for its chunk.
     pub fn cannot_join(&mut self, at: ChunkAt, server: ServerId) {
         self.has_no_room(server);
         let up = self.up;
@@ -70,13 +71,14 @@ impl Replicator {
         if !chunk.complete.is_empty() || !others.is_empty() {
             chunk.miss(server);
         } else if newest_layer.len() > 1 {
-            // One of those with the older pages makes room for them: it is cleaned, and joins again.
+            // One of the servers with the older pages makes room for them: it is cleaned and joins
+            // again.
             newest_layer.iter().take(1).for_each(|server| chunk.put_out(server));
         }
     }
 
-    /// The servers have what was to be copied to them. False when the chunk has changed meanwhile:
-    /// it will be looked at again.
+    /// Records that the servers in `to` have the copied pages. Returns false if the chunk changed
+    /// meanwhile: repair looks at it again.
     pub fn copied(&mut self, at: ChunkAt, from: ServerId, to: ServerSet, version: u32) -> bool {
         let Some(chunk) = self.known_chunk(at).filter(|chunk| chunk.version == version) else {
             return false;
@@ -92,14 +94,14 @@ impl Replicator {
         true
     }
 
-    /// A server has discarded what it held of a chunk that it is no member of.
+    /// Records that a server has discarded a chunk of which it is no member.
     pub fn cleaned(&mut self, at: ChunkAt, server: ServerId) {
         if let Some(chunk) = self.known_chunk(at) {
             chunk.leaving.remove(server);
         }
     }
 
-    /// Work on a chunk that can be done now.
+    /// Updates a chunk's members, and returns a repair of it that can start now, if there is one.
     pub fn repair_of(&mut self, at: ChunkAt) -> Option<Repair> {
         self.find(at)?;
         self.put_out_superfluous(at);
@@ -116,12 +118,12 @@ impl Replicator {
         let copy = from.map(|from| Repair::Copy { at, from, to, version: chunk.version });
         let leaving = chunk.leaving.and(up).iter().next();
         let clean = leaving.map(|server| Repair::Clean { at, server });
-        // If nobody has room, one that is cleaned may have.
+        // If no server has room, one that is cleaned may have.
         let is_full = to.iter().all(|server| self.server(server).pages_free == 0);
         if is_full { clean.or(copy) } else { copy.or(clean) }
     }
 
-    /// Whether all that catch up and can be reached have the newest older layer.
+    /// Returns true if all catching-up servers that are up have the newest older layer.
     fn has_spent_layer(&self, at: ChunkAt) -> bool {
         let chunk = self.chunk(at);
         let live = chunk.catching_up.and(self.up);
@@ -130,14 +132,14 @@ impl Replicator {
             && chunk.older.first().is_some_and(|layer| live.minus(*layer).is_empty())
     }
 
-    /// Servers of the same layer as one that holds a chunk, which have the same pages of it.
+    /// Returns the servers of the same layer as `server`, which have the same pages of the chunk.
     pub fn layer_of(&self, at: ChunkAt, server: ServerId) -> ServerSet {
         let Some(chunk) = self.find(at) else { return ServerSet::EMPTY };
         let layers = [chunk.complete].into_iter().chain(chunk.older.iter().copied());
         layers.into_iter().find(|layer| layer.has(server)).unwrap_or_default()
     }
 
-    /// Puts servers out that are not needed beside enough complete copies on servers that stay.
+    /// Removes members that are surplus, once enough complete replicas are on servers that stay.
     fn put_out_superfluous(&mut self, at: ChunkAt) {
         let chunk = self.chunk(at);
         let stays = |server: &ServerId| self.server(*server).standing == Standing::Up;
@@ -149,8 +151,8 @@ impl Replicator {
         }
     }
 
-    /// Adds servers to a chunk that has too few which will stay, or has them where one failure takes all, if there is
-    /// anything to copy.
+    /// Adds members to a chunk, if a source is up. The chunk has too few members that will stay, or
+    /// one failure takes several of its replicas.
     fn invite(&mut self, at: ChunkAt) {
         let chunk = self.chunk(at);
         let newest_layer = chunk.older.first().copied().unwrap_or_default();
@@ -175,7 +177,8 @@ impl Replicator {
         self.chunk_mut(at).join(chosen, up);
     }
 
-    /// Whether one failure takes several of the complete copies, and a server in another failure domain is to be had.
+    /// Returns true if one failure takes several of the complete replicas, and a server in another
+    /// failure domain is available.
     fn is_crowded(&self, chunk: &Chunk, roomy: ServerSet) -> bool {
         let domain = |server: ServerId| self.domains[server as usize];
         let is_shared = |server: ServerId| {

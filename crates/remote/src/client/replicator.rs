@@ -1,32 +1,33 @@
-//! Where the copies of pages are, and what must still happen to them. A pure state machine: it is
-//! told what happened and says what to do; it knows no sockets and no time.
+//! The state machine that places replicas and plans their repair. Its callers report events and ask
+//! it what to do. It does no I/O and reads no clock.
 //!
 //! Pages are placed by chunks. The servers of a chunk are in layers:
 //!
-//! - *complete* servers have every page of the chunk as it was last put;
-//! - servers that are *catching up* have whatever was put since they joined. A server can be in an older layer as well:
-//!   then others joined after it;
-//! - *older* layers have what was put before a write that they missed. They are kept, newest first, while
-//!   nobody newer is complete, or while somebody catches up who has what they missed: should the complete
-//!   ones be lost now, both together have everything.
+//! - *complete* servers have the last put of every page of the chunk;
+//! - *catching-up* servers have every page that was put since they joined. A server can be in an
+//!   older layer as well: then others joined after it;
+//! - *older* layers have what was put before a write that they missed, newest layer first. They are
+//!   kept while no newer server is complete. They are also kept while a catching-up server has the
+//!   pages that they missed. If the complete servers are lost then, both together have every page.
 //!
-//! Writes go to all complete and catching-up servers that are up, and are done when all that are
-//! members *by then* have acknowledged: who joined meanwhile is written to as well, and who is down is
-//! no longer complete (a copy that missed a write is none). Where that leaves too few, another joins before the
-//! write is done. So a repair may copy old pages to a newcomer while new ones are written to it, if it copies only
-//! what the newcomer does not have.
+//! A write goes to all complete and catching-up servers that are up. It is done when all servers
+//! that are members *by then* have acknowledged it. A server that joined meanwhile gets the write
+//! as well. A server that is down is no longer complete: a replica that missed a write does not
+//! count. If too few members are left, another server joins before the write is done. So a repair
+//! may copy old pages to a new member while a writer sends it new ones. The repair copies only
+//! pages that the new member lacks.
 //!
 //! Invariants:
-//! 1. A complete server has, of every page whose put is done, the bytes of the last put.
-//! 2. All servers that are catching up in a chunk have whatever was put since the newest older layer was written last.
-//!    Without older layers, complete servers have everything.
-//! 3. A server that is up and no member of a chunk holds no page of it; until it is cleaned, it is
-//!    *leaving*, and is not chosen.
-//! 4. Where there are complete servers and older layers, somebody is catching up who has, of every page whose put
-//!    is done and that the newest older layer has not, the bytes of the last put.
+//! 1. A complete server has the bytes of the last put of every page whose put is done.
+//! 2. All catching-up servers of a chunk have every page that was put since the last write to the
+//!    newest older layer. Without older layers, complete servers have every page.
+//! 3. A server that is up and no member of a chunk holds no page of it. Until the client has
+//!    cleaned it, it is *leaving* and is not chosen.
+//! 4. If a chunk has complete servers and older layers, it has a catching-up server. That server
+//!    has the last put of every page whose put is done and that the newest older layer lacks.
 //!
-//! Nothing here is trusted for the bytes: readers prove them by sums. A mistake here loses pages; it
-//! cannot pass off wrong ones.
+//! Readers do not trust this state for the bytes: they verify each page by its MAC. A mistake here
+//! loses pages; it cannot pass off wrong ones.
 
 pub use super::chunk::{CHUNK_PAGES, Chunk, ChunkAt};
 
@@ -36,94 +37,96 @@ use crate::store::{Capacity, RegionId};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Whether a server can be used.
+/// The availability of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// For everything.
+    /// A server that is usable for everything.
     Up,
-    /// For everything but new pages: it is about to leave.
+    /// A server that is usable for everything except new pages: it is about to leave.
     Draining,
-    /// It does not answer. What it holds may still be there.
+    /// A server that is unreachable or shunned. It may still hold its replicas.
     Down,
-    /// What it held is lost.
+    /// A server that is lost with the replicas that it held.
     Gone,
 }
 
-/// What fails together with a server.
+/// The failure domain of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Domain {
-    /// Nothing, as far as is known.
+    /// A domain of its own, as far as is known.
     Own(ServerId),
-    /// All servers that say so.
+    /// A domain that the server reports. All servers that report it fail together.
     Named(u64),
 }
 
-/// A server as placement sees it.
+/// A server's state, as far as placement needs it.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerState {
-    /// Whether it can be used.
+    /// The server's availability.
     pub standing: Standing,
-    /// Has been down for so long that its copies are to be replaced.
+    /// True once the server has been down for so long that other servers take its place.
     pub is_given_up: bool,
-    /// As it last said.
+    /// The number of pages that the server last reported as its total.
     pub pages_total: u64,
-    /// As it last said, less what was placed there since.
+    /// The number of free pages that it last reported, less those placed there since.
     pub pages_free: u64,
 }
 
-/// A write cannot be placed.
+/// The reason why a write cannot be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoPlace {
     /// Servers are up, but have no room.
     Full,
-    /// No server is up that may take it now.
+    /// No server is up that may take the chunk now.
     Nobody,
     /// The region is dropped.
     NoRegion,
 }
 
-/// Who has acknowledged a write, and when: a server that was lost since may be back, and have nothing of it.
+/// The servers that have acknowledged a write. A loss voids the set: a server that was lost may be
+/// back without the write.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Acked {
     servers: ServerSet,
-    /// [`Replicator::losses`] when they were to be asked.
+    /// The value of [`Replicator::losses`] when the servers were chosen.
     losses: u64,
 }
 
 impl Acked {
-    /// Another has.
+    /// Records that a server has acknowledged the write.
     pub fn insert(&mut self, server: ServerId) {
         self.servers.insert(server);
     }
 
-    /// Who has.
+    /// Returns the servers that have acknowledged the write.
     pub fn servers(&self) -> ServerSet {
         self.servers
     }
 }
 
-/// What is left to do for a write.
+/// The next step of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settled {
-    /// Nothing: the caller may drop its own copy.
+    /// Nothing: the caller may drop its own page.
     Done,
-    /// These have it not yet.
+    /// A send to these servers, which lack the write.
     Send(ServerSet),
-    /// Too few who have it are up, or a server was lost since they were asked: ask for targets again.
+    /// A new call of [`Replicator::targets`]. Too few servers that have the write are up, or a
+    /// server was lost since.
     Again,
 }
 
-/// Whom to ask for pages, best first.
+/// The servers to ask for pages, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadPlan {
     servers: [ServerId; SERVERS_MAX],
     count: usize,
-    /// Who is down and may have them when he comes back.
+    /// The servers that are down and may have the pages when they return.
     pub waiting_for: ServerSet,
 }
 
 impl ReadPlan {
-    /// Whom to ask, in this order.
+    /// Returns the servers to ask, best first.
     pub fn order(&self) -> &[ServerId] {
         &self.servers[..self.count]
     }
@@ -140,26 +143,28 @@ impl ReadPlan {
     }
 }
 
-/// The state machine.
+/// The state machine of placement and repair.
 #[derive(Debug)]
 pub struct Replicator {
     pub(super) copies: usize,
     pub(super) servers: Vec<ServerState>,
     pub(super) regions: BTreeMap<RegionId, Chunks>,
-    /// Servers by what they can be used for: kept beside `servers` so that reads need no loop.
+    /// The servers by availability. They duplicate `servers` so that reads need no loop.
     pub(super) up: ServerSet,
     pub(super) down: ServerSet,
-    /// Servers that are down by our own decision, as they answer without doing what they are asked.
+    /// The servers that this client shuns: they answer, but requests to them fail. A subset of
+    /// `down`.
     pub(super) shunned: ServerSet,
-    /// Servers that were up once.
+    /// The servers that were up once.
     pub(super) known: ServerSet,
     pub(super) domains: Vec<Domain>,
-    /// How often a server was lost with what it held.
+    /// The number of times that a server was lost with its replicas.
     pub(super) losses: u64,
 }
 
 impl Replicator {
-    /// Without servers and regions yet.
+    /// Returns a state without servers and regions. `copies` is the number of replicas of each
+    /// page.
     pub fn new(copies: usize) -> Replicator {
         Replicator {
             copies,
@@ -174,7 +179,8 @@ impl Replicator {
         }
     }
 
-    /// Another server, of which nothing is known yet; none when there are too many.
+    /// Adds a server about which nothing is known yet. Returns `None` if there are [`SERVERS_MAX`]
+    /// already.
     pub fn add_server(&mut self) -> Option<ServerId> {
         let id = self.servers.len();
         (id < SERVERS_MAX).then(|| {
@@ -189,33 +195,37 @@ impl Replicator {
         })
     }
 
-    /// A server.
+    /// Returns the state of a server.
+    ///
+    /// # Panics
+    /// If the server was never added.
     pub fn server(&self, server: ServerId) -> ServerState {
         self.servers[server as usize]
     }
 
-    /// Those that answer.
+    /// Returns the servers that answer and are not shunned.
     pub fn up(&self) -> ServerSet {
         self.up
     }
 
-    /// A region of this many pages, none of them placed.
+    /// Adds a region of `pages` pages, none of them placed.
     pub fn add_region(&mut self, region: RegionId, pages: u64) {
         let count = pages.div_ceil(CHUNK_PAGES);
         self.regions.insert(region, Chunks::new(count));
     }
 
-    /// Forgets a region; whether it was there.
+    /// Forgets a region. Returns false if it is unknown.
     pub fn drop_region(&mut self, region: RegionId) -> bool {
         self.regions.remove(&region).is_some()
     }
 
-    /// What all servers that answer have, in pages of the caller.
+    /// Returns the capacity of all servers that are up, in pages of the caller: divided by the
+    /// number of replicas.
     pub fn capacity(&self) -> Capacity {
         let up = || self.up.iter().map(|server| self.server(server));
         let usable = up().filter(|state| state.standing == Standing::Up);
         let copies = self.copies as u64;
-        // Servers may say anything.
+        // Saturating, because servers may report any number.
         Capacity {
             pages_total: up().fold(0, |sum: u64, state| sum.saturating_add(state.pages_total))
                 / copies,
@@ -224,8 +234,8 @@ impl Replicator {
         }
     }
 
-    /// Where a write to this chunk goes, beside those who have acknowledged it: if nothing has to change for that, so
-    /// that others may look meanwhile. After a loss, none has acknowledged it.
+    /// Returns the servers that still need a write, or `None` if other servers may have to join
+    /// first. It changes no chunk, so the read lock suffices. After a loss it empties `acked`.
     pub fn known_targets(&self, at: ChunkAt, acked: &mut Acked) -> Option<ServerSet> {
         if acked.losses != self.losses {
             *acked = Acked { servers: ServerSet::EMPTY, losses: self.losses };
@@ -235,10 +245,11 @@ impl Replicator {
         (live.len() >= self.copies).then(|| live.minus(acked.servers))
     }
 
-    /// The same, where servers may have to join.
+    /// Returns the servers that still need a write. If a chunk has too few members, other servers
+    /// join.
     ///
     /// # Errors
-    /// When there is no place for it.
+    /// If no server can take the chunk now, or the region is dropped.
     pub fn targets(&mut self, at: ChunkAt, acked: &mut Acked) -> Result<ServerSet, NoPlace> {
         match self.known_targets(at, acked) {
             Some(known) => Ok(known),
@@ -246,7 +257,7 @@ impl Replicator {
         }
     }
 
-    /// Has servers join where there are too few; who is to be written to then.
+    /// Makes servers join a chunk that has too few. Returns all servers that need the write.
     fn place(&mut self, at: ChunkAt) -> Result<ServerSet, NoPlace> {
         let up = self.up;
         if self.find(at).is_none() {
@@ -256,12 +267,13 @@ impl Replicator {
         let live = chunk.current().and(up);
         let chosen = self.choose(chunk, self.copies - live.len());
         if live.is_empty() && chosen.is_empty() {
-            // Who has older pages of it, or is to be cleaned of them, may take it later.
+            // A server that has older pages of the chunk, or must be cleaned of them, may take it
+            // later.
             let later = chunk.members().union(chunk.leaving).and(self.up);
             let is_full = !self.up.is_empty() && later.is_empty();
             return Err(if is_full { NoPlace::Full } else { NoPlace::Nobody });
         }
-        // Fewer copies than asked for are taken when servers are missing, not when they are full.
+        // Accept fewer replicas than asked for if servers are missing, but not if they are full.
         let possible = self.copies.min(live.union(self.candidates(at)).len());
         if live.len() + chosen.len() < possible && !self.is_short_handed() {
             return Err(NoPlace::Full);
@@ -273,7 +285,7 @@ impl Replicator {
         Ok(live.union(chosen))
     }
 
-    /// Whether a write that these servers have acknowledged is done, and nothing has to change for that.
+    /// Returns true if a write with these acknowledgements is done and changes no chunk.
     pub fn is_settled(&self, at: ChunkAt, acked: Acked) -> bool {
         self.find(at).is_some_and(|chunk| {
             let current = chunk.current();
@@ -283,7 +295,7 @@ impl Replicator {
         })
     }
 
-    /// A write that these servers have acknowledged: is it done?
+    /// Ends a write with these acknowledgements, or returns what it still needs.
     pub fn settle(&mut self, at: ChunkAt, acked: Acked) -> Settled {
         let Some(chunk) = self.find(at) else { return Settled::Done };
         if acked.losses != self.losses {
@@ -304,8 +316,8 @@ impl Replicator {
         Settled::Done
     }
 
-    /// A server has no room for a page of this chunk: another takes its place. False when there is
-    /// none, and nothing changes.
+    /// Replaces a member that has no room for a page of the chunk. Returns false if no server can
+    /// take its place; then the chunk stays as it is.
     pub fn refuse(&mut self, at: ChunkAt, server: ServerId) -> bool {
         self.has_no_room(server);
         let Some(chunk) = self.find(at) else { return true };
@@ -325,7 +337,7 @@ impl Replicator {
         let up = self.up;
         let chunk = self.chunk_mut(at);
         if rest.is_empty() {
-            // It keeps what it has.
+            // The server keeps the pages that it has.
             chunk.bury();
             chunk.catching_up = chosen;
         } else {
@@ -335,7 +347,7 @@ impl Replicator {
         true
     }
 
-    /// Whether servers that were up once are not.
+    /// Returns true if a server that was up once is not up now.
     fn is_short_handed(&self) -> bool {
         !self.known.minus(self.up).is_empty()
     }
@@ -344,34 +356,35 @@ impl Replicator {
         self.servers[server as usize].pages_free = 0;
     }
 
-    /// Servers that have every page of a chunk as it was last put.
+    /// Returns the servers that have the last put of every page of a chunk.
     ///
     /// # Panics
-    /// For chunks that are not there.
+    /// If the chunk does not exist.
     pub fn complete(&self, at: ChunkAt) -> ServerSet {
         self.chunk(at).complete
     }
 
-    /// Members of a chunk that can be reached.
+    /// Returns the members of a chunk that are up.
     pub fn holders(&self, at: ChunkAt) -> ServerSet {
         self.find(at).map_or(ServerSet::EMPTY, Chunk::members).and(self.up)
     }
 
-    /// Whether a server is written to. To be asked by a writer that has a lease on it already: a server that is put out is
-    /// cleaned under a fence, so that what was sent before is void, and must not be sent after.
+    /// Returns true if writes to the chunk go to this server. A writer must take its lease before
+    /// it asks. Repair cleans a removed server under a fence. The fence voids earlier requests, and
+    /// later ones must not be sent.
     pub fn is_current(&self, at: ChunkAt, server: ServerId) -> bool {
         self.find(at).is_some_and(|chunk| chunk.current().has(server))
     }
 
-    /// Whether it was added and not dropped.
+    /// Returns true if the region was added and not dropped.
     pub fn has_region(&self, region: RegionId) -> bool {
         self.regions.contains_key(&region)
     }
 
-    /// Whom to ask for a page of this chunk.
+    /// Returns the servers to ask for a page of a chunk.
     ///
     /// # Panics
-    /// For chunks that are not there.
+    /// If the chunk does not exist.
     pub fn read_plan(&self, at: ChunkAt) -> ReadPlan {
         let chunk = self.chunk(at);
         let mut plan = ReadPlan {
@@ -382,12 +395,12 @@ impl Replicator {
         plan.push(chunk.complete.and(self.up), at.chunk);
         plan.push(chunk.catching_up.and(self.up), at.chunk);
         chunk.older.iter().for_each(|layer| plan.push(layer.and(self.up), at.chunk));
-        // Better than to wait: what it answers is proven by checksums.
+        // Better than waiting: readers verify what a shunned server sends.
         plan.push(chunk.members().and(self.shunned), at.chunk);
         plan
     }
 
-    /// Servers that could take a new copy, had they room.
+    /// Returns the servers that could take a new replica if they had room.
     fn candidates(&self, at: ChunkAt) -> ServerSet {
         let chunk = self.chunk(at);
         let taken = chunk.members().union(chunk.leaving);
@@ -395,8 +408,8 @@ impl Replicator {
         self.up.minus(taken).iter().filter(usable).collect()
     }
 
-    /// Up to `count` servers for new copies: in other failure domains than those that have the chunk, as far as there
-    /// are such, and with the most memory free.
+    /// Chooses up to `count` servers for new replicas. It prefers failure domains without a replica
+    /// of the chunk, then the most free memory.
     pub(super) fn choose(&self, chunk: &Chunk, count: usize) -> ServerSet {
         if count == 0 {
             return ServerSet::EMPTY;
@@ -411,8 +424,8 @@ impl Replicator {
         self.spread(usable, count, chunk.current().and(self.up))
     }
 
-    /// The first `count` of some servers, with those first that share no failure domain with each other or with
-    /// `beside`.
+    /// Returns the first `count` of `servers`. Servers that share no failure domain with each other
+    /// or with `beside` come first.
     pub(super) fn spread(
         &self,
         mut servers: Vec<ServerId>,
@@ -438,7 +451,7 @@ impl Replicator {
         }
     }
 
-    /// A chunk, unless its region was dropped meanwhile.
+    /// Returns a chunk, or `None` if its region was dropped meanwhile.
     pub(super) fn find(&self, at: ChunkAt) -> Option<&Chunk> {
         self.regions.get(&at.region)?.get(at.chunk)
     }
@@ -447,7 +460,7 @@ impl Replicator {
         self.find(at).expect("a chunk of the region")
     }
 
-    /// A chunk that is to be changed, unless its region was dropped meanwhile.
+    /// Returns a chunk to change, or `None` if its region was dropped meanwhile.
     pub(super) fn known_chunk(&mut self, at: ChunkAt) -> Option<&mut Chunk> {
         self.regions.get_mut(&at.region)?.get_mut(at.chunk)
     }

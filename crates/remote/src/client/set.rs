@@ -1,67 +1,67 @@
-//! A set of servers, in one word.
+//! A set of servers, in one 64-bit word.
 
 use std::fmt;
 
-/// A server, by its place in the list of those that a client knows.
+/// The index of a server in its client's list.
 pub type ServerId = u8;
 
-/// Most servers that one client uses.
+/// The most servers that one client uses.
 pub const SERVERS_MAX: usize = 64;
 
-/// Some of the servers.
+/// A set of servers, one bit each.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct ServerSet(u64);
 
 impl ServerSet {
-    /// None.
+    /// The empty set.
     pub const EMPTY: ServerSet = ServerSet(0);
 
-    /// Just this one.
+    /// Returns the set of this one server.
     pub fn one(server: ServerId) -> ServerSet {
         ServerSet(1 << server)
     }
 
-    /// Those of both.
+    /// Returns the servers that are in either set.
     pub fn union(self, other: ServerSet) -> ServerSet {
         ServerSet(self.0 | other.0)
     }
 
-    /// Those of this set that are in the other too.
+    /// Returns the servers that are in both sets.
     pub fn and(self, other: ServerSet) -> ServerSet {
         ServerSet(self.0 & other.0)
     }
 
-    /// Those of this set that are not in the other.
+    /// Returns the servers of this set that are not in `other`.
     pub fn minus(self, other: ServerSet) -> ServerSet {
         ServerSet(self.0 & !other.0)
     }
 
-    /// Whether this one is among them.
+    /// Returns true if the server is in the set.
     pub fn has(self, server: ServerId) -> bool {
         self.0 & (1 << server) != 0
     }
 
-    /// Adds one.
+    /// Adds a server to the set.
     pub fn insert(&mut self, server: ServerId) {
         self.0 |= 1 << server;
     }
 
-    /// Takes one away.
+    /// Removes a server, if it is in the set.
     pub fn remove(&mut self, server: ServerId) {
         self.0 &= !(1 << server);
     }
 
-    /// Whether there is none.
+    /// Returns true if no server is in the set.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// How many.
+    /// Returns the number of servers.
     pub fn len(self) -> usize {
         self.0.count_ones() as usize
     }
 
-    /// Each, lowest first.
+    /// Returns each server, lowest first.
     pub fn iter(self) -> impl Iterator<Item = ServerId> {
         let mut rest = self.0;
         std::iter::from_fn(move || {

@@ -1,5 +1,5 @@
-//! Whether servers can be used, and what that means for the chunks that they hold: a part of the
-//! [`Replicator`].
+//! The part of the [`Replicator`] that tracks the servers' availability, and its effect on their
+//! chunks.
 
 use super::chunk::{CHUNK_PAGES, ChunkAt, Chunks};
 use super::replicator::{Domain, Replicator, ServerState, Standing};
@@ -7,12 +7,13 @@ use super::set::ServerId;
 use crate::store::RegionId;
 
 impl Replicator {
-    /// In which failure domain a server says that it runs. Until then it has one of its own.
+    /// Records the failure domain that a server reports. Until then the server has a domain of its
+    /// own.
     pub fn server_is_in(&mut self, server: ServerId, failure_domain: u64) {
         self.domains[server as usize] = Domain::Named(failure_domain);
     }
 
-    /// What a server says of itself, when it answers.
+    /// Records the status that a server reports, and marks the server as up.
     pub fn server_says(&mut self, server: ServerId, total: u64, free: u64, draining: bool) {
         let standing = if draining { Standing::Draining } else { Standing::Up };
         let state = &mut self.servers[server as usize];
@@ -23,7 +24,7 @@ impl Replicator {
         self.shunned.remove(server);
     }
 
-    /// It does not answer.
+    /// Marks a server that does not answer as down. Its replicas still count.
     pub fn server_down(&mut self, server: ServerId) {
         if self.up.has(server) {
             self.servers[server as usize].standing = Standing::Down;
@@ -32,8 +33,8 @@ impl Replicator {
         }
     }
 
-    /// It answers, but does not do what it is asked. It is used like one that does not answer, only that it is still
-    /// asked for pages that nobody else has.
+    /// Marks a server that answers but fails its requests. It counts as down, but readers still ask
+    /// it for pages that no other server has.
     pub fn server_shunned(&mut self, server: ServerId) {
         self.server_down(server);
         if self.down.has(server) {
@@ -41,20 +42,21 @@ impl Replicator {
         }
     }
 
-    /// It has not answered for long: others are to take its place, though it may come back.
+    /// Marks a server that has not answered for long. Other servers take its place, though it may
+    /// come back.
     pub fn give_up(&mut self, server: ServerId) {
         self.servers[server as usize].is_given_up = true;
     }
 
-    /// What it held is lost: it was started again. These chunks have pages, if they were put, that no server has now;
-    /// readers find out which by sums.
+    /// Marks a server as restarted, with its replicas lost. Returns the chunks of which no server
+    /// has all pages now. Readers find the lost pages by their MACs.
     #[must_use = "the owner should hear of losses before it reads"]
     pub fn server_gone(&mut self, server: ServerId) -> Vec<ChunkAt> {
         self.forget(server, false)
     }
 
-    /// It is not waited for any more, though it may yet come back with what it held. The chunks are those of
-    /// [`Replicator::server_gone`].
+    /// Stops waiting for a server, which may yet come back with its replicas. Returns chunks as
+    /// [`Replicator::server_gone`] does.
     #[must_use = "the owner should hear of losses before it reads"]
     pub fn server_silent(&mut self, server: ServerId) -> Vec<ChunkAt> {
         self.forget(server, true)
@@ -89,9 +91,9 @@ impl Replicator {
         damaged
     }
 
-    /// A server is back after it was down: chunks of which nothing is wanted from it, as runs of pages of each region.
-    /// They are to be discarded there before it is used again. Of those that it is put out of from now on it is
-    /// *leaving*.
+    /// Returns the runs of pages, by region, of which a server that is back after an outage holds
+    /// no needed replica. The client must discard them before it uses the server again. A later
+    /// removal from a chunk makes the server *leaving* again.
     pub fn strangers(&mut self, server: ServerId) -> Vec<(RegionId, u64, u64)> {
         for (_, chunk) in self.regions.values_mut().flat_map(Chunks::placed_mut) {
             chunk.leaving.remove(server);
@@ -106,8 +108,9 @@ impl Replicator {
         runs.collect()
     }
 
-    /// A server is back that was not waited for any more, and is cleaned of its [`Replicator::strangers`]: its other
-    /// pages count again, as far as their owner's checksums prove them.
+    /// Takes back a server that nobody waited for any more, once the client has discarded its
+    /// [`Replicator::strangers`]. Its other pages count again, as far as the owner's MACs verify
+    /// them.
     pub fn take_back(&mut self, server: ServerId) {
         for (_, chunk) in self.regions.values_mut().flat_map(Chunks::placed_mut) {
             if chunk.former.has(server) {

@@ -1,6 +1,6 @@
-//! Writes pages: done when every server that should have a copy has said so.
+//! Writes of pages. A write is done when every server that must hold a replica has acknowledged it.
 //!
-//! Invariant: nothing is called done but what [`Replicator::settle`] calls done.
+//! Invariant: a write counts as done only if [`Replicator::settle`] counts it as done.
 //!
 //! [`Replicator::settle`]: super::replicator::Replicator::settle
 
@@ -18,19 +18,19 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Requests on their way to a server before their replies are read: these must fit the buffers of
-/// its socket.
+/// The most requests under way to a server before the writer reads their replies. The unread
+/// replies must fit the socket's buffers.
 const WINDOW: usize = 256;
 
-/// How long the replies of one server are taken before another's turn.
+/// The time for which the writer takes one server's replies before it goes on to the next.
 const TURN: Duration = Duration::from_millis(20);
 
-/// One thread's writer.
+/// The writer of one thread.
 #[derive(Debug)]
 pub(super) struct Writer {
     shared: Arc<Shared>,
     links: Links,
-    /// Sums of the runs that are being put, as on the wire.
+    /// The checksums of the runs that are being put, as on the wire.
     sums: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ struct Piece<'a> {
     at: ChunkAt,
     first: u64,
     pages: &'a [u8],
-    /// Where its sums begin among all.
+    /// The offset in bytes of the piece's checksums in [`Writer::sums`].
     sums_at: usize,
     acked: Acked,
     wanted: ServerSet,
@@ -48,7 +48,8 @@ struct Piece<'a> {
 }
 
 impl Piece<'_> {
-    /// Whether its pages still have the checksums that were sent with them, which are among these.
+    /// Returns true if the pages still match the checksums that were sent with them. `all_sums` is
+    /// [`Writer::sums`].
     fn is_as_it_was_sent(&self, all_sums: &[u8]) -> bool {
         let pages = self.pages.chunks_exact(PAGE_BYTES);
         let sent = &all_sums[self.sums_at..][..pages.len() * SUM_BYTES];
@@ -82,8 +83,8 @@ impl Writer {
         }
     }
 
-    /// Finds targets for pieces that have none; whether some must wait for a server. Readers look at the same time,
-    /// unless servers have to join.
+    /// Finds targets for pieces without targets. Returns true if a piece must wait for a server.
+    /// Takes the write lock only if servers must join, so readers go on otherwise.
     fn place(&mut self, pieces: &mut [Piece<'_>]) -> Result<bool, StoreError> {
         let mut unplaced: Vec<&mut Piece<'_>> =
             pieces.iter_mut().filter(|piece| !piece.done && piece.wanted.is_empty()).collect();
@@ -113,7 +114,7 @@ impl Writer {
         Ok(waits)
     }
 
-    /// Sends all servers what they are to get, then takes their replies.
+    /// Sends all servers their pieces, then takes the replies.
     fn send(&mut self, region: RegionId, pieces: &mut [Piece<'_>]) -> Result<(), StoreError> {
         let servers = wanted(pieces);
         let mut on_the_way = [const { VecDeque::new() }; SERVERS_MAX];
@@ -126,8 +127,9 @@ impl Writer {
         self.collect_all(servers, &mut on_the_way, pieces)
     }
 
-    /// Takes the replies of all servers, some of each in turn, so that it shows when only one is still busy. If that
-    /// takes long, and another can take its place, it is left.
+    /// Takes the replies of all servers in turns, so that a single busy server shows. If that
+    /// server takes longer than `answer_within` and another can take its place, the client shuns
+    /// it.
     fn collect_all(
         &mut self,
         all: ServerSet,
@@ -185,7 +187,7 @@ impl Writer {
         Ok(due.zip(0..).map(|((index, _), nth)| (index, first.wrapping_add(nth))).collect())
     }
 
-    /// Takes replies of a server for one turn; whether these are all.
+    /// Takes a server's replies for one turn. Returns true if no reply is outstanding.
     fn collect(
         &mut self,
         server: ServerId,
@@ -202,11 +204,12 @@ impl Writer {
                     pieces[index].acked.insert(server);
                     self.shared.peer(server).did(Deed::Write);
                 }
-                // The replies to the others are still to be read.
+                // The replies to the other requests must still be read.
                 Err(LinkError::Failed(Failure::Full { .. })) => {
                     refused.get_or_insert(index);
                 }
-                // Damaged on the way: it is sent again, by another one if it happens again and again.
+                // Damaged on the way: the writer sends the pages again, and to another server if it
+                // happens repeatedly.
                 Err(LinkError::Failed(Failure::BadSum { .. }))
                     if pieces[index].is_as_it_was_sent(&self.sums) =>
                 {
@@ -227,7 +230,7 @@ impl Writer {
         Ok(ids.is_empty())
     }
 
-    /// A server was full for this piece, so it is for all that it has not taken.
+    /// Replaces a full server in this piece, and in all later pieces that it has not acknowledged.
     fn refuse(
         &mut self,
         server: ServerId,
@@ -247,9 +250,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Decides whether an error concerns one server, or ends the write.
+    /// Decides if an error concerns one server only, or ends the write.
     ///
-    /// Where replies may still be on their way, the link is closed.
+    /// Closes the link if replies may still be under way.
     fn failed(
         &mut self,
         server: ServerId,
@@ -264,7 +267,7 @@ impl Writer {
                 let pages_asked = left.map(|piece| (piece.pages.len() / PAGE_BYTES) as u64).sum();
                 Err(StoreError::Full { pages_asked, pages_free })
             }
-            // It may not have more regions: another server must do.
+            // The server takes no more regions: another one must take the pages.
             LinkError::NoRegion => {
                 let placed = self.refuse(server, 0, pieces);
                 placed.or_else(|error| self.failed(server, &error, pieces))
@@ -307,13 +310,13 @@ impl Writer {
         }
     }
 
-    /// Cuts runs where chunks meet.
+    /// Splits runs where chunks meet, and computes their checksums.
     fn cut<'a>(&mut self, region: RegionId, runs: &[PutRun<'a>]) -> Vec<Piece<'a>> {
         self.sums.clear();
         let mut pieces = Vec::with_capacity(runs.len() + 1);
         for run in runs {
             let mut sums_at = self.sums.len();
-            // Not `run.sums`: who knows those could forge pages.
+            // Not `run.sums`: a server that knows MACs could forge pages.
             push_sums(&mut self.sums, run.pages.chunks_exact(PAGE_BYTES).map(Checksum::of));
             let (mut first, mut pages) = (run.first, run.pages);
             while !pages.is_empty() {

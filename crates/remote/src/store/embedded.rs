@@ -13,11 +13,11 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-/// What an entry of a page costs beside its bytes: its place in the index, with the room that a
-/// hash table keeps free, and the head of its block.
+/// The overhead of a page in bytes: its entry in the index, with the room that a hash table keeps
+/// free, and the header of its block.
 const ENTRY_BYTES: u64 = 96;
 
-/// Compressed pages in memory.
+/// A store of compressed pages in this process's memory.
 #[derive(Debug)]
 pub struct EmbeddedStore {
     shared: Arc<Shared>,
@@ -35,12 +35,12 @@ struct Shared {
 #[derive(Debug)]
 struct Region {
     pages: u64,
-    /// A page of [`PAGE_BYTES`] is kept as it is; a shorter one is compressed.
+    /// The kept pages by number. A page of [`PAGE_BYTES`] is not compressed; a shorter one is.
     kept: Mutex<HashMap<u64, Arc<[u8]>>>,
 }
 
 impl EmbeddedStore {
-    /// An empty store that never takes more than this.
+    /// Returns an empty store that never takes more than `limit`.
     pub fn new(limit: Bytes) -> Self {
         let shared = Shared {
             limit_bytes: limit.0,
@@ -52,7 +52,7 @@ impl EmbeddedStore {
         EmbeddedStore { shared: Arc::new(shared) }
     }
 
-    /// Memory in use by pages and their index, in bytes.
+    /// Returns the memory in use by pages and their index, in bytes.
     pub fn used_bytes(&self) -> u64 {
         self.shared.used_bytes.load(Ordering::Relaxed)
     }
@@ -66,7 +66,7 @@ impl Shared {
 
     fn pages_free(&self) -> u64 {
         let used = self.used_bytes.load(Ordering::Relaxed);
-        // Until pages tell how well they compress, none is assumed to.
+        // Until pages show how well they compress, none is assumed to.
         let held = self.pages_held.load(Ordering::Relaxed);
         let page_bytes = match held {
             0 => PAGE_BYTES as u64 + ENTRY_BYTES,
@@ -75,7 +75,7 @@ impl Shared {
         self.limit_bytes.saturating_sub(used) / page_bytes
     }
 
-    /// Accounts for one page more, or says that there is no room.
+    /// Accounts for `bytes` more, or fails if there is no room.
     fn take(&self, bytes: u64) -> Result<(), StoreError> {
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes);
         match self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {

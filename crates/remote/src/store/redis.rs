@@ -1,12 +1,12 @@
-//! Pages in Redis or Valkey, one server or a cluster, for those who run one already: replicas and
-//! failover are its own.
+//! Pages in Redis or Valkey, one server or a cluster, for users who run one already. The engine
+//! does its own replication and failover.
 //!
-//! Invariants: an engine that may evict our keys by itself is refused; pages that are neighbours lie in one hash,
-//! so that a run is one command or two. Keys expire unless this process renews them: those of one that has
-//! crashed do not stay for ever. No address that is shown has the password in it.
+//! Invariants: the client refuses an engine that may evict its keys. Neighbouring pages are in one
+//! hash, so that a run is one command or two. Keys expire unless this process renews them, so the
+//! keys of a crashed process do not stay for ever. No address that is shown contains the password.
 //!
-//! The engine acknowledges a put before its replicas have it, so that a failover may lose pages; they are then
-//! reported as lost, as the checksum proves.
+//! The engine acknowledges a put before its replicas have it, so a failover may lose pages. The MAC
+//! shows the loss, and the pages are reported as lost.
 
 use super::{
     Capacity, PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError, check_discard,
@@ -25,19 +25,19 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Pages of a hash.
+/// The number of pages of a hash.
 const TAG_PAGES: u64 = 64;
-/// What the engine needs for a page: its allocator's next size above 4 KiB, key and entry. Used to
-/// tell how many pages fit before any is stored.
+/// The memory that the engine needs for a page: its allocator's next size above 4 KiB, key and
+/// entry. It serves to estimate how many pages fit before any is stored.
 const STORED_BYTES: u64 = 5300;
-/// For connecting and for each command.
+/// The timeout of the connect and of each command.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long pages stay that nobody renews: a client that is stopped for longer loses them.
+/// The time to live of pages that nobody renews: a client that is stopped for longer loses them.
 const LIFE: Duration = Duration::from_secs(3600);
-/// How often all are renewed.
+/// The interval between two renewals of all pages.
 const RENEW_EVERY: Duration = Duration::from_secs(600);
 
-/// Where the engine is: `redis://host:port`; several addresses are a cluster's.
+/// A store in Redis or Valkey at `redis://host:port`. Several addresses belong to one cluster.
 #[derive(Debug)]
 pub struct RedisStore {
     shared: Arc<Shared>,
@@ -45,15 +45,15 @@ pub struct RedisStore {
 }
 
 struct Shared {
-    /// With passwords, so not to be shown.
+    /// The addresses, with passwords: they must not be shown.
     urls: Vec<String>,
-    /// How long pages stay, and how often they are renewed.
+    /// The time to live of pages; `renew_every` is the interval of their renewal.
     life: Duration,
     renew_every: Duration,
     stopped: Mutex<bool>,
     stop: Condvar,
     is_cluster: bool,
-    /// Drawn by each store, so that its keys are nobody else's.
+    /// The prefix of all keys, drawn by each store so that no other store uses them.
     prefix: String,
     regions: Mutex<HashMap<RegionId, Region>>,
     next_region: AtomicU64,
@@ -68,15 +68,16 @@ impl std::fmt::Debug for Shared {
 #[derive(Debug)]
 struct Region {
     pages: u64,
-    /// Hashes into which something was put.
+    /// The hashes into which pages were put.
     used: BTreeMap<u64, Life>,
 }
 
-/// Whether a hash expires by itself.
+/// The expiry of a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
     Limited,
-    /// It may have been empty, which ends it: a new one of that name has no limit yet.
+    /// A discard may have emptied the hash, which deletes it. A new hash of that name has no limit
+    /// yet.
     Unlimited,
 }
 
@@ -86,18 +87,18 @@ enum Link {
 }
 
 impl RedisStore {
-    /// Connects, and looks whether the engine can be trusted to keep what it has.
+    /// Connects, and checks that the engine does not evict keys.
     ///
     /// # Errors
-    /// When it cannot be reached, or may evict pages.
+    /// If the engine is not reachable, or may evict pages.
     pub fn connect(urls: &[String]) -> Result<RedisStore, StoreError> {
         RedisStore::connect_with(urls, LIFE, RENEW_EVERY)
     }
 
-    /// The same, for pages that stay for so long without being renewed, and are renewed so often.
+    /// Connects, for pages with the time to live `life` that are renewed every `renew_every`.
     ///
     /// # Errors
-    /// As of `connect`.
+    /// As [`RedisStore::connect`].
     pub fn connect_with(
         urls: &[String],
         life: Duration,
@@ -121,7 +122,7 @@ impl RedisStore {
         shared.is_cluster = field(&info, "cluster_enabled") == Some("1");
         for node in shared.nodes()? {
             let info = shared.memory_info(&node)?;
-            // Those that evict only keys with a time to live would evict ours.
+            // Policies that evict only keys with a time to live would evict ours.
             let policy = field(&info, "maxmemory_policy").unwrap_or("unknown");
             if policy != "noeviction" {
                 return Err(StoreError::Refused {
@@ -141,7 +142,7 @@ impl RedisStore {
     }
 }
 
-/// Addresses as they may be shown: without user and password.
+/// Returns the addresses as they may be shown: without user and password.
 fn label(urls: &[String]) -> String {
     let shown = |url: &String| match url.as_str().into_connection_info() {
         Ok(info) => info.addr().to_string(),
@@ -150,8 +151,8 @@ fn label(urls: &[String]) -> String {
     urls.iter().map(shown).collect::<Vec<_>>().join(", ")
 }
 
-/// The URL of another node of a cluster: its own address, with the scheme and the password of the URL that we
-/// were given.
+/// Returns the URL of another node of a cluster. It has the node's address, and the scheme and the
+/// password of the given URL.
 fn url_of_node(given: &str, address: &str) -> String {
     let (scheme, rest) = given.split_once("://").unwrap_or(("redis", given));
     match rest.split('/').next().and_then(|authority| authority.rsplit_once('@')) {
@@ -160,7 +161,7 @@ fn url_of_node(given: &str, address: &str) -> String {
     }
 }
 
-/// A field of what INFO says.
+/// Returns a field of the reply to INFO.
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     let of_line = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':').map(str::trim_end);
     info.lines().find_map(of_line)
@@ -171,8 +172,8 @@ impl Shared {
         label(&self.urls)
     }
 
-    /// Renews all pages now and then, until the store ends. What fails is tried again the next time, well before
-    /// the pages expire.
+    /// Renews all pages at intervals until the store ends. A failed renewal is tried again at the
+    /// next interval, well before the pages expire.
     fn renew(self: Arc<Self>) {
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         while !*stopped {
@@ -231,7 +232,7 @@ impl Shared {
         self.ask_node(url, redis::cmd("INFO").arg("memory"))
     }
 
-    /// Addresses of all primaries.
+    /// Returns the addresses of all primaries.
     fn nodes(&self) -> Result<Vec<String>, StoreError> {
         let first = &self.urls[0];
         if !self.is_cluster {
@@ -276,7 +277,7 @@ impl Shared {
         Ok(Link::Cluster(Box::new(open().map_err(|error| self.error(error))?)))
     }
 
-    /// The key of the hash with these pages.
+    /// Returns the key of the hash that has the pages of this tag.
     fn key(&self, region: RegionId, tag: u64) -> String {
         format!("{}:{region}:{tag}", self.prefix)
     }
@@ -315,7 +316,7 @@ impl PageStore for RedisStore {
         let region = self.shared.regions().remove(&id).ok_or(StoreError::NoRegion(id))?;
         let mut user = User::new(self.shared.clone())?;
         region.used.keys().try_for_each(|tag| {
-            // At once, so that the room can be used at once.
+            // DEL, not UNLINK, so that the memory can be reused at once.
             user.run(redis::cmd("DEL").arg(user.shared.key(id, *tag)))
         })
     }
@@ -330,7 +331,7 @@ impl PageStore for RedisStore {
 }
 
 impl Drop for RedisStore {
-    /// Nobody else knows the keys.
+    /// Drops all regions, because no other process knows their keys.
     fn drop(&mut self) {
         *self.shared.stopped.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.stop.notify_all();
@@ -344,7 +345,7 @@ impl Drop for RedisStore {
     }
 }
 
-/// One thread's reader or writer.
+/// The reader or writer of one thread.
 struct User {
     shared: Arc<Shared>,
     link: Link,
@@ -355,7 +356,8 @@ impl User {
         Ok(User { link: shared.open()?, shared })
     }
 
-    /// Runs a command, again on a new connection if the old one broke. All of ours may be repeated.
+    /// Runs a command, and repeats it on a new connection if the old one broke. All commands of
+    /// this store are idempotent.
     fn run<T: FromRedisValue>(&mut self, command: &Cmd) -> Result<T, StoreError> {
         match self.link.run(command) {
             Err(error) if error.kind() == ErrorKind::Io => {
@@ -366,7 +368,7 @@ impl User {
         }
     }
 
-    /// Forgets pages of one hash.
+    /// Deletes pages of one hash.
     fn delete(&mut self, region: RegionId, first: u64, count: u64) -> Result<(), StoreError> {
         let mut command = redis::cmd("HDEL");
         command.arg(self.shared.key(region, first / TAG_PAGES));
@@ -376,14 +378,14 @@ impl User {
         self.run(&command)
     }
 
-    /// Lets the pages of a hash live on.
+    /// Extends the life of a hash.
     fn renew(&mut self, region: RegionId, tag: u64) -> Result<(), StoreError> {
         let (key, life_ms) = (self.shared.key(region, tag), self.shared.life.as_millis() as u64);
         self.run(redis::cmd("PEXPIRE").arg(key).arg(life_ms))
     }
 }
 
-/// Cuts a run where tags meet: first page and count of each part.
+/// Splits a run where hashes meet. Returns the first page and the count of each part.
 fn by_tag(first: u64, count: u64) -> impl Iterator<Item = (u64, u64)> {
     let end = first + count;
     let mut next = first;
