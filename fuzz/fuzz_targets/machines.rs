@@ -14,7 +14,7 @@ use std::cell::RefCell;
 const SCOPE: Scope = Scope { has_remote: true, has_optional_advice: true, has_pools: true };
 
 thread_local! {
-    static MACHINES: RefCell<Vec<pagetax_sim::machine::SimMachine>> =
+    static MACHINES: RefCell<Vec<pagetax_sim::historic::machine::SimMachine>> =
         RefCell::new(every_machine::machines());
 }
 

@@ -7,7 +7,7 @@ use pagetax_core::units::{Bytes, Nanos};
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::server::pool::{Limits, Pool};
 use pagetax_remote::server::region::Owner;
-use pagetax_remote::server::session::Session;
+use pagetax_remote::server::session::{Ended, Session};
 use pagetax_remote::wire::header::Header;
 use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
 use pagetax_remote::wire::inbox::Inbox;
@@ -72,7 +72,7 @@ fuzz_target!(|input: (Vec<[u8; 6]>, Vec<u8>)| {
         }
         assert!(pool.pages_held() <= pool.slab.pages_max());
     }
-    session.close(2);
+    session.close(2, Ended::Closed);
     drop(region);
     if let Some(hello) = noise.first_chunk::<HELLO_BYTES>() {
         let _ = Hello::decode(hello);

@@ -14,16 +14,16 @@ const BUILT: &[(&str, &str)] = &[
     ("libpagetax.a", "lib"),
     ("libpagetax_preload.so", "lib"),
     ("libpagetax_remote_preload.so", "lib/pagetax"),
-    ("libpagetax_sampler.so", "lib/pagetax"),
-    ("libpagetax_advice.a", "lib/pagetax"),
+    ("libpagetax_dbt.so", "lib/pagetax"),
+    ("libpagetax_interpose.a", "lib/pagetax"),
 ];
 const PACKAGES: &[&str] = &[
     "pagetax",
     "pagetax-capi",
     "pagetax-preload",
     "pagetax-remote-preload",
-    "pagetax-sampler",
-    "pagetax-advice",
+    "pagetax-dbt",
+    "pagetax-interpose",
 ];
 /// Of each shell, where it looks for its completions.
 const COMPLETIONS: &[(&str, &str)] = &[

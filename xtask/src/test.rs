@@ -21,6 +21,10 @@ pub fn run() -> Result<()> {
         let lints = ["--workspace", "--all-targets", "--", "-D", "warnings"];
         shell::cargo(&[&["clippy", "--quiet"][..], &lints].concat())
     })?;
+    // The fuzz targets are a workspace of their own, which the lints above don't see.
+    step("fuzz targets", || {
+        shell::cargo(&["check", "--quiet", "--manifest-path", "fuzz/Cargo.toml"])
+    })?;
     let mut skips = step("dependency policy", deny)?;
     skips.extend(step("tests", tests)?);
     skips::report(&skips)?;

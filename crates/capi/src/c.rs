@@ -1,7 +1,7 @@
 //! The same for C: see include/pagetax.h, which says what each function promises.
 
 use crate::{AdviceError, Part, Request, advise, information, page_sizes};
-use pagetax_advice::system;
+use pagetax_interpose::system;
 use std::ffi::{c_int, c_uint, c_void};
 
 const MC_HAT_ADVISE: c_int = 7;

@@ -1,7 +1,7 @@
 //! What is known of addresses: physical address, memory node, page size.
 
 use pagetax_core::units::{PageSize, VirtAddr};
-use pagetax_host::pagemap;
+use pagetax_host::pages::pagemap;
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::numa;
 use std::fs::File;
@@ -83,7 +83,7 @@ fn rustix_pid() -> Option<numa::Pid> {
 
 /// By /proc/self/pagemap, which hides physical addresses from all but root.
 fn physical(address: u64) -> Option<u64> {
-    let base = pagetax_advice::system::base_page();
+    let base = pagetax_interpose::system::base_page();
     let mut entry = [0; 8];
     let pagemap = File::open("/proc/self/pagemap").ok()?;
     pagemap.read_exact_at(&mut entry, address / base * 8).ok()?;

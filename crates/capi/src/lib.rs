@@ -9,7 +9,7 @@
 //! Regions of network memory ([`pagetax_remote`], which is their interface in Rust) have functions in C.
 //!
 //! Linked into a program, the library also stands before malloc and mmap, which it passes on; that
-//! is how a heap stays on large pages as it grows ([`pagetax_advice`]).
+//! is how a heap stays on large pages as it grows ([`pagetax_interpose`]).
 
 mod c;
 mod information;
@@ -18,8 +18,8 @@ mod remote;
 
 pub use information::{Answers, Request, information};
 
-use pagetax_advice::{Refused, heap, stack, system};
-use pagetax_host::pagesize::{Mode, PageSettings};
+use pagetax_host::pages::{Mode, PageSettings};
+use pagetax_interpose::{Refused, heap, stack, system};
 
 /// What an advice is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

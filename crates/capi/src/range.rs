@@ -1,8 +1,8 @@
 //! Advice for addresses: checked against the mappings, given, and made true for what is there.
 
 use crate::AdviceError;
-use pagetax_advice::system;
 use pagetax_host::procfs::{MapsLine, Root, maps};
+use pagetax_interpose::system;
 
 /// The mappings of this process.
 fn mappings() -> Result<Vec<MapsLine>, AdviceError> {

@@ -2,8 +2,8 @@
 //!
 //! Invariant: an address names a region only from its map to its unmap; any other is EINVAL.
 
-use pagetax_advice::system;
 use pagetax_core::units::Bytes;
+use pagetax_interpose::system;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{Log, Options, PagerError, RemoteRegion, Serving, UffdError};
 use pagetax_remote::preloaded::{Servers, Settings};

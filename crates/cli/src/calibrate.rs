@@ -5,7 +5,7 @@ use crate::output::{self, progress::Progress, text};
 use anyhow::{Context, Result};
 use pagetax_core::calibration::{Calibration, FaultCost, Spread, WalkCost, WalkPattern};
 use pagetax_core::units::{Bytes, Nanos, PageSize};
-use pagetax_host::calibrate::{CalibrateError, Extent, cache_path, calibrate, save};
+use pagetax_host::measure::calibrate::{CalibrateError, Extent, cache_path, calibrate, save};
 use pagetax_host::sys::signal::StopSignals;
 use std::process::ExitCode;
 

@@ -1,13 +1,13 @@
 //! `pagetax cc`, `c++`, `rustc`: a compiler, with page sizes for what it links. The program then
 //! carries them itself: an object with a constructor that advises heap and stack.
 //!
-//! The object is made of libpagetax_advice.a, whose names are hidden but for the functions that have
+//! The object is made of libpagetax_interpose.a, whose names are hidden but for the functions that have
 //! to stand before the C library's; so it goes into programs of any language, Rust's too.
 
 use crate::exit;
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::units::PageSize;
-use pagetax_host::installed;
+use pagetax_host::launch::installed;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -32,7 +32,7 @@ const GLOBAL: &[&str] = &[
     "mmap64",
 ];
 
-const ARCHIVE: &str = "libpagetax_advice.a";
+const ARCHIVE: &str = "libpagetax_interpose.a";
 
 /// Compile and link C; the program puts its heap and stack on large pages by itself
 ///
@@ -151,7 +151,7 @@ fn bytes(size: &str) -> Result<u64> {
 fn objects(sizes: Sizes, directory: &Path) -> Result<[PathBuf; 2]> {
     let path = |name: &str| directory.join(name);
     let (source, constructor) = (path("pagetax_sizes.c"), path("pagetax_sizes.o"));
-    let (advice, names) = (path("pagetax_advice.o"), path("names"));
+    let (advice, names) = (path("pagetax_interpose.o"), path("names"));
     let text = format!(
         "void pagetax_advise(unsigned long, unsigned long);\n\
          __attribute__((constructor)) static void sizes(void) {{ pagetax_advise({}UL, {}UL); }}\n",
@@ -174,7 +174,7 @@ fn objects(sizes: Sizes, directory: &Path) -> Result<[PathBuf; 2]> {
     let archive = installed::find(ARCHIVE).with_context(|| {
         format!(
             "{ARCHIVE} is neither beside pagetax nor in its lib directory\n  remedy: cargo build \
-             --release -p pagetax-advice, and copy target/release/{ARCHIVE} there"
+             --release -p pagetax-interpose, and copy target/release/{ARCHIVE} there"
         )
     })?;
     let wanted = GLOBAL.iter().flat_map(|name| ["-u", name]).map(OsStr::new);

@@ -18,16 +18,16 @@ use pagetax_core::diagnosis::{
 use pagetax_core::report::SCHEMA;
 use pagetax_core::stats::median;
 use pagetax_core::units::{Nanos, PageSize};
-use pagetax_host::budget::{Totals, Translation, Watch, Watched, budget};
-use pagetax_host::calibrate;
-use pagetax_host::environment::environment;
-use pagetax_host::pagesize::{Mechanism, MechanismError, PageSettings, Recipe, Unavailable, text};
+use pagetax_host::launch::program::Program;
+use pagetax_host::measure::budget::{Totals, Translation, Watch, Watched, budget};
+use pagetax_host::measure::calibrate;
+use pagetax_host::measure::environment::environment;
+use pagetax_host::measure::trial::{self, Finished, Launch, Peak, TrialError};
+use pagetax_host::pages::{Mechanism, MechanismError, PageSettings, Recipe, Unavailable, text};
 use pagetax_host::procfs::Root;
-use pagetax_host::program::Program;
 use pagetax_host::sys::signal::StopSignals;
-use pagetax_host::trial::{self, Finished, Launch, Peak, TrialError};
 use pagetax_recorder::predict::Predictor;
-use pagetax_sim::mmu::hardware;
+use pagetax_sim::hardware::configuration;
 use rounds::{Ended, Rounds, Schedule};
 use scratch::{Input, Scratch};
 use std::ffi::OsString;
@@ -165,8 +165,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
 fn recorded(path: &Path) -> Result<Translation> {
     calibrate::cached()
         .map_err(|why| exit::with(exit::UNMET, anyhow!("{why}: --trace needs its costs")))?;
-    let model = machines::model_of(pagetax_sim::calibrated::MODEL, "this machine")?;
-    let mut seen = Predictor::new(&hardware::translation(&model)?, &[PageSize::K4.shift()]);
+    let model = machines::model_of(pagetax_sim::hardware::calibrated::MODEL, "this machine")?;
+    let mut seen = Predictor::new(&configuration::translation(&model)?, &[PageSize::K4.shift()]);
     open_trace(path)?.tell(&mut seen, |_| true)?;
     let (ns, low_ns, high_ns) = seen.walks(0).ns();
     Ok(Translation::Recorded { low_ns, ns, high_ns })

@@ -5,9 +5,9 @@ use crate::output::{self, text};
 use anyhow::{Context, Result};
 use pagetax_core::report::{Environment, SCHEMA};
 use pagetax_core::units::Bytes;
-use pagetax_host::doctor::{Compaction, Examination, FreeMemory, Standing, examine};
-use pagetax_host::environment::environment;
-use pagetax_host::pagesize::journal::{Journal, Outcome, Record};
+use pagetax_host::measure::doctor::{Compaction, Examination, FreeMemory, Standing, examine};
+use pagetax_host::measure::environment::environment;
+use pagetax_host::pages::journal::{Journal, Outcome, Record};
 use pagetax_host::procfs::Root;
 use serde::Serialize;
 use std::process::ExitCode;
@@ -135,7 +135,7 @@ fn compaction(state: &Compaction) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetax_host::doctor::Finding;
+    use pagetax_host::measure::doctor::Finding;
 
     #[test]
     fn what_can_be_enabled_comes_with_its_command() {

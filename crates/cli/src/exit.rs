@@ -3,8 +3,8 @@
 //! Wrappers (`diagnose`) return the child's own status as a shell would: its code, or
 //! 128 + signal; 125 to 127 as env(1) does. A program that is interrupted says 128 + signal too.
 
-use pagetax_host::program::ProgramError;
-use pagetax_host::trial::TrialError;
+use pagetax_host::launch::program::ProgramError;
+use pagetax_host::measure::trial::TrialError;
 use std::io;
 use std::process::ExitCode;
 

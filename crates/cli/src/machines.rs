@@ -11,13 +11,13 @@ use clap::Subcommand;
 use pagetax_core::job::nearest;
 use pagetax_core::machine::{Machine, MachineKind, MachineSpec};
 use pagetax_core::report::ReportMachine;
-use pagetax_host::exec::{HostMachine, NullMachine};
-use pagetax_host::guard::Limits;
+use pagetax_host::run::guard::Limits;
+use pagetax_host::run::{HostMachine, NullMachine};
 use pagetax_remote::pager::Log;
 use pagetax_remote::store::PageStore;
-use pagetax_sim::machine::SimMachine;
+use pagetax_sim::historic::machine::SimMachine;
 use pagetax_sim::model::Model;
-use pagetax_sim::{calibrated, models};
+use pagetax_sim::{hardware::calibrated, models};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ pub fn model_of(model: &str, name: &str) -> Result<Model> {
     }
     let mut model = models::find(model)?;
     if model.name == calibrated::MODEL
-        && let Ok(calibration) = pagetax_host::calibrate::cached()
+        && let Ok(calibration) = pagetax_host::measure::calibrate::cached()
     {
         calibrated::apply(&mut model, &calibration)?;
     }

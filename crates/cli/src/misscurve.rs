@@ -5,7 +5,7 @@ use crate::recorded::Source;
 use anyhow::Result;
 use pagetax_core::units::{Bytes, PageSize};
 use pagetax_recorder::curves::{Curves, Side};
-use pagetax_sim::reuse::Following;
+use pagetax_sim::hardware::reuse::Following;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

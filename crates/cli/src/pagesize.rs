@@ -4,7 +4,7 @@ use crate::{exit, output};
 use anyhow::{Result, anyhow};
 use pagetax_core::report::SCHEMA;
 use pagetax_core::units::PageSize;
-use pagetax_host::pagesize::{Mode, PageSettings};
+use pagetax_host::pages::{Mode, PageSettings};
 use serde::Serialize;
 use std::process::ExitCode;
 

@@ -8,7 +8,7 @@ use crate::{exit, pmap::operand::Operand};
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::report::SCHEMA;
 use pagetax_core::units::{Nanos, VirtAddr};
-use pagetax_host::pagemap::{Change, PageMap, by_node, diff, read};
+use pagetax_host::pages::pagemap::{Change, PageMap, by_node, diff, read};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::ExitCode;
@@ -141,7 +141,8 @@ fn map_of(args: &Args, operand: &str) -> Result<PageMap> {
         }
     }
     if args.reserved {
-        let no_access = |m: &pagetax_host::pagemap::Mapping| !(m.read || m.write || m.execute);
+        let no_access =
+            |m: &pagetax_host::pages::pagemap::Mapping| !(m.read || m.write || m.execute);
         map.mappings.retain(|mapping| mapping.no_reserve || no_access(mapping));
     }
     Ok(map)

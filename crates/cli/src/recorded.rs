@@ -4,7 +4,7 @@ use crate::output;
 use crate::trapstat::record::{EngineChoice, engine_for};
 use anyhow::{Context, Result, bail};
 use pagetax_core::units::Nanos;
-use pagetax_host::program::Program;
+use pagetax_host::launch::program::Program;
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_recorder::engine::Engine;
 use pagetax_recorder::pages::{Live, Pages, filters};

@@ -2,7 +2,7 @@
 
 use crate::{exit, output, output::reproduction};
 use anyhow::Result;
-use pagetax_sim::reproduce::{published, reproduce};
+use pagetax_sim::historic::reproduce::{published, reproduce};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

@@ -13,7 +13,7 @@ use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run, SCHEMA, Warning};
 use pagetax_core::sweep::Sweep;
 use pagetax_core::units::Nanos;
-use pagetax_host::guard::Limits;
+use pagetax_host::run::guard::Limits;
 use pagetax_remote::pager::Log;
 use pagetax_remote::store::PageStore;
 use std::path::{Path, PathBuf};

@@ -16,12 +16,12 @@ use pagetax_core::calibration::{Calibration, FaultKind, Spread, WalkPattern};
 use pagetax_core::diagnosis::{Exit, Took};
 use pagetax_core::stats::{Ratio, median, ratio_of_pairs};
 use pagetax_core::units::{Bytes, Nanos, PageSize};
-use pagetax_host::calibrate::{self, Beside, CalibrateError};
-use pagetax_host::pagesize::{Mechanism, PageSettings, Recipe};
+use pagetax_host::measure::calibrate::{self, Beside, CalibrateError};
+use pagetax_host::measure::trial::{self, Finished, Launch, Outputs, TrialError};
+use pagetax_host::pages::{Mechanism, PageSettings, Recipe};
 use pagetax_host::sys::signal::StopSignals;
-use pagetax_host::trial::{self, Finished, Launch, Outputs, TrialError};
 use pagetax_recorder::predict::{Faults, Predictor, Walks};
-use pagetax_sim::mmu::hardware;
+use pagetax_sim::hardware::configuration;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -185,9 +185,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     let Timed { timed, code, beside } = time(&args, &source, &recipes)?;
     let paced = beside.pace(&calibration);
-    let mut model = machines::model_of(pagetax_sim::calibrated::MODEL, "this machine")?;
-    pagetax_sim::calibrated::apply(&mut model, &paced)?;
-    let cpu = hardware::translation(&model)?;
+    let mut model = machines::model_of(pagetax_sim::hardware::calibrated::MODEL, "this machine")?;
+    pagetax_sim::hardware::calibrated::apply(&mut model, &paced)?;
+    let cpu = configuration::translation(&model)?;
     let shifts: Vec<u32> =
         [PageSize::K4].iter().chain(&args.sizes).map(|size| size.shift()).collect();
     let (seen, told) = source.tell(Predictor::new(&cpu, &shifts))?;
@@ -312,7 +312,7 @@ fn recipes(args: &Args) -> Result<Vec<Recipe>> {
     let recipe = |word: String| -> Result<Recipe> {
         let mechanism =
             Mechanism::parse(&word, &system).with_context(|| format!("--sizes {word}"))?;
-        let unavailable = |unavailable: pagetax_host::pagesize::Unavailable| {
+        let unavailable = |unavailable: pagetax_host::pages::Unavailable| {
             let text = format!("{word}: {}\n  remedy: {}", unavailable.why, unavailable.remedy);
             exit::with(exit::UNMET, anyhow!(text))
         };

@@ -57,7 +57,7 @@ fn pagetax() -> Command {
 /// Builds the archive where `pagetax cc` looks for it first: cargo builds it for those who ask.
 fn with_archive() {
     let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
-    let build = ["build", "--quiet", "--package", "pagetax-advice", "--profile", profile];
+    let build = ["build", "--quiet", "--package", "pagetax-interpose", "--profile", profile];
     let status = Command::new(env!("CARGO")).args(build).status().unwrap();
     assert!(status.success());
 }

@@ -11,8 +11,8 @@ fn has(programs: &[&str]) -> bool {
     let missing: Vec<_> = programs.iter().filter(|name| !is_there(name)).collect();
     if !missing.is_empty() {
         println!("SKIP: not installed: {missing:?}");
-    } else if !folder.join("libpagetax_sampler.so").is_file() {
-        println!("SKIP: not built: libpagetax_sampler.so");
+    } else if !folder.join("libpagetax_dbt.so").is_file() {
+        println!("SKIP: not built: libpagetax_dbt.so");
         return false;
     }
     missing.is_empty()

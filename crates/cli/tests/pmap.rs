@@ -2,7 +2,7 @@
 //! processes that are not there.
 
 use pagetax_core::units::PageSize;
-use pagetax_host::pagesize::{Changed, PageSettings, Setting};
+use pagetax_host::pages::{Changed, PageSettings, Setting};
 use pagetax_host::sys::mapping::{Mapping, Request, Source};
 use proptest::prelude::*;
 use std::fs::File;

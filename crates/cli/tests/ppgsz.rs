@@ -292,7 +292,7 @@ fn code_of_a_large_library_comes_on_huge_pages() {
     let program = compiled(directory.path(), "code", &[]);
     let plain = Command::new(&program).arg(&copy).output().unwrap();
     assert!(plain.status.success(), "{}", stderr(&plain));
-    let text = pagetax_host::pagesize::text::prepare(&copy).unwrap().unwrap();
+    let text = pagetax_host::pages::text::prepare(&copy).unwrap().unwrap();
     if text.large_bytes == 0 {
         println!("SKIP: the file system of {} keeps no large folios", copy.display());
         return;

@@ -94,9 +94,9 @@ fn real_programs_come_through_qemu() {
 /// Whether the native engine's library was built, as it is with the workspace; says so if not.
 fn has_sampler() -> bool {
     let folder = Path::new(env!("CARGO_BIN_EXE_pagetax")).parent().unwrap();
-    let is_built = folder.join("libpagetax_sampler.so").is_file();
+    let is_built = folder.join("libpagetax_dbt.so").is_file();
     if !is_built {
-        println!("SKIP: not built: libpagetax_sampler.so");
+        println!("SKIP: not built: libpagetax_dbt.so");
     }
     is_built
 }

@@ -6,23 +6,11 @@
 #[cfg(test)]
 #[path = "../tests/alone/mod.rs"]
 mod alone;
-pub mod at_hand;
-pub mod budget;
 pub mod cache;
-pub mod calibrate;
-pub mod doctor;
-pub mod environment;
-pub mod exec;
-pub mod guard;
-pub mod installed;
-pub mod pagemap;
-pub mod pagesize;
-pub mod perf;
-pub mod preload;
+pub mod launch;
+pub mod measure;
+pub mod pages;
 pub mod procfs;
-pub mod program;
-pub mod stacks;
+pub mod run;
 #[allow(unsafe_code)]
 pub mod sys;
-pub mod tlb_events;
-pub mod trial;

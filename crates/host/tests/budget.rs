@@ -1,8 +1,8 @@
 //! A live budget: a child that does nothing but fault must spend its kernel time on faults.
 
 use pagetax_core::counter::Reading;
-use pagetax_host::budget::{Totals, Translation, Watch, budget};
-use pagetax_host::stacks::{Begin, TaskState, Wait};
+use pagetax_host::measure::budget::{Totals, Translation, Watch, budget};
+use pagetax_host::measure::stacks::{Begin, TaskState, Wait};
 use pagetax_host::sys::mapping::{Mapping, Request, Source};
 use pagetax_host::sys::process::{Exit, fork};
 use pagetax_host::sys::shared::{SharedWords, wait, wake_all};

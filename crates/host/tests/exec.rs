@@ -8,7 +8,7 @@ use pagetax_core::machine::{Machine, RunError};
 use pagetax_core::plan::Plan;
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run};
-use pagetax_host::exec::{HostMachine, NullMachine};
+use pagetax_host::run::{HostMachine, NullMachine};
 use pagetax_host::sys::process::{Exit, fork};
 use rustix::process::{Signal, kill_process};
 use std::time::{Duration, Instant};

@@ -1,11 +1,11 @@
 //! Page sizes of running processes, on the real kernel.
 
 use pagetax_core::units::PageSize;
-use pagetax_host::pagemap;
-use pagetax_host::pagesize::change::{self, Outcome};
-use pagetax_host::pagesize::inject::{Injector, Stops};
-use pagetax_host::pagesize::target::{Refusal, Target};
-use pagetax_host::pagesize::{Advice, PageSettings, Part, Verdict, judge};
+use pagetax_host::pages::change::{self, Outcome};
+use pagetax_host::pages::inject::{Injector, Stops};
+use pagetax_host::pages::pagemap;
+use pagetax_host::pages::target::{Refusal, Target};
+use pagetax_host::pages::{Advice, PageSettings, Part, Verdict, judge};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

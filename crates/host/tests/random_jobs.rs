@@ -13,7 +13,7 @@ use pagetax_core::machine::{Machine, RunError};
 use pagetax_core::plan::Plan;
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run};
-use pagetax_host::exec::{HostMachine, NullMachine};
+use pagetax_host::run::{HostMachine, NullMachine};
 use random_job::{Scope, random_job};
 
 /// The features of the jobs, without those that depend on the kernel's build, pools and privileges.

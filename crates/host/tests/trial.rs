@@ -2,8 +2,8 @@
 
 use pagetax_core::diagnosis::Exit;
 use pagetax_core::units::PageSize;
-use pagetax_host::pagesize::{Mechanism, Mode, PageSettings, Recipe};
-use pagetax_host::trial::{Finished, Launch, Outputs, TrialError, run, took};
+use pagetax_host::measure::trial::{Finished, Launch, Outputs, TrialError, run, took};
+use pagetax_host::pages::{Mechanism, Mode, PageSettings, Recipe};
 use std::path::Path;
 use std::time::Instant;
 

@@ -7,7 +7,7 @@
 //! only libc and raw system calls. It does not allocate before main, and nothing can panic. Every failure is
 //! logged (to MPSSERRFILE, else to syslog) and ignored. main sees errno unchanged.
 //!
-//! This crate reads the settings, in a constructor; [`pagetax_advice`] applies them.
+//! This crate reads the settings, in a constructor; [`pagetax_interpose`] applies them.
 
 pub mod config;
 pub mod size;
@@ -19,8 +19,8 @@ mod program;
 use config::Wanted;
 use file::MappedFile;
 use log::Log;
-use pagetax_advice::system::{self, Decimal};
-use pagetax_advice::{Refused, heap, stack};
+use pagetax_interpose::system::{self, Decimal};
+use pagetax_interpose::{Refused, heap, stack};
 use program::Process;
 
 /// Runs before main, and before the program has a second thread.

@@ -2,7 +2,7 @@
 //! standard error.
 
 use crate::program::Process;
-use pagetax_advice::system::Decimal;
+use pagetax_interpose::system::Decimal;
 use std::ffi::CStr;
 
 /// The length of the longest message, in bytes; the rest is cut off.

@@ -7,7 +7,7 @@ use crate::filter::PAGE_SHIFT;
 use crate::pages::{Kind, Pages, Thread};
 use crate::places::Segment;
 use pagetax_core::units::{PageSize, VirtAddr};
-use pagetax_sim::reuse::{Following, ReuseProfile};
+use pagetax_sim::hardware::reuse::{Following, ReuseProfile};
 use std::ops::Range;
 
 /// Which side of the TLBs.

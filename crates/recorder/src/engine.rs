@@ -2,9 +2,9 @@
 
 use crate::toolchain::{self, BuildError};
 use object::{Architecture, Object, ObjectSection, ReadCache};
-use pagetax_host::installed;
-use pagetax_host::preload::{self, Preload};
-use pagetax_host::program::{Kind, Program, native, on_path};
+use pagetax_host::launch::installed;
+use pagetax_host::launch::preload::{self, Preload};
+use pagetax_host::launch::program::{Kind, Program, native, on_path};
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -84,7 +84,7 @@ pub struct Engine {
 }
 
 /// The native engine.
-const SAMPLER: &str = "libpagetax_sampler.so";
+const SAMPLER: &str = "libpagetax_dbt.so";
 
 /// Runners of QEMU's user mode.
 const QEMUS: &[(Architecture, &str)] = &[
@@ -246,7 +246,7 @@ fn sampler(program: &Program, why: &str) -> Result<Engine, String> {
         }
     }
     let binary = installed::find(SAMPLER).ok_or_else(|| {
-        format!("{SAMPLER} is not beside pagetax (cargo build --release -p pagetax-sampler)")
+        format!("{SAMPLER} is not beside pagetax (cargo build --release -p pagetax-dbt)")
     })?;
     let preload = Some(Preload::new(&binary).map_err(|error| error.to_string())?);
     Ok(Engine { kind: EngineKind::Native, why: why.into(), binary, preload, runner: "" })

@@ -27,7 +27,7 @@
 //! pass for newer than it is.
 
 use crate::stream::{Filter, SETS_MAX, Side, WAYS_MAX};
-use pagetax_sim::mmu::tlb::{Nearest, TlbHierarchy};
+use pagetax_sim::hardware::tlb::{Nearest, TlbHierarchy};
 use std::collections::BTreeSet;
 
 /// What the engines tell pages apart by at least: the base page of x86-64 and most others.
@@ -115,8 +115,8 @@ fn filter(fed: &[Fed<'_>], sizes: std::ops::Range<u32>, end: u32) -> Option<Filt
 mod tests {
     use super::*;
     use pagetax_core::units::PageSize;
-    use pagetax_sim::mmu::set::Replacement;
-    use pagetax_sim::mmu::tlb::{ArraySpec, LevelSpec};
+    use pagetax_sim::hardware::set::Replacement;
+    use pagetax_sim::hardware::tlb::{ArraySpec, LevelSpec};
     use proptest::prelude::*;
 
     fn array(entries: u32, ways: u32, sizes: &[u32]) -> ArraySpec {

@@ -3,9 +3,9 @@
 
 use crate::places::{Place, Segment};
 use pagetax_core::units::{PageSize, UnitError};
-use pagetax_sim::mmu::hardware::{self, ProgramTimes};
-use pagetax_sim::mmu::tlb::TlbHierarchy;
-use pagetax_sim::mmu::translation::Translation;
+use pagetax_sim::hardware::configuration::{self, ProgramTimes};
+use pagetax_sim::hardware::tlb::TlbHierarchy;
+use pagetax_sim::hardware::translation::Translation;
 use pagetax_sim::model::{Model, ModelError};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -145,9 +145,9 @@ impl View {
     /// # Errors
     /// A model without TLBs, or without `[program]`.
     pub fn new(model: &Model, pages: Pages) -> Result<View, ModelError> {
-        let mut cpu = hardware::translation(model)?;
-        let times = hardware::program_times(model)?;
-        let mut sizes = hardware::page_sizes(model, "paging", "page_sizes")?;
+        let mut cpu = configuration::translation(model)?;
+        let times = configuration::program_times(model)?;
+        let mut sizes = configuration::page_sizes(model, "paging", "page_sizes")?;
         sizes.sort();
         let shifts: Vec<u32> = sizes.iter().map(|size| size.shift()).collect();
         let base = sizes[0];

@@ -9,7 +9,7 @@ use crate::filter::PAGE_SHIFT;
 use crate::places::{AddressSpace, PlaceList, Segment};
 use crate::stream::{Consumer, Event, Filter, Hint, RawRecord, Record, Side, Writer};
 use object::Architecture;
-use pagetax_host::program::Program;
+use pagetax_host::launch::program::Program;
 use std::ops::Range;
 
 /// A thread of a recorded program and its process, both numbered in the order of appearance.

@@ -9,7 +9,7 @@
 use crate::filter::PAGE_SHIFT;
 use crate::pages::{Kind, Pages, Thread};
 use crate::places::Segment;
-use pagetax_sim::mmu::translation::Translation;
+use pagetax_sim::hardware::translation::Translation;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -228,11 +228,11 @@ impl Pages for Predictor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetax_sim::{mmu::hardware, models};
+    use pagetax_sim::{hardware::configuration, models};
 
     fn predictor() -> Predictor {
         let model = models::find("x86-64-calibrated").unwrap();
-        Predictor::new(&hardware::translation(&model).unwrap(), &[12, 16, 21])
+        Predictor::new(&configuration::translation(&model).unwrap(), &[12, 16, 21])
     }
 
     /// 64 MB, a line a page, twice.

@@ -22,8 +22,8 @@ use crate::stream::{
     Class, Consumer, Event, Hint, Phase, RawRecord, Record, SETS_MAX, Side, WAYS_MAX, Writer,
 };
 use crate::tally::{Access, Tally};
-use pagetax_sim::mmu::set::{Replacement, TagArray};
-use pagetax_sim::mmu::translation::{Lookup, Translation};
+use pagetax_sim::hardware::set::{Replacement, TagArray};
+use pagetax_sim::hardware::translation::{Lookup, Translation};
 use std::collections::HashMap;
 
 /// The simulation of a whole run.

@@ -5,7 +5,7 @@ mod common;
 
 use common::{compile, has_programs, record};
 use pagetax_core::units::PageSize;
-use pagetax_host::program::Program;
+use pagetax_host::launch::program::Program;
 use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::machine::View;
 use pagetax_recorder::pages::{Kind, Live, filters};
@@ -14,7 +14,7 @@ use pagetax_recorder::simulate::Simulation;
 use pagetax_recorder::trace::code::Step;
 use pagetax_recorder::trace::import::{Format, import};
 use pagetax_recorder::trace::{DROPPED, Head, Trace, TraceWriter};
-use pagetax_sim::mmu::hardware;
+use pagetax_sim::hardware::configuration;
 use pagetax_sim::models;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -105,7 +105,7 @@ fn a_trace_misses_what_the_program_misses() {
         record(kind, &program, &mut online);
         let online = &online.lanes()[0].cpus[0].translation;
         let trace = recorded(kind, &program, &folder.path().join("a.ptt"));
-        let mut cpu = hardware::translation(&model).unwrap();
+        let mut cpu = configuration::translation(&model).unwrap();
         for step in steps(&trace) {
             match step {
                 Step::Change(Kind::Fetch, page) => drop(cpu.fetch(page << 12, 12)),

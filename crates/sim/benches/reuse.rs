@@ -4,7 +4,7 @@
 use criterion::{Criterion, Throughput};
 use pagetax_core::access::{Offsets, Uniform, Zipf};
 use pagetax_core::units::{PageSize, VirtAddr};
-use pagetax_sim::reuse::{Following, ReuseProfile};
+use pagetax_sim::hardware::reuse::{Following, ReuseProfile};
 
 const REGION_BYTES: u64 = 1 << 30;
 const COUNT: usize = 1 << 20;

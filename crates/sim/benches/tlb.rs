@@ -8,8 +8,8 @@
 use criterion::{Criterion, Throughput};
 use pagetax_core::access::{Offsets, Uniform};
 use pagetax_core::units::PageSize;
-use pagetax_sim::mmu::set::Replacement;
-use pagetax_sim::mmu::tlb::{ArraySpec, LevelSpec, TlbHierarchy};
+use pagetax_sim::hardware::set::Replacement;
+use pagetax_sim::hardware::tlb::{ArraySpec, LevelSpec, TlbHierarchy};
 use std::hint::black_box;
 
 const REGION_BYTES: u64 = 128 << 20;

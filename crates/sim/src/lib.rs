@@ -15,17 +15,17 @@
 //!
 //! # Adding a machine
 //!
-//! 1. **Hardware**: implement [`mmu::Mmu`]: `touch` walks [`accesses::Accesses`] until they are done,
+//! 1. **Hardware**: implement [`hardware::Mmu`]: `touch` walks [`hardware::accesses::Accesses`] until they are done,
 //!    until one faults, or until the time limit, and never charges time itself: it reports
-//!    picoseconds. If kernels of several kinds should run on it, implement [`mmu::PageTables`] too.
-//!    [`mmu::flat::Flat`] is hardware that costs nothing: for models of reclaim and of paging.
-//! 2. **Policy**: implement [`kernel::Kernel`] for that hardware. Every method gets a [`cx::Cx`], the
+//!    picoseconds. If kernels of several kinds should run on it, implement [`hardware::PageTables`] too.
+//!    [`hardware::flat::Flat`] is hardware that costs nothing: for models of reclaim and of paging.
+//! 2. **Policy**: implement [`historic::kernel::Kernel`] for that hardware. Every method gets a [`historic::cx::Cx`], the
 //!    only way to act on the rest of the world: `charge` CPU time to a row of the budget, `count`
 //!    events, `wait` (until a time, or on a channel) under a row of the wall ledger, `wake` a channel,
 //!    `latency`, `jitter`, `fail`. A fault that needs no waiting is retried at once; one that waits is
 //!    retried after. A kernel owns its store; a disk is a place where `wait` times come from.
 //! 3. **Model**: `machines/NAME.toml`, read through [`model::Model`], each constant with its unit and
-//!    source; add it to the list in [`models`], and its kernel to the match in [`machine`].
+//!    source; add it to the list in [`models`], and its kernel to the match in [`historic::machine`].
 //!
 //! # Invariants
 //!
@@ -36,17 +36,8 @@
 //!   [`pagetax_core::machine::RunError::Capped`].
 #![forbid(unsafe_code)]
 
-pub mod accesses;
-pub mod calibrated;
-pub mod cx;
-pub mod engine;
-pub mod kernel;
-pub mod machine;
-pub mod mmu;
+pub mod hardware;
+pub mod historic;
 pub mod model;
 pub mod models;
-pub mod reproduce;
-pub mod reuse;
-pub mod sched;
-pub mod store;
 pub mod tally;

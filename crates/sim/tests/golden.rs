@@ -5,7 +5,7 @@
 use pagetax_core::job::Job;
 use pagetax_core::machine::Machine;
 use pagetax_core::report::Recording;
-use pagetax_sim::machine::SimMachine;
+use pagetax_sim::historic::machine::SimMachine;
 use pagetax_sim::models;
 use std::path::PathBuf;
 

@@ -3,10 +3,10 @@
 use pagetax_core::job::Job;
 use pagetax_core::machine::Machine;
 use pagetax_core::report::{Recording, Run};
-use pagetax_sim::machine::SimMachine;
+use pagetax_sim::historic::machine::SimMachine;
+use pagetax_sim::historic::reproduce::expression::Expression;
+use pagetax_sim::historic::reproduce::published::{self, Published};
 use pagetax_sim::models;
-use pagetax_sim::reproduce::expression::Expression;
-use pagetax_sim::reproduce::published::{self, Published};
 use std::collections::{BTreeMap, BTreeSet};
 
 fn run(machine: &str, job: &str, params: &[(&str, &str)]) -> Run {

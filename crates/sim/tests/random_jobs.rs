@@ -12,7 +12,7 @@ use pagetax_core::job::Job;
 use pagetax_core::machine::Machine;
 use pagetax_core::quantity::Params;
 use pagetax_core::report::Recording;
-use pagetax_sim::machine::SimMachine;
+use pagetax_sim::historic::machine::SimMachine;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use random_job::{Scope, random_job};

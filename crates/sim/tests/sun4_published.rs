@@ -6,7 +6,7 @@ use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run};
-use pagetax_sim::machine::SimMachine;
+use pagetax_sim::historic::machine::SimMachine;
 use pagetax_sim::model::Model;
 use pagetax_sim::models;
 
@@ -114,7 +114,7 @@ fn policy_rms(policy: &str) -> f64 {
 #[cfg(not(debug_assertions))]
 #[test]
 fn the_fitted_policy_is_the_best_of_all() {
-    let policies = pagetax_sim::kernel::sunos::steal::POLICIES;
+    let policies = pagetax_sim::historic::kernel::sunos::steal::POLICIES;
     let rms: Vec<(&str, f64)> = std::thread::scope(|scope| {
         let names = policies.iter().map(|(name, _)| *name);
         let threads: Vec<_> =

@@ -6,7 +6,7 @@ use pagetax_core::access::{Offsets, Rng};
 use pagetax_core::machine::Machine;
 use pagetax_core::plan::*;
 use pagetax_core::report::Recording;
-use pagetax_sim::machine::SimMachine;
+use pagetax_sim::historic::machine::SimMachine;
 use pagetax_sim::model::Model;
 use pagetax_sim::models;
 use proptest::prelude::*;

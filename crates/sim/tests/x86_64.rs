@@ -9,7 +9,7 @@ use pagetax_core::calibration::{
 };
 use pagetax_core::plan::{Op, Pattern};
 use pagetax_sim::model::Model;
-use pagetax_sim::{calibrated, models};
+use pagetax_sim::{hardware::calibrated, models};
 
 const MIB: u64 = 1 << 20;
 

@@ -11,9 +11,9 @@ use super::programs::{Run, Workshop, chosen};
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::diagnosis::Exit;
 use pagetax_core::stats::{Ratio, median_of_ratios};
-use pagetax_host::budget::Watch;
-use pagetax_host::pagesize::Recipe;
-use pagetax_host::trial::{self, Launch, Outputs};
+use pagetax_host::measure::budget::Watch;
+use pagetax_host::measure::trial::{self, Launch, Outputs};
+use pagetax_host::pages::Recipe;
 use serde_json::json;
 use std::time::{Duration, Instant};
 

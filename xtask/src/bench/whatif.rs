@@ -131,7 +131,7 @@ impl Held {
             counts.map(|(order, count)| count.parse::<u64>().unwrap_or(0) << order).sum()
         };
         let scattered = text.lines().map(pages).sum::<u64>() >> 8;
-        let available = pagetax_host::at_hand::available_bytes(&Default::default());
+        let available = pagetax_host::measure::backed_memory::available_bytes(&Default::default());
         let most = available.map_err(anyhow::Error::msg)? >> 21;
         let mut hold = Command::new(folder.join("corpus"));
         hold.args(["hold", &(scattered + scattered / 8).min(most).to_string(), "0"]);

@@ -6,7 +6,7 @@
 use crate::diagnose::rounds::Step;
 use crate::output;
 use anyhow::{Context, Result};
-use pagetax_host::trial::Outputs;
+use pagetax_host::measure::trial::Outputs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::hash_map::DefaultHasher;
 use std::fs::File;

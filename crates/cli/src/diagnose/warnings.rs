@@ -6,7 +6,7 @@ use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::outliers;
 use pagetax_core::units::Nanos;
-use pagetax_host::trial::Finished;
+use pagetax_host::measure::trial::Finished;
 
 /// Runs shorter than this are mostly fork, exec and exit.
 const SHORT_NS: u64 = 5_000_000;

@@ -5,7 +5,7 @@
 
 use super::text;
 use pagetax_core::units::{Bytes, PageSize, VirtAddr};
-use pagetax_host::pagemap::{Change, Mapping, NodeRuns, PageMap, Pages, Run};
+use pagetax_host::pages::pagemap::{Change, Mapping, NodeRuns, PageMap, Pages, Run};
 
 /// What rows are made of, beside the columns.
 #[derive(Debug, Clone, Copy, Default)]

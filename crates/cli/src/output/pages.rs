@@ -2,8 +2,8 @@
 
 use super::text;
 use pagetax_core::units::Bytes;
-use pagetax_host::pagesize::Verdict;
-use pagetax_host::pagesize::text::FileText;
+use pagetax_host::pages::Verdict;
+use pagetax_host::pages::text::FileText;
 
 /// Verdicts of several processes: a row for each part, then why bytes are not as asked.
 pub fn verdicts(verdicts: &[&Verdict]) -> String {

@@ -1,8 +1,8 @@
 //! Published figures beside simulated ones, as tables for people and as Markdown.
 
 use super::text;
-use pagetax_sim::reproduce::published::Status;
-use pagetax_sim::reproduce::{Compared, Reproduction, Row, SEEDS_MIN, Verdict};
+use pagetax_sim::historic::reproduce::published::Status;
+use pagetax_sim::historic::reproduce::{Compared, Reproduction, Row, SEEDS_MIN, Verdict};
 
 const HEADINGS: [&str; 9] =
     ["figure", "published", "simulated", "spread", "of", "ratio", "tolerance", "verdict", "status"];
@@ -170,7 +170,7 @@ fn sum(document: &Reproduction) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetax_sim::reproduce::Spread;
+    use pagetax_sim::historic::reproduce::Spread;
     use std::collections::BTreeMap;
 
     fn row(median: f64, status: Status) -> Row {

@@ -5,12 +5,12 @@ use super::{Args, unmet};
 use crate::exit;
 use anyhow::{Context, Result, anyhow};
 use pagetax_core::trapstat::Listing;
-use pagetax_host::procfs::Root;
-use pagetax_host::sys::signal::asked_to_stop;
-use pagetax_host::tlb_events::ibs::Sampler;
-use pagetax_host::tlb_events::{
+use pagetax_host::measure::tlb_events::ibs::Sampler;
+use pagetax_host::measure::tlb_events::{
     CountError, Counters, Counts, Family, Target, has_unit, listing, since,
 };
+use pagetax_host::procfs::Root;
+use pagetax_host::sys::signal::asked_to_stop;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};

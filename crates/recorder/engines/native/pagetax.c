@@ -1,4 +1,4 @@
-/* The writing half of the native sampler (crates/sampler): does what its own code for a block's log cannot do
+/* The writing half of the native sampler (crates/dbt): does what its own code for a block's log cannot do
    by a look at the filter's slots (../filter.h), and writes page changes into a ring (../stream.h). Called by
    one thread at a time.
 

@@ -1,7 +1,7 @@
 //! What tests of engines share.
 #![allow(dead_code, reason = "each test uses its part")]
 
-use pagetax_host::program::Program;
+use pagetax_host::launch::program::Program;
 use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::session::{Ended, Recording, run};
 use pagetax_recorder::simulate::Simulation;
@@ -22,9 +22,9 @@ pub fn has_programs(names: &[&str]) -> bool {
 
 /// Whether the native engine's library was built, as it is with the workspace; says if not.
 pub fn has_sampler() -> bool {
-    let is_built = pagetax_host::installed::find("libpagetax_sampler.so").is_some();
+    let is_built = pagetax_host::launch::installed::find("libpagetax_dbt.so").is_some();
     if !is_built {
-        println!("SKIP: not built: libpagetax_sampler.so");
+        println!("SKIP: not built: libpagetax_dbt.so");
     }
     is_built
 }

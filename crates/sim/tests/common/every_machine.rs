@@ -5,8 +5,8 @@ use pagetax_core::machine::{Machine, RunError};
 use pagetax_core::plan::{Op, Plan};
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run};
-use pagetax_sim::engine::Caps;
-use pagetax_sim::machine::SimMachine;
+use pagetax_sim::historic::engine::Caps;
+use pagetax_sim::historic::machine::SimMachine;
 use pagetax_sim::models;
 
 /// The steps within which every random job ends; an endless loop takes more.

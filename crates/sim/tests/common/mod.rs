@@ -3,7 +3,7 @@
 use pagetax_core::machine::Machine;
 use pagetax_core::plan::*;
 use pagetax_core::report::{Recording, Run};
-use pagetax_sim::machine::SimMachine;
+use pagetax_sim::historic::machine::SimMachine;
 use pagetax_sim::model::Model;
 
 /// A complete run with its report.

@@ -1,0 +1,269 @@
+//! Page sizes, and the operations on pages that this machine allows.
+
+use super::{Feature, Finding};
+use crate::pages::{Mode, PageSettings};
+use crate::procfs::{Root, process_huge_bytes};
+use crate::sys::mapping::{Mapping, Request, Source};
+use crate::sys::{pagemap, probe};
+use pagetax_core::units::PageSize;
+use pagetax_remote::pager::{self, Access, Features, Serving, UffdError};
+use std::io::{self, Read, Seek, SeekFrom};
+
+pub(super) fn findings(root: &Root) -> Vec<Finding> {
+    let settings = PageSettings::host();
+    let huge = settings.pmd_size().unwrap_or(PageSize::M2);
+    let mut findings = vec![huge_pages(&settings, huge), medium_pages(&settings, huge)];
+    findings.extend([PageSize::M2, PageSize::G1].map(|size| pool(&settings, size)));
+    findings.extend([
+        collapse(huge, false),
+        collapse(huge, true),
+        page_map(),
+        page_flags(root),
+        user_faults(),
+    ]);
+    findings
+}
+
+fn anon(len: u64, align: u64, hugetlb: bool) -> io::Result<Mapping> {
+    let (len, align) = (len as usize, align as usize);
+    let hugetlb = hugetlb.then_some(align);
+    Mapping::new(Request { source: Source::Anon, len, align, hugetlb })
+}
+
+fn own_huge_bytes() -> u64 {
+    process_huge_bytes(&Root::default(), std::process::id()).value().unwrap_or(0)
+}
+
+fn huge_pages(settings: &PageSettings, huge: PageSize) -> Finding {
+    let feature = Feature("huge_pages", "transparent huge pages (THP) for ordinary memory");
+    let enable = format!("echo madvise | sudo tee {}", settings.thp_path().display());
+    let Some(mode) = settings.of_size(huge) else {
+        return feature.never_here("the kernel was built without transparent huge pages");
+    };
+    if mode == Mode::Never {
+        return feature.not_here(format!("{huge} pages are switched off"), enable);
+    }
+    let before = own_huge_bytes();
+    let touched = anon(huge.bytes() * 2, huge.bytes(), false).and_then(|mapping| {
+        mapping.advise(libc::MADV_HUGEPAGE)?;
+        mapping.store(0, 1);
+        Ok(own_huge_bytes() > before)
+    });
+    match (touched, mode) {
+        (Ok(true), Mode::Always) => feature.works(format!("all memory may have {huge} pages")),
+        (Ok(true), _) => feature.works(format!("memory gets {huge} pages on advice (madvise)")),
+        (Ok(false), _) => feature.limited(
+            format!("switched on, but a new {huge} page was not to be had: memory is fragmented"),
+            "echo 1 | sudo tee /proc/sys/vm/compact_memory",
+        ),
+        (Err(error), _) => feature.limited(format!("a {huge} page was refused: {error}"), enable),
+    }
+}
+
+/// Checks the sizes between the base page and the huge page. Only enabled sizes are available.
+fn medium_pages(settings: &PageSettings, huge: PageSize) -> Finding {
+    let feature = Feature("medium_pages", "transparent pages of other sizes (mTHP)");
+    let sizes = settings.sizes();
+    let (on, off): (Vec<_>, Vec<_>) = sizes
+        .into_iter()
+        .filter(|s| *s != huge)
+        .partition(|size| matches!(settings.of_size(*size), Some(Mode::Always | Mode::Madvise)));
+    let list =
+        |sizes: &[PageSize]| sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let Some(first_off) = off.iter().find(|size| size.bytes() == 64 << 10).or(off.first()) else {
+        return match on.is_empty() {
+            true => feature.never_here("the kernel has none (Linux 6.8 and later do)"),
+            false => feature.works(format!("on: {}", list(&on))),
+        };
+    };
+    let enable = format!("echo madvise | sudo tee {}", settings.size_path(*first_off).display());
+    match on.is_empty() {
+        true => feature.not_here(format!("all off: {}", list(&off)), enable),
+        false => feature.limited(format!("on: {}; off: {}", list(&on), list(&off)), enable),
+    }
+}
+
+fn pool(settings: &PageSettings, size: PageSize) -> Finding {
+    let feature = match size {
+        PageSize::G1 => Feature("hugetlb_1g", "reserved 1G pages (hugetlb)"),
+        _ => Feature("hugetlb_2m", "reserved 2M pages (hugetlb)"),
+    };
+    let Some(pages) = settings.hugetlb_pages(size) else {
+        return feature.never_here(format!("neither CPU nor kernel have {size} hugetlb pages"));
+    };
+    let count = if size == PageSize::G1 { 1 } else { 64 };
+    let enable = format!(
+        "echo {count} | sudo tee {}",
+        settings.pool_path(size).join("nr_hugepages").display()
+    );
+    match anon(size.bytes(), size.bytes(), true) {
+        Ok(_) => feature.works(format!("one was mapped; {pages} can be had")),
+        Err(error) if pages == 0 => {
+            feature.not_here(format!("the pool of {size} pages is empty ({error})"), enable)
+        }
+        Err(error) => feature.limited(format!("{pages} pages, but: {error}"), enable),
+    }
+}
+
+/// Checks MADV_COLLAPSE, or the same for another process.
+fn collapse(huge: PageSize, remotely: bool) -> Finding {
+    let done = anon(huge.bytes(), huge.bytes(), false).and_then(|mapping| {
+        mapping.store(0, 1);
+        match remotely {
+            false => mapping.advise(libc::MADV_COLLAPSE),
+            true => probe::collapse_remotely(&mapping),
+        }
+    });
+    collapse_finding(done, remotely)
+}
+
+fn collapse_finding(done: io::Result<()>, remotely: bool) -> Finding {
+    const RIGHT: &str = "sudo setcap cap_sys_nice=ep \"$(command -v pagetax)\"";
+    let feature = match remotely {
+        false => Feature("collapse", "turning existing memory into huge pages (MADV_COLLAPSE)"),
+        true => Feature("collapse_remotely", "the same to a running program (process_madvise)"),
+    };
+    match done {
+        Ok(()) if remotely && !rustix::process::geteuid().is_root() => {
+            feature.limited("of one's own processes, but other processes need CAP_SYS_NICE", RIGHT)
+        }
+        Ok(()) => feature.works("a piece of memory was collapsed"),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => feature.never_here(
+            "the kernel does not know it (Linux 6.1 and later do), or huge pages are forbidden to \
+             this process",
+        ),
+        // Older kernels require it even for the calling process.
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => feature.limited(
+            format!("{error}: this kernel needs CAP_SYS_NICE, for one's own processes as well"),
+            RIGHT,
+        ),
+        Err(error) => {
+            let compact = "echo 1 | sudo tee /proc/sys/vm/compact_memory";
+            feature.limited(format!("refused: {error}"), compact)
+        }
+    }
+}
+
+fn page_map() -> Finding {
+    let feature = Feature("page_map", "which pages of a program are huge (PAGEMAP_SCAN)");
+    let scanned = anon(4096, 4096, false).and_then(|mapping| {
+        mapping.store(0, 1);
+        let file = std::fs::File::open("/proc/self/pagemap")?;
+        let end = mapping.address() + mapping.len() as u64;
+        pagemap::scan(&file, mapping.address(), end, pagemap::PAGE_IS_PRESENT)
+    });
+    match scanned {
+        Ok(ranges) if !ranges.is_empty() => feature.works("a page was found"),
+        Ok(_) => feature.never_here("the scan does not find a page that is there"),
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => feature.never_here(
+            "the kernel has no PAGEMAP_SCAN (Linux 6.7 and later do): page sizes are known by mapping, from \
+             smaps",
+        ),
+        Err(error) => feature.never_here(format!("/proc/self/pagemap: {error}")),
+    }
+}
+
+fn page_flags(root: &Root) -> Finding {
+    let feature = Feature("page_flags", "medium pages, page by page (/proc/kpageflags)");
+    let read = std::fs::File::open(root.path("/proc/kpageflags")).and_then(|mut file| {
+        file.seek(SeekFrom::Start(0))?;
+        file.read_exact(&mut [0; 8])
+    });
+    match read {
+        Ok(()) => feature.works("flags were read"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            feature.never_here("the kernel was built without CONFIG_PROC_PAGE_MONITOR")
+        }
+        Err(error) => feature.not_here(format!("{error}"), "sudo pagetax doctor"),
+    }
+}
+
+/// Does the handshake with userfaultfd that a region of network memory does. Opening it is not enough:
+/// older kernels lack features that paging needs.
+fn user_faults() -> Finding {
+    let full = pager::probe(false, Serving::Thread);
+    let restricted = match &full {
+        Err(UffdError::NotAllowed { .. }) => Some(pager::probe(true, Serving::Thread)),
+        _ => None,
+    };
+    let has_device = std::path::Path::new("/dev/userfaultfd").exists();
+    user_faults_of(full, restricted, has_device)
+}
+
+type Probed = Result<(Access, Features), UffdError>;
+
+fn user_faults_of(full: Probed, restricted: Option<Probed>, has_device: bool) -> Finding {
+    let feature = Feature("user_faults", "serving faults from user space (userfaultfd)");
+    // A member of the device's group can serve all faults, regardless of the setting for the system
+    // call.
+    let for_this_user = match has_device {
+        true => "sudo chgrp $(id -gn) /dev/userfaultfd && sudo chmod 0660 /dev/userfaultfd",
+        false => "sudo sysctl vm.unprivileged_userfaultfd=1",
+    };
+    match (full, restricted) {
+        (Ok((_, features)), _) if features.can_move() => {
+            feature.works("faults in user mode and in the kernel; pages are moved")
+        }
+        (Ok(_), _) => feature.works(
+            "faults in user mode and in the kernel; pages are copied, as they cannot be moved (Linux 6.8): no \
+             device may write to paged memory",
+        ),
+        (Err(UffdError::NotAllowed { source, .. }), Some(Ok(_))) => feature.limited(
+            format!("faults in user mode only ({source}): no `pagetax remote`"),
+            for_this_user,
+        ),
+        (Err(UffdError::NotAllowed { source, .. }), _) => {
+            feature.not_here(source.to_string(), for_this_user)
+        }
+        (Err(error), _) => feature.never_here(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Standing;
+    use super::*;
+
+    fn refused() -> UffdError {
+        let source = io::Error::from_raw_os_error(libc::EPERM);
+        UffdError::NotAllowed { source, remedy: pager::remedy(true) }
+    }
+
+    #[test]
+    fn what_a_kernel_lacks_for_paging_is_said() {
+        let full = |features| user_faults_of(Ok((Access::Full, features)), None, true);
+        assert!(full(Features::All).detail.ends_with("pages are moved"));
+        for features in [Features::NoMove, Features::NoMoveNoPoison] {
+            let finding = full(features);
+            assert_eq!(finding.standing, Standing::Works);
+            assert!(finding.detail.contains("Linux 6.8"), "{finding:?}");
+        }
+        let old = user_faults_of(Err(UffdError::TooOld), None, false);
+        assert_eq!((old.standing, old.enable), (Standing::NotHere, None));
+        assert!(old.detail.contains("Linux 5.10"), "{}", old.detail);
+    }
+
+    #[test]
+    fn the_remedy_is_one_of_this_kernel() {
+        let restricted = || Some(Ok((Access::UserModeOnly, Features::All)));
+        let with_device = user_faults_of(Err(refused()), restricted(), true);
+        assert_eq!(with_device.standing, Standing::Limited);
+        assert!(with_device.enable.unwrap().contains("chgrp"));
+        let without = user_faults_of(Err(refused()), Some(Err(refused())), false);
+        assert_eq!(without.standing, Standing::NotHere);
+        assert!(without.enable.unwrap().contains("vm.unprivileged_userfaultfd=1"));
+        // A user who has the permission, on a kernel that is too old, gets no hint.
+        let old = user_faults_of(Err(refused()), Some(Err(UffdError::TooOld)), true);
+        assert_eq!(old.standing, Standing::NotHere);
+    }
+
+    #[test]
+    fn a_collapse_that_takes_a_right_is_remedied_by_the_right() {
+        let refused = |errno| {
+            let done = Err(io::Error::from_raw_os_error(errno));
+            collapse_finding(done, true).enable.unwrap_or_default()
+        };
+        assert!(refused(libc::EPERM).contains("cap_sys_nice"));
+        assert!(refused(libc::ENOMEM).contains("compact_memory"));
+    }
+}

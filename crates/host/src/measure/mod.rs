@@ -1,0 +1,11 @@
+//! Measurements of the machine and of programs.
+
+pub mod backed_memory;
+pub mod budget;
+pub mod calibrate;
+pub mod doctor;
+pub mod environment;
+pub mod perf;
+pub mod stacks;
+pub mod tlb_events;
+pub mod trial;

@@ -1,0 +1,347 @@
+//! Changes the pages that a running process has: collapses them to huge ones, or splits those.
+//!
+//! Where process_madvise(2) is allowed, the process never stops. Else it makes the calls itself, in
+//! stops of a few milliseconds with gaps between them. Either way one huge page at a time, so that
+//! no lock of the target is held for long and each failure has its place.
+
+use super::advice::{Advice, Part, Wish};
+use super::inject::{Injector, Stops};
+use super::remap;
+use super::target::{Refusal, Target};
+use crate::pages::pagemap::{self, Mapping, PageMap, Segment};
+use crate::sys::mapping::{Mapping as Memory, Request, Source};
+use crate::sys::remote;
+use pagetax_core::units::PageSize;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// A stop begins no further call after this long. A call takes 0.5 ms, and up to 6 where the kernel has
+/// to look for memory, or to wait for its own threads on other CPUs; it cannot be cut short.
+const STOP_MAX: Duration = Duration::from_millis(1);
+/// The target runs at least this long between two stops.
+const GAP: Duration = Duration::from_millis(2);
+
+const NO_COLLAPSE: &str = "this kernel cannot make huge pages of memory that is there already (MADV_COLLAPSE, \
+     Linux 6.1)\n  remedy: start the command under ppgsz, or wait for khugepaged";
+
+/// Why a page stayed as it was, as the kernel told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cause {
+    /// No free block of memory of that size.
+    NoMemory,
+    /// The memory cgroup is at its limit.
+    Limit,
+    /// Pages are pinned, locked or in use by others just now.
+    Busy,
+    /// This memory cannot have them.
+    NotEligible,
+    /// It went away meanwhile.
+    Gone,
+    /// Anything else.
+    Other,
+}
+
+impl Cause {
+    pub(super) fn of(error: &io::Error) -> Cause {
+        match error.raw_os_error() {
+            Some(libc::ENOMEM) => Cause::NoMemory,
+            Some(libc::EBUSY) => Cause::Limit,
+            Some(libc::EAGAIN) => Cause::Busy,
+            Some(libc::EINVAL) => Cause::NotEligible,
+            Some(libc::ESRCH | libc::EFAULT) => Cause::Gone,
+            _ => Cause::Other,
+        }
+    }
+}
+
+/// What came of a change.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Outcome {
+    /// Bytes whose pages were changed, by part.
+    pub changed_bytes: BTreeMap<Part, u64>,
+    /// Bytes that stayed, by part and cause.
+    #[serde(skip)]
+    pub failed_bytes: BTreeMap<(Part, Cause), u64>,
+    /// How long the target stood still, each time.
+    #[serde(skip)]
+    pub stops: Stops,
+}
+
+impl Outcome {
+    /// Adds what came of a later change.
+    pub fn add(&mut self, later: Outcome) {
+        for (part, bytes) in later.changed_bytes {
+            *self.changed_bytes.entry(part).or_default() += bytes;
+        }
+        for ((part, cause), bytes) in later.failed_bytes {
+            self.fail(part, cause, bytes);
+        }
+        self.stops.all.extend(later.stops.all);
+    }
+
+    pub(super) fn fail(&mut self, part: Part, cause: Cause, bytes: u64) {
+        *self.failed_bytes.entry((part, cause)).or_default() += bytes;
+    }
+
+    /// All bytes that were changed.
+    pub fn total_bytes(&self) -> u64 {
+        self.changed_bytes.values().sum()
+    }
+}
+
+/// One huge page's worth of addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Chunk {
+    start: u64,
+    part: Part,
+    /// What is there in the wrong size.
+    bytes: u64,
+}
+
+/// [`apply`], and with `force` also moves code and data ([`remap`]).
+pub fn apply_all(
+    target: &Target,
+    map: &PageMap,
+    advice: &Advice,
+    huge: PageSize,
+    force: bool,
+) -> Result<Outcome, Refusal> {
+    let mut outcome = apply(target, map, advice, huge)?;
+    if force {
+        outcome.add(remap::apply(target, map, advice, huge)?);
+    }
+    Ok(outcome)
+}
+
+/// Gives a process's present memory the page sizes of `advice`, as far as they can be given from
+/// outside: huge pages by collapsing, base pages by splitting. Sizes between are for faults to come:
+/// those mappings are advised.
+pub fn apply(
+    target: &Target,
+    map: &PageMap,
+    advice: &Advice,
+    huge: PageSize,
+) -> Result<Outcome, Refusal> {
+    let base = map.base_page;
+    let mut changed = Outcome::default();
+    let collapse = chunks(map, huge, |mapping| asked(advice, mapping, |size| size == huge));
+    let split = huge_runs(map, huge, |mapping| asked(advice, mapping, |size| size == base));
+    let reach = Reach::of(target)?;
+    if !collapse.is_empty() && !remote::knows_collapse() {
+        return Err(Refusal::System(NO_COLLAPSE.into()));
+    }
+    reach.change(&collapse, huge.bytes(), remote::Advice::Collapse, &mut changed);
+    // A part of a huge page that is not needed soon splits it.
+    reach.change(&split, base.bytes(), remote::Advice::Cold, &mut changed);
+    let between = |mapping: &Mapping| {
+        let unasked = mapping.advice != Some(pagemap::Advice::Huge);
+        let part = asked(advice, mapping, |size| size > base && size < huge).filter(|_| unasked);
+        part.map(|part| (part, libc::MADV_HUGEPAGE))
+    };
+    let stays_small = |mapping: &Mapping| {
+        let may_grow = mapping.thp_eligible == Some(true);
+        let part = asked(advice, mapping, |size| size == base).filter(|_| may_grow);
+        part.map(|part| (part, libc::MADV_NOHUGEPAGE))
+    };
+    advise_mappings(target, map, &mut changed, |m| between(m).or_else(|| stays_small(m)))?;
+    Ok(changed)
+}
+
+/// Splits the huge pages of all parts that `advice` names, whatever sizes it asks for. Those of files only this
+/// process can map: the kernel lets others be.
+pub fn undo(
+    target: &Target,
+    map: &PageMap,
+    advice: &Advice,
+    huge: PageSize,
+) -> Result<Outcome, Refusal> {
+    let base = map.base_page;
+    let mut changed = Outcome::default();
+    let split = huge_runs(map, huge, |mapping| advice.part_of(mapping));
+    Reach::of(target)?.change(&split, base.bytes(), remote::Advice::Cold, &mut changed);
+    Ok(changed)
+}
+
+/// The part of a mapping of anonymous memory, if the size asked for it is `wanted`.
+fn asked(advice: &Advice, mapping: &Mapping, wanted: impl Fn(PageSize) -> bool) -> Option<Part> {
+    if matches!(mapping.segment, Segment::Text | Segment::Data) || mapping.hugetlb.is_some() {
+        return None;
+    }
+    let part = advice.part_of(mapping)?;
+    match advice.get(part)? {
+        Wish::Size(size) if wanted(size) => Some(part),
+        _ => None,
+    }
+}
+
+/// Where whole huge pages fit and something smaller is.
+fn chunks(map: &PageMap, huge: PageSize, part_of: impl Fn(&Mapping) -> Option<Part>) -> Vec<Chunk> {
+    let size = huge.bytes();
+    let mut all = Vec::new();
+    for mapping in &map.mappings {
+        let Some(part) = part_of(mapping) else { continue };
+        let mut small: BTreeMap<u64, u64> = BTreeMap::new();
+        for run in &mapping.runs {
+            if run.resident_bytes == 0 || run.page.is_none_or(|page| page >= huge) {
+                continue;
+            }
+            let mut at = run.start.0;
+            while at < run.end.0 {
+                let start = at / size * size;
+                let end = run.end.0.min(start + size);
+                *small.entry(start).or_default() += end - at;
+                at = end;
+            }
+        }
+        small.retain(|start, _| *start >= mapping.start.0 && start + size <= mapping.end.0);
+        all.extend(small.into_iter().map(|(start, bytes)| Chunk { start, part, bytes }));
+    }
+    all
+}
+
+/// Each huge page that is there; where only their number is known, each block of pages that could be one. To those
+/// that are none, what splits a huge page does no harm.
+fn huge_runs(
+    map: &PageMap,
+    huge: PageSize,
+    part_of: impl Fn(&Mapping) -> Option<Part>,
+) -> Vec<Chunk> {
+    let size = huge.bytes();
+    let mut all = Vec::new();
+    for mapping in &map.mappings {
+        let Some(part) = part_of(mapping) else { continue };
+        let may_be_huge = |run: &&pagemap::Run| match mapping.unplaced {
+            Some(_) => run.page.is_some(),
+            None => run.page == Some(huge),
+        };
+        for run in mapping.runs.iter().filter(may_be_huge) {
+            let (first, end) = (run.start.0.next_multiple_of(size), run.end.0);
+            let starts = (first..end).step_by(size as usize);
+            let starts = starts.filter(|start| mapping.unplaced.is_none() || start + size <= end);
+            all.extend(starts.map(|start| Chunk { start, part, bytes: size }));
+        }
+    }
+    all
+}
+
+/// How calls come to be made in the target.
+enum Reach<'a> {
+    Remote(&'a Target),
+    Injected(Injector),
+}
+
+impl Reach<'_> {
+    fn of(target: &Target) -> Result<Reach<'_>, Refusal> {
+        match target.is_remote() {
+            true => Ok(Reach::Remote(target)),
+            false => Injector::open(target.pid()).map(Reach::Injected),
+        }
+    }
+
+    /// Gives `advice` about `len` bytes at the start of each chunk, and books what came of it.
+    fn change(&self, chunks: &[Chunk], len: u64, advice: remote::Advice, changed: &mut Outcome) {
+        let mut rest = chunks;
+        while let Some(first) = rest.first() {
+            let done = match self {
+                Reach::Remote(target) => vec![remotely(target, first.start, len, advice)],
+                Reach::Injected(injector) => {
+                    if advice == remote::Advice::Collapse {
+                        warm_up(len as usize);
+                    }
+                    let done = in_one_stop(injector, rest, len, advice, &mut changed.stops);
+                    std::thread::sleep(GAP);
+                    done
+                }
+            };
+            for (chunk, result) in rest.iter().zip(&done) {
+                match result {
+                    Ok(()) => *changed.changed_bytes.entry(chunk.part).or_default() += chunk.bytes,
+                    Err(error) => changed.fail(chunk.part, Cause::of(error), chunk.bytes),
+                }
+            }
+            rest = &rest[done.len().max(1)..];
+        }
+    }
+}
+
+fn remotely(target: &Target, start: u64, len: u64, advice: remote::Advice) -> io::Result<()> {
+    let once = || remote::advise(target.pidfd().as_fd(), start, len, advice);
+    // Pages that are busy are so for a moment, mostly.
+    once().or_else(|error| match error.raw_os_error() {
+        Some(libc::EAGAIN) => once(),
+        _ => Err(error),
+    })
+}
+
+/// Uses blocks of memory and gives them back, so that the kernel has some at hand that were touched
+/// lately. Where a hypervisor backs memory as it is touched, others take ten times as long to fill, and
+/// the target would stand still for it.
+fn warm_up(bytes: usize) {
+    const BLOCKS: usize = 2;
+    let request = || Request { source: Source::Anon, len: bytes, align: bytes, hugetlb: None };
+    let block = || {
+        let block = Memory::new(request()).ok()?;
+        block.advise(libc::MADV_HUGEPAGE).ok()?;
+        block.store(0, 1);
+        Some(block)
+    };
+    let _in_use_together = [(); BLOCKS].map(|()| block());
+}
+
+/// As many of the first chunks as fit a stop, one at least; all of them if it cannot be stopped.
+fn in_one_stop(
+    injector: &Injector,
+    chunks: &[Chunk],
+    len: u64,
+    advice: remote::Advice,
+    stops: &mut Stops,
+) -> Vec<io::Result<()>> {
+    let done = injector.session(stops, |session| {
+        let mut done = Vec::new();
+        for chunk in chunks {
+            done.push(session.advise(chunk.start, len, advice.raw()));
+            if session.elapsed() > STOP_MAX {
+                break;
+            }
+        }
+        done
+    });
+    done.unwrap_or_else(|error| {
+        let code = error.raw_os_error().unwrap_or(libc::EAGAIN);
+        chunks.iter().map(|_| Err(io::Error::from_raw_os_error(code))).collect()
+    })
+}
+
+/// Advice for faults to come can only be given by the target itself.
+fn advise_mappings(
+    target: &Target,
+    map: &PageMap,
+    changed: &mut Outcome,
+    advice: impl Fn(&Mapping) -> Option<(Part, i32)>,
+) -> Result<(), Refusal> {
+    let wanted: Vec<(u64, u64, Part, i32)> = map
+        .mappings
+        .iter()
+        .filter_map(|m| advice(m).map(|(part, advice)| (m.start.0, m.bytes(), part, advice)))
+        .collect();
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let injector = Injector::open(target.pid())?;
+    let results = injector.session(&mut changed.stops, |session| {
+        let advise =
+            |(start, len, _, advice): &(u64, u64, Part, i32)| session.advise(*start, *len, *advice);
+        wanted.iter().map(advise).collect::<Vec<_>>()
+    });
+    let results = results.map_err(|error| Refusal::System(error.to_string()))?;
+    for ((_, bytes, part, _), result) in wanted.iter().zip(results) {
+        if let Err(error) = result {
+            changed.fail(*part, Cause::of(&error), *bytes);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,483 @@
+//! How a command is started so that it gets the page sizes asked for.
+//!
+//! Invariant: planning changes nothing but, for text, what the page cache holds; a plan says all
+//! that will be done ([`Launch::words`]). What can be had by the environment alone is, and then the
+//! command simply takes our place (exec); else it is watched and its memory collapsed as it grows.
+
+use super::advice::{Advice, Part, Wish};
+use super::tunables::{HUGETLB, MMAP_THRESHOLD, tunable, with_tunable};
+use super::{Mechanism, Mode, PageSettings};
+use crate::launch::installed;
+use crate::launch::preload::{self, Preload};
+use crate::launch::program::{Kind, Program, ProgramError};
+use crate::sys::remote::{Forbid, forbid_huge_pages};
+use pagetax_core::units::{Bytes, PageSize};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+/// The library that does what the environment alone cannot.
+const PRELOAD: &str = "libpagetax_preload.so";
+/// A stack limit below this has no room for huge pages.
+const STACK_LIMIT_MIN: u64 = 4 << 20;
+
+/// Why a command is not started.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// It is no program that we could start.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// What is asked for cannot be had.
+    #[error("{part}={wish}: {why}\n  remedy: {remedy}")]
+    Unavailable {
+        /// For this part.
+        part: Part,
+        /// What was asked.
+        wish: Wish,
+        /// What is in the way.
+        why: String,
+        /// What to do about it.
+        remedy: String,
+    },
+}
+
+/// A command and what will be done about its pages.
+#[derive(Debug)]
+pub struct Launch {
+    /// What is started.
+    pub program: Program,
+    /// Set in its environment.
+    pub environment: Vec<(&'static str, OsString)>,
+    /// Forbidden by prctl, which it inherits.
+    pub forbid: Option<Forbid>,
+    /// Collapsed while it runs; none: it need not be watched.
+    pub swept: Option<Advice>,
+    /// Or only in processes that do not take their memory from glibc's malloc, which listens.
+    pub sweeps_all: bool,
+    /// Whose code is brought into the page cache by huge pages.
+    pub text: Vec<PathBuf>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// What a plan depends on beside the command.
+#[derive(Debug)]
+pub struct Surroundings {
+    /// The system's settings.
+    pub system: PageSettings,
+    /// GLIBC_TUNABLES as it stands.
+    pub tunables: Option<String>,
+    /// LD_PRELOAD as it stands.
+    pub preloads: Option<OsString>,
+    /// The preload library, if it is where it belongs.
+    pub library: Option<PathBuf>,
+    /// The soft limit of the stack; none is unlimited.
+    pub stack_limit_bytes: Option<u64>,
+}
+
+impl Surroundings {
+    /// Of this process.
+    pub fn here() -> Surroundings {
+        Surroundings {
+            system: PageSettings::host(),
+            tunables: std::env::var("GLIBC_TUNABLES").ok(),
+            preloads: std::env::var_os(preload::VARIABLE),
+            library: installed::find(PRELOAD),
+            stack_limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Stack).current,
+        }
+    }
+}
+
+/// Plans how to start `program`. `force` allows what can end badly for it; `follow` keeps at it.
+pub fn plan(
+    program: Program,
+    advice: &Advice,
+    around: &Surroundings,
+    force: bool,
+    follow: bool,
+) -> Result<Launch, LaunchError> {
+    let mut launch = Launch {
+        program,
+        environment: Vec::new(),
+        forbid: None,
+        swept: None,
+        sweeps_all: false,
+        text: Vec::new(),
+        notes: Vec::new(),
+    };
+    for (part, wish) in advice.iter() {
+        let refused =
+            |(why, remedy): (String, String)| LaunchError::Unavailable { part, wish, why, remedy };
+        match (part, wish) {
+            (_, Wish::Kernels) => Ok(()),
+            (Part::Heap, Wish::Hugetlb(size)) => launch.heap_from_pool(size, around, force),
+            (_, Wish::Hugetlb(_)) => Err((
+                "pages of a pool are for the heap of a command that is started".into(),
+                "ask for 2M, which are transparent pages".into(),
+            )),
+            (Part::Heap, Wish::Size(size)) => launch.heap(size, advice, around),
+            (Part::Stack, Wish::Size(size)) => launch.stack(size, around),
+            (Part::Text, Wish::Size(size)) => launch.text(size, around, force),
+            (Part::Bss, Wish::Size(size)) => launch.swept(Part::Bss, size, around),
+            (Part::Data, Wish::Size(size)) if force => launch.swept(Part::Data, size, around),
+            (Part::Data, Wish::Size(_)) => Err((
+                "private pages of a file cannot become huge pages".into(),
+                "-F moves a copy there while the program stands still".into(),
+            )),
+            (Part::Anon, Wish::Size(size)) if follow => launch.swept(Part::Anon, size, around),
+            (Part::Anon, Wish::Size(_)) => {
+                launch.notes.push(
+                    "anon= is for memory that exists, and a new command has none: --follow asks \
+                     for it as it comes"
+                        .into(),
+                );
+                Ok(())
+            }
+        }
+        .map_err(refused)?;
+    }
+    if advice.iter().any(|(_, wish)| wish == Wish::Size(base_page())) {
+        launch.keep_to_base_pages(advice, around);
+    }
+    if follow {
+        let also = launch.swept.take().unwrap_or_default();
+        launch.sweeps_all = true;
+        launch.swept = Some(advice.iter().fold(also, |all, (part, wish)| all.or(part, wish)));
+    }
+    Ok(launch)
+}
+
+fn base_page() -> PageSize {
+    PageSize::new(rustix::param::page_size() as u64).unwrap_or(PageSize::K4)
+}
+
+type Refused = (String, String);
+
+impl Launch {
+    /// Brings text in and forbids what is to be forbidden, on ourselves: right before exec or spawn.
+    pub fn forbid(&self) -> std::io::Result<()> {
+        match self.forbid {
+            Some(Forbid::Unadvised) => {
+                forbid_huge_pages(Forbid::Unadvised).or_else(|_| forbid_huge_pages(Forbid::All))
+            }
+            Some(Forbid::All) => forbid_huge_pages(Forbid::All),
+            None => Ok(()),
+        }
+    }
+
+    /// Everything that will be done, a line each.
+    pub fn words(&self) -> Vec<String> {
+        let kind = self.program.kind.words();
+        let mut words = vec![format!("{}: {kind}", self.program.path.display())];
+        let set = |(name, value): &(&str, OsString)| format!("{name}={}", value.to_string_lossy());
+        words.extend(self.environment.iter().map(set));
+        words.extend(self.forbid.map(|forbid| match forbid {
+            Forbid::All => "prctl(PR_SET_THP_DISABLE): no huge pages".into(),
+            Forbid::Unadvised => "prctl(PR_SET_THP_DISABLE): huge pages on advice only".to_string(),
+        }));
+        let text = |path: &PathBuf| format!("code of {} by huge pages", path.display());
+        words.extend(self.text.iter().map(text));
+        let whose = if self.sweeps_all { "" } else { " where it is not glibc's malloc" };
+        let swept = |advice| format!("watched and collapsed{whose}: {advice}");
+        words.extend(self.swept.as_ref().map(swept));
+        words
+    }
+
+    /// The value that a variable will have.
+    pub fn variable(&self, name: &str) -> Option<&OsStr> {
+        self.environment.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_ref())
+    }
+
+    fn set(&mut self, name: &'static str, value: impl Into<OsString>) {
+        self.environment.retain(|(known, _)| *known != name);
+        self.environment.push((name, value.into()));
+    }
+
+    fn set_malloc(&mut self, value: &str, around: &Surroundings) {
+        self.set("GLIBC_TUNABLES", with_tunable(around.tunables.as_deref(), HUGETLB, value));
+    }
+
+    /// Has our library loaded too. Returns whether it is installed.
+    fn preload(&mut self, around: &Surroundings) -> Result<bool, Refused> {
+        let Some(library) = &around.library else { return Ok(false) };
+        let library = Preload::new(library).map_err(|error| (error.why, error.remedy))?;
+        self.set(preload::VARIABLE, library.before(around.preloads.as_deref()));
+        Ok(true)
+    }
+
+    fn heap(
+        &mut self,
+        size: PageSize,
+        advice: &Advice,
+        around: &Surroundings,
+    ) -> Result<(), Refused> {
+        let glibc = matches!(self.program.kind, Kind::DynamicGlibc | Kind::StaticGlibc);
+        if size == base_page() {
+            if around.tunables.as_deref().is_some_and(|text| tunable(text, HUGETLB).is_some()) {
+                self.set_malloc("0", around);
+            }
+            return Ok(());
+        }
+        let huge = around.system.pmd_size().unwrap_or(PageSize::M2);
+        let switched_off = around.system.of_size(size) == Some(Mode::Never) && size == huge;
+        if !glibc || size == huge {
+            self.swept(Part::Heap, size, around)?;
+            if advice.get(Part::Anon).is_none() {
+                self.swept(Part::Anon, size, around)?;
+            }
+        }
+        if !glibc || switched_off {
+            self.sweeps_all = true;
+            return Ok(());
+        }
+        settings_allow(size, &around.system)?;
+        self.set_malloc("1", around);
+        if self.program.kind == Kind::DynamicGlibc {
+            if self.preload(around)? {
+                self.set("MPSSHEAP", size.to_string());
+            } else {
+                self.notes.push(format!(
+                    "{PRELOAD} is not beside pagetax: heaps of threads keep base pages"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Each mapping of such a heap is reserved when it is made, or made of base pages. But what a
+    /// forked child then copies on write is reserved by nobody, and kills it when the pool is empty.
+    fn heap_from_pool(
+        &mut self,
+        size: PageSize,
+        around: &Surroundings,
+        force: bool,
+    ) -> Result<(), Refused> {
+        if !matches!(self.program.kind, Kind::DynamicGlibc | Kind::StaticGlibc) {
+            return Err((
+                format!("{} does not take pages of a pool", self.program.kind.words()),
+                format!("ask for {size}, which are transparent pages"),
+            ));
+        }
+        let free = around.system.hugetlb_pages(size).unwrap_or(0);
+        if free == 0 {
+            let pool = around.system.pool_path(size).join("nr_hugepages");
+            return Err((
+                format!("the pool of {size} pages is empty"),
+                format!("echo 64 | sudo tee {}", pool.display()),
+            ));
+        }
+        if !force {
+            return Err((
+                "a child that the program forks would be killed (SIGBUS) when the pool is empty"
+                    .into(),
+                format!("-F if it forks none; or ask for {size}, which are transparent pages"),
+            ));
+        }
+        self.notes.push(format!(
+            "{free} pages of {size} can be had; beyond them malloc takes base pages"
+        ));
+        // Else chunks between malloc's usual threshold and this size would be mappings of base pages.
+        let bytes = size.bytes().to_string();
+        let existing = around.tunables.as_deref();
+        let untold = existing.and_then(|text| tunable(text, MMAP_THRESHOLD)).is_none();
+        let told = untold.then(|| with_tunable(existing, MMAP_THRESHOLD, &bytes));
+        let existing = told.as_deref().or(existing);
+        self.set("GLIBC_TUNABLES", with_tunable(existing, HUGETLB, &bytes));
+        Ok(())
+    }
+
+    fn stack(&mut self, size: PageSize, around: &Surroundings) -> Result<(), Refused> {
+        if size == base_page() {
+            return Ok(());
+        }
+        if let Some(limit) = around.stack_limit_bytes.filter(|limit| *limit < STACK_LIMIT_MIN) {
+            return Err((
+                format!("the stack may only grow to {}, too little for such pages", Bytes(limit)),
+                "ulimit -s 8192".into(),
+            ));
+        }
+        let huge = around.system.pmd_size().unwrap_or(PageSize::M2);
+        // Collapsing makes huge pages also where they are switched off.
+        let never = around.system.of_size(size) == Some(Mode::Never) && size == huge;
+        if self.program.kind != Kind::DynamicGlibc || never {
+            return self.swept(Part::Stack, size, around);
+        }
+        settings_allow(size, &around.system)?;
+        if !self.preload(around)? {
+            return self.swept(Part::Stack, size, around);
+        }
+        self.set("MPSSSTACK", size.to_string());
+        Ok(())
+    }
+
+    fn text(&mut self, size: PageSize, around: &Surroundings, force: bool) -> Result<(), Refused> {
+        if size == base_page() {
+            return Ok(());
+        }
+        only_huge(size, around)?;
+        self.text = self.program.files();
+        if force { self.swept(Part::Text, size, around) } else { Ok(()) }
+    }
+
+    /// To be collapsed while it runs. The kernel collapses to one size only.
+    fn swept(&mut self, part: Part, size: PageSize, around: &Surroundings) -> Result<(), Refused> {
+        if size != base_page() {
+            only_huge(size, around)?;
+        }
+        self.swept = Some(self.swept.take().unwrap_or_default().or(part, Wish::Size(size)));
+        self.sweeps_all |= !matches!(part, Part::Heap | Part::Anon);
+        Ok(())
+    }
+
+    /// Without advice there is nothing to turn away but what the system gives to all.
+    fn keep_to_base_pages(&mut self, advice: &Advice, around: &Surroundings) {
+        let sizes = around.system.sizes();
+        if sizes.iter().any(|size| around.system.of_size(*size) == Some(Mode::Always)) {
+            self.forbid = Some(if advice.wants_large() { Forbid::Unadvised } else { Forbid::All });
+        }
+    }
+}
+
+/// Whether a running process can be given what is asked for. Sizes between the base page and the huge
+/// page come with faults alone, and where they are off, advice would bring others.
+pub fn sizes_are_on(advice: &Advice, system: &PageSettings) -> Result<(), LaunchError> {
+    let huge = system.pmd_size().unwrap_or(PageSize::M2);
+    for (part, wish) in advice.iter() {
+        match wish {
+            Wish::Size(size) if size > base_page() && size < huge => {
+                settings_allow(size, system).map_err(|(why, remedy)| LaunchError::Unavailable {
+                    part,
+                    wish,
+                    why,
+                    remedy,
+                })?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn only_huge(size: PageSize, around: &Surroundings) -> Result<(), Refused> {
+    let huge = around.system.pmd_size().unwrap_or(PageSize::M2);
+    match size == huge {
+        true => Ok(()),
+        false => Err((
+            format!(
+                "here only {huge} pages can be made of memory that is not malloc's or is there already"
+            ),
+            format!("ask for {huge}"),
+        )),
+    }
+}
+
+/// The kernel takes the largest size that is switched on, so smaller ones need others off.
+fn settings_allow(size: PageSize, system: &PageSettings) -> Result<(), Refused> {
+    let huge = system.pmd_size().unwrap_or(PageSize::M2);
+    let mechanism = if size == huge { Mechanism::Thp(size) } else { Mechanism::Mthp(size) };
+    match mechanism.recipe(system, None) {
+        Ok(recipe) => match recipe.settings.first() {
+            None => Ok(()),
+            Some(_) => {
+                let lines = recipe.settings.iter();
+                let lines: Vec<String> = lines
+                    .map(|s| format!("echo {} | sudo tee {}", s.value, s.path.display()))
+                    .collect();
+                Err(("this system is set otherwise".into(), lines.join("; ")))
+            }
+        },
+        // What all memory has anyway needs no settings.
+        Err(_) if system.of_size(size) == Some(Mode::Always) => Ok(()),
+        Err(unavailable) => Err((unavailable.why, unavailable.remedy)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::settings::tests::tree;
+    use super::*;
+
+    fn program(kind: Kind) -> Program {
+        let (path, runs) = ("/bin/x".into(), vec!["/bin/x".into()]);
+        Program { path, runs, binary: "/bin/x".into(), kind, loader: None, architecture: None }
+    }
+
+    fn planned(
+        kind: Kind,
+        options: &str,
+        thp: &str,
+        pool: u64,
+        force: bool,
+    ) -> Result<Launch, LaunchError> {
+        let (_keep, system) = tree(thp, "never", "inherit", pool);
+        let advice = Advice::parse([options], &system).unwrap();
+        let around = Surroundings {
+            system,
+            tunables: Some("glibc.malloc.arena_max=1".into()),
+            preloads: Some("/lib/other.so".into()),
+            library: Some("/lib/libpagetax_preload.so".into()),
+            stack_limit_bytes: Some(8 << 20),
+        };
+        plan(program(kind), &advice, &around, force, false)
+    }
+
+    #[test]
+    fn dynamic_programs_take_it_from_the_environment() {
+        let launch = planned(Kind::DynamicGlibc, "heap=2M,stack=2M", "madvise", 0, false).unwrap();
+        let variable = |name| launch.variable(name).map(|value| value.to_str().unwrap());
+        assert_eq!(
+            variable("GLIBC_TUNABLES"),
+            Some("glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1")
+        );
+        assert_eq!(variable("LD_PRELOAD"), Some("/lib/libpagetax_preload.so:/lib/other.so"));
+        assert_eq!((variable("MPSSHEAP"), variable("MPSSSTACK")), (Some("2M"), Some("2M")));
+        assert!(!launch.sweeps_all);
+    }
+
+    #[test]
+    fn others_are_watched() {
+        for kind in [Kind::Own, Kind::OtherLoader] {
+            let launch = planned(kind, "heap=2M,stack=2M", "madvise", 0, false).unwrap();
+            assert!(launch.environment.is_empty() && launch.sweeps_all);
+            assert_eq!(launch.swept.unwrap().to_string(), "heap=2M,stack=2M,anon=2M");
+        }
+        let launch = planned(Kind::DynamicGlibc, "heap=2M", "never", 0, false).unwrap();
+        assert_eq!(launch.swept.unwrap().to_string(), "heap=2M,anon=2M");
+        let launch = planned(Kind::StaticGlibc, "heap=2M", "madvise", 0, false).unwrap();
+        assert!(!launch.sweeps_all && launch.variable("LD_PRELOAD").is_none());
+    }
+
+    #[test]
+    fn a_pool_is_reserved_from_or_refused() {
+        let of =
+            |pool, force| planned(Kind::DynamicGlibc, "heap=hugetlb:2M", "madvise", pool, force);
+        assert!(of(0, true).unwrap_err().to_string().contains("is empty"));
+        assert!(of(5, false).unwrap_err().to_string().contains("SIGBUS"));
+        let launch = of(5, true).unwrap();
+        let tunables = launch.variable("GLIBC_TUNABLES").unwrap().to_str().unwrap();
+        assert!(tunables.ends_with("glibc.malloc.hugetlb=2097152"), "{tunables}");
+        assert!(planned(Kind::Own, "heap=hugetlb:2M", "madvise", 5, true).is_err());
+        assert!(planned(Kind::DynamicGlibc, "stack=hugetlb:2M", "madvise", 5, true).is_err());
+    }
+
+    #[test]
+    fn base_pages_turn_away_what_all_get() {
+        let forbid =
+            |options, thp| planned(Kind::DynamicGlibc, options, thp, 0, false).unwrap().forbid;
+        assert_eq!(forbid("heap=4K", "madvise"), None);
+        assert_eq!(forbid("heap=4K", "always"), Some(Forbid::All));
+        assert_eq!(forbid("heap=2M,stack=4K", "always"), Some(Forbid::Unadvised));
+    }
+
+    #[test]
+    fn what_cannot_be_had_has_a_remedy() {
+        let refused = |options| {
+            planned(Kind::DynamicGlibc, options, "madvise", 0, false).unwrap_err().to_string()
+        };
+        assert!(refused("heap=64K").contains("hugepages-64kB"));
+        assert!(refused("stack=64K").contains("hugepages-64kB"));
+        assert!(refused("data=2M").contains("-F"));
+        assert!(refused("bss=64K").contains("only 2M"));
+        let launch = planned(Kind::DynamicGlibc, "anon=2M", "madvise", 0, false).unwrap();
+        assert_eq!(launch.notes.len(), 1);
+    }
+}

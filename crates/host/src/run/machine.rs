@@ -1,0 +1,138 @@
+//! The machines `host` and `null`.
+
+use super::execution::Run;
+use super::network::Network;
+use crate::measure::environment::environment;
+use crate::measure::perf::FaultLatency;
+use crate::pages::PageSettings;
+use crate::procfs::Root;
+use crate::run::guard::{Limits, Room, check, check_replays};
+use crate::sys::signal::StopSignals;
+use pagetax_core::machine::{Machine, MachineKind, MachineSpec, RunError, Sink, Unmet};
+use pagetax_core::plan::Plan;
+use pagetax_core::report::Warning;
+use pagetax_core::units::Bytes;
+use pagetax_remote::pager::Log;
+use pagetax_remote::store::PageStore;
+use pagetax_remote::store::embedded::EmbeddedStore;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The machine that this process runs on.
+#[derive(Clone, Default)]
+pub struct HostMachine {
+    limits: Limits,
+    /// The page store of network memory; `None` means compressed memory in this process.
+    store: Option<Arc<dyn PageStore>>,
+    log: Option<Log>,
+}
+
+impl HostMachine {
+    /// Creates the machine with these limits instead of the default ones.
+    pub fn with_limits(limits: Limits) -> HostMachine {
+        HostMachine { limits, ..HostMachine::default() }
+    }
+
+    /// Uses this store for network memory. Without one, pages are compressed inside this process.
+    pub fn with_store(mut self, store: Arc<dyn PageStore>) -> HostMachine {
+        self.store = Some(store);
+        self
+    }
+
+    /// Sends messages about lost pages to this log.
+    pub fn with_log(mut self, log: Log) -> HostMachine {
+        self.log = Some(log);
+        self
+    }
+
+    fn network(&self) -> Network {
+        let embedded = || -> Arc<dyn PageStore> {
+            let room = Room::read(&Root::default());
+            let free =
+                |room: Room| room.available_bytes.saturating_sub(room.guard_bytes(&self.limits));
+            Arc::new(EmbeddedStore::new(Bytes(room.map_or(u64::MAX, free))))
+        };
+        Network::new(self.store.clone().unwrap_or_else(embedded), self.log.clone())
+    }
+}
+
+impl Machine for HostMachine {
+    fn spec(&self) -> MachineSpec {
+        spec("host", MachineKind::Host)
+    }
+
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+        check(plan, &self.limits, &Root::default(), &PageSettings::host())
+    }
+
+    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
+        let (fatal, degraded): (Vec<_>, Vec<_>) =
+            self.check(plan).into_iter().partition(|u| u.fatal);
+        if !fatal.is_empty() {
+            return Err(RunError::Unmet(fatal));
+        }
+        for unmet in degraded {
+            warn(out, "unmet", unmet.what, &unmet.remedy);
+        }
+        let latency = plan.measure.fault_latency.then(FaultLatency::start);
+        let latency = latency.and_then(|started| {
+            started.map_err(|why| warn(out, "no_fault_latency", why.what, &why.remedy)).ok()
+        });
+        let result = run(plan, Some((self.limits, self.network())), out);
+        if let Some(latency) = latency {
+            latency.finish().report(out);
+        }
+        result
+    }
+}
+
+/// The harness without memory: the same phases, clients and streams, but nothing is mapped or touched.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NullMachine;
+
+impl Machine for NullMachine {
+    fn spec(&self) -> MachineSpec {
+        spec("null", MachineKind::Null)
+    }
+
+    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+        check_replays(plan).into_iter().collect()
+    }
+
+    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
+        let unmet = self.check(plan);
+        if !unmet.is_empty() {
+            return Err(RunError::Unmet(unmet));
+        }
+        run(plan, None, out)
+    }
+}
+
+/// Runs the plan on real memory within the limits, or on none.
+fn run(plan: &Plan, memory: Option<(Limits, Network)>, out: &mut dyn Sink) -> Result<(), RunError> {
+    out.environment(environment(&Root::default()));
+    let _signals = StopSignals::watch()
+        .map_err(|error| super::failure::refusal("watching for signals", &error))?;
+    Run::set_up(plan, memory, out)?.run()
+}
+
+fn warn(out: &mut dyn Sink, id: &str, text: String, remedy: &str) {
+    out.warning(Warning { id: id.into(), text, remedy: remedy.into() });
+}
+
+fn spec(name: &str, kind: MachineKind) -> MachineSpec {
+    let pages = PageSettings::host();
+    let base_page = super::memory::base_page();
+    let mut page_sizes = vec![base_page];
+    page_sizes.extend(pages.sizes());
+    MachineSpec {
+        name: name.into(),
+        kind,
+        validated_jobs: Vec::new(),
+        memory: Bytes(Room::read(&Root::default()).map_or(0, |room| room.total_bytes)),
+        base_page,
+        page_sizes,
+        cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        job_params: BTreeMap::new(),
+    }
+}

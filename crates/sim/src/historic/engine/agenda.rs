@@ -1,0 +1,61 @@
+//! What is due when.
+//!
+//! Invariant: events come out in the order of their times; of equal times, in the order in which they
+//! were put in.
+
+use crate::historic::sched::TaskId;
+
+/// Something that happens at a point of virtual time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    /// A task's wait of this number is over.
+    Wake { task: TaskId, wait_number: u64 },
+    /// The scheduler's second.
+    Second,
+    /// A point of the series.
+    Sample,
+}
+
+/// The events to come, the next one last: there are few of them, and most are soon.
+#[derive(Debug, Default)]
+pub(super) struct Agenda(Vec<(u64, Event)>);
+
+impl Agenda {
+    /// Puts an event in, behind those of the same time.
+    pub fn add(&mut self, time: u64, event: Event) {
+        let place = self.0.partition_point(|(other, _)| *other > time);
+        self.0.insert(place, (time, event));
+    }
+
+    /// When the next one is due; `u64::MAX` if there is none.
+    #[inline(always)]
+    pub fn next_ns(&self) -> u64 {
+        self.0.last().map_or(u64::MAX, |(time, _)| *time)
+    }
+
+    /// Takes the next one, if it is due at `now`.
+    #[inline(always)]
+    pub fn due(&mut self, now: u64) -> Option<(u64, Event)> {
+        self.0.pop_if(|(time, _)| *time <= now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_the_order_of_times_and_then_of_arrival() {
+        let mut agenda = Agenda::default();
+        let wake = |task| Event::Wake { task: TaskId(task), wait_number: 0 };
+        for (time, event) in
+            [(20, wake(0)), (10, wake(1)), (20, wake(2)), (30, Event::Second), (10, Event::Sample)]
+        {
+            agenda.add(time, event);
+        }
+        assert_eq!(agenda.next_ns(), 10);
+        let due: Vec<_> = std::iter::from_fn(|| agenda.due(20)).collect();
+        assert_eq!(due, [(10, wake(1)), (10, Event::Sample), (20, wake(0)), (20, wake(2))]);
+        assert_eq!((agenda.next_ns(), agenda.due(29)), (30, None));
+    }
+}

@@ -1,0 +1,104 @@
+//! Where virtual time went.
+//!
+//! Invariant: CPU time is the sum of what was charged, wall time the sum of the states that the run
+//! went through; both are complete by construction.
+
+use crate::historic::cx::{CpuRow, CpuTimes, WallRow};
+use pagetax_core::budget::{Budget, Ledger};
+use pagetax_core::counter::Reading;
+
+/// Both ledgers of a run under way.
+#[derive(Debug, Default)]
+pub(super) struct Ledgers {
+    cpu: CpuTimes,
+    wall: [u64; WallRow::ALL.len()],
+    /// Wall time is accounted for up to here.
+    mark: u64,
+    /// Some job task is known to be on a CPU up to here.
+    running_until: u64,
+    /// Job tasks that are ready.
+    ready: u64,
+    /// Job tasks that wait, by row.
+    waiting: [u64; WallRow::ALL.len()],
+}
+
+impl Ledgers {
+    /// A job task was on a CPU from `start_ns`, the present, on, for `spent_ns`: the sum of `times`.
+    pub fn ran(&mut self, start_ns: u64, spent_ns: u64, times: &CpuTimes) {
+        self.running_until = self.running_until.max(start_ns + spent_ns);
+        self.cpu.iter_mut().zip(times).for_each(|(sum, ns)| *sum += ns);
+    }
+
+    /// Time goes on to `now` with the tasks in their present states.
+    pub fn advance(&mut self, now: u64) {
+        if now <= self.mark {
+            return;
+        }
+        let running_until = self.running_until.clamp(self.mark, now);
+        self.wall[WallRow::Running as usize] += running_until - self.mark;
+        if running_until < now {
+            self.wall[self.state_off_cpu() as usize] += now - running_until;
+        }
+        self.mark = now;
+    }
+
+    /// The state of the run while none of its tasks is on a CPU: the first that any is in.
+    fn state_off_cpu(&self) -> WallRow {
+        if self.ready > 0 {
+            return WallRow::RunQueue;
+        }
+        let waiting = WallRow::ALL.into_iter().find(|row| self.waiting[*row as usize] > 0);
+        waiting.unwrap_or(WallRow::RunQueue)
+    }
+
+    pub fn ready(&mut self, more: bool) {
+        self.ready = if more { self.ready + 1 } else { self.ready - 1 };
+    }
+
+    pub fn waiting(&mut self, row: WallRow, more: bool) {
+        let count = &mut self.waiting[row as usize];
+        *count = if more { *count + 1 } else { *count - 1 };
+    }
+
+    /// Up to which time the wall ledger is complete.
+    pub fn wall_ns(&self) -> u64 {
+        self.mark
+    }
+
+    /// The budget, without its memory line.
+    pub fn budget(&self) -> Budget {
+        let mut cpu = Ledger::new(self.cpu.iter().sum());
+        for row in CpuRow::ALL {
+            cpu.row(row.id(), Reading::Modeled(self.cpu[row as usize]), "charged by the model");
+        }
+        let mut wall = Ledger::new(self.mark);
+        for row in WallRow::ALL {
+            wall.row(row.id(), Reading::Modeled(self.wall[row as usize]), "virtual clock");
+        }
+        Budget::new(cpu, wall)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wall_time_is_in_the_first_state_that_any_task_is_in() {
+        let mut ledgers = Ledgers::default();
+        let mut times = CpuTimes::default();
+        times[CpuRow::Compute as usize] = 10;
+        ledgers.ran(0, 10, &times);
+        ledgers.waiting(WallRow::Sleep, true);
+        ledgers.advance(15);
+        ledgers.waiting(WallRow::PageIn, true);
+        ledgers.advance(18);
+        ledgers.ready(true);
+        ledgers.advance(20);
+        let budget = ledgers.budget();
+        let wall: Vec<_> = budget.wall.iter().map(|row| row.ns.unwrap()).collect();
+        assert_eq!(wall, [10, 2, 3, 0, 0, 5]);
+        assert_eq!((budget.wall_unexplained_ns, budget.cpu_unexplained_ns), (0, 0));
+        assert_eq!((budget.wall_total_ns, budget.cpu_total_ns), (20, 10));
+    }
+}

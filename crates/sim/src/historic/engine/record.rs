@@ -1,0 +1,101 @@
+//! What the run pours into its sink: phases, series, counters, budget.
+
+use super::agenda::Event;
+use super::task::State;
+use super::{CONTEXT_SWITCHES, DAEMON_NS, Engine, KERNEL_NS, RUN_QUEUE_NS, USER_NS};
+use crate::hardware::Mmu;
+use crate::historic::kernel::Kernel;
+use crate::tally::{CounterId, Tally};
+use pagetax_core::counter::{Provenance, Reading};
+
+/// Kept by every model.
+const ALWAYS: [CounterId; 6] =
+    [CounterId::of("access_count"), CONTEXT_SWITCHES, DAEMON_NS, KERNEL_NS, RUN_QUEUE_NS, USER_NS];
+const WALL_NS: CounterId = CounterId::of("wall_ns");
+
+/// Where the present phase and the present interval began.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    phase_start_ns: u64,
+    phase_tally: Tally,
+    sample_tally: Tally,
+    /// Points of the series.
+    pub points: u64,
+}
+
+impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
+    fn counters(&self) -> impl Iterator<Item = CounterId> + use<M, K> {
+        let own = self.parts.kernel.counters().iter().copied();
+        ALWAYS.into_iter().chain(own)
+    }
+
+    pub(super) fn begin_phase_record(&mut self, now: u64) {
+        self.record.phase_start_ns = now;
+        self.record.phase_tally = self.books.tally.clone();
+    }
+
+    pub(super) fn end_phase_record(&mut self, index: usize, now: u64) {
+        let since = |counter: CounterId| {
+            let value = self.books.tally.get(counter) - self.record.phase_tally.get(counter);
+            (counter.id(), Reading::Modeled(value))
+        };
+        let values: Vec<_> = self.counters().filter(is_sum).map(since).collect();
+        let name = &self.plan.phases[index].name;
+        self.out.phase(name, self.record.phase_start_ns, now, &values);
+        self.progress();
+    }
+
+    /// A point of the series: what the interval that ends now added to each counter.
+    pub(super) fn sample(&mut self, time: u64) {
+        let since = |counter: CounterId| {
+            let value = self.books.tally.get(counter) - self.record.sample_tally.get(counter);
+            (counter.id(), value)
+        };
+        let mut values: Vec<_> = self.counters().filter(is_sum).map(since).collect();
+        self.parts.kernel.sample(&self.parts.hardware, &mut values);
+        self.out.sample(time, &values);
+        self.record.sample_tally = self.books.tally.clone();
+        self.record.points += 1;
+        let interval = self.plan.measure.interval.map_or(0, |interval| interval.0);
+        self.agenda.add(time + interval, Event::Sample);
+    }
+
+    /// How much is done: whole phases, and of the present one its accesses.
+    pub(super) fn progress(&mut self) {
+        let index = self.tasks[0].cursor.phase;
+        let Some(phase) = self.plan.phases.get(index) else { return };
+        let planned = phase.access_count();
+        let done = self.books.tally.get(ALWAYS[0]) - self.record.phase_tally.get(ALWAYS[0]);
+        let within = if planned > 0.0 { (done as f64 / planned).min(1.0) } else { 0.0 };
+        self.out.progress((index as f64 + within) / self.plan.phases.len() as f64);
+    }
+
+    /// The end.
+    pub(super) fn report(&mut self) {
+        let cut_short = self.tasks[0].state != State::Ended;
+        let now = self.cpus.iter().map(|cpu| cpu.now).max().unwrap_or(0);
+        self.ledgers.advance(if cut_short { now } else { self.end_ns });
+        let wall_ns = self.ledgers.wall_ns();
+        for counter in self.counters() {
+            self.out.counter(counter.id(), Reading::Modeled(self.books.tally.get(counter)));
+        }
+        self.out.counter(WALL_NS.id(), Reading::Modeled(wall_ns));
+        for (kind, histogram) in self.books.latencies.iter() {
+            self.out.latency(kind, histogram, None, Provenance::Modeled);
+        }
+        let epilogue = self.parts.kernel.epilogue(&self.parts.hardware, &self.books.tally);
+        let mut budget = self.ledgers.budget();
+        for (id, reading, how) in epilogue.memory {
+            budget.memory(id, reading, how);
+        }
+        self.out.budget(budget);
+        epilogue.tables.into_iter().for_each(|table| self.out.table(table));
+        epilogue.warnings.into_iter().for_each(|warning| self.out.warning(warning));
+        self.out.progress(1.0);
+    }
+}
+
+/// Whether the counter is a sum, of which differences can be taken; not a high-water mark.
+fn is_sum(counter: &CounterId) -> bool {
+    !counter.id().ends_with("_max")
+}

@@ -1,0 +1,115 @@
+//! Tasks: what each process, thread and kernel thread is about to do.
+
+use crate::hardware::SpaceId;
+use crate::hardware::accesses::Accesses;
+use crate::historic::cx::WallRow;
+use pagetax_core::plan::RegionId;
+
+/// Who a task is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// The job's main process.
+    Main,
+    /// A client of the present phase, by number; with a space of its own (a process) or not.
+    Client { number: u32, process: bool },
+    /// A thread of the kernel, by number.
+    Kernel(usize),
+}
+
+/// Where a task stands with the CPUs. Job tasks in each state are counted for the wall ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Ready { since: u64 },
+    Running,
+    Waiting { row: WallRow, since: u64 },
+    Ended,
+}
+
+/// What a task does when it next has a CPU.
+#[derive(Debug, Clone)]
+pub(super) enum Doing {
+    /// The kernel sets its space up.
+    Begin,
+    /// Main only: maps what is mapped at the start, from this region on.
+    MapAll(usize),
+    /// Main only: starts the phase of this number, or exits after the last.
+    Phase(usize),
+    /// Main only: creates the phase's next client.
+    Fork { made: u32 },
+    /// Main only: sleeps between two polls.
+    Nap,
+    /// Main only: looks for an ended client.
+    Poll,
+    /// Main only: waits until all clients have ended.
+    Join,
+    /// Goes on to the operation that the cursor points to.
+    Operation,
+    /// In the middle of a touch operation.
+    Touch(Box<Accesses>),
+    /// In the middle of a lock operation.
+    Lock { region: RegionId, chunk_bytes: u64, done_bytes: u64 },
+    /// The kernel takes its space down.
+    Exit,
+    /// A kernel thread's work.
+    Thread(usize),
+}
+
+/// Where a task stands in its phase's operations.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Cursor {
+    pub phase: usize,
+    pub repeat: u64,
+    pub op: usize,
+    /// When the client began with the phase.
+    pub start_ns: u64,
+    /// Accesses of the phase so far, for its rate.
+    pub accesses: u64,
+    /// When the operation under way began, unless it is an access; none before the first.
+    pub begun_ns: Option<u64>,
+}
+
+/// A task.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub role: Role,
+    /// None for kernel threads.
+    pub space: Option<SpaceId>,
+    pub state: State,
+    pub doing: Doing,
+    pub cursor: Cursor,
+    /// Which wait it is in; a wake for an earlier one comes too late.
+    pub wait_number: u64,
+    /// User and translation time below a nanosecond, and page touches below an access.
+    pub user_carry_ps: u64,
+    pub translation_carry_ps: u64,
+    pub piece_carry: u64,
+}
+
+impl Task {
+    pub fn new(role: Role, space: Option<SpaceId>, doing: Doing, now: u64) -> Self {
+        Task {
+            role,
+            space,
+            state: State::Ready { since: now },
+            doing,
+            cursor: Cursor { start_ns: now, ..Cursor::default() },
+            wait_number: 0,
+            user_carry_ps: 0,
+            translation_carry_ps: 0,
+            piece_carry: 0,
+        }
+    }
+
+    /// Whether its time is the job's.
+    pub fn is_job(&self) -> bool {
+        !matches!(self.role, Role::Kernel(_))
+    }
+
+    /// Its number among the phase's clients.
+    pub fn client(&self) -> u32 {
+        match self.role {
+            Role::Client { number, .. } => number,
+            Role::Main | Role::Kernel(_) => 0,
+        }
+    }
+}
