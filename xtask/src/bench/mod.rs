@@ -1,4 +1,4 @@
-//! `cargo xtask bench NAME`: the figures that README and CHANGELOG quote, each made by a command.
+//! `cargo xtask bench NAME`: the figures of docs/benchmarks.md, one command each.
 //!
 //! A benchmark prints a table for people and one line of JSON for scripts, and fails when its
 //! figure is worse than the limit it states. To add one: a file here, and a row in [`BENCHES`].
