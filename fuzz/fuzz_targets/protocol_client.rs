@@ -15,7 +15,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
-/// A reply made of a few bytes, so that the fuzzer need not find checksums.
+/// Makes a reply of a few bytes, so that the fuzzer need not find checksums.
 fn reply(bytes: &[u8; 4], out: &mut Vec<u8>) {
     let [kind, id, value, cut] = *bytes;
     let (lease, count) = (Lease { region: value as u32, lease: 1 }, 1 + (value % 3) as u16);

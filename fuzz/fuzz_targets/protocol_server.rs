@@ -15,7 +15,7 @@ use pagetax_remote::wire::{Checksum, push_sums};
 use pagetax_remote::wire::request::{Lease, Request};
 use std::sync::Arc;
 
-/// A request made of a few bytes, so that the fuzzer need not find checksums.
+/// Makes a request of a few bytes, so that the fuzzer need not find checksums.
 fn request(bytes: &[u8; 6], on: Lease, out: &mut Vec<u8>) {
     let [op, first, count, flag, fill, region] = *bytes;
     let (first, count, flag) = (first as u64, 1 + (count % 3) as u16, flag % 2 == 1);

@@ -12,7 +12,7 @@ pub struct AtEnd {
 }
 
 impl AtEnd {
-    /// Of this script; words of it that are not ours are to be quoted.
+    /// Registers a shell script for the end of this process. Quote words in it that come from outside.
     pub fn run(script: &str) -> Result<AtEnd> {
         let script = format!("trap '' HUP INT TERM; read -r word || {{ {script}; }}");
         let mut sh = Command::new("sh");
@@ -20,7 +20,7 @@ impl AtEnd {
         Ok(AtEnd { shell: shell.context("cannot start a shell")? })
     }
 
-    /// It is not needed any more.
+    /// Cancels the script.
     pub fn forget(&mut self) {
         if let Some(mut pipe) = self.shell.stdin.take() {
             // A shell that has gone does nothing more either.
@@ -64,7 +64,7 @@ mod tests {
         assert!(folder.path().join("ran").exists() && !folder.path().join("forgotten").exists());
     }
 
-    /// This test again as another process, which is killed in the middle.
+    /// Runs this test again as another process, which it kills in the middle.
     #[test]
     fn a_script_runs_when_its_process_is_killed() {
         const NAME: &str = "PAGETAX_TEST_AT_END";

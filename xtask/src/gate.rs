@@ -1,5 +1,5 @@
-//! `cargo xtask gate`: what CI runs on a fresh clone before a change lands. It is `cargo xtask test`, and then
-//! what takes too long to run before each commit.
+//! `cargo xtask gate`: CI's checks of a fresh clone before a change lands. It runs `cargo xtask test`, and
+//! then the checks that take too long for each commit.
 
 use crate::test::{self, step};
 use crate::{conformance, kernels, shell};

@@ -9,7 +9,7 @@ use std::process::Command;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What is built, and where it goes; what is of use to `pagetax` alone has a place of its own.
+/// The built files and their destinations. Files for pagetax alone have a directory of their own.
 const BUILT: &[(&str, &str)] = &[
     ("libpagetax.a", "lib"),
     ("libpagetax_preload.so", "lib"),
@@ -25,7 +25,7 @@ const PACKAGES: &[&str] = &[
     "pagetax-dbt",
     "pagetax-interpose",
 ];
-/// Of each shell, where it looks for its completions.
+/// The directory of each shell's completions.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "share/bash-completion/completions/pagetax"),
     ("zsh", "share/zsh/site-functions/_pagetax"),
@@ -88,7 +88,8 @@ impl Tree {
         self.write(path, content, mode)
     }
 
-    /// Under its whole version, the name that programs ask for, and the one that linkers do.
+    /// Installs a library under its whole version, the name that programs load, and the name that linkers
+    /// look for.
     fn shared_library(&self, from: &Path) -> Result<()> {
         let major = VERSION.split('.').next().unwrap_or(VERSION);
         let (whole, asked) = (format!("libpagetax.so.{VERSION}"), format!("libpagetax.so.{major}"));
@@ -98,7 +99,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A text with `@prefix@` and `@version@` in it.
+    /// Installs a text after replacing `@prefix@` and `@version@`.
     fn fill_in(&self, template: &str, path: &str) -> Result<()> {
         let text = fs::read_to_string(template)?;
         let text = text.replace("@prefix@", &self.prefix).replace("@version@", VERSION);

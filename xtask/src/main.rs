@@ -23,11 +23,11 @@ use std::path::PathBuf;
 enum Chore {
     /// Formatting, lints, all tests, dependency policy; ends with the counted skips
     Test,
-    /// What CI runs: test, then checks that take longer (see xtask/src/gate.rs)
+    /// Run CI's checks: test, then checks that take longer (see xtask/src/gate.rs)
     Gate,
     /// Run a benchmark, or list them
     Bench {
-        /// Which; none lists them
+        /// Name of the benchmark; without it, all are listed
         name: Option<String>,
         /// Parts of it, such as programs; none is all of them
         parts: Vec<String>,
@@ -73,7 +73,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// The root of the workspace, wherever we were called.
+/// Returns the root of the workspace, from any working directory.
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")
 }

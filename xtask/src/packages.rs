@@ -23,12 +23,12 @@ const NEEDED: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
 ];
 
-/// Installs the packages of programs that are not here, as far as we may. Tests of absent ones skip and say so.
+/// Installs the packages of missing programs, if we may. Tests of missing programs skip, and print it.
 pub fn provide() -> Result<()> {
     install(NEEDED.iter().filter(|(program, _)| !shell::has(program)).map(|(_, package)| *package))
 }
 
-/// Installs the packages of files that are not here, as far as we may.
+/// Installs the packages of missing files, if we may.
 pub fn provide_files(
     needed: impl Iterator<Item = &'static (&'static str, &'static str)>,
 ) -> Result<()> {

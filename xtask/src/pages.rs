@@ -17,42 +17,47 @@ const ADVICE: &str = "heap=2M,stack=2M,text=2M,bss=2M";
 const ALL: &str = "heap=2M,anon=2M,stack=2M,text=2M,data=2M,bss=2M";
 
 /// A kind of program: its name, and how it comes about in a directory.
-struct Kind {
+struct ProgramKind {
     name: &'static str,
     needs: &'static str,
     build: &'static str,
     run: &'static [&'static str],
 }
 
-const KINDS: &[Kind] = &[
-    Kind {
+const KINDS: &[ProgramKind] = &[
+    ProgramKind {
         name: "glibc, dynamic",
         needs: "cc",
         build: "cc -O1 -pthread -o dynamic fill.c",
         run: &["./dynamic"],
     },
-    Kind {
+    ProgramKind {
         name: "glibc, static",
         needs: "cc",
         build: "cc -O1 -pthread -static -o static fill.c",
         run: &["./static"],
     },
-    Kind {
+    ProgramKind {
         name: "musl, static",
         needs: "musl-gcc",
         build: "musl-gcc -O1 -pthread -static -o musl fill.c",
         run: &["./musl"],
     },
-    Kind { name: "Go", needs: "go", build: "go build -o go fill.go", run: &["./go"] },
-    Kind { name: "Rust", needs: "rustc", build: "rustc -O -o rust fill.rs", run: &["./rust"] },
-    Kind {
+    ProgramKind { name: "Go", needs: "go", build: "go build -o go fill.go", run: &["./go"] },
+    ProgramKind {
+        name: "Rust",
+        needs: "rustc",
+        build: "rustc -O -o rust fill.rs",
+        run: &["./rust"],
+    },
+    ProgramKind {
         name: "JVM",
         needs: "javac",
         build: "javac Fill.java",
         run: &["java", "-XX:+UseSerialGC", "-Xms256m", "-Xmx512m", "Fill"],
     },
-    Kind { name: "python3", needs: "python3", build: "true", run: &["python3", "fill.py"] },
-    Kind { name: "node", needs: "node", build: "true", run: &["node", "fill.js"] },
+    ProgramKind { name: "python3", needs: "python3", build: "true", run: &["python3", "fill.py"] },
+    ProgramKind { name: "node", needs: "node", build: "true", run: &["node", "fill.js"] },
 ];
 
 /// A mechanism: its heading, options of ppgsz, and whether it is applied to a running process.
@@ -128,7 +133,12 @@ pub fn run() -> Result<()> {
     write(&text)
 }
 
-fn measured(pagetax: &Path, mechanism: &Mechanism, kind: &Kind, directory: &Path) -> Result<Value> {
+fn measured(
+    pagetax: &Path,
+    mechanism: &Mechanism,
+    kind: &ProgramKind,
+    directory: &Path,
+) -> Result<Value> {
     let json = directory.join("pages.json");
     let mut command = Command::new(pagetax);
     command.arg("ppgsz").args(mechanism.options).arg("--json").arg(&json);
@@ -157,7 +167,7 @@ fn measured(pagetax: &Path, mechanism: &Mechanism, kind: &Kind, directory: &Path
     Ok(serde_json::from_str(&std::fs::read_to_string(json)?)?)
 }
 
-/// Of the largest process: bytes on pages of 2M and more, of all; then the reasons.
+/// Formats the largest process: bytes on pages of 2M and more, of all bytes, and the numbers of the reasons.
 fn cell(document: &Value, name: &str, notes: &mut Notes) -> String {
     let part = |process: &Value| {
         let parts = process["verdict"]["parts"].as_array()?.clone();
@@ -190,7 +200,11 @@ fn cell(document: &Value, name: &str, notes: &mut Notes) -> String {
     text
 }
 
-fn table(mechanism: &Mechanism, kinds: &[&Kind], cells: &BTreeMap<(&str, &str), String>) -> String {
+fn table(
+    mechanism: &Mechanism,
+    kinds: &[&ProgramKind],
+    cells: &BTreeMap<(&str, &str), String>,
+) -> String {
     let options = mechanism.options.join(" ");
     let process = if mechanism.running { "-p PID" } else { "CMD" };
     let mut out = format!("### {}\n\n`pagetax ppgsz {options} {process}`\n\n|", mechanism.name);
@@ -211,7 +225,7 @@ fn write(tables: &str) -> Result<()> {
     write_at(BEGIN, &format!("transparent_hugepage: {}.\n\n{tables}", mode.trim()))
 }
 
-/// Puts what was measured on this kernel in its place in the document, which begins with this mark.
+/// Writes this kernel's results into the document, after their mark.
 pub fn write_at(begin: &str, measured: &str) -> Result<()> {
     let text = std::fs::read_to_string(DOCUMENT)?;
     let marks =

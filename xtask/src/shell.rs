@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use std::process::{Command, Stdio};
 
-/// The cargo that runs us, with arguments.
+/// Returns the cargo that runs us, with arguments.
 pub fn cargo_command(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     command.args(args);
@@ -15,7 +15,7 @@ pub fn cargo(args: &[&str]) -> Result<()> {
     succeed(&mut cargo_command(args))
 }
 
-/// What cargo prints to stdout.
+/// Returns cargo's standard output.
 pub fn cargo_output(args: &[&str]) -> Result<String> {
     output(&mut cargo_command(args))
 }
@@ -29,7 +29,7 @@ pub fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What a command prints to stdout; an error unless it succeeds.
+/// Returns a command's standard output, or an error unless it succeeds.
 pub fn output(command: &mut Command) -> Result<String> {
     command.stderr(Stdio::inherit());
     let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
@@ -39,7 +39,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Whether a program is on the PATH.
+/// Returns true if a program is on the PATH.
 pub fn has(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())

@@ -12,7 +12,7 @@ const EXPECTED: &str = include_str!("../expected-skips.txt");
 pub struct Skip {
     /// Its name as libtest prints it, or the name of another check.
     pub test: String,
-    /// What it lacked.
+    /// The missing requirement.
     pub reason: String,
 }
 

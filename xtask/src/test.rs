@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// All targets that are tested by default. There are no tests in documentation, and `rustdoc` would not take our options.
+/// All targets that are tested by default. No documentation has tests, and rustdoc would refuse our options.
 const TARGETS: [&str; 2] = ["--workspace", "--tests"];
 /// How many of the slowest tests are named.
 const SLOWEST: usize = 10;

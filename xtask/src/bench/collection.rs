@@ -7,7 +7,7 @@
 //! the limit shows nothing, and is no pass.
 
 use super::Outcome;
-use super::programs::{Run, Workshop, chosen};
+use super::programs::{ProgramRun, Workshop, chosen};
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::diagnosis::Exit;
 use pagetax_core::stats::{Ratio, median_of_ratios};
@@ -22,12 +22,12 @@ const TIME: Duration = Duration::from_secs(900);
 const ROUNDS_MIN: usize = 10;
 /// Programs have a quarter of their usual work, some 0.2 s, so that rounds are many.
 const PART: u32 = 4;
-/// Of the ratio.
+/// The largest ratio of a program's time under collection to its bare time.
 const LIMIT: f64 = 1.02;
 /// One that computes and faults, one that mostly computes.
 const PROGRAMS: [&str; 2] = ["python3", "sort"];
 
-/// Of these programs, or of the usual two.
+/// Benches the named programs, or the usual two.
 pub fn run(names: &[String]) -> Result<Outcome> {
     let workshop = Workshop::new(PART)?;
     let usual = PROGRAMS.map(String::from);
@@ -38,7 +38,7 @@ pub fn run(names: &[String]) -> Result<Outcome> {
         eprintln!("{}: rounds for {} s", program.name, TIME.as_secs());
         let rounds = rounds(&script, &workshop)?;
         for (place, watched) in ["in a trial", "with stacks"].into_iter().enumerate() {
-            let of = |ns: fn(&Run) -> u64| over_bare(&rounds, place + 1, ns);
+            let of = |ns: fn(&ProgramRun) -> u64| over_bare(&rounds, place + 1, ns);
             let (wall, cpu) = (of(|run| run.wall_ns)?, of(|run| run.cpu_ns)?);
             let cells = [program.name, watched].map(String::from).into_iter();
             let count = [rounds.len().to_string(), wall.to_string(), cpu.to_string()];
@@ -56,7 +56,7 @@ pub fn run(names: &[String]) -> Result<Outcome> {
     })
 }
 
-/// What the intervals of all ratios show.
+/// Judges the intervals of all ratios against the limit.
 fn promise(walls: &[Ratio]) -> (String, bool) {
     let limit = format!("{:.0} % of wall time", (LIMIT - 1.0) * 100.0);
     let any = |over: fn(&Ratio) -> f64| walls.iter().any(|wall| over(wall) > LIMIT);
@@ -70,9 +70,9 @@ fn promise(walls: &[Ratio]) -> (String, bool) {
 }
 
 /// Bare, in a trial, with stacks.
-type Round = [Run; 3];
+type RunTriple = [ProgramRun; 3];
 
-fn rounds(script: &str, workshop: &Workshop) -> Result<Vec<Round>> {
+fn rounds(script: &str, workshop: &Workshop) -> Result<Vec<RunTriple>> {
     let argv = ["sh", "-c", script].map(Into::into).to_vec();
     let mut launch = Launch { argv, stdin: None, tunables: None, memory_bytes: 0 };
     // Runs that do not count: memory that has to come from the hypervisor is no cost of watching.
@@ -80,7 +80,7 @@ fn rounds(script: &str, workshop: &Workshop) -> Result<Vec<Round>> {
     watched(&mut launch, workshop, true)?;
     let (start, mut rounds) = (Instant::now(), Vec::new());
     while start.elapsed() < TIME || rounds.len() < ROUNDS_MIN {
-        let mut round: [Option<Run>; 3] = [const { None }; 3];
+        let mut round: [Option<ProgramRun>; 3] = [const { None }; 3];
         // What comes first, and what follows what, changes from round to round.
         let first = rounds.len() % 3;
         let turns = (0..3).map(|turn| if rounds.len() % 2 == 0 { turn } else { 2 - turn });
@@ -98,13 +98,13 @@ fn rounds(script: &str, workshop: &Workshop) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-fn over_bare(rounds: &[Round], place: usize, ns: fn(&Run) -> u64) -> Result<Ratio> {
+fn over_bare(rounds: &[RunTriple], place: usize, ns: fn(&ProgramRun) -> u64) -> Result<Ratio> {
     let of = |place: usize| rounds.iter().map(|round| ns(&round[place])).collect::<Vec<_>>();
     median_of_ratios(&of(place), &of(0), 1).context("runs without a time")
 }
 
-/// A trial, or the run for the budget.
-fn watched(launch: &mut Launch, workshop: &Workshop, stacks: bool) -> Result<Run> {
+/// Runs a trial, or the run for the budget.
+fn watched(launch: &mut Launch, workshop: &Workshop, stacks: bool) -> Result<ProgramRun> {
     let outputs = Outputs { stdout: Some(workshop.path("out")), stderr: None };
     let mut watch = stacks.then(Watch::new);
     let finished = trial::run(launch, &Recipe::default(), &outputs, watch.as_mut())?;
@@ -117,5 +117,5 @@ fn watched(launch: &mut Launch, workshop: &Workshop, stacks: bool) -> Result<Run
     }
     launch.learn(&finished);
     let cpu_ns = finished.usage.user_ns + finished.usage.kernel_ns;
-    Ok(Run { wall_ns: finished.wall_ns, cpu_ns, output: Vec::new() })
+    Ok(ProgramRun { wall_ns: finished.wall_ns, cpu_ns, output: Vec::new() })
 }

@@ -1,5 +1,5 @@
-//! Whether `diagnose` tells the truth and breaks nothing: its speed-ups of real programs beside those
-//! of a plain A/B that runs the same commands by itself, without watching them, and their outputs.
+//! The truth of `diagnose`: its speed-ups of real programs compared with those of a plain A/B test of the
+//! same commands without sampling. Their outputs must agree.
 
 use super::programs::{Workshop, chosen};
 use super::{Outcome, pagetax};
@@ -14,7 +14,7 @@ use std::process::Command;
 const ROUNDS: usize = 8;
 const TUNABLE: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
 
-/// Of these programs, or of all.
+/// Benches the named programs, or all.
 pub fn run(names: &[String]) -> Result<Outcome> {
     let (pagetax, workshop) = (pagetax()?, Workshop::new(1)?);
     let (mut rows, mut results, mut fine) = (Vec::new(), Vec::new(), true);
@@ -51,7 +51,7 @@ pub fn run(names: &[String]) -> Result<Outcome> {
     })
 }
 
-/// The speed-up by diagnose; keeps the outputs of all runs.
+/// Returns the speed-up by diagnose, and keeps the outputs of all runs.
 fn diagnosed(pagetax: &str, script: &str, kept: &Path) -> Result<Ratio> {
     let runs = ROUNDS.to_string();
     let options = ["diagnose", "--json", "-", "--sizes", "2M", "--runs", &runs, "--outputs"];
@@ -64,7 +64,7 @@ fn diagnosed(pagetax: &str, script: &str, kept: &Path) -> Result<Ratio> {
         .context("no trial on 2M pages; set /sys/kernel/mm/transparent_hugepage/enabled to madvise")
 }
 
-/// As it is ÷ with the tunable, alternating which goes first; and what it prints.
+/// Returns the time as is ÷ the time with the tunable, in alternating order, and the program's output.
 fn measured(script: &str, workshop: &Workshop) -> Result<(Ratio, Vec<u8>)> {
     let expected = workshop.run(script, &[])?.output;
     let (mut plain, mut tuned) = (Vec::new(), Vec::new());
@@ -80,7 +80,7 @@ fn measured(script: &str, workshop: &Workshop) -> Result<(Ratio, Vec<u8>)> {
     Ok((ratio_of_pairs(&plain, &tuned, 1).context("runs without a time")?, expected))
 }
 
-/// Whether standard output of every run is as expected.
+/// Returns true if the standard output of every run is as expected.
 fn all_hold(kept: &Path, expected: &[u8]) -> Result<bool> {
     let mut outputs = Vec::new();
     for entry in std::fs::read_dir(kept)? {

@@ -16,8 +16,8 @@ const C_PROGRAM: &str = "target/anon_fault";
 const RATE_LIMIT: f64 = 0.03;
 const LATENCY_LIMIT_NS: f64 = 250.0;
 
-/// A job's anonymous faults against those of a C program that does nothing else. The machine's pace differs by a
-/// tenth from one run to the next, so rounds are short and many.
+/// Compares a job's anonymous faults with those of a C program that does nothing else. The machine's speed
+/// varies by a tenth between runs, so rounds are short and many.
 pub fn against_c() -> Result<Outcome> {
     const ROUNDS: usize = 201;
     let faults = Faults::prepare(32 << 20, 8)?;
@@ -45,8 +45,8 @@ pub fn against_c() -> Result<Outcome> {
     })
 }
 
-/// The same job without and with latencies, beside what the kernel takes for two samples a fault:
-/// a run so short that each fault is seen, and one of which windows show a part.
+/// Compares the same job without and with latencies with the kernel's cost of two samples a fault. One run is
+/// so short that each fault is seen. In another, windows show a part.
 pub fn latency_cost() -> Result<Outcome> {
     // Short ones and many: the machine's pace changes from one second to the next.
     const ROUNDS: usize = 101;
@@ -55,9 +55,9 @@ pub fn latency_cost() -> Result<Outcome> {
     for _ in 0..ROUNDS {
         let fault_ns = many.in_c(&[])?;
         let floor_ns = many.in_c(&["pair"])? - fault_ns;
-        rounds.push(Round { fault_ns, floor_ns, few: few.watched()?, many: many.watched()? });
+        rounds.push(FaultRound { fault_ns, floor_ns, few: few.watched()?, many: many.watched()? });
     }
-    let of = |of: fn(&Round) -> f64| quartiles(&rounds.iter().map(of).collect::<Vec<_>>());
+    let of = |of: fn(&FaultRound) -> f64| quartiles(&rounds.iter().map(of).collect::<Vec<_>>());
     let cost = of(|round| round.many.cost_ns);
     let latencies = |of: &Faults, share: [f64; 3]| {
         format!("latencies of {:.0} % of {} faults", share[1] * 100.0, of.count())
@@ -70,7 +70,7 @@ pub fn latency_cost() -> Result<Outcome> {
             row(latencies(&few, of(|round| round.few.seen_share)), of(|round| round.few.cost_ns)),
             row(latencies(&many, of(|round| round.many.seen_share)), cost),
         ],
-        json: json!(rounds.iter().map(Round::json).collect::<Vec<_>>()),
+        json: json!(rounds.iter().map(FaultRound::json).collect::<Vec<_>>()),
         promise: (
             format!(
                 "median {:.0} ns a fault in a run of {}, at most {LATENCY_LIMIT_NS} ns",
@@ -86,34 +86,33 @@ fn quartiles(values: &[f64]) -> [f64; 3] {
     quantiles(values, [0.25, 0.5, 0.75])
 }
 
-/// Of a table of quartiles.
 fn row(what: String, [low, median, high]: [f64; 3]) -> Vec<String> {
     vec![what, format!("{median:.0} ({low:.0}–{high:.0})")]
 }
 
 /// Nanoseconds of CPU time for each fault.
-struct Round {
+struct FaultRound {
     fault_ns: f64,
     floor_ns: f64,
-    few: Watched,
-    many: Watched,
+    few: LatencyCost,
+    many: LatencyCost,
 }
 
-impl Round {
+impl FaultRound {
     fn json(&self) -> Value {
-        let Round { fault_ns, floor_ns, few, many } = self;
+        let FaultRound { fault_ns, floor_ns, few, many } = self;
         json!({"fault_ns": fault_ns, "floor_ns": floor_ns,
             "few": few.json(), "many": many.json()})
     }
 }
 
-/// What latencies added to a job, and the share of its faults that they show.
-struct Watched {
+/// The time that latencies added to a job, and the share of its faults that they show.
+struct LatencyCost {
     cost_ns: f64,
     seen_share: f64,
 }
 
-impl Watched {
+impl LatencyCost {
     fn json(&self) -> Value {
         json!({"cost_ns": self.cost_ns, "seen_share": self.seen_share})
     }
@@ -147,19 +146,19 @@ impl Faults {
         Ok(self.each(text.trim().parse()?))
     }
 
-    /// CPU time of the one phase.
+    /// Returns the CPU time of the job's only phase.
     fn in_job(&self) -> Result<f64> {
         self.cpu_ns(&self.report(&[])?)
     }
 
-    fn watched(&self) -> Result<Watched> {
+    fn watched(&self) -> Result<LatencyCost> {
         let bare_ns = self.in_job()?;
         let report = self.report(&["--fault-latency"])?;
         let seen = |key: &str| {
             let number = number(&report, &format!("/latency/minor_fault/{key}"));
             number.context("no latencies: ask `pagetax doctor` why")
         };
-        Ok(Watched {
+        Ok(LatencyCost {
             cost_ns: self.cpu_ns(&report)? - bare_ns,
             seen_share: seen("count")? / seen("of_count")?,
         })

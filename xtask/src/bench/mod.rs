@@ -120,15 +120,15 @@ const BENCHES: &[Bench] = &[
     },
 ];
 
-/// What a benchmark found.
+/// The result of a benchmark.
 pub struct Outcome {
-    /// Of the columns of `rows`.
+    /// The headings of the columns of `rows`.
     pub headings: Vec<&'static str>,
     /// Cells as printed.
     pub rows: Vec<Vec<String>>,
     /// The same for scripts.
     pub json: Value,
-    /// What is promised, and whether it holds.
+    /// The promise, and true if it holds.
     pub promise: (String, bool),
 }
 
@@ -173,19 +173,19 @@ pub fn pagetax() -> Result<String> {
     Ok("target/release/pagetax".into())
 }
 
-/// The JSON report of `pagetax run` with these arguments.
+/// Returns the JSON report of `pagetax run` with these arguments.
 pub fn report(pagetax: &str, args: &[&str]) -> Result<Value> {
     let text = shell::output(Command::new(pagetax).arg("run").args(args).args(["--json", "-"]))?;
     Ok(serde_json::from_str(&text)?)
 }
 
-/// A number in a report, by JSON pointer.
+/// Returns a number of a report, by JSON pointer.
 pub fn number(report: &Value, pointer: &str) -> Result<f64> {
     let found = report.pointer(pointer).and_then(Value::as_f64);
     found.with_context(|| format!("the report has no number at {pointer}"))
 }
 
-/// The value in the middle, by core's one definition of it.
+/// Returns core's median.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let values: Vec<f64> = values.into_iter().collect();
     quantiles(&values, [0.5])[0]

@@ -92,7 +92,7 @@ fn table(rows: &[Vec<String>]) -> String {
     format!("{ROUNDS} rounds.\n\n| {heading} |\n|---|---|\n{}", rows.concat())
 }
 
-/// Of the phase that reads at random.
+/// Returns the time of the phase that reads at random.
 fn gather_ns(pagetax: &str, wrapper: &[&str], page_size: &str) -> Result<u64> {
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("report.json");

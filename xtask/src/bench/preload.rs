@@ -18,9 +18,9 @@ const ROUNDS: usize = 300;
 const LOOP_ROUNDS: usize = 11;
 const LIMIT_US: f64 = 1000.0;
 
-/// Of the library alone, and with wishes.
+/// Requests to the library: none, heap, heap and stack.
 const CASES: [(&str, &[(&str, &str)]); 3] = [
-    ("no wishes", &[]),
+    ("no requests", &[]),
     ("MPSSHEAP=2M", &[("MPSSHEAP", "2M")]),
     ("MPSSHEAP=2M MPSSSTACK=2M", &[("MPSSHEAP", "2M"), ("MPSSSTACK", "2M")]),
 ];
@@ -83,7 +83,8 @@ fn start_us(command: &mut Command) -> Result<f64> {
     Ok(start.elapsed().as_nanos() as f64 / 1e3)
 }
 
-/// The tenth that neighbours on the machine disturb least, the median, and nine tenths.
+/// Returns the 10th percentile, which neighbours on the machine disturb least, the median and the 90th
+/// percentile.
 fn spread(values: Vec<f64>) -> [f64; 3] {
     quantiles(&values, [0.1, 0.5, 0.9])
 }

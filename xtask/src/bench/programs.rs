@@ -20,7 +20,7 @@ pub struct Program {
 
 /// 14 MB of them are sorted and compressed.
 const NUMBERS: u32 = 1_500_000;
-/// So many are compiled.
+/// The number of C functions to compile.
 const FUNCTIONS: u32 = 150;
 
 const PROGRAMS: &[Program] = &[
@@ -59,7 +59,7 @@ const PROGRAMS: &[Program] = &[
     },
 ];
 
-/// The programs of these names, or of all.
+/// Returns the programs of these names, or all.
 pub fn chosen(names: &[String]) -> Result<Vec<&'static Program>> {
     if let Some(unknown) = names.iter().find(|name| PROGRAMS.iter().all(|p| p.name != **name)) {
         let known: Vec<_> = PROGRAMS.iter().map(|program| program.name).collect();
@@ -76,17 +76,17 @@ pub struct Workshop {
 }
 
 /// One run.
-pub struct Run {
+pub struct ProgramRun {
     /// From before the start to after the end.
     pub wall_ns: u64,
     /// In user mode and in the kernel, of all its processes.
     pub cpu_ns: u64,
-    /// What it printed.
+    /// Its standard output.
     pub output: Vec<u8>,
 }
 
 impl Workshop {
-    /// Makes random numbers and a C file; one part in so many of what there is to do otherwise.
+    /// Makes random numbers and a C file, of this fraction of their usual size.
     pub fn new(part: u32) -> Result<Workshop> {
         let directory = tempfile::tempdir()?;
         let file = directory.path().join("numbers");
@@ -105,12 +105,12 @@ impl Workshop {
         Ok(Workshop { directory, part })
     }
 
-    /// A place for files; it goes with the workshop.
+    /// Returns the path of a file that is removed with the workshop.
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// What `sh -c` runs; none if the program is not installed.
+    /// Returns the script for `sh -c`, or `None` if the program is not installed.
     pub fn script(&self, program: &Program) -> Result<Option<String>> {
         let text = |path: &Path| path.to_str().map(String::from).context("a path that is no text");
         let file = text(&self.path("numbers"))?;
@@ -120,8 +120,8 @@ impl Workshop {
         Ok(shell::has(program.name).then_some(script))
     }
 
-    /// Runs a script by itself, with these variables.
-    pub fn run(&self, script: &str, variables: &[(&str, &str)]) -> Result<Run> {
+    /// Runs a script without a wrapper, with these variables.
+    pub fn run(&self, script: &str, variables: &[(&str, &str)]) -> Result<ProgramRun> {
         let out = self.path("out");
         let mut command = Command::new("sh");
         command.args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null());
@@ -133,6 +133,6 @@ impl Workshop {
             bail!("`{script}` fails");
         }
         let cpu_ns = usage.user_ns + usage.kernel_ns;
-        Ok(Run { wall_ns, cpu_ns, output: std::fs::read(&out)? })
+        Ok(ProgramRun { wall_ns, cpu_ns, output: std::fs::read(&out)? })
     }
 }

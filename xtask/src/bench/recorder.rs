@@ -1,9 +1,10 @@
-//! What recording all of a program costs: its time under `pagetax trapstat` with Valgrind's engine, beside Valgrind
-//! without a tool (nulgrind, what its translation alone costs) and cachegrind, each against the program by itself. All
-//! of them take turns in each round. Sampled recordings have a benchmark of their
-//! own (`sampling`).
-//! DynamoRIO is not beside it: Debian has no package of it.
-//! Each program has rounds for its part of the time that is left, and one at least; its row is told as it comes.
+//! The slow-down of a program that is recorded whole by `pagetax trapstat` with Valgrind's engine. Valgrind
+//! without a tool (nulgrind, its translation alone) and cachegrind are compared with it, each as a ratio to
+//! the bare program. All of them take turns in each round.
+//!
+//! DynamoRIO is missing: Debian has no package of it. Sampled recordings have their own benchmark
+//! (`sampling`). Each program has rounds for its part of the remaining time, and at least one. Its row is
+//! printed when it is complete.
 
 use super::{Outcome, median, pagetax};
 use crate::shell;
@@ -20,7 +21,7 @@ const ROUNDS_MAX: usize = 5;
 /// At most this part of cachegrind's slow-down is promised.
 const LIMIT: f64 = 0.5;
 
-/// A name, what must be installed, and a script; `TOOL` stands before what is measured.
+/// Name, required programs, and script; `TOOL` stands before the measured command.
 const PROGRAMS: &[(&str, &str, &str)] = &[
     ("sort", "sort", "LC_ALL=C TOOL sort -S 1G --parallel=1 numbers > out"),
     ("sort, 4 threads", "sort", "LC_ALL=C TOOL sort -S 1G --parallel=4 numbers > out"),
@@ -101,7 +102,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     })
 }
 
-/// The programs of these names; all, if there are none.
+/// Returns the programs of these names, or all.
 fn asked(parts: &[String]) -> Result<Vec<(&str, &str, &str)>> {
     let known = || PROGRAMS.iter().map(|(name, ..)| *name).collect::<Vec<_>>().join("; ");
     if let Some(wrong) = parts.iter().find(|part| PROGRAMS.iter().all(|(name, ..)| name != part)) {
@@ -134,7 +135,7 @@ fn ratios(tool: &[f64], native: &[f64]) -> Vec<f64> {
     tool.iter().zip(native).map(|(tool, native)| tool / native).collect()
 }
 
-/// Random numbers to sort, functions to compile, the program with threads.
+/// Writes random numbers to sort, functions to compile, and the program with threads.
 fn make_inputs(folder: &Path) -> Result<()> {
     let mut rng = pagetax_core::access::Rng::new(1);
     let numbers: String = (0..1_000_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
@@ -159,7 +160,7 @@ fn seconds(script: &str, folder: &Path) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// `12.3× (11.9–13.0)`
+/// Formats a ratio with its range, as in `12.3× (11.9–13.0)`.
 fn spread(values: &[f64]) -> String {
     let [low, median, high] = quantiles(values, [0.0, 0.5, 1.0]);
     format!("{median:.1}× ({low:.1}–{high:.1})")

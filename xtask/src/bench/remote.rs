@@ -1,11 +1,10 @@
-//! Network memory beside its floor (a bare userfaultfd handler and a bare TCP server) and its peers (a
+//! Network memory, its floor (a bare userfaultfd handler and a bare TCP server) and its peers (a
 //! swap file and zram under the same limit), all in one run. Parts: `region`, `any-cpu`, and each program.
 //!
-//! Servers, handler and program share one CPU for latencies, as waking another CPU costs more than the
-//! whole service. Rates are those of a program that keeps to one CPU while all else may run anywhere, and
-//! of one that does not: a scheduler that is left alone moves it to an idle CPU each time that it got a
-//! page. Region and peers run under both, and are compared with their like. The table says where each row
-//! ran.
+//! For latencies, servers, handler and program share one CPU, because waking another CPU costs more than the
+//! whole service. Rates have two places: a program pinned to one CPU while the rest may run anywhere, and
+//! nothing pinned. In the second, the scheduler moves the program to an idle CPU after each page. Region and
+//! peers run in both places. The table shows the place of each row.
 
 use super::remote_programs;
 use super::serve::Server;
@@ -25,16 +24,17 @@ const FLOOR_THREADS_C: &str = "xtask/src/bench/remote_floor_threads.c";
 /// The pager's checksum of a page, for the floors.
 const PAGE_SUM: &str = "target/release/examples/libpage_sum.a";
 const TOUCH: &str = "target/release/examples/touch";
-/// Of each server.
+/// The memory limit of each server.
 const MEMORY: &str = "4G";
-/// Of `touch`: who serves faults.
+/// The variable by which `touch` chooses the thread that serves faults.
 const SERVING: &str = "PAGETAX_REMOTE_SERVING";
 const ANYWHERE: &str = "127.0.0.1:0";
-/// Of the floor and of cold page-ins, in turns.
+/// Alternating rounds of the floor and of cold page-ins.
 const ROUNDS: usize = 5;
-/// Of a program on one CPU, in turns with zram, each with a fresh server. Others take long: one round.
+/// Rounds of a program on one CPU, alternating with zram, each with a fresh server. Longer benches have one
+/// round.
 const RATE_ROUNDS: usize = 3;
-/// Of a run of `touch`: rates, and times of the rewrites that faulted.
+/// The figures of a run of `touch`: rates, and times of the rewrites that faulted.
 const FIGURES: [&str; 5] = [
     "fill_pages_per_s",
     "sequential_pages_per_s",
@@ -48,11 +48,11 @@ const REGION: &str = "region";
 const NOT_TIED: &str = "any-cpu";
 const MIB: &str = "1024";
 const RESIDENT_MIB: u64 = 256;
-/// Of a program that waits for several pages at a time.
+/// Threads of the program that waits for several pages at a time.
 const THREADS: usize = 8;
 const SWAP_MIB: u64 = 2048;
 
-/// Who serves faults: a thread of the pager, or the program's own in place; and what is added to names for that.
+/// The thread that serves faults (the pager's, or the program's own in place), and its suffix in names.
 const SERVINGS: [(&str, &str); 2] = [("thread", ""), ("in-place", ", in place")];
 
 /// A name and the CPU that the program is tied to, if it is; everything else may run anywhere.
@@ -62,7 +62,7 @@ const ANY_CPU: Place = ("any CPU", None);
 const ALL_CPUS: &str = "0-1023";
 const PINNED: Place = ("program on CPU 0", Some("0"));
 
-/// Rows, and what they say of what is promised.
+/// Rows, and the promises that they keep or break.
 #[derive(Default)]
 pub struct Findings {
     /// Columns: what, where, and three figures.
@@ -80,7 +80,7 @@ impl Findings {
         self.json.push(json);
     }
 
-    /// Adds what is promised of a figure.
+    /// Adds the promise for a figure.
     pub fn promise(&mut self, what: &str, value: f64, limit: f64, at_most: bool) {
         let holds = if at_most { value <= limit } else { value >= limit };
         let sign = if at_most { "≤" } else { "≥" };
@@ -88,7 +88,7 @@ impl Findings {
         self.promises.push((format!("{what} {value:.2} {sign} {limit}{verdict}"), holds));
     }
 
-    /// Adds what is promised of a figure that is missing.
+    /// Adds the promise for a missing figure.
     pub fn not_shown(&mut self, what: &str) {
         self.promises.push((format!("{what} missing (not reached)"), false));
     }
@@ -141,7 +141,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     })
 }
 
-/// For two copies.
+/// Starts two servers, for two copies.
 pub fn two_servers(pagetax: &str) -> Result<[Server; 2]> {
     let start = || Server::start(pagetax, MEMORY, ANYWHERE);
     Ok([start()?, start()?])
@@ -166,8 +166,8 @@ fn compiled(source: &str, program: &Path) -> Result<PathBuf> {
     Ok(program.to_path_buf())
 }
 
-/// Cold page-ins, served in each way, beside the floor, in turns, all on one CPU. Returns the floor's median and 99th
-/// percentile.
+/// Measures cold page-ins, served in each way, alternating with the floor, all on one CPU. Returns the
+/// floor's median and 99th percentile.
 fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f64; 2]> {
     let floor = compiled(FLOOR_C, &folder.join("floor"))?;
     let servers = two_servers(pagetax)?;
@@ -212,7 +212,7 @@ fn latencies(findings: &mut Findings, pagetax: &str, folder: &Path) -> Result<[f
     Ok(floor)
 }
 
-/// What pages cost a server and its client, while they are there.
+/// Measures the memory overhead of pages in a server and in its client.
 fn overheads(findings: &mut Findings, pagetax: &str) -> Result<()> {
     let server = Server::start(pagetax, MEMORY, ANYWHERE)?;
     let before = server.resident_bytes()? as f64 / MIB_BYTES;
@@ -249,7 +249,7 @@ fn overheads(findings: &mut Findings, pagetax: &str) -> Result<()> {
     Ok(())
 }
 
-/// Of several runs, each figure's median, and all runs.
+/// Returns the median of each figure over several runs, and all runs.
 fn medians(runs: &[Value]) -> Result<Value> {
     let median_of = |key: &str| -> Result<f64> {
         let values = runs.iter().map(|run| number(run, &format!("/{key}")));
@@ -274,7 +274,7 @@ fn paged(server: &Server, (_, cpu): Place, serving: &str) -> Command {
     touch
 }
 
-/// The same in plain memory of a cgroup with swap; none if it cannot be had.
+/// Runs the same in plain memory of a cgroup with swap. Returns `None` if the machine has no such cgroup.
 fn plain(peer: &str, swap: Swap, (_, cpu): Place) -> Result<Option<Value>> {
     run_limited(peer, RESIDENT_MIB, swap, |limited| {
         let script = format!("{} {TOUCH} plain {MIB} {}", limited.shell(), cpu.unwrap_or_default());
@@ -282,8 +282,8 @@ fn plain(peer: &str, swap: Swap, (_, cpu): Place) -> Result<Option<Value>> {
     })
 }
 
-/// A region, served in each way, zram and a swap file, with the program in the same place, and in turns with them
-/// what is given. Returns the region's.
+/// Measures a region, served in each way, zram and a swap file, with the program in the same place,
+/// alternating with `beside`. Returns the region's figures.
 fn rates(
     findings: &mut Findings,
     pagetax: &str,

@@ -13,8 +13,7 @@ use std::time::Instant;
 
 const LIMIT_MIB: u64 = 100;
 
-/// A name, what must be installed, and a script; `TOOL` stands before what is measured, `@` is a
-/// directory.
+/// Name, required programs, and script; `TOOL` stands before the measured command, `@` is a directory.
 const PROGRAMS: &[(&str, &str, &str)] = &[
     ("sort-66M", "sort", "LC_ALL=C TOOL sort -S 1G --parallel=1 @/66 | md5sum"),
     ("sort-198M", "sort", "LC_ALL=C TOOL sort -S 2G --parallel=1 @/198 | md5sum"),
@@ -44,13 +43,13 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// What can be asked for.
+/// Returns the names of all programs.
 pub fn names() -> impl Iterator<Item = &'static str> {
     PROGRAMS.iter().map(|(name, ..)| *name)
 }
 
 /// One run.
-struct Run {
+struct ServedRun {
     seconds: f64,
     output: Vec<u8>,
     succeeded: bool,
@@ -119,7 +118,7 @@ pub fn run(findings: &mut Findings, pagetax: &str, folder: &Path, names: &[&str]
     Ok(())
 }
 
-fn row(findings: &mut Findings, name: &str, way: &str, run: &Run, plain: &Run) {
+fn row(findings: &mut Findings, name: &str, way: &str, run: &ServedRun, plain: &ServedRun) {
     let verdict = match (run.succeeded, run.output == plain.output) {
         (true, true) => "right",
         (true, false) => "WRONG",
@@ -130,14 +129,14 @@ fn row(findings: &mut Findings, name: &str, way: &str, run: &Run, plain: &Run) {
     findings.row(&[name, way, &seconds, verdict], json);
 }
 
-fn once(script: &str) -> Result<Run> {
+fn once(script: &str) -> Result<ServedRun> {
     let started = Instant::now();
     let mut sh = Command::new("bash");
     sh.args(["-o", "pipefail", "-c", script]).stdin(Stdio::null()).stderr(Stdio::null());
     let output = sh.output()?;
     let seconds = started.elapsed().as_secs_f64();
     let succeeded = output.status.success();
-    Ok(Run { seconds, output: output.stdout, succeeded })
+    Ok(ServedRun { seconds, output: output.stdout, succeeded })
 }
 
 /// Lines to sort.

@@ -23,8 +23,8 @@ pub fn run() -> Result<Outcome> {
     })
 }
 
-/// User time, as a busy neighbour stretches the wall clock only; by the shell's `times`, whose second
-/// line is of its children.
+/// Returns the user time, because a busy neighbour stretches the wall clock only. It comes from the shell's
+/// `times`, whose second line covers its children.
 fn user_seconds(pagetax: &str) -> Result<f64> {
     let script = "taskset -c 0 \"$0\" reproduce all --seeds 9 > /dev/null && times";
     let times = shell::output(Command::new("sh").args(["-c", script, pagetax]))?;

@@ -1,5 +1,5 @@
-//! What a sampled recording of the native engine is worth: its slow-down on programs of five seconds and more, and
-//! its misses in a million instructions beside those of a whole recording by Valgrind's engine.
+//! The cost and error of a sampled recording by the native engine: its slow-down on programs of five seconds
+//! and more, and its misses in a million instructions compared with a whole recording by Valgrind's engine.
 
 use super::{Outcome, pagetax};
 use crate::shell;
@@ -9,14 +9,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Against the program by itself.
+/// The largest slow-down of the program.
 const SLOWER_LIMIT: f64 = 2.5;
-/// Of the misses, against those of the full recording.
+/// The largest relative error of the misses, compared with the full recording.
 const ERROR_LIMIT: f64 = 0.05;
-/// Sampled recordings, each after the program by itself.
+/// Rounds: each is one bare run and one sampled recording.
 const ROUNDS: usize = 2;
 
-/// A name and a script; `TOOL` stands before what is measured.
+/// Name and script; `TOOL` stands before the measured command.
 const PROGRAMS: &[(&str, &str)] = &[
     (
         "python3",
@@ -111,7 +111,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     })
 }
 
-/// Data misses in a million instructions, as the last recording has noted them, and half of their interval.
+/// Returns the data misses in a million instructions of the last recording, and half of their interval.
 fn misses(folder: &Path) -> Result<(f64, f64)> {
     let json: Value = serde_json::from_slice(&std::fs::read(folder.join("json"))?)?;
     let notes = json["notes"].as_array().context("the recording has no notes")?;

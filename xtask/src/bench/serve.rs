@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// Of times in /proc/PID/stat, whatever the kernel's own tick (proc_pid_stat(5): USER_HZ).
+/// The unit of times in /proc/PID/stat, whatever the kernel's own tick is (proc_pid_stat(5): USER_HZ).
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// A memory server, killed at the latest when it goes out of scope or this process ends.
@@ -77,7 +77,7 @@ impl Drop for Server {
 }
 
 impl Cpu {
-    /// Of a process in /proc, by number or `self`.
+    /// Reads the CPU time of a process in /proc, by number or `self`.
     pub fn of(process: &str) -> Result<Cpu> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
         // The program's name may have spaces; fields 14 and 15 of all, 12 and 13 after it.

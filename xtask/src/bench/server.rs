@@ -68,7 +68,6 @@ impl Timed {
     }
 }
 
-/// The bench.
 pub fn run() -> Result<Outcome> {
     let server = Server::start(&pagetax()?, "1G", "127.0.0.1:0")?;
     let empty = server.resident_bytes()?;

@@ -1,21 +1,22 @@
-//! How long a program waits for its memory when servers fail, and whether all of it comes back: one of three servers
-//! gets into trouble while a program rewrites memory of which a quarter is resident, with two copies.
+//! The time that a program waits for its memory when servers fail, and the proof that all of it comes back.
+//! One of three servers fails while a program rewrites memory of which a quarter is resident, with two
+//! copies.
 //!
-//! Servers are processes on loopback; packets that are really lost have their tests in
-//! `crates/cli/tests/memory_servers`. Each run is a process of its own, which a lost page ends by SIGBUS.
+//! Servers are processes on loopback. Tests in `crates/cli/tests/memory_servers` cover lost packets. Each run
+//! is a process of its own, which a lost page ends by SIGBUS.
 
+mod failure;
 mod program;
 mod proxy;
-mod trouble;
 
 use super::{Outcome, pagetax};
 use anyhow::{Context, Result, bail, ensure};
+use failure::{FAILURES, ServerFailure};
 use pagetax_core::units::Bytes;
 use serde_json::{Value, json};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use trouble::{TROUBLES, Trouble};
 
 /// For the longest stall after a kill, at the 99th percentile of runs.
 const STALL_LIMIT: Duration = Duration::from_millis(50);
@@ -23,25 +24,26 @@ const STALL_LIMIT: Duration = Duration::from_millis(50);
 const PROGRESS_EVERY: Duration = Duration::from_secs(10);
 /// The first part of a single run's arguments: the path of pagetax, the kind and the seed follow.
 const SINGLE: &str = "single";
-/// Of a process that has touched a lost page.
+/// The signal that ends a process that touches a lost page.
 const SIGBUS: i32 = 7;
 
 /// The runs of one kind.
-struct Kind {
+struct FailureKind {
     name: &'static str,
-    trouble: Trouble,
+    trouble: ServerFailure,
     runs: u64,
     results: Vec<Value>,
     lost: u64,
     failed: u64,
 }
 
-/// The bench; its parts are how many runs of each kind, as in `killed=5 gray=5`. None are all.
+/// Runs the bench. Its parts are the number of runs of each kind, as in `killed=5 gray=5`. Without parts, all
+/// kinds run.
 pub fn run(parts: &[String]) -> Result<Outcome> {
     if let [first, pagetax, kind, seed] = parts
         && first == SINGLE
     {
-        println!("{}", trouble::run(pagetax, kind_of(kind)?, seed.parse()?)?);
+        println!("{}", failure::run(pagetax, kind_of(kind)?, seed.parse()?)?);
         std::process::exit(0);
     }
     let mut kinds = chosen(parts)?;
@@ -61,13 +63,13 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     outcome(&kinds)
 }
 
-fn kind_of(name: &str) -> Result<Trouble> {
-    let known = TROUBLES.iter().find(|(_, known, _)| *known == name);
-    let names = || TROUBLES.map(|(_, name, _)| name).join(", ");
+fn kind_of(name: &str) -> Result<ServerFailure> {
+    let known = FAILURES.iter().find(|(_, known, _)| *known == name);
+    let names = || FAILURES.map(|(_, name, _)| name).join(", ");
     Ok(known.with_context(|| format!("no trouble is called `{name}`; there are {}", names()))?.0)
 }
 
-fn chosen(parts: &[String]) -> Result<Vec<Kind>> {
+fn chosen(parts: &[String]) -> Result<Vec<FailureKind>> {
     let mut kinds = Vec::new();
     for part in parts {
         let (name, runs) = part.split_once('=').context("as in killed=5")?;
@@ -78,7 +80,7 @@ fn chosen(parts: &[String]) -> Result<Vec<Kind>> {
         [] => all,
         _ => kinds.iter().filter(|(kind, _)| *kind == name).map(|(_, runs)| runs).sum(),
     };
-    let kinds = TROUBLES.map(|(trouble, name, all)| Kind {
+    let kinds = FAILURES.map(|(trouble, name, all)| FailureKind {
         name,
         trouble,
         runs: runs_of(name, all),
@@ -86,13 +88,13 @@ fn chosen(parts: &[String]) -> Result<Vec<Kind>> {
         lost: 0,
         failed: 0,
     });
-    let kinds: Vec<Kind> = kinds.into_iter().filter(|kind| kind.runs > 0).collect();
+    let kinds: Vec<FailureKind> = kinds.into_iter().filter(|kind| kind.runs > 0).collect();
     ensure!(!kinds.is_empty(), "at least one run");
     Ok(kinds)
 }
 
-impl Kind {
-    /// One run, as a process of its own.
+impl FailureKind {
+    /// Runs once, as a process of its own.
     fn run(&mut self, pagetax: &str, seed: u64) -> Result<()> {
         let mut run = Command::new(std::env::current_exe()?);
         run.args(["bench", "stalls", SINGLE, pagetax, self.name, &seed.to_string()]);
@@ -112,20 +114,20 @@ impl Kind {
         self.results.iter().filter_map(|run| run[what].as_u64()).sum()
     }
 
-    /// How long a thread that needs no page waited for a CPU, at most, in each run.
+    /// Returns the longest wait for a CPU in each run, of a thread that needs no page.
     fn oversleeps(&self) -> Vec<Duration> {
         let times = self.results.iter().filter_map(|run| run["longest_oversleep_ns"].as_u64());
         times.map(Duration::from_nanos).collect()
     }
 
-    /// The longest stalls of the runs, before the trouble or after its begin.
+    /// Returns the longest stalls of the runs, before or after the failure.
     fn stalls(&self, after: usize) -> Vec<Duration> {
         let stalls = self.results.iter().filter_map(|run| run["longest_stall_ns"][after].as_u64());
         stalls.map(Duration::from_nanos).collect()
     }
 }
 
-fn outcome(kinds: &[Kind]) -> Result<Outcome> {
+fn outcome(kinds: &[FailureKind]) -> Result<Outcome> {
     let calm: Vec<Duration> = kinds.iter().flat_map(|kind| kind.stalls(0)).collect();
     if calm.is_empty() {
         bail!("no run came to its end");
@@ -134,7 +136,7 @@ fn outcome(kinds: &[Kind]) -> Result<Outcome> {
         let named = [name, "", "", "", ""].map(String::from);
         named.into_iter().chain(cells(values)).collect()
     };
-    let sleepers = kinds.iter().flat_map(Kind::oversleeps).collect();
+    let sleepers = kinds.iter().flat_map(FailureKind::oversleeps).collect();
     let comparisons = [
         comparison("none, for comparison", calm),
         comparison("a thread that sleeps, for a CPU", sleepers),
@@ -144,10 +146,12 @@ fn outcome(kinds: &[Kind]) -> Result<Outcome> {
         let named = [kind.name.into()].into_iter().chain(counts.map(|count| count.to_string()));
         named.chain(cells(kind.stalls(1))).collect()
     });
-    let is_kill = |kind: &&Kind| matches!(kind.trouble, Trouble::Killed | Trouble::Restarted);
-    let p99_of = |kind: &Kind| percentile(&mut kind.stalls(1), 99);
+    let is_kill = |kind: &&FailureKind| {
+        matches!(kind.trouble, ServerFailure::Killed | ServerFailure::Restarted)
+    };
+    let p99_of = |kind: &FailureKind| percentile(&mut kind.stalls(1), 99);
     let p99 = kinds.iter().filter(is_kill).filter_map(p99_of).max();
-    let total = |what: fn(&Kind) -> u64| kinds.iter().map(what).sum::<u64>();
+    let total = |what: fn(&FailureKind) -> u64| kinds.iter().map(what).sum::<u64>();
     let runs = total(|kind| kind.runs);
     let (page_ins, wrong) =
         (total(|kind| kind.sum("page_ins")), total(|kind| kind.sum("wrong_pages")));
@@ -187,12 +191,12 @@ fn outcome(kinds: &[Kind]) -> Result<Outcome> {
     })
 }
 
-/// At some percentiles.
+/// Formats four percentiles.
 fn cells(mut values: Vec<Duration>) -> [String; 4] {
     [50, 90, 99, 100].map(|percent| percentile(&mut values, percent).map_or("-".into(), millis))
 }
 
-/// The smallest value that so many percent of all do not exceed.
+/// Returns the nearest-rank percentile.
 fn percentile(values: &mut [Duration], percent: usize) -> Option<Duration> {
     values.sort_unstable();
     values.get((values.len() * percent).div_ceil(100).checked_sub(1)?).copied()

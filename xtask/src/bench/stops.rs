@@ -64,7 +64,7 @@ pub fn run() -> Result<Outcome> {
     })
 }
 
-/// As the user that we are, or as nobody if we are root.
+/// Returns a command that runs as the current user, or as nobody if that is root.
 fn unprivileged(program: impl AsRef<OsStr>) -> Result<Command> {
     if shell::output(Command::new("id").arg("-u"))?.trim() != "0" {
         return Ok(Command::new(program));

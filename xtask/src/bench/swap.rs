@@ -6,13 +6,13 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the kernel pages to; put back at the end.
+/// A swap area for this bench, removed at the end.
 pub struct Swap {
     _end: AtEnd,
 }
 
 impl Swap {
-    /// A swap file of so many MiB, on the disk that holds the working directory.
+    /// Makes a swap file of so many MiB, on the disk that holds the working directory.
     pub fn file(at: &Path, mib: u64) -> Result<Swap> {
         let place = at.display();
         let end = AtEnd::run(&format!("swapoff {place}; rm {place}"))?;
@@ -23,7 +23,7 @@ impl Swap {
         Swap::enable(&place.to_string(), end)
     }
 
-    /// A zram device of so many MiB, with the kernel's default compressor.
+    /// Makes a zram device of so many MiB, with the kernel's default compressor.
     pub fn zram(mib: u64) -> Result<Swap> {
         const CONTROL: &str = "/sys/class/zram-control";
         let number = std::fs::read_to_string(format!("{CONTROL}/hot_add"));
@@ -47,13 +47,13 @@ fn run(program: &str, args: &[&str]) -> Result<()> {
     shell::succeed(Command::new(program).args(args).stdout(quiet()).stderr(quiet()))
 }
 
-/// What is said of a peer that does not come to its end.
+/// The text for a peer that the kernel killed.
 pub const KILLED: &str = "killed: out of memory";
 /// How often one is started.
 const TRIES: usize = 3;
 
-/// Runs a peer in so many MiB of memory, and on swap. The kernel sometimes kills one for want of memory though there is
-/// swap left: it is tried again, and none if it is killed each time.
+/// Runs a peer with so many MiB of memory, and swap. The kernel sometimes kills one for lack of memory with
+/// swap left. Then it runs again. Returns `None` if the kernel kills it each time.
 pub fn run_limited<T>(
     peer: &str,
     mib: u64,
@@ -78,7 +78,7 @@ pub struct Limited {
 }
 
 impl Limited {
-    /// Of so many MiB, swap not counted.
+    /// Makes a cgroup with so many MiB of memory, swap not counted.
     pub fn new(mib: u64) -> Result<Limited> {
         let root = Path::new("/sys/fs/cgroup/memory");
         if !root.join("memory.limit_in_bytes").exists() {
@@ -99,14 +99,15 @@ impl Limited {
         Ok(limited)
     }
 
-    /// Whether something inside was killed because nothing more could be paged out.
+    /// Returns true if the kernel killed a process of the cgroup because it could page nothing out.
     pub fn ran_out_of_memory(&self) -> bool {
         let control = std::fs::read_to_string(self.directory.join("memory.oom_control"));
         let kills = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok();
         control.is_ok_and(|text| text.lines().filter_map(kills).any(|kills| kills > 0))
     }
 
-    /// What a shell writes before a command that is to run inside: another shell enters, then becomes it.
+    /// Returns shell text that runs the following command inside: another shell enters the cgroup, then
+    /// becomes the command.
     pub fn shell(&self) -> String {
         let enter = format!("echo $$ > {}/tasks && exec \"$@\"", self.directory.display());
         format!("sh -c '{enter}' sh")

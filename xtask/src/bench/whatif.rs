@@ -1,5 +1,5 @@
-//! How far `pagetax whatif` is off: the predicted speed-up from 4K to 2M pages beside that of trials, on
-//! programs of known kinds and on real ones. Writes the table of docs/whatif.md, if all of them were run.
+//! The error of `pagetax whatif`: its predicted speed-up from 4K to 2M pages compared with that of trials, on
+//! programs of known kinds and on real ones. Writes the table of docs/whatif.md if all of them ran.
 
 use super::{Outcome, number, pagetax};
 use crate::shell;
@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 
 /// In percent, either way.
 const ERROR_MAX: f64 = 10.0;
-/// Of ten programs.
+/// The number of good predictions that the bench promises, of ten programs.
 const WITHIN_MIN: usize = 8;
 
 const CORPUS_C: &str = "xtask/src/bench/whatif_corpus.c";
@@ -21,7 +21,7 @@ const PAGE: &str = "docs/whatif.md";
 const BEGIN: &str = "<!-- written by `cargo xtask bench whatif` -->\n";
 const END: &str = "<!-- end -->\n";
 
-/// A name, what must be installed, and the command, which runs in a folder of its own.
+/// Name, required programs, and command, which runs in its own folder.
 const PROGRAMS: &[(&str, &str, &str)] = &[
     ("sequential", "cc", "./corpus sequential 256 100"),
     ("strided", "cc", "./corpus strided 256 60"),
@@ -46,7 +46,6 @@ const PROGRAMS: &[(&str, &str, &str)] = &[
     ("redis", "redis-server", "sh redis.sh"),
 ];
 
-/// Ends by itself; the server's memory is its own, the load comes over a socket in this folder.
 const REDIS_SH: &str = "\
 export GLIBC_TUNABLES
 redis-server --port 0 --unixsocket \"$PWD/socket\" --save '' --daemonize no > log &
@@ -121,9 +120,9 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
 struct Held(Child);
 
 impl Held {
-    /// Free memory that lies in pieces of less than 2M. What base pages cost in a virtual machine depends on
-    /// which of them one gets, and that changes by the minute; with these out of the way the calibration
-    /// and all trials get neighbours.
+    /// Allocates all free memory in blocks below 2M. The cost of base pages in a virtual machine depends on
+    /// their scatter, which changes by the minute. Without these blocks the calibration and all trials get
+    /// adjacent pages.
     fn scattered_memory(folder: &Path) -> Result<Held> {
         let text = std::fs::read_to_string("/proc/buddyinfo").context("cannot read buddyinfo")?;
         let pages = |line: &str| -> u64 {
@@ -183,7 +182,7 @@ fn row(name: &str, document: &Value, error: f64) -> Result<Vec<String>> {
     ])
 }
 
-/// What the figures themselves say about a prediction that is off.
+/// Explains a wrong prediction by its own figures.
 fn explanation(document: &Value) -> Result<String> {
     let size = |key: &str| number(document, &format!("/sizes/0/{key}"));
     let (predicted, measured) = (size("speedup/value")?, size("measured_speedup/value")?);
@@ -218,7 +217,7 @@ fn make_inputs(folder: &Path) -> Result<()> {
     shell::succeed(&mut cc).context("install a C compiler: gcc")
 }
 
-/// The table for the documentation.
+/// Writes the table into the documentation.
 fn write_page(headings: &[&str], rows: &[Vec<String>], within: usize) -> Result<()> {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));

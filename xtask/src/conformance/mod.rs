@@ -56,19 +56,22 @@ impl Args {
     }
 }
 
-/// One suite in one locale in one way, beside its native run.
-struct Outcome {
+/// A run of one suite in one locale under one wrapper, with its native run.
+struct WrappedRun {
     key: String,
     entry: Value,
     unexpected: Vec<String>,
 }
 
-/// Runs what was asked for; an error if anything differs that no limit names.
+/// Runs the requested suites.
+///
+/// # Errors
+/// Fails if a result differs and no limit names it.
 pub fn run(args: &Args) -> Result<()> {
-    let plan = Plan::of(args)?;
+    let plan = Selection::of(args)?;
     packages::provide_files(plan.suites.iter().flat_map(|suite| suite.needs))?;
     shell::cargo(&["build", "--quiet", "--release", "--workspace", "--exclude", "xtask"])?;
-    let bench = Bench::set_up()?;
+    let bench = Workspace::set_up()?;
     if plan.locales.iter().any(|locale| locale == GERMAN) {
         bench.make_german()?;
     }
@@ -98,16 +101,16 @@ pub fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What is asked for.
-struct Plan {
+/// The requested runs.
+struct Selection {
     suites: Vec<&'static Suite>,
     ways: Vec<Way>,
     locales: Vec<String>,
     in_each_locale: bool,
 }
 
-impl Plan {
-    fn of(args: &Args) -> Result<Plan> {
+impl Selection {
+    fn of(args: &Args) -> Result<Selection> {
         let named = |suite: &&Suite| args.suites.iter().any(|name| name == suite.name);
         let wanted = |suite: &&Suite| match (args.suites.is_empty(), args.sample) {
             (false, _) => named(suite),
@@ -135,7 +138,12 @@ impl Plan {
                 if args.sample { vec!["C.UTF-8".into()] } else { LOCALES.map(String::from).into() };
         }
         let in_each_locale = !args.locales.is_empty() || args.sample;
-        Ok(Plan { suites: SUITES.iter().filter(wanted).collect(), ways, locales, in_each_locale })
+        Ok(Selection {
+            suites: SUITES.iter().filter(wanted).collect(),
+            ways,
+            locales,
+            in_each_locale,
+        })
     }
 
     fn locales_of(&self, suite: &Suite) -> impl Iterator<Item = &str> {
@@ -144,19 +152,19 @@ impl Plan {
     }
 }
 
-/// What all runs share.
-struct Bench {
+/// The state that all runs share.
+struct Workspace {
     pagetax: String,
     folder: PathBuf,
 }
 
-impl Bench {
-    fn set_up() -> Result<Bench> {
+impl Workspace {
+    fn set_up() -> Result<Workspace> {
         fs::create_dir_all(FOLDER)?;
         let folder = fs::canonicalize(FOLDER)?;
         let pagetax = fs::canonicalize("target/release/pagetax")?;
         fs::write(folder.join("cases.py"), include_str!("cases.py"))?;
-        Ok(Bench { pagetax: pagetax.display().to_string(), folder })
+        Ok(Workspace { pagetax: pagetax.display().to_string(), folder })
     }
 
     /// Compiles the locale that is neither built into the C library nor installed everywhere.
@@ -172,7 +180,7 @@ impl Bench {
     }
 
     /// Runs a suite natively and in each of the ways that it allows.
-    fn compare(&self, suite: &Suite, locale: &str, ways: &[Way]) -> Result<Vec<Outcome>> {
+    fn compare(&self, suite: &Suite, locale: &str, ways: &[Way]) -> Result<Vec<WrappedRun>> {
         let mut native = vec![self.natively(suite, locale)?];
         let mut outcomes = Vec::new();
         for way in ways {
@@ -191,8 +199,8 @@ impl Bench {
         Ok(outcomes)
     }
 
-    /// A native run that succeeds: what fails by itself would fail alike under each wrapper, and prove nothing of it.
-    /// Suites have limits of time of their own, which a loaded machine may miss once.
+    /// Runs a suite natively until it succeeds: a suite that fails natively proves nothing about a wrapper.
+    /// Suites have time limits of their own, which a loaded machine may miss once.
     fn natively(&self, suite: &Suite, locale: &str) -> Result<Verdicts> {
         for _ in 0..RUNS {
             let verdicts = self.once(suite, locale, Way::Native)?;
@@ -253,7 +261,7 @@ fn outcome(
     way: Way,
     native: &[Verdicts],
     wrapped: &[Verdicts],
-) -> Outcome {
+) -> WrappedRun {
     let differing = differences(native, wrapped);
     let limits = limits();
     let limit_of =
@@ -274,7 +282,7 @@ fn outcome(
     }
     let place = format!("{}, {locale}, {}", suite.name, way.name());
     let unexpected = unexpected.iter().map(|line| format!("{place}: {line}")).collect();
-    Outcome { key: place, entry, unexpected }
+    WrappedRun { key: place, entry, unexpected }
 }
 
 /// A difference that is known and allowed.

@@ -71,7 +71,7 @@ fn table(all: &[Value]) -> String {
     out
 }
 
-/// A cell: what differed in all locales together.
+/// Formats a cell: the differences of all locales together.
 fn cell(entries: &[&&Value], forks: bool) -> String {
     let count = |key: &str| -> usize {
         entries.iter().map(|entry| entry[key].as_array().map_or(0, Vec::len)).sum()
@@ -85,7 +85,7 @@ fn cell(entries: &[&&Value], forks: bool) -> String {
     }
 }
 
-/// What is said of a result below the table: reasons of limits, and each line that differs.
+/// Returns the notes on a result for below the table: reasons of limits, and each line that differs.
 fn note(entry: &Value) -> Vec<String> {
     let place = ["suite", "locale", "way"].map(|key| entry[key].as_str().unwrap_or_default());
     let texts = |key: &str| -> Vec<&str> {

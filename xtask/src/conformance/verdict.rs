@@ -40,7 +40,7 @@ impl Verdicts {
         self.lines.values().sum()
     }
 
-    /// Whether programs ended well: an `exit 0` line, and none with another status.
+    /// Returns true if programs succeeded: at least one `exit 0` line, and no other status.
     pub fn is_success(&self) -> bool {
         let mut exits = self.lines.keys().filter(|line| line.starts_with("exit ")).peekable();
         exits.peek().is_some() && exits.all(|line| line == "exit 0")

@@ -1,5 +1,5 @@
-//! The root of a guest, as an archive that the kernel unpacks into memory: programs of this machine with their
-//! libraries, and what is tested.
+//! The root of a guest, as an archive that the kernel unpacks into memory: programs of this machine with
+//! their libraries, and the programs under test.
 
 use crate::shell;
 use anyhow::{Context, Result, bail};
@@ -30,10 +30,10 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("pagetax-remote", "--test", "in_place"),
     ("pagetax-remote-preload", "--test", "real"),
 ];
-/// Beside pagetax.
+/// Libraries that pagetax looks for in its own directory.
 const LIBRARIES: [&str; 2] = ["libpagetax_preload.so", "libpagetax_remote_preload.so"];
 
-/// Builds what is tested, and writes the archive; returns its path.
+/// Builds the programs under test, and writes the archive. Returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
     shell::cargo(&["build", "--quiet", "--workspace"])?;
     let root = folder.join("root");
@@ -105,7 +105,7 @@ impl Image {
         Ok(fs::write(self.root.join(path), text)?)
     }
 
-    /// Where a file of this machine is in the guest: at the same place, past links between directories.
+    /// Returns the path of a file in the guest: the same place, with links between directories resolved.
     fn place(&self, path: &Path) -> Result<PathBuf> {
         let directory = path.parent().context("a file is in a directory")?.canonicalize()?;
         let inside = self.root.join(directory.strip_prefix("/")?);
@@ -113,7 +113,7 @@ impl Image {
         Ok(inside.join(path.file_name().context("a file has a name")?))
     }
 
-    /// A file and the libraries that it is linked with.
+    /// Adds a file and the libraries that it is linked with.
     fn file(&self, path: &Path) -> Result<()> {
         fs::copy(path, self.place(path)?).with_context(|| format!("{}", path.display()))?;
         self.libraries_of(path)
@@ -131,7 +131,7 @@ impl Image {
         Ok(())
     }
 
-    /// A program of Debian's, not one of the same name that somebody put before it on the PATH.
+    /// Adds a program of Debian's, not another one of that name earlier on the PATH.
     fn program(&self, name: &str) -> Result<()> {
         let directories = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"];
         let mut paths = directories.iter().map(|directory| Path::new(directory).join(name));
@@ -141,7 +141,7 @@ impl Image {
         }
     }
 
-    /// Python with its own modules, but for those that are large and not used here.
+    /// Adds Python with its own modules, except for large unused ones.
     fn python(&self) -> Result<()> {
         let python = Path::new("/usr/bin/python3");
         self.file(python)?;
@@ -167,7 +167,7 @@ impl Image {
         Ok(())
     }
 
-    /// A compiler that has compiled everything before.
+    /// Adds a compiler driver that returns what this machine's compiler made earlier.
     fn compiler(&self) -> Result<()> {
         let programs = self.root.join("programs");
         fs::create_dir(&programs)?;
@@ -189,7 +189,7 @@ impl Image {
         Ok(fs::set_permissions(self.root.join(path), fs::Permissions::from_mode(0o755))?)
     }
 
-    /// What was built here, without what only debuggers read.
+    /// Adds a program of this build, without debugging information.
     fn stripped(&self, path: &Path) -> Result<()> {
         let place = self.place(path)?;
         shell::succeed(Command::new("strip").arg("--strip-debug").arg("-o").arg(&place).arg(path))?;

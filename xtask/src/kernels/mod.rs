@@ -1,8 +1,8 @@
-//! `cargo xtask kernels`: boots older kernels of Debian in QEMU, and runs the pager's tests and the commands that
-//! depend most on the kernel there.
+//! `cargo xtask kernels`: boots older kernels of Debian in QEMU, and runs the pager's tests and the commands
+//! that depend most on the kernel there.
 //!
-//! A guest needs neither disk nor network nor KVM: its root is an archive in memory (`image`), of this machine's own
-//! programs. `guest.sh` says what is run and what must come of it; nothing of this machine is changed.
+//! A guest needs no disk, network or KVM. Its root is an archive in memory (`image`) of this machine's own
+//! programs. `guest.sh` runs the checks and states their expected results. Nothing on this machine changes.
 
 mod image;
 
@@ -20,7 +20,7 @@ const MIRROR: &str = "http://deb.debian.org/debian-security";
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// The kernels, and the releases of Debian whose cloud kernels they are.
 const KERNELS: [(&str, &str); 3] = [("5.10", "bullseye"), ("6.1", "bookworm"), ("6.12", "trixie")];
-/// What this chore needs beside the tests' programs.
+/// Programs that this chore needs in addition to those of the tests.
 const NEEDED: &[(&str, &str)] = &[
     ("/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
     ("/usr/bin/cpio", "cpio"),
@@ -30,11 +30,12 @@ const NEEDED: &[(&str, &str)] = &[
     (KEYS, "debian-archive-keyring"),
 ];
 const MEMORY: &str = "2048";
-/// Seconds that a guest may take. Emulated, all of its checks are an order of magnitude slower than on this machine.
+/// The time limit of a guest in seconds. Emulated, its checks are an order of magnitude slower than on this
+/// machine.
 const LIMIT: u64 = 2000;
-/// Boots of one guest. QEMU's emulated CPUs can miss that another CPU has restored an instruction of the kernel that
-/// it had replaced by a breakpoint for a moment. The kernel then meets a breakpoint that it does not know, and panics;
-/// seen in 1 of 18 boots of Linux 6.12 with QEMU 7.2 beside six busy loops.
+/// Boots of one guest. An emulated CPU of QEMU can miss that another CPU has replaced a temporary breakpoint
+/// by the kernel's instruction again. The kernel then meets an unknown breakpoint, and panics. This happened
+/// in 1 of 18 boots of Linux 6.12 with QEMU 7.2 during six busy loops.
 const MOST_BOOTS: u32 = 4;
 const LOST_WRITE_TO_CODE: &str = "Oops: int3";
 
@@ -85,7 +86,7 @@ impl Check {
 }
 
 /// A guest that has ended.
-struct Outcome {
+struct GuestRun {
     version: &'static str,
     checks: Vec<Check>,
     /// Why it did not come to the end of its checks.
@@ -93,7 +94,7 @@ struct Outcome {
     took: Duration,
 }
 
-impl Outcome {
+impl GuestRun {
     fn has_passed(&self) -> bool {
         let mut checks = self.checks.iter();
         self.stopped.is_none() && !self.checks.is_empty() && checks.all(|c| c.code == Some(0))
@@ -131,8 +132,8 @@ pub fn run(args: &Args) -> Result<()> {
     let outcomes = boot_all(&kernels, Duration::from_secs(args.limit))?;
     table(&outcomes);
     println!("{:.0} s in all", begun.elapsed().as_secs_f64());
-    skips.extend(outcomes.iter().flat_map(Outcome::skips));
-    if !outcomes.iter().all(Outcome::has_passed) {
+    skips.extend(outcomes.iter().flat_map(GuestRun::skips));
+    if !outcomes.iter().all(GuestRun::has_passed) {
         bail!("not all checks passed; see above, and {FOLDER}/*.results");
     }
     skips::report(&skips)
@@ -151,7 +152,7 @@ fn chosen(versions: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
 }
 
 /// Boots all guests at once: half of the time, a guest keeps one CPU busy at most.
-fn boot_all(kernels: &[(&'static str, PathBuf)], limit: Duration) -> Result<Vec<Outcome>> {
+fn boot_all(kernels: &[(&'static str, PathBuf)], limit: Duration) -> Result<Vec<GuestRun>> {
     if kernels.is_empty() {
         return Ok(Vec::new());
     }
@@ -164,7 +165,7 @@ fn boot_all(kernels: &[(&'static str, PathBuf)], limit: Duration) -> Result<Vec<
             scope.spawn(move || boot(version, &kernel, image, limit))
         };
         let guests: Vec<_> = kernels.iter().map(boot).collect();
-        let end = |guest: ScopedJoinHandle<'_, Result<Outcome>>| {
+        let end = |guest: ScopedJoinHandle<'_, Result<GuestRun>>| {
             let outcome = guest.join().map_err(|_| anyhow!("a guest's thread panicked"))??;
             tell(&outcome);
             Ok(outcome)
@@ -246,7 +247,7 @@ impl Drop for Guest {
 }
 
 /// Boots a kernel and waits for the end of its checks; again, if the emulator's fault ended the guest.
-fn boot(version: &'static str, kernel: &Path, image: &Path, limit: Duration) -> Result<Outcome> {
+fn boot(version: &'static str, kernel: &Path, image: &Path, limit: Duration) -> Result<GuestRun> {
     let console = format!("{FOLDER}/{version}.console");
     for _ in 1..MOST_BOOTS {
         let outcome = boot_once(version, kernel, image, limit)?;
@@ -265,7 +266,7 @@ fn boot_once(
     kernel: &Path,
     image: &Path,
     limit: Duration,
-) -> Result<Outcome> {
+) -> Result<GuestRun> {
     let begun = Instant::now();
     let console = format!("{FOLDER}/{version}.console");
     let results = format!("{FOLDER}/{version}.results");
@@ -297,10 +298,10 @@ fn boot_once(
         format!("the guest ended by itself; the end of {console}:\n{}", end_of(text.lines()))
     };
     let stopped = stopped.or_else(|| (!is_done).then(ended));
-    Ok(Outcome { version, checks, stopped, took: begun.elapsed() })
+    Ok(GuestRun { version, checks, stopped, took: begun.elapsed() })
 }
 
-/// What a guest wrote: the checks, and whether it came to the end of them.
+/// Parses the output of a guest: its checks, and true if it reached their end.
 fn checks_of(text: &str) -> (Vec<Check>, bool) {
     let (mut checks, mut is_done): (Vec<Check>, bool) = (Vec::new(), false);
     for line in text.lines().map(|line| line.trim_end_matches('\r')) {
@@ -321,7 +322,7 @@ fn checks_of(text: &str) -> (Vec<Check>, bool) {
 }
 
 /// Prints what failed, with the end of what it printed.
-fn tell(outcome: &Outcome) {
+fn tell(outcome: &GuestRun) {
     let version = outcome.version;
     for check in outcome.checks.iter().filter(|check| check.code != Some(0)) {
         println!("-- Linux {version}, {}: {}", check.name, check.word());
@@ -338,7 +339,7 @@ fn end_of<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
 
-fn table(outcomes: &[Outcome]) {
+fn table(outcomes: &[GuestRun]) {
     let mut names: Vec<&str> = Vec::new();
     for check in outcomes.iter().flat_map(|outcome| &outcome.checks) {
         if !names.contains(&check.name.as_str()) {
@@ -349,14 +350,14 @@ fn table(outcomes: &[Outcome]) {
     row("Check", outcomes.iter().map(|outcome| format!("Linux {}", outcome.version)).collect());
     row("---", outcomes.iter().map(|_| "---".into()).collect());
     for name in names {
-        let cell = |outcome: &Outcome| {
+        let cell = |outcome: &GuestRun| {
             let found = outcome.checks.iter().find(|check| check.name == name);
             let none = if outcome.stopped.is_none() { "lacks it" } else { "NOT REACHED" };
             found.map_or(none.into(), Check::word)
         };
         row(name, outcomes.iter().map(cell).collect());
     }
-    let took = |outcome: &Outcome| format!("{:.0} s", outcome.took.as_secs_f64());
+    let took = |outcome: &GuestRun| format!("{:.0} s", outcome.took.as_secs_f64());
     row("in all", outcomes.iter().map(took).collect());
 }
 

@@ -1,14 +1,13 @@
 //! Counts of a tree, to compare before and after a refactoring.
 
-use super::rust::{self, Kind};
-use super::{Source, findings};
+use super::rust::{self, ItemKind};
+use super::{FILE_LINES_MAX, Source, findings, types};
 use crate::shell;
 use anyhow::Result;
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 
-const FILE_LINES_MAX: usize = 600;
 /// The first line of documentation below which it says little.
 const DOC_CHARACTERS_MIN: usize = 25;
 
@@ -25,20 +24,23 @@ pub fn print(tree: &Path, sources: &[Source]) -> Result<()> {
     let begins = |text: &str| text.split_whitespace().next().unwrap_or("").to_string();
     let is_short = |doc: &&rust::Doc| {
         let first = doc.text.trim().lines().next().unwrap_or("");
-        doc.kind != Kind::Noun && first.chars().count() < DOC_CHARACTERS_MIN
+        doc.kind != ItemKind::Noun && first.chars().count() < DOC_CHARACTERS_MIN
     };
     let clauses = ["Of", "What", "Whether", "Who", "Which"];
     let is_clause = |doc: &&rust::Doc| clauses.contains(&begins(&doc.text).trim_matches('.'));
-    let (types, twice) = types(&rust)?;
+    let types = types::definitions(sources)?;
+    let twice: Vec<_> = types::repeated(&types).map(|(named, _)| named).collect();
     let named = |part: &[&str]| {
-        types.iter().filter(|(_, name)| part.iter().any(|part| name.contains(part))).count()
+        types.keys().filter(|(_, name)| part.iter().any(|part| name.contains(part))).count()
     };
     let maps = rust.iter().filter(|source| {
         source.path.starts_with("crates")
             && !source.path.components().any(|part| part.as_os_str() == "tests")
             && (source.text.contains("/maps\"") || source.text.contains("join(\"maps\")"))
     });
-    let long = rust.iter().filter(|source| source.text.lines().count() > FILE_LINES_MAX);
+    let is_long =
+        |source: &&Source| !source.is("md") && source.text.lines().count() > FILE_LINES_MAX;
+    let long = sources.iter().filter(is_long);
     let list = ["tree", "--package", "pagetax", "--edges", "normal", "--prefix", "none"];
     let packages = shell::output(Command::new("cargo").args(list).current_dir(tree))?;
     let packages: BTreeSet<&str> =
@@ -65,23 +67,4 @@ pub fn print(tree: &Path, sources: &[Source]) -> Result<()> {
     rows.iter().for_each(|(name, count)| println!("| {name} | {count} |"));
     twice.iter().for_each(|(directory, name)| println!("twice: {} {name}", directory.display()));
     Ok(())
-}
-
-type Named = (PathBuf, String);
-
-/// Returns all types by crate, and those whose name the crate defines more than once.
-fn types(rust: &[&Source]) -> Result<(BTreeSet<Named>, BTreeSet<Named>)> {
-    const MAY_REPEAT: [&str; 2] = ["Args", "Error"];
-    let mut counts: BTreeMap<Named, usize> = BTreeMap::new();
-    for source in rust {
-        let is_test = source.path.components().any(|part| part.as_os_str() == "tests");
-        let names = if is_test { Vec::new() } else { rust::types(&source.text)? };
-        for name in names {
-            *counts.entry((source.crate_directory(), name)).or_default() += 1;
-        }
-    }
-    let is_twice =
-        |(named, count): &(&Named, &usize)| **count > 1 && !MAY_REPEAT.contains(&named.1.as_str());
-    let twice = counts.iter().filter(is_twice).map(|(named, _)| named.clone()).collect();
-    Ok((counts.into_keys().collect(), twice))
 }

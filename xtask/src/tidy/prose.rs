@@ -83,7 +83,8 @@ fn sentences(text: &str) -> Vec<&str> {
     sentences
 }
 
-/// Returns the paragraphs, list items and table cells of Markdown with their first lines, without code blocks.
+/// Returns the paragraphs, list items and table cells of Markdown with their first lines, without code
+/// blocks.
 pub fn paragraphs(text: &str) -> impl Iterator<Item = (usize, String)> + use<> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let (mut is_code, mut is_open) = (false, false);

@@ -16,7 +16,7 @@ const NO_VERBS: [&str; 7] = ["Always", "As", "Its", "Less", "Plus", "This", "Thu
 
 /// A documented item, as far as the rules tell items apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ItemKind {
     Function,
     Field,
     /// A type, constant, variant or module, for which a noun phrase is right.
@@ -28,7 +28,7 @@ pub enum Kind {
 pub struct Doc {
     /// The number of its first line, from 1.
     pub line: usize,
-    pub kind: Kind,
+    pub kind: ItemKind,
     pub text: String,
 }
 
@@ -52,17 +52,17 @@ pub fn check(text: &str, add: &mut impl FnMut(usize, String)) -> Result<()> {
     Ok(())
 }
 
-fn broken_rules(kind: Kind, text: &str) -> Vec<&'static str> {
+fn broken_rules(kind: ItemKind, text: &str) -> Vec<&'static str> {
     let first = text.split_whitespace().next().unwrap_or("");
     let word = first.trim_matches(|c: char| !c.is_alphanumeric());
     let mut broken = Vec::new();
     if CLAUSES.contains(&word) {
         broken.push("documentation begins with a clause");
-    } else if kind == Kind::Function && (!word.ends_with('s') || NO_VERBS.contains(&word)) {
+    } else if kind == ItemKind::Function && (!word.ends_with('s') || NO_VERBS.contains(&word)) {
         broken.push("documentation of a function begins without a verb (\"Returns …\")");
     }
     let is_one_word = text.split_whitespace().count() < 2;
-    if kind != Kind::Noun && is_one_word {
+    if kind != ItemKind::Noun && is_one_word {
         broken.push("documentation of one word");
     }
     broken
@@ -107,7 +107,7 @@ struct Docs {
 }
 
 impl Docs {
-    fn add(&mut self, kind: Kind, attributes: &[Attribute]) {
+    fn add(&mut self, kind: ItemKind, attributes: &[Attribute]) {
         let lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
             Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
                 Expr::Lit(literal) => match &literal.lit {
@@ -129,89 +129,57 @@ impl Docs {
 
 impl<'a> Visit<'a> for Docs {
     fn visit_item_fn(&mut self, item: &'a syn::ItemFn) {
-        self.add(Kind::Function, &item.attrs);
+        self.add(ItemKind::Function, &item.attrs);
         visit::visit_item_fn(self, item);
     }
     fn visit_impl_item_fn(&mut self, item: &'a syn::ImplItemFn) {
-        self.add(Kind::Function, &item.attrs);
+        self.add(ItemKind::Function, &item.attrs);
         visit::visit_impl_item_fn(self, item);
     }
     fn visit_trait_item_fn(&mut self, item: &'a syn::TraitItemFn) {
-        self.add(Kind::Function, &item.attrs);
+        self.add(ItemKind::Function, &item.attrs);
         visit::visit_trait_item_fn(self, item);
     }
     fn visit_foreign_item_fn(&mut self, item: &'a syn::ForeignItemFn) {
-        self.add(Kind::Function, &item.attrs);
+        self.add(ItemKind::Function, &item.attrs);
     }
     fn visit_field(&mut self, item: &'a syn::Field) {
-        self.add(Kind::Field, &item.attrs);
+        self.add(ItemKind::Field, &item.attrs);
         visit::visit_field(self, item);
     }
     fn visit_item_struct(&mut self, item: &'a syn::ItemStruct) {
-        self.add(Kind::Noun, &item.attrs);
+        self.add(ItemKind::Noun, &item.attrs);
         visit::visit_item_struct(self, item);
     }
     fn visit_item_enum(&mut self, item: &'a syn::ItemEnum) {
-        self.add(Kind::Noun, &item.attrs);
+        self.add(ItemKind::Noun, &item.attrs);
         visit::visit_item_enum(self, item);
     }
     fn visit_item_trait(&mut self, item: &'a syn::ItemTrait) {
-        self.add(Kind::Noun, &item.attrs);
+        self.add(ItemKind::Noun, &item.attrs);
         visit::visit_item_trait(self, item);
     }
     fn visit_variant(&mut self, item: &'a syn::Variant) {
-        self.add(Kind::Noun, &item.attrs);
+        self.add(ItemKind::Noun, &item.attrs);
         visit::visit_variant(self, item);
     }
     fn visit_item_const(&mut self, item: &'a syn::ItemConst) {
-        self.add(Kind::Noun, &item.attrs);
+        self.add(ItemKind::Noun, &item.attrs);
         visit::visit_item_const(self, item);
     }
     fn visit_item_static(&mut self, item: &'a syn::ItemStatic) {
-        self.add(Kind::Noun, &item.attrs);
+        self.add(ItemKind::Noun, &item.attrs);
         visit::visit_item_static(self, item);
     }
     fn visit_impl_item_const(&mut self, item: &'a syn::ImplItemConst) {
-        self.add(Kind::Noun, &item.attrs);
+        self.add(ItemKind::Noun, &item.attrs);
     }
     fn visit_item_type(&mut self, item: &'a syn::ItemType) {
-        self.add(Kind::Noun, &item.attrs);
+        self.add(ItemKind::Noun, &item.attrs);
     }
     fn visit_item_mod(&mut self, item: &'a syn::ItemMod) {
-        self.add(Kind::Noun, &item.attrs);
+        self.add(ItemKind::Noun, &item.attrs);
         visit::visit_item_mod(self, item);
-    }
-}
-
-/// Returns the names of the types that a file defines outside its tests.
-pub fn types(text: &str) -> Result<Vec<String>> {
-    let mut types = Types::default();
-    types.visit_file(&syn::parse_file(text)?);
-    Ok(types.found)
-}
-
-#[derive(Default)]
-struct Types {
-    found: Vec<String>,
-}
-
-impl<'a> Visit<'a> for Types {
-    fn visit_item_mod(&mut self, item: &'a syn::ItemMod) {
-        if item.ident != "tests" {
-            visit::visit_item_mod(self, item);
-        }
-    }
-    fn visit_item_struct(&mut self, item: &'a syn::ItemStruct) {
-        self.found.push(item.ident.to_string());
-    }
-    fn visit_item_enum(&mut self, item: &'a syn::ItemEnum) {
-        self.found.push(item.ident.to_string());
-    }
-    fn visit_item_trait(&mut self, item: &'a syn::ItemTrait) {
-        self.found.push(item.ident.to_string());
-    }
-    fn visit_item_type(&mut self, item: &'a syn::ItemType) {
-        self.found.push(item.ident.to_string());
     }
 }
 
@@ -227,12 +195,5 @@ mod tests {
         let mut lines = Vec::new();
         check(text, &mut |line, _| lines.push(line)).unwrap();
         assert_eq!(lines, [2, 4, 7, 7, 9]);
-    }
-
-    #[test]
-    fn types_of_tests_do_not_count() {
-        let text =
-            "struct A; enum B {}\n#[cfg(test)] mod tests { struct A; }\nmod m { type C = u8; }";
-        assert_eq!(types(text).unwrap(), ["A", "B", "C"]);
     }
 }

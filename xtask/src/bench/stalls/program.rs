@@ -12,21 +12,22 @@ use std::time::{Duration, Instant};
 pub const REGION_BYTES: u64 = 32 << 20;
 pub const RESIDENT_BYTES: u64 = 8 << 20;
 
-/// Memory whose pages begin and end with what was last written to them.
-pub struct Program {
+/// Memory whose pages begin and end with the last value written to them.
+pub struct RewritingProgram {
     memory: RemoteRegion,
     versions: Vec<u64>,
     rng: Rng,
     pub wrong_pages: u64,
 }
 
-impl Program {
-    pub fn fill(store: &Arc<Cluster>, seed: u64) -> Result<Program> {
+impl RewritingProgram {
+    pub fn fill(store: &Arc<Cluster>, seed: u64) -> Result<RewritingProgram> {
         let log: pager::Log = Arc::new(|line: &str| eprintln!("{line}"));
         let options = pager::Options { log: Some(log), ..pager::Options::resident(RESIDENT_BYTES) };
         let memory = RemoteRegion::map(store.clone(), REGION_BYTES, options)?;
         let versions = vec![0; memory.len() / PAGE_BYTES];
-        let mut program = Program { memory, versions, rng: Rng::new(seed), wrong_pages: 0 };
+        let mut program =
+            RewritingProgram { memory, versions, rng: Rng::new(seed), wrong_pages: 0 };
         (0..program.versions.len()).for_each(|page| program.rewrite(page));
         Ok(program)
     }

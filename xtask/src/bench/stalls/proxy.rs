@@ -1,8 +1,8 @@
-//! A proxy before a memory server that makes it gray or corrupted: it passes frames on, and delays replies or
-//! damages pages on command.
+//! A proxy in front of a memory server that makes it gray or corrupted. It passes frames on, and delays
+//! replies or damages pages on command.
 //!
-//! A damaged page stays damaged until it is put again, as in a server whose memory has failed: its bytes differ, its
-//! checksum on the server does not.
+//! A damaged page stays damaged until it is put again, as in a server with failed memory: its bytes differ,
+//! its checksum on the server does not.
 
 use anyhow::Result;
 use pagetax_core::access::Rng;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// What the proxy does to what passes.
+/// The damage that the proxy does.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Harm {
     Nothing,
@@ -31,8 +31,8 @@ pub enum Harm {
     },
 }
 
-/// Pages of a hundred damaged ones that are damaged on their way, so that the server refuses them. The others are
-/// damaged once the server has them.
+/// The percentage of damaged pages that are damaged on their way, so that the server refuses them. The others
+/// are damaged after the server has stored them.
 const ON_THE_WAY_PERCENT: u64 = 10;
 
 /// A page of a region, as the server numbers them.
@@ -52,7 +52,7 @@ struct Shared {
     damaged: Mutex<HashMap<Page, Checksum>>,
 }
 
-/// What a reply to a request means for damaged pages.
+/// The meaning of a reply for damaged pages, by its request.
 enum Asked {
     Get { region: u32, first: u64 },
     Put(Put),
@@ -63,7 +63,7 @@ struct Put {
     region: u32,
     first: u64,
     if_absent: bool,
-    /// Of each page, and whether it is damaged from now on.
+    /// The checksum of each page, and true if it is damaged from now on.
     pages: Vec<(Checksum, bool)>,
 }
 

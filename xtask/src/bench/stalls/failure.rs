@@ -1,7 +1,7 @@
-//! One run: three servers, a program that fills its memory and rewrites it, and one kind of trouble with one of the
-//! servers meanwhile.
+//! One run: three servers, a program that fills and rewrites its memory, and one kind of failure of one
+//! server.
 
-use super::program::Program;
+use super::program::RewritingProgram;
 use super::proxy::{Harm, Proxy};
 use crate::bench::serve::Server;
 use anyhow::{Context, Result, ensure};
@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub const SERVERS: usize = 3;
-/// Of each server.
+/// The memory limit of each server.
 const MEMORY: &str = "64M";
 /// For servers to be back, and every page to have its copies.
 const WHOLE_PATIENCE: Duration = Duration::from_secs(30);
@@ -25,9 +25,9 @@ const NOTICE_PATIENCE: Duration = Duration::from_millis(300);
 /// Reads of all pages until one finds no bad copy: a read may go to another server than the last one.
 const PASSES_MAX: usize = 5;
 
-/// What happens to a server.
+/// The failure of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
+pub enum ServerFailure {
     /// Killed, and started again later.
     Killed,
     /// Stopped by SIGSTOP: it looks like a partition from outside.
@@ -42,13 +42,13 @@ pub enum Trouble {
     Corrupted,
 }
 
-pub const TROUBLES: [(Trouble, &str, u64); 6] = [
-    (Trouble::Killed, "killed", 200),
-    (Trouble::Silent, "silent", 40),
-    (Trouble::Gray, "gray", 40),
-    (Trouble::Full, "full", 40),
-    (Trouble::Restarted, "restarted", 40),
-    (Trouble::Corrupted, "corrupted", 40),
+pub const FAILURES: [(ServerFailure, &str, u64); 6] = [
+    (ServerFailure::Killed, "killed", 200),
+    (ServerFailure::Silent, "silent", 40),
+    (ServerFailure::Gray, "gray", 40),
+    (ServerFailure::Full, "full", 40),
+    (ServerFailure::Restarted, "restarted", 40),
+    (ServerFailure::Corrupted, "corrupted", 40),
 ];
 
 /// The servers of a run, of which one gets into trouble.
@@ -62,16 +62,16 @@ struct Scene {
 }
 
 /// Runs it; what scripts want to know.
-pub fn run(pagetax: &str, kind: Trouble, seed: u64) -> Result<Value> {
+pub fn run(pagetax: &str, kind: ServerFailure, seed: u64) -> Result<Value> {
     let mut rng = Rng::new(!seed);
     let mut scene = Scene::set(pagetax, kind, &mut rng)?;
     let repair_after = NOTICE_PATIENCE;
     let options = Options { copies: 2, repair_after, ..Options::new(scene.labels()) };
     let store = Arc::new(Cluster::connect(options)?);
-    let mut program = Program::fill(&store, seed)?;
+    let mut program = RewritingProgram::fill(&store, seed)?;
     let before = Duration::from_millis(500);
     let mut during = Duration::from_millis(200 + rng.below(800));
-    if kind == Trouble::Gray {
+    if kind == ServerFailure::Gray {
         // Others are noticed at once.
         during *= 4;
     }
@@ -100,7 +100,7 @@ pub fn run(pagetax: &str, kind: Trouble, seed: u64) -> Result<Value> {
     }))
 }
 
-/// The longest that a thread which only sleeps waits for a CPU: what the machine adds to any wait.
+/// Returns the longest wait for a CPU of a thread that only sleeps. The machine adds as much to any wait.
 fn longest_oversleep(is_over: &AtomicBool) -> Duration {
     let (nap, mut longest) = (Duration::from_millis(1), Duration::ZERO);
     while !is_over.load(Ordering::Relaxed) {
@@ -112,7 +112,7 @@ fn longest_oversleep(is_over: &AtomicBool) -> Duration {
 }
 
 /// Reads all pages until no bad copy is found. Returns how often.
-fn check(store: &Cluster, program: &mut Program) -> Result<usize> {
+fn check(store: &Cluster, program: &mut RewritingProgram) -> Result<usize> {
     for pass in 1..=PASSES_MAX {
         let bad_copies = || store.tally().bad_copies_total.load(Ordering::Relaxed);
         let before = bad_copies();
@@ -126,15 +126,15 @@ fn check(store: &Cluster, program: &mut Program) -> Result<usize> {
 }
 
 impl Scene {
-    fn set(pagetax: &str, kind: Trouble, rng: &mut Rng) -> Result<Scene> {
+    fn set(pagetax: &str, kind: ServerFailure, rng: &mut Rng) -> Result<Scene> {
         let start = |_| Server::start(pagetax, MEMORY, "127.0.0.1:0");
         let servers: Vec<Server> = (0..SERVERS).map(start).collect::<Result<_>>()?;
         let victim = rng.below(SERVERS as u64) as usize;
         // All of a kind's shades, from now and then to always.
         let share = 0.1 + 0.9 * rng.below(101) as f64 / 100.0;
         let harm = match kind {
-            Trouble::Gray => Harm::Delays { share },
-            Trouble::Corrupted => Harm::Damages { share: share / 10.0 },
+            ServerFailure::Gray => Harm::Delays { share },
+            ServerFailure::Corrupted => Harm::Damages { share: share / 10.0 },
             _ => Harm::Nothing,
         };
         // Others go without: a proxy whose server has gone looks like one that turns clients away.
@@ -154,13 +154,13 @@ impl Scene {
         labels
     }
 
-    /// The program goes on while the server gets into trouble, is well again, and has its copies back.
+    /// Runs the program while the server fails, recovers, and gets its copies back.
     fn play(
         &mut self,
-        kind: Trouble,
+        kind: ServerFailure,
         [before, during]: [Duration; 2],
         store: &Cluster,
-        program: &mut Program,
+        program: &mut RewritingProgram,
     ) -> Result<[Duration; 2]> {
         let (start, since) = (Instant::now(), AtomicU64::new(u64::MAX));
         let until = start + before + during + WHOLE_PATIENCE;
@@ -183,23 +183,23 @@ impl Scene {
         })
     }
 
-    fn make(&mut self, kind: Trouble, during: Duration) -> Result<()> {
+    fn make(&mut self, kind: ServerFailure, during: Duration) -> Result<()> {
         let victim = &mut self.servers[self.victim];
         match kind {
-            Trouble::Killed | Trouble::Restarted => {
+            ServerFailure::Killed | ServerFailure::Restarted => {
                 victim.kill()?;
-                if kind == Trouble::Killed {
+                if kind == ServerFailure::Killed {
                     thread::sleep(during);
                 }
                 *victim = Server::start(&self.pagetax, MEMORY, &victim.address)?;
             }
-            Trouble::Silent => {
+            ServerFailure::Silent => {
                 victim.signal("-STOP")?;
                 thread::sleep(during);
                 victim.signal("-CONT")?;
             }
-            Trouble::Full => take_all(&victim.address, during)?,
-            Trouble::Gray | Trouble::Corrupted => {
+            ServerFailure::Full => take_all(&victim.address, during)?,
+            ServerFailure::Gray | ServerFailure::Corrupted => {
                 let proxy = self.proxy.as_ref().context("a proxy")?;
                 proxy.set(self.harm);
                 thread::sleep(during);
