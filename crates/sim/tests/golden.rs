@@ -11,14 +11,14 @@ use std::path::PathBuf;
 
 /// A small run of a job on a machine. It may change one constant, mostly memory, so that little is
 /// enough to fill it.
-struct Run {
+struct GoldenRun {
     machine: &'static str,
     constant: Option<(&'static str, &'static str, f64)>,
     job: &'static str,
     params: &'static [(&'static str, &'static str)],
 }
 
-impl Run {
+impl GoldenRun {
     fn report(&self) -> String {
         let mut model = models::find(self.machine).expect("a known machine");
         if let Some((table, name, value)) = self.constant {
@@ -51,31 +51,33 @@ impl Run {
 #[test]
 fn sun_4_where_pmegs_are_stolen() {
     let params = &[("size", "32M"), ("loops", "2000")];
-    Run { machine: "sparcstation-1", constant: None, job: "vmtest", params }.check();
+    GoldenRun { machine: "sparcstation-1", constant: None, job: "vmtest", params }.check();
 }
 
 #[test]
 fn sun_4_with_suns_pmeg_patch() {
     let params = &[("size", "32M"), ("loops", "2000")];
-    Run { machine: "sparcstation-1-pmeg-patch", constant: None, job: "vmtest", params }.check();
+    GoldenRun { machine: "sparcstation-1-pmeg-patch", constant: None, job: "vmtest", params }
+        .check();
 }
 
 #[test]
 fn ultrasparc_beyond_the_reach_of_its_tlb() {
     let params = &[("size", "16M"), ("count", "50_000")];
-    Run { machine: "ultrasparc-3plus-900", constant: None, job: "tlb-gather", params }.check();
+    GoldenRun { machine: "ultrasparc-3plus-900", constant: None, job: "tlb-gather", params }
+        .check();
 }
 
 #[test]
 fn x86_64_with_page_walks() {
     let params = &[("size", "64M"), ("count", "50_000")];
-    Run { machine: "x86-64-calibrated", constant: None, job: "tlb-gather", params }.check();
+    GoldenRun { machine: "x86-64-calibrated", constant: None, job: "tlb-gather", params }.check();
 }
 
 #[test]
 fn linux_2_4_full_of_pages_that_were_locked() {
     let (constant, params) = (Some(("machine", "memory", 0.125)), &[("file_size", "8M")]);
-    Run { machine: "linux-2.4.9-2gb", constant, job: "mlock-cycle", params }.check();
+    GoldenRun { machine: "linux-2.4.9-2gb", constant, job: "mlock-cycle", params }.check();
 }
 
 #[test]
@@ -83,5 +85,5 @@ fn alpha_with_a_region_beyond_its_memory() {
     // 4000 pages of 8K are 31 MB.
     let constant = Some(("paging", "resident_pages", 4000.0));
     let params = &[("size", "40M"), ("random", "1000")];
-    Run { machine: "alpha-nms", constant, job: "mmap3", params }.check();
+    GoldenRun { machine: "alpha-nms", constant, job: "mmap3", params }.check();
 }

@@ -126,7 +126,7 @@ impl Level {
 
 /// A region's addresses, and the shift of the page size that it wants.
 #[derive(Debug, Clone, Copy)]
-struct Area {
+struct OracleArea {
     base: u64,
     end: u64,
     wanted: u32,
@@ -134,7 +134,7 @@ struct Area {
 
 struct Slow {
     levels: Vec<Level>,
-    areas: Vec<Area>,
+    areas: Vec<OracleArea>,
     /// Log2 of the page size, by address.
     pages: BTreeMap<u64, u32>,
     base_shift: u32,
@@ -158,14 +158,18 @@ impl Slow {
             if !is_solaris {
                 let base = up(end, 21);
                 end = base + up(region.bytes, base_shift);
-                return Area { base, end, wanted };
+                return OracleArea { base, end, wanted };
             }
             if region.name == "heap" {
-                return Area { base: 0x2_2000, end: up(0x2_2000 + region.bytes, wanted), wanted };
+                return OracleArea {
+                    base: 0x2_2000,
+                    end: up(0x2_2000 + region.bytes, wanted),
+                    wanted,
+                };
             }
             let top = end;
             end = (end - up(region.bytes, wanted)) >> wanted << wanted;
-            Area { base: end, end: (end + up(region.bytes, wanted)).min(top), wanted }
+            OracleArea { base: end, end: (end + up(region.bytes, wanted)).min(top), wanted }
         };
         let large = |key| model.count("tlb", key).unwrap();
         Slow {
@@ -184,7 +188,7 @@ impl Slow {
     }
 
     /// Maps the wanted page if all of it is inside the area, otherwise a base page.
-    fn fault(&mut self, area: Area, address: u64) {
+    fn fault(&mut self, area: OracleArea, address: u64) {
         self.counts.minor_faults += 1;
         let start = address >> area.wanted << area.wanted;
         let inside = start >= area.base && start + (1 << area.wanted) <= area.end;
@@ -201,7 +205,7 @@ impl Slow {
         }
     }
 
-    fn access(&mut self, area: Area, address: u64) {
+    fn access(&mut self, area: OracleArea, address: u64) {
         if self.page(address).is_none() {
             self.fault(area, address);
         }

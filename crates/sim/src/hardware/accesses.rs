@@ -2,7 +2,7 @@
 //!
 //! Invariant: the addresses are those that the host would touch for the same plan, in the same
 //! order; only what falls on one page within one access is folded into one. A sweep is arithmetic
-//! ([`Sweep`]), so that translation hardware can take it in runs and skip whole laps.
+//! ([`CyclicSweep`]), so that translation hardware can take it in runs and skip whole laps.
 
 use pagetax_core::access::Offsets;
 use pagetax_core::plan::{Pattern, Random, Touch};
@@ -31,7 +31,7 @@ pub struct Accesses {
 
 #[derive(Debug, Clone)]
 enum Order {
-    Sweep(Sweep),
+    Sweep(CyclicSweep),
     /// One access after the other, each of `pieces` pages.
     Drawn {
         source: Source,
@@ -44,14 +44,14 @@ enum Order {
 #[derive(Debug, Clone)]
 enum Source {
     Random(Random),
-    Strided(Sweep),
+    Strided(CyclicSweep),
     Recorded(Box<Replayed>),
 }
 
 /// A cyclic sweep: `at, at + stride, …` below `lap × stride`, then from 0 again. Offsets in bytes
 /// from the start of the region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sweep {
+pub struct CyclicSweep {
     /// Offset of the next page touch: `done × stride`.
     pub at: u64,
     /// Bytes from one to the next, ≥ 1.
@@ -62,7 +62,7 @@ pub struct Sweep {
     done: u64,
 }
 
-impl Sweep {
+impl CyclicSweep {
     /// Page touches until the lap ends, ≥ 1.
     #[inline(always)]
     pub fn left_in_lap(&self) -> u64 {
@@ -84,7 +84,7 @@ impl Sweep {
 
 /// Where and by whom a touch is done.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
+pub struct TouchSite {
     /// Virtual address of the region.
     pub base: u64,
     /// Length of the region.
@@ -99,7 +99,7 @@ pub struct Place {
 
 impl Accesses {
     /// `touch` at `place`; `cost_ps` is the user time of one access.
-    pub fn new(touch: &Touch, place: Place, cost_ps: u64) -> Self {
+    pub fn new(touch: &Touch, place: TouchSite, cost_ps: u64) -> Self {
         let pages = touch.grain_bytes.div_ceil(place.page_bytes).max(1);
         let (mut left, mut pieces, mut cost_ps) = (touch.count * pages, pages, cost_ps / pages);
         let order = match (touch.pattern, touch.random(place.bytes, place.client, place.repeat)) {
@@ -107,11 +107,15 @@ impl Accesses {
             (Pattern::Strided { stride_bytes }, _) => {
                 let stride = stride_bytes.max(1);
                 let room = place.bytes.saturating_sub(touch.grain_bytes.min(place.bytes));
-                let lap = Sweep { at: 0, stride, lap: room / stride + 1, done: 0 };
+                let lap = CyclicSweep { at: 0, stride, lap: room / stride + 1, done: 0 };
                 if pages == 1 {
                     Order::Sweep(lap)
                 } else if stride == pages * place.page_bytes {
-                    Order::Sweep(Sweep { stride: place.page_bytes, lap: lap.lap * pages, ..lap })
+                    Order::Sweep(CyclicSweep {
+                        stride: place.page_bytes,
+                        lap: lap.lap * pages,
+                        ..lap
+                    })
                 } else {
                     drawn(Source::Strided(lap), place.page_bytes)
                 }
@@ -221,7 +225,7 @@ impl Accesses {
 
     /// The rest as a sweep; none for random patterns.
     #[inline(always)]
-    pub fn sweep(&self) -> Option<Sweep> {
+    pub fn sweep(&self) -> Option<CyclicSweep> {
         match &self.order {
             Order::Sweep(sweep) => Some(*sweep),
             Order::Drawn { .. } => None,
@@ -299,8 +303,8 @@ mod tests {
         Touch { region, access, pattern, count, grain_bytes, seed: 1 }
     }
 
-    fn place(bytes: u64) -> Place {
-        Place { base: 1 << 20, bytes, page_bytes: 4096, client: 0, repeat: 0 }
+    fn place(bytes: u64) -> TouchSite {
+        TouchSite { base: 1 << 20, bytes, page_bytes: 4096, client: 0, repeat: 0 }
     }
 
     fn addresses(mut accesses: Accesses) -> Vec<u64> {

@@ -26,7 +26,7 @@ pub enum Refill {
 }
 
 #[derive(Debug, Clone)]
-struct Space {
+struct CachedSpace {
     table: PageTable,
     /// The page size that programmable TLB arrays take for this process.
     large: Option<PageSize>,
@@ -43,7 +43,7 @@ pub struct CachedMmu {
     refill: Refill,
     /// Time of an access by how many levels it missed, without the refill; picoseconds.
     level_ps: Vec<u64>,
-    spaces: Vec<Space>,
+    spaces: Vec<CachedSpace>,
     /// By CPU.
     running: Vec<Option<SpaceId>>,
     /// Since it was last asked.
@@ -132,10 +132,10 @@ impl CachedMmu {
         }
     }
 
-    fn space_mut(&mut self, space: SpaceId) -> &mut Space {
+    fn space_mut(&mut self, space: SpaceId) -> &mut CachedSpace {
         if self.spaces.len() <= space.0 {
             let base = self.base;
-            let new = || Space { table: PageTable::new(base), large: None };
+            let new = || CachedSpace { table: PageTable::new(base), large: None };
             self.spaces.resize_with(space.0 + 1, new);
         }
         &mut self.spaces[space.0]

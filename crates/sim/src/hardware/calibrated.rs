@@ -87,7 +87,7 @@ fn places(model: &Model, calibration: &Calibration) -> Result<Vec<(String, f64)>
 
 /// What walks cost whose lines are farther than the price before says, and within so many lines.
 #[derive(Debug, Clone, Copy)]
-struct Price {
+struct WalkCost {
     lines: u64,
     ns: f64,
     /// How many distances it is the mean of.
@@ -100,10 +100,10 @@ fn walk_prices(
     pattern: WalkPattern,
     entries: u64,
     hit_ns: f64,
-) -> Vec<Price> {
+) -> Vec<WalkCost> {
     let mut walks: Vec<_> = calibration.walks.iter().filter(|w| w.pattern == pattern).collect();
     walks.sort_by_key(|walk| walk.working_set_bytes);
-    let (mut prices, mut before): (Vec<Price>, (u64, f64)) = (Vec::new(), (0, 0.0));
+    let (mut prices, mut before): (Vec<WalkCost>, (u64, f64)) = (Vec::new(), (0, 0.0));
     for walk in walks.iter().filter(|walk| walk.working_set_bytes / 4096 > entries) {
         let bytes = walk.working_set_bytes;
         // A cycle finds nothing of the lap before; random accesses find what the TLB happens to hold.
@@ -114,7 +114,7 @@ fn walk_prices(
         let mean_ns = (walk.extra.median_ns / missing - hit_ns).max(0.0);
         let (lines, sum) = (bytes / LINE_REACH_BYTES, (bytes / LINE_REACH_BYTES) as f64 * mean_ns);
         let width = lines - before.0;
-        prices.push(Price { lines, ns: ((sum - before.1) / width as f64).max(0.0), width });
+        prices.push(WalkCost { lines, ns: ((sum - before.1) / width as f64).max(0.0), width });
         before = (lines, sum);
     }
     rising(prices)
@@ -122,8 +122,8 @@ fn walk_prices(
 
 /// Prices that fall are noise, or a hump of caches that both patterns have their own of: neighbours that
 /// do share their mean (pool adjacent violators).
-fn rising(prices: Vec<Price>) -> Vec<Price> {
-    let mut pools: Vec<(Price, Vec<u64>)> = Vec::new();
+fn rising(prices: Vec<WalkCost>) -> Vec<WalkCost> {
+    let mut pools: Vec<(WalkCost, Vec<u64>)> = Vec::new();
     for price in prices {
         let mut pool = (price, vec![price.lines]);
         while let Some((last, _)) = pools.last()
@@ -133,12 +133,12 @@ fn rising(prices: Vec<Price>) -> Vec<Price> {
             let width = last.width + pool.0.width;
             let sum = last.ns * last.width as f64 + pool.0.ns * pool.0.width as f64;
             lines.append(&mut pool.1);
-            pool = (Price { ns: sum / width as f64, width, ..pool.0 }, lines);
+            pool = (WalkCost { ns: sum / width as f64, width, ..pool.0 }, lines);
         }
         pools.push(pool);
     }
-    let each = |(price, lines): (Price, Vec<u64>)| {
-        lines.into_iter().map(move |lines| Price { lines, ..price })
+    let each = |(price, lines): (WalkCost, Vec<u64>)| {
+        lines.into_iter().map(move |lines| WalkCost { lines, ..price })
     };
     pools.into_iter().flat_map(each).collect()
 }
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     fn prices(ns: &[f64]) -> Vec<f64> {
-        let price = |(n, ns): (usize, &f64)| Price { lines: 1 << n, ns: *ns, width: 1 };
+        let price = |(n, ns): (usize, &f64)| WalkCost { lines: 1 << n, ns: *ns, width: 1 };
         rising(ns.iter().enumerate().map(price).collect()).iter().map(|price| price.ns).collect()
     }
 

@@ -209,7 +209,7 @@ impl PageTables for Flat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::accesses::Place;
+    use crate::hardware::accesses::TouchSite;
     use pagetax_core::plan::{Access, Pattern, RegionId, Touch};
     use proptest::prelude::*;
 
@@ -218,7 +218,7 @@ mod tests {
     fn sweep(access: Access, stride_bytes: u64, count: u64, cost_ps: u64) -> Accesses {
         let pattern = Pattern::Strided { stride_bytes };
         let touch = Touch { region: RegionId(0), access, pattern, count, grain_bytes: 8, seed: 0 };
-        let place = Place { base: 0, bytes: 10 * 4096, page_bytes: 4096, client: 0, repeat: 0 };
+        let place = TouchSite { base: 0, bytes: 10 * 4096, page_bytes: 4096, client: 0, repeat: 0 };
         Accesses::new(&touch, place, cost_ps)
     }
 

@@ -105,7 +105,7 @@ pub struct Pmeg {
 
 /// What the hardware knows of a space.
 #[derive(Debug, Clone, Default)]
-struct Space {
+struct Sun4Space {
     /// Pmeg of each segment.
     map: Vec<Option<u16>>,
     /// Regions whose smeg is loaded, a bit each.
@@ -119,7 +119,7 @@ struct Space {
 pub struct Sun4 {
     geometry: Geometry,
     pmegs: Vec<Pmeg>,
-    spaces: Vec<Space>,
+    spaces: Vec<Sun4Space>,
     clock: u64,
     /// How often any space may have lost entries.
     losses: u64,
@@ -174,9 +174,9 @@ impl Sun4 {
         map.get(segment).copied().flatten().map(PmegId::from)
     }
 
-    fn space_mut(&mut self, space: SpaceId) -> &mut Space {
+    fn space_mut(&mut self, space: SpaceId) -> &mut Sun4Space {
         if self.spaces.len() <= space.0 {
-            self.spaces.resize_with(space.0 + 1, Space::default);
+            self.spaces.resize_with(space.0 + 1, Sun4Space::default);
         }
         let entry = &mut self.spaces[space.0];
         if entry.map.is_empty() {
@@ -186,7 +186,7 @@ impl Sun4 {
     }
 
     /// Gives a free pmeg to a segment; its entries are invalid.
-    pub fn give(&mut self, pmeg: PmegId, space: SpaceId, segment: usize) {
+    pub fn assign_pmeg(&mut self, pmeg: PmegId, space: SpaceId, segment: usize) {
         assert!(self.pmegs[pmeg].owner.is_none(), "pmeg {pmeg} is owned");
         self.clock += 1;
         let (owner, used_at) = (Some((space, segment)), self.clock);
@@ -206,7 +206,7 @@ impl Sun4 {
     }
 
     /// Takes a pmeg away from all who use it and says what it held.
-    pub fn take(&mut self, pmeg: PmegId) -> Pmeg {
+    pub fn release_pmeg(&mut self, pmeg: PmegId) -> Pmeg {
         let held = std::mem::take(&mut self.pmegs[pmeg]);
         let Some((owner, segment)) = held.owner else { return held };
         if !held.shared {
@@ -365,7 +365,7 @@ impl Mmu for Sun4 {
         debug_assert!(!self.pmegs.iter().any(owns), "the kernel has freed the space's pmegs");
         self.losses += 1;
         if let Some(entry) = self.spaces.get_mut(space.0) {
-            *entry = Space::default();
+            *entry = Sun4Space::default();
         }
     }
 }
@@ -373,7 +373,7 @@ impl Mmu for Sun4 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::accesses::Place;
+    use crate::hardware::accesses::TouchSite;
     use pagetax_core::plan::{Access, Pattern, RegionId, Touch};
 
     const SPACE: SpaceId = SpaceId(0);
@@ -388,12 +388,12 @@ mod tests {
             (RegionId(0), Access::Read, Pattern::Strided { stride_bytes });
         let touch = Touch { region, access, pattern, count, grain_bytes: 8, seed: 0 };
         let place =
-            Place { base: 4 * 4096, bytes: 2 << 20, page_bytes: 4096, client: 0, repeat: 0 };
+            TouchSite { base: 4 * 4096, bytes: 2 << 20, page_bytes: 4096, client: 0, repeat: 0 };
         Accesses::new(&touch, place, 1000)
     }
 
     fn load(mmu: &mut Sun4, pmeg: PmegId, segment: usize, valid: u64) {
-        mmu.give(pmeg, SPACE, segment);
+        mmu.assign_pmeg(pmeg, SPACE, segment);
         mmu.pmeg_mut(pmeg).valid = valid;
     }
 
@@ -417,7 +417,7 @@ mod tests {
         let mut accesses = sweep(4096, 1 << 40);
         assert_eq!(mmu.touch(0, SPACE, &mut accesses, 1 << 30).stop, Stop::Fault);
         assert_eq!((1 << 40) - accesses.left(), 508);
-        let held = mmu.take(0);
+        let held = mmu.release_pmeg(0);
         assert_eq!(held.owner, Some((SPACE, 0)));
         load(&mut mmu, 0, 8, u64::MAX);
         assert_eq!(mmu.touch(0, SPACE, &mut accesses, 4000).stop, Stop::Limit);

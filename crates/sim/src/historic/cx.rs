@@ -184,7 +184,7 @@ impl Series {
 
 /// What outlives a single kernel call: counters, latencies, the generator.
 #[derive(Debug)]
-pub struct Books {
+pub struct RunState {
     /// Counters of the run.
     pub tally: Tally,
     /// Latencies of the run.
@@ -202,7 +202,7 @@ pub struct Cx<'a> {
     /// User time of the touches of this call, in picoseconds; none where a kernel is to return
     /// after each fault.
     touched_ps: Option<u64>,
-    books: &'a mut Books,
+    run_state: &'a mut RunState,
     spent_ns: u64,
     /// Charged so far in this call: `spent_ns` in all.
     pub spent: CpuTimes,
@@ -216,10 +216,10 @@ pub struct Cx<'a> {
 
 impl<'a> Cx<'a> {
     /// A call that begins at `now` on `cpu`, with `limit_ns` until the CPU is wanted otherwise.
-    pub fn new(now: u64, limit_ns: u64, cpu: usize, books: &'a mut Books) -> Self {
+    pub fn new(now: u64, limit_ns: u64, cpu: usize, run_state: &'a mut RunState) -> Self {
         let (spent, wait, failure) = (CpuTimes::default(), None, None);
         let (touched_ps, woken) = (None, Vec::new());
-        Cx { now, limit_ns, cpu, touched_ps, books, spent_ns: 0, spent, wait, woken, failure }
+        Cx { now, limit_ns, cpu, touched_ps, run_state, spent_ns: 0, spent, wait, woken, failure }
     }
 
     /// Lets the kernel touch on and serve further faults, as long as [`Cx::may_go_on`]; `carry_ps` of
@@ -277,17 +277,17 @@ impl<'a> Cx<'a> {
 
     /// Events.
     pub fn count(&mut self, counter: CounterId, n: u64) {
-        self.books.tally.add(counter, n);
+        self.run_state.tally.add(counter, n);
     }
 
     /// A high-water mark.
     pub fn at_least(&mut self, counter: CounterId, n: u64) {
-        self.books.tally.at_least(counter, n);
+        self.run_state.tally.at_least(counter, n);
     }
 
     /// `count` events that took `ns` each, waiting included.
     pub fn latency(&mut self, kind: &'static str, ns: u64, count: u64) {
-        self.books.latencies.record(kind, ns, count);
+        self.run_state.latencies.record(kind, ns, count);
     }
 
     /// The task that made this call gives up the CPU when the call returns. Time until it can run
@@ -309,13 +309,13 @@ impl<'a> Cx<'a> {
 
     /// The generator.
     pub fn rng(&mut self) -> &mut Rng {
-        &mut self.books.rng
+        &mut self.run_state.rng
     }
 
     /// `ns`, up to `percent` more or less.
     pub fn jitter(&mut self, ns: u64, percent: u64) -> u64 {
         let half_width = ns * percent / 100;
-        ns - half_width + self.books.rng.below(2 * half_width + 1)
+        ns - half_width + self.run_state.rng.below(2 * half_width + 1)
     }
 }
 
@@ -323,8 +323,8 @@ impl<'a> Cx<'a> {
 mod tests {
     use super::*;
 
-    fn books() -> Books {
-        Books { tally: Tally::new(), latencies: Latencies::default(), rng: Rng::new(1) }
+    fn run_state() -> RunState {
+        RunState { tally: Tally::new(), latencies: Latencies::default(), rng: Rng::new(1) }
     }
 
     #[test]
@@ -338,8 +338,8 @@ mod tests {
 
     #[test]
     fn work_is_begun_until_the_limit() {
-        let mut books = books();
-        let mut cx = Cx::new(5, 100, 0, &mut books);
+        let mut run_state = run_state();
+        let mut cx = Cx::new(5, 100, 0, &mut run_state);
         assert_eq!(cx.affordable(30), 4);
         cx.charge(CpuRow::MinorFault, 95);
         assert_eq!((cx.now(), cx.affordable(30)), (100, 1));
@@ -350,8 +350,8 @@ mod tests {
 
     #[test]
     fn touches_take_time_before_they_are_charged() {
-        let mut books = books();
-        let mut cx = Cx::new(0, 10, 0, &mut books).going_on(600);
+        let mut run_state = run_state();
+        let mut cx = Cx::new(0, 10, 0, &mut run_state).going_on(600);
         cx.touched(8_399);
         assert_eq!((cx.now(), cx.left_ns(), cx.spent_ns()), (8, 2, 0));
         cx.charge(CpuRow::MinorFault, 1);
@@ -362,8 +362,8 @@ mod tests {
 
     #[test]
     fn jitter_stays_within_its_width() {
-        let mut books = books();
-        let mut cx = Cx::new(0, 0, 0, &mut books);
+        let mut run_state = run_state();
+        let mut cx = Cx::new(0, 0, 0, &mut run_state);
         let seen: Vec<_> = (0..1000).map(|_| cx.jitter(1000, 20)).collect();
         assert!(seen.iter().all(|ns| (800..=1200).contains(ns)));
         assert!(seen.iter().any(|ns| *ns < 850) && seen.iter().any(|ns| *ns > 1150));

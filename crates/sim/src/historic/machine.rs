@@ -13,7 +13,7 @@ use crate::historic::kernel::pager::Pager;
 use crate::historic::kernel::pager::model::PagerModel;
 use crate::historic::kernel::solaris;
 use crate::historic::kernel::sunos::SunOs;
-use crate::historic::kernel::sunos::config::Config;
+use crate::historic::kernel::sunos::config::SunOsConfig;
 use crate::historic::kernel::thp;
 use crate::historic::sched::scheduler;
 use crate::model::{Model, ModelError};
@@ -35,7 +35,7 @@ pub struct SimMachine {
 /// Hardware and kernel of some kind, as they are after booting.
 trait Pristine {
     fn page_sizes(&self, base: PageSize) -> Vec<PageSize>;
-    fn limits(&self, plan: &Plan) -> Vec<Unmet>;
+    fn unmet_requirements(&self, plan: &Plan) -> Vec<Unmet>;
     fn run(&self, machine: &SimMachine, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError>;
 }
 
@@ -49,8 +49,8 @@ impl<M: Mmu + Clone, K: Kernel<M> + Clone> Pristine for Booted<M, K> {
         self.kernel.page_sizes(base)
     }
 
-    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
-        self.kernel.limits(plan)
+    fn unmet_requirements(&self, plan: &Plan) -> Vec<Unmet> {
+        self.kernel.unmet_requirements(plan)
     }
 
     fn run(&self, machine: &SimMachine, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
@@ -78,7 +78,7 @@ fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelEr
         "sunos" => {
             let geometry = Geometry::load(model, settings.page)?;
             let mut hardware = Sun4::new(geometry);
-            let config = Config::load(model, &geometry)?;
+            let config = SunOsConfig::load(model, &geometry)?;
             let kernel = SunOs::new(config, settings.memory, &mut hardware);
             Ok(Box::new(Booted { hardware, kernel }))
         }
@@ -89,7 +89,7 @@ fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelEr
         }
         "linux24" => {
             let hardware = Flat::new(settings.page);
-            let kernel = Linux24::new(linux24::Config::new(model)?);
+            let kernel = Linux24::new(linux24::Linux24Config::new(model)?);
             Ok(Box::new(Booted { hardware, kernel }))
         }
         "solaris" => {
@@ -177,7 +177,7 @@ impl Machine for SimMachine {
     }
 
     fn limits(&self, plan: &Plan) -> Vec<Unmet> {
-        self.pristine.limits(plan)
+        self.pristine.unmet_requirements(plan)
     }
 
     fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {

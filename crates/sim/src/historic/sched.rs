@@ -40,15 +40,15 @@ pub trait Scheduler {
 /// The scheduler that `machine.scheduler` names.
 pub fn scheduler(model: &Model) -> Result<Box<dyn Scheduler>, ModelError> {
     #[derive(Clone, Copy)]
-    enum Policy {
+    enum SchedulerKind {
         Feedback,
         RoundRobin,
         Fair,
     }
     let known = [
-        ("4.3bsd-feedback", Policy::Feedback),
-        ("round-robin", Policy::RoundRobin),
-        ("fair", Policy::Fair),
+        ("4.3bsd-feedback", SchedulerKind::Feedback),
+        ("round-robin", SchedulerKind::RoundRobin),
+        ("fair", SchedulerKind::Fair),
     ];
     let policy = model.word("machine", "scheduler", &known)?;
     let quantum_ns = model.ns("machine", "quantum")?;
@@ -56,11 +56,11 @@ pub fn scheduler(model: &Model) -> Result<Box<dyn Scheduler>, ModelError> {
         return Err(model.error("machine", "quantum", "is zero", "write a time, such as 100 ms"));
     }
     Ok(match policy {
-        Policy::Feedback => {
+        SchedulerKind::Feedback => {
             Box::new(Feedback::new(quantum_ns, model.ns("machine", "tick")?.max(1)))
         }
-        Policy::RoundRobin => Box::new(RoundRobin { quantum_ns, queue: VecDeque::new() }),
-        Policy::Fair => Box::new(Fair { quantum_ns, ran_ns: Vec::new(), queue: Vec::new() }),
+        SchedulerKind::RoundRobin => Box::new(RoundRobin { quantum_ns, queue: VecDeque::new() }),
+        SchedulerKind::Fair => Box::new(Fair { quantum_ns, ran_ns: Vec::new(), queue: Vec::new() }),
     })
 }
 

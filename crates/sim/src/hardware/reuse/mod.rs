@@ -42,12 +42,12 @@ pub struct MissCurve {
     last: Option<u64>,
     accesses: u64,
     changes: u64,
-    seen: Seen,
+    seen: TouchCounts,
 }
 
 /// What touches found, scaled.
 #[derive(Default)]
-struct Seen {
+struct TouchCounts {
     /// First touches of pages.
     first: u64,
     distances: Distances,
@@ -55,7 +55,7 @@ struct Seen {
     interval_pages: u64,
 }
 
-impl Seen {
+impl TouchCounts {
     #[inline]
     fn note(&mut self, touch: Touch, rate_log2: u32) {
         let weight = 1 << rate_log2;
@@ -86,7 +86,7 @@ impl MissCurve {
             last: None,
             accesses: 0,
             changes: 0,
-            seen: Seen::default(),
+            seen: TouchCounts::default(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! What a task does with a CPU: one step at a time.
 
-use super::task::{Cursor, Doing, Role, State, Task};
+use super::task::{Cursor, NextAction, Role, State, Task};
 use super::{BARRIER, CLIENTS_ENDED, Clients, Engine, in_kernel};
-use crate::hardware::accesses::{Accesses, Place};
+use crate::hardware::accesses::{Accesses, TouchSite};
 use crate::hardware::{Mmu, SpaceId, Stop};
 use crate::historic::cx::{CpuRow, CpuTimes, Cx, Wait, WallRow};
 use crate::historic::kernel::{Kernel, Step};
@@ -19,26 +19,27 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     /// One step of `task`, which has `cpu`.
     pub(super) fn step(&mut self, cpu: usize, task: TaskId) -> Result<(), RunError> {
         let limit_ns = self.limit_ns(cpu, task);
-        let doing = std::mem::replace(&mut self.tasks[task.0].doing, Doing::Operation);
-        match doing {
-            Doing::Begin => self.begin(cpu, task, limit_ns),
-            Doing::MapAll(index) => self.map_all(cpu, task, index),
-            Doing::Phase(index) => self.begin_phase(cpu, task, index),
-            Doing::Fork { made } => self.fork(cpu, task, made),
-            Doing::Nap => {
+        let next_action =
+            std::mem::replace(&mut self.tasks[task.0].next_action, NextAction::Operation);
+        match next_action {
+            NextAction::Begin => self.begin(cpu, task, limit_ns),
+            NextAction::MapAll(index) => self.map_all(cpu, task, index),
+            NextAction::Phase(index) => self.begin_phase(cpu, task, index),
+            NextAction::Fork { made } => self.fork(cpu, task, made),
+            NextAction::Nap => {
                 self.nap(cpu, task);
                 Ok(())
             }
-            Doing::Poll => self.poll(cpu, task),
-            Doing::Join => self.join(cpu, task),
-            Doing::Operation => self.operation(cpu, task),
-            Doing::Touch(accesses) => self.touch(cpu, task, accesses, limit_ns),
-            Doing::Lock { region, chunk_bytes, done_bytes } => {
+            NextAction::Poll => self.poll(cpu, task),
+            NextAction::Join => self.join(cpu, task),
+            NextAction::Operation => self.operation(cpu, task),
+            NextAction::Touch(accesses) => self.touch(cpu, task, accesses, limit_ns),
+            NextAction::Lock { region, chunk_bytes, done_bytes } => {
                 self.lock(cpu, task, region, chunk_bytes, done_bytes)
             }
-            Doing::Exit => self.exit(cpu, task, limit_ns),
-            Doing::Thread(thread) => {
-                self.tasks[task.0].doing = doing;
+            NextAction::Exit => self.exit(cpu, task, limit_ns),
+            NextAction::Thread(thread) => {
+                self.tasks[task.0].next_action = next_action;
                 self.call(cpu, task, limit_ns, |kernel, hw, cx| kernel.run_thread(hw, cx, thread))
             }
         }
@@ -47,7 +48,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     /// How long the task may go on: its slice, the next event, the end of its phase by the clock.
     fn limit_ns(&self, cpu: usize, task: TaskId) -> u64 {
         let now = self.cpus[cpu].now;
-        let mut end = self.cpus[cpu].slice_end.min(self.agenda.next_ns());
+        let mut end = self.cpus[cpu].slice_end.min(self.events.next_ns());
         if self.cpus.len() > 1 {
             end = end.min(now + self.parts.settings.tick_ns);
         }
@@ -56,8 +57,11 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
 
     /// When the task's phase ends by the clock.
     fn deadline(&self, task: TaskId) -> u64 {
-        let Task { doing, cursor, .. } = &self.tasks[task.0];
-        let working = matches!(doing, Doing::Operation | Doing::Touch(_) | Doing::Lock { .. });
+        let Task { next_action, cursor, .. } = &self.tasks[task.0];
+        let working = matches!(
+            next_action,
+            NextAction::Operation | NextAction::Touch(_) | NextAction::Lock { .. }
+        );
         let time = working.then(|| self.plan.phases.get(cursor.phase)?.time).flatten();
         time.map_or(u64::MAX, |time| cursor.start_ns.saturating_add(time.0))
     }
@@ -84,20 +88,20 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     fn begin(&mut self, cpu: usize, task: TaskId, limit_ns: u64) -> Result<(), RunError> {
         let space = self.space_of(task);
         let step = self.call(cpu, task, limit_ns, |kernel, hw, cx| kernel.begin(hw, cx, space))?;
-        self.tasks[task.0].doing = match (step, self.tasks[task.0].role) {
-            (Step::Again, _) => Doing::Begin,
-            (Step::Finished, Role::Main) => Doing::MapAll(0),
-            (Step::Finished, _) => Doing::Operation,
+        self.tasks[task.0].next_action = match (step, self.tasks[task.0].role) {
+            (Step::Again, _) => NextAction::Begin,
+            (Step::Finished, Role::Main) => NextAction::MapAll(0),
+            (Step::Finished, _) => NextAction::Operation,
         };
         Ok(())
     }
 
     fn map_all(&mut self, cpu: usize, task: TaskId, index: usize) -> Result<(), RunError> {
         let Some(region) = self.plan.regions.get(index) else {
-            self.tasks[task.0].doing = Doing::Phase(0);
+            self.tasks[task.0].next_action = NextAction::Phase(0);
             return Ok(());
         };
-        self.tasks[task.0].doing = Doing::MapAll(index + 1);
+        self.tasks[task.0].next_action = NextAction::MapAll(index + 1);
         if region.mapped_at_start { self.map(cpu, task, RegionId(index)) } else { Ok(()) }
     }
 
@@ -115,18 +119,18 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     fn begin_phase(&mut self, cpu: usize, task: TaskId, index: usize) -> Result<(), RunError> {
         let now = self.cpus[cpu].now;
         let Some(phase) = self.plan.phases.get(index) else {
-            self.tasks[task.0].doing = Doing::Exit;
+            self.tasks[task.0].next_action = NextAction::Exit;
             return Ok(());
         };
         self.begin_phase_record(now);
         self.clients = Clients::default();
         self.tasks[task.0].cursor = Cursor { phase: index, start_ns: now, ..Cursor::default() };
-        self.tasks[task.0].doing = match phase.client_kind {
+        self.tasks[task.0].next_action = match phase.client_kind {
             ClientKind::Main => {
                 self.clients.working = 1;
-                Doing::Operation
+                NextAction::Operation
             }
-            ClientKind::Processes | ClientKind::Threads => Doing::Fork { made: 0 },
+            ClientKind::Processes | ClientKind::Threads => NextAction::Fork { made: 0 },
         };
         Ok(())
     }
@@ -134,7 +138,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     fn end_phase(&mut self, cpu: usize, task: TaskId) {
         let index = self.tasks[task.0].cursor.phase;
         self.end_phase_record(index, self.cpus[cpu].now);
-        self.tasks[task.0].doing = Doing::Phase(index + 1);
+        self.tasks[task.0].next_action = NextAction::Phase(index + 1);
     }
 
     /// Main makes the next client, or begins to wait for them.
@@ -142,21 +146,21 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         let phase = self.phase_of(task);
         if made == phase.clients {
             let nap = phase.parent_wake.is_some();
-            self.tasks[task.0].doing = if nap { Doing::Nap } else { Doing::Join };
+            self.tasks[task.0].next_action = if nap { NextAction::Nap } else { NextAction::Join };
             return Ok(());
         }
-        self.tasks[task.0].doing = Doing::Fork { made: made + 1 };
+        self.tasks[task.0].next_action = NextAction::Fork { made: made + 1 };
         let (parent, process) = (self.space_of(task), phase.client_kind == ClientKind::Processes);
-        let (space, doing) = if process {
+        let (space, next_action) = if process {
             let child = SpaceId(self.bases.len());
             self.bases.push(self.bases[parent.0].clone());
             self.call(cpu, task, 0, |kernel, hw, cx| kernel.fork(hw, cx, parent, child))?;
-            (child, Doing::Begin)
+            (child, NextAction::Begin)
         } else {
-            (parent, Doing::Operation)
+            (parent, NextAction::Operation)
         };
         let (phase, now) = (self.tasks[task.0].cursor.phase, self.cpus[cpu].now);
-        self.add_task(Role::Client { number: made, process }, Some(space), doing, now);
+        self.add_task(Role::Client { number: made, process }, Some(space), next_action, now);
         if let Some(client) = self.tasks.last_mut() {
             client.cursor.phase = phase;
         }
@@ -168,7 +172,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     fn nap(&mut self, cpu: usize, task: TaskId) {
         let wake_ns = self.phase_of(task).parent_wake.map_or(0, |wake| wake.0);
         self.sleep(cpu, task, wake_ns);
-        self.tasks[task.0].doing = Doing::Poll;
+        self.tasks[task.0].next_action = NextAction::Poll;
     }
 
     /// Main has woken: it takes one ended client off the list, as one wait3 a poll does.
@@ -188,7 +192,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         if self.clients.ended == self.phase_of(task).clients {
             self.end_phase(cpu, task);
         } else {
-            self.tasks[task.0].doing = Doing::Join;
+            self.tasks[task.0].next_action = NextAction::Join;
             self.suspend(cpu, task, Wait::On(CLIENTS_ENDED), WallRow::Sleep);
         }
         Ok(())
@@ -221,8 +225,8 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
                 self.call(cpu, task, 0, |kernel, hw, cx| kernel.unmap(hw, cx, space, *id))
             }
             Op::Lock { region, chunk_bytes } => {
-                self.tasks[task.0].doing =
-                    Doing::Lock { region: *region, chunk_bytes: *chunk_bytes, done_bytes: 0 };
+                self.tasks[task.0].next_action =
+                    NextAction::Lock { region: *region, chunk_bytes: *chunk_bytes, done_bytes: 0 };
                 Ok(())
             }
             Op::Unlock(id) => {
@@ -271,7 +275,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         let user_ps = self.parts.settings.replay_ps(&totals);
         entry.piece_carry = 0;
         let accesses = Accesses::replayed(changes, totals, base, user_ps);
-        entry.doing = Doing::Touch(Box::new(accesses));
+        entry.next_action = NextAction::Touch(Box::new(accesses));
         Ok(())
     }
 
@@ -280,7 +284,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         let entry = &mut self.tasks[task.0];
         let page_bytes = self.parts.settings.page.bytes();
         let (client, repeat) = (entry.client(), entry.cursor.repeat);
-        let place = Place { base, bytes: region.bytes, page_bytes, client, repeat };
+        let place = TouchSite { base, bytes: region.bytes, page_bytes, client, repeat };
         let mut touch = touch.clone();
         // Repeated whole laps are one long sweep, which hardware can take at once.
         let lap = Touch { count: u64::MAX, ..touch.clone() }.runs(region.bytes).next();
@@ -292,7 +296,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
         entry.piece_carry = 0;
         let cost_ps = self.parts.settings.access_ps(&touch);
-        entry.doing = Doing::Touch(Box::new(Accesses::new(&touch, place, cost_ps)));
+        entry.next_action = NextAction::Touch(Box::new(Accesses::new(&touch, place, cost_ps)));
         Ok(())
     }
 
@@ -308,7 +312,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             return Ok(());
         }
         if !self.pace(cpu, task, &mut accesses) {
-            self.tasks[task.0].doing = Doing::Touch(accesses);
+            self.tasks[task.0].next_action = NextAction::Touch(accesses);
             return Ok(());
         }
         // Where nobody else can want the CPU before `end`, fault after fault is served in this step.
@@ -319,14 +323,14 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         loop {
             let limit_ns = end.saturating_sub(self.cpus[cpu].now).max(1);
             let faulted = self.touch_or_fault(cpu, task, &mut accesses, limit_ns, going_on)?;
-            let end = end.min(self.agenda.next_ns());
+            let end = end.min(self.events.next_ns());
             let on = self.cpus[cpu].task.is_some() && self.cpus[cpu].now < end;
             if !(faulted && alone && on) || accesses.is_done() {
                 break;
             }
             self.check_caps(self.cpus[cpu].now)?;
         }
-        self.tasks[task.0].doing = Doing::Touch(accesses);
+        self.tasks[task.0].next_action = NextAction::Touch(accesses);
         Ok(())
     }
 
@@ -344,14 +348,14 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         let limit_ps = limit_ns.saturating_mul(1000);
         let touched = self.parts.hardware.touch(cpu, space, accesses, limit_ps);
         self.charge_touches(cpu, task, before, accesses, touched.translation_ps);
-        self.books.tally.add(TLB_MISSES, self.parts.hardware.take_tlb_misses());
+        self.run_state.tally.add(TLB_MISSES, self.parts.hardware.take_tlb_misses());
         if touched.stop != Stop::Fault {
             return Ok(false);
         }
-        let end = self.cpus[cpu].slice_end.min(self.agenda.next_ns());
+        let end = self.cpus[cpu].slice_end.min(self.events.next_ns());
         let (now, before) = (self.cpus[cpu].now, accesses.remaining());
         let limit_ns = end.saturating_sub(now);
-        let mut cx = Cx::new(now, limit_ns, cpu, &mut self.books);
+        let mut cx = Cx::new(now, limit_ns, cpu, &mut self.run_state);
         if going_on {
             cx = cx.going_on(self.tasks[task.0].user_carry_ps);
         }
@@ -384,7 +388,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         let whole;
         (whole, entry.piece_carry) = accesses.accesses_in(count, entry.piece_carry);
         entry.cursor.accesses += whole;
-        self.books.tally.add(ACCESSES, whole);
+        self.run_state.tally.add(ACCESSES, whole);
         let user_ps = entry.user_carry_ps + count * accesses.cost_ps;
         let translation_ps = entry.translation_carry_ps + translation_ps;
         entry.user_carry_ps = user_ps % 1000;
@@ -430,7 +434,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             kernel.lock(hw, cx, space, id, done_bytes, call_bytes)
         })?;
         let done_bytes = done_bytes + locked.min(call_bytes);
-        self.tasks[task.0].doing = Doing::Lock { region: id, chunk_bytes, done_bytes };
+        self.tasks[task.0].next_action = NextAction::Lock { region: id, chunk_bytes, done_bytes };
         Ok(())
     }
 
@@ -454,7 +458,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
         match self.tasks[task.0].role {
             Role::Main => self.end_phase(cpu, task),
-            Role::Client { process: true, .. } => self.tasks[task.0].doing = Doing::Exit,
+            Role::Client { process: true, .. } => self.tasks[task.0].next_action = NextAction::Exit,
             Role::Client { process: false, .. } => self.end_task(cpu, task),
             Role::Kernel(_) => unreachable!("kernel threads have no operations"),
         }
@@ -464,7 +468,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     fn exit(&mut self, cpu: usize, task: TaskId, limit_ns: u64) -> Result<(), RunError> {
         let space = self.space_of(task);
         match self.call(cpu, task, limit_ns, |kernel, hw, cx| kernel.exit(hw, cx, space))? {
-            Step::Again => self.tasks[task.0].doing = Doing::Exit,
+            Step::Again => self.tasks[task.0].next_action = NextAction::Exit,
             Step::Finished => {
                 self.parts.hardware.drop_space(space);
                 self.end_task(cpu, task);
@@ -489,13 +493,13 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     pub(super) fn describe(&self, task: TaskId) -> String {
         let entry = &self.tasks[task.0];
         let phase = self.plan.phases.get(entry.cursor.phase).map_or("", |phase| &phase.name);
-        let what = match &entry.doing {
-            Doing::Begin => "start of a process",
-            Doing::MapAll(_) => "mapping",
-            Doing::Fork { .. } => "fork",
-            Doing::Touch(_) => "touch",
-            Doing::Lock { .. } => "lock",
-            Doing::Exit => "exit",
+        let what = match &entry.next_action {
+            NextAction::Begin => "start of a process",
+            NextAction::MapAll(_) => "mapping",
+            NextAction::Fork { .. } => "fork",
+            NextAction::Touch(_) => "touch",
+            NextAction::Lock { .. } => "lock",
+            NextAction::Exit => "exit",
             _ => "operation",
         };
         format!("{what} in phase `{phase}`")

@@ -8,7 +8,7 @@
 //! addresses or on hashing.
 
 mod act;
-mod agenda;
+mod events;
 mod ledger;
 mod record;
 mod settings;
@@ -20,19 +20,19 @@ pub use settings::{Caps, Settings};
 
 use crate::hardware::{Mmu, SpaceId};
 use crate::historic::cx::{
-    Books, Channel, CpuRow, CpuTimes, Cx, Failure, Latencies, Wait, WallRow,
+    Channel, CpuRow, CpuTimes, Cx, Failure, Latencies, RunState, Wait, WallRow,
 };
 use crate::historic::kernel::Kernel;
 use crate::historic::sched::{Scheduler, TaskId};
 use crate::tally::{CounterId, Tally};
-use agenda::{Agenda, Event};
+use events::{Event, EventQueue};
 use ledger::Ledgers;
 use pagetax_core::access::{Rng, mix64};
 use pagetax_core::machine::{RunError, Sink};
 use pagetax_core::plan::Plan;
 use record::Record;
 use std::collections::BTreeMap;
-use task::{Doing, Role, State, Task};
+use task::{NextAction, Role, State, Task};
 
 const CONTEXT_SWITCHES: CounterId = CounterId::of("context_switch_count");
 const DAEMON_NS: CounterId = CounterId::of("kernel_daemon_ns");
@@ -87,12 +87,12 @@ pub struct Engine<'a, M, K> {
     parts: Parts<'a, M, K>,
     plan: &'a Plan,
     out: &'a mut dyn Sink,
-    books: Books,
+    run_state: RunState,
     ledgers: Ledgers,
     record: Record,
     tasks: Vec<Task>,
     cpus: Vec<Cpu>,
-    agenda: Agenda,
+    events: EventQueue,
     /// With the number of the wait.
     waiters: BTreeMap<Channel, Vec<(TaskId, u64)>>,
     clients: Clients,
@@ -121,11 +121,11 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             parts,
             plan,
             out,
-            books: Books { tally: Tally::new(), latencies: Latencies::default(), rng },
+            run_state: RunState { tally: Tally::new(), latencies: Latencies::default(), rng },
             ledgers: Ledgers::default(),
             record: Record::default(),
             tasks: Vec::new(),
-            agenda: Agenda::default(),
+            events: EventQueue::default(),
             waiters: BTreeMap::new(),
             clients: Clients::default(),
             bases: vec![vec![None; plan.regions.len()]],
@@ -139,15 +139,15 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     }
 
     fn start(&mut self) {
-        self.add_task(Role::Main, Some(SpaceId(0)), Doing::Begin, 0);
+        self.add_task(Role::Main, Some(SpaceId(0)), NextAction::Begin, 0);
         for thread in 0..self.parts.kernel.threads().len() {
-            self.add_task(Role::Kernel(thread), None, Doing::Thread(thread), 0);
+            self.add_task(Role::Kernel(thread), None, NextAction::Thread(thread), 0);
         }
         if self.parts.scheduler.has_seconds() {
-            self.agenda.add(SECOND_NS, Event::Second);
+            self.events.add(SECOND_NS, Event::Second);
         }
         if let Some(interval) = self.plan.measure.interval.filter(|interval| interval.0 > 0) {
-            self.agenda.add(interval.0, Event::Sample);
+            self.events.add(interval.0, Event::Sample);
         }
     }
 
@@ -207,14 +207,14 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
 
     /// Everything that is due at `now`.
     fn deliver(&mut self, now: u64) {
-        while let Some((time, event)) = self.agenda.due(now) {
+        while let Some((time, event)) = self.events.due(now) {
             self.ledgers.advance(time);
             match event {
                 Event::Wake { task, wait_number } => self.wake(task, wait_number, time),
                 Event::Second => {
                     let load = self.tasks.iter().filter(|task| is_runnable(task)).count();
                     self.parts.scheduler.second(load as u64);
-                    self.agenda.add(time + SECOND_NS, Event::Second);
+                    self.events.add(time + SECOND_NS, Event::Second);
                 }
                 Event::Sample => self.sample(time),
             }
@@ -229,7 +229,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
         if since > time {
             // It has not yet fallen asleep: woken by a CPU that is behind its own.
-            self.agenda.add(since, Event::Wake { task, wait_number });
+            self.events.add(since, Event::Wake { task, wait_number });
             return;
         }
         if self.tasks[task.0].is_job() {
@@ -259,9 +259,9 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         self.parts.scheduler.ready(task, woken);
     }
 
-    fn add_task(&mut self, role: Role, space: Option<SpaceId>, doing: Doing, now: u64) {
+    fn add_task(&mut self, role: Role, space: Option<SpaceId>, next_action: NextAction, now: u64) {
         let task = TaskId(self.tasks.len());
-        self.tasks.push(Task::new(role, space, doing, now));
+        self.tasks.push(Task::new(role, space, next_action, now));
         self.make_ready(task, now, false);
     }
 
@@ -274,7 +274,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             now = now.max(since);
             self.cpus[cpu].now = now;
             if self.tasks[task.0].is_job() {
-                self.books.tally.add(RUN_QUEUE_NS, now - since);
+                self.run_state.tally.add(RUN_QUEUE_NS, now - since);
                 self.ledgers.ready(false);
             }
         }
@@ -288,7 +288,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     }
 
     fn switch(&mut self, cpu: usize, task: TaskId) -> Result<(), RunError> {
-        self.books.tally.add(CONTEXT_SWITCHES, 1);
+        self.run_state.tally.add(CONTEXT_SWITCHES, 1);
         let space = self.tasks[task.0].space;
         self.call(cpu, task, 0, |kernel, hw, cx| kernel.switch(hw, cx, space))?;
         if let Some(space) = space
@@ -301,7 +301,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
 
     fn idle(&mut self, cpu: usize) -> Result<(), RunError> {
         let busy = self.cpus.iter().filter(|other| other.task.is_some()).map(|other| other.now);
-        let next = busy.min().unwrap_or(u64::MAX).min(self.agenda.next_ns());
+        let next = busy.min().unwrap_or(u64::MAX).min(self.events.next_ns());
         if next == u64::MAX {
             return Err(RunError::Op {
                 op: "waiting".into(),
@@ -321,7 +321,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         limit_ns: u64,
         f: impl FnOnce(&mut K, &mut M, &mut Cx<'_>) -> R,
     ) -> Result<R, RunError> {
-        let cx = Cx::new(self.cpus[cpu].now, limit_ns, cpu, &mut self.books);
+        let cx = Cx::new(self.cpus[cpu].now, limit_ns, cpu, &mut self.run_state);
         let (result, end) = in_kernel(&mut self.parts, cx, f);
         if let Some((wait, row)) = self.after_call(cpu, task, end)? {
             self.suspend(cpu, task, wait, row);
@@ -357,7 +357,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         let start = self.cpus[cpu].now;
         self.cpus[cpu].now += spent_ns;
         self.parts.scheduler.ran(task, spent_ns);
-        let tally = &mut self.books.tally;
+        let tally = &mut self.run_state.tally;
         if !self.tasks[task.0].is_job() {
             tally.add(DAEMON_NS, spent_ns);
             return;
@@ -381,7 +381,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             self.ledgers.waiting(row, true);
         }
         if let Wait::Until(time) | Wait::OnUntil(_, time) = wait {
-            self.agenda.add(time.max(now), Event::Wake { task, wait_number });
+            self.events.add(time.max(now), Event::Wake { task, wait_number });
         }
         if let Wait::On(channel) | Wait::OnUntil(channel, _) = wait {
             self.waiters.entry(channel).or_default().push((task, wait_number));
@@ -390,7 +390,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
 
     fn wake_all(&mut self, channel: Channel, time: u64) {
         for (task, wait_number) in self.waiters.remove(&channel).unwrap_or_default() {
-            self.agenda.add(time, Event::Wake { task, wait_number });
+            self.events.add(time, Event::Wake { task, wait_number });
         }
     }
 }

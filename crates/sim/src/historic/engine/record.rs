@@ -1,6 +1,6 @@
 //! What the run pours into its sink: phases, series, counters, budget.
 
-use super::agenda::Event;
+use super::events::Event;
 use super::task::State;
 use super::{CONTEXT_SWITCHES, DAEMON_NS, Engine, KERNEL_NS, RUN_QUEUE_NS, USER_NS};
 use crate::hardware::Mmu;
@@ -31,12 +31,12 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
 
     pub(super) fn begin_phase_record(&mut self, now: u64) {
         self.record.phase_start_ns = now;
-        self.record.phase_tally = self.books.tally.clone();
+        self.record.phase_tally = self.run_state.tally.clone();
     }
 
     pub(super) fn end_phase_record(&mut self, index: usize, now: u64) {
         let since = |counter: CounterId| {
-            let value = self.books.tally.get(counter) - self.record.phase_tally.get(counter);
+            let value = self.run_state.tally.get(counter) - self.record.phase_tally.get(counter);
             (counter.id(), Reading::Modeled(value))
         };
         let values: Vec<_> = self.counters().filter(is_sum).map(since).collect();
@@ -48,16 +48,16 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
     /// A point of the series: what the interval that ends now added to each counter.
     pub(super) fn sample(&mut self, time: u64) {
         let since = |counter: CounterId| {
-            let value = self.books.tally.get(counter) - self.record.sample_tally.get(counter);
+            let value = self.run_state.tally.get(counter) - self.record.sample_tally.get(counter);
             (counter.id(), value)
         };
         let mut values: Vec<_> = self.counters().filter(is_sum).map(since).collect();
         self.parts.kernel.sample(&self.parts.hardware, &mut values);
         self.out.sample(time, &values);
-        self.record.sample_tally = self.books.tally.clone();
+        self.record.sample_tally = self.run_state.tally.clone();
         self.record.points += 1;
         let interval = self.plan.measure.interval.map_or(0, |interval| interval.0);
-        self.agenda.add(time + interval, Event::Sample);
+        self.events.add(time + interval, Event::Sample);
     }
 
     /// How much is done: whole phases, and of the present one its accesses.
@@ -65,7 +65,7 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
         let index = self.tasks[0].cursor.phase;
         let Some(phase) = self.plan.phases.get(index) else { return };
         let planned = phase.access_count();
-        let done = self.books.tally.get(ALWAYS[0]) - self.record.phase_tally.get(ALWAYS[0]);
+        let done = self.run_state.tally.get(ALWAYS[0]) - self.record.phase_tally.get(ALWAYS[0]);
         let within = if planned > 0.0 { (done as f64 / planned).min(1.0) } else { 0.0 };
         self.out.progress((index as f64 + within) / self.plan.phases.len() as f64);
     }
@@ -77,20 +77,21 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
         self.ledgers.advance(if cut_short { now } else { self.end_ns });
         let wall_ns = self.ledgers.wall_ns();
         for counter in self.counters() {
-            self.out.counter(counter.id(), Reading::Modeled(self.books.tally.get(counter)));
+            self.out.counter(counter.id(), Reading::Modeled(self.run_state.tally.get(counter)));
         }
         self.out.counter(WALL_NS.id(), Reading::Modeled(wall_ns));
-        for (kind, histogram) in self.books.latencies.iter() {
+        for (kind, histogram) in self.run_state.latencies.iter() {
             self.out.latency(kind, histogram, None, Provenance::Modeled);
         }
-        let epilogue = self.parts.kernel.epilogue(&self.parts.hardware, &self.books.tally);
+        let kernel_report =
+            self.parts.kernel.kernel_report(&self.parts.hardware, &self.run_state.tally);
         let mut budget = self.ledgers.budget();
-        for (id, reading, how) in epilogue.memory {
+        for (id, reading, how) in kernel_report.memory {
             budget.memory(id, reading, how);
         }
         self.out.budget(budget);
-        epilogue.tables.into_iter().for_each(|table| self.out.table(table));
-        epilogue.warnings.into_iter().for_each(|warning| self.out.warning(warning));
+        kernel_report.tables.into_iter().for_each(|table| self.out.table(table));
+        kernel_report.warnings.into_iter().for_each(|warning| self.out.warning(warning));
         self.out.progress(1.0);
     }
 }

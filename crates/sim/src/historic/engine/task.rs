@@ -27,7 +27,7 @@ pub(super) enum State {
 
 /// What a task does when it next has a CPU.
 #[derive(Debug, Clone)]
-pub(super) enum Doing {
+pub(super) enum NextAction {
     /// The kernel sets its space up.
     Begin,
     /// Main only: maps what is mapped at the start, from this region on.
@@ -75,7 +75,7 @@ pub(super) struct Task {
     /// None for kernel threads.
     pub space: Option<SpaceId>,
     pub state: State,
-    pub doing: Doing,
+    pub next_action: NextAction,
     pub cursor: Cursor,
     /// Which wait it is in; a wake for an earlier one comes too late.
     pub wait_number: u64,
@@ -86,12 +86,12 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub fn new(role: Role, space: Option<SpaceId>, doing: Doing, now: u64) -> Self {
+    pub fn new(role: Role, space: Option<SpaceId>, next_action: NextAction, now: u64) -> Self {
         Task {
             role,
             space,
             state: State::Ready { since: now },
-            doing,
+            next_action,
             cursor: Cursor { start_ns: now, ..Cursor::default() },
             wait_number: 0,
             user_carry_ps: 0,

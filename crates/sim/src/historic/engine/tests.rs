@@ -5,7 +5,7 @@ use super::*;
 use crate::hardware::accesses::Accesses;
 use crate::hardware::flat::Flat;
 use crate::hardware::{PageTables, Pte};
-use crate::historic::kernel::{Epilogue, Step};
+use crate::historic::kernel::{KernelReport, Step};
 use crate::historic::sched::scheduler;
 use crate::model::Model;
 use pagetax_core::machine::{MachineKind, MachineSpec, Unmet};
@@ -18,14 +18,14 @@ const MINOR: CounterId = CounterId::of("minor_fault_count");
 const MAJOR: CounterId = CounterId::of("major_fault_count");
 const MS: u64 = 1_000_000;
 
-struct Plain {
+struct PlainKernel {
     file_from: u64,
     next: u64,
     lengths: BTreeMap<usize, (u64, u64)>,
     daemon: bool,
 }
 
-impl Plain {
+impl PlainKernel {
     fn fill(&mut self, hw: &mut Flat, cx: &mut Cx<'_>, space: SpaceId, address: u64) {
         cx.charge(CpuRow::MinorFault, 10_000);
         if address >= self.file_from {
@@ -38,8 +38,8 @@ impl Plain {
     }
 }
 
-impl Kernel<Flat> for Plain {
-    fn limits(&self, _plan: &Plan) -> Vec<Unmet> {
+impl Kernel<Flat> for PlainKernel {
+    fn unmet_requirements(&self, _plan: &Plan) -> Vec<Unmet> {
         Vec::new()
     }
     fn call_ns(&self) -> u64 {
@@ -117,8 +117,8 @@ impl Kernel<Flat> for Plain {
         cx.charge(CpuRow::Reclaim, 3 * MS);
         cx.wait(Wait::Until(cx.now() + 30 * MS), WallRow::Sleep);
     }
-    fn epilogue(&self, _hw: &Flat, _tally: &Tally) -> Epilogue {
-        Epilogue::default()
+    fn kernel_report(&self, _hw: &Flat, _tally: &Tally) -> KernelReport {
+        KernelReport::default()
     }
 }
 
@@ -185,7 +185,7 @@ fn run(plan: &Plan, scheduler_name: &str, cpus: u32, daemon: bool) -> (Run, Resu
         job_params: BTreeMap::new(),
     };
     let mut recording = Recording::new(plan, &spec);
-    let kernel = Plain { file_from: u64::MAX, next: 4096, lengths: BTreeMap::new(), daemon };
+    let kernel = PlainKernel { file_from: u64::MAX, next: 4096, lengths: BTreeMap::new(), daemon };
     let parts = Parts {
         settings: &settings,
         caps: Caps { wall_ns: 1000 * SECOND_NS, steps: 1_000_000, ..Caps::default() },

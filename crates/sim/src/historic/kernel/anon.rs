@@ -5,9 +5,9 @@
 //! block is both free and mapped. If no block of the wanted size is available, the page gets the
 //! next smaller size.
 
-use super::buddy::{Buddy, Frame, Owner};
+use super::buddy::{Buddy, FrameNumber, Owner};
 use super::preflight::{fatal, ignored_advice, other_page_sizes, too_much_mapped, without_servers};
-use super::{Epilogue, Kernel, Step};
+use super::{Kernel, KernelReport, Step};
 use crate::hardware::accesses::Accesses;
 use crate::hardware::cached::CachedMmu;
 use crate::hardware::{PageTables, Pte, SpaceId};
@@ -40,12 +40,12 @@ pub trait Flavor {
         &mut self,
         hw: &mut CachedMmu,
         cx: &mut Cx<'_>,
-        memory: &Memory,
+        memory: &AnonMemory,
         space: SpaceId,
     );
 
     /// Notes that a process ends now. Its memory is still mapped.
-    fn ending(&mut self, hw: &CachedMmu, cx: &Cx<'_>, memory: &Memory, space: SpaceId);
+    fn ending(&mut self, hw: &CachedMmu, cx: &Cx<'_>, memory: &AnonMemory, space: SpaceId);
 
     /// Learns the plan, once, before its run.
     fn prepare(&mut self, _plan: &Plan) {}
@@ -54,7 +54,7 @@ pub trait Flavor {
     fn limit(&self, region: &Region) -> Option<Unmet>;
 
     /// Returns the tables, memory rows and warnings at the end of the run.
-    fn epilogue(&self, hw: &CachedMmu, memory: &Memory) -> Epilogue;
+    fn kernel_report(&self, hw: &CachedMmu, memory: &AnonMemory) -> KernelReport;
 }
 
 /// The address, length and page size of a region in a space.
@@ -71,30 +71,30 @@ pub struct Placed {
 
 /// A resident page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Page {
+pub struct ResidentPage {
     /// The size of the page.
     pub size: PageSize,
-    frame: Frame,
+    frame: FrameNumber,
 }
 
 /// The areas and resident pages of one space.
 #[derive(Debug, Clone, Default)]
 pub struct AddressSpace {
     /// Mapped regions by virtual address.
-    pub areas: BTreeMap<u64, Area>,
+    pub areas: BTreeMap<u64, AnonArea>,
     /// Resident pages by virtual address.
-    pub pages: BTreeMap<u64, Page>,
+    pub pages: BTreeMap<u64, ResidentPage>,
     /// The number of resident pages of each size.
     pub page_counts: BTreeMap<PageSize, u64>,
 }
 
 impl AddressSpace {
-    fn insert(&mut self, start: u64, page: Page) {
+    fn insert(&mut self, start: u64, page: ResidentPage) {
         self.pages.insert(start, page);
         *self.page_counts.entry(page.size).or_default() += 1;
     }
 
-    fn remove(&mut self, start: u64) -> Option<Page> {
+    fn remove(&mut self, start: u64) -> Option<ResidentPage> {
         let page = self.pages.remove(&start)?;
         *self.page_counts.entry(page.size).or_default() -= 1;
         Some(page)
@@ -103,7 +103,7 @@ impl AddressSpace {
 
 /// A mapped region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Area {
+pub struct AnonArea {
     /// The region's id in the plan.
     pub id: RegionId,
     /// Address, length and wanted page size.
@@ -112,7 +112,7 @@ pub struct Area {
     pub locked_bytes: u64,
 }
 
-impl Area {
+impl AnonArea {
     fn end(&self) -> u64 {
         self.placed.base + self.placed.bytes
     }
@@ -120,7 +120,7 @@ impl Area {
 
 /// Costs in picoseconds, from tables `[fault]` and `[process]`.
 #[derive(Debug, Clone)]
-struct Costs {
+struct AnonCosts {
     fault_ps: u64,
     zero_ps_per_kib: u64,
     copy_ps_per_kib: u64,
@@ -131,10 +131,10 @@ struct Costs {
     switch_ps: u64,
 }
 
-impl Costs {
+impl AnonCosts {
     fn load(model: &Model) -> Result<Self, ModelError> {
         let ps = |key| model.ps("fault", key);
-        Ok(Costs {
+        Ok(AnonCosts {
             fault_ps: ps("time")?,
             zero_ps_per_kib: ps("zero_kib")?,
             copy_ps_per_kib: ps("copy_kib")?,
@@ -149,13 +149,13 @@ impl Costs {
 
 /// Physical memory and the spaces that map it.
 #[derive(Debug, Clone)]
-pub struct Memory {
+pub struct AnonMemory {
     base: PageSize,
     /// Page sizes, smallest first.
     sizes: Vec<PageSize>,
     buddy: Buddy,
     /// Blocks that more than one space maps, with the number of their mappings.
-    shared: BTreeMap<Frame, u32>,
+    shared: BTreeMap<FrameNumber, u32>,
     spaces: Vec<AddressSpace>,
     /// The number of pages moved to make room for larger ones.
     pub relocated_pages: u64,
@@ -175,12 +175,12 @@ fn owner_parts(owner: u64) -> (SpaceId, u64) {
     (SpaceId((owner >> 48) as usize), owner & ((1 << 48) - 1))
 }
 
-impl Memory {
+impl AnonMemory {
     /// Returns `bytes` of free memory with pages of `sizes`, smallest first.
     pub fn new(bytes: Bytes, sizes: &[PageSize]) -> Self {
         let (base, largest) = (sizes[0], sizes[sizes.len() - 1]);
         let buddy = Buddy::new(bytes.0 >> base.shift(), largest.shift() - base.shift());
-        Memory {
+        AnonMemory {
             base,
             sizes: sizes.to_vec(),
             buddy,
@@ -219,12 +219,12 @@ impl Memory {
         counts.map(|(size, count)| size.bytes() * count).sum()
     }
 
-    fn area(&self, space: SpaceId, address: u64) -> Option<Area> {
+    fn area(&self, space: SpaceId, address: u64) -> Option<AnonArea> {
         let area = self.space(space).areas.range(..=address).next_back()?.1;
         (address < area.end()).then_some(*area)
     }
 
-    fn page(&self, space: SpaceId, address: u64) -> Option<(u64, Page)> {
+    fn page(&self, space: SpaceId, address: u64) -> Option<(u64, ResidentPage)> {
         let (start, page) = self.space(space).pages.range(..=address).next_back()?;
         (address < start + page.size.bytes()).then_some((*start, *page))
     }
@@ -233,7 +233,7 @@ impl Memory {
     /// size would reach outside the area, only base pages fit. The head of the heap in McDougall,
     /// 'Taming Your Emu' (Sun BluePrints, 2004) shows this. Intermediate sizes are fallbacks for
     /// when memory is short.
-    fn possible_sizes(&self, space: SpaceId, area: &Area, address: u64) -> Vec<PageSize> {
+    fn possible_sizes(&self, space: SpaceId, area: &AnonArea, address: u64) -> Vec<PageSize> {
         let extent = |size: PageSize| {
             let start = address & !(size.bytes() - 1);
             start..start + size.bytes()
@@ -247,7 +247,7 @@ impl Memory {
         self.sizes.iter().rev().copied().filter(fits).collect()
     }
 
-    fn drop_block(&mut self, frame: Frame) {
+    fn drop_block(&mut self, frame: FrameNumber) {
         match self.shared.get_mut(&frame) {
             Some(count) if *count > 2 => *count -= 1,
             Some(_) => drop(self.shared.remove(&frame)),
@@ -259,8 +259,8 @@ impl Memory {
 /// The demand-paging kernel; `F` makes the decisions that differ between kernels.
 #[derive(Clone)]
 pub struct AnonKernel<F> {
-    memory: Memory,
-    costs: Costs,
+    memory: AnonMemory,
+    costs: AnonCosts,
     flavor: F,
     memory_bytes: Bytes,
 }
@@ -270,9 +270,9 @@ impl<F: Flavor> AnonKernel<F> {
     ///
     /// # Errors
     /// Returns an error if a constant is absent or out of range.
-    pub fn new(model: &Model, memory: Memory, flavor: F) -> Result<Self, ModelError> {
+    pub fn new(model: &Model, memory: AnonMemory, flavor: F) -> Result<Self, ModelError> {
         let memory_bytes = Bytes(memory.buddy.frames() << memory.base.shift());
-        Ok(AnonKernel { memory, costs: Costs::load(model)?, flavor, memory_bytes })
+        Ok(AnonKernel { memory, costs: AnonCosts::load(model)?, flavor, memory_bytes })
     }
 
     /// Allocates a block for a page of the first of `sizes` that memory can provide. Fails the run
@@ -284,7 +284,7 @@ impl<F: Flavor> AnonKernel<F> {
         sizes: &[PageSize],
         space: SpaceId,
         address: u64,
-    ) -> Option<(u64, Page)> {
+    ) -> Option<(u64, ResidentPage)> {
         for (nth, size) in sizes.iter().enumerate() {
             let start = address & !(size.bytes() - 1);
             let order = size.shift() - self.memory.base.shift();
@@ -295,7 +295,7 @@ impl<F: Flavor> AnonKernel<F> {
             }
             if let Some(frame) = frame {
                 self.memory.fallback_count += u64::from(nth > 0);
-                return Some((start, Page { size: *size, frame }));
+                return Some((start, ResidentPage { size: *size, frame }));
             }
         }
         cx.fail(
@@ -337,7 +337,7 @@ impl<F: Flavor> AnonKernel<F> {
         cx: &mut Cx<'_>,
         space: SpaceId,
         start: u64,
-        page: Page,
+        page: ResidentPage,
     ) {
         self.memory.space_mut(space).insert(start, page);
         hw.load(space, Pte { address: start, size: page.size, writable: true });
@@ -370,7 +370,7 @@ impl<F: Flavor> AnonKernel<F> {
         cx: &mut Cx<'_>,
         space: SpaceId,
         start: u64,
-        page: Page,
+        page: ResidentPage,
     ) {
         cx.count(MINOR_FAULTS, 1);
         cx.charge(CpuRow::MinorFault, self.costs.fault_ps / 1000);
@@ -400,7 +400,7 @@ impl<F: Flavor> AnonKernel<F> {
         hw.unload(space, range.start, range.end - range.start);
     }
 
-    fn area_of(&mut self, space: SpaceId, id: RegionId) -> Option<&mut Area> {
+    fn area_of(&mut self, space: SpaceId, id: RegionId) -> Option<&mut AnonArea> {
         self.memory.space_mut(space).areas.values_mut().find(|area| area.id == id)
     }
 
@@ -438,7 +438,7 @@ impl<F: Flavor> Kernel<CachedMmu> for AnonKernel<F> {
         self.flavor.prepare(plan);
     }
 
-    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+    fn unmet_requirements(&self, plan: &Plan) -> Vec<Unmet> {
         let other =
             |region: &&Region| !region.backing.is_anonymous() && !region.backing.is_remote();
         let refuse = |region: &Region| {
@@ -486,7 +486,7 @@ impl<F: Flavor> Kernel<CachedMmu> for AnonKernel<F> {
         region: &Region,
     ) -> u64 {
         let placed = self.flavor.place(space, id, region);
-        let area = Area { id, placed, locked_bytes: 0 };
+        let area = AnonArea { id, placed, locked_bytes: 0 };
         self.memory.space_mut(space).areas.insert(placed.base, area);
         placed.base
     }
@@ -584,14 +584,14 @@ impl<F: Flavor> Kernel<CachedMmu> for AnonKernel<F> {
         cx.charge(CpuRow::OtherKernel, self.costs.switch_ps / 1000);
     }
 
-    fn epilogue(&self, hw: &CachedMmu, tally: &Tally) -> Epilogue {
-        let mut epilogue = self.flavor.epilogue(hw, &self.memory);
+    fn kernel_report(&self, hw: &CachedMmu, tally: &Tally) -> KernelReport {
+        let mut kernel_report = self.flavor.kernel_report(hw, &self.memory);
         for (id, counter, how) in [
             ("resident", RESIDENT_MAX, "pages mapped, at most at once"),
             ("huge", HUGE_MAX, "of them, on pages larger than the base page"),
         ] {
-            epilogue.memory.push((id, Reading::Modeled(tally.get(counter)), how.into()));
+            kernel_report.memory.push((id, Reading::Modeled(tally.get(counter)), how.into()));
         }
-        epilogue
+        kernel_report
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of a page frame.
-pub type Frame = u64;
+pub type FrameNumber = u64;
 
 /// The holder of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum Owner {
 
 /// A held block of `2^order` frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Held {
+struct AllocatedBlock {
     order: u32,
     owner: Owner,
 }
@@ -30,9 +30,9 @@ struct Held {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// First frame of the block before the move.
-    pub from: Frame,
+    pub from: FrameNumber,
     /// First frame of the block after the move.
-    pub to: Frame,
+    pub to: FrameNumber,
     /// Order of the block, of `2^order` frames.
     pub order: u32,
     /// The owner's key for the block, from [`Owner::Movable`].
@@ -44,8 +44,8 @@ pub struct Move {
 pub struct Buddy {
     frames: u64,
     /// Free blocks by order.
-    free: Vec<BTreeSet<Frame>>,
-    held: BTreeMap<Frame, Held>,
+    free: Vec<BTreeSet<FrameNumber>>,
+    held: BTreeMap<FrameNumber, AllocatedBlock>,
     free_frames: u64,
     /// True by order if no block can be cleared until a block is freed.
     hopeless: Vec<bool>,
@@ -74,7 +74,7 @@ impl Buddy {
 
     /// Allocates `2^order` frames: the lowest of the smallest free blocks that fit. Returns None if
     /// none fits.
-    pub fn allocate(&mut self, order: u32, owner: Owner) -> Option<Frame> {
+    pub fn allocate(&mut self, order: u32, owner: Owner) -> Option<FrameNumber> {
         let from = (order as usize..self.free.len()).find(|o| !self.free[*o].is_empty())?;
         let frame = self.free[from].pop_first()?;
         self.split(frame, from as u32, order);
@@ -83,7 +83,7 @@ impl Buddy {
     }
 
     /// Allocates the block of `2^order` frames at `frame`. Returns false if not all of it is free.
-    pub fn allocate_at(&mut self, frame: Frame, order: u32, owner: Owner) -> bool {
+    pub fn allocate_at(&mut self, frame: FrameNumber, order: u32, owner: Owner) -> bool {
         let holds = |o: &usize| self.free[*o].contains(&(frame >> *o << *o));
         let Some(from) = (order as usize..self.free.len()).find(holds) else { return false };
         let start = frame >> from << from;
@@ -101,14 +101,14 @@ impl Buddy {
     }
 
     /// Frees the upper halves of a block until `2^to` frames are left.
-    fn split(&mut self, frame: Frame, from: u32, to: u32) {
+    fn split(&mut self, frame: FrameNumber, from: u32, to: u32) {
         (to..from).rev().for_each(|o| {
             self.free[o as usize].insert(frame + (1 << o));
         });
     }
 
-    fn hold(&mut self, frame: Frame, order: u32, owner: Owner) {
-        self.held.insert(frame, Held { order, owner });
+    fn hold(&mut self, frame: FrameNumber, order: u32, owner: Owner) {
+        self.held.insert(frame, AllocatedBlock { order, owner });
         self.free_frames -= 1 << order;
     }
 
@@ -116,8 +116,9 @@ impl Buddy {
     ///
     /// # Panics
     /// Panics if no held block begins there, because the caller's records are then wrong.
-    pub fn free(&mut self, frame: Frame) {
-        let Held { mut order, .. } = self.held.remove(&frame).expect("only held blocks are freed");
+    pub fn free(&mut self, frame: FrameNumber) {
+        let AllocatedBlock { mut order, .. } =
+            self.held.remove(&frame).expect("only held blocks are freed");
         self.free_frames += 1 << order;
         self.hopeless.fill(false);
         let mut frame = frame;
@@ -133,7 +134,7 @@ impl Buddy {
     }
 
     /// Changes the owner of a held block.
-    pub fn set_owner(&mut self, frame: Frame, owner: Owner) {
+    pub fn set_owner(&mut self, frame: FrameNumber, owner: Owner) {
         if let Some(held) = self.held.get_mut(&frame) {
             held.owner = owner;
         }
@@ -179,7 +180,7 @@ impl Buddy {
 
     /// Returns the aligned block of this order with the fewest held frames, without a pinned block
     /// in it. Of equals, it returns the lowest.
-    fn cheapest_to_clear(&self, order: u32) -> Option<Frame> {
+    fn cheapest_to_clear(&self, order: u32) -> Option<FrameNumber> {
         let mut held: BTreeMap<u64, Option<u64>> = BTreeMap::new();
         for (frame, block) in &self.held {
             let sum = held.entry(frame >> order).or_insert(Some(0));
@@ -203,7 +204,7 @@ mod tests {
     /// merged.
     fn is_sound(buddy: &Buddy) -> bool {
         let mut covered = vec![0; buddy.frames as usize];
-        let mut cover = |frame: Frame, order: u32| {
+        let mut cover = |frame: FrameNumber, order: u32| {
             (frame..frame + (1 << order)).for_each(|f| covered[f as usize] += 1);
         };
         for (order, list) in buddy.free.iter().enumerate() {
@@ -226,7 +227,7 @@ mod tests {
             steps in proptest::collection::vec((0u32..5, 0u8..10, any::<prop::sample::Index>()), 1..200),
         ) {
             let mut buddy = Buddy::new(70, 4);
-            let mut blocks: BTreeMap<u64, Frame> = BTreeMap::new();
+            let mut blocks: BTreeMap<u64, FrameNumber> = BTreeMap::new();
             for (id, (order, kind, pick)) in steps.into_iter().enumerate() {
                 let id = id as u64;
                 match kind {

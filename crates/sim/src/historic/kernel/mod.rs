@@ -26,7 +26,7 @@ use pagetax_core::units::PageSize;
 
 /// A kernel's results at the end of a run.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Epilogue {
+pub struct KernelReport {
     /// Tables in the format of the period's tools.
     pub tables: Vec<Table>,
     /// Rows of the budget's memory line: id, bytes, method.
@@ -48,7 +48,7 @@ pub enum Step {
 pub trait Kernel<M: Mmu> {
     /// Returns the demands of a valid plan that this kernel on this hardware cannot meet
     /// (preflight).
-    fn limits(&self, plan: &Plan) -> Vec<Unmet>;
+    fn unmet_requirements(&self, plan: &Plan) -> Vec<Unmet>;
 
     /// Returns the nanoseconds of a system call that finds nothing to do; at least 1. The engine
     /// charges them if the kernel has charged nothing, so that every operation takes time.
@@ -136,5 +136,5 @@ pub trait Kernel<M: Mmu> {
     fn sample(&mut self, _hw: &M, _out: &mut Vec<(&'static str, u64)>) {}
 
     /// Returns the tables, memory rows and warnings at the end of the run.
-    fn epilogue(&self, hw: &M, tally: &Tally) -> Epilogue;
+    fn kernel_report(&self, hw: &M, tally: &Tally) -> KernelReport;
 }

@@ -7,11 +7,11 @@
 use pagetax_core::access::Rng;
 
 /// The index of a page frame.
-pub type Frame = u32;
+pub type FrameIndex = u32;
 
 /// A page replacement policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Policy {
+pub enum ReplacementPolicy {
     /// First in, first out: evicts the page that was loaded first.
     Fifo,
     /// FIFO, but a page that was referenced since the last scan goes to the back of the queue.
@@ -21,22 +21,22 @@ pub enum Policy {
     OldestOf(usize),
 }
 
-impl Policy {
+impl ReplacementPolicy {
     /// The policies by their names in machine files.
-    pub const NAMES: [(&str, Policy); 7] = [
-        ("fifo", Policy::Fifo),
-        ("second_chance", Policy::SecondChance),
-        ("random", Policy::OldestOf(1)),
-        ("oldest_of_2", Policy::OldestOf(2)),
-        ("oldest_of_3", Policy::OldestOf(3)),
-        ("oldest_of_4", Policy::OldestOf(4)),
-        ("oldest_of_8", Policy::OldestOf(8)),
+    pub const NAMES: [(&str, ReplacementPolicy); 7] = [
+        ("fifo", ReplacementPolicy::Fifo),
+        ("second_chance", ReplacementPolicy::SecondChance),
+        ("random", ReplacementPolicy::OldestOf(1)),
+        ("oldest_of_2", ReplacementPolicy::OldestOf(2)),
+        ("oldest_of_3", ReplacementPolicy::OldestOf(3)),
+        ("oldest_of_4", ReplacementPolicy::OldestOf(4)),
+        ("oldest_of_8", ReplacementPolicy::OldestOf(8)),
     ];
 }
 
 /// The evictable frames in the order that a policy keeps them.
 #[derive(Debug, Clone)]
-pub enum Replacement {
+pub enum EvictionOrder {
     /// FIFO, with or without a second chance.
     Queue {
         /// Evictable frames, oldest first.
@@ -48,30 +48,30 @@ pub enum Replacement {
     Sample(Sample),
 }
 
-impl Replacement {
+impl EvictionOrder {
     /// Returns a policy without frames.
-    pub fn new(policy: Policy) -> Self {
-        let queue = |second_chance| Replacement::Queue { queue: Queue::default(), second_chance };
+    pub fn new(policy: ReplacementPolicy) -> Self {
+        let queue = |second_chance| EvictionOrder::Queue { queue: Queue::default(), second_chance };
         match policy {
-            Policy::Fifo => queue(false),
-            Policy::SecondChance => queue(true),
-            Policy::OldestOf(drawn) => Replacement::Sample(Sample::new(drawn)),
+            ReplacementPolicy::Fifo => queue(false),
+            ReplacementPolicy::SecondChance => queue(true),
+            ReplacementPolicy::OldestOf(drawn) => EvictionOrder::Sample(Sample::new(drawn)),
         }
     }
 
     /// Adds a frame that becomes evictable. It must not be evictable already.
-    pub fn insert(&mut self, frame: Frame) {
+    pub fn insert(&mut self, frame: FrameIndex) {
         match self {
-            Replacement::Queue { queue, .. } => queue.push_back(frame),
-            Replacement::Sample(sample) => sample.insert(frame),
+            EvictionOrder::Queue { queue, .. } => queue.push_back(frame),
+            EvictionOrder::Sample(sample) => sample.insert(frame),
         }
     }
 
     /// Removes an evictable frame that is now pinned or free.
-    pub fn remove(&mut self, frame: Frame) {
+    pub fn remove(&mut self, frame: FrameIndex) {
         match self {
-            Replacement::Queue { queue, .. } => queue.unlink(frame),
-            Replacement::Sample(sample) => sample.remove(frame),
+            EvictionOrder::Queue { queue, .. } => queue.unlink(frame),
+            EvictionOrder::Sample(sample) => sample.remove(frame),
         }
     }
 
@@ -80,10 +80,10 @@ impl Replacement {
     pub fn victim(
         &mut self,
         rng: &mut Rng,
-        mut take_referenced: impl FnMut(Frame) -> bool,
-    ) -> Option<Frame> {
+        mut take_referenced: impl FnMut(FrameIndex) -> bool,
+    ) -> Option<FrameIndex> {
         match self {
-            Replacement::Queue { queue, second_chance } => {
+            EvictionOrder::Queue { queue, second_chance } => {
                 let mut victim = queue.first()?;
                 while *second_chance && take_referenced(victim) {
                     queue.unlink(victim);
@@ -93,20 +93,20 @@ impl Replacement {
                 queue.unlink(victim);
                 Some(victim)
             }
-            Replacement::Sample(sample) => sample.victim(rng, take_referenced),
+            EvictionOrder::Sample(sample) => sample.victim(rng, take_referenced),
         }
     }
 }
 
-const NONE: Frame = Frame::MAX;
+const NONE: FrameIndex = FrameIndex::MAX;
 
 /// A doubly linked list in an array, so that any frame can leave it in constant time.
 #[derive(Debug, Clone)]
 pub struct Queue {
     /// (previous, next) by frame.
-    links: Vec<(Frame, Frame)>,
-    first: Frame,
-    last: Frame,
+    links: Vec<(FrameIndex, FrameIndex)>,
+    first: FrameIndex,
+    last: FrameIndex,
 }
 
 impl Default for Queue {
@@ -116,11 +116,11 @@ impl Default for Queue {
 }
 
 impl Queue {
-    fn first(&self) -> Option<Frame> {
+    fn first(&self) -> Option<FrameIndex> {
         (self.first != NONE).then_some(self.first)
     }
 
-    fn push_back(&mut self, frame: Frame) {
+    fn push_back(&mut self, frame: FrameIndex) {
         if self.links.len() <= frame as usize {
             self.links.resize(frame as usize + 1, (NONE, NONE));
         }
@@ -132,7 +132,7 @@ impl Queue {
         self.last = frame;
     }
 
-    fn unlink(&mut self, frame: Frame) {
+    fn unlink(&mut self, frame: FrameIndex) {
         let (previous, next) = self.links[frame as usize];
         match previous {
             NONE => self.first = next,
@@ -152,7 +152,7 @@ pub struct Sample {
     drawn: Vec<usize>,
     now: u64,
     /// Evictable frames, in no order.
-    members: Vec<Frame>,
+    members: Vec<FrameIndex>,
     /// The time when each member was loaded or last seen in use, by position.
     since: Vec<u64>,
     /// Each frame's position among the members.
@@ -166,7 +166,7 @@ impl Sample {
         Sample { drawn, now: 0, members, since, positions }
     }
 
-    fn insert(&mut self, frame: Frame) {
+    fn insert(&mut self, frame: FrameIndex) {
         if self.positions.len() <= frame as usize {
             self.positions.resize(frame as usize + 1, NONE);
         }
@@ -176,7 +176,7 @@ impl Sample {
         self.since.push(self.now);
     }
 
-    fn remove(&mut self, frame: Frame) {
+    fn remove(&mut self, frame: FrameIndex) {
         let position = self.positions[frame as usize] as usize;
         self.members.swap_remove(position);
         self.since.swap_remove(position);
@@ -188,8 +188,8 @@ impl Sample {
     fn victim(
         &mut self,
         rng: &mut Rng,
-        mut take_referenced: impl FnMut(Frame) -> bool,
-    ) -> Option<Frame> {
+        mut take_referenced: impl FnMut(FrameIndex) -> bool,
+    ) -> Option<FrameIndex> {
         if self.members.is_empty() {
             return None;
         }
@@ -218,8 +218,8 @@ pub(crate) mod tests {
     use std::collections::BTreeSet;
 
     /// Returns the victims of frames 0 to 3, of which 2 is pinned and 0 is referenced.
-    fn victims(policy: Policy) -> Vec<Frame> {
-        let mut replacement = Replacement::new(policy);
+    fn victims(policy: ReplacementPolicy) -> Vec<FrameIndex> {
+        let mut replacement = EvictionOrder::new(policy);
         let mut rng = Rng::new(1);
         let mut referenced = BTreeSet::from([0]);
         (0..4).for_each(|frame| replacement.insert(frame));
@@ -230,17 +230,17 @@ pub(crate) mod tests {
 
     #[test]
     fn each_policy_takes_its_own_victim() {
-        assert_eq!(victims(Policy::Fifo), [0, 1, 3]);
-        assert_eq!(victims(Policy::SecondChance), [1, 3, 0]);
-        assert_eq!(victims(Policy::OldestOf(64)), [1, 3, 0]);
-        let random: BTreeSet<_> = victims(Policy::OldestOf(1)).into_iter().collect();
+        assert_eq!(victims(ReplacementPolicy::Fifo), [0, 1, 3]);
+        assert_eq!(victims(ReplacementPolicy::SecondChance), [1, 3, 0]);
+        assert_eq!(victims(ReplacementPolicy::OldestOf(64)), [1, 3, 0]);
+        let random: BTreeSet<_> = victims(ReplacementPolicy::OldestOf(1)).into_iter().collect();
         assert_eq!(random, BTreeSet::from([0, 1, 3]));
     }
 
     #[test]
     fn more_draws_come_closer_to_the_oldest() {
         let mean_age = |drawn| {
-            let mut replacement = Replacement::new(Policy::OldestOf(drawn));
+            let mut replacement = EvictionOrder::new(ReplacementPolicy::OldestOf(drawn));
             let mut rng = Rng::new(3);
             (0..1000).for_each(|frame| replacement.insert(frame));
             let victims = (0..200).map(|_| replacement.victim(&mut rng, |_| false).unwrap() as u64);
@@ -250,9 +250,9 @@ pub(crate) mod tests {
         assert!(mean_age(8) < 200 && mean_age(8) > mean_age(64));
     }
 
-    pub(crate) fn any_policy() -> impl Strategy<Value = Policy> {
-        let drawn = (1usize..9).prop_map(Policy::OldestOf);
-        prop_oneof![Just(Policy::Fifo), Just(Policy::SecondChance), drawn]
+    pub(crate) fn any_policy() -> impl Strategy<Value = ReplacementPolicy> {
+        let drawn = (1usize..9).prop_map(ReplacementPolicy::OldestOf);
+        prop_oneof![Just(ReplacementPolicy::Fifo), Just(ReplacementPolicy::SecondChance), drawn]
     }
 
     proptest! {
@@ -261,7 +261,7 @@ pub(crate) mod tests {
             steps in proptest::collection::vec((0u8..3, 0u32..20, any::<u64>()), 1..200),
             policy in any_policy(),
         ) {
-            let (mut replacement, mut known) = (Replacement::new(policy), BTreeSet::new());
+            let (mut replacement, mut known) = (EvictionOrder::new(policy), BTreeSet::new());
             let mut rng = Rng::new(5);
             for (step, frame, mut bits) in steps {
                 match (step, known.contains(&frame)) {

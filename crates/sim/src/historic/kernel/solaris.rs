@@ -6,8 +6,8 @@
 //! is available, a smaller one is used. Unlocked pages are relocated to make room. With the cage,
 //! the kernel's own pages do not obstruct relocation.
 
-use super::Epilogue;
-use super::anon::{AddressSpace, AnonKernel, Flavor, Memory, OTHERS, Placed};
+use super::KernelReport;
+use super::anon::{AddressSpace, AnonKernel, AnonMemory, Flavor, OTHERS, Placed};
 use super::buddy::Owner;
 use super::solaris_tools::{self, Background, Interval};
 use crate::hardware::SpaceId;
@@ -70,7 +70,7 @@ pub fn build(
 ) -> Result<(CachedMmu, AnonKernel<Solaris>), ModelError> {
     let mut sizes = configuration::page_sizes(model, "paging", "page_sizes")?;
     sizes.sort();
-    let mut physical = Memory::new(memory, &sizes);
+    let mut physical = AnonMemory::new(memory, &sizes);
     occupy(model, &mut physical)?;
     let solaris = Solaris {
         large_pages_min: model.positive("tlb", "large_pages_min")?,
@@ -90,7 +90,7 @@ pub fn build(
 
 /// Places the kernel and the other processes in memory. With the cage the kernel is in one piece,
 /// otherwise scattered at random. The other processes are always scattered.
-fn occupy(model: &Model, memory: &mut Memory) -> Result<(), ModelError> {
+fn occupy(model: &Model, memory: &mut AnonMemory) -> Result<(), ModelError> {
     let share = |key| Ok(model.ppm("paging", key)?.min(1_000_000));
     let (kernel_ppm, others_ppm) = (share("kernel_memory")?, share("other_memory")?);
     let cage = model.flag("paging", "kernel_cage")?;
@@ -197,7 +197,7 @@ impl Flavor for Solaris {
         &mut self,
         hw: &mut CachedMmu,
         cx: &mut Cx<'_>,
-        memory: &Memory,
+        memory: &AnonMemory,
         space: SpaceId,
     ) {
         let wanted = self.most_common(memory.space(space));
@@ -212,7 +212,7 @@ impl Flavor for Solaris {
         self.steady_from = self.read(hw, cx.now(), steady_from);
     }
 
-    fn ending(&mut self, hw: &CachedMmu, cx: &Cx<'_>, memory: &Memory, space: SpaceId) {
+    fn ending(&mut self, hw: &CachedMmu, cx: &Cx<'_>, memory: &AnonMemory, space: SpaceId) {
         if space == SpaceId(0) {
             self.ended = Some(self.read(hw, cx.now(), Reading::default()));
             let listing = self.background.is_some();
@@ -233,8 +233,8 @@ impl Flavor for Solaris {
         })
     }
 
-    fn epilogue(&self, hw: &CachedMmu, memory: &Memory) -> Epilogue {
-        let Some(end) = &self.ended else { return Epilogue::default() };
+    fn kernel_report(&self, hw: &CachedMmu, memory: &AnonMemory) -> KernelReport {
+        let Some(end) = &self.ended else { return KernelReport::default() };
         let nothing = Reading { misses: vec![0; self.sizes.len()], ..Reading::default() };
         let start = match &self.steady_from {
             steady if steady.at_ns < end.at_ns && !steady.misses.is_empty() => steady,
@@ -265,6 +265,6 @@ impl Flavor for Solaris {
                 remedy: "enable the kernel cage (paging.kernel_cage), or leave more memory free".into(),
             });
         }
-        Epilogue { tables, memory: Vec::new(), warnings }
+        KernelReport { tables, memory: Vec::new(), warnings }
     }
 }

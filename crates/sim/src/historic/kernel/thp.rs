@@ -3,8 +3,8 @@
 //!
 //! Source: Linux, Documentation/admin-guide/mm/transhuge.rst. There is no khugepaged and no swap.
 
-use super::Epilogue;
-use super::anon::{AnonKernel, Flavor, Memory, Placed};
+use super::KernelReport;
+use super::anon::{AnonKernel, AnonMemory, Flavor, Placed};
 use crate::hardware::SpaceId;
 use crate::hardware::cached::CachedMmu;
 use crate::hardware::configuration;
@@ -53,7 +53,7 @@ pub fn build(
         [("always", Enabled::Always), ("madvise", Enabled::Madvise), ("never", Enabled::Never)];
     let enabled = model.word("paging", "transparent_hugepage", &known)?;
     let hardware = configuration::load(model, sizes[0], cpus)?;
-    let physical = Memory::new(memory, &sizes);
+    let physical = AnonMemory::new(memory, &sizes);
     let thp = Thp { sizes, enabled, placed: BTreeMap::new(), next: MAPPINGS_START };
     Ok((hardware, AnonKernel::new(model, physical, thp)?))
 }
@@ -109,12 +109,12 @@ impl Flavor for Thp {
         &mut self,
         _hw: &mut CachedMmu,
         _cx: &mut Cx<'_>,
-        _memory: &Memory,
+        _memory: &AnonMemory,
         _space: SpaceId,
     ) {
     }
 
-    fn ending(&mut self, _hw: &CachedMmu, _cx: &Cx<'_>, _memory: &Memory, _space: SpaceId) {}
+    fn ending(&mut self, _hw: &CachedMmu, _cx: &Cx<'_>, _memory: &AnonMemory, _space: SpaceId) {}
 
     fn limit(&self, region: &Region) -> Option<Unmet> {
         let room = MAPPINGS_END / 2;
@@ -125,7 +125,7 @@ impl Flavor for Thp {
         })
     }
 
-    fn epilogue(&self, _hw: &CachedMmu, _memory: &Memory) -> Epilogue {
-        Epilogue::default()
+    fn kernel_report(&self, _hw: &CachedMmu, _memory: &AnonMemory) -> KernelReport {
+        KernelReport::default()
     }
 }

@@ -2,7 +2,7 @@
 
 use super::expression::{Expression, Values};
 use super::figure::Figure;
-use super::published::{Band, Check, Column, Published, Setup, Status, Sweep};
+use super::published::{Band, Check, Column, Published, Setup, Status, TableSweep};
 use super::runs::{self, Figures};
 use super::{Compared, ReproduceError, Row, SEEDS_MIN, Spread, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,7 +73,7 @@ fn drafts(published: &Published) -> Result<Vec<Draft>, ReproduceError> {
     Ok(drafts)
 }
 
-fn row_of(sweep: &Sweep, column: &Column, key: f64, published: f64) -> Draft {
+fn row_of(sweep: &TableSweep, column: &Column, key: f64, published: f64) -> Draft {
     let band = column.tolerance.iter().find(|band| (band.from..=band.to).contains(&key));
     let run = sweep.run_name(key);
     let expression = Expression::parse(&column.value).ok();

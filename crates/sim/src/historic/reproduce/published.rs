@@ -77,7 +77,7 @@ pub struct Published {
     pub run: BTreeMap<String, Setup>,
     /// Runs over the rows of a table.
     #[serde(default)]
-    pub sweep: Vec<Sweep>,
+    pub sweep: Vec<TableSweep>,
     /// Single figures.
     #[serde(default)]
     pub check: Vec<Check>,
@@ -115,7 +115,7 @@ impl Setup {
 /// A run for each row of a published table, named `NAME@KEY`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sweep {
+pub struct TableSweep {
     /// For the names of its runs.
     pub name: String,
     /// A file in `published/`.
@@ -286,7 +286,7 @@ impl Check {
     }
 }
 
-impl Sweep {
+impl TableSweep {
     /// The rows that are wanted: key and published numbers.
     ///
     /// # Errors

@@ -45,7 +45,7 @@ pub fn run(
             let known = ready.take().filter(|(known, _)| known == index);
             let one = known.map_or_else(|| Ready::new(setup), |(_, ready)| Ok(ready));
             let ran = one.and_then(|one| ready.insert((*index, one)).1.run(*seed));
-            let outcome = ran.map(|(run, ended_early)| Outcome {
+            let outcome = ran.map(|(run, ended_early)| RunOutcome {
                 ended_early,
                 wall_ns: run.wall_ns,
                 figures: figures.iter().map(|&f| (f.clone(), f.of(&run, ended_early))).collect(),
@@ -60,7 +60,7 @@ pub fn run(
         handles.into_iter().flat_map(|handle| handle.join().expect("no panic in a run")).collect()
     });
     done.sort_by_key(|(index, seed, _)| (*index, *seed));
-    let mut outcomes: Vec<Vec<Outcome>> = simulations.iter().map(|_| Vec::new()).collect();
+    let mut outcomes: Vec<Vec<RunOutcome>> = simulations.iter().map(|_| Vec::new()).collect();
     for (index, _, outcome) in done {
         outcomes[index].push(outcome?);
     }
@@ -114,7 +114,7 @@ fn seeds_used(seeds: u64, group: u64) -> u64 {
 }
 
 /// What one run gave.
-struct Outcome {
+struct RunOutcome {
     ended_early: bool,
     wall_ns: u64,
     figures: Vec<(Figure, Result<f64, String>)>,
@@ -122,15 +122,15 @@ struct Outcome {
 
 /// Of each group of consecutive runs, the one with the least elapsed time; one that ended early only if
 /// all of them did.
-fn fastest(outcomes: &[Outcome], group: usize) -> Vec<&Outcome> {
-    let least = |runs: &'_ [Outcome]| -> Option<usize> {
+fn fastest(outcomes: &[RunOutcome], group: usize) -> Vec<&RunOutcome> {
+    let least = |runs: &'_ [RunOutcome]| -> Option<usize> {
         (0..runs.len()).min_by_key(|index| (runs[*index].ended_early, runs[*index].wall_ns))
     };
     let groups = outcomes.chunks(group);
     groups.filter_map(|runs| least(runs).map(|index| &runs[index])).collect()
 }
 
-fn in_columns(outcomes: Vec<&Outcome>) -> BTreeMap<Figure, Vec<Result<f64, String>>> {
+fn in_columns(outcomes: Vec<&RunOutcome>) -> BTreeMap<Figure, Vec<Result<f64, String>>> {
     let mut columns: BTreeMap<Figure, Vec<Result<f64, String>>> = BTreeMap::new();
     for (figure, value) in outcomes.into_iter().flat_map(|outcome| &outcome.figures) {
         columns.entry(figure.clone()).or_default().push(value.clone());
@@ -184,9 +184,9 @@ impl<'a> Ready<'a> {
 mod tests {
     use super::*;
 
-    fn outcome(wall_ns: u64, faults: f64) -> Outcome {
+    fn outcome(wall_ns: u64, faults: f64) -> RunOutcome {
         let figure = Figure { name: "faults".into(), args: Vec::new() };
-        Outcome { ended_early: false, wall_ns, figures: vec![(figure, Ok(faults))] }
+        RunOutcome { ended_early: false, wall_ns, figures: vec![(figure, Ok(faults))] }
     }
 
     #[test]

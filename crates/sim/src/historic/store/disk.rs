@@ -16,7 +16,7 @@ pub struct DiskCosts {
 
 /// A position on the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct DiskPosition {
     /// The file's number; swap has a number of its own.
     pub file: u32,
     /// Offset in bytes from the file's start.
@@ -28,7 +28,7 @@ pub struct Place {
 pub struct Disk {
     costs: DiskCosts,
     free_at: u64,
-    head: Option<Place>,
+    head: Option<DiskPosition>,
 }
 
 impl Disk {
@@ -42,13 +42,13 @@ impl Disk {
     pub fn transfer(
         &mut self,
         now: u64,
-        place: Place,
+        place: DiskPosition,
         bytes: u64,
         jitter: impl FnOnce(u64, u64) -> u64,
     ) -> u64 {
         let seek = if self.head == Some(place) { 0 } else { self.costs.seek_ns };
         let took = jitter(seek + self.transfer_ns(bytes), self.costs.jitter_percent);
-        self.head = Some(Place { offset: place.offset + bytes, ..place });
+        self.head = Some(DiskPosition { offset: place.offset + bytes, ..place });
         self.free_at = self.free_at.max(now) + took;
         self.free_at
     }
@@ -76,8 +76,8 @@ mod tests {
     const COSTS: DiskCosts =
         DiskCosts { bytes_per_s: 1_000_000, seek_ns: 5_000, jitter_percent: 0 };
 
-    fn at(file: u32, offset: u64) -> Place {
-        Place { file, offset }
+    fn at(file: u32, offset: u64) -> DiskPosition {
+        DiskPosition { file, offset }
     }
 
     #[test]

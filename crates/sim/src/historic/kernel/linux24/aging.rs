@@ -6,9 +6,9 @@
 //! kernel text is used.
 
 use super::groups::Kinds;
-use super::memory::{ACTIVE, Grant, INACTIVE, Memory, Zone};
+use super::memory::{ACTIVE, Grant, INACTIVE, Zone, ZonedMemory};
 use super::policy::{Action, Allocation, Function};
-use super::runs::Page;
+use super::runs::ReclaimState;
 
 /// The decay of an unused page's age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,13 +56,13 @@ const PRESSURE_SHIFT: u32 = 6;
 
 /// One attempt to reach the targets: a scan of the active list, then passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attempt {
+pub struct AgingAttempt {
     pass: u32,
-    stage: Stage,
+    stage: AgingStage,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum AgingStage {
     First,
     SwapOut,
     Refill,
@@ -70,9 +70,9 @@ enum Stage {
     Slabs,
 }
 
-impl Default for Attempt {
+impl Default for AgingAttempt {
     fn default() -> Self {
-        Attempt { pass: 0, stage: Stage::First }
+        AgingAttempt { pass: 0, stage: AgingStage::First }
     }
 }
 
@@ -105,7 +105,7 @@ impl Aging {
 
     /// Allocates frames for up to `want` pages from `zones`, without reclaim. Raises memory
     /// pressure by the pages taken.
-    pub fn allocate(&mut self, memory: &mut Memory, want: u64, zones: &[usize]) -> Allocation {
+    pub fn allocate(&mut self, memory: &mut ZonedMemory, want: u64, zones: &[usize]) -> Allocation {
         let mut grant = Grant::default();
         take(memory, want, zones, &mut grant, |zone| {
             (zone.free + 1).saturating_sub(zone.marks.low)
@@ -126,43 +126,50 @@ impl Aging {
 
     /// Runs the attempt's next step and returns its action. The caller performs swap-outs and slab
     /// shrinking.
-    pub fn advance(&mut self, attempt: &mut Attempt, memory: &mut Memory, room: u64) -> Action {
+    pub fn advance(
+        &mut self,
+        attempt: &mut AgingAttempt,
+        memory: &mut ZonedMemory,
+        room: u64,
+    ) -> Action {
         loop {
             let stage = attempt.stage;
             attempt.stage = match stage {
-                Stage::First | Stage::Slabs => Stage::SwapOut,
-                Stage::SwapOut => Stage::Refill,
-                Stage::Refill => Stage::Launder,
-                Stage::Launder => Stage::Slabs,
+                AgingStage::First | AgingStage::Slabs => AgingStage::SwapOut,
+                AgingStage::SwapOut => AgingStage::Refill,
+                AgingStage::Refill => AgingStage::Launder,
+                AgingStage::Launder => AgingStage::Slabs,
             };
             let inactive_short = self.is_inactive_short(memory);
             match stage {
-                Stage::First => return self.refill(memory),
-                Stage::SwapOut if !self.is_short(memory) => return Action::done(true),
-                Stage::SwapOut if attempt.pass == self.rules.passes => {
+                AgingStage::First => return self.refill(memory),
+                AgingStage::SwapOut if !self.is_short(memory) => return Action::done(true),
+                AgingStage::SwapOut if attempt.pass == self.rules.passes => {
                     return Action::done(!(inactive_short && is_free_short(memory)));
                 }
-                Stage::SwapOut => {
+                AgingStage::SwapOut => {
                     attempt.pass += 1;
                     if inactive_short {
                         return Action::of(Function::SwapOut);
                     }
                 }
-                Stage::Refill if inactive_short => return self.refill(memory),
-                Stage::Launder if is_free_short(memory) => return self.launder(memory, room),
-                Stage::Slabs if self.is_short(memory) => return Action::of(Function::ShrinkSlabs),
+                AgingStage::Refill if inactive_short => return self.refill(memory),
+                AgingStage::Launder if is_free_short(memory) => return self.launder(memory, room),
+                AgingStage::Slabs if self.is_short(memory) => {
+                    return Action::of(Function::ShrinkSlabs);
+                }
                 _ => {}
             }
         }
     }
 
-    fn is_short(&self, memory: &Memory) -> bool {
+    fn is_short(&self, memory: &ZonedMemory) -> bool {
         is_free_short(memory)
             || self.is_inactive_short(memory)
                 && !(self.rules.rests_when_plenty && memory.zones.iter().all(is_free_or_absent))
     }
 
-    fn is_inactive_short(&self, memory: &Memory) -> bool {
+    fn is_inactive_short(&self, memory: &ZonedMemory) -> bool {
         let target = (self.pressure >> PRESSURE_SHIFT).min(memory.pages() / 4);
         memory.zones.iter().any(|zone| zone.inactive() < zone.marks.high)
             || memory.total(Zone::inactive) < memory.high + target
@@ -177,7 +184,7 @@ impl Aging {
     /// Scans 1/64 of the active list: ages rise for referenced pages and fall for others. Unmapped
     /// pages of age 0 become inactive, and mapped ones if the rules allow it. All others rotate to
     /// the head.
-    fn refill(&mut self, memory: &mut Memory) -> Action {
+    fn refill(&mut self, memory: &mut ZonedMemory) -> Action {
         let visits = memory.listed(ACTIVE) >> PRIORITY;
         let mut left = visits;
         let mut unchanged = self.unchanged(memory);
@@ -202,13 +209,13 @@ impl Aging {
 
     /// Returns the kinds of active pages that a scan leaves unchanged. These are all pages of zones
     /// with plenty of inactive pages, and mapped pages of age 0 that are not referenced.
-    fn unchanged(&self, memory: &Memory) -> Kinds {
+    fn unchanged(&self, memory: &ZonedMemory) -> Kinds {
         let plenty = memory.zones.each_ref().map(|zone| self.deactivation_room(zone) == 0);
         let stay = if self.rules.deactivates_mapped { Kinds::NONE } else { Kinds::MAPPED };
         Kinds::in_zones(plenty) | (stay & Kinds::SETTLED)
     }
 
-    fn aged(&self, page: Page) -> Page {
+    fn aged(&self, page: ReclaimState) -> ReclaimState {
         let age = if page.referenced {
             (page.age + self.rules.age_advance).min(self.rules.age_max)
         } else {
@@ -217,12 +224,12 @@ impl Aging {
                 Decay::Linear => page.age.saturating_sub(1),
             }
         };
-        Page { age, referenced: false, ..page }
+        ReclaimState { age, referenced: false, ..page }
     }
 
     /// Scans the inactive dirty list. Pages in use return to the active list. Dirty pages go to
     /// disk while it has `room`. Clean pages move to the inactive clean list.
-    fn launder(&mut self, memory: &mut Memory, room: u64) -> Action {
+    fn launder(&mut self, memory: &mut ZonedMemory, room: u64) -> Action {
         let all = memory.listed(INACTIVE);
         let visits = if self.rules.launders_whole_list { all } else { all >> PRIORITY };
         let (mut left, mut writes_left) = (visits, room.min(WRITES_A_CALL));
@@ -236,17 +243,22 @@ impl Aging {
             let zone = &memory.zones[usize::from(page.zone)];
             if page.referenced || page.mapped {
                 let age = page.age.max(self.rules.age_start);
-                let active = Page { age, referenced: false, ..page };
+                let active = ReclaimState { age, referenced: false, ..page };
                 memory.move_tail(tail, count as u32, ACTIVE, active);
             } else if zone.is_free_plenty() || (page.dirty && writes_left == 0) {
                 memory.rotate(INACTIVE, count as u32);
             } else if page.dirty {
                 count = count.min(writes_left);
                 writes_left -= count;
-                memory.move_tail(tail, count as u32, INACTIVE, Page { dirty: false, ..page });
+                memory.move_tail(
+                    tail,
+                    count as u32,
+                    INACTIVE,
+                    ReclaimState { dirty: false, ..page },
+                );
             } else {
                 count = count.min((2 * zone.marks.high + 1).saturating_sub(zone.available()));
-                memory.move_tail(tail, count as u32, Memory::clean_list(page.zone), page);
+                memory.move_tail(tail, count as u32, ZonedMemory::clean_list(page.zone), page);
             }
             left -= count;
         }
@@ -257,7 +269,7 @@ impl Aging {
 
 /// Returns the kinds of unused inactive pages that page_launder skips. These are pages of zones
 /// with plenty of free pages, and dirty pages if the disk is busy.
-fn without_need(memory: &Memory, writes_left: u64) -> Kinds {
+fn without_need(memory: &ZonedMemory, writes_left: u64) -> Kinds {
     let plenty = Kinds::in_zones(memory.zones.each_ref().map(Zone::is_free_plenty));
     let busy = if writes_left == 0 { Kinds::DIRTY } else { Kinds::NONE };
     Kinds::SETTLED & !Kinds::MAPPED & (plenty | busy)
@@ -267,7 +279,7 @@ fn is_free_or_absent(zone: &Zone) -> bool {
     zone.size == 0 || zone.is_free_plenty()
 }
 
-fn is_free_short(memory: &Memory) -> bool {
+fn is_free_short(memory: &ZonedMemory) -> bool {
     memory.zones.iter().any(|zone| zone.available() < zone.marks.low)
         || memory.total(Zone::available) < memory.high
 }
@@ -275,7 +287,7 @@ fn is_free_short(memory: &Memory) -> bool {
 /// Takes up to `want` pages, zone by zone, from zones where `spare` returns more than 0. A zone is
 /// asked once per request. So a request overruns a mark by less than its own pages.
 fn take(
-    memory: &mut Memory,
+    memory: &mut ZonedMemory,
     want: u64,
     zones: &[usize],
     grant: &mut Grant,
@@ -293,7 +305,7 @@ fn take(
 #[cfg(test)]
 mod tests {
     use super::super::memory::Layout;
-    use super::super::policy::Outcome;
+    use super::super::policy::ReclaimStep;
     use super::super::runs::{Extent, ObjectId};
     use super::*;
 
@@ -311,9 +323,9 @@ mod tests {
     };
 
     /// Returns 2 GB of memory that one file on `list` fills down to the min marks.
-    fn full(list: usize, page: Page) -> Memory {
+    fn full(list: usize, page: ReclaimState) -> ZonedMemory {
         let layout = Layout { pages: 524_288, reserved_dma: 1000, reserved_normal: 12_000 };
-        let mut memory = Memory::new(layout);
+        let mut memory = ZonedMemory::new(layout);
         let mut first = 0;
         for zone in 0..3 {
             let mut grant = Grant::default();
@@ -327,12 +339,12 @@ mod tests {
     }
 
     /// Runs an attempt to its end. Returns the outcome and the number of pages visited.
-    fn attempt(policy: &mut Aging, memory: &mut Memory) -> (Outcome, u64) {
-        let (mut attempt, mut visits) = (Attempt::default(), 0);
+    fn attempt(policy: &mut Aging, memory: &mut ZonedMemory) -> (ReclaimStep, u64) {
+        let (mut attempt, mut visits) = (AgingAttempt::default(), 0);
         loop {
             let action = policy.advance(&mut attempt, memory, 64);
             visits += action.visits;
-            if action.outcome != Outcome::Goes {
+            if action.outcome != ReclaimStep::Goes {
                 return (action.outcome, visits);
             }
         }
@@ -340,32 +352,32 @@ mod tests {
 
     #[test]
     fn pages_that_nobody_uses_are_freed_in_a_few_passes() {
-        let mut memory = full(INACTIVE, Page::default());
+        let mut memory = full(INACTIVE, ReclaimState::default());
         let (outcome, visits) = attempt(&mut Aging::new(RULES), &mut memory);
-        assert_eq!(outcome, Outcome::Reached);
+        assert_eq!(outcome, ReclaimStep::Reached);
         assert!(visits < 524_288 && memory.total(Zone::available) >= memory.high);
     }
 
     #[test]
     fn locked_pages_cost_a_lap_of_the_active_list_for_nothing() {
-        let locked = Page { mapped: true, touched: true, ..Page::default() };
+        let locked = ReclaimState { mapped: true, touched: true, ..ReclaimState::default() };
         let mut memory = full(ACTIVE, locked);
         let before = memory.total(Zone::available);
         let (outcome, visits) = attempt(&mut Aging::new(RULES), &mut memory);
-        assert_eq!((outcome, memory.total(Zone::available)), (Outcome::Failed, before));
+        assert_eq!((outcome, memory.total(Zone::available)), (ReclaimStep::Failed, before));
         let lap = memory.listed(ACTIVE);
         assert!((lap - lap / 64..=lap + lap / 32).contains(&visits), "{visits} of {lap}");
     }
 
     #[test]
     fn mapped_inactive_pages_become_active_and_ages_fall() {
-        let locked = Page { mapped: true, touched: true, ..Page::default() };
+        let locked = ReclaimState { mapped: true, touched: true, ..ReclaimState::default() };
         let mut memory = full(INACTIVE, locked);
         let mut policy = Aging::new(RULES);
         attempt(&mut policy, &mut memory);
         assert_eq!(memory.listed(INACTIVE) + memory.listed(ACTIVE), 524_288 - 13_000 - 638);
         assert!(memory.listed(ACTIVE) > memory.listed(INACTIVE));
-        assert_eq!(policy.aged(Page { age: 5, ..locked }).age, 2);
-        assert_eq!(policy.aged(Page { age: 63, referenced: true, ..locked }).age, 64);
+        assert_eq!(policy.aged(ReclaimState { age: 5, ..locked }).age, 2);
+        assert_eq!(policy.aged(ReclaimState { age: 63, referenced: true, ..locked }).age, 64);
     }
 }

@@ -1,15 +1,15 @@
 //! The kernel's entry points, which the engine calls.
 
 use super::profile::Line;
-use super::runs::{ObjectId, View};
-use super::spaces::{Kind, PAGE, SPACE_BYTES};
+use super::runs::{ObjectId, RunView};
+use super::spaces::{ObjectKind, PAGE, SPACE_BYTES};
 use super::*;
 use crate::hardware::accesses::Accesses;
 use crate::hardware::{PageTables, SpaceId};
 use crate::historic::kernel::preflight::{
     fatal, ignored_advice, other_page_sizes, too_much_mapped, without_servers,
 };
-use crate::historic::kernel::{Epilogue, Kernel, Step};
+use crate::historic::kernel::{Kernel, KernelReport, Step};
 use crate::tally::Tally;
 use pagetax_core::counter::Reading;
 use pagetax_core::machine::Unmet;
@@ -19,7 +19,7 @@ use pagetax_core::units::{Bytes, PageSize};
 const USER_NS: CounterId = CounterId::of("user_ns");
 
 impl<M: PageTables> Kernel<M> for Linux24 {
-    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
+    fn unmet_requirements(&self, plan: &Plan) -> Vec<Unmet> {
         let half = Bytes(self.memory.pages() * PAGE / 2);
         let locked = plan.locked_bytes_max();
         let mut unmet = other_page_sizes(plan, &[PageSize::K4]);
@@ -183,10 +183,10 @@ impl<M: PageTables> Kernel<M> for Linux24 {
         out.push(("inactive_bytes", self.memory.listed(INACTIVE) * PAGE));
     }
 
-    fn epilogue(&self, _hw: &M, tally: &Tally) -> Epilogue {
+    fn kernel_report(&self, _hw: &M, tally: &Tally) -> KernelReport {
         let how = "pages on the lists at the end of the run";
         let row = |id, pages: u64| (id, Reading::Modeled(pages * PAGE), how.to_string());
-        Epilogue {
+        KernelReport {
             tables: vec![self.profile.table(self.worked_at, self.config.cpus, tally.get(USER_NS))],
             memory: vec![
                 row("free", self.memory.total(|zone| zone.free)),
@@ -194,7 +194,7 @@ impl<M: PageTables> Kernel<M> for Linux24 {
                 row("inactive", self.memory.total(|zone| zone.inactive() - zone.free)),
                 row("slab", self.slab_pages),
             ],
-            ..Epilogue::default()
+            ..KernelReport::default()
         }
     }
 }
@@ -205,9 +205,9 @@ impl Linux24 {
     fn abandon(&mut self, object: ObjectId) {
         let mut at = 0;
         while let Some(view) = self.memory.find(object, at, u32::MAX) {
-            let View { extent, .. } = view;
+            let RunView { extent, .. } = view;
             at = extent.first + extent.len;
-            if self.spaces.object(object).kind == Kind::File {
+            if self.spaces.object(object).kind == ObjectKind::File {
                 self.memory.update(extent, |page| page.mapped = false);
             } else {
                 self.memory.release(view);

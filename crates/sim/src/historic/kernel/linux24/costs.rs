@@ -3,7 +3,7 @@
 use super::aging::{Aging, Decay, Rules};
 use super::classzone::Classzone;
 use super::memory::Layout;
-use super::policy::{Function, Policy};
+use super::policy::{Function, ReclaimPolicy};
 use super::profile::Line;
 use super::spaces::PAGE;
 use crate::historic::store::disk::DiskCosts;
@@ -11,7 +11,7 @@ use crate::model::{Model, ModelError};
 
 /// The costs of the kernel's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Costs {
+pub struct Linux24Costs {
     /// Cost of a page visited by a scan of the active list.
     pub refill_visit_ps: u64,
     /// Cost of a page visited by a scan of the inactive list.
@@ -36,9 +36,9 @@ pub struct Costs {
     pub call_ns: u64,
 }
 
-impl Costs {
+impl Linux24Costs {
     fn new(model: &Model) -> Result<Self, ModelError> {
-        Ok(Costs {
+        Ok(Linux24Costs {
             refill_visit_ps: model.ps("reclaim", "refill_visit")?,
             launder_visit_ps: model.ps("reclaim", "launder_visit")?,
             swap_out_call_ns: model.ns("reclaim", "swap_out_call")?,
@@ -72,15 +72,15 @@ impl Costs {
 
 /// The constants of a Linux 2.4 machine.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct Linux24Config {
     /// The number of CPUs, by which the profile's seconds are divided.
     pub cpus: u64,
     /// Size of physical memory and its reserved parts.
     pub layout: Layout,
     /// The reclaim policy and its state.
-    pub policy: Policy,
+    pub policy: ReclaimPolicy,
     /// Costs of the kernel's work.
-    pub costs: Costs,
+    pub costs: Linux24Costs,
     /// The disk that holds files and swap.
     pub disk: DiskCosts,
     /// Size of swap in pages.
@@ -97,7 +97,7 @@ pub struct Config {
     pub cache_full: bool,
 }
 
-impl Config {
+impl Linux24Config {
     /// Reads the constants from a model.
     ///
     /// # Errors
@@ -110,11 +110,11 @@ impl Config {
             reserved_dma: model.bytes("memory", "reserved_dma")? / PAGE,
             reserved_normal: model.bytes("memory", "reserved_normal")? / PAGE + descriptors,
         };
-        Ok(Config {
+        Ok(Linux24Config {
             cpus: model.positive("machine", "cpus")?,
             layout,
             policy: policy(model)?,
-            costs: Costs::new(model)?,
+            costs: Linux24Costs::new(model)?,
             disk: DiskCosts {
                 bytes_per_s: model.positive("disk", "bytes_per_s")?,
                 seek_ns: model.ns("disk", "seek")?,
@@ -130,7 +130,7 @@ impl Config {
     }
 }
 
-fn policy(model: &Model) -> Result<Policy, ModelError> {
+fn policy(model: &Model) -> Result<ReclaimPolicy, ModelError> {
     // All constants are read under either policy: model files inherit those of their base.
     let classzone = model.word("reclaim", "policy", &[("aging", false), ("classzone", true)])?;
     let age = |key| model.count("reclaim", key).map(|age| age.min(255) as u8);
@@ -148,8 +148,8 @@ fn policy(model: &Model) -> Result<Policy, ModelError> {
         retries_on_failure: model.flag("reclaim", "retries_on_failure")?,
     };
     Ok(if classzone {
-        Policy::Classzone(Classzone::default())
+        ReclaimPolicy::Classzone(Classzone::default())
     } else {
-        Policy::Aging(Aging::new(rules))
+        ReclaimPolicy::Aging(Aging::new(rules))
     })
 }

@@ -8,7 +8,7 @@
 //! head. Its counts are the sums over its runs; a property test checks them. Groups never change
 //! the order of pages.
 
-use super::runs::Page;
+use super::runs::ReclaimState;
 use std::ops::{BitAnd, BitOr, Not};
 
 /// The most runs of a group before it is halved; below 256, because counts by kind are `u8`. It is
@@ -23,7 +23,7 @@ const DIRTY: usize = 0b010;
 const SETTLED: usize = 0b100;
 
 /// Returns the number of a page's kind.
-fn kind(page: Page) -> usize {
+fn kind(page: ReclaimState) -> usize {
     let settled = page.age == 0 && !page.referenced;
     let bit = |holds: bool, bit: usize| if holds { bit } else { 0 };
     usize::from(page.zone) << 3
@@ -64,7 +64,7 @@ impl Kinds {
     }
 
     /// Returns true if pages like this one are in the set.
-    pub fn contains(self, page: Page) -> bool {
+    pub fn contains(self, page: ReclaimState) -> bool {
         self.0 >> kind(page) & 1 == 1
     }
 }
@@ -118,7 +118,7 @@ impl Group {
     }
 
     /// Adds a run of `pages` pages like `page` to the counts.
-    pub fn add(&mut self, page: Page, pages: u32) {
+    pub fn add(&mut self, page: ReclaimState, pages: u32) {
         self.runs += 1;
         self.pages += u64::from(pages);
         let kind = kind(page);
@@ -127,7 +127,7 @@ impl Group {
     }
 
     /// Removes a run of `pages` pages like `page` from the counts.
-    pub fn remove(&mut self, page: Page, pages: u32) {
+    pub fn remove(&mut self, page: ReclaimState, pages: u32) {
         self.runs -= 1;
         self.pages -= u64::from(pages);
         let kind = kind(page);
@@ -142,20 +142,22 @@ mod tests {
 
     #[test]
     fn sets_have_the_pages_that_their_names_say() {
-        let page = Page { zone: 2, mapped: true, ..Page::default() };
-        let (aged, used) = (Page { age: 1, ..page }, Page { referenced: true, ..page });
+        let page = ReclaimState { zone: 2, mapped: true, ..ReclaimState::default() };
+        let (aged, used) =
+            (ReclaimState { age: 1, ..page }, ReclaimState { referenced: true, ..page });
         let locked = Kinds::MAPPED & Kinds::SETTLED;
         assert!(locked.contains(page) && !locked.contains(aged) && !locked.contains(used));
         assert!(!Kinds::DIRTY.contains(page) && (!Kinds::DIRTY).contains(page));
         let high = Kinds::in_zones([false, false, true]);
-        assert!(high.contains(aged) && !high.contains(Page { zone: 1, ..aged }));
-        assert!((high | Kinds::DIRTY).contains(Page { zone: 0, dirty: true, ..page }));
+        assert!(high.contains(aged) && !high.contains(ReclaimState { zone: 1, ..aged }));
+        assert!((high | Kinds::DIRTY).contains(ReclaimState { zone: 0, dirty: true, ..page }));
         assert!(!Kinds::NONE.contains(page));
     }
 
     #[test]
     fn a_group_forgets_kinds_that_it_has_no_more() {
-        let (old, mapped) = (Page::default(), Page { mapped: true, ..Page::default() });
+        let (old, mapped) =
+            (ReclaimState::default(), ReclaimState { mapped: true, ..ReclaimState::default() });
         let mut group = Group::at(0);
         group.add(old, 10);
         group.add(mapped, 20);

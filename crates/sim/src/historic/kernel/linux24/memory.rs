@@ -5,7 +5,7 @@
 //! always hold.
 
 use super::groups::Kinds;
-use super::runs::{Extent, ObjectId, Page, Runs, View};
+use super::runs::{Extent, ObjectId, ReclaimState, RunView, Runs};
 
 /// The list of active pages; an index into [`Runs`], like the other lists.
 pub const ACTIVE: usize = 0;
@@ -127,7 +127,7 @@ impl Grant {
 
 /// All zones and page lists.
 #[derive(Debug, Clone)]
-pub struct Memory {
+pub struct ZonedMemory {
     /// The zones in the order DMA, Normal, HighMem.
     pub zones: [Zone; 3],
     /// The sum of all zones' [`Marks::high`].
@@ -135,7 +135,7 @@ pub struct Memory {
     runs: Runs,
 }
 
-impl Memory {
+impl ZonedMemory {
     /// Returns memory that is free except for the kernel's reserved pages.
     pub fn new(layout: Layout) -> Self {
         let dma = layout.pages.min(DMA_PAGES);
@@ -146,7 +146,7 @@ impl Memory {
             Zone::new(2, layout.pages - dma - normal, 0),
         ];
         let high = zones.iter().map(|zone| zone.marks.high).sum();
-        Memory { zones, high, runs: Runs::new(CLEAN + 3) }
+        ZonedMemory { zones, high, runs: Runs::new(CLEAN + 3) }
     }
 
     /// Returns the number of pages of the machine.
@@ -165,12 +165,12 @@ impl Memory {
     }
 
     /// Returns the pages at the tail of a list, like [`Runs::tail`].
-    pub fn tail(&self, list: usize) -> Option<View> {
+    pub fn tail(&self, list: usize) -> Option<RunView> {
         self.runs.tail(list)
     }
 
     /// Finds the resident pages of an object, like [`Runs::find`].
-    pub fn find(&self, object: ObjectId, from: u32, end: u32) -> Option<View> {
+    pub fn find(&self, object: ObjectId, from: u32, end: u32) -> Option<RunView> {
         self.runs.find(object, from, end)
     }
 
@@ -186,7 +186,7 @@ impl Memory {
 
     /// Moves `count` pages of `tail`, the tail of its list, to the head of `list`, and sets their
     /// state to `page`. `list` may be the same list.
-    pub fn move_tail(&mut self, tail: View, count: u32, list: usize, page: Page) {
+    pub fn move_tail(&mut self, tail: RunView, count: u32, list: usize, page: ReclaimState) {
         self.account(tail.list, tail.page.zone, |n| n - u64::from(count));
         self.runs.move_tail(tail.list, count, list, page);
         self.account(list, page.zone, |n| n + u64::from(count));
@@ -194,19 +194,19 @@ impl Memory {
 
     /// Moves pages from anywhere on their list to the head of `list`, and sets their state to
     /// `page`.
-    pub fn move_found(&mut self, found: View, list: usize, page: Page) {
+    pub fn move_found(&mut self, found: RunView, list: usize, page: ReclaimState) {
         self.runs.detach(found.extent);
         self.account(found.list, found.page.zone, |n| n - u64::from(found.extent.len));
         self.put(list, found.extent, page);
     }
 
     /// Changes the state of pages in place. `change` must not change their zone.
-    pub fn update(&mut self, extent: Extent, change: impl Fn(&mut Page)) {
+    pub fn update(&mut self, extent: Extent, change: impl Fn(&mut ReclaimState)) {
         self.runs.update(extent, change);
     }
 
     /// Frees pages, even if they are dirty or mapped.
-    pub fn release(&mut self, found: View) {
+    pub fn release(&mut self, found: RunView) {
         self.runs.detach(found.extent);
         let count = u64::from(found.extent.len);
         self.account(found.list, found.page.zone, |n| n - count);
@@ -214,7 +214,7 @@ impl Memory {
     }
 
     /// Frees `count` pages of `tail`, the tail of its list.
-    pub fn release_tail(&mut self, tail: View, count: u32) {
+    pub fn release_tail(&mut self, tail: RunView, count: u32) {
         self.runs.take(tail.list, count);
         self.account(tail.list, tail.page.zone, |n| n - u64::from(count));
         self.zones[usize::from(tail.page.zone)].free += u64::from(count);
@@ -222,12 +222,16 @@ impl Memory {
 
     /// Gives granted frames to pages of an object that are not resident, at the head of a list.
     /// HighMem frames come first. Frames that are left over stay in the grant.
-    pub fn place(&mut self, grant: &mut Grant, extent: Extent, list: usize, page: Page) {
+    pub fn place(&mut self, grant: &mut Grant, extent: Extent, list: usize, page: ReclaimState) {
         let (mut first, end) = (extent.first, extent.first + extent.len);
         for zone in USER_ZONES {
             let len = grant.by_zone[zone].min(u64::from(end - first)) as u32;
             grant.by_zone[zone] -= u64::from(len);
-            self.put(list, Extent { first, len, ..extent }, Page { zone: zone as u8, ..page });
+            self.put(
+                list,
+                Extent { first, len, ..extent },
+                ReclaimState { zone: zone as u8, ..page },
+            );
             first += len;
         }
         debug_assert_eq!(first, end, "no more pages than granted frames");
@@ -267,7 +271,7 @@ impl Memory {
         }
     }
 
-    fn put(&mut self, list: usize, extent: Extent, page: Page) {
+    fn put(&mut self, list: usize, extent: Extent, page: ReclaimState) {
         self.runs.insert(list, extent, page);
         self.account(list, page.zone, |n| n + u64::from(extent.len));
     }
@@ -282,8 +286,8 @@ impl Memory {
 mod tests {
     use super::*;
 
-    fn two_gigabytes() -> Memory {
-        Memory::new(Layout { pages: 524_288, reserved_dma: 1000, reserved_normal: 12_000 })
+    fn two_gigabytes() -> ZonedMemory {
+        ZonedMemory::new(Layout { pages: 524_288, reserved_dma: 1000, reserved_normal: 12_000 })
     }
 
     #[test]
@@ -292,7 +296,7 @@ mod tests {
         let marks = memory.zones.clone().map(|zone| (zone.marks.min, zone.marks.high));
         assert_eq!(marks, [(128, 384), (255, 765), (255, 765)]);
         assert_eq!(memory.zones[2].size, 294_912);
-        let small = Memory::new(Layout { pages: 4096, reserved_dma: 0, reserved_normal: 0 });
+        let small = ZonedMemory::new(Layout { pages: 4096, reserved_dma: 0, reserved_normal: 0 });
         assert_eq!(small.total(|zone| zone.size), 4096);
         assert_eq!(small.zones[2].marks, Marks::default());
     }
@@ -300,11 +304,11 @@ mod tests {
     #[test]
     fn frames_come_from_the_clean_list_when_few_are_free() {
         let mut memory = two_gigabytes();
-        let page = Page::default();
+        let page = ReclaimState::default();
         let mut grant = Grant::default();
         memory.grant(2, 294_912 - 255, &mut grant);
         let extent = Extent { object: ObjectId(0), first: 0, len: grant.pages() as u32 };
-        memory.place(&mut grant, extent, Memory::clean_list(2), page);
+        memory.place(&mut grant, extent, ZonedMemory::clean_list(2), page);
         let mut second = Grant::default();
         memory.grant(2, 300, &mut second);
         assert_eq!((second.by_zone[2], second.reclaimed), (300, 300));

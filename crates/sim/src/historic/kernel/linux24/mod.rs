@@ -41,18 +41,18 @@ mod spaces;
 #[cfg(test)]
 mod tests;
 
-pub use costs::{Config, Costs};
+pub use costs::{Linux24Config, Linux24Costs};
 
 use crate::hardware::SpaceId;
 use crate::historic::cx::{Channel, CpuRow, Cx};
 use crate::historic::store::disk::Disk;
 use crate::tally::CounterId;
 use low::Bounces;
-use memory::{ACTIVE, Grant, INACTIVE, Memory};
-use policy::Attempt;
+use memory::{ACTIVE, Grant, INACTIVE, ZonedMemory};
+use policy::ReclaimAttempt;
 use profile::{Line, Profile};
-use runs::{Extent, Page};
-use spaces::{Kind, Spaces};
+use runs::{Extent, ReclaimState};
+use spaces::{ObjectKind, ProcessSpaces};
 
 /// The channel that kswapd sleeps on.
 const KSWAPD: Channel = Channel(0);
@@ -73,7 +73,7 @@ const RESIDENT_BYTES: CounterId = CounterId::of("resident_bytes_max");
 /// The direct reclaim of a process that found no free page.
 #[derive(Debug, Clone, Copy, Default)]
 struct Direct {
-    attempt: Option<Attempt>,
+    attempt: Option<ReclaimAttempt>,
     /// The number of consecutive attempts after which there was still no page.
     fruitless: u32,
 }
@@ -81,15 +81,15 @@ struct Direct {
 /// A Linux 2.4 kernel with its memory and its disk.
 #[derive(Debug, Clone)]
 pub struct Linux24 {
-    config: Config,
-    memory: Memory,
-    spaces: Spaces,
+    config: Linux24Config,
+    memory: ZonedMemory,
+    spaces: ProcessSpaces,
     disk: Disk,
     profile: Profile,
     /// The time when pagemap_lru_lock is free again.
     lock_free_at: u64,
     /// kswapd's current attempt, or None while it sleeps.
-    daemon: Option<Attempt>,
+    daemon: Option<ReclaimAttempt>,
     daemon_ns: u64,
     daemon_ns_sampled: u64,
     /// Direct reclaim by space.
@@ -103,11 +103,11 @@ pub struct Linux24 {
 }
 
 impl Linux24 {
-    /// Returns the kernel at the start of a job, with a full page cache if [`Config::cache_full`].
-    pub fn new(config: Config) -> Self {
+    /// Returns the kernel at the start of a job, with a full page cache if [`Linux24Config::cache_full`].
+    pub fn new(config: Linux24Config) -> Self {
         let mut kernel = Linux24 {
-            memory: Memory::new(config.layout),
-            spaces: Spaces::default(),
+            memory: ZonedMemory::new(config.layout),
+            spaces: ProcessSpaces::default(),
             disk: Disk::new(config.disk),
             profile: Profile::default(),
             lock_free_at: 0,
@@ -130,12 +130,12 @@ impl Linux24 {
     /// Fills memory with unmapped pages of a file, as after an earlier run: a third inactive, the
     /// rest active.
     fn fill_cache(&mut self) {
-        let object = self.spaces.create(Kind::File);
+        let object = self.spaces.create(ObjectKind::File);
         let mut first = 0;
         for zone in 0..self.memory.zones.len() {
             let (free, low) = (self.memory.zones[zone].free, self.memory.zones[zone].marks.low);
             let used = free.saturating_sub(low);
-            let page = Page { touched: true, ..Page::default() };
+            let page = ReclaimState { touched: true, ..ReclaimState::default() };
             for (list, count) in [(INACTIVE, used / 3), (ACTIVE, used - used / 3)] {
                 let mut grant = Grant::default();
                 self.memory.grant(zone, count, &mut grant);

@@ -1,22 +1,22 @@
 //! Page faults: map resident pages, read pages from files or swap, zero-fill new pages.
 
-use super::memory::{ACTIVE, INACTIVE, Memory, UNLISTED};
+use super::memory::{ACTIVE, INACTIVE, UNLISTED, ZonedMemory};
 use super::profile::Line;
 use super::reclaim::swap_place;
-use super::runs::{Extent, ObjectId, Page, View};
-use super::spaces::{Kind, Mapping, PAGE};
+use super::runs::{Extent, ObjectId, ReclaimState, RunView};
+use super::spaces::{ObjectKind, PAGE, VmArea};
 use super::{COW_FAULTS, Linux24, MAJOR_FAULTS, MINOR_FAULTS, PAGE_INS, READ_BYTES, SWAP_INS};
 use super::{RESIDENT_BYTES, SpaceId};
 use crate::hardware::PageTables;
 use crate::historic::cx::{CpuRow, Cx, Wait, WallRow};
-use crate::historic::store::disk::Place;
+use crate::historic::store::disk::DiskPosition;
 use pagetax_core::units::PageSize;
 use std::ops::Range;
 
 /// The location of a page's content.
 enum Content {
     /// The page is in memory, in the layer of this depth.
-    Resident(usize, View),
+    Resident(usize, RunView),
     /// The page is in swap, at this object's place.
     Swapped(ObjectId),
     /// The page is in this file.
@@ -33,7 +33,7 @@ impl Linux24 {
         hw: &mut M,
         cx: &mut Cx<'_>,
         space: SpaceId,
-        mapping: &Mapping,
+        mapping: &VmArea,
         pages: Range<u32>,
         write: bool,
     ) -> u32 {
@@ -63,7 +63,7 @@ impl Linux24 {
         }
     }
 
-    fn content(&self, mapping: &Mapping, page: u32, end: u32) -> Content {
+    fn content(&self, mapping: &VmArea, page: u32, end: u32) -> Content {
         for (depth, layer) in mapping.layers.iter().enumerate() {
             let view = self.memory.find(*layer, page, end);
             if let Some(view) = view.filter(|view| view.extent.first == page) {
@@ -71,14 +71,14 @@ impl Linux24 {
                 let len = self.first_of(&mapping.layers[..depth], page, end) - page;
                 return Content::Resident(
                     depth,
-                    View { extent: Extent { len, ..view.extent }, ..view },
+                    RunView { extent: Extent { len, ..view.extent }, ..view },
                 );
             }
             let object = self.spaces.object(*layer);
             if object.is_swapped(page) {
                 return Content::Swapped(*layer);
             }
-            if object.kind == Kind::File {
+            if object.kind == ObjectKind::File {
                 return Content::File(*layer);
             }
         }
@@ -101,18 +101,18 @@ impl Linux24 {
         hw: &mut M,
         cx: &mut Cx<'_>,
         space: SpaceId,
-        mapping: &Mapping,
-        view: View,
+        mapping: &VmArea,
+        view: RunView,
         writable: bool,
     ) {
         let old = view.page;
         let again = old.touched && !old.mapped;
-        let page = Page { mapped: true, touched: true, dirty: old.dirty | writable, ..old };
+        let page = ReclaimState { mapped: true, touched: true, dirty: old.dirty | writable, ..old };
         if again && view.list != ACTIVE && view.list != UNLISTED {
             let ns = u64::from(view.extent.len) * self.config.costs.lru_page_ns;
             self.hold(cx, CpuRow::MinorFault, Line::Fault, 0, ns);
-            self.memory.move_found(view, ACTIVE, Page { age: old.age.max(2), ..page });
-        } else if view.list == Memory::clean_list(old.zone) {
+            self.memory.move_found(view, ACTIVE, ReclaimState { age: old.age.max(2), ..page });
+        } else if view.list == ZonedMemory::clean_list(old.zone) {
             self.memory.move_found(view, INACTIVE, page);
         } else if page != old {
             self.memory.update(view.extent, |p| {
@@ -130,8 +130,8 @@ impl Linux24 {
         hw: &mut M,
         cx: &mut Cx<'_>,
         space: SpaceId,
-        mapping: &Mapping,
-        lower: View,
+        mapping: &VmArea,
+        lower: RunView,
     ) -> u32 {
         let first = lower.extent.first;
         let placed = self.new_memory(hw, cx, space, mapping.layers[0], first, 1);
@@ -147,7 +147,7 @@ impl Linux24 {
         hw: &mut M,
         cx: &mut Cx<'_>,
         space: SpaceId,
-        mapping: &Mapping,
+        mapping: &VmArea,
         page: u32,
         end: u32,
     ) -> u32 {
@@ -178,7 +178,8 @@ impl Linux24 {
     ) -> u32 {
         let Some(mut grant) = self.frames(hw, cx, space, u64::from(len)) else { return 0 };
         let extent = Extent { object, first, len: grant.pages() as u32 };
-        let page = Page { mapped: true, touched: true, dirty: true, ..Page::default() };
+        let page =
+            ReclaimState { mapped: true, touched: true, dirty: true, ..ReclaimState::default() };
         let list = self.config.policy.new_memory_list();
         self.memory.place(&mut grant, extent, list, page);
         let ns = u64::from(extent.len) * self.config.costs.zero_page_ns;
@@ -192,7 +193,7 @@ impl Linux24 {
         hw: &mut M,
         cx: &mut Cx<'_>,
         space: SpaceId,
-        mapping: &Mapping,
+        mapping: &VmArea,
         pages: Range<u32>,
         writable: bool,
     ) {
@@ -220,7 +221,7 @@ impl Linux24 {
         last: u32,
     ) {
         let Extent { object, first, len } = wanted;
-        let from_swap = self.spaces.object(object).kind == Kind::Memory;
+        let from_swap = self.spaces.object(object).kind == ObjectKind::ZonedMemory;
         let end = self.read_ahead(object, first, last);
         let pages = u64::from(end - first);
         let Some(low) = self.bounce_pages(hw, cx, space, pages) else { return };
@@ -232,17 +233,17 @@ impl Linux24 {
         self.hold(cx, CpuRow::OtherKernel, Line::Fault, 0, lru_ns);
         let mapped = len.min(pages as u32);
         let dirty = from_swap && self.free_places(object, first, mapped);
-        let page = Page { mapped: true, touched: true, dirty, ..Page::default() };
+        let page = ReclaimState { mapped: true, touched: true, dirty, ..ReclaimState::default() };
         self.memory.place(&mut grant, Extent { len: mapped, ..wanted }, INACTIVE, page);
         let ahead = Extent { object, first: first + mapped, len: pages as u32 - mapped };
-        self.memory.place(&mut grant, ahead, INACTIVE, Page::default());
+        self.memory.place(&mut grant, ahead, INACTIVE, ReclaimState::default());
         self.grow_slabs(cx);
         let interrupt_ns = pages * self.config.costs.interrupt_page_ns;
         self.work(cx, CpuRow::OtherKernel, Line::DiskInterrupt, 1, interrupt_ns);
         let (place, row) = if from_swap {
             (swap_place(object, first), WallRow::SwapIn)
         } else {
-            (Place { file: object.0, offset: u64::from(first) * PAGE }, WallRow::PageIn)
+            (DiskPosition { file: object.0, offset: u64::from(first) * PAGE }, WallRow::PageIn)
         };
         let now = cx.now();
         let done =
@@ -271,7 +272,7 @@ impl Linux24 {
     /// page that is resident or not in swap.
     fn read_ahead(&self, object: ObjectId, first: u32, last: u32) -> u32 {
         let state = self.spaces.object(object);
-        let from_swap = state.kind == Kind::Memory;
+        let from_swap = state.kind == ObjectKind::ZonedMemory;
         let cluster = if from_swap { self.config.swap_cluster } else { self.config.file_cluster };
         let end = last.min((first | (cluster - 1)) + 1);
         let end = self.memory.find(object, first, end).map_or(end, |view| view.extent.first);

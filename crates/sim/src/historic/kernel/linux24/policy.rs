@@ -5,7 +5,7 @@
 
 use super::aging::{self, Aging};
 use super::classzone::{self, Classzone};
-use super::memory::{Grant, INACTIVE, Memory, UNLISTED};
+use super::memory::{Grant, INACTIVE, UNLISTED, ZonedMemory};
 
 /// A function of the kernel, as its profiler names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,7 +26,7 @@ pub enum Function {
 
 /// The state of an attempt after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ReclaimStep {
     /// The attempt needs further steps.
     Goes,
     /// The attempt has reached its targets, as far as this kernel requires them.
@@ -47,19 +47,19 @@ pub struct Action {
     /// Frames that the function freed.
     pub freed: u64,
     /// The state of the attempt after this step.
-    pub outcome: Outcome,
+    pub outcome: ReclaimStep,
 }
 
 impl Action {
     /// Returns the action of a function that ran; the attempt continues.
     pub fn of(function: Function) -> Self {
-        let outcome = Outcome::Goes;
+        let outcome = ReclaimStep::Goes;
         Action { function: Some(function), visits: 0, written: 0, freed: 0, outcome }
     }
 
     /// Returns the action that ends an attempt.
     pub fn done(reached: bool) -> Self {
-        let outcome = if reached { Outcome::Reached } else { Outcome::Failed };
+        let outcome = if reached { ReclaimStep::Reached } else { ReclaimStep::Failed };
         Action { function: None, visits: 0, written: 0, freed: 0, outcome }
     }
 }
@@ -77,7 +77,7 @@ pub struct Allocation {
 
 /// A reclaim policy.
 #[derive(Debug, Clone)]
-pub enum Policy {
+pub enum ReclaimPolicy {
     /// Reclaim by page age (2.4.9, -ac).
     Aging(Aging),
     /// Reclaim by reference bits and zone classes (2.4.13).
@@ -86,45 +86,49 @@ pub enum Policy {
 
 /// An attempt of either policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Attempt {
+pub enum ReclaimAttempt {
     /// An attempt of the policy with page ages.
-    Aging(aging::Attempt),
+    Aging(aging::AgingAttempt),
     /// An attempt for a class of zones.
-    Classzone(classzone::Attempt),
+    Classzone(classzone::ClasszoneAttempt),
 }
 
-impl Policy {
+impl ReclaimPolicy {
     /// Allocates frames for up to `want` pages from `zones`; the first zone names the class.
-    pub fn allocate(&mut self, memory: &mut Memory, want: u64, zones: &[usize]) -> Allocation {
+    pub fn allocate(&mut self, memory: &mut ZonedMemory, want: u64, zones: &[usize]) -> Allocation {
         match self {
-            Policy::Aging(policy) => policy.allocate(memory, want, zones),
-            Policy::Classzone(policy) => policy.allocate(memory, want, zones),
+            ReclaimPolicy::Aging(policy) => policy.allocate(memory, want, zones),
+            ReclaimPolicy::Classzone(policy) => policy.allocate(memory, want, zones),
         }
     }
 
     /// Notes that an owner freed `pages` frames.
     pub fn freed(&mut self, pages: u64) {
-        if let Policy::Aging(policy) = self {
+        if let ReclaimPolicy::Aging(policy) = self {
             policy.freed(pages);
         }
     }
 
     /// Returns an attempt at direct reclaim for `zones`.
-    pub fn attempt(&self, zones: &[usize]) -> Attempt {
+    pub fn attempt(&self, zones: &[usize]) -> ReclaimAttempt {
         match self {
-            Policy::Aging(_) => Attempt::Aging(aging::Attempt::default()),
-            Policy::Classzone(_) => Attempt::Classzone(classzone::Attempt::new(zones[0])),
+            ReclaimPolicy::Aging(_) => ReclaimAttempt::Aging(aging::AgingAttempt::default()),
+            ReclaimPolicy::Classzone(_) => {
+                ReclaimAttempt::Classzone(classzone::ClasszoneAttempt::new(zones[0]))
+            }
         }
     }
 
     /// Returns kswapd's attempt when it wakes at `now`, or None if there is nothing to do.
-    pub fn daemon_attempt(&mut self, memory: &Memory, now: u64) -> Option<Attempt> {
+    pub fn daemon_attempt(&mut self, memory: &ZonedMemory, now: u64) -> Option<ReclaimAttempt> {
         match self {
-            Policy::Aging(policy) => {
+            ReclaimPolicy::Aging(policy) => {
                 policy.tick(now);
-                Some(Attempt::Aging(aging::Attempt::default()))
+                Some(ReclaimAttempt::Aging(aging::AgingAttempt::default()))
             }
-            Policy::Classzone(policy) => policy.daemon_attempt(memory).map(Attempt::Classzone),
+            ReclaimPolicy::Classzone(policy) => {
+                policy.daemon_attempt(memory).map(ReclaimAttempt::Classzone)
+            }
         }
     }
 
@@ -133,12 +137,17 @@ impl Policy {
     ///
     /// # Panics
     /// Panics if the attempt is another policy's.
-    pub fn advance(&mut self, attempt: &mut Attempt, memory: &mut Memory, room: u64) -> Action {
+    pub fn advance(
+        &mut self,
+        attempt: &mut ReclaimAttempt,
+        memory: &mut ZonedMemory,
+        room: u64,
+    ) -> Action {
         match (self, attempt) {
-            (Policy::Aging(policy), Attempt::Aging(attempt)) => {
+            (ReclaimPolicy::Aging(policy), ReclaimAttempt::Aging(attempt)) => {
                 policy.advance(attempt, memory, room)
             }
-            (Policy::Classzone(policy), Attempt::Classzone(attempt)) => {
+            (ReclaimPolicy::Classzone(policy), ReclaimAttempt::Classzone(attempt)) => {
                 policy.advance(attempt, memory, room)
             }
             _ => unreachable!("attempts are made by the policy that advances them"),
@@ -146,11 +155,18 @@ impl Policy {
     }
 
     /// Returns true if kswapd sleeps after its attempt, rather than continue at once.
-    pub fn daemon_sleeps(&mut self, attempt: &Attempt, outcome: Outcome, memory: &Memory) -> bool {
+    pub fn daemon_sleeps(
+        &mut self,
+        attempt: &ReclaimAttempt,
+        outcome: ReclaimStep,
+        memory: &ZonedMemory,
+    ) -> bool {
         match (self, attempt) {
-            (Policy::Aging(policy), _) => policy.sleeps_after(outcome == Outcome::Reached),
-            (Policy::Classzone(policy), Attempt::Classzone(attempt)) => {
-                policy.sleeps_after(attempt, outcome == Outcome::Reached, memory)
+            (ReclaimPolicy::Aging(policy), _) => {
+                policy.sleeps_after(outcome == ReclaimStep::Reached)
+            }
+            (ReclaimPolicy::Classzone(policy), ReclaimAttempt::Classzone(attempt)) => {
+                policy.sleeps_after(attempt, outcome == ReclaimStep::Reached, memory)
             }
             _ => unreachable!("attempts are made by the policy that ends them"),
         }
@@ -160,8 +176,8 @@ impl Policy {
     /// a place in swap.
     pub fn new_memory_list(&self) -> usize {
         match self {
-            Policy::Aging(_) => UNLISTED,
-            Policy::Classzone(_) => INACTIVE,
+            ReclaimPolicy::Aging(_) => UNLISTED,
+            ReclaimPolicy::Classzone(_) => INACTIVE,
         }
     }
 }

@@ -1,14 +1,14 @@
 //! Background and direct reclaim, their costs, and swap-out.
 
 use super::memory::{ACTIVE, Grant, INACTIVE, UNLISTED, USER_ZONES};
-use super::policy::{Action, Function, Outcome};
+use super::policy::{Action, Function, ReclaimStep};
 use super::profile::Line;
-use super::runs::{Extent, ObjectId, View};
-use super::spaces::{Kind, Mapping, PAGE};
+use super::runs::{Extent, ObjectId, RunView};
+use super::spaces::{ObjectKind, PAGE, VmArea};
 use super::{KSWAPD, Linux24, PAGE_OUTS, SCANS, STEALS, SWAP_OUTS};
 use crate::hardware::{PageTables, SpaceId};
 use crate::historic::cx::{CpuRow, Cx, Wait, WallRow};
-use crate::historic::store::disk::Place;
+use crate::historic::store::disk::DiskPosition;
 use pagetax_core::plan::RegionId;
 use pagetax_core::units::PageSize;
 
@@ -27,8 +27,8 @@ const SWAP_OUT_MIN: u64 = 8;
 pub(super) const SWAP_FILE: u32 = u32::MAX;
 
 /// Returns a page's place in swap. Neighbouring pages are adjacent there.
-pub(super) fn swap_place(object: ObjectId, page: u32) -> Place {
-    Place { file: SWAP_FILE, offset: (u64::from(object.0) << 44) + u64::from(page) * PAGE }
+pub(super) fn swap_place(object: ObjectId, page: u32) -> DiskPosition {
+    DiskPosition { file: SWAP_FILE, offset: (u64::from(object.0) << 44) + u64::from(page) * PAGE }
 }
 
 impl Linux24 {
@@ -46,7 +46,7 @@ impl Linux24 {
                 let room = self.disk.room(cx.now(), PAGE, WRITE_QUEUE_PAGES);
                 let action = self.config.policy.advance(&mut attempt, &mut self.memory, room);
                 self.perform(hw, cx, None, action);
-                if action.outcome == Outcome::Goes {
+                if action.outcome == ReclaimStep::Goes {
                     self.daemon = Some(attempt);
                     false
                 } else {
@@ -72,7 +72,7 @@ impl Linux24 {
         let grant = self.grab(cx, want, &USER_ZONES);
         if grant.is_some() {
             *self.direct_mut(space.0) = super::Direct::default();
-        } else if self.reclaim_directly(hw, cx, space, &USER_ZONES) == Outcome::Failed {
+        } else if self.reclaim_directly(hw, cx, space, &USER_ZONES) == ReclaimStep::Failed {
             self.fail_if_stuck(cx, space);
         }
         grant
@@ -101,14 +101,14 @@ impl Linux24 {
         cx: &mut Cx<'_>,
         space: SpaceId,
         zones: &[usize],
-    ) -> Outcome {
+    ) -> ReclaimStep {
         let mut direct = *self.direct_mut(space.0);
         let mut attempt =
             direct.attempt.take().unwrap_or_else(|| self.config.policy.attempt(zones));
         let room = self.disk.room(cx.now(), PAGE, WRITE_QUEUE_PAGES);
         let action = self.config.policy.advance(&mut attempt, &mut self.memory, room);
         self.perform(hw, cx, Some(space), action);
-        if action.outcome == Outcome::Goes {
+        if action.outcome == ReclaimStep::Goes {
             direct.attempt = Some(attempt);
         } else {
             cx.charge(CpuRow::Reclaim, self.config.costs.call_ns);
@@ -182,7 +182,7 @@ impl Linux24 {
         cx.count(STEALS, action.freed);
         if action.written > 0 {
             cx.count(PAGE_OUTS, action.written);
-            let place = Place { file: SWAP_FILE, offset: 0 };
+            let place = DiskPosition { file: SWAP_FILE, offset: 0 };
             let bytes = action.written * PAGE;
             self.disk.transfer(cx.now(), place, bytes, |ns, percent| cx.jitter(ns, percent));
         }
@@ -227,7 +227,7 @@ impl Linux24 {
         let cursor = state.cursor;
         // The scan runs from the cursor to the end, then from the start to the cursor. The area
         // with the cursor is visited twice.
-        let page_in = |mapping: &Mapping| (cursor.saturating_sub(mapping.base) / PAGE) as u32;
+        let page_in = |mapping: &VmArea| (cursor.saturating_sub(mapping.base) / PAGE) as u32;
         let after = areas.iter().map(|m| (m, page_in(m))).filter(|(m, page)| *page < m.pages);
         let before = areas.iter().filter(|m| m.base <= cursor).map(|m| (m, 0));
         let mut looked = 0;
@@ -245,7 +245,7 @@ impl Linux24 {
         &mut self,
         hw: &mut M,
         cx: &mut Cx<'_>,
-        mapping: &Mapping,
+        mapping: &VmArea,
         from: u32,
         space: usize,
         budget: u64,
@@ -259,7 +259,7 @@ impl Linux24 {
                 (self.memory.find(*layer, at, mapping.pages), looked < budget)
             {
                 let len = (u64::from(view.extent.len)).min(budget - looked) as u32;
-                let view = View { extent: Extent { len, ..view.extent }, ..view };
+                let view = RunView { extent: Extent { len, ..view.extent }, ..view };
                 at = view.extent.first + len;
                 if view.page.mapped {
                     looked += u64::from(len);
@@ -271,7 +271,7 @@ impl Linux24 {
         looked
     }
 
-    fn swap_out_pages<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>, view: View) {
+    fn swap_out_pages<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>, view: RunView) {
         let places: Vec<_> = self.spaces.mapped_at(view.extent.object).collect();
         let (mut start, end) = (view.extent.first, view.extent.first + view.extent.len);
         while start < end {
@@ -284,7 +284,7 @@ impl Linux24 {
             if young {
                 self.memory.update(extent, |page| page.referenced = true);
             } else {
-                self.unmap_pages(hw, cx, View { extent, ..view }, &places);
+                self.unmap_pages(hw, cx, RunView { extent, ..view }, &places);
             }
             start = next;
         }
@@ -296,11 +296,11 @@ impl Linux24 {
         &mut self,
         hw: &mut M,
         cx: &mut Cx<'_>,
-        view: View,
+        view: RunView,
         places: &[(usize, u64)],
     ) {
         let Extent { object, first, len } = view.extent;
-        let memory = self.spaces.object(object).kind == Kind::Memory;
+        let memory = self.spaces.object(object).kind == ObjectKind::ZonedMemory;
         if memory {
             let state = self.spaces.object_mut(object);
             let new = (first..first + len).filter(|page| !state.is_swapped(*page)).count() as u64;
@@ -318,7 +318,7 @@ impl Linux24 {
             hw.unload(SpaceId(*space), address, bytes);
         }
         if memory && view.list == UNLISTED {
-            let page = super::Page { mapped: false, ..view.page };
+            let page = super::ReclaimState { mapped: false, ..view.page };
             self.memory.move_found(view, INACTIVE, page);
         } else {
             self.memory.update(view.extent, |page| page.mapped = false);
@@ -326,7 +326,7 @@ impl Linux24 {
     }
 
     /// Returns a region's mapping in a space, or None if it is not mapped there.
-    pub(super) fn mapping(&self, space: SpaceId, id: RegionId) -> Option<&Mapping> {
+    pub(super) fn mapping(&self, space: SpaceId, id: RegionId) -> Option<&VmArea> {
         self.spaces.spaces.get(space.0)?.mappings.get(&id)
     }
 }

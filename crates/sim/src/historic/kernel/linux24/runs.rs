@@ -18,7 +18,7 @@ pub struct ObjectId(pub u32);
 
 /// The page state that reclaim uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Page {
+pub struct ReclaimState {
     /// Index of the zone that its frame is in.
     pub zone: u8,
     /// Page age; higher is more valuable. Only kernels with page aging use it.
@@ -47,20 +47,20 @@ pub struct Extent {
 
 /// Consecutive pages of an object on one list, all in the same state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct View {
+pub struct RunView {
     /// The pages and their object.
     pub extent: Extent,
     /// Index of the list that they are on.
     pub list: usize,
     /// The state that all of them share.
-    pub page: Page,
+    pub page: ReclaimState,
 }
 
 /// A run of pages. It is small, so that two fit in a cache line: scans visit many.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct PageRun {
     extent: Extent,
-    page: Page,
+    page: ReclaimState,
     list: u8,
     /// The neighbour toward the tail.
     prev: u32,
@@ -69,19 +69,19 @@ struct Run {
     group: u32,
 }
 
-impl Run {
+impl PageRun {
     /// Returns a run that is not linked into a list yet.
-    fn new(view: View) -> Self {
-        let View { extent, list, page } = view;
-        Run { extent, page, list: list as u8, prev: 0, next: 0, group: 0 }
+    fn new(view: RunView) -> Self {
+        let RunView { extent, list, page } = view;
+        PageRun { extent, page, list: list as u8, prev: 0, next: 0, group: 0 }
     }
 
     fn list(&self) -> usize {
         usize::from(self.list)
     }
 
-    fn view(&self) -> View {
-        View { extent: self.extent, list: self.list(), page: self.page }
+    fn view(&self) -> RunView {
+        RunView { extent: self.extent, list: self.list(), page: self.page }
     }
 }
 
@@ -98,7 +98,7 @@ struct List {
 /// All runs and the lists that they are on.
 #[derive(Debug, Clone, Default)]
 pub struct Runs {
-    slab: Vec<Run>,
+    slab: Vec<PageRun>,
     unused: Vec<u32>,
     lists: Vec<List>,
     groups: Vec<Group>,
@@ -121,7 +121,7 @@ impl Runs {
 
     /// Returns the longest stretch of equal pages at the tail of a list, or None if the list is
     /// empty.
-    pub fn tail(&self, list: usize) -> Option<View> {
+    pub fn tail(&self, list: usize) -> Option<RunView> {
         let List { hand, passed, runs, .. } = self.lists[list];
         (runs > 0).then(|| {
             let mut view = self.slab[hand as usize].view();
@@ -191,7 +191,7 @@ impl Runs {
 
     /// Moves `count` pages from the tail of a list to the head of `to` and sets their state to
     /// `page`. `count` is at most the length of [`Runs::tail`].
-    pub fn move_tail(&mut self, list: usize, count: u32, to: usize, page: Page) {
+    pub fn move_tail(&mut self, list: usize, count: u32, to: usize, page: ReclaimState) {
         let id = self.cut_tail(list, count);
         self.unlink(id);
         self.settle(to);
@@ -199,26 +199,26 @@ impl Runs {
         if self.extend_head(to, extent, page) {
             self.forget(id);
         } else {
-            self.slab[id as usize] = Run { list: to as u8, page, ..self.slab[id as usize] };
+            self.slab[id as usize] = PageRun { list: to as u8, page, ..self.slab[id as usize] };
             self.link_before_hand(to, id);
         }
     }
 
     /// Adds pages at the head of a list. The pages must not be in a run.
-    pub fn insert(&mut self, list: usize, extent: Extent, page: Page) {
+    pub fn insert(&mut self, list: usize, extent: Extent, page: ReclaimState) {
         if extent.len == 0 {
             return;
         }
         self.settle(list);
         if !self.extend_head(list, extent, page) {
-            let id = self.allocate(View { extent, list, page });
+            let id = self.allocate(RunView { extent, list, page });
             self.link_before_hand(list, id);
         }
     }
 
     /// Adds pages to the run at the head of a list if they continue it, and returns true if so. The
     /// hand must be between runs.
-    fn extend_head(&mut self, list: usize, extent: Extent, page: Page) -> bool {
+    fn extend_head(&mut self, list: usize, extent: Extent, page: ReclaimState) -> bool {
         let List { hand, runs, .. } = self.lists[list];
         if runs == 0 {
             return false;
@@ -235,7 +235,7 @@ impl Runs {
     }
 
     /// Returns the first resident pages of an object in `from..end`, as many as are in one run.
-    pub fn find(&self, object: ObjectId, from: u32, end: u32) -> Option<View> {
+    pub fn find(&self, object: ObjectId, from: u32, end: u32) -> Option<RunView> {
         let index = self.index.get(object.0 as usize)?;
         let before = index.at_or_before(from).map(|id| self.slab[id as usize].view());
         let covering = before.filter(|v| v.extent.first + v.extent.len > from);
@@ -258,7 +258,7 @@ impl Runs {
     }
 
     /// Changes the state of pages that [`Runs::find`] has found; they stay in place on their list.
-    pub fn update(&mut self, extent: Extent, change: impl Fn(&mut Page)) {
+    pub fn update(&mut self, extent: Extent, change: impl Fn(&mut ReclaimState)) {
         self.isolate(extent, |runs, id| {
             let run = &mut runs.slab[id as usize];
             let (group, len) = (&mut runs.groups[run.group as usize], run.extent.len);
@@ -359,7 +359,7 @@ impl Runs {
         self.slab[prev as usize].next = id;
         self.slab[next as usize].prev = id;
         let number = self.slab[prev as usize].group;
-        let Run { page, extent, .. } = self.slab[id as usize];
+        let PageRun { page, extent, .. } = self.slab[id as usize];
         self.slab[id as usize].group = number;
         let group = &mut self.groups[number as usize];
         group.add(page, extent.len);
@@ -406,7 +406,7 @@ impl Runs {
     }
 
     fn leave_group(&mut self, id: u32) {
-        let Run { page, extent, prev, next, group: number, .. } = self.slab[id as usize];
+        let PageRun { page, extent, prev, next, group: number, .. } = self.slab[id as usize];
         let group = &mut self.groups[number as usize];
         group.remove(page, extent.len);
         if group.runs == 0 {
@@ -455,8 +455,8 @@ impl Runs {
         extent
     }
 
-    fn allocate(&mut self, view: View) -> u32 {
-        let run = Run::new(view);
+    fn allocate(&mut self, view: RunView) -> u32 {
+        let run = PageRun::new(view);
         let id = match self.unused.pop() {
             Some(id) => {
                 self.slab[id as usize] = run;

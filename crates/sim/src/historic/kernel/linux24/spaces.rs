@@ -16,18 +16,18 @@ const ALIGN: u64 = 1 << 20;
 
 /// The source of an object's pages that are not resident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ObjectKind {
     /// Pages are read from the file.
     File,
     /// Pages are zeros, or in swap.
-    Memory,
+    ZonedMemory,
 }
 
 /// The contents behind mappings: a file, or memory.
 #[derive(Debug, Clone)]
 pub struct Object {
     /// The source of absent pages.
-    pub kind: Kind,
+    pub kind: ObjectKind,
     /// The number of mappings that have the object among their layers.
     pub mappings: u32,
     swapped: Vec<u64>,
@@ -78,7 +78,7 @@ impl Object {
 
 /// A region in a space.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mapping {
+pub struct VmArea {
     /// Virtual address of the first page.
     pub base: u64,
     /// Length of the mapping in pages.
@@ -93,16 +93,16 @@ pub struct Mapping {
 
 /// The mappings of a process.
 #[derive(Debug, Clone, Default)]
-pub struct Space {
+pub struct ProcessSpace {
     /// The space's mappings by region.
-    pub mappings: BTreeMap<RegionId, Mapping>,
+    pub mappings: BTreeMap<RegionId, VmArea>,
     /// The number of pages in the process's page tables.
     pub resident: u64,
     /// The address at which swap-out continues.
     pub cursor: u64,
 }
 
-impl Space {
+impl ProcessSpace {
     /// Returns the address of the lowest gap of `pages` pages.
     fn gap(&self, pages: u32) -> Option<u64> {
         let mut taken: Vec<_> = self.mappings.values().map(|m| (m.base, m.pages)).collect();
@@ -128,34 +128,34 @@ impl Space {
 
 /// All spaces and objects.
 #[derive(Debug, Clone, Default)]
-pub struct Spaces {
+pub struct ProcessSpaces {
     /// Spaces by the engine's number.
-    pub spaces: Vec<Space>,
+    pub spaces: Vec<ProcessSpace>,
     objects: Vec<Object>,
     shared: BTreeMap<RegionId, ObjectId>,
 }
 
-impl Spaces {
+impl ProcessSpaces {
     /// Returns the space of this number, and creates it empty if necessary.
-    pub fn space_mut(&mut self, space: usize) -> &mut Space {
+    pub fn space_mut(&mut self, space: usize) -> &mut ProcessSpace {
         if self.spaces.len() <= space {
-            self.spaces.resize_with(space + 1, Space::default);
+            self.spaces.resize_with(space + 1, ProcessSpace::default);
         }
         &mut self.spaces[space]
     }
 
-    /// Returns an object. The id must come from [`Spaces::create`].
+    /// Returns an object. The id must come from [`ProcessSpaces::create`].
     pub fn object(&self, id: ObjectId) -> &Object {
         &self.objects[id.0 as usize]
     }
 
-    /// Returns an object for changes. The id must come from [`Spaces::create`].
+    /// Returns an object for changes. The id must come from [`ProcessSpaces::create`].
     pub fn object_mut(&mut self, id: ObjectId) -> &mut Object {
         &mut self.objects[id.0 as usize]
     }
 
     /// Creates an object without pages.
-    pub fn create(&mut self, kind: Kind) -> ObjectId {
+    pub fn create(&mut self, kind: ObjectKind) -> ObjectId {
         self.objects.push(Object { kind, mappings: 0, swapped: Vec::new() });
         ObjectId((self.objects.len() - 1) as u32)
     }
@@ -174,13 +174,13 @@ impl Spaces {
         let private = anonymous || matches!(backing, Backing::File { private: true, .. });
         let mut layers = Vec::new();
         if private {
-            layers.push(self.create(Kind::Memory));
+            layers.push(self.create(ObjectKind::ZonedMemory));
         }
         if !anonymous {
             layers.push(self.shared_object(id, backing));
         }
         layers.iter().for_each(|layer| self.object_mut(*layer).mappings += 1);
-        let mapping = Mapping { base, pages, layers, private, locked: 0 };
+        let mapping = VmArea { base, pages, layers, private, locked: 0 };
         self.space_mut(space).mappings.insert(id, mapping);
         Some(base)
     }
@@ -189,7 +189,11 @@ impl Spaces {
         if let Some(object) = self.shared.get(&id) {
             return *object;
         }
-        let kind = if matches!(backing, Backing::File { .. }) { Kind::File } else { Kind::Memory };
+        let kind = if matches!(backing, Backing::File { .. }) {
+            ObjectKind::File
+        } else {
+            ObjectKind::ZonedMemory
+        };
         let object = self.create(kind);
         self.shared.insert(id, object);
         object
@@ -200,7 +204,7 @@ impl Spaces {
         let mut copy = self.space_mut(parent).clone();
         for mapping in copy.mappings.values_mut() {
             if mapping.private {
-                mapping.layers.insert(0, self.create(Kind::Memory));
+                mapping.layers.insert(0, self.create(ObjectKind::ZonedMemory));
             }
             mapping.locked = 0;
             mapping.layers.iter().for_each(|layer| self.object_mut(*layer).mappings += 1);
@@ -212,7 +216,7 @@ impl Spaces {
     /// Returns the places where an object is mapped: space, and address of its first page.
     pub fn mapped_at(&self, object: ObjectId) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.spaces.iter().enumerate().flat_map(move |(number, space)| {
-            let has = move |mapping: &&Mapping| mapping.layers.contains(&object);
+            let has = move |mapping: &&VmArea| mapping.layers.contains(&object);
             space.mappings.values().filter(has).map(move |mapping| (number, mapping.base))
         })
     }
@@ -226,8 +230,9 @@ mod tests {
 
     #[test]
     fn gaps_are_used_again() {
-        let mut spaces = Spaces::default();
-        let map = |spaces: &mut Spaces, id| spaces.map(0, RegionId(id), &Backing::Anon, 1 << 30);
+        let mut spaces = ProcessSpaces::default();
+        let map =
+            |spaces: &mut ProcessSpaces, id| spaces.map(0, RegionId(id), &Backing::Anon, 1 << 30);
         assert_eq!(map(&mut spaces, 0), Some(ALIGN));
         assert_eq!(map(&mut spaces, 1), Some(ALIGN + (1 << 30)));
         assert_eq!(map(&mut spaces, 2), None);
@@ -239,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_fork_puts_a_layer_on_private_mappings() {
-        let mut spaces = Spaces::default();
+        let mut spaces = ProcessSpaces::default();
         spaces.map(0, RegionId(0), &FILE, PAGE);
         spaces.map(0, RegionId(1), &Backing::Shared, PAGE);
         spaces.fork(0, 1);
@@ -252,8 +257,8 @@ mod tests {
 
     #[test]
     fn places_in_swap_are_counted_once() {
-        let mut spaces = Spaces::default();
-        let id = spaces.create(Kind::Memory);
+        let mut spaces = ProcessSpaces::default();
+        let id = spaces.create(ObjectKind::ZonedMemory);
         let object = spaces.object_mut(id);
         assert!(object.set_swapped(70) && !object.set_swapped(70) && object.is_swapped(70));
         assert_eq!((object.clear_swapped(60, 20), object.clear_swapped(60, 20)), (1, 0));

@@ -68,7 +68,7 @@ fn mean(percent: &[u64]) -> u64 {
 
 fn run(model: &Model, plan: &Plan) -> (Run, Result<(), RunError>) {
     let settings = Settings::load(model).expect("settings");
-    let kernel = Linux24::new(Config::new(model).expect("a kernel"));
+    let kernel = Linux24::new(Linux24Config::new(model).expect("a kernel"));
     let parts = Parts {
         settings: &settings,
         caps: Caps { steps: 20_000_000, ..Caps::default() },
@@ -130,10 +130,10 @@ fn equal_seeds_give_equal_reports_and_nothing_is_unexplained() {
 #[test]
 fn more_than_half_of_memory_cannot_be_locked() {
     let machine = model("linux-2.4.9-2gb");
-    let kernel = Linux24::new(Config::new(&machine).expect("a kernel"));
+    let kernel = Linux24::new(Linux24Config::new(&machine).expect("a kernel"));
     let unmet = |slots| {
         let plan = plan(&machine, "mlock-cycle", &[("slots", slots)], 1);
-        Kernel::<Flat>::limits(&kernel, &plan)
+        Kernel::<Flat>::unmet_requirements(&kernel, &plan)
     };
     assert!(unmet("2").is_empty());
     assert!(unmet("3")[0].what.contains("half of memory"));

@@ -5,7 +5,7 @@
 //! and holds at most one page. The data of a page that was ever written are in a frame, on a
 //! server, or both.
 
-use crate::historic::kernel::replacement::{Frame, Policy, Replacement};
+use crate::historic::kernel::replacement::{EvictionOrder, FrameIndex, ReplacementPolicy};
 use crate::historic::store::network::{Network, NetworkModel, Server, ServersFull, jitter_ns};
 use pagetax_core::access::Rng;
 
@@ -17,7 +17,7 @@ pub struct MemoryModel {
     /// Pages of the job that fit in the client's memory; at least 1.
     pub resident_pages_max: u32,
     /// The policy that selects victims.
-    pub replacement: Policy,
+    pub replacement: ReplacementPolicy,
     /// Minimum time of a zero-fill.
     pub zero_fill_ns_min: u64,
     /// Mean of the jitter that is added to `zero_fill_ns_min`.
@@ -75,22 +75,22 @@ impl MemoryError {
     }
 }
 
-/// A page's number, from [`Memory::add`].
-pub type Page = u32;
+/// A page's number, from [`ClientMemory::add`].
+pub type PageNumber = u32;
 
 /// The hardware's translations by frame.
 pub trait Translations {
     /// Reads and clears the referenced bits of a frame. Returns true if one was set.
-    fn take_referenced(&mut self, frame: Frame) -> bool;
+    fn take_referenced(&mut self, frame: FrameIndex) -> bool;
 
     /// Removes all translations of a frame. Returns true if the frame was written through any of
     /// them.
-    fn unload(&mut self, frame: Frame) -> bool;
+    fn unload(&mut self, frame: FrameIndex) -> bool;
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct PageState {
-    frame: Option<Frame>,
+    frame: Option<FrameIndex>,
     copy: Option<Server>,
     /// True if the page is known to be written since it was brought in. The hardware's dirty bits
     /// may know more.
@@ -100,25 +100,25 @@ struct PageState {
 
 /// The pages, frames and servers of one client.
 #[derive(Debug, Clone)]
-pub struct Memory {
+pub struct ClientMemory {
     model: MemoryModel,
     network: Network,
-    replacement: Replacement,
+    replacement: EvictionOrder,
     pages: Vec<PageState>,
-    unused_pages: Vec<Page>,
+    unused_pages: Vec<PageNumber>,
     /// The page in each frame. Frames are first used in order.
-    frames: Vec<Page>,
-    free: Vec<Frame>,
+    frames: Vec<PageNumber>,
+    free: Vec<FrameIndex>,
     /// The number of frames that may be in use at the same time.
     frames_max: u64,
 }
 
-impl Memory {
+impl ClientMemory {
     /// Returns an empty memory. The model of its network must have passed [`NetworkModel::check`].
     pub fn new(model: MemoryModel) -> Self {
-        Memory {
+        ClientMemory {
             network: Network::new(model.network.clone(), model.page_bytes),
-            replacement: Replacement::new(model.replacement),
+            replacement: EvictionOrder::new(model.replacement),
             pages: Vec::new(),
             unused_pages: Vec::new(),
             frames: Vec::new(),
@@ -129,15 +129,15 @@ impl Memory {
     }
 
     /// Adds a page of zeros that is not resident, and returns its number.
-    pub fn add(&mut self) -> Page {
+    pub fn add(&mut self) -> PageNumber {
         self.unused_pages.pop().unwrap_or_else(|| {
             self.pages.push(PageState::default());
-            self.pages.len() as Page - 1
+            self.pages.len() as PageNumber - 1
         })
     }
 
     /// Frees a page with its frame and its replica. The caller must have removed its translations.
-    pub fn remove(&mut self, page: Page) {
+    pub fn remove(&mut self, page: PageNumber) {
         let state = std::mem::take(&mut self.pages[page as usize]);
         if let Some(frame) = state.frame {
             if state.pins == 0 {
@@ -152,17 +152,17 @@ impl Memory {
     }
 
     /// Returns the frame of a page, or None if the page is not resident.
-    pub fn frame(&self, page: Page) -> Option<Frame> {
+    pub fn frame(&self, page: PageNumber) -> Option<FrameIndex> {
         self.pages[page as usize].frame
     }
 
     /// Marks a page dirty, in addition to the hardware's dirty bits.
-    pub fn mark_dirty(&mut self, page: Page) {
+    pub fn mark_dirty(&mut self, page: PageNumber) {
         self.pages[page as usize].dirty = true;
     }
 
-    /// Pins a resident page. Each pin needs one [`Memory::unpin`].
-    pub fn pin(&mut self, page: Page) {
+    /// Pins a resident page. Each pin needs one [`ClientMemory::unpin`].
+    pub fn pin(&mut self, page: PageNumber) {
         let state = &mut self.pages[page as usize];
         let frame = state.frame.expect("only resident pages are pinned");
         if state.pins == 0 {
@@ -172,7 +172,7 @@ impl Memory {
     }
 
     /// Removes one pin; after the last, the page is evictable again.
-    pub fn unpin(&mut self, page: Page) {
+    pub fn unpin(&mut self, page: PageNumber) {
         let state = &mut self.pages[page as usize];
         let frame = state.frame.expect("pinned pages are resident");
         state.pins -= 1;
@@ -197,7 +197,7 @@ impl Memory {
     /// Returns an error if all pages are pinned, or if a dirty victim finds no room on a server.
     pub fn bring_in(
         &mut self,
-        page: Page,
+        page: PageNumber,
         translations: &mut impl Translations,
         rng: &mut Rng,
     ) -> Result<Arrival, MemoryError> {
@@ -232,7 +232,7 @@ impl Memory {
         self.frames_max = pages.clamp(1, u64::from(self.model.resident_pages_max));
     }
 
-    fn unused_frame(&mut self, page: Page) -> Option<Frame> {
+    fn unused_frame(&mut self, page: PageNumber) -> Option<FrameIndex> {
         if self.resident_pages() >= self.frames_max {
             return None;
         }
@@ -243,18 +243,18 @@ impl Memory {
         let room = self.frames.len() < self.model.resident_pages_max as usize;
         room.then(|| {
             self.frames.push(page);
-            self.frames.len() as Frame - 1
+            self.frames.len() as FrameIndex - 1
         })
     }
 
     /// Evicts a victim and returns its frame. A dirty victim is paged out first.
     fn reclaim(
         &mut self,
-        page: Page,
+        page: PageNumber,
         translations: &mut impl Translations,
         rng: &mut Rng,
         arrival: &mut Arrival,
-    ) -> Result<Frame, MemoryError> {
+    ) -> Result<FrameIndex, MemoryError> {
         let frame = self
             .replacement
             .victim(rng, |frame| translations.take_referenced(frame))
@@ -286,26 +286,34 @@ mod tests {
 
     const PAGE: u64 = 8192;
 
-    fn bring_in(memory: &mut Memory, page: Page, hw: &mut Written) -> Result<Arrival, MemoryError> {
+    fn bring_in(
+        memory: &mut ClientMemory,
+        page: PageNumber,
+        hw: &mut Written,
+    ) -> Result<Arrival, MemoryError> {
         let mut rng = Rng::new(page.into());
         memory.bring_in(page, hw, &mut rng)
     }
 
     /// Hardware that records the frames that were written.
     #[derive(Default)]
-    struct Written(BTreeSet<Frame>);
+    struct Written(BTreeSet<FrameIndex>);
 
     impl Translations for Written {
-        fn take_referenced(&mut self, _: Frame) -> bool {
+        fn take_referenced(&mut self, _: FrameIndex) -> bool {
             false
         }
 
-        fn unload(&mut self, frame: Frame) -> bool {
+        fn unload(&mut self, frame: FrameIndex) -> bool {
             self.0.remove(&frame)
         }
     }
 
-    fn memory(resident_pages_max: u32, server_pages: u64, replacement: Policy) -> Memory {
+    fn memory(
+        resident_pages_max: u32,
+        server_pages: u64,
+        replacement: ReplacementPolicy,
+    ) -> ClientMemory {
         let model = MemoryModel {
             page_bytes: PAGE,
             resident_pages_max,
@@ -314,15 +322,15 @@ mod tests {
             zero_fill_jitter_ns_mean: 20_000,
             network: network(&[server_pages * PAGE]),
         };
-        Memory::new(model)
+        ClientMemory::new(model)
     }
 
     /// Touches each page. Returns the origin of each page that arrived, and true if its victim was
     /// paged out.
     fn sweep(
-        memory: &mut Memory,
+        memory: &mut ClientMemory,
         hw: &mut Written,
-        pages: Range<Page>,
+        pages: Range<PageNumber>,
         write: bool,
     ) -> Vec<(Origin, bool)> {
         let mut arrivals = Vec::new();
@@ -341,7 +349,7 @@ mod tests {
     #[test]
     fn written_pages_go_out_once_and_come_back_clean() {
         use Origin::{Server, Zeros};
-        let (mut memory, mut hw) = (memory(2, 4, Policy::Fifo), Written::default());
+        let (mut memory, mut hw) = (memory(2, 4, ReplacementPolicy::Fifo), Written::default());
         (0..4).for_each(|page| assert_eq!(memory.add(), page));
         let first = sweep(&mut memory, &mut hw, 0..4, true);
         assert_eq!(first, [(Zeros, false), (Zeros, false), (Zeros, true), (Zeros, true)]);
@@ -354,7 +362,7 @@ mod tests {
 
     #[test]
     fn servers_are_looked_for_once() {
-        let (mut memory, mut hw) = (memory(1, 4, Policy::Fifo), Written::default());
+        let (mut memory, mut hw) = (memory(1, 4, ReplacementPolicy::Fifo), Written::default());
         let discovery = (0..3).map(|_| {
             let page = memory.add();
             let arrival = bring_in(&mut memory, page, &mut hw).unwrap();
@@ -367,7 +375,7 @@ mod tests {
 
     #[test]
     fn pages_that_were_only_read_are_dropped() {
-        let (mut memory, mut hw) = (memory(1, 1, Policy::Fifo), Written::default());
+        let (mut memory, mut hw) = (memory(1, 1, ReplacementPolicy::Fifo), Written::default());
         for _ in 0..5 {
             memory.add();
         }
@@ -377,13 +385,13 @@ mod tests {
 
     #[test]
     fn full_servers_and_locked_memory_are_errors() {
-        let (mut full, mut hw) = (memory(1, 1, Policy::Fifo), Written::default());
+        let (mut full, mut hw) = (memory(1, 1, ReplacementPolicy::Fifo), Written::default());
         for _ in 0..3 {
             full.add();
         }
         sweep(&mut full, &mut hw, 0..2, true);
         assert!(matches!(bring_in(&mut full, 2, &mut hw), Err(MemoryError::ServersFull(_))));
-        let mut locked = memory(2, 1, Policy::SecondChance);
+        let mut locked = memory(2, 1, ReplacementPolicy::SecondChance);
         for _ in 0..3 {
             locked.add();
         }
@@ -396,18 +404,21 @@ mod tests {
         assert!(bring_in(&mut locked, 2, &mut hw).is_ok() && locked.frame(0).is_some());
     }
 
-    fn check(memory: &Memory, hw: &Written, written: &BTreeSet<Page>) {
+    fn check(memory: &ClientMemory, hw: &Written, written: &BTreeSet<PageNumber>) {
         let resident = memory.pages.iter().filter(|state| state.frame.is_some()).count() as u64;
         assert_eq!(resident, memory.resident_pages());
         for (frame, page) in memory.frames.iter().enumerate() {
-            let here = memory.pages[*page as usize].frame == Some(frame as Frame);
-            assert!(here != memory.free.contains(&(frame as Frame)), "no frame is free and in use");
+            let here = memory.pages[*page as usize].frame == Some(frame as FrameIndex);
+            assert!(
+                here != memory.free.contains(&(frame as FrameIndex)),
+                "no frame is free and in use"
+            );
         }
         let copies = memory.pages.iter().filter(|state| state.copy.is_some()).count() as u64;
         assert_eq!(memory.server_pages(), [(copies, 30)]);
         for (page, state) in memory.pages.iter().enumerate() {
             let dirty = state.dirty || state.frame.is_some_and(|frame| hw.0.contains(&frame));
-            assert_eq!(state.copy.is_some() || dirty, written.contains(&(page as Page)));
+            assert_eq!(state.copy.is_some() || dirty, written.contains(&(page as PageNumber)));
             assert!(!dirty || state.frame.is_some(), "what is written is in memory or copied");
             assert!(state.pins == 0 || state.frame.is_some());
         }

@@ -15,17 +15,17 @@ pub mod spaces;
 use crate::hardware::accesses::Accesses;
 use crate::hardware::{PageTables, Pte, SpaceId, Stop};
 use crate::historic::cx::{CpuRow, Cx, Wait, WallRow};
-use crate::historic::kernel::replacement::Frame;
-use crate::historic::kernel::{Epilogue, Kernel, Step};
+use crate::historic::kernel::replacement::FrameIndex;
+use crate::historic::kernel::{Kernel, KernelReport, Step};
 use crate::tally::{CounterId, Tally};
-use memory::{Arrival, Memory, Origin, Page, Translations};
+use memory::{Arrival, ClientMemory, Origin, PageNumber, Translations};
 use model::PagerModel;
 use pagetax_core::counter::{Provenance, Reading};
 use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Backing, Plan, Region, RegionId};
 use pagetax_core::report::Table;
 use pagetax_core::units::Bytes;
-use spaces::{Area, Loaded, Mapped, Place, Spaces};
+use spaces::{AreaPage, ClientArea, ClientSpaces, Loaded, Mapped};
 use std::collections::BTreeMap;
 
 const MINOR_FAULTS: CounterId = CounterId::of("minor_fault_count");
@@ -57,7 +57,7 @@ impl IntervalLatency {
 #[derive(Debug, Clone, Copy)]
 struct At {
     space: SpaceId,
-    place: Place,
+    place: AreaPage,
     /// Virtual address of the page's first byte.
     address: u64,
     /// True if forked children write to the same page.
@@ -68,8 +68,8 @@ struct At {
 #[derive(Debug, Clone)]
 pub struct Pager {
     model: PagerModel,
-    memory: Memory,
-    spaces: Spaces,
+    memory: ClientMemory,
+    spaces: ClientSpaces,
     loaded: Loaded,
     locked_pages: u64,
     /// Latencies of all faults since the last sample; `page_in_latency` covers page-ins only.
@@ -77,7 +77,7 @@ pub struct Pager {
     page_in_latency: IntervalLatency,
     /// The frame that the last fault filled. Its referenced bit is cleared before the next page
     /// comes in, because the faulting access is not a second use.
-    fresh: Option<Frame>,
+    fresh: Option<FrameIndex>,
     /// The number of resident pages that the job wants for each mapping; `u64::MAX` if the job sets
     /// no limit.
     wanted_pages: BTreeMap<(SpaceId, RegionId), u64>,
@@ -87,8 +87,8 @@ impl Pager {
     /// Returns a client with empty memory and empty servers.
     pub fn new(model: PagerModel) -> Self {
         Pager {
-            memory: Memory::new(model.memory.clone()),
-            spaces: Spaces::new(model.page.bytes()),
+            memory: ClientMemory::new(model.memory.clone()),
+            spaces: ClientSpaces::new(model.page.bytes()),
             loaded: Loaded::default(),
             locked_pages: 0,
             latency: IntervalLatency::default(),
@@ -111,7 +111,12 @@ impl Pager {
     }
 
     /// Makes a page resident. Returns None and fails the run if no frame can be freed.
-    fn bring_in(&mut self, hw: &mut impl PageTables, cx: &mut Cx<'_>, page: Page) -> Option<Frame> {
+    fn bring_in(
+        &mut self,
+        hw: &mut impl PageTables,
+        cx: &mut Cx<'_>,
+        page: PageNumber,
+    ) -> Option<FrameIndex> {
         let page_bytes = self.page_bytes();
         let mut mapped = Mapped { loaded: &mut self.loaded, hw, page_bytes };
         if let Some(fresh) = self.fresh {
@@ -163,14 +168,14 @@ impl Pager {
 
     /// Loads the translation of a resident page. It is writable if no other place holds the page or
     /// if the area is shared.
-    fn load(&mut self, hw: &mut impl PageTables, at: At, page: Page, frame: Frame) {
+    fn load(&mut self, hw: &mut impl PageTables, at: At, page: PageNumber, frame: FrameIndex) {
         let writable = at.shared || self.spaces.places(page) == 1;
         hw.load(at.space, Pte { address: at.address, size: self.model.page, writable });
         self.loaded.add(frame, (at.space, at.address));
     }
 
     /// Copies a page that other places hold as well, for a write to it (copy-on-write).
-    fn copy(&mut self, hw: &mut impl PageTables, cx: &mut Cx<'_>, at: At, page: Page) {
+    fn copy(&mut self, hw: &mut impl PageTables, cx: &mut Cx<'_>, at: At, page: PageNumber) {
         let own = self.memory.add();
         let Some(frame) = self.bring_in(hw, cx, own) else { return };
         cx.count(COW_FAULTS, 1);
@@ -182,7 +187,7 @@ impl Pager {
     }
 
     /// Removes a translation after saving its dirty bit in the page's state.
-    fn unload(&mut self, hw: &mut impl PageTables, space: SpaceId, address: u64, page: Page) {
+    fn unload(&mut self, hw: &mut impl PageTables, space: SpaceId, address: u64, page: PageNumber) {
         let Some(frame) = self.memory.frame(page) else { return };
         if hw.used(space, address).dirty {
             self.memory.mark_dirty(page);
@@ -193,7 +198,7 @@ impl Pager {
 
     /// Replaces the page of a place. If the place is locked, the new page is pinned and so must be
     /// resident.
-    fn put(&mut self, at: At, page: Page) {
+    fn put(&mut self, at: At, page: PageNumber) {
         let (old, locked) = self.spaces.replace(at.space, at.place, page);
         if locked {
             self.memory.pin(page);
@@ -205,7 +210,7 @@ impl Pager {
     }
 
     /// Frees the pages of an area that has been removed from its space.
-    fn release(&mut self, hw: &mut impl PageTables, space: SpaceId, area: Area) {
+    fn release(&mut self, hw: &mut impl PageTables, space: SpaceId, area: ClientArea) {
         self.unpin(&area);
         for (index, page) in area.pages.iter().enumerate() {
             self.unload(hw, space, area.base + index as u64 * self.page_bytes(), *page);
@@ -257,15 +262,15 @@ impl Pager {
         }
     }
 
-    fn unpin(&mut self, area: &Area) {
+    fn unpin(&mut self, area: &ClientArea) {
         area.pages[..area.locked_pages].iter().for_each(|page| self.memory.unpin(*page));
         self.locked_pages -= area.locked_pages as u64;
     }
 }
 
 impl<M: PageTables> Kernel<M> for Pager {
-    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
-        preflight::limits(&self.model, plan)
+    fn unmet_requirements(&self, plan: &Plan) -> Vec<Unmet> {
+        preflight::unmet_requirements(&self.model, plan)
     }
 
     /// Returns the cost of a soft fault, because the source has no figure for a system call.
@@ -428,7 +433,7 @@ impl<M: PageTables> Kernel<M> for Pager {
         }
     }
 
-    fn epilogue(&self, _hw: &M, _tally: &Tally) -> Epilogue {
+    fn kernel_report(&self, _hw: &M, _tally: &Tally) -> KernelReport {
         let resident = self.memory.resident_pages() * self.page_bytes();
         let size = |pages: u64| Bytes(pages * self.page_bytes()).to_string();
         let row = |(number, (used, room)): (usize, (u64, u64))| {
@@ -441,7 +446,7 @@ impl<M: PageTables> Kernel<M> for Pager {
             provenance: Provenance::Modeled,
         };
         let how = "frames in use at the end".to_string();
-        Epilogue {
+        KernelReport {
             tables: vec![servers],
             memory: vec![("resident", Reading::Modeled(resident), how)],
             warnings: Vec::new(),

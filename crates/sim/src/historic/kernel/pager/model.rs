@@ -1,7 +1,7 @@
 //! The constants of a network-memory client, from its machine file.
 
 use super::memory::MemoryModel;
-use crate::historic::kernel::replacement::Policy;
+use crate::historic::kernel::replacement::ReplacementPolicy;
 use crate::historic::store::network::{NetworkModel, Placement};
 use crate::model::{Model, ModelError};
 use pagetax_core::units::PageSize;
@@ -45,7 +45,7 @@ impl PagerModel {
                 resident_pages_max: u32::try_from(resident).map_err(|_| {
                     model.error("paging", "resident_pages", "is too many", "write fewer than 2^32")
                 })?,
-                replacement: model.word("paging", "replacement", &Policy::NAMES)?,
+                replacement: model.word("paging", "replacement", &ReplacementPolicy::NAMES)?,
                 zero_fill_ns_min,
                 zero_fill_jitter_ns_mean: above(
                     model,

@@ -9,7 +9,7 @@ use pagetax_core::plan::{Advice, Backing, Plan};
 use pagetax_core::units::Bytes;
 
 /// Returns all demands of `plan` that the client cannot meet.
-pub(super) fn limits(model: &PagerModel, plan: &Plan) -> Vec<Unmet> {
+pub(super) fn unmet_requirements(model: &PagerModel, plan: &Plan) -> Vec<Unmet> {
     let memory = &model.memory;
     let resident = Bytes(u64::from(memory.resident_pages_max) * memory.page_bytes);
     let room = Bytes(resident.0.saturating_add(memory.network.bytes().0));

@@ -3,15 +3,15 @@
 //! Invariant: a page is counted once for each place where it is mapped. A frame lists exactly the
 //! translations that the hardware has of it.
 
-use super::memory::{Page, Translations};
+use super::memory::{PageNumber, Translations};
 use crate::hardware::{PageTables, SpaceId};
-use crate::historic::kernel::replacement::Frame;
+use crate::historic::kernel::replacement::FrameIndex;
 use pagetax_core::plan::{Backing, Region, RegionId};
 use std::collections::BTreeMap;
 
 /// A mapped region in one space.
 #[derive(Debug, Clone)]
-pub struct Area {
+pub struct ClientArea {
     /// The region's id in the plan.
     pub id: RegionId,
     /// Virtual address of the first page.
@@ -19,47 +19,53 @@ pub struct Area {
     /// True if forked children write to the same pages.
     pub shared: bool,
     /// Pages in order of address.
-    pub pages: Vec<Page>,
+    pub pages: Vec<PageNumber>,
     /// The number of locked pages, from the first on.
     pub locked_pages: usize,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Space {
-    areas: Vec<Area>,
+struct ClientSpace {
+    areas: Vec<ClientArea>,
     end: u64,
 }
 
 /// A place of a page: area and index of the page in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct AreaPage {
     area: usize,
     index: usize,
 }
 
 /// All spaces, and the number of places of each page.
 #[derive(Debug, Clone)]
-pub struct Spaces {
+pub struct ClientSpaces {
     page_bytes: u64,
-    spaces: Vec<Space>,
+    spaces: Vec<ClientSpace>,
     places: Vec<u32>,
 }
 
-impl Spaces {
+impl ClientSpaces {
     /// Returns a table without spaces, for pages of `page_bytes`.
     pub fn new(page_bytes: u64) -> Self {
-        Spaces { page_bytes, spaces: Vec::new(), places: Vec::new() }
+        ClientSpaces { page_bytes, spaces: Vec::new(), places: Vec::new() }
     }
 
-    fn space_mut(&mut self, space: SpaceId) -> &mut Space {
+    fn space_mut(&mut self, space: SpaceId) -> &mut ClientSpace {
         if self.spaces.len() <= space.0 {
-            self.spaces.resize_with(space.0 + 1, Space::default);
+            self.spaces.resize_with(space.0 + 1, ClientSpace::default);
         }
         &mut self.spaces[space.0]
     }
 
     /// Maps new pages after the space's last mapping, one page apart. Returns the virtual address.
-    pub fn map(&mut self, space: SpaceId, id: RegionId, region: &Region, pages: Vec<Page>) -> u64 {
+    pub fn map(
+        &mut self,
+        space: SpaceId,
+        id: RegionId,
+        region: &Region,
+        pages: Vec<PageNumber>,
+    ) -> u64 {
         let page_bytes = self.page_bytes;
         let shared = match &region.backing {
             Backing::Anon | Backing::Remote { .. } => false,
@@ -70,7 +76,7 @@ impl Spaces {
         let base = owner.end + page_bytes;
         owner.end = base + pages.len() as u64 * page_bytes;
         pages.iter().for_each(|page| self.attach(*page));
-        let area = Area { id, base, shared, pages, locked_pages: 0 };
+        let area = ClientArea { id, base, shared, pages, locked_pages: 0 };
         self.space_mut(space).areas.push(area);
         base
     }
@@ -91,8 +97,8 @@ impl Spaces {
         private
     }
 
-    /// Removes an area. Its pages stay attached until [`Spaces::detach`].
-    pub fn remove(&mut self, space: SpaceId, id: RegionId) -> Option<Area> {
+    /// Removes an area. Its pages stay attached until [`ClientSpaces::detach`].
+    pub fn remove(&mut self, space: SpaceId, id: RegionId) -> Option<ClientArea> {
         let areas = &mut self.space_mut(space).areas;
         let index = areas.iter().position(|area| area.id == id)?;
         Some(areas.remove(index))
@@ -105,27 +111,32 @@ impl Spaces {
     }
 
     /// Returns the area of a region, or None if it is not mapped.
-    pub fn area_mut(&mut self, space: SpaceId, id: RegionId) -> Option<&mut Area> {
+    pub fn area_mut(&mut self, space: SpaceId, id: RegionId) -> Option<&mut ClientArea> {
         self.space_mut(space).areas.iter_mut().find(|area| area.id == id)
     }
 
     /// Returns the place of an address, or None if nothing is mapped there.
-    pub fn find(&self, space: SpaceId, address: u64) -> Option<Place> {
+    pub fn find(&self, space: SpaceId, address: u64) -> Option<AreaPage> {
         let areas = &self.spaces.get(space.0)?.areas;
         areas.iter().enumerate().find_map(|(number, area)| {
             let index = (address.checked_sub(area.base)? / self.page_bytes) as usize;
-            (index < area.pages.len()).then_some(Place { area: number, index })
+            (index < area.pages.len()).then_some(AreaPage { area: number, index })
         })
     }
 
     /// Returns the page in a place, and true if its area is shared.
-    pub fn page(&self, space: SpaceId, place: Place) -> (Page, bool) {
+    pub fn page(&self, space: SpaceId, place: AreaPage) -> (PageNumber, bool) {
         let area = &self.spaces[space.0].areas[place.area];
         (area.pages[place.index], area.shared)
     }
 
     /// Replaces the page in a place. Returns the old page, and true if the place is locked.
-    pub fn replace(&mut self, space: SpaceId, place: Place, page: Page) -> (Page, bool) {
+    pub fn replace(
+        &mut self,
+        space: SpaceId,
+        place: AreaPage,
+        page: PageNumber,
+    ) -> (PageNumber, bool) {
         let area = &mut self.spaces[space.0].areas[place.area];
         let old = std::mem::replace(&mut area.pages[place.index], page);
         let locked = place.index < area.locked_pages;
@@ -135,11 +146,11 @@ impl Spaces {
     }
 
     /// Returns the number of places of a page.
-    pub fn places(&self, page: Page) -> u32 {
+    pub fn places(&self, page: PageNumber) -> u32 {
         self.places[page as usize]
     }
 
-    fn attach(&mut self, page: Page) {
+    fn attach(&mut self, page: PageNumber) {
         if self.places.len() <= page as usize {
             self.places.resize(page as usize + 1, 0);
         }
@@ -147,24 +158,24 @@ impl Spaces {
     }
 
     /// Removes one place from a page's count.
-    pub fn detach(&mut self, page: Page) {
+    pub fn detach(&mut self, page: PageNumber) {
         self.places[page as usize] -= 1;
     }
 }
 
 /// A translation: space and virtual address of the page.
-type Translation = (SpaceId, u64);
+type SpaceAddress = (SpaceId, u64);
 
 /// The hardware's translations of each frame. Nearly all frames have one or none.
 #[derive(Debug, Clone, Default)]
 pub struct Loaded {
-    first: Vec<Option<Translation>>,
-    others: BTreeMap<Frame, Vec<Translation>>,
+    first: Vec<Option<SpaceAddress>>,
+    others: BTreeMap<FrameIndex, Vec<SpaceAddress>>,
 }
 
 impl Loaded {
     /// Records a translation that was loaded, perhaps not for the first time.
-    pub fn add(&mut self, frame: Frame, translation: Translation) {
+    pub fn add(&mut self, frame: FrameIndex, translation: SpaceAddress) {
         if self.first.len() <= frame as usize {
             self.first.resize(frame as usize + 1, None);
         }
@@ -178,7 +189,7 @@ impl Loaded {
 
     /// Removes a translation if it was loaded. A locked page may never have been touched, so it may
     /// have none.
-    pub fn remove(&mut self, frame: Frame, translation: Translation) {
+    pub fn remove(&mut self, frame: FrameIndex, translation: SpaceAddress) {
         if let Some(first) = self.first.get_mut(frame as usize) {
             first.take_if(|first| *first == translation);
         }
@@ -187,13 +198,13 @@ impl Loaded {
         }
     }
 
-    fn of(&self, frame: Frame) -> impl Iterator<Item = Translation> {
+    fn of(&self, frame: FrameIndex) -> impl Iterator<Item = SpaceAddress> {
         let first = self.first.get(frame as usize).copied().flatten();
         let others = if self.others.is_empty() { None } else { self.others.get(&frame) };
         first.into_iter().chain(others.into_iter().flatten().copied())
     }
 
-    fn clear(&mut self, frame: Frame) {
+    fn clear(&mut self, frame: FrameIndex) {
         if let Some(first) = self.first.get_mut(frame as usize) {
             *first = None;
         }
@@ -214,13 +225,13 @@ pub struct Mapped<'a, M> {
 }
 
 impl<M: PageTables> Translations for Mapped<'_, M> {
-    fn take_referenced(&mut self, frame: Frame) -> bool {
+    fn take_referenced(&mut self, frame: FrameIndex) -> bool {
         self.loaded.of(frame).fold(false, |referenced, (space, address)| {
             referenced | self.hw.test_and_clear_referenced(space, address).referenced
         })
     }
 
-    fn unload(&mut self, frame: Frame) -> bool {
+    fn unload(&mut self, frame: FrameIndex) -> bool {
         let dirty = self.loaded.of(frame).fold(false, |dirty, (space, address)| {
             let used = self.hw.used(space, address);
             self.hw.unload(space, address, self.page_bytes);

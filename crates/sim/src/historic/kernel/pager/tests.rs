@@ -1,9 +1,9 @@
 use super::*;
 use crate::hardware::flat::Flat;
 use crate::hardware::{Mmu, Stop};
-use crate::historic::cx::{Books, Latencies};
+use crate::historic::cx::{Latencies, RunState};
 use crate::historic::engine::{Caps, Engine, Parts, Settings};
-use crate::historic::kernel::replacement::Policy;
+use crate::historic::kernel::replacement::ReplacementPolicy;
 use crate::historic::store::network::tests::model as network;
 use crate::model::Model;
 use memory::MemoryModel;
@@ -23,7 +23,7 @@ const CHILD: SpaceId = SpaceId(1);
 struct Client {
     pager: Pager,
     hw: Flat,
-    books: Books,
+    run_state: RunState,
     base: u64,
     waits: Vec<(Wait, WallRow)>,
 }
@@ -34,17 +34,17 @@ impl Client {
         let memory = MemoryModel {
             page_bytes: PAGE,
             resident_pages_max,
-            replacement: Policy::Fifo,
+            replacement: ReplacementPolicy::Fifo,
             zero_fill_ns_min: 30_000,
             zero_fill_jitter_ns_mean: 20_000,
             network: network(&[64 * PAGE]),
         };
         let model =
             PagerModel { page, memory, soft_fault_ns: 5, copy_ns: 7, fork_ns: 11, switch_ns: 13 };
-        let books =
-            Books { tally: Tally::new(), latencies: Latencies::default(), rng: Rng::new(1) };
+        let run_state =
+            RunState { tally: Tally::new(), latencies: Latencies::default(), rng: Rng::new(1) };
         let (pager, hw) = (Pager::new(model), Flat::new(page));
-        let mut client = Client { pager, hw, books, base: 0, waits: Vec::new() };
+        let mut client = Client { pager, hw, run_state, base: 0, waits: Vec::new() };
         let region = Region {
             name: "region".into(),
             backing,
@@ -58,7 +58,7 @@ impl Client {
     }
 
     fn call<R>(&mut self, f: impl FnOnce(&mut Pager, &mut Flat, &mut Cx<'_>) -> R) -> R {
-        let mut cx = Cx::new(0, u64::MAX, 0, &mut self.books);
+        let mut cx = Cx::new(0, u64::MAX, 0, &mut self.run_state);
         let result = f(&mut self.pager, &mut self.hw, &mut cx);
         self.waits.extend(cx.wait);
         assert_eq!(cx.failure, None);
@@ -68,14 +68,14 @@ impl Client {
     /// Touches the first `pages` once each. Returns the numbers of major and minor faults.
     fn touch(&mut self, space: SpaceId, access: Access, pages: u64) -> (u64, u64) {
         let counts = |client: &Client| {
-            let tally = &client.books.tally;
+            let tally = &client.run_state.tally;
             (tally.get(MAJOR_FAULTS), tally.get(MINOR_FAULTS))
         };
         let before = counts(self);
         let pattern = Pattern::Strided { stride_bytes: PAGE };
         let touch =
             Touch { region: REGION, access, pattern, count: pages, grain_bytes: 8, seed: 1 };
-        let place = crate::hardware::accesses::Place {
+        let place = crate::hardware::accesses::TouchSite {
             base: self.base,
             bytes: pages * PAGE,
             page_bytes: PAGE,
@@ -97,14 +97,14 @@ fn what_both_had_before_the_fork_survives_what_one_writes_after() {
     client.touch(PARENT, Access::Write, 4);
     client.call(|pager, hw, cx| pager.fork(hw, cx, PARENT, CHILD));
     client.touch(PARENT, Access::Write, 4);
-    assert_eq!(client.books.tally.get(COW_FAULTS), 4);
+    assert_eq!(client.run_state.tally.get(COW_FAULTS), 4);
     client.touch(PARENT, Access::Write, 4);
-    assert_eq!(client.books.tally.get(COW_FAULTS), 4);
+    assert_eq!(client.run_state.tally.get(COW_FAULTS), 4);
     let (from_servers, zeros) = client.touch(CHILD, Access::Read, 4);
     assert_eq!((from_servers, zeros), (4, 0));
     client.call(|pager, hw, cx| pager.exit(hw, cx, PARENT));
     client.touch(CHILD, Access::Write, 4);
-    assert_eq!(client.books.tally.get(COW_FAULTS), 4);
+    assert_eq!(client.run_state.tally.get(COW_FAULTS), 4);
     client.call(|pager, hw, cx| pager.exit(hw, cx, CHILD));
     assert_eq!(client.pager.memory.resident_pages(), 0);
     assert_eq!(client.pager.memory.server_pages(), [(0, 64)]);
@@ -116,7 +116,7 @@ fn shared_memory_is_one_for_all() {
     client.call(|pager, hw, cx| pager.fork(hw, cx, PARENT, CHILD));
     client.touch(CHILD, Access::Write, 8);
     assert_eq!(client.touch(PARENT, Access::Read, 8), (8, 0));
-    assert_eq!(client.books.tally.get(COW_FAULTS), 0);
+    assert_eq!(client.run_state.tally.get(COW_FAULTS), 0);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn locked_pages_stay() {
     }
     client.touch(PARENT, Access::Write, 8);
     assert_eq!(client.touch(PARENT, Access::Read, 3), (0, 0));
-    assert_eq!(client.books.tally.get(LOCKED_BYTES), 3 * PAGE);
+    assert_eq!(client.run_state.tally.get(LOCKED_BYTES), 3 * PAGE);
     client.call(|pager, hw, cx| Kernel::<Flat>::unlock(pager, hw, cx, PARENT, REGION));
     client.touch(PARENT, Access::Read, 8);
     assert!(client.touch(PARENT, Access::Read, 3).0 > 0);
@@ -210,7 +210,7 @@ fn small_mmap3() -> Run {
     let params = [("size", "75M"), ("random", "5000")].map(|(k, v)| (k.into(), v.into()));
     let job = Job::builtin("mmap3").unwrap();
     let plan = job.resolve(&params.into_iter().collect(), &spec, None).unwrap();
-    assert!(Kernel::<Flat>::limits(&kernel, &plan).is_empty());
+    assert!(Kernel::<Flat>::unmet_requirements(&kernel, &plan).is_empty());
     let mut recording = Recording::new(&plan, &spec);
     let hardware = Flat::new(settings.page);
     let parts = Parts { settings: &settings, caps: Caps::default(), hardware, kernel, scheduler };
@@ -258,7 +258,7 @@ fn what_does_not_fit_is_refused_before_it_runs() {
         Job::parse(&text, "big.toml").unwrap().resolve(&Default::default(), &spec, None).unwrap()
     };
     let fatal = |size: &str| {
-        let unmet = Kernel::<Flat>::limits(&pager, &job(size));
+        let unmet = Kernel::<Flat>::unmet_requirements(&pager, &job(size));
         unmet.iter().filter(|unmet| unmet.fatal).count()
     };
     assert_eq!((fatal("200M"), fatal("300M"), fatal("2G")), (0, 1, 2));

@@ -6,7 +6,7 @@ use crate::hardware::SpaceId;
 use crate::hardware::accesses::Accesses;
 use crate::hardware::sun4::Sun4;
 use crate::historic::cx::{CpuRow, Cx, Wait, WallRow};
-use crate::historic::kernel::{Epilogue, Kernel, Step};
+use crate::historic::kernel::{Kernel, KernelReport, Step};
 use crate::tally::{CounterId, Tally};
 use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Advice, Plan, Region, RegionId};
@@ -18,8 +18,8 @@ const SECOND_NS: u64 = 1_000_000_000;
 const RUNS_A_CALL: usize = 256;
 
 impl Kernel<Sun4> for SunOs {
-    fn limits(&self, plan: &Plan) -> Vec<Unmet> {
-        preflight::limits(plan, self.memory, self.page)
+    fn unmet_requirements(&self, plan: &Plan) -> Vec<Unmet> {
+        preflight::unmet_requirements(plan, self.memory, self.page)
     }
 
     fn call_ns(&self) -> u64 {
@@ -204,8 +204,8 @@ impl Kernel<Sun4> for SunOs {
         out.push(("free_pmeg_count", self.hat.free() as u64));
     }
 
-    fn epilogue(&self, hw: &Sun4, tally: &Tally) -> Epilogue {
-        report::epilogue(&self.config, hw.geometry(), tally)
+    fn kernel_report(&self, hw: &Sun4, tally: &Tally) -> KernelReport {
+        report::kernel_report(&self.config, hw.geometry(), tally)
     }
 }
 

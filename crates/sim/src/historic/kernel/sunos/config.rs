@@ -1,7 +1,7 @@
 //! The constants of a Sun-4 under SunOS: tables `[hat]`, `[cost]`, `[image]`, `[swapper]`,
 //! `[disk]`.
 
-use super::steal::{POLICIES, Policy};
+use super::steal::{POLICIES, StealPolicy};
 use crate::hardware::sun4::Geometry;
 use crate::model::{Model, ModelError};
 
@@ -13,7 +13,7 @@ pub struct HatConfig {
     /// Contexts that users can have.
     pub user_contexts: usize,
     /// The policy that chooses the pmeg to steal.
-    pub steal: Policy,
+    pub steal: StealPolicy,
     /// True with Sun's patch: the kernel saves a stolen pmeg's entries in memory and reloads them
     /// as a whole.
     pub software_cache: bool,
@@ -23,7 +23,7 @@ pub struct HatConfig {
 
 /// CPU time of the kernel's work, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Costs {
+pub struct SunOsCosts {
     /// System time of a translation fault: trap, lookup, one entry loaded.
     pub fault_ns: u64,
     /// User time that a fault adds: refilling the cache and the register windows.
@@ -81,11 +81,11 @@ pub enum Swapper {
 
 /// All constants of SunOS on a Sun-4.
 #[derive(Debug, Clone, Copy)]
-pub struct Config {
+pub struct SunOsConfig {
     /// Management of pmegs and contexts.
     pub hat: HatConfig,
     /// CPU time of the kernel's work.
-    pub costs: Costs,
+    pub costs: SunOsCosts,
     /// Processes' memory besides their data.
     pub image: Image,
     /// The policy of the swapper.
@@ -106,16 +106,16 @@ pub struct Config {
 /// page at once.
 const USER_PMEGS_MIN: usize = 4;
 
-impl Config {
+impl SunOsConfig {
     /// Reads the five tables.
     ///
     /// # Errors
     /// Returns an error if a constant is absent or impossible.
     pub fn load(model: &Model, geometry: &Geometry) -> Result<Self, ModelError> {
         let swappers = [("eager", Swapper::Eager), ("off", Swapper::Off)];
-        Ok(Config {
+        Ok(SunOsConfig {
             hat: HatConfig::load(model, geometry)?,
-            costs: Costs::load(model)?,
+            costs: SunOsCosts::load(model)?,
             image: Image::load(model, geometry)?,
             swapper: model.word("swapper", "mode", &swappers)?,
             swap_out_ns: model.ns("swapper", "swap_out")?,
@@ -149,7 +149,7 @@ impl HatConfig {
     }
 }
 
-impl Costs {
+impl SunOsCosts {
     fn load(model: &Model) -> Result<Self, ModelError> {
         let ns = |key| model.ns("cost", key);
         let fork_jitter_percent = model.ppm("cost", "fork_jitter")? / 10_000;
@@ -157,7 +157,7 @@ impl Costs {
             let problem = "is more than everything";
             return Err(model.error("cost", "fork_jitter", problem, "write up to 100 percent"));
         }
-        Ok(Costs {
+        Ok(SunOsCosts {
             fault_ns: ns("fault")?,
             fault_user_ns: ns("fault_user")?,
             reload_ns: ns("reload")?,

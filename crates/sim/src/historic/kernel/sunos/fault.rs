@@ -1,6 +1,6 @@
 //! Faults: page-ins, and runs of present pages that only lack their pmeg entry.
 
-use super::run::{Run, Served};
+use super::run::{FaultRun, Served};
 use super::vm::Provision;
 use super::{
     COW_FAULTS, MAJOR_FAULTS, MINOR_FAULTS, PAGE_INS, RESIDENT_MAX, SunOs, TRANSLATION_FAULTS,
@@ -93,7 +93,7 @@ impl SunOs {
             return true;
         }
         let faulting = present.to(accesses.writes) & !usable;
-        let mut run = Run::of(accesses, &geometry, faulting, entry);
+        let mut run = FaultRun::of(accesses, &geometry, faulting, entry);
         if fresh {
             // The new pmeg may be stolen from the process's own text or stack; that is reloaded
             // first.

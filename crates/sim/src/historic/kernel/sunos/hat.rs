@@ -5,7 +5,7 @@
 //! context.
 
 use super::bits::PmegSet;
-use super::config::{Costs, HatConfig};
+use super::config::{HatConfig, SunOsCosts};
 use super::steal::Pool;
 use crate::hardware::SpaceId;
 use crate::hardware::sun4::{PmegId, SEGMENTS_PER_REGION, Sun4};
@@ -24,7 +24,7 @@ pub const CONTEXT_LOADS: CounterId = CounterId::of("context_load_count");
 
 /// The hat layer's state of a space.
 #[derive(Debug, Clone, Default)]
-struct Space {
+struct HatSpace {
     has_context: bool,
     owned: PmegSet,
     /// The valid and the writable entries of stolen pmegs, by segment.
@@ -35,10 +35,10 @@ struct Space {
 #[derive(Debug, Clone)]
 pub struct Hat {
     config: HatConfig,
-    costs: Costs,
+    costs: SunOsCosts,
     pool: Pool,
     free: Vec<PmegId>,
-    spaces: Vec<Space>,
+    spaces: Vec<HatSpace>,
     /// Spaces with a context.
     contexts: Vec<SpaceId>,
     /// Loaded segment-map groups of a three-level machine, oldest first.
@@ -50,7 +50,7 @@ pub struct Hat {
 
 impl Hat {
     /// Returns the state with all of the users' pmegs free.
-    pub fn new(config: HatConfig, costs: Costs, mmu: &Sun4) -> Self {
+    pub fn new(config: HatConfig, costs: SunOsCosts, mmu: &Sun4) -> Self {
         let pmegs = mmu.geometry().pmegs;
         let pool = Pool {
             users: config.kernel_pmegs..pmegs,
@@ -76,14 +76,14 @@ impl Hat {
 
     /// Makes room for a space's state.
     pub fn add_space(&mut self, space: SpaceId) {
-        self.spaces.resize_with(self.spaces.len().max(space.0 + 1), Space::default);
+        self.spaces.resize_with(self.spaces.len().max(space.0 + 1), HatSpace::default);
         self.pool.ran_at.resize(self.spaces.len(), 0);
     }
 
     /// Returns true if the space has a translation, in a pmeg or in the software cache. A space
     /// without one looks as if no page of it were in memory.
     pub fn has_translations(&self, space: SpaceId) -> bool {
-        let Space { owned, cache, .. } = &self.spaces[space.0];
+        let HatSpace { owned, cache, .. } = &self.spaces[space.0];
         !(owned.is_empty() && cache.is_empty())
     }
 
@@ -128,14 +128,14 @@ impl Hat {
         self.faults += 1;
         let pmeg = mmu.pmeg_of(space, segment).unwrap_or_else(|| {
             let pmeg = self.free.pop().unwrap_or_else(|| self.steal(mmu, cx, space));
-            self.give(mmu, cx, pmeg, space, segment);
+            self.assign_pmeg(mmu, cx, pmeg, space, segment);
             pmeg
         });
         self.pool.faulted_at[pmeg] = self.faults;
         pmeg
     }
 
-    fn give(
+    fn assign_pmeg(
         &mut self,
         mmu: &mut Sun4,
         cx: &mut Cx<'_>,
@@ -144,7 +144,7 @@ impl Hat {
         segment: usize,
     ) {
         cx.count(ALLOCATIONS, 1);
-        mmu.give(pmeg, space, segment);
+        mmu.assign_pmeg(pmeg, space, segment);
         self.gifts += 1;
         self.pool.given_at[pmeg] = self.gifts;
         let entry = &mut self.spaces[space.0];
@@ -165,7 +165,7 @@ impl Hat {
         let pmeg = (self.config.steal.pick)(&self.pool, mmu, thief, cx.rng());
         self.pool.hand = pmeg;
         let (valid, writable) = (mmu.pmegs()[pmeg].valid, mmu.pmegs()[pmeg].writable);
-        if let Some((owner, segment)) = self.take(mmu, pmeg)
+        if let Some((owner, segment)) = self.release_pmeg(mmu, pmeg)
             && self.config.software_cache
         {
             self.spaces[owner.0].cache.insert(segment, (valid, writable));
@@ -173,8 +173,8 @@ impl Hat {
         pmeg
     }
 
-    fn take(&mut self, mmu: &mut Sun4, pmeg: PmegId) -> Option<(SpaceId, usize)> {
-        let (owner, segment) = mmu.take(pmeg).owner?;
+    fn release_pmeg(&mut self, mmu: &mut Sun4, pmeg: PmegId) -> Option<(SpaceId, usize)> {
+        let (owner, segment) = mmu.release_pmeg(pmeg).owner?;
         self.spaces[owner.0].owned.remove(pmeg);
         self.pool.contextless.remove(pmeg);
         Some((owner, segment))
@@ -210,7 +210,7 @@ impl Hat {
             let held = mmu.pmeg_mut(pmeg);
             (held.valid, held.writable) = (held.valid & !mask, held.writable & !mask);
             let empty = held.valid == 0 && held.owner == Some((space, segment));
-            if empty && self.take(mmu, pmeg).is_some() {
+            if empty && self.release_pmeg(mmu, pmeg).is_some() {
                 self.free.push(pmeg);
             }
         }
@@ -230,7 +230,7 @@ impl Hat {
     pub fn remove_space(&mut self, mmu: &mut Sun4, space: SpaceId) {
         let owned = std::mem::take(&mut self.spaces[space.0]).owned;
         for pmeg in owned.iter() {
-            mmu.take(pmeg);
+            mmu.release_pmeg(pmeg);
             self.free.push(pmeg);
         }
         self.pool.contextless.subtract(&owned);

@@ -27,7 +27,7 @@ use crate::hardware::SpaceId;
 use crate::hardware::sun4::{PmegId, Sun4};
 use crate::historic::cx::Cx;
 use crate::tally::CounterId;
-use config::Config;
+use config::SunOsConfig;
 use hat::Hat;
 use pagetax_core::units::{Bytes, PageSize};
 use vm::Vm;
@@ -72,7 +72,7 @@ struct Process {
 /// The SunOS kernel: its hat layer, mappings and processes.
 #[derive(Debug, Clone)]
 pub struct SunOs {
-    config: Config,
+    config: SunOsConfig,
     memory: Bytes,
     page: PageSize,
     hat: Hat,
@@ -83,7 +83,7 @@ pub struct SunOs {
 
 impl SunOs {
     /// Returns a kernel that has just booted on this hardware, with `memory` for users.
-    pub fn new(config: Config, memory: Bytes, mmu: &mut Sun4) -> Self {
+    pub fn new(config: SunOsConfig, memory: Bytes, mmu: &mut Sun4) -> Self {
         mmu.note_use(config.hat.steal.asks_for_use);
         let hat = Hat::new(config.hat, config.costs, mmu);
         let (vm, processes, running) = (Vm::default(), Vec::new(), None);

@@ -9,7 +9,7 @@ use pagetax_core::units::{Bytes, PageSize};
 
 /// Returns the demands of `plan` that a Sun-4 with this much memory for users cannot meet. It does
 /// not page out.
-pub(super) fn limits(plan: &Plan, memory: Bytes, page: PageSize) -> Vec<Unmet> {
+pub(super) fn unmet_requirements(plan: &Plan, memory: Bytes, page: PageSize) -> Vec<Unmet> {
     let mut unmet = other_page_sizes(plan, &[page]);
     unmet.extend(too_much_mapped(plan, memory, "users have, without paging out,"));
     unmet.extend(without_servers(plan));

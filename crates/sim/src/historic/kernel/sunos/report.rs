@@ -1,10 +1,10 @@
 //! The tables that the administrators of 1990 saw: hatcnt, and the estimate in section 3 of
 //! Lawrence's report of 1990 (Sun-Managers).
 
-use super::config::Config;
+use super::config::SunOsConfig;
 use super::{RESIDENT_MAX, TRANSLATION_FAULTS, hat};
 use crate::hardware::sun4::Geometry;
-use crate::historic::kernel::Epilogue;
+use crate::historic::kernel::KernelReport;
 use crate::tally::{CounterId, Tally};
 use pagetax_core::counter::{Provenance, Reading};
 use pagetax_core::report::Table;
@@ -12,10 +12,14 @@ use pagetax_core::report::Table;
 const KERNEL_NS: CounterId = CounterId::of("kernel_ns");
 
 /// Returns the tables and memory rows at the end of a run.
-pub(super) fn epilogue(config: &Config, geometry: &Geometry, tally: &Tally) -> Epilogue {
+pub(super) fn kernel_report(
+    config: &SunOsConfig,
+    geometry: &Geometry,
+    tally: &Tally,
+) -> KernelReport {
     let resident = Reading::Modeled(tally.get(RESIDENT_MAX));
     let tables_bytes = (geometry.pmegs as u64) * u64::from(geometry.ptes) * PTE_BYTES;
-    Epilogue {
+    KernelReport {
         tables: vec![hatcnt(tally), time_lost(config, geometry, tally)],
         memory: vec![
             ("resident", resident, "most page frames in use at once".into()),
@@ -49,7 +53,7 @@ fn hatcnt(tally: &Tally) -> Table {
 
 /// Estimates the time lost, as the report does with half of a pmeg's entries: "Estimating, say 32
 /// faults per stolen pmeg allocation".
-fn time_lost(config: &Config, geometry: &Geometry, tally: &Tally) -> Table {
+fn time_lost(config: &SunOsConfig, geometry: &Geometry, tally: &Tally) -> Table {
     let faults_each = u64::from(geometry.ptes / 2);
     let steals = tally.get(hat::STEALS);
     let faults = tally.get(TRANSLATION_FAULTS);

@@ -5,7 +5,7 @@ use crate::hardware::sun4::Geometry;
 
 /// A run of faults in one pmeg.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Run {
+pub(super) struct FaultRun {
     /// Faults that are left.
     pub faults: u64,
     /// The entry of the next fault.
@@ -18,12 +18,12 @@ pub(super) struct Run {
     left: u64,
 }
 
-impl Run {
+impl FaultRun {
     /// Computes the run that starts at `entry`, the next access's. `faulting` marks the entries
     /// that fault and can be served.
-    pub fn of(accesses: &Accesses, geometry: &Geometry, faulting: u64, entry: u32) -> Run {
+    pub fn of(accesses: &Accesses, geometry: &Geometry, faulting: u64, entry: u32) -> FaultRun {
         let (page_bytes, shift) = (geometry.page.bytes(), geometry.page.shift());
-        let one = Run { faults: 1, entry, step: 1, touches_each: 1, left: 1 };
+        let one = FaultRun { faults: 1, entry, step: 1, touches_each: 1, left: 1 };
         let Some(sweep) = accesses.sweep() else { return one };
         let left = sweep.left_in_lap().min(accesses.left());
         let ahead = faulting >> entry;
@@ -37,7 +37,7 @@ impl Run {
             let pages = (ahead | !every(step)).trailing_ones().min(geometry.ptes - entry);
             let faults = if step == 1 { pages } else { pages.div_ceil(step) };
             let faults = u64::from(faults).clamp(1, left);
-            return Run { faults, entry, step, touches_each: 1, left };
+            return FaultRun { faults, entry, step, touches_each: 1, left };
         }
         let on_page = page_bytes - (accesses.next_address() & (page_bytes - 1));
         let touches_each = page_bytes / sweep.stride;
@@ -47,7 +47,7 @@ impl Run {
         {
             let pages = u64::from(ahead.trailing_ones().min(geometry.ptes - entry));
             let faults = pages.clamp(1, left.div_ceil(touches_each));
-            return Run { faults, entry, step: 1, touches_each, left };
+            return FaultRun { faults, entry, step: 1, touches_each, left };
         }
         one
     }

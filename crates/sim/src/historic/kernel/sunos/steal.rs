@@ -31,23 +31,23 @@ type Pick = fn(&Pool, &mut Sun4, SpaceId, &mut Rng) -> PmegId;
 
 /// A policy for stealing pmegs.
 #[derive(Debug, Clone, Copy)]
-pub struct Policy {
+pub struct StealPolicy {
     /// Picks a victim for the space that needs a pmeg.
     pub pick: Pick,
     /// True if the policy needs the hardware's record of each pmeg's use and its time.
     pub asks_for_use: bool,
 }
 
-const fn policy(pick: Pick) -> Policy {
-    Policy { pick, asks_for_use: false }
+const fn policy(pick: Pick) -> StealPolicy {
+    StealPolicy { pick, asks_for_use: false }
 }
 
-const fn by_use(pick: Pick) -> Policy {
-    Policy { pick, asks_for_use: true }
+const fn by_use(pick: Pick) -> StealPolicy {
+    StealPolicy { pick, asks_for_use: true }
 }
 
 /// All policies by their names in machine files.
-pub const POLICIES: &[(&str, Policy)] = &[
+pub const POLICIES: &[(&str, StealPolicy)] = &[
     ("no-context-first-rover", policy(no_context_first_rover)),
     ("no-context-first-random", policy(no_context_first_random)),
     ("random", policy(random)),
@@ -157,7 +157,7 @@ mod tests {
             Sun4::new(Geometry { pmegs: 6, ptes: 64, page, contexts: 8, segments: 4096, smegs });
         let mut contextless = PmegSet::default();
         for (pmeg, space) in [(2, 0), (3, 0), (4, 1), (5, 2)] {
-            mmu.give(pmeg, SpaceId(space), pmeg);
+            mmu.assign_pmeg(pmeg, SpaceId(space), pmeg);
             if space > 0 {
                 contextless.insert(pmeg);
             }

@@ -3,10 +3,10 @@
 
 use super::anchors::ANCHOR_ROUNDS;
 use super::*;
-use crate::hardware::accesses::{Accesses, Place};
+use crate::hardware::accesses::{Accesses, TouchSite};
 use crate::hardware::sun4::Geometry;
 use crate::hardware::{Mmu, Stop};
-use crate::historic::cx::{Books, Latencies};
+use crate::historic::cx::{Latencies, RunState};
 use crate::historic::engine::Settings;
 use crate::historic::kernel::{Kernel, Step};
 use crate::models;
@@ -42,10 +42,10 @@ impl Setting {
         Geometry { pmegs, ptes: 64, page, contexts, segments: 4096, smegs: None }
     }
 
-    fn config(&self) -> Config {
+    fn config(&self) -> SunOsConfig {
         let model = models::find("sparcstation-1").unwrap();
         let full = Geometry::load(&model, Settings::load(&model).unwrap().page).unwrap();
-        let mut config = Config::load(&model, &full).unwrap();
+        let mut config = SunOsConfig::load(&model, &full).unwrap();
         config.hat.kernel_pmegs = 2;
         config.hat.user_contexts = self.contexts;
         config.hat.software_cache = self.software_cache;
@@ -75,7 +75,7 @@ struct Counts {
 struct Fast {
     hw: Sun4,
     kernel: SunOs,
-    books: Books,
+    run_state: RunState,
     sweeps: Vec<Accesses>,
     begun: Vec<bool>,
     spent_ns: u64,
@@ -86,10 +86,10 @@ impl Fast {
     fn new(setting: &Setting) -> Self {
         let mut hw = Sun4::new(setting.geometry());
         let kernel = SunOs::new(setting.config(), Bytes(64 << 20), &mut hw);
-        let books =
-            Books { tally: Tally::new(), latencies: Latencies::default(), rng: Rng::new(1) };
+        let run_state =
+            RunState { tally: Tally::new(), latencies: Latencies::default(), rng: Rng::new(1) };
         let (sweeps, begun) = (Vec::new(), Vec::new());
-        Fast { hw, kernel, books, sweeps, begun, spent_ns: 0, accesses: 0 }
+        Fast { hw, kernel, run_state, sweeps, begun, spent_ns: 0, accesses: 0 }
     }
 
     fn call<R>(
@@ -97,7 +97,7 @@ impl Fast {
         limit_ns: u64,
         f: impl FnOnce(&mut SunOs, &mut Sun4, &mut Cx<'_>) -> R,
     ) -> (R, u64) {
-        let mut cx = Cx::new(0, limit_ns, 0, &mut self.books).going_on(0);
+        let mut cx = Cx::new(0, limit_ns, 0, &mut self.run_state).going_on(0);
         let result = f(&mut self.kernel, &mut self.hw, &mut cx);
         let spent_ns = cx.spent_ns();
         assert!(cx.failure.is_none() && cx.wait.is_none());
@@ -111,7 +111,7 @@ impl Fast {
         let (region, count) = (RegionId(0), 1 << 40);
         let touch = Touch { region, access, pattern, count, grain_bytes: 8, seed: 0 };
         let (base, bytes) = (BASE_PAGE * 4096, PAGES * 4096);
-        let place = Place { base, bytes, page_bytes: 4096, client: 0, repeat: 0 };
+        let place = TouchSite { base, bytes, page_bytes: 4096, client: 0, repeat: 0 };
         self.sweeps.push(Accesses::new(&touch, place, TOUCH_NS * 1000));
         self.begun.push(false);
     }
@@ -144,7 +144,7 @@ impl Fast {
     }
 
     fn counts(&self) -> Counts {
-        let of = |counter| self.books.tally.get(counter);
+        let of = |counter| self.run_state.tally.get(counter);
         Counts {
             accesses: self.accesses,
             faults: of(TRANSLATION_FAULTS),
@@ -161,7 +161,7 @@ impl Fast {
 /// The reference. Its page numbers count from address 0 of the space.
 struct Slow {
     setting: Setting,
-    config: Config,
+    config: SunOsConfig,
     /// Space and segment that own each pmeg.
     owner: Vec<Option<(usize, usize)>>,
     given: Vec<u64>,

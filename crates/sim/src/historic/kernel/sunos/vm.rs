@@ -10,12 +10,12 @@ use pagetax_core::plan::{Backing, Region, RegionId};
 
 /// A mapped region in a space.
 #[derive(Debug, Clone)]
-pub struct Mapping {
+pub struct SegmentMapping {
     /// Virtual address of the first page.
     pub base: u64,
     /// Length of the mapping in pages.
     pub pages: u64,
-    kind: Kind,
+    kind: SegmentKind,
     /// Private pages that no other space sees.
     own: PageSet,
     /// Private pages that a fork has made common.
@@ -25,7 +25,7 @@ pub struct Mapping {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum SegmentKind {
     Anon,
     Shared,
     PrivateFile,
@@ -66,7 +66,7 @@ impl Present {
 #[derive(Debug, Clone, Default)]
 pub struct Vm {
     /// Mappings by space and region.
-    spaces: Vec<Vec<Option<Mapping>>>,
+    spaces: Vec<Vec<Option<SegmentMapping>>>,
     /// Resident pages of shared memory and files, by region.
     objects: Vec<Option<PageSet>>,
     frames: u64,
@@ -85,13 +85,14 @@ impl Vm {
     }
 
     /// Returns the mapping of a region, or None if it is not mapped.
-    pub fn mapping(&self, space: SpaceId, id: RegionId) -> Option<&Mapping> {
+    pub fn mapping(&self, space: SpaceId, id: RegionId) -> Option<&SegmentMapping> {
         self.spaces.get(space.0)?.get(id.0)?.as_ref()
     }
 
     /// Returns the region whose mapping starts at this address.
     pub fn region_at(&self, space: SpaceId, base: u64) -> Option<RegionId> {
-        let at = |mapping: &Option<Mapping>| mapping.as_ref().is_some_and(|m| m.base == base);
+        let at =
+            |mapping: &Option<SegmentMapping>| mapping.as_ref().is_some_and(|m| m.base == base);
         self.spaces.get(space.0)?.iter().position(at).map(RegionId)
     }
 
@@ -131,17 +132,18 @@ impl Vm {
     /// Maps a region at `base`; none of its private pages is resident yet.
     pub fn map(&mut self, space: SpaceId, id: RegionId, region: &Region, base: u64, pages: u64) {
         let kind = match region.backing {
-            Backing::Anon | Backing::Remote { .. } => Kind::Anon,
-            Backing::Shared | Backing::Memfd => Kind::Shared,
-            Backing::File { private: true, .. } => Kind::PrivateFile,
-            Backing::File { private: false, .. } => Kind::SharedFile,
+            Backing::Anon | Backing::Remote { .. } => SegmentKind::Anon,
+            Backing::Shared | Backing::Memfd => SegmentKind::Shared,
+            Backing::File { private: true, .. } => SegmentKind::PrivateFile,
+            Backing::File { private: false, .. } => SegmentKind::SharedFile,
         };
-        if kind != Kind::Anon {
+        if kind != SegmentKind::Anon {
             self.objects.resize_with(self.objects.len().max(id.0 + 1), || None);
             self.objects[id.0].get_or_insert_with(|| PageSet::new(pages));
         }
         let none = || PageSet::new(pages);
-        let mapping = Mapping { base, pages, kind, own: none(), common: none(), lent: none() };
+        let mapping =
+            SegmentMapping { base, pages, kind, own: none(), common: none(), lent: none() };
         let mappings = &mut self.spaces[space.0];
         mappings.resize_with(mappings.len().max(id.0 + 1), || None);
         mappings[id.0] = Some(mapping);
@@ -170,22 +172,25 @@ impl Vm {
             self.frames += 1;
             return Provision::Copied;
         }
-        if mapping.kind == Kind::Anon {
+        if mapping.kind == SegmentKind::Anon {
             mapping.own.insert(page);
             self.frames += 1;
             return Provision::Zeroed;
         }
         let object = self.objects[id.0].as_mut().expect("a mapped region has its object");
         if !object.contains(page) {
-            let count =
-                if mapping.kind == Kind::Shared { 1 } else { cluster.min(mapping.pages - page) };
+            let count = if mapping.kind == SegmentKind::Shared {
+                1
+            } else {
+                cluster.min(mapping.pages - page)
+            };
             self.frames += (page..page + count).filter(|page| object.insert(*page)).count() as u64;
-            if mapping.kind != Kind::Shared {
+            if mapping.kind != SegmentKind::Shared {
                 return Provision::Read(count);
             }
             return Provision::Zeroed;
         }
-        if writes && mapping.kind == Kind::PrivateFile {
+        if writes && mapping.kind == SegmentKind::PrivateFile {
             mapping.own.insert(page);
             self.frames += 1;
             return Provision::Copied;
@@ -203,9 +208,9 @@ impl Vm {
         };
         let own = mapping.own.window(first);
         match mapping.kind {
-            Kind::Anon => Present { read: own | mapping.common.window(first), write: own },
-            Kind::PrivateFile => Present { read: own | object(), write: own },
-            Kind::Shared | Kind::SharedFile => {
+            SegmentKind::Anon => Present { read: own | mapping.common.window(first), write: own },
+            SegmentKind::PrivateFile => Present { read: own | object(), write: own },
+            SegmentKind::Shared | SegmentKind::SharedFile => {
                 let object = object();
                 Present { read: object, write: object }
             }
@@ -252,8 +257,8 @@ impl Vm {
             mapping.lent.add(&mapping.own);
             mapping.own.clear();
         }
-        let none = |m: &Mapping| PageSet::new(m.pages);
-        let copy = |m: &Mapping| Mapping { own: none(m), lent: none(m), ..m.clone() };
+        let none = |m: &SegmentMapping| PageSet::new(m.pages);
+        let copy = |m: &SegmentMapping| SegmentMapping { own: none(m), lent: none(m), ..m.clone() };
         let mappings = self.spaces[parent.0].iter().map(|m| m.as_ref().map(copy)).collect();
         self.spaces[child.0] = mappings;
     }

@@ -69,9 +69,9 @@ fn act() -> impl Strategy<Value = Act> {
 
 /// The reference, page by page: (object, page, age), tail first.
 #[derive(Default)]
-struct Plain([VecDeque<(u32, u32, u8)>; 2]);
+struct PlainLists([VecDeque<(u32, u32, u8)>; 2]);
 
-impl Plain {
+impl PlainLists {
     fn holds(&self, object: u32, page: u32) -> bool {
         self.0.iter().flatten().any(|p| (p.0, p.1) == (object, page))
     }
@@ -138,7 +138,7 @@ fn apply(runs: &mut Runs, act: &Act) {
             for page in first..first + len {
                 if runs.find(ObjectId(object), page, page + 1).is_none() {
                     let extent = Extent { object: ObjectId(object), first: page, len: 1 };
-                    runs.insert(list, extent, Page { age, ..Page::default() });
+                    runs.insert(list, extent, ReclaimState { age, ..ReclaimState::default() });
                 }
             }
         }
@@ -193,7 +193,7 @@ fn check_groups(runs: &Runs) {
 
 fn listed(runs: &Runs, list: usize) -> Vec<(u32, u32, u8)> {
     let (mut copy, mut pages) = (runs.clone(), Vec::new());
-    while let Some(View { extent, page, .. }) = copy.tail(list) {
+    while let Some(RunView { extent, page, .. }) = copy.tail(list) {
         pages.extend((0..extent.len).map(|i| (extent.object.0, extent.first + i, page.age)));
         copy.take(list, extent.len);
     }
@@ -203,7 +203,7 @@ fn listed(runs: &Runs, list: usize) -> Vec<(u32, u32, u8)> {
 proptest! {
     #[test]
     fn runs_are_a_deque_of_pages(acts in proptest::collection::vec(act(), 1..60)) {
-        let (mut runs, mut plain) = (Runs::new(2), Plain::default());
+        let (mut runs, mut plain) = (Runs::new(2), PlainLists::default());
         for act in &acts {
             apply(&mut runs, act);
             plain.apply(act);
@@ -219,9 +219,9 @@ proptest! {
 #[test]
 fn a_lap_of_the_hand_leaves_one_run() {
     let mut runs = Runs::new(1);
-    runs.insert(0, Extent { object: ObjectId(0), first: 0, len: 1000 }, Page::default());
+    runs.insert(0, Extent { object: ObjectId(0), first: 0, len: 1000 }, ReclaimState::default());
     runs.rotate(0, 300);
-    runs.insert(0, Extent { object: ObjectId(1), first: 0, len: 10 }, Page::default());
+    runs.insert(0, Extent { object: ObjectId(1), first: 0, len: 10 }, ReclaimState::default());
     assert_eq!(runs.lists[0].runs, 3);
     runs.rotate(0, 700);
     runs.rotate(0, 300);

@@ -18,9 +18,9 @@ pub(super) enum Event {
 
 /// The events to come, the next one last: there are few of them, and most are soon.
 #[derive(Debug, Default)]
-pub(super) struct Agenda(Vec<(u64, Event)>);
+pub(super) struct EventQueue(Vec<(u64, Event)>);
 
-impl Agenda {
+impl EventQueue {
     /// Puts an event in, behind those of the same time.
     pub fn add(&mut self, time: u64, event: Event) {
         let place = self.0.partition_point(|(other, _)| *other > time);
@@ -46,16 +46,16 @@ mod tests {
 
     #[test]
     fn events_come_in_the_order_of_times_and_then_of_arrival() {
-        let mut agenda = Agenda::default();
+        let mut events = EventQueue::default();
         let wake = |task| Event::Wake { task: TaskId(task), wait_number: 0 };
         for (time, event) in
             [(20, wake(0)), (10, wake(1)), (20, wake(2)), (30, Event::Second), (10, Event::Sample)]
         {
-            agenda.add(time, event);
+            events.add(time, event);
         }
-        assert_eq!(agenda.next_ns(), 10);
-        let due: Vec<_> = std::iter::from_fn(|| agenda.due(20)).collect();
+        assert_eq!(events.next_ns(), 10);
+        let due: Vec<_> = std::iter::from_fn(|| events.due(20)).collect();
         assert_eq!(due, [(10, wake(1)), (10, Event::Sample), (20, wake(0)), (20, wake(2))]);
-        assert_eq!((agenda.next_ns(), agenda.due(29)), (30, None));
+        assert_eq!((events.next_ns(), events.due(29)), (30, None));
     }
 }
