@@ -175,7 +175,7 @@ fn mmap3(settings: &str, options: &[&str]) -> Option<serde_json::Value> {
     let run: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let phases: Vec<_> = run["phases"].as_array().unwrap().iter().map(|p| &p["name"]).collect();
     assert_eq!(phases, ["initialise", "verify", "random"]);
-    // What report 004 drew: paging rates, and latencies of each interval.
+    // The graphs of the NMS report: paging rates, and latencies of each interval.
     let columns = run["series"]["columns"].as_object().unwrap();
     for id in
         ["page_in_count", "page_out_count", "page_in_latency_ns_min", "page_in_latency_ns_mean"]

@@ -15,7 +15,7 @@ pub const fn mix64(x: u64) -> u64 {
 }
 
 /// The word that a write leaves at `offset` of a region, and that a verify expects there.
-/// Depends on the address, as in report 004, so that a page in the wrong place is noticed.
+/// Depends on the address, as in the NMS report, so that a page in the wrong place is noticed.
 #[inline(always)]
 pub const fn pattern_word(seed: u64, offset: u64) -> u64 {
     mix64(seed ^ offset.wrapping_mul(0x9e37_79b9_7f4a_7c15))

@@ -1,5 +1,5 @@
-//! Report 003's program on report 003's machine: a real program that reads 128 MB at random, recorded, and
-//! shown to an UltraSPARC III+ with 8K pages and with 4M pages.
+//! Records a real program that reads 128 MB at random and models it on an UltraSPARC III+, with 8K pages and
+//! with 4M pages. Program and machine are those of McDougall, 'Taming Your Emu' (Sun BluePrints, 2004).
 
 mod common;
 

@@ -8,7 +8,7 @@
 //! limits = "…"                # optional: what published it does not show; not taken from `base`
 //!
 //! [machine]                   # the engine's own: memory, page, cpus, hz, scheduler, …
-//! memory = { value = 12, unit = "MiB", source = "report 000" }
+//! memory = { value = 12, unit = "MiB", source = "Lawrence (Sun-Managers, 1990)" }
 //!
 //! [fault]                     # tables of the kernel's and the hardware's own
 //! kernel_time = { value = 262, unit = "us", source = "fitted: regression over the table" }
@@ -425,10 +425,10 @@ mod tests {
         limits = "does not sleep"
         [fault]
         time = { value = 1.04, unit = "us", source = "fitted: by hand" }
-        pages = { value = 3, unit = "pages", source = "report 000" }
+        pages = { value = 3, unit = "pages", source = "Lawrence (Sun-Managers, 1990)" }
         policy = { value = "fifo", unit = "policy", source = "assumed: simple" }
         [machine]
-        page = { value = 4, unit = "KiB", source = "report 000" }
+        page = { value = 4, unit = "KiB", source = "Lawrence (Sun-Managers, 1990)" }
         [job.vmtest]
         size = "32M"
     "#;
@@ -478,9 +478,9 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said() {
-        let without_source = BASE.replace(", source = \"report 000\"", "");
+        let without_source = BASE.replace(", source = \"Lawrence (Sun-Managers, 1990)\"", "");
         assert!(message(parse(&without_source)).contains("missing field `source`"));
-        let empty_source = BASE.replace("\"report 000\"", "\" \"");
+        let empty_source = BASE.replace("\"Lawrence (Sun-Managers, 1990)\"", "\" \"");
         assert!(message(parse(&empty_source)).contains("fault.pages: its source is empty"));
         let model = parse(BASE).unwrap();
         assert!(message(model.finish()).contains("no part of this machine knows"));

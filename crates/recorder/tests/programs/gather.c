@@ -1,5 +1,5 @@
-/* tlb-gather as a real program: reads words all over 128 MB at random, as that of report 003 is taken
-   to do. An argument: how many reads. */
+/* tlb-gather as a real program: reads words of 128 MB at random, as we assume that McDougall's program
+   (2004) does. Its argument is the number of reads. */
 #include <stdio.h>
 #include <stdlib.h>
 

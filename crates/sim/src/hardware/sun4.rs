@@ -7,7 +7,7 @@
 //!
 //! Invariant: a pmeg belongs to at most one segment of one space, or, when a kernel shares pmegs, to
 //! the same segment of several; each pmeg is owned or free.
-//! Source: section 4 of report 000.
+//! Source: Lawrence's report on the Sun-4 MMU (Sun-Managers, 1990), section 4.
 
 use super::{Mmu, SpaceId, Stop, Touched};
 use crate::hardware::accesses::Accesses;

@@ -1,8 +1,9 @@
-//! Software TLB refill, as Solaris does it on UltraSPARC: a trap handler that looks the page up in a
-//! direct-mapped table in memory, the translation storage buffer, and beyond it in the kernel's hash.
+//! Software TLB refill, as Solaris does it on UltraSPARC. A trap handler looks the page up in the
+//! translation storage buffer (TSB), a direct-mapped table in memory, then in the kernel's hash.
 //!
-//! Invariant: the handler's time is user time to every tool but trapstat, which is why report 003 was
-//! written. Source: UltraSPARC User's Manual, 6.3 and 6.9.7 (two tables, for small and for 4M pages).
+//! Invariant: every tool except trapstat counts the handler's time as user time; see McDougall, 'Taming
+//! Your Emu' (Sun BluePrints, 2004). Source: UltraSPARC User's Manual, 6.3 and 6.9.7 (two tables, for
+//! small and for 4M pages).
 
 /// Costs and sizes of the refill.
 #[derive(Debug, Clone, PartialEq)]

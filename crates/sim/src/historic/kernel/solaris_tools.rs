@@ -71,7 +71,7 @@ impl Background {
         Warning {
             id: "assumed_background".into(),
             text: format!(
-                "transcribed from report 003, not modeled and not in the budget: trapstat's kernel rows, {} \
+                "transcribed from McDougall (2004), not modeled and not in the budget: trapstat's kernel rows, {} \
                  itlb and {} dtlb misses a second of its user rows on 8k pages, and pmap's rows of \
                  program, libraries and stack",
                 self.user.itlb, self.user.dtlb
