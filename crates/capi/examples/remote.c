@@ -8,6 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static void print_line(const char *line) {
+	fprintf(stderr, "%s\n", line);
+}
+
 int main(int argc, char **argv) {
 	size_t count = (size_t)atol(argc > 1 ? argv[1] : "64") * (1 << 20) / sizeof(double);
 	struct pagetax_remote_options options = {0};
@@ -18,6 +22,7 @@ int main(int argc, char **argv) {
 	options.resident = (size_t)atol(argc > 2 ? argv[2] : "16") << 20;
 	options.servers = argc > 3 ? argv[3] : NULL;
 	options.copies = argc > 3 ? 2 : 1;
+	options.log = print_line;
 	table = pagetax_remote_map(count * sizeof *table, &options);
 	if (table == NULL) {
 		fprintf(stderr, "%s\n", pagetax_remote_error());

@@ -29,7 +29,7 @@ struct memcntl_mha {
 
 /*
  * cmd is MC_HAT_ADVISE, arg points to a struct memcntl_mha, attr and mask are 0.
- * EINVAL: a bad argument, or a page size that cannot be had. ENOMEM: addr to addr + len is not
+ * EINVAL: a bad argument, or a page size that the system does not have. ENOMEM: addr to addr + len is not
  * mapped throughout. EAGAIN: the system lacks the resources.
  * BSSBRK is best called first thing in main, while there are no other threads.
  */
@@ -72,10 +72,9 @@ int meminfo(const __UINT64_TYPE__ inaddr[], int addr_count, const unsigned int i
 #define PAGETAX_REMOTE_DISCOVER 2       /* look for more servers on the local network */
 #define PAGETAX_REMOTE_USER_MODE_ONLY 4 /* do without system calls into missing pages: EFAULT */
 /*
- * Threads fetch what they touch themselves, in a handler of SIGBUS, rather than a thread of the library's for
- * them (x86-64). Faster where one thread waits at a time. System calls into missing pages fail with EFAULT;
- * threads leave SIGBUS unblocked and 32 KiB of stack; a handler of SIGBUS that is installed after the map
- * hands on what it does not know.
+ * The faulting thread fetches its page in a SIGBUS handler; no thread of the library does (x86-64). Faster if
+ * one thread waits at a time. System calls into missing pages fail with EFAULT. Threads must not block SIGBUS,
+ * and must leave 32 KiB of stack. A SIGBUS handler that is installed after the map must pass on other faults.
  */
 #define PAGETAX_REMOTE_IN_PLACE 8
 
@@ -91,6 +90,11 @@ struct pagetax_remote_options {
 	const char *tls_key;
 	const char *tls_ca;
 	const char *tls_name; /* in the servers' certificates; NULL: the host's */
+	/*
+	 * Receives a line for each event that no function returns: a lost page, servers that come and go.
+	 * NULL: no log. Any thread may call it; with PAGETAX_REMOTE_IN_PLACE, a SIGBUS handler.
+	 */
+	void (*log)(const char *line);
 };
 
 struct pagetax_remote_counts {

@@ -1,4 +1,4 @@
-//! The same for C: see include/pagetax.h, which says what each function promises.
+//! The C functions. include/pagetax.h documents each of them.
 
 use crate::{AdviceError, Part, Request, advise, information, page_sizes};
 use pagetax_interpose::system;
@@ -27,7 +27,7 @@ fn failed(errno: c_int) -> c_int {
 }
 
 /// # Safety
-/// With MC_HAT_ADVISE, `arg` is null or points to a `struct memcntl_mha`.
+/// For MC_HAT_ADVISE, the argument is null or points to a `struct memcntl_mha`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcntl(
     address: *mut c_void,
@@ -56,7 +56,7 @@ unsafe extern "C" fn memcntl(
 }
 
 /// # Safety
-/// `sizes` is null or has room for `count`.
+/// The array is null or has room for `count` sizes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getpagesizes(sizes: *mut usize, count: c_int) -> c_int {
     let found = page_sizes();

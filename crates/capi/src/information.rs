@@ -1,4 +1,4 @@
-//! What is known of addresses: physical address, memory node, page size.
+//! Information about addresses: physical address, memory node, page size.
 
 use pagetax_core::units::{PageSize, VirtAddr};
 use pagetax_host::pages::pagemap;
@@ -7,29 +7,29 @@ use pagetax_host::sys::numa;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// What can be asked of an address.
+/// A property of an address, as meminfo(2) of Solaris requests it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// The physical address of a virtual one; seen by root alone.
+    /// The physical address of a virtual one; only root sees it.
     Physical,
     /// The memory node that a virtual address lies on.
     Node,
     /// The size of the page that maps a virtual address, in bytes.
     PageBytes,
-    /// How many replicas of the page there are: none.
+    /// The number of replicas of the page: always 0.
     ReplicaCount,
-    /// A replica, or its node: there are none.
+    /// A replica, or its node: never known.
     Replica,
     /// The memory node of a physical address.
     NodeOfPhysical,
 }
 
-/// Of one address.
+/// The answers for one address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answers {
     /// The address is mapped and its page in memory (virtual), or is memory (physical).
     pub is_good: bool,
-    /// One for each request, in order; none: not known.
+    /// One value for each request, in order; None if it is unknown.
     pub values: Vec<Option<u64>>,
 }
 
@@ -47,7 +47,7 @@ pub fn information(addresses: &[u64], requests: &[Request]) -> Vec<Answers> {
     addresses.iter().enumerate().map(answers).collect()
 }
 
-/// The page size at each address; none where no page is.
+/// Returns the page size at each address; None where no page is resident.
 fn pages(addresses: &[u64]) -> Vec<Option<PageSize>> {
     let holds = |start: VirtAddr, end: VirtAddr| {
         addresses.iter().any(|address| (start.0..end.0).contains(address))
@@ -67,7 +67,7 @@ fn answer(request: Request, address: u64, page: Option<PageSize>) -> Option<u64>
     match request {
         Request::Physical => physical(address),
         Request::Node => {
-            let me = rustix_pid()?;
+            let me = own_pid()?;
             numa::nodes(me, &[address]).ok()?.first().copied()?.map(u64::from)
         }
         Request::PageBytes => page.map(PageSize::bytes),
@@ -77,11 +77,11 @@ fn answer(request: Request, address: u64, page: Option<PageSize>) -> Option<u64>
     }
 }
 
-fn rustix_pid() -> Option<numa::Pid> {
+fn own_pid() -> Option<numa::Pid> {
     numa::Pid::from_raw(std::process::id() as i32)
 }
 
-/// By /proc/self/pagemap, which hides physical addresses from all but root.
+/// Reads a physical address from /proc/self/pagemap, which hides it from all but root.
 fn physical(address: u64) -> Option<u64> {
     let base = pagetax_interpose::system::base_page();
     let mut entry = [0; 8];
@@ -92,7 +92,7 @@ fn physical(address: u64) -> Option<u64> {
     (entry >> 63 == 1 && frame != 0).then(|| frame * base + address % base)
 }
 
-/// The node whose memory blocks hold a physical address.
+/// Returns the node whose memory blocks contain a physical address.
 fn node_of(physical: u64) -> Option<u64> {
     let root = Root::default();
     let block = root.text("/sys/devices/system/memory/block_size_bytes").ok()?;

@@ -2,14 +2,14 @@
 //! (`include/pagetax.h`) and in Rust (the functions of this module).
 //!
 //! Invariants: structures, codes and errno values are the original's; an argument that is wrong is
-//! found before anything is changed. Sizes are those that advice can give: transparent huge pages
-//! that are not switched off. hugetlb pages are not among them, so a program that takes the largest
-//! gets what it asked for.
+//! found before anything is changed. Sizes are those of madvise(2): transparent huge
+//! pages that are not switched off. hugetlb pages are excluded, so a program that takes the largest size
+//! gets it.
 //!
-//! Regions of network memory ([`pagetax_remote`], which is their interface in Rust) have functions in C.
+//! The C interface to regions of network memory; the Rust interface is [`pagetax_remote`].
 //!
-//! Linked into a program, the library also stands before malloc and mmap, which it passes on; that
-//! is how a heap stays on large pages as it grows ([`pagetax_interpose`]).
+//! Linked into a program, the library also interposes malloc and mmap. So a heap stays on large pages as it
+//! grows ([`pagetax_interpose`]).
 
 mod c;
 mod information;
@@ -21,18 +21,18 @@ pub use information::{Answers, Request, information};
 use pagetax_host::pages::{Mode, PageSettings};
 use pagetax_interpose::{Refused, heap, stack, system};
 
-/// What an advice is about.
+/// The memory that advice applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// Addresses: start and length in bytes, multiples of the page size.
     Range(usize, usize),
-    /// bss and heap, now and as it grows. First thing in main, while there are no other threads.
+    /// bss and heap, now and as it grows. Call it first in main, before other threads start.
     Heap,
-    /// The main thread's stack, by the main thread.
+    /// The main thread's stack; only the main thread may ask.
     Stack,
 }
 
-/// Why an advice was not taken; each is an errno.
+/// The reason for which advice was refused; each variant is an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdviceError {
     /// EINVAL: no such page size, addresses that are no multiples, protections that differ in a page.
@@ -44,7 +44,7 @@ pub enum AdviceError {
 }
 
 impl AdviceError {
-    /// As in errno.
+    /// Returns the errno value.
     pub fn errno(self) -> i32 {
         match self {
             AdviceError::Invalid => libc::EINVAL,
@@ -73,7 +73,7 @@ impl From<Refused> for AdviceError {
     }
 }
 
-/// The page sizes that [`advise`] can give, in bytes, smallest first.
+/// Returns the page sizes that [`advise`] accepts, in bytes, smallest first.
 pub fn page_sizes() -> Vec<usize> {
     let settings = PageSettings::host();
     let on = |size: &_| matches!(settings.of_size(*size), Some(Mode::Always | Mode::Madvise));
@@ -81,7 +81,7 @@ pub fn page_sizes() -> Vec<usize> {
     [system::base_page() as usize].into_iter().chain(large).collect()
 }
 
-/// Asks for pages of this size; 0: as the system likes.
+/// Asks for pages of this size; 0 leaves the choice to the system.
 pub fn advise(part: Part, page_bytes: usize) -> Result<(), AdviceError> {
     if page_bytes != 0 && !page_sizes().contains(&page_bytes) {
         return Err(AdviceError::Invalid);

@@ -1,15 +1,15 @@
-//! Advice for addresses: checked against the mappings, given, and made true for what is there.
+//! Advice for address ranges: checks the mappings, gives the advice, and collapses resident pages.
 
 use crate::AdviceError;
 use pagetax_host::procfs::{MapsLine, Root, maps};
 use pagetax_interpose::system;
 
-/// The mappings of this process.
+/// Returns the mappings of this process.
 fn mappings() -> Result<Vec<MapsLine>, AdviceError> {
     maps(&Root::default(), std::process::id()).map_err(|_| AdviceError::NoResources)
 }
 
-/// Asks for pages of this size at addresses that begin and end at multiples of it.
+/// Asks for pages of this size in a range that begins and ends at multiples of it.
 pub fn advise(start: usize, bytes: usize, page_bytes: usize) -> Result<(), AdviceError> {
     let base = system::base_page() as usize;
     let unit = if page_bytes == 0 { base } else { page_bytes };
@@ -21,7 +21,7 @@ pub fn advise(start: usize, bytes: usize, page_bytes: usize) -> Result<(), Advic
     give(start, bytes, page_bytes)
 }
 
-/// No holes, and one protection in each page.
+/// Checks that the range has no holes, and that each page has one protection.
 fn check(mappings: &[MapsLine], start: usize, end: usize, unit: usize) -> Result<(), AdviceError> {
     let mut at = start;
     let mut before = [0; 4];
@@ -41,7 +41,7 @@ fn check(mappings: &[MapsLine], start: usize, end: usize, unit: usize) -> Result
     if at < end { Err(AdviceError::NotMapped) } else { Ok(()) }
 }
 
-/// The part of the brk heap that is there already: what comes is advised as it comes.
+/// Advises the existing part of the brk heap; later growth is advised as it happens.
 pub fn advise_heap_so_far(page_bytes: usize) -> Result<(), AdviceError> {
     for heap in mappings()?.iter().filter(|line| line.name == "[heap]") {
         give(
@@ -69,7 +69,7 @@ fn give(start: usize, bytes: usize, page_bytes: usize) -> Result<(), AdviceError
         });
     }
     if page_bytes >= 2 << 20 {
-        // What is in memory already follows as far as there is room; the advice stands if not.
+        // Collapses resident pages as far as huge pages are free; the advice holds in any case.
         // SAFETY: contents stay as they are, also while others write them.
         unsafe { libc::madvise(start as *mut _, bytes, system::MADV_COLLAPSE) };
     }

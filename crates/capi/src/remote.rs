@@ -1,11 +1,11 @@
-//! Regions of network memory for C: see include/pagetax.h, which says what each function promises.
+//! Regions of network memory for C. include/pagetax.h documents each function.
 //!
 //! Invariant: an address names a region only from its map to its unmap; any other is EINVAL.
 
 use pagetax_core::units::Bytes;
 use pagetax_interpose::system;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Log, Options, PagerError, RemoteRegion, Serving, UffdError};
+use pagetax_remote::pager::{Log, PagerError, PagerOptions, RemoteRegion, Serving, UffdError};
 use pagetax_remote::preloaded::{Servers, Settings};
 use pagetax_remote::store::StoreError;
 use pagetax_remote::tls::Files;
@@ -32,6 +32,7 @@ struct RemoteOptions {
     tls_key: *const c_char,
     tls_authority: *const c_char,
     tls_name: *const c_char,
+    log: Option<unsafe extern "C" fn(line: *const c_char)>,
 }
 
 /// `struct pagetax_remote_counts`.
@@ -54,7 +55,7 @@ fn regions() -> MutexGuard<'static, BTreeMap<usize, Arc<RemoteRegion>>> {
 }
 
 fn fail(errno: c_int, why: &str) {
-    // Without its null bytes, of which messages have none.
+    // Messages contain no null bytes.
     WHY.set(CString::new(why).unwrap_or_default());
     system::set_errno(errno);
 }
@@ -62,23 +63,26 @@ fn fail(errno: c_int, why: &str) {
 fn region(address: *mut c_void) -> Option<Arc<RemoteRegion>> {
     let found = regions().get(&(address as usize)).cloned();
     if found.is_none() {
-        fail(libc::EINVAL, "no region begins at this address");
+        fail(
+            libc::EINVAL,
+            "no region begins at this address; hint: pass the address that pagetax_remote_map returned",
+        );
     }
     found
 }
 
 /// # Safety
-/// `text` is null or ends in a null byte.
+/// The argument is null or ends in a null byte.
 unsafe fn text(text: *const c_char) -> Option<String> {
     // SAFETY: not null; else as the caller promises.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
 }
 
-/// The servers, if any are named or looked for. A TLS configuration that lacks something is an error, never
-/// none: pages would be sent in the clear.
+/// Returns the servers, if the options name or discover any. An incomplete TLS configuration is an error:
+/// otherwise pages would be sent in the clear.
 ///
 /// # Safety
-/// As [`text`], of each.
+/// As for [`text`], for each string.
 unsafe fn servers(options: &RemoteOptions) -> Result<Option<Servers>, (c_int, String)> {
     // SAFETY: as the caller promises.
     let [named, certificate, key, authority, tls_name] = unsafe {
@@ -98,8 +102,7 @@ unsafe fn servers(options: &RemoteOptions) -> Result<Option<Servers>, (c_int, St
         }
         (None, None, None) if tls_name.is_none() => None,
         _ => {
-            let why =
-                "TLS needs all of tls_cert, tls_key and tls_ca; set them, or none and no tls_name";
+            let why = "TLS needs tls_cert, tls_key and tls_ca; hint: set all three, or none and no tls_name";
             return Err((libc::EINVAL, why.into()));
         }
     };
@@ -118,21 +121,31 @@ unsafe fn servers(options: &RemoteOptions) -> Result<Option<Servers>, (c_int, St
     }))
 }
 
+/// Returns a log that calls the program's function. Without one, lines are dropped: a library does not print.
+fn log_of(options: &RemoteOptions) -> Log {
+    let Some(log) = options.log else { return Arc::new(|_| {}) };
+    Arc::new(move |line| {
+        let line = CString::new(line).unwrap_or_default();
+        // SAFETY: the program's function, of the type that the header declares; the line ends in a null byte.
+        unsafe { log(line.as_ptr()) };
+    })
+}
+
 /// # Safety
-/// As of [`servers`].
+/// As for [`servers`].
 unsafe fn map(bytes: usize, options: &RemoteOptions) -> Result<*mut c_void, (c_int, String)> {
     // SAFETY: as the caller promises.
     let servers = unsafe { servers(options) }?;
     let settings = Settings { servers, ..Settings::resident(Bytes(options.resident as u64)) };
-    let log: Log = Arc::new(|line| eprintln!("pagetax: {line}"));
+    let log = log_of(options);
     let store = settings.open_store(log.clone()).map_err(|why| (libc::EHOSTUNREACH, why))?;
     let in_place = options.flags & IN_PLACE != 0;
-    let paged = Options {
+    let paged = PagerOptions {
         serving: if in_place { Serving::InPlace } else { Serving::Thread },
         overcommit: options.flags & OVERCOMMIT != 0,
         user_mode_only: options.flags & USER_MODE_ONLY != 0,
         log: Some(log),
-        ..Options::resident(options.resident as u64)
+        ..PagerOptions::resident(options.resident as u64)
     };
     let mapped = RemoteRegion::map(store, bytes as u64, paged);
     let region = mapped.map_err(|error| (errno_of(&error), error.to_string()))?;
@@ -153,7 +166,7 @@ fn errno_of(error: &PagerError) -> c_int {
 }
 
 /// # Safety
-/// `options` is null or points to a `struct pagetax_remote_options`, whose strings end in null bytes.
+/// The options are null or point to a `struct pagetax_remote_options`, whose strings end in null bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pagetax_remote_map(
     bytes: usize,
@@ -163,7 +176,10 @@ unsafe extern "C" fn pagetax_remote_map(
     // SAFETY: as the caller promises.
     let options = unsafe { options.as_ref() };
     let Some(options) = options.filter(|options| options.flags & !KNOWN == 0) else {
-        fail(libc::EINVAL, "no options, or flags that there are not");
+        fail(
+            libc::EINVAL,
+            "options are null, or flags has unknown bits; hint: use the PAGETAX_REMOTE_ constants",
+        );
         return std::ptr::null_mut();
     };
     // SAFETY: as the caller promises.
@@ -179,14 +195,17 @@ extern "C" fn pagetax_remote_unmap(address: *mut c_void) -> c_int {
     match removed {
         Some(_) => 0,
         None => {
-            fail(libc::EINVAL, "no region begins at this address");
+            fail(
+                libc::EINVAL,
+                "no region begins at this address; hint: pass the address that pagetax_remote_map returned",
+            );
             -1
         }
     }
 }
 
 /// # Safety
-/// Nobody counts on the bytes of the range.
+/// No reference to the bytes of the range is in use.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pagetax_remote_discard(
     address: *mut c_void,
@@ -212,7 +231,7 @@ extern "C" fn pagetax_remote_evict(address: *mut c_void) -> c_int {
 }
 
 /// # Safety
-/// `counts` has room for a `struct pagetax_remote_counts`.
+/// The argument points to room for a `struct pagetax_remote_counts`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pagetax_remote_count(
     address: *mut c_void,
@@ -233,6 +252,6 @@ unsafe extern "C" fn pagetax_remote_count(
 
 #[unsafe(no_mangle)]
 extern "C" fn pagetax_remote_error() -> *const c_char {
-    // The string stays as it is until the thread's next failure.
+    // The string stays valid until the thread's next failure.
     WHY.with_borrow(|why| why.as_ptr())
 }

@@ -8,7 +8,7 @@ use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::launch::installed;
 use pagetax_host::launch::preload::{self, Preload};
 use pagetax_host::launch::program::{Kind, Program, native};
-use pagetax_remote::pager::Leaving;
+use pagetax_remote::pager::EvictionMethod;
 use pagetax_remote::preloaded::{self, Settings};
 use std::ffi::OsString;
 use std::io;
@@ -85,7 +85,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let settings = Settings {
         address_space: args.address_space,
         spin: Duration::from_nanos(args.spin.0),
-        leaving: if args.no_device_writes { Leaving::Cheapest } else { Leaving::Moved },
+        eviction_method: if args.no_device_writes {
+            EvictionMethod::Cheapest
+        } else {
+            EvictionMethod::Moved
+        },
         keep_awake: args.awake,
         stats: args.stats,
         servers: args.copies.servers()?,

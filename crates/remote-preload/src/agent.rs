@@ -5,7 +5,7 @@
 //! takes a descriptor is therefore done here.
 
 use crate::stderr;
-use crate::threads::is_pagers;
+use crate::threads::is_pager_thread;
 use pagetax_remote::threads::{BlockedSignals, spawn};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,7 +70,7 @@ fn serve() {
 
 /// Has the agent do something, and waits for it. None if there is no agent, or it failed.
 pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    if is_pagers() {
+    if is_pager_thread() {
         return Some(work());
     }
     if !IS_THERE.load(Acquire) {

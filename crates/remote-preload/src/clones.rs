@@ -10,9 +10,9 @@ use std::sync::atomic::AtomicUsize;
 /// What a child runs on until the pager is there: its own stack may be short, and paged.
 const STACK_BYTES: usize = 256 << 10;
 
-type Run = unsafe extern "C" fn(*mut c_void) -> c_int;
+type ChildMain = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Clone = unsafe extern "C" fn(
-    Run,
+    ChildMain,
     *mut c_void,
     c_int,
     *mut c_void,
@@ -22,8 +22,8 @@ type Clone = unsafe extern "C" fn(
 ) -> c_int;
 
 /// What a child is to run, and on which stack.
-struct Begin {
-    run: Run,
+struct CloneStart {
+    run: ChildMain,
     argument: *mut c_void,
     stack: *mut c_void,
 }
@@ -39,7 +39,7 @@ fn is_copied(flags: u64) -> bool {
 /// As of clone(2). What is not handed over is not looked at: the flags say which of the last three are there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clone(
-    run: Run,
+    run: ChildMain,
     stack: *mut c_void,
     flags: c_int,
     argument: *mut c_void,
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn clone(
     }
     // SAFETY: the C library's own function of that name takes these arguments, the last three if there are any.
     let real = unsafe { std::mem::transmute::<usize, Clone>(address) };
-    let call = |run: Run, stack, argument| {
+    let call = |run: ChildMain, stack, argument| {
         // SAFETY: as the caller promises.
         unsafe { real(run, stack, flags, argument, parents_number, variables, childs_number) }
     };
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn clone(
     if ours.is_null() {
         return fail(libc::ENOMEM, -1);
     }
-    let mut begin = Begin { run, argument, stack };
+    let mut begin = CloneStart { run, argument, stack };
     let result = around_clone(|| {
         call(begin_child, ours.wrapping_add(STACK_BYTES).cast(), (&raw mut begin).cast())
     });
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn clone(
 /// Begins a child, on a stack of ours. The parent's is not touched: it may be paged.
 unsafe extern "C" fn begin_child(begin: *mut c_void) -> c_int {
     // SAFETY: the copy of what `clone` handed over, on the stack that the parent's thread was using.
-    let Begin { run, argument, stack } = unsafe { begin.cast::<Begin>().read() };
+    let CloneStart { run, argument, stack } = unsafe { begin.cast::<CloneStart>().read() };
     begin_cloned();
     // SAFETY: moves to the child's own stack for good, whose end the program gave, as clone(2) does.
     unsafe {

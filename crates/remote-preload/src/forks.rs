@@ -11,9 +11,9 @@
 //! SIGSEGV, not zeros.
 
 use crate::agent::say;
+use crate::fork_resident;
 use crate::paged::{self, Paged, Standstill};
 use crate::private;
-use crate::reached;
 use crate::streams::Streams;
 use crate::threads::{Internal, next};
 use crate::{agent, fail, threads};
@@ -24,14 +24,15 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-type Handler = Option<extern "C" fn()>;
-type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
+type ForkHandler = Option<extern "C" fn()>;
+type RegisterHandlers =
+    unsafe extern "C" fn(ForkHandler, ForkHandler, ForkHandler, *mut c_void) -> c_int;
 
 /// Whose turn it is to fork.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// What the forking thread holds meanwhile. Dropped from the first to the last.
-struct Held {
+struct ForkHold {
     /// Whether the child has the memory.
     inherited: bool,
     _standstill: Standstill<'static>,
@@ -42,7 +43,7 @@ struct Held {
     _blocked: BlockedSignals,
 }
 
-struct Forking(UnsafeCell<Option<Held>>);
+struct Forking(UnsafeCell<Option<ForkHold>>);
 // SAFETY: used by the one thread whose turn it is.
 unsafe impl Sync for Forking {}
 static FORKING: Forking = Forking(UnsafeCell::new(None));
@@ -53,9 +54,9 @@ static FORKING: Forking = Forking(UnsafeCell::new(None));
 /// As of pthread_atfork(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __register_atfork(
-    prepare: Handler,
-    parent: Handler,
-    child: Handler,
+    prepare: ForkHandler,
+    parent: ForkHandler,
+    child: ForkHandler,
     object: *mut c_void,
 ) -> c_int {
     register_ours();
@@ -74,11 +75,11 @@ pub fn register_ours() {
     });
 }
 
-fn real_register() -> Option<Register> {
+fn real_register() -> Option<RegisterHandlers> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let address = next(c"__register_atfork", &NEXT);
     // SAFETY: the C library's own function of that name has this type.
-    (address != 0).then(|| unsafe { std::mem::transmute::<usize, Register>(address) })
+    (address != 0).then(|| unsafe { std::mem::transmute::<usize, RegisterHandlers>(address) })
 }
 
 /// Stops the pager with all memory here that the C library reaches in the child.
@@ -91,17 +92,17 @@ extern "C" fn prepare() {
     let agent = agent::hold();
     let (standstill, inherited) = loop {
         paged.stop_evicting();
-        let reached = reached::bring(paged, &streams);
+        let fork_resident = fork_resident::bring(paged, &streams);
         let standstill = paged.stand_still();
         let inherited = paged.before_fork();
         paged.resume_evicting();
         // The program may have dropped one meanwhile.
-        if reached.iter().all(|page| paged.is_here(*page as *const u8)) {
+        if fork_resident.iter().all(|page| paged.is_here(*page as *const u8)) {
             break (standstill, inherited);
         }
         paged.after_fork();
     };
-    let held = Held {
+    let held = ForkHold {
         inherited,
         _standstill: standstill,
         _agent: agent,
@@ -115,7 +116,7 @@ extern "C" fn prepare() {
 }
 
 /// Takes what `prepare` left.
-fn take_held() -> Option<(&'static Paged, Held)> {
+fn take_held() -> Option<(&'static Paged, ForkHold)> {
     let paged = paged::paged()?;
     // SAFETY: see `Forking`.
     let held = unsafe { (*FORKING.0.get()).take() }?;
@@ -132,7 +133,7 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     let Some((paged, held)) = take_held() else { return };
-    let Held { inherited, _standstill, _agent, streams, _turn, _blocked } = held;
+    let ForkHold { inherited, _standstill, _agent, streams, _turn, _blocked } = held;
     streams.open_in_child();
     drop((_standstill, _agent, _turn));
     let _internal = Internal::enter();

@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 
 /// What a block is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum AllocationKind {
     /// Any bytes.
     Bytes,
     /// Zeros.
@@ -27,16 +27,17 @@ enum Wanted {
     ToGrow,
 }
 
-fn allocate(bytes: usize, align: usize, wanted: Wanted) -> *mut c_void {
+fn allocate(bytes: usize, align: usize, kind: AllocationKind) -> *mut c_void {
     let at: *mut c_void = match paged() {
         None => private::allocate(bytes, align).cast(),
         Some(paged) if bytes >= LARGE => {
-            let at: *mut c_void = paged.allocate(bytes, align, wanted == Wanted::ToGrow).cast();
+            let at: *mut c_void =
+                paged.allocate(bytes, align, kind == AllocationKind::ToGrow).cast();
             if at.is_null() && paged.is_out_of_maps() { local::allocate(bytes, align) } else { at }
         }
         // SAFETY: any size will do; alignments are powers of two.
         Some(_) => unsafe {
-            match (align <= 16, wanted == Wanted::Zeros) {
+            match (align <= 16, kind == AllocationKind::Zeros) {
                 (true, false) => mi::mi_malloc(bytes),
                 (true, true) => mi::mi_zalloc(bytes),
                 (false, false) => mi::mi_malloc_aligned(bytes, align),
@@ -49,21 +50,21 @@ fn allocate(bytes: usize, align: usize, wanted: Wanted) -> *mut c_void {
 
 /// Allocates for a caller. What the loader keeps of each library that it has loaded is not paged: the pager's
 /// threads read it at their start, and when they look for their own variables.
-fn allocate_for(caller: usize, bytes: usize, wanted: Wanted) -> *mut c_void {
+fn allocate_for(caller: usize, bytes: usize, kind: AllocationKind) -> *mut c_void {
     if is_loader(caller) {
         let _internal = Internal::enter();
-        return allocate(bytes, 16, wanted);
+        return allocate(bytes, 16, kind);
     }
-    allocate(bytes, 16, wanted)
+    allocate(bytes, 16, kind)
 }
 
 extern "C" fn malloc_for(bytes: size_t, caller: usize) -> *mut c_void {
-    allocate_for(caller, bytes, Wanted::Bytes)
+    allocate_for(caller, bytes, AllocationKind::Bytes)
 }
 
 extern "C" fn calloc_for(count: size_t, bytes: size_t, caller: usize) -> *mut c_void {
     match count.checked_mul(bytes) {
-        Some(bytes) => allocate_for(caller, bytes, Wanted::Zeros),
+        Some(bytes) => allocate_for(caller, bytes, AllocationKind::Zeros),
         None => fail(libc::ENOMEM, null_mut()),
     }
 }
@@ -191,7 +192,7 @@ pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> size_t {
 /// As of realloc(3).
 unsafe fn reallocate(at: *mut c_void, bytes: size_t) -> *mut c_void {
     if at.is_null() {
-        return allocate(bytes, 16, Wanted::Bytes);
+        return allocate(bytes, 16, AllocationKind::Bytes);
     }
     if bytes == 0 {
         // SAFETY: as the caller promises.
@@ -215,8 +216,8 @@ unsafe fn reallocate(at: *mut c_void, bytes: size_t) -> *mut c_void {
     // SAFETY: both blocks are at least so long, and apart.
     unsafe {
         let before = malloc_usable_size(at);
-        let wanted = if bytes > before { Wanted::ToGrow } else { Wanted::Bytes };
-        let new = allocate(bytes, 16, wanted);
+        let kind = if bytes > before { AllocationKind::ToGrow } else { AllocationKind::Bytes };
+        let new = allocate(bytes, 16, kind);
         if !new.is_null() {
             ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), before.min(bytes));
             free(at);
@@ -246,7 +247,7 @@ pub unsafe extern "C" fn reallocarray(
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(align: size_t, bytes: size_t) -> *mut c_void {
     match align.is_power_of_two() {
-        true => allocate(bytes, align, Wanted::Bytes),
+        true => allocate(bytes, align, AllocationKind::Bytes),
         false => fail(libc::EINVAL, null_mut()),
     }
 }
@@ -285,7 +286,7 @@ pub unsafe extern "C" fn posix_memalign(
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
         return libc::EINVAL;
     }
-    let at = allocate(bytes, align, Wanted::Bytes);
+    let at = allocate(bytes, align, AllocationKind::Bytes);
     if at.is_null() {
         return libc::ENOMEM;
     }

@@ -13,18 +13,18 @@
 mod agent;
 #[cfg(target_arch = "x86_64")]
 mod clones;
+mod fork_resident;
 mod forks;
 mod heap;
-mod lives;
 mod local;
 mod maps;
 mod objects;
 mod paged;
 mod private;
-mod reached;
 mod space;
 mod stderr;
 mod streams;
+mod thread_count;
 mod threads;
 
 /// Runs before main and before any thread of the program.
@@ -37,7 +37,7 @@ extern "C" fn constructor() {
     stderr::note();
     objects::find();
     forks::register_ours();
-    lives::notice_end();
+    thread_count::notice_end();
     paged::start_as_told();
 }
 

@@ -27,30 +27,30 @@ static OBJECTS: OnceLock<Objects> = OnceLock::new();
 /// Looks where they lie, once, before the program runs: what finds them takes the loader's lock.
 pub fn find() {
     static LIST: AtomicUsize = AtomicUsize::new(0);
-    let places = Places {
+    let ranges = ObjectRanges {
         // SAFETY: reads the auxiliary vector; without the entry it is 0, where nothing lies.
         loader: unsafe { libc::getauxval(libc::AT_BASE) as usize },
         c_library: next(c"_IO_list_all", &LIST),
         own: find as fn() as usize,
         found: Objects::default(),
     };
-    let mut places = places;
+    let mut ranges = ranges;
     // SAFETY: `look` is called with each object's description while this call runs, and with these places.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut places).cast()) };
-    let _ = OBJECTS.set(places.found);
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut ranges).cast()) };
+    let _ = OBJECTS.set(ranges.found);
 }
 
 /// Addresses that lie in each of the objects, and what was found around them.
-struct Places {
+struct ObjectRanges {
     loader: usize,
     c_library: usize,
     own: usize,
     found: Objects,
 }
 
-unsafe extern "C" fn look(info: *mut dl_phdr_info, _: size_t, places: *mut c_void) -> c_int {
+unsafe extern "C" fn look(info: *mut dl_phdr_info, _: size_t, ranges: *mut c_void) -> c_int {
     // SAFETY: dl_iterate_phdr(3) hands over a live description, and `find` its places.
-    let (info, places) = unsafe { (&*info, &mut *places.cast::<Places>()) };
+    let (info, ranges) = unsafe { (&*info, &mut *ranges.cast::<ObjectRanges>()) };
     // SAFETY: the loader keeps the program headers of what it has loaded.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     let mut object = Object::default();
@@ -66,12 +66,12 @@ unsafe extern "C" fn look(info: *mut dl_phdr_info, _: size_t, places: *mut c_voi
     }
     let holds =
         |at: usize| object.code.iter().chain(&object.variables).any(|range| range.contains(&at));
-    if info.dlpi_addr as usize == places.loader {
-        places.found.loader = object;
-    } else if holds(places.c_library) {
-        places.found.c_library = object;
-    } else if holds(places.own) {
-        places.found.own = object;
+    if info.dlpi_addr as usize == ranges.loader {
+        ranges.found.loader = object;
+    } else if holds(ranges.c_library) {
+        ranges.found.c_library = object;
+    } else if holds(ranges.own) {
+        ranges.found.own = object;
     }
     0
 }

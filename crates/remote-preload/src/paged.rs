@@ -5,7 +5,7 @@ use crate::space::Space;
 use crate::{local, private, stderr, threads};
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Options, RemoteRegion, Serving, UffdError, probe};
+use pagetax_remote::pager::{PagerOptions, RemoteRegion, Serving, UffdError, probe};
 use pagetax_remote::preloaded::Settings;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -106,13 +106,13 @@ impl Paged {
     fn start(settings: Settings) -> Result<Paged, String> {
         let settings = Settings { embedded: settings.embedded.min(private::room()), ..settings };
         let store = settings.open_store(Arc::new(say))?;
-        let options = Options {
+        let options = PagerOptions {
             overcommit: true,
             log: Some(Arc::new(say)),
             spin: settings.spin,
-            leaving: settings.leaving,
+            eviction_method: settings.eviction_method,
             keep_awake: settings.keep_awake,
-            ..Options::resident(settings.resident.0)
+            ..PagerOptions::resident(settings.resident.0)
         };
         let region = RemoteRegion::map(store, settings.address_space.0, options);
         let region = ManuallyDrop::new(region.map_err(|error| error.to_string())?);

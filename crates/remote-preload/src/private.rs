@@ -185,31 +185,38 @@ pub fn owns(at: *const u8) -> bool {
 
 /// What stands before memory that was given out to C, which frees without a size.
 #[repr(C)]
-struct Head {
+struct BlockHeader {
     block: *mut u8,
     block_bytes: usize,
     bytes: usize,
     align: usize,
 }
 
-const HEAD: usize = size_of::<Head>();
+const HEADER_BYTES: usize = size_of::<BlockHeader>();
 
 /// malloc and calloc for C: zeroed memory, aligned to `align` (a power of two), or null.
 pub fn allocate(bytes: usize, align: usize) -> *mut u8 {
     let align = align.max(16);
-    let Some(block_bytes) = bytes.max(1).checked_add(HEAD + align) else { return ptr::null_mut() };
+    let Some(block_bytes) = bytes.max(1).checked_add(HEADER_BYTES + align) else {
+        return ptr::null_mut();
+    };
     let Ok(layout) = Layout::from_size_align(block_bytes, align) else { return ptr::null_mut() };
     // SAFETY: the layout is not of size 0.
     let block = unsafe { PRIVATE.alloc_zeroed(layout) };
     if block.is_null() {
         return block;
     }
-    let place = HEAD.next_multiple_of(align);
-    // SAFETY: place + bytes ≤ HEAD + align + bytes, the block's size; the head lies right before, and
-    // is aligned as `align` and HEAD are multiples of 8.
+    let place = HEADER_BYTES.next_multiple_of(align);
+    // SAFETY: place + bytes ≤ HEADER_BYTES + align + bytes, the block's size; the head lies right before, and
+    // is aligned as `align` and HEADER_BYTES are multiples of 8.
     unsafe {
         let at = block.add(place);
-        at.sub(HEAD).cast::<Head>().write(Head { block, block_bytes, bytes, align });
+        at.sub(HEADER_BYTES).cast::<BlockHeader>().write(BlockHeader {
+            block,
+            block_bytes,
+            bytes,
+            align,
+        });
         at
     }
 }
@@ -221,7 +228,7 @@ pub fn allocate(bytes: usize, align: usize) -> *mut u8 {
 pub unsafe fn free(at: *mut u8) {
     // SAFETY: `allocate` wrote a head before what it gave out, for a block of this layout.
     unsafe {
-        let head = at.sub(HEAD).cast::<Head>().read();
+        let head = at.sub(HEADER_BYTES).cast::<BlockHeader>().read();
         PRIVATE
             .dealloc(head.block, Layout::from_size_align_unchecked(head.block_bytes, head.align));
     }
@@ -233,5 +240,5 @@ pub unsafe fn free(at: *mut u8) {
 /// As [`free`].
 pub unsafe fn usable(at: *const u8) -> usize {
     // SAFETY: as in `free`.
-    unsafe { (*at.sub(HEAD).cast::<Head>()).bytes }
+    unsafe { (*at.sub(HEADER_BYTES).cast::<BlockHeader>()).bytes }
 }

@@ -6,7 +6,7 @@
 //! The pager's threads have descriptors of their own ([`crate::agent`]). They do not keep stderr open, or whoever
 //! reads from it would not see its end when the program closes it. They borrow it for each line.
 
-use crate::threads::is_pagers;
+use crate::threads::is_pager_thread;
 use libc::c_int;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -106,7 +106,7 @@ pub fn write_line(line: &str) {
         count => format!("pagetax remote: {count} lines before this one found no room\n"),
     };
     let text = format!("{more}pagetax remote: {line}\n");
-    let is_written = match is_pagers() && !IS_KEPT.load(Relaxed) {
+    let is_written = match is_pager_thread() && !IS_KEPT.load(Relaxed) {
         // Where the program has closed it, there is nobody to tell.
         true => borrowed().map_or(true, |file| write_to(&file, &text)),
         false => write_to(&stderr(), &text),

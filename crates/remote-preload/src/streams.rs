@@ -7,17 +7,17 @@ use std::sync::atomic::AtomicUsize;
 
 /// The start of a stream, which has been so since 1999: <bits/types/struct_FILE.h>.
 #[repr(C)]
-struct Stream {
+struct FileStream {
     _flags: i32,
     _buffers: [usize; 12],
-    chain: *const Stream,
+    chain: *const FileStream,
     _numbers: [u64; 3],
     lock: *const u8,
 }
 
 /// The list of all streams, held: none comes or goes. The lock is recursive, so fork(3) may take it once more.
 pub struct Streams {
-    first: *const Stream,
+    first: *const FileStream,
 }
 
 type Call = unsafe extern "C" fn();
@@ -41,7 +41,7 @@ impl Streams {
         // Looked up now, as a thread of the parent's may hold the loader's lock in the child.
         next(c"_IO_list_resetlock", &RESET);
         call(c"_IO_list_lock", &LOCK);
-        let list = next(c"_IO_list_all", &LIST) as *const *const Stream;
+        let list = next(c"_IO_list_all", &LIST) as *const *const FileStream;
         // SAFETY: the C library's variable of that name is a pointer to a stream, or null; see above.
         let first = if list.is_null() { std::ptr::null() } else { unsafe { list.read_volatile() } };
         Streams { first }

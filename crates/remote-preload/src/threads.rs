@@ -1,6 +1,6 @@
 //! Which threads are the pager's: they, and all that they start, get unpaged memory. The others are counted.
 
-use crate::lives;
+use crate::thread_count;
 use pagetax_remote::threads::BlockedSignals;
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 thread_local! {
     static INTERNAL: Cell<bool> = const { Cell::new(false) };
-    static IS_PAGERS: Cell<bool> = const { Cell::new(false) };
+    static IS_PAGER_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// While it lives, the calling thread works for the pager.
@@ -35,22 +35,22 @@ pub fn is_internal() -> bool {
 }
 
 /// Whether the calling thread is one of the pager's own, with the descriptors of those.
-pub fn is_pagers() -> bool {
-    IS_PAGERS.get()
+pub fn is_pager_thread() -> bool {
+    IS_PAGER_THREAD.get()
 }
 
 /// Threads of the pager's that run.
-static PAGERS: AtomicUsize = AtomicUsize::new(0);
+static PAGER_THREADS: AtomicUsize = AtomicUsize::new(0);
 
 /// How many threads of the pager's run.
-pub fn pagers_count() -> usize {
-    PAGERS.load(SeqCst)
+pub fn pager_threads() -> usize {
+    PAGER_THREADS.load(SeqCst)
 }
 
 /// In the child of a fork there is none.
 pub fn restart_in_child() {
-    PAGERS.store(0, SeqCst);
-    lives::restart_in_child();
+    PAGER_THREADS.store(0, SeqCst);
+    thread_count::restart_in_child();
 }
 
 type Start = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
@@ -65,12 +65,12 @@ type StartC11 = unsafe extern "C" fn(*mut c_void) -> libc::c_int;
 type CreateC11 = unsafe extern "C" fn(*mut libc::pthread_t, StartC11, *mut c_void) -> libc::c_int;
 
 /// What a thread is to run.
-struct Begin<S> {
+struct ThreadStart<S> {
     start: S,
     argument: *mut c_void,
 }
 
-impl<S> Begin<S> {
+impl<S> ThreadStart<S> {
     /// Has a thread made that takes this over; what came of it, 0 if there is one.
     fn hand_over(self, create: impl FnOnce(*mut c_void) -> libc::c_int) -> libc::c_int {
         // What is allocated for a thread is where it looks for its variables, also right after a fork.
@@ -79,14 +79,14 @@ impl<S> Begin<S> {
         let result = create(handed);
         if result != 0 {
             // SAFETY: there is no thread that took it.
-            drop(unsafe { Begin::<S>::take(handed) });
+            drop(unsafe { ThreadStart::<S>::take(handed) });
         }
         result
     }
 
     /// # Safety
     /// Once, of what `hand_over` gave out.
-    unsafe fn take(handed: *mut c_void) -> Box<Begin<S>> {
+    unsafe fn take(handed: *mut c_void) -> Box<ThreadStart<S>> {
         // SAFETY: as the caller promises.
         unsafe { Box::from_raw(handed.cast()) }
     }
@@ -95,46 +95,46 @@ impl<S> Begin<S> {
     ///
     /// # Safety
     /// As `take`.
-    unsafe fn take_counted(handed: *mut c_void) -> Begin<S> {
+    unsafe fn take_counted(handed: *mut c_void) -> ThreadStart<S> {
         let _internal = Internal::enter();
-        lives::notice_end();
+        thread_count::notice_end();
         // SAFETY: as the caller promises.
-        *unsafe { Begin::take(handed) }
+        *unsafe { ThreadStart::take(handed) }
     }
 }
 
 /// Has a thread of the program's made, counted.
 fn counted(create: impl FnOnce() -> libc::c_int) -> libc::c_int {
-    lives::count_new();
+    thread_count::count_new();
     let result = create();
     if result != 0 {
-        lives::discount_new();
+        thread_count::discount_new();
     }
     result
 }
 
 unsafe extern "C" fn begin_pagers(handed: *mut c_void) -> *mut c_void {
     INTERNAL.set(true);
-    IS_PAGERS.set(true);
-    PAGERS.fetch_add(1, SeqCst);
+    IS_PAGER_THREAD.set(true);
+    PAGER_THREADS.fetch_add(1, SeqCst);
     // SAFETY: `pthread_create` hands it over to this one thread.
-    let begin = unsafe { Begin::<Start>::take(handed) };
+    let begin = unsafe { ThreadStart::<Start>::take(handed) };
     // SAFETY: as the creator promised pthread_create.
     let result = unsafe { (begin.start)(begin.argument) };
-    PAGERS.fetch_sub(1, SeqCst);
+    PAGER_THREADS.fetch_sub(1, SeqCst);
     result
 }
 
 unsafe extern "C" fn begin_programs(handed: *mut c_void) -> *mut c_void {
     // SAFETY: `pthread_create` hands it over to this one thread.
-    let begin = unsafe { Begin::<Start>::take_counted(handed) };
+    let begin = unsafe { ThreadStart::<Start>::take_counted(handed) };
     // SAFETY: as the creator promised pthread_create.
     unsafe { (begin.start)(begin.argument) }
 }
 
 unsafe extern "C" fn begin_c11(handed: *mut c_void) -> libc::c_int {
     // SAFETY: `thrd_create` hands it over to this one thread.
-    let begin = unsafe { Begin::<StartC11>::take_counted(handed) };
+    let begin = unsafe { ThreadStart::<StartC11>::take_counted(handed) };
     // SAFETY: as the creator promised thrd_create.
     unsafe { (begin.start)(begin.argument) }
 }
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn pthread_create(
     }
     // SAFETY: the C library's own function of that name has this type.
     let create = unsafe { std::mem::transmute::<usize, Create>(address) };
-    let begin = Begin { start, argument };
+    let begin = ThreadStart { start, argument };
     // SAFETY: as our caller promises; both functions take what is handed over.
     let create = |run, handed| unsafe { create(thread, attributes, run, handed) };
     if is_internal() {
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn thrd_create(
     }
     // SAFETY: the C library's own function of that name has this type.
     let create = unsafe { std::mem::transmute::<usize, CreateC11>(address) };
-    let begin = Begin { start, argument };
+    let begin = ThreadStart { start, argument };
     // SAFETY: as our caller promises; the function takes what is handed over.
     counted(|| begin.hand_over(|handed| unsafe { create(thread, begin_c11, handed) }))
 }

@@ -45,7 +45,7 @@ fn command(program: &str, arguments: &[&str], resident_mib: Option<u64>) -> Comm
         command.env("PAGETAX_REMOTE_RESIDENT", (mib << 20).to_string());
         command.env("PAGETAX_REMOTE_STATS", "1");
         if is_copied_out() {
-            command.env("PAGETAX_REMOTE_LEAVING", "copied");
+            command.env("PAGETAX_REMOTE_EVICTION", "copied");
         }
     }
     command
@@ -154,7 +154,7 @@ fn bad_settings_are_refused_and_none_is_no_paging() {
     assert_eq!(output.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&output.stderr).contains("RESIDENT=lots"), "{output:?}");
     let mut bad = command("true", &[], Some(1));
-    let output = bad.env("PAGETAX_REMOTE_LEAVING", "soon").output().unwrap();
+    let output = bad.env("PAGETAX_REMOTE_EVICTION", "soon").output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(String::from_utf8_lossy(&output.stderr).contains("moved, cheapest"), "{output:?}");
     let output = command("echo", &["x"], None).env("LD_PRELOAD", library()).output().unwrap();

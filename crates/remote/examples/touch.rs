@@ -11,13 +11,13 @@
 //! ```
 //!
 //! No device writes to this memory, so its pages are evicted by the cheapest method.
-//! `PAGETAX_REMOTE_LEAVING=moved` or `copied` chooses that method for all pages. With
+//! `PAGETAX_REMOTE_EVICTION=moved` or `copied` chooses that method for all pages. With
 //! `PAGETAX_REMOTE_SERVING=in-place` threads serve their own faults.
 
 use pagetax_core::access::Rng;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::pager::{Leaving, Options, RemoteRegion, Serving};
+use pagetax_remote::pager::{EvictionMethod, PagerOptions, RemoteRegion, Serving};
 use pagetax_remote::store::PageStore;
 use serde_json::{Value, json};
 use std::error::Error;
@@ -83,9 +83,14 @@ fn map(
     let store: Arc<dyn PageStore> = Arc::new(Cluster::connect(options)?);
     // Room for the resident set, and for the pages under way.
     let resident_bytes = (resident_mib.parse::<u64>()? << 20) + (4 << 20);
-    let named = std::env::var("PAGETAX_REMOTE_LEAVING").ok();
-    let leaving = named.and_then(|name| Leaving::named(&name)).unwrap_or(Leaving::Cheapest);
-    let options = Options { leaving, serving: serving(), ..Options::resident(resident_bytes) };
+    let named = std::env::var("PAGETAX_REMOTE_EVICTION").ok();
+    let eviction_method =
+        named.and_then(|name| EvictionMethod::named(&name)).unwrap_or(EvictionMethod::Cheapest);
+    let options = PagerOptions {
+        eviction_method,
+        serving: serving(),
+        ..PagerOptions::resident(resident_bytes)
+    };
     Ok(RemoteRegion::map(store, mib.parse::<u64>()? << 20, options)?)
 }
 

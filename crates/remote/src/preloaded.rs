@@ -2,7 +2,7 @@
 //! environment, so that they survive exec.
 
 use crate::client::cluster::{self, Cluster};
-use crate::pager::{Leaving, Log};
+use crate::pager::{EvictionMethod, Log};
 use crate::store::embedded::EmbeddedStore;
 use crate::store::{PageStore, StoreError};
 use crate::tls::{ClientTls, Files};
@@ -15,7 +15,7 @@ use std::time::Duration;
 const RESIDENT: &str = "PAGETAX_REMOTE_RESIDENT";
 const ADDRESS_SPACE: &str = "PAGETAX_REMOTE_ADDRESS_SPACE";
 const SPIN_US: &str = "PAGETAX_REMOTE_SPIN_US";
-const LEAVING: &str = "PAGETAX_REMOTE_LEAVING";
+const EVICTION: &str = "PAGETAX_REMOTE_EVICTION";
 const AWAKE: &str = "PAGETAX_REMOTE_AWAKE";
 const STATS: &str = "PAGETAX_REMOTE_STATS";
 const EMBEDDED: &str = "PAGETAX_REMOTE_EMBEDDED";
@@ -35,7 +35,7 @@ pub const VARIABLES: [&str; 17] = [
     RESIDENT,
     ADDRESS_SPACE,
     SPIN_US,
-    LEAVING,
+    EVICTION,
     AWAKE,
     STATS,
     EMBEDDED,
@@ -80,7 +80,7 @@ pub struct Settings {
     /// The time for which handlers poll for the next fault before they sleep.
     pub spin: Duration,
     /// The method by which pages are evicted.
-    pub leaving: Leaving,
+    pub eviction_method: EvictionMethod,
     /// True to keep idle CPUs awake while there are many faults.
     pub keep_awake: bool,
     /// The servers to evict to; `None` for a compressed store inside the process.
@@ -101,7 +101,7 @@ impl Settings {
             resident,
             address_space: Bytes(1 << 40),
             spin: Duration::ZERO,
-            leaving: Leaving::Moved,
+            eviction_method: EvictionMethod::Moved,
             keep_awake: false,
             servers: None,
             embedded: Bytes(64 << 30),
@@ -119,7 +119,7 @@ impl Settings {
             (EMBEDDED, self.embedded.0.to_string().into()),
             (STATS, u64::from(self.stats).to_string().into()),
             (AWAKE, u64::from(self.keep_awake).to_string().into()),
-            (LEAVING, self.leaving.name().into()),
+            (EVICTION, self.eviction_method.name().into()),
         ];
         variables.extend(self.program.map(|number| (PROGRAM, number.to_string().into())));
         variables.extend(self.servers.iter().flat_map(Servers::to_environment));
@@ -147,9 +147,9 @@ impl Settings {
         if let Some(bytes) = number(EMBEDDED)? {
             settings.embedded = Bytes(bytes);
         }
-        if let Some(name) = text(LEAVING)? {
-            let no_way = || format!("{LEAVING}={name}: write moved, cheapest or copied");
-            settings.leaving = Leaving::named(&name).ok_or_else(no_way)?;
+        if let Some(name) = text(EVICTION)? {
+            let no_way = || format!("{EVICTION}={name}: write moved, cheapest or copied");
+            settings.eviction_method = EvictionMethod::named(&name).ok_or_else(no_way)?;
         }
         settings.keep_awake = number(AWAKE)?.is_some_and(|wanted| wanted > 0);
         settings.stats = number(STATS)?.is_some_and(|wanted| wanted > 0);

@@ -7,7 +7,7 @@ mod turns;
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::page::{PAGE_BYTES, PageSum};
-use pagetax_remote::pager::{Features, Leaving, Options, RemoteRegion, Serving};
+use pagetax_remote::pager::{EvictionMethod, Features, PagerOptions, RemoteRegion, Serving};
 use pagetax_remote::store::embedded::EmbeddedStore;
 use pagetax_remote::store::{PageStore, PutRun, RegionId};
 use std::io::Write;
@@ -94,11 +94,11 @@ fn embedded() -> Arc<dyn PageStore> {
 
 /// A region of [`PAGES`] of which a quarter stays, with its number in each page.
 fn numbered(store: &Arc<dyn PageStore>) -> RemoteRegion {
-    let options = Options {
+    let options = PagerOptions {
         serving: Serving::InPlace,
-        leaving: Leaving::Cheapest,
+        eviction_method: EvictionMethod::Cheapest,
         features: features(),
-        ..Options::resident((PAGES * PAGE_BYTES / 4) as u64)
+        ..PagerOptions::resident((PAGES * PAGE_BYTES / 4) as u64)
     };
     let mapped = RemoteRegion::map(store.clone(), (PAGES * PAGE_BYTES) as u64, options);
     let mut region = mapped.unwrap_or_else(|error| {

@@ -9,7 +9,9 @@ use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{self, Cluster};
 use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum};
-use pagetax_remote::pager::{self, Features, Leaving, Options, PagerError, RemoteRegion, Serving};
+use pagetax_remote::pager::{
+    self, EvictionMethod, Features, PagerError, PagerOptions, RemoteRegion, Serving,
+};
 use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::embedded::EmbeddedStore;
@@ -93,12 +95,12 @@ mod cheapest {
 }
 
 /// How pages leave in the test that asks.
-fn leaving() -> Leaving {
+fn eviction_method() -> EvictionMethod {
     let thread = std::thread::current();
     match thread.name() {
-        _ if !features().can_move() => Leaving::Copied,
-        Some(name) if name.starts_with("cheapest::") => Leaving::Cheapest,
-        _ => Leaving::Moved,
+        _ if !features().can_move() => EvictionMethod::Copied,
+        Some(name) if name.starts_with("cheapest::") => EvictionMethod::Cheapest,
+        _ => EvictionMethod::Moved,
     }
 }
 
@@ -132,14 +134,23 @@ fn serving() -> Serving {
     }
 }
 
-fn resident(bytes: u64) -> Options {
+fn resident(bytes: u64) -> PagerOptions {
     // How pages leave where they cannot be moved, the pager finds itself.
-    let leaving = if leaving() == Leaving::Cheapest { Leaving::Cheapest } else { Leaving::Moved };
-    Options { leaving, serving: serving(), features: features(), ..Options::resident(bytes) }
+    let eviction_method = if eviction_method() == EvictionMethod::Cheapest {
+        EvictionMethod::Cheapest
+    } else {
+        EvictionMethod::Moved
+    };
+    PagerOptions {
+        eviction_method,
+        serving: serving(),
+        features: features(),
+        ..PagerOptions::resident(bytes)
+    }
 }
 
 /// A region, unless this user may not page: then says so.
-fn map(store: Arc<dyn PageStore>, bytes: u64, options: Options) -> Option<RemoteRegion> {
+fn map(store: Arc<dyn PageStore>, bytes: u64, options: PagerOptions) -> Option<RemoteRegion> {
     match RemoteRegion::map(store, bytes, options) {
         Err(error @ PagerError::Uffd(_)) => {
             println!("SKIP: {error}");
@@ -195,7 +206,11 @@ fn a_region_four_times_its_memory_keeps_every_write() {
     assert!(least > steps / 3, "{counts:?}");
     assert!(counts.evicted_clean_count > steps / 300, "{counts:?}");
     // Copies are not staged.
-    assert_eq!(counts.rescue_count > steps / 3000, leaving() != Leaving::Copied, "{counts:?}");
+    assert_eq!(
+        counts.soft_refault_count > steps / 3000,
+        eviction_method() != EvictionMethod::Copied,
+        "{counts:?}"
+    );
 }
 
 fn threads_share_a_region() {
@@ -251,7 +266,11 @@ fn threads_write_what_is_being_evicted() {
     });
     let counts = region.counts();
     assert!(counts.page_out_count > steps / 2, "{counts:?}");
-    assert_eq!(counts.kept_count > 0, leaving() != Leaving::Moved, "{counts:?}");
+    assert_eq!(
+        counts.cancelled_count > 0,
+        eviction_method() != EvictionMethod::Moved,
+        "{counts:?}"
+    );
 }
 
 /// A program may drop its memory by a system call of its own, also what is being copied out just then. It
@@ -361,7 +380,8 @@ fn frames_go_round_where_sweeps_are_long() {
     }
     let counts = region.counts();
     // Some of a sweep's runs find no full spare.
-    let wanted = if leaving() == Leaving::Copied { 0 } else { counts.page_in_count / 16 };
+    let wanted =
+        if eviction_method() == EvictionMethod::Copied { 0 } else { counts.page_in_count / 16 };
     assert!(counts.moved_in_count >= wanted, "{counts:?}");
     assert!(region.resident_bytes() <= 24 * MIB, "{}", region.resident_bytes());
 }
@@ -421,7 +441,7 @@ fn staged_pages_that_are_in_use_come_back_together() {
     }
     let counts = region.counts();
     // One by one it would be some 15,000.
-    assert!((1..8000).contains(&counts.rescue_count), "{counts:?}");
+    assert!((1..8000).contains(&counts.soft_refault_count), "{counts:?}");
 }
 
 #[test]
@@ -432,7 +452,7 @@ fn cpus_are_kept_awake_as_long_as_a_region_lives() {
         let targets = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
         targets.into_iter().any(|target| target.as_os_str() == DEVICE)
     };
-    let options = || Options { keep_awake: true, ..resident(MIB) };
+    let options = || PagerOptions { keep_awake: true, ..resident(MIB) };
     if std::fs::OpenOptions::new().write(true).open(DEVICE).is_err() {
         let refused = RemoteRegion::map(embedded(), 2 * MIB, options()).unwrap_err();
         assert!(refused.to_string().contains(DEVICE), "{refused}");
@@ -602,7 +622,7 @@ fn sizes_that_cannot_be_are_refused() {
     assert!(matches!(refused(0), PagerError::Size { .. }));
     assert!(matches!(refused(u64::MAX), PagerError::Size { .. }));
     assert!(matches!(refused(1 << 40), PagerError::Store(StoreError::Full { .. })));
-    let overcommitted = Options { overcommit: true, ..options() };
+    let overcommitted = PagerOptions { overcommit: true, ..options() };
     map(embedded(), 1 << 40, overcommitted);
 }
 
@@ -655,7 +675,7 @@ fn a_full_store_costs_memory_not_pages() {
     let is_full = moody.is_full.clone();
     let lines = Arc::new(Mutex::new(Vec::<String>::new()));
     let log = lines.clone();
-    let options = Options {
+    let options = PagerOptions {
         log: Some(Arc::new(move |line: &str| log.lock().unwrap().push(line.into()))),
         ..resident(MIB)
     };
@@ -679,7 +699,7 @@ fn a_full_store_costs_memory_not_pages() {
     assert!(lines.iter().any(|line| line.contains("resident limit")), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("is full")), "{lines:?}");
     let copies = lines.iter().filter(|line| line.contains("under write protection")).count();
-    assert_eq!(copies, usize::from(leaving() == Leaving::Copied), "{lines:?}");
+    assert_eq!(copies, usize::from(eviction_method() == EvictionMethod::Copied), "{lines:?}");
 }
 
 /// Another writer of the same region, which the pager knows nothing of, spoils a page.
@@ -800,11 +820,11 @@ fn a_process_ends_whose_lost_page_cannot_be_given_sigbus() {
     let ended = alone(|_| {
         let store = embedded();
         let log: pagetax_remote::pager::Log = Arc::new(|line: &str| println!("{line}"));
-        let options = Options {
+        let options = PagerOptions {
             features: Features::NoMoveNoPoison,
             unreachable_limit: std::time::Duration::from_millis(100),
             log: Some(log),
-            ..Options::resident(MIB)
+            ..PagerOptions::resident(MIB)
         };
         let Some(mut region) = map(store.clone(), 4 * MIB, options) else { return };
         region.as_mut_slice().fill(9);
@@ -846,7 +866,7 @@ fn use_up_mappings() {
 #[test]
 fn pages_leave_whose_program_has_another_root() {
     let ended = alone(|directory| {
-        let options = Options { features: Features::NoMove, ..Options::resident(MIB) };
+        let options = PagerOptions { features: Features::NoMove, ..PagerOptions::resident(MIB) };
         let Some(mut region) = map(embedded(), 8 * MIB, options) else { return };
         if let Err(error) = std::os::unix::fs::chroot(directory) {
             return println!("SKIP: chroot: {error}");

@@ -266,7 +266,7 @@ fn full_servers_keep_what_they_have() {
 
 /// A program's memory on these servers; none, saying so, where this user may not page.
 fn map(store: &Arc<Cluster>, bytes: u64, resident_bytes: u64) -> Option<RemoteRegion> {
-    match RemoteRegion::map(store.clone(), bytes, pager::Options::resident(resident_bytes)) {
+    match RemoteRegion::map(store.clone(), bytes, pager::PagerOptions::resident(resident_bytes)) {
         Err(error @ PagerError::Uffd(_)) => {
             println!("SKIP: {error}");
             None

@@ -10,7 +10,9 @@ use hdrhistogram::Histogram;
 use pagetax_core::counter::{Provenance, Reading};
 use pagetax_core::plan::{self, Backing, Region};
 use pagetax_core::report::Table;
-use pagetax_remote::pager::{Counts, Leaving, Log, Options, RemoteRegion, Serving, THREADS};
+use pagetax_remote::pager::{
+    Counts, EvictionMethod, Log, PagerOptions, RemoteRegion, Serving, THREADS,
+};
 use pagetax_remote::store::PageStore;
 use std::collections::BTreeMap;
 use std::io;
@@ -45,12 +47,12 @@ impl Network {
             plan::Serving::InPlace => Serving::InPlace,
         };
         // Only workers touch the region: no device and no system call does.
-        let leaving = Leaving::Cheapest;
-        let options = Options {
+        let eviction_method = EvictionMethod::Cheapest;
+        let options = PagerOptions {
             log: self.log.clone(),
             serving,
-            leaving,
-            ..Options::resident(resident_bytes)
+            eviction_method,
+            ..PagerOptions::resident(resident_bytes)
         };
         let mapped = RemoteRegion::map(self.store.clone(), region.bytes, options);
         let mapped = Arc::new(mapped.map_err(io::Error::other)?);
@@ -90,7 +92,7 @@ impl Network {
         let Counts {
             fault_count,
             zero_fault_count,
-            rescue_count,
+            soft_refault_count,
             demand_page_in_count,
             page_in_count,
             evicted_count,
@@ -104,7 +106,7 @@ impl Network {
         let rows = [
             ("faults", fault_count),
             ("  of pages never written", zero_fault_count),
-            ("  of pages still on their way out", rescue_count),
+            ("  of pages still on their way out", soft_refault_count),
             ("  of pages in the store", demand_page_in_count),
             ("pages fetched ahead of need", ahead),
             ("pages evicted", evicted_count),
@@ -146,10 +148,10 @@ impl Traffic {
     /// Returns columns for the series: faults by kind, page-ins and page-outs, and latencies of
     /// page-ins.
     pub fn columns(&self) -> Vec<(&'static str, u64)> {
-        let Counts { zero_fault_count, rescue_count, demand_page_in_count, .. } = self.counts;
+        let Counts { zero_fault_count, soft_refault_count, demand_page_in_count, .. } = self.counts;
         let mut columns = vec![
             ("zero_fill_count", zero_fault_count),
-            ("rescue_count", rescue_count),
+            ("soft_refault_count", soft_refault_count),
             ("demand_page_in_count", demand_page_in_count),
             ("page_in_count", self.counts.page_in_count),
             ("page_out_count", self.counts.page_out_count),

@@ -16,14 +16,14 @@
 
 mod copying;
 
-use super::mask::{Mask, bits, mask_of, run_of, runs};
-use super::options::Leaving;
-use super::shared::{Said, Shared};
-use super::spares::Frames;
+use super::frame_pool::SpareFrames;
+use super::mask::{PageMask, bits, mask_of, run_of, runs};
+use super::options::EvictionMethod;
+use super::shared::{LogThrottle, SharedPager};
 use super::stats::add;
-use super::sys::awake::Awake;
+use super::sys::idle_poll::IdlePoll;
 use super::sys::memory::Pages;
-use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
+use super::table::{CLUSTER_PAGES, HeldCluster, PageLocation, PageState, cluster_of};
 use crate::page::{PageRun, PageSum, RUN_PAGES_MAX, is_zero};
 use crate::placement::{Keep, Placement};
 use crate::store::{PageWriter, PutRun, StoreError};
@@ -48,7 +48,7 @@ const SCATTERED_RUNS: usize = 4;
 
 /// Where pages that leave lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lies {
+enum EvictedTo {
     /// Moved to a staging block, each page at its place in the cluster.
     Moved { block: u32 },
     /// Copied, one after the other, from this page of the memory for copies on.
@@ -56,31 +56,31 @@ enum Lies {
 }
 
 /// The pages of a cluster that were moved, or copied, together.
-struct Moved {
+struct EvictedCluster {
     cluster: usize,
-    lies: Lies,
-    pages: Mask,
+    location: EvictedTo,
+    pages: PageMask,
     /// Of them: to be put.
-    changed: Mask,
+    changed: PageMask,
     /// Of them: all zeros.
-    zeros: Mask,
+    zeros: PageMask,
     sums: [PageSum; CLUSTER_PAGES],
 }
 
-impl Lies {
+impl EvictedTo {
     /// The state of a page that lies so.
-    fn of(self, state: State) -> State {
+    fn of(self, state: PageState) -> PageState {
         match self {
-            Lies::Moved { block } => state.in_block(Place::Leaving, block),
-            Lies::Copied { first } => state.in_block(Place::Parting, first),
+            EvictedTo::Moved { block } => state.in_block(PageLocation::Evicting, block),
+            EvictedTo::Copied { first } => state.in_block(PageLocation::CopyingOut, first),
         }
     }
 }
 
-impl Moved {
-    fn new(cluster: usize, lies: Lies, pages: Mask) -> Moved {
+impl EvictedCluster {
+    fn new(cluster: usize, location: EvictedTo, pages: PageMask) -> EvictedCluster {
         let sums = [PageSum::default(); CLUSTER_PAGES];
-        Moved { cluster, lies, pages, changed: 0, zeros: 0, sums }
+        EvictedCluster { cluster, location, pages, changed: 0, zeros: 0, sums }
     }
 
     fn page(&self, bit: usize) -> usize {
@@ -88,33 +88,33 @@ impl Moved {
     }
 
     /// What was taken out of a run.
-    fn bytes<'a>(&self, from: (&'a Shared, &'a Pages), bit: usize, count: usize) -> &'a [u8] {
-        let (shared, copies) = from;
-        match self.lies {
-            Lies::Moved { block } => {
+    fn bytes<'a>(&self, from: (&'a SharedPager, &'a Pages), bit: usize, count: usize) -> &'a [u8] {
+        let (shared, copy_buffer) = from;
+        match self.location {
+            EvictedTo::Moved { block } => {
                 shared.staging.bytes(block as usize * CLUSTER_PAGES + bit, count)
             }
-            Lies::Copied { first } => {
+            EvictedTo::Copied { first } => {
                 let before = (self.pages & run_of(0, bit)).count_ones() as usize;
-                copies.bytes(first as usize + before, count)
+                copy_buffer.bytes(first as usize + before, count)
             }
         }
     }
 
     fn is_copied(&self) -> bool {
-        matches!(self.lies, Lies::Copied { .. })
+        matches!(self.location, EvictedTo::Copied { .. })
     }
 
     /// Whether a page is still on its way from here, neither rescued, kept nor dropped.
-    fn is_leaving(&self, held: &Held<'_>, bit: usize) -> bool {
+    fn is_evicting(&self, held: &HeldCluster<'_>, bit: usize) -> bool {
         let state = held.get(self.page(bit));
-        state == self.lies.of(state)
+        state == self.location.of(state)
     }
 }
 
 /// The thread that evicts.
 pub struct Evictor {
-    shared: Arc<Shared>,
+    shared: Arc<SharedPager>,
     writer: Box<dyn PageWriter>,
     /// Blocks that were used and released, oldest first: blocks that follow each other are used one
     /// after the other, and so released together.
@@ -123,30 +123,30 @@ pub struct Evictor {
     fresh_block: u32,
     /// Blocks whose pages the store has, oldest first, with their clusters.
     staged: VecDeque<(u32, usize)>,
-    batch: Vec<Moved>,
+    batch: Vec<EvictedCluster>,
     /// Where to: those of one batch.
-    copies: Pages,
-    copies_used: usize,
-    said_stay: Said,
-    said_over: Said,
-    said_stuck: Said,
+    copy_buffer: Pages,
+    copy_buffer_used: usize,
+    put_failed_log: LogThrottle,
+    overflow_log: LogThrottle,
+    stuck_log: LogThrottle,
     placement: Placement,
     /// Here, as this thread looks around even when there are no faults.
-    awake: Option<Awake>,
+    idle_poll: Option<IdlePoll>,
 }
 
 impl Evictor {
     /// With its own way to the store.
     pub fn new(
-        shared: Arc<Shared>,
+        shared: Arc<SharedPager>,
         writer: Box<dyn PageWriter>,
-        awake: Option<Awake>,
+        idle_poll: Option<IdlePoll>,
     ) -> io::Result<Evictor> {
         let placement = Placement::of_this_thread();
         let (free_blocks, staged) = (VecDeque::new(), VecDeque::new());
         // A batch may end with a whole cluster.
-        let copies = Pages::reserve(shared.marks.batch + CLUSTER_PAGES)?;
-        copies.all().advise(Advice::LinuxDontFork)?;
+        let copy_buffer = Pages::reserve(shared.thresholds.batch + CLUSTER_PAGES)?;
+        copy_buffer.all().advise(Advice::LinuxDontFork)?;
         Ok(Evictor {
             shared,
             writer,
@@ -154,13 +154,13 @@ impl Evictor {
             fresh_block: 0,
             staged,
             batch: Vec::new(),
-            copies,
-            copies_used: 0,
-            said_stay: Said::default(),
-            said_over: Said::default(),
-            said_stuck: Said::default(),
+            copy_buffer,
+            copy_buffer_used: 0,
+            put_failed_log: LogThrottle::default(),
+            overflow_log: LogThrottle::default(),
+            stuck_log: LogThrottle::default(),
             placement,
-            awake,
+            idle_poll,
         })
     }
 
@@ -168,42 +168,42 @@ impl Evictor {
     pub fn run(mut self) {
         self.placement = Placement::of_this_thread();
         let mut busy = false;
-        while !self.shared.stopping.load(Relaxed) {
+        while !self.shared.is_stopping.load(Relaxed) {
             let seen = self.shared.work.now();
             let shared = self.shared.clone();
-            self.place();
-            if let Some(awake) = &mut self.awake {
-                awake.look(shared.stats.fault_count.load(Relaxed));
+            self.keep_off_handler_cpu();
+            if let Some(idle_poll) = &mut self.idle_poll {
+                idle_poll.look(shared.stats.fault_count.load(Relaxed));
             }
             let evicting = shared.evicting.lock();
-            self.forget_dropped();
-            if self.shared.unstaging.load(Relaxed) {
+            self.discard_dropped();
+            if self.shared.is_unstaging.load(Relaxed) {
                 while self.release_oldest(usize::MAX) {}
                 drop(evicting);
                 self.shared.nap(seen);
                 continue;
             }
-            let (free, marks) = (self.shared.free(), self.shared.marks);
-            let is_emptying = self.shared.emptying.load(Relaxed);
-            let wanted = if is_emptying { marks.limit } else { marks.high };
-            busy = free < marks.low || free < wanted && (busy || wanted > marks.high);
+            let (free, thresholds) = (self.shared.free(), self.shared.thresholds);
+            let was_evicting_all = self.shared.is_evicting_all.load(Relaxed);
+            let wanted = if was_evicting_all { thresholds.limit } else { thresholds.high };
+            busy = free < thresholds.low || free < wanted && (busy || wanted > thresholds.high);
             if !busy {
-                self.end_emptying(is_emptying);
+                self.end_evicting_all(was_evicting_all);
                 drop(evicting);
                 self.shared.nap(seen);
             } else if self.make_room(wanted) {
                 self.shared.allow_overflow(false);
-            } else if self.shared.free() >= marks.low {
+            } else if self.shared.free() >= thresholds.low {
                 // What is left is locked or pinned, and nobody waits for its room.
                 busy = false;
                 self.shared.allow_overflow(false);
-                self.end_emptying(is_emptying);
+                self.end_evicting_all(was_evicting_all);
                 drop(evicting);
                 self.shared.nap(seen);
-            } else if is_emptying {
-                self.end_emptying(is_emptying);
+            } else if was_evicting_all {
+                self.end_evicting_all(was_evicting_all);
             } else {
-                if !self.shared.allow_overflow(true) && self.said_over.is_due() {
+                if !self.shared.allow_overflow(true) && self.overflow_log.is_due() {
                     self.shared.log("no page can be evicted: going over the resident limit");
                 }
                 drop(evicting);
@@ -213,24 +213,24 @@ impl Evictor {
     }
 
     /// Answers a request to evict all pages that this round has seen. A request that came since is for the next round.
-    fn end_emptying(&self, is_emptying: bool) {
-        if is_emptying {
-            self.shared.emptying.store(false, Relaxed);
+    fn end_evicting_all(&self, was_evicting_all: bool) {
+        if was_evicting_all {
+            self.shared.is_evicting_all.store(false, Relaxed);
         }
     }
 
     /// Beside the program, not in its way. Each move interrupts the program's CPU, which costs it less than
     /// to wait for a whole batch on its own.
-    fn place(&mut self) {
+    fn keep_off_handler_cpu(&mut self) {
         self.placement.keep(self.shared.handlers_cpu().map_or(Keep::Anywhere, Keep::Off));
     }
 
     /// Evicts a batch, and releases staged pages beyond what is kept of them. False if there is
     /// neither.
     fn make_room(&mut self, wanted: usize) -> bool {
-        let evicted = self.evict_some();
+        let evicted = self.evict_batches();
         let mut released = false;
-        let keep = if evicted { self.shared.marks.staged } else { 0 };
+        let keep = if evicted { self.shared.thresholds.staged } else { 0 };
         while self.shared.free() < wanted && self.shared.staged() > keep {
             let beyond = self.shared.staged() - keep;
             if !self.release_oldest(beyond.min(wanted - self.shared.free())) {
@@ -243,10 +243,10 @@ impl Evictor {
 
     /// Evicts a batch. Pages that are locked are found before a batch is full where they are moved, but only
     /// at its end where they are copied: then the next batch is tried, once for each cluster.
-    fn evict_some(&mut self) -> bool {
-        let tries = match self.shared.leaving {
-            Leaving::Moved => 1,
-            _ => 1 + self.shared.queued() / (self.shared.marks.batch / CLUSTER_PAGES).max(1),
+    fn evict_batches(&mut self) -> bool {
+        let tries = match self.shared.eviction_method {
+            EvictionMethod::Moved => 1,
+            _ => 1 + self.shared.queued() / (self.shared.thresholds.batch / CLUSTER_PAGES).max(1),
         };
         for _ in 0..tries {
             let (evicted, was_put) = self.evict_batch();
@@ -261,40 +261,40 @@ impl Evictor {
     fn evict_batch(&mut self) -> (usize, bool) {
         let mut pages = 0;
         let mut looks = self.shared.queued();
-        self.copies_used = 0;
-        while pages < self.shared.marks.batch && looks > 0 {
-            let Some(out) = self.take_out(self.shared.marks.batch - pages) else { break };
+        self.copy_buffer_used = 0;
+        while pages < self.shared.thresholds.batch && looks > 0 {
+            let Some(out) = self.evict_next(self.shared.thresholds.batch - pages) else { break };
             looks = looks.saturating_sub(out.len());
             for moved in out {
                 pages += moved.pages.count_ones() as usize;
-                match moved.lies {
+                match moved.location {
                     _ if moved.pages != 0 => self.batch.push(moved),
-                    Lies::Moved { block } => self.free_blocks.push_front(block),
-                    Lies::Copied { .. } => {}
+                    EvictedTo::Moved { block } => self.free_blocks.push_front(block),
+                    EvictedTo::Copied { .. } => {}
                 }
             }
         }
         // Where all pages are moved, the limit keeps no room for copies of the few that cannot be.
-        let room = match self.shared.leaving {
-            Leaving::Moved => self.shared.take_room(self.copies_used),
-            Leaving::Cheapest | Leaving::Copied => 0,
+        let room = match self.shared.eviction_method {
+            EvictionMethod::Moved => self.shared.take_room(self.copy_buffer_used),
+            EvictionMethod::Cheapest | EvictionMethod::Copied => 0,
         };
         let mut batch = std::mem::take(&mut self.batch);
         batch.iter_mut().for_each(|moved| self.classify(moved));
         let result = self.put(&batch);
         if let Err(error) = &result
-            && self.said_stay.is_due()
+            && self.put_failed_log.is_due()
         {
             self.shared.log(&format!("pages stay for now: {error}"));
         }
         let evicted = self.settle_all(&batch, result.is_ok());
         if result.is_err() {
-            self.bring_back(&batch);
+            self.restore_unstored(&batch);
         }
-        self.account_for_copies(room);
-        self.staged.extend(batch.drain(..).filter_map(|moved| match moved.lies {
-            Lies::Moved { block } => Some((block, moved.cluster)),
-            Lies::Copied { .. } => None,
+        self.account_for_copy_buffer(room);
+        self.staged.extend(batch.drain(..).filter_map(|moved| match moved.location {
+            EvictedTo::Moved { block } => Some((block, moved.cluster)),
+            EvictedTo::Copied { .. } => None,
         }));
         self.batch = batch;
         add(&self.shared.stats.evicted_count, evicted);
@@ -302,12 +302,13 @@ impl Evictor {
     }
 
     /// Counts the memory that copies take, or gives it back with the room that was taken for it.
-    fn account_for_copies(&self, room: usize) {
+    fn account_for_copy_buffer(&self, room: usize) {
         let shared = &self.shared;
-        if shared.leaving != Leaving::Moved {
-            shared.copies.fetch_max(self.copies_used, Relaxed);
-        } else if self.copies_used > 0 {
-            if let Err(error) = self.copies.span(0, self.copies_used).advise(Advice::LinuxDontNeed)
+        if shared.eviction_method != EvictionMethod::Moved {
+            shared.copy_pages.fetch_max(self.copy_buffer_used, Relaxed);
+        } else if self.copy_buffer_used > 0 {
+            if let Err(error) =
+                self.copy_buffer.span(0, self.copy_buffer_used).advise(Advice::LinuxDontNeed)
             {
                 shared.log(&format!("copies of pages cannot be dropped: {error}"));
             }
@@ -316,9 +317,9 @@ impl Evictor {
     }
 
     /// Takes out the cluster whose turn it is; where it is moved, with neighbours, about so many pages.
-    fn take_out(&mut self, pages: usize) -> Option<Vec<Moved>> {
+    fn evict_next(&mut self, pages: usize) -> Option<Vec<EvictedCluster>> {
         let cluster = self.shared.next_victim()?;
-        if self.is_better_copied(cluster) {
+        if self.prefers_copy(cluster) {
             return Some(vec![self.copy_out(cluster)]);
         }
         let Some(block) = self.take_block() else {
@@ -329,40 +330,40 @@ impl Evictor {
         while victims.len() < pages / CLUSTER_PAGES {
             let (next, block) = (cluster + victims.len(), block + victims.len() as u32);
             let fits = self.next_block() == Some(block) && self.shared.is_next_victim(next);
-            if !fits || self.is_better_copied(next) || !self.shared.take_victim(next) {
+            if !fits || self.prefers_copy(next) || !self.shared.take_victim(next) {
                 break;
             }
             self.take_block();
             victims.push((next, block));
         }
-        victims.iter().for_each(|(_, block)| self.shared.note_filled(*block));
+        victims.iter().for_each(|(_, block)| self.shared.note_block_filled(*block));
         let (mut out, unwritable) = self.move_out(&victims);
         out.extend(unwritable.into_iter().map(|cluster| self.copy_out(cluster)));
         Some(out)
     }
 
-    fn is_better_copied(&self, cluster: usize) -> bool {
-        match self.shared.leaving {
-            Leaving::Moved => false,
-            Leaving::Cheapest => {
+    fn prefers_copy(&self, cluster: usize) -> bool {
+        match self.shared.eviction_method {
+            EvictionMethod::Moved => false,
+            EvictionMethod::Cheapest => {
                 runs(resident(&self.shared.table.hold(cluster))).count() >= SCATTERED_RUNS
             }
-            Leaving::Copied => true,
+            EvictionMethod::Copied => true,
         }
     }
 
     /// Moves the resident pages of neighbouring clusters to their blocks: whole ones in one call, as
     /// each call interrupts all CPUs that run the program. Returns what was moved, and the clusters with pages that
     /// the program may not write to: those can only be copied.
-    fn move_out(&self, victims: &[(usize, u32)]) -> (Vec<Moved>, Vec<usize>) {
+    fn move_out(&self, victims: &[(usize, u32)]) -> (Vec<EvictedCluster>, Vec<usize>) {
         let shared = &self.shared;
         // In order, and nobody else holds more than one.
         let hold = |(cluster, _): &(usize, u32)| {
             let held = shared.table.hold(*cluster);
-            let wanted: Mask = resident(&held);
+            let wanted: PageMask = resident(&held);
             (held, wanted)
         };
-        let held: Vec<(Held<'_>, Mask)> = victims.iter().map(hold).collect();
+        let held: Vec<(HeldCluster<'_>, PageMask)> = victims.iter().map(hold).collect();
         let (cluster, block) = victims[0];
         let count = victims.len() * CLUSTER_PAGES;
         let whole = run_of(0, CLUSTER_PAGES);
@@ -382,7 +383,7 @@ impl Evictor {
             let pages = done | moved;
             for bit in bits(pages) {
                 let state = held.get(first + bit);
-                held.set(first + bit, Lies::Moved { block: *block }.of(state));
+                held.set(first + bit, EvictedTo::Moved { block: *block }.of(state));
             }
             shared.count_staged(*block, pages.count_ones() as usize);
             drop(held);
@@ -394,7 +395,7 @@ impl Evictor {
                 add(&shared.stats.stuck_count, stuck);
                 shared.enqueue(*cluster);
             }
-            all.push(Moved::new(*cluster, Lies::Moved { block: *block }, pages));
+            all.push(EvictedCluster::new(*cluster, EvictedTo::Moved { block: *block }, pages));
         }
         (all, unwritable)
     }
@@ -406,7 +407,7 @@ impl Evictor {
 
     /// Moves pages, run by run; returns which of them went, and which are of a mapping whose pages are not moved:
     /// it is locked, or not writable.
-    fn move_bits(&self, first: usize, block: u32, wanted: Mask) -> (Mask, Mask) {
+    fn move_bits(&self, first: usize, block: u32, wanted: PageMask) -> (PageMask, PageMask) {
         let shared = &self.shared;
         let (mut moved, mut refused, mut tried_alone, mut left) = (0, 0, 0, wanted);
         // Where a mapping ends inside the cluster, runs are refused as a whole.
@@ -430,7 +431,7 @@ impl Evictor {
                 Some(_) if count > 1 && run_max > 1 => run_max = 1,
                 Some(why) => {
                     left &= !(1 << at);
-                    refused |= Mask::from(why == Errno::INVAL) << at;
+                    refused |= PageMask::from(why == Errno::INVAL) << at;
                 }
             }
         }
@@ -438,10 +439,10 @@ impl Evictor {
     }
 
     /// Tells zeros, unchanged and changed pages apart.
-    fn classify(&self, moved: &mut Moved) {
+    fn classify(&self, moved: &mut EvictedCluster) {
         let shared = &self.shared;
         for bit in bits(moved.pages) {
-            let bytes = moved.bytes((shared, &self.copies), bit, 1);
+            let bytes = moved.bytes((shared, &self.copy_buffer), bit, 1);
             match is_zero(bytes) {
                 true => moved.zeros |= 1 << bit,
                 false => moved.sums[bit] = PageSum::of(bytes),
@@ -451,7 +452,7 @@ impl Evictor {
         for bit in bits(moved.pages & !moved.zeros) {
             let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
             let unchanged = state.in_store() && shared.table.sum(page) == moved.sums[bit];
-            if moved.is_leaving(&held, bit) && !unchanged {
+            if moved.is_evicting(&held, bit) && !unchanged {
                 moved.changed |= 1 << bit;
                 held.set(page, state.with_in_store(false));
                 held.set_sum(page, moved.sums[bit]);
@@ -459,8 +460,8 @@ impl Evictor {
         }
     }
 
-    fn put(&mut self, batch: &[Moved]) -> Result<(), StoreError> {
-        let from = (&*self.shared, &self.copies);
+    fn put(&mut self, batch: &[EvictedCluster]) -> Result<(), StoreError> {
+        let from = (&*self.shared, &self.copy_buffer);
         let mut runs = Vec::new();
         for moved in batch {
             let mut left = moved.changed;
@@ -483,17 +484,17 @@ impl Evictor {
 
     /// Gives the pages of a batch their new states: copied ones of some clusters together, others by the
     /// cluster. Returns how many are out of the region.
-    fn settle_all(&self, mut batch: &[Moved], was_put: bool) -> usize {
+    fn settle_all(&self, mut batch: &[EvictedCluster], was_put: bool) -> usize {
         let mut out = 0;
         while !batch.is_empty() {
             let (together, rest) = batch.split_at(dropped_together(batch));
             // Nobody else holds more than one.
             let held = together.iter().map(|moved| self.shared.table.hold(moved.cluster));
-            let held: Vec<Held<'_>> = held.collect();
+            let held: Vec<HeldCluster<'_>> = held.collect();
             let gone = self.drop_copied(together, &held, was_put);
             for ((moved, held), gone) in together.iter().zip(held).zip(gone) {
                 if moved.is_copied() {
-                    self.stay(moved, &held, moved.pages & !gone);
+                    self.cancel_copies(moved, &held, moved.pages & !gone);
                     if gone != moved.pages {
                         self.shared.enqueue(moved.cluster);
                     }
@@ -508,23 +509,23 @@ impl Evictor {
 
     /// Gives the pages of a cluster their new states; moved ones that could not be put go back. Returns how
     /// many are out of the region.
-    fn settle(&self, moved: &Moved, held: Held<'_>, was_put: bool) -> usize {
+    fn settle(&self, moved: &EvictedCluster, held: HeldCluster<'_>, was_put: bool) -> usize {
         let shared = &self.shared;
         let mut out = 0;
         for bit in bits(moved.pages) {
             let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
             let (changed, is_zero) = (moved.changed & 1 << bit != 0, moved.zeros & 1 << bit != 0);
             if changed && !was_put {
-                self.put_back(moved, &held, bit);
-            } else if moved.is_leaving(&held, bit) {
+                self.restore_page(moved, &held, bit);
+            } else if moved.is_evicting(&held, bit) {
                 out += 1;
                 let state = state.with_in_store(state.in_store() || changed);
                 held.set(
                     page,
-                    match moved.lies {
-                        _ if is_zero => state.at(Place::Nowhere),
-                        Lies::Moved { block } => state.in_block(Place::Staged, block),
-                        Lies::Copied { .. } => shared.drop_now(state),
+                    match moved.location {
+                        _ if is_zero => state.at(PageLocation::Untouched),
+                        EvictedTo::Moved { block } => state.in_block(PageLocation::Staged, block),
+                        EvictedTo::Copied { .. } => shared.drop_stamped(state),
                     },
                 );
                 if is_zero && state.in_store() {
@@ -533,7 +534,7 @@ impl Evictor {
             } else if changed {
                 // Rescued or dropped meanwhile; what was put has the page's sum all the same.
                 held.set(page, state.with_in_store(true));
-                if state.place() == Place::Nowhere {
+                if state.location() == PageLocation::Untouched {
                     shared.drop_from_store(page, page + 1);
                 }
             }
@@ -543,7 +544,7 @@ impl Evictor {
         out
     }
 
-    fn count(&self, moved: &Moved, out: usize, was_put: bool) {
+    fn count(&self, moved: &EvictedCluster, out: usize, was_put: bool) {
         let stats = &self.shared.stats;
         let (changed, zeros) =
             (moved.changed.count_ones() as usize, moved.zeros.count_ones() as usize);
@@ -557,10 +558,10 @@ impl Evictor {
         add(&stats.evicted_clean_count, unchanged.min(out));
     }
 
-    fn put_back(&self, moved: &Moved, held: &Held<'_>, bit: usize) {
+    fn restore_page(&self, moved: &EvictedCluster, held: &HeldCluster<'_>, bit: usize) {
         let shared = &self.shared;
-        let Lies::Moved { block } = moved.lies else { return };
-        if !moved.is_leaving(held, bit) {
+        let EvictedTo::Moved { block } = moved.location else { return };
+        if !moved.is_evicting(held, bit) {
             return;
         }
         let to = shared.arena.span(moved.page(bit), 1);
@@ -573,33 +574,33 @@ impl Evictor {
                 shared.allow_overflow(true);
                 shared.wait_for_room();
             }
-            let bytes = moved.bytes((shared, &self.copies), bit, 1);
+            let bytes = moved.bytes((shared, &self.copy_buffer), bit, 1);
             if shared.uffd.copy(to, bytes).is_err() {
                 // Its bytes stay staged: who waits for it is served from there, and it is tried again.
                 return shared.give_room(1);
             }
         }
-        held.set(moved.page(bit), held.get(moved.page(bit)).at(Place::Resident));
+        held.set(moved.page(bit), held.get(moved.page(bit)).at(PageLocation::Resident));
         shared.uffd.wake(to);
     }
 
     /// Pages that the store did not take, and that could not go back, as the kernel found no memory: no other copy is
     /// there, so that their blocks may not be released before they are back.
-    fn bring_back(&mut self, batch: &[Moved]) {
+    fn restore_unstored(&mut self, batch: &[EvictedCluster]) {
         let shared = self.shared.clone();
-        while !shared.stopping.load(Relaxed) {
+        while !shared.is_stopping.load(Relaxed) {
             let mut left = 0;
             for moved in batch.iter().filter(|moved| !moved.is_copied()) {
                 let held = shared.table.hold(moved.cluster);
                 for bit in bits(moved.changed) {
-                    self.put_back(moved, &held, bit);
-                    left += usize::from(moved.is_leaving(&held, bit));
+                    self.restore_page(moved, &held, bit);
+                    left += usize::from(moved.is_evicting(&held, bit));
                 }
             }
             if left == 0 {
                 return;
             }
-            if self.said_stuck.is_due() {
+            if self.stuck_log.is_due() {
                 shared.log(&format!("{left} pages that cannot be stored wait to be put back"));
             }
             // Memory of ours that can be had.
@@ -636,15 +637,15 @@ impl Evictor {
             let held = shared.table.hold(cluster);
             for page in held.pages() {
                 let state = held.get(page);
-                if state.place() == Place::Staged && state.block() == block {
-                    held.set(page, shared.drop_now(state));
+                if state.location() == PageLocation::Staged && state.block() == block {
+                    held.set(page, shared.drop_stamped(state));
                 }
             }
         }
         if count == 0 {
             return false;
         }
-        self.keep_frames(first, count);
+        self.refill_frame_pool(first, count);
         // Also where all pages have gone back: reading a hole leaves a page of zeros, and pages are
         // only moved to where none are.
         let span = shared.staged_span(first, 0, count as usize * CLUSTER_PAGES);
@@ -659,7 +660,7 @@ impl Evictor {
     }
 
     /// Moves the frames of whole blocks to spares, where runs of pages want them.
-    fn keep_frames(&self, first: u32, count: u32) {
+    fn refill_frame_pool(&self, first: u32, count: u32) {
         const BLOCKS: u32 = (RUN_PAGES_MAX / CLUSTER_PAGES) as u32;
         let shared = &self.shared;
         let is_whole = |block| shared.frames[block as usize].load(Relaxed) == CLUSTER_PAGES as u32;
@@ -667,16 +668,16 @@ impl Evictor {
             if block + BLOCKS > first + count || !(block..block + BLOCKS).all(is_whole) {
                 continue;
             }
-            let Some(spare) = shared.spares.take_empty() else { break };
+            let Some(spare) = shared.frame_pool.take_empty() else { break };
             let from = shared.staged_span(block, 0, RUN_PAGES_MAX);
             let (moved, _) = shared.uffd.move_pages(spare.all(), from);
-            let frames = if moved == RUN_PAGES_MAX { Frames::All } else { Frames::Some };
-            shared.spares.put(spare, frames);
+            let frames = if moved == RUN_PAGES_MAX { SpareFrames::All } else { SpareFrames::Some };
+            shared.frame_pool.put(spare, frames);
         }
     }
 
     /// Has the store forget pages that the program dropped, and has not written again.
-    fn forget_dropped(&mut self) {
+    fn discard_dropped(&mut self) {
         for dropped in self.shared.take_dropped() {
             let (mut page, end) =
                 (dropped.first as usize, (dropped.first + dropped.count) as usize);
@@ -686,9 +687,9 @@ impl Evictor {
                 let until = held.pages().end.min(end);
                 for page in page..until {
                     let state = held.get(page);
-                    if state.place() == Place::Nowhere && state.in_store() {
+                    if state.location() == PageLocation::Untouched && state.in_store() {
                         held.set(page, state.with_in_store(false));
-                        append(&mut runs, page as u64);
+                        append_page(&mut runs, page as u64);
                     }
                 }
                 page = until;
@@ -701,7 +702,7 @@ impl Evictor {
 }
 
 /// Adds a page to runs in order.
-fn append(runs: &mut Vec<PageRun>, page: u64) {
+fn append_page(runs: &mut Vec<PageRun>, page: u64) {
     match runs.last_mut() {
         Some(last) if last.end() == Some(page) => last.count += 1,
         _ => runs.push(PageRun { first: page, count: 1 }),
@@ -709,8 +710,8 @@ fn append(runs: &mut Vec<PageRun>, page: u64) {
 }
 
 /// Resident pages of a cluster.
-fn resident(held: &Held<'_>) -> Mask {
+fn resident(held: &HeldCluster<'_>) -> PageMask {
     let bits = (0..).zip(held.pages());
-    let resident = bits.filter(|(_, page)| held.get(*page).place() == Place::Resident);
+    let resident = bits.filter(|(_, page)| held.get(*page).location() == PageLocation::Resident);
     mask_of(resident.map(|(bit, _)| bit))
 }

@@ -4,18 +4,18 @@
 //! its cluster's lock, so never while the evictor moves pages of that cluster. A page that cannot be
 //! proven gets SIGBUS, never zeros, never another's bytes.
 
-use super::around::Around;
+use super::fault_around::FaultAround;
+use super::frame_pool::SpareFrames;
 use super::install::{install, install_one, install_spare};
-use super::mask::{Mask, bits, ends, mask_of, run_of, runs};
-use super::shared::{NO_CPU, Shared};
-use super::spares::Frames;
+use super::mask::{PageMask, bits, ends, mask_of, run_of, runs};
+use super::shared::{NO_CPU, SharedPager};
 use super::stats::add;
+use super::stream_prefetcher::{Prefetch, StreamPrefetcher, last_run_boundary, next_run_boundary};
 use super::sys::memory::Pages;
-use super::sys::sigbus::Serve;
+use super::sys::sigbus::ServeFault;
 use super::sys::threads;
 use super::sys::uffd::{FAULTS_MAX, Fault};
-use super::table::{CLUSTER_PAGES, Held, Place, State, cluster_of};
-use super::trend::{Ahead, Trend, last_seam, next_seam};
+use super::table::{CLUSTER_PAGES, HeldCluster, PageLocation, PageState, cluster_of};
 use crate::page::{PageRun, PageSum, RUN_PAGES_MAX};
 use crate::placement::{Keep, Placement};
 use crate::store::{PageReader, StoreError};
@@ -37,38 +37,38 @@ const LOOKS_MAX: usize = 4;
 const EXPECT_AFTER: usize = RUN_PAGES_MAX / 2;
 
 /// Serves faults.
-pub struct Handler {
-    shared: Arc<Shared>,
+pub struct FaultHandler {
+    shared: Arc<SharedPager>,
     reader: Box<dyn PageReader>,
-    trend: Trend,
-    around: Around,
+    prefetcher: StreamPrefetcher,
+    fault_around: FaultAround,
     /// Fetched pages, before they are installed.
     buffer: Pages,
     zeros: Pages,
     /// Stored pages of one read of faults, that nothing is to be fetched with: they are fetched together.
-    waiting: Vec<usize>,
+    pending: Vec<usize>,
     placement: Placement,
     until_look: u32,
     look_every: u32,
 }
 
-impl Handler {
+impl FaultHandler {
     /// With its memory, so that serving allocates nothing.
-    pub fn new(shared: Arc<Shared>, reader: Box<dyn PageReader>) -> io::Result<Handler> {
+    pub fn new(shared: Arc<SharedPager>, reader: Box<dyn PageReader>) -> io::Result<FaultHandler> {
         let mut buffer = Pages::reserve(RUN_PAGES_MAX)?;
         buffer.bytes_mut(0, RUN_PAGES_MAX).fill(1);
         let zeros = Pages::reserve(CLUSTER_PAGES)?;
-        let (trend, around) = (Trend::default(), Around::default());
+        let (prefetcher, fault_around) = (StreamPrefetcher::default(), FaultAround::default());
         let placement = Placement::of_this_thread();
-        let waiting = Vec::with_capacity(FAULTS_MAX);
-        Ok(Handler {
+        let pending = Vec::with_capacity(FAULTS_MAX);
+        Ok(FaultHandler {
             shared,
             reader,
-            trend,
-            around,
+            prefetcher,
+            fault_around,
             buffer,
             zeros,
-            waiting,
+            pending,
             placement,
             until_look: 0,
             look_every: FAULTS_PER_LOOK,
@@ -90,7 +90,7 @@ impl Handler {
             if !self.serve_all(&faults[..count]) {
                 return;
             }
-            self.follow(&faults[..count]);
+            self.follow_faulting_cpu(&faults[..count]);
         }
     }
 
@@ -100,7 +100,7 @@ impl Handler {
         for fault in faults {
             match self.shared.arena.page_at(fault.address) {
                 Some(page) if page < self.shared.table.pages() && fault.is_protected => {
-                    self.keep(page);
+                    self.cancel_eviction(page);
                 }
                 Some(page) if page < self.shared.table.pages() => {
                     self.serve(page, *fault, begun);
@@ -113,7 +113,7 @@ impl Handler {
                 None => {}
             }
         }
-        self.page_in_waiting(begun);
+        self.page_in_pending(begun);
         true
     }
 
@@ -122,7 +122,7 @@ impl Handler {
         let shared = self.shared.clone();
         let _serving = shared.serving.lock();
         let page = shared.arena.page_at(fault.address);
-        if page.is_some_and(|page| shared.table.peek(page).place() == Place::Lost) {
+        if page.is_some_and(|page| shared.table.peek(page).location() == PageLocation::Lost) {
             return false;
         }
         self.serve_all(&[fault]);
@@ -146,7 +146,7 @@ impl Handler {
 
     /// Moves to the CPU of the threads that were served last, now and then. Where they run on several, none
     /// of them is to be kept from its own.
-    fn follow(&mut self, faults: &[Fault]) {
+    fn follow_faulting_cpu(&mut self, faults: &[Fault]) {
         if self.until_look > 0 || !self.shared.options.follow_cpu {
             self.until_look = self.until_look.saturating_sub(1);
             return;
@@ -167,36 +167,36 @@ impl Handler {
         let shared = self.shared.clone();
         shared.table.prefetch(page);
         let ahead = match shared.options.prefetch {
-            true => self.trend.fault(page),
-            false => Ahead::Nothing,
+            true => self.prefetcher.fault(page),
+            false => Prefetch::Nothing,
         };
         add(&shared.stats.fault_count, 1);
         // Room for the page, taken while no lock is held: it is the evictor who makes more.
         if shared.take_room(1) == 0 {
-            self.page_in_waiting(begun);
+            self.page_in_pending(begun);
             shared.wait_for_room();
         }
         let held = shared.table.hold(cluster_of(page));
         let state = held.get(page);
-        let used_room = match state.place() {
-            Place::Nowhere => self.zero(held, page, fault.is_write, ahead),
-            Place::Resident | Place::Parting => self.look_again(&held, page),
+        let used_room = match state.location() {
+            PageLocation::Untouched => self.zero(held, page, fault.is_write, ahead),
+            PageLocation::Resident | PageLocation::CopyingOut => self.serve_present(&held, page),
             // Another thread waits for it too, and who wakes one wakes both.
-            Place::Coming => false,
-            Place::Staged | Place::Leaving => self.rescue(held, page),
-            Place::Stored => {
-                held.set(page, state.at(Place::Coming));
+            PageLocation::Fetching => false,
+            PageLocation::Staged | PageLocation::Evicting => self.serve_soft_refault(held, page),
+            PageLocation::Stored => {
+                held.set(page, state.at(PageLocation::Fetching));
                 drop(held);
                 let ahead = match ahead {
-                    Ahead::Nothing => self.look_around(page, state),
-                    foretold => foretold,
+                    Prefetch::Nothing => self.choose_fault_around(page, state),
+                    predicted => predicted,
                 };
-                if ahead == Ahead::Nothing {
-                    return self.waiting.push(page);
+                if ahead == Prefetch::Nothing {
+                    return self.pending.push(page);
                 }
                 self.page_in(page, ahead, begun)
             }
-            Place::Lost => self.poison(&held, page),
+            PageLocation::Lost => self.poison(&held, page),
         };
         if !used_room {
             shared.give_room(1);
@@ -205,18 +205,18 @@ impl Handler {
 
     /// A write to a page that is being evicted by a copy: the page stays. If it has gone meanwhile, who
     /// writes is told that it is missing.
-    fn keep(&self, page: usize) {
+    fn cancel_eviction(&self, page: usize) {
         let shared = &self.shared;
         let at = shared.arena.span(page, 1);
         let held = shared.table.hold(cluster_of(page));
         let state = held.get(page);
-        if !state.place().is_here() {
+        if !state.location().is_here() {
             return shared.uffd.wake(at);
         }
-        if state.place() == Place::Parting {
-            held.set(page, state.at(Place::Resident));
-            held.mark_wanted_again();
-            add(&shared.stats.kept_count, 1);
+        if state.location() == PageLocation::CopyingOut {
+            held.set(page, state.at(PageLocation::Resident));
+            held.mark_refaulted();
+            add(&shared.stats.cancelled_count, 1);
         }
         if let Err(error) = shared.uffd.protect(at, false) {
             shared.log(&format!("page {page} cannot be made writable: {error}"));
@@ -229,12 +229,12 @@ impl Handler {
     /// Another has brought the page meanwhile; or the program had the kernel drop it, past us, and it
     /// reads as zeros: a copy that was made of it before must not take its place. Like all that serve a page,
     /// returns whether it took the room of one.
-    fn look_again(&self, held: &Held<'_>, page: usize) -> bool {
+    fn serve_present(&self, held: &HeldCluster<'_>, page: usize) -> bool {
         let at = self.shared.arena.span(page, 1);
-        held.set(page, held.get(page).at(Place::Resident));
+        held.set(page, held.get(page).at(PageLocation::Resident));
         match self.shared.uffd.zero(at) {
-            Ok(_) => self.shared.note_memory(),
-            Err(error) if self.shared.may_try_again(error) => {}
+            Ok(_) => self.shared.note_memory_found(),
+            Err(error) if self.shared.may_retry(error) => {}
             Err(error) => {
                 self.shared.log(&format!("page {page} cannot be made zeros: {error}"));
                 self.poison(held, page);
@@ -245,13 +245,13 @@ impl Handler {
     }
 
     /// A page that was never written, and where a stream of them goes on, those after it, or before it.
-    fn zero(&self, held: Held<'_>, page: usize, is_write: bool, ahead: Ahead) -> bool {
+    fn zero(&self, held: HeldCluster<'_>, page: usize, is_write: bool, ahead: Prefetch) -> bool {
         let shared = &self.shared;
         add(&shared.stats.zero_fault_count, 1);
         let (goes_down, more) = match ahead {
-            Ahead::Up(ahead) => (false, ahead.min(shared.table.pages() - page - 1)),
-            Ahead::Down(ahead) => (true, ahead.min(page)),
-            Ahead::Around(..) | Ahead::Nothing | Ahead::Stride(..) => (false, 0),
+            Prefetch::Up(ahead) => (false, ahead.min(shared.table.pages() - page - 1)),
+            Prefetch::Down(ahead) => (true, ahead.min(page)),
+            Prefetch::Around(..) | Prefetch::Nothing | Prefetch::Stride(..) => (false, 0),
         };
         let room = 1 + shared.take_room(more);
         let (mut done, mut held) = (0, Some(held));
@@ -266,7 +266,7 @@ impl Handler {
                 Ok(installed) => {
                     done += installed;
                     if installed > 0 {
-                        shared.note_memory();
+                        shared.note_memory_found();
                         shared.enqueue(cluster_of(next));
                     }
                     if installed < all.len() {
@@ -275,7 +275,7 @@ impl Handler {
                 }
                 Err(error) if done == 0 => {
                     shared.give_room(room - 1);
-                    return self.refuse_zeros(cluster, page, error);
+                    return self.handle_zero_failure(cluster, page, error);
                 }
                 Err(_) => break,
             }
@@ -286,18 +286,18 @@ impl Handler {
 
     /// A page that was never written cannot come now. For want of memory who waits for it asks again, until that
     /// has lasted too long.
-    fn refuse_zeros(&self, held: Held<'_>, page: usize, error: Errno) -> bool {
+    fn handle_zero_failure(&self, held: HeldCluster<'_>, page: usize, error: Errno) -> bool {
         let shared = &self.shared;
         // The evictor, who can make room, may want the cluster.
         drop(held);
-        if shared.may_try_again(error) {
+        if shared.may_retry(error) {
             shared.uffd.wake(shared.arena.span(page, 1));
             return false;
         }
         shared.log(&format!("page {page} cannot be made zeros: {error}"));
         let held = shared.table.hold(cluster_of(page));
-        match held.get(page).place() {
-            Place::Nowhere => self.poison(&held, page),
+        match held.get(page).location() {
+            PageLocation::Untouched => self.poison(&held, page),
             _ => {
                 shared.uffd.wake(shared.arena.span(page, 1));
                 false
@@ -309,12 +309,12 @@ impl Handler {
     /// where a mapping ends between, that one alone. Returns how many.
     fn install_zeros(
         &self,
-        held: &Held<'_>,
+        held: &HeldCluster<'_>,
         all: Range<usize>,
         goes_down: bool,
         is_write: bool,
     ) -> Result<usize, Errno> {
-        let is_nowhere = |page: &usize| held.get(*page).place() == Place::Nowhere;
+        let is_nowhere = |page: &usize| held.get(*page).location() == PageLocation::Untouched;
         let install = |count: usize| {
             let first = if goes_down { all.end - count } else { all.start };
             let to = self.shared.arena.span(first, count);
@@ -323,7 +323,7 @@ impl Handler {
                 false => drop(self.shared.uffd.zero(to)?),
             }
             (first..first + count)
-                .for_each(|page| held.set(page, held.get(page).at(Place::Resident)));
+                .for_each(|page| held.set(page, held.get(page).at(PageLocation::Resident)));
             Ok(count)
         };
         let count = match goes_down {
@@ -340,11 +340,15 @@ impl Handler {
     /// A page that is still in a staging block; with all that are left there, where one after the other is wanted:
     /// those are moved. A single one is copied, as a move interrupts all CPUs that run the program, and so are those
     /// that are being put, as their bytes must stay where they are.
-    fn rescue(&self, held: Held<'_>, page: usize) -> bool {
+    fn serve_soft_refault(&self, held: HeldCluster<'_>, page: usize) -> bool {
         let shared = &self.shared;
         let (state, this) = (held.get(page), run_of(page % CLUSTER_PAGES, 1));
-        let all = if shared.is_wanted_whole(state.block()) { beside(&held, state) } else { this };
-        let may_move = state.place() == Place::Staged && all != this;
+        let all = if shared.is_refaulted_whole(state.block()) {
+            in_same_block(&held, state)
+        } else {
+            this
+        };
+        let may_move = state.location() == PageLocation::Staged && all != this;
         let is_moved = may_move && self.move_back(&held, state.block(), all) & this != 0;
         if !is_moved {
             let others = all.count_ones() as usize - 1;
@@ -358,21 +362,21 @@ impl Handler {
                     shared.log(&format!("page {page} cannot be installed: {refused:?}"));
                 }
                 // Its bytes are here, so that it is tried again however long it takes.
-                let _ = refused.map(|error| shared.may_try_again(error));
+                let _ = refused.map(|error| shared.may_retry(error));
                 shared.uffd.wake(shared.arena.span(page, 1));
                 return false;
             }
         }
-        held.mark_wanted_again();
+        held.mark_refaulted();
         drop(held);
-        shared.note_memory();
-        add(&shared.stats.rescue_count, 1);
+        shared.note_memory_found();
+        add(&shared.stats.soft_refault_count, 1);
         shared.enqueue(cluster_of(page));
         !is_moved
     }
 
     /// Moves staged pages of a block back; returns which went.
-    fn move_back(&self, held: &Held<'_>, block: u32, wanted: Mask) -> Mask {
+    fn move_back(&self, held: &HeldCluster<'_>, block: u32, wanted: PageMask) -> PageMask {
         let (shared, first) = (&self.shared, held.pages().start);
         let mut moved = 0;
         for (bit, count) in runs(wanted) {
@@ -380,7 +384,7 @@ impl Handler {
             let (done, _) = shared.uffd.move_pages(to, shared.staged_span(block, bit, count));
             moved |= run_of(bit, done);
         }
-        self.came_back(held, moved);
+        self.mark_resident(held, moved);
         shared.count_unstaged(block, moved.count_ones() as usize);
         if moved != 0 {
             let (begin, end) = ends(moved);
@@ -390,7 +394,12 @@ impl Handler {
     }
 
     /// Copies pages of a block back, and leaves it as it is; returns which were copied, and why others were not.
-    fn copy_back(&self, held: &Held<'_>, block: u32, wanted: Mask) -> (Mask, Option<Errno>) {
+    fn copy_back(
+        &self,
+        held: &HeldCluster<'_>,
+        block: u32,
+        wanted: PageMask,
+    ) -> (PageMask, Option<Errno>) {
         let (shared, first) = (&self.shared, held.pages().start);
         let (mut copied, mut refused) = (0, None);
         let mut copy = |bit: usize, count: usize| {
@@ -410,60 +419,60 @@ impl Handler {
                 }
             }
         }
-        self.came_back(held, copied);
+        self.mark_resident(held, copied);
         (copied, refused)
     }
 
-    fn came_back(&self, held: &Held<'_>, pages: Mask) {
+    fn mark_resident(&self, held: &HeldCluster<'_>, pages: PageMask) {
         for page in bits(pages).map(|bit| held.pages().start + bit) {
-            held.set(page, held.get(page).at(Place::Resident));
+            held.set(page, held.get(page).at(PageLocation::Resident));
         }
     }
 
     /// What comes with a page that is stored.
-    fn look_around(&mut self, page: usize, state: State) -> Ahead {
+    fn choose_fault_around(&mut self, page: usize, state: PageState) -> Prefetch {
         let shared = &self.shared;
         let here = shared.used();
         let stored = shared.table.away().saturating_sub(shared.staged());
-        let count = self.around.page_in(here, stored, shared.dropped_since(state));
+        let count = self.fault_around.page_in(here, stored, shared.dropped_since(state));
         match count {
-            1 => Ahead::Nothing,
-            _ => Ahead::Around(page % count, count - 1 - page % count),
+            1 => Prefetch::Nothing,
+            _ => Prefetch::Around(page % count, count - 1 - page % count),
         }
     }
 
     /// A page from the store, and those that will be wanted with it.
-    fn page_in(&mut self, page: usize, ahead: Ahead, begun: Instant) -> bool {
+    fn page_in(&mut self, page: usize, ahead: Prefetch, begun: Instant) -> bool {
         let (before, after) = match ahead {
-            Ahead::Up(pages) => (0, self.claim_run((page + 1..).take(pages))),
-            Ahead::Down(pages) => (self.claim_run((0..page).rev().take(pages)), 0),
-            Ahead::Around(before, after) => (
+            Prefetch::Up(pages) => (0, self.claim_run((page + 1..).take(pages))),
+            Prefetch::Down(pages) => (self.claim_run((0..page).rev().take(pages)), 0),
+            Prefetch::Around(before, after) => (
                 self.claim_run((0..page).rev().take(before)),
                 self.claim_run((page + 1..).take(after)),
             ),
-            Ahead::Nothing | Ahead::Stride(..) => (0, 0),
+            Prefetch::Nothing | Prefetch::Stride(..) => (0, 0),
         };
         let first = page - before;
         let all = first..first + before + 1 + after;
-        self.expect(&all, ahead);
-        let used_room = match self.bring(first, all.len()) {
+        self.announce_next_run(&all, ahead);
+        let used_room = match self.fetch_and_install(first, all.len()) {
             Ok(()) => true,
             Err(_) => {
-                all.filter(|other| *other != page).for_each(|other| self.unclaim(other));
-                self.insist(page)
+                all.filter(|other| *other != page).for_each(|other| self.release_claim(other));
+                self.fetch_with_retries(page)
             }
         };
         self.count_page_in(begun);
-        if let Ahead::Stride(stride, count) = ahead {
-            self.page_in_along(page, stride, count);
+        if let Prefetch::Stride(stride, count) = ahead {
+            self.page_in_stride(page, stride, count);
         }
         used_room
     }
 
     /// Fetches and installs a run; the longest ones into frames that can be moved into place.
-    fn bring(&mut self, first: usize, count: usize) -> Result<(), StoreError> {
-        let spares = &self.shared.clone().spares;
-        let spare = if count == RUN_PAGES_MAX { spares.take_full() } else { None };
+    fn fetch_and_install(&mut self, first: usize, count: usize) -> Result<(), StoreError> {
+        let frame_pool = &self.shared.clone().frame_pool;
+        let spare = if count == RUN_PAGES_MAX { frame_pool.take_full() } else { None };
         let Some(spare) = spare else {
             self.fetch(first, count)?;
             install(&self.shared, first, self.buffer.bytes(0, count));
@@ -473,11 +482,11 @@ impl Handler {
         let fetched = self.fetch(first, count);
         let spare = std::mem::replace(&mut self.buffer, own);
         let frames = match &fetched {
-            Ok(()) if install_spare(&self.shared, first, &spare) => Frames::None,
-            Ok(()) => Frames::Some,
-            Err(_) => Frames::All,
+            Ok(()) if install_spare(&self.shared, first, &spare) => SpareFrames::None,
+            Ok(()) => SpareFrames::Some,
+            Err(_) => SpareFrames::All,
         };
-        spares.put(spare, frames);
+        frame_pool.put(spare, frames);
         fetched
     }
 
@@ -489,32 +498,32 @@ impl Handler {
     }
 
     /// Fetches the pages that wait, all at once if there are several.
-    fn page_in_waiting(&mut self, begun: Instant) {
-        let mut waiting = std::mem::take(&mut self.waiting);
+    fn page_in_pending(&mut self, begun: Instant) {
+        let mut pending = std::mem::take(&mut self.pending);
         let mut came = 0u64;
-        if waiting.len() > 1 {
+        if pending.len() > 1 {
             let mut wanted = [(0, PageSum::default()); FAULTS_MAX];
-            for (want, page) in wanted.iter_mut().zip(&waiting) {
+            for (want, page) in wanted.iter_mut().zip(&pending) {
                 *want = (*page as u64, self.shared.table.sum(*page));
             }
-            let (shared, wanted) = (self.shared.clone(), &wanted[..waiting.len()]);
+            let (shared, wanted) = (self.shared.clone(), &wanted[..pending.len()]);
             self.reader.get_each(shared.region(), wanted, &mut |nth, bytes| {
-                install_one(&shared, waiting[nth], bytes);
+                install_one(&shared, pending[nth], bytes);
                 came |= 1 << nth;
             });
         }
         // Only now: whoever is woken takes the CPU, and the others would wait for their pages meanwhile.
         // Woken together, their next faults come together.
         let is_here = |(nth, _): &(usize, &usize)| came & 1 << nth != 0;
-        self.wake_all(waiting.iter().enumerate().filter(is_here).map(|(_, page)| *page));
-        for (nth, page) in waiting.drain(..).enumerate() {
+        self.wake_all(pending.iter().enumerate().filter(is_here).map(|(_, page)| *page));
+        for (nth, page) in pending.drain(..).enumerate() {
             if came & 1 << nth != 0 {
                 self.count_page_in(begun);
-            } else if !self.page_in(page, Ahead::Nothing, begun) {
+            } else if !self.page_in(page, Prefetch::Nothing, begun) {
                 self.shared.give_room(1);
             }
         }
-        self.waiting = waiting;
+        self.pending = pending;
     }
 
     /// Wakes who waits for these pages. With one call where they share a CPU: who waits between for another
@@ -529,22 +538,23 @@ impl Handler {
     }
 
     /// Says what a stream will want after these pages, so that it is on its way before it is wanted.
-    fn expect(&mut self, all: &Range<usize>, ahead: Ahead) {
+    fn announce_next_run(&mut self, all: &Range<usize>, ahead: Prefetch) {
         if all.len() < EXPECT_AFTER {
             return;
         }
-        let is_stored = |page: &usize| self.shared.table.peek(*page).place() == Place::Stored;
+        let is_stored =
+            |page: &usize| self.shared.table.peek(*page).location() == PageLocation::Stored;
         let (first, count) = match ahead {
-            Ahead::Up(_) => {
-                let end = (next_seam(all.end)).min(self.shared.table.pages());
+            Prefetch::Up(_) => {
+                let end = (next_run_boundary(all.end)).min(self.shared.table.pages());
                 (all.end, (all.end..end).take_while(is_stored).count())
             }
-            Ahead::Down(_) => {
-                let end = last_seam(all.start);
+            Prefetch::Down(_) => {
+                let end = last_run_boundary(all.start);
                 let count = (end..all.start).rev().take_while(is_stored).count();
                 (all.start - count, count)
             }
-            Ahead::Around(..) | Ahead::Nothing | Ahead::Stride(..) => return,
+            Prefetch::Around(..) | Prefetch::Nothing | Prefetch::Stride(..) => return,
         };
         if count > 1 {
             let run = PageRun { first: first as u64, count: count as u64 };
@@ -553,7 +563,7 @@ impl Handler {
     }
 
     /// Pages at a stride from one that has just been installed.
-    fn page_in_along(&mut self, page: usize, stride: isize, count: usize) {
+    fn page_in_stride(&mut self, page: usize, stride: isize, count: usize) {
         let next = |page: &usize| page.checked_add_signed(stride);
         for page in std::iter::successors(Some(page), next).skip(1).take(count) {
             if self.claim_run(std::iter::once(page)) == 0 {
@@ -561,7 +571,7 @@ impl Handler {
             }
             match self.fetch(page, 1) {
                 Ok(()) => install(&self.shared, page, self.buffer.bytes(0, 1)),
-                Err(_) => return self.unclaim(page),
+                Err(_) => return self.release_claim(page),
             }
         }
     }
@@ -571,22 +581,23 @@ impl Handler {
     fn claim_run(&self, pages: impl Iterator<Item = usize> + Clone) -> usize {
         let shared = &self.shared;
         let is_stored = |page: &usize| {
-            *page < shared.table.pages() && shared.table.peek(*page).place() == Place::Stored
+            *page < shared.table.pages()
+                && shared.table.peek(*page).location() == PageLocation::Stored
         };
         let pages = pages.take(RUN_PAGES_MAX - 1);
         let room = shared.take_room(pages.clone().take_while(is_stored).count());
         let (mut claimed, mut cluster) = (0, None);
         for page in pages.take(room) {
-            if !cluster.as_ref().is_some_and(|held: &Held<'_>| held.has(page)) {
+            if !cluster.as_ref().is_some_and(|held: &HeldCluster<'_>| held.has(page)) {
                 // Never two at a time.
                 drop(cluster.take());
             }
             let held = cluster.get_or_insert_with(|| shared.table.hold(cluster_of(page)));
             let state = held.get(page);
-            if state.place() != Place::Stored {
+            if state.location() != PageLocation::Stored {
                 break;
             }
-            held.set(page, state.at(Place::Coming));
+            held.set(page, state.at(PageLocation::Fetching));
             claimed += 1;
         }
         drop(cluster);
@@ -595,9 +606,9 @@ impl Handler {
     }
 
     /// A page that was to be fetched is not. Who waits for it asks again.
-    fn unclaim(&self, page: usize) {
+    fn release_claim(&self, page: usize) {
         let held = self.shared.table.hold(cluster_of(page));
-        held.set(page, held.get(page).at(Place::Stored));
+        held.set(page, held.get(page).at(PageLocation::Stored));
         drop(held);
         self.shared.give_room(1);
         self.shared.uffd.wake(self.shared.arena.span(page, 1));
@@ -613,7 +624,7 @@ impl Handler {
     }
 
     /// One page that must be had: as long as servers may yet answer, ask again.
-    fn insist(&mut self, page: usize) -> bool {
+    fn fetch_with_retries(&mut self, page: usize) -> bool {
         let until = Instant::now() + self.shared.options.unreachable_limit;
         let error = loop {
             match self.fetch(page, 1) {
@@ -635,13 +646,13 @@ impl Handler {
 
     /// Accesses get SIGBUS from now on. If that cannot be, the process ends: the threads that wait could be given
     /// neither bytes nor a signal, and would ask for ever.
-    fn poison(&self, held: &Held<'_>, page: usize) -> bool {
+    fn poison(&self, held: &HeldCluster<'_>, page: usize) -> bool {
         let shared = &self.shared;
         let at = shared.arena.span(page, 1);
-        held.set(page, held.get(page).at(Place::Lost));
+        held.set(page, held.get(page).at(PageLocation::Lost));
         match shared.uffd.poison(at) {
             Ok(()) => {}
-            Err(error) if shared.may_try_again(error) => {}
+            Err(error) if shared.may_retry(error) => {}
             Err(error) => {
                 let (address, limit) = (at.address(), "sysctl vm.max_map_count");
                 shared.log(&format!(
@@ -657,15 +668,15 @@ impl Handler {
 }
 
 /// Threads serve themselves by turns.
-impl Serve for Mutex<Handler> {
+impl ServeFault for Mutex<FaultHandler> {
     fn serve(&self, fault: Fault) -> bool {
         self.lock().unwrap_or_else(PoisonError::into_inner).serve_caller(fault)
     }
 }
 
 /// Pages of a cluster that are in the same place, and the same block.
-fn beside(held: &Held<'_>, state: State) -> Mask {
-    let pages = (0..).zip(held.pages()).filter(|(_, page)| held.get(*page).is_beside(state));
+fn in_same_block(held: &HeldCluster<'_>, state: PageState) -> PageMask {
+    let pages = (0..).zip(held.pages()).filter(|(_, page)| held.get(*page).is_same_location(state));
     mask_of(pages.map(|(bit, _)| bit))
 }
 
@@ -675,9 +686,9 @@ mod tests {
 
     #[test]
     fn runs_fit_the_buffer() {
-        let mut trend = Trend::default();
+        let mut prefetcher = StreamPrefetcher::default();
         for page in 1..10_000 {
-            if let Ahead::Up(pages) | Ahead::Down(pages) = trend.fault(page) {
+            if let Prefetch::Up(pages) | Prefetch::Down(pages) = prefetcher.fault(page) {
                 assert!(pages < RUN_PAGES_MAX);
             }
         }

@@ -3,16 +3,16 @@
 use super::table::CLUSTER_PAGES;
 
 /// One bit for each page of a cluster.
-pub type Mask = u64;
-const _: () = assert!(CLUSTER_PAGES <= Mask::BITS as usize);
+pub type PageMask = u64;
+const _: () = assert!(CLUSTER_PAGES <= PageMask::BITS as usize);
 
 /// Those that are set.
-pub fn bits(mask: Mask) -> impl Iterator<Item = usize> {
+pub fn bits(mask: PageMask) -> impl Iterator<Item = usize> {
     (0..CLUSTER_PAGES).filter(move |bit| mask & 1 << bit != 0)
 }
 
 /// Adjacent bits: the first, and how many.
-pub fn runs(mut mask: Mask) -> impl Iterator<Item = (usize, usize)> {
+pub fn runs(mut mask: PageMask) -> impl Iterator<Item = (usize, usize)> {
     std::iter::from_fn(move || {
         let bit = mask.trailing_zeros() as usize;
         let count = (mask.checked_shr(bit as u32)?).trailing_ones() as usize;
@@ -22,19 +22,19 @@ pub fn runs(mut mask: Mask) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// The first bit, and the one after the last.
-pub fn ends(mask: Mask) -> (usize, usize) {
-    (mask.trailing_zeros() as usize, (Mask::BITS - mask.leading_zeros()) as usize)
+pub fn ends(mask: PageMask) -> (usize, usize) {
+    (mask.trailing_zeros() as usize, (PageMask::BITS - mask.leading_zeros()) as usize)
 }
 
 /// A mask of these bits.
-pub fn mask_of(bits: impl Iterator<Item = usize>) -> Mask {
+pub fn mask_of(bits: impl Iterator<Item = usize>) -> PageMask {
     bits.fold(0, |mask, bit| mask | 1 << bit)
 }
 
 /// Bits from one on.
-pub fn run_of(bit: usize, count: usize) -> Mask {
+pub fn run_of(bit: usize, count: usize) -> PageMask {
     match count {
         0 => 0,
-        count => (Mask::MAX >> (Mask::BITS as usize - count)) << bit,
+        count => (PageMask::MAX >> (PageMask::BITS as usize - count)) << bit,
     }
 }

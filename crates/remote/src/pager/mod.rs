@@ -11,28 +11,28 @@
 //!
 //! All of it is in the process whose memory it is: only that can move anonymous pages. Invariants:
 //! a page is evicted by moving it, or by a copy that is only taken for it if nobody wrote to it since, so no
-//! write is lost (but see [`Leaving`]); its staged copy is dropped only when the store
+//! write is lost (but see [`EvictionMethod`]); its staged copy is dropped only when the store
 //! has acknowledged it; a page that cannot be proven is SIGBUS.
 //!
 //! Source: userfaultfd(2); measured on this kind of machine, a handler on the CPU of the faulting
 //! thread costs a third of one elsewhere, moving 64 adjacent pages 0.1 µs each, scattered ones 1.1 µs.
 
-mod around;
 mod evictor;
+mod fault_around;
+mod frame_pool;
 mod handler;
 mod install;
 mod mask;
 mod options;
 mod shared;
-mod spares;
 mod stats;
+mod stream_prefetcher;
 mod sys;
 mod table;
 #[cfg(test)]
 mod tests;
-mod trend;
 
-pub use options::{Features, Leaving, Log, Options, Serving};
+pub use options::{EvictionMethod, Features, Log, PagerOptions, Serving};
 pub use shared::PagerError;
 pub use stats::Counts;
 pub use sys::uffd::{Access, UffdError, remedy};
@@ -41,15 +41,15 @@ use crate::page::{PAGE_BYTES, draw_key};
 use crate::store::PageStore;
 use crate::threads;
 use evictor::Evictor;
-use handler::Handler;
-use shared::Shared;
+use handler::FaultHandler;
+use shared::SharedPager;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use sys::awake::Awake;
-use sys::sigbus::{self, Served};
+use sys::idle_poll::IdlePoll;
+use sys::sigbus::{self, ServedRegion};
 use sys::uffd::Uffd;
 
 /// The pager's own files have this number or a higher one, out of the way of programs that count on low
@@ -58,7 +58,7 @@ pub const DESCRIPTORS_FROM: i32 = 700;
 
 /// How long a thread that serves itself looks for an answer before it sleeps: servers on the same machine are sooner,
 /// and who sleeps may be woken on another CPU.
-const LOOKS_FOR: Duration = Duration::from_micros(100);
+const ANSWER_SPIN: Duration = Duration::from_micros(100);
 
 /// Names of the threads of a pager, for those who want to know what they take.
 pub const THREADS: [&str; 2] = ["pagetax-fault", "pagetax-evict"];
@@ -76,8 +76,8 @@ pub fn probe(user_mode_only: bool, serving: Serving) -> Result<(Access, Features
 /// a page store.
 #[derive(Debug)]
 pub struct RemoteRegion {
-    shared: Arc<Shared>,
-    running: Mutex<Running>,
+    shared: Arc<SharedPager>,
+    running: Mutex<PagerThreads>,
     /// Of `running`'s store. Beside the lock, as any thread asks, also while another forks: the child would find the
     /// lock held for good.
     is_store_inherited: AtomicBool,
@@ -85,17 +85,17 @@ pub struct RemoteRegion {
 
 /// What a child of a fork does not have from its parent.
 #[derive(Debug)]
-struct Running {
+struct PagerThreads {
     store: Arc<dyn PageStore>,
-    handler: Option<Handling>,
+    handler: Option<RunningHandler>,
     evictor: Option<JoinHandle<()>>,
 }
 
 /// Where the handler is.
 #[derive(Debug)]
-enum Handling {
+enum RunningHandler {
     Thread(JoinHandle<()>),
-    InPlace(Served),
+    InPlace(ServedRegion),
 }
 
 impl std::fmt::Debug for dyn PageStore {
@@ -108,12 +108,12 @@ impl RemoteRegion {
     /// Maps zeros, `bytes` of them, rounded up to whole pages.
     ///
     /// # Errors
-    /// When the store has no room for all of it (unless [`Options::overcommit`]) or cannot be reached;
+    /// When the store has no room for all of it (unless [`PagerOptions::overcommit`]) or cannot be reached;
     /// when the kernel has no userfaultfd for this user.
     pub fn map(
         store: Arc<dyn PageStore>,
         bytes: u64,
-        options: Options,
+        options: PagerOptions,
     ) -> Result<RemoteRegion, PagerError> {
         let pages = bytes.div_ceil(PAGE_BYTES as u64);
         // Page numbers and cluster numbers are kept in 32 bits each, with room to spare.
@@ -135,17 +135,17 @@ impl RemoteRegion {
         store: &Arc<dyn PageStore>,
         pages: usize,
         region: crate::store::RegionId,
-        options: Options,
+        options: PagerOptions,
     ) -> Result<RemoteRegion, PagerError> {
-        let shared = Arc::new(Shared::new(pages, region, options)?);
-        let running = Running { store: store.clone(), handler: None, evictor: None };
+        let shared = Arc::new(SharedPager::new(pages, region, options)?);
+        let running = PagerThreads { store: store.clone(), handler: None, evictor: None };
         let is_store_inherited = AtomicBool::new(store.is_inherited());
         let mapped = RemoteRegion { shared, running: Mutex::new(running), is_store_inherited };
         mapped.running().spawn(&mapped.shared)?;
         Ok(mapped)
     }
 
-    fn running(&self) -> MutexGuard<'_, Running> {
+    fn running(&self) -> MutexGuard<'_, PagerThreads> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -230,7 +230,7 @@ impl RemoteRegion {
     pub fn before_fork(&self) -> bool {
         // First, as a handler may be waiting for room that only the evictor makes.
         self.stop_evicting();
-        self.shared.serving.keep();
+        self.shared.serving.raw_lock();
         self.can_fork() && self.shared.give_to_children(true).is_ok()
     }
 
@@ -238,7 +238,7 @@ impl RemoteRegion {
     pub fn after_fork(&self) {
         // If it could not be taken back, children of raw system calls would read zeros; whatever could be given can.
         let _ = self.shared.give_to_children(false);
-        self.shared.serving.reopen();
+        self.shared.serving.raw_unlock();
         self.shared.resume_evicting();
     }
 
@@ -262,11 +262,11 @@ impl RemoteRegion {
         let store = store.unwrap_or_else(|| running.store.clone());
         self.is_store_inherited.store(store.is_inherited(), Relaxed);
         // What is left of the parent's threads and store is not the child's to end.
-        let parents = Running { store, handler: None, evictor: None };
+        let parents = PagerThreads { store, handler: None, evictor: None };
         std::mem::forget(std::mem::replace(&mut *running, parents));
         self.shared.restart(region).map_err(failed)?;
         let _ = self.shared.give_to_children(false);
-        self.shared.serving.reopen();
+        self.shared.serving.raw_unlock();
         self.shared.evict_in_child();
         running.spawn(&self.shared)
     }
@@ -279,7 +279,7 @@ impl RemoteRegion {
     /// Whether the page of an address is in memory; it may leave at once, unless the pager stands still.
     pub fn is_here(&self, at: *const u8) -> bool {
         let page = self.shared.arena.page_at(at as u64);
-        page.is_none_or(|page| self.shared.table.peek(page).place().is_here())
+        page.is_none_or(|page| self.shared.table.peek(page).location().is_here())
     }
 
     /// Whether system calls into missing pages work too, rather than fail with EFAULT.
@@ -303,10 +303,10 @@ impl RemoteRegion {
         let mut left = usize::MAX;
         while self.shared.used() < left {
             left = self.shared.used();
-            self.shared.emptying.store(true, Relaxed);
+            self.shared.is_evicting_all.store(true, Relaxed);
             self.shared.work.notify();
             // Not only until no page is left: the evictor would go on with pages that are touched next.
-            while self.shared.emptying.load(Relaxed) {
+            while self.shared.is_evicting_all.load(Relaxed) {
                 std::thread::sleep(Duration::from_micros(200));
             }
         }
@@ -324,31 +324,34 @@ impl RemoteRegion {
 
     /// Bytes in this machine's memory, with those on their way out or kept for pages that come.
     pub fn resident_bytes(&self) -> u64 {
-        let beside = self.shared.copies.load(Relaxed) + self.shared.spares.pages();
-        ((self.shared.used() + beside) * PAGE_BYTES) as u64
+        let unlisted = self.shared.copy_pages.load(Relaxed) + self.shared.frame_pool.pages();
+        ((self.shared.used() + unlisted) * PAGE_BYTES) as u64
     }
 }
 
-impl Running {
-    fn spawn(&mut self, shared: &Arc<Shared>) -> Result<(), PagerError> {
+impl PagerThreads {
+    fn spawn(&mut self, shared: &Arc<SharedPager>) -> Result<(), PagerError> {
         let failed = |source| PagerError::System { what: "starting the pager", source };
         let mut reader = self.store.reader()?;
         if shared.options.serving == Serving::InPlace {
-            reader.look_for_answers(LOOKS_FOR);
+            reader.look_for_answers(ANSWER_SPIN);
         }
-        let handler = Handler::new(shared.clone(), reader).map_err(failed)?;
-        let awake = shared.options.keep_awake.then(Awake::open).transpose();
+        let handler = FaultHandler::new(shared.clone(), reader).map_err(failed)?;
+        let idle_poll = shared.options.keep_awake.then(IdlePoll::open).transpose();
         let what = "keeping CPUs awake takes /dev/cpu_dma_latency (as root: `chgrp GROUP` and `chmod 0660` it)";
-        let awake = awake.map_err(|source| PagerError::System { what, source })?;
-        let evictor = Evictor::new(shared.clone(), self.store.writer()?, awake).map_err(failed)?;
+        let idle_poll = idle_poll.map_err(|source| PagerError::System { what, source })?;
+        let evictor =
+            Evictor::new(shared.clone(), self.store.writer()?, idle_poll).map_err(failed)?;
         let spawn =
             |name: &str, run: Box<dyn FnOnce() + Send>| threads::spawn(name, run).map_err(failed);
         self.handler = Some(match shared.options.serving {
-            Serving::Thread => Handling::Thread(spawn(THREADS[0], Box::new(|| handler.run()))?),
+            Serving::Thread => {
+                RunningHandler::Thread(spawn(THREADS[0], Box::new(|| handler.run()))?)
+            }
             Serving::InPlace => {
                 let (server, pages) = (Box::new(Mutex::new(handler)), shared.table.pages());
                 let served = sigbus::serve(&shared.arena, pages, server);
-                Handling::InPlace(served.map_err(|source| {
+                RunningHandler::InPlace(served.map_err(|source| {
                     let what = "serving faults in place";
                     PagerError::System { what, source }
                 })?)
@@ -361,7 +364,7 @@ impl Running {
 
 impl Drop for RemoteRegion {
     fn drop(&mut self) {
-        self.shared.stopping.store(true, Relaxed);
+        self.shared.is_stopping.store(true, Relaxed);
         let mut running = self.running();
         self.shared.work.notify();
         // First, as it may be copying a page that the handler must bring.
@@ -369,12 +372,12 @@ impl Drop for RemoteRegion {
             let _ = evictor.join();
         }
         match running.handler.take() {
-            Some(Handling::Thread(handler)) => {
+            Some(RunningHandler::Thread(handler)) => {
                 self.shared.arena.touch(self.shared.table.pages());
                 // One that panicked serves nobody any more, and there is nobody left to serve.
                 let _ = handler.join();
             }
-            Some(Handling::InPlace(served)) => drop(served),
+            Some(RunningHandler::InPlace(served)) => drop(served),
             None => {}
         }
         // The store forgets regions whose client is gone; this is only sooner.

@@ -9,7 +9,7 @@ pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// How pages leave memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Leaving {
+pub enum EvictionMethod {
     /// They are moved; only where the kernel cannot do that (before Linux 6.8) they are copied.
     #[default]
     Moved,
@@ -22,22 +22,23 @@ pub enum Leaving {
     Copied,
 }
 
-impl Leaving {
+impl EvictionMethod {
     /// All ways.
-    pub const ALL: [Leaving; 3] = [Leaving::Moved, Leaving::Cheapest, Leaving::Copied];
+    pub const ALL: [EvictionMethod; 3] =
+        [EvictionMethod::Moved, EvictionMethod::Cheapest, EvictionMethod::Copied];
 
     /// What it is called.
     pub fn name(self) -> &'static str {
         match self {
-            Leaving::Moved => "moved",
-            Leaving::Cheapest => "cheapest",
-            Leaving::Copied => "copied",
+            EvictionMethod::Moved => "moved",
+            EvictionMethod::Cheapest => "cheapest",
+            EvictionMethod::Copied => "copied",
         }
     }
 
     /// The way that is called so.
-    pub fn named(name: &str) -> Option<Leaving> {
-        Leaving::ALL.into_iter().find(|way| way.name() == name)
+    pub fn named(name: &str) -> Option<EvictionMethod> {
+        EvictionMethod::ALL.into_iter().find(|way| way.name() == name)
     }
 }
 
@@ -110,7 +111,7 @@ impl Features {
 
 /// How a region is paged.
 #[derive(Clone)]
-pub struct Options {
+pub struct PagerOptions {
     /// Most bytes of it in this machine's memory, at least 128 KiB.
     pub resident_bytes: u64,
     /// Map even if the store could not take all of it now.
@@ -132,7 +133,7 @@ pub struct Options {
     /// Who serves faults.
     pub serving: Serving,
     /// How pages leave.
-    pub leaving: Leaving,
+    pub eviction_method: EvictionMethod,
     /// Features of the kernel that may be used; for tests of what older kernels do.
     pub features: Features,
     /// Where lines for the log go. The last one before a process is ended, too, as neither a lost page nor SIGBUS
@@ -140,10 +141,10 @@ pub struct Options {
     pub log: Option<Log>,
 }
 
-impl Options {
+impl PagerOptions {
     /// With at most this many bytes resident, and defaults.
-    pub fn resident(resident_bytes: u64) -> Options {
-        Options {
+    pub fn resident(resident_bytes: u64) -> PagerOptions {
+        PagerOptions {
             resident_bytes,
             overcommit: false,
             spin: Duration::ZERO,
@@ -153,14 +154,14 @@ impl Options {
             unreachable_limit: Duration::from_secs(30),
             user_mode_only: false,
             serving: Serving::Thread,
-            leaving: Leaving::Moved,
+            eviction_method: EvictionMethod::Moved,
             features: Features::All,
             log: None,
         }
     }
 }
 
-impl fmt::Debug for Options {
+impl fmt::Debug for PagerOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("resident_bytes", &self.resident_bytes)

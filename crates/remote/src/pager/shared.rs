@@ -1,15 +1,18 @@
 //! What a pager's threads share: memory, states, room, and the queue of clusters to evict.
 //!
 //! Invariant: resident and staged pages together stay within the limit, unless nothing more can be
-//! evicted ([`Shared::allow_overflow`]); then the program goes on rather than stops.
+//! evicted ([`SharedPager::allow_overflow`]); then the program goes on rather than stops.
 
-use super::options::{Features, Leaving, Options};
-use super::spares::Spares;
-use super::stats::{Stats, add};
+use super::frame_pool::FramePool;
+use super::options::{EvictionMethod, Features, PagerOptions};
+use super::stats::{PagerStats, add};
 use super::sys::lock::{Lock, Signal};
-use super::sys::memory::{OwnMemory, Pages, Span, Table};
+use super::sys::memory::{OwnMemory, PageSpan, Pages, ZeroedTable};
 use super::sys::uffd::{Access, Uffd, UffdError};
-use super::table::{BLOCKS_MAX, CLUSTER_PAGES, Held, PageTable, Place, Stamp, State, cluster_of};
+use super::table::{
+    BLOCKS_MAX, CLUSTER_PAGES, EvictionStamp, HeldCluster, PageLocation, PageState, PageTable,
+    cluster_of,
+};
 use crate::page::PageRun;
 use crate::store::{RegionId, StoreError};
 use rustix::io::Errno;
@@ -27,7 +30,7 @@ const NAP: Duration = Duration::from_millis(50);
 const MEMORY_NAP: Duration = Duration::from_millis(5);
 
 /// A line that would be said at each try is said again after this.
-const SAY_AGAIN_AFTER: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// No CPU has this number.
 pub const NO_CPU: usize = usize::MAX;
@@ -61,12 +64,12 @@ pub enum PagerError {
 
 /// When something was said that may be so at every try.
 #[derive(Debug, Default)]
-pub struct Said(Option<Instant>);
+pub struct LogThrottle(Option<Instant>);
 
-impl Said {
+impl LogThrottle {
     /// Whether it is to be said (again); then it counts as said.
     pub fn is_due(&mut self) -> bool {
-        let is_due = self.0.is_none_or(|at| at.elapsed() >= SAY_AGAIN_AFTER);
+        let is_due = self.0.is_none_or(|at| at.elapsed() >= LOG_INTERVAL);
         if is_due {
             self.0 = Some(Instant::now());
         }
@@ -77,14 +80,14 @@ impl Said {
 /// A time in which the kernel finds no memory for pages that come. Its lock is taken by who serves faults, so that
 /// it is open in the child of a fork.
 #[derive(Debug, Default)]
-struct Shortage {
+struct MemoryShortage {
     since: Option<Instant>,
-    said: Said,
+    log: LogThrottle,
 }
 
 /// Room, in pages.
 #[derive(Debug, Clone, Copy)]
-pub struct Marks {
+pub struct Thresholds {
     /// Resident and staged together.
     pub limit: usize,
     /// Staged pages that are kept for a second chance.
@@ -96,46 +99,48 @@ pub struct Marks {
     /// Pages of one eviction.
     pub batch: usize,
     /// Beside the limit: memory for runs that come.
-    pub spares: usize,
+    pub frame_pool: usize,
 }
 
-impl Marks {
+impl Thresholds {
     /// Where pages are copied, those of a batch lie twice in memory for a while: room for that is kept, and where
     /// they are moved, for spares.
-    fn of(limit: usize, leaving: Leaving) -> Marks {
+    fn of(limit: usize, eviction_method: EvictionMethod) -> Thresholds {
         let batch = (limit / 16).clamp(1, 256);
-        let kept = match leaving {
-            Leaving::Moved => 0,
-            Leaving::Cheapest | Leaving::Copied => (batch + CLUSTER_PAGES).min(limit / 2),
+        let kept = match eviction_method {
+            EvictionMethod::Moved => 0,
+            EvictionMethod::Cheapest | EvictionMethod::Copied => {
+                (batch + CLUSTER_PAGES).min(limit / 2)
+            }
         };
-        let spares = match leaving {
-            Leaving::Moved | Leaving::Cheapest => Spares::of_limit(limit),
-            Leaving::Copied => 0,
+        let frame_pool = match eviction_method {
+            EvictionMethod::Moved | EvictionMethod::Cheapest => FramePool::of_limit(limit),
+            EvictionMethod::Copied => 0,
         };
-        let limit = limit - kept - spares;
-        Marks { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch, spares }
+        let limit = limit - kept - frame_pool;
+        Thresholds { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch, frame_pool }
     }
 }
 
 /// See the module.
-pub struct Shared {
+pub struct SharedPager {
     pub(super) arena: Pages,
     pub(super) staging: Pages,
     pub(super) uffd: Uffd,
-    pub(super) spares: Spares,
+    pub(super) frame_pool: FramePool,
     pub(super) access: Access,
     /// How pages leave this kernel's memory.
-    pub(super) leaving: Leaving,
+    pub(super) eviction_method: EvictionMethod,
     /// From where pages are copied. Opened before the program can change its root directory.
     pub(super) own_memory: Option<OwnMemory>,
     /// It was said that they cannot be moved; also to the process that this one was forked from.
-    pub(super) said_copies: AtomicBool,
+    pub(super) has_logged_copies: AtomicBool,
     pub(super) table: PageTable,
     /// Frames in each staging block.
-    pub(super) frames: Table<AtomicU32>,
+    pub(super) frames: ZeroedTable<AtomicU32>,
     /// Of each staging block: how many pages had been evicted when one of its was first wanted, and how often one
     /// was since; 32 bits each. The handler's.
-    uses: Table<AtomicU64>,
+    uses: ZeroedTable<AtomicU64>,
     region: AtomicU64,
     /// Held by whoever serves faults, by the evictor while it evicts: taken for a fork.
     pub(super) serving: Lock,
@@ -143,53 +148,58 @@ pub struct Shared {
     /// Who has stopped the evictor, and the lock of whoever changes that.
     stops: AtomicUsize,
     changing_stops: Lock,
-    pub(super) marks: Marks,
-    pub(super) options: Options,
-    pub(super) stats: Stats,
+    pub(super) thresholds: Thresholds,
+    pub(super) options: PagerOptions,
+    pub(super) stats: PagerStats,
     /// Where faults are served, once that is known: others keep off it.
     pub(super) serving_cpu: AtomicUsize,
     /// For the evictor: less room, or pages to be dropped.
     pub(super) work: Signal,
     /// For handlers: more room.
     pub(super) room: Signal,
-    pub(super) stopping: AtomicBool,
+    pub(super) is_stopping: AtomicBool,
     /// All pages are to leave.
-    pub(super) emptying: AtomicBool,
+    pub(super) is_evicting_all: AtomicBool,
     /// Nothing is to be staged, and nothing to be evicted.
-    pub(super) unstaging: AtomicBool,
+    pub(super) is_unstaging: AtomicBool,
     /// Resident and staged.
     used: AtomicUsize,
     staged: AtomicUsize,
     /// Pages of memory that copies of pages on their way out have taken; the limit has room for them.
-    pub(super) copies: AtomicUsize,
+    pub(super) copy_pages: AtomicUsize,
     /// Pages dropped from memory, from the start on.
     dropped_count: AtomicU32,
-    overflow: AtomicBool,
+    may_overflow: AtomicBool,
     is_short: AtomicBool,
-    shortage: Mutex<Shortage>,
+    shortage: Mutex<MemoryShortage>,
     queue: Mutex<VecDeque<u32>>,
     dropped: Mutex<Vec<PageRun>>,
     /// Pages that are another's mappings now.
     given_up: Mutex<Vec<std::ops::Range<usize>>>,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for SharedPager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let pages = self.table.pages();
-        f.debug_struct("Shared").field("pages", &pages).field("marks", &self.marks).finish()
+        f.debug_struct("Shared").field("pages", &pages).field("marks", &self.thresholds).finish()
     }
 }
 
-impl Shared {
+impl SharedPager {
     /// Reserves and registers the memory of a region; starts nothing.
-    pub fn new(pages: usize, region: RegionId, options: Options) -> Result<Shared, PagerError> {
+    pub fn new(
+        pages: usize,
+        region: RegionId,
+        options: PagerOptions,
+    ) -> Result<SharedPager, PagerError> {
         let reserve = |source| PagerError::System { what: "reserving address space", source };
         let limit = options.resident_bytes as usize / crate::page::PAGE_BYTES;
         let (uffd, access) = Uffd::open(options.user_mode_only, options.serving, options.features)?;
-        let (leaving, own_memory) = how_pages_leave(options.leaving, uffd.features())?;
-        let marks = Marks::of(limit.max(CLUSTER_PAGES), leaving);
+        let (eviction_method, own_memory) =
+            choose_eviction_method(options.eviction_method, uffd.features())?;
+        let thresholds = Thresholds::of(limit.max(CLUSTER_PAGES), eviction_method);
         // The worst case: one page in each block, and no more pages staged than the limit.
-        let blocks = (marks.limit + marks.batch).min(BLOCKS_MAX - 1);
+        let blocks = (thresholds.limit + thresholds.batch).min(BLOCKS_MAX - 1);
         // The page after the last is the handler's sign to stop.
         let arena = Pages::reserve(pages + 1).map_err(reserve)?;
         let staging = Pages::reserve(blocks * CLUSTER_PAGES).map_err(reserve)?;
@@ -200,39 +210,39 @@ impl Shared {
         let register = |source: Errno| UffdError::System(source.into());
         uffd.register_paged(arena.all()).map_err(register)?;
         uffd.register_target(&staging).map_err(register)?;
-        let spares = Spares::new(marks.spares).map_err(reserve)?;
-        spares.register(&uffd).map_err(register)?;
-        Ok(Shared {
+        let frame_pool = FramePool::new(thresholds.frame_pool).map_err(reserve)?;
+        frame_pool.register(&uffd).map_err(register)?;
+        Ok(SharedPager {
             arena,
             staging,
             uffd,
-            spares,
+            frame_pool,
             access,
-            leaving,
+            eviction_method,
             own_memory,
-            said_copies: AtomicBool::new(false),
+            has_logged_copies: AtomicBool::new(false),
             table: PageTable::new(pages).map_err(reserve)?,
-            frames: Table::new(blocks).map_err(reserve)?,
-            uses: Table::new(blocks).map_err(reserve)?,
+            frames: ZeroedTable::new(blocks).map_err(reserve)?,
+            uses: ZeroedTable::new(blocks).map_err(reserve)?,
             region: AtomicU64::new(region.0),
             serving: Lock::default(),
             evicting: Lock::default(),
             stops: AtomicUsize::new(0),
             changing_stops: Lock::default(),
-            marks,
+            thresholds,
             options,
-            stats: Stats::default(),
+            stats: PagerStats::default(),
             serving_cpu: AtomicUsize::new(NO_CPU),
             work: Signal::default(),
             room: Signal::default(),
-            stopping: AtomicBool::new(false),
-            emptying: AtomicBool::new(false),
-            unstaging: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
+            is_evicting_all: AtomicBool::new(false),
+            is_unstaging: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             staged: AtomicUsize::new(0),
-            copies: AtomicUsize::new(0),
+            copy_pages: AtomicUsize::new(0),
             dropped_count: AtomicU32::new(0),
-            overflow: AtomicBool::new(false),
+            may_overflow: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
             shortage: Mutex::default(),
             queue: Mutex::default(),
@@ -250,7 +260,7 @@ impl Shared {
     pub fn give_to_children(&self, given: bool) -> Result<(), Errno> {
         let advice = if given { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
         self.arena.all().advise(advice)?;
-        self.spares.advise(advice)?;
+        self.frame_pool.advise(advice)?;
         self.staging.all().advise(advice)
     }
 
@@ -260,8 +270,8 @@ impl Shared {
         let _changing = self.changing_stops.lock();
         if self.stops.fetch_add(1, Relaxed) == 0 {
             match unstaged {
-                true => self.keep_unstaged(),
-                false => self.evicting.keep(),
+                true => self.lock_unstaged(),
+                false => self.evicting.raw_lock(),
             }
             self.allow_overflow(true);
         }
@@ -272,27 +282,27 @@ impl Shared {
         let _changing = self.changing_stops.lock();
         if self.stops.fetch_sub(1, Relaxed) == 1 {
             self.allow_overflow(false);
-            self.evicting.reopen();
+            self.evicting.raw_unlock();
         }
     }
 
     /// Lets the evictor of a fork's child go on, whoever stopped the parent's.
     pub fn evict_in_child(&self) {
-        self.changing_stops.reopen();
+        self.changing_stops.raw_unlock();
         self.stops.store(0, Relaxed);
         self.allow_overflow(false);
-        self.evicting.reopen();
+        self.evicting.raw_unlock();
     }
 
-    fn keep_unstaged(&self) {
-        self.unstaging.store(true, Relaxed);
+    fn lock_unstaged(&self) {
+        self.is_unstaging.store(true, Relaxed);
         loop {
             self.work.notify();
-            self.evicting.keep();
+            self.evicting.raw_lock();
             if self.staged() == 0 {
-                break self.unstaging.store(false, Relaxed);
+                break self.is_unstaging.store(false, Relaxed);
             }
-            self.evicting.reopen();
+            self.evicting.raw_unlock();
             std::thread::sleep(Duration::from_micros(50));
         }
     }
@@ -304,18 +314,18 @@ impl Shared {
         self.register_paged()?;
         if let Some(own_memory) = &self.own_memory
             && let Err(error) = own_memory.renew()
-            && self.leaving != Leaving::Moved
+            && self.eviction_method != EvictionMethod::Moved
         {
             return Err(error);
         }
         // The new evictor takes all blocks for free.
         self.staging.all().advise(Advice::LinuxDontNeed)?;
         self.uffd.register_target(&self.staging)?;
-        self.spares.drop_all();
-        self.spares.register(&self.uffd)?;
+        self.frame_pool.drop_all();
+        self.frame_pool.register(&self.uffd)?;
         let Some(region) = region else { return Ok(()) };
         self.region.store(region.0, Relaxed);
-        let forget = |held: &Held<'_>, pages: std::ops::Range<usize>| {
+        let forget = |held: &HeldCluster<'_>, pages: std::ops::Range<usize>| {
             pages.for_each(|page| held.set(page, held.get(page).with_in_store(false)));
         };
         // Whoever is in the store is resident, so in the queue, or was dropped.
@@ -341,7 +351,7 @@ impl Shared {
     fn register_paged(&self) -> Result<(), Errno> {
         let mut others = lock(&self.given_up).clone();
         if !self.uffd.features().can_poison() {
-            let is_lost = |page: &usize| self.table.peek(*page).place() == Place::Lost;
+            let is_lost = |page: &usize| self.table.peek(*page).location() == PageLocation::Lost;
             let lost = (0..self.table.pages()).filter(is_lost);
             others.extend(lost.map(|page| page..page + 1));
         }
@@ -368,13 +378,13 @@ impl Shared {
 
     /// The kernel refused a page that comes. Waits a little if it was for want of memory; returns whether to try
     /// again, as there was some not too long ago.
-    pub fn may_try_again(&self, refused: Errno) -> bool {
+    pub fn may_retry(&self, refused: Errno) -> bool {
         if refused != Errno::NOMEM {
             return false;
         }
         let mut shortage = lock(&self.shortage);
         let since = *shortage.since.get_or_insert_with(Instant::now);
-        if shortage.said.is_due() {
+        if shortage.log.is_due() {
             self.log("the kernel finds no memory for pages that come: they are tried again");
         }
         drop(shortage);
@@ -385,7 +395,7 @@ impl Shared {
     }
 
     /// The kernel found memory for a page.
-    pub fn note_memory(&self) {
+    pub fn note_memory_found(&self) {
         if self.is_short.load(Relaxed) {
             lock(&self.shortage).since = None;
             self.is_short.store(false, Relaxed);
@@ -393,7 +403,7 @@ impl Shared {
     }
 
     /// Pages of a staging block.
-    pub fn staged_span(&self, block: u32, offset: usize, count: usize) -> Span<'_> {
+    pub fn staged_span(&self, block: u32, offset: usize, count: usize) -> PageSpan<'_> {
         self.staging.span(block as usize * CLUSTER_PAGES + offset, count)
     }
 
@@ -409,20 +419,20 @@ impl Shared {
 
     /// Room that is left.
     pub fn free(&self) -> usize {
-        self.marks.limit.saturating_sub(self.used())
+        self.thresholds.limit.saturating_sub(self.used())
     }
 
     /// Takes room for up to so many pages; returns for how many.
     pub fn take_room(&self, wanted: usize) -> usize {
         let take = |used: usize| {
-            let free = self.marks.limit.saturating_sub(used).min(wanted);
+            let free = self.thresholds.limit.saturating_sub(used).min(wanted);
             (free > 0).then_some(used + free)
         };
         let taken = match self.used.fetch_update(Relaxed, Relaxed, take) {
-            Ok(used) => self.marks.limit.saturating_sub(used).min(wanted),
+            Ok(used) => self.thresholds.limit.saturating_sub(used).min(wanted),
             Err(_) => 0,
         };
-        if self.free() < self.marks.low {
+        if self.free() < self.thresholds.low {
             self.work.notify();
         }
         taken
@@ -436,7 +446,7 @@ impl Shared {
             if self.take_room(1) == 1 {
                 break;
             }
-            if self.overflow.load(Relaxed) || self.stopping.load(Relaxed) {
+            if self.may_overflow.load(Relaxed) || self.is_stopping.load(Relaxed) {
                 self.used.fetch_add(1, Relaxed);
                 break;
             }
@@ -460,13 +470,13 @@ impl Shared {
     }
 
     /// A block begins to be used.
-    pub fn note_filled(&self, block: u32) {
+    pub fn note_block_filled(&self, block: u32) {
         self.uses[block as usize].store(0, Relaxed);
     }
 
     /// A page of a block is wanted. Whether all of them will have been, at this rate, when as many pages have been
     /// evicted as are kept staged.
-    pub fn is_wanted_whole(&self, block: u32) -> bool {
+    pub fn is_refaulted_whole(&self, block: u32) -> bool {
         let (uses, now) = (&self.uses[block as usize], self.pages_evicted());
         let before = uses.load(Relaxed);
         if before == 0 {
@@ -476,7 +486,7 @@ impl Shared {
         uses.store(before + 1, Relaxed);
         let times = (before as u32 + 1) as usize;
         let since_first = (now - (before >> 32)) as u32 as usize;
-        times * self.marks.staged >= since_first * CLUSTER_PAGES
+        times * self.thresholds.staged >= since_first * CLUSTER_PAGES
     }
 
     fn pages_evicted(&self) -> u64 {
@@ -497,18 +507,18 @@ impl Shared {
     }
 
     /// A page is dropped from memory now, as the store has it.
-    pub fn drop_now(&self, state: State) -> State {
-        state.stored(Stamp::of(self.dropped_count.fetch_add(1, Relaxed)))
+    pub fn drop_stamped(&self, state: PageState) -> PageState {
+        state.stored(EvictionStamp::of(self.dropped_count.fetch_add(1, Relaxed)))
     }
 
     /// Pages that were dropped after a stored one.
-    pub fn dropped_since(&self, state: State) -> usize {
-        state.stamp().until(Stamp::of(self.dropped_count.load(Relaxed)))
+    pub fn dropped_since(&self, state: PageState) -> usize {
+        state.stamp().until(EvictionStamp::of(self.dropped_count.load(Relaxed)))
     }
 
     /// Nothing can be evicted just now: programs may go over the limit, or not any more.
     pub fn allow_overflow(&self, allowed: bool) -> bool {
-        let before = self.overflow.swap(allowed, Relaxed);
+        let before = self.may_overflow.swap(allowed, Relaxed);
         if allowed {
             self.room.notify();
         }
@@ -538,7 +548,7 @@ impl Shared {
         let mut queue = lock(&self.queue);
         for _ in 0..queue.len() {
             let cluster = queue.pop_front()?;
-            if !self.table.take_wanted_again(cluster as usize) {
+            if !self.table.take_refaulted(cluster as usize) {
                 self.table.mark_unqueued(cluster as usize);
                 return Some(cluster as usize);
             }
@@ -558,7 +568,7 @@ impl Shared {
     pub fn take_victim(&self, cluster: usize) -> bool {
         let mut queue = lock(&self.queue);
         let is_next = queue.front().is_some_and(|next| *next as usize == cluster);
-        if !is_next || self.table.take_wanted_again(cluster) {
+        if !is_next || self.table.take_refaulted(cluster) {
             return false;
         }
         queue.pop_front();
@@ -589,8 +599,8 @@ impl Shared {
         if self.table.is_untouched(first..end) {
             return true;
         }
-        let held = self.hold_settled(first, end);
-        let places = || (first..end).map(|page| held.get(page).place());
+        let held = self.hold_without_fetches(first, end);
+        let places = || (first..end).map(|page| held.get(page).location());
         let resident = places().filter(|place| place.is_here()).count();
         if resident > 0
             && self.arena.span(first, end - first).advise(Advice::LinuxDontNeed).is_err()
@@ -601,13 +611,13 @@ impl Shared {
         for page in first..end {
             let state = held.get(page);
             in_store |= state.in_store();
-            if state.place() == Place::Lost
-                && let Err(error) = self.uffd.cure(self.arena.span(page, 1))
+            if state.location() == PageLocation::Lost
+                && let Err(error) = self.uffd.unpoison(self.arena.span(page, 1))
             {
                 self.log(&format!("page {page} stays lost, though it was dropped: {error}"));
                 continue;
             }
-            held.set(page, state.at(Place::Nowhere));
+            held.set(page, state.at(PageLocation::Untouched));
         }
         drop(held);
         self.give_room(resident);
@@ -618,10 +628,10 @@ impl Shared {
     }
 
     /// Holds the cluster of some pages while none of them is being fetched.
-    fn hold_settled(&self, first: usize, end: usize) -> Held<'_> {
+    fn hold_without_fetches(&self, first: usize, end: usize) -> HeldCluster<'_> {
         loop {
             let held = self.table.hold(cluster_of(first));
-            if (first..end).all(|page| held.get(page).place() != Place::Coming) {
+            if (first..end).all(|page| held.get(page).location() != PageLocation::Fetching) {
                 return held;
             }
             drop(held);
@@ -646,18 +656,18 @@ impl Shared {
 }
 
 /// Returns how pages will leave, of this wish, and what copies of them are made from.
-fn how_pages_leave(
-    wanted: Leaving,
+fn choose_eviction_method(
+    wanted: EvictionMethod,
     features: Features,
-) -> Result<(Leaving, Option<OwnMemory>), PagerError> {
-    let leaving = if features.can_move() { wanted } else { Leaving::Copied };
-    if leaving == Leaving::Moved {
+) -> Result<(EvictionMethod, Option<OwnMemory>), PagerError> {
+    let method = if features.can_move() { wanted } else { EvictionMethod::Copied };
+    if method == EvictionMethod::Moved {
         // Only pages that the program may not write to are copied; without this, they stay.
-        return Ok((leaving, OwnMemory::open().ok()));
+        return Ok((method, OwnMemory::open().ok()));
     }
     match OwnMemory::open() {
-        Ok(own_memory) => Ok((leaving, Some(own_memory))),
-        Err(_) if leaving == Leaving::Cheapest => Ok((Leaving::Moved, None)),
+        Ok(own_memory) => Ok((method, Some(own_memory))),
+        Err(_) if method == EvictionMethod::Cheapest => Ok((EvictionMethod::Moved, None)),
         Err(source) => {
             let what = "opening /proc/self/mem, from which pages are copied (mount /proc)";
             Err(PagerError::System { what, source })

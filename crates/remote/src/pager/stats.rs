@@ -6,9 +6,9 @@ macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Running counts; a snapshot is [`Counts`].
         #[derive(Debug, Default)]
-        pub struct Stats {
+        pub struct PagerStats {
             $($(#[$doc])* pub $name: AtomicU64,)*
-            pub(super) page_in: Latency,
+            pub(super) page_in: LatencyHistogram,
         }
 
         /// Counts since a pager's start.
@@ -29,7 +29,7 @@ macro_rules! counters {
             }
         }
 
-        impl Stats {
+        impl PagerStats {
             /// The counts now.
             pub fn counts(&self) -> Counts {
                 Counts { $($name: self.$name.load(Relaxed),)* }
@@ -44,7 +44,7 @@ counters! {
     /// Of them: pages that had never been written, or were dropped.
     zero_fault_count,
     /// Of them: evicted, but still in this machine's memory.
-    rescue_count,
+    soft_refault_count,
     /// Of them: fetched from the store.
     demand_page_in_count,
     /// Pages fetched, with those fetched ahead of need.
@@ -60,7 +60,7 @@ counters! {
     /// Of them: unchanged since they were last put.
     evicted_clean_count,
     /// Pages that were written while they were to be evicted by a copy, and stayed.
-    kept_count,
+    cancelled_count,
     /// Pages that could not be evicted: locked, or pinned by a device.
     stuck_count,
     /// Time that faults waited for room, in nanoseconds.
@@ -79,17 +79,17 @@ const BUCKETS: usize = 40 << SUB_BITS;
 
 /// A histogram of times: 16 steps for each power of two, so within 6 %.
 #[derive(Debug)]
-pub struct Latency {
+pub struct LatencyHistogram {
     buckets: [AtomicU64; BUCKETS],
 }
 
-impl Default for Latency {
+impl Default for LatencyHistogram {
     fn default() -> Self {
-        Latency { buckets: [const { AtomicU64::new(0) }; BUCKETS] }
+        LatencyHistogram { buckets: [const { AtomicU64::new(0) }; BUCKETS] }
     }
 }
 
-impl Latency {
+impl LatencyHistogram {
     pub(super) fn record(&self, ns: u64) {
         self.buckets[bucket_of(ns)].fetch_add(1, Relaxed);
     }
@@ -127,7 +127,7 @@ mod tests {
             assert!(middle.abs_diff(ns) as f64 <= ns as f64 * 0.0625, "{ns} as {middle}");
         }
         assert!((1..100_000u64).all(|ns| bucket_of(ns) >= bucket_of(ns - 1)));
-        let latency = Latency::default();
+        let latency = LatencyHistogram::default();
         latency.record(1000);
         latency.record(1001);
         assert_eq!(latency.steps().iter().map(|(_, n)| n).sum::<u64>(), 2);

@@ -1,11 +1,11 @@
 //! What the pager knows of each page: where its bytes are, and the sum they had when last put.
 //!
 //! Invariants: a state changes only under the lock of the page's cluster. Sums are written by the
-//! evictor alone. [`State::in_store`] says that the store's copy has the sum, whatever the page is
+//! evictor alone. [`PageState::in_store`] says that the store's copy has the sum, whatever the page is
 //! now. Twelve bytes a page and eight a cluster, and only where pages were ever touched.
 
 use super::sys::lock::{Guard, MarkedLock};
-use super::sys::memory::Table;
+use super::sys::memory::ZeroedTable;
 use crate::page::PageSum;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -16,39 +16,46 @@ pub const CLUSTER_PAGES: usize = 32;
 /// Where the bytes of a page are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Place {
+pub enum PageLocation {
     /// Nowhere: it reads as zeros.
-    Nowhere = 0,
+    Untouched = 0,
     /// Mapped in the region.
     Resident = 1,
     /// In the store only.
     Stored = 2,
     /// In a staging block, being put.
-    Leaving = 3,
+    Evicting = 3,
     /// In a staging block, and in the store.
     Staged = 4,
     /// A handler is fetching it.
-    Coming = 5,
+    Fetching = 5,
     /// No copy is left; accesses get SIGBUS.
     Lost = 6,
     /// Mapped in the region, but protected from writes: a copy of it is being put.
-    Parting = 7,
+    CopyingOut = 7,
 }
 
-impl Place {
+impl PageLocation {
     /// Whether it is mapped in the region.
     pub fn is_here(self) -> bool {
-        matches!(self, Place::Resident | Place::Parting)
+        matches!(self, PageLocation::Resident | PageLocation::CopyingOut)
     }
 
     fn is_away(self) -> bool {
-        matches!(self, Place::Stored | Place::Leaving | Place::Staged | Place::Coming | Place::Lost)
+        matches!(
+            self,
+            PageLocation::Stored
+                | PageLocation::Evicting
+                | PageLocation::Staged
+                | PageLocation::Fetching
+                | PageLocation::Lost
+        )
     }
 }
 
 /// A page's state in one word; all zeros for a page that was never touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct State(u32);
+pub struct PageState(u32);
 
 const IN_STORE: u32 = 1 << 3;
 const BLOCK_SHIFT: u32 = 8;
@@ -58,32 +65,32 @@ pub const BLOCKS_MAX: usize = 1 << (32 - BLOCK_SHIFT);
 
 /// A time in dropped pages, which begins again after all that fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stamp(u32);
+pub struct EvictionStamp(u32);
 
-impl Stamp {
+impl EvictionStamp {
     /// After so many pages.
-    pub fn of(dropped: u32) -> Stamp {
-        Stamp(dropped & u32::MAX >> BLOCK_SHIFT)
+    pub fn of(dropped: u32) -> EvictionStamp {
+        EvictionStamp(dropped & u32::MAX >> BLOCK_SHIFT)
     }
 
     /// Pages that were dropped from then to now.
-    pub fn until(self, now: Stamp) -> usize {
-        Stamp::of(now.0.wrapping_sub(self.0)).0 as usize
+    pub fn until(self, now: EvictionStamp) -> usize {
+        EvictionStamp::of(now.0.wrapping_sub(self.0)).0 as usize
     }
 }
 
-impl State {
+impl PageState {
     /// Where it is.
-    pub fn place(self) -> Place {
+    pub fn location(self) -> PageLocation {
         match self.0 & 7 {
-            0 => Place::Nowhere,
-            1 => Place::Resident,
-            2 => Place::Stored,
-            3 => Place::Leaving,
-            4 => Place::Staged,
-            5 => Place::Coming,
-            6 => Place::Lost,
-            _ => Place::Parting,
+            0 => PageLocation::Untouched,
+            1 => PageLocation::Resident,
+            2 => PageLocation::Stored,
+            3 => PageLocation::Evicting,
+            4 => PageLocation::Staged,
+            5 => PageLocation::Fetching,
+            6 => PageLocation::Lost,
+            _ => PageLocation::CopyingOut,
         }
     }
 
@@ -93,13 +100,13 @@ impl State {
     }
 
     /// Whether both are in the same place, and the same block.
-    pub fn is_beside(self, other: State) -> bool {
+    pub fn is_same_location(self, other: PageState) -> bool {
         (self.0 ^ other.0) & !IN_STORE == 0
     }
 
     /// When it was dropped from memory, of a page that is stored.
-    pub fn stamp(self) -> Stamp {
-        Stamp(self.0 >> BLOCK_SHIFT)
+    pub fn stamp(self) -> EvictionStamp {
+        EvictionStamp(self.0 >> BLOCK_SHIFT)
     }
 
     /// The staging block, of a page that is leaving or staged; of one that is parting, which copy is of it.
@@ -108,23 +115,23 @@ impl State {
     }
 
     /// The same page elsewhere.
-    pub fn at(self, place: Place) -> State {
-        State(self.0 & IN_STORE | place as u32)
+    pub fn at(self, place: PageLocation) -> PageState {
+        PageState(self.0 & IN_STORE | place as u32)
     }
 
     /// The same page, with such a number.
-    pub fn in_block(self, place: Place, block: u32) -> State {
-        State(self.0 & IN_STORE | place as u32 | block << BLOCK_SHIFT)
+    pub fn in_block(self, place: PageLocation, block: u32) -> PageState {
+        PageState(self.0 & IN_STORE | place as u32 | block << BLOCK_SHIFT)
     }
 
     /// The same page, dropped from memory.
-    pub fn stored(self, stamp: Stamp) -> State {
-        State(self.0 & IN_STORE | Place::Stored as u32 | stamp.0 << BLOCK_SHIFT)
+    pub fn stored(self, stamp: EvictionStamp) -> PageState {
+        PageState(self.0 & IN_STORE | PageLocation::Stored as u32 | stamp.0 << BLOCK_SHIFT)
     }
 
     /// The same place, with the store's copy right or not.
-    pub fn with_in_store(self, in_store: bool) -> State {
-        State(self.0 & !IN_STORE | if in_store { IN_STORE } else { 0 })
+    pub fn with_in_store(self, in_store: bool) -> PageState {
+        PageState(self.0 & !IN_STORE | if in_store { IN_STORE } else { 0 })
     }
 }
 
@@ -134,14 +141,14 @@ pub fn cluster_of(page: usize) -> usize {
 }
 
 const QUEUED: u32 = 1;
-const WANTED_AGAIN: u32 = 2;
+const REFAULTED: u32 = 2;
 
 /// The states of all pages.
 #[derive(Debug)]
 pub struct PageTable {
-    states: Table<AtomicU32>,
-    sums: Table<AtomicU64>,
-    clusters: Table<MarkedLock>,
+    states: ZeroedTable<AtomicU32>,
+    sums: ZeroedTable<AtomicU64>,
+    clusters: ZeroedTable<MarkedLock>,
     pages: usize,
     /// Pages with bytes that are not in the region.
     away: AtomicUsize,
@@ -152,9 +159,9 @@ impl PageTable {
     pub fn new(pages: usize) -> io::Result<PageTable> {
         let clusters = pages.div_ceil(CLUSTER_PAGES);
         Ok(PageTable {
-            states: Table::new(pages)?,
-            sums: Table::new(pages)?,
-            clusters: Table::new(clusters)?,
+            states: ZeroedTable::new(pages)?,
+            sums: ZeroedTable::new(pages)?,
+            clusters: ZeroedTable::new(clusters)?,
             pages,
             away: AtomicUsize::new(0),
         })
@@ -171,8 +178,8 @@ impl PageTable {
     }
 
     /// A page's state, which may change at once unless its cluster is held.
-    pub fn peek(&self, page: usize) -> State {
-        State(self.states[page].load(Acquire))
+    pub fn peek(&self, page: usize) -> PageState {
+        PageState(self.states[page].load(Acquire))
     }
 
     /// Whether pages of one cluster were never touched, or dropped since. Touches no memory itself, unlike taking the
@@ -181,8 +188,9 @@ impl PageTable {
     /// Whoever holds the lock may have installed pages, and woken the program, before it tells of them here: so they
     /// only count as untouched if nobody holds it. Looked at in this order, as the lock opens last.
     pub fn is_untouched(&self, pages: std::ops::Range<usize>) -> bool {
-        let is_nowhere = |page| self.peek(page).place() == Place::Nowhere;
-        self.clusters[cluster_of(pages.start)].lock.is_open() && pages.into_iter().all(is_nowhere)
+        let is_nowhere = |page| self.peek(page).location() == PageLocation::Untouched;
+        self.clusters[cluster_of(pages.start)].lock.is_unlocked()
+            && pages.into_iter().all(is_nowhere)
     }
 
     /// The sum of the store's copy.
@@ -199,13 +207,13 @@ impl PageTable {
     }
 
     /// Takes a cluster's lock.
-    pub fn hold(&self, cluster: usize) -> Held<'_> {
-        Held { table: self, cluster, _guard: self.clusters[cluster].lock.lock() }
+    pub fn hold(&self, cluster: usize) -> HeldCluster<'_> {
+        HeldCluster { table: self, cluster, _guard: self.clusters[cluster].lock.lock() }
     }
 
     /// Looks whether a cluster proved to be wanted again after its eviction, and forgets it.
-    pub fn take_wanted_again(&self, cluster: usize) -> bool {
-        self.clusters[cluster].marks.fetch_and(!WANTED_AGAIN, Relaxed) & WANTED_AGAIN != 0
+    pub fn take_refaulted(&self, cluster: usize) -> bool {
+        self.clusters[cluster].marks.fetch_and(!REFAULTED, Relaxed) & REFAULTED != 0
     }
 
     /// Marks a cluster as queued for eviction; false if it was.
@@ -221,13 +229,13 @@ impl PageTable {
 
 /// A cluster whose states nobody else changes meanwhile.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct HeldCluster<'a> {
     table: &'a PageTable,
     cluster: usize,
     _guard: Guard<'a>,
 }
 
-impl Held<'_> {
+impl HeldCluster<'_> {
     /// Whether a page is in it.
     pub fn has(&self, page: usize) -> bool {
         cluster_of(page) == self.cluster
@@ -240,7 +248,7 @@ impl Held<'_> {
     }
 
     /// A page's state.
-    pub fn get(&self, page: usize) -> State {
+    pub fn get(&self, page: usize) -> PageState {
         self.table.peek(page)
     }
 
@@ -248,9 +256,9 @@ impl Held<'_> {
     ///
     /// # Panics
     /// If the page is in another cluster.
-    pub fn set(&self, page: usize, state: State) {
+    pub fn set(&self, page: usize, state: PageState) {
         assert!(self.has(page));
-        match (self.get(page).place().is_away(), state.place().is_away()) {
+        match (self.get(page).location().is_away(), state.location().is_away()) {
             (false, true) => self.table.away.fetch_add(1, Relaxed),
             (true, false) => self.table.away.fetch_sub(1, Relaxed),
             _ => 0,
@@ -264,8 +272,8 @@ impl Held<'_> {
     }
 
     /// A page of it was evicted too early.
-    pub fn mark_wanted_again(&self) {
-        self.table.clusters[self.cluster].marks.fetch_or(WANTED_AGAIN, Relaxed);
+    pub fn mark_refaulted(&self) {
+        self.table.clusters[self.cluster].marks.fetch_or(REFAULTED, Relaxed);
     }
 }
 
@@ -275,33 +283,33 @@ mod tests {
 
     #[test]
     fn a_state_keeps_what_the_store_has() {
-        let state = State(0);
-        assert_eq!((state.place(), state.in_store()), (Place::Nowhere, false));
-        let staged = state.with_in_store(true).in_block(Place::Staged, 70_000);
+        let state = PageState(0);
+        assert_eq!((state.location(), state.in_store()), (PageLocation::Untouched, false));
+        let staged = state.with_in_store(true).in_block(PageLocation::Staged, 70_000);
         assert_eq!(
-            (staged.place(), staged.in_store(), staged.block()),
-            (Place::Staged, true, 70_000)
+            (staged.location(), staged.in_store(), staged.block()),
+            (PageLocation::Staged, true, 70_000)
         );
-        let resident = staged.at(Place::Resident);
+        let resident = staged.at(PageLocation::Resident);
         assert_eq!(
-            (resident.place(), resident.in_store(), resident.block()),
-            (Place::Resident, true, 0)
+            (resident.location(), resident.in_store(), resident.block()),
+            (PageLocation::Resident, true, 0)
         );
-        let (then, now) = (Stamp::of(u32::MAX - 2), Stamp::of(7));
+        let (then, now) = (EvictionStamp::of(u32::MAX - 2), EvictionStamp::of(7));
         let stored = staged.stored(then);
-        assert_eq!((stored.place(), stored.in_store()), (Place::Stored, true));
+        assert_eq!((stored.location(), stored.in_store()), (PageLocation::Stored, true));
         assert_eq!(stored.stamp().until(now), 10);
         for place in [
-            Place::Nowhere,
-            Place::Resident,
-            Place::Stored,
-            Place::Leaving,
-            Place::Staged,
-            Place::Coming,
-            Place::Lost,
-            Place::Parting,
+            PageLocation::Untouched,
+            PageLocation::Resident,
+            PageLocation::Stored,
+            PageLocation::Evicting,
+            PageLocation::Staged,
+            PageLocation::Fetching,
+            PageLocation::Lost,
+            PageLocation::CopyingOut,
         ] {
-            assert_eq!(state.at(place).place(), place);
+            assert_eq!(state.at(place).location(), place);
         }
     }
 
@@ -309,14 +317,16 @@ mod tests {
     fn a_cluster_is_queued_once() {
         let table = PageTable::new(100).unwrap();
         assert!(table.mark_queued(3) && !table.mark_queued(3));
-        table.hold(3).mark_wanted_again();
-        assert!(table.take_wanted_again(3) && !table.take_wanted_again(3));
+        table.hold(3).mark_refaulted();
+        assert!(table.take_refaulted(3) && !table.take_refaulted(3));
         table.mark_unqueued(3);
         assert!(table.mark_queued(3));
         let held = table.hold(3);
         assert_eq!(held.pages(), 96..100);
-        for (place, away) in [(Place::Resident, 0), (Place::Leaving, 1), (Place::Stored, 1)] {
-            held.set(99, State(0).at(place));
+        for (place, away) in
+            [(PageLocation::Resident, 0), (PageLocation::Evicting, 1), (PageLocation::Stored, 1)]
+        {
+            held.set(99, PageState(0).at(place));
             assert_eq!(table.away(), away);
         }
     }

@@ -15,10 +15,10 @@ const REFUSALS: usize = 40;
 struct FullStore {
     store: EmbeddedStore,
     is_full: Arc<AtomicBool>,
-    pager: Arc<OnceLock<Arc<Shared>>>,
+    pager: Arc<OnceLock<Arc<SharedPager>>>,
 }
 
-struct FullWriter(Box<dyn PageWriter>, Arc<AtomicBool>, Arc<OnceLock<Arc<Shared>>>);
+struct FullWriter(Box<dyn PageWriter>, Arc<AtomicBool>, Arc<OnceLock<Arc<SharedPager>>>);
 
 impl PageWriter for FullWriter {
     fn put(&mut self, region: RegionId, runs: &[PutRun<'_>]) -> Result<(), StoreError> {
@@ -60,7 +60,7 @@ impl PageStore for FullStore {
     }
 }
 
-fn map(store: Arc<dyn PageStore>, options: Options) -> Option<RemoteRegion> {
+fn map(store: Arc<dyn PageStore>, options: PagerOptions) -> Option<RemoteRegion> {
     match RemoteRegion::map(store, 8 * MIB, options) {
         Err(error @ PagerError::Uffd(_)) => {
             println!("SKIP: {error}");
@@ -74,7 +74,7 @@ fn map(store: Arc<dyn PageStore>, options: Options) -> Option<RemoteRegion> {
 #[test]
 fn a_fresh_page_waits_for_memory() {
     for features in Features::ALL {
-        let options = Options { features, ..Options::resident(MIB) };
+        let options = PagerOptions { features, ..PagerOptions::resident(MIB) };
         let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
         let Some(mut region) = map(store, options) else { return };
         region.shared.uffd.refusals.store(REFUSALS, Relaxed);
@@ -90,7 +90,7 @@ fn a_page_that_cannot_be_put_back_stays_staged() {
     let (is_full, pager) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
     let store = EmbeddedStore::new(Bytes(64 * MIB));
     let store = FullStore { store, is_full: is_full.clone(), pager: pager.clone() };
-    let Some(mut region) = map(Arc::new(store), Options::resident(MIB)) else { return };
+    let Some(mut region) = map(Arc::new(store), PagerOptions::resident(MIB)) else { return };
     pager.set(region.shared.clone()).expect("it is set once");
     let number_all = |region: &mut RemoteRegion, round: u64| {
         let pages = region.as_mut_slice().chunks_exact_mut(PAGE_BYTES);
@@ -112,7 +112,7 @@ fn a_page_that_cannot_be_put_back_stays_staged() {
 #[test]
 fn pages_that_come_after_all_have_left_stay() {
     let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
-    let Some(region) = map(store, Options::resident(MIB)) else { return };
+    let Some(region) = map(store, PagerOptions::resident(MIB)) else { return };
     let page = &region.as_slice()[5 * PAGE_BYTES];
     let evicting = region.shared.evicting.lock();
     std::thread::scope(|scope| {
@@ -128,7 +128,7 @@ fn pages_that_come_after_all_have_left_stay() {
         let _ = is_done.recv_timeout(Duration::from_millis(200));
         drop(evicting);
     });
-    while region.shared.emptying.load(Relaxed) {
+    while region.shared.is_evicting_all.load(Relaxed) {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(region.counts().evicted_count, 0);
@@ -138,7 +138,7 @@ fn pages_that_come_after_all_have_left_stay() {
 #[test]
 fn all_pages_leave_whatever_the_evictor_was_doing() {
     let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
-    let Some(mut region) = map(store, Options::resident(MIB)) else { return };
+    let Some(mut region) = map(store, PagerOptions::resident(MIB)) else { return };
     for round in 1..=500u32 {
         let pages = region.as_mut_slice().chunks_exact_mut(PAGE_BYTES);
         // Each round ends at another point of the evictor's work.

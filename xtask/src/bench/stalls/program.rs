@@ -23,7 +23,8 @@ pub struct RewritingProgram {
 impl RewritingProgram {
     pub fn fill(store: &Arc<Cluster>, seed: u64) -> Result<RewritingProgram> {
         let log: pager::Log = Arc::new(|line: &str| eprintln!("{line}"));
-        let options = pager::Options { log: Some(log), ..pager::Options::resident(RESIDENT_BYTES) };
+        let options =
+            pager::PagerOptions { log: Some(log), ..pager::PagerOptions::resident(RESIDENT_BYTES) };
         let memory = RemoteRegion::map(store.clone(), REGION_BYTES, options)?;
         let versions = vec![0; memory.len() / PAGE_BYTES];
         let mut program =

@@ -2,24 +2,24 @@
 //!
 //! Kernels before Linux 6.8 cannot move pages. There they are protected from writes, copied, and dropped under
 //! the cluster's lock when the copies are put, if they are still protected: a write meanwhile is
-//! a fault, for which the handler takes the protection away ([`Place::Parting`] becomes [`Place::Resident`]),
+//! a fault, for which the handler takes the protection away ([`PageLocation::CopyingOut`] becomes [`PageLocation::Resident`]),
 //! and the copy is thrown away. This stops no device: what one writes to a page after it was copied is lost,
 //! while a page that is pinned for it is not moved. Nothing tells cheaply whether a page is pinned.
 //!
 //! A move interrupts all CPUs that run the program once for each run of adjacent pages; a copy does it once for
-//! a cluster, and once more for many clusters ([`Leaving::Cheapest`]). Copied pages are never staged: the memory
+//! a cluster, and once more for many clusters ([`EvictionMethod::Cheapest`]). Copied pages are never staged: the memory
 //! for copies is used again and again, where a staging block's would be allocated and cleared for each page,
 //! and the room goes to resident pages.
 //!
 //! Invariants: a copy is put only of a page that was protected before it was taken; such a page is dropped only
-//! while its cluster is held and it is still [`Place::Parting`], so nothing that was written since is lost.
+//! while its cluster is held and it is still [`PageLocation::CopyingOut`], so nothing that was written since is lost.
 
-use super::{Evictor, Lies, Moved, resident};
-use crate::pager::mask::{Mask, bits, ends, mask_of, run_of, runs};
-use crate::pager::options::Leaving;
+use super::{EvictedCluster, EvictedTo, Evictor, resident};
+use crate::pager::mask::{PageMask, bits, ends, mask_of, run_of, runs};
+use crate::pager::options::EvictionMethod;
 use crate::pager::stats::add;
-use crate::pager::sys::memory::{Span, drop_all};
-use crate::pager::table::{CLUSTER_PAGES, Held, Place};
+use crate::pager::sys::memory::{PageSpan, drop_all};
+use crate::pager::table::{CLUSTER_PAGES, HeldCluster, PageLocation};
 use rustix::mm::Advice;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const DROP_PAGES: u32 = 64;
 
 /// Said when the first page leaves so.
-const COPIES: &str = "pages leave by a copy under write protection, as they cannot be moved (Linux 6.8 can): do not \
+const COPYING_NOTICE: &str = "pages leave by a copy under write protection, as they cannot be moved (Linux 6.8 can): do not \
      let devices write to paged memory (direct I/O, io_uring's registered buffers), as what one writes to a \
      page after its copy is lost";
 
@@ -36,10 +36,12 @@ impl Evictor {
     /// to until the copies are put will leave. Pages that may not be read stay.
     ///
     /// The program may have had the kernel drop a page of them, past us: that page is zeros from now on.
-    pub(super) fn copy_out(&mut self, cluster: usize) -> Moved {
+    pub(super) fn copy_out(&mut self, cluster: usize) -> EvictedCluster {
         let shared = self.shared.clone();
-        if shared.leaving == Leaving::Copied && !shared.said_copies.swap(true, Relaxed) {
-            shared.log(COPIES);
+        if shared.eviction_method == EvictionMethod::Copied
+            && !shared.has_logged_copies.swap(true, Relaxed)
+        {
+            shared.log(COPYING_NOTICE);
         }
         let first = cluster * CLUSTER_PAGES;
         let held = shared.table.hold(cluster);
@@ -49,7 +51,7 @@ impl Evictor {
         // All at once, with what lies between: none of that is here. Where a mapping ends there, each run.
         let (begin, end) = ends(wanted);
         let together = end > begin && protect(begin, end - begin);
-        let lies = Lies::Copied { first: self.copies_used as u32 };
+        let location = EvictedTo::Copied { first: self.copy_buffer_used as u32 };
         let mut pages = 0;
         for (bit, count) in runs(wanted) {
             if together || protect(bit, count) {
@@ -60,12 +62,12 @@ impl Evictor {
             // If it cannot be made zeros, it is here, and may not be read.
             let _ = shared.uffd.zero(shared.arena.span(first + bit, 1));
         }
-        let moved = Moved::new(cluster, lies, pages);
+        let moved = EvictedCluster::new(cluster, location, pages);
         for bit in bits(pages) {
-            held.set(first + bit, lies.of(held.get(first + bit)));
+            held.set(first + bit, location.of(held.get(first + bit)));
         }
         if wanted != pages {
-            self.stay(&moved, &held, wanted & !pages);
+            self.cancel_copies(&moved, &held, wanted & !pages);
             add(&shared.stats.stuck_count, (wanted & !pages).count_ones() as usize);
             // They are looked at again when their turn comes.
             shared.enqueue(cluster);
@@ -74,15 +76,16 @@ impl Evictor {
     }
 
     /// Copies a run, but for pages that may not be read or are not there; returns which.
-    fn copy_run(&mut self, first: usize, bit: usize, count: usize) -> Mask {
+    fn copy_run(&mut self, first: usize, bit: usize, count: usize) -> PageMask {
         let shared = self.shared.clone();
         // Only where all pages are moved there is none.
         let Some(own_memory) = &shared.own_memory else { return 0 };
         let (mut copied, mut at, end) = (0, bit, bit + count);
         while at < end {
             let from = self.shared.arena.span(first + at, end - at);
-            let done = own_memory.copy(self.copies.span(self.copies_used, end - at), from);
-            self.copies_used += done;
+            let done =
+                own_memory.copy(self.copy_buffer.span(self.copy_buffer_used, end - at), from);
+            self.copy_buffer_used += done;
             copied |= run_of(at, done);
             at += done + 1;
         }
@@ -90,14 +93,19 @@ impl Evictor {
     }
 
     /// Pages that were to leave by a copy do not.
-    pub(super) fn stay(&self, moved: &Moved, held: &Held<'_>, pages: Mask) {
+    pub(super) fn cancel_copies(
+        &self,
+        moved: &EvictedCluster,
+        held: &HeldCluster<'_>,
+        pages: PageMask,
+    ) {
         let shared = &self.shared;
         for bit in bits(pages) {
             let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
-            if moved.is_leaving(held, bit) {
-                held.set(page, state.at(Place::Resident));
+            if moved.is_evicting(held, bit) {
+                held.set(page, state.at(PageLocation::Resident));
             }
-            if held.get(page).place() == Place::Resident
+            if held.get(page).location() == PageLocation::Resident
                 && let Err(error) = shared.uffd.protect(shared.arena.span(page, 1), false)
             {
                 // Whoever writes to it asks for it, and it is tried again.
@@ -108,29 +116,34 @@ impl Evictor {
 
     /// Drops copied pages of clusters that are held; returns which of each. One call interrupts the CPUs that
     /// run the program once, if all can be dropped and the kernel can do so (Linux 6.16 can).
-    pub(super) fn drop_copied(&self, all: &[Moved], held: &[Held<'_>], was_put: bool) -> Vec<Mask> {
-        let leaving = |(moved, held): (&Moved, &Held<'_>)| {
+    pub(super) fn drop_copied(
+        &self,
+        all: &[EvictedCluster],
+        held: &[HeldCluster<'_>],
+        was_put: bool,
+    ) -> Vec<PageMask> {
+        let leaving = |(moved, held): (&EvictedCluster, &HeldCluster<'_>)| {
             let kept = if was_put { 0 } else { moved.changed };
-            let leaving = bits(moved.pages & !kept).filter(|bit| moved.is_leaving(held, *bit));
+            let leaving = bits(moved.pages & !kept).filter(|bit| moved.is_evicting(held, *bit));
             if moved.is_copied() { mask_of(leaving) } else { 0 }
         };
-        let leaving: Vec<Mask> = all.iter().zip(held).map(leaving).collect();
+        let leaving: Vec<PageMask> = all.iter().zip(held).map(leaving).collect();
         let each = || all.iter().zip(&leaving);
         let spans = each().flat_map(|(moved, leaving)| {
             runs(*leaving).map(|(bit, count)| self.shared.arena.span(moved.page(bit), count))
         });
-        let spans: Vec<Span<'_>> = spans.collect();
+        let spans: Vec<PageSpan<'_>> = spans.collect();
         if spans.is_empty() || drop_all(&spans) {
             return leaving;
         }
-        let drop_runs = |(moved, leaving): (&Moved, &Mask)| {
+        let drop_runs = |(moved, leaving): (&EvictedCluster, &PageMask)| {
             runs(*leaving).fold(0, |gone, (bit, count)| gone | self.drop_run(moved, bit, count))
         };
         each().map(drop_runs).collect()
     }
 
     /// Drops a run of pages, but for those that are locked; returns which.
-    fn drop_run(&self, moved: &Moved, bit: usize, count: usize) -> Mask {
+    fn drop_run(&self, moved: &EvictedCluster, bit: usize, count: usize) -> PageMask {
         let drop = |bit: usize, count: usize| {
             let span = self.shared.arena.span(moved.page(bit), count);
             span.advise(Advice::LinuxDontNeed).is_ok()
@@ -146,9 +159,9 @@ impl Evictor {
 }
 
 /// How many clusters of a batch are dropped together: copied ones, none of them twice.
-pub(super) fn dropped_together(batch: &[Moved]) -> usize {
+pub(super) fn dropped_together(batch: &[EvictedCluster]) -> usize {
     let mut pages = 0;
-    let mut fits = |(nth, moved): &(usize, &Moved)| {
+    let mut fits = |(nth, moved): &(usize, &EvictedCluster)| {
         pages += moved.pages.count_ones();
         let is_new = batch[..*nth].iter().all(|before| before.cluster != moved.cluster);
         moved.is_copied() && is_new && pages <= DROP_PAGES

@@ -7,9 +7,9 @@ use rustix::thread::futex::{self, Flags, Timespec};
 use std::sync::atomic::{AtomicU32, Ordering::*};
 use std::time::Duration;
 
-const OPEN: u32 = 0;
-const HELD: u32 = 1;
-const WAITED_FOR: u32 = 2;
+const UNLOCKED: u32 = 0;
+const LOCKED: u32 = 1;
+const CONTENDED: u32 = 2;
 
 /// A mutual exclusion.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ unsafe impl Zeroed for Lock {}
 impl Lock {
     /// Waits until it is ours.
     pub fn lock(&self) -> Guard<'_> {
-        if self.0.compare_exchange(OPEN, HELD, Acquire, Relaxed).is_err() {
+        if self.0.compare_exchange(UNLOCKED, LOCKED, Acquire, Relaxed).is_err() {
             self.wait();
         }
         Guard(self)
@@ -30,19 +30,19 @@ impl Lock {
     #[cold]
     fn wait(&self) {
         for _ in 0..100 {
-            if self.0.compare_exchange(OPEN, HELD, Acquire, Relaxed).is_ok() {
+            if self.0.compare_exchange(UNLOCKED, LOCKED, Acquire, Relaxed).is_ok() {
                 return;
             }
             std::hint::spin_loop();
         }
-        while self.0.swap(WAITED_FOR, Acquire) != OPEN {
+        while self.0.swap(CONTENDED, Acquire) != UNLOCKED {
             // An early return only means another look.
-            let _ = futex::wait(&self.0, Flags::PRIVATE, WAITED_FOR, None);
+            let _ = futex::wait(&self.0, Flags::PRIVATE, CONTENDED, None);
         }
     }
 
     fn unlock(&self) {
-        if self.0.swap(OPEN, Release) == WAITED_FOR {
+        if self.0.swap(UNLOCKED, Release) == CONTENDED {
             // The word is ours, so the call cannot fail.
             let _ = futex::wake(&self.0, Flags::PRIVATE, 1);
         }
@@ -51,17 +51,17 @@ impl Lock {
 
 impl Lock {
     /// Whether nobody holds it, at this moment: what its last holder did is seen then.
-    pub fn is_open(&self) -> bool {
-        self.0.load(Acquire) == OPEN
+    pub fn is_unlocked(&self) -> bool {
+        self.0.load(Acquire) == UNLOCKED
     }
 
     /// Waits until it is ours, and keeps it past this call: a fork copies the lock as it is.
-    pub fn keep(&self) {
+    pub fn raw_lock(&self) {
         std::mem::forget(self.lock());
     }
 
-    /// Opens what [`Self::keep`] closed, in the process that did or its child.
-    pub fn reopen(&self) {
+    /// Opens what [`Self::raw_lock`] closed, in the process that did or its child.
+    pub fn raw_unlock(&self) {
         self.unlock();
     }
 }

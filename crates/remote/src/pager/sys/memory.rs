@@ -54,7 +54,7 @@ impl Pages {
     }
 
     /// All of it.
-    pub fn all(&self) -> Span<'_> {
+    pub fn all(&self) -> PageSpan<'_> {
         self.span(0, self.count)
     }
 
@@ -62,9 +62,9 @@ impl Pages {
     ///
     /// # Panics
     /// If they are not inside.
-    pub fn span(&self, first: usize, count: usize) -> Span<'_> {
+    pub fn span(&self, first: usize, count: usize) -> PageSpan<'_> {
         assert!(first.checked_add(count).is_some_and(|end| end <= self.count));
-        Span { pages: self, first, count }
+        PageSpan { pages: self, first, count }
     }
 
     /// Number of the page at an address, if it is inside.
@@ -119,13 +119,13 @@ impl Drop for Pages {
 
 /// Some pages of a mapping.
 #[derive(Debug, Clone, Copy)]
-pub struct Span<'a> {
+pub struct PageSpan<'a> {
     pages: &'a Pages,
     first: usize,
     count: usize,
 }
 
-impl Span<'_> {
+impl PageSpan<'_> {
     /// Of the first byte.
     pub fn address(self) -> u64 {
         self.pages.address() + (self.first * PAGE_BYTES) as u64
@@ -153,7 +153,7 @@ impl Span<'_> {
     }
 }
 
-impl Span<'_> {
+impl PageSpan<'_> {
     /// Maps zeros in place of whatever is there, as [`Pages::reserve`] does, but with no part in a fork.
     pub(in crate::pager) fn map_anew(self) -> Result<(), Errno> {
         let (at, protection) = (self.address() as *mut _, ProtFlags::READ | ProtFlags::WRITE);
@@ -168,17 +168,17 @@ impl Span<'_> {
 
 /// An empty file, behind whose end there is nothing: who touches a page that it is mapped to gets SIGBUS.
 #[derive(Debug)]
-pub struct NoFile(OwnedFd);
+pub struct EmptyFile(OwnedFd);
 
-impl NoFile {
+impl EmptyFile {
     /// A new one.
-    pub fn open() -> io::Result<NoFile> {
+    pub fn open() -> io::Result<EmptyFile> {
         let file = rustix::fs::memfd_create("pagetax-lost", rustix::fs::MemfdFlags::CLOEXEC)?;
-        Ok(NoFile(out_of_the_way(file)))
+        Ok(EmptyFile(out_of_the_way(file)))
     }
 
     /// Maps it in place of these pages. The kernel makes one mapping of neighbours, as they are so in the file.
-    pub(in crate::pager) fn replace(&self, at: Span<'_>) -> Result<(), Errno> {
+    pub(in crate::pager) fn replace(&self, at: PageSpan<'_>) -> Result<(), Errno> {
         let (address, offset) = (at.address() as *mut _, (at.first * PAGE_BYTES) as u64);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
@@ -189,13 +189,13 @@ impl NoFile {
     }
 }
 
-fn part_of(span: Span<'_>) -> libc::iovec {
+fn part_of(span: PageSpan<'_>) -> libc::iovec {
     libc::iovec { iov_base: span.address() as *mut libc::c_void, iov_len: span.bytes() }
 }
 
 /// Drops pages with one call, which only the pager makes; whether all are gone. What is not can be dropped one
 /// by one, and what is, once more.
-pub(in crate::pager) fn drop_all(spans: &[Span<'_>]) -> bool {
+pub(in crate::pager) fn drop_all(spans: &[PageSpan<'_>]) -> bool {
     /// `PIDFD_SELF_THREAD` of `linux/pidfd.h`: who calls.
     const CALLER: libc::c_int = -10_000;
     let parts: Vec<libc::iovec> = spans.iter().copied().map(part_of).collect();
@@ -241,7 +241,7 @@ impl OwnMemory {
     /// Copies pages of a program, which may be writing to them, to as many pages of the pager that nobody
     /// reads yet; returns how many, fewer where one is missing or may not be read. The system copies, so that
     /// what the program does with its memory meanwhile is no fault of ours.
-    pub(in crate::pager) fn copy(&self, to: Span<'_>, from: Span<'_>) -> usize {
+    pub(in crate::pager) fn copy(&self, to: PageSpan<'_>, from: PageSpan<'_>) -> usize {
         let len = to.bytes().min(from.bytes());
         // SAFETY: reads and writes whole pages inside live mappings of the pager, and fails where they
         // may not be touched. Nobody holds a reference to what is written, as the caller promises.
@@ -266,18 +266,18 @@ unsafe impl Zeroed for AtomicU64 {}
 
 /// A table of zeros that takes memory only where it is written to.
 #[derive(Debug)]
-pub struct Table<T> {
+pub struct ZeroedTable<T> {
     pages: Pages,
     len: usize,
     entries: std::marker::PhantomData<T>,
 }
 
-impl<T: Zeroed> Table<T> {
+impl<T: Zeroed> ZeroedTable<T> {
     /// With this many entries.
-    pub fn new(len: usize) -> io::Result<Table<T>> {
+    pub fn new(len: usize) -> io::Result<ZeroedTable<T>> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let pages = Pages::reserve(bytes.div_ceil(PAGE_BYTES).max(1))?;
-        Ok(Table { pages, len, entries: std::marker::PhantomData })
+        Ok(ZeroedTable { pages, len, entries: std::marker::PhantomData })
     }
 
     /// Has the processor fetch an entry, without waiting for it.
@@ -294,7 +294,7 @@ impl<T: Zeroed> Table<T> {
     }
 }
 
-impl<T: Zeroed> Deref for Table<T> {
+impl<T: Zeroed> Deref for ZeroedTable<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {

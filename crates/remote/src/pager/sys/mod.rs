@@ -4,7 +4,7 @@
 //! for the pager, whatever the caller does.
 #![allow(unsafe_code)]
 
-pub mod awake;
+pub mod idle_poll;
 pub mod lock;
 pub mod memory;
 pub mod sigbus;

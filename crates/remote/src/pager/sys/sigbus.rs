@@ -19,24 +19,24 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 const REGIONS_MAX: usize = 64;
 
 /// Gets pages for the thread that touched them.
-pub trait Serve: Send + Sync {
+pub trait ServeFault: Send + Sync {
     /// Whether the page is there, or another touch will tell. Called in a signal handler, with all signals blocked.
     fn serve(&self, fault: Fault) -> bool;
 }
 
 /// One region. Free while it has no server.
-struct Slot {
+struct RegionSlot {
     start: AtomicU64,
     end: AtomicU64,
-    server: AtomicPtr<Box<dyn Serve>>,
+    server: AtomicPtr<Box<dyn ServeFault>>,
     /// Threads that may be using the server.
     users: AtomicU32,
 }
 
-impl Slot {
-    const fn free() -> Slot {
+impl RegionSlot {
+    const fn free() -> RegionSlot {
         let (start, end) = (AtomicU64::new(0), AtomicU64::new(0));
-        Slot { start, end, server: AtomicPtr::new(ptr::null_mut()), users: AtomicU32::new(0) }
+        RegionSlot { start, end, server: AtomicPtr::new(ptr::null_mut()), users: AtomicU32::new(0) }
     }
 
     /// Serves a fault; false if it is none of this region's, or its page is lost.
@@ -56,24 +56,24 @@ impl Slot {
     }
 }
 
-static SLOTS: [Slot; REGIONS_MAX] = [const { Slot::free() }; REGIONS_MAX];
+static REGION_SLOTS: [RegionSlot; REGIONS_MAX] = [const { RegionSlot::free() }; REGIONS_MAX];
 /// Held by who takes or frees a slot.
 static TAKING: Mutex<()> = Mutex::new(());
 /// The action that the program had.
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+static PREVIOUS_ACTION: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A region that is served.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServedRegion {
     slot: usize,
-    server: *mut Box<dyn Serve>,
+    server: *mut Box<dyn ServeFault>,
 }
 
 // SAFETY: the server, which may be used from any thread, belongs to this; the slot is an index.
-unsafe impl Send for Served {}
+unsafe impl Send for ServedRegion {}
 
 /// Has threads that touch these pages serve themselves from now on.
-pub fn serve(pages: &Pages, count: usize, server: Box<dyn Serve>) -> io::Result<Served> {
+pub fn serve(pages: &Pages, count: usize, server: Box<dyn ServeFault>) -> io::Result<ServedRegion> {
     if !cfg!(target_arch = "x86_64") {
         let why = "what a thread wanted of a page is only known on x86-64 processors";
         return Err(io::Error::new(io::ErrorKind::Unsupported, why));
@@ -81,20 +81,20 @@ pub fn serve(pages: &Pages, count: usize, server: Box<dyn Serve>) -> io::Result<
     let all = pages.span(0, count);
     let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
     act()?;
-    let free = SLOTS.iter().position(|slot| slot.server.load(SeqCst).is_null());
+    let free = REGION_SLOTS.iter().position(|slot| slot.server.load(SeqCst).is_null());
     let why = "64 regions of this process are served in place already";
     let at = free.ok_or_else(|| io::Error::new(io::ErrorKind::QuotaExceeded, why))?;
     let server = Box::into_raw(Box::new(server));
-    SLOTS[at].start.store(all.address(), Relaxed);
-    SLOTS[at].end.store(all.address() + all.bytes() as u64, Relaxed);
-    SLOTS[at].server.store(server, SeqCst);
-    Ok(Served { slot: at, server })
+    REGION_SLOTS[at].start.store(all.address(), Relaxed);
+    REGION_SLOTS[at].end.store(all.address() + all.bytes() as u64, Relaxed);
+    REGION_SLOTS[at].server.store(server, SeqCst);
+    Ok(ServedRegion { slot: at, server })
 }
 
-impl Drop for Served {
+impl Drop for ServedRegion {
     fn drop(&mut self) {
         let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = &SLOTS[self.slot];
+        let slot = &REGION_SLOTS[self.slot];
         slot.end.store(0, Relaxed);
         // Not so in the child of a fork, which has none of its parent's.
         if slot.server.compare_exchange(self.server, ptr::null_mut(), SeqCst, SeqCst).is_ok() {
@@ -109,7 +109,7 @@ impl Drop for Served {
 
 /// Makes this the process's action, once.
 fn act() -> io::Result<()> {
-    if BEFORE.get().is_some() {
+    if PREVIOUS_ACTION.get().is_some() {
         return Ok(());
     }
     let checked = |result| if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
@@ -118,7 +118,7 @@ fn act() -> io::Result<()> {
     unsafe {
         let mut before: libc::sigaction = std::mem::zeroed();
         checked(libc::sigaction(libc::SIGBUS, ptr::null(), &mut before))?;
-        BEFORE.get_or_init(|| before);
+        PREVIOUS_ACTION.get_or_init(|| before);
         // A child has to ask anew, for the regions that it gets.
         libc::pthread_atfork(None, None, Some(forget_all));
         let mut ours: libc::sigaction = std::mem::zeroed();
@@ -132,7 +132,7 @@ fn act() -> io::Result<()> {
 }
 
 extern "C" fn forget_all() {
-    for slot in &SLOTS {
+    for slot in &REGION_SLOTS {
         slot.end.store(0, Relaxed);
         slot.server.store(ptr::null_mut(), SeqCst);
         slot.users.store(0, SeqCst);
@@ -148,7 +148,7 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         // signal that somebody sent.
         let may_be_ours = (*info).si_code == libc::BUS_ADRERR;
         let fault = fault_of((*info).si_addr() as u64, &*context.cast());
-        if !may_be_ours || !SLOTS.iter().any(|slot| slot.serve(fault)) {
+        if !may_be_ours || !REGION_SLOTS.iter().any(|slot| slot.serve(fault)) {
             pass_on(signal, info, context);
         }
         *libc::__errno_location() = errno;
@@ -177,7 +177,7 @@ fn fault_of(address: u64, _: &libc::ucontext_t) -> Fault {
 /// # Safety
 /// With what the kernel handed to the handler that calls it.
 unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let Some(before) = BEFORE.get() else { return };
+    let Some(before) = PREVIOUS_ACTION.get() else { return };
     // SAFETY: as the caller promises; a handler of the program's is a function of the kind that its flags say.
     unsafe {
         let was_sent = (*info).si_code <= 0;
@@ -196,8 +196,9 @@ unsafe fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c
                 }
                 allow_signals(signal, before, &*context.cast());
                 if before.sa_flags & libc::SA_SIGINFO != 0 {
-                    type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
-                    std::mem::transmute::<usize, Handler>(handler)(signal, info, context);
+                    type SignalHandler =
+                        extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+                    std::mem::transmute::<usize, SignalHandler>(handler)(signal, info, context);
                 } else {
                     std::mem::transmute::<usize, extern "C" fn(i32)>(handler)(signal);
                 }

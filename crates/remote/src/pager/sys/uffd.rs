@@ -4,7 +4,7 @@
 //! `UFFD_USER_MODE_ONLY` since 5.11, POISON since 6.6, MOVE since 6.8), written down here as the crates that wrap it
 //! lack the last two.
 
-use super::memory::{NoFile, Pages, Span};
+use super::memory::{EmptyFile, PageSpan, Pages};
 use super::{out_of_the_way, put_in_place};
 use crate::page::PAGE_BYTES;
 use crate::pager::options::{Features, Serving};
@@ -40,29 +40,29 @@ const fn number<T>(nr: u8) -> ioctl::Opcode {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Range {
+struct UffdRange {
     start: u64,
     len: u64,
 }
 
 #[repr(C)]
 #[derive(Default)]
-struct Api {
+struct UffdApi {
     api: u64,
     features: u64,
     ioctls: u64,
 }
 
 #[repr(C)]
-struct Register {
-    range: Range,
+struct UffdRegister {
+    range: UffdRange,
     mode: u64,
     ioctls: u64,
 }
 
 /// `uffdio_copy` and `uffdio_move`.
 #[repr(C)]
-struct Transfer {
+struct UffdTransfer {
     dst: u64,
     src: u64,
     len: u64,
@@ -72,23 +72,23 @@ struct Transfer {
 
 /// `uffdio_zeropage` and `uffdio_poison`.
 #[repr(C)]
-struct Place {
-    range: Range,
+struct UffdFill {
+    range: UffdRange,
     mode: u64,
     done: i64,
 }
 
 /// `uffdio_writeprotect`.
 #[repr(C)]
-struct Protect {
-    range: Range,
+struct UffdProtect {
+    range: UffdRange,
     mode: u64,
 }
 
 /// `uffd_msg`, with the fields of a page fault.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Message {
+struct UffdMessage {
     event: u8,
     reserved: [u8; 7],
     flags: u64,
@@ -97,8 +97,9 @@ struct Message {
     reserved_end: u32,
 }
 
-const _: () = assert!(size_of::<Message>() == 32);
-const _: () = assert!(number::<Transfer>(5) == 0xC028_AA05 && number::<Place>(8) == 0xC020_AA08);
+const _: () = assert!(size_of::<UffdMessage>() == 32);
+const _: () =
+    assert!(number::<UffdTransfer>(5) == 0xC028_AA05 && number::<UffdFill>(8) == 0xC020_AA08);
 
 /// A thread that waits for a page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -122,7 +123,7 @@ pub struct Uffd {
     fd: OwnedFd,
     features: Features,
     /// Stands in for poison.
-    no_file: Option<NoFile>,
+    empty_file: Option<EmptyFile>,
     /// Tests: so many fills are refused for want of memory.
     #[cfg(test)]
     pub refusals: std::sync::atomic::AtomicUsize,
@@ -233,20 +234,21 @@ impl Uffd {
         let mut uffd = Uffd {
             fd: out_of_the_way(fd),
             features: wanted,
-            no_file: None,
+            empty_file: None,
             #[cfg(test)]
             refusals: Default::default(),
         };
-        uffd.features = uffd.greet(wanted, if in_place { FEATURE_SIGBUS } else { 0 })?;
+        uffd.features =
+            uffd.negotiate_features(wanted, if in_place { FEATURE_SIGBUS } else { 0 })?;
         if !uffd.features.can_poison() {
-            uffd.no_file = Some(NoFile::open()?);
+            uffd.empty_file = Some(EmptyFile::open()?);
         }
         Ok((uffd, access))
     }
 
     /// Asks for as many of these features as the kernel has, and says which: a descriptor that refused can be
     /// asked again.
-    fn greet(&self, wanted: Features, also: u64) -> Result<Features, UffdError> {
+    fn negotiate_features(&self, wanted: Features, also: u64) -> Result<Features, UffdError> {
         let bits = |features: Features| {
             let moves = if features.can_move() { FEATURE_MOVE } else { 0 };
             let poisons = if features.can_poison() { FEATURE_POISON } else { 0 };
@@ -254,8 +256,8 @@ impl Uffd {
         };
         let from = Features::ALL.iter().position(|each| *each == wanted).unwrap_or(0);
         for features in &Features::ALL[from..] {
-            let mut api = Api { api: API, features: bits(*features), ioctls: 0 };
-            match self.control::<{ number::<Api>(0x3F) }, _>(&mut api) {
+            let mut api = UffdApi { api: API, features: bits(*features), ioctls: 0 };
+            match self.control::<{ number::<UffdApi>(0x3F) }, _>(&mut api) {
                 Ok(()) => return Ok(*features),
                 Err(Errno::INVAL) => {}
                 // Features that need the right to see other processes' memory; none of ours do.
@@ -281,13 +283,13 @@ impl Uffd {
     fn control<const NUMBER: ioctl::Opcode, T>(&self, argument: &mut T) -> Result<(), Errno> {
         // SAFETY: each number in this file is paired with the structure that the kernel's header
         // gives it (asserted above where they share one), and the structures are plain integers. The
-        // addresses in them are those of this crate's own mappings (`Span`), registered with this
+        // addresses in them are those of this crate's own mappings (`PageSpan`), registered with this
         // descriptor, so that the kernel fills, takes or drops only whole pages of theirs.
         unsafe { ioctl::ioctl(&self.fd, Updater::<NUMBER, T>::new(argument)) }
     }
 
     /// From now on this descriptor reports missing pages of a mapping, and writes to protected ones.
-    pub fn register_paged(&self, at: Span<'_>) -> Result<(), Errno> {
+    pub fn register_paged(&self, at: PageSpan<'_>) -> Result<(), Errno> {
         self.register(at, MODE_MISSING | MODE_WP)
     }
 
@@ -296,14 +298,14 @@ impl Uffd {
         self.register(pages.all(), MODE_WP)
     }
 
-    fn register(&self, at: Span<'_>, mode: u64) -> Result<(), Errno> {
-        let mut register = Register { range: range(at), mode, ioctls: 0 };
-        self.control::<{ number::<Register>(0) }, _>(&mut register)
+    fn register(&self, at: PageSpan<'_>, mode: u64) -> Result<(), Errno> {
+        let mut register = UffdRegister { range: range(at), mode, ioctls: 0 };
+        self.control::<{ number::<UffdRegister>(0) }, _>(&mut register)
     }
 
     /// Blocks until threads wait for pages; returns how many faults were written.
     pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX]) -> io::Result<usize> {
-        let mut messages = [Message::default(); FAULTS_MAX];
+        let mut messages = [UffdMessage::default(); FAULTS_MAX];
         // SAFETY: messages are plain integers, for which any bytes are valid; the slice covers
         // exactly the array.
         let bytes = unsafe {
@@ -312,7 +314,7 @@ impl Uffd {
                 size_of_val(&messages),
             )
         };
-        let read = rustix::io::read(&self.fd, bytes)? / size_of::<Message>();
+        let read = rustix::io::read(&self.fd, bytes)? / size_of::<UffdMessage>();
         let page_faults = messages[..read].iter().filter(|m| m.event == EVENT_PAGEFAULT);
         let mut count = 0;
         for (fault, message) in faults.iter_mut().zip(page_faults) {
@@ -333,35 +335,35 @@ impl Uffd {
     }
 
     /// Fills missing pages with these bytes and wakes who waits; pages that are there stay.
-    pub fn copy(&self, to: Span<'_>, bytes: &[u8]) -> Result<(), Errno> {
+    pub fn copy(&self, to: PageSpan<'_>, bytes: &[u8]) -> Result<(), Errno> {
         self.fill(to, bytes, 0)
     }
 
     /// The same, but those who wait go on waiting until they are woken.
-    pub fn copy_quietly(&self, to: Span<'_>, bytes: &[u8]) -> Result<(), Errno> {
+    pub fn copy_without_wake(&self, to: PageSpan<'_>, bytes: &[u8]) -> Result<(), Errno> {
         self.fill(to, bytes, DONT_WAKE)
     }
 
-    fn fill(&self, to: Span<'_>, bytes: &[u8], mode: u64) -> Result<(), Errno> {
+    fn fill(&self, to: PageSpan<'_>, bytes: &[u8], mode: u64) -> Result<(), Errno> {
         let len = to.bytes().min(bytes.len()) as u64;
         let (start, src) = (to.address(), bytes.as_ptr() as u64);
         self.refuse_for_a_test()?;
         each_part(start, len, |at, len| {
             let src = src + (at - start);
-            let mut transfer = Transfer { dst: at, src, len, mode, done: 0 };
-            let result = self.control::<{ number::<Transfer>(3) }, _>(&mut transfer);
+            let mut transfer = UffdTransfer { dst: at, src, len, mode, done: 0 };
+            let result = self.control::<{ number::<UffdTransfer>(3) }, _>(&mut transfer);
             (result, transfer.done)
         })?;
         Ok(())
     }
 
     /// Makes missing pages read as zeros and wakes who waits. Returns how many were missing.
-    pub fn zero(&self, to: Span<'_>) -> Result<usize, Errno> {
-        let Range { start, len } = range(to);
+    pub fn zero(&self, to: PageSpan<'_>) -> Result<usize, Errno> {
+        let UffdRange { start, len } = range(to);
         self.refuse_for_a_test()?;
         each_part(start, len, |start, len| {
-            let mut place = Place { range: Range { start, len }, mode: 0, done: 0 };
-            let result = self.control::<{ number::<Place>(4) }, _>(&mut place);
+            let mut place = UffdFill { range: UffdRange { start, len }, mode: 0, done: 0 };
+            let result = self.control::<{ number::<UffdFill>(4) }, _>(&mut place);
             (result, place.done)
         })
     }
@@ -387,21 +389,21 @@ impl Uffd {
     /// comes back from a hole that it finds after it had to try again for a page, which is what a page becomes that
     /// the program drops meanwhile. Asked without, it stops at a hole (ENOENT). Nor does it tell then of a page
     /// that it did move: it says that it exists where it went (EEXIST).
-    pub fn move_pages(&self, to: Span<'_>, from: Span<'_>) -> (usize, Option<Errno>) {
+    pub fn move_pages(&self, to: PageSpan<'_>, from: PageSpan<'_>) -> (usize, Option<Errno>) {
         let len = to.bytes().min(from.bytes()) as u64;
         let (mut moved, mut retries) = (0, 0);
         if let Err(refused) = self.refuse_for_a_test() {
             return (0, Some(refused));
         }
         while moved < len {
-            let mut transfer = Transfer {
+            let mut transfer = UffdTransfer {
                 dst: to.address() + moved,
                 src: from.address() + moved,
                 len: len - moved,
                 mode: DONT_WAKE,
                 done: 0,
             };
-            let result = self.control::<{ number::<Transfer>(5) }, _>(&mut transfer);
+            let result = self.control::<{ number::<UffdTransfer>(5) }, _>(&mut transfer);
             moved += transfer.done.max(0) as u64;
             match result {
                 Err(Errno::AGAIN) if transfer.done > 0 || retries < 100 => retries += 1,
@@ -419,16 +421,16 @@ impl Uffd {
 
     /// Has writes to those of these pages that are there wait, from when this returns on; or lets them pass
     /// again, and wakes who waits.
-    pub fn protect(&self, at: Span<'_>, is_protected: bool) -> Result<(), Errno> {
+    pub fn protect(&self, at: PageSpan<'_>, is_protected: bool) -> Result<(), Errno> {
         let mode = if is_protected { PROTECT } else { 0 };
-        let mut protect = Protect { range: range(at), mode };
-        self.control::<{ number::<Protect>(6) }, _>(&mut protect)
+        let mut protect = UffdProtect { range: range(at), mode };
+        self.control::<{ number::<UffdProtect>(6) }, _>(&mut protect)
     }
 
     /// Wakes who waits for these pages; they look again.
-    pub fn wake(&self, at: Span<'_>) {
+    pub fn wake(&self, at: PageSpan<'_>) {
         let mut range = range(at);
-        const WAKE: ioctl::Opcode = opcode::read::<Range>(GROUP, 2);
+        const WAKE: ioctl::Opcode = opcode::read::<UffdRange>(GROUP, 2);
         // A wake of a registered range cannot fail.
         let _ = self.control::<WAKE, _>(&mut range);
     }
@@ -438,13 +440,13 @@ impl Uffd {
     ///
     /// Where the kernel has no poison, an empty file is mapped in place of the page. That takes a mapping, of which
     /// a process has not many (`vm.max_map_count`); those of neighbours become one.
-    pub fn poison(&self, at: Span<'_>) -> Result<(), Errno> {
-        if let Some(no_file) = &self.no_file {
-            return if self.is_paged(at) { no_file.replace(at) } else { Ok(()) };
+    pub fn poison(&self, at: PageSpan<'_>) -> Result<(), Errno> {
+        if let Some(empty_file) = &self.empty_file {
+            return if self.is_paged(at) { empty_file.replace(at) } else { Ok(()) };
         }
         loop {
-            let mut place = Place { range: range(at), mode: 0, done: 0 };
-            match self.control::<{ number::<Place>(8) }, _>(&mut place) {
+            let mut place = UffdFill { range: range(at), mode: 0, done: 0 };
+            match self.control::<{ number::<UffdFill>(8) }, _>(&mut place) {
                 Ok(()) | Err(Errno::EXIST | Errno::NOENT | Errno::SRCH) => return Ok(()),
                 // The process's mappings are just changing.
                 Err(Errno::AGAIN) => {}
@@ -454,8 +456,8 @@ impl Uffd {
     }
 
     /// Has memory that was poisoned read as zeros again, which are asked for as at first.
-    pub fn cure(&self, at: Span<'_>) -> Result<(), Errno> {
-        if self.no_file.is_some() && !self.is_paged(at) {
+    pub fn unpoison(&self, at: PageSpan<'_>) -> Result<(), Errno> {
+        if self.empty_file.is_some() && !self.is_paged(at) {
             at.map_anew()?;
             self.register(at, MODE_MISSING | MODE_WP)?;
         }
@@ -464,11 +466,11 @@ impl Uffd {
     }
 
     /// Whether faults of these pages come to this descriptor.
-    fn is_paged(&self, at: Span<'_>) -> bool {
+    fn is_paged(&self, at: PageSpan<'_>) -> bool {
         // What is there stays writable, and who waits goes on waiting. A kernel without poison cannot move pages
         // either, so that all paged memory is registered for write protection.
-        let mut protect = Protect { range: range(at), mode: PROTECT_DONT_WAKE };
-        self.control::<{ number::<Protect>(6) }, _>(&mut protect).is_ok()
+        let mut protect = UffdProtect { range: range(at), mode: PROTECT_DONT_WAKE };
+        self.control::<{ number::<UffdProtect>(6) }, _>(&mut protect).is_ok()
     }
 }
 
@@ -495,8 +497,8 @@ fn each_part(
     Ok(pages)
 }
 
-fn range(span: Span<'_>) -> Range {
-    Range { start: span.address(), len: span.bytes() as u64 }
+fn range(span: PageSpan<'_>) -> UffdRange {
+    UffdRange { start: span.address(), len: span.bytes() as u64 }
 }
 
 fn open_device() -> io::Result<OwnedFd> {

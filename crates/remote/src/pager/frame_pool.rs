@@ -22,7 +22,7 @@ const LIMIT_PER_SPARE: usize = 64;
 
 /// What is in a spare that is put back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Frames {
+pub enum SpareFrames {
     /// Each of its pages.
     All,
     /// Nothing.
@@ -34,7 +34,7 @@ pub enum Frames {
 /// See the module. Only who serves faults, evicts or forks takes its locks: a fork waits for the first two, so that
 /// its child finds them open.
 #[derive(Debug)]
-pub struct Spares {
+pub struct FramePool {
     empty: Mutex<Vec<Pages>>,
     full: Mutex<Vec<Pages>>,
     /// Pages of full ones. Beside the lock, as anybody may ask for them while another thread forks.
@@ -43,14 +43,14 @@ pub struct Spares {
     wanted: AtomicUsize,
 }
 
-impl Spares {
+impl FramePool {
     /// Pages of the spares that a limit has room for.
     pub fn of_limit(limit: usize) -> usize {
         (limit / LIMIT_PER_SPARE / RUN_PAGES_MAX).min(SPARES_MAX) * RUN_PAGES_MAX
     }
 
     /// As many as so many pages make, all empty.
-    pub fn new(pages: usize) -> io::Result<Spares> {
+    pub fn new(pages: usize) -> io::Result<FramePool> {
         let count = pages / RUN_PAGES_MAX;
         let fresh = || {
             let spare = Pages::reserve(RUN_PAGES_MAX)?;
@@ -61,7 +61,7 @@ impl Spares {
         // With its room, as a handler allocates nothing.
         let full = Mutex::new(Vec::with_capacity(count));
         let (pages, wanted) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Ok(Spares { empty: Mutex::new(empty?), full, pages, wanted })
+        Ok(FramePool { empty: Mutex::new(empty?), full, pages, wanted })
     }
 
     /// Pages can be moved into them from now on.
@@ -80,7 +80,7 @@ impl Spares {
     /// Drops all frames.
     pub fn drop_all(&self) {
         while let Some(spare) = self.change_full(Vec::pop) {
-            self.put(spare, Frames::Some);
+            self.put(spare, SpareFrames::Some);
         }
     }
 
@@ -111,11 +111,11 @@ impl Spares {
     }
 
     /// One that was taken. If its frames cannot be dropped, it is not used again.
-    pub fn put(&self, spare: Pages, frames: Frames) {
+    pub fn put(&self, spare: Pages, frames: SpareFrames) {
         match frames {
-            Frames::All => self.change_full(|full| full.push(spare)),
-            Frames::Some if spare.all().advise(Advice::LinuxDontNeed).is_err() => {}
-            Frames::Some | Frames::None => lock(&self.empty).push(spare),
+            SpareFrames::All => self.change_full(|full| full.push(spare)),
+            SpareFrames::Some if spare.all().advise(Advice::LinuxDontNeed).is_err() => {}
+            SpareFrames::Some | SpareFrames::None => lock(&self.empty).push(spare),
         }
     }
 }
@@ -126,23 +126,23 @@ mod tests {
 
     #[test]
     fn pages_are_counted_past_the_lock() {
-        let spares = Spares::new(2 * RUN_PAGES_MAX).unwrap();
+        let spares = FramePool::new(2 * RUN_PAGES_MAX).unwrap();
         assert!(spares.take_full().is_none() && spares.pages() == 0);
         let spare = spares.take_empty().expect("one is wanted");
-        spares.put(spare, Frames::All);
+        spares.put(spare, SpareFrames::All);
         let _full = lock(&spares.full);
         assert_eq!(spares.pages(), RUN_PAGES_MAX);
     }
 
     #[test]
     fn full_ones_count_until_they_are_taken() {
-        let spares = Spares::new(2 * RUN_PAGES_MAX).unwrap();
+        let spares = FramePool::new(2 * RUN_PAGES_MAX).unwrap();
         for taken in [false, true] {
             assert!(spares.take_full().is_none());
             let spare = spares.take_empty().expect("one is wanted");
-            spares.put(spare, Frames::All);
+            spares.put(spare, SpareFrames::All);
             match taken {
-                true => spares.put(spares.take_full().expect("a full one"), Frames::None),
+                true => spares.put(spares.take_full().expect("a full one"), SpareFrames::None),
                 false => spares.drop_all(),
             }
             assert_eq!(spares.pages(), 0);

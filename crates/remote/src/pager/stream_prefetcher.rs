@@ -17,18 +17,18 @@ const SLACK: usize = 4;
 
 /// The seam after a page. A stream's runs end at seams, multiples of the longest run, so that each of
 /// them is one request to one server.
-pub fn next_seam(page: usize) -> usize {
+pub fn next_run_boundary(page: usize) -> usize {
     (page / RUN_PAGES_MAX + 1) * RUN_PAGES_MAX
 }
 
 /// The seam before a page.
-pub fn last_seam(page: usize) -> usize {
+pub fn last_run_boundary(page: usize) -> usize {
     page.saturating_sub(1) / RUN_PAGES_MAX * RUN_PAGES_MAX
 }
 
 /// Pages that will be wanted soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ahead {
+pub enum Prefetch {
     /// None that we know of.
     Nothing,
     /// This many right after the faulting one.
@@ -42,26 +42,26 @@ pub enum Ahead {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Stream {
+struct FaultStream {
     /// Where the next fault is expected.
     next: usize,
-    down: bool,
+    is_downward: bool,
     window: usize,
     used_at: u64,
 }
 
 /// Follows the faults of one handler.
 #[derive(Debug, Default)]
-pub struct Trend {
-    streams: [Stream; STREAMS],
+pub struct StreamPrefetcher {
+    streams: [FaultStream; STREAMS],
     strides: [isize; HISTORY],
     faults: u64,
     last: usize,
 }
 
-impl Trend {
+impl StreamPrefetcher {
     /// A fault on a page; what to fetch with it.
-    pub fn fault(&mut self, page: usize) -> Ahead {
+    pub fn fault(&mut self, page: usize) -> Prefetch {
         self.faults += 1;
         let stride = page.wrapping_sub(self.last) as isize;
         self.strides[self.faults as usize % HISTORY] = stride;
@@ -71,16 +71,16 @@ impl Trend {
         }
         self.begin(page, before);
         match self.majority() {
-            Some(stride) if stride.unsigned_abs() > 1 => Ahead::Stride(stride, STRIDE_PAGES),
-            _ => Ahead::Nothing,
+            Some(stride) if stride.unsigned_abs() > 1 => Prefetch::Stride(stride, STRIDE_PAGES),
+            _ => Prefetch::Nothing,
         }
     }
 
-    fn follow(&mut self, page: usize) -> Option<Ahead> {
+    fn follow(&mut self, page: usize) -> Option<Prefetch> {
         let faults = self.faults;
-        let goes_on = |stream: &&mut Stream| {
+        let goes_on = |stream: &&mut FaultStream| {
             stream.window > 0
-                && if stream.down {
+                && if stream.is_downward {
                     page <= stream.next && stream.next - page <= SLACK
                 } else {
                     page >= stream.next && page - stream.next <= SLACK
@@ -89,14 +89,14 @@ impl Trend {
         let stream = self.streams.iter_mut().find(goes_on)?;
         stream.window = (stream.window * 2).min(RUN_PAGES_MAX - 1);
         stream.used_at = faults;
-        if stream.down {
-            let pages = stream.window.min(page - last_seam(page + 1));
+        if stream.is_downward {
+            let pages = stream.window.min(page - last_run_boundary(page + 1));
             stream.next = page.saturating_sub(pages + 1);
-            Some(Ahead::Down(pages))
+            Some(Prefetch::Down(pages))
         } else {
-            let pages = stream.window.min(next_seam(page) - page - 1);
+            let pages = stream.window.min(next_run_boundary(page) - page - 1);
             stream.next = page + pages + 1;
-            Some(Ahead::Up(pages))
+            Some(Prefetch::Up(pages))
         }
     }
 
@@ -105,9 +105,9 @@ impl Trend {
         let faults = self.faults;
         let oldest = self.streams.iter_mut().min_by_key(|stream| stream.used_at);
         let Some(stream) = oldest else { return };
-        let down = before == page + 1;
-        let next = if down { page.saturating_sub(1) } else { page + 1 };
-        *stream = Stream { next, down, window: WINDOW_FIRST / 2, used_at: faults };
+        let is_downward = before == page + 1;
+        let next = if is_downward { page.saturating_sub(1) } else { page + 1 };
+        *stream = FaultStream { next, is_downward, window: WINDOW_FIRST / 2, used_at: faults };
     }
 
     /// The stride of more than half of the recent faults (Boyer, Moore).
@@ -130,10 +130,10 @@ mod tests {
     use pagetax_core::access::Rng;
 
     /// Faults of a sweep, each fetching what the trend says.
-    fn sweep(trend: &mut Trend, mut page: usize, faults: usize) -> Vec<usize> {
+    fn sweep(prefetcher: &mut StreamPrefetcher, mut page: usize, faults: usize) -> Vec<usize> {
         let next = |_| {
-            let ahead = match trend.fault(page) {
-                Ahead::Up(pages) => pages,
+            let ahead = match prefetcher.fault(page) {
+                Prefetch::Up(pages) => pages,
                 _ => 0,
             };
             page += ahead + 1;
@@ -144,38 +144,47 @@ mod tests {
 
     #[test]
     fn a_stream_widens() {
-        assert_eq!(sweep(&mut Trend::default(), 128, 7), [0, 4, 8, 16, 31, 63, 63]);
+        assert_eq!(sweep(&mut StreamPrefetcher::default(), 128, 7), [0, 4, 8, 16, 31, 63, 63]);
     }
 
     #[test]
     fn runs_end_at_seams() {
-        assert_eq!((next_seam(127), next_seam(128)), (128, 192));
-        assert_eq!((last_seam(128), last_seam(129), last_seam(0)), (64, 128, 0));
-        let mut trend = Trend::default();
-        trend.fault(124);
-        assert_eq!((trend.fault(125), trend.fault(128)), (Ahead::Up(2), Ahead::Up(8)));
-        trend.fault(1026);
-        trend.fault(1025);
-        assert_eq!((trend.fault(1024), trend.fault(1023)), (Ahead::Down(0), Ahead::Down(8)));
+        assert_eq!((next_run_boundary(127), next_run_boundary(128)), (128, 192));
+        assert_eq!(
+            (last_run_boundary(128), last_run_boundary(129), last_run_boundary(0)),
+            (64, 128, 0)
+        );
+        let mut prefetcher = StreamPrefetcher::default();
+        prefetcher.fault(124);
+        assert_eq!(
+            (prefetcher.fault(125), prefetcher.fault(128)),
+            (Prefetch::Up(2), Prefetch::Up(8))
+        );
+        prefetcher.fault(1026);
+        prefetcher.fault(1025);
+        assert_eq!(
+            (prefetcher.fault(1024), prefetcher.fault(1023)),
+            (Prefetch::Down(0), Prefetch::Down(8))
+        );
     }
 
     #[test]
     fn a_stream_may_go_down() {
-        let mut trend = Trend::default();
-        assert_eq!(trend.fault(1000), Ahead::Nothing);
-        assert_eq!(trend.fault(999), Ahead::Nothing);
-        assert_eq!(trend.fault(998), Ahead::Down(4));
-        assert_eq!(trend.fault(993), Ahead::Down(8));
+        let mut prefetcher = StreamPrefetcher::default();
+        assert_eq!(prefetcher.fault(1000), Prefetch::Nothing);
+        assert_eq!(prefetcher.fault(999), Prefetch::Nothing);
+        assert_eq!(prefetcher.fault(998), Prefetch::Down(4));
+        assert_eq!(prefetcher.fault(993), Prefetch::Down(8));
     }
 
     #[test]
     fn streams_are_told_apart() {
-        let mut trend = Trend::default();
+        let mut prefetcher = StreamPrefetcher::default();
         let mut at = [0, 1 << 20, 2 << 20];
         for round in 0..6 {
             for page in &mut at {
-                match trend.fault(*page) {
-                    Ahead::Up(pages) => *page += pages + 1,
+                match prefetcher.fault(*page) {
+                    Prefetch::Up(pages) => *page += pages + 1,
                     other => {
                         assert!(round == 0, "{other:?}");
                         *page += 1;
@@ -187,12 +196,12 @@ mod tests {
 
     #[test]
     fn strides_are_followed_and_chance_is_not() {
-        let mut trend = Trend::default();
-        let ahead: Vec<_> = (0..40).map(|i| trend.fault(i * 37)).collect();
-        assert_eq!(ahead[30], Ahead::Stride(37, 4));
-        let (mut trend, mut rng) = (Trend::default(), Rng::new(1));
-        let fetched =
-            (0..1000).filter(|_| trend.fault(rng.below(1 << 20) as usize) != Ahead::Nothing);
+        let mut prefetcher = StreamPrefetcher::default();
+        let ahead: Vec<_> = (0..40).map(|i| prefetcher.fault(i * 37)).collect();
+        assert_eq!(ahead[30], Prefetch::Stride(37, 4));
+        let (mut prefetcher, mut rng) = (StreamPrefetcher::default(), Rng::new(1));
+        let fetched = (0..1000)
+            .filter(|_| prefetcher.fault(rng.below(1 << 20) as usize) != Prefetch::Nothing);
         assert!(fetched.count() < 5);
     }
 }

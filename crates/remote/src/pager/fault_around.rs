@@ -21,13 +21,13 @@ const PAGES_PER_FAULT: usize = 16;
 
 /// What one handler knows of it.
 #[derive(Debug, Default)]
-pub struct Around {
+pub struct FaultAround {
     expected: f64,
     returned: u32,
     is_worth_it: bool,
 }
 
-impl Around {
+impl FaultAround {
     /// A page is wanted that is `stored`, as are others, while some are `here`, and which no stream foretold;
     /// `dropped_since` pages were dropped after it. Returns how many are to be fetched, and it among them: a
     /// power of two, and 1 for none.
@@ -36,7 +36,7 @@ impl Around {
         self.expected += (just_left as f64 / stored as f64).min(1.0);
         self.returned += u32::from(dropped_since < just_left);
         if self.expected >= EXPECTED {
-            *self = Around { is_worth_it: self.returned <= FEW, ..Around::default() };
+            *self = FaultAround { is_worth_it: self.returned <= FEW, ..FaultAround::default() };
         }
         // Who is fetched must not have to leave before it is its turn.
         let in_time = PAGES_PER_FAULT.saturating_mul(here) / stored;
@@ -57,21 +57,22 @@ mod tests {
 
     #[test]
     fn pages_at_random_get_no_neighbours() {
-        let (mut around, mut rng) = (Around::default(), Rng::new(1));
+        let (mut fault_around, mut rng) = (FaultAround::default(), Rng::new(1));
         let mut more = 0;
         for _ in 0..100_000 {
-            more += around.page_in(HERE, STORED, rng.below(STORED as u64) as usize) - 1;
+            more += fault_around.page_in(HERE, STORED, rng.below(STORED as u64) as usize) - 1;
         }
         assert!(more < 1000, "{more}");
     }
 
     #[test]
     fn what_leaves_for_good_makes_room_for_neighbours() {
-        let mut around = Around::default();
-        let fetched: Vec<usize> = (0..1000).map(|_| around.page_in(HERE, STORED, STORED)).collect();
+        let mut fault_around = FaultAround::default();
+        let fetched: Vec<usize> =
+            (0..1000).map(|_| fault_around.page_in(HERE, STORED, STORED)).collect();
         assert_eq!((fetched[0], fetched[999]), (1, 4));
-        assert_eq!(around.page_in(HERE, 100, HERE), CLUSTER_PAGES);
-        assert_eq!(around.page_in(HERE, 1 << 20, HERE), 1);
-        assert_eq!(Around::default().page_in(0, 0, 0), 1);
+        assert_eq!(fault_around.page_in(HERE, 100, HERE), CLUSTER_PAGES);
+        assert_eq!(fault_around.page_in(HERE, 1 << 20, HERE), 1);
+        assert_eq!(FaultAround::default().page_in(0, 0, 0), 1);
     }
 }

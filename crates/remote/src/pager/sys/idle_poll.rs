@@ -21,20 +21,20 @@ const MANY: u64 = 50;
 
 /// Keeps CPUs awake while there are many faults.
 #[derive(Debug)]
-pub struct Awake {
+pub struct IdlePoll {
     device: OwnedFd,
     is_held: bool,
     looked_at: Instant,
     faults: u64,
 }
 
-impl Awake {
+impl IdlePoll {
     /// CPUs sleep for now.
-    pub fn open() -> io::Result<Awake> {
+    pub fn open() -> io::Result<IdlePoll> {
         let device = rustix::fs::open(DEVICE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
         let device = out_of_the_way(device);
         rustix::io::write(&device, &ANY_TIME.to_ne_bytes())?;
-        Ok(Awake { device, is_held: false, looked_at: Instant::now(), faults: 0 })
+        Ok(IdlePoll { device, is_held: false, looked_at: Instant::now(), faults: 0 })
     }
 
     /// To be called now and then with the number of faults so far.

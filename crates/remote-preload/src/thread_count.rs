@@ -2,7 +2,7 @@
 //! main. The C library counts the pager's threads, too, and would wait for them for ever.
 
 use crate::agent;
-use crate::threads::{Internal, pagers_count};
+use crate::threads::{Internal, pager_threads};
 use std::ffi::c_void;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -70,7 +70,7 @@ unsafe extern "C" fn end_of_thread(rounds: *mut c_void) {
 
 /// Whether only the pager's threads are left beside the calling one, which ends.
 fn is_last() -> bool {
-    LIVING.fetch_sub(1, SeqCst) == 1 && pagers_count() > 0 && is_alone()
+    LIVING.fetch_sub(1, SeqCst) == 1 && pager_threads() > 0 && is_alone()
 }
 
 /// Threads that were made past pthread_create(3), as the C library makes some, keep the process.
@@ -81,7 +81,7 @@ fn is_alone() -> bool {
     let alone = move || {
         let threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
         // Where there is no /proc, what was counted holds.
-        threads.map_or(true, |threads| threads <= pagers_count() + 1 + ended_main)
+        threads.map_or(true, |threads| threads <= pager_threads() + 1 + ended_main)
     };
     agent::run(move || {
         let step = Duration::from_millis(1);
