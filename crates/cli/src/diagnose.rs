@@ -2,7 +2,6 @@
 //!
 //! The command's own output never mixes with the report; the exit status is the command's own.
 
-mod rounds;
 mod scratch;
 mod warnings;
 
@@ -22,13 +21,13 @@ use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Totals, Translation, Watch, Watched, budget};
 use pagetax_host::measure::calibrate;
 use pagetax_host::measure::environment::environment;
+use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
 use pagetax_host::measure::trial::{self, Finished, Launch, Peak, TrialError};
 use pagetax_host::pages::{Mechanism, MechanismError, PageSettings, Recipe, Unavailable, text};
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::predict::Predictor;
 use pagetax_sim::hardware::configuration;
-use rounds::{Ended, Rounds, Schedule};
 use scratch::{Input, Scratch};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,17 +1,27 @@
 //! Recorded programs, as several subcommands take them: a command that is recorded now, or a trace.
 
-use crate::output;
-use crate::trapstat::record::{EngineChoice, engine_for};
-use anyhow::{Context, Result, bail};
+use crate::{exit, output};
+use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::units::Nanos;
 use pagetax_host::launch::program::Program;
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
-use pagetax_recorder::engine::Engine;
+use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::pages::{Live, Pages, filters};
 use pagetax_recorder::session::{self, Ended, Exit, Recording};
 use pagetax_recorder::trace::{Trace, is_trace};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+
+/// The recorder, as `--engine` names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum EngineChoice {
+    /// A Valgrind tool: fastest on real programs, one thread at a time
+    Valgrind,
+    /// A plugin of QEMU's user mode: other instruction sets, threads in parallel
+    Qemu,
+    /// Copies of the program's own code, for trapstat --sample only: fastest, but for code made at run time
+    Native,
+}
 
 /// What a subcommand looks at.
 #[derive(Debug, Clone, clap::Args)]
@@ -79,7 +89,50 @@ impl Source {
     }
 }
 
-/// A trace; says when it is damaged.
+/// Returns the engine asked for or the best one for a command, and the program that the command names.
+pub fn engine_for(
+    name: &OsStr,
+    asked: Option<EngineChoice>,
+    follow: bool,
+    sample: bool,
+) -> Result<(Engine, Program)> {
+    let program =
+        Program::find(name).map_err(|error| exit::with(exit::of_program(&error), error))?;
+    let asked = asked.map(|engine| match engine {
+        EngineChoice::Valgrind => EngineKind::Valgrind,
+        EngineChoice::Qemu => EngineKind::Qemu,
+        EngineChoice::Native => EngineKind::Native,
+    });
+    let engine = Engine::choose(&program, asked).map_err(engine_error)?;
+    if engine.kind == EngineKind::Native && !sample {
+        let what = "the native engine records samples only";
+        return Err(unmet(format!(
+            "{what}\n  remedy: trapstat --sample --engine native, or --engine valgrind for all of the program"
+        )));
+    }
+    if follow && engine.kind == EngineKind::Native {
+        let what = "the native engine does not follow forks and execs";
+        return Err(unmet(format!("{what}\n  remedy: --engine valgrind, or no --follow")));
+    }
+    Ok((engine, program))
+}
+
+fn engine_error(error: EngineError) -> anyhow::Error {
+    let code = match error {
+        EngineError::SetId(_) => exit::WRAPPER_FAILED,
+        EngineError::NoProgram(_) => exit::NOT_EXECUTABLE,
+        EngineError::Build(_) | EngineError::Architecture { .. } | EngineError::Native(_) => {
+            exit::UNMET
+        }
+    };
+    exit::with(code, error)
+}
+
+fn unmet(message: String) -> anyhow::Error {
+    exit::with(exit::UNMET, anyhow!(message))
+}
+
+/// Opens a trace, and notes damage.
 pub fn open_trace(path: &Path) -> Result<Trace> {
     if path.is_file() && !is_trace(path) {
         bail!(
@@ -156,7 +209,7 @@ impl Recorded {
                 if let Err(error) = ended {
                     notes.push(format!("only what is before it was read: {error}"));
                 }
-                let code = if asked_to_stop() { crate::exit::INTERRUPTED } else { 0 };
+                let code = if asked_to_stop() { exit::INTERRUPTED } else { 0 };
                 Ok((pages, Told { code, notes }))
             }
         }

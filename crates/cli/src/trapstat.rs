@@ -3,165 +3,24 @@
 //! Invariant: where the numbers come from is the first thing said, and with which reason; what no
 //! backend can tell is n/a.
 
-pub mod backend;
+mod args;
+mod backend;
 mod perf;
-pub mod profile;
-pub mod record;
+mod record;
 
-use crate::exit;
 use crate::output;
 use crate::output::trapstat::{Form, render};
 use anyhow::{Context, Result, anyhow};
-use backend::Choice;
+pub use args::Args;
+use args::{Choice, Operands};
+use backend::Backend;
 use pagetax_core::trapstat::Listing;
-use pagetax_core::units::Nanos;
-use pagetax_host::procfs::CpuList;
 use pagetax_host::sys::signal::StopSignals;
 use serde_json::json;
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
-
-const EXAMPLES: &str = "\
-Examples:
-  pagetax trapstat -T -- sort big.txt                    misses by page size, and which code pays
-  pagetax trapstat --pages 4K,2M -- python3 app.py       as it would be on base and on huge pages
-  pagetax trapstat -T --on sim:ultrasparc-3plus-900 --pages 8K,heap=4M -- ./program
-  pagetax trapstat -t 1 10                               the whole system, where the CPU counts
-  pagetax trapstat -f --top 5 -- make                    children and what they run, too
-  pagetax trapstat -T --pages 4K,2M sort.ptt             of a trace (pagetax record)
-  pagetax trapstat --sample -- ./long-program            bursts of it, with the error that this makes";
-
-/// TLB misses of a program on any machine, with or without hardware counters
-#[derive(Debug, clap::Args)]
-#[command(before_help = EXAMPLES)]
-pub struct Args {
-    /// Totals by mode (the default)
-    #[arg(short = 't')]
-    brief: bool,
-
-    /// By page size, too
-    #[arg(short = 'T', conflicts_with = "brief")]
-    by_size: bool,
-
-    /// For scripts: nanoseconds, CPU, mode, page size in bytes, then each count and its percentage; a line
-    /// with # names what those after it are of
-    #[arg(short = 'P')]
-    parsable: bool,
-
-    /// Only these CPUs, such as 0,2-3; with the record backend, threads in the order of appearance
-    #[arg(short = 'c', value_name = "CPUS")]
-    cpus: Option<CpuList>,
-
-    /// Of a running process (backends perf and ibs)
-    #[arg(short = 'p', value_name = "PID")]
-    pid: Option<u32>,
-
-    /// Follow children, and what they execute
-    #[arg(short = 'f', long)]
-    follow: bool,
-
-    /// Record bursts only, and state the error; for programs that take long. With --engine native the program only
-    /// counts its instructions in between, which costs least
-    #[arg(long, conflicts_with_all = ["words", "follow"])]
-    sample: bool,
-
-    /// Where numbers come from: hardware counters, or a recorder that feeds simulated machines
-    #[arg(long, value_enum, default_value_t = Choice::Auto)]
-    backend: Choice,
-
-    /// Which recorder runs the program [default: valgrind, where it can]
-    #[arg(long, value_enum)]
-    engine: Option<record::EngineChoice>,
-
-    /// Simulated machines that the record backend feeds
-    #[arg(
-        long,
-        value_name = "MACHINE,…",
-        value_delimiter = ',',
-        default_value = "sim:x86-64-calibrated"
-    )]
-    on: Vec<String>,
-
-    /// Page sizes, each shown by itself: real, a size for all data (2M), or segments (heap=4M+stack=64K;
-    /// heap, stack, anon, file, all); segments that are not named have base pages
-    #[arg(long, value_name = "PAGES,…", value_delimiter = ',', default_value = "real")]
-    pages: Vec<String>,
-
-    /// How many functions and places of memory are listed after the program's end
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    top: usize,
-
-    /// Print the tables into a file, apart from what the command prints
-    #[arg(short = 'o', long, value_name = "FILE")]
-    output: Option<PathBuf>,
-
-    /// Write everything as JSON to a file, or instead of the tables to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
-    /// A trace in place of a command; seconds of each listing, of the simulated machine with the record
-    /// backend; how many listings
-    #[arg(value_name = "[TRACE] [INTERVAL [COUNT]]", num_args = 0..=3)]
-    words: Vec<String>,
-
-    #[arg(skip)]
-    operands: Operands,
-
-    /// The command and its arguments
-    #[arg(last = true, value_name = "COMMAND")]
-    command: Vec<OsString>,
-}
-
-/// What stands between the options and the command.
-#[derive(Debug, Clone, Default, PartialEq)]
-struct Operands {
-    trace: Option<PathBuf>,
-    interval: Option<f64>,
-    count: Option<u64>,
-}
-
-impl Operands {
-    fn parse(words: &[String]) -> Result<Operands> {
-        let is_number = |word: &&String| word.parse::<f64>().is_ok();
-        let trace = words.first().filter(|word| !is_number(word)).map(PathBuf::from);
-        let numbers = &words[usize::from(trace.is_some())..];
-        let remedy =
-            "remedy: [TRACE] [INTERVAL [COUNT]], as in app.ptt 0.5 10; a command goes after --";
-        let wrong = |word: &String, what| anyhow!("`{word}` is no {what}\n  {remedy}");
-        let interval =
-            numbers.first().map(|word| word.parse().map_err(|_| wrong(word, "interval")));
-        let count = numbers.get(1).map(|word| word.parse().map_err(|_| wrong(word, "count")));
-        match numbers.get(2) {
-            Some(word) => Err(anyhow!("`{word}` is one word too many\n  {remedy}")),
-            None => {
-                Ok(Operands { trace, interval: interval.transpose()?, count: count.transpose()? })
-            }
-        }
-    }
-}
-
-impl Args {
-    fn interval_ns(&self) -> Result<Option<u64>> {
-        let Some(seconds) = self.operands.interval else { return Ok(None) };
-        if !(seconds.is_finite() && seconds >= 0.001) {
-            return Err(anyhow!(
-                "an interval of {seconds} s\n  remedy: name a millisecond or more, in seconds: 0.001"
-            ));
-        }
-        Ok(Some((seconds * 1e9) as u64))
-    }
-
-    fn form(&self) -> Form {
-        match (self.parsable, self.by_size) {
-            (true, _) => Form::Parsable,
-            (false, true) => Form::BySize,
-            (false, false) => Form::Brief,
-        }
-    }
-}
 
 /// `pagetax trapstat [INTERVAL [COUNT]] [-- COMMAND]`
 pub fn run(mut args: Args) -> Result<ExitCode> {
@@ -173,7 +32,7 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         output::check_writable(path)?;
     }
     args.interval_ns()?;
-    let mut backend = backend::choose(&args)?;
+    let mut backend = choose(&args)?;
     // From here on Ctrl-C ends the program, not us, so that what was seen is printed.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let said = format!("trapstat: backend {}: {}", backend.name(), backend.why());
@@ -246,33 +105,36 @@ impl Printer {
     }
 }
 
-/// For messages: `1.5 s`.
-fn seconds(ns: u64) -> String {
-    Nanos(ns).to_string()
-}
-
-/// The error for something that this machine or backend lacks.
-fn unmet(message: String) -> anyhow::Error {
-    exit::with(exit::UNMET, anyhow!(message))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_trace_stands_before_the_numbers() {
-        let parse = |words: &[&str]| {
-            Operands::parse(&words.iter().map(ToString::to_string).collect::<Vec<_>>())
-        };
-        let trace = Some(PathBuf::from("a.ptt"));
-        assert_eq!(parse(&[]).unwrap(), Operands::default());
-        let all = parse(&["a.ptt", "0.5", "3"]).unwrap();
-        assert_eq!(all, Operands { trace, interval: Some(0.5), count: Some(3) });
-        let numbers = parse(&["1", "10"]).unwrap();
-        assert_eq!((numbers.trace, numbers.interval, numbers.count), (None, Some(1.0), Some(10)));
-        for wrong in [&["a.ptt", "b"][..], &["1", "x"], &["1", "2", "3"], &["a", "1", "1.5"]] {
-            assert!(parse(wrong).unwrap_err().to_string().contains("INTERVAL"), "{wrong:?}");
+/// Returns the backend that was asked for, or the best one that works here.
+fn choose(args: &Args) -> Result<Box<dyn Backend>> {
+    match args.backend {
+        Choice::Perf | Choice::Ibs if args.sample => Err(anyhow!(
+            "--sample is for recorded programs\n  remedy: leave --sample or --backend out"
+        )),
+        Choice::Auto if args.sample => {
+            Ok(Box::new(record::Record::new(args, "it can sample".into())?))
         }
+        Choice::Perf => Ok(Box::new(perf::Perf::open(args, "asked for")?)),
+        Choice::Ibs => Ok(Box::new(perf::Perf::open_ibs(args, "asked for")?)),
+        Choice::Record => Ok(Box::new(record::Record::new(args, "asked for".into())?)),
+        Choice::Auto if args.operands.trace.is_some() => {
+            Ok(Box::new(record::Record::new(args, "a trace was named".into())?))
+        }
+        Choice::Auto => match of_the_cpu(args) {
+            Ok(perf) => Ok(Box::new(perf)),
+            Err(error) if args.command.is_empty() => Err(error),
+            Err(error) => {
+                let why = error.to_string().lines().next().unwrap_or_default().to_string();
+                Ok(Box::new(record::Record::new(args, why)?))
+            }
+        },
     }
+}
+
+/// Prefers counters, which see every walk, to samples.
+fn of_the_cpu(args: &Args) -> Result<perf::Perf> {
+    perf::Perf::open(args, "this CPU counts page walks").or_else(|why| {
+        let first = why.to_string().lines().next().unwrap_or_default().to_string();
+        perf::Perf::open_ibs(args, &first).map_err(|_| why)
+    })
 }

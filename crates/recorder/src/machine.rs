@@ -173,6 +173,11 @@ impl View {
         })
     }
 
+    /// Returns the machine and its page sizes, as headings have them.
+    pub fn name(&self) -> String {
+        format!("{}, {}", self.machine, self.pages)
+    }
+
     /// log2 of the page size of data at a place: the largest that the machine has up to what is asked.
     pub fn data_shift(&self, place: &Place) -> u32 {
         at_most(&self.data_shifts, self.pages.wanted(place))

@@ -3,10 +3,10 @@
 //! Invariant: all lie in a temporary directory that goes with the value, but for outputs that the
 //! user wants to keep.
 
-use crate::diagnose::rounds::Step;
 use crate::output;
 use anyhow::{Context, Result};
 use pagetax_host::measure::trial::Outputs;
+use pagetax_host::measure::trial::rounds::Step;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::hash_map::DefaultHasher;
 use std::fs::File;

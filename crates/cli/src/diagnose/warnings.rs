@@ -1,12 +1,12 @@
 //! What to know about a diagnosis, each with what would mend it.
 
-use super::rounds::{Ended, Rounds};
 use super::scratch::{Hashes, Scratch};
 use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::outliers;
 use pagetax_core::units::Nanos;
 use pagetax_host::measure::trial::Finished;
+use pagetax_host::measure::trial::rounds::{Ended, Rounds};
 
 /// Runs shorter than this are mostly fork, exec and exit.
 const SHORT_NS: u64 = 5_000_000;

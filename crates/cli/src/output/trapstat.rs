@@ -1,8 +1,8 @@
 //! trapstat's listings, in the columns of the original, and what they say about the program.
 
 use super::text;
-use crate::trapstat::profile::{Line, Profile};
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row, size_name};
+use pagetax_recorder::profile::{Profile, ProfileLine};
 
 /// In place of a number that nobody counts. Never 0.
 const UNKNOWN: &str = "n/a";
@@ -103,7 +103,7 @@ pub fn profile(profile: &Profile) -> String {
             continue;
         }
         out += &text::heading(&format!("{}: misses {heading}", profile.title));
-        let row = |line: &Line| {
+        let row = |line: &ProfileLine| {
             vec![
                 text::count(line.misses),
                 format!("{:.1} %", line.share * 100.0),

@@ -1,7 +1,7 @@
 //! The perf and ibs backends: page walks as the CPU counts or samples them, of the whole system, a process or a command.
 
+use super::args::{Args, unmet};
 use super::backend::{Backend, Finished, Sink};
-use super::{Args, unmet};
 use crate::exit;
 use anyhow::{Context, Result, anyhow};
 use pagetax_core::trapstat::Listing;

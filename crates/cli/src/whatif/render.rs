@@ -1,8 +1,8 @@
 //! A forecast as a table and as JSON.
 
-use super::{Bounded, Forecast, Prediction};
 use crate::output::text;
 use pagetax_core::units::Nanos;
+use pagetax_recorder::forecast::{Bounded, Forecast, Prediction};
 use pagetax_recorder::predict::{Faults, Walks};
 use serde_json::{Value, json};
 

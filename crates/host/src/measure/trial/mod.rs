@@ -5,6 +5,7 @@
 //! process of the command outlives the trial.
 
 mod proof;
+pub mod rounds;
 mod sampler;
 pub(crate) mod tree;
 

@@ -3,7 +3,7 @@
 //!
 //! Knows nothing of commands: what runs is given as a function, which tests replace.
 
-use pagetax_host::measure::trial::{Finished, TrialError};
+use super::{Finished, TrialError};
 
 /// Rounds below which there is no interval worth the name; the minimum for slow commands.
 const ROUNDS_MIN: usize = 3;

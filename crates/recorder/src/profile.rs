@@ -1,37 +1,37 @@
-//! Which functions and which memory a program's misses belong to.
+//! A program's misses by function and by memory.
 
-use pagetax_recorder::places::Place;
-use pagetax_recorder::simulate::{Share, Simulation};
-use pagetax_recorder::symbols::{Function, Symbols};
+use crate::places::Place;
+use crate::simulate::{Share, Simulation};
+use crate::symbols::{Function, Symbols};
 use serde::Serialize;
 use std::collections::HashMap;
 
 /// A line of a profile.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Line {
+pub struct ProfileLine {
     /// Function with its file, or segment with its file.
     pub name: String,
     /// Accesses that no TLB level could translate.
     pub misses: u64,
-    /// Of all misses of the view.
+    /// Fraction of all misses of the view.
     pub share: f64,
-    /// Of all time of the view's CPUs.
+    /// Fraction of the time of the view's CPUs.
     pub time_share: f64,
 }
 
 /// The profile of one view; the largest first.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Profile {
-    /// Of the view.
+    /// The view's machine and page sizes.
     pub title: String,
     /// By function of the missing instruction.
-    pub functions: Vec<Line>,
+    pub functions: Vec<ProfileLine>,
     /// By segment and mapped file.
-    pub memory: Vec<Line>,
+    pub memory: Vec<ProfileLine>,
 }
 
-/// The `top` lines of each kind, of one view.
-pub fn of(simulation: &mut Simulation, view: usize, title: &str, top: usize) -> Profile {
+/// Returns the `top` lines of each kind, of one view.
+pub fn profile(simulation: &mut Simulation, view: usize, title: &str, top: usize) -> Profile {
     let clocks = simulation.lanes().iter().map(|lane| lane.cpus[view].tally.clock_ps);
     let clock_ps = clocks.sum::<u64>().max(1);
     let by_instruction = simulation.by_instruction(view);
@@ -47,7 +47,11 @@ pub fn of(simulation: &mut Simulation, view: usize, title: &str, top: usize) -> 
     Profile { title: title.into(), functions, memory: lines(memory, clock_ps, top) }
 }
 
-fn lines(shares: impl Iterator<Item = (String, Share)>, clock_ps: u64, top: usize) -> Vec<Line> {
+fn lines(
+    shares: impl Iterator<Item = (String, Share)>,
+    clock_ps: u64,
+    top: usize,
+) -> Vec<ProfileLine> {
     let mut sums: HashMap<String, Share> = HashMap::new();
     let mut all = 0;
     for (name, share) in shares {
@@ -56,10 +60,10 @@ fn lines(shares: impl Iterator<Item = (String, Share)>, clock_ps: u64, top: usiz
         sum.ps += share.ps;
         all += share.count;
     }
-    let mut lines: Vec<Line> = sums
+    let mut lines: Vec<ProfileLine> = sums
         .into_iter()
         .filter(|(_, share)| share.count > 0)
-        .map(|(name, share)| Line {
+        .map(|(name, share)| ProfileLine {
             name,
             misses: share.count,
             share: share.count as f64 / all.max(1) as f64,

@@ -1,0 +1,207 @@
+//! The time of a command with each page size, predicted from its pages, timed runs on base pages and this
+//! machine's calibration.
+//!
+//! A page size saves page walks, faults, filling and unmapping ([`Saved`]), which are taken off the time on base
+//! pages. Invariants: a prediction has a low and a high; what the calibration does not know is an error, not 0.
+
+mod saving;
+mod timing;
+
+pub use saving::{Bounded, Saved};
+pub use timing::{Timed, TimingError, time};
+
+use crate::predict::{Faults, Predictor, Walks};
+use pagetax_core::calibration::{Calibration, FaultKind, WalkPattern};
+use pagetax_core::diagnosis::Took;
+use pagetax_core::stats::{Ratio, median, ratio_of_pairs};
+use pagetax_core::units::{Bytes, Nanos, PageSize};
+use pagetax_host::measure::trial::{self, Finished};
+use pagetax_host::pages::Recipe;
+
+/// Walks that cost this many times more or less than when calibrated call for a new calibration.
+const PACE_MAX: f64 = 2.0;
+
+/// The seed of the resampling, as in diagnose.
+const SEED: u64 = 2004;
+
+/// The calibration lacks the cost of a page size.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the calibration does not know what {} cost: {}\n  remedy: pagetax calibrate --allow-sysfs",
+    Bytes(*page_bytes), kind.meaning()
+)]
+pub struct UnknownCost {
+    kind: FaultKind,
+    page_bytes: u64,
+}
+
+/// The prediction for one page size.
+#[derive(Debug, Clone)]
+pub struct Prediction {
+    /// The page size of private memory.
+    pub size: PageSize,
+    /// Translation with it.
+    pub walks: Walks,
+    /// First touches of private memory with it.
+    pub faults: Faults,
+    /// CPU time saved over base pages.
+    pub saved: Saved,
+    /// Elapsed time, where a run on base pages was timed.
+    pub time_ns: Option<Bounded>,
+    /// Time on base pages ÷ this time.
+    pub speedup: Option<Bounded>,
+    /// The measured speed-up, where trials ran on both sizes in turns.
+    pub measured: Option<Ratio>,
+    /// The trials' memory that was on such pages.
+    pub took: Option<Took>,
+}
+
+impl Prediction {
+    /// Returns the error of the predicted speed-up against the measured one, in percent.
+    pub fn error_percent(&self) -> Option<f64> {
+        Some((self.speedup?.value / self.measured?.value - 1.0) * 100.0)
+    }
+}
+
+/// A command's time on base pages, and the prediction for each page size.
+#[derive(Debug)]
+pub struct Forecast {
+    /// The command, or the trace.
+    pub of: String,
+    /// Median time on base pages.
+    pub base_ns: Option<u64>,
+    /// Translation on base pages.
+    pub walks: Walks,
+    /// First touches of private memory on base pages.
+    pub faults: Faults,
+    /// Cost of walks beside the runs ÷ their cost in the calibration, by pattern.
+    pub paces: Vec<(WalkPattern, f64)>,
+    /// Minor faults of all kinds in a run on base pages; the median.
+    pub measured_fault_count: Option<u64>,
+    /// By page size.
+    pub predictions: Vec<Prediction>,
+    /// Loads and stores.
+    pub access_count: u64,
+    /// Limits of the prediction, for the reader.
+    pub notes: Vec<String>,
+}
+
+impl Forecast {
+    /// Predicts the time with each of `sizes`. `pages` saw base pages and then `sizes`, in this order; `timed` and
+    /// `recipes` hold base pages first, and then `sizes` or nothing.
+    ///
+    /// # Errors
+    /// A calibration that lacks the faults of a size.
+    pub fn new(
+        of: String,
+        sizes: &[PageSize],
+        pages: &Predictor,
+        calibration: &Calibration,
+        (timed, recipes): (&Timed, &[Recipe]),
+    ) -> Result<Forecast, UnknownCost> {
+        let base = timed.runs.first().map(Vec::as_slice);
+        let walks = timed.beside.walks();
+        let paces = walks.iter().filter_map(|now| Some((now.pattern, calibration.pace(now)?)));
+        let mut forecast = Forecast {
+            of,
+            base_ns: base.and_then(|runs| median(&wall_ns(runs))),
+            walks: pages.walks(0),
+            faults: pages.faults(0),
+            paces: paces.collect(),
+            measured_fault_count: base.and_then(median_fault_count),
+            predictions: Vec::new(),
+            access_count: pages.access_count,
+            notes: calibration.warnings.iter().map(|w| format!("calibration: {w}")).collect(),
+        };
+        forecast.note_paces();
+        let paced = timed.beside.pace(calibration);
+        for (nth, size) in sizes.iter().enumerate() {
+            let after = (pages.walks(nth + 1), pages.faults(nth + 1));
+            let mut prediction = forecast.predict(*size, after, &paced, base)?;
+            if let (Some(base), Some(runs), Some(recipe)) =
+                (base, timed.runs.get(nth + 1), recipes.get(nth + 1))
+            {
+                prediction.verify(base, runs, recipe);
+            }
+            forecast.predictions.push(prediction);
+        }
+        Ok(forecast)
+    }
+
+    fn note_paces(&mut self) {
+        if self.paces.iter().any(|(_, pace)| !(1.0 / PACE_MAX..PACE_MAX).contains(pace)) {
+            self.notes.push(
+                "walks cost other than when calibrated: free memory is scattered in another way\n  remedy: \
+                 echo 1 > /proc/sys/vm/compact_memory (as root), then pagetax calibrate"
+                    .into(),
+            );
+        }
+    }
+
+    fn predict(
+        &mut self,
+        size: PageSize,
+        (walks, faults): (Walks, Faults),
+        paced: &Calibration,
+        base: Option<&[Finished]>,
+    ) -> Result<Prediction, UnknownCost> {
+        let saved = Saved::new(
+            size,
+            (self.walks, self.faults),
+            (walks, faults),
+            paced,
+            self.measured_fault_count,
+        )?;
+        let (time_ns, speedup) = match base.map(|runs| with_time(saved.total(), runs)) {
+            Some(Ok((time, speedup))) => (Some(time), Some(speedup)),
+            Some(Err(why)) => {
+                self.notes.push(format!("{size}: {why}"));
+                (None, None)
+            }
+            None => (None, None),
+        };
+        Ok(Prediction { size, walks, faults, saved, time_ns, speedup, measured: None, took: None })
+    }
+}
+
+impl Prediction {
+    /// Puts measured trials beside the prediction.
+    fn verify(&mut self, base: &[Finished], runs: &[Finished], recipe: &Recipe) {
+        self.measured = ratio_of_pairs(&wall_ns(base), &wall_ns(runs), SEED);
+        self.took = (!runs.is_empty()).then(|| trial::took(recipe.mechanism, runs));
+    }
+}
+
+fn wall_ns(runs: &[Finished]) -> Vec<u64> {
+    runs.iter().map(|run| run.wall_ns).collect()
+}
+
+fn median_fault_count(runs: &[Finished]) -> Option<u64> {
+    median(&runs.iter().map(|run| run.usage.minor_fault_count).collect::<Vec<_>>())
+}
+
+/// Returns time and speed-up of runs that save this much CPU time, or why there is no prediction. Threads save at
+/// the same time: elapsed time shrinks as CPU time does.
+fn with_time(saved: Bounded, runs: &[Finished]) -> Result<(Bounded, Bounded), String> {
+    let base_ns = median(&wall_ns(runs)).ok_or("nothing was timed")? as f64;
+    let cpu: Vec<u64> = runs.iter().map(|run| run.usage.user_ns + run.usage.kernel_ns).collect();
+    let cpu_ns = median(&cpu).unwrap_or(0) as f64;
+    if saved.value >= cpu_ns {
+        return Err(format!(
+            "walks and faults are modelled as {} of {} of CPU time: no prediction\n  remedy: pagetax \
+             calibrate, when the machine is quiet",
+            Nanos(saved.value as u64),
+            Nanos(cpu_ns as u64)
+        ));
+    }
+    let at_a_time = (cpu_ns / base_ns).max(1.0);
+    // A bound that saves all CPU time is no bound: no time is left.
+    let less = |saved_ns: f64| match saved_ns < cpu_ns {
+        true => (base_ns - saved_ns / at_a_time).max(0.0),
+        false => 0.0,
+    };
+    let time = Bounded { value: less(saved.value), low: less(saved.high), high: less(saved.low) };
+    let speedup =
+        Bounded { value: base_ns / time.value, low: base_ns / time.high, high: base_ns / time.low };
+    Ok((time, speedup))
+}

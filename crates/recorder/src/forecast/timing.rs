@@ -1,0 +1,57 @@
+//! Timed runs of a command on base pages and on other page sizes, in turns, with walks measured in between.
+
+use pagetax_core::diagnosis::Exit;
+use pagetax_host::measure::calibrate::{Beside, CalibrateError};
+use pagetax_host::measure::trial::{self, Finished, Launch, Outputs, TrialError};
+use pagetax_host::pages::Recipe;
+
+/// Timed runs; none of a trace.
+#[derive(Default)]
+pub struct Timed {
+    /// By recipe, base pages first.
+    pub runs: Vec<Vec<Finished>>,
+    /// The last run's exit.
+    pub exit: Option<Exit>,
+    /// Costs of faults and walks, measured between the runs.
+    pub beside: Beside,
+}
+
+/// A run, or a measurement between runs, failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TimingError {
+    /// The command's run.
+    #[error(transparent)]
+    Trial(#[from] TrialError),
+    /// The measurement of walks and faults.
+    #[error(transparent)]
+    Calibrate(CalibrateError),
+}
+
+impl From<CalibrateError> for TimingError {
+    fn from(error: CalibrateError) -> Self {
+        match error {
+            CalibrateError::Interrupted => TrialError::Interrupted.into(),
+            error => TimingError::Calibrate(error),
+        }
+    }
+}
+
+/// Runs the command `rounds` times under each recipe, in turns, after a round that only warms caches.
+pub fn time(launch: &mut Launch, recipes: &[Recipe], rounds: u32) -> Result<Timed, TimingError> {
+    let mut timed = Timed { runs: vec![Vec::new(); recipes.len()], ..Timed::default() };
+    for round in 0..=rounds {
+        if round > 0 {
+            // Frees the memory that the first run gets next.
+            timed.beside.measure(launch.memory_bytes)?;
+        }
+        for (recipe, runs) in recipes.iter().zip(&mut timed.runs) {
+            let finished = trial::run(launch, recipe, &Outputs::default(), None)?;
+            launch.learn(&finished);
+            timed.exit = Some(finished.exit);
+            if round > 0 {
+                runs.push(finished);
+            }
+        }
+    }
+    Ok(timed)
+}
