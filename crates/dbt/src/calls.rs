@@ -1,12 +1,12 @@
 //! The system calls that a burst may make. They return soon in any case, as signals are blocked until then,
 //! and they change nothing that a burst relies on. The program makes all others natively.
 
-use crate::area::Context;
 use crate::maps::Maps;
 use crate::system;
+use crate::thread_state::SignalContext;
 use std::ops::Range;
 
-/// The way in which a call is made.
+/// The action for a system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// The program makes the call natively: the burst ends before it.
@@ -16,7 +16,7 @@ pub enum Decision {
     /// The burst makes the call, which unmaps this memory.
     Unmap(Range<u64>),
     /// The burst makes the call without waiting: it sets the timeout, in this register of
-    /// [`Context::registers`], to 0. If the call returns 0, the program repeats it natively.
+    /// [`SignalContext::registers`], to 0. If the call returns 0, the program repeats it natively.
     Try(usize),
 }
 
@@ -30,7 +30,7 @@ const R9: usize = 1;
 pub const RAX: usize = 13;
 
 /// Decides on the call that a program is about to make.
-pub fn decide(context: &Context, maps: &Maps) -> Decision {
+pub fn decide(context: &SignalContext, maps: &Maps) -> Decision {
     let [a, b, c, d] = [RDI, RSI, RDX, R10].map(|place| context.registers[place]);
     let run_if = |may: bool| if may { Decision::Run } else { Decision::Leave };
     let range = a..a.saturating_add(b);
@@ -111,7 +111,7 @@ pub fn decide(context: &Context, maps: &Maps) -> Decision {
 }
 
 /// Returns true if a call may bring huge pages where there were none.
-pub fn asks_for_large_pages(context: &Context) -> bool {
+pub fn asks_for_large_pages(context: &SignalContext) -> bool {
     let [c, d] = [RDX, R10].map(|place| context.registers[place] as i32);
     match context.registers[RAX] as i64 {
         libc::SYS_madvise => [libc::MADV_HUGEPAGE, libc::MADV_COLLAPSE].contains(&c),
@@ -122,7 +122,7 @@ pub fn asks_for_large_pages(context: &Context) -> bool {
 }
 
 /// Makes the call that a program is about to make. Returns its result, or a negative error.
-pub fn make(context: &Context) -> i64 {
+pub fn make(context: &SignalContext) -> i64 {
     let registers = &context.registers;
     let arguments = [RDI, RSI, RDX, R10, R8, R9].map(|place| registers[place] as usize);
     // SAFETY: the program's own call, one that `decide` allows here.

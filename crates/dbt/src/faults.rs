@@ -5,7 +5,7 @@
 //! burst at the program's instruction. This faults again, natively, and the program's handler sees only that
 //! fault. For threads that are not in the burst, our handler calls the program's.
 
-use crate::threads;
+use crate::threads::{self, Handler};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -14,10 +14,8 @@ const SIGNALS: [i32; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGI
 /// The program's actions while ours replace them, by index in [`SIGNALS`].
 static ACTIONS: [[AtomicU64; 4]; 5] = [const { [const { AtomicU64::new(0) }; 4] }; 5];
 
-pub type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut c_void);
-
 /// Replaces the program's handlers. Returns the signals of the replaced ones.
-pub fn stand_in(ours: Handler) -> u64 {
+pub fn replace_handlers(ours: Handler) -> u64 {
     let mut set = 0;
     for (signal, kept) in SIGNALS.iter().zip(&ACTIONS) {
         let mut theirs = threads::action(*signal);
@@ -42,7 +40,7 @@ pub fn stand_in(ours: Handler) -> u64 {
 }
 
 /// Restores the program's handlers, except where it has set another one meanwhile.
-pub fn stand_back(ours: Handler) {
+pub fn restore_handlers(ours: Handler) {
     for (nth, signal) in SIGNALS.iter().enumerate() {
         if threads::action(*signal)[0] == ours as usize as u64 {
             stand_back_for(nth);
@@ -56,7 +54,7 @@ fn stand_back_for(nth: usize) {
 }
 
 /// Calls the program's handler, or lets the default action happen.
-pub fn hand_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+pub fn call_program_handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(nth) = SIGNALS.iter().position(|of| *of == signal) else { return };
     let [handler, flags, ..] = ACTIONS[nth].each_ref().map(|word| word.load(Relaxed));
     if flags & libc::SA_RESETHAND as u32 as u64 != 0 {

@@ -1,14 +1,14 @@
 //! The program's system call filters (seccomp(2)). They may kill it for a call of ours, so the engine is
 //! switched off before one takes effect.
 
-use crate::burst;
-use crate::status::{Off, catch};
+use crate::engine;
+use crate::status::{OffReason, catch};
 use crate::threads::next;
 use libc::{c_int, c_long, c_ulong};
 use std::sync::atomic::AtomicUsize;
 
 fn before_filter() {
-    catch(|| burst::stop(Off::Seccomp));
+    catch(|| engine::stop(OffReason::Seccomp));
 }
 
 /// Interposes prctl(2).

@@ -12,11 +12,12 @@
 //! instructions that a thread executes natively are estimated from its pace in counting translations.
 //!
 //! The modules:
-//! - `burst` begins, feeds and ends bursts.
-//! - `burst::way` keeps each thread's distance to its next burst.
+//! - `engine` owns the translated code of a thread: `stages` begins and ends bursts, `dispatch` decides where
+//!   the program goes on, `signals` handles the timers and faults.
+//! - `engine::schedule` keeps each thread's distance to its next burst.
 //! - `translate` translates code, `cache` is the code cache.
 //! - `stubs` has the code between translations and ours.
-//! - `taking` takes the log.
+//! - `log_drain` drains the log.
 //! - `calls` decides which system calls a burst may make, `maps` which memory is code.
 //! - `threads` has the timers.
 //! - The C half (recorder/engines/native) filters pages and writes the stream, as the other engines do.
@@ -27,24 +28,24 @@
 #![cfg(target_arch = "x86_64")]
 #![allow(unsafe_code)]
 
-mod area;
-mod burst;
 mod cache;
 mod calls;
 mod emit;
+mod engine;
 mod faults;
 mod filters;
 mod heap;
+mod log_drain;
 mod maps;
 mod recorder;
 mod status;
 mod stubs;
 mod system;
-mod taking;
+mod thread_state;
 mod threads;
 mod translate;
 
-use burst::{Engine, Plan, Stress};
+use engine::{Engine, SamplingConfig, StressConfig};
 use recorder::Recorder;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -53,7 +54,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 const STREAM: &[u8] = b"PAGETAX_SAMPLER_STREAM=";
 /// For tests: the variable with the path of a file for the summary at the end.
 const LOG: &[u8] = b"PAGETAX_SAMPLER_LOG=";
-/// For tests: the variable with a [`Stress`], as numbers with colons between them. They are the most
+/// For tests: the variable with a [`StressConfig`], as numbers with colons between them. They are the most
 /// instructions of a burst, and the nanoseconds until the next one. Optional: the fewest instructions that
 /// are only counted before each, and the number of returns from translated code until the engine panics.
 const STRESS: &[u8] = b"PAGETAX_SAMPLER_STRESS=";
@@ -84,22 +85,22 @@ unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *m
 }
 
 /// Starts the engine, with the main thread's timer.
-fn start(stream: Option<&CStr>, stress: Option<Stress>) {
-    let (plan, clock, first_ns) = match stress {
+fn start(stream: Option<&CStr>, stress: Option<StressConfig>) {
+    let (config, clock, first_ns) = match stress {
         Some(stress) => {
-            let plan = Plan {
+            let config = SamplingConfig {
                 stress: Some(stress),
                 poll_ns: 1_000_000.min(50_000 + stress.between / 100),
-                ..PLAN
+                ..SAMPLING
             };
-            (plan, libc::CLOCK_MONOTONIC, stress.gap_ns)
+            (config, libc::CLOCK_MONOTONIC, stress.gap_ns)
         }
-        None => (PLAN, libc::CLOCK_THREAD_CPUTIME_ID, burst::FIRST_GAP_NS),
+        None => (SAMPLING, libc::CLOCK_THREAD_CPUTIME_ID, engine::FIRST_GAP_NS),
     };
     let Some(recorder) = Recorder::open(stream.map(CStr::to_bytes_with_nul)) else { return };
     status::on();
-    let started = Engine::start(recorder, plan)
-        .and_then(|()| threads::start(burst::handler, clock, first_ns));
+    let started = Engine::start(recorder, config)
+        .and_then(|()| threads::start(engine::handler, clock, first_ns));
     if let Err(why) = started {
         status::off(why);
     }
@@ -120,8 +121,8 @@ fn say(path: &CStr, line: &str) {
     system::close(file);
 }
 
-/// The default plan: bursts take 15% of the time on average.
-const PLAN: Plan = Plan {
+/// The default schedule: bursts take 15% of the time on average.
+const SAMPLING: SamplingConfig = SamplingConfig {
     warm: 1_000_000,
     warm_share: 128,
     counted_part: 4,
@@ -132,11 +133,11 @@ const PLAN: Plan = Plan {
 };
 
 /// Parses `100000:50000`, `100000:50000:20000`, or `100000:50000:20000:99`.
-fn stressed(text: &CStr) -> Option<Stress> {
+fn stressed(text: &CStr) -> Option<StressConfig> {
     let mut numbers = text.to_str().ok()?.split(':').map(|number| number.parse().ok());
     let (counted, gap_ns) = (numbers.next()??, numbers.next()??);
     let mut more = || numbers.next().flatten().unwrap_or(0);
-    Some(Stress { counted, gap_ns, between: more(), panic_at: more() })
+    Some(StressConfig { counted, gap_ns, between: more(), panic_at: more() })
 }
 
 /// Removes a variable from the environment. Returns its value.
@@ -194,12 +195,12 @@ extern "C" fn destructor() {
     let closed = status::catch(|| {
         // Before a seccomp filter took effect, the engine was closed: make no system call now.
         if !status::is_closing() || status::has_failed() {
-            burst::close();
+            engine::close();
         }
     });
     let path = LOG_PATH.load(Relaxed);
     if let (Some(()), false, Some(Some(report))) =
-        (closed, path.is_null(), status::catch(burst::report))
+        (closed, path.is_null(), status::catch(engine::report))
     {
         // SAFETY: a string of the environment, which lives as long as the process.
         say(unsafe { CStr::from_ptr(path) }, &report);

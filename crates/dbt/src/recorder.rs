@@ -1,9 +1,9 @@
 //! The interface to the C half, which writes the stream (recorder/engines/native/pagetax.c).
 
 use crate::cache::Block;
+use crate::log_drain::{DrainCounts, Slow};
 use crate::status::{self, Status};
 use crate::system;
-use crate::taking::{Counts, Slow};
 use std::ptr;
 
 unsafe extern "C" {
@@ -24,7 +24,7 @@ unsafe extern "C" {
 /// The use of accesses from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Phase {
+pub enum StreamPhase {
     Skipped = 0,
     Warming = 1,
     Counted = 2,
@@ -78,7 +78,7 @@ impl Filter {
     }
 }
 
-/// The C function that takes a block.
+/// The C function that processes a block.
 pub const SLOW: Slow = pn_run;
 
 /// The stream of this process. Only the thread in translated code uses it.
@@ -125,9 +125,9 @@ impl Recorder {
         unsafe { pn_begin(thread) }
     }
 
-    /// Begins a phase. For [`Phase::Counted`], `gap` is the thread's instructions since it last began to
-    /// count.
-    pub fn phase(&mut self, phase: Phase, gap: u64) {
+    /// Begins a phase. For [`StreamPhase::Counted`], `gap` is the thread's instructions since it last began
+    /// to count.
+    pub fn phase(&mut self, phase: StreamPhase, gap: u64) {
         // SAFETY: as above.
         unsafe { pn_phase(phase as u32, gap) }
     }
@@ -159,7 +159,7 @@ impl Recorder {
     }
 
     /// Reports what the generated code has taken from logs. Returns the instructions in these logs.
-    pub fn took(&mut self, counts: Counts) -> u64 {
+    pub fn took(&mut self, counts: DrainCounts) -> u64 {
         // SAFETY: as above.
         unsafe { pn_took(counts.instructions(), counts.accesses()) }
     }

@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
-/// The number of reasons why bursts end ([`crate::burst::Why`]).
+/// The number of reasons why bursts end ([`crate::engine::BurstEnd`]).
 pub const WHYS: usize = 6;
 const TEXT_BYTES: usize = 256;
 
@@ -28,7 +28,7 @@ pub struct Status {
 /// Reasons why there are no more bursts. recorder/src/native.rs reads the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
-pub enum Off {
+pub enum OffReason {
     NoMemory = 2,
     NoAvx = 3,
     NoTimers = 4,
@@ -73,12 +73,12 @@ pub fn on() {
     status().state.store(ON, Relaxed);
 }
 
-/// Switches the engine off. The first reason stays, except that [`Off::Failed`], which voids the recording,
-/// replaces it.
-pub fn off(why: Off) {
+/// Switches the engine off. The first reason stays, except that [`OffReason::Failed`], which voids the
+/// recording, replaces it.
+pub fn off(why: OffReason) {
     CLOSING.store(true, Release);
     let state = &status().state;
-    if why == Off::Failed {
+    if why == OffReason::Failed {
         state.store(why as u64, Relaxed);
     } else {
         let _ = state.compare_exchange(ON, why as u64, Relaxed, Relaxed);
@@ -86,7 +86,7 @@ pub fn off(why: Off) {
 }
 
 pub fn has_failed() -> bool {
-    status().state.load(Relaxed) == Off::Failed as u64
+    status().state.load(Relaxed) == OffReason::Failed as u64
 }
 
 pub fn close_soon() {
@@ -127,7 +127,7 @@ pub fn catch<T>(work: impl FnOnce() -> T) -> Option<T> {
         Err(payload) => {
             // To drop the payload could run any code.
             std::mem::forget(payload);
-            off(Off::Failed);
+            off(OffReason::Failed);
             None
         }
     }
@@ -135,7 +135,7 @@ pub fn catch<T>(work: impl FnOnce() -> T) -> Option<T> {
 
 /// Keeps a panic's message in the status, in place of printing it into the program's output.
 fn note(info: &PanicHookInfo<'_>) {
-    let mut text = Text(0);
+    let mut text = TextBuffer(0);
     if let Some(at) = info.location() {
         let file = at.file().rsplit('/').next().unwrap_or_default();
         let _ = std::fmt::Write::write_fmt(&mut text, format_args!("{file}:{}: ", at.line()));
@@ -147,9 +147,9 @@ fn note(info: &PanicHookInfo<'_>) {
 }
 
 /// A writer to the status text: the number of bytes that it has written.
-struct Text(usize);
+struct TextBuffer(usize);
 
-impl std::fmt::Write for Text {
+impl std::fmt::Write for TextBuffer {
     fn write_str(&mut self, text: &str) -> std::fmt::Result {
         for byte in text.bytes() {
             // The last byte stays 0.

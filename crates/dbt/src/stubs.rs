@@ -1,27 +1,28 @@
 //! The code between translated code and ours. It is emitted once.
 
-use crate::area::{Addresses, FLAGS, FRAMES, PLACES, Reason, SLOTS};
 use crate::emit::{Emitter, R11, RAX, RCX, RDI, RDX, RSP, Width};
+use crate::thread_state::{Addresses, FLAGS, FRAMES, PLACES, Reason, SLOTS};
 
 /// Addresses that translations jump to for work that is not in their own code.
 #[derive(Debug, Clone, Copy)]
 pub struct Stubs {
     /// Returns control to the dispatcher, with a reason.
     pub enter: usize,
-    /// Takes a full log and goes on at `Area::resume`. Returns control after `Area::rounds` logs.
+    /// Drains a full log and goes on at `ThreadState::resume`. Returns control after `ThreadState::rounds`
+    /// logs.
     pub full: usize,
     pub counting: Counting,
-    /// The landings by kind of translation.
-    pub landings: [Landings; 2],
+    /// The lookup stubs by kind of translation.
+    pub lookup_stubs: [LookupStubs; 2],
 }
 
 /// Destinations of indirect jumps and returns that the tables do not resolve.
 #[derive(Debug, Clone, Copy)]
-pub struct Landings {
-    /// An indirect jump without a landing in the table, or with one of another address. rcx and r11 are
+pub struct LookupStubs {
+    /// An indirect jump without a stub in the table, or with one of another address. rcx and r11 are
     /// spilled.
     pub no_jump: usize,
-    /// A return without a landing, and a return with one of another address.
+    /// A return without a stub, and a return with one of another address.
     pub no_return: usize,
     pub other_return: usize,
 }
@@ -32,14 +33,14 @@ pub struct Counting {
     /// The width of the vector register that has the count.
     pub width: Width,
     pub enter: usize,
-    /// Goes on at `Area::resume_counting`.
+    /// Goes on at `ThreadState::resume_counting`.
     pub resume: usize,
     /// Returns control from a fault, when the vector register does not have the program's value.
     pub fault: usize,
 }
 
-/// Emits all stubs. `state` is the mask of the extended state to save. `take` takes a log
-/// ([`crate::taking`]). `dispatch` decides where the program goes on.
+/// Emits all stubs. `state` is the mask of the extended state to save. `take` drains a log
+/// ([`crate::log_drain`]). `dispatch` decides where the program goes on.
 pub fn make(
     out: &mut Emitter,
     addresses: Addresses,
@@ -57,11 +58,11 @@ pub fn make(
     restore_registers(out, addresses);
     let full = full(out, addresses, take, saved);
     let counting = counting(out, addresses, state, enter);
-    let landings = [enter, counting.enter].map(|enter| landings(out, addresses, enter));
-    Stubs { enter, full, counting, landings }
+    let lookup_stubs = [enter, counting.enter].map(|enter| lookup_stubs(out, addresses, enter));
+    Stubs { enter, full, counting, lookup_stubs }
 }
 
-/// Emits the stub that takes a full log. It need not save vector registers ([`save_state`]), as `take` uses
+/// Emits the stub that drains a full log. It need not save vector registers ([`save_state`]), as `take` uses
 /// none.
 fn full(out: &mut Emitter, addresses: Addresses, take: usize, saved: usize) -> usize {
     let start = out.at();
@@ -129,7 +130,7 @@ fn counting(out: &mut Emitter, addresses: Addresses, state: u64, enter_plain: us
     Counting { width, enter, resume, fault }
 }
 
-fn landings(out: &mut Emitter, addresses: Addresses, enter: usize) -> Landings {
+fn lookup_stubs(out: &mut Emitter, addresses: Addresses, enter: usize) -> LookupStubs {
     let no_return = out.at();
     // The translation has replaced the return address on the stack by the table's entry: restore it.
     out.bytes(&[0x48, 0x89, 0x4c, 0x24, 0xf8]); // mov [rsp - 8], rcx
@@ -137,13 +138,13 @@ fn landings(out: &mut Emitter, addresses: Addresses, enter: usize) -> Landings {
     out.bytes(&[0x48, 0x8b, 0x4c, 0x24, 0xf8]); // mov rcx, [rsp - 8]
     out.store(addresses.target(), RCX);
     out.store_constant(addresses.reason(), Reason::Return as u32);
-    give_back_jump(out, addresses);
+    restore_jump(out, addresses);
     out.jump(enter);
     let no_jump = out.at();
     out.store_constant(addresses.reason(), Reason::Indirect as u32);
-    give_back_jump(out, addresses);
+    restore_jump(out, addresses);
     out.jump(enter);
-    Landings { no_jump, no_return, other_return }
+    LookupStubs { no_jump, no_return, other_return }
 }
 
 /// Emits stores of the registers that an indirect jump borrows.
@@ -151,29 +152,29 @@ pub fn borrow_jump(out: &mut Emitter, addresses: Addresses) {
     [RCX, R11].iter().for_each(|number| out.store(addresses.spilled(*number), *number));
 }
 
-fn give_back_jump(out: &mut Emitter, addresses: Addresses) {
+fn restore_jump(out: &mut Emitter, addresses: Addresses) {
     [RCX, R11].iter().for_each(|number| out.load(*number, addresses.spilled(*number)));
 }
 
-/// Emits the landing of indirect jumps to `own`: the code that follows runs for these. Others go on at
+/// Emits the stub of indirect jumps to `own`: the code that follows runs for these. Others go on at
 /// `other`.
-pub fn jump_lands(out: &mut Emitter, addresses: Addresses, own: u64, other: usize) {
+pub fn link_jump(out: &mut Emitter, addresses: Addresses, own: u64, other: usize) {
     out.constant(R11, own.wrapping_neg());
     out.bytes(&[0x4a, 0x8d, 0x0c, 0x19]); // lea rcx, [rcx + r11]
     out.bytes(&[0xe3, 13]); // jrcxz, over the next two
     out.load(RCX, addresses.target());
     out.jump(other);
-    give_back_jump(out, addresses);
+    restore_jump(out, addresses);
 }
 
-/// Emits the landing of returns to `own`: the code that follows runs for these. Others go on at `other`.
-pub fn return_lands(out: &mut Emitter, addresses: Addresses, own: u64, other: usize) {
+/// Emits the return stub of `own`: the code that follows runs for these. Others go on at `other`.
+pub fn link_return(out: &mut Emitter, addresses: Addresses, own: u64, other: usize) {
     out.bytes(&[0x48, 0x89, 0x4c, 0x24, 0xf8]); // mov [rsp - 8], rcx
     out.constant(R11, own.wrapping_neg());
     out.bytes(&[0x4a, 0x8d, 0x0c, 0x19]); // lea rcx, [rcx + r11]
     out.bytes(&[0xe3, 5]); // jrcxz, over the jump
     out.jump(other);
-    give_back_jump(out, addresses);
+    restore_jump(out, addresses);
 }
 
 /// Emits a load of the table's entry for the address in rcx into r11.

@@ -4,7 +4,7 @@
 //! sigwait, sigfillset and sigaction leave the signal out. So no program blocks it, waits for it or handles
 //! it through the C library. A signal that pthread_cancel sends goes to the C library's own handler.
 
-use crate::status::{Inside, Off, status};
+use crate::status::{Inside, OffReason, status};
 use crate::system;
 use std::arch::naked_asm;
 use std::ffi::c_void;
@@ -145,11 +145,11 @@ extern "C" fn entry(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut c_void) {
 /// Returns false in translated code: the signal is sent again when the thread has left it.
 extern "C" fn is_to_be_cancelled(
     info: *mut libc::siginfo_t,
-    context: *const crate::area::Context,
+    context: *const crate::thread_state::SignalContext,
 ) -> bool {
     // SAFETY: the kernel passes both to handlers, the context at least as long as ours.
     let (code, mask) = unsafe { ((*info).si_code, (*context).mask) };
-    if code != libc::SI_TKILL || crate::burst::leaves_soon() {
+    if code != libc::SI_TKILL || crate::engine::leaves_soon() {
         return false;
     }
     set_mask(mask | signal_bit());
@@ -281,11 +281,11 @@ fn new_timer(clock: i32, value: u64) -> Option<i32> {
 }
 
 /// Installs the handler and gives the calling thread a timer.
-pub fn start(handler: Handler, clock: i32, first_ns: u64) -> Result<(), Off> {
+pub fn start(handler: Handler, clock: i32, first_ns: u64) -> Result<(), OffReason> {
     if libc::SIGRTMIN() <= SIGNAL {
-        return Err(Off::NoSignal);
+        return Err(OffReason::NoSignal);
     }
-    RESTORER.store(restorer().ok_or(Off::NoSignal)?, Relaxed);
+    RESTORER.store(restorer().ok_or(OffReason::NoSignal)?, Relaxed);
     HANDLER.store(handler as *const () as usize, Release);
     install();
     // SAFETY: a key of ours with a destructor of the right type, and a fork handler that touches only
@@ -295,7 +295,7 @@ pub fn start(handler: Handler, clock: i32, first_ns: u64) -> Result<(), Off> {
         if libc::pthread_key_create(&mut key, Some(ended)) != 0
             || libc::pthread_atfork(None, None, Some(forked)) != 0
         {
-            return Err(Off::NoTimers);
+            return Err(OffReason::NoTimers);
         }
         KEY.store(key, Relaxed);
     }
@@ -304,7 +304,7 @@ pub fn start(handler: Handler, clock: i32, first_ns: u64) -> Result<(), Off> {
     HAS_TIMERS.store(true, Release);
     add(first_ns);
     match TIMERS[0].load(Relaxed) {
-        0 => Err(Off::NoTimers),
+        0 => Err(OffReason::NoTimers),
         _ => Ok(()),
     }
 }
@@ -446,7 +446,7 @@ impl Begin {
         Some(of)
     }
 
-    fn give_back(&self) {
+    fn restore(&self) {
         self.is_taken.store(false, Release);
     }
 }
@@ -457,7 +457,7 @@ unsafe extern "C-unwind" fn begin(of: *mut c_void) -> *mut c_void {
     // SAFETY: `take` stored a function of this type.
     let start = unsafe { std::mem::transmute::<usize, Start>(of.start.load(Relaxed)) };
     let argument = of.argument.load(Relaxed) as *mut c_void;
-    of.give_back();
+    of.restore();
     add(20_000_000);
     // SAFETY: the caller of pthread_create promises that `start` accepts this argument.
     unsafe { start(argument) }
@@ -490,7 +490,7 @@ pub unsafe extern "C" fn pthread_create(
     let error =
         unsafe { create(thread, attributes, begin, (of as *const Begin).cast_mut().cast()) };
     if error != 0 {
-        of.give_back();
+        of.restore();
     }
     error
 }

@@ -57,7 +57,7 @@ fn a_panic_of_the_engine_ends_no_program() {
             let (sampled, said) = run(&program, &["work"], Some(&bursts), folder.path());
             assert_eq!(sampled.status.code(), Some(3), "{bursts}: {said}");
             assert_eq!((&*sampled.stdout, &*sampled.stderr), (&b"worked\n"[..], &b""[..]));
-            assert!(said.contains("failed: burst.rs:"), "{bursts}: {said}");
+            assert!(said.contains("failed: dispatch.rs:"), "{bursts}: {said}");
         }
     }
 }

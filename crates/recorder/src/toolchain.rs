@@ -14,6 +14,8 @@ use std::process::Command;
 const STREAM_H: &str = include_str!("../engines/stream.h");
 const FILTER_H: &str = include_str!("../engines/filter.h");
 const VALGRIND_C: &str = include_str!("../engines/valgrind/pagetax.c");
+const VALGRIND_GROUPS_H: &str = include_str!("../engines/valgrind/groups.h");
+const VALGRIND_INSTRUMENT_H: &str = include_str!("../engines/valgrind/instrument.h");
 const QEMU_C: &str = include_str!("../engines/qemu/pagetax.c");
 
 /// Why there is no engine.
@@ -85,6 +87,8 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
         sources: &[
             ("stream.h", STREAM_H),
             ("filter.h", FILTER_H),
+            ("valgrind/groups.h", VALGRIND_GROUPS_H),
+            ("valgrind/instrument.h", VALGRIND_INSTRUMENT_H),
             ("valgrind/pagetax.c", VALGRIND_C),
         ],
         options: format!("{} {link}", compile.join(" ")),

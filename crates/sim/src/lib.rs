@@ -15,15 +15,15 @@
 //!
 //! # Adding a machine
 //!
-//! 1. **Hardware**: implement [`hardware::Mmu`]: `touch` walks [`hardware::accesses::Accesses`] until they are done,
-//!    until one faults, or until the time limit, and never charges time itself: it reports
-//!    picoseconds. If kernels of several kinds should run on it, implement [`hardware::PageTables`] too.
-//!    [`hardware::flat::Flat`] is hardware that costs nothing: for models of reclaim and of paging.
-//! 2. **Policy**: implement [`historic::kernel::Kernel`] for that hardware. Every method gets a [`historic::cx::Cx`], the
-//!    only way to act on the rest of the world: `charge` CPU time to a row of the budget, `count`
-//!    events, `wait` (until a time, or on a channel) under a row of the wall ledger, `wake` a channel,
-//!    `latency`, `jitter`, `fail`. A fault that needs no waiting is retried at once; one that waits is
-//!    retried after. A kernel owns its store; a disk is a place where `wait` times come from.
+//! 1. **Hardware**: implement [`hardware::Mmu`]. `touch` walks [`hardware::accesses::Accesses`] until they
+//!    are done, until one faults, or until the time limit. It charges no time: it reports picoseconds. If
+//!    several kernels should run on it, implement [`hardware::PageTables`] too. For models of reclaim and
+//!    of paging, [`hardware::flat::Flat`] is hardware without costs.
+//! 2. **Policy**: implement [`historic::kernel::Kernel`] for that hardware. Every method acts on the rest
+//!    of the machine through a [`historic::cx::Cx`] only. It can `charge` CPU time to a row of the budget,
+//!    `count` events, `wake` a channel, and `wait` until a time or on a channel, under a row of the wall
+//!    ledger. It also has `latency`, `jitter` and `fail`. The engine retries a fault at once, or after
+//!    its wait. A kernel owns its store; a disk only computes `wait` times.
 //! 3. **Model**: `machines/NAME.toml`, read through [`model::Model`], each constant with its unit and
 //!    source; add it to the list in [`models`], and its kernel to the match in [`historic::machine`].
 //!

@@ -34,7 +34,7 @@ pub enum ModelError {
         "{file}: {error}\n  remedy: each constant is {{ value = 262, unit = \"us\", source = \"...\" }}; see the files in machines/"
     )]
     Syntax {
-        /// Which file.
+        /// The file.
         file: String,
         /// With line and column.
         error: Box<toml::de::Error>,
@@ -42,39 +42,39 @@ pub enum ModelError {
     /// A constant that is absent, superfluous, or not what it should be.
     #[error("{file}: {key}: {problem}\n  remedy: {remedy}")]
     Constant {
-        /// Which file.
+        /// The file.
         file: String,
-        /// `table.name`.
+        /// The constant, as `table.name`.
         key: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// `base` names a model that does not exist, or one that has a base itself.
     #[error("{file}: {problem}\n  remedy: name one of {known}")]
     Base {
-        /// Which file.
+        /// The file.
         file: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
         /// Models that can be a base.
         known: String,
     },
-    /// No such model.
+    /// An unknown model.
     #[error("no machine model `{name}`\n  remedy: name one of {known}, or the path of a TOML file")]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The known names.
         known: String,
     },
     /// The file cannot be read.
     #[error("{file}: {error}\n  remedy: check the path")]
     Read {
-        /// Which file.
+        /// The file.
         file: String,
-        /// The system's word.
+        /// The system's error.
         error: std::io::Error,
     },
 }
@@ -85,7 +85,7 @@ pub enum ModelError {
 pub struct Constant {
     /// A number, or a word for a choice.
     pub value: toml::Value,
-    /// Of the value: a time or size unit, or what is counted.
+    /// The unit of the value: of time, of size, or the thing that is counted.
     pub unit: String,
     /// A citation, "fitted: …" or "assumed: …".
     pub source: String,
@@ -109,16 +109,16 @@ struct File {
 /// A model: names, and constants by table and name.
 #[derive(Debug, Clone)]
 pub struct Model {
-    /// As in `sim:NAME`.
+    /// The model's name, as in `sim:NAME`.
     pub name: String,
-    /// What it is, in one line.
+    /// The title, one line.
     pub title: String,
-    /// Which code runs it.
+    /// The name of the kernel that runs it.
     pub kernel: String,
     /// Built-in jobs of which published figures were compared with this very model. None for a model
     /// that was changed, or that is from a file of the user's.
     pub validated_jobs: Vec<String>,
-    /// What the published machine did and this model does not show.
+    /// The published behavior that this model does not show.
     pub limits: Option<String>,
     /// Parameters of jobs as this machine was run with them.
     pub job_params: BTreeMap<String, Params>,
@@ -190,24 +190,24 @@ impl Model {
         Ok(model)
     }
 
-    /// Every constant: table, name, constant; sorted.
+    /// Returns every constant as (table, name, constant), sorted.
     pub fn constants(&self) -> impl Iterator<Item = (&str, &str, &Constant)> {
         self.tables.iter().flat_map(|(table, constants)| {
             constants.iter().map(move |(key, constant)| (table.as_str(), key.as_str(), constant))
         })
     }
 
-    /// Whether the file has this table at all.
+    /// Returns true if the file has this table.
     pub fn has_table(&self, table: &str) -> bool {
         self.tables.contains_key(table)
     }
 
-    /// Whether there is such a constant.
+    /// Returns true if there is such a constant.
     pub fn has(&self, table: &str, key: &str) -> bool {
         self.tables.get(table).is_some_and(|constants| constants.contains_key(key))
     }
 
-    /// An error about a constant, in one form.
+    /// Returns an error about a constant, in one form.
     pub fn error(
         &self,
         table: &str,
@@ -260,7 +260,7 @@ impl Model {
         Ok((value, &constant.unit))
     }
 
-    /// A time in picoseconds; the unit must be ps, ns, us, ms, s, min or h.
+    /// Returns a time in picoseconds; the unit must be ps, ns, us, ms, s, min or h.
     pub fn ps(&self, table: &str, key: &str) -> Result<u64, ModelError> {
         let (value, unit) = self.number(table, key)?;
         let factor = match unit {
@@ -274,12 +274,12 @@ impl Model {
         Ok((value * factor).round() as u64)
     }
 
-    /// A time in nanoseconds.
+    /// Returns a time in nanoseconds.
     pub fn ns(&self, table: &str, key: &str) -> Result<u64, ModelError> {
         Ok((self.ps(table, key)? + 500) / 1000)
     }
 
-    /// A size in bytes; the unit must be bytes, KiB, MiB, GiB or TiB.
+    /// Returns a size in bytes; the unit must be bytes, KiB, MiB, GiB or TiB.
     pub fn bytes(&self, table: &str, key: &str) -> Result<u64, ModelError> {
         let (value, unit) = self.number(table, key)?;
         let factor = match unit {
@@ -293,14 +293,14 @@ impl Model {
         Ok((value * factor).round() as u64)
     }
 
-    /// A page size: a size that is a power of two.
+    /// Returns a page size: a size that is a power of two.
     pub fn page_size(&self, table: &str, key: &str) -> Result<PageSize, ModelError> {
         PageSize::new(self.bytes(table, key)?).map_err(|error| {
             self.error(table, key, error.to_string(), "page sizes are powers of two")
         })
     }
 
-    /// A whole number of whatever the unit says.
+    /// Returns a whole number of whatever the unit says.
     pub fn count(&self, table: &str, key: &str) -> Result<u64, ModelError> {
         let (value, unit) = self.number(table, key)?;
         if value.fract() != 0.0 || value > 1e15 {
@@ -310,7 +310,7 @@ impl Model {
         Ok(value as u64)
     }
 
-    /// A whole number of at least 1.
+    /// Returns a whole number of at least 1.
     pub fn positive(&self, table: &str, key: &str) -> Result<u64, ModelError> {
         match self.count(table, key)? {
             0 => Err(self.error(table, key, "is zero", "write a number of at least 1")),
@@ -318,7 +318,7 @@ impl Model {
         }
     }
 
-    /// A power of two.
+    /// Returns a power of two.
     pub fn power_of_two(&self, table: &str, key: &str) -> Result<u64, ModelError> {
         let count = self.positive(table, key)?;
         if !count.is_power_of_two() {
@@ -328,7 +328,7 @@ impl Model {
         Ok(count)
     }
 
-    /// A share in parts per million; the unit must be percent, permille or 1.
+    /// Returns a share in parts per million; the unit must be percent, permille or 1.
     pub fn ppm(&self, table: &str, key: &str) -> Result<u64, ModelError> {
         let (value, unit) = self.number(table, key)?;
         let factor = match unit {
@@ -343,7 +343,7 @@ impl Model {
         Ok((value * factor).round() as u64)
     }
 
-    /// A choice: one of `known`.
+    /// Returns a choice: one of `known`.
     pub fn word<T: Copy>(
         &self,
         table: &str,
@@ -359,7 +359,7 @@ impl Model {
         })
     }
 
-    /// A text, such as a list of names.
+    /// Returns a text, such as a list of names.
     pub fn text(&self, table: &str, key: &str) -> Result<&str, ModelError> {
         let value = &self.constant(table, key)?.value;
         value.as_str().ok_or_else(|| {

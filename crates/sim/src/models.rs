@@ -52,12 +52,12 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     BUILTIN.iter().map(|(name, _)| *name)
 }
 
-/// The text of a built-in model's file.
+/// Returns the text of a built-in model's file.
 pub fn text(name: &str) -> Option<&'static str> {
     BUILTIN.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// A built-in model by name, or one from a file when there is a `/` in it or it ends in `.toml`.
+/// Returns a built-in model by name, or one from a file when there is a `/` in it or it ends in `.toml`.
 ///
 /// # Errors
 /// Names and paths that lead nowhere, and files that are no models.

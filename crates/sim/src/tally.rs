@@ -9,7 +9,7 @@ use pagetax_core::counter::COUNTERS;
 pub struct CounterId(usize);
 
 impl CounterId {
-    /// The counter of this id, as in `const FAULTS: CounterId = CounterId::of("minor_fault_count")`.
+    /// Returns the counter of this id, as in `const FAULTS: CounterId = CounterId::of("minor_fault_count")`.
     ///
     /// # Panics
     /// If the table has no such counter.
@@ -24,7 +24,7 @@ impl CounterId {
         panic!("no such counter in core's table")
     }
 
-    /// The id.
+    /// Returns the id.
     pub fn id(self) -> &'static str {
         COUNTERS[self.0].id
     }
@@ -49,7 +49,7 @@ const fn same(a: &[u8], b: &[u8]) -> bool {
 pub struct Tally([u64; COUNTERS.len()]);
 
 impl Tally {
-    /// All zero.
+    /// Creates a tally of zeros.
     pub fn new() -> Self {
         Tally([0; COUNTERS.len()])
     }
@@ -65,7 +65,7 @@ impl Tally {
         *value = (*value).max(n);
     }
 
-    /// So far.
+    /// Returns the count so far.
     pub fn get(&self, counter: CounterId) -> u64 {
         self.0[counter.0]
     }

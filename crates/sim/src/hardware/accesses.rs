@@ -16,16 +16,16 @@ pub struct Accesses {
     allowed: u64,
     /// Picoseconds of user time for each page touch, without translation.
     pub cost_ps: u64,
-    /// Whether each stores.
+    /// True if each stores.
     pub writes: bool,
-    /// Whether each address comes from the access before, so that no two can overlap.
+    /// True if each address comes from the access before, so that no two can overlap.
     pub dependent: bool,
     pieces: u64,
     /// So many accesses of the plan are so many page touches.
     ratio: (u64, u64),
     order: Order,
     clean_at: Option<u64>,
-    /// Of the touch that is next.
+    /// True if the next touch is an instruction fetch.
     is_fetch: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct CyclicSweep {
 }
 
 impl CyclicSweep {
-    /// Page touches until the lap ends, ≥ 1.
+    /// Returns the number of page touches until the lap ends, at least 1.
     #[inline(always)]
     pub fn left_in_lap(&self) -> u64 {
         self.lap - self.done
@@ -82,7 +82,7 @@ impl CyclicSweep {
     }
 }
 
-/// Where and by whom a touch is done.
+/// The region, the client and the repetition of a touch.
 #[derive(Debug, Clone, Copy)]
 pub struct TouchSite {
     /// Virtual address of the region.
@@ -98,7 +98,7 @@ pub struct TouchSite {
 }
 
 impl Accesses {
-    /// `touch` at `place`; `cost_ps` is the user time of one access.
+    /// Starts `touch` at `place`; `cost_ps` is the user time of one access.
     pub fn new(touch: &Touch, place: TouchSite, cost_ps: u64) -> Self {
         let pages = touch.grain_bytes.div_ceil(place.page_bytes).max(1);
         let (mut left, mut pieces, mut cost_ps) = (touch.count * pages, pages, cost_ps / pages);
@@ -163,17 +163,17 @@ impl Accesses {
         accesses
     }
 
-    /// Page touches left that may be done now.
+    /// Returns the number of page touches left that may be done now.
     pub fn left(&self) -> u64 {
         self.left.min(self.allowed)
     }
 
-    /// Page touches left, now or later.
+    /// Returns the number of page touches left, now or later.
     pub fn remaining(&self) -> u64 {
         self.left
     }
 
-    /// Whether none is left at all.
+    /// Returns true if no page touch is left.
     pub fn is_done(&self) -> bool {
         self.left == 0
     }
@@ -183,7 +183,7 @@ impl Accesses {
         self.allowed = count;
     }
 
-    /// Page touches that make one access of the plan.
+    /// Returns the number of page touches that make one access of the plan.
     pub fn pieces(&self) -> u64 {
         self.pieces
     }
@@ -197,12 +197,12 @@ impl Accesses {
         ((sum / of_touches) as u64, (sum % of_touches) as u64)
     }
 
-    /// Virtual address of the region.
+    /// Returns the virtual address of the region.
     pub fn base(&self) -> u64 {
         self.base
     }
 
-    /// The virtual address that is touched next. Meaningless when none is left.
+    /// Returns the virtual address that is touched next. Meaningless when none is left.
     #[inline(always)]
     pub fn next_address(&self) -> u64 {
         self.base
@@ -212,18 +212,18 @@ impl Accesses {
             }
     }
 
-    /// Whether that is a fetch of instructions, of a recorded program.
+    /// Returns true if the next touch is an instruction fetch of a recorded program.
     #[inline(always)]
     pub fn is_fetch(&self) -> bool {
         self.is_fetch
     }
 
-    /// Whether its fetches are among it; else the loop that touches lies on one page.
+    /// Returns true if its fetches are among it; else the loop that touches lies on one page.
     pub fn tells_fetches(&self) -> bool {
         matches!(self.order, Order::Drawn { source: Source::Recorded(_), .. })
     }
 
-    /// The rest as a sweep; none for random patterns.
+    /// Returns the rest as a sweep; none for random patterns.
     #[inline(always)]
     pub fn sweep(&self) -> Option<CyclicSweep> {
         match &self.order {
@@ -237,7 +237,7 @@ impl Accesses {
         self.clean_at = Some(version);
     }
 
-    /// Whether a whole lap was without a fault at this version of the translations: as long as that
+    /// Returns true if a whole lap was without a fault at this version of the translations: as long as that
     /// stays, so will all others be.
     #[inline(always)]
     pub fn is_clean(&self, version: u64) -> bool {

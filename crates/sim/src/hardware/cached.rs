@@ -13,14 +13,14 @@ use super::{Mmu, PageTables, Pte, SpaceId, Stop, Touched, Used};
 use crate::hardware::accesses::Accesses;
 use pagetax_core::units::PageSize;
 
-/// What happens when no TLB level has the translation.
+/// The mechanism that serves a miss of all TLB levels.
 #[derive(Debug, Clone)]
 pub enum Refill {
-    /// A trap handler.
+    /// A trap handler in software.
     Software(SoftwareRefill),
     /// A page walker for each CPU.
     Hardware {
-        /// By CPU.
+        /// The walkers, by CPU.
         walkers: Vec<PageWalker>,
     },
 }
@@ -36,22 +36,23 @@ struct CachedSpace {
 #[derive(Debug, Clone)]
 pub struct CachedMmu {
     base: PageSize,
-    /// Of data, by CPU.
+    /// The data TLBs, by CPU.
     tlbs: Vec<TlbHierarchy>,
-    /// Of instructions, by CPU.
+    /// The instruction TLBs, by CPU.
     instruction_tlbs: Vec<TlbHierarchy>,
     refill: Refill,
     /// Time of an access by how many levels it missed, without the refill; picoseconds.
     level_ps: Vec<u64>,
     spaces: Vec<CachedSpace>,
-    /// By CPU.
+    /// The running space, by CPU.
     running: Vec<Option<SpaceId>>,
     /// Since it was last asked.
     misses: u64,
 }
 
 impl CachedMmu {
-    /// `level_ps` is the time that an access takes longer for a hit in the second, third, … level.
+    /// Creates empty page tables and TLBs. `level_ps` is the added time of a hit in the second, third, …
+    /// level.
     pub fn new(
         base: PageSize,
         data: TlbHierarchy,
@@ -73,17 +74,17 @@ impl CachedMmu {
         }
     }
 
-    /// The base page.
+    /// Returns the base page.
     pub fn base(&self) -> PageSize {
         self.base
     }
 
-    /// Data accesses to pages of `size` that no level could translate, on all CPUs.
+    /// Returns the number of data accesses to pages of `size` that no level could translate, on all CPUs.
     pub fn misses(&self, size: PageSize) -> u64 {
         self.tlbs.iter().map(|tlb| tlb.walks(size)).sum()
     }
 
-    /// Data accesses to pages of `size` by how many levels missed, on all CPUs.
+    /// Returns the number of data accesses to pages of `size` by how many levels missed, on all CPUs.
     pub fn counts(&self, size: PageSize) -> Vec<u64> {
         let mut sum = vec![0; self.level_ps.len()];
         for tlb in &self.tlbs {
@@ -92,22 +93,23 @@ impl CachedMmu {
         sum
     }
 
-    /// Instruction fetches that no level could translate, on all CPUs.
+    /// Returns the number of instruction fetches that no level could translate, on all CPUs.
     pub fn instruction_misses(&self) -> u64 {
         self.instruction_tlbs.iter().map(|tlb| tlb.walks(self.base)).sum()
     }
 
-    /// What refills the TLBs.
+    /// Returns the mechanism that refills the TLBs.
     pub fn refill(&self) -> &Refill {
         &self.refill
     }
 
-    /// The size of the page that maps an address.
+    /// Returns the size of the page that maps an address.
     pub fn size_at(&self, space: SpaceId, address: u64) -> Option<PageSize> {
         self.spaces.get(space.0)?.table.size_at(address)
     }
 
-    /// Removes the translations of these pages, whose frames or rights have changed, from the TLBs of all CPUs.
+    /// Flushes the translations of these pages, whose frames or rights have changed, from the TLBs of all
+    /// The number of CPUs.
     pub fn flush(&mut self, space: SpaceId, address: u64, bytes: u64) {
         let range = address..address + bytes;
         let tlbs = self.tlbs.iter_mut().chain(&mut self.instruction_tlbs);
@@ -145,14 +147,14 @@ impl CachedMmu {
 /// Where programs begin, on SPARC as on x86-64 far below their data.
 const TEXT: u64 = 0x1_0000;
 
-/// The hardware's number of a space. More spaces than numbers share them; an ended space's
+/// Returns the address-space number (ASID) of a space. More spaces than numbers share them; an ended space's
 /// translations are gone by then.
 fn asid(space: SpaceId) -> u16 {
     (space.0 & ((1 << ASID_BITS) - 1)) as u16
 }
 
 impl Refill {
-    /// Time of one TLB miss, by itself and among others; a handler is always by itself.
+    /// Returns the time of one TLB miss, alone and overlapped. A software handler never overlaps.
     #[inline]
     pub(super) fn time(&mut self, cpu: usize, asid: u16, address: u64, shift: u32) -> WalkTime {
         match self {
@@ -241,7 +243,7 @@ impl Mmu for CachedMmu {
     }
 }
 
-/// How many of the next accesses fall on the page of the first one, for certain.
+/// Returns the number of the next accesses that are known to be on the page of the first one.
 #[inline(always)]
 fn on_page(accesses: &Accesses, address: u64, shift: u32) -> u64 {
     let Some(sweep) = accesses.sweep() else { return 1 };

@@ -60,7 +60,7 @@ pub fn apply(model: &mut Model, calibration: &Calibration) -> Result<(), ModelEr
     Ok(())
 }
 
-/// The constants of the places, from the working sets that the second-level TLB does not hold.
+/// Returns the constants of the places, from the working sets that the second-level TLB does not hold.
 fn places(model: &Model, calibration: &Calibration) -> Result<Vec<(String, f64)>, ModelError> {
     let entries = model.positive("dtlb_2a", "entries")?;
     let hit_ns = model.ps("tlb", "level_2_hit")? as f64 / 1e3;

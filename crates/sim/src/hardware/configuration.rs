@@ -37,7 +37,7 @@ pub fn translation(model: &Model) -> Result<Translation, ModelError> {
     Ok(Translation { data, instructions, refill: refill(model, 1)?, level_ps })
 }
 
-/// What a recorded program costs beside translation.
+/// The costs of a recorded program without translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProgramTimes {
     /// Each instruction, its operands near; picoseconds.
@@ -118,7 +118,7 @@ fn small(model: &Model, table: &str, key: &str, value: u64) -> Result<u32, Model
     Ok(value as u32)
 }
 
-/// A list of page sizes with blanks between them.
+/// Reads a list of page sizes, separated by blanks.
 ///
 /// # Errors
 /// Sizes that are no powers of two, or none at all.

@@ -25,7 +25,7 @@ pub struct Flat {
 }
 
 impl Flat {
-    /// With pages of this size only.
+    /// Creates hardware with pages of this size only.
     pub fn new(page: PageSize) -> Self {
         Flat { page, spaces: Vec::new() }
     }
@@ -77,7 +77,7 @@ impl Flat {
     }
 }
 
-/// The words that hold a range of pages, with a bit set for each page in it.
+/// Returns the words that hold a range of pages, with a bit set for each page in it.
 fn masks(pages: Range<u64>) -> impl Iterator<Item = (usize, u64)> {
     let Range { start, end } = pages;
     (start / 64..end.div_ceil(64)).map(move |word| {

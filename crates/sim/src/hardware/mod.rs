@@ -37,12 +37,12 @@ pub enum Stop {
     Fault,
 }
 
-/// What [`Mmu::touch`] did. The number of touches is the difference in [`Accesses::left`].
+/// The result of [`Mmu::touch`]. The number of touches is the difference in [`Accesses::left`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Touched {
     /// Time spent on translation beside the accesses' own cost, in picoseconds.
     pub translation_ps: u64,
-    /// Why it returned.
+    /// The reason for its return.
     pub stop: Stop,
 }
 
@@ -69,7 +69,7 @@ pub trait Mmu {
     /// The kernel has been told before, in [`crate::historic::kernel::Kernel::switch`].
     fn switch(&mut self, cpu: usize, space: SpaceId);
 
-    /// The space has ended: all of its translations go.
+    /// Drops all translations of a space that has ended.
     fn drop_space(&mut self, space: SpaceId);
 }
 
@@ -78,9 +78,9 @@ pub trait Mmu {
 pub struct Pte {
     /// Virtual address, a multiple of the size.
     pub address: u64,
-    /// Of the page.
+    /// The page's size.
     pub size: PageSize,
-    /// Whether stores go through without a fault.
+    /// True if stores go through without a fault.
     pub writable: bool,
 }
 
@@ -124,7 +124,7 @@ pub trait PageTables: Mmu {
         new
     }
 
-    /// How many pages of this size of a range of whole pages have a translation.
+    /// Returns the number of pages of this size of a range of whole pages have a translation.
     fn present_in(&self, space: SpaceId, range: Range<u64>, size: PageSize) -> u64 {
         let pages = range.step_by(size.bytes() as usize);
         pages.filter(|address| self.used(space, *address).present).count() as u64

@@ -4,7 +4,7 @@
 use super::Used;
 use pagetax_core::units::PageSize;
 
-/// Of an entry: log2 of the page size less 8; 0: not present.
+/// The bits of an entry that hold log2 of the page size less 8; 0: not present.
 const SIZE: u8 = 0b0001_1111;
 const WRITABLE: u8 = 0b0010_0000;
 const REFERENCED: u8 = 0b0100_0000;
@@ -24,7 +24,7 @@ pub struct PageTable {
 }
 
 impl PageTable {
-    /// Empty, for pages of `base` and above.
+    /// Creates an empty table, for pages of `base` and above.
     pub fn new(base: PageSize) -> Self {
         PageTable { base_shift: base.shift(), chunks: Vec::new() }
     }
@@ -67,7 +67,7 @@ impl PageTable {
         Some(u32::from(entry & SIZE) + SIZE_BIAS)
     }
 
-    /// The size of the page that maps an address.
+    /// Returns the size of the page that maps an address.
     pub fn size_at(&self, address: u64) -> Option<PageSize> {
         let entry = self.entry(address);
         let shift = u32::from(entry & SIZE) + SIZE_BIAS;
@@ -101,7 +101,7 @@ impl PageTable {
         }
     }
 
-    /// The bits of the page at `address`: of a large page, those of all of its parts.
+    /// Returns the bits of the page at `address`: of a large page, those of all of its parts.
     pub fn used(&self, address: u64) -> Used {
         let bits = self.parts(address).fold(0, |bits, part| bits | self.entry(part));
         Used {

@@ -7,7 +7,7 @@
 
 use pagetax_core::access::Rng;
 
-/// Which entry of a full set makes room.
+/// A replacement policy: the entry of a full set that is evicted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Replacement {
     /// The least recently used one, exactly.
@@ -49,7 +49,7 @@ impl TagArray {
         TagArray { set_mask: set_count as u64 - 1, ways, store }
     }
 
-    /// How many sets it has.
+    /// Returns the number of sets.
     pub fn set_count(&self) -> u64 {
         self.set_mask + 1
     }
@@ -118,7 +118,8 @@ fn any_print<const N: usize>(prints: &[u16; N], print: u16) -> bool {
     prints.iter().fold(0, |found, p| found | u16::from(*p == print)) != 0
 }
 
-/// The first place of a print that is there. Where a hit is cannot be foreseen: no branch depends on it.
+/// Returns the first place of a print that is there. The place of a hit is unpredictable, so no branch
+/// depends on it.
 #[inline(always)]
 fn first_place<const N: usize>(prints: &[u16; N], print: u16) -> usize {
     let mut equal = [0u8; N];
@@ -165,7 +166,7 @@ struct Packed {
 struct PackedSet {
     /// The ways, the newest lowest.
     order: u64,
-    /// Of each way's tag; 0 beyond the last way.
+    /// A print of each way's tag; 0 beyond the last way.
     prints: [u16; PACKED_WAYS],
     tags: [u64; PACKED_WAYS],
 }
@@ -195,7 +196,7 @@ impl Packed {
         found.is_some()
     }
 
-    /// The oldest makes room; false.
+    /// Evicts the oldest entry. Returns false.
     #[inline(always)]
     fn replace(&mut self, index: usize, tag: u64) -> bool {
         let set = &mut self.sets[index];
@@ -217,12 +218,12 @@ impl Packed {
     }
 }
 
-/// The ways of an order, newest first.
+/// Returns the ways of an order, newest first.
 fn ways_of(order: u64, ways: usize) -> impl Iterator<Item = u64> {
     (0..ways).map(move |place| (order >> (WAY_BITS * place)) & 15)
 }
 
-/// The order with `way`, wherever it was, in front.
+/// Returns the order with `way`, wherever it was, in front.
 #[inline(always)]
 fn newest(order: u64, way: u64) -> u64 {
     // The lowest place whose way is not different.
@@ -250,7 +251,7 @@ impl RandomSets {
         self.tags[set * self.ways..(set + 1) * self.ways].contains(&tag)
     }
 
-    /// A free entry, or any, makes room; false.
+    /// Fills a free entry, or evicts any. Returns false.
     fn replace(&mut self, set: usize, tag: u64) -> bool {
         let set = &mut self.tags[set * self.ways..(set + 1) * self.ways];
         let free = set.iter().position(|entry| *entry == EMPTY);
@@ -342,7 +343,7 @@ impl Ring {
         found.is_some()
     }
 
-    /// The oldest makes room; false.
+    /// Evicts the oldest entry. Returns false.
     #[inline]
     fn replace(&mut self, tag: u64) -> bool {
         let oldest = self.slot(self.newest).newer;

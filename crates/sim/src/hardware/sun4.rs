@@ -20,13 +20,13 @@ pub type PmegId = usize;
 /// Sizes of the hardware's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Page-table groups.
+    /// The number of page-table groups.
     pub pmegs: usize,
     /// Entries in each: a power of two, at most 64.
     pub ptes: u32,
-    /// The page.
+    /// The page size.
     pub page: PageSize,
-    /// Hardware contexts.
+    /// The number of hardware contexts.
     pub contexts: usize,
     /// Segments of an address space.
     pub segments: usize,
@@ -36,9 +36,9 @@ pub struct Geometry {
 
 /// Segments under one entry of the region map.
 pub const SEGMENTS_PER_REGION: usize = 64;
-/// Of the largest machine (4/400).
+/// The limit of the largest machine (4/400).
 pub const PMEGS_MAX: u64 = 1024;
-/// So that a space's regions fit a word.
+/// The most segments of a space, so that its regions fit in a word.
 const SEGMENTS_MAX: u64 = 4096;
 
 impl Geometry {
@@ -79,7 +79,7 @@ impl Geometry {
         u64::from(self.ptes) * self.page.bytes()
     }
 
-    /// Segment and entry of an address.
+    /// Returns the segment and entry of an address.
     pub fn locate(&self, address: u64) -> (usize, u32) {
         let (page, entries) = (address >> self.page.shift(), self.ptes.trailing_zeros());
         ((page >> entries) as usize, (page & u64::from(self.ptes - 1)) as u32)
@@ -89,21 +89,21 @@ impl Geometry {
 /// A page-table group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pmeg {
-    /// Whose, and which segment; none: free.
+    /// The owning space and its segment. None if the pmeg is free.
     pub owner: Option<(SpaceId, usize)>,
     /// Valid entries, a bit each.
     pub valid: u64,
-    /// Of these, writable.
+    /// The writable ones of the valid entries, one bit each.
     pub writable: u64,
     /// Touched since a kernel cleared this.
     pub referenced: bool,
     /// When it was last touched or given, in touches of segments.
     pub used_at: u64,
-    /// Whether other spaces use it, too.
+    /// True if other spaces use it, too.
     pub shared: bool,
 }
 
-/// What the hardware knows of a space.
+/// The hardware's state of a space.
 #[derive(Debug, Clone, Default)]
 struct Sun4Space {
     /// Pmeg of each segment.
@@ -127,7 +127,7 @@ pub struct Sun4 {
 }
 
 impl Sun4 {
-    /// With all pmegs free.
+    /// Creates an MMU with all pmegs free.
     pub fn new(geometry: Geometry) -> Self {
         let pmegs = vec![Pmeg::default(); geometry.pmegs];
         Sun4 { geometry, pmegs, spaces: Vec::new(), clock: 0, losses: 0, notes_use: true }
@@ -144,7 +144,7 @@ impl Sun4 {
         &self.geometry
     }
 
-    /// All pmegs.
+    /// Returns all pmegs.
     pub fn pmegs(&self) -> &[Pmeg] {
         &self.pmegs
     }
@@ -162,12 +162,12 @@ impl Sun4 {
         (held.valid, held.writable) = (held.valid | valid, held.writable | writable);
     }
 
-    /// A number that changes whenever a space may have lost entries.
+    /// Returns a number that changes whenever a space may have lost entries.
     pub fn version(&self, space: SpaceId) -> u64 {
         self.losses + self.spaces.get(space.0).map_or(0, |space| space.losses)
     }
 
-    /// The pmeg of a segment.
+    /// Returns the pmeg of a segment.
     #[inline(always)]
     pub fn pmeg_of(&self, space: SpaceId, segment: usize) -> Option<PmegId> {
         let map = &self.spaces.get(space.0)?.map;
@@ -230,13 +230,13 @@ impl Sun4 {
         *regions = if loaded { *regions | 1 << region } else { *regions & !(1 << region) };
     }
 
-    /// Whether the segment has a pmeg, and this entry of it is valid.
+    /// Returns true if the segment has a pmeg, and this entry of it is valid.
     #[inline(always)]
     pub fn is_valid(&self, space: SpaceId, segment: usize, entry: u32) -> bool {
         self.pmeg_of(space, segment).is_some_and(|pmeg| self.pmegs[pmeg].valid >> entry & 1 != 0)
     }
 
-    /// Whether the segment-map entries for this segment are in the hardware.
+    /// Returns true if the segment-map entries for this segment are in the hardware.
     #[inline(always)]
     pub fn has_region(&self, space: SpaceId, segment: usize) -> bool {
         let region = 1 << (segment / SEGMENTS_PER_REGION);
@@ -244,14 +244,14 @@ impl Sun4 {
             || self.spaces.get(space.0).is_some_and(|space| space.regions & region != 0)
     }
 
-    /// Whether an access to this address faults.
+    /// Returns true if an access to this address faults.
     #[inline(always)]
     pub fn faults(&self, space: SpaceId, address: u64, writes: bool) -> bool {
         let (segment, entry) = self.geometry.locate(address);
         self.usable(space, segment, writes).1 >> entry & 1 == 0
     }
 
-    /// The entries that let such an access through, of a segment's pmeg.
+    /// Returns the entries that let such an access through, of a segment's pmeg.
     #[inline(always)]
     fn usable(&self, space: SpaceId, segment: usize, writes: bool) -> (Option<PmegId>, u64) {
         match self.pmeg_of(space, segment) {

@@ -1,9 +1,9 @@
-//! Translation lookaside buffers: any number of levels, each of arrays that stand side by side.
+//! Translation lookaside buffers: any number of levels, each of parallel arrays.
 //!
 //! Invariant: counts are exact. A run of accesses inside one page is one lookup and arithmetic: the
 //! page is the most recently used one after the first access, so the others change nothing.
-//! The page size of an address is known to the caller (from its page table), so only the arrays
-//! that can hold it are asked; hardware asks all of them at once, with the same outcome.
+//! The caller knows the page size of an address from its page table, so only the arrays that can hold it
+//! are searched. Hardware searches all of them at once, with the same outcome.
 
 use super::set::{Replacement, TagArray};
 use pagetax_core::access::Rng;
@@ -12,29 +12,29 @@ use pagetax_core::units::PageSize;
 /// Geometry of one array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArraySpec {
-    /// Translations it holds.
+    /// The number of entries.
     pub entries: u32,
-    /// Entries in a set; absent: fully associative.
+    /// The number of entries in a set; absent: fully associative.
     pub ways: Option<u32>,
-    /// Which page sizes it can hold.
+    /// The page sizes that it can hold.
     pub page_sizes: Vec<PageSize>,
-    /// Entries that the kernel keeps locked, lost to everybody else (fully associative only).
+    /// The number of entries that the kernel keeps locked (fully associative only).
     pub locked: u32,
-    /// Which entry makes room.
+    /// The replacement policy.
     pub replacement: Replacement,
-    /// Holds one of its page sizes at a time, chosen by software for each process.
+    /// True if it holds one of its page sizes at a time, which software chooses for each process.
     pub programmable: bool,
-    /// Takes only the page sizes that no other array of its level holds at the time.
+    /// True if it takes only the page sizes that no other array of its level holds.
     pub fallback: bool,
 }
 
 /// The arrays of one level, asked together.
 pub type LevelSpec = Vec<ArraySpec>;
 
-/// Why a geometry is impossible.
+/// The reasons why a geometry is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
-    /// Nothing to hold translations.
+    /// No level, or a level without entries.
     #[error("{0}: a TLB needs at least one level, and each level at least one array with entries")]
     Empty(String),
     /// Sets must be equal and their number a power of two.
@@ -43,34 +43,34 @@ pub enum GeometryError {
          that divide the entries"
     )]
     Ways {
-        /// Which array.
+        /// The array.
         at: String,
         /// As given.
         entries: u32,
         /// As given.
         ways: u32,
     },
-    /// Nothing left to translate with, or entries locked in sets.
+    /// No entry left unlocked, or locked entries in a set-associative array.
     #[error(
         "{at}: {locked} locked of {entries} entries; only fully associative arrays lock, and some must be left"
     )]
     Locked {
-        /// Which array.
+        /// The array.
         at: String,
         /// As given.
         entries: u32,
         /// As given.
         locked: u32,
     },
-    /// An array that holds nothing.
+    /// An array without page sizes.
     #[error("{0}: no page size; name those that it can hold")]
     NoPageSize(String),
-    /// More arrays side by side than are supported.
+    /// More than [`MAX_ARRAYS`] arrays in a level.
     #[error("{0}: more than {MAX_ARRAYS} arrays in a level")]
     TooManyArrays(String),
 }
 
-/// Arrays in a level at most.
+/// The most arrays in a level.
 pub const MAX_ARRAYS: usize = 8;
 
 /// Page sizes are below 2^64.
@@ -110,7 +110,7 @@ pub struct PageTag(u64);
 pub const ASID_BITS: u32 = 13;
 
 impl PageTag {
-    /// `asid` below 2^13; addresses below 2^57.
+    /// Creates a tag. `asid` is below 2^13, the address below 2^57.
     #[inline(always)]
     pub fn new(asid: u16, address: u64, shift: u32) -> Self {
         let asid = u64::from(asid) & ((1 << ASID_BITS) - 1);
@@ -149,9 +149,9 @@ impl Route {
 struct Level {
     specs: Vec<ArraySpec>,
     arrays: Vec<TagArray>,
-    /// Of each programmable array its size of now; of the others nothing.
+    /// The current page size of each programmable array; None for the others.
     programmed: Vec<Option<PageSize>>,
-    /// By page shift.
+    /// The routes, by page shift.
     routes: [Route; SHIFTS],
     /// Chooses among arrays of one size on a fill.
     rng: Rng,
@@ -195,7 +195,7 @@ impl Level {
         }
     }
 
-    /// Several arrays of one size: a hit in any; a fill into any, at random.
+    /// Looks a page up in several arrays of one size. A fill goes into one of them at random.
     #[inline]
     fn touch_one_of(&mut self, shift: u32, tag: PageTag) -> bool {
         let route = &self.routes[shift as usize & (SHIFTS - 1)];
@@ -210,7 +210,7 @@ impl Level {
         false
     }
 
-    /// See [`TlbHierarchy::program`].
+    /// Implements [`TlbHierarchy::program`].
     fn program(&mut self, size: PageSize, keep: usize) {
         let mut nth = 0;
         for (array, spec) in self.specs.iter().enumerate() {
@@ -227,16 +227,16 @@ impl Level {
     }
 }
 
-/// An array that is asked first.
+/// A first-level array for a page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nearest {
-    /// Its number in its level.
+    /// The array's number in its level.
     pub array: u8,
-    /// Sets.
+    /// The number of sets.
     pub set_count: u64,
-    /// Entries in each.
+    /// The number of entries in each set.
     pub ways: usize,
-    /// Whether the least recently used entry makes room.
+    /// True if the least recently used entry makes room.
     pub is_lru: bool,
 }
 
@@ -249,7 +249,7 @@ pub struct TlbHierarchy {
 }
 
 impl TlbHierarchy {
-    /// `name` is what errors call it.
+    /// Checks and builds the levels. Errors call the TLB `name`.
     pub fn new(name: &str, levels: &[LevelSpec]) -> Result<Self, GeometryError> {
         check(name, levels)?;
         Ok(TlbHierarchy {
@@ -258,18 +258,19 @@ impl TlbHierarchy {
         })
     }
 
-    /// How many levels there are; as many misses mean a walk.
+    /// Returns the number of levels; as many misses mean a walk.
     pub fn levels(&self) -> usize {
         self.levels.len()
     }
 
-    /// Entries of the largest level.
+    /// Returns the number of entries of the largest level.
     pub fn entries_max(&self) -> u64 {
         let of = |level: &Level| level.specs.iter().map(|spec| u64::from(spec.entries)).sum();
         self.levels.iter().map(of).max().unwrap_or(0)
     }
 
-    /// One access. Returns how many levels missed: 0 is a first-level hit, [`Self::levels`] a walk.
+    /// Looks up one access. Returns the number of levels that missed: 0 for a first-level hit,
+    /// [`Self::levels`] for a walk.
     #[inline]
     pub fn access(&mut self, asid: u16, address: u64, shift: u32) -> usize {
         let missed = self.lookup(asid, address, shift);
@@ -284,8 +285,8 @@ impl TlbHierarchy {
         hit.unwrap_or(self.levels.len())
     }
 
-    /// `count` ≥ 1 accesses to the page of `address` in a row; calls `on_lookup` with how many levels
-    /// missed, once, or each time where no level can hold such pages.
+    /// Looks up `count` ≥ 1 accesses to one page in a row. Calls `on_lookup` with the number of levels that
+    /// missed: once, or for each access if no level can hold such pages.
     #[inline]
     pub fn repeat(
         &mut self,
@@ -305,7 +306,7 @@ impl TlbHierarchy {
         }
     }
 
-    /// `count` accesses from `first` on, `stride` bytes apart, all on pages of one size; calls
+    /// Looks up `count` accesses from `first` on, `stride` bytes apart, all on pages of one size. Calls
     /// `on_lookup` as [`Self::repeat`] does, for each page.
     pub fn sweep(
         &mut self,
@@ -329,20 +330,20 @@ impl TlbHierarchy {
         }
     }
 
-    /// How many levels a page misses that was touched just before.
+    /// Returns the number of levels that miss on a page that was touched just before.
     fn missed_again(&self, shift: u32) -> usize {
         let holds = |level: &Level| level.routes[shift as usize].count > 0;
         self.levels.iter().position(holds).unwrap_or(self.levels.len())
     }
 
-    /// Whether any level holds pages of a size by themselves.
+    /// Returns true if any level can hold pages of this size.
     #[inline]
     pub fn holds(&self, shift: u32) -> bool {
         self.levels.iter().any(|level| level.routes[shift as usize & (SHIFTS - 1)].count > 0)
     }
 
-    /// Each array that is asked for pages of this size first: those of the nearest level that can hold
-    /// them, as it is programmed now. None where no level can.
+    /// Returns the arrays that a lookup of this page size searches first: those of the nearest level that
+    /// can hold the size, as it is programmed now. None if no level can.
     pub fn nearest_arrays(&self, shift: u32) -> Option<Vec<Nearest>> {
         let route = |level: &Level| level.routes[shift as usize & (SHIFTS - 1)];
         let level = self.levels.iter().find(|level| route(level).count > 0)?;
@@ -361,13 +362,13 @@ impl TlbHierarchy {
         self.levels.iter_mut().for_each(|level| level.program(size, keep));
     }
 
-    /// Accesses to pages of `size` by how many levels missed.
+    /// Returns the number of accesses to pages of `size`, by the number of levels that missed.
     pub fn counts(&self, size: PageSize) -> Vec<u64> {
         let row = size.shift() as usize * (self.levels.len() + 1);
         self.counts[row..=row + self.levels.len()].to_vec()
     }
 
-    /// Accesses to pages of `size` that needed a walk.
+    /// Returns the number of accesses to pages of `size` that needed a walk.
     pub fn walks(&self, size: PageSize) -> u64 {
         self.counts[size.shift() as usize * (self.levels.len() + 1) + self.levels.len()]
     }
@@ -388,7 +389,7 @@ impl TlbHierarchy {
     }
 }
 
-/// Whether such a TLB can exist; `name` is what errors call it.
+/// Checks that such a TLB can exist. Errors call it `name`.
 pub fn check(name: &str, levels: &[LevelSpec]) -> Result<(), GeometryError> {
     if levels.is_empty() {
         return Err(GeometryError::Empty(name.into()));

@@ -9,8 +9,8 @@ use super::cached::Refill;
 use super::tlb::TlbHierarchy;
 use pagetax_core::units::PageSize;
 
-/// Time of an access by how many levels it missed, without the refill, in picoseconds: `level_ps` is
-/// what a hit in the second, third, … level takes longer.
+/// Returns the time of an access without the refill, in picoseconds, by the number of levels that missed.
+/// `level_ps` is the added time of a hit in the second, third, … level.
 pub(super) fn hit_times(data: &TlbHierarchy, level_ps: &[u64]) -> Vec<u64> {
     let mut times: Vec<u64> = std::iter::once(0).chain(level_ps.iter().copied()).collect();
     times.resize(data.levels() + 1, times.last().copied().unwrap_or(0));
@@ -27,7 +27,7 @@ pub struct Translation {
     pub(super) level_ps: Vec<u64>,
 }
 
-/// What one access found.
+/// The result of one access.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lookup {
     /// No level had the translation.
@@ -45,17 +45,17 @@ pub struct Lookup {
 }
 
 impl Translation {
-    /// The data side's TLBs.
+    /// Returns the data side's TLBs.
     pub fn data(&self) -> &TlbHierarchy {
         &self.data
     }
 
-    /// The instruction side's TLBs.
+    /// Returns the instruction side's TLBs.
     pub fn instructions(&self) -> &TlbHierarchy {
         &self.instructions
     }
 
-    /// Time of a miss that the handler's buffer serves, in picoseconds; none with a page walker.
+    /// Returns the time of a miss that the handler's buffer serves, in picoseconds; none with a page walker.
     pub fn handler_ps(&self) -> Option<u64> {
         match &self.refill {
             Refill::Software(refill) => Some(refill.handler_ps()),
@@ -85,7 +85,7 @@ impl Translation {
         }
     }
 
-    /// A load or store. `alone`: its walk does not overlap with others.
+    /// Returns a load or store. `alone`: its walk does not overlap with others.
     #[inline]
     pub fn access(&mut self, address: u64, shift: u32, alone: bool) -> Lookup {
         let missed = self.data.access(0, address, shift);
@@ -99,7 +99,7 @@ impl Translation {
         Lookup { level_ps, ..self.walk(address, shift, alone) }
     }
 
-    /// An instruction fetch. Hits in any level are free, as under [`super::cached::CachedMmu`].
+    /// Returns an instruction fetch. Hits in any level are free, as under [`super::cached::CachedMmu`].
     #[inline]
     pub fn fetch(&mut self, address: u64, shift: u32) -> Lookup {
         if self.instructions.access(0, address, shift) < self.instructions.levels() {

@@ -12,7 +12,7 @@ pub struct HandlerSpec {
     pub handler_cycles: u32,
     /// Processor cycles on top, for a miss that the TSB does not serve.
     pub tsb_miss_cycles: u32,
-    /// Of each of the two tables; a power of two.
+    /// The entries of each of the two tables; a power of two.
     pub tsb_entries: u32,
 }
 
@@ -35,7 +35,7 @@ pub struct SoftwareRefill {
 }
 
 impl SoftwareRefill {
-    /// With empty tables, at `clock_mhz`.
+    /// Creates empty tables. The handler runs at `clock_mhz`.
     pub fn new(spec: &HandlerSpec, clock_mhz: u32) -> Result<Self, TsbSizeError> {
         if !spec.tsb_entries.is_power_of_two() {
             return Err(TsbSizeError(spec.tsb_entries));
@@ -89,7 +89,7 @@ impl SoftwareRefill {
         self.misses
     }
 
-    /// Time of a miss that the TSB serves, in picoseconds.
+    /// Returns the time of a miss that the TSB serves, in picoseconds.
     pub fn handler_ps(&self) -> u64 {
         self.handler_ps
     }

@@ -1,15 +1,14 @@
 //! The hardware page walker of x86-64: paging-structure caches, page-table entries in the data
 //! caches, and nested paging.
 //!
-//! Invariant: a walk reads what hardware would read, no more: each level below the deepest
-//! paging-structure cache hit once, and under nested paging for each such table the host's levels
-//! below *its* deepest hit. A cold four-level walk is 4 reads, a cold nested one 24.
+//! Invariant: a walk reads exactly what hardware would read. It reads each level below the deepest
+//! paging-structure cache hit once. Under nested paging it also reads, for each such table, the host's
+//! levels below *its* deepest hit. A cold four-level walk is 4 reads, a cold nested one 24.
 //!
-//! A walk is priced by where the line of its leaf entry lies, which is what a pointer chase on 4K
-//! pages less the same on 2M pages measures; and at another price where it overlaps with others, which
-//! is what a gather of addresses known beforehand measures. Reads above the leaf may have a price of
-//! their own.
-//! Table pages are taken to lie in guest memory in the order of the addresses that they map.
+//! The cost of a walk depends on the cache that holds the line of its leaf entry. A pointer chase on 4K
+//! pages, minus the same chase on 2M pages, measures it. Walks that overlap have another cost: a gather
+//! of independent addresses measures it. Reads above the leaf may have a cost of their own.
+//! The model assumes that table pages lie in guest memory in the order of the addresses that they map.
 //! Source: Intel SDM volume 3, chapters 4.10 (paging-structure caches) and 28.3 (EPT).
 
 use super::set::{Replacement, TagArray};
@@ -25,9 +24,9 @@ const BASE_SHIFT: u32 = 12;
 /// A cache of entries of one level: a hit skips the reads from the root down to that level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StructureCacheSpec {
-    /// 2: entries that point to tables of 4K pages, 3: those above, …
+    /// The level of the entries: 2 for entries that point to tables of 4K pages, 3 for those above, …
     pub level: u32,
-    /// How many it holds; fully associative.
+    /// The number of entries; fully associative.
     pub entries: u32,
 }
 
@@ -47,29 +46,29 @@ pub struct NestedSpec {
 /// A place where page-table lines may lie.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LineCacheSpec {
-    /// `L1`, `L2`, …
+    /// The cache's name: `L1`, `L2`, …
     pub name: String,
     /// Lines of page tables that stay there beside the data: a power of two, 8-way, LRU.
     pub lines: u32,
-    /// A whole walk whose leaf line lies here.
+    /// The time of a walk whose leaf line is here.
     pub walk: WalkNs,
 }
 
-/// A whole walk, nanoseconds.
+/// The time of a whole walk, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WalkNs {
-    /// By itself.
+    /// The time of a walk that overlaps with no other.
     pub alone: f64,
-    /// Among others, of accesses whose addresses do not depend on each other.
+    /// The time of a walk among others, for accesses with independent addresses.
     pub overlapped: f64,
 }
 
 /// A walk's time in picoseconds, both ways.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WalkTime {
-    /// By itself.
+    /// The time of a walk that overlaps with no other.
     pub alone_ps: u64,
-    /// Among others.
+    /// The time of a walk that overlaps with others.
     pub overlapped_ps: u64,
 }
 
@@ -83,36 +82,36 @@ impl WalkTime {
         WalkTime { alone_ps: self.alone_ps + ps, overlapped_ps: self.overlapped_ps + ps }
     }
 
-    /// One of them.
+    /// Returns one of the two times.
     pub fn ps(self, alone: bool) -> u64 {
         if alone { self.alone_ps } else { self.overlapped_ps }
     }
 }
 
-/// A walker.
+/// The geometry and the costs of a page walker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WalkerSpec {
     /// Levels of the tables: 4, or 5 with 57-bit addresses.
     pub levels: u32,
     /// Caches of upper levels.
     pub structure_caches: Vec<StructureCacheSpec>,
-    /// In a virtual machine.
+    /// The second dimension, in a virtual machine.
     pub nested: Option<NestedSpec>,
-    /// Nearest first.
+    /// The caches that hold page-table lines, nearest first.
     pub line_caches: Vec<LineCacheSpec>,
-    /// A whole walk whose leaf line lies in none of them.
+    /// The time of a walk whose leaf line is in none of them.
     pub memory_walk: WalkNs,
-    /// Each read above the leaf, by the same places; the last one is memory.
+    /// The time of a read above the leaf, by the same places; the last one is memory.
     pub upper_read_ns: Vec<f64>,
 }
 
-/// Why a walker is impossible.
+/// The reasons why a walker is impossible.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum WalkerError {
     /// Levels out of range.
     #[error("page tables have 1 to 5 levels, not {0}")]
     Levels(u32),
-    /// A structure cache of a level that is none, or holds nothing.
+    /// A structure cache of a level that does not exist, or one without entries.
     #[error(
         "a paging-structure cache of level {level} with {entries} entries; levels are 2 to {levels} and entries at least 1"
     )]
@@ -121,18 +120,18 @@ pub enum WalkerError {
         level: u32,
         /// As given.
         entries: u32,
-        /// Of the tables.
+        /// The number of levels of the tables.
         levels: u32,
     },
     /// A cache or nested TLB without entries, or caches that do not grow.
     #[error("{0}")]
     Sizes(String),
-    /// Not one price for each place.
+    /// A number of prices that differs from the number of places.
     #[error(
         "upper_read_ns needs {expected} prices (one for each line cache and memory), not {found}"
     )]
     Prices {
-        /// Line caches + 1.
+        /// The number of line caches, plus 1.
         expected: usize,
         /// As given.
         found: usize,
@@ -143,7 +142,7 @@ pub enum WalkerError {
 #[derive(Debug, Clone)]
 struct Dimension {
     levels: u32,
-    /// By level; none where there is no cache.
+    /// The caches by level; None for a level without a cache.
     caches: Vec<Option<TagArray>>,
 }
 
@@ -162,7 +161,7 @@ impl Dimension {
         Ok(Dimension { levels, caches })
     }
 
-    /// The first level to read on the way down to `leaf`: the one below the deepest cached entry.
+    /// Returns the first level to read on the way down to `leaf`: the one below the deepest cached entry.
     /// Fills the caches with what the walk will have read.
     fn first_read(&mut self, tag: u64, address: u64, leaf: u32) -> u32 {
         let mut first = self.levels;
@@ -184,17 +183,17 @@ fn fully_associative(entries: u32) -> TagArray {
     TagArray::new(entries as usize, entries as usize, Replacement::Lru)
 }
 
-/// log2 of what one entry of a level maps.
+/// Returns log2 of the bytes that one entry of a level maps.
 fn entry_shift(level: u32) -> u32 {
     BASE_SHIFT + LEVEL_BITS * (level - 1)
 }
 
-/// The level whose entries map pages of this size directly.
+/// Returns the level whose entries map pages of this size directly.
 fn leaf_level(size_shift: u32) -> u32 {
     (size_shift.saturating_sub(BASE_SHIFT)) / LEVEL_BITS + 1
 }
 
-/// An entry, told apart by address space (a tag below 2^14, never 0) and level.
+/// Returns the tag of an entry, which includes the address space (below 2^14, never 0) and the level.
 fn entry_tag(space: u64, address: u64, level: u32) -> u64 {
     ((address >> entry_shift(level)) << 17) | (space << 3) | u64::from(level)
 }
@@ -205,15 +204,15 @@ const HOST: u64 = 1;
 /// Reads of page-table entries, by the place where their line lay; the last place is memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WalkCounts {
-    /// Walks.
+    /// The number of walks.
     pub walks: u64,
-    /// Leaf entries by place.
+    /// Reads of leaf entries, by place.
     pub leaf_reads: Vec<u64>,
-    /// All other entries by place, the host's under nested paging among them.
+    /// Reads of all other entries by place, with the host's under nested paging.
     pub upper_reads: Vec<u64>,
 }
 
-/// A walker at work.
+/// A page walker with its caches.
 #[derive(Debug, Clone)]
 pub struct PageWalker {
     guest: Dimension,
@@ -232,7 +231,7 @@ struct Nested {
 }
 
 impl PageWalker {
-    /// Checks and builds it, cold.
+    /// Checks the geometry and builds a cold walker.
     pub fn new(spec: &WalkerSpec) -> Result<Self, WalkerError> {
         let places = spec.line_caches.len() + 1;
         if spec.upper_read_ns.len() != places {
@@ -262,7 +261,7 @@ impl PageWalker {
         })
     }
 
-    /// Walks for one page.
+    /// Walks for one page. Returns the time.
     pub fn walk(&mut self, asid: u16, address: u64, size_shift: u32) -> WalkTime {
         let space = u64::from(asid) + HOST + 1;
         let leaf = leaf_level(size_shift).min(self.guest.levels);
@@ -285,7 +284,7 @@ impl PageWalker {
         walk.plus(upper_ps)
     }
 
-    /// What was read so far.
+    /// Returns the reads so far.
     pub fn counts(&self) -> &WalkCounts {
         &self.counts
     }
@@ -295,7 +294,7 @@ impl PageWalker {
         self.upper_ps[place]
     }
 
-    /// Where the line of an entry lies, and brings it near.
+    /// Returns the place of an entry's line, and brings the line into the nearest cache.
     fn read_line(&mut self, entry: u64, space: u64, level: u32) -> usize {
         let tag = ((entry >> LINE_ENTRY_BITS) << 17) | (space << 3) | u64::from(level);
         let place =
@@ -303,7 +302,8 @@ impl PageWalker {
         place.unwrap_or(self.lines.len())
     }
 
-    /// The host's walk for one guest-physical address; nothing without nested paging.
+    /// Walks the host's tables for one guest-physical address. Returns the time in picoseconds, 0 without
+    /// nested paging.
     fn translate_guest(&mut self, guest_physical: u64) -> u64 {
         let Some(nested) = &mut self.nested else { return 0 };
         let page = (guest_physical >> nested.page_shift) + 1;
@@ -339,8 +339,8 @@ impl Nested {
 const SPACE_SHIFT: u32 = 48;
 const TABLES: u64 = 1 << 47;
 
-/// Guest-physical address of the table page that holds the entry of `address` in `level`: tables of
-/// one level side by side, apart from the other levels and from the data.
+/// Returns the guest-physical address of the table page that holds the entry of `address` in `level`. The
+/// tables of one level are adjacent, apart from the other levels and from the data.
 fn guest_table_address(space: u64, address: u64, level: u32) -> u64 {
     let table = address >> entry_shift(level + 1);
     (space << SPACE_SHIFT) | TABLES | (u64::from(level) << 44) | (table << BASE_SHIFT)

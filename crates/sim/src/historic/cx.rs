@@ -1,4 +1,4 @@
-//! What a kernel can do to the world: charge time, count, wait, wake, fail.
+//! The interface of a kernel call: it charges time, counts, waits, wakes and fails.
 //!
 //! Invariant: all CPU time that a kernel takes goes through [`Cx::charge`], under a row of the
 //! budget, so that nothing is left unexplained.
@@ -11,26 +11,26 @@ use pagetax_core::budget::{CPU_ROWS, WALL_ROWS};
 /// A row of the CPU ledger, in the order of [`CPU_ROWS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CpuRow {
-    /// User time of the accesses themselves. Charged by the engine.
+    /// The user time of the accesses themselves. The engine charges it.
     Compute,
-    /// Translation that is seen as user time.
+    /// Translation that counts as user time.
     Translation,
-    /// Faults served from memory.
+    /// The service of faults from memory.
     MinorFault,
-    /// Zeroing and copying pages.
+    /// The zeroing and copying of pages.
     ZeroCopy,
-    /// Scanning and freeing pages.
+    /// The scanning and freeing of pages.
     Reclaim,
-    /// Moving pages.
+    /// The moving of pages.
     Compaction,
-    /// Work for pages that come or go.
+    /// The work for page-in and page-out.
     Swap,
-    /// The rest.
+    /// All other time in the kernel.
     OtherKernel,
 }
 
 impl CpuRow {
-    /// All, in order.
+    /// All rows, in order.
     pub const ALL: [CpuRow; CPU_ROWS.len()] = [
         CpuRow::Compute,
         CpuRow::Translation,
@@ -42,12 +42,12 @@ impl CpuRow {
         CpuRow::OtherKernel,
     ];
 
-    /// Its id in the report.
+    /// Returns the row's id in the report.
     pub fn id(self) -> &'static str {
         CPU_ROWS[self as usize].0
     }
 
-    /// Whether time in this row is user time.
+    /// Returns true if time in this row is user time.
     pub fn is_user(self) -> bool {
         matches!(self, CpuRow::Compute | CpuRow::Translation)
     }
@@ -57,22 +57,22 @@ impl CpuRow {
 /// the run is in the first of the states that any of its tasks is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WallRow {
-    /// On a CPU. Charged by the engine.
+    /// Time on a CPU. The engine charges it.
     Running,
-    /// Ready, while others have the CPU. Charged by the engine.
+    /// Time ready to run while others have the CPU. The engine charges it.
     RunQueue,
-    /// Waiting for pages from files or servers.
+    /// Time waiting for pages from files or servers.
     PageIn,
-    /// Waiting for pages from swap.
+    /// Time waiting for pages from swap.
     SwapIn,
-    /// Waiting for reclaim.
+    /// Time waiting for reclaim.
     Throttle,
-    /// Asleep.
+    /// Time asleep.
     Sleep,
 }
 
 impl WallRow {
-    /// All, in order.
+    /// All rows, in order.
     pub const ALL: [WallRow; WALL_ROWS.len()] = [
         WallRow::Running,
         WallRow::RunQueue,
@@ -82,7 +82,7 @@ impl WallRow {
         WallRow::Sleep,
     ];
 
-    /// Its id in the report.
+    /// Returns the row's id in the report.
     pub fn id(self) -> &'static str {
         WALL_ROWS[self as usize].0
     }
@@ -91,32 +91,32 @@ impl WallRow {
 /// CPU time by row, in nanoseconds.
 pub type CpuTimes = [u64; CPU_ROWS.len()];
 
-/// Something to wait for; kernels number theirs as they like, below [`Channel::ENGINE`].
+/// A wait channel. Kernels choose their numbers below [`Channel::ENGINE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Channel(pub u32);
 
 impl Channel {
-    /// From here on, channels are the engine's own.
+    /// The first of the engine's own channels.
     pub const ENGINE: u32 = 1 << 31;
 }
 
-/// What a task waits for after a kernel call.
+/// The event that a task waits for after a kernel call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// A point of virtual time.
     Until(u64),
     /// A [`Cx::wake`] of the channel.
     On(Channel),
-    /// Whichever comes first.
+    /// The earlier of both.
     OnUntil(Channel, u64),
 }
 
-/// An operation that cannot be done: the run ends with it.
+/// An operation that cannot be done. It ends the run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The system's word.
+    /// The reason, in the system's words.
     pub why: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -129,17 +129,17 @@ pub struct Latencies(Vec<Series>);
 struct Series {
     kind: &'static str,
     histogram: Histogram<u64>,
-    /// Value and how often: not yet in the histogram.
+    /// A value and its count that are not yet in the histogram.
     pending: (u64, u64),
 }
 
-/// Significant digits of the histograms: 0.1 %.
+/// The significant digits of the histograms: 0.1 %.
 const LATENCY_DIGITS: u8 = 3;
 
 impl Latencies {
     /// Adds `count` equal values.
     pub fn record(&mut self, kind: &'static str, ns: u64, count: u64) {
-        // Mostly the same as the time before.
+        // Most values are the same as the previous one.
         if let Some(first) = self.0.first_mut()
             && std::ptr::eq(first.kind, kind)
             && first.pending.0 == ns
@@ -164,7 +164,7 @@ impl Latencies {
         series.pending.1 += count;
     }
 
-    /// In the order of first use.
+    /// Returns the histograms in the order of their first use.
     pub fn iter(&mut self) -> impl Iterator<Item = (&'static str, &Histogram<u64>)> {
         self.0.iter_mut().map(|series| {
             series.settle();
@@ -182,40 +182,40 @@ impl Series {
     }
 }
 
-/// What outlives a single kernel call: counters, latencies, the generator.
+/// The state that outlives a kernel call: counters, latencies and the random generator.
 #[derive(Debug)]
 pub struct RunState {
-    /// Counters of the run.
+    /// The counters of the run.
     pub tally: Tally,
-    /// Latencies of the run.
+    /// The latencies of the run.
     pub latencies: Latencies,
-    /// The one generator of the simulation; the plan's streams have their own.
+    /// The random generator of the simulation; the plan's streams have their own.
     pub rng: Rng,
 }
 
-/// One kernel call.
+/// The context of one kernel call.
 #[derive(Debug)]
 pub struct Cx<'a> {
     now: u64,
     limit_ns: u64,
     cpu: usize,
-    /// User time of the touches of this call, in picoseconds; none where a kernel is to return
-    /// after each fault.
+    /// The user time of this call's touches, in picoseconds. None if the kernel must return after each
+    /// fault.
     touched_ps: Option<u64>,
     run_state: &'a mut RunState,
     spent_ns: u64,
-    /// Charged so far in this call: `spent_ns` in all.
+    /// The time charged so far in this call, by row; the sum is `spent_ns`.
     pub spent: CpuTimes,
-    /// Set by [`Cx::wait`].
+    /// The wait that [`Cx::wait`] has set.
     pub wait: Option<(Wait, WallRow)>,
-    /// Set by [`Cx::wake`].
+    /// The channels that [`Cx::wake`] has woken.
     pub woken: Vec<Channel>,
-    /// Set by [`Cx::fail`]; boxed, as every call's end is moved and hardly any fails.
+    /// The failure that [`Cx::fail`] has set. Boxed, because every call's end is moved and few fail.
     pub failure: Option<Box<Failure>>,
 }
 
 impl<'a> Cx<'a> {
-    /// A call that begins at `now` on `cpu`, with `limit_ns` until the CPU is wanted otherwise.
+    /// Creates the context of a call at `now` on `cpu`; the CPU is needed elsewhere after `limit_ns`.
     pub fn new(now: u64, limit_ns: u64, cpu: usize, run_state: &'a mut RunState) -> Self {
         let (spent, wait, failure) = (CpuTimes::default(), None, None);
         let (touched_ps, woken) = (None, Vec::new());
@@ -229,90 +229,90 @@ impl<'a> Cx<'a> {
         self
     }
 
-    /// Whether the CPU is still the task's, for another fault in this call.
+    /// Returns true if the task may serve another fault in this call.
     pub fn may_go_on(&self) -> bool {
         let stops = self.wait.is_some() || self.failure.is_some();
         self.touched_ps.is_some() && self.left_ns() > 0 && !stops
     }
 
-    /// The kernel has advanced past touches that take so much user time: the engine charges it after
-    /// the call, but it has passed.
+    /// Notes that the kernel has advanced past touches that take `ps` of user time. The engine charges them
+    /// after the call, but virtual time advances now.
     pub fn touched(&mut self, ps: u64) {
         if let Some(touched_ps) = &mut self.touched_ps {
             *touched_ps += ps;
         }
     }
 
-    /// Time until the CPU is wanted otherwise.
+    /// Returns the time until the CPU is needed elsewhere.
     pub fn left_ns(&self) -> u64 {
         self.limit_ns.saturating_sub(self.spent_ns() + self.touched_ps.unwrap_or(0) / 1000)
     }
 
-    /// Virtual time in nanoseconds, with what this call has spent so far.
+    /// Returns the virtual time in nanoseconds, with what this call has spent so far.
     pub fn now(&self) -> u64 {
         self.now + self.spent_ns() + self.touched_ps.unwrap_or(0) / 1000
     }
 
-    /// On which CPU.
+    /// Returns the CPU of the call.
     pub fn cpu(&self) -> usize {
         self.cpu
     }
 
-    /// What this call has been charged so far.
+    /// Returns the time that this call has been charged so far.
     pub fn spent_ns(&self) -> u64 {
         self.spent_ns
     }
 
-    /// How many pieces of work of `each_ns` may begin before the CPU is wanted otherwise; at least
-    /// one. For kernels that serve runs of faults in one call.
+    /// Returns the number of pieces of work of `each_ns` that may begin before the CPU is needed elsewhere,
+    /// at least one. For kernels that serve several faults in one call.
     pub fn affordable(&self, each_ns: u64) -> u64 {
         self.left_ns().div_ceil(each_ns.max(1)).max(1)
     }
 
-    /// CPU time under a row of the budget.
+    /// Charges CPU time to a row of the budget.
     pub fn charge(&mut self, row: CpuRow, ns: u64) {
         self.spent[row as usize] += ns;
         self.spent_ns += ns;
     }
 
-    /// Events.
+    /// Counts `n` events.
     pub fn count(&mut self, counter: CounterId, n: u64) {
         self.run_state.tally.add(counter, n);
     }
 
-    /// A high-water mark.
+    /// Raises a high-water mark to `n`.
     pub fn at_least(&mut self, counter: CounterId, n: u64) {
         self.run_state.tally.at_least(counter, n);
     }
 
-    /// `count` events that took `ns` each, waiting included.
+    /// Records `count` events that took `ns` each, waiting included.
     pub fn latency(&mut self, kind: &'static str, ns: u64, count: u64) {
         self.run_state.latencies.record(kind, ns, count);
     }
 
-    /// The task that made this call gives up the CPU when the call returns. Time until it can run
-    /// again counts under `row`. The last word holds.
+    /// Makes the calling task give up the CPU when the call returns. The time until it can run again counts
+    /// under `row`. The last call of `wait` wins.
     pub fn wait(&mut self, wait: Wait, row: WallRow) {
         self.wait = Some((wait, row));
     }
 
-    /// All who wait on `channel` can run.
+    /// Wakes all tasks that wait on `channel`.
     pub fn wake(&mut self, channel: Channel) {
         self.woken.push(channel);
     }
 
-    /// The operation cannot be done; the run ends here. The first word holds.
+    /// Fails the operation and ends the run. The first failure wins.
     pub fn fail(&mut self, why: impl Into<String>, remedy: impl Into<String>) {
         let failure = || Box::new(Failure { why: why.into(), remedy: remedy.into() });
         self.failure.get_or_insert_with(failure);
     }
 
-    /// The generator.
+    /// Returns the random generator.
     pub fn rng(&mut self) -> &mut Rng {
         &mut self.run_state.rng
     }
 
-    /// `ns`, up to `percent` more or less.
+    /// Returns `ns`, changed at random by at most `percent`.
     pub fn jitter(&mut self, ns: u64, percent: u64) -> u64 {
         let half_width = ns * percent / 100;
         ns - half_width + self.run_state.rng.below(2 * half_width + 1)

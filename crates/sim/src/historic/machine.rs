@@ -72,7 +72,7 @@ impl<M: Mmu + Clone, K: Kernel<M> + Clone> Pristine for Booted<M, K> {
     }
 }
 
-/// The kernel that a model names, on its hardware.
+/// Returns the kernel that a model names, on its hardware.
 fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelError> {
     match model.kernel.as_str() {
         "sunos" => {
@@ -111,7 +111,7 @@ fn boot(model: &Model, settings: &Settings) -> Result<Box<dyn Pristine>, ModelEr
 }
 
 impl SimMachine {
-    /// A built-in machine, or one from a file (see [`models::find`]).
+    /// Returns a built-in machine, or one from a file (see [`models::find`]).
     ///
     /// # Errors
     /// No such model, or one that is no possible machine.
@@ -119,7 +119,7 @@ impl SimMachine {
         SimMachine::new(models::find(name)?)
     }
 
-    /// The machine of a model.
+    /// Returns the machine of a model.
     ///
     /// # Errors
     /// Constants that are absent, superfluous or impossible.

@@ -1,4 +1,4 @@
-//! Which ready task gets a CPU, and for how long.
+//! Schedulers: they choose the ready task that gets a CPU, and for how long.
 //!
 //! Invariant: a scheduler sees tasks by number and times in nanoseconds, nothing else; among equals
 //! the order is first come, first served, so that runs can be repeated.
@@ -12,7 +12,7 @@ pub struct TaskId(pub usize);
 
 /// A policy.
 pub trait Scheduler {
-    /// The task can run, and waits for a CPU; `woken` if it slept until now.
+    /// Adds a task that can run and waits for a CPU; `woken` if it slept until now.
     fn ready(&mut self, task: TaskId, woken: bool);
 
     /// Takes the task that runs next.
@@ -21,23 +21,23 @@ pub trait Scheduler {
     /// When the CPU that gets `task` at `now` is to look for another, at the latest.
     fn slice_end(&self, task: TaskId, now: u64) -> u64;
 
-    /// The task has used `ns` of CPU.
+    /// Notes that the task has used `ns` of CPU.
     fn ran(&mut self, _task: TaskId, _ns: u64) {}
 
-    /// Whether the woken task takes the CPU of the running one at once.
+    /// Returns true if the woken task takes the CPU of the running one at once.
     fn preempts(&self, woken: TaskId, running: TaskId) -> bool;
 
     /// A second has passed, with this many tasks ready or running. Only called if
     /// [`Scheduler::has_seconds`].
     fn second(&mut self, _load: u64) {}
 
-    /// Whether anything happens each second.
+    /// Returns true if the scheduler needs an event each second.
     fn has_seconds(&self) -> bool {
         false
     }
 }
 
-/// The scheduler that `machine.scheduler` names.
+/// Returns the scheduler that `machine.scheduler` names.
 pub fn scheduler(model: &Model) -> Result<Box<dyn Scheduler>, ModelError> {
     #[derive(Clone, Copy)]
     enum SchedulerKind {

@@ -22,7 +22,7 @@ fn bucket(distance: u64) -> usize {
     (EXACT + u64::from(octave - FIRST_OCTAVE) * OCTAVE_BUCKETS + within) as usize
 }
 
-/// The smallest distance that falls into a bucket.
+/// Returns the smallest distance that falls into a bucket.
 fn bucket_start(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < EXACT {
@@ -49,7 +49,7 @@ impl Distances {
         self.counts.iter().skip(from).sum()
     }
 
-    /// The smallest number of entries at which at most `allowed` counts lie at or beyond it.
+    /// Returns the smallest number of entries at which at most `allowed` counts lie at or beyond it.
     pub fn entries_for(&self, allowed: u64) -> u64 {
         let mut beyond = 0;
         for (bucket, &count) in self.counts.iter().enumerate().rev() {

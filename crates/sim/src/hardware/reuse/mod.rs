@@ -45,7 +45,7 @@ pub struct MissCurve {
     seen: TouchCounts,
 }
 
-/// What touches found, scaled.
+/// Counts of touches by their result, scaled.
 #[derive(Default)]
 struct TouchCounts {
     /// First touches of pages.
@@ -76,7 +76,7 @@ impl TouchCounts {
 }
 
 impl MissCurve {
-    /// A curve that has seen nothing.
+    /// Returns an empty curve.
     pub fn new(page_size: PageSize, following: Following) -> Self {
         MissCurve {
             page_size,
@@ -90,7 +90,7 @@ impl MissCurve {
         }
     }
 
-    /// The size of the pages.
+    /// Returns the size of the pages.
     pub fn page_size(&self) -> PageSize {
         self.page_size
     }
@@ -100,12 +100,12 @@ impl MissCurve {
         self.accesses
     }
 
-    /// Whether every page was followed, so that each figure is exact.
+    /// Returns true if every page was followed, so that each figure is exact.
     pub fn is_exact(&self) -> bool {
         self.rate_log2 == 0
     }
 
-    /// Different pages touched (scaled, if sampled).
+    /// Returns the number of different pages touched (scaled, if sampled).
     pub fn pages(&self) -> u64 {
         self.stack.pages() << self.rate_log2
     }
@@ -169,7 +169,7 @@ impl MissCurve {
         (self.seen.first + self.seen.distances.at_least(entries.max(1))).min(self.changes)
     }
 
-    /// The fewest entries that miss at most `missing` of all accesses (0 to 1); `None` where first
+    /// Returns the fewest entries that miss at most `missing` of all accesses (0 to 1); `None` where first
     /// touches alone are more.
     pub fn entries_for(&self, missing: f64) -> Option<u64> {
         let allowed = (self.accesses as f64 * missing) as u64;
@@ -213,7 +213,7 @@ impl ReuseProfile {
         ReuseProfile { curves, pending, pending_count, last: None, accesses: 0 }
     }
 
-    /// The curves, smallest pages first, of all that was [settled](Self::settle).
+    /// Returns the curves, smallest pages first, of all that was [settled](Self::settle).
     pub fn curves(&self) -> &[MissCurve] {
         &self.curves
     }

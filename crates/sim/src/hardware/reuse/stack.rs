@@ -109,7 +109,7 @@ impl Ids {
     }
 }
 
-/// What a touch of a page found.
+/// The result of a touch of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
     /// The page was never touched before.
@@ -118,7 +118,7 @@ pub enum Touch {
     Again {
         /// Pages touched since; an LRU array of more entries than this still holds the page.
         distance: u64,
-        /// Whether the page was last touched before the last [`LruStack::mark`].
+        /// True if the page was last touched before the last [`LruStack::mark`].
         before_mark: bool,
     },
 }
@@ -150,7 +150,7 @@ impl Default for LruStack {
 }
 
 impl LruStack {
-    /// An empty stack.
+    /// Returns an empty stack.
     pub fn new() -> Self {
         let mut stack = LruStack {
             recent: [0; RECENT],
@@ -170,7 +170,7 @@ impl LruStack {
         stack
     }
 
-    /// Different pages on the stack.
+    /// Returns the number of different pages on the stack.
     pub fn pages(&self) -> u64 {
         (self.live + self.recent_count) as u64
     }
@@ -315,7 +315,7 @@ impl LruStack {
         self.live -= 1;
     }
 
-    /// Live slots after `slot`.
+    /// Returns the number of live slots after `slot`.
     ///
     /// Each level is summed whole, what does not lie behind masked out: where `slot` is would be a branch that
     /// no predictor learns, and sums of one length are done in vectors. Sums of 16 bits do not overflow:
@@ -376,7 +376,7 @@ static MASKS_8: [u8; 2 * AT_ONCE] = masks!(u8);
 static MASKS_16: [u16; 2 * AT_ONCE] = masks!(u16);
 static MASKS_32: [u32; 2 * AT_ONCE] = masks!(u32);
 
-/// The counts around `at` that are summed together, 0 where they are not behind it.
+/// Returns the counts around `at` that are summed together, 0 where they are not behind it.
 #[inline(always)]
 fn behind<'a, T: Copy + BitAnd<Output = T>>(
     counts: &'a [T],

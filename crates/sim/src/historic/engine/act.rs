@@ -1,4 +1,4 @@
-//! What a task does with a CPU: one step at a time.
+//! The steps of a task that has a CPU, one at a time.
 
 use super::task::{Cursor, NextAction, Role, State, Task};
 use super::{BARRIER, CLIENTS_ENDED, Clients, Engine, in_kernel};
@@ -16,7 +16,7 @@ const ACCESSES: CounterId = CounterId::of("access_count");
 const TLB_MISSES: CounterId = CounterId::of("tlb_miss_count");
 
 impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
-    /// One step of `task`, which has `cpu`.
+    /// Makes one step of `task`, which has `cpu`.
     pub(super) fn step(&mut self, cpu: usize, task: TaskId) -> Result<(), RunError> {
         let limit_ns = self.limit_ns(cpu, task);
         let next_action =
@@ -55,7 +55,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         end.min(self.deadline(task)).saturating_sub(now).max(1)
     }
 
-    /// When the task's phase ends by the clock.
+    /// Returns the time when the task's phase ends by the clock.
     fn deadline(&self, task: TaskId) -> u64 {
         let Task { next_action, cursor, .. } = &self.tasks[task.0];
         let working = matches!(
@@ -66,7 +66,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         time.map_or(u64::MAX, |time| cursor.start_ns.saturating_add(time.0))
     }
 
-    /// Time until the task's phase ends by the clock: sleeps end then, too.
+    /// Returns the time until the task's phase ends by the clock: sleeps end then, too.
     fn left_ns(&self, cpu: usize, task: TaskId) -> u64 {
         self.deadline(task).saturating_sub(self.cpus[cpu].now)
     }
@@ -141,7 +141,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         self.tasks[task.0].next_action = NextAction::Phase(index + 1);
     }
 
-    /// Main makes the next client, or begins to wait for them.
+    /// Makes the main task fork the next client, or wait for the clients.
     fn fork(&mut self, cpu: usize, task: TaskId, made: u32) -> Result<(), RunError> {
         let phase = self.phase_of(task);
         if made == phase.clients {
@@ -168,7 +168,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(())
     }
 
-    /// Main sleeps between two polls.
+    /// Makes the main task sleep between two polls.
     fn nap(&mut self, cpu: usize, task: TaskId) {
         let wake_ns = self.phase_of(task).parent_wake.map_or(0, |wake| wake.0);
         self.sleep(cpu, task, wake_ns);
@@ -198,7 +198,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(())
     }
 
-    /// The cursor's next operation, or the end of the client's work.
+    /// Returns the cursor's next operation, or the end of the client's work.
     fn operation(&mut self, cpu: usize, task: TaskId) -> Result<(), RunError> {
         let plan = self.plan;
         self.charge_at_least_a_call(cpu, task);
@@ -259,7 +259,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
     }
 
-    /// Where a region that is to be touched lies.
+    /// Returns the address of a region to touch.
     fn base_of(&self, task: TaskId, id: RegionId) -> Result<u64, RunError> {
         self.bases[self.space_of(task).0][id.0].ok_or_else(|| RunError::Op {
             op: format!("touch of `{}`", self.plan.region(id).name),
@@ -448,7 +448,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
     }
 
-    /// The client has no more operations.
+    /// Ends the client: it has no more operations.
     fn end_work(&mut self, cpu: usize, task: TaskId) -> Result<(), RunError> {
         let now = self.cpus[cpu].now;
         self.clients.working -= 1;
@@ -489,7 +489,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
     }
 
-    /// What the task is at, for messages.
+    /// Describes the task's present operation, for messages.
     pub(super) fn describe(&self, task: TaskId) -> String {
         let entry = &self.tasks[task.0];
         let phase = self.plan.phases.get(entry.cursor.phase).map_or("", |phase| &phase.name);

@@ -1,4 +1,4 @@
-//! What is due when.
+//! The queue of events to come.
 //!
 //! Invariant: events come out in the order of their times; of equal times, in the order in which they
 //! were put in.
@@ -10,7 +10,7 @@ use crate::historic::sched::TaskId;
 pub(super) enum Event {
     /// A task's wait of this number is over.
     Wake { task: TaskId, wait_number: u64 },
-    /// The scheduler's second.
+    /// The scheduler's event of each second.
     Second,
     /// A point of the series.
     Sample,
@@ -27,7 +27,7 @@ impl EventQueue {
         self.0.insert(place, (time, event));
     }
 
-    /// When the next one is due; `u64::MAX` if there is none.
+    /// Returns the time of the next event; `u64::MAX` if there is none.
     #[inline(always)]
     pub fn next_ns(&self) -> u64 {
         self.0.last().map_or(u64::MAX, |(time, _)| *time)

@@ -42,7 +42,7 @@ impl Ledgers {
         self.mark = now;
     }
 
-    /// The state of the run while none of its tasks is on a CPU: the first that any is in.
+    /// Returns the state of the run while none of its tasks is on a CPU: the first that any is in.
     fn state_off_cpu(&self) -> WallRow {
         if self.ready > 0 {
             return WallRow::RunQueue;
@@ -60,12 +60,12 @@ impl Ledgers {
         *count = if more { *count + 1 } else { *count - 1 };
     }
 
-    /// Up to which time the wall ledger is complete.
+    /// Returns the time up to which the wall ledger is complete.
     pub fn wall_ns(&self) -> u64 {
         self.mark
     }
 
-    /// The budget, without its memory line.
+    /// Returns the budget, without its memory line.
     pub fn budget(&self) -> Budget {
         let mut cpu = Ledger::new(self.cpu.iter().sum());
         for row in CpuRow::ALL {

@@ -68,17 +68,17 @@ struct Clients {
     at_barrier: u32,
 }
 
-/// What a run is made of.
+/// The parts of a run.
 pub struct Parts<'a, M, K> {
     /// The engine's constants.
     pub settings: &'a Settings,
     /// When to give up.
     pub caps: Caps,
-    /// Translation hardware.
+    /// The translation hardware.
     pub hardware: M,
-    /// Paging policy.
+    /// The kernel with its paging policy.
     pub kernel: K,
-    /// Scheduling policy.
+    /// The scheduling policy.
     pub scheduler: Box<dyn Scheduler>,
 }
 
@@ -171,7 +171,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
     }
 
-    /// The CPU whose clock is furthest behind; of equals, one that is busy.
+    /// Returns the CPU whose clock is furthest behind; of equals, one that is busy.
     fn cpu_behind(&self) -> usize {
         if self.cpus.len() == 1 {
             return 0;
@@ -205,7 +205,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(())
     }
 
-    /// Everything that is due at `now`.
+    /// Handles all events that are due at `now`.
     fn deliver(&mut self, now: u64) {
         while let Some((time, event)) = self.events.due(now) {
             self.ledgers.advance(time);
@@ -313,7 +313,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(())
     }
 
-    /// A kernel call by `task`, and what follows from it.
+    /// Makes a kernel call for `task` and applies its result.
     fn call<R>(
         &mut self,
         cpu: usize,
@@ -329,7 +329,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(result)
     }
 
-    /// What follows from a kernel call by `task`; what it waits for is left to the caller.
+    /// Applies the result of a kernel call by `task`; what it waits for is left to the caller.
     fn after_call(
         &mut self,
         cpu: usize,
@@ -369,7 +369,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         self.ledgers.ran(start, spent_ns, spent);
     }
 
-    /// `task` gives up its CPU and waits.
+    /// Takes the CPU from `task`, which waits from now on.
     fn suspend(&mut self, cpu: usize, task: TaskId, wait: Wait, row: WallRow) {
         let now = self.cpus[cpu].now;
         self.cpus[cpu].task = None;
@@ -395,7 +395,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
     }
 }
 
-/// What a kernel call leaves to the engine.
+/// The result of a kernel call that the engine applies.
 struct CallEnd {
     spent: CpuTimes,
     wait: Option<(Wait, WallRow)>,

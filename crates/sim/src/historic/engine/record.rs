@@ -70,7 +70,7 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
         self.out.progress((index as f64 + within) / self.plan.phases.len() as f64);
     }
 
-    /// The end.
+    /// Writes the end of the run.
     pub(super) fn report(&mut self) {
         let cut_short = self.tasks[0].state != State::Ended;
         let now = self.cpus.iter().map(|cpu| cpu.now).max().unwrap_or(0);
@@ -96,7 +96,7 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
     }
 }
 
-/// Whether the counter is a sum, of which differences can be taken; not a high-water mark.
+/// Returns true if the counter is a sum, of which differences can be taken; not a high-water mark.
 fn is_sum(counter: &CounterId) -> bool {
     !counter.id().ends_with("_max")
 }

@@ -9,11 +9,11 @@ use pagetax_core::units::{Bytes, PageSize};
 /// The engine's constants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Physical memory.
+    /// The physical memory, in bytes.
     pub memory: Bytes,
-    /// The base page.
+    /// The base page size.
     pub page: PageSize,
-    /// CPUs.
+    /// The number of CPUs.
     pub cpus: u32,
     /// Timers count in these.
     pub tick_ns: u64,
@@ -28,7 +28,7 @@ pub struct Settings {
     write_byte_ps: u64,
     verify_byte_ps: u64,
     rewrite_byte_ps: u64,
-    /// What recorded programs cost; none: an access as a job's.
+    /// The costs of recorded programs. None: an access costs as much as a job's.
     program: Option<ProgramTimes>,
 }
 
@@ -67,7 +67,7 @@ impl Settings {
         })
     }
 
-    /// User time of one access of this touch, in picoseconds.
+    /// Returns the user time of one access of this touch, in picoseconds.
     pub fn access_ps(&self, touch: &Touch) -> u64 {
         let byte_ps = match touch.access {
             Access::Read => self.read_byte_ps,
@@ -83,7 +83,7 @@ impl Settings {
         access_ps.unwrap_or(self.access_ps) + byte_ps * touch.grain_bytes
     }
 
-    /// User time of a recorded thread, in picoseconds.
+    /// Returns the user time of a recorded thread, in picoseconds.
     pub fn replay_ps(&self, totals: &ThreadTotals) -> u64 {
         let product = |count: u64, ps: u64| count.saturating_mul(ps);
         match self.program {
@@ -106,7 +106,7 @@ const CPUS_MAX: u64 = 1024;
 /// When a run is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caps {
-    /// Virtual time.
+    /// The limit of virtual time, in nanoseconds.
     pub wall_ns: u64,
     /// Steps of the engine: kernel calls and uninterrupted touches.
     pub steps: u64,
@@ -115,7 +115,7 @@ pub struct Caps {
 }
 
 impl Default for Caps {
-    /// A week of virtual time; some minutes of real time.
+    /// Returns the default limits: a week of virtual time, some minutes of real time.
     fn default() -> Self {
         Caps { wall_ns: 7 * 24 * 3600 * 1_000_000_000, steps: 1_000_000_000, points: 1 << 20 }
     }

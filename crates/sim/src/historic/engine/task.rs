@@ -5,7 +5,7 @@ use crate::hardware::accesses::Accesses;
 use crate::historic::cx::WallRow;
 use pagetax_core::plan::RegionId;
 
-/// Who a task is.
+/// The role of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// The job's main process.
@@ -25,7 +25,7 @@ pub(super) enum State {
     Ended,
 }
 
-/// What a task does when it next has a CPU.
+/// The action of a task when it next has a CPU.
 #[derive(Debug, Clone)]
 pub(super) enum NextAction {
     /// The kernel sets its space up.
@@ -100,7 +100,7 @@ impl Task {
         }
     }
 
-    /// Whether its time is the job's.
+    /// Returns true if the task's time counts as the job's.
     pub fn is_job(&self) -> bool {
         !matches!(self.role, Role::Kernel(_))
     }

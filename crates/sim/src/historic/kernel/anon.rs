@@ -35,7 +35,8 @@ pub trait Flavor {
     /// Returns a region's page size after advice, or None if the advice does not change it.
     fn advised(&self, advice: Advice) -> Option<PageSize>;
 
-    /// Reacts to a page that was mapped or unmapped in `space`.
+    /// Reacts to a page that was mapped in `space`, or to its fork. Unmapping does not call this: the next
+    /// page that is mapped corrects the hardware's programming, and a steady state starts at a mapping.
     fn pages_changed(
         &mut self,
         hw: &mut CachedMmu,

@@ -47,7 +47,7 @@ pub(super) fn compare(
     Ok(Compared { name: name.into(), title, source, notes, rows: listed.collect() })
 }
 
-/// The largest group of runs of which only the fastest counts, among the runs of a row.
+/// Returns the largest group of runs of which only the fastest counts, among the runs of a row.
 fn least_of(draft: &Draft, setups: &BTreeMap<String, Setup>) -> u64 {
     let terms = draft.expression.iter().flat_map(Expression::terms);
     let least = terms.filter_map(|(run, _)| setups.get(run)).map(|setup| setup.least_of.get());
@@ -90,7 +90,7 @@ fn row_of(sweep: &TableSweep, column: &Column, key: f64, published: f64) -> Draf
     }
 }
 
-/// A band's tolerance as ratios.
+/// Returns a band's tolerance as ratios.
 fn ratios(band: &Band, published: f64) -> Option<[f64; 2]> {
     let difference = band.difference.map(|ends| ends.map(|end| (published + end) / published));
     band.ratio.or(difference)
@@ -111,7 +111,7 @@ fn single(check: &Check) -> Draft {
     }
 }
 
-/// What a figure came to.
+/// Returns the verdict on a figure.
 fn simulate(draft: &Draft, figures: &Figures, done: &[(Draft, Row)], asserts: bool) -> Row {
     let values = draft.expression.as_ref().map(|expression| values(expression, figures, done));
     let value_count = match &values {
@@ -186,7 +186,7 @@ impl Values for AtSeed<'_> {
         value.and_then(|value| value.as_ref().ok()).copied().unwrap_or(f64::NAN)
     }
 
-    /// Over the medians of the rows.
+    /// Evaluates over the medians of the rows.
     fn rms(&self, sweep: &str, column: &str, from: f64, to: f64) -> f64 {
         let is_wanted = |draft: &Draft| {
             let (name, key) = draft.of.as_ref().map_or(("", 0.0), |(name, key)| (name, *key));

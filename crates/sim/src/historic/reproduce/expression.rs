@@ -8,7 +8,7 @@ use super::figure::Figure;
 /// A parsed expression.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Expression {
-    /// A number.
+    /// A constant number.
     Number(f64),
     /// A figure of a run.
     Term {
@@ -34,15 +34,15 @@ pub enum Expression {
 
 /// Where an expression's numbers come from.
 pub trait Values {
-    /// A figure of a run, for the present seed.
+    /// Returns a figure of a run, for the present seed.
     fn term(&self, run: &str, figure: &Figure) -> f64;
 
-    /// The root mean square of a sweep's rows.
+    /// Returns the root mean square of a sweep's rows.
     fn rms(&self, sweep: &str, column: &str, from: f64, to: f64) -> f64;
 }
 
 impl Expression {
-    /// Parses.
+    /// Parses an expression.
     ///
     /// # Errors
     /// Says what stands where something else should.
@@ -55,7 +55,7 @@ impl Expression {
         }
     }
 
-    /// Every figure of a run in it.
+    /// Returns every figure of a run in it.
     pub fn terms(&self) -> Vec<(&str, &Figure)> {
         match self {
             Expression::Number(_) | Expression::Rms { .. } => Vec::new(),

@@ -114,7 +114,7 @@ fn latency_us(run: &Run, kind: &str, which: &str) -> Result<f64, String> {
     found.map(|(_, ns)| **ns as f64 / 1e3).ok_or_else(|| format!("`{which}` is no such statistic"))
 }
 
-/// Time in seconds at the end of each interval, and the column's value; absent is 0.
+/// Returns the time in seconds at the end of each interval, and the column's value; absent is 0.
 fn series(run: &Run, column: &str) -> Result<Vec<(f64, f64)>, String> {
     let columns = &run.series.columns;
     let times = columns.get("time_ns").ok_or("the run has no series; give it an interval")?;
@@ -125,7 +125,7 @@ fn series(run: &Run, column: &str) -> Result<Vec<(f64, f64)>, String> {
     Ok(times.iter().zip(values).map(point).collect())
 }
 
-/// The points whose intervals lie wholly in a window of a phase.
+/// Returns the points whose intervals lie wholly in a window of a phase.
 fn window(
     run: &Run,
     column: &str,

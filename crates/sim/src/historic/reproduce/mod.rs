@@ -27,17 +27,17 @@ pub enum ReproduceError {
     /// No such table or claims.
     #[error("nothing published is called `{name}`\n  remedy: name one of {known}, or all")]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The known names.
         known: String,
     },
     /// A file that contradicts itself.
     #[error("published/{file}: {problem}\n  remedy: correct the file")]
     Data {
-        /// Which.
+        /// The name.
         file: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A machine that is none.
@@ -57,7 +57,7 @@ pub const SEEDS_MIN: u64 = 9;
 /// The document of kind `reproduction`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Reproduction {
-    /// Of the document.
+    /// The schema version of the document.
     pub schema: u32,
     /// `reproduction`
     pub kind: &'static str,
@@ -65,7 +65,7 @@ pub struct Reproduction {
     pub seeds: u64,
     /// False if there are too few seeds to assert anything.
     pub asserts: bool,
-    /// Whether every row is.
+    /// True if every row is within its tolerance.
     pub ok: bool,
     /// One for each file.
     pub tables: Vec<Compared>,
@@ -76,13 +76,13 @@ pub struct Reproduction {
 pub struct Compared {
     /// As given to `reproduce`.
     pub name: String,
-    /// What it is about.
+    /// The title.
     pub title: String,
     /// Where the published figures stand.
     pub source: String,
-    /// What is to be known of all figures; a paragraph each.
+    /// Notes on all figures, a paragraph each.
     pub notes: Vec<String>,
-    /// Every figure.
+    /// The figures.
     pub rows: Vec<Row>,
 }
 
@@ -91,9 +91,9 @@ pub struct Compared {
 pub struct Row {
     /// The row of a published table, by its heading; empty for single figures.
     pub key: BTreeMap<String, f64>,
-    /// What is compared.
+    /// The compared quantity.
     pub figure: String,
-    /// As published.
+    /// The published number.
     pub published: f64,
     /// None if not reproducible, or if it could not be read.
     pub simulated: Option<Spread>,
@@ -115,11 +115,11 @@ pub struct Row {
     pub why: String,
 }
 
-/// What a comparison came to.
+/// The verdict of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Within its tolerance.
+    /// A figure within its tolerance.
     Ok,
     /// Out of its tolerance, or not to be read.
     Miss,
@@ -127,7 +127,7 @@ pub enum Verdict {
     Reported,
     /// Arithmetic or taken over: not compared.
     Derived,
-    /// Not simulated.
+    /// A figure that is not simulated.
     NotReproducible,
 }
 
@@ -136,14 +136,14 @@ pub enum Verdict {
 pub struct Spread {
     /// The middle one; of an even number, the mean of both.
     pub median: f64,
-    /// The smallest.
+    /// The smallest value.
     pub low: f64,
-    /// The largest.
+    /// The largest value.
     pub high: f64,
 }
 
 impl Spread {
-    /// None for no values, or if any is not a number.
+    /// Computes the spread. Returns None for no values, or if any is not a number.
     fn of(mut values: Vec<f64>) -> Option<Spread> {
         if values.iter().any(|value| !value.is_finite()) {
             return None;

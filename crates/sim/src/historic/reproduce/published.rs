@@ -65,7 +65,7 @@ impl Status {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
-    /// What it is about.
+    /// The title.
     pub title: String,
     /// Where the published figures stand.
     pub source: String,
@@ -78,7 +78,7 @@ pub struct Published {
     /// Runs over the rows of a table.
     #[serde(default)]
     pub sweep: Vec<TableSweep>,
-    /// Single figures.
+    /// The checks of single figures.
     #[serde(default)]
     pub check: Vec<Check>,
 }
@@ -87,9 +87,9 @@ pub struct Published {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Setup {
-    /// A simulated machine.
+    /// The simulated machine.
     pub machine: String,
-    /// A built-in job.
+    /// The built-in job.
     pub job: String,
     /// Parameters of the job, beside the machine's own.
     #[serde(default)]
@@ -129,7 +129,7 @@ pub struct TableSweep {
     /// `M`, or nothing.
     #[serde(default)]
     pub unit: String,
-    /// What is the same for all rows.
+    /// The setup that all rows share.
     pub setup: Setup,
     /// What is compared; may be empty, when only checks use the runs.
     #[serde(default)]
@@ -188,7 +188,7 @@ fn infinity() -> f64 {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Check {
-    /// What it is, with its unit.
+    /// The quantity with its unit.
     pub figure: String,
     /// The number that was published, or that the claim amounts to.
     pub published: f64,
@@ -224,7 +224,7 @@ fn problem(file: &str, problem: impl ToString) -> ReproduceError {
     ReproduceError::Data { file: file.into(), problem: problem.to_string() }
 }
 
-/// A file by name.
+/// Returns a published file by name.
 ///
 /// # Errors
 /// If there is none, or if it contradicts itself.
@@ -246,7 +246,7 @@ pub(super) fn parse(name: &str, text: &str) -> Result<Published, ReproduceError>
     Ok(published)
 }
 
-/// A table by its file's name.
+/// Returns a table by its file's name.
 ///
 /// # Errors
 /// If there is none, or if it is not made of numbers.
@@ -287,7 +287,7 @@ impl Check {
 }
 
 impl TableSweep {
-    /// The rows that are wanted: key and published numbers.
+    /// Returns the rows that are wanted: key and published numbers.
     ///
     /// # Errors
     /// If the table is not there.
@@ -298,14 +298,14 @@ impl TableSweep {
         Ok(keyed.filter(|(key, _)| wanted(key)).collect())
     }
 
-    /// The run of a row.
+    /// Returns the run of a row.
     pub fn run_name(&self, key: f64) -> String {
         format!("{}@{key}", self.name)
     }
 }
 
 impl Published {
-    /// Every run by name.
+    /// Returns every run by name.
     ///
     /// # Errors
     /// If a table is not there.

@@ -113,7 +113,7 @@ fn seeds_used(seeds: u64, group: u64) -> u64 {
     if seeds < group { seeds } else { seeds - seeds % group }
 }
 
-/// What one run gave.
+/// The figures of one run.
 struct RunOutcome {
     ended_early: bool,
     wall_ns: u64,
@@ -160,7 +160,7 @@ impl<'a> Ready<'a> {
         Ok(Ready { setup, machine, job })
     }
 
-    /// A report, and whether the run ended early.
+    /// Runs a simulation. Returns its report, and true if it ended early.
     fn run(&mut self, seed: u64) -> Result<(Run, bool), ReproduceError> {
         let spec = self.machine.spec();
         let mut plan = self.job.resolve(&self.setup.params, &spec, Some(seed))?;

@@ -4,7 +4,7 @@
 //! Counting translations count instructions. Those that a thread executes natively are estimated from its
 //! pace in counting translations.
 
-use super::{Engine, Plan};
+use super::{Engine, SamplingConfig};
 use crate::status::status;
 use crate::system;
 use crate::threads;
@@ -45,7 +45,7 @@ impl Pace {
 
 /// A thread's progress towards its next burst.
 #[derive(Debug, Clone, Copy)]
-pub struct Way {
+pub struct SamplingSchedule {
     /// The generation of the thread's number. A later thread may have the same number.
     generation: u32,
     /// True if one of the thread's bursts has counted.
@@ -60,9 +60,9 @@ pub struct Way {
 }
 
 /// The distance before a thread's first burst.
-impl Default for Way {
-    fn default() -> Way {
-        Way {
+impl Default for SamplingSchedule {
+    fn default() -> SamplingSchedule {
+        SamplingSchedule {
             generation: 0,
             has_counted: false,
             left: 20_000_000,
@@ -86,52 +86,52 @@ fn between(since_ns: u64, now_ns: u64) -> u64 {
 }
 
 impl Engine {
-    pub(super) fn way(&mut self) -> &mut Way {
-        &mut self.ways[self.area.thread as usize]
+    pub(super) fn schedule(&mut self) -> &mut SamplingSchedule {
+        &mut self.sampling.schedules[self.thread_state.thread as usize]
     }
 
     /// Resets the distance if another thread had the number before.
-    pub(super) fn know_thread(&mut self) {
-        let generation = threads::generation(self.area.thread);
-        if self.way().generation != generation {
-            *self.way() = Way { generation, ..Way::default() };
+    pub(super) fn reset_if_new_thread(&mut self) {
+        let generation = threads::generation(self.thread_state.thread);
+        if self.schedule().generation != generation {
+            *self.schedule() = SamplingSchedule { generation, ..SamplingSchedule::default() };
         }
     }
 
     /// Counts instructions that the thread executed outside bursts.
-    fn goes(&mut self, instructions: u64) {
-        let way = self.way();
-        way.left = way.left.saturating_sub_unsigned(instructions);
-        way.gone = way.gone.saturating_add(instructions);
+    fn advance(&mut self, instructions: u64) {
+        let schedule = self.schedule();
+        schedule.left = schedule.left.saturating_sub_unsigned(instructions);
+        schedule.gone = schedule.gone.saturating_add(instructions);
     }
 
     /// Counts an estimate of the instructions that the thread executed natively.
-    pub(super) fn went_natively(&mut self) {
+    pub(super) fn count_native(&mut self) {
         let now_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
-        let ns = between(self.way().since_ns, now_ns);
-        self.goes(self.pace.instructions_in(ns));
+        let ns = between(self.schedule().since_ns, now_ns);
+        self.advance(self.sampling.pace.instructions_in(ns));
     }
 
     /// Reads and clears the counter of counting translations.
-    pub(super) fn take_count(&mut self) {
-        let count = std::mem::take(&mut self.area.counter);
+    pub(super) fn drain_counter(&mut self) {
+        let count = std::mem::take(&mut self.thread_state.counter);
         let now_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
-        let ns = between(std::mem::replace(&mut self.between_ns, now_ns), now_ns);
-        self.pace.learn(count, ns);
-        self.goes(count);
-        self.had += count;
-        self.between += count;
-        status().counted.store(self.between, Relaxed);
+        let ns = between(std::mem::replace(&mut self.sampling.between_ns, now_ns), now_ns);
+        self.sampling.pace.learn(count, ns);
+        self.advance(count);
+        self.sampling.executed += count;
+        self.sampling.between += count;
+        status().counted.store(self.sampling.between, Relaxed);
     }
 
     /// Returns the gap before a counted part, in instructions: the weight of the counted part. Panics if the
     /// thread's CPU time does not allow so many, as that is an error of ours.
-    pub(super) fn weigh(&mut self) -> u64 {
+    pub(super) fn take_weight(&mut self) -> u64 {
         let now_ns = system::now_ns(libc::CLOCK_THREAD_CPUTIME_ID);
-        let way = self.way();
-        let ns = between(std::mem::replace(&mut way.counted_ns, now_ns), now_ns);
-        let gone = std::mem::take(&mut way.gone);
-        let first = if std::mem::replace(&mut way.has_counted, true) { 0 } else { FIRST };
+        let schedule = self.schedule();
+        let ns = between(std::mem::replace(&mut schedule.counted_ns, now_ns), now_ns);
+        let gone = std::mem::take(&mut schedule.gone);
+        let first = if std::mem::replace(&mut schedule.has_counted, true) { 0 } else { FIRST };
         assert!(
             gone <= ns.saturating_mul(INSTRUCTIONS_PER_NS_MAX),
             "{gone} instructions in {ns} ns of CPU time"
@@ -141,31 +141,34 @@ impl Engine {
     }
 
     /// Draws the distance to the next burst, after one has ended.
-    pub(super) fn draw_way(&mut self) {
-        let took = between(self.began_ns, system::now_ns(libc::CLOCK_MONOTONIC));
+    pub(super) fn draw_next_burst(&mut self) {
+        let took = between(self.sampling.began_ns, system::now_ns(libc::CLOCK_MONOTONIC));
         // One burst that was stopped for long must not delay the next one for long.
-        let took = took.min(self.mean_ns.saturating_mul(16)).max(1);
-        self.mean_ns = (self.mean_ns * 15 + took) / 16;
-        if self.pace.is_known() {
-            let Plan { share, .. } = self.plan;
-            let mean = self.pace.instructions_in(self.mean_ns * (100 - share) / share);
-            let left = (mean / 2).saturating_add(self.draw(mean));
-            self.way().left = i64::try_from(left).unwrap_or(i64::MAX);
+        let took = took.min(self.sampling.mean_ns.saturating_mul(16)).max(1);
+        self.sampling.mean_ns = (self.sampling.mean_ns * 15 + took) / 16;
+        if self.sampling.pace.is_known() {
+            let SamplingConfig { share, .. } = self.config;
+            let mean =
+                self.sampling.pace.instructions_in(self.sampling.mean_ns * (100 - share) / share);
+            let left = (mean / 2).saturating_add(self.random_below(mean));
+            self.schedule().left = i64::try_from(left).unwrap_or(i64::MAX);
         }
     }
 
     /// Returns true if the next burst is so near that it begins now, with a longer warm-up.
-    pub(super) fn is_close(&mut self) -> bool {
-        let left = self.way().left;
-        left <= 0 || self.pace.is_known() && self.pace.ns_of(left) <= self.plan.close_ns as i64
+    pub(super) fn is_burst_due(&mut self) -> bool {
+        let left = self.schedule().left;
+        left <= 0
+            || self.sampling.pace.is_known()
+                && self.sampling.pace.ns_of(left) <= self.config.close_ns as i64
     }
 
     /// Returns the time until the next poll: half of the estimate, as the program may become faster.
     pub(super) fn next_poll_ns(&mut self) -> u64 {
-        let far_ns = self.pace.ns_of(self.way().left).max(0) as u64;
-        match self.plan {
-            Plan { stress: Some(_), poll_ns, .. } => poll_ns,
-            Plan { close_ns, poll_ns, .. } => (far_ns / 2).clamp(close_ns, poll_ns),
+        let far_ns = self.sampling.pace.ns_of(self.schedule().left).max(0) as u64;
+        match self.config {
+            SamplingConfig { stress: Some(_), poll_ns, .. } => poll_ns,
+            SamplingConfig { close_ns, poll_ns, .. } => (far_ns / 2).clamp(close_ns, poll_ns),
         }
     }
 }

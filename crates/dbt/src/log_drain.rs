@@ -1,36 +1,36 @@
-//! The code that takes the log. Each block has its own, which looks the block's accesses up in the page
+//! The code that drains the log. Each block has its own, which looks the block's accesses up in the page
 //! filter.
 //!
 //! A frame begins with the address of its block's code, which jumps to that of the next frame. The code first
 //! tests all pages of the block. If all are in their slots (recorder/engines/filter.h), it only stamps them.
-//! Otherwise C takes the whole block, access by access. Accesses near each other from one logged register
-//! share a test, and the stamp of the last of them. Pages that share a slot are stamped in the order of their
-//! accesses.
+//! Otherwise C processes the whole block, access by access. Accesses near each other from one logged register
+//! share a test, and the stamp of the last of them. Pages that share a slot are stamped in the order of
+//! their accesses.
 
-use crate::area::{Addresses, Area, FRAMES, SLOTS};
-use crate::cache::{Access, Block, FS};
+use crate::cache::{Block, FS, LoggedAccess};
 use crate::emit::{Emitter, R12, R14, R15, RAX, RBP, RBX, RCX, RDI, RDX, RSI};
 use crate::recorder::{SLOT_COUNT, Sides};
+use crate::thread_state::{Addresses, FRAMES, SLOTS, ThreadState};
 
 /// The most bytes that accesses with one test span: few spans of this size cross the end of a page.
 const APART: i64 = 512;
-/// The most tests of a block. C takes a block that needs more.
+/// The most tests of a block. C processes a block that needs more.
 const RUNS: usize = 16;
 /// The size of a frame in bytes.
 const FRAME: u8 = 8 * SLOTS as u8;
 /// The layout of a slot: log2 of its bytes, and the offset of its stamp.
 const SLOT_SHIFT: u32 = 4;
 const STAMP: u32 = 8;
-/// The bits of [`Counts`] for instructions, enough for [`ROUNDS`] logs. Accesses are counted above them. A
-/// block adds both counts as one 31-bit constant, so that it may have at most [`ACCESSES`].
+/// The bits of [`DrainCounts`] for instructions, enough for [`ROUNDS`] logs. Accesses are counted above them.
+/// A block adds both counts as one 31-bit constant, so that it may have at most [`ACCESSES`].
 const INSTRUCTION_BITS: u32 = 24;
 const ACCESSES: u32 = 127;
 
-/// Instructions and accesses of the blocks that C has not taken.
+/// Instructions and accesses of the blocks that C has not processed.
 #[derive(Debug, Clone, Copy)]
-pub struct Counts(u64);
+pub struct DrainCounts(u64);
 
-impl Counts {
+impl DrainCounts {
     pub fn instructions(self) -> u64 {
         self.0 % (1 << INSTRUCTION_BITS)
     }
@@ -40,28 +40,28 @@ impl Counts {
     }
 }
 
-/// The function of C that takes a block. Its arguments are the block, its frame, the FS base and the clock.
+/// The C function that processes a block. Its arguments are the block, its frame, the FS base and the clock.
 /// Returns the new clock.
 pub type Slow = unsafe extern "C" fn(*const Block, *const u64, u64, u64) -> u64;
-type Take = unsafe extern "C" fn(*const u64);
+type DrainFunction = unsafe extern "C" fn(*const u64);
 
 /// The most full logs between two checks of whether a burst is over.
 pub const ROUNDS: u32 = 16;
 
 /// The code that all blocks share, and the page filters.
 #[derive(Debug, Clone, Copy)]
-pub struct Taking {
+pub struct LogDrain {
     pub sides: Sides,
-    /// The function that takes the frames from the one in rdi downwards. It uses no vector register.
+    /// The function that drains the frames from the one in rdi downwards. It uses no vector register.
     pub take: usize,
     done: usize,
-    /// The code that lets C take the block in rdi.
+    /// The code that makes C process the block in rdi.
     slow: usize,
 }
 
-/// Emits the shared code. While it takes a log, rbx has the frame, rbp the clock, r12 the FS base, r14 the
+/// Emits the shared code. While it drains a log, rbx has the frame, rbp the clock, r12 the FS base, r14 the
 /// counts, and r15 the page of the previous block's code.
-pub fn make(out: &mut Emitter, addresses: Addresses, sides: Sides, slow: Slow) -> Taking {
+pub fn make(out: &mut Emitter, addresses: Addresses, sides: Sides, slow: Slow) -> LogDrain {
     let take = out.at();
     out.bytes(&[0x53, 0x55, 0x41, 0x54, 0x41, 0x55, 0x41, 0x56, 0x41, 0x57]); // push rbx, rbp, r12 to r15
     out.bytes(&[0x48, 0x81, 0xec]); // sub rsp
@@ -84,7 +84,7 @@ pub fn make(out: &mut Emitter, addresses: Addresses, sides: Sides, slow: Slow) -
     out.bytes(&[0xff, 0xd0, 0x48, 0x89, 0xc5]); // call rax; mov rbp, rax
     no_code_page(out);
     next_frame(out);
-    Taking { sides, take, done, slow: slow_at }
+    LogDrain { sides, take, done, slow: slow_at }
 }
 
 /// Stack bytes for the slots of runs, of both filters. The size aligns the stack for the call of C.
@@ -100,7 +100,7 @@ fn next_frame(out: &mut Emitter) {
 
 /// Accesses near each other, from one logged register.
 #[derive(Debug, Clone, Copy, Default)]
-struct Run {
+struct AccessRun {
     slot: u8,
     is_fs: bool,
     /// Offsets of the first and the last byte from the register's value.
@@ -111,17 +111,17 @@ struct Run {
 }
 
 /// The runs of a block, in the order of their first accesses.
-struct Runs {
-    runs: [Run; RUNS],
+struct AccessRuns {
+    runs: [AccessRun; RUNS],
     count: usize,
 }
 
-impl Runs {
-    /// Groups a block's accesses into runs. Returns none if C must take the block.
-    fn of(accesses: &[Access]) -> Option<Runs> {
-        let mut of = Runs { runs: [Run::default(); RUNS], count: 0 };
+impl AccessRuns {
+    /// Groups a block's accesses into runs. Returns none if C must process the block.
+    fn of(accesses: &[LoggedAccess]) -> Option<AccessRuns> {
+        let mut of = AccessRuns { runs: [AccessRun::default(); RUNS], count: 0 };
         for (nth, access) in accesses.iter().enumerate() {
-            let run = Run {
+            let run = AccessRun {
                 slot: access.slot,
                 is_fs: access.flags & FS != 0,
                 low: access.offset,
@@ -143,41 +143,41 @@ impl Runs {
         Some(of)
     }
 
-    fn list(&self) -> &[Run] {
+    fn list(&self) -> &[AccessRun] {
         &self.runs[..self.count]
     }
 }
 
-impl Run {
+impl AccessRun {
     /// Merges another run if it is near. Returns none otherwise.
-    fn with(&mut self, other: &Run) -> Option<()> {
+    fn with(&mut self, other: &AccessRun) -> Option<()> {
         let (low, high) = (self.low.min(other.low), self.high.max(other.high));
         let is_near =
             (self.slot, self.is_fs) == (other.slot, other.is_fs) && high.checked_sub(low)? < APART;
-        is_near.then(|| *self = Run { low, high, last: other.last, ..*self })
+        is_near.then(|| *self = AccessRun { low, high, last: other.last, ..*self })
     }
 }
 
-impl Taking {
+impl LogDrain {
     /// Makes the first frame of a log, which no block writes, the end of a full log.
-    pub fn ends_full(&self, area: &mut Area) {
-        area.log[0][0] = self.done as u64;
+    pub fn ends_full(&self, thread_state: &mut ThreadState) {
+        thread_state.log[0][0] = self.done as u64;
     }
 
     /// Takes the frames of a log, from the last one down to `from`. Returns the counts of these and of the
     /// full logs before them.
-    pub fn take(&self, area: &mut Area, from: usize) -> Counts {
-        area.log[from - 1][0] = self.done as u64;
+    pub fn take(&self, thread_state: &mut ThreadState, from: usize) -> DrainCounts {
+        thread_state.log[from - 1][0] = self.done as u64;
         // SAFETY: the code that `make` emitted. Each frame has the address of its block's code, and the one
         // below `from` has the address of the end.
         unsafe {
-            let take = std::mem::transmute::<usize, Take>(self.take);
-            take(area.log[FRAMES - 1].as_ptr());
+            let take = std::mem::transmute::<usize, DrainFunction>(self.take);
+            take(thread_state.log[FRAMES - 1].as_ptr());
         }
-        Counts(std::mem::take(&mut area.taken))
+        DrainCounts(std::mem::take(&mut thread_state.taken))
     }
 
-    /// Emits the code that takes a block's frames. Its rare path goes to `once`. Returns the entry.
+    /// Emits the code that drains a block's frames. Its rare path goes to `once`. Returns the entry.
     pub fn block(&self, out: &mut Emitter, once: &mut Emitter, block: *const Block) -> usize {
         let slow = once.at();
         once.constant(RDI, block as u64);
@@ -191,7 +191,7 @@ impl Taking {
             };
             (block, accesses)
         };
-        let runs = Runs::of(accesses).filter(|_| block.access_count <= ACCESSES);
+        let runs = AccessRuns::of(accesses).filter(|_| block.access_count <= ACCESSES);
         let Some(runs) = runs else { return slow };
         let entry = out.at();
         self.test_code(out, once, block, slow);
@@ -213,7 +213,7 @@ impl Taking {
     /// Emits the test of the block's code pages. A block on the page in r15, the page of the block before,
     /// needs none.
     fn test_code(&self, out: &mut Emitter, once: &mut Emitter, block: &Block, slow: usize) {
-        let pages = Pages::of(block);
+        let pages = CodePages::of(block);
         let constant = once.at();
         once.bytes(&pages.last().to_le_bytes());
         let other = once.at();
@@ -248,7 +248,7 @@ impl Taking {
         [8, 9, 10, 11, 13].get(nth).copied().filter(|_| is_alone)
     }
 
-    fn test_run(&self, out: &mut Emitter, nth: usize, run: &Run, slow: usize) {
+    fn test_run(&self, out: &mut Emitter, nth: usize, run: &AccessRun, slow: usize) {
         match run.slot {
             0 => out.constant(RCX, run.low as u64),
             slot => {
@@ -295,15 +295,15 @@ impl Taking {
 }
 
 /// An address on each page of a block's code: one or two.
-struct Pages {
+struct CodePages {
     addresses: [u64; 2],
     count: usize,
 }
 
-impl Pages {
-    fn of(block: &Block) -> Pages {
+impl CodePages {
+    fn of(block: &Block) -> CodePages {
         let last = block.start + u64::from(block.bytes) - 1;
-        Pages {
+        CodePages {
             addresses: [block.start, last],
             count: 1 + usize::from(block.start >> 12 != last >> 12),
         }
