@@ -15,6 +15,9 @@
 //! copied ([`copying`]).
 
 mod copying;
+mod moving;
+mod settling;
+mod staging;
 
 use super::frame_pool::SpareFrames;
 use super::mask::{PageMask, bits, mask_of, run_of, runs};
@@ -112,6 +115,15 @@ impl EvictedCluster {
     }
 }
 
+/// The time of the evictor's next round.
+enum NextRound {
+    Now,
+    /// When a thread needs room or drops pages, or after a nap.
+    OnWork,
+    /// After a pause, because nothing can be evicted.
+    AfterBackOff,
+}
+
 /// The thread that evicts.
 pub struct Evictor {
     shared: Arc<SharedPager>,
@@ -130,6 +142,8 @@ pub struct Evictor {
     put_failed_log: LogThrottle,
     overflow_log: LogThrottle,
     stuck_log: LogThrottle,
+    /// True from the low threshold up to the high one.
+    is_making_room: bool,
     placement: Placement,
     /// Here, as this thread looks around even when there are no faults.
     idle_poll: Option<IdlePoll>,
@@ -159,57 +173,67 @@ impl Evictor {
             put_failed_log: LogThrottle::default(),
             overflow_log: LogThrottle::default(),
             stuck_log: LogThrottle::default(),
+            is_making_room: false,
             placement,
             idle_poll,
         })
     }
 
-    /// Works until it is told to stop.
+    /// Evicts until the pager stops.
     pub fn run(mut self) {
         self.placement = Placement::of_this_thread();
-        let mut busy = false;
         while !self.shared.is_stopping.load(Relaxed) {
+            // Read before the round, so that work that arrives meanwhile ends the wait.
             let seen = self.shared.work.now();
-            let shared = self.shared.clone();
-            self.keep_off_handler_cpu();
-            if let Some(idle_poll) = &mut self.idle_poll {
-                idle_poll.look(shared.stats.fault_count.load(Relaxed));
-            }
-            let evicting = shared.evicting.lock();
-            self.discard_dropped();
-            if self.shared.is_unstaging.load(Relaxed) {
-                while self.release_oldest(usize::MAX) {}
-                drop(evicting);
-                self.shared.nap(seen);
-                continue;
-            }
-            let (free, thresholds) = (self.shared.free(), self.shared.thresholds);
-            let was_evicting_all = self.shared.is_evicting_all.load(Relaxed);
-            let wanted = if was_evicting_all { thresholds.limit } else { thresholds.high };
-            busy = free < thresholds.low || free < wanted && (busy || wanted > thresholds.high);
-            if !busy {
-                self.end_evicting_all(was_evicting_all);
-                drop(evicting);
-                self.shared.nap(seen);
-            } else if self.make_room(wanted) {
-                self.shared.allow_overflow(false);
-            } else if self.shared.free() >= thresholds.low {
-                // What is left is locked or pinned, and nobody waits for its room.
-                busy = false;
-                self.shared.allow_overflow(false);
-                self.end_evicting_all(was_evicting_all);
-                drop(evicting);
-                self.shared.nap(seen);
-            } else if was_evicting_all {
-                self.end_evicting_all(was_evicting_all);
-            } else {
-                if !self.shared.allow_overflow(true) && self.overflow_log.is_due() {
-                    self.shared.log("no page can be evicted: going over the resident limit");
-                }
-                drop(evicting);
-                std::thread::sleep(BACK_OFF);
+            match self.run_round() {
+                NextRound::Now => {}
+                NextRound::OnWork => self.shared.nap(seen),
+                NextRound::AfterBackOff => std::thread::sleep(BACK_OFF),
             }
         }
+    }
+
+    /// Makes room if there is too little. Returns when to look again; nothing is locked by then.
+    fn run_round(&mut self) -> NextRound {
+        let shared = self.shared.clone();
+        self.keep_off_handler_cpu();
+        if let Some(idle_poll) = &mut self.idle_poll {
+            idle_poll.look(shared.stats.fault_count.load(Relaxed));
+        }
+        let _evicting = shared.evicting.lock();
+        self.discard_dropped();
+        if shared.is_unstaging.load(Relaxed) {
+            while self.release_oldest(usize::MAX) {}
+            return NextRound::OnWork;
+        }
+        let (free, thresholds) = (shared.free(), shared.thresholds);
+        let was_evicting_all = shared.is_evicting_all.load(Relaxed);
+        let wanted = if was_evicting_all { thresholds.limit } else { thresholds.high };
+        let goes_on = self.is_making_room || wanted > thresholds.high;
+        self.is_making_room = free < thresholds.low || free < wanted && goes_on;
+        if !self.is_making_room {
+            self.end_evicting_all(was_evicting_all);
+            return NextRound::OnWork;
+        }
+        if self.make_room(wanted) {
+            shared.allow_overflow(false);
+            return NextRound::Now;
+        }
+        if shared.free() >= thresholds.low {
+            // The remaining pages are locked or pinned, and no thread waits for room.
+            self.is_making_room = false;
+            shared.allow_overflow(false);
+            self.end_evicting_all(was_evicting_all);
+            return NextRound::OnWork;
+        }
+        if was_evicting_all {
+            self.end_evicting_all(true);
+            return NextRound::Now;
+        }
+        if !shared.allow_overflow(true) && self.overflow_log.is_due() {
+            shared.log("no page can be evicted: going over the resident limit");
+        }
+        NextRound::AfterBackOff
     }
 
     /// Answers a request to evict all pages that this round has seen. A request that came since is for the next round.
@@ -352,92 +376,6 @@ impl Evictor {
         }
     }
 
-    /// Moves the resident pages of neighbouring clusters to their blocks: whole ones in one call, as
-    /// each call interrupts all CPUs that run the program. Returns what was moved, and the clusters with pages that
-    /// the program may not write to: those can only be copied.
-    fn move_out(&self, victims: &[(usize, u32)]) -> (Vec<EvictedCluster>, Vec<usize>) {
-        let shared = &self.shared;
-        // In order, and nobody else holds more than one.
-        let hold = |(cluster, _): &(usize, u32)| {
-            let held = shared.table.hold(*cluster);
-            let wanted: PageMask = resident(&held);
-            (held, wanted)
-        };
-        let held: Vec<(HeldCluster<'_>, PageMask)> = victims.iter().map(hold).collect();
-        let (cluster, block) = victims[0];
-        let count = victims.len() * CLUSTER_PAGES;
-        let whole = run_of(0, CLUSTER_PAGES);
-        let together = match held.len() > 1 && held.iter().all(|(_, wanted)| *wanted == whole) {
-            true => {
-                let from = shared.arena.span(cluster * CLUSTER_PAGES, count);
-                shared.uffd.move_pages(shared.staged_span(block, 0, count), from).0
-            }
-            false => 0,
-        };
-        let (mut all, mut unwritable) = (Vec::with_capacity(victims.len()), Vec::new());
-        for (nth, ((held, wanted), (cluster, block))) in held.into_iter().zip(victims).enumerate() {
-            let first = cluster * CLUSTER_PAGES;
-            let done = together.saturating_sub(nth * CLUSTER_PAGES).min(CLUSTER_PAGES);
-            let done = run_of(0, done);
-            let (moved, refused) = self.move_bits(first, *block, wanted & !done);
-            let pages = done | moved;
-            for bit in bits(pages) {
-                let state = held.get(first + bit);
-                held.set(first + bit, EvictedTo::Moved { block: *block }.of(state));
-            }
-            shared.count_staged(*block, pages.count_ones() as usize);
-            drop(held);
-            let stuck = (wanted & !pages).count_ones() as usize;
-            if bits(refused).any(|bit| !self.is_locked(first + bit)) {
-                unwritable.push(*cluster);
-            } else if stuck > 0 {
-                // They are looked at again when their turn comes.
-                add(&shared.stats.stuck_count, stuck);
-                shared.enqueue(*cluster);
-            }
-            all.push(EvictedCluster::new(*cluster, EvictedTo::Moved { block: *block }, pages));
-        }
-        (all, unwritable)
-    }
-
-    /// Whether a page is locked: the kernel takes no advice about the use of locked memory.
-    fn is_locked(&self, page: usize) -> bool {
-        self.shared.arena.span(page, 1).advise(Advice::LinuxCold).is_err()
-    }
-
-    /// Moves pages, run by run; returns which of them went, and which are of a mapping whose pages are not moved:
-    /// it is locked, or not writable.
-    fn move_bits(&self, first: usize, block: u32, wanted: PageMask) -> (PageMask, PageMask) {
-        let shared = &self.shared;
-        let (mut moved, mut refused, mut tried_alone, mut left) = (0, 0, 0, wanted);
-        // Where a mapping ends inside the cluster, runs are refused as a whole.
-        let mut run_max = CLUSTER_PAGES;
-        while let Some((bit, count)) = runs(left).next() {
-            let count = count.min(run_max);
-            let from = shared.arena.span(first + bit, count);
-            let (done, stopped) =
-                shared.uffd.move_pages(shared.staged_span(block, bit, count), from);
-            moved |= run_of(bit, done);
-            left &= !run_of(bit, done);
-            let at = bit + done;
-            match stopped {
-                None => {}
-                Some(Errno::BUSY) if tried_alone & 1 << at == 0 => {
-                    // Shared with a child since a fork: a copy of our own can be moved. If that is not
-                    // what keeps it, the next try fails too.
-                    tried_alone |= 1 << at;
-                    let _ = shared.arena.span(first + at, 1).advise(Advice::LinuxPopulateWrite);
-                }
-                Some(_) if count > 1 && run_max > 1 => run_max = 1,
-                Some(why) => {
-                    left &= !(1 << at);
-                    refused |= PageMask::from(why == Errno::INVAL) << at;
-                }
-            }
-        }
-        (moved, refused)
-    }
-
     /// Tells zeros, unchanged and changed pages apart.
     fn classify(&self, moved: &mut EvictedCluster) {
         let shared = &self.shared;
@@ -479,200 +417,6 @@ impl Evictor {
         match runs.is_empty() {
             true => Ok(()),
             false => self.writer.put(self.shared.region(), &runs),
-        }
-    }
-
-    /// Gives the pages of a batch their new states: copied ones of some clusters together, others by the
-    /// cluster. Returns how many are out of the region.
-    fn settle_all(&self, mut batch: &[EvictedCluster], was_put: bool) -> usize {
-        let mut out = 0;
-        while !batch.is_empty() {
-            let (together, rest) = batch.split_at(dropped_together(batch));
-            // Nobody else holds more than one.
-            let held = together.iter().map(|moved| self.shared.table.hold(moved.cluster));
-            let held: Vec<HeldCluster<'_>> = held.collect();
-            let gone = self.drop_copied(together, &held, was_put);
-            for ((moved, held), gone) in together.iter().zip(held).zip(gone) {
-                if moved.is_copied() {
-                    self.cancel_copies(moved, &held, moved.pages & !gone);
-                    if gone != moved.pages {
-                        self.shared.enqueue(moved.cluster);
-                    }
-                }
-                out += self.settle(moved, held, was_put);
-                self.shared.give_room(gone.count_ones() as usize);
-            }
-            batch = rest;
-        }
-        out
-    }
-
-    /// Gives the pages of a cluster their new states; moved ones that could not be put go back. Returns how
-    /// many are out of the region.
-    fn settle(&self, moved: &EvictedCluster, held: HeldCluster<'_>, was_put: bool) -> usize {
-        let shared = &self.shared;
-        let mut out = 0;
-        for bit in bits(moved.pages) {
-            let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
-            let (changed, is_zero) = (moved.changed & 1 << bit != 0, moved.zeros & 1 << bit != 0);
-            if changed && !was_put {
-                self.restore_page(moved, &held, bit);
-            } else if moved.is_evicting(&held, bit) {
-                out += 1;
-                let state = state.with_in_store(state.in_store() || changed);
-                held.set(
-                    page,
-                    match moved.location {
-                        _ if is_zero => state.at(PageLocation::Untouched),
-                        EvictedTo::Moved { block } => state.in_block(PageLocation::Staged, block),
-                        EvictedTo::Copied { .. } => shared.drop_stamped(state),
-                    },
-                );
-                if is_zero && state.in_store() {
-                    shared.drop_from_store(page, page + 1);
-                }
-            } else if changed {
-                // Rescued or dropped meanwhile; what was put has the page's sum all the same.
-                held.set(page, state.with_in_store(true));
-                if state.location() == PageLocation::Untouched {
-                    shared.drop_from_store(page, page + 1);
-                }
-            }
-        }
-        drop(held);
-        self.count(moved, out, was_put);
-        out
-    }
-
-    fn count(&self, moved: &EvictedCluster, out: usize, was_put: bool) {
-        let stats = &self.shared.stats;
-        let (changed, zeros) =
-            (moved.changed.count_ones() as usize, moved.zeros.count_ones() as usize);
-        if was_put {
-            add(&stats.page_out_count, changed);
-        } else {
-            self.shared.enqueue(moved.cluster);
-        }
-        add(&stats.evicted_zero_count, zeros);
-        let unchanged = moved.pages.count_ones() as usize - changed - zeros;
-        add(&stats.evicted_clean_count, unchanged.min(out));
-    }
-
-    fn restore_page(&self, moved: &EvictedCluster, held: &HeldCluster<'_>, bit: usize) {
-        let shared = &self.shared;
-        let EvictedTo::Moved { block } = moved.location else { return };
-        if !moved.is_evicting(held, bit) {
-            return;
-        }
-        let to = shared.arena.span(moved.page(bit), 1);
-        let (done, _) = shared.uffd.move_pages(to, shared.staged_span(block, bit, 1));
-        if done == 1 {
-            shared.count_unstaged(block, 1);
-        } else {
-            // It cannot be moved; a copy can be installed. The frame goes when its block does.
-            if shared.take_room(1) == 0 {
-                shared.allow_overflow(true);
-                shared.wait_for_room();
-            }
-            let bytes = moved.bytes((shared, &self.copy_buffer), bit, 1);
-            if shared.uffd.copy(to, bytes).is_err() {
-                // Its bytes stay staged: who waits for it is served from there, and it is tried again.
-                return shared.give_room(1);
-            }
-        }
-        held.set(moved.page(bit), held.get(moved.page(bit)).at(PageLocation::Resident));
-        shared.uffd.wake(to);
-    }
-
-    /// Pages that the store did not take, and that could not go back, as the kernel found no memory: no other copy is
-    /// there, so that their blocks may not be released before they are back.
-    fn restore_unstored(&mut self, batch: &[EvictedCluster]) {
-        let shared = self.shared.clone();
-        while !shared.is_stopping.load(Relaxed) {
-            let mut left = 0;
-            for moved in batch.iter().filter(|moved| !moved.is_copied()) {
-                let held = shared.table.hold(moved.cluster);
-                for bit in bits(moved.changed) {
-                    self.restore_page(moved, &held, bit);
-                    left += usize::from(moved.is_evicting(&held, bit));
-                }
-            }
-            if left == 0 {
-                return;
-            }
-            if self.stuck_log.is_due() {
-                shared.log(&format!("{left} pages that cannot be stored wait to be put back"));
-            }
-            // Memory of ours that can be had.
-            self.release_oldest(usize::MAX);
-            std::thread::sleep(BACK_OFF);
-        }
-    }
-
-    fn next_block(&self) -> Option<u32> {
-        let is_left = (self.fresh_block as usize) < self.shared.frames.len();
-        self.free_blocks.front().copied().or(is_left.then_some(self.fresh_block))
-    }
-
-    fn take_block(&mut self) -> Option<u32> {
-        let next = self.next_block();
-        if self.free_blocks.pop_front().is_none() {
-            self.fresh_block += next.is_some() as u32;
-        }
-        next
-    }
-
-    /// Drops the frames of the oldest staged blocks, until so many pages are gone. Blocks that follow
-    /// each other go in one call: each call interrupts all CPUs that run the program.
-    fn release_oldest(&mut self, wanted: usize) -> bool {
-        let shared = self.shared.clone();
-        let (mut first, mut count, mut pages) = (0, 0, 0);
-        while let Some((block, cluster)) = self.staged.front().copied() {
-            if count > 0 && (block != first + count || pages >= wanted || count >= RELEASE_MAX) {
-                break;
-            }
-            self.staged.pop_front();
-            (first, count) = (block - count, count + 1);
-            pages += shared.frames[block as usize].load(Relaxed) as usize;
-            let held = shared.table.hold(cluster);
-            for page in held.pages() {
-                let state = held.get(page);
-                if state.location() == PageLocation::Staged && state.block() == block {
-                    held.set(page, shared.drop_stamped(state));
-                }
-            }
-        }
-        if count == 0 {
-            return false;
-        }
-        self.refill_frame_pool(first, count);
-        // Also where all pages have gone back: reading a hole leaves a page of zeros, and pages are
-        // only moved to where none are.
-        let span = shared.staged_span(first, 0, count as usize * CLUSTER_PAGES);
-        if let Err(error) = span.advise(Advice::LinuxDontNeed) {
-            shared.log(&format!("staged pages cannot be dropped: {error}"));
-        }
-        for block in first..first + count {
-            shared.count_released(block);
-            self.free_blocks.push_back(block);
-        }
-        true
-    }
-
-    /// Moves the frames of whole blocks to spares, where runs of pages want them.
-    fn refill_frame_pool(&self, first: u32, count: u32) {
-        const BLOCKS: u32 = (RUN_PAGES_MAX / CLUSTER_PAGES) as u32;
-        let shared = &self.shared;
-        let is_whole = |block| shared.frames[block as usize].load(Relaxed) == CLUSTER_PAGES as u32;
-        for block in (first..first + count).step_by(BLOCKS as usize) {
-            if block + BLOCKS > first + count || !(block..block + BLOCKS).all(is_whole) {
-                continue;
-            }
-            let Some(spare) = shared.frame_pool.take_empty() else { break };
-            let from = shared.staged_span(block, 0, RUN_PAGES_MAX);
-            let (moved, _) = shared.uffd.move_pages(spare.all(), from);
-            let frames = if moved == RUN_PAGES_MAX { SpareFrames::All } else { SpareFrames::Some };
-            shared.frame_pool.put(spare, frames);
         }
     }
 

@@ -4,6 +4,9 @@
 //! its cluster's lock, so never while the evictor moves pages of that cluster. A page that cannot be
 //! proven gets SIGBUS, never zeros, never another's bytes.
 
+mod soft_refault;
+mod zeros;
+
 use super::fault_around::FaultAround;
 use super::frame_pool::SpareFrames;
 use super::install::{install, install_one, install_spare};
@@ -242,191 +245,6 @@ impl FaultHandler {
         }
         self.shared.uffd.wake(at);
         false
-    }
-
-    /// A page that was never written, and where a stream of them goes on, those after it, or before it.
-    fn zero(&self, held: HeldCluster<'_>, page: usize, is_write: bool, ahead: Prefetch) -> bool {
-        let shared = &self.shared;
-        add(&shared.stats.zero_fault_count, 1);
-        let (goes_down, more) = match ahead {
-            Prefetch::Up(ahead) => (false, ahead.min(shared.table.pages() - page - 1)),
-            Prefetch::Down(ahead) => (true, ahead.min(page)),
-            Prefetch::Around(..) | Prefetch::Nothing | Prefetch::Stride(..) => (false, 0),
-        };
-        let room = 1 + shared.take_room(more);
-        let (mut done, mut held) = (0, Some(held));
-        while done < room {
-            let next = if goes_down { page - done } else { page + done };
-            let cluster = held.take().unwrap_or_else(|| shared.table.hold(cluster_of(next)));
-            let all = match goes_down {
-                true => cluster.pages().start.max(page + 1 - room)..next + 1,
-                false => next..cluster.pages().end.min(page + room),
-            };
-            match self.install_zeros(&cluster, all.clone(), goes_down, is_write) {
-                Ok(installed) => {
-                    done += installed;
-                    if installed > 0 {
-                        shared.note_memory_found();
-                        shared.enqueue(cluster_of(next));
-                    }
-                    if installed < all.len() {
-                        break;
-                    }
-                }
-                Err(error) if done == 0 => {
-                    shared.give_room(room - 1);
-                    return self.handle_zero_failure(cluster, page, error);
-                }
-                Err(_) => break,
-            }
-        }
-        shared.give_room(room - done);
-        true
-    }
-
-    /// A page that was never written cannot come now. For want of memory who waits for it asks again, until that
-    /// has lasted too long.
-    fn handle_zero_failure(&self, held: HeldCluster<'_>, page: usize, error: Errno) -> bool {
-        let shared = &self.shared;
-        // The evictor, who can make room, may want the cluster.
-        drop(held);
-        if shared.may_retry(error) {
-            shared.uffd.wake(shared.arena.span(page, 1));
-            return false;
-        }
-        shared.log(&format!("page {page} cannot be made zeros: {error}"));
-        let held = shared.table.hold(cluster_of(page));
-        match held.get(page).location() {
-            PageLocation::Untouched => self.poison(&held, page),
-            _ => {
-                shared.uffd.wake(shared.arena.span(page, 1));
-                false
-            }
-        }
-    }
-
-    /// Makes pages of one cluster zeros, from the first on or down from the last, as many as were never written;
-    /// where a mapping ends between, that one alone. Returns how many.
-    fn install_zeros(
-        &self,
-        held: &HeldCluster<'_>,
-        all: Range<usize>,
-        goes_down: bool,
-        is_write: bool,
-    ) -> Result<usize, Errno> {
-        let is_nowhere = |page: &usize| held.get(*page).location() == PageLocation::Untouched;
-        let install = |count: usize| {
-            let first = if goes_down { all.end - count } else { all.start };
-            let to = self.shared.arena.span(first, count);
-            match is_write {
-                true => self.shared.uffd.copy(to, self.zeros.bytes(0, count))?,
-                false => drop(self.shared.uffd.zero(to)?),
-            }
-            (first..first + count)
-                .for_each(|page| held.set(page, held.get(page).at(PageLocation::Resident)));
-            Ok(count)
-        };
-        let count = match goes_down {
-            true => all.clone().rev().take_while(is_nowhere).count(),
-            false => all.clone().take_while(is_nowhere).count(),
-        };
-        // A run that leaves its mapping is refused as a whole.
-        match count {
-            0 | 1 => (0..count).try_fold(0, |_, _| install(1)),
-            _ => install(count).or_else(|_| install(1)),
-        }
-    }
-
-    /// A page that is still in a staging block; with all that are left there, where one after the other is wanted:
-    /// those are moved. A single one is copied, as a move interrupts all CPUs that run the program, and so are those
-    /// that are being put, as their bytes must stay where they are.
-    fn serve_soft_refault(&self, held: HeldCluster<'_>, page: usize) -> bool {
-        let shared = &self.shared;
-        let (state, this) = (held.get(page), run_of(page % CLUSTER_PAGES, 1));
-        let all = if shared.is_refaulted_whole(state.block()) {
-            in_same_block(&held, state)
-        } else {
-            this
-        };
-        let may_move = state.location() == PageLocation::Staged && all != this;
-        let is_moved = may_move && self.move_back(&held, state.block(), all) & this != 0;
-        if !is_moved {
-            let others = all.count_ones() as usize - 1;
-            let room = shared.take_room(if may_move { 0 } else { others });
-            let all = if room == others { all } else { this };
-            let (copied, refused) = self.copy_back(&held, state.block(), all);
-            shared.give_room(room - (copied & !this).count_ones() as usize);
-            if copied & this == 0 {
-                drop(held);
-                if refused != Some(Errno::NOMEM) {
-                    shared.log(&format!("page {page} cannot be installed: {refused:?}"));
-                }
-                // Its bytes are here, so that it is tried again however long it takes.
-                let _ = refused.map(|error| shared.may_retry(error));
-                shared.uffd.wake(shared.arena.span(page, 1));
-                return false;
-            }
-        }
-        held.mark_refaulted();
-        drop(held);
-        shared.note_memory_found();
-        add(&shared.stats.soft_refault_count, 1);
-        shared.enqueue(cluster_of(page));
-        !is_moved
-    }
-
-    /// Moves staged pages of a block back; returns which went.
-    fn move_back(&self, held: &HeldCluster<'_>, block: u32, wanted: PageMask) -> PageMask {
-        let (shared, first) = (&self.shared, held.pages().start);
-        let mut moved = 0;
-        for (bit, count) in runs(wanted) {
-            let to = shared.arena.span(first + bit, count);
-            let (done, _) = shared.uffd.move_pages(to, shared.staged_span(block, bit, count));
-            moved |= run_of(bit, done);
-        }
-        self.mark_resident(held, moved);
-        shared.count_unstaged(block, moved.count_ones() as usize);
-        if moved != 0 {
-            let (begin, end) = ends(moved);
-            shared.uffd.wake(shared.arena.span(first + begin, end - begin));
-        }
-        moved
-    }
-
-    /// Copies pages of a block back, and leaves it as it is; returns which were copied, and why others were not.
-    fn copy_back(
-        &self,
-        held: &HeldCluster<'_>,
-        block: u32,
-        wanted: PageMask,
-    ) -> (PageMask, Option<Errno>) {
-        let (shared, first) = (&self.shared, held.pages().start);
-        let (mut copied, mut refused) = (0, None);
-        let mut copy = |bit: usize, count: usize| {
-            let bytes = shared.staging.bytes(block as usize * CLUSTER_PAGES + bit, count);
-            let done = shared.uffd.copy(shared.arena.span(first + bit, count), bytes);
-            match done {
-                Ok(()) => copied |= run_of(bit, count),
-                Err(error) => refused = Some(error),
-            }
-            done.is_ok()
-        };
-        for (bit, count) in runs(wanted) {
-            // A run that leaves its mapping is refused as a whole; then page by page.
-            if !copy(bit, count) && count > 1 {
-                for bit in bit..bit + count {
-                    copy(bit, 1);
-                }
-            }
-        }
-        self.mark_resident(held, copied);
-        (copied, refused)
-    }
-
-    fn mark_resident(&self, held: &HeldCluster<'_>, pages: PageMask) {
-        for page in bits(pages).map(|bit| held.pages().start + bit) {
-            held.set(page, held.get(page).at(PageLocation::Resident));
-        }
     }
 
     /// What comes with a page that is stored.
@@ -672,12 +490,6 @@ impl ServeFault for Mutex<FaultHandler> {
     fn serve(&self, fault: Fault) -> bool {
         self.lock().unwrap_or_else(PoisonError::into_inner).serve_caller(fault)
     }
-}
-
-/// Pages of a cluster that are in the same place, and the same block.
-fn in_same_block(held: &HeldCluster<'_>, state: PageState) -> PageMask {
-    let pages = (0..).zip(held.pages()).filter(|(_, page)| held.get(*page).is_same_location(state));
-    mask_of(pages.map(|(bit, _)| bit))
 }
 
 #[cfg(test)]

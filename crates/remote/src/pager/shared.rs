@@ -4,6 +4,10 @@
 //! evicted ([`SharedPager::allow_overflow`]); then the program goes on rather than stops.
 
 use super::frame_pool::FramePool;
+mod discard;
+mod queue;
+mod room;
+
 use super::options::{EvictionMethod, Features, PagerOptions};
 use super::stats::{PagerStats, add};
 use super::sys::lock::{Lock, Signal};
@@ -15,6 +19,7 @@ use super::table::{
 };
 use crate::page::PageRun;
 use crate::store::{RegionId, StoreError};
+pub use room::Thresholds;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 use std::collections::VecDeque;
@@ -83,43 +88,6 @@ impl LogThrottle {
 struct MemoryShortage {
     since: Option<Instant>,
     log: LogThrottle,
-}
-
-/// Room, in pages.
-#[derive(Debug, Clone, Copy)]
-pub struct Thresholds {
-    /// Resident and staged together.
-    pub limit: usize,
-    /// Staged pages that are kept for a second chance.
-    pub staged: usize,
-    /// The evictor wakes below this much room…
-    pub low: usize,
-    /// …and works up to this much.
-    pub high: usize,
-    /// Pages of one eviction.
-    pub batch: usize,
-    /// Beside the limit: memory for runs that come.
-    pub frame_pool: usize,
-}
-
-impl Thresholds {
-    /// Where pages are copied, those of a batch lie twice in memory for a while: room for that is kept, and where
-    /// they are moved, for spares.
-    fn of(limit: usize, eviction_method: EvictionMethod) -> Thresholds {
-        let batch = (limit / 16).clamp(1, 256);
-        let kept = match eviction_method {
-            EvictionMethod::Moved => 0,
-            EvictionMethod::Cheapest | EvictionMethod::Copied => {
-                (batch + CLUSTER_PAGES).min(limit / 2)
-            }
-        };
-        let frame_pool = match eviction_method {
-            EvictionMethod::Moved | EvictionMethod::Cheapest => FramePool::of_limit(limit),
-            EvictionMethod::Copied => 0,
-        };
-        let limit = limit - kept - frame_pool;
-        Thresholds { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch, frame_pool }
-    }
 }
 
 /// See the module.
@@ -407,68 +375,6 @@ impl SharedPager {
         self.staging.span(block as usize * CLUSTER_PAGES + offset, count)
     }
 
-    /// Resident and staged pages.
-    pub fn used(&self) -> usize {
-        self.used.load(Relaxed)
-    }
-
-    /// Staged pages.
-    pub fn staged(&self) -> usize {
-        self.staged.load(Relaxed)
-    }
-
-    /// Room that is left.
-    pub fn free(&self) -> usize {
-        self.thresholds.limit.saturating_sub(self.used())
-    }
-
-    /// Takes room for up to so many pages; returns for how many.
-    pub fn take_room(&self, wanted: usize) -> usize {
-        let take = |used: usize| {
-            let free = self.thresholds.limit.saturating_sub(used).min(wanted);
-            (free > 0).then_some(used + free)
-        };
-        let taken = match self.used.fetch_update(Relaxed, Relaxed, take) {
-            Ok(used) => self.thresholds.limit.saturating_sub(used).min(wanted),
-            Err(_) => 0,
-        };
-        if self.free() < self.thresholds.low {
-            self.work.notify();
-        }
-        taken
-    }
-
-    /// Waits for room for one page and takes it.
-    pub fn wait_for_room(&self) {
-        let begun = Instant::now();
-        loop {
-            let seen = self.room.now();
-            if self.take_room(1) == 1 {
-                break;
-            }
-            if self.may_overflow.load(Relaxed) || self.is_stopping.load(Relaxed) {
-                self.used.fetch_add(1, Relaxed);
-                break;
-            }
-            self.room.wait(seen, NAP);
-        }
-        add(&self.stats.room_wait_ns_total, begun.elapsed().as_nanos() as usize);
-    }
-
-    /// Gives room back.
-    pub fn give_room(&self, pages: usize) {
-        if pages > 0 {
-            self.used.fetch_sub(pages, Relaxed);
-            self.room.notify();
-        }
-    }
-
-    /// Pages have been moved to staging blocks.
-    pub fn count_staged(&self, block: u32, pages: usize) {
-        self.frames[block as usize].fetch_add(pages as u32, Relaxed);
-        self.staged.fetch_add(pages, Relaxed);
-    }
-
     /// A block begins to be used.
     pub fn note_block_filled(&self, block: u32) {
         self.uses[block as usize].store(0, Relaxed);
@@ -493,19 +399,6 @@ impl SharedPager {
         self.stats.evicted_count.load(Relaxed)
     }
 
-    /// Pages have been moved back.
-    pub fn count_unstaged(&self, block: u32, pages: usize) {
-        self.frames[block as usize].fetch_sub(pages as u32, Relaxed);
-        self.staged.fetch_sub(pages, Relaxed);
-    }
-
-    /// All that is left in a block has been dropped: its room is free.
-    pub fn count_released(&self, block: u32) {
-        let pages = self.frames[block as usize].swap(0, Relaxed) as usize;
-        self.staged.fetch_sub(pages, Relaxed);
-        self.give_room(pages);
-    }
-
     /// A page is dropped from memory now, as the store has it.
     pub fn drop_stamped(&self, state: PageState) -> PageState {
         state.stored(EvictionStamp::of(self.dropped_count.fetch_add(1, Relaxed)))
@@ -516,15 +409,6 @@ impl SharedPager {
         state.stamp().until(EvictionStamp::of(self.dropped_count.load(Relaxed)))
     }
 
-    /// Nothing can be evicted just now: programs may go over the limit, or not any more.
-    pub fn allow_overflow(&self, allowed: bool) -> bool {
-        let before = self.may_overflow.swap(allowed, Relaxed);
-        if allowed {
-            self.room.notify();
-        }
-        before
-    }
-
     /// Where faults are served, once that is known.
     pub fn handlers_cpu(&self) -> Option<usize> {
         Some(self.serving_cpu.load(Relaxed)).filter(|cpu| *cpu != NO_CPU)
@@ -533,125 +417,6 @@ impl SharedPager {
     /// Lets the evictor sleep until there is work.
     pub fn nap(&self, seen: u32) {
         self.work.wait(seen, NAP);
-    }
-
-    /// A page of a cluster has become resident: the cluster will be evicted in its turn.
-    pub fn enqueue(&self, cluster: usize) {
-        if self.table.mark_queued(cluster) {
-            lock(&self.queue).push_back(cluster as u32);
-        }
-    }
-
-    /// Whose turn it is: first come, first evicted, but clusters of which a page was wanted again
-    /// soon after its eviction get a second chance.
-    pub fn next_victim(&self) -> Option<usize> {
-        let mut queue = lock(&self.queue);
-        for _ in 0..queue.len() {
-            let cluster = queue.pop_front()?;
-            if !self.table.take_refaulted(cluster as usize) {
-                self.table.mark_unqueued(cluster as usize);
-                return Some(cluster as usize);
-            }
-            queue.push_back(cluster);
-        }
-        let cluster = queue.pop_front()? as usize;
-        self.table.mark_unqueued(cluster);
-        Some(cluster)
-    }
-
-    /// Whether a cluster's turn is next.
-    pub fn is_next_victim(&self, cluster: usize) -> bool {
-        lock(&self.queue).front().is_some_and(|next| *next as usize == cluster)
-    }
-
-    /// Takes this cluster, if it is the next.
-    pub fn take_victim(&self, cluster: usize) -> bool {
-        let mut queue = lock(&self.queue);
-        let is_next = queue.front().is_some_and(|next| *next as usize == cluster);
-        if !is_next || self.table.take_refaulted(cluster) {
-            return false;
-        }
-        queue.pop_front();
-        self.table.mark_unqueued(cluster);
-        true
-    }
-
-    /// Clusters in the queue.
-    pub fn queued(&self) -> usize {
-        lock(&self.queue).len()
-    }
-
-    /// Drops pages: they read as zeros from now on, and the store forgets them in a while. Returns false if some
-    /// could not be dropped, as locked ones cannot: those keep their bytes.
-    pub fn discard(&self, first: usize, count: usize) -> bool {
-        let end = (first + count).min(self.table.pages());
-        let (mut page, mut dropped_all) = (first, true);
-        while page < end {
-            let until = ((cluster_of(page) + 1) * CLUSTER_PAGES).min(end);
-            dropped_all &= self.discard_in_cluster(page, until);
-            page = until;
-        }
-        self.work.notify();
-        dropped_all
-    }
-
-    fn discard_in_cluster(&self, first: usize, end: usize) -> bool {
-        if self.table.is_untouched(first..end) {
-            return true;
-        }
-        let held = self.hold_without_fetches(first, end);
-        let places = || (first..end).map(|page| held.get(page).location());
-        let resident = places().filter(|place| place.is_here()).count();
-        if resident > 0
-            && self.arena.span(first, end - first).advise(Advice::LinuxDontNeed).is_err()
-        {
-            return false;
-        }
-        let mut in_store = false;
-        for page in first..end {
-            let state = held.get(page);
-            in_store |= state.in_store();
-            if state.location() == PageLocation::Lost
-                && let Err(error) = self.uffd.unpoison(self.arena.span(page, 1))
-            {
-                self.log(&format!("page {page} stays lost, though it was dropped: {error}"));
-                continue;
-            }
-            held.set(page, state.at(PageLocation::Untouched));
-        }
-        drop(held);
-        self.give_room(resident);
-        if in_store {
-            self.drop_from_store(first, end);
-        }
-        true
-    }
-
-    /// Holds the cluster of some pages while none of them is being fetched.
-    fn hold_without_fetches(&self, first: usize, end: usize) -> HeldCluster<'_> {
-        loop {
-            let held = self.table.hold(cluster_of(first));
-            if (first..end).all(|page| held.get(page).location() != PageLocation::Fetching) {
-                return held;
-            }
-            drop(held);
-            std::thread::sleep(Duration::from_micros(20));
-        }
-    }
-
-    /// Notes pages whose copies the store may forget.
-    pub fn drop_from_store(&self, first: usize, end: usize) {
-        let run = PageRun { first: first as u64, count: (end - first) as u64 };
-        let mut dropped = lock(&self.dropped);
-        match dropped.last_mut() {
-            Some(last) if last.end() == Some(run.first) => last.count += run.count,
-            _ => dropped.push(run),
-        }
-    }
-
-    /// Takes the pages noted.
-    pub fn take_dropped(&self) -> Vec<PageRun> {
-        std::mem::take(&mut lock(&self.dropped))
     }
 }
 

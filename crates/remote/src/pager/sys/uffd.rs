@@ -4,10 +4,13 @@
 //! `UFFD_USER_MODE_ONLY` since 5.11, POISON since 6.6, MOVE since 6.8), written down here as the crates that wrap it
 //! lack the last two.
 
+mod abi;
+
 use super::memory::{EmptyFile, PageSpan, Pages};
 use super::{out_of_the_way, put_in_place};
 use crate::page::PAGE_BYTES;
 use crate::pager::options::{Features, Serving};
+use abi::*;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -36,65 +39,6 @@ const PROTECT: u64 = 1;
 /// The number of an ioctl on a userfaultfd that reads and writes its argument.
 const fn number<T>(nr: u8) -> ioctl::Opcode {
     opcode::read_write::<T>(GROUP, nr)
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct UffdRange {
-    start: u64,
-    len: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct UffdApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-#[repr(C)]
-struct UffdRegister {
-    range: UffdRange,
-    mode: u64,
-    ioctls: u64,
-}
-
-/// `uffdio_copy` and `uffdio_move`.
-#[repr(C)]
-struct UffdTransfer {
-    dst: u64,
-    src: u64,
-    len: u64,
-    mode: u64,
-    done: i64,
-}
-
-/// `uffdio_zeropage` and `uffdio_poison`.
-#[repr(C)]
-struct UffdFill {
-    range: UffdRange,
-    mode: u64,
-    done: i64,
-}
-
-/// `uffdio_writeprotect`.
-#[repr(C)]
-struct UffdProtect {
-    range: UffdRange,
-    mode: u64,
-}
-
-/// `uffd_msg`, with the fields of a page fault.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct UffdMessage {
-    event: u8,
-    reserved: [u8; 7],
-    flags: u64,
-    address: u64,
-    thread: u32,
-    reserved_end: u32,
 }
 
 const _: () = assert!(size_of::<UffdMessage>() == 32);
@@ -551,76 +495,4 @@ fn open_call(flags: u32) -> io::Result<OwnedFd> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-    use std::sync::{Arc, mpsc};
-    use std::time::Duration;
-
-    /// What a kernel leaves that did not tell of a page that it moved, beside a real obstacle.
-    #[test]
-    fn a_page_that_is_gone_from_where_it_was_has_been_moved() {
-        let uffd = match Uffd::open(true, Serving::Thread, Features::All) {
-            Ok((uffd, _)) if !uffd.features().can_move() => {
-                return println!("SKIP: this kernel cannot move pages (Linux 6.8)");
-            }
-            Ok((uffd, _)) => uffd,
-            Err(error) => return println!("SKIP: userfaultfd: {error}"),
-        };
-        let (mut from, mut to) = (Pages::reserve(4).unwrap(), Pages::reserve(4).unwrap());
-        from.bytes_mut(0, 4).fill(1);
-        uffd.register_target(&to).unwrap();
-        assert_eq!(uffd.move_pages(to.span(0, 1), from.span(0, 1)), (1, None));
-        assert_eq!(uffd.move_pages(to.span(0, 3), from.span(0, 3)), (3, None));
-        assert!(to.bytes(0, 3).iter().all(|byte| *byte == 1));
-        to.bytes_mut(3, 1).fill(2);
-        assert_eq!(uffd.move_pages(to.span(2, 2), from.span(2, 2)), (1, Some(Errno::EXIST)));
-        assert_eq!((from.bytes(3, 1)[0], to.bytes(3, 1)[0]), (1, 2));
-    }
-
-    /// Linux 6.18 does not come back from such a move after some hundred, if it is asked to pass over holes.
-    #[test]
-    fn moving_ends_while_pages_are_dropped() {
-        const COUNT: usize = 64;
-        const MOVES: usize = 4_000;
-        let uffd = match Uffd::open(true, Serving::Thread, Features::All) {
-            Ok((uffd, _)) if !uffd.features().can_move() => {
-                return println!("SKIP: this kernel cannot move pages (Linux 6.8)");
-            }
-            Ok((uffd, _)) => uffd,
-            Err(error) => return println!("SKIP: userfaultfd: {error}"),
-        };
-        let (mut from, to) = (Pages::reserve(COUNT).unwrap(), Pages::reserve(COUNT).unwrap());
-        uffd.register_target(&to).unwrap();
-        let dropped = from.span(0, COUNT).address() as usize;
-        let stop = Arc::new(AtomicBool::new(false));
-        let (moved, moves) = mpsc::channel();
-        let dropper = std::thread::spawn({
-            let stop = stop.clone();
-            move || {
-                for page in (0..COUNT).cycle().take_while(|_| !stop.load(Relaxed)) {
-                    let at = (dropped + page * PAGE_BYTES) as *mut _;
-                    // SAFETY: a page that is only written to and moved; whose bytes nobody counts on.
-                    unsafe { libc::madvise(at, PAGE_BYTES, libc::MADV_DONTNEED) };
-                }
-            }
-        });
-        std::thread::spawn(move || {
-            let mut count_moved = 0;
-            while count_moved < MOVES {
-                from.bytes_mut(0, COUNT).iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 1);
-                let result = uffd.move_pages(to.span(0, COUNT), from.span(0, COUNT));
-                to.span(0, COUNT).advise(Advice::LinuxDontNeed).unwrap();
-                if result.0 > 0 {
-                    count_moved += 1;
-                    moved.send(()).unwrap();
-                }
-            }
-            stop.store(true, Relaxed);
-            dropper.join().unwrap();
-        });
-        for _ in 0..MOVES {
-            moves.recv_timeout(Duration::from_secs(60)).expect("a move that ends");
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,96 @@
+//! Evictions by a move: UFFDIO_MOVE takes pages from the region to staging blocks.
+
+use super::*;
+
+impl Evictor {
+    /// Moves the resident pages of neighbouring clusters to their blocks: whole ones in one call, as
+    /// each call interrupts all CPUs that run the program. Returns what was moved, and the clusters with pages that
+    /// the program may not write to: those can only be copied.
+    pub(super) fn move_out(&self, victims: &[(usize, u32)]) -> (Vec<EvictedCluster>, Vec<usize>) {
+        let shared = &self.shared;
+        // In order, and nobody else holds more than one.
+        let hold = |(cluster, _): &(usize, u32)| {
+            let held = shared.table.hold(*cluster);
+            let wanted: PageMask = resident(&held);
+            (held, wanted)
+        };
+        let held: Vec<(HeldCluster<'_>, PageMask)> = victims.iter().map(hold).collect();
+        let (cluster, block) = victims[0];
+        let count = victims.len() * CLUSTER_PAGES;
+        let whole = run_of(0, CLUSTER_PAGES);
+        let together = match held.len() > 1 && held.iter().all(|(_, wanted)| *wanted == whole) {
+            true => {
+                let from = shared.arena.span(cluster * CLUSTER_PAGES, count);
+                shared.uffd.move_pages(shared.staged_span(block, 0, count), from).0
+            }
+            false => 0,
+        };
+        let (mut all, mut unwritable) = (Vec::with_capacity(victims.len()), Vec::new());
+        for (nth, ((held, wanted), (cluster, block))) in held.into_iter().zip(victims).enumerate() {
+            let first = cluster * CLUSTER_PAGES;
+            let done = together.saturating_sub(nth * CLUSTER_PAGES).min(CLUSTER_PAGES);
+            let done = run_of(0, done);
+            let (moved, refused) = self.move_bits(first, *block, wanted & !done);
+            let pages = done | moved;
+            for bit in bits(pages) {
+                let state = held.get(first + bit);
+                held.set(first + bit, EvictedTo::Moved { block: *block }.of(state));
+            }
+            shared.count_staged(*block, pages.count_ones() as usize);
+            drop(held);
+            let stuck = (wanted & !pages).count_ones() as usize;
+            if bits(refused).any(|bit| !self.is_locked(first + bit)) {
+                unwritable.push(*cluster);
+            } else if stuck > 0 {
+                // They are looked at again when their turn comes.
+                add(&shared.stats.stuck_count, stuck);
+                shared.enqueue(*cluster);
+            }
+            all.push(EvictedCluster::new(*cluster, EvictedTo::Moved { block: *block }, pages));
+        }
+        (all, unwritable)
+    }
+
+    /// Whether a page is locked: the kernel takes no advice about the use of locked memory.
+    pub(super) fn is_locked(&self, page: usize) -> bool {
+        self.shared.arena.span(page, 1).advise(Advice::LinuxCold).is_err()
+    }
+
+    /// Moves pages, run by run; returns which of them went, and which are of a mapping whose pages are not moved:
+    /// it is locked, or not writable.
+    pub(super) fn move_bits(
+        &self,
+        first: usize,
+        block: u32,
+        wanted: PageMask,
+    ) -> (PageMask, PageMask) {
+        let shared = &self.shared;
+        let (mut moved, mut refused, mut tried_alone, mut left) = (0, 0, 0, wanted);
+        // Where a mapping ends inside the cluster, runs are refused as a whole.
+        let mut run_max = CLUSTER_PAGES;
+        while let Some((bit, count)) = runs(left).next() {
+            let count = count.min(run_max);
+            let from = shared.arena.span(first + bit, count);
+            let (done, stopped) =
+                shared.uffd.move_pages(shared.staged_span(block, bit, count), from);
+            moved |= run_of(bit, done);
+            left &= !run_of(bit, done);
+            let at = bit + done;
+            match stopped {
+                None => {}
+                Some(Errno::BUSY) if tried_alone & 1 << at == 0 => {
+                    // Shared with a child since a fork: a copy of our own can be moved. If that is not
+                    // what keeps it, the next try fails too.
+                    tried_alone |= 1 << at;
+                    let _ = shared.arena.span(first + at, 1).advise(Advice::LinuxPopulateWrite);
+                }
+                Some(_) if count > 1 && run_max > 1 => run_max = 1,
+                Some(why) => {
+                    left &= !(1 << at);
+                    refused |= PageMask::from(why == Errno::INVAL) << at;
+                }
+            }
+        }
+        (moved, refused)
+    }
+}

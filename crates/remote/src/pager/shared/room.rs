@@ -1,0 +1,129 @@
+//! Room for resident and staged pages, and its accounting.
+//!
+//! Invariant: resident and staged pages together stay within the limit, unless nothing more can be evicted
+//! ([`SharedPager::allow_overflow`]). Then the program goes on rather than stops.
+
+use super::*;
+
+impl SharedPager {
+    /// Resident and staged pages.
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// Staged pages.
+    pub fn staged(&self) -> usize {
+        self.staged.load(Relaxed)
+    }
+
+    /// Room that is left.
+    pub fn free(&self) -> usize {
+        self.thresholds.limit.saturating_sub(self.used())
+    }
+
+    /// Takes room for up to so many pages; returns for how many.
+    pub fn take_room(&self, wanted: usize) -> usize {
+        let take = |used: usize| {
+            let free = self.thresholds.limit.saturating_sub(used).min(wanted);
+            (free > 0).then_some(used + free)
+        };
+        let taken = match self.used.fetch_update(Relaxed, Relaxed, take) {
+            Ok(used) => self.thresholds.limit.saturating_sub(used).min(wanted),
+            Err(_) => 0,
+        };
+        if self.free() < self.thresholds.low {
+            self.work.notify();
+        }
+        taken
+    }
+
+    /// Waits for room for one page and takes it.
+    pub fn wait_for_room(&self) {
+        let begun = Instant::now();
+        loop {
+            let seen = self.room.now();
+            if self.take_room(1) == 1 {
+                break;
+            }
+            if self.may_overflow.load(Relaxed) || self.is_stopping.load(Relaxed) {
+                self.used.fetch_add(1, Relaxed);
+                break;
+            }
+            self.room.wait(seen, NAP);
+        }
+        add(&self.stats.room_wait_ns_total, begun.elapsed().as_nanos() as usize);
+    }
+
+    /// Gives room back.
+    pub fn give_room(&self, pages: usize) {
+        if pages > 0 {
+            self.used.fetch_sub(pages, Relaxed);
+            self.room.notify();
+        }
+    }
+
+    /// Pages have been moved to staging blocks.
+    pub fn count_staged(&self, block: u32, pages: usize) {
+        self.frames[block as usize].fetch_add(pages as u32, Relaxed);
+        self.staged.fetch_add(pages, Relaxed);
+    }
+
+    /// Pages have been moved back.
+    pub fn count_unstaged(&self, block: u32, pages: usize) {
+        self.frames[block as usize].fetch_sub(pages as u32, Relaxed);
+        self.staged.fetch_sub(pages, Relaxed);
+    }
+
+    /// All that is left in a block has been dropped: its room is free.
+    pub fn count_released(&self, block: u32) {
+        let pages = self.frames[block as usize].swap(0, Relaxed) as usize;
+        self.staged.fetch_sub(pages, Relaxed);
+        self.give_room(pages);
+    }
+
+    /// Nothing can be evicted just now: programs may go over the limit, or not any more.
+    pub fn allow_overflow(&self, allowed: bool) -> bool {
+        let before = self.may_overflow.swap(allowed, Relaxed);
+        if allowed {
+            self.room.notify();
+        }
+        before
+    }
+}
+
+/// Room, in pages.
+#[derive(Debug, Clone, Copy)]
+pub struct Thresholds {
+    /// Resident and staged together.
+    pub limit: usize,
+    /// Staged pages that are kept for a second chance.
+    pub staged: usize,
+    /// The evictor wakes below this much room…
+    pub low: usize,
+    /// …and works up to this much.
+    pub high: usize,
+    /// Pages of one eviction.
+    pub batch: usize,
+    /// Beside the limit: memory for runs that come.
+    pub frame_pool: usize,
+}
+
+impl Thresholds {
+    /// Where pages are copied, those of a batch lie twice in memory for a while: room for that is kept, and where
+    /// they are moved, for spares.
+    pub(super) fn of(limit: usize, eviction_method: EvictionMethod) -> Thresholds {
+        let batch = (limit / 16).clamp(1, 256);
+        let kept = match eviction_method {
+            EvictionMethod::Moved => 0,
+            EvictionMethod::Cheapest | EvictionMethod::Copied => {
+                (batch + CLUSTER_PAGES).min(limit / 2)
+            }
+        };
+        let frame_pool = match eviction_method {
+            EvictionMethod::Moved | EvictionMethod::Cheapest => FramePool::of_limit(limit),
+            EvictionMethod::Copied => 0,
+        };
+        let limit = limit - kept - frame_pool;
+        Thresholds { limit, staged: limit / 8, low: 2 * batch, high: 4 * batch, batch, frame_pool }
+    }
+}
