@@ -2,12 +2,12 @@
 
 use crate::exit;
 use crate::output;
-use crate::recorded::{Command, Source, open_trace};
+use crate::recorded::{Command, Source};
 use anyhow::{Result, bail};
 use pagetax_core::replay::ThreadTotals;
 use pagetax_core::units::Bytes;
 use pagetax_recorder::trace::import::{Format, import};
-use pagetax_recorder::trace::{DROPPED, Head, TraceWriter, to_parquet};
+use pagetax_recorder::trace::{DROPPED, Head, TraceWriter};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -16,8 +16,7 @@ Examples:
   pagetax record -o sort.ptt -- sort big.txt              then: pagetax run sort.ptt --on sim:ultrasparc-3plus-900
   pagetax record -f -o make.ptt -- make                   children and what they run, too
   pagetax record --import lackey mem.log -o app.ptt       from valgrind --tool=lackey --trace-mem=yes
-  pagetax record --import drmemtrace-text view.txt -o app.ptt
-  pagetax record sort.ptt --parquet sort.parquet          for analysis elsewhere";
+  pagetax record --import drmemtrace-text view.txt -o app.ptt";
 
 /// Somebody else's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -40,19 +39,13 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "FORMAT", requires_all = ["trace", "output"])]
     import: Option<FormatChoice>,
 
-    /// Write the changes of page as Parquet, a row each, into this file
-    #[arg(long, value_name = "FILE")]
-    parquet: Option<PathBuf>,
-
     #[command(flatten)]
     source: Source,
 }
 
 /// `pagetax record -o FILE -- COMMAND`
 pub fn run(args: Args) -> Result<ExitCode> {
-    for path in args.output.iter().chain(&args.parquet) {
-        output::check_writable(path)?;
-    }
+    args.output.iter().try_for_each(|path| output::check_writable(path))?;
     let code = match (&args.output, &args.source.trace, args.import) {
         (Some(output), Some(from), Some(format)) => import_file(format, from, output)?,
         (Some(output), None, _) => record(&args.source.command()?, output)?,
@@ -62,15 +55,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
                  file is of another tool"
             )
         }
-        (None, Some(_), _) if args.parquet.is_some() => exit::FINE,
-        (None, ..) => {
-            bail!("nowhere to write to\n  remedy: name a file: -o FILE.ptt, or --parquet FILE")
-        }
+        (None, ..) => bail!("nowhere to write to\n  remedy: name a file: -o FILE.ptt"),
     };
-    if let (Some(parquet), Some(trace)) = (&args.parquet, args.output.or(args.source.trace)) {
-        let rows = to_parquet(&open_trace(&trace)?, parquet)?;
-        output::note(&format!("record: {rows} changes of page in {}", parquet.display()));
-    }
     Ok(code.into())
 }
 

@@ -16,7 +16,6 @@
 //! a note of what is not. The index says nothing that the blocks do not.
 
 pub mod code;
-mod export;
 mod frame;
 pub mod import;
 mod index;
@@ -24,7 +23,6 @@ mod read;
 mod replay;
 mod write;
 
-pub use export::to_parquet;
 pub use index::{BlockInfo, Run};
 pub use read::{Block, Trace};
 pub use replay::Replayable;
@@ -103,9 +101,6 @@ pub enum TraceError {
         /// What to do.
         remedy: &'static str,
     },
-    /// Of the export.
-    #[error("cannot write {0}: {1}\n  remedy: check the path and the room on its disk")]
-    Export(PathBuf, String),
 }
 
 #[cfg(test)]

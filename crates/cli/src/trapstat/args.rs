@@ -15,7 +15,7 @@ pub enum Choice {
     Auto,
     /// Hardware counters
     Perf,
-    /// Samples of AMD's instruction-based sampling
+    /// Experimental, never run on such a CPU: samples of AMD's instruction-based sampling
     Ibs,
     /// A recorder that feeds simulated machines
     Record,

@@ -64,7 +64,7 @@ impl Source for Sampler {
     }
 
     fn title(&self) -> String {
-        "samples of AMD's instruction-based sampling".into()
+        "samples of AMD's instruction-based sampling (experimental: never run on such a CPU)".into()
     }
 
     fn look(&mut self) {

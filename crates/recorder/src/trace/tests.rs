@@ -266,23 +266,6 @@ fn a_frame_that_says_it_unpacks_to_a_gibibyte_is_damaged() {
     assert!(frame::unpack(&mut &packed[..]).unwrap().is_none());
 }
 
-#[test]
-fn parquet_has_a_row_for_each_change() {
-    use parquet::file::reader::{FileReader, SerializedFileReader};
-    let folder = tempfile::tempdir().unwrap();
-    let (path, out) = (folder.path().join("a.ptt"), folder.path().join("a.parquet"));
-    write(&path, 2_500);
-    assert_eq!(to_parquet(&Trace::open(&path).unwrap(), &out).unwrap(), 2_500);
-    let reader = SerializedFileReader::new(std::fs::File::open(&out).unwrap()).unwrap();
-    let rows: Vec<String> =
-        reader.get_row_iter(None).unwrap().map(|row| row.unwrap().to_string()).collect();
-    assert_eq!(rows.len(), 2_500);
-    let address = 0x7000_0000u64 << 12;
-    assert_eq!(rows[0], format!("{{process: 0, thread: 0, kind: \"load\", address: {address}}}"));
-    let missing = to_parquet(&Trace::open(&path).unwrap(), Path::new("/nonexistent/x"));
-    assert!(missing.unwrap_err().to_string().contains("remedy"));
-}
-
 proptest! {
     #[test]
     fn steps_come_back(
