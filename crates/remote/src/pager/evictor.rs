@@ -49,7 +49,7 @@ const RELEASE_MAX: u32 = 16;
 /// of it and of others with it, and cost more than copying 32 pages.
 const SCATTERED_RUNS: usize = 4;
 
-/// Where pages that leave lie.
+/// The location of evicted bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EvictedTo {
     /// Moved to a staging block, each page at its place in the cluster.
@@ -63,15 +63,15 @@ struct EvictedCluster {
     cluster: usize,
     location: EvictedTo,
     pages: PageMask,
-    /// Of them: to be put.
+    /// The pages that must be put.
     changed: PageMask,
-    /// Of them: all zeros.
+    /// The pages of zeros.
     zeros: PageMask,
     sums: [PageSum; CLUSTER_PAGES],
 }
 
 impl EvictedTo {
-    /// The state of a page that lies so.
+    /// Returns the state of a page at this location.
     fn of(self, state: PageState) -> PageState {
         match self {
             EvictedTo::Moved { block } => state.in_block(PageLocation::Evicting, block),
@@ -90,7 +90,7 @@ impl EvictedCluster {
         self.cluster * CLUSTER_PAGES + bit
     }
 
-    /// What was taken out of a run.
+    /// Returns the bytes of a run.
     fn bytes<'a>(&self, from: (&'a SharedPager, &'a Pages), bit: usize, count: usize) -> &'a [u8] {
         let (shared, copy_buffer) = from;
         match self.location {
@@ -108,7 +108,7 @@ impl EvictedCluster {
         matches!(self.location, EvictedTo::Copied { .. })
     }
 
-    /// Whether a page is still on its way from here, neither rescued, kept nor dropped.
+    /// Returns true if a page is still being evicted: neither refaulted, cancelled nor dropped.
     fn is_evicting(&self, held: &HeldCluster<'_>, bit: usize) -> bool {
         let state = held.get(self.page(bit));
         state == self.location.of(state)
@@ -136,7 +136,7 @@ pub struct Evictor {
     /// Blocks whose pages the store has, oldest first, with their clusters.
     staged: VecDeque<(u32, usize)>,
     batch: Vec<EvictedCluster>,
-    /// Where to: those of one batch.
+    /// The copied pages of one batch.
     copy_buffer: Pages,
     copy_buffer_used: usize,
     put_failed_log: LogThrottle,
@@ -150,7 +150,7 @@ pub struct Evictor {
 }
 
 impl Evictor {
-    /// With its own way to the store.
+    /// Creates an evictor with its own writer.
     pub fn new(
         shared: Arc<SharedPager>,
         writer: Box<dyn PageWriter>,
@@ -243,8 +243,8 @@ impl Evictor {
         }
     }
 
-    /// Beside the program, not in its way. Each move interrupts the program's CPU, which costs it less than
-    /// to wait for a whole batch on its own.
+    /// Moves this thread off the handler's CPU. A move's interrupt costs the program less than waiting for
+    /// a batch on its CPU.
     fn keep_off_handler_cpu(&mut self) {
         self.placement.keep(self.shared.handlers_cpu().map_or(Keep::Anywhere, Keep::Off));
     }
@@ -453,7 +453,7 @@ fn append_page(runs: &mut Vec<PageRun>, page: u64) {
     }
 }
 
-/// Resident pages of a cluster.
+/// Returns the resident pages of a cluster.
 fn resident(held: &HeldCluster<'_>) -> PageMask {
     let bits = (0..).zip(held.pages());
     let resident = bits.filter(|(_, page)| held.get(*page).location() == PageLocation::Resident);

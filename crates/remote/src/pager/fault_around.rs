@@ -1,25 +1,26 @@
-//! What lies around a page that is fetched: whether it is to come with it.
+//! Fault-around: the number of neighbours to fetch with a page.
 //!
-//! Most of what a page-in costs is the way to the store and back, and two threads being woken; a page more costs
-//! a tenth. But each page that comes has another leave. So neighbours are fetched as long as what has just
-//! left is wanted again much less than the rest of what is away, page for page. A program that uses all of its
-//! pages at random wants both alike, and gets no neighbours.
+//! A page-in costs a round trip to the store and two wake-ups; it costs as much as 16 more pages of the
+//! same request. But each fetched page evicts another. So neighbours are fetched while recently evicted
+//! pages are refaulted much less often, page for page, than other stored pages. A program that uses all its
+//! pages at random refaults both equally, and gets no neighbours.
 //!
-//! Source: that a page which returns tells by how many others left meanwhile whether it left too early is the
-//! kernel's refault distance (mm/workingset.c).
+//! Source: the kernel's refault distance (mm/workingset.c): the number of evictions since a page's own
+//! shows if it was evicted too early.
 
 use super::table::CLUSTER_PAGES;
 
-/// What left so lately counts as just left: this part of what is here.
+/// A page is recently evicted within this fraction (1/4) of the resident pages.
 const JUST_LEFT: usize = 4;
-/// A judgement takes so many page-ins of what has just left, if that were wanted like all that is away…
+/// A decision takes this many expected refaults of recently evicted pages, if all stored pages were equally
+/// likely…
 const EXPECTED: f64 = 12.0;
-/// …and finds it little wanted when there are no more than these.
+/// …and fetches neighbours if there were at most this many.
 const FEW: u32 = 3;
-/// A page-in costs as much as so many pages more.
+/// The pages of one request that cost as much as the request itself.
 const PAGES_PER_FAULT: usize = 16;
 
-/// What one handler knows of it.
+/// The refault statistics of one handler.
 #[derive(Debug, Default)]
 pub struct FaultAround {
     expected: f64,
@@ -28,9 +29,9 @@ pub struct FaultAround {
 }
 
 impl FaultAround {
-    /// A page is wanted that is `stored`, as are others, while some are `here`, and which no stream foretold;
-    /// `dropped_since` pages were dropped after it. Returns how many are to be fetched, and it among them: a
-    /// power of two, and 1 for none.
+    /// Records a page-in that no stream predicted, and returns the number of pages to fetch: a power of
+    /// two, 1 for no neighbours. `here` and `stored` are numbers of pages; `dropped_since` is the page's
+    /// refault distance.
     pub fn page_in(&mut self, here: usize, stored: usize, dropped_since: usize) -> usize {
         let (stored, just_left) = (stored.max(1), here / JUST_LEFT);
         self.expected += (just_left as f64 / stored as f64).min(1.0);

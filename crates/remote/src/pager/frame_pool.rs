@@ -17,15 +17,15 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Twice as many pages as are evicted at once.
 const SPARES_MAX: usize = 8;
-/// Of so many pages of the limit, one is kept for spares.
+/// One page in this many of the limit is kept for spares.
 const LIMIT_PER_SPARE: usize = 64;
 
-/// What is in a spare that is put back.
+/// The frames in a spare that is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpareFrames {
     /// Each of its pages.
     All,
-    /// Nothing.
+    /// No frames.
     None,
     /// Perhaps some, which are dropped.
     Some,
@@ -69,7 +69,7 @@ impl FramePool {
         lock(&self.empty).iter().try_for_each(|spare| uffd.register_target(spare))
     }
 
-    /// Of all of them; for a fork, while none is in use.
+    /// Advises the kernel about all spares; for a fork, while none is in use.
     pub fn advise(&self, advice: Advice) -> Result<(), Errno> {
         for spares in [&self.empty, &self.full] {
             lock(spares).iter().try_for_each(|spare| spare.all().advise(advice))?;
@@ -96,7 +96,7 @@ impl FramePool {
         changed
     }
 
-    /// A full one for a run; another is to be filled.
+    /// Takes a full spare for a run, and asks for another to be filled.
     pub fn take_full(&self) -> Option<Pages> {
         if self.wanted.load(Relaxed) < SPARES_MAX {
             self.wanted.fetch_add(1, Relaxed);
@@ -104,13 +104,13 @@ impl FramePool {
         self.change_full(Vec::pop)
     }
 
-    /// One that is to be filled.
+    /// Takes an empty spare that is to be filled.
     pub fn take_empty(&self) -> Option<Pages> {
         let wanted = self.wanted.fetch_update(Relaxed, Relaxed, |wanted| wanted.checked_sub(1));
         wanted.ok().and_then(|_| lock(&self.empty).pop())
     }
 
-    /// One that was taken. If its frames cannot be dropped, it is not used again.
+    /// Returns a spare. If its frames cannot be dropped, it is not used again.
     pub fn put(&self, spare: Pages, frames: SpareFrames) {
         match frames {
             SpareFrames::All => self.change_full(|full| full.push(spare)),

@@ -56,7 +56,7 @@ pub struct FaultHandler {
 }
 
 impl FaultHandler {
-    /// With its memory, so that serving allocates nothing.
+    /// Creates a handler with its memory, so that serving allocates nothing.
     pub fn new(shared: Arc<SharedPager>, reader: Box<dyn PageReader>) -> io::Result<FaultHandler> {
         let mut buffer = Pages::reserve(RUN_PAGES_MAX)?;
         buffer.bytes_mut(0, RUN_PAGES_MAX).fill(1);
@@ -97,7 +97,7 @@ impl FaultHandler {
         }
     }
 
-    /// Serves faults that are there at once; false if one is the sign to stop.
+    /// Serves faults that were read together; returns false if one is the sentinel that stops the handler.
     fn serve_all(&mut self, faults: &[Fault]) -> bool {
         let begun = Instant::now();
         for fault in faults {
@@ -120,7 +120,7 @@ impl FaultHandler {
         true
     }
 
-    /// Serves the thread that calls; false if it is after a page that is lost.
+    /// Serves the calling thread; returns false if its page is lost.
     fn serve_caller(&mut self, fault: Fault) -> bool {
         let shared = self.shared.clone();
         let _serving = shared.serving.lock();
@@ -206,8 +206,8 @@ impl FaultHandler {
         }
     }
 
-    /// A write to a page that is being evicted by a copy: the page stays. If it has gone meanwhile, who
-    /// writes is told that it is missing.
+    /// Handles a write to a page that is being copied out: the page stays. If it is gone already, the
+    /// thread faults again.
     fn cancel_eviction(&self, page: usize) {
         let shared = &self.shared;
         let at = shared.arena.span(page, 1);
@@ -229,9 +229,9 @@ impl FaultHandler {
         shared.enqueue(cluster_of(page));
     }
 
-    /// Another has brought the page meanwhile; or the program had the kernel drop it, past us, and it
-    /// reads as zeros: a copy that was made of it before must not take its place. Like all that serve a page,
-    /// returns whether it took the room of one.
+    /// Handles a fault on a present page: another fault brought it, or the program dropped it past the
+    /// pager and it reads as zeros. An earlier copy must not take its place. Returns true if it used the
+    /// room of a page, as all such functions do.
     fn serve_present(&self, held: &HeldCluster<'_>, page: usize) -> bool {
         let at = self.shared.arena.span(page, 1);
         held.set(page, held.get(page).at(PageLocation::Resident));
@@ -247,7 +247,7 @@ impl FaultHandler {
         false
     }
 
-    /// What comes with a page that is stored.
+    /// Returns the neighbours to fetch with a stored page.
     fn choose_fault_around(&mut self, page: usize, state: PageState) -> Prefetch {
         let shared = &self.shared;
         let here = shared.used();
@@ -259,7 +259,7 @@ impl FaultHandler {
         }
     }
 
-    /// A page from the store, and those that will be wanted with it.
+    /// Fetches a page from the store, with those that the prefetcher predicts.
     fn page_in(&mut self, page: usize, ahead: Prefetch, begun: Instant) -> bool {
         let (before, after) = match ahead {
             Prefetch::Up(pages) => (0, self.claim_run((page + 1..).take(pages))),
@@ -355,7 +355,7 @@ impl FaultHandler {
         }
     }
 
-    /// Says what a stream will want after these pages, so that it is on its way before it is wanted.
+    /// Announces a stream's next run, so that it is requested before its fault.
     fn announce_next_run(&mut self, all: &Range<usize>, ahead: Prefetch) {
         if all.len() < EXPECT_AFTER {
             return;
@@ -423,7 +423,7 @@ impl FaultHandler {
         claimed
     }
 
-    /// A page that was to be fetched is not. Who waits for it asks again.
+    /// Releases the claim on a page that was not fetched. Its waiting threads fault again.
     fn release_claim(&self, page: usize) {
         let held = self.shared.table.hold(cluster_of(page));
         held.set(page, held.get(page).at(PageLocation::Stored));
@@ -441,7 +441,7 @@ impl FaultHandler {
         self.reader.get(self.shared.region(), first as u64, &sums[..count], into)
     }
 
-    /// One page that must be had: as long as servers may yet answer, ask again.
+    /// Fetches one page, with retries while servers may still answer.
     fn fetch_with_retries(&mut self, page: usize) -> bool {
         let until = Instant::now() + self.shared.options.unreachable_limit;
         let error = loop {

@@ -6,12 +6,12 @@ use super::table::CLUSTER_PAGES;
 pub type PageMask = u64;
 const _: () = assert!(CLUSTER_PAGES <= PageMask::BITS as usize);
 
-/// Those that are set.
+/// Returns the bits that are set.
 pub fn bits(mask: PageMask) -> impl Iterator<Item = usize> {
     (0..CLUSTER_PAGES).filter(move |bit| mask & 1 << bit != 0)
 }
 
-/// Adjacent bits: the first, and how many.
+/// Returns runs of adjacent bits: the first bit and the count.
 pub fn runs(mut mask: PageMask) -> impl Iterator<Item = (usize, usize)> {
     std::iter::from_fn(move || {
         let bit = mask.trailing_zeros() as usize;
@@ -21,17 +21,17 @@ pub fn runs(mut mask: PageMask) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// The first bit, and the one after the last.
+/// Returns the first bit, and the one after the last.
 pub fn ends(mask: PageMask) -> (usize, usize) {
     (mask.trailing_zeros() as usize, (PageMask::BITS - mask.leading_zeros()) as usize)
 }
 
-/// A mask of these bits.
+/// Returns a mask of these bits.
 pub fn mask_of(bits: impl Iterator<Item = usize>) -> PageMask {
     bits.fold(0, |mask, bit| mask | 1 << bit)
 }
 
-/// Bits from one on.
+/// Returns a mask of `count` bits from one bit on.
 pub fn run_of(bit: usize, count: usize) -> PageMask {
     match count {
         0 => 0,

@@ -78,12 +78,12 @@ pub fn probe(user_mode_only: bool, serving: Serving) -> Result<(Access, Features
 pub struct RemoteRegion {
     shared: Arc<SharedPager>,
     running: Mutex<PagerThreads>,
-    /// Of `running`'s store. Beside the lock, as any thread asks, also while another forks: the child would find the
-    /// lock held for good.
+    /// True if `running`'s store is inherited. Outside the lock: any thread reads it while another forks,
+    /// and the child would find the lock held.
     is_store_inherited: AtomicBool,
 }
 
-/// What a child of a fork does not have from its parent.
+/// The threads and the store, which a child of a fork does not inherit.
 #[derive(Debug)]
 struct PagerThreads {
     store: Arc<dyn PageStore>,
@@ -91,7 +91,7 @@ struct PagerThreads {
     evictor: Option<JoinHandle<()>>,
 }
 
-/// Where the handler is.
+/// The handler's thread, or its registration for in-place serving.
 #[derive(Debug)]
 enum RunningHandler {
     Thread(JoinHandle<()>),
@@ -203,13 +203,13 @@ impl RemoteRegion {
         self.shared.discard(first, pages)
     }
 
-    /// Whether a child of a fork can have the memory: when all pages are here, or the store is in the
-    /// child's memory too. It could not count on what the parent has on servers.
+    /// Returns true if a child of a fork can inherit the memory: all pages are resident, or the store is in
+    /// the process.
     pub fn can_fork(&self) -> bool {
         self.is_store_inherited() || self.shared.table.away() == 0
     }
 
-    /// Whether children of a fork need no store of their own.
+    /// Returns true if children of a fork need no store of their own.
     pub fn is_store_inherited(&self) -> bool {
         self.is_store_inherited.load(Relaxed)
     }
@@ -276,13 +276,14 @@ impl RemoteRegion {
         self.shared.give_up(first, pages);
     }
 
-    /// Whether the page of an address is in memory; it may leave at once, unless the pager stands still.
+    /// Returns true if the page of an address is resident. It may be evicted at once, unless the pager
+    /// stands still.
     pub fn is_here(&self, at: *const u8) -> bool {
         let page = self.shared.arena.page_at(at as u64);
         page.is_none_or(|page| self.shared.table.peek(page).location().is_here())
     }
 
-    /// Whether system calls into missing pages work too, rather than fail with EFAULT.
+    /// Returns true if system calls into missing pages work; otherwise they fail with EFAULT.
     pub fn serves_system_calls(&self) -> bool {
         self.shared.access == Access::Full
     }
@@ -312,12 +313,12 @@ impl RemoteRegion {
         }
     }
 
-    /// What has happened so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.shared.stats.counts()
     }
 
-    /// How often a demand page-in took how long: nanoseconds, within 6 %, and count.
+    /// Returns the latency histogram of demand page-ins: nanoseconds (within 6 %) and count.
     pub fn page_in_latency(&self) -> Vec<(u64, u64)> {
         self.shared.stats.page_in.steps()
     }

@@ -1,4 +1,4 @@
-//! How a region is paged.
+//! The options of a region's pager.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Receives lines for the log: pages that are lost, room that cannot be made.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// How pages leave memory.
+/// The method of eviction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum EvictionMethod {
     /// They are moved; only where the kernel cannot do that (before Linux 6.8) they are copied.
@@ -23,11 +23,11 @@ pub enum EvictionMethod {
 }
 
 impl EvictionMethod {
-    /// All ways.
+    /// All variants.
     pub const ALL: [EvictionMethod; 3] =
         [EvictionMethod::Moved, EvictionMethod::Cheapest, EvictionMethod::Copied];
 
-    /// What it is called.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             EvictionMethod::Moved => "moved",
@@ -36,13 +36,13 @@ impl EvictionMethod {
         }
     }
 
-    /// The way that is called so.
+    /// Returns the variant of that name.
     pub fn named(name: &str) -> Option<EvictionMethod> {
         EvictionMethod::ALL.into_iter().find(|way| way.name() == name)
     }
 }
 
-/// Who serves a thread that touches a missing page.
+/// The thread that serves a fault.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Serving {
     /// A handler thread, one for a region. It serves system calls into missing pages, too, and what several threads
@@ -65,10 +65,10 @@ pub enum Serving {
 }
 
 impl Serving {
-    /// All ways.
+    /// All variants.
     pub const ALL: [Serving; 2] = [Serving::Thread, Serving::InPlace];
 
-    /// What it is called.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Serving::Thread => "thread",
@@ -76,7 +76,7 @@ impl Serving {
         }
     }
 
-    /// The way that is called so.
+    /// Returns the variant of that name.
     pub fn named(name: &str) -> Option<Serving> {
         Serving::ALL.into_iter().find(|way| way.name() == name)
     }
@@ -98,18 +98,18 @@ impl Features {
     /// From all to none.
     pub const ALL: [Features; 3] = [Features::All, Features::NoMove, Features::NoMoveNoPoison];
 
-    /// Whether pages are moved.
+    /// Returns true if pages are moved.
     pub fn can_move(self) -> bool {
         self == Features::All
     }
 
-    /// Whether lost pages are poisoned.
+    /// Returns true if lost pages are poisoned.
     pub fn can_poison(self) -> bool {
         self != Features::NoMoveNoPoison
     }
 }
 
-/// How a region is paged.
+/// The options of a region's pager.
 #[derive(Clone)]
 pub struct PagerOptions {
     /// Most bytes of it in this machine's memory, at least 128 KiB.
@@ -130,9 +130,9 @@ pub struct PagerOptions {
     /// Make do with a userfaultfd that does not serve system calls into missing pages: they fail with
     /// EFAULT.
     pub user_mode_only: bool,
-    /// Who serves faults.
+    /// The thread that serves faults.
     pub serving: Serving,
-    /// How pages leave.
+    /// The eviction method.
     pub eviction_method: EvictionMethod,
     /// Features of the kernel that may be used; for tests of what older kernels do.
     pub features: Features,
@@ -142,7 +142,7 @@ pub struct PagerOptions {
 }
 
 impl PagerOptions {
-    /// With at most this many bytes resident, and defaults.
+    /// Returns the defaults, with at most this many bytes resident.
     pub fn resident(resident_bytes: u64) -> PagerOptions {
         PagerOptions {
             resident_bytes,

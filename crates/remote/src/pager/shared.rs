@@ -1,4 +1,4 @@
-//! What a pager's threads share: memory, states, room, and the queue of clusters to evict.
+//! State that a pager's threads share: memory, page states, room, and the queue of clusters to evict.
 //!
 //! Invariant: resident and staged pages together stay within the limit, unless nothing more can be
 //! evicted ([`SharedPager::allow_overflow`]); then the program goes on rather than stops.
@@ -40,39 +40,39 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// No CPU has this number.
 pub const NO_CPU: usize = usize::MAX;
 
-/// Why memory cannot be paged.
+/// The reason for which memory cannot be paged.
 #[derive(Debug, thiserror::Error)]
 pub enum PagerError {
-    /// The size is no size.
+    /// The size is out of range.
     #[error("cannot page {bytes} bytes: {why}")]
     Size {
-        /// That were asked for.
+        /// The size that was asked for, in bytes.
         bytes: u64,
-        /// What is wrong with it.
+        /// The allowed range.
         why: &'static str,
     },
     /// This user or this kernel has no userfaultfd that can page.
     #[error(transparent)]
     Uffd(#[from] UffdError),
-    /// No address space, or no thread.
+    /// The system refused address space, a descriptor or a thread.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The system's word.
+        /// The system's error.
         source: io::Error,
     },
-    /// Of the page store.
+    /// An error of the page store.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// When something was said that may be so at every try.
+/// The time at which a recurring line was last logged.
 #[derive(Debug, Default)]
 pub struct LogThrottle(Option<Instant>);
 
 impl LogThrottle {
-    /// Whether it is to be said (again); then it counts as said.
+    /// Returns true if the line is due, and then counts it as logged.
     pub fn is_due(&mut self) -> bool {
         let is_due = self.0.is_none_or(|at| at.elapsed() >= LOG_INTERVAL);
         if is_due {
@@ -82,67 +82,68 @@ impl LogThrottle {
     }
 }
 
-/// A time in which the kernel finds no memory for pages that come. Its lock is taken by who serves faults, so that
-/// it is open in the child of a fork.
+/// A time in which the kernel has no memory for fetched pages. Only the thread that serves faults takes its
+/// lock, so the lock is open in the child of a fork.
 #[derive(Debug, Default)]
 struct MemoryShortage {
     since: Option<Instant>,
     log: LogThrottle,
 }
 
-/// See the module.
+/// The state of one region's pager.
 pub struct SharedPager {
     pub(super) arena: Pages,
     pub(super) staging: Pages,
     pub(super) uffd: Uffd,
     pub(super) frame_pool: FramePool,
     pub(super) access: Access,
-    /// How pages leave this kernel's memory.
+    /// The eviction method in use, given this kernel's features.
     pub(super) eviction_method: EvictionMethod,
-    /// From where pages are copied. Opened before the program can change its root directory.
+    /// The source of copies. Opened before the program can change its root directory.
     pub(super) own_memory: Option<OwnMemory>,
-    /// It was said that they cannot be moved; also to the process that this one was forked from.
+    /// True once the notice about copies was logged; a forked child inherits it.
     pub(super) has_logged_copies: AtomicBool,
     pub(super) table: PageTable,
     /// Frames in each staging block.
     pub(super) frames: ZeroedTable<AtomicU32>,
-    /// Of each staging block: how many pages had been evicted when one of its was first wanted, and how often one
-    /// was since; 32 bits each. The handler's.
+    /// For each staging block: the evicted-page count at its first soft refault (high 32 bits), and its
+    /// soft refaults (low 32 bits). Only the handler writes it.
     uses: ZeroedTable<AtomicU64>,
     region: AtomicU64,
-    /// Held by whoever serves faults, by the evictor while it evicts: taken for a fork.
+    /// Held while faults are served, or while the evictor works. A fork takes both.
     pub(super) serving: Lock,
     pub(super) evicting: Lock,
-    /// Who has stopped the evictor, and the lock of whoever changes that.
+    /// The number of callers that have stopped the evictor, and the lock for changes to it.
     stops: AtomicUsize,
     changing_stops: Lock,
     pub(super) thresholds: Thresholds,
     pub(super) options: PagerOptions,
     pub(super) stats: PagerStats,
-    /// Where faults are served, once that is known: others keep off it.
+    /// The CPU that serves faults, or NO_CPU; other threads avoid it.
     pub(super) serving_cpu: AtomicUsize,
-    /// For the evictor: less room, or pages to be dropped.
+    /// Notifies the evictor: less room, or dropped pages.
     pub(super) work: Signal,
-    /// For handlers: more room.
+    /// Notifies handlers: more room.
     pub(super) room: Signal,
     pub(super) is_stopping: AtomicBool,
-    /// All pages are to leave.
+    /// A request to evict all pages. The four flags are independent of each other, so they form no single
+    /// mode.
     pub(super) is_evicting_all: AtomicBool,
-    /// Nothing is to be staged, and nothing to be evicted.
+    /// A request to release all staged pages and to evict nothing.
     pub(super) is_unstaging: AtomicBool,
-    /// Resident and staged.
+    /// The number of resident and staged pages.
     used: AtomicUsize,
     staged: AtomicUsize,
-    /// Pages of memory that copies of pages on their way out have taken; the limit has room for them.
+    /// The pages of the copy buffer in use; the limit has room for them.
     pub(super) copy_pages: AtomicUsize,
-    /// Pages dropped from memory, from the start on.
+    /// The number of pages dropped from memory since the start; it wraps.
     dropped_count: AtomicU32,
     may_overflow: AtomicBool,
     is_short: AtomicBool,
     shortage: Mutex<MemoryShortage>,
     queue: Mutex<VecDeque<u32>>,
     dropped: Mutex<Vec<PageRun>>,
-    /// Pages that are another's mappings now.
+    /// Pages that other mappings have replaced.
     given_up: Mutex<Vec<std::ops::Range<usize>>>,
 }
 
@@ -172,7 +173,7 @@ impl SharedPager {
         let arena = Pages::reserve(pages + 1).map_err(reserve)?;
         let staging = Pages::reserve(blocks * CLUSTER_PAGES).map_err(reserve)?;
         for memory in [&arena, &staging] {
-            // A child that touches it is told by SIGSEGV, not by zeros.
+            // A child that touches it gets SIGSEGV, not zeros.
             memory.all().advise(Advice::LinuxDontFork).map_err(|errno| reserve(errno.into()))?;
         }
         let register = |source: Errno| UffdError::System(source.into());
@@ -219,12 +220,12 @@ impl SharedPager {
         })
     }
 
-    /// Where its pages are, in the store.
+    /// Returns the region's identifier in the store.
     pub fn region(&self) -> RegionId {
         RegionId(self.region.load(Relaxed))
     }
 
-    /// Whether children of a fork get the memory.
+    /// Sets whether children of a fork inherit the memory.
     pub fn give_to_children(&self, given: bool) -> Result<(), Errno> {
         let advice = if given { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
         self.arena.all().advise(advice)?;
@@ -232,8 +233,8 @@ impl SharedPager {
         self.staging.all().advise(advice)
     }
 
-    /// Stops the evictor, `unstaged` only when nothing is staged: a child does not have what it knows of staged
-    /// blocks. Handlers that wait for room go on without it.
+    /// Stops the evictor. With `unstaged`, waits until no page is staged, because a child lacks the
+    /// evictor's list of staged blocks. Handlers that wait for room go over the limit.
     pub fn stop_evicting(&self, unstaged: bool) {
         let _changing = self.changing_stops.lock();
         if self.stops.fetch_add(1, Relaxed) == 0 {
@@ -275,8 +276,8 @@ impl SharedPager {
         }
     }
 
-    /// In the child of a fork: faults come to it. Another store than the parent's has nothing of it yet,
-    /// and all of its pages are here.
+    /// Prepares the child of a fork to serve its own faults. A new store has no pages of the child yet; all
+    /// of them are resident.
     pub fn restart(&self, region: Option<RegionId>) -> io::Result<()> {
         self.uffd.renew(self.options.user_mode_only, self.options.serving)?;
         self.register_paged()?;
@@ -310,12 +311,12 @@ impl SharedPager {
         Ok(())
     }
 
-    /// Pages are another's mapping from now on.
+    /// Marks pages as replaced by another mapping.
     pub fn give_up(&self, first: usize, count: usize) {
         lock(&self.given_up).push(first..first + count);
     }
 
-    /// Registers what is paged: around pages that were given up, and lost ones that something else is mapped in place of.
+    /// Registers the paged memory, without replaced pages and without lost pages that an empty file covers.
     fn register_paged(&self) -> Result<(), Errno> {
         let mut others = lock(&self.given_up).clone();
         if !self.uffd.features().can_poison() {
@@ -337,15 +338,15 @@ impl SharedPager {
         Ok(())
     }
 
-    /// Tells whoever keeps the log.
+    /// Writes a line to the log, if there is one.
     pub fn log(&self, line: &str) {
         if let Some(log) = &self.options.log {
             log(line);
         }
     }
 
-    /// The kernel refused a page that comes. Waits a little if it was for want of memory; returns whether to try
-    /// again, as there was some not too long ago.
+    /// Handles the kernel's refusal to install a page. After ENOMEM, waits briefly. Returns true to retry,
+    /// until the shortage has lasted for the time limit.
     pub fn may_retry(&self, refused: Errno) -> bool {
         if refused != Errno::NOMEM {
             return false;
@@ -362,7 +363,7 @@ impl SharedPager {
         since.elapsed() < self.options.unreachable_limit
     }
 
-    /// The kernel found memory for a page.
+    /// Notes that the kernel found memory for a page.
     pub fn note_memory_found(&self) {
         if self.is_short.load(Relaxed) {
             lock(&self.shortage).since = None;
@@ -370,18 +371,18 @@ impl SharedPager {
         }
     }
 
-    /// Pages of a staging block.
+    /// Returns the addresses of pages of a staging block.
     pub fn staged_span(&self, block: u32, offset: usize, count: usize) -> PageSpan<'_> {
         self.staging.span(block as usize * CLUSTER_PAGES + offset, count)
     }
 
-    /// A block begins to be used.
+    /// Resets the refault count of a block that is about to be filled.
     pub fn note_block_filled(&self, block: u32) {
         self.uses[block as usize].store(0, Relaxed);
     }
 
-    /// A page of a block is wanted. Whether all of them will have been, at this rate, when as many pages have been
-    /// evicted as are kept staged.
+    /// Counts a soft refault of a block. Returns true if, at this rate, all its pages refault before the
+    /// staged pages are replaced.
     pub fn is_refaulted_whole(&self, block: u32) -> bool {
         let (uses, now) = (&self.uses[block as usize], self.pages_evicted());
         let before = uses.load(Relaxed);
@@ -399,17 +400,17 @@ impl SharedPager {
         self.stats.evicted_count.load(Relaxed)
     }
 
-    /// A page is dropped from memory now, as the store has it.
+    /// Returns the state of a page that is dropped from memory now.
     pub fn drop_stamped(&self, state: PageState) -> PageState {
         state.stored(EvictionStamp::of(self.dropped_count.fetch_add(1, Relaxed)))
     }
 
-    /// Pages that were dropped after a stored one.
+    /// Returns the number of pages dropped after a stored one (the refault distance).
     pub fn dropped_since(&self, state: PageState) -> usize {
         state.stamp().until(EvictionStamp::of(self.dropped_count.load(Relaxed)))
     }
 
-    /// Where faults are served, once that is known.
+    /// Returns the CPU that serves faults, if it is known.
     pub fn handlers_cpu(&self) -> Option<usize> {
         Some(self.serving_cpu.load(Relaxed)).filter(|cpu| *cpu != NO_CPU)
     }
@@ -440,7 +441,7 @@ fn choose_eviction_method(
     }
 }
 
-/// A lock whose holder panicked still guards whole values: each change is one call.
+/// Locks a mutex even if it is poisoned: each change is one call, so values are whole.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

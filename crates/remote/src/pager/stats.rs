@@ -1,4 +1,4 @@
-//! What a pager counts: events since its start, and how long page-ins took.
+//! Counters of a pager since its start, and the latency of page-ins.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -18,19 +18,19 @@ macro_rules! counters {
         }
 
         impl Counts {
-            /// Both together.
+            /// Returns the sum of both.
             pub fn plus(&self, other: &Counts) -> Counts {
                 Counts { $($name: self.$name + other.$name,)* }
             }
 
-            /// Since an earlier time.
+            /// Returns the counts since an earlier snapshot.
             pub fn since(&self, before: &Counts) -> Counts {
                 Counts { $($name: self.$name.saturating_sub(before.$name),)* }
             }
         }
 
         impl PagerStats {
-            /// The counts now.
+            /// Returns the counts now.
             pub fn counts(&self) -> Counts {
                 Counts { $($name: self.$name.load(Relaxed),)* }
             }
@@ -41,23 +41,23 @@ macro_rules! counters {
 counters! {
     /// Faults that were served, of whatever kind.
     fault_count,
-    /// Of them: pages that had never been written, or were dropped.
+    /// Faults on pages that were never written, or were dropped.
     zero_fault_count,
-    /// Of them: evicted, but still in this machine's memory.
+    /// Faults on evicted pages that were still in this machine's memory.
     soft_refault_count,
-    /// Of them: fetched from the store.
+    /// Faults whose page was fetched from the store.
     demand_page_in_count,
     /// Pages fetched, with those fetched ahead of need.
     page_in_count,
-    /// Of them: received into frames that were moved into place, not copied.
+    /// Fetched pages whose frames were moved into place, not copied.
     moved_in_count,
     /// Pages taken out of the region.
     evicted_count,
-    /// Of them: put into the store.
+    /// Evicted pages that were put into the store.
     page_out_count,
-    /// Of them: all zeros, which are not put.
+    /// Evicted pages of zeros, which are not put.
     evicted_zero_count,
-    /// Of them: unchanged since they were last put.
+    /// Evicted pages that were unchanged since they were last put.
     evicted_clean_count,
     /// Pages that were written while they were to be evicted by a copy, and stayed.
     cancelled_count,
@@ -94,7 +94,7 @@ impl LatencyHistogram {
         self.buckets[bucket_of(ns)].fetch_add(1, Relaxed);
     }
 
-    /// How many there were of each time so far: nanoseconds (the middle of a step) and count.
+    /// Returns each step's time in nanoseconds (its middle) and count.
     pub fn steps(&self) -> Vec<(u64, u64)> {
         let counts = self.buckets.iter().map(|bucket| bucket.load(Relaxed));
         counts.enumerate().filter(|(_, n)| *n > 0).map(|(i, n)| (middle_of(i), n)).collect()

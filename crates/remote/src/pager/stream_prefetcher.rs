@@ -1,4 +1,4 @@
-//! What to fetch ahead of need: streams of adjacent faults, else the stride of most recent faults.
+//! Prefetching: streams of adjacent faults, or else the stride of the most recent faults.
 //!
 //! Source: read-ahead windows that double while a stream goes on, as in every kernel's file
 //! read-ahead; the majority of recent strides is Leap's (Al Maruf, Chowdhury, ATC 2020).
@@ -15,13 +15,13 @@ const WINDOW_FIRST: usize = 4;
 /// A stream's next fault may be this far beyond where its window ended.
 const SLACK: usize = 4;
 
-/// The seam after a page. A stream's runs end at seams, multiples of the longest run, so that each of
-/// them is one request to one server.
+/// Returns the run boundary after a page. A stream's runs end at multiples of the longest run, so that each
+/// is one request to one server.
 pub fn next_run_boundary(page: usize) -> usize {
     (page / RUN_PAGES_MAX + 1) * RUN_PAGES_MAX
 }
 
-/// The seam before a page.
+/// Returns the run boundary before a page.
 pub fn last_run_boundary(page: usize) -> usize {
     page.saturating_sub(1) / RUN_PAGES_MAX * RUN_PAGES_MAX
 }
@@ -60,7 +60,7 @@ pub struct StreamPrefetcher {
 }
 
 impl StreamPrefetcher {
-    /// A fault on a page; what to fetch with it.
+    /// Records a fault, and returns the pages to fetch with it.
     pub fn fault(&mut self, page: usize) -> Prefetch {
         self.faults += 1;
         let stride = page.wrapping_sub(self.last) as isize;
@@ -100,7 +100,7 @@ impl StreamPrefetcher {
         }
     }
 
-    /// A stream begins with two adjacent faults: so each fault is the candidate of the next.
+    /// Begins a stream at each fault: two adjacent faults make it a stream.
     fn begin(&mut self, page: usize, before: usize) {
         let faults = self.faults;
         let oldest = self.streams.iter_mut().min_by_key(|stream| stream.used_at);
@@ -110,7 +110,7 @@ impl StreamPrefetcher {
         *stream = FaultStream { next, is_downward, window: WINDOW_FIRST / 2, used_at: faults };
     }
 
-    /// The stride of more than half of the recent faults (Boyer, Moore).
+    /// Returns the stride of more than half of the recent faults (Boyer, Moore).
     fn majority(&self) -> Option<isize> {
         let (mut candidate, mut lead) = (0, 0);
         for stride in self.strides {

@@ -1,4 +1,4 @@
-//! What the pager knows of each page: where its bytes are, and the sum they had when last put.
+//! The pager's state of each page: its location, and the MAC of the store's copy.
 //!
 //! Invariants: a state changes only under the lock of the page's cluster. Sums are written by the
 //! evictor alone. [`PageState::in_store`] says that the store's copy has the sum, whatever the page is
@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 /// Pages that are evicted together: a power of two, at most [`crate::page::RUN_PAGES_MAX`].
 pub const CLUSTER_PAGES: usize = 32;
 
-/// Where the bytes of a page are.
+/// The location of a page's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageLocation {
-    /// Nowhere: it reads as zeros.
+    /// Never written, or dropped: it reads as zeros.
     Untouched = 0,
     /// Mapped in the region.
     Resident = 1,
@@ -36,7 +36,7 @@ pub enum PageLocation {
 }
 
 impl PageLocation {
-    /// Whether it is mapped in the region.
+    /// Returns true if the page is mapped in the region.
     pub fn is_here(self) -> bool {
         matches!(self, PageLocation::Resident | PageLocation::CopyingOut)
     }
@@ -68,19 +68,19 @@ pub const BLOCKS_MAX: usize = 1 << (32 - BLOCK_SHIFT);
 pub struct EvictionStamp(u32);
 
 impl EvictionStamp {
-    /// After so many pages.
+    /// Returns the stamp after this many dropped pages.
     pub fn of(dropped: u32) -> EvictionStamp {
         EvictionStamp(dropped & u32::MAX >> BLOCK_SHIFT)
     }
 
-    /// Pages that were dropped from then to now.
+    /// Returns the number of pages dropped since this stamp.
     pub fn until(self, now: EvictionStamp) -> usize {
         EvictionStamp::of(now.0.wrapping_sub(self.0)).0 as usize
     }
 }
 
 impl PageState {
-    /// Where it is.
+    /// Returns the location.
     pub fn location(self) -> PageLocation {
         match self.0 & 7 {
             0 => PageLocation::Untouched,
@@ -94,48 +94,49 @@ impl PageState {
         }
     }
 
-    /// The store's copy has the page's sum.
+    /// Returns true if the store's copy matches the page's checksum.
     pub fn in_store(self) -> bool {
         self.0 & IN_STORE != 0
     }
 
-    /// Whether both are in the same place, and the same block.
+    /// Returns true if both have the same location and block.
     pub fn is_same_location(self, other: PageState) -> bool {
         (self.0 ^ other.0) & !IN_STORE == 0
     }
 
-    /// When it was dropped from memory, of a page that is stored.
+    /// Returns the stamp of a stored page's drop from memory.
     pub fn stamp(self) -> EvictionStamp {
         EvictionStamp(self.0 >> BLOCK_SHIFT)
     }
 
-    /// The staging block, of a page that is leaving or staged; of one that is parting, which copy is of it.
+    /// Returns the staging block of an evicting or staged page, or the copy's number if the page is being
+    /// copied out.
     pub fn block(self) -> u32 {
         self.0 >> BLOCK_SHIFT
     }
 
-    /// The same page elsewhere.
+    /// Returns the state with another location.
     pub fn at(self, place: PageLocation) -> PageState {
         PageState(self.0 & IN_STORE | place as u32)
     }
 
-    /// The same page, with such a number.
+    /// Returns the state with another location and block.
     pub fn in_block(self, place: PageLocation, block: u32) -> PageState {
         PageState(self.0 & IN_STORE | place as u32 | block << BLOCK_SHIFT)
     }
 
-    /// The same page, dropped from memory.
+    /// Returns the state of a page that was dropped at this stamp.
     pub fn stored(self, stamp: EvictionStamp) -> PageState {
         PageState(self.0 & IN_STORE | PageLocation::Stored as u32 | stamp.0 << BLOCK_SHIFT)
     }
 
-    /// The same place, with the store's copy right or not.
+    /// Returns the state with the store's copy marked valid or stale.
     pub fn with_in_store(self, in_store: bool) -> PageState {
         PageState(self.0 & !IN_STORE | if in_store { IN_STORE } else { 0 })
     }
 }
 
-/// The cluster of a page.
+/// Returns the cluster of a page.
 pub fn cluster_of(page: usize) -> usize {
     page / CLUSTER_PAGES
 }
@@ -155,7 +156,7 @@ pub struct PageTable {
 }
 
 impl PageTable {
-    /// Of pages that were never touched.
+    /// Creates a table of untouched pages.
     pub fn new(pages: usize) -> io::Result<PageTable> {
         let clusters = pages.div_ceil(CLUSTER_PAGES);
         Ok(PageTable {
@@ -167,23 +168,23 @@ impl PageTable {
         })
     }
 
-    /// How many pages.
+    /// Returns the number of pages.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
-    /// Pages with bytes that are not in the region, but staged or stored.
+    /// Returns the number of pages that are staged or stored.
     pub fn away(&self) -> usize {
         self.away.load(Relaxed)
     }
 
-    /// A page's state, which may change at once unless its cluster is held.
+    /// Returns a page's state, which may change at once unless its cluster is locked.
     pub fn peek(&self, page: usize) -> PageState {
         PageState(self.states[page].load(Acquire))
     }
 
-    /// Whether pages of one cluster were never touched, or dropped since. Touches no memory itself, unlike taking the
-    /// cluster's lock.
+    /// Returns true if pages of one cluster are untouched. Reads no page of the table that was never used,
+    /// unlike taking the lock.
     ///
     /// Whoever holds the lock may have installed pages, and woken the program, before it tells of them here: so they
     /// only count as untouched if nobody holds it. Looked at in this order, as the lock opens last.
@@ -193,7 +194,7 @@ impl PageTable {
             && pages.into_iter().all(is_nowhere)
     }
 
-    /// The sum of the store's copy.
+    /// Returns the checksum of the store's copy.
     pub fn sum(&self, page: usize) -> PageSum {
         PageSum(self.sums[page].load(Relaxed))
     }
@@ -211,7 +212,7 @@ impl PageTable {
         HeldCluster { table: self, cluster, _guard: self.clusters[cluster].lock.lock() }
     }
 
-    /// Looks whether a cluster proved to be wanted again after its eviction, and forgets it.
+    /// Returns and clears the mark of a refault.
     pub fn take_refaulted(&self, cluster: usize) -> bool {
         self.clusters[cluster].marks.fetch_and(!REFAULTED, Relaxed) & REFAULTED != 0
     }
@@ -221,13 +222,13 @@ impl PageTable {
         self.clusters[cluster].marks.fetch_or(QUEUED, Relaxed) & QUEUED == 0
     }
 
-    /// A cluster has left the queue.
+    /// Marks a cluster as no longer queued.
     pub fn mark_unqueued(&self, cluster: usize) {
         self.clusters[cluster].marks.fetch_and(!QUEUED, Relaxed);
     }
 }
 
-/// A cluster whose states nobody else changes meanwhile.
+/// A locked cluster: no other thread changes its states.
 #[derive(Debug)]
 pub struct HeldCluster<'a> {
     table: &'a PageTable,
@@ -236,18 +237,18 @@ pub struct HeldCluster<'a> {
 }
 
 impl HeldCluster<'_> {
-    /// Whether a page is in it.
+    /// Returns true if a page is in the cluster.
     pub fn has(&self, page: usize) -> bool {
         cluster_of(page) == self.cluster
     }
 
-    /// Its pages.
+    /// Returns the cluster's pages.
     pub fn pages(&self) -> std::ops::Range<usize> {
         let first = self.cluster * CLUSTER_PAGES;
         first..(first + CLUSTER_PAGES).min(self.table.pages)
     }
 
-    /// A page's state.
+    /// Returns a page's state.
     pub fn get(&self, page: usize) -> PageState {
         self.table.peek(page)
     }
@@ -271,7 +272,7 @@ impl HeldCluster<'_> {
         self.table.sums[page].store(sum.0, Relaxed);
     }
 
-    /// A page of it was evicted too early.
+    /// Marks the cluster: one of its pages was evicted too early.
     pub fn mark_refaulted(&self) {
         self.table.clusters[self.cluster].marks.fetch_or(REFAULTED, Relaxed);
     }

@@ -75,7 +75,7 @@ impl Evictor {
         moved
     }
 
-    /// Copies a run, but for pages that may not be read or are not there; returns which.
+    /// Copies a run, without pages that are missing or may not be read; returns the copied pages.
     fn copy_run(&mut self, first: usize, bit: usize, count: usize) -> PageMask {
         let shared = self.shared.clone();
         // Only where all pages are moved there is none.
@@ -92,7 +92,7 @@ impl Evictor {
         copied
     }
 
-    /// Pages that were to leave by a copy do not.
+    /// Cancels the copies of pages: they stay.
     pub(super) fn cancel_copies(
         &self,
         moved: &EvictedCluster,
@@ -142,7 +142,7 @@ impl Evictor {
         each().map(drop_runs).collect()
     }
 
-    /// Drops a run of pages, but for those that are locked; returns which.
+    /// Drops a run of pages, without locked ones; returns the dropped pages.
     fn drop_run(&self, moved: &EvictedCluster, bit: usize, count: usize) -> PageMask {
         let drop = |bit: usize, count: usize| {
             let span = self.shared.arena.span(moved.page(bit), count);
@@ -158,7 +158,7 @@ impl Evictor {
     }
 }
 
-/// How many clusters of a batch are dropped together: copied ones, none of them twice.
+/// Returns the number of clusters of a batch to drop together: copied ones, each once.
 pub(super) fn dropped_together(batch: &[EvictedCluster]) -> usize {
     let mut pages = 0;
     let mut fits = |(nth, moved): &(usize, &EvictedCluster)| {

@@ -51,7 +51,7 @@ impl Evictor {
         (all, unwritable)
     }
 
-    /// Whether a page is locked: the kernel takes no advice about the use of locked memory.
+    /// Returns true if a page is locked: madvise(MADV_COLD) fails for locked memory.
     pub(super) fn is_locked(&self, page: usize) -> bool {
         self.shared.arena.span(page, 1).advise(Advice::LinuxCold).is_err()
     }

@@ -110,8 +110,8 @@ impl Evictor {
         shared.uffd.wake(to);
     }
 
-    /// Pages that the store did not take, and that could not go back, as the kernel found no memory: no other copy is
-    /// there, so that their blocks may not be released before they are back.
+    /// Restores pages that the store refused and that the kernel had no memory for. They exist only in
+    /// their blocks, which may not be released before.
     pub(super) fn restore_unstored(&mut self, batch: &[EvictedCluster]) {
         let shared = self.shared.clone();
         while !shared.is_stopping.load(Relaxed) {

@@ -3,9 +3,9 @@
 use super::*;
 
 impl FaultHandler {
-    /// A page that is still in a staging block; with all that are left there, where one after the other is wanted:
-    /// those are moved. A single one is copied, as a move interrupts all CPUs that run the program, and so are those
-    /// that are being put, as their bytes must stay where they are.
+    /// Serves a page that is still in a staging block. If the whole block refaults, its pages are moved
+    /// back. A single page is copied, because a move interrupts all CPUs that run the program. Pages that
+    /// are being put are copied too: their bytes must stay.
     pub(super) fn serve_soft_refault(&self, held: HeldCluster<'_>, page: usize) -> bool {
         let shared = &self.shared;
         let (state, this) = (held.get(page), run_of(page % CLUSTER_PAGES, 1));

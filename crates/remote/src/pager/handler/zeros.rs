@@ -3,7 +3,7 @@
 use super::*;
 
 impl FaultHandler {
-    /// A page that was never written, and where a stream of them goes on, those after it, or before it.
+    /// Installs zeros for an untouched page and, in a stream, for its successors or predecessors.
     pub(super) fn zero(
         &self,
         held: HeldCluster<'_>,
@@ -49,8 +49,8 @@ impl FaultHandler {
         true
     }
 
-    /// A page that was never written cannot come now. For want of memory who waits for it asks again, until that
-    /// has lasted too long.
+    /// Handles the kernel's refusal to install zeros. After ENOMEM, the thread faults again until the time
+    /// limit.
     pub(super) fn handle_zero_failure(
         &self,
         held: HeldCluster<'_>,

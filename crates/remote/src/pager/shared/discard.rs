@@ -3,8 +3,8 @@
 use super::*;
 
 impl SharedPager {
-    /// Drops pages: they read as zeros from now on, and the store forgets them in a while. Returns false if some
-    /// could not be dropped, as locked ones cannot: those keep their bytes.
+    /// Drops pages: they read as zeros, and the store discards them later. Returns false if some pages,
+    /// such as locked ones, keep their bytes.
     pub fn discard(&self, first: usize, count: usize) -> bool {
         let end = (first + count).min(self.table.pages());
         let (mut page, mut dropped_all) = (first, true);
@@ -49,7 +49,8 @@ impl SharedPager {
         true
     }
 
-    /// Holds the cluster of some pages while none of them is being fetched.
+    /// Locks the cluster of some pages while none of them is being fetched. Polls, so that a fetch need not
+    /// notify: discards of pages in flight are rare.
     pub(super) fn hold_without_fetches(&self, first: usize, end: usize) -> HeldCluster<'_> {
         loop {
             let held = self.table.hold(cluster_of(first));

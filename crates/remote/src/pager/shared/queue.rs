@@ -3,15 +3,15 @@
 use super::*;
 
 impl SharedPager {
-    /// A page of a cluster has become resident: the cluster will be evicted in its turn.
+    /// Queues a cluster with a resident page for eviction, unless it is queued.
     pub fn enqueue(&self, cluster: usize) {
         if self.table.mark_queued(cluster) {
             lock(&self.queue).push_back(cluster as u32);
         }
     }
 
-    /// Whose turn it is: first come, first evicted, but clusters of which a page was wanted again
-    /// soon after its eviction get a second chance.
+    /// Returns the next cluster to evict: FIFO, but clusters with a recent soft refault get a second
+    /// chance.
     pub fn next_victim(&self) -> Option<usize> {
         let mut queue = lock(&self.queue);
         for _ in 0..queue.len() {
@@ -27,7 +27,7 @@ impl SharedPager {
         Some(cluster)
     }
 
-    /// Whether a cluster's turn is next.
+    /// Returns true if a cluster is the next to evict.
     pub fn is_next_victim(&self, cluster: usize) -> bool {
         lock(&self.queue).front().is_some_and(|next| *next as usize == cluster)
     }

@@ -6,17 +6,17 @@
 use super::*;
 
 impl SharedPager {
-    /// Resident and staged pages.
+    /// Returns the number of resident and staged pages.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Staged pages.
+    /// Returns the number of staged pages.
     pub fn staged(&self) -> usize {
         self.staged.load(Relaxed)
     }
 
-    /// Room that is left.
+    /// Returns the free room, in pages.
     pub fn free(&self) -> usize {
         self.thresholds.limit.saturating_sub(self.used())
     }
@@ -74,14 +74,14 @@ impl SharedPager {
         self.staged.fetch_sub(pages, Relaxed);
     }
 
-    /// All that is left in a block has been dropped: its room is free.
+    /// Frees the room of a block whose pages were dropped.
     pub fn count_released(&self, block: u32) {
         let pages = self.frames[block as usize].swap(0, Relaxed) as usize;
         self.staged.fetch_sub(pages, Relaxed);
         self.give_room(pages);
     }
 
-    /// Nothing can be evicted just now: programs may go over the limit, or not any more.
+    /// Sets whether faults may exceed the limit because nothing can be evicted. Returns the previous value.
     pub fn allow_overflow(&self, allowed: bool) -> bool {
         let before = self.may_overflow.swap(allowed, Relaxed);
         if allowed {
@@ -109,8 +109,8 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// Where pages are copied, those of a batch lie twice in memory for a while: room for that is kept, and where
-    /// they are moved, for spares.
+    /// Derives the thresholds from the limit. Copied pages of a batch are in memory twice, so room is kept
+    /// for them. Moved pages need room for the frame pool instead.
     pub(super) fn of(limit: usize, eviction_method: EvictionMethod) -> Thresholds {
         let batch = (limit / 16).clamp(1, 256);
         let kept = match eviction_method {

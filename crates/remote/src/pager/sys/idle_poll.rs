@@ -29,7 +29,7 @@ pub struct IdlePoll {
 }
 
 impl IdlePoll {
-    /// CPUs sleep for now.
+    /// Opens the device; CPUs may sleep for now.
     pub fn open() -> io::Result<IdlePoll> {
         let device = rustix::fs::open(DEVICE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
         let device = out_of_the_way(device);
@@ -37,7 +37,7 @@ impl IdlePoll {
         Ok(IdlePoll { device, is_held: false, looked_at: Instant::now(), faults: 0 })
     }
 
-    /// To be called now and then with the number of faults so far.
+    /// Checks the rate of faults. Takes the number of faults so far.
     pub fn look(&mut self, faults: u64) {
         let elapsed = self.looked_at.elapsed();
         if elapsed < LOOK {

@@ -50,7 +50,7 @@ impl Lock {
 }
 
 impl Lock {
-    /// Whether nobody holds it, at this moment: what its last holder did is seen then.
+    /// Returns true if no thread holds the lock now; the last holder's writes are visible then.
     pub fn is_unlocked(&self) -> bool {
         self.0.load(Acquire) == UNLOCKED
     }
@@ -79,7 +79,7 @@ impl Drop for Guard<'_> {
 /// A lock and marks that anybody may set, side by side: who needs one needs the other.
 #[derive(Debug, Default)]
 pub struct MarkedLock {
-    /// The lock.
+    /// The lock of the cluster.
     pub lock: Lock,
     /// The marks, which it does not guard.
     pub marks: AtomicU32,
@@ -96,7 +96,7 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// To be taken before the look that decides to wait.
+    /// Returns the number of changes. Read it before the check that decides to wait.
     pub fn now(&self) -> u32 {
         self.changes.load(SeqCst)
     }

@@ -48,17 +48,17 @@ impl Pages {
         self.start.as_ptr() as u64
     }
 
-    /// The first byte.
+    /// Returns the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// All of it.
+    /// Returns the whole mapping.
     pub fn all(&self) -> PageSpan<'_> {
         self.span(0, self.count)
     }
 
-    /// Some pages of it.
+    /// Returns some pages of the mapping.
     ///
     /// # Panics
     /// If they are not inside.
@@ -67,13 +67,13 @@ impl Pages {
         PageSpan { pages: self, first, count }
     }
 
-    /// Number of the page at an address, if it is inside.
+    /// Returns the number of the page at an address, if it is inside.
     pub fn page_at(&self, address: u64) -> Option<usize> {
         let page = usize::try_from(address.checked_sub(self.address())?).ok()? / PAGE_BYTES;
         (page < self.count).then_some(page)
     }
 
-    /// The bytes of some pages, for the only holder of the mapping.
+    /// Returns the bytes of some pages, for the only holder of the mapping.
     ///
     /// # Panics
     /// If they are not inside.
@@ -83,7 +83,7 @@ impl Pages {
         unsafe { std::slice::from_raw_parts_mut(span.address() as *mut u8, span.bytes()) }
     }
 
-    /// The bytes of some pages.
+    /// Returns the bytes of some pages.
     ///
     /// For mappings that only the kernel fills and empties, page by page: the pager's states say
     /// which pages stay put, and it reads no others.
@@ -126,17 +126,17 @@ pub struct PageSpan<'a> {
 }
 
 impl PageSpan<'_> {
-    /// Of the first byte.
+    /// Returns the address of the first byte.
     pub fn address(self) -> u64 {
         self.pages.address() + (self.first * PAGE_BYTES) as u64
     }
 
-    /// How many.
+    /// Returns the number of bytes.
     pub fn bytes(self) -> usize {
         self.count * PAGE_BYTES
     }
 
-    /// Whether one of its pages is not in memory; false if that cannot be told.
+    /// Returns true if a page is not in memory; false if that is unknown.
     pub fn is_missing(self, page: usize) -> bool {
         let mut present = 1u8;
         let at = self.address() + (page * PAGE_BYTES) as u64;
@@ -171,7 +171,7 @@ impl PageSpan<'_> {
 pub struct EmptyFile(OwnedFd);
 
 impl EmptyFile {
-    /// A new one.
+    /// Creates an empty file.
     pub fn open() -> io::Result<EmptyFile> {
         let file = rustix::fs::memfd_create("pagetax-lost", rustix::fs::MemfdFlags::CLOEXEC)?;
         Ok(EmptyFile(out_of_the_way(file)))
@@ -218,7 +218,7 @@ pub struct OwnMemory {
 }
 
 impl OwnMemory {
-    /// Of the process that calls.
+    /// Opens the calling process's memory.
     pub fn open() -> io::Result<OwnMemory> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let proc = out_of_the_way(rustix::fs::open("/proc", flags, Mode::empty())?);
@@ -273,7 +273,7 @@ pub struct ZeroedTable<T> {
 }
 
 impl<T: Zeroed> ZeroedTable<T> {
-    /// With this many entries.
+    /// Creates a table with this many entries.
     pub fn new(len: usize) -> io::Result<ZeroedTable<T>> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let pages = Pages::reserve(bytes.div_ceil(PAGE_BYTES).max(1))?;

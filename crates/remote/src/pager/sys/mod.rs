@@ -15,7 +15,7 @@ use crate::pager::DESCRIPTORS_FROM;
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::io;
 
-/// The same file under a number that programs do not count on, if there is one.
+/// Moves a descriptor to a number that programs do not use, if one is free.
 fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, DESCRIPTORS_FROM).unwrap_or(fd)
 }

@@ -20,7 +20,8 @@ const REGIONS_MAX: usize = 64;
 
 /// Gets pages for the thread that touched them.
 pub trait ServeFault: Send + Sync {
-    /// Whether the page is there, or another touch will tell. Called in a signal handler, with all signals blocked.
+    /// Returns true if the page is present, or if another touch will fault again. Runs in a signal handler,
+    /// with all signals blocked.
     fn serve(&self, fault: Fault) -> bool;
 }
 
@@ -155,7 +156,7 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     }
 }
 
-/// What a thread wanted of a page.
+/// Returns the fault that a signal context describes.
 #[cfg(target_arch = "x86_64")]
 fn fault_of(address: u64, context: &libc::ucontext_t) -> Fault {
     /// `X86_PF_PROT` and `X86_PF_WRITE`.

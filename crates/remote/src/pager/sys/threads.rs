@@ -2,7 +2,7 @@
 
 use rustix::fs::{Mode, OFlags};
 
-/// The CPU that a thread of this process ran on last.
+/// Returns the CPU that a thread of this process ran on last.
 pub fn cpu_of(thread: u32) -> Option<usize> {
     let path = format!("/proc/self/task/{thread}/stat");
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
@@ -13,7 +13,7 @@ pub fn cpu_of(thread: u32) -> Option<usize> {
     text.rsplit_once(')')?.1.split_whitespace().nth(36)?.parse().ok()
 }
 
-/// The CPU that the calling thread runs on.
+/// Returns the CPU that the calling thread runs on.
 pub fn this_cpu() -> usize {
     rustix::thread::sched_getcpu()
 }

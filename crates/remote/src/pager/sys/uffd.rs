@@ -36,7 +36,7 @@ const FLAG_WRITE: u64 = 1;
 const FLAG_WP: u64 = 2;
 const PROTECT: u64 = 1;
 
-/// The number of an ioctl on a userfaultfd that reads and writes its argument.
+/// Returns the number of a read-write ioctl on a userfaultfd.
 const fn number<T>(nr: u8) -> ioctl::Opcode {
     opcode::read_write::<T>(GROUP, nr)
 }
@@ -48,13 +48,13 @@ const _: () =
 /// A thread that waits for a page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fault {
-    /// Of the access.
+    /// The address of the access.
     pub address: u64,
-    /// It stores.
+    /// True for a write.
     pub is_write: bool,
     /// The page is there, but protected from writes.
     pub is_protected: bool,
-    /// Who waits.
+    /// The thread that waits.
     pub thread: u32,
 }
 
@@ -73,7 +73,7 @@ pub struct Uffd {
     pub refusals: std::sync::atomic::AtomicUsize,
 }
 
-/// Where a userfaultfd came from.
+/// The faults that a userfaultfd serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Faults of the kernel on the program's behalf (read into a missing page) are served too.
@@ -82,15 +82,15 @@ pub enum Access {
     UserModeOnly,
 }
 
-/// Why this process cannot page.
+/// The reason for which this process cannot page.
 #[derive(Debug, thiserror::Error)]
 pub enum UffdError {
     /// It is not this user's right.
     #[error("userfaultfd: {source}; as root: {remedy}")]
     NotAllowed {
-        /// The system's error.
+        /// The error of the system call.
         source: io::Error,
-        /// What gives the right.
+        /// The command that grants the right.
         remedy: &'static str,
     },
     /// The kernel was built without it.
@@ -102,7 +102,7 @@ pub enum UffdError {
          (Linux 5.10 and later)"
     )]
     TooOld,
-    /// Anything else.
+    /// Any other error of the system.
     #[error("userfaultfd: {0}")]
     System(#[from] io::Error),
 }
@@ -232,7 +232,7 @@ impl Uffd {
         unsafe { ioctl::ioctl(&self.fd, Updater::<NUMBER, T>::new(argument)) }
     }
 
-    /// From now on this descriptor reports missing pages of a mapping, and writes to protected ones.
+    /// Registers a mapping: this descriptor reports missing pages, and writes to protected ones.
     pub fn register_paged(&self, at: PageSpan<'_>) -> Result<(), Errno> {
         self.register(at, MODE_MISSING | MODE_WP)
     }
@@ -271,7 +271,7 @@ impl Uffd {
         Ok(count)
     }
 
-    /// Whether threads wait for pages, now or within this time.
+    /// Returns true if threads wait for pages, now or within this time.
     pub fn poll(&self, nanoseconds: i64) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let time = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
@@ -283,7 +283,7 @@ impl Uffd {
         self.fill(to, bytes, 0)
     }
 
-    /// The same, but those who wait go on waiting until they are woken.
+    /// Does the same as `copy`, but wakes no thread.
     pub fn copy_without_wake(&self, to: PageSpan<'_>, bytes: &[u8]) -> Result<(), Errno> {
         self.fill(to, bytes, DONT_WAKE)
     }
@@ -409,7 +409,7 @@ impl Uffd {
         at.advise(Advice::LinuxDontNeed)
     }
 
-    /// Whether faults of these pages come to this descriptor.
+    /// Returns true if this descriptor gets the faults of these pages.
     fn is_paged(&self, at: PageSpan<'_>) -> bool {
         // What is there stays writable, and who waits goes on waiting. A kernel without poison cannot move pages
         // either, so that all paged memory is registered for write protection.
