@@ -1,17 +1,15 @@
-/* The page filter: which accesses an engine drops, and what it writes instead.
+/* The page filter: drops the accesses that cannot change a TLB.
 
-   Purpose: an engine sees every access of a program and passes on only those that may change what a
-   TLB holds. Of each set it knows the pages used last, as many as every TLB that is fed has ways: an
-   access to one of them is a hit, and changes no more than their order. Of the order one thing
-   matters: the page that leaves a set must be the one whose use the consumer knows to be the longest
-   ago. Where it is not, the order is told first, as touches, and dropping the rest has changed no
-   count. Why this is exact, and how filters are chosen, is told in src/filter.rs, whose tests have the
-   same filter once more.
+   An engine sees every access of a program and writes only those that may change the entries of a TLB. The
+   filter knows the most recently used pages of each set, as many as every modelled TLB has ways. An access to
+   one of them is a hit, and changes only their order. The order matters when a page leaves a set: it must be
+   the page that the consumer knows as the least recently used. If it is not, the filter first writes the order,
+   as touches. So the dropped accesses change no count. src/filter.rs has the proof and chooses filters; its
+   tests have the same filter in Rust.
 
-   Pages are found in a direct-mapped table of slots, with the time of their last use, so that
-   instrumented code needs a load, a comparison and a store for an access. What is in no slot is looked
-   for in its set, here. Invariant: what stands in a slot stands in its set; of what stands in both, the
-   slot has the newer stamp.
+   A direct-mapped table of slots has the pages with the time of their last use, so that instrumented code needs
+   a load, a comparison and a store for an access. The code here searches the set of a page that is in no slot.
+   Invariant: a page in a slot is also in its set, and the slot has the newer stamp.
 
    SPDX-License-Identifier: MIT OR Apache-2.0 */
 #ifndef PAGETAX_FILTER_H
@@ -42,7 +40,7 @@ struct pt_table {
    struct pt_slot slots[PT_SLOTS];
 };
 
-/* Of a thread, for one side. */
+/* The tables of a thread, for one side. */
 struct pt_tables {
    struct pt_table small, large;
 };
@@ -62,7 +60,7 @@ static inline void pt_forget_sets(const struct pt_filter *filter, struct pt_set 
    }
 }
 
-/* Whatever was in a table, nothing is in it now. */
+/* Empties a table of unknown content. */
 static inline void pt_clear_table(const struct pt_filter *filter, struct pt_table *table)
 {
    pt_u32 i;
@@ -94,13 +92,13 @@ static inline struct pt_set *pt_set(const struct pt_filter *filter, struct pt_ta
    return &table->sets[(address >> filter->index_shift) & filter->index_mask];
 }
 
-/* The way after another one in the order of a set. */
+/* Returns the way after another one in the order of a set. */
 static inline pt_u32 pt_after(const struct pt_filter *filter, pt_u32 way)
 {
    return way + 1 == filter->ways ? 0 : way + 1;
 }
 
-/* The way of a page; as many as there are if it is not there. */
+/* Returns the way of a page, or the number of ways if it is absent. */
 static inline pt_u32 pt_find(const struct pt_filter *filter, const struct pt_set *set, pt_u64 page)
 {
    pt_u32 way = 0;
@@ -109,7 +107,7 @@ static inline pt_u32 pt_find(const struct pt_filter *filter, const struct pt_set
    return way;
 }
 
-/* When the page of a way was used last. */
+/* Returns the time of the last use of a way's page. */
 static inline pt_u64 pt_used(const struct pt_filter *filter, struct pt_table *table,
                              struct pt_set *set, pt_u32 way)
 {
@@ -119,7 +117,7 @@ static inline pt_u64 pt_used(const struct pt_filter *filter, struct pt_table *ta
    return set->stamp[way];
 }
 
-/* Of two ways whose stamps are as of now. Two parts of one access have one stamp: the upper page comes
+/* Compares two ways with current stamps. Two parts of one access have the same stamp: the upper page comes
    last. */
 static inline int pt_is_before(const struct pt_set *set, pt_u32 a, pt_u32 b)
 {
@@ -127,7 +125,7 @@ static inline int pt_is_before(const struct pt_set *set, pt_u32 a, pt_u32 b)
    return since < 0 || (since == 0 && set->page[a] < set->page[b]);
 }
 
-/* The page in a slot makes room, and keeps its stamp in its set. */
+/* Removes a page from its slot, and keeps its stamp in its set. */
 static void pt_leave_slot(const struct pt_filter *filter, struct pt_table *table,
                                  struct pt_slot *slot)
 {
@@ -139,7 +137,7 @@ static void pt_leave_slot(const struct pt_filter *filter, struct pt_table *table
    slot->page = PT_NO_PAGE;
 }
 
-/* All pages leave their slots. */
+/* Removes all pages from their slots. */
 static inline void pt_leave_slots(const struct pt_filter *filter, struct pt_table *table)
 {
    pt_u32 i, way;
@@ -162,7 +160,7 @@ static inline void pt_forget(const struct pt_side *side, struct pt_tables *table
    pt_forget_table(&side->large, &tables->large);
 }
 
-/* What a thread's filters know while it has no table. */
+/* The sets of a thread that is not running. */
 struct pt_kept {
    struct pt_set small[PT_SETS], large[PT_SETS];
 };
@@ -175,7 +173,7 @@ static inline void pt_copy_sets(const struct pt_filter *filter, struct pt_set *t
       to[i] = from[i];
 }
 
-/* The tables have empty slots after it. */
+/* Saves the sets of a thread. Leaves the tables with empty slots. */
 static inline void pt_keep(const struct pt_side *side, struct pt_kept *kept,
                            struct pt_tables *tables)
 {
@@ -185,7 +183,7 @@ static inline void pt_keep(const struct pt_side *side, struct pt_kept *kept,
    pt_copy_sets(&side->large, kept->large, tables->large.sets);
 }
 
-/* The tables must have empty slots. */
+/* Restores the sets of a thread. The tables must have empty slots. */
 static inline void pt_resume(const struct pt_side *side, struct pt_tables *tables,
                              const struct pt_kept *kept)
 {
@@ -199,8 +197,8 @@ static inline void pt_forget_kept(const struct pt_side *side, struct pt_kept *ke
    pt_forget_sets(&side->large, kept->large);
 }
 
-/* Tells the consumer the order of a set: those that it knows in this order, from the oldest one on, stay;
-   the others are touched. */
+/* Writes the order of a set. Pages that the consumer knows in this order, from the oldest one on, stay; it
+   writes touches for the others. */
 static __attribute__((noinline)) void pt_tell_order(struct pt_writer *w, const struct pt_filter *filter,
                           struct pt_table *table, struct pt_set *set, pt_u32 which)
 {
@@ -240,7 +238,7 @@ static __attribute__((noinline)) void pt_tell_order(struct pt_writer *w, const s
    }
 }
 
-/* Whether the way that was told of longest ago was used longest ago, too. */
+/* Returns 1 if the way that was written longest ago is also the least recently used. */
 static inline int pt_is_told_in_order(const struct pt_filter *filter, struct pt_table *table,
                                       struct pt_set *set)
 {
@@ -253,7 +251,7 @@ static inline int pt_is_told_in_order(const struct pt_filter *filter, struct pt_
    return 1;
 }
 
-/* The page used longest ago leaves its set, which has a page in each way, and its slot. */
+/* Evicts the least recently used page from a full set, and from its slot. */
 static inline void pt_leave(struct pt_writer *w, const struct pt_filter *filter,
                             struct pt_table *table, struct pt_set *set, pt_u32 which)
 {
@@ -267,7 +265,7 @@ static inline void pt_leave(struct pt_writer *w, const struct pt_filter *filter,
       set->unslotted--;
 }
 
-/* Whether the filter holds the page of an address, which is used now. */
+/* Returns 1 if the filter holds the page of an address, and stamps it. */
 static inline int pt_holds(const struct pt_filter *filter, struct pt_table *table, pt_u64 address,
                            pt_u64 stamp)
 {
@@ -285,7 +283,7 @@ static inline int pt_holds(const struct pt_filter *filter, struct pt_table *tabl
    return 1;
 }
 
-/* A page that is about to be written as used, and is in its set: it becomes the newest there. */
+/* Makes a page of a set its newest; the caller is about to write it. */
 static void pt_renew(const struct pt_filter *filter, struct pt_table *table, pt_u64 address,
                      pt_u64 stamp)
 {
@@ -303,7 +301,7 @@ static void pt_renew(const struct pt_filter *filter, struct pt_table *table, pt_
    set->address[way] = address;
 }
 
-/* As pt_renew, of a page that is not in its set. */
+/* Inserts a page that is not in its set, as its newest. */
 static inline __attribute__((always_inline)) void
 pt_enter(struct pt_writer *w, const struct pt_filter *filter, struct pt_table *table,
          pt_u64 address, pt_u64 stamp, pt_u32 which)
@@ -323,7 +321,7 @@ pt_enter(struct pt_writer *w, const struct pt_filter *filter, struct pt_table *t
    set->address[way] = address;
 }
 
-/* One page of an access, with two filters. */
+/* Processes one page of an access, with two filters. */
 static void pt_use_both(struct pt_writer *w, const struct pt_side *side, struct pt_tables *tables,
                         pt_u32 kind, pt_u64 address, pt_u64 instruction, pt_u64 stamp)
 {
@@ -343,7 +341,7 @@ static void pt_use_both(struct pt_writer *w, const struct pt_side *side, struct 
    pt_write(w, pt_what(kind, w->thread, address), instruction);
 }
 
-/* One page of an access. */
+/* Processes one page of an access. */
 static void pt_use(struct pt_writer *w, const struct pt_side *side, struct pt_tables *tables,
                    pt_u32 kind, pt_u64 address, pt_u64 instruction, pt_u64 stamp)
 {
@@ -358,7 +356,7 @@ static void pt_use(struct pt_writer *w, const struct pt_side *side, struct pt_ta
    pt_write(w, pt_what(kind, w->thread, address), instruction);
 }
 
-/* One access, by its first byte and its size: on one page or on two. Stamps must not decrease. */
+/* Processes one access, on one page or on two. Stamps must not decrease. */
 static inline void pt_access(struct pt_writer *w, const struct pt_side *side,
                              struct pt_tables *tables, pt_u32 kind, pt_u64 address, pt_u32 size,
                              pt_u64 instruction, pt_u64 stamp)
@@ -376,7 +374,7 @@ static inline void pt_access(struct pt_writer *w, const struct pt_side *side,
              instruction, stamp);
 }
 
-/* Tells the order of all sets, before the filter forgets them or stamps wrap. */
+/* Writes the order of all sets, before the filter forgets them or stamps wrap. */
 static void pt_tell_table(struct pt_writer *w, const struct pt_filter *filter,
                           struct pt_table *table, pt_u32 which)
 {

@@ -1,6 +1,5 @@
-/* The stream of page changes, as the engines write it: the layout of the shared memory, the page
-   filter (filter.h), and the writing of records. Its other half is src/ring.rs; a change here is a
-   change there, and of PT_VERSION.
+/* The stream of page changes, as the engines write it: the layout of the shared memory, and the writing of
+   records. The reader is src/ring.rs. A change here needs the same change there, and a new PT_VERSION.
 
    SPDX-License-Identifier: MIT OR Apache-2.0 */
 #ifndef PAGETAX_STREAM_H
@@ -81,14 +80,15 @@ enum {
    PT_STORE = 3,
    PT_COUNTS = 4, /* what: instructions since the last such record; where: data accesses */
    PT_MAPPING = 5, /* memory has changed from what on; where: length, hint << 56 */
-   PT_PHASE = 7,   /* what: enum pt_phase, from here on, of all threads of the process; where, if it counts:
-                      the thread's instructions since it last counted, 0: bursts are as likely everywhere;
-                      | PT_FIRST if it has not counted yet, as the number may have been another thread's */
+   PT_PHASE = 7,   /* what: the phase of all threads of the process from here on. where, if it is PT_COUNTED:
+                      the thread's instructions since it last counted, or 0 if bursts are equally likely
+                      everywhere. PT_FIRST is set if the thread has not counted yet: its number may have
+                      belonged to another thread. */
    PT_TOUCH = 6    /* what: an address whose page was used since its last record; where: enum pt_touch */
 };
-/* Which pages of the address are meant, | PT_CODE for the instruction side. */
+/* The filter that a touch is for, with PT_CODE for the instruction side. */
 enum { PT_ALL = 0, PT_SMALL = 1, PT_LARGE = 2, PT_CODE = 4 };
-/* Of a sampled recording: nothing is recorded, TLBs warm up, or what is recorded counts. */
+/* The phases of a sampled recording: nothing is recorded, TLBs warm up, or accesses count. */
 enum { PT_SKIPPED = 0, PT_WARMING = 1, PT_COUNTED = 2 };
 #define PT_FIRST (1ULL << 63)
 enum { PT_HINT_NONE = 0, PT_HINT_HEAP = 1, PT_HINT_STACK = 2, PT_HINT_GONE = 3 };

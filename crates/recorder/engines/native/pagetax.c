@@ -1,6 +1,6 @@
-/* The writing half of the native sampler (crates/dbt): does what its own code for a block's log cannot do
-   by a look at the filter's slots (../filter.h), and writes page changes into a ring (../stream.h). Called by
-   one thread at a time.
+/* The C half of the native engine (crates/dbt). It processes the blocks whose pages are not all in the
+   filter's slots (../filter.h), and writes page changes into a ring (../stream.h). One thread at a time
+   calls it.
 
    SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "../filter.h"
@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <sys/syscall.h>
 
-/* An access of a block's. Its address is what the block has logged, and an offset. */
+/* An access of a block. Its address is a logged value plus an offset. */
 struct pn_access {
    pt_u64 instruction;
    long long offset;
@@ -42,11 +42,11 @@ static struct pt_writer writer;
 static struct pt_tables *tables; /* of data, of code */
 #define data_tables tables[0]
 #define code_tables tables[1]
-/* As in the header, but without a filter of large pages while there are none. */
+/* The filters of the header, but without large pages while the program has none. */
 static struct pt_side data_side, code_side;
 static pt_u64 instructions_of_runs, accesses_of_runs;
 
-/* errno is the program's. */
+/* Makes a system call without the C library, because errno is the program's. */
 static long call3(long number, long a, long b, long c)
 {
    long result;
@@ -74,11 +74,11 @@ static int pt_alive(pt_u32 pid)
    return result == 0 || result == -1; /* EPERM */
 }
 
-/* For nobody: all is done as ever, and nothing written. */
+/* A header without a consumer: everything runs as usual, and nothing is written. */
 static struct pt_header none = {.data = {{12, 12, 63, 4}, {21, 21, 7, 4}, 1},
                                 .code = {{12, 12, 31, 4}, {0, 0, 0, 0}, 1}};
 
-static int has_large; /* somebody has asked for large pages */
+static int has_large; /* the program has asked for large pages */
 
 static void use_sides(void)
 {
@@ -92,7 +92,7 @@ static void use_sides(void)
 
 pt_u64 pn_table_bytes(void) { return 2 * sizeof *tables; }
 
-/* Whether memory of so many bytes is the consumer's, and has a ring for us. Tables are fresh memory of theirs. */
+/* Returns 1 if `memory` is a consumer's and has a ring for us. `of_tables` is zeroed memory for the tables. */
 int pn_open(void *memory, pt_u64 bytes, pt_u32 pid, void *of_tables)
 {
    header = memory ? memory : &none;
@@ -110,7 +110,7 @@ int pn_open(void *memory, pt_u64 bytes, pt_u32 pid, void *of_tables)
    return writer.control != NULL;
 }
 
-/* Where the engine says how it is. */
+/* Returns the place of the engine's status. */
 struct pt_native *pn_native(void) { return &header->native; }
 
 static void describe(struct pn_filter *to, const struct pt_filter *filter, struct pt_table *table)
@@ -119,7 +119,7 @@ static void describe(struct pn_filter *to, const struct pt_filter *filter, struc
    to->slots = (pt_u32)(unsigned long)table->slots;
 }
 
-/* What code that tests slots must know of the filters. */
+/* Describes the filters for the code that tests slots. */
 void pn_sides(struct pn_side sides[2])
 {
    describe(&sides[0].small, &data_side.small, &data_tables.small);
@@ -140,7 +140,7 @@ static void write_mapping(pt_u64 start, pt_u64 length, pt_u32 hint)
             (length & PT_ADDRESS_MASK) | (pt_u64)hint << 56);
 }
 
-/* Nothing is known of what was mapped since the last burst; TLBs begin with what they held then. */
+/* Begins a burst. Mappings may have changed since the last one; TLBs begin with their entries from then. */
 void pn_begin(pt_u32 thread)
 {
    writer.thread = thread;
@@ -163,20 +163,20 @@ pt_u32 pn_warm_up(void)
    return writer.control ? __atomic_load_n(&writer.control->warm_up, __ATOMIC_RELAXED) : 0;
 }
 
-/* The consumer is told what the filters know, and they know nothing. */
-static void tell_and_forget(void)
+/* Writes the order that the filters know, and empties them. */
+static void write_order_and_forget(void)
 {
    pt_tell(&writer, &data_side, &data_tables, 0);
    pt_tell(&writer, &code_side, &code_tables, PT_CODE);
    forget();
 }
 
-/* From now on there may be large pages. Whether that is new: code that tests slots is of no use then. */
+/* Expects large pages from now on. Returns 1 if that is new: the code that tests slots is then obsolete. */
 int pn_expect_large(void)
 {
    if (has_large || !data_side.large_on_demand)
       return 0;
-   tell_and_forget();
+   write_order_and_forget();
    has_large = 1;
    use_sides();
    return 1;
@@ -184,7 +184,7 @@ int pn_expect_large(void)
 
 void pn_gone(pt_u64 start, pt_u64 length)
 {
-   tell_and_forget();
+   write_order_and_forget();
    write_mapping(start, length, PT_HINT_GONE);
 }
 
@@ -201,7 +201,7 @@ static pt_u64 fetch(const struct pn_block *block, pt_u64 clock)
    }
 }
 
-/* All elements of a repeated instruction, page by page; how many there are. */
+/* Processes all elements of a repeated instruction, page by page. Returns their number. */
 static pt_u64 repeated(const struct pn_access *access, pt_u64 address, const pt_u64 *frame, pt_u64 *clock)
 {
    pt_u64 count = frame[access->repeat] - frame[access->repeat + 1];
@@ -215,7 +215,7 @@ static pt_u64 repeated(const struct pn_access *access, pt_u64 address, const pt_
    return count;
 }
 
-/* Does one block access by access; the clock. */
+/* Processes one block access by access. Returns the clock. */
 pt_u64 pn_run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, pt_u64 clock)
 {
    pt_u64 i;
@@ -229,7 +229,7 @@ pt_u64 pn_run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, pt_u
       if (access->repeat) {
          pt_u64 count = repeated(access, address, frame, &clock);
          accesses_of_runs += count;
-         /* As the other engines count: one for each element, and one that finds no more. */
+         /* Counts as the other engines do: one for each element, and one that finds no more. */
          if (access->flags & PN_FIRST)
             instructions_of_runs += count;
       } else {

@@ -4,23 +4,23 @@
    This file: Copyright the pagetax authors. SPDX-License-Identifier: GPL-2.0-or-later OR MIT OR
    Apache-2.0. Linked with Valgrind's core, which is GPL-2.0-or-later: see NOTICE. */
 
-#define GROUP 8     /* runs in a group at most */
-#define UNKNOWN 5   /* of them, such whose address comes as an argument: a helper takes six */
-#define ACCESSES 24 /* in a group at most */
-#define SPAN 64     /* bytes of a run at most, where its page is not known */
+#define GROUP 8     /* the most runs of a group */
+#define UNKNOWN 5   /* the most runs whose address is an argument: a helper takes six arguments */
+#define ACCESSES 24 /* the most accesses of a group */
+#define SPAN 64     /* the most bytes of a run whose page is unknown */
 
 typedef struct {
-   UShort tick; /* added to the clock, by its side: its stamp */
+   UShort tick; /* the access's stamp is the clock plus this, by its side */
    UShort offset, size;
    UChar run, kind;
 } Access;
 
-/* Accesses near each other, which share a test and a stamp. */
+/* Accesses near each other that share a test and a stamp. */
 typedef struct {
    Bool fetch;
-   UShort beyond; /* from its first byte to its last */
-   UShort tick;   /* of its last access */
-   Addr lowest;   /* if it is known */
+   UShort beyond; /* the distance from its first byte to its last */
+   UShort tick;   /* the tick of its last access */
+   Addr lowest;   /* its first byte, if that is known */
 } Extent;
 
 /* The accesses of a group in their order; lives as long as the tool. */
@@ -31,13 +31,13 @@ typedef struct {
    Access accesses[];
 } Group;
 
-/* A tick on the clock: of data accesses, or of instructions, as there may be no data access between two
-   fetches. */
+/* Returns a tick as a clock value: of data accesses, or of instructions, because there may be no data
+   access between two fetches. */
 static ULong clock_of(Bool fetch, UInt tick) { return fetch ? (ULong)tick << 32 : tick; }
 
-/* Slots whose stamps are about to be overwritten by code although that is not so: of a group with a run
-   that goes over the end of its page. Of other groups, pages that share a slot are stamped in the order in
-   which they came into it. */
+/* Slots whose stamps the code is about to overwrite with wrong ones: those of a group with a run that
+   crosses the end of its page. In other groups, pages that share a slot are stamped in the order in which
+   they entered it. */
 static struct {
    struct pt_slot *slot;
    ULong right, wrong;
@@ -69,8 +69,8 @@ static __attribute__((noinline)) void expect_wrong_stamps(const Group *group, co
    }
 }
 
-/* Comes before anybody looks at stamps. A slot that was stamped again since then is right. */
-static void set_stamps_right(void)
+/* Corrects the stamps, before anything reads them. A slot that was stamped again since then is right. */
+static void correct_stamps(void)
 {
    while (misled_count > 0) {
       misled_count--;
@@ -79,13 +79,14 @@ static void set_stamps_right(void)
    }
 }
 
-/* Short, as instructions between two misses of the processor's caches keep these from overlapping. */
+/* Processes a group. It is short, because instructions between two cache misses keep them from
+   overlapping. */
 static inline __attribute__((always_inline)) void process(const Group *group, const Addr *arguments,
                                                           UInt count)
 {
    Addr lowest[GROUP], over = 0;
    UInt i;
-   /* A page that was not used lately has its data far away. */
+   /* The data of a page that was not used recently is probably in no cache. */
    for (i = 0; i < count; i++) {
       lowest[i] = arguments[i];
       __builtin_prefetch((const void *)lowest[i]);
@@ -94,7 +95,7 @@ static inline __attribute__((always_inline)) void process(const Group *group, co
    if (!recording)
       return;
    if (misled_count)
-      set_stamps_right();
+      correct_stamps();
    for (; i < group->run_count; i++) {
       lowest[i] = group->runs[i].lowest;
       over |= (lowest[i] + group->runs[i].beyond) ^ lowest[i];

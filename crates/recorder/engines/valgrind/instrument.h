@@ -4,18 +4,18 @@
    This file: Copyright the pagetax authors. SPDX-License-Identifier: GPL-2.0-or-later OR MIT OR
    Apache-2.0. Linked with Valgrind's core, which is GPL-2.0-or-later: see NOTICE. */
 
-/* A temporary of the program as another one and a constant; constants have no other one. */
+/* A temporary of the program as the sum of another one and a constant; constants have no root. */
 typedef struct {
    IRTemp root;
    Long offset;
-   Addr now; /* what it is while the block is translated; 0: not known */
+   Addr now; /* its value while the block is translated; 0: unknown */
 } Place;
 
-/* Accesses near each other. */
+/* Accesses near each other, in a block under construction. */
 typedef struct {
    Bool fetch;
    IRTemp root;
-   Long low, high; /* offsets of its first byte and behind its last */
+   Long low, high; /* the offsets of its first byte and of the byte after its last */
    IRExpr *lowest; /* the address at low */
    UInt tick;      /* of its last access */
 } Run;
@@ -59,7 +59,7 @@ static IRExpr *shift_right(IRSB *out, IRExpr *value, UInt by)
    return by == 0 ? value : binop(out, Iop_Shr64, value, IRExpr_Const(IRConst_U8(by)));
 }
 
-/* The slot of an address, as an offset into its table or, for a constant, its address. */
+/* Returns the slot of an address: an offset into its table or, for a constant, its address. */
 static IRExpr *slot_of(IRSB *out, const struct pt_filter *filter, struct pt_table *table,
                        IRExpr *address)
 {
@@ -69,7 +69,7 @@ static IRExpr *slot_of(IRSB *out, const struct pt_filter *filter, struct pt_tabl
    return binop(out, Iop_And64, scaled, word((PT_SLOTS - 1) << SLOT_SHIFT));
 }
 
-/* The address of a part of a slot; an expression of its own at each use, to become part of it. */
+/* Returns the address of a part of a slot, a new expression at each use, so that it folds into the use. */
 static IRExpr *part_of(IRSB *out, IRExpr *slot, struct pt_table *table, UInt part)
 {
    if (slot->tag == Iex_Const)
@@ -77,7 +77,7 @@ static IRExpr *part_of(IRSB *out, IRExpr *slot, struct pt_table *table, UInt par
    return binop(out, Iop_Add64, slot, word((ULong)table->slots + part));
 }
 
-/* What the address and the page in its slot differ in. */
+/* Returns the bits in which the address and the page in its slot differ. */
 static IRExpr *difference(IRSB *out, IRExpr *address, IRExpr *slot, struct pt_table *table)
 {
    IRExpr *page = assign(out, Ity_I64,
@@ -90,7 +90,7 @@ static void stamp(IRSB *out, const struct pt_filter *filter, IRExpr *slot, struc
                   IRExpr *time)
 {
    if (filter->ways < 2)
-      return; /* of one page there is no order */
+      return; /* one page has no order */
    IRExpr *at = part_of(out, slot, table, offsetof(struct pt_slot, stamp));
    addStmtToIRSB(out, IRStmt_Store(Iend_LE, at, time));
 }
@@ -105,7 +105,7 @@ static struct pt_tables *tables_of(const Run *run)
    return run->fetch ? &code_tables : &data_tables;
 }
 
-/* Bits from small.page_shift on are set if a page of the run is not in its slot. */
+/* Returns a test: bits from small.page_shift on are set if a page of the run is not in its slot. */
 static IRExpr *test_of(IRSB *out, const Run *run, IRExpr *slots[2])
 {
    const struct pt_side *side = side_of(run);
@@ -115,7 +115,7 @@ static IRExpr *test_of(IRSB *out, const Run *run, IRExpr *slots[2])
    ULong beyond = run->high - run->low - 1;
    if (address->tag == Iex_Const) {
       ULong first = address->Iex.Const.con->Ico.U64;
-      /* Where all is on one page the difference is none at all. */
+      /* If the run is on one page, it needs no addition. */
       if (first >> shift == (first + beyond) >> shift) {
          address = word(first >> shift << shift);
          beyond = 0;
@@ -133,7 +133,7 @@ static IRExpr *test_of(IRSB *out, const Run *run, IRExpr *slots[2])
    return test;
 }
 
-/* Calls C for the group if the guard holds. */
+/* Emits a call of C for the group, under a guard. */
 static void call_group(Block *block, IRExpr *guard)
 {
    UInt count = block->access_count;
@@ -178,7 +178,7 @@ static void call_group(Block *block, IRExpr *guard)
    block->run_count = block->unknown_count = block->access_count = 0;
 }
 
-/* The clock, and a number on top of it. */
+/* Returns the clock plus a number. */
 static IRExpr *time_of(Block *block, ULong sum)
 {
    if (!block->began)
@@ -197,7 +197,7 @@ static void reverse(IRStmt **first, IRStmt **end)
    }
 }
 
-/* The statements from `from` on come before those from `to` on. */
+/* Moves the statements from `from` on before those from `to` on. */
 static void move_before(IRSB *out, Int to, Int from)
 {
    reverse(out->stmts + to, out->stmts + from);
@@ -205,7 +205,7 @@ static void move_before(IRSB *out, Int to, Int from)
    reverse(out->stmts + to, out->stmts + out->stmts_used);
 }
 
-/* Two runs may be on one page: the one whose last access comes last must stamp it last. */
+/* Orders runs by their last access: if two are on one page, the later one must stamp it last. */
 static void put_in_order(const Run *runs, UInt count, UInt *order)
 {
    UInt i, to;
@@ -216,7 +216,7 @@ static void put_in_order(const Run *runs, UInt count, UInt *order)
    }
 }
 
-/* Ends the group: its test, the call, its stamps; all of them come as soon as the addresses are known. */
+/* Ends the group: emits its test, the call and its stamps, as early as the addresses are known. */
 static void end_group(Block *block)
 {
    IRSB *out = block->out;
@@ -246,7 +246,7 @@ static void end_group(Block *block)
    move_before(out, block->known_at, end);
 }
 
-/* The root and the offset of an address. */
+/* Returns the root and the offset of an address. */
 static Place place_of(const Block *block, const IRExpr *address)
 {
    if (address->tag == Iex_Const)
@@ -254,7 +254,7 @@ static Place place_of(const Block *block, const IRExpr *address)
    return block->places[address->Iex.RdTmp.tmp];
 }
 
-/* Learns what a temporary is: another one and a constant, perhaps. */
+/* Notes a temporary that is the sum of another one and a constant. */
 static void note_place(Block *block, IRTemp temp, const IRExpr *value)
 {
    if (value->tag == Iex_RdTmp)
@@ -273,7 +273,7 @@ static void note_place(Block *block, IRTemp temp, const IRExpr *value)
    }
 }
 
-/* Whether a run can grow by an access: it stays short, and on one page as far as can be told. */
+/* Returns true if a run can grow by an access: it stays short and, as far as is known, on one page. */
 static Bool fits(const Run *run, Bool fetch, Place place, UInt size)
 {
    Long low = run->low < place.offset ? run->low : place.offset;
@@ -286,7 +286,7 @@ static Bool fits(const Run *run, Bool fetch, Place place, UInt size)
    return (place.now + low) >> shift == (place.now + high - 1) >> shift;
 }
 
-/* The run that an access belongs to; a new one takes its address. */
+/* Returns the run that an access belongs to, or a new one at its address. */
 static Run *run_of(Block *block, Bool fetch, IRExpr *address, UInt size)
 {
    Place place = place_of(block, address);
@@ -316,7 +316,7 @@ static Run *run_of(Block *block, Bool fetch, IRExpr *address, UInt size)
    return run;
 }
 
-/* Adds an access to the group; what its address is made of is known by now. */
+/* Adds an access to the group. The temporaries of its address are known by now. */
 static void add_access(Block *block, UInt kind, IRExpr *address, UInt size, UInt tick)
 {
    if (block->access_count == ACCESSES)
@@ -341,7 +341,7 @@ static void add_fetch(Block *block, Addr address)
    add_access(block, PT_FETCH, word(address), 1, block->instructions - 1);
 }
 
-/* An access that happens only under a guard, and is too rare for a test in code. */
+/* Adds an access under a guard, which is too rare for a test in code. */
 static void add_guarded(Block *block, UInt kind, IRExpr *address, UInt size, IRExpr *guard)
 {
    end_group(block);
@@ -349,7 +349,7 @@ static void add_guarded(Block *block, UInt kind, IRExpr *address, UInt size, IRE
    call_group(block, guard);
 }
 
-/* Adds what was counted so far to the clock: before each way out. */
+/* Adds the counts so far to the clock, before each exit. */
 static void add_counts(Block *block)
 {
    ULong sum = (ULong)block->instructions << 32 | block->ticks;
@@ -361,7 +361,7 @@ static void add_counts(Block *block)
    block->instructions = block->ticks = 0;
 }
 
-/* An instruction begins: its fetch, if it is on another page than the one before in this block, or on two. */
+/* Begins an instruction. Adds a fetch if it is on another page than the previous one, or on two pages. */
 static void add_instruction(Block *block, Addr address, UInt length)
 {
    UInt shift = code_side.small.page_shift;
@@ -404,8 +404,7 @@ static void add_cas(Block *block, const IRCAS *cas)
    add_data(block, PT_STORE, cas->addr, size);
 }
 
-/* What is to be done for a statement of the program; the statement itself follows, except after
-   loads into temporaries, whose addresses are known before as well. */
+/* Instruments a statement of the program. The caller adds the statement itself afterwards. */
 static void instrument_statement(Block *block, IRStmt *st)
 {
    switch (st->tag) {
@@ -460,7 +459,7 @@ static IRSB *instrument(VgCallbackClosure *closure, IRSB *in, const VexGuestLayo
    for (i = 0; i < temps; i++)
       block.places[i] = (Place){.root = i};
    i = 0;
-   /* What comes before the first instruction is no access of the program's. */
+   /* Statements before the first instruction are no accesses of the program. */
    for (; i < in->stmts_used && in->stmts[i]->tag != Ist_IMark; i++)
       addStmtToIRSB(block.out, in->stmts[i]);
    for (; i < in->stmts_used; i++) {

@@ -1,15 +1,15 @@
 /* A Valgrind tool: writes the page changes of a program into a ring (../stream.h).
 
-   What makes it fast: the page filter (../filter.h) is tested in the instrumented code itself, for
-   several accesses at once, and only a page that is in no slot calls C. Accesses in a row that differ
-   by a constant share a test. Valgrind runs one thread at a time, so that the filter is a plain static
-   table; each thread's own is swapped in when it gets its turn.
-   Invariant: a group of accesses is tested before any of it is stamped. If all pages stand in their
-   slots, stamping them is all that is to be done; if not, C does the group access by access. Then the
-   code stamps the first page of each run with the time of the run's last access, the oldest first, which C
-   has done as well; where it has not, as the run goes over the end of its page, C remembers the stamp.
-   All of that comes before the program's own access of the group's last run, so that its data, asked for
-   by C, is on its way: else nothing overlaps with a miss, as what C does fills the processor's window.
+   Speed: instrumented code itself tests the page filter (../filter.h), for several accesses at once. It
+   calls C only for a page that is in no slot. Accesses in a row that differ by a constant share a test.
+   Valgrind runs one thread at a time, so the filter is a plain static table. Each thread's own sets are
+   swapped in when the thread gets its turn.
+   Invariant: a group of accesses is tested before any of it is stamped. If all pages are in their slots,
+   the code only stamps them. If not, C processes the group access by access. Then the code stamps the first
+   page of each run with the time of the run's last access, the oldest first. C has done the same, except if
+   the run crosses the end of its page: then C remembers the stamp.
+   All of that comes before the program's own access of the group's last run. C has prefetched its data, so
+   the miss overlaps with C's work, which would otherwise fill the processor's window.
 
    This file: Copyright the pagetax authors. SPDX-License-Identifier: GPL-2.0-or-later OR MIT OR
    Apache-2.0. Linked with Valgrind's core, which is GPL-2.0-or-later: see NOTICE. */
@@ -31,10 +31,10 @@
 
 #include "../filter.h"
 
-/* Of the core, but in no header for tools. */
+/* Functions of the core that no header for tools declares. */
 extern SysRes vgPlain_am_shared_mmap_file_float_valgrind(SizeT length, UInt prot, Int fd,
                                                          Off64T offset);
-/* What tools may call instead takes no calls from a system call's wrapper, where munmap's calls this. */
+/* The tools' own interface refuses calls from a system call's wrapper; munmap's wrapper calls this. */
 extern void vgPlain_discard_translations(Addr start, ULong range, const HChar *who);
 extern SysRes vgPlain_do_syscall(UWord number, RegWord, RegWord, RegWord, RegWord, RegWord,
                                  RegWord, RegWord, RegWord);
@@ -44,22 +44,22 @@ static struct pt_header *header = NULL;
 static struct pt_writer writer;
 static struct pt_side data_side, code_side;
 
-/* Of the running thread. In the tool's own data, below 2^31, so that code reaches them directly. */
+/* The tables of the running thread. The tool's data is below 2^31, so code addresses them directly. */
 static struct pt_tables data_tables, code_tables;
-/* Data accesses (low half) and instructions (high half), of all threads: the clock of stamps. */
+/* The clock of stamps: data accesses (low half) and instructions (high half) of all threads. */
 static ULong counted;
-/* As it was at the last PT_COUNTS, and when no stamp was older. */
+/* The clock at the last PT_COUNTS, and a time that no stamp precedes. */
 static ULong counted_before, stamped_since;
 
-/* All bits while accesses are recorded, else none: instrumented code calls C only where a test of its
-   has bits in common with it. Its stamps go on, and mean nothing. */
+/* All bits set while accesses are recorded, else 0. Instrumented code masks its tests with it, so that it
+   calls C only while recording. Its stamps go on and have no meaning. */
 static ULong recording = ~0ULL;
-/* Of a sampled recording: its phase, and when that ends, in blocks run by all threads. */
+/* The phase of a sampled recording, and its end, in blocks run by all threads. */
 static UInt phase = PT_COUNTED;
 static ULong phase_ends;
-static ULong luck = 88172645463325252ULL;
+static ULong rng_state = 88172645463325252ULL;
 
-/* Of the other threads, by number; made when a thread gets its first turn. */
+/* The sets of the other threads, by number; allocated when a thread gets its first turn. */
 typedef struct {
    struct pt_kept data, code;
 } Kept;
@@ -87,11 +87,11 @@ static int pt_alive(pt_u32 pid)
 #include "groups.h"
 #include "instrument.h"
 
-/* ---- what the core need not do ---- */
+/* ---- passes of the core that are skipped ---- */
 
-/* These stand in for the core's functions of these names where it calls them from outside of their files
-   (the linker's --wrap, in src/toolchain.rs): a tenth of the time of a translation.
-   It proves each block's types three times; with --sanity-level=3 it still does. */
+/* These replace the core's functions where other files call them (the linker's --wrap, in
+   src/toolchain.rs). It saves a tenth of the time of a translation. The core checks each block's types three
+   times; with --sanity-level=3 it still does. */
 extern Int vgPlain_clo_sanity_level;
 extern void __real_sanityCheckIRSB(const IRSB *, const HChar *, Bool, IRType);
 
@@ -101,11 +101,11 @@ void __wrap_sanityCheckIRSB(const IRSB *block, const HChar *caller, Bool flat, I
       __real_sanityCheckIRSB(block, caller, flat, word);
 }
 
-/* It cleans a block up before it is instrumented, and again after that: then there is nothing to find. */
+/* The core optimizes a block before it is instrumented, and again afterwards, in vain. */
 IRSB *__wrap_cprop_BB(IRSB *block) { return block; }
 void __wrap_do_deadcode_BB(IRSB *block) {}
 
-/* ---- what the core tells ---- */
+/* ---- events of the core ---- */
 
 static void write_counts(void)
 {
@@ -143,20 +143,20 @@ static void swap_in(const Kept *kept)
 
 static void swap_out(Kept *kept)
 {
-   set_stamps_right();
+   correct_stamps();
    pt_keep(&data_side, &kept->data, &data_tables);
    pt_keep(&code_side, &kept->code, &code_tables);
 }
 
-/* The filters of the running thread begin anew. */
+/* Empties the filters of the running thread. */
 static void forget_running(void)
 {
-   set_stamps_right();
+   correct_stamps();
    pt_forget(&data_side, &data_tables);
    pt_forget(&code_side, &code_tables);
 }
 
-/* All threads' do. */
+/* Empties the filters of all threads. */
 static void forget_all(void)
 {
    UInt tid;
@@ -170,8 +170,8 @@ static void forget_all(void)
    stamped_since = counted;
 }
 
-/* Before that, the consumer is told what they know. */
-static void tell_all(void)
+/* Writes the order that the filters of all threads know, before they are emptied. */
+static void write_all_orders(void)
 {
    UInt tid;
    if (!recording)
@@ -190,14 +190,14 @@ static void tell_all(void)
       writer.thread = running;
 }
 
-/* In blocks; threads are looked at each 100,000. One in ten is recorded, one in fifteen counted: TLBs
-   keep what they held at the end of the last burst, and a third of each burst brings them up to date. */
+/* Lengths in blocks; the core reports each 100,000. One block in ten is recorded, one in fifteen counted.
+   TLBs keep their entries from the last burst, and the first third of each burst warms them up. */
 #define WARM 100000
 #define COUNT 200000
 #define SKIP 2700000
 
-/* The next phase of a sampled recording, if it is time. The gap between bursts is drawn, from nothing
-   to twice its mean, so that it does not keep step with a loop of the program's. */
+/* Begins the next phase of a sampled recording, if it is due. The gap between bursts is random, from 0 to
+   twice its mean, so that it does not keep step with a loop of the program. */
 static void next_phase(ULong blocks)
 {
    if (!header->sample || blocks < phase_ends)
@@ -214,24 +214,24 @@ static void next_phase(ULong blocks)
       phase_ends = blocks + COUNT;
       break;
    default:
-      tell_all();
+      write_all_orders();
       recording = 0;
       phase = PT_SKIPPED;
-      luck ^= luck << 13;
-      luck ^= luck >> 7;
-      luck ^= luck << 17;
-      phase_ends = blocks + luck % (2 * SKIP);
+      rng_state ^= rng_state << 13;
+      rng_state ^= rng_state >> 7;
+      rng_state ^= rng_state << 17;
+      phase_ends = blocks + rng_state % (2 * SKIP);
    }
    pt_write(&writer, pt_what(PT_PHASE, writer.thread, phase), 0);
 }
 
-/* A thread's turn begins, or goes on after a system call or so many blocks. */
+/* Handles a thread's turn that begins, or goes on after a system call or after `blocks`. */
 static void start_client_code(ThreadId tid, ULong blocks)
 {
    write_counts();
    next_phase(blocks);
    if (counted - stamped_since > 1ULL << 61) {
-      tell_all();
+      write_all_orders();
       forget_all();
    }
    pt_publish(&writer);
@@ -270,26 +270,26 @@ static void new_brk(Addr a, SizeT length, ThreadId tid)
    write_mapping(a, length, PT_HINT_HEAP);
 }
 
-/* The kernel takes the translations from all TLBs: accesses that follow must not be dropped. */
-static void gone(Addr a, SizeT length)
+/* The kernel flushes the translations from all TLBs, so the accesses that follow must be written. */
+static void unmapped(Addr a, SizeT length)
 {
-   tell_all();
+   write_all_orders();
    forget_all();
    write_mapping(a, length, PT_HINT_GONE);
 }
 
 static void remapped(Addr from, Addr to, SizeT length)
 {
-   gone(from, length);
+   unmapped(from, length);
    write_mapping(to, length, PT_HINT_NONE);
 }
 
-/* From now on there may be large pages: code that tests for them, too, replaces what there is. */
+/* Large pages are possible from now on: discards all code, so that new code tests for them, too. */
 static void expect_large_pages(void)
 {
    if (!data_side.large_on_demand)
       return;
-   tell_all();
+   write_all_orders();
    data_side = header->data;
    code_side = header->code;
    data_side.large_on_demand = code_side.large_on_demand = 0;
@@ -320,7 +320,7 @@ static void pre_syscall(ThreadId tid, UInt number, UWord *args, UInt count)
    if (asks_for_large_pages(number, args))
       expect_large_pages();
    pt_publish(&writer);
-   /* What was mapped is gone after an exec, and a sleeper's records should not wait with it. */
+   /* After an exec the ring is no longer mapped, and records must not wait while the program sleeps. */
    if (number == __NR_execve && writer.control)
       pt_wait(&writer, 0);
 }
@@ -398,7 +398,7 @@ static void pre_clo_init(void)
    VG_(track_new_mem_startup)(new_startup);
    VG_(track_new_mem_mmap)(new_mmap);
    VG_(track_new_mem_brk)(new_brk);
-   VG_(track_die_mem_munmap)(gone);
+   VG_(track_die_mem_munmap)(unmapped);
    VG_(track_copy_mem_remap)(remapped);
 }
 

@@ -1,7 +1,7 @@
-//! A touch operation under way: which addresses come next.
+//! The remaining addresses of a touch operation.
 //!
-//! Invariant: the addresses are those that the host would touch for the same plan, in the same
-//! order; only what falls on one page within one access is folded into one. A sweep is arithmetic
+//! Invariant: the addresses are those that the host would touch for the same plan, in the same order.
+//! Only the parts of one access that fall on one page are folded into one touch. A sweep is arithmetic
 //! ([`CyclicSweep`]), so that translation hardware can take it in runs and skip whole laps.
 
 use pagetax_core::access::Offsets;

@@ -1,4 +1,4 @@
-//! Translation hardware with TLBs: page tables, TLBs for each CPU, and what refills them.
+//! Translation hardware with TLBs: page tables, TLBs for each CPU, and their refill.
 //!
 //! Invariant: every access is translated by the TLBs of its CPU exactly once; a run of accesses
 //! inside one page is one lookup and arithmetic. Translations that a kernel removes leave the TLBs of

@@ -1,12 +1,12 @@
 //! The Sun-4's memory management unit: all page tables in fast static memory, in groups (pmegs).
 //!
-//! Context and segment number select a pmeg through the segment map; the pmeg holds one entry for each
-//! page of the 256K segment. A three-level machine puts a region map before it: the entries for 64
-//! segments are a group (smeg), of which there is a limited number as well. There is no walker:
-//! what is not in a pmeg, faults. A translation that is there costs nothing.
+//! Context and segment number select a pmeg through the segment map. The pmeg has one entry for each page
+//! of the 256K segment. A three-level machine has a region map before the segment map: the entries for 64
+//! segments are a group (smeg), whose number is limited as well. There is no walker: an access without an
+//! entry in a pmeg faults. A translation that is present costs nothing.
 //!
-//! Invariant: a pmeg belongs to at most one segment of one space, or, when a kernel shares pmegs, to
-//! the same segment of several; each pmeg is owned or free.
+//! Invariant: a pmeg belongs to at most one segment of one space. If a kernel shares pmegs, it belongs to
+//! the same segment of several spaces. Each pmeg is owned or free.
 //! Source: Lawrence's report on the Sun-4 MMU (Sun-Managers, 1990), section 4.
 
 use super::{Mmu, SpaceId, Stop, Touched};

@@ -53,8 +53,8 @@ impl CpuRow {
     }
 }
 
-/// A row of the wall ledger, in the order of [`WALL_ROWS`], which is also the order of precedence:
-/// the run is in the first of the states that any of its tasks is in.
+/// A row of the wall ledger, in the order of [`WALL_ROWS`]. It is also the order of precedence: the run is
+/// in the first of the states that any of its tasks is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WallRow {
     /// Time on a CPU. The engine charges it.

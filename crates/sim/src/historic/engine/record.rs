@@ -1,4 +1,4 @@
-//! What the run pours into its sink: phases, series, counters, budget.
+//! The output of a run into its sink: phases, series, counters, budget.
 
 use super::events::Event;
 use super::task::State;

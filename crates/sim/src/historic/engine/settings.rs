@@ -1,4 +1,4 @@
-//! What the engine itself needs to know of a machine: tables `[machine]` and `[access]` of its model.
+//! The engine's constants of a machine: tables `[machine]` and `[access]` of its model.
 
 use crate::hardware::configuration::{ProgramTimes, program_times};
 use crate::model::{Model, ModelError};

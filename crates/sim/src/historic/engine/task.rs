@@ -77,7 +77,7 @@ pub(super) struct Task {
     pub state: State,
     pub next_action: NextAction,
     pub cursor: Cursor,
-    /// Which wait it is in; a wake for an earlier one comes too late.
+    /// The number of its present wait; a wake for an earlier one comes too late.
     pub wait_number: u64,
     /// User and translation time below a nanosecond, and page touches below an access.
     pub user_carry_ps: u64,

@@ -69,7 +69,7 @@ pub struct Published {
     pub title: String,
     /// Where the published figures stand.
     pub source: String,
-    /// What is to be known of all figures, such as how runs become figures; a paragraph each.
+    /// Notes on all figures, such as how runs become figures; a paragraph each.
     #[serde(default)]
     pub notes: Vec<String>,
     /// Runs that figures are taken from.
@@ -131,7 +131,7 @@ pub struct TableSweep {
     pub unit: String,
     /// The setup that all rows share.
     pub setup: Setup,
-    /// What is compared; may be empty, when only checks use the runs.
+    /// The compared columns; may be empty, when only checks use the runs.
     #[serde(default)]
     pub column: Vec<Column>,
     /// False if its rows are for checks of the whole only, as those of an ablation are.
