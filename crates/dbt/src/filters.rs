@@ -2,8 +2,8 @@
 //! switched off before one takes effect.
 
 use crate::engine;
+use crate::engine::threads::next;
 use crate::status::{OffReason, catch};
-use crate::threads::next;
 use libc::{c_int, c_long, c_ulong};
 use std::sync::atomic::AtomicUsize;
 

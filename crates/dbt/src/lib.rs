@@ -19,7 +19,7 @@
 //! - `stubs` has the code between translations and ours.
 //! - `log_drain` drains the log.
 //! - `calls` decides which system calls a burst may make, `maps` which memory is code.
-//! - `threads` has the timers.
+//! - `engine::threads` has the timers, `engine::faults` the signals of faults.
 //! - The C half (recorder/engines/native) filters pages and writes the stream, as the other engines do.
 //!
 //! Invariants: at each of its own instructions the program's registers, flags, stack, signals and memory are
@@ -32,7 +32,6 @@ mod cache;
 mod calls;
 mod emit;
 mod engine;
-mod faults;
 mod filters;
 mod heap;
 mod log_drain;
@@ -42,7 +41,6 @@ mod status;
 mod stubs;
 mod system;
 mod thread_state;
-mod threads;
 mod translate;
 
 use engine::{Engine, SamplingConfig, StressConfig};
@@ -100,7 +98,7 @@ fn start(stream: Option<&CStr>, stress: Option<StressConfig>) {
     let Some(recorder) = Recorder::open(stream.map(CStr::to_bytes_with_nul)) else { return };
     status::on();
     let started = Engine::start(recorder, config)
-        .and_then(|()| threads::start(engine::handler, clock, first_ns));
+        .and_then(|()| engine::threads::start(engine::handler, clock, first_ns));
     if let Err(why) = started {
         status::off(why);
     }

@@ -1,14 +1,14 @@
 //! The dispatcher: decides where the program goes on when translated code returns control.
 
+use super::faults;
+use super::threads;
 use super::*;
 use crate::cache::CacheKind;
 use crate::calls::{self, Decision};
-use crate::faults;
 use crate::heap;
 use crate::status::{self, catch, status};
 use crate::system;
 use crate::thread_state::{self, RIP, Reason, SLOTS};
-use crate::threads;
 use std::arch::asm;
 use std::sync::atomic::Ordering::*;
 

@@ -7,9 +7,11 @@
 //! then the program's, as if there had been no burst.
 
 mod dispatch;
+mod faults;
 mod schedule;
 mod signals;
 mod stages;
+pub mod threads;
 
 use crate::cache::{CacheKind, CodeCache};
 use crate::emit::Emitter;
@@ -20,7 +22,6 @@ use crate::status::{self, Inside, OffReason, status};
 use crate::stubs::{self, Stubs};
 use crate::system;
 use crate::thread_state::{self, ExtendedState, SignalContext, ThreadState};
-use crate::threads::{self, Polls, THREADS};
 use crate::translate::Translator;
 use dispatch::*;
 use schedule::{Pace, SamplingSchedule};
@@ -29,6 +30,7 @@ pub use signals::{handler, leaves_soon};
 use std::arch::asm;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::*};
+use threads::{Polls, THREADS};
 
 /// The length of bursts and the share of time that they take.
 #[derive(Debug, Clone, Copy)]

@@ -4,10 +4,10 @@
 //! Counting translations count instructions. Those that a thread executes natively are estimated from its
 //! pace in counting translations.
 
+use super::threads;
 use super::{Engine, SamplingConfig};
 use crate::status::status;
 use crate::system;
-use crate::threads;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The recent speed of the program in counting translations.

@@ -1,11 +1,11 @@
 //! The signals that begin and end bursts: those of our timers, and faults.
 
+use super::faults;
+use super::threads::{self, Sent};
 use super::*;
-use crate::faults;
 use crate::status::{Inside, catch};
 use crate::system;
 use crate::thread_state::{self, RIP, Reason, STATE_BYTES, SignalContext, ThreadState};
-use crate::threads::{self, Sent};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 

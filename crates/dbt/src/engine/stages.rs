@@ -1,14 +1,14 @@
 //! The stages of a thread in translated code: counting, a burst's warm-up, and its counted part.
 
+use super::faults;
+use super::threads::{self, Polls};
 use super::*;
 use crate::cache::CacheKind;
-use crate::faults;
 use crate::log_drain::ROUNDS;
 use crate::recorder::StreamPhase;
 use crate::status::{self, status};
 use crate::system;
 use crate::thread_state::{FRAMES, SLOTS};
-use crate::threads::{self, Polls};
 use crate::translate::INSTRUCTIONS;
 use std::sync::atomic::Ordering::*;
 

@@ -149,7 +149,7 @@ extern "C" fn is_to_be_cancelled(
 ) -> bool {
     // SAFETY: the kernel passes both to handlers, the context at least as long as ours.
     let (code, mask) = unsafe { ((*info).si_code, (*context).mask) };
-    if code != libc::SI_TKILL || crate::engine::leaves_soon() {
+    if code != libc::SI_TKILL || super::leaves_soon() {
         return false;
     }
     set_mask(mask | signal_bit());

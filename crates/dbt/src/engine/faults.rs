@@ -5,7 +5,7 @@
 //! burst at the program's instruction. This faults again, natively, and the program's handler sees only that
 //! fault. For threads that are not in the burst, our handler calls the program's.
 
-use crate::threads::{self, Handler};
+use super::threads::{self, Handler};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
