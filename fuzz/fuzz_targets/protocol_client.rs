@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use pagetax_remote::client::connection::Connection;
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::transport::Stream;
+use pagetax_remote::transport::PeerStream;
 use pagetax_remote::wire::header::HEADER_BYTES;
 use pagetax_remote::wire::hello::Hello;
 use pagetax_remote::wire::reply::{Failure, Reply, Status};
@@ -20,13 +20,13 @@ fn reply(bytes: &[u8; 4], out: &mut Vec<u8>) {
     let [kind, id, value, cut] = *bytes;
     let (lease, count) = (Lease { region: value as u32, lease: 1 }, 1 + (value % 3) as u16);
     let before = out.len();
-    let sums = [value; 24];
+    let checksums = [value; 24];
     let reply = match kind % 9 {
         0 => Reply::Done,
         1 => Reply::Created(lease),
         2 => Reply::Attached(lease),
-        3 => Reply::Pages { count, sums: &[] },
-        4 => Reply::Pages { count, sums: &sums[..count as usize * 8] },
+        3 => Reply::Pages { count, checksums: &[] },
+        4 => Reply::Pages { count, checksums: &checksums[..count as usize * 8] },
         5 => Reply::Bitmap { count: 9, bits: &[value, 1] },
         6 => Reply::Status(Status { pages_free: value as u64, ..Status::default() }),
         7 => Reply::Report(&[b'{', value]),
@@ -49,12 +49,12 @@ fuzz_target!(|input: (Vec<[u8; 4]>, Vec<u8>, [u8; 6])| {
     bytes.extend_from_slice(&noise[..noise.len().min(8192)]);
     theirs.write_all(&bytes).expect("room in the socket");
     theirs.shutdown(Shutdown::Write).expect("a socket");
-    let stream = Stream::from(TcpStream::from(OwnedFd::from(ours)));
+    let stream = PeerStream::from(TcpStream::from(OwnedFd::from(ours)));
     let mut connection = Connection::new(stream, &Hello::client("fuzz"));
     let on = Lease { region: 1, lease: 1 };
     let mut into = [0; PAGE_BYTES];
     for (turn, way) in ways.into_iter().enumerate() {
-        let get = Request::Get { on, first: 0, count: 1, with_sums: turn % 2 == 1 };
+        let get = Request::Get { on, first: 0, count: 1, with_checksums: turn % 2 == 1 };
         // One at a time, several at once, or several of which only some are waited for.
         if way % 3 > 0 && connection.is_between_replies() {
             let (asked, waited_for) = (1 + way / 3 % 8, way / 3 / 8);
@@ -74,8 +74,8 @@ fuzz_target!(|input: (Vec<[u8; 4]>, Vec<u8>, [u8; 6])| {
         }
         let Ok(id) = connection.send(&get) else { return };
         match connection.wait(id, &mut into) {
-            Ok(Reply::Pages { count, sums }) if !sums.is_empty() => {
-                assert_eq!(connection.pages_with_sums(count).len(), count as usize * PAGE_BYTES);
+            Ok(Reply::Pages { count, checksums }) if !checksums.is_empty() => {
+                assert_eq!(connection.pages_with_checksums(count).len(), count as usize * PAGE_BYTES);
             }
             Ok(_) => {}
             Err(_) => connection.leave(&into),

@@ -7,11 +7,11 @@ use pagetax_core::units::{Bytes, Nanos};
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::server::pool::{Limits, Pool};
 use pagetax_remote::server::region::Owner;
-use pagetax_remote::server::session::{Ended, Session};
+use pagetax_remote::server::session::{ConnectionEnd, Session};
 use pagetax_remote::wire::header::Header;
 use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
 use pagetax_remote::wire::inbox::Inbox;
-use pagetax_remote::wire::{Checksum, push_sums};
+use pagetax_remote::wire::{WireChecksum, push_checksums};
 use pagetax_remote::wire::request::{Lease, Request};
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ fn request(bytes: &[u8; 6], on: Lease, out: &mut Vec<u8>) {
     let (first, count, flag) = (first as u64, 1 + (count % 3) as u16, flag % 2 == 1);
     let on = if region % 8 == 0 { Lease { region: region as u32, ..on } } else { on };
     let pages = vec![fill; count as usize * PAGE_BYTES];
-    let mut sums = Vec::new();
-    push_sums(&mut sums, pages.chunks(PAGE_BYTES).map(Checksum::of));
+    let mut checksums = Vec::new();
+    push_checksums(&mut checksums, pages.chunks(PAGE_BYTES).map(WireChecksum::of));
     if flag && fill == 7 {
-        sums[0] ^= 1;
+        checksums[0] ^= 1;
     }
     let token = &[fill; 32];
     let request = match op % 10 {
@@ -35,8 +35,8 @@ fn request(bytes: &[u8; 6], on: Lease, out: &mut Vec<u8>) {
         4 => Request::Held { on, first, count },
         5 => Request::Status,
         6 => Request::Report,
-        8 => Request::Get { on, first, count, with_sums: flag },
-        _ => Request::Put { on, first, if_absent: flag, sums: &sums, pages: &pages },
+        8 => Request::Get { on, first, count, with_checksums: flag },
+        _ => Request::Put { on, first, if_absent: flag, checksums: &checksums, pages: &pages },
     };
     request.encode_head(first as u32, out);
     if let Request::Put { pages, .. } = request {
@@ -72,7 +72,7 @@ fuzz_target!(|input: (Vec<[u8; 6]>, Vec<u8>)| {
         }
         assert!(pool.pages_held() <= pool.slab.pages_max());
     }
-    session.close(2, Ended::Closed);
+    session.close(2, ConnectionEnd::Closed);
     drop(region);
     if let Some(hello) = noise.first_chunk::<HELLO_BYTES>() {
         let _ = Hello::decode(hello);

@@ -86,11 +86,11 @@ fn rust_has_the_same() {
 
 #[test]
 fn network_memory_from_c() {
-    use pagetax_remote::server::listen::{Options, Server};
+    use pagetax_remote::server::listen::{Server, ServerOptions};
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("remote");
     compile(&["cc", "-std=gnu99"], "tests/remote.c", &program);
-    let start = || Server::start("127.0.0.1:0".parse().unwrap(), Options::default()).unwrap();
+    let start = || Server::start("127.0.0.1:0".parse().unwrap(), ServerOptions::default()).unwrap();
     let servers = [start(), start()];
     let both = format!("{},{}", servers[0].address(), servers[1].address());
     let in_place = "8"; // PAGETAX_REMOTE_IN_PLACE

@@ -9,7 +9,7 @@ use pagetax_host::sys::signal::{ServiceSignals, asked_to_reload, asked_to_stop};
 use pagetax_remote::client::connection::PORT;
 use pagetax_remote::discovery::{self, Announcement};
 use pagetax_remote::server::admin;
-use pagetax_remote::server::listen::{Options, Server};
+use pagetax_remote::server::listen::{Server, ServerOptions};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::tls::{Files, FilesVersion, server_config};
 use rustix::process::{DumpableBehavior, Resource, getrlimit, set_dumpable_behavior, setrlimit};
@@ -116,7 +116,7 @@ fn serve(args: &Args) -> Result<()> {
     keep_to_ourselves()?;
     let files = args.tls.files();
     let tls = files.as_ref().map(server_config).transpose();
-    let options = Options {
+    let options = ServerOptions {
         limits: Limits {
             memory: args.memory,
             regions_max: args.regions_max,

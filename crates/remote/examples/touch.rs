@@ -79,7 +79,10 @@ fn map(
     copies: &str,
 ) -> Result<RemoteRegion, Box<dyn Error>> {
     let servers = servers.split(',').map(String::from).collect();
-    let options = cluster::Options { copies: copies.parse()?, ..cluster::Options::new(servers) };
+    let options = cluster::ClusterOptions {
+        copies: copies.parse()?,
+        ..cluster::ClusterOptions::new(servers)
+    };
     let store: Arc<dyn PageStore> = Arc::new(Cluster::connect(options)?);
     // Room for the resident set, and for the pages under way.
     let resident_bytes = (resident_mib.parse::<u64>()? << 20) + (4 << 20);

@@ -1,21 +1,21 @@
 //! The client: a page store whose pages are on several memory servers.
 //!
-//! [`replicator`], [`repair`] and `standing` decide on replicas, without I/O. [`cluster`] holds the
+//! [`replicator`], [`repair`] and `availability` decide on replicas, without I/O. [`cluster`] holds the
 //! state that all threads share, and is the [`PageStore`](crate::store::PageStore). [`reader`] and
 //! [`writer`] serve one thread each, over [`link`]s of their own. [`control`] is the one thread
 //! that watches servers, admits them again and repairs chunks.
 
-mod ahead;
 pub mod ask;
+mod availability;
 mod chunk;
 pub mod cluster;
 pub mod connection;
 mod control;
 pub mod link;
+mod prefetch;
 mod prospects;
 mod reader;
 pub mod repair;
 pub mod replicator;
 pub mod set;
-mod standing;
 mod writer;

@@ -5,11 +5,11 @@
 //! The owner keeps the MAC that a page had at its eviction, and verifies it at page-in.
 #![deny(unsafe_code)]
 
+mod affinity;
 pub mod client;
 pub mod discovery;
 pub mod page;
 pub mod pager;
-mod placement;
 pub mod preloaded;
 pub mod secret;
 pub mod server;

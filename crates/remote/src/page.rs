@@ -55,24 +55,24 @@ fn mac() -> Aegis128LMac<16> {
 /// The MAC of a page's bytes. Only the page's owner may know it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
-pub struct PageSum(pub u64);
+pub struct PageMac(pub u64);
 
-impl PageSum {
+impl PageMac {
     /// Returns the MAC of these bytes under this process's key.
     ///
     /// # Panics
     /// If no region was mapped before, so that the key is drawn here, and the system provides no
     /// random numbers.
     #[inline]
-    pub fn of(page: &[u8]) -> PageSum {
+    pub fn of(page: &[u8]) -> PageMac {
         let mut mac = mac();
         mac.update(page);
         let [a, b, c, d, e, f, g, h, ..] = mac.finalize();
-        PageSum(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+        PageMac(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
     }
 }
 
-impl fmt::Display for PageSum {
+impl fmt::Display for PageMac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
@@ -109,13 +109,13 @@ mod tests {
     fn one_bit_makes_a_page_another() {
         let mut page = vec![0u8; PAGE_BYTES];
         assert!(is_zero(&page));
-        let sum = PageSum::of(&page);
+        let mac = PageMac::of(&page);
         for at in [0, 255, 256, PAGE_BYTES - 1] {
             page[at] = 1;
             assert!(!is_zero(&page));
-            assert_ne!(PageSum::of(&page), sum);
+            assert_ne!(PageMac::of(&page), mac);
             page[at] = 0;
         }
-        assert_eq!(PageSum::of(&page), sum);
+        assert_eq!(PageMac::of(&page), mac);
     }
 }

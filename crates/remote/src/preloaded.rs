@@ -225,14 +225,14 @@ impl Servers {
     pub fn connect(&self, log: Option<Log>) -> Result<Cluster, String> {
         let name = self.tls_name.clone();
         let tls = self.tls.as_ref().map(|files| ClientTls::new(files, name)).transpose();
-        let options = cluster::Options {
+        let options = cluster::ClusterOptions {
             copies: self.copies,
             unreachable: self.unreachable,
             discover: self.discover,
             tls: tls.map_err(|error| error.to_string())?,
             insecure: self.insecure,
             log,
-            ..cluster::Options::new(self.named.clone())
+            ..cluster::ClusterOptions::new(self.named.clone())
         };
         Cluster::connect(options).map_err(|error: StoreError| error.to_string())
     }

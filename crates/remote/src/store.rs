@@ -16,7 +16,7 @@
 pub mod embedded;
 pub mod redis;
 
-use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
+use crate::page::{PAGE_BYTES, PageMac, PageRun, RUN_PAGES_MAX};
 use std::fmt;
 use std::io;
 use std::time::Duration;
@@ -120,7 +120,7 @@ pub struct PutRun<'a> {
     /// The bytes of the pages, [`PAGE_BYTES`] each.
     pub pages: &'a [u8],
     /// The MAC of each page.
-    pub sums: &'a [PageSum],
+    pub macs: &'a [PageMac],
 }
 
 /// A store of pages, which all threads share.
@@ -176,7 +176,7 @@ pub trait PageStore: Send + Sync {
 
 /// A thread's reader of pages, one call at a time.
 pub trait PageReader: Send {
-    /// Reads `sums.len()` adjacent pages from `first` on into `into`, and verifies each by its MAC.
+    /// Reads `macs.len()` adjacent pages from `first` on into `into`, and verifies each by its MAC.
     /// Blocks. If a replica does not answer, another one is read.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ pub trait PageReader: Send {
         &mut self,
         region: RegionId,
         first: u64,
-        sums: &[PageSum],
+        macs: &[PageMac],
         into: &mut [u8],
     ) -> Result<(), StoreError>;
 
@@ -197,7 +197,7 @@ pub trait PageReader: Send {
     fn get_each(
         &mut self,
         _region: RegionId,
-        _wanted: &[(u64, PageSum)],
+        _wanted: &[(u64, PageMac)],
         _good: &mut dyn FnMut(usize, &[u8]),
     ) {
     }
@@ -209,7 +209,7 @@ pub trait PageReader: Send {
 
     /// Sets the time to poll for a reply from this machine before sleeping. Other threads may run
     /// while it polls.
-    fn look_for_answers(&mut self, _time: Duration) {}
+    fn set_poll_time(&mut self, _time: Duration) {}
 }
 
 /// A thread's writer of pages, one call at a time.
@@ -232,12 +232,12 @@ pub trait PageWriter: Send {
 pub(crate) fn check_get(
     region_pages: u64,
     first: u64,
-    sums: &[PageSum],
+    macs: &[PageMac],
     into: &[u8],
 ) -> Result<(), StoreError> {
-    check_run(region_pages, first, sums.len())?;
-    if into.len() != sums.len() * PAGE_BYTES {
-        return Err(StoreError::BadRequest("as many pages of room as sums"));
+    check_run(region_pages, first, macs.len())?;
+    if into.len() != macs.len() * PAGE_BYTES {
+        return Err(StoreError::BadRequest("as many pages of room as MACs"));
     }
     Ok(())
 }
@@ -245,9 +245,9 @@ pub(crate) fn check_get(
 /// Checks the arguments of a put.
 pub(crate) fn check_put(region_pages: u64, runs: &[PutRun<'_>]) -> Result<(), StoreError> {
     for run in runs {
-        check_run(region_pages, run.first, run.sums.len())?;
-        if run.pages.len() != run.sums.len() * PAGE_BYTES {
-            return Err(StoreError::BadRequest("as many pages as sums"));
+        check_run(region_pages, run.first, run.macs.len())?;
+        if run.pages.len() != run.macs.len() * PAGE_BYTES {
+            return Err(StoreError::BadRequest("as many pages as MACs"));
         }
     }
     Ok(())

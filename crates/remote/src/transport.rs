@@ -56,7 +56,7 @@ impl Write for Socket {
 
 /// The byte stream of a connection.
 #[derive(Debug)]
-pub enum Stream {
+pub enum PeerStream {
     /// In the clear: loopback, or a network that is trusted with `--insecure`.
     Plain(Socket),
     /// The client's end of TLS.
@@ -65,19 +65,19 @@ pub enum Stream {
     TlsServer(Box<StreamOwned<ServerConnection, Socket>>),
 }
 
-impl From<TcpStream> for Stream {
-    fn from(socket: TcpStream) -> Stream {
-        Stream::Plain(socket.into())
+impl From<TcpStream> for PeerStream {
+    fn from(socket: TcpStream) -> PeerStream {
+        PeerStream::Plain(socket.into())
     }
 }
 
-impl Stream {
+impl PeerStream {
     /// Returns the TCP socket below the stream.
     pub fn socket(&self) -> &TcpStream {
         match self {
-            Stream::Plain(socket) => &socket.0,
-            Stream::TlsClient(tls) => &tls.sock.0,
-            Stream::TlsServer(tls) => &tls.sock.0,
+            PeerStream::Plain(socket) => &socket.0,
+            PeerStream::TlsClient(tls) => &tls.sock.0,
+            PeerStream::TlsServer(tls) => &tls.sock.0,
         }
     }
 
@@ -100,46 +100,46 @@ impl Stream {
     }
 }
 
-impl Read for Stream {
+impl Read for PeerStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
-            Stream::Plain(socket) => socket.read(into),
-            Stream::TlsClient(tls) => tls.read(into),
-            Stream::TlsServer(tls) => tls.read(into),
+            PeerStream::Plain(socket) => socket.read(into),
+            PeerStream::TlsClient(tls) => tls.read(into),
+            PeerStream::TlsServer(tls) => tls.read(into),
         }
     }
 
     fn read_vectored(&mut self, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match self {
-            Stream::Plain(socket) => socket.read_vectored(into),
-            Stream::TlsClient(tls) => tls.read_vectored(into),
-            Stream::TlsServer(tls) => tls.read_vectored(into),
+            PeerStream::Plain(socket) => socket.read_vectored(into),
+            PeerStream::TlsClient(tls) => tls.read_vectored(into),
+            PeerStream::TlsServer(tls) => tls.read_vectored(into),
         }
     }
 }
 
-impl Write for Stream {
+impl Write for PeerStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Stream::Plain(socket) => socket.write(bytes),
-            Stream::TlsClient(tls) => tls.write(bytes),
-            Stream::TlsServer(tls) => tls.write(bytes),
+            PeerStream::Plain(socket) => socket.write(bytes),
+            PeerStream::TlsClient(tls) => tls.write(bytes),
+            PeerStream::TlsServer(tls) => tls.write(bytes),
         }
     }
 
     fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
-            Stream::Plain(socket) => socket.write_vectored(bytes),
-            Stream::TlsClient(tls) => tls.write_vectored(bytes),
-            Stream::TlsServer(tls) => tls.write_vectored(bytes),
+            PeerStream::Plain(socket) => socket.write_vectored(bytes),
+            PeerStream::TlsClient(tls) => tls.write_vectored(bytes),
+            PeerStream::TlsServer(tls) => tls.write_vectored(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Stream::Plain(socket) => socket.flush(),
-            Stream::TlsClient(tls) => tls.flush(),
-            Stream::TlsServer(tls) => tls.flush(),
+            PeerStream::Plain(socket) => socket.flush(),
+            PeerStream::TlsClient(tls) => tls.flush(),
+            PeerStream::TlsServer(tls) => tls.flush(),
         }
     }
 }
@@ -151,24 +151,28 @@ const RESTS: u32 = 64;
 /// The way that a reader waits. It polls for a time, while other threads may run, and only then
 /// sleeps.
 #[derive(Debug, Default)]
-pub struct Looking {
+pub struct ReplyPolling {
     time: Duration,
     rests: u32,
 }
 
-impl Looking {
+impl ReplyPolling {
     /// Returns a reader's state that polls for at most `time`.
-    pub fn for_at_most(time: Duration) -> Looking {
-        Looking { time, rests: 0 }
+    pub fn with_time(time: Duration) -> ReplyPolling {
+        ReplyPolling { time, rests: 0 }
     }
 
     /// Reads as soon as bytes arrive. With TLS it sleeps at once.
     ///
     /// # Errors
     /// The error of the stream.
-    pub fn read(&mut self, stream: &mut Stream, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    pub fn read(
+        &mut self,
+        stream: &mut PeerStream,
+        into: &mut [IoSliceMut<'_>],
+    ) -> io::Result<usize> {
         let socket = match &*stream {
-            Stream::Plain(socket) if self.rests == 0 && !self.time.is_zero() => &socket.0,
+            PeerStream::Plain(socket) if self.rests == 0 && !self.time.is_zero() => &socket.0,
             _ => {
                 self.rests = self.rests.saturating_sub(1);
                 return stream.read_vectored(into);

@@ -3,7 +3,7 @@
 //! A connection begins with one [`hello::Hello`] each way. Then the client sends requests. The
 //! server answers each, in order, with a reply that carries the request's id. A frame is a
 //! [`header::Header`], then its *meta*, then its pages. The meta is small, and the header's
-//! checksum covers it. Each page has its own [`Checksum`]. The header determines the lengths of
+//! checksum covers it. Each page has its own [`WireChecksum`]. The header determines the lengths of
 //! meta and pages, within limits: no frame is longer than [`FRAME_BYTES_MAX`].
 //!
 //! Invariants: any bytes decode to a message or an error, never a panic. A message that was decoded
@@ -24,7 +24,7 @@ use twox_hash::XxHash3_64;
 pub const VERSION: u32 = 3;
 
 /// The size in bytes of a page's checksum on the wire.
-pub const SUM_BYTES: usize = 8;
+pub const CHECKSUM_BYTES: usize = 8;
 
 /// The size in bytes of a region's token, and of the proof that a client knows it.
 pub const TOKEN_BYTES: usize = 32;
@@ -36,7 +36,7 @@ pub const HELD_PAGES_MAX: usize = 4096;
 pub const REPORT_BYTES_MAX: usize = 48 << 10;
 
 /// The largest size of a frame in bytes.
-pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + RUN_PAGES_MAX * (SUM_BYTES + PAGE_BYTES);
+pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + RUN_PAGES_MAX * (CHECKSUM_BYTES + PAGE_BYTES);
 
 /// The reason why bytes do not decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -62,27 +62,27 @@ pub enum WireError {
 ///
 /// It detects accidental damage while the sender still has the page. It is unkeyed, so it proves
 /// nothing against an attacker who holds the page. Against attackers, the page's owner keeps a
-/// [`PageSum`](crate::page::PageSum), which no server may see.
+/// [`PageMac`](crate::page::PageMac), which no server may see.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(transparent)]
-pub struct Checksum(pub u64);
+pub struct WireChecksum(pub u64);
 
-impl Checksum {
+impl WireChecksum {
     /// Returns the checksum of these bytes.
     #[inline]
-    pub fn of(page: &[u8]) -> Checksum {
-        Checksum(XxHash3_64::oneshot(page))
+    pub fn of(page: &[u8]) -> WireChecksum {
+        WireChecksum(XxHash3_64::oneshot(page))
     }
 }
 
 /// Returns the checksums in a piece of meta.
-pub fn sums(bytes: &[u8]) -> impl ExactSizeIterator<Item = Checksum> + '_ {
-    bytes.chunks_exact(SUM_BYTES).map(|sum| Checksum(u64_at(sum, 0)))
+pub fn checksums(bytes: &[u8]) -> impl ExactSizeIterator<Item = WireChecksum> + '_ {
+    bytes.chunks_exact(CHECKSUM_BYTES).map(|checksum| WireChecksum(u64_at(checksum, 0)))
 }
 
 /// Appends checksums in their wire form.
-pub fn push_sums(out: &mut Vec<u8>, sums: impl IntoIterator<Item = Checksum>) {
-    out.extend(sums.into_iter().flat_map(|sum| sum.0.to_le_bytes()));
+pub fn push_checksums(out: &mut Vec<u8>, checksums: impl IntoIterator<Item = WireChecksum>) {
+    out.extend(checksums.into_iter().flat_map(|checksum| checksum.0.to_le_bytes()));
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> u16 {

@@ -3,8 +3,8 @@
 mod behind;
 
 use behind::behind;
-use pagetax_remote::client::cluster::{Cluster, Options};
-use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::client::cluster::{Cluster, ClusterOptions};
+use pagetax_remote::page::{PAGE_BYTES, PageMac};
 use pagetax_remote::store::{PageStore, PutRun};
 use pagetax_remote::wire::header::Op;
 use std::net::SocketAddr;
@@ -27,17 +27,17 @@ fn slow() -> SocketAddr {
 
 fn cluster(servers: &[SocketAddr], copies: usize) -> Cluster {
     let labels = servers.iter().map(SocketAddr::to_string).collect();
-    Cluster::connect(Options { copies, ..Options::new(labels) }).unwrap()
+    Cluster::connect(ClusterOptions { copies, ..ClusterOptions::new(labels) }).unwrap()
 }
 
 fn round_trip(store: &Cluster) {
     let region = store.create_region(64, false).unwrap();
     let page = vec![9; PAGE_BYTES];
-    let sums = [PageSum::of(&page)];
-    let run = PutRun { first: 5, pages: &page, sums: &sums };
+    let macs = [PageMac::of(&page)];
+    let run = PutRun { first: 5, pages: &page, macs: &macs };
     store.writer().unwrap().put(region, &[run]).unwrap();
     let mut into = vec![0; PAGE_BYTES];
-    store.reader().unwrap().get(region, 5, &sums, &mut into).unwrap();
+    store.reader().unwrap().get(region, 5, &macs, &mut into).unwrap();
     assert!(into == page);
 }
 
@@ -45,11 +45,11 @@ fn round_trip(store: &Cluster) {
 fn put_many(store: &Cluster) -> u64 {
     let region = store.create_region(64 * 256, true).unwrap();
     let page = vec![9; PAGE_BYTES];
-    let sums = [PageSum::of(&page)];
-    let run = |chunk: u64| PutRun { first: chunk * 256, pages: &page, sums: &sums };
+    let macs = [PageMac::of(&page)];
+    let run = |chunk: u64| PutRun { first: chunk * 256, pages: &page, macs: &macs };
     let runs: Vec<PutRun<'_>> = (0..64).map(run).collect();
     store.writer().unwrap().put(region, &runs).unwrap();
-    store.tally().servers_down_total.load(Ordering::Relaxed)
+    store.counters().servers_down_total.load(Ordering::Relaxed)
 }
 
 #[test]
@@ -57,8 +57,8 @@ fn a_server_that_is_far_slower_than_the_others_is_left() {
     let store = cluster(&[slow(), honest(), honest()], 2);
     assert_eq!(put_many(&store), 1);
     let until = Instant::now() + Duration::from_secs(10);
-    while store.copies_missing() > 0 {
-        assert!(Instant::now() < until, "{} copies are missing", store.copies_missing());
+    while store.replicas_missing() > 0 {
+        assert!(Instant::now() < until, "{} copies are missing", store.replicas_missing());
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -67,7 +67,7 @@ fn a_server_that_is_far_slower_than_the_others_is_left() {
 fn a_slow_server_is_used_where_pages_would_have_fewer_copies_without_it() {
     let store = cluster(&[slow(), honest()], 2);
     assert_eq!(put_many(&store), 0);
-    assert_eq!(store.copies_missing(), 0);
+    assert_eq!(store.replicas_missing(), 0);
 }
 
 #[test]
@@ -101,5 +101,5 @@ fn a_server_on_whose_way_all_pages_are_damaged_is_left() {
     let store = cluster(&[behind(damage, |_| {}), honest()], 1);
     // A region each, as their first pages are placed one by one.
     (0..8).for_each(|_| round_trip(&store));
-    assert!(store.tally().servers_down_total.load(Ordering::Relaxed) > 0, "it was never asked");
+    assert!(store.counters().servers_down_total.load(Ordering::Relaxed) > 0, "it was never asked");
 }

@@ -6,7 +6,7 @@ mod turns;
 
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
-use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::page::{PAGE_BYTES, PageMac};
 use pagetax_remote::pager::{EvictionMethod, Features, PagerOptions, RemoteRegion, Serving};
 use pagetax_remote::store::embedded::EmbeddedStore;
 use pagetax_remote::store::{PageStore, PutRun, RegionId};
@@ -120,7 +120,7 @@ fn assert_numbered(region: &RemoteRegion) {
 /// Touches a page whose bytes the store has no more.
 fn touch_lost_page(store: &Arc<dyn PageStore>, region: &RemoteRegion) {
     let other = [1; PAGE_BYTES];
-    let run = PutRun { first: 2, pages: &other, sums: &[PageSum::of(&other)] };
+    let run = PutRun { first: 2, pages: &other, macs: &[PageMac::of(&other)] };
     store.writer().unwrap().put(RegionId(1), &[run]).unwrap();
     MEMORY.store(region.as_ptr(), Relaxed);
     println!("{}", region.as_slice()[2 * PAGE_BYTES]);

@@ -5,8 +5,8 @@ mod behind;
 use behind::behind;
 use pagetax_core::access::Rng;
 use pagetax_core::units::{Bytes, Nanos};
-use pagetax_remote::client::cluster::{Cluster, Options};
-use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::client::cluster::{Cluster, ClusterOptions};
+use pagetax_remote::page::{PAGE_BYTES, PageMac};
 use pagetax_remote::secret::{self, Claim};
 use pagetax_remote::server::listen::{self, Server, StartError};
 use pagetax_remote::server::pool::{Limits, Pool};
@@ -17,7 +17,7 @@ use pagetax_remote::wire::header::{HEADER_BYTES, Header, Op};
 use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
 use pagetax_remote::wire::reply::{Failure, Reply};
 use pagetax_remote::wire::request::{Lease, Request};
-use pagetax_remote::wire::{Checksum, push_sums};
+use pagetax_remote::wire::{WireChecksum, push_checksums};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::CertificateDer;
@@ -35,7 +35,7 @@ fn loopback() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-fn start(options: listen::Options) -> Server {
+fn start(options: listen::ServerOptions) -> Server {
     Server::start(loopback(), options).unwrap()
 }
 
@@ -69,18 +69,18 @@ fn files(
 }
 
 fn connect(server: &Server, tls: Option<ClientTls>) -> Result<Cluster, StoreError> {
-    let options = Options::new(vec![server.address().to_string()]);
-    Cluster::connect(Options { tls, ..options })
+    let options = ClusterOptions::new(vec![server.address().to_string()]);
+    Cluster::connect(ClusterOptions { tls, ..options })
 }
 
 fn round_trip(store: &Cluster) {
     let region = store.create_region(64, false).unwrap();
     let page = vec![9; PAGE_BYTES];
-    let sums = [PageSum::of(&page)];
-    let run = PutRun { first: 5, pages: &page, sums: &sums };
+    let macs = [PageMac::of(&page)];
+    let run = PutRun { first: 5, pages: &page, macs: &macs };
     store.writer().unwrap().put(region, &[run]).unwrap();
     let mut into = vec![0; PAGE_BYTES];
-    store.reader().unwrap().get(region, 5, &sums, &mut into).unwrap();
+    store.reader().unwrap().get(region, 5, &macs, &mut into).unwrap();
     assert!(into == page);
 }
 
@@ -90,7 +90,7 @@ fn mutual_tls_and_nobody_else() {
     let (ours, theirs) = (authority(), authority());
     let at = directory.path();
     let config = server_config(&files(at, "server", &ours, &ours)).unwrap();
-    let server = start(listen::Options { tls: Some(config), ..Default::default() });
+    let server = start(listen::ServerOptions { tls: Some(config), ..Default::default() });
     let client =
         |name, signer, trusted| ClientTls::new(&files(at, name, signer, trusted), None).unwrap();
     round_trip(&connect(&server, Some(client("good", &ours, &ours))).unwrap());
@@ -129,24 +129,24 @@ fn nameless_roots(authority: &CertifiedIssuer<'static, KeyPair>) -> RootCertStor
 #[test]
 fn without_tls_only_loopback_unless_told_so() {
     let everywhere: SocketAddr = (Ipv4Addr::UNSPECIFIED, 0).into();
-    let refused = Server::start(everywhere, listen::Options::default());
+    let refused = Server::start(everywhere, listen::ServerOptions::default());
     assert!(matches!(refused, Err(StartError::Insecure(_))), "{refused:?}");
-    let told = listen::Options { insecure: true, ..Default::default() };
+    let told = listen::ServerOptions { insecure: true, ..Default::default() };
     Server::start(everywhere, told).unwrap();
 }
 
 #[test]
 fn clients_use_no_far_server_without_tls_unless_told_so() {
-    let far = || Options {
+    let far = || ClusterOptions {
         answer_within: Duration::from_millis(1),
-        ..Options::new(vec!["192.0.2.1".into()])
+        ..ClusterOptions::new(vec!["192.0.2.1".into()])
     };
-    let discover = || Options { discover: true, ..Options::new(Vec::new()) };
+    let discover = || ClusterOptions { discover: true, ..ClusterOptions::new(Vec::new()) };
     for options in [far(), discover()] {
         let refused = Cluster::connect(options);
         assert!(matches!(refused, Err(StoreError::Insecure { .. })), "{refused:?}");
     }
-    let told = Cluster::connect(Options { insecure: true, ..far() });
+    let told = Cluster::connect(ClusterOptions { insecure: true, ..far() });
     assert!(!matches!(told, Ok(_) | Err(StoreError::Insecure { .. })), "{told:?}");
 }
 
@@ -203,25 +203,25 @@ impl Raw {
     }
 }
 
-fn put<'a>(on: Lease, sums: &'a [u8], pages: &'a [u8]) -> Request<'a> {
-    Request::Put { on, first: 0, if_absent: false, sums, pages }
+fn put<'a>(on: Lease, checksums: &'a [u8], pages: &'a [u8]) -> Request<'a> {
+    Request::Put { on, first: 0, if_absent: false, checksums, pages }
 }
 
 #[test]
 fn regions_of_others_cannot_be_touched() {
-    let server = start(listen::Options::default());
+    let server = start(listen::ServerOptions::default());
     let (mut owner, mut thief) = (Raw::connect(&server), Raw::connect(&server));
     let token = [42; 32];
     let create = Request::Create { pages: 8, overcommit: false, token: &token };
     let on = owner.call(&create).unwrap().unwrap();
     let page = vec![3; PAGE_BYTES];
-    let mut sums = Vec::new();
-    push_sums(&mut sums, [Checksum::of(&page)]);
-    owner.call(&put(on, &sums, &page)).unwrap();
-    let get = Request::Get { on, first: 0, count: 1, with_sums: false };
+    let mut checksums = Vec::new();
+    push_checksums(&mut checksums, [WireChecksum::of(&page)]);
+    owner.call(&put(on, &checksums, &page)).unwrap();
+    let get = Request::Get { on, first: 0, count: 1, with_checksums: false };
     let tries = [
         get,
-        put(on, &sums, &page),
+        put(on, &checksums, &page),
         Request::Discard { on, first: 0, count: 8 },
         Request::Held { on, first: 0, count: 8 },
         Request::Drop { on, at_end: false },
@@ -238,7 +238,7 @@ fn regions_of_others_cannot_be_touched() {
 
 #[test]
 fn what_was_recorded_opens_nothing() {
-    let server = start(listen::Options::default());
+    let server = start(listen::ServerOptions::default());
     let token = [42; 32];
     let mut first = Raw::connect(&server);
     let create = Request::Create { pages: 8, overcommit: false, token: &token };
@@ -246,11 +246,11 @@ fn what_was_recorded_opens_nothing() {
     let mut second = Raw::connect(&server);
     let proof = second.proof(on.region, &token, false);
     second.call(&Request::Attach { region: on.region, fence: false, proof: &proof }).unwrap();
-    second.call(&Request::Get { on, first: 0, count: 1, with_sums: false }).unwrap_err();
+    second.call(&Request::Get { on, first: 0, count: 1, with_checksums: false }).unwrap_err();
     let page = vec![3; PAGE_BYTES];
-    let mut sums = Vec::new();
-    push_sums(&mut sums, [Checksum::of(&page)]);
-    second.call(&put(on, &sums, &page)).unwrap();
+    let mut checksums = Vec::new();
+    push_checksums(&mut checksums, [WireChecksum::of(&page)]);
+    second.call(&put(on, &checksums, &page)).unwrap();
     // All of the second connection again, byte for byte, on a third.
     let mut replay = Raw::connect(&server);
     assert_ne!(replay.hello.nonce, second.hello.nonce);
@@ -262,7 +262,7 @@ fn what_was_recorded_opens_nothing() {
 
 #[test]
 fn a_fence_voids_what_is_still_under_way() {
-    let server = start(listen::Options::default());
+    let server = start(listen::ServerOptions::default());
     let (mut old, mut new) = (Raw::connect(&server), Raw::connect(&server));
     let token = [42; 32];
     let create = Request::Create { pages: 8, overcommit: false, token: &token };
@@ -272,17 +272,17 @@ fn a_fence_voids_what_is_still_under_way() {
     let fresh = new.call(&attach).unwrap().unwrap();
     assert_ne!(fresh.lease, on.lease);
     let page = vec![3; PAGE_BYTES];
-    let mut sums = Vec::new();
-    push_sums(&mut sums, [Checksum::of(&page)]);
-    assert_eq!(old.call(&put(on, &sums, &page)), Err(Failure::StaleLease));
-    new.call(&put(fresh, &sums, &page)).unwrap();
+    let mut checksums = Vec::new();
+    push_checksums(&mut checksums, [WireChecksum::of(&page)]);
+    assert_eq!(old.call(&put(on, &checksums, &page)), Err(Failure::StaleLease));
+    new.call(&put(fresh, &checksums, &page)).unwrap();
     let damaged = vec![4; PAGE_BYTES];
-    assert_eq!(new.call(&put(fresh, &sums, &damaged)), Err(Failure::BadSum { page: 0 }));
+    assert_eq!(new.call(&put(fresh, &checksums, &damaged)), Err(Failure::DamagedPage { page: 0 }));
 }
 
 #[test]
 fn another_version_is_told_so() {
-    let server = start(listen::Options::default());
+    let server = start(listen::ServerOptions::default());
     let mut stream = TcpStream::connect(server.address()).unwrap();
     let newer = Hello { version: 99, ..Hello::client("newer") };
     stream.write_all(&newer.encode()).unwrap();
@@ -298,7 +298,8 @@ fn another_version_is_told_so() {
         stream.write_all(&Hello { version: 99, ..Hello::client("") }.encode()).unwrap();
         let _ = stream.read(&mut [0; HELLO_BYTES]);
     });
-    let error = Cluster::connect(Options::new(vec![address.to_string()])).unwrap_err().to_string();
+    let error =
+        Cluster::connect(ClusterOptions::new(vec![address.to_string()])).unwrap_err().to_string();
     assert!(error.contains("version 99") && error.contains("install the same"), "{error}");
     future.join().unwrap();
 }
@@ -307,7 +308,7 @@ fn another_version_is_told_so() {
 fn limits_hold() {
     let limits =
         Limits { memory: Bytes(1 << 20), regions_max: 2, connections_max: 3, ..Limits::default() };
-    let server = start(listen::Options { limits, ..Default::default() });
+    let server = start(listen::ServerOptions { limits, ..Default::default() });
     let mut raw = Raw::connect(&server);
     let create = Request::Create { pages: 8, overcommit: false, token: &[1; 32] };
     raw.call(&create).unwrap();
@@ -328,7 +329,7 @@ fn limits_hold() {
 
 #[test]
 fn frames_beyond_the_limit_end_the_connection() {
-    let server = start(listen::Options::default());
+    let server = start(listen::ServerOptions::default());
     for (op, count) in [(Op::Put, 65), (Op::Get, 65), (Op::Put, u16::MAX), (Op::Held, 4097)] {
         let mut raw = Raw::connect(&server);
         let header = Header { count, ..Header::new(op, 1) };
@@ -344,7 +345,7 @@ fn frames_beyond_the_limit_end_the_connection() {
 
 #[test]
 fn who_says_hello_byte_by_byte_is_turned_away() {
-    let server = start(listen::Options::default());
+    let server = start(listen::ServerOptions::default());
     let mut steady = Raw::connect(&server);
     let mut slow = TcpStream::connect(server.address()).unwrap();
     slow.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
@@ -361,17 +362,17 @@ fn who_says_hello_byte_by_byte_is_turned_away() {
 #[test]
 fn what_one_client_discards_no_other_can_read() {
     let limits = Limits { memory: Bytes(1 << 20), ..Limits::default() };
-    let server = start(listen::Options { limits, ..Default::default() });
+    let server = start(listen::ServerOptions { limits, ..Default::default() });
     let (mut owner, mut next) = (Raw::connect(&server), Raw::connect(&server));
     let create = Request::Create { pages: 64, overcommit: true, token: &[1; 32] };
     let on = owner.call(&create).unwrap().unwrap();
     let secret = vec![0x5e; PAGE_BYTES];
-    let mut sums = Vec::new();
-    push_sums(&mut sums, [Checksum::of(&secret)]);
-    owner.call(&put(on, &sums, &secret)).unwrap();
+    let mut checksums = Vec::new();
+    push_checksums(&mut checksums, [WireChecksum::of(&secret)]);
+    owner.call(&put(on, &checksums, &secret)).unwrap();
     owner.call(&Request::Discard { on, first: 0, count: 1 }).unwrap();
     let on = next.call(&create).unwrap().unwrap();
-    let get = |first| Request::Get { on, first, count: 1, with_sums: false };
+    let get = |first| Request::Get { on, first, count: 1, with_checksums: false };
     (0..64).for_each(|page| {
         assert_eq!(next.call(&get(page)), Err(Failure::NotHeld { page }));
     });
@@ -380,7 +381,7 @@ fn what_one_client_discards_no_other_can_read() {
 
 #[test]
 fn noise_ends_only_its_own_connection() {
-    let server = start(listen::Options::default());
+    let server = start(listen::ServerOptions::default());
     let mut steady = Raw::connect(&server);
     let mut rng = Rng::new(1);
     for round in 0..60 {
@@ -397,7 +398,7 @@ fn noise_ends_only_its_own_connection() {
     }
     steady.call(&Request::Status).unwrap();
     let until = Instant::now() + Duration::from_secs(10);
-    while server.pool().tally.connections.load(std::sync::atomic::Ordering::Relaxed) > 1 {
+    while server.pool().counters.connections.load(std::sync::atomic::Ordering::Relaxed) > 1 {
         assert!(Instant::now() < until, "connections are left over");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -432,17 +433,20 @@ fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
 #[test]
 fn a_server_cannot_forge_a_page() {
     let (page, forged) = alike_to_xxh3();
-    assert!(page != forged && Checksum::of(&page) == Checksum::of(&forged), "a forgery of XXH3");
-    let options = Options::new(vec![rogue(page.clone(), forged).to_string()]);
+    assert!(
+        page != forged && WireChecksum::of(&page) == WireChecksum::of(&forged),
+        "a forgery of XXH3"
+    );
+    let options = ClusterOptions::new(vec![rogue(page.clone(), forged).to_string()]);
     let store = Cluster::connect(options).unwrap();
     let region = store.create_region(64, false).unwrap();
-    let sums = [PageSum::of(&page)];
-    let run = PutRun { first: 5, pages: &page, sums: &sums };
+    let macs = [PageMac::of(&page)];
+    let run = PutRun { first: 5, pages: &page, macs: &macs };
     store.writer().unwrap().put(region, &[run]).unwrap();
     let mut into = vec![0; PAGE_BYTES];
-    let got = store.reader().unwrap().get(region, 5, &sums, &mut into);
+    let got = store.reader().unwrap().get(region, 5, &macs, &mut into);
     assert!(matches!(got, Err(StoreError::PageLost { page: 5, .. })), "{got:?}");
-    assert!(store.tally().bad_copies_total.load(Ordering::Relaxed) > 0);
+    assert!(store.counters().bad_replicas_total.load(Ordering::Relaxed) > 0);
 }
 
 /// The owner's checksums must not be what goes over the wire: whoever sees one could look for another page that
@@ -450,7 +454,7 @@ fn a_server_cannot_forge_a_page() {
 #[test]
 fn the_checksum_of_the_owner_is_not_that_of_the_wire() {
     let page = vec![9; PAGE_BYTES];
-    assert_ne!(PageSum::of(&page).0, Checksum::of(&page).0);
+    assert_ne!(PageMac::of(&page).0, WireChecksum::of(&page).0);
 }
 
 /// Says hello from this address of loopback's, and returns the server's.
@@ -477,7 +481,7 @@ fn a_client_that_takes_all_it_may_leaves_something_to_others() {
         client_memory: Some(Bytes(1 << 20)),
         ..Limits::default()
     };
-    let server = start(listen::Options { limits, ..Default::default() });
+    let server = start(listen::ServerOptions { limits, ..Default::default() });
     let raw = |from| {
         let (stream, hello) = hello_from(from, &server);
         Raw { stream, hello, sent: Vec::new() }
@@ -489,9 +493,15 @@ fn a_client_that_takes_all_it_may_leaves_something_to_others() {
     greedy.call(&create).unwrap();
     assert_eq!(greedy.call(&create), Err(Failure::TooMany));
     let page = vec![7; PAGE_BYTES];
-    let mut sums = Vec::new();
-    push_sums(&mut sums, [Checksum::of(&page)]);
-    let at = |on, first| Request::Put { on, first, if_absent: false, sums: &sums, pages: &page };
+    let mut checksums = Vec::new();
+    push_checksums(&mut checksums, [WireChecksum::of(&page)]);
+    let at = |on, first| Request::Put {
+        on,
+        first,
+        if_absent: false,
+        checksums: &checksums,
+        pages: &page,
+    };
     let taken = (0..1000).take_while(|first| greedy.call(&at(on, *first)).is_ok()).count();
     assert!((200..256).contains(&taken), "{taken} pages of at most 1 MiB with their index");
     assert_eq!(greedy.call(&at(on, 1000)), Err(Failure::Full { pages_free: 0 }));
@@ -511,7 +521,7 @@ fn a_client_that_takes_all_it_may_leaves_something_to_others() {
 #[test]
 fn who_has_regions_gets_in_when_others_have_filled_the_table() {
     let limits = Limits { connections_max: 16, ..Limits::default() };
-    let server = start(listen::Options { limits, ..Default::default() });
+    let server = start(listen::ServerOptions { limits, ..Default::default() });
     let (stream, hello) = hello_from(ONE, &server);
     let mut owner = Raw { stream, hello, sent: Vec::new() };
     owner.call(&Request::Create { pages: 8, overcommit: true, token: &[1; 32] }).unwrap();
@@ -530,7 +540,7 @@ fn who_has_regions_gets_in_when_others_have_filled_the_table() {
 #[test]
 fn connections_that_say_nothing_keep_nobody_out() {
     let limits = Limits { connections_max: 16, ..Limits::default() };
-    let server = start(listen::Options { limits, ..Default::default() });
+    let server = start(listen::ServerOptions { limits, ..Default::default() });
     let silent = |_| TcpStream::connect(server.address()).unwrap();
     let mut crowd: Vec<TcpStream> = (0..200).map(silent).collect();
     for _ in 0..20 {
@@ -543,7 +553,7 @@ fn connections_that_say_nothing_keep_nobody_out() {
 #[test]
 fn a_client_that_may_make_no_region_is_told_so_at_its_start() {
     let limits = Limits { regions_max: 1, ..Limits::default() };
-    let server = start(listen::Options { limits, ..Default::default() });
+    let server = start(listen::ServerOptions { limits, ..Default::default() });
     let first = connect(&server, None).unwrap();
     first.create_region(8, true).unwrap();
     let refused = connect(&server, None).unwrap().create_region(8, true).unwrap_err().to_string();
@@ -556,20 +566,20 @@ fn a_client_that_may_make_no_region_is_told_so_at_its_start() {
 #[test]
 fn a_full_server_is_not_taken_for_a_dead_one() {
     let limits = Limits { client_connections_max: 2, ..Limits::default() };
-    let server = start(listen::Options { limits, ..Default::default() });
-    let options = Options::new(vec![server.address().to_string()]);
-    let options = Options { unreachable: Duration::from_secs(2), ..options };
+    let server = start(listen::ServerOptions { limits, ..Default::default() });
+    let options = ClusterOptions::new(vec![server.address().to_string()]);
+    let options = ClusterOptions { unreachable: Duration::from_secs(2), ..options };
     let store = Cluster::connect(options).unwrap();
     let _reserve = std::iter::from_fn(|| Some(hello_from(Ipv4Addr::LOCALHOST, &server)))
         .take_while(|(_, hello)| !hello.is_full())
         .collect::<Vec<_>>();
     let region = store.create_region(8, true).unwrap();
     let page = vec![9; PAGE_BYTES];
-    let sums = [PageSum::of(&page)];
+    let macs = [PageMac::of(&page)];
     // There is no place for the writer's connection.
-    let run = PutRun { first: 5, pages: &page, sums: &sums };
+    let run = PutRun { first: 5, pages: &page, macs: &macs };
     let _ = store.writer().unwrap().put(region, &[run]);
-    assert_eq!(store.tally().servers_down_total.load(Ordering::Relaxed), 0);
+    assert_eq!(store.counters().servers_down_total.load(Ordering::Relaxed), 0);
     assert_eq!(store.servers_up(), 1);
 }
 
@@ -578,8 +588,10 @@ fn certificates_are_read_again_and_no_session_outlives_its_own() {
     let directory = tempfile::tempdir().unwrap();
     let (old, new) = (authority(), authority());
     let ours = files(directory.path(), "server", &old, &old);
-    let server =
-        start(listen::Options { tls: Some(server_config(&ours).unwrap()), ..Default::default() });
+    let server = start(listen::ServerOptions {
+        tls: Some(server_config(&ours).unwrap()),
+        ..Default::default()
+    });
     let tls = |files: &Files| ClientTls::new(files, None).unwrap();
     let theirs = files(directory.path(), "client", &old, &old);
     let (client, stays) = (tls(&theirs), tls(&theirs));
@@ -612,16 +624,16 @@ fn the_certificate_that_expires_first_is_found() {
 #[test]
 fn http_beyond_loopback_asks_for_tls_too() {
     let everywhere: SocketAddr = (Ipv4Addr::UNSPECIFIED, 0).into();
-    let far = listen::Options { http: Some(everywhere), ..Default::default() };
+    let far = listen::ServerOptions { http: Some(everywhere), ..Default::default() };
     let refused = Server::start(loopback(), far.clone());
     assert!(matches!(refused, Err(StartError::InsecureHttp(_))), "{refused:?}");
-    Server::start(loopback(), listen::Options { insecure: true, ..far.clone() }).unwrap();
+    Server::start(loopback(), listen::ServerOptions { insecure: true, ..far.clone() }).unwrap();
     // With TLS, the plain request of a stranger is not answered.
     let directory = tempfile::tempdir().unwrap();
     let authority = authority();
     let ours = files(directory.path(), "server", &authority, &authority);
     let tls = Some(server_config(&ours).unwrap());
-    let server = Server::start(loopback(), listen::Options { tls, ..far }).unwrap();
+    let server = Server::start(loopback(), listen::ServerOptions { tls, ..far }).unwrap();
     let port = server.http_address().unwrap().port();
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     let mut answer = Vec::new();
@@ -633,7 +645,7 @@ fn http_beyond_loopback_asks_for_tls_too() {
 #[test]
 fn slow_clients_of_http_do_not_keep_others_from_an_answer() {
     let http = Some(loopback());
-    let server = start(listen::Options { http, ..Default::default() });
+    let server = start(listen::ServerOptions { http, ..Default::default() });
     let to = server.http_address().unwrap();
     let mut greedy: Vec<TcpStream> = Vec::new();
     for _ in 0..40 {
@@ -681,8 +693,9 @@ fn a_region_that_was_removed_takes_nothing_and_a_used_one_is_not_reaped() {
     // Found by one connection while another one drops it.
     pool.remove(&region);
     let page = [7; PAGE_BYTES];
-    let put =
-        |lease| region.put(&pool.slab, lease, 0, false, &page, [Checksum::of(&page)].into_iter());
+    let put = |lease| {
+        region.put(&pool.slab, lease, 0, false, &page, [WireChecksum::of(&page)].into_iter())
+    };
     assert_eq!(put(on.lease), Err(Failure::NoRegion));
     assert_eq!(region.fence(77), Err(Failure::NoRegion));
     assert_eq!(put(77), Err(Failure::NoRegion));
@@ -702,25 +715,25 @@ fn eventually(what: &str, patience: Duration, is_so: impl Fn() -> bool) {
 #[test]
 fn pages_of_a_client_that_falls_silent_are_kept_for_longer() {
     let linger = Nanos(100_000_000);
-    let server = start(listen::Options {
+    let server = start(listen::ServerOptions {
         limits: Limits { linger, ..Limits::default() },
         ..Default::default()
     });
     let (token, pages) = ([5; 32], vec![9; 64 * PAGE_BYTES]);
-    let mut sums = Vec::new();
-    push_sums(&mut sums, pages.chunks(PAGE_BYTES).map(Checksum::of));
+    let mut checksums = Vec::new();
+    push_checksums(&mut checksums, pages.chunks(PAGE_BYTES).map(WireChecksum::of));
     let create = Request::Create { pages: 64, overcommit: true, token: &token };
     let [mut silent, mut killed] = [Raw::connect(&server), Raw::connect(&server)];
     let on = silent.call(&create).unwrap().unwrap();
-    silent.call(&put(on, &sums, &pages)).unwrap();
+    silent.call(&put(on, &checksums, &pages)).unwrap();
     killed.call(&create).unwrap();
     drop(killed);
     let mut half = Vec::new();
-    put(on, &sums, &pages).encode_head(8, &mut half);
+    put(on, &checksums, &pages).encode_head(8, &mut half);
     silent.stream.write_all(&half).unwrap();
-    let tally = &server.pool().tally;
+    let counters = &server.pool().counters;
     eventually("the silent connection ends", Duration::from_secs(30), || {
-        tally.connections.load(Ordering::Relaxed) == 0
+        counters.connections.load(Ordering::Relaxed) == 0
     });
     eventually("the killed client's region goes", Duration::from_secs(5), || {
         server.pool().region_count() == 1
@@ -731,5 +744,5 @@ fn pages_of_a_client_that_falls_silent_are_kept_for_longer() {
     let proof = back.proof(on.region, &token, true);
     let on = back.call(&Request::Attach { region: on.region, fence: true, proof: &proof });
     let on = on.expect("its region is there").unwrap();
-    back.call(&Request::Get { on, first: 0, count: 64, with_sums: false }).unwrap();
+    back.call(&Request::Get { on, first: 0, count: 64, with_checksums: false }).unwrap();
 }

@@ -4,8 +4,8 @@ mod redis_server;
 mod suite;
 
 use pagetax_core::units::Bytes;
-use pagetax_remote::client::cluster::{Cluster, Options};
-use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum};
+use pagetax_remote::client::cluster::{Cluster, ClusterOptions};
+use pagetax_remote::page::{PAGE_BYTES, PageMac, PageRun};
 use pagetax_remote::server::listen::{self, Server};
 use pagetax_remote::server::pool::Limits;
 use pagetax_remote::store::embedded::EmbeddedStore;
@@ -27,8 +27,8 @@ fn embedded_store_compresses_and_gives_back() {
     let region = store.create_region(64, false).unwrap();
     let mut writer = store.writer().unwrap();
     let pages = vec![7u8; 64 * PAGE_BYTES];
-    let sums = [PageSum::of(&pages[..PAGE_BYTES]); 64];
-    writer.put(region, &[PutRun { first: 0, pages: &pages, sums: &sums }]).unwrap();
+    let macs = [PageMac::of(&pages[..PAGE_BYTES]); 64];
+    writer.put(region, &[PutRun { first: 0, pages: &pages, macs: &macs }]).unwrap();
     assert!(store.used_bytes() < 64 * 200, "{}", store.used_bytes());
     writer.discard(region, &[PageRun { first: 0, count: 64 }]).unwrap();
     assert_eq!(store.used_bytes(), 0);
@@ -36,13 +36,13 @@ fn embedded_store_compresses_and_gives_back() {
 
 fn start_server(memory: u64) -> Server {
     let limits = Limits { memory: Bytes(memory), ..Limits::default() };
-    let options = listen::Options { limits, ..listen::Options::default() };
+    let options = listen::ServerOptions { limits, ..listen::ServerOptions::default() };
     Server::start((Ipv4Addr::LOCALHOST, 0).into(), options).unwrap()
 }
 
 fn cluster_of(servers: &[Server], copies: usize) -> Cluster {
     let labels = servers.iter().map(|server| server.address().to_string()).collect();
-    Cluster::connect(Options { copies, ..Options::new(labels) }).unwrap()
+    Cluster::connect(ClusterOptions { copies, ..ClusterOptions::new(labels) }).unwrap()
 }
 
 #[test]
@@ -58,15 +58,15 @@ fn servers_hand_over_what_is_asked_for_together() {
     let store = cluster_of(&servers, 1);
     let region = store.create_region(1024, false).unwrap();
     let (mut writer, mut reader) = (store.writer().unwrap(), store.reader().unwrap());
-    let (bytes, sums) = suite::pages(0..64);
+    let (bytes, macs) = suite::pages(0..64);
     for first in [0, 512] {
-        writer.put(region, &[PutRun { first, pages: &bytes, sums: &sums }]).unwrap();
+        writer.put(region, &[PutRun { first, pages: &bytes, macs: &macs }]).unwrap();
     }
     // Of two chunks in turn, which may lie on two servers.
-    let wanted: Vec<_> = (0..).zip(&sums).map(|(at, sum)| (at + at % 2 * 512, *sum)).collect();
+    let wanted: Vec<_> = (0..).zip(&macs).map(|(at, mac)| (at + at % 2 * 512, *mac)).collect();
     let mut came = 0;
     reader.get_each(region, &wanted, &mut |nth, page| {
-        assert_eq!(PageSum::of(page), wanted[nth].1);
+        assert_eq!(PageMac::of(page), wanted[nth].1);
         came += 1;
     });
     assert_eq!(came, 64);
@@ -80,21 +80,24 @@ fn three_servers_with_two_copies_keep_their_word() {
 
 #[test]
 fn two_names_of_one_server_hold_one_copy() {
-    let options = listen::Options { insecure: true, ..listen::Options::default() };
+    let options = listen::ServerOptions { insecure: true, ..listen::ServerOptions::default() };
     let server = Server::start((Ipv4Addr::UNSPECIFIED, 0).into(), options).unwrap();
     let port = server.address().port();
     let names = [1, 2].map(|last| format!("127.0.0.{last}:{port}"));
-    let connect = |copies| Cluster::connect(Options { copies, ..Options::new(names.to_vec()) });
+    let connect =
+        |copies| Cluster::connect(ClusterOptions { copies, ..ClusterOptions::new(names.to_vec()) });
     let refused = connect(2).unwrap_err().to_string();
     assert!(refused.contains("the same memory server as 127.0.0.1"), "{refused}");
     assert_eq!(connect(1).unwrap().servers_up(), 1);
     // With another server, it is one of two.
     let other = start_server(8 << 20);
     let servers = [names[0].clone(), names[1].clone(), other.address().to_string()];
-    let store = Cluster::connect(Options { copies: 2, ..Options::new(servers.to_vec()) }).unwrap();
+    let store =
+        Cluster::connect(ClusterOptions { copies: 2, ..ClusterOptions::new(servers.to_vec()) })
+            .unwrap();
     let region = store.create_region(64, false).unwrap();
-    let (bytes, sums) = suite::pages(0..64);
-    let run = PutRun { first: 0, pages: &bytes, sums: &sums };
+    let (bytes, macs) = suite::pages(0..64);
+    let run = PutRun { first: 0, pages: &bytes, macs: &macs };
     store.writer().unwrap().put(region, &[run]).unwrap();
     assert_eq!([&server, &other].map(|server| server.pool().pages_held()), [64, 64]);
 }
@@ -150,24 +153,24 @@ fn redis_passwords_are_used_and_never_shown() {
     let urls: Vec<String> = nodes.iter().map(|node| with_password(node.url())).collect();
     let store = RedisStore::connect(&urls).unwrap();
     let region = store.create_region(4096, false).unwrap();
-    let (bytes, sums) = suite::pages(0..64);
+    let (bytes, macs) = suite::pages(0..64);
     let mut writer = store.writer().unwrap();
     for first in (0..1024).step_by(64) {
-        writer.put(region, &[PutRun { first, pages: &bytes, sums: &sums }]).unwrap();
+        writer.put(region, &[PutRun { first, pages: &bytes, macs: &macs }]).unwrap();
     }
 }
 
 #[test]
 fn redis_pages_expire_unless_their_owner_lives() {
     let Some(redis) = RedisServer::start(&["--maxmemory-policy", "noeviction"]) else { return };
-    let (bytes, sums) = suite::pages(0..64);
+    let (bytes, macs) = suite::pages(0..64);
     let put = |store: &RedisStore| {
         let region = store.create_region(64, false).unwrap();
         let mut writer = store.writer().unwrap();
-        writer.put(region, &[PutRun { first: 0, pages: &bytes, sums: &sums }]).unwrap();
+        writer.put(region, &[PutRun { first: 0, pages: &bytes, macs: &macs }]).unwrap();
         // Empties the hash, which ends it; the next has to expire as well.
         writer.discard(region, &[PageRun { first: 0, count: 64 }]).unwrap();
-        writer.put(region, &[PutRun { first: 0, pages: &bytes, sums: &sums }]).unwrap();
+        writer.put(region, &[PutRun { first: 0, pages: &bytes, macs: &macs }]).unwrap();
         region
     };
     let (life, never) = (Duration::from_secs(1), Duration::from_secs(3600));
@@ -187,7 +190,7 @@ fn redis_pages_expire_unless_their_owner_lives() {
     while Instant::now() < until {
         std::thread::sleep(life / 2);
         let mut into = vec![0; bytes.len()];
-        living.reader().unwrap().get(region, 0, &sums, &mut into).unwrap();
+        living.reader().unwrap().get(region, 0, &macs, &mut into).unwrap();
         assert!(into == bytes);
     }
 }
@@ -238,8 +241,8 @@ fn one_page_less() -> String {
 fn an_engine_that_answers_too_few_pages_is_an_error() {
     let store = RedisStore::connect(&[one_page_less()]).unwrap();
     let region = store.create_region(64, true).unwrap();
-    let sums = [PageSum::of(&[b'a'; PAGE_BYTES]); 4];
+    let macs = [PageMac::of(&[b'a'; PAGE_BYTES]); 4];
     let mut into = vec![0; 4 * PAGE_BYTES];
-    let got = store.reader().unwrap().get(region, 0, &sums, &mut into);
+    let got = store.reader().unwrap().get(region, 0, &macs, &mut into);
     assert!(got.is_err(), "the last page is {:?}", &into[3 * PAGE_BYTES..][..4]);
 }

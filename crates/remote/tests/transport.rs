@@ -1,7 +1,7 @@
 //! What connections do to the process that has them.
 
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::transport::Stream;
+use pagetax_remote::transport::PeerStream;
 use rcgen::{CertificateParams, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::PrivateKeyDer;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 const CHILD: &str = "PAGETAX_TEST_CHILD";
 
 /// Writes until the other side, which hangs up at once, is known to be gone.
-fn write_to_nobody(mut stream: Stream) {
+fn write_to_nobody(mut stream: PeerStream) {
     let page = [7; PAGE_BYTES];
     loop {
         let mut pieces = [IoSlice::new(&page[..100]), IoSlice::new(&page)];
@@ -63,7 +63,7 @@ fn tls() {
         stream.read_exact(&mut [0; 1]).unwrap();
     });
     let session = ClientConnection::new(Arc::new(ours), "localhost".try_into().unwrap()).unwrap();
-    let mut stream = Stream::TlsClient(Box::new(StreamOwned::new(session, socket.into())));
+    let mut stream = PeerStream::TlsClient(Box::new(StreamOwned::new(session, socket.into())));
     stream.write_all(&[1]).unwrap();
     stream.flush().unwrap();
     server.join().unwrap();

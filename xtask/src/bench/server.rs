@@ -5,8 +5,8 @@ use super::serve::{Cpu, Server};
 use super::{Outcome, pagetax};
 use anyhow::Result;
 use pagetax_core::access::Rng;
-use pagetax_remote::client::cluster::{Cluster, Options};
-use pagetax_remote::page::{PAGE_BYTES, PageSum, RUN_PAGES_MAX};
+use pagetax_remote::client::cluster::{Cluster, ClusterOptions};
+use pagetax_remote::page::{PAGE_BYTES, PageMac, RUN_PAGES_MAX};
 use pagetax_remote::store::{PageStore, PutRun};
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -71,7 +71,7 @@ impl Timed {
 pub fn run() -> Result<Outcome> {
     let server = Server::start(&pagetax()?, "1G", "127.0.0.1:0")?;
     let empty = server.resident_bytes()?;
-    let store = Cluster::connect(Options::new(vec![server.address.clone()]))?;
+    let store = Cluster::connect(ClusterOptions::new(vec![server.address.clone()]))?;
     let region = store.create_region(PAGES, false)?;
     let (mut reader, mut writer) = (store.reader()?, store.writer()?);
     let mut rng = Rng::new(1);
@@ -79,14 +79,14 @@ pub fn run() -> Result<Outcome> {
         .take(RUNS * RUN_PAGES_MAX * PAGE_BYTES / 8)
         .flatten()
         .collect();
-    let sums: Vec<PageSum> = pages.chunks(PAGE_BYTES).map(PageSum::of).collect();
+    let macs: Vec<PageMac> = pages.chunks(PAGE_BYTES).map(PageMac::of).collect();
     let fill = Timed::of("in, 64 at a time", PAGES, &server, || {
         (0..PAGES).step_by(RUNS * RUN_PAGES_MAX).try_for_each(|first| {
-            let runs = pages.chunks(RUN_PAGES_MAX * PAGE_BYTES).zip(sums.chunks(RUN_PAGES_MAX));
+            let runs = pages.chunks(RUN_PAGES_MAX * PAGE_BYTES).zip(macs.chunks(RUN_PAGES_MAX));
             let runs: Vec<PutRun<'_>> = (first..)
                 .step_by(RUN_PAGES_MAX)
                 .zip(runs)
-                .map(|(first, (pages, sums))| PutRun { first, pages, sums })
+                .map(|(first, (pages, macs))| PutRun { first, pages, macs })
                 .collect();
             Ok(writer.put(region, &runs)?)
         })
@@ -95,8 +95,8 @@ pub fn run() -> Result<Outcome> {
         (server.resident_bytes()? - empty) as f64 / (PAGES * PAGE_BYTES as u64) as f64 - 1.0;
     let mut into = vec![0; RUN_PAGES_MAX * PAGE_BYTES];
     let mut get = |first: u64, count: usize| -> Result<()> {
-        let at = first as usize % sums.len();
-        Ok(reader.get(region, first, &sums[at..at + count], &mut into[..count * PAGE_BYTES])?)
+        let at = first as usize % macs.len();
+        Ok(reader.get(region, first, &macs[at..at + count], &mut into[..count * PAGE_BYTES])?)
     };
     let sequential = Timed::of("out, 64 at a time", PAGES, &server, || {
         (0..PAGES).step_by(RUN_PAGES_MAX).try_for_each(|first| get(first, RUN_PAGES_MAX))

@@ -6,7 +6,7 @@ use crate::pages::{put, try_get, try_put, wait_until};
 use crate::serve::{PAGETAX, Serve};
 use pagetax_core::access::Rng;
 use pagetax_remote::client::ask;
-use pagetax_remote::client::cluster::{Cluster, Options};
+use pagetax_remote::client::cluster::{Cluster, ClusterOptions};
 use pagetax_remote::client::connection::Endpoint;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{self, PagerError, RemoteRegion};
@@ -44,12 +44,12 @@ impl<'a> Servers<'a> {
 
     fn client(&self) -> Cluster {
         let labels = self.running.iter().map(|server| server.address.clone()).collect();
-        let options = Options {
+        let options = ClusterOptions {
             copies: 2,
             repair_after: Duration::from_millis(300),
             unreachable: Duration::from_secs(6),
             insecure: true,
-            ..Options::new(labels)
+            ..ClusterOptions::new(labels)
         };
         Cluster::connect(options).unwrap()
     }
@@ -62,7 +62,7 @@ fn start_on(network: &Network, host: usize, memory: &str) -> Serve {
 
 fn wait_until_whole(store: &Cluster) {
     wait_until("all servers are back and every page has its copies", 40, || {
-        store.servers_up() == SERVERS.len() && store.copies_missing() == 0
+        store.servers_up() == SERVERS.len() && store.replicas_missing() == 0
     });
 }
 
@@ -232,7 +232,7 @@ fn a_slow_server_is_not_waited_for() {
         let mut traffic = Traffic::new(&store, 600);
         network.set_slow(1);
         traffic.run(200);
-        assert!(store.tally().hedges_total.load(Ordering::Relaxed) > 0);
+        assert!(store.counters().hedges_total.load(Ordering::Relaxed) > 0);
         network.mend();
         traffic.check();
     });

@@ -1,7 +1,7 @@
 //! Pages whose bytes follow from their number and version, put and read back.
 
 use pagetax_core::access::Rng;
-use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::page::{PAGE_BYTES, PageMac};
 use pagetax_remote::store::{PageReader, PageWriter, PutRun, RegionId, StoreError};
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,8 @@ pub fn try_put(
     version: u64,
 ) -> Result<(), StoreError> {
     let pages = page(number, version);
-    let sums = [PageSum::of(&pages)];
-    writer.put(region, &[PutRun { first: number, pages: &pages, sums: &sums }])
+    let macs = [PageMac::of(&pages)];
+    writer.put(region, &[PutRun { first: number, pages: &pages, macs: &macs }])
 }
 
 pub fn try_get(
@@ -33,7 +33,7 @@ pub fn try_get(
 ) -> Result<(), StoreError> {
     let right = page(number, version);
     let mut into = vec![0; PAGE_BYTES];
-    reader.get(region, number, &[PageSum::of(&right)], &mut into)?;
+    reader.get(region, number, &[PageMac::of(&right)], &mut into)?;
     assert!(into == right, "page {number} is not what was put");
     Ok(())
 }

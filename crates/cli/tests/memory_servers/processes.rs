@@ -3,8 +3,8 @@
 use crate::pages::{page, put, try_get, wait_until};
 use crate::serve::{PAGETAX, Serve};
 use pagetax_core::access::Rng;
-use pagetax_remote::client::cluster::{Cluster, Options};
-use pagetax_remote::page::{PAGE_BYTES, PageSum};
+use pagetax_remote::client::cluster::{Cluster, ClusterOptions};
+use pagetax_remote::page::{PAGE_BYTES, PageMac};
 use pagetax_remote::store::{PageStore, PutRun, StoreError};
 use std::process::Command;
 use std::sync::atomic::Ordering;
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 fn cluster(servers: &[Serve], copies: usize) -> Cluster {
     let labels = servers.iter().map(|server| server.address.clone()).collect();
-    let options = Options {
+    let options = ClusterOptions {
         copies,
         repair_after: Duration::from_millis(300),
         unreachable: Duration::from_secs(3),
-        ..Options::new(labels)
+        ..ClusterOptions::new(labels)
     };
     Cluster::connect(options).unwrap()
 }
@@ -50,7 +50,7 @@ fn killed_one_after_the_other_nothing_is_lost() {
             (stall_max, at) = (stall_max.max(now - at), now);
         }
         wait_until("copies are made again", 30, || {
-            store.servers_up() == 3 - killed && store.copies_missing() == 0
+            store.servers_up() == 3 - killed && store.replicas_missing() == 0
         });
     }
     for (number, version) in (0..).zip(&versions) {
@@ -78,7 +78,7 @@ fn a_server_that_stops_answering_does_not_stop_reads() {
     put(&mut *writer, region, 1, 1);
     servers[0].signal("-CONT");
     wait_until("it is taken in again", 20, || {
-        store.servers_up() == 2 && store.copies_missing() == 0
+        store.servers_up() == 2 && store.replicas_missing() == 0
     });
     put(&mut *writer, region, 2, 1);
     let versions = |number| u64::from(number == 1 || number == 2);
@@ -113,18 +113,20 @@ fn the_owner_hears_of_losses_before_it_reads() {
     let mut server = Serve::any("16M");
     let (lines, said) = mpsc::channel();
     let log = move |line: &str| lines.send(line.to_string()).unwrap();
-    let options =
-        Options { log: Some(Arc::new(log)), ..Options::new(vec![server.address.clone()]) };
+    let options = ClusterOptions {
+        log: Some(Arc::new(log)),
+        ..ClusterOptions::new(vec![server.address.clone()])
+    };
     let store = Cluster::connect(options).unwrap();
     let region = store.create_region(64, false).unwrap();
     put(&mut *store.writer().unwrap(), region, 7, 0);
-    assert_eq!(store.tally().chunks_damaged_total.load(Ordering::Relaxed), 0);
+    assert_eq!(store.counters().chunks_damaged_total.load(Ordering::Relaxed), 0);
     let address = server.address.clone();
     server.kill();
     let _another = Serve::start("16M", &address, &[]);
     let line = said.recv_timeout(Duration::from_secs(20)).unwrap();
     assert!(line.contains(&address) && line.contains("keep more copies"), "{line}");
-    assert_eq!(store.tally().chunks_damaged_total.load(Ordering::Relaxed), 1);
+    assert_eq!(store.counters().chunks_damaged_total.load(Ordering::Relaxed), 1);
 }
 
 #[test]
@@ -177,8 +179,8 @@ fn overhead_health_metrics_and_what_people_see() {
     let mut writer = store.writer().unwrap();
     for first in (0..PAGES).step_by(64) {
         let pages: Vec<u8> = (first..first + 64).flat_map(|number| page(number, 0)).collect();
-        let sums: Vec<PageSum> = pages.chunks(PAGE_BYTES).map(PageSum::of).collect();
-        writer.put(region, &[PutRun { first, pages: &pages, sums: &sums }]).unwrap();
+        let macs: Vec<PageMac> = pages.chunks(PAGE_BYTES).map(PageMac::of).collect();
+        writer.put(region, &[PutRun { first, pages: &pages, macs: &macs }]).unwrap();
     }
     let (held, grown) = (PAGES * PAGE_BYTES as u64, servers[0].resident_bytes() - before);
     let overhead = grown as f64 / held as f64 - 1.0;

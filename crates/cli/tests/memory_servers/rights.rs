@@ -3,7 +3,7 @@
 use crate::pages::wait_until;
 use crate::serve::{PAGETAX, Serve};
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::wire::SUM_BYTES;
+use pagetax_remote::wire::CHECKSUM_BYTES;
 use pagetax_remote::wire::header::HEADER_BYTES;
 use pagetax_remote::wire::hello::{HELLO_BYTES, Hello};
 use pagetax_remote::wire::request::{Lease, Request};
@@ -181,9 +181,9 @@ fn a_cgroup_with_less_memory_than_is_to_be_lent_is_told() {
 
 /// A put of 64 pages to a region that is not ours: it is denied when all of it has arrived.
 fn large_request() -> Vec<u8> {
-    let (sums, pages) = (vec![0; 64 * SUM_BYTES], vec![7; 64 * PAGE_BYTES]);
+    let (checksums, pages) = (vec![0; 64 * CHECKSUM_BYTES], vec![7; 64 * PAGE_BYTES]);
     let on = Lease { region: 1, lease: 1 };
-    let put = Request::Put { on, first: 0, if_absent: false, sums: &sums, pages: &pages };
+    let put = Request::Put { on, first: 0, if_absent: false, checksums: &checksums, pages: &pages };
     let mut frame = Vec::new();
     put.encode_head(1, &mut frame);
     frame.extend_from_slice(&pages);

@@ -19,10 +19,10 @@ pub struct ChunkAt {
 
 /// The members of a chunk, by layer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Chunk {
+pub struct ChunkMembers {
     pub(super) complete: ServerSet,
     pub(super) catching_up: ServerSet,
-    pub(super) older: Vec<ServerSet>,
+    pub(super) older_layers: Vec<ServerSet>,
     pub(super) leaving: ServerSet,
     /// Servers that nobody waits for any more. If no other server has all of their pages, they
     /// become members again when they return.
@@ -34,9 +34,9 @@ pub struct Chunk {
     pub(super) version: u32,
 }
 
-impl Chunk {
+impl ChunkMembers {
     pub(super) fn members(&self) -> ServerSet {
-        self.older.iter().fold(self.current(), |all, set| all.union(*set))
+        self.older_layers.iter().fold(self.current(), |all, set| all.union(*set))
     }
 
     /// Returns the members that writes go to.
@@ -49,42 +49,42 @@ impl Chunk {
     }
 
     /// Removes a member. Repair cleans the server when it is reachable.
-    pub(super) fn put_out(&mut self, server: ServerId) {
+    pub(super) fn remove_server(&mut self, server: ServerId) {
         self.complete.remove(server);
         self.catching_up.remove(server);
-        self.older.iter_mut().for_each(|layer| layer.remove(server));
-        self.older.retain(|layer| !layer.is_empty());
+        self.older_layers.iter_mut().for_each(|layer| layer.remove(server));
+        self.older_layers.retain(|layer| !layer.is_empty());
         self.leaving.insert(server);
         self.version += 1;
-        self.put_out_spent();
+        self.remove_superseded_layers();
     }
 
     /// Stops writes to a server that missed one. Its earlier pages still count if it is in an older
     /// layer.
-    pub(super) fn miss(&mut self, server: ServerId) {
-        if !self.older.iter().any(|layer| layer.has(server)) {
-            return self.put_out(server);
+    pub(super) fn stop_writes_to(&mut self, server: ServerId) {
+        if !self.older_layers.iter().any(|layer| layer.has(server)) {
+            return self.remove_server(server);
         }
         self.complete.remove(server);
         self.catching_up.remove(server);
         self.version += 1;
-        self.put_out_spent();
+        self.remove_superseded_layers();
     }
 
     /// Adds servers that have no page of the chunk, and starts writes to them.
-    pub(super) fn join(&mut self, chosen: ServerSet, up: ServerSet) {
+    pub(super) fn add_members(&mut self, chosen: ServerSet, up: ServerSet) {
         if chosen.is_empty() {
             return;
         }
         if !self.is_placed() {
             self.complete = chosen;
         } else if self.current().and(up).is_empty() {
-            self.bury();
+            self.demote_current();
             self.catching_up = chosen;
         } else {
-            if !self.older.is_empty() && !self.catching_up.is_empty() {
+            if !self.older_layers.is_empty() && !self.catching_up.is_empty() {
                 // They have the pages that the older layers missed; the new members do not.
-                self.older.insert(0, self.catching_up);
+                self.older_layers.insert(0, self.catching_up);
                 self.catching_up = self.catching_up.and(up);
             }
             self.catching_up = self.catching_up.union(chosen);
@@ -94,13 +94,13 @@ impl Chunk {
 
     /// Ends the newest older layer: the servers in `to` have all of it by now, and so have its own
     /// members. Other catching-up servers lack its pages and are of no use any more.
-    pub(super) fn spend_layer(&mut self, to: ServerSet) {
-        let layer = self.older.remove(0);
+    pub(super) fn retire_newest_layer(&mut self, to: ServerSet) {
+        let layer = self.older_layers.remove(0);
         let lacking = self.catching_up.minus(to).minus(layer);
-        lacking.iter().for_each(|server| self.miss(server));
+        lacking.iter().for_each(|server| self.stop_writes_to(server));
         let kept = self.members();
         self.leaving = self.leaving.union(layer.minus(kept));
-        if self.older.is_empty() {
+        if self.older_layers.is_empty() {
             self.complete = self.complete.union(std::mem::take(&mut self.catching_up));
         }
         self.version += 1;
@@ -108,17 +108,17 @@ impl Chunk {
 
     /// Adds a server that returned with its pages after nobody waited for it any more. It becomes
     /// the oldest layer: servers that were written to since have newer pages.
-    pub(super) fn take_back(&mut self, server: ServerId) {
+    pub(super) fn readmit_server(&mut self, server: ServerId) {
         self.former.remove(server);
         if !self.is_placed() {
             self.complete.insert(server);
         } else if !self.complete.is_empty() {
             let partial = self.catching_up;
-            partial.iter().for_each(|server| self.put_out(server));
+            partial.iter().for_each(|server| self.remove_server(server));
             self.catching_up = std::mem::take(&mut self.complete);
-            self.older = vec![ServerSet::one(server)];
+            self.older_layers = vec![ServerSet::one(server)];
         } else {
-            self.older.push(ServerSet::one(server));
+            self.older_layers.push(ServerSet::one(server));
         }
         self.leaving.remove(server);
         self.version += 1;
@@ -126,31 +126,31 @@ impl Chunk {
 
     /// Removes older layers that have no use. With complete servers, they need a catching-up server
     /// that has the pages that they missed.
-    pub(super) fn put_out_spent(&mut self) {
+    pub(super) fn remove_superseded_layers(&mut self) {
         if !self.complete.is_empty() && self.catching_up.is_empty() {
-            let spent = self.older.drain(..).fold(ServerSet::EMPTY, ServerSet::union);
-            self.leaving = self.leaving.union(spent.minus(self.complete));
+            let superseded = self.older_layers.drain(..).fold(ServerSet::EMPTY, ServerSet::union);
+            self.leaving = self.leaving.union(superseded.minus(self.complete));
         }
     }
 
     /// Ends a write that the servers in `acked` have and other members missed.
-    pub(super) fn was_written(&mut self, acked: ServerSet) {
+    pub(super) fn complete_write(&mut self, acked: ServerSet) {
         let missed = self.complete.minus(acked);
         // The new members have this write; the other pages are where they were.
         if !missed.is_empty() && !self.catching_up.and(acked).is_empty() {
             self.complete = self.complete.and(acked);
-            self.older.insert(0, missed);
+            self.older_layers.insert(0, missed);
             self.version += 1;
         }
         let others = self.current().minus(acked);
-        others.iter().for_each(|server| self.miss(server));
+        others.iter().for_each(|server| self.stop_writes_to(server));
     }
 
     /// Moves complete and catching-up servers to the older layers, because none of them can take
     /// writes.
-    pub(super) fn bury(&mut self) {
+    pub(super) fn demote_current(&mut self) {
         let layers = [self.catching_up, self.complete];
-        self.older.splice(0..0, layers.into_iter().filter(|layer| !layer.is_empty()));
+        self.older_layers.splice(0..0, layers.into_iter().filter(|layer| !layer.is_empty()));
         (self.complete, self.catching_up) = (ServerSet::EMPTY, ServerSet::EMPTY);
         self.version += 1;
     }
@@ -158,10 +158,11 @@ impl Chunk {
     /// Makes the newest older layer the current one if there is no other. If no older layer is left
     /// then, it counts as complete: no server has more.
     fn promote(&mut self) {
-        if self.complete.is_empty() && self.catching_up.is_empty() && !self.older.is_empty() {
-            self.catching_up = self.older.remove(0);
+        if self.complete.is_empty() && self.catching_up.is_empty() && !self.older_layers.is_empty()
+        {
+            self.catching_up = self.older_layers.remove(0);
         }
-        if self.complete.is_empty() && self.older.is_empty() {
+        if self.complete.is_empty() && self.older_layers.is_empty() {
             self.complete = std::mem::take(&mut self.catching_up);
         }
     }
@@ -171,13 +172,14 @@ impl Chunk {
     ///
     /// A complete server has every page. While there is one, the catching-up servers and an older
     /// layer together have every page as well. Otherwise each layer has pages that the others lack.
-    pub(super) fn forget(&mut self, server: ServerId) -> bool {
+    pub(super) fn lose_server(&mut self, server: ServerId) -> bool {
         let its = ServerSet::one(server);
         let layers = [self.complete, self.catching_up];
-        let was_alone = layers.iter().chain(&self.older).any(|layer| *layer == its);
+        let was_alone = layers.iter().chain(&self.older_layers).any(|layer| *layer == its);
         let was_last_complete = self.complete == its;
-        self.put_out(server);
-        let is_whole = was_last_complete && !self.catching_up.is_empty() && !self.older.is_empty();
+        self.remove_server(server);
+        let is_whole =
+            was_last_complete && !self.catching_up.is_empty() && !self.older_layers.is_empty();
         let damaged = was_alone && self.complete.is_empty() && !is_whole;
         self.is_damaged |= damaged;
         self.promote();
@@ -185,10 +187,10 @@ impl Chunk {
     }
 }
 
-static UNPLACED: Chunk = Chunk {
+static UNPLACED: ChunkMembers = ChunkMembers {
     complete: ServerSet::EMPTY,
     catching_up: ServerSet::EMPTY,
-    older: Vec::new(),
+    older_layers: Vec::new(),
     leaving: ServerSet::EMPTY,
     former: ServerSet::EMPTY,
     is_damaged: false,
@@ -198,41 +200,41 @@ static UNPLACED: Chunk = Chunk {
 /// The placed chunks of a region. A region may be far larger than the pages that are ever put.
 /// Other chunks take neither memory nor time in a scan.
 #[derive(Debug)]
-pub(super) struct Chunks {
+pub(super) struct RegionChunks {
     count: u64,
-    placed: BTreeMap<u64, Chunk>,
+    placed: BTreeMap<u64, ChunkMembers>,
 }
 
-impl Chunks {
-    pub(super) fn new(count: u64) -> Chunks {
-        Chunks { count, placed: BTreeMap::new() }
+impl RegionChunks {
+    pub(super) fn new(count: u64) -> RegionChunks {
+        RegionChunks { count, placed: BTreeMap::new() }
     }
 
-    pub(super) fn get(&self, chunk: u64) -> Option<&Chunk> {
+    pub(super) fn get(&self, chunk: u64) -> Option<&ChunkMembers> {
         (chunk < self.count).then(|| self.placed.get(&chunk).unwrap_or(&UNPLACED))
     }
 
-    pub(super) fn get_mut(&mut self, chunk: u64) -> Option<&mut Chunk> {
+    pub(super) fn get_mut(&mut self, chunk: u64) -> Option<&mut ChunkMembers> {
         (chunk < self.count).then(|| self.placed.entry(chunk).or_default())
     }
 
     /// Returns the placed chunks from number `first` on, with their numbers.
-    pub(super) fn placed_from(&self, first: u64) -> impl Iterator<Item = (u64, &Chunk)> {
+    pub(super) fn placed_from(&self, first: u64) -> impl Iterator<Item = (u64, &ChunkMembers)> {
         self.placed.range(first..).map(|(number, chunk)| (*number, chunk))
     }
 
-    pub(super) fn placed(&self) -> impl Iterator<Item = &Chunk> {
+    pub(super) fn placed(&self) -> impl Iterator<Item = &ChunkMembers> {
         self.placed.values()
     }
 
-    pub(super) fn placed_mut(&mut self) -> impl Iterator<Item = (u64, &mut Chunk)> {
+    pub(super) fn placed_mut(&mut self) -> impl Iterator<Item = (u64, &mut ChunkMembers)> {
         self.placed.iter_mut().map(|(number, chunk)| (*number, chunk))
     }
 
     /// Returns the runs of chunks for which a server holds no needed replica: first chunk and
     /// count.
     pub(super) fn without(&self, server: ServerId) -> impl Iterator<Item = (u64, u64)> {
-        let is_wanted = move |chunk: &Chunk| chunk.members().union(chunk.former).has(server);
+        let is_wanted = move |chunk: &ChunkMembers| chunk.members().union(chunk.former).has(server);
         let held = self.placed.iter().filter(move |(_, chunk)| is_wanted(chunk));
         let ends = held.map(|(chunk, _)| *chunk).chain([self.count]);
         let mut first = 0;
@@ -247,7 +249,7 @@ mod tests {
 
     #[test]
     fn only_chunks_that_were_placed_take_room() {
-        let mut chunks = Chunks::new(1 << 40);
+        let mut chunks = RegionChunks::new(1 << 40);
         for chunk in [3, 4, 1 << 39] {
             chunks.get_mut(chunk).unwrap().complete.insert(7);
         }

@@ -5,13 +5,13 @@
 //! a time probes that server.
 
 use super::connection::{Connection, Endpoint, is_turned_away};
-use super::control::{Control, Watch};
-use super::link::{LinkError, Links, is_slow};
-use super::reader::Reader;
-use super::replicator::{CHUNK_PAGES, ChunkAt, Replicator, Standing};
+use super::control::{Control, ServerMonitor};
+use super::link::{LinkError, ServerLinks, is_slow};
+use super::reader::ReplicaReader;
+use super::replicator::{Availability, CHUNK_PAGES, ChunkAt, Replicator};
 use super::set::ServerId;
-use super::writer::Writer;
-use crate::page::PageSum;
+use super::writer::ReplicaWriter;
+use crate::page::PageMac;
 use crate::pager::Log;
 use crate::secret;
 use crate::store::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
@@ -28,12 +28,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The default of [`Options::unreachable`].
+/// The default of [`ClusterOptions::unreachable`].
 pub const UNREACHABLE: Duration = Duration::from_secs(30);
 
 /// The settings of a client of memory servers.
 #[derive(Clone)]
-pub struct Options {
+pub struct ClusterOptions {
     /// The host, or host and port, of each server.
     pub servers: Vec<String>,
     /// The number of replicas of each page, on as many servers: 1 to 3.
@@ -60,9 +60,9 @@ pub struct Options {
     pub log: Option<Log>,
 }
 
-impl fmt::Debug for Options {
+impl fmt::Debug for ClusterOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Options")
+        f.debug_struct("ClusterOptions")
             .field("servers", &self.servers)
             .field("copies", &self.copies)
             .field("discover", &self.discover)
@@ -71,10 +71,10 @@ impl fmt::Debug for Options {
     }
 }
 
-impl Options {
+impl ClusterOptions {
     /// Returns the default settings for these servers.
-    pub fn new(servers: Vec<String>) -> Options {
-        Options {
+    pub fn new(servers: Vec<String>) -> ClusterOptions {
+        ClusterOptions {
             servers,
             copies: 1,
             discover: false,
@@ -90,7 +90,7 @@ impl Options {
     }
 }
 
-impl Options {
+impl ClusterOptions {
     /// Returns true if the client may use only servers on loopback.
     fn needs_tls(&self) -> bool {
         self.tls.is_none() && !self.insecure
@@ -104,13 +104,13 @@ fn program_name() -> String {
 
 /// The counts of events since a client connected.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct ClusterCounters {
     /// Reads that were sent to a second server because the first one was slow.
     pub hedges_total: AtomicU64,
     /// Reads that another server than the first one answered, for whatever reason.
     pub failovers_total: AtomicU64,
     /// Replicas that were damaged or stale. The client did not use them.
-    pub bad_copies_total: AtomicU64,
+    pub bad_replicas_total: AtomicU64,
     /// Times that a server stopped answering, was restarted or was shunned.
     pub servers_down_total: AtomicU64,
     /// Pages that repairs copied from server to server.
@@ -121,7 +121,7 @@ pub struct Tally {
 
 /// A kind of request for pages. The client counts the failures of each kind on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Deed {
+pub(super) enum RequestKind {
     Read,
     Write,
 }
@@ -138,7 +138,7 @@ const SHUN_FOR: Duration = Duration::from_secs(1);
 const SHUN_MAX: Duration = Duration::from_secs(64);
 /// The handshakes to try before a server that hangs up counts as alive: a server that is being
 /// killed hangs up, too.
-const GREETINGS: u32 = 3;
+const PROBES_MAX: u32 = 3;
 
 /// The backoff of a server that this client has decided not to use.
 #[derive(Debug, Clone, Copy, Default)]
@@ -159,11 +159,11 @@ pub(super) struct Peer {
     address: Mutex<Option<SocketAddr>>,
     /// The server of which this name is an alias.
     alias_of: Mutex<Option<ServerId>>,
-    /// The number of consecutive failed requests, by [`Deed`].
+    /// The number of consecutive failed requests, by [`RequestKind`].
     strikes: [AtomicU32; 2],
     shunned: Mutex<Shunned>,
     /// The lock of the thread that probes the server.
-    verdict: Mutex<()>,
+    probe_lock: Mutex<()>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -180,7 +180,7 @@ impl Peer {
             alias_of: Mutex::default(),
             strikes: Default::default(),
             shunned: Mutex::default(),
-            verdict: Mutex::default(),
+            probe_lock: Mutex::default(),
         }
     }
 
@@ -208,8 +208,8 @@ impl Peer {
     }
 
     /// Resets the count of failures of a kind, because a request succeeded.
-    pub fn did(&self, deed: Deed) {
-        let strikes = &self.strikes[deed as usize];
+    pub fn reset_strikes(&self, kind: RequestKind) {
+        let strikes = &self.strikes[kind as usize];
         if strikes.load(Ordering::Relaxed) != 0 {
             strikes.store(0, Ordering::Relaxed);
         }
@@ -217,8 +217,8 @@ impl Peer {
 
     /// Counts a failed request to a server that is alive. Returns the time for which to shun the
     /// server, if it reaches the limit.
-    fn strike(&self, deed: Deed, strikes_max: u32) -> Option<Duration> {
-        let strikes = self.strikes[deed as usize].fetch_add(1, Ordering::Relaxed) + 1;
+    fn strike(&self, kind: RequestKind, strikes_max: u32) -> Option<Duration> {
+        let strikes = self.strikes[kind as usize].fetch_add(1, Ordering::Relaxed) + 1;
         let mut shunned = locked(&self.shunned);
         let is_long_ago = |until: Instant| until.elapsed() > SHUN_MAX;
         if shunned.until.is_some_and(is_long_ago) {
@@ -227,7 +227,7 @@ impl Peer {
         if strikes < strikes_max {
             return None;
         }
-        self.did(deed);
+        self.reset_strikes(kind);
         let time = (SHUN_FOR * (1 << shunned.times.min(6))).min(SHUN_MAX);
         *shunned = Shunned { until: Some(Instant::now() + time), times: shunned.times + 1 };
         Some(time)
@@ -236,16 +236,16 @@ impl Peer {
 
 /// A replica that a reader found damaged or stale.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct BadCopy {
+pub(super) struct BadReplica {
     pub server: ServerId,
     pub region: RegionId,
     pub page: u64,
     /// The MAC that the owner keeps.
-    pub sum: PageSum,
+    pub mac: PageMac,
 }
 
 /// The most bad replicas that wait for repair. The next read finds the others again.
-const BAD_COPIES_MAX: usize = 1024;
+const BAD_REPLICAS_MAX: usize = 1024;
 
 /// The result of a try to reach a server.
 enum Probe {
@@ -258,25 +258,25 @@ enum Probe {
 
 /// A region's number and token on one server.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Remote {
+pub(super) struct RegionHandle {
     pub number: u32,
     pub token: Token,
 }
 
 /// The state that all threads of a client share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub options: Options,
-    pub tally: Tally,
+pub(super) struct ClusterState {
+    pub options: ClusterOptions,
+    pub counters: ClusterCounters,
     pub replicator: RwLock<Replicator>,
     pub peers: RwLock<Vec<Arc<Peer>>>,
-    pub remotes: RwLock<HashMap<(RegionId, ServerId), Remote>>,
+    pub remotes: RwLock<HashMap<(RegionId, ServerId), RegionHandle>>,
     /// The number of pages of each region.
     pub regions: RwLock<BTreeMap<RegionId, u64>>,
     pub stopped: AtomicBool,
     /// The replicas that the control thread must repair.
-    pub bad_copies: Mutex<VecDeque<BadCopy>>,
-    /// The number of changes of servers' standing.
+    pub bad_replicas: Mutex<VecDeque<BadReplica>>,
+    /// The number of changes of servers' availability.
     changes: Mutex<u64>,
     changed: Condvar,
 }
@@ -284,8 +284,8 @@ pub(super) struct Shared {
 /// A page store on memory servers.
 #[derive(Debug)]
 pub struct Cluster {
-    shared: Arc<Shared>,
-    watch: Arc<Mutex<Watch>>,
+    shared: Arc<ClusterState>,
+    monitor: Arc<Mutex<ServerMonitor>>,
     next_region: AtomicU64,
     thread: Option<JoinHandle<()>>,
 }
@@ -296,7 +296,7 @@ impl Cluster {
     /// # Errors
     /// If `copies` is not 1 to 3, fewer servers than `copies` answer, or a server refuses this
     /// client. Also if a server beyond loopback would be used with neither TLS nor `insecure`.
-    pub fn connect(options: Options) -> Result<Cluster, StoreError> {
+    pub fn connect(options: ClusterOptions) -> Result<Cluster, StoreError> {
         if !(1..=3).contains(&options.copies) {
             return Err(StoreError::BadRequest("there can be 1, 2 or 3 copies"));
         }
@@ -305,9 +305,9 @@ impl Cluster {
             return Err(StoreError::Insecure { server: "a server that --discover finds".into() });
         }
         let copies = options.copies;
-        let shared = Arc::new(Shared::new(options));
-        let mut watch = Watch::new(shared.clone())?;
-        let problem = watch.first_look()?;
+        let shared = Arc::new(ClusterState::new(options));
+        let mut monitor = ServerMonitor::new(shared.clone())?;
+        let problem = monitor.connect_all()?;
         let reached = shared.replicator().up().len();
         if reached < copies {
             return Err(problem.unwrap_or_else(|| StoreError::Unreachable {
@@ -315,17 +315,17 @@ impl Cluster {
                 source: io::Error::other(format!("{reached} found")),
             }));
         }
-        let watch = Arc::new(Mutex::new(watch));
-        let control = Control { shared: shared.clone(), watch: watch.clone() };
-        let spawned = threads::spawn("pagetax-control", move || control.run_or_end())
+        let monitor = Arc::new(Mutex::new(monitor));
+        let control = Control { shared: shared.clone(), monitor: monitor.clone() };
+        let spawned = threads::spawn("pagetax-control", move || control.run_or_abort())
             .map_err(|source| StoreError::Unreachable { server: "a thread".into(), source })?;
         let next_region = AtomicU64::new(1);
-        Ok(Cluster { shared, watch, next_region, thread: Some(spawned) })
+        Ok(Cluster { shared, monitor, next_region, thread: Some(spawned) })
     }
 
     /// Returns the counts of events since the client connected.
-    pub fn tally(&self) -> &Tally {
-        &self.shared.tally
+    pub fn counters(&self) -> &ClusterCounters {
+        &self.shared.counters
     }
 
     /// Returns the number of servers that are up.
@@ -356,12 +356,12 @@ impl Cluster {
 
     /// Returns the number of chunk replicas that are still missing until no chunk is
     /// under-replicated.
-    pub fn copies_missing(&self) -> u64 {
-        self.shared.replicator().copies_missing()
+    pub fn replicas_missing(&self) -> u64 {
+        self.shared.replicator().replicas_missing()
     }
 
-    fn watch(&self) -> MutexGuard<'_, Watch> {
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    fn monitor(&self) -> MutexGuard<'_, ServerMonitor> {
+        self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -376,7 +376,7 @@ impl PageStore for Cluster {
     fn capacity(&self) -> Result<Capacity, StoreError> {
         let replicator = self.shared.replicator();
         if replicator.up().is_empty() {
-            return Err(self.shared.nobody());
+            return Err(self.shared.unreachable_error());
         }
         Ok(replicator.capacity())
     }
@@ -387,16 +387,16 @@ impl PageStore for Cluster {
             return Err(StoreError::Full { pages_asked: pages, pages_free });
         }
         let region = RegionId(self.next_region.fetch_add(1, Ordering::Relaxed));
-        let mut watch = self.watch();
+        let mut monitor = self.monitor();
         self.shared.regions_mut().insert(region, pages);
         self.shared.replicator_mut().add_region(region, pages);
-        let refused = watch.create_everywhere(region, pages);
+        let refused = monitor.create_everywhere(region, pages);
         let up = self.shared.replicator().up();
         let made = up.iter().filter(|server| self.shared.remote(region, *server).is_some()).count();
         if let Some(server) = refused.filter(|_| made < self.shared.options.copies) {
             // Refuse now: with no server to evict to, the program would run on over its memory
             // limit.
-            watch.drop_everywhere(region);
+            monitor.drop_everywhere(region);
             self.shared.regions_mut().remove(&region);
             self.shared.replicator_mut().drop_region(region);
             return Err(StoreError::Refused {
@@ -410,23 +410,23 @@ impl PageStore for Cluster {
     }
 
     fn drop_region(&self, region: RegionId) -> Result<(), StoreError> {
-        let mut watch = self.watch();
+        let mut monitor = self.monitor();
         self.shared.regions_mut().remove(&region).ok_or(StoreError::NoRegion(region))?;
         self.shared.replicator_mut().drop_region(region);
-        watch.drop_everywhere(region);
+        monitor.drop_everywhere(region);
         Ok(())
     }
 
     fn drop_region_at_end(&self, region: RegionId) {
-        self.watch().drop_at_end(region);
+        self.monitor().drop_at_end(region);
     }
 
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
-        Ok(Box::new(Reader::new(self.shared.clone())))
+        Ok(Box::new(ReplicaReader::new(self.shared.clone())))
     }
 
     fn writer(&self) -> Result<Box<dyn PageWriter>, StoreError> {
-        Ok(Box::new(Writer::new(self.shared.clone())))
+        Ok(Box::new(ReplicaWriter::new(self.shared.clone())))
     }
 }
 
@@ -439,23 +439,23 @@ impl Drop for Cluster {
             let _ = thread.join();
         }
         let regions: Vec<RegionId> = self.shared.regions().keys().copied().collect();
-        let mut watch = self.watch();
-        regions.into_iter().for_each(|region| watch.drop_everywhere(region));
+        let mut monitor = self.monitor();
+        regions.into_iter().for_each(|region| monitor.drop_everywhere(region));
     }
 }
 
-impl Shared {
-    fn new(options: Options) -> Shared {
-        Shared {
+impl ClusterState {
+    fn new(options: ClusterOptions) -> ClusterState {
+        ClusterState {
             replicator: RwLock::new(Replicator::new(options.copies)),
             options,
-            tally: Tally::default(),
+            counters: ClusterCounters::default(),
             peers: RwLock::default(),
             remotes: RwLock::default(),
             regions: RwLock::default(),
             stopped: AtomicBool::new(false),
             // Allocated now: readers must not allocate.
-            bad_copies: Mutex::new(VecDeque::with_capacity(BAD_COPIES_MAX)),
+            bad_replicas: Mutex::new(VecDeque::with_capacity(BAD_REPLICAS_MAX)),
             changes: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -481,12 +481,12 @@ impl Shared {
         self.regions().get(&region).copied().ok_or(StoreError::NoRegion(region))
     }
 
-    pub fn remote(&self, region: RegionId, server: ServerId) -> Option<Remote> {
+    pub fn remote(&self, region: RegionId, server: ServerId) -> Option<RegionHandle> {
         let remotes = self.remotes.read().unwrap_or_else(PoisonError::into_inner);
         remotes.get(&(region, server)).copied()
     }
 
-    pub fn set_remote(&self, region: RegionId, server: ServerId, remote: Option<Remote>) {
+    pub fn set_remote(&self, region: RegionId, server: ServerId, remote: Option<RegionHandle>) {
         let mut remotes = self.remotes.write().unwrap_or_else(PoisonError::into_inner);
         match remote {
             Some(remote) => remotes.insert((region, server), remote),
@@ -498,7 +498,7 @@ impl Shared {
         self.peers.read().unwrap_or_else(PoisonError::into_inner)[server as usize].clone()
     }
 
-    /// Adds a server to watch, unless it is known. Returns false if there are too many.
+    /// Adds a server to monitor, unless it is known. Returns false if there are too many.
     pub fn add_peer(&self, label: &str) -> Result<bool, StoreError> {
         // Before the lock: this resolves a name, and readers must not wait for that.
         let endpoint = Endpoint::new(label, self.options.tls.clone())?;
@@ -516,15 +516,15 @@ impl Shared {
         Ok(added)
     }
 
-    /// Probes a server after a link to it broke or timed out, and records its new standing. Callers
+    /// Probes a server after a link to it broke or timed out, and records its new availability. Callers
     /// take turns, and skip the probe if the server is no longer up. If the server is alive but
-    /// requests of kind `deed` fail again and again, the client shuns it for a while.
+    /// requests of kind `kind` fail again and again, the client shuns it for a while.
     ///
     /// Returns true if a new link is better than the old one. It is not if the server refuses
     /// connections, or is silent: a silent server may yet answer on the old link.
-    pub fn failed(&self, server: ServerId, deed: Option<Deed>) -> bool {
+    pub fn record_failure(&self, server: ServerId, kind: Option<RequestKind>) -> bool {
         let peer = self.peer(server);
-        let _one = locked(&peer.verdict);
+        let _one = locked(&peer.probe_lock);
         if !self.replicator().up().has(server) {
             return false;
         }
@@ -536,44 +536,44 @@ impl Shared {
             Probe::Alive => {
                 let are_spare = self.replicator().up().len() > self.options.copies;
                 let strikes_max = if are_spare { STRIKES_MAX } else { STRIKES_MAX_OF_FEW };
-                let time = deed.and_then(|deed| peer.strike(deed, strikes_max));
+                let time = kind.and_then(|kind| peer.strike(kind, strikes_max));
                 let Some(time) = time else { return takes_links };
-                self.leave(server, "answers, but requests to it fail", time);
+                self.shun(server, "answers, but requests to it fail", time);
                 return takes_links;
             }
             Probe::Restarted => self.gone(server),
-            Probe::Dead => self.replicator_mut().server_down(server),
+            Probe::Dead => self.replicator_mut().mark_down(server),
         }
-        self.tally.servers_down_total.fetch_add(1, Ordering::Relaxed);
+        self.counters.servers_down_total.fetch_add(1, Ordering::Relaxed);
         self.notify();
         takes_links
     }
 
     /// Shuns a server that is still busy long after all others are done. Does nothing if pages
     /// would become under-replicated. Returns true if it shuns the server.
-    pub fn is_left_as_slow(&self, server: ServerId) -> bool {
+    pub fn shun_if_slow(&self, server: ServerId) -> bool {
         let peer = self.peer(server);
-        let _one = locked(&peer.verdict);
+        let _one = locked(&peer.probe_lock);
         let up = self.replicator().up();
         if !up.has(server) || up.len() <= self.options.copies {
             return false;
         }
-        let time = peer.strike(Deed::Write, 1);
-        time.inspect(|time| self.leave(server, "answers far more slowly than others", *time))
+        let time = peer.strike(RequestKind::Write, 1);
+        time.inspect(|time| self.shun(server, "answers far more slowly than others", *time))
             .is_some()
     }
 
-    fn leave(&self, server: ServerId, why: &str, time: Duration) {
-        self.replicator_mut().server_shunned(server);
+    fn shun(&self, server: ServerId, why: &str, time: Duration) {
+        self.replicator_mut().mark_shunned(server);
         let label = &self.peer(server).endpoint.label;
-        self.say(&format!("{label} {why}: it is not used for {} s", time.as_secs()));
-        self.tally.servers_down_total.fetch_add(1, Ordering::Relaxed);
+        self.log_line(&format!("{label} {why}: it is not used for {} s", time.as_secs()));
+        self.counters.servers_down_total.fetch_add(1, Ordering::Relaxed);
         self.notify();
     }
 
     fn probe(&self, peer: &Peer) -> Probe {
         let patience = self.options.answer_within.min(Duration::from_millis(100));
-        for _ in 0..GREETINGS {
+        for _ in 0..PROBES_MAX {
             match peer.connect(&self.options.name, patience) {
                 Ok(found) if found.epoch == peer.epoch.load(Ordering::Relaxed) => {
                     return Probe::Alive;
@@ -588,7 +588,7 @@ impl Shared {
         Probe::TurnsAway
     }
 
-    pub fn say(&self, line: &str) {
+    pub fn log_line(&self, line: &str) {
         if let Some(log) = &self.options.log {
             log(line);
         }
@@ -605,14 +605,14 @@ impl Shared {
 
     /// Queues a bad replica for repair from another one, if its server should have the page as it
     /// was last put.
-    pub fn found_bad(&self, bad: BadCopy) {
+    pub fn queue_bad_replica(&self, bad: BadReplica) {
         let at = ChunkAt { region: bad.region, chunk: bad.page / CHUNK_PAGES };
         let should_be_good = {
             let replicator = self.replicator();
             replicator.has_region(bad.region) && replicator.complete(at).has(bad.server)
         };
-        let mut queue = locked(&self.bad_copies);
-        if should_be_good && queue.len() < BAD_COPIES_MAX {
+        let mut queue = locked(&self.bad_replicas);
+        if should_be_good && queue.len() < BAD_REPLICAS_MAX {
             queue.push_back(bad);
         }
     }
@@ -620,25 +620,25 @@ impl Shared {
     /// Records that a server's pages are lost. Logs at once which of them no other server has: a
     /// read may come too late to act on the loss.
     pub fn gone(&self, server: ServerId) {
-        let damaged = self.replicator_mut().server_gone(server);
-        self.say_damaged(server, "is gone", &damaged);
+        let damaged = self.replicator_mut().mark_gone(server);
+        self.log_damage(server, "is gone", &damaged);
     }
 
-    /// Stops waiting for a server that has not answered for [`Options::unreachable`].
+    /// Stops waiting for a server that has not answered for [`ClusterOptions::unreachable`].
     pub fn silent(&self, server: ServerId) {
-        let damaged = self.replicator_mut().server_silent(server);
+        let damaged = self.replicator_mut().mark_unreachable(server);
         let time = self.options.unreachable.as_secs_f64();
-        self.say_damaged(server, &format!("has not answered for {time:.0} s"), &damaged);
+        self.log_damage(server, &format!("has not answered for {time:.0} s"), &damaged);
         // It may come back at another address.
         self.peer(server).pin(None);
     }
 
-    fn say_damaged(&self, server: ServerId, what: &str, damaged: &[ChunkAt]) {
+    fn log_damage(&self, server: ServerId, what: &str, damaged: &[ChunkAt]) {
         let Some(first) = damaged.first() else { return };
-        self.tally.chunks_damaged_total.fetch_add(damaged.len() as u64, Ordering::Relaxed);
+        self.counters.chunks_damaged_total.fetch_add(damaged.len() as u64, Ordering::Relaxed);
         let label = &self.peer(server).endpoint.label;
         let (count, page) = (damaged.len(), first.chunk * CHUNK_PAGES);
-        self.say(&format!(
+        self.log_line(&format!(
             "{label} {what}, with pages that no other memory server has: in {count} MiB from page {page} of region \
              {} on; keep more copies",
             first.region
@@ -646,7 +646,7 @@ impl Shared {
     }
 
     /// Returns the error for the case that no server answers.
-    pub fn nobody(&self) -> StoreError {
+    pub fn unreachable_error(&self) -> StoreError {
         let peers = self.peers.read().unwrap_or_else(PoisonError::into_inner);
         let labels: Vec<&str> = peers.iter().map(|peer| peer.endpoint.label.as_str()).collect();
         let server = if labels.is_empty() { "any server".into() } else { labels.join(", ") };
@@ -660,7 +660,7 @@ impl Shared {
     }
 
     /// Returns the number of changes so far. Callers read it before they check a condition, so that
-    /// [`Shared::wait_for_change`] misses no change.
+    /// [`ClusterState::wait_for_change`] misses no change.
     pub fn change_count(&self) -> u64 {
         *self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -680,15 +680,21 @@ impl Shared {
             .map_err(|source| StoreError::Unreachable { server: "random numbers".into(), source })
     }
 
-    pub fn standing(&self, server: ServerId) -> Standing {
-        self.replicator().server(server).standing
+    pub fn availability(&self, server: ServerId) -> Availability {
+        self.replicator().server(server).availability
     }
 
     /// Records what a link's error shows about its server. Returns true if the caller should close
     /// the link.
-    pub fn note(&self, server: ServerId, region: RegionId, error: &LinkError, deed: Deed) -> bool {
+    pub fn record_error(
+        &self,
+        server: ServerId,
+        region: RegionId,
+        error: &LinkError,
+        kind: RequestKind,
+    ) -> bool {
         let is_useless = match error {
-            LinkError::Broken(_) | LinkError::Restarted => self.failed(server, Some(deed)),
+            LinkError::Broken(_) | LinkError::Restarted => self.record_failure(server, Some(kind)),
             LinkError::Failed(Failure::NoRegion | Failure::Denied) => {
                 // The server has dropped our region, unless this client dropped it.
                 if self.regions().contains_key(&region) {
@@ -703,13 +709,13 @@ impl Shared {
     }
 
     /// Returns links for a thread that changes pages on servers.
-    pub fn links(self: &Arc<Self>) -> Links {
-        Links::new(self.clone(), self.options.answer_within, false)
+    pub fn links(self: &Arc<Self>) -> ServerLinks {
+        ServerLinks::new(self.clone(), self.options.answer_within, false)
     }
 
     /// Returns links for a thread that reads and sends hedged requests.
-    pub fn read_only_links(self: &Arc<Self>) -> Links {
-        Links::new(self.clone(), self.options.hedge_after, true)
+    pub fn read_only_links(self: &Arc<Self>) -> ServerLinks {
+        ServerLinks::new(self.clone(), self.options.hedge_after, true)
     }
 }
 
@@ -721,21 +727,23 @@ mod tests {
 
     #[test]
     fn another_server_of_the_same_name_is_not_taken_for_the_one_that_was_met() {
-        let start =
-            |_| Server::start((Ipv4Addr::LOCALHOST, 0).into(), listen::Options::default()).unwrap();
+        let start = |_| {
+            Server::start((Ipv4Addr::LOCALHOST, 0).into(), listen::ServerOptions::default())
+                .unwrap()
+        };
         let [met, other] = [0, 1].map(start);
-        let shared = Arc::new(Shared::new(Options::new(Vec::new())));
+        let shared = Arc::new(ClusterState::new(ClusterOptions::new(Vec::new())));
         shared.replicator_mut().add_server().unwrap();
         let name = Endpoint::of(&[met.address(), other.address()]);
         shared.peers.write().unwrap().push(Arc::new(Peer::new(name)));
-        let mut watch = Watch::new(shared.clone()).unwrap();
-        watch.first_look().unwrap();
-        assert_eq!(shared.standing(0), Standing::Up);
+        let mut monitor = ServerMonitor::new(shared.clone()).unwrap();
+        monitor.connect_all().unwrap();
+        assert_eq!(shared.availability(0), Availability::Up);
         drop(met);
-        shared.failed(0, None);
+        shared.record_failure(0, None);
         // `Gone` would mean that its pages are lost, but it may come back with them.
-        assert_eq!(shared.standing(0), Standing::Down);
-        watch.look();
-        assert_eq!(shared.standing(0), Standing::Down);
+        assert_eq!(shared.availability(0), Availability::Down);
+        monitor.poll_servers();
+        assert_eq!(shared.availability(0), Availability::Down);
     }
 }

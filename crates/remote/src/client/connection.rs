@@ -8,7 +8,7 @@ use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use crate::secret::{self, Claim};
 use crate::store::StoreError;
 use crate::tls::ClientTls;
-use crate::transport::{Looking, Stream, is_local, prepare};
+use crate::transport::{PeerStream, ReplyPolling, is_local, prepare};
 use crate::wire::header::{HEADER_BYTES, Header, Op, check};
 use crate::wire::hello::{HELLO_BYTES, Hello, Location};
 use crate::wire::inbox::Inbox;
@@ -132,7 +132,7 @@ impl Endpoint {
                 let name = tls.name_of(&self.host).map_err(|error| refused(error.to_string()))?;
                 let session = ClientConnection::new(tls.config(), name)
                     .map_err(|error| refused(error.to_string()))?;
-                Stream::TlsClient(Box::new(StreamOwned::new(session, socket.into())))
+                PeerStream::TlsClient(Box::new(StreamOwned::new(session, socket.into())))
             }
         };
         let mut bytes = [0; HELLO_BYTES];
@@ -194,7 +194,7 @@ struct Incoming {
 /// A connection after the handshake.
 #[derive(Debug)]
 pub struct Connection {
-    stream: Stream,
+    stream: PeerStream,
     /// The server's epoch, drawn at its start.
     pub epoch: u64,
     /// The server's machine and failure domain, as it reports them.
@@ -208,7 +208,7 @@ pub struct Connection {
     incoming: Incoming,
     /// The bytes that [`Connection::next_reply`] has read, and nobody has used yet.
     inbox: Inbox,
-    looking: Looking,
+    looking: ReplyPolling,
 }
 
 /// Returns true if a program listens there that takes no new connection: a server that has as many
@@ -243,7 +243,7 @@ pub fn is_timeout(error: &io::Error) -> bool {
 
 impl Connection {
     /// Wraps a stream on which both sides have said hello.
-    pub fn new(stream: Stream, server: &Hello) -> Connection {
+    pub fn new(stream: PeerStream, server: &Hello) -> Connection {
         Connection {
             stream,
             epoch: server.epoch,
@@ -255,7 +255,7 @@ impl Connection {
             scratch: Vec::new(),
             incoming: Incoming::default(),
             inbox: Inbox::with_room(RUN_PAGES_MAX * (HEADER_BYTES + PAGE_BYTES)),
-            looking: Looking::default(),
+            looking: ReplyPolling::default(),
         }
     }
 
@@ -277,9 +277,9 @@ impl Connection {
     ///
     /// # Errors
     /// The error of getpeername(2) or getsockname(2).
-    pub fn look_for_answers(&mut self, time: Duration) -> io::Result<()> {
+    pub fn set_poll_time(&mut self, time: Duration) -> io::Result<()> {
         let time = if is_local(self.stream.socket())? { time } else { Duration::ZERO };
-        self.looking = Looking::for_at_most(time);
+        self.looking = ReplyPolling::with_time(time);
         Ok(())
     }
 
@@ -386,7 +386,7 @@ impl Connection {
     }
 
     /// Waits for the reply to `id`. Pages without checksums go to `into`, which must have their
-    /// size. [`Connection::pages_with_sums`] returns pages with checksums. After a timeout, the
+    /// size. [`Connection::pages_with_checksums`] returns pages with checksums. After a timeout, the
     /// caller may call it again with the same `into`. To wait with other memory, it must call
     /// [`Connection::leave`] first.
     ///
@@ -403,7 +403,7 @@ impl Connection {
                 let meta = if direct { &[][..] } else { &self.scratch[..header.meta_bytes()] };
                 let head = &self.incoming.head;
                 let (_, reply) = Reply::decode_head(head, meta).map_err(io::Error::other)?;
-                if let (false, Reply::Pages { sums: [], .. }) = (direct, &reply) {
+                if let (false, Reply::Pages { checksums: [], .. }) = (direct, &reply) {
                     let pages = &self.scratch[..header.page_bytes()];
                     let fits = pages.len() == into.len();
                     let target = fits.then_some(into).ok_or(io::ErrorKind::InvalidData)?;
@@ -425,7 +425,7 @@ impl Connection {
     }
 
     /// Returns the pages of a reply that came with checksums: they follow its meta.
-    pub fn pages_with_sums(&self, count: u16) -> &[u8] {
+    pub fn pages_with_checksums(&self, count: u16) -> &[u8] {
         let header = Header { count, flags: 1, ..Header::new(Op::Pages, 0) };
         &self.scratch[header.meta_bytes()..][..header.page_bytes()]
     }
@@ -487,8 +487,8 @@ fn pages_of<'a>(request: &Request<'a>) -> &'a [u8] {
 
 fn read_some(
     inbox: &mut Inbox,
-    stream: &mut Stream,
-    looking: &mut Looking,
+    stream: &mut PeerStream,
+    looking: &mut ReplyPolling,
     into: &mut [IoSliceMut<'_>],
 ) -> io::Result<usize> {
     let came = inbox.take(into);

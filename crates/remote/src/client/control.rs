@@ -4,19 +4,19 @@
 //! Invariant: the client uses a server again only after two steps. A fence voids all earlier
 //! requests to the server, and the client discards the server's stale pages.
 
-use super::cluster::{BadCopy, Deed, Peer, Shared};
+use super::cluster::{BadReplica, ClusterState, Peer, RequestKind};
 use super::connection::{Connection, Endpoint, is_turned_away};
-use super::link::{LinkError, Links, is_slow, is_stale, unexpected, wait};
+use super::link::{LinkError, ServerLinks, is_slow, is_stale, unexpected, wait};
 use super::prospects::{Prospects, Trial};
 use super::repair::Repair;
-use super::replicator::{CHUNK_PAGES, ChunkAt, Standing};
+use super::replicator::{Availability, CHUNK_PAGES, ChunkAt};
 use super::set::{ServerId, ServerSet};
 use crate::discovery::Finder;
-use crate::page::{PAGE_BYTES, PageSum, RUN_PAGES_MAX};
+use crate::page::{PAGE_BYTES, PageMac, RUN_PAGES_MAX};
 use crate::store::{RegionId, StoreError};
 use crate::wire::reply::{Failure, Reply, Status};
 use crate::wire::request::Request;
-use crate::wire::{self, Checksum, SUM_BYTES, push_sums};
+use crate::wire::{self, CHECKSUM_BYTES, WireChecksum, push_checksums};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -24,36 +24,36 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The interval between two polls of the servers' status.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The time for repairs before the servers are polled again.
 const REPAIR_SLICE: Duration = Duration::from_millis(50);
 /// The timeout of the connect to an announced server.
 const TRIAL_PATIENCE: Duration = Duration::from_secs(1);
-/// The longest wait for announcements in [`Watch::first_look`].
+/// The longest wait for announcements in [`ServerMonitor::connect_all`].
 const DISCOVERY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The control thread's body. Threads that create or drop regions lock `watch` too.
 pub(super) struct Control {
-    pub shared: Arc<Shared>,
-    pub watch: Arc<Mutex<Watch>>,
+    pub shared: Arc<ClusterState>,
+    pub monitor: Arc<Mutex<ServerMonitor>>,
 }
 
 /// The timeout of the connect to a server that is down, and of a reply on its old link.
 const TRY_PATIENCE: Duration = Duration::from_millis(100);
 /// The most silence that one poll may count. After a longer gap, this process was stopped, not the
 /// server.
-const SILENT_PER_LOOK_MAX: Duration = Duration::from_secs(2);
-/// The longest pause after a failed repair. The first pause is [`LOOK_EVERY`].
+const SILENCE_PER_POLL_MAX: Duration = Duration::from_secs(2);
+/// The longest pause after a failed repair. The first pause is [`POLL_INTERVAL`].
 const REPAIR_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 impl Control {
     /// Runs the thread, and aborts the process if the thread panics. Without this thread, nobody
     /// notices a failed server or makes a replica: the pages would be unprotected. A panic is a bug
     /// in this program.
-    pub fn run_or_end(self) {
+    pub fn run_or_abort(self) {
         let shared = self.shared.clone();
         if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {
-            shared.say(
+            shared.log_line(
                 "the thread that watches the memory servers has panicked: the process ends, as its pages would be \
                  protected no more; please report this",
             );
@@ -65,13 +65,13 @@ impl Control {
         while !self.shared.stopped.load(Ordering::Relaxed) {
             let seen = self.shared.change_count();
             let more = {
-                let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
-                watch.look();
-                watch.heal();
-                watch.repair(REPAIR_SLICE)
+                let mut monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner);
+                monitor.poll_servers();
+                monitor.repair_bad_replicas();
+                monitor.repair(REPAIR_SLICE)
             };
             // Yield for 1 ms even if repairs remain: `create_region` needs the same lock.
-            let pause = if more { Duration::from_millis(1) } else { LOOK_EVERY };
+            let pause = if more { Duration::from_millis(1) } else { POLL_INTERVAL };
             self.shared.wait_for_change(seen, Instant::now() + pause);
         }
     }
@@ -79,10 +79,10 @@ impl Control {
 
 /// The state of a server that is unreachable.
 #[derive(Debug, Clone, Copy)]
-struct Away {
+struct Outage {
     since: Instant,
-    looked: Instant,
-    /// The time without a reply. One poll adds at most [`SILENT_PER_LOOK_MAX`].
+    polled: Instant,
+    /// The time without a reply. One poll adds at most [`SILENCE_PER_POLL_MAX`].
     silent: Duration,
     /// True if the server refused the last connection: it is alive.
     is_turned_away: bool,
@@ -91,7 +91,7 @@ struct Away {
 }
 
 /// Returns a trial that does the handshake with a server as this client would.
-fn trial(shared: &Shared) -> Trial {
+fn trial(shared: &ClusterState) -> Trial {
     let (tls, name) = (shared.options.tls.clone(), shared.options.name.clone());
     Arc::new(move |address| {
         let endpoint = Endpoint::new(&address.to_string(), tls.clone());
@@ -100,16 +100,16 @@ fn trial(shared: &Shared) -> Trial {
 }
 
 /// A server's answer to a request to create a region.
-enum Made {
+enum CreateOutcome {
     Yes,
     No(Failure),
 }
 
 /// The control thread's state. Threads that create or drop regions use its links too.
-pub(super) struct Watch {
-    shared: Arc<Shared>,
-    links: Links,
-    away: Vec<Option<Away>>,
+pub(super) struct ServerMonitor {
+    shared: Arc<ClusterState>,
+    links: ServerLinks,
+    away: Vec<Option<Outage>>,
     /// The chunk from which the search for repairs goes on.
     repair_from: ChunkAt,
     /// Repairs that failed: the time of the next try, and the pause before it.
@@ -121,14 +121,14 @@ pub(super) struct Watch {
 
 const START: ChunkAt = ChunkAt { region: RegionId(0), chunk: 0 };
 
-impl std::fmt::Debug for Watch {
+impl std::fmt::Debug for ServerMonitor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Watch").field("away", &self.away).finish_non_exhaustive()
+        f.debug_struct("ServerMonitor").field("away", &self.away).finish_non_exhaustive()
     }
 }
 
-impl Watch {
-    pub fn new(shared: Arc<Shared>) -> Result<Watch, StoreError> {
+impl ServerMonitor {
+    pub fn new(shared: Arc<ClusterState>) -> Result<ServerMonitor, StoreError> {
         let finder = match shared.options.discover {
             true => Some(Finder::new().map_err(|error| StoreError::Refused {
                 server: "discovery".into(),
@@ -138,7 +138,7 @@ impl Watch {
         };
         let links = shared.links();
         let prospects = Prospects::new(trial(&shared));
-        Ok(Watch {
+        Ok(ServerMonitor {
             shared,
             links,
             away: Vec::new(),
@@ -154,31 +154,31 @@ impl Watch {
     ///
     /// # Errors
     /// If a name cannot be resolved, or a server beyond loopback is named without TLS.
-    pub fn first_look(&mut self) -> Result<Option<StoreError>, StoreError> {
+    pub fn connect_all(&mut self) -> Result<Option<StoreError>, StoreError> {
         for label in self.shared.options.servers.clone() {
             self.shared.add_peer(&label)?;
         }
         let until = Instant::now() + DISCOVERY_PATIENCE;
         while self.finder.is_some() && Instant::now() < until && !self.has_enough() {
             self.discover(Duration::from_millis(50));
-            self.look();
+            self.poll_servers();
         }
         let mut problem = None;
         for server in 0..self.server_count() {
             let patience = self.shared.options.answer_within.max(Duration::from_secs(1));
             let peer = self.shared.peer(server);
             let arrived = peer.connect(&self.shared.options.name, patience);
-            match arrived.map(|connection| self.take_in(server, connection)) {
-                Ok(_) => problem = self.one_server_twice(&peer).or(problem),
+            match arrived.map(|connection| self.admit(server, connection)) {
+                Ok(_) => problem = self.alias_error(&peer).or(problem),
                 Err(error) => problem = Some(error),
             }
         }
-        self.look();
+        self.poll_servers();
         Ok(problem)
     }
 
     /// Returns the error for a name that does not count, because it is an alias of another server.
-    fn one_server_twice(&self, peer: &Peer) -> Option<StoreError> {
+    fn alias_error(&self, peer: &Peer) -> Option<StoreError> {
         let other = self.shared.peer(peer.alias_of()?);
         Some(StoreError::Refused {
             server: peer.endpoint.label.clone(),
@@ -191,24 +191,24 @@ impl Watch {
     }
 
     /// Polls every server that is up, and tries to reach the others.
-    pub fn look(&mut self) {
+    pub fn poll_servers(&mut self) {
         self.discover(Duration::ZERO);
         for server in 0..self.server_count() {
-            match self.shared.standing(server) {
-                Standing::Up | Standing::Draining => {
+            match self.shared.availability(server) {
+                Availability::Up | Availability::Draining => {
                     self.away_mut(server).take();
                     match self.status(server) {
-                        Ok(status) => self.heard(server, status),
+                        Ok(status) => self.record_status(server, status),
                         Err(error) => {
                             // If the server was only stalled, it may have no room for a new
                             // connection when it goes on.
-                            if self.shared.failed(server, None) || !is_slow(&error) {
+                            if self.shared.record_failure(server, None) || !is_slow(&error) {
                                 self.links.close(server);
                             }
                         }
                     }
                 }
-                Standing::Down | Standing::Gone => self.try_again(server),
+                Availability::Down | Availability::Gone => self.try_to_reconnect(server),
             }
         }
     }
@@ -222,10 +222,10 @@ impl Watch {
         let (up, mut refused) = (self.shared.replicator().up(), None);
         for server in up.iter() {
             match self.create(server, region, pages) {
-                Ok(Made::No(Failure::TooMany)) => refused = Some(server),
+                Ok(CreateOutcome::No(Failure::TooMany)) => refused = Some(server),
                 Err(LinkError::Broken(_)) => {
                     self.links.close(server);
-                    self.shared.failed(server, None);
+                    self.shared.record_failure(server, None);
                 }
                 _ => {}
             }
@@ -281,21 +281,21 @@ impl Watch {
         while Instant::now() < until {
             // The read lock: neither readers nor writes that change no membership wait for this
             // search.
-            let ailing = self.shared.replicator().next_ailing(self.repair_from);
-            let Some(at) = ailing else {
+            let repairable = self.shared.replicator().next_repairable(self.repair_from);
+            let Some(at) = repairable else {
                 self.repair_from = START;
                 return false;
             };
             let is_due =
                 self.waiting_repairs.get(&at).is_none_or(|(due, _)| *due <= Instant::now());
-            let work = if is_due { self.shared.replicator_mut().repair_of(at) } else { None };
+            let work = if is_due { self.shared.replicator_mut().plan_repair(at) } else { None };
             let is_done = work.is_some_and(|work| match self.do_repair(&work) {
                 Ok(()) => {
                     self.waiting_repairs.remove(&at);
                     true
                 }
                 Err(_) => {
-                    self.put_repair_off(at);
+                    self.postpone_repair(at);
                     false
                 }
             });
@@ -307,9 +307,9 @@ impl Watch {
 
     /// Postpones a repair that cannot be done now: a server is gone, or no good replica is
     /// reachable.
-    fn put_repair_off(&mut self, at: ChunkAt) {
+    fn postpone_repair(&mut self, at: ChunkAt) {
         let now = Instant::now();
-        let last = self.waiting_repairs.get(&at).map_or(LOOK_EVERY / 2, |(_, pause)| *pause);
+        let last = self.waiting_repairs.get(&at).map_or(POLL_INTERVAL / 2, |(_, pause)| *pause);
         let pause = (last * 2).min(REPAIR_PAUSE_MAX);
         self.waiting_repairs.retain(|_, (due, _)| *due + REPAIR_PAUSE_MAX > now);
         self.waiting_repairs.insert(at, (now + pause, pause));
@@ -330,14 +330,14 @@ impl Watch {
                 match discarded {
                     Ok(()) | Err(LinkError::NoRegion) => {}
                     Err(error) => {
-                        return self.repair_failed(server, at.region, error, Deed::Write);
+                        return self.repair_failed(server, at.region, error, RequestKind::Write);
                     }
                 }
-                self.shared.replicator_mut().cleaned(at, server);
+                self.shared.replicator_mut().finish_clean(at, server);
             }
             Repair::Copy { at, from, to, version } => {
                 self.copy(at, from, to)?;
-                self.shared.replicator_mut().copied(at, from, to, version);
+                self.shared.replicator_mut().finish_copy(at, from, to, version);
             }
         }
         Ok(())
@@ -348,12 +348,12 @@ impl Watch {
         server: ServerId,
         region: RegionId,
         error: LinkError,
-        deed: Deed,
+        kind: RequestKind,
     ) -> Result<(), LinkError> {
         if is_stale(&error) {
             self.links.forget_lease(server, region);
         } else {
-            if self.shared.note(server, region, &error, deed) {
+            if self.shared.record_error(server, region, &error, kind) {
                 self.links.close(server);
             }
         }
@@ -365,7 +365,7 @@ impl Watch {
     fn copy(&mut self, at: ChunkAt, from: ServerId, to: ServerSet) -> Result<(), LinkError> {
         let held = match self.held(at, from) {
             Ok(held) => held,
-            Err(error) => return self.repair_failed(from, at.region, error, Deed::Read),
+            Err(error) => return self.repair_failed(from, at.region, error, RequestKind::Read),
         };
         for (first, count) in held {
             let fetched = match self.fetch(at.region, from, first, count) {
@@ -375,22 +375,22 @@ impl Watch {
                 Err(LinkError::Failed(failure @ Failure::NotHeld { .. })) => {
                     return Err(LinkError::Failed(failure));
                 }
-                Err(error) => return self.repair_failed(from, at.region, error, Deed::Read),
+                Err(error) => return self.repair_failed(from, at.region, error, RequestKind::Read),
             };
             if fetched.is_good() {
-                self.give_all(at, to, first, &fetched)?;
+                self.put_to_all(at, to, first, &fetched)?;
             } else {
                 for nth in 0..count {
                     self.copy_page(at, from, to, first + nth as u64, fetched.page(nth))?;
                 }
             }
-            let tally = &self.shared.tally.pages_repaired_total;
-            tally.fetch_add(count as u64, Ordering::Relaxed);
+            let counters = &self.shared.counters.pages_repaired_total;
+            counters.fetch_add(count as u64, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn give_all(
+    fn put_to_all(
         &mut self,
         at: ChunkAt,
         to: ServerSet,
@@ -398,13 +398,15 @@ impl Watch {
         pages: &Fetched,
     ) -> Result<(), LinkError> {
         for server in to.iter() {
-            match self.give(at.region, server, first, pages) {
-                Ok(()) => self.shared.peer(server).did(Deed::Write),
+            match self.put_pages(at.region, server, first, pages) {
+                Ok(()) => self.shared.peer(server).reset_strikes(RequestKind::Write),
                 Err(error @ (LinkError::NoRegion | LinkError::Failed(Failure::Full { .. }))) => {
-                    self.shared.replicator_mut().cannot_join(at, server);
+                    self.shared.replicator_mut().record_full_member(at, server);
                     return Err(error);
                 }
-                Err(error) => return self.repair_failed(server, at.region, error, Deed::Write),
+                Err(error) => {
+                    return self.repair_failed(server, at.region, error, RequestKind::Write);
+                }
             }
         }
         Ok(())
@@ -422,15 +424,15 @@ impl Watch {
         fetched: Fetched,
     ) -> Result<(), LinkError> {
         if fetched.is_good() {
-            return self.give_all(at, to, page, &fetched);
+            return self.put_to_all(at, to, page, &fetched);
         }
-        self.shared.tally.bad_copies_total.fetch_add(1, Ordering::Relaxed);
+        self.shared.counters.bad_replicas_total.fetch_add(1, Ordering::Relaxed);
         let layer = self.shared.replicator().layer_of(at, from);
         let others = layer.minus(ServerSet::one(from));
-        match self.good_copy(at.region, others, page, Fetched::is_good) {
-            Some(good) => self.give_all(at, to.union(ServerSet::one(from)), page, &good),
+        match self.fetch_good_replica(at.region, others, page, Fetched::is_good) {
+            Some(good) => self.put_to_all(at, to.union(ServerSet::one(from)), page, &good),
             None if others.minus(self.shared.replicator().up()).is_empty() => {
-                self.shared.say(&format!(
+                self.shared.log_line(&format!(
                     "page {page} of region {} is damaged on {}, and no other memory server has it",
                     at.region,
                     self.shared.peer(from).endpoint.label
@@ -443,7 +445,7 @@ impl Watch {
     }
 
     /// Returns a page from the first of `servers` whose replica passes `is_good`.
-    fn good_copy(
+    fn fetch_good_replica(
         &mut self,
         region: RegionId,
         servers: ServerSet,
@@ -455,7 +457,7 @@ impl Watch {
             Ok(fetched) => Some(fetched).filter(&is_good),
             Err(LinkError::Failed(Failure::NotHeld { .. })) => None,
             Err(error) => {
-                let _ = self.repair_failed(server, region, error, Deed::Read);
+                let _ = self.repair_failed(server, region, error, RequestKind::Read);
                 None
             }
         })
@@ -463,22 +465,25 @@ impl Watch {
 
     /// Repairs damaged replicas that readers found. A page that was put again meanwhile stays: a
     /// server replaces its page only by bytes of the same checksum.
-    pub fn heal(&mut self) {
-        let bad: Vec<BadCopy> = {
-            let mut queue = self.shared.bad_copies.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn repair_bad_replicas(&mut self) {
+        let bad: Vec<BadReplica> = {
+            let mut queue = self.shared.bad_replicas.lock().unwrap_or_else(PoisonError::into_inner);
             queue.drain(..).collect()
         };
-        for BadCopy { server, region, page, sum } in bad {
+        for BadReplica { server, region, page, mac } in bad {
             let at = ChunkAt { region, chunk: page / CHUNK_PAGES };
-            let others = self.shared.replicator().holders(at).minus(ServerSet::one(server));
-            let is_good = |fetched: &Fetched| PageSum::of(&fetched.pages) == sum;
-            let Some(good) = self.good_copy(region, others, page, is_good) else { continue };
+            let others =
+                self.shared.replicator().reachable_members(at).minus(ServerSet::one(server));
+            let is_good = |fetched: &Fetched| PageMac::of(&fetched.pages) == mac;
+            let Some(good) = self.fetch_good_replica(region, others, page, is_good) else {
+                continue;
+            };
             // Compute the checksum anew: the checksum on the source server may be damaged as well.
             let good = Fetched::of(good.pages);
-            if let Err(error) = self.give(region, server, page, &good) {
-                let _ = self.repair_failed(server, region, error, Deed::Write);
+            if let Err(error) = self.put_pages(region, server, page, &good) {
+                let _ = self.repair_failed(server, region, error, RequestKind::Write);
             } else {
-                self.shared.tally.pages_repaired_total.fetch_add(1, Ordering::Relaxed);
+                self.shared.counters.pages_repaired_total.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -516,26 +521,30 @@ impl Watch {
         first: u64,
         count: u16,
     ) -> Result<Fetched, LinkError> {
-        let ask = |on| Request::Get { on, first, count, with_sums: true };
-        let sums = match self.links.call_on(server, region, ask)? {
-            Reply::Pages { sums, .. } if sums.len() == count as usize * SUM_BYTES => sums.to_vec(),
+        let ask = |on| Request::Get { on, first, count, with_checksums: true };
+        let checksums = match self.links.call_on(server, region, ask)? {
+            Reply::Pages { checksums, .. }
+                if checksums.len() == count as usize * CHECKSUM_BYTES =>
+            {
+                checksums.to_vec()
+            }
             _ => return Err(unexpected()),
         };
         let link = self.links.existing(server).ok_or_else(unexpected)?;
-        let pages = link.connection.pages_with_sums(count).to_vec();
-        self.shared.peer(server).did(Deed::Read);
-        Ok(Fetched { sums, pages })
+        let pages = link.connection.pages_with_checksums(count).to_vec();
+        self.shared.peer(server).reset_strikes(RequestKind::Read);
+        Ok(Fetched { checksums, pages })
     }
 
-    fn give(
+    fn put_pages(
         &mut self,
         region: RegionId,
         server: ServerId,
         first: u64,
-        Fetched { sums, pages }: &Fetched,
+        Fetched { checksums, pages }: &Fetched,
     ) -> Result<(), LinkError> {
         let (connection, on) = self.links.leased(server, region)?;
-        let id = connection.send(&Request::Put { on, first, if_absent: true, sums, pages })?;
+        let id = connection.send(&Request::Put { on, first, if_absent: true, checksums, pages })?;
         wait(connection, id).map(drop)
     }
 
@@ -547,7 +556,7 @@ impl Watch {
         self.shared.replicator().up().len() >= self.shared.options.copies
     }
 
-    fn away_mut(&mut self, server: ServerId) -> &mut Option<Away> {
+    fn away_mut(&mut self, server: ServerId) -> &mut Option<Outage> {
         let at = server as usize;
         self.away.resize(self.away.len().max(at + 1), None);
         &mut self.away[at]
@@ -571,42 +580,42 @@ impl Watch {
         }
     }
 
-    fn heard(&mut self, server: ServerId, status: Status) {
+    fn record_status(&mut self, server: ServerId, status: Status) {
         let (total, free) = (status.pages_total, status.pages_free);
         let mut replicator = self.shared.replicator_mut();
-        replicator.server_says(server, total, free, status.draining);
+        replicator.record_status(server, total, free, status.draining);
     }
 
     /// Tries with backoff to reach a server that is down. After `repair_after`, other servers take
     /// its place. After `unreachable`, nobody waits for it any more.
-    fn try_again(&mut self, server: ServerId) {
+    fn try_to_reconnect(&mut self, server: ServerId) {
         let peer = self.shared.peer(server);
         let up = self.shared.replicator().up();
         if peer.is_shunned() || peer.alias_of().is_some_and(|primary| up.has(primary)) {
             return;
         }
         let now = Instant::now();
-        let mut away = (*self.away_mut(server)).unwrap_or(Away {
+        let mut away = (*self.away_mut(server)).unwrap_or(Outage {
             since: now,
-            looked: now,
+            polled: now,
             silent: Duration::ZERO,
             is_turned_away: false,
             next_try: now,
             pause: Duration::from_millis(50),
         });
         if now >= away.next_try {
-            match self.try_to_reach(server, &peer) {
+            match self.connect_or_reuse(server, &peer) {
                 Ok(()) => return,
                 Err(is_turned_away) => away.is_turned_away = is_turned_away,
             }
             away.pause = (away.pause * 2).min(Duration::from_secs(1));
             away.next_try = now + away.pause;
         }
-        let past = (now - away.looked).min(SILENT_PER_LOOK_MAX);
+        let past = (now - away.polled).min(SILENCE_PER_POLL_MAX);
         away.silent += if away.is_turned_away { Duration::ZERO } else { past };
-        away.looked = now;
+        away.polled = now;
         *self.away_mut(server) = Some(away);
-        if self.shared.standing(server) == Standing::Down {
+        if self.shared.availability(server) == Availability::Down {
             if away.silent >= self.shared.options.unreachable {
                 self.shared.silent(server);
                 self.shared.notify();
@@ -618,19 +627,19 @@ impl Watch {
 
     /// Admits a server again, over its old link or a new one. Otherwise returns true if the server
     /// refused the connection.
-    fn try_to_reach(&mut self, server: ServerId, peer: &Peer) -> Result<(), bool> {
-        if self.answers_on_its_link(server, peer) && self.take_in_again(server, peer).is_ok() {
+    fn connect_or_reuse(&mut self, server: ServerId, peer: &Peer) -> Result<(), bool> {
+        if self.is_old_link_alive(server, peer) && self.admit_again(server, peer).is_ok() {
             return Ok(());
         }
         let connection = peer
             .connect(&self.shared.options.name, TRY_PATIENCE.min(self.shared.options.answer_within))
             .map_err(|error| is_turned_away(&error))?;
-        self.take_in(server, connection).map_err(|_| false)
+        self.admit(server, connection).map_err(|_| false)
     }
 
     /// Returns true if the same server answers on its old link. A server that was stalled has room
     /// for its open links, but perhaps not for new ones.
-    fn answers_on_its_link(&mut self, server: ServerId, peer: &Peer) -> bool {
+    fn is_old_link_alive(&mut self, server: ServerId, peer: &Peer) -> bool {
         let answer_within = self.shared.options.answer_within;
         let Some(link) = self.links.existing(server) else { return false };
         let is_same = link.connection.epoch == peer.epoch.load(Ordering::Relaxed);
@@ -650,7 +659,7 @@ impl Watch {
     }
 
     /// Admits a server that is reachable for the first time or again.
-    fn take_in(&mut self, server: ServerId, connection: Connection) -> Result<(), LinkError> {
+    fn admit(&mut self, server: ServerId, connection: Connection) -> Result<(), LinkError> {
         let (peer, epoch) = (self.shared.peer(server), connection.epoch);
         let alias_of = self.shared.server_of_epoch(epoch, server);
         peer.set_alias_of(alias_of);
@@ -660,33 +669,33 @@ impl Watch {
         let (location, address) = (connection.location, connection.address());
         self.links.adopt(server, connection)?;
         peer.machine.store(location.machine, Ordering::Relaxed);
-        self.shared.replicator_mut().server_is_in(server, location.failure_domain);
+        self.shared.replicator_mut().set_failure_domain(server, location.failure_domain);
         if peer.epoch.load(Ordering::Relaxed) == epoch {
-            self.take_in_again(server, &peer)?;
+            self.admit_again(server, &peer)?;
         } else {
-            self.start_afresh(server)?;
+            self.recreate_regions(server)?;
             // Last: a thread that sees the new epoch must see the new state of the regions there.
             peer.epoch.store(epoch, Ordering::Release);
-            self.is_in(server)?;
+            self.finish_admission(server)?;
         }
         peer.pin(address);
         Ok(())
     }
 
     /// Admits a server that was away. A link to it is open.
-    fn take_in_again(&mut self, server: ServerId, peer: &Peer) -> Result<(), LinkError> {
-        if !self.void_and_clean(server)? {
-            self.start_afresh(server)?;
+    fn admit_again(&mut self, server: ServerId, peer: &Peer) -> Result<(), LinkError> {
+        if !self.fence_and_discard(server)? {
+            self.recreate_regions(server)?;
             let epoch = self.links.existing(server).map(|link| link.connection.epoch);
             peer.epoch.store(epoch.ok_or_else(unexpected)?, Ordering::Release);
         }
-        self.is_in(server)
+        self.finish_admission(server)
     }
 
-    fn is_in(&mut self, server: ServerId) -> Result<(), LinkError> {
+    fn finish_admission(&mut self, server: ServerId) -> Result<(), LinkError> {
         let status = self.status(server)?;
-        self.shared.replicator_mut().take_back(server);
-        self.heard(server, status);
+        self.shared.replicator_mut().readmit_server(server);
+        self.record_status(server, status);
         self.away_mut(server).take();
         self.shared.notify();
         Ok(())
@@ -694,7 +703,7 @@ impl Watch {
 
     /// Voids all earlier requests to a server that kept its epoch, and discards the replicas that
     /// became stale. Returns false if the server no longer has our regions.
-    fn void_and_clean(&mut self, server: ServerId) -> Result<bool, LinkError> {
+    fn fence_and_discard(&mut self, server: ServerId) -> Result<bool, LinkError> {
         let regions: Vec<(RegionId, u64)> =
             self.shared.regions().iter().map(|(region, pages)| (*region, *pages)).collect();
         for (region, pages) in regions {
@@ -707,8 +716,8 @@ impl Watch {
                 Err(error) => return Err(error),
             }
         }
-        let strangers = self.shared.replicator_mut().strangers(server);
-        for (region, first, count) in strangers {
+        let stale_runs = self.shared.replicator_mut().stale_runs(server);
+        for (region, first, count) in stale_runs {
             match self.links.call_on(server, region, |on| Request::Discard { on, first, count }) {
                 Ok(_) | Err(LinkError::NoRegion) => {}
                 Err(error) => return Err(error),
@@ -719,7 +728,7 @@ impl Watch {
 
     /// Creates all regions on a server that has none of them: it is new, was restarted or has lost
     /// them. Its earlier replicas count as lost.
-    fn start_afresh(&mut self, server: ServerId) -> Result<(), LinkError> {
+    fn recreate_regions(&mut self, server: ServerId) -> Result<(), LinkError> {
         self.shared.gone(server);
         let regions: Vec<(RegionId, u64)> =
             self.shared.regions().iter().map(|(region, pages)| (*region, *pages)).collect();
@@ -735,19 +744,19 @@ impl Watch {
         server: ServerId,
         region: RegionId,
         pages: u64,
-    ) -> Result<Made, LinkError> {
-        let token = Shared::fresh_token().map_err(|_| unexpected())?;
+    ) -> Result<CreateOutcome, LinkError> {
+        let token = ClusterState::fresh_token().map_err(|_| unexpected())?;
         let request = Request::Create { pages, overcommit: true, token: &token };
         match self.links.call(server, &request) {
             Ok(Reply::Created(lease)) => {
-                let remote = super::cluster::Remote { number: lease.region, token };
+                let remote = super::cluster::RegionHandle { number: lease.region, token };
                 self.shared.set_remote(region, server, Some(remote));
-                Ok(Made::Yes)
+                Ok(CreateOutcome::Yes)
             }
             Ok(_) => Err(unexpected()),
             // The server takes no more regions: the pages of this one go elsewhere.
             Err(LinkError::Failed(why @ (Failure::TooMany | Failure::Draining))) => {
-                Ok(Made::No(why))
+                Ok(CreateOutcome::No(why))
             }
             Err(error) => Err(error),
         }
@@ -756,27 +765,30 @@ impl Watch {
 
 /// Pages from a server, and the server's checksums of them.
 struct Fetched {
-    sums: Vec<u8>,
+    checksums: Vec<u8>,
     pages: Vec<u8>,
 }
 
 impl Fetched {
     /// Computes the checksums of pages that are known to be good.
     fn of(pages: Vec<u8>) -> Fetched {
-        let mut sums = Vec::new();
-        push_sums(&mut sums, pages.chunks_exact(PAGE_BYTES).map(Checksum::of));
-        Fetched { sums, pages }
+        let mut checksums = Vec::new();
+        push_checksums(&mut checksums, pages.chunks_exact(PAGE_BYTES).map(WireChecksum::of));
+        Fetched { checksums, pages }
     }
 
     /// Returns true if every page matches its checksum.
     fn is_good(&self) -> bool {
-        self.pages.chunks_exact(PAGE_BYTES).map(Checksum::of).eq(wire::sums(&self.sums))
+        self.pages
+            .chunks_exact(PAGE_BYTES)
+            .map(WireChecksum::of)
+            .eq(wire::checksums(&self.checksums))
     }
 
     fn page(&self, nth: u16) -> Fetched {
         let nth = nth as usize;
         Fetched {
-            sums: self.sums[nth * SUM_BYTES..][..SUM_BYTES].to_vec(),
+            checksums: self.checksums[nth * CHECKSUM_BYTES..][..CHECKSUM_BYTES].to_vec(),
             pages: self.pages[nth * PAGE_BYTES..][..PAGE_BYTES].to_vec(),
         }
     }

@@ -4,7 +4,7 @@
 //! any time. So the next link voids them with a fence before it sends any request. Otherwise a late
 //! write could undo a later one.
 
-use super::cluster::Shared;
+use super::cluster::ClusterState;
 use super::connection::{Connection, is_timeout};
 use super::set::{ServerId, ServerSet};
 use crate::store::{RegionId, StoreError};
@@ -37,7 +37,7 @@ impl From<io::Error> for LinkError {
 
 /// A connection, and the leases on it.
 #[derive(Debug)]
-pub struct Link {
+pub struct ServerLink {
     /// The connection to the server.
     pub connection: Connection,
     /// The lease on each region, or `None` after another link's fence voided it. This link's own
@@ -50,32 +50,36 @@ pub struct Link {
 
 /// The links of one thread.
 #[derive(Debug)]
-pub struct Links {
-    shared: Arc<Shared>,
+pub struct ServerLinks {
+    shared: Arc<ClusterState>,
     patience: Duration,
     /// The time to poll for a reply from this machine before sleeping.
-    looks_for: Duration,
+    poll_time: Duration,
     /// True if the links carry no request that changes a server.
     is_read_only: bool,
-    links: Vec<Option<Link>>,
+    links: Vec<Option<ServerLink>>,
     /// The servers to which a link was closed.
     closed: ServerSet,
 }
 
-impl Links {
-    pub(super) fn new(shared: Arc<Shared>, patience: Duration, is_read_only: bool) -> Links {
+impl ServerLinks {
+    pub(super) fn new(
+        shared: Arc<ClusterState>,
+        patience: Duration,
+        is_read_only: bool,
+    ) -> ServerLinks {
         let (links, closed) = (Vec::new(), ServerSet::EMPTY);
-        Links { shared, patience, looks_for: Duration::ZERO, is_read_only, links, closed }
+        ServerLinks { shared, patience, poll_time: Duration::ZERO, is_read_only, links, closed }
     }
 
     /// Sets the time to poll for replies on links that are opened from now on: see
-    /// [`Connection::look_for_answers`].
-    pub fn look_for_answers(&mut self, time: Duration) {
-        self.looks_for = time;
+    /// [`Connection::set_poll_time`].
+    pub fn set_poll_time(&mut self, time: Duration) {
+        self.poll_time = time;
     }
 
     /// Returns the link to a server, if it is open.
-    pub fn existing(&mut self, server: ServerId) -> Option<&mut Link> {
+    pub fn existing(&mut self, server: ServerId) -> Option<&mut ServerLink> {
         self.links.get_mut(server as usize)?.as_mut()
     }
 
@@ -97,7 +101,7 @@ impl Links {
     ///
     /// # Errors
     /// If the server does not answer, or has another epoch now.
-    pub fn open(&mut self, server: ServerId) -> Result<&mut Link, LinkError> {
+    pub fn open(&mut self, server: ServerId) -> Result<&mut ServerLink, LinkError> {
         let at = server as usize;
         if self.links.len() <= at {
             self.links.resize_with(at + 1, || None);
@@ -117,21 +121,21 @@ impl Links {
     /// Takes over a connection that is already open.
     pub(super) fn adopt(&mut self, server: ServerId, mut connection: Connection) -> io::Result<()> {
         connection.set_patience(self.patience)?;
-        connection.look_for_answers(self.looks_for)?;
+        connection.set_poll_time(self.poll_time)?;
         let at = server as usize;
         if self.links.len() <= at {
             self.links.resize_with(at + 1, || None);
         }
         self.close(server);
         let fences = !self.is_read_only && self.closed.has(server);
-        self.links[at] = Some(Link { connection, leases: BTreeMap::new(), fences });
+        self.links[at] = Some(ServerLink { connection, leases: BTreeMap::new(), fences });
         Ok(())
     }
 
     /// Returns the connection to a server, and a lease on a region there.
     ///
     /// # Errors
-    /// As [`Links::open`], or if the region is not on the server.
+    /// As [`ServerLinks::open`], or if the region is not on the server.
     pub fn leased(
         &mut self,
         server: ServerId,
@@ -153,7 +157,7 @@ impl Links {
     /// Proves to a server that a region is ours. With `fence`, voids all earlier leases on it.
     ///
     /// # Errors
-    /// As [`Links::leased`].
+    /// As [`ServerLinks::leased`].
     pub fn attach(
         &mut self,
         server: ServerId,
@@ -180,7 +184,7 @@ impl Links {
     /// Sends a request and returns its reply, which borrows from the connection.
     ///
     /// # Errors
-    /// As [`Links::open`], or the failure that the server answers.
+    /// As [`ServerLinks::open`], or the failure that the server answers.
     pub fn call(
         &mut self,
         server: ServerId,
@@ -194,7 +198,7 @@ impl Links {
     /// Sends a request about a region and returns its reply.
     ///
     /// # Errors
-    /// As [`Links::call`] and [`Links::leased`].
+    /// As [`ServerLinks::call`] and [`ServerLinks::leased`].
     pub fn call_on(
         &mut self,
         server: ServerId,

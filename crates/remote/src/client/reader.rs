@@ -2,12 +2,12 @@
 //!
 //! Invariant: a replica that does not match its MAC counts as missing.
 
-use super::ahead::Ahead;
-use super::cluster::{BadCopy, Deed, Shared};
-use super::link::{LinkError, Links, is_broken, is_slow, is_stale, unexpected};
+use super::cluster::{BadReplica, ClusterState, RequestKind};
+use super::link::{LinkError, ServerLinks, is_broken, is_slow, is_stale, unexpected};
+use super::prefetch::Prefetcher;
 use super::replicator::{CHUNK_PAGES, ChunkAt, ReadPlan};
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
-use crate::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
+use crate::page::{PAGE_BYTES, PageMac, PageRun, RUN_PAGES_MAX};
 use crate::store::{PageReader, RegionId, StoreError, check_get};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::Request;
@@ -23,14 +23,14 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 /// The reader of one thread.
 #[derive(Debug)]
-pub(super) struct Reader {
-    shared: Arc<Shared>,
-    links: Links,
+pub(super) struct ReplicaReader {
+    shared: Arc<ClusterState>,
+    links: ServerLinks,
     /// Reads that were sent to a server and have no reply yet.
     pending: Vec<Pending>,
     /// The number of servers in the last round that returned other bytes.
-    bad_copies: usize,
-    ahead: Ahead,
+    bad_replicas: usize,
+    prefetcher: Prefetcher,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -41,7 +41,7 @@ struct Pending {
 
 /// The result of asking servers for pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum ReadOutcome {
     /// The pages arrived, and match their MACs.
     Good,
     /// The server does not have the pages as they were put.
@@ -52,37 +52,37 @@ enum Answer {
 
 /// The wanted pages, all of one chunk.
 #[derive(Debug, Clone, Copy)]
-struct Want<'a> {
+struct WantedPages<'a> {
     region: RegionId,
     first: u64,
-    sums: &'a [PageSum],
+    macs: &'a [PageMac],
 }
 
-impl Want<'_> {
+impl WantedPages<'_> {
     fn chunk(&self) -> ChunkAt {
         ChunkAt { region: self.region, chunk: self.first / CHUNK_PAGES }
     }
 }
 
-impl Reader {
-    pub fn new(shared: Arc<Shared>) -> Reader {
+impl ReplicaReader {
+    pub fn new(shared: Arc<ClusterState>) -> ReplicaReader {
         let links = shared.read_only_links();
-        let ahead = Ahead::new(shared.clone());
-        Reader { shared, links, pending: Vec::with_capacity(4), bad_copies: 0, ahead }
+        let prefetcher = Prefetcher::new(shared.clone());
+        ReplicaReader { shared, links, pending: Vec::with_capacity(4), bad_replicas: 0, prefetcher }
     }
 
     /// Reads pages that were prefetched. Returns false if they do not arrive or do not match their
     /// MACs. Pages that were put again after the prefetch do not match.
-    fn get_expected(&mut self, want: Want<'_>, into: &mut [u8]) -> bool {
-        let taken = self.ahead.take(want.region, want.first, want.sums.len());
+    fn get_prefetched(&mut self, want: WantedPages<'_>, into: &mut [u8]) -> bool {
+        let taken = self.prefetcher.take(want.region, want.first, want.macs.len());
         let Some(asked) = taken else { return false };
-        self.ahead.go();
-        self.ahead.receive(asked, into) && are_good(into, want.sums)
+        self.prefetcher.send_scheduled();
+        self.prefetcher.receive(asked, into) && are_good(into, want.macs)
     }
 
     /// Asks all servers that may have the pages. Waits for those that are down until their pages
     /// count as lost.
-    fn get_of_chunk(&mut self, want: Want<'_>, into: &mut [u8]) -> Result<(), StoreError> {
+    fn get_from_chunk(&mut self, want: WantedPages<'_>, into: &mut [u8]) -> Result<(), StoreError> {
         let patience = self.shared.options.unreachable + 2 * self.shared.options.answer_within;
         let mut until = None;
         loop {
@@ -96,19 +96,19 @@ impl Reader {
             };
             let answer = self.ask_all(&plan, want, into);
             self.pending.clear();
-            if answer == Answer::Good {
+            if answer == ReadOutcome::Good {
                 return Ok(());
             }
             // A server may have failed during the requests, which the plan does not know.
-            let is_final = answer == Answer::Absent
+            let is_final = answer == ReadOutcome::Absent
                 && plan.waiting_for.is_empty()
                 && self.shared.change_count() == seen;
             let until = *until.get_or_insert_with(|| Instant::now() + patience);
             if is_final {
-                return self.one_by_one(want, &plan, into);
+                return self.get_page_by_page(want, &plan, into);
             }
             if Instant::now() >= until {
-                return Err(self.shared.nobody());
+                return Err(self.shared.unreachable_error());
             }
             let soon = Instant::now() + RETRY_AFTER;
             self.shared.wait_for_change(seen, until.min(soon));
@@ -117,93 +117,93 @@ impl Reader {
 
     /// Reads the pages one by one, because no server has all of them. A page that no server has is
     /// lost.
-    fn one_by_one(
+    fn get_page_by_page(
         &mut self,
-        want: Want<'_>,
+        want: WantedPages<'_>,
         plan: &ReadPlan,
         into: &mut [u8],
     ) -> Result<(), StoreError> {
-        if want.sums.len() == 1 {
-            return Err(self.lost(want, plan));
+        if want.macs.len() == 1 {
+            return Err(self.page_lost_error(want, plan));
         }
-        let pages = (want.first..).zip(want.sums.chunks(1)).zip(into.chunks_mut(PAGE_BYTES));
-        for ((first, sums), into) in pages {
-            self.get_of_chunk(Want { first, sums, ..want }, into)?;
+        let pages = (want.first..).zip(want.macs.chunks(1)).zip(into.chunks_mut(PAGE_BYTES));
+        for ((first, macs), into) in pages {
+            self.get_from_chunk(WantedPages { first, macs, ..want }, into)?;
         }
         Ok(())
     }
 
-    fn lost(&self, want: Want<'_>, plan: &ReadPlan) -> StoreError {
+    fn page_lost_error(&self, want: WantedPages<'_>, plan: &ReadPlan) -> StoreError {
         let why = match (plan.order().len(), plan.waiting_for.len()) {
             (0, 0) => "it was never put, or every server that had a copy is lost".into(),
             (0, down) => format!("{down} servers that may have it do not answer"),
             (asked, down) => format!(
                 "none of {asked} servers that were asked has it as it was put, {} of them other bytes, {down} down",
-                self.bad_copies
+                self.bad_replicas
             ),
         };
         StoreError::PageLost { region: want.region, page: want.first, why }
     }
 
     /// Asks one server after the other, then waits for those that were slow.
-    fn ask_all(&mut self, plan: &ReadPlan, want: Want<'_>, into: &mut [u8]) -> Answer {
-        let mut all = Answer::Absent;
-        self.bad_copies = 0;
+    fn ask_all(&mut self, plan: &ReadPlan, want: WantedPages<'_>, into: &mut [u8]) -> ReadOutcome {
+        let mut all = ReadOutcome::Absent;
+        self.bad_replicas = 0;
         for (turn, server) in plan.order().iter().enumerate() {
             match self.ask_one(*server, want, into) {
-                Answer::Good => {
-                    add(&self.shared.tally.failovers_total, turn.min(1) as u64);
-                    return Answer::Good;
+                ReadOutcome::Good => {
+                    add(&self.shared.counters.failovers_total, turn.min(1) as u64);
+                    return ReadOutcome::Good;
                 }
-                Answer::Absent => {}
-                Answer::Unsure => all = Answer::Unsure,
+                ReadOutcome::Absent => {}
+                ReadOutcome::Unsure => all = ReadOutcome::Unsure,
             }
         }
-        if self.pending.is_empty() { all } else { self.wait_for_slow_ones(want, into) }
+        if self.pending.is_empty() { all } else { self.wait_for_slow_servers(want, into) }
     }
 
     /// Asks one server, and asks again if its link was broken.
-    fn ask_one(&mut self, server: ServerId, want: Want<'_>, into: &mut [u8]) -> Answer {
+    fn ask_one(&mut self, server: ServerId, want: WantedPages<'_>, into: &mut [u8]) -> ReadOutcome {
         for _ in 0..TRIES {
             match self.ask(server, want, into) {
                 Ok(answer) => return answer,
-                Err(LinkError::NoRegion) => return Answer::Absent,
+                Err(LinkError::NoRegion) => return ReadOutcome::Absent,
                 Err(error) if is_slow(&error) => {
-                    add(&self.shared.tally.hedges_total, 1);
-                    return Answer::Unsure;
+                    add(&self.shared.counters.hedges_total, 1);
+                    return ReadOutcome::Unsure;
                 }
                 Err(error) if is_stale(&error) => self.links.forget_lease(server, want.region),
                 Err(error) if is_broken(&error) => {
-                    if self.shared.note(server, want.region, &error, Deed::Read) {
+                    if self.shared.record_error(server, want.region, &error, RequestKind::Read) {
                         self.links.close(server);
                     }
                     if !self.shared.replicator().up().has(server) {
-                        return Answer::Unsure;
+                        return ReadOutcome::Unsure;
                     }
                 }
-                Err(_) => return Answer::Unsure,
+                Err(_) => return ReadOutcome::Unsure,
             }
         }
-        Answer::Unsure
+        ReadOutcome::Unsure
     }
 
     /// Sends a read, and waits for the reply until a hedged request is due.
     fn ask(
         &mut self,
         server: ServerId,
-        want: Want<'_>,
+        want: WantedPages<'_>,
         into: &mut [u8],
-    ) -> Result<Answer, LinkError> {
+    ) -> Result<ReadOutcome, LinkError> {
         // Only a read that was sent can be slow: a timeout before that breaks the link.
         let link = self.links.leased(server, want.region);
         let (connection, on) = link.map_err(|error| match is_slow(&error) {
             true => LinkError::Broken(io::ErrorKind::NotConnected.into()),
             false => error,
         })?;
-        let count = want.sums.len() as u16;
-        let get = Request::Get { on, first: want.first, count, with_sums: false };
+        let count = want.macs.len() as u16;
+        let get = Request::Get { on, first: want.first, count, with_checksums: false };
         let id = connection.send(&get)?;
-        self.ahead.go();
+        self.prefetcher.send_scheduled();
         let pending = Pending { server, id };
         let answer = self.answer(pending, want, into);
         if answer.as_ref().is_err_and(is_slow) {
@@ -216,7 +216,7 @@ impl Reader {
     fn plan_each(
         &self,
         region: RegionId,
-        wanted: &[(u64, PageSum)],
+        wanted: &[(u64, PageMac)],
     ) -> [Option<ServerId>; RUN_PAGES_MAX] {
         let mut servers = [None; RUN_PAGES_MAX];
         let replicator = self.shared.replicator();
@@ -240,18 +240,18 @@ impl Reader {
         if !connection.is_between_replies() {
             return Err(unexpected());
         }
-        let get = |first| Request::Get { on, first, count: 1, with_sums: false };
+        let get = |first| Request::Get { on, first, count: 1, with_checksums: false };
         Ok(connection.send_small(pages.map(get))?)
     }
 
-    /// Takes the replies to [`Reader::ask_each`], as far as they arrive in time. `places` has the
+    /// Takes the replies to [`ReplicaReader::ask_each`], as far as they arrive in time. `places` has the
     /// index in `wanted` of each requested page, in order.
     fn take_each(
         &mut self,
         server: ServerId,
         first_id: u32,
         mut places: impl Iterator<Item = usize>,
-        wanted: &[(u64, PageSum)],
+        wanted: &[(u64, PageMac)],
         good: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), LinkError> {
         let mut next_id = first_id;
@@ -263,10 +263,10 @@ impl Reader {
                 continue;
             }
             match reply {
-                Reply::Pages { count: 1, sums: [] } if PageSum::of(bytes) == wanted[at].1 => {
+                Reply::Pages { count: 1, checksums: [] } if PageMac::of(bytes) == wanted[at].1 => {
                     good(at, bytes);
                 }
-                Reply::Pages { .. } => add(&self.shared.tally.bad_copies_total, 1),
+                Reply::Pages { .. } => add(&self.shared.counters.bad_replicas_total, 1),
                 _ => {}
             }
             (next_id, place) = (next_id.wrapping_add(1), places.next());
@@ -278,9 +278,9 @@ impl Reader {
     fn answer(
         &mut self,
         pending: Pending,
-        want: Want<'_>,
+        want: WantedPages<'_>,
         into: &mut [u8],
-    ) -> Result<Answer, LinkError> {
+    ) -> Result<ReadOutcome, LinkError> {
         let link = self.links.existing(pending.server).ok_or_else(unexpected)?;
         let reply = match link.connection.wait(pending.id, into) {
             Ok(reply) => reply,
@@ -290,56 +290,66 @@ impl Reader {
             }
         };
         match reply {
-            Reply::Pages { count, .. } if count as usize == want.sums.len() => {
-                self.shared.peer(pending.server).did(Deed::Read);
-                if are_good(into, want.sums) {
-                    return Ok(Answer::Good);
+            Reply::Pages { count, .. } if count as usize == want.macs.len() => {
+                self.shared.peer(pending.server).reset_strikes(RequestKind::Read);
+                if are_good(into, want.macs) {
+                    return Ok(ReadOutcome::Good);
                 }
-                add(&self.shared.tally.bad_copies_total, 1);
-                self.say_bad(pending.server, want, into);
-                self.bad_copies += 1;
-                Ok(Answer::Absent)
+                add(&self.shared.counters.bad_replicas_total, 1);
+                self.report_bad_replicas(pending.server, want, into);
+                self.bad_replicas += 1;
+                Ok(ReadOutcome::Absent)
             }
-            Reply::Failed(Failure::NotHeld { .. }) => Ok(Answer::Absent),
+            Reply::Failed(Failure::NotHeld { .. }) => Ok(ReadOutcome::Absent),
             Reply::Failed(failure) => Err(LinkError::Failed(failure)),
             _ => Err(unexpected()),
         }
     }
 
     /// Reports the pages that do not match their MACs, so that repair replaces them.
-    fn say_bad(&self, server: ServerId, want: Want<'_>, pages: &[u8]) {
-        let all = (want.first..).zip(want.sums).zip(pages.chunks_exact(PAGE_BYTES));
-        for ((page, sum), bytes) in all {
-            if PageSum::of(bytes) != *sum {
-                self.shared.found_bad(BadCopy { server, region: want.region, page, sum: *sum });
+    fn report_bad_replicas(&self, server: ServerId, want: WantedPages<'_>, pages: &[u8]) {
+        let all = (want.first..).zip(want.macs).zip(pages.chunks_exact(PAGE_BYTES));
+        for ((page, mac), bytes) in all {
+            if PageMac::of(bytes) != *mac {
+                self.shared.queue_bad_replica(BadReplica {
+                    server,
+                    region: want.region,
+                    page,
+                    mac: *mac,
+                });
             }
         }
     }
 
     /// Waits for the servers that have not answered yet, because no other has the pages.
-    fn wait_for_slow_ones(&mut self, want: Want<'_>, into: &mut [u8]) -> Answer {
+    fn wait_for_slow_servers(&mut self, want: WantedPages<'_>, into: &mut [u8]) -> ReadOutcome {
         let until = Instant::now() + self.shared.options.answer_within;
-        let mut all = Answer::Absent;
+        let mut all = ReadOutcome::Absent;
         while !self.pending.is_empty() && Instant::now() < until {
             let pending = self.pending.remove(0);
             match self.answer(pending, want, into) {
-                Ok(Answer::Good) => {
+                Ok(ReadOutcome::Good) => {
                     self.pending.clear();
-                    return Answer::Good;
+                    return ReadOutcome::Good;
                 }
-                Ok(answer) => all = if answer == Answer::Unsure { answer } else { all },
+                Ok(answer) => all = if answer == ReadOutcome::Unsure { answer } else { all },
                 Err(error) if is_slow(&error) => self.pending.push(pending),
                 Err(error) => {
-                    all = Answer::Unsure;
-                    if self.shared.note(pending.server, want.region, &error, Deed::Read) {
+                    all = ReadOutcome::Unsure;
+                    if self.shared.record_error(
+                        pending.server,
+                        want.region,
+                        &error,
+                        RequestKind::Read,
+                    ) {
                         self.links.close(pending.server);
                     }
                 }
             }
         }
         while let Some(pending) = self.pending.pop() {
-            all = Answer::Unsure;
-            if self.shared.failed(pending.server, Some(Deed::Read)) {
+            all = ReadOutcome::Unsure;
+            if self.shared.record_failure(pending.server, Some(RequestKind::Read)) {
                 self.links.close(pending.server);
             }
         }
@@ -348,8 +358,8 @@ impl Reader {
 }
 
 /// Returns true if all pages match their MACs.
-fn are_good(pages: &[u8], sums: &[PageSum]) -> bool {
-    pages.chunks_exact(PAGE_BYTES).zip(sums).all(|(page, sum)| PageSum::of(page) == *sum)
+fn are_good(pages: &[u8], macs: &[PageMac]) -> bool {
+    pages.chunks_exact(PAGE_BYTES).zip(macs).all(|(page, mac)| PageMac::of(page) == *mac)
 }
 
 fn add(counter: &AtomicU64, times: u64) {
@@ -358,25 +368,25 @@ fn add(counter: &AtomicU64, times: u64) {
     }
 }
 
-impl PageReader for Reader {
+impl PageReader for ReplicaReader {
     fn get(
         &mut self,
         region: RegionId,
         first: u64,
-        sums: &[PageSum],
+        macs: &[PageMac],
         into: &mut [u8],
     ) -> Result<(), StoreError> {
-        check_get(self.shared.region_pages(region)?, first, sums, into)?;
-        if self.get_expected(Want { region, first, sums }, into) {
+        check_get(self.shared.region_pages(region)?, first, macs, into)?;
+        if self.get_prefetched(WantedPages { region, first, macs }, into) {
             return Ok(());
         }
-        let before_seam = (CHUNK_PAGES - first % CHUNK_PAGES).min(sums.len() as u64) as usize;
-        let (sums, more_sums) = sums.split_at(before_seam);
+        let before_seam = (CHUNK_PAGES - first % CHUNK_PAGES).min(macs.len() as u64) as usize;
+        let (macs, more_macs) = macs.split_at(before_seam);
         let (into, more) = into.split_at_mut(before_seam * PAGE_BYTES);
-        self.get_of_chunk(Want { region, first, sums }, into)?;
-        if !more_sums.is_empty() {
+        self.get_from_chunk(WantedPages { region, first, macs }, into)?;
+        if !more_macs.is_empty() {
             let first = first + before_seam as u64;
-            self.get_of_chunk(Want { region, first, sums: more_sums }, more)?;
+            self.get_from_chunk(WantedPages { region, first, macs: more_macs }, more)?;
         }
         Ok(())
     }
@@ -384,7 +394,7 @@ impl PageReader for Reader {
     fn get_each(
         &mut self,
         region: RegionId,
-        wanted: &[(u64, PageSum)],
+        wanted: &[(u64, PageMac)],
         good: &mut dyn FnMut(usize, &[u8]),
     ) {
         let servers = &self.plan_each(region, wanted)[..wanted.len()];
@@ -406,11 +416,11 @@ impl PageReader for Reader {
     }
 
     fn expect(&mut self, region: RegionId, run: PageRun) {
-        self.ahead.expect(region, run);
+        self.prefetcher.schedule(region, run);
     }
 
-    fn look_for_answers(&mut self, time: Duration) {
-        self.links.look_for_answers(time);
-        self.ahead.look_for_answers(time);
+    fn set_poll_time(&mut self, time: Duration) {
+        self.links.set_poll_time(time);
+        self.prefetcher.set_poll_time(time);
     }
 }

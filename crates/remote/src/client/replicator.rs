@@ -29,9 +29,9 @@
 //! Readers do not trust this state for the bytes: they verify each page by its MAC. A mistake here
 //! loses pages; it cannot pass off wrong ones.
 
-pub use super::chunk::{CHUNK_PAGES, Chunk, ChunkAt};
+pub use super::chunk::{CHUNK_PAGES, ChunkAt, ChunkMembers};
 
-use super::chunk::Chunks;
+use super::chunk::RegionChunks;
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
 use crate::store::{Capacity, RegionId};
 use std::cmp::Reverse;
@@ -39,7 +39,7 @@ use std::collections::BTreeMap;
 
 /// The availability of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum Availability {
     /// A server that is usable for everything.
     Up,
     /// A server that is usable for everything except new pages: it is about to leave.
@@ -52,7 +52,7 @@ pub enum Standing {
 
 /// The failure domain of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Domain {
+pub(super) enum FailureDomain {
     /// A domain of its own, as far as is known.
     Own(ServerId),
     /// A domain that the server reports. All servers that report it fail together.
@@ -63,7 +63,7 @@ pub(super) enum Domain {
 #[derive(Debug, Clone, Copy)]
 pub struct ServerState {
     /// The server's availability.
-    pub standing: Standing,
+    pub availability: Availability,
     /// True once the server has been down for so long that other servers take its place.
     pub is_given_up: bool,
     /// The number of pages that the server last reported as its total.
@@ -74,11 +74,11 @@ pub struct ServerState {
 
 /// The reason why a write cannot be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoPlace {
+pub enum PlacementError {
     /// Servers are up, but have no room.
     Full,
     /// No server is up that may take the chunk now.
-    Nobody,
+    NoServer,
     /// The region is dropped.
     NoRegion,
 }
@@ -146,9 +146,9 @@ impl ReadPlan {
 /// The state machine of placement and repair.
 #[derive(Debug)]
 pub struct Replicator {
-    pub(super) copies: usize,
+    pub(super) replicas_wanted: usize,
     pub(super) servers: Vec<ServerState>,
-    pub(super) regions: BTreeMap<RegionId, Chunks>,
+    pub(super) regions: BTreeMap<RegionId, RegionChunks>,
     /// The servers by availability. They duplicate `servers` so that reads need no loop.
     pub(super) up: ServerSet,
     pub(super) down: ServerSet,
@@ -157,7 +157,7 @@ pub struct Replicator {
     pub(super) shunned: ServerSet,
     /// The servers that were up once.
     pub(super) known: ServerSet,
-    pub(super) domains: Vec<Domain>,
+    pub(super) domains: Vec<FailureDomain>,
     /// The number of times that a server was lost with its replicas.
     pub(super) losses: u64,
 }
@@ -167,7 +167,7 @@ impl Replicator {
     /// page.
     pub fn new(copies: usize) -> Replicator {
         Replicator {
-            copies,
+            replicas_wanted: copies,
             servers: Vec::new(),
             regions: BTreeMap::new(),
             up: ServerSet::EMPTY,
@@ -185,12 +185,12 @@ impl Replicator {
         let id = self.servers.len();
         (id < SERVERS_MAX).then(|| {
             self.servers.push(ServerState {
-                standing: Standing::Gone,
+                availability: Availability::Gone,
                 is_given_up: true,
                 pages_total: 0,
                 pages_free: 0,
             });
-            self.domains.push(Domain::Own(id as ServerId));
+            self.domains.push(FailureDomain::Own(id as ServerId));
             id as ServerId
         })
     }
@@ -211,7 +211,7 @@ impl Replicator {
     /// Adds a region of `pages` pages, none of them placed.
     pub fn add_region(&mut self, region: RegionId, pages: u64) {
         let count = pages.div_ceil(CHUNK_PAGES);
-        self.regions.insert(region, Chunks::new(count));
+        self.regions.insert(region, RegionChunks::new(count));
     }
 
     /// Forgets a region. Returns false if it is unknown.
@@ -223,8 +223,8 @@ impl Replicator {
     /// number of replicas.
     pub fn capacity(&self) -> Capacity {
         let up = || self.up.iter().map(|server| self.server(server));
-        let usable = up().filter(|state| state.standing == Standing::Up);
-        let copies = self.copies as u64;
+        let usable = up().filter(|state| state.availability == Availability::Up);
+        let copies = self.replicas_wanted as u64;
         // Saturating, because servers may report any number.
         Capacity {
             pages_total: up().fold(0, |sum: u64, state| sum.saturating_add(state.pages_total))
@@ -242,7 +242,7 @@ impl Replicator {
         }
         let chunk = self.find(at)?;
         let live = chunk.current().and(self.up);
-        (live.len() >= self.copies).then(|| live.minus(acked.servers))
+        (live.len() >= self.replicas_wanted).then(|| live.minus(acked.servers))
     }
 
     /// Returns the servers that still need a write. If a chunk has too few members, other servers
@@ -250,7 +250,7 @@ impl Replicator {
     ///
     /// # Errors
     /// If no server can take the chunk now, or the region is dropped.
-    pub fn targets(&mut self, at: ChunkAt, acked: &mut Acked) -> Result<ServerSet, NoPlace> {
+    pub fn targets(&mut self, at: ChunkAt, acked: &mut Acked) -> Result<ServerSet, PlacementError> {
         match self.known_targets(at, acked) {
             Some(known) => Ok(known),
             None => Ok(self.place(at)?.minus(acked.servers)),
@@ -258,29 +258,29 @@ impl Replicator {
     }
 
     /// Makes servers join a chunk that has too few. Returns all servers that need the write.
-    fn place(&mut self, at: ChunkAt) -> Result<ServerSet, NoPlace> {
+    fn place(&mut self, at: ChunkAt) -> Result<ServerSet, PlacementError> {
         let up = self.up;
         if self.find(at).is_none() {
-            return Err(NoPlace::NoRegion);
+            return Err(PlacementError::NoRegion);
         }
         let chunk = self.chunk(at);
         let live = chunk.current().and(up);
-        let chosen = self.choose(chunk, self.copies - live.len());
+        let chosen = self.choose(chunk, self.replicas_wanted - live.len());
         if live.is_empty() && chosen.is_empty() {
             // A server that has older pages of the chunk, or must be cleaned of them, may take it
             // later.
             let later = chunk.members().union(chunk.leaving).and(self.up);
             let is_full = !self.up.is_empty() && later.is_empty();
-            return Err(if is_full { NoPlace::Full } else { NoPlace::Nobody });
+            return Err(if is_full { PlacementError::Full } else { PlacementError::NoServer });
         }
         // Accept fewer replicas than asked for if servers are missing, but not if they are full.
-        let possible = self.copies.min(live.union(self.candidates(at)).len());
-        if live.len() + chosen.len() < possible && !self.is_short_handed() {
-            return Err(NoPlace::Full);
+        let possible = self.replicas_wanted.min(live.union(self.candidates(at)).len());
+        if live.len() + chosen.len() < possible && !self.is_server_missing() {
+            return Err(PlacementError::Full);
         }
-        self.take_room(chosen);
+        self.reserve_room(chosen);
         if !chosen.is_empty() {
-            self.chunk_mut(at).join(chosen, up);
+            self.chunk_mut(at).add_members(chosen, up);
         }
         Ok(live.union(chosen))
     }
@@ -291,7 +291,7 @@ impl Replicator {
             let current = chunk.current();
             acked.losses == self.losses
                 && acked.servers == current
-                && current.and(self.up).len() >= self.copies
+                && current.and(self.up).len() >= self.replicas_wanted
         })
     }
 
@@ -308,18 +308,18 @@ impl Replicator {
             return Settled::Send(missing);
         }
         let live = members.and(self.up);
-        let may_join = live.len() < self.copies;
+        let may_join = live.len() < self.replicas_wanted;
         if members.and(acked).is_empty() || may_join && !self.choose(chunk, 1).is_empty() {
             return Settled::Again;
         }
-        self.chunk_mut(at).was_written(acked);
+        self.chunk_mut(at).complete_write(acked);
         Settled::Done
     }
 
     /// Replaces a member that has no room for a page of the chunk. Returns false if no server can
     /// take its place; then the chunk stays as it is.
-    pub fn refuse(&mut self, at: ChunkAt, server: ServerId) -> bool {
-        self.has_no_room(server);
+    pub fn replace_full_server(&mut self, at: ChunkAt, server: ServerId) -> bool {
+        self.mark_full(server);
         let Some(chunk) = self.find(at) else { return true };
         if !chunk.current().has(server) {
             return true;
@@ -327,32 +327,32 @@ impl Replicator {
         let chosen = self.choose(chunk, 1);
         let its = ServerSet::one(server);
         let rest = chunk.current().minus(its).and(self.up);
-        let may_do_with_fewer = !rest.is_empty() && self.is_short_handed();
+        let may_do_with_fewer = !rest.is_empty() && self.is_server_missing();
         let others_are_whole = !chunk.complete.minus(its).and(self.up).is_empty();
         let is_only_whole = chunk.complete.has(server) && !others_are_whole && !rest.is_empty();
         if is_only_whole || chosen.is_empty() && !may_do_with_fewer {
             return false;
         }
-        self.take_room(chosen);
+        self.reserve_room(chosen);
         let up = self.up;
         let chunk = self.chunk_mut(at);
         if rest.is_empty() {
             // The server keeps the pages that it has.
-            chunk.bury();
+            chunk.demote_current();
             chunk.catching_up = chosen;
         } else {
-            chunk.miss(server);
-            chunk.join(chosen, up);
+            chunk.stop_writes_to(server);
+            chunk.add_members(chosen, up);
         }
         true
     }
 
     /// Returns true if a server that was up once is not up now.
-    fn is_short_handed(&self) -> bool {
+    fn is_server_missing(&self) -> bool {
         !self.known.minus(self.up).is_empty()
     }
 
-    pub(super) fn has_no_room(&mut self, server: ServerId) {
+    pub(super) fn mark_full(&mut self, server: ServerId) {
         self.servers[server as usize].pages_free = 0;
     }
 
@@ -365,8 +365,8 @@ impl Replicator {
     }
 
     /// Returns the members of a chunk that are up.
-    pub fn holders(&self, at: ChunkAt) -> ServerSet {
-        self.find(at).map_or(ServerSet::EMPTY, Chunk::members).and(self.up)
+    pub fn reachable_members(&self, at: ChunkAt) -> ServerSet {
+        self.find(at).map_or(ServerSet::EMPTY, ChunkMembers::members).and(self.up)
     }
 
     /// Returns true if writes to the chunk go to this server. A writer must take its lease before
@@ -394,7 +394,7 @@ impl Replicator {
         };
         plan.push(chunk.complete.and(self.up), at.chunk);
         plan.push(chunk.catching_up.and(self.up), at.chunk);
-        chunk.older.iter().for_each(|layer| plan.push(layer.and(self.up), at.chunk));
+        chunk.older_layers.iter().for_each(|layer| plan.push(layer.and(self.up), at.chunk));
         // Better than waiting: readers verify what a shunned server sends.
         plan.push(chunk.members().and(self.shunned), at.chunk);
         plan
@@ -404,20 +404,20 @@ impl Replicator {
     fn candidates(&self, at: ChunkAt) -> ServerSet {
         let chunk = self.chunk(at);
         let taken = chunk.members().union(chunk.leaving);
-        let usable = |server: &ServerId| self.server(*server).standing == Standing::Up;
+        let usable = |server: &ServerId| self.server(*server).availability == Availability::Up;
         self.up.minus(taken).iter().filter(usable).collect()
     }
 
     /// Chooses up to `count` servers for new replicas. It prefers failure domains without a replica
     /// of the chunk, then the most free memory.
-    pub(super) fn choose(&self, chunk: &Chunk, count: usize) -> ServerSet {
+    pub(super) fn choose(&self, chunk: &ChunkMembers, count: usize) -> ServerSet {
         if count == 0 {
             return ServerSet::EMPTY;
         }
         let taken = chunk.members().union(chunk.leaving);
         let has_room = |server: &ServerId| {
             let state = self.server(*server);
-            state.standing == Standing::Up && state.pages_free > 0
+            state.availability == Availability::Up && state.pages_free > 0
         };
         let mut usable: Vec<ServerId> = self.up.minus(taken).iter().filter(has_room).collect();
         usable.sort_by_key(|server| (Reverse(self.server(*server).pages_free), *server));
@@ -444,7 +444,7 @@ impl Replicator {
         chosen
     }
 
-    pub(super) fn take_room(&mut self, chosen: ServerSet) {
+    pub(super) fn reserve_room(&mut self, chosen: ServerSet) {
         for server in chosen.iter() {
             let free = &mut self.servers[server as usize].pages_free;
             *free = free.saturating_sub(CHUNK_PAGES).max((*free).min(1));
@@ -452,20 +452,20 @@ impl Replicator {
     }
 
     /// Returns a chunk, or `None` if its region was dropped meanwhile.
-    pub(super) fn find(&self, at: ChunkAt) -> Option<&Chunk> {
+    pub(super) fn find(&self, at: ChunkAt) -> Option<&ChunkMembers> {
         self.regions.get(&at.region)?.get(at.chunk)
     }
 
-    pub(super) fn chunk(&self, at: ChunkAt) -> &Chunk {
+    pub(super) fn chunk(&self, at: ChunkAt) -> &ChunkMembers {
         self.find(at).expect("a chunk of the region")
     }
 
     /// Returns a chunk to change, or `None` if its region was dropped meanwhile.
-    pub(super) fn known_chunk(&mut self, at: ChunkAt) -> Option<&mut Chunk> {
+    pub(super) fn known_chunk(&mut self, at: ChunkAt) -> Option<&mut ChunkMembers> {
         self.regions.get_mut(&at.region)?.get_mut(at.chunk)
     }
 
-    pub(super) fn chunk_mut(&mut self, at: ChunkAt) -> &mut Chunk {
+    pub(super) fn chunk_mut(&mut self, at: ChunkAt) -> &mut ChunkMembers {
         self.known_chunk(at).expect("a region that was added")
     }
 }

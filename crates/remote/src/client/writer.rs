@@ -4,15 +4,15 @@
 //!
 //! [`Replicator::settle`]: super::replicator::Replicator::settle
 
-use super::cluster::{Deed, Shared};
-use super::link::{LinkError, Links, is_broken, is_stale, unexpected, wait};
-use super::replicator::{Acked, CHUNK_PAGES, ChunkAt, NoPlace, Settled};
+use super::cluster::{ClusterState, RequestKind};
+use super::link::{LinkError, ServerLinks, is_broken, is_stale, unexpected, wait};
+use super::replicator::{Acked, CHUNK_PAGES, ChunkAt, PlacementError, Settled};
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
 use crate::page::{PAGE_BYTES, PageRun};
 use crate::store::{PageWriter, PutRun, RegionId, StoreError, check_discard, check_put};
 use crate::wire::reply::Failure;
 use crate::wire::request::Request;
-use crate::wire::{Checksum, SUM_BYTES, push_sums, sums};
+use crate::wire::{CHECKSUM_BYTES, WireChecksum, checksums, push_checksums};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -27,11 +27,11 @@ const TURN: Duration = Duration::from_millis(20);
 
 /// The writer of one thread.
 #[derive(Debug)]
-pub(super) struct Writer {
-    shared: Arc<Shared>,
-    links: Links,
+pub(super) struct ReplicaWriter {
+    shared: Arc<ClusterState>,
+    links: ServerLinks,
     /// The checksums of the runs that are being put, as on the wire.
-    sums: Vec<u8>,
+    checksums: Vec<u8>,
 }
 
 /// The part of a run that lies in one chunk.
@@ -40,27 +40,27 @@ struct Piece<'a> {
     at: ChunkAt,
     first: u64,
     pages: &'a [u8],
-    /// The offset in bytes of the piece's checksums in [`Writer::sums`].
-    sums_at: usize,
+    /// The offset in bytes of the piece's checksums in [`ReplicaWriter::checksums`].
+    checksums_at: usize,
     acked: Acked,
     wanted: ServerSet,
     done: bool,
 }
 
 impl Piece<'_> {
-    /// Returns true if the pages still match the checksums that were sent with them. `all_sums` is
-    /// [`Writer::sums`].
-    fn is_as_it_was_sent(&self, all_sums: &[u8]) -> bool {
+    /// Returns true if the pages still match the checksums that were sent with them. `all_checksums` is
+    /// [`ReplicaWriter::checksums`].
+    fn matches_sent_checksums(&self, all_checksums: &[u8]) -> bool {
         let pages = self.pages.chunks_exact(PAGE_BYTES);
-        let sent = &all_sums[self.sums_at..][..pages.len() * SUM_BYTES];
-        sums(sent).eq(pages.map(Checksum::of))
+        let sent = &all_checksums[self.checksums_at..][..pages.len() * CHECKSUM_BYTES];
+        checksums(sent).eq(pages.map(WireChecksum::of))
     }
 }
 
-impl Writer {
-    pub fn new(shared: Arc<Shared>) -> Writer {
+impl ReplicaWriter {
+    pub fn new(shared: Arc<ClusterState>) -> ReplicaWriter {
         let links = shared.links();
-        Writer { shared, links, sums: Vec::new() }
+        ReplicaWriter { shared, links, checksums: Vec::new() }
     }
 
     fn send_all(&mut self, region: RegionId, pieces: &mut [Piece<'_>]) -> Result<(), StoreError> {
@@ -75,7 +75,7 @@ impl Writer {
                 return Ok(());
             }
             if Instant::now() >= until {
-                return Err(self.shared.nobody());
+                return Err(self.shared.unreachable_error());
             }
             if waits {
                 self.shared.wait_for_change(seen, until);
@@ -103,9 +103,9 @@ impl Writer {
         for piece in unplaced {
             match replicator.targets(piece.at, &mut piece.acked) {
                 Ok(targets) => piece.wanted = targets,
-                Err(NoPlace::Nobody) => waits = true,
-                Err(NoPlace::NoRegion) => return Err(StoreError::NoRegion(piece.at.region)),
-                Err(NoPlace::Full) => {
+                Err(PlacementError::NoServer) => waits = true,
+                Err(PlacementError::NoRegion) => return Err(StoreError::NoRegion(piece.at.region)),
+                Err(PlacementError::Full) => {
                     let pages_free = replicator.capacity().pages_free;
                     return Err(StoreError::Full { pages_asked, pages_free });
                 }
@@ -141,7 +141,7 @@ impl Writer {
             for server in busy.iter() {
                 let is_last = all.len() > 1 && busy.len() == 1;
                 let is_late = is_last && last_done.elapsed() > self.shared.options.answer_within;
-                if is_late && self.shared.is_left_as_slow(server) {
+                if is_late && self.shared.shun_if_slow(server) {
                     self.links.close(server);
                     return Ok(());
                 }
@@ -177,9 +177,15 @@ impl Writer {
             .iter()
             .filter(is_due)
             .map(|piece| {
-                let sums_bytes = piece.pages.len() / PAGE_BYTES * SUM_BYTES;
-                let sums = &self.sums[piece.sums_at..][..sums_bytes];
-                Request::Put { on, first: piece.first, if_absent: false, sums, pages: piece.pages }
+                let checksum_bytes = piece.pages.len() / PAGE_BYTES * CHECKSUM_BYTES;
+                let checksums = &self.checksums[piece.checksums_at..][..checksum_bytes];
+                Request::Put {
+                    on,
+                    first: piece.first,
+                    if_absent: false,
+                    checksums,
+                    pages: piece.pages,
+                }
             })
             .collect();
         let first = connection.send_all(&puts)?;
@@ -202,7 +208,7 @@ impl Writer {
             match wait(&mut link.connection, id) {
                 Ok(_) => {
                     pieces[index].acked.insert(server);
-                    self.shared.peer(server).did(Deed::Write);
+                    self.shared.peer(server).reset_strikes(RequestKind::Write);
                 }
                 // The replies to the other requests must still be read.
                 Err(LinkError::Failed(Failure::Full { .. })) => {
@@ -210,8 +216,8 @@ impl Writer {
                 }
                 // Damaged on the way: the writer sends the pages again, and to another server if it
                 // happens repeatedly.
-                Err(LinkError::Failed(Failure::BadSum { .. }))
-                    if pieces[index].is_as_it_was_sent(&self.sums) =>
+                Err(LinkError::Failed(Failure::DamagedPage { .. }))
+                    if pieces[index].matches_sent_checksums(&self.checksums) =>
                 {
                     is_damaged = true;
                 }
@@ -222,7 +228,7 @@ impl Writer {
             }
         }
         if let Some(first) = refused {
-            self.refuse(server, first, pieces)?;
+            self.replace_full_server(server, first, pieces)?;
         }
         if is_damaged {
             return Err(LinkError::Broken(io::Error::other("pages are damaged on the way")));
@@ -231,7 +237,7 @@ impl Writer {
     }
 
     /// Replaces a full server in this piece, and in all later pieces that it has not acknowledged.
-    fn refuse(
+    fn replace_full_server(
         &mut self,
         server: ServerId,
         first: usize,
@@ -240,7 +246,7 @@ impl Writer {
         let mut replicator = self.shared.replicator_mut();
         for piece in &mut pieces[first..] {
             if piece.wanted.has(server) && !piece.acked.servers().has(server) && !piece.done {
-                if !replicator.refuse(piece.at, server) {
+                if !replicator.replace_full_server(piece.at, server) {
                     let pages_free = replicator.server(server).pages_free;
                     return Err(LinkError::Failed(Failure::Full { pages_free }));
                 }
@@ -269,18 +275,19 @@ impl Writer {
             }
             // The server takes no more regions: another one must take the pages.
             LinkError::NoRegion => {
-                let placed = self.refuse(server, 0, pieces);
+                let placed = self.replace_full_server(server, 0, pieces);
                 placed.or_else(|error| self.failed(server, &error, pieces))
             }
             error if is_broken(error) => {
                 let region = pieces.first().map(|piece| piece.at.region);
-                if region.is_none_or(|region| self.shared.note(server, region, error, Deed::Write))
-                {
+                if region.is_none_or(|region| {
+                    self.shared.record_error(server, region, error, RequestKind::Write)
+                }) {
                     self.links.close(server);
                 }
                 Ok(())
             }
-            LinkError::Failed(Failure::BadSum { page }) => Err(StoreError::Refused {
+            LinkError::Failed(Failure::DamagedPage { page }) => Err(StoreError::Refused {
                 server: self.shared.peer(server).endpoint.label.clone(),
                 why: format!("page {page} was changed while it was written"),
             }),
@@ -311,13 +318,16 @@ impl Writer {
     }
 
     /// Splits runs where chunks meet, and computes their checksums.
-    fn cut<'a>(&mut self, region: RegionId, runs: &[PutRun<'a>]) -> Vec<Piece<'a>> {
-        self.sums.clear();
+    fn split_runs<'a>(&mut self, region: RegionId, runs: &[PutRun<'a>]) -> Vec<Piece<'a>> {
+        self.checksums.clear();
         let mut pieces = Vec::with_capacity(runs.len() + 1);
         for run in runs {
-            let mut sums_at = self.sums.len();
-            // Not `run.sums`: a server that knows MACs could forge pages.
-            push_sums(&mut self.sums, run.pages.chunks_exact(PAGE_BYTES).map(Checksum::of));
+            let mut checksums_at = self.checksums.len();
+            // Not `run.macs`: a server that knows MACs could forge pages.
+            push_checksums(
+                &mut self.checksums,
+                run.pages.chunks_exact(PAGE_BYTES).map(WireChecksum::of),
+            );
             let (mut first, mut pages) = (run.first, run.pages);
             while !pages.is_empty() {
                 let before_seam = (CHUNK_PAGES - first % CHUNK_PAGES) as usize;
@@ -327,13 +337,13 @@ impl Writer {
                     at: ChunkAt { region, chunk: first / CHUNK_PAGES },
                     first,
                     pages: piece,
-                    sums_at,
+                    checksums_at,
                     acked: Acked::default(),
                     wanted: ServerSet::EMPTY,
                     done: false,
                 });
                 (first, pages) = (first + count as u64, rest);
-                sums_at += count * SUM_BYTES;
+                checksums_at += count * CHECKSUM_BYTES;
             }
         }
         pieces
@@ -365,10 +375,10 @@ fn wanted(pieces: &[Piece<'_>]) -> ServerSet {
     open.fold(ServerSet::EMPTY, |all, piece| all.union(piece.wanted))
 }
 
-impl PageWriter for Writer {
+impl PageWriter for ReplicaWriter {
     fn put(&mut self, region: RegionId, runs: &[PutRun<'_>]) -> Result<(), StoreError> {
         check_put(self.shared.region_pages(region)?, runs)?;
-        let mut pieces = self.cut(region, runs);
+        let mut pieces = self.split_runs(region, runs);
         pieces.chunks_mut(WINDOW).try_for_each(|window| self.send_all(region, window))
     }
 
@@ -380,13 +390,14 @@ impl PageWriter for Writer {
                 let last = (run.first + run.count).div_ceil(CHUNK_PAGES);
                 run.first / CHUNK_PAGES..last
             });
-            let holders = chunks.map(|chunk| replicator.holders(ChunkAt { region, chunk }));
+            let holders =
+                chunks.map(|chunk| replicator.reachable_members(ChunkAt { region, chunk }));
             holders.fold(ServerSet::EMPTY, ServerSet::union)
         };
         for server in holders.iter() {
             if let Err(error) = self.discard_on(server, region, runs) {
                 self.links.close(server);
-                self.shared.note(server, region, &error, Deed::Write);
+                self.shared.record_error(server, region, &error, RequestKind::Write);
             }
         }
         Ok(())

@@ -27,8 +27,8 @@ use super::stats::add;
 use super::sys::idle_poll::IdlePoll;
 use super::sys::memory::Pages;
 use super::table::{CLUSTER_PAGES, HeldCluster, PageLocation, PageState, cluster_of};
-use crate::page::{PageRun, PageSum, RUN_PAGES_MAX, is_zero};
-use crate::placement::{Keep, Placement};
+use crate::affinity::{CpuChoice, ThreadAffinity};
+use crate::page::{PageMac, PageRun, RUN_PAGES_MAX, is_zero};
 use crate::store::{PageWriter, PutRun, StoreError};
 use copying::dropped_together;
 use rustix::io::Errno;
@@ -67,7 +67,7 @@ struct EvictedCluster {
     changed: PageMask,
     /// The pages of zeros.
     zeros: PageMask,
-    sums: [PageSum; CLUSTER_PAGES],
+    sums: [PageMac; CLUSTER_PAGES],
 }
 
 impl EvictedTo {
@@ -82,7 +82,7 @@ impl EvictedTo {
 
 impl EvictedCluster {
     fn new(cluster: usize, location: EvictedTo, pages: PageMask) -> EvictedCluster {
-        let sums = [PageSum::default(); CLUSTER_PAGES];
+        let sums = [PageMac::default(); CLUSTER_PAGES];
         EvictedCluster { cluster, location, pages, changed: 0, zeros: 0, sums }
     }
 
@@ -144,7 +144,7 @@ pub struct Evictor {
     stuck_log: LogThrottle,
     /// True from the low threshold up to the high one.
     is_making_room: bool,
-    placement: Placement,
+    placement: ThreadAffinity,
     /// Here, as this thread looks around even when there are no faults.
     idle_poll: Option<IdlePoll>,
 }
@@ -156,7 +156,7 @@ impl Evictor {
         writer: Box<dyn PageWriter>,
         idle_poll: Option<IdlePoll>,
     ) -> io::Result<Evictor> {
-        let placement = Placement::of_this_thread();
+        let placement = ThreadAffinity::of_this_thread();
         let (free_blocks, staged) = (VecDeque::new(), VecDeque::new());
         // A batch may end with a whole cluster.
         let copy_buffer = Pages::reserve(shared.thresholds.batch + CLUSTER_PAGES)?;
@@ -181,7 +181,7 @@ impl Evictor {
 
     /// Evicts until the pager stops.
     pub fn run(mut self) {
-        self.placement = Placement::of_this_thread();
+        self.placement = ThreadAffinity::of_this_thread();
         while !self.shared.is_stopping.load(Relaxed) {
             // Read before the round, so that work that arrives meanwhile ends the wait.
             let seen = self.shared.work.now();
@@ -246,7 +246,7 @@ impl Evictor {
     /// Moves this thread off the handler's CPU. A move's interrupt costs the program less than waiting for
     /// a batch on its CPU.
     fn keep_off_handler_cpu(&mut self) {
-        self.placement.keep(self.shared.handlers_cpu().map_or(Keep::Anywhere, Keep::Off));
+        self.placement.keep(self.shared.handlers_cpu().map_or(CpuChoice::Anywhere, CpuChoice::Off));
     }
 
     /// Evicts a batch, and releases staged pages beyond what is kept of them. False if there is
@@ -383,7 +383,7 @@ impl Evictor {
             let bytes = moved.bytes((shared, &self.copy_buffer), bit, 1);
             match is_zero(bytes) {
                 true => moved.zeros |= 1 << bit,
-                false => moved.sums[bit] = PageSum::of(bytes),
+                false => moved.sums[bit] = PageMac::of(bytes),
             }
         }
         let held = shared.table.hold(moved.cluster);
@@ -409,7 +409,7 @@ impl Evictor {
                 runs.push(PutRun {
                     first: moved.page(bit) as u64,
                     pages: moved.bytes(from, bit, count),
-                    sums: &moved.sums[bit..bit + count],
+                    macs: &moved.sums[bit..bit + count],
                 });
                 left &= !run_of(bit, count);
             }

@@ -19,8 +19,8 @@ use super::sys::sigbus::ServeFault;
 use super::sys::threads;
 use super::sys::uffd::{FAULTS_MAX, Fault};
 use super::table::{CLUSTER_PAGES, HeldCluster, PageLocation, PageState, cluster_of};
-use crate::page::{PageRun, PageSum, RUN_PAGES_MAX};
-use crate::placement::{Keep, Placement};
+use crate::affinity::{CpuChoice, ThreadAffinity};
+use crate::page::{PageMac, PageRun, RUN_PAGES_MAX};
 use crate::store::{PageReader, StoreError};
 use rustix::io::Errno;
 use std::io;
@@ -50,7 +50,7 @@ pub struct FaultHandler {
     zeros: Pages,
     /// Stored pages of one read of faults, that nothing is to be fetched with: they are fetched together.
     pending: Vec<usize>,
-    placement: Placement,
+    placement: ThreadAffinity,
     until_look: u32,
     look_every: u32,
 }
@@ -62,7 +62,7 @@ impl FaultHandler {
         buffer.bytes_mut(0, RUN_PAGES_MAX).fill(1);
         let zeros = Pages::reserve(CLUSTER_PAGES)?;
         let (prefetcher, fault_around) = (StreamPrefetcher::default(), FaultAround::default());
-        let placement = Placement::of_this_thread();
+        let placement = ThreadAffinity::of_this_thread();
         let pending = Vec::with_capacity(FAULTS_MAX);
         Ok(FaultHandler {
             shared,
@@ -80,7 +80,7 @@ impl FaultHandler {
 
     /// Serves until the page after the last is asked for.
     pub fn run(mut self) {
-        self.placement = Placement::of_this_thread();
+        self.placement = ThreadAffinity::of_this_thread();
         let mut faults = [Fault::default(); FAULTS_MAX];
         loop {
             let count = match self.wait(&mut faults) {
@@ -157,7 +157,7 @@ impl FaultHandler {
         let mut cpus = faults.iter().take(LOOKS_MAX).map(|fault| threads::cpu_of(fault.thread));
         let cpu = cpus.next().flatten();
         let cpu = cpu.filter(|_| cpus.all(|other| other == cpu));
-        self.placement.keep(cpu.map_or(Keep::Anywhere, Keep::On));
+        self.placement.keep(cpu.map_or(CpuChoice::Anywhere, CpuChoice::On));
         let now = cpu.unwrap_or(NO_CPU);
         self.look_every = match self.shared.serving_cpu.swap(now, Relaxed) == now {
             true => (2 * self.look_every).min(FAULTS_PER_LOOK_MAX),
@@ -320,7 +320,7 @@ impl FaultHandler {
         let mut pending = std::mem::take(&mut self.pending);
         let mut came = 0u64;
         if pending.len() > 1 {
-            let mut wanted = [(0, PageSum::default()); FAULTS_MAX];
+            let mut wanted = [(0, PageMac::default()); FAULTS_MAX];
             for (want, page) in wanted.iter_mut().zip(&pending) {
                 *want = (*page as u64, self.shared.table.sum(*page));
             }
@@ -433,7 +433,7 @@ impl FaultHandler {
     }
 
     fn fetch(&mut self, first: usize, count: usize) -> Result<(), StoreError> {
-        let mut sums = [PageSum::default(); RUN_PAGES_MAX];
+        let mut sums = [PageMac::default(); RUN_PAGES_MAX];
         for (sum, page) in sums[..count].iter_mut().zip(first..) {
             *sum = self.shared.table.sum(page);
         }

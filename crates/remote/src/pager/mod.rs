@@ -335,7 +335,7 @@ impl PagerThreads {
         let failed = |source| PagerError::System { what: "starting the pager", source };
         let mut reader = self.store.reader()?;
         if shared.options.serving == Serving::InPlace {
-            reader.look_for_answers(ANSWER_SPIN);
+            reader.set_poll_time(ANSWER_SPIN);
         }
         let handler = FaultHandler::new(shared.clone(), reader).map_err(failed)?;
         let idle_poll = shared.options.keep_awake.then(IdlePoll::open).transpose();

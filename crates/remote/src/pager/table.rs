@@ -6,7 +6,7 @@
 
 use super::sys::lock::{Guard, MarkedLock};
 use super::sys::memory::ZeroedTable;
-use crate::page::PageSum;
+use crate::page::PageMac;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -195,8 +195,8 @@ impl PageTable {
     }
 
     /// Returns the checksum of the store's copy.
-    pub fn sum(&self, page: usize) -> PageSum {
-        PageSum(self.sums[page].load(Relaxed))
+    pub fn sum(&self, page: usize) -> PageMac {
+        PageMac(self.sums[page].load(Relaxed))
     }
 
     /// Has the processor fetch what there is of a page, all of it at once: in a large table each look
@@ -268,7 +268,7 @@ impl HeldCluster<'_> {
     }
 
     /// Notes the sum that the store's copy has, or will have.
-    pub fn set_sum(&self, page: usize, sum: PageSum) {
+    pub fn set_sum(&self, page: usize, sum: PageMac) {
         self.table.sums[page].store(sum.0, Relaxed);
     }
 

@@ -1,7 +1,8 @@
-//! Who may end a server: its own user and root, over a Unix socket, as the kernel says who is at its other end.
+//! Draining of a server by its own user or root, over a Unix socket. The kernel reports the user of
+//! the peer (SO_PEERCRED).
 //!
-//! The socket has an abstract name, made of the server's address: it needs no folder, leaves nothing behind, and
-//! is of one network namespace, as the address is.
+//! The socket's abstract name is made from the server's address. It needs no directory, leaves
+//! nothing behind, and belongs to one network namespace, as the address does.
 
 use super::pool::Pool;
 use rustix::net::sockopt::socket_peercred;
@@ -15,26 +16,26 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const ASKED: &[u8] = b"drain\n";
-/// The user that users of other namespaces look like: one cannot be told from another.
+/// The user ID that the kernel reports for all users of other user namespaces.
 const OVERFLOW_UID: u32 = 65534;
-/// For a client that says nothing, or does not read.
+/// The timeout of each read and write.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How often it says how many pages are left.
-const SAY_EVERY: Duration = Duration::from_millis(100);
+/// The interval between two reports of the pages that are left.
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Why a server cannot be told to drain.
+/// The reason why a server does not drain.
 #[derive(Debug, thiserror::Error)]
 pub enum DrainError {
-    /// Nobody answers.
+    /// No server answers at the address.
     #[error(
-        "no memory server can be told to drain at {0}; give the --listen address of a `pagetax serve` of this \
+        "no memory server answers a drain request at {0}; give the --listen address of a `pagetax serve` of this \
          machine and network namespace, or send it SIGTERM"
     )]
     NoServer(SocketAddr),
-    /// Another user's.
+    /// The server belongs to another user.
     #[error("the memory server at {0} belongs to another user; drain it as that user or as root")]
     NotYours(SocketAddr),
-    /// It was told, and has not ended.
+    /// The server drains, but has not ended in time.
     #[error(
         "{0} pages have not moved yet; start other memory servers for them: the server goes on draining"
     )]
@@ -45,7 +46,7 @@ fn name(address: SocketAddr) -> io::Result<UnixAddress> {
     UnixAddress::from_abstract_name(format!("pagetax-serve-{address}"))
 }
 
-/// Whether this user may end a server of that one.
+/// Returns true if `user` may end a server of `owner`.
 fn may_drain(user: u32, owner: u32) -> bool {
     user == 0 || (user == owner && user != OVERFLOW_UID)
 }
@@ -53,14 +54,14 @@ fn may_drain(user: u32, owner: u32) -> bool {
 /// Listens until the process ends.
 ///
 /// # Errors
-/// When the name is taken, or there are no threads.
+/// If the name is taken, or the system has no more threads.
 pub(super) fn start(address: SocketAddr, pool: Arc<Pool>) -> io::Result<()> {
     let listener = UnixListener::bind_addr(&name(address)?)?;
     let accept = move || {
         loop {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    // If this fails, nobody listens any more.
+                    // An error means that the peer hung up.
                     let _ = answer(stream, &pool);
                 }
                 Err(_) => thread::sleep(Duration::from_millis(20)),
@@ -88,23 +89,23 @@ fn answer(mut stream: UnixStream, pool: &Arc<Pool>) -> io::Result<()> {
     // The end of the process ends the stream.
     let say = move || {
         while writeln!(stream, "{}", pool.pages_held()).is_ok() {
-            thread::sleep(SAY_EVERY);
+            thread::sleep(REPORT_INTERVAL);
         }
     };
     thread::Builder::new().name("pagetax-drain".into()).spawn(say)?;
     Ok(())
 }
 
-/// Tells the server that listens there to take nothing new, and waits until it has ended.
+/// Makes the server at `listen` drain, and waits until it has ended.
 ///
 /// # Errors
-/// When there is none that this user may end, or it has not ended in time.
+/// If no server answers, this user may not end it, or it has not ended within `limit`.
 pub fn drain(listen: SocketAddr, limit: Duration) -> Result<(), DrainError> {
     let until = Instant::now() + limit;
     let mut stream = connect(listen).ok_or(DrainError::NoServer(listen))?;
     let gone = |_| DrainError::NoServer(listen);
     stream.set_read_timeout(Some(PATIENCE)).map_err(gone)?;
-    // A server that denies it may have hung up.
+    // A server that denies the request may have hung up already.
     let _ = stream.write_all(ASKED);
     let mut lines = BufReader::new(stream).lines();
     let mut left = match lines.next() {
@@ -125,7 +126,7 @@ pub fn drain(listen: SocketAddr, limit: Duration) -> Result<(), DrainError> {
     Ok(())
 }
 
-/// A server that listens everywhere listens at this address, too.
+/// Connects to the server at this address, or to one that listens on all addresses.
 fn connect(listen: SocketAddr) -> Option<UnixStream> {
     let everywhere = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
     let mut places = vec![listen];

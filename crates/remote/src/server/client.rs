@@ -1,12 +1,13 @@
-//! What one client may take of a server, so that it leaves something to the others.
+//! The counts that limit one client, so that the others get their share.
 //!
-//! A client is whoever shows one certificate; without TLS, whoever comes from one address.
+//! All connections with one certificate are one client. Without TLS, all connections from one
+//! address are.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A client and what it has.
+/// The connections, regions and pages of one client.
 #[derive(Debug, Default)]
 pub struct Client {
     connections: AtomicU32,
@@ -15,17 +16,17 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connections that are open after their hello.
+    /// Returns the number of its open connections that have sent their hello.
     pub fn connections(&self) -> u32 {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Regions that it has made and that are still there.
+    /// Returns the number of its regions.
     pub fn regions(&self) -> u32 {
         self.regions.load(Ordering::Relaxed)
     }
 
-    /// Pages held for it.
+    /// Returns the number of pages that are held for it.
     pub fn pages(&self) -> u64 {
         self.pages.load(Ordering::Relaxed)
     }
@@ -40,30 +41,30 @@ impl Client {
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Counts a region, unless that would be more than the limit; returns whether it did.
+    /// Counts a region. Returns false, and does not count it, if the client has `max` already.
     pub(super) fn take_region(&self, max: u32) -> bool {
         let one_more = |regions: u32| (regions < max).then_some(regions + 1);
         self.regions.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
     /// Counts the end of a region.
-    pub(super) fn give_region_back(&self) {
+    pub(super) fn release_region(&self) {
         self.regions.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Counts a page, unless that would be more than the limit; returns whether it did.
+    /// Counts a page. Returns false, and does not count it, if the client has `max` already.
     pub(super) fn take_page(&self, max: u64) -> bool {
         let one_more = |pages: u64| (pages < max).then_some(pages + 1);
         self.pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_ok()
     }
 
-    /// Counts pages that are held no more.
-    pub(super) fn give_pages_back(&self, pages: u64) {
+    /// Counts pages that are no longer held.
+    pub(super) fn release_pages(&self, pages: u64) {
         self.pages.fetch_sub(pages, Ordering::Relaxed);
     }
 }
 
-/// All clients that have something here.
+/// The clients that have a connection or a region.
 #[derive(Debug, Default)]
 pub(super) struct Clients(Mutex<HashMap<String, Arc<Client>>>);
 
@@ -74,7 +75,7 @@ impl Clients {
         if let Some(client) = clients.get(identity) {
             return client.clone();
         }
-        // Those of whom nothing is left are of no use, and names must not pile up.
+        // Forget clients that have nothing left: the table must not grow for ever.
         clients.retain(|_, client| Arc::strong_count(client) > 1);
         clients.entry(identity.into()).or_default().clone()
     }
@@ -89,10 +90,10 @@ mod tests {
         let clients = Clients::default();
         let (one, other) = (clients.get("one"), clients.get("other"));
         assert!(one.take_region(1) && !one.take_region(1) && other.take_region(1));
-        one.give_region_back();
+        one.release_region();
         assert!(clients.get("one").take_region(1));
         assert!((0..3).all(|_| one.take_page(3)) && !one.take_page(3));
-        one.give_pages_back(2);
+        one.release_pages(2);
         assert_eq!((one.pages(), other.pages()), (1, 0));
     }
 

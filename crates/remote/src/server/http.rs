@@ -1,13 +1,14 @@
-//! What other programs read of a server over HTTP: `/health`, `/metrics`, `/report`.
+//! The HTTP endpoints of a server: `/health`, `/metrics` and `/report`. All are read-only, and none
+//! shows a page.
 //!
-//! Nothing can be changed here, and no page can be read. Invariants: a request is answered or given up within
-//! seconds, one for each connection; of too many connections the oldest is closed, so that `/health` answers
-//! whatever slow clients do; no error ends the thread that accepts.
+//! Invariants: each connection has one request, which ends within seconds. If there are too many
+//! connections, the server closes the oldest, so slow clients cannot block `/health`. No error ends
+//! the accepting thread.
 
 use super::listen::Tls;
 use super::metrics::Metrics;
 use super::pool::Pool;
-use crate::transport::Stream;
+use crate::transport::PeerStream;
 use rustls::{ServerConnection, StreamOwned};
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -16,32 +17,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Clients in a report.
+/// The most clients in a report.
 const CLIENTS_MAX: usize = 1000;
-/// At the same time.
+/// The most connections at a time.
 const CONNECTIONS_MAX: usize = 16;
-/// For a whole request, and for a client that does not read the answer.
+/// The timeout of a whole request, and of each write of the response.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longer ones are none that we answer.
+/// The largest size of a request in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 
-/// What is answered, and who asks.
+/// The state that all HTTP connections share.
 struct Web {
     pool: Arc<Pool>,
     metrics: Arc<Metrics>,
     started: Instant,
-    /// Beyond loopback, as on the server's own port.
+    /// The TLS of the server's own port, if HTTP listens beyond loopback.
     tls: Option<Tls>,
     open: Mutex<BTreeMap<u64, TcpStream>>,
 }
 
-/// An answer: status line, type, body.
-type Answer = (&'static str, &'static str, String);
+/// A response: status line, content type and body.
+type HttpResponse = (&'static str, &'static str, String);
 
-/// Answers until the process ends; returns the address that was bound.
+/// Serves HTTP until the process ends. Returns the address that was bound.
 ///
 /// # Errors
-/// When the address cannot be bound.
+/// If the address cannot be bound.
 pub fn start(
     address: SocketAddr,
     pool: Arc<Pool>,
@@ -56,7 +57,7 @@ pub fn start(
         for number in 0.. {
             match listener.accept() {
                 Ok((socket, _)) => web.clone().admit(number, socket),
-                // Out of file descriptors, say, which others give back.
+                // For example, the process is out of file descriptors.
                 Err(_) => thread::sleep(Duration::from_millis(20)),
             }
         }
@@ -81,7 +82,7 @@ impl Web {
         drop(open);
         let web = self.clone();
         let work = move || {
-            // If this fails, the client has gone, or is too slow.
+            // An error means that the client is gone or too slow.
             let _ = web.serve(socket);
             web.open().remove(&number);
         };
@@ -97,7 +98,7 @@ impl Web {
             None => socket.into(),
             Some(config) => {
                 let session = ServerConnection::new(config).map_err(io::Error::other)?;
-                Stream::TlsServer(Box::new(StreamOwned::new(session, socket.into())))
+                PeerStream::TlsServer(Box::new(StreamOwned::new(session, socket.into())))
             }
         };
         let request = read_request(&mut stream)?;
@@ -109,10 +110,10 @@ impl Web {
         stream.write_all(head.as_bytes())?;
         stream.write_all(body.as_bytes())?;
         stream.flush()?;
-        hang_up(stream.socket())
+        close_gracefully(stream.socket())
     }
 
-    fn answer(&self, request: &str) -> Answer {
+    fn answer(&self, request: &str) -> HttpResponse {
         let text = "text/plain";
         let mut words = request.split_ascii_whitespace();
         let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
@@ -139,8 +140,8 @@ impl Web {
     }
 }
 
-/// Reads a request without a body, in [`PATIENCE`] for all of it.
-fn read_request(stream: &mut Stream) -> io::Result<String> {
+/// Reads a request without a body. [`PATIENCE`] limits the whole request.
+fn read_request(stream: &mut PeerStream) -> io::Result<String> {
     let until = Instant::now() + PATIENCE;
     let (mut bytes, mut piece) = (Vec::new(), [0; 1024]);
     while !bytes.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -148,7 +149,7 @@ fn read_request(stream: &mut Stream) -> io::Result<String> {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let left = until.saturating_duration_since(Instant::now());
-        // A time-out of zero would be none.
+        // A timeout of zero would mean no timeout.
         stream.socket().set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         match stream.read(&mut piece) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -160,9 +161,9 @@ fn read_request(stream: &mut Stream) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Ends our side and waits briefly for the client's: a socket that is closed with something unread resets the
-/// connection, and the answer may be lost with it.
-fn hang_up(mut socket: &TcpStream) -> io::Result<()> {
+/// Ends the stream, and waits briefly until the client does. Closing a socket with unread bytes
+/// resets the connection, and the response may be lost.
+fn close_gracefully(mut socket: &TcpStream) -> io::Result<()> {
     socket.shutdown(Shutdown::Write)?;
     socket.set_read_timeout(Some(Duration::from_millis(200)))?;
     let mut rest = [0; 1024];

@@ -1,22 +1,23 @@
-//! Which slot each page of a region lies in.
+//! The index of a region: page number to slot.
 //!
-//! Pages that are neighbours stand side by side, in leaves of [`LEAF_PAGES`]: a run of pages is found
-//! with few looks at distant memory, and takes less of it.
+//! Neighbouring pages share a leaf of [`LEAF_PAGES`] entries. So the lookup of a run takes few cache
+//! misses, and the index takes less memory.
 
-use super::slab::Slot;
+use super::slab::PageSlot;
 use pagetax_core::access::mix64;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Pages of a leaf. Half a cache line: a region of pages that are far apart pays for whole leaves.
+/// The number of pages of a leaf, which is half a cache line. A region of scattered pages pays for
+/// whole leaves.
 const LEAF_PAGES: u64 = 8;
 
-/// Most bytes that a page takes here: a leaf of 41 bytes to itself, in a hash table that is at least
-/// 7/16 full, and half of that more while it grows.
+/// The most bytes that the index takes for a page. The worst case is a leaf of 41 bytes for one
+/// page, in a hash table that is 7/16 full, and half as much again while the table grows.
 pub const BYTES_MAX: u64 = 141;
 
-/// Page numbers are short and plain; one mix scatters them. A client that chooses them badly slows
-/// down its own region.
+/// A hasher of page numbers, with one round of mixing. A client that provokes collisions slows down
+/// only its own region.
 #[derive(Debug, Default)]
 pub struct PageHasher(u64);
 
@@ -34,40 +35,40 @@ impl Hasher for PageHasher {
     }
 }
 
-type Leaf = [Option<Slot>; LEAF_PAGES as usize];
+type Leaf = [Option<PageSlot>; LEAF_PAGES as usize];
 
-/// See the module.
+/// The slots of a region's pages.
 #[derive(Debug, Default)]
-pub struct Index {
+pub struct PageIndex {
     leaves: HashMap<u64, Leaf, BuildHasherDefault<PageHasher>>,
     pages: u64,
 }
 
-impl Index {
-    /// Pages that are held.
+impl PageIndex {
+    /// Returns the number of pages that are held.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Where a page lies, if it is held.
-    pub fn get(&self, page: u64) -> Option<Slot> {
+    /// Returns the slot of a page, or `None` if the page is not held.
+    pub fn get(&self, page: u64) -> Option<PageSlot> {
         self.leaves.get(&(page / LEAF_PAGES))?[(page % LEAF_PAGES) as usize]
     }
 
-    /// Notes where a page lies that was not held.
-    pub fn insert(&mut self, page: u64, slot: Slot) {
+    /// Records the slot of a page that was not held.
+    pub fn insert(&mut self, page: u64, slot: PageSlot) {
         let leaf = self.leaves.entry(page / LEAF_PAGES).or_default();
         let before = leaf[(page % LEAF_PAGES) as usize].replace(slot);
         self.pages += before.is_none() as u64;
     }
 
-    /// Where all of them lay.
-    pub fn into_slots(self) -> Vec<Slot> {
+    /// Returns the slots of all pages.
+    pub fn into_slots(self) -> Vec<PageSlot> {
         self.leaves.into_values().flatten().flatten().collect()
     }
 
-    /// Forgets pages and says where they lay.
-    pub fn remove(&mut self, first: u64, end: u64, mut gone: impl FnMut(Slot)) {
+    /// Removes the pages from `first` to `end`, and passes their slots to `gone`.
+    pub fn remove(&mut self, first: u64, end: u64, mut gone: impl FnMut(PageSlot)) {
         let is_in = |page: &u64| (first..end).contains(page);
         let pages = &mut self.pages;
         let mut empty = |number: u64, leaf: &mut Leaf| {
@@ -92,7 +93,7 @@ impl Index {
                 }
             }
         }
-        // So that it stays small against the pages that it finds.
+        // The index must stay small in comparison with its pages.
         if self.leaves.len() < self.leaves.capacity() / 4 {
             let room = self.leaves.len() * 2;
             self.leaves.shrink_to(room);
@@ -105,16 +106,16 @@ mod tests {
     use super::*;
     use crate::page::PAGE_BYTES;
     use crate::server::slab::Slab;
-    use crate::wire::Checksum;
+    use crate::wire::WireChecksum;
 
     #[test]
     fn what_is_in_is_found_until_it_is_out() {
-        assert_eq!(size_of::<Option<Slot>>(), 4);
+        assert_eq!(size_of::<Option<PageSlot>>(), 4);
         let slab = Slab::new(100);
-        let mut index = Index::default();
+        let mut index = PageIndex::default();
         let pages = [0, 1, 7, 8, 9, 1000, u64::MAX - 1];
         for page in pages {
-            let slot = slab.put(&[1; PAGE_BYTES], Checksum(page)).unwrap();
+            let slot = slab.put(&[1; PAGE_BYTES], WireChecksum(page)).unwrap();
             index.insert(page, slot);
             assert_eq!(index.get(page), Some(slot));
         }

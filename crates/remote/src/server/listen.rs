@@ -1,24 +1,24 @@
-//! Moves bytes between sockets and sessions: a thread for each connection, blocking.
+//! The I/O between sockets and sessions, with a blocking thread for each connection.
 //!
-//! Invariants: no more connections than the limits, before hello and after; whoever has not said hello in
-//! time is turned away, or earlier where another needs the place; without TLS nobody but this machine is
-//! listened to, unless told so.
+//! Invariants: connections stay within the limits, before the hello and after it. A connection
+//! without a hello is closed after [`HELLO_PATIENCE`], or earlier if a new one needs its place.
+//! Without TLS the server listens on loopback only, unless it is started as insecure.
 
-use super::buffers::{Large, SMALL_BYTES};
+use super::buffers::{LargeBuffer, SMALL_BYTES};
 use super::client::Client;
 use super::metrics::{Latencies, Metrics};
 use super::pool::{Limits, Pool};
 use super::region::Owner;
-use super::session::{Ended, Session};
+use super::session::{ConnectionEnd, Session};
 use super::{admin, http};
+use crate::affinity::{CpuChoice, ThreadAffinity};
 use crate::page::PAGE_BYTES;
-use crate::placement::{Keep, Placement};
 use crate::secret;
-use crate::transport::{Stream, is_local, prepare};
+use crate::transport::{PeerStream, is_local, prepare};
 use crate::wire::header::{HEADER_BYTES, Header, Op};
 use crate::wire::hello::{HELLO_BYTES, Hello, Location};
 use crate::wire::inbox::Inbox;
-use crate::wire::{REPORT_BYTES_MAX, SUM_BYTES, VERSION};
+use crate::wire::{CHECKSUM_BYTES, REPORT_BYTES_MAX, VERSION};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use socket2::SockRef;
 use std::collections::HashMap;
@@ -29,40 +29,41 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// For TLS and hello together.
+/// The timeout of TLS handshake and hello together.
 const HELLO_PATIENCE: Duration = Duration::from_secs(5);
-/// For a client that does not read its replies.
+/// The timeout of a send to a client that does not read its replies.
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
-/// Replies are sent when they come to this, or when nothing more is to be answered.
+/// The bytes of replies after which they are sent. They are also sent when no request is left.
 pub(super) const REPLY_BYTES: usize = 256 << 10;
-/// Connections that have not said hello, at a time. They cost a thread each, and take no place from others.
-const LOBBY_MAX: usize = 64;
-/// A connection with a large buffer that is idle for so long gives it back.
+/// The most connections at a time that have not sent their hello. They do not count towards the
+/// limits of connections, but each takes a thread.
+const HANDSHAKES_MAX: usize = 64;
+/// The idle time after which a connection releases its large buffer.
 const IDLE: Duration = Duration::from_millis(100);
-/// A request for which a large buffer is kept must be whole after this time.
+/// The timeout of a request that arrives in parts while the connection has a large buffer.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A reply with one page.
+/// The bytes of a reply with one page.
 const PAGE_REPLY_BYTES: usize = HEADER_BYTES + PAGE_BYTES;
-/// Alike ones from one look at where the client runs to the next.
+/// The number of replies of one size after which the server's thread looks up the client's CPU.
 const REPLIES_PER_LOOK: u32 = 32;
 
-/// How a server is started.
+/// The settings of a server.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
-    /// What it lends.
+pub struct ServerOptions {
+    /// The limits on memory, regions and connections.
     pub limits: Limits,
-    /// Mutual TLS.
+    /// The configuration of mutual TLS; `None` without TLS.
     pub tls: Option<Arc<ServerConfig>>,
-    /// Listen to the network without TLS.
+    /// True to listen beyond loopback without TLS.
     pub insecure: bool,
-    /// Where to answer HTTP.
+    /// The address for HTTP; `None` without HTTP.
     pub http: Option<SocketAddr>,
-    /// What fails as a whole with this server, by name; none for the machine.
+    /// The name of the failure domain; `None` for the machine.
     pub failure_domain: Option<String>,
 }
 
-/// The TLS configuration for connections that begin now; it can be replaced.
+/// The TLS configuration for new connections, which can be replaced.
 #[derive(Debug, Clone)]
 pub struct Tls(Arc<RwLock<Option<Arc<ServerConfig>>>>);
 
@@ -71,7 +72,7 @@ impl Tls {
         Tls(Arc::new(RwLock::new(config)))
     }
 
-    /// Returns the configuration, if TLS is spoken.
+    /// Returns the configuration, or `None` without TLS.
     pub fn config(&self) -> Option<Arc<ServerConfig>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -81,28 +82,28 @@ impl Tls {
     }
 }
 
-/// Why a server does not start.
+/// The reason why a server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Neither TLS nor loopback.
+    /// The address is not on loopback, and TLS is not configured.
     #[error(
         "{0} is not on loopback, and without TLS anybody on the network could read the pages; give \
          --tls-cert, --tls-key and --tls-ca, or --insecure where the network is trusted"
     )]
     Insecure(SocketAddr),
-    /// Neither TLS nor loopback, for HTTP.
+    /// The address for HTTP is not on loopback, and TLS is not configured.
     #[error(
         "{0} is not on loopback, and without TLS anybody on the network could read over HTTP who uses this \
          server; give --tls-cert, --tls-key and --tls-ca, with which HTTP asks for a client's certificate too, \
          or --insecure where the network is trusted"
     )]
     InsecureHttp(SocketAddr),
-    /// The system's reason.
+    /// The system refuses to listen.
     #[error("cannot listen on {address}: {source}; choose another --listen address")]
     Listen {
-        /// Where to.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -110,7 +111,7 @@ pub enum StartError {
 /// A running server.
 #[derive(Debug)]
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerContext>,
     address: SocketAddr,
     http: Option<SocketAddr>,
     can_drain: bool,
@@ -118,7 +119,7 @@ pub struct Server {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ServerContext {
     pool: Arc<Pool>,
     metrics: Arc<Metrics>,
     tls: Tls,
@@ -126,7 +127,7 @@ struct Shared {
     stopped: AtomicBool,
     next_connection: AtomicU64,
     location: Location,
-    /// To be shut down at the end, or when they are not greeted in time.
+    /// The sockets of all connections, to close them at the end or without a hello in time.
     sockets: Mutex<HashMap<u64, Admitted>>,
 }
 
@@ -135,17 +136,17 @@ struct Shared {
 struct Admitted {
     socket: TcpStream,
     address: IpAddr,
-    /// None when the client has said hello. A limit on all of it: one on each read would let a client
-    /// keep its place for long that sends byte by byte.
+    /// The deadline of the whole hello, or `None` after it. A timeout of each read would let a
+    /// client that sends byte by byte keep its place.
     hello_until: Option<Instant>,
 }
 
 impl Server {
-    /// Binds and serves in threads of its own.
+    /// Binds the address and serves it in threads of its own.
     ///
     /// # Errors
-    /// When it may not or cannot listen there.
-    pub fn start(listen: SocketAddr, options: Options) -> Result<Server, StartError> {
+    /// If the address needs TLS, or the system refuses it.
+    pub fn start(listen: SocketAddr, options: ServerOptions) -> Result<Server, StartError> {
         if options.tls.is_none() && !options.insecure && !listen.ip().is_loopback() {
             return Err(StartError::Insecure(listen));
         }
@@ -156,7 +157,7 @@ impl Server {
         }
         let tls = Tls::new(options.tls);
         let cannot = |address| move |source| StartError::Listen { address, source };
-        // Clients say 0.
+        // Not 0, which is the epoch of clients.
         let epoch = u64::from_le_bytes(secret::random().map_err(cannot(listen))?).max(1);
         let pool = Arc::new(Pool::new(options.limits, epoch));
         let metrics = Arc::new(Metrics::new(pool.clone()));
@@ -168,7 +169,7 @@ impl Server {
             |at| http::start(at, pool.clone(), metrics.clone(), started, http_tls.clone());
         let http = options.http.map(|at| start_http(at).map_err(cannot(at))).transpose()?;
         let can_drain = admin::start(address, pool.clone()).is_ok();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerContext {
             pool,
             metrics,
             tls,
@@ -187,29 +188,30 @@ impl Server {
         Ok(Server { shared, address, http, can_drain, threads })
     }
 
-    /// Where it listens.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it answers HTTP.
+    /// Returns the address for HTTP, or `None` without HTTP.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http
     }
 
-    /// Whether [`admin::drain`] reaches it: false where another process has taken the name.
+    /// Returns true if [`admin::drain`] reaches the server. It does not if another process took the
+    /// socket's name.
     pub fn can_be_drained(&self) -> bool {
         self.can_drain
     }
 
-    /// Uses this configuration for connections that begin from now on. Only for a server that speaks TLS.
+    /// Uses this TLS configuration for new connections. Does nothing on a server without TLS.
     pub fn set_tls(&self, config: Arc<ServerConfig>) {
         if self.shared.tls.config().is_some() {
             self.shared.tls.replace(config);
         }
     }
 
-    /// What it holds.
+    /// Returns the server's regions and counters.
     pub fn pool(&self) -> &Arc<Pool> {
         &self.shared.pool
     }
@@ -219,7 +221,7 @@ impl Drop for Server {
     /// Ends all connections. HTTP goes on until the process ends.
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::Relaxed);
-        // Wakes the accepting thread; if that fails it has ended.
+        // Wakes the accepting thread; an error means that it has ended.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_millis(200));
         for (_, admitted) in self.shared.sockets().drain() {
             let _ = admitted.socket.shutdown(Shutdown::Both);
@@ -231,8 +233,8 @@ impl Drop for Server {
     }
 }
 
-/// Where the server of this epoch runs. All containers of a machine have its boot id; where it cannot be read (no
-/// /proc), the server counts as alone on its machine.
+/// Returns the location of the server of this epoch. All containers of a machine see its boot ID. If
+/// the boot ID is unreadable (no /proc), the server counts as alone on its machine.
 fn location(epoch: u64, failure_domain: Option<&str>) -> Location {
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let machine = boot_id.unwrap_or_else(|_| format!("{epoch:x}"));
@@ -243,7 +245,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHan
     thread::Builder::new().name(name.into()).stack_size(512 << 10).spawn(work)
 }
 
-impl Shared {
+impl ServerContext {
     fn sockets(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Admitted>> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -255,12 +257,12 @@ impl Shared {
     fn reap(&self) {
         while !self.stopped.load(Ordering::Relaxed) {
             self.pool.reap(self.now_ns());
-            self.turn_silent_ones_away();
+            self.close_silent_connections();
             thread::park_timeout(Duration::from_secs(1));
         }
     }
 
-    fn turn_silent_ones_away(&self) {
+    fn close_silent_connections(&self) {
         let now = Instant::now();
         for admitted in self.sockets().values() {
             if admitted.hello_until.is_some_and(|until| until <= now) {
@@ -274,29 +276,29 @@ impl Shared {
         while !self.stopped.load(Ordering::Relaxed) {
             match listener.accept() {
                 Ok((socket, peer)) => self.clone().admit(socket, peer),
-                // Out of file descriptors, say. Those who are served go on.
+                // For example, the process is out of file descriptors. Open connections go on.
                 Err(_) => thread::sleep(Duration::from_millis(20)),
             }
         }
     }
 
     fn admit(self: Arc<Self>, socket: TcpStream, peer: SocketAddr) {
-        let tally = &self.pool.tally;
+        let counters = &self.pool.counters;
         let refuse = || {
-            tally.connections_refused_total.fetch_add(1, Ordering::Relaxed);
+            counters.connections_refused_total.fetch_add(1, Ordering::Relaxed);
         };
         let Ok(twin) = socket.try_clone() else { return refuse() };
         let mut sockets = self.sockets();
-        make_room(&mut sockets);
+        evict_silent_connection(&mut sockets);
         let number = self.next_connection.fetch_add(1, Ordering::Relaxed);
         let hello_until = Some(Instant::now() + HELLO_PATIENCE);
         sockets.insert(number, Admitted { socket: twin, address: peer.ip(), hello_until });
         drop(sockets);
         let shared = self.clone();
         let work = move || {
-            // However it ends, by the peer's leaving or misbehaving: others are not concerned.
-            if shared.greet_and_serve(number, socket, peer).is_err() {
-                shared.pool.tally.connections_refused_total.fetch_add(1, Ordering::Relaxed);
+            // An error before the hello ends only this connection.
+            if shared.handshake_and_serve(number, socket, peer).is_err() {
+                shared.pool.counters.connections_refused_total.fetch_add(1, Ordering::Relaxed);
             }
             shared.forget(number);
         };
@@ -310,14 +312,22 @@ impl Shared {
         self.sockets().remove(&number);
     }
 
-    /// Errors are those before service: what comes after is a connection's normal end.
-    fn greet_and_serve(&self, number: u64, socket: TcpStream, peer: SocketAddr) -> io::Result<()> {
+    /// Does the handshake, then serves the connection until its end.
+    ///
+    /// # Errors
+    /// If the handshake fails. An error after it is a connection's normal end.
+    fn handshake_and_serve(
+        &self,
+        number: u64,
+        socket: TcpStream,
+        peer: SocketAddr,
+    ) -> io::Result<()> {
         prepare(&socket, SEND_PATIENCE)?;
         let mut stream = match self.tls.config() {
             None => socket.into(),
             Some(config) => {
                 let tls = ServerConnection::new(config).map_err(io::Error::other)?;
-                Stream::TlsServer(Box::new(StreamOwned::new(tls, socket.into())))
+                PeerStream::TlsServer(Box::new(StreamOwned::new(tls, socket.into())))
             }
         };
         let nonce = secret::random()?;
@@ -330,7 +340,7 @@ impl Shared {
             stream.flush()?;
             return Err(io::Error::other("another version"));
         }
-        let Some(place) = Place::take(&self.pool, &identity(&stream, peer.ip())) else {
+        let Some(permit) = ConnectionPermit::take(&self.pool, &identity(&stream, peer.ip())) else {
             stream.write_all(&ours.full().encode())?;
             stream.flush()?;
             return Err(io::Error::other("no place"));
@@ -342,11 +352,11 @@ impl Shared {
         }
         let owner = Owner { address: peer.ip().to_string(), pid: client.pid, name: client.name };
         let local = is_local(stream.socket())?;
-        let client = place.client.clone();
+        let client = permit.client.clone();
         let mut session = Session::of_client(self.pool.clone(), nonce, owner, client);
-        let ended = match self.serve(&mut stream, &mut session, local.then(Follow::new)) {
-            Err(error) if is_silence(&error) => Ended::Silent,
-            _ => Ended::Closed,
+        let ended = match self.serve(&mut stream, &mut session, local.then(CpuPlacement::new)) {
+            Err(error) if is_silence(&error) => ConnectionEnd::Silent,
+            _ => ConnectionEnd::Closed,
         };
         session.close(self.now_ns(), ended);
         Ok(())
@@ -354,9 +364,9 @@ impl Shared {
 
     fn serve(
         &self,
-        stream: &mut Stream,
+        stream: &mut PeerStream,
         session: &mut Session,
-        mut follow: Option<Follow>,
+        mut cpu_placement: Option<CpuPlacement>,
     ) -> io::Result<()> {
         let (mut inbox, mut replies) = (Inbox::default(), Vec::new());
         let mut large = None;
@@ -393,22 +403,27 @@ impl Shared {
             }
             stream.write_all(&replies)?;
             stream.flush()?;
-            if let Some(follow) = &mut follow {
-                follow.after(stream.socket(), frames, replies.len());
+            if let Some(cpu_placement) = &mut cpu_placement {
+                cpu_placement.after(stream.socket(), frames, replies.len());
             }
             replies.clear();
         }
     }
 
-    /// Waits for a large buffer. While the connection has it, its reads end after a moment.
-    fn large(&self, stream: &Stream) -> io::Result<Large<'_>> {
+    /// Waits for a large buffer. While the connection has it, its reads time out after [`IDLE`].
+    fn large(&self, stream: &PeerStream) -> io::Result<LargeBuffer<'_>> {
         stream.socket().set_read_timeout(Some(IDLE))?;
         Ok(self.pool.buffers.take())
     }
 
-    /// Reads once. A connection with a large buffer that is between requests is idle after a moment, and at
-    /// once where another connection waits for a buffer.
-    fn fill(&self, inbox: &mut Inbox, stream: &mut Stream, is_large: bool) -> io::Result<Filled> {
+    /// Reads once. A connection with a large buffer that is between requests counts as idle after
+    /// [`IDLE`], and at once if another connection waits for a buffer.
+    fn fill(
+        &self,
+        inbox: &mut Inbox,
+        stream: &mut PeerStream,
+        is_large: bool,
+    ) -> io::Result<Filled> {
         let begun = Instant::now();
         loop {
             if is_large && inbox.is_empty() && self.pool.buffers.is_wanted() {
@@ -432,49 +447,49 @@ impl Shared {
     }
 }
 
-/// Whether a connection ended because nothing is heard of the client: it does not acknowledge what is sent, or
-/// cannot be reached. The kernel of a machine whose client has ended says so.
+/// Returns true if a connection ended because the client was silent: it does not acknowledge, or is
+/// unreachable. If only the client's process has ended, its kernel closes the connection.
 fn is_silence(error: &io::Error) -> bool {
     use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut, WouldBlock};
-    // WouldBlock: a time-out of ours, on a socket that blocks.
+    // WouldBlock is the timeout of a blocking socket.
     matches!(
         error.kind(),
         TimedOut | WouldBlock | HostUnreachable | NetworkUnreachable | NetworkDown
     )
 }
 
-/// What came of a read.
+/// The result of a read.
 enum Filled {
     Some,
     End,
     Idle,
 }
 
-/// A client's connection, counted until this is dropped.
-struct Place<'a> {
+/// A permit for a client's connection, which counts until it is dropped.
+struct ConnectionPermit<'a> {
     pool: &'a Pool,
     client: Arc<Client>,
 }
 
-impl Place<'_> {
-    /// None where there is no place for another one of this client.
-    fn take<'a>(pool: &'a Pool, identity: &str) -> Option<Place<'a>> {
+impl ConnectionPermit<'_> {
+    /// Counts a connection. Returns `None` if a limit is reached.
+    fn take<'a>(pool: &'a Pool, identity: &str) -> Option<ConnectionPermit<'a>> {
         let client = pool.client(identity);
-        // Not made where it is not counted: its end would be.
-        pool.connect(&client).then(|| Place { pool, client })
+        // Created only if the connection was counted, because its drop counts the end.
+        pool.connect(&client).then(|| ConnectionPermit { pool, client })
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ConnectionPermit<'_> {
     fn drop(&mut self) {
         self.pool.disconnect(&self.client);
     }
 }
 
-/// Who a client is to limits: its certificate, else its address. Of IPv6 the network, as a host can take any
-/// address in it.
-fn identity(stream: &Stream, address: IpAddr) -> String {
-    if let Stream::TlsServer(tls) = stream
+/// Returns the identity that limits apply to: the certificate, or else the address. For IPv6 it is
+/// the /64 network, because a host can take any address in it.
+fn identity(stream: &PeerStream, address: IpAddr) -> String {
+    if let PeerStream::TlsServer(tls) = stream
         && let Some([certificate, ..]) = tls.conn.peer_certificates()
     {
         let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
@@ -487,15 +502,16 @@ fn identity(stream: &Stream, address: IpAddr) -> String {
     }
 }
 
-/// Turns one of those away that have not said hello, where they are too many: of the address that has most of
-/// them the one that has waited longest. Who greets at once gets in, however many others say nothing.
-fn make_room(sockets: &mut HashMap<u64, Admitted>) {
+/// Closes a connection that has not sent its hello, if there are too many of them. It is the oldest
+/// one of the address that has most of them. So a client that sends its hello at once gets in, even
+/// if many others are silent.
+fn evict_silent_connection(sockets: &mut HashMap<u64, Admitted>) {
     let silent = |admitted: &&Admitted| admitted.hello_until.is_some();
     let mut by_address = HashMap::new();
     for admitted in sockets.values().filter(silent) {
         *by_address.entry(admitted.address).or_insert(0usize) += 1;
     }
-    if by_address.values().sum::<usize>() < LOBBY_MAX {
+    if by_address.values().sum::<usize>() < HANDSHAKES_MAX {
         return;
     }
     let most = by_address.into_iter().max_by_key(|(_, count)| *count).map(|(address, _)| address);
@@ -509,57 +525,63 @@ fn make_room(sockets: &mut HashMap<u64, Admitted>) {
     }
 }
 
-/// How long the reply to a request may be.
+/// Returns the largest size of the reply to a request, in bytes.
 fn reply_bytes(frame: &[u8]) -> usize {
     let header = frame.first_chunk().and_then(|head| Header::decode(head).ok());
     match header {
         Some(header) if header.op == Op::Get => {
-            HEADER_BYTES + usize::from(header.count) * (SUM_BYTES + PAGE_BYTES)
+            HEADER_BYTES + usize::from(header.count) * (CHECKSUM_BYTES + PAGE_BYTES)
         }
         Some(header) if header.op == Op::Report => REPORT_BYTES_MAX,
         _ => 0,
     }
 }
 
-/// Where a session runs whose client is on this machine: on the client's CPU while it asks for single
-/// pages, as it does nothing else meanwhile; off that CPU while it is sent runs of them, as it uses
-/// them meanwhile; anywhere while it sends.
-struct Follow {
-    placement: Placement,
-    /// What the last replies were, and how many in a row.
-    last: Sent,
+/// The CPU placement of a session whose client is on this machine. It depends on the replies:
+///
+/// - single pages: on the client's CPU, because the client only waits meanwhile;
+/// - runs of pages: off that CPU, because the client uses pages meanwhile;
+/// - no pages: anywhere.
+struct CpuPlacement {
+    placement: ThreadAffinity,
+    /// The size of the last replies.
+    last: ReplySize,
     count: u32,
 }
 
-/// Pages that are sent with each reply.
+/// The number of pages in each reply.
 #[derive(Clone, Copy, PartialEq)]
-enum Sent {
+enum ReplySize {
     None,
     One,
     Many,
 }
 
-impl Follow {
-    fn new() -> Follow {
-        Follow { placement: Placement::of_this_thread(), last: Sent::None, count: 0 }
+impl CpuPlacement {
+    fn new() -> CpuPlacement {
+        CpuPlacement {
+            placement: ThreadAffinity::of_this_thread(),
+            last: ReplySize::None,
+            count: 0,
+        }
     }
 
-    /// Some frames have been answered, with so many bytes.
+    /// Records that `frames` requests were answered with `bytes`, and adapts the placement.
     fn after(&mut self, socket: &TcpStream, frames: usize, bytes: usize) {
         let sent = match bytes {
-            bytes if bytes > 0 && bytes == frames * PAGE_REPLY_BYTES => Sent::One,
-            bytes if bytes > frames * PAGE_REPLY_BYTES => Sent::Many,
-            _ => Sent::None,
+            bytes if bytes > 0 && bytes == frames * PAGE_REPLY_BYTES => ReplySize::One,
+            bytes if bytes > frames * PAGE_REPLY_BYTES => ReplySize::Many,
+            _ => ReplySize::None,
         };
         self.count = if sent == self.last { self.count + 1 } else { 1 };
         self.last = sent;
         if self.count.is_multiple_of(REPLIES_PER_LOOK) {
-            // On loopback, where the sender ran.
+            // SO_INCOMING_CPU: on loopback, the CPU of the sender.
             let cpu = SockRef::from(socket).cpu_affinity().ok();
             self.placement.keep(match (sent, cpu) {
-                (Sent::One, Some(cpu)) => Keep::On(cpu),
-                (Sent::Many, Some(cpu)) => Keep::Off(cpu),
-                _ => Keep::Anywhere,
+                (ReplySize::One, Some(cpu)) => CpuChoice::On(cpu),
+                (ReplySize::Many, Some(cpu)) => CpuChoice::Off(cpu),
+                _ => CpuChoice::Anywhere,
             });
         }
     }

@@ -1,4 +1,4 @@
-//! What a server counts, in the form that Prometheus reads.
+//! The metrics of a server, in the OpenMetrics text format.
 
 use super::pool::Pool;
 use prometheus_client::collector::Collector;
@@ -11,12 +11,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How long requests take from the first byte of their handling to the reply's being ready.
+/// The times from the start of a request's handling until its reply is ready.
 #[derive(Debug, Clone)]
 pub struct Latencies {
-    /// Of reads, in seconds.
+    /// The times of reads, in seconds.
     pub get: Histogram,
-    /// Of writes, in seconds.
+    /// The times of writes, in seconds.
     pub put: Histogram,
 }
 
@@ -24,12 +24,12 @@ pub struct Latencies {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// To be observed by connections.
+    /// The histograms that connections record into.
     pub latencies: Latencies,
 }
 
 impl Metrics {
-    /// Of this pool.
+    /// Returns the metrics of this pool.
     pub fn new(pool: Arc<Pool>) -> Metrics {
         // 0.25 µs to 8 ms, by factors of two.
         let histogram = || Histogram::new(exponential_buckets(0.25e-6, 2.0, 16));
@@ -49,7 +49,7 @@ impl Metrics {
         Metrics { registry, latencies }
     }
 
-    /// In the text format.
+    /// Returns all metrics in the OpenMetrics text format.
     pub fn encode(&self) -> String {
         let mut out = String::new();
         // Writing to a String does not fail.
@@ -63,12 +63,12 @@ struct PoolCollector(Arc<Pool>);
 
 impl Collector for PoolCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let (pool, tally) = (&self.0, &self.0.tally);
+        let (pool, counters) = (&self.0, &self.0.counters);
         let gauges = [
             ("pages_held", "Pages of clients in memory", pool.pages_held()),
             ("pages_free", "Pages that still fit", pool.slab.pages_free()),
             ("regions", "Regions of all clients", pool.region_count() as u64),
-            ("connections", "Open now", tally.connections.load(Ordering::Relaxed) as u64),
+            ("connections", "Open now", counters.connections.load(Ordering::Relaxed) as u64),
             ("draining", "1 when it takes nothing new", pool.is_draining() as u64),
         ];
         for (name, help, value) in gauges {
@@ -76,12 +76,16 @@ impl Collector for PoolCollector {
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
         let counters = [
-            ("pages_in", "Pages taken in", &tally.pages_in_total),
-            ("pages_out", "Pages given out", &tally.pages_out_total),
-            ("requests_refused", "Requests answered with a failure", &tally.requests_refused_total),
-            ("requests_refused_full", "Of these, for lack of room", &tally.full_total),
-            ("pages_damaged", "Pages that arrived damaged", &tally.pages_damaged_total),
-            ("connections_refused", "Turned away", &tally.connections_refused_total),
+            ("pages_in", "Pages taken in", &counters.pages_in_total),
+            ("pages_out", "Pages given out", &counters.pages_out_total),
+            (
+                "requests_refused",
+                "Requests answered with a failure",
+                &counters.requests_refused_total,
+            ),
+            ("requests_refused_full", "Of these, for lack of room", &counters.full_total),
+            ("pages_damaged", "Pages that arrived damaged", &counters.pages_damaged_total),
+            ("connections_refused", "Turned away", &counters.connections_refused_total),
         ];
         for (name, help, value) in counters {
             let counter = ConstCounter::new(value.load(Ordering::Relaxed));

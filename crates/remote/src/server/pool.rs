@@ -1,13 +1,17 @@
-//! All regions of a server and the memory that they share. No I/O, no clock: callers say what time
-//! it is.
+//! All regions of a server, and the memory that they share. No I/O and no clock: callers pass the
+//! time.
 //!
-//! Invariants: never more pages than the limit; a region is found only by who proves that he knows
-//! its token; a server that is started again has another epoch, and none of the old regions.
+//! Invariants: the pages never exceed the limit. A client reaches a region only with a proof that it
+//! knows the token. A restarted server has another epoch and none of the old regions.
+//!
+//! A draining server creates no regions, but accepts puts into those that it has. A put that began
+//! before the drain can then complete. Clients stop placing pages there when they next poll the
+//! status, and move their replicas away.
 
-use super::buffers::Buffers;
+use super::buffers::BufferPool;
 use super::client::{Client, Clients};
 use super::index;
-use super::region::{Owner, Region, RegionClient};
+use super::region::{Owner, RegionClient, StoredRegion};
 use super::slab::Slab;
 use crate::page::{PAGE_BYTES, PageRun};
 use crate::secret::{self, Claim};
@@ -20,31 +24,32 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// What finding and checking a page costs beside its bytes, at most: 8 for the sum, and its place in
-/// the index.
+/// The most bytes that a page costs in addition to its own: 8 for the checksum, and its part of the
+/// index.
 const INDEX_BYTES: u64 = 8 + index::BYTES_MAX;
 
-/// How long a region is kept whose client said that it ends: it may yet open a link again.
+/// The linger time of a region after its client announced its end. The client may still open a
+/// link.
 const END_LINGER_NS: u64 = 1_000_000_000;
 
-/// What a server lends, to how many.
+/// The limits of a server.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// For pages, what it takes to find them, and the large buffers of connections.
+    /// The memory for pages, their index and the large buffers of connections.
     pub memory: Bytes,
-    /// Of all clients together.
+    /// The most regions of all clients together.
     pub regions_max: u32,
-    /// At the same time, of those that have said hello.
+    /// The most connections at a time that have sent their hello.
     pub connections_max: u32,
-    /// Memory for the pages of one client; none: all of it.
+    /// The memory for the pages of one client; `None` allows all of it.
     pub client_memory: Option<Bytes>,
-    /// Of one client.
+    /// The most regions of one client.
     pub client_regions_max: u32,
-    /// Of one client, at the same time.
+    /// The most connections of one client at a time.
     pub client_connections_max: u32,
-    /// How long a region is kept when no connection uses it.
+    /// The time for which a region without connections is kept.
     pub linger: Nanos,
-    /// The same where the last connection ended because its client was silent. Not less than `linger`.
+    /// The same if the last connection ended because its client was silent. At least `linger`.
     pub linger_silent: Nanos,
 }
 
@@ -63,116 +68,116 @@ impl Default for Limits {
     }
 }
 
-/// What has happened since the start.
+/// The counts of events since the server's start.
 #[derive(Debug, Default)]
-pub struct Tally {
-    /// Connections open now, of those that have said hello.
+pub struct ServerCounters {
+    /// The number of open connections that have sent their hello.
     pub connections: AtomicU32,
-    /// Connections that were turned away, for any reason.
+    /// Connections that were refused, for any reason.
     pub connections_refused_total: AtomicU64,
     /// Requests that were answered with a failure.
     pub requests_refused_total: AtomicU64,
-    /// Of these, for lack of room.
+    /// Requests that were refused for lack of room.
     pub full_total: AtomicU64,
-    /// Pages that arrived with bytes that are not those of their sum.
+    /// Pages that arrived with bytes that do not match their checksum.
     pub pages_damaged_total: AtomicU64,
-    /// Pages taken in.
+    /// Pages that were put.
     pub pages_in_total: AtomicU64,
-    /// Pages given out.
+    /// Pages that were read.
     pub pages_out_total: AtomicU64,
 }
 
-/// Everything that a server holds.
+/// The state of a server.
 #[derive(Debug)]
 pub struct Pool {
-    /// As it was started.
+    /// The limits that the server was started with.
     pub limits: Limits,
-    /// Drawn at the start.
+    /// The server's epoch, drawn at its start.
     pub epoch: u64,
-    /// What has happened.
-    pub tally: Tally,
-    /// The pages.
+    /// The counts of events.
+    pub counters: ServerCounters,
+    /// The memory of the pages.
     pub slab: Slab,
     /// The large buffers of connections.
-    pub(super) buffers: Buffers,
+    pub(super) buffers: BufferPool,
     clients: Clients,
-    /// Of one client.
+    /// The most pages of one client.
     client_pages_max: u64,
-    regions: RwLock<BTreeMap<u32, Arc<Region>>>,
+    regions: RwLock<BTreeMap<u32, Arc<StoredRegion>>>,
     next_number: AtomicU32,
     next_lease: AtomicU32,
     draining: AtomicBool,
 }
 
-/// A server as people see it; also what its `/report` prints.
+/// A server's report on itself for its users, also at `/report`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Of this document.
+    /// The schema version of this document.
     pub schema: u32,
     /// Always `server`.
     pub kind: String,
-    /// The server's pagetax.
+    /// The version of the server's pagetax.
     pub version: String,
-    /// Drawn at its start.
+    /// The server's epoch, drawn at its start.
     pub epoch: u64,
-    /// Since then.
+    /// The time since the start, in nanoseconds.
     pub uptime_ns: u64,
-    /// Its limit.
+    /// The limit of the server's memory, in bytes.
     pub memory_bytes: u64,
-    /// Pages within that limit.
+    /// The number of pages that fit that limit.
     pub pages_total: u64,
-    /// Pages held.
+    /// The number of pages that are held.
     pub pages_held: u64,
-    /// Pages taken in since the start.
+    /// Pages that were put since the start.
     pub pages_in_total: u64,
-    /// Pages given out since the start.
+    /// Pages that were read since the start.
     pub pages_out_total: u64,
-    /// Requests answered with a failure since the start.
+    /// Requests that were answered with a failure since the start.
     pub requests_refused_total: u64,
-    /// Open now.
+    /// The number of open connections.
     pub connections: u32,
-    /// Takes nothing new.
+    /// True if the server creates no more regions, and clients should move their pages away.
     pub draining: bool,
-    /// Who has regions here, by address and process.
+    /// The owners of regions, by address and process.
     pub clients: Vec<ClientReport>,
 }
 
-/// A client of a server.
+/// A server's report on one client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClientReport {
-    /// Its address, without the port.
+    /// The client's address, without the port.
     pub address: String,
-    /// Its process there.
+    /// The client's process ID.
     pub pid: u32,
-    /// Its program.
+    /// The name of the client's program.
     pub name: String,
-    /// How many regions it has here.
+    /// The number of its regions.
     pub regions: u64,
-    /// Pages held for it.
+    /// The number of pages that are held for it.
     pub pages_held: u64,
-    /// Pages taken in from it.
+    /// Pages that it has put.
     pub pages_in_total: u64,
-    /// Pages given out to it.
+    /// Pages that it has read.
     pub pages_out_total: u64,
 }
 
 impl Pool {
-    /// An empty one, of a server that drew this epoch.
+    /// Returns the state of a server that drew this epoch, without regions.
     pub fn new(limits: Limits, epoch: u64) -> Pool {
         let memory = limits.memory.0;
         let pages_in = |bytes: u64| bytes / (PAGE_BYTES as u64 + INDEX_BYTES);
-        let slab = Slab::new(pages_in(memory - Buffers::bytes_of(memory)));
+        let slab = Slab::new(pages_in(memory - BufferPool::bytes_of(memory)));
         let client_pages = limits.client_memory.map(|bytes| pages_in(bytes.0));
         Pool {
             client_pages_max: client_pages.unwrap_or(u64::MAX).min(slab.pages_max()),
-            buffers: Buffers::new(memory),
+            buffers: BufferPool::new(memory),
             clients: Clients::default(),
             limits,
             epoch,
-            tally: Tally::default(),
+            counters: ServerCounters::default(),
             slab,
             regions: RwLock::default(),
-            // Numbers of another epoch mean nothing here; distant ones make that plain in a log.
+            // Numbers of another epoch are void. Distant numbers make that visible in a log.
             next_number: AtomicU32::new(mix64(epoch) as u32),
             next_lease: AtomicU32::new((mix64(epoch) >> 32) as u32),
             draining: AtomicBool::new(false),
@@ -184,14 +189,14 @@ impl Pool {
         self.clients.get(identity)
     }
 
-    /// Counts a connection of a client that has said hello. Returns false, and does not count it, where this
-    /// client has enough of them, or the last ones are for those who have regions here: they would lose what
-    /// they cannot reach.
+    /// Counts a connection of a client that has sent its hello. Returns false, and does not count
+    /// it, if this client is at its limit. The last eighth of all connections is for clients that
+    /// have regions: without a connection they would lose their pages.
     pub fn connect(&self, client: &Client) -> bool {
         let limits = &self.limits;
         let reserve = if client.regions() > 0 { 0 } else { limits.connections_max / 8 };
         let one_more = |open: u32| (open < limits.connections_max - reserve).then_some(open + 1);
-        let open = &self.tally.connections;
+        let open = &self.counters.connections;
         if client.connections() >= limits.client_connections_max
             || open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).is_err()
         {
@@ -204,18 +209,18 @@ impl Pool {
     /// Counts the end of a connection that was counted.
     pub fn disconnect(&self, client: &Client) {
         client.disconnected();
-        self.tally.connections.fetch_sub(1, Ordering::Relaxed);
+        self.counters.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns how many more pages this client can put.
+    /// Returns the number of pages that this client can still put.
     pub fn pages_free(&self, client: &Client) -> u64 {
         self.slab.pages_free().min(self.client_pages_max.saturating_sub(client.pages()))
     }
 
-    /// Makes a region.
+    /// Creates a region.
     ///
     /// # Errors
-    /// Without room, beyond a limit of regions, or when draining.
+    /// If there is no room, a limit of regions is reached, or the server is draining.
     pub fn create(
         &self,
         pages: u64,
@@ -223,7 +228,7 @@ impl Pool {
         token: Token,
         owner: Owner,
         client: Arc<Client>,
-    ) -> Result<(Arc<Region>, Lease), Failure> {
+    ) -> Result<(Arc<StoredRegion>, Lease), Failure> {
         if self.is_draining() {
             return Err(Failure::Draining);
         }
@@ -237,24 +242,28 @@ impl Pool {
         {
             return Err(Failure::TooMany);
         }
-        // They wrap around, and an old region may still have the number.
+        // The counter wraps around, and an old region may still have the number.
         let mut next_number = || self.next_number.fetch_add(1, Ordering::Relaxed);
         let free_number =
             std::iter::repeat_with(&mut next_number).find(|n| !regions.contains_key(n));
         let number = free_number.ok_or(Failure::TooMany)?;
         let lease = self.next_lease();
         let client = RegionClient { client, pages_max: self.client_pages_max };
-        let region = Arc::new(Region::new(number, lease, pages, owner, token, client));
+        let region = Arc::new(StoredRegion::new(number, lease, pages, owner, token, client));
         regions.insert(number, region.clone());
         Ok((region, Lease { region: number, lease }))
     }
 
-    /// Attaches a connection to the region of this number, if it proves that it may use it.
+    /// Attaches a connection to a region, if the proof holds.
     ///
     /// # Errors
-    /// When there is none, or the proof does not hold.
-    pub fn open(&self, claim: &Claim, proof: &Token) -> Result<(Arc<Region>, Lease), Failure> {
-        // Held until it is attached: who reaps must not take it for idle.
+    /// If there is no such region, or the proof does not hold.
+    pub fn open(
+        &self,
+        claim: &Claim,
+        proof: &Token,
+    ) -> Result<(Arc<StoredRegion>, Lease), Failure> {
+        // Locked until it is attached, so that `reap` does not find it idle.
         let regions = self.regions();
         let region = regions.get(&claim.region).cloned().ok_or(Failure::NoRegion)?;
         if !secret::proves(&region.token, claim, proof) {
@@ -268,17 +277,16 @@ impl Pool {
         Ok((region, Lease { region: claim.region, lease }))
     }
 
-    /// Forgets a region and wipes its pages.
-    pub fn remove(&self, region: &Region) {
+    /// Removes a region and wipes its pages.
+    pub fn remove(&self, region: &StoredRegion) {
         self.regions_mut().remove(&region.number);
         region.clear(&self.slab);
     }
 
-    /// Removes regions that nobody has used for the linger time, or briefly where that was to be expected;
-    /// how many.
+    /// Removes the regions that had no connection for their linger time. Returns their number.
     pub fn reap(&self, now_ns: u64) -> usize {
         let (linger_ns, silent_ns) = (self.limits.linger.0, self.limits.linger_silent.0);
-        let linger_ns = |region: &Region| {
+        let linger_ns = |region: &StoredRegion| {
             if region.ends_with_client.load(Ordering::Relaxed) {
                 linger_ns.min(END_LINGER_NS)
             } else if region.is_client_silent.load(Ordering::Relaxed) {
@@ -287,12 +295,12 @@ impl Pool {
                 linger_ns
             }
         };
-        let is_idle = |region: &Region| {
+        let is_idle = |region: &StoredRegion| {
             let since = region.idle_since_ns.load(Ordering::Relaxed);
             region.attached.load(Ordering::Relaxed) == 0
                 && now_ns.saturating_sub(since) >= linger_ns(region)
         };
-        // Found and removed under one lock: nobody can attach in between.
+        // Found and removed under one lock, so that no connection attaches in between.
         let mut regions = self.regions_mut();
         let idle: Vec<_> = regions.values().filter(|region| is_idle(region)).cloned().collect();
         idle.iter().for_each(|region| drop(regions.remove(&region.number)));
@@ -301,39 +309,39 @@ impl Pool {
         idle.len()
     }
 
-    /// Takes nothing new from here on.
+    /// Refuses new regions from now on, and asks clients by the status to move their pages away.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it takes nothing new.
+    /// Returns true if the server is draining.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Pages in use.
+    /// Returns the number of pages that are held.
     pub fn pages_held(&self) -> u64 {
         self.slab.pages_max() - self.slab.pages_free()
     }
 
-    /// Regions there are.
+    /// Returns the number of regions.
     pub fn region_count(&self) -> usize {
         self.regions().len()
     }
 
-    /// What a client wants to know.
+    /// Returns the status for a client, which its placement needs.
     pub fn status(&self, client: &Client, uptime_ns: u64) -> Status {
         Status {
             pages_total: self.client_pages_max,
             pages_free: self.pages_free(client),
             regions: self.region_count() as u64,
-            connections: self.tally.connections.load(Ordering::Relaxed) as u64,
+            connections: self.counters.connections.load(Ordering::Relaxed) as u64,
             uptime_ns,
             draining: self.is_draining(),
         }
     }
 
-    /// What people want to know, with at most so many clients: those that hold most.
+    /// Returns the report for users. It lists the `clients_max` clients that hold most pages.
     pub fn report(&self, uptime_ns: u64, clients_max: usize) -> Report {
         let mut clients: HashMap<&Owner, ClientReport> = HashMap::new();
         let regions: Vec<_> = self.regions().values().cloned().collect();
@@ -364,22 +372,22 @@ impl Pool {
             memory_bytes: self.limits.memory.0,
             pages_total: self.slab.pages_max(),
             pages_held: self.pages_held(),
-            pages_in_total: self.tally.pages_in_total.load(Ordering::Relaxed),
-            pages_out_total: self.tally.pages_out_total.load(Ordering::Relaxed),
-            requests_refused_total: self.tally.requests_refused_total.load(Ordering::Relaxed),
-            connections: self.tally.connections.load(Ordering::Relaxed),
+            pages_in_total: self.counters.pages_in_total.load(Ordering::Relaxed),
+            pages_out_total: self.counters.pages_out_total.load(Ordering::Relaxed),
+            requests_refused_total: self.counters.requests_refused_total.load(Ordering::Relaxed),
+            connections: self.counters.connections.load(Ordering::Relaxed),
             draining: self.is_draining(),
             clients,
         }
     }
 
-    /// Whether a run lies in a region.
-    pub(super) fn fits(region: &Region, run: PageRun) -> Result<(), Failure> {
+    /// Checks that a run lies in a region.
+    pub(super) fn fits(region: &StoredRegion, run: PageRun) -> Result<(), Failure> {
         let inside = run.end().is_some_and(|end| end <= region.pages);
         if inside { Ok(()) } else { Err(Failure::BadRequest) }
     }
 
-    /// Goes on with this number for the next region. For tests: the counter wraps around after 2^32 regions.
+    /// Sets the number of the next region. For tests: the counter wraps around after 2^32 regions.
     #[doc(hidden)]
     pub fn set_next_number(&self, number: u32) {
         self.next_number.store(number, Ordering::Relaxed);
@@ -389,11 +397,11 @@ impl Pool {
         self.next_lease.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn regions_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u32, Arc<Region>>> {
+    fn regions_mut(&self) -> std::sync::RwLockWriteGuard<'_, BTreeMap<u32, Arc<StoredRegion>>> {
         self.regions.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn regions(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<u32, Arc<Region>>> {
+    fn regions(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<u32, Arc<StoredRegion>>> {
         self.regions.read().unwrap_or_else(PoisonError::into_inner)
     }
 }

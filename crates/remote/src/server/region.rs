@@ -1,82 +1,82 @@
-//! One client's region on this server: which of its pages are held, and where.
+//! A region of a client, and the pages of it that this server holds.
 //!
-//! Invariant: whatever is done under a lease is done while that lease is the region's current one:
-//! the check and the deed are under one lock. So nothing sent before a fence happens after it.
+//! Invariant: a lease is checked and used under one lock. So no request that was sent before a fence
+//! takes effect after it.
 
 use super::client::Client;
-use super::index::Index;
+use super::index::PageIndex;
 use super::slab::Slab;
 use crate::page::{PAGE_BYTES, PageRun, RUN_PAGES_MAX};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::Token;
-use crate::wire::{Checksum, SUM_BYTES, push_sums};
+use crate::wire::{CHECKSUM_BYTES, WireChecksum, push_checksums};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Who made a region, for people.
+/// The creator of a region, for reports.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// The address that it came from, without the port.
+    /// The client's address, without the port.
     pub address: String,
-    /// Its process there.
+    /// The client's process ID.
     pub pid: u32,
-    /// Its program.
+    /// The name of the client's program.
     pub name: String,
 }
 
 /// The client that a region's pages are counted for.
 #[derive(Debug)]
 pub struct RegionClient {
-    /// Its counts.
+    /// The client's counts.
     pub client: Arc<Client>,
-    /// Pages that it may have in all of its regions together.
+    /// The most pages in all of its regions together.
     pub pages_max: u64,
 }
 
-/// A region.
+/// A region that this server stores pages of.
 #[derive(Debug)]
-pub struct Region {
-    /// The server's number of it.
+pub struct StoredRegion {
+    /// The server's number of the region.
     pub number: u32,
-    /// How many pages it may have.
+    /// The region's size in pages.
     pub pages: u64,
-    /// Who made it.
+    /// The creator of the region.
     pub owner: Owner,
-    /// What proves that one may use it.
+    /// The secret of the region.
     pub token: Token,
-    /// Connections that use it.
+    /// The number of connections that use it.
     pub attached: AtomicU32,
-    /// Its client said that it is about to end, and will not come back to it.
+    /// True if the client has announced that it ends and will not use the region again.
     pub ends_with_client: AtomicBool,
-    /// The last connection went without a word: the client may be back later, and go on.
+    /// True if the last connection ended because the client was silent: it may come back.
     pub is_client_silent: AtomicBool,
-    /// When the last connection went, on the server's clock.
+    /// The end of the last connection, on the server's clock.
     pub idle_since_ns: AtomicU64,
-    /// Pages taken in since it was made.
+    /// Pages that were put since its creation.
     pub pages_in_total: AtomicU64,
-    /// Pages given out since it was made.
+    /// Pages that were read since its creation.
     pub pages_out_total: AtomicU64,
     client: RegionClient,
-    held: RwLock<Held>,
+    held: RwLock<RegionPages>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct RegionPages {
     lease: u32,
-    /// Nobody can find the region any more, so nothing may be put into it.
+    /// True after the region's removal: a page that is put then would never be freed.
     removed: bool,
-    index: Index,
+    index: PageIndex,
 }
 
 /// A page that is put.
 struct Page<'a> {
     number: u64,
     bytes: &'a [u8],
-    sum: Checksum,
+    checksum: WireChecksum,
     if_absent: bool,
 }
 
-impl Held {
+impl RegionPages {
     fn check(&self, lease: u32) -> Result<(), Failure> {
         match lease {
             _ if self.removed => Err(Failure::NoRegion),
@@ -85,20 +85,20 @@ impl Held {
         }
     }
 
-    /// Puts a page that is held already; whether it is.
+    /// Replaces a page that is already held. Returns false if it is not held.
     fn put_again(&self, slab: &Slab, page: &Page<'_>) -> bool {
         let slot = self.index.get(page.number);
         match slot {
-            Some(slot) if page.if_absent => slab.repair(slot, page.bytes, page.sum),
-            Some(slot) => slab.replace(slot, page.bytes, page.sum),
+            Some(slot) if page.if_absent => slab.repair(slot, page.bytes, page.checksum),
+            Some(slot) => slab.replace(slot, page.bytes, page.checksum),
             None => {}
         }
         slot.is_some()
     }
 }
 
-impl Region {
-    /// An empty one, attached to the connection that makes it.
+impl StoredRegion {
+    /// Returns an empty region, attached to the connection that creates it.
     pub fn new(
         number: u32,
         lease: u32,
@@ -106,8 +106,8 @@ impl Region {
         owner: Owner,
         token: Token,
         client: RegionClient,
-    ) -> Region {
-        Region {
+    ) -> StoredRegion {
+        StoredRegion {
             number,
             pages,
             owner,
@@ -119,28 +119,28 @@ impl Region {
             pages_in_total: AtomicU64::new(0),
             pages_out_total: AtomicU64::new(0),
             client,
-            held: RwLock::new(Held { lease, removed: false, index: Index::default() }),
+            held: RwLock::new(RegionPages { lease, removed: false, index: PageIndex::default() }),
         }
     }
 
-    /// Pages held now.
+    /// Returns the number of pages that are held.
     pub fn pages_held(&self) -> u64 {
         self.read().index.pages()
     }
 
-    /// Returns the lease that is good now.
+    /// Returns the current lease.
     ///
     /// # Errors
-    /// When the region has been removed.
+    /// If the region has been removed.
     pub fn lease(&self) -> Result<u32, Failure> {
         let held = self.read();
         held.check(held.lease).map(|()| held.lease)
     }
 
-    /// Makes this lease the only good one.
+    /// Makes this lease the only valid one.
     ///
     /// # Errors
-    /// When the region has been removed.
+    /// If the region has been removed.
     pub fn fence(&self, lease: u32) -> Result<(), Failure> {
         let mut held = self.write();
         held.check(held.lease)?;
@@ -151,13 +151,13 @@ impl Region {
     /// Appends the frame that answers request `id` with these pages.
     ///
     /// # Errors
-    /// When one of them is not held, or the lease is void; nothing is appended then.
+    /// If one of them is not held, or the lease is void. Nothing is appended then.
     pub fn get(
         &self,
         slab: &Slab,
         lease: u32,
         run: PageRun,
-        with_sums: bool,
+        with_checksums: bool,
         id: u32,
         out: &mut Vec<u8>,
     ) -> Result<(), Failure> {
@@ -168,21 +168,23 @@ impl Region {
             *slot = Some(held.index.get(page).ok_or(Failure::NotHeld { page })?);
         }
         let slots = || slots.iter().flatten();
-        let mut sums = Vec::new();
-        if with_sums {
-            sums.reserve(run.count as usize * SUM_BYTES);
-            slots().for_each(|slot| slab.with(*slot, |_, sum| push_sums(&mut sums, [sum])));
+        let mut checksums = Vec::new();
+        if with_checksums {
+            checksums.reserve(run.count as usize * CHECKSUM_BYTES);
+            slots().for_each(|slot| {
+                slab.with(*slot, |_, checksum| push_checksums(&mut checksums, [checksum]))
+            });
         }
-        Reply::Pages { count: run.count as u16, sums: &sums }.encode_head(id, out);
+        Reply::Pages { count: run.count as u16, checksums: &checksums }.encode_head(id, out);
         slots().for_each(|slot| slab.with(*slot, |page, _| out.extend_from_slice(page)));
         self.pages_out_total.fetch_add(run.count, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Takes pages in. Their sums have been checked.
+    /// Stores pages whose checksums the caller has verified.
     ///
     /// # Errors
-    /// When there is no room (the pages before that one are stored), or the lease is void.
+    /// If the lease is void, or there is no room. The pages before the failed one stay stored.
     pub fn put(
         &self,
         slab: &Slab,
@@ -190,11 +192,13 @@ impl Region {
         first: u64,
         if_absent: bool,
         pages: &[u8],
-        sums: impl Iterator<Item = Checksum>,
+        checksums: impl Iterator<Item = WireChecksum>,
     ) -> Result<(), Failure> {
-        for ((number, bytes), sum) in (first..).zip(pages.chunks_exact(PAGE_BYTES)).zip(sums) {
-            let page = Page { number, bytes, sum, if_absent };
-            // Others read meanwhile, also this one: a slot is changed as a whole.
+        for ((number, bytes), checksum) in
+            (first..).zip(pages.chunks_exact(PAGE_BYTES)).zip(checksums)
+        {
+            let page = Page { number, bytes, checksum, if_absent };
+            // The read lock suffices: a slot changes under a lock of its own.
             if self.leased(lease)?.put_again(slab, &page) {
                 continue;
             }
@@ -202,9 +206,9 @@ impl Region {
             if !client.take_page(*pages_max) {
                 return Err(Failure::Full { pages_free: 0 });
             }
-            // Without the lock: in a full server a slot may be long in coming, and others read meanwhile.
-            let Some(slot) = slab.put(bytes, sum) else {
-                client.give_pages_back(1);
+            // Without the lock: a full server may wait for a slot, and readers must go on.
+            let Some(slot) = slab.put(bytes, checksum) else {
+                client.release_pages(1);
                 return Err(Failure::Full { pages_free: slab.pages_free() });
             };
             let mut held = self.write();
@@ -214,7 +218,7 @@ impl Region {
                 continue;
             }
             drop(held);
-            client.give_pages_back(1);
+            client.release_pages(1);
             slab.free_slot(slot);
             checked?;
         }
@@ -222,25 +226,25 @@ impl Region {
         Ok(())
     }
 
-    /// Forgets pages.
+    /// Discards pages and frees their slots.
     ///
     /// # Errors
-    /// When the lease is void.
+    /// If the lease is void.
     pub fn discard(&self, slab: &Slab, lease: u32, run: PageRun) -> Result<(), Failure> {
         let mut held = self.write();
         held.check(lease)?;
         let end = run.end().unwrap_or(u64::MAX);
         held.index.remove(run.first, end, |slot| {
-            self.client.client.give_pages_back(1);
+            self.client.client.release_pages(1);
             slab.free_slot(slot);
         });
         Ok(())
     }
 
-    /// A bit for each page of the run.
+    /// Returns a bitmap of the pages of the run that are held.
     ///
     /// # Errors
-    /// When the lease is void.
+    /// If the lease is void.
     pub fn held(&self, lease: u32, run: PageRun) -> Result<Vec<u8>, Failure> {
         let held = self.leased(lease)?;
         let mut bits = vec![0; run.count.div_ceil(8) as usize];
@@ -251,27 +255,27 @@ impl Region {
         Ok(bits)
     }
 
-    /// Gives all pages back; nothing can be done with the region after.
+    /// Frees all pages. Every later request to the region fails.
     pub fn clear(&self, slab: &Slab) {
         let mut held = self.write();
         if std::mem::replace(&mut held.removed, true) {
             return;
         }
         let slots = std::mem::take(&mut held.index).into_slots();
-        self.client.client.give_pages_back(slots.len() as u64);
-        self.client.client.give_region_back();
+        self.client.client.release_pages(slots.len() as u64);
+        self.client.client.release_region();
         slab.free_slots(slots.into_iter());
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Held> {
+    fn read(&self) -> RwLockReadGuard<'_, RegionPages> {
         self.held.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Held> {
+    fn write(&self) -> RwLockWriteGuard<'_, RegionPages> {
         self.held.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn leased(&self, lease: u32) -> Result<RwLockReadGuard<'_, Held>, Failure> {
+    fn leased(&self, lease: u32) -> Result<RwLockReadGuard<'_, RegionPages>, Failure> {
         let held = self.read();
         held.check(lease)?;
         Ok(held)

@@ -1,50 +1,50 @@
-//! One connection's dealings with the pool: from request frames to reply frames. No I/O, no clock.
+//! The session of one connection, from request frames to reply frames. No I/O, no clock.
 //!
-//! Invariant: a connection touches only regions that it made or proved to be its own.
+//! Invariant: a connection uses only regions that it created or proved to be its own.
 
 use super::client::Client;
 use super::pool::Pool;
-use super::region::{Owner, Region};
+use super::region::{Owner, StoredRegion};
 use crate::page::{PAGE_BYTES, PageRun};
 use crate::secret::Claim;
 use crate::wire::hello::NONCE_BYTES;
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::{Lease, Request};
-use crate::wire::{self, Checksum, REPORT_BYTES_MAX, WireError};
+use crate::wire::{self, REPORT_BYTES_MAX, WireChecksum, WireError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Clients in a report, so that it fits its frame.
+/// The most clients in a report, so that it fits its frame.
 const REPORT_CLIENTS_MAX: usize = 150;
 
-/// How a connection ended.
+/// The way in which a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    /// The client closed it, or its process ended; also by what is no request.
+pub enum ConnectionEnd {
+    /// The client closed it, its process ended, or it sent bytes that are no request.
     Closed,
-    /// Nothing was heard of the client any more: its machine is suspended, or cannot be reached.
+    /// The client was silent: its machine is suspended or unreachable.
     Silent,
 }
 
-/// A connection, as the server's logic sees it.
+/// A connection's state in the pool.
 #[derive(Debug)]
 pub struct Session {
     pool: Arc<Pool>,
     nonce: [u8; NONCE_BYTES],
     owner: Owner,
     client: Arc<Client>,
-    attached: BTreeMap<u32, Arc<Region>>,
+    attached: BTreeMap<u32, Arc<StoredRegion>>,
 }
 
 impl Session {
-    /// A connection that was greeted with this nonce, of whoever comes from the owner's address.
+    /// Returns the session of a connection whose client is identified by the owner's address.
     pub fn new(pool: Arc<Pool>, nonce: [u8; NONCE_BYTES], owner: Owner) -> Session {
         let client = pool.client(&owner.address);
         Session::of_client(pool, nonce, owner, client)
     }
 
-    /// A connection of this client.
+    /// Returns the session of a connection of this client.
     pub fn of_client(
         pool: Arc<Pool>,
         nonce: [u8; NONCE_BYTES],
@@ -54,10 +54,10 @@ impl Session {
         Session { pool, nonce, owner, client, attached: BTreeMap::new() }
     }
 
-    /// Does what a frame asks, and appends the reply frame.
+    /// Executes the request in a frame, and appends the reply frame.
     ///
     /// # Errors
-    /// When the frame is none; the connection is of no use then.
+    /// If the frame cannot be parsed. The caller must close the connection then.
     pub fn handle(
         &mut self,
         frame: &[u8],
@@ -74,20 +74,22 @@ impl Session {
         Ok(())
     }
 
-    /// Leaves its regions to other connections, or to be reaped.
-    pub fn close(&mut self, now_ns: u64, ended: Ended) {
+    /// Detaches the session from its regions.
+    pub fn close(&mut self, now_ns: u64, ended: ConnectionEnd) {
         for region in std::mem::take(&mut self.attached).values() {
-            region.is_client_silent.store(ended == Ended::Silent, Ordering::Relaxed);
+            region.is_client_silent.store(ended == ConnectionEnd::Silent, Ordering::Relaxed);
             detach(region, now_ns);
         }
     }
 
     fn count_refusal(&self, failure: Failure) {
-        let tally = &self.pool.tally;
-        tally.requests_refused_total.fetch_add(1, Ordering::Relaxed);
+        let counters = &self.pool.counters;
+        counters.requests_refused_total.fetch_add(1, Ordering::Relaxed);
         match failure {
-            Failure::Full { .. } => tally.full_total.fetch_add(1, Ordering::Relaxed),
-            Failure::BadSum { .. } => tally.pages_damaged_total.fetch_add(1, Ordering::Relaxed),
+            Failure::Full { .. } => counters.full_total.fetch_add(1, Ordering::Relaxed),
+            Failure::DamagedPage { .. } => {
+                counters.pages_damaged_total.fetch_add(1, Ordering::Relaxed)
+            }
             _ => 0,
         };
     }
@@ -100,11 +102,17 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> Result<(), Failure> {
         let reply = match request {
-            Request::Get { on, first, count, with_sums } => {
-                return self.get(on, PageRun { first, count: count as u64 }, with_sums, id, out);
+            Request::Get { on, first, count, with_checksums } => {
+                return self.get(
+                    on,
+                    PageRun { first, count: count as u64 },
+                    with_checksums,
+                    id,
+                    out,
+                );
             }
-            Request::Put { on, first, if_absent, sums, pages } => {
-                self.put(on, first, if_absent, sums, pages)?;
+            Request::Put { on, first, if_absent, checksums, pages } => {
+                self.put(on, first, if_absent, checksums, pages)?;
                 Reply::Done
             }
             Request::Create { pages, overcommit, token } => {
@@ -163,14 +171,14 @@ impl Session {
         &self,
         on: Lease,
         run: PageRun,
-        with_sums: bool,
+        with_checksums: bool,
         id: u32,
         out: &mut Vec<u8>,
     ) -> Result<(), Failure> {
         let region = self.region(on)?;
         Pool::fits(region, run)?;
-        region.get(&self.pool.slab, on.lease, run, with_sums, id, out)?;
-        add(&self.pool.tally.pages_out_total, run.count);
+        region.get(&self.pool.slab, on.lease, run, with_checksums, id, out)?;
+        add(&self.pool.counters.pages_out_total, run.count);
         Ok(())
     }
 
@@ -179,37 +187,44 @@ impl Session {
         on: Lease,
         first: u64,
         if_absent: bool,
-        sums: &[u8],
+        checksums: &[u8],
         pages: &[u8],
     ) -> Result<(), Failure> {
         let region = self.region(on)?;
-        let count = sums.len() / wire::SUM_BYTES;
+        let count = checksums.len() / wire::CHECKSUM_BYTES;
         Pool::fits(region, PageRun { first, count: count as u64 })?;
-        for ((page, bytes), sum) in
-            (first..).zip(pages.chunks_exact(PAGE_BYTES)).zip(wire::sums(sums))
+        for ((page, bytes), checksum) in
+            (first..).zip(pages.chunks_exact(PAGE_BYTES)).zip(wire::checksums(checksums))
         {
-            if Checksum::of(bytes) != sum {
-                return Err(Failure::BadSum { page });
+            if WireChecksum::of(bytes) != checksum {
+                return Err(Failure::DamagedPage { page });
             }
         }
-        region.put(&self.pool.slab, on.lease, first, if_absent, pages, wire::sums(sums))?;
-        add(&self.pool.tally.pages_in_total, count as u64);
+        region.put(
+            &self.pool.slab,
+            on.lease,
+            first,
+            if_absent,
+            pages,
+            wire::checksums(checksums),
+        )?;
+        add(&self.pool.counters.pages_in_total, count as u64);
         Ok(())
     }
 
-    fn region(&self, on: Lease) -> Result<&Arc<Region>, Failure> {
+    fn region(&self, on: Lease) -> Result<&Arc<StoredRegion>, Failure> {
         self.attached.get(&on.region).ok_or(Failure::Denied)
     }
 
-    /// Keeps a region that the pool has attached.
-    fn attach(&mut self, region: Arc<Region>, now_ns: u64) {
+    /// Records a region that the pool has attached.
+    fn attach(&mut self, region: Arc<StoredRegion>, now_ns: u64) {
         if let Some(before) = self.attached.insert(region.number, region) {
             detach(&before, now_ns);
         }
     }
 }
 
-fn detach(region: &Region, now_ns: u64) {
+fn detach(region: &StoredRegion, now_ns: u64) {
     region.idle_since_ns.store(now_ns, Ordering::Relaxed);
     region.attached.fetch_sub(1, Ordering::Relaxed);
 }

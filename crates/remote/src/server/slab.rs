@@ -1,11 +1,11 @@
-//! Where the pages lie: a bounded number of slots of one page each, in chunks that are mapped when
-//! they are needed and unmapped when they are empty.
+//! The memory of the pages: a bounded number of slots of one page each. Slots lie in chunks that are
+//! mapped on demand and unmapped when they are empty.
 //!
-//! Invariants: never more than `pages_max` slots are in use; a slot that is given back is wiped
-//! before anybody else can get it.
+//! Invariants: at most `pages_max` slots are in use. A freed slot is wiped before another page can
+//! take it.
 
 use crate::page::PAGE_BYTES;
-use crate::wire::Checksum;
+use crate::wire::WireChecksum;
 use memmap2::{Advice, MmapMut};
 use std::collections::BTreeSet;
 use std::io;
@@ -13,19 +13,20 @@ use std::num::NonZeroU32;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
-/// Pages of a chunk, but for the last: 2 MiB.
+/// The number of pages of a chunk, 2 MiB. The last chunk may be shorter.
 const CHUNK_PAGES: usize = 512;
 
-/// From so many mapped chunks on, the next is mapped before it is needed: it is less than 2 % of them.
+/// The number of mapped chunks from which the next is mapped ahead. It is then less than 2 % of the
+/// mapped memory.
 const PREPARE_FROM: usize = 64;
 
-/// A place for one page: its number, from 1 on, so that none takes no room of its own.
+/// The place of one page. Numbers start at 1, so that `Option<PageSlot>` takes no more bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slot(NonZeroU32);
+pub struct PageSlot(NonZeroU32);
 
-impl Slot {
-    fn new(chunk: u32, index: u16) -> Slot {
-        Slot(NonZeroU32::MIN.saturating_add(chunk * CHUNK_PAGES as u32 + u32::from(index)))
+impl PageSlot {
+    fn new(chunk: u32, index: u16) -> PageSlot {
+        PageSlot(NonZeroU32::MIN.saturating_add(chunk * CHUNK_PAGES as u32 + u32::from(index)))
     }
 
     fn number(self) -> usize {
@@ -41,46 +42,47 @@ impl Slot {
     }
 }
 
-/// All slots.
+/// The memory for all pages of a server.
 #[derive(Debug)]
 pub struct Slab {
     pages_max: u64,
-    chunks: Box<[RwLock<Option<Chunk>>]>,
-    free: Mutex<Free>,
-    /// One of those that leave has been given back.
-    given_back: Condvar,
+    chunks: Box<[RwLock<Option<SlabChunk>>]>,
+    free: Mutex<FreeSlots>,
+    /// Notified when a slot that is being wiped becomes free.
+    slot_released: Condvar,
 }
 
 #[derive(Debug)]
-struct Chunk {
+struct SlabChunk {
     bytes: MmapMut,
-    sums: Box<[Checksum]>,
+    checksums: Box<[WireChecksum]>,
 }
 
 #[derive(Debug, Default)]
-struct Free {
+struct FreeSlots {
     used: u64,
-    /// Of them: being wiped, to be given back. They count as free: who wants one waits.
+    /// The used slots that are being wiped. They count as free: `allocate` waits for them.
     leaving: u64,
     /// The free slots of each chunk that was ever mapped.
     slots: Vec<Vec<u16>>,
-    /// Mapped chunks that have free slots.
+    /// The mapped chunks that have free slots.
     open: BTreeSet<u32>,
-    /// Chunks that were unmapped.
+    /// The chunks that were unmapped.
     unmapped: Vec<u32>,
     /// The chunk that will be mapped next, if its size still fits then.
-    next: Option<JoinHandle<io::Result<Chunk>>>,
+    next: Option<JoinHandle<io::Result<SlabChunk>>>,
 }
 
-impl Free {
-    /// Which chunk will be mapped next: none, if it is beyond the last.
+impl FreeSlots {
+    /// Returns the number of the chunk to map next. It may be beyond the last chunk.
     fn next_chunk(&self) -> u32 {
         self.unmapped.last().copied().unwrap_or(self.slots.len() as u32)
     }
 }
 
-/// A chunk that the system has no memory for is refused, as putting pages into it would have the kernel look for
-/// a process to kill. Before Linux 5.14 nothing tells: it does not know the advice.
+/// Returns the error if the system has no memory for a chunk. Writing to such a chunk would start
+/// the kernel's OOM killer. Kernels before Linux 5.14 do not know the advice, so there it is
+/// undetected.
 fn backed(populated: io::Result<()>) -> io::Result<()> {
     match populated {
         Err(error) if error.kind() != io::ErrorKind::InvalidInput => Err(error),
@@ -88,14 +90,14 @@ fn backed(populated: io::Result<()>) -> io::Result<()> {
     }
 }
 
-impl Chunk {
-    fn new(pages: usize) -> io::Result<Chunk> {
+impl SlabChunk {
+    fn new(pages: usize) -> io::Result<SlabChunk> {
         let bytes = MmapMut::map_anon(pages * PAGE_BYTES)?;
-        // All at once takes two thirds of the time that a fault for each takes. Huge pages would take a
-        // third, but where a hypervisor has taken free memory back, they take four times as much: it
-        // takes back whole ones.
+        // MADV_POPULATE_WRITE is a third faster than faulting page by page. Huge pages would take a
+        // third of the time. But they take four times as long where a hypervisor has reclaimed free
+        // memory, because it reclaims whole huge pages.
         backed(bytes.advise(Advice::PopulateWrite))?;
-        Ok(Chunk { bytes, sums: vec![Checksum::default(); pages].into() })
+        Ok(SlabChunk { bytes, checksums: vec![WireChecksum::default(); pages].into() })
     }
 
     fn page(&self, index: usize) -> &[u8] {
@@ -104,81 +106,81 @@ impl Chunk {
 }
 
 impl Slab {
-    /// For at most this many pages. Nothing is mapped yet.
+    /// Returns a slab for at most this many pages. Nothing is mapped yet.
     pub fn new(pages_max: u64) -> Slab {
         let pages_max = pages_max.min(u32::MAX as u64 - CHUNK_PAGES as u64);
         let chunks = pages_max.div_ceil(CHUNK_PAGES as u64);
         let chunks = (0..chunks).map(|_| RwLock::default()).collect();
-        Slab { pages_max, chunks, free: Mutex::default(), given_back: Condvar::new() }
+        Slab { pages_max, chunks, free: Mutex::default(), slot_released: Condvar::new() }
     }
 
-    /// Slots in all.
+    /// Returns the number of slots, used or free.
     pub fn pages_max(&self) -> u64 {
         self.pages_max
     }
 
-    /// Slots that can be had.
+    /// Returns the number of slots that are free or being wiped.
     pub fn pages_free(&self) -> u64 {
         let free = self.free();
         self.pages_max - free.used + free.leaving
     }
 
-    /// Takes a slot and fills it; none when all are in use or the system gives no memory.
-    pub fn put(&self, page: &[u8], sum: Checksum) -> Option<Slot> {
+    /// Takes a slot and fills it. Returns `None` if all are in use or the system has no memory.
+    pub fn put(&self, page: &[u8], checksum: WireChecksum) -> Option<PageSlot> {
         let slot = self.allocate()?;
-        self.replace(slot, page, sum);
+        self.replace(slot, page, checksum);
         Some(slot)
     }
 
-    /// Puts another page into a slot that is in use.
-    pub fn replace(&self, slot: Slot, page: &[u8], sum: Checksum) {
+    /// Replaces the page in a slot that is in use.
+    pub fn replace(&self, slot: PageSlot, page: &[u8], checksum: WireChecksum) {
         self.change(slot, |chunk| {
             chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(page);
-            chunk.sums[slot.index()] = sum;
+            chunk.checksums[slot.index()] = checksum;
         });
     }
 
-    /// Puts the same page into its slot again, if that is what it has: only damage makes it another. Looks and puts at
-    /// once, as another connection may replace it.
-    pub fn repair(&self, slot: Slot, page: &[u8], sum: Checksum) {
+    /// Writes a page again into its slot, if the slot's checksum is the same: this repairs damaged
+    /// bytes. Checks and writes under one lock, because another connection may replace the page.
+    pub fn repair(&self, slot: PageSlot, page: &[u8], checksum: WireChecksum) {
         self.change(slot, |chunk| {
-            if chunk.sums[slot.index()] == sum {
+            if chunk.checksums[slot.index()] == checksum {
                 chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(page);
             }
         });
     }
 
-    /// Shows the page in a slot that is in use.
-    pub fn with<T>(&self, slot: Slot, look: impl FnOnce(&[u8], Checksum) -> T) -> T {
+    /// Calls `look` with the page in a slot that is in use.
+    pub fn with<T>(&self, slot: PageSlot, look: impl FnOnce(&[u8], WireChecksum) -> T) -> T {
         let chunk = self.chunks[slot.chunk()].read().unwrap_or_else(PoisonError::into_inner);
         let chunk = chunk.as_ref().expect("a slot in use lies in a mapped chunk");
-        look(chunk.page(slot.index()), chunk.sums[slot.index()])
+        look(chunk.page(slot.index()), chunk.checksums[slot.index()])
     }
 
-    /// Wipes many slots and gives them back; others can count on their room from the start.
-    pub fn free_slots(&self, slots: impl ExactSizeIterator<Item = Slot>) {
+    /// Wipes and frees many slots. They count as free from the start.
+    pub fn free_slots(&self, slots: impl ExactSizeIterator<Item = PageSlot>) {
         self.free().leaving += slots.len() as u64;
-        slots.for_each(|slot| self.give_back(slot, 1));
+        slots.for_each(|slot| self.release_slot(slot, 1));
     }
 
-    /// Wipes a slot and gives it back.
-    pub fn free_slot(&self, slot: Slot) {
-        self.give_back(slot, 0);
+    /// Wipes and frees a slot.
+    pub fn free_slot(&self, slot: PageSlot) {
+        self.release_slot(slot, 0);
     }
 
-    fn give_back(&self, slot: Slot, leaving: u64) {
+    fn release_slot(&self, slot: PageSlot, leaving: u64) {
         self.change(slot, |chunk| {
             chunk.bytes[slot.index() * PAGE_BYTES..][..PAGE_BYTES].fill(0);
-            chunk.sums[slot.index()] = Checksum::default();
+            chunk.checksums[slot.index()] = WireChecksum::default();
         });
         let mut free = self.free();
         free.used -= 1;
         free.leaving -= leaving;
         if free.leaving == 0 {
-            // Nothing more is coming: those that get none of these slots must see that there is no room.
-            self.given_back.notify_all();
+            // No more slots will be freed: waiters that get none must see that the slab is full.
+            self.slot_released.notify_all();
         } else {
-            self.given_back.notify_one();
+            self.slot_released.notify_one();
         }
         free.slots[slot.chunk()].push(slot.index() as u16);
         free.open.insert(slot.chunk() as u32);
@@ -191,22 +193,22 @@ impl Slab {
         }
     }
 
-    fn free(&self) -> MutexGuard<'_, Free> {
+    fn free(&self) -> MutexGuard<'_, FreeSlots> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, slot: Slot, change: impl FnOnce(&mut Chunk)) {
+    fn change(&self, slot: PageSlot, change: impl FnOnce(&mut SlabChunk)) {
         let mut chunk = self.chunks[slot.chunk()].write().unwrap_or_else(PoisonError::into_inner);
         change(chunk.as_mut().expect("a slot in use lies in a mapped chunk"));
     }
 
-    fn allocate(&self) -> Option<Slot> {
+    fn allocate(&self) -> Option<PageSlot> {
         let mut free = self.free();
         while free.used == self.pages_max {
             if free.leaving == 0 {
                 return None;
             }
-            free = self.given_back.wait(free).unwrap_or_else(PoisonError::into_inner);
+            free = self.slot_released.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
         let chunk = match free.open.first() {
             Some(chunk) => *chunk,
@@ -218,21 +220,21 @@ impl Slab {
             free.slots[chunk as usize] = Vec::new();
         }
         free.used += 1;
-        Some(Slot::new(chunk, index))
+        Some(PageSlot::new(chunk, index))
     }
 
-    /// The last chunk is as long as the limit leaves it.
+    /// Returns the number of pages of a chunk. The limit may shorten the last one.
     fn pages_of(&self, chunk: usize) -> usize {
         CHUNK_PAGES.min(self.pages_max as usize - chunk * CHUNK_PAGES)
     }
 
-    fn map_chunk(&self, free: &mut Free) -> Option<u32> {
+    fn map_chunk(&self, free: &mut FreeSlots) -> Option<u32> {
         let chunk = free.next_chunk();
         let pages = self.pages_of(chunk as usize);
         let fresh = free.next.take().and_then(|next| next.join().ok()?.ok());
-        let fresh = match fresh.filter(|fresh| fresh.sums.len() == pages) {
+        let fresh = match fresh.filter(|fresh| fresh.checksums.len() == pages) {
             Some(fresh) => fresh,
-            None => Chunk::new(pages).ok()?,
+            None => SlabChunk::new(pages).ok()?,
         };
         free.unmapped.pop();
         if chunk as usize == free.slots.len() {
@@ -245,15 +247,15 @@ impl Slab {
         Some(chunk)
     }
 
-    /// Has the next chunk mapped meanwhile, where it is little beside what is held: to have the system clear its pages
-    /// takes half of a put's time.
-    fn prepare_next(&self, free: &mut Free) {
+    /// Maps the next chunk in a thread, if it is small in comparison with the mapped memory. The
+    /// kernel's zeroing of pages would take half of a put's time.
+    fn prepare_next(&self, free: &mut FreeSlots) {
         let next = free.next_chunk() as usize;
         let mapped = free.slots.len() - free.unmapped.len();
         if next < self.chunks.len() && mapped >= PREPARE_FROM {
             let pages = self.pages_of(next);
             let thread = std::thread::Builder::new().name("pagetax-room".into());
-            free.next = thread.spawn(move || Chunk::new(pages)).ok();
+            free.next = thread.spawn(move || SlabChunk::new(pages)).ok();
         }
     }
 }
@@ -269,18 +271,23 @@ mod tests {
     fn bounded_and_wiped() {
         let slab = Slab::new(1000);
         let page = [7u8; PAGE_BYTES];
-        let slots: Vec<Slot> =
-            (0..1000).map(|sum| slab.put(&page, Checksum(sum)).expect("room")).collect();
+        let slots: Vec<PageSlot> = (0..1000)
+            .map(|checksum| slab.put(&page, WireChecksum(checksum)).expect("room"))
+            .collect();
         assert_eq!(slab.pages_free(), 0);
-        assert!(slab.put(&page, Checksum(1)).is_none());
+        assert!(slab.put(&page, WireChecksum(1)).is_none());
         let chunks = slab.chunks.iter().map(|chunk| chunk.read().unwrap());
         let mapped: usize = chunks.flat_map(|chunk| chunk.as_ref().map(|c| c.bytes.len())).sum();
         assert_eq!(mapped, 1000 * PAGE_BYTES, "not a byte over the limit");
         slab.free_slot(slots[5]);
-        slab.with(slots[5], |page, sum| assert!(page == [0; PAGE_BYTES] && sum == Checksum(0)));
-        let again = slab.put(&page, Checksum(3)).expect("the slot that was given back");
+        slab.with(slots[5], |page, checksum| {
+            assert!(page == [0; PAGE_BYTES] && checksum == WireChecksum(0))
+        });
+        let again = slab.put(&page, WireChecksum(3)).expect("the slot that was given back");
         assert_eq!(again, slots[5]);
-        slab.with(slots[999], |bytes, sum| assert!(bytes == page && sum == Checksum(999)));
+        slab.with(slots[999], |bytes, checksum| {
+            assert!(bytes == page && checksum == WireChecksum(999))
+        });
     }
 
     #[test]
@@ -293,8 +300,8 @@ mod tests {
     #[test]
     fn what_is_being_given_back_can_be_had() {
         let slab = Slab::new(2000);
-        let put = || slab.put(&[1; PAGE_BYTES], Checksum(1));
-        let slots: Vec<Slot> = std::iter::from_fn(put).collect();
+        let put = || slab.put(&[1; PAGE_BYTES], WireChecksum(1));
+        let slots: Vec<PageSlot> = std::iter::from_fn(put).collect();
         let (begun, go) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let given_back = slots.into_iter().inspect(|_| {
@@ -309,12 +316,12 @@ mod tests {
         });
     }
 
-    /// Gives its slots when it is told to.
-    struct WhenTold(std::sync::mpsc::Receiver<()>, std::vec::IntoIter<Slot>);
+    /// An iterator that yields each slot after a message.
+    struct WhenTold(std::sync::mpsc::Receiver<()>, std::vec::IntoIter<PageSlot>);
 
     impl Iterator for WhenTold {
-        type Item = Slot;
-        fn next(&mut self) -> Option<Slot> {
+        type Item = PageSlot;
+        fn next(&mut self) -> Option<PageSlot> {
             self.0.recv().expect("to be told");
             self.1.next()
         }
@@ -330,8 +337,8 @@ mod tests {
     fn nobody_waits_for_a_slot_that_another_has_taken() {
         const WAITERS: usize = 4;
         let slab = Arc::new(Slab::new(10));
-        let slots: Vec<Slot> =
-            std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], Checksum(1))).take(10).collect();
+        let slots: Vec<PageSlot> =
+            std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], WireChecksum(1))).take(10).collect();
         let (tell, told) = channel();
         let leaving = WhenTold(told, vec![slots[3]].into_iter());
         let (slabs, (taken, took)) = (slab.clone(), channel());
@@ -345,7 +352,7 @@ mod tests {
                 std::thread::spawn(move || {
                     say.send(rustix::thread::gettid().as_raw_pid()).expect("the test");
                     taken
-                        .send(slab.put(&[2; PAGE_BYTES], Checksum(2)).is_some())
+                        .send(slab.put(&[2; PAGE_BYTES], WireChecksum(2)).is_some())
                         .expect("the test");
                 });
                 id.recv().expect("a thread")
@@ -373,8 +380,8 @@ mod tests {
             slab.chunks.iter().filter(|chunk| chunk.read().unwrap().is_some()).count()
         };
         for _ in 0..3 {
-            let slots: Vec<Slot> =
-                std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], Checksum(1))).collect();
+            let slots: Vec<PageSlot> =
+                std::iter::from_fn(|| slab.put(&[1; PAGE_BYTES], WireChecksum(1))).collect();
             assert_eq!((slots.len(), mapped(&slab)), (3 * CHUNK_PAGES, 3));
             slots.into_iter().for_each(|slot| slab.free_slot(slot));
             assert_eq!((slab.pages_free(), mapped(&slab)), (3 * CHUNK_PAGES as u64, 1));
@@ -385,14 +392,14 @@ mod tests {
     fn chunks_that_were_prepared_are_used_up_to_the_limit() {
         let pages = (PREPARE_FROM + 3) * CHUNK_PAGES + 100;
         let slab = Slab::new(pages as u64);
-        let put = || slab.put(&[1; PAGE_BYTES], Checksum(1));
-        let slots: Vec<Slot> = std::iter::from_fn(put).collect();
+        let put = || slab.put(&[1; PAGE_BYTES], WireChecksum(1));
+        let slots: Vec<PageSlot> = std::iter::from_fn(put).collect();
         assert_eq!(slots.len(), pages);
         assert!(slab.free().next.is_none(), "nothing is left to be prepared");
         let last = slots.len() - 100 - CHUNK_PAGES..slots.len();
         // The shorter chunk at the end leaves first, and the next that is mapped is a whole one.
         slots[last].iter().rev().for_each(|slot| slab.free_slot(*slot));
-        let again: Vec<Slot> = std::iter::from_fn(put).collect();
+        let again: Vec<PageSlot> = std::iter::from_fn(put).collect();
         assert_eq!(again.len(), 100 + CHUNK_PAGES);
     }
 }

@@ -6,7 +6,7 @@ use super::{
     Capacity, PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError, check_discard,
     check_get, check_put,
 };
-use crate::page::{PAGE_BYTES, PageRun, PageSum};
+use crate::page::{PAGE_BYTES, PageMac, PageRun};
 use lz4_flex::block::{compress_into, decompress_into, get_maximum_output_size};
 use pagetax_core::units::Bytes;
 use std::collections::HashMap;
@@ -20,20 +20,20 @@ const ENTRY_BYTES: u64 = 96;
 /// A store of compressed pages in this process's memory.
 #[derive(Debug)]
 pub struct EmbeddedStore {
-    shared: Arc<Shared>,
+    shared: Arc<EmbeddedState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct EmbeddedState {
     limit_bytes: u64,
     used_bytes: AtomicU64,
     pages_held: AtomicU64,
-    regions: RwLock<HashMap<RegionId, Arc<Region>>>,
+    regions: RwLock<HashMap<RegionId, Arc<EmbeddedRegion>>>,
     next_region: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Region {
+struct EmbeddedRegion {
     pages: u64,
     /// The kept pages by number. A page of [`PAGE_BYTES`] is not compressed; a shorter one is.
     kept: Mutex<HashMap<u64, Arc<[u8]>>>,
@@ -42,7 +42,7 @@ struct Region {
 impl EmbeddedStore {
     /// Returns an empty store that never takes more than `limit`.
     pub fn new(limit: Bytes) -> Self {
-        let shared = Shared {
+        let shared = EmbeddedState {
             limit_bytes: limit.0,
             used_bytes: AtomicU64::new(0),
             pages_held: AtomicU64::new(0),
@@ -58,8 +58,8 @@ impl EmbeddedStore {
     }
 }
 
-impl Shared {
-    fn region(&self, id: RegionId) -> Result<Arc<Region>, StoreError> {
+impl EmbeddedState {
+    fn region(&self, id: RegionId) -> Result<Arc<EmbeddedRegion>, StoreError> {
         let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
         regions.get(&id).cloned().ok_or(StoreError::NoRegion(id))
     }
@@ -77,7 +77,7 @@ impl Shared {
 
     /// Accounts for `bytes` more, or fails if there is no room.
     fn take(&self, bytes: u64) -> Result<(), StoreError> {
-        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit_bytes);
+        let fits = |used: u64| used.checked_add(bytes).filter(|mac| *mac <= self.limit_bytes);
         match self.used_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(()),
             Err(used) => {
@@ -93,7 +93,7 @@ impl Shared {
     }
 }
 
-impl Region {
+impl EmbeddedRegion {
     fn kept(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<[u8]>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -116,7 +116,7 @@ impl PageStore for EmbeddedStore {
             return Err(StoreError::Full { pages_asked: pages, pages_free });
         }
         let id = RegionId(self.shared.next_region.fetch_add(1, Ordering::Relaxed));
-        let region = Arc::new(Region { pages, kept: Mutex::default() });
+        let region = Arc::new(EmbeddedRegion { pages, kept: Mutex::default() });
         self.shared.regions.write().unwrap_or_else(PoisonError::into_inner).insert(id, region);
         Ok(id)
     }
@@ -134,30 +134,30 @@ impl PageStore for EmbeddedStore {
     }
 
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
-        Ok(Box::new(Reader { shared: self.shared.clone() }))
+        Ok(Box::new(EmbeddedReader { shared: self.shared.clone() }))
     }
 
     fn writer(&self) -> Result<Box<dyn PageWriter>, StoreError> {
         let packed = vec![0; get_maximum_output_size(PAGE_BYTES)];
-        Ok(Box::new(Writer { shared: self.shared.clone(), packed }))
+        Ok(Box::new(EmbeddedWriter { shared: self.shared.clone(), packed }))
     }
 }
 
-struct Reader {
-    shared: Arc<Shared>,
+struct EmbeddedReader {
+    shared: Arc<EmbeddedState>,
 }
 
-impl PageReader for Reader {
+impl PageReader for EmbeddedReader {
     fn get(
         &mut self,
         id: RegionId,
         first: u64,
-        sums: &[PageSum],
+        macs: &[PageMac],
         into: &mut [u8],
     ) -> Result<(), StoreError> {
         let region = self.shared.region(id)?;
-        check_get(region.pages, first, sums, into)?;
-        for ((page, sum), into) in (first..).zip(sums).zip(into.chunks_exact_mut(PAGE_BYTES)) {
+        check_get(region.pages, first, macs, into)?;
+        for ((page, mac), into) in (first..).zip(macs).zip(into.chunks_exact_mut(PAGE_BYTES)) {
             let lost = |why: &str| StoreError::PageLost { region: id, page, why: why.into() };
             let kept = region.kept().get(&page).cloned();
             let kept = kept.ok_or_else(|| lost("it was never put"))?;
@@ -166,7 +166,7 @@ impl PageReader for Reader {
             } else if decompress_into(&kept, into).ok() != Some(PAGE_BYTES) {
                 return Err(lost("it does not decompress"));
             }
-            if PageSum::of(into) != *sum {
+            if PageMac::of(into) != *mac {
                 return Err(lost("its bytes have changed"));
             }
         }
@@ -174,13 +174,18 @@ impl PageReader for Reader {
     }
 }
 
-struct Writer {
-    shared: Arc<Shared>,
+struct EmbeddedWriter {
+    shared: Arc<EmbeddedState>,
     packed: Vec<u8>,
 }
 
-impl Writer {
-    fn put_page(&mut self, region: &Region, page: u64, bytes: &[u8]) -> Result<(), StoreError> {
+impl EmbeddedWriter {
+    fn put_page(
+        &mut self,
+        region: &EmbeddedRegion,
+        page: u64,
+        bytes: &[u8],
+    ) -> Result<(), StoreError> {
         let packed = match compress_into(bytes, &mut self.packed) {
             Ok(len) if len < PAGE_BYTES => &self.packed[..len],
             _ => bytes,
@@ -195,7 +200,7 @@ impl Writer {
     }
 }
 
-impl PageWriter for Writer {
+impl PageWriter for EmbeddedWriter {
     fn put(&mut self, id: RegionId, runs: &[PutRun<'_>]) -> Result<(), StoreError> {
         let region = self.shared.region(id)?;
         check_put(region.pages, runs)?;

@@ -12,7 +12,7 @@ use super::{
     Capacity, PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError, check_discard,
     check_get, check_put,
 };
-use crate::page::{PAGE_BYTES, PageRun, PageSum};
+use crate::page::{PAGE_BYTES, PageMac, PageRun};
 use crate::secret;
 use redis::cluster::{ClusterClient, ClusterConnection};
 use redis::{
@@ -40,11 +40,11 @@ const RENEW_EVERY: Duration = Duration::from_secs(600);
 /// A store in Redis or Valkey at `redis://host:port`. Several addresses belong to one cluster.
 #[derive(Debug)]
 pub struct RedisStore {
-    shared: Arc<Shared>,
+    shared: Arc<RedisState>,
     renewer: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct RedisState {
     /// The addresses, with passwords: they must not be shown.
     urls: Vec<String>,
     /// The time to live of pages; `renew_every` is the interval of their renewal.
@@ -55,18 +55,18 @@ struct Shared {
     is_cluster: bool,
     /// The prefix of all keys, drawn by each store so that no other store uses them.
     prefix: String,
-    regions: Mutex<HashMap<RegionId, Region>>,
+    regions: Mutex<HashMap<RegionId, RedisRegion>>,
     next_region: AtomicU64,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for RedisState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("at", &self.label()).finish_non_exhaustive()
+        f.debug_struct("RedisState").field("at", &self.label()).finish_non_exhaustive()
     }
 }
 
 #[derive(Debug)]
-struct Region {
+struct RedisRegion {
     pages: u64,
     /// The hashes into which pages were put.
     used: BTreeMap<u64, Life>,
@@ -81,7 +81,7 @@ enum Life {
     Unlimited,
 }
 
-enum Link {
+enum RedisLink {
     Single(Box<Connection>),
     Cluster(Box<ClusterConnection>),
 }
@@ -106,7 +106,7 @@ impl RedisStore {
     ) -> Result<RedisStore, StoreError> {
         let cannot = |source| StoreError::Unreachable { server: label(urls), source };
         let random: [u8; 8] = secret::random().map_err(cannot)?;
-        let mut shared = Shared {
+        let mut shared = RedisState {
             urls: urls.to_vec(),
             life,
             renew_every,
@@ -167,7 +167,7 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(of_line)
 }
 
-impl Shared {
+impl RedisState {
     fn label(&self) -> String {
         label(&self.urls)
     }
@@ -193,11 +193,11 @@ impl Shared {
             .iter()
             .flat_map(|(id, region)| region.used.keys().map(|tag| (*id, *tag)))
             .collect();
-        let mut user = User::new(self.clone())?;
+        let mut user = RedisSession::new(self.clone())?;
         tags.into_iter().try_for_each(|(region, tag)| user.renew(region, tag))
     }
 
-    fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, Region>> {
+    fn regions(&self) -> MutexGuard<'_, HashMap<RegionId, RedisRegion>> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -264,9 +264,9 @@ impl Shared {
         Ok(capacity)
     }
 
-    fn open(&self) -> Result<Link, StoreError> {
+    fn open(&self) -> Result<RedisLink, StoreError> {
         if !self.is_cluster {
-            return Ok(Link::Single(Box::new(self.open_node(&self.urls[0])?)));
+            return Ok(RedisLink::Single(Box::new(self.open_node(&self.urls[0])?)));
         }
         let open = || -> RedisResult<ClusterConnection> {
             let connection = ClusterClient::new(self.urls.clone())?.get_connection()?;
@@ -274,7 +274,7 @@ impl Shared {
             connection.set_write_timeout(Some(PATIENCE))?;
             Ok(connection)
         };
-        Ok(Link::Cluster(Box::new(open().map_err(|error| self.error(error))?)))
+        Ok(RedisLink::Cluster(Box::new(open().map_err(|error| self.error(error))?)))
     }
 
     /// Returns the key of the hash that has the pages of this tag.
@@ -283,11 +283,11 @@ impl Shared {
     }
 }
 
-impl Link {
+impl RedisLink {
     fn run<T: FromRedisValue>(&mut self, command: &Cmd) -> RedisResult<T> {
         match self {
-            Link::Single(connection) => command.query(connection.as_mut()),
-            Link::Cluster(connection) => command.query(connection.as_mut()),
+            RedisLink::Single(connection) => command.query(connection.as_mut()),
+            RedisLink::Cluster(connection) => command.query(connection.as_mut()),
         }
     }
 }
@@ -308,13 +308,13 @@ impl PageStore for RedisStore {
             return Err(StoreError::Full { pages_asked: pages, pages_free });
         }
         let id = RegionId(self.shared.next_region.fetch_add(1, Ordering::Relaxed));
-        self.shared.regions().insert(id, Region { pages, used: BTreeMap::new() });
+        self.shared.regions().insert(id, RedisRegion { pages, used: BTreeMap::new() });
         Ok(id)
     }
 
     fn drop_region(&self, id: RegionId) -> Result<(), StoreError> {
         let region = self.shared.regions().remove(&id).ok_or(StoreError::NoRegion(id))?;
-        let mut user = User::new(self.shared.clone())?;
+        let mut user = RedisSession::new(self.shared.clone())?;
         region.used.keys().try_for_each(|tag| {
             // DEL, not UNLINK, so that the memory can be reused at once.
             user.run(redis::cmd("DEL").arg(user.shared.key(id, *tag)))
@@ -322,11 +322,11 @@ impl PageStore for RedisStore {
     }
 
     fn reader(&self) -> Result<Box<dyn PageReader>, StoreError> {
-        Ok(Box::new(User::new(self.shared.clone())?))
+        Ok(Box::new(RedisSession::new(self.shared.clone())?))
     }
 
     fn writer(&self) -> Result<Box<dyn PageWriter>, StoreError> {
-        Ok(Box::new(User::new(self.shared.clone())?))
+        Ok(Box::new(RedisSession::new(self.shared.clone())?))
     }
 }
 
@@ -346,14 +346,14 @@ impl Drop for RedisStore {
 }
 
 /// The reader or writer of one thread.
-struct User {
-    shared: Arc<Shared>,
-    link: Link,
+struct RedisSession {
+    shared: Arc<RedisState>,
+    link: RedisLink,
 }
 
-impl User {
-    fn new(shared: Arc<Shared>) -> Result<User, StoreError> {
-        Ok(User { link: shared.open()?, shared })
+impl RedisSession {
+    fn new(shared: Arc<RedisState>) -> Result<RedisSession, StoreError> {
+        Ok(RedisSession { link: shared.open()?, shared })
     }
 
     /// Runs a command, and repeats it on a new connection if the old one broke. All commands of
@@ -397,17 +397,17 @@ fn by_tag(first: u64, count: u64) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-impl PageReader for User {
+impl PageReader for RedisSession {
     fn get(
         &mut self,
         id: RegionId,
         first: u64,
-        sums: &[PageSum],
+        macs: &[PageMac],
         into: &mut [u8],
     ) -> Result<(), StoreError> {
-        check_get(self.shared.region_pages(id)?, first, sums, into)?;
+        check_get(self.shared.region_pages(id)?, first, macs, into)?;
         let lost = |page, why: &str| StoreError::PageLost { region: id, page, why: why.into() };
-        for (start, count) in by_tag(first, sums.len() as u64) {
+        for (start, count) in by_tag(first, macs.len() as u64) {
             let mut command = redis::cmd("HMGET");
             command.arg(self.shared.key(id, start / TAG_PAGES));
             (start..start + count).for_each(|page| {
@@ -423,7 +423,7 @@ impl PageReader for User {
             for (page, bytes) in (start..).zip(pages) {
                 let bytes = bytes.ok_or_else(|| lost(page, "the engine does not have it"))?;
                 let at = (page - first) as usize;
-                if bytes.len() != PAGE_BYTES || PageSum::of(&bytes) != sums[at] {
+                if bytes.len() != PAGE_BYTES || PageMac::of(&bytes) != macs[at] {
                     return Err(lost(page, "its bytes have changed"));
                 }
                 into[at * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&bytes);
@@ -433,11 +433,11 @@ impl PageReader for User {
     }
 }
 
-impl PageWriter for User {
+impl PageWriter for RedisSession {
     fn put(&mut self, id: RegionId, runs: &[PutRun<'_>]) -> Result<(), StoreError> {
         check_put(self.shared.region_pages(id)?, runs)?;
         for run in runs {
-            for (start, count) in by_tag(run.first, run.sums.len() as u64) {
+            for (start, count) in by_tag(run.first, run.macs.len() as u64) {
                 let pages = &run.pages[(start - run.first) as usize * PAGE_BYTES..];
                 let tag = start / TAG_PAGES;
                 let mut command = redis::cmd("HSET");

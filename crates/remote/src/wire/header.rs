@@ -1,20 +1,21 @@
 //! The 32 bytes that begin every frame.
 
 use super::{
-    HELD_PAGES_MAX, REPORT_BYTES_MAX, SUM_BYTES, TOKEN_BYTES, WireError, u16_at, u32_at, u64_at,
+    CHECKSUM_BYTES, HELD_PAGES_MAX, REPORT_BYTES_MAX, TOKEN_BYTES, WireError, u16_at, u32_at,
+    u64_at,
 };
 use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use twox_hash::XxHash3_64;
 
-/// Bytes of a header.
+/// The size of a header in bytes.
 pub const HEADER_BYTES: usize = 32;
 
-/// Bytes of a server's status.
+/// The size of a server's status in bytes.
 pub const STATUS_BYTES: usize = 48;
 
 macro_rules! ops {
     ($($(#[$doc:meta])* $name:ident = $value:literal),* $(,)?) => {
-        /// What a frame is. Requests are below 128, replies above.
+        /// The operation of a frame. Requests are below 128, replies from 128 on.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Op {
@@ -34,80 +35,80 @@ macro_rules! ops {
 }
 
 ops! {
-    /// Make a region.
+    /// Create a region.
     Create = 1,
     /// Use a region on this connection.
     Attach = 2,
-    /// Forget a region and its pages.
+    /// Drop a region and its pages.
     Drop = 3,
     /// Read pages.
     Get = 4,
     /// Write pages.
     Put = 5,
-    /// Forget pages.
+    /// Discard pages.
     Discard = 6,
-    /// Which pages are held?
+    /// Ask for a bitmap of the pages that are held.
     Held = 7,
-    /// How much room is there?
+    /// Ask for the status that placement needs.
     Status = 8,
-    /// Everything that people want to know.
+    /// Ask for the report for users.
     Report = 9,
-    /// Done as asked.
+    /// The request is done.
     Done = 128,
-    /// The region is made.
+    /// The region is created.
     Created = 129,
     /// The region can be used.
     Attached = 130,
     /// The pages that were read.
     Pages = 131,
-    /// A bit for each page that was asked about.
+    /// A bit for each page of the request.
     Bitmap = 132,
-    /// How much room there is.
+    /// The server's status.
     StatusIs = 133,
-    /// A JSON document.
+    /// The report, a JSON document.
     ReportIs = 134,
-    /// It cannot be done.
+    /// The request has failed.
     Failed = 135,
 }
 
-/// For `Create`: more pages than there is room for.
+/// The flag of `Create` that allows more pages than there is room for.
 pub const OVERCOMMIT: u8 = 1;
-/// For `Attach`: what was sent under earlier leases must not be done any more.
+/// The flag of `Attach` that voids all earlier leases.
 pub const FENCE: u8 = 1;
-/// For `Drop`: when its client has gone.
+/// The flag of `Drop` that postpones it until the client has gone.
 pub const AT_END: u8 = 1;
-/// For `Get` and `Pages`: with the sums.
-pub const WITH_SUMS: u8 = 1;
-/// For `Put`: pages that are held already stay as they are, unless they have the same checksum: such a page is written
-/// again, which repairs a damaged one.
+/// The flag of `Get` and `Pages` for a reply with checksums.
+pub const WITH_CHECKSUMS: u8 = 1;
+/// The flag of `Put` that keeps pages that are held already. A held page with the same checksum is
+/// written again, which repairs a damaged one.
 pub const IF_ABSENT: u8 = 1;
 
-/// The head of a frame. What a field means depends on the operation.
+/// The head of a frame. The meaning of a field depends on the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// What the frame is.
+    /// The operation.
     pub op: Op,
-    /// Of the operation; the code of a failure.
+    /// The flags of the operation, or the code of a failure.
     pub flags: u8,
-    /// Pages in the extent.
+    /// The number of pages of the run.
     pub count: u16,
-    /// Chosen by the client, repeated by the reply.
+    /// The id that the client chose, which the reply repeats.
     pub id: u32,
     /// The server's number of the region.
     pub region: u32,
-    /// The epoch of the region's use: handed out by attach, void after a fence or a restart.
+    /// The lease on the region, from attach. A fence or a restart voids it.
     pub lease: u32,
-    /// First page of the extent.
+    /// The first page of the run.
     pub page: u64,
 }
 
 impl Header {
-    /// A header with all else zero.
+    /// Returns a header whose other fields are zero.
     pub fn new(op: Op, id: u32) -> Header {
         Header { op, flags: 0, count: 0, id, region: 0, lease: 0, page: 0 }
     }
 
-    /// The header's bytes, sealed together with the meta that follows it.
+    /// Returns the header's bytes. Its checksum covers the meta as well.
     pub fn encode(&self, meta: &[u8]) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0] = self.op as u8;
@@ -117,15 +118,15 @@ impl Header {
         bytes[8..12].copy_from_slice(&self.region.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.lease.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.page.to_le_bytes());
-        let sum = seal(&bytes, meta);
-        bytes[24..].copy_from_slice(&sum.to_le_bytes());
+        let checksum = seal(&bytes, meta);
+        bytes[24..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
-    /// Reads a header. The checksum is not looked at: it needs the meta, see [`check`].
+    /// Decodes a header. Does not verify the checksum, which needs the meta: see [`check`].
     ///
     /// # Errors
-    /// For unknown operations, and counts beyond the limits.
+    /// If the operation is unknown, or a count exceeds its limit.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, WireError> {
         let header = Header {
             op: Op::try_from(bytes[0])?,
@@ -146,13 +147,13 @@ impl Header {
         if fits { Ok(header) } else { Err(WireError::OutOfBounds) }
     }
 
-    /// Bytes of meta that follow.
+    /// Returns the size in bytes of the meta that follows.
     pub fn meta_bytes(&self) -> usize {
         let count = self.count as usize;
         match self.op {
             Op::Create | Op::Attach => TOKEN_BYTES,
-            Op::Put => count * SUM_BYTES,
-            Op::Pages if self.flags & WITH_SUMS != 0 => count * SUM_BYTES,
+            Op::Put => count * CHECKSUM_BYTES,
+            Op::Pages if self.flags & WITH_CHECKSUMS != 0 => count * CHECKSUM_BYTES,
             Op::Discard => 8,
             Op::Bitmap => count.div_ceil(8),
             Op::StatusIs => STATUS_BYTES,
@@ -161,7 +162,7 @@ impl Header {
         }
     }
 
-    /// Bytes of pages that follow the meta.
+    /// Returns the size in bytes of the pages that follow the meta.
     pub fn page_bytes(&self) -> usize {
         match self.op {
             Op::Put | Op::Pages => self.count as usize * PAGE_BYTES,
@@ -169,7 +170,7 @@ impl Header {
         }
     }
 
-    /// Bytes of the whole frame.
+    /// Returns the size of the whole frame in bytes.
     pub fn frame_bytes(&self) -> usize {
         HEADER_BYTES + self.meta_bytes() + self.page_bytes()
     }
@@ -184,6 +185,6 @@ pub fn check(header: &[u8; HEADER_BYTES], meta: &[u8]) -> Result<(), WireError> 
 }
 
 fn seal(header: &[u8; HEADER_BYTES], meta: &[u8]) -> u64 {
-    let meta_sum = if meta.is_empty() { 0 } else { XxHash3_64::oneshot(meta) };
-    XxHash3_64::oneshot_with_seed(meta_sum, &header[..24])
+    let meta_checksum = if meta.is_empty() { 0 } else { XxHash3_64::oneshot(meta) };
+    XxHash3_64::oneshot_with_seed(meta_checksum, &header[..24])
 }

@@ -1,28 +1,31 @@
-//! The first 64 bytes of a connection, in both directions and in every version of the protocol.
+//! The hello: the first 64 bytes of a connection, in both directions and in every protocol version.
 
 use super::{VERSION, WireError, u32_at, u64_at};
 use twox_hash::XxHash3_64;
 
-/// Bytes of a hello.
+/// The size of a hello in bytes.
 pub const HELLO_BYTES: usize = 64;
 
-/// Bytes that a server draws for each connection, so that no proof serves twice.
+/// The size in bytes of a nonce. A server draws one for each connection, so that no proof can be
+/// replayed.
 pub const NONCE_BYTES: usize = 16;
 
 const MAGIC: &[u8; 8] = b"pagetax\n";
 const NAME_BYTES: usize = 16;
 
-/// Where a server runs: what fails together. Hashes, of which only equality means something.
+/// The location of a server, for the placement of replicas. The fields are hashes: only their
+/// equality has a meaning.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Location {
-    /// The machine, since its last boot.
+    /// The hash of the machine's boot ID.
     pub machine: u64,
-    /// What fails as a whole with the server: by default the machine, or whatever its operator names (a rack).
+    /// The hash of the failure domain: the machine, or one that the operator names, such as a rack.
     pub failure_domain: u64,
 }
 
 impl Location {
-    /// A location on the machine with this boot id, in the failure domain of this name, if it has one.
+    /// Returns the location on the machine with this boot ID. Without a name, the machine is the
+    /// failure domain.
     pub fn new(boot_id: &str, failure_domain: Option<&str>) -> Location {
         let machine = XxHash3_64::oneshot(boot_id.as_bytes());
         let named = failure_domain.map(|name| XxHash3_64::oneshot(name.as_bytes()));
@@ -30,55 +33,56 @@ impl Location {
     }
 }
 
-/// What a server that has no room for another connection of this client says in place of a process. It then
-/// closes the connection.
+/// The value of a server's `pid` field if it has no room for another connection of this client. The
+/// server then closes the connection.
 const FULL: u32 = 1;
 
-/// Who speaks.
+/// The hello of a client or a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// The protocol it speaks: [`VERSION`] for one of ours.
+    /// The version of the protocol: [`VERSION`] for this build.
     pub version: u32,
-    /// Of a server: drawn at its start, so that a restarted one is another, and never 0. Of a client: 0.
+    /// The epoch that a server draws at its start, never 0. A client sends 0.
     pub epoch: u64,
-    /// Of a server: drawn for this connection. Of a client: zeros.
+    /// The nonce that a server draws for this connection. A client sends zeros.
     pub nonce: [u8; NONCE_BYTES],
-    /// For people: the process of the client. Of a server: 0, or that it is full.
+    /// The client's process ID, for reports. A server sends 0, or 1 if it is full.
     pub pid: u32,
-    /// For people: the client's program. At most 16 bytes are sent. Of a server: empty.
+    /// The name of the client's program, for reports. At most 16 bytes are sent; empty for a server.
     pub name: String,
-    /// Of a server, in place of a name. Of a client: zeros.
+    /// The server's location, in place of a name; zeros for a client.
     pub location: Location,
 }
 
 impl Hello {
-    /// A client's, for this process, whose program has this name.
+    /// Returns the hello of a client in this process, whose program has this name.
     pub fn client(name: &str) -> Hello {
         let (pid, name, nonce) = (std::process::id(), name.into(), [0; NONCE_BYTES]);
         Hello { version: VERSION, epoch: 0, nonce, pid, name, location: Location::default() }
     }
 
-    /// A server's, on a connection for which it drew this nonce.
+    /// Returns the hello of a server on the connection for which it drew this nonce.
     pub fn server(epoch: u64, nonce: [u8; NONCE_BYTES], location: Location) -> Hello {
         Hello { version: VERSION, epoch, nonce, pid: 0, name: String::new(), location }
     }
 
-    /// Only servers have an epoch; the two sides use the same 16 bytes for different things.
+    /// Returns true if the hello has an epoch, as only those of servers have. The last 16 bytes
+    /// differ: a name from a client, a location from a server.
     fn is_from_server(&self) -> bool {
         self.epoch != 0
     }
 
-    /// The same hello of a server that has no room for this connection: it lives, but closes it.
+    /// Returns the same hello for a server that is alive but has no room for this connection.
     pub fn full(self) -> Hello {
         Hello { pid: FULL, ..self }
     }
 
-    /// Whether this server has no room for this connection.
+    /// Returns true if the server has no room for this connection.
     pub fn is_full(&self) -> bool {
         self.pid == FULL
     }
 
-    /// As it is sent.
+    /// Returns the bytes of the hello.
     pub fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(MAGIC);
@@ -94,15 +98,15 @@ impl Hello {
             let len = (0..=NAME_BYTES.min(self.name.len())).rev().find(fits).unwrap_or(0);
             bytes[40..40 + len].copy_from_slice(&self.name.as_bytes()[..len]);
         }
-        let sum = XxHash3_64::oneshot(&bytes[..56]);
-        bytes[56..].copy_from_slice(&sum.to_le_bytes());
+        let checksum = XxHash3_64::oneshot(&bytes[..56]);
+        bytes[56..].copy_from_slice(&checksum.to_le_bytes());
         bytes
     }
 
-    /// Reads a hello of any version.
+    /// Decodes a hello of any version.
     ///
     /// # Errors
-    /// [`WireError::BadChecksum`] when this is no hello at all.
+    /// [`WireError::BadChecksum`] if the bytes are no hello.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Hello, WireError> {
         if bytes[..8] != *MAGIC || XxHash3_64::oneshot(&bytes[..56]) != u64_at(bytes, 56) {
             return Err(WireError::BadChecksum);

@@ -1,16 +1,16 @@
-//! Frames out of a stream of bytes, however they are cut on the way.
+//! Frames from a stream of bytes, which may arrive in pieces of any size.
 //!
-//! Invariant: the buffer grows to the largest frame that has begun to arrive, never beyond
-//! [`super::FRAME_BYTES_MAX`] and a read's worth.
+//! Invariant: the buffer grows to the largest frame that has begun to arrive, and never beyond
+//! [`super::FRAME_BYTES_MAX`] and one read.
 
 use super::header::{HEADER_BYTES, Header};
 use super::{FRAME_BYTES_MAX, WireError};
 use std::io::{self, IoSliceMut, Read};
 
-/// Room for small requests, many at a time.
+/// The bytes of one read, which may contain many small requests.
 const ROOM_BYTES: usize = 8 << 10;
 
-/// Bytes that have arrived and are not used yet.
+/// A buffer of bytes that have arrived and are not used yet.
 #[derive(Debug, Default)]
 pub struct Inbox {
     bytes: Vec<u8>,
@@ -20,40 +20,40 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// That reads up to so many bytes at once.
+    /// Returns an empty buffer that reads up to `bytes` at once.
     pub fn with_room(bytes: usize) -> Inbox {
         Inbox { room: bytes, ..Inbox::default() }
     }
 
-    /// Whether the next frame is here as a whole.
+    /// Returns true if the next frame has arrived completely.
     ///
     /// # Errors
-    /// As of `frame`.
+    /// As [`Inbox::frame`].
     pub fn is_whole(&self) -> Result<bool, WireError> {
         Ok(self.pending()?.is_some_and(|len| self.end - self.start >= len))
     }
 
-    /// Whether nothing is here that has not been used.
+    /// Returns true if no unused bytes are left.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// How many bytes the next read makes room for, at least.
+    /// Returns the size of the frame that is arriving, or of a header.
     ///
     /// # Errors
-    /// As of `frame`.
+    /// As [`Inbox::frame`].
     pub fn wanted(&self) -> Result<usize, WireError> {
         Ok(self.pending()?.unwrap_or(HEADER_BYTES))
     }
 
-    /// Gives its memory back, if it is empty.
+    /// Frees the memory of the buffer, if it is empty.
     pub fn shrink(&mut self) {
         if self.is_empty() {
             *self = Inbox::with_room(self.room);
         }
     }
 
-    /// Hands bytes out as they are, for who reads frames piece by piece; how many, 0 if none are here.
+    /// Moves bytes into `into`, for a caller that reads frames piece by piece. Returns their number.
     pub fn take(&mut self, into: &mut [IoSliceMut<'_>]) -> usize {
         let from = self.start;
         for piece in into {
@@ -64,10 +64,10 @@ impl Inbox {
         self.start - from
     }
 
-    /// The next whole frame, if it is here.
+    /// Returns the next frame, or `None` if it has not arrived completely.
     ///
     /// # Errors
-    /// When what is here does not begin a frame.
+    /// If the bytes do not begin with a valid header.
     pub fn frame(&mut self) -> Result<Option<&[u8]>, WireError> {
         match self.pending()? {
             Some(len) if self.end - self.start >= len => {
@@ -79,10 +79,10 @@ impl Inbox {
         }
     }
 
-    /// Reads once; how many bytes came, 0 at the end of the stream.
+    /// Reads once. Returns the number of bytes, or 0 at the end of the stream.
     ///
     /// # Errors
-    /// Those of the stream; what begins no frame is invalid data.
+    /// The errors of the stream, and those of [`Inbox::frame`].
     pub fn fill(&mut self, stream: &mut impl Read) -> io::Result<usize> {
         let wanted = self.pending().map_err(io::Error::other)?.unwrap_or(HEADER_BYTES);
         debug_assert!(wanted <= FRAME_BYTES_MAX);
@@ -97,7 +97,7 @@ impl Inbox {
         Ok(came)
     }
 
-    /// Bytes of the frame that begins here, if its header is here.
+    /// Returns the size in bytes of the arriving frame, or `None` before its header has arrived.
     fn pending(&self) -> Result<Option<usize>, WireError> {
         match self.bytes[self.start..self.end].first_chunk() {
             Some(head) => Ok(Some(Header::decode(head)?.frame_bytes())),
@@ -111,9 +111,9 @@ mod tests {
     use super::super::request::{Lease, Request};
     use super::*;
     use crate::page::PAGE_BYTES;
-    use crate::wire::{Checksum, push_sums};
+    use crate::wire::{WireChecksum, push_checksums};
 
-    /// Hands out at most so many bytes a read.
+    /// A stream that limits the bytes of each read.
     struct Drip<'a>(&'a [u8], usize);
 
     impl Read for Drip<'_> {
@@ -128,7 +128,7 @@ mod tests {
         let mut stream = Vec::new();
         let on = Lease { region: 1, lease: 2 };
         for first in 0..3 {
-            let get = Request::Get { on, first, count: 1, with_sums: false };
+            let get = Request::Get { on, first, count: 1, with_checksums: false };
             get.encode_head(first as u32, &mut stream);
         }
         let (mut inbox, mut drip) = (Inbox::with_room(1 << 16), Drip(&stream, usize::MAX));
@@ -146,13 +146,19 @@ mod tests {
     #[test]
     fn frames_come_whole_however_they_are_cut() {
         let page = [5u8; 2 * PAGE_BYTES];
-        let mut sums = Vec::new();
-        push_sums(&mut sums, [Checksum::of(&page[..PAGE_BYTES]); 2]);
+        let mut checksums = Vec::new();
+        push_checksums(&mut checksums, [WireChecksum::of(&page[..PAGE_BYTES]); 2]);
         let on = Lease { region: 1, lease: 2 };
         let mut stream = Vec::new();
         for id in 0..20 {
-            let get = Request::Get { on, first: 3, count: 1, with_sums: false };
-            let put = Request::Put { on, first: 9, if_absent: false, sums: &sums, pages: &page };
+            let get = Request::Get { on, first: 3, count: 1, with_checksums: false };
+            let put = Request::Put {
+                on,
+                first: 9,
+                if_absent: false,
+                checksums: &checksums,
+                pages: &page,
+            };
             get.encode_head(2 * id, &mut stream);
             put.encode_head(2 * id + 1, &mut stream);
             stream.extend_from_slice(&page);

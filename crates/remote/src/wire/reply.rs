@@ -1,46 +1,46 @@
-//! What servers answer.
+//! The replies of servers.
 
-use super::header::{HEADER_BYTES, Header, Op, STATUS_BYTES, WITH_SUMS, check};
+use super::header::{HEADER_BYTES, Header, Op, STATUS_BYTES, WITH_CHECKSUMS, check};
 use super::request::Lease;
 use super::{WireError, u64_at};
 
-/// Why a server does not do what it was asked.
+/// The reason why a request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// No room.
+    /// The server has no room.
     #[error("the server is full ({pages_free} pages free)")]
     Full {
-        /// That it would still take.
+        /// The number of pages that it would still take.
         pages_free: u64,
     },
-    /// There is no such region: dropped, or lost in a restart.
+    /// The server does not have the region: it was dropped, or lost in a restart.
     #[error("the server has no such region")]
     NoRegion,
-    /// A newer lease has been given out.
+    /// A fence voided the lease.
     #[error("the lease on the region is void")]
     StaleLease,
-    /// This page was never put, or is discarded.
+    /// The page was never put, or was discarded.
     #[error("page {page} is not held")]
     NotHeld {
         /// The first such page.
         page: u64,
     },
-    /// A page's bytes do not have the sum that came with them.
+    /// The bytes of a page do not match the checksum that came with them.
     #[error("page {page} arrived damaged")]
-    BadSum {
+    DamagedPage {
         /// The first such page.
         page: u64,
     },
-    /// The request makes no sense: a run outside its region, say.
+    /// The request is invalid, such as a run outside its region.
     #[error("the server finds the request wrong")]
     BadRequest,
-    /// The region is not yours, or the request not for you.
+    /// The proof is wrong, or the connection is not attached to the region.
     #[error("the server denies it: not your region, or not from this place")]
     Denied,
     /// A limit on regions is reached.
     #[error("the server has as many regions as it may")]
     TooMany,
-    /// The server is about to leave and takes nothing new.
+    /// The server is draining and creates no regions.
     #[error("the server is draining")]
     Draining,
 }
@@ -52,7 +52,7 @@ impl Failure {
             Failure::NoRegion => (2, 0),
             Failure::StaleLease => (3, 0),
             Failure::NotHeld { page } => (4, page),
-            Failure::BadSum { page } => (5, page),
+            Failure::DamagedPage { page } => (5, page),
             Failure::BadRequest => (6, 0),
             Failure::Denied => (7, 0),
             Failure::TooMany => (8, 0),
@@ -66,7 +66,7 @@ impl Failure {
             2 => Failure::NoRegion,
             3 => Failure::StaleLease,
             4 => Failure::NotHeld { page: value },
-            5 => Failure::BadSum { page: value },
+            5 => Failure::DamagedPage { page: value },
             6 => Failure::BadRequest,
             7 => Failure::Denied,
             8 => Failure::TooMany,
@@ -76,20 +76,20 @@ impl Failure {
     }
 }
 
-/// What clients need for placing pages.
+/// The status of a server, which placement needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Room in all.
+    /// The number of pages that this client may put.
     pub pages_total: u64,
-    /// Room that is left.
+    /// The number of pages that it can still put.
     pub pages_free: u64,
-    /// Of all clients.
+    /// The number of regions of all clients.
     pub regions: u64,
-    /// Open now.
+    /// The number of open connections.
     pub connections: u64,
-    /// Since its start.
+    /// The time since the server's start, in nanoseconds.
     pub uptime_ns: u64,
-    /// It takes nothing new.
+    /// True if the server is draining.
     pub draining: bool,
 }
 
@@ -125,42 +125,43 @@ impl Status {
     }
 }
 
-/// A reply. What it borrows lies in the frame.
+/// A reply, which borrows from its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply<'a> {
-    /// Done as asked.
+    /// The request is done.
     Done,
-    /// The region is made; this connection may use it.
+    /// The region is created, and attached to this connection.
     Created(Lease),
-    /// The region can be used on this connection.
+    /// The region is attached to this connection.
     Attached(Lease),
-    /// The pages that were read follow, with their sums or without.
+    /// The pages that were read follow, with their checksums or without.
     Pages {
-        /// How many, 1 to 64.
+        /// The number of pages, 1 to 64.
         count: u16,
-        /// As on the wire; see [`super::sums`]. Empty unless they were asked for.
-        sums: &'a [u8],
+        /// The checksums in their wire form: see [`super::checksums`]. Empty unless the request asks for
+        /// them.
+        checksums: &'a [u8],
     },
-    /// A bit for each page that was asked about, from the lowest bit of the first byte on.
+    /// A bit for each page of the request, from the lowest bit of the first byte on.
     Bitmap {
-        /// How many pages it covers.
+        /// The number of pages that it covers.
         count: u16,
-        /// The bits; those after the last page are zero.
+        /// The bits. Those after the last page are zero.
         bits: &'a [u8],
     },
-    /// How much room there is.
+    /// The server's status.
     Status(Status),
-    /// A JSON document.
+    /// The report, a JSON document.
     Report(&'a [u8]),
-    /// It cannot be done.
+    /// The request has failed.
     Failed(Failure),
 }
 
 impl<'a> Reply<'a> {
-    /// Reads header and meta of a frame. The pages, if any, follow.
+    /// Decodes header and meta of a frame. The pages, if any, follow.
     ///
     /// # Errors
-    /// When they are none.
+    /// If they are no valid reply.
     pub fn decode_head(
         head: &[u8; HEADER_BYTES],
         meta: &'a [u8],
@@ -175,7 +176,7 @@ impl<'a> Reply<'a> {
             Op::Done => Reply::Done,
             Op::Created => Reply::Created(lease),
             Op::Attached => Reply::Attached(lease),
-            Op::Pages => Reply::Pages { count: header.count, sums: meta },
+            Op::Pages => Reply::Pages { count: header.count, checksums: meta },
             Op::Bitmap => Reply::Bitmap { count: header.count, bits: meta },
             Op::StatusIs => Reply::Status(Status::decode(meta)?),
             Op::ReportIs => Reply::Report(meta),
@@ -198,8 +199,8 @@ impl<'a> Reply<'a> {
             Reply::Done => Header::new(Op::Done, id),
             Reply::Created(lease) => leased(Op::Created, lease),
             Reply::Attached(lease) => leased(Op::Attached, lease),
-            Reply::Pages { count, sums } => {
-                let flags = if sums.is_empty() { 0 } else { WITH_SUMS };
+            Reply::Pages { count, checksums } => {
+                let flags = if checksums.is_empty() { 0 } else { WITH_CHECKSUMS };
                 Header { flags, count: *count, ..Header::new(Op::Pages, id) }
             }
             Reply::Bitmap { count, .. } => Header { count: *count, ..Header::new(Op::Bitmap, id) },
@@ -214,11 +215,11 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Appends header and meta; the pages follow separately.
+    /// Appends header and meta. The caller sends the pages.
     pub fn encode_head(&self, id: u32, out: &mut Vec<u8>) {
         let status;
         let meta: &[u8] = match self {
-            Reply::Pages { sums, .. } => sums,
+            Reply::Pages { checksums, .. } => checksums,
             Reply::Bitmap { bits, .. } => bits,
             Reply::Report(json) => json,
             Reply::Status(what) => {

@@ -1,103 +1,103 @@
-//! What clients ask.
+//! The requests of clients.
 
 use super::header::{
-    AT_END, FENCE, HEADER_BYTES, Header, IF_ABSENT, OVERCOMMIT, Op, WITH_SUMS, check,
+    AT_END, FENCE, HEADER_BYTES, Header, IF_ABSENT, OVERCOMMIT, Op, WITH_CHECKSUMS, check,
 };
 use super::{TOKEN_BYTES, WireError, u64_at};
 
-/// A region's secret, or the proof that one knows it.
+/// A region's secret, or the proof that the client knows it.
 pub type Token = [u8; TOKEN_BYTES];
 
-/// A region on a server, as one connection may use it.
+/// A lease: the right to use a region on a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {
-    /// The server's number of it.
+    /// The server's number of the region.
     pub region: u32,
-    /// The epoch of its use.
+    /// The number of the lease. A fence voids all earlier ones.
     pub lease: u32,
 }
 
-/// A request. What it borrows lies in the frame.
+/// A request, which borrows from its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// Make a region.
+    /// Create a region.
     Create {
-        /// How many pages it has.
+        /// The size of the region in pages.
         pages: u64,
-        /// Also when there is not room for all of them.
+        /// True to allow more pages than there is room for.
         overcommit: bool,
-        /// What will prove that it is ours.
+        /// The secret of the region.
         token: &'a Token,
     },
     /// Use a region on this connection.
     Attach {
-        /// The server's number of it.
+        /// The server's number of the region.
         region: u32,
-        /// Void all earlier leases.
+        /// True to void all earlier leases.
         fence: bool,
         /// HMAC-SHA256 under the token; see [`crate::secret::proof`].
         proof: &'a Token,
     },
-    /// Forget a region.
+    /// Drop a region and its pages.
     Drop {
-        /// Which.
+        /// The lease on the region.
         on: Lease,
-        /// Not now, but soon after no connection uses it any more.
+        /// True to drop it soon after the last connection to it has ended.
         at_end: bool,
     },
     /// Read pages.
     Get {
-        /// Of this region.
+        /// The lease on the region.
         on: Lease,
-        /// From this one on.
+        /// The first page.
         first: u64,
-        /// 1 to 64.
+        /// The number of pages, 1 to 64.
         count: u16,
-        /// The sums too.
-        with_sums: bool,
+        /// True for a reply with checksums.
+        with_checksums: bool,
     },
     /// Write pages.
     Put {
-        /// Of this region.
+        /// The lease on the region.
         on: Lease,
-        /// From this one on.
+        /// The first page.
         first: u64,
-        /// Those that are held already stay as they are.
+        /// True to keep pages that are held already: see [`IF_ABSENT`].
         if_absent: bool,
-        /// As on the wire; see [`super::sums`].
-        sums: &'a [u8],
-        /// As many pages.
+        /// The checksums in their wire form: see [`super::checksums`].
+        checksums: &'a [u8],
+        /// The bytes of the pages.
         pages: &'a [u8],
     },
-    /// Forget pages.
+    /// Discard pages.
     Discard {
-        /// Of this region.
+        /// The lease on the region.
         on: Lease,
-        /// From this one on.
+        /// The first page.
         first: u64,
-        /// Any number; the end of the region ends it.
+        /// The number of pages, which may extend beyond the region.
         count: u64,
     },
-    /// Which of these pages are held?
+    /// Ask for a bitmap of the pages that are held.
     Held {
-        /// Of this region.
+        /// The lease on the region.
         on: Lease,
-        /// From this one on.
+        /// The first page.
         first: u64,
-        /// 1 to 4096.
+        /// The number of pages, 1 to 4096.
         count: u16,
     },
-    /// How much room is there?
+    /// Ask for the status that placement needs.
     Status,
-    /// Everything that people want to know.
+    /// Ask for the report for users.
     Report,
 }
 
 impl<'a> Request<'a> {
-    /// Reads a whole frame of `header.frame_bytes()` bytes.
+    /// Decodes a whole frame of `header.frame_bytes()` bytes.
     ///
     /// # Errors
-    /// When it is none.
+    /// If it is no valid request.
     pub fn decode(frame: &'a [u8]) -> Result<(Header, Request<'a>), WireError> {
         let (head, rest) = frame.split_first_chunk().ok_or(WireError::BadLength)?;
         let header = Header::decode(head)?;
@@ -129,10 +129,15 @@ impl<'a> Request<'a> {
                 proof: token()?,
             },
             Op::Drop => Request::Drop { on, at_end: header.flags & AT_END != 0 },
-            Op::Get => Request::Get { on, first, count, with_sums: header.flags & WITH_SUMS != 0 },
+            Op::Get => Request::Get {
+                on,
+                first,
+                count,
+                with_checksums: header.flags & WITH_CHECKSUMS != 0,
+            },
             Op::Put => {
                 let if_absent = header.flags & IF_ABSENT != 0;
-                Request::Put { on, first, if_absent, sums: meta, pages }
+                Request::Put { on, first, if_absent, checksums: meta, pages }
             }
             Op::Discard => Request::Discard { on, first, count: u64_at(meta, 0) },
             Op::Held => Request::Held { on, first, count },
@@ -160,12 +165,16 @@ impl<'a> Request<'a> {
                 with(Op::Attach, Lease { region, lease: 0 }, fence, 0, 0)
             }
             Request::Drop { on, at_end } => with(Op::Drop, on, at_end, 0, 0),
-            Request::Get { on, first, count, with_sums } => {
-                with(Op::Get, on, with_sums, first, count)
+            Request::Get { on, first, count, with_checksums } => {
+                with(Op::Get, on, with_checksums, first, count)
             }
-            Request::Put { on, first, if_absent, sums, .. } => {
-                with(Op::Put, on, if_absent, first, (sums.len() / super::SUM_BYTES) as u16)
-            }
+            Request::Put { on, first, if_absent, checksums, .. } => with(
+                Op::Put,
+                on,
+                if_absent,
+                first,
+                (checksums.len() / super::CHECKSUM_BYTES) as u16,
+            ),
             Request::Discard { on, first, .. } => with(Op::Discard, on, false, first, 0),
             Request::Held { on, first, count } => with(Op::Held, on, false, first, count),
             Request::Status => Header::new(Op::Status, id),
@@ -173,13 +182,13 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Appends header and meta; the pages of a put follow separately, from where they lie.
+    /// Appends header and meta. The caller sends the pages of a put, which need no copy so.
     pub fn encode_head(&self, id: u32, out: &mut Vec<u8>) {
         let count_bytes;
         let meta: &[u8] = match self {
             Request::Create { token, .. } => *token,
             Request::Attach { proof, .. } => *proof,
-            Request::Put { sums, .. } => sums,
+            Request::Put { checksums, .. } => checksums,
             Request::Discard { count, .. } => {
                 count_bytes = count.to_le_bytes();
                 &count_bytes

@@ -4,8 +4,8 @@ use super::*;
 
 /// Another writer of the same region, which the pager knows nothing of, spoils a page.
 pub fn spoil(store: &dyn PageStore, page: u64) {
-    let sums = [PageSum::of(&[1; PAGE_BYTES])];
-    let run = PutRun { first: page, pages: &[1; PAGE_BYTES], sums: &sums };
+    let sums = [PageMac::of(&[1; PAGE_BYTES])];
+    let run = PutRun { first: page, pages: &[1; PAGE_BYTES], macs: &sums };
     store.writer().unwrap().put(RegionId(1), &[run]).unwrap();
 }
 

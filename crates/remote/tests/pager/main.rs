@@ -14,7 +14,7 @@ use lost_pages::*;
 use pagetax_core::access::Rng;
 use pagetax_core::units::Bytes;
 use pagetax_remote::client::cluster::{self, Cluster};
-use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum};
+use pagetax_remote::page::{PAGE_BYTES, PageMac, PageRun};
 use pagetax_remote::pager::{
     self, EvictionMethod, Features, PagerError, PagerOptions, RemoteRegion, Serving,
 };
@@ -227,12 +227,13 @@ fn threads_share_a_region() {
 fn threads_share_a_region_on_servers() {
     let limits = Limits { memory: Bytes(64 * MIB), ..Limits::default() };
     let start = || {
-        let options = listen::Options { limits: limits.clone(), ..listen::Options::default() };
+        let options =
+            listen::ServerOptions { limits: limits.clone(), ..listen::ServerOptions::default() };
         Server::start((Ipv4Addr::LOCALHOST, 0).into(), options).unwrap()
     };
     let servers = [start(), start(), start()];
     let labels = servers.iter().map(|server| server.address().to_string()).collect();
-    let options = cluster::Options { copies: 2, ..cluster::Options::new(labels) };
+    let options = cluster::ClusterOptions { copies: 2, ..cluster::ClusterOptions::new(labels) };
     share_a_region(Arc::new(Cluster::connect(options).unwrap()));
 }
 

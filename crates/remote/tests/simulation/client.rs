@@ -5,7 +5,7 @@ use crate::world::{MS, NoWire, Wire, World};
 use pagetax_core::access::{Rng, derive_seed};
 use pagetax_remote::client::repair::Repair;
 use pagetax_remote::client::replicator::{
-    Acked, CHUNK_PAGES, ChunkAt, NoPlace, Replicator, Settled, Standing,
+    Acked, Availability, CHUNK_PAGES, ChunkAt, PlacementError, Replicator, Settled,
 };
 use pagetax_remote::client::set::{ServerId, ServerSet};
 use pagetax_remote::page::{PAGE_BYTES, PageRun};
@@ -14,7 +14,7 @@ use pagetax_remote::store::RegionId;
 use pagetax_remote::wire::header::HEADER_BYTES;
 use pagetax_remote::wire::reply::{Failure, Reply};
 use pagetax_remote::wire::request::{Lease, Request};
-use pagetax_remote::wire::{self, Checksum, push_sums};
+use pagetax_remote::wire::{self, WireChecksum, push_checksums};
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -65,7 +65,7 @@ pub enum Flaw {
 
 /// What a server is asked to do with pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Deed {
+pub enum RequestKind {
     Read,
     Write,
 }
@@ -95,11 +95,11 @@ pub struct Client {
     down_since: RefCell<HashMap<ServerId, u64>>,
     /// Names of servers that have another.
     aliases: RefCell<ServerSet>,
-    strikes: RefCell<HashMap<(ServerId, Deed), u32>>,
+    strikes: RefCell<HashMap<(ServerId, RequestKind), u32>>,
     /// Until when servers are left alone, and how often they were.
     shunned: RefCell<HashMap<ServerId, (u64, u32)>>,
     /// Damaged copies that were read, with the right bytes.
-    bad_copies: RefCell<Vec<(ServerId, u64, Vec<u8>)>>,
+    bad_replicas: RefCell<Vec<(ServerId, u64, Vec<u8>)>>,
     /// Puts that were refused for lack of room.
     pub full: Cell<u64>,
     pub longest_put: Cell<u64>,
@@ -139,10 +139,10 @@ pub fn at(page: u64) -> ChunkAt {
 }
 
 fn put_frame(on: Lease, first: u64, if_absent: bool, pages: &[u8]) -> Vec<u8> {
-    let mut sums = Vec::new();
-    push_sums(&mut sums, pages.chunks_exact(PAGE_BYTES).map(Checksum::of));
+    let mut checksums = Vec::new();
+    push_checksums(&mut checksums, pages.chunks_exact(PAGE_BYTES).map(WireChecksum::of));
     let mut frame = Vec::new();
-    Request::Put { on, first, if_absent, sums: &sums, pages }.encode_head(1, &mut frame);
+    Request::Put { on, first, if_absent, checksums: &checksums, pages }.encode_head(1, &mut frame);
     frame.extend_from_slice(pages);
     frame
 }
@@ -178,7 +178,7 @@ impl Client {
             aliases: RefCell::default(),
             strikes: RefCell::default(),
             shunned: RefCell::default(),
-            bad_copies: RefCell::default(),
+            bad_replicas: RefCell::default(),
             full: Cell::new(0),
             longest_put: Cell::new(0),
             is_resting: Cell::new(false),
@@ -193,26 +193,26 @@ impl Client {
     }
 
     fn gone(&self, server: ServerId) {
-        let damaged = self.replicator.borrow_mut().server_gone(server);
+        let damaged = self.replicator.borrow_mut().mark_gone(server);
         if self.flaw != Flaw::KeepsLossesQuiet {
             self.told.borrow_mut().extend(damaged);
         }
     }
 
     fn silent(&self, server: ServerId) {
-        let damaged = self.replicator.borrow_mut().server_silent(server);
+        let damaged = self.replicator.borrow_mut().mark_unreachable(server);
         self.told.borrow_mut().extend(damaged);
     }
 
-    fn did(&self, server: ServerId, deed: Deed) {
-        self.strikes.borrow_mut().remove(&(server, deed));
+    fn reset_strikes(&self, server: ServerId, kind: RequestKind) {
+        self.strikes.borrow_mut().remove(&(server, kind));
     }
 
     /// A server fails though it is well.
-    fn strike(&self, server: ServerId, deed: Option<Deed>) {
-        let Some(deed) = deed.filter(|_| self.flaw != Flaw::TrustsHello) else { return };
+    fn strike(&self, server: ServerId, kind: Option<RequestKind>) {
+        let Some(kind) = kind.filter(|_| self.flaw != Flaw::TrustsHello) else { return };
         let mut strikes = self.strikes.borrow_mut();
-        let count = strikes.entry((server, deed)).or_default();
+        let count = strikes.entry((server, kind)).or_default();
         *count += 1;
         let (_, times) = self.shunned.borrow().get(&server).copied().unwrap_or_default();
         let are_spare = self.replicator.borrow().up().len() > self.copies;
@@ -220,7 +220,7 @@ impl Client {
             *count = 0;
             let until = self.world.now() + (SHUN_FOR << times.min(6));
             self.shunned.borrow_mut().insert(server, (until, times + 1));
-            self.replicator.borrow_mut().server_shunned(server);
+            self.replicator.borrow_mut().mark_shunned(server);
         }
     }
 
@@ -241,7 +241,7 @@ impl Client {
     }
 
     /// Finds out whether a server still lives.
-    async fn failed(&self, server: ServerId, deed: Option<Deed>) -> bool {
+    async fn record_failure(&self, server: ServerId, kind: Option<RequestKind>) -> bool {
         if !self.is_up(server) {
             return false;
         }
@@ -250,7 +250,7 @@ impl Client {
         match wire {
             Ok(wire) if wire.epoch == epoch => {
                 self.world.give_up(wire);
-                self.strike(server, deed);
+                self.strike(server, kind);
             }
             Ok(wire) => {
                 self.world.give_up(wire);
@@ -259,7 +259,7 @@ impl Client {
                 }
             }
             Err(NoWire::TurnedAway) if self.flaw != Flaw::ClosesLinks => {}
-            Err(_) => self.replicator.borrow_mut().server_down(server),
+            Err(_) => self.replicator.borrow_mut().mark_down(server),
         }
         wire.is_ok()
     }
@@ -317,13 +317,13 @@ impl Client {
         }
     }
 
-    /// What trouble with a server means for the links and for its standing.
-    async fn note(
+    /// What trouble with a server means for the links and for its availability.
+    async fn record_error(
         &self,
         links: &mut Links,
         server: ServerId,
         trouble: Trouble,
-        deed: Option<Deed>,
+        kind: Option<RequestKind>,
     ) {
         match trouble {
             Trouble::Failed(Failure::StaleLease) => {
@@ -339,7 +339,7 @@ impl Client {
                 // On a link that is only slow, whatever was sent is done in order.
                 let wire = links.wires.get(&server);
                 let is_open = wire.is_some_and(|(wire, _)| self.world.is_open(*wire));
-                let is_useless = self.failed(server, deed).await;
+                let is_useless = self.record_failure(server, kind).await;
                 if !is_open || is_useless || self.flaw == Flaw::ClosesLinks {
                     self.close(links, server);
                 }
@@ -372,7 +372,7 @@ impl Client {
                 let targets = self.replicator.borrow_mut().targets(at(page), &mut acked);
                 match targets {
                     Ok(targets) => wanted = targets,
-                    Err(NoPlace::Full) => {
+                    Err(PlacementError::Full) => {
                         self.full.set(self.full.get() + 1);
                         return false;
                     }
@@ -405,16 +405,18 @@ impl Client {
                 match sent {
                     Ok(_) => {
                         acked.insert(server);
-                        self.did(server, Deed::Write);
+                        self.reset_strikes(server, RequestKind::Write);
                     }
                     Err(Trouble::Failed(Failure::Full { .. })) => {
-                        if !self.replicator.borrow_mut().refuse(at(page), server) {
+                        if !self.replicator.borrow_mut().replace_full_server(at(page), server) {
                             self.full.set(self.full.get() + 1);
                             return false;
                         }
                         is_refused = true;
                     }
-                    Err(trouble) => self.note(links, server, trouble, Some(Deed::Write)).await,
+                    Err(trouble) => {
+                        self.record_error(links, server, trouble, Some(RequestKind::Write)).await
+                    }
                 }
                 self.held_up().await;
             }
@@ -453,19 +455,20 @@ impl Client {
             let plan = self.replicator.borrow().read_plan(at(page));
             let mut unsure = !plan.waiting_for.is_empty();
             for server in plan.order() {
-                let ask = |on| frame(Request::Get { on, first: page, count: 1, with_sums: false });
+                let ask =
+                    |on| frame(Request::Get { on, first: page, count: 1, with_checksums: false });
                 match self.call_on(links, *server, ask).await {
                     Ok(reply) if parse(&reply).1 == right => {
-                        self.did(*server, Deed::Read);
+                        self.reset_strikes(*server, RequestKind::Read);
                         return true;
                     }
                     Ok(_) if self.replicator.borrow().complete(at(page)).has(*server) => {
-                        self.bad_copies.borrow_mut().push((*server, page, right.clone()));
+                        self.bad_replicas.borrow_mut().push((*server, page, right.clone()));
                     }
                     Ok(_) | Err(Trouble::Failed(Failure::NotHeld { .. })) => {}
                     Err(trouble) => {
                         unsure = true;
-                        self.note(links, *server, trouble, Some(Deed::Read)).await;
+                        self.record_error(links, *server, trouble, Some(RequestKind::Read)).await;
                     }
                 }
             }
@@ -482,27 +485,29 @@ impl Client {
     /// The control thread, one round: look at the servers, then move copies.
     pub async fn control(&self, links: &mut Links) {
         for server in 0..self.world.name_count() as ServerId {
-            let standing = self.replicator.borrow().server(server).standing;
-            let looked = match standing {
-                Standing::Up | Standing::Draining => self.status(links, server).await,
-                Standing::Down | Standing::Gone => self.try_again(links, server).await,
+            let availability = self.replicator.borrow().server(server).availability;
+            let looked = match availability {
+                Availability::Up | Availability::Draining => self.status(links, server).await,
+                Availability::Down | Availability::Gone => {
+                    self.try_to_reconnect(links, server).await
+                }
             };
             if let Err(trouble) = looked {
-                self.note(links, server, trouble, None).await;
+                self.record_error(links, server, trouble, None).await;
             }
         }
-        self.heal(links).await;
+        self.repair_bad_replicas(links).await;
         let mut from = ChunkAt { region: REGION, chunk: 0 };
         loop {
-            let ailing = self.replicator.borrow().next_ailing(from);
-            let Some(at) = ailing else { return };
+            let repairable = self.replicator.borrow().next_repairable(from);
+            let Some(at) = repairable else { return };
             from = ChunkAt { chunk: at.chunk + 1, ..at };
-            let work = self.replicator.borrow_mut().repair_of(at);
+            let work = self.replicator.borrow_mut().plan_repair(at);
             let Some(work) = work else { continue };
             match self.repair(links, work).await {
                 Ok(()) => from = at,
-                Err((server, deed, trouble)) => {
-                    self.note(links, server, trouble, Some(deed)).await;
+                Err((server, kind, trouble)) => {
+                    self.record_error(links, server, trouble, Some(kind)).await;
                 }
             }
         }
@@ -512,7 +517,7 @@ impl Client {
         let (wire, _) = self.attach(links, server, false).await?;
         let reply = self.world.call(wire, frame(Request::Status)).await.ok_or(Trouble::Broken)?;
         let Reply::Status(status) = parse(&reply).0 else { return Err(Trouble::Broken) };
-        self.replicator.borrow_mut().server_says(
+        self.replicator.borrow_mut().record_status(
             server,
             status.pages_total,
             status.pages_free,
@@ -529,7 +534,7 @@ impl Client {
         self.world.call(wire, frame(Request::Status)).await.filter(|_| is_same).map(|_| wire)
     }
 
-    async fn try_again(&self, links: &mut Links, server: ServerId) -> Result<(), Trouble> {
+    async fn try_to_reconnect(&self, links: &mut Links, server: ServerId) -> Result<(), Trouble> {
         if self.flaw == Flaw::ClosesLinks {
             self.close(links, server);
         }
@@ -552,7 +557,7 @@ impl Client {
                 }
                 let early = matches!(self.flaw, Flaw::GivesUpEarly | Flaw::ClosesLinks);
                 let unreachable = if early { UNREACHABLE / 3 } else { UNREACHABLE };
-                if self.replicator.borrow().server(server).standing == Standing::Down {
+                if self.replicator.borrow().server(server).availability == Availability::Down {
                     match now - since {
                         absent if absent >= unreachable && early => self.gone(server),
                         absent if absent >= unreachable => self.silent(server),
@@ -580,47 +585,51 @@ impl Client {
         links.wires.insert(server, (wire, None));
         let known = self.epochs.borrow()[server as usize];
         let is_same = known == wire.epoch;
-        if !is_same || !self.void_and_clean(links, server).await? {
-            self.start_afresh(links, server, wire).await?;
+        if !is_same || !self.fence_and_discard(links, server).await? {
+            self.recreate_regions(links, server, wire).await?;
         }
-        self.replicator.borrow_mut().take_back(server);
+        self.replicator.borrow_mut().readmit_server(server);
         self.status(links, server).await
     }
 
     /// Repairs copies that were found damaged.
-    async fn heal(&self, links: &mut Links) {
-        let bad = std::mem::take(&mut *self.bad_copies.borrow_mut());
+    async fn repair_bad_replicas(&self, links: &mut Links) {
+        let bad = std::mem::take(&mut *self.bad_replicas.borrow_mut());
         for (server, page, right) in bad {
             if self.flaw != Flaw::LeavesDamage {
                 let put = |on| put_frame(on, page, true, &right);
                 if let Err(trouble) = self.call_on(links, server, put).await {
-                    self.note(links, server, trouble, Some(Deed::Write)).await;
+                    self.record_error(links, server, trouble, Some(RequestKind::Write)).await;
                 }
             }
         }
     }
 
-    async fn void_and_clean(&self, links: &mut Links, server: ServerId) -> Result<bool, Trouble> {
+    async fn fence_and_discard(
+        &self,
+        links: &mut Links,
+        server: ServerId,
+    ) -> Result<bool, Trouble> {
         match self.attach(links, server, true).await {
             Ok(_) => {}
             Err(Trouble::Failed(Failure::NoRegion | Failure::Denied)) => return Ok(false),
             Err(trouble) => return Err(trouble),
         }
-        let strangers = self.replicator.borrow_mut().strangers(server);
+        let stale_runs = self.replicator.borrow_mut().stale_runs(server);
         if self.flaw != Flaw::NoCleaning {
-            for (_, first, count) in strangers {
+            for (_, first, count) in stale_runs {
                 let discard = |on| frame(Request::Discard { on, first, count });
                 self.call_on(links, server, discard).await?;
             }
         }
         self.held_up().await;
         if self.flaw == Flaw::ForgetsLeaving {
-            self.replicator.borrow_mut().strangers(server);
+            self.replicator.borrow_mut().stale_runs(server);
         }
         Ok(true)
     }
 
-    async fn start_afresh(
+    async fn recreate_regions(
         &self,
         links: &mut Links,
         server: ServerId,
@@ -642,32 +651,32 @@ impl Client {
         &self,
         links: &mut Links,
         work: Repair,
-    ) -> Result<(), (ServerId, Deed, Trouble)> {
+    ) -> Result<(), (ServerId, RequestKind, Trouble)> {
         match work {
             Repair::Clean { at, server } => {
                 let (first, count) = (at.chunk * CHUNK_PAGES, CHUNK_PAGES);
                 let discard = |on| frame(Request::Discard { on, first, count });
                 let fence = self.flaw != Flaw::CleansWithoutFence;
                 let fenced = self.attach(links, server, fence).await;
-                fenced.map_err(|trouble| (server, Deed::Write, trouble))?;
+                fenced.map_err(|trouble| (server, RequestKind::Write, trouble))?;
                 let done = self.call_on(links, server, discard).await;
-                done.map_err(|trouble| (server, Deed::Write, trouble))?;
-                self.replicator.borrow_mut().cleaned(at, server);
+                done.map_err(|trouble| (server, RequestKind::Write, trouble))?;
+                self.replicator.borrow_mut().finish_clean(at, server);
             }
             Repair::Copy { at, from, to, version } => {
                 let first = at.chunk * CHUNK_PAGES;
                 let held = |on| frame(Request::Held { on, first, count: CHUNK_PAGES as u16 });
                 let reply = self.call_on(links, from, held).await;
-                let reply = reply.map_err(|trouble| (from, Deed::Read, trouble))?;
+                let reply = reply.map_err(|trouble| (from, RequestKind::Read, trouble))?;
                 let Reply::Bitmap { bits, count } = parse(&reply).0 else { panic!("no bitmap") };
                 if count != CHUNK_PAGES as u16 && self.flaw != Flaw::BelievesBitmaps {
-                    return Err((from, Deed::Read, Trouble::Broken));
+                    return Err((from, RequestKind::Read, Trouble::Broken));
                 }
                 let held = |page: &u64| bits[*page as usize / 8] >> (page % 8) & 1 == 1;
                 for page in (0..CHUNK_PAGES).filter(held).map(|page| first + page) {
                     self.copy(links, page, from, to).await?;
                 }
-                self.replicator.borrow_mut().copied(at, from, to, version);
+                self.replicator.borrow_mut().finish_copy(at, from, to, version);
             }
         }
         Ok(())
@@ -679,12 +688,12 @@ impl Client {
         links: &mut Links,
         page: u64,
         from: ServerId,
-    ) -> Result<Option<Vec<u8>>, (ServerId, Deed, Trouble)> {
-        let get = |on| frame(Request::Get { on, first: page, count: 1, with_sums: true });
+    ) -> Result<Option<Vec<u8>>, (ServerId, RequestKind, Trouble)> {
+        let get = |on| frame(Request::Get { on, first: page, count: 1, with_checksums: true });
         let reply = self.call_on(links, from, get).await;
-        let reply = reply.map_err(|trouble| (from, Deed::Read, trouble))?;
-        let (Reply::Pages { sums, .. }, bytes) = parse(&reply) else { panic!("no pages") };
-        let is_good = wire::sums(sums).eq([Checksum::of(bytes)]);
+        let reply = reply.map_err(|trouble| (from, RequestKind::Read, trouble))?;
+        let (Reply::Pages { checksums, .. }, bytes) = parse(&reply) else { panic!("no pages") };
+        let is_good = wire::checksums(checksums).eq([WireChecksum::of(bytes)]);
         Ok(is_good.then(|| bytes.to_vec()))
     }
 
@@ -694,12 +703,16 @@ impl Client {
         page: u64,
         from: ServerId,
         to: ServerSet,
-    ) -> Result<(), (ServerId, Deed, Trouble)> {
+    ) -> Result<(), (ServerId, RequestKind, Trouble)> {
         let mut to = to;
         let mut fetched = self.fetch(links, page, from).await?;
         if fetched.is_none() {
             if self.flaw == Flaw::LeavesDamage {
-                return Err((from, Deed::Read, Trouble::Failed(Failure::BadSum { page })));
+                return Err((
+                    from,
+                    RequestKind::Read,
+                    Trouble::Failed(Failure::DamagedPage { page }),
+                ));
             }
             let others = self.replicator.borrow().layer_of(at(page), from);
             let others = others.minus(ServerSet::one(from));
@@ -708,7 +721,11 @@ impl Client {
                 fetched = fetched.or(self.fetch(links, page, server).await.unwrap_or_default());
             }
             if fetched.is_none() && !others.minus(up).is_empty() {
-                return Err((from, Deed::Read, Trouble::Failed(Failure::BadSum { page })));
+                return Err((
+                    from,
+                    RequestKind::Read,
+                    Trouble::Failed(Failure::DamagedPage { page }),
+                ));
             }
             to.insert(from);
         }
@@ -717,12 +734,12 @@ impl Client {
         for server in to.iter() {
             let given = self.call_on(links, server, |on| put_frame(on, page, if_absent, &bytes));
             match given.await {
-                Ok(_) => self.did(server, Deed::Write),
+                Ok(_) => self.reset_strikes(server, RequestKind::Write),
                 Err(trouble @ Trouble::Failed(Failure::Full { .. })) => {
-                    self.replicator.borrow_mut().cannot_join(at(page), server);
-                    return Err((server, Deed::Write, trouble));
+                    self.replicator.borrow_mut().record_full_member(at(page), server);
+                    return Err((server, RequestKind::Write, trouble));
                 }
-                Err(trouble) => return Err((server, Deed::Write, trouble)),
+                Err(trouble) => return Err((server, RequestKind::Write, trouble)),
             }
         }
         Ok(())
@@ -745,10 +762,11 @@ impl Client {
         if region.get(&pool.slab, lease.lease, run, true, 1, &mut reply).is_err() {
             return;
         }
-        let (Reply::Pages { sums, .. }, bytes) = parse(&reply) else { panic!("no pages") };
+        let (Reply::Pages { checksums, .. }, bytes) = parse(&reply) else { panic!("no pages") };
         let mut bytes = bytes.to_vec();
         bytes[1000] ^= 1;
-        let put = region.put(&pool.slab, lease.lease, page, false, &bytes, wire::sums(sums));
+        let put =
+            region.put(&pool.slab, lease.lease, page, false, &bytes, wire::checksums(checksums));
         put.expect("it is held");
     }
 

@@ -88,7 +88,8 @@ fn play(seed: u64, story: Story, flaw: Flaw) -> Result<(u64, u64), String> {
     let client = Client::new(world.clone(), story.copies, flaw);
     if story.plot == Plot::Rack && flaw != Flaw::IgnoresDomains {
         let mut replicator = client.replicator.borrow_mut();
-        (0..story.servers as u8).for_each(|server| replicator.server_is_in(server, rack(server)));
+        (0..story.servers as u8)
+            .for_each(|server| replicator.set_failure_domain(server, rack(server)));
     }
     let over = Cell::new(false);
     let verdict = Cell::new(Ok((0, 0)));
@@ -246,7 +247,7 @@ async fn bring(client: &Client, world: &World, story: Story, rng: &mut Rng) -> V
             mend(world, blips as usize);
             world.set_reachable(whole as usize, false);
             world.sleep(rng.below(3000 * MS)).await;
-            let holders = client.replicator.borrow().holders(chunk);
+            let holders = client.replicator.borrow().reachable_members(chunk);
             let mut others = holders.iter().filter(|server| *server != whole && *server != blips);
             let Some(third) = others.next() else { return vec![whole as usize] };
             world.crash(third as usize);
@@ -322,8 +323,8 @@ async fn whole_again(client: &Client, world: &World, story: Story) -> Result<(),
     for _ in 0..400 {
         world.sleep(100 * MS).await;
         promises(client, story)?;
-        let is_whole = client.replicator.borrow().copies_missing() == 0;
-        let is_at_rest = client.replicator.borrow().next_ailing(at(0)).is_none();
+        let is_whole = client.replicator.borrow().replicas_missing() == 0;
+        let is_at_rest = client.replicator.borrow().next_repairable(at(0)).is_none();
         let all_up = client.replicator.borrow().up().len() == client.servers_known();
         if is_whole && all_up && (is_at_rest || story.plot != Plot::Rack) {
             match story.plot {

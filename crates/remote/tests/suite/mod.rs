@@ -1,7 +1,7 @@
 //! What every page store must do. The stores hold at least 512 and at most 100,000 random pages.
 
 use pagetax_core::access::{Rng, derive_seed};
-use pagetax_remote::page::{PAGE_BYTES, PageRun, PageSum, RUN_PAGES_MAX};
+use pagetax_remote::page::{PAGE_BYTES, PageMac, PageRun, RUN_PAGES_MAX};
 use pagetax_remote::store::{PageReader, PageStore, PageWriter, PutRun, RegionId, StoreError};
 use std::collections::BTreeMap;
 
@@ -29,28 +29,28 @@ pub fn page(seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Bytes and sums of adjacent pages made from these seeds.
-pub fn pages(seeds: impl IntoIterator<Item = u64>) -> (Vec<u8>, Vec<PageSum>) {
+/// Bytes and macs of adjacent pages made from these seeds.
+pub fn pages(seeds: impl IntoIterator<Item = u64>) -> (Vec<u8>, Vec<PageMac>) {
     let pages: Vec<Vec<u8>> = seeds.into_iter().map(page).collect();
-    let sums = pages.iter().map(|page| PageSum::of(page)).collect();
-    (pages.concat(), sums)
+    let macs = pages.iter().map(|page| PageMac::of(page)).collect();
+    (pages.concat(), macs)
 }
 
 fn put(writer: &mut dyn PageWriter, region: RegionId, first: u64, seeds: &[u64]) {
-    let (bytes, sums) = pages(seeds.iter().copied());
-    writer.put(region, &[PutRun { first, pages: &bytes, sums: &sums }]).unwrap();
+    let (bytes, macs) = pages(seeds.iter().copied());
+    writer.put(region, &[PutRun { first, pages: &bytes, macs: &macs }]).unwrap();
 }
 
 fn assert_holds(reader: &mut dyn PageReader, region: RegionId, first: u64, seeds: &[u64]) {
-    let (bytes, sums) = pages(seeds.iter().copied());
+    let (bytes, macs) = pages(seeds.iter().copied());
     let mut into = vec![0xee; bytes.len()];
-    reader.get(region, first, &sums, &mut into).unwrap();
+    reader.get(region, first, &macs, &mut into).unwrap();
     assert!(into == bytes, "pages {first}.. of region {region} differ");
 }
 
 fn get_one(reader: &mut dyn PageReader, region: RegionId, page_number: u64, seed: u64) -> bool {
-    let (_, sums) = pages([seed]);
-    match reader.get(region, page_number, &sums, &mut [0; PAGE_BYTES]) {
+    let (_, macs) = pages([seed]);
+    match reader.get(region, page_number, &macs, &mut [0; PAGE_BYTES]) {
         Ok(()) => true,
         Err(StoreError::PageLost { page, .. }) => {
             assert_eq!(page, page_number);
@@ -67,7 +67,7 @@ fn pages_come_back(store: &dyn PageStore) {
     let parts: Vec<_> = seeds.chunks(RUN_PAGES_MAX).map(|part| pages(part.to_vec())).collect();
     let runs: Vec<_> = (0..)
         .zip(&parts)
-        .map(|(at, (pages, sums))| PutRun { first: 100 + at * 64, pages, sums })
+        .map(|(at, (pages, macs))| PutRun { first: 100 + at * 64, pages, macs })
         .collect();
     writer.put(region, &runs).unwrap();
     assert_holds(&mut *reader, region, 100, &seeds[..64]);
@@ -87,8 +87,8 @@ fn pages_that_come_together_are_proven(store: &dyn PageStore) {
         put(&mut *writer, region, *number, &[nth as u64]);
     }
     let is_known = |nth: usize| nth % 8 != 7 && nth % 8 != 3;
-    let wanted: Vec<(u64, PageSum)> = (0..40)
-        .map(|nth| (numbers[nth], PageSum::of(&page(nth as u64 + u64::from(nth % 8 == 3)))))
+    let wanted: Vec<(u64, PageMac)> = (0..40)
+        .map(|nth| (numbers[nth], PageMac::of(&page(nth as u64 + u64::from(nth % 8 == 3)))))
         .collect();
     for round in 0..3 {
         let mut came = [false; 40];
@@ -135,8 +135,8 @@ fn what_was_not_put_is_lost(store: &dyn PageStore) {
     let region = store.create_region(64, false).unwrap();
     let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
     put(&mut *writer, region, 10, &[1, 2]);
-    let (_, sums) = pages([1, 2, 3]);
-    let result = reader.get(region, 10, &sums, &mut [0; 3 * PAGE_BYTES]);
+    let (_, macs) = pages([1, 2, 3]);
+    let result = reader.get(region, 10, &macs, &mut [0; 3 * PAGE_BYTES]);
     assert!(matches!(result, Err(StoreError::PageLost { page: 12, .. })), "{result:?}");
     assert_holds(&mut *reader, region, 10, &[1, 2]);
 }
@@ -152,20 +152,20 @@ fn a_wrong_sum_is_noticed(store: &dyn PageStore) {
 fn bad_requests_are_refused(store: &dyn PageStore) {
     let region = store.create_region(64, false).unwrap();
     let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
-    let (bytes, sums) = pages(0..65);
+    let (bytes, macs) = pages(0..65);
     let mut into = bytes.clone();
     let bad = |result: Result<(), StoreError>| {
         assert!(matches!(result, Err(StoreError::BadRequest(_))), "{result:?}");
     };
-    bad(reader.get(region, 0, &sums, &mut into));
-    bad(reader.get(region, 0, &sums[..0], &mut into[..0]));
-    bad(reader.get(region, 0, &sums[..2], &mut into[..PAGE_BYTES]));
-    bad(reader.get(region, 64, &sums[..1], &mut into[..PAGE_BYTES]));
-    bad(reader.get(region, u64::MAX, &sums[..1], &mut into[..PAGE_BYTES]));
-    bad(writer.put(region, &[PutRun { first: 0, pages: &bytes, sums: &sums }]));
-    let outside = PutRun { first: 64, pages: &bytes[..PAGE_BYTES], sums: &sums[..1] };
+    bad(reader.get(region, 0, &macs, &mut into));
+    bad(reader.get(region, 0, &macs[..0], &mut into[..0]));
+    bad(reader.get(region, 0, &macs[..2], &mut into[..PAGE_BYTES]));
+    bad(reader.get(region, 64, &macs[..1], &mut into[..PAGE_BYTES]));
+    bad(reader.get(region, u64::MAX, &macs[..1], &mut into[..PAGE_BYTES]));
+    bad(writer.put(region, &[PutRun { first: 0, pages: &bytes, macs: &macs }]));
+    let outside = PutRun { first: 64, pages: &bytes[..PAGE_BYTES], macs: &macs[..1] };
     bad(writer.put(region, &[outside]));
-    let uneven = PutRun { first: 0, pages: &bytes[..PAGE_BYTES - 1], sums: &sums[..1] };
+    let uneven = PutRun { first: 0, pages: &bytes[..PAGE_BYTES - 1], macs: &macs[..1] };
     bad(writer.put(region, &[uneven]));
     bad(writer.discard(region, &[PageRun { first: 2, count: u64::MAX }]));
 }
@@ -175,11 +175,11 @@ fn a_full_store_says_so_and_keeps_the_rest(store: &dyn PageStore) {
     assert!(matches!(store.create_region(PAGES_MAX, false), Err(StoreError::Full { .. })));
     let region = store.create_region(PAGES_MAX, true).unwrap();
     let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
-    let (bytes, sums) = pages(0..64);
+    let (bytes, macs) = pages(0..64);
     let mut stored = 0;
     let error = loop {
         assert!(stored < PAGES_MAX, "it never becomes full");
-        match writer.put(region, &[PutRun { first: stored, pages: &bytes, sums: &sums }]) {
+        match writer.put(region, &[PutRun { first: stored, pages: &bytes, macs: &macs }]) {
             Ok(()) => stored += 64,
             Err(error) => break error,
         }

@@ -6,8 +6,8 @@ use super::proxy::{Harm, Proxy};
 use crate::bench::serve::Server;
 use anyhow::{Context, Result, ensure};
 use pagetax_core::access::Rng;
-use pagetax_remote::client::cluster::{Cluster, Options};
-use pagetax_remote::page::{PAGE_BYTES, PageSum, RUN_PAGES_MAX};
+use pagetax_remote::client::cluster::{Cluster, ClusterOptions};
+use pagetax_remote::page::{PAGE_BYTES, PageMac, RUN_PAGES_MAX};
 use pagetax_remote::store::{PageStore, PutRun, StoreError};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ pub fn run(pagetax: &str, kind: ServerFailure, seed: u64) -> Result<Value> {
     let mut rng = Rng::new(!seed);
     let mut scene = Scene::set(pagetax, kind, &mut rng)?;
     let repair_after = NOTICE_PATIENCE;
-    let options = Options { copies: 2, repair_after, ..Options::new(scene.labels()) };
+    let options = ClusterOptions { copies: 2, repair_after, ..ClusterOptions::new(scene.labels()) };
     let store = Arc::new(Cluster::connect(options)?);
     let mut program = RewritingProgram::fill(&store, seed)?;
     let before = Duration::from_millis(500);
@@ -85,14 +85,14 @@ pub fn run(pagetax: &str, kind: ServerFailure, seed: u64) -> Result<Value> {
     let oversleep = metronome.join().expect("it does not panic");
     let passes = check(&store, &mut program)?;
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let tally = store.tally();
+    let tally = store.counters();
     Ok(json!({
         "kind": format!("{kind:?}"), "seed": seed,
         "longest_stall_ns": longest.map(|stall| stall.as_nanos() as u64),
         "longest_oversleep_ns": oversleep.as_nanos() as u64,
         "page_ins": program.page_ins(),
         "wrong_pages": program.wrong_pages,
-        "bad_copies": count(&tally.bad_copies_total),
+        "bad_copies": count(&tally.bad_replicas_total),
         "pages_repaired": count(&tally.pages_repaired_total),
         "hedges": count(&tally.hedges_total),
         "times_down": count(&tally.servers_down_total),
@@ -114,7 +114,7 @@ fn longest_oversleep(is_over: &AtomicBool) -> Duration {
 /// Reads all pages until no bad copy is found. Returns how often.
 fn check(store: &Cluster, program: &mut RewritingProgram) -> Result<usize> {
     for pass in 1..=PASSES_MAX {
-        let bad_copies = || store.tally().bad_copies_total.load(Ordering::Relaxed);
+        let bad_copies = || store.counters().bad_replicas_total.load(Ordering::Relaxed);
         let before = bad_copies();
         program.check_all();
         if bad_copies() == before {
@@ -164,7 +164,7 @@ impl Scene {
     ) -> Result<[Duration; 2]> {
         let (start, since) = (Instant::now(), AtomicU64::new(u64::MAX));
         let until = start + before + during + WHOLE_PATIENCE;
-        let is_whole = || store.servers_up() == SERVERS && store.copies_missing() == 0;
+        let is_whole = || store.servers_up() == SERVERS && store.replicas_missing() == 0;
         thread::scope(|scope| {
             let maker = scope.spawn(|| -> Result<()> {
                 thread::sleep(before);
@@ -177,7 +177,7 @@ impl Scene {
                 maker.is_finished() && (is_whole() || Instant::now() >= until)
             });
             maker.join().expect("it does not panic")?;
-            let (up, missing) = (store.servers_up(), store.copies_missing());
+            let (up, missing) = (store.servers_up(), store.replicas_missing());
             ensure!(is_whole(), "{up} servers are up and {missing} copies missing, too long after");
             Ok(longest)
         })
@@ -212,16 +212,16 @@ impl Scene {
 
 /// Takes all memory of a server that is free or becomes free, for a time.
 fn take_all(address: &str, time: Duration) -> Result<()> {
-    let store = Cluster::connect(Options::new(vec![address.into()]))?;
+    let store = Cluster::connect(ClusterOptions::new(vec![address.into()]))?;
     let pages_total = store.capacity()?.pages_total;
     let region = store.create_region(pages_total, true)?;
     let mut writer = store.writer()?;
     let bytes = vec![1; RUN_PAGES_MAX * PAGE_BYTES];
-    let sums = vec![PageSum::of(&bytes[..PAGE_BYTES]); RUN_PAGES_MAX];
+    let macs = vec![PageMac::of(&bytes[..PAGE_BYTES]); RUN_PAGES_MAX];
     let (mut first, mut count, until) = (0, RUN_PAGES_MAX, Instant::now() + time);
     while Instant::now() < until && first < pages_total {
         count = count.min((pages_total - first) as usize);
-        let run = PutRun { first, pages: &bytes[..count * PAGE_BYTES], sums: &sums[..count] };
+        let run = PutRun { first, pages: &bytes[..count * PAGE_BYTES], macs: &macs[..count] };
         match writer.put(region, &[run]) {
             Ok(()) => first += count as u64,
             Err(StoreError::Full { .. }) => {

@@ -9,7 +9,7 @@ use pagetax_core::access::Rng;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::wire::header::{HEADER_BYTES, Header, IF_ABSENT, Op};
 use pagetax_remote::wire::hello::HELLO_BYTES;
-use pagetax_remote::wire::{Checksum, sums};
+use pagetax_remote::wire::{WireChecksum, checksums};
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -49,7 +49,7 @@ struct Shared {
     harm: Mutex<Harm>,
     rng: Mutex<Rng>,
     /// With the checksum that came with each.
-    damaged: Mutex<HashMap<Page, Checksum>>,
+    damaged: Mutex<HashMap<Page, WireChecksum>>,
 }
 
 /// The meaning of a reply for damaged pages, by its request.
@@ -64,7 +64,7 @@ struct Put {
     first: u64,
     if_absent: bool,
     /// The checksum of each page, and true if it is damaged from now on.
-    pages: Vec<(Checksum, bool)>,
+    pages: Vec<(WireChecksum, bool)>,
 }
 
 /// Requests of a connection that are not answered yet; replies come in their order.
@@ -120,7 +120,8 @@ impl Shared {
                     Harm::Damages { share } if !if_absent => share,
                     _ => 0.0,
                 };
-                let pages: Vec<_> = sums(frame.meta()).map(|sum| (sum, self.hits(share))).collect();
+                let pages: Vec<_> =
+                    checksums(frame.meta()).map(|checksum| (checksum, self.hits(share))).collect();
                 let is_refused = self.rng.lock().unwrap().below(100) < ON_THE_WAY_PERCENT;
                 if let (true, Some(nth)) = (is_refused, pages.iter().position(|page| page.1)) {
                     frame.damage(nth);
@@ -156,14 +157,14 @@ impl Shared {
 
     fn has_put(&self, put: Put) {
         let mut damaged = self.damaged.lock().unwrap();
-        for (page, (sum, is_damaged)) in (put.first..).zip(put.pages) {
+        for (page, (checksum, is_damaged)) in (put.first..).zip(put.pages) {
             let page = (put.region, page);
             // A server keeps a page that it has, unless it has the same checksum.
-            if put.if_absent && damaged.get(&page).is_some_and(|held| *held != sum) {
+            if put.if_absent && damaged.get(&page).is_some_and(|held| *held != checksum) {
                 continue;
             }
             match is_damaged {
-                true => damaged.insert(page, sum),
+                true => damaged.insert(page, checksum),
                 false => damaged.remove(&page),
             };
         }

@@ -1,23 +1,24 @@
 //! The part of the [`Replicator`] that tracks the servers' availability, and its effect on their
 //! chunks.
 
-use super::chunk::{CHUNK_PAGES, ChunkAt, Chunks};
-use super::replicator::{Domain, Replicator, ServerState, Standing};
+use super::chunk::{CHUNK_PAGES, ChunkAt, RegionChunks};
+use super::replicator::{Availability, FailureDomain, Replicator, ServerState};
 use super::set::ServerId;
 use crate::store::RegionId;
 
 impl Replicator {
     /// Records the failure domain that a server reports. Until then the server has a domain of its
     /// own.
-    pub fn server_is_in(&mut self, server: ServerId, failure_domain: u64) {
-        self.domains[server as usize] = Domain::Named(failure_domain);
+    pub fn set_failure_domain(&mut self, server: ServerId, failure_domain: u64) {
+        self.domains[server as usize] = FailureDomain::Named(failure_domain);
     }
 
     /// Records the status that a server reports, and marks the server as up.
-    pub fn server_says(&mut self, server: ServerId, total: u64, free: u64, draining: bool) {
-        let standing = if draining { Standing::Draining } else { Standing::Up };
+    pub fn record_status(&mut self, server: ServerId, total: u64, free: u64, draining: bool) {
+        let availability = if draining { Availability::Draining } else { Availability::Up };
         let state = &mut self.servers[server as usize];
-        *state = ServerState { standing, is_given_up: false, pages_total: total, pages_free: free };
+        *state =
+            ServerState { availability, is_given_up: false, pages_total: total, pages_free: free };
         self.up.insert(server);
         self.known.insert(server);
         self.down.remove(server);
@@ -25,9 +26,9 @@ impl Replicator {
     }
 
     /// Marks a server that does not answer as down. Its replicas still count.
-    pub fn server_down(&mut self, server: ServerId) {
+    pub fn mark_down(&mut self, server: ServerId) {
         if self.up.has(server) {
-            self.servers[server as usize].standing = Standing::Down;
+            self.servers[server as usize].availability = Availability::Down;
             self.up.remove(server);
             self.down.insert(server);
         }
@@ -35,8 +36,8 @@ impl Replicator {
 
     /// Marks a server that answers but fails its requests. It counts as down, but readers still ask
     /// it for pages that no other server has.
-    pub fn server_shunned(&mut self, server: ServerId) {
-        self.server_down(server);
+    pub fn mark_shunned(&mut self, server: ServerId) {
+        self.mark_down(server);
         if self.down.has(server) {
             self.shunned.insert(server);
         }
@@ -51,21 +52,21 @@ impl Replicator {
     /// Marks a server as restarted, with its replicas lost. Returns the chunks of which no server
     /// has all pages now. Readers find the lost pages by their MACs.
     #[must_use = "the owner should hear of losses before it reads"]
-    pub fn server_gone(&mut self, server: ServerId) -> Vec<ChunkAt> {
-        self.forget(server, false)
+    pub fn mark_gone(&mut self, server: ServerId) -> Vec<ChunkAt> {
+        self.lose_replicas_on(server, false)
     }
 
     /// Stops waiting for a server, which may yet come back with its replicas. Returns chunks as
-    /// [`Replicator::server_gone`] does.
+    /// [`Replicator::mark_gone`] does.
     #[must_use = "the owner should hear of losses before it reads"]
-    pub fn server_silent(&mut self, server: ServerId) -> Vec<ChunkAt> {
-        self.forget(server, true)
+    pub fn mark_unreachable(&mut self, server: ServerId) -> Vec<ChunkAt> {
+        self.lose_replicas_on(server, true)
     }
 
-    fn forget(&mut self, server: ServerId, may_return: bool) -> Vec<ChunkAt> {
+    fn lose_replicas_on(&mut self, server: ServerId, may_return: bool) -> Vec<ChunkAt> {
         self.losses += 1;
         self.servers[server as usize] = ServerState {
-            standing: Standing::Gone,
+            availability: Availability::Gone,
             is_given_up: true,
             pages_total: 0,
             pages_free: 0,
@@ -78,7 +79,7 @@ impl Replicator {
             for (number, chunk) in chunks.placed_mut() {
                 chunk.former.remove(server);
                 if chunk.members().has(server) {
-                    if chunk.forget(server) {
+                    if chunk.lose_server(server) {
                         damaged.push(ChunkAt { region: *region, chunk: number });
                     }
                     if may_return {
@@ -94,8 +95,8 @@ impl Replicator {
     /// Returns the runs of pages, by region, of which a server that is back after an outage holds
     /// no needed replica. The client must discard them before it uses the server again. A later
     /// removal from a chunk makes the server *leaving* again.
-    pub fn strangers(&mut self, server: ServerId) -> Vec<(RegionId, u64, u64)> {
-        for (_, chunk) in self.regions.values_mut().flat_map(Chunks::placed_mut) {
+    pub fn stale_runs(&mut self, server: ServerId) -> Vec<(RegionId, u64, u64)> {
+        for (_, chunk) in self.regions.values_mut().flat_map(RegionChunks::placed_mut) {
             chunk.leaving.remove(server);
             if !chunk.is_damaged {
                 chunk.former.remove(server);
@@ -109,12 +110,12 @@ impl Replicator {
     }
 
     /// Takes back a server that nobody waited for any more, once the client has discarded its
-    /// [`Replicator::strangers`]. Its other pages count again, as far as the owner's MACs verify
+    /// [`Replicator::stale_runs`]. Its other pages count again, as far as the owner's MACs verify
     /// them.
-    pub fn take_back(&mut self, server: ServerId) {
-        for (_, chunk) in self.regions.values_mut().flat_map(Chunks::placed_mut) {
+    pub fn readmit_server(&mut self, server: ServerId) {
+        for (_, chunk) in self.regions.values_mut().flat_map(RegionChunks::placed_mut) {
             if chunk.former.has(server) {
-                chunk.take_back(server);
+                chunk.readmit_server(server);
             }
         }
     }

@@ -5,8 +5,8 @@
 //! never be needed. Prefetched pages are a guess until they match their MACs. If anything fails
 //! here, the reader only asks for the pages again.
 
-use super::cluster::Shared;
-use super::link::{LinkError, Links, unexpected};
+use super::cluster::ClusterState;
+use super::link::{LinkError, ServerLinks, unexpected};
 use super::replicator::{CHUNK_PAGES, ChunkAt};
 use super::set::ServerId;
 use crate::page::{PAGE_BYTES, PageRun};
@@ -19,55 +19,55 @@ use std::time::{Duration, Instant};
 
 /// The pause of prefetching after a failure. A fault would wait while a link to a silent server is
 /// opened. By the end of the pause, the failure is known.
-const REST: Duration = Duration::from_secs(1);
+const PREFETCH_PAUSE: Duration = Duration::from_secs(1);
 
 /// The most streams that are prefetched at once. More would need larger buffers in the sockets.
-const ASKED_MAX: usize = 4;
+const PREFETCHES_MAX: usize = 4;
 
 /// The prefetches of one thread.
 #[derive(Debug)]
-pub(super) struct Ahead {
-    shared: Arc<Shared>,
-    links: Links,
+pub(super) struct Prefetcher {
+    shared: Arc<ClusterState>,
+    links: ServerLinks,
     /// The run to ask for once the current read is under way.
     next: Option<(RegionId, PageRun)>,
     /// The prefetches under way, oldest first.
-    asked: VecDeque<Asked>,
+    asked: VecDeque<Prefetch>,
     /// A buffer for prefetches that are longer than the read that takes them.
     room: Vec<u8>,
-    rests_since: Option<Instant>,
+    paused_since: Option<Instant>,
 }
 
 /// A prefetch under way.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
+pub(super) struct Prefetch {
     region: RegionId,
     run: PageRun,
     server: ServerId,
     id: u32,
 }
 
-impl Ahead {
-    pub fn new(shared: Arc<Shared>) -> Ahead {
+impl Prefetcher {
+    pub fn new(shared: Arc<ClusterState>) -> Prefetcher {
         let links = shared.read_only_links();
-        let asked = VecDeque::with_capacity(ASKED_MAX);
-        Ahead { shared, links, next: None, asked, room: Vec::new(), rests_since: None }
+        let asked = VecDeque::with_capacity(PREFETCHES_MAX);
+        Prefetcher { shared, links, next: None, asked, room: Vec::new(), paused_since: None }
     }
 
-    /// Sets the time to poll for replies: see [`Links::look_for_answers`].
-    pub fn look_for_answers(&mut self, time: Duration) {
-        self.links.look_for_answers(time);
+    /// Sets the time to poll for replies: see [`ServerLinks::set_poll_time`].
+    pub fn set_poll_time(&mut self, time: Duration) {
+        self.links.set_poll_time(time);
     }
 
-    /// Schedules a run for the next call of [`Ahead::go`].
-    pub fn expect(&mut self, region: RegionId, run: PageRun) {
+    /// Schedules a run for the next call of [`Prefetcher::send_scheduled`].
+    pub fn schedule(&mut self, region: RegionId, run: PageRun) {
         self.next = Some((region, run));
     }
 
     /// Asks for the scheduled run.
-    pub fn go(&mut self) {
+    pub fn send_scheduled(&mut self) {
         let Some((region, run)) = self.next.take() else { return };
-        if self.rests_since.is_some_and(|since| since.elapsed() < REST) {
+        if self.paused_since.is_some_and(|since| since.elapsed() < PREFETCH_PAUSE) {
             return;
         }
         let at = ChunkAt { region, chunk: run.first / CHUNK_PAGES };
@@ -82,10 +82,10 @@ impl Ahead {
         let Some(server) = plan.order().first().copied() else { return };
         match self.ask(server, region, run) {
             Ok(id) => {
-                if self.asked.len() == ASKED_MAX {
+                if self.asked.len() == PREFETCHES_MAX {
                     self.asked.pop_front();
                 }
-                self.asked.push_back(Asked { region, run, server, id });
+                self.asked.push_back(Prefetch { region, run, server, id });
             }
             Err(_) => self.give_up(server),
         }
@@ -94,12 +94,12 @@ impl Ahead {
     fn ask(&mut self, server: ServerId, region: RegionId, run: PageRun) -> Result<u32, LinkError> {
         let (connection, on) = self.links.leased(server, region)?;
         let count = run.count as u16;
-        Ok(connection.send(&Request::Get { on, first: run.first, count, with_sums: false })?)
+        Ok(connection.send(&Request::Get { on, first: run.first, count, with_checksums: false })?)
     }
 
     /// Returns the prefetch under way that starts at `first` and has at least `count` pages.
-    pub fn take(&mut self, region: RegionId, first: u64, count: usize) -> Option<Asked> {
-        let has = |asked: &Asked| {
+    pub fn take(&mut self, region: RegionId, first: u64, count: usize) -> Option<Prefetch> {
+        let has = |asked: &Prefetch| {
             asked.region == region && asked.run.first == first && asked.run.count >= count as u64
         };
         let at = self.asked.iter().position(has)?;
@@ -112,7 +112,7 @@ impl Ahead {
 
     /// Waits for a prefetch, and fills `into` with its first pages. Returns false if they do not
     /// arrive.
-    pub fn receive(&mut self, asked: Asked, into: &mut [u8]) -> bool {
+    pub fn receive(&mut self, asked: Prefetch, into: &mut [u8]) -> bool {
         let all = asked.run.count as usize * PAGE_BYTES;
         let came = if into.len() == all {
             self.wait(asked, into)
@@ -130,7 +130,7 @@ impl Ahead {
         came.is_ok()
     }
 
-    fn wait(&mut self, asked: Asked, into: &mut [u8]) -> Result<(), LinkError> {
+    fn wait(&mut self, asked: Prefetch, into: &mut [u8]) -> Result<(), LinkError> {
         let link = self.links.existing(asked.server).ok_or_else(unexpected)?;
         match link.connection.wait(asked.id, into)? {
             Reply::Pages { count, .. } if u64::from(count) == asked.run.count => Ok(()),
@@ -140,7 +140,7 @@ impl Ahead {
 
     /// Drops all prefetches from a server, and pauses prefetching from every server.
     fn give_up(&mut self, server: ServerId) {
-        self.rests_since = Some(Instant::now());
+        self.paused_since = Some(Instant::now());
         self.links.close(server);
         self.asked.retain(|asked| asked.server != server);
     }

@@ -5,7 +5,7 @@ use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
 /// A restriction of a thread, within the CPUs that it is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Keep {
+pub(crate) enum CpuChoice {
     /// Any CPU that the thread is allowed.
     Anywhere,
     /// Only the CPU of this number.
@@ -16,29 +16,29 @@ pub(crate) enum Keep {
 
 /// The CPUs that a thread may run on, and its current restriction.
 #[derive(Debug)]
-pub(crate) struct Placement {
+pub(crate) struct ThreadAffinity {
     allowed: Option<CpuSet>,
-    keeps: Keep,
+    keeps: CpuChoice,
 }
 
-impl Placement {
+impl ThreadAffinity {
     /// Returns the placement of the calling thread. Only that thread may use it.
-    pub fn of_this_thread() -> Placement {
+    pub fn of_this_thread() -> ThreadAffinity {
         let allowed = sched_getaffinity(None::<Pid>).ok();
-        Placement { allowed, keeps: Keep::Anywhere }
+        ThreadAffinity { allowed, keeps: CpuChoice::Anywhere }
     }
 
     /// Restricts the thread from now on, unless that leaves no CPU that is allowed. Costs nothing
     /// if the restriction stays the same.
-    pub fn keep(&mut self, keep: Keep) {
+    pub fn keep(&mut self, keep: CpuChoice) {
         let Some(allowed) = self.allowed.as_ref().filter(|_| keep != self.keeps) else { return };
         let is_allowed = |cpu: usize| cpu < CpuSet::MAX_CPU && allowed.is_set(cpu);
         let mut set = *allowed;
         match keep {
-            Keep::Anywhere => {}
-            Keep::On(cpu) if is_allowed(cpu) => set = one(cpu),
-            Keep::Off(cpu) if is_allowed(cpu) && allowed.count() > 1 => set.unset(cpu),
-            Keep::On(_) | Keep::Off(_) => return,
+            CpuChoice::Anywhere => {}
+            CpuChoice::On(cpu) if is_allowed(cpu) => set = one(cpu),
+            CpuChoice::Off(cpu) if is_allowed(cpu) && allowed.count() > 1 => set.unset(cpu),
+            CpuChoice::On(_) | CpuChoice::Off(_) => return,
         }
         // If the kernel refuses, the thread runs as before.
         let _ = sched_setaffinity(None::<Pid>, &set);
