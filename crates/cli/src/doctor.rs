@@ -3,7 +3,8 @@
 use crate::exit;
 use crate::output::{self, text};
 use anyhow::{Context, Result};
-use pagetax_core::report::{Environment, SCHEMA};
+use pagetax_core::document::Document;
+use pagetax_core::report::Environment;
 use pagetax_core::units::Bytes;
 use pagetax_host::measure::doctor::{Compaction, Examination, FreeMemory, Standing, examine};
 use pagetax_host::measure::environment::environment;
@@ -34,13 +35,16 @@ pub struct Args {
     repair: bool,
 }
 
+/// The findings and what they were made on.
 #[derive(Serialize)]
-struct Document {
-    schema: u32,
-    kind: &'static str,
+struct Doctor {
     #[serde(flatten)]
     examination: Examination,
     environment: Environment,
+}
+
+impl Document for Doctor {
+    const KIND: &'static str = "doctor";
 }
 
 /// `pagetax doctor`
@@ -49,13 +53,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
         repair().map_err(|error| exit::with(exit::UNMET, error))?;
     }
     let (examination, environment) = (examine(), environment(&Root::default()));
-    let text = if args.json {
-        let document = Document { schema: SCHEMA, kind: "doctor", examination, environment };
-        serde_json::to_string_pretty(&document)? + "\n"
-    } else {
-        render(&examination)
-    };
-    output::print(&text)?;
+    match args.json {
+        true => output::print_json(&Doctor { examination, environment })?,
+        false => output::print(&render(&examination))?,
+    }
     Ok(exit::FINE.into())
 }
 

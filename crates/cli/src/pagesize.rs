@@ -2,7 +2,7 @@
 
 use crate::{exit, output};
 use anyhow::{Result, anyhow};
-use pagetax_core::report::SCHEMA;
+use pagetax_core::document::Document;
 use pagetax_core::units::PageSize;
 use pagetax_host::pages::{Mode, PageSettings};
 use serde::Serialize;
@@ -38,11 +38,14 @@ struct Offer {
     hugetlb_page_count: Option<u64>,
 }
 
+/// The page sizes of this system.
 #[derive(Serialize)]
-struct Document {
-    schema: u32,
-    kind: &'static str,
+struct PageSizes {
     sizes: Vec<Offer>,
+}
+
+impl Document for PageSizes {
+    const KIND: &'static str = "page_sizes";
 }
 
 /// `pagetax pagesize [-a]`
@@ -51,13 +54,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .map_err(|error| exit::with(exit::UNMET, anyhow!(error)))?;
     let mut sizes = offers(base, &PageSettings::host());
     sizes.retain(|offer| args.all || offer.base);
-    let text = if args.json {
-        serde_json::to_string_pretty(&Document { schema: SCHEMA, kind: "page_sizes", sizes })?
-            + "\n"
+    if args.json {
+        output::print_json(&PageSizes { sizes })?;
     } else {
-        sizes.iter().map(|offer| format!("{}\n", offer.page_bytes.bytes())).collect()
-    };
-    output::print(&text)?;
+        let line = |offer: &Offer| format!("{}\n", offer.page_bytes.bytes());
+        output::print(&sizes.iter().map(line).collect::<String>())?;
+    }
     Ok(exit::FINE.into())
 }
 

@@ -5,8 +5,8 @@
 
 use crate::output::{self, pagemap};
 use crate::{exit, pmap::operand::Operand};
-use anyhow::{Context, Result, anyhow, bail};
-use pagetax_core::report::SCHEMA;
+use anyhow::{Context, Result, bail};
+use pagetax_core::document::{self, Document};
 use pagetax_core::units::{Nanos, VirtAddr};
 use pagetax_host::pages::pagemap::{Change, PageMap, by_node, diff, read};
 use serde::{Deserialize, Serialize};
@@ -81,15 +81,15 @@ pub struct Args {
     operands: Vec<String>,
 }
 
-/// Of `--json`.
+/// The maps of some processes.
 #[derive(Serialize, Deserialize)]
-struct Document {
-    schema: u32,
-    kind: String,
+struct PageMaps {
     maps: Vec<PageMap>,
 }
 
-const KIND: &str = "page_maps";
+impl Document for PageMaps {
+    const KIND: &'static str = "page_maps";
+}
 
 /// `pagetax pmap`
 pub fn run(args: Args) -> Result<ExitCode> {
@@ -126,7 +126,7 @@ fn show(args: &Args) -> Result<ExitCode> {
         }
     }
     if args.json {
-        print_json(&Document { schema: SCHEMA, kind: KIND.into(), maps })?;
+        output::print_json(&PageMaps { maps })?;
     }
     Ok(failures.into())
 }
@@ -214,15 +214,10 @@ fn compare(args: &Args, first: &Path) -> Result<ExitCode> {
     print_changes(args, &before.maps, &after.maps)
 }
 
-fn load(path: &Path) -> Result<Document> {
+fn load(path: &Path) -> Result<PageMaps> {
     let remedy = || format!("cannot use {}; write it with pagetax pmap --json PID", path.display());
     let text = std::fs::read_to_string(path).with_context(remedy)?;
-    let document: Document = serde_json::from_str(&text).with_context(remedy)?;
-    if document.kind != KIND || document.schema != SCHEMA {
-        return Err(anyhow!("it is a {} of schema {}", document.kind, document.schema))
-            .with_context(remedy);
-    }
-    Ok(document)
+    document::from_json(&text).with_context(remedy)
 }
 
 #[derive(Serialize)]
@@ -231,11 +226,14 @@ struct Changes {
     changes: Vec<Change>,
 }
 
+/// The ranges whose pages differ between two looks at the same processes.
 #[derive(Serialize)]
-struct Diff {
-    schema: u32,
-    kind: &'static str,
+struct PageMapDiff {
     processes: Vec<Changes>,
+}
+
+impl Document for PageMapDiff {
+    const KIND: &'static str = "page_map_diff";
 }
 
 fn print_changes(args: &Args, before: &[PageMap], after: &[PageMap]) -> Result<ExitCode> {
@@ -245,7 +243,7 @@ fn print_changes(args: &Args, before: &[PageMap], after: &[PageMap]) -> Result<E
     };
     let processes: Vec<Changes> = before.iter().zip(after).map(changes).collect();
     if args.json {
-        print_json(&Diff { schema: SCHEMA, kind: "page_map_diff", processes })?;
+        output::print_json(&PageMapDiff { processes })?;
     } else {
         let text = |(map, changes): (&PageMap, &Changes)| {
             pagemap::changes(map, &changes.changes, args.long)
@@ -253,8 +251,4 @@ fn print_changes(args: &Args, before: &[PageMap], after: &[PageMap]) -> Result<E
         output::print(&after.iter().zip(&processes).map(text).collect::<String>())?;
     }
     Ok(exit::FINE.into())
-}
-
-fn print_json(document: &impl Serialize) -> Result<()> {
-    output::print(&(serde_json::to_string_pretty(document)? + "\n"))
 }

@@ -10,7 +10,7 @@ mod processes;
 use crate::exit;
 use crate::output::{self, pages};
 use anyhow::Result;
-use pagetax_core::report::SCHEMA;
+use pagetax_core::document::{self, Document};
 use pagetax_host::pages::change::Outcome;
 use pagetax_host::pages::text::FileText;
 use pagetax_host::pages::{Advice, PageSettings, Verdict};
@@ -149,14 +149,17 @@ impl Process {
     }
 }
 
+/// The page sizes that were asked for, and the pages that each process has.
 #[derive(Serialize)]
-struct Document<'a> {
-    schema: u32,
-    kind: &'static str,
+struct PageSizeChange<'a> {
     asked: &'a Advice,
     processes: &'a [Process],
     #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<&'a [FileText]>,
+}
+
+impl Document for PageSizeChange<'_> {
+    const KIND: &'static str = "page_size_change";
 }
 
 /// As JSON where that was asked for.
@@ -166,8 +169,8 @@ fn write_json(
     processes: &[Process],
     files: Option<&[FileText]>,
 ) -> Result<()> {
-    let document = Document { schema: SCHEMA, kind: "page_sizes", asked: advice, processes, files };
-    output::write_document(path, &(serde_json::to_string_pretty(&document)? + "\n"))
+    let document = PageSizeChange { asked: advice, processes, files };
+    output::write_document(path, &document::to_json(&document)?)
 }
 
 /// The table of all verdicts; nothing if there are none.

@@ -4,7 +4,7 @@ use crate::exit;
 use crate::memory_servers::ServersArgs;
 use crate::output::{self, text};
 use anyhow::{Result, bail};
-use pagetax_core::report::SCHEMA;
+use pagetax_core::document::Document;
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_remote::client::ask;
@@ -55,11 +55,14 @@ struct Seen {
     error: Option<String>,
 }
 
+/// One look at all servers.
 #[derive(Serialize)]
-struct Document<'a> {
-    schema: u32,
-    kind: &'static str,
+struct Servers<'a> {
     servers: &'a [Seen],
+}
+
+impl Document for Servers<'_> {
+    const KIND: &'static str = "servers";
 }
 
 /// `pagetax servers`; the exit code says whether all of them answered.
@@ -67,8 +70,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let endpoints = endpoints(&args.servers)?;
     let first = look(&endpoints);
     if args.json {
-        let document = Document { schema: SCHEMA, kind: "servers", servers: &first };
-        output::print(&(serde_json::to_string_pretty(&document)? + "\n"))?;
+        output::print_json(&Servers { servers: &first })?;
     } else if args.once || !std::io::stdout().is_terminal() {
         output::print(&table(&first, None))?;
     } else {

@@ -10,6 +10,7 @@ pub mod calibration;
 pub mod compare;
 pub mod counter;
 pub mod diagnosis;
+pub mod document;
 pub mod job;
 pub mod machine;
 pub mod plan;

@@ -11,8 +11,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The version of every document.
-pub const SCHEMA: u32 = 1;
+pub use crate::document::SCHEMA;
 
 /// A machine in a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

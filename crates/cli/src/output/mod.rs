@@ -18,6 +18,7 @@ pub mod trapstat;
 
 use crate::exit;
 use anyhow::{Context, Result};
+use pagetax_core::document::{self, Document};
 use std::io::Write;
 use std::path::Path;
 
@@ -49,6 +50,11 @@ pub fn write_document(path: &Path, text: &str) -> Result<()> {
         return print(text);
     }
     std::fs::write(path, text).with_context(|| cannot_write(path))
+}
+
+/// Prints a document as JSON to stdout.
+pub fn print_json(document: &impl Document) -> Result<()> {
+    print(&document::to_json(document)?)
 }
 
 /// Says something on stderr that is no result.
