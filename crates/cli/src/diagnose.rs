@@ -166,7 +166,7 @@ fn recorded(path: &Path) -> Result<Translation> {
         .map_err(|why| exit::with(exit::UNMET, anyhow!("{why}: --trace needs its costs")))?;
     let model = machines::model_of(pagetax_sim::hardware::calibrated::MODEL, "this machine")?;
     let mut seen = Predictor::new(&configuration::translation(&model)?, &[PageSize::K4.shift()]);
-    open_trace(path)?.tell(&mut seen, |_| true)?;
+    open_trace(path)?.replay(&mut seen, |_| true)?;
     let (ns, low_ns, high_ns) = seen.walks(0).ns();
     Ok(Translation::Recorded { low_ns, ns, high_ns })
 }

@@ -4,7 +4,8 @@ use crate::output::{self, text};
 use crate::recorded::Source;
 use anyhow::Result;
 use pagetax_core::units::{Bytes, PageSize};
-use pagetax_recorder::curves::{Curves, Side};
+use pagetax_recorder::counters::Side;
+use pagetax_recorder::curves::Curves;
 use pagetax_sim::hardware::reuse::Following;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -72,10 +73,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let following = args.sample.map_or(Following::All, Following::AtMost);
     let side = if args.code { Side::Code } else { Side::Data };
     let curves = Curves::new(&args.pages, following, side, args.interval);
-    let (mut curves, told) = source.tell(curves)?;
+    let (mut curves, outcome) = source.observe(curves)?;
     curves.finish();
     if let Some(path) = &args.json {
-        let document = document(&curves, &args, &source.title(), told.code);
+        let document = document(&curves, &args, &source.title(), outcome.code);
         output::write_document(path, &format!("{document:#}\n"))?;
     }
     if let Some(path) = &args.csv {
@@ -84,8 +85,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if ![&args.json, &args.csv].iter().any(|path| path.as_deref() == Some(Path::new("-"))) {
         output::print(&render(&curves, &args, &source.title()))?;
     }
-    told.notes.iter().for_each(|note| output::note(&format!("misscurve: {note}")));
-    Ok(told.code.into())
+    outcome.notes.iter().for_each(|note| output::note(&format!("misscurve: {note}")));
+    Ok(outcome.code.into())
 }
 
 /// `12.3`, `0.0004`: three digits of a share in percent.

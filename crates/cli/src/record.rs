@@ -71,10 +71,10 @@ fn record(command: &Command, output: &Path) -> Result<u8> {
         dropped: DROPPED.into(),
     };
     let writer = TraceWriter::create(output, &head)?;
-    let (writer, told) = command.tell(writer)?;
+    let (writer, outcome) = command.observe(writer)?;
     finish(writer, output)?;
-    told.notes.iter().for_each(|note| output::note(&format!("record: {note}")));
-    Ok(told.code)
+    outcome.notes.iter().for_each(|note| output::note(&format!("record: {note}")));
+    Ok(outcome.code)
 }
 
 fn import_file(format: FormatChoice, from: &Path, output: &Path) -> Result<u8> {

@@ -6,7 +6,7 @@ use pagetax_core::units::Nanos;
 use pagetax_host::launch::program::Program;
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
-use pagetax_recorder::pages::{Live, Pages, filters};
+use pagetax_recorder::pages::{Live, PageObserver, filters};
 use pagetax_recorder::session::{self, Ended, Exit, Recording};
 use pagetax_recorder::trace::{Trace, is_trace};
 use std::ffi::{OsStr, OsString};
@@ -62,7 +62,7 @@ pub struct Command {
 }
 
 /// How it went.
-pub struct Told {
+pub struct SourceOutcome {
     /// What the process ends with: the program's own.
     pub code: u8,
     /// Things to know.
@@ -159,7 +159,7 @@ impl Command {
     }
 
     /// Runs it, and tells its pages. Ctrl-C ends the program, not us, so that what was seen is kept.
-    pub fn tell<P: Pages>(&self, pages: P) -> Result<(P, Told)> {
+    pub fn observe<P: PageObserver>(&self, pages: P) -> Result<(P, SourceOutcome)> {
         let _stop =
             StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
         let recording = Recording {
@@ -171,8 +171,8 @@ impl Command {
         };
         let mut live = Live::new(pages, &self.program);
         let ended = session::run(&recording, &mut live, |_| {})?;
-        let told = Told { code: ended.exit.shell_code(), notes: notes(&ended) };
-        Ok((live.pages, told))
+        let outcome = SourceOutcome { code: ended.exit.shell_code(), notes: notes(&ended) };
+        Ok((live.pages, outcome))
     }
 }
 
@@ -198,19 +198,19 @@ fn notes(ended: &Ended) -> Vec<String> {
 
 impl Recorded {
     /// Tells all pages.
-    pub fn tell<P: Pages>(&self, mut pages: P) -> Result<(P, Told)> {
+    pub fn observe<P: PageObserver>(&self, mut pages: P) -> Result<(P, SourceOutcome)> {
         match self {
-            Recorded::Live(command) => command.tell(pages),
+            Recorded::Live(command) => command.observe(pages),
             Recorded::Trace(trace) => {
                 let _stop = StopSignals::watch()
                     .context("cannot watch for Ctrl-C; this is not expected")?;
-                let ended = trace.tell(&mut pages, |_| !asked_to_stop());
+                let ended = trace.replay(&mut pages, |_| !asked_to_stop());
                 let mut notes = Vec::new();
                 if let Err(error) = ended {
                     notes.push(format!("only what is before it was read: {error}"));
                 }
                 let code = if asked_to_stop() { exit::INTERRUPTED } else { 0 };
-                Ok((pages, Told { code, notes }))
+                Ok((pages, SourceOutcome { code, notes }))
             }
         }
     }

@@ -74,11 +74,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let cpu = configuration::translation(&model)?;
     let sizes = [PageSize::K4].iter().chain(&args.sizes);
     let shifts: Vec<u32> = sizes.map(|size| size.shift()).collect();
-    let (pages, told) = source.tell(Predictor::new(&cpu, &shifts))?;
+    let (pages, outcome) = source.observe(Predictor::new(&cpu, &shifts))?;
     let mut forecast =
         Forecast::new(source.title(), &args.sizes, &pages, &calibration, (&timed, &recipes))
             .map_err(|error| exit::with(exit::UNMET, error))?;
-    forecast.notes.splice(0..0, told.notes);
+    forecast.notes.splice(0..0, outcome.notes);
     let code = timed.exit.map(Exit::shell_code);
     if let Some(path) = &args.json {
         output::write_document(path, &format!("{:#}\n", render::document(&forecast, code)))?;
@@ -87,7 +87,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         output::print(&render::table(&forecast))?;
     }
     forecast.notes.iter().for_each(|note| output::note(&format!("whatif: {note}")));
-    Ok(code.unwrap_or(told.code).into())
+    Ok(code.unwrap_or(outcome.code).into())
 }
 
 /// Times runs on base pages, and with `--verify` on each size; none of a trace.

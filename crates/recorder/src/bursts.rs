@@ -4,8 +4,8 @@
 //! Sources: the ratio estimator, Cochran, Sampling Techniques (1977), 2.11; the variance of samples drawn along
 //! a line by successive differences, Wolter, Introduction to Variance Estimation (1985), 7.2.
 
-use crate::stream::Phase;
-use crate::tally::Access;
+use crate::counters::Side;
+use crate::stream::SamplingStage;
 use pagetax_core::stats::student_t_95;
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ pub struct Burst {
     /// Of the program's, as many as it stands for: halfway to its thread's bursts before and after it; its own, where
     /// bursts are as likely everywhere.
     pub stands_for: u64,
-    /// Accesses that no level could translate, by view and [`Access`].
+    /// Accesses that no level could translate, by config and [`Side`].
     pub walks: Vec<[u64; 2]>,
 }
 
@@ -25,7 +25,7 @@ pub struct Burst {
 #[derive(Debug)]
 struct Sampled {
     writer: usize,
-    phase: Phase,
+    stage: SamplingStage,
     /// When its last burst ended.
     total: Burst,
     /// Of the one that it is in: the thread, instructions since that last counted, and whether it never has.
@@ -78,32 +78,32 @@ impl Bursts {
     }
 
     /// What accesses of a writer are worth now.
-    pub fn phase(&self, writer: usize) -> Phase {
+    pub fn stage(&self, writer: usize) -> SamplingStage {
         let sampled = self.sampled.iter().find(|sampled| sampled.writer == writer);
-        sampled.map_or(Phase::Counted, |sampled| sampled.phase)
+        sampled.map_or(SamplingStage::Counted, |sampled| sampled.stage)
     }
 
-    /// A writer's thread enters a phase; `total` is what was counted of the writer so far. `gap`: instructions since
+    /// A writer's thread enters a stage; `total` is what was counted of the writer so far. `gap`: instructions since
     /// the thread last counted, and whether it never has; 0: bursts are as likely everywhere.
     pub fn enters(
         &mut self,
         (writer, thread): (usize, u16),
-        phase: Phase,
+        stage: SamplingStage,
         (gap, is_first): (u64, bool),
         total: Burst,
     ) {
         let nth = self.sampled.iter().position(|sampled| sampled.writer == writer);
         let nth = nth.unwrap_or_else(|| {
             let (total, last) = (total.clone(), HashMap::new());
-            self.sampled.push(Sampled { writer, phase, total, thread, gap, is_first, last });
+            self.sampled.push(Sampled { writer, stage, total, thread, gap, is_first, last });
             self.sampled.len() - 1
         });
         let sampled = &mut self.sampled[nth];
-        let before = std::mem::replace(&mut sampled.phase, phase);
+        let before = std::mem::replace(&mut sampled.stage, stage);
         let gap_before = std::mem::replace(&mut sampled.gap, gap);
         let was_first = std::mem::replace(&mut sampled.is_first, is_first);
         let counted = std::mem::replace(&mut sampled.thread, thread);
-        if before == Phase::Counted && phase != Phase::Counted {
+        if before == SamplingStage::Counted && stage != SamplingStage::Counted {
             let burst = total.since(&sampled.total);
             sampled.total = total;
             if burst.instructions > 0 {
@@ -133,11 +133,11 @@ impl Bursts {
         if is_possible { Ok(()) } else { Err(ImpossibleWeight { stands_for, cpu_ns }) }
     }
 
-    /// Misses for each instruction of a view and side; none of too few bursts. Each burst counts for the
+    /// Misses for each instruction of a config and side; none of too few bursts. Each burst counts for the
     /// instructions that it stands for, however long it was.
-    pub fn estimate(&self, view: usize, side: Access) -> Option<Estimate> {
+    pub fn estimate(&self, config: usize, side: Side) -> Option<Estimate> {
         let pair = |burst: &Burst| {
-            let walks = burst.walks.get(view).map_or(0, |walks| walks[side as usize]) as f64;
+            let walks = burst.walks.get(config).map_or(0, |walks| walks[side as usize]) as f64;
             let weight = burst.stands_for as f64;
             (walks / burst.instructions as f64 * weight, weight)
         };
@@ -181,25 +181,28 @@ mod tests {
         let mut bursts = Bursts::default();
         let total =
             |instructions, walks| Burst { instructions, stands_for: 0, walks: vec![[0, walks]] };
-        let mut enters = |phase, gap, total| bursts.enters((0, 3), phase, (gap, false), total);
-        enters(Phase::Skipped, 0, total(5, 1));
-        enters(Phase::Warming, 0, total(5, 1));
-        enters(Phase::Counted, 0, total(5, 1));
-        enters(Phase::Skipped, 0, total(105, 4));
-        enters(Phase::Counted, 700, total(105, 4));
-        enters(Phase::Skipped, 0, total(110, 5));
+        let mut enters = |stage, gap, total| bursts.enters((0, 3), stage, (gap, false), total);
+        enters(SamplingStage::Skipped, 0, total(5, 1));
+        enters(SamplingStage::Warming, 0, total(5, 1));
+        enters(SamplingStage::Counted, 0, total(5, 1));
+        enters(SamplingStage::Skipped, 0, total(105, 4));
+        enters(SamplingStage::Counted, 700, total(105, 4));
+        enters(SamplingStage::Skipped, 0, total(110, 5));
         // Another thread's.
-        bursts.enters((0, 4), Phase::Counted, (50, true), total(110, 5));
-        bursts.enters((0, 4), Phase::Skipped, (0, false), total(120, 5));
+        bursts.enters((0, 4), SamplingStage::Counted, (50, true), total(110, 5));
+        bursts.enters((0, 4), SamplingStage::Skipped, (0, false), total(120, 5));
         // And of one that has its number after it.
-        bursts.enters((0, 4), Phase::Counted, (90, true), total(120, 5));
-        bursts.enters((0, 4), Phase::Skipped, (0, false), total(130, 6));
-        assert_eq!((bursts.phase(0), bursts.phase(1)), (Phase::Skipped, Phase::Counted));
+        bursts.enters((0, 4), SamplingStage::Counted, (90, true), total(120, 5));
+        bursts.enters((0, 4), SamplingStage::Skipped, (0, false), total(130, 6));
+        assert_eq!(
+            (bursts.stage(0), bursts.stage(1)),
+            (SamplingStage::Skipped, SamplingStage::Counted)
+        );
         let burst =
             |instructions, stands_for, walks| Burst { stands_for, ..total(instructions, walks) };
         let list = [burst(100, 450, 3), burst(5, 355, 1), burst(10, 60, 0), burst(10, 100, 1)];
         assert_eq!(bursts.list(), list);
-        assert_eq!(bursts.estimate(0, Access::Data), None, "of four bursts");
+        assert_eq!(bursts.estimate(0, Side::Data), None, "of four bursts");
         assert_eq!(bursts.check(1), Ok(()));
     }
 
@@ -209,11 +212,11 @@ mod tests {
         let mut bursts = Bursts::default();
         let total = |instructions| Burst { instructions, ..Burst::default() };
         let long = (0u64.wrapping_sub(100_000_000) & !(1 << 63), false);
-        bursts.enters((0, 0), Phase::Counted, (1000, true), total(0));
-        bursts.enters((0, 0), Phase::Skipped, (0, false), total(100));
+        bursts.enters((0, 0), SamplingStage::Counted, (1000, true), total(0));
+        bursts.enters((0, 0), SamplingStage::Skipped, (0, false), total(100));
         assert_eq!(bursts.check(1_000_000_000), Ok(()));
-        bursts.enters((0, 0), Phase::Counted, long, total(100));
-        bursts.enters((0, 0), Phase::Skipped, (0, false), total(200));
+        bursts.enters((0, 0), SamplingStage::Counted, long, total(100));
+        bursts.enters((0, 0), SamplingStage::Skipped, (0, false), total(200));
         let error = bursts.check(1_000_000_000).unwrap_err();
         assert!(error.to_string().contains("1000 ms"), "{error}");
     }
@@ -230,7 +233,7 @@ mod tests {
         let slow = || of(1000, 100_000, 100);
         let four = || [slow(), slow(), slow(), of(5000, 300_000, 0)];
         let bursts = Bursts { list: (0..10).flat_map(|_| four()).collect(), ..Bursts::default() };
-        let value = bursts.estimate(0, Access::Data).unwrap().value;
+        let value = bursts.estimate(0, Side::Data).unwrap().value;
         assert!((value - 0.05).abs() < 1e-9);
     }
 

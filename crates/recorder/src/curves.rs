@@ -3,21 +3,13 @@
 //! Each thread has TLBs of its own, so it has curves of its own; what is told is their sum. Invariant:
 //! an access counts once, and where no curve is sampled every figure is exact.
 
+use crate::counters::Side;
 use crate::filter::PAGE_SHIFT;
-use crate::pages::{Kind, Pages, Thread};
+use crate::pages::{AccessKind, PageObserver, Thread};
 use crate::places::Segment;
 use pagetax_core::units::{PageSize, VirtAddr};
 use pagetax_sim::hardware::reuse::{Following, ReuseProfile};
 use std::ops::Range;
-
-/// Which side of the TLBs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// Loads and stores.
-    Data,
-    /// Instructions.
-    Code,
-}
 
 /// Takes pages.
 pub struct Curves {
@@ -140,10 +132,10 @@ impl Curves {
     }
 }
 
-impl Pages for Curves {
+impl PageObserver for Curves {
     #[inline]
-    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
-        if (kind == Kind::Fetch) == (self.side == Side::Code) {
+    fn change(&mut self, thread: Thread, kind: AccessKind, page: u64) {
+        if (kind == AccessKind::Fetch) == (self.side == Side::Code) {
             self.profile(thread).access(VirtAddr(page << PAGE_SHIFT), 0);
         }
     }
@@ -177,8 +169,8 @@ mod tests {
         for _ in 0..10 {
             for thread in threads {
                 for page in 0..4 {
-                    curves.change(thread, Kind::Load, page);
-                    curves.change(thread, Kind::Fetch, 100 + page);
+                    curves.change(thread, AccessKind::Load, page);
+                    curves.change(thread, AccessKind::Fetch, 100 + page);
                 }
                 curves.ran(thread, 40, 10);
             }

@@ -23,10 +23,10 @@
 //!
 //! All of this speaks of the first level that can hold a size; what is shared beneath does not matter,
 //! as a hit in the first keeps the access from it. It asks that all of a large page's addresses are on
-//! large pages: where a view has small pages next to a large one inside its bounds, the large one may
+//! large pages: where a config has small pages next to a large one inside its bounds, the large one may
 //! pass for newer than it is.
 
-use crate::stream::{Filter, SETS_MAX, Side, WAYS_MAX};
+use crate::stream::{Filter, SETS_MAX, SideFilters, WAYS_MAX};
 use pagetax_sim::hardware::tlb::{Nearest, TlbHierarchy};
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ pub const INDEX_END: u32 = PAGE_SHIFT + SETS_MAX.ilog2();
 pub const LARGE_SHIFT: u32 = 20;
 
 /// One TLB that the stream feeds, and the page sizes that will be looked up in it.
-pub struct Fed<'a> {
+pub struct FilteredTlb<'a> {
     /// As it is programmed.
     pub tlb: &'a TlbHierarchy,
     /// log2 of each page size.
@@ -47,7 +47,7 @@ pub struct Fed<'a> {
 }
 
 /// The filters for one side of all machines and page sizes together.
-pub fn choose(fed: &[Fed<'_>]) -> Side {
+pub fn choose(fed: &[FilteredTlb<'_>]) -> SideFilters {
     if fed.iter().any(shares_an_array) {
         let ways = fed.iter().flat_map(|fed| fed.shifts.iter().map(|shift| fed.ways(*shift))).min();
         let one_set = Filter {
@@ -56,7 +56,7 @@ pub fn choose(fed: &[Fed<'_>]) -> Side {
             index_mask: 0,
             ways: ways.unwrap_or(1),
         };
-        return Side { small: one_set, ..Side::default() };
+        return SideFilters { small: one_set, ..SideFilters::default() };
     }
     // Far accesses are told apart by small pages, even where no TLB holds them.
     let far = Filter {
@@ -66,14 +66,14 @@ pub fn choose(fed: &[Fed<'_>]) -> Side {
         ways: WAYS_MAX,
     };
     let small = filter(fed, 0..LARGE_SHIFT, INDEX_END);
-    Side {
+    SideFilters {
         small: small.map_or(far, |small| Filter { page_shift: PAGE_SHIFT, ..small }),
         large: filter(fed, LARGE_SHIFT..u32::MAX, u32::MAX).unwrap_or_default(),
         large_on_demand: 0,
     }
 }
 
-impl Fed<'_> {
+impl FilteredTlb<'_> {
     fn nearest(&self, shift: u32) -> Vec<Nearest> {
         self.tlb.nearest_arrays(shift).unwrap_or_default()
     }
@@ -87,7 +87,7 @@ impl Fed<'_> {
 }
 
 /// Whether one array is asked for pages of two sizes, or none for pages of some size.
-fn shares_an_array(fed: &Fed<'_>) -> bool {
+fn shares_an_array(fed: &FilteredTlb<'_>) -> bool {
     let mut seen = BTreeSet::new();
     fed.shifts.iter().any(|shift| match fed.tlb.nearest_arrays(*shift) {
         Some(arrays) => arrays.into_iter().any(|nearest| !seen.insert(nearest.array)),
@@ -96,7 +96,7 @@ fn shares_an_array(fed: &Fed<'_>) -> bool {
 }
 
 /// Indexed by the bits that all sets of the sizes in a range have in common; none without such sizes.
-fn filter(fed: &[Fed<'_>], sizes: std::ops::Range<u32>, end: u32) -> Option<Filter> {
+fn filter(fed: &[FilteredTlb<'_>], sizes: std::ops::Range<u32>, end: u32) -> Option<Filter> {
     let (mut page_shift, mut low, mut high, mut ways) = (None, 0, end, WAYS_MAX);
     for fed in fed {
         for shift in fed.shifts.range(sizes.clone()) {
@@ -135,8 +135,8 @@ mod tests {
         TlbHierarchy::new("test", levels).unwrap()
     }
 
-    fn fed<'a>(tlb: &'a TlbHierarchy, shifts: &[u32]) -> Fed<'a> {
-        Fed { tlb, shifts: shifts.iter().copied().collect() }
+    fn fed<'a>(tlb: &'a TlbHierarchy, shifts: &[u32]) -> FilteredTlb<'a> {
+        FilteredTlb { tlb, shifts: shifts.iter().copied().collect() }
     }
 
     #[test]
@@ -146,7 +146,7 @@ mod tests {
         let side = choose(&[fed(&x86, &[12]), fed(&x86, &[12, 21]), fed(&sparc, &[13])]);
         let small = Filter { page_shift: 12, index_shift: 13, index_mask: 7, ways: 2 };
         let large = Filter { page_shift: 21, index_shift: 21, index_mask: 7, ways: 4 };
-        assert_eq!(side, Side { small, large, large_on_demand: 0 });
+        assert_eq!(side, SideFilters { small, large, large_on_demand: 0 });
         let shared = tlb(&[vec![array(64, 4, &[12, 21])]]);
         let side = choose(&[fed(&x86, &[12]), fed(&shared, &[12, 21])]);
         assert_eq!((side.small.index_mask, side.small.ways, side.large.ways), (0, 4, 0));

@@ -4,7 +4,7 @@
 //!  program under an engine                      pagetax, on another CPU
 //!  ┌──────────────────────────┐   shared    ┌───────────────────────────────────────────┐
 //!  │ every access → page      │   memory    │ stream: records → Consumer                │
-//!  │ filter, inlined → record ├───rings────▶│   simulate: places → views → sim's TLBs   │
+//!  │ filter, inlined → record ├───rings────▶│   simulate: places → configs → sim's TLBs   │
 //!  └──────────────────────────┘             │   (or a trace)                            │
 //!   engines/: C, built at first use         └───────────────────────────────────────────┘
 //! ```
@@ -21,12 +21,14 @@
 
 pub mod bursts;
 pub mod chase;
+pub mod config;
+pub mod counters;
 pub mod curves;
 pub mod engine;
 pub mod filter;
 pub mod forecast;
 pub mod listing;
-pub mod machine;
+
 pub mod native;
 pub mod pages;
 pub mod places;
@@ -38,6 +40,5 @@ pub mod simulate;
 pub mod stream;
 pub mod summary;
 pub mod symbols;
-pub mod tally;
 pub mod toolchain;
 pub mod trace;

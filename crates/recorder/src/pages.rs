@@ -7,7 +7,7 @@
 use crate::chase::Chases;
 use crate::filter::PAGE_SHIFT;
 use crate::places::{AddressSpace, PlaceList, Segment};
-use crate::stream::{Consumer, Event, Filter, Hint, RawRecord, Record, Side, Writer};
+use crate::stream::{Consumer, Event, Filter, MappingHint, RawRecord, Record, SideFilters, Writer};
 use object::Architecture;
 use pagetax_host::launch::program::Program;
 use std::ops::Range;
@@ -23,7 +23,7 @@ pub struct Thread {
 
 /// The access that changed the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum AccessKind {
     /// A load.
     Load = 0,
     /// A load whose address comes from what the same instruction loaded before: such loads wait for
@@ -36,9 +36,9 @@ pub enum Kind {
 }
 
 /// Takes pages.
-pub trait Pages {
+pub trait PageObserver {
     /// A thread goes to another page than the one it was on; pages have 4K.
-    fn change(&mut self, thread: Thread, kind: Kind, page: u64);
+    fn change(&mut self, thread: Thread, kind: AccessKind, page: u64);
 
     /// A thread did so much since this was last called for it.
     fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64);
@@ -51,10 +51,10 @@ pub trait Pages {
 }
 
 /// What engines may drop for takers of pages: accesses to the page of the one before.
-pub fn filters() -> (Side, Side) {
+pub fn filters() -> (SideFilters, SideFilters) {
     let last_page =
         Filter { page_shift: PAGE_SHIFT, index_shift: PAGE_SHIFT, index_mask: 0, ways: 1 };
-    let side = Side { small: last_page, ..Side::default() };
+    let side = SideFilters { small: last_page, ..SideFilters::default() };
     (side, side)
 }
 
@@ -69,7 +69,7 @@ pub struct Live<P> {
     chases: Chases,
 }
 
-impl<P: Pages> Live<P> {
+impl<P: PageObserver> Live<P> {
     /// Of a program.
     pub fn new(pages: P, program: &Program) -> Self {
         let (processes, threads) = (Vec::new(), Vec::new());
@@ -98,7 +98,7 @@ impl<P: Pages> Live<P> {
     }
 
     #[inline]
-    fn change(&mut self, thread: Thread, kind: Kind, address: u64) {
+    fn change(&mut self, thread: Thread, kind: AccessKind, address: u64) {
         let space = &mut self.processes[thread.process as usize].1;
         if space.known(address).is_none() {
             let place = space.look_up(address, &mut self.places);
@@ -112,19 +112,19 @@ impl<P: Pages> Live<P> {
     fn load(&mut self, thread: Thread, address: u64, instruction: u64) {
         let space = &self.processes[thread.process as usize].1;
         let is_chase = self.chases.is_chase(thread.process, space, instruction);
-        self.change(thread, if is_chase { Kind::Chase } else { Kind::Load }, address);
+        self.change(thread, if is_chase { AccessKind::Chase } else { AccessKind::Load }, address);
     }
 
-    fn mapping(&mut self, thread: Thread, start: u64, bytes: u64, hint: Hint) {
+    fn mapping(&mut self, thread: Thread, start: u64, bytes: u64, hint: MappingHint) {
         self.processes[thread.process as usize].1.changed(start, bytes, hint);
-        if hint == Hint::Gone {
+        if hint == MappingHint::Gone {
             let end = start.saturating_add(bytes).div_ceil(1 << PAGE_SHIFT);
             self.pages.gone(thread, start >> PAGE_SHIFT..end);
         }
     }
 }
 
-impl<P: Pages> Consumer for Live<P> {
+impl<P: PageObserver> Consumer for Live<P> {
     fn take(&mut self, writer: Writer, records: &[RawRecord]) {
         let mut current: Option<(u16, Thread)> = None;
         for Record { thread: number, event } in records.iter().filter_map(|r| r.decode()) {
@@ -135,14 +135,14 @@ impl<P: Pages> Consumer for Live<P> {
             current = Some((number, thread));
             match event {
                 Event::Load { address, instruction } => self.load(thread, address, instruction),
-                Event::Store { address, .. } => self.change(thread, Kind::Store, address),
-                Event::Fetch { address } => self.change(thread, Kind::Fetch, address),
+                Event::Store { address, .. } => self.change(thread, AccessKind::Store, address),
+                Event::Fetch { address } => self.change(thread, AccessKind::Fetch, address),
                 Event::Counts { instructions, accesses } => {
                     self.pages.ran(thread, instructions, accesses);
                 }
                 Event::Mapping { start, bytes, hint } => self.mapping(thread, start, bytes, hint),
                 // Of one page there is no order to tell; and all of the program is recorded.
-                Event::Touch { .. } | Event::Phase { .. } => {}
+                Event::Touch { .. } | Event::Stage { .. } => {}
             }
         }
     }

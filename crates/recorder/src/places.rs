@@ -4,7 +4,7 @@
 //! Invariant: a page is looked up again after its mapping changed, and never in between, so that a
 //! random access reads two bytes. What the process unmapped before we could look is `Unknown`.
 
-use crate::stream::Hint;
+use crate::stream::MappingHint;
 use pagetax_host::procfs::{MapsLine, Root, maps};
 use pagetax_host::sys::pagemap::{PAGE_IS_HUGE, scan};
 use std::collections::HashMap;
@@ -46,7 +46,7 @@ impl Segment {
 /// What lies at an address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Kind.
+    /// AccessKind.
     pub segment: Segment,
     /// Path of the mapped file.
     pub file: Option<Rc<str>>,
@@ -196,12 +196,12 @@ impl AddressSpace {
     }
 
     /// Memory has changed; what is known of it is known no more.
-    pub fn changed(&mut self, start: u64, bytes: u64, hint: Hint) {
+    pub fn changed(&mut self, start: u64, bytes: u64, hint: MappingHint) {
         let range = start..start.saturating_add(bytes);
         let segment = match hint {
-            Hint::Heap => Some(Segment::Heap),
-            Hint::Stack => Some(Segment::Stack),
-            Hint::None | Hint::Gone => None,
+            MappingHint::Heap => Some(Segment::Heap),
+            MappingHint::Stack => Some(Segment::Stack),
+            MappingHint::None | MappingHint::Gone => None,
         };
         self.hints.retain(|(known, _)| !(range.start <= known.start && known.end <= range.end));
         self.hints.extend(segment.map(|segment| (range.clone(), segment)));
@@ -298,10 +298,10 @@ mod tests {
         assert!(space.file_at(code).is_some());
         let on_stack = 0u64;
         let address = &raw const on_stack as u64;
-        space.changed(address & !0xfff, 4096, Hint::Stack);
+        space.changed(address & !0xfff, 4096, MappingHint::Stack);
         let number = space.look_up(address, &mut list);
         assert_eq!(list.get(number).segment, Segment::Stack);
-        space.changed(code & !0xfff, 4096, Hint::None);
+        space.changed(code & !0xfff, 4096, MappingHint::None);
         assert_eq!(space.known(code), None);
         assert_eq!(space.known(u64::MAX >> 16), None, "beyond the table");
         assert_eq!(list.len(), 2);

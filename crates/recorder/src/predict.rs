@@ -7,7 +7,7 @@
 //! Invariant: all sizes see the same pages in the same order.
 
 use crate::filter::PAGE_SHIFT;
-use crate::pages::{Kind, Pages, Thread};
+use crate::pages::{AccessKind, PageObserver, Thread};
 use crate::places::Segment;
 use pagetax_sim::hardware::translation::Translation;
 use std::collections::{HashMap, HashSet};
@@ -144,10 +144,10 @@ fn is_private(segment: Segment) -> bool {
     matches!(segment, Segment::Heap | Segment::Anon | Segment::Unknown)
 }
 
-impl Pages for Predictor {
+impl PageObserver for Predictor {
     #[inline]
-    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
-        if kind == Kind::Fetch {
+    fn change(&mut self, thread: Thread, kind: AccessKind, page: u64) {
+        if kind == AccessKind::Fetch {
             return;
         }
         let number = thread.number as usize;
@@ -163,7 +163,7 @@ impl Pages for Predictor {
         let is_private = self.last[number].1;
         for size in &mut self.sizes {
             let shift = if is_private { size.tlb_shift } else { PAGE_SHIFT };
-            let alone = kind == Kind::Chase;
+            let alone = kind == AccessKind::Chase;
             let found = size.cpus[number].access(page << PAGE_SHIFT, shift, alone);
             let walks = &mut size.walks;
             walks.level_ps += found.level_ps;
@@ -236,7 +236,7 @@ mod tests {
     }
 
     /// 64 MB, a line a page, twice.
-    fn sweep(predictor: &mut Predictor, kind: Kind, segment: Segment) {
+    fn sweep(predictor: &mut Predictor, kind: AccessKind, segment: Segment) {
         let thread = Thread::default();
         let pages = 0x40_0000..0x40_4000;
         pages.clone().for_each(|page| predictor.found(0, page, segment));
@@ -248,7 +248,7 @@ mod tests {
     #[test]
     fn large_pages_save_walks_and_faults_of_private_memory() {
         let mut predictor = predictor();
-        sweep(&mut predictor, Kind::Load, Segment::Anon);
+        sweep(&mut predictor, AccessKind::Load, Segment::Anon);
         let walks = [0, 1, 2].map(|size| predictor.walks(size));
         assert_eq!(walks[0].other_count, 2 * 16_384);
         assert_eq!(walks[1], walks[0], "no TLB has 64K");
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn files_stay_on_base_pages_and_chases_do_not_overlap() {
         let mut predictor = predictor();
-        sweep(&mut predictor, Kind::Chase, Segment::File);
+        sweep(&mut predictor, AccessKind::Chase, Segment::File);
         assert_eq!(predictor.walks(2), predictor.walks(0));
         assert_eq!(predictor.faults(2), Faults::default());
         let walks = predictor.walks(0);
@@ -273,7 +273,7 @@ mod tests {
         let (value, low, high) = walks.ns();
         assert!(low == value && value == high && value > 1e5, "{low} {value} {high}");
         let mut predictor = self::predictor();
-        sweep(&mut predictor, Kind::Load, Segment::File);
+        sweep(&mut predictor, AccessKind::Load, Segment::File);
         let (value, low, high) = predictor.walks(0).ns();
         assert!(low < value && value < high && high > 1e5, "{low} {value} {high}");
     }

@@ -1,7 +1,7 @@
 //! A program's misses by function and by memory.
 
 use crate::places::Place;
-use crate::simulate::{Share, Simulation};
+use crate::simulate::{MissShare, Simulation};
 use crate::symbols::{Function, Symbols};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -13,16 +13,16 @@ pub struct ProfileLine {
     pub name: String,
     /// Accesses that no TLB level could translate.
     pub misses: u64,
-    /// Fraction of all misses of the view.
+    /// Fraction of all misses of the config.
     pub share: f64,
-    /// Fraction of the time of the view's CPUs.
+    /// Fraction of the time of the config's CPUs.
     pub time_share: f64,
 }
 
-/// The profile of one view; the largest first.
+/// The profile of one config; the largest first.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Profile {
-    /// The view's machine and page sizes.
+    /// The config's machine and page sizes.
     pub title: String,
     /// By function of the missing instruction.
     pub functions: Vec<ProfileLine>,
@@ -30,29 +30,29 @@ pub struct Profile {
     pub memory: Vec<ProfileLine>,
 }
 
-/// Returns the `top` lines of each kind, of one view.
-pub fn profile(simulation: &mut Simulation, view: usize, title: &str, top: usize) -> Profile {
-    let clocks = simulation.lanes().iter().map(|lane| lane.cpus[view].tally.clock_ps);
+/// Returns the `top` lines of each kind, of one config.
+pub fn profile(simulation: &mut Simulation, config: usize, title: &str, top: usize) -> Profile {
+    let clocks = simulation.threads().iter().map(|thread| thread.cpus[config].counters.clock_ps);
     let clock_ps = clocks.sum::<u64>().max(1);
-    let by_instruction = simulation.by_instruction(view);
+    let by_instruction = simulation.by_instruction(config);
     let spaces: Vec<_> = simulation.processes().map(|(_, space)| space).collect();
     let mut symbols = Symbols::default();
     let functions = by_instruction.into_iter().map(|((process, instruction), share)| {
         (function_name(&symbols.function(spaces[process], instruction)), share)
     });
     let functions = lines(functions, clock_ps, top);
-    let places = simulation.by_place(view).iter().enumerate();
+    let places = simulation.by_place(config).iter().enumerate();
     let memory =
         places.map(|(number, share)| (place_name(simulation.places().get(number as u16)), *share));
     Profile { title: title.into(), functions, memory: lines(memory, clock_ps, top) }
 }
 
 fn lines(
-    shares: impl Iterator<Item = (String, Share)>,
+    shares: impl Iterator<Item = (String, MissShare)>,
     clock_ps: u64,
     top: usize,
 ) -> Vec<ProfileLine> {
-    let mut sums: HashMap<String, Share> = HashMap::new();
+    let mut sums: HashMap<String, MissShare> = HashMap::new();
     let mut all = 0;
     for (name, share) in shares {
         let sum = sums.entry(name).or_default();
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn lines_of_one_name_are_one_and_the_largest_is_first() {
-        let share = |count| Share { count, ps: count * 10 };
+        let share = |count| MissShare { count, ps: count * 10 };
         let shares = [("a", 3), ("b", 5), ("a", 4), ("c", 0)];
         let shares = shares.into_iter().map(|(name, count)| (name.to_string(), share(count)));
         let lines = lines(shares, 1_000, 10);

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use crate::native;
-use crate::stream::{Consumer, RawRecord, Side, Writer};
+use crate::stream::{Consumer, RawRecord, SideFilters, Writer};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
@@ -29,7 +29,7 @@ const TOTAL_BYTES: usize = PAGE + RINGS * RING_BYTES;
 
 /// `struct pt_header`
 #[repr(C)]
-struct Header {
+struct RingHeader {
     magic: u64,
     version: u32,
     ring_count: u32,
@@ -37,8 +37,8 @@ struct Header {
     consumer_pid: u32,
     follow: u32,
     sample: u32,
-    data: Side,
-    code: Side,
+    data: SideFilters,
+    code: SideFilters,
     stop: AtomicU32,
     unrecorded: AtomicU32,
     processes: AtomicU32,
@@ -79,7 +79,12 @@ unsafe impl Send for Rings {}
 impl Rings {
     /// Makes the memory, for engines that filter like this; with `follow`, forked children write too, and
     /// with `sample` bursts only.
-    pub fn new(data: Side, code: Side, follow: bool, sample: bool) -> io::Result<Rings> {
+    pub fn new(
+        data: SideFilters,
+        code: SideFilters,
+        follow: bool,
+        sample: bool,
+    ) -> io::Result<Rings> {
         let memory = memfd_create("pagetax-stream", MemfdFlags::CLOEXEC)?;
         ftruncate(&memory, TOTAL_BYTES as u64)?;
         // SAFETY: a fresh shared mapping of a memfd of just this length, wherever there is room.
@@ -94,7 +99,7 @@ impl Rings {
             )
         }?;
         let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let header = Header {
+        let header = RingHeader {
             magic: MAGIC,
             version: VERSION,
             ring_count: RINGS as u32,
@@ -110,7 +115,7 @@ impl Rings {
             native: native::Shared::default(),
         };
         // SAFETY: the mapping begins on a page, has room for a header, and nobody else knows it yet.
-        unsafe { start.cast::<Header>().write(header) };
+        unsafe { start.cast::<RingHeader>().write(header) };
         Ok(Rings { memory, start, writers: vec![None; RINGS], writers_seen: 0, batch: Vec::new() })
     }
 
@@ -119,9 +124,9 @@ impl Rings {
         format!("/proc/{}/fd/{}", std::process::id(), self.memory.as_raw_fd()).into()
     }
 
-    fn header(&self) -> &Header {
+    fn header(&self) -> &RingHeader {
         // SAFETY: written in `new`; engines change only its atomics.
-        unsafe { self.start.cast::<Header>().as_ref() }
+        unsafe { self.start.cast::<RingHeader>().as_ref() }
     }
 
     fn control(&self, ring: usize) -> &Control {
@@ -260,7 +265,8 @@ mod tests {
 
     #[test]
     fn records_come_in_order_over_the_end_of_the_ring_and_rings_are_used_again() {
-        let mut rings = Rings::new(Side::default(), Side::default(), false, false).unwrap();
+        let mut rings =
+            Rings::new(SideFilters::default(), SideFilters::default(), false, false).unwrap();
         let mut seen = Seen::default();
         claim(&rings, 3);
         for round in 0..5u64 {
@@ -280,7 +286,8 @@ mod tests {
 
     #[test]
     fn a_broken_head_reads_nothing_outside() {
-        let mut rings = Rings::new(Side::default(), Side::default(), false, false).unwrap();
+        let mut rings =
+            Rings::new(SideFilters::default(), SideFilters::default(), false, false).unwrap();
         claim(&rings, 0);
         rings.control(0).head.store(u64::MAX / 2, Ordering::Release);
         let mut seen = Seen::default();

@@ -7,7 +7,7 @@
 use crate::engine::{Engine, EngineKind};
 use crate::native;
 use crate::ring::Rings;
-use crate::stream::{Consumer, Side};
+use crate::stream::{Consumer, SideFilters};
 use pagetax_host::sys::signal::asked_to_stop;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::ffi::OsString;
@@ -28,7 +28,7 @@ pub struct Recording<'a> {
     /// Bursts only. The QEMU engine cannot sample, and the native one can do nothing else.
     pub sample: bool,
     /// What the engine may drop: of data, and of code.
-    pub filters: (Side, Side),
+    pub filters: (SideFilters, SideFilters),
 }
 
 /// How it went.

@@ -1,47 +1,48 @@
-//! The consumer that feeds TLB models: each thread has CPUs of its own, one for each view.
+//! The consumer that feeds TLB models: each thread has CPUs of its own, one for each config.
 //!
-//! Invariants: a record costs each view one lookup; what is not a walk touches neither tables of
-//! attribution nor the tally. Time is modelled: instructions, far accesses and translation at the
+//! Invariants: a record costs each config one lookup; what is not a walk touches neither tables of
+//! attribution nor the counters. Time is modelled: instructions, far accesses and translation at the
 //! machine's prices.
 //!
 //! A far access is one to a page that is not among the eight used last of those with the same six address
 //! bits, as if it left a cache of 2 MB. This does not depend on page sizes, and not on the engine's filter
 //! either, which holds no page that this one does not: [`crate::filter::INDEX_END`], [`WAYS_MAX`].
 
-mod told;
+mod replay_adapter;
 mod warm;
 
-pub use told::Told;
+pub use replay_adapter::ReplayAdapter;
 use warm::{Done, WarmUps};
 
 use crate::bursts::{Burst, Bursts};
-use crate::filter::{self, Fed, LARGE_SHIFT, PAGE_SHIFT};
-use crate::machine::{Pages, View};
+use crate::config::{MachineConfig, PagePolicy};
+use crate::counters::{CpuCounters, Side};
+use crate::filter::{self, FilteredTlb, LARGE_SHIFT, PAGE_SHIFT};
 use crate::places::{self, AddressSpace, PlaceList};
 use crate::stream::{
-    Class, Consumer, Event, Hint, Phase, RawRecord, Record, SETS_MAX, Side, WAYS_MAX, Writer,
+    Consumer, Event, MappingHint, RawRecord, Record, SETS_MAX, SamplingStage, SideFilters,
+    SizeClass, WAYS_MAX, Writer,
 };
-use crate::tally::{Access, Tally};
 use pagetax_sim::hardware::set::{Replacement, TagArray};
 use pagetax_sim::hardware::translation::{Lookup, Translation};
 use std::collections::HashMap;
 
 /// The simulation of a whole run.
 pub struct Simulation {
-    views: Vec<View>,
-    /// Prices and page sizes by place, by view.
+    configs: Vec<MachineConfig>,
+    /// Prices and page sizes by place, by config.
     sizes: Vec<Sizes>,
     places: PlaceList,
     processes: Vec<Process>,
-    lanes: Vec<Lane>,
-    /// What was missed, by view.
+    threads: Vec<SimulatedThread>,
+    /// What was missed, by config.
     misses: Vec<Attribution>,
     /// Of a sampled recording.
     bursts: Bursts,
     warm_ups: WarmUps,
 }
 
-/// Page sizes of one view by the number of the place.
+/// Page sizes of one config by the number of the place.
 #[derive(Default)]
 struct Sizes {
     data: Vec<u32>,
@@ -56,9 +57,9 @@ struct Process {
 }
 
 /// A thread: of a process, with its own TLBs.
-pub struct Lane {
+pub struct SimulatedThread {
     writer: usize,
-    thread: u16,
+    number: u16,
     /// Of its process.
     pub pid: u32,
     process: usize,
@@ -72,38 +73,38 @@ pub struct Lane {
     pub access_count: u64,
     /// Of these, such to a page that was not used lately.
     pub far_count: u64,
-    /// By view.
+    /// By config.
     pub cpus: Vec<Cpu>,
 }
 
-/// A CPU of one view.
+/// A CPU of one config.
 pub struct Cpu {
     /// Its hardware.
     pub translation: Translation,
     /// What it has missed, and its clock.
-    pub tally: Tally,
+    pub counters: CpuCounters,
     /// Walks, those that do not count included.
     walk_count: u64,
 }
 
 /// Misses of an instruction or a place, and their time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Share {
+pub struct MissShare {
     /// Accesses that no level could translate.
     pub count: u64,
     /// What that took, picoseconds.
     pub ps: u64,
 }
 
-/// Misses of one view by who caused them and where.
+/// Misses of one config by who caused them and where.
 #[derive(Debug, Default)]
 pub struct Attribution {
     /// By process (in the order of appearance) and instruction.
-    by_instruction: HashMap<(usize, u64), Share>,
+    by_instruction: HashMap<(usize, u64), MissShare>,
     /// By the number of the place.
-    by_place: Vec<Share>,
+    by_place: Vec<MissShare>,
     /// The instruction looked up last, as the next one is often the same.
-    last: ((usize, u64), Share),
+    last: ((usize, u64), MissShare),
 }
 
 impl Attribution {
@@ -116,7 +117,7 @@ impl Attribution {
         self.last.1.count += 1;
         self.last.1.ps += ps;
         if self.by_place.len() <= usize::from(place) {
-            self.by_place.resize(usize::from(place) + 1, Share::default());
+            self.by_place.resize(usize::from(place) + 1, MissShare::default());
         }
         self.by_place[usize::from(place)].count += 1;
         self.by_place[usize::from(place)].ps += ps;
@@ -133,17 +134,17 @@ impl Attribution {
 }
 
 impl Simulation {
-    /// For these views, in this order.
-    pub fn new(views: Vec<View>) -> Self {
-        let sizes = views.iter().map(|_| Sizes::default()).collect();
-        let warm_ups = WarmUps::new(views.iter().map(|view| view.cpu.data().entries_max()));
-        let misses = views.iter().map(|_| Attribution::default()).collect();
+    /// For these configs, in this order.
+    pub fn new(configs: Vec<MachineConfig>) -> Self {
+        let sizes = configs.iter().map(|_| Sizes::default()).collect();
+        let warm_ups = WarmUps::new(configs.iter().map(|config| config.cpu.data().entries_max()));
+        let misses = configs.iter().map(|_| Attribution::default()).collect();
         Simulation {
-            views,
+            configs,
             sizes,
             places: PlaceList::default(),
             processes: Vec::new(),
-            lanes: Vec::new(),
+            threads: Vec::new(),
             misses,
             bursts: Bursts::default(),
             warm_ups,
@@ -155,27 +156,33 @@ impl Simulation {
         &self.bursts
     }
 
-    /// What engines may filter so that no view notices: of data, and of code.
-    pub fn filters(&self) -> (Side, Side) {
-        let data = self.views.iter().map(|v| Fed { tlb: v.cpu.data(), shifts: v.data_shifts() });
-        let code =
-            self.views.iter().map(|v| Fed { tlb: v.cpu.instructions(), shifts: v.code_shifts() });
+    /// What engines may filter so that no config notices: of data, and of code.
+    pub fn filters(&self) -> (SideFilters, SideFilters) {
+        let data =
+            self.configs.iter().map(|v| FilteredTlb { tlb: v.cpu.data(), shifts: v.data_shifts() });
+        let code = self
+            .configs
+            .iter()
+            .map(|v| FilteredTlb { tlb: v.cpu.instructions(), shifts: v.code_shifts() });
         let (data, code): (Vec<_>, Vec<_>) = (data.collect(), code.collect());
-        let large_on_demand = self.views.iter().all(|view| view.pages == Pages::Real)
+        let large_on_demand = self.configs.iter().all(|config| config.pages == PagePolicy::Real)
             && !places::kernel_makes_large_pages();
         [&data, &code]
-            .map(|fed| Side { large_on_demand: large_on_demand.into(), ..filter::choose(fed) })
+            .map(|fed| SideFilters {
+                large_on_demand: large_on_demand.into(),
+                ..filter::choose(fed)
+            })
             .into()
     }
 
     /// As given.
-    pub fn views(&self) -> &[View] {
-        &self.views
+    pub fn configs(&self) -> &[MachineConfig] {
+        &self.configs
     }
 
     /// Threads in the order of appearance.
-    pub fn lanes(&self) -> &[Lane] {
-        &self.lanes
+    pub fn threads(&self) -> &[SimulatedThread] {
+        &self.threads
     }
 
     /// All places seen.
@@ -188,15 +195,15 @@ impl Simulation {
         self.processes.iter().map(|process| (process.pid, &process.space))
     }
 
-    /// A view's misses by process and instruction.
-    pub fn by_instruction(&mut self, view: usize) -> Vec<((usize, u64), Share)> {
-        self.misses[view].flush();
-        self.misses[view].by_instruction.iter().map(|(key, share)| (*key, *share)).collect()
+    /// A config's misses by process and instruction.
+    pub fn by_instruction(&mut self, config: usize) -> Vec<((usize, u64), MissShare)> {
+        self.misses[config].flush();
+        self.misses[config].by_instruction.iter().map(|(key, share)| (*key, *share)).collect()
     }
 
-    /// A view's misses by the number of the place.
-    pub fn by_place(&self, view: usize) -> &[Share] {
-        &self.misses[view].by_place
+    /// A config's misses by the number of the place.
+    pub fn by_place(&self, config: usize) -> &[MissShare] {
+        &self.misses[config].by_place
     }
 
     fn process_of(&mut self, writer: Writer) -> usize {
@@ -208,20 +215,21 @@ impl Simulation {
         })
     }
 
-    fn lane_of(&mut self, writer: Writer, thread: u16) -> usize {
-        let known = self.lanes.iter().position(|l| l.writer == writer.number && l.thread == thread);
-        if let Some(lane) = known {
-            return lane;
+    fn thread_of(&mut self, writer: Writer, number: u16) -> usize {
+        let known =
+            self.threads.iter().position(|l| l.writer == writer.number && l.number == number);
+        if let Some(thread) = known {
+            return thread;
         }
         let process = self.process_of(writer);
-        let cpu = |view: &View| Cpu {
-            translation: view.cpu.clone(),
-            tally: Tally::default(),
+        let cpu = |config: &MachineConfig| Cpu {
+            translation: config.cpu.clone(),
+            counters: CpuCounters::default(),
             walk_count: 0,
         };
-        self.lanes.push(Lane {
+        self.threads.push(SimulatedThread {
             writer: writer.number,
-            thread,
+            number,
             pid: writer.pid,
             process,
             near: TagArray::new(
@@ -233,136 +241,136 @@ impl Simulation {
             counted_count: 0,
             access_count: 0,
             far_count: 0,
-            cpus: self.views.iter().map(cpu).collect(),
+            cpus: self.configs.iter().map(cpu).collect(),
         });
-        self.lanes.len() - 1
+        self.threads.len() - 1
     }
 
     /// The place at an address; a page that is touched for the first time is mapped.
     #[inline(always)]
-    fn place(&mut self, lane: usize, address: u64) -> u16 {
-        let process = self.lanes[lane].process;
+    fn place(&mut self, thread: usize, address: u64) -> u16 {
+        let process = self.threads[thread].process;
         match self.processes[process].space.known(address) {
             Some(place) => place,
-            None => self.new_page(lane, address),
+            None => self.new_page(thread, address),
         }
     }
 
     #[cold]
-    fn new_page(&mut self, lane: usize, address: u64) -> u16 {
-        let process = self.lanes[lane].process;
+    fn new_page(&mut self, thread: usize, address: u64) -> u16 {
+        let process = self.threads[thread].process;
         let place = self.processes[process].space.look_up(address, &mut self.places);
-        for (view, sizes) in self.views.iter().zip(&mut self.sizes) {
+        for (config, sizes) in self.configs.iter().zip(&mut self.sizes) {
             for number in sizes.data.len()..self.places.len() {
                 let place = self.places.get(number as u16);
-                sizes.data.push(view.data_shift(place));
-                sizes.code.push(view.code_shift(place));
+                sizes.data.push(config.data_shift(place));
+                sizes.code.push(config.code_shift(place));
             }
         }
-        for (cpu, sizes) in self.lanes[lane].cpus.iter_mut().zip(&self.sizes) {
+        for (cpu, sizes) in self.threads[thread].cpus.iter_mut().zip(&self.sizes) {
             cpu.translation.mapped(address, sizes.data[usize::from(place)]);
         }
         place
     }
 
     #[inline(always)]
-    fn data(&mut self, lane_number: usize, address: u64, instruction: u64, counts: bool) {
-        let place = self.place(lane_number, address);
-        let lane = &mut self.lanes[lane_number];
-        let is_far = !lane.near.touch(address >> PAGE_SHIFT, near_tag(address));
-        lane.far_count += u64::from(is_far && counts);
-        let views = self.views.iter().zip(&self.sizes).zip(&mut self.misses);
-        for (cpu, ((view, sizes), misses)) in lane.cpus.iter_mut().zip(views) {
+    fn data(&mut self, thread_number: usize, address: u64, instruction: u64, counts: bool) {
+        let place = self.place(thread_number, address);
+        let thread = &mut self.threads[thread_number];
+        let is_far = !thread.near.touch(address >> PAGE_SHIFT, near_tag(address));
+        thread.far_count += u64::from(is_far && counts);
+        let configs = self.configs.iter().zip(&self.sizes).zip(&mut self.misses);
+        for (cpu, ((config, sizes), misses)) in thread.cpus.iter_mut().zip(configs) {
             let shift = sizes.data[usize::from(place)];
             let found = cpu.translation.access(address, shift, false);
             cpu.walk_count += u64::from(found.walked);
             if !counts {
                 continue;
             }
-            cpu.tally.clock_ps += found.level_ps + if is_far { view.times.far_ps } else { 0 };
+            cpu.counters.clock_ps += found.level_ps + if is_far { config.times.far_ps } else { 0 };
             if found.walked {
-                cpu.missed(Access::Data, shift, found);
-                misses.add(lane.process, instruction, place, found.refill_ps + found.tsb_ps);
+                cpu.missed(Side::Data, shift, found);
+                misses.add(thread.process, instruction, place, found.refill_ps + found.tsb_ps);
             }
         }
     }
 
     #[inline(always)]
-    fn fetch(&mut self, lane_number: usize, address: u64, counts: bool) {
-        let place = self.place(lane_number, address);
-        let lane = &mut self.lanes[lane_number];
-        let views = self.sizes.iter().zip(&mut self.misses);
-        for (cpu, (sizes, misses)) in lane.cpus.iter_mut().zip(views) {
+    fn fetch(&mut self, thread_number: usize, address: u64, counts: bool) {
+        let place = self.place(thread_number, address);
+        let thread = &mut self.threads[thread_number];
+        let configs = self.sizes.iter().zip(&mut self.misses);
+        for (cpu, (sizes, misses)) in thread.cpus.iter_mut().zip(configs) {
             let shift = sizes.code[usize::from(place)];
             let found = cpu.translation.fetch(address, shift);
             cpu.walk_count += u64::from(found.walked);
             if found.walked && counts {
-                cpu.missed(Access::Instruction, shift, found);
-                misses.add(lane.process, address, place, found.refill_ps + found.tsb_ps);
+                cpu.missed(Side::Code, shift, found);
+                misses.add(thread.process, address, place, found.refill_ps + found.tsb_ps);
             }
         }
     }
 
     /// See [`Event::Touch`].
     #[inline(always)]
-    fn touch(&mut self, lane_number: usize, address: u64, class: Class, is_code: bool) {
-        let place = usize::from(self.place(lane_number, address));
-        let lane = &mut self.lanes[lane_number];
-        if !is_code && class != Class::Large {
-            lane.near.touch(address >> PAGE_SHIFT, near_tag(address));
+    fn touch(&mut self, thread_number: usize, address: u64, class: SizeClass, is_code: bool) {
+        let place = usize::from(self.place(thread_number, address));
+        let thread = &mut self.threads[thread_number];
+        if !is_code && class != SizeClass::Large {
+            thread.near.touch(address >> PAGE_SHIFT, near_tag(address));
         }
-        for (cpu, sizes) in lane.cpus.iter_mut().zip(&self.sizes) {
+        for (cpu, sizes) in thread.cpus.iter_mut().zip(&self.sizes) {
             let shift = if is_code { sizes.code[place] } else { sizes.data[place] };
-            if class == Class::All || (class == Class::Large) == (shift >= LARGE_SHIFT) {
+            if class == SizeClass::All || (class == SizeClass::Large) == (shift >= LARGE_SHIFT) {
                 cpu.translation.refresh(address, shift, is_code);
             }
         }
     }
 
-    fn counts(&mut self, lane: usize, instructions: u64, accesses: u64, counts: bool) {
-        let lane = &mut self.lanes[lane];
-        lane.instruction_count += instructions;
-        lane.access_count += accesses;
+    fn counts(&mut self, thread: usize, instructions: u64, accesses: u64, counts: bool) {
+        let thread = &mut self.threads[thread];
+        thread.instruction_count += instructions;
+        thread.access_count += accesses;
         if !counts {
             return;
         }
-        lane.counted_count += instructions;
-        for (cpu, view) in lane.cpus.iter_mut().zip(&self.views) {
-            cpu.tally.clock_ps += instructions * view.times.instruction_ps;
+        thread.counted_count += instructions;
+        for (cpu, config) in thread.cpus.iter_mut().zip(&self.configs) {
+            cpu.counters.clock_ps += instructions * config.times.instruction_ps;
         }
     }
 
     /// What a writer did so far, counted or not.
     fn done(&self, writer: Writer) -> Done {
-        let lanes = || self.lanes.iter().filter(|lane| lane.writer == writer.number);
-        let walks = |view: usize| lanes().map(|lane| lane.cpus[view].walk_count).sum();
+        let threads = || self.threads.iter().filter(|thread| thread.writer == writer.number);
+        let walks = |config: usize| threads().map(|thread| thread.cpus[config].walk_count).sum();
         Done {
-            instructions: lanes().map(|lane| lane.instruction_count).sum(),
-            walks: (0..self.views.len()).map(walks).collect(),
+            instructions: threads().map(|thread| thread.instruction_count).sum(),
+            walks: (0..self.configs.len()).map(walks).collect(),
         }
     }
 
     /// What was counted of a writer so far.
     fn counted(&self, writer: Writer) -> Burst {
-        let views = self.views.len();
-        let mut total = Burst { walks: vec![[0; 2]; views], ..Burst::default() };
-        for lane in self.lanes.iter().filter(|lane| lane.writer == writer.number) {
-            total.instructions += lane.counted_count;
-            for (walks, cpu) in total.walks.iter_mut().zip(&lane.cpus) {
-                for side in [Access::Instruction, Access::Data] {
-                    walks[side as usize] += cpu.tally.total(side).tlb_count;
+        let configs = self.configs.len();
+        let mut total = Burst { walks: vec![[0; 2]; configs], ..Burst::default() };
+        for thread in self.threads.iter().filter(|thread| thread.writer == writer.number) {
+            total.instructions += thread.counted_count;
+            for (walks, cpu) in total.walks.iter_mut().zip(&thread.cpus) {
+                for side in [Side::Code, Side::Data] {
+                    walks[side as usize] += cpu.counters.total(side).tlb_count;
                 }
             }
         }
         total
     }
 
-    fn mapping(&mut self, writer: Writer, start: u64, bytes: u64, hint: Hint) {
+    fn mapping(&mut self, writer: Writer, start: u64, bytes: u64, hint: MappingHint) {
         let process = self.process_of(writer);
         self.processes[process].space.changed(start, bytes, hint);
-        if hint == Hint::Gone {
-            let lanes = self.lanes.iter_mut().filter(|lane| lane.process == process);
-            for cpu in lanes.flat_map(|lane| &mut lane.cpus) {
+        if hint == MappingHint::Gone {
+            let threads = self.threads.iter_mut().filter(|thread| thread.process == process);
+            for cpu in threads.flat_map(|thread| &mut thread.cpus) {
                 cpu.translation.unmapped(start..start.saturating_add(bytes));
             }
         }
@@ -375,9 +383,9 @@ fn near_tag(address: u64) -> u64 {
 }
 
 impl Cpu {
-    fn missed(&mut self, side: Access, shift: u32, found: Lookup) {
-        self.tally.clock_ps += found.refill_ps + found.tsb_ps;
-        let misses = self.tally.misses_mut(side, shift);
+    fn missed(&mut self, side: Side, shift: u32, found: Lookup) {
+        self.counters.clock_ps += found.refill_ps + found.tsb_ps;
+        let misses = self.counters.misses_mut(side, shift);
         misses.tlb_count += 1;
         misses.tlb_ps += found.refill_ps;
         misses.tsb_count += u64::from(found.tsb_missed);
@@ -387,38 +395,38 @@ impl Cpu {
 
 impl Consumer for Simulation {
     fn take(&mut self, writer: Writer, records: &[RawRecord]) {
-        let (mut thread, mut lane) = (None, 0);
-        let mut counts = self.bursts.phase(writer.number) == Phase::Counted;
+        let (mut current, mut thread) = (None, 0);
+        let mut counts = self.bursts.stage(writer.number) == SamplingStage::Counted;
         for Record { thread: of, event } in records.iter().filter_map(|record| record.decode()) {
             // Of processes; before the first thread runs, too.
             if let Event::Mapping { start, bytes, hint } = event {
                 self.mapping(writer, start, bytes, hint);
                 continue;
             }
-            if let Event::Phase { phase, gap, is_first } = event {
+            if let Event::Stage { stage, gap, is_first } = event {
                 let total = self.counted(writer);
-                self.bursts.enters((writer.number, of), phase, (gap, is_first), total);
+                self.bursts.enters((writer.number, of), stage, (gap, is_first), total);
                 let done = self.done(writer);
-                self.warm_ups.enters(writer.number, phase, gap, done);
-                counts = phase == Phase::Counted;
+                self.warm_ups.enters(writer.number, stage, gap, done);
+                counts = stage == SamplingStage::Counted;
                 continue;
             }
-            if thread != Some(of) {
-                thread = Some(of);
-                lane = self.lane_of(writer, of);
+            if current != Some(of) {
+                current = Some(of);
+                thread = self.thread_of(writer, of);
             }
             match event {
                 Event::Load { address, instruction } | Event::Store { address, instruction } => {
-                    self.data(lane, address, instruction, counts);
+                    self.data(thread, address, instruction, counts);
                 }
-                Event::Fetch { address } => self.fetch(lane, address, counts),
+                Event::Fetch { address } => self.fetch(thread, address, counts),
                 Event::Counts { instructions, accesses } => {
-                    self.counts(lane, instructions, accesses, counts);
+                    self.counts(thread, instructions, accesses, counts);
                 }
                 Event::Touch { address, class, is_code } => {
-                    self.touch(lane, address, class, is_code);
+                    self.touch(thread, address, class, is_code);
                 }
-                Event::Mapping { .. } | Event::Phase { .. } => {}
+                Event::Mapping { .. } | Event::Stage { .. } => {}
             }
         }
     }

@@ -23,7 +23,7 @@ pub const WAYS_MAX: u32 = 8;
 /// The filters of one side, data or code. An access is dropped when both hold its page.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Side {
+pub struct SideFilters {
     /// Always used.
     pub small: Filter,
     /// For pages of a megabyte and more, if there are any.
@@ -34,7 +34,7 @@ pub struct Side {
 
 /// Pages that a filter speaks of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
+pub enum SizeClass {
     /// Of any size.
     All,
     /// Those below a megabyte.
@@ -55,7 +55,7 @@ pub struct RawRecord {
 
 /// In the place of a touch.
 const CODE: u64 = 4;
-/// In the place of a phase.
+/// In the place of a stage.
 const FIRST: u64 = 1 << 63;
 
 const VALUE_BITS: u32 = 48;
@@ -63,7 +63,7 @@ const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
 
 /// What an engine knows of memory that has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hint {
+pub enum MappingHint {
     /// Nothing.
     None,
     /// The break has moved over it.
@@ -76,7 +76,7 @@ pub enum Hint {
 
 /// What a sampled recording does with accesses, from some moment on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum SamplingStage {
     /// Leaves them out.
     Skipped,
     /// Records them, so that TLBs are what they should be when counting begins.
@@ -120,7 +120,7 @@ pub enum Event {
         /// On the page.
         address: u64,
         /// Pages of which sizes are meant.
-        class: Class,
+        class: SizeClass,
         /// The instruction side's.
         is_code: bool,
     },
@@ -131,12 +131,12 @@ pub enum Event {
         /// How much.
         bytes: u64,
         /// What is known of it.
-        hint: Hint,
+        hint: MappingHint,
     },
     /// The accesses of the process are worth something else from here on.
-    Phase {
+    Stage {
         /// What they are worth.
-        phase: Phase,
+        stage: SamplingStage,
         /// Of one that counts: the thread's instructions since it last counted; 0: bursts are as likely everywhere.
         gap: u64,
         /// Whether the thread counts for the first time. Another one may have had its number before.
@@ -165,26 +165,26 @@ impl RawRecord {
             4 => Event::Counts { instructions: value, accesses: place },
             5 => {
                 let hint = match place >> 56 {
-                    1 => Hint::Heap,
-                    2 => Hint::Stack,
-                    3 => Hint::Gone,
-                    _ => Hint::None,
+                    1 => MappingHint::Heap,
+                    2 => MappingHint::Stack,
+                    3 => MappingHint::Gone,
+                    _ => MappingHint::None,
                 };
                 Event::Mapping { start: value, bytes: place & VALUE_MASK, hint }
             }
             7 => {
-                let phase = match value {
-                    0 => Phase::Skipped,
-                    1 => Phase::Warming,
-                    _ => Phase::Counted,
+                let stage = match value {
+                    0 => SamplingStage::Skipped,
+                    1 => SamplingStage::Warming,
+                    _ => SamplingStage::Counted,
                 };
-                Event::Phase { phase, gap: place & !FIRST, is_first: place & FIRST != 0 }
+                Event::Stage { stage, gap: place & !FIRST, is_first: place & FIRST != 0 }
             }
             6 => {
                 let class = match place & 3 {
-                    1 => Class::Small,
-                    2 => Class::Large,
-                    _ => Class::All,
+                    1 => SizeClass::Small,
+                    2 => SizeClass::Large,
+                    _ => SizeClass::All,
                 };
                 Event::Touch { address: value, class, is_code: place & CODE != 0 }
             }
@@ -202,21 +202,21 @@ impl RawRecord {
             Event::Counts { instructions, accesses } => (4, instructions, accesses),
             Event::Mapping { start, bytes, hint } => {
                 let hint = match hint {
-                    Hint::None => 0u64,
-                    Hint::Heap => 1,
-                    Hint::Stack => 2,
-                    Hint::Gone => 3,
+                    MappingHint::None => 0u64,
+                    MappingHint::Heap => 1,
+                    MappingHint::Stack => 2,
+                    MappingHint::Gone => 3,
                 };
                 (5, start, (bytes & VALUE_MASK) | (hint << 56))
             }
-            Event::Phase { phase, gap, is_first } => {
-                (7, phase as u64, gap | if is_first { FIRST } else { 0 })
+            Event::Stage { stage, gap, is_first } => {
+                (7, stage as u64, gap | if is_first { FIRST } else { 0 })
             }
             Event::Touch { address, class, is_code } => {
                 let class = match class {
-                    Class::All => 0,
-                    Class::Small => 1,
-                    Class::Large => 2,
+                    SizeClass::All => 0,
+                    SizeClass::Small => 1,
+                    SizeClass::Large => 2,
                 };
                 (6, address, class | if is_code { CODE } else { 0 })
             }
@@ -262,11 +262,11 @@ mod tests {
             Event::Load { address: 1, instruction: 0x40_1000 },
             Event::Store { address: VALUE_MASK, instruction: 0 },
             Event::Counts { instructions: 12_345, accesses: u64::from(u32::MAX) },
-            Event::Mapping { start: 0x1000, bytes: 1 << 40, hint: Hint::Gone },
-            Event::Touch { address: 0x20_0000, class: Class::Large, is_code: true },
-            Event::Touch { address: 0x3000, class: Class::All, is_code: false },
-            Event::Phase { phase: Phase::Counted, gap: 1 << 50, is_first: false },
-            Event::Phase { phase: Phase::Counted, gap: 7, is_first: true },
+            Event::Mapping { start: 0x1000, bytes: 1 << 40, hint: MappingHint::Gone },
+            Event::Touch { address: 0x20_0000, class: SizeClass::Large, is_code: true },
+            Event::Touch { address: 0x3000, class: SizeClass::All, is_code: false },
+            Event::Stage { stage: SamplingStage::Counted, gap: 1 << 50, is_first: false },
+            Event::Stage { stage: SamplingStage::Counted, gap: 7, is_first: true },
         ];
         for event in events {
             let record = Record { thread: 4095, event };

@@ -1,18 +1,19 @@
 //! The notes under a simulation's figures: its totals, and the error of a sampled recording.
 
+use crate::config::MachineConfig;
+use crate::counters::Side;
 use crate::engine::EngineKind;
-use crate::machine::View;
 use crate::native::Status;
 use crate::session::{Ended, Exit};
-use crate::simulate::{Lane, Simulation};
-use crate::tally::Access;
+use crate::simulate::{SimulatedThread, Simulation};
 use pagetax_core::units::Nanos;
 
 /// Returns the totals of all threads, followed by `more`.
 pub fn totals(simulation: &Simulation, more: &str) -> String {
-    let sum = |of: fn(&Lane) -> u64| -> u64 { simulation.lanes().iter().map(of).sum() };
+    let sum =
+        |of: fn(&SimulatedThread) -> u64| -> u64 { simulation.threads().iter().map(of).sum() };
     let (instructions, accesses) = (sum(|l| l.instruction_count), sum(|l| l.access_count));
-    let threads = simulation.lanes().len();
+    let threads = simulation.threads().len();
     format!("{instructions} instructions, {accesses} loads and stores, {threads} threads; {more}")
 }
 
@@ -30,7 +31,7 @@ pub fn notes(ended: &Ended, simulation: &Simulation, engine: EngineKind) -> Vec<
     if let Exit::Signal(signal) = ended.exit {
         notes.push(format!("the program was ended by signal {signal}"));
     }
-    if simulation.lanes().is_empty() {
+    if simulation.threads().is_empty() {
         notes.push("the program did nothing that could be recorded".into());
     }
     match failure(ended, simulation) {
@@ -60,7 +61,8 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
     if !bursts.is_sampled() {
         return rates(simulation);
     }
-    let sum = |of: fn(&Lane) -> u64| -> u64 { simulation.lanes().iter().map(of).sum() };
+    let sum =
+        |of: fn(&SimulatedThread) -> u64| -> u64 { simulation.threads().iter().map(of).sum() };
     let counted = sum(|l| l.counted_count);
     let share = match engine {
         EngineKind::Native => format!("{counted} instructions, of how many is n/a"),
@@ -80,7 +82,7 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
                 .into(),
         );
     }
-    for (nth, view) in simulation.views().iter().enumerate() {
+    for (nth, config) in simulation.configs().iter().enumerate() {
         for (side, name) in SIDES {
             let Some(found) = bursts.estimate(nth, side) else {
                 notes.push("too few bursts for an interval: record without --sample".into());
@@ -88,7 +90,7 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
             };
             notes.push(format!(
                 "{}: {name} misses in a million instructions: {:.1} ± {:.1} ({:.1} %), 95 % interval",
-                view.name(),
+                config.name(),
                 found.value * 1e6,
                 found.error * 1e6,
                 found.error / found.value.max(f64::MIN_POSITIVE) * 100.0
@@ -100,19 +102,19 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
 
 /// Returns the rates of a full recording, in the form of a sampled one.
 fn rates(simulation: &Simulation) -> Vec<String> {
-    let instructions: u64 = simulation.lanes().iter().map(|lane| lane.counted_count).sum();
+    let instructions: u64 = simulation.threads().iter().map(|thread| thread.counted_count).sum();
     let rate = |nth: usize, side| {
-        let tallies = simulation.lanes().iter().map(|lane| &lane.cpus[nth].tally);
-        let misses: u64 = tallies.map(|tally| tally.total(side).tlb_count).sum();
+        let counters = simulation.threads().iter().map(|thread| &thread.cpus[nth].counters);
+        let misses: u64 = counters.map(|counters| counters.total(side).tlb_count).sum();
         misses as f64 / instructions.max(1) as f64 * 1e6
     };
-    let line = |(nth, view): (usize, &View)| {
+    let line = |(nth, config): (usize, &MachineConfig)| {
         SIDES.map(|(side, name)| {
             let rate = rate(nth, side);
-            format!("{}: {name} misses in a million instructions: {rate:.1}", view.name())
+            format!("{}: {name} misses in a million instructions: {rate:.1}", config.name())
         })
     };
-    simulation.views().iter().enumerate().flat_map(line).collect()
+    simulation.configs().iter().enumerate().flat_map(line).collect()
 }
 
-const SIDES: [(Access, &str); 2] = [(Access::Data, "data"), (Access::Instruction, "instruction")];
+const SIDES: [(Side, &str); 2] = [(Side::Data, "data"), (Side::Code, "instruction")];

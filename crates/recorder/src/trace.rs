@@ -23,7 +23,7 @@ mod read;
 mod replay;
 mod write;
 
-pub use index::{BlockInfo, Run};
+pub use index::{BlockInfo, PageRun};
 pub use read::{Block, Trace};
 pub use replay::Replayable;
 pub use write::TraceWriter;

@@ -8,8 +8,8 @@ mod common;
 use common::{compile, has_programs, has_sampler, record_part};
 use object::{Object, ObjectSymbol};
 use pagetax_core::units::PageSize;
+use pagetax_recorder::config::MachineConfig;
 use pagetax_recorder::engine::EngineKind;
-use pagetax_recorder::machine::View;
 use pagetax_recorder::simulate::Simulation;
 use pagetax_sim::models;
 use std::collections::VecDeque;
@@ -146,9 +146,9 @@ fn address_of(program: &Path, name: &str) -> u64 {
 
 fn simulated(engine: EngineKind, program: &Path) -> Simulation {
     let model = models::find("x86-64-calibrated").unwrap();
-    let views =
-        ["all=4K", "all=2M"].map(|pages| View::new(&model, pages.parse().unwrap()).unwrap());
-    let mut simulation = Simulation::new(views.into());
+    let configs = ["all=4K", "all=2M"]
+        .map(|pages| MachineConfig::new(&model, pages.parse().unwrap()).unwrap());
+    let mut simulation = Simulation::new(configs.into());
     let filters = simulation.filters();
     let is_a_burst = engine == EngineKind::Native;
     let ended = record_part(engine, program, &mut simulation, filters, is_a_burst);
@@ -176,12 +176,12 @@ fn agree(
     oracles: &[Oracle; 2],
     simulation: &Simulation,
 ) {
-    let [lane] = simulation.lanes() else { panic!("{} threads", simulation.lanes().len()) };
+    let [thread] = simulation.threads() else { panic!("{} threads", simulation.threads().len()) };
     if let Some(more) = exact_but {
-        let counted = (lane.instruction_count, lane.access_count + more);
+        let counted = (thread.instruction_count, thread.access_count + more);
         assert_eq!(counted, (oracles[0].instructions, oracles[0].accesses));
     }
-    for (oracle, cpu) in oracles.iter().zip(&lane.cpus) {
+    for (oracle, cpu) in oracles.iter().zip(&thread.cpus) {
         let size = PageSize::new(1 << oracle.shift).unwrap();
         let counts = cpu.translation.data().counts(size);
         assert_eq!(counts[1..], oracle.missed, "data, {size}, {engine}");

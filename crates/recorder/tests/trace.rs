@@ -6,9 +6,9 @@ mod common;
 use common::{compile, has_programs, record};
 use pagetax_core::units::PageSize;
 use pagetax_host::launch::program::Program;
+use pagetax_recorder::config::MachineConfig;
 use pagetax_recorder::engine::{Engine, EngineKind};
-use pagetax_recorder::machine::View;
-use pagetax_recorder::pages::{Kind, Live, filters};
+use pagetax_recorder::pages::{AccessKind, Live, filters};
 use pagetax_recorder::session::{Recording, run};
 use pagetax_recorder::simulate::Simulation;
 use pagetax_recorder::trace::code::Step;
@@ -54,7 +54,7 @@ fn steps(trace: &Trace) -> impl Iterator<Item = Step> + '_ {
 /// Pages of one side, in order.
 fn pages(trace: &Trace, code: bool) -> Vec<u64> {
     let page = |step| match step {
-        Step::Change(kind, page) if (kind == Kind::Fetch) == code => Some(page),
+        Step::Change(kind, page) if (kind == AccessKind::Fetch) == code => Some(page),
         _ => None,
     };
     steps(trace).filter_map(page).collect()
@@ -100,15 +100,15 @@ fn a_trace_misses_what_the_program_misses() {
         let folder = tempfile::tempdir().unwrap();
         let program = program(folder.path());
         let model = models::find("x86-64-calibrated").unwrap();
-        let view = View::new(&model, "all=4K".parse().unwrap()).unwrap();
-        let mut online = Simulation::new(vec![view]);
+        let config = MachineConfig::new(&model, "all=4K".parse().unwrap()).unwrap();
+        let mut online = Simulation::new(vec![config]);
         record(kind, &program, &mut online);
-        let online = &online.lanes()[0].cpus[0].translation;
+        let online = &online.threads()[0].cpus[0].translation;
         let trace = recorded(kind, &program, &folder.path().join("a.ptt"));
         let mut cpu = configuration::translation(&model).unwrap();
         for step in steps(&trace) {
             match step {
-                Step::Change(Kind::Fetch, page) => drop(cpu.fetch(page << 12, 12)),
+                Step::Change(AccessKind::Fetch, page) => drop(cpu.fetch(page << 12, 12)),
                 Step::Change(_, page) => drop(cpu.access(page << 12, 12, false)),
                 Step::Gone(pages) => cpu.unmapped(pages.start << 12..pages.end << 12),
             }

@@ -27,7 +27,7 @@ pub struct Finished {
     pub code: u8,
     /// Elapsed time.
     pub wall_ns: u64,
-    /// Which code and memory paid, by view.
+    /// Which code and memory paid, by machine configuration.
     pub profiles: Vec<Profile>,
     /// What to know.
     pub notes: Vec<String>,

@@ -9,14 +9,14 @@ use crate::recorded::{engine_for, open_trace};
 use crate::{exit, machines};
 use anyhow::{Context, Result, anyhow};
 use pagetax_host::sys::signal::asked_to_stop;
+use pagetax_recorder::config::{MachineConfig, PagePolicy};
 use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::listing::ListingIntervals;
-use pagetax_recorder::machine::{Pages, View};
-use pagetax_recorder::pages::{self, Kind, Thread};
+use pagetax_recorder::pages::{self, AccessKind, Thread};
 use pagetax_recorder::places::Segment;
 use pagetax_recorder::profile::{Profile, profile};
 use pagetax_recorder::session::{self, Recording};
-use pagetax_recorder::simulate::{Simulation, Told};
+use pagetax_recorder::simulate::{ReplayAdapter, Simulation};
 use pagetax_recorder::summary;
 use pagetax_recorder::trace::Trace;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use std::time::Instant;
 /// An engine that is ready, and the machines to show the program to.
 pub struct Record {
     source: Source,
-    views: Vec<View>,
+    configs: Vec<MachineConfig>,
     why: String,
 }
 
@@ -43,9 +43,13 @@ impl Record {
             let what = "the record backend runs commands; it cannot look into a running process";
             return Err(unmet(format!("{what}\n  remedy: name the command, after --")));
         }
-        let views = views(args)?;
+        let configs = configs(args)?;
         if let Some(trace) = &args.operands.trace {
-            return Ok(Record { source: Source::Trace(Box::new(open_trace(trace)?)), views, why });
+            return Ok(Record {
+                source: Source::Trace(Box::new(open_trace(trace)?)),
+                configs,
+                why,
+            });
         }
         let name = args
             .command
@@ -56,11 +60,11 @@ impl Record {
             let what = format!("the {} engine records all, it cannot sample", engine.kind);
             return Err(unmet(format!("{what}\n  remedy: leave --sample out")));
         }
-        Ok(Record { source: Source::Engine(engine), views, why })
+        Ok(Record { source: Source::Engine(engine), configs, why })
     }
 
     fn record(&self, engine: &Engine, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
-        let mut simulation = Simulation::new(self.views.clone());
+        let mut simulation = Simulation::new(self.configs.clone());
         let recording = Recording {
             engine,
             argv: &args.command,
@@ -87,12 +91,14 @@ impl Record {
 
     /// The same from a trace, which tells no instructions: nothing is known by function.
     fn read(&self, trace: &Trace, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
-        let (simulation, begun) = (Simulation::new(self.views.clone()), Instant::now());
+        let (simulation, begun) = (Simulation::new(self.configs.clone()), Instant::now());
         let intervals = intervals(args, &simulation)?;
-        let mut reader = Reader { told: Told::new(simulation), intervals, sink, printed: Ok(()) };
-        let read = trace.tell(&mut reader, |_| !asked_to_stop());
+        let mut reader =
+            Reader { adapter: ReplayAdapter::new(simulation), intervals, sink, printed: Ok(()) };
+        let read = trace.replay(&mut reader, |_| !asked_to_stop());
         reader.printed?;
-        let Reader { told: Told { mut simulation, .. }, mut intervals, sink, .. } = reader;
+        let Reader { adapter: ReplayAdapter { mut simulation, .. }, mut intervals, sink, .. } =
+            reader;
         intervals.finish(&simulation, sink)?;
         let mut profiles = self.profiles(&mut simulation, args.top);
         profiles.iter_mut().for_each(|profile| profile.functions.clear());
@@ -106,44 +112,44 @@ impl Record {
     }
 
     fn profiles(&self, simulation: &mut Simulation, top: usize) -> Vec<Profile> {
-        let views = self.views.iter().enumerate();
-        views.map(|(nr, view)| profile(simulation, nr, &view.name(), top)).collect()
+        let configs = self.configs.iter().enumerate();
+        configs.map(|(nr, config)| profile(simulation, nr, &config.name(), top)).collect()
     }
 }
 
 /// Takes a trace, and prints as its time goes on.
 struct Reader<'a, 'b> {
-    told: Told,
+    adapter: ReplayAdapter,
     intervals: ListingIntervals,
     sink: &'a mut Sink<'b>,
     printed: Result<()>,
 }
 
-impl pages::Pages for Reader<'_, '_> {
+impl pages::PageObserver for Reader<'_, '_> {
     #[inline]
-    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
-        self.told.change(thread, kind, page);
+    fn change(&mut self, thread: Thread, kind: AccessKind, page: u64) {
+        self.adapter.change(thread, kind, page);
     }
 
     fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64) {
-        self.told.ran(thread, instructions, accesses);
+        self.adapter.ran(thread, instructions, accesses);
         if self.printed.is_ok() {
-            self.printed = self.intervals.look(&self.told.simulation, self.sink);
+            self.printed = self.intervals.look(&self.adapter.simulation, self.sink);
         }
     }
 
     fn found(&mut self, process: u32, page: u64, segment: Segment) {
-        self.told.found(process, page, segment);
+        self.adapter.found(process, page, segment);
     }
 
     fn gone(&mut self, thread: Thread, pages: Range<u64>) {
-        self.told.gone(thread, pages);
+        self.adapter.gone(thread, pages);
     }
 }
 
 /// Every machine with every page policy.
-fn views(args: &Args) -> Result<Vec<View>> {
-    let mut views = Vec::new();
+fn configs(args: &Args) -> Result<Vec<MachineConfig>> {
+    let mut configs = Vec::new();
     for machine in &args.on {
         let Some(name) = machine.strip_prefix("sim:") else {
             return Err(anyhow!(
@@ -157,11 +163,11 @@ fn views(args: &Args) -> Result<Vec<View>> {
             ));
         }
         for pages in &args.pages {
-            let pages: Pages = pages.parse().with_context(|| format!("--pages {pages}"))?;
-            views.push(View::new(&model, pages)?);
+            let pages: PagePolicy = pages.parse().with_context(|| format!("--pages {pages}"))?;
+            configs.push(MachineConfig::new(&model, pages)?);
         }
     }
-    Ok(views)
+    Ok(configs)
 }
 
 impl Backend for Record {

@@ -6,17 +6,17 @@
 //! Warm-ups are as long as it takes where most misses are. Where there are few, TLBs stay half cold, and little comes
 //! of it: what is wanted is the sum.
 
-use crate::stream::Phase;
+use crate::stream::SamplingStage;
 
 /// Warm-ups of all writers.
 pub struct WarmUps {
-    /// Walks that one takes, by view.
+    /// Walks that one takes, by config.
     needed: Vec<u64>,
     /// By writer, if it is sampled.
     of: Vec<Option<WarmUp>>,
 }
 
-/// What a writer did so far: instructions, and walks by view.
+/// What a writer did so far: instructions, and walks by config.
 #[derive(Debug, Clone, Default)]
 pub struct Done {
     pub instructions: u64,
@@ -25,8 +25,8 @@ pub struct Done {
 
 /// Of a writer.
 struct WarmUp {
-    phase: Phase,
-    /// When the phase began.
+    stage: SamplingStage,
+    /// When the stage began.
     began: Done,
     /// Instructions before what counts.
     gap: u64,
@@ -50,27 +50,27 @@ fn length_of(nth: usize) -> f64 {
 }
 
 impl WarmUps {
-    /// `entries`: of the largest TLB, by view.
+    /// `entries`: of the largest TLB, by config.
     pub fn new(entries: impl Iterator<Item = u64>) -> WarmUps {
         WarmUps { needed: entries.map(|entries| 2 * entries).collect(), of: Vec::new() }
     }
 
-    /// A writer enters a phase, having done so much.
-    pub fn enters(&mut self, writer: usize, phase: Phase, gap: u64, done: Done) {
+    /// A writer enters a stage, having done so much.
+    pub fn enters(&mut self, writer: usize, stage: SamplingStage, gap: u64, done: Done) {
         if self.of.len() <= writer {
             self.of.resize_with(writer + 1, || None);
         }
         let warm_up = self.of[writer].get_or_insert_with(|| WarmUp {
-            phase,
+            stage,
             began: done.clone(),
             gap: 0,
             walks: [0.0; LENGTHS],
             length: FIRST,
         });
-        if (warm_up.phase, phase) == (Phase::Counted, Phase::Skipped) {
+        if (warm_up.stage, stage) == (SamplingStage::Counted, SamplingStage::Skipped) {
             warm_up.learn(&done, &self.needed);
         }
-        (warm_up.phase, warm_up.began, warm_up.gap) = (phase, done, gap);
+        (warm_up.stage, warm_up.began, warm_up.gap) = (stage, done, gap);
     }
 
     /// Instructions that a writer's next warm-up should have; 0: it has no bursts.
@@ -116,11 +116,11 @@ mod tests {
                 done.walks[0] += u64::from(instructions) * rate(burst) / 1_000_000;
                 done.clone()
             };
-            warm_ups.enters(3, Phase::Skipped, 0, goes_on(0));
+            warm_ups.enters(3, SamplingStage::Skipped, 0, goes_on(0));
             let length = warm_ups.length(3);
-            warm_ups.enters(3, Phase::Warming, 0, goes_on(0));
-            warm_ups.enters(3, Phase::Counted, 50_000_000, goes_on(length));
-            warm_ups.enters(3, Phase::Skipped, 0, goes_on(length));
+            warm_ups.enters(3, SamplingStage::Warming, 0, goes_on(0));
+            warm_ups.enters(3, SamplingStage::Counted, 50_000_000, goes_on(length));
+            warm_ups.enters(3, SamplingStage::Skipped, 0, goes_on(length));
         }
         warm_ups.length(3)
     }

@@ -5,7 +5,7 @@
 //! `kind:2 place:6`; place 62: another page, its distance from the last one follows; place 63: pages
 //! that are unmapped, first and number follow. Data and code have a list each.
 
-use crate::pages::Kind;
+use crate::pages::AccessKind;
 use integer_encoding::VarInt;
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ const GONE: u8 = 63;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Went to a page.
-    Change(Kind, u64),
+    Change(AccessKind, u64),
     /// Unmapped pages.
     Gone(Range<u64>),
 }
@@ -59,8 +59,8 @@ impl Lists {
         Lists { data: Recent::new(), code: Recent::new() }
     }
 
-    fn of(&mut self, kind: Kind) -> &mut Recent {
-        if kind == Kind::Fetch { &mut self.code } else { &mut self.data }
+    fn of(&mut self, kind: AccessKind) -> &mut Recent {
+        if kind == AccessKind::Fetch { &mut self.code } else { &mut self.data }
     }
 }
 
@@ -80,7 +80,7 @@ impl Default for Encoder {
 impl Encoder {
     /// A change of page.
     #[inline]
-    pub fn change(&mut self, kind: Kind, page: u64) {
+    pub fn change(&mut self, kind: AccessKind, page: u64) {
         let (list, top) = (self.lists.of(kind), (kind as u8) << 6);
         match list.place(page) {
             Some(place) => {
@@ -152,7 +152,8 @@ impl Iterator for Decoder<'_> {
     fn next(&mut self) -> Option<Step> {
         let (&byte, rest) = self.bytes.split_first()?;
         self.bytes = rest;
-        let kind = [Kind::Load, Kind::Chase, Kind::Store, Kind::Fetch][usize::from(byte >> 6)];
+        let kind = [AccessKind::Load, AccessKind::Chase, AccessKind::Store, AccessKind::Fetch]
+            [usize::from(byte >> 6)];
         match byte & 63 {
             GONE => {
                 let (first, count): (u64, u64) = (self.number()?, self.number()?);

@@ -16,18 +16,18 @@ const BYTES_MAX: u32 = 1 << 30;
 pub const RATIO_MAX: u32 = 255;
 
 /// What stands before the packed bytes.
-struct Header {
+struct FrameHeader {
     kind: u32,
     raw_bytes: u32,
     packed_bytes: u32,
     sum: u64,
 }
 
-impl Header {
-    fn parse(bytes: &[u8; HEADER_BYTES]) -> Header {
+impl FrameHeader {
+    fn parse(bytes: &[u8; HEADER_BYTES]) -> FrameHeader {
         let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
         let sum = u64::from(word(12)) | u64::from(word(16)) << 32;
-        Header { kind: word(0), raw_bytes: word(4), packed_bytes: word(8), sum }
+        FrameHeader { kind: word(0), raw_bytes: word(4), packed_bytes: word(8), sum }
     }
 }
 
@@ -49,7 +49,7 @@ pub fn unpack(reader: &mut impl Read) -> io::Result<Option<(u32, Vec<u8>, u64)>>
     if !fill(reader, &mut header)? {
         return Ok(None);
     }
-    let Header { kind, raw_bytes, packed_bytes, sum } = Header::parse(&header);
+    let FrameHeader { kind, raw_bytes, packed_bytes, sum } = FrameHeader::parse(&header);
     if ![HEAD, BLOCK, INDEX].contains(&kind) || raw_bytes > BYTES_MAX || packed_bytes > BYTES_MAX {
         return Ok(None);
     }

@@ -6,7 +6,7 @@
 
 use super::{TraceError, TraceWriter};
 use crate::filter::PAGE_SHIFT;
-use crate::pages::{Kind, Pages, Thread};
+use crate::pages::{AccessKind, PageObserver, Thread};
 use crate::places::Segment;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -24,9 +24,9 @@ pub enum Format {
 
 /// An access of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Access {
+struct ListedAccess {
     thread: u32,
-    kind: Kind,
+    kind: AccessKind,
     address: u64,
     bytes: u64,
     /// Loaded and stored.
@@ -36,7 +36,7 @@ struct Access {
 /// What a line says.
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
-    Access(Access),
+    Access(ListedAccess),
     /// A heading, a marker, a message of the program.
     Nothing,
     Wrong(&'static str),
@@ -84,16 +84,18 @@ fn wrong(path: &Path, line: u64, problem: String) -> TraceError {
 /// `I  04001000,3`, ` L 1ffeffe7e0,8`, ` S …`, ` M …`
 fn lackey(line: &str) -> Line {
     let (kind, twice) = match line.get(..3) {
-        Some("I  ") => (Kind::Fetch, false),
-        Some(" L ") => (Kind::Load, false),
-        Some(" S ") => (Kind::Store, false),
-        Some(" M ") => (Kind::Store, true),
+        Some("I  ") => (AccessKind::Fetch, false),
+        Some(" L ") => (AccessKind::Load, false),
+        Some(" S ") => (AccessKind::Store, false),
+        Some(" M ") => (AccessKind::Store, true),
         _ => return Line::Nothing,
     };
     let number = |text: &str, radix| u64::from_str_radix(text, radix).ok();
     let place = line[3..].split_once(',');
     match place.and_then(|(address, bytes)| Some((number(address, 16)?, number(bytes, 10)?))) {
-        Some((address, bytes)) => Line::Access(Access { thread: 0, kind, address, bytes, twice }),
+        Some((address, bytes)) => {
+            Line::Access(ListedAccess { thread: 0, kind, address, bytes, twice })
+        }
         None => Line::Wrong("an access without address,size"),
     }
 }
@@ -104,9 +106,9 @@ fn drmemtrace(line: &str) -> Line {
     let mut words = rest.split_whitespace();
     let (Some(thread), Some(kind)) = (words.next(), words.next()) else { return Line::Nothing };
     let kind = match kind {
-        "ifetch" => Kind::Fetch,
-        "read" => Kind::Load,
-        "write" => Kind::Store,
+        "ifetch" => AccessKind::Fetch,
+        "read" => AccessKind::Load,
+        "write" => AccessKind::Store,
         _ => return Line::Nothing,
     };
     let Ok(thread) =
@@ -119,7 +121,7 @@ fn drmemtrace(line: &str) -> Line {
         words.nth(2).and_then(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
     match (bytes, address) {
         (Some(bytes), Some(address)) => {
-            Line::Access(Access { thread, kind, address, bytes, twice: false })
+            Line::Access(ListedAccess { thread, kind, address, bytes, twice: false })
         }
         _ => Line::Wrong("an access without size and address"),
     }
@@ -141,14 +143,14 @@ struct Dropper<'a> {
 }
 
 impl Dropper<'_> {
-    fn access(&mut self, access: Access) {
+    fn access(&mut self, access: ListedAccess) {
         let next = self.threads.len() as u32;
         let on = self.threads.entry(access.thread).or_insert_with(|| On {
             thread: Thread { number: next, process: 0 },
             data: u64::MAX,
             code: u64::MAX,
         });
-        let is_code = access.kind == Kind::Fetch;
+        let is_code = access.kind == AccessKind::Fetch;
         let last = access.address.saturating_add(access.bytes.max(1) - 1);
         for page in [access.address >> PAGE_SHIFT, last >> PAGE_SHIFT] {
             let on_page = if is_code { &mut on.code } else { &mut on.data };
@@ -170,15 +172,15 @@ impl Dropper<'_> {
 mod tests {
     use super::*;
 
-    fn access(thread: u32, kind: Kind, address: u64, bytes: u64) -> Line {
-        Line::Access(Access { thread, kind, address, bytes, twice: false })
+    fn access(thread: u32, kind: AccessKind, address: u64, bytes: u64) -> Line {
+        Line::Access(ListedAccess { thread, kind, address, bytes, twice: false })
     }
 
     #[test]
     fn lackey_lines() {
-        assert_eq!(lackey("I  04001a30,3"), access(0, Kind::Fetch, 0x400_1a30, 3));
-        assert_eq!(lackey(" L 1ffeffe7e0,8"), access(0, Kind::Load, 0x1f_feff_e7e0, 8));
-        assert!(matches!(lackey(" M 10,4"), Line::Access(Access { twice: true, .. })));
+        assert_eq!(lackey("I  04001a30,3"), access(0, AccessKind::Fetch, 0x400_1a30, 3));
+        assert_eq!(lackey(" L 1ffeffe7e0,8"), access(0, AccessKind::Load, 0x1f_feff_e7e0, 8));
+        assert!(matches!(lackey(" M 10,4"), Line::Access(ListedAccess { twice: true, .. })));
         assert_eq!(lackey("==12== Lackey, an example tool"), Line::Nothing);
         assert!(matches!(lackey(" S 10"), Line::Wrong(_)));
         assert!(matches!(lackey(" S 10,"), Line::Wrong(_)));
@@ -187,9 +189,9 @@ mod tests {
     #[test]
     fn drmemtrace_lines_of_old_and_new_versions() {
         let new = "          11           1:     3264465 write        8 byte(s) @ 0x00007ffd4d4ef5b8 by PC 0x00007f7f63f7c3b3";
-        assert_eq!(drmemtrace(new), access(3_264_465, Kind::Store, 0x7ffd_4d4e_f5b8, 8));
+        assert_eq!(drmemtrace(new), access(3_264_465, AccessKind::Store, 0x7ffd_4d4e_f5b8, 8));
         let old = "  2923092: T3551528   ifetch 5 byte(s) @ 0x00007f7fe3a61755  non-branch";
-        assert_eq!(drmemtrace(old), access(3_551_528, Kind::Fetch, 0x7f7f_e3a6_1755, 5));
+        assert_eq!(drmemtrace(old), access(3_551_528, AccessKind::Fetch, 0x7f7f_e3a6_1755, 5));
         assert_eq!(drmemtrace("  1  0: 3264465 <marker: version 4>"), Line::Nothing);
         assert_eq!(drmemtrace("------------"), Line::Nothing);
         assert!(matches!(drmemtrace("1 2: 3 read 8 byte(s) @"), Line::Wrong(_)));

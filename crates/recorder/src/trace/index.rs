@@ -20,7 +20,7 @@ pub struct BlockInfo {
 
 /// Neighbouring pages of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct PageRun {
     /// Of whom.
     pub process: u32,
     /// Number of the first page.
@@ -45,14 +45,14 @@ const SEGMENTS: [Segment; 6] = [
 ];
 
 /// Adds a page to the last run, or begins a new one.
-pub fn add_page(runs: &mut Vec<Run>, process: u32, page: u64, segment: Segment) {
+pub fn add_page(runs: &mut Vec<PageRun>, process: u32, page: u64, segment: Segment) {
     if let Some(last) = runs.last_mut()
         && (last.process, last.segment, last.first + last.pages) == (process, segment, page)
     {
         last.pages += 1;
         return;
     }
-    runs.push(Run { process, first: page, pages: 1, segment });
+    runs.push(PageRun { process, first: page, pages: 1, segment });
 }
 
 /// Varints, one after the other.
@@ -74,7 +74,7 @@ impl Numbers {
         [far_count, access_count, instruction_count].into_iter().for_each(|n| self.put(n));
     }
 
-    pub fn put_runs(&mut self, runs: &[Run]) {
+    pub fn put_runs(&mut self, runs: &[PageRun]) {
         self.put(runs.len() as u64);
         for run in runs {
             let segment = SEGMENTS.iter().position(|known| *known == run.segment).unwrap_or(5);
@@ -111,7 +111,7 @@ impl Reader<'_> {
         Some(BlockInfo { offset, thread, process, totals })
     }
 
-    pub fn runs(&mut self) -> Option<Vec<Run>> {
+    pub fn runs(&mut self) -> Option<Vec<PageRun>> {
         let count = self.number()?;
         let run = |_| {
             let process = u32::try_from(self.number()?).ok()?;
@@ -120,14 +120,14 @@ impl Reader<'_> {
                 return None;
             }
             let segment = *SEGMENTS.get(usize::try_from(self.number()?).ok()?)?;
-            Some(Run { process, first, pages, segment })
+            Some(PageRun { process, first, pages, segment })
         };
         (0..count).map(run).collect()
     }
 }
 
 /// How many pages runs are of.
-pub fn pages_of(runs: &[Run]) -> u64 {
+pub fn pages_of(runs: &[PageRun]) -> u64 {
     runs.iter().fold(0, |sum, run| sum.saturating_add(run.pages))
 }
 
@@ -141,7 +141,7 @@ pub fn found_max(file_bytes: u64) -> u64 {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
     pub blocks: Vec<BlockInfo>,
-    pub found: Vec<Run>,
+    pub found: Vec<PageRun>,
 }
 
 impl Index {

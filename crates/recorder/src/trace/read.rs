@@ -1,9 +1,9 @@
 //! Reads a trace: its head and index, then any block by itself.
 
 use super::code::{Decoder, Step};
-use super::index::{BlockInfo, Index, Reader, Run, found_max, pages_of};
+use super::index::{BlockInfo, Index, PageRun, Reader, found_max, pages_of};
 use super::{Head, MAGIC, TraceError, VERSION, frame};
-use crate::pages::{Kind, Pages, Thread};
+use crate::pages::{AccessKind, PageObserver, Thread};
 use pagetax_core::replay::ThreadTotals;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -30,7 +30,7 @@ pub struct Block {
     /// What is in it.
     pub info: BlockInfo,
     /// Pages that were found before its end.
-    pub found: Vec<Run>,
+    pub found: Vec<PageRun>,
     code: Vec<u8>,
 }
 
@@ -154,7 +154,7 @@ impl Trace {
             }
             match self.block(number) {
                 Ok(block) => {
-                    let is_fetch = |step: &Step| matches!(step, Step::Change(Kind::Fetch, _));
+                    let is_fetch = |step: &Step| matches!(step, Step::Change(AccessKind::Fetch, _));
                     let fetch_change_count = block.steps().filter(is_fetch).count() as u64;
                     let totals = ThreadTotals { fetch_change_count, ..info.totals };
                     whole.push(BlockInfo { totals, ..info });
@@ -208,9 +208,9 @@ impl Trace {
     ///
     /// # Errors
     /// At the first damaged block.
-    pub fn tell(
+    pub fn replay(
         &self,
-        pages: &mut impl Pages,
+        pages: &mut impl PageObserver,
         mut on_progress: impl FnMut(f64) -> bool,
     ) -> Result<(), TraceError> {
         let bytes = self.file.metadata();

@@ -7,7 +7,7 @@
 use super::code::Step;
 use super::index::Index;
 use super::{Trace, TraceError};
-use crate::pages::Kind;
+use crate::pages::AccessKind;
 use pagetax_core::replay::{Change, Recorded, ThreadTotals};
 
 /// log2 of 4K pages in a piece.
@@ -53,7 +53,7 @@ impl Replayable {
 }
 
 fn pieces(index: &Index) -> Vec<(u32, u64)> {
-    let of = |run: &super::Run| {
+    let of = |run: &super::PageRun| {
         let process = run.process;
         let last = run.first.saturating_add(run.pages.saturating_sub(1));
         (run.first >> PIECE_SHIFT..=last >> PIECE_SHIFT).map(move |piece| (process, piece))
@@ -85,7 +85,7 @@ impl Recorded for Replayable {
                 last = (piece, self.pieces.binary_search(&piece).ok()? as u64 * PIECE_BYTES);
             }
             let offset = last.1 + (page % (1 << PIECE_SHIFT)) * 4096;
-            Some(Change { offset, is_fetch: kind == Kind::Fetch })
+            Some(Change { offset, is_fetch: kind == AccessKind::Fetch })
         };
         Some(block.steps().filter_map(change).collect())
     }

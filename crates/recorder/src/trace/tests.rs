@@ -1,9 +1,9 @@
 //! Traces are read as they were written, also when they are cut anywhere or damaged.
 
 use super::code::{Decoder, Encoder, Step};
-use super::index::{BlockInfo, Index, Numbers, Run};
+use super::index::{BlockInfo, Index, Numbers, PageRun};
 use super::*;
-use crate::pages::{Kind, Pages, Thread};
+use crate::pages::{AccessKind, PageObserver, Thread};
 use crate::places::Segment;
 use pagetax_core::replay::{Change, Recorded, ThreadTotals};
 use proptest::prelude::*;
@@ -19,14 +19,14 @@ fn head() -> Head {
 
 /// What a taker is told, in order.
 #[derive(Debug, Default, PartialEq, Clone)]
-struct Told {
+struct ObservedSteps {
     steps: Vec<(Thread, Step)>,
     found: Vec<(u32, u64, Segment)>,
     totals: ThreadTotals,
 }
 
-impl Pages for Told {
-    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
+impl PageObserver for ObservedSteps {
+    fn change(&mut self, thread: Thread, kind: AccessKind, page: u64) {
         self.steps.push((thread, Step::Change(kind, page)));
     }
     fn ran(&mut self, _: Thread, instructions: u64, accesses: u64) {
@@ -42,9 +42,9 @@ impl Pages for Told {
 }
 
 /// A program of two threads in two processes that goes about.
-fn play(pages: &mut impl Pages, changes: u64) {
+fn play(pages: &mut impl PageObserver, changes: u64) {
     let threads = [Thread { number: 0, process: 0 }, Thread { number: 1, process: 1 }];
-    let kinds = [Kind::Load, Kind::Chase, Kind::Store, Kind::Fetch];
+    let kinds = [AccessKind::Load, AccessKind::Chase, AccessKind::Store, AccessKind::Fetch];
     for n in 0..changes {
         let thread = threads[(n / 1000 % 2) as usize];
         let page = 0x7000_0000 + n * n % 5003 + (n % 3) * 1_000_000;
@@ -59,43 +59,48 @@ fn play(pages: &mut impl Pages, changes: u64) {
     }
 }
 
-fn write(path: &Path, changes: u64) -> Told {
-    let mut told = Told::default();
-    play(&mut told, changes);
+fn write(path: &Path, changes: u64) -> ObservedSteps {
+    let mut original = ObservedSteps::default();
+    play(&mut original, changes);
     let mut writer = TraceWriter::create(path, &head()).unwrap();
     play(&mut writer, changes);
     let (bytes, totals) = writer.finish().unwrap();
     assert_eq!(bytes, path.metadata().unwrap().len());
     assert_eq!(totals.access_count, 4 * changes);
-    told
+    original
 }
 
-fn read(trace: &Trace) -> Told {
-    let mut told = Told::default();
-    trace.tell(&mut told, |_| true).unwrap();
-    told
+fn read(trace: &Trace) -> ObservedSteps {
+    let mut original = ObservedSteps::default();
+    trace.replay(&mut original, |_| true).unwrap();
+    original
 }
 
 /// Threads are told block by block: the order within each is what must hold.
-fn of_thread(told: &Told, number: u32) -> Vec<&Step> {
-    told.steps.iter().filter(|(thread, _)| thread.number == number).map(|(_, step)| step).collect()
+fn of_thread(original: &ObservedSteps, number: u32) -> Vec<&Step> {
+    original
+        .steps
+        .iter()
+        .filter(|(thread, _)| thread.number == number)
+        .map(|(_, step)| step)
+        .collect()
 }
 
 #[test]
 fn a_trace_tells_what_it_was_told() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.ptt");
-    let told = write(&path, 300_000);
+    let original = write(&path, 300_000);
     assert!(is_trace(&path));
     let trace = Trace::open(&path).unwrap();
     assert_eq!((&trace.head, trace.notes.len()), (&head(), 0));
     let again = read(&trace);
     assert!(trace.blocks() > 4);
     for thread in [0, 1] {
-        assert!(of_thread(&told, thread) == of_thread(&again, thread), "thread {thread}");
+        assert!(of_thread(&original, thread) == of_thread(&again, thread), "thread {thread}");
     }
-    assert_eq!(again.found, told.found);
-    assert_eq!(trace.totals().instruction_count, told.totals.instruction_count);
+    assert_eq!(again.found, original.found);
+    assert_eq!(trace.totals().instruction_count, original.totals.instruction_count);
     let bytes = path.metadata().unwrap().len();
     assert!(bytes < 5 * 300_000, "{bytes} bytes");
 }
@@ -104,7 +109,7 @@ fn a_trace_tells_what_it_was_told() {
 fn wherever_it_is_cut_what_is_whole_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let (path, cut) = (folder.path().join("a.ptt"), folder.path().join("cut.ptt"));
-    let told = write(&path, 200_000);
+    let original = write(&path, 200_000);
     let whole = std::fs::read(&path).unwrap();
     let mut blocks_before = usize::MAX;
     for part in (0..whole.len()).rev().step_by(whole.len() / 40) {
@@ -116,8 +121,9 @@ fn wherever_it_is_cut_what_is_whole_is_read() {
                 blocks_before = trace.blocks();
                 let again = read(&trace);
                 for thread in [0, 1] {
-                    let (again, told) = (of_thread(&again, thread), of_thread(&told, thread));
-                    assert!(told.starts_with(&again), "cut at {part}, thread {thread}");
+                    let (again, original) =
+                        (of_thread(&again, thread), of_thread(&original, thread));
+                    assert!(original.starts_with(&again), "cut at {part}, thread {thread}");
                 }
             }
             Err(error) => {
@@ -141,7 +147,7 @@ fn a_damaged_block_ends_its_thread_and_is_said() {
     std::fs::write(&path, &bytes).unwrap();
     let trace = Trace::open(&path).unwrap();
     assert!(trace.notes.is_empty(), "the index is whole");
-    let error = trace.tell(&mut Told::default(), |_| true).unwrap_err();
+    let error = trace.replay(&mut ObservedSteps::default(), |_| true).unwrap_err();
     assert!(matches!(error, TraceError::Damaged(..)), "{error}");
     let replay = Replayable::new(trace).unwrap();
     assert!(replay.trace().notes[0].contains("damaged"), "{:?}", replay.trace().notes);
@@ -158,8 +164,8 @@ fn a_replay_keeps_neighbours_and_sizes() {
     // Two neighbours over the border of a piece, and one far below.
     for page in [0x7fff_fbff, 0x7fff_fc00, 0x400] {
         writer.found(0, page, Segment::Anon);
-        writer.change(thread, Kind::Load, page);
-        writer.change(thread, Kind::Fetch, page);
+        writer.change(thread, AccessKind::Load, page);
+        writer.change(thread, AccessKind::Fetch, page);
     }
     writer.ran(thread, 30, 12);
     writer.finish().unwrap();
@@ -208,8 +214,8 @@ fn crafted(path: &Path, blocks: &[Vec<u8>], index: Option<&Index>) {
 #[derive(Default)]
 struct Counted(u64);
 
-impl Pages for Counted {
-    fn change(&mut self, _: Thread, _: Kind, _: u64) {}
+impl PageObserver for Counted {
+    fn change(&mut self, _: Thread, _: AccessKind, _: u64) {}
     fn ran(&mut self, _: Thread, _: u64, _: u64) {}
     fn found(&mut self, _: u32, _: u64, _: Segment) {
         self.0 += 1;
@@ -222,12 +228,12 @@ impl Pages for Counted {
 fn a_short_file_names_few_pages() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.ptt");
-    let all = Run { process: 0, first: 0, pages: 1 << 36, segment: Segment::Anon };
+    let all = PageRun { process: 0, first: 0, pages: 1 << 36, segment: Segment::Anon };
     let mut numbers = Numbers::default();
     numbers.put_info(&BlockInfo::default());
     numbers.put_runs(&[all]);
     let block = frame::pack(frame::BLOCK, &numbers.0);
-    let told = |trace: &Trace| trace.tell(&mut Counted::default(), |_| true);
+    let replay = |trace: &Trace| trace.replay(&mut Counted::default(), |_| true);
 
     // All memory, by a block without an index and by the index.
     crafted(&path, std::slice::from_ref(&block), None);
@@ -250,7 +256,7 @@ fn a_short_file_names_few_pages() {
     );
     let trace = Trace::open(&path).unwrap();
     assert_eq!(trace.blocks(), 1);
-    assert!(matches!(told(&trace), Err(TraceError::Damaged(..))));
+    assert!(matches!(replay(&trace), Err(TraceError::Damaged(..))));
 
     // By the same block again and again.
     let blocks = vec![info; 100_000];
@@ -271,7 +277,7 @@ proptest! {
     fn steps_come_back(
         steps in proptest::collection::vec((0usize..4, prop_oneof![0u64..40, any::<u64>()]), 0..400),
     ) {
-        let kinds = [Kind::Load, Kind::Chase, Kind::Store, Kind::Fetch];
+        let kinds = [AccessKind::Load, AccessKind::Chase, AccessKind::Store, AccessKind::Fetch];
         let mut encoder = Encoder::default();
         // A page of all ones is no page of any address space.
         let steps: Vec<_> = steps.iter().map(|(kind, page)| (kinds[*kind], page >> 12)).collect();
@@ -294,7 +300,7 @@ proptest! {
         std::fs::write(&path, &file).unwrap();
         let trace = Trace::open(&path).unwrap();
         // Whatever it names, it is little.
-        let _ = trace.tell(&mut Told::default(), |_| true);
+        let _ = trace.replay(&mut ObservedSteps::default(), |_| true);
         let _ = Replayable::new(trace);
     }
 }

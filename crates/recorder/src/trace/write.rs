@@ -2,10 +2,10 @@
 //! lost with a crash.
 
 use super::code::Encoder;
-use super::index::{BlockInfo, Index, Numbers, Run, add_page};
+use super::index::{BlockInfo, Index, Numbers, PageRun, add_page};
 use super::{Head, MAGIC, TraceError, VERSION, frame};
 use crate::filter::{INDEX_END, PAGE_SHIFT};
-use crate::pages::{Kind, Pages, Thread};
+use crate::pages::{AccessKind, PageObserver, Thread};
 use crate::places::Segment;
 use pagetax_core::replay::ThreadTotals;
 use std::fs::File;
@@ -18,7 +18,7 @@ const BLOCK_CHANGES: u64 = 1 << 16;
 const FAR_SLOTS: usize = 1 << (INDEX_END - PAGE_SHIFT);
 
 /// A thread's block under construction.
-struct Lane {
+struct ThreadEncoder {
     thread: Thread,
     code: Encoder,
     totals: ThreadTotals,
@@ -33,9 +33,9 @@ pub struct TraceWriter {
     /// Not buffered: what is written is a whole frame, and survives us.
     file: File,
     offset: u64,
-    lanes: Vec<Lane>,
+    encoders: Vec<ThreadEncoder>,
     /// Found since the last block was written.
-    found: Vec<Run>,
+    found: Vec<PageRun>,
     index: Index,
     failed: Option<io::Error>,
 }
@@ -45,9 +45,10 @@ impl TraceWriter {
     pub fn create(path: &Path, head: &Head) -> Result<TraceWriter, TraceError> {
         let failed = |error| TraceError::System("write", path.into(), error);
         let file = File::create(path).map_err(failed)?;
-        let (lanes, found) = (Vec::new(), Vec::new());
+        let (encoders, found) = (Vec::new(), Vec::new());
         let (index, path) = (Index::default(), path.into());
-        let mut writer = TraceWriter { path, file, offset: 0, lanes, found, index, failed: None };
+        let mut writer =
+            TraceWriter { path, file, offset: 0, encoders, found, index, failed: None };
         writer.put(MAGIC);
         writer.put(&VERSION.to_le_bytes());
         let head = serde_json::to_vec(head).expect("a head is plain text");
@@ -63,11 +64,11 @@ impl TraceWriter {
         }
     }
 
-    fn lane(&mut self, thread: Thread) -> &mut Lane {
+    fn encoder(&mut self, thread: Thread) -> &mut ThreadEncoder {
         let number = thread.number as usize;
-        while self.lanes.len() <= number {
-            let number = self.lanes.len() as u32;
-            self.lanes.push(Lane {
+        while self.encoders.len() <= number {
+            let number = self.encoders.len() as u32;
+            self.encoders.push(ThreadEncoder {
                 thread: Thread { number, process: thread.process },
                 code: Encoder::default(),
                 totals: ThreadTotals::default(),
@@ -75,16 +76,16 @@ impl TraceWriter {
                 far: [u64::MAX; FAR_SLOTS],
             });
         }
-        let lane = &mut self.lanes[number];
-        lane.thread = thread;
-        lane
+        let encoder = &mut self.encoders[number];
+        encoder.thread = thread;
+        encoder
     }
 
     fn write_block(&mut self, number: usize) {
-        let lane = &mut self.lanes[number];
-        let totals = std::mem::take(&mut lane.totals);
-        let (thread, code) = (lane.thread, lane.code.take());
-        lane.steps = 0;
+        let encoder = &mut self.encoders[number];
+        let totals = std::mem::take(&mut encoder.totals);
+        let (thread, code) = (encoder.thread, encoder.code.take());
+        encoder.steps = 0;
         let info = BlockInfo {
             offset: self.offset,
             thread: thread.number,
@@ -103,9 +104,9 @@ impl TraceWriter {
 
     /// Writes what is left, and the index. How many bytes the file has, and what is in it.
     pub fn finish(mut self) -> Result<(u64, ThreadTotals), TraceError> {
-        for number in 0..self.lanes.len() {
-            let lane = &self.lanes[number];
-            if !lane.code.is_empty() || lane.totals != ThreadTotals::default() {
+        for number in 0..self.encoders.len() {
+            let encoder = &self.encoders[number];
+            if !encoder.code.is_empty() || encoder.totals != ThreadTotals::default() {
                 self.write_block(number);
             }
         }
@@ -121,25 +122,25 @@ impl TraceWriter {
     }
 }
 
-impl Pages for TraceWriter {
+impl PageObserver for TraceWriter {
     #[inline]
-    fn change(&mut self, thread: Thread, kind: Kind, page: u64) {
-        let lane = self.lane(thread);
-        lane.code.change(kind, page);
-        lane.steps += 1;
-        if kind != Kind::Fetch {
-            let slot = &mut lane.far[page as usize % FAR_SLOTS];
-            lane.totals.page_change_count += 1;
-            lane.totals.far_count += u64::from(*slot != page);
+    fn change(&mut self, thread: Thread, kind: AccessKind, page: u64) {
+        let encoder = self.encoder(thread);
+        encoder.code.change(kind, page);
+        encoder.steps += 1;
+        if kind != AccessKind::Fetch {
+            let slot = &mut encoder.far[page as usize % FAR_SLOTS];
+            encoder.totals.page_change_count += 1;
+            encoder.totals.far_count += u64::from(*slot != page);
             *slot = page;
         }
-        if lane.steps >= BLOCK_CHANGES {
+        if encoder.steps >= BLOCK_CHANGES {
             self.write_block(thread.number as usize);
         }
     }
 
     fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64) {
-        let totals = &mut self.lane(thread).totals;
+        let totals = &mut self.encoder(thread).totals;
         totals.instruction_count += instructions;
         totals.access_count += accesses;
     }
@@ -149,6 +150,6 @@ impl Pages for TraceWriter {
     }
 
     fn gone(&mut self, thread: Thread, pages: Range<u64>) {
-        self.lane(thread).code.gone(pages);
+        self.encoder(thread).code.gone(pages);
     }
 }

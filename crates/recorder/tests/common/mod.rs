@@ -5,7 +5,7 @@ use pagetax_host::launch::program::Program;
 use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::session::{Ended, Recording, run};
 use pagetax_recorder::simulate::Simulation;
-use pagetax_recorder::stream::Side;
+use pagetax_recorder::stream::SideFilters;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -49,7 +49,7 @@ pub fn record_with(
     kind: EngineKind,
     program: &Path,
     simulation: &mut Simulation,
-    filters: (Side, Side),
+    filters: (SideFilters, SideFilters),
 ) -> Ended {
     record_part(kind, program, simulation, filters, false)
 }
@@ -59,7 +59,7 @@ pub fn record_part(
     kind: EngineKind,
     program: &Path,
     simulation: &mut Simulation,
-    filters: (Side, Side),
+    filters: (SideFilters, SideFilters),
     sample: bool,
 ) -> Ended {
     let argv = [program.as_os_str().to_owned()];

@@ -4,9 +4,9 @@ use std::ops::{AddAssign, Sub};
 
 /// The two sides of a TLB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum Side {
     /// Fetches.
-    Instruction = 0,
+    Code = 0,
     /// Loads and stores.
     Data = 1,
 }
@@ -50,38 +50,38 @@ const SHIFTS: usize = 64;
 
 /// A thread's misses, and its time so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tally {
+pub struct CpuCounters {
     misses: [[Misses; SHIFTS]; 2],
     /// Of the modelled machine, translation included; picoseconds.
     pub clock_ps: u64,
 }
 
-impl Default for Tally {
+impl Default for CpuCounters {
     fn default() -> Self {
-        Tally { misses: [[Misses::default(); SHIFTS]; 2], clock_ps: 0 }
+        CpuCounters { misses: [[Misses::default(); SHIFTS]; 2], clock_ps: 0 }
     }
 }
 
-impl Tally {
+impl CpuCounters {
     /// Of one side and page size.
-    pub fn misses(&self, side: Access, shift: u32) -> Misses {
+    pub fn misses(&self, side: Side, shift: u32) -> Misses {
         self.misses[side as usize][shift as usize % SHIFTS]
     }
 
     /// To add to.
-    pub fn misses_mut(&mut self, side: Access, shift: u32) -> &mut Misses {
+    pub fn misses_mut(&mut self, side: Side, shift: u32) -> &mut Misses {
         &mut self.misses[side as usize][shift as usize % SHIFTS]
     }
 
     /// Of one side, all page sizes.
-    pub fn total(&self, side: Access) -> Misses {
+    pub fn total(&self, side: Side) -> Misses {
         let mut total = Misses::default();
         self.misses[side as usize].iter().for_each(|misses| total += *misses);
         total
     }
 
     /// What came on top since `before`.
-    pub fn since(&self, before: &Tally) -> Tally {
+    pub fn since(&self, before: &CpuCounters) -> CpuCounters {
         let mut since = self.clone();
         for (side, old) in since.misses.iter_mut().zip(&before.misses) {
             side.iter_mut().zip(old).for_each(|(new, old)| *new = *new - *old);
@@ -97,15 +97,15 @@ mod tests {
 
     #[test]
     fn differences_are_by_side_and_size() {
-        let mut before = Tally::default();
-        before.misses_mut(Access::Data, 12).tlb_count = 3;
+        let mut before = CpuCounters::default();
+        before.misses_mut(Side::Data, 12).tlb_count = 3;
         before.clock_ps = 10;
         let mut after = before.clone();
-        after.misses_mut(Access::Data, 12).tlb_count += 4;
-        after.misses_mut(Access::Instruction, 21).tsb_ps += 5;
+        after.misses_mut(Side::Data, 12).tlb_count += 4;
+        after.misses_mut(Side::Code, 21).tsb_ps += 5;
         after.clock_ps += 7;
         let since = after.since(&before);
-        assert_eq!((since.total(Access::Data).tlb_count, since.clock_ps), (4, 7));
-        assert_eq!(since.misses(Access::Instruction, 21).tsb_ps, 5);
+        assert_eq!((since.total(Side::Data).tlb_count, since.clock_ps), (4, 7));
+        assert_eq!(since.misses(Side::Code, 21).tsb_ps, 5);
     }
 }

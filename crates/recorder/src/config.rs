@@ -1,5 +1,5 @@
 //! What the stream is shown to: a machine's translation hardware, and a policy that says on pages of
-//! which size each address lies. Together they are a view of the program.
+//! which size each address lies. Together they are a config of the program.
 
 use crate::places::{Place, Segment};
 use pagetax_core::units::{PageSize, UnitError};
@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 /// Which page size each segment has.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Pages {
+pub enum PagePolicy {
     /// Those that the recorded process has on this machine.
     Real,
     /// By segment; none: base pages.
@@ -31,7 +31,7 @@ pub enum Pages {
 
 /// Not a page policy.
 #[derive(Debug, thiserror::Error)]
-pub enum PagesError {
+pub enum PagePolicyError {
     /// A segment that is none.
     #[error(
         "`{0}` is no segment; write real, a size for heap, stack and anon such as 2M, or \
@@ -43,11 +43,11 @@ pub enum PagesError {
     Size(#[from] UnitError),
 }
 
-impl FromStr for Pages {
-    type Err = PagesError;
-    fn from_str(text: &str) -> Result<Self, PagesError> {
+impl FromStr for PagePolicy {
+    type Err = PagePolicyError;
+    fn from_str(text: &str) -> Result<Self, PagePolicyError> {
         if text == "real" {
-            return Ok(Pages::Real);
+            return Ok(PagePolicy::Real);
         }
         let (mut heap, mut stack, mut anon, mut file) = (None, None, None, None);
         for part in text.split('+') {
@@ -60,16 +60,16 @@ impl FromStr for Pages {
                 "file" => file = size,
                 "data" => (heap, stack, anon) = (size, size, size),
                 "all" => (heap, stack, anon, file) = (size, size, size, size),
-                other => return Err(PagesError::Segment(other.into())),
+                other => return Err(PagePolicyError::Segment(other.into())),
             }
         }
-        Ok(Pages::Sizes { heap, stack, anon, file })
+        Ok(PagePolicy::Sizes { heap, stack, anon, file })
     }
 }
 
-impl fmt::Display for Pages {
+impl fmt::Display for PagePolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Pages::Sizes { heap, stack, anon, file } = self else {
+        let PagePolicy::Sizes { heap, stack, anon, file } = self else {
             return f.write_str("real page sizes");
         };
         if heap == stack && stack == anon && heap.is_some() {
@@ -94,12 +94,12 @@ impl fmt::Display for Pages {
     }
 }
 
-impl Pages {
+impl PagePolicy {
     /// What is asked for at a place; none: base pages.
     fn wanted(&self, place: &Place) -> Option<PageSize> {
         match self {
-            Pages::Real => PageSize::new(1 << place.real_shift).ok(),
-            Pages::Sizes { heap, stack, anon, file } => match place.segment {
+            PagePolicy::Real => PageSize::new(1 << place.real_shift).ok(),
+            PagePolicy::Sizes { heap, stack, anon, file } => match place.segment {
                 Segment::Heap => *heap,
                 Segment::Stack => *stack,
                 Segment::Anon | Segment::Unknown => *anon,
@@ -112,8 +112,8 @@ impl Pages {
     fn sizes(&self) -> Vec<PageSize> {
         match self {
             // Transparent huge pages and the hugetlb pool: PAGEMAP_SCAN tells huge from not huge.
-            Pages::Real => vec![PageSize::K4, PageSize::M2],
-            Pages::Sizes { heap, stack, anon, file } => {
+            PagePolicy::Real => vec![PageSize::K4, PageSize::M2],
+            PagePolicy::Sizes { heap, stack, anon, file } => {
                 [heap, stack, anon, file].into_iter().flatten().copied().collect()
             }
         }
@@ -122,13 +122,13 @@ impl Pages {
 
 /// A machine under a page policy.
 #[derive(Debug, Clone)]
-pub struct View {
+pub struct MachineConfig {
     /// `sim:NAME`
     pub machine: String,
     /// In one line.
     pub title: String,
     /// Which page sizes.
-    pub pages: Pages,
+    pub pages: PagePolicy,
     /// Of one CPU, cold.
     pub cpu: Translation,
     /// What the rest of a program costs there.
@@ -139,12 +139,12 @@ pub struct View {
     code_shifts: Vec<u32>,
 }
 
-impl View {
+impl MachineConfig {
     /// Puts a model and a policy together.
     ///
     /// # Errors
     /// A model without TLBs, or without `[program]`.
-    pub fn new(model: &Model, pages: Pages) -> Result<View, ModelError> {
+    pub fn new(model: &Model, pages: PagePolicy) -> Result<MachineConfig, ModelError> {
         let mut cpu = configuration::translation(model)?;
         let times = configuration::program_times(model)?;
         let mut sizes = configuration::page_sizes(model, "paging", "page_sizes")?;
@@ -161,7 +161,7 @@ impl View {
             shifts.iter().copied().filter(|shift| tlb.nearest_arrays(*shift).is_some()).collect()
         };
         let (data_shifts, code_shifts) = (held(cpu.data()), held(cpu.instructions()));
-        Ok(View {
+        Ok(MachineConfig {
             machine: format!("sim:{}", model.name),
             title: model.title.clone(),
             pages,
@@ -183,7 +183,7 @@ impl View {
         at_most(&self.data_shifts, self.pages.wanted(place))
     }
 
-    /// As [`View::data_shift`], of code.
+    /// As [`MachineConfig::data_shift`], of code.
     pub fn code_shift(&self, place: &Place) -> u32 {
         at_most(&self.code_shifts, self.pages.wanted(place))
     }
@@ -228,21 +228,21 @@ mod tests {
             ("all=4K", "all on 4K pages"),
             ("heap=4M+stack=64K", "heap on 4M, stack on 64K pages"),
         ] {
-            assert_eq!(text.parse::<Pages>().unwrap().to_string(), shown);
+            assert_eq!(text.parse::<PagePolicy>().unwrap().to_string(), shown);
         }
-        assert!("head=4M".parse::<Pages>().unwrap_err().to_string().contains("SEGMENT=SIZE"));
-        assert!("heap=5M".parse::<Pages>().is_err());
+        assert!("head=4M".parse::<PagePolicy>().unwrap_err().to_string().contains("SEGMENT=SIZE"));
+        assert!("heap=5M".parse::<PagePolicy>().is_err());
     }
 
     #[test]
     fn machines_give_the_largest_size_up_to_the_wish() {
         let model = models::find("ultrasparc-3plus-900").unwrap();
-        let view = View::new(&model, "heap=2M".parse().unwrap()).unwrap();
-        assert_eq!(view.data_shift(&place(Segment::Heap, 12)), 19, "512K");
-        assert_eq!(view.data_shift(&place(Segment::Stack, 12)), 13);
+        let config = MachineConfig::new(&model, "heap=2M".parse().unwrap()).unwrap();
+        assert_eq!(config.data_shift(&place(Segment::Heap, 12)), 19, "512K");
+        assert_eq!(config.data_shift(&place(Segment::Stack, 12)), 13);
         let model = models::find("x86-64-calibrated").unwrap();
-        let view = View::new(&model, Pages::Real).unwrap();
-        assert_eq!(view.data_shift(&place(Segment::Anon, 21)), 21);
-        assert_eq!(view.code_shift(&place(Segment::File, 21)), 12, "its ITLB has no 2M pages");
+        let config = MachineConfig::new(&model, PagePolicy::Real).unwrap();
+        assert_eq!(config.data_shift(&place(Segment::Anon, 21)), 21);
+        assert_eq!(config.code_shift(&place(Segment::File, 21)), 12, "its ITLB has no 2M pages");
     }
 }
