@@ -1,7 +1,7 @@
 //! `cargo xtask page-sizes`: the table of docs/page-sizes.md. Each mechanism on each kind of program
 //! on this kernel: bytes on huge pages by part, or the reason.
 
-use crate::{bench, shell};
+use crate::shell;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -96,7 +96,7 @@ impl Notes {
 
 /// Measures all, and writes the tables into the document.
 pub fn run() -> Result<()> {
-    let pagetax = std::fs::canonicalize(bench::pagetax()?)?;
+    let pagetax = std::fs::canonicalize(shell::pagetax()?)?;
     shell::cargo(&["build", "--quiet", "--release", "--package", "pagetax-preload"])?;
     let sources = std::fs::canonicalize("xtask/src/pages")?;
     let directory = tempfile::tempdir()?;

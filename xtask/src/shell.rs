@@ -44,3 +44,9 @@ pub fn has(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
+
+/// Builds the release binary of pagetax and returns its path.
+pub fn pagetax() -> Result<String> {
+    cargo(&["build", "--quiet", "--release", "--package", "pagetax"])?;
+    Ok("target/release/pagetax".into())
+}

@@ -11,6 +11,7 @@ pub mod discovery;
 pub mod page;
 pub mod pager;
 pub mod preloaded;
+pub mod random;
 pub mod secret;
 pub mod server;
 pub mod store;

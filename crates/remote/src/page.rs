@@ -16,7 +16,7 @@
 //! | GMAC | 2.2 |
 //! | HMAC-SHA256 | 2.4 |
 
-use crate::secret;
+use crate::random;
 use aegis::aegis128l::Aegis128LMac;
 use std::fmt;
 use std::io;
@@ -39,14 +39,14 @@ static MAC: OnceLock<Aegis128LMac<16>> = OnceLock::new();
 pub(crate) fn draw_key() -> io::Result<()> {
     if MAC.get().is_none() {
         // If another thread is faster, its key is as good.
-        let _ = MAC.set(Aegis128LMac::new(&secret::random()?));
+        let _ = MAC.set(Aegis128LMac::new(&random::bytes()?));
     }
     Ok(())
 }
 
 fn mac() -> Aegis128LMac<16> {
     let fresh = || {
-        let key = secret::random().expect("the system gives random numbers");
+        let key = random::bytes().expect("the system gives random numbers");
         Aegis128LMac::new(&key)
     };
     MAC.get_or_init(fresh).clone()

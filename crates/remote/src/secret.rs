@@ -8,19 +8,6 @@ use crate::wire::TOKEN_BYTES;
 use crate::wire::hello::NONCE_BYTES;
 use crate::wire::request::Token;
 use ring::hmac;
-use ring::rand::{SecureRandom, SystemRandom};
-use std::io;
-
-/// Returns fresh random bytes from the system.
-///
-/// # Errors
-/// If the system has none, which does not happen once it is booted.
-pub fn random<const N: usize>() -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    let drawn = SystemRandom::new().fill(&mut bytes);
-    drawn.map_err(|_| io::Error::other("the system gives no random numbers"))?;
-    Ok(bytes)
-}
 
 /// The statement that a proof covers.
 #[derive(Debug, Clone, Copy)]
@@ -63,16 +50,17 @@ pub fn proves(token: &Token, claim: &Claim, proof: &Token) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random;
 
     #[test]
     fn a_proof_is_good_for_one_claim() {
-        let token: Token = random().unwrap();
-        let claim = Claim { nonce: random().unwrap(), epoch: 1, region: 7, fence: false };
+        let token: Token = random::bytes().unwrap();
+        let claim = Claim { nonce: random::bytes().unwrap(), epoch: 1, region: 7, fence: false };
         let good = proof(&token, &claim);
         assert!(proves(&token, &claim, &good));
-        assert!(!proves(&random().unwrap(), &claim, &good));
+        assert!(!proves(&random::bytes().unwrap(), &claim, &good));
         for other in [
-            Claim { nonce: random().unwrap(), ..claim },
+            Claim { nonce: random::bytes().unwrap(), ..claim },
             Claim { epoch: 2, ..claim },
             Claim { region: 8, ..claim },
             Claim { fence: true, ..claim },

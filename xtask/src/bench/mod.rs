@@ -23,7 +23,7 @@ mod swap;
 mod unexplained;
 mod whatif;
 
-use crate::shell;
+use crate::shell::{self, pagetax};
 use anyhow::{Context, Result, bail};
 use pagetax_core::stats::quantiles;
 use serde_json::{Value, json};
@@ -165,12 +165,6 @@ fn print_table(headings: &[&str], rows: &[Vec<String>]) {
     };
     print(&headings.iter().map(|heading| heading.to_string()).collect::<Vec<_>>());
     rows.iter().for_each(|row| print(row));
-}
-
-/// Builds the release binary of pagetax and returns its path.
-pub fn pagetax() -> Result<String> {
-    shell::cargo(&["build", "--quiet", "--release", "--package", "pagetax"])?;
-    Ok("target/release/pagetax".into())
 }
 
 /// Returns the JSON report of `pagetax run` with these arguments.

@@ -3,9 +3,9 @@
 use super::rust::{self, ItemKind};
 use super::{FILE_LINES_MAX, Source, findings, types};
 use crate::shell;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The first line of documentation below which it says little.
@@ -19,25 +19,31 @@ pub fn print(tree: &Path, sources: &[Source]) -> Result<()> {
     let rust: Vec<&Source> = sources.iter().filter(|source| source.is("rs")).collect();
     let mut docs = Vec::new();
     for source in &rust {
-        docs.extend(rust::docs(&source.text)?);
+        docs.extend(rust::docs(&source.text)?.into_iter().map(|doc| (&source.path, doc)));
     }
     let begins = |text: &str| text.split_whitespace().next().unwrap_or("").to_string();
-    let is_short = |doc: &&rust::Doc| {
+    let is_short = |(_, doc): &&(&PathBuf, rust::Doc)| {
         let first = doc.text.trim().lines().next().unwrap_or("");
         doc.kind != ItemKind::Noun && first.chars().count() < DOC_CHARACTERS_MIN
     };
     let clauses = ["Of", "What", "Whether", "Who", "Which"];
-    let is_clause = |doc: &&rust::Doc| clauses.contains(&begins(&doc.text).trim_matches('.'));
+    let is_clause =
+        |(_, doc): &&(&PathBuf, rust::Doc)| clauses.contains(&begins(&doc.text).trim_matches('.'));
     let types = types::definitions(sources)?;
     let twice: Vec<_> = types::repeated(&types).map(|(named, _)| named).collect();
-    let named = |part: &[&str]| {
-        types.keys().filter(|(_, name)| part.iter().any(|part| name.contains(part))).count()
+    let exits = types.iter().filter(|((_, name), _)| name == "Exit");
+    let code: Vec<(&PathBuf, &str)> = rust.iter().filter_map(|source| code(source)).collect();
+    // Messages and comments name files too, so a reader is told by how it composes the path.
+    let containing = |words: &[&str]| {
+        code.iter().filter(|(_, text)| words.iter().any(|word| text.contains(word))).count()
     };
-    let maps = rust.iter().filter(|source| {
-        source.path.starts_with("crates")
-            && !source.path.components().any(|part| part.as_os_str() == "tests")
-            && (source.text.contains("/maps\"") || source.text.contains("join(\"maps\")"))
-    });
+    let maps = containing(&["{pid}/maps\"))", "self/maps\\0\"", "(\"maps\")", "self/maps\")"]);
+    let grammars = containing(&["strip_prefix(\"hugetlb", "\"heap\" =>"]);
+    let mut requests = 0;
+    for (path, text) in &code {
+        requests +=
+            types::page_size_requests(text).with_context(|| format!("{}", path.display()))?;
+    }
     let is_long =
         |source: &&Source| !source.is("md") && source.text.lines().count() > FILE_LINES_MAX;
     let long = sources.iter().filter(is_long);
@@ -58,13 +64,24 @@ pub fn print(tree: &Path, sources: &[Source]) -> Result<()> {
             "documentation that begins with Of, What, Whether, Who, Which",
             docs.iter().filter(is_clause).count(),
         ),
-        ("files that read /proc/PID/maps", maps.count()),
-        ("types named for an exit", named(&["Exit"])),
-        ("types named for a request of page sizes", named(&["PageSize", "Mechanism", "Wish"])),
+        ("files that read /proc/PID/maps", maps),
+        ("types named Exit", exits.map(|(_, places)| places.len()).sum()),
+        ("types that ask for page sizes", requests),
+        ("files that parse what asks for page sizes", grammars),
         ("files over 600 lines", long.count()),
         ("findings of tidy", findings(sources)?.len()),
     ];
     rows.iter().for_each(|(name, count)| println!("| {name} | {count} |"));
     twice.iter().for_each(|(directory, name)| println!("twice: {} {name}", directory.display()));
+    for (path, doc) in docs.iter().filter(is_short) {
+        println!("short: {}:{}: {}", path.display(), doc.line, doc.text.trim());
+    }
     Ok(())
+}
+
+/// Returns the text of a source of a crate before its tests; none for a test.
+fn code(source: &Source) -> Option<(&PathBuf, &str)> {
+    let is_code = source.path.starts_with("crates") && !types::is_test(&source.path);
+    let text = source.text.split("#[cfg(test)]\nmod tests").next()?;
+    is_code.then_some((&source.path, text))
 }

@@ -2,6 +2,7 @@
 //! lower.
 
 mod counts;
+mod imports;
 mod prose;
 mod rust;
 mod types;
@@ -96,6 +97,7 @@ fn sources(tree: &Path) -> Result<Vec<Source>> {
 /// Checks comments of Rust and C, and prose in Markdown.
 fn findings(sources: &[Source]) -> Result<Vec<Finding>> {
     let mut findings = types::findings(&types::definitions(sources)?);
+    findings.extend(imports::findings(sources)?);
     for source in sources {
         let lines = source.text.lines().count();
         if lines > FILE_LINES_MAX && !source.is("md") {

@@ -11,6 +11,11 @@ use syn::{Attribute, Expr, Lit, Meta};
 const COLUMNS_MAX: usize = 110;
 /// Words that begin a clause, not a sentence.
 const CLAUSES: [&str; 5] = ["Of", "What", "Whether", "Who", "Which"];
+/// Words with which a field's documentation is a fragment, no noun phrase.
+const FRAGMENTS: [&str; 19] = [
+    "And", "As", "At", "By", "For", "From", "How", "If", "In", "Not", "On", "That", "To",
+    "Whatever", "When", "Where", "Why", "With", "Without",
+];
 /// Words that end in "s" and are no verbs.
 const NO_VERBS: [&str; 7] = ["Always", "As", "Its", "Less", "Plus", "This", "Thus"];
 
@@ -60,6 +65,8 @@ fn broken_rules(kind: ItemKind, text: &str) -> Vec<&'static str> {
         broken.push("documentation begins with a clause");
     } else if kind == ItemKind::Function && (!word.ends_with('s') || NO_VERBS.contains(&word)) {
         broken.push("documentation of a function begins without a verb (\"Returns …\")");
+    } else if kind == ItemKind::Field && FRAGMENTS.contains(&word) {
+        broken.push("documentation of a field begins without a noun");
     }
     let is_one_word = text.split_whitespace().count() < 2;
     if kind != ItemKind::Noun && is_one_word {

@@ -27,7 +27,8 @@ pub fn definitions(sources: &[Source]) -> Result<Definitions> {
     Ok(found)
 }
 
-fn is_test(path: &Path) -> bool {
+/// Returns true for files in a folder of tests.
+pub fn is_test(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == "tests")
 }
 
@@ -53,6 +54,45 @@ pub fn findings(definitions: &Definitions) -> Vec<Finding> {
         }));
     }
     found
+}
+
+/// Returns the number of types that can ask for a page size: of a hugetlb pool, for several parts of a program, or as
+/// a number of bytes.
+pub fn page_size_requests(text: &str) -> Result<usize> {
+    let mut requests = PageSizeRequests::default();
+    requests.visit_file(&syn::parse_file(text)?);
+    Ok(requests.count)
+}
+
+#[derive(Default)]
+struct PageSizeRequests {
+    count: usize,
+}
+
+impl<'a> Visit<'a> for PageSizeRequests {
+    fn visit_item_enum(&mut self, item: &'a syn::ItemEnum) {
+        let asks = item.variants.iter().any(|variant| variant.ident == "Hugetlb");
+        let fields = item.variants.iter().flat_map(|variant| &variant.fields);
+        self.count += usize::from(asks || is_by_part(fields));
+    }
+    fn visit_item_struct(&mut self, item: &'a syn::ItemStruct) {
+        self.count += usize::from(is_by_part(item.fields.iter()));
+    }
+    fn visit_item_type(&mut self, item: &'a syn::ItemType) {
+        self.count += usize::from(item.ident == "PageBytes");
+    }
+}
+
+/// Returns true if at least three fields are optional page sizes.
+fn is_by_part<'a>(fields: impl Iterator<Item = &'a syn::Field>) -> bool {
+    use syn::{GenericArgument::Type as Argument, PathArguments::AngleBracketed, Type};
+    let is_size = |field: &&syn::Field| {
+        let Type::Path(of) = &field.ty else { return false };
+        let option = of.path.segments.last().filter(|part| part.ident == "Option");
+        let Some(AngleBracketed(of)) = option.map(|part| &part.arguments) else { return false };
+        matches!(of.args.first(), Some(Argument(Type::Path(of))) if of.path.is_ident("PageSize"))
+    };
+    fields.filter(is_size).count() >= 3
 }
 
 #[derive(Default)]

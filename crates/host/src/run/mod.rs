@@ -17,4 +17,4 @@ mod watch;
 mod worker;
 
 pub use machine::{HostMachine, NullMachine};
-pub(crate) use memory::{file_directory, mapping_len};
+pub(crate) use memory::file_directory;

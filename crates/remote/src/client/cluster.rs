@@ -13,7 +13,7 @@ use super::set::ServerId;
 use super::writer::ReplicaWriter;
 use crate::page::PageMac;
 use crate::pager::Log;
-use crate::secret;
+use crate::random;
 use crate::store::{Capacity, PageReader, PageStore, PageWriter, RegionId, StoreError};
 use crate::threads;
 use crate::tls::ClientTls;
@@ -676,7 +676,7 @@ impl ClusterState {
 
     /// Draws the token of a region on one server.
     pub fn fresh_token() -> Result<Token, StoreError> {
-        secret::random()
+        random::bytes()
             .map_err(|source| StoreError::Unreachable { server: "random numbers".into(), source })
     }
 

@@ -52,10 +52,6 @@ use sys::idle_poll::IdlePoll;
 use sys::sigbus::{self, ServedRegion};
 use sys::uffd::Uffd;
 
-/// The pager's own files have this number or a higher one, out of the way of programs that count on low
-/// numbers. Where the limit does not allow it, they stay low.
-pub const DESCRIPTORS_FROM: i32 = 700;
-
 /// How long a thread that serves itself looks for an answer before it sleeps: servers on the same machine are sooner,
 /// and who sleeps may be woken on another CPU.
 const ANSWER_SPIN: Duration = Duration::from_micros(100);

@@ -13,7 +13,7 @@ use super::session::{ConnectionEnd, Session};
 use super::{admin, http};
 use crate::affinity::{CpuChoice, ThreadAffinity};
 use crate::page::PAGE_BYTES;
-use crate::secret;
+use crate::random;
 use crate::transport::{PeerStream, is_local, prepare};
 use crate::wire::header::{HEADER_BYTES, Header, Op};
 use crate::wire::hello::{HELLO_BYTES, Hello, Location};
@@ -158,7 +158,7 @@ impl Server {
         let tls = Tls::new(options.tls);
         let cannot = |address| move |source| StartError::Listen { address, source };
         // Not 0, which is the epoch of clients.
-        let epoch = u64::from_le_bytes(secret::random().map_err(cannot(listen))?).max(1);
+        let epoch = u64::from_le_bytes(random::bytes().map_err(cannot(listen))?).max(1);
         let pool = Arc::new(Pool::new(options.limits, epoch));
         let metrics = Arc::new(Metrics::new(pool.clone()));
         let started = Instant::now();
@@ -330,7 +330,7 @@ impl ServerContext {
                 PeerStream::TlsServer(Box::new(StreamOwned::new(tls, socket.into())))
             }
         };
-        let nonce = secret::random()?;
+        let nonce = random::bytes()?;
         let mut bytes = [0; HELLO_BYTES];
         stream.read_exact(&mut bytes)?;
         let client = Hello::decode(&bytes).map_err(io::Error::other)?;

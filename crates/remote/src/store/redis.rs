@@ -13,7 +13,7 @@ use super::{
     check_get, check_put,
 };
 use crate::page::{PAGE_BYTES, PageMac, PageRun};
-use crate::secret;
+use crate::random;
 use redis::cluster::{ClusterClient, ClusterConnection};
 use redis::{
     Cmd, Connection, ErrorKind, FromRedisValue, IntoConnectionInfo, RedisError, RedisResult,
@@ -105,7 +105,7 @@ impl RedisStore {
         renew_every: Duration,
     ) -> Result<RedisStore, StoreError> {
         let cannot = |source| StoreError::Unreachable { server: label(urls), source };
-        let random: [u8; 8] = secret::random().map_err(cannot)?;
+        let random: [u8; 8] = random::bytes().map_err(cannot)?;
         let mut shared = RedisState {
             urls: urls.to_vec(),
             life,

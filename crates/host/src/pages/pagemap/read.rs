@@ -3,7 +3,7 @@
 use super::folio::{Folios, read_words};
 use super::smaps;
 use super::{Mapping, PageMap, Run, Segment, Unplaced};
-use crate::pages::PageSettings;
+use crate::pages::settings::PageSettings;
 use crate::procfs::Root;
 use crate::sys::pagemap::{
     self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PageRange,

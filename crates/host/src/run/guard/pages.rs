@@ -5,7 +5,7 @@
 
 use super::{degraded, fatal};
 use crate::pages::PageSettings;
-use crate::run::mapping_len;
+use crate::run::memory::mapping_len;
 use pagetax_core::machine::Unmet;
 use pagetax_core::plan::{Backing, PageSizeRequest, Plan, Region};
 use pagetax_core::units::PageSize;

@@ -11,9 +11,12 @@ pub mod sigbus;
 pub mod threads;
 pub mod uffd;
 
-use crate::pager::DESCRIPTORS_FROM;
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::io;
+
+/// The lowest number of the pager's own descriptors, since programs count on low ones. The limit of descriptors
+/// may not allow it; then they stay low.
+const DESCRIPTORS_FROM: i32 = 700;
 
 /// Moves a descriptor to a number that programs do not use, if one is free.
 fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
