@@ -4,12 +4,14 @@ use crate::exit;
 use crate::output::{self, text};
 use anyhow::{Context, Result};
 use pagetax_core::document::Document;
+use pagetax_core::finding::Standing;
 use pagetax_core::report::Environment;
 use pagetax_core::units::Bytes;
-use pagetax_host::measure::doctor::{Compaction, Examination, FreeMemory, Standing, examine};
+use pagetax_host::measure::doctor::{Compaction, Examination, FreeMemory, examine};
 use pagetax_host::measure::environment::environment;
 use pagetax_host::pages::journal::{Journal, Outcome, Record};
 use pagetax_host::procfs::Root;
+use pagetax_remote::pager::doctor::user_faults;
 use serde::Serialize;
 use std::process::ExitCode;
 
@@ -52,7 +54,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     if args.repair {
         repair().map_err(|error| exit::with(exit::UNMET, error))?;
     }
-    let (examination, environment) = (examine(), environment(&Root::default()));
+    let (examination, environment) = (examine(user_faults()), environment(&Root::default()));
     match args.json {
         true => output::print_json(&Doctor { examination, environment })?,
         false => output::print(&render(&examination))?,
@@ -136,7 +138,7 @@ fn compaction(state: &Compaction) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetax_host::measure::doctor::Finding;
+    use pagetax_core::finding::Finding;
 
     #[test]
     fn what_can_be_enabled_comes_with_its_command() {

@@ -12,8 +12,8 @@ use pagetax_core::job::nearest;
 use pagetax_core::machine::{Machine, MachineKind, MachineSpec};
 use pagetax_core::report::ReportMachine;
 use pagetax_host::run::guard::Limits;
-use pagetax_host::run::{HostMachine, NullMachine};
-use pagetax_remote::pager::Log;
+use pagetax_host::run::{HostMachine, NullMachine, OpenNetwork};
+use pagetax_remote::pager::{JobMemory, Log};
 use pagetax_remote::store::PageStore;
 use pagetax_sim::historic::machine::SimMachine;
 use pagetax_sim::model::Model;
@@ -44,12 +44,15 @@ const SIM: &str = "sim:";
 type Native = (&'static str, &'static str, fn(&Here) -> Box<dyn Machine>);
 const NATIVE: &[Native] = &[
     ("host", "this machine, by real system calls", |here| {
-        let log: Log = Arc::new(|line: &str| output::note(line));
-        let host = HostMachine::with_limits(here.limits).with_log(log);
-        Box::new(match &here.store {
-            Some(store) => host.with_store(store.clone()),
-            None => host,
-        })
+        let store = here.store.clone();
+        let open_network: OpenNetwork = Arc::new(move |room| {
+            let log: Option<Log> = Some(Arc::new(|line: &str| output::note(line)));
+            Arc::new(match &store {
+                Some(store) => JobMemory::new(store.clone(), log),
+                None => JobMemory::embedded(room, log),
+            })
+        });
+        Box::new(HostMachine::with_limits(here.limits).with_network(open_network))
     }),
     ("null", "every access is generated and none made", |_| Box::new(NullMachine)),
 ];

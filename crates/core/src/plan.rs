@@ -9,6 +9,7 @@ mod validity;
 pub use validity::{Mistake, Part, REMOTE_RESIDENT_BYTES_MIN};
 
 use crate::access::{Chase, Offsets, Uniform, Zipf, derive_seed};
+use crate::network_memory::Serving;
 use crate::replay::Replay;
 use crate::units::{Bytes, Nanos, PageSize};
 use serde::{Deserialize, Serialize};
@@ -46,17 +47,6 @@ pub struct JobIdentity {
     pub machine_params: BTreeMap<String, String>,
     /// Of all random streams.
     pub seed: u64,
-}
-
-/// Who brings a missing page of network memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Serving {
-    /// A thread of the pager, which is none of the job's.
-    #[default]
-    Thread,
-    /// The client that touched it, in a signal handler.
-    InPlace,
 }
 
 /// What backs a region.

@@ -10,7 +10,9 @@ use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run};
 use pagetax_host::run::{HostMachine, NullMachine};
 use pagetax_host::sys::process::{Exit, fork};
+use pagetax_remote::pager::JobMemory;
 use rustix::process::{Signal, kill_process};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn plan(text: &str) -> Plan {
@@ -411,12 +413,26 @@ fn the_budget_adds_up() {
     assert!(report.environment.contains_key("kernel"), "{:?}", report.environment);
 }
 
+/// Returns the machine with network memory that is compressed in this process.
+fn machine_with_network() -> HostMachine {
+    HostMachine::default().with_network(Arc::new(|room| Arc::new(JobMemory::embedded(room, None))))
+}
+
+/// Checks that a machine without network memory refuses it before the run, in words of the job.
+#[test]
+fn network_memory_that_nobody_handed_in_is_refused() {
+    let region = "size = \"16M\"\nbacking = \"remote\"\nresident = \"4M\"";
+    let failure = failure(&small(region, "ops = [{ touch = \"r\" }]"));
+    let RunError::Unmet(unmet) = failure else { panic!("{failure}") };
+    assert!(unmet[0].fatal && unmet[0].what.contains("region `r` is network memory"), "{unmet:?}");
+}
+
 /// Runs a job on network memory, compressed in this process. Returns `None` and prints SKIP if this user
 /// may not page.
 fn run_remote(more: &str, phase: &str) -> Option<(Result<(), RunError>, Run)> {
     let region = "size = \"16M\"\nbacking = \"remote\"\nresident = \"4M\"";
     let plan = plan(&format!("{}\n{more}", small(region, phase)));
-    let (result, report) = run_on(&mut HostMachine::default(), &plan);
+    let (result, report) = run_on(&mut machine_with_network(), &plan);
     match result {
         Err(RunError::Op { why, .. }) if why.contains("userfaultfd") => {
             println!("SKIP: {why}");
@@ -472,7 +488,7 @@ fn clients_serve_themselves_in_place() {
         touch("write"),
         touch("verify")
     );
-    let (result, report) = run_on(&mut HostMachine::default(), &plan(&small(region, &phase)));
+    let (result, report) = run_on(&mut machine_with_network(), &plan(&small(region, &phase)));
     match result {
         Err(RunError::Op { why, .. }) if why.contains("userfaultfd") => {
             return println!("SKIP: {why}");

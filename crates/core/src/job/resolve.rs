@@ -4,9 +4,10 @@ use super::document::{Field, Job, RawOp, RawPhase, RawRegion, Word};
 use super::{JobError, line_and_column, nearest};
 use crate::access::derive_seed;
 use crate::machine::MachineSpec;
+use crate::network_memory::Serving;
 use crate::plan::{
     Access, Advice, Backing, ClientKind, JobIdentity, Measure, Mistake, Native, Op,
-    PageSizeRequest, Part, Pattern, Phase, Plan, Region, RegionId, Serving, Touch,
+    PageSizeRequest, Part, Pattern, Phase, Plan, Region, RegionId, Touch,
 };
 use crate::quantity::{Dimension, Params, evaluate};
 use crate::replay::Replay;
@@ -298,7 +299,7 @@ impl Resolver<'_> {
         };
         let resident = raw.resident.as_ref().map(|f| self.size(f)).transpose()?;
         let serving = raw.serving.as_ref().map(|word| {
-            let known = [("thread", Serving::Thread), ("in-place", Serving::InPlace)];
+            let known = Serving::ALL.map(|serving| (serving.name(), serving));
             self.choice(word, "way of serving", &known)
         });
         let serving = serving.transpose()?.unwrap_or_default();

@@ -48,17 +48,14 @@ impl<'a> Run<'a> {
     /// memory.
     pub fn set_up(
         plan: &'a Plan,
-        on: Option<(Limits, Network)>,
+        on: Option<(Limits, Option<Network>)>,
         out: &'a mut dyn Sink,
     ) -> Result<Run<'a>, RunError> {
         let named = |(id, error)| region_error(plan, id, error);
-        let (limits, mut network) = on.unzip();
-        let mut memory = match &mut network {
-            Some(network) => {
-                Some(Memory::make(plan, network, &|| !asked_to_stop()).map_err(named)?)
-            }
-            None => None,
-        };
+        let (limits, network) = on.unzip();
+        let mut network = network.flatten();
+        let make = |_| Memory::make(plan, network.as_mut(), &|| !asked_to_stop()).map_err(named);
+        let mut memory = limits.map(make).transpose()?;
         let watch = limits.map(|_| watch_this_thread());
         let begun = Instant::now();
         let mut figures = RunFigures::begin(network.as_ref());

@@ -6,25 +6,24 @@ use crate::measure::environment::environment;
 use crate::measure::perf::FaultLatency;
 use crate::pages::PageSettings;
 use crate::procfs::Root;
-use crate::run::guard::{Limits, Room, check, check_replays};
+use crate::run::guard::{Limits, Room, check, check_network, check_replays};
 use crate::sys::signal::StopSignals;
 use pagetax_core::machine::{Machine, MachineKind, MachineSpec, RunError, Sink, Unmet};
+use pagetax_core::network_memory::NetworkMemory;
 use pagetax_core::plan::Plan;
 use pagetax_core::report::Warning;
 use pagetax_core::units::Bytes;
-use pagetax_remote::pager::Log;
-use pagetax_remote::store::PageStore;
-use pagetax_remote::store::embedded::EmbeddedStore;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// Makes the network memory of one run. The argument is the memory of this process that pages may take.
+pub type OpenNetwork = Arc<dyn Fn(Bytes) -> Arc<dyn NetworkMemory> + Send + Sync>;
 
 /// The machine that this process runs on.
 #[derive(Clone, Default)]
 pub struct HostMachine {
     limits: Limits,
-    /// The page store of network memory; `None` means compressed memory in this process.
-    store: Option<Arc<dyn PageStore>>,
-    log: Option<Log>,
+    open_network: Option<OpenNetwork>,
 }
 
 impl HostMachine {
@@ -33,26 +32,16 @@ impl HostMachine {
         HostMachine { limits, ..HostMachine::default() }
     }
 
-    /// Uses this store for network memory. Without one, pages are compressed inside this process.
-    pub fn with_store(mut self, store: Arc<dyn PageStore>) -> HostMachine {
-        self.store = Some(store);
+    /// Runs jobs with network memory, too. Without this call, the machine refuses them.
+    pub fn with_network(mut self, open: OpenNetwork) -> HostMachine {
+        self.open_network = Some(open);
         self
     }
 
-    /// Sends messages about lost pages to this log.
-    pub fn with_log(mut self, log: Log) -> HostMachine {
-        self.log = Some(log);
-        self
-    }
-
-    fn network(&self) -> Network {
-        let embedded = || -> Arc<dyn PageStore> {
-            let room = Room::read(&Root::default());
-            let free =
-                |room: Room| room.available_bytes.saturating_sub(room.guard_bytes(&self.limits));
-            Arc::new(EmbeddedStore::new(Bytes(room.map_or(u64::MAX, free))))
-        };
-        Network::new(self.store.clone().unwrap_or_else(embedded), self.log.clone())
+    fn network(&self) -> Option<Network> {
+        let free = |room: Room| room.available_bytes.saturating_sub(room.guard_bytes(&self.limits));
+        let room = Bytes(Room::read(&Root::default()).map_or(u64::MAX, free));
+        self.open_network.as_ref().map(|open| Network::new(open(room)))
     }
 }
 
@@ -62,7 +51,11 @@ impl Machine for HostMachine {
     }
 
     fn limits(&self, plan: &Plan) -> Vec<Unmet> {
-        check(plan, &self.limits, &Root::default(), &PageSettings::host())
+        let mut unmet = check(plan, &self.limits, &Root::default(), &PageSettings::host());
+        if self.open_network.is_none() {
+            unmet.extend(check_network(plan));
+        }
+        unmet
     }
 
     fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
@@ -109,7 +102,11 @@ impl Machine for NullMachine {
 }
 
 /// Runs the plan on real memory within the limits, or on none.
-fn run(plan: &Plan, memory: Option<(Limits, Network)>, out: &mut dyn Sink) -> Result<(), RunError> {
+fn run(
+    plan: &Plan,
+    memory: Option<(Limits, Option<Network>)>,
+    out: &mut dyn Sink,
+) -> Result<(), RunError> {
     out.environment(environment(&Root::default()));
     let _signals = StopSignals::watch()
         .map_err(|error| super::failure::refusal("watching for signals", &error))?;

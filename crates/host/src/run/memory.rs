@@ -48,7 +48,7 @@ impl Memory {
     /// region.
     pub fn make(
         plan: &Plan,
-        network: &mut Network,
+        mut network: Option<&mut Network>,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<Memory, (RegionId, io::Error)> {
         let mut regions = Vec::with_capacity(plan.regions.len());
@@ -57,7 +57,8 @@ impl Memory {
             let pattern_seed = plan.pattern_seed(id);
             let filled = plan.is_file_filled(id);
             let file = make_file(region, pattern_seed, filled, goes_on).map_err(|e| (id, e))?;
-            let paged = network.map(region).map_err(|e| (id, e))?;
+            let paged = network.as_mut().map(|network| network.map(region)).transpose();
+            let paged = paged.map_err(|e| (id, e))?.flatten();
             regions.push(Held {
                 region: region.clone(),
                 pattern_seed,

@@ -16,5 +16,5 @@ mod touch;
 mod watch;
 mod worker;
 
-pub use machine::{HostMachine, NullMachine};
+pub use machine::{HostMachine, NullMachine, OpenNetwork};
 pub(crate) use memory::file_directory;

@@ -8,54 +8,37 @@ use super::figures::Readings;
 use crate::procfs::{Root, schedstat};
 use hdrhistogram::Histogram;
 use pagetax_core::counter::{Provenance, Reading};
-use pagetax_core::plan::{self, Backing, Region};
+use pagetax_core::network_memory::{NetworkMemory, NetworkRegion, PagerCounts};
+use pagetax_core::plan::{Backing, Region};
 use pagetax_core::report::Table;
-use pagetax_remote::pager::{
-    Counts, EvictionMethod, Log, PagerOptions, RemoteRegion, Serving, THREADS,
-};
-use pagetax_remote::store::PageStore;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-/// The page store and the regions that it backs.
+/// The network memory of a run, and the regions that are mapped in it.
 pub struct Network {
-    store: Arc<dyn PageStore>,
-    log: Option<Log>,
-    regions: Vec<Arc<RemoteRegion>>,
+    memory: Arc<dyn NetworkMemory>,
+    regions: Vec<Arc<dyn NetworkRegion>>,
 }
 
 /// The counts and latencies of all pagers.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic {
-    pub counts: Counts,
+    pub counts: PagerCounts,
     /// The number of demand page-ins by latency in nanoseconds.
     page_ins: BTreeMap<u64, u64>,
 }
 
 impl Network {
     /// Creates the network memory without any region.
-    pub fn new(store: Arc<dyn PageStore>, log: Option<Log>) -> Network {
-        Network { store, log, regions: Vec::new() }
+    pub fn new(memory: Arc<dyn NetworkMemory>) -> Network {
+        Network { memory, regions: Vec::new() }
     }
 
     /// Maps a region and starts its pager; `None` if the region is not network memory.
-    pub fn map(&mut self, region: &Region) -> io::Result<Option<Arc<RemoteRegion>>> {
+    pub fn map(&mut self, region: &Region) -> io::Result<Option<Arc<dyn NetworkRegion>>> {
         let Backing::Remote { resident_bytes, serving } = region.backing else { return Ok(None) };
-        let serving = match serving {
-            plan::Serving::Thread => Serving::Thread,
-            plan::Serving::InPlace => Serving::InPlace,
-        };
-        // Only workers touch the region: no device and no system call does.
-        let eviction_method = EvictionMethod::Cheapest;
-        let options = PagerOptions {
-            log: self.log.clone(),
-            serving,
-            eviction_method,
-            ..PagerOptions::resident(resident_bytes)
-        };
-        let mapped = RemoteRegion::map(self.store.clone(), region.bytes, options);
-        let mapped = Arc::new(mapped.map_err(io::Error::other)?);
+        let mapped = self.memory.map(region.bytes, resident_bytes, serving)?;
         self.regions.push(mapped.clone());
         Ok(Some(mapped))
     }
@@ -80,7 +63,7 @@ impl Network {
         let root = Root::default();
         let is_pager = |tid: &u32| {
             let name = root.text(&format!("/proc/self/task/{tid}/comm"));
-            name.is_ok_and(|name| THREADS.contains(&name.trim()))
+            name.is_ok_and(|name| self.memory.thread_names().contains(&name.trim()))
         };
         let tids = root.names("/proc/self/task").into_iter().filter_map(|name| name.parse().ok());
         let of = |tid| Some(schedstat(&root, std::process::id(), Some(tid)).ok()?.0);
@@ -89,7 +72,7 @@ impl Network {
 
     /// Returns a table of the pagers' counts, with the store's description as its title.
     pub fn table(&self) -> Option<Table> {
-        let Counts {
+        let PagerCounts {
             fault_count,
             zero_fault_count,
             soft_refault_count,
@@ -116,7 +99,7 @@ impl Network {
             ("microseconds that faults waited for room", room_wait_ns_total / 1000),
         ];
         Some(Table {
-            title: format!("network memory: {}", self.store.describe()),
+            title: format!("network memory: {}", self.memory.describe()),
             columns: vec!["pager".into(), "count".into()],
             rows: rows.map(|(name, count)| vec![name.into(), count.to_string()]).to_vec(),
             provenance: Provenance::Measured,
@@ -148,7 +131,8 @@ impl Traffic {
     /// Returns columns for the series: faults by kind, page-ins and page-outs, and latencies of
     /// page-ins.
     pub fn columns(&self) -> Vec<(&'static str, u64)> {
-        let Counts { zero_fault_count, soft_refault_count, demand_page_in_count, .. } = self.counts;
+        let PagerCounts { zero_fault_count, soft_refault_count, demand_page_in_count, .. } =
+            self.counts;
         let mut columns = vec![
             ("zero_fill_count", zero_fault_count),
             ("soft_refault_count", soft_refault_count),

@@ -8,9 +8,9 @@ use crate::measure::calibrate::cached;
 use crate::procfs::{Root, SystemSnapshot, process_memory};
 use pagetax_core::counter::{Provenance, Reading};
 use pagetax_core::machine::Sink;
+use pagetax_core::network_memory::PagerCounts;
 use pagetax_core::plan::{ClientKind, Op, Phase, Plan};
 use pagetax_core::report::Warning;
-use pagetax_remote::pager::Counts;
 use std::time::{Duration, Instant};
 
 /// The counters at the last point of the series; the next point holds the differences from them.
@@ -211,7 +211,7 @@ impl<'a> Watcher<'a> {
         let totals = figures.totals();
         let mut budget = budget(&totals, &watched.profile, &translation, calibration.as_ref().ok());
         if let Some(traffic) = network.and_then(Network::traffic) {
-            let Counts { page_in_ns_total, demand_page_in_count, .. } = traffic.counts;
+            let PagerCounts { page_in_ns_total, demand_page_in_count, .. } = traffic.counts;
             let overlaps = plan.phases.iter().any(|phase| phase.clients > 1);
             let how = format!(
                 "{demand_page_in_count} page-ins, from report to page, by the pager's clock"

@@ -3,7 +3,7 @@
 //! Invariant: accesses are volatile, aligned and checked against the length, so that the compiler
 //! drops none of them and none of them leaves the mapping.
 
-use pagetax_remote::pager::RemoteRegion;
+use pagetax_core::network_memory::NetworkRegion;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use std::fs::File;
 use std::io;
@@ -47,7 +47,7 @@ pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
     /// Network memory is mapped by its pager, which unmaps it when its last owner goes.
-    pager: Option<Arc<RemoteRegion>>,
+    pager: Option<Arc<dyn NetworkRegion>>,
 }
 
 // SAFETY: the mapping is owned memory that is only reached through this module's methods, which use
@@ -92,9 +92,9 @@ impl Mapping {
     }
 
     /// Memory that is paged by a pager in this process.
-    pub fn of_pager(pager: Arc<RemoteRegion>) -> Mapping {
-        let start = NonNull::new(pager.as_ptr()).expect("nothing is mapped at 0");
-        Mapping { start, len: pager.len(), pager: Some(pager) }
+    pub fn of_pager(pager: Arc<dyn NetworkRegion>) -> Mapping {
+        // The safety contract of `NetworkRegion` makes this range ours until the pager is dropped.
+        Mapping { start: pager.start(), len: pager.bytes(), pager: Some(pager) }
     }
 
     /// Its first address.

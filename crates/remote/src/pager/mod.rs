@@ -17,11 +17,13 @@
 //! Source: userfaultfd(2); measured on this kind of machine, a handler on the CPU of the faulting
 //! thread costs a third of one elsewhere, moving 64 adjacent pages 0.1 µs each, scattered ones 1.1 µs.
 
+pub mod doctor;
 mod evictor;
 mod fault_around;
 mod frame_pool;
 mod handler;
 mod install;
+mod job_memory;
 mod mask;
 mod options;
 mod shared;
@@ -32,9 +34,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use options::{EvictionMethod, Features, Log, PagerOptions, Serving};
+pub use job_memory::JobMemory;
+pub use options::{EvictionMethod, Features, Log, PagerOptions};
+pub use pagetax_core::network_memory::{PagerCounts, Serving};
 pub use shared::PagerError;
-pub use stats::Counts;
 pub use sys::uffd::{Access, UffdError, remedy};
 
 use crate::page::{PAGE_BYTES, draw_key};
@@ -310,7 +313,7 @@ impl RemoteRegion {
     }
 
     /// Returns the counts so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> PagerCounts {
         self.shared.stats.counts()
     }
 

@@ -1,5 +1,6 @@
 //! The options of a region's pager.
 
+use pagetax_core::network_memory::Serving;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,46 +40,6 @@ impl EvictionMethod {
     /// Returns the variant of that name.
     pub fn named(name: &str) -> Option<EvictionMethod> {
         EvictionMethod::ALL.into_iter().find(|way| way.name() == name)
-    }
-}
-
-/// The thread that serves a fault.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Serving {
-    /// A handler thread, one for a region. It serves system calls into missing pages, too, and what several threads
-    /// wait for it fetches together.
-    #[default]
-    Thread,
-    /// The thread itself, in a handler of SIGBUS: nobody has to be woken, and the scheduler has no reason to move
-    /// the program to another CPU. Several threads take turns. Only on x86-64, and only for programs that keep to
-    /// this:
-    ///
-    /// - System calls into missing pages fail with EFAULT: it touches pages itself before it hands them to the
-    ///   kernel, and does not count on them to stay.
-    /// - Threads that touch the region do not block SIGBUS, and have 32 KiB of stack left.
-    /// - No allocator lives in the region.
-    /// - An action for SIGBUS that it installs after [`super::RemoteRegion::map`] hands on to the one before what
-    ///   it does not know. Earlier actions get, as ever, accesses to lost pages, and all that is none of ours.
-    ///
-    /// A thread's signals wait until its page is there.
-    InPlace,
-}
-
-impl Serving {
-    /// All variants.
-    pub const ALL: [Serving; 2] = [Serving::Thread, Serving::InPlace];
-
-    /// Returns its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Serving::Thread => "thread",
-            Serving::InPlace => "in-place",
-        }
-    }
-
-    /// Returns the variant of that name.
-    pub fn named(name: &str) -> Option<Serving> {
-        Serving::ALL.into_iter().find(|way| way.name() == name)
     }
 }
 

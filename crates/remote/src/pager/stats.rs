@@ -1,71 +1,40 @@
 //! Counters of a pager since its start, and the latency of page-ins.
 
+use pagetax_core::network_memory::PagerCounts;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Running counts; a snapshot is [`Counts`].
+    ($($name:ident,)*) => {
+        /// Running counts; a snapshot is [`PagerCounts`], which describes each of them.
         #[derive(Debug, Default)]
         pub struct PagerStats {
-            $($(#[$doc])* pub $name: AtomicU64,)*
+            $(pub $name: AtomicU64,)*
             pub(super) page_in: LatencyHistogram,
-        }
-
-        /// Counts since a pager's start.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        pub struct Counts {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        impl Counts {
-            /// Returns the sum of both.
-            pub fn plus(&self, other: &Counts) -> Counts {
-                Counts { $($name: self.$name + other.$name,)* }
-            }
-
-            /// Returns the counts since an earlier snapshot.
-            pub fn since(&self, before: &Counts) -> Counts {
-                Counts { $($name: self.$name.saturating_sub(before.$name),)* }
-            }
         }
 
         impl PagerStats {
             /// Returns the counts now.
-            pub fn counts(&self) -> Counts {
-                Counts { $($name: self.$name.load(Relaxed),)* }
+            pub fn counts(&self) -> PagerCounts {
+                PagerCounts { $($name: self.$name.load(Relaxed),)* }
             }
         }
     };
 }
 
 counters! {
-    /// Faults that were served, of whatever kind.
     fault_count,
-    /// Faults on pages that were never written, or were dropped.
     zero_fault_count,
-    /// Faults on evicted pages that were still in this machine's memory.
     soft_refault_count,
-    /// Faults whose page was fetched from the store.
     demand_page_in_count,
-    /// Pages fetched, with those fetched ahead of need.
     page_in_count,
-    /// Fetched pages whose frames were moved into place, not copied.
     moved_in_count,
-    /// Pages taken out of the region.
     evicted_count,
-    /// Evicted pages that were put into the store.
     page_out_count,
-    /// Evicted pages of zeros, which are not put.
     evicted_zero_count,
-    /// Evicted pages that were unchanged since they were last put.
     evicted_clean_count,
-    /// Pages that were written while they were to be evicted by a copy, and stayed.
     cancelled_count,
-    /// Pages that could not be evicted: locked, or pinned by a device.
     stuck_count,
-    /// Time that faults waited for room, in nanoseconds.
     room_wait_ns_total,
-    /// Time from a fault's report to its page, of demand page-ins, in nanoseconds.
     page_in_ns_total,
 }
 

@@ -1,9 +1,9 @@
 //! Events and traces that the kernel and the CPU count.
 
-use super::{Feature, Finding};
 use crate::measure::stacks::Symbols;
 use crate::procfs::Root;
 use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
+use pagetax_core::finding::{Feature, Finding};
 use std::io;
 
 /// The hardware event `PERF_COUNT_HW_CPU_CYCLES`.

@@ -1,12 +1,11 @@
 //! Page sizes, and the operations on pages that this machine allows.
 
-use super::{Feature, Finding};
 use crate::pages::{Mode, PageSettings};
 use crate::procfs::{Root, process_huge_bytes};
 use crate::sys::mapping::{Mapping, Request, Source};
 use crate::sys::{pagemap, probe};
+use pagetax_core::finding::{Feature, Finding};
 use pagetax_core::units::PageSize;
-use pagetax_remote::pager::{self, Access, Features, Serving, UffdError};
 use std::io::{self, Read, Seek, SeekFrom};
 
 pub(super) fn findings(root: &Root) -> Vec<Finding> {
@@ -14,13 +13,7 @@ pub(super) fn findings(root: &Root) -> Vec<Finding> {
     let huge = settings.pmd_size().unwrap_or(PageSize::M2);
     let mut findings = vec![huge_pages(&settings, huge), medium_pages(&settings, huge)];
     findings.extend([PageSize::M2, PageSize::G1].map(|size| pool(&settings, size)));
-    findings.extend([
-        collapse(huge, false),
-        collapse(huge, true),
-        page_map(),
-        page_flags(root),
-        user_faults(),
-    ]);
+    findings.extend([collapse(huge, false), collapse(huge, true), page_map(), page_flags(root)]);
     findings
 }
 
@@ -178,84 +171,9 @@ fn page_flags(root: &Root) -> Finding {
     }
 }
 
-/// Does the handshake with userfaultfd that a region of network memory does. Opening it is not enough:
-/// older kernels lack features that paging needs.
-fn user_faults() -> Finding {
-    let full = pager::probe(false, Serving::Thread);
-    let restricted = match &full {
-        Err(UffdError::NotAllowed { .. }) => Some(pager::probe(true, Serving::Thread)),
-        _ => None,
-    };
-    let has_device = std::path::Path::new("/dev/userfaultfd").exists();
-    user_faults_of(full, restricted, has_device)
-}
-
-type Probed = Result<(Access, Features), UffdError>;
-
-fn user_faults_of(full: Probed, restricted: Option<Probed>, has_device: bool) -> Finding {
-    let feature = Feature("user_faults", "serving faults from user space (userfaultfd)");
-    // A member of the device's group can serve all faults, regardless of the setting for the system
-    // call.
-    let for_this_user = match has_device {
-        true => "sudo chgrp $(id -gn) /dev/userfaultfd && sudo chmod 0660 /dev/userfaultfd",
-        false => "sudo sysctl vm.unprivileged_userfaultfd=1",
-    };
-    match (full, restricted) {
-        (Ok((_, features)), _) if features.can_move() => {
-            feature.works("faults in user mode and in the kernel; pages are moved")
-        }
-        (Ok(_), _) => feature.works(
-            "faults in user mode and in the kernel; pages are copied, as they cannot be moved (Linux 6.8): no \
-             device may write to paged memory",
-        ),
-        (Err(UffdError::NotAllowed { source, .. }), Some(Ok(_))) => feature.limited(
-            format!("faults in user mode only ({source}): no `pagetax remote`"),
-            for_this_user,
-        ),
-        (Err(UffdError::NotAllowed { source, .. }), _) => {
-            feature.not_here(source.to_string(), for_this_user)
-        }
-        (Err(error), _) => feature.never_here(error.to_string()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::Standing;
     use super::*;
-
-    fn refused() -> UffdError {
-        let source = io::Error::from_raw_os_error(libc::EPERM);
-        UffdError::NotAllowed { source, remedy: pager::remedy(true) }
-    }
-
-    #[test]
-    fn what_a_kernel_lacks_for_paging_is_said() {
-        let full = |features| user_faults_of(Ok((Access::Full, features)), None, true);
-        assert!(full(Features::All).detail.ends_with("pages are moved"));
-        for features in [Features::NoMove, Features::NoMoveNoPoison] {
-            let finding = full(features);
-            assert_eq!(finding.standing, Standing::Works);
-            assert!(finding.detail.contains("Linux 6.8"), "{finding:?}");
-        }
-        let old = user_faults_of(Err(UffdError::TooOld), None, false);
-        assert_eq!((old.standing, old.enable), (Standing::NotHere, None));
-        assert!(old.detail.contains("Linux 5.10"), "{}", old.detail);
-    }
-
-    #[test]
-    fn the_remedy_is_one_of_this_kernel() {
-        let restricted = || Some(Ok((Access::UserModeOnly, Features::All)));
-        let with_device = user_faults_of(Err(refused()), restricted(), true);
-        assert_eq!(with_device.standing, Standing::Limited);
-        assert!(with_device.enable.unwrap().contains("chgrp"));
-        let without = user_faults_of(Err(refused()), Some(Err(refused())), false);
-        assert_eq!(without.standing, Standing::NotHere);
-        assert!(without.enable.unwrap().contains("vm.unprivileged_userfaultfd=1"));
-        // A user who has the permission, on a kernel that is too old, gets no hint.
-        let old = user_faults_of(Err(refused()), Some(Err(UffdError::TooOld)), true);
-        assert_eq!(old.standing, Standing::NotHere);
-    }
 
     #[test]
     fn a_collapse_that_takes_a_right_is_remedied_by_the_right() {

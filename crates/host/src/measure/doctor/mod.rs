@@ -10,77 +10,8 @@ mod system;
 
 use crate::pages::journal::{Journal, Record};
 use crate::procfs::{Fragmentation, Root};
+use pagetax_core::finding::{Feature, Finding};
 use serde::Serialize;
-
-/// The state of a feature.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Standing {
-    /// All of it was tried, and works.
-    Works,
-    /// Only a part of it works.
-    Limited,
-    /// None of it works.
-    NotHere,
-}
-
-impl std::fmt::Display for Standing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            Standing::Works => "works",
-            Standing::Limited => "limited",
-            Standing::NotHere => "not here",
-        })
-    }
-}
-
-/// The finding about one feature.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// The feature's id: stable, in snake_case.
-    pub id: &'static str,
-    /// The feature's use, in a few words.
-    pub what: &'static str,
-    /// The state of the feature.
-    pub standing: Standing,
-    /// The observation behind the state.
-    pub detail: String,
-    /// The command that would enable more of it; `None` if all of it works or no command would help.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub enable: Option<String>,
-}
-
-/// A feature's name and use, from which findings are made.
-#[derive(Debug, Clone, Copy)]
-struct Feature(&'static str, &'static str);
-
-impl Feature {
-    fn works(self, detail: impl Into<String>) -> Finding {
-        self.finding(Standing::Works, detail, None)
-    }
-
-    fn limited(self, detail: impl Into<String>, enable: impl Into<String>) -> Finding {
-        self.finding(Standing::Limited, detail, Some(enable.into()))
-    }
-
-    fn not_here(self, detail: impl Into<String>, enable: impl Into<String>) -> Finding {
-        self.finding(Standing::NotHere, detail, Some(enable.into()))
-    }
-
-    /// Returns a finding that no command can change; the detail shows why.
-    fn never_here(self, detail: impl Into<String>) -> Finding {
-        self.finding(Standing::NotHere, detail, None)
-    }
-
-    fn finding(
-        self,
-        standing: Standing,
-        detail: impl Into<String>,
-        enable: Option<String>,
-    ) -> Finding {
-        Finding { id: self.0, what: self.1, standing, detail: detail.into(), enable }
-    }
-}
 
 /// The machine's free memory by block size. It shows if huge pages are available without compaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -141,11 +72,13 @@ pub struct Examination {
     pub free_memory: Option<FreeMemory>,
 }
 
-/// Examines all features.
-pub fn examine() -> Examination {
+/// Examines all features. The finding about serving faults from user space is the pager's own, which this
+/// crate does not know.
+pub fn examine(user_faults: Finding) -> Examination {
     let root = Root::default();
     let mut findings = events::findings(&root);
     findings.extend(memory::findings(&root));
+    findings.push(user_faults);
     findings.extend(system::findings(&root));
     findings.extend(settings_left(&Journal::left_on_host()));
     Examination { findings, free_memory: free_memory(&root) }
@@ -182,6 +115,8 @@ fn free_memory(root: &Root) -> Option<FreeMemory> {
 mod tests {
     use super::*;
     use crate::alone::ran_alone;
+    use pagetax_core::finding::Standing;
+    use pagetax_remote::pager::doctor::user_faults;
     use std::collections::BTreeMap;
     use std::time::{Duration, Instant};
 
@@ -227,7 +162,7 @@ mod tests {
         if ran_alone() {
             return;
         }
-        let (before, first) = (state(), examine());
+        let (before, first) = (state(), examine(user_faults()));
         // Another process on this machine may change a setting for a moment; a change of ours would
         // stay.
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -245,12 +180,12 @@ mod tests {
         // A feature that works must work again.
         let standings =
             |e: &Examination| e.findings.iter().map(|f| (f.id, f.standing)).collect::<Vec<_>>();
-        assert_eq!(standings(&first), standings(&examine()));
+        assert_eq!(standings(&first), standings(&examine(user_faults())));
     }
 
     #[test]
     fn every_finding_is_of_use() {
-        let examination = examine();
+        let examination = examine(user_faults());
         let mut ids: Vec<_> = examination.findings.iter().map(|f| f.id).collect();
         assert!(ids.len() >= 18, "{ids:?}");
         ids.sort();

@@ -1,7 +1,7 @@
 //! Limits, swap and privileges.
 
-use super::{Feature, Finding};
 use crate::procfs::{Root, memory_cgroup};
+use pagetax_core::finding::{Feature, Finding, Standing};
 use pagetax_core::units::Bytes;
 use procfs_core::process::Status;
 use rustix::process::{Resource, getrlimit};
@@ -114,7 +114,7 @@ fn capabilities(root: &Root) -> Finding {
     match rustix::process::geteuid().is_root() {
         // Root in a container: the container's configuration sets its bounding set.
         true => feature.finding(
-            super::Standing::Limited,
+            Standing::Limited,
             detail,
             Some(format!(
                 "start the container with --cap-add={}",

@@ -34,6 +34,14 @@ impl Default for Limits {
 /// The user address space of a 64-bit process with four levels of page tables.
 const ADDRESS_SPACE_BYTES: u64 = 1 << 47;
 
+/// Returns a finding if the plan has network memory, for a machine that was opened without any.
+pub fn check_network(plan: &Plan) -> Option<Unmet> {
+    let region = plan.regions.iter().find(|region| region.backing.is_remote())?;
+    let what =
+        format!("region `{}` is network memory, and this machine was opened without", region.name);
+    Some(fatal(what, "use another backing, or open it by HostMachine::with_network"))
+}
+
 /// Returns everything in a valid plan that this machine cannot do.
 pub fn check(plan: &Plan, limits: &Limits, root: &Root, pages: &PageSettings) -> Vec<Unmet> {
     let mut unmet = Vec::new();

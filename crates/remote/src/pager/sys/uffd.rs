@@ -9,7 +9,7 @@ mod abi;
 use super::memory::{EmptyFile, PageSpan, Pages};
 use super::{out_of_the_way, put_in_place};
 use crate::page::PAGE_BYTES;
-use crate::pager::options::{Features, Serving};
+use crate::pager::{Features, Serving};
 use abi::*;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
