@@ -1,9 +1,9 @@
 //! The client: a page store whose pages are on several memory servers.
 //!
-//! [`replicator`], [`repair`] and `availability` decide on replicas, without I/O. [`cluster`] holds the
-//! state that all threads share, and is the [`PageStore`](crate::store::PageStore). [`reader`] and
-//! [`writer`] serve one thread each, over [`link`]s of their own. [`control`] is the one thread
-//! that watches servers, admits them again and repairs chunks.
+//! [`replicator`], [`repair`] and `availability` decide on replicas, without I/O. [`cluster`] is
+//! the [`PageStore`](crate::store::PageStore), and `state` what its threads share. [`reader`] and
+//! [`writer`] serve one thread each, over [`link`]s of their own. `control` is the one thread that
+//! runs the `monitor`, which watches servers, admits them again and repairs chunks.
 
 pub mod ask;
 mod availability;
@@ -12,10 +12,14 @@ pub mod cluster;
 pub mod connection;
 mod control;
 pub mod link;
+mod monitor;
+mod options;
+mod peer;
 mod prefetch;
 mod prospects;
 mod reader;
 pub mod repair;
 pub mod replicator;
 pub mod set;
+mod state;
 mod writer;

@@ -4,9 +4,9 @@
 //! any time. So the next link voids them with a fence before it sends any request. Otherwise a late
 //! write could undo a later one.
 
-use super::cluster::ClusterState;
 use super::connection::{Connection, is_timeout};
 use super::set::{ServerId, ServerSet};
+use super::state::ClusterState;
 use crate::store::{RegionId, StoreError};
 use crate::wire::reply::{Failure, Reply};
 use crate::wire::request::{Lease, Request};

@@ -5,10 +5,10 @@
 //! never be needed. Prefetched pages are a guess until they match their MACs. If anything fails
 //! here, the reader only asks for the pages again.
 
-use super::cluster::ClusterState;
 use super::link::{LinkError, ServerLinks, unexpected};
 use super::replicator::{CHUNK_PAGES, ChunkAt};
 use super::set::ServerId;
+use super::state::ClusterState;
 use crate::page::{PAGE_BYTES, PageRun};
 use crate::store::RegionId;
 use crate::wire::reply::Reply;

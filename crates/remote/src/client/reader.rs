@@ -2,11 +2,12 @@
 //!
 //! Invariant: a replica that does not match its MAC counts as missing.
 
-use super::cluster::{BadReplica, ClusterState, RequestKind};
 use super::link::{LinkError, ServerLinks, is_broken, is_slow, is_stale, unexpected};
+use super::peer::RequestKind;
 use super::prefetch::Prefetcher;
 use super::replicator::{CHUNK_PAGES, ChunkAt, ReadPlan};
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
+use super::state::{BadReplica, ClusterState};
 use crate::page::{PAGE_BYTES, PageMac, PageRun, RUN_PAGES_MAX};
 use crate::store::{PageReader, RegionId, StoreError, check_get};
 use crate::wire::reply::{Failure, Reply};

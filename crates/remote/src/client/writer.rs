@@ -4,10 +4,11 @@
 //!
 //! [`Replicator::settle`]: super::replicator::Replicator::settle
 
-use super::cluster::{ClusterState, RequestKind};
 use super::link::{LinkError, ServerLinks, is_broken, is_stale, unexpected, wait};
+use super::peer::RequestKind;
 use super::replicator::{Acked, CHUNK_PAGES, ChunkAt, PlacementError, Settled};
 use super::set::{SERVERS_MAX, ServerId, ServerSet};
+use super::state::ClusterState;
 use crate::page::{PAGE_BYTES, PageRun};
 use crate::store::{PageWriter, PutRun, RegionId, StoreError, check_discard, check_put};
 use crate::wire::reply::Failure;
