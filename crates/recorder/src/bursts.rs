@@ -1,61 +1,62 @@
-//! Bursts of a sampled recording, and what they say of the whole program: misses for each instruction,
-//! with the interval that the differences between bursts give.
+//! The bursts of a sampled recording, and an estimate of the whole program's misses for each
+//! instruction. The differences between bursts give the confidence interval.
 //!
-//! Sources: the ratio estimator, Cochran, Sampling Techniques (1977), 2.11; the variance of samples drawn along
-//! a line by successive differences, Wolter, Introduction to Variance Estimation (1985), 7.2.
+//! Sources: the ratio estimator: Cochran, Sampling Techniques (1977), 2.11. The variance of samples
+//! drawn along a line, by successive differences: Wolter, Introduction to Variance Estimation (1985),
+//! 7.2.
 
 use crate::counters::Side;
 use crate::stream::SamplingStage;
 use pagetax_core::stats::student_t_95;
 use std::collections::HashMap;
 
-/// What was counted: of one burst, or of all so far.
+/// Counts of one burst, or of all bursts so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Burst {
-    /// Instructions.
+    /// Instructions recorded in the burst.
     pub instructions: u64,
-    /// Of the program's, as many as it stands for: halfway to its thread's bursts before and after it; its own, where
-    /// bursts are as likely everywhere.
+    /// The program's instructions that the burst represents: up to halfway to the thread's previous and
+    /// next bursts. Equals `instructions` where bursts are equally likely everywhere.
     pub stands_for: u64,
-    /// Accesses that no level could translate, by config and [`Side`].
+    /// TLB misses by machine configuration and [`Side`].
     pub walks: Vec<[u64; 2]>,
 }
 
-/// A process that is sampled.
 #[derive(Debug)]
 struct Sampled {
     writer: usize,
     stage: SamplingStage,
-    /// When its last burst ended.
+    /// Counts at the end of its last burst.
     total: Burst,
-    /// Of the one that it is in: the thread, instructions since that last counted, and whether it never has.
+    /// The current burst's thread, its instructions since its last burst, and if this burst is its
+    /// first.
     thread: u16,
     gap: u64,
     is_first: bool,
-    /// The last burst of each thread, in the list.
+    /// The index in the list of each thread's last burst.
     last: HashMap<u16, usize>,
 }
 
-/// All bursts of a recording; none if it is not sampled.
+/// All bursts of a recording; empty if the recording is not sampled.
 #[derive(Debug, Default)]
 pub struct Bursts {
     sampled: Vec<Sampled>,
     list: Vec<Burst>,
 }
 
-/// Misses for each instruction, with the 95 % interval.
+/// An estimate of misses for each instruction, with its 95 % confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
-    /// Of all bursts together.
+    /// The estimate from all bursts.
     pub value: f64,
-    /// Half of the interval.
+    /// Half of the interval's width.
     pub error: f64,
 }
 
-/// No processor executes as many, though each element of a repeated instruction counts as one.
+/// An upper bound on a CPU's speed. Each element of a repeated string instruction counts as one.
 const INSTRUCTIONS_PER_NS_MAX: u128 = 1000;
 
-/// Bursts that stand for more than the program can have done.
+/// An error: the bursts represent more instructions than the CPU time allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("its bursts stand for {stands_for} instructions, which {} ms of CPU time do not allow", cpu_ns / 1_000_000)]
 pub struct ImpossibleWeight {
@@ -63,28 +64,29 @@ pub struct ImpossibleWeight {
     cpu_ns: u64,
 }
 
-/// Fewer bursts say too little of the bursts that were not seen.
+/// With fewer bursts, the interval would cover too little of the variation between bursts.
 const ENOUGH: usize = 10;
 
 impl Bursts {
-    /// Those that ended.
+    /// Returns the bursts that have ended.
     pub fn list(&self) -> &[Burst] {
         &self.list
     }
 
-    /// Whether the recording is a sampled one.
+    /// Returns true if the recording is a sampled one.
     pub fn is_sampled(&self) -> bool {
         !self.sampled.is_empty()
     }
 
-    /// What accesses of a writer are worth now.
+    /// Returns the current stage of a writer; [`SamplingStage::Counted`] if the recording is not
+    /// sampled.
     pub fn stage(&self, writer: usize) -> SamplingStage {
         let sampled = self.sampled.iter().find(|sampled| sampled.writer == writer);
         sampled.map_or(SamplingStage::Counted, |sampled| sampled.stage)
     }
 
-    /// A writer's thread enters a stage; `total` is what was counted of the writer so far. `gap`: instructions since
-    /// the thread last counted, and whether it never has; 0: bursts are as likely everywhere.
+    /// Begins a stage of a writer's thread. `total` is the writer's counts so far. `gap` is the thread's
+    /// instructions since its last burst, or 0 where bursts are equally likely everywhere.
     pub fn enters(
         &mut self,
         (writer, thread): (usize, u16),
@@ -108,13 +110,13 @@ impl Bursts {
             sampled.total = total;
             if burst.instructions > 0 {
                 let last = sampled.last.insert(counted, self.list.len());
-                // The burst before a thread's first one is that of another thread, which had its number.
+                // A new thread may have an old thread's number: the last burst was not its own.
                 self.add(burst, gap_before, last.filter(|_| !was_first));
             }
         }
     }
 
-    /// Half of the gap is the burst's before it, the last one of its thread.
+    /// Appends a burst. Half of the gap counts for the thread's previous burst.
     fn add(&mut self, mut burst: Burst, gap: u64, last: Option<usize>) {
         burst.stands_for = burst.instructions.saturating_add(gap);
         if let Some(last) = last {
@@ -125,7 +127,7 @@ impl Bursts {
         self.list.push(burst);
     }
 
-    /// Checks that bursts stand for no more instructions than so much CPU time allows. A weight that cannot be true
+    /// Checks that the bursts represent no more instructions than this CPU time allows. A wrong weight
     /// makes all rates wrong.
     pub fn check(&self, cpu_ns: u64) -> Result<(), ImpossibleWeight> {
         let stands_for = self.list.iter().map(|burst| u128::from(burst.stands_for)).sum();
@@ -133,8 +135,8 @@ impl Bursts {
         if is_possible { Ok(()) } else { Err(ImpossibleWeight { stands_for, cpu_ns }) }
     }
 
-    /// Misses for each instruction of a config and side; none of too few bursts. Each burst counts for the
-    /// instructions that it stands for, however long it was.
+    /// Estimates misses for each instruction, for a configuration and a side. Each burst has the weight
+    /// of the instructions that it represents. None if there are too few bursts.
     pub fn estimate(&self, config: usize, side: Side) -> Option<Estimate> {
         let pair = |burst: &Burst| {
             let walks = burst.walks.get(config).map_or(0, |walks| walks[side as usize]) as f64;
@@ -154,8 +156,8 @@ impl Burst {
     }
 }
 
-/// Sum over sum, with the interval that differences between neighbours give: they were drawn one after the other along
-/// the program, whose long phases are in the sample as often as they should be.
+/// Returns the ratio of sums. The interval comes from differences between neighbours: bursts are drawn
+/// along the program, so its long phases are in the sample in proportion.
 fn ratio(pairs: &[(f64, f64)]) -> Option<Estimate> {
     if pairs.len() < ENOUGH {
         return None;
@@ -188,10 +190,10 @@ mod tests {
         enters(SamplingStage::Skipped, 0, total(105, 4));
         enters(SamplingStage::Counted, 700, total(105, 4));
         enters(SamplingStage::Skipped, 0, total(110, 5));
-        // Another thread's.
+        // A burst of another thread.
         bursts.enters((0, 4), SamplingStage::Counted, (50, true), total(110, 5));
         bursts.enters((0, 4), SamplingStage::Skipped, (0, false), total(120, 5));
-        // And of one that has its number after it.
+        // A burst of a new thread with the same number.
         bursts.enters((0, 4), SamplingStage::Counted, (90, true), total(120, 5));
         bursts.enters((0, 4), SamplingStage::Skipped, (0, false), total(130, 6));
         assert_eq!(
@@ -206,7 +208,7 @@ mod tests {
         assert_eq!(bursts.check(1), Ok(()));
     }
 
-    /// As if a clock had gone backwards.
+    /// A gap as a clock that runs backwards would give it.
     #[test]
     fn a_weight_that_cannot_be_true_is_an_error() {
         let mut bursts = Bursts::default();
@@ -221,8 +223,8 @@ mod tests {
         assert!(error.to_string().contains("1000 ms"), "{error}");
     }
 
-    /// Half of the instructions never miss; the others miss at one in ten, and take three times as long: of
-    /// four moments, three are in these, and each stands for a third of the instructions.
+    /// Half of the instructions never miss. The others miss at one in ten, and take three times as long.
+    /// Of four moments, three fall into them, and each represents a third of the instructions.
     #[test]
     fn bursts_count_for_what_they_stand_for() {
         let of = |instructions, stands_for, misses| Burst {
@@ -245,7 +247,7 @@ mod tests {
             let pairs: Vec<_> = (0..30)
                 .map(|_| {
                     let instructions = 900 + rng.below(200);
-                    // 0.1 on the average, and up to twice that.
+                    // 0.1 on average, and up to twice that.
                     (instructions as f64 * rng.below(2001) as f64 / 10_000.0, instructions as f64)
                 })
                 .collect();

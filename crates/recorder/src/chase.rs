@@ -1,9 +1,9 @@
-//! Which loads wait for each other: those whose address comes from what the same instruction loaded
-//! the time before, as in `p = p->next`. Their page walks cannot overlap.
+//! Finds dependent loads: loads whose address comes from the same instruction's previous load, as in `p
+//! = p->next`. Their page walks cannot overlap.
 //!
-//! Read from the program's code: from the load on, along its loop and back to it, following which
-//! registers hold what came from it. Only registers are followed, no memory: a chain that goes through
-//! a spilled register is not seen.
+//! The analysis decodes the program's code from the load along its loop and back. It tracks the
+//! registers that hold values derived from the load. It does not track memory, so it misses chains
+//! through spilled registers.
 
 use crate::places::AddressSpace;
 use iced_x86::{
@@ -15,14 +15,14 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
-/// How far before a load its loop may begin, and how far behind it may end.
+/// The furthest distance of the loop's ends from the load.
 const REACH_BYTES: u64 = 512;
-/// Instructions that are followed.
+/// The most instructions that the analysis follows.
 const STEPS_MAX: usize = 192;
-/// Answers kept at hand.
+/// The number of cached results.
 const SLOTS: usize = 256;
 
-/// Answers by process and instruction.
+/// Cached results by process and instruction.
 pub struct Chases {
     is_x86_64: bool,
     known: HashMap<(u32, u64), bool>,
@@ -31,13 +31,13 @@ pub struct Chases {
 }
 
 impl Chases {
-    /// For programs of x86-64; of others no load is known to wait.
+    /// Creates an empty cache. For other architectures than x86-64, no load counts as dependent.
     pub fn new(is_x86_64: bool) -> Self {
         let recent = [(u32::MAX, 0, false); SLOTS];
         Chases { is_x86_64, known: HashMap::new(), recent, files: HashMap::new() }
     }
 
-    /// Whether the load of this instruction waits for the one before.
+    /// Returns true if the load depends on the same instruction's previous load.
     #[inline]
     pub fn is_chase(&mut self, process: u32, space: &AddressSpace, instruction: u64) -> bool {
         let slot = (instruction ^ instruction >> 8) as usize % SLOTS;
@@ -57,7 +57,7 @@ impl Chases {
         is_chase
     }
 
-    /// Reads the code around an instruction; none where it lies in no file.
+    /// Reads and analyses the code around an instruction; none if no file contains it.
     fn look(&mut self, space: &AddressSpace, instruction: u64) -> Option<bool> {
         let mapping = space.file_at(instruction)?;
         let file = self.files.entry(mapping.name.clone());
@@ -70,8 +70,7 @@ impl Chases {
     }
 }
 
-/// Whether the address that `load` uses comes from what it loaded the time before. `code` begins at
-/// `first`.
+/// Returns true if the address of `load` derives from its previous load. `code` begins at `first`.
 fn is_loop_carried(code: &[u8], first: u64, load: u64) -> bool {
     let mut infos = InstructionInfoFactory::new();
     let mut at = load;
@@ -105,7 +104,8 @@ fn decode(code: &[u8], first: u64, at: u64) -> Option<Instruction> {
     (instruction.code() != Code::INVALID).then_some(instruction)
 }
 
-/// Where a loop around `load` most likely goes on: a jump back that leads to it is taken.
+/// Returns the likely next instruction of a loop around `load`: a backward jump that leads to it is
+/// taken.
 fn next(instruction: &Instruction, load: u64, first: u64) -> Option<u64> {
     let target = instruction.near_branch_target();
     let back = instruction.ip() >= load && (first..=load).contains(&target);
@@ -118,12 +118,12 @@ fn next(instruction: &Instruction, load: u64, first: u64) -> Option<u64> {
     }
 }
 
-/// General-purpose registers of an instruction, a bit each.
+/// The general-purpose registers of an instruction, one bit each.
 #[derive(Default)]
 struct Registers {
     read: u32,
     written: u32,
-    /// Of the address of its memory operand.
+    /// Registers of its memory operand's address.
     address: u32,
 }
 
@@ -146,7 +146,7 @@ impl Registers {
     }
 }
 
-/// None for registers that hold no addresses.
+/// Returns 0 for registers that hold no addresses.
 fn bit(register: Register) -> u32 {
     let full = register.full_register();
     if full.is_gpr64() && full != Register::RSP { 1 << full.number() } else { 0 }

@@ -1,5 +1,4 @@
-//! What the stream is shown to: a machine's translation hardware, and a policy that says on pages of
-//! which size each address lies. Together they are a config of the program.
+//! A simulated configuration: a machine's translation hardware, and a policy of page sizes.
 
 use crate::places::{Place, Segment};
 use pagetax_core::units::{PageSize, UnitError};
@@ -11,34 +10,34 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// Which page size each segment has.
+/// A policy of page sizes by segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PagePolicy {
-    /// Those that the recorded process has on this machine.
+    /// The page sizes of the recorded process on this machine.
     Real,
-    /// By segment; none: base pages.
+    /// A size for each segment; base pages where there is none.
     Sizes {
-        /// The break's.
+        /// The page size of the break's memory.
         heap: Option<PageSize>,
-        /// Of the main thread.
+        /// The page size of the main thread's stack.
         stack: Option<PageSize>,
-        /// Other private memory, thread stacks and arenas among it.
+        /// The page size of other private memory, such as thread stacks and malloc arenas.
         anon: Option<PageSize>,
-        /// Mapped files: text and libraries among them.
+        /// The page size of mapped files, text included.
         file: Option<PageSize>,
     },
 }
 
-/// Not a page policy.
+/// An error: not a page policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PagePolicyError {
-    /// A segment that is none.
+    /// An unknown segment.
     #[error(
         "`{0}` is no segment; write real, a size for heap, stack and anon such as 2M, or \
          SEGMENT=SIZE of heap, stack, anon, file and all, joined by +, as in heap=4M+stack=64K"
     )]
     Segment(String),
-    /// A size that is none.
+    /// An invalid page size.
     #[error(transparent)]
     Size(#[from] UnitError),
 }
@@ -95,7 +94,7 @@ impl fmt::Display for PagePolicy {
 }
 
 impl PagePolicy {
-    /// What is asked for at a place; none: base pages.
+    /// Returns the requested size; none for base pages.
     fn wanted(&self, place: &Place) -> Option<PageSize> {
         match self {
             PagePolicy::Real => PageSize::new(1 << place.real_shift).ok(),
@@ -108,10 +107,10 @@ impl PagePolicy {
         }
     }
 
-    /// Sizes that may be asked for.
+    /// Returns all sizes that the policy can request.
     fn sizes(&self) -> Vec<PageSize> {
         match self {
-            // Transparent huge pages and the hugetlb pool: PAGEMAP_SCAN tells huge from not huge.
+            // PAGEMAP_SCAN distinguishes only huge pages from others.
             PagePolicy::Real => vec![PageSize::K4, PageSize::M2],
             PagePolicy::Sizes { heap, stack, anon, file } => {
                 [heap, stack, anon, file].into_iter().flatten().copied().collect()
@@ -125,25 +124,25 @@ impl PagePolicy {
 pub struct MachineConfig {
     /// `sim:NAME`
     pub machine: String,
-    /// In one line.
+    /// The model's title.
     pub title: String,
-    /// Which page sizes.
+    /// The policy of page sizes.
     pub pages: PagePolicy,
-    /// Of one CPU, cold.
+    /// The translation hardware of one CPU, with empty TLBs.
     pub cpu: Translation,
-    /// What the rest of a program costs there.
+    /// The costs of instructions and of modelled cache misses.
     pub times: ProgramTimes,
-    /// log2 of the page sizes of the machine, smallest first.
+    /// log2 of the machine's page sizes, in ascending order.
     pub shifts: Vec<u32>,
     data_shifts: Vec<u32>,
     code_shifts: Vec<u32>,
 }
 
 impl MachineConfig {
-    /// Puts a model and a policy together.
+    /// Combines a model and a policy.
     ///
     /// # Errors
-    /// A model without TLBs, or without `[program]`.
+    /// The model has no TLBs or no `[program]`.
     pub fn new(model: &Model, pages: PagePolicy) -> Result<MachineConfig, ModelError> {
         let mut cpu = configuration::translation(model)?;
         let times = configuration::program_times(model)?;
@@ -152,7 +151,7 @@ impl MachineConfig {
         let shifts: Vec<u32> = sizes.iter().map(|size| size.shift()).collect();
         let base = sizes[0];
         let wanted = pages.sizes();
-        // Software programs the large arrays for the large pages that a process has.
+        // The system programs the large arrays for the large pages that a process has.
         let supported = wanted.iter().filter_map(|w| sizes.iter().rev().find(|s| **s <= *w));
         if let Some(large) = supported.max().filter(|size| **size > base) {
             cpu.program(*large);
@@ -173,27 +172,27 @@ impl MachineConfig {
         })
     }
 
-    /// Returns the machine and its page sizes, as headings have them.
+    /// Returns the machine and its page sizes, for headings.
     pub fn name(&self) -> String {
         format!("{}, {}", self.machine, self.pages)
     }
 
-    /// log2 of the page size of data at a place: the largest that the machine has up to what is asked.
+    /// Returns log2 of a data page's size: the largest that the machine has up to the requested one.
     pub fn data_shift(&self, place: &Place) -> u32 {
         at_most(&self.data_shifts, self.pages.wanted(place))
     }
 
-    /// As [`MachineConfig::data_shift`], of code.
+    /// Returns log2 of a code page's size: the largest that the machine has up to the requested one.
     pub fn code_shift(&self, place: &Place) -> u32 {
         at_most(&self.code_shifts, self.pages.wanted(place))
     }
 
-    /// log2 of all page sizes of data that may occur.
+    /// Returns log2 of all possible sizes of data pages.
     pub fn data_shifts(&self) -> BTreeSet<u32> {
         self.possible(&self.data_shifts)
     }
 
-    /// log2 of all page sizes of code that may occur.
+    /// Returns log2 of all possible sizes of code pages.
     pub fn code_shifts(&self) -> BTreeSet<u32> {
         self.possible(&self.code_shifts)
     }
@@ -204,7 +203,7 @@ impl MachineConfig {
     }
 }
 
-/// The largest of sorted `shifts` whose page is not larger than `wanted`; the smallest by default.
+/// Returns the largest of the sorted `shifts` up to `wanted`, or else the smallest.
 fn at_most(shifts: &[u32], wanted: Option<PageSize>) -> u32 {
     let wanted = wanted.map_or(0, |size| size.shift());
     let fitting = shifts.iter().rev().find(|shift| **shift <= wanted);

@@ -1,26 +1,26 @@
-//! What the TLBs of a thread missed, by side and page size, and the time that took.
+//! A simulated CPU's TLB misses by side and page size, and its clock.
 
 use std::ops::{AddAssign, Sub};
 
 /// The two sides of a TLB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// Fetches.
+    /// Instruction fetches.
     Code = 0,
     /// Loads and stores.
     Data = 1,
 }
 
-/// Misses of one side and one page size.
+/// The misses of one side and one page size.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Misses {
-    /// Accesses that no level could translate.
+    /// Accesses that missed all TLB levels.
     pub tlb_count: u64,
-    /// What their walks, or the handler on a hit in its buffer, took; picoseconds.
+    /// The time of their page walks, or of TSB hits, in picoseconds.
     pub tlb_ps: u64,
-    /// Of these, such that the translation storage buffer did not serve.
+    /// TLB misses that missed the translation storage buffer (TSB) as well.
     pub tsb_count: u64,
-    /// What that took on top, picoseconds.
+    /// The additional time of TSB misses, in picoseconds.
     pub tsb_ps: u64,
 }
 
@@ -45,14 +45,13 @@ impl Sub for Misses {
     }
 }
 
-/// Page sizes are below 2^64.
 const SHIFTS: usize = 64;
 
-/// A thread's misses, and its time so far.
+/// A CPU's misses, and its time so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuCounters {
     misses: [[Misses; SHIFTS]; 2],
-    /// Of the modelled machine, translation included; picoseconds.
+    /// The modelled time, translation included, in picoseconds.
     pub clock_ps: u64,
 }
 
@@ -63,24 +62,24 @@ impl Default for CpuCounters {
 }
 
 impl CpuCounters {
-    /// Of one side and page size.
+    /// Returns the misses of one side and page size (log2).
     pub fn misses(&self, side: Side, shift: u32) -> Misses {
         self.misses[side as usize][shift as usize % SHIFTS]
     }
 
-    /// To add to.
+    /// Returns the counters of one side and page size, to add to.
     pub fn misses_mut(&mut self, side: Side, shift: u32) -> &mut Misses {
         &mut self.misses[side as usize][shift as usize % SHIFTS]
     }
 
-    /// Of one side, all page sizes.
+    /// Returns the misses of one side over all page sizes.
     pub fn total(&self, side: Side) -> Misses {
         let mut total = Misses::default();
         self.misses[side as usize].iter().for_each(|misses| total += *misses);
         total
     }
 
-    /// What came on top since `before`.
+    /// Returns the increase since `before`.
     pub fn since(&self, before: &CpuCounters) -> CpuCounters {
         let mut since = self.clone();
         for (side, old) in since.misses.iter_mut().zip(&before.misses) {

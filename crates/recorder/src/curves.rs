@@ -1,7 +1,7 @@
 //! Miss curves of a recorded program: all TLB sizes and several page sizes at once.
 //!
-//! Each thread has TLBs of its own, so it has curves of its own; what is told is their sum. Invariant:
-//! an access counts once, and where no curve is sampled every figure is exact.
+//! Each thread has its own TLBs, and so its own curves. Results are sums over threads. Invariant: an
+//! access counts once. A curve that is not sampled is exact.
 
 use crate::counters::Side;
 use crate::filter::PAGE_SHIFT;
@@ -11,23 +11,23 @@ use pagetax_core::units::{PageSize, VirtAddr};
 use pagetax_sim::hardware::reuse::{Following, ReuseProfile};
 use std::ops::Range;
 
-/// Takes pages.
+/// An observer that computes miss curves.
 pub struct Curves {
     page_sizes: Vec<PageSize>,
     following: Following,
     side: Side,
-    /// By thread.
+    /// Reuse profiles by thread.
     profiles: Vec<ReuseProfile>,
     interval_accesses: u64,
     /// Accesses since the last interval ended.
     in_interval: u64,
     accesses: u64,
-    /// Pages of each interval, by page size, summed over threads.
+    /// Pages of each interval by page size, summed over threads.
     working_sets: Vec<Vec<u64>>,
 }
 
 impl Curves {
-    /// That have seen nothing. An interval of the working set has so many accesses.
+    /// Creates empty curves. An interval of the working set has `interval_accesses` accesses.
     pub fn new(
         page_sizes: &[PageSize],
         following: Following,
@@ -49,17 +49,17 @@ impl Curves {
         }
     }
 
-    /// In ascending order.
+    /// Returns the page sizes in ascending order.
     pub fn page_sizes(&self) -> &[PageSize] {
         &self.page_sizes
     }
 
-    /// Loads and stores, or instructions, of all threads.
+    /// Returns the loads and stores, or the instructions, of all threads.
     pub fn accesses(&self) -> u64 {
         self.accesses
     }
 
-    /// How many threads there were.
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.profiles.len()
     }
@@ -68,23 +68,23 @@ impl Curves {
         self.profiles.iter().map(of).sum()
     }
 
-    /// Misses of TLBs of `entries` pages of a size, by its place in [`Curves::page_sizes`].
+    /// Returns the misses of TLBs with `entries` entries. `size` is an index in [`Curves::page_sizes`].
     pub fn misses(&self, size: usize, entries: u64) -> u64 {
         self.sum(|profile| profile.curves()[size].misses(entries))
     }
 
-    /// Different pages, of each thread.
+    /// Returns the distinct pages of each thread, summed.
     pub fn pages(&self, size: usize) -> u64 {
         self.sum(|profile| profile.curves()[size].pages())
     }
 
-    /// Whether its figures are exact.
+    /// Returns true if this page size's curve is exact.
     pub fn is_exact(&self, size: usize) -> bool {
         self.profiles.iter().all(|profile| profile.curves()[size].is_exact())
     }
 
-    /// The fewest entries with which at most `missing` of all accesses (0 to 1) miss; none where first
-    /// touches alone are more.
+    /// Returns the fewest entries with which at most `missing` (0 to 1) of all accesses miss. None if
+    /// first touches alone exceed this.
     pub fn entries_for(&self, size: usize, missing: f64) -> Option<u64> {
         let allowed = (self.accesses as f64 * missing) as u64;
         let (mut few, mut enough) = (0, self.pages(size).next_power_of_two().max(1) * 2);
@@ -101,12 +101,12 @@ impl Curves {
         Some(enough)
     }
 
-    /// Pages touched in each interval, by page size; the last interval may be shorter.
+    /// Returns the pages touched in each interval, by page size. The last interval may be shorter.
     pub fn working_sets(&self) -> &[Vec<u64>] {
         &self.working_sets
     }
 
-    /// Ends the last interval. Figures are asked for after it.
+    /// Ends the last interval. Call it before reading results.
     pub fn finish(&mut self) {
         if self.in_interval > 0 {
             self.end_interval();
@@ -152,8 +152,8 @@ impl PageObserver for Curves {
 
     fn found(&mut self, _: u32, _: u64, _: Segment) {}
 
-    /// A page that comes back is first touched anew only in another address space: an LRU array that
-    /// large would have kept it, and this is what sizes are compared by.
+    /// Ignored: a page keeps its history when its address is mapped again. An LRU array of this size
+    /// would have kept its translation, and curves compare sizes.
     fn gone(&mut self, _: Thread, _: Range<u64>) {}
 }
 

@@ -1,4 +1,5 @@
-//! Engines: what runs a program so that it writes the stream. Which one can, and its command line.
+//! Engines run a program so that it writes the stream. This module chooses one and builds its command
+//! line.
 
 use crate::toolchain::{self, BuildError};
 use object::{Architecture, Object, ObjectSection, ReadCache};
@@ -10,15 +11,15 @@ use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// The engines.
+/// A kind of engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineKind {
-    /// A Valgrind tool: fastest on real programs, one thread at a time.
+    /// A Valgrind tool: fastest on real programs, runs one thread at a time.
     Valgrind,
-    /// A plugin of QEMU's user mode: other instruction sets, threads in parallel.
+    /// A plugin of QEMU's user mode: other instruction sets, parallel threads.
     Qemu,
-    /// A preloaded library that records bursts and only counts instructions in between. Code that is made at run time
-    /// runs natively.
+    /// A preloaded library that records bursts and counts instructions between them. JIT-compiled code
+    /// runs unrecorded.
     Native,
 }
 
@@ -32,61 +33,58 @@ impl fmt::Display for EngineKind {
     }
 }
 
-/// Why nothing can be recorded.
+/// An error: the program cannot be recorded.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// Would lose its rights.
+    /// The program has privileges that it would lose under an engine.
     #[error(
         "`{0}` is set-id or has capabilities: under a recorder it would run without those rights\n  \
          remedy: become that user and record a copy of it without them"
     )]
     SetId(String),
-    /// Nothing that an engine could run.
+    /// The file is neither an ELF program nor a script.
     #[error(
         "`{0}` is neither an ELF program nor a script\n  remedy: name the program that runs it"
     )]
     NoProgram(String),
-    /// The engine's.
+    /// The engine cannot be built.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// The native engine cannot be with this program.
+    /// The native engine does not support this program.
     #[error("the native engine cannot: {0}\n  remedy: --engine valgrind")]
     Native(String),
-    /// An instruction set that the engine does not know.
+    /// The engine does not support the program's instruction set.
     #[error(
         "{program} is a program for {architecture:?}, which the {engine} engine does not run\n  remedy: {remedy}"
     )]
     Architecture {
-        /// Its path.
+        /// The path of the program.
         program: String,
-        /// What it is for.
+        /// The program's instruction set.
         architecture: Architecture,
-        /// As chosen.
+        /// The engine that was chosen.
         engine: EngineKind,
-        /// What does.
+        /// A command that helps.
         remedy: &'static str,
     },
 }
 
-/// An engine that is ready, and why it was chosen.
+/// An engine that is ready to run, and the reason for its choice.
 #[derive(Debug, Clone)]
 pub struct Engine {
-    /// Which.
+    /// The kind of engine.
     pub kind: EngineKind,
-    /// In a few words.
+    /// The reason for the choice, in a few words.
     pub why: String,
-    /// Folder of the tool, or the plugin.
+    /// The folder of the tool, or the plugin.
     binary: PathBuf,
-    /// The native engine's library.
     preload: Option<Preload>,
-    /// The program that runs it; none that runs natively.
+    /// The program that runs it; empty for the native engine.
     runner: &'static str,
 }
 
-/// The native engine.
 const SAMPLER: &str = "libpagetax_dbt.so";
 
-/// Runners of QEMU's user mode.
 const QEMUS: &[(Architecture, &str)] = &[
     (Architecture::X86_64, "qemu-x86_64"),
     (Architecture::I386, "qemu-i386"),
@@ -98,8 +96,8 @@ const QEMUS: &[(Architecture, &str)] = &[
 ];
 
 impl Engine {
-    /// Returns the engine that was asked for, or the best one for the program; builds it at first use. The native one
-    /// must be asked for, as it shares the program's process, and so cannot be hidden from it altogether.
+    /// Returns the requested engine, or the best one for the program, and builds it at first use. The
+    /// native engine must be requested: it shares the program's process, so the program can notice it.
     pub fn choose(program: &Program, asked: Option<EngineKind>) -> Result<Engine, EngineError> {
         let name = || program.path.display().to_string();
         if program.has_rights() {
@@ -123,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// The command line and its environment that run `argv` and write to `stream`.
+    /// Returns the command line and environment that run `argv` and write to `stream`.
     pub fn command(&self, stream: &Path, log: &Path, argv: &[OsString], follow: bool) -> Launch {
         match self.kind {
             EngineKind::Valgrind => self.valgrind_command(stream, log, argv, follow),
@@ -152,14 +150,14 @@ impl Engine {
             joined("--log-file=", log),
             "-q".into(),
             "--command-line-only=yes".into(),
-            // Nothing of these is of use here, and each takes time.
+            // Features of Valgrind that take time and that the recorder does not need.
             "--vgdb=no".into(),
             "--read-var-info=no".into(),
             "--run-libc-freeres=no".into(),
             "--run-cxx-freeres=no".into(),
             "--fair-sched=try".into(),
-            // Blocks that go on behind jumps hold the same code several times: more to translate, and to run
-            // from caches.
+            // Blocks that continue behind jumps would hold the same code several times. They cost
+            // translation time and cache.
             "--vex-guest-chase=no".into(),
         ];
         options.push(if follow { "--trace-children=yes" } else { "--trace-children=no" }.into());
@@ -176,7 +174,7 @@ impl Engine {
         plugin.push(escaped(stream));
         let mut options: Vec<OsString> = vec!["-plugin".into(), plugin];
         match Program::find(&argv[0]) {
-            // QEMU neither looks in PATH nor runs scripts.
+            // QEMU does not search PATH and does not run scripts.
             Ok(program) => options.extend(program.runs),
             Err(_) => options.push(argv[0].clone()),
         }
@@ -185,14 +183,14 @@ impl Engine {
     }
 }
 
-/// What to start.
+/// The command that starts an engine with its program.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// The runner.
+    /// The runner's executable.
     pub program: OsString,
-    /// Its arguments, the program's own last.
+    /// The runner's arguments; the program's own are last.
     pub arguments: Vec<OsString>,
-    /// On top of ours.
+    /// Variables to add to the environment.
     pub environment: Vec<(&'static str, OsString)>,
 }
 
@@ -202,7 +200,7 @@ fn joined(option: &str, value: impl AsRef<std::ffi::OsStr>) -> OsString {
     text
 }
 
-/// Doubles commas, at which QEMU would else end the value of an option.
+/// Doubles commas: QEMU ends an option's value at a single one.
 fn escaped(path: &Path) -> OsString {
     let bytes = path.as_os_str().as_bytes();
     let double = |byte: &u8| std::iter::repeat_n(*byte, if *byte == b',' { 2 } else { 1 });
@@ -231,7 +229,7 @@ fn valgrind(program: &Path, architecture: Architecture, why: &str) -> Result<Eng
     })
 }
 
-/// The native engine, or why it cannot.
+/// Returns the native engine, or the reason that it cannot run the program.
 fn sampler(program: &Program, why: &str) -> Result<Engine, String> {
     let name = program.binary.display();
     if program.architecture != Some(Architecture::X86_64) || native() != Architecture::X86_64 {
@@ -252,8 +250,9 @@ fn sampler(program: &Program, why: &str) -> Result<Engine, String> {
     Ok(Engine { kind: EngineKind::Native, why: why.into(), binary, preload, runner: "" })
 }
 
-/// Returns what a file has that the native engine does not support. The kernel may have to restart code (rseq(2)),
-/// and does not know copies of it. Go programs make threads and handle all signals without the C library.
+/// Returns a feature of a file that the native engine does not support. The kernel restarts code at
+/// addresses in rseq(2) tables, which does not work from the code cache. Go programs create threads and
+/// handle signals without the C library.
 fn unsupported(file: &Path) -> Option<&'static str> {
     let file = std::fs::File::open(file).ok()?;
     let cache = ReadCache::new(file);

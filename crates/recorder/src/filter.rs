@@ -1,52 +1,54 @@
-//! Which accesses an engine may drop without changing any count.
+//! Chooses the filters: the accesses that an engine may drop without changing any count.
 //!
-//! Of each set, an engine knows the last pages used: as many as every TLB that is fed has ways. A set of
-//! least recently used entries holds its last pages used for certain, and whatever else was used since
-//! went to other sets or is among them, too. So an access to one of them hits, the levels below never
-//! see it, and all that it changes is the order. That matters first when another page comes into the
-//! set, and then it is enough that the page that leaves the filter, the one used longest ago, is also the
-//! one of these whose use the TLB knows to be longest ago. So in every TLB, pages of the filter are newer
-//! than all others, which lie in the order of their last use, as they left in it; and the entry that makes
-//! room is the oldest of the others, or, if there are none, the one that leaves the filter. Where the
-//! order is not like that, the engine tells it before the record of the new page: it touches those pages
-//! whose order has changed since their last records, oldest first.
-//! This holds for a TLB whose first level has the address bits of the filter's
-//! index among those of its set index, as its sets see fewer pages; for one of larger pages, as the last
-//! pages lie on as many or fewer of its own; and for several arrays side by side that share a size, as
-//! each makes room by its own order. Where any entry may make room, the last page of all of a set is what
-//! is left: its filter has one way.
+//! For each set, an engine knows the pages used last: as many as the fewest ways of any TLB. An LRU set
+//! certainly holds its last used pages. An access to one of them hits, no lower level sees it, and only
+//! the order of the set changes. The order matters only when another page enters the set. The entry that
+//! is then replaced must be the same with and without the filter.
 //!
-//! Pages of different sizes take their set index from different bits, so small and large ones have a
-//! filter each, and an access drops only when both hold its page; touches say which filter's they are.
-//! Where an array holds several of the sizes in use, their sets have no bits in common, and one set is
-//! what is left.
+//! The invariant: in every TLB, the filter's pages are newer than all others, and the others lie in the
+//! order of their last use. The replaced entry is therefore the oldest of the others. If there are no
+//! others, it is the page that leaves the filter, which must be the oldest for the TLB too. Where it is
+//! not, the engine first writes touches: it repeats the pages whose order has changed since their last
+//! records, oldest first.
 //!
-//! All of this speaks of the first level that can hold a size; what is shared beneath does not matter,
-//! as a hit in the first keeps the access from it. It asks that all of a large page's addresses are on
-//! large pages: where a config has small pages next to a large one inside its bounds, the large one may
-//! pass for newer than it is.
+//! This holds for three kinds of TLB:
+//! - a TLB whose first level indexes its sets by the filter's index bits and more: its sets see fewer
+//!   pages;
+//! - a TLB of larger pages: the filter's pages lie on as many of its pages, or fewer;
+//! - several arrays that share a size: each replaces by its own order.
+//!
+//! Where replacement is not LRU, only the last page of all of a set is certain: the filter has one way.
+//!
+//! Page sizes take their set index from different bits. Small and large pages therefore have a filter
+//! each, and an access is dropped only if both hold its page. A touch names its filter. Where an array
+//! holds several sizes that are in use, their sets share no index bits: the filter has a single set.
+//!
+//! All of this concerns the first level that can hold a size. Shared lower levels do not matter, since a
+//! hit in the first level never reaches them. Limit: all addresses of a large page must be on large
+//! pages. If a configuration has small pages beside a large one within its bounds, the TLB may take the
+//! large one for newer than it is.
 
 use crate::stream::{Filter, SETS_MAX, SideFilters, WAYS_MAX};
 use pagetax_sim::hardware::tlb::{Nearest, TlbHierarchy};
 use std::collections::BTreeSet;
 
-/// What the engines tell pages apart by at least: the base page of x86-64 and most others.
+/// log2 of the smallest page that engines distinguish: the base page of x86-64 and most others.
 pub const PAGE_SHIFT: u32 = 12;
-/// Index bits of small pages end here, and [`crate::simulate`] counts far accesses by all of them, so
-/// that no far access is dropped.
+/// The end of small pages' index bits. [`crate::simulate`] uses all of them to count far accesses, so
+/// that the filter drops no far access.
 pub const INDEX_END: u32 = PAGE_SHIFT + SETS_MAX.ilog2();
-/// Pages from here on are large ones: 1M.
+/// log2 of the smallest large page: 1 MiB.
 pub const LARGE_SHIFT: u32 = 20;
 
-/// One TLB that the stream feeds, and the page sizes that will be looked up in it.
+/// One TLB that the stream feeds, with the page sizes that it translates.
 pub struct FilteredTlb<'a> {
-    /// As it is programmed.
+    /// The TLB, programmed for its page sizes.
     pub tlb: &'a TlbHierarchy,
-    /// log2 of each page size.
+    /// log2 of these page sizes.
     pub shifts: BTreeSet<u32>,
 }
 
-/// The filters for one side of all machines and page sizes together.
+/// Chooses the filters of one side, for all machines and page sizes together.
 pub fn choose(fed: &[FilteredTlb<'_>]) -> SideFilters {
     if fed.iter().any(shares_an_array) {
         let ways = fed.iter().flat_map(|fed| fed.shifts.iter().map(|shift| fed.ways(*shift))).min();
@@ -58,7 +60,7 @@ pub fn choose(fed: &[FilteredTlb<'_>]) -> SideFilters {
         };
         return SideFilters { small: one_set, ..SideFilters::default() };
     }
-    // Far accesses are told apart by small pages, even where no TLB holds them.
+    // Far accesses need a filter of small pages, even if no TLB holds them.
     let far = Filter {
         page_shift: PAGE_SHIFT,
         index_shift: PAGE_SHIFT,
@@ -78,7 +80,7 @@ impl FilteredTlb<'_> {
         self.tlb.nearest_arrays(shift).unwrap_or_default()
     }
 
-    /// The last pages of a set that are there for certain.
+    /// Returns how many of a set's last used pages it certainly holds.
     fn ways(&self, shift: u32) -> u32 {
         let certain = |array: &Nearest| if array.is_lru { array.ways } else { 1 };
         let ways = self.nearest(shift).iter().map(certain).min().unwrap_or(1);
@@ -86,7 +88,7 @@ impl FilteredTlb<'_> {
     }
 }
 
-/// Whether one array is asked for pages of two sizes, or none for pages of some size.
+/// Returns true if one array serves two page sizes, or if a page size has no array.
 fn shares_an_array(fed: &FilteredTlb<'_>) -> bool {
     let mut seen = BTreeSet::new();
     fed.shifts.iter().any(|shift| match fed.tlb.nearest_arrays(*shift) {
@@ -95,7 +97,8 @@ fn shares_an_array(fed: &FilteredTlb<'_>) -> bool {
     })
 }
 
-/// Indexed by the bits that all sets of the sizes in a range have in common; none without such sizes.
+/// Returns a filter indexed by the bits that the sets of all sizes in a range share; none without such
+/// sizes.
 fn filter(fed: &[FilteredTlb<'_>], sizes: std::ops::Range<u32>, end: u32) -> Option<Filter> {
     let (mut page_shift, mut low, mut high, mut ways) = (None, 0, end, WAYS_MAX);
     for fed in fed {
@@ -154,8 +157,8 @@ mod tests {
         assert_eq!(choose(&[fed(&x86, &[21])]).small.ways, WAYS_MAX, "far accesses only");
     }
 
-    /// One filter of engines/filter.h, without its table of slots: sets in their true order, and in the
-    /// order that the consumer knows.
+    /// A model of one filter of engines/filter.h, without its slots: the sets in their true order and in
+    /// the order that the consumer knows.
     struct Sets {
         filter: Filter,
         is: Vec<Vec<u64>>,
@@ -173,7 +176,7 @@ mod tests {
             ((address >> self.filter.index_shift) & u64::from(self.filter.index_mask)) as usize
         }
 
-        /// Newest first; false if it was not there.
+        /// Moves a page to the front; false if it was not in the set.
         fn hold(&mut self, page: u64) -> bool {
             let at = self.set(page);
             let set = &mut self.is[at];
@@ -183,8 +186,8 @@ mod tests {
             found.is_some()
         }
 
-        /// Pages to touch before a record of a page that was not there, oldest first: none if the page
-        /// that leaves is the one that the consumer knows as the oldest.
+        /// Returns the pages to touch before a new page's record, oldest first. None if the consumer
+        /// knows the leaving page as the oldest.
         fn touches(&mut self, page: u64) -> Vec<u64> {
             let at = self.set(page);
             let (known, is) = (&mut self.known[at], &self.is[at][1..]);
@@ -207,7 +210,7 @@ mod tests {
         }
     }
 
-    /// Accesses that miss, and how many levels, with and without the filter before the TLB.
+    /// Returns the misses of each level, with or without the filter in front of the TLB.
     fn misses(levels: &[LevelSpec], accesses: &[u64], filtered: bool) -> Vec<u64> {
         let mut tlb = tlb(levels);
         let side = choose(&[fed(&tlb, &[12, 21])]);
@@ -251,7 +254,7 @@ mod tests {
             small_sets in 0u32..5, small_ways in 1u32..5,
             large_sets in 0u32..4, large_ways in 1u32..5,
             shared in any::<bool>(),
-            // Small pages low, large ones from 1G on: a page has one size.
+            // Small pages lie below 1 GiB, large ones above, so that a page has one size.
             accesses in proptest::collection::vec(
                 (0u64..64, 0u64..12, 0u8..4).prop_map(|(small, large, which)| match which {
                     0 => (1 << 30) + (large << 21) + (small << 12),

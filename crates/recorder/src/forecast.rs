@@ -1,8 +1,9 @@
 //! The time of a command with each page size, predicted from its pages, timed runs on base pages and this
 //! machine's calibration.
 //!
-//! A page size saves page walks, faults, filling and unmapping ([`Saved`]), which are taken off the time on base
-//! pages. Invariants: a prediction has a low and a high; what the calibration does not know is an error, not 0.
+//! A page size saves walks, faults, filling and unmapping ([`Saved`]). The prediction subtracts them
+//! from the time on base pages. Invariants: a prediction has a lower and an upper bound. A cost that the
+//! calibration lacks is an error, not 0.
 
 mod saving;
 mod timing;
@@ -18,7 +19,7 @@ use pagetax_core::units::{Bytes, Nanos, PageSize};
 use pagetax_host::measure::trial::{self, Finished};
 use pagetax_host::pages::Recipe;
 
-/// Walks that cost this many times more or less than when calibrated call for a new calibration.
+/// If the cost of walks differs from the calibration by this factor, a note asks for a new calibration.
 const PACE_MAX: f64 = 2.0;
 
 /// The seed of the resampling, as in diagnose.
@@ -87,11 +88,11 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Predicts the time with each of `sizes`. `pages` saw base pages and then `sizes`, in this order; `timed` and
-    /// `recipes` hold base pages first, and then `sizes` or nothing.
+    /// Predicts the time with each of `sizes`. `pages` saw base pages first, then `sizes` in this order.
+    /// `timed` and `recipes` hold base pages first, then `sizes` or nothing.
     ///
     /// # Errors
-    /// A calibration that lacks the faults of a size.
+    /// The calibration lacks the fault costs of a size.
     pub fn new(
         of: String,
         sizes: &[PageSize],
@@ -180,8 +181,8 @@ fn median_fault_count(runs: &[Finished]) -> Option<u64> {
     median(&runs.iter().map(|run| run.usage.minor_fault_count).collect::<Vec<_>>())
 }
 
-/// Returns time and speed-up of runs that save this much CPU time, or why there is no prediction. Threads save at
-/// the same time: elapsed time shrinks as CPU time does.
+/// Returns time and speed-up if runs save this much CPU time, or the reason for no prediction. Elapsed
+/// time shrinks in proportion to CPU time, since threads save at the same time.
 fn with_time(saved: Bounded, runs: &[Finished]) -> Result<(Bounded, Bounded), String> {
     let base_ns = median(&wall_ns(runs)).ok_or("nothing was timed")? as f64;
     let cpu: Vec<u64> = runs.iter().map(|run| run.usage.user_ns + run.usage.kernel_ns).collect();
@@ -195,7 +196,7 @@ fn with_time(saved: Bounded, runs: &[Finished]) -> Result<(Bounded, Bounded), St
         ));
     }
     let at_a_time = (cpu_ns / base_ns).max(1.0);
-    // A bound that saves all CPU time is no bound: no time is left.
+    // A bound that saves all CPU time leaves no time: it is not a bound.
     let less = |saved_ns: f64| match saved_ns < cpu_ns {
         true => (base_ns - saved_ns / at_a_time).max(0.0),
         false => 0.0,

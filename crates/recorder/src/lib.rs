@@ -1,4 +1,4 @@
-//! TLB misses of unmodified programs, on any simulated machine, while they run.
+//! Records the pages that unmodified programs use, and simulates their TLB misses while they run.
 //!
 //! ```text
 //!  program under an engine                      pagetax, on another CPU
@@ -9,14 +9,15 @@
 //!   engines/: C, built at first use         └───────────────────────────────────────────┘
 //! ```
 //!
-//! The engines (a Valgrind tool, a QEMU plugin) know no TLB. They drop the accesses that no TLB could
-//! notice ([`filter`]) and write the rest as [`stream`] records. Whatever takes the stream is a
-//! [`stream::Consumer`]: [`simulate::Simulation`] feeds the TLB model of `pagetax-sim`, the only one
-//! there is, for several machines and page sizes at once. [`pages::Live`] tells whatever takes
-//! [`pages::Pages`] (a [`trace`], miss curves) which pages each thread goes to; a trace tells them again.
+//! Engines (a Valgrind tool, a QEMU plugin, a preloaded library) know no TLB. They drop the accesses
+//! that no TLB could notice ([`filter`]) and write the others as [`stream`] records. A
+//! [`stream::Consumer`] takes the records. [`simulate::Simulation`] feeds the TLB model of `pagetax-sim`
+//! for several machines and page sizes at once. [`pages::Live`] reports each thread's pages to a
+//! [`pages::PageObserver`]: a [`trace`], miss curves, a prediction. A trace later reports the same pages
+//! again.
 //!
-//! Invariants: dropping an access never changes a count; the program's output, exit status and
-//! signals are its own; what is modelled is never called measured.
+//! Invariants: a dropped access never changes a count. The program's output, exit status and signals are
+//! its own. Modelled figures are never called measured.
 #![deny(unsafe_code)]
 
 pub mod bursts;

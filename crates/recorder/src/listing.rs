@@ -1,4 +1,4 @@
-//! Trapstat's listings of a simulation: each config's time cut into intervals of its own clock.
+//! Trapstat's listings of a simulation: cuts each configuration's time into intervals of its own clock.
 
 use crate::config::MachineConfig;
 use crate::counters::{CpuCounters, Misses, Side};
@@ -10,7 +10,7 @@ use pagetax_host::procfs::CpuList;
 /// Receives listings, oldest first.
 pub type Sink<'a, E> = dyn FnMut(Listing) -> Result<(), E> + 'a;
 
-/// Cuts each config's time into listings.
+/// The listings of a simulation, interval by interval.
 pub struct ListingIntervals {
     interval_ps: Option<u64>,
     count: Option<u64>,
@@ -18,19 +18,19 @@ pub struct ListingIntervals {
     configs: Vec<Cut>,
 }
 
-/// The end of a config's last listing.
+/// The end of a configuration's last listing.
 #[derive(Default)]
 struct Cut {
-    /// Listings sent. Fewer than intervals where the program passed several between two looks.
+    /// Listings sent. Fewer than intervals if the program passed several between two checks.
     listings: u64,
     intervals: u64,
-    /// By thread.
+    /// Counters by thread.
     counters: Vec<CpuCounters>,
 }
 
 impl ListingIntervals {
-    /// Starts at 0. Without an interval there is one listing a config; `count` limits them, `cpus` picks threads in
-    /// the order of appearance.
+    /// Begins at time 0. Without an interval, each configuration has one listing. `count` limits the
+    /// listings. `cpus` selects threads in the order of appearance.
     pub fn new(
         interval_ns: Option<u64>,
         count: Option<u64>,
@@ -41,10 +41,11 @@ impl ListingIntervals {
         ListingIntervals { interval_ps: interval_ns.map(|ns| ns * 1000), count, cpus, configs }
     }
 
-    /// Sends the listings of finished intervals: those that a config's foremost thread has passed.
+    /// Sends the listings of finished intervals: those that a configuration's foremost thread has
+    /// passed.
     ///
     /// # Errors
-    /// The sink's.
+    /// The sink failed.
     pub fn look<E>(&mut self, simulation: &Simulation, sink: &mut Sink<'_, E>) -> Result<(), E> {
         let Some(interval_ps) = self.interval_ps else { return Ok(()) };
         for config in 0..self.configs.len() {
@@ -61,10 +62,10 @@ impl ListingIntervals {
         Ok(())
     }
 
-    /// Sends the last listing: the whole run without intervals, else the rest.
+    /// Sends the last listing: the rest, or the whole run if there are no intervals.
     ///
     /// # Errors
-    /// The sink's.
+    /// The sink failed.
     pub fn finish<E>(&mut self, simulation: &Simulation, sink: &mut Sink<'_, E>) -> Result<(), E> {
         for config in 0..self.configs.len() {
             let Cut { listings, intervals, .. } = self.configs[config];

@@ -1,13 +1,13 @@
-//! What the native engine says of itself. It stands in memory that outlives the program, so that it is known also of
-//! programs that end by a signal, by _exit(2), or in another program.
+//! The native engine's status. It lies in memory that outlives the program, so that it survives signals,
+//! _exit(2) and exec.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-/// Reasons why bursts end, in `struct pt_native`.
+/// The number of reasons for which bursts end, in `struct pt_native`.
 const WHYS: usize = 6;
 const TEXT_BYTES: usize = 256;
 
-/// `struct pt_native`
+/// The layout of `struct pt_native`, which the engine writes.
 #[repr(C)]
 pub struct Shared {
     state: AtomicU64,
@@ -44,13 +44,13 @@ pub enum State {
     NoMemory,
     /// The processor has no AVX.
     NoAvx,
-    /// The kernel gives no timers of threads.
+    /// The kernel has no per-thread timers.
     NoTimers,
-    /// The C library does not keep signal 32 for itself.
+    /// The C library does not reserve signal 32.
     NoSignal,
     /// The program installed a system call filter.
     Seccomp,
-    /// The engine found a fault of its own.
+    /// The engine found an internal error.
     Failed,
 }
 
@@ -68,7 +68,7 @@ impl State {
         }
     }
 
-    /// Returns why nothing is recorded from some moment on.
+    /// Returns why the recording stopped, if it did.
     fn why_off(self) -> Option<&'static str> {
         match self {
             State::On => None,
@@ -85,28 +85,28 @@ impl State {
     }
 }
 
-/// What the engine did until the program ended.
+/// A copy of the engine's status, taken when the program ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// Whether it is on.
+    /// The engine's state at the end.
     pub state: State,
-    /// Bursts by how they ended: done, call, code, signal, fault; the last were not begun.
+    /// Bursts by how they ended: complete, system call, code, signal, fault. The last did not begin.
     ends: [u64; WHYS],
-    /// In bursts.
+    /// Instructions in bursts.
     instructions: u64,
-    /// Only counted, between bursts.
+    /// Instructions counted between bursts.
     counted: u64,
-    /// CPU time that bursts stand for.
+    /// CPU time that bursts represent.
     pub seen_ns: u64,
-    /// CPU time of the program, in all.
+    /// The program's total CPU time.
     pub cpu_ns: u64,
     unseen_threads: u64,
-    /// What has failed.
+    /// The location of an internal error.
     text: String,
 }
 
 impl Shared {
-    /// Reads it, of a program that has used so much CPU time.
+    /// Reads the status of a program that used this much CPU time.
     pub fn read(&self, cpu_ns: u64) -> Status {
         let text: Vec<u8> = self.text.iter().map(|byte| byte.load(Relaxed)).collect();
         let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -124,7 +124,7 @@ impl Shared {
 }
 
 impl Status {
-    /// Returns what is wrong with the recording itself, if anything.
+    /// Returns the error that makes the recording invalid, if there is one.
     pub fn failure(&self) -> Option<String> {
         (self.state == State::Failed).then(|| {
             format!(
@@ -134,7 +134,7 @@ impl Status {
         })
     }
 
-    /// Returns what there is to know, in lines.
+    /// Returns the status in lines of text.
     pub fn report(&self) -> Vec<String> {
         let [done, call, code, signal, fault, _] = self.ends;
         let mut lines = vec![format!(
@@ -181,7 +181,7 @@ impl Status {
     }
 }
 
-/// The size that engines know.
+/// The size in stream.h.
 const _: () = assert!(size_of::<Shared>() == 8 * (5 + WHYS) + TEXT_BYTES);
 
 #[cfg(test)]

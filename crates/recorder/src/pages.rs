@@ -1,8 +1,8 @@
-//! The pages that a recorded program goes to, whatever they come from: a live recording ([`Live`]), a
-//! trace, or somebody else's trace. And whatever takes them: a trace, miss curves, a prediction.
+//! The page interface: what observers (a trace, miss curves, a prediction) learn from a live recording,
+//! a trace or an imported trace.
 //!
-//! Invariant: of each thread and side (data, code), each change of page is told once, in order; a page
-//! is told as found, with what it belongs to, before the first change to it.
+//! Invariant: for each thread and side (data, code), each change of page is reported once, in order. A
+//! page is reported as found, with its segment, before the first change to it.
 
 use crate::chase::Chases;
 use crate::filter::PAGE_SHIFT;
@@ -15,42 +15,42 @@ use std::ops::Range;
 /// A thread of a recorded program and its process, both numbered in the order of appearance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Thread {
-    /// Among all threads.
+    /// The number among all threads.
     pub number: u32,
-    /// Its address space.
+    /// The number of its address space.
     pub process: u32,
 }
 
-/// The access that changed the page.
+/// The access that moved the thread to another page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessKind {
-    /// A load.
+    /// An independent load.
     Load = 0,
-    /// A load whose address comes from what the same instruction loaded before: such loads wait for
-    /// each other.
+    /// A dependent load: its address comes from the same instruction's previous load, so their walks
+    /// cannot overlap.
     Chase = 1,
     /// A store.
     Store = 2,
-    /// Of an instruction.
+    /// An instruction fetch.
     Fetch = 3,
 }
 
-/// Takes pages.
+/// An observer of the pages that threads use.
 pub trait PageObserver {
-    /// A thread goes to another page than the one it was on; pages have 4K.
+    /// Reports that a thread goes to another page (4 KiB) than its last one on this side.
     fn change(&mut self, thread: Thread, kind: AccessKind, page: u64);
 
-    /// A thread did so much since this was last called for it.
+    /// Reports a thread's instructions and accesses since the last such report.
     fn ran(&mut self, thread: Thread, instructions: u64, accesses: u64);
 
-    /// A process is about to use a page for the first time since it was mapped.
+    /// Reports that a process will use a page for the first time since it was mapped.
     fn found(&mut self, process: u32, page: u64, segment: Segment);
 
-    /// Pages are unmapped.
+    /// Reports that pages are unmapped.
     fn gone(&mut self, thread: Thread, pages: Range<u64>);
 }
 
-/// What engines may drop for takers of pages: accesses to the page of the one before.
+/// Returns the filters for page observers: engines drop accesses to the page of the previous access.
 pub fn filters() -> (SideFilters, SideFilters) {
     let last_page =
         Filter { page_shift: PAGE_SHIFT, index_shift: PAGE_SHIFT, index_mask: 0, ways: 1 };
@@ -58,19 +58,19 @@ pub fn filters() -> (SideFilters, SideFilters) {
     (side, side)
 }
 
-/// A recording while it is made: tells its pages on.
+/// An adapter from an engine's records to a page observer.
 pub struct Live<P> {
-    /// Who takes them.
+    /// The observer of its pages.
     pub pages: P,
     processes: Vec<(u32, AddressSpace)>,
-    /// Writer, its thread, ours.
+    /// Threads by writer and the writer's number for them.
     threads: Vec<(usize, u16, Thread)>,
     places: PlaceList,
     chases: Chases,
 }
 
 impl<P: PageObserver> Live<P> {
-    /// Of a program.
+    /// Creates the adapter for a recording of a program.
     pub fn new(pages: P, program: &Program) -> Self {
         let (processes, threads) = (Vec::new(), Vec::new());
         let places = PlaceList::default();
@@ -141,7 +141,7 @@ impl<P: PageObserver> Consumer for Live<P> {
                     self.pages.ran(thread, instructions, accesses);
                 }
                 Event::Mapping { start, bytes, hint } => self.mapping(thread, start, bytes, hint),
-                // Of one page there is no order to tell; and all of the program is recorded.
+                // Page observers need no order within a page, and no bursts.
                 Event::Touch { .. } | Event::Stage { .. } => {}
             }
         }

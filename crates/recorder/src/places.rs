@@ -1,8 +1,8 @@
-//! What lies at an address: which segment, which file, which real page size. For each process, from
-//! /proc/PID/maps and PAGEMAP_SCAN, looked up when a page is first touched.
+//! Finds the segment, the file and the real page size at an address. Source: /proc/PID/maps and
+//! PAGEMAP_SCAN, read when a page is first touched.
 //!
-//! Invariant: a page is looked up again after its mapping changed, and never in between, so that a
-//! random access reads two bytes. What the process unmapped before we could look is `Unknown`.
+//! Invariant: a page is looked up again after its mapping changed and never in between, so that an
+//! access costs a read of two bytes. Memory that is unmapped before it is looked up is `Unknown`.
 
 use crate::stream::MappingHint;
 use pagetax_host::procfs::{MapsLine, Root, maps};
@@ -12,25 +12,25 @@ use std::fs::File;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Kinds of memory.
+/// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Segment {
-    /// Grown by the break.
+    /// Memory of the program break.
     Heap,
-    /// Of a thread whose stack the engine knows.
+    /// A stack of a thread that the engine knows.
     Stack,
     /// Private memory without a file.
     Anon,
     /// A mapped file.
     File,
-    /// vdso and the like.
+    /// Memory that the kernel maps, such as the vdso.
     Kernel,
-    /// Gone before it was looked at.
+    /// Memory that was unmapped before it was looked up.
     Unknown,
 }
 
 impl Segment {
-    /// As printed.
+    /// Returns the name for output.
     pub fn name(self) -> &'static str {
         match self {
             Segment::Heap => "heap",
@@ -43,18 +43,18 @@ impl Segment {
     }
 }
 
-/// What lies at an address.
+/// The memory at an address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// AccessKind.
+    /// The segment of the address.
     pub segment: Segment,
-    /// Path of the mapped file.
+    /// The path of the mapped file.
     pub file: Option<Rc<str>>,
-    /// log2 of the page size that the process really has there.
+    /// log2 of the page size that the process has there.
     pub real_shift: u32,
 }
 
-/// All places seen, by number.
+/// A table of all places, by number.
 #[derive(Debug, Default)]
 pub struct PlaceList {
     places: Vec<Place>,
@@ -62,7 +62,8 @@ pub struct PlaceList {
 }
 
 impl PlaceList {
-    /// The number of a place; new ones get the next. From 65,534 on they share the last.
+    /// Returns the number of a place; a new one gets the next. From 65,534 on, places share the last
+    /// number.
     fn number(&mut self, place: Place) -> u16 {
         if let Some(number) = self.numbers.get(&place) {
             return *number;
@@ -74,17 +75,17 @@ impl PlaceList {
         self.places.len() as u16 - 1
     }
 
-    /// By number.
+    /// Returns the place with this number.
     pub fn get(&self, number: u16) -> &Place {
         &self.places[usize::from(number)]
     }
 
-    /// How many there are.
+    /// Returns the number of places.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether there are none yet.
+    /// Returns true if the table is empty.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
@@ -93,11 +94,11 @@ impl PlaceList {
 /// A line of /proc/PID/maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapping {
-    /// Addresses.
+    /// The addresses that are mapped.
     pub range: Range<u64>,
-    /// Of the first address in the file.
+    /// The file offset of the first address.
     pub offset: u64,
-    /// File, `[stack]`, or empty.
+    /// The file's path, a name such as `[stack]`, or empty.
     pub name: Rc<str>,
 }
 
@@ -108,41 +109,41 @@ impl From<MapsLine> for Mapping {
     }
 }
 
-/// Whether the kernel gives large pages to programs that do not ask for any.
+/// Returns true if the kernel gives huge pages to programs that do not request them.
 pub fn kernel_makes_large_pages() -> bool {
     let folder = "/sys/kernel/mm/transparent_hugepage";
     ["enabled", "hugepages-2048kB/enabled", "shmem_enabled"].iter().any(|file| {
         let text = std::fs::read_to_string(format!("{folder}/{file}"));
-        // Without such a file there are no such pages.
+        // A kernel without this file has no such pages.
         text.is_ok_and(|text| ["[always]", "[force]"].iter().any(|word| text.contains(word)))
     })
 }
 
-/// log2 of base pages in a chunk of the table: 256 MiB of addresses.
+/// log2 of the addresses that a chunk of the table covers: 256 MiB.
 const CHUNK_SHIFT: u32 = 28;
 const PAGE_SHIFT: u32 = 12;
 const CHUNK_PAGES: usize = 1 << (CHUNK_SHIFT - PAGE_SHIFT);
-/// User addresses are below 2^47; whatever is above is looked up each time.
+/// User addresses lie below 2^47. Higher ones are looked up each time.
 const CHUNKS: usize = 1 << (47 - CHUNK_SHIFT);
 const HUGE_SHIFT: u32 = 21;
 
 /// The address space of one process.
 pub struct AddressSpace {
     pid: u32,
-    /// Number of the place + 1 for each base page; 0: not looked up.
+    /// The place's number + 1 for each base page; 0 before the lookup.
     chunks: Vec<Option<Box<[u16]>>>,
     maps: Vec<Mapping>,
     is_stale: bool,
     hints: Vec<(Range<u64>, Segment)>,
     pagemap: Option<File>,
-    /// Of the page that is looked up next, where no process is there to be looked at.
+    /// The segment of the next page that is looked up, for a process that does not exist.
     expected: Option<Segment>,
-    /// All mappings ever seen with a file, for symbols.
+    /// All file mappings so far, for symbols.
     seen: Vec<Mapping>,
 }
 
 impl AddressSpace {
-    /// Of a process that may still be alive.
+    /// Creates the table of a process, which may still run.
     pub fn new(pid: u32) -> Self {
         AddressSpace {
             pid,
@@ -156,7 +157,7 @@ impl AddressSpace {
         }
     }
 
-    /// The place at an address, if it is known.
+    /// Returns the number of the place at an address, if it was looked up.
     #[inline(always)]
     pub fn known(&self, address: u64) -> Option<u16> {
         let Some(Some(chunk)) = self.chunks.get((address >> CHUNK_SHIFT) as usize) else {
@@ -165,12 +166,12 @@ impl AddressSpace {
         chunk[(address >> PAGE_SHIFT) as usize % CHUNK_PAGES].checked_sub(1)
     }
 
-    /// Tells what the page that is looked up next belongs to, of a process that is not there.
+    /// Sets the segment of the next page that is looked up. For traces, whose process does not exist.
     pub fn expect(&mut self, segment: Segment) {
         self.expected = Some(segment);
     }
 
-    /// Looks the place at an address up.
+    /// Looks up the place at an address.
     #[cold]
     pub fn look_up(&mut self, address: u64, list: &mut PlaceList) -> u16 {
         let place = match self.expected.take() {
@@ -195,7 +196,7 @@ impl AddressSpace {
         self.place(address, found.as_ref())
     }
 
-    /// Memory has changed; what is known of it is known no more.
+    /// Discards the places of memory that changed.
     pub fn changed(&mut self, start: u64, bytes: u64, hint: MappingHint) {
         let range = start..start.saturating_add(bytes);
         let segment = match hint {
@@ -227,7 +228,7 @@ impl AddressSpace {
         }
     }
 
-    /// The file mapping that an address lay in, at any time so far.
+    /// Returns the file mapping that contains, or contained, an address.
     pub fn file_at(&self, address: u64) -> Option<&Mapping> {
         self.seen.iter().rev().find(|mapping| mapping.range.contains(&address))
     }
@@ -239,7 +240,7 @@ impl AddressSpace {
     }
 
     fn read(&mut self) {
-        // A process that has ended leaves what was known of it.
+        // A process that has ended has no maps: the last ones stay valid.
         let lines = maps(&Root::default(), self.pid).unwrap_or_default();
         if lines.is_empty() {
             return;
@@ -273,7 +274,7 @@ impl AddressSpace {
         Place { segment, file, real_shift }
     }
 
-    /// Whether the page is mapped by a huge one; kernels before 6.7 do not tell.
+    /// Returns true if a huge page maps the address. Kernels before 6.7 never report it.
     fn is_huge(&self, address: u64) -> bool {
         let Some(pagemap) = &self.pagemap else { return false };
         let page = address >> PAGE_SHIFT << PAGE_SHIFT;

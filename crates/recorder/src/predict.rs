@@ -1,9 +1,9 @@
-//! What a program's translation would cost with other page sizes: its pages shown to this machine's
+//! Predicts the cost of translation with other page sizes: feeds the program's pages to this machine's
 //! TLBs and page walkers, once for each size.
 //!
-//! What lies on large pages is the heap and other private memory, in whole large pages by address; code,
-//! files and stacks stay on base pages. A large page counts as faulted in at once where half of it
-//! is used, as only then the kernel was likely to have it whole in one mapping.
+//! The heap and other private memory lie on large pages, aligned by address. Code, files and stacks stay
+//! on base pages. A large page counts as one fault if at least half of it is used: only then did the
+//! kernel likely have all of it in one mapping.
 //! Invariant: all sizes see the same pages in the same order.
 
 use crate::filter::PAGE_SHIFT;
@@ -13,26 +13,26 @@ use pagetax_sim::hardware::translation::Translation;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// What translation takes with pages of one size.
+/// The walks of one page size, and their time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Walks {
-    /// Of loads that wait for each other.
+    /// Walks of dependent loads.
     pub chased_count: u64,
-    /// What they take, picoseconds.
+    /// The time of dependent loads' walks, in picoseconds.
     pub chased_ps: u64,
-    /// Of all other accesses, whose walks may overlap.
+    /// Walks of all other accesses. They may overlap.
     pub other_count: u64,
-    /// What they take if they overlap as in the machine's calibration, picoseconds.
+    /// Their time in picoseconds if they overlap as in the machine's calibration.
     pub other_ps: u64,
-    /// What they would take one after the other, picoseconds.
+    /// Their time in picoseconds if none overlap.
     pub other_alone_ps: u64,
-    /// Hits in levels below the first, picoseconds.
+    /// The time of hits in lower TLB levels, in picoseconds.
     pub level_ps: u64,
 }
 
 impl Walks {
-    /// Best estimate, lower and upper bound in nanoseconds: other walks overlap as those of random gathers
-    /// do; they hide behind other work; each waits for the one before.
+    /// Returns the best estimate and the lower and upper bound, in nanoseconds. Best: other walks
+    /// overlap as those of random gathers do. Low: they hide behind other work. High: none overlap.
     pub fn ns(&self) -> (f64, f64, f64) {
         let ns = |ps: u64| ps as f64 / 1e3;
         let sure = self.chased_ps + self.level_ps;
@@ -40,59 +40,58 @@ impl Walks {
     }
 }
 
-/// First touches of private memory.
+/// Counts of first touches of private memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Of base pages.
+    /// Faults on base pages.
     pub base_count: u64,
-    /// Of these, of pages right above the one touched before: their program fills memory in order.
+    /// Faults on the base page after the previous fault's: the program fills memory in order.
     pub base_filled_count: u64,
-    /// Of large pages, those that half or more of was used of.
+    /// Faults on large pages of which at least half is used.
     pub large_count: u64,
-    /// Of these, such that were filled in order, for the most part.
+    /// Faults on large pages that were mostly filled in order.
     pub large_filled_count: u64,
 }
 
-/// What is used of a large page, in base pages.
+/// The used base pages of a large page.
 #[derive(Debug, Clone, Copy, Default)]
 struct Used {
     pages: u64,
     in_order: u64,
 }
 
-/// One page size.
+/// The state of one page size.
 struct Size {
     shift: u32,
-    /// What TLBs take it for: sizes that no array holds are base pages to them.
+    /// log2 of the page size in TLBs. Sizes that no array holds count as base pages.
     tlb_shift: u32,
-    /// By thread.
     cpus: Vec<Translation>,
     walks: Walks,
-    /// By process and number.
+    /// Large pages by process and number.
     large: HashMap<(u32, u64), Used>,
     faults: Faults,
 }
 
-/// Takes pages.
+/// An observer that predicts walks and faults for several page sizes.
 pub struct Predictor {
     cpu: Translation,
     sizes: Vec<Size>,
-    /// Of each thread, what it was on last: 2M of addresses, and whether private memory is there.
+    /// Each thread's last 2 MiB of addresses, and true if private memory is in them.
     last: Vec<((u32, u64), bool)>,
     private: HashSet<(u32, u64)>,
-    /// The page that was found last, and its process.
+    /// The process and page of the last first touch.
     found: (u32, u64),
-    /// Instructions so far.
+    /// Instructions of all threads.
     pub instruction_count: u64,
-    /// Loads and stores so far.
+    /// Loads and stores of all threads.
     pub access_count: u64,
 }
 
-/// log2 of what private memory is told apart from other by.
+/// log2 of the unit in which private memory is distinguished, in base pages.
 const PIECE_SHIFT: u32 = 21 - PAGE_SHIFT;
 
 impl Predictor {
-    /// For a CPU, and page sizes by log2; the base page is one of them.
+    /// Creates a predictor for a CPU and page sizes (log2), which include the base page.
     pub fn new(cpu: &Translation, shifts: &[u32]) -> Self {
         let size = |shift: &u32| Size {
             shift: *shift,
@@ -113,12 +112,12 @@ impl Predictor {
         }
     }
 
-    /// Of the page size at a place.
+    /// Returns the walks of the page size with this index.
     pub fn walks(&self, size: usize) -> Walks {
         self.sizes[size].walks
     }
 
-    /// Of the page size at a place.
+    /// Returns the faults of the page size with this index.
     pub fn faults(&self, size: usize) -> Faults {
         let size = &self.sizes[size];
         size.large.values().fold(size.faults, |faults, used| size.with(faults, *used))
@@ -126,7 +125,7 @@ impl Predictor {
 }
 
 impl Size {
-    /// What a large page that goes out of use was.
+    /// Adds the faults of a large page that goes out of use.
     fn with(&self, mut faults: Faults, used: Used) -> Faults {
         let is_large = used.pages >= 1 << (self.shift - PAGE_SHIFT) >> 1 && self.shift > PAGE_SHIFT;
         if is_large {
@@ -206,7 +205,7 @@ impl PageObserver for Predictor {
             let by = size.shift - PAGE_SHIFT;
             let numbers = pages.start >> by..pages.end.div_ceil(1 << by);
             let is_gone = |key: &(u32, u64)| key.0 == process && numbers.contains(&key.1);
-            // As few look-ups as the range, or the table, is long.
+            // Searches the shorter of the two: the range or the table.
             let keys: Vec<(u32, u64)> = match numbers.end.saturating_sub(numbers.start) {
                 count if count < size.large.len() as u64 => {
                     numbers.clone().map(|number| (process, number)).collect()
@@ -235,7 +234,7 @@ mod tests {
         Predictor::new(&configuration::translation(&model).unwrap(), &[12, 16, 21])
     }
 
-    /// 64 MB, a line a page, twice.
+    /// Touches a line in each page of 64 MiB, twice.
     fn sweep(predictor: &mut Predictor, kind: AccessKind, segment: Segment) {
         let thread = Thread::default();
         let pages = 0x40_0000..0x40_4000;

@@ -11,26 +11,26 @@ use std::collections::HashMap;
 pub struct ProfileLine {
     /// Function with its file, or segment with its file.
     pub name: String,
-    /// Accesses that no TLB level could translate.
+    /// Accesses that missed all TLB levels.
     pub misses: u64,
-    /// Fraction of all misses of the config.
+    /// The fraction of the configuration's misses.
     pub share: f64,
-    /// Fraction of the time of the config's CPUs.
+    /// The fraction of the configuration's CPU time.
     pub time_share: f64,
 }
 
-/// The profile of one config; the largest first.
+/// The profile of one configuration, with the largest lines first.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Profile {
-    /// The config's machine and page sizes.
+    /// The configuration's machine and page sizes.
     pub title: String,
-    /// By function of the missing instruction.
+    /// Misses by function of the accessing instruction.
     pub functions: Vec<ProfileLine>,
-    /// By segment and mapped file.
+    /// Misses by segment and mapped file.
     pub memory: Vec<ProfileLine>,
 }
 
-/// Returns the `top` lines of each kind, of one config.
+/// Returns the `top` lines of each kind, for one configuration.
 pub fn profile(simulation: &mut Simulation, config: usize, title: &str, top: usize) -> Profile {
     let clocks = simulation.threads().iter().map(|thread| thread.cpus[config].counters.clock_ps);
     let clock_ps = clocks.sum::<u64>().max(1);

@@ -1,9 +1,9 @@
-//! The shared memory between engines and us: a header and rings of records, in a memfd.
+//! The shared memory between engines and pagetax: a header and rings of records, in a memfd.
 //!
-//! Invariants: each ring has one writer, which alone stores its head, and one reader, us, which alone
-//! stores its tail; a record is read only after a head behind it was seen (acquire), and its place is
-//! free only after the tail has passed it (release). What an engine writes is data: nothing it could
-//! write makes us read outside of the mapping.
+//! Invariants: each ring has one writer, which alone stores the head, and one reader, which alone stores
+//! the tail. A record is read only after the reader saw a later head (acquire). Its slot is free only
+//! after the tail has passed it (release). An engine's records are untrusted data: no value makes the
+//! reader leave the mapping.
 #![allow(unsafe_code)]
 
 use crate::native;
@@ -20,14 +20,13 @@ const MAGIC: u64 = 0x7274_736b_6361_7274;
 const VERSION: u32 = 6;
 const PAGE: usize = 4096;
 
-/// Writers at a time.
+/// The most concurrent writers.
 const RINGS: usize = 64;
-/// 256 KiB of records: they stay in the second-level cache on their way.
+/// 256 KiB of records, which fit into the second-level cache.
 const RECORDS: usize = 1 << 14;
 const RING_BYTES: usize = PAGE + RECORDS * size_of::<RawRecord>();
 const TOTAL_BYTES: usize = PAGE + RINGS * RING_BYTES;
 
-/// `struct pt_header`
 #[repr(C)]
 struct RingHeader {
     magic: u64,
@@ -45,7 +44,6 @@ struct RingHeader {
     native: native::Shared,
 }
 
-/// `struct pt_control`
 #[repr(C)]
 struct Control {
     state: AtomicU32,
@@ -62,23 +60,23 @@ struct Control {
 const FREE: u32 = 0;
 const ENDED: u32 = 2;
 
-/// The memory, and who writes into which ring.
+/// The shared memory, and the writer of each ring.
 pub struct Rings {
     memory: OwnedFd,
     start: NonNull<u8>,
-    /// By ring; none: free as far as we know.
+    /// Writers by ring; none if the ring seems free.
     writers: Vec<Option<Writer>>,
     writers_seen: usize,
     batch: Vec<RawRecord>,
 }
 
-// SAFETY: the mapping is owned; it is reached through `&self` by atomics and through copies only, and
-// is not tied to a thread.
+// SAFETY: the mapping is owned. `&self` reaches it through atomics and copies only, and no thread owns
+// it.
 unsafe impl Send for Rings {}
 
 impl Rings {
-    /// Makes the memory, for engines that filter like this; with `follow`, forked children write too, and
-    /// with `sample` bursts only.
+    /// Creates the memory for engines that use these filters. With `follow`, forked children write too;
+    /// with `sample`, engines write bursts only.
     pub fn new(
         data: SideFilters,
         code: SideFilters,
@@ -87,7 +85,8 @@ impl Rings {
     ) -> io::Result<Rings> {
         let memory = memfd_create("pagetax-stream", MemfdFlags::CLOEXEC)?;
         ftruncate(&memory, TOTAL_BYTES as u64)?;
-        // SAFETY: a fresh shared mapping of a memfd of just this length, wherever there is room.
+        // SAFETY: a new shared mapping of a memfd of exactly this length; the kernel chooses the
+        // address.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -114,12 +113,12 @@ impl Rings {
             processes: AtomicU32::new(0),
             native: native::Shared::default(),
         };
-        // SAFETY: the mapping begins on a page, has room for a header, and nobody else knows it yet.
+        // SAFETY: the mapping begins on a page, has room for a header, and no engine has opened it yet.
         unsafe { start.cast::<RingHeader>().write(header) };
         Ok(Rings { memory, start, writers: vec![None; RINGS], writers_seen: 0, batch: Vec::new() })
     }
 
-    /// How an engine of the same user opens the memory. No file that could be left behind.
+    /// Returns the path by which an engine of the same user opens the memory. No file stays behind.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.memory.as_raw_fd()).into()
     }
@@ -131,27 +130,27 @@ impl Rings {
 
     fn control(&self, ring: usize) -> &Control {
         assert!(ring < RINGS);
-        // SAFETY: ring < RINGS, so the control block lies inside the mapping, on a page boundary; all
-        // of its fields that change are atomics, and zeros are valid for them.
+        // SAFETY: ring < RINGS, so the control block lies inside the mapping, on a page boundary. All of
+        // its fields that change are atomics, for which zeros are valid.
         unsafe { self.start.add(PAGE + ring * RING_BYTES).cast::<Control>().as_ref() }
     }
 
-    /// Tells all engines that nobody reads any more; they go on without writing.
+    /// Tells all engines that nobody reads any more. They continue without writing.
     pub fn stop(&self) {
         self.header().stop.store(1, Ordering::Relaxed);
     }
 
-    /// Returns what the native engine says of itself.
+    /// Returns the native engine's status.
     pub fn native(&self) -> &native::Shared {
         &self.header().native
     }
 
-    /// Processes and threads that found no free ring.
+    /// Returns how many processes and threads found no free ring.
     pub fn unrecorded_count(&self) -> u32 {
         self.header().unrecorded.load(Ordering::Relaxed)
     }
 
-    /// Hands what has arrived to the consumer; how many records that was.
+    /// Passes all new records to the consumer and returns their number.
     pub fn drain(&mut self, consumer: &mut dyn Consumer) -> usize {
         (0..RINGS).map(|ring| self.drain_ring(ring, consumer)).sum()
     }
@@ -185,7 +184,7 @@ impl Rings {
         })
     }
 
-    /// Copies records out, so that their places are free again while they are worked on.
+    /// Copies records out, so that the engine can reuse their slots during the work on them.
     fn read(&mut self, ring: usize, tail: u64, count: usize) {
         assert!(ring < RINGS && count <= RECORDS);
         self.batch.clear();
@@ -194,8 +193,8 @@ impl Rings {
             [(at, count.min(RECORDS - at)), (0, count.saturating_sub(RECORDS - at))]
         {
             // SAFETY: from + count ≤ RECORDS of a ring inside the mapping, aligned to 16. The writer
-            // published these records before the head that we have seen and leaves them alone until
-            // the tail passes them; if it breaks that rule, we copy plain integers of some value.
+            // published these records before the head that was read, and leaves them alone until the
+            // tail passes them. If it breaks that rule, we copy plain integers of arbitrary value.
             let records = unsafe {
                 let first = self.start.add(PAGE + ring * RING_BYTES + PAGE).cast::<RawRecord>();
                 std::slice::from_raw_parts(first.add(from).as_ptr(), count)
@@ -246,11 +245,11 @@ mod tests {
         }
     }
 
-    /// What an engine does, record by record.
+    /// Writes one record as an engine does.
     fn write(rings: &Rings, ring: usize, what: u64) {
         let control = rings.control(ring);
         let head = control.head.load(Ordering::Relaxed);
-        // SAFETY: a place inside the ring, which this test owns on both sides.
+        // SAFETY: a slot inside the ring, which this test owns on both sides.
         unsafe {
             let first = rings.start.add(PAGE + ring * RING_BYTES + PAGE).cast::<RawRecord>();
             first.add(head as usize % RECORDS).write(RawRecord { what, place: 0 });

@@ -1,12 +1,12 @@
-//! The consumer that feeds TLB models: each thread has CPUs of its own, one for each config.
+//! The consumer that feeds TLB models: each thread has its own CPU in each configuration.
 //!
-//! Invariants: a record costs each config one lookup; what is not a walk touches neither tables of
-//! attribution nor the counters. Time is modelled: instructions, far accesses and translation at the
-//! machine's prices.
+//! Invariants: a record costs one lookup for each configuration. Only a TLB miss updates the attribution
+//! and the counters. Time is modelled: the machine file's costs of instructions, far accesses and
+//! translation.
 //!
-//! A far access is one to a page that is not among the eight used last of those with the same six address
-//! bits, as if it left a cache of 2 MB. This does not depend on page sizes, and not on the engine's filter
-//! either, which holds no page that this one does not: [`crate::filter::INDEX_END`], [`WAYS_MAX`].
+//! A far access is a modelled cache miss: its page is not among the eight used last with the same six
+//! address bits, as in a cache of 2 MiB. Far accesses do not depend on page sizes. Nor do they depend on
+//! the engine's filter, which holds none of these pages: [`crate::filter::INDEX_END`], [`WAYS_MAX`].
 
 mod replay_adapter;
 mod warm;
@@ -27,83 +27,83 @@ use pagetax_sim::hardware::set::{Replacement, TagArray};
 use pagetax_sim::hardware::translation::{Lookup, Translation};
 use std::collections::HashMap;
 
-/// The simulation of a whole run.
+/// A simulation of a whole recording.
 pub struct Simulation {
     configs: Vec<MachineConfig>,
-    /// Prices and page sizes by place, by config.
+    /// Page sizes by configuration.
     sizes: Vec<Sizes>,
     places: PlaceList,
     processes: Vec<Process>,
     threads: Vec<SimulatedThread>,
-    /// What was missed, by config.
+    /// Attributed misses by configuration.
     misses: Vec<Attribution>,
-    /// Of a sampled recording.
+    /// Bursts of a sampled recording.
     bursts: Bursts,
     warm_ups: WarmUps,
 }
 
-/// Page sizes of one config by the number of the place.
+/// The page sizes of one configuration, by number of the place.
 #[derive(Default)]
 struct Sizes {
     data: Vec<u32>,
     code: Vec<u32>,
 }
 
-/// An address space and who shares it.
+/// A process and its address space.
 struct Process {
     number: u32,
     pid: u32,
     space: AddressSpace,
 }
 
-/// A thread: of a process, with its own TLBs.
+/// A recorded thread, with TLBs of its own.
 pub struct SimulatedThread {
     writer: usize,
     number: u16,
-    /// Of its process.
+    /// The ID of its process.
     pub pid: u32,
     process: usize,
-    /// Pages that an access is not far from.
+    /// The pages used last: accesses to them are not far.
     near: TagArray,
-    /// So far.
+    /// Instructions so far.
     pub instruction_count: u64,
-    /// Of these, such whose accesses count: all, unless the recording is sampled.
+    /// Instructions that count: all of them, unless the recording is sampled.
     pub counted_count: u64,
-    /// Loads and stores so far, the filtered ones included.
+    /// Loads and stores so far, including those that the engine filtered.
     pub access_count: u64,
-    /// Of these, such to a page that was not used lately.
+    /// Far accesses that count.
     pub far_count: u64,
-    /// By config.
+    /// Its CPU in each configuration.
     pub cpus: Vec<Cpu>,
 }
 
-/// A CPU of one config.
+/// A simulated CPU in one configuration.
 pub struct Cpu {
-    /// Its hardware.
+    /// The translation hardware.
     pub translation: Translation,
-    /// What it has missed, and its clock.
+    /// Misses that count, and the modelled time.
     pub counters: CpuCounters,
-    /// Walks, those that do not count included.
+    /// TLB misses, including those outside bursts.
     walk_count: u64,
 }
 
-/// Misses of an instruction or a place, and their time.
+/// The misses of an instruction or a place.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MissShare {
-    /// Accesses that no level could translate.
+    /// Accesses that missed all TLB levels.
     pub count: u64,
-    /// What that took, picoseconds.
+    /// The time of these misses, in picoseconds.
     pub ps: u64,
 }
 
-/// Misses of one config by who caused them and where.
+/// The misses of one configuration by instruction and by place.
 #[derive(Debug, Default)]
 pub struct Attribution {
-    /// By process (in the order of appearance) and instruction.
+    /// Misses by process (in the order of appearance) and instruction address.
     by_instruction: HashMap<(usize, u64), MissShare>,
-    /// By the number of the place.
+    /// Misses by number of the place.
     by_place: Vec<MissShare>,
-    /// The instruction looked up last, as the next one is often the same.
+    /// The last instruction's misses, cached because the next miss often has the same one.
     last: ((usize, u64), MissShare),
 }
 
@@ -134,7 +134,7 @@ impl Attribution {
 }
 
 impl Simulation {
-    /// For these configs, in this order.
+    /// Creates a simulation of these configurations.
     pub fn new(configs: Vec<MachineConfig>) -> Self {
         let sizes = configs.iter().map(|_| Sizes::default()).collect();
         let warm_ups = WarmUps::new(configs.iter().map(|config| config.cpu.data().entries_max()));
@@ -151,12 +151,12 @@ impl Simulation {
         }
     }
 
-    /// What a sampled recording counted.
+    /// Returns the bursts of a sampled recording.
     pub fn bursts(&self) -> &Bursts {
         &self.bursts
     }
 
-    /// What engines may filter so that no config notices: of data, and of code.
+    /// Returns the filters of data and of code that change no count in any configuration.
     pub fn filters(&self) -> (SideFilters, SideFilters) {
         let data =
             self.configs.iter().map(|v| FilteredTlb { tlb: v.cpu.data(), shifts: v.data_shifts() });
@@ -175,33 +175,33 @@ impl Simulation {
             .into()
     }
 
-    /// As given.
+    /// Returns the configurations in the order in which they were given.
     pub fn configs(&self) -> &[MachineConfig] {
         &self.configs
     }
 
-    /// Threads in the order of appearance.
+    /// Returns the threads in the order of appearance.
     pub fn threads(&self) -> &[SimulatedThread] {
         &self.threads
     }
 
-    /// All places seen.
+    /// Returns all places that were looked up.
     pub fn places(&self) -> &PlaceList {
         &self.places
     }
 
-    /// Processes in the order of appearance: their numbers and address spaces.
+    /// Returns process IDs and address spaces in the order of appearance.
     pub fn processes(&self) -> impl Iterator<Item = (u32, &AddressSpace)> {
         self.processes.iter().map(|process| (process.pid, &process.space))
     }
 
-    /// A config's misses by process and instruction.
+    /// Returns a configuration's misses by process and instruction.
     pub fn by_instruction(&mut self, config: usize) -> Vec<((usize, u64), MissShare)> {
         self.misses[config].flush();
         self.misses[config].by_instruction.iter().map(|(key, share)| (*key, *share)).collect()
     }
 
-    /// A config's misses by the number of the place.
+    /// Returns a configuration's misses by number of the place.
     pub fn by_place(&self, config: usize) -> &[MissShare] {
         &self.misses[config].by_place
     }
@@ -246,7 +246,7 @@ impl Simulation {
         self.threads.len() - 1
     }
 
-    /// The place at an address; a page that is touched for the first time is mapped.
+    /// Returns the place at an address. Maps its page in all configurations at the first touch.
     #[inline(always)]
     fn place(&mut self, thread: usize, address: u64) -> u16 {
         let process = self.threads[thread].process;
@@ -311,7 +311,7 @@ impl Simulation {
         }
     }
 
-    /// See [`Event::Touch`].
+    /// Updates the order of TLB entries: see [`Event::Touch`].
     #[inline(always)]
     fn touch(&mut self, thread_number: usize, address: u64, class: SizeClass, is_code: bool) {
         let place = usize::from(self.place(thread_number, address));
@@ -340,7 +340,7 @@ impl Simulation {
         }
     }
 
-    /// What a writer did so far, counted or not.
+    /// Returns a writer's instructions and misses so far, in and outside bursts.
     fn done(&self, writer: Writer) -> Done {
         let threads = || self.threads.iter().filter(|thread| thread.writer == writer.number);
         let walks = |config: usize| threads().map(|thread| thread.cpus[config].walk_count).sum();
@@ -350,7 +350,7 @@ impl Simulation {
         }
     }
 
-    /// What was counted of a writer so far.
+    /// Returns a writer's counts so far, of bursts only.
     fn counted(&self, writer: Writer) -> Burst {
         let configs = self.configs.len();
         let mut total = Burst { walks: vec![[0; 2]; configs], ..Burst::default() };
@@ -377,7 +377,7 @@ impl Simulation {
     }
 }
 
-/// Tags are not 0.
+/// Returns a tag, which must not be 0.
 fn near_tag(address: u64) -> u64 {
     (address >> PAGE_SHIFT) + 1
 }
@@ -398,7 +398,7 @@ impl Consumer for Simulation {
         let (mut current, mut thread) = (None, 0);
         let mut counts = self.bursts.stage(writer.number) == SamplingStage::Counted;
         for Record { thread: of, event } in records.iter().filter_map(|record| record.decode()) {
-            // Of processes; before the first thread runs, too.
+            // Mappings concern a process, and come before its first thread runs as well.
             if let Event::Mapping { start, bytes, hint } = event {
                 self.mapping(writer, start, bytes, hint);
                 continue;
@@ -435,6 +435,6 @@ impl Consumer for Simulation {
         self.warm_ups.length(writer.number)
     }
 
-    /// What a thread has missed stays part of the whole.
+    /// The thread's misses remain in the totals.
     fn ended(&mut self, _writer: Writer) {}
 }

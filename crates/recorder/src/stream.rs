@@ -1,160 +1,162 @@
-//! The stream of page changes: what engines write and consumers take. The layout is the one of
+//! The stream of page changes, which engines write and consumers read. The layout equals that of
 //! `engines/stream.h`.
 
-/// Pages that every TLB holds for sure, in an engine: the last ones used of each set.
+/// A filter in an engine: the pages that every TLB certainly holds, which are those used last in each
+/// set.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// log2 of the pages that it tells apart.
+    /// log2 of the smallest page that it distinguishes.
     pub page_shift: u32,
     /// The set of an address is `(address >> index_shift) & index_mask`.
     pub index_shift: u32,
-    /// Sets less one; below [`SETS_MAX`].
+    /// The number of sets less one; below [`SETS_MAX`].
     pub index_mask: u32,
-    /// Pages that a set holds, at most [`WAYS_MAX`]; 0: drops everything, as far as it is concerned.
+    /// Pages in a set, at most [`WAYS_MAX`]. With 0 the filter drops everything.
     pub ways: u32,
 }
 
-/// Sets of a filter at most.
+/// The most sets of a filter.
 pub const SETS_MAX: u32 = 64;
-/// Pages of a set at most.
+/// The most pages of a set.
 pub const WAYS_MAX: u32 = 8;
 
-/// The filters of one side, data or code. An access is dropped when both hold its page.
+/// The filters of one side, data or code. An engine drops an access if both hold its page.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SideFilters {
-    /// Always used.
+    /// The filter of small pages; always in use.
     pub small: Filter,
-    /// For pages of a megabyte and more, if there are any.
+    /// The filter of pages from 1 MiB on, if there are any.
     pub large: Filter,
-    /// Not 0: there are none before the program makes a system call that asks for some.
+    /// Not 0 if large pages exist only after a system call that requests them.
     pub large_on_demand: u32,
 }
 
-/// Pages that a filter speaks of.
+/// The page sizes that a touch concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SizeClass {
-    /// Of any size.
+    /// Pages of all sizes.
     All,
-    /// Those below a megabyte.
+    /// Pages below 1 MiB.
     Small,
-    /// The others.
+    /// Pages of 1 MiB and more.
     Large,
 }
 
-/// A record as it lies in the ring.
+/// A record in the ring.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RawRecord {
     /// Address or count (48 bits), kind (4), thread (12).
     pub what: u64,
-    /// The instruction, a count, or a length with a hint.
+    /// The instruction's address, a count, or a length with a hint.
     pub place: u64,
 }
 
-/// In the place of a touch.
+/// The flag of the code side, in a touch.
 const CODE: u64 = 4;
-/// In the place of a stage.
+/// The flag of a thread's first burst, in a stage.
 const FIRST: u64 = 1 << 63;
 
 const VALUE_BITS: u32 = 48;
 const VALUE_MASK: u64 = (1 << VALUE_BITS) - 1;
 
-/// What an engine knows of memory that has changed.
+/// A hint about changed memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MappingHint {
-    /// Nothing.
+    /// No hint.
     None,
-    /// The break has moved over it.
+    /// The break moved over the memory.
     Heap,
-    /// A thread's stack may grow into it.
+    /// A thread's stack may grow into the memory.
     Stack,
-    /// It is unmapped.
+    /// The memory was unmapped.
     Gone,
 }
 
-/// What a sampled recording does with accesses, from some moment on.
+/// A stage of a sampled recording. Stages determine the use of accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SamplingStage {
-    /// Leaves them out.
+    /// Accesses are not recorded.
     Skipped,
-    /// Records them, so that TLBs are what they should be when counting begins.
+    /// Accesses are recorded to fill the TLBs, and do not count.
     Warming,
-    /// Records them, and they count.
+    /// Accesses are recorded, and count.
     Counted,
 }
 
-/// Something that happened in the program.
+/// An event in the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// An instruction was fetched from another page.
+    /// An instruction fetch from another page.
     Fetch {
-        /// Of the instruction, or of its part on the page.
+        /// The first byte of the instruction on the page.
         address: u64,
     },
     /// A load from another page.
     Load {
-        /// Its first byte on the page.
+        /// The first byte on the page.
         address: u64,
-        /// Who loads.
+        /// The loading instruction.
         instruction: u64,
     },
     /// A store to another page.
     Store {
-        /// Its first byte on the page.
+        /// The first byte on the page.
         address: u64,
-        /// Who stores.
+        /// The storing instruction.
         instruction: u64,
     },
-    /// What the thread did since its last such record, filtered accesses included.
+    /// A thread's counts since its last such record, filtered accesses included.
     Counts {
-        /// Instructions.
+        /// Instructions since then.
         instructions: u64,
-        /// Loads and stores.
+        /// Loads and stores since then.
         accesses: u64,
     },
-    /// The page was used since its last record, and after the pages before it: a hit that no count
-    /// changes by, but the order in which pages make room.
+    /// A page was used after its last record, and after the pages touched before it. It is a hit: no
+    /// count changes, only the order of replacement.
     Touch {
-        /// On the page.
+        /// An address on the page.
         address: u64,
-        /// Pages of which sizes are meant.
+        /// The filter that held the page.
         class: SizeClass,
-        /// The instruction side's.
+        /// True for the code side.
         is_code: bool,
     },
-    /// Memory was mapped, unmapped or moved.
+    /// A change of mapping: memory was mapped, unmapped or moved.
     Mapping {
-        /// First address.
+        /// The first address.
         start: u64,
-        /// How much.
+        /// The length of the memory.
         bytes: u64,
-        /// What is known of it.
+        /// The new use of the memory.
         hint: MappingHint,
     },
-    /// The accesses of the process are worth something else from here on.
+    /// The begin of a stage for all accesses of the process.
     Stage {
-        /// What they are worth.
+        /// The stage that begins.
         stage: SamplingStage,
-        /// Of one that counts: the thread's instructions since it last counted; 0: bursts are as likely everywhere.
+        /// The thread's instructions since its last burst, if accesses count from now on; 0 where bursts
+        /// are equally likely everywhere.
         gap: u64,
-        /// Whether the thread counts for the first time. Another one may have had its number before.
+        /// True for the thread's first burst. An earlier thread may have had its number.
         is_first: bool,
     },
 }
 
-/// An event and its thread: a number that is unique in the process at any one time.
+/// An event with its thread's number, which is unique in the process at any one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// Whose.
+    /// The number of the thread.
     pub thread: u16,
-    /// What.
+    /// The event of that thread.
     pub event: Event,
 }
 
 impl RawRecord {
-    /// None for a kind that this version does not know.
+    /// Decodes a record; none for a kind that this version does not know.
     #[inline]
     pub fn decode(self) -> Option<Record> {
         let (value, place) = (self.what & VALUE_MASK, self.place);
@@ -193,7 +195,7 @@ impl RawRecord {
         Some(Record { thread: (self.what >> 52) as u16, event })
     }
 
-    /// The inverse of [`RawRecord::decode`], as engines do it.
+    /// Encodes a record as engines do, the inverse of [`RawRecord::decode`].
     pub fn encode(record: Record) -> Self {
         let (kind, value, place) = match record.event {
             Event::Fetch { address } => (1, address, address),
@@ -226,28 +228,28 @@ impl RawRecord {
     }
 }
 
-/// One source of records: a process, or a thread of it. Numbers are never given twice.
+/// A source of records: a process, or a thread of it. Numbers are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Writer {
-    /// In the order of appearance, from 0.
+    /// The number in the order of appearance, from 0.
     pub number: usize,
-    /// Its address space: threads share one, and an exec makes a new one.
+    /// The number of its address space. Threads share one; exec makes a new one.
     pub process: u32,
-    /// Of its process.
+    /// The ID of its process.
     pub pid: u32,
 }
 
-/// Takes the stream: a simulation, a trace.
+/// A consumer of the stream, such as a simulation or a trace.
 pub trait Consumer {
-    /// Records of one writer, in their order. Those of other writers may come before or after.
+    /// Takes records of one writer, in order. Those of other writers may come before or after.
     fn take(&mut self, writer: Writer, records: &[RawRecord]);
 
-    /// Instructions that its TLBs should warm up for, in its next burst; 0: not known.
+    /// Returns the instructions of the writer's next warm-up; 0 if not known.
     fn warm_up(&self, _writer: Writer) -> u32 {
         0
     }
 
-    /// No more records of this writer will come.
+    /// Ends a writer's records.
     fn ended(&mut self, writer: Writer);
 }
 

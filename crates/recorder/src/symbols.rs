@@ -1,30 +1,30 @@
 //! Names of functions, from the symbol tables of mapped files.
 //!
-//! Invariant: a file is read once, and one that cannot be read or has no symbols is an answer too.
+//! Invariant: each file is read once, even if it cannot be read or has no symbols.
 
 use crate::places::AddressSpace;
 use object::{Object, ObjectSegment, ObjectSymbol, SymbolKind};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Where an instruction lies.
+/// The function and file of an instruction.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Function {
-    /// Demangled; none where the file has no symbol there, or there is no file (generated code).
+    /// The demangled name; none if the file has no symbol there, and for generated code.
     pub name: Option<String>,
-    /// Path of the file; none for generated code.
+    /// The path of the file; none for generated code.
     pub file: Option<Rc<str>>,
 }
 
-/// A function in a file: its address there, its bytes, its name.
+/// The address in the file, the length and the name of a function.
 type Symbol = (u64, u64, String);
 
 /// The text symbols of one file.
 #[derive(Debug, Default)]
 struct Table {
-    /// Sorted by address.
+    /// Symbols by address.
     symbols: Vec<Symbol>,
-    /// Offset in the file, length, address.
+    /// Segments: file offset, length, address.
     segments: Vec<(u64, u64, u64)>,
 }
 
@@ -55,19 +55,19 @@ impl Table {
         let at = offset - start + address;
         let after = self.symbols.partition_point(|(start, ..)| *start <= at);
         let (start, size, name) = self.symbols.get(after.checked_sub(1)?)?;
-        // Assembly often has no sizes: the next symbol ends it.
+        // Assembly symbols often have no size: they end at the next one.
         (*size == 0 || at < start + size).then_some(name)
     }
 }
 
-/// Symbol tables by file.
+/// A cache of symbol tables by file.
 #[derive(Debug, Default)]
 pub struct Symbols {
     tables: HashMap<Rc<str>, Table>,
 }
 
 impl Symbols {
-    /// The function that an instruction of a process belongs to.
+    /// Returns the function that contains an instruction.
     pub fn function(&mut self, space: &AddressSpace, instruction: u64) -> Function {
         let Some(mapping) = space.file_at(instruction) else {
             return Function { name: None, file: None };

@@ -1,9 +1,9 @@
-//! The engines' binaries: compiled from the sources that pagetax carries, when they are first used,
-//! and kept in the user's cache.
+//! The engines' binaries. pagetax compiles them at their first use, from sources that it contains, and
+//! keeps them in the user's cache.
 //!
-//! They are not built with pagetax, as they are linked with, and fit only, the Valgrind and QEMU of
-//! the machine they run on. The name of a folder in the cache has a hash of the sources, of the
-//! commands and of what is linked, so that an update of any of them makes a new one.
+//! They link with the machine's own Valgrind and QEMU and fit only these, so they cannot be built with
+//! pagetax. The name of a cache folder has a hash of sources, commands and linked libraries: an update
+//! of any of them builds a new engine.
 
 use pagetax_host::cache::{self, NoFolder, Untrusted};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,56 +18,56 @@ const VALGRIND_GROUPS_H: &str = include_str!("../engines/valgrind/groups.h");
 const VALGRIND_INSTRUMENT_H: &str = include_str!("../engines/valgrind/instrument.h");
 const QEMU_C: &str = include_str!("../engines/qemu/pagetax.c");
 
-/// Why there is no engine.
+/// An error: no engine can be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// Something is not installed.
+    /// A package is not installed.
     #[error("{what} is not installed\n  remedy: apt-get install {package}")]
     Missing {
-        /// What was looked for.
+        /// The program or library that is missing.
         what: String,
-        /// Its Debian package.
+        /// The Debian package that has it.
         package: &'static str,
     },
-    /// The compiler does not like it: another version than the sources are for.
+    /// The compiler failed, likely because the sources are for another version.
     #[error(
         "the recorder's {engine} engine does not compile here:\n{output}\n  remedy: use the other \
          engine (--engine), or Debian 12's version of {engine}"
     )]
     Compiler {
-        /// Which.
+        /// The engine that does not compile.
         engine: &'static str,
-        /// The compiler's word.
+        /// The compiler's messages.
         output: String,
     },
-    /// No folder to keep it in.
+    /// The user has no cache folder.
     #[error(transparent)]
     NoFolder(#[from] NoFolder),
-    /// Another user could replace it.
+    /// Another user could replace the engine.
     #[error(transparent)]
     Untrusted(#[from] Untrusted),
-    /// No place to keep it.
+    /// The cache folder cannot be written.
     #[error(
         "cannot keep the recorder's engine in {path}: {error}\n  remedy: set XDG_CACHE_HOME to a folder that you may write"
     )]
     Cache {
-        /// Where.
+        /// The path of the folder.
         path: PathBuf,
-        /// The system's word.
+        /// The system's error.
         error: io::Error,
     },
 }
 
-/// Where Debian's valgrind package has its things, on x86-64.
+/// Folders of Debian's valgrind package on x86-64.
 const VALGRIND_INCLUDE: &str = "/usr/include/valgrind";
 const VALGRIND_LIBS: &str = "/usr/lib/x86_64-linux-gnu/valgrind";
 const VALGRIND_TOOLS: &str = "/usr/libexec/valgrind";
-/// Name of the tool.
+/// The name of the Valgrind tool.
 pub const TOOL: &str = "pagetax";
 const TOOL_FILE: &str = "pagetax-amd64-linux";
 const PLUGIN_FILE: &str = "libpagetax_recorder.so";
 
-/// The folder for VALGRIND_LIB: our tool beside the package's own files.
+/// Returns the folder for VALGRIND_LIB: our tool beside the package's own files.
 pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
     let core = Path::new(VALGRIND_LIBS).join("libcoregrind-amd64-linux.a");
     if !core.exists() || !Path::new(VALGRIND_TOOLS).exists() {
@@ -78,7 +78,7 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
         "-fomit-frame-pointer -DVGA_amd64=1 -DVGO_linux=1 -DVGP_amd64_linux=1",
         "-DVGPV_amd64_linux_vanilla=1",
     ];
-    // Where Valgrind's own tools lie, far from where programs are.
+    // The address of Valgrind's own tools, far from programs.
     let link = "-no-pie -static -nodefaultlibs -nostartfiles -u _start \
                 -Wl,-Ttext-segment=0x58000000 -Wl,--build-id=none -Wl,-z,noexecstack \
                 -Wl,--wrap=sanityCheckIRSB,--wrap=cprop_BB,--wrap=do_deadcode_BB";
@@ -107,7 +107,7 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
     })
 }
 
-/// The plugin for QEMU's user mode.
+/// Returns the plugin for QEMU's user mode.
 pub fn qemu_plugin() -> Result<PathBuf, BuildError> {
     let recipe = Recipe {
         engine: "qemu",
@@ -134,7 +134,7 @@ fn compiler(options: &str) -> Command {
     cc
 }
 
-/// Valgrind looks for everything in one folder.
+/// Links the package's files into our folder: Valgrind looks for everything in one.
 fn link_package(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(VALGRIND_TOOLS)? {
         let entry = entry?;
@@ -143,21 +143,21 @@ fn link_package(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// How one engine is made.
+/// The steps that build one engine.
 struct Recipe<'a> {
     engine: &'static str,
-    /// Path in the folder, and text.
+    /// Paths in the folder, and their texts.
     sources: &'a [(&'static str, &'static str)],
-    /// Of the compiler and the linker.
+    /// Options of the compiler and the linker.
     options: String,
-    /// A library that goes into it.
+    /// A library that the engine contains.
     linked: PathBuf,
-    /// The file that is there when it is made.
+    /// The file that exists after the build.
     result: &'static str,
 }
 
 impl Recipe<'_> {
-    /// The folder with the engine, made if need be.
+    /// Returns the folder with the engine; builds it if needed.
     fn cached(
         &self,
         make: impl FnOnce(&Path) -> Result<(), BuildError>,
@@ -180,7 +180,7 @@ impl Recipe<'_> {
         Ok(folder)
     }
 
-    /// Makes the engine beside its place, and moves it there when it is whole.
+    /// Builds the engine in a temporary folder and moves it to its place when complete.
     fn make_in(
         &self,
         parent: &Path,
@@ -195,9 +195,9 @@ impl Recipe<'_> {
             std::fs::write(path, text).map_err(failed)?;
         }
         make(scratch.path())?;
-        // Compilers go by the umask, which may let the group write.
+        // Compilers follow the umask, which may let the group write.
         cache::make_private(&scratch.path().join(self.result)).map_err(failed)?;
-        // Another run of ours may have been faster; theirs is as good.
+        // Another pagetax may have built the same engine first.
         match std::fs::rename(scratch.path(), folder) {
             Err(error) if !folder.exists() => Err(failed(error)),
             _ => Ok(()),

@@ -1,4 +1,4 @@
-//! Traces: the pages that a program went to, in a file that runs on machines like a job.
+//! Traces: a program's pages in a file, which machines replay like a job.
 //!
 //! ```text
 //!  file    "pttrace\n" version:u32   head   block…   index?   trailer?
@@ -10,10 +10,10 @@
 //!  trailer offset of the index:u64 "pttindex"
 //! ```
 //!
-//! Invariants: what was dropped while recording is the repeats of the page just used, by thread and
-//! side, and nothing else, so that every TLB and every stack distance comes out exactly; the head says
-//! so. Whole frames are all that is ever read: a file that is cut or damaged gives what is whole, with
-//! a note of what is not. The index says nothing that the blocks do not.
+//! Invariants: a trace lacks only repeats of the page just used, by thread and side. Every TLB and every
+//! stack distance is therefore exact. The head states this. Readers use whole frames only: of a cut or
+//! damaged file they read the whole frames and note the rest. The index has nothing that the blocks do
+//! not have.
 
 pub mod code;
 mod frame;
@@ -32,11 +32,11 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The version of the format that is written.
+/// The version of the format.
 pub const VERSION: u32 = 1;
 const MAGIC: &[u8; 8] = b"pttrace\n";
 
-/// Files that begin like a trace.
+/// Returns true if the file begins like a trace.
 pub fn is_trace(path: &Path) -> bool {
     let mut begin = [0; 8];
     let read =
@@ -44,61 +44,61 @@ pub fn is_trace(path: &Path) -> bool {
     read.is_ok() && begin == *MAGIC
 }
 
-/// What a trace is of.
+/// The head of a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// The command, or the file that was imported.
     pub command: Vec<String>,
-    /// How it came about: an engine, or the format of the file.
+    /// The engine that recorded it, or the format of the imported file.
     pub recorded_by: String,
-    /// Of the instructions.
+    /// The program's instruction set.
     pub architecture: String,
-    /// What was left out.
+    /// The accesses that were left out.
     pub dropped: String,
 }
 
 impl Head {
-    /// In one line.
+    /// Returns a title of one line.
     pub fn title(&self) -> String {
         format!("{}, recorded by {}", self.command.join(" "), self.recorded_by)
     }
 }
 
-/// For [`Head::dropped`].
+/// The value of [`Head::dropped`].
 pub const DROPPED: &str = "repeats of the 4K page just used, by thread, of data and of code";
 
-/// Why a trace cannot be used.
+/// An error: a trace cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The system's word.
+    /// A system call failed.
     #[error(
         "cannot {0} {1}: {2}\n  remedy: check the path, its permissions and the room on its disk"
     )]
     System(&'static str, PathBuf, #[source] io::Error),
-    /// Something else.
+    /// The file is not a trace.
     #[error(
         "{0} is no trace: {1}\n  remedy: make one with `pagetax record -o FILE.ptt -- COMMAND`"
     )]
     NoTrace(PathBuf, &'static str),
-    /// Of the future, or of the past.
+    /// The file has another version.
     #[error(
         "{0} is a trace of version {1}, and this pagetax reads version {VERSION}\n  remedy: read it \
          with the pagetax that wrote it, or record it again"
     )]
     Version(PathBuf, u32),
-    /// A block.
+    /// A block is damaged.
     #[error("{0}: block {1} is damaged\n  remedy: copy the file again, or record it again")]
     Damaged(PathBuf, usize),
-    /// A line of somebody else's trace.
+    /// A line of an imported trace is invalid.
     #[error("{place}:{line}: {problem}\n  remedy: {remedy}")]
     Import {
-        /// The file.
+        /// The path of the file.
         place: PathBuf,
-        /// From 1.
+        /// The line, from 1.
         line: u64,
-        /// What is wrong.
+        /// A description of the error.
         problem: String,
-        /// What to do.
+        /// A way to fix it.
         remedy: &'static str,
     },
 }

@@ -1,8 +1,8 @@
-//! A simulation that is told pages, by a trace, rather than a stream of records by an engine.
+//! An adapter from a trace to a simulation.
 //!
-//! What a trace leaves out (repeats of the page just used) no TLB notices, so the counts are those of
-//! the recording itself. A trace tells what memory belongs to, not on which pages it lay: as real page
-//! sizes it has base pages. It does not tell instructions either.
+//! A trace leaves out repeats of the page just used, which no TLB notices, so the counts equal those of
+//! a recording. A trace has the segment of each page, but neither its real size nor the accessing
+//! instruction: pages count as base pages.
 
 use super::{PAGE_SHIFT, Simulation};
 use crate::pages::{AccessKind, PageObserver, Thread};
@@ -11,15 +11,15 @@ use crate::stream::{MappingHint, Writer};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A simulation, and what it was told of pages that nobody has gone to yet.
+/// A simulation that observes pages, with the segments of pages that no thread has used yet.
 pub struct ReplayAdapter {
-    /// Of the machines.
+    /// The simulation that the pages feed.
     pub simulation: Simulation,
     found: HashMap<(u32, u64), Segment>,
 }
 
 impl ReplayAdapter {
-    /// That has seen nothing.
+    /// Wraps a new simulation.
     pub fn new(simulation: Simulation) -> ReplayAdapter {
         ReplayAdapter { simulation, found: HashMap::new() }
     }
@@ -29,7 +29,7 @@ impl ReplayAdapter {
     }
 }
 
-/// As if each thread had a stream of its own. No process has the number 0, so none is looked at.
+/// Returns a writer for each thread. Process IDs are 0, which no process has, so that none is looked up.
 fn writer(thread: Thread) -> Writer {
     Writer { number: thread.number as usize, process: thread.process, pid: 0 }
 }

@@ -1,48 +1,48 @@
-//! How long TLBs warm up at a burst's beginning. They have what they held at the last burst's end; meanwhile the
-//! program went on without them. What they would hold by now is not known: until that has left them, they miss less
-//! than they should, or more. After twice as many walks as the largest has entries nearly all of it has: a set of 16
-//! ways was filled 32 times on the average, and by fewer than 16 pages one time in 500.
+//! The length of TLB warm-ups at the start of bursts. Between bursts, TLBs keep the entries of the last
+//! burst's end, while the program goes on. Until these stale entries are replaced, the miss rate is too
+//! low or too high. After twice as many misses as the largest TLB has entries, nearly all are replaced.
+//! A set of 16 ways then had 32 fills on average, and fewer than 16 in one case of 500.
 //!
-//! Warm-ups are as long as it takes where most misses are. Where there are few, TLBs stay half cold, and little comes
-//! of it: what is wanted is the sum.
+//! Warm-ups are as long as the program parts with most misses need. Parts with few misses start half
+//! cold. This changes the total little.
 
 use crate::stream::SamplingStage;
 
-/// Warm-ups of all writers.
+/// The warm-ups of all writers.
 pub struct WarmUps {
-    /// Walks that one takes, by config.
+    /// The number of misses that ends a warm-up, by configuration.
     needed: Vec<u64>,
-    /// By writer, if it is sampled.
+    /// Warm-ups by writer; none if it is not sampled.
     of: Vec<Option<WarmUp>>,
 }
 
-/// What a writer did so far: instructions, and walks by config.
+/// Counts of a writer so far: instructions, and misses by configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Done {
     pub instructions: u64,
     pub walks: Vec<u64>,
 }
 
-/// Of a writer.
+/// The warm-up of one writer.
 struct WarmUp {
     stage: SamplingStage,
-    /// When the stage began.
+    /// Counts at the begin of the stage.
     began: Done,
-    /// Instructions before what counts.
+    /// The thread's instructions since its last burst.
     gap: u64,
-    /// Walks of the program, as bursts tell them, by how long a warm-up takes at their pace: [`length_of`].
+    /// Estimated misses of the program by the warm-up length that their rate needs: [`length_of`].
     walks: [f64; LENGTHS],
-    /// Instructions, of the next one.
+    /// Instructions of the next warm-up.
     length: u32,
 }
 
-/// Instructions of the first warm-up, and of the shortest.
+/// Instructions of the first warm-up; below, of the shortest.
 const FIRST: u32 = 1_000_000;
 const SHORTEST: f64 = 300e3;
-/// Lengths that are told apart: each is a quarter longer than the one before.
+/// The number of lengths; each is a quarter longer than the previous one.
 const LENGTHS: usize = 40;
 const LONGER: f64 = 1.25;
-/// Of the walks that count: those that TLBs may be cold for.
+/// The share of all misses for which TLBs may be cold.
 const TOLERANCE: f64 = 0.15;
 
 fn length_of(nth: usize) -> f64 {
@@ -55,7 +55,6 @@ impl WarmUps {
         WarmUps { needed: entries.map(|entries| 2 * entries).collect(), of: Vec::new() }
     }
 
-    /// A writer enters a stage, having done so much.
     pub fn enters(&mut self, writer: usize, stage: SamplingStage, gap: u64, done: Done) {
         if self.of.len() <= writer {
             self.of.resize_with(writer + 1, || None);

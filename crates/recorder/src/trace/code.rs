@@ -1,29 +1,30 @@
-//! Changes of page as bytes. Most are one byte: programs go back to pages that they have just left, so a
-//! page is its place in a short list of the last ones, and a loop over pages is one byte repeated, of
-//! which compression leaves nothing.
+//! The encoding of page changes. Most take one byte: programs return to recent pages, so a page is its
+//! rank in a short list of them. A loop over pages is one byte repeated, which compresses to almost
+//! nothing.
 //!
-//! `kind:2 place:6`; place 62: another page, its distance from the last one follows; place 63: pages
-//! that are unmapped, first and number follow. Data and code have a list each.
+//! A step is `kind:2 rank:6`. Rank 62: a page that is not in the list; its distance from the last page
+//! follows. Rank 63: unmapped pages; the first page and their number follow. Data and code have a list
+//! each.
 
 use crate::pages::AccessKind;
 use integer_encoding::VarInt;
 use std::ops::Range;
 
-/// Pages in a list.
+/// The length of a list.
 const RECENT: usize = 32;
 const OTHER: u8 = 62;
 const GONE: u8 = 63;
 
-/// Something that a thread did.
+/// A step of a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Went to a page.
+    /// The thread went to a page.
     Change(AccessKind, u64),
-    /// Unmapped pages.
+    /// The thread unmapped pages.
     Gone(Range<u64>),
 }
 
-/// The last pages of one side, the very last one first.
+/// The recent pages of one side, the last one first.
 #[derive(Debug, Clone)]
 struct Recent([u64; RECENT]);
 
@@ -36,7 +37,7 @@ impl Recent {
         self.0.iter().position(|known| *known == page)
     }
 
-    /// Moves what is at `place` to the front.
+    /// Moves the page at `rank` to the front.
     fn renew(&mut self, place: usize) {
         self.0[..=place].rotate_right(1);
     }
@@ -47,7 +48,7 @@ impl Recent {
     }
 }
 
-/// Both sides.
+/// The lists of both sides.
 #[derive(Debug, Clone)]
 struct Lists {
     data: Recent,
@@ -64,7 +65,7 @@ impl Lists {
     }
 }
 
-/// Writes steps.
+/// An encoder of steps.
 #[derive(Debug, Clone)]
 pub struct Encoder {
     lists: Lists,
@@ -78,7 +79,7 @@ impl Default for Encoder {
 }
 
 impl Encoder {
-    /// A change of page.
+    /// Appends a change of page.
     #[inline]
     pub fn change(&mut self, kind: AccessKind, page: u64) {
         let (list, top) = (self.lists.of(kind), (kind as u8) << 6);
@@ -96,7 +97,7 @@ impl Encoder {
         }
     }
 
-    /// Pages are unmapped.
+    /// Appends an unmapping.
     pub fn gone(&mut self, pages: Range<u64>) {
         self.bytes.push(GONE);
         self.number(pages.start);
@@ -109,31 +110,31 @@ impl Encoder {
         self.bytes.extend_from_slice(&buffer[..length]);
     }
 
-    /// What was written; the next step begins anew.
+    /// Returns the bytes; the next step begins with empty lists.
     pub fn take(&mut self) -> Vec<u8> {
         self.lists = Lists::new();
         std::mem::take(&mut self.bytes)
     }
 
-    /// How many bytes were written.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether nothing was.
+    /// Returns true if no step was appended.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 }
 
-/// Reads steps; ends at the end, and at bytes that no encoder writes.
+/// A decoder of steps. It ends at the end, and at bytes that no encoder writes.
 pub struct Decoder<'a> {
     lists: Lists,
     bytes: &'a [u8],
 }
 
 impl<'a> Decoder<'a> {
-    /// What an encoder wrote.
+    /// Decodes the bytes of an encoder.
     pub fn new(bytes: &'a [u8]) -> Self {
         Decoder { lists: Lists::new(), bytes }
     }

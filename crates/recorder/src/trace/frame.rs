@@ -1,4 +1,5 @@
-//! Frames: compressed, with a length and a sum, so that a damaged one is known before it is used.
+//! Frames: compressed, with a length and a checksum, so that readers notice damage before they use the
+//! contents.
 
 use lz4_flex::block::{compress, decompress};
 use std::io::{self, Read};
@@ -9,13 +10,12 @@ pub const BLOCK: u32 = u32::from_le_bytes(*b"PTbl");
 pub const INDEX: u32 = u32::from_le_bytes(*b"PTix");
 
 pub const HEADER_BYTES: usize = 20;
-/// No frame that we write is larger; one that says so is damaged.
+/// The most bytes of a frame that we write; a larger length is damage.
 const BYTES_MAX: u32 = 1 << 30;
-/// A byte of LZ4 stands for 255 at most: a frame that unpacks to more than that is damaged.
-/// Source: lz4_Block_format.md, "match length".
+/// The most that a byte of LZ4 can expand to; a larger ratio is damage. Source: lz4_Block_format.md,
+/// "match length".
 pub const RATIO_MAX: u32 = 255;
 
-/// What stands before the packed bytes.
 struct FrameHeader {
     kind: u32,
     raw_bytes: u32,
@@ -31,7 +31,7 @@ impl FrameHeader {
     }
 }
 
-/// A frame as it is written.
+/// Compresses bytes into a frame.
 pub fn pack(kind: u32, raw: &[u8]) -> Vec<u8> {
     let packed = compress(raw);
     let mut frame = Vec::with_capacity(HEADER_BYTES + packed.len());
@@ -43,7 +43,8 @@ pub fn pack(kind: u32, raw: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The next frame of a reader, unpacked, and how many bytes it had. None where there is no whole one.
+/// Reads and decompresses the next frame; returns its kind, its contents and its length in the file.
+/// None if no whole frame follows.
 pub fn unpack(reader: &mut impl Read) -> io::Result<Option<(u32, Vec<u8>, u64)>> {
     let mut header = [0; HEADER_BYTES];
     if !fill(reader, &mut header)? {
@@ -53,7 +54,7 @@ pub fn unpack(reader: &mut impl Read) -> io::Result<Option<(u32, Vec<u8>, u64)>>
     if ![HEAD, BLOCK, INDEX].contains(&kind) || raw_bytes > BYTES_MAX || packed_bytes > BYTES_MAX {
         return Ok(None);
     }
-    // Never reserves what a damaged length asks for.
+    // A damaged length must not reserve memory.
     let mut packed = Vec::new();
     reader.take(packed_bytes.into()).read_to_end(&mut packed)?;
     if packed.len() != packed_bytes as usize || XxHash3_64::oneshot(&packed) != sum {
@@ -67,7 +68,7 @@ pub fn unpack(reader: &mut impl Read) -> io::Result<Option<(u32, Vec<u8>, u64)>>
     Ok(raw.map(|raw| (kind, raw, HEADER_BYTES as u64 + u64::from(packed_bytes))))
 }
 
-/// Whether there was enough.
+/// Fills `bytes`; false if the file ended before.
 fn fill(reader: &mut impl Read, bytes: &mut [u8]) -> io::Result<bool> {
     match reader.read_exact(bytes) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),

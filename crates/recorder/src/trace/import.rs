@@ -1,8 +1,7 @@
-//! Other people's traces: Valgrind's lackey (`--trace-mem=yes`) and the text that DynamoRIO's
-//! drmemtrace view tool prints.
+//! Imports traces of Valgrind's lackey (`--trace-mem=yes`) and of DynamoRIO's drmemtrace view tool.
 //!
-//! Both list every access; what a recording would have dropped is dropped here, by the same rule. They
-//! do not say what memory is: pages that are executed count as a file's, all others as unknown.
+//! Both list every access. The importer drops what a recording would have dropped. The lists have no
+//! mappings: executed pages count as a file's, all others as unknown.
 
 use super::{TraceError, TraceWriter};
 use crate::filter::PAGE_SHIFT;
@@ -13,7 +12,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-/// Whose trace.
+/// The format of an imported trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// `valgrind --tool=lackey --trace-mem=yes`
@@ -22,30 +21,30 @@ pub enum Format {
     Drmemtrace,
 }
 
-/// An access of a line.
+/// An access in a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ListedAccess {
     thread: u32,
     kind: AccessKind,
     address: u64,
     bytes: u64,
-    /// Loaded and stored.
+    /// True for an access that loads and stores.
     twice: bool,
 }
 
-/// What a line says.
+/// The contents of a line.
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
     Access(ListedAccess),
-    /// A heading, a marker, a message of the program.
+    /// A line without access: a heading, a marker, a message of the program.
     Nothing,
     Wrong(&'static str),
 }
 
-/// Reads a file to its end. How many accesses it had.
+/// Reads a file to its end and returns its number of accesses.
 ///
 /// # Errors
-/// Files that cannot be read, have no access, or a line that is half of one.
+/// The file cannot be read, has no access, or has an invalid line.
 pub fn import(format: Format, path: &Path, writer: &mut TraceWriter) -> Result<u64, TraceError> {
     let failed = |error| TraceError::System("read", path.into(), error);
     let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(failed)?);
@@ -81,7 +80,7 @@ fn wrong(path: &Path, line: u64, problem: String) -> TraceError {
     TraceError::Import { place: path.into(), line, problem, remedy }
 }
 
-/// `I  04001000,3`, ` L 1ffeffe7e0,8`, ` S …`, ` M …`
+/// Parses `I  04001000,3`, ` L 1ffeffe7e0,8`, ` S …`, ` M …`.
 fn lackey(line: &str) -> Line {
     let (kind, twice) = match line.get(..3) {
         Some("I  ") => (AccessKind::Fetch, false),
@@ -100,7 +99,7 @@ fn lackey(line: &str) -> Line {
     }
 }
 
-/// `12  5:  3264465 read  8 byte(s) @ 0x00007ffd by PC 0x…`; earlier versions write `T3264465`.
+/// Parses `12  5:  3264465 read  8 byte(s) @ 0x00007ffd by PC 0x…`. Earlier versions write `T3264465`.
 fn drmemtrace(line: &str) -> Line {
     let Some((_, rest)) = line.split_once(':') else { return Line::Nothing };
     let mut words = rest.split_whitespace();
@@ -127,7 +126,7 @@ fn drmemtrace(line: &str) -> Line {
     }
 }
 
-/// Of a thread, the page that it is on.
+/// The current pages of a thread.
 struct On {
     thread: Thread,
     data: u64,
@@ -136,7 +135,7 @@ struct On {
 
 struct Dropper<'a> {
     writer: &'a mut TraceWriter,
-    /// By the number in the file.
+    /// Threads by their number in the file.
     threads: HashMap<u32, On>,
     found: HashSet<u64>,
     count: u64,

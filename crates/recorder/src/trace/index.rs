@@ -1,40 +1,40 @@
-//! What the blocks of a trace have in them: in each block about itself, and in the index about all.
+//! The contents of a trace's blocks: stored in each block, and in the index for all blocks.
 
 use super::frame::RATIO_MAX;
 use crate::places::Segment;
 use integer_encoding::VarInt;
 use pagetax_core::replay::ThreadTotals;
 
-/// A block.
+/// A block's place and contents.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BlockInfo {
-    /// Where its frame begins in the file.
+    /// The offset of its frame in the file.
     pub offset: u64,
-    /// Whose.
+    /// The number of its thread.
     pub thread: u32,
-    /// Its address space.
+    /// The number of the thread's address space.
     pub process: u32,
-    /// What the thread did in it.
+    /// The thread's counts in the block.
     pub totals: ThreadTotals,
 }
 
-/// Neighbouring pages of one kind.
+/// Adjacent pages of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageRun {
-    /// Of whom.
+    /// The number of their process.
     pub process: u32,
-    /// Number of the first page.
+    /// The number of the first page.
     pub first: u64,
-    /// How many.
+    /// The number of pages.
     pub pages: u64,
-    /// What they belong to.
+    /// The segment of the pages.
     pub segment: Segment,
 }
 
-/// Pages of an address space of 64 bits, of which no more than 48 are used.
+/// The most pages of an address space: 48 bits of addresses.
 const PAGES_MAX: u64 = 1 << 36;
 
-/// In the order of their numbers in files.
+/// Segments in the order of their numbers in files.
 const SEGMENTS: [Segment; 6] = [
     Segment::Heap,
     Segment::Stack,
@@ -44,7 +44,7 @@ const SEGMENTS: [Segment; 6] = [
     Segment::Unknown,
 ];
 
-/// Adds a page to the last run, or begins a new one.
+/// Adds a page to the last run, or begins a new run.
 pub fn add_page(runs: &mut Vec<PageRun>, process: u32, page: u64, segment: Segment) {
     if let Some(last) = runs.last_mut()
         && (last.process, last.segment, last.first + last.pages) == (process, segment, page)
@@ -55,7 +55,7 @@ pub fn add_page(runs: &mut Vec<PageRun>, process: u32, page: u64, segment: Segme
     runs.push(PageRun { process, first: page, pages: 1, segment });
 }
 
-/// Varints, one after the other.
+/// A writer of varints.
 #[derive(Default)]
 pub struct Numbers(pub Vec<u8>);
 
@@ -85,7 +85,7 @@ impl Numbers {
     }
 }
 
-/// Reads what [`Numbers`] wrote.
+/// A reader of varints.
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl Reader<'_> {
@@ -126,18 +126,19 @@ impl Reader<'_> {
     }
 }
 
-/// How many pages runs are of.
+/// Returns the number of pages in all runs.
 pub fn pages_of(runs: &[PageRun]) -> u64 {
     runs.iter().fold(0, |sum, run| sum.saturating_add(run.pages))
 }
 
-/// How many found pages a file can name. Where it was cut, steps of other threads may lack.
+/// Returns the most found pages that a file can have. In a cut file, steps of other threads may be
+/// missing.
 pub fn found_max(file_bytes: u64) -> u64 {
     const LACKING: u64 = 1 << 20;
     file_bytes.saturating_mul(RATIO_MAX.into()).saturating_add(LACKING)
 }
 
-/// All blocks, and all pages that were found.
+/// All blocks of a trace, and all pages that were found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Index {
     pub blocks: Vec<BlockInfo>,
@@ -153,8 +154,9 @@ impl Index {
         numbers.0
     }
 
-    /// Whether a file of so many bytes can have it: blocks follow each other, and each page that was found is used by a
-    /// step, which takes a byte before compression. Else a short file could cost hours, and all memory.
+    /// Returns true if a file of this length can have this index. Blocks follow each other, and each
+    /// found page has a step, which takes a byte before compression. Otherwise a short file could cost
+    /// hours and all memory.
     pub fn fits(&self, file_bytes: u64) -> bool {
         let follow = self.blocks.windows(2).all(|two| two[0].offset < two[1].offset);
         follow && pages_of(&self.found) <= found_max(file_bytes)

@@ -12,24 +12,24 @@ use std::path::{Path, PathBuf};
 
 pub(super) const TRAILER: &[u8; 8] = b"pttindex";
 
-/// A trace, ready to be read.
+/// An open trace.
 #[derive(Debug)]
 pub struct Trace {
     path: PathBuf,
     file: File,
-    /// What it is of.
+    /// The trace's head.
     pub head: Head,
     pub(super) index: Index,
-    /// What is damaged or missing.
+    /// Notes on damaged or missing parts.
     pub notes: Vec<String>,
 }
 
-/// A block, read.
+/// A decoded block.
 #[derive(Debug)]
 pub struct Block {
-    /// What is in it.
+    /// The block's place and contents.
     pub info: BlockInfo,
-    /// Pages that were found before its end.
+    /// Pages that were found before the block's end.
     pub found: Vec<PageRun>,
     code: Vec<u8>,
 }
@@ -41,13 +41,13 @@ impl Block {
         Some(Block { info, found, code: reader.0.to_vec() })
     }
 
-    /// What the thread did, in order.
+    /// Returns the thread's steps, in order.
     pub fn steps(&self) -> impl Iterator<Item = Step> + '_ {
         Decoder::new(&self.code)
     }
 }
 
-/// Of all of them together.
+/// Returns the sum of all threads' counts.
 pub(super) fn sum(totals: impl Iterator<Item = ThreadTotals>) -> ThreadTotals {
     totals.fold(ThreadTotals::default(), |sum, of| ThreadTotals {
         page_change_count: sum.page_change_count + of.page_change_count,
@@ -59,11 +59,11 @@ pub(super) fn sum(totals: impl Iterator<Item = ThreadTotals>) -> ThreadTotals {
 }
 
 impl Trace {
-    /// Opens a file. Where the index is missing or damaged, it is made again from the blocks that are
-    /// whole, and [`Trace::notes`] says so.
+    /// Opens a file. If the index is missing or damaged, rebuilds it from the whole blocks and adds a
+    /// note.
     ///
     /// # Errors
-    /// Files that cannot be read or are no traces.
+    /// The file cannot be read or is not a trace.
     pub fn open(path: &Path) -> Result<Trace, TraceError> {
         let failed = |error| TraceError::System("read", path.into(), error);
         let no_trace = |why| TraceError::NoTrace(path.into(), why);
@@ -95,7 +95,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// The index at the end, if it is whole.
+    /// Reads the index at the end; none if it is damaged.
     fn read_index(&self) -> io::Result<Option<Index>> {
         let bytes = self.file.metadata()?.len();
         let mut trailer = [0; 16];
@@ -139,11 +139,11 @@ impl Trace {
         Ok(())
     }
 
-    /// Looks at every block, and counts its fetches; what follows a damaged one of the same thread is left out, and
-    /// [`Trace::notes`] says so.
+    /// Decodes every block and counts its fetches. Leaves out blocks that follow a damaged one of the
+    /// same thread, and adds a note.
     ///
     /// # Errors
-    /// Of the disk.
+    /// The disk fails.
     pub fn check(&mut self) -> Result<(), TraceError> {
         let mut damaged: Vec<u32> = Vec::new();
         let mut whole = Vec::new();
@@ -174,24 +174,24 @@ impl Trace {
         Ok(())
     }
 
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> usize {
         self.index.blocks.len()
     }
 
-    /// What all threads did.
+    /// Returns the counts of all threads.
     pub fn totals(&self) -> ThreadTotals {
         sum(self.index.blocks.iter().map(|block| block.totals))
     }
 
-    /// One block.
+    /// Decodes one block.
     ///
     /// # Errors
-    /// A damaged one, or a disk that does not read.
+    /// The block is damaged, or the disk fails.
     pub fn block(&self, number: usize) -> Result<Block, TraceError> {
         let damaged = || TraceError::Damaged(self.path.clone(), number);
         let info = self.index.blocks.get(number).ok_or_else(damaged)?;
-        // Not by seeking: several readers may be at it.
+        // Several readers may share the file: it has no common position.
         let mut at = At { file: &self.file, offset: info.offset };
         let frame = frame::unpack(&mut at)
             .map_err(|error| TraceError::System("read", self.path.clone(), error))?;
@@ -204,10 +204,10 @@ impl Trace {
         Ok(Block { info: *info, ..block })
     }
 
-    /// Tells all pages, in the order of the file.
+    /// Reports all pages to an observer, in the order of the file.
     ///
     /// # Errors
-    /// At the first damaged block.
+    /// The first damaged block.
     pub fn replay(
         &self,
         pages: &mut impl PageObserver,
@@ -242,7 +242,7 @@ impl Trace {
     }
 }
 
-/// A file from some offset on, without a position of its own.
+/// A reader of a file from an offset, with its own position.
 struct At<'a> {
     file: &'a File,
     offset: u64,

@@ -1,8 +1,8 @@
 //! A trace as the recording that a plan replays.
 //!
-//! The memory of all processes becomes one region: pieces of 4M that were used, in the order of their
-//! addresses, process after process. Within a piece every page keeps its place, so that page sizes up
-//! to 4M and the sets of TLBs are as they were.
+//! The memory of all processes becomes one region. It consists of the used pieces of 4 MiB in the order
+//! of their addresses, process after process. A page keeps its offset within its piece, so page sizes up
+//! to 4 MiB and the sets of TLBs remain.
 
 use super::code::Step;
 use super::index::Index;
@@ -10,26 +10,26 @@ use super::{Trace, TraceError};
 use crate::pages::AccessKind;
 use pagetax_core::replay::{Change, Recorded, ThreadTotals};
 
-/// log2 of 4K pages in a piece.
+/// log2 of the pages in a piece.
 const PIECE_SHIFT: u32 = 10;
 const PIECE_BYTES: u64 = 4096 << PIECE_SHIFT;
 
-/// A trace and its layout.
+/// A trace and its layout in one region.
 #[derive(Debug)]
 pub struct Replayable {
     trace: Trace,
-    /// Process and number of each piece, sorted.
+    /// Pieces by process and number, sorted.
     pieces: Vec<(u32, u64)>,
     threads: Vec<ThreadTotals>,
-    /// Of each thread, in order.
+    /// Block numbers of each thread, in order.
     blocks: Vec<Vec<usize>>,
 }
 
 impl Replayable {
-    /// Reads the whole trace once, so that what is damaged is known before it runs.
+    /// Checks the whole trace, so that damage is found before the run.
     ///
     /// # Errors
-    /// Of the disk.
+    /// The disk fails.
     pub fn new(mut trace: Trace) -> Result<Replayable, TraceError> {
         trace.check()?;
         let pieces = pieces(&trace.index);
@@ -46,7 +46,7 @@ impl Replayable {
         Ok(Replayable { trace, pieces, threads, blocks })
     }
 
-    /// The trace.
+    /// Returns the trace.
     pub fn trace(&self) -> &Trace {
         &self.trace
     }
@@ -75,7 +75,7 @@ impl Recorded for Replayable {
 
     fn block(&self, thread: usize, number: usize) -> Option<Vec<Change>> {
         let block = *self.blocks.get(thread)?.get(number)?;
-        // Each was whole when the trace was checked; a disk that fails since ends the thread.
+        // The check found this block whole. If the disk fails now, the thread ends.
         let block = self.trace.block(block).ok()?;
         let mut last = ((0, u64::MAX), 0);
         let change = |step: Step| {

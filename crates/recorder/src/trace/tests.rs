@@ -17,7 +17,7 @@ fn head() -> Head {
     }
 }
 
-/// What a taker is told, in order.
+/// The events that an observer received, in order.
 #[derive(Debug, Default, PartialEq, Clone)]
 struct ObservedSteps {
     steps: Vec<(Thread, Step)>,
@@ -41,7 +41,7 @@ impl PageObserver for ObservedSteps {
     }
 }
 
-/// A program of two threads in two processes that goes about.
+/// Reports the pages of two threads in two processes.
 fn play(pages: &mut impl PageObserver, changes: u64) {
     let threads = [Thread { number: 0, process: 0 }, Thread { number: 1, process: 1 }];
     let kinds = [AccessKind::Load, AccessKind::Chase, AccessKind::Store, AccessKind::Fetch];
@@ -76,7 +76,7 @@ fn read(trace: &Trace) -> ObservedSteps {
     original
 }
 
-/// Threads are told block by block: the order within each is what must hold.
+/// A trace keeps the order within a thread, not between threads.
 fn of_thread(original: &ObservedSteps, number: u32) -> Vec<&Step> {
     original
         .steps
@@ -161,7 +161,7 @@ fn a_replay_keeps_neighbours_and_sizes() {
     let path = folder.path().join("a.ptt");
     let thread = Thread::default();
     let mut writer = TraceWriter::create(&path, &head()).unwrap();
-    // Two neighbours over the border of a piece, and one far below.
+    // Two adjacent pages in different pieces, and one page far below.
     for page in [0x7fff_fbff, 0x7fff_fc00, 0x400] {
         writer.found(0, page, Segment::Anon);
         writer.change(thread, AccessKind::Load, page);
@@ -195,7 +195,7 @@ fn other_files_are_refused_with_a_word() {
     assert!(!is_trace(folder.path()) && !is_trace(Path::new("/nonexistent")));
 }
 
-/// A file of these frames, after its beginning and head; with an index, if there is one.
+/// Writes a file of a head, these frames, and an index if there is one.
 fn crafted(path: &Path, blocks: &[Vec<u8>], index: Option<&Index>) {
     let mut file = MAGIC.to_vec();
     file.extend(VERSION.to_le_bytes());
@@ -210,7 +210,7 @@ fn crafted(path: &Path, blocks: &[Vec<u8>], index: Option<&Index>) {
     std::fs::write(path, file).unwrap();
 }
 
-/// Counts, and so shows that not more than these were told.
+/// An observer that fails the test if it receives more events than a short file can have.
 #[derive(Default)]
 struct Counted(u64);
 
@@ -235,7 +235,7 @@ fn a_short_file_names_few_pages() {
     let block = frame::pack(frame::BLOCK, &numbers.0);
     let replay = |trace: &Trace| trace.replay(&mut Counted::default(), |_| true);
 
-    // All memory, by a block without an index and by the index.
+    // An index, or a block without index, that names all of memory.
     crafted(&path, std::slice::from_ref(&block), None);
     let trace = Trace::open(&path).unwrap();
     assert_eq!((trace.blocks(), trace.notes.len()), (0, 1));
@@ -245,7 +245,7 @@ fn a_short_file_names_few_pages() {
     assert!(trace.notes[0].contains("cut or damaged"));
     assert_eq!(Replayable::new(trace).unwrap().bytes(), 0);
 
-    // By a block that an index names which itself names nothing.
+    // An index that names a block which has no steps.
     crafted(&path, &[], None);
     let offset = path.metadata().unwrap().len();
     let info = BlockInfo { offset, ..BlockInfo::default() };
@@ -258,7 +258,7 @@ fn a_short_file_names_few_pages() {
     assert_eq!(trace.blocks(), 1);
     assert!(matches!(replay(&trace), Err(TraceError::Damaged(..))));
 
-    // By the same block again and again.
+    // An index that names the same block many times.
     let blocks = vec![info; 100_000];
     crafted(&path, &[block], Some(&Index { blocks, found: vec![] }));
     assert!(Trace::open(&path).unwrap().notes[0].contains("cut or damaged"));
@@ -279,7 +279,7 @@ proptest! {
     ) {
         let kinds = [AccessKind::Load, AccessKind::Chase, AccessKind::Store, AccessKind::Fetch];
         let mut encoder = Encoder::default();
-        // A page of all ones is no page of any address space.
+        // A page of all ones lies in no address space.
         let steps: Vec<_> = steps.iter().map(|(kind, page)| (kinds[*kind], page >> 12)).collect();
         steps.iter().for_each(|(kind, page)| encoder.change(*kind, *page));
         let bytes = encoder.take();
@@ -299,7 +299,7 @@ proptest! {
         file.extend(frame::pack(frame::BLOCK, &bytes));
         std::fs::write(&path, &file).unwrap();
         let trace = Trace::open(&path).unwrap();
-        // Whatever it names, it is little.
+        // A damaged file must not name many pages.
         let _ = trace.replay(&mut ObservedSteps::default(), |_| true);
         let _ = Replayable::new(trace);
     }

@@ -1,5 +1,5 @@
-//! Writes a trace while its program runs. Blocks go to the file as they are full, so that little is
-//! lost with a crash.
+//! Writes a trace while its program runs. Full blocks go to the file at once, so that a crash loses
+//! little.
 
 use super::code::Encoder;
 use super::index::{BlockInfo, Index, Numbers, PageRun, add_page};
@@ -13,35 +13,35 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Changes of page in a block: enough to compress, few enough to seek.
+/// Changes of page in a block: enough to compress well, few enough to seek.
 const BLOCK_CHANGES: u64 = 1 << 16;
 const FAR_SLOTS: usize = 1 << (INDEX_END - PAGE_SHIFT);
 
-/// A thread's block under construction.
+/// The encoder of a thread's current block.
 struct ThreadEncoder {
     thread: Thread,
     code: Encoder,
     totals: ThreadTotals,
     steps: u64,
-    /// As in [`crate::simulate`]: pages last used, by address bits.
+    /// The pages used last by address bits, as in [`crate::simulate`].
     far: [u64; FAR_SLOTS],
 }
 
-/// Takes pages into a file.
+/// An observer that writes a trace.
 pub struct TraceWriter {
     path: PathBuf,
-    /// Not buffered: what is written is a whole frame, and survives us.
+    /// The file. Unbuffered: each write is a whole frame, which survives a crash.
     file: File,
     offset: u64,
     encoders: Vec<ThreadEncoder>,
-    /// Found since the last block was written.
+    /// Pages found since the last block.
     found: Vec<PageRun>,
     index: Index,
     failed: Option<io::Error>,
 }
 
 impl TraceWriter {
-    /// A new file.
+    /// Creates the file and writes its head.
     pub fn create(path: &Path, head: &Head) -> Result<TraceWriter, TraceError> {
         let failed = |error| TraceError::System("write", path.into(), error);
         let file = File::create(path).map_err(failed)?;
@@ -56,7 +56,7 @@ impl TraceWriter {
         Ok(writer)
     }
 
-    /// The first failure is kept: the program goes on, and it is said at the end.
+    /// Writes bytes. Keeps the first error until [`TraceWriter::finish`], so that the program continues.
     fn put(&mut self, bytes: &[u8]) {
         if self.failed.is_none() {
             self.failed = self.file.write_all(bytes).err();
@@ -102,7 +102,7 @@ impl TraceWriter {
         self.index.found.extend(found);
     }
 
-    /// Writes what is left, and the index. How many bytes the file has, and what is in it.
+    /// Writes the last blocks and the index; returns the file's length and the counts of all threads.
     pub fn finish(mut self) -> Result<(u64, ThreadTotals), TraceError> {
         for number in 0..self.encoders.len() {
             let encoder = &self.encoders[number];
