@@ -6,7 +6,7 @@ use pagetax_core::units::Nanos;
 use pagetax_host::launch::program::Program;
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
-use pagetax_recorder::pages::{Live, PageObserver, filters};
+use pagetax_recorder::pages::{PageObserver, RecordAdapter, filters};
 use pagetax_recorder::session::{self, Ended, Exit, Recording};
 use pagetax_recorder::trace::{Trace, is_trace};
 use std::ffi::{OsStr, OsString};
@@ -169,7 +169,7 @@ impl Command {
             sample: false,
             filters: filters(),
         };
-        let mut live = Live::new(pages, &self.program);
+        let mut live = RecordAdapter::new(pages, &self.program);
         let ended = session::run(&recording, &mut live, |_| {})?;
         let outcome = SourceOutcome { code: ended.exit.shell_code(), notes: notes(&ended) };
         Ok((live.pages, outcome))

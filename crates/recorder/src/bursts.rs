@@ -23,7 +23,7 @@ pub struct Burst {
 }
 
 #[derive(Debug)]
-struct Sampled {
+struct SampledWriter {
     writer: usize,
     stage: SamplingStage,
     /// Counts at the end of its last burst.
@@ -40,7 +40,7 @@ struct Sampled {
 /// All bursts of a recording; empty if the recording is not sampled.
 #[derive(Debug, Default)]
 pub struct Bursts {
-    sampled: Vec<Sampled>,
+    sampled: Vec<SampledWriter>,
     list: Vec<Burst>,
 }
 
@@ -97,7 +97,7 @@ impl Bursts {
         let nth = self.sampled.iter().position(|sampled| sampled.writer == writer);
         let nth = nth.unwrap_or_else(|| {
             let (total, last) = (total.clone(), HashMap::new());
-            self.sampled.push(Sampled { writer, stage, total, thread, gap, is_first, last });
+            self.sampled.push(SampledWriter { writer, stage, total, thread, gap, is_first, last });
             self.sampled.len() - 1
         });
         let sampled = &mut self.sampled[nth];
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(bursts.check(1), Ok(()));
     }
 
-    /// A gap as a clock that runs backwards would give it.
+    /// Gives a gap as a clock that runs backwards would.
     #[test]
     fn a_weight_that_cannot_be_true_is_an_error() {
         let mut bursts = Bursts::default();
@@ -223,7 +223,7 @@ mod tests {
         assert!(error.to_string().contains("1000 ms"), "{error}");
     }
 
-    /// Half of the instructions never miss. The others miss at one in ten, and take three times as long.
+    /// Samples a program half of whose instructions never miss. The others miss at one in ten, and take three times as long.
     /// Of four moments, three fall into them, and each represents a third of the instructions.
     #[test]
     fn bursts_count_for_what_they_stand_for() {

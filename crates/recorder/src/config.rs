@@ -122,7 +122,7 @@ impl PagePolicy {
 /// A machine under a page policy.
 #[derive(Debug, Clone)]
 pub struct MachineConfig {
-    /// `sim:NAME`
+    /// The name as in `sim:NAME`.
     pub machine: String,
     /// The model's title.
     pub title: String,

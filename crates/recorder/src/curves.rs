@@ -152,7 +152,7 @@ impl PageObserver for Curves {
 
     fn found(&mut self, _: u32, _: u64, _: Segment) {}
 
-    /// Ignored: a page keeps its history when its address is mapped again. An LRU array of this size
+    /// Does nothing: a page keeps its history when its address is mapped again. An LRU array of this size
     /// would have kept its translation, and curves compare sizes.
     fn gone(&mut self, _: Thread, _: Range<u64>) {}
 }

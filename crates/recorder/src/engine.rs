@@ -122,7 +122,13 @@ impl Engine {
     }
 
     /// Returns the command line and environment that run `argv` and write to `stream`.
-    pub fn command(&self, stream: &Path, log: &Path, argv: &[OsString], follow: bool) -> Launch {
+    pub fn command(
+        &self,
+        stream: &Path,
+        log: &Path,
+        argv: &[OsString],
+        follow: bool,
+    ) -> EngineCommand {
         match self.kind {
             EngineKind::Valgrind => self.valgrind_command(stream, log, argv, follow),
             EngineKind::Qemu => self.qemu_command(stream, argv),
@@ -130,11 +136,11 @@ impl Engine {
         }
     }
 
-    fn sampler_command(&self, stream: &Path, argv: &[OsString]) -> Launch {
+    fn sampler_command(&self, stream: &Path, argv: &[OsString]) -> EngineCommand {
         let mut environment = vec![("PAGETAX_SAMPLER_STREAM", stream.into())];
         environment
             .extend(self.preload.iter().map(|library| (preload::VARIABLE, library.before_ours())));
-        Launch { program: argv[0].clone(), arguments: argv[1..].to_vec(), environment }
+        EngineCommand { program: argv[0].clone(), arguments: argv[1..].to_vec(), environment }
     }
 
     fn valgrind_command(
@@ -143,7 +149,7 @@ impl Engine {
         log: &Path,
         argv: &[OsString],
         follow: bool,
-    ) -> Launch {
+    ) -> EngineCommand {
         let mut options = vec![
             joined("--tool=", toolchain::TOOL),
             joined("--stream=", stream),
@@ -164,10 +170,10 @@ impl Engine {
         options.push("--".into());
         options.extend_from_slice(argv);
         let environment = vec![("VALGRIND_LIB", self.binary.clone().into_os_string())];
-        Launch { program: self.runner.into(), arguments: options, environment }
+        EngineCommand { program: self.runner.into(), arguments: options, environment }
     }
 
-    fn qemu_command(&self, stream: &Path, argv: &[OsString]) -> Launch {
+    fn qemu_command(&self, stream: &Path, argv: &[OsString]) -> EngineCommand {
         let mut plugin = OsString::from("file=");
         plugin.push(escaped(&self.binary));
         plugin.push(",stream=");
@@ -179,13 +185,13 @@ impl Engine {
             Err(_) => options.push(argv[0].clone()),
         }
         options.extend_from_slice(&argv[1..]);
-        Launch { program: self.runner.into(), arguments: options, environment: Vec::new() }
+        EngineCommand { program: self.runner.into(), arguments: options, environment: Vec::new() }
     }
 }
 
 /// The command that starts an engine with its program.
 #[derive(Debug, Clone)]
-pub struct Launch {
+pub struct EngineCommand {
     /// The runner's executable.
     pub program: OsString,
     /// The runner's arguments; the program's own are last.

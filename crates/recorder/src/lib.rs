@@ -12,7 +12,7 @@
 //! Engines (a Valgrind tool, a QEMU plugin, a preloaded library) know no TLB. They drop the accesses
 //! that no TLB could notice ([`filter`]) and write the others as [`stream`] records. A
 //! [`stream::Consumer`] takes the records. [`simulate::Simulation`] feeds the TLB model of `pagetax-sim`
-//! for several machines and page sizes at once. [`pages::Live`] reports each thread's pages to a
+//! for several machines and page sizes at once. [`pages::RecordAdapter`] reports each thread's pages to a
 //! [`pages::PageObserver`]: a [`trace`], miss curves, a prediction. A trace later reports the same pages
 //! again.
 //!
@@ -21,10 +21,10 @@
 #![deny(unsafe_code)]
 
 pub mod bursts;
-pub mod chase;
 pub mod config;
 pub mod counters;
 pub mod curves;
+pub mod dependent_loads;
 pub mod engine;
 pub mod filter;
 pub mod forecast;

@@ -4,7 +4,7 @@
 //! Invariant: for each thread and side (data, code), each change of page is reported once, in order. A
 //! page is reported as found, with its segment, before the first change to it.
 
-use crate::chase::Chases;
+use crate::dependent_loads::DependentLoads;
 use crate::filter::PAGE_SHIFT;
 use crate::places::{AddressSpace, PlaceList, Segment};
 use crate::stream::{Consumer, Event, Filter, MappingHint, RawRecord, Record, SideFilters, Writer};
@@ -28,7 +28,7 @@ pub enum AccessKind {
     Load = 0,
     /// A dependent load: its address comes from the same instruction's previous load, so their walks
     /// cannot overlap.
-    Chase = 1,
+    DependentLoad = 1,
     /// A store.
     Store = 2,
     /// An instruction fetch.
@@ -59,23 +59,24 @@ pub fn filters() -> (SideFilters, SideFilters) {
 }
 
 /// An adapter from an engine's records to a page observer.
-pub struct Live<P> {
+pub struct RecordAdapter<P> {
     /// The observer of its pages.
     pub pages: P,
     processes: Vec<(u32, AddressSpace)>,
     /// Threads by writer and the writer's number for them.
     threads: Vec<(usize, u16, Thread)>,
     places: PlaceList,
-    chases: Chases,
+    dependent_loads: DependentLoads,
 }
 
-impl<P: PageObserver> Live<P> {
+impl<P: PageObserver> RecordAdapter<P> {
     /// Creates the adapter for a recording of a program.
     pub fn new(pages: P, program: &Program) -> Self {
         let (processes, threads) = (Vec::new(), Vec::new());
         let places = PlaceList::default();
-        let chases = Chases::new(program.architecture == Some(Architecture::X86_64));
-        Live { pages, processes, threads, places, chases }
+        let dependent_loads =
+            DependentLoads::new(program.architecture == Some(Architecture::X86_64));
+        RecordAdapter { pages, processes, threads, places, dependent_loads }
     }
 
     fn process_of(&mut self, writer: Writer) -> u32 {
@@ -111,8 +112,12 @@ impl<P: PageObserver> Live<P> {
     #[inline]
     fn load(&mut self, thread: Thread, address: u64, instruction: u64) {
         let space = &self.processes[thread.process as usize].1;
-        let is_chase = self.chases.is_chase(thread.process, space, instruction);
-        self.change(thread, if is_chase { AccessKind::Chase } else { AccessKind::Load }, address);
+        let is_dependent = self.dependent_loads.is_dependent(thread.process, space, instruction);
+        self.change(
+            thread,
+            if is_dependent { AccessKind::DependentLoad } else { AccessKind::Load },
+            address,
+        );
     }
 
     fn mapping(&mut self, thread: Thread, start: u64, bytes: u64, hint: MappingHint) {
@@ -124,7 +129,7 @@ impl<P: PageObserver> Live<P> {
     }
 }
 
-impl<P: PageObserver> Consumer for Live<P> {
+impl<P: PageObserver> Consumer for RecordAdapter<P> {
     fn take(&mut self, writer: Writer, records: &[RawRecord]) {
         let mut current: Option<(u16, Thread)> = None;
         for Record { thread: number, event } in records.iter().filter_map(|r| r.decode()) {

@@ -17,9 +17,9 @@ use std::ops::Range;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Walks {
     /// Walks of dependent loads.
-    pub chased_count: u64,
+    pub dependent_count: u64,
     /// The time of dependent loads' walks, in picoseconds.
-    pub chased_ps: u64,
+    pub dependent_ps: u64,
     /// Walks of all other accesses. They may overlap.
     pub other_count: u64,
     /// Their time in picoseconds if they overlap as in the machine's calibration.
@@ -35,7 +35,7 @@ impl Walks {
     /// overlap as those of random gathers do. Low: they hide behind other work. High: none overlap.
     pub fn ns(&self) -> (f64, f64, f64) {
         let ns = |ps: u64| ps as f64 / 1e3;
-        let sure = self.chased_ps + self.level_ps;
+        let sure = self.dependent_ps + self.level_ps;
         (ns(sure + self.other_ps), ns(sure), ns(sure + self.other_alone_ps))
     }
 }
@@ -55,27 +55,27 @@ pub struct Faults {
 
 /// The used base pages of a large page.
 #[derive(Debug, Clone, Copy, Default)]
-struct Used {
+struct LargePageUse {
     pages: u64,
     in_order: u64,
 }
 
 /// The state of one page size.
-struct Size {
+struct PredictedSize {
     shift: u32,
     /// log2 of the page size in TLBs. Sizes that no array holds count as base pages.
     tlb_shift: u32,
     cpus: Vec<Translation>,
     walks: Walks,
     /// Large pages by process and number.
-    large: HashMap<(u32, u64), Used>,
+    large: HashMap<(u32, u64), LargePageUse>,
     faults: Faults,
 }
 
 /// An observer that predicts walks and faults for several page sizes.
 pub struct Predictor {
     cpu: Translation,
-    sizes: Vec<Size>,
+    sizes: Vec<PredictedSize>,
     /// Each thread's last 2 MiB of addresses, and true if private memory is in them.
     last: Vec<((u32, u64), bool)>,
     private: HashSet<(u32, u64)>,
@@ -93,7 +93,7 @@ const PIECE_SHIFT: u32 = 21 - PAGE_SHIFT;
 impl Predictor {
     /// Creates a predictor for a CPU and page sizes (log2), which include the base page.
     pub fn new(cpu: &Translation, shifts: &[u32]) -> Self {
-        let size = |shift: &u32| Size {
+        let size = |shift: &u32| PredictedSize {
             shift: *shift,
             tlb_shift: cpu.data().nearest_arrays(*shift).map_or(PAGE_SHIFT, |_| *shift),
             cpus: Vec::new(),
@@ -124,9 +124,9 @@ impl Predictor {
     }
 }
 
-impl Size {
+impl PredictedSize {
     /// Adds the faults of a large page that goes out of use.
-    fn with(&self, mut faults: Faults, used: Used) -> Faults {
+    fn with(&self, mut faults: Faults, used: LargePageUse) -> Faults {
         let is_large = used.pages >= 1 << (self.shift - PAGE_SHIFT) >> 1 && self.shift > PAGE_SHIFT;
         if is_large {
             faults.large_count += 1;
@@ -162,13 +162,13 @@ impl PageObserver for Predictor {
         let is_private = self.last[number].1;
         for size in &mut self.sizes {
             let shift = if is_private { size.tlb_shift } else { PAGE_SHIFT };
-            let alone = kind == AccessKind::Chase;
+            let alone = kind == AccessKind::DependentLoad;
             let found = size.cpus[number].access(page << PAGE_SHIFT, shift, alone);
             let walks = &mut size.walks;
             walks.level_ps += found.level_ps;
             if found.walked && alone {
-                walks.chased_count += 1;
-                walks.chased_ps += found.refill_ps;
+                walks.dependent_count += 1;
+                walks.dependent_ps += found.refill_ps;
             } else if found.walked {
                 walks.other_count += 1;
                 walks.other_ps += found.refill_ps;
@@ -264,11 +264,11 @@ mod tests {
     #[test]
     fn files_stay_on_base_pages_and_chases_do_not_overlap() {
         let mut predictor = predictor();
-        sweep(&mut predictor, AccessKind::Chase, Segment::File);
+        sweep(&mut predictor, AccessKind::DependentLoad, Segment::File);
         assert_eq!(predictor.walks(2), predictor.walks(0));
         assert_eq!(predictor.faults(2), Faults::default());
         let walks = predictor.walks(0);
-        assert_eq!((walks.chased_count, walks.other_count), (2 * 16_384, 0));
+        assert_eq!((walks.dependent_count, walks.other_count), (2 * 16_384, 0));
         let (value, low, high) = walks.ns();
         assert!(low == value && value == high && value > 1e5, "{low} {value} {high}");
         let mut predictor = self::predictor();

@@ -252,7 +252,7 @@ mod tests {
         // SAFETY: a slot inside the ring, which this test owns on both sides.
         unsafe {
             let first = rings.start.add(PAGE + ring * RING_BYTES + PAGE).cast::<RawRecord>();
-            first.add(head as usize % RECORDS).write(RawRecord { what, place: 0 });
+            first.add(head as usize % RECORDS).write(RawRecord { what, argument: 0 });
         }
         control.head.store(head + 1, Ordering::Release);
     }

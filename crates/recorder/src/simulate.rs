@@ -12,7 +12,7 @@ mod replay_adapter;
 mod warm;
 
 pub use replay_adapter::ReplayAdapter;
-use warm::{Done, WarmUps};
+use warm::{WarmUps, WriterProgress};
 
 use crate::bursts::{Burst, Bursts};
 use crate::config::{MachineConfig, PagePolicy};
@@ -341,10 +341,10 @@ impl Simulation {
     }
 
     /// Returns a writer's instructions and misses so far, in and outside bursts.
-    fn done(&self, writer: Writer) -> Done {
+    fn done(&self, writer: Writer) -> WriterProgress {
         let threads = || self.threads.iter().filter(|thread| thread.writer == writer.number);
         let walks = |config: usize| threads().map(|thread| thread.cpus[config].walk_count).sum();
-        Done {
+        WriterProgress {
             instructions: threads().map(|thread| thread.instruction_count).sum(),
             walks: (0..self.configs.len()).map(walks).collect(),
         }
@@ -435,6 +435,6 @@ impl Consumer for Simulation {
         self.warm_ups.length(writer.number)
     }
 
-    /// The thread's misses remain in the totals.
+    /// Keeps the threads, whose misses remain in the totals.
     fn ended(&mut self, _writer: Writer) {}
 }

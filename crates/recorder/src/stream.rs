@@ -51,7 +51,7 @@ pub struct RawRecord {
     /// Address or count (48 bits), kind (4), thread (12).
     pub what: u64,
     /// The instruction's address, a count, or a length with a hint.
-    pub place: u64,
+    pub argument: u64,
 }
 
 /// The flag of the code side, in a touch.
@@ -159,20 +159,20 @@ impl RawRecord {
     /// Decodes a record; none for a kind that this version does not know.
     #[inline]
     pub fn decode(self) -> Option<Record> {
-        let (value, place) = (self.what & VALUE_MASK, self.place);
+        let (value, argument) = (self.what & VALUE_MASK, self.argument);
         let event = match (self.what >> VALUE_BITS) & 15 {
             1 => Event::Fetch { address: value },
-            2 => Event::Load { address: value, instruction: place },
-            3 => Event::Store { address: value, instruction: place },
-            4 => Event::Counts { instructions: value, accesses: place },
+            2 => Event::Load { address: value, instruction: argument },
+            3 => Event::Store { address: value, instruction: argument },
+            4 => Event::Counts { instructions: value, accesses: argument },
             5 => {
-                let hint = match place >> 56 {
+                let hint = match argument >> 56 {
                     1 => MappingHint::Heap,
                     2 => MappingHint::Stack,
                     3 => MappingHint::Gone,
                     _ => MappingHint::None,
                 };
-                Event::Mapping { start: value, bytes: place & VALUE_MASK, hint }
+                Event::Mapping { start: value, bytes: argument & VALUE_MASK, hint }
             }
             7 => {
                 let stage = match value {
@@ -180,15 +180,15 @@ impl RawRecord {
                     1 => SamplingStage::Warming,
                     _ => SamplingStage::Counted,
                 };
-                Event::Stage { stage, gap: place & !FIRST, is_first: place & FIRST != 0 }
+                Event::Stage { stage, gap: argument & !FIRST, is_first: argument & FIRST != 0 }
             }
             6 => {
-                let class = match place & 3 {
+                let class = match argument & 3 {
                     1 => SizeClass::Small,
                     2 => SizeClass::Large,
                     _ => SizeClass::All,
                 };
-                Event::Touch { address: value, class, is_code: place & CODE != 0 }
+                Event::Touch { address: value, class, is_code: argument & CODE != 0 }
             }
             _ => return None,
         };
@@ -197,7 +197,7 @@ impl RawRecord {
 
     /// Encodes a record as engines do, the inverse of [`RawRecord::decode`].
     pub fn encode(record: Record) -> Self {
-        let (kind, value, place) = match record.event {
+        let (kind, value, argument) = match record.event {
             Event::Fetch { address } => (1, address, address),
             Event::Load { address, instruction } => (2, address, instruction),
             Event::Store { address, instruction } => (3, address, instruction),
@@ -224,7 +224,7 @@ impl RawRecord {
             }
         };
         let what = (value & VALUE_MASK) | (kind << VALUE_BITS) | (u64::from(record.thread) << 52);
-        RawRecord { what, place }
+        RawRecord { what, argument }
     }
 }
 
@@ -274,6 +274,6 @@ mod tests {
             let record = Record { thread: 4095, event };
             assert_eq!(RawRecord::encode(record).decode(), Some(record));
         }
-        assert_eq!(RawRecord { what: 15 << VALUE_BITS, place: 0 }.decode(), None);
+        assert_eq!(RawRecord { what: 15 << VALUE_BITS, argument: 0 }.decode(), None);
     }
 }

@@ -21,15 +21,15 @@ type Symbol = (u64, u64, String);
 
 /// The text symbols of one file.
 #[derive(Debug, Default)]
-struct Table {
+struct SymbolTable {
     /// Symbols by address.
     symbols: Vec<Symbol>,
     /// Segments: file offset, length, address.
     segments: Vec<(u64, u64, u64)>,
 }
 
-impl Table {
-    fn read(path: &str) -> Option<Table> {
+impl SymbolTable {
+    fn read(path: &str) -> Option<SymbolTable> {
         let bytes = std::fs::read(path).ok()?;
         let file = object::File::parse(&*bytes).ok()?;
         let mut symbols: Vec<Symbol> = file
@@ -44,7 +44,7 @@ impl Table {
             let (offset, length) = segment.file_range();
             (offset, length, segment.address())
         });
-        Some(Table { symbols, segments: segments.collect() })
+        Some(SymbolTable { symbols, segments: segments.collect() })
     }
 
     fn name(&self, offset: u64) -> Option<&str> {
@@ -63,7 +63,7 @@ impl Table {
 /// A cache of symbol tables by file.
 #[derive(Debug, Default)]
 pub struct Symbols {
-    tables: HashMap<Rc<str>, Table>,
+    tables: HashMap<Rc<str>, SymbolTable>,
 }
 
 impl Symbols {
@@ -74,7 +74,7 @@ impl Symbols {
         };
         let file = mapping.name.clone();
         let table = self.tables.entry(file.clone());
-        let table = table.or_insert_with(|| Table::read(&file).unwrap_or_default());
+        let table = table.or_insert_with(|| SymbolTable::read(&file).unwrap_or_default());
         let name = table.name(instruction - mapping.range.start + mapping.offset);
         let name = name.map(|name| format!("{:#}", rustc_demangle::demangle(name)));
         Function { name, file: Some(file) }

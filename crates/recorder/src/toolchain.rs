@@ -82,7 +82,7 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
     let link = "-no-pie -static -nodefaultlibs -nostartfiles -u _start \
                 -Wl,-Ttext-segment=0x58000000 -Wl,--build-id=none -Wl,-z,noexecstack \
                 -Wl,--wrap=sanityCheckIRSB,--wrap=cprop_BB,--wrap=do_deadcode_BB";
-    let recipe = Recipe {
+    let recipe = BuildRecipe {
         engine: "valgrind",
         sources: &[
             ("stream.h", STREAM_H),
@@ -109,7 +109,7 @@ pub fn valgrind_lib() -> Result<PathBuf, BuildError> {
 
 /// Returns the plugin for QEMU's user mode.
 pub fn qemu_plugin() -> Result<PathBuf, BuildError> {
-    let recipe = Recipe {
+    let recipe = BuildRecipe {
         engine: "qemu",
         sources: &[("stream.h", STREAM_H), ("filter.h", FILTER_H), ("qemu/pagetax.c", QEMU_C)],
         options: "-O2 -std=gnu11 -fPIC -shared -pthread".into(),
@@ -144,7 +144,7 @@ fn link_package(folder: &Path) -> io::Result<()> {
 }
 
 /// The steps that build one engine.
-struct Recipe<'a> {
+struct BuildRecipe<'a> {
     engine: &'static str,
     /// Paths in the folder, and their texts.
     sources: &'a [(&'static str, &'static str)],
@@ -156,7 +156,7 @@ struct Recipe<'a> {
     result: &'static str,
 }
 
-impl Recipe<'_> {
+impl BuildRecipe<'_> {
     /// Returns the folder with the engine; builds it if needed.
     fn cached(
         &self,
@@ -233,7 +233,7 @@ mod tests {
     use std::fs::Permissions;
     use std::os::unix::fs::PermissionsExt;
 
-    const RECIPE: Recipe<'_> = Recipe {
+    const RECIPE: BuildRecipe<'_> = BuildRecipe {
         engine: "test",
         sources: &[("a.c", "int a;")],
         options: String::new(),

@@ -24,7 +24,7 @@ fn half_the_time_goes_to_tlb_misses_and_large_pages_end_that() {
     let ended = record(EngineKind::Valgrind, &program, &mut simulation);
     assert_eq!(ended.exit.shell_code(), 0, "{}", ended.log);
     let thread = &simulation.threads()[0];
-    // Each read is a load far from the last one, in a loop that the model takes to be so long.
+    // Each read is a far access, in a loop whose length the model assumes.
     let loop_instructions = thread.instruction_count as f64 / thread.far_count as f64;
     let of_model = model.count("program", "loop").unwrap() as f64;
     assert!((loop_instructions / of_model - 1.0).abs() < 0.1, "{loop_instructions} instructions");

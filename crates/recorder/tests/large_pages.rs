@@ -1,5 +1,5 @@
-//! A program that asks for large pages while it runs: the Valgrind tool tests for them from then on. When
-//! a page is looked at is a matter of timing, and so is how many accesses are to large ones.
+//! A program requests large pages while it runs, and the Valgrind tool tests for them from then on. The
+//! number of accesses to large pages depends on timing.
 
 mod common;
 

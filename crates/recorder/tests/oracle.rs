@@ -1,7 +1,7 @@
-//! The online model against an oracle that is shown each access by itself: the same program under
-//! all engines, and under Valgrind's lackey, which writes every access down.
+//! The simulation equals an oracle: the same program runs under all engines, and under Valgrind's lackey,
+//! which lists every access for the oracle.
 //!
-//! The oracle is a list of pages for each set, and knows no filter, no runs and no packed orders.
+//! The oracle is a list of pages for each set. It has no filter, no runs and no packed orders.
 
 mod common;
 
@@ -27,7 +27,7 @@ impl Array {
         Array { sets: vec![VecDeque::new(); entries / ways], ways }
     }
 
-    /// A lookup that fills: whether it hit.
+    /// Looks a page up and fills its set; true if it was a hit.
     fn hit(&mut self, page: u64, tag: u64) -> bool {
         let index = page as usize % self.sets.len();
         let set = &mut self.sets[index];
@@ -47,7 +47,7 @@ struct Oracle {
     first: Array,
     second: Array,
     code: Array,
-    /// Of data: accesses that missed the first level only, and both.
+    /// Data accesses that missed the first level only, and those that missed both.
     missed: [u64; 2],
     code_walks: u64,
     instructions: u64,
@@ -90,7 +90,7 @@ impl Oracle {
         }
     }
 
-    /// A line of `valgrind --tool=lackey --trace-mem=yes`.
+    /// Simulates a line of `valgrind --tool=lackey --trace-mem=yes`.
     fn line(&mut self, line: &str) {
         let Some((kind, place)) = line.trim_start().split_once(' ') else { return };
         let Some((address, size)) = place.trim().split_once(',') else { return };
@@ -109,7 +109,7 @@ impl Oracle {
     }
 }
 
-/// What the lackey saw of a program, or of its part from one instruction to another.
+/// Runs a program under lackey and simulates its list, or the part between two instructions.
 fn lackey(program: &Path, part: Option<[u64; 2]>) -> [Oracle; 2] {
     let log = tempfile::NamedTempFile::new().unwrap();
     let status = Command::new("valgrind")
@@ -137,7 +137,7 @@ fn part_of(text: &str, part: Option<[u64; 2]>) -> impl Iterator<Item = &str> {
     text.lines().take(last + 1).skip(first)
 }
 
-/// The address of a symbol.
+/// Returns the address of a symbol.
 fn address_of(program: &Path, name: &str) -> u64 {
     let bytes = std::fs::read(program).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
@@ -169,7 +169,8 @@ fn compare(engine: EngineKind, exact_counts: bool) {
     agree(engine, loaded_twice, &lackey(&program, None), &simulated(engine, &program));
 }
 
-/// With exact counts of instructions and accesses, but for so many loads that only Valgrind makes.
+/// Compares a simulation with the oracle. Instructions and accesses must be equal, but for `exact_but` loads
+/// that only Valgrind makes.
 fn agree(
     engine: EngineKind,
     exact_but: Option<u64>,
@@ -202,7 +203,7 @@ fn qemu_counts_as_the_oracle_does() {
     compare(EngineKind::Qemu, false);
 }
 
-/// One burst, from an instruction to another.
+/// Records one burst between two instructions.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn a_native_burst_counts_as_the_oracle_does() {
@@ -216,10 +217,10 @@ fn a_native_burst_counts_as_the_oracle_does() {
     // SAFETY: no other test of this file reads this variable, and no library of ours does.
     unsafe { std::env::set_var("PAGETAX_SAMPLER_STRESS", BURSTS_ON_REQUEST) };
     let simulation = simulated(EngineKind::Native, &program);
-    // Valgrind loads once more what is exchanged under a lock.
+    // Valgrind loads the operand of a locked exchange twice.
     let locked = (0..6000).filter(|i| i % 64 == 0).count() as u64;
     agree(EngineKind::Native, Some(locked), &lackey(&program, Some(part)), &simulation);
 }
 
-/// As long as they may be, and none by itself for years.
+/// The longest interval between bursts and the longest burst: none begins by itself.
 const BURSTS_ON_REQUEST: &str = "1000000000000000000:1000000000000000000";

@@ -1,5 +1,5 @@
-//! Traces of a real program: the same as somebody else's list of its accesses, and the same misses as
-//! the online model.
+//! Traces of a real program equal lackey's list of its accesses, and give the same misses as the online
+//! model.
 
 mod common;
 
@@ -8,7 +8,7 @@ use pagetax_core::units::PageSize;
 use pagetax_host::launch::program::Program;
 use pagetax_recorder::config::MachineConfig;
 use pagetax_recorder::engine::{Engine, EngineKind};
-use pagetax_recorder::pages::{AccessKind, Live, filters};
+use pagetax_recorder::pages::{AccessKind, RecordAdapter, filters};
 use pagetax_recorder::session::{Recording, run};
 use pagetax_recorder::simulate::Simulation;
 use pagetax_recorder::trace::code::Step;
@@ -19,7 +19,7 @@ use pagetax_sim::models;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Its stack lies in its own data: the same addresses whatever runs it.
+/// Compiles a program whose stack lies in its own data, so that addresses do not depend on the engine.
 fn program(folder: &Path) -> PathBuf {
     compile("oracle.c", &["-O1", "-static", "-nostdlib", "-fno-pie", "-no-pie"], folder)
 }
@@ -41,7 +41,7 @@ fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
         sample: false,
         filters: filters(),
     };
-    let mut live = Live::new(writer(path), &program);
+    let mut live = RecordAdapter::new(writer(path), &program);
     assert_eq!(run(&recording, &mut live, |_| {}).unwrap().exit.shell_code(), 42);
     live.pages.finish().unwrap();
     Trace::open(path).unwrap()
@@ -51,7 +51,7 @@ fn steps(trace: &Trace) -> impl Iterator<Item = Step> + '_ {
     (0..trace.blocks()).flat_map(|n| trace.block(n).unwrap().steps().collect::<Vec<_>>())
 }
 
-/// Pages of one side, in order.
+/// Returns the pages of one side, in order.
 fn pages(trace: &Trace, code: bool) -> Vec<u64> {
     let page = |step| match step {
         Step::Change(kind, page) if (kind == AccessKind::Fetch) == code => Some(page),

@@ -86,7 +86,7 @@ fn why_row(size: &str, walks: &Walks, faults: Faults) -> Vec<String> {
     let (value, low, high) = walks.ns();
     vec![
         size.into(),
-        text::count(walks.chased_count),
+        text::count(walks.dependent_count),
         text::count(walks.other_count),
         ns(value),
         format!("{} – {}", ns(low), ns(high)),
@@ -104,7 +104,7 @@ fn json_of(value: Bounded) -> Value {
 fn json_of_walks(walks: &Walks, faults: Faults) -> Value {
     let (value, low, high) = walks.ns();
     json!({
-        "chased_walk_count": walks.chased_count, "other_walk_count": walks.other_count,
+        "chased_walk_count": walks.dependent_count, "other_walk_count": walks.other_count,
         "translation_ns": json_of(Bounded { value, low, high }),
         "base_fault_count": faults.base_count, "base_filled_count": faults.base_filled_count,
         "large_fault_count": faults.large_count, "large_filled_count": faults.large_filled_count,

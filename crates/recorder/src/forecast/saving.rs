@@ -41,8 +41,8 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Returns the savings of `size` from translation and faults before and after. A run that had fewer faults
-    /// (`measured_fault_count`) than its pages suggest scales them down.
+    /// Returns the savings of `size` from translation and faults before and after. If a run had fewer
+    /// faults (`measured_fault_count`) than its pages suggest, scales the savings of faults down.
     pub(super) fn new(
         size: PageSize,
         (walks, before): (Walks, Faults),

@@ -45,7 +45,7 @@ impl PageObserver for ReplayAdapter {
         }
         match kind {
             AccessKind::Fetch => self.simulation.fetch(simulated, address, true),
-            AccessKind::Load | AccessKind::Chase | AccessKind::Store => {
+            AccessKind::Load | AccessKind::DependentLoad | AccessKind::Store => {
                 self.simulation.data(simulated, address, 0, true)
             }
         }

@@ -18,7 +18,7 @@ pub struct WarmUps {
 
 /// Counts of a writer so far: instructions, and misses by configuration.
 #[derive(Debug, Clone, Default)]
-pub struct Done {
+pub struct WriterProgress {
     pub instructions: u64,
     pub walks: Vec<u64>,
 }
@@ -27,7 +27,7 @@ pub struct Done {
 struct WarmUp {
     stage: SamplingStage,
     /// Counts at the begin of the stage.
-    began: Done,
+    began: WriterProgress,
     /// The thread's instructions since its last burst.
     gap: u64,
     /// Estimated misses of the program by the warm-up length that their rate needs: [`length_of`].
@@ -55,7 +55,7 @@ impl WarmUps {
         WarmUps { needed: entries.map(|entries| 2 * entries).collect(), of: Vec::new() }
     }
 
-    pub fn enters(&mut self, writer: usize, stage: SamplingStage, gap: u64, done: Done) {
+    pub fn enters(&mut self, writer: usize, stage: SamplingStage, gap: u64, done: WriterProgress) {
         if self.of.len() <= writer {
             self.of.resize_with(writer + 1, || None);
         }
@@ -79,8 +79,8 @@ impl WarmUps {
 }
 
 impl WarmUp {
-    /// From what has counted.
-    fn learn(&mut self, done: &Done, needed: &[u64]) {
+    /// Updates the length from the counts of the burst that has ended.
+    fn learn(&mut self, done: &WriterProgress, needed: &[u64]) {
         let instructions = (done.instructions - self.began.instructions).max(1) as f64;
         for ((now, before), needed) in done.walks.iter().zip(&self.began.walks).zip(needed) {
             let rate = (now - before) as f64 / instructions;
@@ -93,7 +93,7 @@ impl WarmUp {
         self.length = length_of((0..LENGTHS).find(enough).unwrap_or(LENGTHS - 1)) as u32;
     }
 
-    /// Walks whose TLBs are cold after warm-ups of such a length; in part where these are in part.
+    /// Returns the misses for which TLBs are cold after warm-ups of this length. Partly cold TLBs count in part.
     fn cold(&self, length: f64) -> f64 {
         let of = |(nth, walks): (usize, &f64)| walks * (1.0 - length / length_of(nth)).max(0.0);
         self.walks.iter().enumerate().map(of).sum()
@@ -104,11 +104,11 @@ impl WarmUp {
 mod tests {
     use super::*;
 
-    /// The length after so many bursts of a program whose TLB of 1000 entries is walked for so often in a million
-    /// instructions, by burst.
+    /// Returns the length after `bursts` bursts. `rate` is the misses of a TLB of 1000 entries in a
+    /// million instructions, by burst.
     fn after(bursts: u64, rate: impl Fn(u64) -> u64) -> u32 {
         let mut warm_ups = WarmUps::new([1000].into_iter());
-        let mut done = Done { instructions: 0, walks: vec![0] };
+        let mut done = WriterProgress { instructions: 0, walks: vec![0] };
         for burst in 0..bursts {
             let mut goes_on = |instructions: u32| {
                 done.instructions += u64::from(instructions);

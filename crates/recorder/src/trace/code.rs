@@ -33,13 +33,13 @@ impl Recent {
         Recent([u64::MAX; RECENT])
     }
 
-    fn place(&self, page: u64) -> Option<usize> {
+    fn rank(&self, page: u64) -> Option<usize> {
         self.0.iter().position(|known| *known == page)
     }
 
     /// Moves the page at `rank` to the front.
-    fn renew(&mut self, place: usize) {
-        self.0[..=place].rotate_right(1);
+    fn renew(&mut self, rank: usize) {
+        self.0[..=rank].rotate_right(1);
     }
 
     fn push(&mut self, page: u64) {
@@ -83,10 +83,10 @@ impl Encoder {
     #[inline]
     pub fn change(&mut self, kind: AccessKind, page: u64) {
         let (list, top) = (self.lists.of(kind), (kind as u8) << 6);
-        match list.place(page) {
-            Some(place) => {
-                list.renew(place);
-                self.bytes.push(top | place as u8);
+        match list.rank(page) {
+            Some(rank) => {
+                list.renew(rank);
+                self.bytes.push(top | rank as u8);
             }
             None => {
                 let distance = page.wrapping_sub(list.0[0]) as i64;
@@ -153,8 +153,9 @@ impl Iterator for Decoder<'_> {
     fn next(&mut self) -> Option<Step> {
         let (&byte, rest) = self.bytes.split_first()?;
         self.bytes = rest;
-        let kind = [AccessKind::Load, AccessKind::Chase, AccessKind::Store, AccessKind::Fetch]
-            [usize::from(byte >> 6)];
+        let kind =
+            [AccessKind::Load, AccessKind::DependentLoad, AccessKind::Store, AccessKind::Fetch]
+                [usize::from(byte >> 6)];
         match byte & 63 {
             GONE => {
                 let (first, count): (u64, u64) = (self.number()?, self.number()?);
@@ -166,9 +167,9 @@ impl Iterator for Decoder<'_> {
                 list.push(list.0[0].wrapping_add(distance as u64));
                 Some(Step::Change(kind, list.0[0]))
             }
-            place if usize::from(place) < RECENT => {
+            rank if usize::from(rank) < RECENT => {
                 let list = self.lists.of(kind);
-                list.renew(place.into());
+                list.renew(rank.into());
                 Some(Step::Change(kind, list.0[0]))
             }
             _ => None,

@@ -127,7 +127,7 @@ fn drmemtrace(line: &str) -> Line {
 }
 
 /// The current pages of a thread.
-struct On {
+struct CurrentPages {
     thread: Thread,
     data: u64,
     code: u64,
@@ -136,7 +136,7 @@ struct On {
 struct Dropper<'a> {
     writer: &'a mut TraceWriter,
     /// Threads by their number in the file.
-    threads: HashMap<u32, On>,
+    threads: HashMap<u32, CurrentPages>,
     found: HashSet<u64>,
     count: u64,
 }
@@ -144,7 +144,7 @@ struct Dropper<'a> {
 impl Dropper<'_> {
     fn access(&mut self, access: ListedAccess) {
         let next = self.threads.len() as u32;
-        let on = self.threads.entry(access.thread).or_insert_with(|| On {
+        let on = self.threads.entry(access.thread).or_insert_with(|| CurrentPages {
             thread: Thread { number: next, process: 0 },
             data: u64::MAX,
             code: u64::MAX,

@@ -44,7 +44,7 @@ impl PageObserver for ObservedSteps {
 /// Reports the pages of two threads in two processes.
 fn play(pages: &mut impl PageObserver, changes: u64) {
     let threads = [Thread { number: 0, process: 0 }, Thread { number: 1, process: 1 }];
-    let kinds = [AccessKind::Load, AccessKind::Chase, AccessKind::Store, AccessKind::Fetch];
+    let kinds = [AccessKind::Load, AccessKind::DependentLoad, AccessKind::Store, AccessKind::Fetch];
     for n in 0..changes {
         let thread = threads[(n / 1000 % 2) as usize];
         let page = 0x7000_0000 + n * n % 5003 + (n % 3) * 1_000_000;
@@ -76,7 +76,7 @@ fn read(trace: &Trace) -> ObservedSteps {
     original
 }
 
-/// A trace keeps the order within a thread, not between threads.
+/// Returns the steps of a thread: a trace keeps the order within a thread, not between threads.
 fn of_thread(original: &ObservedSteps, number: u32) -> Vec<&Step> {
     original
         .steps
@@ -277,7 +277,7 @@ proptest! {
     fn steps_come_back(
         steps in proptest::collection::vec((0usize..4, prop_oneof![0u64..40, any::<u64>()]), 0..400),
     ) {
-        let kinds = [AccessKind::Load, AccessKind::Chase, AccessKind::Store, AccessKind::Fetch];
+        let kinds = [AccessKind::Load, AccessKind::DependentLoad, AccessKind::Store, AccessKind::Fetch];
         let mut encoder = Encoder::default();
         // A page of all ones lies in no address space.
         let steps: Vec<_> = steps.iter().map(|(kind, page)| (kinds[*kind], page >> 12)).collect();

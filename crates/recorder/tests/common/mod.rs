@@ -1,4 +1,4 @@
-//! What tests of engines share.
+//! Shared code of the engines' tests.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use pagetax_host::launch::program::Program;
@@ -9,7 +9,7 @@ use pagetax_recorder::stream::SideFilters;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Whether all of these are installed; says which is not.
+/// Returns true if all programs are installed; prints those that are not.
 pub fn has_programs(names: &[&str]) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_here = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
@@ -20,7 +20,7 @@ pub fn has_programs(names: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// Whether the native engine's library was built, as it is with the workspace; says if not.
+/// Returns true if the native engine's library was built, as building the workspace does.
 pub fn has_sampler() -> bool {
     let is_built = pagetax_host::launch::installed::find("libpagetax_dbt.so").is_some();
     if !is_built {
@@ -38,13 +38,13 @@ pub fn compile(source: &str, options: &[&str], folder: &Path) -> PathBuf {
     program
 }
 
-/// Runs a program under an engine, for the simulation.
+/// Runs a program under an engine and feeds the simulation.
 pub fn record(kind: EngineKind, program: &Path, simulation: &mut Simulation) -> Ended {
     let filters = simulation.filters();
     record_with(kind, program, simulation, filters)
 }
 
-/// The same with other filters than the simulation's own.
+/// Runs a program under an engine that uses these filters.
 pub fn record_with(
     kind: EngineKind,
     program: &Path,
@@ -54,7 +54,7 @@ pub fn record_with(
     record_part(kind, program, simulation, filters, false)
 }
 
-/// Bursts only, if `sample`.
+/// Runs a program under an engine; records only bursts if `sample`.
 pub fn record_part(
     kind: EngineKind,
     program: &Path,

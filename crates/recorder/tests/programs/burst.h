@@ -1,5 +1,5 @@
-/* How a test program begins a burst at a place of its choice: by the sampler's own signal, sent as its timers do. A
-   burst ends before getppid, which none makes. */
+/* Begins a burst at a given place: sends the native engine's own signal, as its timers do. A burst ends
+   before getppid, as before every system call that a burst must not contain. */
 
 #include <sys/syscall.h>
 
@@ -14,14 +14,14 @@ static long call(long number, long a, long b, long c, long e)
    return result;
 }
 
-/* The C library's own, for which the sampler has a handler; 0, which does nothing, without a sampler. */
+/* The C library's signal that the native engine handles. Without the engine 0, which does nothing. */
 static int sampler_signal(void)
 {
    long action[4];
    return call(SYS_rt_sigaction, 32, 0, (long)action, 8) == 0 && action[0] ? 32 : 0;
 }
 
-/* A siginfo of sigqueue(3), for the thread with number 0. */
+/* A siginfo as of sigqueue(3), for thread 0. */
 static int sampler_info[32] = {32, 0, -1};
 
 static inline void begin_burst(void)

@@ -1,4 +1,4 @@
-/* Numbers that are the same each time, for programs without a C library. */
+/* A random generator with a fixed seed, for programs without a C library. */
 
 typedef unsigned long word;
 

@@ -1,5 +1,5 @@
-/* Reads from memory that is on small pages first, and on large ones once it has asked for them. Makes
-   its calls by itself, so that its addresses are the same each time. Ends with status 42. */
+/* Reads memory on small pages, requests large pages, and reads it again. It needs no C library, so its
+   addresses are always the same. Exits with 42. */
 
 #include "draw.h"
 
@@ -33,7 +33,7 @@ void run(void)
    word i;
    for (i = 0; i < 3000; i++)
       small[draw(600)][draw(4096)] = 1;
-   /* madvise with MADV_HUGEPAGE; then MADV_POPULATE_WRITE, so that all is there before it is looked at. */
+   /* MADV_HUGEPAGE; then MADV_POPULATE_WRITE, so that all pages exist before the first access. */
    if (call(28, (word)memory, sizeof memory, 14) != 0 ||
        call(28, (word)memory, sizeof memory, 23) != 0)
       call(231, 1, 0, 0);

@@ -1,5 +1,5 @@
-/* A small program that misses TLBs of all levels, page sizes and sides, with its stack among its own
-   data, so that its addresses are the same under whatever runs it. Ends with status 42. */
+/* Misses TLBs of all levels, page sizes and sides. Its stack lies in its own data, so that its addresses
+   are the same under every engine. Exits with 42. */
 
 #include "draw.h"
 
@@ -18,7 +18,7 @@ char stack[16 * PAGE] __attribute__((aligned(4096)));
    ON_ITS_OWN_PAGE(n##8) ON_ITS_OWN_PAGE(n##9)
 TEN(1) TEN(2) TEN(3)
 
-/* A call of this lies on a page boundary. */
+/* An instruction that crosses a page boundary. */
 __asm__(".text\n.p2align 12\n.skip 4093\n.globl crosses\ncrosses: movabs $0x123456789abcdef0, %rax\n"
         "ret\n.p2align 12\n");
 extern word crosses(void);
@@ -41,7 +41,7 @@ void run(void)
       *(volatile char *)&heap[draw(PAGES) * PAGE + draw(PAGE)] += 1;
       sum += *(volatile char *)&heap[draw(60) * PAGE];
       sum += *(volatile char *)far[draw(LARGE)];
-      /* Words over the end of a page, small and large. */
+      /* Words that cross the end of a small and of a large page. */
       *(volatile word *)&heap[(draw(PAGES - 1) + 1) * PAGE - draw(12)] = i;
       *(volatile word *)(far[draw(LARGE - 1) + 1] - draw(12)) += i;
       sum += functions[draw(draw(3) ? 30 : 4)](i);
@@ -63,8 +63,7 @@ void run(void)
 #ifndef IN_A_BURST
 __asm__(".text\n.globl _start\n_start: lea stack+65536(%rip), %rsp\ncall run\n");
 #else
-/* With the C library, so that something can be preloaded; all of `run` in a burst, if there is a sampler
-   (burst.h). */
+/* With the C library, so that the native engine can be preloaded. All of `run` is one burst (burst.h). */
 #include "burst.h"
 
 extern void run_in_a_burst(word process, word thread, word signal, int *info);

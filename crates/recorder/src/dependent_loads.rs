@@ -23,29 +23,29 @@ const STEPS_MAX: usize = 192;
 const SLOTS: usize = 256;
 
 /// Cached results by process and instruction.
-pub struct Chases {
+pub struct DependentLoads {
     is_x86_64: bool,
     known: HashMap<(u32, u64), bool>,
     recent: [(u32, u64, bool); SLOTS],
     files: HashMap<Rc<str>, Option<File>>,
 }
 
-impl Chases {
+impl DependentLoads {
     /// Creates an empty cache. For other architectures than x86-64, no load counts as dependent.
     pub fn new(is_x86_64: bool) -> Self {
         let recent = [(u32::MAX, 0, false); SLOTS];
-        Chases { is_x86_64, known: HashMap::new(), recent, files: HashMap::new() }
+        DependentLoads { is_x86_64, known: HashMap::new(), recent, files: HashMap::new() }
     }
 
     /// Returns true if the load depends on the same instruction's previous load.
     #[inline]
-    pub fn is_chase(&mut self, process: u32, space: &AddressSpace, instruction: u64) -> bool {
+    pub fn is_dependent(&mut self, process: u32, space: &AddressSpace, instruction: u64) -> bool {
         let slot = (instruction ^ instruction >> 8) as usize % SLOTS;
-        let (of, at, is_chase) = self.recent[slot];
+        let (of, at, is_dependent) = self.recent[slot];
         if (of, at) == (process, instruction) {
-            return is_chase;
+            return is_dependent;
         }
-        let is_chase = match self.known.get(&(process, instruction)) {
+        let is_dependent = match self.known.get(&(process, instruction)) {
             Some(known) => *known,
             None => {
                 let found = self.is_x86_64 && self.look(space, instruction).unwrap_or(false);
@@ -53,8 +53,8 @@ impl Chases {
                 found
             }
         };
-        self.recent[slot] = (process, instruction, is_chase);
-        is_chase
+        self.recent[slot] = (process, instruction, is_dependent);
+        is_dependent
     }
 
     /// Reads and analyses the code around an instruction; none if no file contains it.
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_chased_and_arrays_are_not() {
+    fn list_walks_depend_and_array_walks_do_not() {
         // mov rax,[rax+8]; add rdx,1; test rax,rax; jne back
         let list =
             [0x48, 0x8b, 0x40, 0x08, 0x48, 0x83, 0xc2, 0x01, 0x48, 0x85, 0xc0, 0x75, 0xf3, 0xc3];
