@@ -1,8 +1,8 @@
-//! The thread that uses files on behalf of the program's threads.
+//! The agent: the thread that uses files on behalf of the program's threads.
 //!
-//! The pager's threads share a table of descriptors of their own. So the program can neither close them nor put
-//! another file under their numbers, all numbers are the program's, and its children inherit none of them. Whatever
-//! takes a descriptor is therefore done here.
+//! The pager's threads have a descriptor table of their own. So the program can neither close their
+//! descriptors nor reuse the numbers, it can use all numbers itself, and its children inherit none
+//! of the pager's files. Everything that needs a descriptor therefore runs here.
 
 use crate::stderr;
 use crate::threads::is_pager_thread;
@@ -14,34 +14,35 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// What the agent is to do.
+/// The queue of the agent's work.
 pub type Tasks = VecDeque<Task>;
 
 static TASKS: Mutex<Tasks> = Mutex::new(VecDeque::new());
 static ARRIVED: Condvar = Condvar::new();
 static IS_THERE: AtomicBool = AtomicBool::new(false);
 
-/// Keeps all others from asking the agent, for a fork.
+/// Locks the queue, so that no thread asks the agent during a fork.
 pub fn hold() -> MutexGuard<'static, Tasks> {
     TASKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the thread, with descriptors of its own: at the start of the program, and of a child.
+/// Starts the thread, with descriptors of its own: when the program starts, and in each forked
+/// child.
 ///
 /// # Errors
-/// With a line for people.
+/// A line for the user.
 pub fn start(keep_stderr: bool) -> Result<(), String> {
-    // A parent's tasks are not the child's.
+    // The child must not run tasks of its parent.
     hold().clear();
     IS_THERE.store(false, Release);
-    let (sender, parted) = mpsc::channel();
+    let (sender, unshared) = mpsc::channel();
     let work = move || {
-        let _ = sender.send(stderr::part_descriptors(keep_stderr));
+        let _ = sender.send(stderr::unshare_descriptors(keep_stderr));
         drop(sender);
         serve();
     };
     spawn("pagetax-agent", work).map_err(|error| format!("cannot start a thread: {error}"))?;
-    match parted.recv() {
+    match unshared.recv() {
         Ok(Ok(())) => IS_THERE.store(true, Release),
         Ok(Err(errno)) => {
             return Err(format!(
@@ -63,12 +64,12 @@ fn serve() {
             }
         };
         drop(tasks);
-        // Whoever asked learns it by a channel that closes.
+        // The closed channel reports a panic to the thread that asked.
         let _ = catch_unwind(AssertUnwindSafe(task));
     }
 }
 
-/// Has the agent do something, and waits for it. None if there is no agent, or it failed.
+/// Runs `work` on the agent and waits for it. Returns `None` if there is no agent, or if it failed.
 pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     if is_pager_thread() {
         return Some(work());
@@ -76,7 +77,7 @@ pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Opti
     if !IS_THERE.load(Acquire) {
         return None;
     }
-    // A handler of the program's might ask the agent, too.
+    // A signal handler of the program might ask the agent, too, and wait for this thread.
     let _blocked = BlockedSignals::block();
     let (sender, done) = mpsc::channel();
     hold().push_back(Box::new(move || {
@@ -86,8 +87,8 @@ pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Opti
     done.recv().ok()
 }
 
-/// Says a line on stderr.
-pub fn say(line: &str) {
+/// Writes a line to stderr.
+pub fn log(line: &str) {
     let owned = line.to_string();
     if run(move || stderr::write_line(&owned)).is_none() {
         stderr::write_line(line);

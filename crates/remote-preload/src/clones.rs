@@ -1,13 +1,15 @@
-//! clone(2), by its function and by syscall(2): a child that gets a copy of the memory is the child of a fork.
+//! clone(2), as a function and through syscall(2). A child that gets a copy of the memory is
+//! handled as the child of a fork.
 
-use crate::forks::{around_clone, begin_cloned, without_handlers};
+use crate::forks::{clone_as_fork, fork_without_handlers, restart_cloned_child};
 use crate::threads::next;
 use crate::{fail, paged, private};
 use libc::{c_int, c_long, c_void, pid_t};
 use std::arch::asm;
 use std::sync::atomic::AtomicUsize;
 
-/// What a child runs on until the pager is there: its own stack may be short, and paged.
+/// The size of the stack that a child uses until its pager runs. Its own stack may be short, and
+/// paged.
 const STACK_BYTES: usize = 256 << 10;
 
 type ChildMain = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -21,22 +23,24 @@ type Clone = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// What a child is to run, and on which stack.
+/// The function that a child is to run, and its stack.
 struct CloneStart {
     run: ChildMain,
     argument: *mut c_void,
     stack: *mut c_void,
 }
 
-/// Whether the memory of a child is a copy.
-fn is_copied(flags: u64) -> bool {
+/// Returns true if the child gets a copy of the paged memory.
+fn copies_memory(flags: u64) -> bool {
     flags & libc::CLONE_VM as u64 == 0 && paged::paged().is_some()
 }
 
-/// clone(2), in the C library's form.
+/// Replaces the C library's clone(2). A child that gets a copy of the memory starts on a stack of
+/// ours.
 ///
 /// # Safety
-/// As of clone(2). What is not handed over is not looked at: the flags say which of the last three are there.
+/// The caller keeps the contract of clone(2). The last three arguments are passed on unread: the
+/// flags say which of them exist.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clone(
     run: ChildMain,
@@ -52,13 +56,14 @@ pub unsafe extern "C" fn clone(
     if address == 0 {
         return fail(libc::ENOSYS, -1);
     }
-    // SAFETY: the C library's own function of that name takes these arguments, the last three if there are any.
+    // SAFETY: the C library's own function of that name takes these arguments, or only the first
+    // four.
     let real = unsafe { std::mem::transmute::<usize, Clone>(address) };
     let call = |run: ChildMain, stack, argument| {
         // SAFETY: as the caller promises.
         unsafe { real(run, stack, flags, argument, parents_number, variables, childs_number) }
     };
-    if !is_copied(flags as u32 as u64) || stack.is_null() {
+    if !copies_memory(flags as u32 as u64) || stack.is_null() {
         return call(run, stack, argument);
     }
     let ours = private::allocate(STACK_BYTES, 16);
@@ -66,20 +71,23 @@ pub unsafe extern "C" fn clone(
         return fail(libc::ENOMEM, -1);
     }
     let mut begin = CloneStart { run, argument, stack };
-    let result = around_clone(|| {
-        call(begin_child, ours.wrapping_add(STACK_BYTES).cast(), (&raw mut begin).cast())
+    let result = clone_as_fork(|| {
+        call(run_child, ours.wrapping_add(STACK_BYTES).cast(), (&raw mut begin).cast())
     });
     // SAFETY: allocated above; the child has a copy of its own.
     unsafe { private::free(ours) };
     result
 }
 
-/// Begins a child, on a stack of ours. The parent's is not touched: it may be paged.
-unsafe extern "C" fn begin_child(begin: *mut c_void) -> c_int {
-    // SAFETY: the copy of what `clone` handed over, on the stack that the parent's thread was using.
+/// Runs in the child, on a stack of ours. The stack that the program gave is not touched yet: it
+/// may be paged.
+unsafe extern "C" fn run_child(begin: *mut c_void) -> c_int {
+    // SAFETY: `clone` passed a pointer into the parent thread's stack, of which the child has a
+    // copy.
     let CloneStart { run, argument, stack } = unsafe { begin.cast::<CloneStart>().read() };
-    begin_cloned();
-    // SAFETY: moves to the child's own stack for good, whose end the program gave, as clone(2) does.
+    restart_cloned_child();
+    // SAFETY: switches to the child's own stack for good. The program passed its end, as clone(2)
+    // requires.
     unsafe {
         asm!(
             "mov rsp, rsi",
@@ -98,16 +106,18 @@ unsafe extern "C" fn begin_child(begin: *mut c_void) -> c_int {
     }
 }
 
-/// Ends the child with its pager's threads; what clone(2) does ends one thread.
+/// Ends the child together with its pager threads. The exit that follows clone(2) ends one thread
+/// only.
 extern "C" fn exit_child(status: c_int) -> ! {
     // SAFETY: ends the process without its handlers, as clone(2) does.
     unsafe { libc::_exit(status) }
 }
 
-/// syscall(2): those that fork are forks.
+/// Replaces syscall(2): a call that forks is handled as a fork.
 ///
 /// # Safety
-/// As of syscall(2). Calls with fewer arguments hand over what happens to be there.
+/// The caller keeps the contract of syscall(2). Calls with fewer arguments pass whatever the
+/// registers hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
@@ -121,25 +131,25 @@ pub unsafe extern "C" fn syscall(
     // SAFETY: as the caller promises.
     let call = || unsafe { system_call(number, [first, second, third, fourth, fifth, sixth]) };
     let forks = match number {
-        libc::SYS_fork => is_copied(0),
-        // With another stack, the function that called could not be returned to.
-        libc::SYS_clone => second == 0 && is_copied(first as u64),
+        libc::SYS_fork => copies_memory(0),
+        // With another stack, the child could not return to the caller of this function.
+        libc::SYS_clone => second == 0 && copies_memory(first as u64),
         libc::SYS_clone3 => {
             second >= size_of::<CloneArguments>() && {
-                // SAFETY: the caller hands over a structure of that length.
+                // SAFETY: the caller passes a structure of that length.
                 let arguments = unsafe { (first as *const CloneArguments).read_unaligned() };
-                arguments.stack == 0 && is_copied(arguments.flags)
+                arguments.stack == 0 && copies_memory(arguments.flags)
             }
         }
         _ => false,
     };
     match forks {
-        true => without_handlers(|| call() as pid_t).into(),
+        true => fork_without_handlers(|| call() as pid_t).into(),
         false => call(),
     }
 }
 
-/// The first version of `clone_args` of `linux/sched.h`.
+/// The first version of the kernel's `struct clone_args` (`linux/sched.h`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct CloneArguments {
@@ -150,8 +160,10 @@ struct CloneArguments {
     _more: [u64; 2],
 }
 
+/// Makes a system call.
+///
 /// # Safety
-/// As of syscall(2).
+/// The caller keeps the contract of syscall(2).
 unsafe fn system_call(number: c_long, arguments: [usize; 6]) -> c_long {
     let result: c_long;
     // SAFETY: as the caller promises; the kernel changes these registers alone.
@@ -170,6 +182,6 @@ unsafe fn system_call(number: c_long, arguments: [usize; 6]) -> c_long {
             options(nostack)
         );
     }
-    // The last page of numbers is errors.
+    // The kernel returns errors as -4095 to -1.
     if (-4095..0).contains(&result) { fail(-result as c_int, -1) } else { result }
 }

@@ -1,18 +1,19 @@
-//! Forks: a child gets the memory and pages it by itself. A store inside the process goes with it. Pages on
-//! servers belong to the parent, which goes on changing them; so while there are any, fork is refused.
-//! vfork, posix_spawn, system and popen share memory until exec, and always work.
+//! Forks: a child gets the memory and pages it by itself. A store inside the process is copied with
+//! it. Pages on servers belong to the parent, which goes on changing them, so fork is refused while
+//! there are any. vfork, posix_spawn, system and popen share the memory until exec, and always
+//! work.
 //!
-//! The pager stands still while the process forks: its locks are taken after everything that the program
-//! wants done before a fork, as that may touch missing pages. So our handlers are registered before any
-//! other's. One thread at a time takes them, in one order: its turn, the list of streams, the agent's tasks, and
-//! the locks of [`Standstill`].
+//! The pager is quiescent while the process forks. Its locks are taken after all other fork
+//! handlers have run, because those may touch missing pages. So our handlers are registered first.
+//! One thread at a time takes the locks, in one order: [`FORK_LOCK`], the list of streams, the
+//! agent's queue, and the locks of [`Quiesced`].
 //!
-//! A process that is forked past all of this (by the machine's instruction for it) does not have the memory: it gets
-//! SIGSEGV, not zeros.
+//! A process that is forked by a system call of the program's own code does not have the memory: it
+//! gets SIGSEGV, not zeros.
 
-use crate::agent::say;
+use crate::agent::log;
 use crate::fork_resident;
-use crate::paged::{self, Paged, Standstill};
+use crate::paged::{self, Paged, Quiesced};
 use crate::private;
 use crate::streams::Streams;
 use crate::threads::{Internal, next};
@@ -28,30 +29,30 @@ type ForkHandler = Option<extern "C" fn()>;
 type RegisterHandlers =
     unsafe extern "C" fn(ForkHandler, ForkHandler, ForkHandler, *mut c_void) -> c_int;
 
-/// Whose turn it is to fork.
-static TURN: Mutex<()> = Mutex::new(());
+/// The lock of the thread that forks.
+static FORK_LOCK: Mutex<()> = Mutex::new(());
 
-/// What the forking thread holds meanwhile. Dropped from the first to the last.
+/// The locks that the forking thread holds. The fields are dropped in this order.
 struct ForkHold {
-    /// Whether the child has the memory.
+    /// True if the child has the memory.
     inherited: bool,
-    _standstill: Standstill<'static>,
+    _quiesced: Quiesced<'static>,
     _agent: MutexGuard<'static, agent::Tasks>,
     streams: Streams,
     _turn: MutexGuard<'static, ()>,
-    /// A handler of the program's might touch a missing page.
+    /// The program's signals: a handler might touch a missing page.
     _blocked: BlockedSignals,
 }
 
 struct Forking(UnsafeCell<Option<ForkHold>>);
-// SAFETY: used by the one thread whose turn it is.
+// SAFETY: only the holder of `FORK_LOCK` uses it.
 unsafe impl Sync for Forking {}
 static FORKING: Forking = Forking(UnsafeCell::new(None));
 
-/// What pthread_atfork(3) calls.
+/// Registers fork handlers for pthread_atfork(3), after ours.
 ///
 /// # Safety
-/// As of pthread_atfork(3).
+/// The caller keeps the contract of pthread_atfork(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __register_atfork(
     prepare: ForkHandler,
@@ -64,7 +65,8 @@ pub unsafe extern "C" fn __register_atfork(
     real_register().map_or(libc::ENOMEM, |real| unsafe { real(prepare, parent, child, object) })
 }
 
-/// Before any other's, whose handlers then run before ours at a fork and after ours behind it.
+/// Registers our handlers before any others. So at a fork the others run before ours, and after it
+/// behind ours.
 pub fn register_ours() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -82,29 +84,30 @@ fn real_register() -> Option<RegisterHandlers> {
     (address != 0).then(|| unsafe { std::mem::transmute::<usize, RegisterHandlers>(address) })
 }
 
-/// Stops the pager with all memory here that the C library reaches in the child.
+/// Quiesces the pager, with all memory resident that the C library touches in the child.
 extern "C" fn prepare() {
     let Some(paged) = paged::paged() else { return };
     let blocked = BlockedSignals::block();
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // Whoever holds the list may be waiting for a page, so this comes before the pager stops.
-    let streams = Streams::hold();
+    let turn = FORK_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    // The thread that holds the list may be waiting for a page, so this comes before the pager
+    // stops.
+    let streams = Streams::lock();
     let agent = agent::hold();
-    let (standstill, inherited) = loop {
+    let (quiesced, inherited) = loop {
         paged.stop_evicting();
-        let fork_resident = fork_resident::bring(paged, &streams);
-        let standstill = paged.stand_still();
+        let fork_resident = fork_resident::make_resident(paged, &streams);
+        let quiesced = paged.quiesce();
         let inherited = paged.before_fork();
         paged.resume_evicting();
-        // The program may have dropped one meanwhile.
+        // The program may have dropped one of the pages meanwhile.
         if fork_resident.iter().all(|page| paged.is_here(*page as *const u8)) {
-            break (standstill, inherited);
+            break (quiesced, inherited);
         }
         paged.after_fork();
     };
     let held = ForkHold {
         inherited,
-        _standstill: standstill,
+        _quiesced: quiesced,
         _agent: agent,
         streams,
         _turn: turn,
@@ -115,7 +118,7 @@ extern "C" fn prepare() {
     unsafe { *FORKING.0.get() = Some(held) };
 }
 
-/// Takes what `prepare` left.
+/// Takes the locks that `prepare` left.
 fn take_held() -> Option<(&'static Paged, ForkHold)> {
     let paged = paged::paged()?;
     // SAFETY: see `Forking`.
@@ -133,9 +136,9 @@ extern "C" fn parent() {
 
 extern "C" fn child() {
     let Some((paged, held)) = take_held() else { return };
-    let ForkHold { inherited, _standstill, _agent, streams, _turn, _blocked } = held;
+    let ForkHold { inherited, _quiesced, _agent, streams, _turn, _blocked } = held;
     streams.open_in_child();
-    drop((_standstill, _agent, _turn));
+    drop((_quiesced, _agent, _turn));
     let _internal = Internal::enter();
     threads::restart_in_child();
     if !inherited {
@@ -146,18 +149,18 @@ extern "C" fn child() {
     paged.restart_in_child();
 }
 
-/// Forks by a function of the C library's, unless the child could not have the memory. What is checked stays so:
-/// no page leaves meanwhile.
-fn checked(fork: impl FnOnce() -> pid_t) -> pid_t {
-    static SAID: AtomicBool = AtomicBool::new(false);
+/// Forks through a function of the C library, unless the child could not have the memory. Eviction
+/// is stopped, so that the check stays true until the fork.
+fn fork_if_allowed(fork: impl FnOnce() -> pid_t) -> pid_t {
+    static WAS_LOGGED: AtomicBool = AtomicBool::new(false);
     let Some(paged) = paged::paged().filter(|paged| !paged.is_store_inherited()) else {
         return fork();
     };
     paged.stop_evicting();
     if !paged.can_fork() {
         paged.resume_evicting();
-        if !SAID.swap(true, Relaxed) {
-            say(
+        if !WAS_LOGGED.swap(true, Relaxed) {
+            log(
                 "fork is refused: pages are on servers, and a child cannot share them; vfork and posix_spawn \
                  work, and so does fork with more --resident or without --servers",
             );
@@ -166,16 +169,16 @@ fn checked(fork: impl FnOnce() -> pid_t) -> pid_t {
     }
     let before = rustix::process::getpid();
     let result = fork();
-    // In the child the pager began anew.
+    // The child has restarted the pager, and with it eviction.
     if rustix::process::getpid() == before {
         paged.resume_evicting();
     }
     result
 }
 
-/// Forks where the C library runs no handlers.
-pub fn without_handlers(fork: impl FnOnce() -> pid_t) -> pid_t {
-    checked(|| {
+/// Forks through a function that runs no fork handlers of the C library.
+pub fn fork_without_handlers(fork: impl FnOnce() -> pid_t) -> pid_t {
+    fork_if_allowed(|| {
         prepare();
         let result = fork();
         // SAFETY: the location is valid for the calling thread.
@@ -188,16 +191,16 @@ pub fn without_handlers(fork: impl FnOnce() -> pid_t) -> pid_t {
     })
 }
 
-/// What the child of clone(2) does before its own work.
+/// Restarts the pager in the child of clone(2), before its own work.
 #[cfg(target_arch = "x86_64")]
-pub fn begin_cloned() {
+pub fn restart_cloned_child() {
     child();
 }
 
-/// What the parent of clone(2) does before and after.
+/// Calls clone(2) as a fork: quiesces the pager before, and lets the parent's go on after.
 #[cfg(target_arch = "x86_64")]
-pub fn around_clone(clone: impl FnOnce() -> pid_t) -> pid_t {
-    checked(|| {
+pub fn clone_as_fork(clone: impl FnOnce() -> pid_t) -> pid_t {
+    fork_if_allowed(|| {
         prepare();
         let result = clone();
         // SAFETY: the location is valid for the calling thread.
@@ -211,37 +214,37 @@ type Fork = extern "C" fn() -> pid_t;
 
 fn real_fork(name: &'static CStr, found: &AtomicUsize) -> Option<Fork> {
     let address = next(name, found);
-    // SAFETY: the C library's own functions of these names take nothing and return a process's number.
+    // SAFETY: the C library's own functions of these names take nothing and return a process ID.
     (address != 0).then(|| unsafe { std::mem::transmute::<usize, Fork>(address) })
 }
 
-/// fork(2): refused while pages are on servers.
+/// Replaces fork(2). Fails with ENOMEM while pages are on servers.
 #[unsafe(no_mangle)]
 pub extern "C" fn fork() -> pid_t {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     match real_fork(c"fork", &NEXT) {
-        Some(real) => checked(|| real()),
+        Some(real) => fork_if_allowed(|| real()),
         None => fail(libc::ENOSYS, -1),
     }
 }
 
-/// fork(2), by its other name.
+/// Replaces fork(2) under its second name.
 #[unsafe(no_mangle)]
 pub extern "C" fn __fork() -> pid_t {
     fork()
 }
 
-/// _Fork(3): as fork, but without the program's handlers.
+/// Replaces _Fork(3), which runs none of the program's fork handlers.
 #[unsafe(no_mangle)]
 pub extern "C" fn _Fork() -> pid_t {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     match real_fork(c"_Fork", &NEXT) {
-        Some(real) => without_handlers(|| real()),
+        Some(real) => fork_without_handlers(|| real()),
         None => fail(libc::ENOSYS, -1),
     }
 }
 
-/// daemon(3), which forks inside the C library.
+/// Replaces daemon(3), which forks inside the C library.
 #[unsafe(no_mangle)]
 pub extern "C" fn daemon(keep_directory: c_int, keep_files: c_int) -> c_int {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -252,13 +255,13 @@ pub extern "C" fn daemon(keep_directory: c_int, keep_files: c_int) -> c_int {
     // SAFETY: the C library's own function of that name has this type.
     let real =
         unsafe { std::mem::transmute::<usize, extern "C" fn(c_int, c_int) -> c_int>(address) };
-    checked(|| real(keep_directory, keep_files))
+    fork_if_allowed(|| real(keep_directory, keep_files))
 }
 
-/// forkpty(3), which forks inside the C library.
+/// Replaces forkpty(3), which forks inside the C library.
 ///
 /// # Safety
-/// As of forkpty(3).
+/// The caller keeps the contract of forkpty(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn forkpty(
     master: *mut c_int,
@@ -276,5 +279,5 @@ pub unsafe extern "C" fn forkpty(
     // SAFETY: the C library's own function of that name has this type.
     let real = unsafe { std::mem::transmute::<usize, ForkPty>(address) };
     // SAFETY: as the caller promises.
-    checked(|| unsafe { real(master, name, settings, size) })
+    fork_if_allowed(|| unsafe { real(master, name, settings, size) })
 }

@@ -1,7 +1,7 @@
 //! malloc and its family.
 //!
-//! Large blocks are pages of their own, that grow where they are; small ones are mimalloc's, which
-//! maps its memory through [`crate::maps`]. Before the pager is there, and for its own threads, memory
+//! A large block is a range of pages that can grow in place. Small blocks are mimalloc's, which
+//! maps its memory through [`crate::maps`]. Before the pager runs, and for its own threads, memory
 //! is private.
 
 use crate::objects::is_loader;
@@ -12,18 +12,18 @@ use libc::{c_int, c_void, size_t};
 use libmimalloc_sys as mi;
 use std::ptr::{self, null_mut};
 
-/// Blocks from this size on are pages of their own.
+/// The size from which a block is a range of pages.
 const LARGE: usize = 256 << 10;
 const PAGE: usize = 4096;
 
-/// What a block is for.
+/// The wanted contents of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AllocationKind {
     /// Any bytes.
     Bytes,
     /// Zeros.
     Zeros,
-    /// A longer copy of a block, which will probably grow again.
+    /// A longer copy of another block. It will probably grow again.
     ToGrow,
 }
 
@@ -33,7 +33,11 @@ fn allocate(bytes: usize, align: usize, kind: AllocationKind) -> *mut c_void {
         Some(paged) if bytes >= LARGE => {
             let at: *mut c_void =
                 paged.allocate(bytes, align, kind == AllocationKind::ToGrow).cast();
-            if at.is_null() && paged.is_out_of_maps() { local::allocate(bytes, align) } else { at }
+            if at.is_null() && paged.is_out_of_mappings() {
+                local::allocate(bytes, align)
+            } else {
+                at
+            }
         }
         // SAFETY: any size will do; alignments are powers of two.
         Some(_) => unsafe {
@@ -48,8 +52,8 @@ fn allocate(bytes: usize, align: usize, kind: AllocationKind) -> *mut c_void {
     if at.is_null() { fail(libc::ENOMEM, at) } else { at }
 }
 
-/// Allocates for a caller. What the loader keeps of each library that it has loaded is not paged: the pager's
-/// threads read it at their start, and when they look for their own variables.
+/// Allocates for a caller. The loader's records of loaded libraries are not paged: the pager's
+/// threads read them when they start, and when they look up thread-local variables.
 fn allocate_for(caller: usize, bytes: usize, kind: AllocationKind) -> *mut c_void {
     if is_loader(caller) {
         let _internal = Internal::enter();
@@ -69,38 +73,40 @@ extern "C" fn calloc_for(count: size_t, bytes: size_t, caller: usize) -> *mut c_
     }
 }
 
+/// Reallocates for a caller.
+///
 /// # Safety
-/// As of realloc(3).
+/// The caller keeps the contract of realloc(3).
 unsafe extern "C" fn realloc_for(at: *mut c_void, bytes: size_t, caller: usize) -> *mut c_void {
     let _internal = is_loader(caller).then(Internal::enter);
     // SAFETY: as the caller promises.
     unsafe { reallocate(at, bytes) }
 }
 
-/// The functions that want to know their callers, which only their return addresses tell.
+/// The functions that need their callers, which only return addresses show.
 #[cfg(target_arch = "x86_64")]
 mod entries {
     use libc::{c_void, size_t};
     use std::arch::naked_asm;
 
-    /// malloc(3)
+    /// Replaces malloc(3).
     #[unsafe(naked)]
     #[unsafe(no_mangle)]
     pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
         naked_asm!("mov rsi, [rsp]", "jmp {}", sym super::malloc_for)
     }
 
-    /// calloc(3)
+    /// Replaces calloc(3).
     #[unsafe(naked)]
     #[unsafe(no_mangle)]
     pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
         naked_asm!("mov rdx, [rsp]", "jmp {}", sym super::calloc_for)
     }
 
-    /// realloc(3)
+    /// Replaces realloc(3).
     ///
     /// # Safety
-    /// As of realloc(3).
+    /// The caller keeps the contract of realloc(3).
     #[unsafe(naked)]
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
@@ -108,27 +114,27 @@ mod entries {
     }
 }
 
-/// The same, where callers are not known.
+/// The same functions, on architectures where the caller is unknown.
 #[cfg(not(target_arch = "x86_64"))]
 mod entries {
     use libc::{c_void, size_t};
 
-    /// malloc(3)
+    /// Replaces malloc(3).
     #[unsafe(no_mangle)]
     pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
         super::malloc_for(bytes, 0)
     }
 
-    /// calloc(3)
+    /// Replaces calloc(3).
     #[unsafe(no_mangle)]
     pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
         super::calloc_for(count, bytes, 0)
     }
 
-    /// realloc(3)
+    /// Replaces realloc(3).
     ///
     /// # Safety
-    /// As of realloc(3).
+    /// The caller keeps the contract of realloc(3).
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn realloc(at: *mut c_void, bytes: size_t) -> *mut c_void {
         // SAFETY: as the caller promises.
@@ -136,10 +142,10 @@ mod entries {
     }
 }
 
-/// free(3); errno stays as it is.
+/// Replaces free(3). Preserves errno.
 ///
 /// # Safety
-/// As of free(3).
+/// The caller keeps the contract of free(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free(at: *mut c_void) {
     if at.is_null() {
@@ -156,16 +162,16 @@ pub unsafe extern "C" fn free(at: *mut c_void) {
         None if local::free(at) => {}
         // SAFETY: in an area of mimalloc's.
         None if local::is_area(at) => unsafe { mi::mi_free(at) },
-        // This library never gave it out.
+        // This library did not allocate it.
         None => {}
     }
     fail(errno, ());
 }
 
-/// malloc_usable_size(3)
+/// Replaces malloc_usable_size(3).
 ///
 /// # Safety
-/// As of malloc_usable_size(3).
+/// The caller keeps the contract of malloc_usable_size(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> size_t {
     if at.is_null() {
@@ -188,8 +194,10 @@ pub unsafe extern "C" fn malloc_usable_size(at: *mut c_void) -> size_t {
     }
 }
 
+/// Reallocates for a caller.
+///
 /// # Safety
-/// As of realloc(3).
+/// The caller keeps the contract of realloc(3).
 unsafe fn reallocate(at: *mut c_void, bytes: size_t) -> *mut c_void {
     if at.is_null() {
         return allocate(bytes, 16, AllocationKind::Bytes);
@@ -213,7 +221,7 @@ unsafe fn reallocate(at: *mut c_void, bytes: size_t) -> *mut c_void {
         },
         _ => {}
     }
-    // SAFETY: both blocks are at least so long, and apart.
+    // SAFETY: both blocks have at least this length and do not overlap.
     unsafe {
         let before = malloc_usable_size(at);
         let kind = if bytes > before { AllocationKind::ToGrow } else { AllocationKind::Bytes };
@@ -226,10 +234,10 @@ unsafe fn reallocate(at: *mut c_void, bytes: size_t) -> *mut c_void {
     }
 }
 
-/// reallocarray(3)
+/// Replaces reallocarray(3).
 ///
 /// # Safety
-/// As of reallocarray(3).
+/// The caller keeps the contract of reallocarray(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn reallocarray(
     at: *mut c_void,
@@ -243,7 +251,7 @@ pub unsafe extern "C" fn reallocarray(
     }
 }
 
-/// memalign(3)
+/// Replaces memalign(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(align: size_t, bytes: size_t) -> *mut c_void {
     match align.is_power_of_two() {
@@ -252,19 +260,19 @@ pub extern "C" fn memalign(align: size_t, bytes: size_t) -> *mut c_void {
     }
 }
 
-/// aligned_alloc(3)
+/// Replaces aligned_alloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn aligned_alloc(align: size_t, bytes: size_t) -> *mut c_void {
     memalign(align, bytes)
 }
 
-/// valloc(3)
+/// Replaces valloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn valloc(bytes: size_t) -> *mut c_void {
     memalign(PAGE, bytes)
 }
 
-/// pvalloc(3)
+/// Replaces pvalloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn pvalloc(bytes: size_t) -> *mut c_void {
     match bytes.checked_next_multiple_of(PAGE) {
@@ -273,10 +281,10 @@ pub extern "C" fn pvalloc(bytes: size_t) -> *mut c_void {
     }
 }
 
-/// posix_memalign(3)
+/// Replaces posix_memalign(3).
 ///
 /// # Safety
-/// As of posix_memalign(3).
+/// The caller keeps the contract of posix_memalign(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(
     out: *mut *mut c_void,

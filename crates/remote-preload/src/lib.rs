@@ -1,13 +1,15 @@
 //! libpagetax_remote_preload.so: network memory for unmodified, dynamically linked programs.
 //!
-//! Preloaded by `pagetax remote`, it takes the places of malloc and its family, and of mmap and its
-//! family for large private anonymous maps, and gives out memory of one region that is paged
+//! `pagetax remote` preloads it. It replaces malloc and its family, and mmap and its family for
+//! large private anonymous maps. Their memory comes from one paged region
 //! ([`pagetax_remote::pager`]).
 //!
-//! Invariants: the pager's threads never touch paged memory. So: all Rust code of this library
-//! allocates from a heap of its own ([`private`]); the C library's allocations on behalf of the pager's
-//! threads, and the loader's, go there too ([`threads`], [`heap`]); the pager makes system calls directly. The
-//! pager's threads have descriptors of their own ([`agent`]). Nothing here panics on what a program does. A program that cannot be paged is told why and does not run.
+//! Invariants: the pager's threads never touch paged memory. So all Rust code of this library
+//! allocates from a heap of its own ([`private`]). The C library's allocations on behalf of the
+//! pager's threads, and the loader's, come from that heap too ([`threads`], [`heap`]). The pager
+//! makes system calls directly, and its threads have descriptors of their own ([`agent`]). No call
+//! of the program makes this code panic. A program that cannot be paged ends with a line that shows
+//! why.
 #![allow(unsafe_code)]
 
 mod agent;
@@ -37,8 +39,8 @@ extern "C" fn constructor() {
     stderr::note();
     objects::find();
     forks::register_ours();
-    thread_count::notice_end();
-    paged::start_as_told();
+    thread_count::watch_this_thread();
+    paged::start_if_configured();
 }
 
 /// Runs when the program exits by itself.

@@ -1,8 +1,9 @@
 //! Blocks and heap areas outside the paged region.
 //!
-//! The kernel allows a process only so many mappings (`vm.max_map_count`), and each change of protection inside the
-//! region may make two more. When it allows no more there, it still allows new mappings, which it joins to their
-//! neighbours: so memory is given out there, unpaged, and the program goes on.
+//! The kernel limits the mappings of a process (`vm.max_map_count`), and each change of protection
+//! inside the region may add two. At the limit the kernel still accepts new mappings elsewhere,
+//! because it joins them to their neighbours. So further memory is allocated there, unpaged, and
+//! the program goes on.
 
 use libc::c_void;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -21,25 +22,25 @@ struct Block {
     bytes: usize,
 }
 
-/// What lies outside.
+/// The memory outside the region.
 #[derive(Debug)]
 pub struct Local {
-    /// By the address that was given out.
+    /// Blocks by the address that malloc returned.
     blocks: BTreeMap<usize, Block>,
     /// Lengths of mimalloc's areas, by address.
     areas: BTreeMap<usize, usize>,
 }
 
 static LOCAL: Mutex<Local> = Mutex::new(Local { blocks: BTreeMap::new(), areas: BTreeMap::new() });
-/// Almost always false, which saves the lock.
+/// True once there is any such memory. It is almost always false, which saves the lock.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Keeps other threads out, also for a fork.
+/// Keeps other threads out. A fork holds it too.
 pub fn hold() -> MutexGuard<'static, Local> {
     LOCAL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Allocates zeros; null if there are none.
+/// Allocates zeros. Returns null if the kernel refuses.
 pub fn allocate(bytes: usize, align: usize) -> *mut c_void {
     let align = align.max(PAGE);
     let mapped_bytes =
@@ -58,18 +59,18 @@ pub fn allocate(bytes: usize, align: usize) -> *mut c_void {
     at as *mut c_void
 }
 
-/// Frees what [`allocate`] gave out; false if it did not.
+/// Frees a block of [`allocate`]. Returns false if it is not one.
 pub fn free(at: *mut c_void) -> bool {
     if !IS_ANY.load(Acquire) {
         return false;
     }
     let Some(block) = hold().blocks.remove(&(at as usize)) else { return false };
-    // SAFETY: a mapping of `allocate`'s, whose owner gives it back. If it cannot be unmapped, it stays.
+    // SAFETY: a mapping of `allocate`, which its owner frees. If it cannot be unmapped, it stays.
     let _ = unsafe { munmap(block.mapped_at as *mut c_void, block.mapped_bytes) };
     true
 }
 
-/// Bytes of what [`allocate`] gave out, if it did.
+/// Returns the size of a block of [`allocate`], if it is one.
 pub fn usable(at: *mut c_void) -> Option<usize> {
     if !IS_ANY.load(Acquire) {
         return None;
@@ -77,13 +78,13 @@ pub fn usable(at: *mut c_void) -> Option<usize> {
     hold().blocks.get(&(at as usize)).map(|block| block.bytes)
 }
 
-/// Notes an area of mimalloc's.
+/// Records a heap area of mimalloc.
 pub fn note_area(at: *mut c_void, bytes: usize) {
     IS_ANY.store(true, Release);
     hold().areas.insert(at as usize, bytes);
 }
 
-/// Whether an address lies in an area of mimalloc's.
+/// Returns true if an address lies in a heap area of mimalloc.
 pub fn is_area(at: *mut c_void) -> bool {
     if !IS_ANY.load(Acquire) {
         return false;
@@ -93,7 +94,7 @@ pub fn is_area(at: *mut c_void) -> bool {
     area.is_some_and(|(start, bytes)| at as usize - start < *bytes)
 }
 
-/// Notes that addresses are no longer mimalloc's.
+/// Removes addresses from the heap areas of mimalloc.
 pub fn forget_area(at: *mut c_void, bytes: usize) {
     if !IS_ANY.load(Acquire) {
         return;

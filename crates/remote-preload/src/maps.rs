@@ -1,9 +1,10 @@
 //! mmap and its family: large private anonymous maps come from the paged region.
 //!
-//! What asks for a place of its own (MAP_FIXED), for locked or huge pages, for a stack or for code
-//! stays local; so do addresses that are only reserved (PROT_NONE), with whatever the program puts there later.
+//! Maps at a fixed place (MAP_FIXED), of locked or huge pages, of stacks or of code stay local. So
+//! do address ranges that are only reserved (PROT_NONE), and everything that the program puts there
+//! later.
 
-use crate::agent::say;
+use crate::agent::log;
 use crate::objects::is_own;
 use crate::paged::{Paged, paged, paged_at};
 use crate::{fail, local};
@@ -23,7 +24,7 @@ const LOCAL: c_int = libc::MAP_SHARED
     | libc::MAP_LOCKED
     | libc::MAP_STACK;
 
-/// A direct system call that returns as C does, with errno.
+/// A direct system call that returns -1 and sets errno, as the C library does.
 macro_rules! system {
     ($number:ident $(, $argument:expr)*) => {
         // SAFETY: the program's own call, passed on as it is.
@@ -31,16 +32,16 @@ macro_rules! system {
     };
 }
 
-fn say_once(said: &AtomicBool, line: &str) {
-    if !said.swap(true, Relaxed) {
-        say(line);
+fn log_once(was_logged: &AtomicBool, line: &str) {
+    if !was_logged.swap(true, Relaxed) {
+        log(line);
     }
 }
 
-/// mmap(2), and who calls.
+/// Serves mmap(2) for a known caller.
 ///
 /// # Safety
-/// As of mmap(2).
+/// The caller keeps the contract of mmap(2).
 unsafe extern "C" fn mmap_for(
     at: *mut c_void,
     bytes: size_t,
@@ -58,18 +59,18 @@ unsafe extern "C" fn mmap_for(
     let wanted =
         anonymous && flags & LOCAL == 0 && bytes >= LARGE && protection & libc::PROT_EXEC == 0;
     let Some(paged) = paged().filter(|_| wanted) else { return local() };
-    // What allocates small blocks for us reserves addresses in the region, and uses them there.
+    // mimalloc reserves addresses in the region and uses them there.
     let is_ours = is_own(caller);
     if protection == libc::PROT_NONE && !is_ours {
-        say_that_reservations_stay(bytes);
+        log_unpaged_reservation(bytes);
         return local();
     }
     let made: *mut c_void = paged.map(bytes, PAGE, protection, false).cast();
     if !made.is_null() {
         return made;
     }
-    // Addresses of which most are never used are no reason to fail.
-    if !paged.is_out_of_maps() && flags & libc::MAP_NORESERVE == 0 {
+    // A reservation of which most pages are never used is no reason to fail.
+    if !paged.is_out_of_mappings() && flags & libc::MAP_NORESERVE == 0 {
         return fail(libc::ENOMEM, MAP_FAILED);
     }
     let made = local();
@@ -79,23 +80,23 @@ unsafe extern "C" fn mmap_for(
     made
 }
 
-fn say_that_reservations_stay(bytes: usize) {
-    /// Less is not worth a line: thread stacks and the like.
+fn log_unpaged_reservation(bytes: usize) {
+    /// Smaller reservations, such as stacks of threads, are not worth a line.
     const WORTH_A_LINE: usize = 64 << 20;
-    static SAID: AtomicBool = AtomicBool::new(false);
+    static WAS_LOGGED: AtomicBool = AtomicBool::new(false);
     if bytes >= WORTH_A_LINE {
-        say_once(
-            &SAID,
+        log_once(
+            &WAS_LOGGED,
             "the program reserves addresses first (PROT_NONE): what it puts there stays local, over the resident \
              limit",
         );
     }
 }
 
-/// mmap(2): the caller is what the return address says.
+/// Replaces mmap(2). Passes the return address on, which identifies the caller.
 ///
 /// # Safety
-/// As of mmap(2).
+/// The caller keeps the contract of mmap(2).
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
@@ -107,7 +108,7 @@ pub unsafe extern "C" fn mmap(
     file: c_int,
     offset: off_t,
 ) -> *mut c_void {
-    // The seventh argument is on the stack, which is aligned again where the function is called.
+    // The seventh argument is on the stack. The push also aligns the stack for the call.
     std::arch::naked_asm!(
         "push qword ptr [rsp]",
         "call {}",
@@ -117,10 +118,11 @@ pub unsafe extern "C" fn mmap(
     )
 }
 
-/// mmap(2), where callers are not known: reservations are not told apart.
+/// Replaces mmap(2) on architectures where the caller is unknown. Every reservation counts as
+/// mimalloc's.
 ///
 /// # Safety
-/// As of mmap(2).
+/// The caller keeps the contract of mmap(2).
 #[cfg(not(target_arch = "x86_64"))]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
@@ -136,8 +138,8 @@ pub unsafe extern "C" fn mmap(
     unsafe { mmap_for(at, bytes, protection, flags, file, offset, caller) }
 }
 
-/// A map at a place inside the paged region: zeros again if it is such memory as is paged; else it takes the place of
-/// the pages.
+/// Maps at a fixed place inside the paged region. Memory of the paged kind becomes zeros again. Any
+/// other mapping replaces the pages for good.
 fn map_fixed(
     paged: &Paged,
     at: *mut c_void,
@@ -162,10 +164,10 @@ fn map_fixed(
     }
 }
 
-/// mmap64(2): the same where long is 64 bits.
+/// Replaces mmap64(2), which is mmap(2) where `long` has 64 bits.
 ///
 /// # Safety
-/// As of mmap(2).
+/// The caller keeps the contract of mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     at: *mut c_void,
@@ -179,10 +181,10 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(at, bytes, protection, flags, file, offset) }
 }
 
-/// munmap(2)
+/// Replaces munmap(2).
 ///
 /// # Safety
-/// As of munmap(2).
+/// The caller keeps the contract of munmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(at: *mut c_void, bytes: size_t) -> c_int {
     match paged_at(at.cast()) {
@@ -203,10 +205,10 @@ pub unsafe extern "C" fn munmap(at: *mut c_void, bytes: size_t) -> c_int {
     }
 }
 
-/// mremap(2)
+/// Replaces mremap(2). A range that cannot grow in place moves by a copy.
 ///
 /// # Safety
-/// As of mremap(2).
+/// The caller keeps the contract of mremap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mremap(
     at: *mut c_void,
@@ -243,13 +245,13 @@ pub unsafe extern "C" fn mremap(
     if new.is_null() {
         return fail(libc::ENOMEM, MAP_FAILED);
     }
-    // SAFETY: both ranges are mapped, at least so long, and apart.
+    // SAFETY: both ranges are mapped, have at least this length and do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), new, before) };
     paged.unmap(at as usize, before);
     new.cast()
 }
 
-/// A move to a place that the program chose, or one that leaves zeros behind.
+/// Moves a range to a fixed place, or moves it and leaves zeros behind (MREMAP_DONTUNMAP).
 fn move_to(
     paged: &Paged,
     at: *mut c_void,
@@ -271,12 +273,12 @@ fn move_to(
     let at_place = if fixed { libc::MAP_FIXED } else { 0 };
     let (protection, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | at_place);
-    // SAFETY: the program asks for what this takes the place of.
+    // SAFETY: the program asked to replace the mapping at that place.
     let new = unsafe { mmap_for(place, bytes, protection, kind, -1, 0, 0) };
     if new == MAP_FAILED {
         return new;
     }
-    // SAFETY: both ranges are mapped, at least so long, and apart.
+    // SAFETY: both ranges are mapped, have at least this length and do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(at.cast::<u8>(), new.cast(), before.min(bytes)) };
     match stays {
         true => _ = paged.discard(at as usize, before),
@@ -285,11 +287,11 @@ fn move_to(
     new
 }
 
-/// madvise(2): dropping pages is the pager's business. Advice that would only help the kernel is of no use, and taken.
-/// Advice that changes what the memory does is followed, or refused.
+/// Replaces madvise(2). The pager drops pages itself. Advice that only helps the kernel is accepted
+/// and ignored. Advice that changes what the memory does is followed or refused.
 ///
 /// # Safety
-/// As of madvise(2).
+/// The caller keeps the contract of madvise(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
     let system = || system!(SYS_madvise, at, bytes, advice) as c_int;
@@ -321,17 +323,17 @@ pub unsafe extern "C" fn madvise(at: *mut c_void, bytes: size_t, advice: c_int) 
         | libc::MADV_UNMERGEABLE
         | libc::MADV_HUGEPAGE
         | libc::MADV_NOHUGEPAGE
-        // What they ask for is so, as the opposite is refused.
+        // These are true already, because their opposites are refused.
         | libc::MADV_DOFORK
         | libc::MADV_KEEPONFORK => 0,
         _ => fail(libc::EINVAL, -1),
     }
 }
 
-/// posix_madvise(3): DONTNEED is only a hint there.
+/// Replaces posix_madvise(3). DONTNEED is only a hint there, so it drops nothing.
 ///
 /// # Safety
-/// As of posix_madvise(3).
+/// The caller keeps the contract of posix_madvise(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_madvise(at: *mut c_void, bytes: size_t, advice: c_int) -> c_int {
     if paged_at(at.cast()).is_some() || advice == libc::POSIX_MADV_DONTNEED {
@@ -346,14 +348,17 @@ pub unsafe extern "C" fn posix_madvise(at: *mut c_void, bytes: size_t, advice: c
 
 fn note_lock(paged: &Paged) {
     paged.note_lock();
-    static SAID: AtomicBool = AtomicBool::new(false);
-    say_once(&SAID, "the program locks memory: locked pages stay local, over the resident limit");
+    static WAS_LOGGED: AtomicBool = AtomicBool::new(false);
+    log_once(
+        &WAS_LOGGED,
+        "the program locks memory: locked pages stay local, over the resident limit",
+    );
 }
 
-/// mlock(2): locked pages cannot be moved, so they stay.
+/// Replaces mlock(2). Locked pages cannot be moved, so they stay resident.
 ///
 /// # Safety
-/// As of mlock(2).
+/// The caller keeps the contract of mlock(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock(at: *const c_void, bytes: size_t) -> c_int {
     if let Some(paged) = paged_at(at.cast()) {
@@ -362,10 +367,10 @@ pub unsafe extern "C" fn mlock(at: *const c_void, bytes: size_t) -> c_int {
     system!(SYS_mlock, at, bytes) as c_int
 }
 
-/// mlock2(2): as mlock(2).
+/// Replaces mlock2(2). Locked pages stay resident, as with [`mlock`].
 ///
 /// # Safety
-/// As of mlock2(2).
+/// The caller keeps the contract of mlock2(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlock2(at: *const c_void, bytes: size_t, flags: libc::c_uint) -> c_int {
     if let Some(paged) = paged_at(at.cast()) {
@@ -374,13 +379,13 @@ pub unsafe extern "C" fn mlock2(at: *const c_void, bytes: size_t, flags: libc::c
     system!(SYS_mlock2, at, bytes, flags) as c_int
 }
 
-/// mlockall(2): all of the paged address space cannot be locked, so nothing is.
+/// Replaces mlockall(2). Fails with EPERM: the whole paged address space cannot be locked.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
     if paged().is_none() {
         return system!(SYS_mlockall, flags) as c_int;
     }
-    static SAID: AtomicBool = AtomicBool::new(false);
-    say_once(&SAID, "mlockall is refused: memory that is all locked cannot be paged");
+    static WAS_LOGGED: AtomicBool = AtomicBool::new(false);
+    log_once(&WAS_LOGGED, "mlockall is refused: memory that is all locked cannot be paged");
     fail(libc::EPERM, -1)
 }

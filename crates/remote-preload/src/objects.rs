@@ -1,5 +1,5 @@
-//! Where the loader, the C library and this library lie. Who calls, and whose variables an address is among, is told
-//! by that.
+//! The addresses of the loader, the C library and this library. They identify the caller of a
+//! function and the owner of a variable.
 
 use crate::threads::next;
 use libc::{c_int, c_void, dl_phdr_info, size_t};
@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
 
-/// The parts of one loaded object.
+/// The address ranges of one loaded object.
 #[derive(Debug, Default)]
 struct Object {
     code: Vec<Range<usize>>,
@@ -24,23 +24,25 @@ struct Objects {
 
 static OBJECTS: OnceLock<Objects> = OnceLock::new();
 
-/// Looks where they lie, once, before the program runs: what finds them takes the loader's lock.
+/// Finds their addresses. This runs once, before the program, because it takes the loader's lock.
 pub fn find() {
     static LIST: AtomicUsize = AtomicUsize::new(0);
     let ranges = ObjectRanges {
-        // SAFETY: reads the auxiliary vector; without the entry it is 0, where nothing lies.
+        // SAFETY: reads the auxiliary vector. Without the entry the result is 0, where nothing is
+        // mapped.
         loader: unsafe { libc::getauxval(libc::AT_BASE) as usize },
         c_library: next(c"_IO_list_all", &LIST),
         own: find as fn() as usize,
         found: Objects::default(),
     };
     let mut ranges = ranges;
-    // SAFETY: `look` is called with each object's description while this call runs, and with these places.
-    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut ranges).cast()) };
+    // SAFETY: the loader calls `record_object` with each object's description and these addresses,
+    // only during this call.
+    unsafe { libc::dl_iterate_phdr(Some(record_object), (&raw mut ranges).cast()) };
     let _ = OBJECTS.set(ranges.found);
 }
 
-/// Addresses that lie in each of the objects, and what was found around them.
+/// An address inside each of the objects, and the objects found so far.
 struct ObjectRanges {
     loader: usize,
     c_library: usize,
@@ -48,10 +50,14 @@ struct ObjectRanges {
     found: Objects,
 }
 
-unsafe extern "C" fn look(info: *mut dl_phdr_info, _: size_t, ranges: *mut c_void) -> c_int {
-    // SAFETY: dl_iterate_phdr(3) hands over a live description, and `find` its places.
+unsafe extern "C" fn record_object(
+    info: *mut dl_phdr_info,
+    _: size_t,
+    ranges: *mut c_void,
+) -> c_int {
+    // SAFETY: dl_iterate_phdr(3) passes a live description, and `find` its own `ObjectRanges`.
     let (info, ranges) = unsafe { (&*info, &mut *ranges.cast::<ObjectRanges>()) };
-    // SAFETY: the loader keeps the program headers of what it has loaded.
+    // SAFETY: the loader keeps the program headers of loaded objects mapped.
     let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
     let mut object = Object::default();
     for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
@@ -80,17 +86,17 @@ fn is_code(of: fn(&Objects) -> &Object, at: usize) -> bool {
     OBJECTS.get().is_some_and(|objects| of(objects).code.iter().any(|code| code.contains(&at)))
 }
 
-/// Whether a caller is the loader.
+/// Returns true if the caller is the loader.
 pub fn is_loader(caller: usize) -> bool {
     is_code(|objects| &objects.loader, caller)
 }
 
-/// Whether a caller is this library, with the allocator inside it.
+/// Returns true if the caller is this library, which includes mimalloc.
 pub fn is_own(caller: usize) -> bool {
     is_code(|objects| &objects.own, caller)
 }
 
-/// The memory of the loader's and the C library's variables.
+/// Returns the variables of the loader and of the C library.
 pub fn c_variables() -> impl Iterator<Item = Range<usize>> {
     let objects = OBJECTS.get().into_iter();
     objects.flat_map(|objects| {

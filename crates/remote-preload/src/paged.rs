@@ -1,6 +1,6 @@
-//! The one region of this process: when it starts, and what is given out of it.
+//! The one paged region of this process: its start, and the memory allocated from it.
 
-use crate::agent::{self, say};
+use crate::agent::{self, log};
 use crate::space::Space;
 use crate::{local, private, stderr, threads};
 use pagetax_core::units::Bytes;
@@ -14,54 +14,56 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 static PAGED: OnceLock<Paged> = OnceLock::new();
 
-/// Exit status of wrappers that could not do their own part, as of env(1) and others.
+/// The exit status of a wrapper that could not do its own part, as of env(1).
 const CANNOT: libc::c_int = 125;
 
-/// The region and who has what of it.
+/// The region, and the allocations in it.
 pub struct Paged {
-    /// Never dropped: the program may touch it to its last instruction.
+    /// The region itself, which is never dropped: the program may touch it until its last
+    /// instruction.
     region: ManuallyDrop<RemoteRegion>,
     space: Mutex<Space>,
-    /// Held while pages are dropped.
+    /// A lock that is held while pages are dropped.
     dropping: Mutex<()>,
-    /// Pages that are not paged any more: the program has mapped something else over them.
+    /// Pages that are no longer paged, because the program mapped something else over them.
     replaced: Mutex<Vec<Range<usize>>>,
     settings: Settings,
-    /// The program has locked memory: it may free it without unlocking it.
+    /// True once the program has locked memory. It may free such memory without unlocking it.
     has_locked: AtomicBool,
-    /// The kernel has refused a mapping more.
-    is_out_of_maps: AtomicBool,
+    /// True once the kernel has refused a mapping in the region.
+    is_out_of_mappings: AtomicBool,
 }
 
-/// No thread takes, gives back or drops paged memory while it lives.
-pub struct Standstill<'a> {
+/// A guard: while it lives, no thread allocates, frees or drops paged memory.
+pub struct Quiesced<'a> {
     _space: MutexGuard<'a, Space>,
     _replaced: MutexGuard<'a, Vec<Range<usize>>>,
     _dropping: MutexGuard<'a, ()>,
     _local: MutexGuard<'static, local::Local>,
 }
 
-/// Says what was paged, if that is wanted; and the servers need not wait for this process when it has gone.
+/// Logs the counts if `--stats` asks for them. Lets the servers drop the region as soon as this
+/// process has gone.
 pub fn end() {
     let Some(paged) = PAGED.get() else { return };
     agent::run(|| {
         if paged.settings.stats {
             let resident = Bytes(paged.region.resident_bytes());
-            say(&format!("{resident} resident at the end; {:?}", paged.region.counts()));
+            log(&format!("{resident} resident at the end; {:?}", paged.region.counts()));
         }
         paged.region.drop_at_end();
     });
 }
 
-/// Starts if the environment says so. A program that was to be paged and cannot be does not run. What it starts as
-/// another user, who has no right to page, runs as it would without us.
-pub fn start_as_told() {
+/// Starts the pager if the environment asks for it. A program that was to be paged and cannot be
+/// does not run. A descendant that runs as another user without the right to page runs unpaged.
+pub fn start_if_configured() {
     let settings = match Settings::from_environment() {
         Ok(None) => return,
         Ok(Some(settings)) => settings,
         Err(why) => refuse(&why),
     };
-    if let Some(why) = is_not_its_right(&settings) {
+    if let Some(why) = missing_right(&settings) {
         stderr::write_line(&format!("this process is not paged: {why}"));
         return;
     }
@@ -79,25 +81,26 @@ pub fn start_as_told() {
     }
 }
 
-/// Why a process further down may not page, though the program may.
-fn is_not_its_right(settings: &Settings) -> Option<UffdError> {
+/// Returns the error if a descendant may not page, although the program itself may.
+fn missing_right(settings: &Settings) -> Option<UffdError> {
     let probed = settings.is_descendant().then(|| probe(false, Serving::Thread))?;
     probed.err().filter(|error| matches!(error, UffdError::NotAllowed { .. }))
 }
 
-/// Ends a process that cannot have its memory, with a line: nothing of the program has run, or only its fork.
+/// Ends a process that cannot have its memory, with a line. No code of the program has run yet,
+/// except its fork.
 pub fn refuse(why: &str) -> ! {
     stderr::write_line(why);
     // SAFETY: ends the process without its handlers.
     unsafe { libc::_exit(CANNOT) }
 }
 
-/// The paged memory, for the program's threads once it is there; none for the pager's own.
+/// Returns the paged memory, once it exists. Returns `None` to the pager's own threads.
 pub fn paged() -> Option<&'static Paged> {
     PAGED.get().filter(|_| !threads::is_internal())
 }
 
-/// The paged memory that an address lies in.
+/// Returns the paged memory if an address lies in it.
 pub fn paged_at(at: *const u8) -> Option<&'static Paged> {
     PAGED.get().filter(|paged| paged.contains(at as usize))
 }
@@ -105,10 +108,10 @@ pub fn paged_at(at: *const u8) -> Option<&'static Paged> {
 impl Paged {
     fn start(settings: Settings) -> Result<Paged, String> {
         let settings = Settings { embedded: settings.embedded.min(private::room()), ..settings };
-        let store = settings.open_store(Arc::new(say))?;
+        let store = settings.open_store(Arc::new(log))?;
         let options = PagerOptions {
             overcommit: true,
-            log: Some(Arc::new(say)),
+            log: Some(Arc::new(log)),
             spin: settings.spin,
             eviction_method: settings.eviction_method,
             keep_awake: settings.keep_awake,
@@ -119,9 +122,9 @@ impl Paged {
         let pages = region.len() / PAGE_BYTES;
         let space = Mutex::new(Space::new(pages));
         let (dropping, replaced) = (Mutex::default(), Mutex::default());
-        let (has_locked, is_out_of_maps) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (has_locked, is_out_of_mappings) = (AtomicBool::new(false), AtomicBool::new(false));
         let paged =
-            Paged { region, space, dropping, replaced, settings, has_locked, is_out_of_maps };
+            Paged { region, space, dropping, replaced, settings, has_locked, is_out_of_mappings };
         match paged.protect(0, pages, libc::PROT_NONE) {
             true => Ok(paged),
             false => Err(format!("cannot protect {} of addresses", paged.settings.address_space)),
@@ -132,24 +135,24 @@ impl Paged {
         self.region.as_ptr() as usize
     }
 
-    /// Whether a child of a fork could have the memory.
+    /// Returns true if a child of a fork could have the memory.
     pub fn can_fork(&self) -> bool {
         self.region.can_fork()
     }
 
-    /// Whether a page is in memory, while the pager stands still.
+    /// Returns true if a page is resident. The answer lasts while the pager is quiescent.
     pub fn is_here(&self, at: *const u8) -> bool {
         self.region.is_here(at)
     }
 
-    /// Waits for other threads, and keeps them out.
-    pub fn stand_still(&self) -> Standstill<'_> {
+    /// Waits until no other thread changes allocations, and keeps them out.
+    pub fn quiesce(&self) -> Quiesced<'_> {
         let (local, dropping, replaced) =
             (local::hold(), lock(&self.dropping), lock(&self.replaced));
-        Standstill { _space: self.space(), _replaced: replaced, _dropping: dropping, _local: local }
+        Quiesced { _space: self.space(), _replaced: replaced, _dropping: dropping, _local: local }
     }
 
-    /// Whether children of a fork have the store, too.
+    /// Returns true if children of a fork have the store too.
     pub fn is_store_inherited(&self) -> bool {
         self.region.is_store_inherited()
     }
@@ -159,22 +162,22 @@ impl Paged {
         self.region.stop_evicting();
     }
 
-    /// Takes back one [`Self::stop_evicting`].
+    /// Undoes one [`Self::stop_evicting`].
     pub fn resume_evicting(&self) {
         self.region.resume_evicting();
     }
 
-    /// Stops the pager; whether a child will have the memory.
+    /// Stops the pager. Returns true if the child will have the memory.
     pub fn before_fork(&self) -> bool {
         self.region.before_fork()
     }
 
-    /// Goes on in the parent.
+    /// Lets the pager go on in the parent.
     pub fn after_fork(&self) {
         self.region.after_fork();
     }
 
-    /// Goes on in the child, or it does not go on.
+    /// Restarts the pager in a forked child, or ends the child.
     pub fn restart_in_child(&'static self) {
         let restarted = agent::start(self.settings.stats).and_then(|()| {
             let restarted = agent::run(|| self.restart());
@@ -188,17 +191,17 @@ impl Paged {
     fn restart(&self) -> Result<(), String> {
         let store = match self.region.is_store_inherited() {
             true => None,
-            false => Some(self.settings.open_store(Arc::new(say))?),
+            false => Some(self.settings.open_store(Arc::new(log))?),
         };
         self.region.restart_in_child(store).map_err(|error| error.to_string())
     }
 
-    /// Whether an address is paged.
+    /// Returns true if an address lies in the region.
     pub fn contains(&self, at: usize) -> bool {
         at.wrapping_sub(self.start_address()) < self.region.len()
     }
 
-    /// Whether all of a range is.
+    /// Returns true if a whole range lies in the region.
     pub fn contains_all(&self, at: usize, bytes: usize) -> bool {
         self.contains(at) && bytes <= self.start_address() + self.region.len() - at
     }
@@ -217,12 +220,12 @@ impl Paged {
 
     fn protect(&self, first: usize, pages: usize, protection: libc::c_int) -> bool {
         let (at, len) = (self.address_of(first), pages * PAGE_BYTES);
-        // SAFETY: the range is this region's; a direct system call. What is given out becomes
-        // accessible, what is taken back is nobody's.
+        // SAFETY: the range is this region's; a direct system call. An allocated range becomes
+        // accessible, and no code uses a freed one.
         unsafe { libc::syscall(libc::SYS_mprotect, at, len, protection) == 0 }
     }
 
-    /// Gives out zeros, with room to grow if that is wanted; or null.
+    /// Allocates zeros, with room to grow if `to_grow`. Returns null if there is no room.
     pub fn map(
         &self,
         bytes: usize,
@@ -239,8 +242,8 @@ impl Paged {
         let Some(first) = taken else { return std::ptr::null_mut() };
         if !self.protect(first, pages, protection) {
             self.space().give(first, pages);
-            if !self.is_out_of_maps.swap(true, Relaxed) {
-                say(
+            if !self.is_out_of_mappings.swap(true, Relaxed) {
+                log(
                     "the kernel allows no more mappings (vm.max_map_count): some memory stays local",
                 );
             }
@@ -249,59 +252,60 @@ impl Paged {
         self.address_of(first)
     }
 
-    /// Whether the kernel has refused a mapping more in the region.
-    pub fn is_out_of_maps(&self) -> bool {
-        self.is_out_of_maps.load(Relaxed)
+    /// Returns true once the kernel has refused a mapping in the region.
+    pub fn is_out_of_mappings(&self) -> bool {
+        self.is_out_of_mappings.load(Relaxed)
     }
 
-    /// Notes that the program locks memory.
+    /// Records that the program locks memory.
     pub fn note_lock(&self) {
         self.has_locked.store(true, Relaxed);
     }
 
-    /// Takes a range back; accesses get SIGSEGV.
+    /// Frees a range. Accesses get SIGSEGV from then on.
     pub fn unmap(&self, at: usize, bytes: usize) {
         let Some(pages) = pages_of(bytes) else { return };
         let first = self.page_of(at);
         for (part, is_paged) in self.parts(first..first + pages) {
             match is_paged {
                 true => self.unmap_paged(part),
-                // Whatever the program has put there goes; these addresses are not paged again.
+                // The mapping of the program goes; these addresses are not paged again.
                 false => self.map_nothing(part),
             }
         }
     }
 
     fn unmap_paged(&self, pages: Range<usize>) {
-        static SAID: AtomicBool = AtomicBool::new(false);
+        static WAS_LOGGED: AtomicBool = AtomicBool::new(false);
         let (at, bytes) = (self.address_of(pages.start) as usize, pages.len() * PAGE_BYTES);
         if self.has_locked.load(Relaxed) {
             unlock(at, bytes);
         }
-        // Where the kernel allows no more mappings, nobody is told of an access after this.
+        // Without this protection (no more mappings allowed), later accesses get zeros instead of
+        // SIGSEGV.
         self.protect(pages.start, pages.len(), libc::PROT_NONE);
         if self.discard(at, bytes) {
             self.space().give(pages.start, pages.len());
-        } else if !SAID.swap(true, Relaxed) {
-            // Its bytes would be found by whoever gets it next.
-            say("memory that was freed cannot be dropped, and is not given out again");
+        } else if !WAS_LOGGED.swap(true, Relaxed) {
+            // The next owner would find its bytes.
+            log("memory that was freed cannot be dropped, and is not given out again");
         }
     }
 
     fn map_nothing(&self, pages: Range<usize>) {
         let (at, bytes) = (self.address_of(pages.start), pages.len() * PAGE_BYTES);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: replaces a mapping that the program gives back.
+        // SAFETY: replaces a mapping that the program has freed.
         unsafe { libc::syscall(libc::SYS_mmap, at, bytes, libc::PROT_NONE, flags, -1, 0) };
     }
 
-    /// Keeps others from a range that the program uses at its own wish, also where it was free.
+    /// Allocates a range at an address that the program chose, as far as it is free.
     pub fn claim(&self, at: usize, bytes: usize) {
         let Some(pages) = pages_of(bytes) else { return };
         self.space().claim(self.page_of(at), pages);
     }
 
-    /// Has the program map something else over a range, by `map`. From then on it is not paged.
+    /// Maps something else over a range by `map`. The range is not paged from then on.
     pub fn replace(
         &self,
         at: usize,
@@ -322,7 +326,7 @@ impl Paged {
         made
     }
 
-    /// Cuts a range into parts that are paged, and parts that are something else.
+    /// Splits a range into parts. Each is marked true if it is still paged.
     fn parts(&self, pages: Range<usize>) -> Vec<(Range<usize>, bool)> {
         let mut parts = vec![(pages, true)];
         for replaced in lock(&self.replaced).iter() {
@@ -331,7 +335,7 @@ impl Paged {
         parts
     }
 
-    /// Whether all of a range is paged, and none of it was replaced.
+    /// Returns true if a whole range is paged, with no part replaced.
     pub fn is_paged(&self, at: usize, bytes: usize) -> bool {
         let first = self.page_of(at);
         pages_of(bytes).is_some_and(|pages| {
@@ -339,19 +343,19 @@ impl Paged {
         })
     }
 
-    /// Makes a range end later, where it is.
+    /// Extends a range in place. Returns false if there is no room.
     pub fn grow(&self, at: usize, bytes_before: usize, bytes: usize) -> bool {
         let (Some(before), Some(pages)) = (pages_of(bytes_before), pages_of(bytes)) else {
             return false;
         };
         let end = self.page_of(at) + before;
-        // Range and protection are of one owner, who has asked for this.
+        // No other thread changes the protection: the owner of the range has asked for this.
         self.space().grow(end, pages - before)
             && self.protect(end, pages - before, libc::PROT_READ | libc::PROT_WRITE)
     }
 
-    /// Makes a range zeros again, locked or not, as the program asks for other memory there. False if that
-    /// cannot be.
+    /// Makes a range zeros again, even if it is locked, because the program asks for other memory
+    /// there. Returns false if that fails.
     pub fn discard(&self, at: usize, bytes: usize) -> bool {
         self.discard_unlocked(at, bytes) || {
             unlock(at, bytes);
@@ -359,16 +363,16 @@ impl Paged {
         }
     }
 
-    /// Makes a range zeros again; false if some of it is locked.
+    /// Makes a range zeros again. Returns false if a part of it is locked.
     pub fn discard_unlocked(&self, at: usize, bytes: usize) -> bool {
         let Some(pages) = pages_of(bytes) else { return true };
         let _dropping = lock(&self.dropping);
-        // SAFETY: nobody holds references to the region's bytes but the program, which has just asked
-        // for them to become zeros.
+        // SAFETY: only the program holds references to the region's bytes, and it has just asked
+        // for zeros.
         unsafe { self.region.discard_shared(self.page_of(at), pages) }
     }
 
-    /// Memory for malloc, whose length is remembered.
+    /// Allocates a block for malloc, and records its length.
     pub fn allocate(&self, bytes: usize, align: usize, to_grow: bool) -> *mut u8 {
         let at = self.map(bytes, align, libc::PROT_READ | libc::PROT_WRITE, to_grow);
         if let (false, Some(pages)) = (at.is_null(), pages_of(bytes)) {
@@ -377,16 +381,16 @@ impl Paged {
         at
     }
 
-    /// Bytes of what [`Self::allocate`] gave out at this address, if it did.
+    /// Returns the size of a block of [`Self::allocate`], if the address is one.
     pub fn allocated(&self, at: *const u8) -> Option<usize> {
-        // Nothing else is that well aligned but by chance; this saves the lock.
+        // Other blocks are rarely aligned to a page; this saves the lock.
         if !(at as usize).is_multiple_of(PAGE_BYTES) {
             return None;
         }
         Some(self.space().noted(self.page_of(at as usize))? * PAGE_BYTES)
     }
 
-    /// Frees what [`Self::allocate`] gave out; false if it did not.
+    /// Frees a block of [`Self::allocate`]. Returns false if the address is not one.
     pub fn free(&self, at: *mut u8) -> bool {
         if !(at as usize).is_multiple_of(PAGE_BYTES) {
             return false;
@@ -398,7 +402,7 @@ impl Paged {
         pages.is_some()
     }
 
-    /// Changes the length where it is; false if that cannot be.
+    /// Resizes a block in place. Returns false if that is impossible.
     pub fn resize(&self, at: *mut u8, before: usize, bytes: usize) -> bool {
         let Some(pages) = pages_of(bytes) else { return false };
         let bytes = pages * PAGE_BYTES;
@@ -412,18 +416,18 @@ impl Paged {
     }
 }
 
-/// munlock(2): an error only means that nothing was locked.
+/// Unlocks memory. An error only means that nothing was locked.
 fn unlock(at: usize, bytes: usize) {
     // SAFETY: a direct system call that changes no bytes.
     unsafe { libc::syscall(libc::SYS_munlock, at, bytes) };
 }
 
-/// A lock whose holder panicked still guards whole values.
+/// Locks a mutex even if it is poisoned: its value is whole between calls.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Cuts out of a part what was replaced.
+/// Splits a part around the pages that were replaced.
 fn cut(part: (Range<usize>, bool), replaced: &Range<usize>) -> Vec<(Range<usize>, bool)> {
     let (pages, is_paged) = part;
     let from = replaced.start.clamp(pages.start, pages.end);
@@ -432,7 +436,7 @@ fn cut(part: (Range<usize>, bool), replaced: &Range<usize>) -> Vec<(Range<usize>
     cut.into_iter().filter(|(pages, _)| !pages.is_empty()).collect()
 }
 
-/// Whole pages, of sizes that can be.
+/// Returns the number of pages, if the size is possible.
 fn pages_of(bytes: usize) -> Option<usize> {
     (1..1 << 46).contains(&bytes).then(|| bytes.div_ceil(PAGE_BYTES))
 }

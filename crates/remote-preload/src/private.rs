@@ -1,5 +1,5 @@
-//! The heap that is never paged: for this library's own Rust code, and for what the C library
-//! allocates while it works for the pager.
+//! The heap that is never paged. It serves this library's own Rust code, and the C library's
+//! allocations on behalf of the pager.
 
 use dlmalloc::{Allocator, Dlmalloc};
 use pagetax_core::units::Bytes;
@@ -11,15 +11,15 @@ use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 
-/// Address space that is set aside, as far as limits allow. Memory is taken only where it is used.
+/// The address space to reserve, as far as limits allow. Memory is used only where the heap is.
 const RESERVE_BYTES_MAX: usize = 128 << 30;
-/// With less than this, nothing works.
+/// The smallest reserve with which the library can run.
 const RESERVE_BYTES_MIN: usize = 16 << 20;
 
 static START: AtomicUsize = AtomicUsize::new(0);
 static RESERVED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Hands out the reserve from its start on.
+/// An allocator that cuts the reserve from its start.
 struct Reserve {
     used: AtomicUsize,
 }
@@ -30,14 +30,14 @@ impl Reserve {
         if start != 0 {
             return start;
         }
-        // The rest of a limit is for the paged region, and for the program.
+        // The paged region and the program need the rest of the limit.
         let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
         let mut bytes = RESERVE_BYTES_MAX.min((limit / 4) as usize).max(RESERVE_BYTES_MIN);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         while bytes >= RESERVE_BYTES_MIN {
             bytes = bytes / GRAIN * GRAIN;
-            // SAFETY: a fresh mapping at a place of the kernel's choice; a direct system call, so that it
+            // SAFETY: a fresh mapping at an address of the kernel's choice. A direct system call
             // does not come back to this library.
             let made = unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, flags) };
             if let Ok(made) = made {
@@ -51,25 +51,25 @@ impl Reserve {
     }
 }
 
-/// What the heap takes from the reserve at once.
+/// The step in which the heap grows into the reserve.
 const GRAIN: usize = 64 << 10;
 
-/// Returns how many bytes of pages a store may keep in this heap. Half of the reserve is for what the heap wastes, and
-/// for tables that double; and a store takes no more than the memory that there is.
+/// Returns the bytes of pages that a store may keep in this heap: at most half of the reserve, as
+/// the heap also has waste and tables that double, and at most the machine's memory.
 pub fn room() -> Bytes {
     Reserve::start();
     let reserve = (RESERVED_BYTES.load(Relaxed) / 2) as u64;
     let system = rustix::system::sysinfo();
-    // In units of one byte on 64-bit machines.
+    // The unit is one byte on 64-bit machines.
     let memory = (system.totalram as u64).saturating_mul(u64::from(system.mem_unit.max(1)));
     Bytes(reserve.min(memory).min(cgroup_limit().unwrap_or(u64::MAX)))
 }
 
-/// The memory that the process's control group may use, where there is such a limit.
+/// Returns the memory limit of the process's control group, if it has one.
 fn cgroup_limit() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    // Of each of its parents, too.
+    // The limits of all parent groups apply as well.
     let limit_of = |group: &Path| {
         let file = Path::new("/sys/fs/cgroup").join(group).join("memory.max");
         std::fs::read_to_string(file).ok()?.trim().parse().ok()
@@ -77,7 +77,7 @@ fn cgroup_limit() -> Option<u64> {
     Path::new(path.trim_start_matches('/')).ancestors().filter_map(limit_of).min()
 }
 
-// SAFETY: `alloc` gives out each part of a live mapping once; nothing is ever unmapped.
+// SAFETY: `alloc` returns each part of a live mapping once; nothing is ever unmapped.
 unsafe impl Allocator for Reserve {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let start = Reserve::start();
@@ -132,8 +132,8 @@ static PRIVATE: Private = Private {
 
 impl Private {
     fn with<T>(&self, work: impl FnOnce(&mut Dlmalloc<Reserve>) -> T) -> T {
-        // Held for a few hundred instructions that cannot fault on paged memory, and for a fork; a holder
-        // that is preempted is given the CPU.
+        // The lock is held for a few hundred instructions that cannot fault on paged memory, and
+        // during a fork. A waiting thread yields to a preempted holder.
         lock();
         // SAFETY: the lock is held, so this is the only reference.
         let result = work(unsafe { &mut *self.heap.get() });
@@ -142,14 +142,14 @@ impl Private {
     }
 }
 
-/// Takes the heap, for a fork: the child must not get it half changed.
+/// Locks the heap for a fork, so that the child finds it consistent.
 pub fn lock() {
     while PRIVATE.lock.compare_exchange_weak(0, 1, Acquire, Relaxed).is_err() {
         rustix::thread::sched_yield();
     }
 }
 
-/// Gives back what [`lock`] took, in the parent or the child.
+/// Undoes [`lock`], in the parent or the child.
 pub fn unlock() {
     PRIVATE.lock.store(0, Release);
 }
@@ -177,13 +177,13 @@ unsafe impl GlobalAlloc for Private {
     }
 }
 
-/// Whether C memory comes from here.
+/// Returns true if an address is of this heap.
 pub fn owns(at: *const u8) -> bool {
     let start = START.load(Acquire);
     start != 0 && (at as usize).wrapping_sub(start) < RESERVED_BYTES.load(Relaxed)
 }
 
-/// What stands before memory that was given out to C, which frees without a size.
+/// The header of a block for C, which frees without a size.
 #[repr(C)]
 struct BlockHeader {
     block: *mut u8,
@@ -194,7 +194,8 @@ struct BlockHeader {
 
 const HEADER_BYTES: usize = size_of::<BlockHeader>();
 
-/// malloc and calloc for C: zeroed memory, aligned to `align` (a power of two), or null.
+/// Allocates zeroed memory for C, aligned to `align` (a power of two). Returns null if there is
+/// none.
 pub fn allocate(bytes: usize, align: usize) -> *mut u8 {
     let align = align.max(16);
     let Some(block_bytes) = bytes.max(1).checked_add(HEADER_BYTES + align) else {
@@ -207,8 +208,8 @@ pub fn allocate(bytes: usize, align: usize) -> *mut u8 {
         return block;
     }
     let place = HEADER_BYTES.next_multiple_of(align);
-    // SAFETY: place + bytes ≤ HEADER_BYTES + align + bytes, the block's size; the head lies right before, and
-    // is aligned as `align` and HEADER_BYTES are multiples of 8.
+    // SAFETY: place + bytes ≤ HEADER_BYTES + align + bytes, the size of the block. The header lies
+    // right before, and is aligned: `align` and HEADER_BYTES are multiples of 8.
     unsafe {
         let at = block.add(place);
         at.sub(HEADER_BYTES).cast::<BlockHeader>().write(BlockHeader {
@@ -221,12 +222,12 @@ pub fn allocate(bytes: usize, align: usize) -> *mut u8 {
     }
 }
 
-/// Frees what `allocate` gave out.
+/// Frees a block of [`allocate`].
 ///
 /// # Safety
-/// As of free(3); [`owns`] must hold.
+/// The caller keeps the contract of free(3), and [`owns`] returns true.
 pub unsafe fn free(at: *mut u8) {
-    // SAFETY: `allocate` wrote a head before what it gave out, for a block of this layout.
+    // SAFETY: `allocate` wrote a header before each block, with this layout.
     unsafe {
         let head = at.sub(HEADER_BYTES).cast::<BlockHeader>().read();
         PRIVATE
@@ -234,10 +235,10 @@ pub unsafe fn free(at: *mut u8) {
     }
 }
 
-/// Bytes that may be used of what `allocate` gave out.
+/// Returns the usable size of a block of [`allocate`].
 ///
 /// # Safety
-/// As [`free`].
+/// The contract of [`free`].
 pub unsafe fn usable(at: *const u8) -> usize {
     // SAFETY: as in `free`.
     unsafe { (*at.sub(HEADER_BYTES).cast::<BlockHeader>()).bytes }

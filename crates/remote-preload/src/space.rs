@@ -1,11 +1,13 @@
-//! Which pages of the paged region are given out. Pure: no memory is touched.
+//! The allocator of the region's pages. Pure: it touches no memory.
 //!
-//! Invariants: no page is given out twice, and free ranges are never adjacent, but at the border between the halves.
+//! Invariants: no page is allocated twice, and free ranges are never adjacent, except at the border
+//! of the halves.
 //!
-//! The second half of the addresses is for large requests, so that many small blocks never leave a large one
-//! without room. Blocks lie side by side, in the smallest free range that fits: where neighbours have
-//! the same protection, the kernel keeps one mapping for all of them, and it allows a process only so many
-//! (`vm.max_map_count`). A block that grows may ask for free pages behind it ([`Space::take_to_grow`]).
+//! The second half of the addresses is for large requests, so that many small blocks never leave a
+//! large one without room. Blocks lie side by side, in the smallest free range that fits. The
+//! kernel keeps one mapping for neighbours of the same protection, and limits the mappings of a
+//! process (`vm.max_map_count`). A block that grows may ask for free pages behind it
+//! ([`Space::take_to_grow`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,7 +15,7 @@ use std::ops::Range;
 /// The free ranges of one half, by length and first page.
 type ByLength = BTreeSet<(usize, usize)>;
 
-/// The pages that are free, and the blocks of malloc.
+/// The free pages, and the blocks of malloc.
 #[derive(Debug)]
 pub struct Space {
     pages: usize,
@@ -22,21 +24,22 @@ pub struct Space {
     /// Lengths of the free ranges, by first page.
     free: BTreeMap<usize, usize>,
     by_length: [ByLength; 2],
-    /// Lengths of the ranges that malloc gave out, by first page.
+    /// The lengths of malloc's blocks, by first page.
     allocations: BTreeMap<usize, usize>,
 }
 
 /// Requests of this many pages and more are large. They begin at multiples of it, as allocators want.
 pub const LARGE_PAGES: usize = (32 << 20) / 4096;
 
-/// A block that is to grow is followed by free pages for so many times its length.
+/// The free pages behind a block that may grow, in multiples of its length.
 const ROOM_TO_GROW: usize = 3;
 
-/// Ranges that are barely long enough are looked at up to this number: in most of them alignment costs too much.
+/// The number of ranges that are tried although they are barely long enough. In most of them,
+/// alignment leaves too little.
 const TIGHT_FITS_MAX: usize = 8;
 
 impl Space {
-    /// Begins with all pages free.
+    /// Creates an allocator of which all pages are free.
     pub fn new(pages: usize) -> Space {
         let (free, allocations) = (BTreeMap::new(), BTreeMap::new());
         let half = pages / 2;
@@ -46,13 +49,14 @@ impl Space {
         space
     }
 
-    /// Takes this many pages, the first of them a multiple of `align`.
+    /// Allocates this many pages; the first page number is a multiple of `align`.
     pub fn take(&mut self, pages: usize, align: usize) -> Option<usize> {
         let room = if pages >= LARGE_PAGES { pages.saturating_mul(ROOM_TO_GROW) } else { 0 };
         self.take_with_room(pages, align, room, usize::from(pages >= LARGE_PAGES))
     }
 
-    /// As [`Self::take`], with free pages behind, which others may take nevertheless.
+    /// Allocates as [`Self::take`] does, with free pages behind the block. Other requests may take
+    /// those when nothing else is free.
     pub fn take_to_grow(&mut self, pages: usize, align: usize) -> Option<usize> {
         self.take_with_room(pages, align, pages.saturating_mul(ROOM_TO_GROW), 1)
     }
@@ -72,8 +76,8 @@ impl Space {
         self.take_at(at, pages).then_some(at)
     }
 
-    /// Finds the place in the shortest range that fits: at its start in the first half, at its end in the second.
-    /// So what is free around the border stays in one piece.
+    /// Finds room in the shortest range that fits: at its start in the first half, at its end in
+    /// the second. So the free pages around the border stay in one piece.
     fn fit(&self, half: usize, pages: usize, align: usize) -> Option<usize> {
         let place = |(len, first): &(usize, usize)| {
             let (first, end) = (*first, first + len);
@@ -91,7 +95,7 @@ impl Space {
         })
     }
 
-    /// Finds a place over the border of the halves, for what is too long for either.
+    /// Finds room across the border of the halves, for a request that is too long for either.
     fn fit_across(&self, pages: usize, align: usize) -> Option<usize> {
         let (&first, &len) = self.free.range(..self.half).next_back()?;
         let behind = *self.free.get(&self.half)?;
@@ -100,7 +104,7 @@ impl Space {
         (at >= first).then_some(at)
     }
 
-    /// Takes exactly this range, if all of it is free.
+    /// Allocates exactly this range, if all of it is free.
     fn take_at(&mut self, at: usize, pages: usize) -> bool {
         let Some(end) = at.checked_add(pages) else { return false };
         let parts = self.at_border(at..end);
@@ -111,7 +115,7 @@ impl Space {
         free
     }
 
-    /// Takes what is free of a range, as somebody has a place of their own in it.
+    /// Allocates the free parts of a range whose address the program chose.
     pub fn claim(&mut self, first: usize, pages: usize) {
         let end = first + pages;
         while let Some((&at, &len)) = self.free.range(..end).next_back() {
@@ -123,13 +127,13 @@ impl Space {
         }
     }
 
-    /// Cuts a range at the border of the halves.
+    /// Splits a range at the border of the halves.
     fn at_border(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let parts = [range.start..range.end.min(self.half), range.start.max(self.half)..range.end];
         parts.into_iter().filter(|part| !part.is_empty()).collect()
     }
 
-    /// The free range that holds all of this one.
+    /// Returns the free range that contains a range.
     fn free_around(&self, range: &Range<usize>) -> Option<Range<usize>> {
         let (&first, &len) = self.free.range(..=range.start).next_back()?;
         (range.end <= first + len).then_some(first..first + len)
@@ -158,12 +162,12 @@ impl Space {
         usize::from(page >= self.half)
     }
 
-    /// Makes a range longer where it is, if what follows is free.
+    /// Extends a range in place, if the pages behind it are free.
     pub fn grow(&mut self, end: usize, pages: usize) -> bool {
         pages == 0 || self.take_at(end, pages)
     }
 
-    /// Takes a range back. Parts that are free stay so.
+    /// Frees a range. Parts that are free already stay free.
     pub fn give(&mut self, first: usize, pages: usize) {
         for part in self.at_border(first..first + pages) {
             self.give_part(part);
@@ -185,17 +189,17 @@ impl Space {
         self.insert(range);
     }
 
-    /// Notes a range as malloc's.
+    /// Records a block of malloc.
     pub fn note(&mut self, first: usize, pages: usize) {
         self.allocations.insert(first, pages);
     }
 
-    /// Pages of malloc's range that begins here.
+    /// Returns the length in pages of malloc's block that begins here.
     pub fn noted(&self, first: usize) -> Option<usize> {
         self.allocations.get(&first).copied()
     }
 
-    /// Forgets a range of malloc's; returns its length.
+    /// Removes the record of a block of malloc, and returns its length.
     pub fn forget(&mut self, first: usize) -> Option<usize> {
         self.allocations.remove(&first)
     }

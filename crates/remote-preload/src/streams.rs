@@ -1,11 +1,11 @@
-//! The C library's list of streams. In the child of a fork it opens the lock of each stream before our handler runs
-//! there.
+//! The C library's list of streams. In the child of a fork, the C library resets the lock of each
+//! stream before our handler runs there.
 
 use crate::threads::next;
 use std::ffi::CStr;
 use std::sync::atomic::AtomicUsize;
 
-/// The start of a stream, which has been so since 1999: <bits/types/struct_FILE.h>.
+/// The first fields of a stream, unchanged since 1999: <bits/types/struct_FILE.h>.
 #[repr(C)]
 struct FileStream {
     _flags: i32,
@@ -15,7 +15,8 @@ struct FileStream {
     lock: *const u8,
 }
 
-/// The list of all streams, held: none comes or goes. The lock is recursive, so fork(3) may take it once more.
+/// The locked list of all streams: none is opened or closed. The lock is recursive, so fork(3) may
+/// take it again.
 pub struct Streams {
     first: *const FileStream,
 }
@@ -34,11 +35,11 @@ fn call(name: &'static CStr, found: &AtomicUsize) {
 }
 
 impl Streams {
-    /// Takes the list. Where the C library has none, there are no streams in it.
-    pub fn hold() -> Streams {
+    /// Locks the list. If the C library has no such list, it is empty.
+    pub fn lock() -> Streams {
         static LOCK: AtomicUsize = AtomicUsize::new(0);
         static LIST: AtomicUsize = AtomicUsize::new(0);
-        // Looked up now, as a thread of the parent's may hold the loader's lock in the child.
+        // Look it up now: in the child, a thread of the parent may hold the loader's lock.
         next(c"_IO_list_resetlock", &RESET);
         call(c"_IO_list_lock", &LOCK);
         let list = next(c"_IO_list_all", &LIST) as *const *const FileStream;
@@ -47,23 +48,25 @@ impl Streams {
         Streams { first }
     }
 
-    /// Returns where the streams and their locks are. Reads them, and so has their memory brought back.
-    pub fn places(&self) -> Vec<usize> {
-        let mut places = Vec::new();
+    /// Returns the addresses of the streams and of their locks. Reading them makes their pages
+    /// resident.
+    pub fn addresses(&self) -> Vec<usize> {
+        let mut addresses = Vec::new();
         let mut at = self.first;
         while !at.is_null() {
-            // SAFETY: the list is held, so its streams are live.
+            // SAFETY: the list is locked, so its streams are live.
             let (chain, lock) = unsafe { ((&raw const (*at).chain).read_volatile(), (*at).lock) };
-            // SAFETY: of a live stream.
+            // SAFETY: a field of a live stream.
             let end = unsafe { (&raw const (*at).lock).cast::<u8>() };
-            places.extend([at as usize, end as usize, lock as usize]);
+            addresses.extend([at as usize, end as usize, lock as usize]);
             at = chain;
         }
-        places
+        addresses
     }
 
-    /// Opens the list in the child of a fork, where only the thread that forked is left. The C library has opened it
-    /// there already, so it must not be counted down once more; not so if the process was forked past it.
+    /// Unlocks the list in the child of a fork, which has only the thread that forked. The C
+    /// library has reset the lock already, so it must not be decremented again. After a fork past
+    /// the C library it has not.
     pub fn open_in_child(self) {
         call(c"_IO_list_resetlock", &RESET);
         std::mem::forget(self);

@@ -1,5 +1,6 @@
-//! The program's threads, counted: a process ends by exit(0) when its last thread does, as pthread_exit(3) says of
-//! main. The C library counts the pager's threads, too, and would wait for them for ever.
+//! The count of the program's threads. A process ends by exit(0) with its last thread, as
+//! pthread_exit(3) says of main. The C library counts the pager's threads too, and would wait for
+//! them for ever.
 
 use crate::agent;
 use crate::threads::{Internal, pager_threads};
@@ -9,16 +10,16 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Begins with main.
+/// The number of live threads of the program, from main on.
 static LIVING: AtomicUsize = AtomicUsize::new(1);
 
-/// Rounds in which the C library calls destructors of keys (PTHREAD_DESTRUCTOR_ITERATIONS).
+/// The rounds in which the C library calls destructors of keys (PTHREAD_DESTRUCTOR_ITERATIONS).
 const ROUNDS: usize = 4;
 
-/// How long a thread that has ended may still be in the kernel's list.
+/// The time for which a thread that has ended may still be in /proc/self/task.
 const LINGERING: Duration = Duration::from_secs(1);
 
-/// Its destructor runs at the end of each thread that has a value for it.
+/// Returns a key whose destructor runs at the end of each thread that has a value for it.
 fn key() -> Option<libc::pthread_key_t> {
     static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
     *KEY.get_or_init(|| {
@@ -29,37 +30,38 @@ fn key() -> Option<libc::pthread_key_t> {
     })
 }
 
-/// Has the calling thread's end be noticed. It is counted already.
-pub fn notice_end() {
-    set_rounds_over(1);
+/// Watches for the end of the calling thread, which is counted already.
+pub fn watch_this_thread() {
+    set_destructor_rounds(1);
 }
 
-/// A thread that is about to start is counted before it can end.
-pub fn count_new() {
+/// Counts a thread before it starts, and so before it can end.
+pub fn count_started() {
     LIVING.fetch_add(1, SeqCst);
 }
 
-/// A thread did not start.
-pub fn discount_new() {
+/// Undoes [`count_started`] for a thread that did not start.
+pub fn count_failed_start() {
     LIVING.fetch_sub(1, SeqCst);
 }
 
-/// In the child of a fork there is one thread.
+/// Resets the count in the child of a fork, which has one thread.
 pub fn restart_in_child() {
     LIVING.store(1, SeqCst);
-    notice_end();
+    watch_this_thread();
 }
 
-fn set_rounds_over(rounds: usize) {
+fn set_destructor_rounds(rounds: usize) {
     let Some(key) = key() else { return };
-    // SAFETY: the key is ours; the value is a number that nobody follows.
+    // SAFETY: the key is ours; the value is a number, and no code dereferences it.
     unsafe { libc::pthread_setspecific(key, rounds as *const c_void) };
 }
 
-/// The program's own destructors come first: this waits for the last round, in which it is the first as the oldest.
+/// Runs at a thread's end. The program's own destructors must come first, so this waits for the
+/// last round. There it runs first, because its key is the oldest.
 unsafe extern "C" fn end_of_thread(rounds: *mut c_void) {
     match rounds as usize {
-        rounds if rounds < ROUNDS => set_rounds_over(rounds + 1),
+        rounds if rounds < ROUNDS => set_destructor_rounds(rounds + 1),
         _ if is_last() => {
             // SAFETY: as the C library does when its last thread ends.
             unsafe { libc::exit(0) }
@@ -68,19 +70,20 @@ unsafe extern "C" fn end_of_thread(rounds: *mut c_void) {
     }
 }
 
-/// Whether only the pager's threads are left beside the calling one, which ends.
+/// Returns true if only the pager's threads are left beside the calling one, which ends.
 fn is_last() -> bool {
     LIVING.fetch_sub(1, SeqCst) == 1 && pager_threads() > 0 && is_alone()
 }
 
-/// Threads that were made past pthread_create(3), as the C library makes some, keep the process.
+/// Returns true if the kernel knows no further thread. Threads that were created past
+/// pthread_create(3), as the C library creates some, keep the process alive.
 fn is_alone() -> bool {
     let _internal = Internal::enter();
-    // Main stays in the list after its end.
+    // The main thread stays in the list after its end.
     let ended_main = (rustix::thread::gettid() != rustix::process::getpid()) as usize;
     let alone = move || {
         let threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
-        // Where there is no /proc, what was counted holds.
+        // Without /proc, the count decides.
         threads.map_or(true, |threads| threads <= pager_threads() + 1 + ended_main)
     };
     agent::run(move || {

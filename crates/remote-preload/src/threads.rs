@@ -1,4 +1,5 @@
-//! Which threads are the pager's: they, and all that they start, get unpaged memory. The others are counted.
+//! The pager's threads and the program's. The pager's, and all threads that they create, get
+//! unpaged memory. The program's are counted.
 
 use crate::thread_count;
 use pagetax_remote::threads::BlockedSignals;
@@ -11,13 +12,13 @@ thread_local! {
     static IS_PAGER_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, the calling thread works for the pager.
+/// A guard: while it lives, the calling thread works for the pager.
 pub struct Internal {
     before: bool,
 }
 
 impl Internal {
-    /// From here on.
+    /// Marks the calling thread as working for the pager.
     pub fn enter() -> Internal {
         Internal { before: INTERNAL.replace(true) }
     }
@@ -29,25 +30,25 @@ impl Drop for Internal {
     }
 }
 
-/// Whether the calling thread works for the pager.
+/// Returns true if the calling thread works for the pager.
 pub fn is_internal() -> bool {
     INTERNAL.get()
 }
 
-/// Whether the calling thread is one of the pager's own, with the descriptors of those.
+/// Returns true if the calling thread is one of the pager's own, which have their own descriptors.
 pub fn is_pager_thread() -> bool {
     IS_PAGER_THREAD.get()
 }
 
-/// Threads of the pager's that run.
+/// The number of running pager threads.
 static PAGER_THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// How many threads of the pager's run.
+/// Returns the number of running pager threads.
 pub fn pager_threads() -> usize {
     PAGER_THREADS.load(SeqCst)
 }
 
-/// In the child of a fork there is none.
+/// Resets the count in the child of a fork, which has no pager thread.
 pub fn restart_in_child() {
     PAGER_THREADS.store(0, SeqCst);
     thread_count::restart_in_child();
@@ -60,64 +61,67 @@ type Create = unsafe extern "C" fn(
     Start,
     *mut c_void,
 ) -> libc::c_int;
-/// The same of <threads.h>.
+/// The type of a thread's function in <threads.h>.
 type StartC11 = unsafe extern "C" fn(*mut c_void) -> libc::c_int;
 type CreateC11 = unsafe extern "C" fn(*mut libc::pthread_t, StartC11, *mut c_void) -> libc::c_int;
 
-/// What a thread is to run.
+/// The function that a thread is to run, and its argument.
 struct ThreadStart<S> {
     start: S,
     argument: *mut c_void,
 }
 
 impl<S> ThreadStart<S> {
-    /// Has a thread made that takes this over; what came of it, 0 if there is one.
-    fn hand_over(self, create: impl FnOnce(*mut c_void) -> libc::c_int) -> libc::c_int {
-        // What is allocated for a thread is where it looks for its variables, also right after a fork.
+    /// Creates a thread that takes this over. Returns the error number, or 0.
+    fn pass_to_thread(self, create: impl FnOnce(*mut c_void) -> libc::c_int) -> libc::c_int {
+        // Its allocations must be unpaged: the thread reads them when it looks up its variables,
+        // even right after a fork.
         let _internal = Internal::enter();
         let handed = Box::into_raw(Box::new(self)).cast();
         let result = create(handed);
         if result != 0 {
-            // SAFETY: there is no thread that took it.
+            // SAFETY: no thread exists that could take it.
             drop(unsafe { ThreadStart::<S>::take(handed) });
         }
         result
     }
 
+    /// Takes the start of a thread.
+    ///
     /// # Safety
-    /// Once, of what `hand_over` gave out.
+    /// Called once for each pointer of `pass_to_thread`.
     unsafe fn take(handed: *mut c_void) -> Box<ThreadStart<S>> {
         // SAFETY: as the caller promises.
         unsafe { Box::from_raw(handed.cast()) }
     }
 
-    /// As `take`, on a thread of the program's that begins.
+    /// Takes the start of a thread of the program, and watches for its end.
     ///
     /// # Safety
-    /// As `take`.
+    /// The contract of `take`.
     unsafe fn take_counted(handed: *mut c_void) -> ThreadStart<S> {
         let _internal = Internal::enter();
-        thread_count::notice_end();
+        thread_count::watch_this_thread();
         // SAFETY: as the caller promises.
         *unsafe { ThreadStart::take(handed) }
     }
 }
 
-/// Has a thread of the program's made, counted.
+/// Creates a thread of the program, and counts it.
 fn counted(create: impl FnOnce() -> libc::c_int) -> libc::c_int {
-    thread_count::count_new();
+    thread_count::count_started();
     let result = create();
     if result != 0 {
-        thread_count::discount_new();
+        thread_count::count_failed_start();
     }
     result
 }
 
-unsafe extern "C" fn begin_pagers(handed: *mut c_void) -> *mut c_void {
+unsafe extern "C" fn run_pager_thread(handed: *mut c_void) -> *mut c_void {
     INTERNAL.set(true);
     IS_PAGER_THREAD.set(true);
     PAGER_THREADS.fetch_add(1, SeqCst);
-    // SAFETY: `pthread_create` hands it over to this one thread.
+    // SAFETY: `pthread_create` passes it to this one thread.
     let begin = unsafe { ThreadStart::<Start>::take(handed) };
     // SAFETY: as the creator promised pthread_create.
     let result = unsafe { (begin.start)(begin.argument) };
@@ -125,21 +129,22 @@ unsafe extern "C" fn begin_pagers(handed: *mut c_void) -> *mut c_void {
     result
 }
 
-unsafe extern "C" fn begin_programs(handed: *mut c_void) -> *mut c_void {
-    // SAFETY: `pthread_create` hands it over to this one thread.
+unsafe extern "C" fn run_program_thread(handed: *mut c_void) -> *mut c_void {
+    // SAFETY: `pthread_create` passes it to this one thread.
     let begin = unsafe { ThreadStart::<Start>::take_counted(handed) };
     // SAFETY: as the creator promised pthread_create.
     unsafe { (begin.start)(begin.argument) }
 }
 
-unsafe extern "C" fn begin_c11(handed: *mut c_void) -> libc::c_int {
-    // SAFETY: `thrd_create` hands it over to this one thread.
+unsafe extern "C" fn run_c11_thread(handed: *mut c_void) -> libc::c_int {
+    // SAFETY: `thrd_create` passes it to this one thread.
     let begin = unsafe { ThreadStart::<StartC11>::take_counted(handed) };
     // SAFETY: as the creator promised thrd_create.
     unsafe { (begin.start)(begin.argument) }
 }
 
-/// The next definition of a function of the C library.
+/// Returns the address of the next definition of a function: the C library's own. Returns 0 if
+/// there is none.
 pub fn next(name: &'static CStr, found: &AtomicUsize) -> usize {
     let known = found.load(Relaxed);
     if known != 0 {
@@ -151,10 +156,10 @@ pub fn next(name: &'static CStr, found: &AtomicUsize) -> usize {
     address
 }
 
-/// pthread_create(3): threads of internal threads are internal.
+/// Replaces pthread_create(3). A thread that an internal thread creates is internal.
 ///
 /// # Safety
-/// As of pthread_create(3).
+/// The caller keeps the contract of pthread_create(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
@@ -170,20 +175,20 @@ pub unsafe extern "C" fn pthread_create(
     // SAFETY: the C library's own function of that name has this type.
     let create = unsafe { std::mem::transmute::<usize, Create>(address) };
     let begin = ThreadStart { start, argument };
-    // SAFETY: as our caller promises; both functions take what is handed over.
+    // SAFETY: as our caller promises; both functions take the pointer.
     let create = |run, handed| unsafe { create(thread, attributes, run, handed) };
     if is_internal() {
-        // Also for threads that other libraries make for the pager.
+        // Other libraries may create threads on behalf of the pager.
         let _blocked = BlockedSignals::block();
-        return begin.hand_over(|handed| create(begin_pagers, handed));
+        return begin.pass_to_thread(|handed| create(run_pager_thread, handed));
     }
-    counted(|| begin.hand_over(|handed| create(begin_programs, handed)))
+    counted(|| begin.pass_to_thread(|handed| create(run_program_thread, handed)))
 }
 
-/// thrd_create(3), as pthread_create(3).
+/// Replaces thrd_create(3), as [`pthread_create`] does its own.
 ///
 /// # Safety
-/// As of thrd_create(3).
+/// The caller keeps the contract of thrd_create(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn thrd_create(
     thread: *mut libc::pthread_t,
@@ -198,20 +203,20 @@ pub unsafe extern "C" fn thrd_create(
     // SAFETY: the C library's own function of that name has this type.
     let create = unsafe { std::mem::transmute::<usize, CreateC11>(address) };
     let begin = ThreadStart { start, argument };
-    // SAFETY: as our caller promises; the function takes what is handed over.
-    counted(|| begin.hand_over(|handed| unsafe { create(thread, begin_c11, handed) }))
+    // SAFETY: as our caller promises; the function takes the pointer.
+    counted(|| begin.pass_to_thread(|handed| unsafe { create(thread, run_c11_thread, handed) }))
 }
 
-/// Of <threads.h>.
+/// `thrd_error` of <threads.h>.
 const THRD_ERROR: libc::c_int = 2;
 
 type SetSpecific = unsafe extern "C" fn(libc::pthread_key_t, *const c_void) -> libc::c_int;
 
-/// pthread_setspecific(3): in the child of a fork the C library clears other threads' tables of values, before our
-/// handler runs there. So those tables are not paged.
+/// Replaces pthread_setspecific(3). In the child of a fork, the C library clears the value tables
+/// of other threads before our handler runs there. So those tables are unpaged.
 ///
 /// # Safety
-/// As of pthread_setspecific(3).
+/// The caller keeps the contract of pthread_setspecific(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_setspecific(
     key: libc::pthread_key_t,
@@ -222,10 +227,10 @@ pub unsafe extern "C" fn pthread_setspecific(
     unsafe { set_specific(c"pthread_setspecific", &NEXT, key, value).unwrap_or(libc::ENOMEM) }
 }
 
-/// tss_set(3), as pthread_setspecific(3).
+/// Replaces tss_set(3), as [`pthread_setspecific`] does its own.
 ///
 /// # Safety
-/// As of tss_set(3).
+/// The caller keeps the contract of tss_set(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tss_set(key: libc::c_uint, value: *mut c_void) -> libc::c_int {
     static NEXT: AtomicUsize = AtomicUsize::new(0);

@@ -1,4 +1,4 @@
-/* All numbers of files are the program's: it opens, closes and replaces them as it likes. */
+/* The program can use all descriptor numbers: it opens, closes and replaces them as it likes. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -58,7 +58,7 @@ int main(void)
     printf("not replaced: %d, right: %d\n", refused, is_right());
     refused += close_range(3, ~0u, 0) != 0;
     printf("not closed at once: %d, right: %d\n", refused, is_right());
-    /* Whoever reads sees the end when the program closes the last writing end, stderr among them. */
+    /* A reader sees the end of file when the program closes the last writing end, which includes stderr. */
     if (pipe(pipes) != 0)
         return 1;
     dup2(pipes[1], 800);

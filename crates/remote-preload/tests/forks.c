@@ -1,4 +1,4 @@
-/* Forks while most memory is away, with streams open and another thread at work. */
+/* Forks while most memory is evicted, with streams open and another thread at work. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ static void *work(void *own)
     return own;
 }
 
-/* What a stream holds in the end: what it held at the fork, and what the child added. */
+/* Checks memory and streams: each stream has the bytes of the fork and those that the child added. */
 static int child(int turn)
 {
     int wrong = !is_right(large, LARGE, turn);
@@ -63,7 +63,7 @@ int main(void)
 
     large = malloc(LARGE);
     for (int i = 0; i < STREAMS; i++) {
-        /* Apart, so that they are on pages of their own. */
+        /* Keeps the streams apart, so that each is on a page of its own. */
         char *between = malloc(4000);
         streams[i] = tmpfile();
         fprintf(streams[i], "stream %d\n", i);

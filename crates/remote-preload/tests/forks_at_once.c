@@ -1,4 +1,4 @@
-/* Threads that fork at once, while another has the C library flush streams whose buffers are away. */
+/* Threads that fork at once, while another thread flushes streams whose buffers are evicted. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>

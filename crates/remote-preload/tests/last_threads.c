@@ -1,4 +1,4 @@
-/* Processes end when the last of their threads does: by exit(0), after that thread's own destructors. */
+/* A process ends when its last thread does: by exit(0), after that thread's own destructors. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -158,7 +158,7 @@ int main(void)
         fflush(stdout);
         pid_t child = fork();
         if (child == 0) {
-            alarm(20); /* One that does not end is told. */
+            alarm(20); /* Ends a process that hangs. */
             CASES[i].run();
             return 5;
         }

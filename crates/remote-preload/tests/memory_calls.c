@@ -1,4 +1,4 @@
-/* Calls that change what memory is or does: each is done, or refused. */
+/* Calls that change memory or its behaviour: each succeeds or fails. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -80,7 +80,7 @@ static void advice(void)
     munmap(at, MIB);
 }
 
-/* Addresses that are only reserved, more than there are of paged memory; and what is put there. */
+/* Reserves more addresses than the paged region has, and maps memory there. */
 static void reservations(void)
 {
     size_t half_terabyte = (size_t)512 << 30;
@@ -101,7 +101,7 @@ static void reservations(void)
     munmap(writable, 3 * half_terabyte);
 }
 
-/* A file takes the place of pages, and goes again. */
+/* Maps a file over pages, and unmaps it. */
 static void files_over_pages(void)
 {
     char *at = map(0, 4 * MIB, PROT_READ | PROT_WRITE, 0, -1);
@@ -113,7 +113,7 @@ static void files_over_pages(void)
     printf(" %.3s", at + MIB + 1);
     printf(" %d", madvise(at + MIB, 8192, MADV_DONTNEED));
     printf(" %.3s %d %d\n", at + MIB + 1, at[MIB - 1], at[MIB + 8192]);
-    /* Zeros over the file, and all away. */
+    /* Maps zeros over the file, and unmaps everything. */
     printf("zeros: %d", map(at + MIB, 8192, PROT_READ | PROT_WRITE, MAP_FIXED, -1) == at + MIB);
     printf(" %d", at[MIB + 1]);
     printf(" %d\n", munmap(at, 4 * MIB));
@@ -133,7 +133,7 @@ static int is_filled(const char *at, char value)
     return 1;
 }
 
-/* Moves to places that the program chose: inside its memory, into holes of it, and beyond. */
+/* Moves memory to fixed places: inside the region, into holes of it, and outside. */
 static void moves(void)
 {
     enum { READ_WRITE = PROT_READ | PROT_WRITE };
@@ -141,7 +141,7 @@ static void moves(void)
     char *beyond = map(0, MIB, READ_WRITE, MAP_STACK, -1);
     for (int i = 0; i < 4; i++)
         memset(at + i * MIB, i + 1, MIB);
-    /* The first takes the place of the third; then the fourth the hole of the first. */
+    /* The first range replaces the third; then the fourth fills the hole of the first. */
     printf("over: %d", mremap(at, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, at + 2 * MIB) == at + 2 * MIB);
     printf(" %d\n", is_filled(at + 2 * MIB, 1));
     printf("into a hole: %d", mremap(at + 3 * MIB, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, at) == at);
@@ -167,7 +167,7 @@ static void moves(void)
     printf(" %d\n", is_filled(at, 7));
 }
 
-/* More mappings than the kernel allows inside one region: the rest lies elsewhere. */
+/* Needs more mappings than the kernel allows inside one region: the rest is allocated elsewhere. */
 static void many_mappings(void)
 {
     enum { BLOCKS = 40000 };

@@ -1,4 +1,4 @@
-/* Memory that the program may no longer write to, or not even read, leaves as any other, and comes back. */
+/* Memory that is read-only or inaccessible is evicted and fetched like any other. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

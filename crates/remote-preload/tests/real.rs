@@ -1,4 +1,5 @@
-//! The library preloaded into real programs, on the real kernel: what they print is right to the byte.
+//! Real programs with the preloaded library, on the real kernel: their output must match to the
+//! byte.
 
 #[macro_use]
 #[path = "../../remote/tests/both_ways/mod.rs"]
@@ -29,7 +30,7 @@ both_ways! {
     what_asks_to_stay_local_does_and_it_is_said_once
 }
 
-/// Built beside this test, as the library under test.
+/// Returns the path of the library under test, which Cargo builds beside this test.
 fn library() -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let library = here.parent().unwrap().join("libpagetax_remote_preload.so");
@@ -51,7 +52,8 @@ fn command(program: &str, arguments: &[&str], resident_mib: Option<u64>) -> Comm
     command
 }
 
-/// What a program prints, plain and paged; none, said so, if it cannot be paged or is not here.
+/// Runs a program plain and paged, and returns both outputs. Returns `None`, with a line, if it is
+/// not installed or cannot be paged.
 fn both(
     program: &str,
     arguments: &[&str],
@@ -79,7 +81,7 @@ fn both(
     Some((plain, paged))
 }
 
-/// One of the counts that a paged program says at its end, after its children.
+/// Returns a count that a paged program logs at its end, the last one if its children log too.
 fn count(output: &Output, name: &str) -> u64 {
     let errors = String::from_utf8_lossy(&output.stderr);
     let (_, rest) = errors.rsplit_once(&format!("{name}: ")).unwrap_or_else(|| panic!("{errors}"));
@@ -228,7 +230,7 @@ for turn in range(3):
     assert_same("/usr/bin/python3", &["-c", script, "72000000"], 32, "");
 }
 
-/// A C program of tests/, built into a folder.
+/// Builds a C program of tests/ into a folder, and returns its path.
 fn build(name: &str, folder: &std::path::Path) -> String {
     let program = folder.join(name).display().to_string();
     let source = format!("{}/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
@@ -249,7 +251,7 @@ fn forks_at_once_and_beside_a_flush() {
     assert_same(&build("forks_at_once", folder.path()), &[], 12, "");
 }
 
-/// What the C library keeps of a locale is the program's memory, and may be away.
+/// Checks forks with locales: their tables are paged memory, and may be evicted.
 fn forks_in_any_locale() {
     let script = "
 import ctypes, locale, os
@@ -323,7 +325,7 @@ fn reserved_addresses_files_over_pages_and_moves() {
     }
 }
 
-/// 96 MiB at a limit of 16, and what the library itself and the compressed pages take.
+/// Pages 96 MiB at a limit of 16 MiB, plus what the library itself and the compressed pages take.
 fn memory_that_may_not_be_written_to_leaves() {
     let folder = tempfile::tempdir().unwrap();
     let program = build("read_only", folder.path());
@@ -375,7 +377,7 @@ fn no_line_goes_into_a_file_of_the_programs() {
     assert_eq!(std::fs::read(&file).unwrap(), b"", "a line is in the program's file");
 }
 
-/// A pipe that nobody empties keeps nobody waiting.
+/// Checks that a full pipe without a reader blocks no thread.
 #[test]
 fn a_full_stderr_stops_nobody() {
     let folder = tempfile::tempdir().unwrap();
@@ -403,7 +405,8 @@ sys.exit(subprocess.run([{program:?}], stderr=w, timeout=300).returncode)
     assert!(plain.status.success() && paged.status.success(), "{plain:?} {paged:?}");
 }
 
-/// Pages that do not compress, more of them than the heap that holds the store may take: they stay, over the limit.
+/// Fills the store with incompressible pages, more than the heap can hold. The rest stays resident,
+/// over the limit.
 #[test]
 fn a_store_inside_the_process_is_full_before_its_heap_is() {
     let script = "

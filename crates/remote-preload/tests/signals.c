@@ -38,14 +38,14 @@ int main(void)
     sigfillset(&set);
     sigprocmask(SIG_SETMASK, &set, NULL);
     pthread_create(&thread, NULL, touch, memory);
-    /* In the second round pages come back. */
+    /* In the second round, pages are fetched. */
     while (rounds < 2)
         usleep(1000);
     printf("%d signals\n", take(&set));
     stopping = 1;
     pthread_join(thread, NULL);
     fflush(stdout);
-    /* Where pages are on servers, fork is refused. */
+    /* With servers, fork fails. */
     free(memory);
     pid_t pid = fork();
     if (pid == 0) {

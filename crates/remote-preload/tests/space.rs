@@ -1,4 +1,5 @@
-//! The pages of the paged region: none is given out twice, and large requests find room beside many small ones.
+//! The allocator of the paged region: no page is allocated twice, and large requests find room
+//! beside many small ones.
 
 #[path = "../src/space.rs"]
 #[allow(dead_code)]
@@ -20,7 +21,7 @@ impl Random {
     }
 }
 
-/// What is given out, page by page.
+/// A model of the allocated pages.
 struct Model(Vec<bool>);
 
 impl Model {

@@ -56,7 +56,7 @@ int main(void)
     for (int page = 0; page < 512; page++)
         missing += !(there[page] & 1);
     printf("locked and missing: %d\n", missing);
-    /* Zeros over paged memory. */
+    /* Maps zeros over paged memory. */
     printf("zeros: %d", map(large + MIB, MIB, MAP_FIXED, -1) == large + MIB);
     printf(" %d %d\n", large[MIB], large[2 * MIB - 1]);
     check("after", large, 2 * MIB, 32 * MIB, 5);

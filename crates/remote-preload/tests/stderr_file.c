@@ -1,4 +1,4 @@
-/* Opens a file under the number of stderr, with things happening that there is a line for: none is in the file. */
+/* Opens a file under the number of stderr, and provokes log lines: none must be in the file. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>

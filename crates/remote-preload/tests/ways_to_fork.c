@@ -1,4 +1,4 @@
-/* Each way to get a child with a copy of the memory: it has all of it, or it fails and says so. */
+/* Each way to create a child with a copy of the memory: the child has all of it, or the call fails with a line. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,7 +29,7 @@ static int is_right(void)
     return 1;
 }
 
-/* A child: sees the memory, changes its own, and still has what it wrote. */
+/* The child checks the memory, changes it, and checks it again. */
 static int child(void *unused)
 {
     int before = is_right();
@@ -58,7 +58,7 @@ static pid_t by_Fork(void)
     pid_t (*call)(void) = (pid_t (*)(void))dlsym(RTLD_DEFAULT, "_Fork");
     return call ? call() : fork();
 }
-/* As the C library itself forks, past everything that was preloaded. */
+/* Forks as the C library itself does, past all preloaded functions. */
 static pid_t by_own_fork(void)
 {
     void *c_library = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
