@@ -6,6 +6,7 @@
 
 use crate::exit;
 use anyhow::{Context, Result, anyhow, bail};
+use pagetax_core::page_size::PageSizeRequest;
 use pagetax_core::units::PageSize;
 use pagetax_host::launch::installed;
 use std::ffi::{OsStr, OsString};
@@ -141,10 +142,14 @@ fn split(args: Vec<OsString>) -> Result<(Sizes, Vec<OsString>)> {
 }
 
 fn bytes(size: &str) -> Result<u64> {
-    match size {
-        "default" => Ok(0),
-        size => Ok(size.parse::<PageSize>()?.bytes()),
+    let request: PageSizeRequest = size.parse()?;
+    if request.hugetlb().is_some() {
+        bail!(
+            "{size}: a program takes no pages of a pool\n  remedy: pagetax ppgsz -F -o heap={size}"
+        );
     }
+    let base = PageSize::new(rustix::param::page_size() as u64)?;
+    Ok(request.size(base).map_or(0, PageSize::bytes))
 }
 
 /// The constructor with these sizes, and what it calls.

@@ -16,6 +16,7 @@ pub mod finding;
 pub mod job;
 pub mod machine;
 pub mod network_memory;
+pub mod page_size;
 pub mod plan;
 pub mod quantity;
 pub mod replay;

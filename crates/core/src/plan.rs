@@ -10,8 +10,9 @@ pub use validity::{Mistake, Part, REMOTE_RESIDENT_BYTES_MIN};
 
 use crate::access::{Chase, Offsets, Uniform, Zipf, derive_seed};
 use crate::network_memory::Serving;
+use crate::page_size::PageSizeRequest;
 use crate::replay::Replay;
-use crate::units::{Bytes, Nanos, PageSize};
+use crate::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -85,27 +86,6 @@ impl Backing {
     /// Whether it is network memory.
     pub fn is_remote(&self) -> bool {
         matches!(self, Backing::Remote { .. })
-    }
-}
-
-/// How a region asks for its page size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PageSizeRequest {
-    /// Whatever the machine does unasked.
-    Default,
-    /// Base pages by all means.
-    Base,
-    /// This size where the machine's ordinary pages can have it (THP, mTHP, MPSS).
-    Prefer(PageSize),
-    /// From a reserved pool (hugetlb).
-    Hugetlb(PageSize),
-}
-
-impl PageSizeRequest {
-    /// The page size that must come from a reserved pool, if one must.
-    pub fn hugetlb(self) -> Option<PageSize> {
-        if let PageSizeRequest::Hugetlb(size) = self { Some(size) } else { None }
     }
 }
 

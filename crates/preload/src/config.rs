@@ -5,18 +5,18 @@
 //! lines are skipped. Invariant: nothing here allocates or fails. A broken line is reported to `complain`,
 //! and reading goes on.
 
-use crate::size::{self, PageBytes};
+use pagetax_core::page_size::page_bytes;
 
 /// The length of the longest valid line, in bytes: PATH_MAX and room for the rest.
 pub const LINE_BYTES_MAX: usize = libc::PATH_MAX as usize + 64;
 
-/// The page sizes to ask for; none: leave alone.
+/// The page sizes to ask for, in bytes; 0 is the system's choice, none: leave alone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// The page size for bss, the brk heap and malloc's mappings.
-    pub heap: Option<PageBytes>,
+    pub heap: Option<u64>,
     /// The page size for the main thread's stack.
-    pub stack: Option<PageBytes>,
+    pub stack: Option<u64>,
 }
 
 /// An error in a line.
@@ -89,10 +89,10 @@ fn rsplit(text: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
     Some((text.get(..position)?, text.get(position + 1..)?))
 }
 
-fn field(text: &[u8]) -> Result<Option<PageBytes>, Mistake> {
+fn field(text: &[u8]) -> Result<Option<u64>, Mistake> {
     match text.trim_ascii() {
         [] => Ok(None),
-        text => size::parse(text).map(Some).ok_or(Mistake::BadSize),
+        text => page_bytes(text).map(Some).ok_or(Mistake::BadSize),
     }
 }
 

@@ -10,7 +10,6 @@
 //! This crate reads the settings, in a constructor; [`pagetax_interpose`] applies them.
 
 pub mod config;
-pub mod size;
 
 mod file;
 mod log;
@@ -19,6 +18,7 @@ mod program;
 use config::Wanted;
 use file::MappedFile;
 use log::Log;
+use pagetax_core::page_size::page_bytes;
 use pagetax_interpose::system::{self, Decimal};
 use pagetax_interpose::{Refused, heap, stack};
 use program::Process;
@@ -85,7 +85,7 @@ fn wanted(process: &Process, log: &Log) -> Wanted {
     }
     let from = |name: &[u8]| {
         let text = process.variable(name)?.to_bytes();
-        let size = size::parse(text);
+        let size = page_bytes(text);
         if size.is_none() && !text.is_empty() {
             log.line(&[name, text, b": invalid page size"]);
         }

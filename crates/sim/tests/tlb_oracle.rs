@@ -4,6 +4,7 @@
 
 use pagetax_core::access::{Offsets, Rng};
 use pagetax_core::machine::Machine;
+use pagetax_core::page_size::PageSizeRequest;
 use pagetax_core::plan::*;
 use pagetax_core::report::Recording;
 use pagetax_sim::historic::machine::SimMachine;
@@ -151,7 +152,7 @@ impl Slow {
         let mut end = if is_solaris { 0xff00_0000 } else { 1 << 32 };
         let area = |region: &Region| {
             let wanted = match region.page_size {
-                PageSizeRequest::Prefer(size) => size.shift(),
+                PageSizeRequest::Size(size, _) => size.shift(),
                 _ => base_shift,
             };
             let up = |bytes: u64, shift: u32| bytes.next_multiple_of(1 << shift);
@@ -249,9 +250,7 @@ fn plan(regions: &[(u64, Option<&str>)], phases: &[Drawn]) -> Plan {
         name: if index == 0 { "heap".into() } else { format!("mapping {index}") },
         backing: Backing::Anon,
         bytes: *bytes,
-        page_size: page.map_or(PageSizeRequest::Default, |size| {
-            PageSizeRequest::Prefer(size.parse().unwrap())
-        }),
+        page_size: page.map_or(PageSizeRequest::Default, |size| size.parse().unwrap()),
         advice: Vec::new(),
         mapped_at_start: true,
     };

@@ -30,7 +30,8 @@ impl Job {
 mod tests {
     use crate::job::Job;
     use crate::machine::{MachineKind, MachineSpec};
-    use crate::plan::{ClientKind, Op, PageSizeRequest};
+    use crate::page_size::PageSizeRequest;
+    use crate::plan::{ClientKind, Op};
     use crate::quantity::Params;
     use crate::replay::tests::Listed;
     use crate::units::{Bytes, PageSize};
@@ -54,7 +55,7 @@ mod tests {
         let job = Job::of_recording("a \"b\"'\u{301}\u{7f}.ptt", "sort \\ x\n'''\r", recording);
         let settings = Params::from([("page_size".into(), "2M".into())]);
         let plan = job.resolve(&settings, &spec(), None).unwrap();
-        assert_eq!(plan.regions[0].page_size, PageSizeRequest::Prefer(PageSize::M2));
+        assert_eq!(plan.regions[0].page_size, PageSizeRequest::preferred(PageSize::M2));
         assert_eq!(plan.regions[0].bytes, 1 << 22);
         let phase = &plan.phases[0];
         assert_eq!((phase.client_kind, phase.clients), (ClientKind::Threads, 2));

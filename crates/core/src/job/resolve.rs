@@ -5,13 +5,14 @@ use super::{JobError, line_and_column, nearest};
 use crate::access::derive_seed;
 use crate::machine::MachineSpec;
 use crate::network_memory::Serving;
+use crate::page_size::PageSizeRequest;
 use crate::plan::{
-    Access, Advice, Backing, ClientKind, JobIdentity, Measure, Mistake, Native, Op,
-    PageSizeRequest, Part, Pattern, Phase, Plan, Region, RegionId, Touch,
+    Access, Advice, Backing, ClientKind, JobIdentity, Measure, Mistake, Native, Op, Part, Pattern,
+    Phase, Plan, Region, RegionId, Touch,
 };
 use crate::quantity::{Dimension, Params, evaluate};
 use crate::replay::Replay;
-use crate::units::{Nanos, PageSize};
+use crate::units::{Nanos, UnitError};
 use std::ops::Range;
 use toml::Spanned;
 
@@ -316,24 +317,10 @@ impl Resolver<'_> {
     }
 
     fn page_size(&self, word: &Word) -> Resolved<PageSizeRequest> {
-        let text = self.word(word)?;
-        let (hugetlb, size) = match text.strip_prefix("hugetlb:") {
-            Some(size) => (true, size),
-            None => (false, text),
-        };
-        match (size, hugetlb) {
-            ("default", false) => return Ok(PageSizeRequest::Default),
-            ("base", false) => return Ok(PageSizeRequest::Base),
-            _ => {}
-        }
-        let size = size.parse::<PageSize>().map_err(|e| {
-            self.error(
-                word.span(),
-                e.to_string(),
-                "use default, base, a size such as 2M, or hugetlb:2M",
-            )
-        })?;
-        Ok(if hugetlb { PageSizeRequest::Hugetlb(size) } else { PageSizeRequest::Prefer(size) })
+        self.word(word)?.parse().map_err(|error: UnitError| {
+            let remedy = "use default, base, a size such as 2M, or hugetlb:2M";
+            self.error(word.span(), error.to_string(), remedy)
+        })
     }
 
     fn advice(&self, word: &Word) -> Resolved<Advice> {

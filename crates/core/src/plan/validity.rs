@@ -5,8 +5,7 @@
 
 use super::contents::{Contents, Footprint};
 use super::{
-    Access, Advice, Backing, ClientKind, Op, PageSizeRequest, Pattern, Phase, Plan, Region,
-    RegionId, Touch,
+    Access, Advice, Backing, ClientKind, Op, Pattern, Phase, Plan, Region, RegionId, Touch,
 };
 use crate::units::Bytes;
 
@@ -93,8 +92,7 @@ impl Plan {
 
     fn check_region(&self, id: RegionId) -> Checked {
         let (region, part) = (self.region(id), Part::Region(id));
-        let (name, hugetlb) =
-            (&region.name, matches!(region.page_size, PageSizeRequest::Hugetlb(_)));
+        let (name, hugetlb) = (&region.name, region.page_size.hugetlb().is_some());
         if hugetlb && matches!(region.backing, Backing::File { .. }) {
             let what = format!("region `{name}` is a file, which cannot have hugetlb pages");
             return mistake(part, what, "use backing = \"anon\", \"shared\" or \"memfd\"");
@@ -229,9 +227,7 @@ fn check_advice(part: Part, region: &Region, advice: Advice) -> Checked {
         return mistake(part, what, "use backing = \"anon\", or advice = \"dontneed\"");
     }
     let reclaims = matches!(advice, Advice::Free | Advice::Cold | Advice::Pageout);
-    if let PageSizeRequest::Hugetlb(_) = region.page_size
-        && (reclaims || advice == Advice::Collapse)
-    {
+    if region.page_size.hugetlb().is_some() && (reclaims || advice == Advice::Collapse) {
         let what = format!("advice of region `{name}`, whose hugetlb pages are never reclaimed");
         return mistake(part, what, "leave the advice out, or ask for another page_size");
     }

@@ -10,7 +10,8 @@ use crate::pages::{Mode, PageSettings};
 use crate::procfs::{ProcessMemory, Root, SystemSnapshot, process_huge_bytes, process_memory};
 use crate::sys::process::Usage;
 use pagetax_core::counter::Reading;
-use pagetax_core::plan::{Access, Advice, ClientKind, Op, PageSizeRequest, Phase, Plan};
+use pagetax_core::page_size::PageSizeRequest;
+use pagetax_core::plan::{Access, Advice, ClientKind, Op, Phase, Plan};
 
 /// Readings by counter id.
 pub type Readings = Vec<(&'static str, Reading)>;
@@ -121,10 +122,7 @@ impl PhaseFigures {
         always
             || plan.phases.iter().flat_map(|phase| &phase.ops).any(asks)
             || plan.regions.iter().any(|region| {
-                let by_size = matches!(
-                    region.page_size,
-                    PageSizeRequest::Prefer(_) | PageSizeRequest::Hugetlb(_)
-                );
+                let by_size = matches!(region.page_size, PageSizeRequest::Size(..));
                 by_size
                     || region
                         .advice

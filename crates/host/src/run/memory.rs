@@ -8,9 +8,8 @@ use super::pace::{Halt, Pace};
 use super::touch::{Turn, lay_links, touch};
 use crate::sys::mapping::{Mapping, Request, Source};
 use pagetax_core::access::pattern_word;
-use pagetax_core::plan::{
-    Advice, Backing, Op, PageSizeRequest, Pattern, Plan, Region, RegionId, Touch,
-};
+use pagetax_core::page_size::{How, PageSizeRequest};
+use pagetax_core::plan::{Advice, Backing, Op, Pattern, Plan, Region, RegionId, Touch};
 use pagetax_core::units::PageSize;
 use rustix::fs::{Advice as FileAdvice, MemfdFlags, fadvise, memfd_create};
 use std::fs::File;
@@ -254,7 +253,7 @@ fn make_file(
 
 fn memfd(region: &Region, len: u64) -> io::Result<File> {
     let flags = match region.page_size {
-        PageSizeRequest::Hugetlb(size) => {
+        PageSizeRequest::Size(size, How::Hugetlb) => {
             let size = size.shift() << libc::MAP_HUGE_SHIFT;
             MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size)
         }
@@ -283,7 +282,7 @@ fn fill(file: &File, seed: u64, len: u64, goes_on: &dyn Fn() -> bool) -> io::Res
 /// Returns the length of a region's mapping in bytes: whole pages of the size it must have.
 pub fn mapping_len(region: &Region) -> u64 {
     let page = match region.page_size {
-        PageSizeRequest::Hugetlb(size) => size.bytes(),
+        PageSizeRequest::Size(size, How::Hugetlb) => size.bytes(),
         _ => rustix::param::page_size() as u64,
     };
     region.bytes.max(1).next_multiple_of(page)
@@ -292,8 +291,10 @@ pub fn mapping_len(region: &Region) -> u64 {
 fn request<'a>(region: &Region, file: Option<&'a File>, writable: bool) -> Request<'a> {
     let base = rustix::param::page_size();
     let (align, hugetlb) = match region.page_size {
-        PageSizeRequest::Prefer(size) => (size.bytes() as usize, None),
-        PageSizeRequest::Hugetlb(size) => (size.bytes() as usize, Some(size.bytes() as usize)),
+        PageSizeRequest::Size(size, How::Hugetlb) => {
+            (size.bytes() as usize, Some(size.bytes() as usize))
+        }
+        PageSizeRequest::Size(size, _) => (size.bytes() as usize, None),
         PageSizeRequest::Default | PageSizeRequest::Base => (base, None),
     };
     let source = match (&region.backing, file) {
@@ -311,9 +312,9 @@ fn request<'a>(region: &Region, file: Option<&'a File>, writable: bool) -> Reque
 fn page_size_advice(request: PageSizeRequest) -> Option<i32> {
     match request {
         PageSizeRequest::Base => Some(libc::MADV_NOHUGEPAGE),
-        PageSizeRequest::Prefer(size) if size > base_page() => Some(libc::MADV_HUGEPAGE),
-        PageSizeRequest::Prefer(_) => Some(libc::MADV_NOHUGEPAGE),
-        PageSizeRequest::Default | PageSizeRequest::Hugetlb(_) => None,
+        PageSizeRequest::Default | PageSizeRequest::Size(_, How::Hugetlb) => None,
+        PageSizeRequest::Size(size, _) if size > base_page() => Some(libc::MADV_HUGEPAGE),
+        PageSizeRequest::Size(..) => Some(libc::MADV_NOHUGEPAGE),
     }
 }
 

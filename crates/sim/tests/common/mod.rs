@@ -30,15 +30,11 @@ impl Ran {
 
 /// Returns a plan that fills a region and then reads it at random.
 pub fn gather(region: &str, bytes: u64, page: &str, count: u64) -> Plan {
-    let page_size = match page {
-        "default" => PageSizeRequest::Default,
-        size => PageSizeRequest::Prefer(size.parse().expect("a page size")),
-    };
     let region = Region {
         name: region.into(),
         backing: Backing::Anon,
         bytes,
-        page_size,
+        page_size: page.parse().expect("a page size"),
         advice: Vec::new(),
         mapped_at_start: true,
     };

@@ -5,7 +5,8 @@ use super::derived;
 use crate::measure::tlb_events::{Counts, Family, walk_share};
 use pagetax_core::calibration::{Calibration, WalkPattern};
 use pagetax_core::counter::Reading;
-use pagetax_core::plan::{Op, PageSizeRequest, Pattern, Phase, Plan, Region, Touch};
+use pagetax_core::page_size::PageSizeRequest;
+use pagetax_core::plan::{Op, Pattern, Phase, Plan, Region, Touch};
 
 /// The source of a job's translation time.
 #[derive(Debug, Clone, PartialEq)]
@@ -175,7 +176,7 @@ fn class_of(
     count: u64,
     base_page_bytes: u64,
 ) -> Option<AccessClass> {
-    if let PageSizeRequest::Prefer(size) | PageSizeRequest::Hugetlb(size) = region.page_size
+    if let PageSizeRequest::Size(size, _) = region.page_size
         && size.bytes() >= 2 << 20
     {
         return None;
@@ -223,6 +224,7 @@ mod tests {
     use super::*;
     use crate::measure::tlb_events::{Counted, Role};
     use crate::sys::perf::Scaled;
+    use pagetax_core::page_size::PageSizeRequest;
     use pagetax_core::plan::{Access, Backing, ClientKind, JobIdentity, Measure, Native, RegionId};
     use pagetax_core::trapstat::Mode;
     use pagetax_core::units::PageSize;
@@ -350,7 +352,7 @@ mod tests {
             },
             regions: vec![
                 region(PageSizeRequest::Default),
-                region(PageSizeRequest::Prefer(PageSize::M2)),
+                region(PageSizeRequest::preferred(PageSize::M2)),
             ],
             phases: vec![phase],
             measure: Measure { interval: None, fault_latency: false },

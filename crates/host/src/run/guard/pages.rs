@@ -7,14 +7,15 @@ use super::{degraded, fatal};
 use crate::pages::PageSettings;
 use crate::run::memory::mapping_len;
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Backing, PageSizeRequest, Plan, Region};
+use pagetax_core::page_size::{How, PageSizeRequest};
+use pagetax_core::plan::{Backing, Plan, Region};
 use pagetax_core::units::PageSize;
 use std::collections::BTreeMap;
 
 /// Returns a finding if a region cannot get the pages that it prefers. The region runs without them.
 pub(super) fn check_page_size(region: &Region, pages: &PageSettings) -> Option<Unmet> {
     use crate::pages::Mode::{Always, Madvise, Never};
-    let PageSizeRequest::Prefer(size) = region.page_size else { return None };
+    let PageSizeRequest::Size(size, How::Preferred) = region.page_size else { return None };
     if size.bytes() <= rustix::param::page_size() as u64 {
         return None;
     }
@@ -76,7 +77,7 @@ pub(super) fn check_pools(plan: &Plan, pages: &PageSettings) -> Vec<Unmet> {
     let mut wanted: BTreeMap<PageSize, u64> = BTreeMap::new();
     let mut unmet = Vec::new();
     for region in &plan.regions {
-        let PageSizeRequest::Hugetlb(size) = region.page_size else { continue };
+        let Some(size) = region.page_size.hugetlb() else { continue };
         *wanted.entry(size).or_default() += mapping_len(region) / size.bytes();
     }
     for (size, count) in wanted {

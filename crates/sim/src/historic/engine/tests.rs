@@ -9,6 +9,7 @@ use crate::historic::kernel::{KernelReport, Step};
 use crate::historic::sched::scheduler;
 use crate::model::Model;
 use pagetax_core::machine::{MachineKind, MachineSpec, Unmet};
+use pagetax_core::page_size::PageSizeRequest;
 use pagetax_core::plan::*;
 use pagetax_core::report::{Recording, Run};
 use pagetax_core::units::{Bytes, Nanos, PageSize};

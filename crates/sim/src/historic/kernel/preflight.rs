@@ -1,7 +1,8 @@
 //! Preflight checks that several kernels share: demands of a plan that a machine cannot meet.
 
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Advice, Op, PageSizeRequest, Plan, Region};
+use pagetax_core::page_size::{How, PageSizeRequest};
+use pagetax_core::plan::{Advice, Op, Plan, Region};
 use pagetax_core::units::{Bytes, PageSize};
 
 /// Returns a demand without which the plan would be a different one, so the machine refuses it.
@@ -29,14 +30,14 @@ pub(super) fn other_page_sizes(plan: &Plan, sizes: &[PageSize]) -> Vec<Unmet> {
     let names: Vec<_> = sizes.iter().map(PageSize::to_string).collect();
     let names = names.join(", ");
     let unmet = |region: &Region| match region.page_size {
-        PageSizeRequest::Hugetlb(size) if !sizes.contains(&size) => Some(fatal(
+        PageSizeRequest::Size(size, How::Hugetlb) if !sizes.contains(&size) => Some(fatal(
             format!(
                 "region `{}` asks for a pool of {size} pages; this machine's pages are {names}",
                 region.name
             ),
             "leave its page_size out",
         )),
-        PageSizeRequest::Prefer(size) if !sizes.contains(&size) => Some(degraded(
+        PageSizeRequest::Size(size, _) if !sizes.contains(&size) => Some(degraded(
             format!(
                 "region `{}` prefers {size} pages; this machine's pages are {names}",
                 region.name

@@ -17,7 +17,8 @@ use crate::historic::cx::Cx;
 use crate::model::{Model, ModelError};
 use pagetax_core::access::Rng;
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Advice, PageSizeRequest, Plan, Region, RegionId};
+use pagetax_core::page_size::PageSizeRequest;
+use pagetax_core::plan::{Advice, Plan, Region, RegionId};
 use pagetax_core::report::{Table, Warning};
 use pagetax_core::units::{Bytes, PageSize};
 use std::collections::BTreeMap;
@@ -129,9 +130,7 @@ impl Solaris {
     }
 
     fn wanted(&self, request: PageSizeRequest) -> PageSize {
-        let (PageSizeRequest::Prefer(asked) | PageSizeRequest::Hugetlb(asked)) = request else {
-            return self.base();
-        };
+        let PageSizeRequest::Size(asked, _) = request else { return self.base() };
         let at_most = self.sizes.iter().rev().find(|size| **size <= asked);
         at_most.copied().unwrap_or(self.base())
     }

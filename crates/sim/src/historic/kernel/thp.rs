@@ -11,7 +11,8 @@ use crate::hardware::configuration;
 use crate::historic::cx::Cx;
 use crate::model::{Model, ModelError};
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Advice, PageSizeRequest, Region, RegionId};
+use pagetax_core::page_size::{How, PageSizeRequest};
+use pagetax_core::plan::{Advice, Region, RegionId};
 use pagetax_core::units::{Bytes, PageSize};
 use std::collections::BTreeMap;
 
@@ -74,9 +75,9 @@ impl Thp {
 
     fn wanted(&self, request: PageSizeRequest) -> PageSize {
         match (request, self.enabled) {
-            (PageSizeRequest::Hugetlb(size), _) => self.at_most(size),
+            (PageSizeRequest::Size(size, How::Hugetlb), _) => self.at_most(size),
             (_, Enabled::Never) | (PageSizeRequest::Base, _) => self.base(),
-            (PageSizeRequest::Prefer(size), _) => self.at_most(size),
+            (PageSizeRequest::Size(size, _), _) => self.at_most(size),
             (PageSizeRequest::Default, Enabled::Always) => self.largest(),
             (PageSizeRequest::Default, Enabled::Madvise) => self.base(),
         }

@@ -11,7 +11,8 @@ use pagetax_core::access::Rng;
 use pagetax_core::job::Job;
 use pagetax_core::machine::{MachineKind, MachineSpec};
 use pagetax_core::network_memory::Serving;
-use pagetax_core::plan::{Access, Backing, PageSizeRequest, Pattern, Touch};
+use pagetax_core::page_size::PageSizeRequest;
+use pagetax_core::plan::{Access, Backing, Pattern, Touch};
 use pagetax_core::report::{Recording, Run};
 use pagetax_core::units::PageSize;
 

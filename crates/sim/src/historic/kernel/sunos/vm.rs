@@ -284,7 +284,7 @@ impl Vm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetax_core::plan::PageSizeRequest;
+    use pagetax_core::page_size::PageSizeRequest;
 
     const PARENT: SpaceId = SpaceId(0);
     const CHILD: SpaceId = SpaceId(1);
