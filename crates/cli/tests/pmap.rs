@@ -3,7 +3,7 @@
 
 use pagetax_core::units::PageSize;
 use pagetax_host::pages::{Changed, PageSettings, Setting};
-use pagetax_host::sys::mapping::{Mapping, Request, Source};
+use pagetax_host::sys::mapping::{OwnedMapping, Request, Source};
 use proptest::prelude::*;
 use std::fs::File;
 use std::io::Write;
@@ -72,7 +72,7 @@ fn recipe() -> impl Strategy<Value = Recipe> {
         })
 }
 
-fn make(recipe: &Recipe, file: &File) -> Mapping {
+fn make(recipe: &Recipe, file: &File) -> OwnedMapping {
     let source = match recipe.source {
         Kind::Anon => Source::Anon,
         Kind::Shared => Source::Shared,
@@ -81,7 +81,7 @@ fn make(recipe: &Recipe, file: &File) -> Mapping {
     };
     let len = (recipe.pages * PAGE) as usize;
     let request = Request { source, len, align: APART as usize, hugetlb: None };
-    let mapping = Mapping::new(request).unwrap();
+    let mapping = OwnedMapping::new(request).unwrap();
     if let Some(advice) = recipe.advice {
         mapping.advise(advice).unwrap();
     }
@@ -167,7 +167,7 @@ fn huge_bytes(start: u64) -> (u64, bool) {
 }
 
 /// What `pmap -xsl` should print of a mapping; none where smaps and kpageflags alone cannot say.
-fn expected(mapping: &Mapping, name: &str, mode: &str) -> Option<String> {
+fn expected(mapping: &OwnedMapping, name: &str, mode: &str) -> Option<String> {
     let pages = mapping.len() as u64 / PAGE;
     let seen = walk(mapping.address(), pages);
     let (huge_bytes, locked) = huge_bytes(mapping.address());
@@ -224,7 +224,7 @@ fn expected(mapping: &Mapping, name: &str, mode: &str) -> Option<String> {
 }
 
 /// The rows of pmap, without title, headings and totals.
-fn printed(mapping: &Mapping) -> String {
+fn printed(mapping: &OwnedMapping) -> String {
     let start = mapping.address();
     let range = format!("{start:x},{:x}", start + mapping.len() as u64);
     let output = pmap(&["-xs", "-l", "-A", &range, &std::process::id().to_string()]);
@@ -234,7 +234,7 @@ fn printed(mapping: &Mapping) -> String {
 }
 
 /// Compares; again if khugepaged or reclaim came between.
-fn compare(mapping: &Mapping, recipe: &Recipe, path: &str) -> Result<(), TestCaseError> {
+fn compare(mapping: &OwnedMapping, recipe: &Recipe, path: &str) -> Result<(), TestCaseError> {
     let (name, mode) = match recipe.source {
         Kind::Anon => ("  [ anon ]", "rw---"),
         Kind::Shared => ("/dev/zero (deleted)", "rw-s-"),
@@ -321,7 +321,7 @@ fn hugetlb_is_what_the_page_table_says(size: PageSize, shown: &str) {
     let bytes = size.bytes();
     for source in [Source::Anon, Source::Shared] {
         let (len, hugetlb) = (2 * bytes as usize, Some(bytes as usize));
-        let mapping = Mapping::new(Request { source, len, align: 1, hugetlb }).unwrap();
+        let mapping = OwnedMapping::new(Request { source, len, align: 1, hugetlb }).unwrap();
         mapping.store(bytes, 1);
         let rows = printed(&mapping);
         let columns: Vec<Vec<_>> =
@@ -383,7 +383,7 @@ fn differences_between_two_moments() {
     };
     let request =
         Request { source: Source::Anon, len: 64 << 12, align: APART as usize, hugetlb: None };
-    let mapping = Mapping::new(request).unwrap();
+    let mapping = OwnedMapping::new(request).unwrap();
     mapping.advise(libc::MADV_NOHUGEPAGE).unwrap();
     let before = save("before");
     (0..8).for_each(|page| mapping.store(page * PAGE, 1));

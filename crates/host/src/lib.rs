@@ -1,6 +1,6 @@
-//! Runs of plans on this Linux machine, with real system calls and readings of the kernel's counters.
+//! Runs plans on this Linux machine with real system calls, and measures with the kernel's counters.
 //!
-//! Invariant: all unsafe code is in [`sys`]. However a run ends, it leaves nothing behind.
+//! Invariant: all unsafe code is in [`sys`]. No run leaves anything behind, however it ends.
 #![deny(unsafe_code)]
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use pagetax_core::counter::Reading;
 use pagetax_host::measure::budget::{Totals, Translation, Watch, budget};
 use pagetax_host::measure::stacks::{Begin, TaskState, Wait};
-use pagetax_host::sys::mapping::{Mapping, Request, Source};
+use pagetax_host::sys::mapping::{OwnedMapping, Request, Source};
 use pagetax_host::sys::process::{Exit, fork};
 use pagetax_host::sys::shared::{SharedWords, wait, wake_all};
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ fn fault(rounds: u32) {
     let page = rustix::param::page_size();
     for _ in 0..rounds {
         let request = Request { source: Source::Anon, len: 16 << 20, align: page, hugetlb: None };
-        let mapping = Mapping::new(request).expect("16 MiB of memory");
+        let mapping = OwnedMapping::new(request).expect("16 MiB of memory");
         for offset in (0..mapping.len()).step_by(page) {
             mapping.store(offset as u64, 1);
         }

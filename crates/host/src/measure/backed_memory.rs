@@ -7,7 +7,7 @@
 
 use crate::measure::environment::identity;
 use crate::procfs::{Root, memory_cgroup};
-use crate::sys::mapping::{Mapping, Request, Source};
+use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::process::fork;
 use pagetax_core::units::PageSize;
 use procfs_core::Meminfo;
@@ -37,7 +37,7 @@ pub fn bring(bytes: u64) -> u64 {
     let (len, align) = (bytes as usize, PageSize::M2.bytes() as usize);
     let request = Request { source: Source::Anon, len, align, hugetlb: None };
     // Measuring without it is less accurate, not wrong.
-    let Ok(mapping) = Mapping::new(request) else { return 0 };
+    let Ok(mapping) = OwnedMapping::new(request) else { return 0 };
     // A kernel without huge pages refuses this; base pages do as well.
     let _ = mapping.advise(libc::MADV_HUGEPAGE);
     // A child touches it: commands started later would inherit this process's peak of resident memory.

@@ -9,7 +9,7 @@ use super::inject::{Injector, Stops};
 use super::remap;
 use super::target::{Refusal, Target};
 use crate::pages::pagemap::{self, Mapping, PageMap, Segment};
-use crate::sys::mapping::{Mapping as Memory, Request, Source};
+use crate::sys::mapping::{OwnedMapping as Memory, Request, Source};
 use crate::sys::remote;
 use pagetax_core::units::PageSize;
 use serde::Serialize;
@@ -134,9 +134,9 @@ pub fn apply(
     if !collapse.is_empty() && !remote::knows_collapse() {
         return Err(Refusal::System(NO_COLLAPSE.into()));
     }
-    reach.change(&collapse, huge.bytes(), remote::Advice::Collapse, &mut changed);
+    reach.change(&collapse, huge.bytes(), remote::RemoteAdvice::Collapse, &mut changed);
     // A part of a huge page that is not needed soon splits it.
-    reach.change(&split, base.bytes(), remote::Advice::Cold, &mut changed);
+    reach.change(&split, base.bytes(), remote::RemoteAdvice::Cold, &mut changed);
     let between = |mapping: &Mapping| {
         let unasked = mapping.advice != Some(pagemap::Advice::Huge);
         let part = asked(advice, mapping, |size| size > base && size < huge).filter(|_| unasked);
@@ -162,7 +162,7 @@ pub fn undo(
     let base = map.base_page;
     let mut changed = Outcome::default();
     let split = huge_runs(map, huge, |mapping| advice.part_of(mapping));
-    Reach::of(target)?.change(&split, base.bytes(), remote::Advice::Cold, &mut changed);
+    Reach::of(target)?.change(&split, base.bytes(), remote::RemoteAdvice::Cold, &mut changed);
     Ok(changed)
 }
 
@@ -243,13 +243,19 @@ impl Reach<'_> {
     }
 
     /// Gives `advice` about `len` bytes at the start of each chunk, and books what came of it.
-    fn change(&self, chunks: &[Chunk], len: u64, advice: remote::Advice, changed: &mut Outcome) {
+    fn change(
+        &self,
+        chunks: &[Chunk],
+        len: u64,
+        advice: remote::RemoteAdvice,
+        changed: &mut Outcome,
+    ) {
         let mut rest = chunks;
         while let Some(first) = rest.first() {
             let done = match self {
                 Reach::Remote(target) => vec![remotely(target, first.start, len, advice)],
                 Reach::Injected(injector) => {
-                    if advice == remote::Advice::Collapse {
+                    if advice == remote::RemoteAdvice::Collapse {
                         warm_up(len as usize);
                     }
                     let done = in_one_stop(injector, rest, len, advice, &mut changed.stops);
@@ -268,7 +274,7 @@ impl Reach<'_> {
     }
 }
 
-fn remotely(target: &Target, start: u64, len: u64, advice: remote::Advice) -> io::Result<()> {
+fn remotely(target: &Target, start: u64, len: u64, advice: remote::RemoteAdvice) -> io::Result<()> {
     let once = || remote::advise(target.pidfd().as_fd(), start, len, advice);
     // Pages that are busy are so for a moment, mostly.
     once().or_else(|error| match error.raw_os_error() {
@@ -297,7 +303,7 @@ fn in_one_stop(
     injector: &Injector,
     chunks: &[Chunk],
     len: u64,
-    advice: remote::Advice,
+    advice: remote::RemoteAdvice,
     stops: &mut Stops,
 ) -> Vec<io::Result<()>> {
     let done = injector.session(stops, |session| {

@@ -65,7 +65,7 @@ impl Target {
         check(&status, rustix::process::geteuid().as_raw(), force)?;
         check_class(pid)?;
         // Advice about nothing: only the permission is looked at.
-        let probe = remote::advise(pidfd.as_fd(), 0, 0, remote::Advice::Collapse);
+        let probe = remote::advise(pidfd.as_fd(), 0, 0, remote::RemoteAdvice::Collapse);
         let remote = !matches!(probe, Err(error) if error.raw_os_error() == Some(libc::EPERM));
         Ok(Target { pid, pidfd, remote })
     }

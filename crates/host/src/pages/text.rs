@@ -7,7 +7,7 @@
 
 use super::PageSettings;
 use crate::launch::program::Elf;
-use crate::sys::mapping::{Mapping, Request, Source};
+use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::pagemap::{self, PAGE_IS_HUGE};
 use pagetax_core::units::PageSize;
 use rustix::fs::{Advice, fadvise};
@@ -103,7 +103,7 @@ fn huge_bytes(file: &File, ranges: &[Range<u64>], huge: PageSize) -> io::Result<
     let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
     let source = Source::File { file, private: true, writable: false };
     let (len, align) = (end as usize, huge.bytes() as usize);
-    let mapping = Mapping::new(Request { source, len, align, hugetlb: None })?;
+    let mapping = OwnedMapping::new(Request { source, len, align, hugetlb: None })?;
     mapping.advise(libc::MADV_HUGEPAGE)?;
     let pagemap = File::open("/proc/self/pagemap")?;
     let mut found = 0;

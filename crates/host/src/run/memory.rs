@@ -6,7 +6,7 @@
 use super::network::Network;
 use super::pace::{Halt, Pace};
 use super::touch::{Turn, lay_links, touch};
-use crate::sys::mapping::{Mapping, Request, Source};
+use crate::sys::mapping::{OwnedMapping, Request, Source};
 use pagetax_core::access::pattern_word;
 use pagetax_core::page_size::{How, PageSizeRequest};
 use pagetax_core::plan::{Advice, Backing, Op, Pattern, Plan, Region, RegionId, Touch};
@@ -34,8 +34,8 @@ struct Held {
     writable: bool,
     file: Option<Arc<File>>,
     /// The mapping of network memory, which its pager serves from the set-up on.
-    paged: Option<Arc<Mapping>>,
-    mapping: Option<Arc<Mapping>>,
+    paged: Option<Arc<OwnedMapping>>,
+    mapping: Option<Arc<OwnedMapping>>,
     /// The seed and grain of the chase whose links the region holds.
     links: Option<(u64, u64)>,
     locked: bool,
@@ -63,7 +63,7 @@ impl Memory {
                 pattern_seed,
                 writable: is_written(plan, id),
                 file: file.map(Arc::new),
-                paged: paged.map(|pager| Arc::new(Mapping::of_pager(pager))),
+                paged: paged.map(|pager| Arc::new(OwnedMapping::of_pager(pager))),
                 mapping: None,
                 links: None,
                 locked: false,
@@ -83,7 +83,7 @@ impl Memory {
     }
 
     /// Returns the mapping of a region; `None` while it is not mapped.
-    pub fn mapping(&self, id: RegionId) -> Option<&Mapping> {
+    pub fn mapping(&self, id: RegionId) -> Option<&OwnedMapping> {
         self.regions[id.0].mapping.as_deref()
     }
 
@@ -114,7 +114,7 @@ impl Memory {
             return Ok(());
         }
         let request = request(&held.region, held.file.as_deref(), held.writable);
-        let mapping = Mapping::new(request)?;
+        let mapping = OwnedMapping::new(request)?;
         if let Some(advice) = page_size_advice(held.region.page_size) {
             // Kernels without THP refuse this; the preflight check has warned.
             let _ = mapping.advise(advice);
@@ -199,7 +199,7 @@ impl Memory {
     }
 }
 
-fn mapped(held: &Held) -> io::Result<&Arc<Mapping>> {
+fn mapped(held: &Held) -> io::Result<&Arc<OwnedMapping>> {
     held.mapping.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
 }
 

@@ -4,7 +4,7 @@
 //! machine runs the same loops with [`Nothing`] instead of memory.
 
 use super::pace::{Halt, Pace};
-use crate::sys::mapping::Mapping;
+use crate::sys::mapping::OwnedMapping;
 use pagetax_core::access::{Chase, Offsets, pattern_word};
 use pagetax_core::plan::{Access, Pattern, Random, Touch};
 use std::hint::black_box;
@@ -93,7 +93,7 @@ impl Act for Rewrite {
 
 /// Accesses to one word per grain, for grains of at most 8 bytes.
 struct OneWord<'a, A> {
-    mapping: &'a Mapping,
+    mapping: &'a OwnedMapping,
     pattern_seed: u64,
     access: PhantomData<A>,
 }
@@ -109,7 +109,7 @@ impl<A: Act> Visit for OneWord<'_, A> {
 
 /// Accesses to every word of a grain of more than 8 bytes.
 struct EveryWord<'a, A> {
-    mapping: &'a Mapping,
+    mapping: &'a OwnedMapping,
     pattern_seed: u64,
     grain_bytes: u64,
     access: PhantomData<A>,
@@ -190,7 +190,7 @@ pub fn walk<V: Visit>(
 pub fn touch(
     touch: &Touch,
     region_bytes: u64,
-    mapping: &Mapping,
+    mapping: &OwnedMapping,
     pattern_seed: u64,
     turn: Turn,
     pace: &mut Pace<'_>,
@@ -210,7 +210,7 @@ pub fn touch(
 struct Place<'a> {
     touch: &'a Touch,
     region_bytes: u64,
-    mapping: &'a Mapping,
+    mapping: &'a OwnedMapping,
     pattern_seed: u64,
     turn: Turn,
 }
@@ -230,7 +230,7 @@ impl Place<'_> {
 }
 
 /// Writes the links of a chase: the first word of each grain holds the offset of the next grain.
-pub fn lay_links(touch: &Touch, region_bytes: u64, mapping: &Mapping) {
+pub fn lay_links(touch: &Touch, region_bytes: u64, mapping: &OwnedMapping) {
     let mut order = Chase::new(touch.seed, region_bytes, touch.grain_bytes);
     let mut at = order.next_offset();
     for _ in 0..(region_bytes / touch.grain_bytes).max(1) {
@@ -244,7 +244,7 @@ pub fn lay_links(touch: &Touch, region_bytes: u64, mapping: &Mapping) {
 fn chase(
     touch: &Touch,
     region_bytes: u64,
-    mapping: &Mapping,
+    mapping: &OwnedMapping,
     pace: &mut Pace<'_>,
 ) -> Result<u64, Halt> {
     pace.begin_touch(touch.grain_bytes);
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn memory_is_written_where_the_stream_says() {
         let (source, len, align) = (Source::Anon, BYTES as usize, 4096);
-        let mapping = Mapping::new(Request { source, len, align, hugetlb: None }).unwrap();
+        let mapping = OwnedMapping::new(Request { source, len, align, hugetlb: None }).unwrap();
         let write = Touch { access: Access::Write, ..touch_of(Pattern::Uniform, 500, 8) };
         let control = Control::new(1).unwrap();
         let mut pace = Pace::new(&control, 0, None, None, false);
@@ -347,7 +347,7 @@ mod tests {
 
     fn chased(touch: &Touch, spoil: Option<u64>) -> Result<u64, Halt> {
         let (source, len, align) = (Source::Anon, BYTES as usize, 4096);
-        let mapping = Mapping::new(Request { source, len, align, hugetlb: None }).unwrap();
+        let mapping = OwnedMapping::new(Request { source, len, align, hugetlb: None }).unwrap();
         lay_links(touch, BYTES, &mapping);
         if let Some(offset) = spoil {
             mapping.store(offset, u64::MAX);

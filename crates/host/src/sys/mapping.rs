@@ -1,7 +1,7 @@
-//! A piece of address space that is owned: mapped, advised, locked, accessed, unmapped on drop.
+//! Owned mappings: mapped, advised, locked, accessed, and unmapped on drop.
 //!
-//! Invariant: accesses are volatile, aligned and checked against the length, so that the compiler
-//! drops none of them and none of them leaves the mapping.
+//! Invariant: accesses are volatile, aligned and checked against the length. So the compiler removes
+//! none of them, and none of them leaves the mapping.
 
 use pagetax_core::network_memory::NetworkRegion;
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -10,57 +10,60 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// What is mapped.
+/// The backing of a mapping.
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
     /// Private anonymous memory.
     Anon,
     /// Anonymous memory that forked children share.
     Shared,
-    /// A file from its start on.
+    /// A file, from its first byte.
     File {
-        /// At least as long as the mapping.
+        /// A file that is at least as long as the mapping.
         file: &'a File,
-        /// Writes stay in this process.
+        /// True if writes do not reach the file (MAP_PRIVATE).
         private: bool,
-        /// Stores are allowed. Locking private pages that could be written copies each of them.
+        /// True if stores are allowed. mlock(2) copies each private page that is writable.
         writable: bool,
     },
 }
 
-/// How it is mapped.
+/// The arguments of mmap(2) for a mapping.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// What.
+    /// The memory or file behind the mapping.
     pub source: Source<'a>,
-    /// Bytes, rounded up to whole pages.
+    /// The length in bytes; it is rounded up to whole pages.
     pub len: usize,
-    /// Alignment of the address: a power of two; at least the base page is taken.
+    /// The alignment of the address, a power of two. Smaller ones mean the base page.
     pub align: usize,
-    /// From the hugetlb pool of pages of this size. For files: a memfd made with the same size.
+    /// The page size of the hugetlb pool to take from. A file must be a memfd of the same page size.
     pub hugetlb: Option<usize>,
 }
 
 /// An owned mapping.
 #[derive(Debug)]
-pub struct Mapping {
+pub struct OwnedMapping {
     start: NonNull<u8>,
     len: usize,
-    /// Network memory is mapped by its pager, which unmaps it when its last owner goes.
+    /// The pager of network memory, which unmaps the range when its last owner drops it.
     pager: Option<Arc<dyn NetworkRegion>>,
 }
 
-// SAFETY: the mapping is owned memory that is only reached through this module's methods, which use
-// volatile accesses of plain words; nothing in it is tied to a thread.
-unsafe impl Send for Mapping {}
-// SAFETY: concurrent volatile accesses of aligned u64 words are single instructions on every 64-bit
-// target that this crate supports, and no reference into the memory is ever given out, so a racing
-// client sees an old word or a new one. Racing is what the jobs ask for.
-unsafe impl Sync for Mapping {}
+// SAFETY: the mapping is owned memory. Only this module's methods access it, as volatile words, and
+// nothing in it depends on a thread.
+unsafe impl Send for OwnedMapping {}
+// SAFETY: on every 64-bit target that this crate supports, a volatile access of an aligned u64 is one
+// instruction. No method returns a reference into the memory. So a thread that races reads an old word
+// or a new one, and jobs race on purpose.
+unsafe impl Sync for OwnedMapping {}
 
-impl Mapping {
-    /// Maps; errors are the system's.
-    pub fn new(request: Request<'_>) -> io::Result<Mapping> {
+impl OwnedMapping {
+    /// Maps memory or a file as requested.
+    ///
+    /// # Errors
+    /// Fails as mmap(2) does.
+    pub fn new(request: Request<'_>) -> io::Result<OwnedMapping> {
         let base = rustix::param::page_size();
         let align = request.align.max(base);
         let len = request
@@ -68,22 +71,22 @@ impl Mapping {
             .max(1)
             .checked_next_multiple_of(request.hugetlb.unwrap_or(base))
             .ok_or(io::ErrorKind::OutOfMemory)?;
-        // hugetlb mappings are aligned by the kernel; others get room to be trimmed.
+        // The kernel aligns hugetlb mappings. Others are mapped too long and trimmed.
         let slack = if request.hugetlb.is_some() { 0 } else { align - base };
         let wide = len.checked_add(slack).ok_or(io::ErrorKind::OutOfMemory)?;
         if slack == 0 {
             let start = map_at(ptr::null_mut(), len, &request)?;
-            return Ok(Mapping { start, len, pager: None });
+            return Ok(OwnedMapping { start, len, pager: None });
         }
         let room = map_at(ptr::null_mut(), wide, &Request { source: Source::Anon, ..request })?;
         let lead = room.as_ptr().align_offset(align);
-        // SAFETY: lead ≤ align - base = slack, so the aligned range lies inside the fresh reservation, which
-        // nothing else refers to; MAP_FIXED replaces exactly that part of it.
+        // SAFETY: lead ≤ align - base = slack, so the aligned range lies inside the fresh reservation.
+        // Nothing else refers to it, and MAP_FIXED replaces exactly that part of it.
         let start = unsafe { map_at(room.as_ptr().add(lead), len, &request) };
         unmap(room.as_ptr(), lead);
         unmap(room.as_ptr().wrapping_add(lead + len), slack - lead);
         match start {
-            Ok(start) => Ok(Mapping { start, len, pager: None }),
+            Ok(start) => Ok(OwnedMapping { start, len, pager: None }),
             Err(error) => {
                 unmap(room.as_ptr().wrapping_add(lead), len);
                 Err(error)
@@ -91,35 +94,35 @@ impl Mapping {
         }
     }
 
-    /// Memory that is paged by a pager in this process.
-    pub fn of_pager(pager: Arc<dyn NetworkRegion>) -> Mapping {
+    /// Wraps network memory, which a pager in this process serves.
+    pub fn of_pager(pager: Arc<dyn NetworkRegion>) -> OwnedMapping {
         // The safety contract of `NetworkRegion` makes this range ours until the pager is dropped.
-        Mapping { start: pager.start(), len: pager.bytes(), pager: Some(pager) }
+        OwnedMapping { start: pager.start(), len: pager.bytes(), pager: Some(pager) }
     }
 
-    /// Its first address.
+    /// Returns the first address.
     pub fn address(&self) -> u64 {
         self.start.as_ptr() as u64
     }
 
-    /// Bytes; whole pages.
+    /// Returns the length in bytes, a multiple of the page size.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: a mapping has at least one page.
+    /// Returns false: a mapping has at least one page. (Clippy asks for it beside `len`.)
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// madvise(2) of the whole with a `MADV_` value that leaves the mapping in place.
+    /// Calls madvise(2) for the whole mapping. `advice` is a `MADV_` value that keeps the mapping.
     pub fn advise(&self, advice: i32) -> io::Result<()> {
-        // SAFETY: the range is exactly this mapping. Advice may drop or move its pages, which only
-        // changes what later volatile loads see; no reference into the memory exists.
+        // SAFETY: the range is exactly this mapping. Advice may drop or move its pages, which changes
+        // only what later volatile loads return; no reference into the memory exists.
         check(unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, advice) })
     }
 
-    /// Brings `len` bytes from `offset` on into memory, for reading; cut at the end of the mapping.
+    /// Populates `len` bytes at `offset` for reading, or fewer if the mapping ends before.
     pub fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
         let offset = offset.min(self.len);
         let len = len.min(self.len - offset);
@@ -129,7 +132,7 @@ impl Mapping {
         })
     }
 
-    /// mlock(2) of `len` bytes from `offset` on, cut at the end of the mapping.
+    /// Locks `len` bytes at `offset` with mlock(2), or fewer if the mapping ends before.
     pub fn lock(&self, offset: usize, len: usize) -> io::Result<()> {
         let offset = offset.min(self.len);
         let len = len.min(self.len - offset);
@@ -137,13 +140,13 @@ impl Mapping {
         Ok(unsafe { mm::mlock(self.start.as_ptr().add(offset).cast(), len) }?)
     }
 
-    /// munlock(2) of the whole.
+    /// Unlocks the whole mapping with munlock(2).
     pub fn unlock(&self) -> io::Result<()> {
         // SAFETY: the range is exactly this mapping; unlocking does not change its content.
         Ok(unsafe { mm::munlock(self.start.as_ptr().cast(), self.len) }?)
     }
 
-    /// Which base pages are in memory: one byte a page, bit 0 (mincore(2)).
+    /// Returns one byte for each base page, whose bit 0 means resident (mincore(2)).
     pub fn resident_pages(&self) -> io::Result<Vec<u8>> {
         let mut pages = vec![0; self.len.div_ceil(rustix::param::page_size())];
         // SAFETY: the range is this mapping and the vector has one byte for each of its pages.
@@ -151,7 +154,7 @@ impl Mapping {
         Ok(pages)
     }
 
-    /// The aligned word that holds `offset`, if `bytes` bytes from there on are inside.
+    /// Returns the aligned word at `offset`, or none if `bytes` bytes from there leave the mapping.
     #[inline(always)]
     fn word(&self, offset: u64, bytes: u64) -> Option<*mut u64> {
         let end = offset.checked_add(bytes)?;
@@ -178,12 +181,12 @@ impl Mapping {
     #[inline(always)]
     pub fn store(&self, offset: u64, value: u64) {
         let word = self.word(offset, 8).expect("an access inside the mapping");
-        // SAFETY: `word` is aligned (the mapping is page-aligned) and inside this mapping; if it is
-        // not writable, the store faults and has no effect that anyone could see.
+        // SAFETY: `word` is aligned (the mapping is page-aligned) and inside this mapping. If it is not
+        // writable, the store faults and changes nothing.
         unsafe { word.write_volatile(value) }
     }
 
-    /// Stores `value` to each of `bytes` bytes from `offset` on, rounded down to 8, as memset does.
+    /// Stores `value` to each of `bytes` bytes at `offset`, rounded down to 8, as memset(3) does.
     ///
     /// # Panics
     /// If the range is not inside the mapping. A mapping that is not writable ends the process.
@@ -193,8 +196,8 @@ impl Mapping {
         unsafe { first.cast::<u8>().write_bytes(value, bytes as usize) }
     }
 
-    /// Calls `visit` with the offset and the place of each whole word of `bytes` from `offset` on,
-    /// checking the range once; stops at the first error.
+    /// Calls `visit` with the offset and the place of each whole word of `bytes` bytes at `offset`. Checks
+    /// the range once, and stops at the first error.
     ///
     /// # Panics
     /// If the range is not inside the mapping.
@@ -214,26 +217,26 @@ impl Mapping {
     }
 }
 
-/// A word of a mapping, for the length of one visit.
+/// A word of a mapping, valid during one visit.
 pub struct Word(*mut u64);
 
 impl Word {
-    /// Loads it.
+    /// Loads the word, as a volatile access.
     #[inline(always)]
     pub fn load(&self) -> u64 {
-        // SAFETY: made by `each_word` from a checked range, and lent only while the mapping is.
+        // SAFETY: `each_word` made it from a checked range, and lends it while it borrows the mapping.
         unsafe { self.0.read_volatile() }
     }
 
-    /// Stores to it.
+    /// Stores the word, as a volatile access.
     #[inline(always)]
     pub fn store(&self, value: u64) {
-        // SAFETY: as in `load`; a store to a mapping that is not writable faults, and nothing else.
+        // SAFETY: as in `load`; a store to a mapping that is not writable faults and changes nothing.
         unsafe { self.0.write_volatile(value) }
     }
 }
 
-impl Drop for Mapping {
+impl Drop for OwnedMapping {
     fn drop(&mut self) {
         if self.pager.is_none() {
             unmap(self.start.as_ptr(), self.len);
@@ -241,12 +244,12 @@ impl Drop for Mapping {
     }
 }
 
-/// Turns a C result into an io::Result.
+/// Converts the result of a C call: -1 is the error in errno.
 pub(super) fn check(result: i32) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Maps at a given place (which must be the caller's own) or, at null, wherever there is room.
+/// Maps at `place`, which the caller must own, or anywhere if it is null.
 fn map_at(place: *mut u8, len: usize, request: &Request<'_>) -> io::Result<NonNull<u8>> {
     let mut flags = match request.source {
         Source::Anon | Source::File { private: true, .. } => MapFlags::PRIVATE,
@@ -278,8 +281,8 @@ fn map_at(place: *mut u8, len: usize, request: &Request<'_>) -> io::Result<NonNu
 /// Unmaps a range that its caller owns.
 fn unmap(start: *mut u8, len: usize) {
     if len > 0 {
-        // SAFETY: only called with ranges that this module mapped and gives up here. An error
-        // cannot be mended (the range is valid) and would leave the mapping to the process's end.
+        // SAFETY: callers pass only ranges that this module mapped and no longer uses. The range is valid,
+        // so an error leaves nothing to do: the mapping would stay until the process ends.
         let _ = unsafe { mm::munmap(start.cast(), len) };
     }
 }

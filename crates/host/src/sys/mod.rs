@@ -1,7 +1,7 @@
-//! Every raw system call and ioctl, and the raw accesses to memory: thin, safe to call, no policy.
+//! Raw system calls, ioctls and memory accesses behind thin safe functions without policy.
 //!
-//! Invariant: the only unsafe code of this crate is here. What these modules give out cannot break
-//! memory safety whatever the caller does; each unsafe block says why.
+//! Invariant: this crate has no other unsafe code. Callers of these modules cannot break memory safety,
+//! and each unsafe block states why.
 
 pub mod mapping;
 pub mod numa;

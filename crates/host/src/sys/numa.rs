@@ -1,18 +1,18 @@
-//! Which memory node the pages of a process lie on: move_pages(2), asked without moving any.
+//! The memory nodes of a process's pages: move_pages(2), which reports them if no target is given.
 
 pub use rustix::process::Pid;
 use std::io;
 
-/// Pages asked for at once.
+/// The number of pages in one call.
 const BATCH: usize = 4096;
 
-/// For each address the node of its page; none where no page of the process's own is.
+/// Returns the node of the page at each address, or none where the process has no page.
 pub fn nodes(pid: Pid, addresses: &[u64]) -> io::Result<Vec<Option<u32>>> {
     let mut nodes = Vec::with_capacity(addresses.len());
     for batch in addresses.chunks(BATCH) {
         let mut status = vec![-1 as libc::c_int; batch.len()];
-        // SAFETY: `batch` holds as many addresses as `status` has places; they are only looked up in
-        // the other process, never dereferenced here. Without target nodes nothing is moved.
+        // SAFETY: `batch` holds as many addresses as `status` has places. The kernel looks them up in the
+        // other process and never dereferences them here. Without target nodes it moves nothing.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,
@@ -27,7 +27,7 @@ pub fn nodes(pid: Pid, addresses: &[u64]) -> io::Result<Vec<Option<u32>>> {
         if result < 0 {
             return Err(io::Error::last_os_error());
         }
-        // Below 0 is an errno: no page, or the kernel's page of zeros.
+        // A negative status is an errno: there is no page, or only the zero page.
         nodes.extend(status.into_iter().map(|node| u32::try_from(node).ok()));
     }
     Ok(nodes)
@@ -35,13 +35,13 @@ pub fn nodes(pid: Pid, addresses: &[u64]) -> io::Result<Vec<Option<u32>>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mapping::{Mapping, Request, Source};
+    use super::super::mapping::{OwnedMapping, Request, Source};
     use super::*;
 
     #[test]
     fn touched_pages_have_a_node() {
         let request = Request { source: Source::Anon, len: 2 << 12, align: 1 << 12, hugetlb: None };
-        let mapping = Mapping::new(request).unwrap();
+        let mapping = OwnedMapping::new(request).unwrap();
         mapping.advise(libc::MADV_NOHUGEPAGE).unwrap();
         mapping.store(0, 1);
         let start = mapping.address();

@@ -1,4 +1,4 @@
-//! PAGEMAP_SCAN (Linux 6.7): which ranges of a process's memory are huge, resident, written.
+//! PAGEMAP_SCAN (Linux 6.7): the ranges of a process's memory that are huge, resident or written.
 //!
 //! Source: Documentation/admin-guide/mm/pagemap.rst and include/uapi/linux/fs.h of Linux 6.7.
 
@@ -8,13 +8,13 @@ use std::os::fd::AsRawFd;
 
 /// The page is mapped by a PMD or larger.
 pub const PAGE_IS_HUGE: u64 = 1 << 6;
-/// The page is in memory.
+/// The page is resident.
 pub const PAGE_IS_PRESENT: u64 = 1 << 3;
 /// The page is swapped out.
 pub const PAGE_IS_SWAPPED: u64 = 1 << 4;
-/// The page is the kernel's page of zeros.
+/// The page is the zero page.
 pub const PAGE_IS_PFNZERO: u64 = 1 << 5;
-/// The page is of a file.
+/// The page belongs to a file.
 pub const PAGE_IS_FILE: u64 = 1 << 2;
 
 /// `struct pm_scan_arg`.
@@ -35,15 +35,15 @@ struct ScanArg {
     return_mask: u64,
 }
 
-/// A range of addresses whose pages have all asked categories: `struct page_region`.
+/// A range of pages that have the same categories: `struct page_region`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PageRange {
-    /// First address.
+    /// The first address of the range.
     pub start: u64,
-    /// First address after it.
+    /// The first address after the range.
     pub end: u64,
-    /// Its categories, of those asked for.
+    /// The categories that its pages have, of those that the scan returns.
     pub categories: u64,
 }
 
@@ -51,15 +51,18 @@ pub struct PageRange {
 const PAGEMAP_SCAN: u64 =
     (3 << 30) | ((size_of::<ScanArg>() as u64) << 16) | ((b'f' as u64) << 8) | 16;
 
-/// The ranges in `start..end` (whole pages) whose pages have all of `categories`, in an open
-/// /proc/PID/pagemap. `ENOTTY` where the kernel is older than 6.7.
+/// Returns the ranges in `start..end` (whole pages) whose pages have all of `categories`. `pagemap` is an
+/// open /proc/PID/pagemap.
+///
+/// # Errors
+/// Fails with `ENOTTY` on kernels before 6.7.
 pub fn scan(pagemap: &File, start: u64, end: u64, categories: u64) -> io::Result<Vec<PageRange>> {
     let arg = ScanArg { category_mask: categories, return_mask: categories, ..ScanArg::default() };
     walk(pagemap, start, end, arg)
 }
 
-/// The ranges in `start..end` (whole pages) whose pages have any of the categories `any`, and which
-/// of `wanted` they have; neighbours differ in that. Errors as [`scan`].
+/// Returns the ranges in `start..end` (whole pages) whose pages have any of the categories `any`. Each has
+/// those of `wanted` that its pages have, and adjacent ranges differ in them. Fails as [`scan`] does.
 pub fn scan_any(
     pagemap: &File,
     start: u64,

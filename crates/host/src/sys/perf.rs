@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// What an event counts.
+/// The type and config of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
     /// `PERF_TYPE_SOFTWARE` with a `PERF_COUNT_SW_` value.
@@ -18,76 +18,76 @@ pub enum EventKind {
     Hardware(u32),
     /// `PERF_TYPE_RAW`, or another type of /sys/bus/event_source/devices, with its config.
     Raw {
-        /// Number of the type.
+        /// The number of the type (`perf_event_attr.type`).
         event_type: u32,
-        /// As the type defines it.
+        /// The config, which means what the type defines.
         config: u64,
     },
 }
 
-/// A fault, at its begin.
+/// A page fault, counted when it begins.
 pub const PAGE_FAULT: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_PAGE_FAULTS);
-/// A fault that was served from memory, after it was handled.
+/// A minor fault, counted when it ends.
 pub const MINOR_FAULT: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_PAGE_FAULTS_MIN);
-/// A fault that waited for storage, after it was handled.
+/// A major fault, counted when it ends.
 pub const MAJOR_FAULT: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_PAGE_FAULTS_MAJ);
-/// A task leaves its CPU; its stack says where.
+/// A context switch, counted when a task leaves its CPU; the call chain is the task's.
 pub const CONTEXT_SWITCH: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_CONTEXT_SWITCHES);
-/// Nothing: carries an event's other records.
+/// An event that counts nothing; its ring carries records of tasks.
 pub const DUMMY: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_DUMMY);
-/// A timer that ticks while the task is on a CPU.
+/// A timer that runs while the task is on a CPU.
 pub const CPU_CLOCK: EventKind = EventKind::Software(bindings::PERF_COUNT_SW_CPU_CLOCK);
 
-/// Which samples an event takes.
+/// The period and the fields of an event's samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampling {
-    /// One sample each so many events; for the CPU clock, nanoseconds.
+    /// The number of events between samples; for the CPU clock, nanoseconds.
     pub period: u64,
-    /// `PERF_SAMPLE_` bits: which fields a sample has.
+    /// The fields of a sample: `PERF_SAMPLE_` bits.
     pub fields: u64,
 }
 
 /// An event to open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventSpec {
-    /// What it counts.
+    /// The event that is counted.
     pub kind: EventKind,
-    /// Of this thread (0: the caller); -1: of everyone on `cpu`, which needs privileges.
+    /// The thread to count, 0 for the caller; -1 counts all tasks on `cpu`, which needs privileges.
     pub pid: i32,
-    /// On this CPU only; -1: on any.
+    /// The only CPU to count on; -1 for all.
     pub cpu: i32,
-    /// Samples; none: only counts.
+    /// The sampling; none to count only.
     pub sampling: Option<Sampling>,
-    /// Also of the threads and children that the thread makes from now on.
+    /// True to count later threads and children of the thread, too.
     pub inherit: bool,
-    /// Not what happens in the kernel; needed without privileges where perf_event_paranoid is 2.
+    /// True to leave out the kernel, which unprivileged users must where perf_event_paranoid is 2.
     pub exclude_kernel: bool,
-    /// Not what happens in user mode.
+    /// True to leave out user mode.
     pub exclude_user: bool,
-    /// Starts counting at the thread's next exec; else at once.
+    /// True to start at the thread's next exec; else the event starts at once.
     pub enable_on_exec: bool,
-    /// Kernel frames only in the call chains.
+    /// True to keep user frames out of call chains.
     pub exclude_callchain_user: bool,
-    /// Also records of forks, exits, execs and context switches. With sampling, each ends in the
-    /// sample's thread and time ([`FIELD_TID`], [`FIELD_TIME`]).
+    /// True for records of forks, exits, execs and context switches. With sampling, each record ends in
+    /// the thread and the time ([`FIELD_TID`], [`FIELD_TIME`]).
     pub task_records: bool,
-    /// Also how long it was meant to count and did, for [`Event::scaled`].
+    /// True to read the enabled and running times as well, for [`Event::scaled`].
     pub times: bool,
 }
 
-/// A count, and how long its event was enabled and on a counter.
+/// A count with the times that perf scales it by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scaled {
-    /// As counted.
+    /// The count, not scaled.
     pub value: u64,
-    /// Time that the event was meant to count.
+    /// The time during which the event was enabled.
     pub enabled_ns: u64,
-    /// Time that it did: less where events share counters.
+    /// The time on a hardware counter: less than enabled if events share counters.
     pub running_ns: u64,
 }
 
 impl EventSpec {
-    /// Of the calling thread on any CPU, kernel excluded, counting only.
+    /// Returns a spec that counts the calling thread on any CPU in user mode, without samples.
     pub fn new(kind: EventKind) -> Self {
         EventSpec {
             kind,
@@ -126,7 +126,7 @@ impl EventSpec {
         attr.set_inherit(self.inherit.into());
         attr.set_exclude_kernel(self.exclude_kernel.into());
         attr.set_exclude_user(self.exclude_user.into());
-        // Hardware that cannot leave anything out refuses this, too.
+        // Hardware that cannot leave the kernel out refuses to leave the hypervisor out, too.
         attr.set_exclude_hv(self.exclude_kernel.into());
         attr.set_exclude_callchain_user(self.exclude_callchain_user.into());
         attr.set_task(self.task_records.into());
@@ -139,13 +139,16 @@ impl EventSpec {
     }
 }
 
-/// An open event; it stops when dropped.
+/// An open event. Dropping it stops it.
 #[derive(Debug)]
 pub struct Event(File);
 
 impl Event {
-    /// Opens it. `EACCES` and `EPERM` mean that perf_event_paranoid forbids it, `ENOENT` that the
-    /// machine has no such event.
+    /// Opens an event.
+    ///
+    /// # Errors
+    /// `EACCES` and `EPERM` mean that perf_event_paranoid forbids the event, `ENOENT` that the machine does
+    /// not have it.
     pub fn open(spec: &EventSpec) -> io::Result<Event> {
         let mut attr = spec.attr();
         let cloexec = libc::c_ulong::from(bindings::PERF_FLAG_FD_CLOEXEC);
@@ -156,18 +159,21 @@ impl Event {
         if fd == -1 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the system has just given us this descriptor; nobody else owns it.
+        // SAFETY: the descriptor is fresh, so nothing else owns it.
         Ok(Event(unsafe { File::from_raw_fd(fd) }))
     }
 
-    /// The count so far.
+    /// Reads the count.
     pub fn count(&self) -> io::Result<u64> {
         let mut bytes = [0; 8];
         (&self.0).read_exact(&mut bytes)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// The count so far and its times; an error unless it was opened with [`EventSpec::times`].
+    /// Reads the count and its times.
+    ///
+    /// # Errors
+    /// Fails unless the event was opened with [`EventSpec::times`].
     pub fn scaled(&self) -> io::Result<Scaled> {
         let mut words = [[0; 8]; 3];
         (&self.0).read_exact(words.as_flattened_mut())?;
@@ -175,7 +181,7 @@ impl Event {
         Ok(Scaled { value, enabled_ns, running_ns })
     }
 
-    /// Stops it, and its copies in threads and children.
+    /// Stops the event, also in threads and children that inherited it.
     pub fn disable(&self) -> io::Result<()> {
         // SAFETY: an open perf event; the argument 0 means this event alone, not its group.
         super::mapping::check(unsafe {
@@ -183,7 +189,7 @@ impl Event {
         })
     }
 
-    /// Goes on with it and its copies in threads and children, or stops them for now.
+    /// Resumes or pauses the event, also in threads and children that inherited it.
     pub fn switch(&self, on: bool) -> io::Result<()> {
         if !on {
             return self.disable();
@@ -192,7 +198,7 @@ impl Event {
         super::mapping::check(unsafe { perf_event_open_sys::ioctls::ENABLE(self.0.as_raw_fd(), 0) })
     }
 
-    /// Sends its samples to the ring of another event on the same CPU.
+    /// Sends the event's samples to the ring of another event on the same CPU.
     pub fn redirect(&self, ring_owner: &Event) -> io::Result<()> {
         // SAFETY: both descriptors are open perf events.
         super::mapping::check(unsafe {
@@ -202,24 +208,24 @@ impl Event {
 }
 
 impl AsFd for Event {
-    /// Readable when its ring is half full; hung up when its tasks are gone.
+    /// Returns a descriptor to poll: readable when the ring is half full, hung up when all tasks have ended.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// One record of a ring.
+/// A record of a ring.
 #[derive(Debug, Clone, Copy)]
-pub struct Record<'a> {
-    /// `PERF_RECORD_`: sample, lost, …
+pub struct PerfRecord<'a> {
+    /// The type: a `PERF_RECORD_` value.
     pub kind: u32,
-    /// `PERF_RECORD_MISC_`: the CPU's mode, how a task left it.
+    /// The `PERF_RECORD_MISC_` bits: the CPU's mode, or how a task left its CPU.
     pub misc: u16,
-    /// Words after the header.
+    /// The words after the header.
     pub words: &'a [u64],
 }
 
-/// Field of a sample: where the CPU was.
+/// Field of a sample: the instruction pointer.
 pub const FIELD_IP: u64 = bindings::PERF_SAMPLE_IP as u64;
 /// Field of a sample: process and thread.
 pub const FIELD_TID: u64 = bindings::PERF_SAMPLE_TID as u64;
@@ -229,36 +235,36 @@ pub const FIELD_TIME: u64 = bindings::PERF_SAMPLE_TIME as u64;
 pub const FIELD_CPU: u64 = bindings::PERF_SAMPLE_CPU as u64;
 /// Field of a sample: the period that it was taken with.
 pub const FIELD_PERIOD: u64 = bindings::PERF_SAMPLE_PERIOD as u64;
-/// Field of a sample: what the hardware tells, its size first.
+/// Field of a sample: the PMU's raw data, after its size.
 pub const FIELD_RAW: u64 = bindings::PERF_SAMPLE_RAW as u64;
-/// Field of a sample: the stack.
+/// Field of a sample: the call chain.
 pub const FIELD_CALLCHAIN: u64 = bindings::PERF_SAMPLE_CALLCHAIN as u64;
 
-/// The type of [`Record`]s of a task that leaves its CPU or gets one; [`MISC_SWITCH_OUT`] tells.
+/// The type of [`PerfRecord`]s of a task that leaves its CPU ([`MISC_SWITCH_OUT`]) or gets one.
 pub const RECORD_SWITCH: u32 = bindings::PERF_RECORD_SWITCH;
-/// The type of [`Record`]s of a new task.
+/// The type of [`PerfRecord`]s of a new task.
 pub const RECORD_FORK: u32 = bindings::PERF_RECORD_FORK;
-/// The type of [`Record`]s of a task's end.
+/// The type of [`PerfRecord`]s of a task's end.
 pub const RECORD_EXIT: u32 = bindings::PERF_RECORD_EXIT;
-/// The type of [`Record`]s of a new name, as of an exec.
+/// The type of [`PerfRecord`]s of a task's new name, as after an exec.
 pub const RECORD_COMM: u32 = bindings::PERF_RECORD_COMM;
-/// Of [`RECORD_SWITCH`]: it leaves.
+/// The bit of a [`RECORD_SWITCH`] by which the task leaves its CPU.
 pub const MISC_SWITCH_OUT: u16 = bindings::PERF_RECORD_MISC_SWITCH_OUT as u16;
-/// Of [`RECORD_SWITCH`]: it leaves and would have gone on.
+/// The bit of a [`RECORD_SWITCH`] by which the task was preempted.
 pub const MISC_SWITCH_OUT_PREEMPT: u16 = bindings::PERF_RECORD_MISC_SWITCH_OUT_PREEMPT as u16;
-/// The bits of [`Record::misc`] with the CPU's mode.
+/// The bits of [`PerfRecord::misc`] with the CPU's mode.
 pub const MISC_CPUMODE_MASK: u16 = bindings::PERF_RECORD_MISC_CPUMODE_MASK as u16;
 /// The mode of a sample in the kernel.
 pub const MISC_KERNEL: u16 = bindings::PERF_RECORD_MISC_KERNEL as u16;
 /// The mode of a sample in user code.
 pub const MISC_USER: u16 = bindings::PERF_RECORD_MISC_USER as u16;
 
-/// The type of [`Record`]s that are samples.
+/// The type of [`PerfRecord`]s that are samples.
 pub const RECORD_SAMPLE: u32 = bindings::PERF_RECORD_SAMPLE;
-/// The type of [`Record`]s that say how many records did not fit (second word).
+/// The type of [`PerfRecord`]s that count lost records in their second word.
 pub const RECORD_LOST: u32 = bindings::PERF_RECORD_LOST;
 
-/// The ring of an event: the kernel writes records, we read them.
+/// The ring of an event, to which the kernel writes records.
 #[derive(Debug)]
 pub struct Ring {
     start: NonNull<u8>,
@@ -266,12 +272,14 @@ pub struct Ring {
     scratch: Vec<u64>,
 }
 
-// SAFETY: the mapping is owned and reached only through `&mut self`; it is not tied to a thread.
+// SAFETY: the mapping is owned, accessed only through `&mut self`, and independent of threads.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// A ring of `pages` data pages (a power of two) for this event. `EPERM` means more than
-    /// kernel.perf_event_mlock_kb and RLIMIT_MEMLOCK allow: try fewer.
+    /// Maps a ring of `pages` data pages (a power of two) for an event.
+    ///
+    /// # Errors
+    /// `EPERM` means that kernel.perf_event_mlock_kb and RLIMIT_MEMLOCK allow only a smaller ring.
     pub fn new(event: &Event, pages: usize) -> io::Result<Ring> {
         let page = rustix::param::page_size();
         let data_len = pages * page;
@@ -290,16 +298,16 @@ impl Ring {
         Ok(Ring { start, data_len, scratch: Vec::new() })
     }
 
-    /// Bytes of records it can hold.
+    /// Returns the bytes of records that fit into the ring.
     pub fn capacity(&self) -> usize {
         self.data_len
     }
 
-    /// Calls `each` with every record that has arrived, oldest first, and frees their room.
-    pub fn drain(&mut self, mut each: impl FnMut(Record<'_>)) {
+    /// Calls `each` with every record in the ring, oldest first, and frees their space.
+    pub fn drain(&mut self, mut each: impl FnMut(PerfRecord<'_>)) {
         let control: *mut perf_event_mmap_page = self.start.as_ptr().cast();
-        // SAFETY: the first page of the mapping is the kernel's control page; head and tail are
-        // aligned u64s that kernel and reader only access atomically.
+        // SAFETY: the first page of the mapping is the kernel's control page. Its head and tail are aligned
+        // u64s, which kernel and reader access only atomically.
         let (head, tail) = unsafe {
             (
                 AtomicU64::from_ptr(&raw mut (*control).data_head),
@@ -312,7 +320,7 @@ impl Ring {
             let header = self.word(at);
             let words = (header >> 48) as usize / 8;
             if words == 0 {
-                break; // not a record: the ring is broken; give up what is in it
+                break; // not a record: the ring is corrupt, so its content is dropped
             }
             self.scratch.clear();
             for index in 1..words as u64 {
@@ -320,14 +328,14 @@ impl Ring {
                 self.scratch.push(word);
             }
             let (kind, misc) = (header as u32, (header >> 32) as u16);
-            each(Record { kind, misc, words: &self.scratch });
+            each(PerfRecord { kind, misc, words: &self.scratch });
             at += words as u64 * 8;
         }
         fence(Ordering::SeqCst);
         tail.store(end, Ordering::Release);
     }
 
-    /// The word at a running position; records are multiples of 8 bytes and so never split a word.
+    /// Returns the word at a position that only grows. Records are multiples of 8 bytes, so none splits a word.
     fn word(&self, position: u64) -> u64 {
         let offset = (position as usize & (self.data_len - 1)) & !7;
         // SAFETY: offset < data_len, the data follow the control page, and offset is aligned to 8.
@@ -344,7 +352,7 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         let len = rustix::param::page_size() + self.data_len;
-        // SAFETY: exactly the mapping that `new` made; nothing refers to it any more.
+        // SAFETY: this is the mapping that `new` made, and nothing refers to it any more.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), len) };
     }
 }

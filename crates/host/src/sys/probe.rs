@@ -1,13 +1,12 @@
-//! Calls that only find out whether the kernel would allow something.
+//! Calls that only test whether the kernel allows an operation.
 
-use super::mapping::Mapping;
+use super::mapping::OwnedMapping;
 use rustix::process::Pid;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Collapses a mapping of this process to huge pages through process_madvise(2), as it would be done
-/// to another process.
-pub fn collapse_remotely(mapping: &Mapping) -> io::Result<()> {
+/// Collapses a mapping of this process to huge pages with process_madvise(2), as for another process.
+pub fn collapse_remotely(mapping: &OwnedMapping) -> io::Result<()> {
     let own: Pid = rustix::process::getpid();
     let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty())?;
     let range =

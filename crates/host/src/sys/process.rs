@@ -1,4 +1,4 @@
-//! Children, and what processes and threads used.
+//! Children, and the resource usage of processes and threads.
 
 use rustix::process::Pid;
 use std::io;
@@ -11,18 +11,18 @@ pub struct Usage {
     pub user_ns: u64,
     /// CPU time in the kernel.
     pub kernel_ns: u64,
-    /// Faults served from memory.
+    /// Faults without I/O.
     pub minor_fault_count: u64,
-    /// Faults that waited for storage.
+    /// Faults that waited for I/O.
     pub major_fault_count: u64,
-    /// Voluntary and involuntary.
+    /// Voluntary and involuntary context switches.
     pub context_switch_count: u64,
-    /// Most resident bytes so far; not a sum.
+    /// The largest resident set so far, in bytes.
     pub resident_bytes_max: u64,
 }
 
 impl Usage {
-    /// What came on top since `before`; the resident maximum is kept.
+    /// Returns the usage since `before`, with this resident maximum.
     pub fn since(self, before: Usage) -> Usage {
         Usage {
             user_ns: self.user_ns.saturating_sub(before.user_ns),
@@ -36,7 +36,7 @@ impl Usage {
         }
     }
 
-    /// Both together; the larger resident maximum.
+    /// Returns the sums of both usages, with the larger resident maximum.
     pub fn plus(self, other: Usage) -> Usage {
         Usage {
             user_ns: self.user_ns + other.user_ns,
@@ -61,12 +61,12 @@ impl Usage {
     }
 }
 
-/// Of the calling thread alone.
+/// Returns the usage of the calling thread.
 pub fn thread_usage() -> Usage {
     usage_of(libc::RUSAGE_THREAD)
 }
 
-/// Of all threads of the calling process.
+/// Returns the usage of all threads of the calling process.
 pub fn process_usage() -> Usage {
     usage_of(libc::RUSAGE_SELF)
 }
@@ -82,7 +82,7 @@ fn usage_of(who: libc::c_int) -> Usage {
     Usage::of(&raw)
 }
 
-/// A forked child that has not been waited for. Dropping it kills and reaps it.
+/// A forked child. Dropping it kills and reaps it, unless it was waited for.
 #[derive(Debug)]
 pub struct Child {
     pid: Pid,
@@ -98,14 +98,13 @@ pub enum Exit {
     Signal(i32),
 }
 
-/// Forks. The child runs `work`, exits with its result and never returns; it dies with its parent.
+/// Forks a child that runs `work` and exits with its result. The child is killed when its parent ends.
 ///
-/// The child of a process with threads has only the forking thread, so `work` must not wait for a
-/// lock that another thread may hold: no printing, no logging. Allocation is fine (glibc and musl
-/// keep the heap consistent over a fork).
+/// The child has only the forking thread, so `work` must not wait for a lock that another thread may
+/// hold: it cannot print or log. It may allocate: glibc and musl keep the heap consistent across forks.
 pub fn fork(work: impl FnOnce() -> i32) -> io::Result<Child> {
     let parent = rustix::process::getpid();
-    // SAFETY: the child runs nothing but `work` under the contract above, and ends in _exit, so no
+    // SAFETY: the child runs only `work`, under the contract above, and ends in _exit. So no
     // destructor or exit handler of the parent runs twice.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
@@ -130,17 +129,17 @@ pub fn fork(work: impl FnOnce() -> i32) -> io::Result<Child> {
 }
 
 impl Child {
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// How it ended and what it used, with its own children; none while it runs.
+    /// Returns the exit and the usage, with that of its own children; none while it runs.
     pub fn try_wait(&mut self) -> io::Result<Option<(Exit, Usage)>> {
         self.wait4(libc::WNOHANG)
     }
 
-    /// Waits for its end.
+    /// Waits until the child exits.
     pub fn wait(&mut self) -> io::Result<(Exit, Usage)> {
         self.wait4(0)?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
@@ -152,8 +151,7 @@ impl Child {
         let mut status = 0;
         let mut raw = MaybeUninit::<libc::rusage>::zeroed();
         let reaped = loop {
-            // SAFETY: both pointers are live; the pid is a child of ours that was not reaped, so it
-            // cannot have been given to another process.
+            // SAFETY: both pointers are live. The child was not reaped, so its pid still names it.
             let r = unsafe {
                 libc::wait4(self.pid.as_raw_nonzero().get(), &mut status, flags, raw.as_mut_ptr())
             };
@@ -177,7 +175,7 @@ impl Child {
 }
 
 impl From<std::process::Child> for Child {
-    /// Takes a child of [`std::process::Command`] over, to learn what it used.
+    /// Takes over a child of [`std::process::Command`], to read its usage.
     fn from(child: std::process::Child) -> Child {
         Child { pid: Pid::from_child(&child), reaped: false }
     }
@@ -186,7 +184,7 @@ impl From<std::process::Child> for Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if !self.reaped {
-            // Both can only fail if the child is gone, which is what is wanted.
+            // Both fail only if the child has ended already.
             let _ = rustix::process::kill_process(self.pid, rustix::process::Signal::KILL);
             let _ = self.wait();
         }

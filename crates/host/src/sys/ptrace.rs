@@ -1,16 +1,15 @@
-//! System calls made by another process, on our behalf: ptrace(2), for x86-64.
+//! System calls that another process makes on our behalf: ptrace(2), for x86-64.
 //!
-//! A thread of the target is stopped on its way back to user mode, sent through a `syscall`
-//! instruction that is there already (the vdso's own), stopped again behind it, and put back. No
-//! byte of its text is changed, so its other threads run on unharmed.
+//! The session stops a thread of the target on its way back to user mode. It sends the thread through a
+//! `syscall` instruction of the vdso, stops it behind that, and restores its registers. No byte of text
+//! changes, so the target's other threads are not affected.
 //!
-//! Invariant: whatever fails, the thread goes on where it was, with its registers and its signal
-//! mask; or, from inside a restartable sequence, at its abort handler, where the kernel would have sent
-//! it for the same stop. The kernel lets go of it too when the tracing thread ends, so a session lives
-//! in a thread of its own ([`with_stopped`]).
+//! Invariant: whatever fails, the thread continues where it was, with its registers and its signal mask.
+//! From inside a restartable sequence it continues at the abort handler, as after any preemption. The
+//! kernel detaches when the tracing thread ends, so each session has its own thread ([`with_stopped`]).
 //!
-//! Source: ptrace(2); kernel/signal.c and arch/x86/kernel/signal.c of Linux 6.18 for what becomes of
-//! an interrupted system call; rseq(2) and kernel/rseq.c for restartable sequences.
+//! Sources: ptrace(2); for interrupted system calls, kernel/signal.c and arch/x86/kernel/signal.c of
+//! Linux 6.18; for restartable sequences, rseq(2) and kernel/rseq.c.
 
 use rustix::process::Pid;
 use std::fs::File;
@@ -19,12 +18,12 @@ use std::os::unix::fs::FileExt;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-/// How long a thread has to stop: one that waits for a disk does not before it has its data.
+/// The time that a thread has to stop. A thread that waits for a disk stops only after its I/O.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Looked at without sleeping for this long, because most threads stop at once.
+/// The time to poll without sleeping, because most threads stop at once.
 const EAGER: Duration = Duration::from_micros(300);
 const EVENT_STOP: i32 = 128;
-/// Calls that fail with EINTR after any stop, although no signal came; they are made again.
+/// Calls that fail with EINTR after any stop, although no signal came. The session restarts them.
 /// Source: signal(7), "Interruption of system calls and library functions by stop signals".
 const NOT_RESTARTED: [i64; 10] = [
     libc::SYS_epoll_wait,
@@ -47,17 +46,17 @@ pub struct Stopped {
     since: Instant,
 }
 
-/// How long a thread stood still.
+/// The duration of a stop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stop {
-    /// On the clock on the wall.
+    /// The wall time.
     pub wall_ns: u64,
-    /// Of that, what the thread and its tracer waited for a CPU that others had. They take turns, so
-    /// the two waits hardly ever overlap.
+    /// The part of it in which the thread and its tracer waited for a CPU. They take turns, so the two waits
+    /// rarely overlap.
     pub cpu_wait_ns: u64,
 }
 
-/// What a thread has waited for CPUs so far, as the scheduler counts it.
+/// The time that a thread has waited for CPUs, from /proc/PID/schedstat.
 struct CpuWait(Option<File>);
 
 impl CpuWait {
@@ -65,7 +64,7 @@ impl CpuWait {
         CpuWait(File::open(format!("/proc/{task}/schedstat")).ok())
     }
 
-    /// 0 on kernels that do not count.
+    /// Returns nanoseconds, or 0 on kernels without CONFIG_SCHED_INFO.
     fn ns(&self) -> u64 {
         let mut text = [0; 80];
         let len = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
@@ -74,10 +73,11 @@ impl CpuWait {
     }
 }
 
-/// Stops a thread, lets `work` have it, and lets it go. Gives also how long it stood still.
+/// Stops a thread, runs `work` on it, and detaches. Returns the duration of the stop as well.
 ///
-/// Errors: `EPERM` not ours to trace, or traced by another; `ESRCH` it has ended; `TimedOut` it
-/// did not stop (it waits in the kernel).
+/// # Errors
+/// `EPERM` means that we may not trace the thread, or that another process does; `ESRCH` that it has
+/// ended; `TimedOut` that it did not stop, because it waits in the kernel.
 pub fn with_stopped<T: Send>(
     tid: Pid,
     work: impl FnOnce(&mut Stopped) -> T + Send,
@@ -90,7 +90,7 @@ pub fn with_stopped<T: Send>(
             let (since, before) = (Instant::now(), waited_ns());
             let wall_ns = || since.elapsed().as_nanos() as u64;
             let mut stopped = Stopped::stop(tid, since)?;
-            // The thread may have waited before, and is told so when it gets its CPU.
+            // The scheduler adds a wait when it ends, so this may include a wait from before the stop.
             let stopping_ns = waited_ns().saturating_sub(before).min(wall_ns());
             let at_work = waited_ns();
             let result = work(&mut stopped);
@@ -102,11 +102,11 @@ pub fn with_stopped<T: Send>(
     })
 }
 
-/// One ptrace(2) request with plain numbers or pointers to data of the right kind.
+/// Makes a ptrace(2) request with plain numbers, or pointers to data of the request's type.
 fn request(request: libc::c_uint, tid: Pid, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: callers pass, as `data`, either a number or the address of a live object of the type
-    // that the request reads or writes. The traced process is never this one (the kernel refuses),
-    // so nothing of ours changes but that object.
+    // that the request reads or writes. The kernel refuses to trace this process, so the request
+    // changes nothing here but that object.
     let done = unsafe {
         libc::ptrace(request as _, tid.as_raw_nonzero().get(), address as *mut u8, data as *mut u8)
     };
@@ -122,41 +122,43 @@ impl Stopped {
         let saved = unsafe { std::mem::zeroed() };
         let mut stopped = Stopped { tid, saved, mask: 0, since };
         stopped.saved = stopped.registers()?;
-        // On the way to our call the kernel sees the thread outside of its sequence, and forgets the sequence:
-        // put back into it, the thread would commit although it was scheduled away.
+        // During our call the kernel finds the thread outside its sequence, and clears `rseq_cs`. Returned into
+        // the sequence, the thread would commit although it was preempted.
         if let Some(abort) = abort_handler(tid, stopped.saved.rip)? {
             stopped.saved.rip = abort;
         }
         let mask = ptr::from_mut(&mut stopped.mask) as usize;
         request(libc::PTRACE_GETSIGMASK as _, tid, 8, mask)?;
-        // No signal may come between the stop and the end of our calls.
+        // A signal handler between our calls would run on the registers of those calls.
         let all = u64::MAX;
         request(libc::PTRACE_SETSIGMASK as _, tid, 8, ptr::from_ref(&all) as usize)?;
         Ok(stopped)
     }
 
-    /// How long it has stood still.
+    /// Returns the time since the stop began.
     pub fn elapsed(&self) -> Duration {
         self.since.elapsed()
     }
 
-    /// The address of its stack's end; what is more than 128 bytes below is nobody's.
+    /// Returns the stack pointer. Memory more than 128 bytes below is free (System V ABI's red zone).
     pub fn stack_pointer(&self) -> u64 {
         self.saved.rsp
     }
 
-    /// Has it make a system call by the `syscall` instruction at `instruction`. Errors are the
-    /// call's, or those of tracing.
+    /// Makes the thread execute a system call by the `syscall` instruction at `instruction`.
+    ///
+    /// # Errors
+    /// Fails as the call does, or as ptrace(2) does.
     pub fn call(&mut self, instruction: u64, number: i64, args: [u64; 6]) -> io::Result<u64> {
         let mut registers = self.saved;
         registers.rip = instruction;
         registers.rax = number as u64;
-        // Not in a system call: nothing is restarted on the way back to user mode.
+        // -1 means "not in a system call", so the kernel restarts nothing on the way back to user mode.
         registers.orig_rax = u64::MAX;
         [registers.rdi, registers.rsi, registers.rdx, registers.r10, registers.r8, registers.r9] =
             args;
         self.set_registers(&registers)?;
-        // To the instruction, and through it.
+        // The first stop is at the call's entry, the second at its exit.
         for _ in 0..2 {
             request(libc::PTRACE_SYSCALL as _, self.tid, 0, 0)?;
             wait_for(self.tid, |status| libc::WSTOPSIG(status) == libc::SIGTRAP | 0x80, None)?;
@@ -179,9 +181,8 @@ impl Stopped {
         request(libc::PTRACE_SETREGS as _, self.tid, 0, ptr::from_ref(registers) as usize)
     }
 
-    /// Detaching sends the thread through the kernel's signal code on its way to user mode, which
-    /// restarts an interrupted call by the registers that it finds, be it from the first stop or from
-    /// one behind a call of ours.
+    /// Restores the registers and detaches. The thread then returns through the kernel's signal code, which
+    /// restarts an interrupted call by the registers that it finds.
     fn let_go(&mut self) -> io::Result<()> {
         let mut registers = self.saved;
         let interrupted = registers.rax as i64 == -i64::from(libc::EINTR);
@@ -195,7 +196,7 @@ impl Stopped {
         request(libc::PTRACE_DETACH as _, self.tid, 0, 0)
     }
 
-    /// Whether a signal waits for it that it does not block.
+    /// Returns true if a signal is pending that the thread does not block.
     fn has_signal(&self) -> bool {
         let tid = self.tid.as_raw_nonzero();
         let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
@@ -207,8 +208,8 @@ impl Stopped {
     }
 }
 
-/// The abort handler of the restartable sequence that the address lies in; none outside of any. Kernels before 5.13
-/// do not tell where a thread has its sequences: there it is as if it had none.
+/// Returns the abort handler of the restartable sequence around an address; none outside of sequences. Before
+/// Linux 5.13 the kernel does not report where a thread registered them, so none is found.
 fn abort_handler(tid: Pid, address: u64) -> io::Result<Option<u64>> {
     let Some(area) = rseq_area(tid)? else { return Ok(None) };
     let memory = File::open(format!("/proc/{}/mem", tid.as_raw_nonzero()))?;
@@ -220,13 +221,13 @@ fn abort_handler(tid: Pid, address: u64) -> io::Result<Option<u64>> {
     if sequence == 0 {
         return Ok(None);
     }
-    // A pointer into memory that is gone kills the thread, but not before it next returns from the kernel.
+    // If the memory is unmapped, the kernel kills the thread when it next returns to user mode.
     let Ok(start) = word(sequence + START_IP) else { return Ok(None) };
     let inside = address.wrapping_sub(start) < word(sequence + POST_COMMIT_OFFSET)?;
     Ok(if inside { Some(word(sequence + ABORT_IP)?) } else { None })
 }
 
-/// Where a thread has its `struct rseq`; none if it registered none.
+/// Returns the address of a thread's `struct rseq`; none if it registered none.
 fn rseq_area(tid: Pid) -> io::Result<Option<u64>> {
     /// `struct ptrace_rseq_configuration` of <linux/ptrace.h>.
     #[repr(C)]
@@ -248,23 +249,23 @@ fn rseq_area(tid: Pid) -> io::Result<Option<u64>> {
     }
 }
 
-/// Offset of `rseq_cs` in `struct rseq`, and those of fields of `struct rseq_cs`, by <linux/rseq.h>.
+/// The offset of `rseq_cs` in `struct rseq`; the next three are of `struct rseq_cs` (<linux/rseq.h>).
 const RSEQ_CS: u64 = 8;
 const START_IP: u64 = 8;
 const POST_COMMIT_OFFSET: u64 = 16;
 const ABORT_IP: u64 = 24;
 
-/// Length of the `syscall` instruction.
+/// The length of the `syscall` instruction.
 const SYSCALL_BYTES: u64 = 2;
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // It can only fail if the thread is gone; else the end of this thread lets it go.
+        // It fails only if the thread has ended. Otherwise the kernel detaches when this thread ends.
         let _ = self.let_go();
     }
 }
 
-/// Waits for the stop that PTRACE_INTERRUPT makes; signals that come first are passed on.
+/// Waits for the stop of PTRACE_INTERRUPT, and delivers signals that come first.
 fn wait_event_stop(tid: Pid) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -272,20 +273,20 @@ fn wait_event_stop(tid: Pid) -> io::Result<()> {
         let signal = libc::WSTOPSIG(status);
         match status >> 16 {
             EVENT_STOP if signal == libc::SIGTRAP => return Ok(()),
-            // Stopped by job control: it must stay so, and cannot make calls.
+            // Job control has stopped it: it must stay stopped, so it cannot make calls.
             EVENT_STOP => return Err(io::ErrorKind::WouldBlock.into()),
             _ => request(libc::PTRACE_CONT as _, tid, 0, signal as usize)?,
         }
     }
 }
 
-/// Waits until the thread has stopped in a way that is `wanted`.
+/// Waits for a stop whose status is `wanted`.
 fn wait_for(tid: Pid, wanted: impl Fn(i32) -> bool, deadline: Option<Instant>) -> io::Result<i32> {
     let start = Instant::now();
     loop {
         let mut status = 0;
         let flags = libc::__WALL | if deadline.is_some() { libc::WNOHANG } else { 0 };
-        // SAFETY: the status is live; the thread is our tracee, so nobody else's child is reaped.
+        // SAFETY: the status is live. The thread is our tracee, so this reaps no other code's child.
         match unsafe { libc::waitpid(tid.as_raw_nonzero().get(), &mut status, flags) } {
             -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
             -1 => return Err(io::Error::last_os_error()),
@@ -298,8 +299,8 @@ fn wait_for(tid: Pid, wanted: impl Fn(i32) -> bool, deadline: Option<Instant>) -
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
             _ if wanted(status) => return Ok(status),
-            // The process has stopped (SIGSTOP cannot be blocked), and this thread alone goes on: the kernel has
-            // it stop when we let go of it, unless SIGCONT has come.
+            // SIGSTOP, which cannot be blocked, has stopped the process. Only this thread continues: the kernel
+            // stops it when we detach, unless SIGCONT has come.
             _ if status >> 16 == EVENT_STOP => request(libc::PTRACE_SYSCALL as _, tid, 0, 0)?,
             _ => request(libc::PTRACE_SYSCALL as _, tid, 0, libc::WSTOPSIG(status) as usize)?,
         }

@@ -1,34 +1,36 @@
-//! Calls about the memory of another process that leave its contents as they are, and its settings
-//! for a program to come.
+//! Calls on the memory of other processes, and settings that a program inherits at exec.
 
 use rustix::process::Pid;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Advice that changes how pages are kept, never what they hold.
+/// Advice that changes the size or age of pages, never their content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Advice {
-    /// Make huge pages of what is there (Linux 6.1).
+pub enum RemoteAdvice {
+    /// Collapse to huge pages (Linux 6.1).
     Collapse,
-    /// Not needed soon; a part of a huge page splits it.
+    /// Deactivate pages; a range that ends inside a huge page splits it.
     Cold,
 }
 
-impl Advice {
-    /// The number that madvise(2) takes.
+impl RemoteAdvice {
+    /// Returns the value for madvise(2).
     pub fn raw(self) -> i32 {
         match self {
-            Advice::Collapse => libc::MADV_COLLAPSE,
-            Advice::Cold => libc::MADV_COLD,
+            RemoteAdvice::Collapse => libc::MADV_COLLAPSE,
+            RemoteAdvice::Cold => libc::MADV_COLD,
         }
     }
 }
 
-/// process_madvise(2) of one range. Errors are the system's; `EPERM` without CAP_SYS_NICE.
-pub fn advise(pidfd: BorrowedFd<'_>, start: u64, len: u64, advice: Advice) -> io::Result<()> {
+/// Calls process_madvise(2) for one range.
+///
+/// # Errors
+/// Fails as the call does: `EPERM` without CAP_SYS_NICE.
+pub fn advise(pidfd: BorrowedFd<'_>, start: u64, len: u64, advice: RemoteAdvice) -> io::Result<()> {
     let range = libc::iovec { iov_base: start as *mut libc::c_void, iov_len: len as usize };
     let advice = advice.raw();
-    // SAFETY: pidfd and range are live. Whichever process it is, also this one: contents stay.
+    // SAFETY: pidfd and range are live, and no content changes, even if the process is this one.
     let done = unsafe {
         let range = &raw const range;
         libc::syscall(libc::SYS_process_madvise, pidfd.as_raw_fd(), range, 1usize, advice, 0u32)
@@ -36,13 +38,16 @@ pub fn advise(pidfd: BorrowedFd<'_>, start: u64, len: u64, advice: Advice) -> io
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Whether the kernel knows [`Advice::Collapse`].
+/// Returns true if the kernel supports [`RemoteAdvice::Collapse`].
 pub fn knows_collapse() -> bool {
-    // SAFETY: advice about no memory at all; only the number is looked at.
+    // SAFETY: the range is empty, so the kernel only checks the value.
     unsafe { libc::madvise(std::ptr::null_mut(), 0, libc::MADV_COLLAPSE) == 0 }
 }
 
-/// Copies memory of another process into `buffer`; an error unless all of it was read.
+/// Copies memory of another process into `buffer`.
+///
+/// # Errors
+/// Fails unless the whole buffer was read.
 pub fn read(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<()> {
     let local = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: buffer.len() };
@@ -54,14 +59,15 @@ pub fn read(pid: Pid, address: u64, buffer: &mut [u8]) -> io::Result<()> {
 
 /// Copies `data` into the writable memory of a process other than this one.
 ///
-/// Errors: `InvalidInput` for this process; the system's; or that not all of it was written.
+/// # Errors
+/// Fails unless all of `data` was written; with `InvalidInput` for this process.
 pub fn write(pid: Pid, address: u64, data: &[u8]) -> io::Result<()> {
     if pid == rustix::process::getpid() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let local = libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() };
     let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: data.len() };
-    // SAFETY: `local` is exactly the data and only read; the memory that changes is not ours.
+    // SAFETY: `local` is exactly the data, which is only read; the written memory is another process's.
     let written =
         unsafe { libc::process_vm_writev(pid.as_raw_nonzero().get(), &local, 1, &remote, 1, 0) };
     whole(written, data.len())
@@ -75,17 +81,20 @@ fn whole(done: isize, wanted: usize) -> io::Result<()> {
     }
 }
 
-/// What prctl(PR_SET_THP_DISABLE) forbids to this process and to what it becomes or starts.
+/// The huge pages that prctl(PR_SET_THP_DISABLE) forbids to this process and its descendants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Forbid {
     /// All transparent huge pages.
     All,
-    /// Those that nobody advised (Linux 6.18).
+    /// Those without madvise(2) (Linux 6.18).
     Unadvised,
 }
 
-/// Forbids transparent huge pages to this process. `EINVAL` where the kernel is too old.
+/// Forbids transparent huge pages to this process.
+///
+/// # Errors
+/// Fails with `EINVAL` if the kernel is too old.
 pub fn forbid_huge_pages(forbid: Forbid) -> io::Result<()> {
     /// PR_THP_DISABLE_EXCEPT_ADVISED of <linux/prctl.h>.
     const EXCEPT_ADVISED: libc::c_ulong = 2;

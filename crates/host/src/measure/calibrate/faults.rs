@@ -3,7 +3,7 @@
 use super::{CalibrateError, Effort, enable, thread_ns};
 use crate::measure::backed_memory;
 use crate::pages::{Mode, PageSettings};
-use crate::sys::mapping::{Mapping, Request, Source};
+use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::process::{fork, process_usage};
 use crate::sys::shared::SharedWords;
 use crate::sys::signal::asked_to_stop;
@@ -107,9 +107,9 @@ pub(super) fn summary(seen: &[Seen]) -> Vec<FaultCost> {
     keys.into_iter().map(cost).collect()
 }
 
-fn map(len: usize, align: u64, advice: i32) -> io::Result<Mapping> {
+fn map(len: usize, align: u64, advice: i32) -> io::Result<OwnedMapping> {
     let align = align as usize;
-    let mapping = Mapping::new(Request { source: Source::Anon, len, align, hugetlb: None })?;
+    let mapping = OwnedMapping::new(Request { source: Source::Anon, len, align, hugetlb: None })?;
     match mapping.advise(advice) {
         // Kernels without huge pages refuse the advice, and use base pages anyway.
         Err(error) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
@@ -117,12 +117,12 @@ fn map(len: usize, align: u64, advice: i32) -> io::Result<Mapping> {
     }
 }
 
-fn offsets(mapping: &Mapping, page: u64) -> impl Iterator<Item = u64> + use<> {
+fn offsets(mapping: &OwnedMapping, page: u64) -> impl Iterator<Item = u64> + use<> {
     (0..mapping.len() as u64).step_by(page as usize)
 }
 
 /// Returns the CPU time that `work` takes for each page of a mapping.
-fn per_page(mapping: &Mapping, page: u64, work: impl Fn(&Mapping, u64)) -> f64 {
+fn per_page(mapping: &OwnedMapping, page: u64, work: impl Fn(&OwnedMapping, u64)) -> f64 {
     let before = thread_ns();
     for offset in offsets(mapping, page) {
         work(mapping, offset);
@@ -130,12 +130,12 @@ fn per_page(mapping: &Mapping, page: u64, work: impl Fn(&Mapping, u64)) -> f64 {
     (thread_ns() - before) as f64 / (mapping.len() as u64 / page) as f64
 }
 
-fn read(mapping: &Mapping, offset: u64) {
+fn read(mapping: &OwnedMapping, offset: u64) {
     mapping.load(offset);
 }
 
 /// Returns the CPU time that unmapping takes for each page.
-fn unmap(mapping: Mapping, page: u64) -> f64 {
+fn unmap(mapping: OwnedMapping, page: u64) -> f64 {
     let pages = (mapping.len() as u64 / page) as f64;
     let before = thread_ns();
     drop(mapping);
@@ -237,9 +237,9 @@ impl CachedFile {
         Ok(CachedFile { file, bytes, random: Rng::new(1) })
     }
 
-    fn map(&self, page: u64) -> io::Result<Mapping> {
+    fn map(&self, page: u64) -> io::Result<OwnedMapping> {
         let source = Source::File { file: &self.file, private: false, writable: true };
-        Mapping::new(Request { source, len: self.bytes, align: page as usize, hugetlb: None })
+        OwnedMapping::new(Request { source, len: self.bytes, align: page as usize, hugetlb: None })
     }
 
     /// Measures faults in order on cached pages, with fault-around.

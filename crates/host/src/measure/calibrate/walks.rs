@@ -15,7 +15,7 @@
 use super::{CalibrateError, Effort, thread_ns};
 use crate::measure::backed_memory;
 use crate::procfs::{Root, process_huge_bytes};
-use crate::sys::mapping::{Mapping, Request, Source};
+use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::signal::asked_to_stop;
 use pagetax_core::access::Rng;
 use pagetax_core::calibration::{Spread, WalkCost, WalkPattern};
@@ -176,11 +176,11 @@ fn filled(
     page: PageSize,
     advice: i32,
     order: &[u32],
-) -> Result<Mapping, CalibrateError> {
+) -> Result<OwnedMapping, CalibrateError> {
     let failed = |error| CalibrateError::System("map memory for walks", error);
     let (len, align) = (bytes as usize, page.bytes() as usize);
     let request = Request { source: Source::Anon, len, align, hugetlb: None };
-    let mapping = Mapping::new(request).map_err(failed)?;
+    let mapping = OwnedMapping::new(request).map_err(failed)?;
     mapping.advise(advice).map_err(failed)?;
     for (page, next) in order.iter().enumerate() {
         for lap in 0..LINES {
@@ -192,7 +192,7 @@ fn filled(
 }
 
 /// Returns the CPU time of a dependent access.
-fn chase(mapping: &Mapping, count: u64, order: &[u32]) -> f64 {
+fn chase(mapping: &OwnedMapping, count: u64, order: &[u32]) -> f64 {
     // Follow the chain before the clock starts: cold caches would overstate the cost of small sets.
     let mut offset = slot(0, 0);
     for _ in 0..order.len().min(count as usize / 8) {
@@ -208,7 +208,7 @@ fn chase(mapping: &Mapping, count: u64, order: &[u32]) -> f64 {
 }
 
 /// Returns the CPU time of an independent access.
-fn gather(mapping: &Mapping, count: u64, bytes: u64, seed: u64) -> f64 {
+fn gather(mapping: &OwnedMapping, count: u64, bytes: u64, seed: u64) -> f64 {
     let mut random = Rng::new(seed);
     let before = thread_ns();
     for _ in 0..count {

@@ -2,7 +2,7 @@
 
 use crate::pages::{Mode, PageSettings};
 use crate::procfs::{Root, process_huge_bytes};
-use crate::sys::mapping::{Mapping, Request, Source};
+use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::{pagemap, probe};
 use pagetax_core::finding::{Feature, Finding};
 use pagetax_core::units::PageSize;
@@ -17,10 +17,10 @@ pub(super) fn findings(root: &Root) -> Vec<Finding> {
     findings
 }
 
-fn anon(len: u64, align: u64, hugetlb: bool) -> io::Result<Mapping> {
+fn anon(len: u64, align: u64, hugetlb: bool) -> io::Result<OwnedMapping> {
     let (len, align) = (len as usize, align as usize);
     let hugetlb = hugetlb.then_some(align);
-    Mapping::new(Request { source: Source::Anon, len, align, hugetlb })
+    OwnedMapping::new(Request { source: Source::Anon, len, align, hugetlb })
 }
 
 fn own_huge_bytes() -> u64 {

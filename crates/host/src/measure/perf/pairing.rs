@@ -7,7 +7,7 @@
 //! Source: the layout of records in perf_event_open(2).
 
 use super::FaultTimes;
-use crate::sys::perf::{RECORD_LOST, RECORD_SAMPLE, RECORD_SWITCH, Record};
+use crate::sys::perf::{PerfRecord, RECORD_LOST, RECORD_SAMPLE, RECORD_SWITCH};
 use std::collections::HashMap;
 
 /// The begin or the end of a fault.
@@ -27,7 +27,7 @@ enum Said {
     Lost(u64),
 }
 
-fn said(record: &Record<'_>) -> Option<Said> {
+fn said(record: &PerfRecord<'_>) -> Option<Said> {
     match (record.kind, record.words) {
         (RECORD_SAMPLE, [time_ns]) => Some(Said::Fault(Edge::Begin, *time_ns)),
         (RECORD_SAMPLE, [time_ns, _period]) => Some(Said::Fault(Edge::MinorEnd, *time_ns)),
@@ -108,7 +108,7 @@ impl Pairing {
     }
 
     /// Takes the next record of a CPU.
-    pub fn hear(&mut self, stream: &mut Stream, record: &Record<'_>) {
+    pub fn hear(&mut self, stream: &mut Stream, record: &PerfRecord<'_>) {
         match said(record) {
             Some(Said::Fault(..)) if stream.tid == Some(self.ignored) => {}
             Some(Said::Fault(Edge::Begin, time_ns)) => stream.begun_ns = Some(time_ns),
@@ -169,7 +169,7 @@ mod tests {
         for records in cpus {
             let mut stream = Stream::new(WATCHED);
             for (kind, words) in records {
-                pairing.hear(&mut stream, &Record { kind: *kind, misc: 0, words });
+                pairing.hear(&mut stream, &PerfRecord { kind: *kind, misc: 0, words });
             }
         }
         pairing
@@ -221,7 +221,7 @@ mod tests {
         let mut pairing = Pairing::new(WATCHED);
         let mut cpus = [Stream::new(WATCHED), Stream::new(WATCHED)];
         let mut open_after = |cpu: usize, kind: u32, words: &[u64]| {
-            pairing.hear(&mut cpus[cpu], &Record { kind, misc: 0, words });
+            pairing.hear(&mut cpus[cpu], &PerfRecord { kind, misc: 0, words });
             let unsettled = pairing.has_open_fault(cpus.iter());
             pairing.pair_until(u64::MAX);
             (unsettled, pairing.has_open_fault(cpus.iter()))
@@ -255,7 +255,7 @@ mod tests {
         let mut pairing = Pairing::new(WATCHED);
         pairing.expect_ends_alone();
         let mut stream = Stream::new(1);
-        pairing.hear(&mut stream, &Record { kind: RECORD_SAMPLE, misc: 0, words: &[5, 1] });
+        pairing.hear(&mut stream, &PerfRecord { kind: RECORD_SAMPLE, misc: 0, words: &[5, 1] });
         pairing.pair_until(u64::MAX);
         assert_eq!((pairing.times.unpaired_count, pairing.times.minor.len()), (0, 0));
     }

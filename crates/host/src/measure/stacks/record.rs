@@ -4,7 +4,7 @@
 //! order. Other records end in TID, TIME.
 
 use super::symbols::{Symbols, Wait, Work};
-use crate::sys::perf::{self, Record};
+use crate::sys::perf::{self, PerfRecord};
 
 /// The event that wrote a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,12 +79,12 @@ fn high(word: u64) -> u32 {
 
 /// Returns the number of records that found no room in a ring; `None` if the record does not report a
 /// loss.
-pub fn lost(record: &Record<'_>) -> Option<u64> {
+pub fn lost(record: &PerfRecord<'_>) -> Option<u64> {
     (record.kind == perf::RECORD_LOST).then(|| record.words.get(1).copied().unwrap_or(0))
 }
 
 /// Decodes a record; `None` for kinds that do not matter and for truncated records.
-pub fn decode(source: Source, record: &Record<'_>, symbols: Option<&Symbols>) -> Option<Seen> {
+pub fn decode(source: Source, record: &PerfRecord<'_>, symbols: Option<&Symbols>) -> Option<Seen> {
     if record.kind == perf::RECORD_SAMPLE {
         return decode_sample(source, record, symbols?);
     }
@@ -104,7 +104,7 @@ pub fn decode(source: Source, record: &Record<'_>, symbols: Option<&Symbols>) ->
     Some(Seen { time_ns, tid, what })
 }
 
-fn decode_sample(source: Source, record: &Record<'_>, symbols: &Symbols) -> Option<Seen> {
+fn decode_sample(source: Source, record: &PerfRecord<'_>, symbols: &Symbols) -> Option<Seen> {
     let [ip, task, time_ns, frames, ref rest @ ..] = *record.words else { return None };
     let stack = rest.get(..frames as usize)?;
     let what = match source {
@@ -124,15 +124,15 @@ mod tests {
     use super::*;
     use crate::procfs::tests::captured;
 
-    fn record(kind: u32, misc: u16, words: &[u64]) -> Record<'_> {
-        Record { kind, misc, words }
+    fn record(kind: u32, misc: u16, words: &[u64]) -> PerfRecord<'_> {
+        PerfRecord { kind, misc, words }
     }
 
     const TASK: u64 = 7 << 32 | 5;
 
     #[test]
     fn switches_and_tasks() {
-        let decode = |r: &Record<'_>| decode(Source::Clock, r, None);
+        let decode = |r: &PerfRecord<'_>| decode(Source::Clock, r, None);
         let out = perf::MISC_SWITCH_OUT;
         let seen = |what| Some(Seen { time_ns: 99, tid: 7, what });
         assert_eq!(decode(&record(perf::RECORD_SWITCH, 0, &[TASK, 99])), seen(What::SwitchedIn));

@@ -390,7 +390,7 @@ fn add_rollup(peak: &mut Peak, pid: Pid) {
 mod tests {
     use super::*;
     use crate::alone::ran_alone;
-    use crate::sys::mapping::{Mapping, Request, Source};
+    use crate::sys::mapping::{OwnedMapping, Request, Source};
 
     #[test]
     fn a_process_is_seen_with_its_memory() {
@@ -414,7 +414,7 @@ mod tests {
         }
         let request =
             Request { source: Source::Anon, len: 64 << 20, align: 2 << 20, hugetlb: None };
-        let mapping = Mapping::new(request).unwrap();
+        let mapping = OwnedMapping::new(request).unwrap();
         let own = [rustix::process::getpid()];
         for (advice, range) in [(libc::MADV_NOHUGEPAGE, 0..16), (libc::MADV_HUGEPAGE, 16..64)] {
             mapping.advise(advice).unwrap();

@@ -329,7 +329,7 @@ impl Runs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::mapping::{Mapping as Memory, Request, Source};
+    use crate::sys::mapping::{OwnedMapping as Memory, Request, Source};
 
     fn map_of(memory: &Memory) -> PageMap {
         let mut map = read(std::process::id()).unwrap();
