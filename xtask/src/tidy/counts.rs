@@ -33,7 +33,7 @@ pub fn print(tree: &Path, sources: &[Source]) -> Result<()> {
     let twice: Vec<_> = types::repeated(&types).map(|(named, _)| named).collect();
     let exits = types.iter().filter(|((_, name), _)| name == "Exit");
     let code: Vec<(&PathBuf, &str)> = rust.iter().filter_map(|source| code(source)).collect();
-    // Messages and comments name files too, so a reader is told by how it composes the path.
+    // Messages and comments name files too, so a reader shows by the path that it composes.
     let containing = |words: &[&str]| {
         code.iter().filter(|(_, text)| words.iter().any(|word| text.contains(word))).count()
     };

@@ -98,14 +98,14 @@ fn walk(pagemap: &File, start: u64, end: u64, mut arg: ScanArg) -> io::Result<Ve
 
 #[cfg(test)]
 mod tests {
-    use super::super::mapping::{Mapping, Request, Source};
+    use super::super::mapping::{OwnedMapping, Request, Source};
     use super::*;
 
     #[test]
     fn finds_the_pages_that_were_touched() {
         let request =
             Request { source: Source::Anon, len: 16 << 12, align: 1 << 12, hugetlb: None };
-        let mapping = Mapping::new(request).unwrap();
+        let mapping = OwnedMapping::new(request).unwrap();
         mapping.advise(libc::MADV_NOHUGEPAGE).unwrap();
         mapping.store(3 << 12, 1);
         mapping.store(4 << 12, 1);

@@ -335,7 +335,7 @@ impl Ring {
         tail.store(end, Ordering::Release);
     }
 
-    /// Returns the word at a position that only grows. Records are multiples of 8 bytes, so none splits a word.
+    /// Returns the word at a position that only grows. No record splits a word: their lengths are multiples of 8.
     fn word(&self, position: u64) -> u64 {
         let offset = (position as usize & (self.data_len - 1)) & !7;
         // SAFETY: offset < data_len, the data follow the control page, and offset is aligned to 8.

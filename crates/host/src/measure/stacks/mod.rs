@@ -17,7 +17,7 @@ pub use timeline::{MainLine, TaskState, Timeline};
 
 use crate::procfs::{Root, online_cpus};
 use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
-use record::{Seen, Source};
+use record::{RingSource, TaskRecord};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -144,15 +144,15 @@ impl Drop for Profiler {
 }
 
 /// An event on one CPU and its ring.
-struct Feed {
-    source: Source,
+struct CpuRing {
+    source: RingSource,
     event: Event,
-    ring: Ring,
+    records: Ring,
     hung_up: bool,
 }
 
 struct Collector {
-    feeds: Vec<Feed>,
+    rings: Vec<CpuRing>,
     symbols: Result<&'static Symbols, String>,
     counts: StackCounts,
     timeline: Timeline,
@@ -160,7 +160,7 @@ struct Collector {
     reasons: HashMap<u32, Wait>,
     waits: Result<(), String>,
     /// The decoded records that wait, as another ring may still hold earlier ones.
-    held: Vec<Seen>,
+    held: Vec<TaskRecord>,
     switch_stacks: u64,
     looked_ns: u64,
     lost_count: u64,
@@ -170,12 +170,14 @@ impl Collector {
     fn open(tid: u32, begin: Begin) -> Result<Collector, String> {
         let root = Root::default();
         let cpus = online_cpus(&root)?;
-        let (feeds, symbols) = match Symbols::of_this_kernel() {
-            Ok(symbols) => match open_feeds(tid, begin, &cpus, &[Source::Clock, Source::Switch]) {
-                Ok(feeds) => (feeds, Ok(symbols)),
-                Err(why) => (open_feeds(tid, begin, &cpus, &[Source::Records])?, Err(why)),
-            },
-            Err(why) => (open_feeds(tid, begin, &cpus, &[Source::Records])?, Err(why)),
+        let (rings, symbols) = match Symbols::of_this_kernel() {
+            Ok(symbols) => {
+                match open_rings(tid, begin, &cpus, &[RingSource::Clock, RingSource::Switch]) {
+                    Ok(rings) => (rings, Ok(symbols)),
+                    Err(why) => (open_rings(tid, begin, &cpus, &[RingSource::Records])?, Err(why)),
+                }
+            }
+            Err(why) => (open_rings(tid, begin, &cpus, &[RingSource::Records])?, Err(why)),
         };
         let now = monotonic_ns();
         let mut timeline = Timeline::default();
@@ -184,7 +186,7 @@ impl Collector {
         }
         Ok(Collector {
             waits: symbols.as_ref().map(|_| ()).map_err(Clone::clone),
-            feeds,
+            rings,
             symbols,
             counts: StackCounts::default(),
             timeline,
@@ -200,16 +202,16 @@ impl Collector {
         let timeout = Timespec { tv_sec: 0, tv_nsec: LOOK_INTERVAL_NS as i64 };
         loop {
             let open: Vec<usize> =
-                (0..self.feeds.len()).filter(|index| !self.feeds[*index].hung_up).collect();
+                (0..self.rings.len()).filter(|index| !self.rings[*index].hung_up).collect();
             let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
-            fds.extend(open.iter().map(|i| PollFd::new(&self.feeds[*i].event, PollFlags::IN)));
+            fds.extend(open.iter().map(|i| PollFd::new(&self.rings[*i].event, PollFlags::IN)));
             // An interrupted or failed poll only means that the rings are read now.
             let _ = poll(&mut fds, Some(&timeout));
             let stopping = fds[0].revents().contains(PollFlags::IN);
             let hung_up: Vec<bool> =
                 fds[1..].iter().map(|fd| fd.revents().contains(PollFlags::HUP)).collect();
             for (index, hung_up) in open.into_iter().zip(hung_up) {
-                self.feeds[index].hung_up = hung_up;
+                self.rings[index].hung_up = hung_up;
             }
             let now = monotonic_ns();
             self.look();
@@ -225,13 +227,13 @@ impl Collector {
 
     /// Decodes the new records of all rings.
     fn look(&mut self) {
-        let Collector { feeds, symbols, held, lost_count, .. } = self;
-        for feed in feeds {
-            feed.ring.drain(|record| {
+        let Collector { rings, symbols, held, lost_count, .. } = self;
+        for ring in rings {
+            ring.records.drain(|record| {
                 if let Some(lost) = record::lost(&record) {
                     *lost_count += lost;
                 } else if let Some(seen) =
-                    record::decode(feed.source, &record, symbols.as_ref().ok().copied())
+                    record::decode(ring.source, &record, symbols.as_ref().ok().copied())
                 {
                     held.push(seen);
                 }
@@ -243,37 +245,37 @@ impl Collector {
     /// Applies the records up to `until_ns`: all rings have been read beyond that time.
     fn settle(&mut self, until_ns: u64) {
         let count = self.held.partition_point(|seen| seen.time_ns <= until_ns);
-        let settled: Vec<Seen> = self.held.drain(..count).collect();
+        let settled: Vec<TaskRecord> = self.held.drain(..count).collect();
         for seen in settled {
             self.apply(seen);
         }
     }
 
-    fn apply(&mut self, seen: Seen) {
-        use record::What;
-        let Seen { time_ns, tid, what } = seen;
+    fn apply(&mut self, seen: TaskRecord) {
+        use record::TaskEvent;
+        let TaskRecord { time_ns, tid, what } = seen;
         match what {
-            What::Fork { child } => self.timeline.enter(time_ns, child, TaskState::Runnable),
-            What::Exit => self.timeline.exit(time_ns, tid),
-            What::SwitchStack(wait) => {
+            TaskEvent::Fork { child } => self.timeline.enter(time_ns, child, TaskState::Runnable),
+            TaskEvent::Exit => self.timeline.exit(time_ns, tid),
+            TaskEvent::SwitchStack(wait) => {
                 self.switch_stacks += 1;
                 self.reasons.insert(tid, wait);
             }
-            What::SwitchedOut { preempted: true } => {
+            TaskEvent::SwitchedOut { preempted: true } => {
                 self.timeline.enter(time_ns, tid, TaskState::Runnable);
             }
-            What::SwitchedOut { preempted: false } => {
+            TaskEvent::SwitchedOut { preempted: false } => {
                 let wait = self.reasons.remove(&tid).unwrap_or(Wait::Sleep);
                 self.timeline.enter(time_ns, tid, TaskState::Waiting(wait));
             }
-            What::SwitchedIn => self.timeline.enter(time_ns, tid, TaskState::Running),
-            What::Clock { user, work } => {
+            TaskEvent::SwitchedIn => self.timeline.enter(time_ns, tid, TaskState::Running),
+            TaskEvent::Clock { user, work } => {
                 self.counts.add(user, work);
                 if !self.timeline.knows(tid) {
                     self.timeline.enter(time_ns, tid, TaskState::Running);
                 }
             }
-            What::Exec => {
+            TaskEvent::Exec => {
                 if !self.timeline.knows(tid) {
                     self.timeline.enter(time_ns, tid, TaskState::Running);
                 }
@@ -288,7 +290,7 @@ impl Collector {
             return;
         }
         if self.switch_stacks * 1_000_000_000 / elapsed_ns > SWITCH_STACKS_PER_S_MAX {
-            self.feeds.retain(|feed| feed.source != Source::Switch);
+            self.rings.retain(|ring| ring.source != RingSource::Switch);
             self.waits = Err(format!(
                 "more than {SWITCH_STACKS_PER_S_MAX} context switches a second: \
                  their stacks would cost too much"
@@ -308,15 +310,15 @@ impl Collector {
     }
 }
 
-fn open_feeds(
+fn open_rings(
     tid: u32,
     begin: Begin,
     cpus: &[u32],
-    sources: &[Source],
-) -> Result<Vec<Feed>, String> {
+    sources: &[RingSource],
+) -> Result<Vec<CpuRing>, String> {
     // The rings of all CPUs share the memory that one user may lock.
     let pages = if cpus.len() <= 16 { 64 } else { 16 };
-    let mut feeds = Vec::new();
+    let mut rings = Vec::new();
     for cpu in cpus {
         for source in sources {
             let refused = |what: &str, error: std::io::Error| {
@@ -327,31 +329,31 @@ fn open_feeds(
             };
             let event = Event::open(&spec(tid, begin, *cpu, *source))
                 .map_err(|error| refused("perf_event_open", error))?;
-            let ring =
-                Ring::new(&event, if *source == Source::Records { pages / 4 } else { pages })
+            let records =
+                Ring::new(&event, if *source == RingSource::Records { pages / 4 } else { pages })
                     .map_err(|error| refused("a ring for perf events", error))?;
-            feeds.push(Feed { source: *source, event, ring, hung_up: false });
+            rings.push(CpuRing { source: *source, event, records, hung_up: false });
         }
     }
-    Ok(feeds)
+    Ok(rings)
 }
 
-fn spec(tid: u32, begin: Begin, cpu: u32, source: Source) -> EventSpec {
+fn spec(tid: u32, begin: Begin, cpu: u32, source: RingSource) -> EventSpec {
     let stacks = perf::FIELD_IP | perf::FIELD_TID | perf::FIELD_TIME | perf::FIELD_CALLCHAIN;
     let (kind, period, fields): (EventKind, u64, u64) = match source {
-        Source::Clock => (perf::CPU_CLOCK, PERIOD_NS, stacks),
-        Source::Switch => (perf::CONTEXT_SWITCH, 1, stacks),
-        Source::Records => (perf::DUMMY, 1, perf::FIELD_TID | perf::FIELD_TIME),
+        RingSource::Clock => (perf::CPU_CLOCK, PERIOD_NS, stacks),
+        RingSource::Switch => (perf::CONTEXT_SWITCH, 1, stacks),
+        RingSource::Records => (perf::DUMMY, 1, perf::FIELD_TID | perf::FIELD_TIME),
     };
     EventSpec {
         pid: tid as i32,
         cpu: cpu as i32,
         sampling: Some(Sampling { period, fields }),
         inherit: true,
-        exclude_kernel: source == Source::Records,
+        exclude_kernel: source == RingSource::Records,
         exclude_callchain_user: true,
         enable_on_exec: begin == Begin::AtExec,
-        task_records: source != Source::Switch,
+        task_records: source != RingSource::Switch,
         ..EventSpec::new(kind)
     }
 }

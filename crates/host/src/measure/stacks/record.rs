@@ -8,7 +8,7 @@ use crate::sys::perf::{self, PerfRecord};
 
 /// The event that wrote a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum RingSource {
     /// The cpu-clock event, with stacks and task records.
     Clock,
     /// The context-switches event, with stacks.
@@ -19,18 +19,18 @@ pub enum Source {
 
 /// A decoded record: an event of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct TaskRecord {
     /// The time by CLOCK_MONOTONIC.
     pub time_ns: u64,
     /// The id of the thread.
     pub tid: u32,
     /// The event, with its details.
-    pub what: What,
+    pub what: TaskEvent,
 }
 
 /// An event of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum TaskEvent {
     /// The task made a new task.
     Fork {
         /// The new thread's id.
@@ -58,17 +58,17 @@ pub enum What {
     Exit,
 }
 
-impl What {
+impl TaskEvent {
     /// Returns the order among records of the same time: causes first.
     pub fn rank(self) -> u8 {
         match self {
-            What::Fork { .. } => 0,
-            What::Exec => 1,
-            What::Clock { .. } => 2,
-            What::SwitchStack(_) => 3,
-            What::SwitchedOut { .. } => 4,
-            What::SwitchedIn => 5,
-            What::Exit => 6,
+            TaskEvent::Fork { .. } => 0,
+            TaskEvent::Exec => 1,
+            TaskEvent::Clock { .. } => 2,
+            TaskEvent::SwitchStack(_) => 3,
+            TaskEvent::SwitchedOut { .. } => 4,
+            TaskEvent::SwitchedIn => 5,
+            TaskEvent::Exit => 6,
         }
     }
 }
@@ -84,7 +84,11 @@ pub fn lost(record: &PerfRecord<'_>) -> Option<u64> {
 }
 
 /// Decodes a record; `None` for kinds that do not matter and for truncated records.
-pub fn decode(source: Source, record: &PerfRecord<'_>, symbols: Option<&Symbols>) -> Option<Seen> {
+pub fn decode(
+    source: RingSource,
+    record: &PerfRecord<'_>,
+    symbols: Option<&Symbols>,
+) -> Option<TaskRecord> {
     if record.kind == perf::RECORD_SAMPLE {
         return decode_sample(source, record, symbols?);
     }
@@ -92,31 +96,35 @@ pub fn decode(source: Source, record: &PerfRecord<'_>, symbols: Option<&Symbols>
     let (own, preempted) = (high(task), record.misc & perf::MISC_SWITCH_OUT_PREEMPT != 0);
     let (tid, what) = match record.kind {
         perf::RECORD_SWITCH if record.misc & perf::MISC_SWITCH_OUT != 0 => {
-            (own, What::SwitchedOut { preempted })
+            (own, TaskEvent::SwitchedOut { preempted })
         }
-        perf::RECORD_SWITCH => (own, What::SwitchedIn),
-        perf::RECORD_COMM => (own, What::Exec),
+        perf::RECORD_SWITCH => (own, TaskEvent::SwitchedIn),
+        perf::RECORD_COMM => (own, TaskEvent::Exec),
         // The words are pid and ppid, tid and ptid, time.
-        perf::RECORD_FORK => (own, What::Fork { child: *record.words.get(1)? as u32 }),
-        perf::RECORD_EXIT => (*record.words.get(1)? as u32, What::Exit),
+        perf::RECORD_FORK => (own, TaskEvent::Fork { child: *record.words.get(1)? as u32 }),
+        perf::RECORD_EXIT => (*record.words.get(1)? as u32, TaskEvent::Exit),
         _ => return None,
     };
-    Some(Seen { time_ns, tid, what })
+    Some(TaskRecord { time_ns, tid, what })
 }
 
-fn decode_sample(source: Source, record: &PerfRecord<'_>, symbols: &Symbols) -> Option<Seen> {
+fn decode_sample(
+    source: RingSource,
+    record: &PerfRecord<'_>,
+    symbols: &Symbols,
+) -> Option<TaskRecord> {
     let [ip, task, time_ns, frames, ref rest @ ..] = *record.words else { return None };
     let stack = rest.get(..frames as usize)?;
     let what = match source {
-        Source::Switch => What::SwitchStack(symbols.wait(stack)),
-        Source::Clock | Source::Records => {
+        RingSource::Switch => TaskEvent::SwitchStack(symbols.wait(stack)),
+        RingSource::Clock | RingSource::Records => {
             let user = record.misc & perf::MISC_CPUMODE_MASK == perf::MISC_USER;
             // Where the kernel cannot unwind, it leaves out the chain; the instruction address remains.
             let work = symbols.work(stack).or_else(|| symbols.work(&[ip]));
-            What::Clock { user, work: work.filter(|_| !user) }
+            TaskEvent::Clock { user, work: work.filter(|_| !user) }
         }
     };
-    Some(Seen { time_ns, tid: high(task), what })
+    Some(TaskRecord { time_ns, tid: high(task), what })
 }
 
 #[cfg(test)]
@@ -132,21 +140,27 @@ mod tests {
 
     #[test]
     fn switches_and_tasks() {
-        let decode = |r: &PerfRecord<'_>| decode(Source::Clock, r, None);
+        let decode = |r: &PerfRecord<'_>| decode(RingSource::Clock, r, None);
         let out = perf::MISC_SWITCH_OUT;
-        let seen = |what| Some(Seen { time_ns: 99, tid: 7, what });
-        assert_eq!(decode(&record(perf::RECORD_SWITCH, 0, &[TASK, 99])), seen(What::SwitchedIn));
+        let seen = |what| Some(TaskRecord { time_ns: 99, tid: 7, what });
+        assert_eq!(
+            decode(&record(perf::RECORD_SWITCH, 0, &[TASK, 99])),
+            seen(TaskEvent::SwitchedIn)
+        );
         assert_eq!(
             decode(&record(perf::RECORD_SWITCH, out, &[TASK, 99])),
-            seen(What::SwitchedOut { preempted: false })
+            seen(TaskEvent::SwitchedOut { preempted: false })
         );
         let preempt = out | perf::MISC_SWITCH_OUT_PREEMPT;
         assert_eq!(
             decode(&record(perf::RECORD_SWITCH, preempt, &[TASK, 99])),
-            seen(What::SwitchedOut { preempted: true })
+            seen(TaskEvent::SwitchedOut { preempted: true })
         );
         let fork = [8, (7 << 32) | 8, 98, TASK, 99];
-        assert_eq!(decode(&record(perf::RECORD_FORK, 0, &fork)), seen(What::Fork { child: 8 }));
+        assert_eq!(
+            decode(&record(perf::RECORD_FORK, 0, &fork)),
+            seen(TaskEvent::Fork { child: 8 })
+        );
         assert_eq!(decode(&record(perf::RECORD_FORK, 0, &[])), None);
         assert_eq!(lost(&record(perf::RECORD_LOST, 0, &[1, 12, TASK, 99])), Some(12));
     }
@@ -159,15 +173,15 @@ mod tests {
         let sample = record(perf::RECORD_SAMPLE, perf::MISC_KERNEL, &words);
         let work = Some(Work::ZeroCopy);
         assert_eq!(
-            decode(Source::Clock, &sample, Some(&symbols)),
-            Some(Seen { time_ns: 99, tid: 7, what: What::Clock { user: false, work } })
+            decode(RingSource::Clock, &sample, Some(&symbols)),
+            Some(TaskRecord { time_ns: 99, tid: 7, what: TaskEvent::Clock { user: false, work } })
         );
         let cut = record(perf::RECORD_SAMPLE, perf::MISC_KERNEL, &words[..5]);
-        assert_eq!(decode(Source::Clock, &cut, Some(&symbols)), None);
+        assert_eq!(decode(RingSource::Clock, &cut, Some(&symbols)), None);
         let user = record(perf::RECORD_SAMPLE, perf::MISC_USER, &[0x1000, TASK, 99, 0]);
         assert_eq!(
-            decode(Source::Clock, &user, Some(&symbols)).map(|seen| seen.what),
-            Some(What::Clock { user: true, work: None })
+            decode(RingSource::Clock, &user, Some(&symbols)).map(|seen| seen.what),
+            Some(TaskEvent::Clock { user: true, work: None })
         );
     }
 }

@@ -90,7 +90,7 @@ impl MemoryOp {
 
 /// The samples of one CPU in one mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct OpCounts {
     /// The number of loads and stores.
     pub memory_ops: u64,
     /// The number of these that needed a page walk.
@@ -101,7 +101,7 @@ pub struct Tally {
     pub refill_cycles: u64,
 }
 
-impl Tally {
+impl OpCounts {
     /// Adds a sample to the counts.
     pub fn add(&mut self, op: MemoryOp) {
         self.memory_ops += 1;
@@ -112,7 +112,7 @@ impl Tally {
         }
     }
 
-    fn merge(&mut self, other: &Tally) {
+    fn merge(&mut self, other: &OpCounts) {
         self.memory_ops += other.memory_ops;
         self.walks += other.walks;
         self.timed += other.timed;
@@ -163,7 +163,7 @@ struct Feed {
     /// The event that owns the ring's memory; closing it would end the samples.
     _event: Event,
     /// The samples in user and in kernel mode since the last listing.
-    tallies: [Tally; 2],
+    tallies: [OpCounts; 2],
     lost: u64,
 }
 
@@ -235,22 +235,22 @@ fn places(target: &Target) -> Result<Vec<(u32, i32)>, CountError> {
 
 /// Makes a listing from each CPU's samples in user and in kernel mode and its lost samples. Feeds of one
 /// CPU are added.
-fn listing(taken: &[(u32, [Tally; 2], u64)], end_ns: u64, elapsed_ns: u64) -> Listing {
-    let mut sums: Vec<(u32, [Tally; 2])> = Vec::new();
+fn listing(taken: &[(u32, [OpCounts; 2], u64)], end_ns: u64, elapsed_ns: u64) -> Listing {
+    let mut sums: Vec<(u32, [OpCounts; 2])> = Vec::new();
     for (cpu, tallies, _) in taken {
         match sums.iter_mut().find(|(known, _)| known == cpu) {
             Some((_, sum)) => sum.iter_mut().zip(tallies).for_each(|(sum, more)| sum.merge(more)),
             None => sums.push((*cpu, *tallies)),
         }
     }
-    let row = |cpu: u32, mode: Mode, tally: &Tally| {
+    let row = |cpu: u32, mode: Mode, tally: &OpCounts| {
         let cells = Cells { dtlb: tally.cell(PERIOD, elapsed_ns), ..Cells::default() };
         Row { cpu, mode, page_bytes: None, cells }
     };
     let rows = sums.iter().flat_map(|(cpu, [user, kernel])| {
         [row(*cpu, Mode::User, user), row(*cpu, Mode::Kernel, kernel)]
     });
-    let mut all = Tally::default();
+    let mut all = OpCounts::default();
     sums.iter().flat_map(|(_, tallies)| tallies).for_each(|tally| all.merge(tally));
     Listing {
         title: "instruction-based sampling".into(),
@@ -262,7 +262,7 @@ fn listing(taken: &[(u32, [Tally; 2], u64)], end_ns: u64, elapsed_ns: u64) -> Li
     }
 }
 
-fn notes(all: &Tally, lost: u64) -> Vec<String> {
+fn notes(all: &OpCounts, lost: u64) -> Vec<String> {
     let percent = 196.0 / (all.walks.max(1) as f64).sqrt();
     let mut notes = vec![format!(
         "one operation in {PERIOD} was sampled: {} loads and stores, {} of them with a walk, ±{percent:.0} % \
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn a_sample_stands_for_its_period() {
         let walk = |refill_cycles| MemoryOp { address: None, found: Found::Walk, refill_cycles };
-        let mut tally = Tally::default();
+        let mut tally = OpCounts::default();
         assert_eq!(tally.mean_refill_cycles(), None);
         let hit = MemoryOp { found: Found::First(12), ..walk(0) };
         [walk(100), walk(0), walk(300), hit].into_iter().for_each(|op| tally.add(op));
@@ -355,8 +355,8 @@ mod tests {
 
     #[test]
     fn feeds_of_one_cpu_add_up_and_the_listing_says_what_it_lacks() {
-        let tally = Tally { memory_ops: 500, walks: 100, timed: 10, refill_cycles: 2_000 };
-        let none = Tally::default();
+        let tally = OpCounts { memory_ops: 500, walks: 100, timed: 10, refill_cycles: 2_000 };
+        let none = OpCounts::default();
         let taken = [(0, [tally, none], 0), (1, [none, tally], 7), (0, [tally, none], 0)];
         let listing = listing(&taken, 3_000_000_000, 2_000_000_000);
         let per_s = |cpu, mode| {
