@@ -58,7 +58,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         .map_err(|why| exit::with(exit::UNMET, anyhow!("{why}: a prediction needs its costs")))?;
     if calibration.walks.is_empty() {
         let why = calibration.notes.join("; ");
-        let text = format!("the calibration does not know what page walks cost: {why}");
+        let text = format!("the calibration lacks the cost of page walks: {why}");
         return Err(exit::with(exit::UNMET, anyhow!("{text}\n  remedy: pagetax calibrate")));
     }
     if args.verify && matches!(source, Recorded::Trace(_)) {

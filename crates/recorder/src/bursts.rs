@@ -58,7 +58,7 @@ const INSTRUCTIONS_PER_NS_MAX: u128 = 1000;
 
 /// An error: the bursts represent more instructions than the CPU time allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("its bursts stand for {stands_for} instructions, which {} ms of CPU time do not allow", cpu_ns / 1_000_000)]
+#[error("its bursts represent {stands_for} instructions, more than {} ms of CPU time allow", cpu_ns / 1_000_000)]
 pub struct ImpossibleWeight {
     stands_for: u128,
     cpu_ns: u64,

@@ -51,7 +51,7 @@ pub enum EngineError {
     #[error(transparent)]
     Build(#[from] BuildError),
     /// The native engine does not support this program.
-    #[error("the native engine cannot: {0}\n  remedy: --engine valgrind")]
+    #[error("the native engine cannot run this: {0}\n  remedy: --engine valgrind")]
     Native(String),
     /// The engine does not support the program's instruction set.
     #[error(
@@ -115,7 +115,7 @@ impl Engine {
                 qemu(path, architecture, format!("it runs {architecture:?} programs"))
             }
             None => valgrind(path, architecture, "fastest on real programs").or_else(|error| {
-                let why = "valgrind is not at hand".into();
+                let why = "valgrind is not installed".into();
                 qemu(path, architecture, why).map_err(|_| error)
             }),
         }
@@ -239,10 +239,10 @@ fn valgrind(program: &Path, architecture: Architecture, why: &str) -> Result<Eng
 fn sampler(program: &Program, why: &str) -> Result<Engine, String> {
     let name = program.binary.display();
     if program.architecture != Some(Architecture::X86_64) || native() != Architecture::X86_64 {
-        return Err("it is for x86-64".into());
+        return Err("it supports x86-64 only".into());
     }
     if program.kind != Kind::DynamicGlibc {
-        return Err(format!("{name} is not linked dynamically with glibc"));
+        return Err(format!("{name} is not dynamically linked with glibc"));
     }
     for file in program.files() {
         if let Some(what) = unsupported(&file) {
@@ -277,7 +277,7 @@ fn qemu(program: &Path, architecture: Architecture, why: String) -> Result<Engin
             program: program.display().to_string(),
             architecture,
             engine: EngineKind::Qemu,
-            remedy: "record it on a machine of its own kind",
+            remedy: "record it on a machine of its own architecture",
         });
     };
     if !on_path(runner) {

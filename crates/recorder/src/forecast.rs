@@ -28,7 +28,7 @@ const SEED: u64 = 2004;
 /// The calibration lacks the cost of a page size.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the calibration does not know what {} cost: {}\n  remedy: pagetax calibrate --allow-sysfs",
+    "the calibration lacks the cost of {}: {}\n  remedy: pagetax calibrate --allow-sysfs",
     Bytes(*page_bytes), kind.meaning()
 )]
 pub struct UnknownCost {
@@ -132,7 +132,7 @@ impl Forecast {
     fn note_paces(&mut self) {
         if self.paces.iter().any(|(_, pace)| !(1.0 / PACE_MAX..PACE_MAX).contains(pace)) {
             self.notes.push(
-                "walks cost other than when calibrated: free memory is scattered in another way\n  remedy: \
+                "page walks cost more or less than in the calibration: fragmentation of free memory has changed\n  remedy: \
                  echo 1 > /proc/sys/vm/compact_memory (as root), then pagetax calibrate"
                     .into(),
             );

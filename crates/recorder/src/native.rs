@@ -72,15 +72,15 @@ impl State {
     fn why_off(self) -> Option<&'static str> {
         match self {
             State::On => None,
-            State::NotStarted => Some("its library was not loaded into the program"),
+            State::NotStarted => Some("the program did not load its library"),
             State::NoMemory => {
                 Some("the kernel gave it no memory below 2 GiB that is both written and executed")
             }
             State::NoAvx => Some("this processor has no AVX"),
-            State::NoTimers => Some("the kernel gave it no timers of threads"),
-            State::NoSignal => Some("the C library keeps no signal that a timer could use"),
+            State::NoTimers => Some("the kernel has no per-thread timers"),
+            State::NoSignal => Some("the C library reserves no signal for its timers"),
             State::Seccomp => Some("the program installed a system call filter (seccomp)"),
-            State::Failed => Some("it found a fault of its own"),
+            State::Failed => Some("it found an internal error"),
         }
     }
 }
@@ -128,7 +128,7 @@ impl Status {
     pub fn failure(&self) -> Option<String> {
         (self.state == State::Failed).then(|| {
             format!(
-                "the recording failed: {}; the program went on natively, its numbers are void",
+                "the recording failed: {}; the program went on unrecorded, and its figures are invalid",
                 self.text
             )
         })
@@ -138,8 +138,8 @@ impl Status {
     pub fn report(&self) -> Vec<String> {
         let [done, call, code, signal, fault, _] = self.ends;
         let mut lines = vec![format!(
-            "bursts stand for {} of {} ms of CPU time; {done} came to their end; ended early: {call} at a system call \
-             that may wait or changes code, {code} at code that is of no file or cannot be copied, {signal} for a \
+            "bursts represent {} of {} ms of CPU time; {done} are complete; ended early: {call} at a system call \
+             that may block or changes code, {code} at JIT-compiled or untranslatable code, {signal} for a \
              signal, {fault} at an instruction that faults; instructions in bursts: {}, counted between them: {}",
             self.seen_ns / 1_000_000,
             self.cpu_ns / 1_000_000,
@@ -147,14 +147,14 @@ impl Status {
             self.counted,
         )];
         lines.extend(self.state.why_off().map(|why| {
-            format!("the native engine was off, at last: {why}; the rest ran natively, unrecorded")
+            format!("the native engine stopped: {why}; the rest of the program was not recorded")
         }));
         if self.unseen_threads > 0 {
             lines.push(format!("{} threads had no timer and no bursts", self.unseen_threads));
         }
         if code * 4 > done && done > 0 {
             lines.push(
-                "much of the program is not in the sample: --engine valgrind sees all of it".into(),
+                "much of the program is not in the sample: use --engine valgrind, which records all of it".into(),
             );
         }
         lines.extend(self.why_none().map(|why| format!("no bursts: {why}")));
@@ -169,12 +169,12 @@ impl Status {
         }
         let why = match () {
             () if handler > 0 => "the program handles SIGSYS, or its threads have a shadow stack",
-            () if code > call + signal + fault => "the program makes its code at run time",
-            () if call + signal + fault > 0 => "each ended early, as said above",
+            () if code > call + signal + fault => "the program compiles its code at run time",
+            () if call + signal + fault > 0 => "all ended early, as above",
             () if self.cpu_ns < 50_000_000 => "the program used too little CPU time",
             () => {
                 "no thread used enough CPU time, or the threads that did were made by clone(2), block signal 32, or \
-                 belong to a program that was executed later"
+                 belong to a program started by exec"
             }
         };
         Some(why.into())
@@ -192,7 +192,7 @@ mod tests {
     fn no_bursts_have_a_reason() {
         let shared = Shared::default();
         let said = |shared: &Shared, cpu_ns| shared.read(cpu_ns).report().join("\n");
-        assert!(said(&shared, 9_000_000_000).contains("not loaded"));
+        assert!(said(&shared, 9_000_000_000).contains("did not load its library"));
         shared.state.store(1, Relaxed);
         assert!(said(&shared, 1_000_000).contains("too little CPU time"));
         assert!(said(&shared, 9_000_000_000).contains("used enough CPU time"));

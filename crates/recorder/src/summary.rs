@@ -32,7 +32,7 @@ pub fn notes(ended: &Ended, simulation: &Simulation, engine: EngineKind) -> Vec<
         notes.push(format!("the program was ended by signal {signal}"));
     }
     if simulation.threads().is_empty() {
-        notes.push("the program did nothing that could be recorded".into());
+        notes.push("the program had no instructions to record".into());
     }
     match failure(ended, simulation) {
         Some(failure) => notes.push(failure),
@@ -44,15 +44,15 @@ pub fn notes(ended: &Ended, simulation: &Simulation, engine: EngineKind) -> Vec<
     notes
 }
 
-/// Returns what makes a native recording void.
+/// Returns the error that makes a native recording invalid.
 fn failure(ended: &Ended, simulation: &Simulation) -> Option<String> {
     let native = ended.native.as_ref()?;
     let checked = simulation.bursts().check(native.cpu_ns + TICK_NS);
-    let impossible = |error| format!("the recording failed: {error}; its numbers are void");
+    let impossible = |error| format!("the recording failed: {error}; its figures are invalid");
     native.failure().or_else(|| checked.err().map(impossible))
 }
 
-/// The kernel counts a process' CPU time in ticks.
+/// The resolution of a process's CPU time in /proc/PID/stat.
 const TICK_NS: u64 = 10_000_000;
 
 /// Returns the rates of a recording, with their errors if it is sampled.
@@ -65,20 +65,20 @@ fn sampling(simulation: &Simulation, engine: EngineKind) -> Vec<String> {
         |of: fn(&SimulatedThread) -> u64| -> u64 { simulation.threads().iter().map(of).sum() };
     let counted = sum(|l| l.counted_count);
     let share = match engine {
-        EngineKind::Native => format!("{counted} instructions, of how many is n/a"),
+        EngineKind::Native => format!("{counted} instructions, of a total that is n/a"),
         _ => {
             let share = counted as f64 / sum(|l| l.instruction_count).max(1) as f64;
             format!("{:.1} % of the instructions", share * 100.0)
         }
     };
     let mut notes = vec![format!(
-        "sampled: {} bursts, {share}; counts are theirs, rates and percentages stand for all",
+        "sampled: {} bursts, {share}; counts are of bursts, rates and percentages of the program",
         bursts.list().len(),
     )];
     if engine == EngineKind::Native {
         notes.push(
-            "bursts come more often where the program is slow: tables have such parts above their share; in the misses \
-             in a million instructions below, each burst counts for the instructions between two"
+            "slow parts of the program have more bursts, so tables overstate them; the misses in a million instructions \
+             below weight each burst by the instructions that it represents"
                 .into(),
         );
     }

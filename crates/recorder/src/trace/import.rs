@@ -68,13 +68,13 @@ pub fn import(format: Format, path: &Path, writer: &mut TraceWriter) -> Result<u
         }
     }
     match dropper.count {
-        0 => Err(wrong(path, number.max(1), "the file ends, and had no access".into())),
+        0 => Err(wrong(path, number.max(1), "the file has no accesses".into())),
         count => Ok(count),
     }
 }
 
 fn wrong(path: &Path, line: u64, problem: String) -> TraceError {
-    let remedy = "name the format that it has: lackey for `valgrind --tool=lackey --trace-mem=yes`, \
+    let remedy = "name the right format: lackey for `valgrind --tool=lackey --trace-mem=yes`, \
                   drmemtrace-text for `drrun -t drmemtrace -tool view`; cut off a last line that is not \
                   whole";
     TraceError::Import { place: path.into(), line, problem, remedy }

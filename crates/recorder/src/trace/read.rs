@@ -73,7 +73,7 @@ impl Trace {
         }
         let mut begin = [0; 12];
         if file.read_exact(&mut begin).is_err() || begin[..8] != *MAGIC {
-            return Err(no_trace("it does not begin like one"));
+            return Err(no_trace("it does not begin with a trace's magic number"));
         }
         let version = u32::from_le_bytes([begin[8], begin[9], begin[10], begin[11]]);
         if version != VERSION {

@@ -187,8 +187,8 @@ fn other_files_are_refused_with_a_word() {
         std::fs::write(&path, bytes).unwrap();
         Trace::open(&path).unwrap_err().to_string()
     };
-    assert!(refused(b"").contains("does not begin like one"));
-    assert!(refused(b"name = \"job\"\n").contains("does not begin like one"));
+    assert!(refused(b"").contains("does not begin with a trace's magic number"));
+    assert!(refused(b"name = \"job\"\n").contains("does not begin with a trace's magic number"));
     assert!(refused(b"pttrace\n\x09\0\0\0").contains("version 9"));
     assert!(refused(b"pttrace\n\x01\0\0\0garbage").contains("head is damaged"));
     assert!(Trace::open(folder.path()).unwrap_err().to_string().contains("regular file"));

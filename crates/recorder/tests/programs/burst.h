@@ -1,5 +1,5 @@
 /* Begins a burst at a given place: sends the native engine's own signal, as its timers do. A burst ends
-   before getppid, as before every system call that a burst must not contain. */
+   before getppid: no burst contains this call. */
 
 #include <sys/syscall.h>
 
