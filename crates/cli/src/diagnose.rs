@@ -12,8 +12,9 @@ use anyhow::{Context, Result, anyhow};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, Diagnosis, Exit, Skipped, Trial, compare_trials, judge, translation,
+    AS_IS, Diagnosis, Skipped, Trial, compare_trials, judge, translation,
 };
+use pagetax_core::exit::Exit;
 use pagetax_core::report::SCHEMA;
 use pagetax_core::stats::median;
 use pagetax_core::units::{Nanos, PageSize};
@@ -22,7 +23,7 @@ use pagetax_host::measure::budget::{Totals, Translation, Watch, Watched, budget}
 use pagetax_host::measure::calibrate;
 use pagetax_host::measure::environment::environment;
 use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
-use pagetax_host::measure::trial::{self, Finished, Launch, Peak, TrialError};
+use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand, TrialError};
 use pagetax_host::pages::{Mechanism, MechanismError, PageSettings, Recipe, Unavailable, text};
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
@@ -112,7 +113,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let recorded = args.trace.as_deref().map(recorded).transpose()?;
     let input = Input::new(args.input.as_deref())?;
     let (argv, stdin) = (argv(&args)?, input.path.clone());
-    let mut launch = Launch { argv, stdin, tunables, memory_bytes: 0 };
+    let mut launch = TrialCommand { argv, stdin, tunables, memory_bytes: 0 };
     // From here on Ctrl-C ends the trials, not us, so that everything is cleaned up.
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     let mut scratch = Scratch::new(args.outputs.clone())?;
@@ -300,7 +301,7 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
 
 /// All but the warnings.
 fn diagnosis_of(
-    launch: &Launch,
+    launch: &TrialCommand,
     recipes: &[Recipe],
     skipped: Vec<Skipped>,
     rounds: &Rounds<Finished>,

@@ -32,15 +32,14 @@ pub fn of_program(error: &ProgramError) -> u8 {
     match error {
         ProgramError::NotFound(_) => NOT_FOUND,
         ProgramError::NotExecutable(..) => NOT_EXECUTABLE,
-        ProgramError::SetId(_) => WRAPPER_FAILED,
+        ProgramError::Forbid(..) | ProgramError::SetId(_) => WRAPPER_FAILED,
     }
 }
 
 /// As env(1), of a trial that did not come to its end.
 pub fn of_trial(error: TrialError) -> anyhow::Error {
     let code = match error {
-        TrialError::NotFound(_) => NOT_FOUND,
-        TrialError::NotExecutable(..) => NOT_EXECUTABLE,
+        TrialError::Program(ref error) => of_program(error),
         TrialError::Interrupted => INTERRUPTED,
         TrialError::System(..) => WRAPPER_FAILED,
     };

@@ -2,12 +2,13 @@
 
 use crate::{exit, output};
 use anyhow::{Context, Result, anyhow, bail};
+use pagetax_core::exit::Exit;
 use pagetax_core::units::Nanos;
 use pagetax_host::launch::program::Program;
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::pages::{PageObserver, RecordAdapter, filters};
-use pagetax_recorder::session::{self, Ended, Exit, Recording};
+use pagetax_recorder::session::{self, Ended, Recording};
 use pagetax_recorder::trace::{Trace, is_trace};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

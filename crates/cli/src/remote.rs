@@ -5,14 +5,12 @@ use crate::memory_servers::CopiesArgs;
 use crate::output;
 use anyhow::{Result, anyhow};
 use pagetax_core::units::{Bytes, Nanos};
-use pagetax_host::launch::installed;
-use pagetax_host::launch::preload::{self, Preload};
-use pagetax_host::launch::program::{Kind, Program, native};
+use pagetax_host::launch::preload::Preload;
+use pagetax_host::launch::program::{Kind, Program, ProgramError, native};
+use pagetax_host::launch::{Launcher, installed};
 use pagetax_remote::pager::EvictionMethod;
 use pagetax_remote::preloaded::{self, Settings};
 use std::ffi::OsString;
-use std::io;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -78,10 +76,7 @@ fn parse_resident(text: &str) -> Result<Bytes> {
 /// `pagetax remote -- COMMAND`
 pub fn run(args: Args) -> Result<ExitCode> {
     let library = library().map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
-    let [name, arguments @ ..] = &args.command[..] else {
-        return Err(anyhow!("no command\n  remedy: write it after `--`"));
-    };
-    let program = reachable(name)?;
+    let program = reachable(&args.command[0])?;
     let settings = Settings {
         address_space: args.address_space,
         spin: Duration::from_nanos(args.spin.0),
@@ -103,19 +98,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
         let cluster = reached.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
         cluster.warnings().iter().for_each(|line| output::note(&format!("pagetax remote: {line}")));
     }
-    let mut command = program.command(name);
+    let mut launcher = Launcher::found(&program, &args.command);
+    launcher.preload(&library);
     // What we were told ourselves, where one `pagetax remote` runs another, is not for the command.
     for name in preloaded::VARIABLES {
-        command.env_remove(name);
+        launcher.command.env_remove(name);
     }
-    command.args(arguments).envs(settings.to_environment());
-    let error = command.env(preload::VARIABLE, library.before_ours()).exec();
-    let code = match error.kind() {
-        io::ErrorKind::NotFound => exit::NOT_FOUND,
-        _ => exit::NOT_EXECUTABLE,
-    };
-    let message = format!("`{}` cannot be run: {error}\n  remedy: check the file", name.display());
-    Err(exit::with(code, anyhow!(message)))
+    launcher.command.envs(settings.to_environment());
+    // Nothing is left to do here: the command takes our place, and so our process id, terminal and signals.
+    Err(with_code(launcher.exec()))
 }
 
 /// Returns the library where it was built or installed. The loader leaves out what it does not find, and the
@@ -137,13 +128,16 @@ fn library() -> Result<Preload> {
 
 /// Finds the program, unless the library would not reach it: it would run with all of its memory here.
 fn reachable(name: &OsString) -> Result<Program> {
-    let with_code = |error| exit::with(exit::of_program(&error), error);
     let program = Program::find(name).map_err(with_code)?;
     program.heeds_us().map_err(with_code)?;
     let Some((why, remedy)) = unreachable_because(&program) else { return Ok(program) };
     let binary = program.binary.display();
     let error = anyhow!("`{binary}` {why}, so that its memory cannot be paged\n  remedy: {remedy}");
     Err(exit::with(exit::NOT_EXECUTABLE, error))
+}
+
+fn with_code(error: ProgramError) -> anyhow::Error {
+    exit::with(exit::of_program(&error), error)
 }
 
 /// Why nothing of ours can be loaded into a program, and what to do about it; none if it can be.

@@ -7,10 +7,10 @@ use crate::output;
 use crate::recorded::{Recorded, Source};
 use crate::{exit, machines};
 use anyhow::{Context, Result, anyhow, bail};
-use pagetax_core::diagnosis::Exit;
+use pagetax_core::exit::Exit;
 use pagetax_core::units::PageSize;
 use pagetax_host::measure::calibrate;
-use pagetax_host::measure::trial::Launch;
+use pagetax_host::measure::trial::TrialCommand;
 use pagetax_host::pages::{Mechanism, PageSettings, Recipe};
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::forecast::{self, Forecast, Timed, TimingError};
@@ -95,7 +95,7 @@ fn time_runs(args: &Args, source: &Recorded, recipes: &[Recipe]) -> Result<Timed
     let Recorded::Live(_) = source else { return Ok(Timed::default()) };
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
     let argv = args.source.command.clone();
-    let mut launch = Launch { argv, stdin: None, tunables, memory_bytes: 0 };
+    let mut launch = TrialCommand { argv, stdin: None, tunables, memory_bytes: 0 };
     let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
     forecast::time(&mut launch, recipes, args.runs).map_err(|error| match error {
         TimingError::Trial(error) => exit::of_trial(error),

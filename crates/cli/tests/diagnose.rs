@@ -1,6 +1,7 @@
 //! `pagetax diagnose` and `compare` on real programs, on misbehaving ones, and interrupted.
 
-use pagetax_core::diagnosis::{AS_IS, Diagnosis, Exit, Trial};
+use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial};
+use pagetax_core::exit::Exit;
 use std::io::{BufRead, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};

@@ -4,6 +4,7 @@
 //! interval lies above 1, the gain is worth having and the memory it costs is in proportion to it.
 
 use crate::budget::Budget;
+use crate::exit::Exit;
 use crate::report::{Environment, Warning};
 use crate::stats::{Ratio, ratio_of_pairs};
 use serde::{Deserialize, Serialize};
@@ -22,40 +23,6 @@ const GROWTH_PER_GAIN: f64 = 5.0;
 const GROWTH_FREE_BYTES: u64 = 16 << 20;
 /// From this share of anonymous memory on, a program counts as running on large pages.
 const MOSTLY: f64 = 0.5;
-
-/// How a command ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Exit {
-    /// By itself, with this status.
-    Code(i32),
-    /// By this signal.
-    Signal(i32),
-}
-
-impl Exit {
-    /// Whether it ended with status 0.
-    pub fn success(self) -> bool {
-        self == Exit::Code(0)
-    }
-
-    /// As a shell sees it: the status, or 128 + signal.
-    pub fn shell_code(self) -> u8 {
-        match self {
-            Exit::Code(code) => code as u8,
-            Exit::Signal(signal) => (128 + signal) as u8,
-        }
-    }
-}
-
-impl std::fmt::Display for Exit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Exit::Code(code) => write!(f, "exit status {code}"),
-            Exit::Signal(signal) => write!(f, "killed by signal {signal}"),
-        }
-    }
-}
 
 /// Whether the page size that a trial asked for was really there, at the peak of resident memory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -433,12 +400,5 @@ mod tests {
         assert!(translation(&without, 1).unwrap_err().contains("no trial"));
         let already = [trial(AS_IS, 1_000, 100, 0.9), trial("thp-2M", 1_000, 100, 0.9)];
         assert!(translation(&already, 1).unwrap_err().contains("what is left"));
-    }
-
-    #[test]
-    fn exits_are_as_a_shell_sees_them() {
-        assert_eq!(Exit::Code(3).shell_code(), 3);
-        assert_eq!(Exit::Signal(15).shell_code(), 143);
-        assert_eq!(serde_json::to_string(&Exit::Signal(9)).unwrap(), r#"{"signal":9}"#);
     }
 }

@@ -12,6 +12,7 @@ pub mod compare;
 pub mod counter;
 pub mod diagnosis;
 pub mod document;
+pub mod exit;
 pub mod finding;
 pub mod job;
 pub mod machine;

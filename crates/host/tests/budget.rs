@@ -1,10 +1,11 @@
 //! A live budget: a child that does nothing but fault must spend its kernel time on faults.
 
 use pagetax_core::counter::Reading;
+use pagetax_core::exit::Exit;
 use pagetax_host::measure::budget::{Totals, Translation, Watch, budget};
 use pagetax_host::measure::stacks::{Begin, TaskState, Wait};
 use pagetax_host::sys::mapping::{OwnedMapping, Request, Source};
-use pagetax_host::sys::process::{Exit, fork};
+use pagetax_host::sys::process::fork;
 use pagetax_host::sys::shared::{SharedWords, wait, wake_all};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -46,7 +47,7 @@ fn a_child_that_faults_spends_its_kernel_time_on_faults() {
     let (exit, usage) = child.wait().unwrap();
     let wall_ns = start.elapsed().as_nanos() as u64;
     let watched = watch.finish();
-    assert_eq!(exit, Exit::Status(0));
+    assert_eq!(exit, Exit::Code(0));
 
     let totals = Totals {
         wall_ns,

@@ -3,13 +3,14 @@
 mod alone;
 
 use alone::ran_alone;
+use pagetax_core::exit::Exit;
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
 use pagetax_core::plan::Plan;
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run};
 use pagetax_host::run::{HostMachine, NullMachine};
-use pagetax_host::sys::process::{Exit, fork};
+use pagetax_host::sys::process::fork;
 use pagetax_remote::pager::JobMemory;
 use rustix::process::{Signal, kill_process};
 use std::sync::Arc;
@@ -391,7 +392,7 @@ fn an_interrupt_cleans_up_and_keeps_what_was_seen() {
         std::thread::sleep(Duration::from_millis(700));
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "a file has a name");
         kill_process(child.pid(), Signal::INT).unwrap();
-        assert_eq!(child.wait().unwrap().0, Exit::Status(0), "{kind}");
+        assert_eq!(child.wait().unwrap().0, Exit::Code(0), "{kind}");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

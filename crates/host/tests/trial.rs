@@ -1,15 +1,16 @@
 //! Trials of real programs from other projects, and of some that misbehave.
 
-use pagetax_core::diagnosis::Exit;
+use pagetax_core::exit::Exit;
 use pagetax_core::units::PageSize;
-use pagetax_host::measure::trial::{Finished, Launch, Outputs, TrialError, run, took};
+use pagetax_host::launch::program::ProgramError;
+use pagetax_host::measure::trial::{Finished, Outputs, TrialCommand, TrialError, run, took};
 use pagetax_host::pages::{Mechanism, Mode, PageSettings, Recipe};
 use std::path::Path;
 use std::time::Instant;
 
-fn launch(argv: &[&str]) -> Launch {
+fn launch(argv: &[&str]) -> TrialCommand {
     let argv = argv.iter().map(Into::into).collect();
-    Launch { argv, stdin: None, tunables: None, memory_bytes: 0 }
+    TrialCommand { argv, stdin: None, tunables: None, memory_bytes: 0 }
 }
 
 fn shell(script: &str) -> Finished {
@@ -33,10 +34,10 @@ fn what_is_no_program_is_told_as_env_does() {
         run(&launch(&[program]), &Recipe::default(), &Outputs::default(), None).unwrap_err()
     };
     assert!(
-        matches!(fail("no-such-program"), TrialError::NotFound(name) if name == "no-such-program")
+        matches!(fail("no-such-program"), TrialError::Program(ProgramError::NotFound(name)) if name == "no-such-program")
     );
-    assert!(matches!(fail("/etc/passwd"), TrialError::NotExecutable(..)));
-    assert!(matches!(fail("/"), TrialError::NotExecutable(..)));
+    assert!(matches!(fail("/etc/passwd"), TrialError::Program(ProgramError::NotExecutable(..))));
+    assert!(matches!(fail("/"), TrialError::Program(ProgramError::NotExecutable(..))));
 }
 
 #[test]
@@ -44,7 +45,8 @@ fn input_and_outputs_are_the_commands_own() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     std::fs::write(path("in"), "b\na\n").unwrap();
-    let launch = Launch { stdin: Some(path("in")), ..launch(&["sh", "-c", "sort; echo err >&2"]) };
+    let launch =
+        TrialCommand { stdin: Some(path("in")), ..launch(&["sh", "-c", "sort; echo err >&2"]) };
     let outputs = Outputs { stdout: Some(path("out")), stderr: Some(path("err")) };
     for _ in 0..2 {
         run(&launch, &Recipe::default(), &outputs, None).unwrap();

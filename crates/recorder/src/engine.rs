@@ -3,9 +3,9 @@
 
 use crate::toolchain::{self, BuildError};
 use object::{Architecture, Object, ObjectSection, ReadCache};
-use pagetax_host::launch::installed;
-use pagetax_host::launch::preload::{self, Preload};
+use pagetax_host::launch::preload::Preload;
 use pagetax_host::launch::program::{Kind, Program, native, on_path};
+use pagetax_host::launch::{Launcher, installed};
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -121,14 +121,8 @@ impl Engine {
         }
     }
 
-    /// Returns the command line and environment that run `argv` and write to `stream`.
-    pub fn command(
-        &self,
-        stream: &Path,
-        log: &Path,
-        argv: &[OsString],
-        follow: bool,
-    ) -> EngineCommand {
+    /// Prepares the command that runs `argv` under this engine, which writes to `stream`.
+    pub fn launcher(&self, stream: &Path, log: &Path, argv: &[OsString], follow: bool) -> Launcher {
         match self.kind {
             EngineKind::Valgrind => self.valgrind_command(stream, log, argv, follow),
             EngineKind::Qemu => self.qemu_command(stream, argv),
@@ -136,11 +130,13 @@ impl Engine {
         }
     }
 
-    fn sampler_command(&self, stream: &Path, argv: &[OsString]) -> EngineCommand {
-        let mut environment = vec![("PAGETAX_SAMPLER_STREAM", stream.into())];
-        environment
-            .extend(self.preload.iter().map(|library| (preload::VARIABLE, library.before_ours())));
-        EngineCommand { program: argv[0].clone(), arguments: argv[1..].to_vec(), environment }
+    fn sampler_command(&self, stream: &Path, argv: &[OsString]) -> Launcher {
+        let mut launcher = Launcher::new(&argv[0]);
+        launcher.command.args(&argv[1..]).env("PAGETAX_SAMPLER_STREAM", stream);
+        if let Some(library) = &self.preload {
+            launcher.preload(library);
+        }
+        launcher
     }
 
     fn valgrind_command(
@@ -149,7 +145,7 @@ impl Engine {
         log: &Path,
         argv: &[OsString],
         follow: bool,
-    ) -> EngineCommand {
+    ) -> Launcher {
         let mut options = vec![
             joined("--tool=", toolchain::TOOL),
             joined("--stream=", stream),
@@ -169,11 +165,12 @@ impl Engine {
         options.push(if follow { "--trace-children=yes" } else { "--trace-children=no" }.into());
         options.push("--".into());
         options.extend_from_slice(argv);
-        let environment = vec![("VALGRIND_LIB", self.binary.clone().into_os_string())];
-        EngineCommand { program: self.runner.into(), arguments: options, environment }
+        let mut launcher = Launcher::new(self.runner);
+        launcher.command.args(options).env("VALGRIND_LIB", &self.binary);
+        launcher
     }
 
-    fn qemu_command(&self, stream: &Path, argv: &[OsString]) -> EngineCommand {
+    fn qemu_command(&self, stream: &Path, argv: &[OsString]) -> Launcher {
         let mut plugin = OsString::from("file=");
         plugin.push(escaped(&self.binary));
         plugin.push(",stream=");
@@ -184,20 +181,10 @@ impl Engine {
             Ok(program) => options.extend(program.runs),
             Err(_) => options.push(argv[0].clone()),
         }
-        options.extend_from_slice(&argv[1..]);
-        EngineCommand { program: self.runner.into(), arguments: options, environment: Vec::new() }
+        let mut launcher = Launcher::new(self.runner);
+        launcher.command.args(options).args(&argv[1..]);
+        launcher
     }
-}
-
-/// The command that starts an engine with its program.
-#[derive(Debug, Clone)]
-pub struct EngineCommand {
-    /// The runner's executable.
-    pub program: OsString,
-    /// The runner's arguments; the program's own are last.
-    pub arguments: Vec<OsString>,
-    /// Variables to add to the environment.
-    pub environment: Vec<(&'static str, OsString)>,
 }
 
 fn joined(option: &str, value: impl AsRef<std::ffi::OsStr>) -> OsString {

@@ -8,13 +8,11 @@ use crate::engine::{Engine, EngineKind};
 use crate::native;
 use crate::ring::Rings;
 use crate::stream::{Consumer, SideFilters};
-use pagetax_host::sys::signal::asked_to_stop;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use pagetax_core::exit::Exit;
+use pagetax_host::launch::signals::StopRequest;
+use pagetax_host::sys::process::Child;
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 /// What to record.
@@ -48,32 +46,6 @@ pub struct Ended {
     pub native: Option<native::Status>,
 }
 
-/// How a program ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// By itself.
-    Code(i32),
-    /// By a signal.
-    Signal(i32),
-}
-
-impl Exit {
-    fn of(status: ExitStatus) -> Exit {
-        match (status.code(), status.signal()) {
-            (Some(code), _) => Exit::Code(code),
-            (None, signal) => Exit::Signal(signal.unwrap_or(0)),
-        }
-    }
-
-    /// As a shell reports it.
-    pub fn shell_code(self) -> u8 {
-        match self {
-            Exit::Code(code) => code as u8,
-            Exit::Signal(signal) => 128 + signal as u8,
-        }
-    }
-}
-
 /// The recording itself failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {0}: {1}")]
@@ -83,8 +55,6 @@ pub struct SessionError(&'static str, #[source] io::Error);
 const IDLE: Duration = Duration::from_micros(100);
 /// How often the program's end, signals and the caller's wishes are looked at.
 const LOOK: Duration = Duration::from_millis(20);
-/// From a wish to stop that did not come from a terminal to a harder one.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs it. `look` is called now and then, and at the end; it may print what was seen so far.
 pub fn run<C: Consumer>(
@@ -102,9 +72,12 @@ pub fn run<C: Consumer>(
     let log = tempfile::NamedTempFile::new()
         .map_err(|error| SessionError("make a file for the recorder's messages", error))?;
     let start = Instant::now();
-    let mut child = spawn(recording, &rings, log.path())
-        .map_err(|error| SessionError("start the recorder", error))?;
-    let (mut record_count, mut looked, mut stopping) = (0, Instant::now(), Stopping::default());
+    let Recording { engine, argv, follow, .. } = *recording;
+    let child = engine.launcher(&rings.path(), log.path(), argv, follow).spawn();
+    let mut child =
+        child.map_err(|error| SessionError("start the recorder", io::Error::other(error)))?;
+    let (mut record_count, mut looked, mut stopping) = (0, Instant::now(), StopRequest::default());
+    let waiting = |error| SessionError("wait for the program", error);
     let cpu_ns = loop {
         let count = rings.drain(consumer);
         record_count += count as u64;
@@ -112,7 +85,7 @@ pub fn run<C: Consumer>(
             looked = Instant::now();
             look(consumer);
             stopping.pass_on(&child);
-            if has_ended(&child).map_err(|e| SessionError("wait for the program", e.into()))? {
+            if child.ends_within(Duration::ZERO).map_err(waiting)? {
                 break cpu_ns(&child);
             }
         }
@@ -120,7 +93,7 @@ pub fn run<C: Consumer>(
             std::thread::sleep(IDLE);
         }
     };
-    let status = child.wait().map_err(|error| SessionError("wait for the program", error))?;
+    let (exit, _) = child.wait().map_err(waiting)?;
     let wall_ns = start.elapsed().as_nanos() as u64;
     rings.stop();
     loop {
@@ -131,7 +104,7 @@ pub fn run<C: Consumer>(
     }
     look(consumer);
     Ok(Ended {
-        exit: Exit::of(status),
+        exit,
         wall_ns,
         record_count,
         unrecorded_count: rings.unrecorded_count(),
@@ -140,52 +113,11 @@ pub fn run<C: Consumer>(
     })
 }
 
-/// Whether a child has ended. It stays to be asked and waited for.
-fn has_ended(child: &Child) -> rustix::io::Result<bool> {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    Ok(waitid(WaitId::Pid(Pid::from_child(child)), options)?.is_some())
-}
-
 /// The CPU time of all threads that a child has had, to a tick of the kernel's.
 fn cpu_ns(child: &Child) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", child.pid())).unwrap_or_default();
     // The name before may hold anything, spaces and parentheses too.
     let fields = text.rsplit(") ").next().unwrap_or_default().split(' ');
     let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second()
-}
-
-fn spawn(recording: &Recording<'_>, rings: &Rings, log: &Path) -> io::Result<Child> {
-    let launch = recording.engine.command(&rings.path(), log, recording.argv, recording.follow);
-    Command::new(launch.program).args(launch.arguments).envs(launch.environment).spawn()
-}
-
-/// Hands SIGINT and SIGTERM on to the program. A terminal sends its own to both of us.
-#[derive(Default)]
-struct Stopping {
-    since: Option<Instant>,
-    killed: bool,
-}
-
-impl Stopping {
-    fn pass_on(&mut self, child: &Child) {
-        if !asked_to_stop() || self.killed {
-            return;
-        }
-        let pid = Pid::from_child(child);
-        // It may have ended in between, which is as good.
-        match self.since {
-            None => {
-                self.since = Some(Instant::now());
-                if !rustix::termios::isatty(io::stderr()) {
-                    let _ = kill_process(pid, Signal::INT);
-                }
-            }
-            Some(since) if since.elapsed() > PATIENCE => {
-                let _ = kill_process(pid, Signal::KILL);
-                self.killed = true;
-            }
-            Some(_) => {}
-        }
-    }
 }

@@ -4,8 +4,9 @@ use crate::config::MachineConfig;
 use crate::counters::Side;
 use crate::engine::EngineKind;
 use crate::native::Status;
-use crate::session::{Ended, Exit};
+use crate::session::Ended;
 use crate::simulate::{SimulatedThread, Simulation};
+use pagetax_core::exit::Exit;
 use pagetax_core::units::Nanos;
 
 /// Returns the totals of all threads, followed by `more`.

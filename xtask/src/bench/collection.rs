@@ -9,10 +9,9 @@
 use super::Outcome;
 use super::programs::{ProgramRun, Workshop, chosen};
 use anyhow::{Context, Result, anyhow, bail};
-use pagetax_core::diagnosis::Exit;
 use pagetax_core::stats::{Ratio, median_of_ratios};
 use pagetax_host::measure::budget::Watch;
-use pagetax_host::measure::trial::{self, Launch, Outputs};
+use pagetax_host::measure::trial::{self, Outputs, TrialCommand};
 use pagetax_host::pages::Recipe;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -74,7 +73,7 @@ type RunTriple = [ProgramRun; 3];
 
 fn rounds(script: &str, workshop: &Workshop) -> Result<Vec<RunTriple>> {
     let argv = ["sh", "-c", script].map(Into::into).to_vec();
-    let mut launch = Launch { argv, stdin: None, tunables: None, memory_bytes: 0 };
+    let mut launch = TrialCommand { argv, stdin: None, tunables: None, memory_bytes: 0 };
     // Runs that do not count: memory that has to come from the hypervisor is no cost of watching.
     workshop.run(script, &[])?;
     watched(&mut launch, workshop, true)?;
@@ -104,7 +103,7 @@ fn over_bare(rounds: &[RunTriple], place: usize, ns: fn(&ProgramRun) -> u64) -> 
 }
 
 /// Runs a trial, or the run for the budget.
-fn watched(launch: &mut Launch, workshop: &Workshop, stacks: bool) -> Result<ProgramRun> {
+fn watched(launch: &mut TrialCommand, workshop: &Workshop, stacks: bool) -> Result<ProgramRun> {
     let outputs = Outputs { stdout: Some(workshop.path("out")), stderr: None };
     let mut watch = stacks.then(Watch::new);
     let finished = trial::run(launch, &Recipe::default(), &outputs, watch.as_mut())?;
@@ -112,7 +111,7 @@ fn watched(launch: &mut Launch, workshop: &Workshop, stacks: bool) -> Result<Pro
         let seen = watch.finish().profile;
         seen.stacks.map_err(|why| anyhow!("no stacks were watched: {why}"))?;
     }
-    if finished.exit != Exit::Code(0) {
+    if !finished.exit.success() {
         bail!("{:?} fails", launch.argv);
     }
     launch.learn(&finished);

@@ -3,7 +3,7 @@
 
 use crate::shell;
 use anyhow::{Context, Result, bail};
-use pagetax_host::sys::process::{Child, Exit};
+use pagetax_host::sys::process::Child;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -129,7 +129,7 @@ impl Workshop {
         let start = Instant::now();
         let (exit, usage) = Child::from(command.spawn()?).wait()?;
         let wall_ns = start.elapsed().as_nanos() as u64;
-        if exit != Exit::Status(0) {
+        if !exit.success() {
             bail!("`{script}` fails");
         }
         let cpu_ns = usage.user_ns + usage.kernel_ns;

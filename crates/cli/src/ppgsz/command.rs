@@ -3,21 +3,22 @@
 use super::{Args, Process, table_of_large, write_json};
 use crate::{exit, output};
 use anyhow::{Context, Result};
+use pagetax_core::exit::Exit;
 use pagetax_core::units::PageSize;
-use pagetax_host::launch::program::{Program, ProgramError};
+use pagetax_host::launch::Launcher;
+use pagetax_host::launch::program::Program;
+use pagetax_host::launch::signals::ends_within;
 use pagetax_host::pages::follow::{Sweeper, Whose};
 use pagetax_host::pages::launch::{Launch, LaunchError, Surroundings, plan};
 use pagetax_host::pages::text::{self, FileText};
 use pagetax_host::pages::{Advice, PageSettings, Part};
-use pagetax_host::sys::process::{Child, Exit};
 use pagetax_host::sys::signal::PassedOn;
-use rustix::event::{PollFd, PollFlags, Timespec};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::io;
+use std::process::ExitCode;
 use std::time::Duration;
 
-/// How soon a signal for the command is passed on.
-const POLL_MAX: Duration = Duration::from_millis(50);
+/// The time between two looks at a command that has nothing to sweep.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Plans, prepares, and either becomes the command or waits for it.
 pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
@@ -33,13 +34,10 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
     }
     let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
     let files = bring_in(&launch);
-    launch.forbid().context("cannot forbid huge pages to the command").map_err(own)?;
-    let mut command = launch.program.command(&args.operands[0]);
-    command.args(&args.operands[1..]);
-    command.envs(launch.environment.iter().map(|(name, value)| (name, value)));
+    let launcher = launch.launcher(&args.operands);
     let watched = args.verify || args.json.is_some();
     if launch.swept.is_none() && !watched {
-        return Err(with_code(not_executable(&name, command.exec())));
+        return Err(with_code(launcher.exec().into()));
     }
     let whose = match (&launch.swept, launch.sweeps_all) {
         (None, _) => Whose::Nobodys,
@@ -52,7 +50,7 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
         None => advice.clone(),
     };
     let sweeper = Sweeper::new(looked_at, args.force, whose, watched);
-    let (exit, processes, unseen) = watch(&mut command, sweeper, &name)?;
+    let (exit, processes, unseen) = watch(launcher, sweeper)?;
     if let Some(path) = &args.json {
         write_json(path, advice, &processes, Some(&files)).map_err(own)?;
     }
@@ -66,10 +64,7 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
         let table = table_of_large(processes, huge.bytes());
         output::note((table + &said_of(&files)).trim_end());
     }
-    Ok(match exit {
-        Exit::Status(status) => (status as u8).into(),
-        Exit::Signal(signal) => (128 + signal as u8).into(),
-    })
+    Ok(exit.shell_code().into())
 }
 
 fn with_code(error: LaunchError) -> anyhow::Error {
@@ -78,13 +73,6 @@ fn with_code(error: LaunchError) -> anyhow::Error {
         LaunchError::Unavailable { .. } => exit::WRAPPER_FAILED,
     };
     exit::with(code, error)
-}
-
-fn not_executable(name: &str, error: std::io::Error) -> LaunchError {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => ProgramError::NotFound(name.into()).into(),
-        _ => ProgramError::NotExecutable(name.into(), error.to_string()).into(),
-    }
 }
 
 /// Code of files that cannot be read keeps its pages; the program runs all the same.
@@ -107,36 +95,19 @@ fn said_of(files: &[FileText]) -> String {
 type Watched = (Exit, Vec<Process>, Option<String>);
 
 /// Runs the command as a child and sweeps over it and all that it starts.
-fn watch(command: &mut Command, mut sweeper: Sweeper, name: &str) -> Result<Watched> {
+fn watch(launcher: Launcher, mut sweeper: Sweeper) -> Result<Watched> {
     let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
+    let waiting =
+        |error: io::Error| own(anyhow::Error::from(error).context("cannot wait for the command"));
     let signals = PassedOn::watch().context("cannot watch for signals").map_err(own)?;
-    let child = command.spawn().map_err(|error| with_code(not_executable(name, error)))?;
-    let mut child = Child::from(child);
-    let pid = child.pid();
-    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())
-        .context("cannot wait for the command")
-        .map_err(own)?;
-    let ended = loop {
-        let mut pause = sweeper.sweep(&[pid]).unwrap_or(POLL_MAX);
-        let ended = loop {
-            let part = pause.min(POLL_MAX);
-            let timeout = Timespec { tv_sec: 0, tv_nsec: part.as_nanos() as _ };
-            let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-            let ended = rustix::event::poll(&mut fds, Some(&timeout)).is_ok_and(|n| n > 0);
-            if let Some(signal) = signals.take() {
-                // It may have ended meanwhile, which is what the signal was for.
-                let _ = rustix::process::kill_process(pid, signal);
-            }
-            pause = pause.saturating_sub(part);
-            if ended || pause.is_zero() {
-                break ended;
-            }
-        };
-        if ended {
-            break child.wait();
+    let mut child = launcher.spawn().map_err(|error| with_code(error.into()))?;
+    loop {
+        let pause = sweeper.sweep(&[child.pid()]).unwrap_or(PAUSE);
+        if ends_within(&mut child, pause, &signals).map_err(waiting)? {
+            break;
         }
-    };
-    let (exit, _) = ended.context("cannot wait for the command").map_err(own)?;
+    }
+    let (exit, _) = child.wait().map_err(waiting)?;
     let unseen = sweeper.unseen();
     let processes = sweeper.finish();
     let processes = processes

@@ -5,14 +5,15 @@ use super::backend::{Backend, Finished, Sink};
 use crate::exit;
 use anyhow::{Context, Result, anyhow};
 use pagetax_core::trapstat::Listing;
+use pagetax_host::launch::Launcher;
+use pagetax_host::launch::signals::ends_within;
 use pagetax_host::measure::tlb_events::ibs::Sampler;
 use pagetax_host::measure::tlb_events::{
     CountError, Counters, Counts, Family, Target, has_unit, listing, since,
 };
 use pagetax_host::procfs::Root;
-use pagetax_host::sys::signal::asked_to_stop;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command};
+use pagetax_host::sys::process::Child;
+use pagetax_host::sys::signal::{PassedOn, asked_to_stop};
 use std::time::{Duration, Instant};
 
 /// How often the end of the command, and of our patience, is looked for.
@@ -140,46 +141,47 @@ impl Backend for Perf {
 
     fn run(&mut self, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
         let start = Instant::now();
-        let mut child = spawn(args)?;
-        let by_default = child.is_none().then_some(DEFAULT_INTERVAL_NS);
+        let mut command = spawn(args)?;
+        let by_default = command.is_none().then_some(DEFAULT_INTERVAL_NS);
         let interval_ns = args.interval_ns()?.or(by_default).unwrap_or(u64::MAX);
         let (mut before_ns, mut listings) = (0, 0);
         loop {
-            std::thread::sleep(LOOK.min(Duration::from_nanos(interval_ns)));
+            let pause = LOOK.min(Duration::from_nanos(interval_ns));
+            let ends = match &mut command {
+                Some((child, signals)) => ends_within(child, pause, signals)?,
+                None => {
+                    std::thread::sleep(pause);
+                    asked_to_stop()
+                }
+            };
             self.source.look();
-            let status = child.as_mut().map(Child::try_wait).transpose()?.flatten();
-            let ends = status.is_some() || (child.is_none() && asked_to_stop());
             let now_ns = start.elapsed().as_nanos() as u64;
             if ends || now_ns - before_ns >= interval_ns {
                 sink(self.source.listing(now_ns, now_ns - before_ns))?;
                 (before_ns, listings) = (now_ns, listings + 1);
             }
             let enough =
-                child.is_none() && args.operands.count.is_some_and(|count| listings >= count);
+                command.is_none() && args.operands.count.is_some_and(|count| listings >= count);
             if ends || enough {
-                let code = status.map_or(0, |status| match status.code() {
-                    Some(code) => code as u8,
-                    None => 128 + status.signal().unwrap_or(0) as u8,
-                });
+                let code = match &mut command {
+                    Some((child, _)) => child.wait()?.0.shell_code(),
+                    None => exit::FINE,
+                };
                 return Ok(Finished { code, wall_ns: now_ns, ..Finished::default() });
             }
         }
     }
 }
 
-/// The command, if there is one; its counters begin at its exec.
-fn spawn(args: &Args) -> Result<Option<Child>> {
+/// Starts the command, if there is one. Its counters are open already, and begin at its exec.
+fn spawn(args: &Args) -> Result<Option<(Child, PassedOn)>> {
     let Some((program, arguments)) = args.command.split_first() else { return Ok(None) };
     if args.pid.is_some() {
         return Err(anyhow!("a command and -p at once\n  remedy: leave one of them out"));
     }
-    let name = program.to_string_lossy();
-    let spawned = Command::new(program).args(arguments).spawn();
-    let code = match &spawned {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => exit::NOT_FOUND,
-        _ => exit::NOT_EXECUTABLE,
-    };
-    let child =
-        spawned.with_context(|| format!("cannot run `{name}`; check the spelling and PATH"));
-    child.map(Some).map_err(|error| exit::with(code, error))
+    let mut launcher = Launcher::new(program);
+    launcher.command.args(arguments);
+    let signals = PassedOn::watch().context("cannot watch for signals")?;
+    let child = launcher.spawn().map_err(|error| exit::with(exit::of_program(&error), error))?;
+    Ok(Some((child, signals)))
 }

@@ -63,11 +63,6 @@ impl Preload {
         }
         OsString::from_vec(value)
     }
-
-    /// Returns the value with this library before those of our own environment.
-    pub fn before_ours(&self) -> OsString {
-        self.before(std::env::var_os(VARIABLE).as_deref())
-    }
 }
 
 #[cfg(test)]

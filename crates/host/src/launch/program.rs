@@ -77,7 +77,10 @@ pub enum ProgramError {
         "`{0}` cannot be run: {1}\n  remedy: check that it is a program, and may be read and executed"
     )]
     NotExecutable(String, String),
-    /// It ignores our environment, and we may not trace it.
+    /// The kernel refuses to forbid huge pages: status 125.
+    #[error("cannot forbid huge pages to `{0}`: {1}")]
+    Forbid(String, #[source] io::Error),
+    /// It ignores our environment, and we may not trace it: status 125.
     #[error(
         "`{0}` runs set-id or with capabilities: it ignores our environment and cannot be \
          controlled\n  remedy: run it as its owner"

@@ -7,10 +7,10 @@
 use super::advice::{Advice, Part, Wish};
 use super::tunables::{HUGETLB, MMAP_THRESHOLD, tunable, with_tunable};
 use super::{Mechanism, Mode, PageSettings};
-use crate::launch::installed;
 use crate::launch::preload::{self, Preload};
 use crate::launch::program::{Kind, Program, ProgramError};
-use crate::sys::remote::{Forbid, forbid_huge_pages};
+use crate::launch::{Launcher, installed};
+use crate::sys::remote::Forbid;
 use pagetax_core::units::{Bytes, PageSize};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -153,15 +153,12 @@ fn base_page() -> PageSize {
 type Refused = (String, String);
 
 impl Launch {
-    /// Brings text in and forbids what is to be forbidden, on ourselves: right before exec or spawn.
-    pub fn forbid(&self) -> std::io::Result<()> {
-        match self.forbid {
-            Some(Forbid::Unadvised) => {
-                forbid_huge_pages(Forbid::Unadvised).or_else(|_| forbid_huge_pages(Forbid::All))
-            }
-            Some(Forbid::All) => forbid_huge_pages(Forbid::All),
-            None => Ok(()),
-        }
+    /// Prepares the command that this plan is for, with the arguments `argv`.
+    pub fn launcher(&self, argv: &[OsString]) -> Launcher {
+        let mut launcher = Launcher::found(&self.program, argv);
+        launcher.command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        launcher.forbid = self.forbid;
+        launcher
     }
 
     /// Everything that will be done, a line each.

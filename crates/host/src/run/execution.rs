@@ -15,8 +15,9 @@ use crate::measure::budget::Watch;
 use crate::measure::stacks::Begin;
 use crate::procfs::Root;
 use crate::run::guard::{Limits, Room};
-use crate::sys::process::{self, Child, Exit, Usage, thread_usage};
+use crate::sys::process::{self, Child, Usage, thread_usage};
 use crate::sys::signal::asked_to_stop;
+use pagetax_core::exit::Exit;
 use pagetax_core::machine::{RunError, Sink};
 use pagetax_core::plan::{ClientKind, Op, Pattern, Phase, Plan};
 use std::time::{Duration, Instant};
@@ -221,7 +222,7 @@ impl<'a> Run<'a> {
                 None => true,
                 Some((exit, usage)) => {
                     used = used.plus(usage);
-                    if exit != Exit::Status(0) {
+                    if !exit.success() {
                         control.stop();
                         death.get_or_insert(exit);
                     }
@@ -287,5 +288,5 @@ fn watch_this_thread() -> Watch {
 fn reap(child: &mut Child, all_ended: bool) -> Option<(Exit, Usage)> {
     let ended = if all_ended { child.wait().map(Some) } else { child.try_wait() };
     // A child that cannot be waited for is no longer ours, and has no status to read.
-    ended.unwrap_or(Some((Exit::Status(0), Usage::default())))
+    ended.unwrap_or(Some((Exit::Code(0), Usage::default())))
 }

@@ -1,6 +1,6 @@
 //! Failures in terms of the job: the operation, the system's error, and a hint.
 
-use crate::sys::process::Exit;
+use pagetax_core::exit::Exit;
 use pagetax_core::machine::RunError;
 use pagetax_core::plan::{Backing, Op, Plan, RegionId};
 use pagetax_core::units::Bytes;
@@ -74,7 +74,7 @@ pub fn died(exit: Exit) -> RunError {
             "check the room on the file system and in the hugetlb pool",
         ),
         Exit::Signal(signal) => (format!("it was killed by signal {signal}"), REPORT),
-        Exit::Status(status) => (format!("it ended with status {status}"), REPORT),
+        Exit::Code(status) => (format!("it ended with status {status}"), REPORT),
     };
     RunError::Op { op: "a client".into(), why, remedy: remedy.into() }
 }

@@ -1,8 +1,12 @@
 //! Children, and the resource usage of processes and threads.
 
-use rustix::process::Pid;
+use pagetax_core::exit::Exit;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// CPU time, faults and switches, as of getrusage(2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -86,16 +90,8 @@ fn usage_of(who: libc::c_int) -> Usage {
 #[derive(Debug)]
 pub struct Child {
     pid: Pid,
+    pidfd: Option<OwnedFd>,
     reaped: bool,
-}
-
-/// How a child ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
-    /// By itself, with this status.
-    Status(i32),
-    /// By a signal.
-    Signal(i32),
 }
 
 /// Forks a child that runs `work` and exits with its result. The child is killed when its parent ends.
@@ -109,9 +105,8 @@ pub fn fork(work: impl FnOnce() -> i32) -> io::Result<Child> {
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            let killed_with_parent = rustix::process::set_parent_process_death_signal(Some(
-                rustix::process::Signal::KILL,
-            ));
+            let killed_with_parent =
+                rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
             let orphan = rustix::process::getppid() != Some(parent);
             let status = if killed_with_parent.is_err() || orphan {
                 125
@@ -123,7 +118,7 @@ pub fn fork(work: impl FnOnce() -> i32) -> io::Result<Child> {
         }
         pid => {
             let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidData)?;
-            Ok(Child { pid, reaped: false })
+            Ok(Child { pid, pidfd: None, reaped: false })
         }
     }
 }
@@ -134,7 +129,30 @@ impl Child {
         self.pid
     }
 
-    /// Returns the exit and the usage, with that of its own children; none while it runs.
+    /// Sends a signal. If the child has ended meanwhile, the signal is lost.
+    pub fn signal(&self, signal: Signal) {
+        if !self.reaped {
+            let _ = kill_process(self.pid, signal);
+        }
+    }
+
+    /// Waits at most `timeout` for its end and returns true if it has ended. It is not reaped, so /proc still
+    /// shows its times. A signal that we handle cuts the wait short.
+    pub fn ends_within(&mut self, timeout: Duration) -> io::Result<bool> {
+        let pidfd = match self.pidfd.take() {
+            Some(pidfd) => pidfd,
+            None => pidfd_open(self.pid, PidfdFlags::empty())?,
+        };
+        let pidfd = self.pidfd.insert(pidfd);
+        let timeout =
+            Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
+        match rustix::event::poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&timeout)) {
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            ready => Ok(ready? > 0),
+        }
+    }
+
+    /// Returns the exit and the usage, with that of its own children; `None` while it runs.
     pub fn try_wait(&mut self) -> io::Result<Option<(Exit, Usage)>> {
         self.wait4(libc::WNOHANG)
     }
@@ -166,7 +184,7 @@ impl Child {
         let exit = if libc::WIFSIGNALED(status) {
             Exit::Signal(libc::WTERMSIG(status))
         } else {
-            Exit::Status(libc::WEXITSTATUS(status))
+            Exit::Code(libc::WEXITSTATUS(status))
         };
         // SAFETY: zeros are a valid rusage, and wait4 has filled it in.
         let raw = unsafe { reaped.assume_init() };
@@ -177,7 +195,7 @@ impl Child {
 impl From<std::process::Child> for Child {
     /// Takes over a child of [`std::process::Command`], to read its usage.
     fn from(child: std::process::Child) -> Child {
-        Child { pid: Pid::from_child(&child), reaped: false }
+        Child { pid: Pid::from_child(&child), pidfd: None, reaped: false }
     }
 }
 
@@ -185,7 +203,7 @@ impl Drop for Child {
     fn drop(&mut self) {
         if !self.reaped {
             // Both fail only if the child has ended already.
-            let _ = rustix::process::kill_process(self.pid, rustix::process::Signal::KILL);
+            self.signal(Signal::KILL);
             let _ = self.wait();
         }
     }

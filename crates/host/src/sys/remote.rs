@@ -91,17 +91,42 @@ pub enum Forbid {
     Unadvised,
 }
 
-/// Forbids transparent huge pages to this process.
-///
-/// # Errors
-/// Fails with `EINVAL` if the kernel is too old.
-pub fn forbid_huge_pages(forbid: Forbid) -> io::Result<()> {
-    /// PR_THP_DISABLE_EXCEPT_ADVISED of <linux/prctl.h>.
-    const EXCEPT_ADVISED: libc::c_ulong = 2;
-    let flags = match forbid {
-        Forbid::All => 0,
-        Forbid::Unadvised => EXCEPT_ADVISED,
-    };
+/// Transparent huge pages forbidden to this process. Drop restores the state before.
+#[derive(Debug)]
+pub struct Forbidden {
+    before: libc::c_ulong,
+}
+
+impl Forbidden {
+    /// Forbids them. A kernel that cannot forbid the unadvised ones alone forbids all.
+    pub fn set(forbid: Forbid) -> io::Result<Forbidden> {
+        // SAFETY: the option takes plain numbers.
+        let before = unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) };
+        super::mapping::check(before.min(0))?;
+        match forbid {
+            Forbid::Unadvised => {
+                set_thp_disable(1 | EXCEPT_ADVISED).or_else(|_| set_thp_disable(1))
+            }
+            Forbid::All => set_thp_disable(1),
+        }?;
+        Ok(Forbidden { before: before as libc::c_ulong })
+    }
+}
+
+impl Drop for Forbidden {
+    fn drop(&mut self) {
+        // The kernel takes the state that it reported.
+        let _ = set_thp_disable(self.before);
+    }
+}
+
+/// PR_THP_DISABLE_EXCEPT_ADVISED of <linux/prctl.h>.
+const EXCEPT_ADVISED: libc::c_ulong = 2;
+
+/// Sets the state that PR_GET_THP_DISABLE reports: bit 0 disables huge pages, other bits are flags.
+fn set_thp_disable(state: libc::c_ulong) -> io::Result<()> {
     // SAFETY: the option takes plain numbers.
-    super::mapping::check(unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, flags, 0, 0) })
+    super::mapping::check(unsafe {
+        libc::prctl(libc::PR_SET_THP_DISABLE, state & 1, state & !1, 0, 0)
+    })
 }

@@ -1,8 +1,8 @@
 //! Timed runs of a command on base pages and on other page sizes, in turns, with walks measured in between.
 
-use pagetax_core::diagnosis::Exit;
+use pagetax_core::exit::Exit;
 use pagetax_host::measure::calibrate::{Beside, CalibrateError};
-use pagetax_host::measure::trial::{self, Finished, Launch, Outputs, TrialError};
+use pagetax_host::measure::trial::{self, Finished, Outputs, TrialCommand, TrialError};
 use pagetax_host::pages::Recipe;
 
 /// Timed runs; none of a trace.
@@ -37,7 +37,11 @@ impl From<CalibrateError> for TimingError {
 }
 
 /// Runs the command `rounds` times under each recipe, in turns, after a round that only warms caches.
-pub fn time(launch: &mut Launch, recipes: &[Recipe], rounds: u32) -> Result<Timed, TimingError> {
+pub fn time(
+    launch: &mut TrialCommand,
+    recipes: &[Recipe],
+    rounds: u32,
+) -> Result<Timed, TimingError> {
     let mut timed = Timed { runs: vec![Vec::new(); recipes.len()], ..Timed::default() };
     for round in 0..=rounds {
         if round > 0 {

@@ -12,34 +12,36 @@ pub(crate) mod tree;
 pub use proof::{Allocator, Evidence, took};
 pub use sampler::Peak;
 
+use crate::launch::Launcher;
+use crate::launch::program::ProgramError;
 use crate::measure::backed_memory;
 use crate::measure::budget::Watch;
 use crate::measure::stacks::Begin;
 use crate::pages::{Changed, Mechanism, Recipe};
-use crate::sys::process::{Child, Exit, Usage, process_usage};
+use crate::sys::process::{Child, Usage, process_usage};
+use crate::sys::remote::Forbid;
 use crate::sys::signal::asked_to_stop;
-use pagetax_core::diagnosis;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use pagetax_core::exit::Exit;
 use rustix::process::{Pid, Signal};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long processes have to end after a friendly signal before they are killed.
 const GRACE: Duration = Duration::from_secs(2);
 /// How often a wish to stop is looked for while a command runs; its end is noticed at once.
-const STOP_POLL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const STOP_POLL: Duration = Duration::from_millis(100);
 
 /// Settings, orphans and PR_SET_THP_DISABLE are the whole process's, so trials take turns.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A command to try.
 #[derive(Debug, Clone)]
-pub struct Launch {
+pub struct TrialCommand {
     /// The program and its arguments.
     pub argv: Vec<OsString>,
     /// Read by each run from its start; none is /dev/null.
@@ -51,7 +53,7 @@ pub struct Launch {
     pub memory_bytes: u64,
 }
 
-impl Launch {
+impl TrialCommand {
     /// Learns how much memory a run has needed.
     pub fn learn(&mut self, finished: &Finished) {
         let own = finished.usage.resident_bytes_max;
@@ -73,7 +75,7 @@ pub struct Outputs {
 #[derive(Debug, Clone)]
 pub struct Finished {
     /// How it ended.
-    pub exit: diagnosis::Exit,
+    pub exit: Exit,
     /// From before the fork to the end of the command's own process.
     pub wall_ns: u64,
     /// Of all its processes.
@@ -93,12 +95,9 @@ pub struct Finished {
 /// Why a run has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
-    /// As env(1): status 127.
-    #[error("`{0}` was not found; check the spelling, PATH and, for a script, its first line")]
-    NotFound(String),
-    /// As env(1): status 126.
-    #[error("`{0}` cannot be run: {1}; check that it is a program and has the execute permission")]
-    NotExecutable(String, io::Error),
+    /// The program cannot be started.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// Ours to answer for.
     #[error("cannot {0}: {1}")]
     System(&'static str, io::Error),
@@ -115,7 +114,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> TrialError {
 /// and are ended with it, as is any other child of this process. A `watch` collects for a budget,
 /// from the exec on.
 pub fn run(
-    launch: &Launch,
+    trial: &TrialCommand,
     recipe: &Recipe,
     outputs: &Outputs,
     watch: Option<&mut Watch>,
@@ -126,7 +125,7 @@ pub fn run(
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
     // Runs are not alike to the byte, and others take some of it.
-    backed_memory::bring(launch.memory_bytes + launch.memory_bytes / 4);
+    backed_memory::bring(trial.memory_bytes + trial.memory_bytes / 4);
     let before = proof::System::read();
     // A child of ours begins with what we had at most, not with what we have.
     let own_resident_bytes = process_usage().resident_bytes_max;
@@ -135,13 +134,13 @@ pub fn run(
         watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::AtExec);
     }
     let start = Instant::now();
-    let mut child = spawn(launch, recipe, outputs)?;
+    let mut child = spawn(trial, recipe, outputs)?;
     let mthp = match recipe.mechanism {
         Mechanism::Mthp(size) => Some(size),
         _ => None,
     };
     let sampler = sampler::Sampler::start(child.pid(), mthp);
-    let ended = wait(child.pid());
+    let ended = wait(&mut child);
     let wall_ns = start.elapsed().as_nanos() as u64;
     let seen = sampler.stop();
     if let Err(error) = ended {
@@ -155,10 +154,7 @@ pub fn run(
         peak.add_kernels_own(usage.resident_bytes_max, own_resident_bytes);
     }
     Ok(Finished {
-        exit: match exit {
-            Exit::Status(code) => diagnosis::Exit::Code(code),
-            Exit::Signal(signal) => diagnosis::Exit::Signal(signal),
-        },
+        exit,
         wall_ns,
         usage,
         peak,
@@ -169,14 +165,13 @@ pub fn run(
     })
 }
 
-/// Starts the command. PR_SET_THP_DISABLE is set on ourselves for the moment of the fork, because
-/// fork and exec inherit it: so nothing has to run between them in the child.
-fn spawn(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Child, TrialError> {
-    let program = &launch.argv[0];
-    let mut words = recipe.wrapper.iter().map(OsString::from).chain(launch.argv.iter().cloned());
-    let mut command = Command::new(words.next().unwrap_or_default());
+fn spawn(trial: &TrialCommand, recipe: &Recipe, outputs: &Outputs) -> Result<Child, TrialError> {
+    let wrapper = recipe.wrapper.iter().map(OsString::from);
+    let mut words = wrapper.chain(trial.argv.iter().cloned());
+    let mut launcher = Launcher::new(words.next().unwrap_or_default());
+    let command = &mut launcher.command;
     command.args(words).args(&recipe.arguments);
-    command.stdin(match &launch.stdin {
+    command.stdin(match &trial.stdin {
         Some(path) => File::open(path).map_err(system("open the saved standard input"))?.into(),
         None => Stdio::null(),
     });
@@ -186,41 +181,21 @@ fn spawn(launch: &Launch, recipe: &Recipe, outputs: &Outputs) -> Result<Child, T
     };
     command.stdout(output(&outputs.stdout).map_err(system("create a file for the output"))?);
     command.stderr(output(&outputs.stderr).map_err(system("create a file for the output"))?);
-    if let Some(tunables) = recipe.glibc_tunables(launch.tunables.as_deref()) {
+    if let Some(tunables) = recipe.glibc_tunables(trial.tunables.as_deref()) {
         command.env("GLIBC_TUNABLES", tunables);
     }
-    let thp = |disable| match recipe.disable_thp {
-        true => rustix::thread::disable_transparent_huge_pages(disable),
-        false => Ok(()),
-    };
-    let forbidden = |e: rustix::io::Errno| TrialError::System("forbid huge pages", e.into());
-    thp(true).map_err(forbidden)?;
-    let spawned = command.spawn();
-    thp(false).map_err(forbidden)?;
-    let name = program.to_string_lossy().into_owned();
-    match spawned {
-        Ok(child) => Ok(Child::from(child)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(TrialError::NotFound(name)),
-        Err(error) => Err(TrialError::NotExecutable(name, error)),
-    }
+    launcher.forbid = recipe.disable_thp.then_some(Forbid::All);
+    Ok(launcher.spawn()?)
 }
 
 /// Waits until the process has ended, without reaping it, or until we are asked to stop.
-fn wait(pid: Pid) -> Result<(), TrialError> {
-    let failed = |e: rustix::io::Errno| TrialError::System("watch for the command's end", e.into());
-    let pidfd =
-        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).map_err(failed)?;
-    loop {
-        let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-        match rustix::event::poll(&mut fds, Some(&STOP_POLL)) {
-            Ok(0) | Err(rustix::io::Errno::INTR) if asked_to_stop() => {
-                return Err(TrialError::Interrupted);
-            }
-            Ok(0) | Err(rustix::io::Errno::INTR) => {}
-            Ok(_) => return Ok(()),
-            Err(error) => return Err(failed(error)),
+fn wait(child: &mut Child) -> Result<(), TrialError> {
+    while !child.ends_within(STOP_POLL).map_err(system("watch for the command's end"))? {
+        if asked_to_stop() {
+            return Err(TrialError::Interrupted);
         }
     }
+    Ok(())
 }
 
 /// Ends the command and all that it started.

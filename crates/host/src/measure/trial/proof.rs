@@ -174,7 +174,7 @@ fn why_not(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetax_core::diagnosis::Exit;
+    use pagetax_core::exit::Exit;
     use pagetax_core::units::PageSize;
 
     fn run(peak: Option<Peak>, allocator: Allocator) -> Finished {

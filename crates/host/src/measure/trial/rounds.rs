@@ -130,6 +130,7 @@ fn interrupted<T>(rounds: Rounds<T>) -> Rounds<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::program::ProgramError;
 
     /// A run of so many seconds, that succeeded or not.
     struct Fake(u64, bool);
@@ -208,7 +209,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_run_is_an_error() {
-        let missing = |_| Err::<Fake, _>(TrialError::NotFound("x".into()));
+        let missing = |_| Err::<Fake, _>(TrialError::Program(ProgramError::NotFound("x".into())));
         assert!(run(&schedule(None, 1), 2, missing, |_| {}).is_err());
     }
 }
