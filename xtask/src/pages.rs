@@ -141,7 +141,7 @@ fn measured(
 ) -> Result<Value> {
     let json = directory.join("pages.json");
     let mut command = Command::new(pagetax);
-    command.arg("ppgsz").args(mechanism.options).arg("--json").arg(&json);
+    command.arg("ppgsz").args(mechanism.options).arg(format!("--json={}", json.display()));
     command.current_dir(directory).stderr(Stdio::null()).stdout(Stdio::null());
     if mechanism.running {
         let mut program = Command::new(kind.run[0]);

@@ -1,7 +1,7 @@
 //! `pagetax calibrate`: what faults and page walks cost on this machine, measured once and kept.
 
 use crate::exit;
-use crate::output::{self, progress::Progress, text};
+use crate::output::{self, documents::Outputs, progress::Progress, text};
 use anyhow::{Context, Result};
 use pagetax_core::calibration::{Calibration, FaultCost, Spread, WalkCost, WalkPattern};
 use pagetax_core::units::{Bytes, Nanos, PageSize};
@@ -33,9 +33,8 @@ pub struct Args {
     #[arg(long)]
     allow_sysfs: bool,
 
-    /// Print the calibration as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    outputs: Outputs<Calibration>,
 }
 
 /// `pagetax calibrate`
@@ -58,10 +57,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     save(&calibration, &path)
         .context("the calibration was measured, but is lost\n  remedy: free the folder it goes to")
         .map_err(unmet)?;
-    if args.json {
-        output::print(&(serde_json::to_string_pretty(&calibration)? + "\n"))?;
-    } else {
-        output::print(&render(&calibration))?;
+    args.outputs.print(&calibration, render)?;
+    if !args.outputs.is_wanted() {
         output::note(&format!("kept in {}", path.display()));
     }
     Ok(exit::FINE.into())

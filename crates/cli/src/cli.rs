@@ -1,11 +1,12 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
+use crate::output::documents;
 use crate::{
     calibrate, cc, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
     pmap, ppgsz, record, remote, reproduce, run, serve, servers, trapstat, whatif,
 };
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -101,13 +102,27 @@ impl Command {
     }
 }
 
+/// Refuses `--json FILE`, which is spelled `--json=FILE`. See [`documents::check_spelling`].
+pub fn check_spelling() -> Result<()> {
+    let words: Vec<String> =
+        std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    documents::check_spelling(&Cli::command(), &words).map_err(|error| {
+        let code = if is_wrapper() { exit::WRAPPER_FAILED } else { exit::BAD_INPUT };
+        exit::with(code, error)
+    })
+}
+
+/// Returns true if the subcommand has the exit codes of programs that start others.
+fn is_wrapper() -> bool {
+    std::env::args_os().nth(1).is_some_and(|word| word == "ppgsz")
+}
+
 /// Prints what is wrong with a command line, or the help that it asked for. Wrappers of other
 /// programs have an exit code of their own for it.
 pub fn refuse(error: &clap::Error) -> ExitCode {
     // With stderr gone there is nobody left to tell; the exit code still speaks.
     let _ = error.print();
-    let wraps = std::env::args_os().nth(1).is_some_and(|word| word == "ppgsz");
-    match (error.use_stderr(), wraps) {
+    match (error.use_stderr(), is_wrapper()) {
         (false, _) => exit::FINE.into(),
         (true, false) => exit::BAD_INPUT.into(),
         (true, true) => exit::WRAPPER_FAILED.into(),
@@ -117,7 +132,6 @@ pub fn refuse(error: &clap::Error) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     fn assert_begins_with_examples(command: &clap::Command) {
         let before = command.get_before_help().map(ToString::to_string).unwrap_or_default();

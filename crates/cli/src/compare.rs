@@ -1,8 +1,8 @@
 //! `pagetax compare`: two reports beside each other, or a refusal.
 
-use crate::output::{self, text};
+use crate::output::{documents::Outputs, text};
 use anyhow::{Context, Result, bail};
-use pagetax_core::compare::{Comparison, Document, Row, compare};
+use pagetax_core::compare::{Comparable, Comparison, Row, compare};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 const EXAMPLES: &str = "\
 Examples:
   pagetax compare before.json after.json                 of `run --json` or `diagnose --json`
-  for i in 1 2 3; do pagetax run vmtest --json -; done > before.json
+  for i in 1 2 3; do pagetax run vmtest --json; done > before.json
                                                          several runs give an interval
   pagetax compare --force here.json there.json           of different machines; labelled so";
 
@@ -28,9 +28,8 @@ pub struct Args {
     #[arg(long)]
     force: bool,
 
-    /// Write the comparison as JSON to a file, or instead of the table to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs<Comparison>,
 }
 
 /// `pagetax compare A.json B.json`
@@ -43,24 +42,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
             comparison.incomparable.join("\n  ")
         );
     }
-    if let Some(path) = &args.json {
-        output::write_document(path, &(serde_json::to_string_pretty(&comparison)? + "\n"))?;
-        if path == Path::new("-") {
-            return Ok(crate::exit::FINE.into());
-        }
-    }
-    output::print(&render(&comparison))?;
+    args.outputs.print(&comparison, render)?;
     Ok(crate::exit::FINE.into())
 }
 
-fn read(path: &Path) -> Result<Document> {
+fn read(path: &Path) -> Result<Comparable> {
     let mut text = String::new();
     match path == Path::new("-") {
         true => std::io::stdin().read_to_string(&mut text),
         false => std::fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text)),
     }
-    .with_context(|| format!("cannot read {}; write it with --json FILE", path.display()))?;
-    Document::parse(&text).with_context(|| path.display().to_string())
+    .with_context(|| format!("cannot read {}; write it with --json=FILE", path.display()))?;
+    Comparable::parse(&text).with_context(|| path.display().to_string())
 }
 
 fn row(row: &Row) -> Vec<String> {
@@ -111,14 +104,14 @@ mod tests {
     fn forced_comparisons_are_labelled() {
         let mut other = small_run();
         other.machine.name = "sim:other".into();
-        let documents = [small_run(), other].map(|run| Document::Runs(vec![run]));
+        let documents = [small_run(), other].map(|run| Comparable::Runs(vec![run]));
         let text = render(&compare(&documents[0], &documents[1]));
         assert!(text.contains("forced:") && text.contains("sim:other"), "{text}");
     }
 
     #[test]
     fn several_equal_runs_show_no_difference() {
-        let document = Document::Runs(vec![small_run(), small_run(), small_run()]);
+        let document = Comparable::Runs(vec![small_run(), small_run(), small_run()]);
         let text = render(&compare(&document, &document));
         let line = text.lines().find(|line| line.contains("wall_ns")).unwrap();
         assert!(line.contains("no difference shown") && line.contains("3, 3"), "{text}");

@@ -5,7 +5,7 @@
 mod scratch;
 mod warnings;
 
-use crate::output::{self, progress::Progress};
+use crate::output::{self, documents::Outputs, progress::Progress};
 use crate::recorded::open_trace;
 use crate::{exit, machines, output::diagnosis};
 use anyhow::{Context, Result, anyhow};
@@ -15,7 +15,6 @@ use pagetax_core::diagnosis::{
     AS_IS, Diagnosis, Skipped, Trial, compare_trials, judge, translation,
 };
 use pagetax_core::exit::Exit;
-use pagetax_core::report::SCHEMA;
 use pagetax_core::stats::median;
 use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::launch::program::Program;
@@ -40,7 +39,7 @@ Examples:
   pagetax diagnose -- sort -S 2G big.txt                 what would larger pages do for sort?
   pagetax diagnose --runs 10 -- python3 report.py        tighter intervals
   pagetax diagnose --sizes 4K,2M,hugetlb-2M -- ./server  also pages of the hugetlb pool
-  pagetax diagnose --json before.json -- ./job           to compare later: pagetax compare";
+  pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare";
 
 /// Seed of the resampling, so that the same runs give the same intervals.
 const SEED: u64 = 2004;
@@ -94,9 +93,8 @@ pub struct Args {
     #[arg(long)]
     ignore_failure: bool,
 
-    /// Write the diagnosis as JSON to a file, or instead of the table to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    formats: Outputs<Diagnosis>,
 
     /// The command and its arguments; without one, the built-in job tlb-gather
     #[arg(last = true, value_name = "COMMAND")]
@@ -154,7 +152,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     diagnosis.budget = watched.map(budget);
     diagnosis.warnings = warnings::of(&diagnosis, &rounds, &hashes, &scratch);
-    write(&diagnosis, args.json.as_deref())?;
+    args.formats.print(&diagnosis, diagnosis::render)?;
     Ok(match rounds.ended {
         Ended::Interrupted => exit::INTERRUPTED.into(),
         _ => diagnosis.exit.shell_code().into(),
@@ -318,8 +316,6 @@ fn diagnosis_of(
         .and_then(|recipe| recipe.shell_line(&command, launch.tunables.as_deref()));
     let as_is = trials.iter().find(|t| t.name == AS_IS);
     Diagnosis {
-        schema: SCHEMA,
-        kind: "diagnosis".into(),
         command,
         exit: as_is.map_or(Exit::Code(0), |t| t.exit),
         skipped,
@@ -363,16 +359,6 @@ fn budget_of(
     let translation = Translation::best(sources.chain(recorded).chain(touched).chain(why));
     let calibration = calibrate::cached().ok();
     budget(&totals, &watched.profile, &translation, calibration.as_ref())
-}
-
-fn write(diagnosis: &Diagnosis, json: Option<&Path>) -> Result<()> {
-    if let Some(path) = json {
-        output::write_document(path, &(serde_json::to_string_pretty(diagnosis)? + "\n"))?;
-        if path == Path::new("-") {
-            return Ok(());
-        }
-    }
-    output::print(&diagnosis::render(diagnosis))
 }
 
 #[cfg(test)]

@@ -1,18 +1,15 @@
 //! `pagetax doctor`: what of this machine can be used, and how to enable the rest.
 
 use crate::exit;
-use crate::output::{self, text};
+use crate::output::{self, documents::Outputs, text};
 use anyhow::{Context, Result};
-use pagetax_core::document::Document;
 use pagetax_core::finding::Standing;
-use pagetax_core::report::Environment;
 use pagetax_core::units::Bytes;
-use pagetax_host::measure::doctor::{Compaction, Examination, FreeMemory, examine};
+use pagetax_host::measure::doctor::{Compaction, Doctor, Examination, FreeMemory, examine};
 use pagetax_host::measure::environment::environment;
 use pagetax_host::pages::journal::{Journal, Outcome, Record};
 use pagetax_host::procfs::Root;
 use pagetax_remote::pager::doctor::user_faults;
-use serde::Serialize;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -27,9 +24,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Print the findings as JSON
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    outputs: Outputs<Doctor>,
 
     /// First put back the settings that a killed command (`diagnose --allow-sysfs`, `calibrate
     /// --allow-sysfs`) has left changed
@@ -37,28 +33,14 @@ pub struct Args {
     repair: bool,
 }
 
-/// The findings and what they were made on.
-#[derive(Serialize)]
-struct Doctor {
-    #[serde(flatten)]
-    examination: Examination,
-    environment: Environment,
-}
-
-impl Document for Doctor {
-    const KIND: &'static str = "doctor";
-}
-
 /// `pagetax doctor`
 pub fn run(args: Args) -> Result<ExitCode> {
     if args.repair {
         repair().map_err(|error| exit::with(exit::UNMET, error))?;
     }
-    let (examination, environment) = (examine(user_faults()), environment(&Root::default()));
-    match args.json {
-        true => output::print_json(&Doctor { examination, environment })?,
-        false => output::print(&render(&examination))?,
-    }
+    let doctor =
+        Doctor { examination: examine(user_faults()), environment: environment(&Root::default()) };
+    args.outputs.print(&doctor, |doctor| render(&doctor.examination))?;
     Ok(exit::FINE.into())
 }
 
@@ -89,7 +71,7 @@ fn render(examination: &Examination) -> String {
         out += &text::heading(&standing.to_string());
         let rows = findings.iter().map(|f| vec![f.what.to_string(), f.detail.clone()]).collect();
         out += &text::table(&["", ""], &[], rows);
-        let enabled = findings.iter().filter_map(|f| Some((f.id, f.enable.as_ref()?)));
+        let enabled = findings.iter().filter_map(|f| Some((&f.id, f.enable.as_ref()?)));
         for (index, (id, command)) in enabled.enumerate() {
             let lead = if index == 0 { "\n  To enable more:\n" } else { "" };
             out += &format!("{lead}    # {id}\n    {command}\n");
@@ -142,9 +124,9 @@ mod tests {
 
     #[test]
     fn what_can_be_enabled_comes_with_its_command() {
-        let finding = |id, standing, enable: Option<&str>| Finding {
-            id,
-            what: "something",
+        let finding = |id: &'static str, standing, enable: Option<&str>| Finding {
+            id: id.into(),
+            what: "something".into(),
             standing,
             detail: "as seen".into(),
             enable: enable.map(String::from),

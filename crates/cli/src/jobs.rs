@@ -1,9 +1,11 @@
 //! `pagetax jobs`: the built-in jobs, and where every subcommand finds the job it is given.
 
+use crate::output::{documents::Outputs, text};
 use crate::recorded::open_trace;
-use crate::{exit, output, output::text};
+use crate::{exit, output};
 use anyhow::{Context, Result, bail};
 use clap::Subcommand;
+use pagetax_core::catalog::{JobCatalog, JobEntry};
 use pagetax_core::job::{Job, builtin_names, nearest};
 use pagetax_core::replay::Recording;
 use pagetax_recorder::trace::{Replayable, is_trace};
@@ -26,6 +28,9 @@ const JOB_BYTES_MAX: u64 = 1 << 20;
 pub struct Args {
     #[command(subcommand)]
     action: Option<Action>,
+
+    #[command(flatten)]
+    outputs: Outputs<JobCatalog>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -40,10 +45,10 @@ enum Action {
 
 /// `pagetax jobs [show JOB]`
 pub fn run(args: Args) -> Result<ExitCode> {
-    output::print(&match args.action {
-        None => list(),
-        Some(Action::Show { job }) => show(&load(&job)?),
-    })?;
+    match args.action {
+        None => args.outputs.print(&catalog(), list)?,
+        Some(Action::Show { job }) => output::print(&show(&load(&job)?))?,
+    }
     Ok(exit::FINE.into())
 }
 
@@ -96,9 +101,14 @@ fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).with_context(cannot)
 }
 
-fn list() -> String {
-    let jobs = builtin_names().filter_map(Job::builtin);
-    let rows = jobs.map(|job| vec![job.name().into(), job.summary().into()]).collect();
+fn catalog() -> JobCatalog {
+    let entry = |job: Job| JobEntry { name: job.name().into(), summary: job.summary().into() };
+    JobCatalog { jobs: builtin_names().filter_map(Job::builtin).map(entry).collect() }
+}
+
+fn list(catalog: &JobCatalog) -> String {
+    let row = |job: &JobEntry| vec![job.name.clone(), job.summary.clone()];
+    let rows = catalog.jobs.iter().map(row).collect();
     text::table(&["job", "what it does"], &[], rows)
         + "\nRun one with `pagetax run JOB`, read one with `pagetax jobs show JOB`.\n"
 }

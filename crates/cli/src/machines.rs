@@ -1,13 +1,13 @@
 //! `pagetax machines`: what jobs can run on, and where every subcommand finds the machine it is
 //! given.
 
-use crate::{
-    exit, output,
-    output::report::{label, trust},
-    output::text,
-};
+use crate::output::documents::Outputs;
+use crate::output::report::{label, trust};
+use crate::output::text;
+use crate::{exit, output};
 use anyhow::{Result, anyhow};
 use clap::Subcommand;
+use pagetax_core::catalog::{MachineCatalog, MachineEntry};
 use pagetax_core::job::nearest;
 use pagetax_core::machine::{Machine, MachineKind, MachineSpec};
 use pagetax_core::report::ReportMachine;
@@ -63,6 +63,9 @@ const NATIVE: &[Native] = &[
 pub struct Args {
     #[command(subcommand)]
     action: Option<Action>,
+
+    #[command(flatten)]
+    outputs: Outputs<MachineCatalog>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -77,10 +80,10 @@ enum Action {
 
 /// `pagetax machines [show MACHINE]`
 pub fn run(args: Args) -> Result<ExitCode> {
-    output::print(&match args.action {
-        None => list(),
-        Some(Action::Show { machine }) => show(&machine)?,
-    })?;
+    match args.action {
+        None => args.outputs.print(&catalog(), list)?,
+        Some(Action::Show { machine }) => output::print(&show(&machine)?)?,
+    }
     Ok(exit::FINE.into())
 }
 
@@ -132,18 +135,26 @@ fn unknown(name: &str) -> anyhow::Error {
     anyhow!("no machine is called `{name}`\n  remedy: {remedy}")
 }
 
-fn list() -> String {
-    let native = NATIVE.iter().map(|(name, what, make)| {
-        let label = label(&report_machine(&make(&Here::default()).spec()));
-        vec![name.to_string(), label.into(), what.to_string()]
+fn catalog() -> MachineCatalog {
+    let native = NATIVE.iter().map(|(_, title, make)| MachineEntry {
+        machine: report_machine(&make(&Here::default()).spec()),
+        title: title.to_string(),
     });
     let simulated = models::names().filter_map(|name| models::find(name).ok()).map(|model| {
-        let (name, kind) = (model.name, MachineKind::Sim);
         let validated = !model.validated_jobs.is_empty();
-        let label = label(&ReportMachine { name: name.clone(), kind, validated });
-        vec![format!("{SIM}{name}"), label.into(), model.title]
+        let name = format!("{SIM}{}", model.name);
+        let machine = ReportMachine { name, kind: MachineKind::Sim, validated };
+        MachineEntry { machine, title: model.title }
     });
-    text::table(&["machine", "its numbers", "what it is"], &[], native.chain(simulated).collect())
+    MachineCatalog { machines: native.chain(simulated).collect() }
+}
+
+fn list(catalog: &MachineCatalog) -> String {
+    let row = |entry: &MachineEntry| {
+        vec![entry.machine.name.clone(), label(&entry.machine).into(), entry.title.clone()]
+    };
+    let rows = catalog.machines.iter().map(row).collect();
+    text::table(&["machine", "its numbers", "what it is"], &[], rows)
         + "\nRun a job on some with `pagetax run JOB --on MACHINE,…`.\n"
 }
 

@@ -37,11 +37,11 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let command = match cli::Cli::try_parse() {
-        Ok(cli) => cli.command,
-        Err(error) => return cli::refuse(&error),
-    };
-    match command.run() {
+    let result = cli::check_spelling().and_then(|()| match cli::Cli::try_parse() {
+        Ok(cli) => cli.command.run(),
+        Err(error) => Ok(cli::refuse(&error)),
+    });
+    match result {
         Ok(code) => code,
         Err(error) if exit::is_closed_pipe(&error) => exit::CLOSED_PIPE.into(),
         Err(error) => {

@@ -3,13 +3,12 @@
 //! Options, columns and exit codes are those of the Solaris command of that name; `--json` and
 //! `--diff` are ours. Cores are not read.
 
-use crate::output::{self, pagemap};
+use crate::output::{self, documents::Outputs, pagemap};
 use crate::{exit, pmap::operand::Operand};
 use anyhow::{Context, Result, bail};
-use pagetax_core::document::{self, Document};
+use pagetax_core::document;
 use pagetax_core::units::{Nanos, VirtAddr};
-use pagetax_host::pages::pagemap::{Change, PageMap, by_node, diff, read};
-use serde::{Deserialize, Serialize};
+use pagetax_host::pages::pagemap::{PageMap, PageMapDiff, PageMaps, by_node, read};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -33,11 +32,11 @@ Examples:
 #[command(before_help = EXAMPLES)]
 pub struct Args {
     /// Extended: resident, anonymous and locked memory
-    #[arg(short = 'x', conflicts_with_all = ["reserved", "swap", "node"])]
+    #[arg(short = 'x', conflicts_with_all = ["json", "reserved", "swap", "node"])]
     extended: bool,
 
     /// One row for each stretch of one page size, with the size
-    #[arg(short = 's', conflicts_with_all = ["swap", "node"])]
+    #[arg(short = 's', conflicts_with_all = ["json", "swap", "node"])]
     sizes: bool,
 
     /// Count shared memory that is of no file as anonymous and as reserved, too
@@ -45,15 +44,15 @@ pub struct Args {
     anon_shared: bool,
 
     /// Only addresses that are reserved: without access, or without memory behind them
-    #[arg(short = 'r', conflicts_with_all = ["swap", "node"])]
+    #[arg(short = 'r', conflicts_with_all = ["json", "swap", "node"])]
     reserved: bool,
 
     /// Swap reservations
-    #[arg(short = 'S', conflicts_with = "node")]
+    #[arg(short = 'S', conflicts_with_all = ["json", "node"])]
     swap: bool,
 
     /// The memory node (lgroup) that each stretch lies on
-    #[arg(short = 'L')]
+    #[arg(short = 'L', conflicts_with = "json")]
     node: bool,
 
     /// Whole paths of mapped files
@@ -68,9 +67,8 @@ pub struct Args {
     #[arg(short = 'A', value_name = "START[,END]", value_parser = operand::range)]
     address: Option<(VirtAddr, Option<VirtAddr>)>,
 
-    /// Print the maps as JSON
-    #[arg(long, conflicts_with_all = ["extended", "sizes", "swap", "node", "reserved"])]
-    json: bool,
+    #[command(flatten)]
+    outputs: Outputs<PageMaps>,
 
     /// What changes within a time (`5s`), or between this map and another, both written by --json
     #[arg(long, value_name = "TIME|FILE", conflicts_with_all = ["swap", "node", "reserved"])]
@@ -79,16 +77,6 @@ pub struct Args {
     /// Process ids, or their folders in /proc; for --diff FILE the other file
     #[arg(required = true, value_name = "PID")]
     operands: Vec<String>,
-}
-
-/// The maps of some processes.
-#[derive(Serialize, Deserialize)]
-struct PageMaps {
-    maps: Vec<PageMap>,
-}
-
-impl Document for PageMaps {
-    const KIND: &'static str = "page_maps";
 }
 
 /// `pagetax pmap`
@@ -108,7 +96,7 @@ fn show(args: &Args) -> Result<ExitCode> {
     let mut maps = Vec::new();
     for operand in &args.operands {
         let shown = map_of(args, operand).and_then(|map| {
-            if !args.json {
+            if !args.outputs.takes_stdout() {
                 output::print(&render(args, &map)?)?;
             }
             Ok(map)
@@ -125,9 +113,7 @@ fn show(args: &Args) -> Result<ExitCode> {
             }
         }
     }
-    if args.json {
-        output::print_json(&PageMaps { maps })?;
-    }
+    args.outputs.write(&PageMaps { maps })?;
     Ok(failures.into())
 }
 
@@ -220,35 +206,11 @@ fn load(path: &Path) -> Result<PageMaps> {
     document::from_json(&text).with_context(remedy)
 }
 
-#[derive(Serialize)]
-struct Changes {
-    pid: u32,
-    changes: Vec<Change>,
-}
-
-/// The ranges whose pages differ between two looks at the same processes.
-#[derive(Serialize)]
-struct PageMapDiff {
-    processes: Vec<Changes>,
-}
-
-impl Document for PageMapDiff {
-    const KIND: &'static str = "page_map_diff";
-}
-
 fn print_changes(args: &Args, before: &[PageMap], after: &[PageMap]) -> Result<ExitCode> {
-    let changes = |(before, after): (&PageMap, &PageMap)| Changes {
-        pid: after.pid,
-        changes: diff(before, after),
-    };
-    let processes: Vec<Changes> = before.iter().zip(after).map(changes).collect();
-    if args.json {
-        output::print_json(&PageMapDiff { processes })?;
-    } else {
-        let text = |(map, changes): (&PageMap, &Changes)| {
-            pagemap::changes(map, &changes.changes, args.long)
-        };
-        output::print(&after.iter().zip(&processes).map(text).collect::<String>())?;
-    }
+    let document = PageMapDiff::new(before, after);
+    args.outputs.for_kind().print(&document, |document: &PageMapDiff| {
+        let maps = after.iter().zip(&document.processes);
+        maps.map(|(map, of)| pagemap::changes(map, &of.changes, args.long)).collect()
+    })?;
     Ok(exit::FINE.into())
 }

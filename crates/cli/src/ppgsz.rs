@@ -8,15 +8,11 @@ mod command;
 mod processes;
 
 use crate::exit;
-use crate::output::{self, pages};
+use crate::output::{documents::Outputs, pages};
 use anyhow::Result;
-use pagetax_core::document::{self, Document};
-use pagetax_host::pages::change::Outcome;
-use pagetax_host::pages::text::FileText;
-use pagetax_host::pages::{Advice, PageSettings, Verdict};
-use serde::Serialize;
+use pagetax_host::pages::documents::{PageSizeChange, ProcessChange};
+use pagetax_host::pages::{Advice, PageSettings};
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -70,9 +66,8 @@ pub struct Args {
     #[arg(long)]
     verify: bool,
 
-    /// Write what became of it as JSON to a file, or to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs<PageSizeChange>,
 
     /// A command and its arguments, or processes
     #[arg(
@@ -100,90 +95,17 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// What became of a process.
-#[derive(Debug, Serialize)]
-struct Process {
-    pid: Option<u32>,
-    operand: String,
-    /// Why nothing was done.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    verdict: Option<Verdict>,
-    /// Bytes whose pages were changed from outside.
-    changed_bytes: u64,
-    /// How often the process was stopped.
-    stop_count: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stop_ns_max: Option<u64>,
-    /// Of the longest stop, what it waited for CPUs that others had.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stop_cpu_wait_ns: Option<u64>,
-}
-
-impl Process {
-    fn of(operand: String, verdict: Verdict, outcome: &Outcome) -> Process {
-        Process {
-            pid: Some(verdict.pid),
-            operand,
-            error: None,
-            verdict: Some(verdict),
-            changed_bytes: outcome.total_bytes(),
-            stop_count: outcome.stops.all.len(),
-            stop_ns_max: outcome.stops.longest().map(|stop| stop.wall_ns),
-            stop_cpu_wait_ns: outcome.stops.longest().map(|stop| stop.cpu_wait_ns),
-        }
-    }
-
-    fn refused(operand: String, pid: Option<u32>, error: String) -> Process {
-        Process {
-            pid,
-            operand,
-            error: Some(error),
-            verdict: None,
-            changed_bytes: 0,
-            stop_count: 0,
-            stop_ns_max: None,
-            stop_cpu_wait_ns: None,
-        }
-    }
-}
-
-/// The page sizes that were asked for, and the pages that each process has.
-#[derive(Serialize)]
-struct PageSizeChange<'a> {
-    asked: &'a Advice,
-    processes: &'a [Process],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    files: Option<&'a [FileText]>,
-}
-
-impl Document for PageSizeChange<'_> {
-    const KIND: &'static str = "page_size_change";
-}
-
-/// As JSON where that was asked for.
-fn write_json(
-    path: &Path,
-    advice: &Advice,
-    processes: &[Process],
-    files: Option<&[FileText]>,
-) -> Result<()> {
-    let document = PageSizeChange { asked: advice, processes, files };
-    output::write_document(path, &document::to_json(&document)?)
-}
-
 /// The table of all verdicts; nothing if there are none.
-fn table(processes: &[Process]) -> String {
+fn table(processes: &[ProcessChange]) -> String {
     let verdicts: Vec<_> =
         processes.iter().filter_map(|process| process.verdict.as_ref()).collect();
     if verdicts.is_empty() { String::new() } else { pages::verdicts(&verdicts) }
 }
 
 /// The same without the small helpers that a command starts, but for their number.
-fn table_of_large(mut processes: Vec<Process>, huge_bytes: u64) -> String {
+fn table_of_large(mut processes: Vec<ProcessChange>, huge_bytes: u64) -> String {
     let all = processes.len();
-    let resident = |process: &Process| {
+    let resident = |process: &ProcessChange| {
         let parts = process.verdict.iter().flat_map(|verdict| &verdict.parts);
         parts.map(|part| part.resident_bytes).max().unwrap_or(0)
     };

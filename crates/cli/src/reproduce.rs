@@ -1,9 +1,9 @@
 //! `pagetax reproduce`: every published figure beside what the simulated machines say.
 
-use crate::{exit, output, output::reproduction};
+use crate::output::{documents::Outputs, reproduction};
+use crate::{exit, output};
 use anyhow::Result;
-use pagetax_sim::historic::reproduce::{published, reproduce};
-use std::path::{Path, PathBuf};
+use pagetax_sim::historic::reproduce::{Reproduction, published, reproduce};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -11,7 +11,7 @@ Examples:
   pagetax reproduce                       every published table and claim
   pagetax reproduce alpha-nms             those of one report
   pagetax reproduce --seeds 25            over more seeds
-  pagetax reproduce --json validation.json
+  pagetax reproduce --json=validation.json
   pagetax reproduce --list                what there is";
 
 /// Compare published figures with simulated ones; exit code 1 while any misses its tolerance
@@ -26,13 +26,8 @@ pub struct Args {
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
 
-    /// Write the document as JSON to a file, or instead of the tables to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
-    /// Write the tables as Markdown to a file, as docs/validation.md has them, or to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs<Reproduction>,
 
     /// List what can be reproduced
     #[arg(long)]
@@ -48,16 +43,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let all = args.names.iter().any(|name| name == "all");
     let names = if all { &[] } else { args.names.as_slice() };
     let document = reproduce(names, args.seeds)?;
-    if let Some(path) = &args.json {
-        output::write_document(path, &(serde_json::to_string_pretty(&document)? + "\n"))?;
-    }
-    if let Some(path) = &args.markdown {
-        output::write_document(path, &reproduction::markdown(&document))?;
-    }
-    let to_stdout = |path: &Option<PathBuf>| path.as_deref() == Some(Path::new("-"));
-    if !to_stdout(&args.json) && !to_stdout(&args.markdown) {
-        output::print(&reproduction::render(&document))?;
-    }
+    args.outputs.print(&document, reproduction::render)?;
     Ok(if document.ok { exit::FINE } else { exit::THRESHOLD_FAILED }.into())
 }
 

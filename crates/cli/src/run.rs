@@ -2,7 +2,8 @@
 
 use crate::machines::Here;
 use crate::memory_servers::CopiesArgs;
-use crate::output::{self, columns, csv, progress::Progress, report, sweep};
+use crate::output::documents::Outputs;
+use crate::output::{self, columns, progress::Progress, report, sweep};
 use crate::threshold::{Threshold, Verdict};
 use crate::{exit, jobs, machines};
 use anyhow::{Result, anyhow, bail};
@@ -10,13 +11,12 @@ use pagetax_core::job::Job;
 use pagetax_core::machine::{MachineKind, MachineSpec, RunError, Sink, Unmet};
 use pagetax_core::plan::Plan;
 use pagetax_core::quantity::Params;
-use pagetax_core::report::{Recording, Run, SCHEMA, Warning};
+use pagetax_core::report::{Recording, Run, Runs, Warning};
 use pagetax_core::sweep::Sweep;
 use pagetax_core::units::Nanos;
 use pagetax_host::run::guard::Limits;
 use pagetax_remote::pager::Log;
 use pagetax_remote::store::PageStore;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,8 +26,8 @@ Examples:
   pagetax run tlb-gather                                 on this machine
   pagetax run tlb-gather --set size=1G --fault-latency   larger, with the latency of faults
   pagetax run vmtest --on host,null                      beside what the harness itself costs
-  pagetax run vmtest --set size=2M..32M:2M --on sim:sparcstation-1 --csv sweep.csv
-  pagetax run mine.toml --json report.json               your own job, as a document
+  pagetax run vmtest --set size=2M..32M:2M --on sim:sparcstation-1 --csv=sweep.csv
+  pagetax run mine.toml --json=report.json               your own job, as a document
   pagetax run mmap3 --set backing=remote,size=1200M,resident=256M --servers a,b --copies 2
                                                          on the memory of other machines
   pagetax run mmap3 --fail-if 'p99_fault_ns>20000'       exit code 1 when faults are slow";
@@ -60,13 +60,8 @@ pub struct Args {
     #[arg(long)]
     fault_latency: bool,
 
-    /// Write the report as JSON to a file, or instead of the tables to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
-    /// Write counters and series as CSV to a file, or instead of the tables to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs<Runs>,
 
     /// Most of this machine's memory that the job may lock, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 25,
@@ -116,18 +111,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let cases = points
         .flat_map(|point| args.on.iter().map(|on| Case::new(&job, on, point, &here, &args)))
         .collect::<Result<Vec<_>>>()?;
-    let mut documents = [&args.json, &args.csv].into_iter().flatten();
-    documents.try_for_each(|path| output::check_writable(path))?;
+    args.outputs.check_writable()?;
     let mut ended_early = None;
     let mut runs = Vec::new();
     for (run, error) in run_all(&cases) {
         runs.push(run);
         ended_early = ended_early.or(error);
     }
-    write(&runs, &sweep.swept, &args)?;
+    let runs = Runs { swept: sweep.swept, runs };
+    args.outputs.print(&runs, text)?;
     match ended_early {
         Some(error) => Err(exit::with(code_of(&error), error)),
-        None => judge(&runs, &args.fail_if),
+        None => judge(&runs.runs, &args.fail_if),
     }
 }
 
@@ -255,35 +250,13 @@ fn code_of(error: &RunError) -> u8 {
     }
 }
 
-/// Documents to files, and to stdout either one document or the tables.
-fn write(runs: &[Run], swept: &[String], args: &Args) -> Result<()> {
-    if let Some(path) = &args.json {
-        output::write_document(path, &json(runs)?)?;
-    }
-    if let Some(path) = &args.csv {
-        output::write_document(path, &csv::render(runs, swept)?)?;
-    }
-    let to_stdout = |path: &Option<PathBuf>| path.as_deref() == Some(Path::new("-"));
-    if to_stdout(&args.json) || to_stdout(&args.csv) {
-        return Ok(());
-    }
-    output::print(&match runs {
+/// Renders one report whole, several beside each other and a sweep as a table.
+fn text(document: &Runs) -> String {
+    match document.runs.as_slice() {
         [run] => report::render(run),
-        runs if swept.is_empty() => columns::render(runs),
-        runs => sweep::render(runs, swept),
-    })
-}
-
-/// One report as itself, several as a list in one document.
-fn json(runs: &[Run]) -> Result<String> {
-    let text = match runs {
-        [run] => serde_json::to_string_pretty(run)?,
-        runs => {
-            let document = serde_json::json!({"schema": SCHEMA, "kind": "runs", "runs": runs});
-            serde_json::to_string_pretty(&document)?
-        }
-    };
-    Ok(text + "\n")
+        runs if document.swept.is_empty() => columns::render(runs),
+        runs => sweep::render(runs, &document.swept),
+    }
 }
 
 /// All thresholds over all reports; a failed one outweighs one that could not be judged.
@@ -315,6 +288,7 @@ pub mod tests {
     use super::*;
     use pagetax_core::budget::{Budget, Ledger};
     use pagetax_core::counter::{Provenance, Reading};
+    use pagetax_core::document::Document;
 
     /// A run of a small job that a made-up host saw.
     pub fn small_run() -> Run {
@@ -366,7 +340,8 @@ pub mod tests {
 
     #[test]
     fn csv_has_counters_phases_and_series() {
-        let text = csv::render(&[small_run()], &[]).unwrap();
+        let runs = Runs { swept: Vec::new(), runs: vec![small_run()] };
+        let text = crate::output::csv::render(&runs).unwrap();
         let has = |line: &str| assert!(text.lines().any(|l| l == line), "{line} in {text}");
         has("tlb-gather,null,,,minor_fault_count,measured,3,,,");
         has("tlb-gather,null,,,tlb_miss_count,missing,,,,no PMU here");
@@ -377,9 +352,10 @@ pub mod tests {
     #[test]
     fn json_is_one_document() {
         let read = |text: String| serde_json::from_str::<serde_json::Value>(&text).unwrap();
-        let one = read(json(&[small_run()]).unwrap());
+        let json = |runs| Runs { swept: Vec::new(), runs }.to_json().unwrap();
+        let one = read(json(vec![small_run()]));
         assert_eq!((one["schema"].as_u64(), one["kind"].as_str()), (Some(1), Some("run")));
-        let two = read(json(&[small_run(), small_run()]).unwrap());
+        let two = read(json(vec![small_run(), small_run()]));
         assert_eq!(two["runs"].as_array().unwrap().len(), 2);
     }
 

@@ -2,18 +2,17 @@
 
 use crate::exit;
 use crate::memory_servers::ServersArgs;
-use crate::output::{self, text};
+use crate::output::{self, documents::Outputs, text};
 use anyhow::{Result, bail};
-use pagetax_core::document::Document;
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_remote::client::ask;
 use pagetax_remote::client::connection::Endpoint;
 use pagetax_remote::discovery::Finder;
+use pagetax_remote::documents::{ServerAnswer, Servers};
 use pagetax_remote::page::PAGE_BYTES;
-use pagetax_remote::server::pool::Report;
+use pagetax_remote::server::pool::{ClientReport, ServerReport};
 use pagetax_remote::store::StoreError;
-use serde::Serialize;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -40,44 +39,21 @@ pub struct Args {
     /// Time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s")]
     every: Nanos,
-    /// Print what all servers say as JSON
-    #[arg(long)]
-    json: bool,
-}
-
-/// One look at one server.
-#[derive(Debug, Serialize)]
-struct Seen {
-    server: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    report: Option<Report>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-}
-
-/// One look at all servers.
-#[derive(Serialize)]
-struct Servers<'a> {
-    servers: &'a [Seen],
-}
-
-impl Document for Servers<'_> {
-    const KIND: &'static str = "servers";
+    #[command(flatten)]
+    outputs: Outputs<Servers>,
 }
 
 /// `pagetax servers`; the exit code says whether all of them answered.
 pub fn run(args: Args) -> Result<ExitCode> {
     let endpoints = endpoints(&args.servers)?;
     let first = look(&endpoints);
-    if args.json {
-        output::print_json(&Servers { servers: &first })?;
-    } else if args.once || !std::io::stdout().is_terminal() {
-        output::print(&table(&first, None))?;
-    } else {
+    if !args.outputs.is_wanted() && !args.once && std::io::stdout().is_terminal() {
         live(&endpoints, first, Duration::from_nanos(args.every.0))?;
         return Ok(exit::FINE.into());
     }
-    let answered = first.iter().all(|seen| seen.report.is_some());
+    let first = Servers { servers: first };
+    args.outputs.print(&first, |first| table(&first.servers, None))?;
+    let answered = first.servers.iter().all(|seen| seen.report.is_some());
     Ok(if answered { exit::FINE } else { exit::UNMET }.into())
 }
 
@@ -101,17 +77,21 @@ fn endpoints(args: &ServersArgs) -> Result<Vec<Endpoint>> {
     Ok(endpoints?)
 }
 
-fn look(endpoints: &[Endpoint]) -> Vec<Seen> {
+fn look(endpoints: &[Endpoint]) -> Vec<ServerAnswer> {
     let seen = |endpoint: &Endpoint| match ask::report(endpoint) {
-        Ok(report) => Seen { server: endpoint.label.clone(), report: Some(report), error: None },
-        Err(error) => {
-            Seen { server: endpoint.label.clone(), report: None, error: Some(error.to_string()) }
+        Ok(report) => {
+            ServerAnswer { server: endpoint.label.clone(), report: Some(report), error: None }
         }
+        Err(error) => ServerAnswer {
+            server: endpoint.label.clone(),
+            report: None,
+            error: Some(error.to_string()),
+        },
     };
     endpoints.iter().map(seen).collect()
 }
 
-fn live(endpoints: &[Endpoint], first: Vec<Seen>, every: Duration) -> Result<()> {
+fn live(endpoints: &[Endpoint], first: Vec<ServerAnswer>, every: Duration) -> Result<()> {
     let _signals = StopSignals::watch()?;
     let (mut before, mut at) = (first, Instant::now());
     let mut text = table(&before, None);
@@ -126,7 +106,7 @@ fn live(endpoints: &[Endpoint], first: Vec<Seen>, every: Duration) -> Result<()>
     Ok(())
 }
 
-fn table(seen: &[Seen], before: Option<(&[Seen], Duration)>) -> String {
+fn table(seen: &[ServerAnswer], before: Option<(&[ServerAnswer], Duration)>) -> String {
     let headings = ["server", "state", "held", "of", "in /s", "out /s", "refused", "connections"];
     let rows = seen.iter().enumerate().map(|(index, seen)| {
         let earlier = before.and_then(|(all, time)| Some((all[index].report.as_ref()?, time)));
@@ -149,14 +129,14 @@ fn pages(count: u64) -> String {
     Bytes(count * PAGE_BYTES as u64).to_string()
 }
 
-fn server_row(seen: &Seen, earlier: Option<(&Report, Duration)>) -> Vec<String> {
+fn server_row(seen: &ServerAnswer, earlier: Option<(&ServerReport, Duration)>) -> Vec<String> {
     let Some(report) = &seen.report else {
         let missing = || text::MISSING.to_string();
         let mut row = vec![seen.server.clone(), "no answer".into()];
         row.extend((0..6).map(|_| missing()));
         return row;
     };
-    let rate = |total: fn(&Report) -> u64| match earlier {
+    let rate = |total: fn(&ServerReport) -> u64| match earlier {
         Some((before, time)) if before.epoch == report.epoch => {
             let pages = total(report).saturating_sub(total(before));
             text::count((pages as f64 / time.as_secs_f64()) as u64)
@@ -175,9 +155,9 @@ fn server_row(seen: &Seen, earlier: Option<(&Report, Duration)>) -> Vec<String> 
     ]
 }
 
-fn client_rows(seen: &Seen) -> Vec<Vec<String>> {
+fn client_rows(seen: &ServerAnswer) -> Vec<Vec<String>> {
     let clients = seen.report.iter().flat_map(|report| &report.clients);
-    let row = |client: &pagetax_remote::server::pool::ClientReport| {
+    let row = |client: &ClientReport| {
         vec![
             format!("{} {}", client.address, client.pid),
             client.name.clone(),

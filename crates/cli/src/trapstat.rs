@@ -16,10 +16,9 @@ use args::{Choice, Operands};
 use backend::Backend;
 use pagetax_core::trapstat::Listing;
 use pagetax_host::sys::signal::StopSignals;
-use serde_json::json;
+use pagetax_recorder::documents::Trapstat;
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
 
 /// `pagetax trapstat [INTERVAL [COUNT]] [-- COMMAND]`
@@ -28,9 +27,8 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
     if args.operands.trace.is_some() && (args.pid.is_some() || !args.command.is_empty()) {
         return Err(anyhow!("a trace, and something to run\n  remedy: leave one of them out"));
     }
-    for path in args.json.iter().chain(&args.output) {
-        output::check_writable(path)?;
-    }
+    args.outputs.check_writable()?;
+    args.output.iter().try_for_each(|path| output::check_writable(path))?;
     args.interval_ns()?;
     let mut backend = choose(&args)?;
     // From here on Ctrl-C ends the program, not us, so that what was seen is printed.
@@ -44,14 +42,15 @@ pub fn run(mut args: Args) -> Result<ExitCode> {
         printer.print(&profiles.collect::<String>())?;
     }
     finished.notes.iter().for_each(|note| output::note(&format!("trapstat: {note}")));
-    if let Some(path) = &args.json {
-        let document = json!({
-            "schema": 1, "kind": "trapstat", "backend": backend.name(), "why": backend.why(),
-            "listings": printer.listings, "profiles": finished.profiles, "notes": finished.notes,
-            "wall_ns": finished.wall_ns, "exit": finished.code,
-        });
-        output::write_document(path, &format!("{document:#}\n"))?;
-    }
+    args.outputs.write(&Trapstat {
+        backend: backend.name().into(),
+        why: backend.why(),
+        listings: printer.listings,
+        profiles: finished.profiles,
+        notes: finished.notes,
+        wall_ns: finished.wall_ns,
+        exit: finished.code,
+    })?;
     Ok(finished.code.into())
 }
 
@@ -76,7 +75,7 @@ impl Printer {
             Some(path) => Out::File(File::create(path).with_context(|| {
                 format!("cannot write {}\n  remedy: name a file that you may write", path.display())
             })?),
-            None if args.json.as_deref() == Some(Path::new("-")) => Out::Nowhere,
+            None if args.outputs.takes_stdout() => Out::Nowhere,
             None => Out::Stdout,
         };
         Ok(Printer { form: args.form(), out, listings: Vec::new() })

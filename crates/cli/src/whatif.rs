@@ -3,7 +3,7 @@
 
 mod render;
 
-use crate::output;
+use crate::output::{self, documents::Outputs};
 use crate::recorded::{Recorded, Source};
 use crate::{exit, machines};
 use anyhow::{Context, Result, anyhow, bail};
@@ -13,10 +13,10 @@ use pagetax_host::measure::calibrate;
 use pagetax_host::measure::trial::TrialCommand;
 use pagetax_host::pages::{Mechanism, PageSettings, Recipe};
 use pagetax_host::sys::signal::StopSignals;
+use pagetax_recorder::documents::WhatIf;
 use pagetax_recorder::forecast::{self, Forecast, Timed, TimingError};
 use pagetax_recorder::predict::Predictor;
 use pagetax_sim::hardware::{calibrated, configuration};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -42,9 +42,8 @@ pub struct Args {
     #[arg(long)]
     verify: bool,
 
-    /// Write everything as JSON to a file, or instead of the table to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: Outputs<WhatIf>,
 
     #[command(flatten)]
     source: Source,
@@ -52,7 +51,7 @@ pub struct Args {
 
 /// `pagetax whatif [TRACE] [-- COMMAND]`
 pub fn run(args: Args) -> Result<ExitCode> {
-    args.json.iter().try_for_each(|path| output::check_writable(path))?;
+    args.outputs.check_writable()?;
     let source = args.source.open()?;
     let calibration = calibrate::cached()
         .map_err(|why| exit::with(exit::UNMET, anyhow!("{why}: a prediction needs its costs")))?;
@@ -80,12 +79,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
             .map_err(|error| exit::with(exit::UNMET, error))?;
     forecast.notes.splice(0..0, outcome.notes);
     let code = timed.exit.map(Exit::shell_code);
-    if let Some(path) = &args.json {
-        output::write_document(path, &format!("{:#}\n", render::document(&forecast, code)))?;
-    }
-    if args.json.as_deref() != Some(std::path::Path::new("-")) {
-        output::print(&render::table(&forecast))?;
-    }
+    args.outputs.print(&WhatIf::new(&forecast, code), |_| render::table(&forecast))?;
     forecast.notes.iter().for_each(|note| output::note(&format!("whatif: {note}")));
     Ok(code.unwrap_or(outcome.code).into())
 }

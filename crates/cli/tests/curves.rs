@@ -26,8 +26,7 @@ fn the_curve_of_a_cycle_is_a_step() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     trace(at);
-    let out =
-        pagetax(&["misscurve", "a.ptt", "--pages", "4K,2M", "--reach", "89", "--json", "-"], at);
+    let out = pagetax(&["misscurve", "a.ptt", "--pages", "4K,2M", "--reach", "89", "--json"], at);
     let document: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(
         (document["access_count"].as_u64(), document["exit"].as_u64()),
@@ -43,7 +42,7 @@ fn the_curve_of_a_cycle_is_a_step() {
     // Distances from 512 on are kept within 0.4 %.
     let reach = document["curves"][0]["reach"]["entries"].as_u64().unwrap();
     assert!((996..=1000).contains(&reach), "{reach}");
-    let csv = text(&pagetax(&["misscurve", "a.ptt", "--csv", "-"], at).stdout);
+    let csv = text(&pagetax(&["misscurve", "a.ptt", "--csv"], at).stdout);
     assert!(csv.lines().any(|line| line == "4096,512,10000,10000,true"), "{csv}");
     let table = text(&pagetax(&["misscurve", "a.ptt"], at).stdout);
     assert!(table.contains("none: first touches miss more") && table.contains("100.0"), "{table}");
@@ -143,7 +142,7 @@ fn of_a_damaged_trace_what_is_whole_is_read() {
         let (code, said) = read(reader, "cut.ptt", at);
         assert!(code == Some(0) && said.contains("cut or damaged"), "{reader:?}: {code:?} {said}");
     }
-    let json = pagetax(&["misscurve", "cut.ptt", "--json", "-"], at);
+    let json = pagetax(&["misscurve", "cut.ptt", "--json"], at);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     let count = json["access_count"].as_u64().unwrap();
     assert!((60_000..150_000).contains(&count), "the first block: {count}");
@@ -154,7 +153,7 @@ fn trapstat_reads_traces_too() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     trace(at);
-    let arguments = ["trapstat", "-T", "--pages", "4K,2M", "--json", "out.json", "a.ptt"];
+    let arguments = ["trapstat", "-T", "--pages", "4K,2M", "--json=out.json", "a.ptt"];
     let output = pagetax(&arguments, at);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("lackey, recorded by valgrind lackey"));
@@ -188,7 +187,7 @@ fn a_command_is_predicted_beside_its_trials() {
     trace(at);
     let whatif = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
-        command.args(["whatif", "--json", "-"]).args(arguments).current_dir(at);
+        command.args(["whatif", "--json"]).args(arguments).current_dir(at);
         command.env("XDG_CACHE_HOME", at).stdin(Stdio::null()).output().unwrap()
     };
     let mut calibrate = Command::new(env!("CARGO_BIN_EXE_pagetax"));

@@ -15,7 +15,7 @@ fn pagetax(args: &[&str]) -> Command {
 }
 
 fn diagnose(options: &[&str], argv: &[&str]) -> Output {
-    pagetax(&[&["diagnose", "--json", "-"], options, &["--"], argv].concat()).output().unwrap()
+    pagetax(&[&["diagnose", "--json"], options, &["--"], argv].concat()).output().unwrap()
 }
 
 fn document(output: &Output) -> Diagnosis {
@@ -159,8 +159,7 @@ fn an_interruption_keeps_finished_trials_and_leaves_nothing_behind() {
     let marks = directory.path().join("marks");
     let script =
         format!("echo x >> {0}; [ $(wc -l < {0}) -le 6 ] || exec sleep 999", marks.display());
-    let args =
-        ["diagnose", "--json", "-", "--runs", "9", "--sizes", "4K", "--", "sh", "-c", &script];
+    let args = ["diagnose", "--json", "--runs", "9", "--sizes", "4K", "--", "sh", "-c", &script];
     let mut child = pagetax(&args).env("TMPDIR", directory.path()).spawn().unwrap();
     let runs = || std::fs::read_to_string(&marks).unwrap_or_default().lines().count();
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -214,7 +213,8 @@ fn diagnoses_are_compared_and_others_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_string();
     for (name, program) in [("a", "true"), ("b", "true"), ("c", "false")] {
-        let args = ["--runs", "3", "--sizes", "4K", "--ignore-failure", "--json", &path(name)];
+        let args =
+            ["--runs", "3", "--sizes", "4K", "--ignore-failure", &format!("--json={}", path(name))];
         let output = pagetax(&[&["diagnose"], &args[..], &["--", program]].concat()).output();
         assert!(output.unwrap().status.code().is_some());
     }

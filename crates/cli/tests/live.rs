@@ -82,7 +82,7 @@ fn an_ordinary_user_gets_answers_and_reasons() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         output
     };
-    let options = ["diagnose", "--json", "-", "--runs", "2", "--warmup", "0", "--"];
+    let options = ["diagnose", "--json", "--runs", "2", "--warmup", "0", "--"];
     let script = "seq 200000 | sort -S 50M -r | tail -n 1";
     let diagnosis: Diagnosis =
         document(&as_nobody(&[&options[..], &["sh", "-c", script]].concat()));
@@ -96,7 +96,7 @@ fn an_ordinary_user_gets_answers_and_reasons() {
     let all = stacks_for_everybody();
     assert!(all || missing.iter().any(|row| row.how.contains("kernel stacks")), "{missing:?}");
 
-    let job = ["run", "tlb-gather", "--set", "size=8M", "--set", "count=20000", "--json", "-"];
+    let job = ["run", "tlb-gather", "--set", "size=8M", "--set", "count=20000", "--json"];
     let run: Run = document(&as_nobody(&[&job[..], &["--fault-latency"]].concat()));
     let text = serde_json::to_value(&run).unwrap();
     let counters = text["counters"].as_object().unwrap();
@@ -117,7 +117,7 @@ fn a_pool_of_huge_pages_is_used_and_left_as_it_was() {
     let read = |path: &str| std::fs::read_to_string(path).unwrap();
     let before = [read(POOL), read(overcommit)];
     let took = |more: &[&str]| {
-        let options = ["diagnose", "--json", "-", "--runs", "2", "--sizes", "hugetlb-2M"];
+        let options = ["diagnose", "--json", "--runs", "2", "--sizes", "hugetlb-2M"];
         let program = "x = bytearray(24 << 20); x[::4096] = b'1' * len(x[::4096]); \
                        sum(x[i % len(x)] for i in range(0, 1 << 33, 4099))";
         let args = [&options[..], more, &["--", "python3", "-c", program]].concat();
@@ -155,7 +155,7 @@ fn an_interrupted_job_keeps_its_phases_and_leaves_nothing_behind() {
          ops = [{{ touch = \"f\", pattern = \"uniform\", count = 1000 }}]\n"
     );
     std::fs::write(&job, text).unwrap();
-    let mut child = pagetax(&["run", job.to_str().unwrap(), "--json", "-"]).spawn().unwrap();
+    let mut child = pagetax(&["run", job.to_str().unwrap(), "--json"]).spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&child);
     let children = format!("/proc/{0}/task/{0}/children", child.id());
     let wait_until = |what: &str, condition: &mut dyn FnMut() -> bool| {

@@ -188,11 +188,11 @@ fn a_threaded_server_is_collapsed_under_load() {
     assert_eq!(redis.ask(&["ping"]), "PONG\n");
 
     let pid = redis.pid();
-    let collapsed = run(&["-o", "heap=2M,anon=2M", "--json", "-", "-p", &pid]);
+    let collapsed = run(&["-o", "heap=2M,anon=2M", "--json", "-p", &pid]);
     let document: Value = serde_json::from_slice(&collapsed.stdout).unwrap();
     println!("{rounds} rounds under load");
     assert_share(&document, &["heap", "anon"], 0.95, 50);
-    let undone = run(&["--undo", "--json", "-", "-p", &pid]);
+    let undone = run(&["--undo", "--json", "-p", &pid]);
     let document: Value = serde_json::from_slice(&undone.stdout).unwrap();
     assert_share(&document, &["heap", "anon"], 1.0, 50);
 }
@@ -210,7 +210,7 @@ fn an_error_of_one_process_does_not_stop_the_list() {
     let mut child = start();
     wait_for_line(&mut child);
     let proc_path = format!("/proc/{}", child.id());
-    let args = ["-o", "anon=2M", "--json", "-", "-p", "nobody", "4194304", &proc_path];
+    let args = ["-o", "anon=2M", "--json", "-p", "nobody", "4194304", &proc_path];
     let output = run(&args);
     assert_eq!(output.status.code(), Some(125));
     assert_eq!(stderr(&output).matches("no such process").count(), 2, "{}", stderr(&output));
@@ -239,7 +239,7 @@ fn a_deep_stack_comes_on_huge_pages() {
     let (own, json) = (env!("CARGO_BIN_EXE_pagetax"), file.display());
     // 8 MiB are the usual limit.
     for (limit_kib, deep_mib) in [(65536, 48), (8192, 7)] {
-        let wrapped = format!("{own} ppgsz -o stack=2M --json {json} {deep} {deep_mib}");
+        let wrapped = format!("{own} ppgsz -o stack=2M --json={json} {deep} {deep_mib}");
         let script = format!("ulimit -s {limit_kib}; exec {wrapped}");
         assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
         let document = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();

@@ -67,7 +67,7 @@ impl Case {
 
     /// What becomes of it when this is asked for.
     fn asked(&self, options: &[&str]) -> Value {
-        let output = run(&[options, &["--json", "-", "-p", &self.pid]].concat());
+        let output = run(&[options, &["--json", "-p", &self.pid]].concat());
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -242,7 +242,7 @@ fn an_ordinary_user_changes_what_is_theirs_and_nothing_else() {
     let ppgsz = |args: &[&str]| unprivileged(&own, &[&["ppgsz"], args].concat());
     let case = theirs("none");
     let change = |options: &[&str]| {
-        let output = ppgsz(&[options, &["--json", "-", "-p", &case.pid]].concat());
+        let output = ppgsz(&[options, &["--json", "-p", &case.pid]].concat());
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_slice::<Value>(&output.stdout).unwrap()
     };

@@ -42,7 +42,7 @@ fn a_program_runs_again_on_other_machines() {
     assert_eq!(record.status.code(), Some(3), "the program's own: {}", text(&record.stderr));
     assert_eq!(text(&record.stdout), "30000\n");
     let machines = "sim:ultrasparc-3plus-900,sim:x86-64-calibrated";
-    let run = pagetax(&["run", "a.ptt", "--on", machines, "--json", "-"], at);
+    let run = pagetax(&["run", "a.ptt", "--on", machines, "--json"], at);
     let document: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
     for run in document["runs"].as_array().unwrap() {
         let count = |id: &str| run["counters"][id]["value"].as_u64().unwrap();
@@ -52,7 +52,7 @@ fn a_program_runs_again_on_other_machines() {
         assert_eq!(run["machine"]["kind"], "sim");
     }
     let larger = ["run", "a.ptt", "--on", "sim:x86-64-calibrated", "--set", "page_size=2M"];
-    let larger = pagetax(&[&larger[..], &["--json", "-"]].concat(), at);
+    let larger = pagetax(&[&larger[..], &["--json"]].concat(), at);
     let larger: serde_json::Value = serde_json::from_slice(&larger.stdout).unwrap();
     let faults = |run: &serde_json::Value| run["counters"]["minor_fault_count"]["value"].as_u64();
     assert!(faults(&larger).unwrap() * 20 < faults(&document["runs"][1]).unwrap());
@@ -127,7 +127,7 @@ fn other_peoples_traces_run_too() {
     std::fs::write(at.join("lackey"), lackey).unwrap();
     let import = pagetax(&["record", "--import", "lackey", "lackey", "-o", "a.ptt"], at);
     assert!(import.status.success(), "{}", text(&import.stderr));
-    let run = pagetax(&["run", "a.ptt", "--on", "sim:x86-64-calibrated", "--json", "-"], at);
+    let run = pagetax(&["run", "a.ptt", "--on", "sim:x86-64-calibrated", "--json"], at);
     let run: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
     assert_eq!(run["counters"]["access_count"]["value"], 5000);
     assert_eq!(run["counters"]["tlb_miss_count"]["value"], 5000);

@@ -162,7 +162,7 @@ fn servers_that_will_not_do_are_told_before_the_program_starts() {
 /// The report of a run of mmap3 on network memory; none, said so, where this user may not page.
 fn mmap3(settings: &str, options: &[&str]) -> Option<serde_json::Value> {
     let output = Command::new(PAGETAX)
-        .args(["run", "mmap3", "--set", &format!("backing=remote,{settings}"), "--json", "-"])
+        .args(["run", "mmap3", "--set", &format!("backing=remote,{settings}"), "--json"])
         .args(options)
         .output()
         .unwrap();

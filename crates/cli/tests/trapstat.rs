@@ -360,7 +360,7 @@ fn sampled_recordings_state_an_error_that_holds() {
                   for (long i = 0; i < 100000000; i++) { s ^= s << 13; s ^= s >> 7; s ^= s << 17; \
                   if (s % 64 == 0) m[(s >> 8) % 3000][s >> 52]++; } return 0; }";
     let program = compiled("draws", source, &["-O1"], folder.path());
-    let options = ["--backend", "record", "--json", "json", "-o", "tables"];
+    let options = ["--backend", "record", "--json=json", "-o", "tables"];
     let run = |more: &[&str]| {
         let arguments: Vec<&str> = options.iter().chain(more).copied().collect();
         let output = trapstat(&arguments, folder.path());
@@ -421,7 +421,7 @@ fn children_are_followed_on_request() {
     }
     let folder = tempfile::tempdir().unwrap();
     let threads = |options: &[&str]| {
-        let mut arguments = vec!["--backend", "record", "-o", "tables", "--json", "json"];
+        let mut arguments = vec!["--backend", "record", "-o", "tables", "--json=json"];
         arguments.extend_from_slice(options);
         arguments.extend_from_slice(&["--", "sh", "-c", "cat /dev/null; (exit 4)"]);
         let output = trapstat(&arguments, folder.path());

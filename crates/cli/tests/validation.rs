@@ -9,7 +9,7 @@ const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/validation.m
 #[test]
 fn the_validation_page_is_what_reproduce_says_now() {
     let mut reproduce = Command::new(env!("CARGO_BIN_EXE_pagetax"));
-    let output = reproduce.args(["reproduce", "all", "--markdown", "-"]).output().unwrap();
+    let output = reproduce.args(["reproduce", "all", "--markdown"]).output().unwrap();
     let now = String::from_utf8(output.stdout).unwrap();
     if std::env::var_os("BLESS").is_some() {
         std::fs::write(PATH, &now).unwrap();
@@ -47,8 +47,7 @@ fn a_table_says_when_its_columns_are_not_the_same_job() {
     );
     let line = text.lines().find(|line| line.trim_start().starts_with("backing")).unwrap();
     assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["backing", "anon", "remote"]);
-    let json =
-        ["run", "mmap3", "--set", "size=1M,random=9", "--on", "sim:alpha-nms", "--json", "-"];
+    let json = ["run", "mmap3", "--set", "size=1M,random=9", "--on", "sim:alpha-nms", "--json"];
     let run: serde_json::Value = serde_json::from_str(&pagetax(&json)).unwrap();
     assert_eq!(run["job"]["machine_params"]["backing"], "remote");
     assert!(run["job"]["machine_params"]["size"].is_null(), "the user set it");
@@ -57,7 +56,7 @@ fn a_table_says_when_its_columns_are_not_the_same_job() {
 #[test]
 fn a_simulated_client_keeps_to_the_memory_that_it_is_given() {
     let resident = |set: &str| {
-        let json = ["run", "mmap3", "--set", set, "--on", "sim:alpha-nms", "--json", "-"];
+        let json = ["run", "mmap3", "--set", set, "--on", "sim:alpha-nms", "--json"];
         let run: serde_json::Value = serde_json::from_str(&pagetax(&json)).unwrap();
         run["counters"]["resident_bytes_max"]["value"].as_u64().unwrap()
     };

@@ -5,11 +5,12 @@
 //! costs from it. Invariant: a calibration belongs to one [`Identity`]; whoever uses it on another
 //! machine asks [`Identity::difference`] first.
 
+use crate::document::Document;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// The version of the document. Another version is measured again, never converted.
-pub const CALIBRATION_VERSION: u32 = 2;
+pub const CALIBRATION_VERSION: u32 = 3;
 
 /// What a calibration is true of. Nothing in it changes with a reboot alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,9 +172,7 @@ pub struct WalkCost {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     /// [`CALIBRATION_VERSION`]
-    pub schema: u32,
-    /// `calibration`
-    pub kind: String,
+    pub version: u32,
     /// Of which machine.
     pub identity: Identity,
     /// Fewer repetitions and sizes.
@@ -196,6 +195,10 @@ pub struct Calibration {
     /// Why some of it may be wrong: see [`Calibration::doubts`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+impl Document for Calibration {
+    const KIND: &'static str = "calibration";
 }
 
 /// Repetitions whose middle half is wider than this share of their median were disturbed.
@@ -351,8 +354,7 @@ mod tests {
 
     fn calibration() -> Calibration {
         Calibration {
-            schema: CALIBRATION_VERSION,
-            kind: "calibration".into(),
+            version: CALIBRATION_VERSION,
             identity: identity(),
             quick: false,
             taken_unix_s: 0,

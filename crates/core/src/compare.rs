@@ -5,7 +5,8 @@
 
 use crate::counter::{Provenance, Unit};
 use crate::diagnosis::{Diagnosis, Trial};
-use crate::report::{Environment, Run, SCHEMA};
+use crate::document::{self, Document, DocumentError};
+use crate::report::{Environment, Run, Runs};
 use crate::stats::{Ratio, median, ratio_of_groups};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -30,66 +31,62 @@ const SETTINGS: &[&str] = &[
     "cgroup_memory_limit_bytes",
 ];
 
-/// What a file of reports holds.
+/// Reports that can be compared with others of their kind.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Document {
+pub enum Comparable {
     /// Runs of one job on one machine, at least one.
     Runs(Vec<Run>),
     /// One diagnosis.
     Diagnosis(Box<Diagnosis>),
 }
 
-/// Why a text is no such document.
+/// The reason why a text cannot be compared.
 #[derive(Debug, thiserror::Error)]
-pub enum DocumentError {
-    /// Not JSON, or not the JSON of a report.
-    #[error("not a report of pagetax: {0}; write one with --json FILE")]
-    Malformed(#[from] serde_json::Error),
-    /// From a later version.
-    #[error("schema {0} is newer than this pagetax, which knows {SCHEMA}; use a newer pagetax")]
-    Newer(u64),
-    /// Some other document.
+pub enum ComparableError {
+    /// No document of pagetax.
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+    /// A document of a kind that is not compared, or of none.
     #[error("a document of kind `{0}`; `run` and `diagnosis` can be compared")]
     Kind(String),
-    /// Nothing, or more than belongs together.
+    /// No report, or reports that do not belong together.
     #[error("{0}; give one file for each job and machine")]
     Mixed(&'static str),
 }
 
-impl Document {
-    /// Reads a document; several runs may follow one another in one text.
-    pub fn parse(text: &str) -> Result<Document, DocumentError> {
+impl Comparable {
+    /// Reads a file of reports; several runs may follow one another.
+    ///
+    /// # Errors
+    /// See [`ComparableError`].
+    pub fn parse(text: &str) -> Result<Comparable, ComparableError> {
         let mut runs = Vec::new();
         let mut diagnoses = Vec::new();
         for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
-            let value = value?;
-            match value["schema"].as_u64() {
-                Some(schema) if schema > u64::from(SCHEMA) => {
-                    return Err(DocumentError::Newer(schema));
-                }
-                _ => {}
-            }
-            match value["kind"].as_str() {
-                Some("run") => runs.push(Run::deserialize(value)?),
-                Some("runs") => runs.extend(Vec::<Run>::deserialize(value["runs"].clone())?),
-                Some("diagnosis") => diagnoses.push(Diagnosis::deserialize(value)?),
-                kind => return Err(DocumentError::Kind(kind.unwrap_or("none").into())),
+            let value = value.map_err(DocumentError::from)?;
+            match document::kind_of(&value)? {
+                Some(Run::KIND) => runs.push(document::from_value(value)?),
+                Some(Runs::KIND) => runs.extend(document::from_value::<Runs>(value)?.runs),
+                Some(Diagnosis::KIND) => diagnoses.push(document::from_value(value)?),
+                kind => return Err(ComparableError::Kind(kind.unwrap_or("none").into())),
             }
         }
         let alike = |run: &Run| run.job == runs[0].job && run.machine == runs[0].machine;
         match (runs.len(), diagnoses.len()) {
-            (0, 0) => Err(DocumentError::Mixed("the file holds no report")),
-            (0, 1) => Ok(Document::Diagnosis(Box::new(diagnoses.remove(0)))),
-            (_, 0) if runs.iter().all(alike) => Ok(Document::Runs(runs)),
-            (_, 0) => Err(DocumentError::Mixed("the file holds runs of several jobs or machines")),
-            _ => Err(DocumentError::Mixed("the file holds a diagnosis and other reports")),
+            (0, 0) => Err(ComparableError::Mixed("the file holds no report")),
+            (0, 1) => Ok(Comparable::Diagnosis(Box::new(diagnoses.remove(0)))),
+            (_, 0) if runs.iter().all(alike) => Ok(Comparable::Runs(runs)),
+            (_, 0) => {
+                Err(ComparableError::Mixed("the file holds runs of several jobs or machines"))
+            }
+            _ => Err(ComparableError::Mixed("the file holds a diagnosis and other reports")),
         }
     }
 
     fn environment(&self) -> &Environment {
         match self {
-            Document::Runs(runs) => &runs[0].environment,
-            Document::Diagnosis(diagnosis) => &diagnosis.environment,
+            Comparable::Runs(runs) => &runs[0].environment,
+            Comparable::Diagnosis(diagnosis) => &diagnosis.environment,
         }
     }
 }
@@ -114,10 +111,6 @@ pub struct Row {
 /// Both documents beside each other.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Comparison {
-    /// [`SCHEMA`]
-    pub schema: u32,
-    /// `comparison`
-    pub kind: String,
     /// Why the two should not be compared; empty when they may.
     pub incomparable: Vec<String>,
     /// Settings that differ.
@@ -126,11 +119,15 @@ pub struct Comparison {
     pub rows: Vec<Row>,
 }
 
+impl Document for Comparison {
+    const KIND: &'static str = "comparison";
+}
+
 /// Compares. Documents of different kinds have no rows in common.
-pub fn compare(first: &Document, second: &Document) -> Comparison {
+pub fn compare(first: &Comparable, second: &Comparable) -> Comparison {
     let mut incomparable = match (first, second) {
-        (Document::Runs(a), Document::Runs(b)) => jobs_differ(&a[0], &b[0]),
-        (Document::Diagnosis(a), Document::Diagnosis(b)) => {
+        (Comparable::Runs(a), Comparable::Runs(b)) => jobs_differ(&a[0], &b[0]),
+        (Comparable::Diagnosis(a), Comparable::Diagnosis(b)) => {
             different("command", &a.command.join(" "), &b.command.join(" ")).into_iter().collect()
         }
         _ => vec!["one is a run, the other a diagnosis".into()],
@@ -139,13 +136,11 @@ pub fn compare(first: &Document, second: &Document) -> Comparison {
     incomparable.extend(HARDWARE.iter().filter_map(|key| facts_differ(key, a, b)));
     incomparable.extend(memory_differs(a, b));
     Comparison {
-        schema: SCHEMA,
-        kind: "comparison".into(),
         incomparable,
         settings: SETTINGS.iter().filter_map(|key| facts_differ(key, a, b)).collect(),
         rows: match (first, second) {
-            (Document::Runs(a), Document::Runs(b)) => rows_of_runs(a, b),
-            (Document::Diagnosis(a), Document::Diagnosis(b)) => rows_of_trials(a, b),
+            (Comparable::Runs(a), Comparable::Runs(b)) => rows_of_runs(a, b),
+            (Comparable::Diagnosis(a), Comparable::Diagnosis(b)) => rows_of_trials(a, b),
             _ => Vec::new(),
         },
     }
@@ -254,8 +249,8 @@ mod tests {
         run
     }
 
-    fn runs(times: &[u64]) -> Document {
-        Document::Runs(times.iter().map(|ns| run(*ns)).collect())
+    fn runs(times: &[u64]) -> Comparable {
+        Comparable::Runs(times.iter().map(|ns| run(*ns)).collect())
     }
 
     #[test]
@@ -275,7 +270,7 @@ mod tests {
         let changed = |change: fn(&mut Run)| {
             let mut run = run(100);
             change(&mut run);
-            compare(&runs(&[100]), &Document::Runs(vec![run]))
+            compare(&runs(&[100]), &Comparable::Runs(vec![run]))
         };
         assert!(changed(|run| run.job.seed = 2).incomparable[0].contains("seed"));
         assert!(changed(|run| run.machine.name = "null".into()).incomparable[0].contains("null"));
@@ -301,17 +296,19 @@ mod tests {
         let text = |run: &Run| serde_json::to_string(run).unwrap();
         let stream = text(&run(1)) + "\n" + &text(&run(2));
         assert!(
-            matches!(Document::parse(&stream).unwrap(), Document::Runs(runs) if runs.len() == 2)
+            matches!(Comparable::parse(&stream).unwrap(), Comparable::Runs(runs) if runs.len() == 2)
         );
         let list = json!({"schema": 1, "kind": "runs", "runs": [run(1), run(2)]}).to_string();
-        assert!(matches!(Document::parse(&list).unwrap(), Document::Runs(runs) if runs.len() == 2));
+        assert!(
+            matches!(Comparable::parse(&list).unwrap(), Comparable::Runs(runs) if runs.len() == 2)
+        );
     }
 
     #[test]
     fn what_is_no_document_says_why() {
-        let error = |text: &str| Document::parse(text).unwrap_err().to_string();
+        let error = |text: &str| Comparable::parse(text).unwrap_err().to_string();
         assert!(error("").contains("no report"));
-        assert!(error("{").contains("--json FILE"));
+        assert!(error("{").contains("--json"));
         assert!(error(r#"{"schema":2,"kind":"run"}"#).contains("newer"));
         assert!(error(r#"{"schema":1,"kind":"song"}"#).contains("song"));
         assert!(error(r#"{"schema":1,"kind":"run"}"#).contains("missing field"));

@@ -4,6 +4,7 @@
 //! interval lies above 1, the gain is worth having and the memory it costs is in proportion to it.
 
 use crate::budget::Budget;
+use crate::document::Document;
 use crate::exit::Exit;
 use crate::report::{Environment, Warning};
 use crate::stats::{Ratio, ratio_of_pairs};
@@ -97,10 +98,6 @@ pub struct Verdict {
 /// What virtual memory costs one command, and what would help.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Diagnosis {
-    /// [`crate::report::SCHEMA`]
-    pub schema: u32,
-    /// `diagnosis`
-    pub kind: String,
     /// The command and its arguments.
     pub command: Vec<String>,
     /// How it ended, as it is.
@@ -118,6 +115,10 @@ pub struct Diagnosis {
     pub environment: Environment,
     /// What to know.
     pub warnings: Vec<Warning>,
+}
+
+impl Document for Diagnosis {
+    const KIND: &'static str = "diagnosis";
 }
 
 /// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`].

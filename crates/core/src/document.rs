@@ -13,6 +13,17 @@ pub const SCHEMA: u32 = 1;
 pub trait Document: Serialize {
     /// The `kind` of the document, in snake_case. No other type has it.
     const KIND: &'static str;
+
+    /// Returns the document as indented JSON that ends in a newline.
+    ///
+    /// # Errors
+    /// If a map has keys that JSON cannot hold.
+    fn to_json(&self) -> Result<String, serde_json::Error>
+    where
+        Self: Sized,
+    {
+        write(self)
+    }
 }
 
 /// The reason why a text is not the wanted document.
@@ -42,11 +53,8 @@ struct Envelope<'a, D> {
     body: &'a D,
 }
 
-/// Returns the document as indented JSON that ends in a newline.
-///
-/// # Errors
-/// If a map has keys that JSON cannot hold.
-pub fn to_json<D: Document>(document: &D) -> Result<String, serde_json::Error> {
+/// Writes the envelope of a document and its body.
+pub(crate) fn write<D: Document>(document: &D) -> Result<String, serde_json::Error> {
     let envelope = Envelope { schema: SCHEMA, kind: D::KIND, body: document };
     Ok(serde_json::to_string_pretty(&envelope)? + "\n")
 }
@@ -98,7 +106,7 @@ mod tests {
 
     #[test]
     fn schema_and_kind_come_first_and_the_document_is_read_back() {
-        let text = to_json(&Song { length_ns: 7 }).unwrap();
+        let text = Song { length_ns: 7 }.to_json().unwrap();
         assert_eq!(text, "{\n  \"schema\": 1,\n  \"kind\": \"song\",\n  \"length_ns\": 7\n}\n");
         assert_eq!(from_json::<Song>(&text).unwrap(), Song { length_ns: 7 });
     }

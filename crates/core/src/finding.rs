@@ -3,10 +3,11 @@
 //! Invariant: a feature that does not work comes with the command that would enable it, or with the reason
 //! why no command can.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// The state of a feature.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
     /// All of it was tried, and works.
@@ -28,18 +29,18 @@ impl std::fmt::Display for Standing {
 }
 
 /// The finding about one feature.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// The feature's id: stable, in snake_case.
-    pub id: &'static str,
+    pub id: Cow<'static, str>,
     /// The feature's use, in a few words.
-    pub what: &'static str,
+    pub what: Cow<'static, str>,
     /// The state of the feature.
     pub standing: Standing,
     /// The observation behind the state.
     pub detail: String,
     /// The command that would enable more of it; `None` if all of it works or no command would help.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enable: Option<String>,
 }
 
@@ -75,6 +76,6 @@ impl Feature {
         detail: impl Into<String>,
         enable: Option<String>,
     ) -> Finding {
-        Finding { id: self.0, what: self.1, standing, detail: detail.into(), enable }
+        Finding { id: self.0.into(), what: self.1.into(), standing, detail: detail.into(), enable }
     }
 }

@@ -8,6 +8,7 @@
 pub mod access;
 pub mod budget;
 pub mod calibration;
+pub mod catalog;
 pub mod compare;
 pub mod counter;
 pub mod diagnosis;

@@ -5,13 +5,12 @@
 
 use crate::budget::Budget;
 use crate::counter::{Counters, Provenance, Reading, put};
+use crate::document::{self, Document};
 use crate::machine::{MachineKind, MachineSpec, Sink};
 use crate::plan::{JobIdentity, Plan};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-pub use crate::document::SCHEMA;
 
 /// A machine in a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,10 +116,6 @@ pub type Environment = BTreeMap<String, serde_json::Value>;
 /// The report of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// [`SCHEMA`]
-    pub schema: u32,
-    /// `run`
-    pub kind: String,
     /// What was run.
     pub job: JobIdentity,
     /// On what.
@@ -147,6 +142,32 @@ pub struct Run {
     pub warnings: Vec<Warning>,
 }
 
+impl Document for Run {
+    const KIND: &'static str = "run";
+}
+
+/// The reports of one command: of several machines, or of a sweep.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Runs {
+    /// Parameters that have several values; empty if the runs are no sweep.
+    #[serde(default)]
+    pub swept: Vec<String>,
+    /// Each run, in the order of the sweep's points, then of the machines.
+    pub runs: Vec<Run>,
+}
+
+impl Document for Runs {
+    const KIND: &'static str = "runs";
+
+    /// Writes a single run as a document of kind `run`.
+    fn to_json(&self) -> Result<String, serde_json::Error> {
+        match self.runs.as_slice() {
+            [run] => run.to_json(),
+            _ => document::write(self),
+        }
+    }
+}
+
 /// A sink that makes a [`Run`] of what it receives.
 pub struct Recording<'a> {
     run: Run,
@@ -163,8 +184,6 @@ impl<'a> Recording<'a> {
         let machine = ReportMachine { name: spec.name.clone(), kind: spec.kind, validated };
         let interval_ns = plan.measure.interval.map_or(0, |interval| interval.0);
         let run = Run {
-            schema: SCHEMA,
-            kind: "run".into(),
             job: plan.job.clone(),
             machine,
             wall_ns: 0,

@@ -3,7 +3,8 @@
 use std::ops::{AddAssign, Sub};
 
 /// The two sides of a TLB.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Side {
     /// Instruction fetches.
     Code = 0,

@@ -25,6 +25,7 @@ pub mod config;
 pub mod counters;
 pub mod curves;
 pub mod dependent_loads;
+pub mod documents;
 pub mod engine;
 pub mod filter;
 pub mod forecast;

@@ -3,11 +3,11 @@
 use crate::places::Place;
 use crate::simulate::{MissShare, Simulation};
 use crate::symbols::{Function, Symbols};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// A line of a profile.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ProfileLine {
     /// Function with its file, or segment with its file.
     pub name: String,
@@ -20,7 +20,7 @@ pub struct ProfileLine {
 }
 
 /// The profile of one configuration, with the largest lines first.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     /// The configuration's machine and page sizes.
     pub title: String,

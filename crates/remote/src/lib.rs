@@ -8,6 +8,7 @@
 mod affinity;
 pub mod client;
 pub mod discovery;
+pub mod documents;
 pub mod page;
 pub mod pager;
 pub mod preloaded;

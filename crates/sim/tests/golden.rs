@@ -2,6 +2,7 @@
 //! debug and release builds and on any host. If BLESS is set in the environment, the new reports
 //! replace the old.
 
+use pagetax_core::document::Document;
 use pagetax_core::job::Job;
 use pagetax_core::machine::Machine;
 use pagetax_core::report::Recording;
@@ -30,7 +31,7 @@ impl GoldenRun {
         let plan = job.resolve(&params, &machine.spec(), Some(1)).expect("parameters that fit");
         let mut recording = Recording::new(&plan, &machine.spec());
         machine.run(&plan, &mut recording).expect("a whole run");
-        serde_json::to_string_pretty(&recording.finish()).expect("a report is JSON") + "\n"
+        recording.finish().to_json().expect("a report is JSON")
     }
 
     fn check(&self) {

@@ -80,8 +80,7 @@ fn calibration() -> Calibration {
         why: None,
     };
     Calibration {
-        schema: CALIBRATION_VERSION,
-        kind: "calibration".into(),
+        version: CALIBRATION_VERSION,
         identity: Identity {
             cpu_model: "Test".into(),
             cpu_count: 2,

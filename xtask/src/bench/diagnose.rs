@@ -54,7 +54,7 @@ pub fn run(names: &[String]) -> Result<Outcome> {
 /// Returns the speed-up by diagnose, and keeps the outputs of all runs.
 fn diagnosed(pagetax: &str, script: &str, kept: &Path) -> Result<Ratio> {
     let runs = ROUNDS.to_string();
-    let options = ["diagnose", "--json", "-", "--sizes", "2M", "--runs", &runs, "--outputs"];
+    let options = ["diagnose", "--json", "--sizes", "2M", "--runs", &runs, "--outputs"];
     let mut command = Command::new(pagetax);
     command.args(options).arg(kept).args(["--", "sh", "-c", script]);
     let diagnosis: Diagnosis = serde_json::from_str(&shell::output(&mut command)?)?;

@@ -169,7 +169,7 @@ fn print_table(headings: &[&str], rows: &[Vec<String>]) {
 
 /// Returns the JSON report of `pagetax run` with these arguments.
 pub fn report(pagetax: &str, args: &[&str]) -> Result<Value> {
-    let text = shell::output(Command::new(pagetax).arg("run").args(args).args(["--json", "-"]))?;
+    let text = shell::output(Command::new(pagetax).arg("run").args(args).args(["--json"]))?;
     Ok(serde_json::from_str(&text)?)
 }
 

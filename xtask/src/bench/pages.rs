@@ -100,7 +100,8 @@ fn gather_ns(pagetax: &str, wrapper: &[&str], page_size: &str) -> Result<u64> {
     let own = [pagetax];
     let through: &[&str] = if wrapper.is_empty() { &[] } else { &own };
     command.args(wrapper).args(through).args(JOB);
-    command.args(["--set", &format!("page_size={page_size}"), "--json"]).arg(&file);
+    command.args(["--set", &format!("page_size={page_size}")]);
+    command.arg(format!("--json={}", file.display()));
     shell::succeed(command.stdout(std::process::Stdio::null()))?;
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
     let phases = report["phases"].as_array().context("a report without phases")?;

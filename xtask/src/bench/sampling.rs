@@ -57,7 +57,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
     let numbers: String = (0..32_000_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();
     std::fs::write(folder.path().join("numbers"), numbers)?;
     let tool = |options: &str| {
-        format!("{} trapstat {options} -o tables --json json --", pagetax.display())
+        format!("{} trapstat {options} -o tables --json=json --", pagetax.display())
     };
     let (full, sampled) =
         (tool("--backend record --engine valgrind"), tool("--sample --engine native"));

@@ -40,7 +40,7 @@ pub fn run() -> Result<Outcome> {
     for cycle in 0..CYCLES {
         let what: &[&str] = if cycle % 2 == 0 { &["-o", PARTS] } else { &["--undo"] };
         let mut change = unprivileged(&own)?;
-        change.arg("ppgsz").args(what).args(["--json", "-", "-p", &pid]);
+        change.arg("ppgsz").args(what).args(["--json", "-p", &pid]);
         let document: Value = serde_json::from_str(&shell::output(&mut change)?)?;
         let process = &document["processes"][0];
         let number = |key: &str| process[key].as_u64().with_context(|| format!("{key}: {process}"));

@@ -71,7 +71,7 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         }
         // The command's own output would mix with ours.
         let whatif =
-            format!("{} whatif -f --verify --runs 7 --json whatif.json", pagetax.display());
+            format!("{} whatif -f --verify --runs 7 --json=whatif.json", pagetax.display());
         let script = format!("{whatif} -- {command} > table");
         let mut sh = Command::new("sh");
         sh.args(["-c", &script]).current_dir(folder.path());

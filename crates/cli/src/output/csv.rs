@@ -2,14 +2,15 @@
 
 use anyhow::Result;
 use pagetax_core::counter::{Counters, Provenance};
-use pagetax_core::report::Run;
+use pagetax_core::report::{Run, Runs};
 
 const HEADINGS: [&str; 10] =
     ["job", "machine", "phase", "time_ns", "id", "provenance", "value", "low", "high", "why"];
 
 /// Whole-run counters (no phase, no time), then those of each phase, then the series. Parameters that
 /// are swept have a column each, after the machine.
-pub fn render(runs: &[Run], swept: &[String]) -> Result<String> {
+pub fn render(document: &Runs) -> Result<String> {
+    let Runs { swept, runs } = document;
     let mut out = csv::Writer::from_writer(Vec::new());
     let (first, rest) = HEADINGS.split_at(2);
     let swept_names = swept.iter().map(String::as_str);

@@ -7,6 +7,8 @@ pub mod budget;
 pub mod columns;
 pub mod csv;
 pub mod diagnosis;
+pub mod documents;
+pub mod misscurve;
 pub mod pagemap;
 pub mod pages;
 pub mod progress;
@@ -18,7 +20,6 @@ pub mod trapstat;
 
 use crate::exit;
 use anyhow::{Context, Result};
-use pagetax_core::document::{self, Document};
 use std::io::Write;
 use std::path::Path;
 
@@ -44,17 +45,8 @@ fn cannot_write(path: &Path) -> String {
     format!("cannot write {}\n  remedy: name a file that you may write", path.display())
 }
 
-/// Writes a document to a file, or to stdout for `-`.
-pub fn write_document(path: &Path, text: &str) -> Result<()> {
-    if path == Path::new("-") {
-        return print(text);
-    }
+fn write_file(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| cannot_write(path))
-}
-
-/// Prints a document as JSON to stdout.
-pub fn print_json(document: &impl Document) -> Result<()> {
-    print(&document::to_json(document)?)
 }
 
 /// Says something on stderr that is no result.

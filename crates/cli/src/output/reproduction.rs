@@ -30,7 +30,7 @@ pub fn markdown(document: &Reproduction) -> String {
     let mut out = String::from(
         "# Validation\n\n\
          Every published figure beside what the simulated machines say. Written by\n\
-         `pagetax reproduce --markdown docs/validation.md`; do not edit.\n\n\
+         `pagetax reproduce --markdown=docs/validation.md`; do not edit.\n\n\
          *Calibrated*: a constant of the model was fitted to this figure. *Predicted*: it follows\n\
          from constants that were not. *Consistency*: the report makes the claim in words, or the\n\
          number is this project's own; such rows are checked like the others, and counted apart.\n\
@@ -212,7 +212,7 @@ mod tests {
         let (name, title, source) = ("name".into(), "a title".into(), "a report".into());
         let notes = vec!["How it was done.".into()];
         let tables = vec![Compared { name, title, source, notes, rows }];
-        Reproduction { schema: 1, kind: "reproduction", seeds: 9, asserts: true, ok: false, tables }
+        Reproduction { seeds: 9, asserts: true, ok: false, tables }
     }
 
     #[test]

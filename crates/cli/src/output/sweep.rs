@@ -78,6 +78,7 @@ mod tests {
     use super::*;
     use crate::output::csv;
     use crate::run::tests::small_run;
+    use pagetax_core::report::Runs;
 
     fn runs() -> Vec<Run> {
         let with = |size: &str, name: &str| {
@@ -102,7 +103,7 @@ mod tests {
 
     #[test]
     fn csv_has_a_column_for_what_is_swept() {
-        let text = csv::render(&runs(), &["size".into()]).unwrap();
+        let text = csv::render(&Runs { swept: vec!["size".into()], runs: runs() }).unwrap();
         assert!(text.starts_with("job,machine,size,phase,"), "{text}");
         let line = "tlb-gather,host,4M,,,minor_fault_count,measured,3,,,";
         assert!(text.lines().any(|l| l == line), "{text}");

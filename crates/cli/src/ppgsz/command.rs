@@ -1,6 +1,6 @@
 //! `pagetax ppgsz CMD`: starts a command on the pages asked for.
 
-use super::{Args, Process, table_of_large, write_json};
+use super::{Args, table_of_large};
 use crate::{exit, output};
 use anyhow::{Context, Result};
 use pagetax_core::exit::Exit;
@@ -8,6 +8,7 @@ use pagetax_core::units::PageSize;
 use pagetax_host::launch::Launcher;
 use pagetax_host::launch::program::Program;
 use pagetax_host::launch::signals::ends_within;
+use pagetax_host::pages::documents::{PageSizeChange, ProcessChange};
 use pagetax_host::pages::follow::{Sweeper, Whose};
 use pagetax_host::pages::launch::{Launch, LaunchError, Surroundings, plan};
 use pagetax_host::pages::text::{self, FileText};
@@ -35,7 +36,7 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
     let own = |error: anyhow::Error| exit::with(exit::WRAPPER_FAILED, error);
     let files = bring_in(&launch);
     let launcher = launch.launcher(&args.operands);
-    let watched = args.verify || args.json.is_some();
+    let watched = args.verify || args.outputs.is_wanted();
     if launch.swept.is_none() && !watched {
         return Err(with_code(launcher.exec().into()));
     }
@@ -51,9 +52,9 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
     };
     let sweeper = Sweeper::new(looked_at, args.force, whose, watched);
     let (exit, processes, unseen) = watch(launcher, sweeper)?;
-    if let Some(path) = &args.json {
-        write_json(path, advice, &processes, Some(&files)).map_err(own)?;
-    }
+    let document = PageSizeChange { asked: advice.clone(), processes, files: Some(files) };
+    args.outputs.write(&document).map_err(own)?;
+    let PageSizeChange { processes, files, .. } = document;
     if args.verify && processes.is_empty() {
         output::note(&match unseen {
             Some(why) => format!("pagetax ppgsz: the command could not be looked at: {why}"),
@@ -62,7 +63,7 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
     } else if args.verify {
         let huge = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
         let table = table_of_large(processes, huge.bytes());
-        output::note((table + &said_of(&files)).trim_end());
+        output::note((table + &said_of(&files.unwrap_or_default())).trim_end());
     }
     Ok(exit.shell_code().into())
 }
@@ -92,7 +93,7 @@ fn said_of(files: &[FileText]) -> String {
 }
 
 /// How a command ended, what became of its processes, and why nothing is known of them if so.
-type Watched = (Exit, Vec<Process>, Option<String>);
+type Watched = (Exit, Vec<ProcessChange>, Option<String>);
 
 /// Runs the command as a child and sweeps over it and all that it starts.
 fn watch(launcher: Launcher, mut sweeper: Sweeper) -> Result<Watched> {
@@ -112,6 +113,6 @@ fn watch(launcher: Launcher, mut sweeper: Sweeper) -> Result<Watched> {
     let processes = sweeper.finish();
     let processes = processes
         .into_iter()
-        .map(|(verdict, outcome)| Process::of(verdict.command.clone(), verdict, &outcome));
+        .map(|(verdict, outcome)| ProcessChange::new(verdict.command.clone(), verdict, &outcome));
     Ok((exit, processes.collect(), unseen))
 }

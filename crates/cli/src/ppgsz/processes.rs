@@ -1,10 +1,11 @@
 //! `pagetax ppgsz -p`: running processes, one after the other.
 
-use super::{Args, Process, table, write_json};
+use super::{Args, table};
 use crate::{exit, output};
 use anyhow::Result;
 use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::pages::change::{self, Cause, Outcome};
+use pagetax_host::pages::documents::{PageSizeChange, ProcessChange};
 use pagetax_host::pages::follow::{Sweeper, Whose};
 use pagetax_host::pages::launch;
 use pagetax_host::pages::pagemap::{self, Segment};
@@ -39,12 +40,12 @@ pub fn run(args: &Args, advice: &Advice, system: &PageSettings) -> Result<ExitCo
         match done {
             Ok(Some((verdict, outcome))) => {
                 is_undone &= !args.undo || has_undone(&verdict, &outcome);
-                processes.push(Process::of(operand, verdict, &outcome));
+                processes.push(ProcessChange::new(operand, verdict, &outcome));
             }
             Ok(None) => {}
             Err(refusal) => {
                 output::error(&anyhow::anyhow!("{operand}: {refusal}"));
-                processes.push(Process::refused(operand, pid, refusal.to_string()));
+                processes.push(ProcessChange::refused(operand, pid, refusal.to_string()));
             }
         }
     }
@@ -52,10 +53,10 @@ pub fn run(args: &Args, advice: &Advice, system: &PageSettings) -> Result<ExitCo
     if args.follow && !args.dry_run && !interrupted {
         follow(args, advice, &mut processes);
     }
-    match &args.json {
-        Some(path) => write_json(path, advice, &processes, None)?,
-        None => output::print(&(table(&processes) + &stops(&processes)))?,
-    }
+    let document = PageSizeChange { asked: advice.clone(), processes, files: None };
+    args.outputs
+        .print(&document, |document| table(&document.processes) + &stops(&document.processes))?;
+    let processes = document.processes;
     let failed = interrupted || processes.iter().any(|process| process.error.is_some());
     let failed = failed || !is_undone;
     Ok(if failed { exit::WRAPPER_FAILED } else { exit::FINE }.into())
@@ -122,7 +123,7 @@ fn read(pid: u32) -> Result<pagemap::PageMap, Refusal> {
 }
 
 /// Until all of them have ended, or we are told to stop.
-fn follow(args: &Args, advice: &Advice, processes: &mut Vec<Process>) {
+fn follow(args: &Args, advice: &Advice, processes: &mut Vec<ProcessChange>) {
     let roots: Vec<Pid> = processes
         .iter()
         .filter(|process| process.error.is_none())
@@ -140,13 +141,13 @@ fn follow(args: &Args, advice: &Advice, processes: &mut Vec<Process>) {
     }
     processes.retain(|process| process.error.is_some());
     for (verdict, outcome) in sweeper.finish() {
-        processes.push(Process::of(verdict.pid.to_string(), verdict, &outcome));
+        processes.push(ProcessChange::new(verdict.pid.to_string(), verdict, &outcome));
     }
 }
 
 /// How long they stood still, if they did.
-fn stops(processes: &[Process]) -> String {
-    let line = |process: &Process| {
+fn stops(processes: &[ProcessChange]) -> String {
+    let line = |process: &ProcessChange| {
         let (pid, longest) = (process.pid?, process.stop_ns_max?);
         let longest = Nanos(longest);
         Some(match process.stop_count {

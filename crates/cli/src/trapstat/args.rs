@@ -1,10 +1,12 @@
 //! Trapstat's arguments.
 
 use crate::exit;
+use crate::output::documents::Outputs;
 use crate::output::trapstat::Form;
 use crate::recorded::EngineChoice;
 use anyhow::{Result, anyhow};
 use pagetax_host::procfs::CpuList;
+use pagetax_recorder::documents::Trapstat;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -95,9 +97,8 @@ pub struct Args {
     #[arg(short = 'o', long, value_name = "FILE")]
     pub(super) output: Option<PathBuf>,
 
-    /// Write everything as JSON to a file, or instead of the tables to stdout (-)
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) outputs: Outputs<Trapstat>,
 
     /// A trace in place of a command; seconds of each listing, of the simulated machine with the record
     /// backend; how many listings

@@ -1,10 +1,9 @@
-//! A forecast as a table and as JSON.
+//! A forecast as tables.
 
 use crate::output::text;
 use pagetax_core::units::Nanos;
 use pagetax_recorder::forecast::{Bounded, Forecast, Prediction};
 use pagetax_recorder::predict::{Faults, Walks};
-use serde_json::{Value, json};
 
 fn ns(ns: f64) -> String {
     let sign = if ns <= -1.0 { "-" } else { "" };
@@ -93,54 +92,4 @@ fn why_row(size: &str, walks: &Walks, faults: Faults) -> Vec<String> {
         text::count(faults.base_count),
         text::count(faults.large_count),
     ]
-}
-
-fn json_of(value: Bounded) -> Value {
-    let Bounded { value, low, high } = value;
-    // JSON has no infinity: a bound that is none is null.
-    json!({"provenance": "derived", "value": value, "low": low, "high": high})
-}
-
-fn json_of_walks(walks: &Walks, faults: Faults) -> Value {
-    let (value, low, high) = walks.ns();
-    json!({
-        "chased_walk_count": walks.dependent_count, "other_walk_count": walks.other_count,
-        "translation_ns": json_of(Bounded { value, low, high }),
-        "base_fault_count": faults.base_count, "base_filled_count": faults.base_filled_count,
-        "large_fault_count": faults.large_count, "large_filled_count": faults.large_filled_count,
-    })
-}
-
-/// As JSON, schema 1.
-pub fn document(forecast: &Forecast, code: Option<u8>) -> Value {
-    let size = |prediction: &Prediction| {
-        let walks = json_of_walks(&prediction.walks, prediction.faults);
-        json!({
-            "page_bytes": prediction.size.bytes(), "why": walks,
-            "saved_ns": json_of(prediction.saved.total()),
-            "saved_parts_ns": prediction.saved.parts().map(|(name, saved)| {
-                (name.replace(' ', "_"), json_of(saved))
-            }).into_iter().collect::<serde_json::Map<_, _>>(),
-            "took": prediction.took,
-            "time_ns": prediction.time_ns.map(json_of), "speedup": prediction.speedup.map(json_of),
-            "measured_speedup": prediction.measured.map(|ratio| json!({
-                "provenance": "measured", "value": ratio.value, "low": ratio.low, "high": ratio.high,
-            })),
-            "error_percent": prediction.error_percent(),
-        })
-    };
-    json!({
-        "schema": 1, "kind": "whatif", "of": forecast.of, "exit": code,
-        "access_count": forecast.access_count,
-        "walk_paces": forecast.paces.iter().map(|(pattern, pace)| {
-            json!({"pattern": pattern, "value": pace, "provenance": "measured"})
-        }).collect::<Vec<_>>(),
-        "base": {
-            "time_ns": forecast.base_ns,
-            "why": json_of_walks(&forecast.walks, forecast.faults),
-            "measured_fault_count": forecast.measured_fault_count,
-        },
-        "sizes": forecast.predictions.iter().map(size).collect::<Vec<_>>(),
-        "notes": forecast.notes,
-    })
 }

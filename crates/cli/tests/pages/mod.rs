@@ -48,8 +48,8 @@ pub fn advised() -> bool {
 pub fn verified(options: &[&str], argv: &[&str]) -> (Value, String) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("pages.json");
-    let json = ["--json", file.to_str().unwrap()];
-    let output = run(&[options, &json, argv].concat());
+    let json = format!("--json={}", file.display());
+    let output = run(&[options, &[&json], argv].concat());
     assert!(output.status.success(), "{argv:?}: {}", stderr(&output));
     let text = std::fs::read_to_string(&file).unwrap();
     (serde_json::from_str(&text).unwrap(), String::from_utf8_lossy(&output.stdout).into_owned())

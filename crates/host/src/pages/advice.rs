@@ -6,12 +6,12 @@
 use super::{PageSettings, Unavailable};
 use crate::pages::pagemap::{Mapping, Segment};
 use pagetax_core::units::PageSize;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// A part of a program that can be asked for by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
     /// bss and brk; of a command that we start, also what its malloc maps.
@@ -72,6 +72,18 @@ impl Serialize for Wish {
     }
 }
 
+impl<'de> Deserialize<'de> for Wish {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let size = |text: &str| text.parse().map_err(serde::de::Error::custom);
+        match text.strip_prefix("hugetlb:") {
+            Some(pool) => size(pool).map(Wish::Hugetlb),
+            None if text == "0" => Ok(Wish::Kernels),
+            None => size(&text).map(Wish::Size),
+        }
+    }
+}
+
 /// Why an option is not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AdviceError {
@@ -90,7 +102,7 @@ pub enum AdviceError {
 }
 
 /// Parts, and the pages asked for.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Advice(BTreeMap<Part, Wish>);
 

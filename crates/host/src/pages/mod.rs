@@ -12,6 +12,7 @@
 
 pub mod advice;
 pub mod change;
+pub mod documents;
 pub mod follow;
 pub mod inject;
 pub mod journal;

@@ -11,14 +11,14 @@ use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::pagemap::{self, PAGE_IS_HUGE};
 use pagetax_core::units::PageSize;
 use rustix::fs::{Advice, fadvise};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// What became of a file's code.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileText {
     /// The file.
     pub path: PathBuf,
@@ -27,7 +27,7 @@ pub struct FileText {
     /// Of it, what can be mapped by huge pages now.
     pub large_bytes: u64,
     /// Why it is not all.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 

@@ -11,7 +11,7 @@ use super::{Mode, PageSettings};
 use crate::pages::pagemap::{self, Mapping, PageMap, Segment};
 use crate::procfs::{Fragmentation, Root, maps};
 use pagetax_core::units::PageSize;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ const EXCLUSIVE: u64 = 1 << 56;
 const PRESENT: u64 = 1 << 63;
 
 /// Bytes that are not on the pages asked for, and why.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Why {
     /// How many.
     pub bytes: u64,
@@ -31,7 +31,7 @@ pub struct Why {
 }
 
 /// What became of one part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartVerdict {
     /// Which.
     pub part: Part,
@@ -48,7 +48,7 @@ pub struct PartVerdict {
 }
 
 /// What became of a process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Which.
     pub pid: u32,

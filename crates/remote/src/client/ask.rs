@@ -2,7 +2,7 @@
 
 use super::connection::{Connection, Endpoint};
 use super::link::{LinkError, wait};
-use crate::server::pool::Report;
+use crate::server::pool::ServerReport;
 use crate::store::StoreError;
 use crate::wire::reply::Reply;
 use crate::wire::request::Request;
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// If the server does not answer, or its answer cannot be parsed.
-pub fn report(endpoint: &Endpoint) -> Result<Report, StoreError> {
+pub fn report(endpoint: &Endpoint) -> Result<ServerReport, StoreError> {
     ask(endpoint, &Request::Report, |reply| match reply {
         Reply::Report(json) => serde_json::from_slice(json).map_err(|error| error.to_string()),
         _ => Err("a reply that does not fit the request".into()),

@@ -9,6 +9,7 @@ use super::listen::Tls;
 use super::metrics::Metrics;
 use super::pool::Pool;
 use crate::transport::PeerStream;
+use pagetax_core::document::Document;
 use rustls::{ServerConnection, StreamOwned};
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -129,8 +130,8 @@ impl Web {
             ("GET", "/health") => ("200 OK", text, "ok\n".into()),
             ("GET", "/report") => {
                 let uptime_ns = self.started.elapsed().as_nanos() as u64;
-                match serde_json::to_string(&self.pool.report(uptime_ns, CLIENTS_MAX)) {
-                    Ok(report) => ("200 OK", "application/json", report + "\n"),
+                match self.pool.report(uptime_ns, CLIENTS_MAX).to_json() {
+                    Ok(report) => ("200 OK", "application/json", report),
                     Err(error) => ("500 Internal Server Error", text, format!("{error}\n")),
                 }
             }

@@ -18,6 +18,7 @@ use crate::secret::{self, Claim};
 use crate::wire::reply::{Failure, Status};
 use crate::wire::request::{Lease, Token};
 use pagetax_core::access::mix64;
+use pagetax_core::document::Document;
 use pagetax_core::units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
@@ -111,11 +112,7 @@ pub struct Pool {
 
 /// A server's report on itself for its users, also at `/report`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Report {
-    /// The schema version of this document.
-    pub schema: u32,
-    /// Always `server`.
-    pub kind: String,
+pub struct ServerReport {
     /// The version of the server's pagetax.
     pub version: String,
     /// The server's epoch, drawn at its start.
@@ -140,6 +137,10 @@ pub struct Report {
     pub draining: bool,
     /// The owners of regions, by address and process.
     pub clients: Vec<ClientReport>,
+}
+
+impl Document for ServerReport {
+    const KIND: &'static str = "server";
 }
 
 /// A server's report on one client.
@@ -342,7 +343,7 @@ impl Pool {
     }
 
     /// Returns the report for users. It lists the `clients_max` clients that hold most pages.
-    pub fn report(&self, uptime_ns: u64, clients_max: usize) -> Report {
+    pub fn report(&self, uptime_ns: u64, clients_max: usize) -> ServerReport {
         let mut clients: HashMap<&Owner, ClientReport> = HashMap::new();
         let regions: Vec<_> = self.regions().values().cloned().collect();
         for region in &regions {
@@ -363,9 +364,7 @@ impl Pool {
         let mut clients: Vec<ClientReport> = clients.into_values().collect();
         clients.sort_by(|a, b| b.pages_held.cmp(&a.pages_held).then(a.pid.cmp(&b.pid)));
         clients.truncate(clients_max);
-        Report {
-            schema: pagetax_core::report::SCHEMA,
-            kind: "server".into(),
+        ServerReport {
             version: env!("CARGO_PKG_VERSION").into(),
             epoch: self.epoch,
             uptime_ns,

@@ -193,8 +193,7 @@ pub(crate) mod tests {
             extra: spread(base - huge),
         };
         Calibration {
-            schema: CALIBRATION_VERSION,
-            kind: "calibration".into(),
+            version: CALIBRATION_VERSION,
             identity: Identity {
                 cpu_model: "Xeon".into(),
                 cpu_count: 2,

@@ -18,6 +18,7 @@ use crate::procfs::Root;
 use pagetax_core::calibration::{
     CALIBRATION_VERSION, Calibration, Identity, WalkCost, WalkPattern,
 };
+use pagetax_core::document::{self, Document};
 use pagetax_core::units::PageSize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -111,8 +112,7 @@ pub fn calibrate(
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut calibration = Calibration {
-        schema: CALIBRATION_VERSION,
-        kind: "calibration".into(),
+        version: CALIBRATION_VERSION,
         identity,
         quick,
         taken_unix_s: now.map_or(0, |since| since.as_secs()),
@@ -208,11 +208,11 @@ pub fn save(calibration: &Calibration, path: &Path) -> Result<(), CalibrateError
     let failed = |error: io::Error| CalibrateError::Write(path.into(), error);
     let folder = path.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(failed)?;
-    let text = serde_json::to_string_pretty(calibration).map_err(|e| failed(e.into()))?;
+    let text = calibration.to_json().map_err(|e| failed(e.into()))?;
     // A random name: in another user's folder (sudo -E), a link could wait at a name that can be
     // guessed.
     let mut fresh = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    writeln!(fresh, "{text}").map_err(failed)?;
+    fresh.write_all(text.as_bytes()).map_err(failed)?;
     fresh.persist(path).map_err(|error| failed(error.error)).map(drop)
 }
 
@@ -232,9 +232,9 @@ pub fn load(path: &Path, here: &Identity) -> Result<Calibration, String> {
         }
         Err(error) => return Err(format!("cannot read {}: {error}; {REMEDY}", path.display())),
     };
-    let calibration: Calibration = serde_json::from_str(&text)
+    let calibration: Calibration = document::from_json(&text)
         .map_err(|error| format!("{} is no calibration: {error}; {REMEDY}", path.display()))?;
-    if calibration.schema != CALIBRATION_VERSION {
+    if calibration.version != CALIBRATION_VERSION {
         return Err(format!("{} is of another version; {REMEDY} again", path.display()));
     }
     match here.difference(&calibration.identity) {

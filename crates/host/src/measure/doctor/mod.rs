@@ -10,11 +10,13 @@ mod system;
 
 use crate::pages::journal::{Journal, Record};
 use crate::procfs::{Fragmentation, Root};
+use pagetax_core::document::Document;
 use pagetax_core::finding::{Feature, Finding};
-use serde::Serialize;
+use pagetax_core::report::Environment;
+use serde::{Deserialize, Serialize};
 
 /// The machine's free memory by block size. It shows if huge pages are available without compaction.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreeMemory {
     /// The size of the smallest block.
     pub base_page_bytes: u64,
@@ -25,12 +27,12 @@ pub struct FreeMemory {
     /// The free bytes in blocks that can hold a huge page.
     pub free_in_huge_blocks_bytes: u64,
     /// The counts of compaction; `None` if the kernel was built without it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compaction: Option<Compaction>,
 }
 
 /// The counts of compaction, which moves pages to make large free blocks.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compaction {
     /// The number of faults and collapses that waited for compaction, since boot.
     pub stall_count: u64,
@@ -41,7 +43,7 @@ pub struct Compaction {
     /// The number of faults that took base pages for lack of a huge one, since boot.
     pub fallback_count: u64,
     /// The extent of proactive compaction, 0 to 100 (vm.compaction_proactiveness).
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proactiveness: Option<u64>,
 }
 
@@ -63,13 +65,27 @@ impl Compaction {
 }
 
 /// The findings of the doctor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Examination {
     /// The findings by feature.
     pub findings: Vec<Finding>,
     /// The fragmentation of free memory; `None` if /proc/buddyinfo cannot be read.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_memory: Option<FreeMemory>,
+}
+
+/// The findings, and the machine that they were made on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Doctor {
+    /// The findings.
+    #[serde(flatten)]
+    pub examination: Examination,
+    /// The machine.
+    pub environment: Environment,
+}
+
+impl Document for Doctor {
+    const KIND: &'static str = "doctor";
 }
 
 /// Examines all features. The finding about serving faults from user space is the pager's own, which this
@@ -178,15 +194,16 @@ mod tests {
         let children = format!("/proc/self/task/{}/children", std::process::id());
         assert_eq!(Root::default().text(&children).unwrap_or_default(), "");
         // A feature that works must work again.
-        let standings =
-            |e: &Examination| e.findings.iter().map(|f| (f.id, f.standing)).collect::<Vec<_>>();
+        let standings = |e: &Examination| {
+            e.findings.iter().map(|f| (f.id.clone(), f.standing)).collect::<Vec<_>>()
+        };
         assert_eq!(standings(&first), standings(&examine(user_faults())));
     }
 
     #[test]
     fn every_finding_is_of_use() {
         let examination = examine(user_faults());
-        let mut ids: Vec<_> = examination.findings.iter().map(|f| f.id).collect();
+        let mut ids: Vec<_> = examination.findings.iter().map(|f| f.id.clone()).collect();
         assert!(ids.len() >= 18, "{ids:?}");
         ids.sort();
         assert!(ids.windows(2).all(|pair| pair[0] != pair[1]));

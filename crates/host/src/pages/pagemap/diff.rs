@@ -1,6 +1,7 @@
 //! The differences between two maps of a process.
 
 use super::{Mapping, PageMap, Run};
+use pagetax_core::document::Document;
 use pagetax_core::units::{PageSize, VirtAddr};
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,37 @@ pub struct Change {
     pub after: Pages,
     /// The mapping's name in the second map, or in the first if it is gone.
     pub name: String,
+}
+
+/// The changes of a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessChanges {
+    /// The id of the process.
+    pub pid: u32,
+    /// The ranges whose pages differ, by address.
+    pub changes: Vec<Change>,
+}
+
+/// The changes between two maps of the same processes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageMapDiff {
+    /// The processes, in the order of the maps.
+    pub processes: Vec<ProcessChanges>,
+}
+
+impl PageMapDiff {
+    /// Compares the maps pair by pair.
+    pub fn new(before: &[PageMap], after: &[PageMap]) -> PageMapDiff {
+        let changes = |(before, after): (&PageMap, &PageMap)| ProcessChanges {
+            pid: after.pid,
+            changes: diff(before, after),
+        };
+        PageMapDiff { processes: before.iter().zip(after).map(changes).collect() }
+    }
+}
+
+impl Document for PageMapDiff {
+    const KIND: &'static str = "page_map_diff";
 }
 
 /// Returns the changes by address; none for equal maps.

@@ -20,10 +20,11 @@ mod node;
 mod read;
 mod smaps;
 
-pub use diff::{Change, Pages, diff};
+pub use diff::{Change, PageMapDiff, Pages, ProcessChanges, diff};
 pub use node::{NodeRuns, by_node};
 pub use read::{PageMapError, read, read_huge, read_where};
 
+use pagetax_core::document::Document;
 use pagetax_core::units::{PageSize, VirtAddr};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -44,6 +45,17 @@ pub struct PageMap {
     pub unsettled: bool,
     /// The mappings by address.
     pub mappings: Vec<Mapping>,
+}
+
+/// The maps of some processes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageMaps {
+    /// The maps, in the order of the operands.
+    pub maps: Vec<PageMap>,
+}
+
+impl Document for PageMaps {
+    const KIND: &'static str = "page_maps";
 }
 
 /// A mapping: one line of /proc/PID/maps.

@@ -15,10 +15,11 @@ mod runs;
 mod tests;
 
 use crate::model::ModelError;
+use pagetax_core::document::Document;
 use pagetax_core::job::JobError;
 use pagetax_core::machine::RunError;
 use published::Status;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Why nothing could be reproduced.
@@ -54,13 +55,9 @@ pub enum ReproduceError {
 /// Tolerances hold for medians of at least so many seeds.
 pub const SEEDS_MIN: u64 = 9;
 
-/// The document of kind `reproduction`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// Published figures beside simulated ones.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Reproduction {
-    /// The schema version of the document.
-    pub schema: u32,
-    /// `reproduction`
-    pub kind: &'static str,
     /// Seeds of every run: from 1 up to this number.
     pub seeds: u64,
     /// False if there are too few seeds to assert anything.
@@ -71,8 +68,12 @@ pub struct Reproduction {
     pub tables: Vec<Compared>,
 }
 
+impl Document for Reproduction {
+    const KIND: &'static str = "reproduction";
+}
+
 /// A file's figures.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Compared {
     /// As given to `reproduce`.
     pub name: String,
@@ -87,7 +88,7 @@ pub struct Compared {
 }
 
 /// A figure, published and simulated.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The row of a published table, by its heading; empty for single figures.
     pub key: BTreeMap<String, f64>,
@@ -116,7 +117,7 @@ pub struct Row {
 }
 
 /// The verdict of a comparison.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// A figure within its tolerance.
@@ -132,7 +133,7 @@ pub enum Verdict {
 }
 
 /// A figure over all seeds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// The middle one; of an even number, the mean of both.
     pub median: f64,
@@ -172,8 +173,6 @@ pub fn reproduce(names: &[String], seeds: u64) -> Result<Reproduction, Reproduce
     let compare = |name: &String| compare::compare(name, &published::find(name)?, seeds);
     let tables = names.iter().map(compare).collect::<Result<Vec<_>, _>>()?;
     Ok(Reproduction {
-        schema: pagetax_core::report::SCHEMA,
-        kind: "reproduction",
         seeds,
         asserts: seeds >= SEEDS_MIN,
         ok: tables.iter().flat_map(|table| &table.rows).all(|row| row.ok),

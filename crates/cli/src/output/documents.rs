@@ -1,0 +1,274 @@
+//! The one seam between a command's result and its formats.
+//!
+//! A command makes a [`Document`] and gives it to [`Outputs::print`] with its text. Every document is JSON as
+//! well. A further format of a kind is a [`Format`] in its row of `documents!`; its option, its help and its
+//! destination follow from that row.
+
+use super::{check_writable, csv, misscurve, print, reproduction, write_file};
+use anyhow::{Result, anyhow};
+use clap::{Arg, ArgMatches, Command};
+use pagetax_core::calibration::Calibration;
+use pagetax_core::catalog::{JobCatalog, MachineCatalog};
+use pagetax_core::compare::Comparison;
+use pagetax_core::diagnosis::Diagnosis;
+use pagetax_core::document::Document;
+use pagetax_core::report::Runs;
+use pagetax_host::measure::doctor::Doctor;
+use pagetax_host::pages::documents::{PageSizeChange, PageSizes};
+use pagetax_host::pages::pagemap::{PageMapDiff, PageMaps};
+use pagetax_recorder::documents::{MissCurves, Trapstat, WhatIf};
+use pagetax_remote::documents::Servers;
+use pagetax_sim::historic::reproduce::Reproduction;
+use std::marker::PhantomData;
+use std::path::{Path, PathBuf};
+
+/// A way to write documents of one kind.
+pub struct Format<D> {
+    /// The name of its option, without the dashes.
+    pub name: &'static str,
+    /// The noun phrase that the option's help is made of.
+    pub what: &'static str,
+    /// Returns the document in this format.
+    pub render: fn(&D) -> Result<String>,
+}
+
+/// A document that a command prints.
+pub trait Output: Document + Sized + 'static {
+    /// The formats that it has besides text and JSON.
+    const FORMATS: &'static [Format<Self>];
+}
+
+macro_rules! documents {
+    ($($document:ty: [$(($name:literal, $what:literal, $render:expr)),*],)*) => {
+        $(impl Output for $document {
+            const FORMATS: &'static [Format<Self>] =
+                &[$(Format { name: $name, what: $what, render: $render }),*];
+        })*
+
+        /// Returns what the registry's test needs of each kind.
+        #[cfg(test)]
+        fn registered() -> Vec<tests::Registered> {
+            vec![$(tests::Registered::of::<$document>()),*]
+        }
+    };
+}
+
+documents! {
+    Calibration: [],
+    Comparison: [],
+    Diagnosis: [],
+    Doctor: [],
+    JobCatalog: [],
+    MachineCatalog: [],
+    MissCurves: [("csv", "the curves as CSV", misscurve::csv)],
+    PageMapDiff: [],
+    PageMaps: [],
+    PageSizeChange: [],
+    PageSizes: [],
+    Reproduction: [("markdown", "the tables as Markdown, as in docs/validation.md", |document| {
+        Ok(reproduction::markdown(document))
+    })],
+    Runs: [("csv", "counters and series as CSV", csv::render)],
+    Servers: [],
+    Trapstat: [],
+    WhatIf: [],
+}
+
+/// The formats that the user asked for, with the file of each: `--json[=FILE]` and the like.
+#[derive(Debug)]
+pub struct Outputs<D> {
+    wanted: Vec<(&'static str, PathBuf)>,
+    document: PhantomData<D>,
+}
+
+/// Returns JSON and the further formats of a kind.
+fn formats<D: Output>() -> impl Iterator<Item = Format<D>> {
+    let json = Format { name: "json", what: "all of it as JSON", render: |d: &D| Ok(d.to_json()?) };
+    let further = D::FORMATS.iter().map(|Format { name, what, render }| Format {
+        name,
+        what,
+        render: *render,
+    });
+    std::iter::once(json).chain(further)
+}
+
+impl<D: Output> Outputs<D> {
+    /// Makes sure, before hours of work, that each file can be written.
+    pub fn check_writable(&self) -> Result<()> {
+        self.wanted.iter().try_for_each(|(_, path)| check_writable(path))
+    }
+
+    /// Returns true if any format was asked for.
+    pub fn is_wanted(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
+    /// Returns true if a format takes the place of the text on stdout.
+    pub fn takes_stdout(&self) -> bool {
+        self.wanted.iter().any(|(_, path)| path == Path::new("-"))
+    }
+
+    /// Returns the same destinations for the other kind of document that a command has.
+    pub fn for_kind<E: Output>(&self) -> Outputs<E> {
+        Outputs { wanted: self.wanted.clone(), document: PhantomData }
+    }
+
+    /// Writes the document in each format that was asked for.
+    pub fn write(&self, document: &D) -> Result<()> {
+        for (wanted, path) in &self.wanted {
+            for format in formats::<D>().filter(|format| format.name == *wanted) {
+                let text = (format.render)(document)?;
+                if path == Path::new("-") { print(&text)? } else { write_file(path, &text)? }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the document as [`Outputs::write`] does, and its text to stdout unless a format takes stdout.
+    pub fn print(&self, document: &D, text: impl FnOnce(&D) -> String) -> Result<()> {
+        self.write(document)?;
+        if self.takes_stdout() { Ok(()) } else { print(&text(document)) }
+    }
+}
+
+impl<D: Output> clap::Args for Outputs<D> {
+    fn augment_args(command: Command) -> Command {
+        formats::<D>().fold(command, |command, Format { name, what, .. }| {
+            command.arg(
+                Arg::new(name)
+                    .long(name)
+                    .value_name("FILE")
+                    .num_args(0..=1)
+                    .require_equals(true)
+                    .default_missing_value("-")
+                    .value_parser(clap::value_parser!(PathBuf))
+                    .help(format!("Print {what}, instead of text; with =FILE, write it there")),
+            )
+        })
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<D: Output> clap::FromArgMatches for Outputs<D> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let wanted = formats::<D>().filter_map(|format| {
+            Some((format.name, matches.get_one::<PathBuf>(format.name)?.clone()))
+        });
+        Ok(Outputs { wanted: wanted.collect(), document: PhantomData })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Refuses a file name as a word of its own after an option that takes it after `=`.
+///
+/// Before the first release `--json FILE` was the spelling; without this check the file would become an operand.
+/// Words after `--`, and those of a command that needs no `--` before it, are the command's own.
+///
+/// # Errors
+/// The new spelling.
+pub fn check_spelling(cli: &Command, words: &[String]) -> Result<()> {
+    let mut words = words.get(1..).unwrap_or_default().iter();
+    let Some(command) = words.next().and_then(|name| cli.find_subcommand(name)) else {
+        return Ok(());
+    };
+    let wraps = command.get_positionals().any(Arg::is_trailing_var_arg_set);
+    while let Some(word) = words.next().filter(|word| *word != "--") {
+        let Some(option) = option(command, word) else {
+            if wraps && !word.starts_with('-') {
+                break;
+            }
+            continue;
+        };
+        if !option.get_action().takes_values() || word.contains('=') {
+            continue;
+        }
+        if !option.is_require_equals_set() {
+            words.next();
+            continue;
+        }
+        let file = words.as_slice().first().filter(|file| {
+            [".json", ".csv", ".md"].iter().any(|extension| file.ends_with(extension))
+        });
+        if let Some(file) = file {
+            return Err(anyhow!(
+                "`{file}` is a word of its own, not the file of {word}\n  remedy: write {word}={file}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the option that a word names, if it names one. Of short options in one word it is the last.
+fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
+    let long = word.strip_prefix("--").map(|word| word.split('=').next().unwrap_or(word));
+    let short =
+        word.strip_prefix('-').filter(|_| long.is_none()).and_then(|word| word.chars().last());
+    command.get_arguments().find(|arg| match long {
+        Some(long) => arg.get_long() == Some(long),
+        None => short.is_some() && arg.get_short() == short,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the registry's test needs of a kind.
+    pub struct Registered {
+        pub kind: &'static str,
+    }
+
+    impl Registered {
+        pub fn of<D: Document>() -> Registered {
+            Registered { kind: D::KIND }
+        }
+    }
+
+    #[test]
+    fn each_kind_is_one_document() {
+        let mut kinds: Vec<&str> = registered().iter().map(|document| document.kind).collect();
+        let all = kinds.len();
+        kinds.sort_unstable();
+        kinds.dedup();
+        assert_eq!(kinds.len(), all, "{kinds:?}");
+    }
+
+    #[test]
+    fn a_file_after_a_bare_option_is_refused_with_the_new_spelling() {
+        let cli = <crate::cli::Cli as clap::CommandFactory>::command();
+        let refused = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(String::from).collect();
+            check_spelling(&cli, &words).map_err(|error| error.to_string()).err()
+        };
+        for (line, spelling) in [
+            ("pagetax run vmtest --json out.json", "write --json=out.json"),
+            ("pagetax run --csv a.csv vmtest", "write --csv=a.csv"),
+            ("pagetax compare --json a.json b.json", "write --json=a.json"),
+            ("pagetax reproduce --markdown docs/v.md", "write --markdown=docs/v.md"),
+            ("pagetax ppgsz -o heap=2M --json out.json ./server", "write --json=out.json"),
+        ] {
+            assert!(refused(line).is_some_and(|why| why.contains(spelling)), "{line}");
+        }
+        for line in [
+            "pagetax",
+            "pagetax run vmtest --json",
+            "pagetax run --json vmtest",
+            "pagetax run vmtest --json=out.json",
+            "pagetax compare a.json b.json --json",
+            "pagetax pmap --json 1234",
+            "pagetax pmap --json --diff a.json b.json",
+            "pagetax diagnose --json -- server.json",
+            "pagetax diagnose -- jq --json out.json",
+            "pagetax ppgsz -o heap=2M jq --json out.json",
+        ] {
+            assert_eq!(refused(line), None, "{line}");
+        }
+    }
+}

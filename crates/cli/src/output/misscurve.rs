@@ -1,0 +1,112 @@
+//! Miss curves as tables and as CSV.
+
+use super::text;
+use anyhow::Result;
+use pagetax_core::units::Bytes;
+use pagetax_recorder::counters::Side;
+use pagetax_recorder::documents::{MissCurve, MissCurves, MissPoint};
+
+/// Renders misses by entries, the reach of TLBs and the working set.
+pub fn render(document: &MissCurves) -> String {
+    let MissCurves { of, side, access_count, thread_count, curves, .. } = document;
+    let accesses = match side {
+        Side::Code => "instruction fetches",
+        Side::Data => "loads and stores",
+    };
+    let mut out = format!(
+        "{of}: {} {accesses}, {thread_count} threads; TLBs that are fully associative, LRU: modelled\n",
+        text::count(*access_count)
+    );
+    let name = |curve: &MissCurve| {
+        format!("{}{}", if curve.is_exact { "" } else { "≈" }, Bytes(curve.page_bytes))
+    };
+    let names: Vec<String> = curves.iter().map(name).collect();
+    let headings: Vec<&str> =
+        ["entries"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    let numeric: Vec<usize> = (0..headings.len()).collect();
+    out += &text::heading("misses, % of accesses");
+    let points = curves.first().map_or(&[][..], |curve| &curve.misses);
+    let row = |(nth, point): (usize, &MissPoint)| {
+        let of_size = |curve: &MissCurve| share(curve.misses[nth].tlb_miss_count, *access_count);
+        [text::count(point.entries)].into_iter().chain(curves.iter().map(of_size)).collect()
+    };
+    out += &text::table(&headings, &numeric, points.iter().enumerate().map(row).collect());
+    if let Some(first) = curves.first() {
+        out += &text::heading(&format!("TLB reach for {} % of accesses", first.reach.percent));
+    }
+    let rows = curves.iter().map(reach_row).collect();
+    out += &text::table(&["pages", "entries", "reach", "pages touched"], &[0, 1, 2, 3], rows);
+    out += &text::heading(&format!(
+        "working set, in intervals of {} accesses",
+        text::count(document.interval_access_count)
+    ));
+    let rows = curves.iter().map(working_set_row).collect();
+    out + &text::table(&["pages", "least", "median", "most"], &[0, 1, 2, 3], rows)
+}
+
+/// Returns the share of misses in percent, to three digits: `12.3`, `0.0004`.
+fn share(misses: u64, accesses: u64) -> String {
+    if accesses == 0 {
+        return text::MISSING.into();
+    }
+    let percent = misses as f64 * 100.0 / accesses as f64;
+    match percent {
+        0.0 => "0".into(),
+        percent if percent >= 10.0 => format!("{percent:.1}"),
+        percent => {
+            format!("{percent:.*}", (2 - percent.log10().floor() as i32).clamp(2, 7) as usize)
+        }
+    }
+}
+
+fn bytes(pages: u64, curve: &MissCurve) -> String {
+    Bytes(pages.saturating_mul(curve.page_bytes)).to_string()
+}
+
+fn reach_row(curve: &MissCurve) -> Vec<String> {
+    let entries = curve.reach.entries;
+    vec![
+        Bytes(curve.page_bytes).to_string(),
+        entries.map_or("none: first touches miss more".into(), text::count),
+        entries.map_or(text::MISSING.into(), |entries| bytes(entries, curve)),
+        text::count(curve.page_count),
+    ]
+}
+
+fn working_set_row(curve: &MissCurve) -> Vec<String> {
+    let mut pages = curve.working_set_page_counts.clone();
+    pages.sort_unstable();
+    let at = |place: Option<&u64>| place.map_or(text::MISSING.into(), |pages| bytes(*pages, curve));
+    let median = pages.get(pages.len() / 2);
+    vec![Bytes(curve.page_bytes).to_string(), at(pages.first()), at(median), at(pages.last())]
+}
+
+/// Renders a line for each point of each curve.
+pub fn csv(document: &MissCurves) -> Result<String> {
+    let mut out = String::from("page_bytes,entries,tlb_miss_count,access_count,is_exact\n");
+    for curve in &document.curves {
+        for point in &curve.misses {
+            out += &format!(
+                "{},{},{},{},{}\n",
+                curve.page_bytes,
+                point.entries,
+                point.tlb_miss_count,
+                document.access_count,
+                curve.is_exact
+            );
+        }
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_keep_three_digits() {
+        let shares =
+            [(1, 3), (1, 1000), (3, 100_000_000), (0, 5), (1, 0)].map(|(m, a)| share(m, a));
+        assert_eq!(shares, ["33.3", "0.100", "0.0000030", "0", "–"]);
+    }
+}
