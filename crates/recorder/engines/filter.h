@@ -20,19 +20,19 @@
 #define PT_SLOTS 8192
 #define PT_NO_PAGE (1ULL << 63)
 
-/* A page's first address, and when it was used last: by a clock of the engine's that may wrap. */
+/* A page's first address, and the time of its last use, by an engine's clock that may wrap. */
 struct pt_slot {
    pt_u64 page, stamp;
 };
 
-/* Pages by way, in the order in which the consumer was told of them, from the way `oldest` on and around;
-   empty ways come first. */
+/* The pages of a set by way. From the way `oldest` on, cyclically, they are in the order that the consumer
+   knows; empty ways come first. */
 struct pt_set {
    pt_u64 page[PT_WAYS], stamp[PT_WAYS];
-   pt_u64 told[PT_WAYS];    /* the stamp when the consumer was told */
-   pt_u64 address[PT_WAYS]; /* as it was written then */
+   pt_u64 reported[PT_WAYS]; /* the stamp of the last record or touch of the page */
+   pt_u64 address[PT_WAYS];  /* the address in that record */
    pt_u32 oldest;
-   pt_u32 unslotted; /* pages that stand in no slot */
+   pt_u32 unslotted; /* pages in no slot */
 };
 
 struct pt_table {
@@ -230,7 +230,7 @@ static __attribute__((noinline)) void pt_tell_order(struct pt_writer *w, const s
       set->page[i] = PT_NO_PAGE;
    for (i = 0; i < count; i++) {
       set->page[empty + i] = ordered[i].page;
-      set->stamp[empty + i] = set->told[empty + i] = ordered[i].stamp;
+      set->stamp[empty + i] = set->reported[empty + i] = ordered[i].stamp;
       set->address[empty + i] = ordered[i].address;
       touches |= i > 0 && ordered[i].known < ordered[i - 1].known;
       if (touches)
@@ -239,7 +239,7 @@ static __attribute__((noinline)) void pt_tell_order(struct pt_writer *w, const s
 }
 
 /* Returns 1 if the way that was written longest ago is also the least recently used. */
-static inline int pt_is_told_in_order(const struct pt_filter *filter, struct pt_table *table,
+static inline int pt_is_reported_in_order(const struct pt_filter *filter, struct pt_table *table,
                                       struct pt_set *set)
 {
    pt_u32 way;
@@ -255,8 +255,8 @@ static inline int pt_is_told_in_order(const struct pt_filter *filter, struct pt_
 static inline void pt_leave(struct pt_writer *w, const struct pt_filter *filter,
                             struct pt_table *table, struct pt_set *set, pt_u32 which)
 {
-   if (pt_used(filter, table, set, set->oldest) != set->told[set->oldest] &&
-       !pt_is_told_in_order(filter, table, set))
+   if (pt_used(filter, table, set, set->oldest) != set->reported[set->oldest] &&
+       !pt_is_reported_in_order(filter, table, set))
       pt_tell_order(w, filter, table, set, which);
    struct pt_slot *slot = pt_slot(filter, table, set->page[set->oldest]);
    if (slot->page == set->page[set->oldest])
@@ -293,11 +293,11 @@ static void pt_renew(const struct pt_filter *filter, struct pt_table *table, pt_
    for (; (next = pt_after(filter, way)) != set->oldest; way = next) {
       set->page[way] = set->page[next];
       set->stamp[way] = set->stamp[next];
-      set->told[way] = set->told[next];
+      set->reported[way] = set->reported[next];
       set->address[way] = set->address[next];
    }
    set->page[way] = page;
-   set->stamp[way] = set->told[way] = stamp;
+   set->stamp[way] = set->reported[way] = stamp;
    set->address[way] = address;
 }
 
@@ -317,7 +317,7 @@ pt_enter(struct pt_writer *w, const struct pt_filter *filter, struct pt_table *t
    pt_u32 way = set->oldest;
    set->oldest = pt_after(filter, way);
    set->page[way] = page;
-   set->stamp[way] = set->told[way] = stamp;
+   set->stamp[way] = set->reported[way] = stamp;
    set->address[way] = address;
 }
 

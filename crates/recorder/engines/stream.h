@@ -1,5 +1,5 @@
-/* The stream of page changes, as the engines write it: the layout of the shared memory, and the writing of
-   records. The reader is src/ring.rs. A change here needs the same change there, and a new PT_VERSION.
+/* The stream of page changes: the layout of the shared memory, and the engines' side of it. The reader is
+   src/ring.rs. A change here needs the same change there, and a new PT_VERSION.
 
    SPDX-License-Identifier: MIT OR Apache-2.0 */
 #ifndef PAGETAX_STREAM_H
@@ -8,36 +8,36 @@
 #define PT_MAGIC 0x7274736b63617274ULL
 #define PT_VERSION 6
 #define PT_PAGE 4096
-#define PT_SETS 64 /* of a filter at most */
-#define PT_WAYS 8  /* of a set at most */
+#define PT_SETS 64 /* the most sets of a filter */
+#define PT_WAYS 8  /* the most pages of a set */
 
 typedef unsigned int pt_u32;
 typedef unsigned long long pt_u64;
 
-/* Pages that every TLB holds for sure: the last ones used of each set (filter.h). */
+/* The pages that every TLB certainly holds: those used last in each set (filter.h). */
 struct pt_filter {
-   pt_u32 page_shift;  /* of the pages that it tells apart */
+   pt_u32 page_shift;  /* log2 of the smallest page that it distinguishes */
    pt_u32 index_shift; /* the set of an address: (address >> index_shift) & index_mask */
    pt_u32 index_mask;
    pt_u32 ways; /* 0: there is no such filter */
 };
 
-/* Small pages, and large ones: an access is dropped when both filters hold its page. */
+/* The filters of small and of large pages. An access is dropped if both hold its page. */
 struct pt_side {
    struct pt_filter small, large;
-   pt_u32 large_on_demand; /* large pages come only by calls that ask for them */
+   pt_u32 large_on_demand; /* large pages exist only after a system call that requests them */
 };
 
-/* What the native engine has done so far. It stands here as a program may end in ways that let nobody say a last
-   word. */
+/* The native engine's status. It lies in shared memory because a program may end without running the
+   engine again. */
 struct pt_native {
-   pt_u64 state;          /* 0: it has not started; 1: it is on; else why it is off (src/native.rs) */
-   pt_u64 ends[6];        /* of bursts, by reason (src/native.rs) */
-   pt_u64 instructions;   /* in bursts */
-   pt_u64 counted;        /* only counted, between bursts */
-   pt_u64 cpu_ns;         /* CPU time that bursts stand for */
-   pt_u64 unseen_threads; /* that have no timer */
-   char text[256];        /* what has failed */
+   pt_u64 state;          /* 0: not started; 1: on; else the reason why it is off (src/native.rs) */
+   pt_u64 ends[6];        /* bursts by the reason of their end (src/native.rs) */
+   pt_u64 instructions;   /* instructions in bursts */
+   pt_u64 counted;        /* instructions counted between bursts */
+   pt_u64 cpu_ns;         /* CPU time that bursts represent */
+   pt_u64 unseen_threads; /* threads without a timer */
+   char text[256];        /* the place of an internal error */
 };
 
 /* The first page of the shared memory. The consumer writes it before any engine starts. */
@@ -46,23 +46,23 @@ struct pt_header {
    pt_u32 version;
    pt_u32 ring_count;
    pt_u64 ring_records; /* a power of two */
-   pt_u32 consumer_pid; /* an engine whose consumer has gone stops writing */
+   pt_u32 consumer_pid; /* engines stop writing when this process has ended */
    pt_u32 follow;       /* forked children write too */
    pt_u32 sample;       /* only bursts are recorded */
    struct pt_side data, code;
-   pt_u32 stop;       /* set by the consumer: nobody reads any more */
+   pt_u32 stop;       /* set by the consumer when it stops reading */
    pt_u32 unrecorded; /* counted by engines: processes or threads that found no free ring */
-   pt_u32 processes;  /* counted by engines: numbers given by pt_new_process */
+   pt_u32 processes;  /* counted by engines: the next number of pt_new_process */
    struct pt_native native;
 };
 
-/* One writer: a thread, or a process whose threads take turns. Free rings may be claimed. */
+/* A ring's writer: a thread, or a process whose threads take turns. Any writer may claim a free ring. */
 enum { PT_FREE = 0, PT_CLAIMED = 1, PT_ENDED = 2 };
 struct pt_control {
    pt_u32 state;
    pt_u32 pid;
-   pt_u32 process; /* an address space: after an exec another one, of the same pid */
-   pt_u32 warm_up; /* by the consumer: instructions that the next warm-up should have; 0: not known */
+   pt_u32 process; /* the number of an address space; exec makes a new one with the same pid */
+   pt_u32 warm_up; /* set by the consumer: instructions of the next warm-up; 0: not known */
    pt_u64 pad1[6];
    pt_u64 head; /* records written; only the engine stores */
    pt_u64 pad2[7];
@@ -70,7 +70,7 @@ struct pt_control {
    pt_u64 pad3[7];
 };
 
-/* what: address or counts (48 bits), kind (4), thread (12). where: the instruction, or a length. */
+/* what: an address or a count (48 bits), the kind (4), the thread (12). where: depends on the kind. */
 struct pt_record {
    pt_u64 what, where;
 };
@@ -79,16 +79,16 @@ enum {
    PT_LOAD = 2,  /* what: the address; where: the instruction */
    PT_STORE = 3,
    PT_COUNTS = 4, /* what: instructions since the last such record; where: data accesses */
-   PT_MAPPING = 5, /* memory has changed from what on; where: length, hint << 56 */
-   PT_PHASE = 7,   /* what: the phase of all threads of the process from here on. where, if it is PT_COUNTED:
-                      the thread's instructions since it last counted, or 0 if bursts are equally likely
+   PT_MAPPING = 5, /* memory that begins at what has changed; where: length, hint << 56 */
+   PT_PHASE = 7,   /* what: the stage of all threads of the process from here on. where, if it is PT_COUNTED:
+                      the thread's instructions since its last burst, or 0 if bursts are equally likely
                       everywhere. PT_FIRST is set if the thread has not counted yet: its number may have
                       belonged to another thread. */
    PT_TOUCH = 6    /* what: an address whose page was used since its last record; where: enum pt_touch */
 };
 /* The filter that a touch is for, with PT_CODE for the instruction side. */
 enum { PT_ALL = 0, PT_SMALL = 1, PT_LARGE = 2, PT_CODE = 4 };
-/* The phases of a sampled recording: nothing is recorded, TLBs warm up, or accesses count. */
+/* The stages of a sampled recording: nothing is recorded, TLBs warm up, or accesses count. */
 enum { PT_SKIPPED = 0, PT_WARMING = 1, PT_COUNTED = 2 };
 #define PT_FIRST (1ULL << 63)
 enum { PT_HINT_NONE = 0, PT_HINT_HEAP = 1, PT_HINT_STACK = 2, PT_HINT_GONE = 3 };
@@ -101,16 +101,16 @@ static inline pt_u64 pt_what(pt_u32 kind, pt_u32 thread, pt_u64 value)
    return (value & PT_ADDRESS_MASK) | ((pt_u64)kind << 48) | ((pt_u64)(thread & 0xfff) << 52);
 }
 
-/* The writing end of a ring. */
+/* A ring as its writer sees it. */
 struct pt_writer {
    struct pt_header *header;
-   struct pt_control *control; /* none: nothing is written */
+   struct pt_control *control; /* 0: nothing is written */
    struct pt_record *records;
    pt_u64 mask, head, tail_seen;
    pt_u32 thread;
 };
 
-/* The engine's own: give the CPU away for a moment; whether a process is alive. */
+/* Defined by each engine: yields the CPU; returns 1 if a process is alive. */
 static void pt_pause(pt_u32 nth);
 static int pt_alive(pt_u32 pid);
 
@@ -120,7 +120,7 @@ static inline void pt_publish(struct pt_writer *w)
       __atomic_store_n(&w->control->head, w->head, __ATOMIC_RELEASE);
 }
 
-/* Waits until at most `left` records are unread; gives the ring up when nobody reads any more. */
+/* Waits until at most `left` records are unread. Stops writing if the consumer has stopped or ended. */
 static __attribute__((noinline)) void pt_wait(struct pt_writer *w, pt_u64 left)
 {
    pt_u32 nth = 0;
@@ -139,7 +139,7 @@ static __attribute__((noinline)) void pt_wait(struct pt_writer *w, pt_u64 left)
    }
 }
 
-/* Records become visible in blocks: the consumer's cache line is not fought over for each. */
+/* Records are published in blocks: each publication takes a cache line from the consumer's CPU. */
 #define PT_BLOCK 64
 #define PT_AHEAD 32
 
@@ -153,7 +153,7 @@ static inline void pt_write(struct pt_writer *w, pt_u64 what, pt_u64 where)
          return;
    }
    w->records[w->head & w->mask] = (struct pt_record){what, where};
-   /* The consumer's CPU has the places that come; it takes as long to get one as a few misses. */
+   /* The next slots lie in the consumer's cache. Getting one takes as long as a few cache misses. */
    __builtin_prefetch(&w->records[(w->head + PT_AHEAD) & w->mask], 1);
    w->head++;
    if (w->head % PT_BLOCK == 0)
@@ -176,13 +176,13 @@ static inline int pt_is_ours(const struct pt_header *header)
    return header->magic == PT_MAGIC && header->version == PT_VERSION;
 }
 
-/* A number for an address space. */
+/* Returns a new number for an address space. */
 static inline pt_u32 pt_new_process(struct pt_header *header)
 {
    return __atomic_fetch_add(&header->processes, 1, __ATOMIC_RELAXED);
 }
 
-/* Claims a free ring; waits a while for one, as the consumer frees those of ended writers. */
+/* Claims a free ring. Waits if none is free, because the consumer frees the rings of ended writers. */
 static void pt_claim(struct pt_writer *w, struct pt_header *header, pt_u32 process, pt_u32 pid)
 {
    pt_u32 nth, ring;
@@ -210,7 +210,7 @@ static void pt_claim(struct pt_writer *w, struct pt_header *header, pt_u32 proce
    __atomic_fetch_add(&header->unrecorded, 1, __ATOMIC_RELAXED);
 }
 
-/* The writer ends. Waits until all is read, so that the consumer can still look at the process. */
+/* Ends the writer. Waits until all records are read, because the consumer reads /proc of the process. */
 static void pt_end(struct pt_writer *w)
 {
    if (!w->control)

@@ -29,7 +29,7 @@ struct pn_block {
 
 /* A filter whose slots lie in the first 2 GiB. */
 struct pn_filter {
-   pt_u32 page_shift; /* 0: there is no such filter */
+   pt_u32 page_shift; /* 0: no such filter */
    pt_u32 slots;
 };
 
@@ -39,14 +39,14 @@ struct pn_side {
 
 static struct pt_header *header;
 static struct pt_writer writer;
-static struct pt_tables *tables; /* of data, of code */
+static struct pt_tables *tables; /* of data and of code */
 #define data_tables tables[0]
 #define code_tables tables[1]
-/* The filters of the header, but without large pages while the program has none. */
+/* The header's filters, without the one of large pages while the program has none. */
 static struct pt_side data_side, code_side;
 static pt_u64 instructions_of_runs, accesses_of_runs;
 
-/* Makes a system call without the C library, because errno is the program's. */
+/* Makes a system call without the C library, which would change the program's errno. */
 static long call3(long number, long a, long b, long c)
 {
    long result;
@@ -78,7 +78,7 @@ static int pt_alive(pt_u32 pid)
 static struct pt_header none = {.data = {{12, 12, 63, 4}, {21, 21, 7, 4}, 1},
                                 .code = {{12, 12, 31, 4}, {0, 0, 0, 0}, 1}};
 
-static int has_large; /* the program has asked for large pages */
+static int has_large; /* the program has requested large pages */
 
 static void use_sides(void)
 {
@@ -229,7 +229,7 @@ pt_u64 pn_run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, pt_u
       if (access->repeat) {
          pt_u64 count = repeated(access, address, frame, &clock);
          accesses_of_runs += count;
-         /* Counts as the other engines do: one for each element, and one that finds no more. */
+         /* The other engines count one instruction for each element, and one for the end of the loop. */
          if (access->flags & PN_FIRST)
             instructions_of_runs += count;
       } else {
@@ -241,7 +241,8 @@ pt_u64 pn_run(const struct pn_block *block, const pt_u64 *frame, pt_u64 fs, pt_u
    return clock;
 }
 
-/* A log was taken: so much of it without us. How many instructions it stands for in all. */
+/* Writes the counts of a drained log: those of this file and those of the caller, given here. Returns the
+   instructions of both. */
 pt_u64 pn_took(pt_u64 instructions, pt_u64 accesses)
 {
    instructions += instructions_of_runs;

@@ -1,9 +1,9 @@
 /* A plugin of QEMU's user mode (API version 1): writes the page changes of a program into rings
    (../stream.h), one for each thread, as QEMU runs them in parallel.
 
-   QEMU calls for each access, and has no condition that could be tested in its generated code, so the
-   filter is tested here. Debian ships no header for plugins: what is used of the API is declared
-   below, after QEMU's documentation (docs/devel/tcg-plugins.rst).
+   QEMU's generated code cannot test a condition: it calls the plugin for each access, and the filter is
+   tested here. Debian ships no header for plugins, so the functions in use are declared below, after
+   QEMU's documentation (docs/devel/tcg-plugins.rst).
 
    SPDX-License-Identifier: MIT OR Apache-2.0 */
 
@@ -66,16 +66,16 @@ void qemu_plugin_register_atexit_cb(plugin_id, void (*)(plugin_id, void *), void
 
 EXPORT int qemu_plugin_version = 1;
 
-#define THREADS 4096 /* as many as a record can tell apart */
+#define THREADS 4096 /* the most that a record can distinguish */
 
 /* A thread of the program. */
 typedef struct {
    struct pt_writer writer;
    struct pt_tables data, code;
    pt_u64 clock;                  /* accesses and fetches, for the filter's stamps */
-   bool forgets;                  /* another thread has unmapped memory */
+   bool forgets;                  /* its filters are void: another thread has unmapped memory */
    pt_u64 instructions, accesses; /* since the last PT_COUNTS */
-   pt_u64 call[2];                /* first arguments of the system call that it is in */
+   pt_u64 call[2];                /* the first arguments of its current system call */
 } Thread;
 
 static struct pt_header *header;
@@ -96,7 +96,7 @@ static void pt_pause(pt_u32 nth)
 
 static int pt_alive(pt_u32 pid) { return kill(pid, 0) == 0 || errno == EPERM; }
 
-/* Nothing may be dropped for having been used before. */
+/* Empties the filters: the next access to any page is written. */
 static void forget(Thread *thread)
 {
    __atomic_store_n(&thread->forgets, false, __ATOMIC_RELAXED);
@@ -133,7 +133,7 @@ static void write_counts(Thread *thread)
    pt_publish(&thread->writer);
 }
 
-/* ---- what generated code calls ---- */
+/* ---- callbacks of generated code ---- */
 
 #define COUNTS_EVERY (1 << 20) /* instructions */
 
@@ -189,9 +189,9 @@ static void translated(plugin_id id, struct qemu_plugin_tb *block)
    }
 }
 
-/* ---- what memory the program has ---- */
+/* ---- the program's memory ---- */
 
-/* Numbers of system calls that change it, by instruction set. */
+/* The numbers of system calls that change mappings, by instruction set. */
 static struct {
    int64_t mmap, munmap, mremap, brk;
 } calls = {9, 11, 25, 12};
@@ -211,8 +211,8 @@ static void call_begins(plugin_id id, unsigned vcpu, int64_t number, uint64_t a,
    write_counts(thread);
 }
 
-/* The kernel takes the translations from all TLBs: accesses that follow must not be dropped. Other
-   threads notice a little later, as they would on a machine. */
+/* The kernel flushes the translations from all TLBs, so the accesses that follow must be written. Other
+   threads notice a little later, as on a real machine. */
 static void unmapped(Thread *thread, pt_u64 start, pt_u64 length)
 {
    int i;
@@ -241,7 +241,7 @@ static void call_ends(plugin_id id, unsigned vcpu, int64_t number, int64_t resul
    }
 }
 
-/* ---- begin and end ---- */
+/* ---- start and end ---- */
 
 static void thread_ends(plugin_id id, unsigned vcpu)
 {
@@ -261,7 +261,7 @@ static void program_ends(plugin_id id, void *data)
       thread_ends(id, i);
 }
 
-/* A forked child has only the thread that forked, and memory of its own. */
+/* Starts a new writer in a forked child, which has one thread and its own address space. */
 static void forked(void)
 {
    int i;

@@ -54,7 +54,7 @@ static ULong counted_before, stamped_since;
 /* All bits set while accesses are recorded, else 0. Instrumented code masks its tests with it, so that it
    calls C only while recording. Its stamps go on and have no meaning. */
 static ULong recording = ~0ULL;
-/* The phase of a sampled recording, and its end, in blocks run by all threads. */
+/* The stage of a sampled recording, and its end, in blocks run by all threads. */
 static UInt phase = PT_COUNTED;
 static ULong phase_ends;
 static ULong rng_state = 88172645463325252ULL;
@@ -196,7 +196,7 @@ static void write_all_orders(void)
 #define COUNT 200000
 #define SKIP 2700000
 
-/* Begins the next phase of a sampled recording, if it is due. The gap between bursts is random, from 0 to
+/* Begins the next stage of a sampled recording, if it is due. The gap between bursts is random, from 0 to
    twice its mean, so that it does not keep step with a loop of the program. */
 static void next_phase(ULong blocks)
 {
