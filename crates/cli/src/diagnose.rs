@@ -347,6 +347,7 @@ fn budget_of(
         resident_bytes_max: peak(|p| p.resident_bytes),
         huge_page_bytes_max: peak(|p| p.thp_bytes + p.hugetlb_bytes),
         page_table_bytes_max: peak(|p| p.page_table_bytes),
+        paging: None,
     };
     let tried = translation(trials, SEED).map(|share| Translation::Trial {
         share_low: share.low,

@@ -287,6 +287,7 @@ fn judge(runs: &[Run], thresholds: &[Threshold]) -> Result<ExitCode> {
 pub mod tests {
     use super::*;
     use pagetax_core::budget::{Budget, Ledger};
+    use pagetax_core::cause::Account;
     use pagetax_core::counter::{Provenance, Reading};
     use pagetax_core::document::Document;
 
@@ -305,10 +306,10 @@ pub mod tests {
         let mut faults = hdrhistogram::Histogram::new(3).unwrap();
         (1..=100).for_each(|us| faults.record(us * 1000).unwrap());
         sink.latency("minor_fault", &faults, None, Provenance::Measured);
-        let mut cpu = Ledger::new(900_000);
+        let mut cpu = Ledger::new(Account::Cpu, 900_000);
         cpu.row("compute", Reading::Measured(600_000), "getrusage");
         cpu.row("swap", Reading::Missing("no samples".into()), "");
-        sink.budget(Budget::new(cpu, Ledger::new(1_000_000)));
+        sink.budget(Budget::new(cpu, Ledger::new(Account::Wall, 1_000_000), Vec::new()));
         sink.sample(10, &[("minor_fault_count", 3)]);
         sink.phase("fill", 0, 700, &[("minor_fault_count", Reading::Measured(3))]);
         sink.finish()

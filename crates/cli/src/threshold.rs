@@ -4,7 +4,7 @@
 //! the run; a reading that this run does not have is a failure of its own.
 
 use anyhow::{Result, anyhow, bail};
-use pagetax_core::budget::{CPU_ROWS, REMOTE_PAGE_IN, TimeRow, WALL_ROWS};
+use pagetax_core::cause::Account;
 use pagetax_core::counter::{COUNTERS, Provenance, Unit, UnitReading};
 use pagetax_core::job::nearest;
 use pagetax_core::quantity::{Dimension, Params, evaluate};
@@ -70,12 +70,10 @@ fn known_ids() -> Vec<String> {
     let latencies = LATENCY_KINDS.iter().flat_map(|kind| {
         LATENCY_STATISTICS.iter().map(move |statistic| format!("{statistic}_{kind}_ns"))
     });
-    let rows = |ledger: &'static str, rows: &'static [(&str, &str)]| {
-        let ids = rows.iter().map(|(id, _)| *id).chain(["unexplained"]);
-        ids.map(move |id| format!("{ledger}_{id}_ns"))
-    };
-    let budget = rows("cpu", CPU_ROWS).chain(rows("wall", WALL_ROWS));
-    let budget = budget.chain([format!("wall_{}_ns", REMOTE_PAGE_IN.0)]);
+    let budget = Account::ALL.into_iter().flat_map(|account| {
+        let ids = account.causes().map(|cause| cause.id).chain(["unexplained"]);
+        ids.map(move |id| format!("{}_{id}_ns", account.id()))
+    });
     counters.chain(latencies).chain(budget).collect()
 }
 
@@ -94,15 +92,16 @@ fn unknown(id: &str) -> anyhow::Error {
         return anyhow!("{wrong}\n  remedy: did you mean `{near}`?");
     }
     let counters: Vec<_> = COUNTERS.iter().map(|counter| counter.id).collect();
-    let rows = |rows: &[(&str, &str)]| rows.iter().map(|(id, _)| *id).collect::<Vec<_>>().join("|");
+    let rows =
+        |account: Account| account.causes().map(|cause| cause.id).collect::<Vec<_>>().join("|");
     anyhow!(
         "{wrong}\n  remedy: use one of {}; ({})_({})_ns; \
          cpu_({}|unexplained)_ns; wall_({}|unexplained)_ns",
         counters.join(", "),
         LATENCY_STATISTICS.join("|"),
         LATENCY_KINDS.join("|"),
-        rows(CPU_ROWS),
-        rows(WALL_ROWS)
+        rows(Account::Cpu),
+        rows(Account::Wall)
     )
 }
 
@@ -150,8 +149,8 @@ impl Threshold {
                 None => Err("this run measured no such latency".into()),
             };
         }
-        if let Some((ledger, row)) = split_budget(&self.id) {
-            return look_up_budget(run, ledger, row).map(Some);
+        if let Some((account, row)) = split_budget(&self.id) {
+            return look_up_budget(run, account, row).map(Some);
         }
         let reading = run.counters.get(&self.id).ok_or("this machine does not count it")?;
         value_of(reading).map(Some)
@@ -174,16 +173,13 @@ fn value_of(reading: &UnitReading) -> Result<(f64, Provenance), String> {
     }
 }
 
-fn look_up_budget(run: &Run, ledger: &str, row: &str) -> Result<(f64, Provenance), String> {
+fn look_up_budget(run: &Run, account: Account, row: &str) -> Result<(f64, Provenance), String> {
     let budget = run.budget.as_ref().ok_or("this run has no budget")?;
-    let (rows, unexplained): (&[TimeRow], i64) = match ledger {
-        "cpu" => (&budget.cpu, budget.cpu_unexplained_ns),
-        _ => (&budget.wall, budget.wall_unexplained_ns),
-    };
     if row == "unexplained" {
-        return Ok((unexplained as f64, Provenance::Derived));
+        return Ok((budget.unexplained_ns(account) as f64, Provenance::Derived));
     }
-    let row = rows.iter().find(|known| known.id == row).ok_or("the budget has no such row")?;
+    let found = budget.rows(account).iter().find(|known| known.id == row);
+    let row = found.ok_or("the budget has no such row")?;
     match row.ns {
         Some(ns) => Ok((ns as f64, row.provenance)),
         None => Err(format!("the reading is missing: {}", row.how)),
@@ -198,8 +194,10 @@ fn split_latency(id: &str) -> Option<(&str, &str)> {
 }
 
 /// `cpu_translation_ns` as (`cpu`, `translation`).
-fn split_budget(id: &str) -> Option<(&str, &str)> {
-    id.strip_suffix("_ns")?.split_once('_').filter(|(ledger, _)| ["cpu", "wall"].contains(ledger))
+fn split_budget(id: &str) -> Option<(Account, &str)> {
+    let (ledger, row) = id.strip_suffix("_ns")?.split_once('_')?;
+    let account = Account::ALL.into_iter().find(|account| account.id() == ledger)?;
+    Some((account, row))
 }
 
 fn statistic_of(latency: &Latency, statistic: &str) -> u64 {

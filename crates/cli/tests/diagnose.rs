@@ -1,5 +1,6 @@
 //! `pagetax diagnose` and `compare` on real programs, on misbehaving ones, and interrupted.
 
+use pagetax_core::cause::Account;
 use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial};
 use pagetax_core::exit::Exit;
 use std::io::{BufRead, Write};
@@ -61,8 +62,11 @@ fn programs_that_nobody_here_wrote_come_through_unharmed() {
         let least_bytes = if argv[0] == "python3" { 20 << 20 } else { 1 << 20 };
         assert!(peak_bytes.is_none_or(|bytes| bytes > least_bytes), "{argv:?} {peak_bytes:?}");
         let budget = diagnosis.budget.unwrap();
-        let rows: u64 = budget.cpu.iter().filter_map(|row| row.ns).sum();
-        assert_eq!(rows as i64 + budget.cpu_unexplained_ns, budget.cpu_total_ns as i64);
+        let rows: u64 = budget.rows(Account::Cpu).iter().filter_map(|row| row.ns).sum();
+        assert_eq!(
+            rows as i64 + budget.unexplained_ns(Account::Cpu),
+            budget.total_ns(Account::Cpu) as i64
+        );
     }
 }
 

@@ -1,5 +1,6 @@
 //! The program on the live kernel: as an ordinary user, on a reserved pool, interrupted, calibrating.
 
+use pagetax_core::cause::Account;
 use pagetax_core::diagnosis::{AS_IS, Diagnosis};
 use pagetax_core::report::Run;
 use serde_json::Value;
@@ -89,7 +90,7 @@ fn an_ordinary_user_gets_answers_and_reasons() {
     assert_eq!(diagnosis.trials.iter().find(|t| t.name == AS_IS).unwrap().runs_ns.len(), 2);
     assert!(diagnosis.skipped.iter().all(|s| !s.why.is_empty() && !s.remedy.is_empty()));
     let budget = diagnosis.budget.unwrap();
-    let rows = budget.cpu.iter().chain(&budget.wall);
+    let rows = Account::ALL.into_iter().flat_map(|account| budget.rows(account));
     let missing: Vec<_> = rows.filter(|row| row.ns.is_none()).collect();
     assert!(missing.iter().all(|row| !row.how.is_empty()), "{missing:?}");
     // Kernel stacks are what privileges buy here.

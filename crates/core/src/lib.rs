@@ -9,6 +9,7 @@ pub mod access;
 pub mod budget;
 pub mod calibration;
 pub mod catalog;
+pub mod cause;
 pub mod compare;
 pub mod counter;
 pub mod diagnosis;

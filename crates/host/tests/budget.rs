@@ -1,5 +1,6 @@
 //! A live budget: a child that does nothing but fault must spend its kernel time on faults.
 
+use pagetax_core::cause::Account;
 use pagetax_core::counter::Reading;
 use pagetax_core::exit::Exit;
 use pagetax_host::measure::budget::{Totals, Translation, Watch, budget};
@@ -58,6 +59,7 @@ fn a_child_that_faults_spends_its_kernel_time_on_faults() {
         resident_bytes_max: Reading::Measured(usage.resident_bytes_max),
         huge_page_bytes_max: Reading::Missing("not looked at".into()),
         page_table_bytes_max: Reading::Missing("not looked at".into()),
+        paging: None,
     };
     assert!(totals.minor_fault_count > 80 * 16 * 256, "{totals:?}");
     let translation = Translation::Unknown("not looked at".into());
@@ -66,14 +68,14 @@ fn a_child_that_faults_spends_its_kernel_time_on_faults() {
         println!("SKIP: kernel stacks cannot be sampled here: {why}");
         return;
     }
-    let ns = |id: &str| budget.cpu_row(id).and_then(|row| row.ns).unwrap();
+    let ns = |id: &str| budget.row(id).and_then(|row| row.ns).unwrap();
     let faults = ns("minor_fault") + ns("zero_copy");
     assert!(faults > totals.kernel_ns / 2, "{budget:#?}");
     assert!(ns("zero_copy") > 0, "{budget:#?}");
-    let unexplained = budget.cpu_unexplained_ns.unsigned_abs();
-    assert!(unexplained < budget.cpu_total_ns / 10, "{budget:#?}");
-    let unexplained = budget.wall_unexplained_ns.unsigned_abs();
-    assert!(unexplained < budget.wall_total_ns / 5, "{budget:#?}");
+    let unexplained = budget.unexplained_ns(Account::Cpu).unsigned_abs();
+    assert!(unexplained < budget.total_ns(Account::Cpu) / 10, "{budget:#?}");
+    let unexplained = budget.unexplained_ns(Account::Wall).unsigned_abs();
+    assert!(unexplained < budget.total_ns(Account::Wall) / 5, "{budget:#?}");
 }
 
 #[test]

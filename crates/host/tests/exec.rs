@@ -3,6 +3,8 @@
 mod alone;
 
 use alone::ran_alone;
+use pagetax_core::budget::Budget;
+use pagetax_core::cause::Account;
 use pagetax_core::exit::Exit;
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
@@ -405,13 +407,19 @@ fn the_budget_adds_up() {
          { advise = \"r\", advice = \"dontneed\" }]",
     ));
     let budget = report.budget.unwrap();
-    let parts: i64 = budget.cpu.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum();
-    assert_eq!(parts + budget.cpu_unexplained_ns, budget.cpu_total_ns as i64);
+    assert_adds_up(&budget, Account::Cpu);
     let used = count(&report.counters, "user_ns") + count(&report.counters, "kernel_ns");
-    assert_eq!(budget.cpu_total_ns, used);
-    assert_eq!(budget.wall_total_ns, report.wall_ns);
-    assert!(budget.wall_unexplained_ns.unsigned_abs() < report.wall_ns / 4, "{:?}", budget.wall);
+    assert_eq!(budget.total_ns(Account::Cpu), used);
+    assert_eq!(budget.total_ns(Account::Wall), report.wall_ns);
+    let unexplained_ns = budget.unexplained_ns(Account::Wall).unsigned_abs();
+    assert!(unexplained_ns < report.wall_ns / 4, "{budget:?}");
     assert!(report.environment.contains_key("kernel"), "{:?}", report.environment);
+}
+
+fn assert_adds_up(budget: &Budget, account: Account) {
+    let parts = budget.rows(account).iter().filter_map(|row| row.ns);
+    let parts: i64 = parts.map(|ns| ns as i64).sum();
+    assert_eq!(parts + budget.unexplained_ns(account), budget.total_ns(account) as i64);
 }
 
 /// Returns the machine with network memory that is compressed in this process.
@@ -466,13 +474,10 @@ fn network_memory_holds_what_was_written_and_says_what_it_cost() {
     assert!(sum("zero_fill_count") > 0 && sum("demand_page_in_count") > 0);
     assert!(report.series.columns.contains_key("page_in_latency_ns_p99"));
     let budget = report.budget.unwrap();
-    let parts: u64 = budget.wall.iter().filter_map(|row| row.ns).sum();
-    assert_eq!(parts as i64 + budget.wall_unexplained_ns, budget.wall_total_ns as i64);
-    let parts: u64 = budget.cpu.iter().filter_map(|row| row.ns).sum();
-    assert_eq!(parts as i64 + budget.cpu_unexplained_ns, budget.cpu_total_ns as i64);
-    let pager = budget.cpu_row("swap").unwrap();
+    Account::ALL.iter().for_each(|account| assert_adds_up(&budget, *account));
+    let pager = budget.row("swap").unwrap();
     assert!(pager.how.contains("pager") && pager.ns > Some(5000 * 500), "{pager:?}");
-    let row = budget.wall.iter().find(|row| row.id == "remote_page_in").unwrap();
+    let row = budget.row("remote_page_in").unwrap();
     let mean_ns = row.ns.unwrap() / latency.count;
     assert!(mean_ns >= latency.min_ns && mean_ns <= latency.max_ns, "{row:?}, {latency:?}");
     assert!(report.tables[0].title.starts_with("network memory: embedded"), "{:?}", report.tables);

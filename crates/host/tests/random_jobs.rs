@@ -7,7 +7,7 @@
 mod random_job;
 
 use pagetax_core::access::Rng;
-use pagetax_core::budget::TimeRow;
+use pagetax_core::cause::Account;
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
 use pagetax_core::plan::Plan;
@@ -65,14 +65,12 @@ fn check_report(plan: &Plan, run: &Run, at: &str) {
     let ends_by_clock = plan.phases.iter().any(|phase| phase.time.is_some());
     assert!(counted <= planned && (counted == planned || ends_by_clock), "{at}: {counted}");
     let Some(budget) = &run.budget else { return };
-    let sum = |rows: &[TimeRow]| -> i64 {
-        rows.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum()
-    };
-    let sums = (
-        sum(&budget.cpu) + budget.cpu_unexplained_ns,
-        sum(&budget.wall) + budget.wall_unexplained_ns,
-    );
-    assert_eq!(sums, (budget.cpu_total_ns as i64, budget.wall_total_ns as i64), "{at}");
+    for account in Account::ALL {
+        let parts = budget.rows(account).iter().filter_map(|row| row.ns);
+        let parts: i64 = parts.map(|ns| ns as i64).sum();
+        let total_ns = budget.total_ns(account) as i64;
+        assert_eq!(parts + budget.unexplained_ns(account), total_ns, "{at}: {account:?}");
+    }
 }
 
 #[test]

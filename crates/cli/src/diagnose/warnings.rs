@@ -1,6 +1,7 @@
 //! What to know about a diagnosis, each with what would mend it.
 
 use super::scratch::{Hashes, Scratch};
+use pagetax_core::cause::Account;
 use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::outliers;
@@ -121,14 +122,14 @@ fn few_or_short(diagnosis: &Diagnosis) -> Option<Warning> {
 /// While none of the command's tasks ran, one could have: others had the CPUs.
 fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
     let budget = diagnosis.budget.as_ref()?;
-    let queued_ns = budget.wall.iter().find(|row| row.id == "run_queue")?.ns?;
-    (queued_ns * QUEUED_SHARE > budget.wall_total_ns).then(|| {
+    let queued_ns = budget.row("run_queue")?.ns?;
+    (queued_ns * QUEUED_SHARE > budget.total_ns(Account::Wall)).then(|| {
         warning(
             "busy_machine",
             format!(
                 "the command waited {} of {} for a CPU: something else runs on this machine",
                 Nanos(queued_ns),
-                Nanos(budget.wall_total_ns)
+                Nanos(budget.total_ns(Account::Wall))
             ),
             "stop it, or give more --runs; the intervals are as wide as the disturbance",
         )

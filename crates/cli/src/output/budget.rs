@@ -4,18 +4,17 @@
 //! colour how sure the row is.
 
 use super::text::{self, MISSING};
-use pagetax_core::budget::{Budget, CPU_ROWS, TimeRow, WALL_ROWS};
+use pagetax_core::budget::{Budget, TimeRow};
+use pagetax_core::cause::Account;
 use pagetax_core::counter::Unit;
 
 const BAR_CELLS: f64 = 24.0;
 
 /// One of a budget's two ledgers, as renderers want it.
 pub struct LedgerView<'a> {
-    /// `cpu` or `wall`.
-    pub id: &'static str,
+    /// Which of the two.
+    pub account: Account,
     title: &'static str,
-    /// All rows that such a ledger may have, with their meaning, in the order of printing.
-    pub known: &'static [(&'static str, &'static str)],
     rows: &'a [TimeRow],
     total_ns: u64,
     unexplained_ns: i64,
@@ -24,23 +23,14 @@ pub struct LedgerView<'a> {
 impl<'a> LedgerView<'a> {
     /// CPU first.
     pub fn both(budget: &'a Budget) -> [LedgerView<'a>; 2] {
-        let cpu = LedgerView {
-            id: "cpu",
-            title: "CPU time",
-            known: CPU_ROWS,
-            rows: &budget.cpu,
-            total_ns: budget.cpu_total_ns,
-            unexplained_ns: budget.cpu_unexplained_ns,
+        let view = |account, title| LedgerView {
+            account,
+            title,
+            rows: budget.rows(account),
+            total_ns: budget.total_ns(account),
+            unexplained_ns: budget.unexplained_ns(account),
         };
-        let wall = LedgerView {
-            id: "wall",
-            title: "Wall time",
-            known: WALL_ROWS,
-            rows: &budget.wall,
-            total_ns: budget.wall_total_ns,
-            unexplained_ns: budget.wall_unexplained_ns,
-        };
-        [cpu, wall]
+        [view(Account::Cpu, "CPU time"), view(Account::Wall, "Wall time")]
     }
 
     /// A row's share of the total, or of what is `unexplained`; none where the row is absent.
@@ -56,8 +46,8 @@ impl<'a> LedgerView<'a> {
 /// Both ledgers and the memory line.
 pub fn render(budget: &Budget) -> String {
     let mut out: String = LedgerView::both(budget).iter().map(ledger).collect();
-    if !budget.memory.is_empty() {
-        let rows = budget.memory.iter().map(|row| {
+    if !budget.memory().is_empty() {
+        let rows = budget.memory().iter().map(|row| {
             let bytes = row.bytes.map_or(MISSING.into(), |b| text::value(Unit::Bytes, b));
             vec![row.id.clone(), bytes, row.provenance.to_string(), row.how.clone()]
         });
@@ -68,7 +58,7 @@ pub fn render(budget: &Budget) -> String {
 }
 
 fn ledger(view: &LedgerView) -> String {
-    let LedgerView { title, known, rows, total_ns, unexplained_ns, .. } = *view;
+    let LedgerView { account, title, rows, total_ns, unexplained_ns } = *view;
     let mut cells: Vec<Vec<String>> = rows.iter().map(|row| time_row(row, total_ns)).collect();
     cells.push(vec![
         "unexplained".into(),
@@ -83,8 +73,8 @@ fn ledger(view: &LedgerView) -> String {
     let mut out = text::heading(&format!("{title} {total}"));
     let headings = ["", "time", "share", "", "low – high", "provenance", "how"];
     out += &text::table(&headings, &[1, 2], cells);
-    let absent: Vec<_> =
-        known.iter().map(|(id, _)| *id).filter(|id| rows.iter().all(|r| r.id != *id)).collect();
+    let known = account.causes().filter(|cause| !cause.needs_network).map(|cause| cause.id);
+    let absent: Vec<_> = known.filter(|id| rows.iter().all(|r| r.id != *id)).collect();
     if !absent.is_empty() {
         out += &format!("  not looked at: {}\n", absent.join(", "));
     }
@@ -131,14 +121,14 @@ mod tests {
     use pagetax_core::counter::Reading;
 
     fn budget() -> Budget {
-        let mut cpu = Ledger::new(1_000_000);
+        let mut cpu = Ledger::new(Account::Cpu, 1_000_000);
         cpu.row("compute", Reading::Measured(500_000), "getrusage");
         let walks = Reading::Derived { value: 400_000, low: 250_000, high: 750_000 };
         cpu.row("translation", walks, "trials");
         cpu.row("swap", Reading::Missing("no samples".into()), "");
-        let mut wall = Ledger::new(800_000);
+        let mut wall = Ledger::new(Account::Wall, 800_000);
         wall.row("running", Reading::Measured(900_000), "schedstat");
-        Budget::new(cpu, wall)
+        Budget::new(cpu, wall, Vec::new())
     }
 
     #[test]

@@ -84,13 +84,13 @@ fn ledger(runs: &[Run], which: usize) -> Vec<Vec<String>> {
         .map(|run| run.budget.as_ref().map(|b| LedgerView::both(b).into_iter().nth(which))?)
         .collect();
     let Some(first) = views.iter().flatten().next() else { return Vec::new() };
-    let ids = first.known.iter().map(|(id, _)| *id).chain(["unexplained"]);
+    let ids = first.account.causes().map(|cause| cause.id).chain(["unexplained"]);
     let line = |id: &str| -> Option<Vec<String>> {
         let shares: Vec<_> =
             views.iter().map(|view| view.as_ref().and_then(|view| view.share(id))).collect();
         shares.iter().any(Option::is_some).then(|| {
             let cells = shares.into_iter().map(|share| share.unwrap_or(text::MISSING.into()));
-            [format!("{} {id}", first.id)].into_iter().chain(cells).collect()
+            [format!("{} {id}", first.account.id())].into_iter().chain(cells).collect()
         })
     };
     ids.filter_map(line).collect()

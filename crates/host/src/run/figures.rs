@@ -264,6 +264,7 @@ impl RunFigures {
             resident_bytes_max: self.reading("resident_bytes_max"),
             huge_page_bytes_max: self.reading("huge_page_bytes_max"),
             page_table_bytes_max: self.reading("page_table_bytes_max"),
+            paging: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::control::Control;
 use super::figures::{PhaseFigures, RunFigures};
 use super::network::{Network, Traffic};
-use crate::measure::budget::{Translation, Watched, budget};
+use crate::measure::budget::{Paging, Totals, Translation, Watched, budget};
 use crate::measure::calibrate::cached;
 use crate::procfs::{Root, SystemSnapshot, process_memory};
 use pagetax_core::counter::{Provenance, Reading};
@@ -208,20 +208,20 @@ impl<'a> Watcher<'a> {
         let accesses = figures.reading("access_count").value();
         let modelled = Translation::of_plan(plan, base_page_bytes, accesses);
         let translation = Translation::best(watched.counted.clone().into_iter().chain([modelled]));
-        let totals = figures.totals();
-        let mut budget = budget(&totals, &watched.profile, &translation, calibration.as_ref().ok());
-        if let Some(traffic) = network.and_then(Network::traffic) {
-            let PagerCounts { page_in_ns_total, demand_page_in_count, .. } = traffic.counts;
+        let paging = network.and_then(|network| {
+            let PagerCounts { page_in_ns_total, demand_page_in_count, .. } =
+                network.traffic()?.counts;
             let overlaps = plan.phases.iter().any(|phase| phase.clients > 1);
-            let how = format!(
-                "{demand_page_in_count} page-ins, from report to page, by the pager's clock"
-            );
-            budget.split_remote_page_in(page_in_ns_total, overlaps, &how);
-            if let Some(ns) = network.and_then(Network::cpu_ns) {
-                budget.add_remote_paging(ns, "the pager's threads, by schedstat");
-            }
-        }
-        self.out.budget(budget);
+            Some(Paging {
+                page_in_ns_total,
+                demand_page_in_count,
+                overlaps,
+                cpu_ns: network.cpu_ns(),
+            })
+        });
+        let totals = Totals { paging, ..figures.totals() };
+        let calibration = calibration.as_ref().ok();
+        self.out.budget(budget(&totals, &watched.profile, &translation, calibration));
     }
 
     fn warn(&mut self, id: &str, text: &str, remedy: &str) {

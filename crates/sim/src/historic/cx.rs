@@ -6,9 +6,9 @@
 use crate::tally::{CounterId, Tally};
 use hdrhistogram::Histogram;
 use pagetax_core::access::Rng;
-use pagetax_core::budget::{CPU_ROWS, WALL_ROWS};
+use pagetax_core::cause::CAUSES;
 
-/// A row of the CPU ledger, in the order of [`CPU_ROWS`].
+/// A cause of CPU time, in the order of [`CAUSES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CpuRow {
     /// The user time of the accesses themselves. The engine charges it.
@@ -31,7 +31,7 @@ pub enum CpuRow {
 
 impl CpuRow {
     /// All rows, in order.
-    pub const ALL: [CpuRow; CPU_ROWS.len()] = [
+    pub const ALL: [CpuRow; 8] = [
         CpuRow::Compute,
         CpuRow::Translation,
         CpuRow::MinorFault,
@@ -44,7 +44,7 @@ impl CpuRow {
 
     /// Returns the row's id in the report.
     pub fn id(self) -> &'static str {
-        CPU_ROWS[self as usize].0
+        CAUSES[self as usize].id
     }
 
     /// Returns true if time in this row is user time.
@@ -53,7 +53,7 @@ impl CpuRow {
     }
 }
 
-/// A row of the wall ledger, in the order of [`WALL_ROWS`]. It is also the order of precedence: the run is
+/// A cause of elapsed time, in the order of [`CAUSES`] after those of CPU time. It is also the order of precedence: the run is
 /// in the first of the states that any of its tasks is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WallRow {
@@ -73,7 +73,7 @@ pub enum WallRow {
 
 impl WallRow {
     /// All rows, in order.
-    pub const ALL: [WallRow; WALL_ROWS.len()] = [
+    pub const ALL: [WallRow; 6] = [
         WallRow::Running,
         WallRow::RunQueue,
         WallRow::PageIn,
@@ -84,12 +84,12 @@ impl WallRow {
 
     /// Returns the row's id in the report.
     pub fn id(self) -> &'static str {
-        WALL_ROWS[self as usize].0
+        CAUSES[CpuRow::ALL.len() + self as usize].id
     }
 }
 
 /// CPU time by row, in nanoseconds.
-pub type CpuTimes = [u64; CPU_ROWS.len()];
+pub type CpuTimes = [u64; CpuRow::ALL.len()];
 
 /// A wait channel. Kernels choose their numbers below [`Channel::ENGINE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -328,12 +328,12 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_cores_rows() {
-        let cpu: Vec<_> = CpuRow::ALL.iter().map(|row| format!("{row:?}").to_lowercase()).collect();
-        let wall: Vec<_> =
-            WallRow::ALL.iter().map(|row| format!("{row:?}").to_lowercase()).collect();
-        assert!(CPU_ROWS.iter().zip(&cpu).all(|((id, _), name)| id.replace('_', "") == *name));
-        assert!(WALL_ROWS.iter().zip(&wall).all(|((id, _), name)| id.replace('_', "") == *name));
+    fn rows_are_cores_causes() {
+        let named = |id: &str, name: String| id.replace('_', "") == name.to_lowercase();
+        assert!(CpuRow::ALL.iter().all(|row| named(row.id(), format!("{row:?}"))));
+        assert!(WallRow::ALL.iter().all(|row| named(row.id(), format!("{row:?}"))));
+        let without_network = CAUSES.iter().filter(|cause| !cause.needs_network);
+        assert_eq!(without_network.count(), CpuRow::ALL.len() + WallRow::ALL.len());
     }
 
     #[test]

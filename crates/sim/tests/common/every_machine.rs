@@ -1,5 +1,6 @@
 //! Runs one job on every built-in machine and compares the verdicts.
 
+use pagetax_core::cause::Account;
 use pagetax_core::job::Job;
 use pagetax_core::machine::{Machine, RunError};
 use pagetax_core::plan::{Op, Plan};
@@ -93,12 +94,11 @@ fn check_run(machine: &mut SimMachine, plan: &Plan) -> Result<bool, String> {
 
 fn check_report(plan: &Plan, run: &Run) -> Result<(), String> {
     let budget = run.budget.as_ref().ok_or("no budget")?;
-    let sum = |rows: &[pagetax_core::budget::TimeRow]| -> u64 {
-        rows.iter().filter_map(|row| row.ns).sum()
-    };
-    let totals = (budget.cpu_total_ns, budget.wall_total_ns, run.wall_ns);
-    let sums = (sum(&budget.cpu), sum(&budget.wall), budget.wall_total_ns);
-    if totals != sums || (budget.cpu_unexplained_ns, budget.wall_unexplained_ns) != (0, 0) {
+    let sum = |account| budget.rows(account).iter().filter_map(|row| row.ns).sum::<u64>();
+    let (totals, sums) =
+        (Account::ALL.map(|account| budget.total_ns(account)), Account::ALL.map(sum));
+    let unexplained = Account::ALL.map(|account| budget.unexplained_ns(account));
+    if totals != sums || totals[1] != run.wall_ns || unexplained != [0, 0] {
         return Err(format!("budgets do not sum: {sums:?} of {totals:?}"));
     }
     let counted = run.counters["access_count"].value.ok_or("accesses are not counted")? as f64;

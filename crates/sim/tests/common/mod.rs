@@ -1,5 +1,6 @@
 //! Runs plans on models with TLBs.
 
+use pagetax_core::cause::Account;
 use pagetax_core::machine::Machine;
 use pagetax_core::plan::*;
 use pagetax_core::report::{Recording, Run};
@@ -22,7 +23,7 @@ impl Ran {
         let phase = self.report.phases.last().expect("a phase");
         let ns = phase.end_ns - phase.start_ns;
         let budget = self.report.budget.as_ref().expect("a budget");
-        assert_eq!((budget.cpu_unexplained_ns, budget.wall_unexplained_ns), (0, 0));
+        assert_eq!(Account::ALL.map(|account| budget.unexplained_ns(account)), [0, 0]);
         let count = |id: &str| phase.counters[id].value.expect("counted") as f64;
         PhaseFigures { ns, miss_ratio: count("tlb_miss_count") / count("access_count") }
     }

@@ -159,6 +159,7 @@ mod tests {
     use super::super::budget;
     use super::super::tests::{calibration, profile, totals};
     use super::*;
+    use pagetax_core::cause::Account;
     use pagetax_core::counter::Provenance;
 
     #[test]
@@ -168,16 +169,16 @@ mod tests {
         let c = calibration();
         let translation = Translation::WorkingSet(64 << 20);
         let b = budget(&totals(), &no_stacks, &translation, Some(&c));
-        assert_eq!(b.cpu_row("minor_fault").unwrap().ns, Some(65_000_000));
-        assert_eq!(b.cpu_row("zero_copy").unwrap().ns, Some(85_000_000));
-        assert_eq!(b.cpu_unexplained_ns, 150_000_000);
-        let reclaim = b.cpu_row("reclaim").unwrap();
+        assert_eq!(b.row("minor_fault").unwrap().ns, Some(65_000_000));
+        assert_eq!(b.row("zero_copy").unwrap().ns, Some(85_000_000));
+        assert_eq!(b.unexplained_ns(Account::Cpu), 150_000_000);
+        let reclaim = b.row("reclaim").unwrap();
         assert_eq!(reclaim.provenance, Provenance::Missing);
         assert!(reclaim.how.contains("paranoid"), "{}", reclaim.how);
 
         let b = budget(&totals(), &no_stacks, &translation, None);
-        assert!(b.cpu_row("minor_fault").unwrap().how.contains("pagetax calibrate"));
-        assert_eq!(b.cpu_unexplained_ns, 300_000_000);
+        assert!(b.row("minor_fault").unwrap().how.contains("pagetax calibrate"));
+        assert_eq!(b.unexplained_ns(Account::Cpu), 300_000_000);
     }
 
     #[test]
@@ -187,9 +188,13 @@ mod tests {
         let short = Totals { kernel_ns: 15_000_000, ..totals() };
         let c = calibration();
         let b = budget(&short, &no_stacks, &Translation::WorkingSet(1 << 20), Some(&c));
-        let ns = |id| b.cpu_row(id).unwrap().ns.unwrap();
+        let ns = |id| b.row(id).unwrap().ns.unwrap();
         assert!(ns("minor_fault") + ns("zero_copy") <= 15_000_000);
-        assert!((0..10).contains(&b.cpu_unexplained_ns), "{}", b.cpu_unexplained_ns);
+        assert!(
+            (0..10).contains(&b.unexplained_ns(Account::Cpu)),
+            "{}",
+            b.unexplained_ns(Account::Cpu)
+        );
     }
 
     #[test]

@@ -16,8 +16,9 @@ pub use translation::{AccessClass, AccessKind, Translation};
 use crate::measure::stacks::{Begin, Profile, Profiler, Symbols, TaskState};
 use crate::measure::tlb_events::{Counters, Family, Target, has_unit};
 use crate::procfs::{Root, SystemSnapshot};
-use pagetax_core::budget::{Budget, Ledger};
+use pagetax_core::budget::{Budget, Ledger, MemoryRow};
 use pagetax_core::calibration::Calibration;
+use pagetax_core::cause::Account;
 use pagetax_core::counter::Reading;
 use std::time::Instant;
 
@@ -40,6 +41,21 @@ pub struct Totals {
     pub huge_page_bytes_max: Reading,
     /// The peak of bytes of page tables.
     pub page_table_bytes_max: Reading,
+    /// The figures of network memory; `None` if the job has none.
+    pub paging: Option<Paging>,
+}
+
+/// The time that network memory took, by its pagers' own clocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paging {
+    /// The time from a fault's report to its page, of all demand page-ins.
+    pub page_in_ns_total: u64,
+    /// The number of demand page-ins.
+    pub demand_page_in_count: u64,
+    /// True if faults of several clients may overlap, so that `page_in_ns_total` exceeds elapsed time.
+    pub overlaps: bool,
+    /// The CPU time of the pagers' threads, which do not belong to the job; `None` if it cannot be read.
+    pub cpu_ns: Option<u64>,
 }
 
 /// The collector of a budget's data while a job runs.
@@ -134,16 +150,26 @@ pub fn budget(
     translation: &Translation,
     calibration: Option<&Calibration>,
 ) -> Budget {
-    let mut cpu = Ledger::new(totals.user_ns + totals.kernel_ns);
+    let mut cpu = Ledger::new(Account::Cpu, totals.user_ns + totals.kernel_ns);
     cpu::user_rows(&mut cpu, totals, translation, calibration);
     cpu::kernel_rows(&mut cpu, totals, profile, calibration);
-    let mut wall = Ledger::new(totals.wall_ns);
+    let mut wall = Ledger::new(Account::Wall, totals.wall_ns);
     wall::rows(&mut wall, totals, profile, calibration);
-    let mut budget = Budget::new(cpu, wall);
-    budget.memory("resident", totals.resident_bytes_max.clone(), "most at once");
-    budget.memory("huge", totals.huge_page_bytes_max.clone(), "most at once");
-    budget.memory("page_tables", totals.page_table_bytes_max.clone(), "most at once");
-    budget
+    if let Some(paging) = &totals.paging {
+        let count = paging.demand_page_in_count;
+        let how = format!("{count} page-ins, from report to page, by the pager's clock");
+        wall.split_remote_page_in(paging.page_in_ns_total, paging.overlaps, &how);
+        if let Some(ns) = paging.cpu_ns {
+            cpu.add_remote_paging(ns, "the pager's threads, by schedstat");
+        }
+    }
+    let peaks = [
+        ("resident", &totals.resident_bytes_max),
+        ("huge", &totals.huge_page_bytes_max),
+        ("page_tables", &totals.page_table_bytes_max),
+    ];
+    let memory = peaks.map(|(id, peak)| MemoryRow::new(id, peak.clone(), "most at once"));
+    Budget::new(cpu, wall, memory.into())
 }
 
 /// Returns a derived reading. Its value and its bounds are between 0 and `most`.
@@ -169,6 +195,7 @@ pub(crate) mod tests {
             resident_bytes_max: Reading::Measured(400 << 20),
             huge_page_bytes_max: Reading::Measured(0),
             page_table_bytes_max: Reading::Missing("gone before it was read".into()),
+            paging: None,
         }
     }
 
@@ -244,13 +271,13 @@ pub(crate) mod tests {
     #[test]
     fn stacks_and_switches_explain_nearly_all() {
         let b = budget(&totals(), &profile(), &Translation::WorkingSet(64 << 20), None);
-        assert_eq!(b.cpu_unexplained_ns, 3_000_000);
-        assert_eq!(b.cpu_row("minor_fault").unwrap().ns, Some(120_000_000));
-        assert_eq!(b.cpu_row("translation").unwrap().ns, None);
-        assert_eq!(b.wall_unexplained_ns, 0);
-        let page_in = b.wall.iter().find(|row| row.id == "page_in").unwrap();
+        assert_eq!(b.unexplained_ns(Account::Cpu), 3_000_000);
+        assert_eq!(b.row("minor_fault").unwrap().ns, Some(120_000_000));
+        assert_eq!(b.row("translation").unwrap().ns, None);
+        assert_eq!(b.unexplained_ns(Account::Wall), 0);
+        let page_in = b.row("page_in").unwrap();
         assert_eq!(page_in.ns, Some(90_000_000));
-        assert_eq!(b.memory[2].bytes, None);
+        assert_eq!(b.memory()[2].bytes, None);
     }
 
     fn any_totals() -> impl Strategy<Value = Totals> {
@@ -313,23 +340,18 @@ pub(crate) mod tests {
         ) {
             let calibration = calibrated.then(calibration);
             let b = budget(&totals, &profile, &translation, calibration.as_ref());
-            let sum = |rows: &[pagetax_core::budget::TimeRow]| {
-                rows.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum::<i64>()
-            };
-            let cpu_total_ns = totals.user_ns + totals.kernel_ns;
-            prop_assert_eq!(sum(&b.cpu) + b.cpu_unexplained_ns, cpu_total_ns as i64);
-            prop_assert_eq!(sum(&b.wall) + b.wall_unexplained_ns, totals.wall_ns as i64);
+            let totals_ns = [totals.user_ns + totals.kernel_ns, totals.wall_ns];
+            for (account, total_ns) in Account::ALL.into_iter().zip(totals_ns) {
+                let rows = b.rows(account);
+                let parts: i64 = rows.iter().filter_map(|row| row.ns).map(|ns| ns as i64).sum();
+                prop_assert_eq!(parts + b.unexplained_ns(account), total_ns as i64);
+                let causes = account.causes().filter(|cause| !cause.needs_network);
+                let ids: Vec<_> = rows.iter().map(|row| row.id.as_str()).collect();
+                prop_assert_eq!(ids, causes.map(|cause| cause.id).collect::<Vec<_>>());
+            }
             // Only rounding may make the CPU rows exceed their total: half a nanosecond each.
-            prop_assert!(b.cpu_unexplained_ns >= -4, "{:?}", b.cpu);
-            let ids = |rows: &[pagetax_core::budget::TimeRow]| {
-                rows.iter().map(|row| row.id.clone()).collect::<Vec<_>>()
-            };
-            let named = |table: &[(&str, &str)]| {
-                table.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>()
-            };
-            prop_assert_eq!(ids(&b.cpu), named(pagetax_core::budget::CPU_ROWS));
-            prop_assert_eq!(ids(&b.wall), named(pagetax_core::budget::WALL_ROWS));
-            for row in b.cpu.iter().chain(&b.wall) {
+            prop_assert!(b.unexplained_ns(Account::Cpu) >= -4, "{:?}", b);
+            for row in Account::ALL.into_iter().flat_map(|account| b.rows(account)) {
                 if let (Some(low), Some(ns), Some(high)) = (row.low_ns, row.ns, row.high_ns) {
                     prop_assert!(low <= ns && ns <= high, "{:?}", row);
                 }

@@ -96,10 +96,11 @@ mod tests {
     use super::super::tests::{calibration, profile, totals};
     use super::super::{Translation, budget};
     use pagetax_core::budget::Budget;
+    use pagetax_core::cause::Account;
     use pagetax_core::counter::Provenance;
 
     fn row<'a>(b: &'a Budget, id: &str) -> &'a pagetax_core::budget::TimeRow {
-        b.wall.iter().find(|row| row.id == id).unwrap()
+        b.row(id).unwrap()
     }
 
     #[test]
@@ -111,7 +112,7 @@ mod tests {
         assert_eq!(row(&b, "page_in").ns, Some(200_000));
         assert_eq!(row(&b, "sleep").ns, Some(90_000_000 - 200_000));
         assert_eq!(row(&b, "throttle").provenance, Provenance::Missing);
-        assert_eq!(b.wall_unexplained_ns, 0);
+        assert_eq!(b.unexplained_ns(Account::Wall), 0);
 
         let b = budget(&totals(), &p, &unknown, None);
         assert_eq!(row(&b, "page_in").provenance, Provenance::Missing);
@@ -124,6 +125,6 @@ mod tests {
         p.line = Err("not allowed".into());
         let b = budget(&totals(), &p, &Translation::Unknown("test".into()), None);
         assert_eq!(row(&b, "running").ns, Some(900_000_000));
-        assert_eq!(b.wall_unexplained_ns, 100_000_000);
+        assert_eq!(b.unexplained_ns(Account::Wall), 100_000_000);
     }
 }

@@ -4,7 +4,8 @@
 //! went through; both are complete by construction.
 
 use crate::historic::cx::{CpuRow, CpuTimes, WallRow};
-use pagetax_core::budget::{Budget, Ledger};
+use pagetax_core::budget::{Budget, Ledger, MemoryRow};
+use pagetax_core::cause::Account;
 use pagetax_core::counter::Reading;
 
 /// Both ledgers of a run under way.
@@ -65,17 +66,17 @@ impl Ledgers {
         self.mark
     }
 
-    /// Returns the budget, without its memory line.
-    pub fn budget(&self) -> Budget {
-        let mut cpu = Ledger::new(self.cpu.iter().sum());
+    /// Closes the budget with this memory line.
+    pub fn budget(&self, memory: Vec<MemoryRow>) -> Budget {
+        let mut cpu = Ledger::new(Account::Cpu, self.cpu.iter().sum());
         for row in CpuRow::ALL {
             cpu.row(row.id(), Reading::Modeled(self.cpu[row as usize]), "charged by the model");
         }
-        let mut wall = Ledger::new(self.mark);
+        let mut wall = Ledger::new(Account::Wall, self.mark);
         for row in WallRow::ALL {
             wall.row(row.id(), Reading::Modeled(self.wall[row as usize]), "virtual clock");
         }
-        Budget::new(cpu, wall)
+        Budget::new(cpu, wall, memory)
     }
 }
 
@@ -95,10 +96,10 @@ mod tests {
         ledgers.advance(18);
         ledgers.ready(true);
         ledgers.advance(20);
-        let budget = ledgers.budget();
-        let wall: Vec<_> = budget.wall.iter().map(|row| row.ns.unwrap()).collect();
+        let budget = ledgers.budget(Vec::new());
+        let wall: Vec<_> = budget.rows(Account::Wall).iter().map(|row| row.ns.unwrap()).collect();
         assert_eq!(wall, [10, 2, 3, 0, 0, 5]);
-        assert_eq!((budget.wall_unexplained_ns, budget.cpu_unexplained_ns), (0, 0));
-        assert_eq!((budget.wall_total_ns, budget.cpu_total_ns), (20, 10));
+        assert_eq!(Account::ALL.map(|account| budget.unexplained_ns(account)), [0, 0]);
+        assert_eq!(Account::ALL.map(|account| budget.total_ns(account)), [10, 20]);
     }
 }

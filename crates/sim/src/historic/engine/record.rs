@@ -6,6 +6,7 @@ use super::{CONTEXT_SWITCHES, DAEMON_NS, Engine, KERNEL_NS, RUN_QUEUE_NS, USER_N
 use crate::hardware::Mmu;
 use crate::historic::kernel::Kernel;
 use crate::tally::{CounterId, Tally};
+use pagetax_core::budget::MemoryRow;
 use pagetax_core::counter::{Provenance, Reading};
 
 /// Kept by every model.
@@ -85,11 +86,9 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
         }
         let kernel_report =
             self.parts.kernel.kernel_report(&self.parts.hardware, &self.run_state.tally);
-        let mut budget = self.ledgers.budget();
-        for (id, reading, how) in kernel_report.memory {
-            budget.memory(id, reading, how);
-        }
-        self.out.budget(budget);
+        let memory = kernel_report.memory.into_iter();
+        let memory = memory.map(|(id, reading, how)| MemoryRow::new(id, reading, how)).collect();
+        self.out.budget(self.ledgers.budget(memory));
         kernel_report.tables.into_iter().for_each(|table| self.out.table(table));
         kernel_report.warnings.into_iter().for_each(|warning| self.out.warning(warning));
         self.out.progress(1.0);

@@ -8,6 +8,7 @@ use crate::hardware::{PageTables, Pte};
 use crate::historic::kernel::{KernelReport, Step};
 use crate::historic::sched::scheduler;
 use crate::model::Model;
+use pagetax_core::cause::Account;
 use pagetax_core::machine::{MachineKind, MachineSpec, Unmet};
 use pagetax_core::page_size::PageSizeRequest;
 use pagetax_core::plan::*;
@@ -204,7 +205,7 @@ fn counter(run: &Run, id: &str) -> u64 {
 
 fn wall_row(run: &Run, id: &str) -> u64 {
     let budget = run.budget.as_ref().unwrap();
-    budget.wall.iter().find(|row| row.id == id).unwrap().ns.unwrap()
+    budget.row(id).unwrap().ns.unwrap()
 }
 
 #[test]
@@ -335,10 +336,10 @@ proptest! {
         let (first, end) = run(&plan, scheduler, cpus, daemon);
         prop_assert!(end.is_ok(), "{:?}", end);
         let budget = first.budget.clone().unwrap();
-        prop_assert_eq!((budget.cpu_unexplained_ns, budget.wall_unexplained_ns), (0, 0));
-        prop_assert_eq!(budget.wall_total_ns, first.wall_ns);
+        prop_assert_eq!(Account::ALL.map(|account| budget.unexplained_ns(account)), [0, 0]);
+        prop_assert_eq!(budget.total_ns(Account::Wall), first.wall_ns);
         let cpu = counter(&first, "user_ns") + counter(&first, "kernel_ns");
-        prop_assert_eq!(budget.cpu_total_ns, cpu);
+        prop_assert_eq!(budget.total_ns(Account::Cpu), cpu);
         prop_assert!(cpu <= first.wall_ns * u64::from(cpus));
         let planned: u64 = plan.phases.iter().map(|phase| {
             let touches = phase.ops.iter().map(|op| if let Op::Touch(t) = op { t.count } else { 0 });

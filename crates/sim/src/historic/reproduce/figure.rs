@@ -3,6 +3,7 @@
 //! Invariant: a figure is read from the report that any `pagetax run` would give; reproduction has no
 //! other way into a simulation.
 
+use pagetax_core::cause::Account;
 use pagetax_core::report::{Latency, ReportPhase, Run};
 
 /// A figure as written: a name, and words in parentheses.
@@ -100,7 +101,7 @@ fn counter(counters: &pagetax_core::counter::Counters, id: &str) -> Result<f64, 
 }
 
 fn cpu_ns(run: &Run, id: &str) -> Result<f64, String> {
-    let rows = run.budget.as_ref().map_or(&[][..], |budget| &budget.cpu);
+    let rows = run.budget.as_ref().map_or(&[][..], |budget| budget.rows(Account::Cpu));
     let ns = rows.iter().find(|row| row.id == id).and_then(|row| row.ns);
     ns.map(|ns| ns as f64).ok_or_else(|| format!("the budget of CPU time has no row {id}"))
 }

@@ -6,6 +6,7 @@ use crate::historic::engine::{Caps, Engine, Parts, Settings};
 use crate::historic::kernel::Kernel;
 use crate::historic::sched::scheduler;
 use crate::model::Model;
+use pagetax_core::cause::Account;
 use pagetax_core::job::Job;
 use pagetax_core::machine::{MachineKind, MachineSpec, RunError};
 use pagetax_core::plan::Plan;
@@ -124,7 +125,7 @@ fn equal_seeds_give_equal_reports_and_nothing_is_unexplained() {
     assert_eq!(reports[0], reports[1]);
     assert_ne!(reports[0].phases[0].end_ns, reports[2].phases[0].end_ns);
     let budget = reports[0].budget.as_ref().expect("a budget");
-    assert_eq!((budget.cpu_unexplained_ns, budget.wall_unexplained_ns), (0, 0));
+    assert_eq!(Account::ALL.map(|account| budget.unexplained_ns(account)), [0, 0]);
 }
 
 #[test]

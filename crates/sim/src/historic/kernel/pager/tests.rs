@@ -8,6 +8,7 @@ use crate::historic::store::network::tests::model as network;
 use crate::model::Model;
 use memory::MemoryModel;
 use pagetax_core::access::Rng;
+use pagetax_core::cause::Account;
 use pagetax_core::job::Job;
 use pagetax_core::machine::{MachineKind, MachineSpec};
 use pagetax_core::network_memory::Serving;
@@ -232,7 +233,7 @@ fn the_published_rates_come_out() {
     let page_in = &run.latency["page_in"];
     assert!(page_in.min_ns.abs_diff(230_000) < 1_000 && page_in.mean_ns.abs_diff(300_000) < 15_000);
     let budget = run.budget.unwrap();
-    assert_eq!((budget.cpu_unexplained_ns, budget.wall_unexplained_ns), (0, 0));
+    assert_eq!(Account::ALL.map(|account| budget.unexplained_ns(account)), [0, 0]);
     assert_eq!(run.tables[0].title, "memory servers at the end");
 }
 
