@@ -10,8 +10,9 @@ mod processes;
 use crate::exit;
 use crate::output::{documents::Outputs, pages};
 use anyhow::Result;
+use pagetax_core::page_size::PartSizes;
 use pagetax_host::pages::documents::{PageSizeChange, ProcessChange};
-use pagetax_host::pages::{Advice, PageSettings};
+use pagetax_host::pages::{PageSettings, parts};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -85,10 +86,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let options = args.options.iter().map(String::as_str);
     let system = PageSettings::host();
     let advice = match args.undo && args.options.is_empty() {
-        true => Ok(Advice::undoable()),
-        false => Advice::parse(options, &system),
+        true => Ok(parts::undoable()),
+        false => PartSizes::parse(options),
     };
     let advice = advice.map_err(|error| own(error.into()))?;
+    parts::check(&advice, &system).map_err(|error| own(error.into()))?;
     match args.processes {
         true => processes::run(&args, &advice, &system).map_err(own),
         false => command::run(&args, &advice),

@@ -13,7 +13,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A part of a program's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryPart {
     /// bss and brk. Of a command that pagetax starts, malloc's mappings too.
@@ -83,6 +83,11 @@ impl PageSizeRequest {
             PageSizeRequest::Base => Some(base),
             PageSizeRequest::Size(size, _) => Some(size),
         }
+    }
+
+    /// Returns the way that is asked for.
+    pub fn how(self) -> How {
+        if let PageSizeRequest::Size(_, how) = self { how } else { How::Preferred }
     }
 
     /// Returns the page size that must come from a reserved pool, if one must.
@@ -186,7 +191,7 @@ pub enum PageSizeError {
 }
 
 /// Page sizes by part.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PartSizes(BTreeMap<MemoryPart, PageSizeRequest>);
 

@@ -1,11 +1,12 @@
 //! Page sizes of running processes, on the real kernel.
 
+use pagetax_core::page_size::{MemoryPart, PartSizes};
 use pagetax_core::units::PageSize;
 use pagetax_host::pages::change::{self, Outcome};
 use pagetax_host::pages::inject::{Injector, Stops};
 use pagetax_host::pages::pagemap;
 use pagetax_host::pages::target::{Refusal, Target};
-use pagetax_host::pages::{Advice, PageSettings, Part, Verdict, judge};
+use pagetax_host::pages::{PageSettings, Verdict, judge};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -66,23 +67,23 @@ impl Running {
     }
 }
 
-fn advice(text: &str) -> Advice {
-    Advice::parse([text], &PageSettings::host()).unwrap()
+fn advice(text: &str) -> PartSizes {
+    PartSizes::parse([text]).unwrap()
 }
 
-fn verdict(target: &Target, advice: &Advice, outcome: &Outcome) -> Verdict {
+fn verdict(target: &Target, advice: &PartSizes, outcome: &Outcome) -> Verdict {
     let map = pagemap::read(target.pid().as_raw_nonzero().get() as u32).unwrap();
     judge(&map, advice, outcome, &PageSettings::host())
 }
 
-fn apply(target: &Target, advice: &Advice) -> (Outcome, Verdict) {
+fn apply(target: &Target, advice: &PartSizes) -> (Outcome, Verdict) {
     let map = pagemap::read(target.pid().as_raw_nonzero().get() as u32).unwrap();
     let outcome = change::apply(target, &map, advice, HUGE).unwrap();
     let verdict = verdict(target, advice, &outcome);
     (outcome, verdict)
 }
 
-fn undo(target: &Target, advice: &Advice) -> (Outcome, Verdict) {
+fn undo(target: &Target, advice: &PartSizes) -> (Outcome, Verdict) {
     let map = pagemap::read(target.pid().as_raw_nonzero().get() as u32).unwrap();
     let outcome = change::undo(target, &map, advice, HUGE).unwrap();
     let verdict = verdict(target, advice, &outcome);
@@ -90,7 +91,7 @@ fn undo(target: &Target, advice: &Advice) -> (Outcome, Verdict) {
 }
 
 /// Returns the bytes as asked and the resident bytes of a part; the reasons must cover the rest exactly.
-fn part(verdict: &Verdict, part: Part) -> (u64, u64) {
+fn part(verdict: &Verdict, part: MemoryPart) -> (u64, u64) {
     let found = verdict.parts.iter().find(|p| p.part == part).unwrap();
     let why: u64 = found.why.iter().map(|why| why.bytes).sum();
     assert_eq!(found.as_asked_bytes + why, found.resident_bytes, "{found:?}");
@@ -99,7 +100,7 @@ fn part(verdict: &Verdict, part: Part) -> (u64, u64) {
 
 /// Checks that nearly all of a part is as asked. Another process may use up memory; then the output
 /// shows the reason.
-fn nearly_all(verdict: &Verdict, of: Part) {
+fn nearly_all(verdict: &Verdict, of: MemoryPart) {
     let (asked, resident) = part(verdict, of);
     assert!(asked as f64 >= 0.95 * resident as f64, "{verdict:#?}");
 }
@@ -107,16 +108,16 @@ fn nearly_all(verdict: &Verdict, of: Part) {
 fn collapse_and_split(target: &Target) {
     let heap = advice("heap=2M");
     let (outcome, now) = apply(target, &heap);
-    nearly_all(&now, Part::Heap);
+    nearly_all(&now, MemoryPart::Heap);
     assert!(outcome.total_bytes() > 60 << 20);
     let (outcome, now) = undo(target, &heap);
-    assert_eq!(part(&now, Part::Heap).0, 0, "{now:?}");
+    assert_eq!(part(&now, MemoryPart::Heap).0, 0, "{now:?}");
     assert!(outcome.total_bytes() > 60 << 20);
     // The same once more, but splits by asking for base pages.
     apply(target, &heap);
     let base = advice("heap=4K");
     let (_, now) = apply(target, &base);
-    let (asked, resident) = part(&now, Part::Heap);
+    let (asked, resident) = part(&now, MemoryPart::Heap);
     assert_eq!(asked, resident, "{now:?}");
 }
 
@@ -164,7 +165,7 @@ fn every_byte_that_is_not_as_asked_has_a_reason() {
     for verdict in &now.parts {
         part(&now, verdict.part);
     }
-    let stack = now.parts.iter().find(|p| p.part == Part::Stack).unwrap();
+    let stack = now.parts.iter().find(|p| p.part == MemoryPart::Stack).unwrap();
     assert!(stack.why[0].reason.starts_with("unaligned"), "{stack:?}");
     running.end();
 }
@@ -187,7 +188,7 @@ fn memory_shared_after_a_fork_is_told_from_the_rest() {
     let reasons: Vec<_> = untouched.parts[0].why.iter().map(|why| &why.reason).collect();
     assert!(reasons.iter().any(|reason| reason.contains("forked")), "{untouched:?}");
     let (_, now) = apply(&target, &anon);
-    nearly_all(&now, Part::Anon);
+    nearly_all(&now, MemoryPart::Anon);
     for child in children(parent.id()) {
         rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
     }
@@ -263,7 +264,7 @@ fn filtered_processes_are_refused_unless_forced() {
     assert_eq!(line, "up\n");
     assert_eq!(Target::open(child.id(), false).unwrap_err(), Refusal::Seccomp);
     let (_, now) = apply(&Target::open(child.id(), true).unwrap(), &advice("anon=2M"));
-    assert!(part(&now, Part::Anon).1 > 0);
+    assert!(part(&now, MemoryPart::Anon).1 > 0);
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
 }

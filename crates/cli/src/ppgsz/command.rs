@@ -4,15 +4,16 @@ use super::{Args, table_of_large};
 use crate::{exit, output};
 use anyhow::{Context, Result};
 use pagetax_core::exit::Exit;
+use pagetax_core::page_size::{MemoryPart, PartSizes};
 use pagetax_core::units::PageSize;
 use pagetax_host::launch::Launcher;
 use pagetax_host::launch::program::Program;
 use pagetax_host::launch::signals::ends_within;
+use pagetax_host::pages::PageSettings;
 use pagetax_host::pages::documents::{PageSizeChange, ProcessChange};
 use pagetax_host::pages::follow::{Sweeper, Whose};
 use pagetax_host::pages::launch::{Launch, LaunchError, Surroundings, plan};
 use pagetax_host::pages::text::{self, FileText};
-use pagetax_host::pages::{Advice, PageSettings, Part};
 use pagetax_host::sys::signal::PassedOn;
 use std::io;
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ use std::time::Duration;
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Plans, prepares, and either becomes the command or waits for it.
-pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
+pub fn run(args: &Args, advice: &PartSizes) -> Result<ExitCode> {
     let name = args.operands[0].to_string_lossy();
     let program = Program::find(&*name).map_err(|error| with_code(error.into()))?;
     program.heeds_us().map_err(|error| with_code(error.into()))?;
@@ -46,8 +47,8 @@ pub fn run(args: &Args, advice: &Advice) -> Result<ExitCode> {
         (Some(_), true) => Whose::Everybodys,
     };
     // What is looked at is what was asked for, and malloc's own mappings with the heap.
-    let looked_at = match advice.get(Part::Heap) {
-        Some(wish) => advice.clone().or(Part::Anon, wish),
+    let looked_at = match advice.get(MemoryPart::Heap) {
+        Some(wish) => advice.clone().or(MemoryPart::Anon, wish),
         None => advice.clone(),
     };
     let sweeper = Sweeper::new(looked_at, args.force, whose, watched);

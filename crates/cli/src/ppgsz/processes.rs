@@ -3,6 +3,7 @@
 use super::{Args, table};
 use crate::{exit, output};
 use anyhow::Result;
+use pagetax_core::page_size::{How, MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::pages::change::{self, Cause, Outcome};
 use pagetax_host::pages::documents::{PageSizeChange, ProcessChange};
@@ -10,7 +11,7 @@ use pagetax_host::pages::follow::{Sweeper, Whose};
 use pagetax_host::pages::launch;
 use pagetax_host::pages::pagemap::{self, Segment};
 use pagetax_host::pages::target::{Refusal, Target, pid_of};
-use pagetax_host::pages::{Advice, PageSettings, Part, Verdict, Wish, judge};
+use pagetax_host::pages::{PageSettings, Verdict, judge, parts};
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use rustix::process::Pid;
 use std::process::ExitCode;
@@ -20,8 +21,8 @@ use std::time::{Duration, Instant};
 const STOP_POLL: Duration = Duration::from_millis(50);
 
 /// Changes them all; an error of one does not stop the list. 125 if there was any.
-pub fn run(args: &Args, advice: &Advice, system: &PageSettings) -> Result<ExitCode> {
-    if advice.iter().any(|(_, wish)| matches!(wish, Wish::Hugetlb(_))) {
+pub fn run(args: &Args, advice: &PartSizes, system: &PageSettings) -> Result<ExitCode> {
+    if advice.iter().any(|(_, wish)| wish.how() != How::Preferred) {
         anyhow::bail!(
             "pages of a hugetlb pool are for commands: a running process could be killed for the \
              want of one later\n  remedy: -o heap=2M"
@@ -67,7 +68,7 @@ type Done = (Verdict, Outcome);
 /// None where only a plan was asked for.
 fn change_one(
     args: &Args,
-    advice: &Advice,
+    advice: &PartSizes,
     system: &PageSettings,
     pid: u32,
 ) -> Result<Option<Done>, Refusal> {
@@ -102,7 +103,7 @@ fn change_one(
 
 /// Whether an undo did what it was asked to. Other memory than code may have come by huge pages since.
 fn has_undone(verdict: &Verdict, outcome: &Outcome) -> bool {
-    let mut text = verdict.parts.iter().filter(|part| part.part == Part::Text);
+    let mut text = verdict.parts.iter().filter(|part| part.part == MemoryPart::Text);
     // What has gone, or is in use for a moment, is no refusal.
     let passing = |cause: &Cause| matches!(cause, Cause::Gone | Cause::Busy);
     outcome.failed_bytes.keys().all(|(_, cause)| passing(cause))
@@ -110,9 +111,8 @@ fn has_undone(verdict: &Verdict, outcome: &Outcome) -> bool {
 }
 
 /// What an undo asks for.
-fn base_pages(advice: &Advice) -> Advice {
-    let base = PageSize::new(rustix::param::page_size() as u64).unwrap_or(PageSize::K4);
-    advice.iter().fold(Advice::default(), |all, (part, _)| all.or(part, Wish::Size(base)))
+fn base_pages(advice: &PartSizes) -> PartSizes {
+    PartSizes::of(&advice.parts(), PageSizeRequest::preferred(parts::base_page()))
 }
 
 fn read(pid: u32) -> Result<pagemap::PageMap, Refusal> {
@@ -123,7 +123,7 @@ fn read(pid: u32) -> Result<pagemap::PageMap, Refusal> {
 }
 
 /// Until all of them have ended, or we are told to stop.
-fn follow(args: &Args, advice: &Advice, processes: &mut Vec<ProcessChange>) {
+fn follow(args: &Args, advice: &PartSizes, processes: &mut Vec<ProcessChange>) {
     let roots: Vec<Pid> = processes
         .iter()
         .filter(|process| process.error.is_none())

@@ -4,13 +4,14 @@
 //! stops of a few milliseconds with gaps between them. Either way one huge page at a time, so that
 //! no lock of the target is held for long and each failure has its place.
 
-use super::advice::{Advice, Part, Wish};
 use super::inject::{Injector, Stops};
+use super::parts::{base_page, part_of};
 use super::remap;
 use super::target::{Refusal, Target};
 use crate::pages::pagemap::{self, Mapping, PageMap, Segment};
 use crate::sys::mapping::{OwnedMapping as Memory, Request, Source};
 use crate::sys::remote;
+use pagetax_core::page_size::{How, MemoryPart, PartSizes};
 use pagetax_core::units::PageSize;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -62,10 +63,10 @@ impl Cause {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
     /// Bytes whose pages were changed, by part.
-    pub changed_bytes: BTreeMap<Part, u64>,
+    pub changed_bytes: BTreeMap<MemoryPart, u64>,
     /// Bytes that stayed, by part and cause.
     #[serde(skip)]
-    pub failed_bytes: BTreeMap<(Part, Cause), u64>,
+    pub failed_bytes: BTreeMap<(MemoryPart, Cause), u64>,
     /// How long the target stood still, each time.
     #[serde(skip)]
     pub stops: Stops,
@@ -83,7 +84,7 @@ impl Outcome {
         self.stops.all.extend(later.stops.all);
     }
 
-    pub(super) fn fail(&mut self, part: Part, cause: Cause, bytes: u64) {
+    pub(super) fn fail(&mut self, part: MemoryPart, cause: Cause, bytes: u64) {
         *self.failed_bytes.entry((part, cause)).or_default() += bytes;
     }
 
@@ -97,7 +98,7 @@ impl Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Chunk {
     start: u64,
-    part: Part,
+    part: MemoryPart,
     /// What is there in the wrong size.
     bytes: u64,
 }
@@ -106,7 +107,7 @@ struct Chunk {
 pub fn apply_all(
     target: &Target,
     map: &PageMap,
-    advice: &Advice,
+    advice: &PartSizes,
     huge: PageSize,
     force: bool,
 ) -> Result<Outcome, Refusal> {
@@ -123,7 +124,7 @@ pub fn apply_all(
 pub fn apply(
     target: &Target,
     map: &PageMap,
-    advice: &Advice,
+    advice: &PartSizes,
     huge: PageSize,
 ) -> Result<Outcome, Refusal> {
     let base = map.base_page;
@@ -138,7 +139,7 @@ pub fn apply(
     // A part of a huge page that is not needed soon splits it.
     reach.change(&split, base.bytes(), remote::RemoteAdvice::Cold, &mut changed);
     let between = |mapping: &Mapping| {
-        let unasked = mapping.advice != Some(pagemap::Advice::Huge);
+        let unasked = mapping.advice != Some(pagemap::HugePageAdvice::Huge);
         let part = asked(advice, mapping, |size| size > base && size < huge).filter(|_| unasked);
         part.map(|part| (part, libc::MADV_HUGEPAGE))
     };
@@ -156,30 +157,37 @@ pub fn apply(
 pub fn undo(
     target: &Target,
     map: &PageMap,
-    advice: &Advice,
+    advice: &PartSizes,
     huge: PageSize,
 ) -> Result<Outcome, Refusal> {
     let base = map.base_page;
     let mut changed = Outcome::default();
-    let split = huge_runs(map, huge, |mapping| advice.part_of(mapping));
+    let split = huge_runs(map, huge, |mapping| part_of(advice, mapping));
     Reach::of(target)?.change(&split, base.bytes(), remote::RemoteAdvice::Cold, &mut changed);
     Ok(changed)
 }
 
 /// The part of a mapping of anonymous memory, if the size asked for it is `wanted`.
-fn asked(advice: &Advice, mapping: &Mapping, wanted: impl Fn(PageSize) -> bool) -> Option<Part> {
+fn asked(
+    advice: &PartSizes,
+    mapping: &Mapping,
+    wanted: impl Fn(PageSize) -> bool,
+) -> Option<MemoryPart> {
     if matches!(mapping.segment, Segment::Text | Segment::Data) || mapping.hugetlb.is_some() {
         return None;
     }
-    let part = advice.part_of(mapping)?;
-    match advice.get(part)? {
-        Wish::Size(size) if wanted(size) => Some(part),
-        _ => None,
-    }
+    let part = part_of(advice, mapping)?;
+    let request = advice.get(part)?;
+    let size = request.size(base_page()).filter(|_| request.how() == How::Preferred)?;
+    wanted(size).then_some(part)
 }
 
 /// Where whole huge pages fit and something smaller is.
-fn chunks(map: &PageMap, huge: PageSize, part_of: impl Fn(&Mapping) -> Option<Part>) -> Vec<Chunk> {
+fn chunks(
+    map: &PageMap,
+    huge: PageSize,
+    part_of: impl Fn(&Mapping) -> Option<MemoryPart>,
+) -> Vec<Chunk> {
     let size = huge.bytes();
     let mut all = Vec::new();
     for mapping in &map.mappings {
@@ -208,7 +216,7 @@ fn chunks(map: &PageMap, huge: PageSize, part_of: impl Fn(&Mapping) -> Option<Pa
 fn huge_runs(
     map: &PageMap,
     huge: PageSize,
-    part_of: impl Fn(&Mapping) -> Option<Part>,
+    part_of: impl Fn(&Mapping) -> Option<MemoryPart>,
 ) -> Vec<Chunk> {
     let size = huge.bytes();
     let mut all = Vec::new();
@@ -322,14 +330,14 @@ fn in_one_stop(
     })
 }
 
-/// Advice for faults to come can only be given by the target itself.
+/// PartSizes for faults to come can only be given by the target itself.
 fn advise_mappings(
     target: &Target,
     map: &PageMap,
     changed: &mut Outcome,
-    advice: impl Fn(&Mapping) -> Option<(Part, i32)>,
+    advice: impl Fn(&Mapping) -> Option<(MemoryPart, i32)>,
 ) -> Result<(), Refusal> {
-    let wanted: Vec<(u64, u64, Part, i32)> = map
+    let wanted: Vec<(u64, u64, MemoryPart, i32)> = map
         .mappings
         .iter()
         .filter_map(|m| advice(m).map(|(part, advice)| (m.start.0, m.bytes(), part, advice)))
@@ -339,8 +347,9 @@ fn advise_mappings(
     }
     let injector = Injector::open(target.pid())?;
     let results = injector.session(&mut changed.stops, |session| {
-        let advise =
-            |(start, len, _, advice): &(u64, u64, Part, i32)| session.advise(*start, *len, *advice);
+        let advise = |(start, len, _, advice): &(u64, u64, MemoryPart, i32)| {
+            session.advise(*start, *len, *advice)
+        };
         wanted.iter().map(advise).collect::<Vec<_>>()
     });
     let results = results.map_err(|error| Refusal::System(error.to_string()))?;

@@ -2,8 +2,9 @@
 
 use super::change::Outcome;
 use super::text::FileText;
-use super::{Advice, Mode, PageSettings, Verdict};
+use super::{Mode, PageSettings, Verdict};
 use pagetax_core::document::Document;
+use pagetax_core::page_size::PartSizes;
 use pagetax_core::units::PageSize;
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +52,7 @@ impl PageSizes {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageSizeChange {
     /// The page size of each part.
-    pub asked: Advice,
+    pub asked: PartSizes,
     /// The processes, in the order of operands or of their start.
     pub processes: Vec<ProcessChange>,
     /// The code files; absent for running processes.

@@ -4,7 +4,6 @@
 //! A sweep looks at a process only when its resident memory has changed; looking takes at most a
 //! fifth of a CPU. (Collapsing takes what it takes, but each page is collapsed once.)
 
-use super::advice::Advice;
 use super::change::{self, Outcome};
 use super::target::{Refusal, Target};
 use super::{PageSettings, Verdict, judge};
@@ -12,6 +11,7 @@ use crate::measure::trial::Allocator;
 use crate::measure::trial::tree::{Family, resident_bytes};
 use crate::pages::pagemap::{self, PageMapError};
 use crate::sys::process::thread_usage;
+use pagetax_core::page_size::PartSizes;
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
 use std::collections::HashMap;
@@ -56,7 +56,7 @@ pub enum Whose {
 
 /// The sweeps over a family of processes.
 pub struct Sweeper {
-    advice: Advice,
+    advice: PartSizes,
     system: PageSettings,
     huge: PageSize,
     force: bool,
@@ -76,7 +76,7 @@ pub struct Sweeper {
 
 impl Sweeper {
     /// One that changes pages of `whose` processes; `verifies` keeps a verdict of each of them.
-    pub fn new(advice: Advice, force: bool, whose: Whose, verifies: bool) -> Sweeper {
+    pub fn new(advice: PartSizes, force: bool, whose: Whose, verifies: bool) -> Sweeper {
         let system = PageSettings::host();
         let huge = system.pmd_size().unwrap_or(PageSize::M2);
         Sweeper {

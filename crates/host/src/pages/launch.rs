@@ -4,13 +4,14 @@
 //! that will be done ([`Launch::words`]). What can be had by the environment alone is, and then the
 //! command simply takes our place (exec); else it is watched and its memory collapsed as it grows.
 
-use super::advice::{Advice, Part, Wish};
+use super::parts::{base_page, wants_large};
 use super::tunables::{HUGETLB, MMAP_THRESHOLD, tunable, with_tunable};
 use super::{Mechanism, Mode, PageSettings};
 use crate::launch::preload::{self, Preload};
 use crate::launch::program::{Kind, Program, ProgramError};
 use crate::launch::{Launcher, installed};
 use crate::sys::remote::Forbid;
+use pagetax_core::page_size::{How, MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::{Bytes, PageSize};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -27,12 +28,12 @@ pub enum LaunchError {
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// What is asked for cannot be had.
-    #[error("{part}={wish}: {why}\n  remedy: {remedy}")]
+    #[error("{part}={request}: {why}\n  remedy: {remedy}")]
     Unavailable {
         /// For this part.
-        part: Part,
+        part: MemoryPart,
         /// What was asked.
-        wish: Wish,
+        request: PageSizeRequest,
         /// What is in the way.
         why: String,
         /// What to do about it.
@@ -50,7 +51,7 @@ pub struct Launch {
     /// Forbidden by prctl, which it inherits.
     pub forbid: Option<Forbid>,
     /// Collapsed while it runs; none: it need not be watched.
-    pub swept: Option<Advice>,
+    pub swept: Option<PartSizes>,
     /// Or only in processes that do not take their memory from glibc's malloc, which listens.
     pub sweeps_all: bool,
     /// Whose code is brought into the page cache by huge pages.
@@ -90,7 +91,7 @@ impl Surroundings {
 /// Plans how to start `program`. `force` allows what can end badly for it; `follow` keeps at it.
 pub fn plan(
     program: Program,
-    advice: &Advice,
+    advice: &PartSizes,
     around: &Surroundings,
     force: bool,
     follow: bool,
@@ -104,27 +105,31 @@ pub fn plan(
         text: Vec::new(),
         notes: Vec::new(),
     };
-    for (part, wish) in advice.iter() {
-        let refused =
-            |(why, remedy): (String, String)| LaunchError::Unavailable { part, wish, why, remedy };
-        match (part, wish) {
-            (_, Wish::Kernels) => Ok(()),
-            (Part::Heap, Wish::Hugetlb(size)) => launch.heap_from_pool(size, around, force),
-            (_, Wish::Hugetlb(_)) => Err((
+    for (part, request) in advice.iter() {
+        let refused = |(why, remedy): (String, String)| LaunchError::Unavailable {
+            part,
+            request,
+            why,
+            remedy,
+        };
+        let Some(size) = request.size(base_page()) else { continue };
+        match (part, request.how()) {
+            (MemoryPart::Heap, How::Hugetlb) => launch.heap_from_pool(size, around, force),
+            (_, how) if how != How::Preferred => Err((
                 "pages of a pool are for the heap of a command that is started".into(),
                 "ask for 2M, which are transparent pages".into(),
             )),
-            (Part::Heap, Wish::Size(size)) => launch.heap(size, advice, around),
-            (Part::Stack, Wish::Size(size)) => launch.stack(size, around),
-            (Part::Text, Wish::Size(size)) => launch.text(size, around, force),
-            (Part::Bss, Wish::Size(size)) => launch.swept(Part::Bss, size, around),
-            (Part::Data, Wish::Size(size)) if force => launch.swept(Part::Data, size, around),
-            (Part::Data, Wish::Size(_)) => Err((
+            (MemoryPart::Heap, _) => launch.heap(size, advice, around),
+            (MemoryPart::Stack, _) => launch.stack(size, around),
+            (MemoryPart::Text, _) => launch.text(size, around, force),
+            (MemoryPart::Bss, _) => launch.swept(part, size, around),
+            (MemoryPart::Data, _) if force => launch.swept(part, size, around),
+            (MemoryPart::Data, _) => Err((
                 "private pages of a file cannot become huge pages".into(),
                 "-F moves a copy there while the program stands still".into(),
             )),
-            (Part::Anon, Wish::Size(size)) if follow => launch.swept(Part::Anon, size, around),
-            (Part::Anon, Wish::Size(_)) => {
+            (MemoryPart::Anon, _) if follow => launch.swept(part, size, around),
+            (MemoryPart::Anon, _) => {
                 launch.notes.push(
                     "anon= is for memory that exists, and a new command has none: --follow asks \
                      for it as it comes"
@@ -135,19 +140,15 @@ pub fn plan(
         }
         .map_err(refused)?;
     }
-    if advice.iter().any(|(_, wish)| wish == Wish::Size(base_page())) {
+    if advice.iter().any(|(_, request)| request.size(base_page()) == Some(base_page())) {
         launch.keep_to_base_pages(advice, around);
     }
     if follow {
         let also = launch.swept.take().unwrap_or_default();
         launch.sweeps_all = true;
-        launch.swept = Some(advice.iter().fold(also, |all, (part, wish)| all.or(part, wish)));
+        launch.swept = Some(advice.iter().fold(also, |all, (part, request)| all.or(part, request)));
     }
     Ok(launch)
-}
-
-fn base_page() -> PageSize {
-    PageSize::new(rustix::param::page_size() as u64).unwrap_or(PageSize::K4)
 }
 
 type Refused = (String, String);
@@ -204,7 +205,7 @@ impl Launch {
     fn heap(
         &mut self,
         size: PageSize,
-        advice: &Advice,
+        advice: &PartSizes,
         around: &Surroundings,
     ) -> Result<(), Refused> {
         let glibc = matches!(self.program.kind, Kind::DynamicGlibc | Kind::StaticGlibc);
@@ -217,9 +218,9 @@ impl Launch {
         let huge = around.system.pmd_size().unwrap_or(PageSize::M2);
         let switched_off = around.system.of_size(size) == Some(Mode::Never) && size == huge;
         if !glibc || size == huge {
-            self.swept(Part::Heap, size, around)?;
-            if advice.get(Part::Anon).is_none() {
-                self.swept(Part::Anon, size, around)?;
+            self.swept(MemoryPart::Heap, size, around)?;
+            if advice.get(MemoryPart::Anon).is_none() {
+                self.swept(MemoryPart::Anon, size, around)?;
             }
         }
         if !glibc || switched_off {
@@ -296,11 +297,11 @@ impl Launch {
         // Collapsing makes huge pages also where they are switched off.
         let never = around.system.of_size(size) == Some(Mode::Never) && size == huge;
         if self.program.kind != Kind::DynamicGlibc || never {
-            return self.swept(Part::Stack, size, around);
+            return self.swept(MemoryPart::Stack, size, around);
         }
         settings_allow(size, &around.system)?;
         if !self.preload(around)? {
-            return self.swept(Part::Stack, size, around);
+            return self.swept(MemoryPart::Stack, size, around);
         }
         self.set("MPSSSTACK", size.to_string());
         Ok(())
@@ -312,38 +313,44 @@ impl Launch {
         }
         only_huge(size, around)?;
         self.text = self.program.files();
-        if force { self.swept(Part::Text, size, around) } else { Ok(()) }
+        if force { self.swept(MemoryPart::Text, size, around) } else { Ok(()) }
     }
 
     /// To be collapsed while it runs. The kernel collapses to one size only.
-    fn swept(&mut self, part: Part, size: PageSize, around: &Surroundings) -> Result<(), Refused> {
+    fn swept(
+        &mut self,
+        part: MemoryPart,
+        size: PageSize,
+        around: &Surroundings,
+    ) -> Result<(), Refused> {
         if size != base_page() {
             only_huge(size, around)?;
         }
-        self.swept = Some(self.swept.take().unwrap_or_default().or(part, Wish::Size(size)));
-        self.sweeps_all |= !matches!(part, Part::Heap | Part::Anon);
+        self.swept =
+            Some(self.swept.take().unwrap_or_default().or(part, PageSizeRequest::preferred(size)));
+        self.sweeps_all |= !matches!(part, MemoryPart::Heap | MemoryPart::Anon);
         Ok(())
     }
 
     /// Without advice there is nothing to turn away but what the system gives to all.
-    fn keep_to_base_pages(&mut self, advice: &Advice, around: &Surroundings) {
+    fn keep_to_base_pages(&mut self, advice: &PartSizes, around: &Surroundings) {
         let sizes = around.system.sizes();
         if sizes.iter().any(|size| around.system.of_size(*size) == Some(Mode::Always)) {
-            self.forbid = Some(if advice.wants_large() { Forbid::Unadvised } else { Forbid::All });
+            self.forbid = Some(if wants_large(advice) { Forbid::Unadvised } else { Forbid::All });
         }
     }
 }
 
 /// Whether a running process can be given what is asked for. Sizes between the base page and the huge
 /// page come with faults alone, and where they are off, advice would bring others.
-pub fn sizes_are_on(advice: &Advice, system: &PageSettings) -> Result<(), LaunchError> {
+pub fn sizes_are_on(advice: &PartSizes, system: &PageSettings) -> Result<(), LaunchError> {
     let huge = system.pmd_size().unwrap_or(PageSize::M2);
-    for (part, wish) in advice.iter() {
-        match wish {
-            Wish::Size(size) if size > base_page() && size < huge => {
+    for (part, request) in advice.iter() {
+        match request {
+            PageSizeRequest::Size(size, How::Preferred) if size > base_page() && size < huge => {
                 settings_allow(size, system).map_err(|(why, remedy)| LaunchError::Unavailable {
                     part,
-                    wish,
+                    request,
                     why,
                     remedy,
                 })?;
@@ -406,7 +413,7 @@ mod tests {
         force: bool,
     ) -> Result<Launch, LaunchError> {
         let (_keep, system) = tree(thp, "never", "inherit", pool);
-        let advice = Advice::parse([options], &system).unwrap();
+        let advice = PartSizes::parse([options]).unwrap();
         let around = Surroundings {
             system,
             tunables: Some("glibc.malloc.arena_max=1".into()),

@@ -10,7 +10,6 @@
 //! found, by way of the [`journal`]; a process is changed only through a [`target::Target`], which refuses those that must be
 //! left alone; no byte of a program is ever written.
 
-pub mod advice;
 pub mod change;
 pub mod documents;
 pub mod follow;
@@ -19,6 +18,7 @@ pub mod journal;
 pub mod launch;
 mod mechanism;
 pub mod pagemap;
+pub mod parts;
 pub mod remap;
 mod settings;
 pub mod target;
@@ -26,7 +26,6 @@ pub mod text;
 mod tunables;
 pub mod verdict;
 
-pub use advice::{Advice, AdviceError, Part, Wish};
 pub use mechanism::{Mechanism, MechanismError, Recipe, Unavailable};
 pub(crate) use settings::selected;
 pub use settings::{Changed, Mode, PageSettings, Setting};

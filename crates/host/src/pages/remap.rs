@@ -6,13 +6,14 @@
 //! stand still for the move of either, and it is made only if the mapping is still the one that was copied:
 //! another would be overwritten.
 
-use super::advice::{Advice, Part, Wish};
 use super::change::{Cause, Outcome};
 use super::inject::{Injector, Session, Stops};
+use super::parts::part_of;
 use super::target::{Refusal, Target};
 use crate::pages::pagemap::{Mapping, PageMap, Segment};
 use crate::procfs::{MapsLine, Root, maps};
 use crate::sys::remote;
+use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
 use std::io;
@@ -27,7 +28,7 @@ const DATA_BYTES_MAX: u64 = 4 << 20;
 /// A stretch of a mapping that takes whole huge pages.
 struct Stretch {
     range: Range<u64>,
-    part: Part,
+    part: MemoryPart,
     protection: u64,
     /// Copied only when nothing runs.
     changes: bool,
@@ -39,14 +40,14 @@ struct Stretch {
 pub fn apply(
     target: &Target,
     map: &PageMap,
-    advice: &Advice,
+    advice: &PartSizes,
     huge: PageSize,
 ) -> Result<Outcome, Refusal> {
     let mut outcome = Outcome::default();
     let wanted = |mapping: &&Mapping| {
         let file = matches!(mapping.segment, Segment::Text | Segment::Data);
-        let part = advice.part_of(mapping).filter(|_| file);
-        part.is_some_and(|part| advice.get(part) == Some(Wish::Size(huge)))
+        let part = part_of(advice, mapping).filter(|_| file);
+        part.is_some_and(|part| advice.get(part) == Some(PageSizeRequest::preferred(huge)))
     };
     let lines = maps(&Root::default(), map.pid).map_err(|e| Refusal::System(e.to_string()))?;
     let line = |mapping: &Mapping| {
@@ -76,8 +77,11 @@ pub fn apply(
 fn stretches(mapping: &Mapping, line: &MapsLine, huge: PageSize) -> Vec<Stretch> {
     let size = huge.bytes();
     let changes = mapping.segment == Segment::Data;
-    let (part, most) =
-        if changes { (Part::Data, DATA_BYTES_MAX) } else { (Part::Text, CODE_BYTES_MAX) };
+    let (part, most) = if changes {
+        (MemoryPart::Data, DATA_BYTES_MAX)
+    } else {
+        (MemoryPart::Text, CODE_BYTES_MAX)
+    };
     let first = mapping.start.0.next_multiple_of(size);
     let last = mapping.end.0 / size * size;
     let is_huge = |start: u64| {
@@ -238,7 +242,7 @@ mod tests {
         let mapping = lines.into_iter().find(|line| line.permissions == *b"r-xp").unwrap();
         let stretch = |range: Range<u64>, mapping: MapsLine| Stretch {
             range,
-            part: Part::Text,
+            part: MemoryPart::Text,
             protection: 0,
             changes: false,
             mapping,

@@ -5,11 +5,12 @@
 //! looked for from what is certain (an address that no huge page fits, the kernel's own refusal) to
 //! what is likely, and each byte has one.
 
-use super::advice::{Advice, Part, Wish};
 use super::change::{Cause, Outcome};
+use super::parts::part_of;
 use super::{Mode, PageSettings};
 use crate::pages::pagemap::{self, Mapping, PageMap, Segment};
 use crate::procfs::{Fragmentation, Root, maps};
+use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,9 +35,9 @@ pub struct Why {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartVerdict {
     /// Which.
-    pub part: Part,
+    pub part: MemoryPart,
     /// What was asked for.
-    pub asked: Wish,
+    pub asked: PageSizeRequest,
     /// In memory.
     pub resident_bytes: u64,
     /// Of them, by the size of their pages in bytes.
@@ -71,7 +72,12 @@ struct Evidence<'a> {
 }
 
 /// Judges a map that was read after the change.
-pub fn judge(map: &PageMap, advice: &Advice, changed: &Outcome, system: &PageSettings) -> Verdict {
+pub fn judge(
+    map: &PageMap,
+    advice: &PartSizes,
+    changed: &Outcome,
+    system: &PageSettings,
+) -> Verdict {
     let huge = system.pmd_size().unwrap_or(PageSize::M2);
     let evidence = Evidence {
         map,
@@ -111,27 +117,27 @@ fn parent_starts(pid: u32) -> Option<BTreeSet<u64>> {
 }
 
 impl Evidence<'_> {
-    fn part(&self, advice: &Advice, part: Part, asked: Wish) -> PartVerdict {
-        let of_part = |mapping: &Mapping| advice.part_of(mapping) == Some(part);
+    fn part(&self, advice: &PartSizes, part: MemoryPart, asked: PageSizeRequest) -> PartVerdict {
+        let of_part = |mapping: &Mapping| part_of(advice, mapping) == Some(part);
         let by_page = self.map.resident_by_size(of_part);
         let base = self.map.base_page;
-        let as_asked = |size: PageSize| match asked {
-            Wish::Kernels => true,
-            Wish::Size(wanted) if wanted == base => size == base,
-            Wish::Size(wanted) | Wish::Hugetlb(wanted) => size >= wanted,
+        let wanted = asked.size(base);
+        let as_asked = |size: PageSize| match wanted {
+            Some(wanted) if wanted == base => size == base,
+            wanted => wanted.is_none_or(|wanted| size >= wanted),
         };
         let resident_bytes = by_page.values().sum();
         let as_asked_bytes =
             by_page.iter().filter(|(size, _)| as_asked(**size)).map(|(_, bytes)| bytes).sum();
         let mut rest = Rest { bytes: resident_bytes - as_asked_bytes, why: Vec::new() };
         let mappings: Vec<&Mapping> = self.map.mappings.iter().filter(|m| of_part(m)).collect();
-        match asked {
-            Wish::Kernels => {}
-            Wish::Size(size) if size == base => self.why_still_large(&mappings, &mut rest),
-            Wish::Size(size) => self.why_small(part, size, &mappings, &mut rest),
-            Wish::Hugetlb(_) => {
+        match wanted {
+            None => {}
+            Some(_) if asked.hugetlb().is_some() => {
                 rest.all("the pool had no page left, or the memory is not malloc's")
             }
+            Some(size) if size == base => self.why_still_large(&mappings, &mut rest),
+            Some(size) => self.why_small(part, size, &mappings, &mut rest),
         }
         PartVerdict {
             part,
@@ -155,7 +161,7 @@ impl Evidence<'_> {
         rest.all("came after the change: --follow, or -F for lasting advice");
     }
 
-    fn why_small(&self, part: Part, size: PageSize, mappings: &[&Mapping], rest: &mut Rest) {
+    fn why_small(&self, part: MemoryPart, size: PageSize, mappings: &[&Mapping], rest: &mut Rest) {
         let small = |mapping: &Mapping| small_bytes(mapping, size);
         if size < self.huge && self.map.folios_missing.is_some() {
             return rest.all("only root can tell pages of this size from base pages");
@@ -163,7 +169,7 @@ impl Evidence<'_> {
         let unaligned: u64 = mappings.iter().map(|m| small(m).1).sum();
         let words = format!("unaligned: outside whole {size} blocks of their mappings");
         rest.take(unaligned, &words);
-        if part == Part::Text {
+        if part == MemoryPart::Text {
             return self.why_small_text(size, mappings, rest);
         }
         let of_files: u64 =
@@ -219,7 +225,7 @@ impl Evidence<'_> {
             return rest.all(&format!("{size} pages are switched off on this system (never)"));
         }
         rest.take(refused_bytes(mappings, size), REFUSED);
-        let advised = |m: &Mapping| m.advice == Some(pagemap::Advice::Huge);
+        let advised = |m: &Mapping| m.advice == Some(pagemap::HugePageAdvice::Huge);
         let inherited = |m: &Mapping| advised(m) && self.parent_starts.contains(&m.start.0);
         rest.take(sum(&inherited), "copied after a fork: copy-on-write makes base pages");
         if self.free_huge_blocks.is_some_and(|free| free == 0) {
@@ -283,7 +289,7 @@ fn large_bytes(mapping: &Mapping, base: PageSize) -> u64 {
 
 /// Small pages where the program wants no others.
 fn refused_bytes(mappings: &[&Mapping], size: PageSize) -> u64 {
-    let refused = mappings.iter().filter(|m| m.advice == Some(pagemap::Advice::NoHuge));
+    let refused = mappings.iter().filter(|m| m.advice == Some(pagemap::HugePageAdvice::NoHuge));
     refused.map(|mapping| small_bytes(mapping, size).0).sum()
 }
 

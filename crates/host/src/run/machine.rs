@@ -119,7 +119,7 @@ fn warn(out: &mut dyn Sink, id: &str, text: String, remedy: &str) {
 
 fn spec(name: &str, kind: MachineKind) -> MachineSpec {
     let pages = PageSettings::host();
-    let base_page = super::memory::base_page();
+    let base_page = crate::pages::parts::base_page();
     let mut page_sizes = vec![base_page];
     page_sizes.extend(pages.sizes());
     MachineSpec {

@@ -6,11 +6,11 @@
 use super::network::Network;
 use super::pace::{Halt, Pace};
 use super::touch::{Turn, lay_links, touch};
+use crate::pages::parts::base_page;
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use pagetax_core::access::pattern_word;
 use pagetax_core::page_size::{How, PageSizeRequest};
 use pagetax_core::plan::{Advice, Backing, Op, Pattern, Plan, Region, RegionId, Touch};
-use pagetax_core::units::PageSize;
 use rustix::fs::{Advice as FileAdvice, MemfdFlags, fadvise, memfd_create};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -316,10 +316,6 @@ fn page_size_advice(request: PageSizeRequest) -> Option<i32> {
         PageSizeRequest::Size(size, _) if size > base_page() => Some(libc::MADV_HUGEPAGE),
         PageSizeRequest::Size(..) => Some(libc::MADV_NOHUGEPAGE),
     }
-}
-
-pub fn base_page() -> PageSize {
-    PageSize::new(rustix::param::page_size() as u64).unwrap_or(PageSize::K4)
 }
 
 fn madv(advice: Advice) -> i32 {

@@ -80,7 +80,7 @@ pub struct Mapping {
     /// True if it counts against the limit of committed memory.
     pub accounted: bool,
     /// The advice MADV_HUGEPAGE or MADV_NOHUGEPAGE; `None` without either.
-    pub advice: Option<Advice>,
+    pub advice: Option<HugePageAdvice>,
     /// True if the kernel would give it transparent huge pages now; `None` before Linux 5.0.
     pub thp_eligible: Option<bool>,
     /// The page size of its hugetlb pool; `None` if it is not hugetlb memory.
@@ -127,7 +127,7 @@ struct Amounts {
 /// The advice about transparent huge pages that a mapping has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Advice {
+pub enum HugePageAdvice {
     /// The advice MADV_HUGEPAGE, to use huge pages.
     Huge,
     /// The advice MADV_NOHUGEPAGE.

@@ -5,7 +5,7 @@
 //!
 //! Source: Documentation/filesystems/proc.rst of Linux 6.18.
 
-use super::{Advice, Mapping, Segment};
+use super::{HugePageAdvice, Mapping, Segment};
 use crate::procfs::maps_line;
 use pagetax_core::units::{PageSize, VirtAddr};
 
@@ -83,8 +83,8 @@ fn attribute(mapping: &mut Mapping, line: &str) -> Option<()> {
             mapping.locked = has("lo");
             mapping.accounted = has("ac");
             mapping.advice = match (has("hg"), has("nh")) {
-                (true, _) => Some(Advice::Huge),
-                (_, true) => Some(Advice::NoHuge),
+                (true, _) => Some(HugePageAdvice::Huge),
+                (_, true) => Some(HugePageAdvice::NoHuge),
                 _ => None,
             };
             mapping.hugetlb = mapping.hugetlb.filter(|_| has("ht"));
@@ -166,9 +166,9 @@ VmFlags: rd wr mr mw me gd ac
         assert_eq!(mappings[0].name, "/usr/bin/a b");
         assert_eq!((mappings[0].hugetlb, mappings[4].hugetlb), (None, Some(PageSize::G1)));
         let heap = &mappings[3];
-        assert_eq!((heap.advice, heap.thp_eligible), (Some(Advice::Huge), Some(true)));
+        assert_eq!((heap.advice, heap.thp_eligible), (Some(HugePageAdvice::Huge), Some(true)));
         assert_eq!((heap.locked, heap.swapped_bytes), (true, 12 << 10));
-        assert_eq!(mappings[5].advice, Some(Advice::NoHuge));
+        assert_eq!(mappings[5].advice, Some(HugePageAdvice::NoHuge));
     }
 
     #[test]
