@@ -8,7 +8,7 @@ use pagetax_host::launch::program::Program;
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use pagetax_recorder::engine::{Engine, EngineError, EngineKind};
 use pagetax_recorder::pages::{PageObserver, RecordAdapter, filters};
-use pagetax_recorder::session::{self, Ended, Recording};
+use pagetax_recorder::session::{self, RecordOptions, SessionOutcome};
 use pagetax_recorder::trace::{Trace, is_trace};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -163,7 +163,7 @@ impl Command {
     pub fn observe<P: PageObserver>(&self, pages: P) -> Result<(P, SourceOutcome)> {
         let _stop =
             StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
-        let recording = Recording {
+        let options = RecordOptions {
             engine: &self.engine,
             argv: &self.argv,
             follow: self.follow,
@@ -171,13 +171,13 @@ impl Command {
             filters: filters(),
         };
         let mut live = RecordAdapter::new(pages, &self.program);
-        let ended = session::run(&recording, &mut live, |_| {})?;
+        let ended = session::run(&options, &mut live, |_| {})?;
         let outcome = SourceOutcome { code: ended.exit.shell_code(), notes: notes(&ended) };
         Ok((live.pages, outcome))
     }
 }
 
-fn notes(ended: &Ended) -> Vec<String> {
+fn notes(ended: &SessionOutcome) -> Vec<String> {
     let mut notes = vec![format!(
         "{} under the recorder, {} records",
         Nanos(ended.wall_ns),

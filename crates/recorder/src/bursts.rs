@@ -46,7 +46,7 @@ pub struct Bursts {
 
 /// An estimate of misses for each instruction, with its 95 % confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Estimate {
+pub struct RateEstimate {
     /// The estimate from all bursts.
     pub value: f64,
     /// Half of the interval's width.
@@ -137,7 +137,7 @@ impl Bursts {
 
     /// Estimates misses for each instruction, for a configuration and a side. Each burst has the weight
     /// of the instructions that it represents. None if there are too few bursts.
-    pub fn estimate(&self, config: usize, side: Side) -> Option<Estimate> {
+    pub fn estimate(&self, config: usize, side: Side) -> Option<RateEstimate> {
         let pair = |burst: &Burst| {
             let walks = burst.walks.get(config).map_or(0, |walks| walks[side as usize]) as f64;
             let weight = burst.stands_for as f64;
@@ -158,7 +158,7 @@ impl Burst {
 
 /// Returns the ratio of sums. The interval comes from differences between neighbours: bursts are drawn
 /// along the program, so its long phases are in the sample in proportion.
-fn ratio(pairs: &[(f64, f64)]) -> Option<Estimate> {
+fn ratio(pairs: &[(f64, f64)]) -> Option<RateEstimate> {
     if pairs.len() < ENOUGH {
         return None;
     }
@@ -170,7 +170,7 @@ fn ratio(pairs: &[(f64, f64)]) -> Option<Estimate> {
     let difference = |two: &[(f64, f64)]| residual(&two[1]) - residual(&two[0]);
     let squares: f64 = pairs.windows(2).map(|two| difference(two).powi(2) / 2.0).sum();
     let deviation = (squares / (count - 1.0) / count).sqrt() / (under / count);
-    Some(Estimate { value, error: student_t_95(pairs.len() - 1) * deviation })
+    Some(RateEstimate { value, error: student_t_95(pairs.len() - 1) * deviation })
 }
 
 #[cfg(test)]
@@ -223,8 +223,9 @@ mod tests {
         assert!(error.to_string().contains("1000 ms"), "{error}");
     }
 
-    /// Samples a program half of whose instructions never miss. The others miss at one in ten, and take three times as long.
-    /// Of four moments, three fall into them, and each represents a third of the instructions.
+    /// Samples a program. Half of its instructions never miss. The others miss at one in ten, and take
+    /// three times as long. Of four moments, three fall into them, and each represents a third of the
+    /// instructions.
     #[test]
     fn bursts_count_for_what_they_stand_for() {
         let of = |instructions, stands_for, misses| Burst {

@@ -229,7 +229,7 @@ impl From<Bounded> for Estimate {
 /// Page walks, and first touches of private memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WalksAndFaults {
-    /// Walks of loads that wait for each other.
+    /// Walks of dependent loads.
     pub chased_walk_count: u64,
     /// All other walks.
     pub other_walk_count: u64,
@@ -237,11 +237,11 @@ pub struct WalksAndFaults {
     pub translation_ns: Estimate,
     /// First touches of base pages.
     pub base_fault_count: u64,
-    /// Of these, faults of memory that is filled in order.
+    /// Faults on base pages of memory that is filled in order.
     pub base_filled_count: u64,
     /// First touches of large pages.
     pub large_fault_count: u64,
-    /// Of these, faults of memory that is filled in order.
+    /// Faults on large pages of memory that is filled in order.
     pub large_filled_count: u64,
 }
 

@@ -79,7 +79,7 @@ pub struct Forecast {
     pub paces: Vec<(WalkPattern, f64)>,
     /// Minor faults of all kinds in a run on base pages; the median.
     pub measured_fault_count: Option<u64>,
-    /// By page size.
+    /// Predictions by page size.
     pub predictions: Vec<Prediction>,
     /// Loads and stores.
     pub access_count: u64,

@@ -1,8 +1,8 @@
-//! A recording: starts a program under an engine, and hands what it writes to a consumer until it
-//! ends.
+//! A recording session: starts a program under an engine and passes its records to a consumer until the
+//! program ends.
 //!
-//! Invariants: the program has our terminal, arguments and environment (but for what the engine needs
-//! to be found); its exit is handed on as it is; nothing of the recording stays behind.
+//! Invariants: the program has our terminal, its own arguments, and our environment with the variables
+//! that load the engine. The caller gets the program's exit status unchanged. No file stays behind.
 
 use crate::engine::{Engine, EngineKind};
 use crate::native;
@@ -15,64 +15,65 @@ use std::ffi::OsString;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// What to record.
-pub struct Recording<'a> {
-    /// Under which engine.
+/// The options of a options.
+pub struct RecordOptions<'a> {
+    /// The engine that runs the command.
     pub engine: &'a Engine,
-    /// The command.
+    /// The command with its arguments.
     pub argv: &'a [OsString],
-    /// Also its children and what they exec.
+    /// True to record children too, and programs that they exec.
     pub follow: bool,
-    /// Bursts only. The QEMU engine cannot sample, and the native one can do nothing else.
+    /// True to record bursts only. The QEMU engine cannot; the native engine must.
     pub sample: bool,
-    /// What the engine may drop: of data, and of code.
+    /// The filters of data and of code.
     pub filters: (SideFilters, SideFilters),
 }
 
-/// How it went.
+/// The end of a options.
 #[derive(Debug)]
-pub struct Ended {
-    /// The program's own.
+pub struct SessionOutcome {
+    /// The program's exit.
     pub exit: Exit,
-    /// From start to end, under the recorder.
+    /// The elapsed time under the recorder.
     pub wall_ns: u64,
-    /// Records that were taken.
+    /// The number of records.
     pub record_count: u64,
-    /// Processes and threads that found no ring and went unrecorded.
+    /// The number of processes and threads that found no free ring.
     pub unrecorded_count: u32,
-    /// What the engine had to say, if anything.
+    /// The engine's messages; usually empty.
     pub log: String,
-    /// What the native engine says of itself.
+    /// The native engine's status.
     pub native: Option<native::Status>,
 }
 
-/// The recording itself failed.
+/// An error of the recorder, not of the program.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {0}: {1}")]
 pub struct SessionError(&'static str, #[source] io::Error);
 
-/// While nothing arrives.
+/// The pause if no records arrived.
 const IDLE: Duration = Duration::from_micros(100);
-/// How often the program's end, signals and the caller's wishes are looked at.
+/// The interval of checks for the program's end and for signals, and of calls of `look`.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Runs it. `look` is called now and then, and at the end; it may print what was seen so far.
+/// Records a program until it ends. Calls `look` every 20 ms and at the end, so that it can print the
+/// results so far.
 pub fn run<C: Consumer>(
-    recording: &Recording<'_>,
+    options: &RecordOptions<'_>,
     consumer: &mut C,
     mut look: impl FnMut(&mut C),
-) -> Result<Ended, SessionError> {
-    if recording.engine.kind == EngineKind::Native && !recording.sample {
+) -> Result<SessionOutcome, SessionError> {
+    if options.engine.kind == EngineKind::Native && !options.sample {
         let why = "the native engine records samples only";
         return Err(SessionError("record", io::Error::new(io::ErrorKind::Unsupported, why)));
     }
-    let (data, code) = recording.filters;
-    let mut rings = Rings::new(data, code, recording.follow, recording.sample)
+    let (data, code) = options.filters;
+    let mut rings = Rings::new(data, code, options.follow, options.sample)
         .map_err(|error| SessionError("share memory with the recorder", error))?;
     let log = tempfile::NamedTempFile::new()
         .map_err(|error| SessionError("make a file for the recorder's messages", error))?;
     let start = Instant::now();
-    let Recording { engine, argv, follow, .. } = *recording;
+    let RecordOptions { engine, argv, follow, .. } = *options;
     let child = engine.launcher(&rings.path(), log.path(), argv, follow).spawn();
     let mut child =
         child.map_err(|error| SessionError("start the recorder", io::Error::other(error)))?;
@@ -103,20 +104,20 @@ pub fn run<C: Consumer>(
         }
     }
     look(consumer);
-    Ok(Ended {
+    Ok(SessionOutcome {
         exit,
         wall_ns,
         record_count,
         unrecorded_count: rings.unrecorded_count(),
         log: std::fs::read_to_string(log.path()).unwrap_or_default(),
-        native: (recording.engine.kind == EngineKind::Native).then(|| rings.native().read(cpu_ns)),
+        native: (options.engine.kind == EngineKind::Native).then(|| rings.native().read(cpu_ns)),
     })
 }
 
-/// The CPU time of all threads that a child has had, to a tick of the kernel's.
+/// Returns the CPU time of all threads of a child so far, in the kernel's resolution of a tick.
 fn cpu_ns(child: &Child) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{}/stat", child.pid())).unwrap_or_default();
-    // The name before may hold anything, spaces and parentheses too.
+    // The command name before these fields may contain spaces and parentheses.
     let fields = text.rsplit(") ").next().unwrap_or_default().split(' ');
     let ticks: u64 = fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
     ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second()

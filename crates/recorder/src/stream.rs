@@ -29,7 +29,7 @@ pub struct SideFilters {
     pub small: Filter,
     /// The filter of pages from 1 MiB on, if there are any.
     pub large: Filter,
-    /// Not 0 if large pages exist only after a system call that requests them.
+    /// A flag: large pages exist only after a system call that requests them.
     pub large_on_demand: u32,
 }
 

@@ -4,7 +4,7 @@ use crate::config::MachineConfig;
 use crate::counters::Side;
 use crate::engine::EngineKind;
 use crate::native::Status;
-use crate::session::Ended;
+use crate::session::SessionOutcome;
 use crate::simulate::{SimulatedThread, Simulation};
 use pagetax_core::exit::Exit;
 use pagetax_core::units::Nanos;
@@ -19,7 +19,7 @@ pub fn totals(simulation: &Simulation, more: &str) -> String {
 }
 
 /// Returns the notes of a recording that has ended.
-pub fn notes(ended: &Ended, simulation: &Simulation, engine: EngineKind) -> Vec<String> {
+pub fn notes(ended: &SessionOutcome, simulation: &Simulation, engine: EngineKind) -> Vec<String> {
     let wall = Nanos(ended.wall_ns);
     let more = format!("{} page changes; {wall} under the recorder", ended.record_count);
     let mut notes = vec![totals(simulation, &more)];
@@ -46,7 +46,7 @@ pub fn notes(ended: &Ended, simulation: &Simulation, engine: EngineKind) -> Vec<
 }
 
 /// Returns the error that makes a native recording invalid.
-fn failure(ended: &Ended, simulation: &Simulation) -> Option<String> {
+fn failure(ended: &SessionOutcome, simulation: &Simulation) -> Option<String> {
     let native = ended.native.as_ref()?;
     let checked = simulation.bursts().check(native.cpu_ns + TICK_NS);
     let impossible = |error| format!("the recording failed: {error}; its figures are invalid");

@@ -9,7 +9,7 @@ use pagetax_host::launch::program::Program;
 use pagetax_recorder::config::MachineConfig;
 use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::pages::{AccessKind, RecordAdapter, filters};
-use pagetax_recorder::session::{Recording, run};
+use pagetax_recorder::session::{RecordOptions, run};
 use pagetax_recorder::simulate::Simulation;
 use pagetax_recorder::trace::code::Step;
 use pagetax_recorder::trace::import::{Format, import};
@@ -34,7 +34,7 @@ fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
     let argv = [program.as_os_str().to_owned()];
     let program = Program::find(program).unwrap();
     let engine = Engine::choose(&program, Some(kind)).unwrap();
-    let recording = Recording {
+    let options = RecordOptions {
         engine: &engine,
         argv: &argv,
         follow: false,
@@ -42,7 +42,7 @@ fn recorded(kind: EngineKind, program: &Path, path: &Path) -> Trace {
         filters: filters(),
     };
     let mut live = RecordAdapter::new(writer(path), &program);
-    assert_eq!(run(&recording, &mut live, |_| {}).unwrap().exit.shell_code(), 42);
+    assert_eq!(run(&options, &mut live, |_| {}).unwrap().exit.shell_code(), 42);
     live.pages.finish().unwrap();
     Trace::open(path).unwrap()
 }

@@ -15,7 +15,7 @@ use pagetax_recorder::listing::ListingIntervals;
 use pagetax_recorder::pages::{self, AccessKind, Thread};
 use pagetax_recorder::places::Segment;
 use pagetax_recorder::profile::{Profile, profile};
-use pagetax_recorder::session::{self, Recording};
+use pagetax_recorder::session::{self, RecordOptions};
 use pagetax_recorder::simulate::{ReplayAdapter, Simulation};
 use pagetax_recorder::summary;
 use pagetax_recorder::trace::Trace;
@@ -65,7 +65,7 @@ impl Record {
 
     fn record(&self, engine: &Engine, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
         let mut simulation = Simulation::new(self.configs.clone());
-        let recording = Recording {
+        let options = RecordOptions {
             engine,
             argv: &args.command,
             follow: args.follow,
@@ -74,7 +74,7 @@ impl Record {
         };
         let mut intervals = intervals(args, &simulation)?;
         let mut printed = Ok(());
-        let ended = session::run(&recording, &mut simulation, |simulation| {
+        let ended = session::run(&options, &mut simulation, |simulation| {
             if printed.is_ok() {
                 printed = intervals.look(simulation, sink);
             }

@@ -8,7 +8,7 @@ use pagetax_host::pages::Recipe;
 /// Timed runs; none of a trace.
 #[derive(Default)]
 pub struct Timed {
-    /// By recipe, base pages first.
+    /// Runs by recipe, base pages first.
     pub runs: Vec<Vec<Finished>>,
     /// The last run's exit.
     pub exit: Option<Exit>,

@@ -93,7 +93,8 @@ impl WarmUp {
         self.length = length_of((0..LENGTHS).find(enough).unwrap_or(LENGTHS - 1)) as u32;
     }
 
-    /// Returns the misses for which TLBs are cold after warm-ups of this length. Partly cold TLBs count in part.
+    /// Returns the misses for which TLBs are cold after warm-ups of this length. Partly cold TLBs count in
+    /// part.
     fn cold(&self, length: f64) -> f64 {
         let of = |(nth, walks): (usize, &f64)| walks * (1.0 - length / length_of(nth)).max(0.0);
         self.walks.iter().enumerate().map(of).sum()

@@ -3,7 +3,7 @@
 
 use pagetax_host::launch::program::Program;
 use pagetax_recorder::engine::{Engine, EngineKind};
-use pagetax_recorder::session::{Ended, Recording, run};
+use pagetax_recorder::session::{RecordOptions, SessionOutcome, run};
 use pagetax_recorder::simulate::Simulation;
 use pagetax_recorder::stream::SideFilters;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub fn compile(source: &str, options: &[&str], folder: &Path) -> PathBuf {
 }
 
 /// Runs a program under an engine and feeds the simulation.
-pub fn record(kind: EngineKind, program: &Path, simulation: &mut Simulation) -> Ended {
+pub fn record(kind: EngineKind, program: &Path, simulation: &mut Simulation) -> SessionOutcome {
     let filters = simulation.filters();
     record_with(kind, program, simulation, filters)
 }
@@ -50,7 +50,7 @@ pub fn record_with(
     program: &Path,
     simulation: &mut Simulation,
     filters: (SideFilters, SideFilters),
-) -> Ended {
+) -> SessionOutcome {
     record_part(kind, program, simulation, filters, false)
 }
 
@@ -61,10 +61,10 @@ pub fn record_part(
     simulation: &mut Simulation,
     filters: (SideFilters, SideFilters),
     sample: bool,
-) -> Ended {
+) -> SessionOutcome {
     let argv = [program.as_os_str().to_owned()];
     let program = Program::find(program).unwrap();
     let engine = Engine::choose(&program, Some(kind)).unwrap();
-    let recording = Recording { engine: &engine, argv: &argv, follow: true, sample, filters };
-    run(&recording, simulation, |_| {}).unwrap()
+    let options = RecordOptions { engine: &engine, argv: &argv, follow: true, sample, filters };
+    run(&options, simulation, |_| {}).unwrap()
 }
