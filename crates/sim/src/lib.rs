@@ -21,8 +21,8 @@
 //!    of paging, [`hardware::flat::Flat`] is hardware without costs.
 //! 2. **Policy**: implement [`historic::kernel::Kernel`] for that hardware. Every method acts on the rest
 //!    of the machine through a [`historic::cx::Cx`] only. It can `charge` CPU time to a row of the budget,
-//!    `count` events, `wake` a channel, and `wait` until a time or on a channel, under a row of the wall
-//!    ledger. It also has `latency`, `jitter` and `fail`. The engine retries a fault at once, or after
+//!    `count` events and `wake` a channel. It can `wait` until a time or on a channel, under a row of the
+//!    wall ledger. It also has `latency`, `jitter` and `fail`. The engine retries a fault at once, or after
 //!    its wait. A kernel owns its store; a disk only computes `wait` times.
 //! 3. **Model**: `machines/NAME.toml`, read through [`model::Model`], each constant with its unit and
 //!    source; add it to the list in [`models`], and its kernel to the match in [`historic::machine`].

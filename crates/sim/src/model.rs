@@ -2,23 +2,23 @@
 //!
 //! ```toml
 //! title = "Sun SPARCstation 1, SunOS 4.0.3"
-//! kernel = "sunos"            # which code runs it
-//! base = "sparcstation-1"     # optional: take everything from there, and change what follows
-//! validated_jobs = ["vmtest"] # jobs of which published figures were compared; not taken from `base`
-//! limits = "…"                # optional: what published it does not show; not taken from `base`
+//! kernel = "sunos"            # the code that runs it
+//! base = "sparcstation-1"     # optional: the model whose constants this file changes
+//! validated_jobs = ["vmtest"] # jobs whose published figures were compared; not inherited
+//! limits = "…"                # optional: published behaviour that it does not show; not inherited
 //!
-//! [machine]                   # the engine's own: memory, page, cpus, hz, scheduler, …
+//! [machine]                   # the engine's constants: memory, page, cpus, hz, scheduler, …
 //! memory = { value = 12, unit = "MiB", source = "Lawrence (Sun-Managers, 1990)" }
 //!
-//! [fault]                     # tables of the kernel's and the hardware's own
+//! [fault]                     # tables of the kernel and of the hardware
 //! kernel_time = { value = 262, unit = "us", source = "fitted: regression over the table" }
 //!
-//! [job.vmtest]                # parameters of jobs as the published figures had them
+//! [job.vmtest]                # parameters with which the published figures were measured
 //! size = "32M"
 //! ```
 //!
-//! Invariant: every constant says its unit and where it comes from: a citation, "fitted: …" or
-//! "assumed: …". A constant without them, or one that no code asks for, is an error.
+//! Invariant: every constant has a unit and a source: a citation, "fitted: …" or "assumed: …". A constant
+//! without them, or one that no code reads, is an error.
 
 use pagetax_core::quantity::Params;
 use pagetax_core::units::{Bytes, Nanos, PageSize};
@@ -26,55 +26,55 @@ use serde::Deserialize;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Why a model cannot be loaded.
+/// The reasons why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// Not TOML, or not in this form.
+    /// A file that is not TOML, or not in the form above.
     #[error(
         "{file}: {error}\n  remedy: each constant is {{ value = 262, unit = \"us\", source = \"...\" }}; see the files in machines/"
     )]
     Syntax {
-        /// The file.
+        /// The name of the model file.
         file: String,
-        /// With line and column.
+        /// The parser's error, with line and column.
         error: Box<toml::de::Error>,
     },
-    /// A constant that is absent, superfluous, or not what it should be.
+    /// A constant that is absent, superfluous or invalid.
     #[error("{file}: {key}: {problem}\n  remedy: {remedy}")]
     Constant {
-        /// The file.
+        /// The name of the model file.
         file: String,
         /// The constant, as `table.name`.
         key: String,
-        /// The problem.
+        /// The problem with the constant.
         problem: String,
-        /// The remedy.
+        /// The hint that ends the message.
         remedy: String,
     },
     /// `base` names a model that does not exist, or one that has a base itself.
     #[error("{file}: {problem}\n  remedy: name one of {known}")]
     Base {
-        /// The file.
+        /// The name of the model file.
         file: String,
-        /// The problem.
+        /// The problem with its `base`.
         problem: String,
-        /// Models that can be a base.
+        /// The models that can be a base.
         known: String,
     },
     /// An unknown model.
     #[error("no machine model `{name}`\n  remedy: name one of {known}, or the path of a TOML file")]
     Unknown {
-        /// The requested name.
+        /// The name that was requested.
         name: String,
-        /// The known names.
+        /// The names of the built-in models.
         known: String,
     },
     /// The file cannot be read.
     #[error("{file}: {error}\n  remedy: check the path")]
     Read {
-        /// The file.
+        /// The name of the model file.
         file: String,
-        /// The system's error.
+        /// The error that the read returned.
         error: std::io::Error,
     },
 }
@@ -91,7 +91,7 @@ pub struct Constant {
     pub source: String,
 }
 
-/// A file as it stands.
+/// The content of a file.
 #[derive(Debug, Clone, Default, Deserialize)]
 struct File {
     title: Option<String>,
@@ -111,16 +111,16 @@ struct File {
 pub struct Model {
     /// The model's name, as in `sim:NAME`.
     pub name: String,
-    /// The title, one line.
+    /// The title, which fits on a line.
     pub title: String,
     /// The name of the kernel that runs it.
     pub kernel: String,
-    /// Built-in jobs of which published figures were compared with this very model. None for a model
-    /// that was changed, or that is from a file of the user's.
+    /// The built-in jobs whose published figures were compared with this model. None if the model was
+    /// changed, or comes from a user's file.
     pub validated_jobs: Vec<String>,
     /// The published behavior that this model does not show.
     pub limits: Option<String>,
-    /// Parameters of jobs as this machine was run with them.
+    /// The parameters of jobs on this machine in the published figures.
     pub job_params: BTreeMap<String, Params>,
     tables: BTreeMap<String, BTreeMap<String, Constant>>,
     asked: RefCell<BTreeSet<(String, String)>>,
@@ -171,7 +171,7 @@ impl Model {
             name: name.into(),
             title: own.title.or(base.title).ok_or_else(|| absent("title"))?,
             kernel: own.kernel.or(base.kernel).ok_or_else(|| absent("kernel"))?,
-            // Figures of the base say nothing of a machine that differs from it.
+            // Figures of the base do not validate a machine that differs from it.
             validated_jobs: own.validated_jobs,
             limits: own.limits,
             job_params,
@@ -223,7 +223,7 @@ impl Model {
         }
     }
 
-    /// Fails if a constant has not been asked for: it would be a constant without effect.
+    /// Fails if no code has read a constant: it would have no effect.
     pub fn finish(&self) -> Result<(), ModelError> {
         let asked = self.asked.borrow();
         match self.constants().find(|(t, k, _)| !asked.contains(&(t.to_string(), k.to_string()))) {
@@ -300,7 +300,7 @@ impl Model {
         })
     }
 
-    /// Returns a whole number of whatever the unit says.
+    /// Returns a whole number in the constant's unit.
     pub fn count(&self, table: &str, key: &str) -> Result<u64, ModelError> {
         let (value, unit) = self.number(table, key)?;
         if value.fract() != 0.0 || value > 1e15 {
@@ -318,7 +318,7 @@ impl Model {
         }
     }
 
-    /// Returns a power of two.
+    /// Returns a whole number that is a power of two.
     pub fn power_of_two(&self, table: &str, key: &str) -> Result<u64, ModelError> {
         let count = self.positive(table, key)?;
         if !count.is_power_of_two() {
@@ -367,7 +367,7 @@ impl Model {
         })
     }
 
-    /// Yes or no.
+    /// Returns a truth value: `true` or `false`.
     pub fn flag(&self, table: &str, key: &str) -> Result<bool, ModelError> {
         let value = &self.constant(table, key)?.value;
         value.as_bool().ok_or_else(|| {
@@ -375,7 +375,7 @@ impl Model {
         })
     }
 
-    /// Replaces a constant that exists, with its unit and source; for what was measured.
+    /// Replaces a constant that exists, with its unit and source. For measured values.
     pub fn replace(
         &mut self,
         table: &str,

@@ -1,8 +1,8 @@
-//! The machine models that are built in, and finding one by name or path.
+//! The built-in machine models, and the lookup of a model by name or path.
 
 use crate::model::{Model, ModelError};
 
-/// Name and text of each file in `machines/`.
+/// The name and text of each file in `machines/`.
 const BUILTIN: &[(&str, &str)] = &[
     ("alpha-nms", include_str!("../../../machines/alpha-nms.toml")),
     ("linux-2.4.13-2gb", include_str!("../../../machines/linux-2.4.13-2gb.toml")),
@@ -47,7 +47,7 @@ const BUILTIN: &[(&str, &str)] = &[
     ("x86-64-calibrated", include_str!("../../../machines/x86-64-calibrated.toml")),
 ];
 
-/// Names of the built-in models.
+/// Returns the names of the built-in models.
 pub fn names() -> impl Iterator<Item = &'static str> {
     BUILTIN.iter().map(|(name, _)| *name)
 }
@@ -60,14 +60,14 @@ pub fn text(name: &str) -> Option<&'static str> {
 /// Returns a built-in model by name, or one from a file when there is a `/` in it or it ends in `.toml`.
 ///
 /// # Errors
-/// Names and paths that lead nowhere, and files that are no models.
+/// Fails if the name or path does not exist, or the file is no model.
 pub fn find(name: &str) -> Result<Model, ModelError> {
     if name.contains('/') || name.ends_with(".toml") {
         let text = std::fs::read_to_string(name)
             .map_err(|error| ModelError::Read { file: name.into(), error })?;
         let stem = std::path::Path::new(name).file_stem().and_then(|stem| stem.to_str());
         let mut model = Model::parse(stem.unwrap_or(name), &text, self::text)?;
-        // Whatever the file says of itself: nobody compared it with published figures.
+        // A file may claim any job, but only built-in models were compared with published figures.
         model.validated_jobs.clear();
         return Ok(model);
     }

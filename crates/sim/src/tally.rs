@@ -1,6 +1,6 @@
 //! Counters of a simulated run, by their place in core's table.
 //!
-//! Invariant: an id that is not in the table does not compile, when it is named in a constant.
+//! Invariant: a constant with an id that is not in the table does not compile.
 
 use pagetax_core::counter::COUNTERS;
 
@@ -24,7 +24,7 @@ impl CounterId {
         panic!("no such counter in core's table")
     }
 
-    /// Returns the id.
+    /// Returns the id in reports.
     pub fn id(self) -> &'static str {
         COUNTERS[self.0].id
     }
@@ -59,7 +59,7 @@ impl Tally {
         self.0[counter.0] += n;
     }
 
-    /// Notes a high-water mark.
+    /// Raises a high-water mark to `n`.
     pub fn at_least(&mut self, counter: CounterId, n: u64) {
         let value = &mut self.0[counter.0];
         *value = (*value).max(n);

@@ -1,8 +1,8 @@
 //! The remaining addresses of a touch operation.
 //!
-//! Invariant: the addresses are those that the host would touch for the same plan, in the same order.
-//! Only the parts of one access that fall on one page are folded into one touch. A sweep is arithmetic
-//! ([`CyclicSweep`]), so that translation hardware can take it in runs and skip whole laps.
+//! Invariant: the host would touch the same addresses in the same order for this plan. Only the parts of
+//! one access that fall on one page are folded into one touch. A sweep is arithmetic ([`CyclicSweep`]), so
+//! translation hardware can handle runs of it and skip whole laps.
 
 use pagetax_core::access::Offsets;
 use pagetax_core::plan::{Pattern, Random, Touch};
@@ -14,14 +14,14 @@ pub struct Accesses {
     base: u64,
     left: u64,
     allowed: u64,
-    /// Picoseconds of user time for each page touch, without translation.
+    /// The user time of each page touch without translation, in picoseconds.
     pub cost_ps: u64,
-    /// True if each stores.
+    /// True if each access stores.
     pub writes: bool,
-    /// True if each address comes from the access before, so that no two can overlap.
+    /// True if each address is loaded by the previous access, so that no two overlap.
     pub dependent: bool,
     pieces: u64,
-    /// So many accesses of the plan are so many page touches.
+    /// The ratio of accesses of the plan to page touches.
     ratio: (u64, u64),
     order: Order,
     clean_at: Option<u64>,
@@ -32,7 +32,7 @@ pub struct Accesses {
 #[derive(Debug, Clone)]
 enum Order {
     Sweep(CyclicSweep),
-    /// One access after the other, each of `pieces` pages.
+    /// Separate accesses, each of `pieces` pages.
     Drawn {
         source: Source,
         at: u64,
@@ -52,13 +52,13 @@ enum Source {
 /// from the start of the region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CyclicSweep {
-    /// Offset of the next page touch: `done × stride`.
+    /// The offset of the next page touch: `done × stride`.
     pub at: u64,
-    /// Bytes from one to the next, ≥ 1.
+    /// The bytes from one touch to the next, at least 1.
     pub stride: u64,
-    /// Page touches in a whole lap, ≥ 1.
+    /// The page touches in a whole lap, at least 1.
     pub lap: u64,
-    /// Page touches of this lap that are done, below `lap`.
+    /// The page touches of this lap that are done, below `lap`.
     done: u64,
 }
 
@@ -71,7 +71,7 @@ impl CyclicSweep {
 
     #[inline(always)]
     fn advance(&mut self, count: u64) {
-        // Within the lap, as mostly, it is done without a division.
+        // Most calls stay within the lap, which needs no division.
         if count < self.left_in_lap() {
             self.done += count;
             self.at += count * self.stride;
@@ -85,15 +85,15 @@ impl CyclicSweep {
 /// The region, the client and the repetition of a touch.
 #[derive(Debug, Clone, Copy)]
 pub struct TouchSite {
-    /// Virtual address of the region.
+    /// The virtual address of the region.
     pub base: u64,
-    /// Length of the region.
+    /// The length of the region, in bytes.
     pub bytes: u64,
-    /// Size of the pages that accesses are folded by.
+    /// The size of the pages by which accesses are folded.
     pub page_bytes: u64,
-    /// Number of the client.
+    /// The number of the client, from 0.
     pub client: u32,
-    /// Number of the repetition.
+    /// The number of the repetition, from 0.
     pub repeat: u64,
 }
 
@@ -142,8 +142,8 @@ impl Accesses {
         accesses
     }
 
-    /// What a thread of a recorded program did, in a region at `base`. Pages count as stored to: a
-    /// recording does not tell which of the accesses that stay on a page store.
+    /// Replays the accesses of a recorded thread in a region at `base`. All of them count as stores, since a
+    /// recording does not show which accesses to a page store.
     pub fn replayed(changes: Replayed, totals: ThreadTotals, base: u64, user_ps: u64) -> Self {
         let touches = totals.page_change_count + totals.fetch_change_count;
         let mut accesses = Accesses {
@@ -178,7 +178,7 @@ impl Accesses {
         self.left == 0
     }
 
-    /// May do `count` page touches from here on, until it is told so again. For paced jobs.
+    /// Allows `count` more page touches until the next call, for paced jobs.
     pub fn allow(&mut self, count: u64) {
         self.allowed = count;
     }
@@ -188,8 +188,8 @@ impl Accesses {
         self.pieces
     }
 
-    /// Accesses of the plan that `touches` page touches are, and what is carried to the next, when
-    /// `carry` was left of those before.
+    /// Converts page touches to accesses of the plan. `carry` is the remainder of the previous call; returns
+    /// the accesses and the new remainder.
     pub fn accesses_in(&self, touches: u64, carry: u64) -> (u64, u64) {
         let (accesses, of_touches) = self.ratio;
         let sum = u128::from(touches) * u128::from(accesses) + u128::from(carry);
@@ -202,7 +202,7 @@ impl Accesses {
         self.base
     }
 
-    /// Returns the virtual address that is touched next. Meaningless when none is left.
+    /// Returns the virtual address of the next touch. It means nothing if no touch is left.
     #[inline(always)]
     pub fn next_address(&self) -> u64 {
         self.base
@@ -218,7 +218,7 @@ impl Accesses {
         self.is_fetch
     }
 
-    /// Returns true if its fetches are among it; else the loop that touches lies on one page.
+    /// Returns true if instruction fetches are included. Otherwise the code of the loop lies on one page.
     pub fn tells_fetches(&self) -> bool {
         matches!(self.order, Order::Drawn { source: Source::Recorded(_), .. })
     }
@@ -232,19 +232,19 @@ impl Accesses {
         }
     }
 
-    /// Notes that a whole lap was without a fault, at this version of the translations.
+    /// Records that a whole lap had no fault at this version of the translations.
     pub fn set_clean(&mut self, version: u64) {
         self.clean_at = Some(version);
     }
 
-    /// Returns true if a whole lap was without a fault at this version of the translations: as long as that
-    /// stays, so will all others be.
+    /// Returns true if a whole lap had no fault at this version of the translations. Then no other lap faults
+    /// until the version changes.
     #[inline(always)]
     pub fn is_clean(&self, version: u64) -> bool {
         self.clean_at == Some(version)
     }
 
-    /// `count` page touches, at most [`Accesses::left`], are done.
+    /// Advances by `count` page touches, at most [`Accesses::left`].
     #[inline(always)]
     pub fn advance(&mut self, count: u64) {
         debug_assert!(count <= self.left());

@@ -1,8 +1,7 @@
 //! Translation hardware with TLBs: page tables, TLBs for each CPU, and their refill.
 //!
-//! Invariant: every access is translated by the TLBs of its CPU exactly once; a run of accesses
-//! inside one page is one lookup and arithmetic. Translations that a kernel removes leave the TLBs of
-//! all CPUs with it.
+//! Invariant: the TLBs of its CPU translate each access exactly once; a run of accesses inside one page
+//! is one lookup and arithmetic. If a kernel removes a translation, it leaves the TLBs of all CPUs.
 
 use super::page_table::PageTable;
 use super::tlb::{ASID_BITS, TlbHierarchy};
@@ -20,7 +19,7 @@ pub enum Refill {
     Software(SoftwareRefill),
     /// A page walker for each CPU.
     Hardware {
-        /// The walkers, by CPU.
+        /// The page walker of each CPU.
         walkers: Vec<PageWalker>,
     },
 }
@@ -28,7 +27,7 @@ pub enum Refill {
 #[derive(Debug, Clone)]
 struct CachedSpace {
     table: PageTable,
-    /// The page size that programmable TLB arrays take for this process.
+    /// The page size that programmable TLB arrays hold for this process.
     large: Option<PageSize>,
 }
 
@@ -36,17 +35,17 @@ struct CachedSpace {
 #[derive(Debug, Clone)]
 pub struct CachedMmu {
     base: PageSize,
-    /// The data TLBs, by CPU.
+    /// The data TLBs of each CPU.
     tlbs: Vec<TlbHierarchy>,
     /// The instruction TLBs, by CPU.
     instruction_tlbs: Vec<TlbHierarchy>,
     refill: Refill,
-    /// Time of an access by how many levels it missed, without the refill; picoseconds.
+    /// The time of an access without refill by the number of missed levels, in picoseconds.
     level_ps: Vec<u64>,
     spaces: Vec<CachedSpace>,
     /// The running space, by CPU.
     running: Vec<Option<SpaceId>>,
-    /// Since it was last asked.
+    /// The misses of all levels since [`Mmu::take_tlb_misses`].
     misses: u64,
 }
 
@@ -74,7 +73,7 @@ impl CachedMmu {
         }
     }
 
-    /// Returns the base page.
+    /// Returns the base page size.
     pub fn base(&self) -> PageSize {
         self.base
     }
@@ -84,7 +83,7 @@ impl CachedMmu {
         self.tlbs.iter().map(|tlb| tlb.walks(size)).sum()
     }
 
-    /// Returns the number of data accesses to pages of `size` by how many levels missed, on all CPUs.
+    /// Returns the number of data accesses to pages of `size` by the number of missed levels, on all CPUs.
     pub fn counts(&self, size: PageSize) -> Vec<u64> {
         let mut sum = vec![0; self.level_ps.len()];
         for tlb in &self.tlbs {
@@ -108,8 +107,7 @@ impl CachedMmu {
         self.spaces.get(space.0)?.table.size_at(address)
     }
 
-    /// Flushes the translations of these pages, whose frames or rights have changed, from the TLBs of all
-    /// The number of CPUs.
+    /// Flushes translations from the TLBs of all CPUs, after frames or rights have changed.
     pub fn flush(&mut self, space: SpaceId, address: u64, bytes: u64) {
         let range = address..address + bytes;
         let tlbs = self.tlbs.iter_mut().chain(&mut self.instruction_tlbs);
@@ -144,11 +142,11 @@ impl CachedMmu {
     }
 }
 
-/// Where programs begin, on SPARC as on x86-64 far below their data.
+/// The address of programs' text: on SPARC and on x86-64, far below their data.
 const TEXT: u64 = 0x1_0000;
 
-/// Returns the address-space number (ASID) of a space. More spaces than numbers share them; an ended space's
-/// translations are gone by then.
+/// Returns the ASID of a space. Spaces share ASIDs if there are more spaces, but the translations of an ended
+/// space are gone by then.
 fn asid(space: SpaceId) -> u16 {
     (space.0 & ((1 << ASID_BITS) - 1)) as u16
 }
@@ -183,7 +181,7 @@ impl Mmu for CachedMmu {
         let base_shift = self.base.shift();
         let mut fetch = |refill: &mut Refill, address, shift| {
             let itlb = &mut self.instruction_tlbs[cpu];
-            // Sizes that no array holds are base pages to it.
+            // Pages of a size that no array holds are looked up as base pages.
             let shift = if itlb.holds(shift) { shift } else { base_shift };
             match itlb.access(asid, address, shift) == itlb.levels() {
                 true => refill.time(cpu, asid, address, shift).alone_ps,

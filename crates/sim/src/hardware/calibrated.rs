@@ -1,32 +1,31 @@
-//! A calibration of a real machine as constants of a model: walk costs by where the line of a
-//! page-table entry lies, their overlap, memory and fault costs.
+//! A calibration of a real machine as constants of a model: memory and fault costs, and the cost and
+//! overlap of walks by the place of their page-table line.
 //!
-//! Both patterns of a calibration go to the lines of page-table entries at random, so that over a working
-//! set of n lines the distance of a walk's line, in other lines used since, is anything up to n alike.
-//! What base pages add to an access is therefore a mean over all distances up to n, and the walks whose
-//! lines are farther than those of the next smaller working set cost what their part of the mean says.
-//! Walks farther than the largest working set cost as its farthest. What is not in the calibration stays
-//! as it was.
+//! Both patterns of a calibration use page-table lines at random. Over a working set of n lines, the reuse
+//! distance of a line is uniform from 0 to n. So the measured cost of base pages is a mean over all distances
+//! up to n. The difference between two working sets gives the cost of the distances between them. Walks
+//! beyond the largest working set cost as much as its farthest. Constants that the calibration does not
+//! have stay unchanged.
 
 use crate::model::{Constant, Model, ModelError};
 use pagetax_core::calibration::{Calibration, FaultKind, WalkPattern};
 
-/// Places of page-table lines, nearest first.
+/// The places of page-table lines, nearest first.
 const PLACES: [&str; 4] = ["l1", "l2", "l3", "memory"];
 
-/// Addresses whose entries share a line: 8 entries of base pages.
+/// The range of addresses whose entries share a line: 8 entries of base pages.
 const LINE_REACH_BYTES: u64 = 8 * 4096;
 
-/// Where memory is taken: far beyond the caches.
+/// The working set for the cost of memory: far beyond the caches.
 const FAR_BYTES: u64 = 256 << 20;
 
 /// The model that takes its costs from a calibration.
 pub const MODEL: &str = "x86-64-calibrated";
 
-/// Replaces what `calibration` has measured.
+/// Replaces the constants that `calibration` has.
 ///
 /// # Errors
-/// A model without a page walker.
+/// Fails if the model has no page walker.
 pub fn apply(model: &mut Model, calibration: &Calibration) -> Result<(), ModelError> {
     let places = places(model, calibration)?;
     let source = format!("measured: pagetax calibrate on {}", calibration.identity.cpu_model);
@@ -74,27 +73,27 @@ fn places(model: &Model, calibration: &Calibration) -> Result<Vec<(String, f64)>
     for (nr, place) in PLACES.iter().enumerate() {
         let (alone, overlapped) = known[nr.min(known.len() - 1)];
         if *place != "memory" {
-            // A place that no working set tells apart is as far as the one before.
+            // A place without a working set of its own is as far as the previous place.
             lines = if nr < known.len() { alone.lines } else { 4 * lines };
             constants.push((format!("{place}_lines"), lines as f64));
         }
         constants.push((format!("{place}_walk"), alone.ns));
-        // To overlap makes no walk dearer; where it is said to, that is noise.
+        // Overlap cannot make a walk slower; a measurement that shows so is noise.
         constants.push((format!("{place}_overlapped"), overlapped.ns.min(alone.ns)));
     }
     Ok(constants)
 }
 
-/// What walks cost whose lines are farther than the price before says, and within so many lines.
+/// The cost of walks at the reuse distances between the previous working set and this one.
 #[derive(Debug, Clone, Copy)]
 struct WalkCost {
     lines: u64,
     ns: f64,
-    /// How many distances it is the mean of.
+    /// The number of distances that it is the mean of.
     width: u64,
 }
 
-/// Nearest first, none below the one before.
+/// Returns the costs of walks, nearest first and never falling.
 fn walk_prices(
     calibration: &Calibration,
     pattern: WalkPattern,
@@ -106,7 +105,7 @@ fn walk_prices(
     let (mut prices, mut before): (Vec<WalkCost>, (u64, f64)) = (Vec::new(), (0, 0.0));
     for walk in walks.iter().filter(|walk| walk.working_set_bytes / 4096 > entries) {
         let bytes = walk.working_set_bytes;
-        // A cycle finds nothing of the lap before; random accesses find what the TLB happens to hold.
+        // A cycle hits nothing of its previous lap; random accesses hit whatever the TLB still holds.
         let missing = match pattern {
             WalkPattern::Dependent => 1.0,
             WalkPattern::Independent => 1.0 - (entries * 4096) as f64 / bytes as f64,
@@ -120,8 +119,8 @@ fn walk_prices(
     rising(prices)
 }
 
-/// Prices that fall are noise, or a hump of caches that both patterns have their own of: neighbours that
-/// do share their mean (pool adjacent violators).
+/// Makes costs rise: adjacent costs that fall get their mean (pool adjacent violators). Falling costs are
+/// noise, or an effect of caches that each pattern has for itself.
 fn rising(prices: Vec<WalkCost>) -> Vec<WalkCost> {
     let mut pools: Vec<(WalkCost, Vec<u64>)> = Vec::new();
     for price in prices {

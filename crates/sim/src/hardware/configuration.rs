@@ -1,5 +1,5 @@
-//! TLBs and their refill from a model's tables: `[dtlb_1a]` is the first array of the first level of
-//! the data side, `[itlb_2a]` one of the second level of the instruction side, and so on.
+//! TLBs and their refill from a model's tables: `[dtlb_1a]` is the first array of the first level for
+//! data, `[itlb_2a]` one of the second level for instructions.
 
 use super::cached::{CachedMmu, Refill};
 use super::set::Replacement;
@@ -10,27 +10,27 @@ use super::walk::{LineCacheSpec, NestedSpec, PageWalker, StructureCacheSpec, Wal
 use crate::model::{Model, ModelError};
 use pagetax_core::units::PageSize;
 
-/// Levels of a TLB at most.
+/// The most levels of a TLB.
 const LEVELS_MAX: u32 = 4;
 
 /// Reads the hardware of a model with `page_sizes`, for `cpus`: a software handler if there is a
 /// table `[handler]`, a page walker otherwise.
 ///
 /// # Errors
-/// Constants that are absent, or geometry that cannot be.
+/// Fails if a constant is absent or a geometry impossible.
 pub fn load(model: &Model, base: PageSize, cpus: usize) -> Result<CachedMmu, ModelError> {
     let (data, instructions) = (tlb(model, "dtlb")?, tlb(model, "itlb")?);
     let refill = refill(model, cpus)?;
     let level_ps = level_ps(model, &data)?;
-    // Jobs have costs of their own; asked for here so that a wrong constant is told in any case.
+    // Jobs have their own costs. This call only checks the table's constants.
     program_times(model)?;
     Ok(CachedMmu::new(base, data, instructions, cpus, refill, &level_ps))
 }
 
-/// Reads the hardware of one CPU, to be fed from outside.
+/// Reads the hardware of one CPU, for accesses from outside of the simulation.
 ///
 /// # Errors
-/// A model without TLBs, constants that are absent, or geometry that cannot be.
+/// Fails if the model has no TLBs, a constant is absent or a geometry impossible.
 pub fn translation(model: &Model) -> Result<Translation, ModelError> {
     let (data, instructions) = (tlb(model, "dtlb")?, tlb(model, "itlb")?);
     let level_ps = hit_times(&data, &level_ps(model, &data)?);
@@ -40,17 +40,17 @@ pub fn translation(model: &Model) -> Result<Translation, ModelError> {
 /// The costs of a recorded program without translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProgramTimes {
-    /// Each instruction, its operands near; picoseconds.
+    /// The time of an instruction whose operands are in the nearest cache, in picoseconds.
     pub instruction_ps: u64,
-    /// On top, each load or store far from the last ones; picoseconds.
+    /// The added time of a load or store far from recent ones, in picoseconds.
     pub far_ps: u64,
 }
 
-/// Reads table `[program]`. What a job's random access costs has the instructions of its loop in it, which
-/// of a recorded program are counted by themselves: a far access costs the rest.
+/// Reads table `[program]`. The cost of a job's random access includes the instructions of its loop. A
+/// recording counts instructions separately, so they are subtracted here from the cost of a far access.
 ///
 /// # Errors
-/// Constants that are absent.
+/// Fails if a constant is absent.
 pub fn program_times(model: &Model) -> Result<ProgramTimes, ModelError> {
     let instruction_ps = model.ps("program", "instruction")?;
     let loop_ps = model.count("program", "loop")?.saturating_mul(instruction_ps);
@@ -107,7 +107,7 @@ fn array(model: &Model, table: &str) -> Result<ArraySpec, ModelError> {
     })
 }
 
-/// As much as any TLB or cache of translations may hold.
+/// The most entries of a TLB or of a cache of translations.
 const ENTRIES_MAX: u64 = 1 << 24;
 
 fn small(model: &Model, table: &str, key: &str, value: u64) -> Result<u32, ModelError> {
@@ -121,7 +121,7 @@ fn small(model: &Model, table: &str, key: &str, value: u64) -> Result<u32, Model
 /// Reads a list of page sizes, separated by blanks.
 ///
 /// # Errors
-/// Sizes that are no powers of two, or none at all.
+/// Fails if a size is no power of two, or the list is empty.
 pub fn page_sizes(model: &Model, table: &str, key: &str) -> Result<Vec<PageSize>, ModelError> {
     let remedy = "write sizes with blanks between them, as in \"8K 4M\"";
     let size = |text: &str| {
@@ -148,7 +148,7 @@ fn handler(model: &Model) -> Result<Refill, ModelError> {
     Ok(Refill::Software(refill))
 }
 
-/// The places of page-table lines short of memory.
+/// The caches that may hold page-table lines.
 const PLACES: [&str; 3] = ["l1", "l2", "l3"];
 
 fn walker(model: &Model, cpus: usize) -> Result<Refill, ModelError> {

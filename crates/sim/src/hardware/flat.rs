@@ -1,14 +1,14 @@
-//! Hardware that translates for nothing: a bitmap of loaded pages. For models of reclaim and of
-//! paging, whose published figures say nothing about translation.
+//! Hardware whose translations take no time: a bitmap of loaded pages. Models of reclaim and paging use
+//! it if their published figures do not cover translation.
 //!
-//! Addresses should lie near 0, as a bitmap word is kept for every 64 pages below the highest one.
+//! Addresses should lie near 0: the bitmap has a word for every 64 pages below the highest one.
 
 use super::{Mmu, PageTables, Pte, SpaceId, Stop, Touched, Used, range_pages};
 use crate::hardware::accesses::Accesses;
 use pagetax_core::units::PageSize;
 use std::ops::Range;
 
-/// 64 pages.
+/// The bits of 64 pages.
 #[derive(Debug, Clone, Copy, Default)]
 struct Word {
     present: u64,
@@ -17,7 +17,7 @@ struct Word {
     dirty: u64,
 }
 
-/// Translations of one page size, at no cost.
+/// Translations of one page size that take no time.
 #[derive(Debug, Clone)]
 pub struct Flat {
     page: PageSize,
@@ -50,7 +50,7 @@ impl Flat {
         range.start >> self.page.shift()..range.end.div_ceil(self.page.bytes())
     }
 
-    /// Changes the words of a range, as far as there are any, with a bit set for each page in it.
+    /// Calls `change` for each word of a range that exists, with a bit set for each page in the range.
     fn change(&mut self, space: SpaceId, range: Range<u64>, change: impl Fn(&mut Word, u64)) {
         let pages = self.pages(range);
         if let Some(words) = self.spaces.get_mut(space.0) {
@@ -61,7 +61,7 @@ impl Flat {
         }
     }
 
-    /// Touches the next page if it is loaded, `count` times; says whether it was.
+    /// Touches the next page `count` times if it is loaded. Returns true if it is.
     fn hit(&mut self, space: SpaceId, accesses: &mut Accesses, count: u64) -> bool {
         let page = accesses.next_address() >> self.page.shift();
         let (bit, writes) = (1 << (page % 64), accesses.writes);
@@ -103,13 +103,13 @@ impl Mmu for Flat {
             }
             let mut count = 1;
             if let Some(sweep) = accesses.sweep() {
-                // A lap without a fault: the next laps will have none either.
+                // After a lap without a fault, the next laps have none either.
                 if lap_hits >= sweep.lap {
                     accesses.advance(left);
                     left = 0;
                     continue;
                 }
-                // All touches of this page, when the stride is smaller than a page.
+                // If the stride is smaller than a page, these are all touches of the page.
                 if sweep.stride < self.page.bytes() {
                     let on_page = self.page.bytes() - accesses.next_address() % self.page.bytes();
                     count = on_page.div_ceil(sweep.stride).min(sweep.left_in_lap()).min(left);

@@ -1,7 +1,7 @@
-//! Translation hardware: from a virtual address to "yes", "no" or "that took a while".
+//! Translation hardware: the result and the time of each access's translation.
 //!
-//! Invariant: hardware decides nothing. It translates what a kernel has loaded, faults otherwise,
-//! and says what time that took; it neither charges time nor counts events by itself.
+//! Invariant: hardware has no policy. It translates by the entries that a kernel has loaded, faults
+//! otherwise, and reports the time. It neither charges time nor counts events.
 
 pub mod accesses;
 pub mod cached;
@@ -21,19 +21,19 @@ use crate::hardware::accesses::Accesses;
 use pagetax_core::units::PageSize;
 use std::ops::Range;
 
-/// An address space: of the main process and its threads, or of a forked child. Numbers are given in
-/// the order of creation and never again.
+/// An address space: that of the main process and its threads, or of a forked child. Numbers are in the
+/// order of creation and never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SpaceId(pub usize);
 
-/// Why [`Mmu::touch`] returned.
+/// The reason why [`Mmu::touch`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// No accesses are left.
     Done,
     /// The time limit is reached.
     Limit,
-    /// The next access has no (or no sufficient) translation; the kernel's turn.
+    /// The next access has no sufficient translation, so the kernel must handle a fault.
     Fault,
 }
 
@@ -42,7 +42,7 @@ pub enum Stop {
 pub struct Touched {
     /// Time spent on translation beside the accesses' own cost, in picoseconds.
     pub translation_ps: u64,
-    /// The reason for its return.
+    /// The reason why the touch stopped.
     pub stop: Stop,
 }
 
@@ -59,14 +59,14 @@ pub trait Mmu {
         limit_ps: u64,
     ) -> Touched;
 
-    /// Accesses since it was last asked that no TLB could translate; 0 without TLBs. A kernel on
-    /// hardware with TLBs lists `tlb_miss_count` among its counters.
+    /// Returns the number of accesses since the last call that no TLB could translate; 0 without TLBs. A
+    /// kernel on hardware with TLBs lists `tlb_miss_count` among its counters.
     fn take_tlb_misses(&mut self) -> u64 {
         0
     }
 
-    /// `cpu` goes on in another space: what the hardware itself loses by it (flushed translations).
-    /// The kernel has been told before, in [`crate::historic::kernel::Kernel::switch`].
+    /// Switches `cpu` to another space, and flushes the translations that the hardware loses by it. The
+    /// engine has called [`crate::historic::kernel::Kernel::switch`] before.
     fn switch(&mut self, cpu: usize, space: SpaceId);
 
     /// Drops all translations of a space that has ended.
@@ -76,22 +76,22 @@ pub trait Mmu {
 /// A translation, as kernels load it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pte {
-    /// Virtual address, a multiple of the size.
+    /// The virtual address, a multiple of the size.
     pub address: u64,
-    /// The page's size.
+    /// The size of the page that it maps.
     pub size: PageSize,
-    /// True if stores go through without a fault.
+    /// True if stores do not fault.
     pub writable: bool,
 }
 
-/// What the hardware has noted of a page since it was last asked.
+/// The bits that the hardware keeps of a page.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Used {
-    /// A translation is loaded.
+    /// True if a translation is loaded.
     pub present: bool,
-    /// Touched since the bit was last cleared.
+    /// True if the page was touched since the bit was last cleared.
     pub referenced: bool,
-    /// Stored to since it was loaded.
+    /// True if a store has changed the page since its translation was loaded.
     pub dirty: bool,
 }
 
@@ -99,8 +99,7 @@ fn range_pages(range: &Range<u64>, size: PageSize) -> u64 {
     (range.end - range.start) / size.bytes()
 }
 
-/// Hardware whose translations are page-table entries, each by itself; what kernels other than
-/// SunOS on Sun-4 work with.
+/// Hardware with independent page-table entries. All kernels use it, except SunOS on the Sun-4.
 pub trait PageTables: Mmu {
     /// Makes a translation valid, or replaces it.
     fn load(&mut self, space: SpaceId, pte: Pte);
@@ -124,7 +123,7 @@ pub trait PageTables: Mmu {
         new
     }
 
-    /// Returns the number of pages of this size of a range of whole pages have a translation.
+    /// Returns the number of pages of this size that have a translation, in a range of whole pages.
     fn present_in(&self, space: SpaceId, range: Range<u64>, size: PageSize) -> u64 {
         let pages = range.step_by(size.bytes() as usize);
         pages.filter(|address| self.used(space, *address).present).count() as u64
@@ -133,9 +132,9 @@ pub trait PageTables: Mmu {
     /// Makes the present translations in the range read-only (copy-on-write after a fork).
     fn protect(&mut self, space: SpaceId, address: u64, bytes: u64);
 
-    /// Reads the bits of the page at `address`.
+    /// Returns the bits of the page at `address`.
     fn used(&self, space: SpaceId, address: u64) -> Used;
 
-    /// Reads the bits of the page at `address` and clears "referenced".
+    /// Returns the bits of the page at `address` and clears "referenced".
     fn test_and_clear_referenced(&mut self, space: SpaceId, address: u64) -> Used;
 }

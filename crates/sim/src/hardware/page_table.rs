@@ -1,5 +1,5 @@
-//! Page tables as the TLB models need them: for each base page, the size of the page that maps it,
-//! and its bits. One byte a base page, so that a random access reads one byte.
+//! Page tables for the TLB models: one byte for each base page, with its bits and the size of the page
+//! that maps it. So a random access reads one byte.
 
 use super::Used;
 use pagetax_core::units::PageSize;
@@ -11,7 +11,7 @@ const REFERENCED: u8 = 0b0100_0000;
 const DIRTY: u8 = 0b1000_0000;
 const SIZE_BIAS: u32 = 8;
 
-/// log2 of base pages in a chunk.
+/// The log2 of the base pages in a chunk.
 const CHUNK_BITS: u32 = 16;
 const CHUNK_PAGES: u64 = 1 << CHUNK_BITS;
 
@@ -19,7 +19,7 @@ const CHUNK_PAGES: u64 = 1 << CHUNK_BITS;
 #[derive(Debug, Clone)]
 pub struct PageTable {
     base_shift: u32,
-    /// By address; absent where nothing was ever mapped.
+    /// The chunks by address; none where nothing was ever mapped.
     chunks: Vec<Option<Box<[u8]>>>,
 }
 
@@ -53,7 +53,7 @@ impl PageTable {
         ((range.start >> shift)..(range.end.div_ceil(1 << shift))).map(move |page| page << shift)
     }
 
-    /// For an access: log2 of the page's size, or none where it faults. Notes the use.
+    /// Translates an access: returns the log2 of the page's size and sets its bits, or none for a fault.
     #[inline(always)]
     pub fn translate(&mut self, address: u64, writes: bool) -> Option<u32> {
         let entry = self.entry(address);
@@ -87,7 +87,7 @@ impl PageTable {
         self.change(range, |_| 0);
     }
 
-    /// Takes the right to store from a range of whole pages.
+    /// Makes a range of whole pages read-only.
     pub fn protect(&mut self, range: std::ops::Range<u64>) {
         self.change(range, |entry| entry & !WRITABLE);
     }
@@ -101,7 +101,7 @@ impl PageTable {
         }
     }
 
-    /// Returns the bits of the page at `address`: of a large page, those of all of its parts.
+    /// Returns the bits of the page at `address`; for a large page, those of all its base pages.
     pub fn used(&self, address: u64) -> Used {
         let bits = self.parts(address).fold(0, |bits, part| bits | self.entry(part));
         Used {
@@ -111,7 +111,7 @@ impl PageTable {
         }
     }
 
-    /// Forgets that the page at `address` was referenced.
+    /// Clears the referenced bit of the page at `address`.
     pub fn clear_referenced(&mut self, address: u64) {
         for part in self.parts(address) {
             *self.entry_mut(part) &= !REFERENCED;

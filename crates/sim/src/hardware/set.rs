@@ -1,23 +1,23 @@
 //! Sets of tags with replacement: the storage of TLBs, paging-structure caches and the caches that
 //! hold page-table entries.
 //!
-//! Invariant: a tag is held at most once, and least-recently-used replacement is exact. Tags stay in
-//! place; what moves is their order, which is packed into a word for up to 16 ways and is a ring of
-//! links beyond, whose tags are found by hash. Both give the same answers.
+//! Invariant: a set holds each tag at most once, and LRU replacement is exact. Tags stay in place; only
+//! their order changes. Up to 16 ways, the order is packed into a word. Beyond, it is a ring of links, and
+//! a hash finds the tags. Both forms give the same results.
 
 use pagetax_core::access::Rng;
 
 /// A replacement policy: the entry of a full set that is evicted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Replacement {
-    /// The least recently used one, exactly.
+    /// The least recently used entry, exactly.
     #[default]
     Lru,
-    /// Any, with the same probability.
+    /// A random entry, all with the same probability.
     Random,
 }
 
-/// Tags are never 0: an empty entry is.
+/// An empty entry. No tag is 0.
 const EMPTY: u64 = 0;
 
 /// A set-associative array of tags.
@@ -36,7 +36,8 @@ enum Store {
 }
 
 impl TagArray {
-    /// `entries` in sets of `ways`, both at least 1; `entries / ways` must be a power of two.
+    /// Creates an array of `entries` in sets of `ways`, both at least 1. `entries / ways` must be a power of
+    /// two.
     pub fn new(entries: usize, ways: usize, replacement: Replacement) -> Self {
         assert!(ways >= 1 && entries.is_multiple_of(ways), "{entries} entries in {ways} ways");
         let set_count = entries / ways;
@@ -54,12 +55,12 @@ impl TagArray {
         self.set_mask + 1
     }
 
-    /// Entries in each set.
+    /// Returns the number of entries in each set.
     pub fn ways(&self) -> usize {
         self.ways
     }
 
-    /// Looks `tag` up in its set and, if absent, puts it there. True if it was there.
+    /// Looks `tag` up in its set, and inserts it if it is absent. Returns true if it was there.
     #[inline(always)]
     pub fn touch(&mut self, index: u64, tag: u64) -> bool {
         debug_assert_ne!(tag, EMPTY);
@@ -71,7 +72,7 @@ impl TagArray {
         }
     }
 
-    /// Looks `tag` up, refreshing its recency, and leaves the set alone if it is absent.
+    /// Looks `tag` up and refreshes its recency. If it is absent, the set stays unchanged.
     #[inline(always)]
     pub fn probe(&mut self, index: u64, tag: u64) -> bool {
         let set = (index & self.set_mask) as usize;
@@ -82,7 +83,7 @@ impl TagArray {
         }
     }
 
-    /// Puts a tag there that is known to be absent.
+    /// Inserts a tag that is known to be absent.
     #[inline(always)]
     pub fn fill(&mut self, index: u64, tag: u64) {
         let set = (index & self.set_mask) as usize;
@@ -93,7 +94,7 @@ impl TagArray {
         };
     }
 
-    /// Drops every tag that `doomed` says yes to.
+    /// Drops every tag for which `doomed` returns true.
     pub fn flush(&mut self, doomed: impl Fn(u64) -> bool) {
         match &mut self.store {
             Store::Packed(packed) => packed.flush(doomed),
@@ -105,21 +106,21 @@ impl TagArray {
     }
 }
 
-/// 16 bits of a tag, searched first: pages near each other, and those of other spaces and sizes,
-/// differ in it.
+/// Returns 16 bits of a tag, which are searched first. They differ between nearby pages, spaces and page
+/// sizes.
 #[inline(always)]
 fn print(tag: u64) -> u16 {
     (tag ^ (tag >> 16) ^ (tag >> 32) ^ (tag >> 20)) as u16
 }
 
-/// Without a branch for each print, so that the compiler uses vectors.
+/// Tests whether a print is present. It has no branch for each print, so that the compiler uses vectors.
 #[inline(always)]
 fn any_print<const N: usize>(prints: &[u16; N], print: u16) -> bool {
     prints.iter().fold(0, |found, p| found | u16::from(*p == print)) != 0
 }
 
-/// Returns the first place of a print that is there. The place of a hit is unpredictable, so no branch
-/// depends on it.
+/// Returns the first place of a print that is present. The place is unpredictable, so no branch depends on
+/// it.
 #[inline(always)]
 fn first_place<const N: usize>(prints: &[u16; N], print: u16) -> usize {
     let mut equal = [0u8; N];
@@ -134,7 +135,7 @@ fn first_place<const N: usize>(prints: &[u16; N], print: u16) -> usize {
     )
 }
 
-/// Where a tag is whose print is first found at `place`: there, unless another tag has that print.
+/// Returns the place of a tag whose print is first found at `place`. Another tag may have the same print.
 #[inline(always)]
 fn found_at(tags: &[u64], place: usize, tag: u64) -> Option<usize> {
     if tags.get(place) == Some(&tag) {
@@ -143,10 +144,10 @@ fn found_at(tags: &[u64], place: usize, tag: u64) -> Option<usize> {
     tags.iter().position(|entry| *entry == tag)
 }
 
-/// As many ways as a word has places of four bits.
+/// The number of four-bit places in a word.
 const PACKED_WAYS: usize = 16;
 const WAY_BITS: usize = 4;
-/// So few are tried one after the other.
+/// The most ways for which the tags are compared one by one.
 const TRIED_WAYS: usize = 2;
 /// The lowest and the highest bit of each place.
 const LOW_BITS: u64 = 0x1111_1111_1111_1111;
@@ -160,11 +161,11 @@ struct Packed {
     sets: Vec<PackedSet>,
 }
 
-/// In whole cache lines: one of them is all that sets of up to three ways use.
+/// A set in whole cache lines; sets of up to three ways use only the first.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 struct PackedSet {
-    /// The ways, the newest lowest.
+    /// The ways in order, the newest in the lowest bits.
     order: u64,
     /// A print of each way's tag; 0 beyond the last way.
     prints: [u16; PACKED_WAYS],
@@ -210,7 +211,7 @@ impl Packed {
     fn flush(&mut self, doomed: impl Fn(u64) -> bool) {
         for PackedSet { order, tags, .. } in &mut self.sets {
             tags.iter_mut().filter(|tag| doomed(**tag)).for_each(|tag| *tag = EMPTY);
-            // What is empty gets behind what stays, which keeps its order.
+            // Tags that stay keep their order; empty ways go behind them.
             let kept: Vec<u64> =
                 ways_of(*order, self.ways).filter(|way| tags[*way as usize] != EMPTY).collect();
             *order = kept.into_iter().rev().fold(*order, newest);
@@ -223,10 +224,10 @@ fn ways_of(order: u64, ways: usize) -> impl Iterator<Item = u64> {
     (0..ways).map(move |place| (order >> (WAY_BITS * place)) & 15)
 }
 
-/// Returns the order with `way`, wherever it was, in front.
+/// Returns the order with `way` moved to the front.
 #[inline(always)]
 fn newest(order: u64, way: u64) -> u64 {
-    // The lowest place whose way is not different.
+    // The lowest place that holds `way`.
     let different = order ^ (way * LOW_BITS);
     let place = (different.wrapping_sub(LOW_BITS) & !different & HIGH_BITS).trailing_zeros() & !3;
     let before = (1u64 << place) - 1;
@@ -234,7 +235,7 @@ fn newest(order: u64, way: u64) -> u64 {
     rest | ((order & before) << WAY_BITS) | way
 }
 
-/// Sets in no order.
+/// The sets of an array with random replacement, which need no order.
 #[derive(Debug, Clone)]
 struct RandomSets {
     ways: usize,
@@ -251,7 +252,7 @@ impl RandomSets {
         self.tags[set * self.ways..(set + 1) * self.ways].contains(&tag)
     }
 
-    /// Fills a free entry, or evicts any. Returns false.
+    /// Fills a free entry, or evicts a random one. Returns false.
     fn replace(&mut self, set: usize, tag: u64) -> bool {
         let set = &mut self.tags[set * self.ways..(set + 1) * self.ways];
         let free = set.iter().position(|entry| *entry == EMPTY);
@@ -260,9 +261,9 @@ impl RandomSets {
     }
 }
 
-/// One long set. Its slots form a ring from the newest to older and older ones, whose oldest is
-/// followed by the newest again: to replace the oldest is to turn the ring by one. Empty slots are
-/// the oldest. A slot that is not empty is in the chain of its tag's hash, too, by which it is found.
+/// One long set. Its slots form a ring from the newest to the oldest, which links to the newest again. To
+/// replace the oldest, the ring turns by one. Empty slots are the oldest. Every other slot is also in the
+/// chain of its tag's hash, by which a lookup finds it.
 #[derive(Debug, Clone)]
 struct Ring {
     slots: Vec<Slot>,
@@ -276,13 +277,13 @@ struct Slot {
     tag: u64,
     newer: u32,
     older: u32,
-    /// The next one of its chain.
+    /// The next slot of the chain.
     next: u32,
 }
 
-/// Ends a chain.
+/// The end of a chain.
 const NO_SLOT: u32 = u32::MAX;
-/// So many chains for each slot make most of them one slot long.
+/// The chains for each slot. With four, most chains have one slot.
 const CHAINS_PER_SLOT: usize = 4;
 
 impl Ring {

@@ -14,27 +14,27 @@ use crate::hardware::accesses::Accesses;
 use crate::model::{Model, ModelError};
 use pagetax_core::units::PageSize;
 
-/// Number of a pmeg.
+/// The number of a pmeg, from 0.
 pub type PmegId = usize;
 
-/// Sizes of the hardware's tables.
+/// The sizes of the hardware's tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// The number of page-table groups.
     pub pmegs: usize,
-    /// Entries in each: a power of two, at most 64.
+    /// The entries in each group: a power of two, at most 64.
     pub ptes: u32,
-    /// The page size.
+    /// The page size of the machine.
     pub page: PageSize,
     /// The number of hardware contexts.
     pub contexts: usize,
-    /// Segments of an address space.
+    /// The number of segments of an address space.
     pub segments: usize,
-    /// Groups of segment-map entries on a three-level machine.
+    /// The number of groups of segment-map entries, on a three-level machine.
     pub smegs: Option<usize>,
 }
 
-/// Segments under one entry of the region map.
+/// The segments under one entry of the region map.
 pub const SEGMENTS_PER_REGION: usize = 64;
 /// The limit of the largest machine (4/400).
 pub const PMEGS_MAX: u64 = 1024;
@@ -45,7 +45,7 @@ impl Geometry {
     /// Reads the table `[mmu]`: pmegs, ptes, contexts, segments, and smegs on three-level machines.
     ///
     /// # Errors
-    /// Constants that are absent, and geometry that no Sun-4 could have.
+    /// Fails if a constant is absent, or no Sun-4 could have the geometry.
     pub fn load(model: &Model, page: PageSize) -> Result<Self, ModelError> {
         let ptes = model.power_of_two("mmu", "ptes")?;
         if ptes > 64 {
@@ -74,7 +74,7 @@ impl Geometry {
         })
     }
 
-    /// Bytes under one pmeg.
+    /// Returns the bytes that one pmeg maps.
     pub fn segment_bytes(&self) -> u64 {
         u64::from(self.ptes) * self.page.bytes()
     }
@@ -91,13 +91,13 @@ impl Geometry {
 pub struct Pmeg {
     /// The owning space and its segment. None if the pmeg is free.
     pub owner: Option<(SpaceId, usize)>,
-    /// Valid entries, a bit each.
+    /// The valid entries, one bit each.
     pub valid: u64,
     /// The writable ones of the valid entries, one bit each.
     pub writable: u64,
-    /// Touched since a kernel cleared this.
+    /// True if the segment was touched since a kernel cleared this bit.
     pub referenced: bool,
-    /// When it was last touched or given, in touches of segments.
+    /// The time of its last touch or assignment, counted in touches of segments.
     pub used_at: u64,
     /// True if other spaces use it, too.
     pub shared: bool,
@@ -106,22 +106,22 @@ pub struct Pmeg {
 /// The hardware's state of a space.
 #[derive(Debug, Clone, Default)]
 struct Sun4Space {
-    /// Pmeg of each segment.
+    /// The pmeg of each segment.
     map: Vec<Option<u16>>,
-    /// Regions whose smeg is loaded, a bit each.
+    /// The regions whose smeg is loaded, one bit each.
     regions: u64,
-    /// How often it alone has lost entries.
+    /// The number of times that this space alone has lost entries.
     losses: u64,
 }
 
-/// The unit.
+/// The memory management unit.
 #[derive(Debug, Clone)]
 pub struct Sun4 {
     geometry: Geometry,
     pmegs: Vec<Pmeg>,
     spaces: Vec<Sun4Space>,
     clock: u64,
-    /// How often any space may have lost entries.
+    /// The number of times that any space may have lost entries.
     losses: u64,
     notes_use: bool,
 }
@@ -133,23 +133,23 @@ impl Sun4 {
         Sun4 { geometry, pmegs, spaces: Vec::new(), clock: 0, losses: 0, notes_use: true }
     }
 
-    /// Whether to keep [`Pmeg::referenced`] and [`Pmeg::used_at`]; without, laps without a fault are
-    /// skipped wholly.
+    /// Sets whether to keep [`Pmeg::referenced`] and [`Pmeg::used_at`]. If not, laps without a fault are
+    /// skipped completely.
     pub fn note_use(&mut self, notes_use: bool) {
         self.notes_use = notes_use;
     }
 
-    /// Its sizes.
+    /// Returns the sizes of the tables.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Returns all pmegs.
+    /// Returns all pmegs by number.
     pub fn pmegs(&self) -> &[Pmeg] {
         &self.pmegs
     }
 
-    /// Changes the bits of a pmeg, perhaps to fewer.
+    /// Returns a pmeg whose bits may be changed, also to fewer valid ones.
     pub fn pmeg_mut(&mut self, pmeg: PmegId) -> &mut Pmeg {
         self.losses += 1;
         &mut self.pmegs[pmeg]
@@ -205,7 +205,7 @@ impl Sun4 {
         self.space_mut(space).map[segment] = Some(pmeg as u16);
     }
 
-    /// Takes a pmeg away from all who use it and says what it held.
+    /// Takes a pmeg from all spaces that use it, and returns its content.
     pub fn release_pmeg(&mut self, pmeg: PmegId) -> Pmeg {
         let held = std::mem::take(&mut self.pmegs[pmeg]);
         let Some((owner, segment)) = held.owner else { return held };
@@ -296,8 +296,8 @@ impl Sun4 {
         count
     }
 
-    /// Where a sweep from `address` on meets the first unusable entry or the end of the segment;
-    /// `usable` begins with the entry of `address`.
+    /// Returns the address at which a sweep from `address` meets the first unusable entry or the end of the
+    /// segment. The first bit of `usable` is the entry of `address`.
     fn end_of_run(&self, address: u64, usable: u64, entry: u32, stride: u64) -> u64 {
         let page_bytes = self.geometry.page.bytes();
         let page_start = address & !(page_bytes - 1);
@@ -336,8 +336,8 @@ impl Mmu for Sun4 {
             if left == 0 {
                 break if accesses.left() == 0 { Stop::Done } else { Stop::Limit };
             }
-            // After a lap without a fault nothing can be missing. With notes of use, the last lap is
-            // done in full for their sake.
+            // After a lap without a fault, no entry is missing. If use is noted, the last lap is done in
+            // full, since it sets the notes.
             if let Some(sweep) = accesses.sweep().filter(|sweep| without_fault >= sweep.lap) {
                 accesses.set_clean(version);
                 let laps = (left / sweep.lap).saturating_sub(1);

@@ -9,10 +9,10 @@ use super::set::{Replacement, TagArray};
 use pagetax_core::access::Rng;
 use pagetax_core::units::PageSize;
 
-/// Geometry of one array.
+/// The geometry of one array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArraySpec {
-    /// The number of entries.
+    /// The number of entries, locked ones included.
     pub entries: u32,
     /// The number of entries in a set; absent: fully associative.
     pub ways: Option<u32>,
@@ -20,7 +20,7 @@ pub struct ArraySpec {
     pub page_sizes: Vec<PageSize>,
     /// The number of entries that the kernel keeps locked (fully associative only).
     pub locked: u32,
-    /// The replacement policy.
+    /// The replacement policy of its sets.
     pub replacement: Replacement,
     /// True if it holds one of its page sizes at a time, which software chooses for each process.
     pub programmable: bool,
@@ -28,7 +28,7 @@ pub struct ArraySpec {
     pub fallback: bool,
 }
 
-/// The arrays of one level, asked together.
+/// The arrays of one level, which are searched together.
 pub type LevelSpec = Vec<ArraySpec>;
 
 /// The reasons why a geometry is impossible.
@@ -37,29 +37,29 @@ pub enum GeometryError {
     /// No level, or a level without entries.
     #[error("{0}: a TLB needs at least one level, and each level at least one array with entries")]
     Empty(String),
-    /// Sets must be equal and their number a power of two.
+    /// Sets of different sizes, or a number of sets that is no power of two.
     #[error(
         "{at}: {entries} entries in {ways} ways make no whole power of two of sets; choose ways \
          that divide the entries"
     )]
     Ways {
-        /// The array.
+        /// The array, as the model names it.
         at: String,
-        /// As given.
+        /// The entries in the model.
         entries: u32,
-        /// As given.
+        /// The number of ways in the model.
         ways: u32,
     },
-    /// No entry left unlocked, or locked entries in a set-associative array.
+    /// Only locked entries, or locked entries in a set-associative array.
     #[error(
         "{at}: {locked} locked of {entries} entries; only fully associative arrays lock, and some must be left"
     )]
     Locked {
-        /// The array.
+        /// The array, as the model names it.
         at: String,
-        /// As given.
+        /// The entries in the model.
         entries: u32,
-        /// As given.
+        /// The locked entries in the model.
         locked: u32,
     },
     /// An array without page sizes.
@@ -73,7 +73,7 @@ pub enum GeometryError {
 /// The most arrays in a level.
 pub const MAX_ARRAYS: usize = 8;
 
-/// Page sizes are below 2^64.
+/// The number of possible page shifts.
 const SHIFTS: usize = 64;
 
 impl ArraySpec {
@@ -153,7 +153,7 @@ struct Level {
     programmed: Vec<Option<PageSize>>,
     /// The routes, by page shift.
     routes: [Route; SHIFTS],
-    /// Chooses among arrays of one size on a fill.
+    /// The generator that chooses among arrays of one size on a fill.
     rng: Rng,
 }
 
@@ -232,7 +232,7 @@ impl Level {
 pub struct Nearest {
     /// The array's number in its level.
     pub array: u8,
-    /// The number of sets.
+    /// The number of sets in the array.
     pub set_count: u64,
     /// The number of entries in each set.
     pub ways: usize,
@@ -244,12 +244,12 @@ pub struct Nearest {
 #[derive(Debug, Clone)]
 pub struct TlbHierarchy {
     levels: Vec<Level>,
-    /// `counts[shift * (levels + 1) + missed levels]`
+    /// The accesses by `shift * (levels + 1) + missed levels`.
     counts: Vec<u64>,
 }
 
 impl TlbHierarchy {
-    /// Checks and builds the levels. Errors call the TLB `name`.
+    /// Checks and builds the levels. Errors name the TLB `name`.
     pub fn new(name: &str, levels: &[LevelSpec]) -> Result<Self, GeometryError> {
         check(name, levels)?;
         Ok(TlbHierarchy {
@@ -389,7 +389,7 @@ impl TlbHierarchy {
     }
 }
 
-/// Checks that such a TLB can exist. Errors call it `name`.
+/// Checks that such a TLB is possible. Errors name it `name`.
 pub fn check(name: &str, levels: &[LevelSpec]) -> Result<(), GeometryError> {
     if levels.is_empty() {
         return Err(GeometryError::Empty(name.into()));
@@ -438,7 +438,7 @@ mod tests {
     /// Access by access, with a list for each set and no arithmetic.
     struct Oracle {
         specs: Vec<LevelSpec>,
-        /// By level and array.
+        /// The sets of each array, by level.
         sets: Vec<Vec<Sets>>,
     }
 

@@ -1,9 +1,8 @@
-//! The translation hardware of one CPU by itself, for address streams that come from outside: of a
-//! recorded program rather than of a simulated one. No page table: whoever feeds it knows the size of
-//! the page that each address lies on.
+//! The translation hardware of one CPU, for the address stream of a recorded program. It has no page
+//! table: its caller knows the page size of each address.
 //!
-//! Invariant: the same TLBs, walkers and handlers as under [`super::cached::CachedMmu`], so that a
-//! program's stream and a job's accesses are counted and priced alike.
+//! Invariant: TLBs, walkers and handlers are those of [`super::cached::CachedMmu`]. So the counts and
+//! costs of a program's stream and of a job's accesses are comparable.
 
 use super::cached::Refill;
 use super::tlb::TlbHierarchy;
@@ -17,30 +16,30 @@ pub(super) fn hit_times(data: &TlbHierarchy, level_ps: &[u64]) -> Vec<u64> {
     times
 }
 
-/// TLBs of both sides and what refills them.
+/// The TLBs for data and for instructions, and their refill.
 #[derive(Debug, Clone)]
 pub struct Translation {
     pub(super) data: TlbHierarchy,
     pub(super) instructions: TlbHierarchy,
     pub(super) refill: Refill,
-    /// By how many levels missed.
+    /// The time of an access by the number of missed levels, in picoseconds.
     pub(super) level_ps: Vec<u64>,
 }
 
 /// The result of one access.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lookup {
-    /// No level had the translation.
+    /// True if no level had the translation.
     pub walked: bool,
-    /// The translation storage buffer did not have it either (software refill only).
+    /// True if the translation storage buffer missed, too (software refill only).
     pub tsb_missed: bool,
-    /// Beside the refill, in picoseconds.
+    /// The time without the refill, in picoseconds.
     pub level_ps: u64,
-    /// Of the walk, or of the handler on a hit in its buffer, in picoseconds.
+    /// The time of the walk, or of the handler if the TSB hits, in picoseconds.
     pub refill_ps: u64,
-    /// The same, were it by itself: not less.
+    /// The time of the same refill if it overlapped with no other; at least `refill_ps`.
     pub alone_ps: u64,
-    /// What a miss in the buffer took on top, in picoseconds.
+    /// The added time of a TSB miss, in picoseconds.
     pub tsb_ps: u64,
 }
 
@@ -63,20 +62,20 @@ impl Translation {
         }
     }
 
-    /// Makes programmable arrays hold pages of `size` beside the default; as a kernel does for a
-    /// process with many such pages.
+    /// Makes programmable arrays hold pages of `size` beside the default. Kernels do so for processes with
+    /// many such pages.
     pub fn program(&mut self, size: PageSize) {
         self.data.program(size, 1);
     }
 
-    /// The kernel maps the page of an address: a translation storage buffer gets its entry.
+    /// Records that the kernel has mapped the page of an address; a TSB gets its entry.
     pub fn mapped(&mut self, address: u64, shift: u32) {
         if let Refill::Software(refill) = &mut self.refill {
             refill.enter(0, address, shift);
         }
     }
 
-    /// The pages of a range are unmapped: their translations leave the TLBs and the buffer.
+    /// Removes the translations of a range, which was unmapped, from the TLBs and the TSB.
     pub fn unmapped(&mut self, range: std::ops::Range<u64>) {
         self.data.flush_range(0, range.clone());
         self.instructions.flush_range(0, range.clone());
@@ -85,7 +84,7 @@ impl Translation {
         }
     }
 
-    /// Returns a load or store. `alone`: its walk does not overlap with others.
+    /// Translates a load or store. `alone` is true if its walk does not overlap with others.
     #[inline]
     pub fn access(&mut self, address: u64, shift: u32, alone: bool) -> Lookup {
         let missed = self.data.access(0, address, shift);
@@ -99,7 +98,7 @@ impl Translation {
         Lookup { level_ps, ..self.walk(address, shift, alone) }
     }
 
-    /// Returns an instruction fetch. Hits in any level are free, as under [`super::cached::CachedMmu`].
+    /// Translates an instruction fetch. Hits in any level are free, as under [`super::cached::CachedMmu`].
     #[inline]
     pub fn fetch(&mut self, address: u64, shift: u32) -> Lookup {
         if self.instructions.access(0, address, shift) < self.instructions.levels() {
@@ -108,7 +107,7 @@ impl Translation {
         self.walk(address, shift, true)
     }
 
-    /// An access that is known to hit, and only refreshes the order of its set.
+    /// Handles an access that is known to hit, which only refreshes the order of its set.
     #[inline]
     pub fn refresh(&mut self, address: u64, shift: u32, is_code: bool) {
         let side = if is_code { &mut self.instructions } else { &mut self.data };

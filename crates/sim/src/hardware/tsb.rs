@@ -8,23 +8,23 @@
 /// Costs and sizes of the refill.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HandlerSpec {
-    /// Processor cycles of a miss that the TSB serves.
+    /// The processor cycles of a miss that the TSB serves.
     pub handler_cycles: u32,
-    /// Processor cycles on top, for a miss that the TSB does not serve.
+    /// The added processor cycles of a miss that the TSB does not serve.
     pub tsb_miss_cycles: u32,
     /// The entries of each of the two tables; a power of two.
     pub tsb_entries: u32,
 }
 
-/// A TSB of no possible size.
+/// An impossible size of a TSB.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("tsb_entries = {0}: a TSB has a power of two of entries")]
 pub struct TsbSizeError(u32);
 
-/// From this page size on, a page has its entry in the second table.
+/// The log2 of the smallest page size in the second table.
 const LARGE_SHIFT: u32 = 22;
 
-/// The refill of one machine: the tables of all processes in one.
+/// The refill of one machine; its tables hold the entries of all processes.
 #[derive(Debug, Clone)]
 pub struct SoftwareRefill {
     handler_ps: u64,
@@ -61,7 +61,7 @@ impl SoftwareRefill {
         self.handler_ps + self.tsb_miss_ps
     }
 
-    /// The kernel writes an entry when it maps a page. True if it stood there already.
+    /// Writes an entry, as the kernel does when it maps a page. Returns true if it was there already.
     #[inline]
     pub fn enter(&mut self, asid: u16, address: u64, shift: u32) -> bool {
         let table = if shift >= LARGE_SHIFT { &mut self.large } else { &mut self.small };
@@ -84,7 +84,7 @@ impl SoftwareRefill {
         }
     }
 
-    /// Misses that the TSB did not serve.
+    /// Returns the number of misses that the TSB did not serve.
     pub fn tsb_misses(&self) -> u64 {
         self.misses
     }

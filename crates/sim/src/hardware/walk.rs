@@ -33,11 +33,11 @@ pub struct StructureCacheSpec {
 /// The second dimension of a walk, in a virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NestedSpec {
-    /// Levels of the host's tables.
+    /// The levels of the host's tables.
     pub levels: u32,
-    /// Page size that backs the guest's memory.
+    /// The host's page size for the guest's memory.
     pub page_size: PageSize,
-    /// Guest-physical pages whose translation is kept (the nested TLB); fully associative.
+    /// The entries of the nested TLB, which translates guest-physical pages; fully associative.
     pub tlb_entries: u32,
     /// Caches of the host's upper levels.
     pub structure_caches: Vec<StructureCacheSpec>,
@@ -48,7 +48,7 @@ pub struct NestedSpec {
 pub struct LineCacheSpec {
     /// The cache's name: `L1`, `L2`, …
     pub name: String,
-    /// Lines of page tables that stay there beside the data: a power of two, 8-way, LRU.
+    /// The lines of page tables that it holds beside the data: a power of two, 8-way, LRU.
     pub lines: u32,
     /// The time of a walk whose leaf line is here.
     pub walk: WalkNs,
@@ -91,9 +91,9 @@ impl WalkTime {
 /// The geometry and the costs of a page walker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WalkerSpec {
-    /// Levels of the tables: 4, or 5 with 57-bit addresses.
+    /// The levels of the tables: 4, or 5 with 57-bit addresses.
     pub levels: u32,
-    /// Caches of upper levels.
+    /// The paging-structure caches, which hold upper levels.
     pub structure_caches: Vec<StructureCacheSpec>,
     /// The second dimension, in a virtual machine.
     pub nested: Option<NestedSpec>,
@@ -116,9 +116,9 @@ pub enum WalkerError {
         "a paging-structure cache of level {level} with {entries} entries; levels are 2 to {levels} and entries at least 1"
     )]
     StructureCache {
-        /// As given.
+        /// The cache level in the model.
         level: u32,
-        /// As given.
+        /// The entries in the model.
         entries: u32,
         /// The number of levels of the tables.
         levels: u32,
@@ -133,7 +133,7 @@ pub enum WalkerError {
     Prices {
         /// The number of line caches, plus 1.
         expected: usize,
-        /// As given.
+        /// The number of prices in the model.
         found: usize,
     },
 }
@@ -204,7 +204,7 @@ const HOST: u64 = 1;
 /// Reads of page-table entries, by the place where their line lay; the last place is memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WalkCounts {
-    /// The number of walks.
+    /// The number of walks so far.
     pub walks: u64,
     /// Reads of leaf entries, by place.
     pub leaf_reads: Vec<u64>,

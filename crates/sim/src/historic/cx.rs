@@ -116,7 +116,7 @@ pub enum Wait {
 pub struct Failure {
     /// The reason, in the system's words.
     pub why: String,
-    /// The remedy.
+    /// The hint: a change of the plan that helps.
     pub remedy: String,
 }
 
@@ -185,7 +185,7 @@ impl Series {
 /// The state that outlives a kernel call: counters, latencies and the random generator.
 #[derive(Debug)]
 pub struct RunState {
-    /// The counters of the run.
+    /// The counters of the run so far.
     pub tally: Tally,
     /// The latencies of the run.
     pub latencies: Latencies,
@@ -275,7 +275,7 @@ impl<'a> Cx<'a> {
         self.spent_ns += ns;
     }
 
-    /// Counts `n` events.
+    /// Adds `n` events to a counter.
     pub fn count(&mut self, counter: CounterId, n: u64) {
         self.run_state.tally.add(counter, n);
     }

@@ -28,11 +28,11 @@ pub struct SimMachine {
     model: Model,
     settings: Settings,
     pristine: Box<dyn Pristine>,
-    /// When a run is given up.
+    /// The limits that end a run early.
     pub caps: Caps,
 }
 
-/// Hardware and kernel of some kind, as they are after booting.
+/// Hardware and kernel of one kind, in their state after booting.
 trait Pristine {
     fn page_sizes(&self, base: PageSize) -> Vec<PageSize>;
     fn unmet_requirements(&self, plan: &Plan) -> Vec<Unmet>;
@@ -114,7 +114,7 @@ impl SimMachine {
     /// Returns a built-in machine, or one from a file (see [`models::find`]).
     ///
     /// # Errors
-    /// No such model, or one that is no possible machine.
+    /// Fails if there is no such model, or it describes no possible machine.
     pub fn find(name: &str) -> Result<Self, ModelError> {
         SimMachine::new(models::find(name)?)
     }
@@ -122,7 +122,7 @@ impl SimMachine {
     /// Returns the machine of a model.
     ///
     /// # Errors
-    /// Constants that are absent, superfluous or impossible.
+    /// Fails if a constant is absent, superfluous or impossible.
     pub fn new(model: Model) -> Result<Self, ModelError> {
         let settings = Settings::load(&model)?;
         scheduler(&model)?;
@@ -131,12 +131,12 @@ impl SimMachine {
         Ok(SimMachine { model, settings, pristine, caps: Caps::default() })
     }
 
-    /// Its model.
+    /// Returns the machine's model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// Warns of figures that nothing published backs, and of what the model is known not to show.
+    /// Warns if no published figures back the result, and of known limits of the model.
     fn what_is_not_shown(&self, plan: &Plan) -> Vec<Warning> {
         let Model { title, validated_jobs, limits, .. } = &self.model;
         let unchecked = match validated_jobs.as_slice() {

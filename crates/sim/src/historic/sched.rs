@@ -1,7 +1,7 @@
-//! Schedulers: they choose the ready task that gets a CPU, and for how long.
+//! Schedulers: they choose the ready task that gets a CPU, and its time slice.
 //!
-//! Invariant: a scheduler sees tasks by number and times in nanoseconds, nothing else; among equals
-//! the order is first come, first served, so that runs can be repeated.
+//! Invariant: a scheduler sees only the numbers of tasks, and times in nanoseconds. Equal tasks are served
+//! in order of arrival, so that runs are repeatable.
 
 use crate::model::{Model, ModelError};
 use std::collections::VecDeque;
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskId(pub usize);
 
-/// A policy.
+/// A scheduling policy.
 pub trait Scheduler {
     /// Adds a task that can run and waits for a CPU; `woken` if it slept until now.
     fn ready(&mut self, task: TaskId, woken: bool);
@@ -18,7 +18,7 @@ pub trait Scheduler {
     /// Takes the task that runs next.
     fn pick(&mut self) -> Option<TaskId>;
 
-    /// When the CPU that gets `task` at `now` is to look for another, at the latest.
+    /// Returns the latest time at which the CPU that `task` gets at `now` chooses again.
     fn slice_end(&self, task: TaskId, now: u64) -> u64;
 
     /// Notes that the task has used `ns` of CPU.
@@ -27,8 +27,8 @@ pub trait Scheduler {
     /// Returns true if the woken task takes the CPU of the running one at once.
     fn preempts(&self, woken: TaskId, running: TaskId) -> bool;
 
-    /// A second has passed, with this many tasks ready or running. Only called if
-    /// [`Scheduler::has_seconds`].
+    /// Updates priorities after each second, with the number of tasks that are ready or running. The engine
+    /// calls it only if [`Scheduler::has_seconds`].
     fn second(&mut self, _load: u64) {}
 
     /// Returns true if the scheduler needs an event each second.
@@ -64,7 +64,7 @@ pub fn scheduler(model: &Model) -> Result<Box<dyn Scheduler>, ModelError> {
     })
 }
 
-/// First come, first served; each for a quantum. A woken task waits its turn.
+/// Round robin with a quantum. A woken task queues like the others.
 #[derive(Debug)]
 struct RoundRobin {
     quantum_ns: u64,
@@ -89,25 +89,25 @@ impl Scheduler for RoundRobin {
     }
 }
 
-/// Multilevel feedback of 4.3BSD (Leffler et al., The Design and Implementation of the 4.3BSD UNIX
-/// Operating System, 1989, section 4.4): 32 queues by recent CPU use, which decays each second; round
-/// robin among the first queue's tasks at fixed points of time. A sleeper comes back with its
-/// kernel's priority, ahead of all who compute.
+/// Multilevel feedback of 4.3BSD: 32 queues by recent CPU use, which decays each second. Tasks of the
+/// first queue take turns at fixed points of time. A sleeper returns with its kernel priority, ahead of all
+/// tasks that compute. Source: Leffler et al., The Design and Implementation of the 4.3BSD UNIX Operating
+/// System, 1989, section 4.4.
 #[derive(Debug)]
 struct Feedback {
     quantum_ns: u64,
     tick_ns: u64,
     queues: [VecDeque<TaskId>; QUEUES],
-    /// Queues that are not empty, a bit each.
+    /// The queues that are not empty, one bit each.
     filled: u32,
     recent_ns: Vec<u64>,
 }
 
 const QUEUES: usize = 32;
-/// Priority of a task that has not computed lately (PUSER).
+/// The priority of a task without recent CPU use (PUSER).
 const BASE_PRIORITY: u64 = 50;
 const PRIORITY_MAX: u64 = 127;
-/// Of those who come back from a sleep in the kernel (PSLEP, 40).
+/// The queue of tasks that return from a sleep in the kernel (PSLEP, 40).
 const WOKEN_QUEUE: usize = 10;
 const RECENT_TICKS_MAX: u64 = 255;
 
@@ -172,8 +172,8 @@ impl Scheduler for Feedback {
     }
 }
 
-/// The least-served task first, as in today's kernels: a woken task takes the CPU when it is a
-/// quantum behind, and starts level with the least-served.
+/// The task with the least CPU time first, as in current kernels. A woken task starts level with it, and
+/// preempts a task that is a quantum ahead.
 #[derive(Debug)]
 struct Fair {
     quantum_ns: u64,

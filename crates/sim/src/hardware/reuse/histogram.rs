@@ -1,7 +1,7 @@
 //! Counts of stack distances: exact below 512, then 256 buckets an octave (within 0.4 %).
 //!
-//! The bounds of buckets are whole numbers, and every number of entries a TLB is built with (a
-//! multiple of 1/256 of its octave) is a bound: misses at those sizes are exact.
+//! The bounds of buckets are whole numbers. The sizes of real TLBs (multiples of 1/256 of their octave)
+//! are bounds, so the misses at those sizes are exact.
 
 const EXACT: u64 = 512;
 const OCTAVE_BUCKETS: u64 = 256;
@@ -42,7 +42,7 @@ impl Distances {
         self.counts[bucket] += weight;
     }
 
-    /// Counts at distances of at least `entries`, rounded up to the start of a bucket.
+    /// Returns the count at distances of at least `entries`, rounded up to the start of a bucket.
     pub fn at_least(&self, entries: u64) -> u64 {
         let bucket = bucket(entries);
         let from = if bucket_start(bucket) < entries { bucket + 1 } else { bucket };

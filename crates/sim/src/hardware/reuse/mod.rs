@@ -1,18 +1,18 @@
-//! All TLB sizes in one pass: how often an address space would miss with any number of entries of any
-//! page size, from the stack distances of its pages.
+//! All TLB sizes in one pass: the misses of an address space with any number of entries of any page size,
+//! from the stack distances of its pages.
 //!
-//! An LRU array of N entries, fully associative, misses exactly the accesses whose page has N or more
-//! other pages touched since its last use (Mattson et al., "Evaluation techniques for storage
-//! hierarchies", IBM Systems Journal 9(2), 1970). One pass therefore answers every N; each page size is
-//! a curve of its own. Set-associative arrays need a simulation of their own ([`crate::hardware::set`]).
+//! A fully associative LRU array of N entries misses an access if N or more other pages were touched since
+//! the last use of its page. So one pass answers every N, with a curve for each page size. Set-associative
+//! arrays need a simulation ([`crate::hardware::set`]). Source: Mattson et al., "Evaluation techniques for
+//! storage hierarchies", IBM Systems Journal 9(2), 1970.
 //!
-//! A sampled curve follows only pages whose hash falls below a threshold, halved whenever more than a
-//! stated number of pages are followed; distances and counts are scaled back (Waldspurger et al.,
-//! "Efficient MRC construction with SHARDS", FAST 2015). Repeats of the page just used are counted
-//! exactly in both, so the estimate covers only changes of page.
+//! A sampled curve follows only pages whose hash falls below a threshold. The threshold is halved whenever
+//! the curve follows more pages than allowed. Distances and counts are scaled back. Source: Waldspurger et
+//! al., "Efficient MRC construction with SHARDS", FAST 2015. Both kinds of curve count repeats of the last
+//! page exactly, so only changes of page are estimated.
 //!
-//! Changes of page are taken many at a time: of a batch, repeats of a larger page and pages that are not
-//! followed are dropped by loops without a branch, before anything is looked up.
+//! Changes of page are processed in batches. Loops without branches first drop repeats of a larger page and
+//! pages that are not followed.
 
 mod histogram;
 mod stack;
@@ -23,12 +23,12 @@ use histogram::Distances;
 use pagetax_core::access::mix64;
 use pagetax_core::units::{PageSize, VirtAddr};
 
-/// How many pages a curve follows.
+/// The number of pages that a curve follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Following {
     /// All of them: the curve is exact.
     All,
-    /// At most this many, a sample by hash: the curve is an estimate once there are more.
+    /// At most this many, a sample by hash. With more pages, the curve is an estimate.
     AtMost(u64),
 }
 
@@ -36,7 +36,7 @@ pub enum Following {
 pub struct MissCurve {
     page_size: PageSize,
     following: Following,
-    /// One page in 2^this is followed.
+    /// The log2 of the sampling rate: the curve follows one page in 2^`rate_log2`.
     rate_log2: u32,
     stack: LruStack,
     last: Option<u64>,
@@ -45,13 +45,13 @@ pub struct MissCurve {
     seen: TouchCounts,
 }
 
-/// Counts of touches by their result, scaled.
+/// The scaled counts of touches by their result.
 #[derive(Default)]
 struct TouchCounts {
-    /// First touches of pages.
+    /// The number of first touches of pages.
     first: u64,
     distances: Distances,
-    /// Different pages in this interval.
+    /// The number of different pages in this interval.
     interval_pages: u64,
 }
 
@@ -76,7 +76,7 @@ impl TouchCounts {
 }
 
 impl MissCurve {
-    /// Returns an empty curve.
+    /// Creates a curve without accesses.
     pub fn new(page_size: PageSize, following: Following) -> Self {
         MissCurve {
             page_size,
@@ -95,7 +95,7 @@ impl MissCurve {
         self.page_size
     }
 
-    /// Accesses seen.
+    /// Returns the number of accesses so far.
     pub fn accesses(&self) -> u64 {
         self.accesses
     }
@@ -110,8 +110,8 @@ impl MissCurve {
         self.stack.pages() << self.rate_log2
     }
 
-    /// Takes changes of a smaller page, whose numbers are shifted into ours; leaves those that change ours,
-    /// and says how many they are.
+    /// Takes changes of a smaller page, whose numbers it shifts to this page size. Keeps those that change
+    /// this page in `pages`, and returns their number.
     fn take(&mut self, pages: &mut [u64], shift: u32) -> usize {
         let (mut last, mut kept) = (self.last.unwrap_or(u64::MAX), 0);
         for at in 0..pages.len() {
@@ -139,7 +139,7 @@ impl MissCurve {
             count += usize::from(self.follows(page));
         }
         for &page in &followed[..count] {
-            // Fewer may be followed than at the beginning of the batch.
+            // The threshold may have been halved since the batch began.
             if self.follows(page) {
                 let touch = self.stack.touch(page);
                 self.seen.note(touch, self.rate_log2);
@@ -163,8 +163,8 @@ impl MissCurve {
         }
     }
 
-    /// Misses of a fully associative LRU array of `entries`, first touches included. Exact, or an
-    /// estimate if [`is_exact`](Self::is_exact) is false; monotone: more entries never miss more.
+    /// Returns the misses of a fully associative LRU array of `entries`, with first touches. It is an
+    /// estimate if [`is_exact`](Self::is_exact) is false. More entries never miss more.
     pub fn misses(&self, entries: u64) -> u64 {
         (self.seen.first + self.seen.distances.at_least(entries.max(1))).min(self.changes)
     }
@@ -177,33 +177,33 @@ impl MissCurve {
         Some(self.seen.distances.entries_for(allowed).max(1))
     }
 
-    /// Ends an interval: different pages touched in it (scaled, if sampled), its working set.
+    /// Ends an interval and returns its working set: the number of different pages (scaled, if sampled).
     pub fn end_interval(&mut self) -> u64 {
         self.stack.mark();
-        // The page in use goes on being used: the next interval starts with it.
+        // The current page belongs to the next interval's working set as well.
         self.last = None;
         std::mem::take(&mut self.seen.interval_pages)
     }
 }
 
-/// Changes of page that are taken at a time.
+/// The number of changes of page in a batch.
 const BATCH: usize = 512;
 
 /// Miss curves of several page sizes from one stream of accesses.
 pub struct ReuseProfile {
-    /// Smallest pages first: where a page repeats, all larger ones do.
+    /// The curves, smallest pages first: if a page repeats, all larger ones do.
     curves: Vec<MissCurve>,
-    /// Changes of the smallest page that the curves have not taken.
+    /// The changes of the smallest page that the curves have not taken yet.
     pending: Box<[u64; BATCH]>,
     pending_count: usize,
-    /// The smallest page of the last access.
+    /// The last access's page, of the smallest size.
     last: Option<u64>,
-    /// Accesses that the curves have not counted.
+    /// The number of accesses that the curves have not counted yet.
     accesses: u64,
 }
 
 impl ReuseProfile {
-    /// Curves of `page_sizes`, in ascending order.
+    /// Creates a curve for each of `page_sizes`, which ascend.
     pub fn new(page_sizes: &[PageSize], following: Following) -> Self {
         let mut page_sizes = page_sizes.to_vec();
         page_sizes.sort_unstable();
@@ -213,12 +213,12 @@ impl ReuseProfile {
         ReuseProfile { curves, pending, pending_count, last: None, accesses: 0 }
     }
 
-    /// Returns the curves, smallest pages first, of all that was [settled](Self::settle).
+    /// Returns the curves, smallest pages first, of all accesses before the last [`settle`](Self::settle).
     pub fn curves(&self) -> &[MissCurve] {
         &self.curves
     }
 
-    /// `count` accesses in a row, all within the smallest page of `address`.
+    /// Takes `count` consecutive accesses within the smallest page of `address`.
     #[inline]
     pub fn access(&mut self, address: VirtAddr, count: u64) {
         self.accesses += count;
@@ -235,12 +235,12 @@ impl ReuseProfile {
         }
     }
 
-    /// `count` accesses to the page of the one before.
+    /// Takes `count` more accesses to the last page.
     pub fn stayed(&mut self, count: u64) {
         self.accesses += count;
     }
 
-    /// Brings the curves up to date.
+    /// Brings the curves up to date with all accesses.
     pub fn settle(&mut self) {
         let accesses = std::mem::take(&mut self.accesses);
         let mut pages = &mut self.pending[..std::mem::take(&mut self.pending_count)];
@@ -253,7 +253,7 @@ impl ReuseProfile {
         }
     }
 
-    /// Ends an interval of all curves: the working set of each, in pages, smallest pages first.
+    /// Ends an interval of all curves. Returns the working set of each in pages, smallest pages first.
     pub fn end_interval(&mut self) -> Vec<u64> {
         self.settle();
         self.last = None;

@@ -1,11 +1,12 @@
-//! The LRU stack of pages, by time of last use: how many other pages were touched since this one was.
+//! The LRU stack of pages: the number of other pages that were touched since a page's last use.
 //!
-//! Pages have ids, which are found once a touch. The last few are a list, most recent first: most touches find
-//! theirs there. One that falls off its end takes the next *slot* of a line of slots; a bit says whether the slot is still that of
-//! its page. The stack distance of a page is then the length of the list and the number of set bits
-//! after its slot, which three levels of counts give in a few cache lines: words of 64 slots, blocks of
-//! 32 words, groups of 32 blocks. When the slots run out, the live ones move together (order kept), in
-//! a longer line if they fill much of it, so a touch costs amortised O(1) plus the count.
+//! Each touch looks up the id of its page. A short list holds the last few ids, most recent first, and most
+//! touches find theirs there. An id that leaves the list takes the next *slot* of a line of slots. A bit of
+//! each slot is set while the slot is the current one of its page. So a page's stack distance is the length
+//! of the list plus the set bits after its slot. Three levels of counts give these from a few cache lines:
+//! words of 64 slots, blocks of 32 words, groups of 32 blocks. If no slot is left, the live ones are
+//! compacted in order, into a longer line if they fill much of it. A touch takes amortised O(1) plus the
+//! count.
 //!
 //! Invariants: the bits of a word sum to its count, words to their block's, blocks to their group's,
 //! groups to the number of pages in the line; each page is in the list, or has one set bit, at its slot.
@@ -15,29 +16,29 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::BitAnd;
 
-/// Pages in the list: more find more, but each that is not found has looked at all.
+/// The pages in the list. A longer list has more hits, but each miss searches all of it.
 const RECENT: usize = 8;
 
 const WORD_SLOTS: usize = 64;
-/// Counts that are summed together, of any level.
+/// The counts of a level that are summed together.
 const AT_ONCE: usize = 32;
 const BLOCK_WORDS: usize = AT_ONCE;
 const BLOCK_SLOTS: usize = BLOCK_WORDS * WORD_SLOTS;
 const GROUP_BLOCKS: usize = AT_ONCE;
 const GROUP_SLOTS: usize = BLOCK_SLOTS * GROUP_BLOCKS;
 
-/// Touches that are looked up together.
+/// The touches that are looked up together.
 const AHEAD: usize = 16;
 
-/// The line is kept this many times longer than the stack: moving slots together costs a random
-/// write a page, so it must be rare beside touches.
+/// The length of the line in multiples of the stack's. Compaction costs a random write for each page, so it
+/// must be rare.
 const SLOTS_PER_PAGE: usize = 4;
 
-/// Pages of a leaf of the index, as many as a page table's page has entries.
+/// The pages of a leaf of the index: as many as a page of a page table has entries.
 const LEAF_PAGES: u64 = 512;
 const NO_SLOT: u32 = u32::MAX;
 
-/// Mixes the numbers of leaves, which are small and close together.
+/// A hash for the numbers of leaves, which are small and close together.
 #[derive(Default)]
 struct MixHasher(u64);
 
@@ -57,17 +58,17 @@ impl Hasher for MixHasher {
     }
 }
 
-/// Leaves that are found without hashing: as many as 2 GiB of base pages have.
+/// The leaves that are found without hashing: those of 2 GiB of base pages.
 const NEAR_LEAVES: usize = 1024;
 
-/// Ids of pages, by a radix of two levels, because neighbours are used together: leaf × [`LEAF_PAGES`] +
-/// place in the leaf.
+/// The ids of pages: leaf × [`LEAF_PAGES`] + place in the leaf. Leaves keep the ids of adjacent pages
+/// together, since these are used together.
 struct Ids {
-    /// By page number / `LEAF_PAGES`.
+    /// The leaf of each page number / `LEAF_PAGES`.
     leaf_of: HashMap<u64, u32, BuildHasherDefault<MixHasher>>,
-    /// The other way round.
+    /// The page number / `LEAF_PAGES` of each leaf.
     number_of: Vec<u64>,
-    /// Those asked for last: number and leaf.
+    /// A direct-mapped cache of recent lookups: number and leaf.
     near: Box<[(u64, u32); NEAR_LEAVES]>,
 }
 
@@ -103,7 +104,7 @@ impl Ids {
         self.number_of[(id / LEAF_PAGES) as usize] * LEAF_PAGES + id % LEAF_PAGES
     }
 
-    /// One more than the largest there can be.
+    /// Returns one more than the largest possible id.
     fn end(&self) -> usize {
         self.number_of.len() * LEAF_PAGES as usize
     }
@@ -116,25 +117,25 @@ pub enum Touch {
     First,
     /// `distance` other pages were touched since the page last was (0: it was the last one).
     Again {
-        /// Pages touched since; an LRU array of more entries than this still holds the page.
+        /// The number of pages touched since. An LRU array of more entries still holds the page.
         distance: u64,
         /// True if the page was last touched before the last [`LruStack::mark`].
         before_mark: bool,
     },
 }
 
-/// Pages in the order of their last use. See the module for how.
+/// The pages in the order of their last use.
 pub struct LruStack {
-    /// Most recent first; `recent_count` of them.
+    /// The list of recent ids, most recent first; `recent_count` of them.
     recent: [u32; RECENT],
     recent_count: usize,
     ids: Ids,
-    /// By id.
+    /// The slot of each id that left the list.
     slot_of: Vec<u32>,
     /// The id of each slot, live or not.
     held: Vec<u32>,
     bits: Vec<u64>,
-    /// Set bits by word, block and group.
+    /// The set bits by word; below, by block and by group.
     words: Vec<u8>,
     blocks: Vec<u16>,
     groups: Vec<u32>,
@@ -150,7 +151,7 @@ impl Default for LruStack {
 }
 
 impl LruStack {
-    /// Returns an empty stack.
+    /// Creates a stack without pages.
     pub fn new() -> Self {
         let mut stack = LruStack {
             recent: [0; RECENT],
@@ -175,7 +176,7 @@ impl LruStack {
         (self.live + self.recent_count) as u64
     }
 
-    /// Forgets a page, as if it never had been touched.
+    /// Removes a page, as if it had never been touched.
     pub fn forget(&mut self, page: u64) {
         let id = self.id(page);
         if let Some(at) = self.recent_place(id) {
@@ -198,13 +199,13 @@ impl LruStack {
         id
     }
 
-    /// Pages now on the stack, least recently used first.
+    /// Returns the pages on the stack, least recently used first.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         let recent = self.recent[..self.recent_count].iter().rev().copied();
         self.in_line().chain(recent).map(|id| self.ids.page(id))
     }
 
-    /// Ids that have slots, least recently used first.
+    /// Returns the ids that have slots, least recently used first.
     fn in_line(&self) -> impl Iterator<Item = u32> + '_ {
         let slots = |(word, &bits): (usize, &u64)| {
             let mut left = bits;
@@ -217,7 +218,7 @@ impl LruStack {
         self.bits.iter().enumerate().flat_map(slots).map(|slot| self.held[slot])
     }
 
-    /// Later touches say whether a page was last touched before this moment.
+    /// Sets the mark: later touches report whether the page's last touch came before it.
     pub fn mark(&mut self) {
         while self.recent_count > 0 {
             self.recent_count -= 1;
@@ -226,15 +227,15 @@ impl LruStack {
         self.mark = self.next;
     }
 
-    /// Touches a page.
+    /// Touches a page and returns its distance.
     #[inline]
     pub fn touch(&mut self, page: u64) -> Touch {
         let id = self.id(page);
         self.touch_id(id)
     }
 
-    /// Touches pages in turn; `then` is told of each. Where they are is looked up for many at a time, and
-    /// what their touches will read is read before: so caches are waited for once, not for each.
+    /// Touches pages in turn and calls `then` with each result. It looks up several pages at a time and reads
+    /// in advance what their touches need, so that their cache misses overlap.
     #[inline]
     pub fn touch_all(&mut self, pages: &[u64], mut then: impl FnMut(Touch)) {
         for some in pages.chunks(AHEAD) {
@@ -246,7 +247,7 @@ impl LruStack {
             let mut read = 0;
             for id in ids {
                 let slot = self.slot_of[*id as usize] as usize;
-                // None and those that move meanwhile are far outside, or near enough.
+                // A page without a slot reads nothing. A slot that moves meanwhile costs only a miss.
                 read ^= self.bits.get(slot / WORD_SLOTS).copied().unwrap_or(0);
                 read ^= u64::from(self.words.get(slot / WORD_SLOTS).copied().unwrap_or(0));
             }
@@ -260,7 +261,7 @@ impl LruStack {
         if let Some(at) = self.recent_place(id) {
             self.recent.copy_within(..at, 1);
             self.recent[0] = id;
-            // Everything in the list was touched after the mark.
+            // All pages in the list were touched after the mark.
             return Touch::Again { distance: at as u64, before_mark: false };
         }
         self.touch_in_line(id)
@@ -291,7 +292,7 @@ impl LruStack {
         touch
     }
 
-    /// Gives a page the next slot.
+    /// Gives an id the next slot.
     fn append(&mut self, id: u32) {
         if self.next == self.held.len() {
             self.compact();
@@ -317,9 +318,9 @@ impl LruStack {
 
     /// Returns the number of live slots after `slot`.
     ///
-    /// Each level is summed whole, what does not lie behind masked out: where `slot` is would be a branch that
-    /// no predictor learns, and sums of one length are done in vectors. Sums of 16 bits do not overflow:
-    /// a group has 2^16 slots, and the block of `slot` is not among them. Of groups there are no more, up to 2 GiB.
+    /// It sums a fixed number of counts on each level and masks out those before `slot`. A branch on the
+    /// place of `slot` would be unpredictable, and sums of fixed length use vector instructions. Sums of 16
+    /// bits do not overflow: a group has 2^16 slots, and the block of `slot` is not included.
     fn live_after(&self, slot: usize) -> usize {
         let (word, block, group) = (slot / WORD_SLOTS, slot / BLOCK_SLOTS, slot / GROUP_SLOTS);
         let in_word = (self.bits[word] & (!1 << (slot % WORD_SLOTS))).count_ones();
@@ -339,7 +340,7 @@ impl LruStack {
         self.groups.resize(groups, 0);
     }
 
-    /// Moves the live slots together; lengthens the line if they fill too much of it.
+    /// Compacts the live slots, in a longer line if they fill too much of it.
     fn compact(&mut self) {
         let live: Vec<u32> = self.in_line().collect();
         self.mark = self.live - self.live_after_mark();
@@ -361,7 +362,7 @@ impl LruStack {
     }
 }
 
-/// No bit, then every bit: from `AT_ONCE - 1 - n` on, masks of what is behind place n.
+/// Builds zeros followed by ones. From `AT_ONCE - 1 - n` on, they mask the counts behind place n.
 macro_rules! masks {
     ($count:ty) => {{
         let (mut masks, mut at) = ([0; 2 * AT_ONCE], AT_ONCE);
@@ -376,7 +377,7 @@ static MASKS_8: [u8; 2 * AT_ONCE] = masks!(u8);
 static MASKS_16: [u16; 2 * AT_ONCE] = masks!(u16);
 static MASKS_32: [u32; 2 * AT_ONCE] = masks!(u32);
 
-/// Returns the counts around `at` that are summed together, 0 where they are not behind it.
+/// Returns the counts that are summed together around `at`; those not behind it are 0.
 #[inline(always)]
 fn behind<'a, T: Copy + BitAnd<Output = T>>(
     counts: &'a [T],

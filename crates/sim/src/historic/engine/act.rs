@@ -45,7 +45,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
     }
 
-    /// How long the task may go on: its slice, the next event, the end of its phase by the clock.
+    /// Returns the time that the task may run: until its slice, its timed phase or the next event ends it.
     fn limit_ns(&self, cpu: usize, task: TaskId) -> u64 {
         let now = self.cpus[cpu].now;
         let mut end = self.cpus[cpu].slice_end.min(self.events.next_ns());
@@ -55,7 +55,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         end.min(self.deadline(task)).saturating_sub(now).max(1)
     }
 
-    /// Returns the time when the task's phase ends by the clock.
+    /// Returns the time when the task's timed phase ends.
     fn deadline(&self, task: TaskId) -> u64 {
         let Task { next_action, cursor, .. } = &self.tasks[task.0];
         let working = matches!(
@@ -66,7 +66,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         time.map_or(u64::MAX, |time| cursor.start_ns.saturating_add(time.0))
     }
 
-    /// Returns the time until the task's phase ends by the clock: sleeps end then, too.
+    /// Returns the time until the task's timed phase ends, which ends sleeps, too.
     fn left_ns(&self, cpu: usize, task: TaskId) -> u64 {
         self.deadline(task).saturating_sub(self.cpus[cpu].now)
     }
@@ -79,7 +79,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         self.tasks[task.0].space.expect("a job's task has a space")
     }
 
-    /// Sleeps by its own wish, until a tick.
+    /// Makes the task sleep until a tick, as its plan asks.
     fn sleep(&mut self, cpu: usize, task: TaskId, ns: u64) {
         let end = self.parts.settings.sleep_end(self.cpus[cpu].now, ns);
         self.suspend(cpu, task, Wait::Until(end), WallRow::Sleep);
@@ -175,7 +175,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         self.tasks[task.0].next_action = NextAction::Poll;
     }
 
-    /// Main has woken: it takes one ended client off the list, as one wait3 a poll does.
+    /// Makes the main task, which has woken, reap one ended client: one wait3(2) for each poll.
     fn poll(&mut self, cpu: usize, task: TaskId) -> Result<(), RunError> {
         if self.clients.reaped < self.clients.ended {
             self.clients.reaped += 1;
@@ -248,8 +248,8 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
     }
 
-    /// Charges a system call for an operation that has taken no time: none is free, and operations
-    /// that were would keep a phase that ends by the clock from its end.
+    /// Charges a system call for an operation that has taken no time. A timed phase of operations that take
+    /// no time would never end.
     fn charge_at_least_a_call(&mut self, cpu: usize, task: TaskId) {
         let begun_ns = self.tasks[task.0].cursor.begun_ns.take();
         if begun_ns == Some(self.cpus[cpu].now) {
@@ -286,7 +286,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         let (client, repeat) = (entry.client(), entry.cursor.repeat);
         let place = TouchSite { base, bytes: region.bytes, page_bytes, client, repeat };
         let mut touch = touch.clone();
-        // Repeated whole laps are one long sweep, which hardware can take at once.
+        // Repeated whole laps are one long sweep, which hardware handles in one call.
         let lap = Touch { count: u64::MAX, ..touch.clone() }.runs(region.bytes).next();
         if let (Pattern::Strided { .. }, [_], Some(lap)) = (touch.pattern, &phase.ops[..], lap)
             && touch.count.is_multiple_of(lap.count)
@@ -315,7 +315,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
             self.tasks[task.0].next_action = NextAction::Touch(accesses);
             return Ok(());
         }
-        // Where nobody else can want the CPU before `end`, fault after fault is served in this step.
+        // If no other task can need the CPU before `end`, this step serves consecutive faults.
         let end = self.cpus[cpu].now + limit_ns;
         let phase = self.phase_of(task);
         let alone = self.cpus.len() == 1 && phase.rate.is_none();
@@ -334,8 +334,8 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(())
     }
 
-    /// Touches until done, out of time, or at a fault, which the kernel then serves, and further ones
-    /// if it is `going_on`; says whether it came to one.
+    /// Touches until done, out of time, or at a fault. The kernel then serves the fault, and further ones if
+    /// `going_on`. Returns true if there was a fault.
     fn touch_or_fault(
         &mut self,
         cpu: usize,
@@ -371,7 +371,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         Ok(true)
     }
 
-    /// Charges the page touches since `before` were left.
+    /// Charges the page touches since `before` touches were left.
     fn charge_touches(
         &mut self,
         cpu: usize,
@@ -399,7 +399,8 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         self.charge(cpu, task, &spent);
     }
 
-    /// For a phase with a rate: allows what is due, or sleeps until something is; says which.
+    /// Paces a phase with a rate: allows the accesses that are due, or sleeps until some are. Returns true if
+    /// accesses are allowed.
     fn pace(&mut self, cpu: usize, task: TaskId, accesses: &mut Accesses) -> bool {
         let Some(rate) = self.phase_of(task).rate else { return true };
         let cursor = self.tasks[task.0].cursor;
@@ -427,7 +428,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         if done_bytes >= bytes || self.cpus[cpu].now >= self.deadline(task) {
             return Ok(());
         }
-        // The rest of the present call: chunks begin at multiples of their size.
+        // The rest of the current call: chunks begin at multiples of their size.
         let chunk_bytes = chunk_bytes.max(1);
         let call_bytes = (chunk_bytes - done_bytes % chunk_bytes).min(bytes - done_bytes);
         let locked = self.call(cpu, task, 0, |kernel, hw, cx| {
@@ -489,7 +490,7 @@ impl<'a, M: Mmu, K: Kernel<M>> Engine<'a, M, K> {
         }
     }
 
-    /// Describes the task's present operation, for messages.
+    /// Describes the task's current operation, for messages.
     pub(super) fn describe(&self, task: TaskId) -> String {
         let entry = &self.tasks[task.0];
         let phase = self.plan.phases.get(entry.cursor.phase).map_or("", |phase| &phase.name);

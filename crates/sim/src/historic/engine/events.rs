@@ -1,7 +1,6 @@
-//! The queue of events to come.
+//! The queue of future events.
 //!
-//! Invariant: events come out in the order of their times; of equal times, in the order in which they
-//! were put in.
+//! Invariant: events leave in the order of their times; events of the same time, in the order of insertion.
 
 use crate::historic::sched::TaskId;
 
@@ -16,12 +15,12 @@ pub(super) enum Event {
     Sample,
 }
 
-/// The events to come, the next one last: there are few of them, and most are soon.
+/// The future events, the next one last. There are few of them, and most are due soon.
 #[derive(Debug, Default)]
 pub(super) struct EventQueue(Vec<(u64, Event)>);
 
 impl EventQueue {
-    /// Puts an event in, behind those of the same time.
+    /// Inserts an event behind those of the same time.
     pub fn add(&mut self, time: u64, event: Event) {
         let place = self.0.partition_point(|(other, _)| *other > time);
         self.0.insert(place, (time, event));

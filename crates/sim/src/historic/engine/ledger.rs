@@ -1,36 +1,36 @@
-//! Where virtual time went.
+//! The ledgers of virtual time.
 //!
-//! Invariant: CPU time is the sum of what was charged, wall time the sum of the states that the run
-//! went through; both are complete by construction.
+//! Invariant: CPU time is the sum of all charges. Wall time is the sum of the run's states. Both are
+//! complete by construction.
 
 use crate::historic::cx::{CpuRow, CpuTimes, WallRow};
 use pagetax_core::budget::{Budget, Ledger, MemoryRow};
 use pagetax_core::cause::Account;
 use pagetax_core::counter::Reading;
 
-/// Both ledgers of a run under way.
+/// Both ledgers of a run that has not ended.
 #[derive(Debug, Default)]
 pub(super) struct Ledgers {
     cpu: CpuTimes,
     wall: [u64; WallRow::ALL.len()],
-    /// Wall time is accounted for up to here.
+    /// The time up to which wall time is accounted for.
     mark: u64,
-    /// Some job task is known to be on a CPU up to here.
+    /// The time up to which some job task is known to be on a CPU.
     running_until: u64,
-    /// Job tasks that are ready.
+    /// The number of job tasks that are ready.
     ready: u64,
-    /// Job tasks that wait, by row.
+    /// The number of job tasks that wait, by row.
     waiting: [u64; WallRow::ALL.len()],
 }
 
 impl Ledgers {
-    /// A job task was on a CPU from `start_ns`, the present, on, for `spent_ns`: the sum of `times`.
+    /// Records that a job task is on a CPU from `start_ns`, which is now, for `spent_ns`, the sum of `times`.
     pub fn ran(&mut self, start_ns: u64, spent_ns: u64, times: &CpuTimes) {
         self.running_until = self.running_until.max(start_ns + spent_ns);
         self.cpu.iter_mut().zip(times).for_each(|(sum, ns)| *sum += ns);
     }
 
-    /// Time goes on to `now` with the tasks in their present states.
+    /// Advances to `now`, with all tasks in their current states.
     pub fn advance(&mut self, now: u64) {
         if now <= self.mark {
             return;

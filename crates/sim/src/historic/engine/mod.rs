@@ -1,11 +1,11 @@
 //! The engine: runs a plan's tasks on CPUs, hardware and kernel, in virtual time.
 //!
-//! Each CPU has its own clock; the CPU that is furthest behind goes on, one step (a kernel call or an
-//! uninterrupted touch) at a time, until its task waits, ends or has used up its slice. Events (wakes,
-//! samples, the scheduler's seconds) are due when the last CPU has come to them.
+//! Each CPU has its own clock, and the CPU that is furthest behind runs. It makes one step at a time (a
+//! kernel call or an uninterrupted touch) until its task waits, ends or has used up its slice. Events
+//! (wakes, samples, the scheduler's seconds) are due when the last CPU has reached them.
 //!
-//! Invariant: the same plan and model give the same steps; nothing here depends on real time, on
-//! addresses or on hashing.
+//! Invariant: the same plan and model give the same steps. Nothing depends on real time, on addresses or
+//! on hashing.
 
 mod act;
 mod events;
@@ -70,15 +70,15 @@ struct Clients {
 
 /// The parts of a run.
 pub struct Parts<'a, M, K> {
-    /// The engine's constants.
+    /// The engine's constants of the model.
     pub settings: &'a Settings,
-    /// When to give up.
+    /// The limits that end a run early.
     pub caps: Caps,
     /// The translation hardware.
     pub hardware: M,
     /// The kernel with its paging policy.
     pub kernel: K,
-    /// The scheduling policy.
+    /// The policy by which ready tasks get CPUs.
     pub scheduler: Box<dyn Scheduler>,
 }
 
@@ -93,13 +93,13 @@ pub struct Engine<'a, M, K> {
     tasks: Vec<Task>,
     cpus: Vec<Cpu>,
     events: EventQueue,
-    /// With the number of the wait.
+    /// The tasks that wait, each with the number of its wait.
     waiters: BTreeMap<Channel, Vec<(TaskId, u64)>>,
     clients: Clients,
     /// Addresses of the regions, by space.
     bases: Vec<Vec<Option<u64>>>,
     steps: u64,
-    /// When the last task ended.
+    /// The time when the last task ended.
     end_ns: u64,
 }
 

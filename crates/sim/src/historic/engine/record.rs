@@ -9,18 +9,18 @@ use crate::tally::{CounterId, Tally};
 use pagetax_core::budget::MemoryRow;
 use pagetax_core::counter::{Provenance, Reading};
 
-/// Kept by every model.
+/// The counters that every model has.
 const ALWAYS: [CounterId; 6] =
     [CounterId::of("access_count"), CONTEXT_SWITCHES, DAEMON_NS, KERNEL_NS, RUN_QUEUE_NS, USER_NS];
 const WALL_NS: CounterId = CounterId::of("wall_ns");
 
-/// Where the present phase and the present interval began.
+/// The state at the begin of the current phase and interval.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     phase_start_ns: u64,
     phase_tally: Tally,
     sample_tally: Tally,
-    /// Points of the series.
+    /// The number of points in the series.
     pub points: u64,
 }
 
@@ -46,7 +46,7 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
         self.progress();
     }
 
-    /// A point of the series: what the interval that ends now added to each counter.
+    /// Writes a point of the series: the increase of each counter in the interval that ends now.
     pub(super) fn sample(&mut self, time: u64) {
         let since = |counter: CounterId| {
             let value = self.run_state.tally.get(counter) - self.record.sample_tally.get(counter);
@@ -61,7 +61,7 @@ impl<M: Mmu, K: Kernel<M>> Engine<'_, M, K> {
         self.events.add(time + interval, Event::Sample);
     }
 
-    /// How much is done: whole phases, and of the present one its accesses.
+    /// Reports the progress: complete phases, and the accesses of the current one.
     pub(super) fn progress(&mut self) {
         let index = self.tasks[0].cursor.phase;
         let Some(phase) = self.plan.phases.get(index) else { return };

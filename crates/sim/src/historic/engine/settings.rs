@@ -11,19 +11,19 @@ use pagetax_core::units::{Bytes, PageSize};
 pub struct Settings {
     /// The physical memory, in bytes.
     pub memory: Bytes,
-    /// The base page size.
+    /// The machine's base page size.
     pub page: PageSize,
-    /// The number of CPUs.
+    /// The number of CPUs of the machine.
     pub cpus: u32,
-    /// Timers count in these.
+    /// The interval of the timer, in which sleeps are counted.
     pub tick_ns: u64,
-    /// User time of an access of any size.
+    /// The user time of an access of any size.
     access_ps: u64,
-    /// In its place, for accesses at random.
+    /// The user time of a random access; none: the same.
     random_ps: Option<u64>,
-    /// In its place, where each address is read from the place before.
+    /// The user time of a dependent load; none: the same.
     dependent_ps: Option<u64>,
-    /// User time of each byte of an access, by kind.
+    /// The user time of each byte of an access, by kind.
     read_byte_ps: u64,
     write_byte_ps: u64,
     verify_byte_ps: u64,
@@ -33,12 +33,12 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads `[machine]` memory, page, cpus, tick and `[access]` time; optional in `[access]`: random
-    /// and dependent, in the place of `time` for those patterns; read_byte, write_byte, verify_byte,
-    /// rewrite_byte, absent where `time` says all.
+    /// Reads `[machine]` memory, page, cpus, tick and `[access]` time. Optional in `[access]` are random and
+    /// dependent, which replace `time` for those patterns, and read_byte, write_byte, verify_byte and
+    /// rewrite_byte, which are added for each byte.
     ///
     /// # Errors
-    /// Constants that are absent or impossible.
+    /// Fails if a constant is absent or impossible.
     pub fn load(model: &Model) -> Result<Self, ModelError> {
         let byte_ps = |key| if model.has("access", key) { model.ps("access", key) } else { Ok(0) };
         let time_ps = |key| match model.ps("access", key)? {
@@ -95,7 +95,7 @@ impl Settings {
         }
     }
 
-    /// When a sleep of `ns` from `now` on ends: timers count whole ticks from the last one.
+    /// Returns the end of a sleep of `ns` that begins at `now`: timers count whole ticks from the last one.
     pub fn sleep_end(&self, now: u64, ns: u64) -> u64 {
         (now / self.tick_ns).saturating_add(ns.div_ceil(self.tick_ns)).saturating_mul(self.tick_ns)
     }
@@ -103,19 +103,19 @@ impl Settings {
 
 const CPUS_MAX: u64 = 1024;
 
-/// When a run is given up.
+/// The limits that end a run early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caps {
     /// The limit of virtual time, in nanoseconds.
     pub wall_ns: u64,
-    /// Steps of the engine: kernel calls and uninterrupted touches.
+    /// The limit of steps: kernel calls and uninterrupted touches.
     pub steps: u64,
-    /// Points of the series.
+    /// The limit of points in the series.
     pub points: u64,
 }
 
 impl Default for Caps {
-    /// Returns the default limits: a week of virtual time, some minutes of real time.
+    /// Returns the default limits: a week of virtual time, and steps that take some minutes.
     fn default() -> Self {
         Caps { wall_ns: 7 * 24 * 3600 * 1_000_000_000, steps: 1_000_000_000, points: 1 << 20 }
     }

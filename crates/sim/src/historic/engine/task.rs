@@ -1,4 +1,4 @@
-//! Tasks: what each process, thread and kernel thread is about to do.
+//! Tasks: the next action of each process, thread and kernel thread.
 
 use crate::hardware::SpaceId;
 use crate::hardware::accesses::Accesses;
@@ -10,13 +10,13 @@ use pagetax_core::plan::RegionId;
 pub(super) enum Role {
     /// The job's main process.
     Main,
-    /// A client of the present phase, by number; with a space of its own (a process) or not.
+    /// A client of the current phase, by number; with a space of its own (a process) or not.
     Client { number: u32, process: bool },
     /// A thread of the kernel, by number.
     Kernel(usize),
 }
 
-/// Where a task stands with the CPUs. Job tasks in each state are counted for the wall ledger.
+/// The scheduling state of a task. The wall ledger counts the job's tasks in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Ready { since: u64 },
@@ -30,7 +30,7 @@ pub(super) enum State {
 pub(super) enum NextAction {
     /// The kernel sets its space up.
     Begin,
-    /// Main only: maps what is mapped at the start, from this region on.
+    /// Main only: maps the regions that a job maps at its start, from this one on.
     MapAll(usize),
     /// Main only: starts the phase of this number, or exits after the last.
     Phase(usize),
@@ -42,7 +42,7 @@ pub(super) enum NextAction {
     Poll,
     /// Main only: waits until all clients have ended.
     Join,
-    /// Goes on to the operation that the cursor points to.
+    /// Begins the operation that the cursor points to.
     Operation,
     /// In the middle of a touch operation.
     Touch(Box<Accesses>),
@@ -54,17 +54,17 @@ pub(super) enum NextAction {
     Thread(usize),
 }
 
-/// Where a task stands in its phase's operations.
+/// A task's position in its phase's operations.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Cursor {
     pub phase: usize,
     pub repeat: u64,
     pub op: usize,
-    /// When the client began with the phase.
+    /// The time when the client began the phase.
     pub start_ns: u64,
-    /// Accesses of the phase so far, for its rate.
+    /// The client's accesses in the phase so far, for its rate.
     pub accesses: u64,
-    /// When the operation under way began, unless it is an access; none before the first.
+    /// The time when the current operation began, unless it is an access; none before the first.
     pub begun_ns: Option<u64>,
 }
 
@@ -72,14 +72,14 @@ pub(super) struct Cursor {
 #[derive(Debug)]
 pub(super) struct Task {
     pub role: Role,
-    /// None for kernel threads.
+    /// The address space; none for kernel threads.
     pub space: Option<SpaceId>,
     pub state: State,
     pub next_action: NextAction,
     pub cursor: Cursor,
-    /// The number of its present wait; a wake for an earlier one comes too late.
+    /// The number of the task's current wait. A wake for an earlier number has no effect.
     pub wait_number: u64,
-    /// User and translation time below a nanosecond, and page touches below an access.
+    /// The remainders: user and translation time below a nanosecond, and page touches below an access.
     pub user_carry_ps: u64,
     pub translation_carry_ps: u64,
     pub piece_carry: u64,
@@ -105,7 +105,7 @@ impl Task {
         !matches!(self.role, Role::Kernel(_))
     }
 
-    /// Its number among the phase's clients.
+    /// Returns the task's number among the phase's clients.
     pub fn client(&self) -> u32 {
         match self.role {
             Role::Client { number, .. } => number,

@@ -73,7 +73,7 @@ pub struct Placed {
 /// A resident page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResidentPage {
-    /// The size of the page.
+    /// The size of the page that a fault maps.
     pub size: PageSize,
     frame: FrameNumber,
 }

@@ -43,7 +43,7 @@ pub struct Move {
 #[derive(Debug, Clone)]
 pub struct Buddy {
     frames: u64,
-    /// Free blocks by order.
+    /// The first frames of free blocks, by order.
     free: Vec<BTreeSet<FrameNumber>>,
     held: BTreeMap<FrameNumber, AllocatedBlock>,
     free_frames: u64,

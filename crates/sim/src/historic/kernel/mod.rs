@@ -31,7 +31,7 @@ pub struct KernelReport {
     pub tables: Vec<Table>,
     /// Rows of the budget's memory line: id, bytes, method.
     pub memory: Vec<(&'static str, Reading, String)>,
-    /// Warnings for the report.
+    /// The warnings for the report.
     pub warnings: Vec<Warning>,
 }
 
@@ -81,7 +81,7 @@ pub trait Kernel<M: Mmu> {
         region: &Region,
     ) -> u64;
 
-    /// Unmaps a region.
+    /// Unmaps a region and frees its pages.
     fn unmap(&mut self, hw: &mut M, cx: &mut Cx<'_>, space: SpaceId, id: RegionId);
 
     /// Locks `bytes` from `offset` on (one call of mlock) and faults in pages that are not

@@ -32,7 +32,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Returns an idle disk.
+    /// Creates an idle disk, whose first request needs a seek.
     pub fn new(costs: DiskCosts) -> Self {
         Disk { costs, free_at: 0, head: None }
     }

@@ -104,7 +104,7 @@ impl NetworkModel {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("all {servers} memory servers are full ({bytes} in all)")]
 pub struct ServersFull {
-    /// The number of servers.
+    /// The number of servers, all of them full.
     pub servers: usize,
     /// The memory of all servers together.
     pub bytes: Bytes,

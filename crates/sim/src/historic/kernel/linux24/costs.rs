@@ -83,7 +83,7 @@ pub struct Linux24Config {
     pub costs: Linux24Costs,
     /// The disk that holds files and swap.
     pub disk: DiskCosts,
-    /// Size of swap in pages.
+    /// The size of swap, in pages.
     pub swap_pages: u64,
     /// The number of pages that a fault on a file reads at once.
     pub file_cluster: u32,

@@ -97,7 +97,7 @@ pub struct Group {
     pub first: u32,
     /// The run nearest to the head.
     pub last: u32,
-    /// The number of runs.
+    /// The number of runs in the group.
     pub runs: u32,
     /// The number of pages in all runs.
     pub pages: u64,

@@ -49,7 +49,7 @@ pub struct Zone {
     pub name: &'static str,
     /// Pages present in the zone, used or not.
     pub size: u64,
-    /// Pages that are free.
+    /// The number of free pages.
     pub free: u64,
     /// Pages on each list: active, inactive, unlisted, clean.
     pub listed: [u64; 4],
@@ -101,7 +101,7 @@ pub struct Layout {
 /// The frames that an allocation received, by zone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Grant {
-    /// Pages from each zone.
+    /// The number of pages from each zone.
     pub by_zone: [u64; 3],
     /// The number of these pages that came from the clean lists.
     pub reclaimed: u64,

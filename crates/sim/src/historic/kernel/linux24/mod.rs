@@ -92,7 +92,7 @@ pub struct Linux24 {
     daemon: Option<ReclaimAttempt>,
     daemon_ns: u64,
     daemon_ns_sampled: u64,
-    /// Direct reclaim by space.
+    /// The direct reclaim of each space.
     direct: Vec<Direct>,
     /// The number of pages that hold buffer heads.
     slab_pages: u64,

@@ -32,7 +32,7 @@ pub(super) fn swap_place(object: ObjectId, page: u32) -> DiskPosition {
 }
 
 impl Linux24 {
-    /// Runs one step of kswapd.
+    /// Runs one step of kswapd's scan.
     pub(super) fn run_kswapd<M: PageTables>(&mut self, hw: &mut M, cx: &mut Cx<'_>) {
         let before = cx.spent_ns();
         self.end_reads(cx.now());

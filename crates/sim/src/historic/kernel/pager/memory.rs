@@ -12,7 +12,7 @@ use pagetax_core::access::Rng;
 /// Constants of the client. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryModel {
-    /// Bytes of a page.
+    /// The size of a page, in bytes.
     pub page_bytes: u64,
     /// Pages of the job that fit in the client's memory; at least 1.
     pub resident_pages_max: u32,

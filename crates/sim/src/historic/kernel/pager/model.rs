@@ -12,7 +12,7 @@ const SERVERS_MAX: u64 = 1024;
 /// All constants of the kernel. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PagerModel {
-    /// The only page size.
+    /// The machine's only page size.
     pub page: PageSize,
     /// Constants of the client's memory and its servers.
     pub memory: MemoryModel,

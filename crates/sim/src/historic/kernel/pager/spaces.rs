@@ -220,7 +220,7 @@ pub struct Mapped<'a, M> {
     pub loaded: &'a mut Loaded,
     /// The hardware itself, by space and address.
     pub hw: &'a mut M,
-    /// Bytes of each page.
+    /// The size of each page, in bytes.
     pub page_bytes: u64,
 }
 

@@ -109,7 +109,7 @@ impl PageSet {
         self.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 
-    /// Removes all pages.
+    /// Removes all pages from the set.
     pub fn clear(&mut self) {
         self.0.fill(0);
     }

@@ -34,9 +34,9 @@ pub struct SunOsCosts {
     pub reload_user_ns: u64,
     /// Time to load the segment-map entries of a region on a three-level machine.
     pub region_load_ns: u64,
-    /// Time to zero a page.
+    /// The time to zero a page frame.
     pub zero_ns: u64,
-    /// Time to copy a page.
+    /// The time to copy a page frame.
     pub copy_ns: u64,
     /// Time to switch to another process.
     pub switch_ns: u64,
@@ -44,7 +44,7 @@ pub struct SunOsCosts {
     pub context_steal_ns: u64,
     /// User time that the loss of a context adds.
     pub context_steal_user_ns: u64,
-    /// Mean time of a fork.
+    /// The mean time of a fork(2).
     pub fork_ns: u64,
     /// Half-width of the spread of a fork's time, in percent.
     pub fork_jitter_percent: u64,
@@ -107,7 +107,7 @@ pub struct SunOsConfig {
 const USER_PMEGS_MIN: usize = 4;
 
 impl SunOsConfig {
-    /// Reads the five tables.
+    /// Reads the five tables of the kernel's constants.
     ///
     /// # Errors
     /// Returns an error if a constant is absent or impossible.

@@ -39,7 +39,7 @@ pub struct Hat {
     pool: Pool,
     free: Vec<PmegId>,
     spaces: Vec<HatSpace>,
-    /// Spaces with a context.
+    /// The spaces that have a context.
     contexts: Vec<SpaceId>,
     /// Loaded segment-map groups of a three-level machine, oldest first.
     smegs: Vec<(SpaceId, usize)>,
@@ -238,7 +238,7 @@ impl Hat {
         self.smegs.retain(|(owner, _)| *owner != space);
     }
 
-    /// Asserts the invariants.
+    /// Asserts the invariants of pmegs and contexts.
     #[cfg(test)]
     pub fn check(&self, mmu: &Sun4) {
         let mut contextless = PmegSet::default();

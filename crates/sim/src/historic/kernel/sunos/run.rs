@@ -6,7 +6,7 @@ use crate::hardware::sun4::Geometry;
 /// A run of faults in one pmeg.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FaultRun {
-    /// Faults that are left.
+    /// The number of faults that are left.
     pub faults: u64,
     /// The entry of the next fault.
     entry: u32,
