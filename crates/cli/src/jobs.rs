@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use pagetax_core::catalog::{JobCatalog, JobEntry};
 use pagetax_core::job::{Job, builtin_names, nearest};
-use pagetax_core::replay::Recording;
+use pagetax_core::replay::RecordedProgram;
 use pagetax_recorder::trace::{Replayable, is_trace};
 use std::path::Path;
 use std::process::ExitCode;
@@ -81,7 +81,7 @@ fn of_trace(path: &Path) -> Result<Job> {
     let replay = Replayable::new(trace)?;
     replay.trace().notes[said..].iter().for_each(|note| output::note(note));
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    Ok(Job::of_recording(&name, &what, Recording(Arc::new(replay))))
+    Ok(Job::of_recording(&name, &what, RecordedProgram(Arc::new(replay))))
 }
 
 fn read(path: &Path) -> Result<String> {

@@ -1,12 +1,12 @@
-//! The access streams: which offset of a region is touched next.
+//! Access streams: the sequence of offsets that a touch visits in a region.
 //!
-//! Invariant: a stream depends on the touch, the region's size and the seed alone, so the same seed
-//! gives the same accesses on every machine, real, simulated or null, debug or release.
-//! Sources: SplitMix64 (Steele, Lea, Flood 2014); rejection-inversion for Zipf (Hörmann, Derflinger
-//! 1996); a balanced Feistel network with cycle walking (Black, Rogaway 2002) as the permutation of
-//! the pointer chase.
+//! Invariant: a stream depends only on the touch, the region's size and the seed. The same seed gives
+//! the same accesses on every machine (real, simulated or null) and in every build.
+//! Sources: SplitMix64 (Steele, Lea, Flood 2014). Rejection-inversion for Zipf (Hörmann, Derflinger
+//! 1996). A balanced Feistel network with cycle walking (Black, Rogaway 2002) permutes the pointer
+//! chase.
 
-/// The SplitMix64 finaliser: a bijection that scatters its input over 64 bits.
+/// Applies SplitMix64's finaliser, a bijection that scatters its input over 64 bits.
 #[inline(always)]
 pub const fn mix64(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -14,8 +14,8 @@ pub const fn mix64(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The word that a write leaves at `offset` of a region, and that a verify expects there.
-/// Depends on the address, as in the NMS report, so that a page in the wrong place is noticed.
+/// Returns the word that a write stores at `offset` of a region, and that a verify expects. It depends
+/// on the address, as in the NMS report, so that a page in the wrong place is detected.
 #[inline(always)]
 pub const fn pattern_word(seed: u64, offset: u64) -> u64 {
     mix64(seed ^ offset.wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -26,44 +26,43 @@ pub const fn derive_seed(seed: u64, phase: u64, op: u64, client: u64) -> u64 {
     mix64(mix64(mix64(seed ^ phase.wrapping_add(1)) ^ op.wrapping_add(1)) ^ client.wrapping_add(1))
 }
 
-/// A SplitMix64 generator: one addition and one mix a number.
+/// A SplitMix64 generator: one addition and one mix for each number.
 #[derive(Debug, Clone)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator with its own stream for each seed.
+    /// Creates a generator; each seed has its own stream.
     pub const fn new(seed: u64) -> Self {
         Rng(seed)
     }
 
-    /// The next 64 random bits.
+    /// Returns the next 64 random bits.
     #[inline(always)]
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix64(self.0)
     }
 
-    /// Uniform below `bound` by multiply-shift; the bias is below `bound / 2^64`.
+    /// Returns a uniform number below `bound`, by multiply-shift. The bias is below `bound / 2^64`.
     #[inline(always)]
     pub fn below(&mut self, bound: u64) -> u64 {
         ((self.next_u64() as u128 * bound as u128) >> 64) as u64
     }
 
-    /// Uniform in [0, 1), with 53 bits.
+    /// Returns a uniform number in [0, 1) with 53 bits.
     #[inline(always)]
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
     }
 }
 
-/// An endless stream of byte offsets into a region. Monomorphised: the loops that pull from it are
-/// compiled for each pattern.
+/// An endless stream of byte offsets into a region. Loops over it are compiled for each pattern.
 pub trait Offsets {
-    /// The next offset, a multiple of the touch's grain, below the region's size.
+    /// Returns the next offset: a multiple of the touch's grain, below the region's size.
     fn next_offset(&mut self) -> u64;
 }
 
-/// Every grain of the region with the same probability.
+/// A stream in which all grains of the region have the same probability.
 #[derive(Debug, Clone)]
 pub struct Uniform {
     rng: Rng,
@@ -72,7 +71,7 @@ pub struct Uniform {
 }
 
 impl Uniform {
-    /// Over `region_bytes / grain_bytes` grains (at least one).
+    /// Creates a stream over `region_bytes / grain_bytes` grains (at least one).
     pub fn new(seed: u64, region_bytes: u64, grain_bytes: u64) -> Self {
         Uniform { rng: Rng::new(seed), grains: (region_bytes / grain_bytes).max(1), grain_bytes }
     }
@@ -85,7 +84,7 @@ impl Offsets for Uniform {
     }
 }
 
-/// Grains by a Zipf law of exponent theta; popular grains lie scattered, not side by side.
+/// A stream of grains by a Zipf law with exponent theta. Popular grains lie scattered over the region.
 #[derive(Debug, Clone)]
 pub struct Zipf {
     rng: Rng,
@@ -98,7 +97,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// `theta` > 0; 0.99 is the usual skew of caches and key-value stores.
+    /// Creates a stream. `theta` > 0; 0.99 is the usual skew of caches and key-value stores.
     pub fn new(seed: u64, region_bytes: u64, grain_bytes: u64, theta: f64) -> Self {
         let grains = (region_bytes / grain_bytes).max(1);
         let h = |x| zipf_integral(x, theta);
@@ -133,7 +132,7 @@ impl Offsets for Zipf {
     }
 }
 
-/// The integral of x^-theta, shifted so that it is continuous in theta at 1.
+/// Returns the integral of x^-theta, shifted so that it is continuous in theta at 1.
 fn zipf_integral(x: f64, theta: f64) -> f64 {
     let log = x.ln();
     if (1.0 - theta).abs() < 1e-9 { log } else { ((1.0 - theta) * log).exp_m1() / (1.0 - theta) }
@@ -148,10 +147,10 @@ fn zipf_integral_inverse(u: f64, theta: f64) -> f64 {
     }
 }
 
-/// The order of a pointer chase: each grain once, in a random cycle.
+/// A pointer chase: visits each grain once, in a random cycle.
 ///
-/// The host writes the cycle into memory and follows it; others compute it. Both visit
-/// `order(0), order(1), …`.
+/// The host writes the cycle into memory and follows it; simulators compute it. Both visit `order(0),
+/// order(1), …`.
 #[derive(Debug, Clone)]
 pub struct Chase {
     order: Permutation,
@@ -160,7 +159,7 @@ pub struct Chase {
 }
 
 impl Chase {
-    /// A cycle over `region_bytes / grain_bytes` grains.
+    /// Creates a cycle over `region_bytes / grain_bytes` grains.
     pub fn new(seed: u64, region_bytes: u64, grain_bytes: u64) -> Self {
         let grains = (region_bytes / grain_bytes).max(1);
         Chase { order: Permutation::new(seed, grains), position: 0, grain_bytes }
@@ -184,14 +183,14 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// A permutation of `0..len`, `len` ≥ 1.
+    /// Creates a permutation of `0..len`, `len` ≥ 1.
     pub fn new(seed: u64, len: u64) -> Self {
         let bits = (64 - len.saturating_sub(1).leading_zeros()).max(2);
         let mut rng = Rng::new(seed);
         Permutation { len, half_bits: bits.div_ceil(2), keys: [(); 4].map(|()| rng.next_u64()) }
     }
 
-    /// Where `index` (below the length) goes.
+    /// Returns the image of `index`, which must be below the length.
     pub fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.len);
         let mut value = index;
@@ -259,8 +258,7 @@ mod tests {
         }
     }
 
-    /// Pins the streams: a change here changes every seed's accesses, and with them every golden
-    /// report.
+    /// Pins the streams: a change here changes every seed's accesses, and with them every golden report.
     #[test]
     fn streams_are_pinned() {
         let mut uniform = Uniform::new(1, 1 << 20, 8);

@@ -1,7 +1,7 @@
-//! Readings and the one table of counters: id, unit, meaning, source.
+//! Readings, and the one table of counters: id, unit, meaning, source.
 //!
-//! Invariant: a number always says where it comes from. What could not be read is
-//! [`Reading::Missing`] with its reason, never 0.
+//! Invariant: each number has its provenance. A reading that failed is [`Reading::Missing`] with a
+//! reason, never 0.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -9,25 +9,25 @@ use std::collections::BTreeMap;
 /// A number and its provenance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reading {
-    /// The machine counted it.
+    /// A value that the machine counted.
     Measured(u64),
-    /// A model says so.
+    /// A value that a model computed.
     Modeled(u64),
-    /// Computed from other readings, within bounds.
+    /// A value computed from other readings, with bounds.
     Derived {
-        /// Best estimate.
+        /// The best estimate.
         value: u64,
-        /// Lower bound.
+        /// The lower bound.
         low: u64,
-        /// Upper bound.
+        /// The upper bound.
         high: u64,
     },
-    /// Not to be had.
+    /// No value, and the reason.
     Missing(String),
 }
 
 impl Reading {
-    /// The number, if there is one.
+    /// Returns the value, or the best estimate of a derived one.
     pub fn value(&self) -> Option<u64> {
         match self {
             Reading::Measured(v) | Reading::Modeled(v) | Reading::Derived { value: v, .. } => {
@@ -37,7 +37,7 @@ impl Reading {
         }
     }
 
-    /// How it came about.
+    /// Returns the provenance of the value.
     pub fn provenance(&self) -> Provenance {
         match self {
             Reading::Measured(_) => Provenance::Measured,
@@ -48,17 +48,17 @@ impl Reading {
     }
 }
 
-/// The four ways a number comes about.
+/// The origin of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Provenance {
     /// Counted or timed on the real machine.
     Measured,
-    /// From a model's virtual clock.
+    /// Computed by a model with a virtual clock.
     Modeled,
-    /// Computed from others.
+    /// Computed from other readings.
     Derived,
-    /// Not to be had.
+    /// Not available.
     Missing,
 }
 
@@ -73,29 +73,29 @@ impl std::fmt::Display for Provenance {
     }
 }
 
-/// A reading in a report: with its unit, as JSON has it.
+/// A reading with its unit, as reports write it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnitReading {
-    /// measured, modeled, derived or missing.
+    /// The origin of the value.
     pub provenance: Provenance,
-    /// `ns`, `bytes` or `count`.
+    /// The unit of the counter.
     pub unit: Unit,
-    /// Absent when missing.
+    /// The value, or the best estimate; absent when missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<u64>,
-    /// Only when derived.
+    /// The lower bound; only when derived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub low: Option<u64>,
-    /// Only when derived.
+    /// The upper bound; only when derived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high: Option<u64>,
-    /// Only when missing.
+    /// The reason; only when missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
 impl UnitReading {
-    /// With the unit of its counter.
+    /// Combines a reading with its counter's unit.
     pub fn new(unit: Unit, reading: Reading) -> Self {
         let provenance = reading.provenance();
         let value = reading.value();
@@ -108,7 +108,7 @@ impl UnitReading {
     }
 }
 
-/// What a counter counts.
+/// The unit of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -116,7 +116,7 @@ pub enum Unit {
     Ns,
     /// Bytes.
     Bytes,
-    /// Events.
+    /// A number of events.
     Count,
 }
 
@@ -125,18 +125,18 @@ pub enum Unit {
 pub struct Counter {
     /// The name in JSON, on the command line and in thresholds.
     pub id: &'static str,
-    /// Of its values.
+    /// The unit of its values.
     pub unit: Unit,
-    /// One line.
+    /// An explanation of one line.
     pub meaning: &'static str,
-    /// Where the host reads it; simulated machines count the same event in their model.
+    /// The source on the host; simulated machines count the same event in their model.
     pub source: &'static str,
 }
 
 /// Counter values by id.
 pub type Counters = BTreeMap<String, UnitReading>;
 
-/// The table. Sorted by id.
+/// All counters, sorted by id.
 pub const COUNTERS: &[Counter] = &[
     c("access_count", Unit::Count, "memory accesses of the job", "the plan's own count"),
     c("block_read_bytes", Unit::Bytes, "bytes read from block devices", "/proc/PID/io"),
@@ -205,15 +205,15 @@ const fn c(id: &'static str, unit: Unit, meaning: &'static str, source: &'static
     Counter { id, unit, meaning, source }
 }
 
-/// Looks a counter up.
+/// Returns the counter with this id.
 pub fn counter(id: &str) -> Option<&'static Counter> {
     COUNTERS.iter().find(|c| c.id == id)
 }
 
-/// Adds a reading under its counter's unit.
+/// Adds a reading with its counter's unit.
 ///
 /// # Panics
-/// If `id` is not in [`COUNTERS`]: ids are written by programmers, not by users.
+/// If `id` is not in [`COUNTERS`]: ids come from programmers, not from users.
 pub fn put(counters: &mut Counters, id: &str, reading: Reading) {
     let unit = counter(id).unwrap_or_else(|| panic!("counter `{id}` is not in the table")).unit;
     counters.insert(id.to_string(), UnitReading::new(unit, reading));

@@ -1,9 +1,9 @@
-//! Jobs: the TOML language, and how it becomes a [`Plan`].
+//! Jobs: the TOML language, and its resolution into a [`Plan`].
 //!
-//! A job has parameters, regions of memory and phases that touch them. Invariant: a job that parses
-//! names nothing unknown, and a job that resolves is complete; each mistake is reported with file,
-//! line, column and what to do about it. There is no scripting: quantities may use `$parameters`
-//! and the four operations ([`crate::quantity`]), nothing else is computed.
+//! A job has parameters, regions of memory, and phases that touch them. Invariant: a job that parses
+//! names nothing unknown. A job that resolves is complete. Each error has file, line, column and a hint.
+//! There is no scripting: quantities may use `$parameters` and the four operations
+//! ([`crate::quantity`]).
 
 mod builtin;
 mod document;
@@ -13,19 +13,19 @@ mod resolve;
 pub use builtin::builtin_names;
 pub use document::{Job, Param};
 
-/// A mistake in a job or in the parameters given to it.
+/// An error in a job or in the parameters given to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {message}\n  remedy: {remedy}")]
 pub struct JobError {
-    /// `jobs/mine.toml:12:8`, or `--set size`.
+    /// The place, such as `jobs/mine.toml:12:8` or `--set size`.
     pub place: String,
-    /// What is wrong, with the offending value.
+    /// The error, with the offending value.
     pub message: String,
-    /// What to do about it.
+    /// A way to fix it.
     pub remedy: String,
 }
 
-/// Line and column (both from 1) of a byte offset.
+/// Returns the line and column (both from 1) of a byte offset.
 fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
@@ -33,7 +33,7 @@ fn line_and_column(text: &str, offset: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// The known word nearest to a misspelt one, if one is near.
+/// Returns the known word nearest to a misspelt one, if one is near.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
         .into_iter()
@@ -43,7 +43,7 @@ pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, candidate)| candidate)
 }
 
-/// Levenshtein's distance.
+/// Returns Levenshtein's distance.
 fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

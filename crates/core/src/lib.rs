@@ -1,7 +1,7 @@
-//! The nouns of pagetax: Job, Plan, Machine, Sample, Report, Budget.
+//! The core types of pagetax: Job, Plan, Machine, Sample, Report, Budget.
 //!
-//! Invariant: no I/O, no unsafe, no clock. Everything here is a pure function of its input, so it
-//! can be tested without a machine. Other crates depend on this one; it depends on none of them.
+//! Invariant: no I/O, no unsafe code, no clock. Everything is a pure function of its input, so tests
+//! need no machine. All other crates depend on this one, and it depends on none of them.
 // Not `forbid`: `network_memory` declares one unsafe trait. No module has unsafe code.
 #![deny(unsafe_code)]
 

@@ -1,75 +1,75 @@
 //! Replay: a recorded program as an operation of a plan.
 //!
-//! A recording has, for each thread, the pages that it went to, in order; accesses that stay on the
-//! page of the one before are counted, not listed. Invariant: changes are those of the recording, in
-//! its order within each thread; nothing is drawn and nothing left out.
+//! A recording lists, for each thread, the pages that it used, in order. Accesses to the page of the
+//! previous access are counted, not listed. Invariant: a replay makes exactly the recorded changes of
+//! page, in the recorded order within each thread.
 
 use crate::plan::RegionId;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a thread did in all.
+/// A thread's counts over the whole recording.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ThreadTotals {
-    /// Loads and stores that went to another page than the one before: how many offsets there are.
+    /// Loads and stores to another page than the previous one: the number of offsets.
     pub page_change_count: u64,
-    /// Of these, to a page that was not used lately.
+    /// Page changes to a page that was not used recently.
     pub far_count: u64,
     /// All loads and stores.
     pub access_count: u64,
     /// All instructions.
     pub instruction_count: u64,
-    /// Fetches from another page than the one before; 0 until they are counted, for a replay.
+    /// Fetches from another page than the previous fetch; 0 until a replay has counted them.
     pub fetch_change_count: u64,
 }
 
-/// A thread goes to another page than the one it was on, by a load or store, or by a fetch.
+/// A thread's move to another page, by a load, a store or a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
-    /// Of the page in the region.
+    /// The page's offset in the region.
     pub offset: u64,
-    /// Of instructions.
+    /// True for an instruction fetch.
     pub is_fetch: bool,
 }
 
-/// A recorded program: the pages that its threads went to, in a region of its own.
+/// A recorded program whose pages form one region.
 pub trait Recorded: fmt::Debug + Send + Sync {
-    /// How many bytes of address space the region has.
+    /// Returns the length of the region.
     fn bytes(&self) -> u64;
 
-    /// Of each thread, in the order of appearance.
+    /// Returns the counts of each thread, in the order of appearance.
     fn threads(&self) -> &[ThreadTotals];
 
-    /// A thread's changes of page, block by block; none after the last.
+    /// Returns a block of a thread's changes of page; none after the last block.
     fn block(&self, thread: usize, number: usize) -> Option<Vec<Change>>;
 }
 
-/// A recorded program. Two are equal when they are the same one.
+/// A shared recorded program. Two values are equal if they share the same program.
 #[derive(Debug, Clone)]
-pub struct Recording(pub Arc<dyn Recorded>);
+pub struct RecordedProgram(pub Arc<dyn Recorded>);
 
-impl PartialEq for Recording {
-    fn eq(&self, other: &Recording) -> bool {
+impl PartialEq for RecordedProgram {
+    fn eq(&self, other: &RecordedProgram) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-/// The operation: each client does what the thread of its number did.
+/// The replay operation: each client repeats the thread with its number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Replay {
-    /// Where.
+    /// The region of the program's pages.
     pub region: RegionId,
-    /// What.
-    pub recording: Recording,
+    /// The recorded program.
+    pub recording: RecordedProgram,
 }
 
 impl Replay {
-    /// What a client does in all.
+    /// Returns the counts of a client.
     pub fn totals(&self, client: u32) -> ThreadTotals {
         self.recording.0.threads().get(client as usize).copied().unwrap_or_default()
     }
 
-    /// The stream of a client.
+    /// Returns a client's stream of page changes.
     pub fn changes(&self, client: u32) -> Replayed {
         let recording = self.recording.clone();
         Replayed { recording, thread: client as usize, block: Vec::new(), next_block: 0, at: 0 }
@@ -79,7 +79,7 @@ impl Replay {
 /// A stream of changes of page.
 #[derive(Debug, Clone)]
 pub struct Replayed {
-    recording: Recording,
+    recording: RecordedProgram,
     thread: usize,
     block: Vec<Change>,
     next_block: usize,
@@ -105,7 +105,7 @@ impl Iterator for Replayed {
 pub(crate) mod tests {
     use super::*;
 
-    /// A recording in memory: offsets by thread, in blocks of three.
+    /// A recording in memory, for tests: offsets by thread, in blocks of three.
     #[derive(Debug)]
     pub struct Listed {
         offsets: Vec<Vec<u64>>,
@@ -113,7 +113,7 @@ pub(crate) mod tests {
     }
 
     impl Listed {
-        pub fn recording(offsets: Vec<Vec<u64>>) -> Recording {
+        pub fn recording(offsets: Vec<Vec<u64>>) -> RecordedProgram {
             let totals = offsets.iter().map(|offsets| {
                 let count = offsets.len() as u64;
                 ThreadTotals {
@@ -124,7 +124,7 @@ pub(crate) mod tests {
                     fetch_change_count: 0,
                 }
             });
-            Recording(Arc::new(Listed { totals: totals.collect(), offsets }))
+            RecordedProgram(Arc::new(Listed { totals: totals.collect(), offsets }))
         }
     }
 

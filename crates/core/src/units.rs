@@ -1,25 +1,25 @@
-//! Units live in types: an address is not a size, a size is not a time.
+//! Quantities with their units as types: an address is not a size, a size is not a time.
 //!
-//! Invariant: every quantity that a user writes (`2M`, `40ms`) is parsed here and nowhere else,
-//! and every quantity that a user reads is printed here. `K`, `M`, `G`, `T` are powers of 1024.
+//! Invariant: only this module parses the quantities that a user writes (`2M`, `40ms`), and only it
+//! prints those that a user reads. `K`, `M`, `G`, `T` are powers of 1024.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Why a piece of text is no quantity.
+/// An error: the text is not a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
-    /// Not a number at all.
+    /// Not a number.
     #[error("`{0}` is not {1}; write a number with a unit, as in {2}")]
     Malformed(String, &'static str, &'static str),
-    /// A number with a unit that is not known here.
+    /// An unknown unit after the number.
     #[error("`{0}` has the unknown unit `{1}`; known are {2}")]
     UnknownUnit(String, String, &'static str),
-    /// Does not fit 64 bits.
+    /// A value beyond 64 bits.
     #[error("`{0}` is too large")]
     TooLarge(String),
-    /// A page size must be a power of two of at least 512 bytes.
+    /// A page size that is not a power of two of at least 512 bytes.
     #[error("`{0}` is no page size: page sizes are powers of two, such as 4K, 64K or 2M")]
     NoPageSize(String),
 }
@@ -35,7 +35,7 @@ fn split_unit(text: &str) -> (&str, &str) {
     (&text[..end], text[end..].trim())
 }
 
-/// `number × factor`, exact for whole numbers.
+/// Returns `number × factor`, exact for whole numbers.
 fn scale(text: &str, number: &str, factor: u64) -> Option<Result<u64, UnitError>> {
     let digits: String = number.chars().filter(|c| *c != '_').collect();
     if let Ok(whole) = digits.parse::<u64>() {
@@ -51,7 +51,7 @@ fn scale(text: &str, number: &str, factor: u64) -> Option<Result<u64, UnitError>
     Some(Ok(value.round() as u64))
 }
 
-/// The factor of a size suffix (`K`, `MiB`, `gb`, empty), or none.
+/// Returns the factor of a size suffix (`K`, `MiB`, `gb`, empty), or none.
 pub(crate) fn size_factor(unit: &str) -> Option<u64> {
     let lower = unit.to_ascii_lowercase();
     let shift = match lower.strip_suffix("ib").or(lower.strip_suffix('b')).unwrap_or(&lower) {
@@ -65,7 +65,7 @@ pub(crate) fn size_factor(unit: &str) -> Option<u64> {
     Some(1 << shift)
 }
 
-/// The factor in nanoseconds of a time suffix, or none.
+/// Returns the factor of a time suffix in nanoseconds, or none.
 pub(crate) fn time_factor(unit: &str) -> Option<u64> {
     Some(match unit {
         "ns" => 1,
@@ -100,7 +100,7 @@ impl FromStr for Bytes {
 }
 
 impl fmt::Display for Bytes {
-    /// The largest unit that needs at most one decimal: `4K`, `1.5G`, `408M`.
+    /// Prints the largest unit that needs at most one decimal: `4K`, `1.5G`, `408M`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(1u64 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
         let text = match units.iter().find(|(size, _)| self.0 >= *size) {
@@ -122,7 +122,7 @@ impl fmt::Display for Bytes {
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// In seconds, for printing and for ratios.
+    /// Returns seconds, for printing and for ratios.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
@@ -143,7 +143,7 @@ impl FromStr for Nanos {
 }
 
 impl fmt::Display for Nanos {
-    /// Three significant digits or so: `1.44 µs`, `350 ms`, `96.1 s`.
+    /// Prints about three significant digits: `1.44 µs`, `350 ms`, `96.1 s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ns = self.0 as f64;
         let (value, unit) = match self.0 {
@@ -171,10 +171,10 @@ impl PageSize {
     pub const K4: PageSize = PageSize(4 << 10);
     /// 2 MiB: the huge page of x86-64.
     pub const M2: PageSize = PageSize(2 << 20);
-    /// 1 GiB.
+    /// 1 GiB: the largest page of x86-64.
     pub const G1: PageSize = PageSize(1 << 30);
 
-    /// Errors unless `bytes` is a power of two of at least 512.
+    /// Returns a page size. Errors unless `bytes` is a power of two of at least 512.
     pub fn new(bytes: u64) -> Result<Self, UnitError> {
         if bytes.is_power_of_two() && bytes >= 512 {
             Ok(PageSize(bytes))
@@ -183,12 +183,12 @@ impl PageSize {
         }
     }
 
-    /// In bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }
 
-    /// log2 of the size: what an address is shifted by to become a page number.
+    /// Returns log2 of the size: an address shifted right by it is a page number.
     pub const fn shift(self) -> u32 {
         self.0.trailing_zeros()
     }
@@ -227,7 +227,7 @@ impl fmt::Display for PageSize {
 pub struct VirtAddr(pub u64);
 
 impl VirtAddr {
-    /// The number of the page that holds this address.
+    /// Returns the number of the page that contains this address.
     pub const fn page(self, size: PageSize) -> u64 {
         self.0 >> size.shift()
     }

@@ -1,4 +1,4 @@
-//! The built-in jobs: the programs of the four reports, as job files in `jobs/`.
+//! The built-in jobs: programs of four historic reports, as job files in `jobs/`.
 
 use super::document::Job;
 
@@ -9,13 +9,13 @@ const BUILTIN: &[(&str, &str)] = &[
     ("vmtest", include_str!("../../../../jobs/vmtest.toml")),
 ];
 
-/// The names of the built-in jobs, sorted.
+/// Returns the names of the built-in jobs, sorted.
 pub fn builtin_names() -> impl Iterator<Item = &'static str> {
     BUILTIN.iter().map(|(name, _)| *name)
 }
 
 impl Job {
-    /// A built-in job by name.
+    /// Returns the built-in job with this name.
     pub fn builtin(name: &str) -> Option<Job> {
         let (_, text) = BUILTIN.iter().find(|(known, _)| *known == name)?;
         let place = format!("built-in job {name}");

@@ -1,7 +1,7 @@
 //! The job file as written: serde types and the parser. Nothing is evaluated here.
 
 use super::{JobError, line_and_column, nearest};
-use crate::replay::Recording;
+use crate::replay::RecordedProgram;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use toml::Spanned;
@@ -13,8 +13,8 @@ pub struct Job {
     pub text: String,
     /// The file's name in messages.
     pub place: String,
-    /// What `replay` does; a job that is a file has none.
-    pub(super) recording: Option<Recording>,
+    /// The recorded program of `replay`; none for a job from a file.
+    pub(super) recording: Option<RecordedProgram>,
     pub(super) document: Document,
 }
 
@@ -193,22 +193,22 @@ impl Job {
         Ok(job)
     }
 
-    /// Its name.
+    /// Returns the job's name.
     pub fn name(&self) -> &str {
         &self.document.name
     }
 
-    /// One line of what it does.
+    /// Returns a summary of one line.
     pub fn summary(&self) -> &str {
         &self.document.summary
     }
 
-    /// Where it comes from; may be empty.
+    /// Returns the source of the job; may be empty.
     pub fn source(&self) -> &str {
         &self.document.source
     }
 
-    /// Its parameters with their defaults.
+    /// Returns the parameters with their defaults.
     pub fn params(&self) -> BTreeMap<String, Param> {
         let texts = |list: &[Scalar]| list.iter().map(Scalar::text).collect::<Vec<_>>();
         let param = |raw: &RawParam| match raw {
@@ -226,7 +226,7 @@ impl Job {
     }
 }
 
-/// A TOML or serde error as ours, with a remedy that fits.
+/// Converts an error of TOML or serde, and adds a remedy.
 fn syntax_error(text: &str, place: &str, error: &toml::de::Error) -> JobError {
     let place = match error.span() {
         Some(span) => {
@@ -240,7 +240,7 @@ fn syntax_error(text: &str, place: &str, error: &toml::de::Error) -> JobError {
     JobError { place, message, remedy }
 }
 
-/// "Did you mean" for serde's messages about unknown fields; else where to look.
+/// Returns "Did you mean" for serde's errors about unknown fields, else a general remedy.
 fn suggest(message: &str) -> String {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let general = "`pagetax jobs show vmtest` prints a job to start from";

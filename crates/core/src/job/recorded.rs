@@ -1,12 +1,12 @@
-//! The job that a recorded program is: one region for all of its memory, one phase, a client for each
+//! The job of a recorded program: one region for all of its memory, and one phase with a client for each
 //! of its threads.
 
 use super::Job;
-use crate::replay::Recording;
+use crate::replay::RecordedProgram;
 
 impl Job {
-    /// A recording as a job. `name` is the file's, `what` one line of what was recorded.
-    pub fn of_recording(name: &str, what: &str, recording: Recording) -> Job {
+    /// Makes a recording a job. `name` is the file's name, `what` a summary of one line.
+    pub fn of_recording(name: &str, what: &str, recording: RecordedProgram) -> Job {
         let threads = recording.0.threads().len();
         let clients = match threads {
             0 | 1 => String::new(),

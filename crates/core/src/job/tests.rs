@@ -38,7 +38,7 @@ fn resolve(text: &str) -> Result<Plan, JobError> {
     Job::parse(text, "j.toml")?.resolve(&Params::new(), &host(), None)
 }
 
-/// The small job with one text replaced; returns the error.
+/// Replaces a text in the small job and returns the error.
 fn mistake(from: &str, to: &str) -> String {
     assert!(SMALL.contains(from));
     resolve(&SMALL.replace(from, to)).unwrap_err().to_string()
@@ -157,7 +157,7 @@ fn a_list_is_a_sweep() {
     assert!(e.contains("--set size=1M or 2M"), "{e}");
 }
 
-/// The jobs in the documentation are jobs.
+/// Checks that jobs in the documentation parse.
 #[test]
 fn documented_jobs_resolve() {
     let text = include_str!("../../../../docs/jobs.md");
@@ -169,7 +169,7 @@ fn documented_jobs_resolve() {
     }
 }
 
-/// Every word of the language is documented.
+/// Checks that every word of the language is documented.
 #[test]
 fn the_documentation_is_complete() {
     let text = include_str!("../../../../docs/jobs.md");
@@ -187,7 +187,7 @@ fn the_documentation_is_complete() {
     }
 }
 
-/// A job of one region and phases, each given by its lines.
+/// Returns a job of one region and of phases, each given by its lines.
 fn job_of(region: &str, phases: &[&str]) -> String {
     let mut text = format!("name = \"t\"\n[[region]]\nname = \"r\"\nsize = \"1M\"\n{region}\n");
     for phase in phases {
@@ -196,7 +196,7 @@ fn job_of(region: &str, phases: &[&str]) -> String {
     text
 }
 
-/// The message of a job that must be refused, at this line.
+/// Returns the error of an invalid job, which must be at this line.
 fn refused_at(line: usize, region: &str, phases: &[&str]) -> String {
     let error = resolve(&job_of(region, phases)).unwrap_err();
     assert!(error.place.starts_with(&format!("j.toml:{line}:")), "{error}");
@@ -228,9 +228,9 @@ fn regions_are_used_while_they_are_mapped() {
     let twice = format!("repeat = 2\n{MAP}");
     assert!(refused_at(9, "mapped = false", &[&twice]).contains("when its phase is repeated"));
     accepted("mapped = false", &[MAP, READ, UNMAP, MAP]);
-    // What children map ends with them.
+    // Mappings of child processes end with them.
     accepted("mapped = false", &[&format!("clients = 2\n{MAP}"), MAP]);
-    // A phase that ends by the clock may end before it maps.
+    // A timed phase may end before it maps.
     let timed = format!("time = \"1ms\"\nrepeat = 1\n{MAP}");
     assert!(refused_at(13, "mapped = false", &[&timed, READ]).contains("by the clock"));
     let threads = format!("clients = 2\nclient_kind = \"threads\"\n{MAP}");
@@ -254,17 +254,17 @@ fn what_is_verified_was_written() {
         &[WRITE, &VERIFY.replace("verify\"", "rewrite\", pattern = \"uniform\", count = 5")],
     );
     accepted("", &[sparse, &sparse.replace("write", "verify").replace("4K", "16K")]);
-    // A file that is read first holds the pattern.
+    // A file that is read first already holds the pattern.
     accepted("backing = \"file\"", &[VERIFY]);
     refused_at(11, "backing = \"file\"", &[sparse, VERIFY]);
-    // Children write to pages of their own, and threads to common ones.
+    // Children write to their own pages, threads to shared ones.
     let (children, threads) = ("clients = 2\n", "clients = 2\nclient_kind = \"threads\"\n");
     refused_at(12, "", &[&format!("{children}{WRITE}"), VERIFY]);
     accepted("", &[&format!("{threads}{WRITE}"), VERIFY]);
     accepted("backing = \"shared\"", &[&format!("{children}{WRITE}"), VERIFY]);
-    // The clock may end the sweep.
+    // A timed phase may end before the sweep.
     refused_at(12, "", &[&format!("time = \"1s\"\n{WRITE}"), VERIFY]);
-    // Advice takes it away, of private memory.
+    // DONTNEED drops the pattern of private memory.
     let drop = "ops = [{ advise = \"r\", advice = \"dontneed\" }]";
     refused_at(14, "", &[WRITE, drop, VERIFY]);
     accepted("backing = \"shared\"", &[WRITE, drop, VERIFY]);
