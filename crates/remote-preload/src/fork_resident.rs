@@ -50,7 +50,7 @@ fn page_of(at: usize) -> usize {
 fn make_page_resident(paged: &Paged, page: usize) -> bool {
     // SAFETY: a direct system call that changes no bytes, and fails if the memory is inaccessible.
     let populate = || unsafe { libc::madvise(page as *mut _, PAGE, libc::MADV_POPULATE_READ) };
-    paged.is_here(page as *const u8) || populate() == 0
+    paged.is_resident(page as *const u8) || populate() == 0
 }
 
 /// Returns all words of a range of variables. Other threads may be changing them.

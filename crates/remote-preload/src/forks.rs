@@ -100,7 +100,7 @@ extern "C" fn prepare() {
         let inherited = paged.before_fork();
         paged.resume_evicting();
         // The program may have dropped one of the pages meanwhile.
-        if fork_resident.iter().all(|page| paged.is_here(*page as *const u8)) {
+        if fork_resident.iter().all(|page| paged.is_resident(*page as *const u8)) {
             break (quiesced, inherited);
         }
         paged.after_fork();

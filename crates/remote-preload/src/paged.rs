@@ -141,8 +141,8 @@ impl Paged {
     }
 
     /// Returns true if a page is resident. The answer lasts while the pager is quiescent.
-    pub fn is_here(&self, at: *const u8) -> bool {
-        self.region.is_here(at)
+    pub fn is_resident(&self, at: *const u8) -> bool {
+        self.region.is_resident(at)
     }
 
     /// Waits until no other thread changes allocations, and keeps them out.
@@ -320,7 +320,7 @@ impl Paged {
         let _dropping = lock(&self.dropping);
         let made = map();
         if made != libc::MAP_FAILED {
-            self.region.give_up(first, pages);
+            self.region.stop_paging(first, pages);
             lock(&self.replaced).push(first..first + pages);
         }
         made

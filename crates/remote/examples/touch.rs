@@ -217,7 +217,7 @@ impl Faulting<'_> {
     }
 
     fn time(&mut self, address: *const u8, access: impl FnOnce()) {
-        let will_fault = self.in_place.is_some_and(|region| !region.is_here(address));
+        let will_fault = self.in_place.is_some_and(|region| !region.is_resident(address));
         let at = Instant::now();
         access();
         let took_ns = at.elapsed().as_nanos() as u64;

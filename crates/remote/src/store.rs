@@ -205,7 +205,7 @@ pub trait PageReader: Send {
     /// Announces a run within a multiple of [`RUN_PAGES_MAX`] that will probably be the next but
     /// one to be read, in one `get`. This is a hint. The MACs of that `get` verify the prefetched
     /// pages.
-    fn expect(&mut self, _region: RegionId, _run: PageRun) {}
+    fn announce(&mut self, _region: RegionId, _run: PageRun) {}
 
     /// Sets the time to poll for a reply from this machine before sleeping. Other threads may run
     /// while it polls.

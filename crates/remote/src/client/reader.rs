@@ -416,7 +416,7 @@ impl PageReader for ReplicaReader {
         }
     }
 
-    fn expect(&mut self, region: RegionId, run: PageRun) {
+    fn announce(&mut self, region: RegionId, run: PageRun) {
         self.prefetcher.schedule(region, run);
     }
 

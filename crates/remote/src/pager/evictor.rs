@@ -1,18 +1,17 @@
-//! The evictor: makes room by moving clusters of pages out of the region, putting what has changed
-//! into the store, and dropping what the store has.
+//! The evictor: it makes room by moving clusters of pages out of the region. It puts changed pages
+//! into the store, and drops pages that the store has.
 //!
 //! ```text
-//!            move            put             age
-//!  resident ──────▶ leaving ──────▶ staged ──────▶ stored
-//!      ▲               │ copy          │ move         │ fetch
-//!      └───────────────┴───────────────┴──────────────┘ a fault
+//!            move             put             age
+//!  resident ──────▶ evicting ──────▶ staged ──────▶ stored
+//!      ▲               │ copy           │ move         │ fetch
+//!      └───────────────┴────────────────┴──────────────┘ a fault
 //! ```
 //!
-//! Staged pages are a second chance: a cluster of which a page is wanted again while it is staged goes
-//! round once more (segmented FIFO; Turner, Levy 1981). Pages are moved, not copied, so that a program
-//! that writes meanwhile waits for its page rather than loses its write.
-//! Where the kernel cannot move them, as the program may not write to them, or a cluster's are scattered, they are
-//! copied ([`copying`]).
+//! Staging is a second chance: a cluster with a soft refault goes round once more (segmented FIFO;
+//! Turner, Levy 1981). Pages are moved, not copied, so that a concurrent write waits for its page
+//! instead of being lost. Pages that cannot be moved because the program may not write to them, and
+//! clusters whose pages are scattered, are copied ([`copying`]).
 
 mod copying;
 mod moving;
@@ -39,35 +38,36 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// After the store took nothing, this long until the next try.
+/// The pause after a round in which nothing could be evicted.
 const BACK_OFF: Duration = Duration::from_millis(20);
 
-/// Most blocks that are dropped at once, so that room is there soon.
+/// The most blocks that are released in one call. More would delay the room that they free.
 const RELEASE_MAX: u32 = 16;
 
-/// A cluster whose pages lie in so many runs is copied, where it may be: 4 moves interrupt as often as copies
-/// of it and of others with it, and cost more than copying 32 pages.
+/// The number of runs from which a cluster is copied, if the options allow copies. Four moves
+/// interrupt as often as copies of this cluster and others together, and cost more than copying 32
+/// pages.
 const SCATTERED_RUNS: usize = 4;
 
 /// The location of evicted bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EvictedTo {
-    /// Moved to a staging block, each page at its place in the cluster.
+    /// Moved to a staging block, each page at its offset in the cluster.
     Moved { block: u32 },
-    /// Copied, one after the other, from this page of the memory for copies on.
+    /// Copied, one after the other, from this page of the copy buffer on.
     Copied { first: u32 },
 }
 
-/// The pages of a cluster that were moved, or copied, together.
+/// The pages of a cluster that were moved, or copied, in one batch.
 struct EvictedCluster {
     cluster: usize,
     location: EvictedTo,
     pages: PageMask,
-    /// The pages that must be put.
+    /// The pages to put: changed since their last put, and not zeros.
     changed: PageMask,
     /// The pages of zeros.
     zeros: PageMask,
-    sums: [PageMac; CLUSTER_PAGES],
+    macs: [PageMac; CLUSTER_PAGES],
 }
 
 impl EvictedTo {
@@ -82,8 +82,8 @@ impl EvictedTo {
 
 impl EvictedCluster {
     fn new(cluster: usize, location: EvictedTo, pages: PageMask) -> EvictedCluster {
-        let sums = [PageMac::default(); CLUSTER_PAGES];
-        EvictedCluster { cluster, location, pages, changed: 0, zeros: 0, sums }
+        let macs = [PageMac::default(); CLUSTER_PAGES];
+        EvictedCluster { cluster, location, pages, changed: 0, zeros: 0, macs }
     }
 
     fn page(&self, bit: usize) -> usize {
@@ -128,12 +128,12 @@ enum NextRound {
 pub struct Evictor {
     shared: Arc<SharedPager>,
     writer: Box<dyn PageWriter>,
-    /// Blocks that were used and released, oldest first: blocks that follow each other are used one
-    /// after the other, and so released together.
+    /// The blocks that were used and released, oldest first. Adjacent blocks are used in order, and
+    /// so released together.
     free_blocks: VecDeque<u32>,
-    /// Blocks from this one on were never used; the fewer, the less page tables.
+    /// The first block that was never used. The fewer are used, the fewer page tables exist.
     fresh_block: u32,
-    /// Blocks whose pages the store has, oldest first, with their clusters.
+    /// The staged blocks and their clusters, oldest first. The store has their pages.
     staged: VecDeque<(u32, usize)>,
     batch: Vec<EvictedCluster>,
     /// The copied pages of one batch.
@@ -142,10 +142,10 @@ pub struct Evictor {
     put_failed_log: LogThrottle,
     overflow_log: LogThrottle,
     stuck_log: LogThrottle,
-    /// True from the low threshold up to the high one.
+    /// True from the low threshold on, until the high one is reached.
     is_making_room: bool,
     placement: ThreadAffinity,
-    /// Here, as this thread looks around even when there are no faults.
+    /// The poll of idle CPUs. This thread updates it, because it runs even without faults.
     idle_poll: Option<IdlePoll>,
 }
 
@@ -183,22 +183,23 @@ impl Evictor {
     pub fn run(mut self) {
         self.placement = ThreadAffinity::of_this_thread();
         while !self.shared.is_stopping.load(Relaxed) {
-            // Read before the round, so that work that arrives meanwhile ends the wait.
+            // Read before the round, so that work that arrives during the round ends the wait.
             let seen = self.shared.work.now();
             match self.run_round() {
                 NextRound::Now => {}
-                NextRound::OnWork => self.shared.nap(seen),
+                NextRound::OnWork => self.shared.wait_for_work(seen),
                 NextRound::AfterBackOff => std::thread::sleep(BACK_OFF),
             }
         }
     }
 
-    /// Makes room if there is too little. Returns when to look again; nothing is locked by then.
+    /// Makes room if there is too little. Returns the time of the next round. No lock is held by
+    /// then.
     fn run_round(&mut self) -> NextRound {
         let shared = self.shared.clone();
         self.keep_off_handler_cpu();
         if let Some(idle_poll) = &mut self.idle_poll {
-            idle_poll.look(shared.stats.fault_count.load(Relaxed));
+            idle_poll.update(shared.stats.fault_count.load(Relaxed));
         }
         let _evicting = shared.evicting.lock();
         self.discard_dropped();
@@ -236,21 +237,22 @@ impl Evictor {
         NextRound::AfterBackOff
     }
 
-    /// Answers a request to evict all pages that this round has seen. A request that came since is for the next round.
+    /// Answers a request to evict all pages that this round has seen. A later request is for the
+    /// next round.
     fn end_evicting_all(&self, was_evicting_all: bool) {
         if was_evicting_all {
             self.shared.is_evicting_all.store(false, Relaxed);
         }
     }
 
-    /// Moves this thread off the handler's CPU. A move's interrupt costs the program less than waiting for
-    /// a batch on its CPU.
+    /// Moves this thread off the handler's CPU. The interrupt of a move costs the program less than
+    /// waiting for a batch on its own CPU.
     fn keep_off_handler_cpu(&mut self) {
         self.placement.keep(self.shared.handlers_cpu().map_or(CpuChoice::Anywhere, CpuChoice::Off));
     }
 
-    /// Evicts a batch, and releases staged pages beyond what is kept of them. False if there is
-    /// neither.
+    /// Evicts a batch, and releases staged pages beyond the number to keep. Returns false if it
+    /// could do neither.
     fn make_room(&mut self, wanted: usize) -> bool {
         let evicted = self.evict_batches();
         let mut released = false;
@@ -265,8 +267,8 @@ impl Evictor {
         evicted || released
     }
 
-    /// Evicts a batch. Pages that are locked are found before a batch is full where they are moved, but only
-    /// at its end where they are copied: then the next batch is tried, once for each cluster.
+    /// Evicts a batch. For moved pages, locked ones are found before the batch is full. For copied
+    /// pages they are found only at its end; then the next batch is tried, once for each cluster.
     fn evict_batches(&mut self) -> bool {
         let tries = match self.shared.eviction_method {
             EvictionMethod::Moved => 1,
@@ -281,7 +283,7 @@ impl Evictor {
         false
     }
 
-    /// Returns how many pages went, and whether the store took what it was given.
+    /// Returns the number of evicted pages, and true if the store took its pages.
     fn evict_batch(&mut self) -> (usize, bool) {
         let mut pages = 0;
         let mut looks = self.shared.queued();
@@ -298,7 +300,7 @@ impl Evictor {
                 }
             }
         }
-        // Where all pages are moved, the limit keeps no room for copies of the few that cannot be.
+        // If pages are moved, the limit keeps no room for the few copies.
         let room = match self.shared.eviction_method {
             EvictionMethod::Moved => self.shared.take_room(self.copy_buffer_used),
             EvictionMethod::Cheapest | EvictionMethod::Copied => 0,
@@ -309,7 +311,7 @@ impl Evictor {
         if let Err(error) = &result
             && self.put_failed_log.is_due()
         {
-            self.shared.log(&format!("pages stay for now: {error}"));
+            self.shared.log(&format!("evicted pages return to memory for now: {error}"));
         }
         let evicted = self.settle_all(&batch, result.is_ok());
         if result.is_err() {
@@ -325,7 +327,7 @@ impl Evictor {
         (evicted, result.is_ok())
     }
 
-    /// Counts the memory that copies take, or gives it back with the room that was taken for it.
+    /// Accounts for the copy buffer: counts it, or drops its pages and gives back their room.
     fn account_for_copy_buffer(&self, room: usize) {
         let shared = &self.shared;
         if shared.eviction_method != EvictionMethod::Moved {
@@ -340,7 +342,8 @@ impl Evictor {
         }
     }
 
-    /// Takes out the cluster whose turn it is; where it is moved, with neighbours, about so many pages.
+    /// Takes the next victim out of the region. A moved victim takes its neighbours along, up to
+    /// about this many pages.
     fn evict_next(&mut self, pages: usize) -> Option<Vec<EvictedCluster>> {
         let cluster = self.shared.next_victim()?;
         if self.prefers_copy(cluster) {
@@ -376,24 +379,24 @@ impl Evictor {
         }
     }
 
-    /// Tells zeros, unchanged and changed pages apart.
+    /// Sorts the pages into zeros, unchanged and changed ones.
     fn classify(&self, moved: &mut EvictedCluster) {
         let shared = &self.shared;
         for bit in bits(moved.pages) {
             let bytes = moved.bytes((shared, &self.copy_buffer), bit, 1);
             match is_zero(bytes) {
                 true => moved.zeros |= 1 << bit,
-                false => moved.sums[bit] = PageMac::of(bytes),
+                false => moved.macs[bit] = PageMac::of(bytes),
             }
         }
         let held = shared.table.hold(moved.cluster);
         for bit in bits(moved.pages & !moved.zeros) {
             let (page, state) = (moved.page(bit), held.get(moved.page(bit)));
-            let unchanged = state.in_store() && shared.table.sum(page) == moved.sums[bit];
+            let unchanged = state.in_store() && shared.table.mac(page) == moved.macs[bit];
             if moved.is_evicting(&held, bit) && !unchanged {
                 moved.changed |= 1 << bit;
                 held.set(page, state.with_in_store(false));
-                held.set_sum(page, moved.sums[bit]);
+                held.set_mac(page, moved.macs[bit]);
             }
         }
     }
@@ -409,7 +412,7 @@ impl Evictor {
                 runs.push(PutRun {
                     first: moved.page(bit) as u64,
                     pages: moved.bytes(from, bit, count),
-                    macs: &moved.sums[bit..bit + count],
+                    macs: &moved.macs[bit..bit + count],
                 });
                 left &= !run_of(bit, count);
             }
@@ -420,7 +423,7 @@ impl Evictor {
         }
     }
 
-    /// Has the store forget pages that the program dropped, and has not written again.
+    /// Discards pages in the store that the program has dropped and not written again.
     fn discard_dropped(&mut self) {
         for dropped in self.shared.take_dropped() {
             let (mut page, end) =

@@ -10,14 +10,14 @@
 
 use super::table::CLUSTER_PAGES;
 
-/// A page is recently evicted within this fraction (1/4) of the resident pages.
-const JUST_LEFT: usize = 4;
-/// A decision takes this many expected refaults of recently evicted pages, if all stored pages were equally
-/// likely…
-const EXPECTED: f64 = 12.0;
-/// …and fetches neighbours if there were at most this many.
-const FEW: u32 = 3;
-/// The pages of one request that cost as much as the request itself.
+/// The fraction (1/4) of the resident pages within which an eviction is recent.
+const RECENT_FRACTION: usize = 4;
+/// The expected refaults of recently evicted pages that one decision takes, if all stored pages
+/// were equally likely…
+const REFAULTS_EXPECTED_MIN: f64 = 12.0;
+/// …and the most actual refaults with which neighbours are fetched.
+const REFAULTS_MAX: u32 = 3;
+/// The number of pages whose transfer costs as much as the request itself.
 const PAGES_PER_FAULT: usize = 16;
 
 /// The refault statistics of one handler.
@@ -33,13 +33,16 @@ impl FaultAround {
     /// two, 1 for no neighbours. `here` and `stored` are numbers of pages; `dropped_since` is the page's
     /// refault distance.
     pub fn page_in(&mut self, here: usize, stored: usize, dropped_since: usize) -> usize {
-        let (stored, just_left) = (stored.max(1), here / JUST_LEFT);
-        self.expected += (just_left as f64 / stored as f64).min(1.0);
-        self.returned += u32::from(dropped_since < just_left);
-        if self.expected >= EXPECTED {
-            *self = FaultAround { is_worth_it: self.returned <= FEW, ..FaultAround::default() };
+        let (stored, recent) = (stored.max(1), here / RECENT_FRACTION);
+        self.expected += (recent as f64 / stored as f64).min(1.0);
+        self.returned += u32::from(dropped_since < recent);
+        if self.expected >= REFAULTS_EXPECTED_MIN {
+            *self = FaultAround {
+                is_worth_it: self.returned <= REFAULTS_MAX,
+                ..FaultAround::default()
+            };
         }
-        // Who is fetched must not have to leave before it is its turn.
+        // A neighbour must not be evicted again before the program reaches it.
         let in_time = PAGES_PER_FAULT.saturating_mul(here) / stored;
         match self.is_worth_it && in_time > 0 {
             true => 1 << in_time.min(CLUSTER_PAGES).ilog2(),

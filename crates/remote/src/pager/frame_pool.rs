@@ -1,9 +1,10 @@
-//! Frames that go round: a long run of pages is received into memory whose frames left the region before, and
-//! moved into place. So nothing is copied to fresh frames, which the kernel has to find and charge one by one, and
-//! which come from another CPU's cache or, where a hypervisor has taken free memory back, from it.
+//! A pool of spare frames. A long run is received into frames of evicted pages, which are then
+//! moved into place. So nothing is copied to fresh frames. The kernel would have to find and charge
+//! those one by one. They would come from another CPU's cache, or from the hypervisor if it has
+//! taken free memory back.
 //!
-//! A spare is empty, with no frames, or full. The limit of a region has room for all of its spares; they are filled
-//! only as long as runs come.
+//! A spare is a mapping of [`RUN_PAGES_MAX`] pages, empty or with all its frames. The limit of a
+//! region has room for all of its spares. They are filled only while runs are fetched.
 
 use super::shared::lock;
 use super::sys::memory::Pages;
@@ -15,41 +16,42 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Twice as many pages as are evicted at once.
+/// The most spares: twice as many pages as one batch evicts.
 const SPARES_MAX: usize = 8;
-/// One page in this many of the limit is kept for spares.
+/// The share of the limit that is kept for spares: one page in this many.
 const LIMIT_PER_SPARE: usize = 64;
 
 /// The frames in a spare that is returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpareFrames {
-    /// Each of its pages.
+    /// A frame for each page.
     All,
     /// No frames.
     None,
-    /// Perhaps some, which are dropped.
+    /// Perhaps some frames, which are dropped.
     Some,
 }
 
-/// See the module. Only who serves faults, evicts or forks takes its locks: a fork waits for the first two, so that
-/// its child finds them open.
+/// The spares of a region. Only threads that serve faults, evict or fork take its locks. A fork
+/// waits for the first two, so that its child finds the locks open.
 #[derive(Debug)]
 pub struct FramePool {
     empty: Mutex<Vec<Pages>>,
     full: Mutex<Vec<Pages>>,
-    /// Pages of full ones. Beside the lock, as anybody may ask for them while another thread forks.
+    /// The pages of full spares. This is outside the lock, because any thread may read it while
+    /// another forks.
     pages: AtomicUsize,
-    /// Runs that asked for one, and did not have one filled since.
+    /// The number of runs that took or missed a full spare and for which none was filled since.
     wanted: AtomicUsize,
 }
 
 impl FramePool {
-    /// Pages of the spares that a limit has room for.
+    /// Returns the number of pages of the spares for which a limit has room.
     pub fn of_limit(limit: usize) -> usize {
         (limit / LIMIT_PER_SPARE / RUN_PAGES_MAX).min(SPARES_MAX) * RUN_PAGES_MAX
     }
 
-    /// As many as so many pages make, all empty.
+    /// Creates the spares that this many pages make, all empty.
     pub fn new(pages: usize) -> io::Result<FramePool> {
         let count = pages / RUN_PAGES_MAX;
         let fresh = || {
@@ -58,18 +60,18 @@ impl FramePool {
             Ok(spare)
         };
         let empty: io::Result<Vec<Pages>> = (0..count).map(|_| fresh()).collect();
-        // With its room, as a handler allocates nothing.
+        // With full capacity, because a handler must not allocate.
         let full = Mutex::new(Vec::with_capacity(count));
         let (pages, wanted) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Ok(FramePool { empty: Mutex::new(empty?), full, pages, wanted })
     }
 
-    /// Pages can be moved into them from now on.
+    /// Registers the spares as targets of moves.
     pub fn register(&self, uffd: &Uffd) -> Result<(), Errno> {
         lock(&self.empty).iter().try_for_each(|spare| uffd.register_target(spare))
     }
 
-    /// Advises the kernel about all spares; for a fork, while none is in use.
+    /// Gives the kernel advice on all spares. A fork does so while no spare is in use.
     pub fn advise(&self, advice: Advice) -> Result<(), Errno> {
         for spares in [&self.empty, &self.full] {
             lock(spares).iter().try_for_each(|spare| spare.all().advise(advice))?;
@@ -77,14 +79,14 @@ impl FramePool {
         Ok(())
     }
 
-    /// Drops all frames.
+    /// Drops the frames of all full spares.
     pub fn drop_all(&self) {
         while let Some(spare) = self.change_full(Vec::pop) {
             self.put(spare, SpareFrames::Some);
         }
     }
 
-    /// Frames in full ones.
+    /// Returns the number of frames in full spares.
     pub fn pages(&self) -> usize {
         self.pages.load(Relaxed)
     }
@@ -96,7 +98,7 @@ impl FramePool {
         changed
     }
 
-    /// Takes a full spare for a run, and asks for another to be filled.
+    /// Takes a full spare for a run, and requests another.
     pub fn take_full(&self) -> Option<Pages> {
         if self.wanted.load(Relaxed) < SPARES_MAX {
             self.wanted.fetch_add(1, Relaxed);
@@ -104,13 +106,13 @@ impl FramePool {
         self.change_full(Vec::pop)
     }
 
-    /// Takes an empty spare that is to be filled.
+    /// Takes an empty spare to fill, if one is requested.
     pub fn take_empty(&self) -> Option<Pages> {
         let wanted = self.wanted.fetch_update(Relaxed, Relaxed, |wanted| wanted.checked_sub(1));
         wanted.ok().and_then(|_| lock(&self.empty).pop())
     }
 
-    /// Returns a spare. If its frames cannot be dropped, it is not used again.
+    /// Puts a spare back. If its frames cannot be dropped, it is not used again.
     pub fn put(&self, spare: Pages, frames: SpareFrames) {
         match frames {
             SpareFrames::All => self.change_full(|full| full.push(spare)),

@@ -1,8 +1,9 @@
-//! The handler: serves the threads that wait for pages, in a thread of its own or, one at a time, in theirs.
+//! The handler: it serves threads that wait for pages. It is a thread of its own, or the waiting
+//! thread itself, one at a time.
 //!
-//! Invariants: it touches neither paged memory nor the program's allocator. A page is installed under
-//! its cluster's lock, so never while the evictor moves pages of that cluster. A page that cannot be
-//! proven gets SIGBUS, never zeros, never another's bytes.
+//! Invariants: the handler touches neither paged memory nor the program's allocator. It installs a
+//! page under the cluster's lock, so never while the evictor moves pages of that cluster. An access
+//! to a page that no MAC proves gets SIGBUS: never zeros, never another page's bytes.
 
 mod soft_refault;
 mod zeros;
@@ -13,7 +14,7 @@ use super::install::{install, install_one, install_spare};
 use super::mask::{PageMask, bits, ends, mask_of, run_of, runs};
 use super::shared::{NO_CPU, SharedPager};
 use super::stats::add;
-use super::stream_prefetcher::{Prefetch, StreamPrefetcher, last_run_boundary, next_run_boundary};
+use super::stream_prefetcher::{Readahead, StreamPrefetcher, last_run_boundary, next_run_boundary};
 use super::sys::memory::Pages;
 use super::sys::sigbus::ServeFault;
 use super::sys::threads;
@@ -29,30 +30,31 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Reads of faults from one look at where the served threads run to the next: at first, and when they have long
-/// stayed, as a look takes as long as a fault, and the next fault waits for it.
-const FAULTS_PER_LOOK: u32 = 256;
-const FAULTS_PER_LOOK_MAX: u32 = 2048;
-/// Most threads that are looked at, as each look reads a file.
-const LOOKS_MAX: usize = 4;
+/// The number of reads from one check of the served threads' CPU to the next. It doubles up to the
+/// maximum while the threads stay, because a check takes as long as a fault and delays the next
+/// one.
+const FAULTS_PER_CPU_CHECK: u32 = 256;
+const FAULTS_PER_CPU_CHECK_MAX: u32 = 2048;
+/// The most threads that one check looks at: each costs a read of a file.
+const CPU_CHECK_THREADS_MAX: usize = 4;
 
-/// A run of so many pages is followed by one as long as can be, which is asked for ahead of its fault.
-const EXPECT_AFTER: usize = RUN_PAGES_MAX / 2;
+/// The length of a run after which the next, longest run is announced before its fault.
+const ANNOUNCE_FROM_PAGES: usize = RUN_PAGES_MAX / 2;
 
-/// Serves faults.
+/// The server of faults of one region.
 pub struct FaultHandler {
     shared: Arc<SharedPager>,
     reader: Box<dyn PageReader>,
     prefetcher: StreamPrefetcher,
     fault_around: FaultAround,
-    /// Fetched pages, before they are installed.
+    /// The buffer of fetched pages before they are installed.
     buffer: Pages,
     zeros: Pages,
-    /// Stored pages of one read of faults, that nothing is to be fetched with: they are fetched together.
+    /// The stored pages of one read of faults that need no neighbours. They are fetched together.
     pending: Vec<usize>,
     placement: ThreadAffinity,
-    until_look: u32,
-    look_every: u32,
+    until_cpu_check: u32,
+    cpu_check_interval: u32,
 }
 
 impl FaultHandler {
@@ -73,12 +75,12 @@ impl FaultHandler {
             zeros,
             pending,
             placement,
-            until_look: 0,
-            look_every: FAULTS_PER_LOOK,
+            until_cpu_check: 0,
+            cpu_check_interval: FAULTS_PER_CPU_CHECK,
         })
     }
 
-    /// Serves until the page after the last is asked for.
+    /// Serves faults until one is on the sentinel, the page after the last.
     pub fn run(mut self) {
         self.placement = ThreadAffinity::of_this_thread();
         let mut faults = [Fault::default(); FAULTS_MAX];
@@ -108,9 +110,9 @@ impl FaultHandler {
                 Some(page) if page < self.shared.table.pages() => {
                     self.serve(page, *fault, begun);
                 }
-                Some(sign) => {
-                    // Who asked for it waits no longer; there is nothing else to be done about it.
-                    let _ = self.shared.uffd.zero(self.shared.arena.span(sign, 1));
+                Some(sentinel) => {
+                    // The region is being dropped. An error has no one left to serve.
+                    let _ = self.shared.uffd.zero(self.shared.arena.span(sentinel, 1));
                     return false;
                 }
                 None => {}
@@ -120,7 +122,7 @@ impl FaultHandler {
         true
     }
 
-    /// Serves the calling thread; returns false if its page is lost.
+    /// Serves the calling thread. Returns false if its page is lost.
     fn serve_caller(&mut self, fault: Fault) -> bool {
         let shared = self.shared.clone();
         let _serving = shared.serving.lock();
@@ -129,11 +131,11 @@ impl FaultHandler {
             return false;
         }
         self.serve_all(&[fault]);
-        if self.until_look == 0 {
+        if self.until_cpu_check == 0 {
             shared.serving_cpu.store(threads::this_cpu(), Relaxed);
-            self.until_look = FAULTS_PER_LOOK;
+            self.until_cpu_check = FAULTS_PER_CPU_CHECK;
         }
-        self.until_look -= 1;
+        self.until_cpu_check -= 1;
         true
     }
 
@@ -147,23 +149,24 @@ impl FaultHandler {
         self.shared.uffd.wait(faults)
     }
 
-    /// Moves to the CPU of the threads that were served last, now and then. Where they run on several, none
-    /// of them is to be kept from its own.
+    /// Moves the handler to the CPU of the threads that it served last, once in a while. If they
+    /// run on several CPUs, the handler keeps off none of them.
     fn follow_faulting_cpu(&mut self, faults: &[Fault]) {
-        if self.until_look > 0 || !self.shared.options.follow_cpu {
-            self.until_look = self.until_look.saturating_sub(1);
+        if self.until_cpu_check > 0 || !self.shared.options.follow_cpu {
+            self.until_cpu_check = self.until_cpu_check.saturating_sub(1);
             return;
         }
-        let mut cpus = faults.iter().take(LOOKS_MAX).map(|fault| threads::cpu_of(fault.thread));
+        let mut cpus =
+            faults.iter().take(CPU_CHECK_THREADS_MAX).map(|fault| threads::cpu_of(fault.thread));
         let cpu = cpus.next().flatten();
         let cpu = cpu.filter(|_| cpus.all(|other| other == cpu));
         self.placement.keep(cpu.map_or(CpuChoice::Anywhere, CpuChoice::On));
         let now = cpu.unwrap_or(NO_CPU);
-        self.look_every = match self.shared.serving_cpu.swap(now, Relaxed) == now {
-            true => (2 * self.look_every).min(FAULTS_PER_LOOK_MAX),
-            false => FAULTS_PER_LOOK,
+        self.cpu_check_interval = match self.shared.serving_cpu.swap(now, Relaxed) == now {
+            true => (2 * self.cpu_check_interval).min(FAULTS_PER_CPU_CHECK_MAX),
+            false => FAULTS_PER_CPU_CHECK,
         };
-        self.until_look = self.look_every;
+        self.until_cpu_check = self.cpu_check_interval;
     }
 
     fn serve(&mut self, page: usize, fault: Fault, begun: Instant) {
@@ -171,10 +174,10 @@ impl FaultHandler {
         shared.table.prefetch(page);
         let ahead = match shared.options.prefetch {
             true => self.prefetcher.fault(page),
-            false => Prefetch::Nothing,
+            false => Readahead::Nothing,
         };
         add(&shared.stats.fault_count, 1);
-        // Room for the page, taken while no lock is held: it is the evictor who makes more.
+        // Take the room of the page before any lock: the evictor must run to make more.
         if shared.take_room(1) == 0 {
             self.page_in_pending(begun);
             shared.wait_for_room();
@@ -184,17 +187,17 @@ impl FaultHandler {
         let used_room = match state.location() {
             PageLocation::Untouched => self.zero(held, page, fault.is_write, ahead),
             PageLocation::Resident | PageLocation::CopyingOut => self.serve_present(&held, page),
-            // Another thread waits for it too, and who wakes one wakes both.
+            // Another thread waits for it already. One wake-up wakes all that wait for the page.
             PageLocation::Fetching => false,
             PageLocation::Staged | PageLocation::Evicting => self.serve_soft_refault(held, page),
             PageLocation::Stored => {
                 held.set(page, state.at(PageLocation::Fetching));
                 drop(held);
                 let ahead = match ahead {
-                    Prefetch::Nothing => self.choose_fault_around(page, state),
+                    Readahead::Nothing => self.choose_fault_around(page, state),
                     predicted => predicted,
                 };
-                if ahead == Prefetch::Nothing {
+                if ahead == Readahead::Nothing {
                     return self.pending.push(page);
                 }
                 self.page_in(page, ahead, begun)
@@ -213,7 +216,7 @@ impl FaultHandler {
         let at = shared.arena.span(page, 1);
         let held = shared.table.hold(cluster_of(page));
         let state = held.get(page);
-        if !state.location().is_here() {
+        if !state.location().is_mapped() {
             return shared.uffd.wake(at);
         }
         if state.location() == PageLocation::CopyingOut {
@@ -229,9 +232,9 @@ impl FaultHandler {
         shared.enqueue(cluster_of(page));
     }
 
-    /// Handles a fault on a present page: another fault brought it, or the program dropped it past the
-    /// pager and it reads as zeros. An earlier copy must not take its place. Returns true if it used the
-    /// room of a page, as all such functions do.
+    /// Handles a fault on a present page: another fault brought it, or the program dropped it past
+    /// the pager and it reads as zeros. An earlier copy must not replace it. Returns true if it
+    /// used the room of a page, as all such functions do.
     fn serve_present(&self, held: &HeldCluster<'_>, page: usize) -> bool {
         let at = self.shared.arena.span(page, 1);
         held.set(page, held.get(page).at(PageLocation::Resident));
@@ -239,7 +242,7 @@ impl FaultHandler {
             Ok(_) => self.shared.note_memory_found(),
             Err(error) if self.shared.may_retry(error) => {}
             Err(error) => {
-                self.shared.log(&format!("page {page} cannot be made zeros: {error}"));
+                self.shared.log(&format!("page {page} cannot be filled with zeros: {error}"));
                 self.poison(held, page);
             }
         }
@@ -248,27 +251,27 @@ impl FaultHandler {
     }
 
     /// Returns the neighbours to fetch with a stored page.
-    fn choose_fault_around(&mut self, page: usize, state: PageState) -> Prefetch {
+    fn choose_fault_around(&mut self, page: usize, state: PageState) -> Readahead {
         let shared = &self.shared;
         let here = shared.used();
         let stored = shared.table.away().saturating_sub(shared.staged());
         let count = self.fault_around.page_in(here, stored, shared.dropped_since(state));
         match count {
-            1 => Prefetch::Nothing,
-            _ => Prefetch::Around(page % count, count - 1 - page % count),
+            1 => Readahead::Nothing,
+            _ => Readahead::Around(page % count, count - 1 - page % count),
         }
     }
 
-    /// Fetches a page from the store, with those that the prefetcher predicts.
-    fn page_in(&mut self, page: usize, ahead: Prefetch, begun: Instant) -> bool {
+    /// Fetches a page from the store, together with its readahead.
+    fn page_in(&mut self, page: usize, ahead: Readahead, begun: Instant) -> bool {
         let (before, after) = match ahead {
-            Prefetch::Up(pages) => (0, self.claim_run((page + 1..).take(pages))),
-            Prefetch::Down(pages) => (self.claim_run((0..page).rev().take(pages)), 0),
-            Prefetch::Around(before, after) => (
+            Readahead::Up(pages) => (0, self.claim_run((page + 1..).take(pages))),
+            Readahead::Down(pages) => (self.claim_run((0..page).rev().take(pages)), 0),
+            Readahead::Around(before, after) => (
                 self.claim_run((0..page).rev().take(before)),
                 self.claim_run((page + 1..).take(after)),
             ),
-            Prefetch::Nothing | Prefetch::Stride(..) => (0, 0),
+            Readahead::Nothing | Readahead::Stride(..) => (0, 0),
         };
         let first = page - before;
         let all = first..first + before + 1 + after;
@@ -281,13 +284,14 @@ impl FaultHandler {
             }
         };
         self.count_page_in(begun);
-        if let Prefetch::Stride(stride, count) = ahead {
+        if let Readahead::Stride(stride, count) = ahead {
             self.page_in_stride(page, stride, count);
         }
         used_room
     }
 
-    /// Fetches and installs a run; the longest ones into frames that can be moved into place.
+    /// Fetches and installs a run. The longest runs go into spare frames, which can be moved into
+    /// place.
     fn fetch_and_install(&mut self, first: usize, count: usize) -> Result<(), StoreError> {
         let frame_pool = &self.shared.clone().frame_pool;
         let spare = if count == RUN_PAGES_MAX { frame_pool.take_full() } else { None };
@@ -315,37 +319,38 @@ impl FaultHandler {
         add(&stats.demand_page_in_count, 1);
     }
 
-    /// Fetches the pages that wait, all at once if there are several.
+    /// Fetches the pending pages, all at once if there are several.
     fn page_in_pending(&mut self, begun: Instant) {
         let mut pending = std::mem::take(&mut self.pending);
-        let mut came = 0u64;
+        let mut received = 0u64;
         if pending.len() > 1 {
             let mut wanted = [(0, PageMac::default()); FAULTS_MAX];
             for (want, page) in wanted.iter_mut().zip(&pending) {
-                *want = (*page as u64, self.shared.table.sum(*page));
+                *want = (*page as u64, self.shared.table.mac(*page));
             }
             let (shared, wanted) = (self.shared.clone(), &wanted[..pending.len()]);
             self.reader.get_each(shared.region(), wanted, &mut |nth, bytes| {
                 install_one(&shared, pending[nth], bytes);
-                came |= 1 << nth;
+                received |= 1 << nth;
             });
         }
-        // Only now: whoever is woken takes the CPU, and the others would wait for their pages meanwhile.
-        // Woken together, their next faults come together.
-        let is_here = |(nth, _): &(usize, &usize)| came & 1 << nth != 0;
-        self.wake_all(pending.iter().enumerate().filter(is_here).map(|(_, page)| *page));
+        // Wake the threads only now: the first to wake takes the CPU, and delays the pages of the
+        // others. Threads that wake together fault together again.
+        let is_resident = |(nth, _): &(usize, &usize)| received & 1 << nth != 0;
+        self.wake_all(pending.iter().enumerate().filter(is_resident).map(|(_, page)| *page));
         for (nth, page) in pending.drain(..).enumerate() {
-            if came & 1 << nth != 0 {
+            if received & 1 << nth != 0 {
                 self.count_page_in(begun);
-            } else if !self.page_in(page, Prefetch::Nothing, begun) {
+            } else if !self.page_in(page, Readahead::Nothing, begun) {
                 self.shared.give_room(1);
             }
         }
         self.pending = pending;
     }
 
-    /// Wakes who waits for these pages. With one call where they share a CPU: who waits between for another
-    /// page asks for it again, which costs less. On several CPUs the first runs while others are woken.
+    /// Wakes the threads that wait for these pages. If they share a CPU, one call covers the range;
+    /// a thread in between that waits for another page faults again, which costs less. On several
+    /// CPUs, the first thread runs while others are woken.
     fn wake_all(&self, pages: impl Iterator<Item = usize> + Clone) {
         let wake =
             |first, last| self.shared.uffd.wake(self.shared.arena.span(first, last + 1 - first));
@@ -356,31 +361,31 @@ impl FaultHandler {
     }
 
     /// Announces a stream's next run, so that it is requested before its fault.
-    fn announce_next_run(&mut self, all: &Range<usize>, ahead: Prefetch) {
-        if all.len() < EXPECT_AFTER {
+    fn announce_next_run(&mut self, all: &Range<usize>, ahead: Readahead) {
+        if all.len() < ANNOUNCE_FROM_PAGES {
             return;
         }
         let is_stored =
             |page: &usize| self.shared.table.peek(*page).location() == PageLocation::Stored;
         let (first, count) = match ahead {
-            Prefetch::Up(_) => {
+            Readahead::Up(_) => {
                 let end = (next_run_boundary(all.end)).min(self.shared.table.pages());
                 (all.end, (all.end..end).take_while(is_stored).count())
             }
-            Prefetch::Down(_) => {
+            Readahead::Down(_) => {
                 let end = last_run_boundary(all.start);
                 let count = (end..all.start).rev().take_while(is_stored).count();
                 (all.start - count, count)
             }
-            Prefetch::Around(..) | Prefetch::Nothing | Prefetch::Stride(..) => return,
+            Readahead::Around(..) | Readahead::Nothing | Readahead::Stride(..) => return,
         };
         if count > 1 {
             let run = PageRun { first: first as u64, count: count as u64 };
-            self.reader.expect(self.shared.region(), run);
+            self.reader.announce(self.shared.region(), run);
         }
     }
 
-    /// Pages at a stride from one that has just been installed.
+    /// Fetches the pages at a stride from one that has just been installed.
     fn page_in_stride(&mut self, page: usize, stride: isize, count: usize) {
         let next = |page: &usize| page.checked_add_signed(stride);
         for page in std::iter::successors(Some(page), next).skip(1).take(count) {
@@ -394,7 +399,7 @@ impl FaultHandler {
         }
     }
 
-    /// Marks pages as being fetched as long as they are in the store and there is room; returns how
+    /// Marks pages as being fetched, while they are in the store and there is room. Returns how
     /// many.
     fn claim_run(&self, pages: impl Iterator<Item = usize> + Clone) -> usize {
         let shared = &self.shared;
@@ -407,7 +412,7 @@ impl FaultHandler {
         let (mut claimed, mut cluster) = (0, None);
         for page in pages.take(room) {
             if !cluster.as_ref().is_some_and(|held: &HeldCluster<'_>| held.has(page)) {
-                // Never two at a time.
+                // Never hold two locks at a time.
                 drop(cluster.take());
             }
             let held = cluster.get_or_insert_with(|| shared.table.hold(cluster_of(page)));
@@ -433,12 +438,12 @@ impl FaultHandler {
     }
 
     fn fetch(&mut self, first: usize, count: usize) -> Result<(), StoreError> {
-        let mut sums = [PageMac::default(); RUN_PAGES_MAX];
-        for (sum, page) in sums[..count].iter_mut().zip(first..) {
-            *sum = self.shared.table.sum(page);
+        let mut macs = [PageMac::default(); RUN_PAGES_MAX];
+        for (mac, page) in macs[..count].iter_mut().zip(first..) {
+            *mac = self.shared.table.mac(page);
         }
         let into = self.buffer.bytes_mut(0, count);
-        self.reader.get(self.shared.region(), first as u64, &sums[..count], into)
+        self.reader.get(self.shared.region(), first as u64, &macs[..count], into)
     }
 
     /// Fetches one page, with retries while servers may still answer.
@@ -462,8 +467,8 @@ impl FaultHandler {
         self.poison(&held, page)
     }
 
-    /// Accesses get SIGBUS from now on. If that cannot be, the process ends: the threads that wait could be given
-    /// neither bytes nor a signal, and would ask for ever.
+    /// Marks a page as lost, so that accesses get SIGBUS. If the kernel cannot do that, the process
+    /// ends: the waiting threads could get neither bytes nor a signal, and would fault for ever.
     fn poison(&self, held: &HeldCluster<'_>, page: usize) -> bool {
         let shared = &self.shared;
         let at = shared.arena.span(page, 1);
@@ -485,7 +490,7 @@ impl FaultHandler {
     }
 }
 
-/// Threads serve themselves by turns.
+/// Threads that serve themselves take turns.
 impl ServeFault for Mutex<FaultHandler> {
     fn serve(&self, fault: Fault) -> bool {
         self.lock().unwrap_or_else(PoisonError::into_inner).serve_caller(fault)
@@ -500,7 +505,7 @@ mod tests {
     fn runs_fit_the_buffer() {
         let mut prefetcher = StreamPrefetcher::default();
         for page in 1..10_000 {
-            if let Prefetch::Up(pages) | Prefetch::Down(pages) = prefetcher.fault(page) {
+            if let Readahead::Up(pages) | Readahead::Down(pages) = prefetcher.fault(page) {
                 assert!(pages < RUN_PAGES_MAX);
             }
         }

@@ -1,7 +1,8 @@
 //! Installs fetched pages: maps their bytes, or moves the frames of a spare into place.
 //!
-//! Invariants: a page is installed under its cluster's lock, and its cluster queued for eviction after that. One
-//! that cannot be installed is [`PageLocation::Stored`] again, its room is given back, and who waits for it asks again.
+//! Invariants: a page is installed under its cluster's lock, and the cluster is queued for eviction
+//! after that. If a page cannot be installed, it becomes [`PageLocation::Stored`] again and its
+//! room is given back. The threads that wait for it fault again.
 
 use super::shared::SharedPager;
 use super::stats::add;
@@ -10,7 +11,7 @@ use super::table::{CLUSTER_PAGES, HeldCluster, PageLocation, cluster_of};
 use crate::page::{PAGE_BYTES, RUN_PAGES_MAX};
 use std::ops::Range;
 
-/// Maps fetched pages.
+/// Maps the bytes of fetched pages.
 pub fn install(shared: &SharedPager, first: usize, bytes: &[u8]) {
     let count = bytes.len() / PAGE_BYTES;
     by_cluster(shared, first..first + count, |held, part| {
@@ -19,7 +20,7 @@ pub fn install(shared: &SharedPager, first: usize, bytes: &[u8]) {
     });
 }
 
-/// Maps the pages of a full spare; whether none of its frames is left.
+/// Moves the frames of a full spare into place. Returns true if no frame is left in it.
 pub fn install_spare(shared: &SharedPager, first: usize, spare: &Pages) -> bool {
     let mut left = RUN_PAGES_MAX;
     by_cluster(shared, first..first + RUN_PAGES_MAX, |held, part| {
@@ -38,7 +39,7 @@ pub fn install_spare(shared: &SharedPager, first: usize, spare: &Pages) -> bool 
     left == 0
 }
 
-/// Has pages that were fetched installed, those of a cluster under its lock.
+/// Installs fetched pages, those of each cluster under its lock.
 fn by_cluster(
     shared: &SharedPager,
     pages: Range<usize>,
@@ -57,7 +58,7 @@ fn by_cluster(
     add(&shared.stats.page_in_count, pages.len());
 }
 
-/// Maps a fetched page, but wakes nobody.
+/// Maps a fetched page, but wakes no thread.
 pub fn install_one(shared: &SharedPager, page: usize, bytes: &[u8]) {
     let held = shared.table.hold(cluster_of(page));
     let there = shared.uffd.copy_without_wake(shared.arena.span(page, 1), bytes).is_ok();
@@ -76,7 +77,7 @@ fn install_in(shared: &SharedPager, held: &HeldCluster<'_>, first: usize, bytes:
     let whole = shared.uffd.copy(to, bytes);
     for (page, bytes) in (first..).zip(bytes.chunks_exact(PAGE_BYTES)) {
         let to = shared.arena.span(page, 1);
-        // A run that leaves its mapping is refused as a whole; then page by page.
+        // A run that crosses the end of a mapping is refused as a whole; then install page by page.
         let there = whole.is_ok() || shared.uffd.copy(to, bytes).is_ok();
         let place = if there { PageLocation::Resident } else { PageLocation::Stored };
         held.set(page, held.get(page).at(place));

@@ -1,4 +1,4 @@
-//! Pages of one cluster, as bits.
+//! Sets of pages of one cluster, as bit masks.
 
 use super::table::CLUSTER_PAGES;
 
@@ -6,7 +6,7 @@ use super::table::CLUSTER_PAGES;
 pub type PageMask = u64;
 const _: () = assert!(CLUSTER_PAGES <= PageMask::BITS as usize);
 
-/// Returns the bits that are set.
+/// Returns the indices of the set bits.
 pub fn bits(mask: PageMask) -> impl Iterator<Item = usize> {
     (0..CLUSTER_PAGES).filter(move |bit| mask & 1 << bit != 0)
 }

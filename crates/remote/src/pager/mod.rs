@@ -1,4 +1,5 @@
-//! The pager: memory whose pages lie in a [`PageStore`] and come when they are touched.
+//! The pager: memory whose pages lie in a [`PageStore`] and are fetched when the program touches
+//! them.
 //!
 //! ```text
 //!   program ──fault──▶ handler ──get──▶ store
@@ -9,13 +10,15 @@
 //!
 //! The handler is a thread of its own, or the program's thread itself ([`Serving`]).
 //!
-//! All of it is in the process whose memory it is: only that can move anonymous pages. Invariants:
-//! a page is evicted by moving it, or by a copy that is only taken for it if nobody wrote to it since, so no
-//! write is lost (but see [`EvictionMethod`]); its staged copy is dropped only when the store
-//! has acknowledged it; a page that cannot be proven is SIGBUS.
+//! The whole pager is in the process whose memory it pages, because only that process can move its
+//! anonymous pages. Invariants: a page is evicted by a move, or by a copy that counts only if no
+//! thread wrote to the page since. So no write is lost (except as [`EvictionMethod`] says). A
+//! staged page is dropped only when the store has acknowledged it. An access to a page that no MAC
+//! proves gets SIGBUS.
 //!
-//! Source: userfaultfd(2); measured on this kind of machine, a handler on the CPU of the faulting
-//! thread costs a third of one elsewhere, moving 64 adjacent pages 0.1 µs each, scattered ones 1.1 µs.
+//! Source: userfaultfd(2). Measured on this kind of machine: a handler on the CPU of the faulting
+//! thread costs a third of one on another CPU. Moving 64 adjacent pages takes 0.1 µs for each,
+//! moving scattered pages 1.1 µs.
 
 pub mod doctor;
 mod evictor;
@@ -55,30 +58,31 @@ use sys::idle_poll::IdlePoll;
 use sys::sigbus::{self, ServedRegion};
 use sys::uffd::Uffd;
 
-/// How long a thread that serves itself looks for an answer before it sleeps: servers on the same machine are sooner,
-/// and who sleeps may be woken on another CPU.
+/// The time for which a thread that serves itself polls for a reply before it sleeps. Servers on
+/// the same machine are faster than this, and a thread that sleeps may be woken on another CPU.
 const ANSWER_SPIN: Duration = Duration::from_micros(100);
 
-/// Names of the threads of a pager, for those who want to know what they take.
+/// The names of a pager's threads, by which a measurement finds their CPU time.
 pub const THREADS: [&str; 2] = ["pagetax-fault", "pagetax-evict"];
 
-/// Opens a userfaultfd as a region does, and closes it: returns whose faults it would serve, and by what.
+/// Opens a userfaultfd as a region does, and closes it. Returns the faults that it would serve, and
+/// its features.
 ///
 /// # Errors
-/// When this user or this kernel cannot page.
+/// This user or this kernel cannot page.
 pub fn probe(user_mode_only: bool, serving: Serving) -> Result<(Access, Features), UffdError> {
     Uffd::open(user_mode_only, serving, Features::All)
         .map(|(uffd, access)| (access, uffd.features()))
 }
 
-/// Memory that may be larger than this machine's: at most so much of it is resident, the rest lies in
-/// a page store.
+/// Memory that may be larger than the machine's. A limited part of it is resident; the rest is in a
+/// page store.
 #[derive(Debug)]
 pub struct RemoteRegion {
     shared: Arc<SharedPager>,
     running: Mutex<PagerThreads>,
-    /// True if `running`'s store is inherited. Outside the lock: any thread reads it while another forks,
-    /// and the child would find the lock held.
+    /// True if `running`'s store is inherited. This is outside the lock: any thread reads it while
+    /// another forks, and the child would find the lock held.
     is_store_inherited: AtomicBool,
 }
 
@@ -104,27 +108,27 @@ impl std::fmt::Debug for dyn PageStore {
 }
 
 impl RemoteRegion {
-    /// Maps zeros, `bytes` of them, rounded up to whole pages.
+    /// Maps `bytes` zeros, rounded up to whole pages.
     ///
     /// # Errors
-    /// When the store has no room for all of it (unless [`PagerOptions::overcommit`]) or cannot be reached;
-    /// when the kernel has no userfaultfd for this user.
+    /// The store has no room for all of it (unless [`PagerOptions::overcommit`]) or is unreachable,
+    /// or the kernel has no userfaultfd for this user.
     pub fn map(
         store: Arc<dyn PageStore>,
         bytes: u64,
         options: PagerOptions,
     ) -> Result<RemoteRegion, PagerError> {
         let pages = bytes.div_ceil(PAGE_BYTES as u64);
-        // Page numbers and cluster numbers are kept in 32 bits each, with room to spare.
+        // Page numbers and cluster numbers have 32 bits each.
         if pages == 0 || pages > u32::MAX.into() {
-            return Err(PagerError::Size { bytes, why: "from 1 byte to 16 TiB can be" });
+            return Err(PagerError::Size { bytes, why: "a region has from 1 byte to 16 TiB" });
         }
         let no_key = |source| PagerError::System { what: "drawing the key of checksums", source };
         draw_key().map_err(no_key)?;
         let region = store.create_region(pages, options.overcommit)?;
         let started = Self::start(&store, pages as usize, region, options);
         if started.is_err() {
-            // The error at hand says more than one of forgetting an empty region could.
+            // That error matters more than a failure to drop an empty region.
             let _ = store.drop_region(region);
         }
         started
@@ -148,28 +152,28 @@ impl RemoteRegion {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its first byte. Valid for reads and writes of [`Self::len`] bytes until it is dropped; a page
-    /// that is lost gets SIGBUS.
+    /// Returns the first byte. It is valid for reads and writes of [`Self::len`] bytes while the
+    /// region lives. An access to a lost page gets SIGBUS.
     pub fn as_ptr(&self) -> *mut u8 {
         self.shared.arena.as_ptr()
     }
 
-    /// Bytes, in whole pages.
+    /// Returns the length in bytes: whole pages.
     pub fn len(&self) -> usize {
         self.shared.table.pages() * PAGE_BYTES
     }
 
-    /// Never: a region has at least one page.
+    /// Returns false: a region has at least one page.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the region.
     pub fn as_slice(&self) -> &[u8] {
         self.shared.arena.bytes(0, self.shared.table.pages())
     }
 
-    /// Its bytes, to write to.
+    /// Returns the bytes of the region, to write to.
     #[allow(unsafe_code)]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is live and writable as long as the region is, and `&mut self` is the
@@ -177,11 +181,11 @@ impl RemoteRegion {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 
-    /// Drops pages, whole ones inside the range: they read as zeros again. Returns false if some of them
-    /// could not be dropped, as locked pages cannot; those keep their bytes.
+    /// Drops the whole pages of a range, so that they read as zeros. Returns false if some, such as
+    /// locked ones, could not be dropped; those keep their bytes.
     ///
     /// # Panics
-    /// If the range is not inside.
+    /// The range is not inside the region.
     pub fn discard(&mut self, offset: usize, len: usize) -> bool {
         let end = offset.checked_add(len).filter(|end| *end <= self.len());
         let end = end.expect("a range inside the region") / PAGE_BYTES;
@@ -189,14 +193,14 @@ impl RemoteRegion {
         self.shared.discard(first, end.saturating_sub(first))
     }
 
-    /// Drops pages that other threads may be using: for those who hand out the region's addresses. Returns as
+    /// Drops pages that other threads may be using, on behalf of an allocator. Returns the same as
     /// [`Self::discard`].
     ///
     /// # Safety
-    /// Nothing may refer to these bytes that counts on them to stay, such as [`Self::as_slice`].
+    /// No reference to these bytes, such as one from [`Self::as_slice`], may rely on their values.
     ///
     /// # Panics
-    /// If the pages are not inside.
+    /// The pages are not inside the region.
     #[allow(unsafe_code)]
     pub unsafe fn discard_shared(&self, first: usize, pages: usize) -> bool {
         self.shared.discard(first, pages)
@@ -213,45 +217,47 @@ impl RemoteRegion {
         self.is_store_inherited.load(Relaxed)
     }
 
-    /// Stops evicting until as many [`Self::resume_evicting`], so that the answer of [`Self::can_fork`] stays true.
-    /// Meanwhile the resident limit does not hold.
+    /// Stops evicting until as many calls of [`Self::resume_evicting`], so that the answer of
+    /// [`Self::can_fork`] stays true. Meanwhile the resident limit does not hold.
     pub fn stop_evicting(&self) {
         self.shared.stop_evicting(self.is_store_inherited());
     }
 
-    /// Takes back one [`Self::stop_evicting`].
+    /// Undoes one [`Self::stop_evicting`].
     pub fn resume_evicting(&self) {
         self.shared.resume_evicting();
     }
 
-    /// Stops the pager, for a fork: until [`Self::after_fork`], nobody may touch missing pages. Returns whether
-    /// the child will have the memory.
+    /// Stops the pager for a fork. Until [`Self::after_fork`], no thread may touch missing pages.
+    /// Returns true if the child will have the memory.
     pub fn before_fork(&self) -> bool {
-        // First, as a handler may be waiting for room that only the evictor makes.
+        // This comes first, because a handler may be waiting for room that only the evictor makes.
         self.stop_evicting();
         self.shared.serving.raw_lock();
-        self.can_fork() && self.shared.give_to_children(true).is_ok()
+        self.can_fork() && self.shared.set_fork_inheritance(true).is_ok()
     }
 
-    /// Goes on in the parent.
+    /// Lets the pager go on in the parent.
     pub fn after_fork(&self) {
-        // If it could not be taken back, children of raw system calls would read zeros; whatever could be given can.
-        let _ = self.shared.give_to_children(false);
+        // Ignored: advice that was accepted can be withdrawn. Otherwise children of raw system
+        // calls would read zeros.
+        let _ = self.shared.set_fork_inheritance(false);
         self.shared.serving.raw_unlock();
         self.shared.resume_evicting();
     }
 
-    /// Goes on in the child, which has none of the parent's threads, with a store of its own unless it
-    /// has inherited it.
+    /// Restarts the pager in the child, which has none of the parent's threads. The child gets a
+    /// store of its own, unless it has inherited one.
     ///
     /// # Errors
-    /// As of [`Self::map`]; the memory cannot be used then.
+    /// Those of [`Self::map`]. The memory cannot be used then.
     pub fn restart_in_child(&self, store: Option<Arc<dyn PageStore>>) -> Result<(), PagerError> {
         let failed = |source| PagerError::System { what: "starting the child's pager", source };
         let mut running = match self.running.try_lock() {
             Ok(running) => running,
             Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            // By a thread of the parent that was ending the process: nobody opens it here.
+            // A thread of the parent that was ending the process held it. No thread of the child
+            // will release it.
             Err(TryLockError::WouldBlock) => return Err(failed(ErrorKind::WouldBlock.into())),
         };
         let region = match &store {
@@ -260,26 +266,27 @@ impl RemoteRegion {
         };
         let store = store.unwrap_or_else(|| running.store.clone());
         self.is_store_inherited.store(store.is_inherited(), Relaxed);
-        // What is left of the parent's threads and store is not the child's to end.
+        // The child must not end the parent's threads and store.
         let parents = PagerThreads { store, handler: None, evictor: None };
         std::mem::forget(std::mem::replace(&mut *running, parents));
         self.shared.restart(region).map_err(failed)?;
-        let _ = self.shared.give_to_children(false);
+        let _ = self.shared.set_fork_inheritance(false);
         self.shared.serving.raw_unlock();
-        self.shared.evict_in_child();
+        self.shared.resume_evicting_in_child();
         running.spawn(&self.shared)
     }
 
-    /// Gives up pages for good: the caller has mapped something else over them, and counts them as dropped.
-    pub fn give_up(&self, first: usize, pages: usize) {
-        self.shared.give_up(first, pages);
+    /// Stops paging a range for good: the caller has mapped something else over it. The pages count
+    /// as dropped.
+    pub fn stop_paging(&self, first: usize, pages: usize) {
+        self.shared.stop_paging(first, pages);
     }
 
-    /// Returns true if the page of an address is resident. It may be evicted at once, unless the pager
-    /// stands still.
-    pub fn is_here(&self, at: *const u8) -> bool {
+    /// Returns true if the page of an address is resident. It may be evicted at once, unless the
+    /// pager is stopped.
+    pub fn is_resident(&self, at: *const u8) -> bool {
         let page = self.shared.arena.page_at(at as u64);
-        page.is_none_or(|page| self.shared.table.peek(page).location().is_here())
+        page.is_none_or(|page| self.shared.table.peek(page).location().is_mapped())
     }
 
     /// Returns true if system calls into missing pages work; otherwise they fail with EFAULT.
@@ -287,25 +294,26 @@ impl RemoteRegion {
         self.shared.access == Access::Full
     }
 
-    /// The process is about to end, and the region with it: it can still be used, but its pages need not be kept
-    /// for a client that comes back. Dropping it says more, but nobody may use it then.
+    /// Asks the store to drop the region after this process has ended. Unlike a drop of this value,
+    /// the region can still be used until then.
     pub fn drop_at_end(&self) {
         let store = self.running().store.clone();
         store.drop_region_at_end(self.shared.region());
     }
 
-    /// Sends all pages to the store, as far as they can go, so that each is fetched when it is next
-    /// touched; waits for it as long as there is progress.
+    /// Evicts all pages that can be evicted, so that the next access to each fetches it. Waits as
+    /// long as there is progress.
     pub fn evict_all(&self) {
-        // The thread of the last fault goes on before the handler has noted which pages came; the evictor does not
-        // see them until then.
+        // The thread of the last fault may run before the handler has recorded the installed pages.
+        // The evictor does not see them until then.
         drop(self.shared.serving.lock());
         let mut left = usize::MAX;
         while self.shared.used() < left {
             left = self.shared.used();
             self.shared.is_evicting_all.store(true, Relaxed);
             self.shared.work.notify();
-            // Not only until no page is left: the evictor would go on with pages that are touched next.
+            // Do not wait only until no page is left: the evictor would go on with pages that are
+            // touched next.
             while self.shared.is_evicting_all.load(Relaxed) {
                 std::thread::sleep(Duration::from_micros(200));
             }
@@ -322,7 +330,8 @@ impl RemoteRegion {
         self.shared.stats.page_in.steps()
     }
 
-    /// Bytes in this machine's memory, with those on their way out or kept for pages that come.
+    /// Returns the bytes in this machine's memory, including pages that are being evicted, and
+    /// spare frames.
     pub fn resident_bytes(&self) -> u64 {
         let unlisted = self.shared.copy_pages.load(Relaxed) + self.shared.frame_pool.pages();
         ((self.shared.used() + unlisted) * PAGE_BYTES) as u64
@@ -367,20 +376,20 @@ impl Drop for RemoteRegion {
         self.shared.is_stopping.store(true, Relaxed);
         let mut running = self.running();
         self.shared.work.notify();
-        // First, as it may be copying a page that the handler must bring.
+        // The evictor ends first: it may be copying a page that the handler must bring.
         if let Some(evictor) = running.evictor.take() {
             let _ = evictor.join();
         }
         match running.handler.take() {
             Some(RunningHandler::Thread(handler)) => {
                 self.shared.arena.touch(self.shared.table.pages());
-                // One that panicked serves nobody any more, and there is nobody left to serve.
+                // A handler that panicked serves no faults, and none are left.
                 let _ = handler.join();
             }
             Some(RunningHandler::InPlace(served)) => drop(served),
             None => {}
         }
-        // The store forgets regions whose client is gone; this is only sooner.
+        // The store forgets the regions of a client that has gone; this is only earlier.
         let _ = running.store.drop_region(self.shared.region());
     }
 }

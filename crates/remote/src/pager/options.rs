@@ -5,21 +5,22 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Receives lines for the log: pages that are lost, room that cannot be made.
+/// A receiver of log lines, such as those on lost pages and on a full store.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// The method of eviction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum EvictionMethod {
-    /// They are moved; only where the kernel cannot do that (before Linux 6.8) they are copied.
+    /// Pages are moved. Kernels that cannot do that (before Linux 6.8) copy them.
     #[default]
     Moved,
-    /// Those that lie scattered are copied where that is cheaper: each move of one interrupts all CPUs that run
-    /// the program, while many are copied between two such interruptions. Only for memory that no device
-    /// writes to: what one writes to a page that it pinned before (direct I/O, io_uring's registered buffers),
-    /// after the copy, is lost.
+    /// Scattered pages are copied where that is cheaper. A move of one page interrupts all CPUs
+    /// that run the program, while many are copied between two such interruptions. Only for memory
+    /// that no device writes to: a device's write to a page that it has pinned (direct I/O,
+    /// io_uring's registered buffers) is lost if it comes after the copy.
     Cheapest,
-    /// All are copied under write protection, as where the kernel cannot move them, with the same loss.
+    /// All pages are copied under write protection, as on kernels that cannot move them, with the
+    /// same loss.
     Copied,
 }
 
@@ -39,24 +40,24 @@ impl EvictionMethod {
 
     /// Returns the variant of that name.
     pub fn named(name: &str) -> Option<EvictionMethod> {
-        EvictionMethod::ALL.into_iter().find(|way| way.name() == name)
+        EvictionMethod::ALL.into_iter().find(|method| method.name() == name)
     }
 }
 
-/// Features of userfaultfd that the pager uses where the kernel has them, beyond those that it needs.
+/// The optional features of userfaultfd that the pager may use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Features {
-    /// Pages are moved (Linux 6.8), and lost ones poisoned.
+    /// Pages are moved (Linux 6.8), and lost pages are poisoned.
     #[default]
     All,
-    /// Lost pages are poisoned (Linux 6.6); those that leave are copied.
+    /// Lost pages are poisoned (Linux 6.6), and evicted pages are copied.
     NoMove,
-    /// Pages that leave are copied, and an empty file is mapped in place of lost ones.
+    /// Evicted pages are copied, and an empty file is mapped in place of lost pages.
     NoMoveNoPoison,
 }
 
 impl Features {
-    /// From all to none.
+    /// All variants, from most features to fewest.
     pub const ALL: [Features; 3] = [Features::All, Features::NoMove, Features::NoMoveNoPoison];
 
     /// Returns true if pages are moved.
@@ -73,32 +74,32 @@ impl Features {
 /// The options of a region's pager.
 #[derive(Clone)]
 pub struct PagerOptions {
-    /// Most bytes of it in this machine's memory, at least 128 KiB.
+    /// The most bytes in this machine's memory, at least 128 KiB.
     pub resident_bytes: u64,
-    /// Map even if the store could not take all of it now.
+    /// True to map even if the store has no room for all of it now.
     pub overcommit: bool,
-    /// How long handlers look for the next fault before they sleep. Zero is best where a handler
-    /// shares the CPU of those it serves.
+    /// The time for which a handler polls for the next fault before it sleeps. Zero is best if the
+    /// handler shares the CPU of the threads that it serves.
     pub spin: Duration,
-    /// Handlers move to the CPU of the threads that they serve.
+    /// True to move handlers to the CPU of the threads that they serve.
     pub follow_cpu: bool,
-    /// Keep idle CPUs awake while there are many faults, which takes /dev/cpu_dma_latency.
+    /// True to keep idle CPUs awake while there are many faults. This needs /dev/cpu_dma_latency.
     pub keep_awake: bool,
-    /// Fetch ahead of need.
+    /// True to prefetch streams and strides, and to fetch around faults.
     pub prefetch: bool,
-    /// How long to try before a page that no server answers for counts as lost.
+    /// The time after which a page counts as lost if no server answers.
     pub unreachable_limit: Duration,
-    /// Make do with a userfaultfd that does not serve system calls into missing pages: they fail with
+    /// True to accept a userfaultfd that serves no system calls into missing pages: they fail with
     /// EFAULT.
     pub user_mode_only: bool,
     /// The thread that serves faults.
     pub serving: Serving,
     /// The eviction method.
     pub eviction_method: EvictionMethod,
-    /// Features of the kernel that may be used; for tests of what older kernels do.
+    /// The features that may be used. Tests hide some, to behave as on older kernels.
     pub features: Features,
-    /// Where lines for the log go. The last one before a process is ended, too, as neither a lost page nor SIGBUS
-    /// could be given to a thread that waits for it.
+    /// The receiver of log lines. It also gets the last line before the pager aborts the process,
+    /// because a waiting thread can get neither its page nor SIGBUS.
     pub log: Option<Log>,
 }
 

@@ -28,16 +28,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest sleep of a thread that waits for another; a lost wake-up costs no more than this.
-const NAP: Duration = Duration::from_millis(50);
+/// The longest wait of a thread for another one. A lost wake-up costs no more than this.
+const WAIT_MAX: Duration = Duration::from_millis(50);
 
-/// How long a page that the kernel finds no memory for waits until the next try.
-const MEMORY_NAP: Duration = Duration::from_millis(5);
+/// The pause before the next try if the kernel has no memory for a page.
+const MEMORY_RETRY_PAUSE: Duration = Duration::from_millis(5);
 
-/// A line that would be said at each try is said again after this.
+/// The interval between two log lines about the same recurring event.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// No CPU has this number.
+/// A number that no CPU has.
 pub const NO_CPU: usize = usize::MAX;
 
 /// The reason for which memory cannot be paged.
@@ -99,18 +99,19 @@ pub struct SharedPager {
     pub(super) access: Access,
     /// The eviction method in use, given this kernel's features.
     pub(super) eviction_method: EvictionMethod,
-    /// The source of copies. Opened before the program can change its root directory.
+    /// The source of copies, opened before the program can change its root directory.
     pub(super) own_memory: Option<OwnMemory>,
     /// True once the notice about copies was logged; a forked child inherits it.
     pub(super) has_logged_copies: AtomicBool,
     pub(super) table: PageTable,
-    /// Frames in each staging block.
+    /// The number of frames in each staging block.
     pub(super) frames: ZeroedTable<AtomicU32>,
     /// For each staging block: the evicted-page count at its first soft refault (high 32 bits), and its
     /// soft refaults (low 32 bits). Only the handler writes it.
     uses: ZeroedTable<AtomicU64>,
     region: AtomicU64,
-    /// Held while faults are served, or while the evictor works. A fork takes both.
+    /// The lock of the thread that serves faults, and the lock of the evictor while it works. A
+    /// fork takes both.
     pub(super) serving: Lock,
     pub(super) evicting: Lock,
     /// The number of callers that have stopped the evictor, and the lock for changes to it.
@@ -121,9 +122,9 @@ pub struct SharedPager {
     pub(super) stats: PagerStats,
     /// The CPU that serves faults, or NO_CPU; other threads avoid it.
     pub(super) serving_cpu: AtomicUsize,
-    /// Notifies the evictor: less room, or dropped pages.
+    /// Notifies the evictor of less room, or of dropped pages.
     pub(super) work: Signal,
-    /// Notifies handlers: more room.
+    /// Notifies handlers of more room.
     pub(super) room: Signal,
     pub(super) is_stopping: AtomicBool,
     /// A request to evict all pages. The four flags are independent of each other, so they form no single
@@ -144,18 +145,21 @@ pub struct SharedPager {
     queue: Mutex<VecDeque<u32>>,
     dropped: Mutex<Vec<PageRun>>,
     /// Pages that other mappings have replaced.
-    given_up: Mutex<Vec<std::ops::Range<usize>>>,
+    replaced: Mutex<Vec<std::ops::Range<usize>>>,
 }
 
 impl std::fmt::Debug for SharedPager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let pages = self.table.pages();
-        f.debug_struct("Shared").field("pages", &pages).field("marks", &self.thresholds).finish()
+        f.debug_struct("Shared")
+            .field("pages", &pages)
+            .field("thresholds", &self.thresholds)
+            .finish()
     }
 }
 
 impl SharedPager {
-    /// Reserves and registers the memory of a region; starts nothing.
+    /// Reserves and registers the memory of a region. Starts no thread.
     pub fn new(
         pages: usize,
         region: RegionId,
@@ -169,7 +173,7 @@ impl SharedPager {
         let thresholds = Thresholds::of(limit.max(CLUSTER_PAGES), eviction_method);
         // The worst case: one page in each block, and no more pages staged than the limit.
         let blocks = (thresholds.limit + thresholds.batch).min(BLOCKS_MAX - 1);
-        // The page after the last is the handler's sign to stop.
+        // The page after the last is the sentinel: a fault on it stops the handler.
         let arena = Pages::reserve(pages + 1).map_err(reserve)?;
         let staging = Pages::reserve(blocks * CLUSTER_PAGES).map_err(reserve)?;
         for memory in [&arena, &staging] {
@@ -216,7 +220,7 @@ impl SharedPager {
             shortage: Mutex::default(),
             queue: Mutex::default(),
             dropped: Mutex::default(),
-            given_up: Mutex::default(),
+            replaced: Mutex::default(),
         })
     }
 
@@ -226,7 +230,7 @@ impl SharedPager {
     }
 
     /// Sets whether children of a fork inherit the memory.
-    pub fn give_to_children(&self, given: bool) -> Result<(), Errno> {
+    pub fn set_fork_inheritance(&self, given: bool) -> Result<(), Errno> {
         let advice = if given { Advice::LinuxDoFork } else { Advice::LinuxDontFork };
         self.arena.all().advise(advice)?;
         self.frame_pool.advise(advice)?;
@@ -246,7 +250,7 @@ impl SharedPager {
         }
     }
 
-    /// Lets the evictor go on when all who stopped it have called this.
+    /// Lets the evictor go on after as many calls as [`Self::stop_evicting`].
     pub fn resume_evicting(&self) {
         let _changing = self.changing_stops.lock();
         if self.stops.fetch_sub(1, Relaxed) == 1 {
@@ -255,8 +259,8 @@ impl SharedPager {
         }
     }
 
-    /// Lets the evictor of a fork's child go on, whoever stopped the parent's.
-    pub fn evict_in_child(&self) {
+    /// Lets the evictor of a forked child go on, however often the parent stopped its own.
+    pub fn resume_evicting_in_child(&self) {
         self.changing_stops.raw_unlock();
         self.stops.store(0, Relaxed);
         self.allow_overflow(false);
@@ -287,7 +291,7 @@ impl SharedPager {
         {
             return Err(error);
         }
-        // The new evictor takes all blocks for free.
+        // The new evictor takes all blocks as free.
         self.staging.all().advise(Advice::LinuxDontNeed)?;
         self.uffd.register_target(&self.staging)?;
         self.frame_pool.drop_all();
@@ -297,7 +301,7 @@ impl SharedPager {
         let forget = |held: &HeldCluster<'_>, pages: std::ops::Range<usize>| {
             pages.for_each(|page| held.set(page, held.get(page).with_in_store(false)));
         };
-        // Whoever is in the store is resident, so in the queue, or was dropped.
+        // A page in the store is resident, so its cluster is in the queue, or it was dropped.
         for cluster in lock(&self.queue).iter() {
             let held = self.table.hold(*cluster as usize);
             forget(&held, held.pages());
@@ -312,20 +316,20 @@ impl SharedPager {
     }
 
     /// Marks pages as replaced by another mapping.
-    pub fn give_up(&self, first: usize, count: usize) {
-        lock(&self.given_up).push(first..first + count);
+    pub fn stop_paging(&self, first: usize, count: usize) {
+        lock(&self.replaced).push(first..first + count);
     }
 
     /// Registers the paged memory, without replaced pages and without lost pages that an empty file covers.
     fn register_paged(&self) -> Result<(), Errno> {
-        let mut others = lock(&self.given_up).clone();
+        let mut others = lock(&self.replaced).clone();
         if !self.uffd.features().can_poison() {
             let is_lost = |page: &usize| self.table.peek(*page).location() == PageLocation::Lost;
             let lost = (0..self.table.pages()).filter(is_lost);
             others.extend(lost.map(|page| page..page + 1));
         }
         others.sort_by_key(|range| range.start);
-        // With the page after the last, which is the handler's sign to stop.
+        // This includes the sentinel, the page after the last.
         let pages = self.table.pages() + 1;
         others.push(pages..pages);
         let mut first = 0;
@@ -354,12 +358,12 @@ impl SharedPager {
         let mut shortage = lock(&self.shortage);
         let since = *shortage.since.get_or_insert_with(Instant::now);
         if shortage.log.is_due() {
-            self.log("the kernel finds no memory for pages that come: they are tried again");
+            self.log("the kernel finds no memory for fetched pages: they are tried again");
         }
         drop(shortage);
         self.is_short.store(true, Relaxed);
         self.work.notify();
-        std::thread::sleep(MEMORY_NAP);
+        std::thread::sleep(MEMORY_RETRY_PAUSE);
         since.elapsed() < self.options.unreachable_limit
     }
 
@@ -415,20 +419,21 @@ impl SharedPager {
         Some(self.serving_cpu.load(Relaxed)).filter(|cpu| *cpu != NO_CPU)
     }
 
-    /// Lets the evictor sleep until there is work.
-    pub fn nap(&self, seen: u32) {
-        self.work.wait(seen, NAP);
+    /// Waits until there is work for the evictor.
+    pub fn wait_for_work(&self, seen: u32) {
+        self.work.wait(seen, WAIT_MAX);
     }
 }
 
-/// Returns how pages will leave, of this wish, and what copies of them are made from.
+/// Chooses the eviction method from the options and the kernel's features. Returns it with the
+/// source of copies.
 fn choose_eviction_method(
     wanted: EvictionMethod,
     features: Features,
 ) -> Result<(EvictionMethod, Option<OwnMemory>), PagerError> {
     let method = if features.can_move() { wanted } else { EvictionMethod::Copied };
     if method == EvictionMethod::Moved {
-        // Only pages that the program may not write to are copied; without this, they stay.
+        // Only pages that the program may not write to are copied. If this fails, they stay.
         return Ok((method, OwnMemory::open().ok()));
     }
     match OwnMemory::open() {

@@ -38,7 +38,7 @@ counters! {
     page_in_ns_total,
 }
 
-/// Adds to a counter.
+/// Adds to a counter, without ordering.
 pub fn add(counter: &AtomicU64, count: usize) {
     counter.fetch_add(count as u64, Relaxed);
 }

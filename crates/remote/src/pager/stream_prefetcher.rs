@@ -1,18 +1,19 @@
-//! Prefetching: streams of adjacent faults, or else the stride of the most recent faults.
+//! The stream prefetcher: it follows streams of adjacent faults, or else the stride of the most
+//! recent faults.
 //!
-//! Source: read-ahead windows that double while a stream goes on, as in every kernel's file
-//! read-ahead; the majority of recent strides is Leap's (Al Maruf, Chowdhury, ATC 2020).
+//! Source: windows that double while a stream goes on, as in every kernel's file readahead. The
+//! majority of recent strides is Leap's (Al Maruf, Chowdhury, ATC 2020).
 
 use crate::page::RUN_PAGES_MAX;
 
-/// Streams that are followed at once.
+/// The number of streams that are followed at once.
 const STREAMS: usize = 16;
-/// Faults of which the majority decides.
+/// The number of recent faults whose majority stride decides.
 const HISTORY: usize = 16;
-/// Pages fetched ahead along a stride.
+/// The number of pages to fetch along a stride.
 const STRIDE_PAGES: usize = 4;
 const WINDOW_FIRST: usize = 4;
-/// A stream's next fault may be this far beyond where its window ended.
+/// The distance from the end of a window within which a stream's next fault may be.
 const SLACK: usize = 4;
 
 /// Returns the run boundary after a page. A stream's runs end at multiples of the longest run, so that each
@@ -26,31 +27,31 @@ pub fn last_run_boundary(page: usize) -> usize {
     page.saturating_sub(1) / RUN_PAGES_MAX * RUN_PAGES_MAX
 }
 
-/// Pages that will be wanted soon.
+/// The pages to fetch together with a faulting one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Prefetch {
-    /// None that we know of.
+pub enum Readahead {
+    /// No prediction.
     Nothing,
-    /// This many right after the faulting one.
+    /// This many pages right after it.
     Up(usize),
-    /// This many right before it.
+    /// This many pages right before it.
     Down(usize),
-    /// This many right before it, and this many right after it.
+    /// This many pages right before it, and this many right after it.
     Around(usize, usize),
-    /// This many, each so many pages further.
+    /// A stride in pages, and this many pages at it.
     Stride(isize, usize),
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct FaultStream {
-    /// Where the next fault is expected.
+    /// The page of the next expected fault.
     next: usize,
     is_downward: bool,
     window: usize,
     used_at: u64,
 }
 
-/// Follows the faults of one handler.
+/// The streams and strides of one handler's faults.
 #[derive(Debug, Default)]
 pub struct StreamPrefetcher {
     streams: [FaultStream; STREAMS],
@@ -61,7 +62,7 @@ pub struct StreamPrefetcher {
 
 impl StreamPrefetcher {
     /// Records a fault, and returns the pages to fetch with it.
-    pub fn fault(&mut self, page: usize) -> Prefetch {
+    pub fn fault(&mut self, page: usize) -> Readahead {
         self.faults += 1;
         let stride = page.wrapping_sub(self.last) as isize;
         self.strides[self.faults as usize % HISTORY] = stride;
@@ -71,12 +72,12 @@ impl StreamPrefetcher {
         }
         self.begin(page, before);
         match self.majority() {
-            Some(stride) if stride.unsigned_abs() > 1 => Prefetch::Stride(stride, STRIDE_PAGES),
-            _ => Prefetch::Nothing,
+            Some(stride) if stride.unsigned_abs() > 1 => Readahead::Stride(stride, STRIDE_PAGES),
+            _ => Readahead::Nothing,
         }
     }
 
-    fn follow(&mut self, page: usize) -> Option<Prefetch> {
+    fn follow(&mut self, page: usize) -> Option<Readahead> {
         let faults = self.faults;
         let goes_on = |stream: &&mut FaultStream| {
             stream.window > 0
@@ -92,11 +93,11 @@ impl StreamPrefetcher {
         if stream.is_downward {
             let pages = stream.window.min(page - last_run_boundary(page + 1));
             stream.next = page.saturating_sub(pages + 1);
-            Some(Prefetch::Down(pages))
+            Some(Readahead::Down(pages))
         } else {
             let pages = stream.window.min(next_run_boundary(page) - page - 1);
             stream.next = page + pages + 1;
-            Some(Prefetch::Up(pages))
+            Some(Readahead::Up(pages))
         }
     }
 
@@ -129,11 +130,11 @@ mod tests {
     use super::*;
     use pagetax_core::access::Rng;
 
-    /// Faults of a sweep, each fetching what the trend says.
+    /// Simulates the faults of a sweep, which fetches what the prefetcher predicts.
     fn sweep(prefetcher: &mut StreamPrefetcher, mut page: usize, faults: usize) -> Vec<usize> {
         let next = |_| {
             let ahead = match prefetcher.fault(page) {
-                Prefetch::Up(pages) => pages,
+                Readahead::Up(pages) => pages,
                 _ => 0,
             };
             page += ahead + 1;
@@ -158,23 +159,23 @@ mod tests {
         prefetcher.fault(124);
         assert_eq!(
             (prefetcher.fault(125), prefetcher.fault(128)),
-            (Prefetch::Up(2), Prefetch::Up(8))
+            (Readahead::Up(2), Readahead::Up(8))
         );
         prefetcher.fault(1026);
         prefetcher.fault(1025);
         assert_eq!(
             (prefetcher.fault(1024), prefetcher.fault(1023)),
-            (Prefetch::Down(0), Prefetch::Down(8))
+            (Readahead::Down(0), Readahead::Down(8))
         );
     }
 
     #[test]
     fn a_stream_may_go_down() {
         let mut prefetcher = StreamPrefetcher::default();
-        assert_eq!(prefetcher.fault(1000), Prefetch::Nothing);
-        assert_eq!(prefetcher.fault(999), Prefetch::Nothing);
-        assert_eq!(prefetcher.fault(998), Prefetch::Down(4));
-        assert_eq!(prefetcher.fault(993), Prefetch::Down(8));
+        assert_eq!(prefetcher.fault(1000), Readahead::Nothing);
+        assert_eq!(prefetcher.fault(999), Readahead::Nothing);
+        assert_eq!(prefetcher.fault(998), Readahead::Down(4));
+        assert_eq!(prefetcher.fault(993), Readahead::Down(8));
     }
 
     #[test]
@@ -184,7 +185,7 @@ mod tests {
         for round in 0..6 {
             for page in &mut at {
                 match prefetcher.fault(*page) {
-                    Prefetch::Up(pages) => *page += pages + 1,
+                    Readahead::Up(pages) => *page += pages + 1,
                     other => {
                         assert!(round == 0, "{other:?}");
                         *page += 1;
@@ -198,10 +199,10 @@ mod tests {
     fn strides_are_followed_and_chance_is_not() {
         let mut prefetcher = StreamPrefetcher::default();
         let ahead: Vec<_> = (0..40).map(|i| prefetcher.fault(i * 37)).collect();
-        assert_eq!(ahead[30], Prefetch::Stride(37, 4));
+        assert_eq!(ahead[30], Readahead::Stride(37, 4));
         let (mut prefetcher, mut rng) = (StreamPrefetcher::default(), Rng::new(1));
         let fetched = (0..1000)
-            .filter(|_| prefetcher.fault(rng.below(1 << 20) as usize) != Prefetch::Nothing);
+            .filter(|_| prefetcher.fault(rng.below(1 << 20) as usize) != Readahead::Nothing);
         assert!(fetched.count() < 5);
     }
 }

@@ -1,8 +1,9 @@
 //! The pager's state of each page: its location, and the MAC of the store's copy.
 //!
-//! Invariants: a state changes only under the lock of the page's cluster. Sums are written by the
-//! evictor alone. [`PageState::in_store`] says that the store's copy has the sum, whatever the page is
-//! now. Twelve bytes a page and eight a cluster, and only where pages were ever touched.
+//! Invariants: a state changes only under the lock of the page's cluster. Only the evictor writes
+//! MACs. [`PageState::in_store`] is true if the store's copy has the MAC, wherever the page is now.
+//! The table takes twelve bytes a page and eight a cluster, and memory only where pages were
+//! touched.
 
 use super::sys::lock::{Guard, MarkedLock};
 use super::sys::memory::ZeroedTable;
@@ -10,7 +11,8 @@ use crate::page::PageMac;
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
-/// Pages that are evicted together: a power of two, at most [`crate::page::RUN_PAGES_MAX`].
+/// The number of pages that are evicted together: a power of two, at most
+/// [`crate::page::RUN_PAGES_MAX`].
 pub const CLUSTER_PAGES: usize = 32;
 
 /// The location of a page's bytes.
@@ -29,7 +31,7 @@ pub enum PageLocation {
     Staged = 4,
     /// A handler is fetching it.
     Fetching = 5,
-    /// No copy is left; accesses get SIGBUS.
+    /// No replica is left, and accesses get SIGBUS.
     Lost = 6,
     /// Mapped in the region, but protected from writes: a copy of it is being put.
     CopyingOut = 7,
@@ -37,7 +39,7 @@ pub enum PageLocation {
 
 impl PageLocation {
     /// Returns true if the page is mapped in the region.
-    pub fn is_here(self) -> bool {
+    pub fn is_mapped(self) -> bool {
         matches!(self, PageLocation::Resident | PageLocation::CopyingOut)
     }
 
@@ -60,10 +62,10 @@ pub struct PageState(u32);
 const IN_STORE: u32 = 1 << 3;
 const BLOCK_SHIFT: u32 = 8;
 
-/// Most staging blocks that a state can name.
+/// The most staging blocks that a state can name.
 pub const BLOCKS_MAX: usize = 1 << (32 - BLOCK_SHIFT);
 
-/// A time in dropped pages, which begins again after all that fit.
+/// A time, counted in dropped pages. It wraps around.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvictionStamp(u32);
 
@@ -116,13 +118,13 @@ impl PageState {
     }
 
     /// Returns the state with another location.
-    pub fn at(self, place: PageLocation) -> PageState {
-        PageState(self.0 & IN_STORE | place as u32)
+    pub fn at(self, location: PageLocation) -> PageState {
+        PageState(self.0 & IN_STORE | location as u32)
     }
 
     /// Returns the state with another location and block.
-    pub fn in_block(self, place: PageLocation, block: u32) -> PageState {
-        PageState(self.0 & IN_STORE | place as u32 | block << BLOCK_SHIFT)
+    pub fn in_block(self, location: PageLocation, block: u32) -> PageState {
+        PageState(self.0 & IN_STORE | location as u32 | block << BLOCK_SHIFT)
     }
 
     /// Returns the state of a page that was dropped at this stamp.
@@ -148,10 +150,10 @@ const REFAULTED: u32 = 2;
 #[derive(Debug)]
 pub struct PageTable {
     states: ZeroedTable<AtomicU32>,
-    sums: ZeroedTable<AtomicU64>,
+    macs: ZeroedTable<AtomicU64>,
     clusters: ZeroedTable<MarkedLock>,
     pages: usize,
-    /// Pages with bytes that are not in the region.
+    /// The number of pages whose bytes are not in the region.
     away: AtomicUsize,
 }
 
@@ -161,7 +163,7 @@ impl PageTable {
         let clusters = pages.div_ceil(CLUSTER_PAGES);
         Ok(PageTable {
             states: ZeroedTable::new(pages)?,
-            sums: ZeroedTable::new(pages)?,
+            macs: ZeroedTable::new(pages)?,
             clusters: ZeroedTable::new(clusters)?,
             pages,
             away: AtomicUsize::new(0),
@@ -183,28 +185,29 @@ impl PageTable {
         PageState(self.states[page].load(Acquire))
     }
 
-    /// Returns true if pages of one cluster are untouched. Reads no page of the table that was never used,
-    /// unlike taking the lock.
+    /// Returns true if pages of one cluster are untouched. Unlike taking the lock, this reads no
+    /// memory of the table that was never used.
     ///
-    /// Whoever holds the lock may have installed pages, and woken the program, before it tells of them here: so they
-    /// only count as untouched if nobody holds it. Looked at in this order, as the lock opens last.
+    /// A thread that holds the lock may have installed pages, and woken the program, before it
+    /// records them here. So pages count as untouched only if the lock is open. It is checked
+    /// first, because it opens last.
     pub fn is_untouched(&self, pages: std::ops::Range<usize>) -> bool {
-        let is_nowhere = |page| self.peek(page).location() == PageLocation::Untouched;
+        let is_untouched = |page| self.peek(page).location() == PageLocation::Untouched;
         self.clusters[cluster_of(pages.start)].lock.is_unlocked()
-            && pages.into_iter().all(is_nowhere)
+            && pages.into_iter().all(is_untouched)
     }
 
     /// Returns the checksum of the store's copy.
-    pub fn sum(&self, page: usize) -> PageMac {
-        PageMac(self.sums[page].load(Relaxed))
+    pub fn mac(&self, page: usize) -> PageMac {
+        PageMac(self.macs[page].load(Relaxed))
     }
 
-    /// Has the processor fetch what there is of a page, all of it at once: in a large table each look
-    /// waits for memory.
+    /// Prefetches the table's entries of a page into the CPU's cache, all at once: in a large table
+    /// each access waits for memory.
     pub fn prefetch(&self, page: usize) {
         self.clusters.prefetch(cluster_of(page));
         self.states.prefetch(page);
-        self.sums.prefetch(page);
+        self.macs.prefetch(page);
     }
 
     /// Takes a cluster's lock.
@@ -217,7 +220,7 @@ impl PageTable {
         self.clusters[cluster].marks.fetch_and(!REFAULTED, Relaxed) & REFAULTED != 0
     }
 
-    /// Marks a cluster as queued for eviction; false if it was.
+    /// Marks a cluster as queued for eviction. Returns false if it was queued already.
     pub fn mark_queued(&self, cluster: usize) -> bool {
         self.clusters[cluster].marks.fetch_or(QUEUED, Relaxed) & QUEUED == 0
     }
@@ -267,12 +270,12 @@ impl HeldCluster<'_> {
         self.table.states[page].store(state.0, Release);
     }
 
-    /// Notes the sum that the store's copy has, or will have.
-    pub fn set_sum(&self, page: usize, sum: PageMac) {
-        self.table.sums[page].store(sum.0, Relaxed);
+    /// Sets the MAC that the store's copy has, or will have.
+    pub fn set_mac(&self, page: usize, mac: PageMac) {
+        self.table.macs[page].store(mac.0, Relaxed);
     }
 
-    /// Marks the cluster: one of its pages was evicted too early.
+    /// Marks the cluster for a second chance: one of its pages was evicted too early.
     pub fn mark_refaulted(&self) {
         self.table.clusters[self.cluster].marks.fetch_or(REFAULTED, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The pager where the kernel finds no memory for a while, and where all pages are evicted.
+//! The pager while the kernel finds no memory, and while all pages are evicted.
 
 use super::*;
 use crate::page::PageRun;
@@ -8,10 +8,11 @@ use pagetax_core::units::Bytes;
 use std::sync::OnceLock;
 
 const MIB: u64 = 1 << 20;
-/// More than the tries of one page, fewer than all that a test makes.
+/// The number of refusals: more than the tries of one page, fewer than all tries of a test.
 const REFUSALS: usize = 40;
 
-/// A store that takes nothing while it is full; and, told so, has the kernel refuse what the pager does next.
+/// A store that refuses puts while it is full, and can make the kernel refuse the pager's next
+/// calls.
 struct FullStore {
     store: EmbeddedStore,
     is_full: Arc<AtomicBool>,
@@ -70,7 +71,7 @@ fn map(store: Arc<dyn PageStore>, options: PagerOptions) -> Option<RemoteRegion>
     }
 }
 
-/// A page that was never written is no lost one.
+/// Checks that an untouched page does not become a lost one.
 #[test]
 fn a_fresh_page_waits_for_memory() {
     for features in Features::ALL {
@@ -84,7 +85,7 @@ fn a_fresh_page_waits_for_memory() {
     }
 }
 
-/// Pages that the store did not take are in their staging blocks alone.
+/// Restores pages that are only in their staging blocks, as the store refused them.
 #[test]
 fn a_page_that_cannot_be_put_back_stays_staged() {
     let (is_full, pager) = (Arc::new(AtomicBool::new(false)), Arc::new(OnceLock::new()));
@@ -108,7 +109,8 @@ fn a_page_that_cannot_be_put_back_stays_staged() {
     number_all(&mut region, 3);
 }
 
-/// If evict_all returned before the evictor had seen that no page is left, the next page would leave too.
+/// Checks that `evict_all` returns only after the evictor has seen an empty region. Otherwise the
+/// evictor would take the next page too.
 #[test]
 fn pages_that_come_after_all_have_left_stay() {
     let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
@@ -121,7 +123,7 @@ fn pages_that_come_after_all_have_left_stay() {
         scope.spawn(move || {
             region.evict_all();
             std::hint::black_box(*page);
-            // Nobody waits for it any more where the evictor was waited for.
+            // The receiver has gone if `evict_all` waited for the evictor.
             let _ = done.send(());
         });
         // The evictor waits for the lock. An evict_all that does not wait for the evictor returns here.
@@ -134,14 +136,15 @@ fn pages_that_come_after_all_have_left_stay() {
     assert_eq!(region.counts().evicted_count, 0);
 }
 
-/// No request is lost, also if the evictor is about to sleep, and no page that the handler has not noted yet.
+/// Checks that no request is lost if the evictor is about to sleep, and that no page is missed that
+/// the handler has not recorded yet.
 #[test]
 fn all_pages_leave_whatever_the_evictor_was_doing() {
     let store = Arc::new(EmbeddedStore::new(Bytes(64 * MIB)));
     let Some(mut region) = map(store, PagerOptions::resident(MIB)) else { return };
     for round in 1..=500u32 {
         let pages = region.as_mut_slice().chunks_exact_mut(PAGE_BYTES);
-        // Each round ends at another point of the evictor's work.
+        // Each round ends at another point of the evictor's round.
         pages
             .take(200 + round as usize)
             .for_each(|page| page[..4].copy_from_slice(&round.to_le_bytes()));

@@ -138,13 +138,13 @@ fn a_page_that_is_pinned_for_a_device_stays() {
     };
     region.as_mut_slice()[4 * PAGE_BYTES..].fill(8);
     region.evict_all();
-    let is_here = |page: usize| region.is_here(&region.as_slice()[page * PAGE_BYTES]);
-    assert!(is_here(3) && !is_here(4), "{:?}", region.counts());
+    let is_resident = |page: usize| region.is_resident(&region.as_slice()[page * PAGE_BYTES]);
+    assert!(is_resident(3) && !is_resident(4), "{:?}", region.counts());
     assert!(region.counts().stuck_count > 0, "{:?}", region.counts());
     drop(pinned);
     // The ring lets go of its buffers in its own time.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
-    while is_here(3) {
+    while is_resident(3) {
         assert!(std::time::Instant::now() < until, "it stays: {:?}", region.counts());
         std::thread::sleep(std::time::Duration::from_millis(10));
         region.evict_all();

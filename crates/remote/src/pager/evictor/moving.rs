@@ -3,12 +3,12 @@
 use super::*;
 
 impl Evictor {
-    /// Moves the resident pages of neighbouring clusters to their blocks: whole ones in one call, as
-    /// each call interrupts all CPUs that run the program. Returns what was moved, and the clusters with pages that
-    /// the program may not write to: those can only be copied.
+    /// Moves the resident pages of neighbouring clusters to their blocks. Whole clusters go in one
+    /// call, because each call interrupts all CPUs that run the program. Returns the moved pages,
+    /// and the clusters with pages that the program may not write to: those can only be copied.
     pub(super) fn move_out(&self, victims: &[(usize, u32)]) -> (Vec<EvictedCluster>, Vec<usize>) {
         let shared = &self.shared;
-        // In order, and nobody else holds more than one.
+        // In ascending order, and no other thread locks more than one.
         let hold = |(cluster, _): &(usize, u32)| {
             let held = shared.table.hold(*cluster);
             let wanted: PageMask = resident(&held);
@@ -42,7 +42,7 @@ impl Evictor {
             if bits(refused).any(|bit| !self.is_locked(first + bit)) {
                 unwritable.push(*cluster);
             } else if stuck > 0 {
-                // They are looked at again when their turn comes.
+                // The next round of the queue tries them again.
                 add(&shared.stats.stuck_count, stuck);
                 shared.enqueue(*cluster);
             }
@@ -56,8 +56,8 @@ impl Evictor {
         self.shared.arena.span(page, 1).advise(Advice::LinuxCold).is_err()
     }
 
-    /// Moves pages, run by run; returns which of them went, and which are of a mapping whose pages are not moved:
-    /// it is locked, or not writable.
+    /// Moves pages, run by run. Returns the moved pages, and those whose mapping refuses moves: it
+    /// is locked or not writable.
     pub(super) fn move_bits(
         &self,
         first: usize,
@@ -66,7 +66,7 @@ impl Evictor {
     ) -> (PageMask, PageMask) {
         let shared = &self.shared;
         let (mut moved, mut refused, mut tried_alone, mut left) = (0, 0, 0, wanted);
-        // Where a mapping ends inside the cluster, runs are refused as a whole.
+        // A run that crosses the end of a mapping is refused as a whole.
         let mut run_max = CLUSTER_PAGES;
         while let Some((bit, count)) = runs(left).next() {
             let count = count.min(run_max);
@@ -79,8 +79,9 @@ impl Evictor {
             match stopped {
                 None => {}
                 Some(Errno::BUSY) if tried_alone & 1 << at == 0 => {
-                    // Shared with a child since a fork: a copy of our own can be moved. If that is not
-                    // what keeps it, the next try fails too.
+                    // The page is shared with a child since a fork. A write makes a private copy,
+                    // which can be moved. If the page is busy for another reason, the next try
+                    // fails too.
                     tried_alone |= 1 << at;
                     let _ = shared.arena.span(first + at, 1).advise(Advice::LinuxPopulateWrite);
                 }

@@ -1,15 +1,15 @@
-//! The end of a batch: pages that the store has get their new states, others return to the region.
+//! The end of a batch: stored pages get their new states, others return to the region.
 
 use super::*;
 
 impl Evictor {
-    /// Gives the pages of a batch their new states: copied ones of some clusters together, others by the
-    /// cluster. Returns how many are out of the region.
+    /// Gives the pages of a batch their new states: copied clusters together, others one by one.
+    /// Returns the number of pages that are out of the region.
     pub(super) fn settle_all(&self, mut batch: &[EvictedCluster], was_put: bool) -> usize {
         let mut out = 0;
         while !batch.is_empty() {
             let (together, rest) = batch.split_at(dropped_together(batch));
-            // Nobody else holds more than one.
+            // No other thread locks more than one.
             let held = together.iter().map(|moved| self.shared.table.hold(moved.cluster));
             let held: Vec<HeldCluster<'_>> = held.collect();
             let gone = self.drop_copied(together, &held, was_put);
@@ -28,8 +28,8 @@ impl Evictor {
         out
     }
 
-    /// Gives the pages of a cluster their new states; moved ones that could not be put go back. Returns how
-    /// many are out of the region.
+    /// Gives the pages of a cluster their new states. Moved pages that could not be put go back.
+    /// Returns the number of pages that are out of the region.
     pub(super) fn settle(
         &self,
         moved: &EvictedCluster,
@@ -58,7 +58,7 @@ impl Evictor {
                     shared.drop_from_store(page, page + 1);
                 }
             } else if changed {
-                // Rescued or dropped meanwhile; what was put has the page's sum all the same.
+                // Refaulted or dropped meanwhile. The store's copy matches the MAC all the same.
                 held.set(page, state.with_in_store(true));
                 if state.location() == PageLocation::Untouched {
                     shared.drop_from_store(page, page + 1);
@@ -95,14 +95,15 @@ impl Evictor {
         if done == 1 {
             shared.count_unstaged(block, 1);
         } else {
-            // It cannot be moved; a copy can be installed. The frame goes when its block does.
+            // It cannot be moved, but a copy can be installed. The frame is freed with its block.
             if shared.take_room(1) == 0 {
                 shared.allow_overflow(true);
                 shared.wait_for_room();
             }
             let bytes = moved.bytes((shared, &self.copy_buffer), bit, 1);
             if shared.uffd.copy(to, bytes).is_err() {
-                // Its bytes stay staged: who waits for it is served from there, and it is tried again.
+                // Its bytes stay staged. A fault on it is a soft refault, and the restore is tried
+                // again.
                 return shared.give_room(1);
             }
         }
@@ -110,8 +111,8 @@ impl Evictor {
         shared.uffd.wake(to);
     }
 
-    /// Restores pages that the store refused and that the kernel had no memory for. They exist only in
-    /// their blocks, which may not be released before.
+    /// Restores pages that the store refused and for which the kernel had no memory. They exist
+    /// only in their blocks, which must not be released before.
     pub(super) fn restore_unstored(&mut self, batch: &[EvictedCluster]) {
         let shared = self.shared.clone();
         while !shared.is_stopping.load(Relaxed) {
@@ -129,7 +130,7 @@ impl Evictor {
             if self.stuck_log.is_due() {
                 shared.log(&format!("{left} pages that cannot be stored wait to be put back"));
             }
-            // Memory of ours that can be had.
+            // Frees the memory of older blocks.
             self.release_oldest(usize::MAX);
             std::thread::sleep(BACK_OFF);
         }

@@ -16,8 +16,9 @@ impl Evictor {
         next
     }
 
-    /// Drops the frames of the oldest staged blocks, until so many pages are gone. Blocks that follow
-    /// each other go in one call: each call interrupts all CPUs that run the program.
+    /// Drops the frames of the oldest staged blocks, until `wanted` pages are freed. Adjacent
+    /// blocks go in one call, because each call interrupts all CPUs that run the program. Returns
+    /// false if no block is staged.
     pub(super) fn release_oldest(&mut self, wanted: usize) -> bool {
         let shared = self.shared.clone();
         let (mut first, mut count, mut pages) = (0, 0, 0);
@@ -40,8 +41,8 @@ impl Evictor {
             return false;
         }
         self.refill_frame_pool(first, count);
-        // Also where all pages have gone back: reading a hole leaves a page of zeros, and pages are
-        // only moved to where none are.
+        // Even if all pages have gone back: a read of a hole leaves a page of zeros, and a move
+        // needs missing pages as its target.
         let span = shared.staged_span(first, 0, count as usize * CLUSTER_PAGES);
         if let Err(error) = span.advise(Advice::LinuxDontNeed) {
             shared.log(&format!("staged pages cannot be dropped: {error}"));
@@ -53,7 +54,7 @@ impl Evictor {
         true
     }
 
-    /// Moves the frames of whole blocks to spares, where runs of pages want them.
+    /// Moves the frames of whole blocks into the frame pool, as long as runs of pages ask for them.
     pub(super) fn refill_frame_pool(&self, first: u32, count: u32) {
         const BLOCKS: u32 = (RUN_PAGES_MAX / CLUSTER_PAGES) as u32;
         let shared = &self.shared;

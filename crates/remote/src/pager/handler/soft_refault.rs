@@ -27,7 +27,7 @@ impl FaultHandler {
                 if refused != Some(Errno::NOMEM) {
                     shared.log(&format!("page {page} cannot be installed: {refused:?}"));
                 }
-                // Its bytes are here, so that it is tried again however long it takes.
+                // Its bytes are in memory, so the fault is retried however long that takes.
                 let _ = refused.map(|error| shared.may_retry(error));
                 shared.uffd.wake(shared.arena.span(page, 1));
                 return false;
@@ -41,7 +41,7 @@ impl FaultHandler {
         !is_moved
     }
 
-    /// Moves staged pages of a block back; returns which went.
+    /// Moves staged pages of a block back. Returns the moved pages.
     pub(super) fn move_back(
         &self,
         held: &HeldCluster<'_>,
@@ -64,7 +64,8 @@ impl FaultHandler {
         moved
     }
 
-    /// Copies pages of a block back, and leaves it as it is; returns which were copied, and why others were not.
+    /// Copies pages of a block back, and leaves the block as it is. Returns the copied pages, and
+    /// the error of the others.
     pub(super) fn copy_back(
         &self,
         held: &HeldCluster<'_>,
@@ -83,7 +84,8 @@ impl FaultHandler {
             done.is_ok()
         };
         for (bit, count) in runs(wanted) {
-            // A run that leaves its mapping is refused as a whole; then page by page.
+            // A run that crosses the end of a mapping is refused as a whole; then copy page by
+            // page.
             if !copy(bit, count) && count > 1 {
                 for bit in bit..bit + count {
                     copy(bit, 1);
@@ -101,7 +103,7 @@ impl FaultHandler {
     }
 }
 
-/// Pages of a cluster that are in the same place, and the same block.
+/// Returns the pages of a cluster that have the same location and the same block.
 pub(super) fn in_same_block(held: &HeldCluster<'_>, state: PageState) -> PageMask {
     let pages = (0..).zip(held.pages()).filter(|(_, page)| held.get(*page).is_same_location(state));
     mask_of(pages.map(|(bit, _)| bit))

@@ -1,4 +1,4 @@
-//! Faults on pages that were never written: they are filled with zeros.
+//! Faults on untouched pages, which are filled with zeros.
 
 use super::*;
 
@@ -9,14 +9,14 @@ impl FaultHandler {
         held: HeldCluster<'_>,
         page: usize,
         is_write: bool,
-        ahead: Prefetch,
+        ahead: Readahead,
     ) -> bool {
         let shared = &self.shared;
         add(&shared.stats.zero_fault_count, 1);
         let (goes_down, more) = match ahead {
-            Prefetch::Up(ahead) => (false, ahead.min(shared.table.pages() - page - 1)),
-            Prefetch::Down(ahead) => (true, ahead.min(page)),
-            Prefetch::Around(..) | Prefetch::Nothing | Prefetch::Stride(..) => (false, 0),
+            Readahead::Up(ahead) => (false, ahead.min(shared.table.pages() - page - 1)),
+            Readahead::Down(ahead) => (true, ahead.min(page)),
+            Readahead::Around(..) | Readahead::Nothing | Readahead::Stride(..) => (false, 0),
         };
         let room = 1 + shared.take_room(more);
         let (mut done, mut held) = (0, Some(held));
@@ -58,13 +58,13 @@ impl FaultHandler {
         error: Errno,
     ) -> bool {
         let shared = &self.shared;
-        // The evictor, who can make room, may want the cluster.
+        // The evictor can make room, and may need the cluster for that.
         drop(held);
         if shared.may_retry(error) {
             shared.uffd.wake(shared.arena.span(page, 1));
             return false;
         }
-        shared.log(&format!("page {page} cannot be made zeros: {error}"));
+        shared.log(&format!("page {page} cannot be filled with zeros: {error}"));
         let held = shared.table.hold(cluster_of(page));
         match held.get(page).location() {
             PageLocation::Untouched => self.poison(&held, page),
@@ -75,8 +75,8 @@ impl FaultHandler {
         }
     }
 
-    /// Makes pages of one cluster zeros, from the first on or down from the last, as many as were never written;
-    /// where a mapping ends between, that one alone. Returns how many.
+    /// Fills pages of one cluster with zeros, from the first on or down from the last, until one is
+    /// not untouched. If a mapping ends in between, fills only the first. Returns the number.
     pub(super) fn install_zeros(
         &self,
         held: &HeldCluster<'_>,
@@ -84,7 +84,7 @@ impl FaultHandler {
         goes_down: bool,
         is_write: bool,
     ) -> Result<usize, Errno> {
-        let is_nowhere = |page: &usize| held.get(*page).location() == PageLocation::Untouched;
+        let is_untouched = |page: &usize| held.get(*page).location() == PageLocation::Untouched;
         let install = |count: usize| {
             let first = if goes_down { all.end - count } else { all.start };
             let to = self.shared.arena.span(first, count);
@@ -97,10 +97,10 @@ impl FaultHandler {
             Ok(count)
         };
         let count = match goes_down {
-            true => all.clone().rev().take_while(is_nowhere).count(),
-            false => all.clone().take_while(is_nowhere).count(),
+            true => all.clone().rev().take_while(is_untouched).count(),
+            false => all.clone().take_while(is_untouched).count(),
         };
-        // A run that leaves its mapping is refused as a whole.
+        // A run that crosses the end of a mapping is refused as a whole.
         match count {
             0 | 1 => (0..count).try_fold(0, |_, _| install(1)),
             _ => install(count).or_else(|_| install(1)),

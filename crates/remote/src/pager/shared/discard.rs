@@ -22,8 +22,8 @@ impl SharedPager {
             return true;
         }
         let held = self.hold_without_fetches(first, end);
-        let places = || (first..end).map(|page| held.get(page).location());
-        let resident = places().filter(|place| place.is_here()).count();
+        let locations = || (first..end).map(|page| held.get(page).location());
+        let resident = locations().filter(|location| location.is_mapped()).count();
         if resident > 0
             && self.arena.span(first, end - first).advise(Advice::LinuxDontNeed).is_err()
         {
@@ -62,7 +62,7 @@ impl SharedPager {
         }
     }
 
-    /// Notes pages whose copies the store may forget.
+    /// Records pages that the store may discard.
     pub fn drop_from_store(&self, first: usize, end: usize) {
         let run = PageRun { first: first as u64, count: (end - first) as u64 };
         let mut dropped = lock(&self.dropped);
@@ -72,7 +72,7 @@ impl SharedPager {
         }
     }
 
-    /// Takes the pages noted.
+    /// Takes the recorded pages.
     pub fn take_dropped(&self) -> Vec<PageRun> {
         std::mem::take(&mut lock(&self.dropped))
     }

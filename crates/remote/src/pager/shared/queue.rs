@@ -32,7 +32,7 @@ impl SharedPager {
         lock(&self.queue).front().is_some_and(|next| *next as usize == cluster)
     }
 
-    /// Takes this cluster, if it is the next.
+    /// Takes this cluster if it is the next victim. Returns false otherwise.
     pub fn take_victim(&self, cluster: usize) -> bool {
         let mut queue = lock(&self.queue);
         let is_next = queue.front().is_some_and(|next| *next as usize == cluster);
@@ -44,7 +44,7 @@ impl SharedPager {
         true
     }
 
-    /// Clusters in the queue.
+    /// Returns the number of queued clusters.
     pub fn queued(&self) -> usize {
         lock(&self.queue).len()
     }

@@ -21,7 +21,7 @@ impl SharedPager {
         self.thresholds.limit.saturating_sub(self.used())
     }
 
-    /// Takes room for up to so many pages; returns for how many.
+    /// Takes room for at most `wanted` pages. Returns the number of pages.
     pub fn take_room(&self, wanted: usize) -> usize {
         let take = |used: usize| {
             let free = self.thresholds.limit.saturating_sub(used).min(wanted);
@@ -49,12 +49,12 @@ impl SharedPager {
                 self.used.fetch_add(1, Relaxed);
                 break;
             }
-            self.room.wait(seen, NAP);
+            self.room.wait(seen, WAIT_MAX);
         }
         add(&self.stats.room_wait_ns_total, begun.elapsed().as_nanos() as usize);
     }
 
-    /// Gives room back.
+    /// Gives back the room of this many pages.
     pub fn give_room(&self, pages: usize) {
         if pages > 0 {
             self.used.fetch_sub(pages, Relaxed);
@@ -62,13 +62,13 @@ impl SharedPager {
         }
     }
 
-    /// Pages have been moved to staging blocks.
+    /// Counts pages that were moved to a staging block.
     pub fn count_staged(&self, block: u32, pages: usize) {
         self.frames[block as usize].fetch_add(pages as u32, Relaxed);
         self.staged.fetch_add(pages, Relaxed);
     }
 
-    /// Pages have been moved back.
+    /// Counts pages that were moved back from a staging block.
     pub fn count_unstaged(&self, block: u32, pages: usize) {
         self.frames[block as usize].fetch_sub(pages as u32, Relaxed);
         self.staged.fetch_sub(pages, Relaxed);
@@ -91,20 +91,20 @@ impl SharedPager {
     }
 }
 
-/// Room, in pages.
+/// The thresholds of room, in pages.
 #[derive(Debug, Clone, Copy)]
 pub struct Thresholds {
-    /// Resident and staged together.
+    /// The most resident and staged pages together.
     pub limit: usize,
-    /// Staged pages that are kept for a second chance.
+    /// The number of staged pages that are kept for a second chance.
     pub staged: usize,
-    /// The evictor wakes below this much room…
+    /// The room below which the evictor works…
     pub low: usize,
-    /// …and works up to this much.
+    /// …and the room up to which it works.
     pub high: usize,
-    /// Pages of one eviction.
+    /// The number of pages of one batch.
     pub batch: usize,
-    /// Beside the limit: memory for runs that come.
+    /// The number of spare frames, which are outside the limit.
     pub frame_pool: usize,
 }
 

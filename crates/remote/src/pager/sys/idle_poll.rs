@@ -1,7 +1,7 @@
-//! Idle CPUs that stay awake: to wake one that has halted takes longer than the rest of a page-in.
+//! Keeps idle CPUs awake. Waking a halted CPU takes longer than the rest of a page-in.
 //!
-//! Source: Documentation/power/pm_qos_interface.rst in the kernel's tree. What is written to the device holds as
-//! long as it is open.
+//! Source: Documentation/power/pm_qos_interface.rst in the kernel's tree. A value written to the
+//! device holds as long as the device is open.
 
 use super::out_of_the_way;
 use rustix::fd::OwnedFd;
@@ -10,21 +10,21 @@ use std::io;
 use std::time::{Duration, Instant};
 
 const DEVICE: &str = "/dev/cpu_dma_latency";
-/// How soon CPUs must be awake, in µs: at once, so that none sleeps…
+/// The wake-up latency in µs that keeps every CPU awake…
 const AT_ONCE: i32 = 0;
-/// …or whenever it is (`PM_QOS_CPU_LATENCY_DEFAULT_VALUE`).
+/// …and the one that allows any sleep (`PM_QOS_CPU_LATENCY_DEFAULT_VALUE`).
 const ANY_TIME: i32 = 2_000_000_000;
-/// From one look at the rate of faults to the next.
-const LOOK: Duration = Duration::from_millis(100);
-/// With so many faults a look, CPUs are to be awake.
-const MANY: u64 = 50;
+/// The interval between two checks of the rate of faults.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The number of faults in an interval from which CPUs are kept awake.
+const FAULTS_MIN: u64 = 50;
 
-/// Keeps CPUs awake while there are many faults.
+/// The open latency device, and the rate of faults at the last check.
 #[derive(Debug)]
 pub struct IdlePoll {
     device: OwnedFd,
     is_held: bool,
-    looked_at: Instant,
+    checked_at: Instant,
     faults: u64,
 }
 
@@ -34,18 +34,19 @@ impl IdlePoll {
         let device = rustix::fs::open(DEVICE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
         let device = out_of_the_way(device);
         rustix::io::write(&device, &ANY_TIME.to_ne_bytes())?;
-        Ok(IdlePoll { device, is_held: false, looked_at: Instant::now(), faults: 0 })
+        Ok(IdlePoll { device, is_held: false, checked_at: Instant::now(), faults: 0 })
     }
 
-    /// Checks the rate of faults. Takes the number of faults so far.
-    pub fn look(&mut self, faults: u64) {
-        let elapsed = self.looked_at.elapsed();
-        if elapsed < LOOK {
+    /// Checks the rate of faults, and asks for CPUs that stay awake or withdraws that. `faults` is
+    /// the count so far.
+    pub fn update(&mut self, faults: u64) {
+        let elapsed = self.checked_at.elapsed();
+        if elapsed < CHECK_INTERVAL {
             return;
         }
-        let looks = (elapsed.as_nanos() / LOOK.as_nanos()) as u64;
-        let wants = faults - self.faults >= MANY * looks;
-        (self.looked_at, self.faults) = (Instant::now(), faults);
+        let intervals = (elapsed.as_nanos() / CHECK_INTERVAL.as_nanos()) as u64;
+        let wants = faults - self.faults >= FAULTS_MIN * intervals;
+        (self.checked_at, self.faults) = (Instant::now(), faults);
         let within = if wants { AT_ONCE } else { ANY_TIME };
         if wants != self.is_held && rustix::io::write(&self.device, &within.to_ne_bytes()).is_ok() {
             self.is_held = wants;

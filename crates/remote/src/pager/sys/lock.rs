@@ -1,6 +1,7 @@
 //! A lock and a signal of one word each, on futexes. A word of zeros is an open lock.
 //!
-//! Why not std's: a lock stands in a table of millions that is zeros until it is used.
+//! The standard library's locks are no alternative: these stand in a table of millions that is
+//! zeros until it is used.
 
 use super::memory::Zeroed;
 use rustix::thread::futex::{self, Flags, Timespec};
@@ -11,7 +12,7 @@ const UNLOCKED: u32 = 0;
 const LOCKED: u32 = 1;
 const CONTENDED: u32 = 2;
 
-/// A mutual exclusion.
+/// A mutual exclusion lock.
 #[derive(Debug, Default)]
 pub struct Lock(AtomicU32);
 
@@ -19,7 +20,7 @@ pub struct Lock(AtomicU32);
 unsafe impl Zeroed for Lock {}
 
 impl Lock {
-    /// Waits until it is ours.
+    /// Takes the lock, and waits for it.
     pub fn lock(&self) -> Guard<'_> {
         if self.0.compare_exchange(UNLOCKED, LOCKED, Acquire, Relaxed).is_err() {
             self.wait();
@@ -36,7 +37,7 @@ impl Lock {
             std::hint::spin_loop();
         }
         while self.0.swap(CONTENDED, Acquire) != UNLOCKED {
-            // An early return only means another look.
+            // After an early return, the caller checks again.
             let _ = futex::wait(&self.0, Flags::PRIVATE, CONTENDED, None);
         }
     }
@@ -55,18 +56,18 @@ impl Lock {
         self.0.load(Acquire) == UNLOCKED
     }
 
-    /// Waits until it is ours, and keeps it past this call: a fork copies the lock as it is.
+    /// Takes the lock, and keeps it after this call: a fork copies the lock as it is.
     pub fn raw_lock(&self) {
         std::mem::forget(self.lock());
     }
 
-    /// Opens what [`Self::raw_lock`] closed, in the process that did or its child.
+    /// Opens a lock of [`Self::raw_lock`], in the same process or its child.
     pub fn raw_unlock(&self) {
         self.unlock();
     }
 }
 
-/// Opens the lock when it goes.
+/// A guard that opens the lock when it is dropped.
 #[derive(Debug)]
 pub struct Guard<'a>(&'a Lock);
 
@@ -76,19 +77,19 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// A lock and marks that anybody may set, side by side: who needs one needs the other.
+/// A lock and marks, side by side because the same code needs both.
 #[derive(Debug, Default)]
 pub struct MarkedLock {
     /// The lock of the cluster.
     pub lock: Lock,
-    /// The marks, which it does not guard.
+    /// The marks, which any thread may set without the lock.
     pub marks: AtomicU32,
 }
 
 // SAFETY: zeros are an open lock, and no marks.
 unsafe impl Zeroed for MarkedLock {}
 
-/// Something has changed: those who wait look again.
+/// A signal that something has changed, for threads that wait to check again.
 #[derive(Debug, Default)]
 pub struct Signal {
     changes: AtomicU32,
@@ -101,16 +102,16 @@ impl Signal {
         self.changes.load(SeqCst)
     }
 
-    /// Waits until something has changed since `seen`, or for a time.
+    /// Waits until something has changed since `seen`, or `time` has passed.
     pub fn wait(&self, seen: u32, time: Duration) {
         self.sleepers.fetch_add(1, SeqCst);
         let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-        // An early return only means another look.
+        // After an early return, the caller checks again.
         let _ = futex::wait(&self.changes, Flags::PRIVATE, seen, Some(&time));
         self.sleepers.fetch_sub(1, SeqCst);
     }
 
-    /// Costs no system call while nobody waits.
+    /// Signals a change. Makes no system call while no thread waits.
     pub fn notify(&self) {
         self.changes.fetch_add(1, SeqCst);
         if self.sleepers.load(SeqCst) > 0 {

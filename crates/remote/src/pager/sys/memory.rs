@@ -1,7 +1,7 @@
-//! The pager's mappings: what it pages, where evicted pages lie, and its tables.
+//! The pager's mappings: the paged region, the staging area and the pager's tables.
 //!
-//! Made by raw system calls, never by an allocator: the pager must work inside a program whose
-//! allocator lives in paged memory.
+//! They come from raw system calls, never from an allocator. The pager must work inside a program
+//! whose allocator lives in paged memory.
 
 use super::{out_of_the_way, put_in_place};
 use crate::page::PAGE_BYTES;
@@ -23,8 +23,8 @@ pub struct Pages {
 
 // SAFETY: the mapping is owned memory, not tied to a thread.
 unsafe impl Send for Pages {}
-// SAFETY: shared access gives out addresses for the kernel, and `Pages::bytes`, whose rule is stated
-// there.
+// SAFETY: shared access only yields addresses for the kernel, and `Pages::bytes`, whose rule is
+// stated there.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -34,16 +34,17 @@ impl Pages {
         let len = len.ok_or(io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a fresh mapping at a place of the kernel's choice.
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
         let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, protection, flags) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let pages = Pages { start, count };
-        // Pages come and go one by one. Kernels without huge pages refuse, and need not be told.
+        // Pages are moved and dropped one by one. A kernel without huge pages refuses the advice,
+        // which is harmless.
         let _ = pages.all().advise(Advice::LinuxNoHugepage);
         Ok(pages)
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn address(&self) -> u64 {
         self.start.as_ptr() as u64
     }
@@ -98,7 +99,7 @@ impl Pages {
         unsafe { std::slice::from_raw_parts(span.address() as *const u8, span.bytes()) }
     }
 
-    /// Reads a byte of a page, so that a missing page is asked for.
+    /// Reads a byte of a page, so that a missing page faults.
     ///
     /// # Panics
     /// If it is not inside.
@@ -111,8 +112,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `reserve`; nothing can refer to it any more. An error could not be
-        // mended and would leave the mapping to the process's end.
+        // SAFETY: mapped by `reserve`, and no reference is left. After an error, the mapping stays
+        // until the process ends.
         let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.count * PAGE_BYTES) };
     }
 }
@@ -145,28 +146,29 @@ impl PageSpan<'_> {
         result == 0 && present & 1 == 0
     }
 
-    /// madvise(2); of advice that drops pages only the pager makes use.
+    /// Calls madvise(2). Only the pager gives advice that drops pages.
     pub(in crate::pager) fn advise(self, advice: Advice) -> Result<(), Errno> {
-        // SAFETY: inside a live mapping of the pager's. Advice leaves the mapping in place; pages are
-        // dropped only where the pager's states say that nobody reads them.
+        // SAFETY: inside a live mapping of the pager. Advice leaves the mapping in place. Pages are
+        // dropped only where the pager's states show that no thread reads them.
         unsafe { mm::madvise(self.address() as *mut _, self.bytes(), advice) }
     }
 }
 
 impl PageSpan<'_> {
-    /// Maps zeros in place of whatever is there, as [`Pages::reserve`] does, but with no part in a fork.
-    pub(in crate::pager) fn map_anew(self) -> Result<(), Errno> {
+    /// Maps zeros in place of the current mapping, as [`Pages::reserve`] does, but not inherited by
+    /// a fork.
+    pub(in crate::pager) fn map_zeros(self) -> Result<(), Errno> {
         let (at, protection) = (self.address() as *mut _, ProtFlags::READ | ProtFlags::WRITE);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: replaces whole pages inside a mapping of the pager's, which stays one for whoever unmaps it. The
-        // pager's states say that nobody counts on what they hold.
+        // SAFETY: replaces whole pages inside a mapping of the pager, whose owner still unmaps it.
+        // The pager's states show that no thread relies on their bytes.
         unsafe { mm::mmap_anonymous(at, self.bytes(), protection, flags) }?;
         let _ = self.advise(Advice::LinuxNoHugepage);
         self.advise(Advice::LinuxDontFork)
     }
 }
 
-/// An empty file, behind whose end there is nothing: who touches a page that it is mapped to gets SIGBUS.
+/// An empty file. An access to a page behind its end gets SIGBUS.
 #[derive(Debug)]
 pub struct EmptyFile(OwnedFd);
 
@@ -177,13 +179,14 @@ impl EmptyFile {
         Ok(EmptyFile(out_of_the_way(file)))
     }
 
-    /// Maps it in place of these pages. The kernel makes one mapping of neighbours, as they are so in the file.
+    /// Maps it in place of these pages. The kernel merges the mappings of neighbours, because their
+    /// file offsets are adjacent.
     pub(in crate::pager) fn replace(&self, at: PageSpan<'_>) -> Result<(), Errno> {
         let (address, offset) = (at.address() as *mut _, (at.first * PAGE_BYTES) as u64);
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: replaces whole pages inside a mapping of the pager's, which stays one for whoever unmaps it. The
-        // pager's states say that their bytes are lost.
+        // SAFETY: replaces whole pages inside a mapping of the pager, whose owner still unmaps it.
+        // The pager's states show that no thread relies on their bytes.
         unsafe { mm::mmap(address, at.bytes(), protection, flags, &self.0, offset) }?;
         at.advise(Advice::LinuxDontFork)
     }
@@ -193,14 +196,14 @@ fn part_of(span: PageSpan<'_>) -> libc::iovec {
     libc::iovec { iov_base: span.address() as *mut libc::c_void, iov_len: span.bytes() }
 }
 
-/// Drops pages with one call, which only the pager makes; whether all are gone. What is not can be dropped one
-/// by one, and what is, once more.
+/// Drops pages with one call. Returns true if all are dropped. After a partial failure, the caller
+/// may drop them one by one, even those that are dropped already.
 pub(in crate::pager) fn drop_all(spans: &[PageSpan<'_>]) -> bool {
-    /// `PIDFD_SELF_THREAD` of `linux/pidfd.h`: who calls.
+    /// `PIDFD_SELF_THREAD` of `linux/pidfd.h`: the calling thread.
     const CALLER: libc::c_int = -10_000;
     let parts: Vec<libc::iovec> = spans.iter().copied().map(part_of).collect();
-    // SAFETY: reads the parts; drops whole pages inside live mappings of the pager, only where its states
-    // say that nobody reads them.
+    // SAFETY: reads the parts, and drops whole pages inside live mappings of the pager. Only the
+    // pager calls this, where its states show that no thread reads the pages.
     let dropped = unsafe {
         let (number, advice) = (libc::SYS_process_madvise, libc::MADV_DONTNEED);
         libc::syscall(number, CALLER, parts.as_ptr(), parts.len(), advice, 0)
@@ -208,11 +211,11 @@ pub(in crate::pager) fn drop_all(spans: &[PageSpan<'_>]) -> bool {
     usize::try_from(dropped) == Ok(spans.iter().map(|span| span.bytes()).sum())
 }
 
-/// This process's memory as a file: who reads it so does not wait for missing pages, which nobody may be there
-/// to bring.
+/// This process's memory as a file. A read of it fails at a missing page instead of waiting, when
+/// no thread may be there to fetch it.
 #[derive(Debug)]
 pub struct OwnMemory {
-    /// /proc, which a process that changes its root directory finds no more.
+    /// A handle on /proc, which a process no longer finds after it has changed its root directory.
     proc: OwnedFd,
     file: OwnedFd,
 }
@@ -225,9 +228,10 @@ impl OwnMemory {
         Ok(OwnMemory { file: Self::file_in(&proc)?, proc })
     }
 
-    /// For the child of a fork, where the file still is the parent's memory: puts the child's under the same number.
+    /// Replaces the parent's memory under the same descriptor by the child's, in the child of a
+    /// fork.
     pub fn renew(&self) -> io::Result<()> {
-        // A child whose descriptors are apart from its parent's does not have what its parent opened.
+        // A child with a descriptor table of its own does not have the parent's /proc.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let anew = || Self::file_in(&rustix::fs::open("/proc", flags, Mode::empty())?);
         put_in_place(Self::file_in(&self.proc).or_else(|_| anew())?, &self.file)
@@ -238,13 +242,13 @@ impl OwnMemory {
         Ok(out_of_the_way(rustix::fs::openat(proc, "self/mem", flags, Mode::empty())?))
     }
 
-    /// Copies pages of a program, which may be writing to them, to as many pages of the pager that nobody
-    /// reads yet; returns how many, fewer where one is missing or may not be read. The system copies, so that
-    /// what the program does with its memory meanwhile is no fault of ours.
+    /// Copies pages of the program, which may be writing to them, to as many pages of the pager
+    /// that no thread reads yet. Returns the number of pages, fewer if one is missing or may not be
+    /// read. The kernel copies, so a concurrent change of the mapping cannot make the pager fault.
     pub(in crate::pager) fn copy(&self, to: PageSpan<'_>, from: PageSpan<'_>) -> usize {
         let len = to.bytes().min(from.bytes());
-        // SAFETY: reads and writes whole pages inside live mappings of the pager, and fails where they
-        // may not be touched. Nobody holds a reference to what is written, as the caller promises.
+        // SAFETY: reads and writes whole pages inside live mappings of the pager, and fails where
+        // that is not allowed. The caller promises that no reference to the target exists.
         let copied = unsafe {
             let into = to.address() as *mut libc::c_void;
             libc::pread64(self.file.as_raw_fd(), into, len, from.address() as i64)
@@ -280,7 +284,7 @@ impl<T: Zeroed> ZeroedTable<T> {
         Ok(ZeroedTable { pages, len, entries: std::marker::PhantomData })
     }
 
-    /// Has the processor fetch an entry, without waiting for it.
+    /// Prefetches an entry into the CPU's cache, without waiting for it.
     pub fn prefetch(&self, index: usize) {
         let entry: *const T = &self[index];
         #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,8 @@
-//! The pager's only unsafe room: userfaultfd, its memory, where its threads run, and SIGBUS.
+//! The pager's only unsafe module: userfaultfd, the pager's memory, the CPUs of threads, and
+//! SIGBUS.
 //!
-//! Invariant: nothing given out here can touch memory other than the mappings that this module made
-//! for the pager, whatever the caller does.
+//! Invariant: whatever the caller does, no result of this module can touch memory other than the
+//! mappings that it made for the pager.
 #![allow(unsafe_code)]
 
 pub mod idle_poll;
@@ -23,14 +24,15 @@ fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, DESCRIPTORS_FROM).unwrap_or(fd)
 }
 
-/// For the child of a fork: has the number of a file that was the parent's mean the child's own.
+/// Replaces the parent's file under a descriptor by the child's own, in the child of a fork.
 fn put_in_place(fresh: OwnedFd, stale: &OwnedFd) -> io::Result<()> {
     if fresh.as_raw_fd() == stale.as_raw_fd() {
-        // The parent's was closed already, and the number is `stale`'s.
+        // The parent's file was closed already, and the fresh one has its number, which `stale`
+        // owns.
         std::mem::forget(fresh);
         return Ok(());
     }
-    // SAFETY: replaces what the number means at once; the number stays owned by `stale`.
+    // SAFETY: replaces the file under the number atomically; `stale` still owns the number.
     match unsafe { libc::dup3(fresh.as_raw_fd(), stale.as_raw_fd(), libc::O_CLOEXEC) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),

@@ -1,4 +1,4 @@
-//! Where threads run.
+//! The CPUs that threads run on.
 
 use rustix::fs::{Mode, OFlags};
 

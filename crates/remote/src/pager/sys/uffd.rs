@@ -1,8 +1,8 @@
 //! userfaultfd: the ioctls that the pager needs, as typed functions.
 //!
-//! Source: the kernel's ABI, `linux/userfaultfd.h` (write protection of anonymous memory since Linux 5.7,
-//! `UFFD_USER_MODE_ONLY` since 5.11, POISON since 6.6, MOVE since 6.8), written down here as the crates that wrap it
-//! lack the last two.
+//! Source: the kernel's ABI, `linux/userfaultfd.h`. Write protection of anonymous memory exists
+//! since Linux 5.7, `UFFD_USER_MODE_ONLY` since 5.11, POISON since 6.6, MOVE since 6.8. The ABI is
+//! written down here because the crates that wrap it lack the last two.
 
 mod abi;
 
@@ -25,7 +25,7 @@ const FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_POISON: u64 = 1 << 14;
 const FEATURE_MOVE: u64 = 1 << 16;
-/// Without these nothing can be paged.
+/// The features without which the pager cannot work.
 const FEATURES: u64 = FEATURE_WP | FEATURE_THREAD_ID;
 const MODE_MISSING: u64 = 1;
 const MODE_WP: u64 = 2;
@@ -52,13 +52,13 @@ pub struct Fault {
     pub address: u64,
     /// True for a write.
     pub is_write: bool,
-    /// The page is there, but protected from writes.
+    /// True if the page is present but protected from writes.
     pub is_protected: bool,
     /// The thread that waits.
     pub thread: u32,
 }
 
-/// Most faults of one read.
+/// The most faults that one read returns.
 pub const FAULTS_MAX: usize = 32;
 
 /// An open userfaultfd.
@@ -66,9 +66,9 @@ pub const FAULTS_MAX: usize = 32;
 pub struct Uffd {
     fd: OwnedFd,
     features: Features,
-    /// Stands in for poison.
+    /// The file that is mapped in place of lost pages, on kernels without poison.
     empty_file: Option<EmptyFile>,
-    /// Tests: so many fills are refused for want of memory.
+    /// The number of fills to refuse with ENOMEM, for tests.
     #[cfg(test)]
     pub refusals: std::sync::atomic::AtomicUsize,
 }
@@ -76,16 +76,16 @@ pub struct Uffd {
 /// The faults that a userfaultfd serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Faults of the kernel on the program's behalf (read into a missing page) are served too.
+    /// All faults, including those of system calls into missing pages.
     Full,
-    /// They fail with EFAULT.
+    /// Faults in user mode only. System calls into missing pages fail with EFAULT.
     UserModeOnly,
 }
 
 /// The reason for which this process cannot page.
 #[derive(Debug, thiserror::Error)]
 pub enum UffdError {
-    /// It is not this user's right.
+    /// The user lacks the right.
     #[error("userfaultfd: {source}; as root: {remedy}")]
     NotAllowed {
         /// The error of the system call.
@@ -93,10 +93,10 @@ pub enum UffdError {
         /// The command that grants the right.
         remedy: &'static str,
     },
-    /// The kernel was built without it.
+    /// The kernel was built without userfaultfd.
     #[error("this kernel was built without userfaultfd (CONFIG_USERFAULTFD)")]
     NotBuilt,
-    /// The kernel has it, but not all that paging needs.
+    /// The kernel lacks a feature that paging needs.
     #[error(
         "this kernel's userfaultfd cannot protect ordinary memory from writes, which paging needs \
          (Linux 5.10 and later)"
@@ -130,7 +130,8 @@ impl UffdError {
     }
 }
 
-/// Returns what gives an ordinary user the right to page, for the user's group or, without the device, for all.
+/// Returns the command that gives an ordinary user the right to page: the user's group or, without
+/// the device, all users.
 pub fn remedy(has_device: bool) -> &'static str {
     match has_device {
         true => {
@@ -150,9 +151,10 @@ fn has_device() -> bool {
 const DEVICE: &str = "/dev/userfaultfd";
 
 impl Uffd {
-    /// Opens one: by the device, as that serves all faults and its mode says who may; else by the
-    /// system call; else, if `user_mode_only` will do, restricted. Who serves in place, by SIGBUS, serves no
-    /// system calls in any case. Asks for all of these features that the kernel has.
+    /// Opens a userfaultfd. The device comes first, because it serves all faults and its mode says
+    /// who may use it. Next is the system call, and last, if `user_mode_only`, the restricted form.
+    /// In-place serving always uses the restricted form, because SIGBUS serves no system calls.
+    /// Requests all of the wanted features that the kernel has.
     pub fn open(
         user_mode_only: bool,
         serving: Serving,
@@ -162,7 +164,7 @@ impl Uffd {
         let open_restricted = || {
             const USER_MODE_ONLY: u32 = 1;
             let opened = match open_call(USER_MODE_ONLY) {
-                // Before Linux 5.11, which has no such flag.
+                // Linux before 5.11 has no such flag.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open_call(0),
                 other => other,
             };
@@ -190,8 +192,8 @@ impl Uffd {
         Ok((uffd, access))
     }
 
-    /// Asks for as many of these features as the kernel has, and says which: a descriptor that refused can be
-    /// asked again.
+    /// Requests as many of these features as the kernel has, and returns them. After a refusal, the
+    /// descriptor can be asked again.
     fn negotiate_features(&self, wanted: Features, also: u64) -> Result<Features, UffdError> {
         let bits = |features: Features| {
             let moves = if features.can_move() { FEATURE_MOVE } else { 0 };
@@ -204,20 +206,21 @@ impl Uffd {
             match self.control::<{ number::<UffdApi>(0x3F) }, _>(&mut api) {
                 Ok(()) => return Ok(*features),
                 Err(Errno::INVAL) => {}
-                // Features that need the right to see other processes' memory; none of ours do.
+                // Other errors are of features that need rights over other processes; none of ours
+                // do.
                 Err(error) => return Err(UffdError::System(error.into())),
             }
         }
         Err(UffdError::TooOld)
     }
 
-    /// Returns which of the kernel's features are used.
+    /// Returns the features in use.
     pub fn features(&self) -> Features {
         self.features
     }
 
-    /// For the child of a fork, where this descriptor still is the parent's: puts one of the child's
-    /// own under the same number.
+    /// Replaces the parent's descriptor by one of the child's own under the same number, in the
+    /// child of a fork.
     pub fn renew(&self, user_mode_only: bool, serving: Serving) -> io::Result<()> {
         let opened = Uffd::open(user_mode_only, serving, self.features);
         let (Uffd { fd: fresh, .. }, _) = opened.map_err(io::Error::other)?;
@@ -237,7 +240,8 @@ impl Uffd {
         self.register(at, MODE_MISSING | MODE_WP)
     }
 
-    /// Pages can be moved into a mapping, whose missing pages stay the kernel's: they read as zeros.
+    /// Registers a mapping as a target of moves. The kernel serves its missing pages: they read as
+    /// zeros.
     pub fn register_target(&self, pages: &Pages) -> Result<(), Errno> {
         self.register(pages.all(), MODE_WP)
     }
@@ -247,7 +251,7 @@ impl Uffd {
         self.control::<{ number::<UffdRegister>(0) }, _>(&mut register)
     }
 
-    /// Blocks until threads wait for pages; returns how many faults were written.
+    /// Blocks until threads wait for pages. Returns the number of faults written.
     pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX]) -> io::Result<usize> {
         let mut messages = [UffdMessage::default(); FAULTS_MAX];
         // SAFETY: messages are plain integers, for which any bytes are valid; the slice covers
@@ -278,7 +282,8 @@ impl Uffd {
         poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&time)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Fills missing pages with these bytes and wakes who waits; pages that are there stay.
+    /// Fills missing pages with these bytes and wakes the threads that wait. Present pages keep
+    /// theirs.
     pub fn copy(&self, to: PageSpan<'_>, bytes: &[u8]) -> Result<(), Errno> {
         self.fill(to, bytes, 0)
     }
@@ -301,7 +306,8 @@ impl Uffd {
         Ok(())
     }
 
-    /// Makes missing pages read as zeros and wakes who waits. Returns how many were missing.
+    /// Fills missing pages with zeros and wakes the threads that wait. Returns how many were
+    /// missing.
     pub fn zero(&self, to: PageSpan<'_>) -> Result<usize, Errno> {
         let UffdRange { start, len } = range(to);
         self.refuse_for_a_test()?;
@@ -312,7 +318,7 @@ impl Uffd {
         })
     }
 
-    /// Fails as the kernel does that finds no memory, where a test has it so.
+    /// Fails with ENOMEM if a test asks for it.
     fn refuse_for_a_test(&self) -> Result<(), Errno> {
         #[cfg(test)]
         {
@@ -325,14 +331,14 @@ impl Uffd {
         Ok(())
     }
 
-    /// Moves pages, not their bytes, to where none are. Holes stay holes; nobody is woken. Stops at a
-    /// page that is shared, pinned or locked: returns how many pages (with holes) are done, and what
-    /// stopped it.
+    /// Moves pages, not their bytes, to where none are. Holes stay holes; no thread is woken. Stops
+    /// at a page that is shared, pinned or locked. Returns the number of pages (and holes) that are
+    /// done, and the error that stopped it.
     ///
-    /// The kernel is not asked to pass over holes itself (`UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`): Linux 6.18 never
-    /// comes back from a hole that it finds after it had to try again for a page, which is what a page becomes that
-    /// the program drops meanwhile. Asked without, it stops at a hole (ENOENT). Nor does it tell then of a page
-    /// that it did move: it says that it exists where it went (EEXIST).
+    /// `UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES` is never used. With it, Linux 6.18 loops for ever at a
+    /// hole that it finds on a retry, such as a page that the program drops meanwhile. Without it,
+    /// the kernel stops at a hole (ENOENT). It then also fails to count a page that it has moved:
+    /// it returns EEXIST, because the page exists at its target.
     pub fn move_pages(&self, to: PageSpan<'_>, from: PageSpan<'_>) -> (usize, Option<Errno>) {
         let len = to.bytes().min(from.bytes()) as u64;
         let (mut moved, mut retries) = (0, 0);
@@ -363,15 +369,15 @@ impl Uffd {
         (moved as usize / PAGE_BYTES, None)
     }
 
-    /// Has writes to those of these pages that are there wait, from when this returns on; or lets them pass
-    /// again, and wakes who waits.
+    /// Makes writes to the present pages wait, from the return of this call on. Otherwise lets
+    /// writes pass again, and wakes the threads that wait.
     pub fn protect(&self, at: PageSpan<'_>, is_protected: bool) -> Result<(), Errno> {
         let mode = if is_protected { PROTECT } else { 0 };
         let mut protect = UffdProtect { range: range(at), mode };
         self.control::<{ number::<UffdProtect>(6) }, _>(&mut protect)
     }
 
-    /// Wakes who waits for these pages; they look again.
+    /// Wakes the threads that wait for these pages. They fault again if their page is missing.
     pub fn wake(&self, at: PageSpan<'_>) {
         let mut range = range(at);
         const WAKE: ioctl::Opcode = opcode::read::<UffdRange>(GROUP, 2);
@@ -379,11 +385,11 @@ impl Uffd {
         let _ = self.control::<WAKE, _>(&mut range);
     }
 
-    /// Has accesses to a missing page get SIGBUS from now on; wakes nobody. A page that is there, or that is no
+    /// Makes accesses to a missing page get SIGBUS. Wakes no thread. A page that is present, or no
     /// longer paged, stays as it is.
     ///
-    /// Where the kernel has no poison, an empty file is mapped in place of the page. That takes a mapping, of which
-    /// a process has not many (`vm.max_map_count`); those of neighbours become one.
+    /// On kernels without poison, an empty file is mapped in place of the page. That takes a
+    /// mapping, and a process has few (`vm.max_map_count`). Mappings of neighbours are merged.
     pub fn poison(&self, at: PageSpan<'_>) -> Result<(), Errno> {
         if let Some(empty_file) = &self.empty_file {
             return if self.is_paged(at) { empty_file.replace(at) } else { Ok(()) };
@@ -392,34 +398,34 @@ impl Uffd {
             let mut place = UffdFill { range: range(at), mode: 0, done: 0 };
             match self.control::<{ number::<UffdFill>(8) }, _>(&mut place) {
                 Ok(()) | Err(Errno::EXIST | Errno::NOENT | Errno::SRCH) => return Ok(()),
-                // The process's mappings are just changing.
+                // The mappings of the process are changing at this moment.
                 Err(Errno::AGAIN) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Has memory that was poisoned read as zeros again, which are asked for as at first.
+    /// Makes poisoned memory read as zeros again; its faults are served as before.
     pub fn unpoison(&self, at: PageSpan<'_>) -> Result<(), Errno> {
         if self.empty_file.is_some() && !self.is_paged(at) {
-            at.map_anew()?;
+            at.map_zeros()?;
             self.register(at, MODE_MISSING | MODE_WP)?;
         }
-        // Poison, and what was written between the two calls.
+        // Drops the poison, and bytes that were written between the two calls.
         at.advise(Advice::LinuxDontNeed)
     }
 
     /// Returns true if this descriptor gets the faults of these pages.
     fn is_paged(&self, at: PageSpan<'_>) -> bool {
-        // What is there stays writable, and who waits goes on waiting. A kernel without poison cannot move pages
-        // either, so that all paged memory is registered for write protection.
+        // Present pages stay writable, and waiting threads go on waiting. A kernel without poison
+        // cannot move pages either, so all paged memory is registered for write protection.
         let mut protect = UffdProtect { range: range(at), mode: PROTECT_DONT_WAKE };
         self.control::<{ number::<UffdProtect>(6) }, _>(&mut protect).is_ok()
     }
 }
 
-/// Calls an ioctl until all of a range is done, past pages that are there already. Returns how many
-/// pages it did.
+/// Calls an ioctl until a whole range is done, and skips pages that are present already. Returns
+/// how many pages it did.
 fn each_part(
     start: u64,
     len: u64,

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// What a kernel leaves that did not tell of a page that it moved, beside a real obstacle.
+/// Reproduces the state that a kernel leaves when it moves a page and does not count it, beside a
+/// real obstacle.
 #[test]
 fn a_page_that_is_gone_from_where_it_was_has_been_moved() {
     let uffd = match Uffd::open(true, Serving::Thread, Features::All) {
@@ -26,7 +27,8 @@ fn a_page_that_is_gone_from_where_it_was_has_been_moved() {
     assert_eq!((from.bytes(3, 1)[0], to.bytes(3, 1)[0]), (1, 2));
 }
 
-/// Linux 6.18 does not come back from such a move after some hundred, if it is asked to pass over holes.
+/// Checks that moves end. If it is asked to skip holes, Linux 6.18 hangs after some hundred such
+/// moves.
 #[test]
 fn moving_ends_while_pages_are_dropped() {
     const COUNT: usize = 64;
@@ -48,7 +50,7 @@ fn moving_ends_while_pages_are_dropped() {
         move || {
             for page in (0..COUNT).cycle().take_while(|_| !stop.load(Relaxed)) {
                 let at = (dropped + page * PAGE_BYTES) as *mut _;
-                // SAFETY: a page that is only written to and moved; whose bytes nobody counts on.
+                // SAFETY: a page that is only written to and moved; no code relies on its bytes.
                 unsafe { libc::madvise(at, PAGE_BYTES, libc::MADV_DONTNEED) };
             }
         }
