@@ -66,13 +66,18 @@ static CONSTRUCTOR: unsafe extern "C" fn(i32, *const *const i8, *mut *mut i8) = 
 unsafe extern "C" fn constructor(_: i32, _: *const *const i8, variables: *mut *mut i8) {
     // SAFETY: the C library passes main's own arguments to a constructor: an array that ends in null, of
     // strings that live as long as the process.
-    let (stream, log, stress) =
-        unsafe { (taken(variables, STREAM), taken(variables, LOG), taken(variables, STRESS)) };
+    let (stream, log, stress) = unsafe {
+        (
+            take_variable(variables, STREAM),
+            take_variable(variables, LOG),
+            take_variable(variables, STRESS),
+        )
+    };
     if stream.is_none() && stress.is_none() {
         return;
     }
     // SAFETY: as above.
-    unsafe { forget_us(variables) };
+    unsafe { restore_preload_list(variables) };
     if !heap::reserve() {
         return;
     }
@@ -108,7 +113,7 @@ fn start(stream: Option<&CStr>, stress: Option<StressConfig>) {
 static LOG_PATH: AtomicPtr<i8> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Appends a line to a file.
-fn say(path: &CStr, line: &str) {
+fn append_line(path: &CStr, line: &str) {
     let path = path.to_bytes_with_nul();
     let Some(file) = system::open(path, libc::O_WRONLY | libc::O_APPEND) else { return };
     for text in [line, "\n"] {
@@ -139,7 +144,7 @@ fn stressed(text: &CStr) -> Option<StressConfig> {
 }
 
 /// Removes a variable from the environment. Returns its value.
-unsafe fn taken(variables: *mut *mut i8, name: &[u8]) -> Option<&'static CStr> {
+unsafe fn take_variable(variables: *mut *mut i8, name: &[u8]) -> Option<&'static CStr> {
     // SAFETY: the caller promises an array that ends in null, of strings that live as long as the process.
     unsafe {
         let mut at = variables;
@@ -160,7 +165,7 @@ unsafe fn taken(variables: *mut *mut i8, name: &[u8]) -> Option<&'static CStr> {
 }
 
 /// Restores LD_PRELOAD to its value before us, so that children are not sampled.
-unsafe fn forget_us(variables: *mut *mut i8) {
+unsafe fn restore_preload_list(variables: *mut *mut i8) {
     // SAFETY: the caller promises an array that ends in null, of strings that live as long as the process.
     unsafe {
         let mut at = variables;
@@ -178,7 +183,7 @@ unsafe fn forget_us(variables: *mut *mut i8) {
                 std::ptr::copy(to.add(colon + 1), to, rest);
             }
             None => {
-                taken(variables, PRELOAD);
+                take_variable(variables, PRELOAD);
             }
         }
     }
@@ -201,6 +206,6 @@ extern "C" fn destructor() {
         (closed, path.is_null(), status::catch(engine::report))
     {
         // SAFETY: a string of the environment, which lives as long as the process.
-        say(unsafe { CStr::from_ptr(path) }, &report);
+        append_line(unsafe { CStr::from_ptr(path) }, &report);
     }
 }

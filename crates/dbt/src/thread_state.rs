@@ -216,7 +216,7 @@ pub fn make() -> Option<(&'static mut ThreadState, Addresses, std::ops::Range<us
     if end > 1 << 31 {
         return None;
     }
-    // SAFETY: fresh zeroed memory of that size on a page boundary. Zeros are a valid Area, and nobody else
+    // SAFETY: fresh zeroed memory of that size on a page boundary. Zeros are a valid ThreadState, and nobody else
     // has it.
     let thread_state = unsafe { &mut *(start as *mut ThreadState) };
     thread_state.counts.0.iter_mut().enumerate().for_each(|(n, count)| count[0] = n as u64);

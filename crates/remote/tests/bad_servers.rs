@@ -1,4 +1,4 @@
-//! Servers that live and do not do what they should: slow ones, and those on whose way pages are damaged.
+//! Servers that are alive but faulty: slow ones, and those on whose path pages are damaged.
 
 mod behind;
 
@@ -15,7 +15,7 @@ fn honest() -> SocketAddr {
     behind(|_| {}, |_| {})
 }
 
-/// Takes 20 ms for each put: far less than what counts as no answer.
+/// Starts a server that takes 20 ms for each put. That is far below the timeout.
 fn slow() -> SocketAddr {
     let hold_up = |frame: &mut [u8]| {
         if frame[0] == Op::Put as u8 {
@@ -41,7 +41,8 @@ fn round_trip(store: &Cluster) {
     assert!(into == page);
 }
 
-/// Puts a page into each of 64 chunks, as evictors put many runs at once; how often servers were left.
+/// Puts a page into each of 64 chunks, as evictors put many runs at once. Returns how often a
+/// server was shunned.
 fn put_many(store: &Cluster) -> u64 {
     let region = store.create_region(64 * 256, true).unwrap();
     let page = vec![9; PAGE_BYTES];
@@ -99,7 +100,7 @@ fn a_page_that_is_damaged_on_its_way_is_sent_again() {
 #[test]
 fn a_server_on_whose_way_all_pages_are_damaged_is_left() {
     let store = cluster(&[behind(damage, |_| {}), honest()], 1);
-    // A region each, as their first pages are placed one by one.
+    // Each round has a region of its own, because first pages are placed one by one.
     (0..8).for_each(|_| round_trip(&store));
     assert!(store.counters().servers_down_total.load(Ordering::Relaxed) > 0, "it was never asked");
 }

@@ -1,4 +1,4 @@
-//! Servers that are announced are found, where the network has multicast.
+//! Announced servers are found, if the network has multicast.
 
 use pagetax_remote::discovery::{Finder, announce};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 #[test]
 fn an_announced_server_is_found_until_it_goes() {
     let name = format!("pagetax-test-{}", std::process::id());
-    // Nobody connects: the port is only a mark to know it by.
+    // No client connects: the port only identifies this announcement.
     let port = 20_000 + (std::process::id() % 20_000) as u16;
     let listen = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let (mut finder, announcement) = match (Finder::new(), announce(listen, &name)) {

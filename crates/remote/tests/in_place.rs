@@ -1,5 +1,5 @@
-//! Threads that serve their own faults, and what else programs do with SIGBUS. Each test runs in a process of its own,
-//! as actions for signals are a process's.
+//! Threads that serve their own faults, beside other uses of SIGBUS. Each test runs in a process of
+//! its own, because signal actions are per process.
 #![allow(unsafe_code)]
 
 mod turns;
@@ -22,11 +22,13 @@ use turns::turns;
 
 const MIB: u64 = 1 << 20;
 const PAGES: usize = 1024;
-/// What a program's handler ends it with, by what it is told.
+/// The exit status of a program's handler for SIGBUS: a lost page, or memory behind the end of a
+/// file.
 const LOST: i32 = 43;
 const NO_MEMORY: i32 = 44;
 
-/// Makes tests of each function: with all features of this kernel, and with those of older ones.
+/// Makes several tests of each function: with all features of this kernel, and with those of older
+/// kernels.
 macro_rules! on_each_kernel {
     ($($name:ident),* $(,)?) => {
         mod all_features {
@@ -56,7 +58,7 @@ on_each_kernel! {
     signals_come_between_faults
 }
 
-/// What the kernel of the test that asks has.
+/// Returns the kernel features that the calling test may use.
 fn features() -> Features {
     match std::thread::current().name() {
         Some(name) if name.starts_with("no_poison::") => Features::NoMoveNoPoison,
@@ -65,7 +67,8 @@ fn features() -> Features {
     }
 }
 
-/// Runs the body in a process of its own; how it ended, or nothing if this user may not page.
+/// Runs the body in a process of its own. Returns how it ended, or `None` if this user may not
+/// page.
 fn alone(body: impl FnOnce()) -> Option<ExitStatus> {
     const CHILD: &str = "PAGETAX_TEST_IN_PLACE";
     if std::env::var_os(CHILD).is_some() {
@@ -92,7 +95,7 @@ fn embedded() -> Arc<dyn PageStore> {
     Arc::new(EmbeddedStore::new(Bytes(64 * MIB)))
 }
 
-/// A region of [`PAGES`] of which a quarter stays, with its number in each page.
+/// Maps a region of [`PAGES`], a quarter of which is resident, and writes each page's number to it.
 fn numbered(store: &Arc<dyn PageStore>) -> RemoteRegion {
     let options = PagerOptions {
         serving: Serving::InPlace,
@@ -117,7 +120,7 @@ fn assert_numbered(region: &RemoteRegion) {
     }
 }
 
-/// Touches a page whose bytes the store has no more.
+/// Touches a page whose bytes the store has lost.
 fn touch_lost_page(store: &Arc<dyn PageStore>, region: &RemoteRegion) {
     let other = [1; PAGE_BYTES];
     let run = PutRun { first: 2, pages: &other, macs: &[PageMac::of(&other)] };
@@ -126,12 +129,12 @@ fn touch_lost_page(store: &Arc<dyn PageStore>, region: &RemoteRegion) {
     println!("{}", region.as_slice()[2 * PAGE_BYTES]);
 }
 
-/// Touches what lies behind the end of a file.
+/// Touches a page behind the end of a file.
 fn touch_past_the_end() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(PAGE_BYTES as u64).unwrap();
-    // SAFETY: a fresh mapping of a file that nobody else has. It is read after the file was cut, which is what
-    // is tested: it ends this process.
+    // SAFETY: a fresh mapping of a file of our own. The read after the truncation is the test: it
+    // ends this process.
     unsafe {
         let (length, protection) = (PAGE_BYTES, libc::PROT_READ);
         let at =
@@ -164,17 +167,19 @@ extern "C" fn end(_: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
         let start = MEMORY.load(Relaxed) as usize;
         (start..start + PAGES * PAGE_BYTES).contains(&at)
     };
-    // SAFETY: the kernel's, or of who hands it on; ends at once.
+    // SAFETY: the kernel, or the handler that passed the signal on, gives valid pointers. The
+    // process ends at once.
     unsafe { libc::_exit(if is_paged((*info).si_addr() as usize) { LOST } else { NO_MEMORY }) }
 }
 
 static EARLIER: AtomicUsize = AtomicUsize::new(0);
 
-/// As programs do that install a handler later: it hands on what it does not know, but the lost page not twice. Other pages
-/// may come and leave again before the thread runs, so that an address may fault more than once.
+/// Acts as a program's later handler: passes on every SIGBUS that it does not know, but not a lost
+/// page twice. Other pages may be fetched and evicted again before the thread runs, so an address
+/// may fault more than once.
 extern "C" fn end_or_hand_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     static LAST: AtomicUsize = AtomicUsize::new(0);
-    // SAFETY: as above; what is called is the handler that was there before, of this kind.
+    // SAFETY: as above; the call goes to the previous handler, which has this type.
     unsafe {
         let at = (*info).si_addr() as usize;
         if LAST.swap(at, Relaxed) == at && !MEMORY.load(Relaxed).is_null() {
@@ -295,7 +300,8 @@ fn both_sides_of_a_fork_have_the_pages() {
     let ended = alone(|| {
         let region = numbered(&embedded());
         assert!(region.before_fork());
-        // SAFETY: the child does with locks and memory what glibc allows after fork, and ends by _exit.
+        // SAFETY: the child uses only locks and memory that glibc allows after a fork, and ends by
+        // _exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let right = region.restart_in_child(None).is_ok();
@@ -340,10 +346,12 @@ fn a_child_goes_on_whatever_other_threads_asked() {
     assert_eq!(status.code(), Some(0), "{status:?}");
 }
 
-/// How a child ended that goes on with the region's pages; by SIGALRM if it hangs.
+/// Forks, and restarts the pager in the child. Returns the child's status; SIGALRM ends a child
+/// that hangs.
 fn fork_and_restart(region: &RemoteRegion) -> i32 {
     assert!(region.before_fork());
-    // SAFETY: the child does with locks and memory what glibc allows after fork, and ends by _exit.
+    // SAFETY: the child uses only locks and memory that glibc allows after a fork, and ends by
+    // _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.
@@ -362,19 +370,21 @@ fn fork_and_restart(region: &RemoteRegion) -> i32 {
 static MEMORY: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 static ALARMS: AtomicU64 = AtomicU64::new(0);
 
-/// Touches pages itself.
+/// Handles SIGALRM, and touches pages itself.
 extern "C" fn alarm(_: i32) {
     let turn = ALARMS.fetch_add(1, Relaxed);
     let page = (turn as usize).wrapping_mul(389) % PAGES;
-    // SAFETY: a byte of the region, which lives as long as there are alarms; atomic, as others change pages.
+    // SAFETY: a byte of the region, which outlives the signals. Atomic, because other threads write
+    // pages.
     let found = unsafe { AtomicU64::from_ptr(MEMORY.load(Relaxed).add(page * PAGE_BYTES).cast()) };
     if found.load(Relaxed) as u32 != page as u32 + 1 {
         std::process::abort();
     }
 }
 
-/// Sends SIGALRM to a thread until it is done, and again only after it has taken the last one and made a step since:
-/// on a slow CPU, a timer would keep the thread in the handler for good.
+/// Sends SIGALRM to a thread until it is done. Each signal waits until the thread has handled the
+/// last one and gone a step further. On a slow CPU, a timer would keep the thread in the handler
+/// for ever.
 fn send_alarms(to: libc::pthread_t, steps: &AtomicU64, is_done: &AtomicBool) {
     while !is_done.load(Relaxed) {
         let before = (ALARMS.load(Relaxed), steps.load(Relaxed));
@@ -413,7 +423,7 @@ fn signals_come_between_faults() {
                 steps.fetch_add(1, Relaxed);
                 (found != wanted).then_some((found, wanted))
             });
-            // A thread that panicked before would wait for the other one for good.
+            // Otherwise a thread that panicked would leave the other waiting for ever.
             is_done.store(true, Relaxed);
             assert_eq!(wrong, None);
         });

@@ -1,4 +1,4 @@
-//! One suite for every store: what the pager relies on.
+//! The suite of the store contract, for every store.
 
 mod redis_server;
 mod suite;
@@ -62,7 +62,7 @@ fn servers_hand_over_what_is_asked_for_together() {
     for first in [0, 512] {
         writer.put(region, &[PutRun { first, pages: &bytes, macs: &macs }]).unwrap();
     }
-    // Of two chunks in turn, which may lie on two servers.
+    // The pages alternate between two chunks, which may lie on two servers.
     let wanted: Vec<_> = (0..).zip(&macs).map(|(at, mac)| (at + at % 2 * 512, *mac)).collect();
     let mut came = 0;
     reader.get_each(region, &wanted, &mut |nth, page| {
@@ -89,7 +89,7 @@ fn two_names_of_one_server_hold_one_copy() {
     let refused = connect(2).unwrap_err().to_string();
     assert!(refused.contains("the same memory server as 127.0.0.1"), "{refused}");
     assert_eq!(connect(1).unwrap().servers_up(), 1);
-    // With another server, it is one of two.
+    // A second server joins.
     let other = start_server(8 << 20);
     let servers = [names[0].clone(), names[1].clone(), other.address().to_string()];
     let store =
@@ -148,7 +148,7 @@ fn redis_passwords_are_used_and_never_shown() {
         let said = refused.unwrap_err().to_string();
         assert!(!said.contains("wrong-secret"), "{said}");
     }
-    // Every node of a cluster wants it, too.
+    // Every node of a cluster requires the password.
     let Some(nodes) = RedisServer::start_cluster_with(3, "secret") else { return };
     let urls: Vec<String> = nodes.iter().map(|node| with_password(node.url())).collect();
     let store = RedisStore::connect(&urls).unwrap();
@@ -168,13 +168,13 @@ fn redis_pages_expire_unless_their_owner_lives() {
         let region = store.create_region(64, false).unwrap();
         let mut writer = store.writer().unwrap();
         writer.put(region, &[PutRun { first: 0, pages: &bytes, macs: &macs }]).unwrap();
-        // Empties the hash, which ends it; the next has to expire as well.
+        // This empties the hash, which deletes it. The next hash must expire as well.
         writer.discard(region, &[PageRun { first: 0, count: 64 }]).unwrap();
         writer.put(region, &[PutRun { first: 0, pages: &bytes, macs: &macs }]).unwrap();
         region
     };
     let (life, never) = (Duration::from_secs(1), Duration::from_secs(3600));
-    // As if it had crashed: nobody renews or deletes.
+    // This acts as a crash: no thread renews or deletes pages.
     let crashed = RedisStore::connect_with(&[redis.url()], life, never).unwrap();
     put(&crashed);
     std::mem::forget(crashed);
@@ -185,7 +185,7 @@ fn redis_pages_expire_unless_their_owner_lives() {
         assert!(Instant::now() < until, "{}", redis.say("DBSIZE"));
         std::thread::sleep(Duration::from_millis(50));
     }
-    // For longer than it would live without being renewed.
+    // This is longer than the life of pages that are not renewed.
     let until = Instant::now() + 9 * life;
     while Instant::now() < until {
         std::thread::sleep(life / 2);
@@ -195,7 +195,7 @@ fn redis_pages_expire_unless_their_owner_lives() {
     }
 }
 
-/// An engine that answers everything, but gives one page less than it is asked for.
+/// Starts an engine that returns one page less than was asked for.
 fn one_page_less() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());
@@ -208,7 +208,8 @@ fn one_page_less() -> String {
             Some(line.trim_end().to_string())
         };
         loop {
-            // *COUNT, then $LENGTH and a line for each word. Ours are text here, but for pages, which nobody puts.
+            // A request is *COUNT, then $LENGTH and a line for each word. All words are text,
+            // because this test puts no pages.
             let count: usize = line()?.strip_prefix('*')?.parse().ok()?;
             let words: Option<Vec<String>> =
                 (0..count).map(|_| line().and_then(|_| line())).collect();

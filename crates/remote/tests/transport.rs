@@ -1,4 +1,4 @@
-//! What connections do to the process that has them.
+//! The effects of connections on their process.
 
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::transport::PeerStream;
@@ -12,10 +12,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::Arc;
 
-/// In the child that a test starts: what it is to do.
+/// The variable that makes a test's child run the body of the test.
 const CHILD: &str = "PAGETAX_TEST_CHILD";
 
-/// Writes until the other side, which hangs up at once, is known to be gone.
+/// Writes until the other side, which hangs up at once, is gone.
 fn write_to_nobody(mut stream: PeerStream) {
     let page = [7; PAGE_BYTES];
     loop {
@@ -70,7 +70,8 @@ fn tls() {
     write_to_nobody(stream);
 }
 
-/// Runs the test of this name again, in a process that SIGPIPE ends, as it ends programs that are not Rust's.
+/// Runs the test of this name again, in a process that SIGPIPE ends, as it ends programs in other
+/// languages.
 fn survives(test: &str, work: fn()) {
     if std::env::var_os(CHILD).is_some() {
         // SAFETY: the default action is no handler, and this process has no other thread that depends on it.

@@ -16,7 +16,7 @@ impl Engine {
     pub(super) fn direct(&mut self, exit: usize) {
         let to = self.cache().exits[exit].to;
         let before = self.cache().blocks.len();
-        self.go(to);
+        self.enter_translation(to);
         let cache = self.cache();
         // Unless `go` has cleared the cache, this exit with it.
         if let Some(number) = cache.find(to).filter(|_| cache.blocks.len() >= before) {
@@ -26,7 +26,7 @@ impl Engine {
 
     pub(super) fn indirect(&mut self, is_return: bool) {
         let to = self.thread_state.target;
-        self.go(to);
+        self.enter_translation(to);
         let (cache, thread_state) = (&mut self.caches[self.kind as usize], &mut *self.thread_state);
         match cache.find(to) {
             _ if is_return => cache.link_return(thread_state, to),
@@ -111,7 +111,7 @@ impl Engine {
         if self.must_leave() {
             self.leave(next, BurstEnd::Signal);
         }
-        self.go(next);
+        self.enter_translation(next);
     }
 
     /// Handles a fault of a translated instruction: the program repeats the instruction natively.

@@ -247,7 +247,7 @@ impl Engine {
     }
 
     /// Goes on in the translation of `pc`, or natively if it cannot be translated.
-    fn go(&mut self, pc: u64) {
+    fn enter_translation(&mut self, pc: u64) {
         match self.block(pc) {
             Some(number) => self.resume(number),
             None => self.leave(pc, BurstEnd::Code),

@@ -30,7 +30,7 @@ impl Engine {
         self.reset_if_new_thread();
         self.count_native();
         self.begin_stage();
-        self.go(pc);
+        self.enter_translation(pc);
     }
 
     /// Enters counting translations, or a burst if one is due.
@@ -155,7 +155,7 @@ impl Engine {
                 polls.next(next_ns);
             }
         }
-        self.go(pc);
+        self.enter_translation(pc);
     }
 
     pub(super) fn end_polls(&mut self) {
@@ -173,6 +173,6 @@ impl Engine {
             self.leave(pc, BurstEnd::Done);
         }
         self.enter_stage(BurstStage::Between, 0);
-        self.go(pc);
+        self.enter_translation(pc);
     }
 }

@@ -1,4 +1,4 @@
-//! A server behind something that looks at what passes, and may change it or hold it up.
+//! A server behind an observer, which may change or delay what passes.
 
 use pagetax_remote::server::pool::{Limits, Pool};
 use pagetax_remote::server::region::Owner;
@@ -9,7 +9,8 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
-/// A server whose requests and replies are changed on their way. It serves until its clients have gone.
+/// Starts a server whose requests and replies are changed on their way. It serves until its clients
+/// have gone.
 pub fn behind(
     ask: impl Fn(&mut [u8]) + Send + Sync + 'static,
     reply: impl Fn(&mut [u8]) + Send + Sync + 'static,

@@ -1,4 +1,5 @@
-//! Tests of both ways in which pages leave, by a move and by a copy; of the preloaded library, too.
+//! Tests of both eviction methods, by a move and by a copy. The tests of the preloaded library use
+//! it, too.
 
 /// Makes two tests of each function.
 macro_rules! both_ways {
@@ -12,7 +13,8 @@ macro_rules! both_ways {
     };
 }
 
-/// Whether the test that asks is one of those by a copy: each thread of a test has its path for a name.
+/// Returns true if the calling test evicts by a copy. A test's thread has the path of the test as
+/// its name.
 pub fn is_copied_out() -> bool {
     std::thread::current().name().is_some_and(|name| name.contains("copied_out::"))
 }

@@ -51,7 +51,7 @@ pub fn memory_that_may_not_be_written_to_leaves() {
     }
     let start = region.as_ptr();
     let protect = |at: usize, bytes: usize, protection| {
-        // SAFETY: pages of the region; what may not be touched is not touched.
+        // SAFETY: pages of the region; the test touches none that it protects.
         let result = unsafe { libc::mprotect(start.add(at).cast(), bytes, protection) };
         assert_eq!(result, 0);
     };
@@ -70,7 +70,7 @@ pub fn memory_that_may_not_be_written_to_leaves() {
         }
         settles("read-only");
     }
-    // What is here of the first half leaves while the other one is read.
+    // The resident pages of the first half are evicted while the second half is read.
     protect(0, BYTES / 2, libc::PROT_NONE);
     for (number, page) in (0..).zip(region.as_slice().chunks_exact(PAGE_BYTES)) {
         if number as usize * PAGE_BYTES >= BYTES / 2 {
@@ -101,7 +101,7 @@ pub fn the_system_writes_into_missing_pages() {
     assert!(region.as_slice()[100..100 + wanted.len()] == wanted);
 }
 
-/// Pins memory for a device, as direct I/O does for as long as it takes; until what is returned is closed.
+/// Pins memory for a device, as direct I/O does while it runs. Closing the result unpins it.
 #[allow(unsafe_code)]
 pub fn pin(bytes: &[u8]) -> std::io::Result<std::os::fd::OwnedFd> {
     use std::os::fd::FromRawFd;
@@ -124,7 +124,7 @@ pub fn pin(bytes: &[u8]) -> std::io::Result<std::os::fd::OwnedFd> {
     }
 }
 
-/// What a device wrote after an eviction would be lost.
+/// Checks that a pinned page is not evicted: the device's later writes would be lost.
 #[test]
 fn a_page_that_is_pinned_for_a_device_stays() {
     if !can_move() {
@@ -142,7 +142,7 @@ fn a_page_that_is_pinned_for_a_device_stays() {
     assert!(is_resident(3) && !is_resident(4), "{:?}", region.counts());
     assert!(region.counts().stuck_count > 0, "{:?}", region.counts());
     drop(pinned);
-    // The ring lets go of its buffers in its own time.
+    // The kernel releases the ring's buffers with a delay.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while is_resident(3) {
         assert!(std::time::Instant::now() < until, "it stays: {:?}", region.counts());

@@ -1,16 +1,16 @@
-//! Lost pages and ends of processes: SIGBUS for one page, not for its neighbours.
+//! Lost pages, and exits of processes: SIGBUS for one page, not for its neighbours.
 
 use super::*;
 
-/// Another writer of the same region, which the pager knows nothing of, spoils a page.
+/// Overwrites a page in the store behind the pager's back.
 pub fn spoil(store: &dyn PageStore, page: u64) {
     let sums = [PageMac::of(&[1; PAGE_BYTES])];
     let run = PutRun { first: page, pages: &[1; PAGE_BYTES], macs: &sums };
     store.writer().unwrap().put(RegionId(1), &[run]).unwrap();
 }
 
-/// Runs the body in a process of its own, with the name of a directory that is its; how it ended, or nothing if
-/// this user may not page.
+/// Runs the body in a process of its own, and passes it a directory of its own. Returns the output,
+/// or `None` if this user may not page.
 pub fn alone(body: impl FnOnce(&std::path::Path)) -> Option<std::process::Output> {
     const CHILD: &str = "PAGETAX_TEST_ALONE";
     if let Some(directory) = std::env::var_os(CHILD) {
@@ -48,7 +48,7 @@ pub fn a_page_that_the_store_lost_is_sigbus() {
     assert_eq!(signal_of(&output), Some(libc::SIGBUS), "{output:?}");
 }
 
-/// Whether the system can read a page.
+/// Returns true if a system call can read a page.
 pub fn is_readable(page: &[u8]) -> bool {
     let written = std::io::Write::write_all(&mut tempfile::tempfile().unwrap(), page);
     assert_ne!(
@@ -98,7 +98,8 @@ pub fn both_sides_of_a_fork_have_lost_pages() {
             || (0..1024).all(|number| is_readable(page(number)) != lost.contains(&(number as u64)));
         assert!(are_right());
         assert!(region.before_fork());
-        // SAFETY: the child does with locks and memory what glibc allows after fork, and ends by _exit.
+        // SAFETY: the child uses only locks and memory that glibc allows after a fork, and ends by
+        // _exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let right = region.restart_in_child(None).is_ok() && are_right();
@@ -116,7 +117,8 @@ pub fn both_sides_of_a_fork_have_lost_pages() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// Who waits for a lost page would wait for ever where the stand-in of poison cannot be mapped any more.
+/// Checks that a process ends if the empty file cannot be mapped over a lost page. Otherwise the
+/// waiting thread would fault for ever.
 #[test]
 fn a_process_ends_whose_lost_page_cannot_be_given_sigbus() {
     let ended = alone(|_| {
@@ -139,13 +141,13 @@ fn a_process_ends_whose_lost_page_cannot_be_given_sigbus() {
     assert!(String::from_utf8_lossy(&output.stdout).contains("vm.max_map_count"), "{output:?}");
 }
 
-/// Maps pages that have nothing in common with their neighbours, until the process may have no more of them.
+/// Maps pages that the kernel cannot merge with their neighbours, until it refuses more.
 #[allow(unsafe_code)]
 pub fn use_up_mappings() {
     const COUNT: usize = 1 << 22;
     let map = |at: *mut libc::c_void, bytes, protection, more| {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | more;
-        // SAFETY: fresh mappings, or parts of one that is nobody's, of memory that nobody uses.
+        // SAFETY: fresh mappings, or parts of one, of memory that no code uses.
         unsafe { libc::mmap(at, bytes, protection, flags, -1, 0) }
     };
     let all = map(std::ptr::null_mut(), COUNT * PAGE_BYTES, libc::PROT_NONE, 0);
@@ -153,7 +155,7 @@ pub fn use_up_mappings() {
     for page in (1..COUNT).step_by(2) {
         let at = all.wrapping_byte_add(page * PAGE_BYTES);
         if map(at, PAGE_BYTES, libc::PROT_READ, libc::MAP_FIXED) == libc::MAP_FAILED {
-            // The last one, which splits nothing.
+            // The last mappings, which split none.
             while map(std::ptr::null_mut(), PAGE_BYTES, libc::PROT_READ, 0) != libc::MAP_FAILED
                 && map(std::ptr::null_mut(), PAGE_BYTES, libc::PROT_NONE, 0) != libc::MAP_FAILED
             {
@@ -164,7 +166,7 @@ pub fn use_up_mappings() {
     panic!("this process may have any number of mappings");
 }
 
-/// Pages are copied by way of /proc, which a program that changes its root directory finds no more.
+/// Checks that copies work after the program has changed its root directory: they need /proc.
 #[test]
 fn pages_leave_whose_program_has_another_root() {
     let ended = alone(|directory| {
@@ -173,7 +175,7 @@ fn pages_leave_whose_program_has_another_root() {
         if let Err(error) = std::os::unix::fs::chroot(directory) {
             return println!("SKIP: chroot: {error}");
         }
-        // A page that is not there when it is to be copied is not waited for.
+        // A copy must not wait for a missing page.
         let first = region.as_ptr() as usize;
         for round in 0..8u64 {
             for (number, page) in region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).enumerate() {

@@ -1,4 +1,4 @@
-//! The pager on the real kernel: what is written comes back, under every kind of pressure.
+//! The pager on the real kernel: every write is read back, under every kind of pressure.
 
 #[macro_use]
 #[path = "../both_ways/mod.rs"]
@@ -31,8 +31,9 @@ use turns::turns;
 
 const MIB: u64 = 1 << 20;
 
-/// Tests of both ways of serving: by the pager's thread, and, but for system calls, in place. With all features of
-/// this kernel, without what Linux 6.8 brought (`copied_out`), and without what 6.6 brought.
+/// Makes tests for both serving modes: the pager's thread and, except for system calls, in place.
+/// Each runs with all features of this kernel, without those of Linux 6.8 (`copied_out`), and
+/// without those of 6.6.
 macro_rules! both_servings {
     ($($name:ident),* $(,)?) => {
         both_ways! {
@@ -80,7 +81,7 @@ both_servings! {
     pages_dropped_past_the_pager_keep_nobody_waiting
 }
 
-/// Where scattered pages are copied, and others moved.
+/// The tests in which scattered pages are copied and others are moved.
 mod cheapest {
     #[test]
     fn a_region_four_times_its_memory_keeps_every_write() {
@@ -100,7 +101,7 @@ mod cheapest {
     }
 }
 
-/// How pages leave in the test that asks.
+/// Returns the eviction method of the calling test.
 fn eviction_method() -> EvictionMethod {
     let thread = std::thread::current();
     match thread.name() {
@@ -110,7 +111,7 @@ fn eviction_method() -> EvictionMethod {
     }
 }
 
-/// What the kernel of the test that asks has: no more than this one.
+/// Returns the kernel features that the calling test may use, at most those of this kernel.
 fn features() -> Features {
     let asked = match std::thread::current().name() {
         Some(name) if name.contains("no_poison::") => Features::NoMoveNoPoison,
@@ -123,7 +124,7 @@ fn features() -> Features {
     }
 }
 
-/// Whether this kernel moves pages; says so if not.
+/// Returns true if this kernel moves pages. Otherwise prints a line.
 fn can_move() -> bool {
     let can_move = features().can_move();
     if !can_move {
@@ -132,7 +133,7 @@ fn can_move() -> bool {
     can_move
 }
 
-/// Who serves faults in the test that asks.
+/// Returns the serving mode of the calling test.
 fn serving() -> Serving {
     match std::thread::current().name() {
         Some(name) if name.contains("in_place::") => Serving::InPlace,
@@ -141,7 +142,7 @@ fn serving() -> Serving {
 }
 
 fn resident(bytes: u64) -> PagerOptions {
-    // How pages leave where they cannot be moved, the pager finds itself.
+    // If pages cannot be moved, the pager finds that itself.
     let eviction_method = if eviction_method() == EvictionMethod::Cheapest {
         EvictionMethod::Cheapest
     } else {
@@ -155,7 +156,7 @@ fn resident(bytes: u64) -> PagerOptions {
     }
 }
 
-/// A region, unless this user may not page: then says so.
+/// Maps a region. Prints a line if this user may not page.
 fn map(store: Arc<dyn PageStore>, bytes: u64, options: PagerOptions) -> Option<RemoteRegion> {
     match RemoteRegion::map(store, bytes, options) {
         Err(error @ PagerError::Uffd(_)) => {
@@ -170,7 +171,7 @@ fn embedded() -> Arc<dyn PageStore> {
     Arc::new(EmbeddedStore::new(Bytes(256 * MIB)))
 }
 
-/// What stands at a page after so many writes to it: half of it does not compress.
+/// Writes a version of a page. Half of its bytes do not compress.
 fn fill(page: &mut [u8], number: u64, version: u64) {
     let mut rng = Rng::new(number << 20 | version);
     for word in page[..PAGE_BYTES / 2].chunks_exact_mut(8) {
@@ -223,7 +224,8 @@ fn threads_share_a_region() {
     share_a_region(embedded());
 }
 
-/// Their faults are served together: each page comes from the first of its servers.
+/// Checks threads on servers. Their faults are served together: each page comes from the first of
+/// its servers.
 fn threads_share_a_region_on_servers() {
     let limits = Limits { memory: Bytes(64 * MIB), ..Limits::default() };
     let start = || {
@@ -237,8 +239,8 @@ fn threads_share_a_region_on_servers() {
     share_a_region(Arc::new(Cluster::connect(options).unwrap()));
 }
 
-/// All threads write to all clusters, half of the time to few pages, which so are written to while they
-/// leave; eight words of a page say how often it was written.
+/// Writes from all threads to all clusters, half of the time to few pages, so that pages are
+/// written to during their eviction. Eight words of a page count its writes.
 fn threads_write_what_is_being_evicted() {
     const THREADS: usize = 8;
     const HOT: u64 = 16;
@@ -280,8 +282,8 @@ fn threads_write_what_is_being_evicted() {
     );
 }
 
-/// A program may drop its memory by a system call of its own, also what is being copied out just then. It
-/// may find what it wrote before, or zeros.
+/// Drops memory by system calls of the program's own, even pages that are being copied out. The
+/// program may find its earlier bytes or zeros.
 fn pages_dropped_past_the_pager_keep_nobody_waiting() {
     let Some(mut region) = map(embedded(), 8 * MIB, resident(MIB)) else { return };
     let (start, pages) = (region.as_ptr() as usize, region.len() / PAGE_BYTES);
@@ -291,8 +293,8 @@ fn pages_dropped_past_the_pager_keep_nobody_waiting() {
         scope.spawn(|| {
             let (mut rng, mut seen) = (Rng::new(1), 0);
             while !done.load(Relaxed) {
-                // Never faster than pages are written: a writer that had to wait for a CPU would find all of them
-                // dropped, and none would leave for the store.
+                // Drop no faster than pages are written. Otherwise a writer that waits for a CPU
+                // would find all pages dropped, and none would be evicted.
                 if written.load(Relaxed) != seen {
                     seen = written.load(Relaxed);
                     drop_pages(start + rng.below(pages as u64 - 8) as usize * PAGE_BYTES, 8);
@@ -314,11 +316,11 @@ fn pages_dropped_past_the_pager_keep_nobody_waiting() {
     assert!(counts.page_out_count > 10_000 * rounds / 30, "{counts:?}");
 }
 
-/// As a program does that knows nothing of the pager.
+/// Drops pages past the pager, by a system call.
 #[allow(unsafe_code)]
 fn drop_pages(at: usize, count: usize) {
-    // SAFETY: the bytes are read and written as plain integers by a thread that takes whatever it finds; zeros
-    // are as good as any.
+    // SAFETY: a thread reads and writes the bytes as plain integers, and accepts any value, even
+    // zeros.
     let result =
         unsafe { libc::syscall(libc::SYS_madvise, at, count * PAGE_BYTES, libc::MADV_DONTNEED) };
     assert_eq!(result, 0);
@@ -359,7 +361,8 @@ fn sweeps_are_fetched_ahead_and_zeros_never_travel() {
     let Some(mut region) = map(embedded(), 32 * MIB, resident(4 * MIB)) else { return };
     region.as_mut_slice().fill(3);
     let before = region.counts();
-    // Without room, fewer pages are fetched ahead: each part of the sweep finds room, however slow the evictor is.
+    // Without room, the pager prefetches less. So each part of the sweep starts with room, however
+    // slow the evictor is.
     for part in region.as_slice().chunks(2 * MIB as usize) {
         region.evict_all();
         assert!(part.iter().all(|byte| *byte == 3));
@@ -386,7 +389,7 @@ fn frames_go_round_where_sweeps_are_long() {
         check_all(&region, version);
     }
     let counts = region.counts();
-    // Some of a sweep's runs find no full spare.
+    // Some runs of a sweep find no full spare.
     let wanted =
         if eviction_method() == EvictionMethod::Copied { 0 } else { counts.page_in_count / 16 };
     assert!(counts.moved_in_count >= wanted, "{counts:?}");
@@ -407,7 +410,7 @@ fn new_pages_come_in_runs_both_ways() {
     }
 }
 
-/// Touches pages in an order of chance, each once.
+/// Touches pages in random order, each once.
 fn touch_all(pages: &mut [u8], seed: u64) {
     let mut order: Vec<usize> = (0..pages.len() / PAGE_BYTES).collect();
     let mut rng = Rng::new(seed);
@@ -447,7 +450,7 @@ fn staged_pages_that_are_in_use_come_back_together() {
         part.fill(1);
     }
     let counts = region.counts();
-    // One by one it would be some 15,000.
+    // Page by page there would be some 15,000.
     assert!((1..8000).contains(&counts.soft_refault_count), "{counts:?}");
 }
 
@@ -483,7 +486,7 @@ fn sizes_that_cannot_be_are_refused() {
     map(embedded(), 1 << 40, overcommitted);
 }
 
-/// A store that refuses puts, and spoils bytes, when it is told to.
+/// A switch that makes a store full.
 #[derive(Default)]
 struct Moody {
     is_full: Arc<AtomicBool>,

@@ -9,16 +9,17 @@ use std::time::{Duration, Instant};
 pub struct RedisServer {
     child: Child,
     port: u16,
-    /// The password that it wants; empty if none.
+    /// The password that the server requires; empty without one.
     password: String,
     _directory: tempfile::TempDir,
 }
 
 impl RedisServer {
-    /// Starts a server with more options. Returns none, and says so, if Redis is not installed.
+    /// Starts a server with these options. Returns `None`, with a line, if Redis is not installed.
     pub fn start(options: &[&str]) -> Option<RedisServer> {
-        // Others may take a port between the choice and the server's start: of a cluster's node, the one
-        // 10,000 above, too, and the node answers connections before it finds that out.
+        // Another process may take a port between the choice and the server's start. A cluster's
+        // node also needs the port 10,000 above, and it answers connections before it finds that
+        // port taken.
         for _ in 0..20 {
             let mut server = RedisServer::spawn(options)?;
             if server.is_up() {
@@ -64,12 +65,12 @@ impl RedisServer {
         panic!("redis-server does not answer");
     }
 
-    /// Several, each with its part of the slots.
+    /// Starts a cluster of servers, each with its part of the slots.
     pub fn start_cluster(count: u16) -> Option<Vec<RedisServer>> {
         RedisServer::start_cluster_with(count, "")
     }
 
-    /// The same, with a password that all of them want; none if it is empty.
+    /// Starts a cluster whose servers require a password, unless it is empty.
     pub fn start_cluster_with(count: u16, password: &str) -> Option<Vec<RedisServer>> {
         let options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"];
         let protect = ["--requirepass", password, "--masterauth", password];
@@ -97,7 +98,7 @@ impl RedisServer {
         Some(nodes)
     }
 
-    /// Where it is.
+    /// Returns the URL of the server.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }

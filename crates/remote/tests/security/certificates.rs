@@ -1,4 +1,4 @@
-//! TLS: who may connect, and how certificates change.
+//! Certificates: the connections that TLS allows, and the replacement of certificates.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn mutual_tls_and_nobody_else() {
     assert_eq!(server.pool().region_count(), 0);
 }
 
-/// Trusts this authority, as one does that shows no certificate itself.
+/// Returns a root store that trusts this authority, for a client that shows no certificate.
 fn nameless_roots(authority: &CertifiedIssuer<'static, KeyPair>) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
@@ -81,12 +81,12 @@ fn certificates_are_read_again_and_no_session_outlives_its_own() {
     let theirs = files(directory.path(), "client", &old, &old);
     let (client, stays) = (tls(&theirs), tls(&theirs));
     round_trip(&connect(&server, Some(client.clone())).unwrap());
-    // The server's change, and it is told to read them.
+    // The server's certificates change, and it reloads them.
     let ours = files(directory.path(), "server", &new, &new);
     server.set_tls(server_config(&ours).unwrap());
     let refused = connect(&server, Some(stays));
     assert!(matches!(refused, Err(StoreError::Refused { .. })), "{refused:?}");
-    // The client's change.
+    // The client's certificates change.
     files(directory.path(), "client", &new, &new);
     round_trip(&connect(&server, Some(client)).unwrap());
 }

@@ -12,7 +12,7 @@ fn another_version_is_told_so() {
     stream.read_exact(&mut bytes).unwrap();
     assert_eq!(Hello::decode(&bytes).unwrap().version, pagetax_remote::wire::VERSION);
     assert_eq!(stream.read(&mut bytes).unwrap(), 0, "and then it hangs up");
-    // The other way round: a server from the future.
+    // The other direction: a server of a newer version.
     let listener = std::net::TcpListener::bind(loopback()).unwrap();
     let address = listener.local_addr().unwrap();
     let future = std::thread::spawn(move || {
@@ -49,9 +49,10 @@ fn who_says_hello_byte_by_byte_is_turned_away() {
     let mut slow = TcpStream::connect(server.address()).unwrap();
     slow.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let hello = Hello::client("slow").encode();
-    // Takes 12 s, were it left alone.
+    // This would take 12 s if the server did not hang up.
     let ended = hello[..40].iter().any(|byte| {
-        // Broken when the server has hung up; else nothing comes, as the hello is not whole.
+        // The write fails after the server has hung up. Before that, no reply comes, because the
+        // hello is incomplete.
         slow.write_all(&[*byte]).is_err() || matches!(slow.read(&mut [0]), Ok(0))
     });
     assert!(ended);
@@ -67,7 +68,7 @@ fn noise_ends_only_its_own_connection() {
         let mut noisy = Raw::connect(&server);
         let mut noise: Vec<u8> = (0..200).flat_map(|_| rng.next_u64().to_le_bytes()).collect();
         if round % 2 == 0 {
-            // A known operation with a wrong rest.
+            // A known operation with an invalid rest.
             noise[0] = 1 + (round / 2 % 10) as u8;
         }
         let _ = noisy.stream.write_all(&noise);

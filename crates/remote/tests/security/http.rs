@@ -9,7 +9,7 @@ fn http_beyond_loopback_asks_for_tls_too() {
     let refused = Server::start(loopback(), far.clone());
     assert!(matches!(refused, Err(StartError::InsecureHttp(_))), "{refused:?}");
     Server::start(loopback(), listen::ServerOptions { insecure: true, ..far.clone() }).unwrap();
-    // With TLS, the plain request of a stranger is not answered.
+    // With TLS, a plain request gets no response.
     let directory = tempfile::tempdir().unwrap();
     let authority = authority();
     let ours = files(directory.path(), "server", &authority, &authority);
@@ -30,7 +30,7 @@ fn slow_clients_of_http_do_not_keep_others_from_an_answer() {
     let to = server.http_address().unwrap();
     let mut greedy: Vec<TcpStream> = Vec::new();
     for _ in 0..40 {
-        // Says nothing, or asks for much and reads none of it.
+        // Sends nothing, or sends many requests and reads no response.
         greedy.push(TcpStream::connect(to).unwrap());
         let mut pipelining = TcpStream::connect(to).unwrap();
         pipelining.set_write_timeout(Some(Duration::from_millis(50))).unwrap();

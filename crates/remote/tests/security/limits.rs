@@ -57,7 +57,7 @@ fn a_client_that_takes_all_it_may_leaves_something_to_others() {
     let taken = (0..1000).take_while(|first| greedy.call(&at(on, *first)).is_ok()).count();
     assert!((200..256).contains(&taken), "{taken} pages of at most 1 MiB with their index");
     assert_eq!(greedy.call(&at(on, 1000)), Err(Failure::Full { pages_free: 0 }));
-    // Pages that are held already, and those that make room, can be put.
+    // Puts to held pages still work, and so do those for which a discard makes room.
     greedy.call(&at(on, 0)).unwrap();
     greedy.call(&Request::Discard { on, first: 1, count: 1 }).unwrap();
     greedy.call(&at(on, 1000)).unwrap();
@@ -114,7 +114,7 @@ fn a_client_that_may_make_no_region_is_told_so_at_its_start() {
     connect(&server, None).unwrap().create_region(8, true).unwrap();
 }
 
-/// The table of connections is full, and an open one breaks: the server lives all the same.
+/// Checks that a server with a full table counts as alive when an open connection breaks.
 #[test]
 fn a_full_server_is_not_taken_for_a_dead_one() {
     let limits = Limits { client_connections_max: 2, ..Limits::default() };
@@ -128,7 +128,7 @@ fn a_full_server_is_not_taken_for_a_dead_one() {
     let region = store.create_region(8, true).unwrap();
     let page = vec![9; PAGE_BYTES];
     let macs = [PageMac::of(&page)];
-    // There is no place for the writer's connection.
+    // The table has no room for the writer's connection.
     let run = PutRun { first: 5, pages: &page, macs: &macs };
     let _ = store.writer().unwrap().put(region, &[run]);
     assert_eq!(store.counters().servers_down_total.load(Ordering::Relaxed), 0);
@@ -143,8 +143,8 @@ fn eventually(what: &str, patience: Duration, is_so: impl Fn() -> bool) {
     }
 }
 
-/// To its server, a client whose machine is suspended is one that says no more, also in the middle of a request, and
-/// closes nothing.
+/// Checks the linger time of a suspended client. The server sees a connection that falls silent,
+/// even in the middle of a request, and is never closed.
 #[test]
 fn pages_of_a_client_that_falls_silent_are_kept_for_longer() {
     let linger = Nanos(100_000_000);
@@ -171,7 +171,7 @@ fn pages_of_a_client_that_falls_silent_are_kept_for_longer() {
     eventually("the killed client's region goes", Duration::from_secs(5), || {
         server.pool().region_count() == 1
     });
-    // Reapers look once a second.
+    // The server reaps once a second.
     std::thread::sleep(Duration::from_millis(2500));
     let mut back = Raw::connect(&server);
     let proof = back.proof(on.region, &token, true);

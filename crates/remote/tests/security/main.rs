@@ -1,4 +1,4 @@
-//! Who may do what: certificates, regions of others, replays, limits, and bytes that make no sense.
+//! The security of servers: certificates, access to regions, replays, limits, and invalid bytes.
 
 #[path = "../behind/mod.rs"]
 mod behind;
@@ -45,14 +45,14 @@ fn start(options: listen::ServerOptions) -> Server {
     Server::start(loopback(), options).unwrap()
 }
 
-/// An authority, to sign certificates.
+/// Creates an authority that signs certificates.
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
 }
 
-/// A certificate for loopback, and the authority that its holder trusts.
+/// Writes a certificate for loopback, its key, and the authority that its holder trusts.
 fn files(
     directory: &Path,
     name: &str,
@@ -90,7 +90,7 @@ fn round_trip(store: &Cluster) {
     assert!(into == page);
 }
 
-/// A client by hand.
+/// A client of raw frames.
 struct Raw {
     stream: TcpStream,
     hello: Hello,
@@ -117,7 +117,7 @@ impl Raw {
         self.sent.extend_from_slice(&frame);
     }
 
-    /// The next reply, and how the server says that it is `Failed`, if so.
+    /// Reads the next reply: its header, the failure if it is one, and the lease if it has one.
     fn reply(&mut self) -> (Header, Option<Failure>, Option<Lease>) {
         let mut head = [0; HEADER_BYTES];
         self.stream.read_exact(&mut head).unwrap();
@@ -147,7 +147,7 @@ fn put<'a>(on: Lease, checksums: &'a [u8], pages: &'a [u8]) -> Request<'a> {
     Request::Put { on, first: 0, if_absent: false, checksums, pages }
 }
 
-/// Says hello from this address of loopback's, and returns the server's.
+/// Connects from an address of loopback and sends a hello. Returns the server's hello.
 fn hello_from(from: Ipv4Addr, server: &Server) -> (TcpStream, Hello) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();

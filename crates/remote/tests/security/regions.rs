@@ -46,7 +46,7 @@ fn what_was_recorded_opens_nothing() {
     let mut checksums = Vec::new();
     push_checksums(&mut checksums, [WireChecksum::of(&page)]);
     second.call(&put(on, &checksums, &page)).unwrap();
-    // All of the second connection again, byte for byte, on a third.
+    // Sends all bytes of the second connection again, on a third one.
     let mut replay = Raw::connect(&server);
     assert_ne!(replay.hello.nonce, second.hello.nonce);
     replay.stream.write_all(&second.sent).unwrap();
@@ -92,11 +92,12 @@ fn what_one_client_discards_no_other_can_read() {
     (0..64).for_each(|page| {
         assert_eq!(next.call(&get(page)), Err(Failure::NotHeld { page }));
     });
-    // That the slot itself is wiped when it is given back is tested where the slots are: `slab`.
+    // The tests of `slab` check that a freed slot is wiped.
 }
 
-/// Two pages of one unkeyed checksum. XXH3 multiplies the halves of each word that it has mixed with a constant:
-/// where one half becomes zero, the other counts in a plain sum only, from which another word can take it away.
+/// Returns two pages with the same unkeyed checksum. XXH3 multiplies the halves of each word after
+/// mixing it with a constant. If one half becomes zero, the other only enters a plain sum, which
+/// another word can correct.
 fn alike_to_xxh3() -> (Vec<u8>, Vec<u8>) {
     // The low halves of two words of XXH3's default secret, of stripes 0 and 1.
     const HALVES: [(usize, [u8; 4]); 2] =
@@ -111,7 +112,7 @@ fn alike_to_xxh3() -> (Vec<u8>, Vec<u8>) {
     (page, forged)
 }
 
-/// A server that gives out other bytes than it took, with a checksum that fits them.
+/// Starts a server that returns other bytes than it stored, with a checksum that fits them.
 fn rogue(page: Vec<u8>, forged: Vec<u8>) -> SocketAddr {
     let forge = move |replies: &mut [u8]| {
         if let Some(at) = replies.windows(PAGE_BYTES).position(|bytes| bytes == page) {
@@ -140,15 +141,15 @@ fn a_server_cannot_forge_a_page() {
     assert!(store.counters().bad_replicas_total.load(Ordering::Relaxed) > 0);
 }
 
-/// The owner's checksums must not be what goes over the wire: whoever sees one could look for another page that
-/// has it.
+/// Checks that MACs do not go over the wire: an attacker who sees one could search for another page
+/// with the same MAC.
 #[test]
 fn the_checksum_of_the_owner_is_not_that_of_the_wire() {
     let page = vec![9; PAGE_BYTES];
     assert_ne!(PageMac::of(&page).0, WireChecksum::of(&page).0);
 }
 
-/// The numbers of regions come from a counter of 32 bits, which wraps around in the end.
+/// Checks that region numbers stay unique. They come from a counter of 32 bits, which wraps around.
 #[test]
 fn a_region_never_gets_the_number_of_another() {
     let pool = Pool::new(Limits::default(), 1);
@@ -171,7 +172,7 @@ fn a_region_that_was_removed_takes_nothing_and_a_used_one_is_not_reaped() {
     let proof = secret::proof(&[1; 32], &claim);
     pool.open(&claim, &proof).unwrap();
     assert_eq!(pool.reap(1), 0, "a connection has just attached itself");
-    // Found by one connection while another one drops it.
+    // One connection finds the region while another drops it.
     pool.remove(&region);
     let page = [7; PAGE_BYTES];
     let put = |lease| {

@@ -1,5 +1,5 @@
-//! A client in the simulated world: the real replicator decides; the calls around it are those of the
-//! real writer, reader and control thread, in the same order.
+//! A client in the simulated world. The real replicator decides. The calls around it are those of
+//! the real writer, reader and control thread, in the same order.
 mod control;
 mod flaw;
 mod oracle;
@@ -33,14 +33,14 @@ const STRIKES_MAX: u32 = 3;
 const STRIKES_MAX_OF_FEW: u32 = 8;
 const SHUN_FOR: u64 = 1000 * MS;
 
-/// What a server is asked to do with pages.
+/// A kind of request for pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestKind {
     Read,
     Write,
 }
 
-/// Why a call came to nothing.
+/// The reason why a call failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
     Broken,
@@ -54,7 +54,7 @@ struct Remote {
     token: [u8; 32],
 }
 
-/// What is decided and known by all tasks.
+/// The state that all tasks of the client share.
 pub struct Client {
     pub world: World,
     pub replicator: RefCell<Replicator>,
@@ -63,38 +63,38 @@ pub struct Client {
     epochs: RefCell<Vec<u64>>,
     remotes: RefCell<HashMap<ServerId, Remote>>,
     down_since: RefCell<HashMap<ServerId, u64>>,
-    /// Names of servers that have another.
+    /// The server names that are aliases of others.
     aliases: RefCell<ServerSet>,
     strikes: RefCell<HashMap<(ServerId, RequestKind), u32>>,
-    /// Until when servers are left alone, and how often they were.
+    /// The end of each server's shunning, and how often it was shunned.
     shunned: RefCell<HashMap<ServerId, (u64, u32)>>,
-    /// Damaged copies that were read, with the right bytes.
+    /// Damaged replicas that readers found, with the right bytes.
     bad_replicas: RefCell<Vec<(ServerId, u64, Vec<u8>)>>,
-    /// Puts that were refused for lack of room.
+    /// The number of puts that were refused for lack of room.
     pub full: Cell<u64>,
     pub longest_put: Cell<u64>,
-    /// Nothing is written, which would repair damage by itself.
+    /// True while nothing is written, because a write would repair damage by itself.
     pub is_resting: Cell<bool>,
     /// The version of each page whose put is done.
     pub done: RefCell<HashMap<u64, u64>>,
-    /// Pages that are being written.
+    /// The pages that a task is using.
     pub busy: RefCell<Vec<u64>>,
     pub lost: Cell<u64>,
-    /// Of these, in chunks of which it was not told that they lose pages.
-    pub lost_untold: Cell<u64>,
-    told: RefCell<HashSet<ChunkAt>>,
+    /// The number of lost pages in chunks whose loss was not reported.
+    pub lost_unreported: Cell<u64>,
+    reported: RefCell<HashSet<ChunkAt>>,
     pub puts: Cell<u64>,
     pub gets: Cell<u64>,
 }
 
-/// One task's connections.
+/// The connections of one task.
 #[derive(Default)]
 pub struct Links {
     wires: HashMap<ServerId, (Wire, Option<Lease>)>,
     closed: ServerSet,
 }
 
-/// The bytes of a page in one of its versions.
+/// Returns the bytes of a version of a page.
 pub fn page_bytes(page: u64, version: u64) -> Vec<u8> {
     let mut rng = Rng::new(derive_seed(page, version, 0, 0));
     let mut bytes = vec![0; PAGE_BYTES];
@@ -123,7 +123,7 @@ fn frame(request: Request<'_>) -> Vec<u8> {
     frame
 }
 
-/// Header and meta of a reply frame, and its pages.
+/// Parses a reply frame. Returns the reply and its pages.
 fn parse(frame: &[u8]) -> (Reply<'_>, &[u8]) {
     let head: &[u8; HEADER_BYTES] = frame.first_chunk().expect("a header");
     let header = pagetax_remote::wire::header::Header::decode(head).expect("a reply");
@@ -155,8 +155,8 @@ impl Client {
             done: RefCell::default(),
             busy: RefCell::default(),
             lost: Cell::new(0),
-            lost_untold: Cell::new(0),
-            told: RefCell::default(),
+            lost_unreported: Cell::new(0),
+            reported: RefCell::default(),
             puts: Cell::new(0),
             gets: Cell::new(0),
         }
@@ -165,20 +165,20 @@ impl Client {
     fn gone(&self, server: ServerId) {
         let damaged = self.replicator.borrow_mut().mark_gone(server);
         if self.flaw != Flaw::KeepsLossesQuiet {
-            self.told.borrow_mut().extend(damaged);
+            self.reported.borrow_mut().extend(damaged);
         }
     }
 
     fn silent(&self, server: ServerId) {
         let damaged = self.replicator.borrow_mut().mark_unreachable(server);
-        self.told.borrow_mut().extend(damaged);
+        self.reported.borrow_mut().extend(damaged);
     }
 
     fn reset_strikes(&self, server: ServerId, kind: RequestKind) {
         self.strikes.borrow_mut().remove(&(server, kind));
     }
 
-    /// A server fails though it is well.
+    /// Counts a failed request to a server that is alive, and shuns the server at the limit.
     fn strike(&self, server: ServerId, kind: Option<RequestKind>) {
         let Some(kind) = kind.filter(|_| self.flaw != Flaw::TrustsHello) else { return };
         let mut strikes = self.strikes.borrow_mut();
@@ -210,7 +210,7 @@ impl Client {
         }
     }
 
-    /// Finds out whether a server still lives.
+    /// Probes a server. Returns true if it accepts a new connection.
     async fn record_failure(&self, server: ServerId, kind: Option<RequestKind>) -> bool {
         if !self.is_up(server) {
             return false;
@@ -263,7 +263,7 @@ impl Client {
         let reply = self.world.call(wire, request).await.ok_or(Trouble::Broken)?;
         match parse(&reply).0 {
             Reply::Attached(lease) => {
-                // Once is enough: more would void the leases of other tasks, and theirs ours.
+                // One fence is enough: more would void the leases of other tasks, and theirs ours.
                 links.closed.remove(server);
                 links.wires.insert(server, (wire, Some(lease)));
                 Ok((wire, lease))
@@ -287,7 +287,7 @@ impl Client {
         }
     }
 
-    /// What trouble with a server means for the links and for its availability.
+    /// Records the effect of a failed call on the links and on the server's availability.
     async fn record_error(
         &self,
         links: &mut Links,
@@ -306,7 +306,7 @@ impl Client {
                 self.gone(server);
             }
             Trouble::Broken | Trouble::Restarted => {
-                // On a link that is only slow, whatever was sent is done in order.
+                // On a slow link, requests are still done in order.
                 let wire = links.wires.get(&server);
                 let is_open = wire.is_some_and(|(wire, _)| self.world.is_open(*wire));
                 let is_useless = self.record_failure(server, kind).await;
@@ -318,8 +318,8 @@ impl Client {
         }
     }
 
-    /// At any time others may have the processor, for long.
-    async fn held_up(&self) {
+    /// Sleeps now and then, because other processes may hold the CPU at any point, for long.
+    async fn be_preempted(&self) {
         if self.world.below(30) == 0 {
             self.world.sleep(self.world.below(1000 * MS)).await;
         }

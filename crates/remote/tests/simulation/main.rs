@@ -1,13 +1,14 @@
-//! Deterministic simulation of replication: the real replicator and the real server logic, in a world
-//! that crashes, restarts, cuts, delays, repeats and loses as a seed says.
+//! A deterministic simulation of replication: the real replicator and the real server logic, in a
+//! world that crashes, restarts, cuts, delays, repeats and loses as a seed says.
 //!
-//! What is checked, over thousands of seeds: with never more than `copies - 1` servers in trouble at a
-//! time a complete copy is complete and nothing is lost, also when another server is lost as soon as one that
-//! was away is back; with more, nothing is lost without its owner's being told when it happens; and when all is
-//! well again, every page has all its copies. That the checks can fail is shown with mistakes made on purpose.
+//! Checks over thousands of seeds: with at most `copies - 1` servers in trouble at a time, a
+//! complete replica is complete and no page is lost. That holds even if another server is lost as
+//! soon as one is back. With more servers in trouble, every loss is reported to its owner when it
+//! happens. After all trouble, no page is under-replicated. Planted mistakes show that the checks
+//! can fail.
 //!
-//! The variable PAGETAX_SEEDS says how many seeds all stories have together; `PAGETAX_SEEDS=10000 cargo test -p
-//! pagetax-remote --test simulation` is what the gate runs.
+//! PAGETAX_SEEDS sets the number of seeds of all stories together. The gate runs
+//! `PAGETAX_SEEDS=10000 cargo test -p pagetax-remote --test simulation`.
 
 mod client;
 mod world;
@@ -19,65 +20,66 @@ use world::{MS, World};
 
 /// A handful of pages in both chunks, so that writes meet.
 const PAGES: [u64; 6] = [0, 1, 7, 255, 256, 300];
-/// Room of a server: enough for all of them.
+/// The pages for which a server has room: enough for all of them.
 const PAGES_EACH: u64 = 32;
 
 #[derive(Debug, Clone, Copy)]
 struct Story {
     servers: usize,
     copies: usize,
-    /// Servers in trouble at the same time, at most.
+    /// The most servers in trouble at the same time.
     troubled_max: usize,
     faults: u64,
     plot: Plot,
 }
 
-/// What happens each time.
+/// The kind of trouble.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Plot {
-    /// Anything, to `troubled_max` servers.
+    /// Any trouble, to at most `troubled_max` servers.
     Any,
-    /// A server is away for a while, and comes back with what it had; then another is killed.
+    /// A server is away for a while and comes back with its pages; then another is killed.
     InTurn,
-    /// No server can be reached, for less than the time after which they are given up.
+    /// No server is reachable, for less than the time after which the client gives them up.
     Partition,
     /// One server has two names. Servers are killed.
     TwoNames,
     /// A server answers, but takes no pages.
     Gray,
-    /// Servers take no new connections, and one is held up for a moment.
+    /// Servers refuse new connections, and one stalls for a moment.
     Hiccup,
     /// A byte changes on a server; then another server is killed.
     Damage,
-    /// A server is away, and of the others one is full.
+    /// A server is away, and another is full.
     FullServer,
-    /// A server is away for a moment, so that another joins; before that has caught up, the only whole one is away, and
-    /// a third is killed.
+    /// A server is away for a moment, so that another joins. Before that has caught up, the only
+    /// complete server goes away, and a third is killed.
     Blips,
-    /// A server answers with fewer bits than it should, while copies are made from it.
+    /// A server answers with too short bitmaps while repairs copy from it.
     ShortBitmaps,
     /// All servers of a rack are killed at once.
     Rack,
 }
 
-/// The longest wait for a put beside a server that takes none: three requests to it fail, and others have the
-/// processor meanwhile.
+/// The longest put beside a server that takes no pages. Three requests to it fail, and other
+/// processes hold the CPU meanwhile.
 const PUT_MAX: u64 = 8000 * MS;
 
 impl Story {
-    /// All copies of a page may be in trouble at a time. What is left then counts as complete though
-    /// pages are missing from it: they are lost, of which the owner is told.
+    /// Returns true if all replicas of a page may be in trouble at a time. The remaining replicas
+    /// then count as complete although they miss pages. Those are lost, and the loss is reported.
     fn may_lose(self) -> bool {
         self.plot == Plot::Any && self.troubled_max >= self.copies
     }
 
-    /// Damage is there before anybody can know of it.
+    /// Returns true if complete replicas must be complete. Damage exists before the client can know
+    /// of it.
     fn has_promises(self) -> bool {
         !self.may_lose() && self.plot != Plot::Damage
     }
 }
 
-/// What went wrong, if anything.
+/// Plays a story. Returns the numbers of writes and reads, or what went wrong.
 fn play(seed: u64, story: Story, flaw: Flaw) -> Result<(u64, u64), String> {
     let world = World::new(seed, story.servers, PAGES_EACH);
     match story.plot {
@@ -94,7 +96,7 @@ fn play(seed: u64, story: Story, flaw: Flaw) -> Result<(u64, u64), String> {
     let over = Cell::new(false);
     let verdict = Cell::new(Ok((0, 0)));
     let main = async {
-        verdict.set(tell(&client, &world, story, seed).await);
+        verdict.set(run_story(&client, &world, story, seed).await);
         over.set(true);
     };
     let writer = write_on(&client, &over, seed);
@@ -130,7 +132,7 @@ async fn write_on(client: &Client, over: &Cell<bool>, seed: u64) {
         if client.put(&mut links, page, version).await {
             client.done.borrow_mut().insert(page, version);
         } else {
-            // What the servers have of it is anybody's guess; its owner still has it.
+            // The servers may have any version; the owner still has the page.
             client.done.borrow_mut().remove(&page);
         }
         client.busy.borrow_mut().retain(|busy| *busy != page);
@@ -158,8 +160,8 @@ async fn read_on(client: &Client, over: &Cell<bool>, seed: u64) {
     }
 }
 
-/// Brings trouble, lets it pass, and looks at what is left.
-async fn tell(
+/// Causes trouble, lets it pass, and checks the state after it.
+async fn run_story(
     client: &Client,
     world: &World,
     story: Story,
@@ -168,21 +170,21 @@ async fn tell(
     let mut rng = Rng::new(seed ^ 0x55);
     world.sleep(500 * MS).await;
     for _ in 0..story.faults {
-        let troubled = bring(client, world, story, &mut rng).await;
+        let troubled = cause_trouble(client, world, story, &mut rng).await;
         world.sleep(rng.below(6000 * MS)).await;
         promises(client, story)?;
         (0..story.servers).for_each(|server| world.set_full(server, false));
         for server in troubled {
-            mend(world, server);
+            heal(world, server);
         }
-        whole_again(client, world, story).await?;
+        heal_fully(client, world, story).await?;
         client.is_resting.set(false);
     }
     Ok((client.puts.get(), client.gets.get()))
 }
 
-/// Brings trouble; to whom.
-async fn bring(client: &Client, world: &World, story: Story, rng: &mut Rng) -> Vec<usize> {
+/// Causes trouble. Returns the servers that are in trouble.
+async fn cause_trouble(client: &Client, world: &World, story: Story, rng: &mut Rng) -> Vec<usize> {
     let one = rng.below(story.servers as u64) as usize;
     let another = (one + 1 + rng.below(story.servers as u64 - 1) as usize) % story.servers;
     let chunk = at(PAGES[rng.below(PAGES.len() as u64) as usize]);
@@ -191,16 +193,16 @@ async fn bring(client: &Client, world: &World, story: Story, rng: &mut Rng) -> V
         Plot::InTurn => {
             keep_away(world, one, rng);
             world.sleep(rng.below(3000 * MS)).await;
-            mend(world, one);
+            heal(world, one);
             world.sleep(rng.below(600 * MS)).await;
             world.crash(another);
             some_in_trouble(world, story, vec![another], rng)
         }
         Plot::Partition => {
-            // Whoever has waited through the last one gets what it waits for.
+            // Threads that waited through the last partition finish first.
             world.sleep(5000 * MS).await;
             (0..story.servers).for_each(|server| world.set_reachable(server, false));
-            // With the time that it takes to be back, and what comes after.
+            // Leaves time to reconnect, and for the rest.
             world.sleep(rng.below(UNREACHABLE - 12_000 * MS)).await;
             (0..story.servers).collect()
         }
@@ -229,7 +231,7 @@ async fn bring(client: &Client, world: &World, story: Story, rng: &mut Rng) -> V
                 .iter()
                 .filter(|page| at(**page) == chunk)
                 .for_each(|page| client.damage(first, *page));
-            // With more than one left, also a repair may be the first to find it.
+            // With more than one replica left, a repair may find the damage first.
             world.sleep(if story.copies > 2 { rng.below(100 * MS) } else { 5000 * MS }).await;
             world.crash(second as usize);
             vec![second as usize]
@@ -244,7 +246,7 @@ async fn bring(client: &Client, world: &World, story: Story, rng: &mut Rng) -> V
             let [whole, blips, ..] = *plan.order() else { return Vec::new() };
             world.set_reachable(blips as usize, false);
             world.sleep(400 * MS + rng.below(400 * MS)).await;
-            mend(world, blips as usize);
+            heal(world, blips as usize);
             world.set_reachable(whole as usize, false);
             world.sleep(rng.below(3000 * MS)).await;
             let holders = client.replicator.borrow().reachable_members(chunk);
@@ -294,7 +296,7 @@ fn trouble(world: &World, server: usize, rng: &mut Rng) {
     }
 }
 
-/// Nothing that it has is lost.
+/// Makes a server unreachable in one of three ways. It loses no page.
 fn keep_away(world: &World, server: usize, rng: &mut Rng) {
     match rng.below(3) {
         0 => world.set_reachable(server, false),
@@ -303,7 +305,7 @@ fn keep_away(world: &World, server: usize, rng: &mut Rng) {
     }
 }
 
-fn mend(world: &World, server: usize) {
+fn heal(world: &World, server: usize) {
     if !world.is_running(server) {
         world.start(server);
     }
@@ -313,39 +315,39 @@ fn mend(world: &World, server: usize) {
     world.set_short(server, false);
 }
 
-/// Where nothing may be lost, complete copies are complete at any time.
+/// Checks that complete replicas are complete, if the story promises it.
 fn promises(client: &Client, story: Story) -> Result<(), String> {
     if story.has_promises() { client.broken_promise().map_or(Ok(()), Err) } else { Ok(()) }
 }
 
-/// Waits until every page has its copies; checks the promises on the way.
-async fn whole_again(client: &Client, world: &World, story: Story) -> Result<(), String> {
+/// Waits until no page is under-replicated. Checks the promises meanwhile.
+async fn heal_fully(client: &Client, world: &World, story: Story) -> Result<(), String> {
     for _ in 0..400 {
         world.sleep(100 * MS).await;
         promises(client, story)?;
-        let is_whole = client.replicator.borrow().replicas_missing() == 0;
+        let is_replicated = client.replicator.borrow().replicas_missing() == 0;
         let is_at_rest = client.replicator.borrow().next_repairable(at(0)).is_none();
         let all_up = client.replicator.borrow().up().len() == client.servers_known();
-        if is_whole && all_up && (is_at_rest || story.plot != Plot::Rack) {
+        if is_replicated && all_up && (is_at_rest || story.plot != Plot::Rack) {
             match story.plot {
                 Plot::Gray if client.longest_put.get() > PUT_MAX => {
                     return Err(format!("a put took {} ms", client.longest_put.get() / MS));
                 }
-                // A few, where two servers were away at once, as one was not yet back in use.
+                // A few refusals are normal: two servers are away until the first is back in use.
                 Plot::FullServer if client.full.get() > client.puts.get() / 20 => {
                     return Err("pages were refused though a server had room".into());
                 }
                 _ => {}
             }
-            let (lost, untold) = (client.lost.get(), client.lost_untold.get());
-            return match (lost, untold) {
+            let (lost, unreported) = (client.lost.get(), client.lost_unreported.get());
+            return match (lost, unreported) {
                 (1.., _) if !story.may_lose() => Err(format!("{lost} pages lost")),
-                (_, 1..) => Err(format!("{untold} pages lost of which the owner was not told")),
+                (_, 1..) => Err(format!("{unreported} pages lost without a report")),
                 _ => Ok(()),
             };
         }
     }
-    Err("copies are still missing long after".into())
+    Err("replicas are still missing long after".into())
 }
 
 const CAREFUL: Story = Story { servers: 4, copies: 2, troubled_max: 1, faults: 4, plot: Plot::Any };
@@ -365,10 +367,10 @@ const BLIPS: Story = Story { faults: 3, plot: Plot::Blips, ..CAREFUL };
 const SHORT_BITMAPS: Story = Story { faults: 3, plot: Plot::ShortBitmaps, ..CAREFUL };
 const RACK: Story = Story { faults: 3, plot: Plot::Rack, ..CAREFUL };
 
-/// Seeds of all stories, unless PAGETAX_SEEDS says otherwise.
+/// The default number of seeds of all stories.
 const SEEDS: u64 = 2000;
 
-/// Plays a story with its part of the seeds, in thousandths.
+/// Plays a story with its share of the seeds, in thousandths.
 fn all_well(story: Story, part: u64) {
     let said = std::env::var("PAGETAX_SEEDS").ok();
     let all = said.map_or(SEEDS, |seeds| seeds.parse().expect("PAGETAX_SEEDS is a number"));
@@ -384,7 +386,7 @@ fn all_well(story: Story, part: u64) {
 }
 
 fn is_found(story: Story, flaw: Flaw) {
-    // A panic is found, too.
+    // A panic counts as found.
     let play = |seed| {
         std::panic::catch_unwind(|| play(seed, story, flaw).err())
             .unwrap_or_else(|_| Some("a panic".into()))
@@ -411,7 +413,7 @@ fn two_servers_in_trouble_lose_nothing_of_three_copies() {
 }
 
 #[test]
-fn whatever_happens_all_is_whole_again_in_the_end() {
+fn whatever_happens_all_is_replicated_again_in_the_end() {
     all_well(CHAOS, 100);
     all_well(SINGLE, 50);
 }

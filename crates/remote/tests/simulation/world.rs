@@ -1,8 +1,8 @@
-//! The simulated world: virtual time, servers whose logic is the real one, and a network between them
-//! and one client that delays, loses, repeats and cuts.
+//! The simulated world: virtual time, servers with the real logic, and a network between them and
+//! one client. The network delays, loses, repeats and cuts.
 //!
-//! Like TCP, a connection delivers in order or breaks. What was sent on a connection that the client
-//! has given up may still arrive, late, and more than once.
+//! Like TCP, a connection delivers in order or breaks. Requests on a connection that the client has
+//! closed may still arrive, late and more than once.
 
 use pagetax_core::access::Rng;
 use pagetax_core::units::{Bytes, Nanos};
@@ -21,12 +21,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 pub const MS: u64 = 1_000_000;
-/// A call that takes longer has failed.
+/// The timeout of a call.
 pub const CALL_TIMEOUT: u64 = 250 * MS;
 
 type Shared = Rc<RefCell<State>>;
 
-/// Something that will happen.
+/// A scheduled event.
 #[derive(Debug)]
 enum Event {
     Deliver { connection: usize, frame: Vec<u8>, call: u64 },
@@ -40,32 +40,32 @@ struct Connection {
     epoch: u64,
     nonce: [u8; 16],
     session: Session,
-    /// The client does not use it any more.
+    /// True if the client has closed it.
     given_up: bool,
-    /// Something on it was lost, so nothing after it arrives.
+    /// True if a frame on it was lost, so that no later frame arrives.
     cut: bool,
-    /// Not before this, to keep the order.
+    /// The earliest delivery of the next frame, which keeps the order.
     delivers_at: u64,
 }
 
 struct Server {
-    /// None while it is not running.
+    /// The state of a running server; `None` while it does not run.
     pool: Option<Arc<Pool>>,
     reachable: bool,
     slow: bool,
-    /// Answers all but puts.
+    /// True if it answers everything except puts.
     gray: bool,
-    /// Takes no new connection.
+    /// True if it refuses new connections.
     full: bool,
-    /// Answers with fewer bits than it was asked for.
+    /// True if its bitmaps are too short.
     short: bool,
-    /// Held up until then: nothing is lost.
+    /// The end of a stall, during which nothing is lost.
     stopped_until: u64,
-    /// Bytes that it lends.
+    /// The number of bytes that it lends.
     memory: u64,
 }
 
-/// Why there is no connection.
+/// The reason why a connect fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoWire {
     Nobody,
@@ -79,13 +79,13 @@ struct State {
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     events: HashMap<u64, Event>,
     servers: Vec<Server>,
-    /// To which server each name leads.
+    /// The server of each name.
     names: Vec<usize>,
     connections: Vec<Connection>,
     replies: HashMap<u64, Option<Vec<u8>>>,
 }
 
-/// A handle on the world, for every task.
+/// A handle on the world, for each task.
 #[derive(Clone)]
 pub struct World(Shared);
 
@@ -98,7 +98,7 @@ pub struct Wire {
 }
 
 impl World {
-    /// With so many servers, each with room for so many pages.
+    /// Creates a world with this many servers, each with room for this many pages.
     pub fn new(seed: u64, servers: usize, pages_each: u64) -> World {
         let state = State {
             now: 0,
@@ -137,17 +137,17 @@ impl World {
         self.0.borrow_mut().rng.below(bound)
     }
 
-    /// Names of servers: as many as there are servers, unless one has several.
+    /// Returns the number of server names: one for each server, unless one has several.
     pub fn name_count(&self) -> usize {
         self.0.borrow().names.len()
     }
 
-    /// Another name of a server.
+    /// Adds a name of a server.
     pub fn add_name(&self, server: usize) {
         self.0.borrow_mut().names.push(server);
     }
 
-    /// Starts a server anew that lends room for so many pages.
+    /// Restarts a server that lends room for this many pages.
     pub fn lend(&self, server: usize, pages: u64) {
         self.0.borrow_mut().servers[server].memory = pages * 4300;
         self.start(server);
@@ -165,13 +165,13 @@ impl World {
         self.0.borrow_mut().servers[server].short = short;
     }
 
-    /// Holds a server up for so long, as SIGSTOP does.
+    /// Stalls a server for a time, as SIGSTOP does.
     pub fn stop(&self, server: usize, ns: u64) {
         let mut state = self.0.borrow_mut();
         state.servers[server].stopped_until = state.now + ns;
     }
 
-    /// Whether a connection is open, as far as its client can tell.
+    /// Returns true if a connection is open, as far as the client can see.
     pub fn is_open(&self, wire: Wire) -> bool {
         let state = self.0.borrow();
         let connection = &state.connections[wire.number];
@@ -179,7 +179,7 @@ impl World {
         !connection.cut && pool.is_some_and(|pool| pool.epoch == connection.epoch)
     }
 
-    /// Starts a server that is not running, with nothing in it.
+    /// Starts a server that is not running. It has no pages.
     pub fn start(&self, server: usize) {
         let mut state = self.0.borrow_mut();
         let epoch = state.rng.next_u64();
@@ -188,7 +188,7 @@ impl World {
         state.servers[server].pool = Some(Arc::new(Pool::new(limits, epoch)));
     }
 
-    /// kill -9.
+    /// Kills a server, as `kill -9` does.
     pub fn crash(&self, server: usize) {
         self.0.borrow_mut().servers[server].pool = None;
         self.cut_connections(server);
@@ -198,7 +198,7 @@ impl World {
         self.0.borrow().servers[server].pool.is_some()
     }
 
-    /// Of the server that has this name.
+    /// Returns the state of the server of this name.
     pub fn pool(&self, name: usize) -> Option<Arc<Pool>> {
         let state = self.0.borrow();
         state.servers[state.names[name]].pool.clone()
@@ -212,7 +212,7 @@ impl World {
         self.0.borrow_mut().servers[server].slow = slow;
     }
 
-    /// Resets what is open, as a router does that has lost its tables.
+    /// Resets all connections to a server, as a router does that has lost its tables.
     pub fn cut_connections(&self, server: usize) {
         let mut state = self.0.borrow_mut();
         let of_server = |connection: &&mut Connection| connection.server == server;
@@ -260,12 +260,12 @@ impl World {
         Ok(Wire { number, epoch: connection.epoch, nonce: connection.nonce })
     }
 
-    /// The client does not use the connection any more. What is under way may arrive or not, late.
+    /// Closes a connection for the client. Its requests under way may arrive late, or never.
     pub fn give_up(&self, wire: Wire) {
         self.0.borrow_mut().connections[wire.number].given_up = true;
     }
 
-    /// Sends a frame; its reply, or none when the connection breaks or it takes too long.
+    /// Sends a frame. Returns its reply, or `None` if the connection breaks or the call times out.
     pub fn call(&self, wire: Wire, frame: Vec<u8>) -> Call {
         let mut state = self.0.borrow_mut();
         state.sequence += 1;
@@ -287,7 +287,7 @@ impl World {
         self.0.borrow_mut().delay(server)
     }
 
-    /// Runs tasks until the first of them ends; panics when that takes more than so many events.
+    /// Runs tasks until the first of them ends. Panics after `events_max` events.
     pub fn run(&self, mut tasks: Vec<Pin<Box<dyn Future<Output = ()> + '_>>>, events_max: u64) {
         let mut context = Context::from_waker(Waker::noop());
         for _ in 0..events_max {
@@ -321,7 +321,7 @@ impl State {
         let server = self.connections[number].server;
         let mut delay = self.delay(server);
         if !self.servers[server].reachable {
-            // Kept by somebody on the way and delivered later, or lost.
+            // The network delays the frame, or loses it.
             if self.rng.below(2) == 0 {
                 self.connections[number].cut = true;
             }
@@ -403,7 +403,7 @@ impl Future for Call {
     }
 }
 
-/// Until then.
+/// A sleep until a point in time.
 pub struct Sleep {
     world: World,
     until: u64,

@@ -1,4 +1,4 @@
-//! What every page store must do. The stores hold at least 512 and at most 100,000 random pages.
+//! The contract of every page store. The stores hold at least 512 and at most 100,000 random pages.
 
 use pagetax_core::access::{Rng, derive_seed};
 use pagetax_remote::page::{PAGE_BYTES, PageMac, PageRun, RUN_PAGES_MAX};
@@ -19,7 +19,7 @@ pub fn all(store: &mut dyn FnMut() -> Box<dyn PageStore>) {
     agrees_with_a_map(&*store());
 }
 
-/// Random bytes, of which half compress; a page for each number.
+/// Returns a page of random bytes, half of which compress. Each seed gives another page.
 pub fn page(seed: u64) -> Vec<u8> {
     let mut rng = Rng::new(derive_seed(seed, 1, 2, 3));
     let mut bytes = vec![seed as u8; PAGE_BYTES];
@@ -29,7 +29,7 @@ pub fn page(seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// Bytes and macs of adjacent pages made from these seeds.
+/// Returns the bytes and MACs of adjacent pages, from these seeds.
 pub fn pages(seeds: impl IntoIterator<Item = u64>) -> (Vec<u8>, Vec<PageMac>) {
     let pages: Vec<Vec<u8>> = seeds.into_iter().map(page).collect();
     let macs = pages.iter().map(|page| PageMac::of(page)).collect();
@@ -77,8 +77,8 @@ fn pages_come_back(store: &dyn PageStore) {
     assert!(matches!(store.drop_region(region), Err(StoreError::NoRegion(_))));
 }
 
-/// Pages all over a region, some of which were never put or are not what the reader takes them for. A store
-/// may hand over none of them; what it does hand over is right.
+/// Reads pages from all over a region. Some were never put, or differ from their MAC. A store may
+/// return none of them; those that it returns must match.
 fn pages_that_come_together_are_proven(store: &dyn PageStore) {
     let region = store.create_region(512, false).unwrap();
     let (mut reader, mut writer) = (store.reader().unwrap(), store.writer().unwrap());
@@ -98,7 +98,7 @@ fn pages_that_come_together_are_proven(store: &dyn PageStore) {
         });
         let all = (0..40).filter(|nth| came[*nth]).count();
         assert!(all == 0 || all == (0..40).filter(|nth| is_known(*nth)).count(), "{all} came");
-        // The way back to one by one.
+        // The pages can still be read one by one.
         assert_holds(&mut *reader, region, numbers[12], &[12]);
         assert!(!get_one(&mut *reader, region, numbers[7], 7));
     }

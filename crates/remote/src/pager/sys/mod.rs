@@ -15,8 +15,8 @@ pub mod uffd;
 use rustix::fd::{AsRawFd, OwnedFd};
 use std::io;
 
-/// The lowest number of the pager's own descriptors, since programs count on low ones. The limit of descriptors
-/// may not allow it; then they stay low.
+/// The lowest number of the pager's own descriptors, since programs count on low ones. The limit of
+/// descriptors may not allow it; then they stay low.
 const DESCRIPTORS_FROM: i32 = 700;
 
 /// Moves a descriptor to a number that programs do not use, if one is free.

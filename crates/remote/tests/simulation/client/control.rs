@@ -3,17 +3,17 @@
 use super::*;
 
 impl Client {
-    /// The control thread, one round: look at the servers, then move copies.
+    /// Runs one round of the control thread: polls the servers, then repairs chunks.
     pub async fn control(&self, links: &mut Links) {
         for server in 0..self.world.name_count() as ServerId {
             let availability = self.replicator.borrow().server(server).availability;
-            let looked = match availability {
+            let polled = match availability {
                 Availability::Up | Availability::Draining => self.status(links, server).await,
                 Availability::Down | Availability::Gone => {
                     self.try_to_reconnect(links, server).await
                 }
             };
-            if let Err(trouble) = looked {
+            if let Err(trouble) = polled {
                 self.record_error(links, server, trouble, None).await;
             }
         }
@@ -48,7 +48,7 @@ impl Client {
         Ok(())
     }
 
-    /// The server answers on the link that it still has.
+    /// Returns the open link to a server, if the server answers on it.
     async fn answers(&self, links: &Links, server: ServerId) -> Option<Wire> {
         let (wire, _) = links.wires.get(&server).copied()?;
         let is_same = wire.epoch == self.epochs.borrow()[server as usize];
@@ -62,7 +62,7 @@ impl Client {
         let now = self.world.now();
         let since = *self.down_since.borrow_mut().entry(server).or_insert(now);
         if self.is_shunned(server) {
-            // Not a silence of its own.
+            // A shunned server is not silent.
             self.down_since.borrow_mut().insert(server, now);
             return Ok(());
         }
@@ -113,7 +113,7 @@ impl Client {
         self.status(links, server).await
     }
 
-    /// Repairs copies that were found damaged.
+    /// Repairs replicas that were found damaged.
     async fn repair_bad_replicas(&self, links: &mut Links) {
         let bad = std::mem::take(&mut *self.bad_replicas.borrow_mut());
         for (server, page, right) in bad {
@@ -143,7 +143,7 @@ impl Client {
                 self.call_on(links, server, discard).await?;
             }
         }
-        self.held_up().await;
+        self.be_preempted().await;
         if self.flaw == Flaw::ForgetsLeaving {
             self.replicator.borrow_mut().stale_runs(server);
         }
@@ -203,7 +203,7 @@ impl Client {
         Ok(())
     }
 
-    /// A page from a server; none if it is damaged there.
+    /// Fetches a page from a server. Returns `None` if it is damaged there.
     async fn fetch(
         &self,
         links: &mut Links,

@@ -1,37 +1,38 @@
-//! Mistakes that are made on purpose, to see that the simulation notices them.
+//! Mistakes that are planted on purpose, to see that the simulation finds them.
 
-/// A mistake that is made on purpose, to see that the simulation notices.
+/// A mistake that is made on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flaw {
     None,
-    /// A write is called done when those it was first sent to have it, whoever joined meanwhile.
+    /// A write counts as done when its first targets have it, although servers joined meanwhile.
     ForgetsNewcomers,
-    /// A repair overwrites what was written to the newcomer meanwhile.
+    /// A repair overwrites pages that a writer has sent to the new member meanwhile.
     RepairOverwrites,
-    /// What was sent before a connection was given up is not voided.
+    /// The client does not void requests of a connection that it has closed.
     NoFence,
-    /// A server that comes back keeps what it should not have.
+    /// The client does not discard the stale replicas of a server that rejoins.
     NoCleaning,
-    /// A server that comes back counts as cleaned also of chunks that it was put out of meanwhile.
+    /// A server that rejoins counts as clean even for chunks from which it was removed meanwhile.
     ForgetsLeaving,
-    /// The owner does not hear that the last server with some of its pages is gone.
+    /// The client does not report the loss of the last server that had some pages.
     KeepsLossesQuiet,
-    /// What a server acknowledged counts though it was lost since, and is back with nothing.
+    /// An acknowledgement counts although its server was lost since, and is back without pages.
     OldAcknowledgements,
-    /// Servers that do not answer for 10 s are gone, and cleaned when they return.
+    /// Servers that do not answer for 10 s count as gone, and are cleaned when they return.
     GivesUpEarly,
-    /// Two names of one server are two servers.
+    /// Two names of one server count as two servers.
     TwoNamesAreTwo,
-    /// Who answers a hello is well, whatever it does with requests.
+    /// A server that answers a hello counts as healthy, although its requests fail.
     TrustsHello,
-    /// A link on which an answer is late is closed, and a server that turns new ones away counts as dead.
+    /// The client closes a link on which a reply is late, and a server that refuses new links
+    /// counts as dead.
     ClosesLinks,
-    /// A copy that was found damaged stays so, and ends the repair that finds it.
+    /// A damaged replica is not repaired, and ends the repair that finds it.
     LeavesDamage,
-    /// A bitmap is believed to be as long as it was asked for.
+    /// The client does not check the length of a bitmap.
     BelievesBitmaps,
-    /// A server that is put out is cleaned, and what was sent to it before may come after.
+    /// A removed server is cleaned without a fence, so that earlier requests may arrive later.
     CleansWithoutFence,
-    /// Nothing is known of failure domains.
+    /// The client ignores failure domains.
     IgnoresDomains,
 }

@@ -1,14 +1,14 @@
-//! What the test does to servers behind the client's back, and what it sees there.
+//! Direct access to servers, past the client: the test damages pages and checks promises.
 
 use super::*;
 
 impl Client {
-    /// Servers that are known by one name or more.
+    /// Returns the number of distinct servers.
     pub fn servers_known(&self) -> usize {
         self.world.name_count() - self.aliases.borrow().len()
     }
 
-    /// Changes a byte of a page on a server, if it has it.
+    /// Changes a byte of a page on a server, if the server has the page.
     pub fn damage(&self, server: ServerId, page: u64) {
         let Some(pool) = self.world.pool(server as usize) else { return };
         let Some(remote) = self.remotes.borrow().get(&server).copied() else { return };
@@ -28,8 +28,8 @@ impl Client {
         put.expect("it is held");
     }
 
-    /// Whether a complete copy of each page that is not being written has the version whose put was
-    /// done last. A server that has crashed unnoticed has nothing and is passed over.
+    /// Checks that each complete server has the version of each page whose put was done last. Skips
+    /// pages that are being written, and servers that have crashed unnoticed.
     pub fn broken_promise(&self) -> Option<String> {
         let (done, busy) = (self.done.borrow(), self.busy.borrow());
         for (page, version) in done.iter().filter(|(page, _)| !busy.contains(page)) {
@@ -46,7 +46,8 @@ impl Client {
         None
     }
 
-    /// What a server really has of a page; none when it is not the server that we know.
+    /// Returns the bytes of a page that a server holds. Returns `None` if it is another server than
+    /// the client knows.
     fn peek(&self, server: ServerId, page: u64) -> Option<Option<Vec<u8>>> {
         let pool = self.world.pool(server as usize)?;
         let is_known = pool.epoch == self.epochs.borrow()[server as usize];

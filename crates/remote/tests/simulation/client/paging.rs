@@ -3,7 +3,7 @@
 use super::*;
 
 impl Client {
-    /// Writes a new version of a page; whether it is done.
+    /// Writes a new version of a page. Returns true when it is done.
     pub async fn put(&self, links: &mut Links, page: u64, version: u64) -> bool {
         let begun = self.world.now();
         let is_done = self.try_to_put(links, page, version).await;
@@ -32,13 +32,13 @@ impl Client {
             }
             let mut is_refused = false;
             for server in wanted.iter() {
-                // The lease first: what is sent under it is void if the server is put out from now on.
+                // Take the lease first: a later removal of the server voids requests under it.
                 let leased = self.attach(links, server, false).await;
                 let is_current = self.replicator.borrow().is_current(at(page), server);
                 if leased.is_ok() && !is_current && self.flaw != Flaw::CleansWithoutFence {
                     continue;
                 }
-                self.held_up().await;
+                self.be_preempted().await;
                 let sent = match leased {
                     Ok((wire, lease)) => {
                         let frame = put_frame(lease, page, false, &bytes);
@@ -66,7 +66,7 @@ impl Client {
                         self.record_error(links, server, trouble, Some(RequestKind::Write)).await
                     }
                 }
-                self.held_up().await;
+                self.be_preempted().await;
             }
             if is_refused {
                 wanted = ServerSet::EMPTY;
@@ -94,8 +94,7 @@ impl Client {
         false
     }
 
-    /// Reads a page: true when it is there, false when it is lost. Panics on wrong bytes that prove
-    /// right, which cannot be.
+    /// Reads a page. Returns false if it is lost.
     pub async fn get(&self, links: &mut Links, page: u64, version: u64) -> bool {
         let until = self.world.now() + UNREACHABLE + 1000 * MS;
         let right = page_bytes(page, version);
@@ -121,8 +120,8 @@ impl Client {
                 }
             }
             if !unsure && plan == self.replicator.borrow().read_plan(at(page)) {
-                let untold = !self.told.borrow().contains(&at(page));
-                self.lost_untold.set(self.lost_untold.get() + untold as u64);
+                let unreported = !self.reported.borrow().contains(&at(page));
+                self.lost_unreported.set(self.lost_unreported.get() + unreported as u64);
                 return false;
             }
             self.world.sleep(20 * MS).await;
