@@ -6,7 +6,7 @@ use pagetax_core::units::Bytes;
 use pagetax_interpose::system;
 use pagetax_remote::page::PAGE_BYTES;
 use pagetax_remote::pager::{Log, PagerError, PagerOptions, RemoteRegion, Serving, UffdError};
-use pagetax_remote::preloaded::{Servers, Settings};
+use pagetax_remote::preloaded::{ServerSettings, Settings};
 use pagetax_remote::store::StoreError;
 use pagetax_remote::tls::Files;
 use std::cell::RefCell;
@@ -83,7 +83,7 @@ unsafe fn text(text: *const c_char) -> Option<String> {
 ///
 /// # Safety
 /// As for [`text`], for each string.
-unsafe fn servers(options: &RemoteOptions) -> Result<Option<Servers>, (c_int, String)> {
+unsafe fn servers(options: &RemoteOptions) -> Result<Option<ServerSettings>, (c_int, String)> {
     // SAFETY: as the caller promises.
     let [named, certificate, key, authority, tls_name] = unsafe {
         [
@@ -110,7 +110,7 @@ unsafe fn servers(options: &RemoteOptions) -> Result<Option<Servers>, (c_int, St
         return Ok(None);
     }
     let named = named.unwrap_or_default();
-    Ok(Some(Servers {
+    Ok(Some(ServerSettings {
         named: named.split(',').filter(|name| !name.is_empty()).map(String::from).collect(),
         discover,
         copies: options.copies.max(1) as usize,

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow};
 use pagetax_core::units::Nanos;
-use pagetax_remote::preloaded::Servers;
+use pagetax_remote::preloaded::ServerSettings;
 use pagetax_remote::tls::{ClientTls, Files};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -115,7 +115,7 @@ impl CopiesArgs {
     ///
     /// # Errors
     /// When copies are to be kept nowhere, or there are no such files.
-    pub fn servers(&self) -> Result<Option<Servers>> {
+    pub fn servers(&self) -> Result<Option<ServerSettings>> {
         let (named, discover) = (self.servers.named().to_vec(), self.servers.discover());
         if named.is_empty() && !discover {
             if self.copies > 1 {
@@ -126,7 +126,7 @@ impl CopiesArgs {
             return Ok(None);
         }
         let (tls, tls_name) = self.servers.tls_files()?;
-        Ok(Some(Servers {
+        Ok(Some(ServerSettings {
             named,
             discover,
             copies: self.copies.into(),

@@ -1,5 +1,5 @@
 /* Starts a thread that uses 200 ms of CPU time and ends; then five of 100 ms, one after the other. Each has the
-   number of the one before. */
+   number of its predecessor. */
 #include <pthread.h>
 #include <stdio.h>
 #include <time.h>

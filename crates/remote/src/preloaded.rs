@@ -51,9 +51,9 @@ pub const VARIABLES: [&str; 17] = [
     PROGRAM,
 ];
 
-/// The memory servers, and the settings for their use.
+/// The memory servers to use, and the settings of their client.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Servers {
+pub struct ServerSettings {
     /// The hosts, with ports or without.
     pub named: Vec<String>,
     /// True to look for more servers on the local network.
@@ -84,7 +84,7 @@ pub struct Settings {
     /// True to keep idle CPUs awake while there are many faults.
     pub keep_awake: bool,
     /// The servers to evict to; `None` for a compressed store inside the process.
-    pub servers: Option<Servers>,
+    pub servers: Option<ServerSettings>,
     /// The size of the store inside the process.
     pub embedded: Bytes,
     /// True to print at the end what was paged.
@@ -122,7 +122,7 @@ impl Settings {
             (EVICTION, self.eviction_method.name().into()),
         ];
         variables.extend(self.program.map(|number| (PROGRAM, number.to_string().into())));
-        variables.extend(self.servers.iter().flat_map(Servers::to_environment));
+        variables.extend(self.servers.iter().flat_map(ServerSettings::to_environment));
         variables
     }
 
@@ -154,7 +154,7 @@ impl Settings {
         settings.keep_awake = number(AWAKE)?.is_some_and(|wanted| wanted > 0);
         settings.stats = number(STATS)?.is_some_and(|wanted| wanted > 0);
         settings.program = number(PROGRAM)?.map(|number| number as u32);
-        settings.servers = Servers::from_environment()?;
+        settings.servers = ServerSettings::from_environment()?;
         Ok(Some(settings))
     }
 
@@ -170,7 +170,7 @@ impl Settings {
     }
 }
 
-impl Servers {
+impl ServerSettings {
     fn to_environment(&self) -> Vec<(&'static str, OsString)> {
         let mut variables = vec![
             (SERVERS, self.named.join(",").into()),
@@ -190,7 +190,7 @@ impl Servers {
         variables
     }
 
-    fn from_environment() -> Result<Option<Servers>, String> {
+    fn from_environment() -> Result<Option<ServerSettings>, String> {
         let named = text(SERVERS)?.unwrap_or_default();
         let discover = number(DISCOVER)?.is_some_and(|wanted| wanted > 0);
         if named.is_empty() && !discover {
@@ -206,7 +206,7 @@ impl Servers {
                 return Err(format!("set all of {TLS_CERTIFICATE}, {TLS_KEY} and {TLS_AUTHORITY}"));
             }
         };
-        Ok(Some(Servers {
+        Ok(Some(ServerSettings {
             named: named.split(',').filter(|name| !name.is_empty()).map(String::from).collect(),
             discover,
             copies: number(COPIES)?.unwrap_or(1) as usize,
@@ -259,7 +259,7 @@ mod tests {
         let tls = Files { certificate: file("a"), key: file("b"), authority: file("c") };
         let (tls, tls_name) = (Some(tls), Some("name".into()));
         let named = vec!["a:1".to_string(), "b".to_string()];
-        let servers = Some(Servers {
+        let servers = Some(ServerSettings {
             named,
             discover: true,
             copies: 2,

@@ -29,7 +29,7 @@ pub(super) struct BlockBuilder<'a> {
     /// True if vector register 15 has the program's value, in a counting translation.
     pub(super) has_vector: bool,
     pub(super) slots: usize,
-    /// By register: the slot that has its present value.
+    /// The slot with the present value of each register.
     pub(super) logged: [Option<u8>; 16],
 }
 

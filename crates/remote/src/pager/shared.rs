@@ -106,8 +106,8 @@ pub struct SharedPager {
     pub(super) table: PageTable,
     /// The number of frames in each staging block.
     pub(super) frames: ZeroedTable<AtomicU32>,
-    /// For each staging block: the evicted-page count at its first soft refault (high 32 bits), and its
-    /// soft refaults (low 32 bits). Only the handler writes it.
+    /// The use of each staging block: the evicted-page count at its first soft refault (high 32
+    /// bits), and its number of soft refaults (low 32 bits). Only the handler writes it.
     uses: ZeroedTable<AtomicU64>,
     region: AtomicU64,
     /// The lock of the thread that serves faults, and the lock of the evictor while it works. A

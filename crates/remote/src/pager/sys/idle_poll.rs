@@ -3,7 +3,7 @@
 //! Source: Documentation/power/pm_qos_interface.rst in the kernel's tree. A value written to the
 //! device holds as long as the device is open.
 
-use super::out_of_the_way;
+use super::move_to_high_number;
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use std::io;
@@ -32,7 +32,7 @@ impl IdlePoll {
     /// Opens the device; CPUs may sleep for now.
     pub fn open() -> io::Result<IdlePoll> {
         let device = rustix::fs::open(DEVICE, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-        let device = out_of_the_way(device);
+        let device = move_to_high_number(device);
         rustix::io::write(&device, &ANY_TIME.to_ne_bytes())?;
         Ok(IdlePoll { device, is_held: false, checked_at: Instant::now(), faults: 0 })
     }

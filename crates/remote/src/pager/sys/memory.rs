@@ -3,7 +3,7 @@
 //! They come from raw system calls, never from an allocator. The pager must work inside a program
 //! whose allocator lives in paged memory.
 
-use super::{out_of_the_way, put_in_place};
+use super::{move_to_high_number, replace_file};
 use crate::page::PAGE_BYTES;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -176,7 +176,7 @@ impl EmptyFile {
     /// Creates an empty file.
     pub fn open() -> io::Result<EmptyFile> {
         let file = rustix::fs::memfd_create("pagetax-lost", rustix::fs::MemfdFlags::CLOEXEC)?;
-        Ok(EmptyFile(out_of_the_way(file)))
+        Ok(EmptyFile(move_to_high_number(file)))
     }
 
     /// Maps it in place of these pages. The kernel merges the mappings of neighbours, because their
@@ -224,7 +224,7 @@ impl OwnMemory {
     /// Opens the calling process's memory.
     pub fn open() -> io::Result<OwnMemory> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let proc = out_of_the_way(rustix::fs::open("/proc", flags, Mode::empty())?);
+        let proc = move_to_high_number(rustix::fs::open("/proc", flags, Mode::empty())?);
         Ok(OwnMemory { file: Self::file_in(&proc)?, proc })
     }
 
@@ -234,12 +234,12 @@ impl OwnMemory {
         // A child with a descriptor table of its own does not have the parent's /proc.
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let anew = || Self::file_in(&rustix::fs::open("/proc", flags, Mode::empty())?);
-        put_in_place(Self::file_in(&self.proc).or_else(|_| anew())?, &self.file)
+        replace_file(Self::file_in(&self.proc).or_else(|_| anew())?, &self.file)
     }
 
     fn file_in(proc: &OwnedFd) -> io::Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        Ok(out_of_the_way(rustix::fs::openat(proc, "self/mem", flags, Mode::empty())?))
+        Ok(move_to_high_number(rustix::fs::openat(proc, "self/mem", flags, Mode::empty())?))
     }
 
     /// Copies pages of the program, which may be writing to them, to as many pages of the pager

@@ -20,12 +20,12 @@ use std::io;
 const DESCRIPTORS_FROM: i32 = 700;
 
 /// Moves a descriptor to a number that programs do not use, if one is free.
-fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
+fn move_to_high_number(fd: OwnedFd) -> OwnedFd {
     rustix::io::fcntl_dupfd_cloexec(&fd, DESCRIPTORS_FROM).unwrap_or(fd)
 }
 
 /// Replaces the parent's file under a descriptor by the child's own, in the child of a fork.
-fn put_in_place(fresh: OwnedFd, stale: &OwnedFd) -> io::Result<()> {
+fn replace_file(fresh: OwnedFd, stale: &OwnedFd) -> io::Result<()> {
     if fresh.as_raw_fd() == stale.as_raw_fd() {
         // The parent's file was closed already, and the fresh one has its number, which `stale`
         // owns.

@@ -7,10 +7,11 @@
 mod abi;
 
 use super::memory::{EmptyFile, PageSpan, Pages};
-use super::{out_of_the_way, put_in_place};
+use super::{move_to_high_number, replace_file};
 use crate::page::PAGE_BYTES;
-use crate::pager::{Features, Serving};
+use crate::pager::options::Features;
 use abi::*;
+use pagetax_core::network_memory::Serving;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -178,7 +179,7 @@ impl Uffd {
         };
         let (fd, access) = opened.map_err(UffdError::of_opening)?;
         let mut uffd = Uffd {
-            fd: out_of_the_way(fd),
+            fd: move_to_high_number(fd),
             features: wanted,
             empty_file: None,
             #[cfg(test)]
@@ -224,7 +225,7 @@ impl Uffd {
     pub fn renew(&self, user_mode_only: bool, serving: Serving) -> io::Result<()> {
         let opened = Uffd::open(user_mode_only, serving, self.features);
         let (Uffd { fd: fresh, .. }, _) = opened.map_err(io::Error::other)?;
-        put_in_place(fresh, &self.fd)
+        replace_file(fresh, &self.fd)
     }
 
     fn control<const NUMBER: ioctl::Opcode, T>(&self, argument: &mut T) -> Result<(), Errno> {
