@@ -12,9 +12,10 @@ use anyhow::{Context, Result, anyhow};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, Diagnosis, Skipped, Trial, compare_trials, judge, translation,
+    AS_IS, BASE, Diagnosis, Skipped, Trial, compare_trials, judge, translation,
 };
 use pagetax_core::exit::Exit;
+use pagetax_core::page_size::{MemoryPart, PartSizes};
 use pagetax_core::stats::median;
 use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::launch::program::Program;
@@ -23,7 +24,9 @@ use pagetax_host::measure::calibrate;
 use pagetax_host::measure::environment::environment;
 use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
 use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand, TrialError};
-use pagetax_host::pages::{Mechanism, MechanismError, PageSettings, Recipe, Unavailable, text};
+use pagetax_host::pages::mechanism::{self, Conditions};
+use pagetax_host::pages::parts::base_page;
+use pagetax_host::pages::{Mechanism, PageSettings, Recipe, Unavailable, text};
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::predict::Predictor;
@@ -32,13 +35,14 @@ use scratch::{Input, Scratch};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 const EXAMPLES: &str = "\
 Examples:
   pagetax diagnose                                       the built-in job tlb-gather
   pagetax diagnose -- sort -S 2G big.txt                 what would larger pages do for sort?
   pagetax diagnose --runs 10 -- python3 report.py        tighter intervals
-  pagetax diagnose --sizes 4K,2M,hugetlb-2M -- ./server  also pages of the hugetlb pool
+  pagetax diagnose --sizes 4K,2M,hugetlb:2M -- ./server  also pages of the hugetlb pool
   pagetax diagnose --json=before.json -- ./job           to compare later: pagetax compare";
 
 /// Seed of the resampling, so that the same runs give the same intervals.
@@ -61,10 +65,10 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "1min")]
     time: Nanos,
 
-    /// Page sizes to try: 4K for base pages, 64K and the like, 2M and hugetlb-2M for the heap;
-    /// stack-2M, text-2M, and all-2M for heap, stack and code together [default:
-    /// 4K,64K,2M,stack-2M,text-2M,all-2M, as far as the kernel has them]
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',')]
+    /// Page sizes to try: of the heap 4K for base pages, 64K and the like, 2M, hugetlb:2M, each a trial; by part
+    /// of heap, stack and text (code), together one trial. Repeatable [default: 4K,64K,2M, stack=2M, text=2M and
+    /// heap=2M,stack=2M,text=2M, as far as the kernel has them]
+    #[arg(long, value_name = "SIZE,…|PART=SIZE,…")]
     sizes: Option<Vec<String>>,
 
     /// Change page-size settings of the system during the trials that need it, then put them back
@@ -102,7 +106,7 @@ pub struct Args {
 }
 
 /// The page sizes to try when none are given.
-const SIZES: [&str; 6] = ["4K", "64K", "2M", "stack-2M", "text-2M", "all-2M"];
+const SIZES: [&str; 4] = ["4K,64K,2M", "stack=2M", "text=2M", "heap=2M,stack=2M,text=2M"];
 
 /// `pagetax diagnose -- COMMAND`
 pub fn run(args: Args) -> Result<ExitCode> {
@@ -131,7 +135,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         |step| {
             let outputs = scratch.outputs(&recipes[step.trial].mechanism.name(), step.round);
             let mut watch = step.budget.then(Watch::new);
-            code.settle_for(recipes[step.trial].mechanism);
+            code.settle_for(&recipes[step.trial].mechanism);
             let finished = trial::run(&launch, &recipes[step.trial], &outputs, watch.as_mut())?;
             launch.learn(&finished);
             watched = watch.map(|watch| (finished.clone(), watch.finish())).or(watched.take());
@@ -182,7 +186,7 @@ fn argv(args: &Args) -> Result<Vec<OsString>> {
 /// The command's code in the page cache, which a trial leaves to the next one.
 struct Code {
     files: Vec<PathBuf>,
-    by_huge_pages: bool,
+    last: Option<Arc<dyn Mechanism>>,
 }
 
 impl Code {
@@ -191,18 +195,15 @@ impl Code {
         let program = argv.first().and_then(|name| Program::find(name).ok());
         let files = program.map(|program| program.files()).unwrap_or_default();
         let files = files.into_iter().filter(|path| text::has_code(path)).collect();
-        Code { files, by_huge_pages: false }
+        Code { files, last: None }
     }
 
-    /// Takes back what an earlier trial has brought in, unless the next one brings it in itself.
-    fn settle_for(&mut self, mechanism: Mechanism) {
-        if self.by_huge_pages && !mechanism.brings_text() {
-            for file in &self.files {
-                // A file that cannot be read again was not brought in either.
-                let _ = text::settle(file);
-            }
+    /// Undoes what the trial before this one left in the page cache, unless both are of one mechanism.
+    fn settle_for(&mut self, mechanism: &Arc<dyn Mechanism>) {
+        let last = self.last.replace(mechanism.clone());
+        if let Some(last) = last.filter(|last| last.name() != mechanism.name()) {
+            last.undo(&self.files);
         }
-        self.by_huge_pages = mechanism.brings_text();
     }
 }
 
@@ -215,34 +216,36 @@ fn recipes(
     let (mut recipes, mut skipped) = (vec![Recipe::default()], Vec::new());
     let own = std::env::current_exe().context("cannot find this program")?;
     let has_code = !Code::of(&args.command).files.is_empty();
-    let default = || SIZES.map(String::from).into();
-    let words: Vec<String> = args.sizes.clone().unwrap_or_else(default);
-    for word in &words {
-        let mechanism = match Mechanism::parse(word, system) {
+    let conditions = Conditions { system, tunables, has_code };
+    let words: Vec<&str> = match &args.sizes {
+        Some(words) => words.iter().map(String::as_str).collect(),
+        None => SIZES.into(),
+    };
+    let option = || format!("--sizes {}", words.join(" --sizes "));
+    let heap = [MemoryPart::Heap];
+    let all = PartSizes::alternatives(words.iter().copied(), &heap).with_context(option)?;
+    for sizes in &all {
+        let mechanism = match mechanism::select(sizes, system) {
             // Nobody asked for it.
-            Err(MechanismError::NoSuchSize(size)) if args.sizes.is_none() => {
-                skipped.push(not_of_this_kernel(word, size, system));
+            Err(_) if args.sizes.is_none() => {
+                skipped.extend(not_of_this_kernel(sizes, system));
                 continue;
             }
-            parsed => parsed.with_context(|| format!("--sizes {}", words.join(",")))?,
+            selected => selected.with_context(option)?,
         };
-        let by_part =
-            matches!(mechanism, Mechanism::Stack(_) | Mechanism::Text(_) | Mechanism::All(_));
-        if by_part && args.command.is_empty() {
+        if sizes.parts() != heap && args.command.is_empty() {
             // A built-in job is all heap.
             continue;
         }
-        let recipe = mechanism.recipe(system, tunables).and_then(|recipe| match mechanism {
-            _ if args.command.is_empty() => Ok(of_job(recipe, word)),
-            Mechanism::Text(size) if !has_code => Err(Unavailable {
-                why: format!("it has no code that {size} pages fit"),
-                remedy: "none needed: small programs gain nothing by it".into(),
-            }),
-            _ => Ok(recipe.through(&own.to_string_lossy())),
+        let recipe = Recipe::new(mechanism.clone(), &conditions);
+        let recipe = recipe.map(|recipe| match args.command.is_empty() {
+            true => of_job(recipe, sizes),
+            false => recipe.through(&own.to_string_lossy()),
         });
         let usable = recipe.and_then(|r| r.permitted(args.allow_sysfs).map(|()| r));
+        let is_known = recipes.iter().any(|known| known.mechanism.name() == mechanism.name());
         match usable {
-            Ok(recipe) if !recipes.contains(&recipe) => recipes.push(recipe),
+            Ok(recipe) if !is_known => recipes.push(recipe),
             Ok(_) => {}
             Err(unavailable) => skipped.push(Skipped {
                 name: mechanism.name(),
@@ -255,26 +258,25 @@ fn recipes(
     Ok((recipes, skipped))
 }
 
-/// A page size that this kernel has not.
-fn not_of_this_kernel(word: &str, size: PageSize, system: &PageSettings) -> Skipped {
+/// Returns the entry for a page size that this kernel lacks.
+fn not_of_this_kernel(sizes: &PartSizes, system: &PageSettings) -> Option<Skipped> {
+    let size = sizes.uniform()?.size(base_page())?;
     let unavailable = Unavailable::no_size(size, system);
-    Skipped {
-        name: word.into(),
+    Some(Skipped {
+        name: size.to_string(),
         page_bytes: size.bytes(),
         why: unavailable.why,
         remedy: unavailable.remedy,
-    }
+    })
 }
 
-/// A built-in job does not live in malloc's heap, but takes its page size as a parameter.
-fn of_job(recipe: Recipe, word: &str) -> Recipe {
-    let page_size = match recipe.mechanism {
-        Mechanism::Base => "base".into(),
-        Mechanism::Hugetlb(size) => format!("hugetlb:{size}"),
-        _ => word.to_string(),
+/// Returns the recipe for a built-in job, which takes its page size as a parameter.
+fn of_job(recipe: Recipe, sizes: &PartSizes) -> Recipe {
+    let page_size = match sizes.uniform() {
+        Some(request) if recipe.mechanism.name() != BASE => request.to_string(),
+        _ => BASE.into(),
     };
-    let arguments = vec!["--set".into(), format!("page_size={page_size}")];
-    Recipe { arguments, settings: recipe.settings, ..Recipe::of(recipe.mechanism) }
+    recipe.by_arguments(vec!["--set".into(), format!("page_size={page_size}")])
 }
 
 fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
@@ -291,7 +293,7 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
         kernel_ns: column(|r| r.usage.kernel_ns),
         speedup: None,
         speedup_over_base: None,
-        took: trial::took(recipe.mechanism, runs),
+        took: trial::took(&*recipe.mechanism, runs),
         peak_resident_bytes: median(&peaks),
         exit: failed.unwrap_or(Exit::Code(0)),
     }
@@ -390,7 +392,7 @@ mod tests {
         for command in [&["diagnose"][..], &["diagnose", "--", "/bin/sh"]] {
             let args = Line::parse_from(command).args;
             let (recipes, skipped) = recipes(&args, None, &system).unwrap();
-            assert!(recipes.iter().any(|recipe| recipe.mechanism == Mechanism::Thp(PageSize::M2)));
+            assert!(recipes.iter().any(|recipe| recipe.mechanism.name() == "thp-2M"));
             let lacking: Vec<_> = skipped.iter().filter(|one| one.name == "64K").collect();
             assert_eq!(lacking.len(), 1, "{skipped:?}");
             assert_eq!(lacking[0].why, "the kernel has no 64K pages (Linux 6.8)");

@@ -8,10 +8,12 @@ use crate::recorded::{Recorded, Source};
 use crate::{exit, machines};
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::exit::Exit;
-use pagetax_core::units::PageSize;
+use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
+use pagetax_core::units::{PageSize, UnitError};
 use pagetax_host::measure::calibrate;
 use pagetax_host::measure::trial::TrialCommand;
-use pagetax_host::pages::{Mechanism, PageSettings, Recipe};
+use pagetax_host::pages::mechanism::{Conditions, select};
+use pagetax_host::pages::{PageSettings, Recipe, Unavailable};
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::documents::WhatIf;
 use pagetax_recorder::forecast::{self, Forecast, Timed, TimingError};
@@ -29,9 +31,9 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Page sizes to predict, of heap and other private memory
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "2M")]
-    sizes: Vec<PageSize>,
+    /// Page sizes to predict, of heap and other private memory; hugetlb:2M is timed on pages of the pool
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "2M", value_parser = page_size)]
+    sizes: Vec<(PageSize, PageSizeRequest)>,
 
     /// Runs that are timed, of each size with --verify
     #[arg(long, value_name = "N", default_value_t = 5,
@@ -71,11 +73,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut model = machines::model_of(calibrated::MODEL, "this machine")?;
     calibrated::apply(&mut model, &timed.beside.pace(&calibration))?;
     let cpu = configuration::translation(&model)?;
-    let sizes = [PageSize::K4].iter().chain(&args.sizes);
-    let shifts: Vec<u32> = sizes.map(|size| size.shift()).collect();
+    let sizes: Vec<PageSize> = args.sizes.iter().map(|(size, _)| *size).collect();
+    let shifts: Vec<u32> = [PageSize::K4].iter().chain(&sizes).map(|size| size.shift()).collect();
     let (pages, outcome) = source.observe(Predictor::new(&cpu, &shifts))?;
     let mut forecast =
-        Forecast::new(source.title(), &args.sizes, &pages, &calibration, (&timed, &recipes))
+        Forecast::new(source.title(), &sizes, &pages, &calibration, (&timed, &recipes))
             .map_err(|error| exit::with(exit::UNMET, error))?;
     forecast.notes.splice(0..0, outcome.notes);
     let code = timed.exit.map(Exit::shell_code);
@@ -102,18 +104,25 @@ fn recipes(args: &Args) -> Result<Vec<Recipe>> {
     let system = PageSettings::host();
     let own = std::env::current_exe().context("cannot find this program")?;
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
-    let sizes = args.sizes.iter().filter(|_| args.verify).map(ToString::to_string);
-    let words = ["4K".to_string()].into_iter().chain(sizes);
-    let recipe = |word: String| -> Result<Recipe> {
-        let mechanism =
-            Mechanism::parse(&word, &system).with_context(|| format!("--sizes {word}"))?;
-        let unavailable = |unavailable: pagetax_host::pages::Unavailable| {
-            let text = format!("{word}: {}\n  remedy: {}", unavailable.why, unavailable.remedy);
+    let conditions = Conditions { system: &system, tunables: tunables.as_deref(), has_code: true };
+    let requests = args.sizes.iter().filter(|_| args.verify).map(|(_, request)| *request);
+    let recipe = |request: PageSizeRequest| -> Result<Recipe> {
+        let sizes = PartSizes::of(&[MemoryPart::Heap], request);
+        let mechanism = select(&sizes, &system).with_context(|| format!("--sizes {request}"))?;
+        let unavailable = |unavailable: Unavailable| {
+            let text = format!("{request}: {}\n  remedy: {}", unavailable.why, unavailable.remedy);
             exit::with(exit::UNMET, anyhow!(text))
         };
-        let recipe = mechanism.recipe(&system, tunables.as_deref()).map_err(unavailable)?;
+        let recipe = Recipe::new(mechanism, &conditions).map_err(unavailable)?;
         recipe.permitted(false).map_err(unavailable)?;
         Ok(recipe.through(&own.to_string_lossy()))
     };
-    words.map(recipe).collect()
+    [PageSizeRequest::preferred(PageSize::K4)].into_iter().chain(requests).map(recipe).collect()
+}
+
+/// Parses a page size to predict: the system's choice is none.
+fn page_size(text: &str) -> Result<(PageSize, PageSizeRequest), UnitError> {
+    let request: PageSizeRequest = text.parse()?;
+    let size = request.size(PageSize::K4).ok_or_else(|| UnitError::NoPageSize(text.into()))?;
+    Ok((size, request))
 }

@@ -184,8 +184,8 @@ pub enum PageSizeError {
     NoPart(String),
     /// The size is none.
     #[error(
-        "`{0}`: invalid page size\n  remedy: a power of two such as 4K, 64K or 2M, hugetlb:2M, base or \
-         default; by part heap=2M,stack=64K"
+        "`{0}`: invalid page size\n  remedy: page sizes are powers of two such as 4K, 64K or 2M; or hugetlb:2M, \
+         base, default; by part heap=2M,stack=64K"
     )]
     NoSize(String),
 }

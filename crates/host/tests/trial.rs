@@ -4,8 +4,10 @@ use pagetax_core::exit::Exit;
 use pagetax_core::units::PageSize;
 use pagetax_host::launch::program::ProgramError;
 use pagetax_host::measure::trial::{Finished, Outputs, TrialCommand, TrialError, run, took};
+use pagetax_host::pages::mechanism::{Base, Conditions, Thp};
 use pagetax_host::pages::{Mechanism, Mode, PageSettings, Recipe};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 fn launch(argv: &[&str]) -> TrialCommand {
@@ -17,8 +19,10 @@ fn shell(script: &str) -> Finished {
     run(&launch(&["sh", "-c", script]), &Recipe::default(), &Outputs::default(), None).unwrap()
 }
 
-fn recipe(mechanism: Mechanism) -> Recipe {
-    mechanism.recipe(&PageSettings::host(), None).unwrap()
+fn recipe(mechanism: impl Mechanism + 'static) -> Recipe {
+    let system = PageSettings::host();
+    let conditions = Conditions { system: &system, tunables: None, has_code: true };
+    Recipe::new(Arc::new(mechanism), &conditions).unwrap()
 }
 
 #[test]
@@ -103,7 +107,7 @@ fn base_pages_hold_over_fork_and_exec() {
     let out = directory.path().join("out");
     let outputs = Outputs { stdout: Some(out.clone()), stderr: None };
     let status = launch(&["sh", "-c", "sh -c 'grep THP_enabled /proc/self/status'; true"]);
-    run(&status, &recipe(Mechanism::Base), &outputs, None).unwrap();
+    run(&status, &recipe(Base), &outputs, None).unwrap();
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "THP_enabled:\t0\n");
     run(&status, &Recipe::default(), &outputs, None).unwrap();
     assert_eq!(std::fs::read_to_string(&out).unwrap(), "THP_enabled:\t1\n");
@@ -144,12 +148,12 @@ fn malloc_of_a_threaded_program_is_on_huge_pages_where_the_system_lets_it() {
     let fraction = |recipe: &Recipe| {
         let finished = run(&program, recipe, &Outputs::default(), None).unwrap();
         assert_eq!(finished.exit, Exit::Code(0));
-        took(recipe.mechanism, &[finished]).fraction.unwrap()
+        took(&*recipe.mechanism, &[finished]).fraction.unwrap()
     };
-    assert_eq!(fraction(&recipe(Mechanism::Base)), 0.0);
+    assert_eq!(fraction(&recipe(Base)), 0.0);
     match PageSettings::host().thp() {
         Some(Mode::Madvise) => {
-            assert!(fraction(&recipe(Mechanism::Thp(PageSize::M2))) > 0.9);
+            assert!(fraction(&recipe(Thp(PageSize::M2))) > 0.9);
             assert!(fraction(&Recipe::default()) < 0.1);
         }
         Some(Mode::Always) => assert!(fraction(&Recipe::default()) > 0.9),

@@ -169,7 +169,7 @@ impl Prediction {
     /// Puts measured trials beside the prediction.
     fn verify(&mut self, base: &[Finished], runs: &[Finished], recipe: &Recipe) {
         self.measured = ratio_of_pairs(&wall_ns(base), &wall_ns(runs), SEED);
-        self.took = (!runs.is_empty()).then(|| trial::took(recipe.mechanism, runs));
+        self.took = (!runs.is_empty()).then(|| trial::took(&*recipe.mechanism, runs));
     }
 }
 

@@ -4,9 +4,10 @@
 //! that will be done ([`Launch::words`]). What can be had by the environment alone is, and then the
 //! command simply takes our place (exec); else it is watched and its memory collapsed as it grows.
 
+use super::mechanism::{Conditions, Mechanism, Mthp, Recipe, Thp};
 use super::parts::{base_page, wants_large};
 use super::tunables::{HUGETLB, MMAP_THRESHOLD, tunable, with_tunable};
-use super::{Mechanism, Mode, PageSettings};
+use super::{Mode, PageSettings};
 use crate::launch::preload::{self, Preload};
 use crate::launch::program::{Kind, Program, ProgramError};
 use crate::launch::{Launcher, installed};
@@ -15,6 +16,7 @@ use pagetax_core::page_size::{How, MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::{Bytes, PageSize};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The library that does what the environment alone cannot.
 const PRELOAD: &str = "libpagetax_preload.so";
@@ -377,8 +379,10 @@ fn only_huge(size: PageSize, around: &Surroundings) -> Result<(), Refused> {
 /// The kernel takes the largest size that is switched on, so smaller ones need others off.
 fn settings_allow(size: PageSize, system: &PageSettings) -> Result<(), Refused> {
     let huge = system.pmd_size().unwrap_or(PageSize::M2);
-    let mechanism = if size == huge { Mechanism::Thp(size) } else { Mechanism::Mthp(size) };
-    match mechanism.recipe(system, None) {
+    let mechanism: Arc<dyn Mechanism> =
+        if size == huge { Arc::new(Thp(size)) } else { Arc::new(Mthp(size)) };
+    let conditions = Conditions { system, tunables: None, has_code: true };
+    match Recipe::new(mechanism, &conditions) {
         Ok(recipe) => match recipe.settings.first() {
             None => Ok(()),
             Some(_) => {

@@ -16,7 +16,7 @@ pub mod follow;
 pub mod inject;
 pub mod journal;
 pub mod launch;
-mod mechanism;
+pub mod mechanism;
 pub mod pagemap;
 pub mod parts;
 pub mod remap;
@@ -26,7 +26,7 @@ pub mod text;
 mod tunables;
 pub mod verdict;
 
-pub use mechanism::{Mechanism, MechanismError, Recipe, Unavailable};
+pub use mechanism::{Mechanism, Recipe, Unavailable};
 pub(crate) use settings::selected;
 pub use settings::{Changed, Mode, PageSettings, Setting};
 pub use tunables::with_tunable;

@@ -35,6 +35,13 @@ pub struct Setting {
     pub value: String,
 }
 
+impl Setting {
+    /// Returns the setting of a file to a value.
+    pub fn new(path: PathBuf, value: impl Into<String>) -> Setting {
+        Setting { path, value: value.into() }
+    }
+}
+
 impl PageSettings {
     /// Of this machine.
     pub fn host() -> PageSettings {

@@ -17,7 +17,7 @@ use crate::launch::program::ProgramError;
 use crate::measure::backed_memory;
 use crate::measure::budget::Watch;
 use crate::measure::stacks::Begin;
-use crate::pages::{Changed, Mechanism, Recipe};
+use crate::pages::{Changed, Recipe};
 use crate::sys::process::{Child, Usage, process_usage};
 use crate::sys::remote::Forbid;
 use crate::sys::signal::asked_to_stop;
@@ -135,11 +135,7 @@ pub fn run(
     }
     let start = Instant::now();
     let mut child = spawn(trial, recipe, outputs)?;
-    let mthp = match recipe.mechanism {
-        Mechanism::Mthp(size) => Some(size),
-        _ => None,
-    };
-    let sampler = sampler::Sampler::start(child.pid(), mthp);
+    let sampler = sampler::Sampler::start(child.pid(), recipe.folio_size);
     let ended = wait(&mut child);
     let wall_ns = start.elapsed().as_nanos() as u64;
     let seen = sampler.stop();

@@ -1,10 +1,11 @@
 //! Proof that a mechanism took: bytes on large pages at the peak of memory, and if not, why not.
 
 use super::{Finished, Peak};
-use crate::pages::{Mechanism, PageSettings};
+use crate::pages::PageSettings;
+use crate::pages::mechanism::{Mechanism, Rest};
 use crate::procfs::{Root, maps};
 use pagetax_core::diagnosis::Took;
-use pagetax_core::units::Bytes;
+use pagetax_core::units::{Bytes, PageSize};
 use rustix::process::Pid;
 
 /// From this share of anonymous memory on there is nothing to explain.
@@ -84,8 +85,8 @@ impl System {
     }
 }
 
-/// The proof of a trial: from the run whose peak was largest.
-pub fn took(mechanism: Mechanism, runs: &[Finished]) -> Took {
+/// Returns the proof of a trial, from the run whose peak was largest.
+pub fn took(mechanism: &dyn Mechanism, runs: &[Finished]) -> Took {
     let largest = runs
         .iter()
         .filter_map(|run| Some((run.peak?, &run.evidence)))
@@ -94,23 +95,19 @@ pub fn took(mechanism: Mechanism, runs: &[Finished]) -> Took {
         let why = "every run was over before its memory could be looked at";
         return Took { bytes: None, fraction: None, why: Some(why.into()) };
     };
-    let bytes = match mechanism {
-        Mechanism::Mthp(_) => match peak.mthp_bytes {
-            // The count is of the whole system: it cannot be more than the command has.
-            Some(bytes) => bytes.min(peak.anon_bytes),
-            None => {
-                let why = "the kernel does not count pages of this size";
-                return Took { bytes: None, fraction: None, why: Some(why.into()) };
-            }
-        },
-        _ => peak.thp_bytes + peak.hugetlb_bytes,
+    let proof = mechanism.proof(&peak.large_pages());
+    let Some(bytes) = proof.bytes else {
+        let why = "the kernel does not count pages of this size";
+        return Took { bytes: None, fraction: None, why: Some(why.into()) };
     };
     let fraction = (peak.anon_bytes > 0).then(|| bytes as f64 / peak.anon_bytes as f64);
-    Took { bytes: Some(bytes), fraction, why: why_not(mechanism, &peak, evidence, fraction) }
+    let why = why_not(mechanism, proof.rest, &peak, evidence, fraction);
+    Took { bytes: Some(bytes), fraction, why }
 }
 
 fn why_not(
-    mechanism: Mechanism,
+    mechanism: &dyn Mechanism,
+    rest: Rest,
     peak: &Peak,
     evidence: &Evidence,
     fraction: Option<f64>,
@@ -128,25 +125,17 @@ fn why_not(
     {
         return Some(format!("PAGEMAP_SCAN saw only {} of it: it was just going", Bytes(mapped)));
     }
-    let large = match mechanism {
-        Mechanism::AsIs | Mechanism::Base => return None,
-        // Of parts that are a small share of memory; ppgsz --verify tells more of them.
-        Mechanism::Stack(_) | Mechanism::Text(_) => return None,
-        Mechanism::Mthp(size)
-        | Mechanism::Thp(size)
-        | Mechanism::Hugetlb(size)
-        | Mechanism::All(size) => size.bytes(),
-    };
-    let huge_pages = PageSettings::host().pmd_size().map_or(large, |pmd| pmd.bytes());
-    if fraction.is_some_and(|f| f >= NEARLY_ALL) {
+    if rest == Rest::Expected || fraction.is_some_and(|f| f >= NEARLY_ALL) {
         return None;
     }
+    let large = mechanism.page_size().map_or(0, PageSize::bytes);
+    let huge_pages = PageSettings::host().pmd_size().map_or(large, |pmd| pmd.bytes());
     // glibc advises nothing smaller than the PMD size, whichever size the kernel then takes.
     if peak.anon_bytes < 2 * large.max(huge_pages) {
         return Some(format!("its {} of anonymous memory is too little", Bytes(peak.anon_bytes)));
     }
-    if let Mechanism::Hugetlb(_) = mechanism {
-        return Some("the pool had no pages left, or the memory is not malloc's".into());
+    if let Rest::Because(why) = rest {
+        return Some(why.into());
     }
     if let Some(count) = evidence.thp_fallback_count.filter(|count| *count > 0) {
         return Some(format!("memory is fragmented: {count} huge pages could not be had"));
@@ -174,8 +163,8 @@ fn why_not(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::mechanism::{Mthp, Thp};
     use pagetax_core::exit::Exit;
-    use pagetax_core::units::PageSize;
 
     fn run(peak: Option<Peak>, allocator: Allocator) -> Finished {
         Finished {
@@ -201,7 +190,7 @@ mod tests {
         })
     }
 
-    const THP: Mechanism = Mechanism::Thp(PageSize::M2);
+    const THP: &dyn Mechanism = &Thp(PageSize::M2);
 
     #[test]
     fn the_proof_is_of_the_largest_run() {
@@ -235,8 +224,8 @@ mod tests {
 
     #[test]
     fn sizes_that_are_not_counted_are_not_zero() {
-        let mthp = Mechanism::Mthp(PageSize::new(64 << 10).unwrap());
-        let took = took(mthp, &[run(peak(100, 0), Allocator::Glibc)]);
+        let mthp = Mthp(PageSize::new(64 << 10).unwrap());
+        let took = took(&mthp, &[run(peak(100, 0), Allocator::Glibc)]);
         assert_eq!((took.bytes, took.fraction), (None, None));
         assert!(took.why.is_some());
     }

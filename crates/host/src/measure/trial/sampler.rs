@@ -8,6 +8,7 @@
 use super::proof::Allocator;
 use super::tree::{self, Held};
 use crate::pages::PageSettings;
+use crate::pages::mechanism::LargePages;
 use crate::procfs::{ProcessMemory, Root, process_memory, smaps_rollup};
 use crate::sys::pagemap::{self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PageRange};
 use pagetax_core::counter::Reading;
@@ -86,6 +87,16 @@ impl Peak {
     /// Whether page sizes were looked at when there was nearly as much memory as at the peak.
     pub(super) fn was_looked_at(&self) -> bool {
         self.looked_at_bytes as f64 >= NEAR_PEAK * self.resident_bytes as f64
+    }
+
+    /// Returns anonymous memory at the peak, by the kind of its pages.
+    pub(super) fn large_pages(&self) -> LargePages {
+        LargePages {
+            anon_bytes: self.anon_bytes,
+            thp_bytes: self.thp_bytes,
+            hugetlb_bytes: self.hugetlb_bytes,
+            folio_bytes: self.mthp_bytes,
+        }
     }
 
     /// Resident at the peak, if it is known.

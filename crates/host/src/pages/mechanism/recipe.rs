@@ -1,0 +1,201 @@
+//! The changes to a command, its environment and the system that a mechanism makes.
+
+use super::{AsIs, Conditions, Mechanism, Unavailable};
+use crate::pages::Setting;
+use crate::pages::tunables::{HUGETLB, with_tunable};
+use pagetax_core::units::PageSize;
+use std::sync::Arc;
+
+/// The changes that a mechanism makes for a command.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    /// The mechanism that made it.
+    pub mechanism: Arc<dyn Mechanism>,
+    /// The value for glibc's huge-page tunable; none leaves the environment alone.
+    pub malloc_hugetlb: Option<String>,
+    /// True for prctl(PR_SET_THP_DISABLE) before exec.
+    pub disable_thp: bool,
+    /// System settings for the time of the run.
+    pub settings: Vec<Setting>,
+    /// The program and options that run the command; empty for none.
+    pub wrapper: Vec<String>,
+    /// Arguments after the command's own, for programs that take their page size themselves.
+    pub arguments: Vec<String>,
+    /// A page size whose memory only the system-wide count of folios shows.
+    pub folio_size: Option<PageSize>,
+}
+
+impl Recipe {
+    /// Returns the recipe of a mechanism.
+    ///
+    /// # Errors
+    /// The mechanism is not available for this command on this system.
+    pub fn new(
+        mechanism: Arc<dyn Mechanism>,
+        conditions: &Conditions,
+    ) -> Result<Recipe, Unavailable> {
+        mechanism.available(conditions)?;
+        let mut recipe = Recipe::unchanged(mechanism.clone());
+        mechanism.apply(conditions, &mut recipe);
+        Ok(recipe)
+    }
+
+    /// Returns a recipe without changes.
+    fn unchanged(mechanism: Arc<dyn Mechanism>) -> Recipe {
+        Recipe {
+            mechanism,
+            malloc_hugetlb: None,
+            disable_thp: false,
+            settings: Vec::new(),
+            wrapper: Vec::new(),
+            arguments: Vec::new(),
+            folio_size: None,
+        }
+    }
+
+    /// Returns the recipe for a program that takes its page size by these arguments. It keeps the settings.
+    pub fn by_arguments(self, arguments: Vec<String>) -> Recipe {
+        Recipe { arguments, settings: self.settings, ..Recipe::unchanged(self.mechanism) }
+    }
+
+    /// Checks that the system need not be changed, or may be.
+    pub fn permitted(&self, change_settings: bool) -> Result<(), Unavailable> {
+        let Some(first) = self.settings.first() else { return Ok(()) };
+        let wanted: Vec<String> =
+            self.settings.iter().map(|s| format!("{} = {}", s.path.display(), s.value)).collect();
+        let why = format!("this system is set otherwise; it takes {}", wanted.join(", "));
+        let remedy = match (change_settings, rustix::process::geteuid().is_root()) {
+            (true, true) => return Ok(()),
+            (false, true) => "add --allow-sysfs: changed during its runs, then put back",
+            (true, false) if std::fs::OpenOptions::new().write(true).open(&first.path).is_ok() => {
+                return Ok(());
+            }
+            (_, false) => "run as root with --allow-sysfs: changed during its runs, then put back",
+        };
+        Err(Unavailable { why, remedy: remedy.into() })
+    }
+
+    /// Returns the recipe that runs the command under `own`'s ppgsz, if ppgsz has the mechanism. So a trial does
+    /// the same as the line to paste.
+    pub fn through(self, own: &str) -> Recipe {
+        match self.mechanism.by_ppgsz() {
+            None => self,
+            Some(sizes) => Recipe {
+                wrapper: [own, "ppgsz", "-o", &sizes.to_string()].map(String::from).into(),
+                settings: self.settings,
+                ..Recipe::unchanged(self.mechanism)
+            },
+        }
+    }
+
+    /// Returns the wrapper, by its name on the PATH.
+    fn wrapper_by_name(&self) -> Vec<String> {
+        let options = self.wrapper.iter().skip(1).cloned();
+        let name = (!self.wrapper.is_empty()).then(|| "pagetax".to_string());
+        name.into_iter().chain(options).collect()
+    }
+
+    /// Returns its changes in one line.
+    pub fn words(&self) -> String {
+        let mut words = Vec::new();
+        words.extend((!self.wrapper.is_empty()).then(|| self.wrapper_by_name().join(" ")));
+        words.extend(self.disable_thp.then(|| "prctl(PR_SET_THP_DISABLE)".to_string()));
+        words.extend(self.malloc_hugetlb.as_ref().map(|value| format!("{HUGETLB}={value}")));
+        words.extend(self.settings.iter().map(|s| format!("{} = {}", s.path.display(), s.value)));
+        words.extend((!self.arguments.is_empty()).then(|| self.arguments.join(" ")));
+        if words.is_empty() { "unchanged".into() } else { words.join(", ") }
+    }
+
+    /// Returns the value of GLIBC_TUNABLES for the command; none leaves it as it is.
+    pub fn glibc_tunables(&self, existing: Option<&str>) -> Option<String> {
+        Some(with_tunable(existing, HUGETLB, self.malloc_hugetlb.as_deref()?))
+    }
+
+    /// Returns a line for a shell that runs `command` under this recipe; none if a shell cannot spell a word.
+    pub fn shell_line(&self, command: &[String], existing: Option<&str>) -> Option<String> {
+        let mut parts = Vec::new();
+        for Setting { path, value } in &self.settings {
+            parts.push(format!("echo {value} | sudo tee {} >/dev/null &&", path.display()));
+        }
+        if let Some(tunables) = self.glibc_tunables(existing) {
+            parts.push(format!("GLIBC_TUNABLES={}", shlex::try_quote(&tunables).ok()?));
+        }
+        if self.disable_thp {
+            // No tool of a plain system calls prctl, but perl is on every Debian.
+            let call = format!("syscall({},41,1,0,0,0)", libc::SYS_prctl);
+            parts.push(format!("perl -e '{call}; exec {{$ARGV[0]}} @ARGV'"));
+        }
+        for word in self.wrapper_by_name().iter().chain(command).chain(&self.arguments) {
+            parts.push(quoted(word)?);
+        }
+        Some(parts.join(" "))
+    }
+}
+
+/// Quotes a word for a shell. Line breaks are escaped as bash, zsh and ksh read them.
+fn quoted(word: &str) -> Option<String> {
+    if !word.contains(['\n', '\r']) {
+        return Some(shlex::try_quote(word).ok()?.into_owned());
+    }
+    let escapes = [("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r")];
+    let escaped =
+        escapes.iter().fold(word.to_string(), |text, (raw, escape)| text.replace(raw, escape));
+    (!word.contains('\0')).then(|| format!("$'{escaped}'"))
+}
+
+impl Default for Recipe {
+    /// Returns the recipe of the command as it is.
+    fn default() -> Recipe {
+        Recipe::unchanged(Arc::new(AsIs))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::select;
+    use super::*;
+    use crate::pages::PageSettings;
+    use pagetax_core::page_size::PartSizes;
+
+    pub fn recipe(
+        mechanism: impl Mechanism + 'static,
+        system: &PageSettings,
+    ) -> Result<Recipe, Unavailable> {
+        let conditions = Conditions { system, tunables: None, has_code: true };
+        Recipe::new(Arc::new(mechanism), &conditions)
+    }
+
+    pub fn values(recipe: &Recipe) -> Vec<(&str, &str)> {
+        let name = |s: &Setting| match () {
+            () if s.path.ends_with("transparent_hugepage/enabled") => "thp",
+            () if s.path.ends_with("hugepages-64kB/enabled") => "64K",
+            () if s.path.ends_with("hugepages-2048kB/enabled") => "2M",
+            () => "pool",
+        };
+        recipe.settings.iter().map(|s| (name(s), s.value.as_str())).collect()
+    }
+
+    #[test]
+    fn lines_to_paste_are_quoted_and_keep_the_environment() {
+        let command = ["sort".to_string(), "a file".into(), "-k1;".into()];
+        let thp = Recipe { malloc_hugetlb: Some("1".into()), ..Recipe::default() };
+        assert_eq!(
+            thp.shell_line(&command, Some("glibc.malloc.arena_max=1")).unwrap(),
+            "GLIBC_TUNABLES='glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1' sort 'a file' '-k1;'"
+        );
+        assert!(thp.shell_line(&["a\0b".to_string()], None).is_none());
+        let (_keep, system) = crate::pages::settings::tests::tree("madvise", "never", "inherit", 0);
+        let sizes = PartSizes::parse(["heap=2M,stack=2M,text=2M"]).unwrap();
+        let all = Recipe::unchanged(select(&sizes, &system).unwrap()).through("/somewhere/pagetax");
+        assert_eq!(
+            all.shell_line(&command, None).unwrap(),
+            "pagetax ppgsz -o 'heap=2M,stack=2M,text=2M' sort 'a file' '-k1;'"
+        );
+        assert!(thp.through("/somewhere/pagetax").wrapper.is_empty());
+        let script = ["python3".to_string(), "-c".into(), "a = 'b\\n'\nprint(a)".into()];
+        assert_eq!(
+            Recipe::default().shell_line(&script, None).unwrap(),
+            r"python3 -c $'a = \'b\\n\'\nprint(a)'"
+        );
+    }
+}
