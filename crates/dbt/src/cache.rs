@@ -134,7 +134,7 @@ impl CodeCache {
             && self.return_count + ROOM < RETURNS / 2
     }
 
-    /// Evicts all blocks.
+    /// Evicts all blocks and their stubs.
     pub fn clear(&mut self, thread_state: &mut ThreadState, stubs: &Stubs) {
         self.next = self.code.start;
         self.next_once = self.once.start;

@@ -30,7 +30,7 @@ pub struct Emitter {
 }
 
 impl Emitter {
-    /// Starts at an address.
+    /// Starts to emit code at an address.
     ///
     /// # Safety
     /// From `at` on there must be room for all that is emitted, in memory that nobody else uses.

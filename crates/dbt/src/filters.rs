@@ -11,7 +11,7 @@ fn before_filter() {
     catch(|| engine::stop(OffReason::Seccomp));
 }
 
-/// Interposes prctl(2).
+/// Interposes prctl(2), which can install a seccomp filter.
 ///
 /// # Safety
 /// The same conditions as for prctl(2).
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn prctl(
     }
 }
 
-/// Interposes syscall(2).
+/// Interposes syscall(2), which can install a seccomp filter.
 ///
 /// # Safety
 /// The same conditions as for syscall(2), and for the call.

@@ -20,7 +20,7 @@ pub struct Status {
     pub counted: AtomicU64,
     /// The CPU time that the counted parts and their gaps cover.
     pub cpu_ns: AtomicU64,
-    /// Threads without a timer.
+    /// The number of threads that have no timer.
     pub unseen_threads: AtomicU64,
     text: [AtomicU8; TEXT_BYTES],
 }

@@ -85,7 +85,7 @@ pub struct ThreadState {
     pub resume: u64,
     pub reason: u32,
     pub number: u32,
-    /// The thread's FS base.
+    /// The FS base of the program's thread.
     pub fs: u64,
     /// The clock of stamps in the page filter.
     pub clock: u64,

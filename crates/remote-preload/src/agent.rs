@@ -87,7 +87,7 @@ pub fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Opti
     done.recv().ok()
 }
 
-/// Writes a line to stderr.
+/// Writes a line to stderr, through the agent if there is one.
 pub fn log(line: &str) {
     let owned = line.to_string();
     if run(move || stderr::write_line(&owned)).is_none() {

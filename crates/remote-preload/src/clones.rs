@@ -160,7 +160,7 @@ struct CloneArguments {
     _more: [u64; 2],
 }
 
-/// Makes a system call.
+/// Makes a system call with six arguments.
 ///
 /// # Safety
 /// The caller keeps the contract of syscall(2).

@@ -89,21 +89,19 @@ mod entries {
     use libc::{c_void, size_t};
     use std::arch::naked_asm;
 
-    /// Replaces malloc(3).
     #[unsafe(naked)]
     #[unsafe(no_mangle)]
     pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
         naked_asm!("mov rsi, [rsp]", "jmp {}", sym super::malloc_for)
     }
 
-    /// Replaces calloc(3).
     #[unsafe(naked)]
     #[unsafe(no_mangle)]
     pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
         naked_asm!("mov rdx, [rsp]", "jmp {}", sym super::calloc_for)
     }
 
-    /// Replaces realloc(3).
+    /// Replaces realloc(3), for paged and private blocks.
     ///
     /// # Safety
     /// The caller keeps the contract of realloc(3).
@@ -119,19 +117,17 @@ mod entries {
 mod entries {
     use libc::{c_void, size_t};
 
-    /// Replaces malloc(3).
     #[unsafe(no_mangle)]
     pub extern "C" fn malloc(bytes: size_t) -> *mut c_void {
         super::malloc_for(bytes, 0)
     }
 
-    /// Replaces calloc(3).
     #[unsafe(no_mangle)]
     pub extern "C" fn calloc(count: size_t, bytes: size_t) -> *mut c_void {
         super::calloc_for(count, bytes, 0)
     }
 
-    /// Replaces realloc(3).
+    /// Replaces realloc(3), for paged and private blocks.
     ///
     /// # Safety
     /// The caller keeps the contract of realloc(3).
@@ -251,7 +247,6 @@ pub unsafe extern "C" fn reallocarray(
     }
 }
 
-/// Replaces memalign(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn memalign(align: size_t, bytes: size_t) -> *mut c_void {
     match align.is_power_of_two() {
@@ -260,19 +255,16 @@ pub extern "C" fn memalign(align: size_t, bytes: size_t) -> *mut c_void {
     }
 }
 
-/// Replaces aligned_alloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn aligned_alloc(align: size_t, bytes: size_t) -> *mut c_void {
     memalign(align, bytes)
 }
 
-/// Replaces valloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn valloc(bytes: size_t) -> *mut c_void {
     memalign(PAGE, bytes)
 }
 
-/// Replaces pvalloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn pvalloc(bytes: size_t) -> *mut c_void {
     match bytes.checked_next_multiple_of(PAGE) {

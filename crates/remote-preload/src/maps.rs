@@ -181,7 +181,7 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(at, bytes, protection, flags, file, offset) }
 }
 
-/// Replaces munmap(2).
+/// Replaces munmap(2). A paged range becomes free for reuse.
 ///
 /// # Safety
 /// The caller keeps the contract of munmap(2).

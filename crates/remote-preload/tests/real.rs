@@ -101,7 +101,7 @@ fn sort_with_threads() {
         format!("{:032x}\n", (state as u128) << 50)
     };
     let input: String = (0..200_000).map(&mut line).collect();
-    // It closes stderr before it ends, and has it said all the same what was paged.
+    // It closes stderr before it ends; the counts are logged all the same.
     assert_same("sort", &["--parallel=2", "-S", "40M"], 6, &input);
 }
 
@@ -226,7 +226,7 @@ for turn in range(3):
     print(os.waitpid(pid, 0)[1], sum(), flush=True)
 ";
     assert_same("/usr/bin/python3", &["-c", script, "24000000"], 12, "");
-    // So much that frames go round.
+    // Enough pages that spare frames are reused.
     assert_same("/usr/bin/python3", &["-c", script, "72000000"], 32, "");
 }
 
@@ -268,7 +268,7 @@ for turn in range(3):
         os._exit(0 if sum() == before else 1)
     print(os.waitpid(pid, 0)[1], sum() == before, flush=True)
 ";
-    // One that is neither built in nor C's, where its sources are installed.
+    // A locale that is neither built in nor C, if its sources are installed.
     let folder = tempfile::tempdir().unwrap();
     let made = Command::new("localedef")
         .args(["-i", "de_DE", "-f", "UTF-8"])

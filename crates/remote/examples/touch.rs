@@ -6,7 +6,7 @@
 //! touch plain 1024 0                                      # the program keeps to CPU 0
 //! touch paged 1024 256 127.0.0.1:7070,127.0.0.1:7071 2    # MiB resident, servers, copies
 //! touch paged 1024 256 127.0.0.1:7070 1 0                 # the program keeps to CPU 0
-//! touch threads 8 1024 256 127.0.0.1:7070 1               # so many threads rewrite pages at random
+//! touch threads 8 1024 256 127.0.0.1:7070 1               # this many threads rewrite pages at random
 //! touch cold 64 127.0.0.1:7070,127.0.0.1:7071 2
 //! ```
 //!
@@ -103,12 +103,12 @@ fn serving() -> Serving {
     named.and_then(|name| Serving::named(&name)).unwrap_or_default()
 }
 
-/// Returns all bytes of a region, which nobody else here uses. Not `as_mut_slice`: the region must
-/// still answer which pages are resident.
+/// Returns all bytes of a region, for its only user. Not `as_mut_slice`: the region must still
+/// answer which pages are resident.
 #[allow(unsafe_code, clippy::mut_from_ref)]
 fn memory_of(region: &RemoteRegion) -> &mut [u8] {
-    // SAFETY: the region's bytes, which are valid for as long as it is. This is called once, and
-    // nobody else asks for them.
+    // SAFETY: the region's bytes, which are valid as long as the region. This is called once, and
+    // no other code reads them.
     unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len()) }
 }
 

@@ -80,7 +80,7 @@ pub struct News {
 }
 
 impl Finder {
-    /// Starts a search.
+    /// Starts a search for announced servers.
     ///
     /// # Errors
     /// If the system provides no multicast sockets.

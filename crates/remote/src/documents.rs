@@ -14,9 +14,9 @@ pub struct Servers {
 /// A server's report, or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ServerAnswer {
-    /// The server's address.
+    /// The address of the server, as it was named or announced.
     pub server: String,
-    /// The server's report.
+    /// The report of the server, if it answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub report: Option<ServerReport>,
     /// The reason why the server did not answer.

@@ -90,7 +90,7 @@ pub fn is_zero(page: &[u8]) -> bool {
 pub struct PageRun {
     /// The number of the first page: its offset in the region divided by [`PAGE_BYTES`].
     pub first: u64,
-    /// The number of pages.
+    /// The number of pages of the run.
     pub count: u64,
 }
 

@@ -60,7 +60,7 @@ pub struct ServerSettings {
     pub discover: bool,
     /// The number of replicas of each page, on as many servers.
     pub copies: usize,
-    /// The time without a reply after which nobody waits for a server any more.
+    /// The time without a reply after which the client stops waiting for a server.
     pub unreachable: Duration,
     /// The files for mutual TLS; `None` without TLS.
     pub tls: Option<Files>,
@@ -75,7 +75,7 @@ pub struct ServerSettings {
 pub struct Settings {
     /// The largest resident set of each process, in bytes.
     pub resident: Bytes,
-    /// The address space to give out, at most 16 TiB.
+    /// The size of the address space of the region, at most 16 TiB.
     pub address_space: Bytes,
     /// The time for which handlers poll for the next fault before they sleep.
     pub spin: Duration,

@@ -49,9 +49,9 @@ pub enum StoreError {
     /// access with SIGBUS.
     #[error("page {page} of region {region} is lost: {why}")]
     PageLost {
-        /// The region of the page.
+        /// The region that the page belongs to.
         region: RegionId,
-        /// The number of the page.
+        /// The number of the page in its region.
         page: u64,
         /// The fate of the replicas, for the user.
         why: String,
@@ -119,7 +119,7 @@ pub struct PutRun<'a> {
     pub first: u64,
     /// The bytes of the pages, [`PAGE_BYTES`] each.
     pub pages: &'a [u8],
-    /// The MAC of each page.
+    /// The MACs of the pages, in the same order.
     pub macs: &'a [PageMac],
 }
 

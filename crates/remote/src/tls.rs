@@ -24,7 +24,7 @@ pub enum TlsError {
     /// A file cannot be read, or lacks the expected item.
     #[error("cannot read {what} from {path}: {why}; it must be a PEM file")]
     File {
-        /// The path of the file.
+        /// The path of the unusable file.
         path: PathBuf,
         /// The item that the file should contain.
         what: &'static str,

@@ -109,9 +109,9 @@ impl Replicator {
         runs.collect()
     }
 
-    /// Takes back a server that nobody waited for any more, once the client has discarded its
-    /// [`Replicator::stale_runs`]. Its other pages count again, as far as the owner's MACs verify
-    /// them.
+    /// Admits a server again that the client had stopped waiting for, once its
+    /// [`Replicator::stale_runs`] are discarded. Its other pages count again, as far as the owner's
+    /// MACs verify them.
     pub fn readmit_server(&mut self, server: ServerId) {
         for (_, chunk) in self.regions.values_mut().flat_map(RegionChunks::placed_mut) {
             if chunk.former.has(server) {

@@ -24,8 +24,8 @@ pub struct ChunkMembers {
     pub(super) catching_up: ServerSet,
     pub(super) older_layers: Vec<ServerSet>,
     pub(super) leaving: ServerSet,
-    /// Servers that nobody waits for any more. If no other server has all of their pages, they
-    /// become members again when they return.
+    /// The servers that the client no longer waits for. If no other server has all of their pages,
+    /// they become members again when they return.
     pub(super) former: ServerSet,
     /// True once a loss was declared: pages may be missing from all members.
     pub(super) is_damaged: bool,
@@ -106,8 +106,8 @@ impl ChunkMembers {
         self.version += 1;
     }
 
-    /// Adds a server that returned with its pages after nobody waited for it any more. It becomes
-    /// the oldest layer: servers that were written to since have newer pages.
+    /// Adds a server that returned with its pages after the client had stopped waiting for it. It
+    /// becomes the oldest layer: servers that were written to since have newer pages.
     pub(super) fn readmit_server(&mut self, server: ServerId) {
         self.former.remove(server);
         if !self.is_placed() {

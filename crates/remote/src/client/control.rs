@@ -17,9 +17,9 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Runs the thread, and aborts the process if the thread panics. Without this thread, nobody
-    /// notices a failed server or makes a replica: the pages would be unprotected. A panic is a bug
-    /// in this program.
+    /// Runs the thread, and aborts the process if it panics. Without this thread, failed servers go
+    /// unnoticed and no replica is made: the pages would be unprotected. A panic is a bug in this
+    /// program.
     pub fn run_or_abort(self) {
         let shared = self.shared.clone();
         if catch_unwind(AssertUnwindSafe(|| self.run())).is_err() {

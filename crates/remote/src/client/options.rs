@@ -30,8 +30,8 @@ pub struct ClusterOptions {
     pub answer_within: Duration,
     /// The time down after which other servers take a server's place, if other replicas are left.
     pub repair_after: Duration,
-    /// The time without a reply after which nobody waits for a server any more. Accesses to pages
-    /// that no other server has then fail, until the server returns.
+    /// The time without a reply after which the client stops waiting for a server. Accesses to
+    /// pages that no other server has then fail, until the server returns.
     pub unreachable: Duration,
     /// The receiver of log lines, such as those on pages that are lost with their last server.
     pub log: Option<Log>,

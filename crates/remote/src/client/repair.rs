@@ -10,7 +10,7 @@ use super::set::{ServerId, ServerSet};
 pub enum Repair {
     /// A copy of the pages that the servers in `to` lack. [`Replicator::finish_copy`] ends it.
     Copy {
-        /// The chunk to copy.
+        /// The chunk whose pages are copied.
         at: ChunkAt,
         /// The server that has the pages.
         from: ServerId,
@@ -21,7 +21,7 @@ pub enum Repair {
     },
     /// A discard of a whole chunk on one server. [`Replicator::finish_clean`] ends it.
     Clean {
-        /// The chunk to discard.
+        /// The chunk whose pages are discarded.
         at: ChunkAt,
         /// The server, which is no member any more.
         server: ServerId,

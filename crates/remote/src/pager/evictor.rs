@@ -65,7 +65,7 @@ struct EvictedCluster {
     pages: PageMask,
     /// The pages to put: changed since their last put, and not zeros.
     changed: PageMask,
-    /// The pages of zeros.
+    /// The pages that have only zeros, which are not put.
     zeros: PageMask,
     macs: [PageMac; CLUSTER_PAGES],
 }

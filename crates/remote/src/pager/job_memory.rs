@@ -16,7 +16,7 @@ pub struct JobMemory {
 }
 
 impl JobMemory {
-    /// Pages to this store.
+    /// Returns network memory that pages to this store.
     pub fn new(store: Arc<dyn PageStore>, log: Option<Log>) -> JobMemory {
         JobMemory { store, log }
     }

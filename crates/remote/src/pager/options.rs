@@ -29,7 +29,7 @@ impl EvictionMethod {
     pub const ALL: [EvictionMethod; 3] =
         [EvictionMethod::Moved, EvictionMethod::Cheapest, EvictionMethod::Copied];
 
-    /// Returns its name.
+    /// Returns the name that settings and commands use.
     pub fn name(self) -> &'static str {
         match self {
             EvictionMethod::Moved => "moved",
@@ -94,7 +94,7 @@ pub struct PagerOptions {
     pub user_mode_only: bool,
     /// The thread that serves faults.
     pub serving: Serving,
-    /// The eviction method.
+    /// The method by which pages are evicted.
     pub eviction_method: EvictionMethod,
     /// The features that may be used. Tests hide some, to behave as on older kernels.
     pub features: Features,

@@ -48,7 +48,7 @@ pub enum PagerError {
     Size {
         /// The size that was asked for, in bytes.
         bytes: u64,
-        /// The allowed range.
+        /// The range that is allowed, for the user.
         why: &'static str,
     },
     /// This user or this kernel has no userfaultfd that can page.
@@ -59,7 +59,7 @@ pub enum PagerError {
     System {
         /// The operation that failed.
         what: &'static str,
-        /// The system's error.
+        /// The error that the system returned.
         source: io::Error,
     },
     /// An error of the page store.

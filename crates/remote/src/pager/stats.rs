@@ -13,7 +13,7 @@ macro_rules! counters {
         }
 
         impl PagerStats {
-            /// Returns the counts now.
+            /// Returns a snapshot of all counts.
             pub fn counts(&self) -> PagerCounts {
                 PagerCounts { $($name: self.$name.load(Relaxed),)* }
             }

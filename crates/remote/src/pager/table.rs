@@ -82,7 +82,7 @@ impl EvictionStamp {
 }
 
 impl PageState {
-    /// Returns the location.
+    /// Returns where the page's bytes are.
     pub fn location(self) -> PageLocation {
         match self.0 & 7 {
             0 => PageLocation::Untouched,
@@ -210,7 +210,7 @@ impl PageTable {
         self.macs.prefetch(page);
     }
 
-    /// Takes a cluster's lock.
+    /// Locks a cluster, and waits for the lock.
     pub fn hold(&self, cluster: usize) -> HeldCluster<'_> {
         HeldCluster { table: self, cluster, _guard: self.clusters[cluster].lock.lock() }
     }
@@ -251,7 +251,7 @@ impl HeldCluster<'_> {
         first..(first + CLUSTER_PAGES).min(self.table.pages)
     }
 
-    /// Returns a page's state.
+    /// Returns the state of a page of this cluster.
     pub fn get(&self, page: usize) -> PageState {
         self.table.peek(page)
     }

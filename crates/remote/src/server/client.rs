@@ -31,7 +31,7 @@ impl Client {
         self.pages.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection.
+    /// Counts a connection that has sent its hello.
     pub(super) fn connected(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
     }

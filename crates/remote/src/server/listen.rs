@@ -101,9 +101,9 @@ pub enum StartError {
     /// The system refuses to listen.
     #[error("cannot listen on {address}: {source}; choose another --listen address")]
     Listen {
-        /// The address.
+        /// The address that was refused.
         address: SocketAddr,
-        /// The system's error.
+        /// The error that the system returned.
         source: io::Error,
     },
 }

@@ -82,9 +82,9 @@ pub struct ServerCounters {
     pub full_total: AtomicU64,
     /// Pages that arrived with bytes that do not match their checksum.
     pub pages_damaged_total: AtomicU64,
-    /// Pages that were put.
+    /// The number of pages that clients have put.
     pub pages_in_total: AtomicU64,
-    /// Pages that were read.
+    /// The number of pages that clients have read.
     pub pages_out_total: AtomicU64,
 }
 
@@ -95,9 +95,9 @@ pub struct Pool {
     pub limits: Limits,
     /// The server's epoch, drawn at its start.
     pub epoch: u64,
-    /// The counts of events.
+    /// The counts of events since the start.
     pub counters: ServerCounters,
-    /// The memory of the pages.
+    /// The memory that holds the pages.
     pub slab: Slab,
     /// The large buffers of connections.
     pub(super) buffers: BufferPool,
@@ -148,7 +148,7 @@ impl Document for ServerReport {
 pub struct ClientReport {
     /// The client's address, without the port.
     pub address: String,
-    /// The client's process ID.
+    /// The process ID that the client reports.
     pub pid: u32,
     /// The name of the client's program.
     pub name: String,
@@ -156,9 +156,9 @@ pub struct ClientReport {
     pub regions: u64,
     /// The number of pages that are held for it.
     pub pages_held: u64,
-    /// Pages that it has put.
+    /// The number of pages that it has put.
     pub pages_in_total: u64,
-    /// Pages that it has read.
+    /// The number of pages that it has read.
     pub pages_out_total: u64,
 }
 
@@ -218,7 +218,7 @@ impl Pool {
         self.slab.pages_free().min(self.client_pages_max.saturating_sub(client.pages()))
     }
 
-    /// Creates a region.
+    /// Creates a region of this many pages.
     ///
     /// # Errors
     /// If there is no room, a limit of regions is reached, or the server is draining.

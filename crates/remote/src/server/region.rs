@@ -18,7 +18,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub struct Owner {
     /// The client's address, without the port.
     pub address: String,
-    /// The client's process ID.
+    /// The process ID that the client reports.
     pub pid: u32,
     /// The name of the client's program.
     pub name: String,
@@ -27,7 +27,7 @@ pub struct Owner {
 /// The client that a region's pages are counted for.
 #[derive(Debug)]
 pub struct RegionClient {
-    /// The client's counts.
+    /// The counts that limit the client.
     pub client: Arc<Client>,
     /// The most pages in all of its regions together.
     pub pages_max: u64,

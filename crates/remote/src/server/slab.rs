@@ -163,7 +163,7 @@ impl Slab {
         slots.for_each(|slot| self.release_slot(slot, 1));
     }
 
-    /// Wipes and frees a slot.
+    /// Wipes a slot and then frees it for reuse.
     pub fn free_slot(&self, slot: PageSlot) {
         self.release_slot(slot, 0);
     }
@@ -322,7 +322,7 @@ mod tests {
     impl Iterator for WhenTold {
         type Item = PageSlot;
         fn next(&mut self) -> Option<PageSlot> {
-            self.0.recv().expect("to be told");
+            self.0.recv().expect("a slot to yield");
             self.1.next()
         }
 

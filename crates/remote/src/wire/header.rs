@@ -86,7 +86,7 @@ pub const IF_ABSENT: u8 = 1;
 /// The head of a frame. The meaning of a field depends on the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// The operation.
+    /// The operation that the frame requests or answers.
     pub op: Op,
     /// The flags of the operation, or the code of a failure.
     pub flags: u8,

@@ -22,13 +22,13 @@ pub enum Failure {
     /// The page was never put, or was discarded.
     #[error("page {page} is not held")]
     NotHeld {
-        /// The first such page.
+        /// The number of the first such page.
         page: u64,
     },
     /// The bytes of a page do not match the checksum that came with them.
     #[error("page {page} arrived damaged")]
     DamagedPage {
-        /// The first such page.
+        /// The number of the first such page.
         page: u64,
     },
     /// The request is invalid, such as a run outside its region.

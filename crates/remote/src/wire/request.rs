@@ -40,16 +40,16 @@ pub enum Request<'a> {
     },
     /// Drop a region and its pages.
     Drop {
-        /// The lease on the region.
+        /// The current lease on the region.
         on: Lease,
         /// True to drop it soon after the last connection to it has ended.
         at_end: bool,
     },
     /// Read pages.
     Get {
-        /// The lease on the region.
+        /// The current lease on the region.
         on: Lease,
-        /// The first page.
+        /// The number of the first page.
         first: u64,
         /// The number of pages, 1 to 64.
         count: u16,
@@ -58,31 +58,31 @@ pub enum Request<'a> {
     },
     /// Write pages.
     Put {
-        /// The lease on the region.
+        /// The current lease on the region.
         on: Lease,
-        /// The first page.
+        /// The number of the first page.
         first: u64,
         /// True to keep pages that are held already: see [`IF_ABSENT`].
         if_absent: bool,
         /// The checksums in their wire form: see [`super::checksums`].
         checksums: &'a [u8],
-        /// The bytes of the pages.
+        /// The bytes of the pages, in order.
         pages: &'a [u8],
     },
     /// Discard pages.
     Discard {
-        /// The lease on the region.
+        /// The current lease on the region.
         on: Lease,
-        /// The first page.
+        /// The number of the first page.
         first: u64,
         /// The number of pages, which may extend beyond the region.
         count: u64,
     },
     /// Ask for a bitmap of the pages that are held.
     Held {
-        /// The lease on the region.
+        /// The current lease on the region.
         on: Lease,
-        /// The first page.
+        /// The number of the first page.
         first: u64,
         /// The number of pages, 1 to 4096.
         count: u16,

@@ -79,7 +79,7 @@ struct State {
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     events: HashMap<u64, Event>,
     servers: Vec<Server>,
-    /// The server of each name.
+    /// The server that each name leads to.
     names: Vec<usize>,
     connections: Vec<Connection>,
     replies: HashMap<u64, Option<Vec<u8>>>,
@@ -142,7 +142,7 @@ impl World {
         self.0.borrow().names.len()
     }
 
-    /// Adds a name of a server.
+    /// Adds another name for a server.
     pub fn add_name(&self, server: usize) {
         self.0.borrow_mut().names.push(server);
     }

@@ -20,7 +20,7 @@ const SILENCE_PER_POLL_MAX: Duration = Duration::from_secs(2);
 
 impl ServerMonitor {
     /// Tries with backoff to reach a server that is down. After `repair_after`, other servers take
-    /// its place. After `unreachable`, nobody waits for it any more.
+    /// its place. After `unreachable`, the client stops waiting for it.
     pub(super) fn try_to_reconnect(&mut self, server: ServerId) {
         let peer = self.shared.peer(server);
         let up = self.shared.replicator().up();

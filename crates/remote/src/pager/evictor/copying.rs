@@ -35,8 +35,8 @@ const COPYING_NOTICE: &str = "pages are evicted by a copy under write protection
      page after its copy is lost";
 
 impl Evictor {
-    /// Write-protects the resident pages of a cluster and copies them. Pages that nobody writes to
-    /// until the copies are put will be evicted. Pages that may not be read stay.
+    /// Write-protects the resident pages of a cluster and copies them. Pages that no thread writes
+    /// to until the copies are put will be evicted. Pages that may not be read stay.
     ///
     /// A page may be missing, because the program dropped it past the pager. It becomes zeros.
     pub(super) fn copy_out(&mut self, cluster: usize) -> EvictedCluster {

@@ -80,7 +80,7 @@ impl Drop for Guard<'_> {
 /// A lock and marks, side by side because the same code needs both.
 #[derive(Debug, Default)]
 pub struct MarkedLock {
-    /// The lock of the cluster.
+    /// The lock of the cluster's page states.
     pub lock: Lock,
     /// The marks, which any thread may set without the lock.
     pub marks: AtomicU32,

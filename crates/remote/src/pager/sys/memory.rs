@@ -49,7 +49,7 @@ impl Pages {
         self.start.as_ptr() as u64
     }
 
-    /// Returns the first byte.
+    /// Returns a pointer to the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -173,7 +173,7 @@ impl PageSpan<'_> {
 pub struct EmptyFile(OwnedFd);
 
 impl EmptyFile {
-    /// Creates an empty file.
+    /// Creates an empty file in memory (memfd_create(2)).
     pub fn open() -> io::Result<EmptyFile> {
         let file = rustix::fs::memfd_create("pagetax-lost", rustix::fs::MemfdFlags::CLOEXEC)?;
         Ok(EmptyFile(move_to_high_number(file)))

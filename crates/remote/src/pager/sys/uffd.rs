@@ -51,11 +51,11 @@ const _: () =
 pub struct Fault {
     /// The address of the access.
     pub address: u64,
-    /// True for a write.
+    /// True if the access is a write.
     pub is_write: bool,
     /// True if the page is present but protected from writes.
     pub is_protected: bool,
-    /// The thread that waits.
+    /// The ID of the thread that waits.
     pub thread: u32,
 }
 
