@@ -6,7 +6,7 @@
 use crate::units::{size_factor, time_factor};
 use std::collections::BTreeMap;
 
-/// What a number counts.
+/// The dimension of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dimension {
     /// A plain number: a count, a rate, an exponent.
@@ -18,7 +18,7 @@ pub enum Dimension {
 }
 
 impl Dimension {
-    /// For messages: "a size such as 64M".
+    /// Returns a description for messages, such as "a size such as 64M".
     pub fn describe(self) -> &'static str {
         match self {
             Dimension::Number => "a plain number such as 16",
@@ -28,16 +28,16 @@ impl Dimension {
     }
 }
 
-/// A number and what it counts: bytes, nanoseconds, or nothing.
+/// A number with its dimension.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quantity {
-    /// In bytes, nanoseconds or ones.
+    /// The number in bytes, nanoseconds or units.
     pub value: f64,
-    /// What `value` counts.
+    /// The dimension of `value`.
     pub dimension: Dimension,
 }
 
-/// Why an expression has no value.
+/// An error: an expression has no value.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum QuantityError {
     /// Something else was expected.
@@ -45,37 +45,37 @@ pub enum QuantityError {
     Syntax {
         /// The whole expression.
         text: String,
-        /// What would have been right.
+        /// A description of what is right.
         expected: &'static str,
-        /// What stood there.
+        /// The text that was found.
         found: String,
     },
-    /// `$name` where no such parameter exists.
+    /// An unknown parameter.
     #[error("`${0}` is no parameter of this job; it has {1}")]
     UnknownParameter(String, String),
     /// Parameters that refer to each other.
     #[error("parameter `{0}` refers to itself")]
     Circular(String),
-    /// Adding sizes to times and the like.
+    /// A sum of a size and a time, or the like.
     #[error("`{0}` mixes sizes, times and plain numbers")]
     Mixed(String),
-    /// Parentheses or parameters nested without end.
+    /// Parentheses or parameters that are nested too deeply.
     #[error("`{0}` is too long or too deeply nested")]
     TooDeep(String),
-    /// Division by zero, or a value out of range.
+    /// A division by zero, or a value out of range.
     #[error("`{0}` has no finite value of zero or more")]
     OutOfRange(String),
 }
 
-/// Atoms that one evaluation may visit: parameters that each use another twice grow exponentially.
+/// The most atoms of one evaluation. Parameters that each use another twice grow exponentially.
 const ATOMS_MAX: u32 = 10_000;
-/// Parentheses and functions within each other.
+/// The most nested parentheses and functions.
 const DEPTH_MAX: u32 = 32;
 
 /// Parameter values as text, by name.
 pub type Params = BTreeMap<String, String>;
 
-/// Evaluates `text`, with `$name` looked up in `params`.
+/// Evaluates `text`, with the values of `$name` from `params`.
 pub fn evaluate(text: &str, params: &Params) -> Result<Quantity, QuantityError> {
     let value = evaluate_within(text, params, &mut Visit::default())?;
     if !value.value.is_finite() || value.value < 0.0 {
@@ -84,10 +84,10 @@ pub fn evaluate(text: &str, params: &Params) -> Result<Quantity, QuantityError> 
     Ok(value)
 }
 
-/// How far an evaluation has come.
+/// The state of an evaluation.
 #[derive(Default)]
 struct Visit {
-    /// Parameters that are being evaluated, outermost first.
+    /// The parameters under evaluation, outermost first.
     open_params: Vec<String>,
     atoms: u32,
     depth: u32,

@@ -1,9 +1,9 @@
 //! Statistics of repeated runs: medians and quantiles, intervals of ratios, outliers.
 //!
-//! Invariant: a pure function of its input and the seed; the same runs give the same interval on
-//! every machine. Nothing is called faster where the interval holds 1.
-//! Sources: percentile bootstrap over pairs (Efron, Tibshirani 1993, ch. 13); Student's interval on
-//! the logarithms of pair ratios while pairs are few; modified z-score (Iglewicz, Hoaglin 1993).
+//! Invariant: results depend only on the input and the seed, so the same runs give the same interval on
+//! every machine. If an interval contains 1, no side is called faster.
+//! Sources: percentile bootstrap over pairs (Efron, Tibshirani 1993, ch. 13). Student's interval on the
+//! logarithms of pair ratios for few pairs. Modified z-score (Iglewicz, Hoaglin 1993).
 
 use crate::access::Rng;
 use serde::{Deserialize, Serialize};
@@ -11,29 +11,29 @@ use serde::{Deserialize, Serialize};
 /// Bootstrap resamples behind an interval.
 const RESAMPLES: usize = 1_000;
 
-/// Below this many pairs the bootstrap alone is too narrow: it only knows the runs it saw.
+/// With fewer pairs the bootstrap alone is too narrow, because it knows only the runs that it has.
 const FEW_PAIRS: usize = 10;
 
 /// Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom.
 const STUDENT_T_95: [f64; 8] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306];
 
-/// A modified z-score above this is an outlier. Wide, because run times have a heavy tail and a
-/// warning that cries wolf is not read.
+/// The modified z-score of outliers. It is large because run times have a heavy tail, and users ignore
+/// frequent warnings.
 const OUTLIER_SCORE: f64 = 10.0;
 
 /// A ratio and its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// Ratio of the medians.
+    /// The ratio of the medians.
     pub value: f64,
-    /// Lower end.
+    /// The lower end of the interval.
     pub low: f64,
-    /// Upper end.
+    /// The upper end of the interval.
     pub high: f64,
 }
 
 impl Ratio {
-    /// Whether the interval holds 1: no difference was shown.
+    /// Returns true if the interval contains 1: no difference is shown.
     pub fn holds_one(&self) -> bool {
         self.low <= 1.0 && self.high >= 1.0
     }
@@ -45,7 +45,7 @@ impl std::fmt::Display for Ratio {
     }
 }
 
-/// The median; of an even number of values the mean of the middle two. None of none.
+/// Returns the median, or the mean of the middle two. None if there are no values.
 pub fn median(values: &[u64]) -> Option<u64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
@@ -57,7 +57,7 @@ pub fn median(values: &[u64]) -> Option<u64> {
     }
 }
 
-/// The values below which these shares of all lie, between neighbours in proportion; NaN of none.
+/// Returns the quantiles of these shares, interpolated linearly; NaN if there are no values.
 pub fn quantiles<const N: usize>(values: &[f64], shares: [f64; N]) -> [f64; N] {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -68,8 +68,9 @@ pub fn quantiles<const N: usize>(values: &[f64], shares: [f64; N]) -> [f64; N] {
     })
 }
 
-/// The median of `over[i] / under[i]`: for runs of one round that share its disturbances, where
-/// rounds differ from each other more than the two runs of one do. None as [`ratio_of_pairs`].
+/// Returns the median of `over[i] / under[i]`, for pairs of runs that share the disturbances of their
+/// round. Use it if rounds differ more from each other than the two runs of a round do. None as for
+/// [`ratio_of_pairs`].
 pub fn median_of_ratios(over: &[u64], under: &[u64], seed: u64) -> Option<Ratio> {
     let pairs = over.len().min(under.len());
     let (over, under) = (&over[..pairs], &under[..pairs]);
@@ -87,9 +88,9 @@ pub fn median_of_ratios(over: &[u64], under: &[u64], seed: u64) -> Option<Ratio>
     Some(around(middle(&ratios), interval))
 }
 
-/// `median(over) / median(under)` of runs that were interleaved: `over[i]` and `under[i]` ran in
-/// the same round and share its disturbances, so rounds are resampled whole. Runs without a
-/// partner are left out. None for fewer than two pairs, or when a median is 0.
+/// Returns `median(over) / median(under)` of interleaved runs. `over[i]` and `under[i]` ran in the same
+/// round and share its disturbances, so whole rounds are resampled. Ignores runs without a partner. None
+/// for fewer than two pairs, or if a median is 0.
 pub fn ratio_of_pairs(over: &[u64], under: &[u64], seed: u64) -> Option<Ratio> {
     let pairs = over.len().min(under.len());
     let (over, under) = (&over[..pairs], &under[..pairs]);
@@ -104,8 +105,8 @@ pub fn ratio_of_pairs(over: &[u64], under: &[u64], seed: u64) -> Option<Ratio> {
     Some(around(value, interval))
 }
 
-/// The same ratio for runs that were not interleaved, as those of two reports: each side is
-/// resampled by itself. None for fewer than two runs on a side, or when a median is 0.
+/// Returns the same ratio for runs that were not interleaved, such as those of two reports. Each side is
+/// resampled separately. None for fewer than two runs on a side, or if a median is 0.
 pub fn ratio_of_groups(over: &[u64], under: &[u64], seed: u64) -> Option<Ratio> {
     let value = ratio_of_medians(over, under)?;
     let mut interval = bootstrap(over.len(), under.len(), seed, |first, second| {
@@ -119,17 +120,18 @@ pub fn ratio_of_groups(over: &[u64], under: &[u64], seed: u64) -> Option<Ratio> 
     Some(around(value, interval))
 }
 
-/// Which runs lie far off the others, by index. Empty for fewer than four.
+/// Returns the indices of outliers. Empty for fewer than four runs.
 pub fn outliers(values: &[u64]) -> Vec<usize> {
     let Some(middle) = median(values).filter(|_| values.len() >= 4) else { return Vec::new() };
     let distances: Vec<u64> = values.iter().map(|v| v.abs_diff(middle)).collect();
-    // Two runs in a thousand steps of one another are alike, however close the rest lie.
+    // Runs that differ by less than a thousandth are alike, however close the others are.
     let spread = median(&distances).unwrap_or(0).max(middle / 1_000).max(1) as f64;
     let score = |distance: u64| 0.6745 * distance as f64 / spread;
     (0..values.len()).filter(|i| score(distances[*i]) > OUTLIER_SCORE).collect()
 }
 
-/// The two-sided 95 % quantile of Student's t, within 0.005; infinite without a degree of freedom.
+/// Returns the two-sided 95 % quantile of Student's t, within 0.005; infinite without a degree of
+/// freedom.
 pub fn student_t_95(freedom: usize) -> f64 {
     let beyond = |freedom: f64| 1.96 + 2.37 / freedom + 2.8 / freedom.powi(2);
     match freedom.checked_sub(1) {
@@ -153,7 +155,7 @@ fn around(value: f64, (low, high): (f64, f64)) -> Ratio {
     Ratio { value, low: low.min(value), high: high.max(value) }
 }
 
-/// The middle 95 % of `statistic` over resampled indices below `first` and below `second`.
+/// Returns the middle 95 % of `statistic` over resampled indices below `first` and below `second`.
 fn bootstrap(
     first: usize,
     second: usize,
@@ -186,7 +188,7 @@ fn exp_interval(middle: f64, reach: f64) -> (f64, f64) {
     ((middle - reach).exp(), (middle + reach).exp())
 }
 
-/// Student's interval of the mean log ratio of two pairs or more.
+/// Returns Student's interval of the mean log ratio; needs at least two pairs.
 fn student(over: &[u64], under: &[u64]) -> Option<(f64, f64)> {
     let t = student_t_95(over.len().checked_sub(1).filter(|freedom| *freedom > 0)?);
     let logs: Vec<f64> =
@@ -195,8 +197,8 @@ fn student(over: &[u64], under: &[u64]) -> Option<(f64, f64)> {
     Some(exp_interval(mean, t * (variance / logs.len() as f64).sqrt()))
 }
 
-/// Student's interval for two groups; as many degrees of freedom as the smaller group has, which
-/// is never too narrow.
+/// Returns Student's interval for two groups. It uses the smaller group's degrees of freedom, so it is
+/// never too narrow.
 fn student_groups(over: &[u64], under: &[u64]) -> Option<(f64, f64)> {
     let freedom = over.len().min(under.len()).checked_sub(1).filter(|freedom| *freedom > 0)?;
     let t = student_t_95(freedom);
@@ -238,7 +240,7 @@ mod tests {
 
     #[test]
     fn what_rounds_share_leaves_the_median_of_ratios_alone() {
-        // The pace changes by rounds, and by more than the 2 % that is looked for.
+        // Rounds differ by more than the 2 % that the test looks for.
         let under = [1_000, 2_000, 1_500, 1_200, 3_000, 1_000, 2_500, 1_100, 1_900, 2_300];
         let over: Vec<u64> = under.iter().map(|ns| ns * 102 / 100).collect();
         let ratio = median_of_ratios(&over, &under, 1).unwrap();
@@ -281,13 +283,13 @@ mod tests {
         assert!(outliers(&[1000, 1000, 1000, 1000, 1001]).is_empty());
     }
 
-    /// A run time with 3 % of log-normal noise: the sum of twelve uniforms is nearly normal.
+    /// Returns a run time with 3 % of log-normal noise: a sum of twelve uniforms is nearly normal.
     fn noisy(rng: &mut Rng, middle: f64) -> u64 {
         let normal: f64 = (0..12).map(|_| rng.unit()).sum::<f64>() - 6.0;
         (middle * (0.03 * normal).exp()) as u64
     }
 
-    /// Shares of 100 experiments whose interval holds the true ratio, by each way to get it.
+    /// Returns how many of 100 experiments have intervals that contain the true ratio, for each method.
     fn coverage(runs: usize) -> [f64; 3] {
         let mut rng = Rng::new(runs as u64);
         let mut held = [0; 3];

@@ -1,30 +1,30 @@
-//! Sweeps: settings with several values, as the runs that they make.
+//! Sweeps: settings with several values, and the runs that follow from them.
 //!
-//! `size=2M..96M:2M` is a range with its step, `size=2M,4M,8M` a list; a job's own parameter may have
-//! a list too. Several of them make every combination, the last one changing fastest. Invariant: no
-//! value is computed but those of ranges, and a sweep has at most [`POINTS_MAX`] points.
+//! `size=2M..96M:2M` is a range with its step, `size=2M,4M,8M` a list. A job's own parameter may be a
+//! list too. Several of them give every combination; the last one changes fastest. Invariant: a sweep
+//! has at most [`POINTS_MAX`] points.
 
 use crate::job::{Job, JobError};
 use crate::quantity::{Dimension, Params, Quantity, evaluate};
 use crate::units::Bytes;
 
-/// More runs than anybody waits for.
+/// The most runs of a sweep.
 pub const POINTS_MAX: usize = 10_000;
 
 /// The runs of a sweep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sweep {
-    /// Parameters that have several values, in the order given.
+    /// The parameters with several values, in the given order.
     pub swept: Vec<String>,
-    /// The settings of each run; one, if nothing is swept.
+    /// The settings of each run; a single run if nothing is swept.
     pub points: Vec<Params>,
 }
 
 impl Sweep {
-    /// Of a job with settings as given to `--set`; of equal names the last one holds.
+    /// Expands settings as given to `--set`. If a name occurs twice, the last value counts.
     ///
     /// # Errors
-    /// Ranges that have no step, do not end, or mix units, and sweeps of too many points.
+    /// A range has no step, does not end, or mixes units, or the sweep has too many points.
     pub fn new(job: &Job, settings: &[(String, String)]) -> Result<Sweep, JobError> {
         let mut axes: Vec<(String, Vec<String>)> = Vec::new();
         for (name, text) in settings {
@@ -63,7 +63,7 @@ fn error(setting: &str, message: &str, remedy: &str) -> JobError {
     JobError { place, message: message.into(), remedy: remedy.into() }
 }
 
-/// The values of one setting: lists of values and ranges.
+/// Returns the values of one setting: lists of values and ranges.
 fn values(name: &str, text: &str) -> Result<Vec<String>, JobError> {
     let mut values = Vec::new();
     for part in text.split(',').map(str::trim) {
@@ -75,7 +75,7 @@ fn values(name: &str, text: &str) -> Result<Vec<String>, JobError> {
     Ok(values)
 }
 
-/// `FIRST..LAST:STEP`; none if the text is no range, as a path with two dots is not.
+/// Expands `FIRST..LAST:STEP`. None if the text is not a range, such as a path with two dots.
 fn range(name: &str, text: &str) -> Result<Option<Vec<String>>, JobError> {
     let literal = |text: &str| evaluate(text, &Params::new()).ok();
     let Some((first, rest)) = text.split_once("..") else { return Ok(None) };
@@ -96,7 +96,7 @@ fn range(name: &str, text: &str) -> Result<Option<Vec<String>>, JobError> {
     if step.value <= 0.0 || last.value < first.value {
         return wrong("does not come to its end");
     }
-    // A hair more, so that 0.1..0.3:0.1 has three values.
+    // The small addition gives 0.1..0.3:0.1 three values.
     let count = ((last.value - first.value) / step.value + 1e-9).floor() as usize + 1;
     if count > POINTS_MAX {
         return wrong("has too many values");
@@ -105,7 +105,7 @@ fn range(name: &str, text: &str) -> Result<Option<Vec<String>>, JobError> {
     Ok(Some((0..count).map(value).collect()))
 }
 
-/// As `--set` would have it, without loss.
+/// Writes a quantity as a text that `--set` parses without loss.
 fn write(quantity: Quantity) -> String {
     let whole = quantity.value.round() as u64;
     match quantity.dimension {

@@ -1,4 +1,4 @@
-//! From a job and its parameters to a plan: everything is evaluated, counted and checked here.
+//! Resolves a job and its parameters into a plan: evaluates, counts and checks everything.
 
 use super::document::{Field, Job, RawOp, RawPhase, RawRegion, Word};
 use super::{JobError, line_and_column, nearest};
@@ -16,20 +16,20 @@ use crate::units::{Nanos, UnitError};
 use std::ops::Range;
 use toml::Spanned;
 
-/// Bounds that keep a mistyped job from taking the machine down.
+/// Bounds that keep a mistyped job from exhausting the machine.
 const CLIENTS_MAX: u64 = 4096;
 const REGIONS_MAX: u64 = 4096;
 const REGION_BYTES_MAX: u64 = 1 << 46;
-/// Exponents for which the sampler of Zipf's law has the digits that it needs.
+/// The exponents for which the sampler of Zipf's law is accurate.
 const THETA_MIN: f64 = 0.01;
 const THETA_MAX: f64 = 10.0;
 
 impl Job {
-    /// Resolves the job for a machine. `overrides` (from `--set`) go before the machine's own
-    /// parameters for this job, and these before the job's defaults.
+    /// Resolves the job for a machine. `overrides` (from `--set`) take precedence over the machine's
+    /// parameters for this job, and these over the job's defaults.
     ///
     /// # Errors
-    /// The first mistake, with its place and remedy.
+    /// The first error, with its place and a hint.
     pub fn resolve(
         &self,
         overrides: &Params,
@@ -110,7 +110,7 @@ impl Job {
         Ok(effective)
     }
 
-    /// What the machine's file sets to another value than the job's default, and the user does not.
+    /// Returns the machine file's parameters that differ from the defaults and that the user does not set.
     fn params_of(&self, machine: &MachineSpec, overrides: &Params) -> Params {
         let known = self.params();
         let is_default = |name: &str, value: &str| {
@@ -139,17 +139,17 @@ struct Resolver<'a> {
     job: &'a Job,
     scope: Params,
     seed: u64,
-    /// With the name of the family that each belongs to.
+    /// Regions with the name of their family.
     regions: Vec<(String, Region)>,
     spans: Spans,
 }
 
-/// Where the parts of the plan stand in the file.
+/// The places of the plan's parts in the file.
 #[derive(Default)]
 struct Spans {
     regions: Vec<Range<usize>>,
     phases: Vec<Range<usize>>,
-    /// By phase.
+    /// Places of operations, by phase.
     operations: Vec<Vec<Range<usize>>>,
 }
 
@@ -162,7 +162,7 @@ impl Resolver<'_> {
         JobError { place, message, remedy: remedy.into() }
     }
 
-    /// A mistake of the plan, with its place in the file.
+    /// Converts an error of the plan to one with its place in the file.
     fn mistake(&self, mistake: Mistake) -> JobError {
         let Mistake { part, what, remedy } = mistake;
         let span = match part {
@@ -186,7 +186,7 @@ impl Resolver<'_> {
         if found.dimension == wanted {
             return Ok(found.value);
         }
-        // Sizes may be written in bytes, without a unit.
+        // Sizes may be plain numbers of bytes.
         if wanted == Dimension::Size && found.dimension == Dimension::Number {
             return Ok(found.value);
         }
@@ -201,7 +201,7 @@ impl Resolver<'_> {
         self.quantity(field, Dimension::Time).map(|ns| Nanos(ns as u64))
     }
 
-    /// A whole number of at least `min`; fractions are rounded down.
+    /// Returns a whole number of at least `min`; rounds fractions down.
     fn count(&self, field: &Field, min: u64, max: u64) -> Resolved<u64> {
         let number = self.quantity(field, Dimension::Number)?.floor();
         if number < min as f64 || number > max as f64 {
@@ -211,7 +211,7 @@ impl Resolver<'_> {
         Ok(number as u64)
     }
 
-    /// A number from `min` to `max`.
+    /// Returns a number from `min` to `max`.
     fn number(&self, field: &Field, min: f64, max: f64) -> Resolved<f64> {
         let number = self.quantity(field, Dimension::Number)?;
         if (min..=max).contains(&number) {
@@ -221,12 +221,12 @@ impl Resolver<'_> {
         Err(self.error(field.span(), message, format!("keep it from {min} to {max}")))
     }
 
-    /// So many a second: between two of them lie at most a quarter of an hour and at least 1 ns.
+    /// Returns a rate a second. Events are at least 1 ns and at most a quarter of an hour apart.
     fn rate(&self, field: &Field) -> Resolved<f64> {
         self.number(field, 0.001, 1e9)
     }
 
-    /// A word, or the value of the parameter that it names.
+    /// Returns a word, or the value of the parameter that it names.
     fn word<'a>(&'a self, word: &'a Word) -> Resolved<&'a str> {
         let text = word.get_ref().as_str();
         let Some(name) = text.strip_prefix('$') else { return Ok(text) };
@@ -239,7 +239,7 @@ impl Resolver<'_> {
         })
     }
 
-    /// One of a closed set of words.
+    /// Returns the value of one of several known words.
     fn choice<T: Copy>(&self, word: &Word, what: &str, known: &[(&str, T)]) -> Resolved<T> {
         let text = self.word(word)?;
         if let Some((_, value)) = known.iter().find(|(name, _)| *name == text) {
@@ -366,8 +366,8 @@ impl Resolver<'_> {
         })
     }
 
-    /// The operations of a phase, each with its place in the file. `for_each` does them for each member
-    /// of a family in turn; `window` undoes the oldest member before a new one would be one too many.
+    /// Returns the operations of a phase, each with its place in the file. `for_each` repeats them for
+    /// each member of a family. `window` undoes the oldest member before a new one would exceed it.
     fn ops(&self, index: u64, raw: &RawPhase) -> Resolved<Vec<(Range<usize>, Op)>> {
         let Some(family) = &raw.for_each else {
             let op = |(i, op): (usize, &Spanned<RawOp>)| {
@@ -414,7 +414,7 @@ impl Resolver<'_> {
         self.error(word.span(), format!("no region is called `{}`", word.get_ref()), remedy)
     }
 
-    /// The region of an operation: the member at hand, where the name is the family's.
+    /// Returns the region of an operation: the current member if `word` names the family.
     fn target(&self, word: &Word, member: Option<(&str, RegionId)>) -> Resolved<RegionId> {
         if let Some((family, id)) = member
             && family == word.get_ref()
@@ -493,7 +493,7 @@ impl Resolver<'_> {
         Ok(Op::Replay(Replay { region, recording }))
     }
 
-    /// Options belong to their verbs: a `stride` of a `lock` is a mistake, not a decoration.
+    /// Checks that a verb has all of its options and no others, such as a `stride` of a `lock`.
     fn check_options(&self, span: Range<usize>, op: &RawOp) -> Resolved<()> {
         let touch = op.touch.is_some();
         let options = [
