@@ -15,7 +15,7 @@ pub struct Job {
     pub place: String,
     /// The recorded program of `replay`; none for a job from a file.
     pub(super) recording: Option<RecordedProgram>,
-    pub(super) document: Document,
+    pub(super) document: JobDocument,
 }
 
 /// A parameter of a job.
@@ -53,7 +53,7 @@ pub(super) type Word = Spanned<String>;
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Document {
+pub(super) struct JobDocument {
     pub name: String,
     #[serde(default)]
     pub summary: String,
@@ -181,7 +181,7 @@ impl Job {
     /// The first mistake, with line, column and remedy.
     pub fn parse(text: &str, place: &str) -> Result<Job, JobError> {
         let document =
-            toml::from_str::<Document>(text).map_err(|e| syntax_error(text, place, &e))?;
+            toml::from_str::<JobDocument>(text).map_err(|e| syntax_error(text, place, &e))?;
         let job = Job { text: text.into(), place: place.into(), recording: None, document };
         if job.document.phase.is_empty() {
             return Err(JobError {
