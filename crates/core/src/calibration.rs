@@ -6,6 +6,7 @@
 //! machine asks [`Identity::difference`] first.
 
 use crate::document::Document;
+use crate::stats::quantiles;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -73,13 +74,13 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of these repetitions (nearest rank); none of no repetitions.
-    pub fn of(mut values_ns: Vec<f64>) -> Option<Spread> {
-        values_ns.sort_by(f64::total_cmp);
-        let last = values_ns.len().checked_sub(1)?;
-        let at = |share: f64| values_ns[(share * last as f64).round() as usize];
-        let repetitions = values_ns.len() as u32;
-        Some(Spread { median_ns: at(0.5), low_ns: at(0.25), high_ns: at(0.75), repetitions })
+    /// Returns the spread of these repetitions; `None` if there are none.
+    pub fn of(values_ns: Vec<f64>) -> Option<Spread> {
+        if values_ns.is_empty() {
+            return None;
+        }
+        let [low_ns, median_ns, high_ns] = quantiles(&values_ns, [0.25, 0.5, 0.75]);
+        Some(Spread { median_ns, low_ns, high_ns, repetitions: values_ns.len() as u32 })
     }
 }
 

@@ -84,12 +84,6 @@ fn rows_without_stealing_follow_the_table() {
     }
 }
 
-#[cfg(not(debug_assertions))]
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 /// Returns the geometric RMS of simulated over published elapsed times, for 16 to 24 MB. Each
 /// simulated time is the least of 3 runs, as in the report, and the median of 3 such groups.
 #[cfg(not(debug_assertions))]
@@ -104,7 +98,8 @@ fn policy_rms(policy: &str) -> f64 {
     let square = |(mb, published, _): &(u64, f64, f64)| {
         let least =
             |group: u64| (1..=3).map(|n| elapsed(*mb, 3 * group + n)).fold(f64::INFINITY, f64::min);
-        (median((0..3).map(least).collect()) / published).ln().powi(2)
+        let groups: Vec<f64> = (0..3).map(least).collect();
+        (pagetax_core::stats::quantiles(&groups, [0.5])[0] / published).ln().powi(2)
     };
     let rows: Vec<f64> = SPARCSTATION_1[7..12].iter().map(square).collect();
     (rows.iter().sum::<f64>() / rows.len() as f64).sqrt().exp()

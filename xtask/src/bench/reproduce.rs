@@ -3,6 +3,7 @@
 use super::{Outcome, pagetax};
 use crate::shell;
 use anyhow::{Context, Result};
+use pagetax_core::stats::quantiles;
 use serde_json::json;
 use std::process::Command;
 
@@ -11,13 +12,12 @@ const ROUNDS: usize = 3;
 
 pub fn run() -> Result<Outcome> {
     let pagetax = pagetax()?;
-    let mut user_s = (0..ROUNDS).map(|_| user_seconds(&pagetax)).collect::<Result<Vec<_>>>()?;
-    user_s.sort_by(f64::total_cmp);
-    let median = user_s[ROUNDS / 2];
+    let user_s = (0..ROUNDS).map(|_| user_seconds(&pagetax)).collect::<Result<Vec<_>>>()?;
+    let [least, median, most] = quantiles(&user_s, [0.0, 0.5, 1.0]);
     let row = |name: &str, s: f64| vec![name.to_string(), format!("{s:.2}")];
     Ok(Outcome {
         headings: vec!["reproduce all, 9 seeds, one core", "user s"],
-        rows: vec![row("least", user_s[0]), row("median", median), row("most", user_s[ROUNDS - 1])],
+        rows: vec![row("least", least), row("median", median), row("most", most)],
         json: json!({"user_s": user_s}),
         promise: (format!("at most {LIMIT_S} s of user time in the median"), median <= LIMIT_S),
     })

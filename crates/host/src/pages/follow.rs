@@ -8,7 +8,7 @@ use super::change::{self, Outcome};
 use super::target::{Refusal, Target};
 use super::{PageSettings, Verdict, judge};
 use crate::measure::trial::Allocator;
-use crate::measure::trial::tree::{Family, resident_bytes};
+use crate::measure::trial::tree::{ProcessTree, resident_bytes};
 use crate::pages::pagemap::{self, PageMapError};
 use crate::sys::process::thread_usage;
 use pagetax_core::page_size::PartSizes;
@@ -64,7 +64,7 @@ pub struct Sweeper {
     whose: Whose,
     /// Whether verdicts are wanted.
     verifies: bool,
-    family: Family,
+    family: ProcessTree,
     kept: HashMap<Pid, Kept>,
     refused: HashMap<Pid, Refusal>,
     /// CPU time that this sweep has spent on looking.
@@ -86,7 +86,7 @@ impl Sweeper {
             force,
             whose,
             verifies,
-            family: Family::default(),
+            family: ProcessTree::default(),
             kept: HashMap::new(),
             refused: HashMap::new(),
             looked: Duration::ZERO,

@@ -4,14 +4,14 @@ use super::Root;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
-/// Above all that Linux can have (NR_CPUS is 8,192 at most).
+/// A number that no CPU has: NR_CPUS is 8,192 at most.
 const CPUS_MAX: u32 = 1 << 16;
 
-/// Numbers of CPUs.
+/// A list of CPU numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuList(Vec<RangeInclusive<u32>>);
 
-/// A text that is no such list.
+/// The error for a text that is no list of CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no list of CPUs such as 0,2-3")]
 pub struct NoCpuList(String);
@@ -30,18 +30,18 @@ impl FromStr for CpuList {
 }
 
 impl CpuList {
-    /// Returns all of them, one by one.
+    /// Returns the number of each CPU in the list.
     pub fn numbers(&self) -> Vec<u32> {
         self.0.iter().cloned().flatten().collect()
     }
 
-    /// Whether it lists a CPU.
+    /// Returns true if the list has this CPU.
     pub fn contains(&self, cpu: u32) -> bool {
         self.0.iter().any(|range| range.contains(&cpu))
     }
 }
 
-/// Reads which CPUs are online. The error names the file.
+/// Reads the numbers of the CPUs that are online.
 pub fn online_cpus(root: &Root) -> Result<Vec<u32>, String> {
     const PATH: &str = "/sys/devices/system/cpu/online";
     let list: CpuList = root.text(PATH)?.parse().map_err(|error| format!("{PATH}: {error}"))?;

@@ -1,4 +1,8 @@
-//! /proc/PID/maps. Names are what a process chose, and may hold spaces, brackets and bytes that are no UTF-8.
+//! The one reader of /proc/PID/maps, and the parser of its lines, which smaps has too. A process chooses the names:
+//! they may hold spaces, brackets and bytes that are no UTF-8.
+//!
+//! Only the sampling engine reads its own maps by itself (`dbt::maps`). It runs inside a program that may be stopped
+//! in malloc, so it must not allocate.
 //!
 //! Source: proc_pid_maps(5); `show_map_vma` of Linux 6.18.
 
@@ -6,26 +10,27 @@ use super::Root;
 use std::io;
 use std::ops::Range;
 
-/// A line.
+/// A line of maps: one mapping.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MapsLine {
-    /// Addresses.
+    /// The addresses of the mapping.
     pub range: Range<u64>,
-    /// As in `rw-p`.
+    /// The four letters, as in `rw-p`.
     pub permissions: [u8; 4],
-    /// Of the first address, in the file.
+    /// The place of the first address in the file.
     pub offset_bytes: u64,
     /// Major and minor number of the file's device, in hexadecimal.
     pub device: String,
-    /// Of the file; 0 for anonymous memory and the kernel's own.
+    /// The file's inode number. It is 0 for anonymous memory and for the kernel's own.
     pub inode: u64,
     /// The sixth field: a path, which begins with a slash, a name of the kernel in brackets, or nothing.
     pub name: String,
 }
 
-/// Reads the mappings of a process by address. A process without memory (a zombie, a kernel thread) has none.
+/// Reads the mappings of a process, ordered by address. A process without memory (a zombie, a kernel thread) has
+/// none.
 pub fn maps(root: &Root, pid: u32) -> io::Result<Vec<MapsLine>> {
-    let text = std::fs::read(root.path(&format!("/proc/{pid}/maps")))?;
+    let text = root.bytes(&format!("/proc/{pid}/maps"))?;
     let broken = |bytes: &[u8]| {
         let line = String::from_utf8_lossy(bytes).into_owned();
         io::Error::new(
@@ -37,7 +42,7 @@ pub fn maps(root: &Root, pid: u32) -> io::Result<Vec<MapsLine>> {
     lines.map(|bytes| line(bytes).ok_or_else(|| broken(bytes))).collect()
 }
 
-/// Parses a line, as it is in smaps, too; none if the kernel writes no such line.
+/// Parses a line of maps or smaps. Returns `None` if the kernel writes no such line.
 ///
 /// `7f…-7f… rw-p 00000000 fe:00 1234   /path with spaces`
 pub fn line(bytes: &[u8]) -> Option<MapsLine> {

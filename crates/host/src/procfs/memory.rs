@@ -12,7 +12,7 @@ pub struct Fragmentation {
 }
 
 impl Fragmentation {
-    /// From /proc/buddyinfo.
+    /// Reads /proc/buddyinfo.
     pub fn read(root: &Root) -> Result<Fragmentation, String> {
         let text = root.text("/proc/buddyinfo")?;
         let mut free_blocks: Vec<u64> = Vec::new();
@@ -34,7 +34,7 @@ impl Fragmentation {
         Ok(Fragmentation { free_blocks })
     }
 
-    /// Free bytes in blocks of at least `block_bytes`, for base pages of `page_bytes`.
+    /// Returns the free bytes in blocks of at least `block_bytes`, for base pages of `page_bytes`.
     pub fn free_bytes_in(&self, block_bytes: u64, page_bytes: u64) -> u64 {
         let blocks = self.free_blocks.iter().enumerate();
         blocks
@@ -45,8 +45,7 @@ impl Fragmentation {
     }
 }
 
-/// Limits and use of the memory cgroup that a process is in: `limit_bytes`, `usage_bytes`, and the
-/// keys of memory.stat. Version 1 and 2.
+/// Reads the memory cgroup of a process, version 1 or 2: `limit_bytes`, `usage_bytes`, and the keys of memory.stat.
 pub fn memory_cgroup(root: &Root, pid: u32) -> Result<BTreeMap<String, Reading>, String> {
     let text = root.text(&format!("/proc/{pid}/cgroup"))?;
     let lines: Vec<Vec<&str>> = text.lines().map(|line| line.splitn(3, ':').collect()).collect();
@@ -78,8 +77,8 @@ pub fn memory_cgroup(root: &Root, pid: u32) -> Result<BTreeMap<String, Reading>,
     Ok(readings)
 }
 
-/// The least limit on this process's memory by its cgroup or one around it, in bytes; none without a limit, or
-/// where cgroups cannot be read.
+/// Returns the lowest memory limit of a process's cgroup and those around it, in bytes. `None` means that there is no
+/// limit, or that the cgroups cannot be read.
 pub fn memory_limit(root: &Root, pid: u32) -> Option<u64> {
     let text = root.text(&format!("/proc/{pid}/cgroup")).ok()?;
     let limits = text.lines().filter_map(|line| {
@@ -92,7 +91,7 @@ pub fn memory_limit(root: &Root, pid: u32) -> Option<u64> {
             }
             _ => return None,
         };
-        // Inside a container the path may be the host's: what is mounted is then the container's own.
+        // Inside a container the path may be the host's; the mount is then the container's own cgroup.
         let path = path.trim_end_matches('/');
         let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
         let limit_of = |end: usize| {
@@ -104,14 +103,14 @@ pub fn memory_limit(root: &Root, pid: u32) -> Option<u64> {
     limits.min()
 }
 
-/// The folder of a cgroup: inside a container, only the mount's own root may be visible.
+/// Returns the folder of a cgroup. Inside a container, only the root of the mount may be visible.
 fn existing(root: &Root, mount: &str, path: &str) -> Option<String> {
     let full = format!("{mount}{}", path.trim_end_matches('/'));
     let candidates = [full, mount.to_string()];
     candidates.into_iter().find(|folder| root.has(&format!("{folder}/memory.stat")))
 }
 
-/// No limit is `max` in version 2 and a number near 2^63 in version 1.
+/// Parses a limit. Version 2 writes `max` for no limit, and version 1 a number near 2^63.
 fn limit_reading(text: Result<String, String>) -> Reading {
     match text {
         Err(why) => Reading::Missing(why),
@@ -135,7 +134,7 @@ mod tests {
         assert!(free > state.free_bytes_in(2 << 20, 4096) && free < 64 << 30, "{free}");
     }
 
-    /// A tree with these files.
+    /// Returns a tree with these files.
     fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let folder = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -163,7 +162,7 @@ mod tests {
             (&format!("{one}/a/b/memory.limit_in_bytes"), "8192\n"),
         ]);
         assert_eq!(memory_limit(&root, 7), Some(8192));
-        // In a container, the path may be one of the host's; what is mounted is the container's own.
+        // In a container, the path may be the host's; the mount is then the container's own cgroup.
         let (_folder, root) = tree(&[
             ("proc/7/cgroup", "0::/host/path\n"),
             (&format!("{two}/memory.max"), "12288\n"),

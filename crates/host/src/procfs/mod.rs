@@ -1,9 +1,12 @@
-//! Readings of /proc and /sys.
+//! Readers of /proc and /sys.
 //!
-//! Invariants: every reading starts at a [`Root`], so a captured tree reads like a live machine; what
-//! cannot be read is an error text that becomes a `Missing` reading, never 0; a difference of two
-//! readings of a time never exceeds the interval between them (a block-I/O delay was once seen to
-//! read the machine's uptime).
+//! Invariants:
+//! - Each reader starts at a [`Root`], so that a captured tree reads like a live machine.
+//! - A figure that cannot be read is an error text, which becomes the reason of a `Missing` reading. It is never 0.
+//! - A file of lines (maps, smaps) fails with the system's own error: its callers distinguish a process that has
+//!   ended from one that they may not read. A line that no kernel writes is an error that shows the line.
+//! - The difference of two times never exceeds the interval between them. A block-I/O delay has been seen to read
+//!   the machine's uptime.
 
 mod cpus;
 mod maps;
@@ -19,9 +22,10 @@ use pagetax_core::counter::Reading;
 use procfs_core::FromRead;
 use procfs_core::process::{Schedstat, SmapsRollup};
 use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
-/// Where /proc and /sys hang: `/` on a live machine, a folder for a captured one.
+/// The folder that holds /proc and /sys: `/` on a live machine, any other for a captured one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Root(PathBuf);
 
@@ -32,34 +36,39 @@ impl Default for Root {
 }
 
 impl Root {
-    /// A captured tree.
+    /// Returns the root of a captured tree.
     pub fn at(folder: impl Into<PathBuf>) -> Root {
         Root(folder.into())
     }
 
-    /// An absolute path, under this root.
+    /// Returns an absolute path, moved under this root.
     pub fn path(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// A whole file without its last newline; errors name the path and the cause.
+    /// Reads a whole file, byte for byte.
+    pub fn bytes(&self, path: &str) -> io::Result<Vec<u8>> {
+        std::fs::read(self.path(path))
+    }
+
+    /// Reads a whole file without its last newline. The error has the path and the cause.
     pub fn text(&self, path: &str) -> Result<String, String> {
         let text = std::fs::read_to_string(self.path(path)).map_err(|e| format!("{path}: {e}"))?;
         Ok(text.trim_end().to_string())
     }
 
-    /// A file that holds one whole number.
+    /// Reads a file that holds one whole number.
     pub fn number(&self, path: &str) -> Result<u64, String> {
         let text = self.text(path)?;
         text.parse().map_err(|_| format!("{path}: `{text}` is no whole number"))
     }
 
-    /// A file in a format that the procfs crate knows.
+    /// Parses a file by the procfs crate.
     pub fn parse<T: FromRead>(&self, path: &str) -> Result<T, String> {
         T::from_file(self.path(path)).map_err(|e| format!("{path}: {e}"))
     }
 
-    /// Names of a folder's entries, sorted; none if it cannot be read.
+    /// Returns the names in a folder, sorted. There are none if it cannot be read.
     pub fn names(&self, path: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(path)).into_iter().flatten().flatten();
         let mut names: Vec<_> =
@@ -68,31 +77,31 @@ impl Root {
         names
     }
 
-    /// Whether the path is there.
+    /// Returns true if the path exists.
     pub fn has(&self, path: &str) -> bool {
         Path::exists(&self.path(path))
     }
 }
 
-/// What a process holds in memory.
+/// The memory of a process, by kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Now (VmRSS).
+    /// Resident bytes now (VmRSS).
     pub resident_bytes: Reading,
-    /// Most so far (VmHWM).
+    /// The most resident bytes so far (VmHWM).
     pub resident_bytes_max: Reading,
-    /// Anonymous, of what is resident (RssAnon); without hugetlb.
+    /// Resident anonymous bytes (RssAnon), without hugetlb pages.
     pub anon_bytes: Reading,
-    /// On hugetlb pages, which no other figure here holds (HugetlbPages).
+    /// Bytes on hugetlb pages (HugetlbPages). No other figure here includes them.
     pub hugetlb_bytes: Reading,
-    /// Page tables (VmPTE).
+    /// Bytes of page tables (VmPTE).
     pub page_table_bytes: Reading,
-    /// Locked (VmLck).
+    /// Bytes locked in memory (VmLck).
     pub locked_bytes: Reading,
 }
 
-/// From /proc/PID/status, which costs no walk over the process's page tables. Only these lines of it are
-/// read: whoever watches a program asks often.
+/// Reads the memory of a process from /proc/PID/status, without a walk over its page tables. Parses only the lines
+/// that it needs, because a watcher calls it often.
 pub fn process_memory(root: &Root, pid: u32) -> ProcessMemory {
     let path = format!("/proc/{pid}/status");
     let status = root.text(&path);
@@ -113,7 +122,7 @@ pub fn process_memory(root: &Root, pid: u32) -> ProcessMemory {
     }
 }
 
-/// The number of a line such as `VmRSS:      1234 kB`.
+/// Returns the number of a line such as `VmRSS:      1234 kB`.
 fn kib_in(status: &str, name: &str) -> Option<u64> {
     let value = |line: &str| {
         line.strip_prefix(name)?.strip_prefix(':')?.strip_suffix(" kB")?.trim().parse().ok()
@@ -121,8 +130,8 @@ fn kib_in(status: &str, name: &str) -> Option<u64> {
     status.lines().find_map(value)
 }
 
-/// Bytes of a process on 2M and 1G pages: anonymous and file THP, and hugetlb, by smaps_rollup. The
-/// kernel walks the page tables for it, so it is not for tight loops. mTHP does not show in it.
+/// Reads the bytes of a process on 2M and 1G pages: anonymous and file THP, and hugetlb, but not mTHP. The kernel
+/// walks the page tables for smaps_rollup, so do not call this in a tight loop.
 pub fn process_huge_bytes(root: &Root, pid: u32) -> Reading {
     const HUGE: [&str; 5] =
         ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb", "Private_Hugetlb"];
@@ -132,7 +141,7 @@ pub fn process_huge_bytes(root: &Root, pid: u32) -> Reading {
     }
 }
 
-/// Reads the sums over all mappings of a process, in bytes by name.
+/// Reads the sums over all mappings of a process from /proc/PID/smaps_rollup, in bytes by name.
 pub fn smaps_rollup(root: &Root, pid: u32) -> Result<HashMap<String, u64>, String> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let rollup = root.parse::<SmapsRollup>(&path)?.memory_map_rollup.0;
@@ -142,7 +151,7 @@ pub fn smaps_rollup(root: &Root, pid: u32) -> Result<HashMap<String, u64>, Strin
         .ok_or_else(|| format!("{path} is empty: a kernel thread or a zombie"))
 }
 
-/// Run time and run-queue wait of a task in nanoseconds: a process (its main thread) or a thread.
+/// Reads the run time and the run-queue wait of a thread in nanoseconds: of `tid`, or else of the main thread.
 pub fn schedstat(root: &Root, pid: u32, tid: Option<u32>) -> Result<(u64, u64), String> {
     let path = match tid {
         Some(tid) => format!("/proc/{pid}/task/{tid}/schedstat"),
@@ -156,7 +165,7 @@ pub fn schedstat(root: &Root, pid: u32, tid: Option<u32>) -> Result<(u64, u64), 
 pub(crate) mod tests {
     use super::*;
 
-    /// The captured tree of a 2-core virtual machine with Linux 6.18 and a memory cgroup v1.
+    /// Returns the captured tree of a 2-core virtual machine with Linux 6.18 and a memory cgroup v1.
     pub(crate) fn captured() -> Root {
         Root::at(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/linux-6.18"))
     }

@@ -1,22 +1,22 @@
-//! Whole-system counters at one moment, and what happened between two of them.
+//! Counters of the whole system at one moment, and the difference of two moments.
 
 use super::{Root, schedstat};
 use pagetax_core::counter::Reading;
 use procfs_core::{MemoryPressure, VmStat};
 
-/// Counters that belong to the machine, not to the job: neighbours raise them too.
+/// Counters of the whole machine. Other programs raise them too, not only the job.
 #[derive(Debug, Clone)]
 pub struct SystemSnapshot {
     vmstat: Result<VmStat, String>,
-    /// Time in which some task stalled on memory.
+    /// The time in which some task stalled on memory.
     stall_ns: Result<u64, String>,
-    /// CPU time of kswapd and kcompactd.
+    /// The CPU time of kswapd and kcompactd.
     daemons_ns: Result<u64, String>,
     managed_pages: Result<u64, String>,
 }
 
-/// Counters as sums over names of /proc/vmstat. pgscan_anon and pgscan_file count all reclaim, by
-/// kswapd, directly and for cgroups; pgscan_direct misses the last.
+/// The counters that are sums over names of /proc/vmstat. pgscan_anon and pgscan_file count all reclaim: by kswapd,
+/// directly and for cgroups. pgscan_direct misses the last.
 const VMSTAT_SUMS: &[(&str, &[&str])] = &[
     ("compaction_stall_count", &["compact_stall"]),
     ("reclaim_scan_count", &["pgscan_anon", "pgscan_file"]),
@@ -25,11 +25,11 @@ const VMSTAT_SUMS: &[(&str, &[&str])] = &[
     ("swap_out_count", &["pswpout"]),
 ];
 
-/// Counters that /proc/vmstat has in KiB of block I/O, turned into base pages.
+/// The counters that /proc/vmstat has in KiB of block I/O. Reports have them in base pages.
 const VMSTAT_KIB: &[(&str, &str)] = &[("page_in_count", "pgpgin"), ("page_out_count", "pgpgout")];
 
 impl SystemSnapshot {
-    /// Reads; what cannot be read stays an error.
+    /// Reads the counters. Each one that cannot be read keeps its own error.
     pub fn read(root: &Root) -> SystemSnapshot {
         SystemSnapshot {
             vmstat: root.parse("/proc/vmstat"),
@@ -41,7 +41,7 @@ impl SystemSnapshot {
         }
     }
 
-    /// What happened since `before`, by counter id; times clamped to `wall_ns`.
+    /// Returns the differences since `before` by counter id. No time exceeds `wall_ns`.
     pub fn since(&self, before: &SystemSnapshot, wall_ns: u64) -> Vec<(&'static str, Reading)> {
         let mut readings: Vec<_> = VMSTAT_SUMS
             .iter()
@@ -56,13 +56,13 @@ impl SystemSnapshot {
         readings
     }
 
-    /// Time in which some task of the machine stalled on memory (PSI `some`), since `before`.
+    /// Returns the time since `before` in which some task of the machine stalled on memory (PSI `some`).
     pub fn stalled_since(&self, before: &SystemSnapshot, wall_ns: u64) -> Reading {
         time_delta(&self.stall_ns, &before.stall_ns, wall_ns)
     }
 
-    /// Bytes by which the machine's memory grew since `before`: some virtual machines get theirs
-    /// while they run, and first touches of it are slow.
+    /// Returns the bytes by which the machine's memory grew since `before`. Some virtual machines get memory while
+    /// they run, and its first touches are slow.
     pub fn memory_growth(&self, before: &SystemSnapshot) -> Reading {
         match (&self.managed_pages, &before.managed_pages) {
             (Ok(now), Ok(then)) => {
@@ -100,7 +100,7 @@ fn time_delta(now: &Result<u64, String>, then: &Result<u64, String>, wall_ns: u6
     }
 }
 
-/// CPU time so far of the kernel's memory daemons, by schedstat, which counts nanoseconds.
+/// Reads the CPU time of the kernel's memory daemons from schedstat, which counts nanoseconds.
 fn daemons_ns(root: &Root) -> Result<u64, String> {
     let mut total = None;
     for name in root.names("/proc") {
@@ -113,7 +113,7 @@ fn daemons_ns(root: &Root) -> Result<u64, String> {
     total.ok_or_else(|| "no kswapd is visible in /proc (a PID namespace hides it)".into())
 }
 
-/// Pages under the kernel's management, over all zones of /proc/zoneinfo.
+/// Returns the pages that the kernel manages, over all zones of /proc/zoneinfo.
 fn managed_pages(root: &Root) -> Result<u64, String> {
     let text = root.text("/proc/zoneinfo")?;
     let pages = |line: &str| line.trim().strip_prefix("managed")?.trim().parse::<u64>().ok();

@@ -1,8 +1,7 @@
 //! One run of an unmodified command under one page-size mechanism, watched from outside.
 //!
-//! Invariants: the command gets its arguments, environment and working directory as they are, but
-//! for what its recipe names; system settings are changed for the run alone; no
-//! process of the command outlives the trial.
+//! Invariants: the command gets our arguments, environment and working directory, except for the changes that its
+//! recipe names. System settings change for the run alone. No process of the command outlives the trial.
 
 mod proof;
 pub mod rounds;
@@ -31,12 +30,12 @@ use std::process::Stdio;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long processes have to end after a friendly signal before they are killed.
+/// The time that processes have to end after SIGTERM before they are killed.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often a wish to stop is looked for while a command runs; its end is noticed at once.
+/// The longest time before a request to stop is noticed. The end of the command is noticed at once.
 const STOP_POLL: Duration = Duration::from_millis(100);
 
-/// Settings, orphans and PR_SET_THP_DISABLE are the whole process's, so trials take turns.
+/// Held for the time of a trial: settings, orphans and PR_SET_THP_DISABLE belong to the whole process.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A command to try.
@@ -44,17 +43,17 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub struct TrialCommand {
     /// The program and its arguments.
     pub argv: Vec<OsString>,
-    /// Read by each run from its start; none is /dev/null.
+    /// The file that each run reads from its start; /dev/null if `None`.
     pub stdin: Option<PathBuf>,
-    /// GLIBC_TUNABLES as the command would get it without us.
+    /// The GLIBC_TUNABLES that the command would get without us.
     pub tunables: Option<String>,
-    /// What it is known to need of memory: free memory has to be at hand before each run, or else what the
-    /// hypervisor takes to bring it back counts as the command's.
+    /// The most memory that a run has needed so far. As much is backed before each run. Else the time in which the
+    /// hypervisor backs it would count as the command's.
     pub memory_bytes: u64,
 }
 
 impl TrialCommand {
-    /// Learns how much memory a run has needed.
+    /// Notes how much memory a run has needed.
     pub fn learn(&mut self, finished: &Finished) {
         let own = finished.usage.resident_bytes_max;
         let most = finished.peak.map_or(own, |peak| peak.resident_bytes);
@@ -62,46 +61,46 @@ impl TrialCommand {
     }
 }
 
-/// Where a run writes to; none is /dev/null.
+/// The files that a run writes to; /dev/null for those that are `None`.
 #[derive(Debug, Clone, Default)]
 pub struct Outputs {
-    /// Standard output.
+    /// The file for standard output.
     pub stdout: Option<PathBuf>,
-    /// Standard error.
+    /// The file for standard error.
     pub stderr: Option<PathBuf>,
 }
 
-/// What was seen of one run.
+/// The observations of one run.
 #[derive(Debug, Clone)]
 pub struct Finished {
-    /// How it ended.
+    /// The exit of the command's own process.
     pub exit: Exit,
-    /// From before the fork to the end of the command's own process.
+    /// The time from before the fork to that exit.
     pub wall_ns: u64,
-    /// Of all its processes.
+    /// The resource usage of all its processes.
     pub usage: Usage,
-    /// Memory at its peak; none if the run was over before it could be looked at.
+    /// The memory at its peak; `None` if the run ended before the first look.
     pub peak: Option<Peak>,
-    /// What the proof of its page sizes rests on.
+    /// The evidence that it got its page sizes.
     pub evidence: Evidence,
-    /// CPU time that watching took.
+    /// The CPU time that watching took.
     pub watch_ns: u64,
-    /// Processes that it left running, ended by us.
+    /// The number of processes that it left running. They were ended.
     pub left_running: usize,
-    /// Processes that came and went within two looks: the peak may lack others of their kind.
+    /// The number of processes that were on one list alone. The peak may lack others that were on none.
     pub brief_count: usize,
 }
 
-/// Why a run has no result.
+/// The reason why a run has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
     /// The program cannot be started.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// Ours to answer for.
+    /// The trial itself failed, not the command.
     #[error("cannot {0}: {1}")]
     System(&'static str, io::Error),
-    /// SIGINT or SIGTERM; the command was ended.
+    /// SIGINT or SIGTERM arrived, and the command was ended.
     #[error("interrupted")]
     Interrupted,
 }
@@ -110,9 +109,8 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> TrialError {
     move |error| TrialError::System(what, error)
 }
 
-/// Runs the command once and watches it. Orphans of the command become children of this process,
-/// and are ended with it, as is any other child of this process. A `watch` collects for a budget,
-/// from the exec on.
+/// Runs the command once and watches it. Orphans of the command become children of this process. They are ended with
+/// the command, as are all other children of this process. A `watch` collects for a budget from the exec on.
 pub fn run(
     trial: &TrialCommand,
     recipe: &Recipe,
@@ -124,18 +122,18 @@ pub fn run(
         Changed::apply(&recipe.settings).map_err(system("change a page-size setting"))?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|e| TrialError::System("adopt orphans of the command", e.into()))?;
-    // Runs are not alike to the byte, and others take some of it.
+    // Runs differ by some bytes, and other programs take some of the memory.
     backed_memory::bring(trial.memory_bytes + trial.memory_bytes / 4);
     let before = proof::System::read();
-    // A child of ours begins with what we had at most, not with what we have.
+    // The kernel's maximum for a child begins at our own maximum.
     let own_resident_bytes = process_usage().resident_bytes_max;
     if let Some(watch) = watch {
-        // On ourselves: the child inherits it, and for the child it begins when it calls exec.
+        // The launcher's rule for counters: the child inherits them, and exec enables them.
         watch.attach(rustix::thread::gettid().as_raw_nonzero().get() as u32, Begin::AtExec);
     }
     let start = Instant::now();
     let mut child = spawn(trial, recipe, outputs)?;
-    let sampler = sampler::Sampler::start(child.pid(), recipe.folio_size);
+    let sampler = sampler::MemorySampler::start(child.pid(), recipe.folio_size);
     let ended = wait(&mut child);
     let wall_ns = start.elapsed().as_nanos() as u64;
     let seen = sampler.stop();
@@ -194,17 +192,17 @@ fn wait(child: &mut Child) -> Result<(), TrialError> {
     Ok(())
 }
 
-/// Ends the command and all that it started.
+/// Ends the command and all its descendants.
 fn end_all(root: Pid) {
-    let mut processes = tree::Family::default().descendants(root);
+    let mut processes = tree::ProcessTree::default().descendants(root);
     processes.push(root);
     end(&processes);
 }
 
-/// Ends what the command left running, which are our children now; how many there were. Daemons
-/// would take part in all later runs.
+/// Ends the orphans of the command, which are our children now, and returns their number. A daemon that went on would
+/// disturb all later runs.
 fn end_orphans() -> usize {
-    let orphans = tree::Family::default().descendants(rustix::process::getpid());
+    let orphans = tree::ProcessTree::default().descendants(rustix::process::getpid());
     end(&orphans);
     orphans.len()
 }
@@ -213,7 +211,7 @@ fn end(processes: &[Pid]) {
     let alive = |pid: &&Pid| rustix::process::test_kill_process(**pid).is_ok();
     for (signal, patience) in [(Signal::TERM, GRACE), (Signal::KILL, Duration::from_millis(200))] {
         for pid in processes {
-            // It may have ended by itself in between, which is as good.
+            // The process may have ended by itself.
             let _ = rustix::process::kill_process(*pid, signal);
         }
         let deadline = Instant::now() + patience;
@@ -230,7 +228,7 @@ fn end(processes: &[Pid]) {
     }
 }
 
-/// Takes zombies among our own children away; the others are their parents' to take.
+/// Reaps the zombies among our own children. Only its own parent can reap another process.
 fn reap(processes: &[Pid]) {
     for pid in processes {
         let _ = rustix::process::waitpid(Some(*pid), rustix::process::WaitOptions::NOHANG);

@@ -1,70 +1,70 @@
-//! The order of runs: warm-up, one run for the budget, then rounds in which every trial runs once, each round in another
-//! order, so that drift of the machine falls on all trials alike.
+//! The order of runs: warm-up, one run for the budget, then rounds. In each round every trial runs once, each time in
+//! another order, so that drift of the machine affects all trials alike.
 //!
-//! Knows nothing of commands: what runs is given as a function, which tests replace.
+//! This module knows nothing about commands: a function runs them, which tests replace.
 
 use super::{Finished, TrialError};
 
-/// Rounds below which there is no interval worth the name; the minimum for slow commands.
+/// The minimum of rounds for slow commands. Fewer give no useful interval.
 const ROUNDS_MIN: usize = 3;
-/// The minimum while these rounds take less than [`PATIENCE_NS`].
+/// The minimum of rounds if they take less than [`PATIENCE_NS`].
 const ROUNDS_USUAL: usize = 5;
-/// More rounds narrow the interval too little to wait for.
+/// The maximum of rounds. More of them hardly narrow the interval.
 const ROUNDS_MAX: usize = 30;
-/// For the usual minimum one may wait ten minutes.
+/// The longest time for [`ROUNDS_USUAL`]: ten minutes.
 const PATIENCE_NS: u64 = 600_000_000_000;
 
-/// How much to run.
+/// The amount of runs.
 #[derive(Debug, Clone, Default)]
 pub struct Schedule {
-    /// Rounds, if not to be chosen here.
+    /// The number of rounds; chosen from `time_ns` if `None`.
     pub runs: Option<usize>,
-    /// Runs of the first trial that do not count.
+    /// The number of runs of the first trial that do not count.
     pub warmup: usize,
-    /// What the rounds may take, when they are chosen here.
+    /// The time that the rounds may take, if their number is chosen.
     pub time_ns: u64,
-    /// Go on when the command fails.
+    /// True to go on after the command has failed.
     pub ignore_failure: bool,
 }
 
-/// Which run it is.
+/// The position of one run in the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// Index of the trial.
+    /// The index of the trial.
     pub trial: usize,
-    /// From 1; 0 is before the rounds.
+    /// The number of the round, from 1. It is 0 before the rounds.
     pub round: usize,
-    /// The very first run of all.
+    /// True for the first run of all.
     pub first: bool,
-    /// The run for the budget, which is watched more closely and does not count.
+    /// True for the run for the budget. It is watched more closely, and does not count.
     pub budget: bool,
 }
 
-/// Why the rounds ended.
+/// The reason why the rounds ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// All were run.
+    /// All runs are done.
     Complete,
-    /// On request; what had finished is kept.
+    /// The user interrupted them. Finished runs are kept.
     Interrupted,
-    /// The command failed in its first run, which is the only one.
+    /// The command failed in its first run, and no other was started.
     FirstFailed,
 }
 
-/// What was run.
+/// The runs of a schedule.
 #[derive(Debug)]
 pub struct Rounds<T> {
-    /// By trial, in the order of the rounds.
+    /// The runs of each trial, in the order of the rounds.
     pub finished: Vec<Vec<T>>,
-    /// Why not more.
+    /// The reason why there are not more.
     pub ended: Ended,
 }
 
-/// What the schedule needs to know of a run.
+/// A run, as far as the schedule depends on it.
 pub trait Ran {
-    /// How long it took.
+    /// Returns its elapsed time.
     fn wall_ns(&self) -> u64;
-    /// Whether it ended with status 0.
+    /// Returns true if it ended with status 0.
     fn success(&self) -> bool;
 }
 
@@ -78,7 +78,7 @@ impl Ran for Finished {
     }
 }
 
-/// How many rounds for this time of one round.
+/// Returns the number of rounds if one takes `round_ns`.
 fn rounds_for(schedule: &Schedule, round_ns: u64) -> usize {
     let round_ns = round_ns.max(1);
     let usual = round_ns.saturating_mul(ROUNDS_USUAL as u64) <= PATIENCE_NS;
@@ -87,7 +87,7 @@ fn rounds_for(schedule: &Schedule, round_ns: u64) -> usize {
     schedule.runs.unwrap_or(fitting.clamp(least, ROUNDS_MAX))
 }
 
-/// Runs all. An interruption keeps what has finished; any other error is the caller's.
+/// Runs the whole schedule. An interruption keeps the finished runs; any other error ends it.
 pub fn run<T: Ran>(
     schedule: &Schedule,
     trials: usize,
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::launch::program::ProgramError;
 
-    /// A run of so many seconds, that succeeded or not.
+    /// A run of so many seconds that succeeded or failed.
     struct Fake(u64, bool);
 
     impl Ran for Fake {

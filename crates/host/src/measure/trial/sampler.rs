@@ -1,12 +1,12 @@
-//! Watches a command's memory while it runs: how much at its peak, and on which page sizes.
+//! Watches a command's memory while it runs: the amount at its peak, and the page sizes.
 //!
-//! The kernel walks the page tables for smaps_rollup, some 8 us a megabyte of base pages, and whoever maps
-//! memory meanwhile waits. PAGEMAP_SCAN costs a tenth of it and tells all but what processes share. So both
-//! are asked only when the cheap resident count has grown, and smaps less often where one process holds
-//! nearly everything. The shares of time that watching may take add up to about 1 %.
+//! For smaps_rollup the kernel walks the page tables, which takes some 8 us a megabyte of base pages. Meanwhile, a
+//! thread that maps memory waits. PAGEMAP_SCAN costs a tenth of that, but does not show which pages processes share.
+//! So the watcher takes either look only when the cheap resident count has grown. It reads smaps less often if one
+//! process holds nearly everything. Watching takes about 1 % of the time.
 
 use super::proof::Allocator;
-use super::tree::{self, Held};
+use super::tree::{self, MemoryUse};
 use crate::pages::PageSettings;
 use crate::pages::mechanism::LargePages;
 use crate::procfs::{ProcessMemory, Root, process_memory, smaps_rollup};
@@ -21,61 +21,60 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Looks at page sizes may take one part in this many of the time; of each kind.
+/// Each kind of look may take one part in this many of the time.
 const LOOK_SHARE: u32 = 250;
-/// What all other processes together hold, at most, where one is said to hold nearly everything: one part in
-/// this many.
+/// A process holds nearly everything if the others together hold less than one part in this many of its memory.
 const OTHERS_PART: u64 = 20;
-/// Lists of processes, and looks at resident counts, may each take one part in this many.
+/// Lists of processes and reads of resident counts may each take one part in this many of the time.
 const QUICK_SHARE: u32 = 500;
-/// The pace is this part of the time so far: a peak that is held for less is not seen. Each look wakes
-/// a thread, which costs more than the look where timers are a hypervisor's.
+/// The pace is this part of the time so far, and a shorter peak is missed. Each look wakes a thread, which costs more
+/// than the look itself if a hypervisor provides the timers.
 const PACE_SHARE: u32 = 50;
-/// The pace at the start.
+/// The pace at the start of a run.
 const PACE_MIN: Duration = Duration::from_millis(2);
-/// The pace at worst.
+/// The slowest pace.
 const PACE_MAX: Duration = Duration::from_millis(250);
-/// A look at less than this share of the peak has missed it.
+/// A look at less than this share of the peak has missed the peak.
 const NEAR_PEAK: f64 = 0.8;
-/// In a run with two looks further apart than this part of it, memory that grows steadily may have been seen
-/// at less than [`NEAR_PEAK`].
+/// If two looks are further apart than this part of the run, the last one may have been below [`NEAR_PEAK`] of memory
+/// that grows steadily.
 const GAP_SHARE: u32 = 5;
-/// A plateau is looked at again after this long: khugepaged may have been at work.
+/// The time between two looks at a plateau: khugepaged may have collapsed pages meanwhile.
 const PLATEAU: Duration = Duration::from_millis(500);
 
-/// Where addresses of user space end, with page tables of four levels.
+/// The end of user space with page tables of four levels.
 const USER_END: u64 = (1 << 47) - 4096;
 
-/// Memory of all processes of a command when they had most of it.
+/// The memory of all processes of a command at their peak.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Peak {
-    /// Resident, each shared page counted once (PSS), with hugetlb.
+    /// Resident bytes with hugetlb pages. Each shared page counts once (PSS).
     pub resident_bytes: u64,
-    /// Anonymous memory of all processes, with hugetlb.
+    /// Anonymous bytes of all processes, with hugetlb pages.
     pub anon_bytes: u64,
-    /// Of that, on transparent huge pages of the PMD size.
+    /// The part of them on transparent huge pages of the PMD size.
     pub thp_bytes: u64,
-    /// Of that, on hugetlb pages.
+    /// The part of them on hugetlb pages.
     pub hugetlb_bytes: u64,
-    /// On transparent pages below the PMD size, on the whole system, above what there was before;
-    /// only where the recipe asks for such a size.
+    /// The growth of transparent huge pages below the PMD size on the whole system, in bytes. It is only measured if
+    /// the recipe asks for such a size.
     pub mthp_bytes: Option<u64>,
-    /// On entries of the page table above the base level, by PAGEMAP_SCAN: all of the above and
-    /// files; none before Linux 6.7.
+    /// Bytes that page-table entries above the base level map, by PAGEMAP_SCAN: all of the above, and files. `None`
+    /// before Linux 6.7.
     pub huge_mapped_bytes: Option<u64>,
-    /// Page tables of all processes.
+    /// Bytes of page tables of all processes.
     pub page_table_bytes: u64,
-    /// How many processes there were.
+    /// The number of processes at that time.
     pub process_count: usize,
-    /// Resident when page sizes were last looked at, which may be short of the peak.
+    /// Resident bytes at the last look at page sizes, which may be fewer than at the peak.
     pub looked_at_bytes: u64,
-    /// Looks were so far apart that there may have been more than `resident_bytes`.
+    /// True if looks were so far apart that the peak may have been above `resident_bytes`.
     pub is_lower_bound: bool,
 }
 
 impl Peak {
-    /// The kernel's own maximum is of the largest process, so it is exact where one has it all. It begins at
-    /// the size of the process that forked, so it says nothing below that.
+    /// Adds the kernel's own maximum, which is of the largest process: it is exact if there is one process alone.
+    /// The kernel starts it at the size of the process that forked, so a lower value shows nothing.
     pub(super) fn add_kernels_own(&mut self, resident_bytes_max: u64, floor_bytes: u64) {
         if resident_bytes_max > floor_bytes {
             self.resident_bytes = self.resident_bytes.max(resident_bytes_max + self.hugetlb_bytes);
@@ -84,7 +83,7 @@ impl Peak {
         }
     }
 
-    /// Whether page sizes were looked at when there was nearly as much memory as at the peak.
+    /// Returns true if the last look at page sizes was near the peak.
     pub(super) fn was_looked_at(&self) -> bool {
         self.looked_at_bytes as f64 >= NEAR_PEAK * self.resident_bytes as f64
     }
@@ -99,15 +98,15 @@ impl Peak {
         }
     }
 
-    /// Resident at the peak, if it is known.
+    /// Returns the resident bytes at the peak if they are more than a lower bound.
     pub fn known_resident_bytes(&self) -> Option<u64> {
         (!self.is_lower_bound).then_some(self.resident_bytes)
     }
 }
 
-/// What a sampler has seen.
+/// The observations of one run's memory.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Observations {
     pub peak: Option<Peak>,
     pub allocator: Option<Allocator>,
     pub watch_ns: u64,
@@ -115,42 +114,42 @@ pub struct Seen {
 }
 
 /// A thread that watches until it is stopped.
-pub struct Sampler {
+pub struct MemorySampler {
     stop: Sender<()>,
-    thread: JoinHandle<Seen>,
+    thread: JoinHandle<Observations>,
 }
 
-impl Sampler {
+impl MemorySampler {
     /// Begins to watch the process and its descendants.
-    pub fn start(root: Pid, mthp: Option<PageSize>) -> Sampler {
+    pub fn start(root: Pid, mthp: Option<PageSize>) -> MemorySampler {
         let (stop, stopped) = channel();
-        let thread = std::thread::spawn(move || Watcher::new(root, mthp).watch(&stopped));
-        Sampler { stop, thread }
+        let thread = std::thread::spawn(move || SamplerThread::new(root, mthp).watch(&stopped));
+        MemorySampler { stop, thread }
     }
 
-    /// What was seen.
-    pub fn stop(self) -> Seen {
+    /// Stops watching and returns the observations.
+    pub fn stop(self) -> Observations {
         drop(self.stop);
         self.thread.join().unwrap_or_default()
     }
 }
 
-/// CPU time of this thread: what watching costs, whoever else wants the CPU.
+/// Returns the CPU time of this thread: the cost of watching, however busy the machine is.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// How to look at page sizes.
+/// The two ways to look at page sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Look {
-    /// By smaps of all processes.
+    /// Reads smaps_rollup of all processes.
     Full,
-    /// By PAGEMAP_SCAN, which does not tell what processes share: where one holds nearly everything.
+    /// Calls PAGEMAP_SCAN, which counts shared pages once for each process: for one that holds nearly everything.
     Quick,
 }
 
-/// When one kind of look was taken, and what it cost.
+/// The time and the cost of the last look of one kind.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
     at: Instant,
@@ -158,43 +157,43 @@ struct Taken {
 }
 
 impl Taken {
-    /// Whether the next one is within its share of the time.
+    /// Returns true if the next look stays within its share of the time.
     fn is_past(taken: Option<Taken>, now: Instant) -> bool {
         taken.is_none_or(|taken| now - taken.at > taken.cost * LOOK_SHARE)
     }
 }
 
-struct Watcher {
+struct SamplerThread {
     root: Pid,
     start: Instant,
-    family: tree::Family,
+    tree: tree::ProcessTree,
     processes: Vec<Pid>,
-    /// On how many lists each process was that has been on any.
+    /// The number of lists that each process was on.
     listed: HashMap<Pid, u32>,
     processes_listed: Option<Instant>,
     list_cost: Duration,
     full: Option<Taken>,
     quick: Option<Taken>,
-    /// When the last look of any kind was taken, and what was held.
+    /// The time of the last look of any kind, and the bytes that were resident then.
     last_look: Option<(Instant, u64)>,
     mthp: Option<(PageSize, u64)>,
-    /// The largest process and what it held when its allocator was last looked for.
-    allocator_of: Option<Held>,
-    /// Whether there are hugetlb pages to be had: only then it is worth asking who holds some.
+    /// The largest process and its memory when its allocator was last looked for.
+    allocator_of: Option<MemoryUse>,
+    /// True if the system has hugetlb pages. Else no process is asked for its own.
     has_hugetlb: bool,
-    seen: Seen,
+    seen: Observations,
 }
 
-impl Watcher {
-    fn new(root: Pid, mthp: Option<PageSize>) -> Watcher {
+impl SamplerThread {
+    fn new(root: Pid, mthp: Option<PageSize>) -> SamplerThread {
         let settings = PageSettings::host();
         let folios = |size| settings.folios(size).map(|before| (size, before));
         let has_hugetlb =
             settings.hugetlb_sizes().iter().any(|size| settings.hugetlb_pages(*size) > Some(0));
-        Watcher {
+        SamplerThread {
             root,
             start: Instant::now(),
-            family: tree::Family::default(),
+            tree: tree::ProcessTree::default(),
             processes: vec![root],
             listed: HashMap::new(),
             processes_listed: None,
@@ -205,11 +204,11 @@ impl Watcher {
             mthp: mthp.and_then(folios),
             allocator_of: None,
             has_hugetlb,
-            seen: Seen::default(),
+            seen: Observations::default(),
         }
     }
 
-    fn watch(mut self, stopped: &Receiver<()>) -> Seen {
+    fn watch(mut self, stopped: &Receiver<()>) -> Observations {
         let mut pace = PACE_MIN;
         let (mut last, mut gap) = (self.start, Duration::ZERO);
         while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pace) {
@@ -233,23 +232,23 @@ impl Watcher {
         self.seen
     }
 
-    fn held(&self) -> Vec<Held> {
-        let held = self.processes.iter().filter_map(|pid| Held::by(*pid));
+    fn held(&self) -> Vec<MemoryUse> {
+        let held = self.processes.iter().filter_map(|pid| MemoryUse::by(*pid));
         match self.has_hugetlb {
-            true => held.map(Held::with_hugetlb).collect(),
+            true => held.map(MemoryUse::with_hugetlb).collect(),
             false => held.collect(),
         }
     }
 
-    /// The list of processes costs a walk over /proc, so it has a pace of its own. At first it is made each
-    /// time that the run has grown by half: what a short program starts may be over before the next is due.
+    /// Lists the processes if a list is due. It costs a walk over /proc, so it has its own pace. At first it is due
+    /// each time that the run has grown by half, because the children of a short program may end soon.
     fn list_processes(&mut self, now: Instant) {
         let due = self.processes_listed.is_none_or(|last| {
             now - last > self.list_cost * QUICK_SHARE || now - last > (last - self.start) / 2
         });
         if due {
             let before = cpu_time();
-            self.processes = self.family.descendants(self.root);
+            self.processes = self.tree.descendants(self.root);
             self.processes.push(self.root);
             for pid in &self.processes {
                 *self.listed.entry(*pid).or_default() += 1;
@@ -258,21 +257,21 @@ impl Watcher {
         }
     }
 
-    /// Processes that were gone by the next list: there may have been others that were on none.
+    /// Returns the number of processes that had ended by the next list. Others may have been on no list at all.
     fn brief_count(&self) -> usize {
         let gone = |pid: &Pid| !self.processes.contains(pid);
         self.listed.iter().filter(|(pid, lists)| **lists == 1 && gone(pid)).count()
     }
 
-    /// The look that is due; none before memory has grown.
-    fn next_look(&self, now: Instant, held: &[Held]) -> Option<Look> {
-        let all = Held::total(held);
+    /// Returns the look that is due. There is none before memory has grown.
+    fn next_look(&self, now: Instant, held: &[MemoryUse]) -> Option<Look> {
+        let all = MemoryUse::total(held);
         let Some((last, seen)) = self.last_look else { return (all > 0).then_some(Look::Full) };
         let grown = all > seen + seen / 20;
         if !grown && (now - last < PLATEAU || all < seen) {
             return None;
         }
-        // A program may be over before the share allows the next look. There are few such steps.
+        // The program may end before the share allows the next look. Steps of a quarter are few.
         let is_free = all >= seen + seen / 4;
         match one_holds_nearly_all(held) {
             _ if Taken::is_past(self.full, now) => Some(Look::Full),
@@ -282,15 +281,15 @@ impl Watcher {
         }
     }
 
-    fn look(&mut self, look: Look, now: Instant, held: &[Held]) {
+    fn look(&mut self, look: Look, now: Instant, held: &[MemoryUse]) {
         let before = cpu_time();
-        // What a quick look does not tell, as on older kernels, a full one does.
+        // Older kernels have no quick look.
         let quick = match look {
             Look::Full => None,
             Look::Quick => quick_look(&self.processes),
         };
         self.note(quick.unwrap_or_else(|| full_look(&self.processes)), held);
-        self.last_look = Some((now, Held::total(held)));
+        self.last_look = Some((now, MemoryUse::total(held)));
         let taken = Some(Taken { at: now, cost: cpu_time() - before });
         match look {
             Look::Full => self.full = taken,
@@ -298,17 +297,17 @@ impl Watcher {
         }
     }
 
-    /// The allocator shows in a process's mappings, once it has begun; to read them costs as much as a look.
-    fn note_allocator(&mut self, held: &[Held]) {
-        let Some(largest) = Held::largest(held) else { return };
-        let is_known = |of: &Held| of.pid == largest.pid && largest.bytes() < 4 * of.bytes();
+    /// Finds the allocator in the mappings of the largest process, unless it is known. They cost as much as a look.
+    fn note_allocator(&mut self, held: &[MemoryUse]) {
+        let Some(largest) = MemoryUse::largest(held) else { return };
+        let is_known = |of: &MemoryUse| of.pid == largest.pid && largest.bytes() < 4 * of.bytes();
         if !self.allocator_of.as_ref().is_some_and(is_known) {
             self.allocator_of = Some(largest);
             self.seen.allocator = Allocator::of(largest.pid).or(self.seen.allocator.take());
         }
     }
 
-    fn note(&mut self, mut peak: Peak, held: &[Held]) {
+    fn note(&mut self, mut peak: Peak, held: &[MemoryUse]) {
         peak.looked_at_bytes = peak.resident_bytes;
         peak.mthp_bytes = self.mthp.map(|(size, before)| {
             let folios = PageSettings::host().folios(size).unwrap_or(before);
@@ -321,10 +320,10 @@ impl Watcher {
     }
 }
 
-/// Whether one process holds nearly everything. What it shares with the others is next to nothing then.
-fn one_holds_nearly_all(held: &[Held]) -> bool {
-    let largest = Held::largest(held).map_or(0, |largest| largest.bytes());
-    Held::total(held).saturating_sub(largest) < largest / OTHERS_PART
+/// Returns true if one process holds nearly everything. It then shares next to nothing with the others.
+fn one_holds_nearly_all(held: &[MemoryUse]) -> bool {
+    let largest = MemoryUse::largest(held).map_or(0, |largest| largest.bytes());
+    MemoryUse::total(held).saturating_sub(largest) < largest / OTHERS_PART
 }
 
 fn full_look(processes: &[Pid]) -> Peak {
@@ -338,7 +337,7 @@ fn full_look(processes: &[Pid]) -> Peak {
     peak
 }
 
-/// None if the kernel has no PAGEMAP_SCAN.
+/// Takes a look by PAGEMAP_SCAN; `None` if the kernel does not have it.
 fn quick_look(processes: &[Pid]) -> Option<Peak> {
     let mut peak = Peak { process_count: processes.len(), ..Peak::default() };
     let mut huge_mapped_bytes = 0;
@@ -363,9 +362,9 @@ fn length(range: &PageRange) -> u64 {
     range.end - range.start
 }
 
-/// By PAGEMAP_SCAN, which skips what is not mapped; whether they are of a file or the page of zeros is asked of
-/// huge pages alone, as the answer takes a look at each page's own data. Empty if the process has ended,
-/// none if the kernel does not know the call.
+/// Returns the ranges on huge pages by PAGEMAP_SCAN. A second scan of these alone finds which are of a file or the
+/// zero page, because for that the kernel reads the data of each page. Empty if the process has ended, and `None` if
+/// the kernel does not have the call.
 fn huge_ranges(pid: Pid) -> Option<Vec<PageRange>> {
     let Ok(map) = File::open(format!("/proc/{}/pagemap", pid.as_raw_nonzero())) else {
         return Some(Vec::new());
@@ -385,7 +384,7 @@ fn memory_of(pid: Pid) -> ProcessMemory {
     process_memory(&Root::default(), pid.as_raw_nonzero().get() as u32)
 }
 
-/// Adds one process's /proc/PID/smaps_rollup; nothing if it has ended.
+/// Adds one process's smaps_rollup. A process that has ended adds nothing.
 fn add_rollup(peak: &mut Peak, pid: Pid) {
     let pid = pid.as_raw_nonzero().get() as u32;
     let Ok(whole) = smaps_rollup(&Root::default(), pid) else { return };
@@ -406,9 +405,9 @@ mod tests {
     #[test]
     fn a_process_is_seen_with_its_memory() {
         let memory = vec![1u8; 32 << 20];
-        // Where others want the CPUs, its first look is late.
+        // On a busy machine the first look is late.
         let look = |turn: u32| {
-            let sampler = Sampler::start(rustix::process::getpid(), None);
+            let sampler = MemorySampler::start(rustix::process::getpid(), None);
             std::thread::sleep(Duration::from_millis(100) * 2u32.pow(turn));
             std::hint::black_box(&memory);
             sampler.stop().peak
@@ -448,7 +447,7 @@ mod tests {
     #[test]
     fn nearly_everything_is_all_but_a_twentieth() {
         let [a, b] = [1, 2].map(|pid| Pid::from_raw(pid).unwrap());
-        let held = |pid, anon_bytes| Held { pid, anon_bytes, shared_bytes: 20 };
+        let held = |pid, anon_bytes| MemoryUse { pid, anon_bytes, shared_bytes: 20 };
         assert!(one_holds_nearly_all(&[held(a, 80), held(b, 4)]));
         assert!(!one_holds_nearly_all(&[held(a, 80), held(b, 6)]));
         assert!(!one_holds_nearly_all(&[]));
@@ -479,7 +478,7 @@ mod tests {
     fn a_run_that_was_hardly_looked_at_has_no_known_peak() {
         let memory = vec![1u8; 32 << 20];
         let known = |duration| {
-            let sampler = Sampler::start(rustix::process::getpid(), None);
+            let sampler = MemorySampler::start(rustix::process::getpid(), None);
             std::thread::sleep(duration);
             std::hint::black_box(&memory);
             sampler.stop().peak.and_then(|peak| peak.known_resident_bytes())

@@ -4,7 +4,7 @@ use super::folio::{Folios, read_words};
 use super::smaps;
 use super::{Mapping, PageMap, Run, Segment, Unplaced};
 use crate::pages::settings::PageSettings;
-use crate::procfs::Root;
+use crate::procfs::{Root, maps, maps_line};
 use crate::sys::pagemap::{
     self, PAGE_IS_FILE, PAGE_IS_HUGE, PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PageRange,
 };
@@ -100,6 +100,7 @@ fn settled(
 
 struct Reader {
     pid: u32,
+    root: Root,
     pagemap: File,
     folios: Result<Folios, String>,
     base_page: PageSize,
@@ -116,19 +117,20 @@ const OF_FILE: u64 = 1 << 61;
 
 impl Reader {
     fn open(pid: u32) -> Result<Reader, PageMapError> {
+        let root = Root::default();
         let path = format!("/proc/{pid}/pagemap");
-        let pagemap = File::open(&path).map_err(|e| PageMapError::of(pid, &path, e))?;
+        let pagemap = File::open(root.path(&path)).map_err(|e| PageMapError::of(pid, &path, e))?;
         let base_page = PageSize::new(rustix::param::page_size() as u64)
             .map_err(|error| PageMapError::Format(pid, error.to_string()))?;
         let huge_page = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
-        let folios = Folios::open(&Root::default(), base_page.bytes(), huge_page.bytes());
+        let folios = Folios::open(&root, base_page.bytes(), huge_page.bytes());
         let scans = Cell::new(true);
-        Ok(Reader { pid, pagemap, folios, base_page, huge_page, scans })
+        Ok(Reader { pid, root, pagemap, folios, base_page, huge_page, scans })
     }
 
     fn bytes(&self, file: &str) -> Result<Vec<u8>, PageMapError> {
         let path = format!("/proc/{}/{file}", self.pid);
-        std::fs::read(&path).map_err(|error| PageMapError::of(self.pid, &path, error))
+        self.root.bytes(&path).map_err(|error| PageMapError::of(self.pid, &path, error))
     }
 
     fn command(&self) -> Result<String, PageMapError> {
@@ -155,11 +157,10 @@ impl Reader {
                 PageMapError::of(self.pid, &format!("/proc/{}/pagemap", self.pid), error)
             })?;
         }
-        let after = self.bytes("maps")?;
-        let lines = |text| <[u8]>::split(text, |byte| *byte == b'\n');
-        let settled = lines(&text)
-            .filter(|line| smaps::is_header(line))
-            .eq(lines(&after).filter(|line| smaps::is_header(line)));
+        let path = format!("/proc/{}/maps", self.pid);
+        let after =
+            maps(&self.root, self.pid).map_err(|error| PageMapError::of(self.pid, &path, error))?;
+        let settled = text.split(|byte| *byte == b'\n').filter_map(maps_line).eq(after);
         Ok((mappings, settled))
     }
 

@@ -25,11 +25,6 @@ pub fn parse(text: &[u8]) -> Result<Vec<Mapping>, String> {
     Ok(mappings)
 }
 
-/// Returns true if a line of smaps is also a line of maps.
-pub fn is_header(line: &[u8]) -> bool {
-    line.first().is_some_and(|byte| !byte.is_ascii_uppercase())
-}
-
 fn broken(line: &[u8]) -> String {
     format!("smaps has the line `{}`", String::from_utf8_lossy(line))
 }

@@ -119,7 +119,7 @@ fn simulate(draft: &Draft, figures: &Figures, done: &[(Draft, Row)], asserts: bo
         _ => 0,
     };
     let spread = values.map(|values| {
-        values.and_then(|values| Spread::of(values).ok_or_else(|| "is no finite number".into()))
+        values.and_then(|values| Spread::of(&values).ok_or_else(|| "is no finite number".into()))
     });
     let (simulated, why) = match spread {
         None => (None, draft.why.clone()),

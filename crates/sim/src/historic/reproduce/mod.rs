@@ -18,6 +18,7 @@ use crate::model::ModelError;
 use pagetax_core::document::Document;
 use pagetax_core::job::JobError;
 use pagetax_core::machine::RunError;
+use pagetax_core::stats::quantiles;
 use published::Status;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -145,17 +146,11 @@ pub struct Spread {
 
 impl Spread {
     /// Computes the spread. Returns None for no values, or if any is not a number.
-    fn of(mut values: Vec<f64>) -> Option<Spread> {
-        if values.iter().any(|value| !value.is_finite()) {
+    fn of(values: &[f64]) -> Option<Spread> {
+        if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
             return None;
         }
-        values.sort_by(f64::total_cmp);
-        let (low, high) = (*values.first()?, *values.last()?);
-        let middle = values.len() / 2;
-        let median = match values.len() % 2 {
-            0 => (values[middle - 1] + values[middle]) / 2.0,
-            _ => values[middle],
-        };
+        let [low, median, high] = quantiles(values, [0.0, 0.5, 1.0]);
         Some(Spread { median, low, high })
     }
 }

@@ -121,7 +121,7 @@ fn every_file_parses_and_every_table_has_numbers() {
 
 #[test]
 fn medians_are_in_the_middle() {
-    let median = |values: &[f64]| Spread::of(values.to_vec()).unwrap().median;
+    let median = |values: &[f64]| Spread::of(values).unwrap().median;
     assert_eq!((median(&[3.0, 1.0, 2.0]), median(&[4.0, 1.0])), (2.0, 2.5));
-    assert_eq!(Spread::of(vec![1.0, f64::NAN]), None);
+    assert_eq!(Spread::of(&[1.0, f64::NAN]), None);
 }
