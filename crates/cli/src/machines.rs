@@ -199,3 +199,51 @@ fn show_spec(spec: &MachineSpec) -> String {
     ];
     text::table(&["", ""], &[], rows.into_iter().map(|(k, v)| vec![k.into(), v]).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_core::job::Job;
+    use pagetax_core::plan::{Advice, Op, Plan, RegionId};
+    use pagetax_core::report::Recording;
+    use pagetax_core::units::Nanos;
+
+    const JOB: &str = "name = \"t\"\n[[region]]\nname = \"r\"\nsize = \"1M\"\n[[phase]]\n\
+                       name = \"p\"\nops = [{ touch = \"r\", access = \"write\" }]\n";
+
+    /// Changes of a valid plan that each make it invalid.
+    const MISTAKES: [fn(&mut Plan); 5] = [
+        |plan| plan.measure.interval = Some(Nanos(0)),
+        |plan| plan.native.flip_byte_at = Some(1 << 30),
+        |plan| plan.phases[0].ops.insert(0, Op::Unmap(RegionId(0))),
+        |plan| plan.phases[0].ops.insert(0, Op::Map(RegionId(0))),
+        |plan| {
+            let lock = Op::Lock { region: RegionId(0), chunk_bytes: 4096 };
+            let advice = Op::Advise { region: RegionId(0), advice: Advice::Dontneed };
+            plan.phases[0].ops.splice(0..0, [lock, advice]);
+        },
+    ];
+
+    #[test]
+    fn all_machines_refuse_an_invalid_plan_in_the_same_words() {
+        let native = NATIVE.iter().map(|(name, ..)| name.to_string());
+        let names: Vec<_> =
+            native.chain(models::names().map(|model| format!("{SIM}{model}"))).collect();
+        let refusal = |name: &str, break_plan: fn(&mut Plan)| {
+            let machine = open(name).unwrap();
+            let job = Job::parse(JOB, "t.toml").unwrap();
+            let mut plan = job.resolve(&Default::default(), &machine.spec(), None).unwrap();
+            break_plan(&mut plan);
+            let mut recording = Recording::new(&plan, &machine.spec());
+            let (checked, ran) = (machine.preflight(&plan), machine.run(&plan, &mut recording));
+            let (checked, ran) = (checked.unwrap_err().to_string(), ran.unwrap_err().to_string());
+            assert_eq!(checked, ran, "{name}");
+            checked
+        };
+        assert!(names.len() > 10, "{names:?}");
+        for break_plan in MISTAKES {
+            let host = refusal("host", break_plan);
+            names.iter().for_each(|name| assert_eq!(refusal(name, break_plan), host, "{name}"));
+        }
+    }
+}

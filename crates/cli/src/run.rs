@@ -8,7 +8,7 @@ use crate::threshold::{Threshold, Verdict};
 use crate::{exit, jobs, machines};
 use anyhow::{Result, anyhow, bail};
 use pagetax_core::job::Job;
-use pagetax_core::machine::{MachineKind, MachineSpec, RunError, Sink, Unmet};
+use pagetax_core::machine::{Machine, MachineKind, MachineSpec, Preflight, RunError, Sink};
 use pagetax_core::plan::Plan;
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run, Runs, Warning};
@@ -107,9 +107,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let job = jobs::load(&args.job)?;
     let sweep = Sweep::new(&job, &args.settings.concat())?;
     let here = here(&args)?;
+    let open = |on: &String| Ok((on.clone(), machines::open_here(on, &here)?));
+    let opened = args.on.iter().map(open).collect::<Result<Vec<Opened>>>()?;
     let points = sweep.points.iter();
     let cases = points
-        .flat_map(|point| args.on.iter().map(|on| Case::new(&job, on, point, &here, &args)))
+        .flat_map(|point| opened.iter().map(|on| Case::new(&job, on, point, &args)))
         .collect::<Result<Vec<_>>>()?;
     args.outputs.check_writable()?;
     let mut ended_early = None;
@@ -182,49 +184,39 @@ fn in_parallel(cases: &[Case], wanted: &[usize]) -> Vec<(usize, Outcome)> {
     })
 }
 
-/// A plan for a machine that can run it.
-struct Case {
-    on: String,
-    here: Here,
+/// A machine and its name, as given to `--on`.
+type Opened = (String, Box<dyn Machine>);
+
+/// A plan that passed the preflight of its machine.
+struct Case<'a> {
+    on: &'a str,
+    machine: &'a dyn Machine,
     spec: MachineSpec,
     plan: Plan,
-    /// What the machine will do without.
-    lacking: Vec<Unmet>,
+    checked: Preflight,
 }
 
-impl Case {
-    fn new(job: &Job, on: &str, settings: &Params, here: &Here, args: &Args) -> Result<Case> {
-        let machine = machines::open_here(on, here)?;
+impl<'a> Case<'a> {
+    fn new(job: &Job, on: &'a Opened, settings: &Params, args: &Args) -> Result<Case<'a>> {
+        let (on, machine) = (on.0.as_str(), &*on.1);
         let spec = machine.spec();
         let mut plan = job.resolve(settings, &spec, args.seed)?;
         plan.measure.interval = args.interval.or(plan.measure.interval);
         plan.measure.fault_latency |=
             args.fault_latency || args.fail_if.iter().any(Threshold::needs_fault_latency);
-        let (fatal, lacking): (Vec<_>, Vec<_>) =
-            machine.check(&plan).into_iter().partition(|unmet| unmet.fatal);
-        if !fatal.is_empty() {
-            let error = anyhow!(RunError::Unmet(fatal));
-            return Err(exit::with(exit::UNMET, error));
-        }
-        Ok(Case { on: on.into(), here: here.clone(), spec, plan, lacking })
+        let checked =
+            machine.preflight(&plan).map_err(|error| exit::with(exit::UNMET, anyhow!(error)))?;
+        Ok(Case { on, machine, spec, plan, checked })
     }
 
     fn is_simulated(&self) -> bool {
         self.spec.kind == MachineKind::Sim
     }
 
-    /// The report, also of a run that ended early; then with the reason.
+    /// Returns the report, also of a run that ended early; then with the reason.
     fn run(&self, on_progress: impl FnMut(f64)) -> Outcome {
         let mut recording = Recording::new(&self.plan, &self.spec).on_progress(on_progress);
-        self.lacking.iter().for_each(|unmet| recording.warning(warning_of(unmet)));
-        let error = match machines::open_here(&self.on, &self.here) {
-            Ok(mut machine) => machine.run(&self.plan, &mut recording).err(),
-            Err(error) => Some(RunError::Op {
-                op: format!("opening {}", self.on),
-                why: error.to_string(),
-                remedy: "leave its file alone while it is used".into(),
-            }),
-        };
+        let error = self.machine.run_checked(&self.plan, &self.checked, &mut recording).err();
         if let Some(error) = &error {
             recording.warning(Warning {
                 id: "ended_early".into(),
@@ -234,12 +226,6 @@ impl Case {
         }
         (recording.finish(), error)
     }
-}
-
-/// A machine may say the same of itself while it runs; equal warnings are kept once.
-fn warning_of(unmet: &Unmet) -> Warning {
-    let Unmet { what, remedy, .. } = unmet.clone();
-    Warning { id: "unmet".into(), text: what, remedy }
 }
 
 fn code_of(error: &RunError) -> u8 {

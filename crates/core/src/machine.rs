@@ -144,15 +144,26 @@ fn list_unmet(unmet: &[Unmet]) -> String {
     lines.join("\n")
 }
 
-/// Runs plans.
-pub trait Machine {
-    /// What it is.
+/// The result of a preflight that found nothing fatal. Only a preflight makes one, so a run that takes it was
+/// checked, and once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Preflight {
+    /// What the run will do without.
+    lacking: Vec<Unmet>,
+}
+
+/// A machine that runs plans. Any number of runs may share it: a run changes nothing of the machine.
+pub trait Machine: Send + Sync {
+    /// Returns the facts that jobs need to know of the machine.
     fn spec(&self) -> MachineSpec;
 
-    /// What of a valid plan it cannot do, with the remedy. Cheap, changes nothing.
+    /// Returns the demands of a valid plan that this machine cannot meet. Cheap, and changes nothing.
     fn limits(&self, plan: &Plan) -> Vec<Unmet>;
 
-    /// Preflight: why no machine can run the plan, or else the limits of this one.
+    /// Runs a plan that passed the preflight. Callers use [`Machine::run`] or [`Machine::run_checked`].
+    fn execute(&self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError>;
+
+    /// Returns the reason why no machine can run the plan, or else the limits of this one.
     fn check(&self, plan: &Plan) -> Vec<Unmet> {
         match plan.check() {
             Ok(()) => self.limits(plan),
@@ -160,8 +171,35 @@ pub trait Machine {
         }
     }
 
-    /// Runs it. Whatever the end, nothing is left behind and the sink holds what was seen.
-    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError>;
+    /// Checks a plan before its run.
+    ///
+    /// # Errors
+    /// All fatal findings.
+    fn preflight(&self, plan: &Plan) -> Result<Preflight, RunError> {
+        let (fatal, lacking): (Vec<_>, Vec<_>) =
+            self.check(plan).into_iter().partition(|unmet| unmet.fatal);
+        if fatal.is_empty() { Ok(Preflight { lacking }) } else { Err(RunError::Unmet(fatal)) }
+    }
+
+    /// Runs a plan that this machine has checked. However it ends, nothing is left behind, and the sink holds
+    /// what was seen, with a warning for each demand that the run did without.
+    fn run_checked(
+        &self,
+        plan: &Plan,
+        checked: &Preflight,
+        out: &mut dyn Sink,
+    ) -> Result<(), RunError> {
+        for Unmet { what, remedy, .. } in &checked.lacking {
+            let (id, text, remedy) = ("unmet".into(), what.clone(), remedy.clone());
+            out.warning(Warning { id, text, remedy });
+        }
+        self.execute(plan, out)
+    }
+
+    /// Checks a plan and runs it.
+    fn run(&self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
+        self.run_checked(plan, &self.preflight(plan)?, out)
+    }
 }
 
 /// Receives what a machine saw. [`crate::report::Recording`] makes a report of it.

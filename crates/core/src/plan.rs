@@ -4,15 +4,17 @@
 //! worker, in order; two machines given equal plans are asked for equal accesses.
 
 mod contents;
+mod facts;
 mod validity;
 
+pub use facts::{AccessClass, AccessKind};
 pub use validity::{Mistake, Part, REMOTE_RESIDENT_BYTES_MIN};
 
 use crate::access::{Chase, Offsets, Uniform, Zipf, derive_seed};
 use crate::network_memory::Serving;
 use crate::page_size::PageSizeRequest;
 use crate::replay::Replay;
-use crate::units::{Bytes, Nanos};
+use crate::units::Nanos;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -269,9 +271,9 @@ pub struct Touch {
     pub seed: u64,
 }
 
-/// A sweep as a run: `first, first + stride, …`, `count` accesses.
+/// The offsets `first, first + stride, …`: a stretch of a sweep that does not wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub struct OffsetRun {
     /// Offset of the first access.
     pub first: u64,
     /// Bytes between accesses.
@@ -313,7 +315,7 @@ impl Touch {
 
     /// The laps of a sweep over a region of `region_bytes`, as runs that never wrap. Empty for
     /// random patterns.
-    pub fn runs(&self, region_bytes: u64) -> impl Iterator<Item = Run> + use<> {
+    pub fn runs(&self, region_bytes: u64) -> impl Iterator<Item = OffsetRun> + use<> {
         let (stride, mut left) = match self.pattern {
             Pattern::Strided { stride_bytes } => (stride_bytes.max(1), self.count),
             _ => (1, 0),
@@ -322,7 +324,7 @@ impl Touch {
         std::iter::from_fn(move || {
             let count = left.min(lap);
             left -= count;
-            (count > 0).then_some(Run { first: 0, stride, count })
+            (count > 0).then_some(OffsetRun { first: 0, stride, count })
         })
     }
 
@@ -379,39 +381,6 @@ impl Plan {
     /// one phase verifies what another wrote.
     pub fn pattern_seed(&self, id: RegionId) -> u64 {
         derive_seed(self.job.seed, u64::MAX - 1, id.0 as u64, 0)
-    }
-
-    /// The most bytes that are mapped at one time, following the operations in order.
-    pub fn mapped_bytes_max(&self) -> Bytes {
-        let mut now: u64 = self.regions.iter().filter(|r| r.mapped_at_start).map(|r| r.bytes).sum();
-        let mut max = now;
-        for op in self.phases.iter().flat_map(|phase| &phase.ops) {
-            match op {
-                Op::Map(id) => now = now.saturating_add(self.region(*id).bytes),
-                Op::Unmap(id) => now = now.saturating_sub(self.region(*id).bytes),
-                _ => {}
-            }
-            max = max.max(now);
-        }
-        Bytes(max)
-    }
-
-    /// The most bytes that are locked at one time.
-    pub fn locked_bytes_max(&self) -> Bytes {
-        let (mut locked, mut max) = (BTreeMap::new(), 0);
-        for op in self.phases.iter().flat_map(|phase| &phase.ops) {
-            match op {
-                Op::Lock { region, .. } => {
-                    locked.insert(region.0, self.region(*region).bytes);
-                }
-                Op::Unlock(id) | Op::Unmap(id) => {
-                    locked.remove(&id.0);
-                }
-                _ => {}
-            }
-            max = max.max(locked.values().sum());
-        }
-        Bytes(max)
     }
 }
 

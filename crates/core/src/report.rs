@@ -280,9 +280,7 @@ impl Sink for Recording<'_> {
     }
 
     fn warning(&mut self, warning: Warning) {
-        if !self.run.warnings.iter().any(|w| w.id == warning.id && w.text == warning.text) {
-            self.run.warnings.push(warning);
-        }
+        self.run.warnings.push(warning);
     }
 
     fn environment(&mut self, environment: Environment) {

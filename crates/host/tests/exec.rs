@@ -23,20 +23,20 @@ fn plan(text: &str) -> Plan {
     Job::parse(text, "test.toml").unwrap().resolve(&Params::new(), &spec, None).unwrap()
 }
 
-fn run_on(machine: &mut dyn Machine, plan: &Plan) -> (Result<(), RunError>, Run) {
+fn run_on(machine: &dyn Machine, plan: &Plan) -> (Result<(), RunError>, Run) {
     let mut recording = Recording::new(plan, &machine.spec());
     let result = machine.run(plan, &mut recording);
     (result, recording.finish())
 }
 
 fn run(text: &str) -> Run {
-    let (result, report) = run_on(&mut HostMachine::default(), &plan(text));
+    let (result, report) = run_on(&HostMachine::default(), &plan(text));
     result.unwrap();
     report
 }
 
 fn failure(text: &str) -> RunError {
-    run_on(&mut HostMachine::default(), &plan(text)).0.unwrap_err()
+    run_on(&HostMachine::default(), &plan(text)).0.unwrap_err()
 }
 
 fn count(counters: &pagetax_core::counter::Counters, id: &str) -> u64 {
@@ -156,8 +156,7 @@ fn null_does_the_same_accesses_without_memory() {
          { touch = \"r\", pattern = \"zipf\", theta = 0.9, count = 1000 }]",
     );
     let plan = plan(&text);
-    let (host, null) =
-        (run_on(&mut HostMachine::default(), &plan), run_on(&mut NullMachine, &plan));
+    let (host, null) = (run_on(&HostMachine::default(), &plan), run_on(&NullMachine, &plan));
     host.0.unwrap();
     null.0.unwrap();
     let accesses = |run: &Run| count(&run.counters, "access_count");
@@ -351,11 +350,11 @@ fn preflight_names_what_cannot_be_had() {
 fn invalid_plans_are_refused_by_host_and_null() {
     let mut plan = plan(&small("size = \"1M\"", "ops = [{ touch = \"r\" }]"));
     plan.regions[0].mapped_at_start = false;
-    let refused = |machine: &mut dyn Machine| match run_on(machine, &plan).0 {
+    let refused = |machine: &dyn Machine| match run_on(machine, &plan).0 {
         Err(RunError::Unmet(unmet)) => unmet[0].what.contains("not mapped"),
         other => panic!("{other:?}"),
     };
-    assert!(refused(&mut HostMachine::default()) && refused(&mut NullMachine));
+    assert!(refused(&HostMachine::default()) && refused(&NullMachine));
 }
 
 /// Runs a job in its own child, and sends it SIGINT once it touches its file. No file and no grandchild
@@ -377,7 +376,7 @@ fn an_interrupt_cleans_up_and_keeps_what_was_seen() {
         );
         let plan = plan(&text);
         let mut child = fork(|| {
-            let (result, report) = run_on(&mut HostMachine::default(), &plan);
+            let (result, report) = run_on(&HostMachine::default(), &plan);
             let interrupted = matches!(result, Err(RunError::Interrupted));
             let seen = report.phases.len() == 2 && count(&report.counters, "access_count") > 0;
             let alone = std::fs::read_to_string("/proc/thread-self/children").unwrap().is_empty();
@@ -441,7 +440,7 @@ fn network_memory_that_nobody_handed_in_is_refused() {
 fn run_remote(more: &str, phase: &str) -> Option<(Result<(), RunError>, Run)> {
     let region = "size = \"16M\"\nbacking = \"remote\"\nresident = \"4M\"";
     let plan = plan(&format!("{}\n{more}", small(region, phase)));
-    let (result, report) = run_on(&mut machine_with_network(), &plan);
+    let (result, report) = run_on(&machine_with_network(), &plan);
     match result {
         Err(RunError::Op { why, .. }) if why.contains("userfaultfd") => {
             println!("SKIP: {why}");
@@ -494,7 +493,7 @@ fn clients_serve_themselves_in_place() {
         touch("write"),
         touch("verify")
     );
-    let (result, report) = run_on(&mut machine_with_network(), &plan(&small(region, &phase)));
+    let (result, report) = run_on(&machine_with_network(), &plan(&small(region, &phase)));
     match result {
         Err(RunError::Op { why, .. }) if why.contains("userfaultfd") => {
             return println!("SKIP: {why}");

@@ -43,12 +43,12 @@ fn check(seed: u64) -> bool {
         other => panic!("seed {seed}: {other:?}\n{text}"),
     };
     assert_eq!(host, null, "seed {seed}: {text}");
-    run(&mut NullMachine, &null, &format!("null, seed {seed}\n{text}"));
-    run(&mut HostMachine::default(), &host, &format!("host, seed {seed}\n{text}"));
+    run(&NullMachine, &null, &format!("null, seed {seed}\n{text}"));
+    run(&HostMachine::default(), &host, &format!("host, seed {seed}\n{text}"));
     true
 }
 
-fn run(machine: &mut dyn Machine, plan: &Plan, at: &str) {
+fn run(machine: &dyn Machine, plan: &Plan, at: &str) {
     let is_refused = machine.check(plan).iter().any(|unmet| unmet.fatal);
     let mut recording = Recording::new(plan, &machine.spec());
     match machine.run(plan, &mut recording) {

@@ -23,8 +23,8 @@
 use pagetax_core::quantity::Params;
 use pagetax_core::units::{Bytes, Nanos, PageSize};
 use serde::Deserialize;
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The reasons why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -123,7 +123,24 @@ pub struct Model {
     /// The parameters of jobs on this machine in the published figures.
     pub job_params: BTreeMap<String, Params>,
     tables: BTreeMap<String, BTreeMap<String, Constant>>,
-    asked: RefCell<BTreeSet<(String, String)>>,
+    asked: AskedConstants,
+}
+
+/// The constants that were asked for, by table and name. Asking does not change the model for its readers, so
+/// the set is behind a lock: machines are shared among threads.
+#[derive(Debug, Default)]
+struct AskedConstants(Mutex<BTreeSet<(String, String)>>);
+
+impl AskedConstants {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<(String, String)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clone for AskedConstants {
+    fn clone(&self) -> Self {
+        AskedConstants(Mutex::new(self.lock().clone()))
+    }
 }
 
 impl Model {
@@ -176,7 +193,7 @@ impl Model {
             limits: own.limits,
             job_params,
             tables,
-            asked: RefCell::default(),
+            asked: AskedConstants::default(),
         };
         for (table, key, constant) in model.constants() {
             for (what, text) in [("unit", &constant.unit), ("source", &constant.source)] {
@@ -225,7 +242,7 @@ impl Model {
 
     /// Fails if no code has read a constant: it would have no effect.
     pub fn finish(&self) -> Result<(), ModelError> {
-        let asked = self.asked.borrow();
+        let asked = self.asked.lock();
         match self.constants().find(|(t, k, _)| !asked.contains(&(t.to_string(), k.to_string()))) {
             None => Ok(()),
             Some((table, key, _)) => {
@@ -236,7 +253,7 @@ impl Model {
     }
 
     fn constant(&self, table: &str, key: &str) -> Result<&Constant, ModelError> {
-        self.asked.borrow_mut().insert((table.into(), key.into()));
+        self.asked.lock().insert((table.into(), key.into()));
         self.tables.get(table).and_then(|constants| constants.get(key)).ok_or_else(|| {
             let remedy = "add it: { value = …, unit = \"…\", source = \"…\" }";
             self.error(table, key, "is absent", remedy)

@@ -25,7 +25,7 @@ impl GoldenRun {
         if let Some((table, name, value)) = self.constant {
             model.set(table, name, value).expect("a constant");
         }
-        let mut machine = SimMachine::new(model).expect("a possible machine");
+        let machine = SimMachine::new(model).expect("a possible machine");
         let job = Job::builtin(self.job).expect("a built-in job");
         let params = self.params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
         let plan = job.resolve(&params, &machine.spec(), Some(1)).expect("parameters that fit");

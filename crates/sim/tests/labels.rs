@@ -10,7 +10,7 @@ use pagetax_sim::models;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn run(machine: &str, job: &str, params: &[(&str, &str)]) -> Run {
-    let mut machine = SimMachine::find(machine).expect("a machine");
+    let machine = SimMachine::find(machine).expect("a machine");
     let params = params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
     let job = Job::builtin(job).expect("a built-in job");
     let plan = job.resolve(&params, &machine.spec(), None).expect("a plan");

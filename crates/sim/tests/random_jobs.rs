@@ -117,7 +117,7 @@ fn operations_on_nothing_take_time() {
 /// Checks that sleeps, of an operation or of a paced client, stop at the phase's end.
 #[test]
 fn the_clock_ends_sleeps() {
-    for machine in &mut machines() {
+    for machine in &machines() {
         for phase in ["ops = [{ sleep = \"1h\" }]", "rate = 0.001\nops = [{ touch = \"r\" }]"] {
             let text = job("", &format!("time = \"30ms\"\n{phase}"));
             let job = Job::parse(&text, "t.toml").unwrap();

@@ -11,7 +11,7 @@ use pagetax_sim::model::Model;
 use pagetax_sim::models;
 
 fn vmtest(model: Model, params: &[(&str, &str)], seed: u64) -> (Run, Result<(), RunError>) {
-    let mut machine = SimMachine::new(model).unwrap();
+    let machine = SimMachine::new(model).unwrap();
     let overrides: Params = params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
     let job = Job::builtin("vmtest").unwrap();
     let plan = job.resolve(&overrides, &machine.spec(), Some(seed)).unwrap();

@@ -297,7 +297,7 @@ fn plan(regions: &[(u64, Option<&str>)], phases: &[Drawn]) -> Plan {
 fn compare(machine: &str, plan: &Plan) -> u64 {
     let model = models::find(machine).unwrap();
     let mut slow = Slow::new(&model, plan);
-    let mut fast = SimMachine::new(model).unwrap();
+    let fast = SimMachine::new(model).unwrap();
     let mut recording = Recording::new(plan, &fast.spec());
     fast.run(plan, &mut recording).unwrap();
     let report = recording.finish();

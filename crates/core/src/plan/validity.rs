@@ -66,20 +66,6 @@ impl Plan {
         self.check_order()
     }
 
-    /// Whether the file behind a region holds the pattern before the job begins: if its first use
-    /// reads it.
-    pub fn is_file_filled(&self, id: RegionId) -> bool {
-        let ops = self.phases.iter().flat_map(|phase| &phase.ops);
-        let mut uses = ops.filter_map(|op| match op {
-            Op::Touch(t) if t.region == id => {
-                Some(t.access != Access::Write && t.pattern != Pattern::PointerChase)
-            }
-            Op::Lock { region, .. } if *region == id => Some(true),
-            _ => None,
-        });
-        matches!(self.region(id).backing, Backing::File { .. }) && uses.next().unwrap_or(false)
-    }
-
     fn check_hook(&self) -> Checked {
         let Some(offset) = self.native.flip_byte_at else { return Ok(()) };
         let words_end = self.regions.first().map_or(0, |region| region.bytes / 8 * 8);
@@ -117,8 +103,7 @@ impl Plan {
     }
 
     fn check_clients(&self, index: usize, phase: &Phase) -> Checked {
-        let has_remote = self.regions.iter().any(|region| region.backing.is_remote());
-        if phase.client_kind == ClientKind::Processes && has_remote {
+        if phase.client_kind == ClientKind::Processes && self.network_region().is_some() {
             let what =
                 format!("phase `{}` forks, and children do not get network memory", phase.name);
             return mistake(Part::Phase(index), what, "use client_kind = \"threads\"");

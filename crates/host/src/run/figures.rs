@@ -10,8 +10,7 @@ use crate::pages::{Mode, PageSettings};
 use crate::procfs::{ProcessMemory, Root, SystemSnapshot, process_huge_bytes, process_memory};
 use crate::sys::process::Usage;
 use pagetax_core::counter::Reading;
-use pagetax_core::page_size::PageSizeRequest;
-use pagetax_core::plan::{Access, Advice, ClientKind, Op, Phase, Plan};
+use pagetax_core::plan::{ClientKind, Op, Phase, Plan};
 
 /// Readings by counter id.
 pub type Readings = Vec<(&'static str, Reading)>;
@@ -116,19 +115,7 @@ impl PhaseFigures {
     /// Returns true if any region may get huge pages. Reading their size is slow: the kernel walks the
     /// page tables.
     pub fn may_be_huge(plan: &Plan) -> bool {
-        let always = PageSettings::host().thp() == Some(Mode::Always);
-        let asks =
-            |op: &Op| matches!(op, Op::Advise { advice: Advice::Hugepage | Advice::Collapse, .. });
-        always
-            || plan.phases.iter().flat_map(|phase| &phase.ops).any(asks)
-            || plan.regions.iter().any(|region| {
-                let by_size = matches!(region.page_size, PageSizeRequest::Size(..));
-                by_size
-                    || region
-                        .advice
-                        .iter()
-                        .any(|a| matches!(a, Advice::Hugepage | Advice::Collapse))
-            })
+        PageSettings::host().thp() == Some(Mode::Always) || plan.asks_for_huge_pages()
     }
 }
 
@@ -238,8 +225,7 @@ impl RunFigures {
         self.readings.extend(Surroundings::read(network).since(&self.before, wall_ns));
         self.readings.extend(usage_readings(self.usage));
         self.readings.push(("wall_ns", Reading::Measured(wall_ns)));
-        let verifies = |op: &Op| matches!(op, Op::Touch(t) if matches!(t.access, Access::Verify | Access::Rewrite));
-        if plan.phases.iter().flat_map(|phase| &phase.ops).any(verifies) {
+        if plan.has_verification() {
             self.readings.push(("mismatch_count", Reading::Measured(mismatch.into())));
         }
     }

@@ -3,7 +3,7 @@
 use super::execution::Run;
 use super::network::Network;
 use crate::measure::environment::environment;
-use crate::measure::perf::FaultLatency;
+use crate::measure::perf::{FaultLatency, NoLatency};
 use crate::pages::PageSettings;
 use crate::procfs::Root;
 use crate::run::guard::{Limits, Room, check, check_network, check_replays};
@@ -58,19 +58,15 @@ impl Machine for HostMachine {
         unmet
     }
 
-    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
-        let (fatal, degraded): (Vec<_>, Vec<_>) =
-            self.check(plan).into_iter().partition(|u| u.fatal);
-        if !fatal.is_empty() {
-            return Err(RunError::Unmet(fatal));
-        }
-        for unmet in degraded {
-            warn(out, "unmet", unmet.what, &unmet.remedy);
-        }
-        let latency = plan.measure.fault_latency.then(FaultLatency::start);
-        let latency = latency.and_then(|started| {
-            started.map_err(|why| warn(out, "no_fault_latency", why.what, &why.remedy)).ok()
-        });
+    fn execute(&self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
+        let latency = match plan.measure.fault_latency.then(FaultLatency::start) {
+            Some(Ok(latency)) => Some(latency),
+            Some(Err(NoLatency { what: text, remedy })) => {
+                out.warning(Warning { id: "no_fault_latency".into(), text, remedy });
+                None
+            }
+            None => None,
+        };
         let result = run(plan, Some((self.limits, self.network())), out);
         if let Some(latency) = latency {
             latency.finish().report(out);
@@ -92,11 +88,7 @@ impl Machine for NullMachine {
         check_replays(plan).into_iter().collect()
     }
 
-    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
-        let unmet = self.check(plan);
-        if !unmet.is_empty() {
-            return Err(RunError::Unmet(unmet));
-        }
+    fn execute(&self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
         run(plan, None, out)
     }
 }
@@ -111,10 +103,6 @@ fn run(
     let _signals = StopSignals::watch()
         .map_err(|error| super::failure::refusal("watching for signals", &error))?;
     Run::set_up(plan, memory, out)?.run()
-}
-
-fn warn(out: &mut dyn Sink, id: &str, text: String, remedy: &str) {
-    out.warning(Warning { id: id.into(), text, remedy: remedy.into() });
 }
 
 fn spec(name: &str, kind: MachineKind) -> MachineSpec {

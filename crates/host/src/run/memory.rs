@@ -61,7 +61,7 @@ impl Memory {
             regions.push(Held {
                 region: region.clone(),
                 pattern_seed,
-                writable: is_written(plan, id),
+                writable: plan.is_written(id),
                 file: file.map(Arc::new),
                 paged: paged.map(|pager| Arc::new(OwnedMapping::of_pager(pager))),
                 mapping: None,
@@ -201,21 +201,6 @@ impl Memory {
 
 fn mapped(held: &Held) -> io::Result<&Arc<OwnedMapping>> {
     held.mapping.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOMEM))
-}
-
-/// Returns true if a region must be writable. Memory always is. A file is only if the job writes to it:
-/// locking a writable private file copies all of it.
-fn is_written(plan: &Plan, id: RegionId) -> bool {
-    let writes = |op: &Op| match op {
-        Op::Touch(t) => t.region == id && (t.access.writes() || t.pattern == Pattern::PointerChase),
-        Op::Advise { region, advice } => *region == id && *advice == Advice::PopulateWrite,
-        _ => false,
-    };
-    let region = plan.region(id);
-    !matches!(region.backing, Backing::File { .. })
-        || region.advice.contains(&Advice::PopulateWrite)
-        || (id.0 == 0 && plan.native.flip_byte_at.is_some())
-        || plan.phases.iter().flat_map(|phase| &phase.ops).any(writes)
 }
 
 /// Returns the directory for files whose job names none. It avoids /tmp, which is often a tmpfs.

@@ -206,7 +206,7 @@ impl<'a> Watcher<'a> {
         }
         let base_page_bytes = rustix::param::page_size() as u64;
         let accesses = figures.reading("access_count").value();
-        let modelled = Translation::of_plan(plan, base_page_bytes, accesses);
+        let modelled = Translation::Accesses(plan.access_classes(base_page_bytes, accesses));
         let translation = Translation::best(watched.counted.clone().into_iter().chain([modelled]));
         let paging = network.and_then(|network| {
             let PagerCounts { page_in_ns_total, demand_page_in_count, .. } =

@@ -33,7 +33,7 @@ pub struct SimMachine {
 }
 
 /// Hardware and kernel of one kind, in their state after booting.
-trait Pristine {
+trait Pristine: Send + Sync {
     fn page_sizes(&self, base: PageSize) -> Vec<PageSize>;
     fn unmet_requirements(&self, plan: &Plan) -> Vec<Unmet>;
     fn run(&self, machine: &SimMachine, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError>;
@@ -44,7 +44,11 @@ struct Booted<M, K> {
     kernel: K,
 }
 
-impl<M: Mmu + Clone, K: Kernel<M> + Clone> Pristine for Booted<M, K> {
+impl<M, K> Pristine for Booted<M, K>
+where
+    M: Mmu + Clone + Send + Sync,
+    K: Kernel<M> + Clone + Send + Sync,
+{
     fn page_sizes(&self, base: PageSize) -> Vec<PageSize> {
         self.kernel.page_sizes(base)
     }
@@ -180,12 +184,7 @@ impl Machine for SimMachine {
         self.pristine.unmet_requirements(plan)
     }
 
-    fn run(&mut self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
-        let (fatal, limits): (Vec<_>, Vec<_>) =
-            self.check(plan).into_iter().partition(|unmet| unmet.fatal);
-        if !fatal.is_empty() {
-            return Err(RunError::Unmet(fatal));
-        }
+    fn execute(&self, plan: &Plan, out: &mut dyn Sink) -> Result<(), RunError> {
         out.environment(Environment::from([
             ("model".into(), self.model.title.clone().into()),
             ("memory_bytes".into(), self.settings.memory.0.into()),
@@ -193,9 +192,6 @@ impl Machine for SimMachine {
             ("cpus".into(), self.settings.cpus.into()),
         ]));
         self.what_is_not_shown(plan).into_iter().for_each(|warning| out.warning(warning));
-        for Unmet { what, remedy, .. } in limits {
-            out.warning(Warning { id: "unmet".into(), text: what, remedy });
-        }
         self.pristine.run(self, plan, out)
     }
 }

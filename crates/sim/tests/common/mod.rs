@@ -70,7 +70,7 @@ pub fn gather(region: &str, bytes: u64, page: &str, count: u64) -> Plan {
 
 /// Runs the plan to its end.
 pub fn run(model: &Model, plan: &Plan) -> Ran {
-    let mut machine = SimMachine::new(model.clone()).expect("a machine");
+    let machine = SimMachine::new(model.clone()).expect("a machine");
     let mut out = Recording::new(plan, &machine.spec());
     machine.run(plan, &mut out).expect("a whole run");
     Ran { report: out.finish() }

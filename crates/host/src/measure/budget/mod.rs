@@ -11,7 +11,7 @@ mod cpu;
 mod translation;
 mod wall;
 
-pub use translation::{AccessClass, AccessKind, Translation};
+pub use translation::Translation;
 
 use crate::measure::stacks::{Begin, Profile, Profiler, Symbols, TaskState};
 use crate::measure::tlb_events::{Counters, Family, Target, has_unit};
@@ -183,6 +183,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::measure::stacks::{StackCounts, Timeline, Wait};
     use pagetax_core::calibration::*;
+    use pagetax_core::plan::{AccessClass, AccessKind};
     use proptest::prelude::*;
 
     pub(super) fn totals() -> Totals {

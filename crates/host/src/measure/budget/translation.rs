@@ -5,8 +5,7 @@ use super::derived;
 use crate::measure::tlb_events::{Counts, Family, walk_share};
 use pagetax_core::calibration::{Calibration, WalkPattern};
 use pagetax_core::counter::Reading;
-use pagetax_core::page_size::PageSizeRequest;
-use pagetax_core::plan::{Op, Pattern, Phase, Plan, Region, Touch};
+use pagetax_core::plan::{AccessClass, AccessKind};
 
 /// The source of a job's translation time.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,30 +43,6 @@ pub enum Translation {
     Unknown(String),
 }
 
-/// The accesses of one kind over one working set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AccessClass {
-    /// The order of the accesses.
-    pub kind: AccessKind,
-    /// The memory that they range over, in bytes.
-    pub working_set_bytes: u64,
-    /// The number of accesses.
-    pub count: u64,
-}
-
-/// An order of addresses, as far as it affects page walks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AccessKind {
-    /// Page after page in order. Caches and prefetchers hide most of the walks.
-    Sweep,
-    /// Random, with some pages far more often than others. The cost is between 0 and that of uniform.
-    Skewed,
-    /// Uniformly random; addresses do not depend on earlier loads.
-    Independent,
-    /// Uniformly random; each address is the result of the previous load.
-    Dependent,
-}
-
 impl Translation {
     fn rank(&self) -> u32 {
         match self {
@@ -91,31 +66,6 @@ impl Translation {
         let share = walk_share(family, counts)
             .ok_or_else(|| format!("not all events of {} could be counted", family.name))?;
         Ok(Translation::Counted { share, family: family.name.clone() })
-    }
-
-    /// Returns the accesses of a plan on base pages. `access_count` is the number of accesses that
-    /// really happened, for phases that end by the clock.
-    pub fn of_plan(plan: &Plan, base_page_bytes: u64, access_count: Option<u64>) -> Translation {
-        let mut planned = 0u64;
-        let mut classes = Vec::new();
-        for phase in &plan.phases {
-            for op in &phase.ops {
-                let Op::Touch(touch) = op else { continue };
-                let Some(region) = plan.regions.get(touch.region.0) else { continue };
-                let count = times(phase).saturating_mul(touch.count);
-                planned = planned.saturating_add(count);
-                classes.extend(class_of(touch, region, count, base_page_bytes));
-            }
-        }
-        if let Some(real) = access_count
-            && planned > 0
-        {
-            for class in &mut classes {
-                class.count = (u128::from(class.count) * u128::from(real) / u128::from(planned))
-                    .min(u64::MAX.into()) as u64;
-            }
-        }
-        Translation::Accesses(classes)
     }
 
     /// Returns the row's reading and its method.
@@ -165,35 +115,6 @@ impl Translation {
     }
 }
 
-fn times(phase: &Phase) -> u64 {
-    phase.repeat.saturating_mul(u64::from(phase.clients))
-}
-
-/// Returns the class of a touch; `None` if the plan asks for huge pages there.
-fn class_of(
-    touch: &Touch,
-    region: &Region,
-    count: u64,
-    base_page_bytes: u64,
-) -> Option<AccessClass> {
-    if let PageSizeRequest::Size(size, _) = region.page_size
-        && size.bytes() >= 2 << 20
-    {
-        return None;
-    }
-    let (kind, count) = match touch.pattern {
-        Pattern::Strided { stride_bytes } => {
-            let pages = u128::from(count) * u128::from(stride_bytes.min(base_page_bytes))
-                / u128::from(base_page_bytes.max(1));
-            (AccessKind::Sweep, pages.min(u64::MAX.into()) as u64)
-        }
-        Pattern::Uniform => (AccessKind::Independent, count),
-        Pattern::Zipf { .. } => (AccessKind::Skewed, count),
-        Pattern::PointerChase => (AccessKind::Dependent, count),
-    };
-    Some(AccessClass { kind, working_set_bytes: region.bytes, count })
-}
-
 /// Returns the best estimate, the lower and the upper bound, in nanoseconds.
 fn modelled(classes: &[AccessClass], calibration: &Calibration) -> (f64, f64, f64) {
     let mut sum = (0.0, 0.0, 0.0);
@@ -224,10 +145,7 @@ mod tests {
     use super::*;
     use crate::measure::tlb_events::{Counted, Role};
     use crate::sys::perf::Scaled;
-    use pagetax_core::page_size::PageSizeRequest;
-    use pagetax_core::plan::{Access, Backing, ClientKind, JobIdentity, Measure, Native, RegionId};
     use pagetax_core::trapstat::Mode;
-    use pagetax_core::units::PageSize;
 
     const SET: u64 = 64 << 20;
 
@@ -307,71 +225,5 @@ mod tests {
         assert!((24_000..=27_000).contains(&high), "{high}");
         let (reading, _) = Translation::WorkingSet(SET).of_user_time(32_000, None);
         assert!(matches!(reading, Reading::Missing(why) if why.contains("pagetax calibrate")));
-    }
-
-    #[test]
-    fn a_plan_tells_its_accesses() {
-        let region = |page_size| Region {
-            name: "heap".into(),
-            backing: Backing::Anon,
-            bytes: SET,
-            page_size,
-            advice: vec![],
-            mapped_at_start: true,
-        };
-        let touch = |region, pattern| {
-            Op::Touch(Touch {
-                region: RegionId(region),
-                access: Access::Read,
-                pattern,
-                count: 1_000,
-                grain_bytes: 8,
-                seed: 1,
-            })
-        };
-        let phase = Phase {
-            name: "work".into(),
-            client_kind: ClientKind::Processes,
-            clients: 3,
-            repeat: 2,
-            time: None,
-            rate: None,
-            parent_wake: None,
-            ops: vec![
-                touch(0, Pattern::Uniform),
-                touch(0, Pattern::Strided { stride_bytes: 1024 }),
-                touch(1, Pattern::PointerChase),
-            ],
-        };
-        let plan = Plan {
-            job: JobIdentity {
-                name: "j".into(),
-                params: Default::default(),
-                machine_params: Default::default(),
-                seed: 1,
-            },
-            regions: vec![
-                region(PageSizeRequest::Default),
-                region(PageSizeRequest::preferred(PageSize::M2)),
-            ],
-            phases: vec![phase],
-            measure: Measure { interval: None, fault_latency: false },
-            native: Native::default(),
-        };
-        let class = |kind, count| AccessClass { kind, working_set_bytes: SET, count };
-        assert_eq!(
-            Translation::of_plan(&plan, 4096, None),
-            Translation::Accesses(vec![
-                class(AccessKind::Independent, 6_000),
-                class(AccessKind::Sweep, 1_500)
-            ])
-        );
-        assert_eq!(
-            Translation::of_plan(&plan, 4096, Some(9_000)),
-            Translation::Accesses(vec![
-                class(AccessKind::Independent, 3_000),
-                class(AccessKind::Sweep, 750)
-            ])
-        );
     }
 }

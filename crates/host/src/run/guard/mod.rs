@@ -10,10 +10,9 @@ use crate::pages::PageSettings;
 use crate::procfs::Root;
 use crate::run::file_directory;
 use pagetax_core::machine::Unmet;
-use pagetax_core::plan::{Backing, ClientKind, Op, Phase, Plan, Region, RegionId};
+use pagetax_core::plan::{Backing, Plan, Region};
 use pagetax_core::units::Bytes;
 use procfs_core::Meminfo;
-use std::collections::BTreeMap;
 
 /// The limits of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,7 +35,7 @@ const ADDRESS_SPACE_BYTES: u64 = 1 << 47;
 
 /// Returns a finding if the plan has network memory, for a machine that was opened without any.
 pub fn check_network(plan: &Plan) -> Option<Unmet> {
-    let region = plan.regions.iter().find(|region| region.backing.is_remote())?;
+    let region = plan.network_region()?;
     let what =
         format!("region `{}` is network memory, and this machine was opened without", region.name);
     Some(fatal(what, "use another backing, or open it by HostMachine::with_network"))
@@ -67,8 +66,7 @@ fn degraded(what: String, remedy: impl Into<String>) -> Unmet {
 /// Refuses replays. A trace has pages, not the program's work between them, so a native replay would
 /// only time a gather.
 pub(crate) fn check_replays(plan: &Plan) -> Option<Unmet> {
-    let is_replay = |op: &Op| matches!(op, Op::Replay(_));
-    plan.phases.iter().flat_map(|phase| &phase.ops).any(is_replay).then(|| {
+    plan.has_replay().then(|| {
         let what = "a trace runs on simulated machines only";
         let remedy = "name one, as in --on sim:x86-64-calibrated; on this machine, run the program \
                       itself: pagetax diagnose -- COMMAND";
@@ -76,41 +74,9 @@ pub(crate) fn check_replays(plan: &Plan) -> Option<Unmet> {
     })
 }
 
-/// Returns the most memory in bytes that a plan may hold at once, without files and page stores.
-fn memory_bytes_max(plan: &Plan) -> u64 {
-    let held = |region: &Region| match region.backing {
-        Backing::File { private: false, .. } => 0,
-        Backing::Remote { resident_bytes, .. } => resident_bytes.min(region.bytes),
-        _ => region.bytes,
-    };
-    let in_memory = |id: RegionId| held(plan.region(id));
-    let own = plan.mapped_bytes_max().0;
-    let elsewhere: u64 = plan.regions.iter().map(|region| region.bytes - held(region)).sum();
-    let copies = plan.phases.iter().map(|phase| {
-        let more = u64::from(phase.clients.saturating_sub(1));
-        let mut copied: BTreeMap<usize, u64> = BTreeMap::new();
-        for op in &phase.ops {
-            let id = match op {
-                Op::Map(id) if phase.client_kind != ClientKind::Main => *id,
-                Op::Touch(touch)
-                    if touch.access.writes() && phase.client_kind == ClientKind::Processes =>
-                {
-                    touch.region
-                }
-                _ => continue,
-            };
-            if !matches!(plan.region(id).backing, Backing::Shared | Backing::Memfd) {
-                copied.insert(id.0, in_memory(id));
-            }
-        }
-        copied.values().sum::<u64>().saturating_mul(more)
-    });
-    own.saturating_sub(elsewhere).saturating_add(copies.max().unwrap_or(0))
-}
-
 fn check_sizes(plan: &Plan, limits: &Limits, root: &Root) -> Vec<Unmet> {
     let mut unmet = Vec::new();
-    let needed = memory_bytes_max(plan);
+    let needed = plan.memory_bytes_max().0;
     if let Some(room) = Room::read(root) {
         let guard = room.guard_bytes(limits);
         let usable = room.available_bytes.saturating_sub(guard);
@@ -142,17 +108,8 @@ fn check_sizes(plan: &Plan, limits: &Limits, root: &Root) -> Vec<Unmet> {
 
 fn check_locks(plan: &Plan, limits: &Limits, root: &Root) -> Vec<Unmet> {
     let mut unmet = Vec::new();
-    let lockers = |phase: &Phase| match phase.client_kind {
-        ClientKind::Processes => u64::from(phase.clients.max(1)),
-        ClientKind::Main | ClientKind::Threads => 1,
-    };
-    let clients = plan
-        .phases
-        .iter()
-        .filter(|phase| phase.ops.iter().any(|op| matches!(op, Op::Lock { .. })))
-        .map(lockers);
     let each = plan.locked_bytes_max().0;
-    let locked = each.saturating_mul(clients.max().unwrap_or(0));
+    let locked = plan.locked_bytes_of_clients().0;
     if locked == 0 {
         return unmet;
     }

@@ -2,7 +2,7 @@
 
 use pagetax_core::machine::Unmet;
 use pagetax_core::page_size::{How, PageSizeRequest};
-use pagetax_core::plan::{Advice, Op, Plan, Region};
+use pagetax_core::plan::{Advice, Plan, Region};
 use pagetax_core::units::{Bytes, PageSize};
 
 /// Returns a demand without which the plan would be a different one, so the machine refuses it.
@@ -17,7 +17,7 @@ pub(super) fn degraded(what: String, remedy: impl Into<String>) -> Unmet {
 
 /// Refuses network memory on a machine without memory servers.
 pub(super) fn without_servers(plan: &Plan) -> Option<Unmet> {
-    let region = plan.regions.iter().find(|region| region.backing.is_remote())?;
+    let region = plan.network_region()?;
     Some(fatal(
         format!("region `{}` is network memory; this machine has no memory servers", region.name),
         "use --on sim:alpha-nms or --on host, or backing = \"anon\"",
@@ -51,14 +51,9 @@ pub(super) fn other_page_sizes(plan: &Plan, sizes: &[PageSize]) -> Vec<Unmet> {
 
 /// Reports that the machine ignores advice other than `known`.
 pub(super) fn ignored_advice(plan: &Plan, known: &[Advice]) -> Option<Unmet> {
-    let asked = plan.regions.iter().flat_map(|region| region.advice.iter().copied());
-    let given = plan.phases.iter().flat_map(|phase| &phase.ops).filter_map(|op| match op {
-        Op::Advise { advice, .. } => Some(*advice),
-        _ => None,
-    });
     // MADV_NORMAL requests the default, so it is never ignored.
     let ignored = |advice: &Advice| *advice != Advice::Normal && !known.contains(advice);
-    asked.chain(given).find(ignored)?;
+    plan.advice().find(ignored)?;
     let known = match known {
         [] => "no advice".to_string(),
         known => format!("only {known:?}").replace(['[', ']'], "").to_lowercase(),
