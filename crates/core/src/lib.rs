@@ -15,6 +15,7 @@ pub mod counter;
 pub mod diagnosis;
 pub mod document;
 pub mod exit;
+pub mod expression;
 pub mod finding;
 pub mod job;
 pub mod machine;

@@ -3,6 +3,7 @@
 //! `"$size / $process_size"` is a count, `"$memory / 4"` a size, `"2 * $period"` a time. That is
 //! all: there is no scripting. Invariant: a size never passes where a time or a count is asked.
 
+use crate::expression::{self, Cursor, Language};
 use crate::units::{size_factor, time_factor};
 use std::collections::BTreeMap;
 
@@ -40,7 +41,7 @@ pub struct Quantity {
 /// An error: an expression has no value.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum QuantityError {
-    /// Something else was expected.
+    /// The text is no expression.
     #[error("`{text}`: expected {expected}, found {found}")]
     Syntax {
         /// The whole expression.
@@ -72,7 +73,7 @@ const ATOMS_MAX: u32 = 10_000;
 /// The most nested parentheses and functions.
 const DEPTH_MAX: u32 = 32;
 
-/// Parameter values as text, by name.
+/// The values of parameters as text, by name.
 pub type Params = BTreeMap<String, String>;
 
 /// Evaluates `text`, with the values of `$name` from `params`.
@@ -98,123 +99,94 @@ fn evaluate_within(
     params: &Params,
     visit: &mut Visit,
 ) -> Result<Quantity, QuantityError> {
-    let mut parser = Parser { text, rest: text.trim_start(), params, visit };
-    let value = parser.sum()?;
-    match parser.rest {
-        "" => Ok(value),
-        _ => Err(parser.unexpected("an operator or the end")),
-    }
+    expression::parse(text, &mut Quantities { text, params, visit })
 }
 
-struct Parser<'a> {
+/// The language of quantities.
+struct Quantities<'a> {
+    /// The whole expression, for errors.
     text: &'a str,
-    rest: &'a str,
     params: &'a Params,
     visit: &'a mut Visit,
 }
 
-impl Parser<'_> {
-    fn unexpected(&self, expected: &'static str) -> QuantityError {
-        let found = match self.rest {
+impl Language for Quantities<'_> {
+    type Value = Quantity;
+    type Error = QuantityError;
+
+    fn enter(&mut self) -> Result<(), QuantityError> {
+        self.visit.atoms += 1;
+        self.visit.depth += 1;
+        match self.visit.atoms > ATOMS_MAX || self.visit.depth > DEPTH_MAX {
+            true => Err(QuantityError::TooDeep(self.text.into())),
+            false => Ok(()),
+        }
+    }
+
+    fn leave(&mut self) {
+        self.visit.depth -= 1;
+    }
+
+    fn unexpected(&self, rest: &str, expected: &'static str) -> QuantityError {
+        let found = match rest {
             "" => "the end".to_string(),
             rest => format!("`{rest}`"),
         };
         QuantityError::Syntax { text: self.text.into(), expected, found }
     }
 
-    fn eat(&mut self, token: char) -> bool {
-        let Some(rest) = self.rest.strip_prefix(token) else { return false };
-        self.rest = rest.trim_start();
-        true
-    }
-
-    fn take_while(&mut self, keep: impl Fn(char) -> bool) -> String {
-        let end = self.rest.find(|c| !keep(c)).unwrap_or(self.rest.len());
-        let (taken, rest) = self.rest.split_at(end);
-        self.rest = rest.trim_start();
-        taken.to_string()
-    }
-
-    fn sum(&mut self) -> Result<Quantity, QuantityError> {
-        let mut left = self.product()?;
-        loop {
-            let sign = match () {
-                () if self.eat('+') => 1.0,
-                () if self.eat('-') => -1.0,
-                () => return Ok(left),
-            };
-            let right = self.product()?;
-            if left.dimension != right.dimension {
-                return Err(QuantityError::Mixed(self.text.into()));
-            }
-            left.value += sign * right.value;
-        }
-    }
-
-    fn product(&mut self) -> Result<Quantity, QuantityError> {
+    fn combine(
+        &mut self,
+        left: Quantity,
+        operator: char,
+        right: Quantity,
+    ) -> Result<Quantity, QuantityError> {
         use Dimension::Number;
-        let mut left = self.atom()?;
-        loop {
-            if self.eat('*') {
-                let right = self.atom()?;
-                left.dimension = match (left.dimension, right.dimension) {
-                    (Number, other) | (other, Number) => other,
-                    _ => return Err(QuantityError::Mixed(self.text.into())),
-                };
-                left.value *= right.value;
-            } else if self.eat('/') {
-                let right = self.atom()?;
-                left.dimension = match (left.dimension, right.dimension) {
-                    (over, Number) => over,
-                    (over, under) if over == under => Number,
-                    _ => return Err(QuantityError::Mixed(self.text.into())),
-                };
-                left.value /= right.value;
-            } else {
-                return Ok(left);
-            }
-        }
+        let dimension = match (operator, left.dimension, right.dimension) {
+            ('+' | '-', same, other) if same == other => same,
+            ('*', Number, other) | ('*', other, Number) | ('/', other, Number) => other,
+            ('/', over, under) if over == under => Number,
+            _ => return Err(QuantityError::Mixed(self.text.into())),
+        };
+        let value = match operator {
+            '+' => left.value + right.value,
+            '-' => left.value - right.value,
+            '*' => left.value * right.value,
+            _ => left.value / right.value,
+        };
+        Ok(Quantity { value, dimension })
     }
 
-    fn atom(&mut self) -> Result<Quantity, QuantityError> {
-        self.visit.atoms += 1;
-        self.visit.depth += 1;
-        if self.visit.atoms > ATOMS_MAX || self.visit.depth > DEPTH_MAX {
-            return Err(QuantityError::TooDeep(self.text.into()));
-        }
-        let value = self.atom_within()?;
-        self.visit.depth -= 1;
-        Ok(value)
-    }
-
-    fn atom_within(&mut self) -> Result<Quantity, QuantityError> {
-        if self.eat('(') {
-            let value = self.sum()?;
-            return if self.eat(')') { Ok(value) } else { Err(self.unexpected("`)`")) };
-        }
-        if self.eat('$') {
-            let name = self.take_while(|c| c.is_ascii_alphanumeric() || c == '_');
-            return self.parameter(&name);
+    fn atom(&mut self, cursor: &mut Cursor<'_>) -> Result<Quantity, QuantityError> {
+        if cursor.eat("$") {
+            let name = cursor.take_while(|c| c.is_ascii_alphanumeric() || c == '_');
+            return self.parameter(name);
         }
         for (name, pick) in [("min(", f64::min as fn(f64, f64) -> f64), ("max(", f64::max)] {
-            if let Some(rest) = self.rest.strip_prefix(name) {
-                self.rest = rest.trim_start();
-                return self.extremum(pick);
+            if cursor.eat(name) {
+                return self.extremum(cursor, pick);
             }
         }
-        self.number()
+        self.number(cursor)
     }
+}
 
-    fn extremum(&mut self, pick: fn(f64, f64) -> f64) -> Result<Quantity, QuantityError> {
-        let mut best = self.sum()?;
-        while self.eat(',') {
-            let next = self.sum()?;
+impl Quantities<'_> {
+    fn extremum(
+        &mut self,
+        cursor: &mut Cursor<'_>,
+        pick: fn(f64, f64) -> f64,
+    ) -> Result<Quantity, QuantityError> {
+        let mut best = expression::sum(cursor, self)?;
+        while cursor.eat(",") {
+            let next = expression::sum(cursor, self)?;
             if next.dimension != best.dimension {
                 return Err(QuantityError::Mixed(self.text.into()));
             }
             best.value = pick(best.value, next.value);
         }
-        if self.eat(')') { Ok(best) } else { Err(self.unexpected("`,` or `)`")) }
+        expression::expect(cursor, self, ")", "`,` or `)`")?;
+        Ok(best)
     }
 
     fn parameter(&mut self, name: &str) -> Result<Quantity, QuantityError> {
@@ -231,23 +203,22 @@ impl Parser<'_> {
         value
     }
 
-    fn number(&mut self) -> Result<Quantity, QuantityError> {
-        let start = self.rest;
-        let digits = self.take_while(|c| c.is_ascii_digit() || c == '.' || c == '_');
+    fn number(&mut self, cursor: &mut Cursor<'_>) -> Result<Quantity, QuantityError> {
+        let start = cursor.rest();
+        let digits = cursor.take_while(|c| c.is_ascii_digit() || c == '.' || c == '_');
         let Ok(number) = digits.replace('_', "").parse::<f64>() else {
-            self.rest = start;
-            return Err(self.unexpected("a number or a $parameter"));
+            return Err(self.unexpected(start, "a number or a $parameter"));
         };
-        let unit_start = self.rest;
-        let unit = self.take_while(|c| c.is_alphabetic());
-        let (factor, dimension) = match unit.as_str() {
+        let unit_start = cursor.rest();
+        let unit = cursor.take_while(char::is_alphabetic);
+        let (factor, dimension) = match unit {
             "" => (1, Dimension::Number),
             unit => match (time_factor(unit), size_factor(unit)) {
                 (Some(factor), _) => (factor, Dimension::Time),
                 (None, Some(factor)) => (factor, Dimension::Size),
                 (None, None) => {
-                    self.rest = unit_start;
-                    return Err(self.unexpected("a unit (K M G T, ns us ms s min h) or none"));
+                    let expected = "a unit (K M G T, ns us ms s min h) or none";
+                    return Err(self.unexpected(unit_start, expected));
                 }
             },
         };

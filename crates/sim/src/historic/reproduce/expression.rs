@@ -4,6 +4,7 @@
 //! geometric root mean square of a sweep's ratios to the published values, as a factor of at least 1.
 
 use super::figure::Figure;
+use pagetax_core::expression::{Cursor, Language, expect, parse};
 
 /// A parsed expression.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,10 +15,10 @@ pub enum Expression {
     Term {
         /// The name of the run.
         run: String,
-        /// What of it.
+        /// The figure of that run.
         figure: Figure,
     },
-    /// Of a sweep's rows.
+    /// The root mean square of a sweep's rows.
     Rms {
         /// The name of the sweep.
         sweep: String,
@@ -32,7 +33,7 @@ pub enum Expression {
     Binary(Box<Expression>, char, Box<Expression>),
 }
 
-/// Where an expression's numbers come from.
+/// The source of an expression's numbers.
 pub trait Values {
     /// Returns a figure of a run, for the present seed.
     fn term(&self, run: &str, figure: &Figure) -> f64;
@@ -45,14 +46,9 @@ impl Expression {
     /// Parses an expression.
     ///
     /// # Errors
-    /// Says what stands where something else should.
+    /// Names the text that does not fit, and the tokens that would.
     pub fn parse(text: &str) -> Result<Expression, String> {
-        let mut parser = Parser { rest: text.trim_start() };
-        let expression = parser.sum()?;
-        match parser.rest {
-            "" => Ok(expression),
-            rest => Err(format!("`{rest}` stands where an operator or the end should")),
-        }
+        parse(text, &mut Figures)
     }
 
     /// Returns every figure of a run in it.
@@ -64,7 +60,7 @@ impl Expression {
         }
     }
 
-    /// With `row` as this run, and `row.key` as this number.
+    /// Replaces `row` by this run, and `row.key` by this number.
     pub fn for_row(self, run: &str, key: f64) -> Expression {
         match self {
             Expression::Term { run: row, figure } if row == "row" => match figure.name.as_str() {
@@ -80,7 +76,7 @@ impl Expression {
         }
     }
 
-    /// Its value.
+    /// Returns its value.
     pub fn value(&self, values: &impl Values) -> f64 {
         match self {
             Expression::Number(number) => *number,
@@ -99,87 +95,64 @@ impl Expression {
     }
 }
 
-struct Parser<'a> {
-    rest: &'a str,
-}
+/// The language of figures.
+struct Figures;
 
-impl<'a> Parser<'a> {
-    fn eat(&mut self, tokens: &[char]) -> Option<char> {
-        let token = self.rest.chars().next().filter(|c| tokens.contains(c))?;
-        self.rest = self.rest[1..].trim_start();
-        Some(token)
+impl Language for Figures {
+    type Value = Expression;
+    type Error = String;
+
+    fn unexpected(&self, rest: &str, expected: &'static str) -> String {
+        format!("`{rest}` stands where {expected} should")
     }
 
-    fn expect(&mut self, token: char) -> Result<(), String> {
-        let rest = self.rest;
-        self.eat(&[token])
-            .map(drop)
-            .ok_or_else(|| format!("`{rest}` stands where `{token}` should"))
+    fn combine(
+        &mut self,
+        left: Expression,
+        operator: char,
+        right: Expression,
+    ) -> Result<Expression, String> {
+        Ok(Expression::Binary(Box::new(left), operator, Box::new(right)))
     }
 
-    fn take_while(&mut self, keep: impl Fn(char) -> bool) -> &'a str {
-        let end = self.rest.find(|c| !keep(c)).unwrap_or(self.rest.len());
-        let (taken, rest) = self.rest.split_at(end);
-        self.rest = rest.trim_start();
-        taken.trim_end()
-    }
-
-    fn sum(&mut self) -> Result<Expression, String> {
-        let mut left = self.product()?;
-        while let Some(operator) = self.eat(&['+', '-']) {
-            left = Expression::Binary(Box::new(left), operator, Box::new(self.product()?));
-        }
-        Ok(left)
-    }
-
-    fn product(&mut self) -> Result<Expression, String> {
-        let mut left = self.atom()?;
-        while let Some(operator) = self.eat(&['*', '/']) {
-            left = Expression::Binary(Box::new(left), operator, Box::new(self.atom()?));
-        }
-        Ok(left)
-    }
-
-    fn atom(&mut self) -> Result<Expression, String> {
-        if self.eat(&['(']).is_some() {
-            let inner = self.sum()?;
-            return self.expect(')').map(|()| inner);
-        }
-        if self.rest.starts_with(|c: char| c.is_ascii_digit()) {
-            let text = self.take_while(|c| c.is_ascii_digit() || c == '.' || c == '_');
+    fn atom(&mut self, cursor: &mut Cursor<'_>) -> Result<Expression, String> {
+        let rest = cursor.rest();
+        if rest.starts_with(|c: char| c.is_ascii_digit()) {
+            let text = cursor.take_while(|c| c.is_ascii_digit() || c == '.' || c == '_');
             let number = text.replace('_', "").parse();
             return number.map(Expression::Number).map_err(|_| format!("`{text}` is no number"));
         }
-        let rest = self.rest;
-        let run = self.take_while(|c| c.is_ascii_alphanumeric() || c == '_' || c == '@');
+        let run = cursor.take_while(|c| c.is_ascii_alphanumeric() || c == '_' || c == '@');
         match run {
-            "" => Err(format!("`{rest}` stands where a number or RUN.FIGURE should")),
-            "rms" => self.rms(),
+            "" => Err(self.unexpected(rest, "a number or RUN.FIGURE")),
+            "rms" => self.rms(cursor),
             run => {
-                self.expect('.')?;
-                let name = self.take_while(|c| c.is_ascii_alphanumeric() || c == '_').to_string();
-                let figure = Figure { name, args: self.args()? };
+                expect(cursor, self, ".", "`.`")?;
+                let name = cursor.take_while(|c| c.is_ascii_alphanumeric() || c == '_').to_string();
+                let figure = Figure { name, args: self.args(cursor)? };
                 Ok(Expression::Term { run: run.into(), figure })
             }
         }
     }
+}
 
-    fn args(&mut self) -> Result<Vec<String>, String> {
+impl Figures {
+    fn args(&self, cursor: &mut Cursor<'_>) -> Result<Vec<String>, String> {
         let mut args = Vec::new();
-        if self.eat(&['(']).is_some() {
+        if cursor.eat("(") {
             loop {
-                args.push(self.take_while(|c| c != ',' && c != ')').to_string());
-                if self.eat(&[',']).is_none() {
+                args.push(cursor.take_while(|c| c != ',' && c != ')').to_string());
+                if !cursor.eat(",") {
                     break;
                 }
             }
-            self.expect(')')?;
+            expect(cursor, self, ")", "`)`")?;
         }
         Ok(args)
     }
 
-    fn rms(&mut self) -> Result<Expression, String> {
-        let args = self.args()?;
+    fn rms(&self, cursor: &mut Cursor<'_>) -> Result<Expression, String> {
+        let args = self.args(cursor)?;
         let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number"));
         match args.as_slice() {
             [sweep, column, from, to] => Ok(Expression::Rms {
