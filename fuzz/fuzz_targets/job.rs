@@ -1,4 +1,4 @@
-//! Any text parses to a job that resolves or is refused with a place and a remedy; nothing panics.
+//! Any text is a job that resolves, or is refused with a place and a hint. Nothing panics.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Random jobs on every simulated machine: the same verdict on validity, the accesses of the plan,
-//! budgets that sum, and an end.
+//! Random jobs on every simulated machine: all machines agree on validity, make the accesses of the plan,
+//! close their budgets, and end.
 #![no_main]
 
 #[path = "../../crates/sim/tests/common/every_machine.rs"]

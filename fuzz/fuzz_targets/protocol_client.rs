@@ -1,5 +1,5 @@
-//! A client takes any bytes for replies: it understands them, or gives up the connection. Nothing
-//! panics, and a read that succeeds was answered by a frame with the right id.
+//! A client gets any bytes as replies. It parses them, or closes the connection, and never panics. A read
+//! succeeds only by a frame with the right id.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -55,7 +55,7 @@ fuzz_target!(|input: (Vec<[u8; 4]>, Vec<u8>, [u8; 6])| {
     let mut into = [0; PAGE_BYTES];
     for (turn, way) in ways.into_iter().enumerate() {
         let get = Request::Get { on, first: 0, count: 1, with_checksums: turn % 2 == 1 };
-        // One at a time, several at once, or several of which only some are waited for.
+        // One read, several reads, or several of which only some are waited for.
         if way % 3 > 0 && connection.is_between_replies() {
             let (asked, waited_for) = (1 + way / 3 % 8, way / 3 / 8);
             if connection.send_small((0..asked).map(|_| get)).is_err() {

@@ -1,5 +1,5 @@
-//! A memory server takes any bytes, cut anyhow: it answers whole frames or hangs up; nothing panics,
-//! and it never holds more than its limit.
+//! A memory server gets any bytes in pieces of any length. It answers whole frames or closes the connection,
+//! never panics, and never holds more than its limit.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

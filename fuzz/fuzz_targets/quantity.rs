@@ -1,4 +1,4 @@
-//! Any text evaluates to a finite quantity of zero or more, or is refused; nothing panics.
+//! Any text evaluates to a finite quantity of at least zero, or is refused. Nothing panics.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

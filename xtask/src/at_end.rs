@@ -1,12 +1,11 @@
-//! What a chore changes on the machine, and how it is put back however the chore ends: by Ctrl-C, by a
-//! signal that nothing can be done about, or by itself.
+//! Scripts that undo a chore's changes to the machine, even if Ctrl-C or SIGKILL ends the chore.
 
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
-/// A shell script that runs when this goes out of scope, or when this process is gone: a shell waits for
-/// the end of a pipe of which we alone have the other side.
+/// A shell script that runs when this value is dropped or this process ends. A shell waits for the end of a
+/// pipe whose other side only this process has.
 pub struct AtEnd {
     shell: Child,
 }
@@ -20,10 +19,10 @@ impl AtEnd {
         Ok(AtEnd { shell: shell.context("cannot start a shell")? })
     }
 
-    /// Cancels the script.
+    /// Cancels the script, so that its shell just ends.
     pub fn forget(&mut self) {
         if let Some(mut pipe) = self.shell.stdin.take() {
-            // A shell that has gone does nothing more either.
+            // If the shell has ended already, the script cannot run either.
             let _ = pipe.write_all(b"forget\n");
         }
         let _ = self.shell.wait();

@@ -39,10 +39,10 @@ enum Chore {
     /// Build everything, and put programs, libraries, header, pkg-config file, manual pages and
     /// completions under a prefix
     Install {
-        /// Where it will be used from
+        /// Directory that users run it from
         #[arg(long, default_value = "/usr/local")]
         prefix: PathBuf,
-        /// For packagers: put it below this directory instead of /
+        /// Directory that stands for / during the installation, for packagers
         #[arg(long)]
         destdir: Option<PathBuf>,
     },

@@ -20,7 +20,7 @@ pub fn cargo_output(args: &[&str]) -> Result<String> {
     output(&mut cargo_command(args))
 }
 
-/// Runs a command; an error unless it succeeds.
+/// Runs a command. Fails unless it succeeds.
 pub fn succeed(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {command:?}"))?;
     if !status.success() {

@@ -1,34 +1,34 @@
-//! Skipped tests: a test that cannot run here prints `SKIP: reason` and returns. They are counted,
-//! and the ones that CI may have are listed in `xtask/expected-skips.txt`.
+//! Skipped tests: a test that cannot run here prints `SKIP: reason` and returns. This module counts them;
+//! `xtask/expected-skips.txt` lists those that CI may have.
 //!
-//! Invariant: on CI, a skip that nobody expects is a failure; a test never vanishes unseen.
+//! Invariant: on CI, a skip that is not listed is a failure, so no test disappears unnoticed.
 
 use anyhow::{Result, bail};
 
 const EXPECTED: &str = include_str!("../expected-skips.txt");
 
-/// A test that did not run, and why.
+/// A test that did not run, with the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skip {
-    /// Its name as libtest prints it, or the name of another check.
+    /// The test's name in libtest's output, or the name of another check.
     pub test: String,
-    /// The missing requirement.
+    /// The reason: the missing requirement.
     pub reason: String,
 }
 
-/// Reads what libtest prints with `--show-output --report-time`, and picks the lines that people want to see.
+/// A parser of libtest's output with `--show-output --report-time`.
 #[derive(Default)]
 pub struct Scanner {
     test: String,
     muted: bool,
-    /// Found so far.
+    /// The skips that were found so far.
     pub skips: Vec<Skip>,
-    /// Seconds that each passed test took, in the order of their ends.
+    /// The passed tests in the order of their ends, with their times in seconds.
     pub took: Vec<(f64, String)>,
 }
 
 impl Scanner {
-    /// Takes one line; true when it should be shown.
+    /// Takes a line of output. Returns true if people should see it.
     pub fn line(&mut self, line: &str) -> bool {
         if let Some(test) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
         {
@@ -38,7 +38,7 @@ impl Scanner {
             self.skips.push(Skip { test: self.test.clone(), reason: reason.trim().into() });
         }
         match line {
-            // What passing tests print is of interest only for its skips.
+            // The output of passing tests matters only for its skips.
             "successes:" => self.muted = true,
             "failures:" => self.muted = false,
             line if line.starts_with("test result:") => self.muted = false,
@@ -50,7 +50,7 @@ impl Scanner {
         is_shown
     }
 
-    /// Takes out the slowest tests, the slowest first.
+    /// Removes and returns the slowest tests, the slowest first.
     pub fn slowest(&mut self, count: usize) -> Vec<(f64, String)> {
         self.took.sort_by(|a, b| b.0.total_cmp(&a.0));
         self.took.drain(..).take(count).collect()
@@ -64,7 +64,7 @@ fn passed(line: &str) -> Option<(f64, String)> {
     Some((seconds.and_then(|seconds| seconds.parse().ok()).unwrap_or(0.0), name.into()))
 }
 
-/// Prints all skips with their count; on CI, fails on those that are not expected.
+/// Prints all skips with their count. On CI, fails if one of them is not expected.
 pub fn report(skips: &[Skip]) -> Result<()> {
     let expected = expected();
     let unexpected: Vec<_> =
@@ -80,7 +80,7 @@ pub fn report(skips: &[Skip]) -> Result<()> {
     Ok(())
 }
 
-/// Names of tests, one a line; the rest of a line after `#` says why.
+/// The names of tests, one on each line. A comment after `#` gives the reason.
 fn expected() -> Vec<&'static str> {
     let names = EXPECTED.lines().map(|line| line.split('#').next().unwrap_or("").trim());
     names.filter(|name| !name.is_empty()).collect()

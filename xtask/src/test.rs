@@ -1,4 +1,4 @@
-//! `cargo xtask test`: what a developer runs before a commit, and the first part of the gate.
+//! `cargo xtask test`: the checks before a commit, and the first part of the gate.
 
 use crate::skips::{self, Scanner, Skip};
 use crate::{packages, shell};
@@ -7,9 +7,9 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// All targets that are tested by default. No documentation has tests, and rustdoc would refuse our options.
+/// All targets with tests. Documentation has none, and rustdoc would refuse these options.
 const TARGETS: [&str; 2] = ["--workspace", "--tests"];
-/// How many of the slowest tests are named.
+/// The number of slowest tests that are printed.
 const SLOWEST: usize = 10;
 
 /// Runs all checks, cheapest first.
@@ -21,7 +21,7 @@ pub fn run() -> Result<()> {
         let lints = ["--workspace", "--all-targets", "--", "-D", "warnings"];
         shell::cargo(&[&["clippy", "--quiet"][..], &lints].concat())
     })?;
-    // The fuzz targets are a workspace of their own, which the lints above don't see.
+    // The fuzz targets are a separate workspace, which the lints above do not cover.
     step("fuzz targets", || {
         shell::cargo(&["check", "--quiet", "--manifest-path", "fuzz/Cargo.toml"])
     })?;
@@ -32,14 +32,14 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// Announces a part of a chore and names it where it fails.
+/// Prints the name of a part of a chore, runs it, and names it in its error.
 pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     println!("== {name}");
     work().with_context(|| format!("{name} failed"))
 }
 
-/// Licences, bans and sources. The advisory database needs the network, so it is left to
-/// `cargo deny check advisories`. CI installs the tool, which takes minutes; nobody else has to.
+/// Checks licences, bans and sources. `cargo deny check advisories` is not included, as it needs the network.
+/// CI installs the tool, which takes minutes; developers need not have it.
 fn deny() -> Result<Vec<Skip>> {
     let install = ["install", "--quiet", "--locked", "cargo-deny"];
     let here = shell::has("cargo-deny")
@@ -53,10 +53,10 @@ fn deny() -> Result<Vec<Skip>> {
     Ok(Vec::new())
 }
 
-/// Runs all tests of the workspace. Passing tests are not listed; their skips are collected.
+/// Runs all tests of the workspace. Does not list passing tests, but collects their skips.
 fn tests() -> Result<Vec<Skip>> {
-    // Tests run what users run: pagetax with its libraries beside it, where cargo puts them only in
-    // a build of its own.
+    // Tests run what users run: pagetax with its libraries beside it. `cargo test` alone does not build
+    // those there.
     shell::cargo(&["build", "--quiet", "--workspace", "--bins", "--lib", "--examples"])?;
     shell::cargo(&[&["test", "--quiet", "--no-run"][..], &TARGETS].concat())?;
     let started = Instant::now();
@@ -65,8 +65,8 @@ fn tests() -> Result<Vec<Skip>> {
     let mut cargo = Command::new("env");
     cargo.args(["--default-signal=HUP,INT,QUIT", "cargo", "test"]).args(TARGETS);
     cargo.args(["--no-fail-fast", "--", "--show-output", "-Zunstable-options", "--report-time"]);
-    // libtest measures tests only for nightly compilers, and asks this variable. It is set for the test
-    // programs alone: cargo would build everything again if it saw it.
+    // libtest reports times only if this variable makes it take the compiler for a nightly one. Only test
+    // programs get it: cargo would rebuild everything.
     cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "env RUSTC_BOOTSTRAP=1");
     let mut scanner = Scanner::default();
     let succeeded = stream(&mut cargo, |line| {
@@ -85,7 +85,7 @@ fn tests() -> Result<Vec<Skip>> {
     Ok(scanner.skips)
 }
 
-/// Runs a command and hands out the lines of its stdout; whether it succeeded.
+/// Runs a command and calls `line` with each line of its stdout. Returns true if it succeeded.
 fn stream(command: &mut Command, mut line: impl FnMut(&str)) -> Result<bool> {
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let stdout = child.stdout.take().context("stdout was not piped")?;

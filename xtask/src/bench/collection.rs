@@ -1,10 +1,9 @@
-//! What collection costs a program: the same real program bare, watched as in each trial of
-//! `diagnose`, and watched as for its budget, with sampled stacks, in rounds.
+//! The cost of collection for a program. Each round runs the same real program bare, watched as in a trial
+//! of `diagnose`, and watched as for its budget with sampled stacks.
 //!
-//! Runs of one program differ by more than the limit, so it takes many short rounds, of which each
-//! gives a ratio. They are run by the library that `diagnose` runs, so that nothing else lies between the
-//! runs of a round. The promise needs the whole interval of their median: an interval that reaches over
-//! the limit shows nothing, and is no pass.
+//! Runs of one program differ by more than the limit, so there are many short rounds, and each gives a
+//! ratio. The library of `diagnose` runs them, so nothing else lies between the runs of a round. The
+//! promise needs the whole interval of their median: an interval that crosses the limit is no pass.
 
 use super::Outcome;
 use super::programs::{ProgramRun, Workshop, chosen};
@@ -16,14 +15,14 @@ use pagetax_host::pages::Recipe;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// For each program. It is fixed, as stopping when one likes the result is no measurement.
+/// The time for each program. It is fixed: to stop when the result pleases would bias it.
 const TIME: Duration = Duration::from_secs(900);
 const ROUNDS_MIN: usize = 10;
-/// Programs have a quarter of their usual work, some 0.2 s, so that rounds are many.
+/// The divisor of the programs' usual work. A run takes some 0.2 s, so there are many rounds.
 const PART: u32 = 4;
 /// The largest ratio of a program's time under collection to its bare time.
 const LIMIT: f64 = 1.02;
-/// One that computes and faults, one that mostly computes.
+/// A program that computes and faults, and one that mostly computes.
 const PROGRAMS: [&str; 2] = ["python3", "sort"];
 
 /// Benches the named programs, or the usual two.
@@ -68,19 +67,19 @@ fn promise(walls: &[Ratio]) -> (String, bool) {
     }
 }
 
-/// Bare, in a trial, with stacks.
+/// Runs a round: bare, in a trial, with stacks.
 type RunTriple = [ProgramRun; 3];
 
 fn rounds(script: &str, workshop: &Workshop) -> Result<Vec<RunTriple>> {
     let argv = ["sh", "-c", script].map(Into::into).to_vec();
     let mut launch = TrialCommand { argv, stdin: None, tunables: None, memory_bytes: 0 };
-    // Runs that do not count: memory that has to come from the hypervisor is no cost of watching.
+    // The first runs do not count: memory that comes from the hypervisor is no cost of watching.
     workshop.run(script, &[])?;
     watched(&mut launch, workshop, true)?;
     let (start, mut rounds) = (Instant::now(), Vec::new());
     while start.elapsed() < TIME || rounds.len() < ROUNDS_MIN {
         let mut round: [Option<ProgramRun>; 3] = [const { None }; 3];
-        // What comes first, and what follows what, changes from round to round.
+        // The order changes from round to round.
         let first = rounds.len() % 3;
         let turns = (0..3).map(|turn| if rounds.len() % 2 == 0 { turn } else { 2 - turn });
         for turn in turns.map(|turn| (first + turn) % 3) {

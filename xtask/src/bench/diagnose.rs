@@ -1,5 +1,5 @@
-//! The truth of `diagnose`: its speed-ups of real programs compared with those of a plain A/B test of the
-//! same commands without sampling. Their outputs must agree.
+//! The accuracy of `diagnose`: its speed-ups of real programs beside a plain A/B test of the same commands
+//! without sampling. Their outputs must agree.
 
 use super::programs::{Workshop, chosen};
 use super::{Outcome, pagetax};

@@ -1,7 +1,7 @@
-//! What a fault costs under pagetax: against a bare C loop, and with latencies measured.
+//! The cost of a fault under pagetax: against a bare C loop, and with latencies measured.
 //!
-//! Compares CPU time, so that neighbours on the machine do not count, in interleaved rounds, so
-//! that a machine that grows slower is no argument.
+//! Compares CPU time, so other programs on the machine do not count. Rounds are interleaved, so a machine
+//! that becomes slower affects both sides.
 
 use super::{Outcome, number, pagetax};
 use crate::shell;
@@ -23,7 +23,7 @@ pub fn against_c() -> Result<Outcome> {
     let faults = Faults::prepare(32 << 20, 8)?;
     let (mut c, mut ours) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        // Neither always comes after the other.
+        // The order alternates.
         if round % 2 == 0 {
             c.push(faults.in_c(&[])?);
         }
@@ -45,10 +45,10 @@ pub fn against_c() -> Result<Outcome> {
     })
 }
 
-/// Compares the same job without and with latencies with the kernel's cost of two samples a fault. One run is
-/// so short that each fault is seen. In another, windows show a part.
+/// Compares the cost of latencies in a job with the kernel's cost of two samples a fault. A short run
+/// measures each fault; a long one measures those in its windows.
 pub fn latency_cost() -> Result<Outcome> {
-    // Short ones and many: the machine's pace changes from one second to the next.
+    // Rounds are short and many, because the machine's speed changes from second to second.
     const ROUNDS: usize = 101;
     let (few, many) = (Faults::prepare(16 << 20, 2)?, Faults::prepare(16 << 20, 32)?);
     let mut rounds = Vec::new();
@@ -90,7 +90,7 @@ fn row(what: String, [low, median, high]: [f64; 3]) -> Vec<String> {
     vec![what, format!("{median:.0} ({low:.0}–{high:.0})")]
 }
 
-/// Nanoseconds of CPU time for each fault.
+/// The CPU time of each fault, in nanoseconds.
 struct FaultRound {
     fault_ns: f64,
     floor_ns: f64,
@@ -106,7 +106,7 @@ impl FaultRound {
     }
 }
 
-/// The time that latencies added to a job, and the share of its faults that they show.
+/// The added time of latencies in a job, and the share of its faults that they cover.
 struct LatencyCost {
     cost_ns: f64,
     seen_share: f64,

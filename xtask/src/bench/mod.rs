@@ -1,7 +1,7 @@
 //! `cargo xtask bench NAME`: the figures of docs/benchmarks.md, one command each.
 //!
-//! A benchmark prints a table for people and one line of JSON for scripts, and fails when its
-//! figure is worse than the limit it states. To add one: a file here, and a row in [`BENCHES`].
+//! A benchmark prints a table for people and one line of JSON for scripts. It fails if its figure is worse
+//! than its limit. To add one: a file here, and a row in [`BENCHES`].
 
 mod collection;
 mod diagnose;
@@ -33,7 +33,7 @@ use std::process::Command;
 struct Bench {
     name: &'static str,
     what: &'static str,
-    /// Given parts of it, or none for all.
+    /// Runs the benchmark, or the named parts of it.
     run: fn(&[String]) -> Result<Outcome>,
 }
 
@@ -124,15 +124,15 @@ const BENCHES: &[Bench] = &[
 pub struct Outcome {
     /// The headings of the columns of `rows`.
     pub headings: Vec<&'static str>,
-    /// Cells as printed.
+    /// The cells as text, by row.
     pub rows: Vec<Vec<String>>,
-    /// The same for scripts.
+    /// The results as JSON, for scripts.
     pub json: Value,
     /// The promise, and true if it holds.
     pub promise: (String, bool),
 }
 
-/// Runs one, or lists all.
+/// Runs a benchmark, or lists all.
 pub fn run(name: Option<&str>, parts: &[String]) -> Result<()> {
     let Some(name) = name else {
         BENCHES.iter().for_each(|bench| println!("{:<14} {}", bench.name, bench.what));
@@ -179,7 +179,7 @@ pub fn number(report: &Value, pointer: &str) -> Result<f64> {
     found.with_context(|| format!("the report has no number at {pointer}"))
 }
 
-/// Returns core's median.
+/// Returns the median by core's rule.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let values: Vec<f64> = values.into_iter().collect();
     quantiles(&values, [0.5])[0]

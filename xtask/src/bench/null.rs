@@ -1,4 +1,4 @@
-//! What the harness itself costs: jobs on the machine that generates every access and makes none.
+//! The cost of the harness: jobs on the machine that generates every access and makes none.
 
 use super::{Outcome, number, pagetax, report};
 use anyhow::Result;
@@ -17,7 +17,7 @@ pub fn run() -> Result<Outcome> {
     for job in JOBS {
         let report = report(&pagetax, &[job, &["--on", "null"][..]].concat())?;
         let operations = number(&report, "/counters/access_count/value")?;
-        // CPU time: a busy neighbour stretches the wall clock only.
+        // Other programs on the machine change the wall time only, so CPU time is compared.
         let cpu = ["user", "kernel"].map(|mode| format!("/counters/{mode}_ns/value"));
         let ns = (number(&report, &cpu[0])? + number(&report, &cpu[1])?) / operations;
         worst = worst.max(ns);

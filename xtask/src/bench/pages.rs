@@ -1,5 +1,5 @@
-//! Time on base pages ÷ time on large ones, of random reads over 1 GiB, by each way to get them; also
-//! written into docs/page-sizes.md.
+//! The time of random reads over 1 GiB on base pages ÷ on large pages, by each way to get these. Writes the
+//! table into docs/page-sizes.md as well.
 
 use super::{Outcome, pagetax};
 use crate::{pages, shell};
@@ -14,7 +14,7 @@ const BEGIN: &str = "<!-- begin: cargo xtask bench page-sizes -->\n";
 const HEADINGS: [&str; 2] = ["way", "time on 4K ÷ time on it (95 %)"];
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 
-/// A name, options of `ppgsz` where it is run under it, and the job's page size.
+/// A name, the options of `ppgsz` if the job runs under it, and the job's page size.
 const WAYS: &[(&str, &[&str], &str)] = &[
     ("advice (madvise)", &[], "2M"),
     ("collapsed as it grows (ppgsz --follow)", &["ppgsz", "--follow", "-o", "anon=2M"], "default"),
@@ -22,14 +22,14 @@ const WAYS: &[(&str, &[&str], &str)] = &[
     ("hugetlb 1G", &[], "hugetlb:1G"),
 ];
 
-/// Pages in a pool for the time of a benchmark.
+/// Pages that a benchmark adds to a hugetlb pool. Dropping it restores the pool.
 struct Pool {
     path: String,
     before: String,
 }
 
 impl Pool {
-    /// `pages` more; none where the system refuses.
+    /// Adds `pages` to a pool; none if the system refuses.
     fn fill(kilobytes: u64, pages: u64) -> Option<Pool> {
         let path = format!("{POOLS}/hugepages-{kilobytes}kB/nr_hugepages");
         let before = std::fs::read_to_string(&path).ok()?.trim().to_string();

@@ -1,7 +1,7 @@
-//! What the preload library costs a program that has no use for it, and each allocation.
+//! The cost of the preload library for a program that does not need it, and for each allocation.
 //!
-//! Starts `true` with and without the library in interleaved rounds; and lets a C loop allocate and
-//! free, with and without.
+//! Starts `true` with and without the library in interleaved rounds. Then runs a C loop that allocates and
+//! frees, with and without the library.
 
 use super::Outcome;
 use crate::shell;
@@ -18,7 +18,7 @@ const ROUNDS: usize = 300;
 const LOOP_ROUNDS: usize = 11;
 const LIMIT_US: f64 = 1000.0;
 
-/// Requests to the library: none, heap, heap and stack.
+/// The requests to the library: none, heap, heap and stack.
 const CASES: [(&str, &[(&str, &str)]); 3] = [
     ("no requests", &[]),
     ("MPSSHEAP=2M", &[("MPSSHEAP", "2M")]),

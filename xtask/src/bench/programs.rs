@@ -12,7 +12,7 @@ use std::time::Instant;
 /// A program and a shell script that runs it; `SIZE` says how much it has to do, `FILE` is a text of
 /// random numbers, `DIR` a directory.
 pub struct Program {
-    /// As it is called.
+    /// The name of the program.
     pub name: &'static str,
     size: u32,
     script: &'static str,
@@ -77,11 +77,11 @@ pub struct Workshop {
 
 /// One run.
 pub struct ProgramRun {
-    /// From before the start to after the end.
+    /// The wall time, from before the start to after the end.
     pub wall_ns: u64,
-    /// In user mode and in the kernel, of all its processes.
+    /// The user and kernel time of all its processes.
     pub cpu_ns: u64,
-    /// Its standard output.
+    /// The bytes of its standard output.
     pub output: Vec<u8>,
 }
 

@@ -67,14 +67,14 @@ const PINNED: Place = ("program on CPU 0", Some("0"));
 pub struct Findings {
     /// Columns: what, where, and three figures.
     pub rows: Vec<Vec<String>>,
-    /// By row.
+    /// The results as JSON, by row.
     pub json: Vec<Value>,
     /// Promises and whether they hold.
     pub promises: Vec<(String, bool)>,
 }
 
 impl Findings {
-    /// Adds a row.
+    /// Adds a row to table and JSON.
     pub fn row(&mut self, cells: &[&str], json: Value) {
         self.rows.push(cells.iter().map(|cell| cell.to_string()).collect());
         self.json.push(json);

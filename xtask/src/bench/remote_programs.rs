@@ -139,7 +139,7 @@ fn once(script: &str) -> Result<ServedRun> {
     Ok(ServedRun { seconds, output: output.stdout, succeeded })
 }
 
-/// Lines to sort.
+/// Writes the input of a program, such as lines to sort.
 fn prepare(name: &str, folder: &Path) -> Result<()> {
     let Some(mib) = name.strip_prefix("sort-").map(|size| size.trim_end_matches('M')) else {
         return Ok(());

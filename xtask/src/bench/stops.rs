@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
-/// Attach, change, detach; every other one undoes what the one before has done.
+/// The cycles of attach, change and detach. Every second one undoes the previous one.
 const CYCLES: usize = 300;
 /// It notices when a wait of its is cut short, a sum wrong, or a lock two.
 const C_SOURCE: &str = "crates/host/tests/pagesize/threads.c";

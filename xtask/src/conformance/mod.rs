@@ -41,7 +41,7 @@ pub struct Args {
     /// Ways to run them, beside the native one
     #[arg(long, value_delimiter = ',')]
     ways: Vec<String>,
-    /// Locales to run them in
+    /// Locales to run the suites in
     #[arg(long, value_delimiter = ',')]
     locales: Vec<String>,
     /// Put all results that target/conformance holds into docs/support.md

@@ -16,7 +16,7 @@ pub struct Suite {
     pub forks: bool,
     /// Runs in each locale, not in C alone.
     pub has_locales: bool,
-    /// Runs in the gate.
+    /// True if the suite runs in the gate.
     pub is_quick: bool,
 }
 

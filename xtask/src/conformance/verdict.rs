@@ -35,7 +35,7 @@ impl Verdicts {
         Verdicts { lines: counted }
     }
 
-    /// Counts the lines.
+    /// Returns the number of lines.
     pub fn count(&self) -> usize {
         self.lines.values().sum()
     }

@@ -89,7 +89,7 @@ impl Check {
 struct GuestRun {
     version: &'static str,
     checks: Vec<Check>,
-    /// Why it did not come to the end of its checks.
+    /// The reason why its checks did not complete.
     stopped: Option<String>,
     took: Duration,
 }

@@ -56,8 +56,8 @@ pub fn findings(definitions: &Definitions) -> Vec<Finding> {
     found
 }
 
-/// Returns the number of types that can ask for a page size: of a hugetlb pool, for several parts of a program, or as
-/// a number of bytes.
+/// Returns the number of types that ask for a page size: of a hugetlb pool, of several parts of a program, or
+/// in bytes.
 pub fn page_size_requests(text: &str) -> Result<usize> {
     let mut requests = PageSizeRequests::default();
     requests.visit_file(&syn::parse_file(text)?);

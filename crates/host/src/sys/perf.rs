@@ -78,7 +78,7 @@ pub struct EventSpec {
 /// A count with the times that perf scales it by.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scaled {
-    /// The count, not scaled.
+    /// The count before any scaling.
     pub value: u64,
     /// The time during which the event was enabled.
     pub enabled_ns: u64,
@@ -144,7 +144,7 @@ impl EventSpec {
 pub struct Event(File);
 
 impl Event {
-    /// Opens an event.
+    /// Opens an event, with a file descriptor of its own.
     ///
     /// # Errors
     /// `EACCES` and `EPERM` mean that perf_event_paranoid forbids the event, `ENOENT` that the machine does
@@ -163,7 +163,7 @@ impl Event {
         Ok(Event(unsafe { File::from_raw_fd(fd) }))
     }
 
-    /// Reads the count.
+    /// Reads the count so far, not scaled.
     pub fn count(&self) -> io::Result<u64> {
         let mut bytes = [0; 8];
         (&self.0).read_exact(&mut bytes)?;
@@ -335,7 +335,8 @@ impl Ring {
         tail.store(end, Ordering::Release);
     }
 
-    /// Returns the word at a position that only grows. No record splits a word: their lengths are multiples of 8.
+    /// Returns the word at a position that only grows. The lengths of records are multiples of 8, so none
+    /// splits a word.
     fn word(&self, position: u64) -> u64 {
         let offset = (position as usize & (self.data_len - 1)) & !7;
         // SAFETY: offset < data_len, the data follow the control page, and offset is aligned to 8.

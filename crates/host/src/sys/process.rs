@@ -11,11 +11,11 @@ use std::time::Duration;
 /// CPU time, faults and switches, as of getrusage(2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// CPU time in user mode.
+    /// The CPU time in user mode.
     pub user_ns: u64,
-    /// CPU time in the kernel.
+    /// The CPU time in the kernel.
     pub kernel_ns: u64,
-    /// Faults without I/O.
+    /// The faults without I/O.
     pub minor_fault_count: u64,
     /// Faults that waited for I/O.
     pub major_fault_count: u64,
@@ -124,7 +124,7 @@ pub fn fork(work: impl FnOnce() -> i32) -> io::Result<Child> {
 }
 
 impl Child {
-    /// Returns the process id.
+    /// Returns the child's process id.
     pub fn pid(&self) -> Pid {
         self.pid
     }

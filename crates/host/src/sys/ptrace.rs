@@ -49,7 +49,7 @@ pub struct Stopped {
 /// The duration of a stop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stop {
-    /// The wall time.
+    /// The wall time of the stop.
     pub wall_ns: u64,
     /// The part of it in which the thread and its tracer waited for a CPU. They take turns, so the two waits
     /// rarely overlap.
@@ -122,8 +122,8 @@ impl Stopped {
         let saved = unsafe { std::mem::zeroed() };
         let mut stopped = Stopped { tid, saved, mask: 0, since };
         stopped.saved = stopped.registers()?;
-        // During our call the kernel finds the thread outside its sequence, and clears `rseq_cs`. Returned into
-        // the sequence, the thread would commit although it was preempted.
+        // During our call the kernel finds the thread outside its sequence, and clears `rseq_cs`. Returned
+        // into the sequence, the thread would commit although it was preempted.
         if let Some(abort) = abort_handler(tid, stopped.saved.rip)? {
             stopped.saved.rip = abort;
         }
@@ -299,8 +299,8 @@ fn wait_for(tid: Pid, wanted: impl Fn(i32) -> bool, deadline: Option<Instant>) -
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
             _ if wanted(status) => return Ok(status),
-            // SIGSTOP, which cannot be blocked, has stopped the process. Only this thread continues: the kernel
-            // stops it when we detach, unless SIGCONT has come.
+            // SIGSTOP, which cannot be blocked, has stopped the process. Only this thread continues: the
+            // kernel stops it when we detach, unless SIGCONT has come.
             _ if status >> 16 == EVENT_STOP => request(libc::PTRACE_SYSCALL as _, tid, 0, 0)?,
             _ => request(libc::PTRACE_SYSCALL as _, tid, 0, libc::WSTOPSIG(status) as usize)?,
         }

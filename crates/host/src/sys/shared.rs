@@ -14,7 +14,7 @@ pub struct SharedWords {
 }
 
 impl SharedWords {
-    /// Maps `count` words.
+    /// Maps `count` words, all zero.
     pub fn new(count: usize) -> io::Result<SharedWords> {
         let page = rustix::param::page_size();
         let request =
@@ -22,7 +22,7 @@ impl SharedWords {
         Ok(SharedWords { mapping: OwnedMapping::new(request)?, count })
     }
 
-    /// Returns a word.
+    /// Returns the word of an index.
     ///
     /// # Panics
     /// If there is no such word.

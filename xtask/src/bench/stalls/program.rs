@@ -57,7 +57,7 @@ impl RewritingProgram {
         }
     }
 
-    /// Reads all pages.
+    /// Reads all pages and checks their content.
     pub fn check_all(&mut self) {
         (0..self.versions.len()).for_each(|page| self.check(page));
     }

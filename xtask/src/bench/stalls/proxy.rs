@@ -48,7 +48,7 @@ struct Shared {
     server: String,
     harm: Mutex<Harm>,
     rng: Mutex<Rng>,
-    /// With the checksum that came with each.
+    /// The damaged pages, each with the checksum that came with it.
     damaged: Mutex<HashMap<Page, WireChecksum>>,
 }
 

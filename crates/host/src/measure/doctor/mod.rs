@@ -67,7 +67,7 @@ impl Compaction {
 /// The findings of the doctor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Examination {
-    /// The findings by feature.
+    /// The findings, one for each feature.
     pub findings: Vec<Finding>,
     /// The fragmentation of free memory; `None` if /proc/buddyinfo cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,7 +80,7 @@ pub struct Doctor {
     /// The findings.
     #[serde(flatten)]
     pub examination: Examination,
-    /// The machine.
+    /// The machine that was examined.
     pub environment: Environment,
 }
 

@@ -67,7 +67,7 @@ pub struct Pairing {
     marks: Vec<Mark>,
     begun: HashMap<u32, u64>,
     ends_alone: bool,
-    /// The fault times so far.
+    /// The fault times that were paired so far.
     pub times: FaultTimes,
 }
 

@@ -22,7 +22,7 @@ pub enum RingSource {
 pub struct TaskRecord {
     /// The time by CLOCK_MONOTONIC.
     pub time_ns: u64,
-    /// The id of the thread.
+    /// The id of the task's thread.
     pub tid: u32,
     /// The event, with its details.
     pub what: TaskEvent,
@@ -33,7 +33,7 @@ pub struct TaskRecord {
 pub enum TaskEvent {
     /// The task made a new task.
     Fork {
-        /// The new thread's id.
+        /// The thread id of the new task.
         child: u32,
     },
     /// The task executed another program, or changed its name.
