@@ -65,27 +65,35 @@ impl Collector for PoolCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let (pool, counters) = (&self.0, &self.0.counters);
         let gauges = [
-            ("pages_held", "Pages of clients in memory", pool.pages_held()),
-            ("pages_free", "Pages that still fit", pool.slab.pages_free()),
+            ("pages_held", "Pages that are held for clients", pool.pages_held()),
+            ("pages_free", "Pages for which there is room", pool.slab.pages_free()),
             ("regions", "Regions of all clients", pool.region_count() as u64),
-            ("connections", "Open now", counters.connections.load(Ordering::Relaxed) as u64),
-            ("draining", "1 when it takes nothing new", pool.is_draining() as u64),
+            (
+                "connections",
+                "Connections that are open",
+                counters.connections.load(Ordering::Relaxed) as u64,
+            ),
+            ("draining", "1 while the server is draining", pool.is_draining() as u64),
         ];
         for (name, help, value) in gauges {
             let gauge = ConstGauge::new(value as i64);
             gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
         }
         let counters = [
-            ("pages_in", "Pages taken in", &counters.pages_in_total),
-            ("pages_out", "Pages given out", &counters.pages_out_total),
+            ("pages_in", "Pages that clients have put", &counters.pages_in_total),
+            ("pages_out", "Pages that clients have read", &counters.pages_out_total),
             (
                 "requests_refused",
                 "Requests answered with a failure",
                 &counters.requests_refused_total,
             ),
-            ("requests_refused_full", "Of these, for lack of room", &counters.full_total),
+            ("requests_refused_full", "Requests refused for lack of room", &counters.full_total),
             ("pages_damaged", "Pages that arrived damaged", &counters.pages_damaged_total),
-            ("connections_refused", "Turned away", &counters.connections_refused_total),
+            (
+                "connections_refused",
+                "Connections that were refused",
+                &counters.connections_refused_total,
+            ),
         ];
         for (name, help, value) in counters {
             let counter = ConstCounter::new(value.load(Ordering::Relaxed));
