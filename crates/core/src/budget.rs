@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// A row of a ledger of time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TimeRow {
     /// The id of its [`cause::Cause`].
     pub id: String,
@@ -49,6 +50,7 @@ impl TimeRow {
 
 /// A row of the memory line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MemoryRow {
     /// The kind of memory: `resident`, `huge`, `page_tables` and the like.
     pub id: String,
@@ -133,6 +135,7 @@ impl Ledger {
 
 /// Both ledgers and the memory line, as in a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Budget {
     cpu: Vec<TimeRow>,
     cpu_total_ns: u64,

@@ -15,6 +15,7 @@ pub const CALIBRATION_VERSION: u32 = 3;
 
 /// What a calibration is true of. Nothing in it changes with a reboot alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Identity {
     /// `model name` of /proc/cpuinfo.
     pub cpu_model: String,
@@ -62,6 +63,7 @@ impl Identity {
 
 /// A median over interleaved repetitions, with the middle half of them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Spread {
     /// Middle value in nanoseconds.
     pub median_ns: f64,
@@ -86,6 +88,7 @@ impl Spread {
 
 /// What a page does in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
     /// First write to private anonymous memory: a zeroed page.
@@ -121,6 +124,7 @@ impl FaultKind {
 
 /// What one page of one size costs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FaultCost {
     /// What happens to it.
     pub kind: FaultKind,
@@ -136,6 +140,7 @@ pub struct FaultCost {
 
 /// How the addresses of a walk measurement come about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum WalkPattern {
     /// Each address is loaded from the one before, one line a page: walks cannot overlap.
@@ -156,6 +161,7 @@ impl WalkPattern {
 
 /// One access on base pages and on huge pages, over one working set.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WalkCost {
     /// How addresses come about.
     pub pattern: WalkPattern,
@@ -171,6 +177,7 @@ pub struct WalkCost {
 
 /// What one machine's memory operations cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Calibration {
     /// [`CALIBRATION_VERSION`]
     pub version: u32,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The built-in jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobCatalog {
     /// The jobs, in the order of their introduction.
     pub jobs: Vec<JobEntry>,
@@ -13,6 +14,7 @@ pub struct JobCatalog {
 
 /// A built-in job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobEntry {
     /// The name for `pagetax run`.
     pub name: String,
@@ -26,6 +28,7 @@ impl Document for JobCatalog {
 
 /// The machines that jobs can run on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MachineCatalog {
     /// This machine first, then the models.
     pub machines: Vec<MachineEntry>,
@@ -33,6 +36,7 @@ pub struct MachineCatalog {
 
 /// A machine that jobs can run on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MachineEntry {
     /// The machine as reports name it.
     #[serde(flatten)]

@@ -93,6 +93,7 @@ impl Comparable {
 
 /// One quantity on both sides.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Row {
     /// A counter's id or a trial's name and what of it.
     pub id: String,
@@ -110,6 +111,7 @@ pub struct Row {
 
 /// Both documents beside each other.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Comparison {
     /// Why the two should not be compared; empty when they may.
     pub incomparable: Vec<String>,

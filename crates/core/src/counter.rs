@@ -50,6 +50,7 @@ impl Reading {
 
 /// The origin of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Provenance {
     /// Counted or timed on the real machine.
@@ -75,6 +76,7 @@ impl std::fmt::Display for Provenance {
 
 /// A reading with its unit, as reports write it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UnitReading {
     /// The origin of the value.
     pub provenance: Provenance,
@@ -110,6 +112,7 @@ impl UnitReading {
 
 /// The unit of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
     /// Nanoseconds.

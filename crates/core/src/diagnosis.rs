@@ -27,6 +27,7 @@ const MOSTLY: f64 = 0.5;
 
 /// Whether the page size that a trial asked for was really there, at the peak of resident memory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Took {
     /// Bytes on pages larger than the base page; absent when they could not be seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,6 +42,7 @@ pub struct Took {
 
 /// One mechanism's runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Trial {
     /// `as-is`, `base`, `thp-2M`, …
     pub name: String,
@@ -73,6 +75,7 @@ pub struct Trial {
 
 /// A trial that could not be made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Skipped {
     /// `mthp-64K`, …
     pub name: String,
@@ -86,6 +89,7 @@ pub struct Skipped {
 
 /// What to do.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
     /// The name of the trial to follow; none when the command is best as it is.
     pub winner: Option<String>,
@@ -97,6 +101,7 @@ pub struct Verdict {
 
 /// What virtual memory costs one command, and what would help.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Diagnosis {
     /// The command and its arguments.
     pub command: Vec<String>,

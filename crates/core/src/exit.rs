@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// The status or the signal that a process ended with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Exit {
     /// The status that the process ended itself with.

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 /// The state of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
     /// All of it was tried, and works.
@@ -30,6 +31,7 @@ impl std::fmt::Display for Standing {
 
 /// The finding about one feature.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
     /// The feature's id: stable, in snake_case.
     pub id: Cow<'static, str>,

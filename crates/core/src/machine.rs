@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 /// The three kinds of machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum MachineKind {
     /// Real system calls.

@@ -39,6 +39,7 @@ pub struct Plan {
 
 /// A job's name, parameters and seed: enough to make the same plan again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobIdentity {
     /// `vmtest`, or the name in the job file.
     pub name: String,

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 
 /// A machine in a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReportMachine {
     /// As given to `--on`.
     pub name: String,
@@ -25,6 +26,7 @@ pub struct ReportMachine {
 
 /// A phase in a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReportPhase {
     /// As in the job.
     pub name: String,
@@ -38,6 +40,7 @@ pub struct ReportPhase {
 
 /// Columns over time. `null` where a column was not seen.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Series {
     /// Nominal distance of the points; 0 without a series.
     pub interval_ns: u64,
@@ -47,6 +50,7 @@ pub struct Series {
 
 /// A latency histogram in brief.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Latency {
     /// Values seen.
     pub count: u64,
@@ -88,6 +92,7 @@ impl Latency {
 
 /// Something to know about a run, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Warning {
     /// Stable, snake_case.
     pub id: String,
@@ -99,6 +104,7 @@ pub struct Warning {
 
 /// A table in an old tool's words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Table {
     /// `hatcnt`, `trapstat -t`, …
     pub title: String,
@@ -115,6 +121,7 @@ pub type Environment = BTreeMap<String, serde_json::Value>;
 
 /// The report of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Run {
     /// What was run.
     pub job: JobIdentity,
@@ -148,6 +155,7 @@ impl Document for Run {
 
 /// The reports of one command: of several machines, or of a sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Runs {
     /// Parameters that have several values; empty if the runs are no sweep.
     #[serde(default)]

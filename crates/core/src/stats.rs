@@ -23,6 +23,7 @@ const OUTLIER_SCORE: f64 = 10.0;
 
 /// A ratio and its 95 % interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Ratio {
     /// The ratio of the medians.
     pub value: f64,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// Misses of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cell {
     /// A second; none where nobody counts them.
     pub per_s: Option<f64>,
@@ -35,6 +36,7 @@ impl Cell {
 
 /// The mode of the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// `u`
@@ -55,6 +57,7 @@ impl Mode {
 
 /// The four kinds of misses, in the order of columns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cells {
     /// Instruction fetches that no TLB could translate.
     pub itlb: Cell,
@@ -97,6 +100,7 @@ impl Cells {
 
 /// Misses of one CPU, mode and page size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Row {
     /// Number of the CPU, or of the thread where each has CPUs of its own.
     pub cpu: u32,
@@ -111,6 +115,7 @@ pub struct Row {
 
 /// One listing: of an interval, or of a whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Listing {
     /// Which machine and page sizes, or which counters.
     pub title: String,

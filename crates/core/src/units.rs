@@ -163,6 +163,7 @@ impl fmt::Display for Nanos {
 
 /// The size in bytes of a page: a power of two of at least 512.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(try_from = "u64", into = "u64")]
 pub struct PageSize(u64);
 
@@ -223,6 +224,7 @@ impl fmt::Display for PageSize {
 
 /// A virtual address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct VirtAddr(pub u64);
 

@@ -4,6 +4,7 @@ use std::ops::{AddAssign, Sub};
 
 /// The two sides of a TLB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
     /// Instruction fetches.

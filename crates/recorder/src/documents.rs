@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 /// TLB misses by interval, page size and mode, and the code and memory that they belong to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Trapstat {
     /// `perf`, `ibs` or `record`.
     pub backend: String,
@@ -42,6 +43,7 @@ const ENTRIES: &[u64] =
 
 /// The TLB misses of a program for all TLB sizes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MissCurves {
     /// The command or the trace.
     pub of: String,
@@ -63,6 +65,7 @@ pub struct MissCurves {
 
 /// The TLB misses with one page size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MissCurve {
     /// The page size.
     pub page_bytes: u64,
@@ -80,6 +83,7 @@ pub struct MissCurve {
 
 /// A point of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MissPoint {
     /// Entries of the TLB.
     pub entries: u64,
@@ -89,6 +93,7 @@ pub struct MissPoint {
 
 /// The fewest entries that translate a share of all accesses.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Reach {
     /// The share of accesses.
     pub percent: f64,
@@ -138,6 +143,7 @@ impl MissCurves {
 
 /// The predicted time of a command with each page size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WhatIf {
     /// The command or the trace.
     pub of: String,
@@ -157,6 +163,7 @@ pub struct WhatIf {
 
 /// The pace of walks of one pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WalkPace {
     /// The pattern of addresses.
     pub pattern: WalkPattern,
@@ -168,6 +175,7 @@ pub struct WalkPace {
 
 /// A command on base pages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WhatIfBase {
     /// The median time; absent for a trace.
     pub time_ns: Option<u64>,
@@ -179,6 +187,7 @@ pub struct WhatIfBase {
 
 /// A command on pages of one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WhatIfSize {
     /// The page size of private memory.
     pub page_bytes: u64,
@@ -202,6 +211,7 @@ pub struct WhatIfSize {
 
 /// A number with its bounds. A bound that is infinite is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Estimate {
     /// The provenance of the value.
     pub provenance: Provenance,
@@ -228,6 +238,7 @@ impl From<Bounded> for Estimate {
 
 /// Page walks, and first touches of private memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WalksAndFaults {
     /// Walks of dependent loads.
     pub chased_walk_count: u64,

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 /// A line of a profile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProfileLine {
     /// Function with its file, or segment with its file.
     pub name: String,
@@ -21,6 +22,7 @@ pub struct ProfileLine {
 
 /// The profile of one configuration, with the largest lines first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Profile {
     /// The configuration's machine and page sizes.
     pub title: String,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The reports of some servers, read at about the same time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Servers {
     /// The servers, in the order of their names on the command line.
     pub servers: Vec<ServerAnswer>,
@@ -13,6 +14,7 @@ pub struct Servers {
 
 /// A server's report, or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ServerAnswer {
     /// The address of the server, as it was named or announced.
     pub server: String,

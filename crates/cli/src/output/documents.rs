@@ -47,8 +47,8 @@ macro_rules! documents {
 
         /// Returns what the registry's test needs of each kind.
         #[cfg(test)]
-        fn registered() -> Vec<tests::Registered> {
-            vec![$(tests::Registered::of::<$document>()),*]
+        pub fn registered() -> Vec<super::registry::Registered> {
+            vec![$(super::registry::Registered::of::<$document>()),*]
         }
     };
 }
@@ -219,26 +219,6 @@ fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// What the registry's test needs of a kind.
-    pub struct Registered {
-        pub kind: &'static str,
-    }
-
-    impl Registered {
-        pub fn of<D: Document>() -> Registered {
-            Registered { kind: D::KIND }
-        }
-    }
-
-    #[test]
-    fn each_kind_is_one_document() {
-        let mut kinds: Vec<&str> = registered().iter().map(|document| document.kind).collect();
-        let all = kinds.len();
-        kinds.sort_unstable();
-        kinds.dedup();
-        assert_eq!(kinds.len(), all, "{kinds:?}");
-    }
 
     #[test]
     fn a_file_after_a_bare_option_is_refused_with_the_new_spelling() {

@@ -12,6 +12,8 @@ pub mod misscurve;
 pub mod pagemap;
 pub mod pages;
 pub mod progress;
+#[cfg(test)]
+mod registry;
 pub mod report;
 pub mod reproduction;
 pub mod sweep;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// The page sizes of a system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PageSizes {
     /// The sizes, smallest first.
     pub sizes: Vec<PageSizeOffer>,
@@ -17,6 +18,7 @@ pub struct PageSizes {
 
 /// A page size, and the ways to get such pages now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PageSizeOffer {
     /// The page size.
     pub page_bytes: PageSize,
@@ -50,8 +52,10 @@ impl PageSizes {
 
 /// The page sizes that were asked for, and the pages that each process has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PageSizeChange {
     /// The page size of each part.
+    #[cfg_attr(feature = "schema", schemars(with = "std::collections::BTreeMap<String, String>"))]
     pub asked: PartSizes,
     /// The processes, in the order of operands or of their start.
     pub processes: Vec<ProcessChange>,
@@ -66,6 +70,7 @@ impl Document for PageSizeChange {
 
 /// A process whose page sizes were to change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProcessChange {
     /// The process ID; `None` if the operand names no process.
     pub pid: Option<u32>,

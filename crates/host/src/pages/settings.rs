@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 /// When the kernel gives anonymous memory large pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// Wherever they fit.

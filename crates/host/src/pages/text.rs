@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 /// What became of a file's code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileText {
     /// The file.
     pub path: PathBuf,

@@ -24,6 +24,7 @@ const PRESENT: u64 = 1 << 63;
 
 /// Bytes that are not on the pages asked for, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Why {
     /// How many.
     pub bytes: u64,
@@ -33,10 +34,13 @@ pub struct Why {
 
 /// What became of one part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PartVerdict {
     /// Which.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub part: MemoryPart,
     /// What was asked for.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub asked: PageSizeRequest,
     /// In memory.
     pub resident_bytes: u64,
@@ -50,6 +54,7 @@ pub struct PartVerdict {
 
 /// What became of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
     /// Which.
     pub pid: u32,

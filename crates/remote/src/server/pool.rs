@@ -112,6 +112,7 @@ pub struct Pool {
 
 /// A server's report on itself for its users, also at `/report`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ServerReport {
     /// The version of the server's pagetax.
     pub version: String,
@@ -145,6 +146,7 @@ impl Document for ServerReport {
 
 /// A server's report on one client.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ClientReport {
     /// The client's address, without the port.
     pub address: String,

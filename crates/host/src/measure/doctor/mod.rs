@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 /// The machine's free memory by block size. It shows if huge pages are available without compaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FreeMemory {
     /// The size of the smallest block.
     pub base_page_bytes: u64,
@@ -33,6 +34,7 @@ pub struct FreeMemory {
 
 /// The counts of compaction, which moves pages to make large free blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Compaction {
     /// The number of faults and collapses that waited for compaction, since boot.
     pub stall_count: u64,
@@ -66,6 +68,7 @@ impl Compaction {
 
 /// The findings of the doctor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Examination {
     /// The findings, one for each feature.
     pub findings: Vec<Finding>,
@@ -76,6 +79,7 @@ pub struct Examination {
 
 /// The findings, and the machine that they were made on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Doctor {
     /// The findings.
     #[serde(flatten)]

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The page at an address, if there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case", tag = "state", content = "page")]
 pub enum Pages {
     /// The address is in no mapping.
@@ -19,6 +20,7 @@ pub enum Pages {
 
 /// A range of addresses with the same change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Change {
     /// The first address of the range.
     pub start: VirtAddr,
@@ -34,6 +36,7 @@ pub struct Change {
 
 /// The changes of a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProcessChanges {
     /// The id of the process.
     pub pid: u32,
@@ -43,6 +46,7 @@ pub struct ProcessChanges {
 
 /// The changes between two maps of the same processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PageMapDiff {
     /// The processes, in the order of the maps.
     pub processes: Vec<ProcessChanges>,

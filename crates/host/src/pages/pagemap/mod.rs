@@ -31,6 +31,7 @@ use std::collections::BTreeMap;
 
 /// The mappings of a process, with the pages that map them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PageMap {
     /// The id of the process.
     pub pid: u32,
@@ -49,6 +50,7 @@ pub struct PageMap {
 
 /// The maps of some processes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PageMaps {
     /// The maps, in the order of the operands.
     pub maps: Vec<PageMap>,
@@ -60,6 +62,7 @@ impl Document for PageMaps {
 
 /// A mapping: one line of /proc/PID/maps.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Mapping {
     /// The first address of the mapping.
     pub start: VirtAddr,
@@ -108,6 +111,7 @@ pub struct Mapping {
 
 /// Huge pages of a mapping of which only the number is known (before Linux 6.7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Unplaced {
     /// The size of these pages.
     pub page: PageSize,
@@ -126,6 +130,7 @@ struct Amounts {
 
 /// The advice about transparent huge pages that a mapping has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum HugePageAdvice {
     /// The advice MADV_HUGEPAGE, to use huge pages.
@@ -136,6 +141,7 @@ pub enum HugePageAdvice {
 
 /// The part of a program that a mapping is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Segment {
     /// Code: a private and executable mapping of a file.
@@ -160,6 +166,7 @@ pub enum Segment {
 
 /// A range of addresses with one page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Run {
     /// The first address of the range.
     pub start: VirtAddr,

@@ -58,6 +58,7 @@ pub const SEEDS_MIN: u64 = 9;
 
 /// Published figures beside simulated ones.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Reproduction {
     /// Seeds of every run: from 1 up to this number.
     pub seeds: u64,
@@ -75,6 +76,7 @@ impl Document for Reproduction {
 
 /// A file's figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Compared {
     /// As given to `reproduce`.
     pub name: String,
@@ -90,6 +92,7 @@ pub struct Compared {
 
 /// A figure, published and simulated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Row {
     /// The row of a published table, by its heading; empty for single figures.
     pub key: BTreeMap<String, f64>,
@@ -119,6 +122,7 @@ pub struct Row {
 
 /// The verdict of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// A figure within its tolerance.
@@ -135,6 +139,7 @@ pub enum Verdict {
 
 /// A figure over all seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Spread {
     /// The middle one; of an even number, the mean of both.
     pub median: f64,

@@ -38,6 +38,7 @@ const TABLES: &[(&str, &str)] = &[
 
 /// How a simulated figure relates to the published one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// A constant of the model was fitted to it.

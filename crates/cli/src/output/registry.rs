@@ -1,0 +1,106 @@
+//! The registry of JSON documents: each kind is unique, described, has its schema, and is read back as written.
+//!
+//! docs/schema has a JSON Schema for each kind, and docs/schema/examples a document. If PAGETAX_BLESS is set, the
+//! test writes the schemas. Invariant: a schema only gains keys; the test refuses to write one that lost any.
+
+use super::documents::registered;
+use pagetax_core::document::{self, Document, SCHEMA};
+use pagetax_core::report::Run;
+use pagetax_remote::server::pool::ServerReport;
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+/// A kind of document, with its type erased.
+pub struct Registered {
+    kind: &'static str,
+    schema: Value,
+    /// Reads a document and writes it again.
+    rewrite: fn(&str) -> anyhow::Result<String>,
+}
+
+impl Registered {
+    pub fn of<D: Document + DeserializeOwned + JsonSchema>() -> Registered {
+        let settings = SchemaSettings::draft2020_12().for_serialize();
+        let mut schema = settings.into_generator().into_root_schema_for::<D>().to_value();
+        let properties = schema["properties"].as_object_mut().expect("a document is an object");
+        properties.insert("schema".into(), json!({"const": SCHEMA}));
+        properties.insert("kind".into(), json!({"const": D::KIND}));
+        let required = schema["required"].as_array_mut().expect("a document has keys");
+        required.extend(["schema".into(), "kind".into()]);
+        let rewrite = |text: &str| Ok(document::from_json::<D>(text)?.to_json()?);
+        Registered { kind: D::KIND, schema, rewrite }
+    }
+}
+
+/// Returns the documents of all commands, and those that are parts or single entries of others.
+fn all() -> Vec<Registered> {
+    let mut all = registered();
+    all.extend([Registered::of::<Run>(), Registered::of::<ServerReport>()]);
+    all
+}
+
+fn docs() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")
+}
+
+/// Returns the path of each key that a schema knows.
+fn keys(schema: &Value, path: &str, keys: &mut BTreeSet<String>) {
+    match schema {
+        Value::Object(map) => {
+            for (name, value) in map {
+                let path = format!("{path}/{name}");
+                if path.ends_with(&format!("/properties/{name}")) {
+                    keys.insert(path.clone());
+                }
+                self::keys(value, &path, keys);
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|value| self::keys(value, path, keys)),
+        _ => {}
+    }
+}
+
+#[test]
+fn each_kind_is_unique_and_described() {
+    let report = std::fs::read_to_string(docs().join("report.md")).unwrap();
+    let mut seen = BTreeSet::new();
+    for Registered { kind, .. } in all() {
+        assert!(seen.insert(kind), "two documents are of kind {kind}");
+        let heading = format!("## `kind: \"{kind}\"`");
+        assert!(report.contains(&heading), "docs/report.md does not describe {kind}");
+    }
+}
+
+#[test]
+fn each_schema_is_committed_and_only_gains_keys() {
+    for Registered { kind, schema, .. } in all() {
+        let path = docs().join(format!("schema/{kind}.json"));
+        let text = format!("{schema:#}\n");
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        if text == committed {
+            continue;
+        }
+        let bless = std::env::var_os("PAGETAX_BLESS").is_some();
+        assert!(bless, "{} is out of date; set PAGETAX_BLESS=1 to write it", path.display());
+        let [mut before, mut after] = [BTreeSet::new(), BTreeSet::new()];
+        keys(&serde_json::from_str(&committed).unwrap_or_default(), "", &mut before);
+        keys(&schema, "", &mut after);
+        let lost: Vec<_> = before.difference(&after).collect();
+        assert!(lost.is_empty(), "{kind} lost {lost:?}; keys are only ever added");
+        std::fs::write(&path, text).unwrap();
+    }
+}
+
+#[test]
+fn each_example_is_read_back_as_written() {
+    for Registered { kind, rewrite, .. } in all() {
+        let path = docs().join(format!("schema/examples/{kind}.json"));
+        let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{kind}: {error}"));
+        let again = rewrite(&text).unwrap_or_else(|error| panic!("{kind}: {error:#}"));
+        assert_eq!(again, text, "{kind}");
+    }
+}
