@@ -37,7 +37,7 @@ pub struct Args {
     outputs: Outputs<Calibration>,
 }
 
-/// `pagetax calibrate`
+/// Runs `pagetax calibrate`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let remedy = "\n  remedy: see `pagetax doctor` for what this machine allows";
     let unmet = |error: anyhow::Error| exit::with(exit::UNMET, error);
@@ -101,7 +101,7 @@ fn render(calibration: &Calibration) -> String {
     out
 }
 
-/// Three digits: walks are shorter than [`Nanos`] prints.
+/// Formats a time to 0.1 ns below 100 ns; [`Nanos`] prints whole nanoseconds.
 fn ns(ns: f64) -> String {
     if ns.abs() < 100.0 { format!("{ns:.1} ns") } else { Nanos(ns.round() as u64).to_string() }
 }

@@ -88,7 +88,7 @@ struct Sizes {
     stack: u64,
 }
 
-/// `pagetax cc ARGS…`
+/// Runs `pagetax cc ARGS…`.
 pub fn run(args: Args, driver: Driver) -> Result<ExitCode> {
     let (sizes, mut rest) = split(args.args)?;
     // Kept until the compiler is done.
@@ -119,7 +119,7 @@ pub fn run(args: Args, driver: Driver) -> Result<ExitCode> {
     Ok(u8::try_from(status.code().unwrap_or(125)).unwrap_or(exit::WRAPPER_FAILED).into())
 }
 
-/// Our options, and the others.
+/// Separates pagetax's options from the compiler's.
 fn split(args: Vec<OsString>) -> Result<(Sizes, Vec<OsString>)> {
     let (mut sizes, mut rest) = (Sizes::default(), Vec::new());
     for arg in args {

@@ -32,7 +32,7 @@ pub struct Args {
     outputs: Outputs<Comparison>,
 }
 
-/// `pagetax compare A.json B.json`
+/// Runs `pagetax compare A.json B.json`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let comparison = compare(&read(&args.first)?, &read(&args.second)?);
     if !comparison.incomparable.is_empty() && !args.force {

@@ -108,7 +108,7 @@ pub struct Args {
 /// The page sizes to try when none are given.
 const SIZES: [&str; 4] = ["4K,64K,2M", "stack=2M", "text=2M", "heap=2M,stack=2M,text=2M"];
 
-/// `pagetax diagnose -- COMMAND`
+/// Runs `pagetax diagnose -- COMMAND`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let tunables = std::env::var("GLIBC_TUNABLES").ok();
     let (recipes, skipped) = recipes(&args, tunables.as_deref(), &PageSettings::host())?;
@@ -163,7 +163,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })
 }
 
-/// What a trace's walks take on base pages, at this machine's prices.
+/// Returns the time of a trace's walks on base pages, at this machine's costs.
 fn recorded(path: &Path) -> Result<Translation> {
     calibrate::cached()
         .map_err(|why| exit::with(exit::UNMET, anyhow!("{why}: --trace needs its costs")))?;
@@ -174,7 +174,7 @@ fn recorded(path: &Path) -> Result<Translation> {
     Ok(Translation::Recorded { low_ns, ns, high_ns })
 }
 
-/// The command, or this program with the built-in job.
+/// Returns the command, or this program with the built-in job.
 fn argv(args: &Args) -> Result<Vec<OsString>> {
     if !args.command.is_empty() {
         return Ok(args.command.clone());
@@ -207,7 +207,7 @@ impl Code {
     }
 }
 
-/// The trials that can be made, the command as it is first, and those that cannot.
+/// Returns the trials that can run, the command as it is first, and those that cannot.
 fn recipes(
     args: &Args,
     tunables: Option<&str>,
@@ -299,7 +299,7 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
     }
 }
 
-/// All but the warnings.
+/// Assembles the diagnosis, without its warnings.
 fn diagnosis_of(
     launch: &TrialCommand,
     recipes: &[Recipe],
@@ -329,7 +329,7 @@ fn diagnosis_of(
     }
 }
 
-/// Where the time of one run of the command as it is went; translation by the best source there is.
+/// Returns the budget of one run of the command as it is, with translation from the best source.
 fn budget_of(
     run: &Finished,
     watched: &Watched,
@@ -375,7 +375,7 @@ mod tests {
         args: Args,
     }
 
-    /// As kernels before Linux 6.8 are: with one size for all, under the setting of the whole system.
+    /// Makes the settings of a kernel before Linux 6.8: one size, under the setting of the whole system.
     fn without_medium_sizes() -> (tempfile::TempDir, PageSettings) {
         let directory = tempfile::tempdir().unwrap();
         let thp = directory.path().join("transparent_hugepage");

@@ -33,7 +33,7 @@ pub struct Args {
     repair: bool,
 }
 
-/// `pagetax doctor`
+/// Runs `pagetax doctor`.
 pub fn run(args: Args) -> Result<ExitCode> {
     if args.repair {
         repair().map_err(|error| exit::with(exit::UNMET, error))?;
@@ -101,7 +101,7 @@ fn fragmentation(free: &FreeMemory) -> String {
     )
 }
 
-/// Since the machine started.
+/// Describes compaction since the machine started.
 fn compaction(state: &Compaction) -> String {
     let beforehand = match state.proactiveness {
         Some(0) => "; none is done beforehand (vm.compaction_proactiveness = 0)".into(),

@@ -27,7 +27,7 @@ pub const INTERRUPTED: u8 = 128 + 2;
 /// 128 + SIGPIPE: whoever read our output has had enough.
 pub const CLOSED_PIPE: u8 = 128 + 13;
 
-/// As env(1), of a command that cannot be started.
+/// Returns the exit code of env(1) for a command that cannot be started.
 pub fn of_program(error: &ProgramError) -> u8 {
     match error {
         ProgramError::NotFound(_) => NOT_FOUND,
@@ -36,7 +36,7 @@ pub fn of_program(error: &ProgramError) -> u8 {
     }
 }
 
-/// As env(1), of a trial that did not come to its end.
+/// Adds the exit code of env(1) for a trial that failed.
 pub fn of_trial(error: TrialError) -> anyhow::Error {
     let code = match error {
         TrialError::Program(ref error) => of_program(error),
@@ -46,7 +46,7 @@ pub fn of_trial(error: TrialError) -> anyhow::Error {
     with(code, error)
 }
 
-/// For `--help`.
+/// Lists the exit codes for `--help`.
 pub fn meanings() -> String {
     format!(
         "Exit codes: {FINE} fine; {THRESHOLD_FAILED} a threshold or a verification failed; \
@@ -62,7 +62,7 @@ pub struct WithCode {
     source: anyhow::Error,
 }
 
-/// The error, with the exit code that it asks for.
+/// Adds the exit code that an error calls for.
 pub fn with(code: u8, error: impl Into<anyhow::Error>) -> anyhow::Error {
     WithCode { code, source: error.into() }.into()
 }
@@ -79,12 +79,12 @@ impl std::error::Error for WithCode {
     }
 }
 
-/// What the process ends with for this error.
+/// Returns the exit code of the process for an error.
 pub fn code_of(error: &anyhow::Error) -> ExitCode {
     error.downcast_ref::<WithCode>().map_or(BAD_INPUT, |with| with.code).into()
 }
 
-/// Whether the reader of our output went away, which is no failure of ours.
+/// Returns true if the reader of our output went away, which is no failure of ours.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()

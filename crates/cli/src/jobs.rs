@@ -27,14 +27,14 @@ const JOB_BYTES_MAX: u64 = 1 << 20;
 #[command(before_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
-    action: Option<Action>,
+    action: Option<JobAction>,
 
     #[command(flatten)]
     outputs: Outputs<JobCatalog>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum JobAction {
     /// Print a job's parameters and its text, as a job file
     #[command(before_help = EXAMPLES)]
     Show {
@@ -43,16 +43,16 @@ enum Action {
     },
 }
 
-/// `pagetax jobs [show JOB]`
+/// Runs `pagetax jobs [show JOB]`.
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.action {
         None => args.outputs.print(&catalog(), list)?,
-        Some(Action::Show { job }) => output::print(&show(&load(&job)?))?,
+        Some(JobAction::Show { job }) => output::print(&show(&load(&job)?))?,
     }
     Ok(exit::FINE.into())
 }
 
-/// The job of this name or in this file.
+/// Returns the job of this name or in this file.
 ///
 /// # Errors
 /// For unknown names, unreadable files and mistakes in them, each with its remedy.
@@ -74,7 +74,7 @@ pub fn load(name: &str) -> Result<Job> {
     Ok(Job::parse(&read(path)?, name)?)
 }
 
-/// A trace is a job: what its program did.
+/// Returns the job that makes the same accesses as a trace.
 fn of_trace(path: &Path) -> Result<Job> {
     let trace = open_trace(path)?;
     let (what, said) = (trace.head.title(), trace.notes.len());
@@ -113,7 +113,7 @@ fn list(catalog: &JobCatalog) -> String {
         + "\nRun one with `pagetax run JOB`, read one with `pagetax jobs show JOB`.\n"
 }
 
-/// The parameters as comments and the text below, so that the whole is a job file again.
+/// Renders a job file: the parameters as comments, then the job's text.
 fn show(job: &Job) -> String {
     let mut out = format!("# {}: {}\n", job.name(), job.summary());
     if !job.source().is_empty() {

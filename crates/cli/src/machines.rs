@@ -28,12 +28,12 @@ Examples:
   pagetax machines show sim:sparcstation-1
                                 every constant of a model, with its source";
 
-/// What jobs may do to this machine, and where their network memory goes.
+/// The limits of jobs on this machine, and the store of their network memory.
 #[derive(Debug, Clone, Default)]
 pub struct Here {
-    /// Of locks and of free memory.
+    /// The limits of locks and of free memory.
     pub limits: Limits,
-    /// None: pages are compressed inside the process.
+    /// The store; without one, pages are compressed inside the process.
     pub store: Option<Arc<dyn PageStore>>,
 }
 
@@ -62,14 +62,14 @@ const NATIVE: &[Native] = &[
 #[command(before_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
-    action: Option<Action>,
+    action: Option<MachineAction>,
 
     #[command(flatten)]
     outputs: Outputs<MachineCatalog>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum MachineAction {
     /// Print what is known of a machine
     #[command(before_help = EXAMPLES)]
     Show {
@@ -78,16 +78,16 @@ enum Action {
     },
 }
 
-/// `pagetax machines [show MACHINE]`
+/// Runs `pagetax machines [show MACHINE]`.
 pub fn run(args: Args) -> Result<ExitCode> {
     match args.action {
         None => args.outputs.print(&catalog(), list)?,
-        Some(Action::Show { machine }) => output::print(&show(&machine)?)?,
+        Some(MachineAction::Show { machine }) => output::print(&show(&machine)?)?,
     }
     Ok(exit::FINE.into())
 }
 
-/// The machine of this name: `host`, `null`, `sim:MODEL` or `sim:FILE.toml`.
+/// Returns the machine of this name: `host`, `null`, `sim:MODEL` or `sim:FILE.toml`.
 ///
 /// # Errors
 /// For unknown names, with the nearest known one, and for models that are no possible machine.
@@ -95,7 +95,7 @@ pub fn open(name: &str) -> Result<Box<dyn Machine>> {
     open_here(name, &Here::default())
 }
 
-/// The same, if it is this machine with more than the defaults.
+/// Does the same as [`open`], with these limits and this store for the real machine.
 pub fn open_here(name: &str, here: &Here) -> Result<Box<dyn Machine>> {
     if let Some((.., make)) = NATIVE.iter().find(|(known, ..)| *known == name) {
         return Ok(make(here));
@@ -106,8 +106,8 @@ pub fn open_here(name: &str, here: &Here) -> Result<Box<dyn Machine>> {
     }
 }
 
-/// A model by name, or from a file. The one that stands for this machine takes its costs from this
-/// machine's calibration, where there is one.
+/// Returns a model by name, or from a file. The model of this machine takes its costs from the calibration, if
+/// there is one.
 pub fn model_of(model: &str, name: &str) -> Result<Model> {
     let is_file = model.contains('/') || model.ends_with(".toml");
     if !is_file && models::text(model).is_none() {
@@ -163,7 +163,7 @@ fn report_machine(spec: &MachineSpec) -> ReportMachine {
     ReportMachine { name: spec.name.clone(), kind: spec.kind, validated }
 }
 
-/// What a plan needs to know of the machine, and the constants of its model.
+/// Renders a machine's facts and the constants of its model.
 fn show(name: &str) -> Result<String> {
     let mut out = show_spec(&open(name)?.spec());
     if let Some(model) = name.strip_prefix(SIM) {
@@ -178,7 +178,7 @@ fn show(name: &str) -> Result<String> {
     Ok(out)
 }
 
-/// What the machine's numbers are worth, with the jobs that it was checked with.
+/// Describes the trust in a machine's numbers, with the jobs that it was checked with.
 fn trust_of(spec: &MachineSpec) -> String {
     match spec.validated_jobs.as_slice() {
         [] => trust(&report_machine(spec)).into(),

@@ -29,7 +29,6 @@ mod reproduce;
 mod run;
 mod serve;
 mod servers;
-mod threshold;
 mod trapstat;
 mod whatif;
 

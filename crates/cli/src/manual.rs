@@ -26,7 +26,7 @@ pub struct CompletionsArgs {
     shell: clap_complete::Shell,
 }
 
-/// `pagetax man DIRECTORY`
+/// Runs `pagetax man DIRECTORY`.
 pub fn man(args: ManArgs) -> Result<ExitCode> {
     let directory = &args.directory;
     std::fs::create_dir_all(directory)
@@ -40,7 +40,7 @@ pub fn man(args: ManArgs) -> Result<ExitCode> {
     Ok(exit::FINE.into())
 }
 
-/// `pagetax completions SHELL`
+/// Runs `pagetax completions SHELL`.
 pub fn completions(args: CompletionsArgs) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "pagetax", &mut script);

@@ -22,7 +22,7 @@ pub struct TlsArgs {
 }
 
 impl TlsArgs {
-    /// The files, if TLS is asked for.
+    /// Returns the files, if TLS is asked for.
     pub fn files(&self) -> Option<Files> {
         Some(Files {
             certificate: self.tls_cert.clone()?,
@@ -55,7 +55,7 @@ impl ServersArgs {
         &self.servers
     }
 
-    /// Whether to look for servers.
+    /// Returns true if servers are to be looked for.
     pub fn discover(&self) -> bool {
         self.discover
     }

@@ -56,7 +56,7 @@ fn percent(text: &str) -> Result<f64, String> {
     }
 }
 
-/// `pagetax misscurve [TRACE] [-- COMMAND]`
+/// Runs `pagetax misscurve [TRACE] [-- COMMAND]`.
 pub fn run(args: Args) -> Result<ExitCode> {
     args.outputs.check_writable()?;
     let source = args.source.open()?;

@@ -26,7 +26,7 @@ pub struct Args {
     outputs: Outputs<PageSizes>,
 }
 
-/// `pagetax pagesize [-a]`
+/// Runs `pagetax pagesize [-a]`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let base = PageSize::new(rustix::param::page_size() as u64)
         .map_err(|error| exit::with(exit::UNMET, anyhow!(error)))?;

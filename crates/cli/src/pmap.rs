@@ -79,7 +79,7 @@ pub struct Args {
     operands: Vec<String>,
 }
 
-/// `pagetax pmap`
+/// Runs `pagetax pmap`.
 pub fn run(args: Args) -> Result<ExitCode> {
     match &args.diff {
         None => show(&args),
@@ -148,7 +148,7 @@ fn render(args: &Args, map: &PageMap) -> Result<String> {
     })
 }
 
-/// What the rows cannot say of themselves.
+/// Prints remarks on rows that may mislead.
 fn hints(args: &Args, map: &PageMap) {
     if map.unsettled {
         output::note(&format!(
@@ -171,7 +171,7 @@ fn hints(args: &Args, map: &PageMap) {
     }
 }
 
-/// `--diff TIME PID…`
+/// Runs `--diff TIME PID…`.
 fn watch(args: &Args, time: Duration) -> Result<ExitCode> {
     let before = args.operands.iter().map(|operand| map_of(args, operand));
     let before = before.collect::<Result<Vec<_>>>()?;
@@ -180,7 +180,7 @@ fn watch(args: &Args, time: Duration) -> Result<ExitCode> {
     print_changes(args, &before, &after.collect::<Result<Vec<_>>>()?)
 }
 
-/// `--diff BEFORE.json AFTER.json`
+/// Runs `--diff BEFORE.json AFTER.json`.
 fn compare(args: &Args, first: &Path) -> Result<ExitCode> {
     let [second] = args.operands.as_slice() else {
         bail!(

@@ -80,7 +80,7 @@ pub struct Args {
     operands: Vec<OsString>,
 }
 
-/// `pagetax ppgsz`
+/// Runs `pagetax ppgsz`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let own = |error| exit::with(exit::WRAPPER_FAILED, error);
     let options = args.options.iter().map(String::as_str);
@@ -97,14 +97,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// The table of all verdicts; nothing if there are none.
+/// Renders the table of all verdicts; nothing if there are none.
 fn table(processes: &[ProcessChange]) -> String {
     let verdicts: Vec<_> =
         processes.iter().filter_map(|process| process.verdict.as_ref()).collect();
     if verdicts.is_empty() { String::new() } else { pages::verdicts(&verdicts) }
 }
 
-/// The same without the small helpers that a command starts, but for their number.
+/// Renders the table of processes that fill a huge page, and the number of all others.
 fn table_of_large(mut processes: Vec<ProcessChange>, huge_bytes: u64) -> String {
     let all = processes.len();
     let resident = |process: &ProcessChange| {

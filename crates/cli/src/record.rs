@@ -2,7 +2,7 @@
 
 use crate::exit;
 use crate::output;
-use crate::recorded::{Command, Source};
+use crate::recorded::{EngineCommand, Source};
 use anyhow::{Result, bail};
 use pagetax_core::replay::ThreadTotals;
 use pagetax_core::units::Bytes;
@@ -43,7 +43,7 @@ pub struct Args {
     source: Source,
 }
 
-/// `pagetax record -o FILE -- COMMAND`
+/// Runs `pagetax record -o FILE -- COMMAND`.
 pub fn run(args: Args) -> Result<ExitCode> {
     args.output.iter().try_for_each(|path| output::check_writable(path))?;
     let code = match (&args.output, &args.source.trace, args.import) {
@@ -60,7 +60,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(code.into())
 }
 
-fn record(command: &Command, output: &Path) -> Result<u8> {
+fn record(command: &EngineCommand, output: &Path) -> Result<u8> {
     let head = Head {
         command: command.words(),
         recorded_by: command.engine.kind.to_string(),

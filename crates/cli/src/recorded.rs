@@ -24,7 +24,7 @@ pub enum EngineChoice {
     Native,
 }
 
-/// What a subcommand looks at.
+/// The program or the trace that a subcommand observes.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Source {
     /// Follow children, and what they execute
@@ -44,16 +44,16 @@ pub struct Source {
     pub command: Vec<OsString>,
 }
 
-/// A source that can be had.
+/// A source that is ready.
 pub enum Recorded {
-    /// To be run.
-    Live(Box<Command>),
-    /// On disk.
+    /// A command that is to run.
+    Live(Box<EngineCommand>),
+    /// A trace on disk.
     Trace(Box<Trace>),
 }
 
 /// A command under the engine that fits.
-pub struct Command {
+pub struct EngineCommand {
     /// The engine.
     pub engine: Engine,
     /// The program.
@@ -62,11 +62,11 @@ pub struct Command {
     follow: bool,
 }
 
-/// How it went.
+/// The end of an observation.
 pub struct SourceOutcome {
-    /// What the process ends with: the program's own.
+    /// The exit code: the program's own.
     pub code: u8,
-    /// Things to know.
+    /// Limits of the numbers, for the reader.
     pub notes: Vec<String>,
 }
 
@@ -82,11 +82,11 @@ impl Source {
         }
     }
 
-    /// The command alone.
-    pub fn command(&self) -> Result<Command> {
+    /// Prepares the command, for subcommands that take no trace.
+    pub fn command(&self) -> Result<EngineCommand> {
         let name = self.command.first().context("no command\n  remedy: name one after --")?;
         let (engine, program) = engine_for(name, self.engine, self.follow, false)?;
-        Ok(Command { engine, program, argv: self.command.clone(), follow: self.follow })
+        Ok(EngineCommand { engine, program, argv: self.command.clone(), follow: self.follow })
     }
 }
 
@@ -153,8 +153,8 @@ pub fn open_trace(path: &Path) -> Result<Trace> {
     Ok(trace)
 }
 
-impl Command {
-    /// As given.
+impl EngineCommand {
+    /// Returns the words of the command line.
     pub fn words(&self) -> Vec<String> {
         self.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect()
     }
@@ -216,7 +216,7 @@ impl Recorded {
         }
     }
 
-    /// In a few words.
+    /// Describes it in a few words.
     pub fn title(&self) -> String {
         match self {
             Recorded::Live(command) => command.words().join(" "),

@@ -73,7 +73,7 @@ fn parse_resident(text: &str) -> Result<Bytes> {
     }
 }
 
-/// `pagetax remote -- COMMAND`
+/// Runs `pagetax remote -- COMMAND`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let library = library().map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
     let program = reachable(&args.command[0])?;
@@ -140,7 +140,7 @@ fn with_code(error: ProgramError) -> anyhow::Error {
     exit::with(exit::of_program(&error), error)
 }
 
-/// Why nothing of ours can be loaded into a program, and what to do about it; none if it can be.
+/// Returns the reason why our library cannot be loaded into a program, with a hint; None if it can be.
 fn unreachable_because(program: &Program) -> Option<(&'static str, &'static str)> {
     // What is no ELF file the kernel may know to run; by what, is not known.
     let architecture = program.architecture?;

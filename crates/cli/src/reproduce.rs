@@ -34,7 +34,7 @@ pub struct Args {
     list: bool,
 }
 
-/// `pagetax reproduce [NAME…]`
+/// Runs `pagetax reproduce [NAME…]`.
 pub fn run(args: Args) -> Result<ExitCode> {
     if args.list {
         output::print(&list()?)?;

@@ -4,7 +4,6 @@ use crate::machines::Here;
 use crate::memory_servers::CopiesArgs;
 use crate::output::documents::Outputs;
 use crate::output::{self, columns, progress::Progress, report, sweep};
-use crate::threshold::{Threshold, Verdict};
 use crate::{exit, jobs, machines};
 use anyhow::{Result, anyhow, bail};
 use pagetax_core::job::Job;
@@ -13,6 +12,7 @@ use pagetax_core::plan::Plan;
 use pagetax_core::quantity::Params;
 use pagetax_core::report::{Recording, Run, Runs, Warning};
 use pagetax_core::sweep::Sweep;
+use pagetax_core::threshold::{Judgement, Threshold};
 use pagetax_core::units::Nanos;
 use pagetax_host::run::guard::Limits;
 use pagetax_remote::pager::Log;
@@ -80,7 +80,7 @@ pub struct Args {
 /// Names and values.
 type Settings = Vec<(String, String)>;
 
-/// Of what commas part, that with a name begins a setting, and the rest are further values of it.
+/// Parses `NAME=VALUE,…`. A part without a name is a further value of the setting before it.
 fn parse_settings(text: &str) -> Result<Settings> {
     let mut settings = Settings::new();
     for part in text.split(',') {
@@ -102,7 +102,7 @@ fn parse_interval(text: &str) -> Result<Nanos> {
     }
 }
 
-/// `pagetax run JOB`
+/// Runs `pagetax run JOB`.
 pub fn run(args: Args) -> Result<ExitCode> {
     let job = jobs::load(&args.job)?;
     let sweep = Sweep::new(&job, &args.settings.concat())?;
@@ -128,7 +128,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// Limits, and memory servers for regions with backing=remote.
+/// Opens memory servers for regions with backing=remote.
 fn here(args: &Args) -> Result<Here> {
     let lock_share_max = f64::from(args.lock_limit) / 100.0;
     let limits = Limits { lock_share_max, ..Limits::default() };
@@ -148,8 +148,8 @@ fn here(args: &Args) -> Result<Here> {
 /// A report, and why it ended early, if it did.
 type Outcome = (Run, Option<RunError>);
 
-/// Simulations first, over all cores; then what is measured, one after another, with the machine to
-/// itself. Reports in the order of the cases; after a measured run that ended early there are no more.
+/// Runs simulations first, on all cores. Measured runs follow one after another, with the machine to themselves.
+/// Reports are in the order of the cases; after a measured run that ended early there are no more.
 fn run_all(cases: &[Case]) -> Vec<Outcome> {
     let mut outcomes: Vec<Option<Outcome>> = cases.iter().map(|_| None).collect();
     let simulated: Vec<usize> = (0..cases.len()).filter(|i| cases[*i].is_simulated()).collect();
@@ -245,18 +245,18 @@ fn text(document: &Runs) -> String {
     }
 }
 
-/// All thresholds over all reports; a failed one outweighs one that could not be judged.
+/// Judges all reports by all thresholds; a failed threshold outweighs one that could not be judged.
 fn judge(runs: &[Run], thresholds: &[Threshold]) -> Result<ExitCode> {
     let mut code = exit::FINE;
     for threshold in thresholds {
         for run in runs {
             match threshold.judge(run) {
-                Verdict::Passed => {}
-                Verdict::Failed(why) => {
+                Judgement::Passed => {}
+                Judgement::Failed(why) => {
                     output::note(&format!("threshold failed: {why}"));
                     code = exit::THRESHOLD_FAILED;
                 }
-                Verdict::NotJudged(why) => {
+                Judgement::NotJudged(why) => {
                     output::note(&format!(
                         "threshold not judged: {why}\n  remedy: drop it, or run on a machine that \
                          has this reading (`pagetax doctor`)"
@@ -277,7 +277,7 @@ pub mod tests {
     use pagetax_core::counter::{Provenance, Reading};
     use pagetax_core::document::Document;
 
-    /// A run of a small job that a made-up host saw.
+    /// Makes the report of a small job on an invented machine.
     pub fn small_run() -> Run {
         let job = Job::builtin("tlb-gather").unwrap();
         let spec = crate::machines::open("null").unwrap().spec();

@@ -33,7 +33,7 @@ const LOOK_FOR_FILES_EVERY: Duration = Duration::from_secs(5);
 const EXPIRES_SOON: Duration = Duration::from_secs(14 * 24 * 3600);
 /// How often it says so.
 const SAY_EVERY: Duration = Duration::from_secs(24 * 3600);
-/// What the process takes beside what it lends, at least: its code, threads and small buffers.
+/// The least memory that the process takes beside the lent memory: its code, threads and small buffers.
 const OWN_BYTES: u64 = 32 << 20;
 
 /// Lend memory to programs on other machines
@@ -98,7 +98,7 @@ pub struct Args {
     drain: bool,
 }
 
-/// `pagetax serve`
+/// Runs `pagetax serve`.
 pub fn run(args: Args) -> Result<ExitCode> {
     if args.drain {
         drain(&args)?;
@@ -169,7 +169,7 @@ fn check_memory(memory: Bytes) -> Result<()> {
     }
 }
 
-/// Other people's pages must not get into a core dump, nor be read by a debugger of the same user. A connection
+/// Prevents that pages of others get into a core dump or are read by a debugger of the same user. A connection
 /// takes two file descriptors: as many as may be had are taken.
 fn keep_to_ourselves() -> Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot forbid core dumps")?;
@@ -227,7 +227,7 @@ impl Certificates {
     }
 }
 
-/// What to say of a certificate that expires then; nothing while there is time.
+/// Returns the warning about a certificate that expires then; nothing while there is time.
 fn expiry_warning(now: SystemTime, expires: SystemTime) -> Option<String> {
     const REMEDY: &str = "put a new one in its place, which is read without a restart";
     match expires.duration_since(now) {

@@ -21,7 +21,7 @@ use std::fs::File;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// `pagetax trapstat [INTERVAL [COUNT]] [-- COMMAND]`
+/// Runs `pagetax trapstat [INTERVAL [COUNT]] [-- COMMAND]`.
 pub fn run(mut args: Args) -> Result<ExitCode> {
     args.operands = Operands::parse(&args.words)?;
     if args.operands.trace.is_some() && (args.pid.is_some() || !args.command.is_empty()) {

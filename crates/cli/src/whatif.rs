@@ -51,7 +51,7 @@ pub struct Args {
     source: Source,
 }
 
-/// `pagetax whatif [TRACE] [-- COMMAND]`
+/// Runs `pagetax whatif [TRACE] [-- COMMAND]`.
 pub fn run(args: Args) -> Result<ExitCode> {
     args.outputs.check_writable()?;
     let source = args.source.open()?;

@@ -62,7 +62,7 @@ fn with_archive() {
     assert!(status.success());
 }
 
-/// Percent on huge pages, and resident MB.
+/// Runs a program, and returns the percentage on huge pages and the resident MB.
 fn run(program: &Path) -> (u64, u64) {
     let output = Command::new(program).env_remove("LD_PRELOAD").output().unwrap();
     assert!(output.status.success(), "{output:?}");

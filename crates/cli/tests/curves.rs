@@ -13,7 +13,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A trace that goes ten times over 1000 pages.
+/// Writes a trace that goes ten times over 1000 pages.
 fn trace(folder: &Path) {
     let lap: String = (0..1000).map(|n| format!(" L {:x},8\n", (1 << 30) + n * 4096)).collect();
     std::fs::write(folder.join("lackey"), lap.repeat(10)).unwrap();
@@ -82,7 +82,7 @@ fn bad_input_gets_a_clear_word() {
 const READERS: &[&[&str]] =
     &[&["misscurve"], &["whatif"], &["trapstat"], &["run", "--on", "sim:x86-64-calibrated"]];
 
-/// What a reader says of a trace, and how it ends.
+/// Returns a reader's exit code for a trace, and its messages.
 fn read(reader: &[&str], trace: &str, at: &Path) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
     command.args(reader).arg(trace).current_dir(at).env("XDG_CACHE_HOME", at);

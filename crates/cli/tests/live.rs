@@ -49,7 +49,7 @@ impl Drop for Restored {
     }
 }
 
-/// The program in a directory that an ordinary user can reach.
+/// Copies the program to a directory that an ordinary user can reach.
 fn for_everybody() -> (tempfile::TempDir, std::path::PathBuf) {
     use std::os::unix::fs::{PermissionsExt, chown};
     let directory = tempfile::tempdir_in("/tmp").unwrap();
@@ -60,7 +60,7 @@ fn for_everybody() -> (tempfile::TempDir, std::path::PathBuf) {
     (directory, program)
 }
 
-/// Whether an ordinary user may see what the kernel does: by settings of the system.
+/// Returns true if the system's settings let an ordinary user sample kernel stacks.
 fn stacks_for_everybody() -> bool {
     let setting = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap();

@@ -37,7 +37,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Data misses in a million instructions, and half of their interval.
+/// Returns data misses in a million instructions, and half of their interval.
 fn rate(said: &str) -> (f64, f64) {
     let line = said.lines().find(|line| line.contains(": data misses in a million"));
     let line = line.unwrap_or_else(|| panic!("{said}"));

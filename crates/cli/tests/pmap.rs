@@ -103,7 +103,7 @@ fn make(recipe: &Recipe, file: &File) -> OwnedMapping {
     mapping
 }
 
-/// What root can see of a page without asking the page table.
+/// A page as root sees it without the page table.
 #[derive(Clone, Copy, PartialEq)]
 struct Seen {
     frame: u64,
@@ -121,7 +121,7 @@ fn word(file: &File, index: u64) -> u64 {
     file.read_exact_at(&mut bytes, index * 8).map_or(0, |()| u64::from_ne_bytes(bytes))
 }
 
-/// The mapping's pages; none where no page is in memory.
+/// Returns the mapping's pages; None where no page is in memory.
 fn walk(start: u64, pages: u64) -> Vec<Option<Seen>> {
     let pagemap = File::open("/proc/self/pagemap").unwrap();
     let flags = File::open("/proc/kpageflags").unwrap();
@@ -166,7 +166,7 @@ fn huge_bytes(start: u64) -> (u64, bool) {
     (sum, locked)
 }
 
-/// What `pmap -xsl` should print of a mapping; none where smaps and kpageflags alone cannot say.
+/// Returns the rows that `pmap -xsl` should print; None if smaps and kpageflags alone do not determine them.
 fn expected(mapping: &OwnedMapping, name: &str, mode: &str) -> Option<String> {
     let pages = mapping.len() as u64 / PAGE;
     let seen = walk(mapping.address(), pages);
@@ -223,7 +223,7 @@ fn expected(mapping: &OwnedMapping, name: &str, mode: &str) -> Option<String> {
     Some(text)
 }
 
-/// The rows of pmap, without title, headings and totals.
+/// Returns the rows of pmap, without title, headings and totals.
 fn printed(mapping: &OwnedMapping) -> String {
     let start = mapping.address();
     let range = format!("{start:x},{:x}", start + mapping.len() as u64);
@@ -295,7 +295,7 @@ fn rows_equal_a_walk_over_the_physical_pages() {
     });
 }
 
-/// A pool with at least this many free pages, for as long as the result lives.
+/// Enlarges a pool to at least this many free pages, for as long as the result lives.
 fn pool(settings: &PageSettings, size: PageSize, pages: u64) -> Option<Changed> {
     let path = settings.pool_path(size).join("nr_hugepages");
     let now: u64 = std::fs::read_to_string(&path).ok()?.trim().parse().ok()?;

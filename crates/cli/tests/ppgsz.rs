@@ -83,7 +83,7 @@ fn wait_for_line(child: &mut Child) {
 const NUMBERS: &str = "import random\nrandom.seed(1)\n\
                        print('\\n'.join(str(random.random()) for _ in range(1200000)))";
 
-/// Of all resident bytes of heap and anonymous memory, also those that no huge page fits.
+/// Counts all resident bytes of heap and anonymous memory, also those that no huge page fits.
 #[test]
 fn heaps_of_real_programs_come_on_huge_pages() {
     if !advised() || !preload_is_built() {
@@ -304,7 +304,7 @@ fn code_of_a_large_library_comes_on_huge_pages() {
     assert!(asked as f64 >= 0.9 * text.aligned_bytes as f64, "{document:#}");
 }
 
-/// How much of the code of a process lies on huge pages: anonymous ones, and the file's own.
+/// Returns the KB of a process's code on huge pages: anonymous ones, and the file's own.
 fn huge_code_kb(pid: &str) -> [u64; 2] {
     let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let (mut is_code, mut huge_kb) = (false, [0; 2]);

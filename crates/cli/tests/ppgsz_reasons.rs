@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-/// Of each case of reasons.c.
+/// The memory of each case of reasons.c.
 const BYTES: u64 = 32 << 20;
 
 fn is_root() -> bool {
@@ -65,7 +65,7 @@ impl Case {
         Case::start(command)
     }
 
-    /// What becomes of it when this is asked for.
+    /// Returns the document of a change with these options.
     fn asked(&self, options: &[&str]) -> Value {
         let output = run(&[options, &["--json", "-p", &self.pid]].concat());
         assert!(output.status.success(), "{}", stderr(&output));
@@ -221,7 +221,7 @@ fn a_heap_takes_what_the_pool_has_and_no_more() {
     }
 }
 
-/// As nobody.
+/// Runs a program as nobody.
 fn unprivileged(program: &Path, args: &[&str]) -> Output {
     Command::new(NOBODY[0]).args(&NOBODY[1..]).arg(program).args(args).output().unwrap()
 }

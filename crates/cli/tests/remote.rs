@@ -33,7 +33,7 @@ struct Waiting {
     output: BufReader<std::process::ChildStdout>,
 }
 
-/// None where this user may not page, and says so.
+/// Starts the program. Prints a skip and returns None if this user may not page.
 fn start(options: &[&str]) -> Option<Waiting> {
     let mut child = Command::new(PAGETAX)
         .args(["remote", "--resident", "12M"])
@@ -69,7 +69,7 @@ impl Waiting {
     }
 }
 
-/// What the program says in the end when it is not paged.
+/// Returns the program's output without paging.
 fn right_answer() -> String {
     let mut child = Command::new("/usr/bin/python3")
         .args(["-c", PAGES])
@@ -97,7 +97,7 @@ fn a_program_outlives_one_of_two_servers() {
     assert!(errors.contains("run on one machine"), "both replicas are on one machine: {errors}");
 }
 
-/// Long before the time for which a client that was killed could come back.
+/// Checks that pages go long before the time in which a killed client could come back.
 #[test]
 fn servers_have_their_memory_back_when_a_program_has_ended() {
     let server = Serve::any("64M");
@@ -159,7 +159,7 @@ fn servers_that_will_not_do_are_told_before_the_program_starts() {
     }
 }
 
-/// The report of a run of mmap3 on network memory; none, said so, where this user may not page.
+/// Runs mmap3 on network memory, and returns its report. Prints a skip if this user may not page.
 fn mmap3(settings: &str, options: &[&str]) -> Option<serde_json::Value> {
     let output = Command::new(PAGETAX)
         .args(["run", "mmap3", "--set", &format!("backing=remote,{settings}"), "--json"])
@@ -208,7 +208,7 @@ fn mmap3_runs_on_the_machine_of_its_time_and_tells_the_same() {
     assert_eq!(run["latency"]["page_in"]["provenance"], "modeled");
 }
 
-/// What a command under `pagetax remote` prints, and on stderr; none, said so, where nobody may page.
+/// Returns the output of a command under `pagetax remote`. Prints a skip if this user may not page.
 fn remote(options: &[&str], command: &[&str]) -> Option<(Output, String)> {
     let output = Command::new(PAGETAX)
         .args(["remote", "--resident", "12M"])
@@ -418,7 +418,7 @@ fn signals_that_a_program_waits_for_reach_it_with_servers_too() {
     }
 }
 
-/// None of them is a child without its memory: what fork refuses, they refuse.
+/// Checks that each way to make a child is refused, as fork is: the child would lack its memory.
 #[test]
 fn no_way_to_fork_leaves_pages_behind() {
     let folder = tempfile::tempdir().unwrap();

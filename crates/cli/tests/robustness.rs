@@ -42,7 +42,7 @@ fn garbage_files_are_refused() {
     }
 }
 
-/// Each built-in job, cut off or damaged at some places: parsing may succeed, but never panics.
+/// Parses each built-in job, cut off or damaged at some places: it may succeed, but never panics.
 #[test]
 fn damaged_jobs_do_not_panic() {
     let directory = tempfile::tempdir().unwrap();

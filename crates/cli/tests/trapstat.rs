@@ -25,8 +25,8 @@ fn trapstat(arguments: &[impl AsRef<OsStr>], folder: &Path) -> Output {
     command.output().unwrap()
 }
 
-/// The same output and status as without us, and tables that say something. Native samples have no code that is made
-/// at run time, and say so where there is no other.
+/// Checks that output and status are those without us, and that tables have numbers. Native samples lack code
+/// made at run time, and print so if there is no other.
 fn unharmed(engine: &[&str], command: &[&str], folder: &Path) {
     let native = Command::new(command[0])
         .args(&command[1..])
@@ -91,7 +91,7 @@ fn real_programs_come_through_qemu() {
     }
 }
 
-/// Whether the native engine's library was built, as it is with the workspace; says so if not.
+/// Returns true if the native engine's library was built, as it is with the workspace; else prints a skip.
 fn has_sampler() -> bool {
     let folder = Path::new(env!("CARGO_BIN_EXE_pagetax")).parent().unwrap();
     let is_built = folder.join("libpagetax_dbt.so").is_file();
@@ -166,7 +166,7 @@ fn programs_that_generate_code_come_through() {
     }
 }
 
-/// Compiled by cc from a line of C.
+/// Compiles a line of C by cc.
 fn compiled(name: &str, source: &str, options: &[&str], folder: &Path) -> String {
     let (c, program) = (folder.join(format!("{name}.c")), folder.join(name));
     std::fs::write(&c, source).unwrap();
@@ -199,7 +199,7 @@ fn static_short_and_greedy_programs_keep_their_status() {
     }
 }
 
-/// An ELF program of one segment, which begins with its code.
+/// Builds an ELF program of one segment, which begins with its code.
 fn elf(machine: u16, code: &[u8]) -> Vec<u8> {
     let base = 0x40_0000u64;
     let length = 120 + code.len() as u64;

@@ -13,27 +13,27 @@ use serde::{Deserialize, Serialize};
 /// The version of the document. Another version is measured again, never converted.
 pub const CALIBRATION_VERSION: u32 = 3;
 
-/// What a calibration is true of. Nothing in it changes with a reboot alone.
+/// The machine that a calibration belongs to. Nothing in it changes with a reboot alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Identity {
-    /// `model name` of /proc/cpuinfo.
+    /// The `model name` of /proc/cpuinfo.
     pub cpu_model: String,
-    /// CPUs online.
+    /// The number of CPUs online.
     pub cpu_count: u32,
-    /// Kernel release.
+    /// The kernel's release.
     pub kernel: String,
-    /// Installed memory.
+    /// The installed memory.
     pub memory_bytes: u64,
     /// `kvm`, `xen`, …; `none` on bare metal.
     pub hypervisor: String,
-    /// Whether the kernel keeps its own page tables (against Meltdown): every fault pays for it.
+    /// True if the kernel has page tables of its own (against Meltdown), which makes each fault slower.
     pub page_table_isolation: bool,
 }
 
 impl Identity {
-    /// What tells `other` from this machine, or none if they are alike. Memory may differ by an
-    /// eighth: firmware and ballooning take varying bites of it.
+    /// Returns the first difference between `other` and this machine, if there is one. Memory may differ by an
+    /// eighth, because firmware and ballooning take varying parts of it.
     pub fn difference(&self, other: &Identity) -> Option<String> {
         let differ = |what: &str, mine: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
             Some(format!("{what} is `{mine}` here and `{theirs}` there"))
@@ -65,13 +65,13 @@ impl Identity {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Spread {
-    /// Middle value in nanoseconds.
+    /// The median in nanoseconds.
     pub median_ns: f64,
-    /// A quarter of the repetitions lie below.
+    /// The lower quartile.
     pub low_ns: f64,
-    /// A quarter of the repetitions lie above.
+    /// The upper quartile.
     pub high_ns: f64,
-    /// How many.
+    /// The number of repetitions.
     pub repetitions: u32,
 }
 
@@ -86,7 +86,7 @@ impl Spread {
     }
 }
 
-/// What a page does in the kernel.
+/// An event of a page whose cost is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -108,7 +108,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// What it is, in a few words.
+    /// Describes it in a few words.
     pub fn meaning(self) -> &'static str {
         match self {
             FaultKind::AnonWrite => "first write, anonymous",
@@ -122,23 +122,23 @@ impl FaultKind {
     }
 }
 
-/// What one page of one size costs.
+/// The cost of one event for pages of one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FaultCost {
-    /// What happens to it.
+    /// The event.
     pub kind: FaultKind,
-    /// Its size.
+    /// The page size.
     pub page_bytes: u64,
-    /// CPU time for each page of `page_bytes`; absent when it could not be measured.
+    /// CPU time for each page of `page_bytes`; absent if it could not be measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Spread>,
-    /// Why it could not, and what would help.
+    /// The reason why it could not be measured, and a hint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// How the addresses of a walk measurement come about.
+/// The pattern of addresses of a walk measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -150,7 +150,7 @@ pub enum WalkPattern {
 }
 
 impl WalkPattern {
-    /// In a word.
+    /// Describes the pattern in three words.
     pub fn meaning(self) -> &'static str {
         match self {
             WalkPattern::Dependent => "each from the last",
@@ -163,44 +163,44 @@ impl WalkPattern {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WalkCost {
-    /// How addresses come about.
+    /// The pattern of addresses.
     pub pattern: WalkPattern,
-    /// The working set.
+    /// The memory that addresses are taken from.
     pub working_set_bytes: u64,
-    /// An access on base pages.
+    /// The time of an access on base pages.
     pub base: Spread,
-    /// An access on huge pages.
+    /// The time of an access on huge pages.
     pub huge: Spread,
     /// The difference, paired by repetition: what base pages add to an access.
     pub extra: Spread,
 }
 
-/// What one machine's memory operations cost.
+/// The costs of one machine's memory operations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Calibration {
-    /// [`CALIBRATION_VERSION`]
+    /// The version of the measurement, [`CALIBRATION_VERSION`].
     pub version: u32,
-    /// Of which machine.
+    /// The machine.
     pub identity: Identity,
-    /// Fewer repetitions and sizes.
+    /// True for fewer repetitions and sizes.
     pub quick: bool,
-    /// When, in seconds since 1970.
+    /// The time of the calibration, in seconds since 1970.
     pub taken_unix_s: u64,
-    /// How long it took.
+    /// The length of the calibration.
     pub took_ns: u64,
-    /// Size of a base page.
+    /// The size of a base page.
     pub base_page_bytes: u64,
-    /// Size of the huge page that walks are compared with.
+    /// The size of the huge page that walks are compared with.
     pub huge_page_bytes: u64,
-    /// By kind, then page size.
+    /// Costs of pages, by kind and page size.
     pub faults: Vec<FaultCost>,
-    /// By pattern, then working set.
+    /// Costs of accesses, by pattern and working set.
     pub walks: Vec<WalkCost>,
-    /// What could not be measured of walks, and why.
+    /// Walks that could not be measured, with the reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Why some of it may be wrong: see [`Calibration::doubts`].
+    /// Reasons to doubt some of it: see [`Calibration::doubts`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -215,15 +215,15 @@ const NOISE_SHARE_MAX: f64 = 0.5;
 const NOISE_FLOOR_NS: f64 = 1.0;
 
 impl Spread {
-    /// Whether its repetitions agree too little to be relied on.
+    /// Returns true if the repetitions differ too much for the median to be reliable.
     pub fn is_noisy(&self) -> bool {
         self.high_ns - self.low_ns > (NOISE_SHARE_MAX * self.median_ns.abs()).max(NOISE_FLOOR_NS)
     }
 }
 
 impl Calibration {
-    /// What its own figures say against it: repetitions that do not agree, and walks that cost less over
-    /// more memory, by more than their repetitions differ.
+    /// Returns reasons to doubt it: repetitions that do not agree, and walks that cost less over more memory, by
+    /// more than their repetitions differ.
     pub fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         for fault in &self.faults {
@@ -249,10 +249,9 @@ impl Calibration {
         doubts
     }
 
-    /// The same machine as it is now, by a few measurements taken again: their faults cost what they say,
-    /// and walks of a pattern as many times what they did as the one that was measured again does. In a
-    /// virtual machine a walk on base pages depends on how scattered the pages are that the kernel hands
-    /// out, and that changes by the minute.
+    /// Adapts the calibration to a few measurements that were taken again. Faults get their new costs. Walks of
+    /// a pattern are scaled as the one that was measured again. In a virtual machine the cost of a walk on base
+    /// pages depends on how scattered free pages are, which changes by the minute.
     pub fn paced(&self, faults: &[FaultCost], walks: &[WalkCost]) -> Calibration {
         let mut now = self.clone();
         for fault in &mut now.faults {
@@ -270,7 +269,7 @@ impl Calibration {
         now
     }
 
-    /// How many times what it was in the calibration a walk costs; none where either is too little to tell.
+    /// Returns the new cost of a walk ÷ its cost in the calibration; None if either is below the noise.
     pub fn pace(&self, now: &WalkCost) -> Option<f64> {
         let alike = |w: &&WalkCost| {
             w.pattern == now.pattern && w.working_set_bytes == now.working_set_bytes
@@ -280,14 +279,14 @@ impl Calibration {
         (then_ns > NOISE_FLOOR_NS && now_ns > 0.0).then(|| now_ns / then_ns)
     }
 
-    /// The cost of a page of this size, if it was measured.
+    /// Returns the cost of a page of this size, if it was measured.
     pub fn fault(&self, kind: FaultKind, page_bytes: u64) -> Option<Spread> {
         let same = |f: &&FaultCost| f.kind == kind && f.page_bytes == page_bytes;
         self.faults.iter().find(same)?.cost
     }
 
-    /// What base pages add to an access over this working set: linear in log2 between measured
-    /// working sets, the last one beyond them, and never below 0 (noise at small sets).
+    /// Returns the time that base pages add to an access over this working set. It is linear in log2 between
+    /// measured working sets, constant beyond them, and never below 0 (noise at small sets).
     pub fn walk_extra(&self, pattern: WalkPattern, working_set_bytes: u64) -> Option<Spread> {
         self.interpolate(pattern, working_set_bytes, |walk| walk.extra).map(|s| Spread {
             median_ns: s.median_ns.max(0.0),
@@ -297,8 +296,8 @@ impl Calibration {
         })
     }
 
-    /// The most that translation can take of user time over this working set: the share of a program
-    /// that does nothing but follow pointers from page to page. 0 to 1.
+    /// Returns the largest share of user time that translation can take over this working set, 0 to 1. It is
+    /// that of a program which only follows pointers from page to page.
     pub fn walk_share_max(&self, working_set_bytes: u64) -> Option<f64> {
         let extra = self.walk_extra(WalkPattern::Dependent, working_set_bytes)?;
         let base = self.interpolate(WalkPattern::Dependent, working_set_bytes, |walk| walk.base)?;

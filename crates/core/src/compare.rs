@@ -95,15 +95,15 @@ impl Comparable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Row {
-    /// A counter's id or a trial's name and what of it.
+    /// A counter's id, or a trial's name and quantity.
     pub id: String,
-    /// Of both values.
+    /// The unit of both values.
     pub unit: Unit,
-    /// Medians of the first and the second document.
+    /// The medians of the first and the second document.
     pub medians: [u64; 2],
-    /// How the values came about.
+    /// The provenance of both values.
     pub provenance: [Provenance; 2],
-    /// How many runs stand behind them.
+    /// The numbers of runs behind the medians.
     pub run_counts: [usize; 2],
     /// Second ÷ first, with its interval; absent for a single run on a side or a median of 0.
     pub ratio: Option<Ratio>,
@@ -113,7 +113,7 @@ pub struct Row {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Comparison {
-    /// Why the two should not be compared; empty when they may.
+    /// Reasons why the two should not be compared; empty if they may be.
     pub incomparable: Vec<String>,
     /// Settings that differ.
     pub settings: Vec<String>,
@@ -186,7 +186,7 @@ fn memory_differs(a: &Environment, b: &Environment) -> Option<String> {
 
 type Column = (Vec<u64>, Unit, Provenance);
 
-/// The values of each counter over the runs. The elapsed time is one of them.
+/// Collects the values of each counter over the runs. The elapsed time is one of them.
 fn columns(runs: &[Run]) -> BTreeMap<&str, Column> {
     let mut columns = BTreeMap::new();
     for (id, reading) in runs.iter().flat_map(|run| &run.counters) {
@@ -217,7 +217,7 @@ fn rows_of_trials(a: &Diagnosis, b: &Diagnosis) -> Vec<Row> {
     rows
 }
 
-/// None where a side has no value.
+/// Returns None if a side has no value.
 fn row(id: String, a: Column, b: Column) -> Option<Row> {
     Some(Row {
         id,

@@ -25,51 +25,51 @@ const GROWTH_FREE_BYTES: u64 = 16 << 20;
 /// From this share of anonymous memory on, a program counts as running on large pages.
 const MOSTLY: f64 = 0.5;
 
-/// Whether the page size that a trial asked for was really there, at the peak of resident memory.
+/// The memory of a trial that was on large pages, at the peak of resident memory.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Took {
-    /// Bytes on pages larger than the base page; absent when they could not be seen.
+    /// Bytes on pages larger than the base page; absent if they could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     /// Their share of the anonymous memory, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fraction: Option<f64>,
-    /// Why it is not all of it, or why it could not be seen.
+    /// The reason why it is not all memory, or why it could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// One mechanism's runs.
+/// The runs of one mechanism.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Trial {
-    /// `as-is`, `base`, `thp-2M`, …
+    /// The trial's name: `as-is`, `base`, `thp-2M`, …
     pub name: String,
     /// The page size asked for; absent for the command as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_bytes: Option<u64>,
-    /// How it was asked for, in a few words.
+    /// The mechanism, in a few words.
     pub mechanism: String,
     /// Elapsed time of each run, in the order of the rounds.
     pub runs_ns: Vec<u64>,
-    /// Their median.
+    /// The median elapsed time.
     pub median_ns: u64,
     /// User CPU time of each run, all processes.
     pub user_ns: Vec<u64>,
     /// Kernel CPU time of each run, all processes.
     pub kernel_ns: Vec<u64>,
-    /// Against the command as it is; absent for itself and for a single run.
+    /// The speed-up over the command as it is; absent for itself and for a single run.
     pub speedup: Option<Ratio>,
-    /// Against forced base pages; absent for itself, without that trial and for a single run.
+    /// The speed-up over base pages; absent for itself, without that trial and for a single run.
     pub speedup_over_base: Option<Ratio>,
-    /// Proof.
+    /// The memory that was on such pages.
     pub took: Took,
-    /// Median of the runs' peaks, all processes; absent when it could not be seen, as in a run of some
-    /// milliseconds or on a machine so busy that looks came late.
+    /// The median of the runs' peaks, of all processes. It is absent if no reading came in time: the run took
+    /// milliseconds, or the machine was busy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_resident_bytes: Option<u64>,
-    /// How the runs ended: of the first run that failed, else success.
+    /// The end of the first run that failed; else success.
     pub exit: Exit,
 }
 
@@ -77,48 +77,48 @@ pub struct Trial {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Skipped {
-    /// `mthp-64K`, …
+    /// The trial's name: `mthp-64K`, …
     pub name: String,
     /// The page size asked for.
     pub page_bytes: u64,
-    /// Why not.
+    /// The reason.
     pub why: String,
-    /// What would make it possible.
+    /// The change that would make it possible.
     pub remedy: String,
 }
 
-/// What to do.
+/// The recommendation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
     /// The name of the trial to follow; none when the command is best as it is.
     pub winner: Option<String>,
-    /// In one sentence.
+    /// The reason, in one sentence.
     pub reason: String,
-    /// One line to paste.
+    /// One line to paste into a shell.
     pub apply: Option<String>,
 }
 
-/// What virtual memory costs one command, and what would help.
+/// The cost of virtual memory for one command, and the page sizes that reduce it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Diagnosis {
     /// The command and its arguments.
     pub command: Vec<String>,
-    /// How it ended, as it is.
+    /// The end of the command as it is.
     pub exit: Exit,
-    /// In the order of the table.
+    /// The trials, the command as it is first.
     pub trials: Vec<Trial>,
     /// Trials that could not be made.
     pub skipped: Vec<Skipped>,
-    /// What to do.
+    /// The recommendation.
     pub verdict: Verdict,
-    /// Where the time of the command as it is went; absent when nothing is known.
+    /// The budget of the command as it is; absent if nothing is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
-    /// What it ran on.
+    /// Facts about the machine.
     pub environment: Environment,
-    /// What to know.
+    /// Warnings for the reader.
     pub warnings: Vec<Warning>,
 }
 
@@ -141,7 +141,7 @@ pub fn compare_trials(trials: &mut [Trial], seed: u64) {
     }
 }
 
-/// What a trial is worth against the command as it is.
+/// The worth of a trial against the command as it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Worth {
     /// Faster, in proportion to its memory.
@@ -154,7 +154,7 @@ enum Worth {
     EndsDifferently,
 }
 
-/// Peak resident memory against the command as it is, as a share: 0.4 is 40 % more.
+/// Returns the growth of peak resident memory over the command as it is: 0.4 is 40 % more.
 fn growth(trial: &Trial, as_is: &Trial) -> Option<f64> {
     let (with, without) = (trial.peak_resident_bytes?, as_is.peak_resident_bytes?);
     (without > 0).then(|| with as f64 / without as f64 - 1.0)
@@ -182,8 +182,8 @@ fn worth(trial: &Trial, as_is: &Trial) -> Worth {
     }
 }
 
-/// The winner, if there is one, and the reason, whichever it is. The list is in the order of
-/// intrusion: of trials that cannot be told apart, the first wins.
+/// Returns the winner, if there is one, and the reason. Trials come in the order of intrusion: of those that do
+/// not differ significantly, the first wins.
 pub fn judge(trials: &[Trial]) -> Verdict {
     let none = |reason: String| Verdict { winner: None, reason, apply: None };
     let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
@@ -285,9 +285,9 @@ pub struct Share {
     pub high: f64,
 }
 
-/// The share of its user time that the command as it is spends on translation, inferred from the
-/// trials: what larger pages saved. Low is what was saved beyond doubt; high also counts what
-/// memory that did not get large pages might have saved. An error says why trials cannot tell.
+/// Returns the share of user time that the command as it is spends on translation: the time that larger pages
+/// saved in trials. Low is the certain part of it; high adds the time that memory without large pages might have
+/// saved. The error is the reason why trials do not show it.
 pub fn translation(trials: &[Trial], seed: u64) -> Result<Share, &'static str> {
     let as_is = trials
         .iter()

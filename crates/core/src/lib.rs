@@ -27,5 +27,6 @@ pub mod replay;
 pub mod report;
 pub mod stats;
 pub mod sweep;
+pub mod threshold;
 pub mod trapstat;
 pub mod units;

@@ -16,11 +16,11 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReportMachine {
-    /// As given to `--on`.
+    /// The name, as given to `--on`.
     pub name: String,
-    /// host, sim or null.
+    /// The kind: host, sim or null.
     pub kind: MachineKind,
-    /// Whether it needs no model, or one that was checked against published figures of this job.
+    /// False if it is a model that was not checked against published figures of this job.
     pub validated: bool,
 }
 
@@ -28,13 +28,13 @@ pub struct ReportMachine {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ReportPhase {
-    /// As in the job.
+    /// The phase's name in the job.
     pub name: String,
-    /// Since the start of the run.
+    /// The phase's start, since the start of the run.
     pub start_ns: u64,
-    /// Since the start of the run.
+    /// The phase's end, since the start of the run.
     pub end_ns: u64,
-    /// Of this phase alone.
+    /// The counters of this phase alone.
     pub counters: Counters,
 }
 
@@ -42,9 +42,9 @@ pub struct ReportPhase {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Series {
-    /// Nominal distance of the points; 0 without a series.
+    /// The nominal distance of the points; 0 without a series.
     pub interval_ns: u64,
-    /// `time_ns` and the machine's own.
+    /// `time_ns`, and the machine's own columns.
     pub columns: BTreeMap<String, Vec<Option<u64>>>,
 }
 
@@ -52,29 +52,29 @@ pub struct Series {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Latency {
-    /// Values seen.
+    /// The number of faults that were timed.
     pub count: u64,
-    /// How many there were, seen or not; absent where that is not counted apart.
+    /// The number of all faults, timed or not; absent if that is not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_count: Option<u64>,
-    /// Smallest.
+    /// The shortest latency.
     pub min_ns: u64,
-    /// Arithmetic mean.
+    /// The arithmetic mean.
     pub mean_ns: u64,
-    /// Median.
+    /// The median latency.
     pub p50_ns: u64,
-    /// 90th percentile.
+    /// The 90th percentile.
     pub p90_ns: u64,
-    /// 99th percentile.
+    /// The 99th percentile.
     pub p99_ns: u64,
-    /// Largest.
+    /// The longest latency.
     pub max_ns: u64,
-    /// How it came about.
+    /// The provenance of the times.
     pub provenance: Provenance,
 }
 
 impl Latency {
-    /// In brief.
+    /// Summarizes a histogram.
     pub fn of(histogram: &Histogram<u64>, of_count: Option<u64>, provenance: Provenance) -> Self {
         Latency {
             count: histogram.len(),
@@ -94,11 +94,11 @@ impl Latency {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Warning {
-    /// Stable, snake_case.
+    /// The warning's id: stable, in snake_case.
     pub id: String,
-    /// What was noticed.
+    /// The observation.
     pub text: String,
-    /// What would mend it; may be empty.
+    /// The change that would remove the cause; may be empty.
     pub remedy: String,
 }
 
@@ -106,46 +106,46 @@ pub struct Warning {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Table {
-    /// `hatcnt`, `trapstat -t`, …
+    /// The tool's name: `hatcnt`, `trapstat -t`, …
     pub title: String,
-    /// Headings.
+    /// The columns' headings.
     pub columns: Vec<String>,
-    /// Cells, as printed.
+    /// The cells, as printed.
     pub rows: Vec<Vec<String>>,
-    /// Of its numbers.
+    /// The provenance of the numbers.
     pub provenance: Provenance,
 }
 
-/// What a run ran on: kernel, settings, memory, CPU. Free-form keys, snake_case, units last.
+/// The machine that a run ran on: kernel, settings, memory, CPU. Keys are free, in snake_case, with units last.
 pub type Environment = BTreeMap<String, serde_json::Value>;
 
 /// The report of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Run {
-    /// What was run.
+    /// The job that ran.
     pub job: JobIdentity,
-    /// On what.
+    /// The machine that it ran on.
     pub machine: ReportMachine,
-    /// Elapsed, real or virtual.
+    /// The elapsed time, real or virtual.
     pub wall_ns: u64,
-    /// Whole-run values by counter id.
+    /// The values of the whole run, by counter id.
     pub counters: Counters,
-    /// In order.
+    /// The phases in order.
     pub phases: Vec<ReportPhase>,
-    /// Over time.
+    /// The counters over time.
     pub series: Series,
-    /// By kind.
+    /// The latency by kind of fault.
     pub latency: BTreeMap<String, Latency>,
-    /// Where it went; absent where nothing is known.
+    /// The budget of time and memory; absent if nothing is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
-    /// In old tools' words.
+    /// Tables as old tools would have printed them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<Table>,
-    /// What it ran on.
+    /// Facts about the machine.
     pub environment: Environment,
-    /// What to know.
+    /// Warnings for the reader.
     pub warnings: Vec<Warning>,
 }
 
@@ -179,14 +179,13 @@ impl Document for Runs {
 /// A sink that makes a [`Run`] of what it receives.
 pub struct Recording<'a> {
     run: Run,
-    /// Minor and major faults together, as percentiles of the two cannot be added up afterwards.
-    /// With how many there were.
+    /// Minor and major faults together, and their number. Percentiles of the two cannot be added up later.
     all_faults: Option<(Histogram<u64>, Option<u64>)>,
     on_progress: Option<Box<dyn FnMut(f64) + 'a>>,
 }
 
 impl<'a> Recording<'a> {
-    /// For this plan on this machine.
+    /// Begins the report of a plan on a machine.
     pub fn new(plan: &Plan, spec: &MachineSpec) -> Self {
         let validated = spec.is_validated_for(&plan.job.name);
         let machine = ReportMachine { name: spec.name.clone(), kind: spec.kind, validated };
@@ -207,13 +206,13 @@ impl<'a> Recording<'a> {
         Recording { run, all_faults: None, on_progress: None }
     }
 
-    /// Calls this with the share that is done.
+    /// Calls `callback` with the share of the run that is done.
     pub fn on_progress(mut self, callback: impl FnMut(f64) + 'a) -> Self {
         self.on_progress = Some(Box::new(callback));
         self
     }
 
-    /// The report.
+    /// Returns the report.
     pub fn finish(self) -> Run {
         self.run
     }

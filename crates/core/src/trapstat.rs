@@ -12,19 +12,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cell {
-    /// A second; none where nobody counts them.
+    /// The misses per second; `None` if nothing counts them.
     pub per_s: Option<f64>,
-    /// Of the CPU's time, in percent; none where nobody measures it.
+    /// The share of the CPU's time, in percent; `None` if nothing measures it.
     pub percent: Option<f64>,
 }
 
 impl Cell {
-    /// Both known.
+    /// Returns a cell with both numbers.
     pub fn known(per_s: f64, percent: f64) -> Self {
         Cell { per_s: Some(per_s), percent: Some(percent) }
     }
 
-    /// The sum of what is known.
     fn plus(self, other: Cell) -> Cell {
         let sum = |a: Option<f64>, b: Option<f64>| match (a, b) {
             (None, None) => None,
@@ -46,7 +45,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// As trapstat writes it.
+    /// Returns the letter that trapstat writes.
     pub fn letter(self) -> char {
         match self {
             Mode::User => 'u',
@@ -61,21 +60,21 @@ impl Mode {
 pub struct Cells {
     /// Instruction fetches that no TLB could translate.
     pub itlb: Cell,
-    /// Of these, such that the translation storage buffer did not serve.
+    /// The part of them that missed the translation storage buffer as well.
     pub itsb: Cell,
     /// Loads and stores that no TLB could translate.
     pub dtlb: Cell,
-    /// Of these, such that the translation storage buffer did not serve.
+    /// The part of them that missed the translation storage buffer as well.
     pub dtsb: Cell,
 }
 
 impl Cells {
-    /// In the order of columns.
+    /// Returns the four cells in the order of columns.
     pub fn each(&self) -> [Cell; 4] {
         [self.itlb, self.itsb, self.dtlb, self.dtsb]
     }
 
-    /// The time of all four, in percent.
+    /// Returns the time of all four, in percent.
     pub fn percent(&self) -> Option<f64> {
         let known: Vec<f64> = self.each().iter().filter_map(|cell| cell.percent).collect();
         (!known.is_empty()).then(|| known.iter().sum())
@@ -104,11 +103,11 @@ impl Cells {
 pub struct Row {
     /// Number of the CPU, or of the thread where each has CPUs of its own.
     pub cpu: u32,
-    /// Mode.
+    /// The mode that the CPU was in.
     pub mode: Mode,
-    /// Bytes of the pages; none: of all sizes together.
+    /// The page size; `None` for all sizes together.
     pub page_bytes: Option<u64>,
-    /// What was missed.
+    /// The misses by kind.
     #[serde(flatten)]
     pub cells: Cells,
 }
@@ -117,22 +116,22 @@ pub struct Row {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Listing {
-    /// Which machine and page sizes, or which counters.
+    /// The machine and page sizes, or the counters.
     pub title: String,
-    /// Of its numbers.
+    /// The provenance of the numbers.
     pub provenance: Provenance,
-    /// When it ends, in nanoseconds since the start.
+    /// The end of the interval, since the start.
     pub end_ns: u64,
-    /// How long it is.
+    /// The length of the interval.
     pub elapsed_ns: u64,
-    /// By CPU, mode and page size.
+    /// The misses by CPU, mode and page size.
     pub rows: Vec<Row>,
-    /// What to know about its numbers: why some are missing, what is assumed, what was scaled.
+    /// Remarks on the numbers: reasons why some are missing, assumptions, scaling.
     pub notes: Vec<String>,
 }
 
 impl Listing {
-    /// Rows without page sizes, as -t has them.
+    /// Returns rows without page sizes, as -t has them.
     pub fn by_mode(&self) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
         for row in &self.rows {
@@ -144,7 +143,7 @@ impl Listing {
         rows
     }
 
-    /// The line `ttl`: counts summed, times averaged over CPUs.
+    /// Returns the line `ttl`: the sum of counts, and times averaged over CPUs.
     pub fn total(&self) -> Cells {
         let mut cpus: Vec<u32> = self.rows.iter().map(|row| row.cpu).collect();
         cpus.sort_unstable();
@@ -154,7 +153,7 @@ impl Listing {
     }
 }
 
-/// `8k`, `64k`, `4m`: a page size as trapstat writes it.
+/// Returns a page size as trapstat writes it: `8k`, `64k`, `4m`.
 pub fn size_name(bytes: u64) -> String {
     PageSize::new(bytes).map_or(bytes.to_string(), |size| size.to_string().to_lowercase())
 }

@@ -22,7 +22,7 @@ const TAIL_BYTES: u64 = 2_000;
 /// Standard input without a byte for this long is worth a word.
 const IDLE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// What each run reads as its standard input.
+/// The standard input of each run.
 #[derive(Debug, Default)]
 pub struct Input {
     /// Opened anew for each run; none is nothing.
@@ -116,7 +116,7 @@ impl Scratch {
         }
     }
 
-    /// All that the first run printed.
+    /// Returns all output of the first run.
     pub fn first_output(&self) -> String {
         let outputs = self.first.clone().unwrap_or_default();
         let text = |path: Option<PathBuf>| {
@@ -126,14 +126,14 @@ impl Scratch {
         format!("{}\n{}", text(outputs.stdout), text(outputs.stderr)).trim().to_string()
     }
 
-    /// The first run's last words on standard error; may be empty.
+    /// Returns the last lines of the first run's standard error; may be empty.
     pub fn first_words(&self) -> String {
         let tail = self.first.as_ref().and_then(|first| tail(first.stderr.as_deref()?).ok());
         tail.unwrap_or_default()
     }
 }
 
-/// The last lines of a file.
+/// Returns the last lines of a file.
 fn tail(path: &Path) -> io::Result<String> {
     use std::io::{Seek, SeekFrom};
     let mut file = File::open(path)?;
@@ -146,14 +146,14 @@ fn tail(path: &Path) -> io::Result<String> {
     Ok(lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n"))
 }
 
-/// What the runs printed on standard output, as a hash each.
+/// A hash of each run's standard output.
 #[derive(Debug)]
 pub struct Hashes {
     by_trial: Vec<Vec<u64>>,
 }
 
 impl Hashes {
-    /// For so many trials.
+    /// Begins with no hash for so many trials.
     pub fn new(trials: usize) -> Hashes {
         Hashes { by_trial: vec![Vec::new(); trials] }
     }

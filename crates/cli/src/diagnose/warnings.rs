@@ -20,7 +20,7 @@ fn warning(id: &str, text: impl Into<String>, remedy: &str) -> Warning {
     Warning { id: id.into(), text: text.into(), remedy: remedy.into() }
 }
 
-/// All of a diagnosis.
+/// Returns all warnings of a diagnosis.
 pub fn of(
     diagnosis: &Diagnosis,
     rounds: &Rounds<Finished>,

@@ -21,7 +21,7 @@ pub struct LedgerView<'a> {
 }
 
 impl<'a> LedgerView<'a> {
-    /// CPU first.
+    /// Returns the CPU ledger and the wall ledger.
     pub fn both(budget: &'a Budget) -> [LedgerView<'a>; 2] {
         let view = |account, title| LedgerView {
             account,
@@ -43,7 +43,7 @@ impl<'a> LedgerView<'a> {
     }
 }
 
-/// Both ledgers and the memory line.
+/// Renders both ledgers and the memory line.
 pub fn render(budget: &Budget) -> String {
     let mut out: String = LedgerView::both(budget).iter().map(ledger).collect();
     if !budget.memory().is_empty() {

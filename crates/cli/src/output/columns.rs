@@ -5,7 +5,7 @@ use pagetax_core::counter::Unit;
 use pagetax_core::report::Run;
 use std::collections::BTreeSet;
 
-/// A table with a column for each run, then each run's warnings.
+/// Renders a table with a column for each run, then each run's warnings.
 pub fn render(runs: &[Run]) -> String {
     let mut rows = vec![cells("", runs, |run| report::label(&run.machine).to_string())];
     let different = different_params(runs);
@@ -69,7 +69,7 @@ fn cells(first: &str, runs: &[Run], cell: impl FnMut(&Run) -> String) -> Vec<Str
     [first.to_string()].into_iter().chain(runs.iter().map(cell)).collect()
 }
 
-/// Every id that any of the runs has, sorted.
+/// Returns every id that any of the runs has, sorted.
 fn ids<'a, I: Iterator<Item = &'a String>>(
     runs: &'a [Run],
     of: impl Fn(&'a Run) -> I,
@@ -77,7 +77,7 @@ fn ids<'a, I: Iterator<Item = &'a String>>(
     runs.iter().flat_map(of).cloned().collect()
 }
 
-/// One ledger's rows, as shares of each run's own total: times of different machines say little.
+/// Returns one ledger's rows, as shares of each run's own total: times of different machines say little.
 fn ledger(runs: &[Run], which: usize) -> Vec<Vec<String>> {
     let views: Vec<Option<LedgerView>> = runs
         .iter()

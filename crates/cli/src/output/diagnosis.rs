@@ -6,7 +6,7 @@ use pagetax_core::diagnosis::{AS_IS, BASE, Diagnosis, Skipped, Took, Trial};
 use pagetax_core::stats::Ratio;
 use pagetax_core::units::{Bytes, Nanos};
 
-/// The whole report.
+/// Renders the whole diagnosis.
 pub fn render(diagnosis: &Diagnosis) -> String {
     let mut out = title(diagnosis);
     out += &trials(&diagnosis.trials);
@@ -85,7 +85,7 @@ fn skipped(skipped: &[Skipped]) -> String {
     text::heading("Not tried") + &skipped.iter().map(line).collect::<String>()
 }
 
-/// The reason; then the line to paste, alone, so that it can be taken with `tail -n 1`.
+/// Renders the reason, then the line to paste alone, so that `tail -n 1` yields it.
 fn verdict(diagnosis: &Diagnosis) -> String {
     let verdict = &diagnosis.verdict;
     let heading = text::heading("Verdict");

@@ -7,7 +7,7 @@ use super::text;
 use pagetax_core::units::{Bytes, PageSize, VirtAddr};
 use pagetax_host::pages::pagemap::{Change, Mapping, NodeRuns, PageMap, Pages, Run};
 
-/// What rows are made of, beside the columns.
+/// Options of all tables.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
     /// A row for each run, not for each mapping.
@@ -176,7 +176,7 @@ fn trailer(sums: &[u64]) -> String {
     format!("{rule}\n{total}\n")
 }
 
-/// A row for each run, or for each mapping as one run.
+/// Returns a row for each run, or for each mapping as one run.
 fn rows(map: &PageMap, by_size: bool) -> impl Iterator<Item = (&Mapping, Run)> {
     map.mappings.iter().flat_map(move |mapping| {
         let runs = if by_size { mapping.runs_by_size() } else { vec![whole(mapping)] };
@@ -215,7 +215,7 @@ fn mode(mapping: &Mapping) -> String {
     .collect()
 }
 
-/// Shared memory that lies in no file system of the disk.
+/// Returns true for shared memory that is in no file system of a disk.
 fn is_memory(mapping: &Mapping) -> bool {
     let parts = ["/dev/zero", "/memfd:", "/SYSV", "/dev/shm/"];
     mapping.name.is_empty() || parts.iter().any(|part| mapping.name.starts_with(part))

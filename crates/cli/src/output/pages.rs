@@ -1,11 +1,11 @@
-//! What became of page sizes that were asked for, as text.
+//! Verdicts on page sizes as text.
 
 use super::text;
 use pagetax_core::units::Bytes;
 use pagetax_host::pages::Verdict;
 use pagetax_host::pages::text::FileText;
 
-/// Verdicts of several processes: a row for each part, then why bytes are not as asked.
+/// Renders verdicts of several processes: a row for each part, then reasons for bytes on other pages.
 pub fn verdicts(verdicts: &[&Verdict]) -> String {
     let rows = verdicts.iter().flat_map(|verdict| {
         verdict.parts.iter().map(|part| {
@@ -39,7 +39,7 @@ pub fn verdicts(verdicts: &[&Verdict]) -> String {
     out
 }
 
-/// What became of the code of files.
+/// Renders the code files, with the bytes that huge pages can map.
 pub fn files(files: &[FileText]) -> String {
     let row = |file: &FileText| {
         vec![

@@ -18,7 +18,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of a run that is about to start; `what` names it.
+    /// Begins the display of a run that `what` names.
     pub fn start(what: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg} {wide_bar} {percent} % ETA {eta}");
@@ -29,7 +29,7 @@ impl Progress {
         Progress { what: what.into(), bar, started: now, last_line: now }
     }
 
-    /// The share that is done, 0 to 1. May be called very often.
+    /// Shows the share that is done, 0 to 1. May be called very often.
     pub fn update(&mut self, done: f64) {
         let done = done.clamp(0.0, 1.0);
         if let Some(bar) = &self.bar {

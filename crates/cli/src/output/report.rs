@@ -6,7 +6,7 @@ use pagetax_core::machine::MachineKind;
 use pagetax_core::report::{Latency, ReportMachine, ReportPhase, Run, Table, Warning};
 use std::collections::BTreeSet;
 
-/// The whole report.
+/// Renders the whole report.
 pub fn render(run: &Run) -> String {
     let mut out = title(run);
     out += &counters(&run.counters);
@@ -20,7 +20,7 @@ pub fn render(run: &Run) -> String {
     out
 }
 
-/// What a machine's numbers are worth.
+/// Describes the trust in a machine's numbers.
 pub fn trust(machine: &ReportMachine) -> &'static str {
     match (machine.kind, machine.validated) {
         (MachineKind::Host, _) => "measured",
@@ -30,7 +30,7 @@ pub fn trust(machine: &ReportMachine) -> &'static str {
     }
 }
 
-/// The same, short enough for a column.
+/// Does the same as [`trust`], short enough for a column.
 pub fn label(machine: &ReportMachine) -> &'static str {
     match (machine.kind, machine.validated) {
         (MachineKind::Host, _) => "measured",
@@ -40,7 +40,7 @@ pub fn label(machine: &ReportMachine) -> &'static str {
     }
 }
 
-/// Job, parameters and machine.
+/// Renders job, parameters and machine.
 fn title(run: &Run) -> String {
     let params = run.job.params.iter().map(|(key, value)| format!("{key}={value} "));
     let bold = anstyle::Style::new().bold();
@@ -55,7 +55,7 @@ fn title(run: &Run) -> String {
     ) + &of_machine(run)
 }
 
-/// The parameters that are the machine file's own, not the job's defaults.
+/// Renders the parameters that the machine's file sets to another value than the job's default.
 fn of_machine(run: &Run) -> String {
     let params = run.job.machine_params.iter().map(|(key, value)| format!("{key}={value}"));
     match params.collect::<Vec<_>>().join(" ") {
@@ -64,7 +64,7 @@ fn of_machine(run: &Run) -> String {
     }
 }
 
-/// One line each; those that did not move share a line for each provenance.
+/// Renders a line for each counter; those that are 0 share a line for each provenance.
 fn counters(counters: &Counters) -> String {
     if counters.is_empty() {
         return String::new();
@@ -95,7 +95,7 @@ fn counter_row(id: &str, reading: &UnitReading) -> Vec<String> {
     vec![id.to_string(), text::reading(reading), provenance, note]
 }
 
-/// A column for each phase; counters that no phase moved are left to the whole run's table.
+/// Renders a column for each phase, without counters that are 0 in all phases.
 fn phases(phases: &[ReportPhase]) -> String {
     if phases.is_empty() {
         return String::new();
@@ -124,7 +124,7 @@ fn phases(phases: &[ReportPhase]) -> String {
     text::heading("Phases") + &text::table(&headings, &numeric, rows)
 }
 
-/// `84 000`, or where there were more, `84 000 of 336 000`.
+/// Returns `84 000`, or if there were more, `84 000 of 336 000`.
 fn seen(latency: &Latency) -> String {
     let seen = text::count(latency.count);
     match latency.of_count.filter(|of_count| *of_count > latency.count) {
@@ -161,7 +161,7 @@ fn old_table(table: &Table) -> String {
         + &text::table(&headings, &numeric, table.rows.clone())
 }
 
-/// Each with what would mend it.
+/// Renders each warning with its hint.
 pub fn warnings(warnings: &[Warning]) -> String {
     let style = anstyle::AnsiColor::Yellow.on_default().bold();
     let mut out = String::new();

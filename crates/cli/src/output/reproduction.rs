@@ -7,7 +7,7 @@ use pagetax_sim::historic::reproduce::{Compared, Reproduction, Row, SEEDS_MIN, V
 const HEADINGS: [&str; 9] =
     ["figure", "published", "simulated", "spread", "of", "ratio", "tolerance", "verdict", "status"];
 
-/// A table for each file, what is not reproducible, and the sum.
+/// Renders a table for each file, the figures that are not reproducible, and the sum.
 pub fn render(document: &Reproduction) -> String {
     let mut out = String::new();
     for table in &document.tables {
@@ -25,7 +25,7 @@ pub fn render(document: &Reproduction) -> String {
     out + &format!("\n{}\n", sum(document))
 }
 
-/// docs/validation.md.
+/// Renders docs/validation.md.
 pub fn markdown(document: &Reproduction) -> String {
     let mut out = String::from(
         "# Validation\n\n\
@@ -67,7 +67,7 @@ fn simulated(table: &Compared) -> impl Iterator<Item = &Row> {
     table.rows.iter().filter(|row| row.status != Status::NotReproducible)
 }
 
-/// What is not reproducible, and what is to be known about other rows.
+/// Renders the figures that are not reproducible, and remarks on other rows.
 fn remarks(table: &Compared) -> Vec<String> {
     let remark = |row: &Row| match row.status {
         Status::NotReproducible => format!("Not reproducible: {}: {}.", row.figure, row.why),
@@ -119,7 +119,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// Four digits that count.
+/// Formats a number with four significant digits.
 fn number(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude >= 1000.0 || (value.fract() == 0.0 && magnitude < 1e15) {
@@ -135,7 +135,7 @@ fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// How many rows of each kind there are, and which are missed.
+/// Counts the rows of each kind, and names those that are missed.
 fn sum(document: &Reproduction) -> String {
     let rows = || document.tables.iter().flat_map(|table| &table.rows);
     let count = |wanted: &dyn Fn(&Row) -> bool| rows().filter(|row| wanted(row)).count();

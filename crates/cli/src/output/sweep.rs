@@ -5,7 +5,7 @@ use pagetax_core::counter::Unit;
 use pagetax_core::report::{Run, Warning};
 use std::collections::BTreeSet;
 
-/// Elapsed time and faults of each machine at each point, labelled measured or modeled.
+/// Renders elapsed time and faults of each machine at each point, labelled measured or modeled.
 pub fn render(runs: &[Run], swept: &[String]) -> String {
     let mut machines: Vec<&Run> = Vec::new();
     let mut points: Vec<Vec<String>> = Vec::new();
@@ -47,13 +47,13 @@ pub fn render(runs: &[Run], swept: &[String]) -> String {
         + &warnings(runs)
 }
 
-/// The values of the swept parameters.
+/// Returns the values of the swept parameters.
 fn point(run: &Run, swept: &[String]) -> Vec<String> {
     swept.iter().map(|name| run.job.params.get(name).cloned().unwrap_or_default()).collect()
 }
 
-/// Elapsed time and faults: those for a missing translation where they are counted, of which minor and
-/// major ones are a part; else minor and major.
+/// Returns elapsed time and faults. Translation faults include minor and major ones, and are preferred if the
+/// machine counts them.
 fn cells(run: &Run) -> [String; 2] {
     let count = |id: &str| run.counters.get(id).and_then(|reading| reading.value);
     let others = || count("minor_fault_count").map(|n| n + count("major_fault_count").unwrap_or(0));
@@ -61,7 +61,7 @@ fn cells(run: &Run) -> [String; 2] {
     [text::value(Unit::Ns, run.wall_ns), faults.map_or(text::MISSING.into(), text::count)]
 }
 
-/// Each warning once, however many points it was given for.
+/// Renders each warning once, for however many points it was given.
 fn warnings(runs: &[Run]) -> String {
     let mut seen = BTreeSet::new();
     let is_new = |warning: &&Warning| seen.insert((warning.id.clone(), warning.text.clone()));

@@ -4,10 +4,10 @@ use comfy_table::{CellAlignment, Table, presets};
 use pagetax_core::counter::{Unit, UnitReading};
 use pagetax_core::units::{Bytes, Nanos};
 
-/// In place of a number that is not to be had. Never 0.
+/// The sign for a missing number. Never 0.
 pub const MISSING: &str = "–";
 
-/// A number in its unit: `1.44 µs`, `408M`, `65 536`.
+/// Formats a number in its unit: `1.44 µs`, `408M`, `65 536`.
 pub fn value(unit: Unit, value: u64) -> String {
     match unit {
         Unit::Ns => Nanos(value).to_string(),
@@ -16,19 +16,19 @@ pub fn value(unit: Unit, value: u64) -> String {
     }
 }
 
-/// Digits in groups of three, apart by a thin gap that is no comma and no point anywhere.
+/// Formats digits in groups of three. A space separates them: comma and point differ between countries.
 pub fn count(value: u64) -> String {
     let digits = value.to_string();
     let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
     groups.join(" ")
 }
 
-/// The reading's number, or [`MISSING`].
+/// Formats the reading's number, or [`MISSING`].
 pub fn reading(reading: &UnitReading) -> String {
     reading.value.map_or(MISSING.into(), |v| value(reading.unit, v))
 }
 
-/// `low – high`, where they differ.
+/// Formats `low – high`, if they differ.
 pub fn range(unit: Unit, low: Option<u64>, high: Option<u64>) -> String {
     match (low, high) {
         (Some(low), Some(high)) if low != high => {
@@ -38,13 +38,13 @@ pub fn range(unit: Unit, low: Option<u64>, high: Option<u64>) -> String {
     }
 }
 
-/// A difference of times, with its sign.
+/// Formats a difference of times, with its sign.
 pub fn signed_ns(ns: i64) -> String {
     let sign = if ns < 0 { "-" } else { "" };
     format!("{sign}{}", Nanos(ns.unsigned_abs()))
 }
 
-/// A table without lines, indented, its headings first. Columns of numbers are right-aligned.
+/// Renders an indented table without lines. Columns of numbers are right-aligned.
 pub fn table(headings: &[&str], numeric: &[usize], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -61,7 +61,7 @@ pub fn table(headings: &[&str], numeric: &[usize], rows: Vec<Vec<String>>) -> St
     lines.collect()
 }
 
-/// A section's heading.
+/// Renders a section's heading.
 pub fn heading(text: &str) -> String {
     let bold = anstyle::Style::new().bold();
     format!("\n{bold}{text}{bold:#}\n")

@@ -4,12 +4,12 @@ use super::text;
 use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row, size_name};
 use pagetax_recorder::profile::{Profile, ProfileLine};
 
-/// In place of a number that nobody counts. Never 0.
+/// The sign for a number that nothing counts. Never 0.
 const UNKNOWN: &str = "n/a";
 /// More than this is no percentage that trapstat prints.
 const PERCENT_MAX: f64 = 99.9;
 
-/// Which listing.
+/// The form of a listing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// -t: by mode.
@@ -20,7 +20,7 @@ pub enum Form {
     Parsable,
 }
 
-/// A listing in this form.
+/// Renders a listing in this form.
 pub fn render(listing: &Listing, form: Form) -> String {
     match form {
         Form::Brief => table(listing, &listing.by_mode(), false),
@@ -75,7 +75,7 @@ fn percent(percent: Option<f64>) -> String {
     percent.map_or(format!("{UNKNOWN:>4}"), |percent| format!("{:>4.1}", percent.min(PERCENT_MAX)))
 }
 
-/// Time, CPU, mode, page size in bytes, then each count and its time; `-` for what is not known.
+/// Renders time, CPU, mode, page size in bytes, then each count and its time; `-` for unknown numbers.
 fn parsable(listing: &Listing) -> String {
     let number = |value: Option<f64>, digits: usize| match value {
         Some(value) => format!("{value:.digits$}"),
@@ -93,7 +93,7 @@ fn parsable(listing: &Listing) -> String {
     listing.rows.iter().map(line).collect()
 }
 
-/// Which code and which memory the misses of a view belong to.
+/// Renders the code and the memory that misses belong to.
 pub fn profile(profile: &Profile) -> String {
     let mut out = String::new();
     for (heading, name, lines) in

@@ -21,7 +21,7 @@ impl FromStr for Operand {
     }
 }
 
-/// `START[,END]`, hexadecimal with or without 0x.
+/// Parses `START[,END]`, hexadecimal with or without 0x.
 pub fn range(text: &str) -> Result<(VirtAddr, Option<VirtAddr>)> {
     let address = |text: &str| {
         let digits = text.strip_prefix("0x").unwrap_or(text);

@@ -77,7 +77,7 @@ fn with_code(error: LaunchError) -> anyhow::Error {
     exit::with(code, error)
 }
 
-/// Code of files that cannot be read keeps its pages; the program runs all the same.
+/// Brings code into huge pages. Code that cannot be read keeps its pages, and the program runs all the same.
 fn bring_in(launch: &Launch) -> Vec<FileText> {
     let prepare = |path: &std::path::PathBuf| match text::prepare(path) {
         Ok(text) => text,

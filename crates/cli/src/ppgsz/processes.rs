@@ -65,7 +65,7 @@ pub fn run(args: &Args, advice: &PartSizes, system: &PageSettings) -> Result<Exi
 
 type Done = (Verdict, Outcome);
 
-/// None where only a plan was asked for.
+/// Changes a process; returns None for a dry run.
 fn change_one(
     args: &Args,
     advice: &PartSizes,
@@ -101,7 +101,7 @@ fn change_one(
     Ok(Some((judge(&read(pid)?, &advice, &outcome, system), outcome)))
 }
 
-/// Whether an undo did what it was asked to. Other memory than code may have come by huge pages since.
+/// Returns true if an undo succeeded. Memory other than code may have got huge pages since.
 fn has_undone(verdict: &Verdict, outcome: &Outcome) -> bool {
     let mut text = verdict.parts.iter().filter(|part| part.part == MemoryPart::Text);
     // What has gone, or is in use for a moment, is no refusal.
@@ -110,7 +110,7 @@ fn has_undone(verdict: &Verdict, outcome: &Outcome) -> bool {
         && text.all(|part| part.as_asked_bytes == part.resident_bytes)
 }
 
-/// What an undo asks for.
+/// Returns base pages for each part that is undone.
 fn base_pages(advice: &PartSizes) -> PartSizes {
     PartSizes::of(&advice.parts(), PageSizeRequest::preferred(parts::base_page()))
 }
@@ -122,7 +122,7 @@ fn read(pid: u32) -> Result<pagemap::PageMap, Refusal> {
     })
 }
 
-/// Until all of them have ended, or we are told to stop.
+/// Repeats the change until all processes have ended, or a signal asks to stop.
 fn follow(args: &Args, advice: &PartSizes, processes: &mut Vec<ProcessChange>) {
     let roots: Vec<Pid> = processes
         .iter()
@@ -145,7 +145,7 @@ fn follow(args: &Args, advice: &PartSizes, processes: &mut Vec<ProcessChange>) {
     }
 }
 
-/// How long they stood still, if they did.
+/// Describes the stops of each process.
 fn stops(processes: &[ProcessChange]) -> String {
     let line = |process: &ProcessChange| {
         let (pid, longest) = (process.pid?, process.stop_ns_max?);

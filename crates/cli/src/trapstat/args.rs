@@ -161,7 +161,7 @@ impl Args {
     }
 }
 
-/// The error for something that this machine or backend lacks.
+/// Returns the error for something that this machine or backend lacks.
 pub(super) fn unmet(message: String) -> anyhow::Error {
     exit::with(exit::UNMET, anyhow!(message))
 }

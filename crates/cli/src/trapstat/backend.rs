@@ -10,10 +10,10 @@ pub type Sink<'a> = dyn FnMut(Listing) -> Result<()> + 'a;
 
 /// A source of listings.
 pub trait Backend {
-    /// Its name, as in `--backend`.
+    /// Returns its name, as in `--backend`.
     fn name(&self) -> &'static str;
 
-    /// Why it was chosen, and what its numbers are.
+    /// Returns the reason for its choice, and the nature of its numbers.
     fn why(&self) -> String;
 
     /// Runs until the command, the count of listings or the user's patience ends.
@@ -29,6 +29,6 @@ pub struct Finished {
     pub wall_ns: u64,
     /// Which code and memory paid, by machine configuration.
     pub profiles: Vec<Profile>,
-    /// What to know.
+    /// Limits of the numbers, for the reader.
     pub notes: Vec<String>,
 }

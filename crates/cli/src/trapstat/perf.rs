@@ -21,17 +21,17 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Without an interval and a command, as the original.
 const DEFAULT_INTERVAL_NS: u64 = 1_000_000_000;
 
-/// What CPUs tell, interval by interval.
-trait Source {
+/// A source of CPU events, read interval by interval.
+trait EventSource {
     fn name(&self) -> &'static str;
 
-    /// What its numbers are.
+    /// Describes its numbers.
     fn title(&self) -> String;
 
-    /// Called each [`LOOK`].
+    /// Collects pending samples. It is called each [`LOOK`].
     fn look(&mut self) {}
 
-    /// Of the time since the last listing.
+    /// Returns the listing of the time since the previous one.
     fn listing(&mut self, end_ns: u64, elapsed_ns: u64) -> Listing;
 }
 
@@ -42,7 +42,7 @@ struct Counting {
     before: Vec<Counts>,
 }
 
-impl Source for Counting {
+impl EventSource for Counting {
     fn name(&self) -> &'static str {
         "perf"
     }
@@ -59,7 +59,7 @@ impl Source for Counting {
     }
 }
 
-impl Source for Sampler {
+impl EventSource for Sampler {
     fn name(&self) -> &'static str {
         "ibs"
     }
@@ -79,7 +79,7 @@ impl Source for Sampler {
 
 /// Counters or samples at work.
 pub struct Perf {
-    source: Box<dyn Source>,
+    source: Box<dyn EventSource>,
     why: String,
 }
 

@@ -24,13 +24,13 @@ use std::time::Instant;
 
 /// An engine that is ready, and the machines to show the program to.
 pub struct Record {
-    source: Source,
+    source: AccessSource,
     configs: Vec<MachineConfig>,
     why: String,
 }
 
-/// What is shown to them.
-enum Source {
+/// The source of accesses.
+enum AccessSource {
     /// A command, to be run under it.
     Engine(Engine),
     Trace(Box<Trace>),
@@ -46,7 +46,7 @@ impl Record {
         let configs = configs(args)?;
         if let Some(trace) = &args.operands.trace {
             return Ok(Record {
-                source: Source::Trace(Box::new(open_trace(trace)?)),
+                source: AccessSource::Trace(Box::new(open_trace(trace)?)),
                 configs,
                 why,
             });
@@ -60,7 +60,7 @@ impl Record {
             let what = format!("the {} engine records all, it cannot sample", engine.kind);
             return Err(unmet(format!("{what}\n  remedy: leave --sample out")));
         }
-        Ok(Record { source: Source::Engine(engine), configs, why })
+        Ok(Record { source: AccessSource::Engine(engine), configs, why })
     }
 
     fn record(&self, engine: &Engine, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
@@ -89,7 +89,7 @@ impl Record {
         })
     }
 
-    /// The same from a trace, which tells no instructions: nothing is known by function.
+    /// Reads a trace. It has no instruction addresses, so there is no profile by function.
     fn read(&self, trace: &Trace, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
         let (simulation, begun) = (Simulation::new(self.configs.clone()), Instant::now());
         let intervals = intervals(args, &simulation)?;
@@ -147,7 +147,7 @@ impl pages::PageObserver for Reader<'_, '_> {
     }
 }
 
-/// Every machine with every page policy.
+/// Returns each machine with each page policy.
 fn configs(args: &Args) -> Result<Vec<MachineConfig>> {
     let mut configs = Vec::new();
     for machine in &args.on {
@@ -177,16 +177,16 @@ impl Backend for Record {
 
     fn why(&self) -> String {
         let by = match &self.source {
-            Source::Engine(Engine { kind, why, .. }) => format!("engine {kind} ({why})"),
-            Source::Trace(trace) => trace.head.title(),
+            AccessSource::Engine(Engine { kind, why, .. }) => format!("engine {kind} ({why})"),
+            AccessSource::Trace(trace) => trace.head.title(),
         };
         format!("{}; {by}; all numbers are modelled", self.why)
     }
 
     fn run(&mut self, args: &Args, sink: &mut Sink<'_>) -> Result<Finished> {
         match &self.source {
-            Source::Engine(engine) => self.record(engine, args, sink),
-            Source::Trace(trace) => self.read(trace, args, sink),
+            AccessSource::Engine(engine) => self.record(engine, args, sink),
+            AccessSource::Trace(trace) => self.read(trace, args, sink),
         }
     }
 }

@@ -20,7 +20,7 @@ fn ratio(ratio: f64) -> String {
     if ratio.is_finite() { format!("{ratio:.3}") } else { "no bound".into() }
 }
 
-/// What is predicted, and why.
+/// Renders the prediction and its reasons.
 pub fn table(forecast: &Forecast) -> String {
     let mut out = format!(
         "{}: {} loads and stores; predicted from its pages and this machine's calibration\n",

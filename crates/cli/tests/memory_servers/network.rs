@@ -28,12 +28,12 @@ const PACKET_BYTES: usize = 1500;
 /// How often the switch looks whether it should end.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What happens to packets on their way.
+/// The faults of a wire.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wire {
-    /// Of a thousand, so many are lost.
+    /// Lost packets in a thousand.
     pub loss: u64,
-    /// Of a thousand, so many arrive twice.
+    /// Duplicated packets in a thousand.
     pub doubled: u64,
     /// Each takes so long, and up to so much longer: a wide range reorders.
     pub delay: Duration,
@@ -52,7 +52,7 @@ struct Faults {
     wire: Wire,
     /// To and from these hosts it takes longer.
     slow: HashSet<usize>,
-    /// What one of these hosts sends to the other does not arrive.
+    /// Pairs of sender and receiver without a connection.
     cut: HashSet<(usize, usize)>,
     ended: bool,
 }
@@ -61,7 +61,7 @@ struct Faults {
 const SLOW: Duration = Duration::from_millis(25);
 
 impl Network {
-    /// Of so many hosts; none, saying so, where this user may not make them.
+    /// Makes a network of so many hosts. Prints a skip and returns None if this user may not.
     pub fn new(hosts: usize) -> Option<Network> {
         let made: io::Result<Vec<(File, Tun)>> = (0..hosts).map(make_host).collect();
         match made {
@@ -89,29 +89,29 @@ impl Network {
         })
     }
 
-    /// From now on, for packets between all hosts.
+    /// Sets the faults between all hosts from now on.
     pub fn set_wire(&self, wire: Wire) {
         self.faults().wire = wire;
     }
 
-    /// From now on, to and from this host.
+    /// Slows packets to and from this host from now on.
     pub fn set_slow(&self, host: usize) {
         self.faults().slow.insert(host);
     }
 
-    /// What one sends to the other does not arrive from now on.
+    /// Drops packets in one direction from now on.
     pub fn cut_way(&self, from: usize, to: usize) {
         self.faults().cut.insert((from, to));
     }
 
-    /// Neither hears the other from now on.
+    /// Drops packets in both directions from now on.
     pub fn cut(&self, one: usize, other: usize) {
         self.cut_way(one, other);
         self.cut_way(other, one);
     }
 
-    /// All is well from now on.
-    pub fn mend(&self) {
+    /// Removes all faults.
+    pub fn repair(&self) {
         *self.faults() = Faults::default();
     }
 
@@ -129,7 +129,7 @@ impl Drop for Network {
     }
 }
 
-/// The address of a host.
+/// Returns the address of a host.
 pub fn address(host: usize) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::from(FIRST)) + host as u32)
 }
@@ -138,7 +138,7 @@ fn enter(namespace: &File) -> io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-/// A namespace with one device, which is the host's end of the wire; the file is the switch's end.
+/// Makes a namespace with one device, the host's end of the wire; the file is the switch's end.
 fn make_host(number: usize) -> io::Result<(File, Tun)> {
     let namespace = make_namespace()?;
     let device = || {
@@ -155,7 +155,7 @@ fn make_host(number: usize) -> io::Result<(File, Tun)> {
     Ok((namespace, tun))
 }
 
-/// A thread cannot make a namespace without unsafe code, a program can: held by it until we hold it.
+/// Lets a program make a namespace, since a thread needs unsafe code for it. The program keeps it until we do.
 fn make_namespace() -> io::Result<File> {
     let mut holder = Command::new("unshare")
         .args(["--net", "sh", "-c", "ip link set lo up && echo here && exec cat"])

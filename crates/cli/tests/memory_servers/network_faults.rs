@@ -33,7 +33,7 @@ impl<'a> Servers<'a> {
         Servers { network, running: SERVERS.into_iter().zip(memories).map(start).collect() }
     }
 
-    /// kill -9.
+    /// Kills a server with SIGKILL.
     fn kill(&mut self, host: usize) {
         self.running[host - 1].kill();
     }
@@ -108,7 +108,7 @@ impl Traffic {
     }
 }
 
-/// Traffic before, during and after some trouble that passes.
+/// Checks traffic before, during and after a fault that ends.
 fn through(trouble: impl FnOnce(&Network, &mut Servers<'_>, &mut Traffic) + Send) {
     let Some(network) = Network::new(1 + SERVERS.len()) else { return };
     let mut servers = Servers::start(&network, ["32M"; 3]);
@@ -117,7 +117,7 @@ fn through(trouble: impl FnOnce(&Network, &mut Servers<'_>, &mut Traffic) + Send
         let mut traffic = Traffic::new(&store, 600);
         traffic.run(100);
         trouble(&network, &mut servers, &mut traffic);
-        network.mend();
+        network.repair();
         traffic.run(100);
         wait_until_whole(&store);
         traffic.run(100);
@@ -180,7 +180,7 @@ fn a_server_is_killed_and_restarted_at_once() {
     });
 }
 
-/// The server listens on its host's own address alone, so that --drain comes from there.
+/// Drains a server from its own host, as it listens on that host's address alone.
 #[test]
 fn a_drained_host_leaves_its_pages_with_the_others() {
     let Some(network) = Network::new(1 + SERVERS.len()) else { return };
@@ -233,7 +233,7 @@ fn a_slow_server_is_not_waited_for() {
         network.set_slow(1);
         traffic.run(200);
         assert!(store.counters().hedges_total.load(Ordering::Relaxed) > 0);
-        network.mend();
+        network.repair();
         traffic.check();
     });
 }
@@ -264,7 +264,7 @@ fn full_servers_keep_what_they_have() {
     });
 }
 
-/// A program's memory on these servers; none, saying so, where this user may not page.
+/// Maps memory on these servers. Prints a skip and returns None if this user may not page.
 fn map(store: &Arc<Cluster>, bytes: u64, resident_bytes: u64) -> Option<RemoteRegion> {
     match RemoteRegion::map(store.clone(), bytes, pager::PagerOptions::resident(resident_bytes)) {
         Err(error @ PagerError::Uffd(_)) => {
@@ -275,8 +275,8 @@ fn map(store: &Arc<Cluster>, bytes: u64, resident_bytes: u64) -> Option<RemoteRe
     }
 }
 
-/// One server at a time is killed, restarted, cut off, heard by half or slowed down, while a program
-/// rewrites memory of which a quarter is resident. The long version: `cargo xtask bench stalls`.
+/// Kills, restarts, cuts off, half connects or slows one server at a time, while a program rewrites memory of
+/// which a quarter is resident. The long version is `cargo xtask bench stalls`.
 #[test]
 fn memory_of_a_program_outlives_whatever_happens_to_one_server() {
     let Some(network) = Network::new(1 + SERVERS.len()) else { return };
@@ -313,7 +313,7 @@ fn memory_of_a_program_outlives_whatever_happens_to_one_server() {
             if trouble == 0 {
                 servers.start_again(host);
             }
-            network.mend();
+            network.repair();
             wait_until_whole(&store);
         }
         println!("longest stall: {slowest:?}; {} page-ins", memory.counts().page_in_count);

@@ -105,7 +105,7 @@ fn a_hangup_has_a_server_read_its_certificates_again() {
     child.wait().unwrap();
 }
 
-/// A shell that sets limits, then is the server.
+/// Starts a server from a shell that sets limits.
 fn limited(limit: &str) -> Serve {
     let script = format!("{limit}; exec {PAGETAX} \"$@\"");
     Serve::spawn(Command::new("sh").args(["-c", &script, "sh"]), "16M", "127.0.0.1:0", HTTP)
@@ -179,7 +179,7 @@ fn a_cgroup_with_less_memory_than_is_to_be_lent_is_told() {
     assert!(!output.status.success() && said.contains("its cgroup may have"), "{said}");
 }
 
-/// A put of 64 pages to a region that is not ours: it is denied when all of it has arrived.
+/// Encodes a put of 64 pages to a region of another client, which is denied once all of it has arrived.
 fn large_request() -> Vec<u8> {
     let (checksums, pages) = (vec![0; 64 * CHECKSUM_BYTES], vec![7; 64 * PAGE_BYTES]);
     let on = Lease { region: 1, lease: 1 };

@@ -34,7 +34,7 @@ pub fn installed(program: &str) -> bool {
     found
 }
 
-/// Whether huge pages can be had by advice here.
+/// Returns true if madvise(2) gives huge pages here.
 pub fn advised() -> bool {
     let path = "/sys/kernel/mm/transparent_hugepage/enabled";
     let advised = std::fs::read_to_string(path).is_ok_and(|text| !text.contains("[never]"));

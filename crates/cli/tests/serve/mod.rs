@@ -19,7 +19,7 @@ impl Serve {
         Serve::spawn(&mut Command::new(PAGETAX), memory, listen, more)
     }
 
-    /// By a command that hands its arguments to pagetax.
+    /// Starts a server by a command that passes its arguments to pagetax.
     pub fn spawn(command: &mut Command, memory: &str, listen: &str, more: &[&str]) -> Serve {
         let mut child = command
             .args(["serve", "--memory", memory, "--listen", listen])
@@ -41,7 +41,7 @@ impl Serve {
         Serve::start(memory, "127.0.0.1:0", &[])
     }
 
-    /// kill -9, and no trace left.
+    /// Kills the server with SIGKILL and reaps it.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,22 +1,21 @@
-//! `--fail-if 'p99_fault_ns>20000'`: thresholds over a report, for scripts and CI.
+//! Thresholds over a report, for scripts and CI: `p99_fault_ns>20000`.
 //!
-//! Invariant: what cannot be judged never passes. An id that no report can have is refused before
-//! the run; a reading that this run does not have is a failure of its own.
+//! Invariant: a threshold that cannot be judged never passes. An id that no report can have is refused before the
+//! run; a reading that this run lacks is a failure of its own.
 
-use anyhow::{Result, anyhow, bail};
-use pagetax_core::cause::Account;
-use pagetax_core::counter::{COUNTERS, Provenance, Unit, UnitReading};
-use pagetax_core::job::nearest;
-use pagetax_core::quantity::{Dimension, Params, evaluate};
-use pagetax_core::report::{Latency, Run};
+use crate::cause::Account;
+use crate::counter::{COUNTERS, Provenance, Unit, UnitReading, counter};
+use crate::job::nearest;
+use crate::quantity::{Dimension, Params, QuantityError, evaluate};
+use crate::report::{Latency, Run};
 
 /// Kinds of latency that machines report; `fault` is minor and major together.
 const LATENCY_KINDS: &[&str] = &["fault", "major_fault", "minor_fault", "page_in"];
 const LATENCY_STATISTICS: &[&str] = &["min", "mean", "p50", "p90", "p99", "max"];
-/// Two characters before one, so that `<=` is not read as `<`.
+/// The longer operators come first, so that `<=` is not read as `<`.
 const OPERATORS: &[&str] = &["<=", ">=", "==", "!=", "<", ">"];
 
-/// One threshold: fails the run when it holds.
+/// A condition on a reading of a report; the run fails if it holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Threshold {
     id: String,
@@ -25,24 +24,50 @@ pub struct Threshold {
     text: String,
 }
 
-/// What became of a threshold.
+/// The result of a threshold for one report.
 #[derive(Debug, PartialEq)]
-pub enum Verdict {
-    /// It does not hold: all is well.
+pub enum Judgement {
+    /// The condition does not hold.
     Passed,
-    /// It holds; with the sentence that says so.
+    /// The condition holds, with a sentence that shows the value.
     Failed(String),
-    /// There is no such reading in this report; with the reason.
+    /// The report has no such reading, with the reason.
     NotJudged(String),
 }
 
-impl std::str::FromStr for Threshold {
-    type Err = anyhow::Error;
+/// The reason why a text is no threshold.
+#[derive(Debug, thiserror::Error)]
+pub enum ThresholdError {
+    /// There is no operator in it.
+    #[error("`{0}` compares nothing; write for example 'p99_fault_ns>20000'")]
+    NoOperator(String),
+    /// No report has a reading of this id.
+    #[error("no reading is called `{id}`\n  remedy: {remedy}")]
+    UnknownId {
+        /// The id.
+        id: String,
+        /// The nearest id, or all of them.
+        remedy: String,
+    },
+    /// The limit cannot be evaluated.
+    #[error(transparent)]
+    Limit(#[from] QuantityError),
+    /// The limit has another dimension than the reading.
+    #[error("`{limit}` is no limit for {id}; give a plain number or one in its unit")]
+    Dimension {
+        /// The limit.
+        limit: String,
+        /// The reading's id.
+        id: String,
+    },
+}
 
-    fn from_str(text: &str) -> Result<Self> {
-        let Some((at, operator)) = find_operator(text) else {
-            bail!("`{text}` compares nothing; write for example 'p99_fault_ns>20000'");
-        };
+impl std::str::FromStr for Threshold {
+    type Err = ThresholdError;
+
+    fn from_str(text: &str) -> Result<Self, ThresholdError> {
+        let no_operator = || ThresholdError::NoOperator(text.into());
+        let (at, operator) = find_operator(text).ok_or_else(no_operator)?;
         let (id, limit) = (text[..at].trim(), text[at + operator.len()..].trim());
         let unit = unit_of(id).ok_or_else(|| unknown(id))?;
         let quantity = evaluate(limit, &Params::new())?;
@@ -53,7 +78,7 @@ impl std::str::FromStr for Threshold {
             (Unit::Count, _) => false,
         };
         if !fits {
-            bail!("`{limit}` is no limit for {id}; give a plain number or one in its unit");
+            return Err(ThresholdError::Dimension { limit: limit.into(), id: id.into() });
         }
         Ok(Threshold { id: id.into(), operator, limit: quantity.value, text: text.into() })
     }
@@ -64,7 +89,7 @@ fn find_operator(text: &str) -> Option<(usize, &'static str)> {
     OPERATORS.iter().find(|op| text[at..].starts_with(**op)).map(|op| (at, *op))
 }
 
-/// All ids that a threshold may name.
+/// Returns all ids that a threshold may name.
 fn known_ids() -> Vec<String> {
     let counters = COUNTERS.iter().map(|counter| counter.id.to_string());
     let latencies = LATENCY_KINDS.iter().flat_map(|kind| {
@@ -77,48 +102,46 @@ fn known_ids() -> Vec<String> {
     counters.chain(latencies).chain(budget).collect()
 }
 
-/// The unit of a known id.
+/// Returns the unit of a known id.
 fn unit_of(id: &str) -> Option<Unit> {
-    if let Some(counter) = pagetax_core::counter::counter(id) {
+    if let Some(counter) = counter(id) {
         return Some(counter.unit);
     }
     known_ids().iter().any(|known| known == id).then_some(Unit::Ns)
 }
 
-fn unknown(id: &str) -> anyhow::Error {
+fn unknown(id: &str) -> ThresholdError {
     let known = known_ids();
-    let wrong = format!("no reading is called `{id}`");
-    if let Some(near) = nearest(id, known.iter().map(String::as_str)) {
-        return anyhow!("{wrong}\n  remedy: did you mean `{near}`?");
-    }
-    let counters: Vec<_> = COUNTERS.iter().map(|counter| counter.id).collect();
     let rows =
         |account: Account| account.causes().map(|cause| cause.id).collect::<Vec<_>>().join("|");
-    anyhow!(
-        "{wrong}\n  remedy: use one of {}; ({})_({})_ns; \
-         cpu_({}|unexplained)_ns; wall_({}|unexplained)_ns",
-        counters.join(", "),
-        LATENCY_STATISTICS.join("|"),
-        LATENCY_KINDS.join("|"),
-        rows(Account::Cpu),
-        rows(Account::Wall)
-    )
+    let remedy = match nearest(id, known.iter().map(String::as_str)) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!(
+            "use one of {}; ({})_({})_ns; cpu_({}|unexplained)_ns; wall_({}|unexplained)_ns",
+            COUNTERS.iter().map(|counter| counter.id).collect::<Vec<_>>().join(", "),
+            LATENCY_STATISTICS.join("|"),
+            LATENCY_KINDS.join("|"),
+            rows(Account::Cpu),
+            rows(Account::Wall)
+        ),
+    };
+    ThresholdError::UnknownId { id: id.into(), remedy }
 }
 
 impl Threshold {
-    /// Whether it asks for latencies of single faults, which are measured only on request.
+    /// Returns true if it needs latencies of single faults, which are measured only on request.
     pub fn needs_fault_latency(&self) -> bool {
         self.id.ends_with("fault_ns") && split_latency(&self.id).is_some()
     }
 
-    /// Looks at a report.
-    pub fn judge(&self, run: &Run) -> Verdict {
+    /// Judges a report.
+    pub fn judge(&self, run: &Run) -> Judgement {
         let (value, provenance) = match self.look_up(run) {
             Ok(Some(found)) => found,
-            Ok(None) => return Verdict::Passed,
+            Ok(None) => return Judgement::Passed,
             Err(why) => {
                 let machine = &run.machine.name;
-                return Verdict::NotJudged(format!("{} on {machine}: {why}", self.text));
+                return Judgement::NotJudged(format!("{} on {machine}: {why}", self.text));
             }
         };
         let holds = match self.operator {
@@ -130,15 +153,15 @@ impl Threshold {
             _ => value != self.limit,
         };
         match holds {
-            false => Verdict::Passed,
-            true => Verdict::Failed(format!(
+            false => Judgement::Passed,
+            true => Judgement::Failed(format!(
                 "{} on {}: {} is {value} ({provenance})",
                 self.text, run.machine.name, self.id
             )),
         }
     }
 
-    /// The value; none where there was nothing to measure, as the latency of no major fault at all.
+    /// Returns the value; none if nothing happened that could be measured, such as no major fault.
     fn look_up(&self, run: &Run) -> Result<Option<(f64, Provenance)>, String> {
         if let Some((statistic, kind)) = split_latency(&self.id) {
             return match run.latency.get(kind) {
@@ -157,7 +180,7 @@ impl Threshold {
     }
 }
 
-/// Whether the run counted the events of this kind, and there were none.
+/// Returns true if the run counted events of this kind and saw none.
 fn none_happened(run: &Run, kind: &str) -> bool {
     let zero = |id: &str| run.counters.get(id).is_some_and(|reading| reading.value == Some(0));
     match kind {
@@ -186,14 +209,14 @@ fn look_up_budget(run: &Run, account: Account, row: &str) -> Result<(f64, Proven
     }
 }
 
-/// `p99_minor_fault_ns` as (`p99`, `minor_fault`).
+/// Splits `p99_minor_fault_ns` into `p99` and `minor_fault`.
 fn split_latency(id: &str) -> Option<(&str, &str)> {
     let (statistic, kind) = id.strip_suffix("_ns")?.split_once('_')?;
     let known = LATENCY_STATISTICS.contains(&statistic) && LATENCY_KINDS.contains(&kind);
     known.then_some((statistic, kind))
 }
 
-/// `cpu_translation_ns` as (`cpu`, `translation`).
+/// Splits `cpu_translation_ns` into the account and `translation`.
 fn split_budget(id: &str) -> Option<(Account, &str)> {
     let (ledger, row) = id.strip_suffix("_ns")?.split_once('_')?;
     let account = Account::ALL.into_iter().find(|account| account.id() == ledger)?;
@@ -214,33 +237,58 @@ fn statistic_of(latency: &Latency, statistic: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::tests::small_run;
-    use pagetax_core::counter::{Reading, put};
+    use crate::budget::{Budget, Ledger};
+    use crate::counter::{Reading, put};
+    use serde_json::json;
 
-    fn judge(text: &str) -> Verdict {
+    fn small_run() -> Run {
+        let latency = json!({
+            "count": 100, "min_ns": 1_000, "mean_ns": 50_000, "p50_ns": 50_000, "p90_ns": 90_000,
+            "p99_ns": 99_000, "max_ns": 100_000, "provenance": "measured",
+        });
+        let run = json!({
+            "job": {"name": "j", "params": {}, "seed": 1},
+            "machine": {"name": "null", "kind": "null", "validated": true},
+            "wall_ns": 1_000_000, "counters": {}, "phases": [],
+            "series": {"interval_ns": 0, "columns": {}},
+            "latency": {"fault": latency, "minor_fault": latency},
+            "environment": {}, "warnings": [],
+        });
+        let mut run: Run = serde_json::from_value(run).unwrap();
+        put(&mut run.counters, "minor_fault_count", Reading::Measured(3));
+        put(&mut run.counters, "resident_bytes_max", Reading::Measured(2 << 20));
+        put(&mut run.counters, "tlb_miss_count", Reading::Missing("no PMU here".into()));
+        let mut cpu = Ledger::new(900_000);
+        cpu.row("compute", Reading::Measured(600_000), "getrusage");
+        cpu.row("swap", Reading::Missing("no samples".into()), "");
+        run.budget = Some(Budget::new(cpu, Ledger::new(1_000_000)));
+        run
+    }
+
+    fn judge(text: &str) -> Judgement {
         text.parse::<Threshold>().unwrap().judge(&small_run())
     }
 
     #[test]
     fn counters_latency_and_budget_rows_are_judged() {
-        assert_eq!(judge("minor_fault_count < 3"), Verdict::Passed);
-        assert!(matches!(judge("minor_fault_count>=3"), Verdict::Failed(_)));
-        assert!(matches!(judge("p99_fault_ns>1us"), Verdict::Failed(_)));
-        assert_eq!(judge("p99_fault_ns>1s"), Verdict::Passed);
-        assert!(matches!(judge("cpu_compute_ns>100us"), Verdict::Failed(_)));
-        assert!(matches!(judge("cpu_unexplained_ns!=0"), Verdict::Failed(_)));
-        let Verdict::Failed(text) = judge("resident_bytes_max>1M") else { panic!() };
+        assert_eq!(judge("minor_fault_count < 3"), Judgement::Passed);
+        assert!(matches!(judge("minor_fault_count>=3"), Judgement::Failed(_)));
+        assert!(matches!(judge("p99_fault_ns>1us"), Judgement::Failed(_)));
+        assert_eq!(judge("p99_fault_ns>1s"), Judgement::Passed);
+        assert!(matches!(judge("cpu_compute_ns>100us"), Judgement::Failed(_)));
+        assert!(matches!(judge("cpu_unexplained_ns!=0"), Judgement::Failed(_)));
+        let Judgement::Failed(text) = judge("resident_bytes_max>1M") else { panic!() };
         assert!(text.contains("is 2097152 (measured)"), "{text}");
     }
 
     #[test]
     fn what_is_missing_does_not_pass() {
-        let Verdict::NotJudged(why) = judge("tlb_miss_count>0") else { panic!() };
+        let Judgement::NotJudged(why) = judge("tlb_miss_count>0") else { panic!() };
         assert!(why.contains("no PMU"), "{why}");
-        assert!(matches!(judge("p99_page_in_ns>0"), Verdict::NotJudged(_)));
-        assert!(matches!(judge("cpu_swap_ns>0"), Verdict::NotJudged(_)));
-        assert!(matches!(judge("page_out_count>0"), Verdict::NotJudged(_)));
-        assert!(matches!(judge("max_major_fault_ns>0"), Verdict::NotJudged(_)));
+        assert!(matches!(judge("p99_page_in_ns>0"), Judgement::NotJudged(_)));
+        assert!(matches!(judge("cpu_swap_ns>0"), Judgement::NotJudged(_)));
+        assert!(matches!(judge("page_out_count>0"), Judgement::NotJudged(_)));
+        assert!(matches!(judge("max_major_fault_ns>0"), Judgement::NotJudged(_)));
     }
 
     #[test]
@@ -248,7 +296,7 @@ mod tests {
         let mut run = small_run();
         put(&mut run.counters, "major_fault_count", Reading::Measured(0));
         let threshold = "max_major_fault_ns>0".parse::<Threshold>().unwrap();
-        assert_eq!(threshold.judge(&run), Verdict::Passed);
+        assert_eq!(threshold.judge(&run), Judgement::Passed);
     }
 
     #[test]
