@@ -258,10 +258,10 @@ mod tests {
         put(&mut run.counters, "minor_fault_count", Reading::Measured(3));
         put(&mut run.counters, "resident_bytes_max", Reading::Measured(2 << 20));
         put(&mut run.counters, "tlb_miss_count", Reading::Missing("no PMU here".into()));
-        let mut cpu = Ledger::new(900_000);
+        let mut cpu = Ledger::new(Account::Cpu, 900_000);
         cpu.row("compute", Reading::Measured(600_000), "getrusage");
         cpu.row("swap", Reading::Missing("no samples".into()), "");
-        run.budget = Some(Budget::new(cpu, Ledger::new(1_000_000)));
+        run.budget = Some(Budget::new(cpu, Ledger::new(Account::Wall, 1_000_000), Vec::new()));
         run
     }
 
