@@ -1,7 +1,7 @@
 //! The registry of JSON documents: each kind is unique, described, has its schema, and is read back as written.
 //!
-//! docs/schema has a JSON Schema for each kind, and docs/schema/examples a document. If PAGETAX_BLESS is set, the
-//! test writes the schemas. Invariant: a schema only gains keys; the test refuses to write one that lost any.
+//! docs/schema has a JSON Schema for each kind, and docs/schema/examples a document. If BLESS is set, as by
+//! `cargo xtask bless`, the test writes the schemas. Invariant: a schema only gains keys; the test refuses to write one that lost any.
 
 use super::documents::registered;
 use pagetax_core::document::{self, Document, SCHEMA};
@@ -84,8 +84,8 @@ fn each_schema_is_committed_and_only_gains_keys() {
         if text == committed {
             continue;
         }
-        let bless = std::env::var_os("PAGETAX_BLESS").is_some();
-        assert!(bless, "{} is out of date; set PAGETAX_BLESS=1 to write it", path.display());
+        let bless = std::env::var_os("BLESS").is_some();
+        assert!(bless, "{} is out of date; `cargo xtask bless` writes it", path.display());
         let [mut before, mut after] = [BTreeSet::new(), BTreeSet::new()];
         keys(&serde_json::from_str(&committed).unwrap_or_default(), "", &mut before);
         keys(&schema, "", &mut after);
