@@ -1,7 +1,8 @@
 //! The registry of JSON documents: each kind is unique, described, has its schema, and is read back as written.
 //!
 //! docs/schema has a JSON Schema for each kind, and docs/schema/examples a document. If BLESS is set, as by
-//! `cargo xtask bless`, the test writes the schemas. Invariant: a schema only gains keys; the test refuses to write one that lost any.
+//! `cargo xtask bless`, the test writes the schemas. Invariant: a schema only gains keys. The test refuses to
+//! write one that lost any.
 
 use super::documents::registered;
 use pagetax_core::document::{self, Document, SCHEMA};
