@@ -328,7 +328,7 @@ pub mod tests {
     #[test]
     fn csv_has_counters_phases_and_series() {
         let runs = Runs { swept: Vec::new(), runs: vec![small_run()] };
-        let text = crate::output::csv::render(&runs).unwrap();
+        let text = crate::output::documents::csv::render(&runs).unwrap();
         let has = |line: &str| assert!(text.lines().any(|l| l == line), "{line} in {text}");
         has("tlb-gather,null,,,minor_fault_count,measured,3,,,");
         has("tlb-gather,null,,,tlb_miss_count,missing,,,,no PMU here");

@@ -1,10 +1,12 @@
 //! The one seam between a command's result and its formats.
 //!
 //! A command makes a [`Document`] and gives it to [`Outputs::print`] with its text. Every document is JSON as
-//! well. A further format of a kind is a [`Format`] in its row of `documents!`; its option, its help and its
-//! destination follow from that row.
+//! well. A further format is a file in documents/, and a [`Format`] in the row of each kind that has it. Its option,
+//! its help and its destination follow from the row.
 
-use super::{check_writable, csv, misscurve, print, reproduction, write_file};
+pub mod csv;
+
+use super::{check_writable, misscurve, print, reproduction, write_file};
 use anyhow::{Result, anyhow};
 use clap::{Arg, ArgMatches, Command};
 use pagetax_core::calibration::Calibration;

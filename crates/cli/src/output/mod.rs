@@ -5,7 +5,6 @@
 
 pub mod budget;
 pub mod columns;
-pub mod csv;
 pub mod diagnosis;
 pub mod documents;
 pub mod misscurve;

@@ -76,7 +76,7 @@ fn warnings(runs: &[Run]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::csv;
+    use crate::output::documents::csv;
     use crate::run::tests::small_run;
     use pagetax_core::report::Runs;
 
