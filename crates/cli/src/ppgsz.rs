@@ -29,8 +29,8 @@ Examples:
 const AFTER: &str = "\
 Parts: heap is bss and brk, and of a command also what its malloc maps; stack is the main thread's; \
 anon is private anonymous memory that exists; text, data and bss are those of the program and its \
-libraries. Sizes: 4K, any size of /sys/kernel/mm/transparent_hugepage, hugetlb:SIZE, or 0 for \
-whatever the kernel gives.
+libraries. Sizes: 4K, any size of /sys/kernel/mm/transparent_hugepage, hugetlb:SIZE, base, or \
+default (0) for the kernel's choice.
 
 Exit codes: the command's own, or 128 + its signal; 125 wrong usage, or a process could not be \
 changed; 126 the command cannot be run; 127 it was not found.";

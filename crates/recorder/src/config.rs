@@ -1,119 +1,92 @@
 //! A simulated configuration: a machine's translation hardware, and a policy of page sizes.
 
 use crate::places::{Place, Segment};
-use pagetax_core::units::{PageSize, UnitError};
+use pagetax_core::page_size::{MemoryPart, PageSizeError, PageSizeRequest, PartSizes};
+use pagetax_core::units::PageSize;
 use pagetax_sim::hardware::configuration::{self, ProgramTimes};
 use pagetax_sim::hardware::tlb::TlbHierarchy;
 use pagetax_sim::hardware::translation::Translation;
 use pagetax_sim::model::{Model, ModelError};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::str::FromStr;
 
-/// A policy of page sizes by segment.
+/// A policy of page sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PagePolicy {
     /// The page sizes of the recorded process on this machine.
     Real,
-    /// A size for each segment; base pages where there is none.
-    Sizes {
-        /// The page size of the break's memory.
-        heap: Option<PageSize>,
-        /// The page size of the main thread's stack.
-        stack: Option<PageSize>,
-        /// The page size of other private memory, such as thread stacks and malloc arenas.
-        anon: Option<PageSize>,
-        /// The page size of mapped files, text included.
-        file: Option<PageSize>,
-    },
+    /// A size for each part that is named, and base pages elsewhere. `text` is for fetches from mapped files,
+    /// `data` for loads and stores there.
+    Sizes(PartSizes),
 }
 
 /// An error: not a page policy.
 #[derive(Debug, thiserror::Error)]
 pub enum PagePolicyError {
-    /// An unknown segment.
-    #[error(
-        "`{0}` is no segment; write real, a size for heap, stack and anon such as 2M, or \
-         SEGMENT=SIZE of heap, stack, anon, file and all, joined by +, as in heap=4M+stack=64K"
-    )]
-    Segment(String),
-    /// An invalid page size.
+    /// The text is not in the grammar of page sizes.
     #[error(transparent)]
-    Size(#[from] UnitError),
+    Grammar(#[from] PageSizeError),
+    /// A recording does not tell bss from other memory.
+    #[error("`{0}`: a recording knows no bss\n  remedy: name heap, stack, anon, text or data")]
+    Bss(PartSizes),
 }
 
-impl FromStr for PagePolicy {
-    type Err = PagePolicyError;
-    fn from_str(text: &str) -> Result<Self, PagePolicyError> {
-        if text == "real" {
-            return Ok(PagePolicy::Real);
-        }
-        let (mut heap, mut stack, mut anon, mut file) = (None, None, None, None);
-        for part in text.split('+') {
-            let (segment, size) = part.split_once('=').unwrap_or(("data", part));
-            let size = Some(size.parse::<PageSize>()?);
-            match segment {
-                "heap" => heap = size,
-                "stack" => stack = size,
-                "anon" => anon = size,
-                "file" => file = size,
-                "data" => (heap, stack, anon) = (size, size, size),
-                "all" => (heap, stack, anon, file) = (size, size, size, size),
-                other => return Err(PagePolicyError::Segment(other.into())),
-            }
-        }
-        Ok(PagePolicy::Sizes { heap, stack, anon, file })
-    }
-}
-
-impl fmt::Display for PagePolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PagePolicy::Sizes { heap, stack, anon, file } = self else {
-            return f.write_str("real page sizes");
-        };
-        if heap == stack && stack == anon && heap.is_some() {
-            match file {
-                None => {
-                    return write!(
-                        f,
-                        "data on {} pages",
-                        heap.map_or(String::new(), |s| s.to_string())
-                    );
-                }
-                Some(size) if Some(*size) == *heap => return write!(f, "all on {size} pages"),
-                Some(_) => {}
-            }
-        }
-        let named = [("heap", heap), ("stack", stack), ("anon", anon), ("file", file)];
-        let known: Vec<_> = named
-            .iter()
-            .filter_map(|(name, size)| size.map(|s| format!("{name} on {s}")))
-            .collect();
-        write!(f, "{} pages", known.join(", "))
-    }
-}
+/// The parts that a bare size is for: private memory.
+const PRIVATE: [MemoryPart; 3] = [MemoryPart::Heap, MemoryPart::Stack, MemoryPart::Anon];
 
 impl PagePolicy {
+    /// Parses policies. Bare sizes are one each, for heap, stack and anon; PART=SIZE of one text go together.
+    pub fn alternatives<'a>(
+        texts: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Vec<PagePolicy>, PagePolicyError> {
+        let policy = |sizes: PartSizes| match sizes.uniform() {
+            Some(PageSizeRequest::Default) => Ok(PagePolicy::Real),
+            _ if sizes.get(MemoryPart::Bss).is_some() => Err(PagePolicyError::Bss(sizes)),
+            _ => Ok(PagePolicy::Sizes(sizes)),
+        };
+        PartSizes::alternatives(texts, &PRIVATE)?.into_iter().map(policy).collect()
+    }
+
     /// Returns the requested size; none for base pages.
-    fn wanted(&self, place: &Place) -> Option<PageSize> {
-        match self {
-            PagePolicy::Real => PageSize::new(1 << place.real_shift).ok(),
-            PagePolicy::Sizes { heap, stack, anon, file } => match place.segment {
-                Segment::Heap => *heap,
-                Segment::Stack => *stack,
-                Segment::Anon | Segment::Unknown => *anon,
-                Segment::File | Segment::Kernel => *file,
-            },
+    fn wanted(&self, place: &Place, file_part: MemoryPart) -> Option<PageSize> {
+        let real = || PageSize::new(1 << place.real_shift).ok();
+        let PagePolicy::Sizes(sizes) = self else { return real() };
+        let part = match place.segment {
+            Segment::Heap => MemoryPart::Heap,
+            Segment::Stack => MemoryPart::Stack,
+            Segment::Anon | Segment::Unknown => MemoryPart::Anon,
+            Segment::File | Segment::Kernel => file_part,
+        };
+        match sizes.get(part)? {
+            PageSizeRequest::Default => real(),
+            PageSizeRequest::Base => None,
+            PageSizeRequest::Size(size, _) => Some(size),
         }
     }
 
     /// Returns all sizes that the policy can request.
     fn sizes(&self) -> Vec<PageSize> {
-        match self {
-            // PAGEMAP_SCAN distinguishes only huge pages from others.
-            PagePolicy::Real => vec![PageSize::K4, PageSize::M2],
-            PagePolicy::Sizes { heap, stack, anon, file } => {
-                [heap, stack, anon, file].into_iter().flatten().copied().collect()
+        // PAGEMAP_SCAN distinguishes only huge pages from others.
+        let real = [PageSize::K4, PageSize::M2];
+        let PagePolicy::Sizes(sizes) = self else { return real.into() };
+        let of = |request| match request {
+            PageSizeRequest::Default => real.to_vec(),
+            PageSizeRequest::Base => Vec::new(),
+            PageSizeRequest::Size(size, _) => vec![size],
+        };
+        sizes.iter().flat_map(|(_, request)| of(request)).collect()
+    }
+}
+
+impl fmt::Display for PagePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PagePolicy::Sizes(sizes) = self else { return f.write_str("real page sizes") };
+        match sizes.uniform() {
+            Some(size) if sizes.parts() == PRIVATE => write!(f, "data on {size} pages"),
+            Some(size) if sizes.parts().len() == 5 => write!(f, "all on {size} pages"),
+            _ => {
+                let parts = sizes.iter().map(|(part, size)| format!("{part} on {size}"));
+                write!(f, "{} pages", parts.collect::<Vec<_>>().join(", "))
             }
         }
     }
@@ -179,12 +152,12 @@ impl MachineConfig {
 
     /// Returns log2 of a data page's size: the largest that the machine has up to the requested one.
     pub fn data_shift(&self, place: &Place) -> u32 {
-        at_most(&self.data_shifts, self.pages.wanted(place))
+        at_most(&self.data_shifts, self.pages.wanted(place, MemoryPart::Data))
     }
 
     /// Returns log2 of a code page's size: the largest that the machine has up to the requested one.
     pub fn code_shift(&self, place: &Place) -> u32 {
-        at_most(&self.code_shifts, self.pages.wanted(place))
+        at_most(&self.code_shifts, self.pages.wanted(place, MemoryPart::Text))
     }
 
     /// Returns log2 of all possible sizes of data pages.
@@ -221,22 +194,34 @@ mod tests {
 
     #[test]
     fn policies_are_written_and_read() {
+        let read = |text: &str| -> Vec<String> {
+            let policies = PagePolicy::alternatives([text]).unwrap();
+            policies.iter().map(PagePolicy::to_string).collect()
+        };
         for (text, shown) in [
-            ("real", "real page sizes"),
+            ("default", "real page sizes"),
             ("2M", "data on 2M pages"),
-            ("all=4K", "all on 4K pages"),
-            ("heap=4M+stack=64K", "heap on 4M, stack on 64K pages"),
+            ("heap=4K,stack=4K,anon=4K,text=4K,data=4K", "all on 4K pages"),
+            ("heap=4M,stack=64K", "heap on 4M, stack on 64K pages"),
         ] {
-            assert_eq!(text.parse::<PagePolicy>().unwrap().to_string(), shown);
+            assert_eq!(read(text), [shown]);
         }
-        assert!("head=4M".parse::<PagePolicy>().unwrap_err().to_string().contains("SEGMENT=SIZE"));
-        assert!("heap=5M".parse::<PagePolicy>().is_err());
+        assert_eq!(read("8K,heap=4M"), ["data on 8K pages", "heap on 4M pages"]);
+        for (refused, words) in
+            [("head=4M", "heap=2M,stack=64K"), ("real", "default"), ("bss=2M", "heap")]
+        {
+            let error = PagePolicy::alternatives([refused]).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        assert!(PagePolicy::alternatives(["heap=5M"]).is_err());
     }
 
     #[test]
     fn machines_give_the_largest_size_up_to_the_wish() {
         let model = models::find("ultrasparc-3plus-900").unwrap();
-        let config = MachineConfig::new(&model, "heap=2M".parse().unwrap()).unwrap();
+        let config =
+            MachineConfig::new(&model, PagePolicy::alternatives(["heap=2M"]).unwrap().remove(0))
+                .unwrap();
         assert_eq!(config.data_shift(&place(Segment::Heap, 12)), 19, "512K");
         assert_eq!(config.data_shift(&place(Segment::Stack, 12)), 13);
         let model = models::find("x86-64-calibrated").unwrap();

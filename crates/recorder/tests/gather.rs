@@ -4,7 +4,7 @@
 mod common;
 
 use common::{compile, has_programs, record};
-use pagetax_recorder::config::MachineConfig;
+use pagetax_recorder::config::{MachineConfig, PagePolicy};
 use pagetax_recorder::counters::Side;
 use pagetax_recorder::engine::EngineKind;
 use pagetax_recorder::simulate::Simulation;
@@ -18,9 +18,9 @@ fn half_the_time_goes_to_tlb_misses_and_large_pages_end_that() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("gather.c", &["-O1"], folder.path());
     let model = models::find("ultrasparc-3plus-900").unwrap();
-    let configs =
-        ["8K", "4M"].map(|pages| MachineConfig::new(&model, pages.parse().unwrap()).unwrap());
-    let mut simulation = Simulation::new(configs.into());
+    let policies = PagePolicy::alternatives(["8K,4M"]).unwrap();
+    let config = |pages| MachineConfig::new(&model, pages).unwrap();
+    let mut simulation = Simulation::new(policies.into_iter().map(config).collect());
     let ended = record(EngineKind::Valgrind, &program, &mut simulation);
     assert_eq!(ended.exit.shell_code(), 0, "{}", ended.log);
     let thread = &simulation.threads()[0];

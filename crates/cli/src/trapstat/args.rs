@@ -84,9 +84,9 @@ pub struct Args {
     )]
     pub(super) on: Vec<String>,
 
-    /// Page sizes, each shown by itself: real, a size for all data (2M), or segments (heap=4M+stack=64K;
-    /// heap, stack, anon, file, all); segments that are not named have base pages
-    #[arg(long, value_name = "PAGES,…", value_delimiter = ',', default_value = "real")]
+    /// Page sizes: default (those that the process really has) or sizes for heap, stack and anon (4K,2M), each
+    /// shown by itself; by part heap=4M,stack=64K, shown together, with base pages elsewhere. Repeatable
+    #[arg(long, value_name = "SIZE,…|PART=SIZE,…", default_value = "default")]
     pub(super) pages: Vec<String>,
 
     /// How many functions and places of memory are listed after the program's end

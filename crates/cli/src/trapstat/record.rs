@@ -162,9 +162,11 @@ fn configs(args: &Args) -> Result<Vec<MachineConfig>> {
                 "{machine} has no TLB to miss\n  remedy: name a machine with one, such as sim:x86-64-calibrated"
             ));
         }
-        for pages in &args.pages {
-            let pages: PagePolicy = pages.parse().with_context(|| format!("--pages {pages}"))?;
-            configs.push(MachineConfig::new(&model, pages)?);
+        let texts = args.pages.iter().map(String::as_str);
+        let policies = PagePolicy::alternatives(texts)
+            .with_context(|| format!("--pages {}", args.pages.join(" --pages ")))?;
+        for policy in policies {
+            configs.push(MachineConfig::new(&model, policy)?);
         }
     }
     Ok(configs)

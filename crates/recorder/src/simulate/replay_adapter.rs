@@ -69,16 +69,17 @@ impl PageObserver for ReplayAdapter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::MachineConfig;
+    use crate::config::{MachineConfig, PagePolicy};
     use crate::counters::Side;
     use pagetax_sim::models;
 
     #[test]
     fn what_is_told_is_missed_by_side_and_segment() {
         let model = models::find("x86-64-calibrated").unwrap();
-        let configs = ["real", "heap=2M"]
-            .map(|pages| MachineConfig::new(&model, pages.parse().unwrap()).unwrap());
-        let mut adapter = ReplayAdapter::new(Simulation::new(configs.to_vec()));
+        let policies = PagePolicy::alternatives(["default", "heap=2M"]).unwrap();
+        let config = |pages| MachineConfig::new(&model, pages).unwrap();
+        let configs = policies.into_iter().map(config).collect();
+        let mut adapter = ReplayAdapter::new(Simulation::new(configs));
         let thread = Thread { number: 3, process: 1 };
         let heap = 0x4_0000..0x4_0000 + 4096;
         heap.clone().for_each(|page| adapter.found(1, page, Segment::Heap));
