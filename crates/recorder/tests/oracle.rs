@@ -7,8 +7,10 @@ mod common;
 
 use common::{compile, has_programs, has_sampler, record_part};
 use object::{Object, ObjectSymbol};
+use pagetax_core::page_size::MemoryPart::{Anon, Data, Heap, Stack, Text};
+use pagetax_core::page_size::{PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
-use pagetax_recorder::config::MachineConfig;
+use pagetax_recorder::config::{MachineConfig, PagePolicy};
 use pagetax_recorder::engine::EngineKind;
 use pagetax_recorder::simulate::Simulation;
 use pagetax_sim::models;
@@ -146,8 +148,10 @@ fn address_of(program: &Path, name: &str) -> u64 {
 
 fn simulated(engine: EngineKind, program: &Path) -> Simulation {
     let model = models::find("x86-64-calibrated").unwrap();
-    let configs = ["all=4K", "all=2M"]
-        .map(|pages| MachineConfig::new(&model, pages.parse().unwrap()).unwrap());
+    let all =
+        |size| PartSizes::of(&[Heap, Stack, Anon, Text, Data], PageSizeRequest::preferred(size));
+    let configs = [PageSize::K4, PageSize::M2]
+        .map(|size| MachineConfig::new(&model, PagePolicy::Sizes(all(size))).unwrap());
     let mut simulation = Simulation::new(configs.into());
     let filters = simulation.filters();
     let is_a_burst = engine == EngineKind::Native;

@@ -6,7 +6,7 @@ mod common;
 use common::{compile, has_programs, record};
 use pagetax_core::units::PageSize;
 use pagetax_host::launch::program::Program;
-use pagetax_recorder::config::MachineConfig;
+use pagetax_recorder::config::{MachineConfig, PagePolicy};
 use pagetax_recorder::engine::{Engine, EngineKind};
 use pagetax_recorder::pages::{AccessKind, RecordAdapter, filters};
 use pagetax_recorder::session::{RecordOptions, run};
@@ -100,7 +100,8 @@ fn a_trace_misses_what_the_program_misses() {
         let folder = tempfile::tempdir().unwrap();
         let program = program(folder.path());
         let model = models::find("x86-64-calibrated").unwrap();
-        let config = MachineConfig::new(&model, "all=4K".parse().unwrap()).unwrap();
+        let all = PagePolicy::alternatives(["heap=4K,stack=4K,anon=4K,text=4K,data=4K"]).unwrap();
+        let config = MachineConfig::new(&model, all[0].clone()).unwrap();
         let mut online = Simulation::new(vec![config]);
         record(kind, &program, &mut online);
         let online = &online.threads()[0].cpus[0].translation;

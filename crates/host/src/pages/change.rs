@@ -28,7 +28,7 @@ const GAP: Duration = Duration::from_millis(2);
 const NO_COLLAPSE: &str = "this kernel cannot make huge pages of memory that is there already (MADV_COLLAPSE, \
      Linux 6.1)\n  remedy: start the command under ppgsz, or wait for khugepaged";
 
-/// Why a page stayed as it was, as the kernel told.
+/// The kernel's reason to leave a page as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -42,7 +42,7 @@ pub enum Cause {
     NotEligible,
     /// It went away meanwhile.
     Gone,
-    /// Anything else.
+    /// Another error.
     Other,
 }
 
@@ -59,7 +59,7 @@ impl Cause {
     }
 }
 
-/// What came of a change.
+/// The result of a change.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Outcome {
     /// Bytes whose pages were changed, by part.
@@ -67,13 +67,13 @@ pub struct Outcome {
     /// Bytes that stayed, by part and cause.
     #[serde(skip)]
     pub failed_bytes: BTreeMap<(MemoryPart, Cause), u64>,
-    /// How long the target stood still, each time.
+    /// The stops of the target.
     #[serde(skip)]
     pub stops: Stops,
 }
 
 impl Outcome {
-    /// Adds what came of a later change.
+    /// Adds the result of a later change.
     pub fn add(&mut self, later: Outcome) {
         for (part, bytes) in later.changed_bytes {
             *self.changed_bytes.entry(part).or_default() += bytes;
@@ -88,7 +88,7 @@ impl Outcome {
         *self.failed_bytes.entry((part, cause)).or_default() += bytes;
     }
 
-    /// All bytes that were changed.
+    /// Returns the bytes whose pages were changed, of all parts.
     pub fn total_bytes(&self) -> u64 {
         self.changed_bytes.values().sum()
     }
@@ -99,11 +99,11 @@ impl Outcome {
 struct Chunk {
     start: u64,
     part: MemoryPart,
-    /// What is there in the wrong size.
+    /// Resident bytes on pages of another size.
     bytes: u64,
 }
 
-/// [`apply`], and with `force` also moves code and data ([`remap`]).
+/// Does as [`apply`], and with `force` also moves code and data ([`remap`]).
 pub fn apply_all(
     target: &Target,
     map: &PageMap,
@@ -118,9 +118,9 @@ pub fn apply_all(
     Ok(outcome)
 }
 
-/// Gives a process's present memory the page sizes of `advice`, as far as they can be given from
-/// outside: huge pages by collapsing, base pages by splitting. Sizes between are for faults to come:
-/// those mappings are advised.
+/// Gives a process's present memory the page sizes of `advice`, as far as that is possible from outside: huge
+/// pages by collapsing, base pages by splitting. Sizes between come with later faults, so those mappings are
+/// advised.
 pub fn apply(
     target: &Target,
     map: &PageMap,
@@ -152,8 +152,8 @@ pub fn apply(
     Ok(changed)
 }
 
-/// Splits the huge pages of all parts that `advice` names, whatever sizes it asks for. Those of files only this
-/// process can map: the kernel lets others be.
+/// Splits the huge pages of all parts that `advice` names. The kernel splits pages of files only if no other
+/// process maps them.
 pub fn undo(
     target: &Target,
     map: &PageMap,
@@ -167,7 +167,7 @@ pub fn undo(
     Ok(changed)
 }
 
-/// The part of a mapping of anonymous memory, if the size asked for it is `wanted`.
+/// Returns the part of a mapping of anonymous memory, if its requested size is `wanted`.
 fn asked(
     advice: &PartSizes,
     mapping: &Mapping,
@@ -182,7 +182,7 @@ fn asked(
     wanted(size).then_some(part)
 }
 
-/// Where whole huge pages fit and something smaller is.
+/// Returns the blocks of huge pages that hold smaller pages.
 fn chunks(
     map: &PageMap,
     huge: PageSize,
@@ -211,8 +211,8 @@ fn chunks(
     all
 }
 
-/// Each huge page that is there; where only their number is known, each block of pages that could be one. To those
-/// that are none, what splits a huge page does no harm.
+/// Returns each huge page, or where only their number is known, each block that could be one. Splitting does
+/// no harm to the others.
 fn huge_runs(
     map: &PageMap,
     huge: PageSize,
@@ -236,7 +236,7 @@ fn huge_runs(
     all
 }
 
-/// How calls come to be made in the target.
+/// The way to make calls in the target.
 enum Reach<'a> {
     Remote(&'a Target),
     Injected(Injector),
@@ -250,7 +250,7 @@ impl Reach<'_> {
         }
     }
 
-    /// Gives `advice` about `len` bytes at the start of each chunk, and books what came of it.
+    /// Gives `advice` about `len` bytes at the start of each chunk, and records the results.
     fn change(
         &self,
         chunks: &[Chunk],
@@ -291,9 +291,8 @@ fn remotely(target: &Target, start: u64, len: u64, advice: remote::RemoteAdvice)
     })
 }
 
-/// Uses blocks of memory and gives them back, so that the kernel has some at hand that were touched
-/// lately. Where a hypervisor backs memory as it is touched, others take ten times as long to fill, and
-/// the target would stand still for it.
+/// Touches blocks of memory and frees them, so that the kernel has blocks that a hypervisor already backs. Other
+/// blocks take ten times as long to fill, while the target stands still.
 fn warm_up(bytes: usize) {
     const BLOCKS: usize = 2;
     let request = || Request { source: Source::Anon, len: bytes, align: bytes, hugetlb: None };
@@ -306,7 +305,7 @@ fn warm_up(bytes: usize) {
     let _in_use_together = [(); BLOCKS].map(|()| block());
 }
 
-/// As many of the first chunks as fit a stop, one at least; all of them if it cannot be stopped.
+/// Gives advice on as many of the first chunks as fit a stop, at least one; on all if there is no session.
 fn in_one_stop(
     injector: &Injector,
     chunks: &[Chunk],
@@ -330,7 +329,7 @@ fn in_one_stop(
     })
 }
 
-/// PartSizes for faults to come can only be given by the target itself.
+/// Has the target advise its mappings for later faults: only a process itself can do that.
 fn advise_mappings(
     target: &Target,
     map: &PageMap,

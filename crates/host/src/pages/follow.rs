@@ -46,11 +46,11 @@ struct Kept {
 /// Whose pages a sweep changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whose {
-    /// Nobody's: it only looks.
+    /// None: the sweep only looks.
     Nobodys,
-    /// Of processes that do not take their memory from glibc's malloc, which was told by itself.
+    /// Processes with an allocator of their own; glibc's malloc has its tunable.
     OwnAllocators,
-    /// Everybody's.
+    /// All processes.
     Everybodys,
 }
 
@@ -60,9 +60,9 @@ pub struct Sweeper {
     system: PageSettings,
     huge: PageSize,
     force: bool,
-    /// Whose pages are changed.
+    /// The processes whose pages are changed.
     whose: Whose,
-    /// Whether verdicts are wanted.
+    /// True if verdicts are kept.
     verifies: bool,
     family: ProcessTree,
     kept: HashMap<Pid, Kept>,
@@ -70,12 +70,12 @@ pub struct Sweeper {
     /// CPU time that this sweep has spent on looking.
     looked: Duration,
     gone: Vec<(Verdict, Outcome)>,
-    /// Why a process that lived could not be looked at, last.
+    /// The last error on a process that lived.
     unseen: Option<String>,
 }
 
 impl Sweeper {
-    /// One that changes pages of `whose` processes; `verifies` keeps a verdict of each of them.
+    /// Returns a sweeper that changes pages of `whose` processes; `verifies` keeps a verdict of each of them.
     pub fn new(advice: PartSizes, force: bool, whose: Whose, verifies: bool) -> Sweeper {
         let system = PageSettings::host();
         let huge = system.pmd_size().unwrap_or(PageSize::M2);
@@ -95,8 +95,8 @@ impl Sweeper {
         }
     }
 
-    /// Looks once at these processes and all that descend from them; how long to wait before the
-    /// next time. None when none of them is left.
+    /// Looks once at these processes and all their descendants. Returns the pause until the next sweep; none if no
+    /// process is left.
     pub fn sweep(&mut self, roots: &[Pid]) -> Option<Duration> {
         self.looked = Duration::ZERO;
         let mut members: Vec<Pid> = roots.to_vec();
@@ -114,7 +114,7 @@ impl Sweeper {
         alive.then(|| pace.max(self.looked * PAUSES))
     }
 
-    /// Verdicts of all processes that were looked at, each at its largest, and what was done.
+    /// Returns the verdict and the changes of each process, when it was largest.
     pub fn finish(mut self) -> Vec<(Verdict, Outcome)> {
         let kept = self.kept.drain().filter_map(|(_, kept)| Some((kept.verdict?, kept.outcome)));
         let mut all: Vec<_> = self.gone.into_iter().chain(kept).collect();
@@ -122,17 +122,17 @@ impl Sweeper {
         all
     }
 
-    /// Why nothing is known of a process that was there to be looked at.
+    /// Returns the reason for which a process could not be looked at.
     pub fn unseen(&self) -> Option<String> {
         self.unseen.clone().or_else(|| self.refused.values().next().map(ToString::to_string))
     }
 
-    /// Why processes were left alone.
+    /// Returns the reasons for which processes were left alone.
     pub fn refused(&self) -> impl Iterator<Item = (Pid, &Refusal)> {
         self.refused.iter().map(|(pid, refusal)| (*pid, refusal))
     }
 
-    /// Takes a process on; whether it lives.
+    /// Starts to follow a process. Returns true if it lives.
     fn keep(&mut self, pid: Pid) -> bool {
         if let Some(kept) = self.kept.get(&pid) {
             return kept.target.is_alive();
@@ -156,7 +156,7 @@ impl Sweeper {
         }
     }
 
-    /// Changes what needs it, and judges; whether the process has grown.
+    /// Changes a process and judges it. Returns true if it has grown.
     fn look(&mut self, pid: Pid) -> bool {
         let Some(kept) = self.kept.get_mut(&pid) else { return false };
         let Some(now) = resident_bytes(pid).filter(|bytes| *bytes > 0) else { return false };
@@ -221,7 +221,7 @@ impl Sweeper {
         grew
     }
 
-    /// Numbers are used again: a process that ended is forgotten, but for its verdict.
+    /// Forgets processes that ended, except for their verdicts: the kernel uses their numbers again.
     fn bury(&mut self) {
         let dead: Vec<Pid> =
             self.kept.iter().filter(|(_, k)| !k.target.is_alive()).map(|(pid, _)| *pid).collect();

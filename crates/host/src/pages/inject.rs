@@ -26,7 +26,7 @@ pub struct Session<'a> {
     instruction: u64,
 }
 
-/// How long the target stood still.
+/// The stops of the target.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stops {
     /// Each stop, in the order made.
@@ -34,7 +34,7 @@ pub struct Stops {
 }
 
 impl Stops {
-    /// The longest; none if it was never stopped.
+    /// Returns the longest stop; none if it was never stopped.
     pub fn longest(&self) -> Option<Stop> {
         self.all.iter().copied().max_by_key(|stop| stop.wall_ns)
     }
@@ -49,13 +49,13 @@ impl Injector {
         Ok(Injector { tid, instruction })
     }
 
-    /// For a thread of a process.
+    /// Returns an injector for a thread of a process.
     pub fn of_thread(pid: Pid, tid: Pid) -> io::Result<Injector> {
         let instruction = instruction(pid).map_err(io::Error::other)?;
         Ok(Injector { tid, instruction })
     }
 
-    /// The threads of a process that live, the main one first.
+    /// Returns the live threads of a process, the main one first.
     pub fn threads(pid: Pid) -> io::Result<Vec<Pid>> {
         let number = pid.as_raw_nonzero();
         let entries = std::fs::read_dir(format!("/proc/{number}/task"))?.flatten();
@@ -87,17 +87,17 @@ impl Injector {
 }
 
 impl Session<'_> {
-    /// A system call of the target; its result or its error.
+    /// Makes a system call in the target.
     pub fn call(&mut self, number: i64, args: [u64; 6]) -> io::Result<u64> {
         self.stopped.call(self.instruction, number, args)
     }
 
-    /// madvise(2).
+    /// Calls madvise(2) in the target.
     pub fn advise(&mut self, start: u64, len: u64, advice: i32) -> io::Result<()> {
         self.call(libc::SYS_madvise, [start, len, advice as u64, 0, 0, 0]).map(drop)
     }
 
-    /// How long it has stood still.
+    /// Returns the time since the stop began.
     pub fn elapsed(&self) -> Duration {
         self.stopped.elapsed()
     }
@@ -106,7 +106,7 @@ impl Session<'_> {
 /// The kernel's are of two pages.
 const VDSO_BYTES_MAX: u64 = 1 << 20;
 
-/// The address of a `syscall` in the vdso of a process.
+/// Returns the address of a `syscall` in the vdso of a process.
 fn instruction(pid: Pid) -> Result<u64, Refusal> {
     let number = pid.as_raw_nonzero();
     let maps = maps(&Root::default(), number.get() as u32).map_err(refused)?;
@@ -130,8 +130,7 @@ fn refused(error: io::Error) -> Refusal {
     }
 }
 
-/// The offset of a `syscall` that follows `mov $NUMBER,%eax`, so that it is one and no part of
-/// another instruction.
+/// Returns the offset of a `syscall` that follows `mov $NUMBER,%eax`. So it is no part of another instruction.
 fn system_call_in(code: &[u8]) -> Option<u64> {
     let is = |w: &[u8]| w[0] == 0xb8 && w[3..5] == [0, 0] && w[5..7] == [0x0f, 0x05];
     code.windows(7).position(is).map(|offset| offset as u64 + 5)

@@ -1,8 +1,8 @@
 //! How a command is started so that it gets the page sizes asked for.
 //!
 //! Invariant: planning changes nothing but, for text, what the page cache holds; a plan says all
-//! that will be done ([`Launch::words`]). What can be had by the environment alone is, and then the
-//! command simply takes our place (exec); else it is watched and its memory collapsed as it grows.
+//! that will be done ([`Launch::words`]). If the environment alone suffices, the command takes our place (exec).
+//! Otherwise it is watched, and its memory collapsed as it grows.
 
 use super::mechanism::{Conditions, Mechanism, Mthp, Recipe, Thp};
 use super::parts::{base_page, wants_large};
@@ -23,22 +23,22 @@ const PRELOAD: &str = "libpagetax_preload.so";
 /// A stack limit below this has no room for huge pages.
 const STACK_LIMIT_MIN: u64 = 4 << 20;
 
-/// Why a command is not started.
+/// The reason for which a command is not started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// It is no program that we could start.
+    /// The file cannot be started.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// What is asked for cannot be had.
+    /// A requested page size is not possible for a part.
     #[error("{part}={request}: {why}\n  remedy: {remedy}")]
     Unavailable {
-        /// For this part.
+        /// The part of the request.
         part: MemoryPart,
-        /// What was asked.
+        /// The requested size.
         request: PageSizeRequest,
-        /// What is in the way.
+        /// The obstacle.
         why: String,
-        /// What to do about it.
+        /// The command or option that would help.
         remedy: String,
     },
 }
@@ -46,39 +46,39 @@ pub enum LaunchError {
 /// A command and what will be done about its pages.
 #[derive(Debug)]
 pub struct Launch {
-    /// What is started.
+    /// The program to start.
     pub program: Program,
-    /// Set in its environment.
+    /// Variables to set in its environment.
     pub environment: Vec<(&'static str, OsString)>,
-    /// Forbidden by prctl, which it inherits.
+    /// The huge pages that prctl forbids; the command inherits that.
     pub forbid: Option<Forbid>,
-    /// Collapsed while it runs; none: it need not be watched.
+    /// The parts to collapse while it runs; none if it need not be watched.
     pub swept: Option<PartSizes>,
-    /// Or only in processes that do not take their memory from glibc's malloc, which listens.
+    /// False to collapse only in processes with an allocator of their own: glibc's malloc takes its tunable.
     pub sweeps_all: bool,
-    /// Whose code is brought into the page cache by huge pages.
+    /// The files whose code is read into the page cache by huge pages.
     pub text: Vec<PathBuf>,
-    /// What the user should know.
+    /// Remarks for the user.
     pub notes: Vec<String>,
 }
 
-/// What a plan depends on beside the command.
+/// The system and the environment, which a plan depends on.
 #[derive(Debug)]
 pub struct Surroundings {
     /// The system's settings.
     pub system: PageSettings,
-    /// GLIBC_TUNABLES as it stands.
+    /// The value of GLIBC_TUNABLES.
     pub tunables: Option<String>,
-    /// LD_PRELOAD as it stands.
+    /// The value of LD_PRELOAD.
     pub preloads: Option<OsString>,
-    /// The preload library, if it is where it belongs.
+    /// The preload library, if it is installed.
     pub library: Option<PathBuf>,
     /// The soft limit of the stack; none is unlimited.
     pub stack_limit_bytes: Option<u64>,
 }
 
 impl Surroundings {
-    /// Of this process.
+    /// Returns the surroundings of this process.
     pub fn here() -> Surroundings {
         Surroundings {
             system: PageSettings::host(),
@@ -90,7 +90,7 @@ impl Surroundings {
     }
 }
 
-/// Plans how to start `program`. `force` allows what can end badly for it; `follow` keeps at it.
+/// Plans how to start `program`. `force` allows risky changes; `follow` repeats them.
 pub fn plan(
     program: Program,
     advice: &PartSizes,
@@ -164,7 +164,7 @@ impl Launch {
         launcher
     }
 
-    /// Everything that will be done, a line each.
+    /// Returns everything that will be done, a line each.
     pub fn words(&self) -> Vec<String> {
         let kind = self.program.kind.words();
         let mut words = vec![format!("{}: {kind}", self.program.path.display())];
@@ -182,7 +182,7 @@ impl Launch {
         words
     }
 
-    /// The value that a variable will have.
+    /// Returns the value that a variable will have.
     pub fn variable(&self, name: &str) -> Option<&OsStr> {
         self.environment.iter().find(|(known, _)| *known == name).map(|(_, value)| value.as_ref())
     }
@@ -196,7 +196,7 @@ impl Launch {
         self.set("GLIBC_TUNABLES", with_tunable(around.tunables.as_deref(), HUGETLB, value));
     }
 
-    /// Has our library loaded too. Returns whether it is installed.
+    /// Adds our library to LD_PRELOAD. Returns false if it is not installed.
     fn preload(&mut self, around: &Surroundings) -> Result<bool, Refused> {
         let Some(library) = &around.library else { return Ok(false) };
         let library = Preload::new(library).map_err(|error| (error.why, error.remedy))?;
@@ -243,8 +243,8 @@ impl Launch {
         Ok(())
     }
 
-    /// Each mapping of such a heap is reserved when it is made, or made of base pages. But what a
-    /// forked child then copies on write is reserved by nobody, and kills it when the pool is empty.
+    /// Has malloc take the heap from a pool. malloc reserves pages for each mapping, or takes base pages. Copies on
+    /// write in a forked child are not reserved: they kill the child if the pool is empty.
     fn heap_from_pool(
         &mut self,
         size: PageSize,
@@ -318,7 +318,7 @@ impl Launch {
         if force { self.swept(MemoryPart::Text, size, around) } else { Ok(()) }
     }
 
-    /// To be collapsed while it runs. The kernel collapses to one size only.
+    /// Has a part collapsed while the command runs. The kernel collapses to one size only.
     fn swept(
         &mut self,
         part: MemoryPart,
@@ -334,7 +334,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Without advice there is nothing to turn away but what the system gives to all.
+    /// Forbids huge pages if the system gives them without advice.
     fn keep_to_base_pages(&mut self, advice: &PartSizes, around: &Surroundings) {
         let sizes = around.system.sizes();
         if sizes.iter().any(|size| around.system.of_size(*size) == Some(Mode::Always)) {
@@ -343,8 +343,8 @@ impl Launch {
     }
 }
 
-/// Whether a running process can be given what is asked for. Sizes between the base page and the huge
-/// page come with faults alone, and where they are off, advice would bring others.
+/// Checks that a running process can get the requested sizes. Sizes between the base page and the huge page come
+/// with faults alone. Where they are off, advice would bring others.
 pub fn sizes_are_on(advice: &PartSizes, system: &PageSettings) -> Result<(), LaunchError> {
     let huge = system.pmd_size().unwrap_or(PageSize::M2);
     for (part, request) in advice.iter() {
@@ -376,7 +376,7 @@ fn only_huge(size: PageSize, around: &Surroundings) -> Result<(), Refused> {
     }
 }
 
-/// The kernel takes the largest size that is switched on, so smaller ones need others off.
+/// Checks that settings allow a size. The kernel takes the largest that is on, so smaller ones need others off.
 fn settings_allow(size: PageSize, system: &PageSettings) -> Result<(), Refused> {
     let huge = system.pmd_size().unwrap_or(PageSize::M2);
     let mechanism: Arc<dyn Mechanism> =

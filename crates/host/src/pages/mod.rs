@@ -1,14 +1,12 @@
-//! Page sizes of commands and of running processes: what is asked for, how it is brought about,
-//! whether it took, and how to undo it.
+//! Page sizes of commands and of running processes: sets them, proves them and undoes them.
 //!
-//! Two ways in. A [`Mechanism`] is what `diagnose` tries on a command. [`Advice`] is what
-//! `pagetax ppgsz` asks for, by part: for a command it becomes a [`launch`] plan, for a process
-//! ([`target`]) a [`change`] of the pages that are there, repeated by a [`follow`] sweep; a
-//! [`verdict`] tells what became of it.
+//! Requests are in the grammar of [`pagetax_core::page_size`]. `diagnose` and `whatif` try a [`Mechanism`] on a
+//! command. For `pagetax ppgsz` a request becomes a [`launch`] plan of a command, or a [`change`] of a running
+//! process ([`target`]), which [`follow`] sweeps repeat. A [`verdict`] shows the result.
 //!
-//! Invariants: settings of the system are changed by [`Changed`] alone, which puts back what it
-//! found, by way of the [`journal`]; a process is changed only through a [`target::Target`], which refuses those that must be
-//! left alone; no byte of a program is ever written.
+//! Invariants: only [`Changed`] changes settings of the system; it restores them, by way of the [`journal`]. A
+//! process is changed only through a [`target::Target`], which refuses those that must be left alone. No byte of a
+//! program is ever written.
 
 pub mod change;
 pub mod documents;

@@ -36,7 +36,7 @@ struct Stretch {
     mapping: MapsLine,
 }
 
-/// Moves the code and data that `advice` wants on huge pages and that is not there yet.
+/// Moves code and data to huge pages, where `advice` requests them and they are not there yet.
 pub fn apply(
     target: &Target,
     map: &PageMap,
@@ -73,7 +73,7 @@ pub fn apply(
     Ok(outcome)
 }
 
-/// Whole huge pages of a mapping, as far as they are not there already, in bounded pieces.
+/// Returns the stretches of a mapping that could be huge pages and are not, in bounded pieces.
 fn stretches(mapping: &Mapping, line: &MapsLine, huge: PageSize) -> Vec<Stretch> {
     let size = huge.bytes();
     let changes = mapping.segment == Segment::Data;
@@ -142,7 +142,7 @@ fn replace(
 }
 
 impl Stretch {
-    /// Checks that its mapping is there as it was, at least where the stretch is: pieces of it may have moved already.
+    /// Checks that its mapping is there as it was, at least where the stretch is. Other pieces may have moved already.
     fn is_there(&self, pid: Pid) -> io::Result<()> {
         let lines = maps(&Root::default(), pid.as_raw_nonzero().get() as u32)?;
         let same_file = |line: &MapsLine| {

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// When the kernel gives anonymous memory large pages.
+/// The condition on which the kernel gives anonymous memory large pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -27,12 +27,12 @@ pub struct PageSettings {
     root: PathBuf,
 }
 
-/// A file and what should stand in it.
+/// A file and its intended contents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// Under /sys/kernel/mm.
+    /// The file, under /sys/kernel/mm.
     pub path: PathBuf,
-    /// As it is written.
+    /// The text to write.
     pub value: String,
 }
 
@@ -44,23 +44,22 @@ impl Setting {
 }
 
 impl PageSettings {
-    /// Of this machine.
+    /// Returns the settings of this machine.
     pub fn host() -> PageSettings {
         PageSettings::at("/sys/kernel/mm")
     }
 
-    /// Of a tree laid out like /sys/kernel/mm.
+    /// Returns the settings in a tree laid out like /sys/kernel/mm.
     pub fn at(root: impl Into<PathBuf>) -> PageSettings {
         PageSettings { root: root.into() }
     }
 
-    /// The system-wide setting; none on a kernel without transparent huge pages.
+    /// Returns the system-wide setting; none on a kernel without transparent huge pages.
     pub fn thp(&self) -> Option<Mode> {
         mode_of(&selected(&self.thp_path())?)
     }
 
-    /// What holds for pages of this size, with `inherit` resolved; none where the kernel does not
-    /// have the size. Before Linux 6.8 only the PMD size exists, under the system-wide setting.
+    /// Returns the mode for pages of this size, with `inherit` resolved; none if the kernel lacks the size. Before Linux 6.8 only the PMD size exists, under the system-wide setting.
     pub fn of_size(&self, size: PageSize) -> Option<Mode> {
         match selected(&self.size_path(size)).as_deref() {
             Some("inherit") => self.thp(),
@@ -70,13 +69,13 @@ impl PageSettings {
         }
     }
 
-    /// The size of a transparent huge page that one page-table level maps: 2M on x86-64.
+    /// Returns the size of a transparent huge page that one page-table level maps: 2M on x86-64.
     pub fn pmd_size(&self) -> Option<PageSize> {
         let path = self.root.join("transparent_hugepage/hpage_pmd_size");
         PageSize::new(read_number(&path)?).ok()
     }
 
-    /// Sizes that anonymous memory can have, smallest first, without the base page.
+    /// Returns the sizes that anonymous memory can have, smallest first, without the base page.
     pub fn sizes(&self) -> Vec<PageSize> {
         let mut sizes = sizes_in(&self.root.join("transparent_hugepage"));
         // Some have a directory for shared memory alone.
@@ -85,35 +84,35 @@ impl PageSettings {
         sizes
     }
 
-    /// Sizes of hugetlb pages, smallest first.
+    /// Returns the sizes of hugetlb pages, smallest first.
     pub fn hugetlb_sizes(&self) -> Vec<PageSize> {
         sizes_in(&self.root.join("hugepages"))
     }
 
-    /// Pages that a program could get from the pool of this size now: free ones, and those that
-    /// may be made on demand.
+    /// Returns the number of pages that a program could get from the pool of this size now: free ones, and those
+    /// that may be made on demand.
     pub fn hugetlb_pages(&self, size: PageSize) -> Option<u64> {
         let pool = self.pool_path(size);
         let read = |name: &str| read_number(&pool.join(name));
         Some(read("free_hugepages")? + read("nr_overcommit_hugepages").unwrap_or(0))
     }
 
-    /// The system-wide file.
+    /// Returns the path of the system-wide setting.
     pub fn thp_path(&self) -> PathBuf {
         self.root.join("transparent_hugepage/enabled")
     }
 
-    /// The file of one size.
+    /// Returns the path of the setting of one size.
     pub fn size_path(&self, size: PageSize) -> PathBuf {
         self.root.join(format!("transparent_hugepage/{}/enabled", directory_of(size)))
     }
 
-    /// The directory of a hugetlb pool.
+    /// Returns the directory of a hugetlb pool.
     pub fn pool_path(&self, size: PageSize) -> PathBuf {
         self.root.join("hugepages").join(directory_of(size))
     }
 
-    /// Anonymous folios of this size on the whole system; none where the kernel does not count.
+    /// Returns the number of anonymous folios of this size on the whole system; none if the kernel does not count.
     pub fn folios(&self, size: PageSize) -> Option<u64> {
         let stats = format!("transparent_hugepage/{}/stats/nr_anon", directory_of(size));
         read_number(&self.root.join(stats))
@@ -141,7 +140,7 @@ fn read_number(path: &Path) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// What is selected: the word in brackets, or all of a file without them.
+/// Returns the selected word of a file: the one in brackets, or all of a file without them.
 pub(crate) fn selected(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let word = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
@@ -166,7 +165,8 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Changes all settings, or none and an error that names the file. Waits while another command has changed some.
+    /// Changes all settings, or none and returns an error that names the file. Waits while another command has
+    /// changed some.
     pub fn apply(settings: &[Setting]) -> io::Result<Changed> {
         match settings {
             [] => Ok(Changed { turn: None, records: Vec::new() }),
@@ -202,7 +202,7 @@ impl Drop for Changed {
 pub(super) mod tests {
     use super::*;
 
-    /// A tree like /sys/kernel/mm with 64K and 2M, in a directory that goes with the value.
+    /// Returns a tree like /sys/kernel/mm with 64K and 2M, in a temporary directory.
     pub(crate) fn tree(
         thp: &str,
         k64: &str,

@@ -7,7 +7,7 @@ use crate::sys::remote;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Why a process is left alone.
+/// The reason for which a process is left alone.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Not a number, or no process has it (any more).
@@ -19,7 +19,7 @@ pub enum Refusal {
     /// It has no memory of its own.
     #[error("a kernel thread has no memory of its own")]
     KernelThread,
-    /// Somebody else's.
+    /// It belongs to another user.
     #[error("it belongs to user {0}\n  remedy: be that user, or root")]
     OtherUser(u32),
     /// Its rights are not its user's.
@@ -33,10 +33,10 @@ pub enum Refusal {
     /// A 32-bit program has another way to make system calls.
     #[error("it is no 64-bit program of this machine")]
     Foreign,
-    /// Ourselves.
+    /// It is this process.
     #[error("pagetax does not change itself")]
     Own,
-    /// The kernel's word.
+    /// An error of the kernel.
     #[error("the kernel does not let us: {0}")]
     System(String),
 }
@@ -51,7 +51,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Looks whether we may. `force` allows what can end badly for the target: a seccomp filter.
+    /// Opens a process, if it may be changed. `force` allows a seccomp filter, which could kill the target.
     pub fn open(pid: u32, force: bool) -> Result<Target, Refusal> {
         let gone = |_| Refusal::Gone;
         let pid = Pid::from_raw(i32::try_from(pid).map_err(|_| Refusal::Gone)?);
@@ -70,28 +70,27 @@ impl Target {
         Ok(Target { pid, pidfd, remote })
     }
 
-    /// The same process, which is to make all calls itself, as it has to where process_madvise(2) is
-    /// not allowed.
+    /// Returns the same process, which makes all calls itself, as where process_madvise(2) is not allowed.
     pub fn by_tracing(self) -> Target {
         Target { remote: false, ..self }
     }
 
-    /// Its number.
+    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// For calls that take one.
+    /// Returns the pidfd, for calls that take one.
     pub fn pidfd(&self) -> &OwnedFd {
         &self.pidfd
     }
 
-    /// Whether process_madvise(2) is allowed.
+    /// Returns true if process_madvise(2) is allowed.
     pub fn is_remote(&self) -> bool {
         self.remote
     }
 
-    /// Whether it still runs.
+    /// Returns true if it still runs.
     pub fn is_alive(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(&self.pidfd, rustix::event::PollFlags::IN)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -99,14 +98,14 @@ impl Target {
     }
 }
 
-/// The number of a process: `123`, or `/proc/123`.
+/// Parses the number of a process: `123`, or `/proc/123`.
 pub fn pid_of(operand: &str) -> Option<u32> {
     let digits = operand.strip_prefix("/proc/").unwrap_or(operand).trim_end_matches('/');
     let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|pid| plain && *pid > 0)
 }
 
-/// By /proc/PID/status.
+/// Checks a process by /proc/PID/status.
 fn check(status: &str, euid: u32, force: bool) -> Result<(), Refusal> {
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -138,7 +137,7 @@ fn check(status: &str, euid: u32, force: bool) -> Result<(), Refusal> {
     }
 }
 
-/// Of the executable; one that cannot be read is left to later calls to refuse.
+/// Checks the executable. If it cannot be read, later calls refuse.
 fn check_class(pid: Pid) -> Result<(), Refusal> {
     use std::io::Read;
     const ELF64_X86: ([u8; 5], u16) = ([0x7f, b'E', b'L', b'F', 2], 62);

@@ -17,7 +17,7 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// What became of a file's code.
+/// The result for a file's code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileText {
@@ -25,9 +25,9 @@ pub struct FileText {
     pub path: PathBuf,
     /// Code in whole huge pages.
     pub aligned_bytes: u64,
-    /// Of it, what can be mapped by huge pages now.
+    /// The part of it that can be mapped by huge pages now.
     pub large_bytes: u64,
-    /// Why it is not all.
+    /// The reason if that is not all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -60,7 +60,7 @@ pub fn prepare(path: &Path) -> io::Result<Option<FileText>> {
     Ok(Some(text))
 }
 
-/// Whether a file has code that could lie on huge pages.
+/// Returns true if a file has code that could lie on huge pages.
 pub fn has_code(path: &Path) -> bool {
     let huge = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
     let fits = |(range, beyond): &(Range<u64>, u64)| {
@@ -69,7 +69,7 @@ pub fn has_code(path: &Path) -> bool {
     Elf::open(path).ok().flatten().is_some_and(|elf| elf.code.iter().any(fits))
 }
 
-/// Back to base pages: the file is dropped from memory and read in again page by page.
+/// Puts code back on base pages: drops the file from memory and reads it page by page.
 pub fn settle(path: &Path) -> io::Result<()> {
     let mut file = File::open(path)?;
     fadvise(&file, 0, None, Advice::DontNeed)?;
@@ -78,13 +78,13 @@ pub fn settle(path: &Path) -> io::Result<()> {
     io::copy(&mut file, &mut io::sink()).map(drop)
 }
 
-/// Whole huge pages inside a range.
+/// Returns the whole huge pages inside a range.
 fn whole(range: &Range<u64>, huge: PageSize) -> Range<u64> {
     let start = range.start.next_multiple_of(huge.bytes());
     start..(range.end / huge.bytes() * huge.bytes()).max(start)
 }
 
-/// Reads ranges in as huge pages; how many bytes came so.
+/// Reads ranges in as huge pages. Returns the bytes that came so.
 fn read_in(path: &Path, ranges: &[Range<u64>], huge: PageSize) -> io::Result<u64> {
     let file = File::open(path)?;
     if huge_bytes(&file, ranges, huge)? == ranges.iter().map(|r| r.end - r.start).sum::<u64>() {
@@ -99,7 +99,7 @@ fn read_in(path: &Path, ranges: &[Range<u64>], huge: PageSize) -> io::Result<u64
     huge_bytes(&file, ranges, huge)
 }
 
-/// Maps the file so that huge pages fit, has the kernel fill it with them, and counts.
+/// Maps the file aligned for huge pages, has the kernel fill it with them, and counts them.
 fn huge_bytes(file: &File, ranges: &[Range<u64>], huge: PageSize) -> io::Result<u64> {
     let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
     let source = Source::File { file, private: true, writable: false };

@@ -7,7 +7,7 @@ pub const HUGETLB: &str = "glibc.malloc.hugetlb";
 /// The tunable for the size from which a chunk is a mapping of its own.
 pub const MMAP_THRESHOLD: &str = "glibc.malloc.mmap_threshold";
 
-/// `existing` with `name` set to `value`; all other tunables stay as they are.
+/// Returns `existing` with `name` set to `value`; all other tunables stay as they are.
 pub fn with_tunable(existing: Option<&str>, name: &str, value: &str) -> String {
     let is_other = |entry: &&str| {
         !entry.is_empty() && entry.split('=').next().is_none_or(|known| known.trim() != name)
@@ -17,7 +17,7 @@ pub fn with_tunable(existing: Option<&str>, name: &str, value: &str) -> String {
     kept.chain([set.as_str()]).collect::<Vec<_>>().join(":")
 }
 
-/// The value of `name` in `existing`; of several the last, as the loader has it.
+/// Returns the value of `name` in `existing`; of several the last, as the loader does.
 pub fn tunable<'a>(existing: &'a str, name: &str) -> Option<&'a str> {
     existing
         .split(':')

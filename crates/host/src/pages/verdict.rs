@@ -22,49 +22,49 @@ const EXCLUSIVE: u64 = 1 << 56;
 /// Bit of an entry in /proc/PID/pagemap: the page is in memory.
 const PRESENT: u64 = 1 << 63;
 
-/// Bytes that are not on the pages asked for, and why.
+/// Bytes that are not on the requested pages, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Why {
-    /// How many.
+    /// The number of bytes.
     pub bytes: u64,
-    /// What is in the way.
+    /// The obstacle.
     pub reason: String,
 }
 
-/// What became of one part.
+/// The result for one part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PartVerdict {
     /// Which.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub part: MemoryPart,
-    /// What was asked for.
+    /// The requested size.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub asked: PageSizeRequest,
-    /// In memory.
+    /// Bytes in memory.
     pub resident_bytes: u64,
-    /// Of them, by the size of their pages in bytes.
+    /// Bytes in memory, by the size of their pages in bytes.
     pub resident_bytes_by_page: BTreeMap<u64, u64>,
-    /// Of them, on pages of the asked size (for large ones: or larger).
+    /// Bytes in memory on pages of the requested size; a larger page counts for a large one.
     pub as_asked_bytes: u64,
-    /// The rest.
+    /// The reasons for the rest.
     pub why: Vec<Why>,
 }
 
-/// What became of a process.
+/// The result for a process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
-    /// Which.
+    /// The process id.
     pub pid: u32,
     /// Its command line.
     pub command: String,
-    /// By part.
+    /// The results, by part.
     pub parts: Vec<PartVerdict>,
 }
 
-/// What a verdict rests on beside the map.
+/// The facts that a verdict rests on, beside the map.
 struct Evidence<'a> {
     map: &'a PageMap,
     changed: &'a Outcome,
@@ -72,7 +72,7 @@ struct Evidence<'a> {
     system: &'a PageSettings,
     free_huge_blocks: Option<u64>,
     forbidden: bool,
-    /// Where mappings of the process that it was forked from begin.
+    /// The starts of mappings of the process that it was forked from.
     parent_starts: BTreeSet<u64>,
 }
 
@@ -97,7 +97,7 @@ pub fn judge(
     Verdict { pid: map.pid, command: map.command.clone(), parts }
 }
 
-/// Free blocks of at least this size, over all zones.
+/// Returns the number of free blocks of at least this size, over all zones.
 pub fn free_blocks(size: PageSize) -> Option<u64> {
     let base = rustix::param::page_size() as u64;
     let state = Fragmentation::read(&Root::default()).ok()?;
@@ -110,7 +110,7 @@ fn status_field(pid: u32, name: &str) -> Option<String> {
     Some(line.trim().to_string())
 }
 
-/// Where mappings of the parent begin, if it runs the same program: what this one was forked from.
+/// Returns the starts of the parent's mappings, if it runs the same program: then this one was forked from it.
 fn parent_starts(pid: u32) -> Option<BTreeSet<u64>> {
     let parent = status_field(pid, "PPid:")?;
     let exe = |pid: &str| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
@@ -218,7 +218,7 @@ impl Evidence<'_> {
         }
     }
 
-    /// Nobody tried to collapse it: why had it none from its faults?
+    /// Explains memory that nobody tried to collapse, and that got no large pages from its faults.
     fn why_not_given(&self, size: PageSize, mappings: &[&Mapping], rest: &mut Rest) {
         let sum = |pick: &dyn Fn(&Mapping) -> bool| -> u64 {
             mappings.iter().filter(|m| pick(m)).map(|m| small_bytes(m, size).0).sum()
@@ -261,7 +261,7 @@ impl Evidence<'_> {
         );
     }
 
-    /// Bytes on smaller pages that another process maps too.
+    /// Returns the bytes on smaller pages that another process maps too.
     fn shared_bytes(&self, mapping: &Mapping, size: PageSize) -> u64 {
         let base = self.map.base_page.bytes();
         let Ok(pagemap) = File::open(format!("/proc/{}/pagemap", self.map.pid)) else { return 0 };
@@ -286,19 +286,19 @@ const REFUSED: &str = "the program itself refuses huge pages here (MADV_NOHUGEPA
 const CACHED: &str = "huge pages of the page cache, which other processes map too or which are in use just now: the \
                       kernel does not split them for one process";
 
-/// Resident bytes on pages above the base page.
+/// Returns resident bytes on pages above the base page.
 fn large_bytes(mapping: &Mapping, base: PageSize) -> u64 {
     let large = mapping.runs.iter().filter(|run| run.page.is_some_and(|page| page > base));
     large.filter(|run| run.resident_bytes > 0).map(|run| run.bytes()).sum()
 }
 
-/// Small pages where the program wants no others.
+/// Returns bytes on small pages where the program forbids others (MADV_NOHUGEPAGE).
 fn refused_bytes(mappings: &[&Mapping], size: PageSize) -> u64 {
     let refused = mappings.iter().filter(|m| m.advice == Some(pagemap::HugePageAdvice::NoHuge));
     refused.map(|mapping| small_bytes(mapping, size).0).sum()
 }
 
-/// Resident bytes on pages below `size`: inside whole blocks of it, and outside.
+/// Returns resident bytes on pages below `size`: inside whole blocks of it, and outside.
 fn small_bytes(mapping: &Mapping, size: PageSize) -> (u64, u64) {
     let size_bytes = size.bytes();
     let first = mapping.start.0.next_multiple_of(size_bytes);

@@ -11,7 +11,7 @@ use rustix::process::Pid;
 /// From this share of anonymous memory on there is nothing to explain.
 const NEARLY_ALL: f64 = 0.9;
 
-/// Who gives a program its memory, as far as its mappings tell.
+/// The allocator that gives a program its memory, by its mappings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Allocator {
     /// glibc's malloc, which obeys GLIBC_TUNABLES.
@@ -34,14 +34,14 @@ const LIBRARIES: &[(&str, &str)] = &[
 ];
 
 impl Allocator {
-    /// Of a live process; none if it has ended.
+    /// Returns the allocator of a live process; none if it has ended.
     pub fn of(pid: Pid) -> Option<Allocator> {
         let maps = maps(&Root::default(), pid.as_raw_nonzero().get() as u32).ok()?;
         let files: Vec<String> = maps.into_iter().map(|line| line.name).collect();
         (!files.is_empty()).then(|| Allocator::by_files(&files))
     }
 
-    /// By the files that it maps.
+    /// Returns the allocator by the files that the process maps.
     fn by_files(files: &[impl AsRef<str>]) -> Allocator {
         let maps = |part: &str| files.iter().any(|file| file.as_ref().contains(part));
         if let Some((_, name)) = LIBRARIES.iter().find(|(part, _)| maps(part)) {
@@ -55,10 +55,10 @@ impl Allocator {
     }
 }
 
-/// What the proof rests on beside the peak.
+/// The facts that a proof rests on, beside the peak.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// Of the largest process.
+    /// The allocator of the largest process.
     pub allocator: Option<Allocator>,
     /// Huge pages that the kernel could not find during the run, whole system.
     pub thp_fallback_count: Option<u64>,
