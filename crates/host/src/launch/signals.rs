@@ -1,5 +1,5 @@
-//! The two rules by which our signals reach a program that we started. A terminal sends its own signals to the
-//! program too, so neither rule repeats those.
+//! The two rules by which our signals reach a program that we started. A terminal sends its own signals to
+//! the program too, so neither rule repeats those.
 
 use crate::sys::process::Child;
 use crate::sys::signal::{PassedOn, asked_to_stop};

@@ -1,8 +1,8 @@
-//! The one reader of /proc/PID/maps, and the parser of its lines, which smaps has too. A process chooses the names:
-//! they may hold spaces, brackets and bytes that are no UTF-8.
+//! The one reader of /proc/PID/maps, and the parser of its lines, which smaps has too. A process chooses
+//! the names: they may hold spaces, brackets and bytes that are no UTF-8.
 //!
-//! Only the sampling engine reads its own maps by itself (`dbt::maps`). It runs inside a program that may be stopped
-//! in malloc, so it must not allocate.
+//! Only the sampling engine reads its own maps by itself (`dbt::maps`). It runs inside a program that may
+//! be stopped in malloc, so it must not allocate.
 //!
 //! Source: proc_pid_maps(5); `show_map_vma` of Linux 6.18.
 
@@ -27,8 +27,8 @@ pub struct MapsLine {
     pub name: String,
 }
 
-/// Reads the mappings of a process, ordered by address. A process without memory (a zombie, a kernel thread) has
-/// none.
+/// Reads the mappings of a process, ordered by address. A process without memory (a zombie, a kernel
+/// thread) has none.
 pub fn maps(root: &Root, pid: u32) -> io::Result<Vec<MapsLine>> {
     let text = root.bytes(&format!("/proc/{pid}/maps"))?;
     let broken = |bytes: &[u8]| {

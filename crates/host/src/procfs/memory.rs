@@ -45,7 +45,8 @@ impl Fragmentation {
     }
 }
 
-/// Reads the memory cgroup of a process, version 1 or 2: `limit_bytes`, `usage_bytes`, and the keys of memory.stat.
+/// Reads the memory cgroup of a process, version 1 or 2: `limit_bytes`, `usage_bytes`, and the keys of
+/// memory.stat.
 pub fn memory_cgroup(root: &Root, pid: u32) -> Result<BTreeMap<String, Reading>, String> {
     let text = root.text(&format!("/proc/{pid}/cgroup"))?;
     let lines: Vec<Vec<&str>> = text.lines().map(|line| line.splitn(3, ':').collect()).collect();
@@ -77,8 +78,8 @@ pub fn memory_cgroup(root: &Root, pid: u32) -> Result<BTreeMap<String, Reading>,
     Ok(readings)
 }
 
-/// Returns the lowest memory limit of a process's cgroup and those around it, in bytes. `None` means that there is no
-/// limit, or that the cgroups cannot be read.
+/// Returns the lowest memory limit of a process's cgroup and those around it, in bytes. `None` means that
+/// there is no limit, or that the cgroups cannot be read.
 pub fn memory_limit(root: &Root, pid: u32) -> Option<u64> {
     let text = root.text(&format!("/proc/{pid}/cgroup")).ok()?;
     let limits = text.lines().filter_map(|line| {

@@ -2,11 +2,13 @@
 //!
 //! Invariants:
 //! - Each reader starts at a [`Root`], so that a captured tree reads like a live machine.
-//! - A figure that cannot be read is an error text, which becomes the reason of a `Missing` reading. It is never 0.
-//! - A file of lines (maps, smaps) fails with the system's own error: its callers distinguish a process that has
-//!   ended from one that they may not read. A line that no kernel writes is an error that shows the line.
-//! - The difference of two times never exceeds the interval between them. A block-I/O delay has been seen to read
-//!   the machine's uptime.
+//! - A figure that cannot be read is an error text, which becomes the reason of a `Missing` reading. It is
+//!   never 0.
+//! - A file of lines (maps, smaps) fails with the system's own error: its callers distinguish a process
+//!   that has ended from one that they may not read. A line that no kernel writes is an error that shows
+//!   the line.
+//! - The difference of two times never exceeds the interval between them. A block-I/O delay has been seen
+//!   to read the machine's uptime.
 
 mod cpus;
 mod maps;
@@ -100,8 +102,8 @@ pub struct ProcessMemory {
     pub locked_bytes: Reading,
 }
 
-/// Reads the memory of a process from /proc/PID/status, without a walk over its page tables. Parses only the lines
-/// that it needs, because a watcher calls it often.
+/// Reads the memory of a process from /proc/PID/status, without a walk over its page tables. Parses only
+/// the lines that it needs, because a watcher calls it often.
 pub fn process_memory(root: &Root, pid: u32) -> ProcessMemory {
     let path = format!("/proc/{pid}/status");
     let status = root.text(&path);
@@ -130,8 +132,8 @@ fn kib_in(status: &str, name: &str) -> Option<u64> {
     status.lines().find_map(value)
 }
 
-/// Reads the bytes of a process on 2M and 1G pages: anonymous and file THP, and hugetlb, but not mTHP. The kernel
-/// walks the page tables for smaps_rollup, so do not call this in a tight loop.
+/// Reads the bytes of a process on 2M and 1G pages: anonymous and file THP, and hugetlb, but not mTHP. The
+/// kernel walks the page tables for smaps_rollup, so do not call this in a tight loop.
 pub fn process_huge_bytes(root: &Root, pid: u32) -> Reading {
     const HUGE: [&str; 5] =
         ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb", "Private_Hugetlb"];
@@ -151,7 +153,8 @@ pub fn smaps_rollup(root: &Root, pid: u32) -> Result<HashMap<String, u64>, Strin
         .ok_or_else(|| format!("{path} is empty: a kernel thread or a zombie"))
 }
 
-/// Reads the run time and the run-queue wait of a thread in nanoseconds: of `tid`, or else of the main thread.
+/// Reads the run time and the run-queue wait of a thread in nanoseconds: of `tid`, or else of the main
+/// thread.
 pub fn schedstat(root: &Root, pid: u32, tid: Option<u32>) -> Result<(u64, u64), String> {
     let path = match tid {
         Some(tid) => format!("/proc/{pid}/task/{tid}/schedstat"),

@@ -15,8 +15,8 @@ pub struct SystemSnapshot {
     managed_pages: Result<u64, String>,
 }
 
-/// The counters that are sums over names of /proc/vmstat. pgscan_anon and pgscan_file count all reclaim: by kswapd,
-/// directly and for cgroups. pgscan_direct misses the last.
+/// The counters that are sums over names of /proc/vmstat. pgscan_anon and pgscan_file count all reclaim: by
+/// kswapd, directly and for cgroups. pgscan_direct misses the last.
 const VMSTAT_SUMS: &[(&str, &[&str])] = &[
     ("compaction_stall_count", &["compact_stall"]),
     ("reclaim_scan_count", &["pgscan_anon", "pgscan_file"]),
@@ -61,8 +61,8 @@ impl SystemSnapshot {
         time_delta(&self.stall_ns, &before.stall_ns, wall_ns)
     }
 
-    /// Returns the bytes by which the machine's memory grew since `before`. Some virtual machines get memory while
-    /// they run, and its first touches are slow.
+    /// Returns the bytes by which the machine's memory grew since `before`. Some virtual machines get
+    /// memory while they run, and its first touches are slow.
     pub fn memory_growth(&self, before: &SystemSnapshot) -> Reading {
         match (&self.managed_pages, &before.managed_pages) {
             (Ok(now), Ok(then)) => {

@@ -10,7 +10,7 @@ use super::memory::Memory;
 use super::network::Network;
 use super::pace::Halt;
 use super::watch::Watcher;
-use super::worker::{Finished, Worker};
+use super::worker::{Worker, WorkerResult};
 use crate::measure::budget::Watch;
 use crate::measure::stacks::Begin;
 use crate::procfs::Root;
@@ -172,7 +172,7 @@ impl<'a> Run<'a> {
             (0..phase.clients.max(1)).map(|client| self.worker(phase, client, control)).collect();
         self.memory = None;
         let begun = self.begun;
-        let finished: Vec<Finished> = std::thread::scope(|scope| {
+        let finished: Vec<WorkerResult> = std::thread::scope(|scope| {
             let spawn = |worker: Worker<'_>| {
                 let client = worker.client;
                 let finished = worker.work();
@@ -186,7 +186,7 @@ impl<'a> Run<'a> {
             {
                 self.watch(phase, control);
             }
-            let join = |thread: std::thread::ScopedJoinHandle<'_, Finished>| {
+            let join = |thread: std::thread::ScopedJoinHandle<'_, WorkerResult>| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
             threads.into_iter().map(join).collect()

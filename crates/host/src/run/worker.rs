@@ -26,7 +26,7 @@ pub struct Worker<'a> {
 }
 
 /// The result of a worker thread.
-pub struct Finished {
+pub struct WorkerResult {
     /// The CPU time and faults of the operations alone.
     pub usage: Usage,
     /// The memory as the operations left it.
@@ -35,7 +35,7 @@ pub struct Finished {
 
 impl Worker<'_> {
     /// Works until the end, a failure or a stop. The usage counts from the first operation on.
-    pub fn work(mut self) -> Finished {
+    pub fn work(mut self) -> WorkerResult {
         self.control.wait_at_gate();
         let waited_before = run_queue_ns();
         let before = thread_usage();
@@ -49,7 +49,7 @@ impl Worker<'_> {
             let address = self.address_of(operation, halt);
             self.control.fail(Failure { operation, halt, address });
         }
-        Finished { usage, memory: self.memory }
+        WorkerResult { usage, memory: self.memory }
     }
 
     /// Runs all repeats. A failure comes with the index of its operation.

@@ -1,7 +1,8 @@
 //! One run of an unmodified command under one page-size mechanism, watched from outside.
 //!
-//! Invariants: the command gets our arguments, environment and working directory, except for the changes that its
-//! recipe names. System settings change for the run alone. No process of the command outlives the trial.
+//! Invariants: the command gets our arguments, environment and working directory, except for the changes
+//! that its recipe names. System settings change for the run alone. No process of the command outlives the
+//! trial.
 
 mod proof;
 pub mod rounds;
@@ -47,8 +48,8 @@ pub struct TrialCommand {
     pub stdin: Option<PathBuf>,
     /// The GLIBC_TUNABLES that the command would get without us.
     pub tunables: Option<String>,
-    /// The most memory that a run has needed so far. As much is backed before each run. Else the time in which the
-    /// hypervisor backs it would count as the command's.
+    /// The most memory that a run has needed so far. As much is backed before each run. Else the time in
+    /// which the hypervisor backs it would count as the command's.
     pub memory_bytes: u64,
 }
 
@@ -109,8 +110,9 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> TrialError {
     move |error| TrialError::System(what, error)
 }
 
-/// Runs the command once and watches it. Orphans of the command become children of this process. They are ended with
-/// the command, as are all other children of this process. A `watch` collects for a budget from the exec on.
+/// Runs the command once and watches it. Orphans of the command become children of this process. They are
+/// ended with the command, as are all other children of this process. A `watch` collects for a budget from
+/// the exec on.
 pub fn run(
     trial: &TrialCommand,
     recipe: &Recipe,
@@ -199,8 +201,8 @@ fn end_all(root: Pid) {
     end(&processes);
 }
 
-/// Ends the orphans of the command, which are our children now, and returns their number. A daemon that went on would
-/// disturb all later runs.
+/// Ends the orphans of the command, which are our children now, and returns their number. A daemon that
+/// went on would disturb all later runs.
 fn end_orphans() -> usize {
     let orphans = tree::ProcessTree::default().descendants(rustix::process::getpid());
     end(&orphans);

@@ -1,5 +1,5 @@
-//! The order of runs: warm-up, one run for the budget, then rounds. In each round every trial runs once, each time in
-//! another order, so that drift of the machine affects all trials alike.
+//! The order of runs: warm-up, one run for the budget, then rounds. In each round every trial runs once,
+//! each time in another order, so that drift of the machine affects all trials alike.
 //!
 //! This module knows nothing about commands: a function runs them, which tests replace.
 

@@ -1,9 +1,9 @@
 //! Watches a command's memory while it runs: the amount at its peak, and the page sizes.
 //!
-//! For smaps_rollup the kernel walks the page tables, which takes some 8 us a megabyte of base pages. Meanwhile, a
-//! thread that maps memory waits. PAGEMAP_SCAN costs a tenth of that, but does not show which pages processes share.
-//! So the watcher takes either look only when the cheap resident count has grown. It reads smaps less often if one
-//! process holds nearly everything. Watching takes about 1 % of the time.
+//! For smaps_rollup the kernel walks the page tables, which takes some 8 us a megabyte of base pages.
+//! Meanwhile, a thread that maps memory waits. PAGEMAP_SCAN costs a tenth of that, but does not show which
+//! pages processes share. So the watcher takes either look only when the cheap resident count has grown. It
+//! reads smaps less often if one process holds nearly everything. Watching takes about 1 % of the time.
 
 use super::proof::Allocator;
 use super::tree::{self, MemoryUse};
@@ -23,12 +23,13 @@ use std::time::{Duration, Instant};
 
 /// Each kind of look may take one part in this many of the time.
 const LOOK_SHARE: u32 = 250;
-/// A process holds nearly everything if the others together hold less than one part in this many of its memory.
+/// A process holds nearly everything if the others together hold less than one part in this many of its
+/// memory.
 const OTHERS_PART: u64 = 20;
 /// Lists of processes and reads of resident counts may each take one part in this many of the time.
 const QUICK_SHARE: u32 = 500;
-/// The pace is this part of the time so far, and a shorter peak is missed. Each look wakes a thread, which costs more
-/// than the look itself if a hypervisor provides the timers.
+/// The pace is this part of the time so far, and a shorter peak is missed. Each look wakes a thread, which
+/// costs more than the look itself if a hypervisor provides the timers.
 const PACE_SHARE: u32 = 50;
 /// The pace at the start of a run.
 const PACE_MIN: Duration = Duration::from_millis(2);
@@ -36,8 +37,8 @@ const PACE_MIN: Duration = Duration::from_millis(2);
 const PACE_MAX: Duration = Duration::from_millis(250);
 /// A look at less than this share of the peak has missed the peak.
 const NEAR_PEAK: f64 = 0.8;
-/// If two looks are further apart than this part of the run, the last one may have been below [`NEAR_PEAK`] of memory
-/// that grows steadily.
+/// If two looks are further apart than this part of the run, the last one may have been below [`NEAR_PEAK`]
+/// of memory that grows steadily.
 const GAP_SHARE: u32 = 5;
 /// The time between two looks at a plateau: khugepaged may have collapsed pages meanwhile.
 const PLATEAU: Duration = Duration::from_millis(500);
@@ -56,11 +57,11 @@ pub struct Peak {
     pub thp_bytes: u64,
     /// The part of them on hugetlb pages.
     pub hugetlb_bytes: u64,
-    /// The growth of transparent huge pages below the PMD size on the whole system, in bytes. It is only measured if
-    /// the recipe asks for such a size.
+    /// The growth of transparent huge pages below the PMD size on the whole system, in bytes. It is only
+    /// measured if the recipe asks for such a size.
     pub mthp_bytes: Option<u64>,
-    /// Bytes that page-table entries above the base level map, by PAGEMAP_SCAN: all of the above, and files. `None`
-    /// before Linux 6.7.
+    /// Bytes that page-table entries above the base level map, by PAGEMAP_SCAN: all of the above, and
+    /// files. `None` before Linux 6.7.
     pub huge_mapped_bytes: Option<u64>,
     /// Bytes of page tables of all processes.
     pub page_table_bytes: u64,
@@ -73,8 +74,8 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Adds the kernel's own maximum, which is of the largest process: it is exact if there is one process alone.
-    /// The kernel starts it at the size of the process that forked, so a lower value shows nothing.
+    /// Adds the kernel's own maximum, which is of the largest process: it is exact if there is one process
+    /// alone. The kernel starts it at the size of the process that forked, so a lower value shows nothing.
     pub(super) fn add_kernels_own(&mut self, resident_bytes_max: u64, floor_bytes: u64) {
         if resident_bytes_max > floor_bytes {
             self.resident_bytes = self.resident_bytes.max(resident_bytes_max + self.hugetlb_bytes);
@@ -145,7 +146,8 @@ fn cpu_time() -> Duration {
 enum Look {
     /// Reads smaps_rollup of all processes.
     Full,
-    /// Calls PAGEMAP_SCAN, which counts shared pages once for each process: for one that holds nearly everything.
+    /// Calls PAGEMAP_SCAN, which counts shared pages once for each process: for one that holds nearly
+    /// everything.
     Quick,
 }
 
@@ -240,8 +242,9 @@ impl SamplerThread {
         }
     }
 
-    /// Lists the processes if a list is due. It costs a walk over /proc, so it has its own pace. At first it is due
-    /// each time that the run has grown by half, because the children of a short program may end soon.
+    /// Lists the processes if a list is due. It costs a walk over /proc, so it has its own pace. At first
+    /// it is due each time that the run has grown by half, because the children of a short program may end
+    /// soon.
     fn list_processes(&mut self, now: Instant) {
         let due = self.processes_listed.is_none_or(|last| {
             now - last > self.list_cost * QUICK_SHARE || now - last > (last - self.start) / 2
@@ -257,7 +260,8 @@ impl SamplerThread {
         }
     }
 
-    /// Returns the number of processes that had ended by the next list. Others may have been on no list at all.
+    /// Returns the number of processes that had ended by the next list. Others may have been on no list at
+    /// all.
     fn brief_count(&self) -> usize {
         let gone = |pid: &Pid| !self.processes.contains(pid);
         self.listed.iter().filter(|(pid, lists)| **lists == 1 && gone(pid)).count()
@@ -297,7 +301,8 @@ impl SamplerThread {
         }
     }
 
-    /// Finds the allocator in the mappings of the largest process, unless it is known. They cost as much as a look.
+    /// Finds the allocator in the mappings of the largest process, unless it is known. They cost as much as
+    /// a look.
     fn note_allocator(&mut self, held: &[MemoryUse]) {
         let Some(largest) = MemoryUse::largest(held) else { return };
         let is_known = |of: &MemoryUse| of.pid == largest.pid && largest.bytes() < 4 * of.bytes();
@@ -362,9 +367,9 @@ fn length(range: &PageRange) -> u64 {
     range.end - range.start
 }
 
-/// Returns the ranges on huge pages by PAGEMAP_SCAN. A second scan of these alone finds which are of a file or the
-/// zero page, because for that the kernel reads the data of each page. Empty if the process has ended, and `None` if
-/// the kernel does not have the call.
+/// Returns the ranges on huge pages by PAGEMAP_SCAN. A second scan of these alone finds which are of a file
+/// or the zero page, because for that the kernel reads the data of each page. Empty if the process has
+/// ended, and `None` if the kernel does not have the call.
 fn huge_ranges(pid: Pid) -> Option<Vec<PageRange>> {
     let Ok(map) = File::open(format!("/proc/{}/pagemap", pid.as_raw_nonzero())) else {
         return Some(Vec::new());

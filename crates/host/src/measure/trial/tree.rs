@@ -1,5 +1,5 @@
-//! The processes of a command: itself and its descendants. They come from /proc/PID/task/TID/children, or from the
-//! parents in /proc/PID/stat if the kernel does not have that file.
+//! The processes of a command: itself and its descendants. They come from /proc/PID/task/TID/children, or
+//! from the parents in /proc/PID/stat if the kernel does not have that file.
 
 use crate::procfs::{Root, process_memory};
 use rustix::process::Pid;
@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// The parents of all processes that were ever listed. Each process is read once. So a list costs little, and an
-/// orphan remains a descendant of the process that started it.
+/// The parents of all processes that were ever listed. Each process is read once. So a list costs little,
+/// and an orphan remains a descendant of the process that started it.
 #[derive(Debug, Default)]
 pub struct ProcessTree {
     parent_of: HashMap<i32, i32>,
@@ -51,7 +51,8 @@ impl ProcessTree {
         numbers_in("/proc").into_iter().filter_map(known_or_new).collect()
     }
 
-    /// Walks up to `root`. Takes at most one step for each process, because stale parents could form a circle.
+    /// Walks up to `root`. Takes at most one step for each process, because stale parents could form a
+    /// circle.
     fn descends(&self, pid: i32, root: i32) -> bool {
         let mut up = std::iter::successors(Some(pid), |pid| self.parent_of.get(pid).copied());
         up.by_ref().skip(1).take(self.parent_of.len()).any(|ancestor| ancestor == root)
