@@ -53,8 +53,8 @@ impl CpuRow {
     }
 }
 
-/// A cause of elapsed time, in the order of [`CAUSES`] after those of CPU time. It is also the order of precedence: the run is
-/// in the first of the states that any of its tasks is in.
+/// A cause of elapsed time, in the order of [`CAUSES`] after those of CPU time. It is also the order of
+/// precedence: the run is in the first of the states that any of its tasks is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WallRow {
     /// Time on a CPU. The engine charges it.
