@@ -20,7 +20,7 @@ Examples:
   CXX=clang++ pagetax c++ -xpagesize=2M main.cc        any compiler that links by GNU options
   pagetax rustc -xpagesize=2M main.rs";
 
-/// What the object offers to the rest of a program; all else in it is hidden.
+/// The symbols that the object exports; all others in it are hidden.
 const GLOBAL: &[&str] = &[
     "pagetax_advise",
     "malloc",

@@ -25,7 +25,7 @@ Examples:
   pagetax machines                       list what they can run on
   pagetax serve --memory 8G              lend memory to other programs and machines";
 
-/// What virtual memory costs a program, and how to stop paying
+/// Shows what virtual memory costs a program, and how to stop paying
 #[derive(Debug, Parser)]
 #[command(
     name = "pagetax",

@@ -25,7 +25,7 @@ pub struct Args {
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "4K,64K,2M,1G")]
     pages: Vec<PageSize>,
 
-    /// Of instruction fetches, rather than of loads and stores
+    /// Count instruction fetches, rather than loads and stores
     #[arg(long)]
     code: bool,
 

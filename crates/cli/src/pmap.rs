@@ -70,7 +70,7 @@ pub struct Args {
     #[command(flatten)]
     outputs: Outputs<PageMaps>,
 
-    /// What changes within a time (`5s`), or between this map and another, both written by --json
+    /// Show changes within a time (`5s`), or between this map and another, both written by --json
     #[arg(long, value_name = "TIME|FILE", conflicts_with_all = ["swap", "node", "reserved"])]
     diff: Option<String>,
 

@@ -21,9 +21,9 @@ Examples:
 /// Somebody else's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum FormatChoice {
-    /// What `valgrind --tool=lackey --trace-mem=yes` prints
+    /// The output of `valgrind --tool=lackey --trace-mem=yes`
     Lackey,
-    /// What DynamoRIO's `drmemtrace` view tool prints
+    /// The output of DynamoRIO's `drmemtrace` view tool
     DrmemtraceText,
 }
 

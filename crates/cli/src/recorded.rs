@@ -31,7 +31,7 @@ pub struct Source {
     #[arg(short = 'f', long)]
     pub follow: bool,
 
-    /// Which recorder runs the program [default: valgrind, where it can]
+    /// The recorder that runs the program [default: valgrind, where it can]
     #[arg(long, value_enum)]
     pub engine: Option<EngineChoice>,
 

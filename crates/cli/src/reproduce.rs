@@ -18,7 +18,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// What to reproduce (`--list`); everything if not given, or `all`
+    /// Tables to reproduce (`--list`); all if none is given, or `all`
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 

@@ -85,8 +85,8 @@ pub struct Args {
     /// Not less than --linger
     #[arg(long, value_name = "TIME", default_value = "10min")]
     linger_silent: Nanos,
-    /// What fails as a whole with this server (a rack, a room): clients put the replicas of a page into different
-    /// ones, where there are enough. The machine, unless given
+    /// The failure domain of this server, such as a rack or a room. Clients put the replicas of a page into
+    /// different domains if they can [default: the machine]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     failure_domain: Option<String>,
     /// When told to stop, wait so long for pages to move

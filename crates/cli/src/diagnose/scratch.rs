@@ -67,7 +67,7 @@ impl Input {
     }
 }
 
-/// Whether there is nothing to read for a while: a pipe that nobody writes to keeps us for ever.
+/// Returns true if nothing can be read for a while: reading a pipe without a writer would block for ever.
 fn is_idle(input: &File) -> bool {
     let mut fds = [PollFd::new(input, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&IDLE)), Ok(0))

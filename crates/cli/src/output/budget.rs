@@ -12,7 +12,7 @@ const BAR_CELLS: f64 = 24.0;
 
 /// One of a budget's two ledgers, as renderers want it.
 pub struct LedgerView<'a> {
-    /// Which of the two.
+    /// The ledger's account: CPU time or elapsed time.
     pub account: Account,
     title: &'static str,
     rows: &'a [TimeRow],

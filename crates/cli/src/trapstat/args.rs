@@ -54,7 +54,7 @@ pub struct Args {
     #[arg(short = 'c', value_name = "CPUS")]
     pub(super) cpus: Option<CpuList>,
 
-    /// Of a running process (backends perf and ibs)
+    /// Observe a running process (backends perf and ibs)
     #[arg(short = 'p', value_name = "PID")]
     pub(super) pid: Option<u32>,
 
@@ -71,7 +71,7 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     pub(super) backend: Choice,
 
-    /// Which recorder runs the program [default: valgrind, where it can]
+    /// The recorder that runs the program [default: valgrind, where it can]
     #[arg(long, value_enum)]
     pub(super) engine: Option<EngineChoice>,
 

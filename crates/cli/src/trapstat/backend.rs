@@ -27,7 +27,7 @@ pub struct Finished {
     pub code: u8,
     /// Elapsed time.
     pub wall_ns: u64,
-    /// Which code and memory paid, by machine configuration.
+    /// Misses by code and by memory, for each machine configuration.
     pub profiles: Vec<Profile>,
     /// Limits of the numbers, for the reader.
     pub notes: Vec<String>,
