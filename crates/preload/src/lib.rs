@@ -7,8 +7,8 @@
 //! only libc and raw system calls. It does not allocate before main, and nothing can panic. Every failure is
 //! logged (to MPSSERRFILE, else to syslog) and ignored. main sees errno unchanged.
 //!
-//! This crate reads the settings, in a constructor; [`pagetax_interpose`] applies them. Of pagetax-core it uses
-//! [`page_bytes`] alone, which does not allocate; the linker drops the rest.
+//! This crate reads the settings, in a constructor; [`pagetax_interpose`] applies them. Of pagetax-core it
+//! uses [`page_bytes`] alone, which does not allocate; the linker drops the rest.
 
 pub mod config;
 

@@ -291,8 +291,8 @@ fn remotely(target: &Target, start: u64, len: u64, advice: remote::RemoteAdvice)
     })
 }
 
-/// Touches blocks of memory and frees them, so that the kernel has blocks that a hypervisor already backs. Other
-/// blocks take ten times as long to fill, while the target stands still.
+/// Touches blocks of memory and frees them, so that the kernel has blocks that a hypervisor already backs.
+/// Other blocks take ten times as long to fill, while the target stands still.
 fn warm_up(bytes: usize) {
     const BLOCKS: usize = 2;
     let request = || Request { source: Source::Anon, len: bytes, align: bytes, hugetlb: None };

@@ -27,7 +27,7 @@ const PAUSES: u32 = 4;
 /// as it is.
 const IDLE_SWEEPS_MAX: u32 = 8;
 
-/// Of this thread. On a busy machine the clock on the wall says little of what we take from others.
+/// CPU time of this thread. On a busy machine the clock on the wall says little of what we take from others.
 fn cpu_time() -> Duration {
     let usage = thread_usage();
     Duration::from_nanos(usage.user_ns + usage.kernel_ns)
@@ -95,8 +95,8 @@ impl Sweeper {
         }
     }
 
-    /// Looks once at these processes and all their descendants. Returns the pause until the next sweep; none if no
-    /// process is left.
+    /// Looks once at these processes and all their descendants. Returns the pause until the next sweep; none
+    /// if no process is left.
     pub fn sweep(&mut self, roots: &[Pid]) -> Option<Duration> {
         self.looked = Duration::ZERO;
         let mut members: Vec<Pid> = roots.to_vec();

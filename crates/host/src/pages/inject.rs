@@ -130,7 +130,8 @@ fn refused(error: io::Error) -> Refusal {
     }
 }
 
-/// Returns the offset of a `syscall` that follows `mov $NUMBER,%eax`. So it is no part of another instruction.
+/// Returns the offset of a `syscall` that follows `mov $NUMBER,%eax`. So it is no part of another
+/// instruction.
 fn system_call_in(code: &[u8]) -> Option<u64> {
     let is = |w: &[u8]| w[0] == 0xb8 && w[3..5] == [0, 0] && w[5..7] == [0x0f, 0x05];
     code.windows(7).position(is).map(|offset| offset as u64 + 5)
@@ -204,7 +205,7 @@ mod tests {
         waits_for("sleeps on", || state_of(child.0.id()) == 'S');
     }
 
-    /// A word of a file that a program maps.
+    /// Returns a word of a file that a program maps.
     fn word(file: &File, number: u64) -> u32 {
         let mut bytes = [0; 4];
         file.read_exact_at(&mut bytes, 4 * number).unwrap();

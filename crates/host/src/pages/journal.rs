@@ -1,11 +1,11 @@
 //! Settings of the machine that commands have changed, on disk: so that the next command can put back what a
 //! killed one left.
 //!
-//! Invariants: a record is on disk before the setting is changed, and goes after it was put back. Whoever changes
-//! settings has the lock until the last one is put back, so that two commands never restore each other's values; a
-//! record that the next holder of the lock finds is of a command that has died. Nobody else's value is overwritten:
-//! only a setting that still stands as it was left is put back. Both files are in /run, which ends with the settings
-//! when the machine restarts.
+//! Invariants: a record is on disk before the setting is changed, and goes after it was put back. Whoever
+//! changes settings has the lock until the last one is put back, so that two commands never restore each
+//! other's values; a record that the next holder of the lock finds is of a command that has died. Nobody
+//! else's value is overwritten: only a setting that still stands as it was left is put back. Both files are
+//! in /run, which ends with the settings when the machine restarts.
 
 use super::settings::selected;
 use crate::cache;
@@ -33,9 +33,9 @@ const LOOK: Duration = Duration::from_millis(20);
 pub struct Record {
     /// The file.
     pub path: PathBuf,
-    /// What stood in it.
+    /// Its contents before.
     pub before: String,
-    /// What it was set to.
+    /// The contents that it was set to.
     pub value: String,
     /// The process that changed it.
     pub pid: u32,
@@ -45,7 +45,7 @@ pub struct Record {
     number: u64,
 }
 
-/// What became of a record.
+/// The result for a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// The value from before stands again.
@@ -89,7 +89,7 @@ impl Record {
     }
 }
 
-/// Field 22 of /proc/PID/stat; none of a process that has ended.
+/// Returns field 22 of /proc/PID/stat; none of a process that has ended.
 fn started_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    /// As a child: changes the setting, and holds it until it is killed.
+    /// Changes the setting, as a child, and holds it until it is killed.
     fn hold_as_child() {
         let Some(folder) = std::env::var_os(CHILD).map(PathBuf::from) else { return };
         let turn = Journal::at(folder.join("run")).turn().unwrap();

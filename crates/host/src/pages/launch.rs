@@ -1,8 +1,8 @@
 //! How a command is started so that it gets the page sizes asked for.
 //!
-//! Invariant: planning changes nothing but, for text, what the page cache holds; a plan says all
-//! that will be done ([`Launch::words`]). If the environment alone suffices, the command takes our place (exec).
-//! Otherwise it is watched, and its memory collapsed as it grows.
+//! Invariant: planning changes nothing but, for text, what the page cache holds; a plan says all that will be
+//! done ([`Launch::words`]). If the environment alone suffices, the command takes our place (exec). Otherwise
+//! it is watched, and its memory collapsed as it grows.
 
 use super::mechanism::{Conditions, Mechanism, Mthp, Recipe, Thp};
 use super::parts::{base_page, wants_large};
@@ -243,8 +243,8 @@ impl Launch {
         Ok(())
     }
 
-    /// Has malloc take the heap from a pool. malloc reserves pages for each mapping, or takes base pages. Copies on
-    /// write in a forked child are not reserved: they kill the child if the pool is empty.
+    /// Has malloc take the heap from a pool. malloc reserves pages for each mapping, or takes base pages.
+    /// Copies on write in a forked child are not reserved: they kill the child if the pool is empty.
     fn heap_from_pool(
         &mut self,
         size: PageSize,
@@ -343,8 +343,8 @@ impl Launch {
     }
 }
 
-/// Checks that a running process can get the requested sizes. Sizes between the base page and the huge page come
-/// with faults alone. Where they are off, advice would bring others.
+/// Checks that a running process can get the requested sizes. Sizes between the base page and the huge page
+/// come with faults alone. Where they are off, advice would bring others.
 pub fn sizes_are_on(advice: &PartSizes, system: &PageSettings) -> Result<(), LaunchError> {
     let huge = system.pmd_size().unwrap_or(PageSize::M2);
     for (part, request) in advice.iter() {
@@ -376,7 +376,8 @@ fn only_huge(size: PageSize, around: &Surroundings) -> Result<(), Refused> {
     }
 }
 
-/// Checks that settings allow a size. The kernel takes the largest that is on, so smaller ones need others off.
+/// Checks that settings allow a size. The kernel takes the largest that is on, so smaller ones need others
+/// off.
 fn settings_allow(size: PageSize, system: &PageSettings) -> Result<(), Refused> {
     let huge = system.pmd_size().unwrap_or(PageSize::M2);
     let mechanism: Arc<dyn Mechanism> =

@@ -121,7 +121,7 @@ fn replace(
     stops: &mut Stops,
 ) -> io::Result<()> {
     let len = stretch.range.end - stretch.range.start;
-    let room = injector.session(stops, |session| Room::make(session, len, huge))??;
+    let room = injector.session(stops, |session| TargetMemory::make(session, len, huge))??;
     let mut buffer = vec![0; len as usize];
     let mut copied = || copy(pid, stretch.range.start, room.place, &mut buffer);
     let before = if stretch.changes { Ok(()) } else { copied() };
@@ -142,7 +142,8 @@ fn replace(
 }
 
 impl Stretch {
-    /// Checks that its mapping is there as it was, at least where the stretch is. Other pieces may have moved already.
+    /// Checks that its mapping is there as it was, at least where the stretch is. Other pieces may have moved
+    /// already.
     fn is_there(&self, pid: Pid) -> io::Result<()> {
         let lines = maps(&Root::default(), pid.as_raw_nonzero().get() as u32)?;
         let same_file = |line: &MapsLine| {
@@ -167,20 +168,21 @@ fn copy(pid: Pid, from: u64, to: u64, buffer: &mut [u8]) -> io::Result<()> {
 }
 
 /// Fresh memory of the target, with a huge page's slack around an aligned place.
-struct Room {
+struct TargetMemory {
     start: u64,
     len: u64,
     place: u64,
     place_len: u64,
 }
 
-impl Room {
-    fn make(session: &mut Session<'_>, place_len: u64, huge: PageSize) -> io::Result<Room> {
+impl TargetMemory {
+    fn make(session: &mut Session<'_>, place_len: u64, huge: PageSize) -> io::Result<TargetMemory> {
         let len = place_len + huge.bytes();
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
         let start = session.call(libc::SYS_mmap, [0, len, protection, flags, u64::MAX, 0])?;
-        let room = Room { start, len, place: start.next_multiple_of(huge.bytes()), place_len };
+        let room =
+            TargetMemory { start, len, place: start.next_multiple_of(huge.bytes()), place_len };
         match session.advise(room.place, place_len, libc::MADV_HUGEPAGE) {
             Ok(()) => Ok(room),
             Err(error) => {

@@ -59,7 +59,8 @@ impl PageSettings {
         mode_of(&selected(&self.thp_path())?)
     }
 
-    /// Returns the mode for pages of this size, with `inherit` resolved; none if the kernel lacks the size. Before Linux 6.8 only the PMD size exists, under the system-wide setting.
+    /// Returns the mode for pages of this size, with `inherit` resolved; none if the kernel lacks the size.
+    /// Before Linux 6.8 only the PMD size exists, under the system-wide setting.
     pub fn of_size(&self, size: PageSize) -> Option<Mode> {
         match selected(&self.size_path(size)).as_deref() {
             Some("inherit") => self.thp(),
@@ -89,8 +90,8 @@ impl PageSettings {
         sizes_in(&self.root.join("hugepages"))
     }
 
-    /// Returns the number of pages that a program could get from the pool of this size now: free ones, and those
-    /// that may be made on demand.
+    /// Returns the number of pages that a program could get from the pool of this size now: free ones, and
+    /// those that may be made on demand.
     pub fn hugetlb_pages(&self, size: PageSize) -> Option<u64> {
         let pool = self.pool_path(size);
         let read = |name: &str| read_number(&pool.join(name));
@@ -112,7 +113,8 @@ impl PageSettings {
         self.root.join("hugepages").join(directory_of(size))
     }
 
-    /// Returns the number of anonymous folios of this size on the whole system; none if the kernel does not count.
+    /// Returns the number of anonymous folios of this size on the whole system; none if the kernel does not
+    /// count.
     pub fn folios(&self, size: PageSize) -> Option<u64> {
         let stats = format!("transparent_hugepage/{}/stats/nr_anon", directory_of(size));
         read_number(&self.root.join(stats))
@@ -165,8 +167,8 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Changes all settings, or none and returns an error that names the file. Waits while another command has
-    /// changed some.
+    /// Changes all settings, or none and returns an error that names the file. Waits while another command
+    /// has changed some.
     pub fn apply(settings: &[Setting]) -> io::Result<Changed> {
         match settings {
             [] => Ok(Changed { turn: None, records: Vec::new() }),

@@ -36,7 +36,7 @@ pub struct Why {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PartVerdict {
-    /// Which.
+    /// The part of the program.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub part: MemoryPart,
     /// The requested size.
@@ -65,7 +65,7 @@ pub struct Verdict {
 }
 
 /// The facts that a verdict rests on, beside the map.
-struct Evidence<'a> {
+struct VerdictEvidence<'a> {
     map: &'a PageMap,
     changed: &'a Outcome,
     huge: PageSize,
@@ -84,7 +84,7 @@ pub fn judge(
     system: &PageSettings,
 ) -> Verdict {
     let huge = system.pmd_size().unwrap_or(PageSize::M2);
-    let evidence = Evidence {
+    let evidence = VerdictEvidence {
         map,
         changed,
         huge,
@@ -110,7 +110,8 @@ fn status_field(pid: u32, name: &str) -> Option<String> {
     Some(line.trim().to_string())
 }
 
-/// Returns the starts of the parent's mappings, if it runs the same program: then this one was forked from it.
+/// Returns the starts of the parent's mappings, if it runs the same program: then this one was forked from
+/// it.
 fn parent_starts(pid: u32) -> Option<BTreeSet<u64>> {
     let parent = status_field(pid, "PPid:")?;
     let exe = |pid: &str| std::fs::read_link(format!("/proc/{pid}/exe")).ok();
@@ -121,7 +122,7 @@ fn parent_starts(pid: u32) -> Option<BTreeSet<u64>> {
     Some(maps.into_iter().map(|line| line.range.start).collect())
 }
 
-impl Evidence<'_> {
+impl VerdictEvidence<'_> {
     fn part(&self, advice: &PartSizes, part: MemoryPart, asked: PageSizeRequest) -> PartVerdict {
         let of_part = |mapping: &Mapping| part_of(advice, mapping) == Some(part);
         let by_page = self.map.resident_by_size(of_part);
@@ -134,7 +135,7 @@ impl Evidence<'_> {
         let resident_bytes = by_page.values().sum();
         let as_asked_bytes =
             by_page.iter().filter(|(size, _)| as_asked(**size)).map(|(_, bytes)| bytes).sum();
-        let mut rest = Rest { bytes: resident_bytes - as_asked_bytes, why: Vec::new() };
+        let mut rest = UnexplainedBytes { bytes: resident_bytes - as_asked_bytes, why: Vec::new() };
         let mappings: Vec<&Mapping> = self.map.mappings.iter().filter(|m| of_part(m)).collect();
         match wanted {
             None => {}
@@ -154,7 +155,7 @@ impl Evidence<'_> {
         }
     }
 
-    fn why_still_large(&self, mappings: &[&Mapping], rest: &mut Rest) {
+    fn why_still_large(&self, mappings: &[&Mapping], rest: &mut UnexplainedBytes) {
         let locked: u64 = mappings.iter().filter(|m| m.locked).map(|m| m.resident_bytes()).sum();
         rest.take(locked, "locked in memory (mlock): the kernel does not split locked pages");
         let pool: u64 =
@@ -166,7 +167,13 @@ impl Evidence<'_> {
         rest.all("came after the change: --follow, or -F for lasting advice");
     }
 
-    fn why_small(&self, part: MemoryPart, size: PageSize, mappings: &[&Mapping], rest: &mut Rest) {
+    fn why_small(
+        &self,
+        part: MemoryPart,
+        size: PageSize,
+        mappings: &[&Mapping],
+        rest: &mut UnexplainedBytes,
+    ) {
         let small = |mapping: &Mapping| small_bytes(mapping, size);
         if size < self.huge && self.map.folios_missing.is_some() {
             return rest.all("only root can tell pages of this size from base pages");
@@ -219,7 +226,7 @@ impl Evidence<'_> {
     }
 
     /// Explains memory that nobody tried to collapse, and that got no large pages from its faults.
-    fn why_not_given(&self, size: PageSize, mappings: &[&Mapping], rest: &mut Rest) {
+    fn why_not_given(&self, size: PageSize, mappings: &[&Mapping], rest: &mut UnexplainedBytes) {
         let sum = |pick: &dyn Fn(&Mapping) -> bool| -> u64 {
             mappings.iter().filter(|m| pick(m)).map(|m| small_bytes(m, size).0).sum()
         };
@@ -246,7 +253,7 @@ impl Evidence<'_> {
         rest.all("came in smaller steps than a huge page, or later; add --follow");
     }
 
-    fn why_small_text(&self, size: PageSize, mappings: &[&Mapping], rest: &mut Rest) {
+    fn why_small_text(&self, size: PageSize, mappings: &[&Mapping], rest: &mut UnexplainedBytes) {
         let apart = |m: &&&Mapping| {
             m.inode != 0 && !m.start.0.wrapping_sub(m.offset_bytes).is_multiple_of(size.bytes())
         };
@@ -317,12 +324,12 @@ fn small_bytes(mapping: &Mapping, size: PageSize) -> (u64, u64) {
 }
 
 /// Bytes that still need a reason.
-struct Rest {
+struct UnexplainedBytes {
     bytes: u64,
     why: Vec<Why>,
 }
 
-impl Rest {
+impl UnexplainedBytes {
     fn take(&mut self, bytes: u64, reason: &str) {
         let bytes = bytes.min(self.bytes);
         if bytes > 0 {

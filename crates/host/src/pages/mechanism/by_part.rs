@@ -55,7 +55,7 @@ impl Mechanism for ByPart {
         }
     }
 
-    /// Stack and code are a small share of memory. `ppgsz --verify` explains them.
+    /// Explains nothing of stack and code alone: they are a small share. `ppgsz --verify` explains them.
     fn proof(&self, memory: &LargePages) -> Proof {
         let has_heap = self.1.contains(&MemoryPart::Heap);
         Proof::huge(memory, if has_heap { Rest::Allocator } else { Rest::Expected })

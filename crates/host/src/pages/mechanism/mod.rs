@@ -1,7 +1,7 @@
 //! Ways to give an unmodified command another page size.
 //!
-//! Each is one implementation of [`Mechanism`], in a file of its own, and one line in [`MECHANISMS`]. Tests on
-//! Linux 6.18 with glibc 2.36 showed which of them work on unmodified programs.
+//! Each is one implementation of [`Mechanism`], in a file of its own, and one line in [`MECHANISMS`]. Tests
+//! on Linux 6.18 with glibc 2.36 showed which of them work on unmodified programs.
 
 mod base;
 mod by_part;

@@ -75,8 +75,8 @@ impl Recipe {
         Err(Unavailable { why, remedy: remedy.into() })
     }
 
-    /// Returns the recipe that runs the command under `own`'s ppgsz, if ppgsz has the mechanism. So a trial does
-    /// the same as the line to paste.
+    /// Returns the recipe that runs the command under `own`'s ppgsz, if ppgsz has the mechanism. So a trial
+    /// does the same as the line to paste.
     pub fn through(self, own: &str) -> Recipe {
         match self.mechanism.by_ppgsz() {
             None => self,

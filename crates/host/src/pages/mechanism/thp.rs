@@ -1,7 +1,7 @@
 //! Transparent huge pages of the PMD size for the heap, by the advice of glibc's malloc.
 //!
-//! Malloc gives advice only where the system-wide setting is `madvise`. The kernel grants the largest size whose
-//! own setting allows it.
+//! Malloc gives advice only where the system-wide setting is `madvise`. The kernel grants the largest size
+//! whose own setting allows it.
 
 use super::{
     Conditions, LargePages, Mechanism, PageSettings, Proof, Recipe, Rest, Unavailable, heap_alone,
