@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn documents_are_read_back() {
-        let text = |run: &Run| serde_json::to_string(run).unwrap();
+        let text = |run: &Run| run.to_json().unwrap();
         let stream = text(&run(1)) + "\n" + &text(&run(2));
         assert!(
             matches!(Comparable::parse(&stream).unwrap(), Comparable::Runs(runs) if runs.len() == 2)
@@ -316,8 +316,7 @@ mod tests {
         assert!(error(r#"{"schema":1,"kind":"run"}"#).contains("missing field"));
         let mut other = run(1);
         other.job.name = "k".into();
-        let mixed =
-            serde_json::to_string(&run(1)).unwrap() + &serde_json::to_string(&other).unwrap();
+        let mixed = run(1).to_json().unwrap() + &other.to_json().unwrap();
         assert!(error(&mixed).contains("several jobs"));
     }
 }
