@@ -80,7 +80,7 @@ pub fn report(skips: &[Skip]) -> Result<()> {
     Ok(())
 }
 
-/// The names of tests, one on each line. A comment after `#` gives the reason.
+/// Returns the names of tests, one on each line. A comment after `#` gives the reason.
 fn expected() -> Vec<&'static str> {
     let names = EXPECTED.lines().map(|line| line.split('#').next().unwrap_or("").trim());
     names.filter(|name| !name.is_empty()).collect()

@@ -78,7 +78,7 @@ int meminfo(const __UINT64_TYPE__ inaddr[], int addr_count, const unsigned int i
  */
 #define PAGETAX_REMOTE_IN_PLACE 8
 
-/* Use servers beyond loopback without TLS: whoever can reach the network can read and change the pages. */
+/* Use servers beyond loopback without TLS: everybody on the network can read and change the pages. */
 #define PAGETAX_REMOTE_INSECURE 16
 
 struct pagetax_remote_options {

@@ -26,6 +26,8 @@ fn failed(errno: c_int) -> c_int {
     -1
 }
 
+/// Does what memcntl(2) of Solaris 9 does.
+///
 /// # Safety
 /// For MC_HAT_ADVISE, the argument is null or points to a `struct memcntl_mha`.
 #[unsafe(no_mangle)]
@@ -55,6 +57,8 @@ unsafe extern "C" fn memcntl(
     advise(part, mha.page_bytes).map_or_else(|error: AdviceError| failed(error.errno()), |()| 0)
 }
 
+/// Returns the number of page sizes, and the sizes themselves: getpagesizes(3C).
+///
 /// # Safety
 /// The array is null or has room for `count` sizes.
 #[unsafe(no_mangle)]
@@ -86,6 +90,8 @@ fn request(code: c_uint) -> Option<Request> {
     })
 }
 
+/// Does what meminfo(2) of Solaris 9 does.
+///
 /// # Safety
 /// The arrays hold `address_count` addresses and `request_count` requests; there is room for the
 /// product of both, and for `address_count` words of validity.

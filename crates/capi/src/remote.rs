@@ -71,6 +71,8 @@ fn region(address: *mut c_void) -> Option<Arc<RemoteRegion>> {
     found
 }
 
+/// Copies a C string; none if it is null.
+///
 /// # Safety
 /// The argument is null or ends in a null byte.
 unsafe fn text(text: *const c_char) -> Option<String> {
@@ -131,6 +133,8 @@ fn log_of(options: &RemoteOptions) -> Log {
     })
 }
 
+/// Maps a region, or returns errno and the reason.
+///
 /// # Safety
 /// As for [`servers`].
 unsafe fn map(bytes: usize, options: &RemoteOptions) -> Result<*mut c_void, (c_int, String)> {
@@ -165,6 +169,8 @@ fn errno_of(error: &PagerError) -> c_int {
     }
 }
 
+/// Maps a region of network memory; pagetax.h has the contract.
+///
 /// # Safety
 /// The options are null or point to a `struct pagetax_remote_options`, whose strings end in null bytes.
 #[unsafe(no_mangle)]
@@ -204,6 +210,8 @@ extern "C" fn pagetax_remote_unmap(address: *mut c_void) -> c_int {
     }
 }
 
+/// Discards the content of whole pages of a region.
+///
 /// # Safety
 /// No reference to the bytes of the range is in use.
 #[unsafe(no_mangle)]
@@ -230,6 +238,8 @@ extern "C" fn pagetax_remote_evict(address: *mut c_void) -> c_int {
     0
 }
 
+/// Reads the counts of a region's pager.
+///
 /// # Safety
 /// The argument points to room for a `struct pagetax_remote_counts`.
 #[unsafe(no_mangle)]

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The library, which is built beside this test, by the names that linker and loader look for.
+/// Links the library, which is built beside this test, under the names that linker and loader look for.
 fn libraries(directory: &Path) -> PathBuf {
     let here = std::env::current_exe().unwrap();
     let built = here.with_file_name("libpagetax.so");

@@ -43,7 +43,7 @@ const ARCHIVE: &str = "libpagetax_interpose.a";
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// -xpagesize options, and what the compiler is to be told
+    /// -xpagesize options, and the compiler's own arguments
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -152,7 +152,7 @@ fn bytes(size: &str) -> Result<u64> {
     Ok(request.size(base).map_or(0, PageSize::bytes))
 }
 
-/// The constructor with these sizes, and what it calls.
+/// Makes the object with the constructor for these sizes, and the object that it calls.
 fn objects(sizes: Sizes, directory: &Path) -> Result<[PathBuf; 2]> {
     let path = |name: &str| directory.join(name);
     let (source, constructor) = (path("pagetax_sizes.c"), path("pagetax_sizes.o"));

@@ -24,8 +24,8 @@ use pagetax_host::measure::calibrate;
 use pagetax_host::measure::environment::environment;
 use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
 use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand, TrialError};
+use pagetax_host::pages::base_page;
 use pagetax_host::pages::mechanism::{self, Conditions};
-use pagetax_host::pages::parts::base_page;
 use pagetax_host::pages::{Mechanism, PageSettings, Recipe, Unavailable, text};
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
@@ -65,9 +65,9 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "1min")]
     time: Nanos,
 
-    /// Page sizes to try: of the heap 4K for base pages, 64K and the like, 2M, hugetlb:2M, each a trial; by part
-    /// of heap, stack and text (code), together one trial. Repeatable [default: 4K,64K,2M, stack=2M, text=2M and
-    /// heap=2M,stack=2M,text=2M, as far as the kernel has them]
+    /// Page sizes to try: of the heap 4K for base pages, 64K and the like, 2M, hugetlb:2M, each a trial; by
+    /// part of heap, stack and text (code), together one trial. Repeatable [default: 4K,64K,2M, stack=2M,
+    /// text=2M and heap=2M,stack=2M,text=2M, as far as the kernel has them]
     #[arg(long, value_name = "SIZE,…|PART=SIZE,…")]
     sizes: Option<Vec<String>>,
 

@@ -7,7 +7,7 @@ use pagetax_core::finding::Standing;
 use pagetax_core::units::Bytes;
 use pagetax_host::measure::doctor::{Compaction, Doctor, Examination, FreeMemory, examine};
 use pagetax_host::measure::environment::environment;
-use pagetax_host::pages::journal::{Journal, Outcome, Record};
+use pagetax_host::pages::journal::{Journal, Record, Restoration};
 use pagetax_host::procfs::Root;
 use pagetax_remote::pager::doctor::user_faults;
 use std::process::ExitCode;
@@ -51,8 +51,8 @@ fn repair() -> Result<()> {
     let repaired = Journal::host().and_then(|journal| journal.repair()).context(FAILED)?;
     for (Record { path, before, value, .. }, outcome) in repaired {
         output::note(&match outcome {
-            Outcome::Restored => format!("{}: `{value}` is `{before}` again", path.display()),
-            Outcome::ChangedSince => {
+            Restoration::Restored => format!("{}: `{value}` is `{before}` again", path.display()),
+            Restoration::ChangedSince => {
                 format!("{}: left alone: set since by somebody else", path.display())
             }
         });

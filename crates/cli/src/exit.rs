@@ -24,7 +24,7 @@ pub const NOT_EXECUTABLE: u8 = 126;
 pub const NOT_FOUND: u8 = 127;
 /// 128 + SIGINT: the user has had enough.
 pub const INTERRUPTED: u8 = 128 + 2;
-/// 128 + SIGPIPE: whoever read our output has had enough.
+/// 128 + SIGPIPE: the reader of our output has closed it.
 pub const CLOSED_PIPE: u8 = 128 + 13;
 
 /// Returns the exit code of env(1) for a command that cannot be started.

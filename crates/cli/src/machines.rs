@@ -73,7 +73,7 @@ enum MachineAction {
     /// Print what is known of a machine
     #[command(before_help = EXAMPLES)]
     Show {
-        /// As given to `run --on`
+        /// The machine, as in `run --on`
         machine: String,
     },
 }
@@ -106,8 +106,8 @@ pub fn open_here(name: &str, here: &Here) -> Result<Box<dyn Machine>> {
     }
 }
 
-/// Returns a model by name, or from a file. The model of this machine takes its costs from the calibration, if
-/// there is one.
+/// Returns a model by name, or from a file. The model of this machine takes its costs from the calibration,
+/// if there is one.
 pub fn model_of(model: &str, name: &str) -> Result<Model> {
     let is_file = model.contains('/') || model.ends_with(".toml");
     if !is_file && models::text(model).is_none() {

@@ -22,7 +22,7 @@ pub struct ManArgs {
                    pagetax completions fish > ~/.config/fish/completions/pagetax.fish"
 )]
 pub struct CompletionsArgs {
-    /// For which shell
+    /// The shell
     shell: clap_complete::Shell,
 }
 

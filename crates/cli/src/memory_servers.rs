@@ -60,20 +60,20 @@ impl ServersArgs {
         self.discover
     }
 
-    /// For TLS, if it is asked for.
+    /// Reads the files of TLS, if it is asked for.
     ///
     /// # Errors
-    /// When the files are not what they should be.
+    /// If a file is missing or malformed.
     pub fn tls(&self) -> Result<Option<ClientTls>> {
         let files = self.tls.files();
         let tls = files.map(|files| ClientTls::new(&files, self.tls_name.clone())).transpose();
         tls.context("cannot use TLS")
     }
 
-    /// The same as files that will be found from any directory, and the name in the certificates.
+    /// Returns the files of TLS by absolute paths, and the name in the certificates.
     ///
     /// # Errors
-    /// When there are no such files.
+    /// If a file is missing.
     pub fn tls_files(&self) -> Result<(Option<Files>, Option<String>)> {
         let absolute = |path: PathBuf| {
             let found = path.canonicalize();
@@ -100,21 +100,22 @@ pub struct CopiesArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=3))]
     copies: u8,
 
-    /// Use servers beyond this machine without TLS: whoever can reach the network can read and change the
+    /// Use servers beyond this machine without TLS: everybody on the network can read and change the
     /// program's memory
     #[arg(long)]
     insecure: bool,
 
-    /// How long an access to memory waits when no server answers that has its page; after that it fails (SIGBUS)
+    /// The time for which an access to memory waits if no server with its page answers; then it fails
+    /// (SIGBUS)
     #[arg(long, value_name = "TIME", default_value = "30s")]
     unreachable: Nanos,
 }
 
 impl CopiesArgs {
-    /// The servers, if any are named or looked for.
+    /// Returns the servers, if any are named or discovered.
     ///
     /// # Errors
-    /// When copies are to be kept nowhere, or there are no such files.
+    /// If copies are asked for without servers, or a file of TLS is missing.
     pub fn servers(&self) -> Result<Option<ServerSettings>> {
         let (named, discover) = (self.servers.named().to_vec(), self.servers.discover());
         if named.is_empty() && !discover {

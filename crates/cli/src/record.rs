@@ -31,7 +31,7 @@ enum FormatChoice {
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Where the trace goes
+    /// The file that the trace goes to
     #[arg(short = 'o', long, value_name = "FILE.ptt")]
     output: Option<PathBuf>,
 

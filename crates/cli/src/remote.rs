@@ -43,12 +43,12 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "1T")]
     address_space: Bytes,
 
-    /// How long fault handlers look for the next fault before they sleep; 0s is best on few CPUs
+    /// The time for which fault handlers look for the next fault before they sleep; 0s is best on few CPUs
     #[arg(long, value_name = "TIME", default_value = "0s")]
     spin: Nanos,
 
-    /// Keep idle CPUs awake while pages are wanted, at the price of the power: where they halt at once, as in many
-    /// virtual machines, waking them takes longer than the rest of a page-in
+    /// Keep idle CPUs awake while pages are wanted, which costs power. If they halt at once, as in many virtual
+    /// machines, waking them takes longer than the rest of a page-in
     #[arg(long)]
     awake: bool,
 
@@ -57,7 +57,7 @@ pub struct Args {
     #[arg(long)]
     no_device_writes: bool,
 
-    /// At its end, each process says on stderr what was paged
+    /// Print each process's counts of pages to stderr at its end
     #[arg(long)]
     stats: bool,
 
@@ -93,14 +93,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
         ..Settings::resident(args.resident)
     };
     if let Some(servers) = &settings.servers {
-        // Here a mistake can be told before the program starts; it connects by itself.
+        // Shows a mistake before the program starts. The program connects by itself.
         let reached = servers.connect(None).map_err(|why| anyhow!("{why}"));
         let cluster = reached.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
         cluster.warnings().iter().for_each(|line| output::note(&format!("pagetax remote: {line}")));
     }
     let mut launcher = Launcher::found(&program, &args.command);
     launcher.preload(&library);
-    // What we were told ourselves, where one `pagetax remote` runs another, is not for the command.
+    // If one `pagetax remote` runs another, our own settings are not the command's.
     for name in preloaded::VARIABLES {
         launcher.command.env_remove(name);
     }

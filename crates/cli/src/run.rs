@@ -148,8 +148,8 @@ fn here(args: &Args) -> Result<Here> {
 /// A report, and why it ended early, if it did.
 type Outcome = (Run, Option<RunError>);
 
-/// Runs simulations first, on all cores. Measured runs follow one after another, with the machine to themselves.
-/// Reports are in the order of the cases; after a measured run that ended early there are no more.
+/// Runs simulations first, on all cores. Measured runs follow one after another, with the machine to
+/// themselves. Reports are in the order of the cases; after a measured run that ended early there are no more.
 fn run_all(cases: &[Case]) -> Vec<Outcome> {
     let mut outcomes: Vec<Option<Outcome>> = cases.iter().map(|_| None).collect();
     let simulated: Vec<usize> = (0..cases.len()).filter(|i| cases[*i].is_simulated()).collect();

@@ -38,7 +38,7 @@ const OWN_BYTES: u64 = 32 << 20;
 
 /// Lend memory to programs on other machines
 ///
-/// Runs until it is told to stop: by SIGTERM or SIGINT, or by --drain. It then takes nothing new
+/// Runs until SIGTERM, SIGINT or --drain stops it. It then takes nothing new
 /// and waits for its clients to move their pages to other servers; a second signal ends it at once.
 /// SIGHUP makes it read its certificates again, as it does when they change.
 #[derive(Debug, clap::Args)]
@@ -48,12 +48,12 @@ pub struct Args {
     /// itself takes some MiB more, and 40 KiB for each connection
     #[arg(long, value_name = "SIZE", default_value = "1G")]
     memory: Bytes,
-    /// Where to listen; anywhere but on loopback needs TLS or --insecure
+    /// The address to listen on; anything but loopback needs TLS or --insecure
     #[arg(long, value_name = "ADDR", default_value_t = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT)))]
     listen: SocketAddr,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Listen to the network without TLS: whoever can reach the port can read what passes
+    /// Listen to the network without TLS: everybody who can reach the port can read the traffic
     #[arg(long)]
     insecure: bool,
     /// Answer /health, /metrics (Prometheus) and /report over HTTP; anywhere but on loopback over HTTPS with
@@ -81,15 +81,15 @@ pub struct Args {
     /// Keep the pages of a client that went away without a word for so long
     #[arg(long, value_name = "TIME", default_value = "60s")]
     linger: Nanos,
-    /// Keep the pages of a client that fell silent for so long: its machine is suspended, or cannot be reached.
-    /// Not less than --linger
+    /// Keep the pages of a silent client, whose machine is suspended or unreachable, for so long. Not less than
+    /// --linger
     #[arg(long, value_name = "TIME", default_value = "10min")]
     linger_silent: Nanos,
     /// The failure domain of this server, such as a rack or a room. Clients put the replicas of a page into
     /// different domains if they can [default: the machine]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     failure_domain: Option<String>,
-    /// When told to stop, wait so long for pages to move
+    /// Wait so long for pages to move before the server stops
     #[arg(long, value_name = "TIME", default_value = "30s")]
     drain_limit: Nanos,
     /// Tell the server that listens there on this machine to leave, and wait until it has; for its own user
@@ -169,8 +169,8 @@ fn check_memory(memory: Bytes) -> Result<()> {
     }
 }
 
-/// Prevents that pages of others get into a core dump or are read by a debugger of the same user. A connection
-/// takes two file descriptors: as many as may be had are taken.
+/// Keeps pages of others out of core dumps and of debuggers of the same user. Raises the limit of file
+/// descriptors, as a connection takes two.
 fn keep_to_ourselves() -> Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot forbid core dumps")?;
     let mut files = getrlimit(Resource::Nofile);
@@ -198,7 +198,7 @@ impl Certificates {
         Certificates { files, version, next_look: now, next_word: now }
     }
 
-    /// Reads them again when they have changed or somebody asks for it, and says when they are about to expire.
+    /// Reads them again if they have changed or a reload was asked for, and warns before they expire.
     fn look(&mut self, server: &Server) {
         let (is_asked, now) = (asked_to_reload(), Instant::now());
         if is_asked || now >= self.next_look {

@@ -43,7 +43,7 @@ pub struct Args {
     outputs: Outputs<Servers>,
 }
 
-/// `pagetax servers`; the exit code says whether all of them answered.
+/// Runs `pagetax servers`. The exit code is 0 if all of them answered.
 pub fn run(args: Args) -> Result<ExitCode> {
     let endpoints = endpoints(&args.servers)?;
     let first = look(&endpoints);

@@ -1,4 +1,5 @@
-//! `pagetax trapstat --sample` by the native engine: rates of programs whose threads end, and programs that it refuses.
+//! `pagetax trapstat --sample` by the native engine: rates of programs whose threads end, and programs that it
+//! refuses.
 #![cfg(target_arch = "x86_64")]
 
 use std::path::Path;
@@ -46,8 +47,8 @@ fn rate(said: &str) -> (f64, f64) {
     (value, words.nth(1).map_or(0.0, |word| word.parse().unwrap()))
 }
 
-/// A thread that computes, then one after the other that read all over their memory: each has the number of the one
-/// before, and less CPU time than the first.
+/// A program with a thread that computes, followed by threads that read all over their memory. Each of these
+/// reuses its predecessor's number, and takes less CPU time than the first.
 const PHASES: &str = "#include <pthread.h>
 #include <stdlib.h>
 #include <sys/prctl.h>

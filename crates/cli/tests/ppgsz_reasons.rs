@@ -1,5 +1,5 @@
-//! What cannot be had, provoked for real: each reason that a verdict gives, each process that is left
-//! alone, and an ordinary user's view.
+//! Failures, provoked for real: each reason that a verdict gives, each process that is left alone, and an
+//! ordinary user's view.
 
 mod pages;
 

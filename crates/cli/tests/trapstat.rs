@@ -272,7 +272,7 @@ fn ctrl_c_ends_the_program_and_prints_what_was_seen() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // Whoever runs the tests may have SIGINT ignored.
+    // The tests may have been started with SIGINT ignored.
     let mut command = Command::new("env");
     command.arg("--default-signal=INT").arg(env!("CARGO_BIN_EXE_pagetax"));
     command.args([

@@ -2,8 +2,8 @@
 //!
 //! `pagetax calibrate` measures it once. The budget multiplies fault counts by it where no stacks
 //! can be sampled, `diagnose` bounds translation with it, and a simulated x86 machine takes its walk
-//! costs from it. Invariant: a calibration belongs to one [`Identity`]; whoever uses it on another
-//! machine asks [`Identity::difference`] first.
+//! costs from it. Invariant: a calibration belongs to one [`Identity`]; before using it on another
+//! machine, ask [`Identity::difference`].
 
 use crate::document::Document;
 use crate::stats::quantiles;
@@ -32,8 +32,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns the first difference between `other` and this machine, if there is one. Memory may differ by an
-    /// eighth, because firmware and ballooning take varying parts of it.
+    /// Returns the first difference between `other` and this machine, if there is one. Memory may differ by
+    /// an eighth, because firmware and ballooning take varying parts of it.
     pub fn difference(&self, other: &Identity) -> Option<String> {
         let differ = |what: &str, mine: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
             Some(format!("{what} is `{mine}` here and `{theirs}` there"))
@@ -143,7 +143,7 @@ pub struct FaultCost {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum WalkPattern {
-    /// Each address is loaded from the one before, one line a page: walks cannot overlap.
+    /// Each address is the result of the previous load, one line a page: walks cannot overlap.
     Dependent,
     /// Addresses are known beforehand, uniform over all lines: walks overlap.
     Independent,
@@ -222,8 +222,8 @@ impl Spread {
 }
 
 impl Calibration {
-    /// Returns reasons to doubt it: repetitions that do not agree, and walks that cost less over more memory, by
-    /// more than their repetitions differ.
+    /// Returns reasons to doubt it: repetitions that do not agree, and walks that cost less over more memory,
+    /// by more than their repetitions differ.
     pub fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         for fault in &self.faults {
@@ -249,9 +249,9 @@ impl Calibration {
         doubts
     }
 
-    /// Adapts the calibration to a few measurements that were taken again. Faults get their new costs. Walks of
-    /// a pattern are scaled as the one that was measured again. In a virtual machine the cost of a walk on base
-    /// pages depends on how scattered free pages are, which changes by the minute.
+    /// Adapts the calibration to a few measurements that were taken again. Faults get their new costs. Walks
+    /// of a pattern are scaled as the one that was measured again. In a virtual machine the cost of a walk on
+    /// base pages depends on how scattered free pages are, which changes by the minute.
     pub fn paced(&self, faults: &[FaultCost], walks: &[WalkCost]) -> Calibration {
         let mut now = self.clone();
         for fault in &mut now.faults {

@@ -182,8 +182,8 @@ fn worth(trial: &Trial, as_is: &Trial) -> Worth {
     }
 }
 
-/// Returns the winner, if there is one, and the reason. Trials come in the order of intrusion: of those that do
-/// not differ significantly, the first wins.
+/// Returns the winner, if there is one, and the reason. Trials come in the order of intrusion: of those that
+/// do not differ significantly, the first wins.
 pub fn judge(trials: &[Trial]) -> Verdict {
     let none = |reason: String| Verdict { winner: None, reason, apply: None };
     let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
@@ -285,9 +285,9 @@ pub struct Share {
     pub high: f64,
 }
 
-/// Returns the share of user time that the command as it is spends on translation: the time that larger pages
-/// saved in trials. Low is the certain part of it; high adds the time that memory without large pages might have
-/// saved. The error is the reason why trials do not show it.
+/// Returns the share of user time that the command as it is spends on translation: the time that larger
+/// pages saved in trials. Low is the certain part of it; high adds the time that memory without large pages
+/// might have saved. The error is the reason why trials do not show it.
 pub fn translation(trials: &[Trial], seed: u64) -> Result<Share, &'static str> {
     let as_is = trials
         .iter()
@@ -315,7 +315,7 @@ pub fn translation(trials: &[Trial], seed: u64) -> Result<Share, &'static str> {
 mod tests {
     use super::*;
 
-    /// A trial with three runs around `ms`, a peak in MiB and a share on large pages.
+    /// Returns a trial with three runs around `ms`, a peak in MiB and a share on large pages.
     fn trial(name: &str, ms: u64, peak_mb: u64, fraction: f64) -> Trial {
         let mut noise = [998, 1_000, 1_002];
         noise.rotate_left(name.len() % 3);

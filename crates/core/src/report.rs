@@ -116,7 +116,8 @@ pub struct Table {
     pub provenance: Provenance,
 }
 
-/// The machine that a run ran on: kernel, settings, memory, CPU. Keys are free, in snake_case, with units last.
+/// The machine that a run ran on: kernel, settings, memory, CPU. Keys are free, in snake_case, with units
+/// last.
 pub type Environment = BTreeMap<String, serde_json::Value>;
 
 /// The report of one run.

@@ -46,8 +46,8 @@ impl std::fmt::Display for Ratio {
     }
 }
 
-/// Returns the median, or the mean of the middle two: [`quantiles`] of 0.5, exact for numbers that `f64` rounds. None
-/// if there are no values.
+/// Returns the median, or the mean of the middle two: [`quantiles`] of 0.5, exact for numbers that `f64`
+/// rounds. None if there are no values.
 pub fn median(values: &[u64]) -> Option<u64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();

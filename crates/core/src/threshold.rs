@@ -1,7 +1,7 @@
 //! Thresholds over a report, for scripts and CI: `p99_fault_ns>20000`.
 //!
-//! Invariant: a threshold that cannot be judged never passes. An id that no report can have is refused before the
-//! run; a reading that this run lacks is a failure of its own.
+//! Invariant: a threshold that cannot be judged never passes. An id that no report can have is refused before
+//! the run; a reading that this run lacks is a failure of its own.
 
 use crate::cause::Account;
 use crate::counter::{COUNTERS, Provenance, Unit, UnitReading, counter};

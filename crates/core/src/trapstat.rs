@@ -100,7 +100,7 @@ impl Cells {
 /// Misses of one CPU, mode and page size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Row {
+pub struct TrapstatRow {
     /// Number of the CPU, or of the thread where each has CPUs of its own.
     pub cpu: u32,
     /// The mode that the CPU was in.
@@ -125,19 +125,19 @@ pub struct Listing {
     /// The length of the interval.
     pub elapsed_ns: u64,
     /// The misses by CPU, mode and page size.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TrapstatRow>,
     /// Remarks on the numbers: reasons why some are missing, assumptions, scaling.
     pub notes: Vec<String>,
 }
 
 impl Listing {
     /// Returns rows without page sizes, as -t has them.
-    pub fn by_mode(&self) -> Vec<Row> {
-        let mut rows: Vec<Row> = Vec::new();
+    pub fn by_mode(&self) -> Vec<TrapstatRow> {
+        let mut rows: Vec<TrapstatRow> = Vec::new();
         for row in &self.rows {
             match rows.iter_mut().find(|sum| (sum.cpu, sum.mode) == (row.cpu, row.mode)) {
                 Some(sum) => sum.cells = sum.cells.plus(row.cells),
-                None => rows.push(Row { page_bytes: None, ..row.clone() }),
+                None => rows.push(TrapstatRow { page_bytes: None, ..row.clone() }),
             }
         }
         rows
@@ -162,8 +162,13 @@ pub fn size_name(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn row(cpu: u32, mode: Mode, page_bytes: u64, dtlb: Cell) -> Row {
-        Row { cpu, mode, page_bytes: Some(page_bytes), cells: Cells { dtlb, ..Cells::default() } }
+    fn row(cpu: u32, mode: Mode, page_bytes: u64, dtlb: Cell) -> TrapstatRow {
+        TrapstatRow {
+            cpu,
+            mode,
+            page_bytes: Some(page_bytes),
+            cells: Cells { dtlb, ..Cells::default() },
+        }
     }
 
     #[test]

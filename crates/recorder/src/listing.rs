@@ -4,7 +4,7 @@ use crate::config::MachineConfig;
 use crate::counters::{CpuCounters, Misses, Side};
 use crate::simulate::Simulation;
 use pagetax_core::counter::Provenance;
-use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
+use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, TrapstatRow};
 use pagetax_host::procfs::CpuList;
 
 /// Receives listings, oldest first.
@@ -113,11 +113,21 @@ fn listing(config: &MachineConfig, since: &[(u32, CpuCounters)], end_ns: u64) ->
     for (cpu, counters) in since {
         for shift in &config.shifts {
             let cells = user(config, counters, *shift);
-            rows.push(Row { cpu: *cpu, mode: Mode::User, page_bytes: Some(1 << shift), cells });
+            rows.push(TrapstatRow {
+                cpu: *cpu,
+                mode: Mode::User,
+                page_bytes: Some(1 << shift),
+                cells,
+            });
         }
         for shift in &config.shifts {
             let cells = Cells::default();
-            rows.push(Row { cpu: *cpu, mode: Mode::Kernel, page_bytes: Some(1 << shift), cells });
+            rows.push(TrapstatRow {
+                cpu: *cpu,
+                mode: Mode::Kernel,
+                page_bytes: Some(1 << shift),
+                cells,
+            });
         }
     }
     let elapsed_ps = since.iter().map(|(_, counters)| counters.clock_ps).max().unwrap_or(0);

@@ -32,8 +32,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// `given` if there is one, else our own standard input, copied if it can be read only once.
-    /// Nothing for a terminal.
+    /// Opens `given` if there is one, else our own standard input, copied if it can be read only once. A
+    /// terminal gives nothing.
     pub fn new(given: Option<&Path>) -> Result<Input> {
         match given {
             Some(path) if path == Path::new("null") => Ok(Input::default()),

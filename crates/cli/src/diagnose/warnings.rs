@@ -1,4 +1,4 @@
-//! What to know about a diagnosis, each with what would mend it.
+//! Warnings about a diagnosis, each with a hint.
 
 use super::scratch::{Hashes, Scratch};
 use pagetax_core::cause::Account;
@@ -119,7 +119,7 @@ fn few_or_short(diagnosis: &Diagnosis) -> Option<Warning> {
     })
 }
 
-/// While none of the command's tasks ran, one could have: others had the CPUs.
+/// Warns if the command's tasks waited for CPUs that other programs had.
 fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
     let budget = diagnosis.budget.as_ref()?;
     let queued_ns = budget.row("run_queue")?.ns?;

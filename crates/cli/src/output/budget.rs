@@ -33,7 +33,7 @@ impl<'a> LedgerView<'a> {
         [view(Account::Cpu, "CPU time"), view(Account::Wall, "Wall time")]
     }
 
-    /// A row's share of the total, or of what is `unexplained`; none where the row is absent.
+    /// Returns a row's share of the total, or that of `unexplained`; none if the row is absent.
     pub fn share(&self, id: &str) -> Option<String> {
         let ns = match id {
             "unexplained" => self.unexplained_ns as f64,
@@ -103,7 +103,7 @@ fn share(ns: f64, total_ns: u64) -> String {
     }
 }
 
-/// Solid to the low bound, shaded to the high one; a bound beyond the total fills the bar.
+/// Draws a bar, solid to the low bound and shaded to the high one. A bound beyond the total fills it.
 fn bar(low_ns: Option<u64>, high_ns: Option<u64>, total_ns: u64) -> String {
     let cells = |ns: u64| match total_ns {
         0 => 0,

@@ -1,8 +1,8 @@
 //! The one seam between a command's result and its formats.
 //!
 //! A command makes a [`Document`] and gives it to [`Outputs::print`] with its text. Every document is JSON as
-//! well. A further format is a file in documents/, and a [`Format`] in the row of each kind that has it. Its option,
-//! its help and its destination follow from the row.
+//! well. A further format is a file in documents/, and a [`Format`] in the row of each kind that has it. Its
+//! option, its help and its destination follow from the row.
 
 pub mod csv;
 
@@ -170,11 +170,11 @@ impl<D: Output> clap::FromArgMatches for Outputs<D> {
 
 /// Refuses a file name as a word of its own after an option that takes it after `=`.
 ///
-/// Before the first release `--json FILE` was the spelling; without this check the file would become an operand.
-/// Words after `--`, and those of a command that needs no `--` before it, are the command's own.
+/// Before the first release `--json FILE` was the spelling; without this check the file would become an
+/// operand. Words after `--`, and those of a command that needs no `--` before it, are the command's own.
 ///
 /// # Errors
-/// The new spelling.
+/// Shows the new spelling.
 pub fn check_spelling(cli: &Command, words: &[String]) -> Result<()> {
     let mut words = words.get(1..).unwrap_or_default().iter();
     let Some(command) = words.next().and_then(|name| cli.find_subcommand(name)) else {

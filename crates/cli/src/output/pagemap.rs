@@ -20,7 +20,7 @@ pub struct Options {
 
 const DASH: &str = "-";
 
-/// `-x`, `-xs`: Address Kbytes RSS Anon Locked [Pgsz] Mode Mapped-File.
+/// Renders `-x` and `-xs`: Address Kbytes RSS Anon Locked [Pgsz] Mode Mapped-File.
 pub fn extended(map: &PageMap, options: Options) -> String {
     let numbers = ["Kbytes", "RSS", "Anon", "Locked"];
     let mut out = title(map) + &heading(&numbers, options.by_size);
@@ -41,7 +41,8 @@ pub fn extended(map: &PageMap, options: Options) -> String {
     out + &trailer(&sums)
 }
 
-/// `-S`: Address Kbytes Swap Mode Mapped-File. What is reserved, also while it is in memory.
+/// Renders `-S`: Address Kbytes Swap Mode Mapped-File. Swap is the space reserved, also while the page is in
+/// memory.
 pub fn swap(map: &PageMap, options: Options) -> String {
     let mut out = title(map) + &heading(&["Kbytes", "Swap"], false);
     let mut sums = [0; 2];
@@ -54,7 +55,7 @@ pub fn swap(map: &PageMap, options: Options) -> String {
     out + &trailer(&sums)
 }
 
-/// Without -x: Address, length, [Pgsz], Mode, Mapped-File, and a total.
+/// Renders the form without -x: Address, length, [Pgsz], Mode, Mapped-File, and a total.
 pub fn plain(map: &PageMap, options: Options) -> String {
     let mut out = title(map);
     let mut sum = 0;
@@ -72,7 +73,7 @@ pub fn plain(map: &PageMap, options: Options) -> String {
     out + &format!(" total {:>20}K\n", sum >> 10)
 }
 
-/// `-L`: Address, length, Pgsz, Lgrp, Mode, Mapped-File.
+/// Renders `-L`: Address, length, Pgsz, Lgrp, Mode, Mapped-File.
 pub fn nodes(map: &PageMap, runs: &[NodeRuns], options: Options) -> String {
     let mut out = title(map)
         + &format!(
@@ -96,7 +97,7 @@ pub fn nodes(map: &PageMap, runs: &[NodeRuns], options: Options) -> String {
     out + &format!(" total {:>20}K\n", sum >> 10)
 }
 
-/// `--diff`: Address Kbytes Before After Mapped-File, and totals by kind of change.
+/// Renders `--diff`: Address Kbytes Before After Mapped-File, and totals by kind of change.
 pub fn changes(map: &PageMap, changes: &[Change], long_names: bool) -> String {
     if changes.is_empty() {
         return title(map) + "no page size changed\n";
@@ -225,7 +226,8 @@ fn name(mapping: &Mapping, long_names: bool) -> String {
     shown(&mapping.name, long_names)
 }
 
-/// `[ heap ]` and `[ anon ]` as the original; files by their last part unless asked otherwise.
+/// Returns a mapping's name: `[ heap ]` and `[ anon ]` as Solaris's pmap, files by their last part unless
+/// `long_names`.
 fn shown(name: &str, long_names: bool) -> String {
     let inner = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     match (name, inner) {

@@ -1,4 +1,5 @@
-//! The registry of JSON documents: each kind is unique, described, has its schema, and is read back as written.
+//! The registry of JSON documents: each kind is unique, is described, has its schema, and reads back as
+//! written.
 //!
 //! docs/schema has a JSON Schema for each kind, and docs/schema/examples a document. If BLESS is set, as by
 //! `cargo xtask bless`, the test writes the schemas. Invariant: a schema only gains keys. The test refuses to

@@ -1,7 +1,7 @@
 //! trapstat's listings, in the columns of the original, and what they say about the program.
 
 use super::text;
-use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row, size_name};
+use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, TrapstatRow, size_name};
 use pagetax_recorder::profile::{Profile, ProfileLine};
 
 /// The sign for a number that nothing counts. Never 0.
@@ -29,7 +29,7 @@ pub fn render(listing: &Listing, form: Form) -> String {
     }
 }
 
-fn table(listing: &Listing, rows: &[Row], with_size: bool) -> String {
+fn table(listing: &Listing, rows: &[TrapstatRow], with_size: bool) -> String {
     let size = |text: &str| if with_size { format!(" {text:>5}") } else { String::new() };
     let mut out = format!("{} ({})\n", listing.title, listing.provenance);
     out += &format!(
@@ -81,12 +81,12 @@ fn parsable(listing: &Listing) -> String {
         Some(value) => format!("{value:.digits$}"),
         None => "-".into(),
     };
-    let line = |row: &Row| {
+    let line = |row: &TrapstatRow| {
         let cells = row
             .cells
             .each()
             .map(|cell| format!(" {} {}", number(cell.per_s, 0), number(cell.percent, 1)));
-        let Row { cpu, mode, page_bytes, .. } = row;
+        let TrapstatRow { cpu, mode, page_bytes, .. } = row;
         let (end_ns, mode) = (listing.end_ns, Mode::letter(*mode));
         format!("{end_ns} {cpu} {mode} {}{}\n", page_bytes.unwrap_or(0), cells.concat())
     };
@@ -132,8 +132,12 @@ mod tests {
             dtlb: Cell::known(dtlb, percent),
             dtsb: Cell::known(0.0, 0.0),
         };
-        let row =
-            |mode, page_bytes, cells| Row { cpu: 0, mode, page_bytes: Some(page_bytes), cells };
+        let row = |mode, page_bytes, cells| TrapstatRow {
+            cpu: 0,
+            mode,
+            page_bytes: Some(page_bytes),
+            cells,
+        };
         Listing {
             title: "sim:a".into(),
             provenance: Provenance::Modeled,

@@ -11,7 +11,7 @@ use pagetax_host::pages::follow::{Sweeper, Whose};
 use pagetax_host::pages::launch;
 use pagetax_host::pages::pagemap::{self, Segment};
 use pagetax_host::pages::target::{Refusal, Target, pid_of};
-use pagetax_host::pages::{PageSettings, Verdict, judge, parts};
+use pagetax_host::pages::{PageSettings, Verdict, base_page, judge};
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use rustix::process::Pid;
 use std::process::ExitCode;
@@ -112,7 +112,7 @@ fn has_undone(verdict: &Verdict, outcome: &Outcome) -> bool {
 
 /// Returns base pages for each part that is undone.
 fn base_pages(advice: &PartSizes) -> PartSizes {
-    PartSizes::of(&advice.parts(), PageSizeRequest::preferred(parts::base_page()))
+    PartSizes::of(&advice.parts(), PageSizeRequest::preferred(base_page()))
 }
 
 fn read(pid: u32) -> Result<pagemap::PageMap, Refusal> {

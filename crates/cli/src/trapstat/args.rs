@@ -41,12 +41,12 @@ pub struct Args {
     #[arg(short = 't')]
     pub(super) brief: bool,
 
-    /// By page size, too
+    /// Split the counts by page size
     #[arg(short = 'T', conflicts_with = "brief")]
     pub(super) by_size: bool,
 
-    /// For scripts: nanoseconds, CPU, mode, page size in bytes, then each count and its percentage; a line
-    /// with # names what those after it are of
+    /// Print for scripts: nanoseconds, CPU, mode, page size in bytes, then each count and its percentage; a
+    /// line with # names the source of the lines after it
     #[arg(short = 'P')]
     pub(super) parsable: bool,
 
@@ -62,12 +62,12 @@ pub struct Args {
     #[arg(short = 'f', long)]
     pub(super) follow: bool,
 
-    /// Record bursts only, and state the error; for programs that take long. With --engine native the program only
-    /// counts its instructions in between, which costs least
+    /// Record bursts only, and state the error; for programs that take long. With --engine native the program
+    /// only counts its instructions in between, which costs least
     #[arg(long, conflicts_with_all = ["words", "follow"])]
     pub(super) sample: bool,
 
-    /// Where numbers come from: hardware counters, or a recorder that feeds simulated machines
+    /// The source of the numbers: hardware counters, or a recorder that feeds simulated machines
     #[arg(long, value_enum, default_value_t = Choice::Auto)]
     pub(super) backend: Choice,
 
@@ -84,12 +84,12 @@ pub struct Args {
     )]
     pub(super) on: Vec<String>,
 
-    /// Page sizes: default (those that the process really has) or sizes for heap, stack and anon (4K,2M), each
-    /// shown by itself; by part heap=4M,stack=64K, shown together, with base pages elsewhere. Repeatable
+    /// Page sizes: default (those that the process really has) or sizes for heap, stack and anon (4K,2M),
+    /// each shown by itself; by part heap=4M,stack=64K, shown together, with base pages elsewhere. Repeatable
     #[arg(long, value_name = "SIZE,…|PART=SIZE,…", default_value = "default")]
     pub(super) pages: Vec<String>,
 
-    /// How many functions and places of memory are listed after the program's end
+    /// The number of functions and places of memory to list after the program's end
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub(super) top: usize,
 

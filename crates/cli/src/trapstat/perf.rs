@@ -1,4 +1,5 @@
-//! The perf and ibs backends: page walks as the CPU counts or samples them, of the whole system, a process or a command.
+//! The perf and ibs backends: page walks as the CPU counts or samples them, of the whole system, a process or
+//! a command.
 
 use super::args::{Args, unmet};
 use super::backend::{Backend, Finished, Sink};
@@ -9,7 +10,7 @@ use pagetax_host::launch::Launcher;
 use pagetax_host::launch::signals::ends_within;
 use pagetax_host::measure::tlb_events::ibs::Sampler;
 use pagetax_host::measure::tlb_events::{
-    CountError, Counters, Counts, Family, Target, has_unit, listing, since,
+    CountError, CountTarget, Counters, Counts, Family, has_unit, listing, since,
 };
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::process::Child;
@@ -122,11 +123,11 @@ fn no_trace(args: &Args) -> Result<()> {
     }
 }
 
-fn target(args: &Args) -> Target {
+fn target(args: &Args) -> CountTarget {
     match (args.pid, args.command.is_empty()) {
-        (Some(pid), _) => Target::Process(pid),
-        (None, false) => Target::NextCommand,
-        (None, true) => Target::Cpus(args.cpus.as_ref().map(|cpus| cpus.numbers())),
+        (Some(pid), _) => CountTarget::Process(pid),
+        (None, false) => CountTarget::NextCommand,
+        (None, true) => CountTarget::Cpus(args.cpus.as_ref().map(|cpus| cpus.numbers())),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Several hosts on this machine: network namespaces, joined by a switch of our own that loses, doubles,
-//! delays (so reorders) and cuts off as it is told. TCP is the kernel's; only the wire is ours, as not
+//! delays (so reorders) and cuts off as a test asks. TCP is the kernel's; only the wire is ours, as not
 //! every kernel has netem.
 //!
 //! Nothing is left behind: a namespace goes with the last file, thread and process in it, a TUN device
@@ -50,7 +50,7 @@ pub struct Network {
 #[derive(Debug, Default)]
 struct Faults {
     wire: Wire,
-    /// To and from these hosts it takes longer.
+    /// The hosts to and from which frames take longer.
     slow: HashSet<usize>,
     /// Pairs of sender and receiver without a connection.
     cut: HashSet<(usize, usize)>,
@@ -155,7 +155,8 @@ fn make_host(number: usize) -> io::Result<(File, Tun)> {
     Ok((namespace, tun))
 }
 
-/// Lets a program make a namespace, since a thread needs unsafe code for it. The program keeps it until we do.
+/// Lets a program make a namespace, since a thread needs unsafe code for it. The program keeps it until we
+/// do.
 fn make_namespace() -> io::Result<File> {
     let mut holder = Command::new("unshare")
         .args(["--net", "sh", "-c", "ip link set lo up && echo here && exec cat"])

@@ -163,7 +163,7 @@ fn a_server_dies_unheard_and_another_takes_its_address() {
         servers.kill(3);
         servers.start_again(3);
         traffic.run(300);
-        // The client's end of the old connections is still open when the wire is mended.
+        // The client's end of the old connections is still open when the wire works again.
     });
 }
 

@@ -1,4 +1,4 @@
-/* Goes as many MiB deep as it is told, and stays there for a while. */
+/* Goes as many MiB deep as its argument says, and stays there for a while. */
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -1,6 +1,6 @@
 /*
- * Has 6 MiB of code. Says when it is up, and for each line that it is told, whether all of the code still does what
- * it should.
+ * Has 6 MiB of code. Prints a line when it is up, and for each line on stdin whether all of the code still
+ * works.
  */
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* Fills as many MiB from malloc as it is told, 1 MiB at a time, and stays for a while. */
+/* Fills as many MiB from malloc as its argument says, 1 MiB at a time, and stays for a while. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -5,8 +5,9 @@
 //! no lock of the target is held for long and each failure has its place.
 
 use super::inject::{Injector, Stops};
-use super::parts::{base_page, part_of};
+use super::parts::part_of;
 use super::remap;
+use super::settings::base_page;
 use super::target::{Refusal, Target};
 use crate::pages::pagemap::{self, Mapping, PageMap, Segment};
 use crate::sys::mapping::{OwnedMapping as Memory, Request, Source};

@@ -27,7 +27,7 @@ const PAUSES: u32 = 4;
 /// as it is.
 const IDLE_SWEEPS_MAX: u32 = 8;
 
-/// CPU time of this thread. On a busy machine the clock on the wall says little of what we take from others.
+/// Returns the CPU time of this thread. On a busy machine the clock on the wall says little of what we take from others.
 fn cpu_time() -> Duration {
     let usage = thread_usage();
     Duration::from_nanos(usage.user_ns + usage.kernel_ns)
@@ -39,7 +39,7 @@ struct Kept {
     resident_bytes: u64,
     idle_sweeps: u32,
     outcome: Outcome,
-    /// At its largest so far.
+    /// The largest result so far.
     verdict: Option<Verdict>,
 }
 

@@ -1,7 +1,7 @@
 //! Settings of the machine that commands have changed, on disk: so that the next command can put back what a
 //! killed one left.
 //!
-//! Invariants: a record is on disk before the setting is changed, and goes after it was put back. Whoever
+//! Invariants: a record is on disk before the setting is changed, and goes after it was put back. The process that
 //! changes settings has the lock until the last one is put back, so that two commands never restore each
 //! other's values; a record that the next holder of the lock finds is of a command that has died. Nobody
 //! else's value is overwritten: only a setting that still stands as it was left is put back. Both files are
@@ -39,7 +39,7 @@ pub struct Record {
     pub value: String,
     /// The process that changed it.
     pub pid: u32,
-    /// When that process started, in clock ticks since boot: its number may be used again.
+    /// The start of that process, in clock ticks since boot: its number may be used again.
     started_ticks: u64,
     /// Tells records of a process apart.
     number: u64,
@@ -47,7 +47,7 @@ pub struct Record {
 
 /// The result for a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Restoration {
     /// The value from before stands again.
     Restored,
     /// Somebody else has set it since, or the file is gone.
@@ -73,18 +73,18 @@ impl Record {
     }
 
     /// Sets it back, unless it no longer stands as the record has it.
-    fn put_back(&self) -> io::Result<Outcome> {
+    fn put_back(&self) -> io::Result<Restoration> {
         match selected(&self.path) {
-            Some(now) if now == self.before => Ok(Outcome::Restored),
+            Some(now) if now == self.before => Ok(Restoration::Restored),
             Some(now) if now == self.value => {
                 let named = |error: io::Error| {
                     let path = self.path.display();
                     io::Error::new(error.kind(), format!("{path} cannot be put back: {error}"))
                 };
                 std::fs::write(&self.path, &self.before).map_err(named)?;
-                Ok(Outcome::Restored)
+                Ok(Restoration::Restored)
             }
-            _ => Ok(Outcome::ChangedSince),
+            _ => Ok(Restoration::ChangedSince),
         }
     }
 }
@@ -135,7 +135,7 @@ impl Journal {
     }
 
     /// Puts back what killed commands have left.
-    pub fn repair(&self) -> io::Result<Vec<(Record, Outcome)>> {
+    pub fn repair(&self) -> io::Result<Vec<(Record, Restoration)>> {
         if !self.folder.join(RECORDS).exists() {
             return Ok(Vec::new());
         }
@@ -237,7 +237,7 @@ pub(super) struct Turn {
 }
 
 impl Drop for Turn {
-    /// Children that were forked meanwhile have the file too: closing it would leave it locked, in our name.
+    /// Unlocks the file. Closing it is not enough: children that were forked meanwhile have it too.
     fn drop(&mut self) {
         if self.pid != std::process::id() {
             return;
@@ -258,7 +258,7 @@ impl Turn {
             self.edit(|records| records.retain(|known| *known != record))?;
             return Err(error);
         }
-        // A pool may take less than it was told.
+        // A pool may take less than it is asked to.
         let now = selected(path).unwrap_or_else(|| value.into());
         if now != record.value {
             let noted = record.clone();
@@ -274,13 +274,13 @@ impl Turn {
     }
 
     /// Sets a file back, and then forgets it.
-    pub(super) fn undo(&self, record: &Record) -> io::Result<Outcome> {
+    pub(super) fn undo(&self, record: &Record) -> io::Result<Restoration> {
         let outcome = record.put_back()?;
         self.edit(|records| records.retain(|known| known != record))?;
         Ok(outcome)
     }
 
-    fn put_back_what_was_left(&self) -> io::Result<Vec<(Record, Outcome)>> {
+    fn put_back_what_was_left(&self) -> io::Result<Vec<(Record, Restoration)>> {
         let left: Vec<Record> = read(&self.folder)?.into_iter().filter(Record::is_left).collect();
         let last_first = left.into_iter().rev();
         last_first.map(|record| self.undo(&record).map(|outcome| (record, outcome))).collect()
@@ -396,7 +396,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         let repaired = place.journal().repair().unwrap();
-        assert_eq!((repaired.len(), repaired[0].1), (1, Outcome::Restored));
+        assert_eq!((repaired.len(), repaired[0].1), (1, Restoration::Restored));
         assert_eq!(place.value(), "madvise");
         assert!(place.journal().repair().unwrap().is_empty());
     }
@@ -440,7 +440,7 @@ mod tests {
         let turn = place.journal().turn().unwrap();
         let record = turn.change(&place.setting(), "never").unwrap();
         std::fs::write(place.setting(), "[always] madvise never").unwrap();
-        assert_eq!(turn.undo(&record).unwrap(), Outcome::ChangedSince);
+        assert_eq!(turn.undo(&record).unwrap(), Restoration::ChangedSince);
         assert_eq!(place.value(), "always");
         assert!(place.journal().records().unwrap().is_empty());
     }

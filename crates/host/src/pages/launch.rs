@@ -5,7 +5,8 @@
 //! it is watched, and its memory collapsed as it grows.
 
 use super::mechanism::{Conditions, Mechanism, Mthp, Recipe, Thp};
-use super::parts::{base_page, wants_large};
+use super::parts::wants_large;
+use super::settings::base_page;
 use super::tunables::{HUGETLB, MMAP_THRESHOLD, tunable, with_tunable};
 use super::{Mode, PageSettings};
 use crate::launch::preload::{self, Preload};

@@ -26,6 +26,6 @@ pub mod verdict;
 
 pub use mechanism::{Mechanism, Recipe, Unavailable};
 pub(crate) use settings::selected;
-pub use settings::{Changed, Mode, PageSettings, Setting};
+pub use settings::{Changed, Mode, PageSettings, Setting, base_page};
 pub use tunables::with_tunable;
 pub use verdict::{Verdict, judge};

@@ -1,9 +1,9 @@
 //! Page sizes by part: the sizes that this system has, and the part that a mapping belongs to.
 
-use super::{PageSettings, Unavailable};
+use super::mechanism::Unavailable;
+use super::settings::{PageSettings, base_page};
 use crate::pages::pagemap::{Mapping, Segment};
 use pagetax_core::page_size::{How, MemoryPart, PageSizeRequest, PartSizes};
-use pagetax_core::units::PageSize;
 
 /// A page size that this system lacks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -12,11 +12,6 @@ pub struct UnsupportedSize {
     option: String,
     why: String,
     known: String,
-}
-
-/// Returns the base page of this machine.
-pub fn base_page() -> PageSize {
-    PageSize::new(rustix::param::page_size() as u64).unwrap_or(PageSize::K4)
 }
 
 /// Checks that this system has each size.

@@ -8,6 +8,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Returns the base page of this machine.
+pub fn base_page() -> PageSize {
+    PageSize::new(rustix::param::page_size() as u64).unwrap_or(PageSize::K4)
+}
+
 /// The condition on which the kernel gives anonymous memory large pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -1,11 +1,11 @@
 //! Code on huge pages, through the page cache: the file is dropped from memory and read in again in
 //! folios of the huge page's size, which programs that start afterwards map as such.
 //!
-//! Needs a file system with large folios (ext4 and xfs of recent kernels), a library whose addresses
-//! and places in the file agree modulo the huge page, and that nobody has it mapped meanwhile:
-//! pages in use stay as they are. Nothing of a program is changed.
+//! Needs a file system with large folios (ext4 and xfs of recent kernels), and a library whose addresses and
+//! places in the file agree modulo the huge page. No process may have it mapped meanwhile: pages in use stay
+//! as they are. Nothing of a program is changed.
 
-use super::PageSettings;
+use super::settings::PageSettings;
 use crate::launch::program::Elf;
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use crate::sys::pagemap::{self, PAGE_IS_HUGE};

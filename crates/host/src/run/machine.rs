@@ -107,7 +107,7 @@ fn run(
 
 fn spec(name: &str, kind: MachineKind) -> MachineSpec {
     let pages = PageSettings::host();
-    let base_page = crate::pages::parts::base_page();
+    let base_page = crate::pages::base_page();
     let mut page_sizes = vec![base_page];
     page_sizes.extend(pages.sizes());
     MachineSpec {

@@ -6,7 +6,7 @@
 use super::network::Network;
 use super::pace::{Halt, Pace};
 use super::touch::{Turn, lay_links, touch};
-use crate::pages::parts::base_page;
+use crate::pages::base_page;
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use pagetax_core::access::pattern_word;
 use pagetax_core::page_size::{How, PageSizeRequest};

@@ -7,8 +7,8 @@ use pagetax_core::report::{Run, Runs};
 const HEADINGS: [&str; 10] =
     ["job", "machine", "phase", "time_ns", "id", "provenance", "value", "low", "high", "why"];
 
-/// Renders counters of the whole run (no phase, no time), then those of each phase, then the series. Each swept
-/// parameter has a column after the machine.
+/// Renders counters of the whole run (no phase, no time), then those of each phase, then the series. Each
+/// swept parameter has a column after the machine.
 pub fn render(document: &Runs) -> Result<String> {
     let Runs { swept, runs } = document;
     let mut out = csv::Writer::from_writer(Vec::new());

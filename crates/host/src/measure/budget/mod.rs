@@ -14,7 +14,7 @@ mod wall;
 pub use translation::Translation;
 
 use crate::measure::stacks::{Begin, Profile, Profiler, Symbols, TaskState};
-use crate::measure::tlb_events::{Counters, Family, Target, has_unit};
+use crate::measure::tlb_events::{CountTarget, Counters, Family, has_unit};
 use crate::procfs::{Root, SystemSnapshot};
 use pagetax_core::budget::{Budget, Ledger, MemoryRow};
 use pagetax_core::calibration::Calibration;
@@ -75,8 +75,8 @@ fn walk_counters(tid: u32, begin: Begin) -> Result<(Family, Counters), String> {
         return Err(format!("{} counts walks, not their time", family.name));
     }
     let target = match begin {
-        Begin::Now => Target::Process(tid),
-        Begin::AtExec => Target::NextCommand,
+        Begin::Now => CountTarget::Process(tid),
+        Begin::AtExec => CountTarget::NextCommand,
     };
     let counters = Counters::open(&family, &target).map_err(|error| error.to_string())?;
     Ok((family, counters))

@@ -181,12 +181,12 @@ const OTHER: Option<Work> = Some(Work::Other);
 const SLEEP: Option<Wait> = Some(Wait::Sleep);
 
 /// The table's entry for one function.
-type Verdict = (Option<Work>, Option<Wait>);
+type Classification = (Option<Work>, Option<Wait>);
 
 /// The table prepared for many lookups: exact names in a map, else the longest prefix.
 struct Index {
-    exact: HashMap<&'static str, Verdict>,
-    prefixes: Vec<(&'static str, Verdict)>,
+    exact: HashMap<&'static str, Classification>,
+    prefixes: Vec<(&'static str, Classification)>,
 }
 
 impl Index {
@@ -204,7 +204,7 @@ impl Index {
 
     /// Looks up a name without the suffixes that compilers append: `.constprop.0`, `.isra.0`, `.part.0`,
     /// `.cold`.
-    fn verdict(&self, name: &str) -> Verdict {
+    fn classify(&self, name: &str) -> Classification {
         let name = name.split('.').next().unwrap_or(name);
         let by_prefix =
             || self.prefixes.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, v)| *v);
@@ -216,7 +216,7 @@ impl Index {
 #[derive(Debug)]
 pub struct Symbols {
     /// The start address of each function, or run of functions with one verdict; sorted.
-    starts: Vec<(u64, Verdict)>,
+    starts: Vec<(u64, Classification)>,
 }
 
 /// The first marker: values in a call chain from here on are markers (`PERF_CONTEXT_KERNEL`, …), not
@@ -239,7 +239,7 @@ impl Symbols {
     pub fn read(root: &Root) -> Result<Symbols, String> {
         let text = root.text("/proc/kallsyms")?;
         let index = Index::new();
-        let mut starts: Vec<(u64, Verdict)> = Vec::new();
+        let mut starts: Vec<(u64, Classification)> = Vec::new();
         for line in text.lines() {
             let mut words = line.split(' ');
             let (Some(address), Some(kind), Some(name)) =
@@ -254,7 +254,7 @@ impl Symbols {
             let address = u64::from_str_radix(address, 16)
                 .map_err(|_| format!("/proc/kallsyms: `{line}` has no address"))?;
             let name = name.split('\t').next().unwrap_or(name);
-            starts.push((address, index.verdict(name)));
+            starts.push((address, index.classify(name)));
         }
         if starts.iter().all(|(address, _)| *address == 0) {
             return Err("/proc/kallsyms hides its addresses \
@@ -268,24 +268,27 @@ impl Symbols {
         Ok(Symbols { starts })
     }
 
-    fn verdict(&self, address: u64) -> Verdict {
+    fn classify(&self, address: u64) -> Classification {
         let after = self.starts.partition_point(|(start, _)| *start <= address);
         after.checked_sub(1).map_or((None, None), |index| self.starts[index].1)
     }
 
-    fn verdicts<'a>(&'a self, stack: &'a [u64]) -> impl Iterator<Item = Verdict> + 'a {
+    fn classifications<'a>(
+        &'a self,
+        stack: &'a [u64],
+    ) -> impl Iterator<Item = Classification> + 'a {
         let frames = stack.iter().filter(|address| **address < FIRST_MARKER);
-        frames.map(|address| self.verdict(*address))
+        frames.map(|address| self.classify(*address))
     }
 
     /// Returns a CPU's work from its stack, innermost frame first; `None` if no frame decides.
     pub fn work(&self, stack: &[u64]) -> Option<Work> {
-        decide(self.verdicts(stack).filter_map(|(work, _)| work))
+        decide(self.classifications(stack).filter_map(|(work, _)| work))
     }
 
     /// Returns the wait that a task is about to begin, from its stack, innermost frame first.
     pub fn wait(&self, stack: &[u64]) -> Wait {
-        self.verdicts(stack).find_map(|(_, wait)| wait).unwrap_or(Wait::Sleep)
+        self.classifications(stack).find_map(|(_, wait)| wait).unwrap_or(Wait::Sleep)
     }
 }
 
@@ -312,7 +315,7 @@ mod tests {
         for block in CAPTURED.split("\n\n") {
             let mut lines = block.trim().lines();
             let Some(expected) = lines.next() else { continue };
-            let verdicts: Vec<_> = lines.map(|name| index.verdict(name.trim())).collect();
+            let verdicts: Vec<_> = lines.map(|name| index.classify(name.trim())).collect();
             let found = match expected.split_once("wait ") {
                 Some((_, _)) => {
                     let wait = verdicts.iter().find_map(|(_, wait)| *wait).unwrap_or(Wait::Sleep);

@@ -9,11 +9,11 @@
 //! IbsOpData3). The order of registers in a raw sample: Linux, arch/x86/events/amd/ibs.c.
 
 use super::open::{cpus_of, tasks};
-use super::{CountError, Target};
+use super::{CountError, CountTarget};
 use crate::procfs::Root;
 use crate::sys::perf::{self, Event, EventKind, EventSpec, Ring, Sampling};
 use pagetax_core::counter::Provenance;
-use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
+use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, TrapstatRow};
 
 /// A load or store that was sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,7 +175,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// Starts sampling. Fails with [`CountError::NoUnit`] if there is no such device.
-    pub fn open(target: &Target) -> Result<Sampler, CountError> {
+    pub fn open(target: &CountTarget) -> Result<Sampler, CountError> {
         let device = Device::find(&Root::default()).ok_or(CountError::NoUnit)?;
         let feed = |(cpu, pid): (u32, i32)| {
             let event = Event::open(&EventSpec {
@@ -184,7 +184,7 @@ impl Sampler {
                 sampling: Some(Sampling { period: PERIOD, fields: perf::FIELD_RAW }),
                 inherit: pid != -1,
                 exclude_kernel: false,
-                enable_on_exec: *target == Target::NextCommand,
+                enable_on_exec: *target == CountTarget::NextCommand,
                 ..EventSpec::new(EventKind::Raw {
                     event_type: device.event_type,
                     config: device.count_operations,
@@ -224,11 +224,11 @@ impl Sampler {
 }
 
 /// Returns pairs of a CPU and a task; -1 means all tasks. A task needs a ring on each CPU.
-fn places(target: &Target) -> Result<Vec<(u32, i32)>, CountError> {
+fn places(target: &CountTarget) -> Result<Vec<(u32, i32)>, CountError> {
     let (cpus, tasks) = match target {
-        Target::Cpus(cpus) => (cpus_of(cpus.as_ref())?, vec![-1]),
-        Target::Process(pid) => (cpus_of(None)?, tasks(*pid)?),
-        Target::NextCommand => (cpus_of(None)?, vec![0]),
+        CountTarget::Cpus(cpus) => (cpus_of(cpus.as_ref())?, vec![-1]),
+        CountTarget::Process(pid) => (cpus_of(None)?, tasks(*pid)?),
+        CountTarget::NextCommand => (cpus_of(None)?, vec![0]),
     };
     Ok(tasks.iter().flat_map(|task| cpus.iter().map(|cpu| (*cpu, *task))).collect())
 }
@@ -245,7 +245,7 @@ fn listing(taken: &[(u32, [OpCounts; 2], u64)], end_ns: u64, elapsed_ns: u64) ->
     }
     let row = |cpu: u32, mode: Mode, tally: &OpCounts| {
         let cells = Cells { dtlb: tally.cell(PERIOD, elapsed_ns), ..Cells::default() };
-        Row { cpu, mode, page_bytes: None, cells }
+        TrapstatRow { cpu, mode, page_bytes: None, cells }
     };
     let rows = sums.iter().flat_map(|(cpu, [user, kernel])| {
         [row(*cpu, Mode::User, user), row(*cpu, Mode::Kernel, kernel)]
@@ -378,7 +378,7 @@ mod tests {
     #[test]
     fn without_the_device_it_says_so() {
         if Device::find(&Root::default()).is_none() {
-            let error = Sampler::open(&Target::NextCommand).unwrap_err();
+            let error = Sampler::open(&CountTarget::NextCommand).unwrap_err();
             assert!(matches!(error, CountError::NoUnit), "{error}");
         }
     }

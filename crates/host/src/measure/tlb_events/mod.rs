@@ -10,11 +10,11 @@ pub mod ibs;
 mod open;
 
 pub use family::{Code, Family, FamilyError, cpu_identity};
-pub use open::{CountError, Counters, Target, has_unit, since};
+pub use open::{CountError, CountTarget, Counters, has_unit, since};
 
 use crate::sys::perf::Scaled;
 use pagetax_core::counter::Provenance;
-use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, Row};
+use pagetax_core::trapstat::{Cell, Cells, Listing, Mode, TrapstatRow};
 use pagetax_core::units::PageSize;
 
 /// The TLB side that an event counts, or neither.
@@ -75,7 +75,7 @@ pub fn listing(family: &Family, counts: &[Counts], end_ns: u64, elapsed_ns: u64)
                 ..Cells::default()
             };
             let page_bytes = size.map(PageSize::bytes);
-            rows.push(Row { cpu: counted.cpu, mode: counted.mode, page_bytes, cells });
+            rows.push(TrapstatRow { cpu: counted.cpu, mode: counted.mode, page_bytes, cells });
         }
     }
     Listing {

@@ -13,7 +13,7 @@ const CPU_CYCLES: u32 = 0;
 
 /// The CPUs or tasks to count on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum CountTarget {
     /// All tasks on these CPUs; `None` means all online CPUs.
     Cpus(Option<Vec<u32>>),
     /// All threads of a process, and the tasks that they start.
@@ -78,14 +78,14 @@ pub struct Counters {
 
 impl Counters {
     /// Opens all events of a family, in user and in kernel mode.
-    pub fn open(family: &Family, target: &Target) -> Result<Counters, CountError> {
-        let command = *target == Target::NextCommand;
+    pub fn open(family: &Family, target: &CountTarget) -> Result<Counters, CountError> {
+        let command = *target == CountTarget::NextCommand;
         let places: Vec<(u32, i32, i32)> = match target {
-            Target::Cpus(cpus) => {
+            CountTarget::Cpus(cpus) => {
                 cpus_of(cpus.as_ref())?.into_iter().map(|cpu| (cpu, -1, cpu as i32)).collect()
             }
-            Target::Process(pid) => tasks(*pid)?.into_iter().map(|tid| (0, tid, -1)).collect(),
-            Target::NextCommand => vec![(0, 0, -1)],
+            CountTarget::Process(pid) => tasks(*pid)?.into_iter().map(|tid| (0, tid, -1)).collect(),
+            CountTarget::NextCommand => vec![(0, 0, -1)],
         };
         let mut groups = Vec::new();
         for (cpu, pid, on_cpu) in places {
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn an_open_fails_with_a_reason_or_counts() {
         let family = Family::all().unwrap().remove(0);
-        match Counters::open(&family, &Target::NextCommand) {
+        match Counters::open(&family, &CountTarget::NextCommand) {
             Ok(counters) => assert_eq!(counters.read().len(), 2),
             Err(error) => assert!(!error.to_string().is_empty()),
         }

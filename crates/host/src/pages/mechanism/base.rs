@@ -4,7 +4,7 @@ use super::super::tunables::{HUGETLB, tunable};
 use super::{
     Conditions, LargePages, Mechanism, PageSettings, Proof, Recipe, Rest, Unavailable, heap_alone,
 };
-use crate::pages::parts::base_page;
+use crate::pages::settings::base_page;
 use pagetax_core::diagnosis::{AS_IS, BASE};
 use pagetax_core::page_size::{How, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;

@@ -3,7 +3,7 @@
 use super::{
     Conditions, LargePages, Mechanism, PageSettings, Proof, Recipe, Rest, Unavailable, heap_alone,
 };
-use crate::pages::Setting;
+use crate::pages::settings::Setting;
 use pagetax_core::page_size::PartSizes;
 use pagetax_core::units::PageSize;
 use std::sync::Arc;

@@ -15,7 +15,7 @@ pub use mthp::Mthp;
 pub use recipe::Recipe;
 pub use thp::Thp;
 
-use super::PageSettings;
+use super::settings::PageSettings;
 use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
 use std::fmt::Debug;

@@ -6,7 +6,7 @@
 use super::{
     Conditions, LargePages, Mechanism, PageSettings, Proof, Recipe, Rest, Unavailable, heap_alone,
 };
-use crate::pages::{Mode, Setting};
+use crate::pages::settings::{Mode, Setting};
 use pagetax_core::page_size::{How, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The changes to a command, its environment and the system that a mechanism makes.
 
 use super::{AsIs, Conditions, Mechanism, Unavailable};
-use crate::pages::Setting;
+use crate::pages::settings::Setting;
 use crate::pages::tunables::{HUGETLB, with_tunable};
 use pagetax_core::units::PageSize;
 use std::sync::Arc;

@@ -58,14 +58,14 @@ impl PageMapError {
 
 /// Reads the page-size map of a process.
 pub fn read(pid: u32) -> Result<PageMap, PageMapError> {
-    settled(Reader::open(pid)?, |_, _| true)
+    settled(PageMapReader::open(pid)?, |_, _| true)
 }
 
 /// Reads the map without distinguishing base pages from sizes below the huge page. That distinction
 /// takes most of the time if many pages are small.
 pub fn read_huge(pid: u32) -> Result<PageMap, PageMapError> {
     let folios = Err("not looked at, to be quick".into());
-    settled(Reader { folios, ..Reader::open(pid)? }, |_, _| true)
+    settled(PageMapReader { folios, ..PageMapReader::open(pid)? }, |_, _| true)
 }
 
 /// Reads the map of the mappings that `pick` accepts by start and end, which saves reading the others.
@@ -73,11 +73,11 @@ pub fn read_where(
     pid: u32,
     pick: impl Fn(VirtAddr, VirtAddr) -> bool,
 ) -> Result<PageMap, PageMapError> {
-    settled(Reader::open(pid)?, pick)
+    settled(PageMapReader::open(pid)?, pick)
 }
 
 fn settled(
-    reader: Reader,
+    reader: PageMapReader,
     pick: impl Fn(VirtAddr, VirtAddr) -> bool,
 ) -> Result<PageMap, PageMapError> {
     let pid = reader.pid;
@@ -98,7 +98,7 @@ fn settled(
     }
 }
 
-struct Reader {
+struct PageMapReader {
     pid: u32,
     root: Root,
     pagemap: File,
@@ -115,8 +115,8 @@ const ENTRIES: u64 = 1 << 14;
 const PRESENT: u64 = 1 << 63;
 const OF_FILE: u64 = 1 << 61;
 
-impl Reader {
-    fn open(pid: u32) -> Result<Reader, PageMapError> {
+impl PageMapReader {
+    fn open(pid: u32) -> Result<PageMapReader, PageMapError> {
         let root = Root::default();
         let path = format!("/proc/{pid}/pagemap");
         let pagemap = File::open(root.path(&path)).map_err(|e| PageMapError::of(pid, &path, e))?;
@@ -125,7 +125,7 @@ impl Reader {
         let huge_page = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
         let folios = Folios::open(&root, base_page.bytes(), huge_page.bytes());
         let scans = Cell::new(true);
-        Ok(Reader { pid, root, pagemap, folios, base_page, huge_page, scans })
+        Ok(PageMapReader { pid, root, pagemap, folios, base_page, huge_page, scans })
     }
 
     fn bytes(&self, file: &str) -> Result<Vec<u8>, PageMapError> {
@@ -346,8 +346,10 @@ mod tests {
 
     /// Reads the map as on a kernel before Linux 6.7.
     fn map_without_scan(memory: &Memory) -> PageMap {
-        let reader =
-            Reader { scans: Cell::new(false), ..Reader::open(std::process::id()).unwrap() };
+        let reader = PageMapReader {
+            scans: Cell::new(false),
+            ..PageMapReader::open(std::process::id()).unwrap()
+        };
         let (start, end) = (memory.address(), memory.address() + memory.len() as u64);
         let mut map = settled(reader, |from, to| from.0 < end && to.0 > start).unwrap();
         map.cut(VirtAddr(start), VirtAddr(end));
@@ -356,7 +358,7 @@ mod tests {
 
     /// Returns true if this kernel has PAGEMAP_SCAN; prints SKIP if not.
     fn has_scan() -> bool {
-        let reader = Reader::open(std::process::id()).unwrap();
+        let reader = PageMapReader::open(std::process::id()).unwrap();
         reader.attempt(|_, _| true).unwrap();
         let supported = reader.scans.get();
         if !supported {
