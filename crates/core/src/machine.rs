@@ -22,12 +22,12 @@ pub enum MachineKind {
     Host,
     /// A model on a virtual clock.
     Sim,
-    /// Nothing but the harness.
+    /// Harness without memory.
     Null,
 }
 
 impl MachineKind {
-    /// How this machine's own numbers come about.
+    /// Returns the provenance of this machine's own numbers.
     pub fn provenance(self) -> Provenance {
         match self {
             MachineKind::Sim => Provenance::Modeled,
@@ -35,7 +35,7 @@ impl MachineKind {
         }
     }
 
-    /// A number of this machine as a reading.
+    /// Returns a number of this machine as a reading.
     pub fn reading(self, value: u64) -> Reading {
         match self {
             MachineKind::Sim => Reading::Modeled(value),
@@ -44,25 +44,25 @@ impl MachineKind {
     }
 }
 
-/// What a job needs to know of a machine before it can be resolved.
+/// The facts of a machine that a job needs before it can be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
     /// `host`, `null` or the model's name.
     pub name: String,
-    /// Which kind.
+    /// The kind of machine.
     pub kind: MachineKind,
-    /// Built-in jobs of which published figures were compared with this model; empty for other kinds.
+    /// The built-in jobs whose published figures were compared with this model; empty for other kinds.
     pub validated_jobs: Vec<String>,
-    /// Physical memory, the `$memory` of job files.
+    /// The physical memory, the `$memory` of job files.
     pub memory: Bytes,
     /// The smallest page, the `$page` of job files.
     pub base_page: PageSize,
     /// All page sizes that ordinary memory can have here, smallest first.
     pub page_sizes: Vec<PageSize>,
-    /// CPUs.
+    /// The number of CPUs.
     pub cpus: u32,
-    /// Parameters of built-in jobs as this machine was run with them, by job. They override the
-    /// job's defaults and are overridden by the user.
+    /// The parameters of built-in jobs as this machine was run with them, by job. They override the
+    /// job's defaults, and the user overrides them.
     pub job_params: BTreeMap<String, Params>,
 }
 
@@ -73,19 +73,19 @@ impl MachineSpec {
     }
 }
 
-/// Something that a plan asks for and a machine does not have.
+/// A demand of a plan that a machine does not meet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unmet {
-    /// What is asked and why it cannot be had.
+    /// The demand, and the reason why it is not met.
     pub what: String,
-    /// What to do about it.
+    /// The change that would help.
     pub remedy: String,
-    /// Refuse to run, or run without it and warn.
+    /// True if the machine refuses the plan, false if it runs without and warns.
     pub fatal: bool,
 }
 
 impl Unmet {
-    /// The mistake of a plan, with the name of its phase.
+    /// Converts a mistake of a plan, with the name of its phase.
     fn of_mistake(plan: &Plan, mistake: Mistake) -> Unmet {
         let Mistake { part, what, remedy } = mistake;
         let what = match part {
@@ -98,20 +98,20 @@ impl Unmet {
     }
 }
 
-/// Why a run ended early.
+/// The reason why a run ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Preflight found something fatal.
+    /// The preflight found something fatal.
     #[error("{}", list_unmet(.0))]
     Unmet(Vec<Unmet>),
     /// An operation failed.
     #[error("{op} failed: {why}\n  remedy: {remedy}")]
     Op {
-        /// Which, with its region and size.
+        /// The operation, with its region and size.
         op: String,
-        /// The system's word.
+        /// The system's message.
         why: String,
-        /// What to do.
+        /// The change that would help.
         remedy: String,
     },
     /// A word did not hold what was written there.
@@ -120,21 +120,21 @@ pub enum RunError {
          {address:#x}): expected {expected:#018x}, found {found:#018x}"
     )]
     Mismatch {
-        /// Name of the region.
+        /// The name of the region.
         region: String,
-        /// Of the word, in the region.
+        /// The offset of the word in the region.
         offset: u64,
-        /// Of the word, in the process.
+        /// The address of the word in the process.
         address: u64,
-        /// The pattern.
+        /// The word that was written.
         expected: u64,
-        /// What stood there.
+        /// The word that was found.
         found: u64,
     },
     /// A simulation came to its stated cap.
     #[error("stopped at the cap: {0}")]
     Capped(String),
-    /// Ctrl-C or a signal; the sink has what was seen so far.
+    /// A signal such as Ctrl-C stopped it; the sink has the data up to then.
     #[error("interrupted; the report covers what was seen so far")]
     Interrupted,
 }
@@ -149,7 +149,7 @@ fn list_unmet(unmet: &[Unmet]) -> String {
 /// checked, and once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preflight {
-    /// What the run will do without.
+    /// The demands that the run will do without.
     lacking: Vec<Unmet>,
 }
 
@@ -175,7 +175,7 @@ pub trait Machine: Send + Sync {
     /// Checks a plan before its run.
     ///
     /// # Errors
-    /// All fatal findings.
+    /// Returns all fatal findings.
     fn preflight(&self, plan: &Plan) -> Result<Preflight, RunError> {
         let (fatal, lacking): (Vec<_>, Vec<_>) =
             self.check(plan).into_iter().partition(|unmet| unmet.fatal);
@@ -203,12 +203,12 @@ pub trait Machine: Send + Sync {
     }
 }
 
-/// Receives what a machine saw. [`crate::report::Recording`] makes a report of it.
+/// A receiver of a machine's readings. [`crate::report::Recording`] makes a report of them.
 pub trait Sink {
-    /// The whole run's value of a counter in [`crate::counter::COUNTERS`].
+    /// Receives the whole run's value of a counter in [`crate::counter::COUNTERS`].
     fn counter(&mut self, id: &'static str, reading: Reading);
 
-    /// A phase has ended; times since the start of the run.
+    /// Receives a phase that has ended, with its times since the start of the run.
     fn phase(
         &mut self,
         name: &str,
@@ -217,12 +217,12 @@ pub trait Sink {
         counters: &[(&'static str, Reading)],
     );
 
-    /// One point of the series. Columns are free-form ids with their unit last; a column that is
+    /// Receives one point of the series. Columns are free-form ids with their unit last; a column that is
     /// absent from a point was not seen then.
     fn sample(&mut self, time_ns: u64, values: &[(&'static str, u64)]);
 
-    /// A latency histogram in nanoseconds: `minor_fault`, `major_fault`, `page_in`, …; `of_count`
-    /// is how many there were where that is counted apart, as the histogram may hold some of them.
+    /// Receives a latency histogram in nanoseconds, such as `minor_fault`, `major_fault` or `page_in`. It may
+    /// hold a part of the events; then `of_count` is the number of all.
     fn latency(
         &mut self,
         kind: &'static str,
@@ -231,18 +231,18 @@ pub trait Sink {
         provenance: Provenance,
     );
 
-    /// Where time and memory went.
+    /// Receives the budget of time and memory.
     fn budget(&mut self, budget: Budget);
 
-    /// A table in an old tool's words (hatcnt, trapstat, pmap, a kernel profile).
+    /// Receives a table in an old tool's words (hatcnt, trapstat, pmap, a kernel profile).
     fn table(&mut self, table: Table);
 
-    /// Something to know about this run.
+    /// Receives a warning about this run.
     fn warning(&mut self, warning: Warning);
 
-    /// What the run ran on.
+    /// Receives facts of the environment, by name.
     fn environment(&mut self, environment: Environment);
 
-    /// Done so far, 0 to 1; may be called often.
+    /// Receives the share of the run that is done, 0 to 1. It may be called often.
     fn progress(&mut self, _done: f64) {}
 }

@@ -18,22 +18,22 @@ use crate::units::Nanos;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Index of a region in [`Plan::regions`].
+/// The index of a region in [`Plan::regions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RegionId(pub usize);
 
 /// A resolved job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
-    /// Where it came from.
+    /// The job that it was resolved from.
     pub job: JobIdentity,
-    /// Every region that the phases name.
+    /// All regions that the phases name.
     pub regions: Vec<Region>,
-    /// In order; a phase begins when the one before has ended for all of its clients.
+    /// The phases, in order. A phase begins when all clients of the phase before have ended.
     pub phases: Vec<Phase>,
-    /// What to write down while it runs.
+    /// The readings to record during the run.
     pub measure: Measure,
-    /// What only the host understands.
+    /// Settings that only the host knows.
     pub native: Native,
 }
 
@@ -43,17 +43,17 @@ pub struct Plan {
 pub struct JobIdentity {
     /// `vmtest`, or the name in the job file.
     pub name: String,
-    /// Each parameter as given or as the job's default, resolved as far as it goes.
+    /// The parameters as given, or the job's defaults, resolved as far as possible.
     pub params: BTreeMap<String, String>,
-    /// Those of the parameters that the machine's file set, where the job's default is another. On
-    /// other machines the same command runs another job.
+    /// The parameters that the machine's file sets to other values than the job's defaults. On other
+    /// machines, the same command runs another job.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub machine_params: BTreeMap<String, String>,
-    /// Of all random streams.
+    /// The seed of all random streams.
     pub seed: u64,
 }
 
-/// What backs a region.
+/// The backing of a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backing {
@@ -65,34 +65,34 @@ pub enum Backing {
     Memfd,
     /// Network memory: private, paged to memory servers or another page store.
     Remote {
-        /// Most bytes of it that stay in this machine's memory.
+        /// The most bytes of it that stay in this machine's memory.
         resident_bytes: u64,
-        /// Who serves faults.
+        /// The thread that serves its faults.
         #[serde(default)]
         serving: Serving,
     },
-    /// A file that the machine makes in this directory (none: its own choice) and removes after.
+    /// A file that the machine makes, and removes afterwards.
     File {
-        /// An existing directory, or none.
+        /// An existing directory for the file; `None` leaves the choice to the machine.
         directory: Option<String>,
-        /// Mapped MAP_PRIVATE rather than shared.
+        /// True if it is mapped MAP_PRIVATE, false if shared.
         private: bool,
     },
 }
 
 impl Backing {
-    /// Whether it is private memory without a file, wherever its pages go.
+    /// Returns true for private memory without a file, wherever its pages go.
     pub fn is_anonymous(&self) -> bool {
         matches!(self, Backing::Anon | Backing::Remote { .. })
     }
 
-    /// Whether it is network memory.
+    /// Returns true for network memory.
     pub fn is_remote(&self) -> bool {
         matches!(self, Backing::Remote { .. })
     }
 }
 
-/// Advice as of madvise(2).
+/// Advice of madvise(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Advice {
@@ -127,25 +127,25 @@ pub enum Advice {
 /// A piece of address space.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
-    /// As in the job file; members of a family are `name[0]`, `name[1]`, …
+    /// The name in the job file; members of a family are `name[0]`, `name[1]`, …
     pub name: String,
-    /// What is behind it.
+    /// The backing of its pages.
     pub backing: Backing,
-    /// Length; machines round it up to whole pages.
+    /// The length; machines round it up to whole pages.
     pub bytes: u64,
-    /// Wanted page size.
+    /// The page size that the job asks for.
     pub page_size: PageSizeRequest,
-    /// Given right after it is mapped.
+    /// Advice that is given right after the region is mapped.
     pub advice: Vec<Advice>,
-    /// Mapped before the first phase (true), or by a map operation (false).
+    /// True if it is mapped before the first phase, false if a map operation does it.
     pub mapped_at_start: bool,
 }
 
-/// What a phase's clients are.
+/// The kind of a phase's clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientKind {
-    /// The main process does the work itself.
+    /// The main process itself.
     Main,
     /// Forked children: each with its own address space, copy-on-write.
     Processes,
@@ -156,134 +156,134 @@ pub enum ClientKind {
 /// One step of a job: clients that all do the same operations, repeated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Phase {
-    /// As in the job file.
+    /// The name in the job file.
     pub name: String,
-    /// Who works.
+    /// The kind of clients.
     pub client_kind: ClientKind,
-    /// How many; 1 for [`ClientKind::Main`].
+    /// The number of clients; 1 for [`ClientKind::Main`].
     pub clients: u32,
-    /// How often the operations are done, unless `time` ends them first.
+    /// The number of times that each client does the operations, unless `time` ends them first.
     pub repeat: u64,
-    /// An end by the clock, looked at between operations and every few thousand accesses.
+    /// An end by the clock, checked between operations and every few thousand accesses.
     pub time: Option<Nanos>,
-    /// Accesses a second and client, paced; none: as fast as it goes.
+    /// Paced accesses a second of each client; `None` for the full speed.
     pub rate: Option<f64>,
-    /// While clients run, the parent wakes this often, polls for ended clients and sleeps again.
-    /// From `switch_rate`, switches a second: each wake is two of them. None: the parent blocks.
+    /// The time after which the parent wakes while clients run: it polls for ended clients and sleeps
+    /// again. Each wake is two switches of a job's `switch_rate`. `None`: the parent blocks.
     pub parent_wake: Option<Nanos>,
-    /// Done in order, `repeat` times.
+    /// The operations, done in order, `repeat` times.
     pub ops: Vec<Op>,
 }
 
 /// The closed set of operations.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Op {
-    /// Map a region that was not mapped at the start, or was unmapped.
+    /// Maps a region that was not mapped at the start, or was unmapped.
     Map(RegionId),
-    /// Unmap it.
+    /// Unmaps a region.
     Unmap(RegionId),
-    /// mlock in pieces of `chunk_bytes`.
+    /// Locks a region by mlock(2), in pieces of `chunk_bytes`.
     Lock {
-        /// What to lock.
+        /// The region to lock.
         region: RegionId,
-        /// Bytes for each call.
+        /// The bytes of each call.
         chunk_bytes: u64,
     },
-    /// munlock the whole.
+    /// Unlocks a whole region by munlock(2).
     Unlock(RegionId),
-    /// madvise the whole.
+    /// Advises a whole region by madvise(2).
     Advise {
-        /// Where.
+        /// The region to advise.
         region: RegionId,
-        /// What.
+        /// The advice.
         advice: Advice,
     },
-    /// Access memory.
+    /// Accesses memory.
     Touch(Touch),
-    /// Access memory as a recorded program did.
+    /// Accesses memory as a recorded program did.
     Replay(Replay),
-    /// Do nothing for a while.
+    /// Does nothing for a while.
     Sleep(Nanos),
-    /// Wait for all clients of the phase.
+    /// Waits for all clients of the phase.
     Barrier,
 }
 
-/// What is done at each offset.
+/// The kind of access at each offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// Load.
+    /// Loads.
     Read,
-    /// Store the address-dependent pattern.
+    /// Stores the address-dependent pattern.
     Write,
-    /// Load and compare with the pattern.
+    /// Loads and compares with the pattern.
     Verify,
-    /// Load, compare, and store the same again.
+    /// Loads, compares, and stores the same again.
     Rewrite,
 }
 
 impl Access {
-    /// Whether it stores.
+    /// Returns true if it stores.
     pub fn writes(self) -> bool {
         matches!(self, Access::Write | Access::Rewrite)
     }
 
-    /// Whether it loads.
+    /// Returns true if it loads.
     pub fn reads(self) -> bool {
         !matches!(self, Access::Write)
     }
 }
 
-/// The order of the offsets.
+/// The order of the offsets of a touch.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
     /// From the start, step by step, wrapping at the end.
     Strided {
-        /// Bytes from one access to the next.
+        /// The bytes from one access to the next.
         stride_bytes: u64,
     },
     /// Uniformly random grains.
     Uniform,
     /// Zipf-distributed grains.
     Zipf {
-        /// Exponent, > 0.
+        /// The exponent, above 0.
         theta: f64,
     },
-    /// A random cycle through all grains, each address read from the one before.
+    /// A random cycle through all grains; each address is read from the grain before.
     PointerChase,
 }
 
 /// A stream of accesses to one region.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Touch {
-    /// Where.
+    /// The region that is accessed.
     pub region: RegionId,
-    /// What.
+    /// The kind of each access.
     pub access: Access,
-    /// In which order.
+    /// The order of the offsets.
     pub pattern: Pattern,
-    /// How many accesses in all. For a sweep: one lap, unless the job says otherwise.
+    /// The number of all accesses. For a sweep: one lap, unless the job sets another number.
     pub count: u64,
-    /// Bytes of each access, from its offset on: 8 for a word, a page for a whole page. A random
+    /// The bytes of each access, from its offset on: 8 for a word, a page for a whole page. A random
     /// offset is a multiple of it.
     pub grain_bytes: u64,
-    /// The seed of this touch; clients and repeats derive theirs from it by [`Touch::seed_for`].
+    /// The seed of this touch, from which [`Touch::seed_for`] derives those of clients and repeats.
     pub seed: u64,
 }
 
 /// The offsets `first, first + stride, …`: a stretch of a sweep that does not wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OffsetRun {
-    /// Offset of the first access.
+    /// The offset of the first access.
     pub first: u64,
-    /// Bytes between accesses.
+    /// The bytes from one access to the next.
     pub stride: u64,
-    /// How many.
+    /// The number of accesses.
     pub count: u64,
 }
 
-/// A random stream, by pattern.
+/// A random stream of offsets, by pattern.
 #[derive(Debug, Clone)]
 pub enum Random {
     /// [`Pattern::Uniform`]
@@ -305,8 +305,8 @@ impl Offsets for Random {
 }
 
 impl Touch {
-    /// The seed of one client in one repeat. A pointer chase has one cycle for all of them, as its
-    /// links stand in memory.
+    /// Returns the seed of one client in one repeat. A pointer chase has one cycle for all clients, as
+    /// its links are in memory.
     pub fn seed_for(&self, client: u32, repeat: u64) -> u64 {
         match self.pattern {
             Pattern::PointerChase => self.seed,
@@ -314,7 +314,7 @@ impl Touch {
         }
     }
 
-    /// The laps of a sweep over a region of `region_bytes`, as runs that never wrap. Empty for
+    /// Returns the laps of a sweep over a region of `region_bytes`, as runs that never wrap; none for
     /// random patterns.
     pub fn runs(&self, region_bytes: u64) -> impl Iterator<Item = OffsetRun> + use<> {
         let (stride, mut left) = match self.pattern {
@@ -329,7 +329,7 @@ impl Touch {
         })
     }
 
-    /// The random stream of one client in one repeat; none for sweeps.
+    /// Returns the random stream of one client in one repeat; `None` for sweeps.
     pub fn random(&self, region_bytes: u64, client: u32, repeat: u64) -> Option<Random> {
         let (seed, grain) = (self.seed_for(client, repeat), self.grain_bytes);
         Some(match self.pattern {
@@ -341,25 +341,25 @@ impl Touch {
     }
 }
 
-/// What to write down while the plan runs.
+/// The readings to record during a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measure {
-    /// Of the series; none: no series.
+    /// The interval of the series; `None` for no series.
     pub interval: Option<Nanos>,
-    /// Per-fault latency histograms, at a cost for each fault.
+    /// True for histograms of fault latency, which cost time at each fault.
     pub fault_latency: bool,
 }
 
-/// What only the host understands; the simulated machines ignore it.
+/// Settings that only the host knows; the simulated machines ignore them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Native {
-    /// Test hook: flips one bit of the byte at this offset of the first region between its first
+    /// A test hook: flips one bit of the byte at this offset of the first region between its first
     /// and its second phase, so that a verifying job must notice.
     pub flip_byte_at: Option<u64>,
 }
 
 impl Phase {
-    /// Accesses that all clients plan for, all repeats together.
+    /// Returns the number of accesses that all clients plan, in all repeats together.
     pub fn access_count(&self) -> f64 {
         let of = |op: &Op| match op {
             Op::Touch(touch) => touch.count as f64 * f64::from(self.clients),
@@ -373,13 +373,13 @@ impl Phase {
 }
 
 impl Plan {
-    /// The region of an id.
+    /// Returns the region of an id.
     pub fn region(&self, id: RegionId) -> &Region {
         &self.regions[id.0]
     }
 
-    /// The seed of [`crate::access::pattern_word`] for a region: the same in every phase, so that
-    /// one phase verifies what another wrote.
+    /// Returns the seed of [`crate::access::pattern_word`] for a region. It is the same in every phase, so
+    /// that one phase verifies what another wrote.
     pub fn pattern_seed(&self, id: RegionId) -> u64 {
         derive_seed(self.job.seed, u64::MAX - 1, id.0 as u64, 0)
     }

@@ -1,10 +1,10 @@
-//! Where a region is sure to hold the pattern of its writes.
+//! The words of a region that certainly hold the pattern of its writes.
 //!
 //! Invariant: never more than is certain. A [`Contents`] may leave out words that do hold the pattern.
 
 use super::{Pattern, Touch};
 
-/// Words that a sweep reaches: `grain` bytes at each of the first `count` multiples of `stride`.
+/// The words that a sweep reaches: `grain` bytes at each of the first `count` multiples of `stride`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Footprint {
     stride: u64,
@@ -13,12 +13,12 @@ pub(super) struct Footprint {
 }
 
 impl Footprint {
-    /// All words of a region.
+    /// Returns the footprint of all words of a region.
     pub fn whole(bytes: u64) -> Footprint {
         Footprint { stride: 8, grain: 8, count: bytes / 8 }
     }
 
-    /// The words that a touch may reach: of a sweep those that it does reach.
+    /// Returns the words that a touch may reach; for a sweep, exactly those that it reaches.
     pub fn reached(touch: &Touch, region_bytes: u64) -> Footprint {
         let grain = touch.grain_bytes;
         match touch.pattern {
@@ -31,7 +31,7 @@ impl Footprint {
         .normal()
     }
 
-    /// Without gaps, the same words as a sweep of words.
+    /// Turns a footprint without gaps into the equal sweep of words.
     fn normal(self) -> Footprint {
         if self.grain < self.stride && self.count > 1 {
             return self;
@@ -39,7 +39,7 @@ impl Footprint {
         Footprint { stride: 8, grain: 8, count: ((self.count - 1) * self.stride + self.grain) / 8 }
     }
 
-    /// Whether each word of `other` is one of these.
+    /// Returns true if each word of `other` is one of these.
     fn covers(&self, other: &Footprint) -> bool {
         if self.stride == 8 {
             return (other.count - 1) * other.stride + other.grain <= self.count * 8;
@@ -50,20 +50,19 @@ impl Footprint {
     }
 }
 
-/// Footprints that hold the pattern, none within another.
+/// The footprints that hold the pattern, none within another.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Contents(Vec<Footprint>);
 
-/// Most sweeps of different strides that are remembered for a region.
+/// The most sweeps of different strides that are remembered for a region.
 const FOOTPRINTS_MAX: usize = 16;
 
 impl Contents {
-    /// Forgets everything.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Adds what was written.
+    /// Adds a footprint that was written.
     pub fn add(&mut self, new: Footprint) {
         if self.cover(new) {
             return;
@@ -74,12 +73,12 @@ impl Contents {
         }
     }
 
-    /// Whether all of `wanted` is written.
+    /// Returns true if all of `wanted` is written.
     pub fn cover(&self, wanted: Footprint) -> bool {
         self.0.iter().any(|written| written.covers(&wanted))
     }
 
-    /// Keeps what both are sure of.
+    /// Keeps the words that both are certain to hold.
     pub fn meet(&mut self, other: &Contents) {
         self.0.retain(|written| other.cover(*written));
     }

@@ -9,13 +9,13 @@ use super::{
 };
 use crate::units::Bytes;
 
-/// The least memory that a region of network memory may keep resident: a pager needs that much.
+/// The least memory that a region of network memory may keep resident: its pager needs that much.
 pub const REMOTE_RESIDENT_BYTES_MIN: u64 = 128 << 10;
 
-/// A part of a plan that a mistake is in.
+/// The part of a plan that has a mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// The whole.
+    /// The whole plan.
     Plan,
     /// A region.
     Region(RegionId),
@@ -25,15 +25,15 @@ pub enum Part {
     Operation(usize, usize),
 }
 
-/// Why no machine can run a plan.
+/// The reason why no machine can run a plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}\n  remedy: {remedy}")]
 pub struct Mistake {
-    /// Where it is.
+    /// The part that has the mistake.
     pub part: Part,
-    /// What is wrong.
+    /// The mistake, with the offending value.
     pub what: String,
-    /// What to do about it.
+    /// The change that would help.
     pub remedy: String,
 }
 
@@ -44,10 +44,10 @@ fn mistake(part: Part, what: impl Into<String>, remedy: impl Into<String>) -> Ch
 }
 
 impl Plan {
-    /// Checks that the plan means the same, and can be done, on every machine.
+    /// Checks that the plan means the same on every machine, and that every machine can do it.
     ///
     /// # Errors
-    /// The first mistake.
+    /// Returns the first mistake.
     pub fn check(&self) -> Checked {
         self.check_hook()?;
         if self.measure.interval.is_some_and(|interval| interval.0 == 0) {
@@ -138,7 +138,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Which regions some touch of the plan, with this property, touches.
+    /// Returns, for each region, true if a touch with this property touches it.
     fn regions_touched(&self, is_such: impl Fn(&Touch) -> bool) -> Vec<bool> {
         let mut found = vec![false; self.regions.len()];
         touches(&self.phases).filter(|t| is_such(t)).for_each(|t| found[t.region.0] = true);
@@ -219,26 +219,26 @@ fn check_advice(part: Part, region: &Region, advice: Advice) -> Checked {
     Ok(())
 }
 
-/// Whether a region is mapped.
+/// The state of a region's mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mapped {
     Yes,
     No,
-    /// It depends on when a phase ended.
+    /// One or the other, depending on when a phase ended.
     Perhaps,
 }
 
-/// What is certain of a region at one point of the plan.
+/// The certain facts about a region at one point of the plan.
 #[derive(Debug, Clone, PartialEq)]
 struct State {
     mapped: Mapped,
     may_be_locked: bool,
-    /// Where the pattern is sure to stand.
+    /// The words that certainly hold the pattern.
     contents: Contents,
 }
 
 impl State {
-    /// What is certain if either state may be the present one.
+    /// Keeps the facts that hold in both states.
     fn meet(&mut self, other: &State) {
         if self.mapped != other.mapped {
             self.mapped = Mapped::Perhaps;
@@ -248,10 +248,10 @@ impl State {
     }
 }
 
-/// Follows the operations of a plan in order.
+/// A walk over the operations of a plan in order.
 struct Walk<'a> {
     plan: &'a Plan,
-    /// Regions whose words are the links of a chase.
+    /// The regions whose words are the links of a chase.
     chased: Vec<bool>,
     state: Vec<State>,
 }
@@ -282,7 +282,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Takes away what other threads of the phase may take away at any time.
+    /// Removes the facts that other threads of the phase may undo at any time.
     fn interfere(&mut self, phase: &Phase) {
         if !shares_everything(phase) {
             return;
@@ -298,7 +298,7 @@ impl Walk<'_> {
         }
     }
 
-    /// What children map, lock and write to private memory ends with them.
+    /// Ends the children: their mappings, locks and writes to private memory end with them.
     fn end_children(&mut self, phase: &Phase, before: Vec<State>) {
         let after = std::mem::replace(&mut self.state, before);
         for (index, after) in after.into_iter().enumerate() {
@@ -364,15 +364,15 @@ impl Walk<'_> {
         }
     }
 
-    /// Whether such advice may lose what was written to the region. A private file falls back to its
-    /// own content, which may be the pattern as well.
+    /// Returns true if such advice may lose what was written to the region. A private file falls back to
+    /// its own content, which may be the pattern as well.
     fn drops(&self, id: RegionId, advice: Advice) -> bool {
         matches!(advice, Advice::Dontneed | Advice::Free)
             && !is_common(&self.plan.region(id).backing)
             && !self.plan.is_file_filled(id)
     }
 
-    /// Whether another thread of the phase may lose, at any time, what is written to the region.
+    /// Returns true if another thread of the phase may lose, at any time, what is written to the region.
     fn is_dropped_beside(&self, phase: &Phase, id: RegionId) -> bool {
         let drops = |op: &Op| match op {
             Op::Advise { region, advice } => *region == id && self.drops(id, *advice),
@@ -422,7 +422,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Refuses what clients of one phase cannot do at once in memory that they share.
+    /// Refuses operations that clients of one phase cannot do at once in memory that they share.
     fn check_sharing(&self, index: usize, phase: &Phase) -> Checked {
         let mut chases: Vec<Option<(u64, u64)>> = vec![None; self.plan.regions.len()];
         let mut writes = vec![false; self.plan.regions.len()];
@@ -467,13 +467,13 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Whether several clients of the phase see the same pages of a region.
+    /// Returns true if several clients of the phase see the same pages of a region.
     fn is_shared(&self, phase: &Phase, id: RegionId) -> bool {
         shares_everything(phase) || (phase.clients > 1 && is_common(&self.plan.region(id).backing))
     }
 }
 
-/// Whether the clients are threads that can disturb each other.
+/// Returns true if the clients are threads that can disturb each other.
 fn shares_everything(phase: &Phase) -> bool {
     phase.client_kind == ClientKind::Threads && phase.clients > 1
 }
@@ -483,7 +483,7 @@ fn locked_by_others(phase: &Phase, id: RegionId) -> bool {
     shares_everything(phase) && phase.ops.iter().any(locks)
 }
 
-/// Whether forked children write to the same pages as their parent.
+/// Returns true if forked children write to the same pages as their parent.
 fn is_common(backing: &Backing) -> bool {
     match backing {
         Backing::Shared | Backing::Memfd => true,
