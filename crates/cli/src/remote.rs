@@ -47,8 +47,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "0s")]
     spin: Nanos,
 
-    /// Keep idle CPUs awake while pages are wanted, which costs power. If they halt at once, as in many virtual
-    /// machines, waking them takes longer than the rest of a page-in
+    /// Keep idle CPUs awake while pages are wanted, which costs power. If they halt at once, as in many
+    /// virtual machines, waking them takes longer than the rest of a page-in
     #[arg(long)]
     awake: bool,
 

@@ -149,7 +149,7 @@ fn here(args: &Args) -> Result<Here> {
 type Outcome = (Run, Option<RunError>);
 
 /// Runs simulations first, on all cores. Measured runs follow one after another, with the machine to
-/// themselves. Reports are in the order of the cases; after a measured run that ended early there are no more.
+/// themselves. Reports are in the order of the cases. A measured run that ended early is the last one.
 fn run_all(cases: &[Case]) -> Vec<Outcome> {
     let mut outcomes: Vec<Option<Outcome>> = cases.iter().map(|_| None).collect();
     let simulated: Vec<usize> = (0..cases.len()).filter(|i| cases[*i].is_simulated()).collect();

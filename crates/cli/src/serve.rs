@@ -81,8 +81,8 @@ pub struct Args {
     /// Keep the pages of a client that went away without a word for so long
     #[arg(long, value_name = "TIME", default_value = "60s")]
     linger: Nanos,
-    /// Keep the pages of a silent client, whose machine is suspended or unreachable, for so long. Not less than
-    /// --linger
+    /// Keep the pages of a silent client, whose machine is suspended or unreachable, for so long. Not less
+    /// than --linger
     #[arg(long, value_name = "TIME", default_value = "10min")]
     linger_silent: Nanos,
     /// The failure domain of this server, such as a rack or a room. Clients put the replicas of a page into

@@ -1,5 +1,5 @@
-//! `pagetax trapstat --sample` by the native engine: rates of programs whose threads end, and programs that it
-//! refuses.
+//! `pagetax trapstat --sample` by the native engine: rates of programs whose threads end, and programs that
+//! it refuses.
 #![cfg(target_arch = "x86_64")]
 
 use std::path::Path;

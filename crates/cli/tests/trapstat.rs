@@ -457,7 +457,7 @@ fn bad_input_gets_a_clear_word() {
         (&["--backend", "record", "-p", "1"], 3, "running process"),
         (&["--on", "sim:sparcstation-1", "--backend", "record", "--", "true"], 2, "no TLB"),
         (&["--on", "host", "--backend", "record", "--", "true"], 2, "no simulated machine"),
-        (&["--pages", "head=2M", "--backend", "record", "--", "true"], 2, "no segment"),
+        (&["--pages", "head=2M", "--backend", "record", "--", "true"], 2, "names no part"),
         (&["0", "--", "true"], 2, "interval"),
         // Here, or of any machine without counters.
         (&["-p", "4194304", "1", "1"], 3, "remedy: "),

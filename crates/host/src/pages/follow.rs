@@ -27,7 +27,8 @@ const PAUSES: u32 = 4;
 /// as it is.
 const IDLE_SWEEPS_MAX: u32 = 8;
 
-/// Returns the CPU time of this thread. On a busy machine the clock on the wall says little of what we take from others.
+/// Returns the CPU time of this thread. On a busy machine, elapsed time shows little of what we take from
+/// others.
 fn cpu_time() -> Duration {
     let usage = thread_usage();
     Duration::from_nanos(usage.user_ns + usage.kernel_ns)

@@ -1,11 +1,11 @@
-//! Settings of the machine that commands have changed, on disk: so that the next command can put back what a
-//! killed one left.
+//! Settings of the machine that commands have changed, on disk, so that the next command can put back those
+//! of a killed one.
 //!
-//! Invariants: a record is on disk before the setting is changed, and goes after it was put back. The process that
-//! changes settings has the lock until the last one is put back, so that two commands never restore each
-//! other's values; a record that the next holder of the lock finds is of a command that has died. Nobody
-//! else's value is overwritten: only a setting that still stands as it was left is put back. Both files are
-//! in /run, which ends with the settings when the machine restarts.
+//! Invariants: a record is on disk before the setting is changed, and goes after it was put back. The
+//! process that changes settings has the lock until the last one is put back, so that two commands never
+//! restore each other's values. A record that the next holder of the lock finds belongs to a dead command.
+//! A setting is put back only if it still stands as it was left. Both files are in /run, which ends with the
+//! settings when the machine restarts.
 
 use super::settings::selected;
 use crate::cache;
@@ -361,7 +361,7 @@ mod tests {
 
     fn holder(place: &Place) -> std::process::Child {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "pagesize::journal::tests::what_a_killed_command_left_is_put_back"])
+            .args(["--exact", "pages::journal::tests::what_a_killed_command_left_is_put_back"])
             .env(CHILD, place.keep.path())
             .stdout(Stdio::null())
             .spawn()

@@ -29,7 +29,7 @@ const TICK: Duration = Duration::from_millis(100);
 const PARENT_SLEEP_MAX: Duration = Duration::from_secs(1);
 
 /// A run that is under way.
-pub struct Run<'a> {
+pub struct Execution<'a> {
     plan: &'a Plan,
     /// The free-memory limits; `None` on the null machine.
     limits: Option<Limits>,
@@ -44,14 +44,14 @@ pub struct Run<'a> {
     figures: RunFigures,
 }
 
-impl<'a> Run<'a> {
+impl<'a> Execution<'a> {
     /// Makes the files and maps the regions that are mapped at the start. Without `on`, there is no
     /// memory.
     pub fn set_up(
         plan: &'a Plan,
         on: Option<(Limits, Option<Network>)>,
         out: &'a mut dyn Sink,
-    ) -> Result<Run<'a>, RunError> {
+    ) -> Result<Execution<'a>, RunError> {
         let named = |(id, error)| region_error(plan, id, error);
         let (limits, network) = on.unzip();
         let mut network = network.flatten();
@@ -65,7 +65,7 @@ impl<'a> Run<'a> {
             memory.map_first().map_err(named)?;
         }
         figures.add_usage(thread_usage().since(before));
-        Ok(Run {
+        Ok(Execution {
             plan,
             limits,
             memory,

@@ -16,24 +16,24 @@ use pagetax_core::plan::{ClientKind, Op, Phase, Plan};
 pub type Readings = Vec<(&'static str, Reading)>;
 
 /// A snapshot of the machine's counters and of the pagers' traffic.
-struct Surroundings {
+struct MachineSnapshot {
     system: SystemSnapshot,
     block_read_bytes: Result<u64, String>,
     traffic: Option<Traffic>,
 }
 
-impl Surroundings {
-    fn read(network: Option<&Network>) -> Surroundings {
+impl MachineSnapshot {
+    fn read(network: Option<&Network>) -> MachineSnapshot {
         let root = Root::default();
         let io: Result<procfs_core::process::Io, String> = root.parse("/proc/self/io");
-        Surroundings {
+        MachineSnapshot {
             system: SystemSnapshot::read(&root),
             block_read_bytes: io.map(|io| io.read_bytes),
             traffic: network.and_then(Network::traffic),
         }
     }
 
-    fn since(&self, before: &Surroundings, wall_ns: u64) -> Readings {
+    fn since(&self, before: &MachineSnapshot, wall_ns: u64) -> Readings {
         let mut readings = self.system.since(&before.system, wall_ns);
         let block_read = match (&self.block_read_bytes, &before.block_read_bytes) {
             (Ok(now), Ok(then)) => Reading::Measured(now.saturating_sub(*then)),
@@ -51,7 +51,7 @@ impl Surroundings {
 
 /// The resources that one phase used.
 pub struct PhaseFigures {
-    before: Surroundings,
+    before: MachineSnapshot,
     peak_is_reset: bool,
     /// The CPU time, faults and context switches of the phase's clients.
     pub usage: Usage,
@@ -64,7 +64,7 @@ impl PhaseFigures {
     pub fn begin(network: Option<&Network>) -> PhaseFigures {
         PhaseFigures {
             peak_is_reset: std::fs::write("/proc/self/clear_refs", "5").is_ok(),
-            before: Surroundings::read(network),
+            before: MachineSnapshot::read(network),
             usage: Usage::default(),
             readings: Vec::new(),
         }
@@ -79,7 +79,7 @@ impl PhaseFigures {
         usage: Usage,
         wall_ns: u64,
     ) {
-        self.readings = Surroundings::read(network).since(&self.before, wall_ns);
+        self.readings = MachineSnapshot::read(network).since(&self.before, wall_ns);
         self.usage = usage;
         let sum = |get: fn(ClientRow<'_>) -> u64| control.rows().map(get).sum::<u64>();
         let own = process_memory(&Root::default(), std::process::id());
@@ -170,7 +170,7 @@ fn usage_readings(usage: Usage) -> Readings {
 
 /// The resources that a whole run used: set-up, phases and unmapping.
 pub struct RunFigures {
-    before: Surroundings,
+    before: MachineSnapshot,
     /// The CPU time, faults and context switches.
     pub usage: Usage,
     /// All counters, once the run has ended.
@@ -189,7 +189,7 @@ impl RunFigures {
     /// Takes the snapshot before the set-up.
     pub fn begin(network: Option<&Network>) -> RunFigures {
         RunFigures {
-            before: Surroundings::read(network),
+            before: MachineSnapshot::read(network),
             usage: Usage::default(),
             readings: Vec::new(),
             wall_ns: 0,
@@ -222,7 +222,7 @@ impl RunFigures {
     /// Takes the snapshot after the run, and computes its readings.
     pub fn end(&mut self, plan: &Plan, network: Option<&Network>, wall_ns: u64, mismatch: bool) {
         self.wall_ns = wall_ns;
-        self.readings.extend(Surroundings::read(network).since(&self.before, wall_ns));
+        self.readings.extend(MachineSnapshot::read(network).since(&self.before, wall_ns));
         self.readings.extend(usage_readings(self.usage));
         self.readings.push(("wall_ns", Reading::Measured(wall_ns)));
         if plan.has_verification() {

@@ -1,6 +1,6 @@
 //! The machines `host` and `null`.
 
-use super::execution::Run;
+use super::execution::Execution;
 use super::network::Network;
 use crate::measure::environment::environment;
 use crate::measure::perf::{FaultLatency, NoLatency};
@@ -102,7 +102,7 @@ fn run(
     out.environment(environment(&Root::default()));
     let _signals = StopSignals::watch()
         .map_err(|error| super::failure::refusal("watching for signals", &error))?;
-    Run::set_up(plan, memory, out)?.run()
+    Execution::set_up(plan, memory, out)?.run()
 }
 
 fn spec(name: &str, kind: MachineKind) -> MachineSpec {

@@ -5,7 +5,7 @@
 
 use super::network::Network;
 use super::pace::{Halt, Pace};
-use super::touch::{Turn, lay_links, touch};
+use super::touch::{ClientRepeat, lay_links, touch};
 use crate::pages::base_page;
 use crate::sys::mapping::{OwnedMapping, Request, Source};
 use pagetax_core::access::pattern_word;
@@ -93,7 +93,7 @@ impl Memory {
     }
 
     /// Applies an operation to memory.
-    pub fn apply(&mut self, op: &Op, turn: Turn, pace: &mut Pace<'_>) -> Result<(), Halt> {
+    pub fn apply(&mut self, op: &Op, turn: ClientRepeat, pace: &mut Pace<'_>) -> Result<(), Halt> {
         match op {
             Op::Map(id) => self.map(*id)?,
             Op::Unmap(id) => self.unmap(*id),
@@ -170,7 +170,7 @@ impl Memory {
         mapped(held)?.advise(madv(advice))
     }
 
-    fn touch(&mut self, t: &Touch, turn: Turn, pace: &mut Pace<'_>) -> Result<(), Halt> {
+    fn touch(&mut self, t: &Touch, turn: ClientRepeat, pace: &mut Pace<'_>) -> Result<(), Halt> {
         self.lay_links_for(t)?;
         let held = &mut self.regions[t.region.0];
         if t.access.writes() {

@@ -23,7 +23,7 @@ pub struct Wrong {
 
 /// The client and the repeat that a touch belongs to; they select its random stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Turn {
+pub struct ClientRepeat {
     /// The client's number, from 0.
     pub client: u32,
     /// The number of the repeat, from 0.
@@ -167,7 +167,7 @@ fn drive<O: Offsets, V: Visit>(
 pub fn walk<V: Visit>(
     touch: &Touch,
     region_bytes: u64,
-    turn: Turn,
+    turn: ClientRepeat,
     visit: &mut V,
     pace: &mut Pace<'_>,
 ) -> Result<(), Halt> {
@@ -192,7 +192,7 @@ pub fn touch(
     region_bytes: u64,
     mapping: &OwnedMapping,
     pattern_seed: u64,
-    turn: Turn,
+    turn: ClientRepeat,
     pace: &mut Pace<'_>,
 ) -> Result<(), Halt> {
     if touch.pattern == Pattern::PointerChase {
@@ -212,7 +212,7 @@ struct Place<'a> {
     region_bytes: u64,
     mapping: &'a OwnedMapping,
     pattern_seed: u64,
-    turn: Turn,
+    turn: ClientRepeat,
 }
 
 impl Place<'_> {
@@ -302,7 +302,7 @@ mod tests {
         }
     }
 
-    fn visited(touch: &Touch, turn: Turn) -> Vec<u64> {
+    fn visited(touch: &Touch, turn: ClientRepeat) -> Vec<u64> {
         let control = Control::new(1).unwrap();
         let mut pace = Pace::new(&control, 0, None, None, false);
         let mut visited = Visited::default();
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn the_loops_visit_what_the_plan_says() {
-        let turn = Turn { client: 2, repeat: 3 };
+        let turn = ClientRepeat { client: 2, repeat: 3 };
         for pattern in [Pattern::Uniform, Pattern::Zipf { theta: 0.9 }, Pattern::PointerChase] {
             let touch = touch_of(pattern, 10_000, 64);
             let mut stream = touch.random(BYTES, 2, 3).unwrap();
@@ -335,7 +335,7 @@ mod tests {
         let write = Touch { access: Access::Write, ..touch_of(Pattern::Uniform, 500, 8) };
         let control = Control::new(1).unwrap();
         let mut pace = Pace::new(&control, 0, None, None, false);
-        let turn = Turn { client: 1, repeat: 2 };
+        let turn = ClientRepeat { client: 1, repeat: 2 };
         touch(&write, BYTES, &mapping, 11, turn, &mut pace).unwrap();
         let mut stream = write.random(BYTES, 1, 2).unwrap();
         let written: BTreeSet<u64> = (0..500).map(|_| stream.next_offset()).collect();

@@ -14,7 +14,7 @@ use pagetax_core::report::Warning;
 use std::time::{Duration, Instant};
 
 /// The counters at the last point of the series; the next point holds the differences from them.
-struct Sampled {
+struct SeriesPoint {
     time_ns: u64,
     system: SystemSnapshot,
     traffic: Option<Traffic>,
@@ -28,7 +28,7 @@ pub struct Watcher<'a> {
     begun: Instant,
     interval: Option<Duration>,
     next_sample: Option<Instant>,
-    sampled: Sampled,
+    sampled: SeriesPoint,
     phases: usize,
     phase: usize,
     phase_start_ns: u64,
@@ -38,8 +38,8 @@ pub struct Watcher<'a> {
     major_fault_count: u64,
 }
 
-impl Sampled {
-    fn since(&self, before: &Sampled) -> Vec<(&'static str, u64)> {
+impl SeriesPoint {
+    fn since(&self, before: &SeriesPoint) -> Vec<(&'static str, u64)> {
         let ids = ["access_count", "minor_fault_count", "major_fault_count"];
         let each = ids.into_iter().zip(self.job).zip(before.job);
         let mut values: Vec<_> =
@@ -69,7 +69,7 @@ impl<'a> Watcher<'a> {
             begun,
             interval,
             next_sample: interval.map(|interval| begun + interval),
-            sampled: Sampled {
+            sampled: SeriesPoint {
                 time_ns: 0,
                 system: SystemSnapshot::read(&Root::default()),
                 traffic: None,
@@ -132,7 +132,7 @@ impl<'a> Watcher<'a> {
             job = [job[0] + row.access_count(), job[1] + minor, job[2] + major];
         }
         let root = Root::default();
-        let now = Sampled {
+        let now = SeriesPoint {
             time_ns: self.now_ns(),
             system: SystemSnapshot::read(&root),
             traffic: network.and_then(Network::traffic),

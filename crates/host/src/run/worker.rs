@@ -3,7 +3,7 @@
 use super::control::{Control, Failure, Figure};
 use super::memory::Memory;
 use super::pace::{Halt, Pace};
-use super::touch::{Nothing, Turn, walk};
+use super::touch::{ClientRepeat, Nothing, walk};
 use crate::procfs::{Root, process_huge_bytes, process_memory, schedstat};
 use crate::sys::process::{Usage, thread_usage};
 use pagetax_core::plan::{Op, Phase, Plan};
@@ -59,7 +59,7 @@ impl Worker<'_> {
         let mut pace = Pace::new(self.control, self.client, time, self.phase.rate, publish_faults);
         let mut result = Ok(());
         'repeats: for repeat in 0..self.phase.repeat {
-            let turn = Turn { client: self.client, repeat };
+            let turn = ClientRepeat { client: self.client, repeat };
             for (index, op) in self.phase.ops.iter().enumerate() {
                 let done = pace.between_operations().and_then(|()| self.apply(op, turn, &mut pace));
                 if let Err(halt) = done {
@@ -72,7 +72,7 @@ impl Worker<'_> {
         result
     }
 
-    fn apply(&mut self, op: &Op, turn: Turn, pace: &mut Pace<'_>) -> Result<(), Halt> {
+    fn apply(&mut self, op: &Op, turn: ClientRepeat, pace: &mut Pace<'_>) -> Result<(), Halt> {
         match (op, &mut self.memory) {
             (Op::Sleep(time), _) => pace.sleep(Duration::from_nanos(time.0)),
             (Op::Barrier, _) => pace.barrier(),

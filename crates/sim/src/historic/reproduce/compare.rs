@@ -3,7 +3,7 @@
 use super::expression::{Expression, Values};
 use super::figure::Figure;
 use super::published::{Band, Check, Column, Published, Setup, Status, TableSweep};
-use super::runs::{self, Figures};
+use super::runs::{self, FigureValues};
 use super::{Compared, ReproduceError, Row, SEEDS_MIN, Spread, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ struct Draft {
     figure: String,
     published: f64,
     expression: Option<Expression>,
-    /// In ratios to what was published.
+    /// The accepted ratios to the published figure.
     tolerance: Option<[f64; 2]>,
     status: Status,
     why: String,
@@ -112,7 +112,7 @@ fn single(check: &Check) -> Draft {
 }
 
 /// Returns the verdict on a figure.
-fn simulate(draft: &Draft, figures: &Figures, done: &[(Draft, Row)], asserts: bool) -> Row {
+fn simulate(draft: &Draft, figures: &FigureValues, done: &[(Draft, Row)], asserts: bool) -> Row {
     let values = draft.expression.as_ref().map(|expression| values(expression, figures, done));
     let value_count = match &values {
         Some(Ok(values)) if draft.expression.iter().any(|e| !e.terms().is_empty()) => values.len(),
@@ -153,10 +153,10 @@ fn simulate(draft: &Draft, figures: &Figures, done: &[(Draft, Row)], asserts: bo
     }
 }
 
-/// Its values, as many as every figure of the expression has.
+/// Returns the values of an expression, as many as each of its figures has.
 fn values(
     expression: &Expression,
-    figures: &Figures,
+    figures: &FigureValues,
     done: &[(Draft, Row)],
 ) -> Result<Vec<f64>, String> {
     let mut seeds = None;
@@ -172,10 +172,10 @@ fn values(
     Ok((0..seeds.unwrap_or(1)).map(value).collect())
 }
 
-/// Figures of one seed, or of the fastest run of one group of seeds.
+/// FigureValues of one seed, or of the fastest run of one group of seeds.
 struct AtSeed<'a> {
     seed: usize,
-    figures: &'a Figures,
+    figures: &'a FigureValues,
     done: &'a [(Draft, Row)],
 }
 

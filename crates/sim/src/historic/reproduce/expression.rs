@@ -48,7 +48,7 @@ impl Expression {
     /// # Errors
     /// Names the text that does not fit, and the tokens that would.
     pub fn parse(text: &str) -> Result<Expression, String> {
-        parse(text, &mut Figures)
+        parse(text, &mut FigureLanguage)
     }
 
     /// Returns every figure of a run in it.
@@ -96,9 +96,9 @@ impl Expression {
 }
 
 /// The language of figures.
-struct Figures;
+struct FigureLanguage;
 
-impl Language for Figures {
+impl Language for FigureLanguage {
     type Value = Expression;
     type Error = String;
 
@@ -136,7 +136,7 @@ impl Language for Figures {
     }
 }
 
-impl Figures {
+impl FigureLanguage {
     fn args(&self, cursor: &mut Cursor<'_>) -> Result<Vec<String>, String> {
         let mut args = Vec::new();
         if cursor.eat("(") {

@@ -1,4 +1,4 @@
-//! Figures: what can be asked of the report of one run, as a number.
+//! FigureValues: what can be asked of the report of one run, as a number.
 //!
 //! Invariant: a figure is read from the report that any `pagetax run` would give; reproduction has no
 //! other way into a simulation.
@@ -25,7 +25,7 @@ impl std::fmt::Display for Figure {
 }
 
 impl Figure {
-    /// Its value in the report of a run; `ended_early` says whether the run came to its end.
+    /// Returns its value in the report of a run; `ended_early` is false if the run came to its end.
     ///
     /// - `wall_s`, or of a phase `wall_s(PHASE)`; `start_s(PHASE)`, `end_s(PHASE)`
     /// - any counter's id: its value, or in a phase, as in `page_out_count(verify)`

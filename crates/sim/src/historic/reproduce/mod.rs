@@ -78,11 +78,11 @@ impl Document for Reproduction {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Compared {
-    /// As given to `reproduce`.
+    /// The name, as `reproduce` takes it.
     pub name: String,
     /// The title.
     pub title: String,
-    /// Where the published figures stand.
+    /// The source of the published figures.
     pub source: String,
     /// Notes on all figures, a paragraph each.
     pub notes: Vec<String>,
@@ -114,9 +114,9 @@ pub struct Row {
     pub ok: bool,
     /// The same in a word.
     pub verdict: Verdict,
-    /// How it comes to agree.
+    /// The reason for agreement: fitted or predicted.
     pub status: Status,
-    /// Why it is not reproducible or was not to be read; else a remark, often empty.
+    /// The reason why it is not reproducible or missing; else a remark, often empty.
     pub why: String,
 }
 

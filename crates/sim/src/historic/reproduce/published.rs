@@ -2,7 +2,7 @@
 //!
 //! A file names runs (machine, job, parameters), sweeps over the rows of a published table, and
 //! checks of single claims. Invariant: every figure says whether the model's constants were fitted to
-//! it (calibrated) or not (predicted). Figures that no report prints are counted apart (consistency),
+//! it (calibrated) or not (predicted). FigureValues that no report prints are counted apart (consistency),
 //! what no wrong model can miss is never checked (derived), and all of these say why.
 
 use super::ReproduceError;
@@ -56,7 +56,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// True where the number stands in a report and the model can miss it.
+    /// Returns true if the number stands in a report and the model can miss it.
     pub fn is_published(self) -> bool {
         matches!(self, Status::Calibrated | Status::Predicted)
     }
@@ -68,7 +68,7 @@ impl Status {
 pub struct Published {
     /// The title.
     pub title: String,
-    /// Where the published figures stand.
+    /// The source of the published figures.
     pub source: String,
     /// Notes on all figures, such as how runs become figures; a paragraph each.
     #[serde(default)]
@@ -98,16 +98,16 @@ pub struct Setup {
     /// Constants of the model that are another here, as `table.name`.
     #[serde(default)]
     pub set: BTreeMap<String, toml::Value>,
-    /// Of each so many consecutive seeds, only the run with the least elapsed time counts: all its
-    /// figures do. Seeds that fill no such group are not run.
+    /// The number of consecutive seeds of which only the run with the least elapsed time counts, with all its
+    /// figures. Seeds that fill no such group are not run.
     #[serde(default = "one")]
     pub least_of: NonZeroU64,
-    /// Of the series, such as `1s`, where the job has none.
+    /// The interval of the series, such as `1s`, if the job has none.
     pub interval: Option<String>,
 }
 
 impl Setup {
-    /// True if one simulation serves both, whichever of its runs they take.
+    /// Returns true if one simulation serves both, whichever of its runs they take.
     pub fn is_same_run(&self, other: &Setup) -> bool {
         *self == Setup { least_of: self.least_of, ..other.clone() }
     }
@@ -117,7 +117,7 @@ impl Setup {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TableSweep {
-    /// For the names of its runs.
+    /// The first part of its runs' names.
     pub name: String,
     /// A file in `published/`.
     pub table: String,
@@ -158,9 +158,9 @@ pub struct Column {
     pub heading: Option<String>,
     /// An expression in which `row` is the run of the row, and `row.key` its key.
     pub value: String,
-    /// How it comes to agree.
+    /// The reason for agreement: fitted or predicted.
     pub status: Status,
-    /// By key. Rows in no band are reported, and not asserted.
+    /// The accepted ratios by key. Rows in no band are reported, and not asserted.
     #[serde(default)]
     pub tolerance: Vec<Band>,
 }
@@ -199,7 +199,7 @@ pub struct Check {
     pub ratio: Option<[f64; 2]>,
     /// The simulated value, least and most.
     pub range: Option<[f64; 2]>,
-    /// How it comes to agree.
+    /// The reason for agreement: fitted or predicted.
     pub status: Status,
     /// Needed where it is not reproducible; a remark elsewhere.
     #[serde(default)]
@@ -212,7 +212,7 @@ pub type Cells = BTreeMap<String, f64>;
 /// A published table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Table {
-    /// In the order of the file.
+    /// The rows, in the order of the file.
     pub rows: Vec<Cells>,
 }
 
@@ -270,7 +270,7 @@ pub fn table(name: &str) -> Result<Table, ReproduceError> {
 }
 
 impl Check {
-    /// That status, value, tolerance and reason go together.
+    /// Checks that status, value, tolerance and reason go together.
     fn consistent(&self) -> Result<(), &'static str> {
         let impossible = self.status == Status::NotReproducible;
         let asserted = self.ratio.is_some() || self.range.is_some();
@@ -322,7 +322,7 @@ impl Published {
         Ok(setups)
     }
 
-    /// That every expression parses and names runs that there are.
+    /// Checks that every expression parses and names runs that exist.
     fn check_expressions(&self) -> Result<(), String> {
         let known: BTreeSet<String> =
             self.setups().map_err(|error| error.to_string())?.into_keys().collect();

@@ -15,8 +15,8 @@ use pagetax_core::units::Nanos;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Figures by run and figure: a value for each seed or group of seeds, or why there is none.
-pub type Figures = BTreeMap<String, BTreeMap<Figure, Vec<Result<f64, String>>>>;
+/// FigureValues by run and figure: a value for each seed or group of seeds, or why there is none.
+pub type FigureValues = BTreeMap<String, BTreeMap<Figure, Vec<Result<f64, String>>>>;
 
 /// Runs each setup with seeds from 1 on, and takes the wanted figures.
 ///
@@ -26,7 +26,7 @@ pub fn run(
     setups: &BTreeMap<String, Setup>,
     wanted: &BTreeMap<String, BTreeSet<Figure>>,
     seeds: u64,
-) -> Result<Figures, ReproduceError> {
+) -> Result<FigureValues, ReproduceError> {
     let setups: BTreeMap<&String, &Setup> =
         wanted.keys().filter_map(|name| setups.get_key_value(name)).collect();
     let simulations = simulations(&setups, wanted, seeds);
@@ -64,7 +64,7 @@ pub fn run(
     for (index, _, outcome) in done {
         outcomes[index].push(outcome?);
     }
-    let mut figures = Figures::new();
+    let mut figures = FigureValues::new();
     for (simulation, outcomes) in simulations.iter().zip(&outcomes) {
         for name in &simulation.names {
             let least_of = setups[name].least_of.get();
@@ -76,7 +76,7 @@ pub fn run(
     Ok(figures)
 }
 
-/// What is simulated once, for all runs that differ in no more than the choice of the fastest.
+/// A simulation that serves all runs that differ only in the choice of the fastest.
 struct Simulation<'a> {
     setup: &'a Setup,
     names: Vec<&'a String>,
@@ -120,8 +120,8 @@ struct RunOutcome {
     figures: Vec<(Figure, Result<f64, String>)>,
 }
 
-/// Of each group of consecutive runs, the one with the least elapsed time; one that ended early only if
-/// all of them did.
+/// Returns the run with the least elapsed time of each group of consecutive runs; one that ended early only
+/// if all of them did.
 fn fastest(outcomes: &[RunOutcome], group: usize) -> Vec<&RunOutcome> {
     let least = |runs: &'_ [RunOutcome]| -> Option<usize> {
         (0..runs.len()).min_by_key(|index| (runs[*index].ended_early, runs[*index].wall_ns))
