@@ -21,7 +21,7 @@ use std::path::PathBuf;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Chore {
-    /// Formatting, lints, all tests, dependency policy; ends with the counted skips
+    /// Formatting, tidy, lints, all tests, dependency policy; ends with the counted skips
     Test,
     /// Run CI's checks: test, then checks that take longer (see xtask/src/gate.rs)
     Gate,

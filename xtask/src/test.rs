@@ -1,7 +1,7 @@
 //! `cargo xtask test`: the checks before a commit, and the first part of the gate.
 
 use crate::skips::{self, Scanner, Skip};
-use crate::{packages, shell};
+use crate::{packages, shell, tidy};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -17,6 +17,7 @@ pub fn run() -> Result<()> {
     let started = Instant::now();
     packages::provide()?;
     step("formatting", || shell::cargo(&["fmt", "--all", "--check"]))?;
+    step("tidy", || tidy::run(&tidy::Args::default()))?;
     step("lints", || {
         let lints = ["--workspace", "--all-targets", "--", "-D", "warnings"];
         shell::cargo(&[&["clippy", "--quiet"][..], &lints].concat())
