@@ -38,7 +38,7 @@ pub fn print(tree: &Path, sources: &[Source]) -> Result<()> {
         code.iter().filter(|(_, text)| words.iter().any(|word| text.contains(word))).count()
     };
     let maps = containing(&["{pid}/maps\"))", "self/maps\\0\"", "(\"maps\")", "self/maps\")"]);
-    let grammars = containing(&["strip_prefix(\"hugetlb", "\"heap\" =>"]);
+    let grammars = containing(&["strip_prefix(\"hugetlb", "\"heap\" =>", "Hugetlb, \"hugetlb\")"]);
     let mut requests = 0;
     for (path, text) in &code {
         requests +=
