@@ -81,7 +81,8 @@ impl SunOs {
             }
             present = self.vm.present(space, id, first);
         }
-        let fresh = hw.pmeg_of(space, segment).is_none();
+        let is_anchored = self.processes[space.0].anchored_at == Some(hw.version(space));
+        let may_lose_pmegs = !is_anchored || hw.pmeg_of(space, segment).is_none();
         let pmeg = self.pmeg(hw, cx, space, segment);
         let held = &hw.pmegs()[pmeg];
         let usable = if accesses.writes { held.valid & held.writable } else { held.valid };
@@ -94,9 +95,9 @@ impl SunOs {
         }
         let faulting = present.to(accesses.writes) & !usable;
         let mut run = FaultRun::of(accesses, &geometry, faulting, entry);
-        if fresh {
-            // The new pmeg may be stolen from the process's own text or stack; that is reloaded
-            // first.
+        if may_lose_pmegs {
+            // The process's text or stack may be gone: to this new pmeg, or to the library code of a
+            // sleep. It is reloaded after the first fault, and may take this very pmeg.
             self.serve(hw, cx, pmeg, accesses, run.take(1), present.write);
             let undisturbed = self.load_anchors(hw, cx, space);
             if !undisturbed || run.faults == 0 || !cx.may_go_on() {

@@ -426,6 +426,42 @@ fn a_jam_is_the_same_in_both() {
     assert!(counts.reloads > 50 && counts.accesses > 5_000, "{counts:?}");
 }
 
+/// Two processes with a context each, whose library code takes their text away at a switch.
+#[test]
+fn text_that_a_switch_takes_away_is_reloaded_within_a_run() {
+    let setting = Setting {
+        pmegs: 11,
+        contexts: 2,
+        software_cache: false,
+        fifo: false,
+        children: 1,
+        stride_pages: 1,
+        writes: false,
+    };
+    // Found by the random test below; rounder times do not show it.
+    let slices = [
+        (0, 26312711),
+        (1, 3387522),
+        (0, 11908241),
+        (0, 26316758),
+        (0, 29500839),
+        (1, 20674222),
+        (1, 8989945),
+        (1, 6196874),
+        (0, 17701729),
+        (0, 23783365),
+        (0, 23318022),
+        (0, 25377623),
+        (0, 12537463),
+        (0, 4382972),
+        (0, 13105858),
+        (1, 20167742),
+        (1, 20447086),
+        (0, 9184732),
+    ];
+    compare(setting, &slices);
+}
+
 fn any_setting() -> impl Strategy<Value = Setting> {
     let sizes = (8usize..30, 1usize..5, 1usize..6, 1u64..4);
     (sizes, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
