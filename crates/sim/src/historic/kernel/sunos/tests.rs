@@ -426,7 +426,7 @@ fn a_jam_is_the_same_in_both() {
     assert!(counts.reloads > 50 && counts.accesses > 5_000, "{counts:?}");
 }
 
-/// Two processes with a context each, whose library code takes their text away at a switch.
+/// Runs two processes with a context each, whose library code takes their text away at a switch.
 #[test]
 fn text_that_a_switch_takes_away_is_reloaded_within_a_run() {
     let setting = Setting {
