@@ -195,7 +195,7 @@ fn a_drained_host_leaves_its_pages_with_the_others() {
         let mut traffic = Traffic::new(&store, 600);
         let denied = drain(&servers, CLIENT);
         let said = String::from_utf8_lossy(&denied.stderr).into_owned();
-        assert!(!denied.status.success() && said.contains("can be told to drain"), "{said}");
+        assert!(!denied.status.success() && said.contains("answers a drain request"), "{said}");
         thread::scope(|scope| {
             let drained = scope.spawn(|| drain(&servers, SERVERS[0]));
             while !drained.is_finished() {
