@@ -44,7 +44,7 @@ pub enum AdviceError {
 }
 
 impl AdviceError {
-    /// Returns the errno value.
+    /// Returns the value for errno.
     pub fn errno(self) -> i32 {
         match self {
             AdviceError::Invalid => libc::EINVAL,

@@ -72,7 +72,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does what was asked for.
+    /// Runs the chosen subcommand.
     pub fn run(self) -> Result<ExitCode> {
         match self {
             Command::Diagnose(args) => diagnose::run(args),

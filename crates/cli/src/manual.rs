@@ -22,7 +22,7 @@ pub struct ManArgs {
                    pagetax completions fish > ~/.config/fish/completions/pagetax.fish"
 )]
 pub struct CompletionsArgs {
-    /// The shell
+    /// The shell that reads the script
     shell: clap_complete::Shell,
 }
 

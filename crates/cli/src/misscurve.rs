@@ -21,7 +21,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Page sizes
+    /// Page sizes to draw a curve for
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', default_value = "4K,64K,2M,1G")]
     pages: Vec<PageSize>,
 

@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(short = 'r', conflicts_with_all = ["json", "swap", "node"])]
     reserved: bool,
 
-    /// Swap reservations
+    /// Show swap reservations
     #[arg(short = 'S', conflicts_with_all = ["json", "node"])]
     swap: bool,
 

@@ -54,9 +54,9 @@ pub enum Recorded {
 
 /// A command under the engine that fits.
 pub struct EngineCommand {
-    /// The engine.
+    /// The engine that records it.
     pub engine: Engine,
-    /// The program.
+    /// The program that the command starts.
     pub program: Program,
     argv: Vec<OsString>,
     follow: bool,
@@ -198,7 +198,7 @@ fn notes(ended: &SessionOutcome) -> Vec<String> {
 }
 
 impl Recorded {
-    /// Tells all pages.
+    /// Shows all pages of the source to an observer.
     pub fn observe<P: PageObserver>(&self, mut pages: P) -> Result<(P, SourceOutcome)> {
         match self {
             Recorded::Live(command) => command.observe(pages),

@@ -36,7 +36,7 @@ pub struct Args {
     /// Print once, also on a terminal
     #[arg(long)]
     once: bool,
-    /// Time between two looks
+    /// Time between two looks at the servers
     #[arg(long, value_name = "TIME", default_value = "1s")]
     every: Nanos,
     #[command(flatten)]

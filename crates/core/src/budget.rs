@@ -17,13 +17,13 @@ pub struct TimeRow {
     /// The best estimate; `None` when missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ns: Option<u64>,
-    /// The lower bound.
+    /// The lower bound of the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub low_ns: Option<u64>,
-    /// The upper bound.
+    /// The upper bound of the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high_ns: Option<u64>,
-    /// The provenance of `ns`.
+    /// The provenance of the best estimate, `ns`.
     pub provenance: Provenance,
     /// The method, or the reason why the row is missing.
     pub how: String,
@@ -194,7 +194,7 @@ impl Budget {
         self.rows(account).iter().find(|row| row.id == id)
     }
 
-    /// Returns the memory line.
+    /// Returns the rows of the memory line.
     pub fn memory(&self) -> &[MemoryRow] {
         &self.memory
     }

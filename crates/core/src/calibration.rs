@@ -21,9 +21,9 @@ pub struct Identity {
     pub cpu_model: String,
     /// The number of CPUs online.
     pub cpu_count: u32,
-    /// The kernel's release.
+    /// The kernel's release, as uname(2) gives it.
     pub kernel: String,
-    /// The installed memory.
+    /// The memory that the kernel manages.
     pub memory_bytes: u64,
     /// `kvm`, `xen`, …; `none` on bare metal.
     pub hypervisor: String,
@@ -67,9 +67,9 @@ impl Identity {
 pub struct Spread {
     /// The median in nanoseconds.
     pub median_ns: f64,
-    /// The lower quartile.
+    /// The lower quartile of the repetitions.
     pub low_ns: f64,
-    /// The upper quartile.
+    /// The upper quartile of the repetitions.
     pub high_ns: f64,
     /// The number of repetitions.
     pub repetitions: u32,
@@ -126,9 +126,9 @@ impl FaultKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FaultCost {
-    /// The event.
+    /// The event that was timed.
     pub kind: FaultKind,
-    /// The page size.
+    /// The size of the page that it fills.
     pub page_bytes: u64,
     /// CPU time for each page of `page_bytes`; absent if it could not be measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -181,7 +181,7 @@ pub struct WalkCost {
 pub struct Calibration {
     /// The version of the measurement, [`CALIBRATION_VERSION`].
     pub version: u32,
-    /// The machine.
+    /// The machine that was measured.
     pub identity: Identity,
     /// True for fewer repetitions and sizes.
     pub quick: bool,
@@ -189,7 +189,7 @@ pub struct Calibration {
     pub taken_unix_s: u64,
     /// The length of the calibration.
     pub took_ns: u64,
-    /// The size of a base page.
+    /// The size of a base page of this machine.
     pub base_page_bytes: u64,
     /// The size of the huge page that walks are compared with.
     pub huge_page_bytes: u64,

@@ -43,7 +43,7 @@ pub struct Cause {
     pub is_tax: bool,
     /// True for time that only jobs on network memory have. Other budgets do not have the row.
     pub needs_network: bool,
-    /// The unit of its values.
+    /// The unit: nanoseconds, bytes or a count.
     pub unit: Unit,
     /// The meaning, in a few words.
     pub meaning: &'static str,

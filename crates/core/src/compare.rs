@@ -97,7 +97,7 @@ impl Comparable {
 pub struct Row {
     /// A counter's id, or a trial's name and quantity.
     pub id: String,
-    /// The unit of both values.
+    /// The unit of the value on both sides.
     pub unit: Unit,
     /// The medians of the first and the second document.
     pub medians: [u64; 2],
@@ -115,7 +115,7 @@ pub struct Row {
 pub struct Comparison {
     /// Reasons why the two should not be compared; empty if they may be.
     pub incomparable: Vec<String>,
-    /// Settings that differ.
+    /// Settings of the machine that differ between the sides.
     pub settings: Vec<String>,
     /// Quantities that both have.
     pub rows: Vec<Row>,

@@ -15,11 +15,11 @@ pub enum Reading {
     Modeled(u64),
     /// A value computed from other readings, with bounds.
     Derived {
-        /// The best estimate.
+        /// The best estimate, in the counter's unit.
         value: u64,
-        /// The lower bound.
+        /// The lower bound, in the counter's unit.
         low: u64,
-        /// The upper bound.
+        /// The upper bound, in the counter's unit.
         high: u64,
     },
     /// No value, and the reason.
@@ -78,9 +78,9 @@ impl std::fmt::Display for Provenance {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct UnitReading {
-    /// The origin of the value.
+    /// Measured, modelled, derived or missing.
     pub provenance: Provenance,
-    /// The unit of the counter.
+    /// The unit of the counter's values.
     pub unit: Unit,
     /// The value, or the best estimate; absent when missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,7 +128,7 @@ pub enum Unit {
 pub struct Counter {
     /// The name in JSON, on the command line and in thresholds.
     pub id: &'static str,
-    /// The unit of its values.
+    /// The unit, which the id ends in.
     pub unit: Unit,
     /// An explanation of one line.
     pub meaning: &'static str,

@@ -53,7 +53,7 @@ pub struct Trial {
     pub mechanism: String,
     /// Elapsed time of each run, in the order of the rounds.
     pub runs_ns: Vec<u64>,
-    /// The median elapsed time.
+    /// The median elapsed time of its runs.
     pub median_ns: u64,
     /// User CPU time of each run, all processes.
     pub user_ns: Vec<u64>,
@@ -79,15 +79,15 @@ pub struct Trial {
 pub struct Skipped {
     /// The trial's name: `mthp-64K`, …
     pub name: String,
-    /// The page size asked for.
+    /// The page size that the trial asks for.
     pub page_bytes: u64,
-    /// The reason.
+    /// The reason, in one sentence for the user.
     pub why: String,
     /// The change that would make it possible.
     pub remedy: String,
 }
 
-/// The recommendation.
+/// The recommendation that follows from the trials.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
@@ -111,14 +111,14 @@ pub struct Diagnosis {
     pub trials: Vec<Trial>,
     /// Trials that could not be made.
     pub skipped: Vec<Skipped>,
-    /// The recommendation.
+    /// The recommendation that follows from the trials.
     pub verdict: Verdict,
     /// The budget of the command as it is; absent if nothing is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget: Option<Budget>,
-    /// Facts about the machine.
+    /// Facts about the machine, its kernel and its settings.
     pub environment: Environment,
-    /// Warnings for the reader.
+    /// Warnings that qualify the verdict, each with a hint.
     pub warnings: Vec<Warning>,
 }
 
@@ -277,11 +277,11 @@ fn took_mostly(trial: &Trial) -> bool {
 /// A share of user time, 0 to 1, within bounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Share {
-    /// Best estimate.
+    /// The best estimate, from 0 to 1.
     pub value: f64,
-    /// Lower bound.
+    /// The lower bound, from 0 to 1.
     pub low: f64,
-    /// Upper bound.
+    /// The upper bound, from 0 to 1.
     pub high: f64,
 }
 

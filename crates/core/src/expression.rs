@@ -66,7 +66,7 @@ pub trait Language {
     fn leave(&mut self) {}
 }
 
-/// Parses a whole text.
+/// Parses a text as one whole expression.
 ///
 /// # Errors
 /// The language's error for the first place that does not fit.

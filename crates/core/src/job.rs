@@ -21,7 +21,7 @@ pub struct JobError {
     pub place: String,
     /// The error, with the offending value.
     pub message: String,
-    /// A way to fix it.
+    /// The hint: a way to fix the job file.
     pub remedy: String,
 }
 

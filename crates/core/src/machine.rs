@@ -49,7 +49,7 @@ impl MachineKind {
 pub struct MachineSpec {
     /// `host`, `null` or the model's name.
     pub name: String,
-    /// The kind of machine.
+    /// Real, simulated or without memory.
     pub kind: MachineKind,
     /// The built-in jobs whose published figures were compared with this model; empty for other kinds.
     pub validated_jobs: Vec<String>,
@@ -59,7 +59,7 @@ pub struct MachineSpec {
     pub base_page: PageSize,
     /// All page sizes that ordinary memory can have here, smallest first.
     pub page_sizes: Vec<PageSize>,
-    /// The number of CPUs.
+    /// The number of CPUs that run workers.
     pub cpus: u32,
     /// The parameters of built-in jobs as this machine was run with them, by job. They override the
     /// job's defaults, and the user overrides them.
@@ -109,7 +109,7 @@ pub enum RunError {
     Op {
         /// The operation, with its region and size.
         op: String,
-        /// The system's message.
+        /// The message of the system, without a hint.
         why: String,
         /// The change that would help.
         remedy: String,
@@ -120,7 +120,7 @@ pub enum RunError {
          {address:#x}): expected {expected:#018x}, found {found:#018x}"
     )]
     Mismatch {
-        /// The name of the region.
+        /// The name of the region in the job.
         region: String,
         /// The offset of the word in the region.
         offset: u64,
@@ -128,7 +128,7 @@ pub enum RunError {
         address: u64,
         /// The word that was written.
         expected: u64,
-        /// The word that was found.
+        /// The word that was found instead.
         found: u64,
     },
     /// A simulation came to its stated cap.

@@ -261,7 +261,7 @@ impl PartSizes {
         self.0.values().all(|request| *request == first).then_some(first)
     }
 
-    /// Returns the named parts.
+    /// Returns the parts that are named, in order.
     pub fn parts(&self) -> Vec<MemoryPart> {
         self.0.keys().copied().collect()
     }
@@ -277,7 +277,7 @@ impl PartSizes {
         self
     }
 
-    /// Removes a part.
+    /// Removes what is asked for one part.
     pub fn without(mut self, part: MemoryPart) -> PartSizes {
         self.0.remove(&part);
         self

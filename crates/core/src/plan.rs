@@ -158,7 +158,7 @@ pub enum ClientKind {
 pub struct Phase {
     /// The name in the job file.
     pub name: String,
-    /// The kind of clients.
+    /// The main process, children or threads.
     pub client_kind: ClientKind,
     /// The number of clients; 1 for [`ClientKind::Main`].
     pub clients: u32,
@@ -184,18 +184,18 @@ pub enum Op {
     Unmap(RegionId),
     /// Locks a region by mlock(2), in pieces of `chunk_bytes`.
     Lock {
-        /// The region to lock.
+        /// The region to lock, from its start.
         region: RegionId,
-        /// The bytes of each call.
+        /// The bytes that one call locks.
         chunk_bytes: u64,
     },
     /// Unlocks a whole region by munlock(2).
     Unlock(RegionId),
     /// Advises a whole region by madvise(2).
     Advise {
-        /// The region to advise.
+        /// The region to advise, as a whole.
         region: RegionId,
-        /// The advice.
+        /// The advice of madvise(2).
         advice: Advice,
     },
     /// Accesses memory.
@@ -247,7 +247,7 @@ pub enum Pattern {
     Uniform,
     /// Zipf-distributed grains.
     Zipf {
-        /// The exponent, above 0.
+        /// The exponent of the distribution, above 0.
         theta: f64,
     },
     /// A random cycle through all grains; each address is read from the grain before.
@@ -259,7 +259,7 @@ pub enum Pattern {
 pub struct Touch {
     /// The region that is accessed.
     pub region: RegionId,
-    /// The kind of each access.
+    /// The kind of each access: loads, stores or both.
     pub access: Access,
     /// The order of the offsets.
     pub pattern: Pattern,
@@ -279,7 +279,7 @@ pub struct OffsetRun {
     pub first: u64,
     /// The bytes from one access to the next.
     pub stride: u64,
-    /// The number of accesses.
+    /// The number of accesses of the run.
     pub count: u64,
 }
 

@@ -44,11 +44,11 @@ pub enum QuantityError {
     /// The text is no expression.
     #[error("`{text}`: expected {expected}, found {found}")]
     Syntax {
-        /// The whole expression.
+        /// The whole expression, as the job has it.
         text: String,
         /// A description of what is right.
         expected: &'static str,
-        /// The text that was found.
+        /// The text that stands there instead.
         found: String,
     },
     /// An unknown parameter.

@@ -15,9 +15,9 @@ pub struct ThreadTotals {
     pub page_change_count: u64,
     /// Page changes to a page that was not used recently.
     pub far_count: u64,
-    /// All loads and stores.
+    /// The loads and stores of all threads.
     pub access_count: u64,
-    /// All instructions.
+    /// The instructions of all threads.
     pub instruction_count: u64,
     /// Fetches from another page than the previous fetch; 0 until a replay has counted them.
     pub fetch_change_count: u64,
@@ -59,7 +59,7 @@ impl PartialEq for RecordedProgram {
 pub struct Replay {
     /// The region of the program's pages.
     pub region: RegionId,
-    /// The recorded program.
+    /// The program that the trace was recorded from.
     pub recording: RecordedProgram,
 }
 

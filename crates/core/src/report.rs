@@ -57,24 +57,24 @@ pub struct Latency {
     /// The number of all faults, timed or not; absent if that is not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_count: Option<u64>,
-    /// The shortest latency.
+    /// The shortest latency of all that were timed.
     pub min_ns: u64,
-    /// The arithmetic mean.
+    /// The arithmetic mean of the latencies.
     pub mean_ns: u64,
-    /// The median latency.
+    /// The median latency, within 0.1 %.
     pub p50_ns: u64,
-    /// The 90th percentile.
+    /// The 90th percentile of the latencies.
     pub p90_ns: u64,
-    /// The 99th percentile.
+    /// The 99th percentile of the latencies.
     pub p99_ns: u64,
-    /// The longest latency.
+    /// The longest latency of all that were timed.
     pub max_ns: u64,
     /// The provenance of the times.
     pub provenance: Provenance,
 }
 
 impl Latency {
-    /// Summarizes a histogram.
+    /// Summarizes a histogram of nanoseconds.
     pub fn of(histogram: &Histogram<u64>, of_count: Option<u64>, provenance: Provenance) -> Self {
         Latency {
             count: histogram.len(),
@@ -96,7 +96,7 @@ impl Latency {
 pub struct Warning {
     /// The warning's id: stable, in snake_case.
     pub id: String,
-    /// The observation.
+    /// The observation, in one sentence.
     pub text: String,
     /// The change that would remove the cause; may be empty.
     pub remedy: String,
@@ -108,9 +108,9 @@ pub struct Warning {
 pub struct Table {
     /// The tool's name: `hatcnt`, `trapstat -t`, …
     pub title: String,
-    /// The columns' headings.
+    /// The headings of the columns, from the left.
     pub columns: Vec<String>,
-    /// The cells, as printed.
+    /// The cells of each row, as they are printed.
     pub rows: Vec<Vec<String>>,
     /// The provenance of the numbers.
     pub provenance: Provenance,
@@ -124,7 +124,7 @@ pub type Environment = BTreeMap<String, serde_json::Value>;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Run {
-    /// The job that ran.
+    /// The job that ran, with its parameters.
     pub job: JobIdentity,
     /// The machine that it ran on.
     pub machine: ReportMachine,
@@ -132,9 +132,9 @@ pub struct Run {
     pub wall_ns: u64,
     /// The values of the whole run, by counter id.
     pub counters: Counters,
-    /// The phases in order.
+    /// The phases, in the order of their start.
     pub phases: Vec<ReportPhase>,
-    /// The counters over time.
+    /// The counters at each point of the series.
     pub series: Series,
     /// The latency by kind of fault.
     pub latency: BTreeMap<String, Latency>,
@@ -144,9 +144,9 @@ pub struct Run {
     /// Tables as old tools would have printed them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<Table>,
-    /// Facts about the machine.
+    /// Facts about the machine, its kernel and its settings.
     pub environment: Environment,
-    /// Warnings for the reader.
+    /// Warnings that qualify the numbers, each with a hint.
     pub warnings: Vec<Warning>,
 }
 
@@ -213,7 +213,7 @@ impl<'a> Recording<'a> {
         self
     }
 
-    /// Returns the report.
+    /// Returns the report of what the sink received.
     pub fn finish(self) -> Run {
         self.run
     }

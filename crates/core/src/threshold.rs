@@ -44,7 +44,7 @@ pub enum ThresholdError {
     /// No report has a reading of this id.
     #[error("no reading is called `{id}`\n  remedy: {remedy}")]
     UnknownId {
-        /// The id.
+        /// The id, as the user wrote it.
         id: String,
         /// The nearest id, or all of them.
         remedy: String,
@@ -55,9 +55,9 @@ pub enum ThresholdError {
     /// The limit has another dimension than the reading.
     #[error("`{limit}` is no limit for {id}; give a plain number or one in its unit")]
     Dimension {
-        /// The limit.
+        /// The limit, as the user wrote it.
         limit: String,
-        /// The reading's id.
+        /// The id of the reading in the report.
         id: String,
     },
 }
@@ -134,7 +134,7 @@ impl Threshold {
         self.id.ends_with("fault_ns") && split_latency(&self.id).is_some()
     }
 
-    /// Judges a report.
+    /// Compares the report's reading with the limit.
     pub fn judge(&self, run: &Run) -> Judgement {
         let (value, provenance) = match self.look_up(run) {
             Ok(Some(found)) => found,

@@ -107,7 +107,7 @@ pub struct TrapstatRow {
     pub mode: Mode,
     /// The page size; `None` for all sizes together.
     pub page_bytes: Option<u64>,
-    /// The misses by kind.
+    /// The misses and their time, by kind.
     #[serde(flatten)]
     pub cells: Cells,
 }

@@ -34,7 +34,7 @@ pub enum Untrusted {
     /// It cannot be created or examined.
     #[error("{path}: {error}\n  remedy: set XDG_CACHE_HOME to a folder that you may write")]
     System {
-        /// The folder or file.
+        /// The folder or file that failed.
         path: PathBuf,
         /// The error that the system returned.
         error: io::Error,

@@ -8,7 +8,7 @@ pub fn errno() -> libc::c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Sets errno.
+/// Sets errno of the calling thread.
 pub fn set_errno(value: libc::c_int) {
     // SAFETY: as in `errno`.
     unsafe { *libc::__errno_location() = value }
@@ -85,7 +85,7 @@ pub struct Decimal {
 }
 
 impl Decimal {
-    /// Formats `number`.
+    /// Formats `number` without allocating.
     pub fn of(mut number: u64) -> Decimal {
         let mut decimal = Decimal { bytes: [b'0'; 20], start: 20 };
         loop {

@@ -9,7 +9,7 @@ pub struct MappedFile {
 }
 
 impl MappedFile {
-    /// Maps the whole file.
+    /// Maps the whole file for reading.
     ///
     /// # Errors
     /// `()` if the file cannot be opened or mapped, or is not a regular file.

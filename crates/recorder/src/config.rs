@@ -97,7 +97,7 @@ impl fmt::Display for PagePolicy {
 pub struct MachineConfig {
     /// The name as in `sim:NAME`.
     pub machine: String,
-    /// The model's title.
+    /// The title of the machine's model.
     pub title: String,
     /// The policy of page sizes.
     pub pages: PagePolicy,

@@ -29,7 +29,7 @@ pub struct Trapstat {
     pub notes: Vec<String>,
     /// The elapsed time of the run under the backend.
     pub wall_ns: u64,
-    /// The command's exit code.
+    /// The exit code of the command, as a shell has it.
     pub exit: u8,
 }
 
@@ -47,19 +47,19 @@ const ENTRIES: &[u64] =
 pub struct MissCurves {
     /// The command or the trace.
     pub of: String,
-    /// The command's exit code.
+    /// The exit code of the command, as a shell has it.
     pub exit: u8,
     /// The provenance of all counts of misses.
     pub provenance: Provenance,
     /// The accesses that are counted.
     pub side: Side,
-    /// Accesses of all threads.
+    /// The counted accesses of all threads.
     pub access_count: u64,
     /// Threads that made accesses.
     pub thread_count: usize,
     /// Accesses of each interval of the working set.
     pub interval_access_count: u64,
-    /// The curves by page size.
+    /// The miss curves, one for each page size.
     pub curves: Vec<MissCurve>,
 }
 
@@ -67,7 +67,7 @@ pub struct MissCurves {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MissCurve {
-    /// The page size.
+    /// The page size of the curve in bytes.
     pub page_bytes: u64,
     /// False if only a sample of pages was followed.
     pub is_exact: bool,
@@ -85,7 +85,7 @@ pub struct MissCurve {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MissPoint {
-    /// Entries of the TLB.
+    /// The number of entries of the TLB.
     pub entries: u64,
     /// Accesses that it could not translate.
     pub tlb_miss_count: u64,
@@ -95,7 +95,7 @@ pub struct MissPoint {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Reach {
-    /// The share of accesses.
+    /// The share of accesses, in percent.
     pub percent: f64,
     /// The entries; absent where first touches miss more.
     pub entries: Option<u64>,
@@ -149,11 +149,11 @@ pub struct WhatIf {
     pub of: String,
     /// The exit code of the runs that were timed; absent for a trace.
     pub exit: Option<u8>,
-    /// Loads and stores.
+    /// The loads and stores of the recording.
     pub access_count: u64,
     /// Cost of walks beside the runs ÷ their cost in the calibration.
     pub walk_paces: Vec<WalkPace>,
-    /// The time on base pages.
+    /// The time of the command on base pages.
     pub base: WhatIfBase,
     /// The prediction for each page size.
     pub sizes: Vec<WhatIfSize>,
@@ -195,7 +195,7 @@ pub struct WhatIfSize {
     pub why: WalksAndFaults,
     /// CPU time saved over base pages.
     pub saved_ns: Estimate,
-    /// The parts of it.
+    /// The parts of the saved time, by cause.
     pub saved_parts_ns: BTreeMap<String, Estimate>,
     /// The trials' memory that was on such pages; absent without trials.
     pub took: Option<Took>,
@@ -215,11 +215,11 @@ pub struct WhatIfSize {
 pub struct Estimate {
     /// The provenance of the value.
     pub provenance: Provenance,
-    /// The best estimate.
+    /// The best estimate; none if it is missing.
     pub value: Option<f64>,
-    /// The lower bound.
+    /// The lower bound; none if it is missing.
     pub low: Option<f64>,
-    /// The upper bound.
+    /// The upper bound; none if it is missing.
     pub high: Option<f64>,
 }
 
@@ -242,9 +242,9 @@ impl From<Bounded> for Estimate {
 pub struct WalksAndFaults {
     /// Walks of dependent loads.
     pub chased_walk_count: u64,
-    /// All other walks.
+    /// The walks that belong to no dependent load.
     pub other_walk_count: u64,
-    /// The time of all walks.
+    /// The time that all walks take.
     pub translation_ns: Estimate,
     /// First touches of base pages.
     pub base_fault_count: u64,

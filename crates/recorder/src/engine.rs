@@ -58,13 +58,13 @@ pub enum EngineError {
         "{program} is a program for {architecture:?}, which the {engine} engine does not run\n  remedy: {remedy}"
     )]
     Architecture {
-        /// The path of the program.
+        /// The path of the program to record.
         program: String,
         /// The program's instruction set.
         architecture: Architecture,
         /// The engine that was chosen.
         engine: EngineKind,
-        /// A command that helps.
+        /// A command that would help.
         remedy: &'static str,
     },
 }
@@ -72,7 +72,7 @@ pub enum EngineError {
 /// An engine that is ready to run, and the reason for its choice.
 #[derive(Debug, Clone)]
 pub struct Engine {
-    /// The kind of engine.
+    /// The kind of engine that was chosen.
     pub kind: EngineKind,
     /// The reason for the choice, in a few words.
     pub why: String,

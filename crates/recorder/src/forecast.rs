@@ -41,7 +41,7 @@ pub struct UnknownCost {
 pub struct Prediction {
     /// The page size of private memory.
     pub size: PageSize,
-    /// Translation with it.
+    /// The page walks with this page size.
     pub walks: Walks,
     /// First touches of private memory with it.
     pub faults: Faults,
@@ -81,7 +81,7 @@ pub struct Forecast {
     pub measured_fault_count: Option<u64>,
     /// Predictions by page size.
     pub predictions: Vec<Prediction>,
-    /// Loads and stores.
+    /// The loads and stores of the recording.
     pub access_count: u64,
     /// Limits of the prediction, for the reader.
     pub notes: Vec<String>,

@@ -24,7 +24,7 @@ struct Cut {
     /// Listings sent. Fewer than intervals if the program passed several between two checks.
     listings: u64,
     intervals: u64,
-    /// Counters by thread.
+    /// The counters of each simulated thread.
     counters: Vec<CpuCounters>,
 }
 

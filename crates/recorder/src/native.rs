@@ -92,7 +92,7 @@ pub struct Status {
     pub state: State,
     /// Bursts by how they ended: complete, system call, code, signal, fault. The last did not begin.
     ends: [u64; WHYS],
-    /// Instructions in bursts.
+    /// The instructions that ran in bursts.
     instructions: u64,
     /// Instructions counted between bursts.
     counted: u64,

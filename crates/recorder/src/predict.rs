@@ -43,7 +43,7 @@ impl Walks {
 /// Counts of first touches of private memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Faults on base pages.
+    /// The number of faults on base pages.
     pub base_count: u64,
     /// Faults on the base page after the previous fault's: the program fills memory in order.
     pub base_filled_count: u64,

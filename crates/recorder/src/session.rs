@@ -32,11 +32,11 @@ pub struct RecordOptions<'a> {
 /// The end of a options.
 #[derive(Debug)]
 pub struct SessionOutcome {
-    /// The program's exit.
+    /// The exit of the recorded program.
     pub exit: Exit,
     /// The elapsed time under the recorder.
     pub wall_ns: u64,
-    /// The number of records.
+    /// The number of records that were received.
     pub record_count: u64,
     /// The number of processes and threads that found no free ring.
     pub unrecorded_count: u32,

@@ -60,18 +60,18 @@ struct Process {
 pub struct SimulatedThread {
     writer: usize,
     number: u16,
-    /// The ID of its process.
+    /// The id of the thread's process.
     pub pid: u32,
     process: usize,
     /// The pages used last: accesses to them are not far.
     near: TagArray,
-    /// Instructions so far.
+    /// The number of its instructions so far.
     pub instruction_count: u64,
     /// Instructions that count: all of them, unless the recording is sampled.
     pub counted_count: u64,
     /// Loads and stores so far, including those that the engine filtered.
     pub access_count: u64,
-    /// Far accesses that count.
+    /// The far accesses of counted instructions.
     pub far_count: u64,
     /// Its CPU in each configuration.
     pub cpus: Vec<Cpu>,

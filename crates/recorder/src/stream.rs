@@ -98,19 +98,19 @@ pub enum Event {
     Load {
         /// The first byte on the page.
         address: u64,
-        /// The loading instruction.
+        /// The address of the loading instruction.
         instruction: u64,
     },
     /// A store to another page.
     Store {
         /// The first byte on the page.
         address: u64,
-        /// The storing instruction.
+        /// The address of the storing instruction.
         instruction: u64,
     },
     /// A thread's counts since its last such record, filtered accesses included.
     Counts {
-        /// Instructions since then.
+        /// The instructions since the last record.
         instructions: u64,
         /// Loads and stores since then.
         accesses: u64,
@@ -118,16 +118,16 @@ pub enum Event {
     /// A page was used after its last record, and after the pages touched before it. It is a hit: no
     /// count changes, only the order of replacement.
     Touch {
-        /// An address on the page.
+        /// An address on the accessed page.
         address: u64,
         /// The filter that held the page.
         class: SizeClass,
-        /// True for the code side.
+        /// True for instruction fetches.
         is_code: bool,
     },
     /// A change of mapping: memory was mapped, unmapped or moved.
     Mapping {
-        /// The first address.
+        /// The first address of the range.
         start: u64,
         /// The length of the memory.
         bytes: u64,
@@ -136,7 +136,7 @@ pub enum Event {
     },
     /// The begin of a stage for all accesses of the process.
     Stage {
-        /// The stage that begins.
+        /// The sampling stage that begins here.
         stage: SamplingStage,
         /// The thread's instructions since its last burst, if accesses count from now on; 0 where bursts
         /// are equally likely everywhere.
@@ -235,7 +235,7 @@ pub struct Writer {
     pub number: usize,
     /// The number of its address space. Threads share one; exec makes a new one.
     pub process: u32,
-    /// The ID of its process.
+    /// The id of the writer's process.
     pub pid: u32,
 }
 
@@ -249,7 +249,7 @@ pub trait Consumer {
         0
     }
 
-    /// Ends a writer's records.
+    /// Takes note that a writer has no more records.
     fn ended(&mut self, writer: Writer);
 }
 

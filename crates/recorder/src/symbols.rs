@@ -22,7 +22,7 @@ type Symbol = (u64, u64, String);
 /// The text symbols of one file.
 #[derive(Debug, Default)]
 struct SymbolTable {
-    /// Symbols by address.
+    /// The symbols, in the order of addresses.
     symbols: Vec<Symbol>,
     /// Segments: file offset, length, address.
     segments: Vec<(u64, u64, u64)>,

@@ -37,7 +37,7 @@ pub enum BuildError {
     Compiler {
         /// The engine that does not compile.
         engine: &'static str,
-        /// The compiler's messages.
+        /// The messages of the compiler.
         output: String,
     },
     /// The user has no cache folder.
@@ -51,9 +51,9 @@ pub enum BuildError {
         "cannot keep the recorder's engine in {path}: {error}\n  remedy: set XDG_CACHE_HOME to a folder that you may write"
     )]
     Cache {
-        /// The path of the folder.
+        /// The path of the folder in the cache.
         path: PathBuf,
-        /// The system's error.
+        /// The error that the system returned.
         error: io::Error,
     },
 }

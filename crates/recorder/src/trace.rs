@@ -92,13 +92,13 @@ pub enum TraceError {
     /// A line of an imported trace is invalid.
     #[error("{place}:{line}: {problem}\n  remedy: {remedy}")]
     Import {
-        /// The path of the file.
+        /// The path of the trace, or a name for it.
         place: PathBuf,
-        /// The line, from 1.
+        /// The number of the line, from 1.
         line: u64,
         /// A description of the error.
         problem: String,
-        /// A way to fix it.
+        /// The hint: a way to get a valid trace.
         remedy: &'static str,
     },
 }

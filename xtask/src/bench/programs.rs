@@ -12,7 +12,7 @@ use std::time::Instant;
 /// A program and a shell script that runs it; `SIZE` says how much it has to do, `FILE` is a text of
 /// random numbers, `DIR` a directory.
 pub struct Program {
-    /// The name of the program.
+    /// The name of the program in the table.
     pub name: &'static str,
     size: u32,
     script: &'static str,

@@ -82,7 +82,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes the directories.
+    /// Makes the directories of the trials.
     pub fn new(kept: Option<PathBuf>) -> Result<Scratch> {
         if let Some(directory) = &kept {
             std::fs::create_dir_all(directory).with_context(|| {

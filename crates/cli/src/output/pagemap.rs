@@ -12,7 +12,7 @@ use pagetax_host::pages::pagemap::{Change, Mapping, NodeRuns, PageMap, Pages, Ru
 pub struct Options {
     /// A row for each run, not for each mapping.
     pub by_size: bool,
-    /// Whole paths.
+    /// Show whole paths of files, not only names.
     pub long_names: bool,
     /// Shared memory of no file counts as anonymous, and its reservation as ours.
     pub anon_shared: bool,

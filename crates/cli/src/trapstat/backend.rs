@@ -25,7 +25,7 @@ pub trait Backend {
 pub struct Finished {
     /// The command's own exit code, or ours.
     pub code: u8,
-    /// Elapsed time.
+    /// The elapsed time of the command.
     pub wall_ns: u64,
     /// Misses by code and by memory, for each machine configuration.
     pub profiles: Vec<Profile>,

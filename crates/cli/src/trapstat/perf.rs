@@ -26,7 +26,7 @@ const DEFAULT_INTERVAL_NS: u64 = 1_000_000_000;
 trait EventSource {
     fn name(&self) -> &'static str;
 
-    /// Describes its numbers.
+    /// Returns the first line, which names the source.
     fn title(&self) -> String;
 
     /// Collects pending samples. It is called each [`LOOK`].
@@ -98,7 +98,7 @@ impl Perf {
         Ok(Perf { source: Box::new(Counting { family, counters, before }), why: why.into() })
     }
 
-    /// AMD's samples.
+    /// Opens instruction-based sampling of AMD.
     pub fn open_ibs(args: &Args, why: &str) -> Result<Perf> {
         no_trace(args)?;
         let sampler = Sampler::open(&target(args)).map_err(|error| match error {

@@ -110,7 +110,7 @@ impl Network {
         self.cut_way(other, one);
     }
 
-    /// Removes all faults.
+    /// Removes all faults from the wire.
     pub fn repair(&self) {
         *self.faults() = Faults::default();
     }

@@ -23,7 +23,7 @@ pub struct Job {
 pub struct Param {
     /// Its default; several make a sweep.
     pub values: Vec<String>,
-    /// One line; may be empty.
+    /// The meaning in one line; may be empty.
     pub meaning: String,
 }
 
@@ -193,7 +193,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Returns the job's name.
+    /// Returns the name that the job file gives.
     pub fn name(&self) -> &str {
         &self.document.name
     }

@@ -17,7 +17,7 @@ pub struct AccessClass {
     pub kind: AccessKind,
     /// The memory that they range over, in bytes.
     pub working_set_bytes: u64,
-    /// The number of accesses.
+    /// The number of accesses in the class.
     pub count: u64,
 }
 

@@ -49,7 +49,7 @@ impl Kind {
 /// An executable file, as a command starts it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// The path that exec gets.
+    /// The path that execve(2) gets.
     pub path: PathBuf,
     /// The arguments that the kernel runs: the file, or interpreters and then the script.
     pub runs: Vec<OsString>,

@@ -68,7 +68,7 @@ pub struct Outcome {
     /// Bytes that stayed, by part and cause.
     #[serde(skip)]
     pub failed_bytes: BTreeMap<(MemoryPart, Cause), u64>,
-    /// The stops of the target.
+    /// The number and length of the target's stops.
     #[serde(skip)]
     pub stops: Stops,
 }

@@ -20,9 +20,9 @@ pub struct PageSizes {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PageSizeOffer {
-    /// The page size.
+    /// The size of such a page in bytes.
     pub page_bytes: PageSize,
-    /// True for the base page.
+    /// True for the base page of the architecture.
     pub base: bool,
     /// The setting of transparent pages; `None` if none has this size.
     pub transparent: Option<Mode>,
@@ -86,7 +86,7 @@ pub struct ProcessChange {
     pub changed_bytes: u64,
     /// The number of stops of the process.
     pub stop_count: usize,
-    /// The longest stop.
+    /// The longest stop of the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_ns_max: Option<u64>,
     /// The part of the longest stop in which other threads had the CPUs.

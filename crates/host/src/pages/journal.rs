@@ -31,9 +31,9 @@ const LOOK: Duration = Duration::from_millis(20);
 /// A setting that was changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The file.
+    /// The file in /sys or /proc that was changed.
     pub path: PathBuf,
-    /// Its contents before.
+    /// The file's contents before the change.
     pub before: String,
     /// The contents that it was set to.
     pub value: String,

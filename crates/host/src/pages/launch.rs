@@ -33,11 +33,11 @@ pub enum LaunchError {
     /// A requested page size is not possible for a part.
     #[error("{part}={request}: {why}\n  remedy: {remedy}")]
     Unavailable {
-        /// The part of the request.
+        /// The part of the program that was named.
         part: MemoryPart,
-        /// The requested size.
+        /// The size that was requested for it.
         request: PageSizeRequest,
-        /// The obstacle.
+        /// The obstacle, in one sentence.
         why: String,
         /// The command or option that would help.
         remedy: String,
@@ -47,7 +47,7 @@ pub enum LaunchError {
 /// A command and what will be done about its pages.
 #[derive(Debug)]
 pub struct Launch {
-    /// The program to start.
+    /// The program that the plan starts.
     pub program: Program,
     /// Variables to set in its environment.
     pub environment: Vec<(&'static str, OsString)>,
@@ -59,18 +59,18 @@ pub struct Launch {
     pub sweeps_all: bool,
     /// The files whose code is read into the page cache by huge pages.
     pub text: Vec<PathBuf>,
-    /// Remarks for the user.
+    /// Remarks that the user should see before the start.
     pub notes: Vec<String>,
 }
 
 /// The system and the environment, which a plan depends on.
 #[derive(Debug)]
 pub struct Surroundings {
-    /// The system's settings.
+    /// The page-size settings of the system.
     pub system: PageSettings,
     /// The value of GLIBC_TUNABLES.
     pub tunables: Option<String>,
-    /// The value of LD_PRELOAD.
+    /// The value of LD_PRELOAD in our environment.
     pub preloads: Option<OsString>,
     /// The preload library, if it is installed.
     pub library: Option<PathBuf>,

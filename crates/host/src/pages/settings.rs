@@ -37,7 +37,7 @@ pub struct PageSettings {
 pub struct Setting {
     /// The file, under /sys/kernel/mm.
     pub path: PathBuf,
-    /// The text to write.
+    /// The text to write to the file.
     pub value: String,
 }
 

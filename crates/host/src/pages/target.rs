@@ -75,7 +75,7 @@ impl Target {
         Target { remote: false, ..self }
     }
 
-    /// Returns the process id.
+    /// Returns the target's process id.
     pub fn pid(&self) -> Pid {
         self.pid
     }

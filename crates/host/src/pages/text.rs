@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FileText {
-    /// The file.
+    /// The file that the code belongs to.
     pub path: PathBuf,
     /// Code in whole huge pages.
     pub aligned_bytes: u64,

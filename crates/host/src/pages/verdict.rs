@@ -26,9 +26,9 @@ const PRESENT: u64 = 1 << 63;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Why {
-    /// The number of bytes.
+    /// The number of bytes that stayed.
     pub bytes: u64,
-    /// The obstacle.
+    /// The obstacle, in a few words.
     pub reason: String,
 }
 
@@ -36,13 +36,13 @@ pub struct Why {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PartVerdict {
-    /// The part of the program.
+    /// The part of the program that was named.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub part: MemoryPart,
-    /// The requested size.
+    /// The size that was requested for it.
     #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub asked: PageSizeRequest,
-    /// Bytes in memory.
+    /// The bytes of the part that are in memory.
     pub resident_bytes: u64,
     /// Bytes in memory, by the size of their pages in bytes.
     pub resident_bytes_by_page: BTreeMap<u64, u64>,
@@ -56,11 +56,11 @@ pub struct PartVerdict {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
-    /// The process id.
+    /// The id of the process that was examined.
     pub pid: u32,
-    /// Its command line.
+    /// The command line of the process.
     pub command: String,
-    /// The results, by part.
+    /// The results, one for each named part.
     pub parts: Vec<PartVerdict>,
 }
 

@@ -12,7 +12,7 @@ pub struct Fragmentation {
 }
 
 impl Fragmentation {
-    /// Reads /proc/buddyinfo.
+    /// Reads the free blocks in /proc/buddyinfo.
     pub fn read(root: &Root) -> Result<Fragmentation, String> {
         let text = root.text("/proc/buddyinfo")?;
         let mut free_blocks: Vec<u64> = Vec::new();

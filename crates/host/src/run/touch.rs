@@ -17,7 +17,7 @@ pub struct Wrong {
     pub offset: u64,
     /// The word that was written.
     pub expected: u64,
-    /// The word that was read.
+    /// The word that was read instead.
     pub found: u64,
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub struct Worker<'a> {
     /// The plan whose regions the operations name.
     pub plan: &'a Plan,
-    /// The phase to run.
+    /// The phase that the worker runs.
     pub phase: &'a Phase,
     /// The client's number in the phase, from 0.
     pub client: u32,
@@ -21,7 +21,7 @@ pub struct Worker<'a> {
     pub memory: Option<Memory>,
     /// The words shared with the supervisor and the other workers.
     pub control: &'a Control,
-    /// The start of the run.
+    /// The start of the run, for times in the report.
     pub run_begun: Instant,
 }
 

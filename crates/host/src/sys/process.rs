@@ -15,7 +15,7 @@ pub struct Usage {
     pub user_ns: u64,
     /// The CPU time in the kernel.
     pub kernel_ns: u64,
-    /// The faults without I/O.
+    /// The faults that needed no I/O.
     pub minor_fault_count: u64,
     /// Faults that waited for I/O.
     pub major_fault_count: u64,

@@ -8,11 +8,11 @@ use pagetax_core::units::PageSize;
 /// A value with its bounds, in nanoseconds or as a ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounded {
-    /// Best estimate.
+    /// The best estimate of the count.
     pub value: f64,
-    /// Lower bound.
+    /// The lower bound of the count.
     pub low: f64,
-    /// Upper bound.
+    /// The upper bound of the count.
     pub high: f64,
 }
 
@@ -30,7 +30,7 @@ impl Bounded {
 /// The CPU time that a page size saves over base pages, in nanoseconds; negative where it costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Saved {
-    /// Page walks.
+    /// The number of page walks.
     pub walks: Bounded,
     /// First touches: fewer, each of more zeroing.
     pub faults: Bounded,
@@ -97,7 +97,7 @@ impl Saved {
 /// The costs of private pages of one size.
 struct Prices {
     fault: Spread,
-    /// Beside the fault.
+    /// The cost of filling a page, beside the fault.
     filling: Spread,
     unmapping: Spread,
 }

@@ -10,7 +10,7 @@ use pagetax_host::pages::Recipe;
 pub struct Timed {
     /// Runs by recipe, base pages first.
     pub runs: Vec<Vec<Finished>>,
-    /// The last run's exit.
+    /// The exit of the last timed run.
     pub exit: Option<Exit>,
     /// Costs of faults and walks, measured between the runs.
     pub beside: Beside,

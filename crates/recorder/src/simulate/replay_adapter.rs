@@ -19,7 +19,7 @@ pub struct ReplayAdapter {
 }
 
 impl ReplayAdapter {
-    /// Wraps a new simulation.
+    /// Wraps a simulation that has seen no access.
     pub fn new(simulation: Simulation) -> ReplayAdapter {
         ReplayAdapter { simulation, found: HashMap::new() }
     }

@@ -97,7 +97,7 @@ impl Encoder {
         }
     }
 
-    /// Appends an unmapping.
+    /// Appends the end of a mapping.
     pub fn gone(&mut self, pages: Range<u64>) {
         self.bytes.push(GONE);
         self.number(pages.start);

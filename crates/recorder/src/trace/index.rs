@@ -25,7 +25,7 @@ pub struct PageRun {
     pub process: u32,
     /// The number of the first page.
     pub first: u64,
-    /// The number of pages.
+    /// The number of adjacent pages.
     pub pages: u64,
     /// The segment of the pages.
     pub segment: Segment,

@@ -17,7 +17,7 @@ pub(super) const TRAILER: &[u8; 8] = b"pttindex";
 pub struct Trace {
     path: PathBuf,
     file: File,
-    /// The trace's head.
+    /// The head of the trace file.
     pub head: Head,
     pub(super) index: Index,
     /// Notes on damaged or missing parts.
@@ -184,7 +184,7 @@ impl Trace {
         sum(self.index.blocks.iter().map(|block| block.totals))
     }
 
-    /// Decodes one block.
+    /// Decodes one block of the trace.
     ///
     /// # Errors
     /// The block is damaged, or the disk fails.

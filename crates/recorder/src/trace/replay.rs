@@ -46,7 +46,7 @@ impl Replayable {
         Ok(Replayable { trace, pieces, threads, blocks })
     }
 
-    /// Returns the trace.
+    /// Returns the trace that is replayed.
     pub fn trace(&self) -> &Trace {
         &self.trace
     }

@@ -12,7 +12,7 @@ use pagetax_core::plan::{AccessClass, AccessKind};
 pub enum Translation {
     /// PMU counters: the share of user cycles during which a page walk was active, 0 to 1.
     Counted {
-        /// The share of user time.
+        /// The share of user time, from 0 to 1.
         share: f64,
         /// The CPU family whose events were counted.
         family: String,

@@ -81,7 +81,7 @@ pub struct Examination {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Doctor {
-    /// The findings.
+    /// The findings, with their remedies.
     #[serde(flatten)]
     pub examination: Examination,
     /// The machine that was examined.

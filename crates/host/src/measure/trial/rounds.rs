@@ -30,7 +30,7 @@ pub struct Schedule {
 /// The position of one run in the schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
-    /// The index of the trial.
+    /// The index of the trial in the diagnosis.
     pub trial: usize,
     /// The number of the round, from 1. It is 0 before the rounds.
     pub round: usize,

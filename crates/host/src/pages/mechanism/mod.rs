@@ -90,7 +90,7 @@ pub struct Conditions<'a> {
 /// The reason why a mechanism cannot be tried here, and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unavailable {
-    /// The reason, in one line.
+    /// The reason, in one line for the user.
     pub why: String,
     /// The command or the setting that would help.
     pub remedy: String,
@@ -122,11 +122,11 @@ impl Unavailable {
 /// Anonymous memory of a command at its peak, by the kind of its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LargePages {
-    /// All of it, with hugetlb.
+    /// All anonymous memory, with hugetlb.
     pub anon_bytes: u64,
     /// Transparent huge pages of the PMD size.
     pub thp_bytes: u64,
-    /// Pages of a hugetlb pool.
+    /// Memory on pages of a hugetlb pool.
     pub hugetlb_bytes: u64,
     /// Pages of the recipe's `folio_size`; none where the kernel does not count them.
     pub folio_bytes: Option<u64>,

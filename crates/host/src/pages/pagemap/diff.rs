@@ -38,7 +38,7 @@ pub struct Change {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProcessChanges {
-    /// The id of the process.
+    /// The process id, the same in both maps.
     pub pid: u32,
     /// The ranges whose pages differ, by address.
     pub changes: Vec<Change>,

@@ -33,18 +33,18 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PageMap {
-    /// The id of the process.
+    /// The process id, which may have been reused since.
     pub pid: u32,
     /// The command's name, as the kernel shows it.
     pub command: String,
-    /// The system's base page.
+    /// The size of the system's base page.
     pub base_page: PageSize,
     /// The reason why sizes between the base page and the huge page could not be distinguished from base
     /// pages; `None` if they were.
     pub folios_missing: Option<String>,
     /// True if the mappings changed during each attempt to read them, so that rows may disagree.
     pub unsettled: bool,
-    /// The mappings by address.
+    /// The mappings, in the order of addresses.
     pub mappings: Vec<Mapping>,
 }
 
@@ -68,9 +68,9 @@ pub struct Mapping {
     pub start: VirtAddr,
     /// The first address after the mapping.
     pub end: VirtAddr,
-    /// True if it is readable.
+    /// True if the process may read it.
     pub read: bool,
-    /// True if it is writable.
+    /// True if the process may write to it.
     pub write: bool,
     /// True if it is executable.
     pub execute: bool,
@@ -88,7 +88,7 @@ pub struct Mapping {
     pub thp_eligible: Option<bool>,
     /// The page size of its hugetlb pool; `None` if it is not hugetlb memory.
     pub hugetlb: Option<PageSize>,
-    /// The offset in the file.
+    /// The offset of its start in the file.
     pub offset_bytes: u64,
     /// The inode of the file; 0 for anonymous memory.
     pub inode: u64,
@@ -98,14 +98,14 @@ pub struct Mapping {
     pub segment: Segment,
     /// The bytes on swap, by smaps.
     pub swapped_bytes: u64,
-    /// The counts of smaps.
+    /// The counts that smaps gives for the mapping.
     #[serde(skip)]
     amounts: Amounts,
     /// The huge pages of its base-page runs whose place is unknown; `None` if the place of all pages is
     /// known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unplaced: Option<Unplaced>,
-    /// The runs by address.
+    /// The runs of pages of one size, by address.
     pub runs: Vec<Run>,
 }
 
@@ -113,7 +113,7 @@ pub struct Mapping {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Unplaced {
-    /// The size of these pages.
+    /// The size of each page of the run.
     pub page: PageSize,
     /// The bytes of all these pages.
     pub bytes: u64,

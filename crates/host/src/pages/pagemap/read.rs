@@ -31,7 +31,7 @@ pub enum PageMapError {
     /// Any other error, with the file.
     #[error("{path}: {error}")]
     Io {
-        /// The path of the file.
+        /// The path of the file that failed.
         path: String,
         /// The error that the system returned.
         error: io::Error,

@@ -13,20 +13,20 @@ pub enum Expression {
     Number(f64),
     /// A figure of a run.
     Term {
-        /// The name of the run.
+        /// The name of the run, as the file has it.
         run: String,
-        /// The figure of that run.
+        /// The figure to take from that run.
         figure: Figure,
     },
     /// The root mean square of a sweep's rows.
     Rms {
-        /// The name of the sweep.
+        /// The name of the sweep over a table.
         sweep: String,
-        /// The published column.
+        /// The column of the published table.
         column: String,
-        /// Keys from here.
+        /// The first key that counts.
         from: f64,
-        /// Keys up to here.
+        /// The last key that counts.
         to: f64,
     },
     /// Two operands and one of `+ - * /`.
@@ -43,7 +43,7 @@ pub trait Values {
 }
 
 impl Expression {
-    /// Parses an expression.
+    /// Parses the text of an expression.
     ///
     /// # Errors
     /// Names the text that does not fit, and the tokens that would.
@@ -76,7 +76,7 @@ impl Expression {
         }
     }
 
-    /// Returns its value.
+    /// Returns the value of the expression.
     pub fn value(&self, values: &impl Values) -> f64 {
         match self {
             Expression::Number(number) => *number,

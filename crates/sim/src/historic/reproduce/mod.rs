@@ -29,17 +29,17 @@ pub enum ReproduceError {
     /// No such table or claims.
     #[error("nothing published is called `{name}`\n  remedy: name one of {known}, or all")]
     Unknown {
-        /// The requested name.
+        /// The name that was requested.
         name: String,
-        /// The known names.
+        /// The names that exist, as a list.
         known: String,
     },
     /// A file that contradicts itself.
     #[error("published/{file}: {problem}\n  remedy: correct the file")]
     Data {
-        /// The name.
+        /// The name of the file in `published/`.
         file: String,
-        /// The problem.
+        /// The problem, with its line.
         problem: String,
     },
     /// A machine that is none.
@@ -66,7 +66,7 @@ pub struct Reproduction {
     pub asserts: bool,
     /// True if every row is within its tolerance.
     pub ok: bool,
-    /// One for each file.
+    /// The tables, one for each file.
     pub tables: Vec<Compared>,
 }
 
@@ -80,13 +80,13 @@ impl Document for Reproduction {
 pub struct Compared {
     /// The name, as `reproduce` takes it.
     pub name: String,
-    /// The title.
+    /// The title of the table.
     pub title: String,
     /// The source of the published figures.
     pub source: String,
     /// Notes on all figures, a paragraph each.
     pub notes: Vec<String>,
-    /// The figures.
+    /// The compared figures, in the order of the file.
     pub rows: Vec<Row>,
 }
 
@@ -96,9 +96,9 @@ pub struct Compared {
 pub struct Row {
     /// The row of a published table, by its heading; empty for single figures.
     pub key: BTreeMap<String, f64>,
-    /// The compared quantity.
+    /// The quantity that is compared.
     pub figure: String,
-    /// The published number.
+    /// The number in the published report.
     pub published: f64,
     /// None if not reproducible, or if it could not be read.
     pub simulated: Option<Spread>,
@@ -112,7 +112,7 @@ pub struct Row {
     pub tolerance: Option<[f64; 2]>,
     /// False if simulated and out of tolerance, or not to be read.
     pub ok: bool,
-    /// The same in a word.
+    /// The result of the comparison in a word.
     pub verdict: Verdict,
     /// The reason for agreement: fitted or predicted.
     pub status: Status,
@@ -143,9 +143,9 @@ pub enum Verdict {
 pub struct Spread {
     /// The middle one; of an even number, the mean of both.
     pub median: f64,
-    /// The smallest value.
+    /// The smallest value over all seeds.
     pub low: f64,
-    /// The largest value.
+    /// The largest value over all seeds.
     pub high: f64,
 }
 

@@ -66,7 +66,7 @@ impl Status {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
-    /// The title.
+    /// The title of the published table.
     pub title: String,
     /// The source of the published figures.
     pub source: String,
@@ -88,9 +88,9 @@ pub struct Published {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Setup {
-    /// The simulated machine.
+    /// The simulated machine that runs the job.
     pub machine: String,
-    /// The built-in job.
+    /// The built-in job that it runs.
     pub job: String,
     /// Parameters of the job, beside the machine's own.
     #[serde(default)]
@@ -119,7 +119,7 @@ impl Setup {
 pub struct TableSweep {
     /// The first part of its runs' names.
     pub name: String,
-    /// A file in `published/`.
+    /// The table's file in `published/`.
     pub table: String,
     /// The column that tells rows apart.
     pub key: String,
@@ -127,7 +127,7 @@ pub struct TableSweep {
     pub keys: Option<Vec<f64>>,
     /// The parameter of the job that takes the key, with `unit` behind it.
     pub param: String,
-    /// `M`, or nothing.
+    /// The unit of the keys: `M`, or nothing.
     #[serde(default)]
     pub unit: String,
     /// The setup that all rows share.
@@ -169,10 +169,10 @@ pub struct Column {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Band {
-    /// Keys from here.
+    /// The first key of the band.
     #[serde(default)]
     pub from: f64,
-    /// Keys up to here.
+    /// The last key of the band.
     #[serde(default = "infinity")]
     pub to: f64,
     /// Simulated over published, least and most.
@@ -216,7 +216,7 @@ pub struct Table {
     pub rows: Vec<Cells>,
 }
 
-/// Names of all files.
+/// Returns the names of all files.
 pub fn names() -> impl Iterator<Item = &'static str> {
     BUILTIN.iter().map(|(name, _)| *name)
 }
