@@ -8,13 +8,18 @@ use pagetax_host::measure::stacks::{Begin, TaskState, Wait};
 use pagetax_host::sys::mapping::{OwnedMapping, Request, Source};
 use pagetax_host::sys::process::fork;
 use pagetax_host::sys::shared::{SharedWords, wait, wake_all};
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Touches new anonymous memory, 16 MiB at a time.
-fn fault(rounds: u32) {
+/// CPU time of the child: some 160 stack samples, so that a cause of a tenth of it is never without any.
+const FAULTING: Duration = Duration::from_secs(2);
+
+/// Touches new anonymous memory, 16 MiB at a time, until it has taken [`FAULTING`].
+fn fault() {
     let page = rustix::param::page_size();
-    for _ in 0..rounds {
+    let cpu_time = || Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap();
+    while cpu_time() < FAULTING {
         let request = Request { source: Source::Anon, len: 16 << 20, align: page, hugetlb: None };
         let mapping = OwnedMapping::new(request).expect("16 MiB of memory");
         for offset in (0..mapping.len()).step_by(page) {
@@ -33,7 +38,7 @@ fn a_child_that_faults_spends_its_kernel_time_on_faults() {
         }
         // In a grandchild, as in a real job: the profiler must follow it.
         match fork(|| {
-            fault(80);
+            fault();
             0
         }) {
             Ok(mut grandchild) => i32::from(grandchild.wait().is_err()),
@@ -61,7 +66,7 @@ fn a_child_that_faults_spends_its_kernel_time_on_faults() {
         page_table_bytes_max: Reading::Missing("not looked at".into()),
         paging: None,
     };
-    assert!(totals.minor_fault_count > 80 * 16 * 256, "{totals:?}");
+    assert!(totals.minor_fault_count > 16 * 256, "{totals:?}");
     let translation = Translation::Unknown("not looked at".into());
     let budget = budget(&totals, &watched.profile, &translation, None);
     if let Err(why) = &watched.profile.stacks {
