@@ -2,6 +2,7 @@
 
 mod at_end;
 mod bench;
+mod capture;
 mod conformance;
 mod gate;
 mod install;
@@ -46,6 +47,8 @@ enum Chore {
         #[arg(long)]
         destdir: Option<PathBuf>,
     },
+    /// Draw the README's pictures: a diagnosis, and the published figures of 1990 on the simulated curve
+    Capture,
     /// Write manual pages and shell completions to target/man and target/completions
     Man,
     /// Measure the tables of docs/page-sizes.md on this kernel, and write them there
@@ -66,6 +69,7 @@ fn main() -> Result<()> {
         Chore::Bench { name, parts } => bench::run(name.as_deref(), &parts),
         Chore::Kernels(args) => kernels::run(&args),
         Chore::Install { prefix, destdir } => install::run(&prefix, destdir.as_deref()),
+        Chore::Capture => capture::run(),
         Chore::Man => man(),
         Chore::PageSizes => pages::run(),
         Chore::Tidy(args) => tidy::run(&args),
