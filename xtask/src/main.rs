@@ -51,7 +51,7 @@ enum Chore {
     Capture,
     /// Write manual pages and shell completions to target/man and target/completions
     Man,
-    /// Measure the tables of docs/page-sizes.md on this kernel, and write them there
+    /// Measure the tables of docs/large-pages-measured.md on this kernel, and write them there
     PageSizes,
     /// Check the countable rules of docs/internals/style.md, or count what a refactoring should lower
     Tidy(tidy::Args),

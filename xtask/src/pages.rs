@@ -1,5 +1,5 @@
-//! `cargo xtask page-sizes`: the table of docs/page-sizes.md. Each mechanism on each kind of program
-//! on this kernel: bytes on huge pages by part, or the reason.
+//! `cargo xtask page-sizes`: the tables of docs/large-pages-measured.md. Each mechanism on each kind of
+//! program on this kernel: bytes on huge pages by part, or the reason.
 
 use crate::shell;
 use anyhow::{Context, Result, bail};
@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const DOCUMENT: &str = "docs/page-sizes.md";
+const DOCUMENT: &str = "docs/large-pages-measured.md";
 const BEGIN: &str = "<!-- begin: cargo xtask page-sizes -->\n";
 const END: &str = "<!-- end -->\n";
 const PARTS: [&str; 6] = ["heap", "anon", "stack", "text", "data", "bss"];

@@ -69,6 +69,20 @@ macro_rules! pager_counts {
                 PagerCounts { $($name: self.$name.saturating_sub(before.$name),)* }
             }
         }
+
+        /// The counts that are not zero, as `name value, name value`.
+        impl fmt::Display for PagerCounts {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let mut separator = "";
+                for (name, value) in [$((stringify!($name), self.$name),)*] {
+                    if value != 0 {
+                        write!(f, "{separator}{name} {value}")?;
+                        separator = ", ";
+                    }
+                }
+                Ok(())
+            }
+        }
     };
 }
 

@@ -47,9 +47,14 @@ pub struct Quiesced<'a> {
 pub fn end() {
     let Some(paged) = PAGED.get() else { return };
     agent::run(|| {
-        if paged.settings.stats {
+        let counts = paged.region.counts();
+        // A shell's many short children have nothing to report.
+        if paged.settings.stats && (counts.evicted_count > 0 || !paged.settings.is_descendant()) {
             let resident = Bytes(paged.region.resident_bytes());
-            log(&format!("{resident} resident at the end; {:?}", paged.region.counts()));
+            log(&format!(
+                "process {}: {resident} resident at the end; {counts}",
+                std::process::id()
+            ));
         }
         paged.region.drop_at_end();
     });

@@ -1,5 +1,5 @@
 //! The time of random reads over 1 GiB on base pages ÷ on large pages, by each way to get these. Writes the
-//! table into docs/page-sizes.md as well.
+//! table into docs/large-pages-measured.md as well.
 
 use super::{Outcome, pagetax};
 use crate::{pages, shell};

@@ -119,7 +119,7 @@ time.sleep(3)" 2>/tmp/verdict
         "$PAGETAX" remote --resident 6M --stats -- sort --parallel=2 -S 24M /tmp/lines >/tmp/paged 2>/tmp/counts
         cat /tmp/counts
         cmp /tmp/sorted /tmp/paged
-        grep "page_in_count: [1-9]" /tmp/counts'
+        grep " page_in_count [1-9]" /tmp/counts'
     check remote-user 200 '
         . /tmp/users.sh
         if [ -n "$HAS_DEVICE" ]; then chgrp user /dev/userfaultfd; chmod 0660 /dev/userfaultfd

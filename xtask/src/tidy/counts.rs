@@ -69,7 +69,7 @@ pub fn print(tree: &Path, sources: &[Source]) -> Result<()> {
         ("types that ask for page sizes", requests),
         ("files that parse what asks for page sizes", grammars),
         ("files over 600 lines", long.count()),
-        ("findings of tidy", findings(sources)?.len()),
+        ("findings of tidy", findings(tree, sources)?.len()),
     ];
     rows.iter().for_each(|(name, count)| println!("| {name} | {count} |"));
     twice.iter().for_each(|(directory, name)| println!("twice: {} {name}", directory.display()));

@@ -3,6 +3,7 @@
 
 mod counts;
 mod imports;
+mod links;
 mod prose;
 mod rust;
 mod types;
@@ -75,7 +76,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.counts {
         return counts::print(&args.tree, &sources);
     }
-    let findings = findings(&sources)?;
+    let findings = findings(&args.tree, &sources)?;
     findings.iter().for_each(|finding| println!("{finding}"));
     match findings.len() {
         0 => Ok(()),
@@ -94,10 +95,13 @@ fn sources(tree: &Path) -> Result<Vec<Source>> {
     paths.split_terminator('\0').map(read).collect()
 }
 
-/// Checks comments of Rust and C, and prose in Markdown.
-fn findings(sources: &[Source]) -> Result<Vec<Finding>> {
+/// Checks comments of Rust and C, prose and links in Markdown.
+fn findings(tree: &Path, sources: &[Source]) -> Result<Vec<Finding>> {
     let mut findings = types::findings(&types::definitions(sources)?);
     findings.extend(imports::findings(sources)?);
+    links::check(tree, sources, |path, line, text| {
+        findings.push(Finding { path: path.into(), line, text });
+    });
     for source in sources {
         let lines = source.text.lines().count();
         if lines > FILE_LINES_MAX && !source.is("md") {
