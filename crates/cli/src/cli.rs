@@ -3,7 +3,7 @@
 use crate::output::documents;
 use crate::{
     calibrate, cc, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
-    pmap, ppgsz, record, remote, reproduce, run, serve, servers, trapstat, whatif,
+    pmap, ppgsz, record, remote, reproduce, run, serve, servers, trapstat, whatif, why,
 };
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -21,6 +21,7 @@ Examples:
   pagetax doctor                         what can be measured here?
   pagetax calibrate                      measure what a fault costs here, once
   pagetax pmap -xs 1234                  which pages does a process have its memory on?
+  pagetax why 1234                       why does it have no huge pages?
   pagetax jobs                           list the built-in jobs
   pagetax machines                       list what they can run on
   pagetax serve --memory 8G              lend memory to other programs and machines";
@@ -56,6 +57,7 @@ pub enum Command {
     Whatif(whatif::Args),
     Remote(remote::Args),
     Pmap(pmap::Args),
+    Why(why::Args),
     Pagesize(pagesize::Args),
     Cc(cc::Args),
     /// Compile and link C++; the program puts its heap and stack on large pages by itself
@@ -90,6 +92,7 @@ impl Command {
             Command::Whatif(args) => whatif::run(args),
             Command::Remote(args) => remote::run(args),
             Command::Pmap(args) => pmap::run(args),
+            Command::Why(args) => why::run(args),
             Command::Pagesize(args) => pagesize::run(args),
             Command::Cc(args) => cc::run(args, cc::Driver::C),
             Command::Cxx(args) => cc::run(args, cc::Driver::Cxx),

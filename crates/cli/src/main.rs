@@ -31,6 +31,7 @@ mod serve;
 mod servers;
 mod trapstat;
 mod whatif;
+mod why;
 
 use clap::Parser;
 use std::process::ExitCode;

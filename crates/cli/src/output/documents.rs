@@ -18,6 +18,7 @@ use pagetax_core::report::Runs;
 use pagetax_host::measure::doctor::Doctor;
 use pagetax_host::pages::documents::{PageSizeChange, PageSizes};
 use pagetax_host::pages::pagemap::{PageMapDiff, PageMaps};
+use pagetax_host::pages::why::HugePageAnswers;
 use pagetax_recorder::documents::{MissCurves, Trapstat, WhatIf};
 use pagetax_remote::documents::Servers;
 use pagetax_sim::historic::reproduce::Reproduction;
@@ -60,6 +61,7 @@ documents! {
     Comparison: [],
     Diagnosis: [],
     Doctor: [],
+    HugePageAnswers: [],
     JobCatalog: [],
     MachineCatalog: [],
     MissCurves: [("csv", "the curves as CSV", misscurve::csv)],

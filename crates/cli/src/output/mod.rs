@@ -18,6 +18,7 @@ pub mod reproduction;
 pub mod sweep;
 pub mod text;
 pub mod trapstat;
+pub mod why;
 
 use crate::exit;
 use anyhow::{Context, Result};

@@ -269,7 +269,8 @@ fn head_of(path: &Path, bytes: u64) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-fn architecture_of(path: &Path) -> io::Result<Option<Architecture>> {
+/// Returns the architecture of an ELF file; `None` for any other file.
+pub(crate) fn architecture_of(path: &Path) -> io::Result<Option<Architecture>> {
     let cache = ReadCache::new(File::open(path)?);
     Ok(object::File::parse(&cache).ok().map(|file| file.architecture()))
 }

@@ -23,6 +23,7 @@ pub mod target;
 pub mod text;
 mod tunables;
 pub mod verdict;
+pub mod why;
 
 pub use mechanism::{Mechanism, Recipe, Unavailable};
 pub(crate) use settings::selected;

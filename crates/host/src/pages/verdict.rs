@@ -104,7 +104,7 @@ pub fn free_blocks(size: PageSize) -> Option<u64> {
     Some(state.free_bytes_in(size.bytes(), base) / size.bytes())
 }
 
-fn status_field(pid: u32, name: &str) -> Option<String> {
+pub(super) fn status_field(pid: u32, name: &str) -> Option<String> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().to_string())
@@ -200,7 +200,7 @@ impl VerdictEvidence<'_> {
             }
             rest.take(bytes, &self.words(*cause, size));
         }
-        let shared: u64 = mappings.iter().map(|m| self.shared_bytes(m, size)).sum();
+        let shared: u64 = mappings.iter().map(|m| shared_bytes(self.map, m, size)).sum();
         rest.take(shared, "shared with a forked process until one of them writes (copy-on-write)");
         self.why_not_given(size, mappings, rest);
     }
@@ -267,25 +267,24 @@ impl VerdictEvidence<'_> {
              a copy",
         );
     }
+}
 
-    /// Returns the bytes on smaller pages that another process maps too.
-    fn shared_bytes(&self, mapping: &Mapping, size: PageSize) -> u64 {
-        let base = self.map.base_page.bytes();
-        let Ok(pagemap) = File::open(format!("/proc/{}/pagemap", self.map.pid)) else { return 0 };
-        let runs =
-            mapping.runs.iter().filter(|r| r.anon_bytes > 0 && r.page.is_some_and(|p| p < size));
-        let shared = |run: &pagemap::Run| {
-            let mut entries = vec![0; (run.bytes() / base * 8) as usize];
-            let read = pagemap.read_at(&mut entries, run.start.0 / base * 8).unwrap_or(0);
-            let words = entries[..read].chunks_exact(8);
-            let is_shared = |word: &&[u8]| {
-                let entry = u64::from_ne_bytes((*word).try_into().unwrap_or_default());
-                entry & PRESENT != 0 && entry & EXCLUSIVE == 0
-            };
-            words.filter(is_shared).count() as u64 * base
+/// Returns the bytes on smaller pages that another process maps too.
+pub(super) fn shared_bytes(map: &PageMap, mapping: &Mapping, size: PageSize) -> u64 {
+    let base = map.base_page.bytes();
+    let Ok(pagemap) = File::open(format!("/proc/{}/pagemap", map.pid)) else { return 0 };
+    let runs = mapping.runs.iter().filter(|r| r.anon_bytes > 0 && r.page.is_some_and(|p| p < size));
+    let shared = |run: &pagemap::Run| {
+        let mut entries = vec![0; (run.bytes() / base * 8) as usize];
+        let read = pagemap.read_at(&mut entries, run.start.0 / base * 8).unwrap_or(0);
+        let words = entries[..read].chunks_exact(8);
+        let is_shared = |word: &&[u8]| {
+            let entry = u64::from_ne_bytes((*word).try_into().unwrap_or_default());
+            entry & PRESENT != 0 && entry & EXCLUSIVE == 0
         };
-        runs.map(shared).sum()
-    }
+        words.filter(is_shared).count() as u64 * base
+    };
+    runs.map(shared).sum()
 }
 
 const REFUSED: &str = "the program itself refuses huge pages here (MADV_NOHUGEPAGE)";
@@ -306,7 +305,7 @@ fn refused_bytes(mappings: &[&Mapping], size: PageSize) -> u64 {
 }
 
 /// Returns resident bytes on pages below `size`: inside whole blocks of it, and outside.
-fn small_bytes(mapping: &Mapping, size: PageSize) -> (u64, u64) {
+pub(super) fn small_bytes(mapping: &Mapping, size: PageSize) -> (u64, u64) {
     let size_bytes = size.bytes();
     let first = mapping.start.0.next_multiple_of(size_bytes);
     let last = (mapping.end.0 / size_bytes * size_bytes).max(first);

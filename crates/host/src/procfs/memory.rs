@@ -78,6 +78,36 @@ pub fn memory_cgroup(root: &Root, pid: u32) -> Result<BTreeMap<String, Reading>,
     Ok(readings)
 }
 
+/// Reads a file of a process's cgroup of one controller: `v2_file` or `v1_file` by the cgroup's version.
+/// Returns its path and its text.
+pub fn cgroup_file(
+    root: &Root,
+    pid: u32,
+    controller: &str,
+    v2_file: &str,
+    v1_file: &str,
+) -> Option<(String, String)> {
+    let text = root.text(&format!("/proc/{pid}/cgroup")).ok()?;
+    let mut candidates = text.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let (mount, file) = match controllers {
+            "" => ("/sys/fs/cgroup".into(), v2_file),
+            named if named.split(',').any(|name| name == controller) => {
+                (format!("/sys/fs/cgroup/{controller}"), v1_file)
+            }
+            _ => return None,
+        };
+        // Inside a container, only the root of the mount may be visible.
+        let folders = [format!("{mount}{}", path.trim_end_matches('/')), mount];
+        folders.into_iter().find_map(|folder| {
+            let path = format!("{folder}/{file}");
+            Some((path.clone(), root.text(&path).ok()?))
+        })
+    });
+    candidates.next()
+}
+
 /// Returns the lowest memory limit of a process's cgroup and those around it, in bytes. `None` means that
 /// there is no limit, or that the cgroups cannot be read.
 pub fn memory_limit(root: &Root, pid: u32) -> Option<u64> {

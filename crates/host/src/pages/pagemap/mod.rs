@@ -98,6 +98,12 @@ pub struct Mapping {
     pub segment: Segment,
     /// The bytes on swap, by smaps.
     pub swapped_bytes: u64,
+    /// True if KSM may merge its pages (MADV_MERGEABLE).
+    #[serde(skip)]
+    pub mergeable: bool,
+    /// True if a userfaultfd handles its faults.
+    #[serde(skip)]
+    pub has_user_faults: bool,
     /// The counts that smaps gives for the mapping.
     #[serde(skip)]
     amounts: Amounts,
@@ -126,6 +132,8 @@ struct Amounts {
     anon: u64,
     /// The bytes on transparent huge pages.
     huge: u64,
+    /// The bytes that KSM has merged; `None` before Linux 6.6.
+    merged: Option<u64>,
 }
 
 /// The advice about transparent huge pages that a mapping has.
@@ -207,6 +215,11 @@ impl Mapping {
     /// Returns the length of the mapping.
     pub fn bytes(&self) -> u64 {
         self.end.0 - self.start.0
+    }
+
+    /// Returns the bytes that KSM has merged; `None` before Linux 6.6.
+    pub fn merged_bytes(&self) -> Option<u64> {
+        self.amounts.merged
     }
 
     /// Returns the bytes in memory.

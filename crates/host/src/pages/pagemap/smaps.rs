@@ -50,6 +50,8 @@ fn header(line: &[u8]) -> Option<Mapping> {
         name: line.name,
         segment: Segment::Anon,
         swapped_bytes: 0,
+        mergeable: false,
+        has_user_faults: false,
         amounts: super::Amounts::default(),
         unplaced: None,
         runs: Vec::new(),
@@ -69,6 +71,7 @@ fn attribute(mapping: &mut Mapping, line: &str) -> Option<()> {
         "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" => {
             mapping.amounts.huge += kilobytes(&mut words)?;
         }
+        "KSM" => mapping.amounts.merged = Some(kilobytes(&mut words)?),
         "Swap" => mapping.swapped_bytes = kilobytes(&mut words)?,
         "THPeligible" => mapping.thp_eligible = Some(words.next()? != "0"),
         "VmFlags" => {
@@ -77,6 +80,8 @@ fn attribute(mapping: &mut Mapping, line: &str) -> Option<()> {
             mapping.no_reserve = has("nr");
             mapping.locked = has("lo");
             mapping.accounted = has("ac");
+            mapping.mergeable = has("mg");
+            mapping.has_user_faults = ["um", "uw", "ui"].into_iter().any(has);
             mapping.advice = match (has("hg"), has("nh")) {
                 (true, _) => Some(HugePageAdvice::Huge),
                 (_, true) => Some(HugePageAdvice::NoHuge),
@@ -146,7 +151,8 @@ VmFlags: rd wr mr mw me ac lo hg
 KernelPageSize:  1048576 kB
 VmFlags: rd wr mr mw me de ht
 7ffc00000000-7ffc00100000 rw-p 00000000 00:00 0
-VmFlags: rd wr mr mw me gd ac nh
+KSM:                   4 kB
+VmFlags: rd wr mr mw me gd ac nh mg um
 7ffc00100000-7ffc00121000 rw-p 00000000 00:00 0                          [stack]
 VmFlags: rd wr mr mw me gd ac
 7ffc00200000-7ffc00202000 r-xp 00000000 00:00 0                          [vdso]
@@ -163,7 +169,11 @@ VmFlags: rd wr mr mw me gd ac
         let heap = &mappings[3];
         assert_eq!((heap.advice, heap.thp_eligible), (Some(HugePageAdvice::Huge), Some(true)));
         assert_eq!((heap.locked, heap.swapped_bytes), (true, 12 << 10));
-        assert_eq!(mappings[5].advice, Some(HugePageAdvice::NoHuge));
+        let stack = &mappings[5];
+        assert_eq!(stack.advice, Some(HugePageAdvice::NoHuge));
+        assert_eq!((stack.merged_bytes(), heap.merged_bytes()), (Some(4 << 10), None));
+        assert!(stack.mergeable && stack.has_user_faults);
+        assert!(!heap.mergeable && !heap.has_user_faults);
     }
 
     #[test]
