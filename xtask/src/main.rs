@@ -2,6 +2,7 @@
 
 mod at_end;
 mod bench;
+mod book;
 mod capture;
 mod conformance;
 mod gate;
@@ -32,6 +33,9 @@ enum Chore {
         name: Option<String>,
         /// Parts of it, such as programs; none is all of them
         parts: Vec<String>,
+        /// Write the table into its block of docs/benchmarks.md, or of the page that has it
+        #[arg(long)]
+        write: bool,
     },
     /// Run other people's programs and test suites, natively and under each wrapper
     Conformance(conformance::Args),
@@ -66,7 +70,7 @@ fn main() -> Result<()> {
         Chore::Test => test::run(),
         Chore::Gate => gate::run(),
         Chore::Conformance(args) => conformance::run(&args),
-        Chore::Bench { name, parts } => bench::run(name.as_deref(), &parts),
+        Chore::Bench { name, parts, write } => bench::run(name.as_deref(), &parts, write),
         Chore::Kernels(args) => kernels::run(&args),
         Chore::Install { prefix, destdir } => install::run(&prefix, destdir.as_deref()),
         Chore::Capture => capture::run(),

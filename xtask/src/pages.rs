@@ -1,7 +1,7 @@
 //! `cargo xtask page-sizes`: the tables of docs/large-pages-measured.md. Each mechanism on each kind of
 //! program on this kernel: bytes on huge pages by part, or the reason.
 
-use crate::shell;
+use crate::{book, shell};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -9,9 +9,6 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const DOCUMENT: &str = "docs/large-pages-measured.md";
-const BEGIN: &str = "<!-- begin: cargo xtask page-sizes -->\n";
-const END: &str = "<!-- end -->\n";
 const PARTS: [&str; 6] = ["heap", "anon", "stack", "text", "data", "bss"];
 const ADVICE: &str = "heap=2M,stack=2M,text=2M,bss=2M";
 const ALL: &str = "heap=2M,anon=2M,stack=2M,text=2M,data=2M,bss=2M";
@@ -222,18 +219,6 @@ fn table(
 
 fn write(tables: &str) -> Result<()> {
     let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled")?;
-    write_at(BEGIN, &format!("transparent_hugepage: {}.\n\n{tables}", mode.trim()))
-}
-
-/// Writes this kernel's results into the document, after their mark.
-pub fn write_at(begin: &str, measured: &str) -> Result<()> {
-    let text = std::fs::read_to_string(DOCUMENT)?;
-    let marks =
-        text.split_once(begin).and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)));
-    let (head, tail) = marks.with_context(|| format!("{DOCUMENT} has no place for {begin}"))?;
-    let kernel = shell::output(Command::new("uname").arg("-r"))?;
-    let kernel = kernel.trim();
-    std::fs::write(DOCUMENT, format!("{head}{begin}\nLinux {kernel}, {measured}\n{END}{tail}"))?;
-    println!("wrote {DOCUMENT}");
-    Ok(())
+    let head = format!("{}, transparent_hugepage: {}.", book::machine()?, mode.trim());
+    book::write("cargo xtask page-sizes", &format!("{head}\n\n{tables}"))
 }

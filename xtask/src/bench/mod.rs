@@ -1,7 +1,7 @@
 //! `cargo xtask bench NAME`: the figures of docs/benchmarks.md, one command each.
 //!
-//! A benchmark prints a table for people and one line of JSON for scripts. It fails if its figure is worse
-//! than its limit. To add one: a file here, and a row in [`BENCHES`].
+//! A benchmark prints a table for people and one line of JSON for scripts, and `--write` puts the table into
+//! docs/. It fails if its figure is worse than its limit. To add one: a file here, and a row in [`BENCHES`].
 
 mod collection;
 mod diagnose;
@@ -23,6 +23,7 @@ mod swap;
 mod unexplained;
 mod whatif;
 
+use crate::book;
 use crate::shell::{self, pagetax};
 use anyhow::{Context, Result, bail};
 use pagetax_core::stats::quantiles;
@@ -132,8 +133,8 @@ pub struct Outcome {
     pub promise: (String, bool),
 }
 
-/// Runs a benchmark, or lists all.
-pub fn run(name: Option<&str>, parts: &[String]) -> Result<()> {
+/// Runs a benchmark, or lists all. `is_written` puts its table into its block of docs/.
+pub fn run(name: Option<&str>, parts: &[String], is_written: bool) -> Result<()> {
     let Some(name) = name else {
         BENCHES.iter().for_each(|bench| println!("{:<14} {}", bench.name, bench.what));
         return Ok(());
@@ -143,10 +144,19 @@ pub fn run(name: Option<&str>, parts: &[String]) -> Result<()> {
         .iter()
         .find(|bench| bench.name == name)
         .with_context(|| format!("no benchmark is called `{name}`; there are {}", known()))?;
+    let command = format!("cargo xtask bench {}", [&[name.to_string()], parts].concat().join(" "));
+    if is_written && !book::has(&command)? {
+        bail!("no page of docs/ has a block for `{command}`; run it without --write");
+    }
     let outcome = (bench.run)(parts)?;
     print_table(&outcome.headings, &outcome.rows);
     let (promise, holds) = &outcome.promise;
-    println!("{}: {promise}", if *holds { "holds" } else { "FAILS" });
+    let verdict = format!("{}: {promise}", if *holds { "holds" } else { "FAILS" });
+    println!("{verdict}");
+    if is_written {
+        let table = book::table(&outcome.headings, &outcome.rows);
+        book::write(&command, &format!("{}.\n\n{table}\n{verdict}", book::machine()?))?;
+    }
     println!("{}", json!({"bench": name, "holds": holds, "result": outcome.json}));
     if !holds {
         bail!("benchmark {name} fails its limit: {promise}");

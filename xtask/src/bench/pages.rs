@@ -1,8 +1,7 @@
-//! The time of random reads over 1 GiB on base pages ÷ on large pages, by each way to get these. Writes the
-//! table into docs/large-pages-measured.md as well.
+//! The time of random reads over 1 GiB on base pages ÷ on large pages, by each way to get these.
 
 use super::{Outcome, pagetax};
-use crate::{pages, shell};
+use crate::shell;
 use anyhow::{Context, Result, bail};
 use pagetax_core::stats::ratio_of_pairs;
 use serde_json::{Value, json};
@@ -10,7 +9,6 @@ use std::process::Command;
 
 const ROUNDS: usize = 5;
 const JOB: &[&str] = &["run", "tlb-gather", "--set", "size=1G", "--set", "count=30_000_000"];
-const BEGIN: &str = "<!-- begin: cargo xtask bench page-sizes -->\n";
 const HEADINGS: [&str; 2] = ["way", "time on 4K ÷ time on it (95 %)"];
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 
@@ -77,19 +75,12 @@ pub fn run() -> Result<Outcome> {
     rows.extend(skipped.map(|way| vec![way.0.into(), "the pool cannot be filled here".into()]));
     let gains =
         results.first().and_then(|r| r["ratio"]["low"].as_f64()).is_some_and(|low| low > 1.0);
-    pages::write_at(BEGIN, &table(&rows))?;
     Ok(Outcome {
         headings: HEADINGS.to_vec(),
         rows,
         json: json!(results),
         promise: ("2M pages by advice gain beyond the noise".into(), gains),
     })
-}
-
-fn table(rows: &[Vec<String>]) -> String {
-    let rows: Vec<String> = rows.iter().map(|row| format!("| {} |\n", row.join(" | "))).collect();
-    let heading = HEADINGS.join(" | ");
-    format!("{ROUNDS} rounds.\n\n| {heading} |\n|---|---|\n{}", rows.concat())
 }
 
 /// Returns the time of the phase that reads at random.

@@ -5,7 +5,6 @@ use super::{Outcome, number, pagetax};
 use crate::shell;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::fmt::Write;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -16,10 +15,7 @@ const ERROR_MAX: f64 = 10.0;
 const WITHIN_MIN: usize = 8;
 
 const CORPUS_C: &str = "xtask/src/bench/whatif_corpus.c";
-const PAGE: &str = "docs/whatif.md";
 /// Where the table stands in it.
-const BEGIN: &str = "<!-- written by `cargo xtask bench whatif` -->\n";
-const END: &str = "<!-- end -->\n";
 
 /// Name, required programs, and command, which runs in its own folder.
 const PROGRAMS: &[(&str, &str, &str)] = &[
@@ -98,9 +94,6 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         "took",
         "if off",
     ];
-    if parts.is_empty() {
-        write_page(&headings, &rows, within)?;
-    }
     let needed = if parts.is_empty() { WITHIN_MIN } else { results.len() };
     Ok(Outcome {
         headings,
@@ -215,28 +208,4 @@ fn make_inputs(folder: &Path) -> Result<()> {
     let mut cc = Command::new("cc");
     cc.args(["-O2", CORPUS_C, "-o"]).arg(folder.join("corpus"));
     shell::succeed(&mut cc).context("install a C compiler: gcc")
-}
-
-/// Writes the table into the documentation.
-fn write_page(headings: &[&str], rows: &[Vec<String>], within: usize) -> Result<()> {
-    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cpu = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    let mut table = format!(
-        "{within} of {} are within ±{ERROR_MAX} %. On: {}.\n\n",
-        rows.len(),
-        cpu.map_or("an unknown CPU", |(_, name)| name.trim()),
-    );
-    writeln!(table, "| {} |", headings.join(" | "))?;
-    writeln!(table, "|{}", "---|".repeat(headings.len()))?;
-    for row in rows {
-        let missing = headings.len().saturating_sub(row.len());
-        writeln!(table, "| {}{} |", row.join(" | "), " | ".repeat(missing))?;
-    }
-    let page = std::fs::read_to_string(PAGE).context("cannot read docs/whatif.md")?;
-    let whole = page.split_once(BEGIN).and_then(|(before, rest)| {
-        let (_, after) = rest.split_once(END)?;
-        Some(format!("{before}{BEGIN}\n{table}\n{END}{after}"))
-    });
-    let page = whole.with_context(|| format!("docs/whatif.md has no {BEGIN} … {END}"))?;
-    std::fs::write(PAGE, page).context("cannot write docs/whatif.md")
 }

@@ -1,6 +1,7 @@
 //! Results on disk, and the table of docs/support.md that they make.
 
-use anyhow::{Context, Result};
+use crate::book;
+use anyhow::Result;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,9 +12,6 @@ use super::ways::Way;
 
 /// Folder of the results, a file each, as several chores may run at once.
 const RESULTS: &str = "results";
-const DOCUMENT: &str = "docs/support.md";
-const BEGIN: &str = "<!-- begin: cargo xtask conformance -->\n";
-const END: &str = "<!-- end -->\n";
 
 /// Keeps one result, in place of an earlier one of the same suite, locale and way.
 pub fn keep(folder: &Path, key: &str, entry: &Value) -> Result<()> {
@@ -32,14 +30,7 @@ fn read(folder: &Path) -> Result<Vec<Value>> {
 
 /// Writes the table of all results into the document.
 pub fn write(folder: &Path) -> Result<()> {
-    let table = table(&read(folder)?);
-    let text = fs::read_to_string(DOCUMENT)?;
-    let place = || format!("{DOCUMENT} has no line {BEGIN}");
-    let (head, rest) = text.split_once(BEGIN).with_context(place)?;
-    let (_, tail) = rest.split_once(END).with_context(place)?;
-    fs::write(DOCUMENT, format!("{head}{BEGIN}\n{table}\n{END}{tail}"))?;
-    println!("wrote {DOCUMENT}");
-    Ok(())
+    book::write("cargo xtask conformance", &table(&read(folder)?))
 }
 
 fn table(all: &[Value]) -> String {
