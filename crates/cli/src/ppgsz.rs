@@ -32,7 +32,7 @@ anon is private anonymous memory that exists; text, data and bss are those of th
 libraries. Sizes: 4K, any size of /sys/kernel/mm/transparent_hugepage, hugetlb:SIZE, base, or \
 default (0) for the kernel's choice.
 
-Exit codes: the command's own, or 128 + its signal; 125 wrong usage, or a process could not be \
+Exit codes: the command's own, or 128 + its signal; 1 --undo left huge pages of code; 125 wrong usage, or a process could not be \
 changed; 126 the command cannot be run; 127 it was not found.";
 
 /// Set page sizes of a command or of running processes

@@ -321,6 +321,44 @@ fn huge_code_kb(pid: &str) -> [u64; 2] {
     huge_kb
 }
 
+/// Returns the KB of code that a process maps from a file, and from no file.
+fn code_kb(pid: &str, file: &str) -> (u64, u64) {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let (mut of_file, mut of_copy) = (0, 0);
+    for line in maps.lines().filter(|line| line.contains(" r-xp ") && !line.contains("[v")) {
+        let (start, rest) = line.split_once('-').unwrap();
+        let address = |text: &str| u64::from_str_radix(text, 16).unwrap();
+        let kb = (address(rest.split_once(' ').unwrap().0) - address(start)) >> 10;
+        match () {
+            () if line.ends_with(file) => of_file += kb,
+            () if line.contains(" 00:00 0") => of_copy += kb,
+            () => {}
+        }
+    }
+    (of_file, of_copy)
+}
+
+#[test]
+fn code_whose_file_is_gone_stays_a_copy_and_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compiled(directory.path(), "moved", &["-Wl,-z,max-page-size=0x200000"]);
+    let mut child =
+        Command::new(&program).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let pid = child.id().to_string();
+    let mut said = std::io::BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut said, &mut line).unwrap();
+    let done = run(&["-F", "-o", "text=2M", "-p", &pid]);
+    assert!(done.status.success(), "{}", stderr(&done));
+    std::fs::remove_file(&program).unwrap();
+    let undone = run(&["--undo", "-p", &pid]);
+    let why = stderr(&undone);
+    assert_eq!(undone.status.code(), Some(1), "{why}");
+    assert!(why.contains("of code stay a private copy: the file"), "{why}");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+}
+
 #[test]
 fn moved_code_is_undone() {
     let directory = tempfile::tempdir().unwrap();
@@ -350,9 +388,11 @@ fn moved_code_is_undone() {
         let text = String::from_utf8_lossy(&undone.stdout).into_owned();
         let [anonymous_kb, of_file_kb] = huge_code_kb(&pid);
         assert_eq!(anonymous_kb, 0, "{text}");
+        let (of_file, of_copy) = code_kb(&pid, &program);
+        assert!(of_file > 5 << 10 && of_copy == 0, "{of_file} KB of the file, {of_copy} KB copied");
         // Code is the file's own, too, where it is asked for by name.
         let is_whole = undo == ["--undo", "-p"] || of_file_kb == 0;
-        assert_eq!(undone.status.code(), Some(if is_whole { 0 } else { 125 }), "{text}");
+        assert_eq!(undone.status.code(), Some(if is_whole { 0 } else { 1 }), "{text}");
         assert!(is_whole || text.contains("page cache"), "{text}");
         writeln!(child.stdin.as_ref().unwrap()).unwrap();
         assert!(is_right(&mut said), "undone");

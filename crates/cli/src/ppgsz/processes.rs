@@ -4,13 +4,14 @@ use super::{Args, table};
 use crate::{exit, output};
 use anyhow::Result;
 use pagetax_core::page_size::{How, MemoryPart, PageSizeRequest, PartSizes};
-use pagetax_core::units::{Nanos, PageSize};
+use pagetax_core::units::{Bytes, Nanos, PageSize};
 use pagetax_host::pages::change::{self, Cause, Outcome};
 use pagetax_host::pages::documents::{PageSizeChange, ProcessChange};
 use pagetax_host::pages::follow::{Sweeper, Whose};
 use pagetax_host::pages::launch;
 use pagetax_host::pages::pagemap::{self, Segment};
 use pagetax_host::pages::target::{Refusal, Target, pid_of};
+use pagetax_host::pages::verdict::NO_FILE;
 use pagetax_host::pages::{PageSettings, Verdict, base_page, judge};
 use pagetax_host::sys::signal::{StopSignals, asked_to_stop};
 use rustix::process::Pid;
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 /// How soon a wish to stop is heard between two sweeps.
 const STOP_POLL: Duration = Duration::from_millis(50);
 
-/// Changes them all; an error of one does not stop the list. 125 if there was any.
+/// Changes them all; an error of one does not stop the list. 125 if there was any, 1 if an undo left pages as
+/// they are.
 pub fn run(args: &Args, advice: &PartSizes, system: &PageSettings) -> Result<ExitCode> {
     if advice.iter().any(|(_, wish)| wish.how() != How::Preferred) {
         anyhow::bail!(
@@ -41,6 +43,12 @@ pub fn run(args: &Args, advice: &PartSizes, system: &PageSettings) -> Result<Exi
         match done {
             Ok(Some((verdict, outcome))) => {
                 is_undone &= !args.undo || has_undone(&verdict, &outcome);
+                if let Some(bytes) = outcome.failed_bytes.get(&(MemoryPart::Text, Cause::NoFile)) {
+                    let bytes = Bytes(*bytes);
+                    output::note(&format!(
+                        "{operand}: {bytes} of code stay a private copy: {NO_FILE}"
+                    ));
+                }
                 processes.push(ProcessChange::new(operand, verdict, &outcome));
             }
             Ok(None) => {}
@@ -59,8 +67,12 @@ pub fn run(args: &Args, advice: &PartSizes, system: &PageSettings) -> Result<Exi
         .print(&document, |document| table(&document.processes) + &stops(&document.processes))?;
     let processes = document.processes;
     let failed = interrupted || processes.iter().any(|process| process.error.is_some());
-    let failed = failed || !is_undone;
-    Ok(if failed { exit::WRAPPER_FAILED } else { exit::FINE }.into())
+    Ok(match (failed, is_undone) {
+        (true, _) => exit::WRAPPER_FAILED,
+        (_, false) => exit::THRESHOLD_FAILED,
+        _ => exit::FINE,
+    }
+    .into())
 }
 
 type Done = (Verdict, Outcome);

@@ -41,6 +41,8 @@ pub enum Cause {
     Busy,
     /// This memory cannot have them.
     NotEligible,
+    /// The file that the memory was copied from is gone or replaced.
+    NoFile,
     /// It went away meanwhile.
     Gone,
     /// Another error.
@@ -153,8 +155,8 @@ pub fn apply(
     Ok(changed)
 }
 
-/// Splits the huge pages of all parts that `advice` names. The kernel splits pages of files only if no other
-/// process maps them.
+/// Splits the huge pages of all parts that `advice` names, and maps the file of moved code again. The kernel
+/// splits pages of files only if no other process maps them.
 pub fn undo(
     target: &Target,
     map: &PageMap,
@@ -162,8 +164,10 @@ pub fn undo(
     huge: PageSize,
 ) -> Result<Outcome, Refusal> {
     let base = map.base_page;
-    let mut changed = Outcome::default();
-    let split = huge_runs(map, huge, |mapping| part_of(advice, mapping));
+    let (mut changed, restored) = remap::restore(target, map, advice)?;
+    let split = huge_runs(map, huge, |mapping| {
+        part_of(advice, mapping).filter(|_| !restored.contains(&mapping.start.0))
+    });
     Reach::of(target)?.change(&split, base.bytes(), remote::RemoteAdvice::Cold, &mut changed);
     Ok(changed)
 }

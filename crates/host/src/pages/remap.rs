@@ -1,5 +1,6 @@
 //! Code and data of files on huge pages by force: an anonymous copy takes the place of the file's
-//! pages, at the same addresses, in one mremap(2) of the target itself.
+//! pages, at the same addresses, in one mremap(2) of the target itself. [`restore`] undoes it for code: it maps
+//! the file again.
 //!
 //! The copy loses the file's name and is no longer shared with other processes. Code does not
 //! change, so it is copied while the target runs; data is copied while all its threads stand still. They
@@ -16,8 +17,12 @@ use crate::sys::remote;
 use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
 
 /// So much is moved at once, to bound the stop (up to 1.4 ms for each huge page) and the memory that
 /// is needed twice.
@@ -159,6 +164,134 @@ impl Stretch {
         let is_there = lines.iter().any(|line| holds(line) && same_file(line));
         // As of a call for memory that is gone.
         if is_there { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EFAULT)) }
+    }
+}
+
+/// Code that was copied, and the file that it came from.
+struct CopiedCode {
+    mapping: MapsLine,
+    path: PathBuf,
+    file: File,
+    offset: u64,
+    protection: u64,
+}
+
+/// Maps the file again in the place of code that was moved, where `advice` names code. Returns the changes and
+/// the starts of the mappings that it replaced. A copy is known by a neighbour of the file that it was cut from,
+/// and by the same bytes in the file. Other anonymous code (compiled at run time) is left alone.
+pub fn restore(
+    target: &Target,
+    map: &PageMap,
+    advice: &PartSizes,
+) -> Result<(Outcome, Vec<u64>), Refusal> {
+    let (mut outcome, mut restored) = (Outcome::default(), Vec::new());
+    let lines = maps(&Root::default(), map.pid).map_err(|e| Refusal::System(e.to_string()))?;
+    for mapping in &map.mappings {
+        let is_code = part_of(advice, mapping) == Some(MemoryPart::Text) && mapping.inode == 0;
+        let at = lines.iter().position(|l| l.range == (mapping.start.0..mapping.end.0));
+        let Some(at) = at.filter(|_| is_code) else { continue };
+        let code = match copied_code(map.pid, &lines, at) {
+            Ok(Some(code)) => code,
+            Ok(None) => continue,
+            Err(_) => {
+                outcome.fail(MemoryPart::Text, Cause::NoFile, mapping.bytes());
+                continue;
+            }
+        };
+        let code = CopiedCode { protection: protection(mapping), ..code };
+        let done = all_stopped(target.pid(), &mut Vec::new(), &mut outcome.stops, &mut |session| {
+            code.map_file(session, target.pid())
+        });
+        match done {
+            Ok(()) => {
+                *outcome.changed_bytes.entry(MemoryPart::Text).or_default() += mapping.bytes();
+                restored.push(mapping.start.0);
+            }
+            Err(error) => outcome.fail(MemoryPart::Text, Cause::of(&error), mapping.bytes()),
+        }
+    }
+    Ok((outcome, restored))
+}
+
+/// Returns the code at `lines[at]` if it is a copy of a file's; an error if its file is gone or replaced.
+fn copied_code(pid: u32, lines: &[MapsLine], at: usize) -> io::Result<Option<CopiedCode>> {
+    let mapping = &lines[at];
+    let neighbours = [at.checked_sub(1), Some(at + 1)];
+    let mut neighbours = neighbours.into_iter().flatten().filter_map(|at| lines.get(at));
+    let touches = |line: &&MapsLine| {
+        let is_next =
+            line.range.end == mapping.range.start || mapping.range.end == line.range.start;
+        is_next && line.inode != 0
+    };
+    let Some(neighbour) = neighbours.find(touches) else { return Ok(None) };
+    let place = neighbour.range.start.wrapping_sub(neighbour.offset_bytes);
+    let offset = mapping.range.start.wrapping_sub(place);
+    // The process may see another root than we do.
+    let file = File::open(format!("/proc/{pid}/root{}", neighbour.name))?;
+    if file.metadata()?.ino() != neighbour.inode {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    let same = is_same(&memory, &file, &mapping.range, offset)?;
+    Ok(same.then(|| CopiedCode {
+        mapping: mapping.clone(),
+        path: PathBuf::from(&neighbour.name),
+        file,
+        offset,
+        protection: 0,
+    }))
+}
+
+/// Returns true if memory holds what a file has from `offset` on.
+fn is_same(memory: &File, file: &File, range: &Range<u64>, offset: u64) -> io::Result<bool> {
+    const STEP: u64 = 1 << 20;
+    let (mut of_memory, mut of_file) = (vec![0; STEP as usize], vec![0; STEP as usize]);
+    for at in range.clone().step_by(STEP as usize) {
+        let len = STEP.min(range.end - at) as usize;
+        memory.read_exact_at(&mut of_memory[..len], at)?;
+        let read = file.read_exact_at(&mut of_file[..len], offset.wrapping_add(at - range.start));
+        if read.is_err() || of_memory[..len] != of_file[..len] {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+impl CopiedCode {
+    /// Has the stopped process map its file, if its mapping is still the one that was compared.
+    fn map_file(&self, session: &mut Session<'_>, pid: Pid) -> io::Result<()> {
+        let lines = maps(&Root::default(), pid.as_raw_nonzero().get() as u32)?;
+        if !lines.contains(&self.mapping) {
+            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+        }
+        let path = [self.path.as_os_str().as_bytes(), b"\0"].concat();
+        let len = path.len() as u64;
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u64;
+        let room = session.call(libc::SYS_mmap, [0, len, protection, flags, u64::MAX, 0])?;
+        let opened = remote::write(pid, room, &path).and_then(|()| {
+            let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+            session.call(libc::SYS_openat, [libc::AT_FDCWD as u64, room, flags, 0, 0, 0])
+        });
+        let mapped = opened.and_then(|fd| {
+            let mapped = self.map_opened(session, pid, fd);
+            session.call(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
+            mapped
+        });
+        session.call(libc::SYS_munmap, [room, len, 0, 0, 0, 0])?;
+        mapped
+    }
+
+    fn map_opened(&self, session: &mut Session<'_>, pid: Pid, fd: u64) -> io::Result<()> {
+        let opened = std::fs::metadata(format!("/proc/{}/fd/{fd}", pid.as_raw_nonzero()))?;
+        let compared = self.file.metadata()?;
+        if (opened.dev(), opened.ino()) != (compared.dev(), compared.ino()) {
+            return Err(io::Error::from_raw_os_error(libc::EFAULT));
+        }
+        let Range { start, end } = self.mapping.range;
+        let flags = (libc::MAP_PRIVATE | libc::MAP_FIXED) as u64;
+        let arguments = [start, end - start, self.protection, flags, fd, self.offset];
+        session.call(libc::SYS_mmap, arguments).map(drop)
     }
 }
 

@@ -64,8 +64,9 @@ impl Target {
             .map_err(|_| Refusal::Gone)?;
         check(&status, rustix::process::geteuid().as_raw(), force)?;
         check_class(pid)?;
-        // Advice about nothing: only the permission is looked at.
-        let probe = remote::advise(pidfd.as_fd(), 0, 0, remote::RemoteAdvice::Collapse);
+        // Advice about nothing: only the permission is looked at. Linux 5.10 refuses advice that it does not know
+        // before it looks at permissions.
+        let probe = remote::advise(pidfd.as_fd(), 0, 0, remote::RemoteAdvice::Cold);
         let remote = !matches!(probe, Err(error) if error.raw_os_error() == Some(libc::EPERM));
         Ok(Target { pid, pidfd, remote })
     }

@@ -220,6 +220,7 @@ impl VerdictEvidence<'_> {
                 "the process forbids itself huge pages (prctl PR_SET_THP_DISABLE)".into()
             }
             Cause::NotEligible => "the kernel gives this memory no huge pages".into(),
+            Cause::NoFile => NO_FILE.into(),
             Cause::Gone => "unmapped or ended meanwhile".into(),
             Cause::Other => "the kernel refused".into(),
         }
@@ -288,6 +289,10 @@ pub(super) fn shared_bytes(map: &PageMap, mapping: &Mapping, size: PageSize) -> 
 }
 
 const REFUSED: &str = "the program itself refuses huge pages here (MADV_NOHUGEPAGE)";
+
+/// The reason why moved code keeps its copy.
+pub const NO_FILE: &str =
+    "the file that it was copied from is gone or replaced, so it cannot be mapped again";
 
 const CACHED: &str = "huge pages of the page cache, which other processes map too or which are in use just now: the \
                       kernel does not split them for one process";
