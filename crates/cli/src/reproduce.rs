@@ -8,8 +8,9 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  pagetax reproduce                       every published table and claim
-  pagetax reproduce alpha-nms             those of one report
+  pagetax reproduce                       a line for each report, and what misses
+  pagetax reproduce --full                every published table and claim
+  pagetax reproduce alpha-nms             the table of one report
   pagetax reproduce --seeds 25            over more seeds
   pagetax reproduce --json=validation.json
   pagetax reproduce --list                what there is";
@@ -29,6 +30,10 @@ pub struct Args {
     #[command(flatten)]
     outputs: Outputs<Reproduction>,
 
+    /// Print the tables; names alone print them too
+    #[arg(long)]
+    full: bool,
+
     /// List what can be reproduced
     #[arg(long)]
     list: bool,
@@ -43,7 +48,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let all = args.names.iter().any(|name| name == "all");
     let names = if all { &[] } else { args.names.as_slice() };
     let document = reproduce(names, args.seeds)?;
-    args.outputs.print(&document, reproduction::render)?;
+    let is_full = args.full || !names.is_empty();
+    args.outputs
+        .print(&document, if is_full { reproduction::render } else { reproduction::summary })?;
     Ok(if document.ok { exit::FINE } else { exit::THRESHOLD_FAILED }.into())
 }
 

@@ -7,6 +7,33 @@ use pagetax_sim::historic::reproduce::{Compared, Reproduction, Row, SEEDS_MIN, V
 const HEADINGS: [&str; 9] =
     ["figure", "published", "simulated", "spread", "of", "ratio", "tolerance", "verdict", "status"];
 
+/// A ratio that a tolerance of a direction reaches, and no tolerance of a figure.
+const ONE_SIDED: f64 = 5.0;
+
+/// Renders a line for each publication, the misses with their figures, and the sum.
+pub fn summary(document: &Reproduction) -> String {
+    let within = |table: &Compared, wanted: &dyn Fn(Status) -> bool| {
+        let rows = || table.rows.iter().filter(|row| is_asserted(row) && wanted(row.status));
+        let ok = rows().filter(|row| row.verdict == Verdict::Ok).count();
+        format!("{ok} of {}", rows().count())
+    };
+    let line = |table: &Compared| {
+        vec![
+            table.name.clone(),
+            within(table, &|status| status == Status::Calibrated),
+            within(table, &|status| status == Status::Predicted),
+            within(table, &|status| status == Status::Consistency),
+            table.title.split(':').next().unwrap_or_default().into(),
+        ]
+    };
+    let headings = ["report", "fitted", "predicted", "consistency", "what it is"];
+    let rows = document.tables.iter().map(line).collect();
+    let mut out = String::from("Figures within their tolerance\n");
+    out += &text::table(&headings, &[1, 2, 3], rows);
+    out += &format!("\n{}\n", sum(document));
+    out + "Tables: pagetax reproduce --full, or pagetax reproduce NAME\n"
+}
+
 /// Renders a table for each file, the figures that are not reproducible, and the sum.
 pub fn render(document: &Reproduction) -> String {
     let mut out = String::new();
@@ -63,6 +90,10 @@ pub fn markdown(document: &Reproduction) -> String {
     out
 }
 
+fn is_asserted(row: &Row) -> bool {
+    matches!(row.verdict, Verdict::Ok | Verdict::Miss)
+}
+
 fn simulated(table: &Compared) -> impl Iterator<Item = &Row> {
     table.rows.iter().filter(|row| row.status != Status::NotReproducible)
 }
@@ -113,10 +144,19 @@ fn cells(row: &Row) -> Vec<String> {
         or_missing(spread),
         of,
         or_missing(row.ratio.map(|ratio| format!("{ratio:.3}"))),
-        or_missing(row.tolerance.map(|[low, high]| format!("{low:.2} – {high:.2}"))),
+        or_missing(row.tolerance.map(tolerance)),
         verdict.into(),
         status.into(),
     ]
+}
+
+/// Formats a tolerance of a ratio. A claim of direction alone has one bound: the other is where no run can be.
+fn tolerance([low, high]: [f64; 2]) -> String {
+    match () {
+        () if low >= 0.99 && high > ONE_SIDED => format!("at least {low:.2}"),
+        () if low <= 0.01 => format!("at most {high:.2}"),
+        () => format!("{low:.2} – {high:.2}"),
+    }
 }
 
 /// Formats a number with four significant digits.
@@ -139,7 +179,6 @@ fn number(value: f64) -> String {
 fn sum(document: &Reproduction) -> String {
     let rows = || document.tables.iter().flat_map(|table| &table.rows);
     let count = |wanted: &dyn Fn(&Row) -> bool| rows().filter(|row| wanted(row)).count();
-    let is_asserted = |row: &Row| matches!(row.verdict, Verdict::Ok | Verdict::Miss);
     let is_missed = |row: &Row| row.verdict == Verdict::Miss;
     let is_own = |row: &Row| row.status == Status::Consistency;
     let mut out = format!(
@@ -161,7 +200,14 @@ fn sum(document: &Reproduction) -> String {
     }
     for table in &document.tables {
         for row in table.rows.iter().filter(|row| is_missed(row)) {
-            out += &format!("\n- MISS in {}: {}.", table.name, name(row));
+            let simulated = row.simulated.map(|spread| number(spread.median));
+            out += &format!(
+                "\n- MISS in {}: {}: published {}, simulated {}.",
+                table.name,
+                name(row),
+                number(row.published),
+                simulated.unwrap_or(text::MISSING.into())
+            );
         }
     }
     out
@@ -228,10 +274,32 @@ mod tests {
                    0 figures reported only, 1 derived, 1 not reproducible; 9 seeds.";
         assert!(text.contains(sum), "{text}");
         assert_eq!(
-            text.matches("- MISS in name: elapsed_s at virtual_mb 16.").count(),
+            text.matches(
+                "- MISS in name: elapsed_s at virtual_mb 16: published 25.90, simulated 5"
+            )
+            .count(),
             2,
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_summary_counts_by_kind_and_names_what_misses() {
+        let text = summary(&document());
+        let line = text.lines().find(|line| line.contains("a title")).unwrap();
+        assert_eq!(
+            line.split_whitespace().collect::<Vec<_>>().join(" "),
+            "name 1 of 1 0 of 1 0 of 1 a title"
+        );
+        assert_eq!(text.matches("- MISS in name: ").count(), 2, "{text}");
+        assert!(!text.contains("25 – 27"), "{text}");
+    }
+
+    #[test]
+    fn tolerances_of_a_direction_have_one_bound() {
+        assert_eq!(tolerance([1.0, 1000.0]), "at least 1.00");
+        assert_eq!(tolerance([0.0, 22.62]), "at most 22.62");
+        assert_eq!(tolerance([0.94, 1.06]), "0.94 – 1.06");
     }
 
     #[test]
