@@ -9,22 +9,8 @@ use std::process::Command;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The built files and their destinations. Files for pagetax alone have a directory of their own.
-const BUILT: &[(&str, &str)] = &[
-    ("libpagetax.a", "lib"),
-    ("libpagetax_preload.so", "lib"),
-    ("libpagetax_remote_preload.so", "lib/pagetax"),
-    ("libpagetax_dbt.so", "lib/pagetax"),
-    ("libpagetax_interpose.a", "lib/pagetax"),
-];
-const PACKAGES: &[&str] = &[
-    "pagetax",
-    "pagetax-capi",
-    "pagetax-preload",
-    "pagetax-remote-preload",
-    "pagetax-dbt",
-    "pagetax-interpose",
-];
+/// The library that users name in LD_PRELOAD. pagetax carries it, and keeps it among its own libraries.
+const PRELOAD: &str = "libpagetax_preload.so";
 /// The directory of each shell's completions.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "share/bash-completion/completions/pagetax"),
@@ -46,14 +32,14 @@ pub fn run(prefix: &Path, destdir: Option<&Path>) -> Result<()> {
         None => prefix.clone(),
     };
     let prefix = prefix.to_str().context("a prefix that is no text")?.to_string();
-    let packages = PACKAGES.iter().flat_map(|package| ["--package", package]);
-    shell::cargo(&["build", "--release"].into_iter().chain(packages).collect::<Vec<_>>())?;
+    shell::cargo(&["build", "--release", "--package", "pagetax", "--package", "pagetax-capi"])?;
     let built = Path::new("target/release");
     let tree = Tree { root, prefix };
     let program = tree.copy(&built.join("pagetax"), "bin/pagetax", 0o755)?;
-    for (name, directory) in BUILT {
-        tree.copy(&built.join(name), &format!("{directory}/{name}"), 0o644)?;
-    }
+    tree.copy(&built.join("libpagetax.a"), "lib/libpagetax.a", 0o644)?;
+    let own = tree.root.join("lib/pagetax");
+    shell::succeed(Command::new(&program).arg("libraries").arg(&own))?;
+    symlink(Path::new("pagetax").join(PRELOAD), tree.place(&format!("lib/{PRELOAD}"))?)?;
     tree.shared_library(&built.join("libpagetax.so"))?;
     tree.copy(Path::new("crates/capi/include/pagetax.h"), "include/pagetax.h", 0o644)?;
     tree.fill_in("crates/capi/pagetax.pc.in", "lib/pkgconfig/pagetax.pc")?;

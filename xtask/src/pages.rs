@@ -94,7 +94,6 @@ impl Notes {
 /// Measures all, and writes the tables into the document.
 pub fn run() -> Result<()> {
     let pagetax = std::fs::canonicalize(shell::pagetax()?)?;
-    shell::cargo(&["build", "--quiet", "--release", "--package", "pagetax-preload"])?;
     let sources = std::fs::canonicalize("xtask/src/pages")?;
     let directory = tempfile::tempdir()?;
     for entry in std::fs::read_dir(sources)?.flatten() {

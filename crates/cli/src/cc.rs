@@ -8,7 +8,7 @@ use crate::exit;
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::page_size::PageSizeRequest;
 use pagetax_core::units::PageSize;
-use pagetax_host::launch::installed;
+use pagetax_host::launch::libraries;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -176,12 +176,7 @@ fn objects(sizes: Sizes, directory: &Path) -> Result<[PathBuf; 2]> {
             source.as_os_str(),
         ],
     )?;
-    let archive = installed::find(ARCHIVE).with_context(|| {
-        format!(
-            "{ARCHIVE} is neither beside pagetax nor in its lib directory\n  remedy: cargo build \
-             --release -p pagetax-interpose, and copy target/release/{ARCHIVE} there"
-        )
-    })?;
+    let archive = libraries::find(ARCHIVE)?;
     let wanted = GLOBAL.iter().flat_map(|name| ["-u", name]).map(OsStr::new);
     let partial = ["-r", "--gc-sections", "--force-group-allocation", "-o"].map(OsStr::new);
     let link: Vec<&OsStr> = partial

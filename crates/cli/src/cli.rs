@@ -70,6 +70,8 @@ pub enum Command {
     #[command(hide = true)]
     Man(manual::ManArgs),
     #[command(hide = true)]
+    Libraries(manual::LibrariesArgs),
+    #[command(hide = true)]
     Completions(manual::CompletionsArgs),
 }
 
@@ -100,6 +102,7 @@ impl Command {
             Command::Serve(args) => serve::run(args),
             Command::Servers(args) => servers::run(args),
             Command::Man(args) => manual::man(args),
+            Command::Libraries(args) => manual::libraries(args),
             Command::Completions(args) => manual::completions(args),
         }
     }

@@ -216,6 +216,7 @@ fn recipes(
     let (mut recipes, mut skipped) = (vec![Recipe::default()], Vec::new());
     let own = std::env::current_exe().context("cannot find this program")?;
     let has_code = !Code::of(&args.command).files.is_empty();
+    let program = args.command.first().and_then(|name| Program::find(name).ok());
     let conditions = Conditions { system, tunables, has_code };
     let words: Vec<&str> = match &args.sizes {
         Some(words) => words.iter().map(String::as_str).collect(),
@@ -243,6 +244,7 @@ fn recipes(
             false => recipe.through(&own.to_string_lossy()),
         });
         let usable = recipe.and_then(|r| r.permitted(args.allow_sysfs).map(|()| r));
+        let usable = usable.and_then(|r| r.heeded_by(program.as_ref()).map(|()| r));
         let is_known = recipes.iter().any(|known| known.mechanism.name() == mechanism.name());
         match usable {
             Ok(recipe) if !is_known => recipes.push(recipe),

@@ -34,9 +34,27 @@ mod whatif;
 mod why;
 
 use clap::Parser;
+use pagetax_host::launch::libraries::{self, CarriedLibrary};
 use std::process::ExitCode;
 
+/// The libraries inside this program: none in a debug build, which finds them where cargo built them.
+#[cfg(all(not(debug_assertions), target_arch = "x86_64", target_os = "linux", target_env = "gnu"))]
+const LIBRARIES: &[CarriedLibrary] = pagetax_carry::libraries![
+    "libpagetax_preload.so",
+    "libpagetax_remote_preload.so",
+    "libpagetax_dbt.so",
+    "libpagetax_interpose.a"
+];
+#[cfg(not(all(
+    not(debug_assertions),
+    target_arch = "x86_64",
+    target_os = "linux",
+    target_env = "gnu"
+)))]
+const LIBRARIES: &[CarriedLibrary] = &[];
+
 fn main() -> ExitCode {
+    libraries::carry(LIBRARIES);
     let result = cli::check_spelling().and_then(|()| match cli::Cli::try_parse() {
         Ok(cli) => cli.command.run(),
         Err(error) => Ok(cli::refuse(&error)),

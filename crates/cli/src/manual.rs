@@ -1,9 +1,10 @@
-//! `pagetax man` and `pagetax completions`: what packagers install beside the binary, generated
-//! from the same definitions as `--help`.
+//! `pagetax man`, `pagetax completions` and `pagetax libraries`: the files that packagers install beside the
+//! binary, all of them made from what it contains.
 
 use crate::{cli::Cli, exit, output};
 use anyhow::{Context, Result};
 use clap::CommandFactory;
+use pagetax_host::launch::libraries;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -37,6 +38,28 @@ pub fn man(args: ManArgs) -> Result<ExitCode> {
                 directory.display()
             )
         })?;
+    Ok(exit::FINE.into())
+}
+
+/// Write the libraries that this build carries
+///
+/// pagetax uses those in ../lib/pagetax if they are the same, and its own copy otherwise.
+#[derive(Debug, clap::Args)]
+#[command(before_help = "Examples:\n  pagetax libraries /usr/lib/pagetax")]
+pub struct LibrariesArgs {
+    /// Directory to write to; made if it is not there
+    directory: PathBuf,
+}
+
+/// Runs `pagetax libraries DIRECTORY`.
+pub fn libraries(args: LibrariesArgs) -> Result<ExitCode> {
+    let directory = &args.directory;
+    libraries::write_all(directory).with_context(|| {
+        format!(
+            "cannot write libraries to {}; name a directory that you may write to",
+            directory.display()
+        )
+    })?;
     Ok(exit::FINE.into())
 }
 

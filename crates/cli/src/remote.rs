@@ -6,12 +6,11 @@ use crate::output;
 use anyhow::{Result, anyhow};
 use pagetax_core::units::{Bytes, Nanos};
 use pagetax_host::launch::preload::Preload;
-use pagetax_host::launch::program::{Kind, Program, ProgramError, native};
-use pagetax_host::launch::{Launcher, installed};
+use pagetax_host::launch::program::{Program, ProgramError};
+use pagetax_host::launch::{Launcher, libraries};
 use pagetax_remote::pager::EvictionMethod;
 use pagetax_remote::preloaded::{self, Settings};
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -75,7 +74,9 @@ fn parse_resident(text: &str) -> Result<Bytes> {
 
 /// Runs `pagetax remote -- COMMAND`.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let library = library().map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
+    let library = libraries::find(LIBRARY).map_err(anyhow::Error::from);
+    let library = library.and_then(|path| Ok(Preload::new(path)?));
+    let library = library.map_err(|error| exit::with(exit::WRAPPER_FAILED, error))?;
     let program = reachable(&args.command[0])?;
     let settings = Settings {
         address_space: args.address_space,
@@ -109,55 +110,16 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Err(with_code(launcher.exec()))
 }
 
-/// Returns the library where it was built or installed. The loader leaves out what it does not find, and the
-/// program would run with all of its memory here.
-fn library() -> Result<Preload> {
-    let path = match std::env::var_os("PAGETAX_REMOTE_LIBRARY").map(PathBuf::from) {
-        Some(named) => named.canonicalize().map_err(|error| {
-            anyhow!("PAGETAX_REMOTE_LIBRARY={}: {error}\n  remedy: name a file", named.display())
-        })?,
-        None => installed::find(LIBRARY).ok_or_else(|| {
-            anyhow!(
-                "{LIBRARY} is neither beside pagetax nor in its lib directory\n  remedy: cargo build \
-                 --release -p pagetax-remote-preload, or name it in PAGETAX_REMOTE_LIBRARY"
-            )
-        })?,
-    };
-    Ok(Preload::new(path)?)
-}
-
 /// Finds the program, unless the library would not reach it: it would run with all of its memory here.
 fn reachable(name: &OsString) -> Result<Program> {
     let program = Program::find(name).map_err(with_code)?;
     program.heeds_us().map_err(with_code)?;
-    let Some((why, remedy)) = unreachable_because(&program) else { return Ok(program) };
-    let binary = program.binary.display();
-    let error = anyhow!("`{binary}` {why}, so that its memory cannot be paged\n  remedy: {remedy}");
-    Err(exit::with(exit::NOT_EXECUTABLE, error))
+    match program.takes_preload() {
+        Ok(()) => Ok(program),
+        Err(refusal) => Err(exit::with(exit::NOT_EXECUTABLE, refusal)),
+    }
 }
 
 fn with_code(error: ProgramError) -> anyhow::Error {
     exit::with(exit::of_program(&error), error)
-}
-
-/// Returns the reason why our library cannot be loaded into a program, with a hint; None if it can be.
-fn unreachable_because(program: &Program) -> Option<(&'static str, &'static str)> {
-    // What is no ELF file the kernel may know to run; by what, is not known.
-    let architecture = program.architecture?;
-    if architecture != native() {
-        return Some((
-            "is built for another architecture: our library cannot be loaded into it",
-            "use a build for this machine's own",
-        ));
-    }
-    match program.kind {
-        Kind::DynamicGlibc => None,
-        Kind::StaticGlibc | Kind::Own => {
-            Some(("is linked statically: nothing can be preloaded into it", "link it dynamically"))
-        }
-        Kind::OtherLoader => Some((
-            "uses another C library than glibc: our library cannot be loaded into it",
-            "use a build for glibc",
-        )),
-    }
 }

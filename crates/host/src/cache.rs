@@ -74,10 +74,7 @@ pub fn folder_of_ours(path: &Path, mode: u32) -> Result<PathBuf, Untrusted> {
     std::fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
     let path = path.canonicalize().map_err(failed)?;
     let system = Owners::read()?;
-    let ancestors: Vec<&Path> = path.ancestors().skip(1).collect();
-    for ancestor in ancestors.into_iter().rev() {
-        system.check_ancestor(ancestor)?;
-    }
+    system.check_ancestors(&path)?;
     system.check_own(&path, OFlags::DIRECTORY)?;
     Ok(path)
 }
@@ -85,6 +82,17 @@ pub fn folder_of_ours(path: &Path, mode: u32) -> Result<PathBuf, Untrusted> {
 /// Checks a file in a folder that [`private_folder`] returned.
 pub fn check_file(path: &Path) -> Result<(), Untrusted> {
     Owners::read()?.check_own(path, OFlags::empty())
+}
+
+/// Checks that only this user, root and the owner of `/` can change an installed file or replace it.
+pub fn check_installed(path: &Path) -> Result<(), Untrusted> {
+    let system = Owners::read()?;
+    system.check_ancestors(path)?;
+    let status = status(path, OFlags::empty())?;
+    match system.may_own(&status) {
+        true => only_owner_writes(path, &status),
+        false => Err(system.belongs(path, &status)),
+    }
 }
 
 /// Removes all rights of others to a file or folder of ours.
@@ -107,9 +115,19 @@ impl Owners {
         Ok(Owners { user, top: status(Path::new("/"), OFlags::DIRECTORY)?.st_uid })
     }
 
+    /// Checks the folders that hold `path`, from `/` on.
+    fn check_ancestors(&self, path: &Path) -> Result<(), Untrusted> {
+        let ancestors: Vec<&Path> = path.ancestors().skip(1).collect();
+        ancestors.into_iter().rev().try_for_each(|ancestor| self.check_ancestor(ancestor))
+    }
+
+    fn may_own(&self, status: &Stat) -> bool {
+        [self.user, self.top, 0].contains(&status.st_uid)
+    }
+
     fn check_ancestor(&self, path: &Path) -> Result<(), Untrusted> {
         let status = status(path, OFlags::DIRECTORY)?;
-        if ![self.user, self.top, 0].contains(&status.st_uid) {
+        if !self.may_own(&status) {
             return Err(self.belongs(path, &status));
         }
         // In a sticky folder such as /tmp, users can replace only their own files.

@@ -3,9 +3,10 @@
 
 use crate::toolchain::{self, BuildError};
 use object::{Architecture, Object, ObjectSection, ReadCache};
+use pagetax_host::launch::Launcher;
+use pagetax_host::launch::libraries;
 use pagetax_host::launch::preload::Preload;
-use pagetax_host::launch::program::{Kind, Program, native, on_path};
-use pagetax_host::launch::{Launcher, installed};
+use pagetax_host::launch::program::{NoPreload, Program, native, on_path};
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -224,21 +225,18 @@ fn valgrind(program: &Path, architecture: Architecture, why: &str) -> Result<Eng
 
 /// Returns the native engine, or the reason that it cannot run the program.
 fn sampler(program: &Program, why: &str) -> Result<Engine, String> {
-    let name = program.binary.display();
-    if program.architecture != Some(Architecture::X86_64) || native() != Architecture::X86_64 {
+    if native() != Architecture::X86_64 {
         return Err("it supports x86-64 only".into());
     }
-    if program.kind != Kind::DynamicGlibc {
-        return Err(format!("{name} is not dynamically linked with glibc"));
-    }
+    program
+        .takes_preload()
+        .map_err(|NoPreload { program, why, .. }| format!("`{program}` {why}"))?;
     for file in program.files() {
         if let Some(what) = unsupported(&file) {
             return Err(format!("{} {what}", file.display()));
         }
     }
-    let binary = installed::find(SAMPLER).ok_or_else(|| {
-        format!("{SAMPLER} is not beside pagetax (cargo build --release -p pagetax-dbt)")
-    })?;
+    let binary = libraries::find(SAMPLER).map_err(|error| error.to_string())?;
     let preload = Some(Preload::new(&binary).map_err(|error| error.to_string())?);
     Ok(Engine { kind: EngineKind::Native, why: why.into(), binary, preload, runner: "" })
 }

@@ -51,7 +51,6 @@ pub fn run(parts: &[String]) -> Result<Outcome> {
         bail!("no program is called `{wrong}`; there are: {}", known());
     }
     let pagetax = std::fs::canonicalize(pagetax()?)?;
-    shell::cargo(&["build", "--quiet", "--release", "--package", "pagetax-dbt"])?;
     let folder = tempfile::tempdir()?;
     let mut rng = pagetax_core::access::Rng::new(1);
     let numbers: String = (0..32_000_000).map(|_| format!("{}\n", rng.below(1 << 30))).collect();

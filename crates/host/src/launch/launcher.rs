@@ -8,7 +8,7 @@
 //!   [`Launcher::spawn`], before it. The child inherits them, and exec enables them: no start needs a stop.
 
 use super::preload::{Preload, VARIABLE};
-use super::program::{Program, ProgramError};
+use super::program::{Program, ProgramError, native};
 use crate::sys::process::Child;
 use crate::sys::remote::{Forbid, Forbidden};
 use std::ffi::{OsStr, OsString};
@@ -70,7 +70,16 @@ impl Launcher {
     fn refused(&self, error: io::Error) -> ProgramError {
         match error.kind() {
             io::ErrorKind::NotFound => ProgramError::NotFound(self.name.clone()),
-            _ => ProgramError::NotExecutable(self.name.clone(), error.to_string()),
+            _ => ProgramError::NotExecutable(self.name.clone(), self.why_not(&error)),
+        }
+    }
+
+    fn why_not(&self, error: &io::Error) -> String {
+        let is_format = error.raw_os_error() == Some(libc::ENOEXEC);
+        let program = is_format.then(|| Program::find(self.command.get_program()).ok()).flatten();
+        match program.and_then(|program| program.foreign_architecture()) {
+            Some(other) => format!("it is built for {other:?}, and this machine is {:?}", native()),
+            None => error.to_string(),
         }
     }
 }

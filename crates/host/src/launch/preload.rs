@@ -20,7 +20,7 @@ pub struct Preload(PathBuf);
 /// The reason why a library cannot be named. The loader would skip it, and the program would run without
 /// it.
 #[derive(Debug, thiserror::Error)]
-#[error("{why}\n  remedy: {remedy}")]
+#[error("{why}\n  hint: {remedy}")]
 pub struct PreloadError {
     /// The part of the path that is in the way.
     pub why: String,
@@ -86,7 +86,7 @@ mod tests {
             ["/my tools/ours.so", "/a:b/ours.so", "/a$LIB/ours.so", "lib/ours.so", "ours.so"]
         {
             let error = Preload::new(path).unwrap_err().to_string();
-            assert!(error.contains(path) && error.contains("remedy: move"), "{error}");
+            assert!(error.contains(path) && error.contains("hint: move"), "{error}");
         }
     }
 }

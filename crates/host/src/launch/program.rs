@@ -88,6 +88,18 @@ pub enum ProgramError {
     SetId(String),
 }
 
+/// The reason why a library of ours cannot be preloaded into a program.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{program}` {why}\n  hint: {hint}")]
+pub struct NoPreload {
+    /// The program that runs in the end.
+    pub program: String,
+    /// The obstacle, as a predicate of the program.
+    pub why: String,
+    /// A way around it.
+    pub hint: &'static str,
+}
+
 impl Program {
     /// Finds the program that a command starts, along PATH as exec would.
     pub fn find(name: impl AsRef<OsStr>) -> Result<Program, ProgramError> {
@@ -131,6 +143,44 @@ impl Program {
             true => Err(ProgramError::SetId(self.path.display().to_string())),
             false => Ok(()),
         }
+    }
+
+    /// Checks that a library of ours can be preloaded into it. A file that is not ELF passes: its interpreter
+    /// is unknown.
+    pub fn takes_preload(&self) -> Result<(), NoPreload> {
+        let refused = |why: &str, hint| {
+            let program = self.binary.display().to_string();
+            Err(NoPreload { program, why: why.into(), hint })
+        };
+        if self.heeds_us().is_err() {
+            return refused(
+                "runs set-id or with capabilities, so its loader ignores LD_PRELOAD",
+                "run it as its owner",
+            );
+        }
+        if let Some(other) = self.foreign_architecture() {
+            let why = format!(
+                "is built for {other:?}: a library for this machine cannot be loaded into it"
+            );
+            return refused(&why, "use a build for this machine");
+        }
+        match self.kind {
+            _ if self.architecture.is_none() => Ok(()),
+            Kind::DynamicGlibc => Ok(()),
+            Kind::StaticGlibc | Kind::Own => refused(
+                "is linked statically: nothing can be preloaded into it",
+                "link it dynamically",
+            ),
+            Kind::OtherLoader => refused(
+                "uses another C library than glibc: our library cannot be loaded into it",
+                "use a build for glibc",
+            ),
+        }
+    }
+
+    /// Returns its architecture if that is not this machine's.
+    pub fn foreign_architecture(&self) -> Option<Architecture> {
+        self.architecture.filter(|architecture| *architecture != native())
     }
 
     /// Returns true if a file of it has privileges, even if they are the same as ours.

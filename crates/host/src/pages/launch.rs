@@ -9,9 +9,10 @@ use super::parts::wants_large;
 use super::settings::base_page;
 use super::tunables::{HUGETLB, MMAP_THRESHOLD, tunable, with_tunable};
 use super::{Mode, PageSettings};
+use crate::launch::Launcher;
+use crate::launch::libraries::{self, LibraryError};
 use crate::launch::preload::{self, Preload};
 use crate::launch::program::{Kind, Program, ProgramError};
-use crate::launch::{Launcher, installed};
 use crate::sys::remote::Forbid;
 use pagetax_core::page_size::{How, MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::{Bytes, PageSize};
@@ -72,8 +73,8 @@ pub struct Surroundings {
     pub tunables: Option<String>,
     /// The value of LD_PRELOAD in our environment.
     pub preloads: Option<OsString>,
-    /// The preload library, if it is installed.
-    pub library: Option<PathBuf>,
+    /// Finds the preload library, when a plan needs it.
+    pub library: fn() -> Result<PathBuf, LibraryError>,
     /// The soft limit of the stack; none is unlimited.
     pub stack_limit_bytes: Option<u64>,
 }
@@ -85,7 +86,7 @@ impl Surroundings {
             system: PageSettings::host(),
             tunables: std::env::var("GLIBC_TUNABLES").ok(),
             preloads: std::env::var_os(preload::VARIABLE),
-            library: installed::find(PRELOAD),
+            library: || libraries::find(PRELOAD),
             stack_limit_bytes: rustix::process::getrlimit(rustix::process::Resource::Stack).current,
         }
     }
@@ -197,9 +198,23 @@ impl Launch {
         self.set("GLIBC_TUNABLES", with_tunable(around.tunables.as_deref(), HUGETLB, value));
     }
 
-    /// Adds our library to LD_PRELOAD. Returns false if it is not installed.
-    fn preload(&mut self, around: &Surroundings) -> Result<bool, Refused> {
-        let Some(library) = &around.library else { return Ok(false) };
+    /// Adds our library to LD_PRELOAD. Returns false if the program cannot have it, with a note that says
+    /// why, and what happens `without` it.
+    fn preload(&mut self, around: &Surroundings, without: &str) -> Result<bool, Refused> {
+        let library = match self.program.takes_preload() {
+            Ok(()) => (around.library)().map_err(|error| error.to_string()),
+            Err(refusal) => Err(refusal.to_string()),
+        };
+        let library = match library {
+            Ok(library) => library,
+            Err(why) => {
+                match self.notes.iter_mut().find(|note| note.ends_with(&why)) {
+                    Some(note) => *note = format!("{without}, and {note}"),
+                    None => self.notes.push(format!("{without}: {why}")),
+                }
+                return Ok(false);
+            }
+        };
         let library = Preload::new(library).map_err(|error| (error.why, error.remedy))?;
         self.set(preload::VARIABLE, library.before(around.preloads.as_deref()));
         Ok(true)
@@ -227,19 +242,16 @@ impl Launch {
             }
         }
         if !glibc || switched_off {
+            if !glibc {
+                self.preload(around, "its heap is collapsed while it runs")?;
+            }
             self.sweeps_all = true;
             return Ok(());
         }
         settings_allow(size, &around.system)?;
         self.set_malloc("1", around);
-        if self.program.kind == Kind::DynamicGlibc {
-            if self.preload(around)? {
-                self.set("MPSSHEAP", size.to_string());
-            } else {
-                self.notes.push(format!(
-                    "{PRELOAD} is not beside pagetax: heaps of threads keep base pages"
-                ));
-            }
+        if self.preload(around, "heaps of its threads keep base pages")? {
+            self.set("MPSSHEAP", size.to_string());
         }
         Ok(())
     }
@@ -299,13 +311,10 @@ impl Launch {
         let huge = around.system.pmd_size().unwrap_or(PageSize::M2);
         // Collapsing makes huge pages also where they are switched off.
         let never = around.system.of_size(size) == Some(Mode::Never) && size == huge;
-        if self.program.kind != Kind::DynamicGlibc || never {
+        if never || !self.preload(around, "its stack is collapsed while it runs")? {
             return self.swept(MemoryPart::Stack, size, around);
         }
         settings_allow(size, &around.system)?;
-        if !self.preload(around)? {
-            return self.swept(MemoryPart::Stack, size, around);
-        }
         self.set("MPSSSTACK", size.to_string());
         Ok(())
     }
@@ -405,10 +414,18 @@ fn settings_allow(size: PageSize, system: &PageSettings) -> Result<(), Refused> 
 mod tests {
     use super::super::settings::tests::tree;
     use super::*;
+    use crate::launch::program::native;
 
     fn program(kind: Kind) -> Program {
         let (path, runs) = ("/bin/x".into(), vec!["/bin/x".into()]);
-        Program { path, runs, binary: "/bin/x".into(), kind, loader: None, architecture: None }
+        Program {
+            path,
+            runs,
+            binary: "/bin/x".into(),
+            kind,
+            loader: None,
+            architecture: Some(native()),
+        }
     }
 
     fn planned(
@@ -424,7 +441,7 @@ mod tests {
             system,
             tunables: Some("glibc.malloc.arena_max=1".into()),
             preloads: Some("/lib/other.so".into()),
-            library: Some("/lib/libpagetax_preload.so".into()),
+            library: || Ok("/lib/libpagetax_preload.so".into()),
             stack_limit_bytes: Some(8 << 20),
         };
         plan(program(kind), &advice, &around, force, false)
@@ -445,8 +462,12 @@ mod tests {
 
     #[test]
     fn others_are_watched() {
-        for kind in [Kind::Own, Kind::OtherLoader] {
+        for (kind, why) in
+            [(Kind::Own, "is linked statically"), (Kind::OtherLoader, "another C library")]
+        {
             let launch = planned(kind, "heap=2M,stack=2M", "madvise", 0, false).unwrap();
+            let [note] = &launch.notes[..] else { panic!("{:?}", launch.notes) };
+            assert!(note.contains(why) && note.contains("heap is collapsed"), "{note}");
             assert!(launch.environment.is_empty() && launch.sweeps_all);
             assert_eq!(launch.swept.unwrap().to_string(), "heap=2M,stack=2M,anon=2M");
         }

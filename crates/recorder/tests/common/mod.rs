@@ -22,7 +22,7 @@ pub fn has_programs(names: &[&str]) -> bool {
 
 /// Returns true if the native engine's library was built, as building the workspace does.
 pub fn has_sampler() -> bool {
-    let is_built = pagetax_host::launch::installed::find("libpagetax_dbt.so").is_some();
+    let is_built = pagetax_host::launch::libraries::find("libpagetax_dbt.so").is_ok();
     if !is_built {
         println!("SKIP: not built: libpagetax_dbt.so");
     }

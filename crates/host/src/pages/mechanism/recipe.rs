@@ -1,6 +1,7 @@
 //! The changes to a command, its environment and the system that a mechanism makes.
 
 use super::{AsIs, Conditions, Mechanism, Unavailable};
+use crate::launch::program::Program;
 use crate::pages::settings::Setting;
 use crate::pages::tunables::{HUGETLB, with_tunable};
 use pagetax_core::units::PageSize;
@@ -73,6 +74,19 @@ impl Recipe {
             (_, false) => "run as root with --allow-sysfs: changed during its runs, then put back",
         };
         Err(Unavailable { why, remedy: remedy.into() })
+    }
+
+    /// Checks that the program heeds what this recipe puts into its environment, and that ppgsz may start it.
+    pub fn heeded_by(&self, program: Option<&Program>) -> Result<(), Unavailable> {
+        let needs_it = self.malloc_hugetlb.is_some() || !self.wrapper.is_empty();
+        match program.is_none_or(|program| program.heeds_us().is_ok()) || !needs_it {
+            true => Ok(()),
+            false => Err(Unavailable {
+                why: "it runs set-id or with capabilities, so its loader ignores the environment"
+                    .into(),
+                remedy: "run it as its owner".into(),
+            }),
+        }
     }
 
     /// Returns the recipe that runs the command under `own`'s ppgsz, if ppgsz has the mechanism. So a trial
