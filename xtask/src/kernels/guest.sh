@@ -14,10 +14,11 @@ ip link set lo up
 # Emulated, a fault takes a hundred times as long.
 export PAGETAX_TEST_PERCENT=20
 export SHOW="--show-output -Zunstable-options --report-time" RUSTC_BOOTSTRAP=1
-export PAGETAX LIB PAGER IN_PLACE REAL
+export PAGETAX LIB PAGER IN_PLACE REAL WHY
 
 # What this kernel has, by its version: pagetax itself asks the kernel.
 release=$(uname -r)
+printf '@@kernel %s\n' "$release" >/dev/ttyS1
 major=${release%%.*}
 minor=${release#*.}
 minor=${minor%%.*}
@@ -35,6 +36,41 @@ check() {
     printf '\n@@end %s %s\n' "$code" $(($(date +%s) - from))
 }
 
+# row COMMAND SECONDS ROOT USER SCRIPT: a command as root and as an ordinary user. ROOT and USER are the versions from
+# which it must work. Before them it must fail and name the version. `no TEXT` must fail with that text everywhere.
+row() {
+    cell "$1/root" "$2" "$3" "$5"
+    cell "$1/user" "$2" "$4" "$5" as_user
+}
+
+cell() {
+    printf '@@begin %s\n' "$1"
+    from=$(date +%s)
+    rm -rf /tmp/place
+    mkdir -m 777 /tmp/place
+    cd /tmp/place
+    code=0
+    $5 timeout -k 5 "$2" sh -ec "$4" >/tmp/said 2>&1 || code=$?
+    cat /tmp/said
+    case $3 in
+    no*) reason=${3#no } ;;
+    *) reason=$(has "$3" || echo "Linux $3") ;;
+    esac
+    if [ -n "$reason" ] && [ $code -ne 124 ]; then
+        if [ $code -ne 0 ] && grep -q "$reason" /tmp/said; then
+            printf '\n@@refused %s' "$reason"
+            code=0
+        else
+            printf '\nwas to be refused, with: %s' "$reason"
+            code=1
+        fi
+    fi
+    cd /
+    printf '\n@@end %s %s\n' "$code" $(($(date +%s) - from))
+}
+
+has() { at_least "${1%%.*}" "${1#*.}"; }
+
 cat >/tmp/lists.py <<'PYTHON'
 import os
 numbers = [n * n for n in range(300000)]
@@ -49,6 +85,8 @@ PYTHON
 cat >/tmp/holds.py <<'PYTHON'
 import mmap, sys, time
 memory = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+if sys.argv[1] != "0":
+    memory.madvise(int(sys.argv[1]))
 memory.write(b"x" * (16 << 20))
 print("ready", flush=True)
 time.sleep(600)
@@ -64,8 +102,84 @@ lacks() {
 SCRIPT
 
 cat >/tmp/users.sh <<'SCRIPT'
-as_user() { setpriv --reuid user --regid user --clear-groups "$@"; }
+as_user() { HOME=/tmp/home setpriv --reuid user --regid user --clear-groups "$@"; }
 SCRIPT
+. /tmp/users.sh
+mkdir -m 777 /tmp/home
+
+# holds ADVICE: starts a process with 16 MiB of memory, advised by that number (14 is MADV_HUGEPAGE, 0 none).
+cat >/tmp/holds.sh <<'SCRIPT'
+holds() {
+    python3 /tmp/holds.py "$1" >ready & pid=$!
+    until grep -q ready ready; do sleep 0.1; done
+}
+SCRIPT
+
+rows() {
+    row doctor 100 5.10 5.10 '"$PAGETAX" doctor; "$PAGETAX" doctor | grep "^works"'
+    row pagesize 30 5.10 5.10 '"$PAGETAX" pagesize -a | grep 2097152'
+    row "jobs, machines" 60 5.10 5.10 '"$PAGETAX" jobs | grep mmap3; "$PAGETAX" machines | grep sparcstation-1'
+    row run 100 5.10 5.10 '"$PAGETAX" run tlb-gather --set size=8M,count=20000 --fault-latency'
+    row compare 100 5.10 5.10 '
+        for file in a b; do "$PAGETAX" run tlb-gather --set size=4M,count=10000 --json=$file.json; done
+        "$PAGETAX" compare a.json b.json'
+    row diagnose 200 5.10 5.10 '
+        "$PAGETAX" diagnose --runs 3 --warmup 0 -- python3 -c "print(sum(range(100000)))" >diagnosis
+        cat diagnosis
+        grep -i "^verdict" diagnosis
+        if [ -z "$HAS_MTHP" ]; then grep "Linux 6.8" diagnosis; fi'
+    row pmap 60 5.10 5.10 '
+        . /tmp/holds.sh; holds 14
+        "$PAGETAX" pmap -xs $pid >map
+        kill $pid
+        cat map
+        grep " 2M " map'
+    row why 60 5.10 5.10 '
+        . /tmp/holds.sh; holds 0
+        "$PAGETAX" why -p $pid >answer
+        kill $pid
+        cat answer
+        grep "certain.* on advice only" answer'
+    row "ppgsz --verify COMMAND" 100 5.10 5.10 '
+        "$PAGETAX" ppgsz -o heap=2M --verify python3 -c "
+import time
+held = [bytearray(1 << 20) for _ in range(40)]
+time.sleep(3)" 2>verdict
+        cat verdict
+        grep "heap.* on 2M" verdict'
+    row "ppgsz -p" 60 6.1 6.1 '
+        . /tmp/holds.sh; holds 0
+        code=0
+        "$PAGETAX" ppgsz -o anon=2M -p $pid >changed 2>&1 || code=$?
+        kill $pid
+        cat changed
+        [ $code -eq 0 ]
+        grep " on 2M" changed'
+    row "ppgsz --undo -p" 60 5.10 5.10 '
+        . /tmp/holds.sh; holds 14
+        grep -q "AnonHugePages: *[1-9]" /proc/$pid/smaps
+        "$PAGETAX" ppgsz --undo -p $pid
+        if grep "AnonHugePages: *[1-9]" /proc/$pid/smaps; then exit 1; fi
+        kill $pid'
+    row "trapstat with counters" 60 "no performance-monitoring unit" "no performance-monitoring unit" '
+        "$PAGETAX" trapstat --backend perf -- true'
+    row "trapstat --sample" 200 5.10 5.10 '
+        seq 1 100000 >numbers
+        "$PAGETAX" trapstat --sample --engine native -- sort -r numbers >counts 2>&1
+        tail -40 counts
+        grep "sampled: [1-9][0-9]* bursts" counts'
+    if [ -n "$HAS_DEVICE" ]; then chgrp user /dev/userfaultfd; chmod 0660 /dev/userfaultfd
+    else echo 1 >/proc/sys/vm/unprivileged_userfaultfd; fi
+    row remote 200 5.10 5.10 '
+        "$PAGETAX" remote --resident 16M -- python3 /tmp/lists.py >sum
+        grep "^8999955000050000 0$" sum'
+    row "serve, run on a server" 200 5.10 5.10 '
+        "$PAGETAX" serve --memory 64M & server=$!
+        until "$PAGETAX" servers --once | grep " up "; do sleep 0.5; done
+        "$PAGETAX" run mmap3 --set backing=remote,size=16M,resident=8M --servers 127.0.0.1
+        kill $server
+        wait $server'
+}
 
 checks() {
     check doctor 100 '
@@ -77,42 +191,6 @@ checks() {
         if [ -n "$HAS_COLLAPSE" ]; then works MADV_COLLAPSE; else lacks MADV_COLLAPSE 6.1; fi
         if [ -z "$HAS_MTHP" ]; then lacks mTHP 6.8; fi
         if grep -i "inappropriate ioctl\|invalid argument" /tmp/doctor; then exit 1; fi'
-    check diagnose 200 '
-        "$PAGETAX" diagnose --runs 3 --warmup 0 -- python3 -c "print(sum(range(100000)))" >/tmp/diagnosis 2>/tmp/progress ||
-            { cat /tmp/progress; exit 1; }
-        sed -n "/^Verdict/,\$p" /tmp/diagnosis
-        grep "^Verdict" /tmp/diagnosis
-        if [ -z "$HAS_MTHP" ]; then grep "the kernel has no 64K pages (Linux 6.8)" /tmp/diagnosis; fi'
-    check pmap 100 '
-        python3 /tmp/holds.py >/tmp/ready & pid=$!
-        until grep -q ready /tmp/ready; do sleep 0.1; done
-        "$PAGETAX" pmap -xs $pid >/tmp/map
-        kill $pid
-        grep "total Kb" /tmp/map'
-    check ppgsz-command 200 '
-        "$PAGETAX" ppgsz -o heap=2M --verify python3 -c "
-import time
-held = [bytearray(1 << 20) for _ in range(40)]
-time.sleep(3)" 2>/tmp/verdict
-        cat /tmp/verdict
-        grep heap /tmp/verdict
-        if grep "ended before" /tmp/verdict; then exit 1; fi'
-    check ppgsz-process 100 '
-        python3 /tmp/holds.py >/tmp/ready & pid=$!
-        until grep -q ready /tmp/ready; do sleep 0.1; done
-        code=0
-        "$PAGETAX" ppgsz -o anon=2M -p $pid >/tmp/changed 2>&1 || code=$?
-        kill $pid
-        cat /tmp/changed
-        if [ -n "$HAS_COLLAPSE" ]; then [ $code -eq 0 ]; grep -q "2M" /tmp/changed
-        else grep -q "Linux 6.1" /tmp/changed; fi'
-    check trapstat 100 '
-        if "$PAGETAX" trapstat --backend perf -- true 2>/tmp/refusal; then exit 1; fi
-        cat /tmp/refusal
-        grep -q "performance-monitoring unit" /tmp/refusal'
-    check remote-python 200 '
-        "$PAGETAX" remote --resident 16M -- python3 /tmp/lists.py >/tmp/sum
-        grep "^8999955000050000 0$" /tmp/sum'
     check remote-sort 200 '
         seq 1 100000 | sed "s/\(.*\)\(.\)/\2 \1 ä/" >/tmp/lines
         sort --parallel=2 /tmp/lines >/tmp/sorted
@@ -120,12 +198,10 @@ time.sleep(3)" 2>/tmp/verdict
         cat /tmp/counts
         cmp /tmp/sorted /tmp/paged
         grep " page_in_count [1-9]" /tmp/counts'
-    check remote-user 200 '
-        . /tmp/users.sh
-        if [ -n "$HAS_DEVICE" ]; then chgrp user /dev/userfaultfd; chmod 0660 /dev/userfaultfd
-        else echo 1 >/proc/sys/vm/unprivileged_userfaultfd; fi
-        as_user "$PAGETAX" remote --resident 16M -- python3 /tmp/lists.py >/tmp/sum
-        grep "^8999955000050000 0$" /tmp/sum'
+    check why 300 '"$WHY" --skip system:: $SHOW'
+    check why-user 300 '. /tmp/users.sh; as_user "$WHY" memory:: files:: process:: controls:: $SHOW'
+    # One after the other: they change the system.
+    check why-system 300 '"$WHY" system:: --ignored --test-threads 1 $SHOW'
     check remote-refused 100 '
         . /tmp/users.sh
         if [ -n "$HAS_DEVICE" ]; then chmod 0600 /dev/userfaultfd; fi
@@ -157,7 +233,7 @@ time.sleep(3)" 2>/tmp/verdict
             advice_is_followed $SHOW'
 }
 
-checks >/dev/ttyS1 2>&1
+{ rows; checks; } >/dev/ttyS1 2>&1
 echo @@done >/dev/ttyS1
 echo o >/proc/sysrq-trigger
 sleep 60

@@ -17,6 +17,13 @@ exec cp "/programs/${2##*/}" "$2"
 "#;
 /// Sources of the programs that the preloaded library's tests compile.
 const SOURCES: &str = "crates/remote-preload/tests";
+/// The programs that the tests of `why` compile: name, compiler and its options.
+const PLANTS: &[(&str, &str, &[&str])] = &[
+    ("plants", "cc", &["-O1"]),
+    ("plants-static", "cc", &["-O1", "-static"]),
+    ("plants-musl", "musl-gcc", &["-O1", "-static"]),
+];
+const PLANTS_SOURCE: &str = "crates/cli/tests/why/plants.c";
 /// Programs that `guest.sh` and the tests run.
 const PROGRAMS: &[&str] = &[
     "bash", "cat", "chgrp", "chmod", "cmp", "cp", "date", "env", "false", "grep", "head", "id",
@@ -29,9 +36,11 @@ const TESTS: &[(&str, &str, &str)] = &[
     ("pagetax-remote", "--test", "pager"),
     ("pagetax-remote", "--test", "in_place"),
     ("pagetax-remote-preload", "--test", "real"),
+    ("pagetax", "--test", "why"),
 ];
 /// Libraries that pagetax looks for in its own directory.
-const LIBRARIES: [&str; 2] = ["libpagetax_preload.so", "libpagetax_remote_preload.so"];
+const LIBRARIES: [&str; 3] =
+    ["libpagetax_preload.so", "libpagetax_remote_preload.so", "libpagetax_dbt.so"];
 
 /// Builds the programs under test, and writes the archive. Returns its path.
 pub fn make(folder: &Path) -> Result<PathBuf> {
@@ -181,8 +190,16 @@ impl Image {
                 self.libraries_of(&program)?;
             }
         }
-        self.write("usr/bin/cc", COMPILER)?;
-        self.executable("usr/bin/cc")
+        for (name, compiler, options) in PLANTS {
+            let mut cc = Command::new(compiler);
+            cc.args(*options).arg(PLANTS_SOURCE).arg("-o").arg(programs.join(name));
+            shell::succeed(&mut cc)?;
+        }
+        for compiler in ["usr/bin/cc", "usr/bin/musl-gcc"] {
+            self.write(compiler, COMPILER)?;
+            self.executable(compiler)?;
+        }
+        Ok(())
     }
 
     fn executable(&self, path: &str) -> Result<()> {

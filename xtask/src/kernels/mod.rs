@@ -1,5 +1,5 @@
-//! `cargo xtask kernels`: boots older kernels of Debian in QEMU, and runs the pager's tests and the commands
-//! that depend most on the kernel there.
+//! `cargo xtask kernels`: boots older and newer kernels of Debian in QEMU. There it runs the matrix of
+//! commands as root and as a user, the tests of `why`, and those of the pager.
 //!
 //! A guest needs no disk, network or KVM. Its root is an archive in memory (`image`) of this machine's own
 //! programs. `guest.sh` runs the checks and states their expected results. Nothing on this machine changes.
@@ -7,24 +7,31 @@
 mod image;
 
 use crate::skips::{self, Skip};
-use crate::{packages, shell};
+use crate::{book, packages, shell};
 use anyhow::{Context, Result, anyhow, bail};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 const FOLDER: &str = "target/kernels";
-const MIRROR: &str = "http://deb.debian.org/debian-security";
+const SECURITY_MIRROR: &str = "http://deb.debian.org/debian-security";
+const MIRROR: &str = "http://deb.debian.org/debian";
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// The kernels, and the releases of Debian whose cloud kernels they are.
-const KERNELS: [(&str, &str); 3] = [("5.10", "bullseye"), ("6.1", "bookworm"), ("6.12", "trixie")];
+/// The kernels, and the suites of Debian whose cloud kernels they are. Backports move on: the guest states
+/// its version.
+const KERNELS: [(&str, &str); 4] = [
+    ("5.10", "bullseye-security"),
+    ("6.1", "bookworm-security"),
+    ("6.12", "trixie-security"),
+    ("7.3", "trixie-backports"),
+];
 /// Programs that this chore needs in addition to those of the tests.
 const NEEDED: &[(&str, &str)] = &[
     ("/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
     ("/usr/bin/cpio", "cpio"),
     ("/usr/bin/cc", "gcc"),
+    ("/usr/bin/musl-gcc", "musl-tools"),
     ("/usr/bin/strip", "binutils"),
     ("/usr/bin/python3", "python3"),
     (KEYS, "debian-archive-keyring"),
@@ -42,8 +49,11 @@ const LOST_WRITE_TO_CODE: &str = "Oops: int3";
 /// Options of the chore.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Kernels, such as 5.10; none is all: 5.10, 6.1 and 6.12
+    /// Kernels, such as 5.10; none is all: 5.10, 6.1, 6.12 and 7.3
     versions: Vec<String>,
+    /// Write the table of commands into docs/support.md
+    #[arg(long)]
+    write: bool,
     /// Seconds after which a guest is ended that is not done
     #[arg(long, default_value_t = LIMIT)]
     limit: u64,
@@ -51,7 +61,7 @@ pub struct Args {
 
 impl Default for Args {
     fn default() -> Args {
-        Args { versions: Vec::new(), limit: LIMIT }
+        Args { versions: Vec::new(), write: false, limit: LIMIT }
     }
 }
 
@@ -61,6 +71,8 @@ struct Check {
     name: String,
     /// None while it has not ended.
     code: Option<i32>,
+    /// The reason with which a command was refused, as was expected.
+    refused: Option<String>,
     seconds: u64,
     output: Vec<String>,
 }
@@ -68,6 +80,15 @@ struct Check {
 impl Check {
     fn skips(&self) -> impl Iterator<Item = &String> {
         self.output.iter().filter(|line| line.contains("SKIP: "))
+    }
+
+    /// Returns the cell of the matrix.
+    fn cell(&self) -> String {
+        match (self.code, &self.refused) {
+            (Some(0), None) => "works".into(),
+            (Some(0), Some(reason)) => format!("refused: {reason}"),
+            _ => self.word(),
+        }
     }
 
     fn word(&self) -> String {
@@ -88,6 +109,8 @@ impl Check {
 /// A guest that has ended.
 struct GuestRun {
     version: &'static str,
+    /// The version that its kernel states.
+    release: String,
     checks: Vec<Check>,
     /// The reason why its checks did not complete.
     stopped: Option<String>,
@@ -130,11 +153,15 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     let outcomes = boot_all(&kernels, Duration::from_secs(args.limit))?;
+    println!("{}", matrix(&outcomes));
     table(&outcomes);
     println!("{:.0} s in all", begun.elapsed().as_secs_f64());
     skips.extend(outcomes.iter().flat_map(GuestRun::skips));
     if !outcomes.iter().all(GuestRun::has_passed) {
         bail!("not all checks passed; see above, and {FOLDER}/*.results");
+    }
+    if args.write {
+        book::write("cargo xtask kernels --write", &matrix(&outcomes))?;
     }
     skips::report(&skips)
 }
@@ -151,50 +178,46 @@ fn chosen(versions: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
     versions.iter().map(find).collect()
 }
 
-/// Boots all guests at once: half of the time, a guest keeps one CPU busy at most.
+/// Boots one guest after the other. Each has as many CPUs as this machine gives it.
 fn boot_all(kernels: &[(&'static str, PathBuf)], limit: Duration) -> Result<Vec<GuestRun>> {
     if kernels.is_empty() {
         return Ok(Vec::new());
     }
     let image = image::make(Path::new(FOLDER))?;
     println!("booting {} guests; their checks: {FOLDER}/*.results", kernels.len());
-    std::thread::scope(|scope| {
-        let image = &image;
-        let boot = |(version, kernel): &'_ (&'static str, PathBuf)| {
-            let (version, kernel) = (*version, kernel.clone());
-            scope.spawn(move || boot(version, &kernel, image, limit))
-        };
-        let guests: Vec<_> = kernels.iter().map(boot).collect();
-        let end = |guest: ScopedJoinHandle<'_, Result<GuestRun>>| {
-            let outcome = guest.join().map_err(|_| anyhow!("a guest's thread panicked"))??;
-            tell(&outcome);
-            Ok(outcome)
-        };
-        guests.into_iter().map(end).collect()
-    })
+    let run = |(version, kernel): &(&'static str, PathBuf)| {
+        let outcome = boot(version, kernel, &image, limit)?;
+        tell(&outcome);
+        Ok(outcome)
+    };
+    kernels.iter().map(run).collect()
 }
 
 /// Finds a kernel, downloaded once: apt proves what it downloads by Debian's keys. Remove its directory for a
 /// newer one.
-fn fetch(version: &str, release: &str) -> Result<PathBuf> {
+fn fetch(version: &str, suite: &str) -> Result<PathBuf> {
     let directory = std::path::absolute(Path::new(FOLDER).join(version))?;
     let kernel = directory.join("vmlinuz");
     if kernel.exists() {
         return Ok(kernel);
     }
-    let mirror = std::env::var("DEBIAN_SECURITY_MIRROR").unwrap_or(MIRROR.into());
+    let (variable, mirror) = match suite.ends_with("-security") {
+        true => ("DEBIAN_SECURITY_MIRROR", SECURITY_MIRROR),
+        false => ("DEBIAN_MIRROR", MIRROR),
+    };
+    let mirror = std::env::var(variable).unwrap_or(mirror.into());
     let failed = || {
         format!(
-            "cannot download Linux {version} from {mirror} (another: DEBIAN_SECURITY_MIRROR=URL); kernels that \
-             are in {FOLDER} need no network"
+            "cannot download Linux {version} from {mirror} (another: {variable}=URL); kernels that are in {FOLDER} \
+             need no network"
         )
     };
-    println!("downloading Linux {version} of {release}");
+    println!("downloading Linux {version} of {suite}");
     for part in ["lists/partial", "cache/archives/partial", "unpacked"] {
         fs::create_dir_all(directory.join(part))?;
     }
     let list = directory.join("sources.list");
-    fs::write(&list, format!("deb [signed-by={KEYS}] {mirror} {release}-security main\n"))?;
+    fs::write(&list, format!("deb [signed-by={KEYS}] {mirror} {suite} main\n"))?;
     let apt = |program: &str, words: &[&str]| {
         let at = |path: &str| directory.join(path).display().to_string();
         let settings = [
@@ -214,7 +237,8 @@ fn fetch(version: &str, release: &str) -> Result<PathBuf> {
     apt("apt-get", &["update"])?;
     let shown = apt("apt-cache", &["show", "linux-image-cloud-amd64"])?;
     let depends = shown.lines().find_map(|line| line.strip_prefix("Depends: "));
-    let package = depends.and_then(|line| line.split_whitespace().next());
+    let mut packages = depends.into_iter().flat_map(|line| line.split([' ', ',']));
+    let package = packages.find(|word| word.starts_with("linux-image-"));
     let package = package.context("the package of the newest kernel names no kernel")?;
     apt("apt-get", &["download", package])?;
     let found = |suffix: &str, prefix: &str, at: &Path| -> Result<PathBuf> {
@@ -292,13 +316,16 @@ fn boot_once(
         std::thread::sleep(Duration::from_millis(200));
     }
     drop(guest);
-    let (checks, is_done) = checks_of(&String::from_utf8_lossy(&fs::read(&results)?));
+    let text = String::from_utf8_lossy(&fs::read(&results)?).into_owned();
+    let (checks, is_done) = checks_of(&text);
+    let release = text.lines().find_map(|line| line.strip_prefix("@@kernel "));
+    let release = release.map_or(version, |release| release.trim()).to_string();
     let ended = || {
         let text = String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
         format!("the guest ended by itself; the end of {console}:\n{}", end_of(text.lines()))
     };
     let stopped = stopped.or_else(|| (!is_done).then(ended));
-    Ok(GuestRun { version, checks, stopped, took: begun.elapsed() })
+    Ok(GuestRun { version, release, checks, stopped, took: begun.elapsed() })
 }
 
 /// Parses the output of a guest: its checks, and true if it reached their end.
@@ -306,8 +333,16 @@ fn checks_of(text: &str) -> (Vec<Check>, bool) {
     let (mut checks, mut is_done): (Vec<Check>, bool) = (Vec::new(), false);
     for line in text.lines().map(|line| line.trim_end_matches('\r')) {
         let words: Vec<&str> = line.split(' ').collect();
+        let after = |mark: &str| line.strip_prefix(mark).map(String::from);
+        if let Some(name) = after("@@begin ") {
+            checks.push(Check { name, ..Check::default() });
+            continue;
+        }
+        if let (Some(reason), Some(check)) = (after("@@refused "), checks.last_mut()) {
+            check.refused = Some(reason);
+            continue;
+        }
         match words[..] {
-            ["@@begin", name] => checks.push(Check { name: name.into(), ..Check::default() }),
             ["@@end", code, seconds] => {
                 if let Some(check) = checks.last_mut() {
                     check.code = code.parse().ok();
@@ -337,6 +372,38 @@ fn end_of<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     const LINES: usize = 40;
     let lines: Vec<String> = lines.map(|line| format!("   {line}")).collect();
     lines[lines.len().saturating_sub(LINES)..].join("\n")
+}
+
+/// Returns the matrix of commands as a table: command, and root and user for each kernel.
+fn matrix(outcomes: &[GuestRun]) -> String {
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    for (command, _) in
+        outcomes.iter().flat_map(|outcome| &outcome.checks).filter_map(|check| split(&check.name))
+    {
+        if !rows.iter().any(|row| row[0] == command) {
+            let cell = |outcome: &GuestRun, rights: &str| {
+                let mut checks = outcome.checks.iter();
+                let found = checks.find(|check| split(&check.name) == Some((command, rights)));
+                found.map_or("not reached".into(), Check::cell)
+            };
+            let cells = outcomes
+                .iter()
+                .flat_map(|outcome| ["root", "user"].map(|rights| cell(outcome, rights)));
+            rows.push(std::iter::once(command.to_string()).chain(cells).collect());
+        }
+    }
+    let version = |outcome: &GuestRun| {
+        let release = outcome.release.split(['-', '+']).next().unwrap_or_default();
+        [format!("{release}, root"), format!("{release}, user")]
+    };
+    let headings: Vec<String> =
+        std::iter::once("Command".into()).chain(outcomes.iter().flat_map(version)).collect();
+    book::table(&headings.iter().map(String::as_str).collect::<Vec<_>>(), &rows)
+}
+
+/// Splits the name of a cell of the matrix into command and rights.
+fn split(name: &str) -> Option<(&str, &str)> {
+    name.rsplit_once('/').filter(|(_, rights)| ["root", "user"].contains(rights))
 }
 
 fn table(outcomes: &[GuestRun]) {
@@ -374,5 +441,21 @@ mod tests {
         assert_eq!((is_done, &checks[1].output[..]), (false, &["here".to_string()][..]));
         let (checks, is_done) = checks_of("@@begin one\n@@end 124 60\n@@done\n");
         assert_eq!((checks[0].word(), is_done), ("TOO LONG, 60 s".into(), true));
+    }
+
+    #[test]
+    fn the_matrix_has_a_row_for_each_command_and_a_column_for_each_right() {
+        let text = "@@begin why -p/root\n@@end 0 1\n@@begin why -p/user\n@@refused Linux 6.1\n@@end 0 1\n\
+                    @@begin pager\n@@end 0 1\n@@done\n";
+        let run = GuestRun {
+            version: "5.10",
+            release: "5.10.3-1-cloud".into(),
+            checks: checks_of(text).0,
+            stopped: None,
+            took: Duration::ZERO,
+        };
+        let expected = "| Command | 5.10.3, root | 5.10.3, user |\n|---|---|---|\n\
+                        | why -p | works | refused: Linux 6.1 |\n";
+        assert_eq!(matrix(&[run]), expected);
     }
 }

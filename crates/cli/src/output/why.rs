@@ -68,7 +68,7 @@ fn cut(text: &str) -> String {
 mod tests {
     use super::*;
     use pagetax_core::counter::{Reading, Unit, UnitReading};
-    use pagetax_host::pages::why::{Certainty, Evidence, MissingFact};
+    use pagetax_host::pages::why::{CauseEvidence, Certainty, MissingFact};
 
     #[test]
     fn each_cause_has_its_evidence_and_hint() {
@@ -83,7 +83,7 @@ mod tests {
                 what: "the process forbids itself huge pages".into(),
                 certainty: Certainty::Certain,
                 bytes: 3 << 20,
-                evidence: vec![Evidence {
+                evidence: vec![CauseEvidence {
                     source: "/proc/7/status".into(),
                     value: "THP_enabled: 0".into(),
                 }],

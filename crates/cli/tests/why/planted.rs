@@ -27,7 +27,7 @@ pub fn is_root() -> bool {
     root
 }
 
-/// A folder that all users may read.
+/// Makes a folder that all users may read.
 pub fn readable_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);

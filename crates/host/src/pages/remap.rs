@@ -1,6 +1,6 @@
 //! Code and data of files on huge pages by force: an anonymous copy takes the place of the file's
-//! pages, at the same addresses, in one mremap(2) of the target itself. [`restore`] undoes it for code: it maps
-//! the file again.
+//! pages, at the same addresses, in one mremap(2) of the target itself. [`restore`] undoes it for code: it
+//! maps the file again.
 //!
 //! The copy loses the file's name and is no longer shared with other processes. Code does not
 //! change, so it is copied while the target runs; data is copied while all its threads stand still. They
@@ -176,9 +176,9 @@ struct CopiedCode {
     protection: u64,
 }
 
-/// Maps the file again in the place of code that was moved, where `advice` names code. Returns the changes and
-/// the starts of the mappings that it replaced. A copy is known by a neighbour of the file that it was cut from,
-/// and by the same bytes in the file. Other anonymous code (compiled at run time) is left alone.
+/// Maps the file again in the place of code that was moved, where `advice` names code. Returns the changes
+/// and the starts of the mappings that it replaced. A copy is known by a neighbour of the file that it was
+/// cut from, and by the same bytes in the file. Other anonymous code (compiled at run time) is left alone.
 pub fn restore(
     target: &Target,
     map: &PageMap,

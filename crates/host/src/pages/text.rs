@@ -5,11 +5,11 @@
 //! places in the file agree modulo the huge page. No process may have it mapped meanwhile: pages in use stay
 //! as they are. Nothing of a program is changed.
 
+use super::pagemap;
 use super::settings::PageSettings;
 use crate::launch::program::Elf;
 use crate::sys::mapping::{OwnedMapping, Request, Source};
-use crate::sys::pagemap::{self, PAGE_IS_HUGE};
-use pagetax_core::units::PageSize;
+use pagetax_core::units::{PageSize, VirtAddr};
 use rustix::fs::{Advice, fadvise};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -106,15 +106,18 @@ fn huge_bytes(file: &File, ranges: &[Range<u64>], huge: PageSize) -> io::Result<
     let (len, align) = (end as usize, huge.bytes() as usize);
     let mapping = OwnedMapping::new(Request { source, len, align, hugetlb: None })?;
     mapping.advise(libc::MADV_HUGEPAGE)?;
-    let pagemap = File::open("/proc/self/pagemap")?;
-    let mut found = 0;
     for range in ranges {
         mapping.populate(range.start as usize, (range.end - range.start) as usize)?;
-        let (start, end) = (mapping.address() + range.start, mapping.address() + range.end);
-        let huge_ranges = pagemap::scan(&pagemap, start, end, PAGE_IS_HUGE)?;
-        found += huge_ranges.iter().map(|r| r.end - r.start).sum::<u64>();
     }
-    Ok(found)
+    let (start, end) = (mapping.address(), mapping.address() + end);
+    let is_ours = |from: VirtAddr, to: VirtAddr| from.0 < end && to.0 > start;
+    let map = pagemap::read_where(std::process::id(), is_ours).map_err(io::Error::other)?;
+    let found = |range: &Range<u64>| {
+        let mut map = map.clone();
+        map.cut(VirtAddr(start + range.start), VirtAddr(start + range.end));
+        map.resident_by_size(|_| true).get(&huge).copied().unwrap_or(0)
+    };
+    Ok(ranges.iter().map(found).sum())
 }
 
 #[cfg(test)]

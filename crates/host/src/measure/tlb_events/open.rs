@@ -52,13 +52,16 @@ impl CountError {
     }
 }
 
-/// Returns true if this machine's CPUs have a PMU. A refusal for lack of permission counts as having
-/// one.
+/// Returns true if this machine's CPUs have a PMU. The kernel checks permissions first; if it refuses
+/// those, its list of PMUs decides.
 pub fn has_unit() -> bool {
     let opened = Event::open(&EventSpec::new(EventKind::Hardware(CPU_CYCLES)));
-    !opened.is_err_and(|error| {
-        matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP))
-    })
+    let is_of_cpus = |name: &String| name.starts_with("cpu") || name.starts_with("armv8");
+    match opened.map_err(|error| error.raw_os_error()) {
+        Ok(_) => true,
+        Err(Some(libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP)) => false,
+        Err(_) => Root::default().names("/sys/bus/event_source/devices").iter().any(is_of_cpus),
+    }
 }
 
 /// The open events of one CPU or task in one mode.

@@ -64,6 +64,17 @@ impl Folios {
         Ok(())
     }
 
+    /// Returns true if the memory at `start`, a border of huge pages, is a whole huge page: one folio, mapped
+    /// in order. The kernel may still map it by base entries.
+    pub fn is_huge(&self, pagemap: &File, start: u64) -> io::Result<bool> {
+        let frames = self.frames(pagemap, start, start + self.huge_bytes)?;
+        let Some(first) = frames[0].filter(|_| in_a_row(&frames) == frames.len()) else {
+            return Ok(false);
+        };
+        let flags = read_words(&self.flags, first, frames.len())?;
+        Ok(flags[0] & HEAD != 0 && flags[1..].iter().all(|flags| flags & TAIL != 0))
+    }
+
     /// Returns physical page numbers; `None` if a page is gone meanwhile or its number is hidden.
     fn frames(&self, pagemap: &File, start: u64, end: u64) -> io::Result<Vec<Option<u64>>> {
         let count = ((end - start) / self.base_bytes) as usize;
@@ -177,6 +188,20 @@ mod tests {
         let flags: Vec<u64> = [0, HEAD].into_iter().chain(std::iter::repeat_n(TAIL, 511)).collect();
         let frames: Vec<u64> = (1..513).collect();
         assert_eq!(stretches(&frames, &flags), [(1, 1); 512]);
+    }
+
+    #[test]
+    fn a_whole_folio_in_order_may_be_huge() {
+        let flags: Vec<u64> = [0, HEAD].into_iter().chain(std::iter::repeat_n(TAIL, 511)).collect();
+        let is_huge = |frames: Vec<u64>| {
+            let pagemap = words(frames.iter().map(|frame| PRESENT | frame));
+            let folios = Folios { flags: words(flags.clone()), base_bytes: BASE, huge_bytes: HUGE };
+            folios.is_huge(&pagemap, 0).unwrap()
+        };
+        assert!(is_huge((1..513).collect()));
+        assert!(!is_huge((0..512).collect()), "it begins before the folio");
+        assert!(!is_huge((1..512).chain([1]).collect()), "out of order");
+        assert!(!is_huge(vec![0; 512]), "hidden");
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //! large folios of files) are visible only to root, in /proc/kpageflags.
 //!
 //! Before Linux 6.7 there is no PAGEMAP_SCAN. /proc/PID/pagemap shows the pages in memory, and smaps a
-//! mapping's bytes on huge pages. If these can be only some of its pages, their place is unknown
-//! ([`Unplaced`]).
+//! mapping's bytes on huge pages. If these can be only some of its pages, /proc/kpageflags shows their place
+//! to root; else it is unknown ([`Unplaced`]).
 //!
 //! Invariants: the runs of a mapping cover it without gap or overlap, and neighbours differ. A page that
 //! is not in memory has no size. If sizes could not be distinguished, `folios_missing` has the reason. Then

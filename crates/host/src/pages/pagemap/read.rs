@@ -197,11 +197,15 @@ impl PageMapReader {
             ranges.iter().filter_map(|range| whole(*range, huge)).collect();
         let fitting: u64 = blocks.iter().map(|block| block.end - block.start).sum();
         let amounts = mapping.amounts;
-        let ranges = match amounts.huge > 0 && amounts.huge == fitting {
-            true => ranges.iter().flat_map(|range| with_huge(*range, huge)).collect(),
-            false => ranges,
-        };
         let has_some = amounts.huge > 0 && amounts.huge < fitting;
+        let placed = if has_some { self.huge_blocks(&blocks, amounts.huge)? } else { None };
+        let (ranges, has_some) = match placed {
+            Some(placed) => (marked(&ranges, &placed, huge), false),
+            None if amounts.huge > 0 && !has_some => {
+                (ranges.iter().flat_map(|range| with_huge(*range, huge)).collect(), false)
+            }
+            None => (ranges, has_some),
+        };
         mapping.unplaced =
             has_some.then_some(Unplaced { page: self.huge_page, bytes: amounts.huge });
         mapping.runs = self.runs(mapping, &ranges)?;
@@ -210,6 +214,19 @@ impl PageMapReader {
             cap(&mut mapping.runs, amounts.anon, |run| &mut run.anon_bytes);
         }
         Ok(())
+    }
+
+    /// Returns the starts of the huge pages among some blocks, if /proc/kpageflags shows as many bytes of
+    /// them as smaps does. More may be whole folios that base entries map.
+    fn huge_blocks(&self, blocks: &[PageRange], bytes: u64) -> io::Result<Option<Vec<u64>>> {
+        let (Ok(folios), huge) = (&self.folios, self.huge_page.bytes()) else { return Ok(None) };
+        let mut starts = Vec::new();
+        for start in blocks.iter().flat_map(|b| (b.start..b.end).step_by(huge as usize)) {
+            if folios.is_huge(&self.pagemap, start)? {
+                starts.push(start);
+            }
+        }
+        Ok((starts.len() as u64 * huge == bytes).then_some(starts))
     }
 
     /// Returns the ranges of pages that are in memory, including zero pages.
@@ -280,6 +297,26 @@ fn with_huge(range: PageRange, size: u64) -> Vec<PageRange> {
     [before, huge, after].into_iter().filter(|part| part.start < part.end).collect()
 }
 
+/// Splits ranges so that the blocks at `starts` are huge pages.
+fn marked(ranges: &[PageRange], starts: &[u64], size: u64) -> Vec<PageRange> {
+    let mut parts = Vec::new();
+    for range in ranges {
+        let mut rest = *range;
+        for start in starts.iter().filter(|start| (range.start..range.end).contains(*start)) {
+            let block = PageRange {
+                start: *start,
+                end: start + size,
+                categories: range.categories | PAGE_IS_HUGE,
+            };
+            parts.extend([PageRange { end: *start, ..rest }, block]);
+            rest.start = block.end;
+        }
+        parts.push(rest);
+    }
+    parts.retain(|part| part.start < part.end);
+    parts
+}
+
 /// Limits the sum of a count over the runs to that of smaps, which does not count zero pages.
 fn cap(runs: &mut [Run], all: u64, count: impl Fn(&mut Run) -> &mut u64) {
     let mut left = all;
@@ -346,10 +383,18 @@ mod tests {
 
     /// Reads the map as on a kernel before Linux 6.7.
     fn map_without_scan(memory: &Memory) -> PageMap {
-        let reader = PageMapReader {
-            scans: Cell::new(false),
-            ..PageMapReader::open(std::process::id()).unwrap()
-        };
+        let reader = PageMapReader::open(std::process::id()).unwrap();
+        old_map(memory, PageMapReader { scans: Cell::new(false), ..reader })
+    }
+
+    /// Reads it as an ordinary user there.
+    fn map_by_smaps(memory: &Memory) -> PageMap {
+        let reader = PageMapReader::open(std::process::id()).unwrap();
+        let folios = Err("as for a user".into());
+        old_map(memory, PageMapReader { scans: Cell::new(false), folios, ..reader })
+    }
+
+    fn old_map(memory: &Memory, reader: PageMapReader) -> PageMap {
         let (start, end) = (memory.address(), memory.address() + memory.len() as u64);
         let mut map = settled(reader, |from, to| from.0 < end && to.0 > start).unwrap();
         map.cut(VirtAddr(start), VirtAddr(end));
@@ -395,6 +440,15 @@ mod tests {
         memory.advise(libc::MADV_NOHUGEPAGE).unwrap();
         (0..512).for_each(|page| memory.store(3 * huge as u64 + (page << 12), 1));
         let map = map_without_scan(&memory);
+        if map.folios_missing.is_none() {
+            // Only root may read the flags of pages, which show it.
+            assert!(map.mappings.iter().all(|mapping| mapping.unplaced.is_none()), "{map:?}");
+            assert_eq!(map.resident_by_size(|_| true)[&PageSize::M2], huge_bytes);
+            if has_scan() {
+                assert_eq!(pages(&map), pages(&map_of(&memory)));
+            }
+        }
+        let map = map_by_smaps(&memory);
         let unplaced: u64 = map.mappings.iter().filter_map(|m| Some(m.unplaced?.bytes)).sum();
         assert_eq!(unplaced, huge_bytes, "{map:?}");
         assert_eq!(map.resident_by_size(|_| true)[&PageSize::M2], huge_bytes);

@@ -1,6 +1,6 @@
 //! The facts that causes rest on, each read once. A fact that cannot be read keeps its reason.
 
-use super::{Evidence, MissingFact};
+use super::{CauseEvidence, MissingFact};
 use crate::launch::program::{Kind, Program};
 use crate::measure::trial::tree::ProcessTree;
 use crate::pages::pagemap::PageMap;
@@ -76,16 +76,16 @@ impl Facts {
     }
 
     /// Returns the evidence that a variable is set.
-    pub fn shown_by_variable(&self, name: &str) -> Evidence {
+    pub fn shown_by_variable(&self, name: &str) -> CauseEvidence {
         let value = self.variable(name).unwrap_or_default();
-        Evidence::new(format!("/proc/{}/environ", self.pid()), format!("{name}={value}"))
+        CauseEvidence::new(format!("/proc/{}/environ", self.pid()), format!("{name}={value}"))
     }
 
     /// Returns a file under /sys/kernel/mm/transparent_hugepage with its value.
-    pub fn shown_by_setting(&self, file: &str) -> Evidence {
+    pub fn shown_by_setting(&self, file: &str) -> CauseEvidence {
         let path = format!("/sys/kernel/mm/transparent_hugepage/{file}");
         let value = self.root.text(&path).unwrap_or_else(|why| why);
-        Evidence::new(path, value)
+        CauseEvidence::new(path, value)
     }
 
     /// Returns the line that collapses memory which is there, or before Linux 6.1 starts the command again.

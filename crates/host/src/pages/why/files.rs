@@ -1,16 +1,16 @@
 //! Causes of file mappings and shared memory. Pages of files are huge only if the page cache has them so.
 
 use super::facts::Facts;
-use super::{Claim, Evidence, Piece};
+use super::{CauseEvidence, Claim, Piece};
 use crate::pages::pagemap::{Mapping, Segment};
 
-fn line(facts: &Facts, mapping: &Mapping) -> Evidence {
+fn line(facts: &Facts, mapping: &Mapping) -> CauseEvidence {
     let range = format!("{:x}-{:x}", mapping.start.0, mapping.end.0);
     let offset = format!("offset {:x}, {}", mapping.offset_bytes, mapping.name);
-    Evidence::new(format!("/proc/{}/maps, {range}", facts.pid()), offset)
+    CauseEvidence::new(format!("/proc/{}/maps, {range}", facts.pid()), offset)
 }
 
-/// Private pages of a file cannot become huge pages.
+/// Claims private pages of a file, which cannot become huge pages.
 pub(super) fn private(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     (piece.mapping.segment == Segment::Data).then_some(())?;
     Claim::certain(
@@ -33,7 +33,8 @@ fn mount_of(facts: &Facts, mapping: &Mapping) -> Option<Mount> {
     mount_in(&text, &mapping.name)
 }
 
-/// Finds the mount with the longest path that holds the file; of equal paths the last, which hides the others.
+/// Finds the mount with the longest path that holds the file; of equal paths the last, which hides the
+/// others.
 fn mount_in(mountinfo: &str, file: &str) -> Option<Mount> {
     let parsed = mountinfo.lines().filter_map(|line| {
         let (left, right) = line.split_once(" - ")?;
@@ -51,7 +52,7 @@ fn is_of_kernel(mapping: &Mapping) -> bool {
     ["/memfd:", "/SYSV", "/dev/zero"].iter().any(|part| mapping.name.starts_with(part))
 }
 
-/// Shared memory and tmpfs have huge pages only if a setting gives them.
+/// Claims shared memory and tmpfs if no setting gives them huge pages.
 pub(super) fn shared_memory(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let own = is_of_kernel(piece.mapping);
@@ -63,14 +64,16 @@ pub(super) fn shared_memory(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
             "advise" => "shared memory gets huge pages on advice only",
             _ => "shared memory gets no huge pages on this system",
         };
-        return Claim::certain(piece.inside, what, vec![Evidence::new(path, text)]).hint(format!(
-            "echo advise | sudo tee {path}; then madvise(MADV_HUGEPAGE) before the first touch"
-        ));
+        return Claim::certain(piece.inside, what, vec![CauseEvidence::new(path, text)]).hint(
+            format!(
+                "echo advise | sudo tee {path}; then madvise(MADV_HUGEPAGE) before the first touch"
+            ),
+        );
     }
     let mount = mount_of(facts, piece.mapping).filter(|mount| mount.kind == "tmpfs")?;
     let huge = mount.options.split(',').find_map(|option| option.strip_prefix("huge="));
     matches!(huge, None | Some("never" | "advise")).then_some(())?;
-    let evidence = Evidence::new(
+    let evidence = CauseEvidence::new(
         format!("/proc/{}/mountinfo", facts.pid()),
         format!("tmpfs {}", mount.options),
     );
@@ -82,7 +85,7 @@ pub(super) fn shared_memory(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     .hint("mount it with huge=within_size")
 }
 
-/// Address and place in the file differ modulo the huge page.
+/// Claims a file whose address and place in the file differ modulo the huge page.
 pub(super) fn unaligned(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let (mapping, huge) = (piece.mapping, facts.huge);
     let is_aligned =
@@ -98,7 +101,7 @@ pub(super) fn unaligned(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     Claim::certain(piece.inside, what, vec![line(facts, mapping)]).hint(hint)
 }
 
-/// The page cache has the file on small pages.
+/// Claims a file that the page cache has on small pages.
 pub(super) fn page_cache(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let mapping = piece.mapping;
     let mount = mount_of(facts, mapping)?;
@@ -106,7 +109,7 @@ pub(super) fn page_cache(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
         Segment::Text => format!("pagetax ppgsz -F -o text=2M -p {}", facts.pid()),
         _ => "keep it on tmpfs with huge=within_size, or on a file system with large folios".into(),
     };
-    let evidence = Evidence::new(format!("/proc/{}/mountinfo", facts.pid()), mount.kind);
+    let evidence = CauseEvidence::new(format!("/proc/{}/mountinfo", facts.pid()), mount.kind);
     Claim::possible(
         piece.inside,
         "the page cache has the file on small pages: read in small steps, or no large folios",

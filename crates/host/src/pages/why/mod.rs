@@ -78,7 +78,7 @@ pub struct HugePageCause {
     /// The bytes on small pages that it explains.
     pub bytes: u64,
     /// The files that show it, with their values.
-    pub evidence: Vec<Evidence>,
+    pub evidence: Vec<CauseEvidence>,
     /// The line that cures it.
     pub hint: String,
 }
@@ -106,16 +106,16 @@ impl std::fmt::Display for Certainty {
 /// A file and the value that shows a cause.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Evidence {
+pub struct CauseEvidence {
     /// The file, and the field in it.
     pub source: String,
     /// The value that was read.
     pub value: String,
 }
 
-impl Evidence {
-    fn new(source: impl Into<String>, value: impl Into<String>) -> Evidence {
-        Evidence { source: source.into(), value: value.into() }
+impl CauseEvidence {
+    fn new(source: impl Into<String>, value: impl Into<String>) -> CauseEvidence {
+        CauseEvidence { source: source.into(), value: value.into() }
     }
 }
 
@@ -130,7 +130,7 @@ pub struct MissingFact {
 }
 
 /// A row of the table of causes.
-struct Cause {
+struct KnownCause {
     id: &'static str,
     find: fn(&Facts, &Piece<'_>) -> Option<Claim>,
 }
@@ -140,7 +140,7 @@ struct Piece<'a> {
     mapping: &'a Mapping,
     /// Resident bytes on small pages inside whole blocks of the huge page.
     inside: u64,
-    /// And outside them.
+    /// Resident bytes on small pages outside them.
     outside: u64,
 }
 
@@ -149,17 +149,17 @@ struct Claim {
     bytes: u64,
     what: String,
     certainty: Certainty,
-    evidence: Vec<Evidence>,
+    evidence: Vec<CauseEvidence>,
     hint: String,
 }
 
 impl Claim {
-    fn certain(bytes: u64, what: impl Into<String>, evidence: Vec<Evidence>) -> Claim {
+    fn certain(bytes: u64, what: impl Into<String>, evidence: Vec<CauseEvidence>) -> Claim {
         let (certainty, what, hint) = (Certainty::Certain, what.into(), String::new());
         Claim { bytes, what, certainty, evidence, hint }
     }
 
-    fn possible(bytes: u64, what: impl Into<String>, evidence: Vec<Evidence>) -> Claim {
+    fn possible(bytes: u64, what: impl Into<String>, evidence: Vec<CauseEvidence>) -> Claim {
         Claim { certainty: Certainty::Possible, ..Claim::certain(bytes, what, evidence) }
     }
 
@@ -169,33 +169,33 @@ impl Claim {
 }
 
 /// The causes, in the order in which they claim memory.
-const CAUSES: &[Cause] = &[
-    Cause { id: "no_thp", find: system::no_thp },
-    Cause { id: "no_mapping_of_2m", find: memory::too_small },
-    Cause { id: "unaligned", find: memory::unaligned },
-    Cause { id: "hugetlb_pool", find: system::hugetlb_pool },
-    Cause { id: "prctl", find: process::forbidden },
-    Cause { id: "no_huge_page_advice", find: memory::refused },
-    Cause { id: "user_faults", find: memory::user_faults },
-    Cause { id: "mthp_only", find: system::smaller_only },
-    Cause { id: "switched_off", find: system::switched_off },
-    Cause { id: "preload_failed", find: process::preload_failed },
-    Cause { id: "allocator_setting_ignored", find: process::allocator_ignored },
-    Cause { id: "advice_only", find: system::advice_only },
-    Cause { id: "merged", find: memory::merged },
-    Cause { id: "copy_on_write", find: memory::copied },
-    Cause { id: "cgroup_limit", find: system::cgroup_limit },
-    Cause { id: "no_free_block", find: system::no_free_block },
-    Cause { id: "not_eligible", find: memory::not_eligible },
-    Cause { id: "khugepaged", find: system::khugepaged },
+const CAUSES: &[KnownCause] = &[
+    KnownCause { id: "no_thp", find: system::no_thp },
+    KnownCause { id: "no_mapping_of_2m", find: memory::too_small },
+    KnownCause { id: "unaligned", find: memory::unaligned },
+    KnownCause { id: "hugetlb_pool", find: system::hugetlb_pool },
+    KnownCause { id: "prctl", find: process::forbidden },
+    KnownCause { id: "no_huge_page_advice", find: memory::refused },
+    KnownCause { id: "user_faults", find: memory::user_faults },
+    KnownCause { id: "mthp_only", find: system::smaller_only },
+    KnownCause { id: "switched_off", find: system::switched_off },
+    KnownCause { id: "preload_failed", find: process::preload_failed },
+    KnownCause { id: "allocator_setting_ignored", find: process::allocator_ignored },
+    KnownCause { id: "advice_only", find: system::advice_only },
+    KnownCause { id: "merged", find: memory::merged },
+    KnownCause { id: "copy_on_write", find: memory::copied },
+    KnownCause { id: "cgroup_limit", find: system::cgroup_limit },
+    KnownCause { id: "no_free_block", find: system::no_free_block },
+    KnownCause { id: "not_eligible", find: memory::not_eligible },
+    KnownCause { id: "khugepaged", find: system::khugepaged },
 ];
 
 /// The causes of file mappings and shared memory.
-const FILE_CAUSES: &[Cause] = &[
-    Cause { id: "private_file", find: files::private },
-    Cause { id: "shared_memory", find: files::shared_memory },
-    Cause { id: "file_unaligned", find: files::unaligned },
-    Cause { id: "page_cache", find: files::page_cache },
+const FILE_CAUSES: &[KnownCause] = &[
+    KnownCause { id: "private_file", find: files::private },
+    KnownCause { id: "shared_memory", find: files::shared_memory },
+    KnownCause { id: "file_unaligned", find: files::unaligned },
+    KnownCause { id: "page_cache", find: files::page_cache },
 ];
 
 /// Explains a process's small pages.
@@ -261,7 +261,7 @@ fn is_of_file(mapping: &Mapping) -> bool {
 fn explained<'a>(
     facts: &Facts,
     pieces: impl Iterator<Item = Piece<'a>>,
-    table: &[Cause],
+    table: &[KnownCause],
 ) -> (Vec<HugePageCause>, u64) {
     let (mut causes, mut small): (Vec<HugePageCause>, u64) = (Vec::new(), 0);
     // The largest mapping of a cause comes first, and gives it its words and evidence.

@@ -1,7 +1,7 @@
 //! Causes that lie in how the process was started: prctl, preloaded libraries, settings of allocators.
 
 use super::facts::Facts;
-use super::{Claim, Evidence, Piece};
+use super::{CauseEvidence, Claim, Piece};
 use crate::launch::preload;
 use crate::launch::program::{Kind, native};
 use crate::pages::Mode;
@@ -9,10 +9,10 @@ use crate::pages::pagemap::{HugePageAdvice, Segment};
 use crate::pages::tunables::{HUGETLB, tunable};
 use std::path::Path;
 
-/// The process forbids itself huge pages.
+/// Claims all memory of a process that forbids itself huge pages.
 pub(super) fn forbidden(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     facts.forbidden.filter(|forbidden| *forbidden)?;
-    let evidence = Evidence::new(format!("/proc/{}/status", facts.pid()), "THP_enabled: 0");
+    let evidence = CauseEvidence::new(format!("/proc/{}/status", facts.pid()), "THP_enabled: 0");
     Claim::certain(
         piece.inside,
         "the process forbids itself huge pages (prctl PR_SET_THP_DISABLE)",
@@ -32,7 +32,7 @@ fn unadvised(facts: &Facts, piece: &Piece<'_>) -> u64 {
     if is_malloc && is_unadvised && facts.mode == Some(Mode::Madvise) { piece.inside } else { 0 }
 }
 
-/// LD_PRELOAD names a library that is not mapped.
+/// Claims unadvised memory if LD_PRELOAD names a library that is not mapped.
 pub(super) fn preload_failed(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let value = facts.variable(preload::VARIABLE)?;
     let names = value.split([' ', ':']).filter(|name| !name.is_empty());
@@ -43,7 +43,7 @@ pub(super) fn preload_failed(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> 
     let (why, evidence) = why_not_loaded(facts, name);
     let evidence = [
         facts.shown_by_variable(preload::VARIABLE),
-        Evidence::new(format!("/proc/{}/maps", facts.pid()), format!("no {}", base(name))),
+        CauseEvidence::new(format!("/proc/{}/maps", facts.pid()), format!("no {}", base(name))),
     ]
     .into_iter()
     .chain(evidence)
@@ -57,10 +57,10 @@ pub(super) fn preload_failed(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> 
 }
 
 /// Returns the reason why the loader did not load a library, and what shows it.
-fn why_not_loaded(facts: &Facts, name: &str) -> (&'static str, Option<Evidence>) {
-    let exe = |value: &str| Some(Evidence::new(format!("/proc/{}/exe", facts.pid()), value));
+fn why_not_loaded(facts: &Facts, name: &str) -> (&'static str, Option<CauseEvidence>) {
+    let exe = |value: &str| Some(CauseEvidence::new(format!("/proc/{}/exe", facts.pid()), value));
     if facts.is_secure == Ok(true) {
-        let auxv = Evidence::new(format!("/proc/{}/auxv", facts.pid()), "AT_SECURE 1");
+        let auxv = CauseEvidence::new(format!("/proc/{}/auxv", facts.pid()), "AT_SECURE 1");
         return (": the program is set-id or has capabilities", Some(auxv));
     }
     match facts.kind {
@@ -73,12 +73,13 @@ fn why_not_loaded(facts: &Facts, name: &str) -> (&'static str, Option<Evidence>)
     // The process may see another root than we do.
     let path = format!("/proc/{}/root{name}", facts.pid());
     if name.starts_with('/') && !Path::new(&path).exists() {
-        return (": there is no such file", Some(Evidence::new(name, "no such file")));
+        return (": there is no such file", Some(CauseEvidence::new(name, "no such file")));
     }
     match crate::launch::program::architecture_of(Path::new(&path)) {
-        Ok(found) if found != Some(native()) => {
-            (": it is for another architecture", Some(Evidence::new(name, format!("{found:?}"))))
-        }
+        Ok(found) if found != Some(native()) => (
+            ": it is for another architecture",
+            Some(CauseEvidence::new(name, format!("{found:?}"))),
+        ),
         _ => ("", None),
     }
 }
@@ -120,7 +121,7 @@ const ALLOCATOR_SETTINGS: &[AllocatorSetting] = &[
     },
 ];
 
-/// The environment asks the allocator for huge pages, and the allocator is another.
+/// Claims unadvised memory if the environment asks an allocator for huge pages that the program does not use.
 pub(super) fn allocator_ignored(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let set =
         |setting: &&AllocatorSetting| facts.variable(setting.variable).is_some_and(setting.asks);
@@ -137,11 +138,11 @@ pub(super) fn allocator_ignored(facts: &Facts, piece: &Piece<'_>) -> Option<Clai
     .hint(facts.collapse_line())
 }
 
-fn why_ignored(facts: &Facts, setting: &AllocatorSetting) -> Option<(String, Evidence)> {
+fn why_ignored(facts: &Facts, setting: &AllocatorSetting) -> Option<(String, CauseEvidence)> {
     let pid = facts.pid();
     let exe = format!("/proc/{pid}/exe");
     if facts.is_secure == Ok(true) {
-        let evidence = Evidence::new(format!("/proc/{pid}/auxv"), "AT_SECURE 1");
+        let evidence = CauseEvidence::new(format!("/proc/{pid}/auxv"), "AT_SECURE 1");
         return Some(("the program is set-id or has capabilities".into(), evidence));
     }
     let maps = |part: &str| facts.mapped_files().find(|file| file.contains(part));
@@ -149,18 +150,18 @@ fn why_ignored(facts: &Facts, setting: &AllocatorSetting) -> Option<(String, Evi
         let is_inside = maps(setting.library).is_some() || contains(&exe, setting.mark);
         return (!is_inside).then(|| {
             let name = setting.library.trim_start_matches('/');
-            let evidence = Evidence::new(format!("/proc/{pid}/maps"), format!("no {name}"));
+            let evidence = CauseEvidence::new(format!("/proc/{pid}/maps"), format!("no {name}"));
             (format!("the program does not use {name}"), evidence)
         });
     }
     let other = ["/libjemalloc", "/libtcmalloc", "/libmimalloc"].into_iter().find_map(maps);
     match facts.kind {
         Ok(kind @ (Kind::Own | Kind::OtherLoader)) => {
-            Some((format!("it is {}", kind.words()), Evidence::new(exe, kind.words())))
+            Some((format!("it is {}", kind.words()), CauseEvidence::new(exe, kind.words())))
         }
         Ok(_) if other.is_some() => {
             let file = other.unwrap_or_default();
-            let evidence = Evidence::new(format!("/proc/{pid}/maps"), file);
+            let evidence = CauseEvidence::new(format!("/proc/{pid}/maps"), file);
             Some(("another library takes malloc's place".into(), evidence))
         }
         // glibc before 2.35 does not know the tunable, so its loader does not contain the name.
@@ -168,7 +169,7 @@ fn why_ignored(facts: &Facts, setting: &AllocatorSetting) -> Option<(String, Evi
             let loader = maps("/ld-linux")?.to_string();
             let path = format!("/proc/{pid}/root{loader}");
             let knows = std::fs::read(&path).ok().map(|bytes| holds(&bytes, setting.mark))?;
-            let evidence = Evidence::new(loader, "the tunable is not known");
+            let evidence = CauseEvidence::new(loader, "the tunable is not known");
             (!knows).then(|| ("its glibc is older than 2.35".into(), evidence))
         }
         _ => None,

@@ -1,7 +1,7 @@
 //! Causes that lie in the system: its settings, its pools, its free memory, and khugepaged.
 
 use super::facts::Facts;
-use super::{Claim, Evidence, Piece};
+use super::{CauseEvidence, Claim, Piece};
 use crate::pages::Mode;
 use crate::pages::pagemap::{HugePageAdvice, Segment};
 use crate::pages::tunables::{HUGETLB, tunable};
@@ -10,12 +10,12 @@ use pagetax_core::units::{Bytes, PageSize};
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// The kernel has no transparent huge pages.
+/// Claims all memory if the kernel has no transparent huge pages.
 pub(super) fn no_thp(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     if facts.system.thp().is_some() {
         return None;
     }
-    let evidence = Evidence::new(THP, "no such directory");
+    let evidence = CauseEvidence::new(THP, "no such directory");
     Claim::certain(
         piece.inside + piece.outside,
         "the kernel was built without transparent huge pages",
@@ -24,7 +24,7 @@ pub(super) fn no_thp(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     .hint("boot a kernel with CONFIG_TRANSPARENT_HUGEPAGE=y")
 }
 
-/// Huge pages are switched off, and a smaller size is on.
+/// Claims memory if huge pages are switched off and a smaller size is on.
 pub(super) fn smaller_only(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     (facts.mode == Some(Mode::Never)).then_some(())?;
     let is_on = |size: &PageSize| {
@@ -40,7 +40,7 @@ pub(super) fn smaller_only(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
         .hint(format!("echo madvise | sudo tee {THP}/{}", file(facts.huge)))
 }
 
-/// Huge pages are switched off.
+/// Claims memory if huge pages are switched off.
 pub(super) fn switched_off(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     (facts.mode == Some(Mode::Never)).then_some(())?;
     let own = format!("hugepages-{}kB/enabled", facts.huge.bytes() >> 10);
@@ -54,7 +54,7 @@ pub(super) fn switched_off(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     .hint(format!("echo madvise | sudo tee {THP}/{file}; then {}", facts.start_line()))
 }
 
-/// Huge pages are given on advice, and nobody advised this memory.
+/// Claims memory that nobody advised if huge pages are given on advice.
 pub(super) fn advice_only(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let is_advised = piece.mapping.advice == Some(HugePageAdvice::Huge);
     if is_advised || facts.mode != Some(Mode::Madvise) {
@@ -63,7 +63,7 @@ pub(super) fn advice_only(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let mapping = piece.mapping;
     let evidence = vec![
         facts.shown_by_setting("enabled"),
-        Evidence::new(
+        CauseEvidence::new(
             format!("/proc/{}/smaps, {:x}-{:x}", facts.pid(), mapping.start.0, mapping.end.0),
             "VmFlags: no hg",
         ),
@@ -76,7 +76,7 @@ pub(super) fn advice_only(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     .hint(facts.collapse_line())
 }
 
-/// malloc was to take pages of a hugetlb pool, and got none.
+/// Claims malloc's memory if it was to take pages of a hugetlb pool and got none.
 pub(super) fn hugetlb_pool(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let is_malloc = matches!(piece.mapping.segment, Segment::Heap | Segment::Anon);
     let tunables = facts.variable("GLIBC_TUNABLES")?;
@@ -88,7 +88,8 @@ pub(super) fn hugetlb_pool(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let asked = facts.shown_by_variable("GLIBC_TUNABLES");
     let pool = facts.system.pool_path(size);
     let Some(pages) = facts.system.hugetlb_pages(size) else {
-        let evidence = vec![asked, Evidence::new(pool.display().to_string(), "no such directory")];
+        let evidence =
+            vec![asked, CauseEvidence::new(pool.display().to_string(), "no such directory")];
         return Claim::certain(
             piece.inside,
             format!("the system has no pool of {size} pages"),
@@ -97,7 +98,7 @@ pub(super) fn hugetlb_pool(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
         .hint(facts.start_line());
     };
     if let Some((path, limit)) = hugetlb_limit(facts, size) {
-        let evidence = vec![asked, Evidence::new(&path, limit)];
+        let evidence = vec![asked, CauseEvidence::new(&path, limit)];
         let what = format!("its cgroup is at its limit of {size} pages from the pool");
         let bytes = piece.inside.next_multiple_of(size.bytes());
         return Claim::certain(piece.inside, what, evidence)
@@ -112,13 +113,13 @@ pub(super) fn hugetlb_pool(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
         format!(
             "malloc was to take pages of the hugetlb pool, and the pool of {size} pages is empty"
         ),
-        vec![asked, Evidence::new(free, "0")],
+        vec![asked, CauseEvidence::new(free, "0")],
     )
     .hint(format!("echo {count} | sudo tee {}; then start it again", total.display()))
 }
 
-/// Returns the limit of reservations of the process's cgroup for a pool and its file, if no page is left below
-/// it. The other limit of that controller kills processes, and gives them no small pages.
+/// Returns the limit of reservations of the process's cgroup for a pool and its file, if no page is left
+/// below it. The other limit of that controller kills processes, and gives them no small pages.
 fn hugetlb_limit(facts: &Facts, size: PageSize) -> Option<(String, String)> {
     let name = match size.bytes() >> 20 {
         megabytes if megabytes >= 1024 => format!("{}GB", megabytes >> 10),
@@ -134,7 +135,7 @@ fn hugetlb_limit(facts: &Facts, size: PageSize) -> Option<(String, String)> {
     (used + size.bytes() > limit_bytes).then_some((path, limit))
 }
 
-/// The memory cgroup is at its limit.
+/// Claims memory of a process whose memory cgroup is at its limit.
 pub(super) fn cgroup_limit(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let readings = memory_cgroup(&facts.root, facts.pid()).ok()?;
     let value = |key: &str| readings.get(key).and_then(|reading| reading.value());
@@ -143,18 +144,19 @@ pub(super) fn cgroup_limit(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let (path, _) =
         cgroup_file(&facts.root, facts.pid(), "memory", "memory.max", "memory.limit_in_bytes")?;
     let evidence =
-        Evidence::new(&path, format!("{}, of which {} are used", Bytes(limit), Bytes(usage)));
+        CauseEvidence::new(&path, format!("{}, of which {} are used", Bytes(limit), Bytes(usage)));
     let raised = (limit + piece.inside).next_multiple_of(facts.huge.bytes());
     Claim::possible(piece.inside, "its memory cgroup is at its limit", vec![evidence])
         .hint(format!("echo {raised} | sudo tee {path}"))
 }
 
-/// No block of memory is free that could hold a huge page.
+/// Claims memory if no free block could hold a huge page.
 pub(super) fn no_free_block(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let free = *facts.free_blocks.as_ref().ok()?;
     (free == 0).then_some(())?;
     let blocks = format!("0 free blocks of {}", facts.huge);
-    let evidence = vec![Evidence::new("/proc/buddyinfo", blocks), facts.shown_by_setting("defrag")];
+    let evidence =
+        vec![CauseEvidence::new("/proc/buddyinfo", blocks), facts.shown_by_setting("defrag")];
     Claim::possible(
         piece.inside,
         format!("memory is fragmented: no block of {} is free", facts.huge),
@@ -163,7 +165,7 @@ pub(super) fn no_free_block(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     .hint("echo 1 | sudo tee /proc/sys/vm/compact_memory")
 }
 
-/// khugepaged has not come to it yet.
+/// Claims memory that khugepaged has not joined yet.
 pub(super) fn khugepaged(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let number = |name: &str| facts.root.number(&format!("{THP}/khugepaged/{name}")).ok();
     let is_on = number("defrag") != Some(0);
@@ -171,7 +173,7 @@ pub(super) fn khugepaged(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
         true => "its pages came one by one, and khugepaged has not joined them yet",
         false => "its pages came one by one, and khugepaged is switched off",
     };
-    let mut evidence: Vec<Evidence> = match is_on {
+    let mut evidence: Vec<CauseEvidence> = match is_on {
         true => Vec::new(),
         false => vec![facts.shown_by_setting("khugepaged/defrag")],
     };
@@ -180,7 +182,7 @@ pub(super) fn khugepaged(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     {
         let pass = pages.max(1) * facts.map.base_page.bytes();
         let seconds = piece.inside.div_ceil(pass) * pause_ms / 1000;
-        evidence.push(Evidence::new(
+        evidence.push(CauseEvidence::new(
             format!("{THP}/khugepaged"),
             format!("{pages} pages each {pause_ms} ms, so {seconds} s or more for these"),
         ));

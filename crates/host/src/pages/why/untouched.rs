@@ -60,7 +60,7 @@ fn count(
 mod tests {
     use super::*;
 
-    /// Every other base page of huge pages with even numbers is zeros.
+    /// Fills every other base page of huge pages with even numbers with zeros.
     fn half_of_even(at: u64, buffer: &mut [u8]) -> std::io::Result<()> {
         buffer.fill(1);
         if (at / (2 << 20)).is_multiple_of(2) {
