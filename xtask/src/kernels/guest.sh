@@ -181,7 +181,7 @@ time.sleep(3)" 2>verdict
         wait $server'
 }
 
-checks() {
+doctor() {
     check doctor 100 '
         . /tmp/doctors.sh
         "$PAGETAX" doctor >/tmp/doctor
@@ -191,6 +191,16 @@ checks() {
         if [ -n "$HAS_COLLAPSE" ]; then works MADV_COLLAPSE; else lacks MADV_COLLAPSE 6.1; fi
         if [ -z "$HAS_MTHP" ]; then lacks mTHP 6.8; fi
         if grep -i "inappropriate ioctl\|invalid argument" /tmp/doctor; then exit 1; fi'
+}
+
+why() {
+    check why 300 '"$WHY" --skip system:: $SHOW'
+    check why-user 300 '. /tmp/users.sh; as_user "$WHY" memory:: files:: process:: controls:: $SHOW'
+    # One after the other: they change the system.
+    check why-system 300 '"$WHY" system:: --ignored --test-threads 1 $SHOW'
+}
+
+pager() {
     check remote-sort 200 '
         seq 1 100000 | sed "s/\(.*\)\(.\)/\2 \1 ä/" >/tmp/lines
         sort --parallel=2 /tmp/lines >/tmp/sorted
@@ -198,10 +208,6 @@ checks() {
         cat /tmp/counts
         cmp /tmp/sorted /tmp/paged
         grep " page_in_count [1-9]" /tmp/counts'
-    check why 300 '"$WHY" --skip system:: $SHOW'
-    check why-user 300 '. /tmp/users.sh; as_user "$WHY" memory:: files:: process:: controls:: $SHOW'
-    # One after the other: they change the system.
-    check why-system 300 '"$WHY" system:: --ignored --test-threads 1 $SHOW'
     check remote-refused 100 '
         . /tmp/users.sh
         if [ -n "$HAS_DEVICE" ]; then chmod 0600 /dev/userfaultfd; fi
@@ -233,7 +239,18 @@ checks() {
             advice_is_followed $SHOW'
 }
 
-{ rows; checks; } >/dev/ttyS1 2>&1
+# The parts to run, from the command line of the kernel.
+parts=$(sed -n 's/.*pagetax.parts=\([a-z,]*\).*/\1/p' /proc/cmdline)
+part() {
+    case ",$parts," in
+    *",$1,"*) shift; for checks; do $checks; done ;;
+    esac
+}
+{
+    part commands rows doctor
+    part why why
+    part pager pager
+} >/dev/ttyS1 2>&1
 echo @@done >/dev/ttyS1
 echo o >/proc/sysrq-trigger
 sleep 60

@@ -85,6 +85,8 @@ fn test_binary(package: &str, kind: &str, name: &str) -> Result<PathBuf> {
     let messages = shell::cargo_output(&words)?;
     let program = |line: &str| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        // The program that the test runs is listed, too.
+        message["profile"]["test"].as_bool().filter(|is_test| *is_test)?;
         Some(PathBuf::from(message["executable"].as_str()?))
     };
     let found = messages.lines().filter_map(program).next_back();

@@ -37,6 +37,8 @@ const NEEDED: &[(&str, &str)] = &[
     (KEYS, "debian-archive-keyring"),
 ];
 const MEMORY: &str = "2048";
+/// The parts of `guest.sh`: the matrix of commands, the plants of `why`, and the tests of the pager.
+const PARTS: [&str; 3] = ["commands", "why", "pager"];
 /// The time limit of a guest in seconds. Emulated, its checks are an order of magnitude slower than on this
 /// machine.
 const LIMIT: u64 = 2000;
@@ -51,6 +53,9 @@ const LOST_WRITE_TO_CODE: &str = "Oops: int3";
 pub struct Args {
     /// Kernels, such as 5.10; none is all: 5.10, 6.1, 6.12 and 7.3
     versions: Vec<String>,
+    /// Run these parts only: commands, why, pager
+    #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = PARTS)]
+    only: Vec<String>,
     /// Write the table of commands into docs/support.md
     #[arg(long)]
     write: bool,
@@ -61,7 +66,7 @@ pub struct Args {
 
 impl Default for Args {
     fn default() -> Args {
-        Args { versions: Vec::new(), write: false, limit: LIMIT }
+        Args { versions: Vec::new(), only: Vec::new(), write: false, limit: LIMIT }
     }
 }
 
@@ -152,7 +157,7 @@ pub fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    let outcomes = boot_all(&kernels, Duration::from_secs(args.limit))?;
+    let outcomes = boot_all(&kernels, args)?;
     println!("{}", matrix(&outcomes));
     table(&outcomes);
     println!("{:.0} s in all", begun.elapsed().as_secs_f64());
@@ -179,14 +184,14 @@ fn chosen(versions: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
 }
 
 /// Boots one guest after the other. Each has as many CPUs as this machine gives it.
-fn boot_all(kernels: &[(&'static str, PathBuf)], limit: Duration) -> Result<Vec<GuestRun>> {
+fn boot_all(kernels: &[(&'static str, PathBuf)], args: &Args) -> Result<Vec<GuestRun>> {
     if kernels.is_empty() {
         return Ok(Vec::new());
     }
     let image = image::make(Path::new(FOLDER))?;
     println!("booting {} guests; their checks: {FOLDER}/*.results", kernels.len());
     let run = |(version, kernel): &(&'static str, PathBuf)| {
-        let outcome = boot(version, kernel, &image, limit)?;
+        let outcome = boot(version, kernel, &image, args)?;
         tell(&outcome);
         Ok(outcome)
     };
@@ -271,10 +276,10 @@ impl Drop for Guest {
 }
 
 /// Boots a kernel and waits for the end of its checks; again, if the emulator's fault ended the guest.
-fn boot(version: &'static str, kernel: &Path, image: &Path, limit: Duration) -> Result<GuestRun> {
+fn boot(version: &'static str, kernel: &Path, image: &Path, args: &Args) -> Result<GuestRun> {
     let console = format!("{FOLDER}/{version}.console");
     for _ in 1..MOST_BOOTS {
-        let outcome = boot_once(version, kernel, image, limit)?;
+        let outcome = boot_once(version, kernel, image, args)?;
         let is_emulators = outcome.stopped.is_some()
             && String::from_utf8_lossy(&fs::read(&console)?).contains(LOST_WRITE_TO_CODE);
         if !is_emulators {
@@ -282,15 +287,12 @@ fn boot(version: &'static str, kernel: &Path, image: &Path, limit: Duration) -> 
         }
         println!("-- Linux {version}: QEMU lost a write to the kernel's code; booting again");
     }
-    boot_once(version, kernel, image, limit)
+    boot_once(version, kernel, image, args)
 }
 
-fn boot_once(
-    version: &'static str,
-    kernel: &Path,
-    image: &Path,
-    limit: Duration,
-) -> Result<GuestRun> {
+fn boot_once(version: &'static str, kernel: &Path, image: &Path, args: &Args) -> Result<GuestRun> {
+    let limit = Duration::from_secs(args.limit);
+    let parts = if args.only.is_empty() { PARTS.join(",") } else { args.only.join(",") };
     let begun = Instant::now();
     let console = format!("{FOLDER}/{version}.console");
     let results = format!("{FOLDER}/{version}.results");
@@ -302,10 +304,9 @@ fn boot_once(
     qemu.args(["-display", "none", "-monitor", "none", "-no-reboot", "-nic", "none"]);
     qemu.args(["-serial", &format!("file:{console}"), "-serial", &format!("file:{results}")]);
     qemu.arg("-kernel").arg(kernel).arg("-initrd").arg(image);
-    qemu.args([
-        "-append",
-        "console=ttyS0 quiet panic=-1 transparent_hugepage=madvise mitigations=off",
-    ]);
+    const APPEND: &str =
+        "console=ttyS0 quiet panic=-1 transparent_hugepage=madvise mitigations=off pagetax.parts=";
+    qemu.arg("-append").arg(format!("{APPEND}{parts}"));
     let mut guest = Guest(qemu.stdin(Stdio::null()).spawn().context("cannot start QEMU")?);
     let mut stopped = None;
     while guest.0.try_wait()?.is_none() {
