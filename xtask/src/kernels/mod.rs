@@ -8,7 +8,7 @@ mod image;
 
 use crate::skips::{self, Skip};
 use crate::{book, packages, shell};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -56,7 +56,7 @@ pub struct Args {
     /// Run these parts only: commands, why, pager
     #[arg(long, value_name = "PART,…", value_delimiter = ',', value_parser = PARTS)]
     only: Vec<String>,
-    /// Write the table of commands into docs/support.md
+    /// Write the table of commands into docs/support.md. Kernels that are not booted keep their last results
     #[arg(long)]
     write: bool,
     /// Seconds after which a guest is ended that is not done
@@ -166,21 +166,20 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("not all checks passed; see above, and {FOLDER}/*.results");
     }
     if args.write {
-        book::write("cargo xtask kernels --write", &matrix(&outcomes))?;
+        book::write("cargo xtask kernels --write", &matrix(&with_earlier(outcomes)?))?;
     }
     skips::report(&skips)
 }
 
+/// Returns the kernels of these versions in the order of the table; all if there are none.
 fn chosen(versions: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
-    if versions.is_empty() {
-        return Ok(KERNELS.into());
+    let is_known = |version: &&String| KERNELS.iter().any(|(known, _)| known == version);
+    if let Some(unknown) = versions.iter().find(|version| !is_known(version)) {
+        let known = KERNELS.map(|(version, _)| version).join(", ");
+        bail!("no kernel {unknown}; there are {known}");
     }
-    let known = || KERNELS.map(|(version, _)| version).join(", ");
-    let find = |version: &String| {
-        let found = KERNELS.into_iter().find(|(known, _)| known == version);
-        found.ok_or_else(|| anyhow!("no kernel {version}; there are {}", known()))
-    };
-    versions.iter().map(find).collect()
+    let is_chosen = |version: &str| versions.is_empty() || versions.iter().any(|v| v == version);
+    Ok(KERNELS.into_iter().filter(|(version, _)| is_chosen(version)).collect())
 }
 
 /// Boots one guest after the other. Each has as many CPUs as this machine gives it.
@@ -317,16 +316,41 @@ fn boot_once(version: &'static str, kernel: &Path, image: &Path, args: &Args) ->
         std::thread::sleep(Duration::from_millis(200));
     }
     drop(guest);
-    let text = String::from_utf8_lossy(&fs::read(&results)?).into_owned();
-    let (checks, is_done) = checks_of(&text);
-    let release = text.lines().find_map(|line| line.strip_prefix("@@kernel "));
-    let release = release.map_or(version, |release| release.trim()).to_string();
+    let (release, checks, is_done) = results_of(version)?;
     let ended = || {
         let text = String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
         format!("the guest ended by itself; the end of {console}:\n{}", end_of(text.lines()))
     };
     let stopped = stopped.or_else(|| (!is_done).then(ended));
     Ok(GuestRun { version, release, checks, stopped, took: begun.elapsed() })
+}
+
+/// Reads the last results of a guest: the version that its kernel states, its checks, and true if it reached
+/// their end.
+fn results_of(version: &str) -> Result<(String, Vec<Check>, bool)> {
+    let path = format!("{FOLDER}/{version}.results");
+    let text = String::from_utf8_lossy(&fs::read(&path).with_context(|| path)?).into_owned();
+    let release = text.lines().find_map(|line| line.strip_prefix("@@kernel "));
+    let release = release.map_or(version, |release| release.trim()).to_string();
+    let (checks, is_done) = checks_of(&text);
+    Ok((release, checks, is_done))
+}
+
+/// Adds the last results of the kernels that were not booted.
+fn with_earlier(mut outcomes: Vec<GuestRun>) -> Result<Vec<GuestRun>> {
+    for (index, (version, _)) in KERNELS.into_iter().enumerate() {
+        if outcomes.get(index).is_some_and(|outcome| outcome.version == version) {
+            continue;
+        }
+        let (release, checks, is_done) = results_of(version)?;
+        let stopped = (!is_done).then(|| "earlier, it did not reach the end".into());
+        let run = GuestRun { version, release, checks, stopped, took: Duration::ZERO };
+        if !run.has_passed() {
+            bail!("Linux {version} has not passed; run `cargo xtask kernels {version}`");
+        }
+        outcomes.insert(index, run);
+    }
+    Ok(outcomes)
 }
 
 /// Parses the output of a guest: its checks, and true if it reached their end.

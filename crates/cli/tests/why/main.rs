@@ -222,8 +222,8 @@ mod controls {
     }
 
     #[test]
-    fn locked_memory() {
-        control("huge-locked");
+    fn memory_with_a_protected_part() {
+        control("huge-protected");
     }
 
     #[test]

@@ -189,7 +189,7 @@ int main(int argc, char **argv)
 		int is_control = !strncmp(plant, "huge", 4);
 		int is_cow = IS("forked-child") || IS("forked-parent");
 		/* khugepaged may take 16 MiB at once. */
-		size_t bytes = IS("late") || is_cow ? 4 * BYTES : BYTES;
+		size_t bytes = IS("late") || IS("advised") || is_cow ? 4 * BYTES : BYTES;
 		memory = aligned(bytes, 0);
 		if (IS("prctl") && prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0))
 			die("prctl");
@@ -212,8 +212,8 @@ int main(int argc, char **argv)
 			advise(memory, bytes, MADV_HUGEPAGE);
 		if (IS("huge-collapsed") && madvise(memory, bytes, MADV_COLLAPSE))
 			die("collapse");
-		if (IS("huge-locked") && mlock(memory, bytes))
-			die("mlock");
+		if (IS("huge-protected") && mprotect(memory, HUGE, PROT_READ))
+			die("mprotect");
 		if (IS("huge-forked")) {
 			/* The child only reads, and has gone. */
 			pid_t child = fork();

@@ -35,7 +35,7 @@ impl Drop for Changed {
 #[ignore = "changes settings of the system; cargo xtask kernels runs it in a guest"]
 fn huge_pages_that_are_switched_off() {
     let _off = Changed::set(format!("{THP}/enabled"), "never");
-    assert_cause(&Plant::of("advised").answer(), "switched_off", "certain", BYTES);
+    assert_cause(&Plant::of("advised").answer(), "switched_off", "certain", 4 * BYTES);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn smaller_sizes_alone() {
     }
     let _small = Changed::set(small, "madvise");
     let _off = Changed::set(format!("{THP}/hugepages-2048kB/enabled"), "never");
-    assert_cause(&Plant::of("advised").answer(), "mthp_only", "certain", BYTES);
+    assert_cause(&Plant::of("advised").answer(), "mthp_only", "certain", 4 * BYTES);
 }
 
 #[test]
@@ -56,7 +56,6 @@ fn smaller_sizes_alone() {
 fn equal_pages_that_are_merged() {
     const KSM: &str = "/sys/kernel/mm/ksm";
     let _always = Changed::set(format!("{THP}/enabled"), "always");
-    let _no_faults = Changed::set(format!("{THP}/khugepaged/defrag"), "0");
     let _fast = Changed::set(format!("{KSM}/pages_to_scan"), "20000");
     let _short = Changed::set(format!("{KSM}/sleep_millisecs"), "1");
     let _run = Changed::set(format!("{KSM}/run"), "1");
@@ -80,7 +79,11 @@ fn memory_in_pieces() {
     let _no_compaction = Changed::set(format!("{THP}/defrag"), "never");
     let _no_daemon = Changed::set(format!("{THP}/khugepaged/defrag"), "0");
     let _held = Plant::of("pieces");
-    assert_cause(&Plant::of("advised").answer(), "no_free_block", "possible", BYTES);
+    let answer = Plant::of("advised").answer();
+    // A few blocks become free when other programs end.
+    let [all, huge] = ["anon_bytes", "huge_bytes"].map(|key| answer[key].as_u64().unwrap());
+    assert!(all - huge >= 2 * BYTES, "{answer:#}");
+    assert_cause(&answer, "no_free_block", "possible", all - huge);
 }
 
 /// A cgroup of version 2 with a limit, which goes with the value.
@@ -119,8 +122,7 @@ impl Drop for Group {
 #[test]
 #[ignore = "changes settings of the system; cargo xtask kernels runs it in a guest"]
 fn a_memory_cgroup_at_its_limit() {
-    let group = Group::make("memory", "memory.max", BYTES + (5 << 20));
-    let _no_daemon = Changed::set(format!("{THP}/khugepaged/defrag"), "0");
+    let group = Group::make("memory", "memory.max", BYTES + (3 << 19));
     // It fills its memory before it is advised.
     let plant = group.plant("crowded", &[]);
     assert_cause(&plant.answer(), "cgroup_limit", "possible", BYTES);

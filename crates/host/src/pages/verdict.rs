@@ -89,7 +89,7 @@ pub fn judge(
         changed,
         huge,
         system,
-        free_huge_blocks: free_blocks(huge),
+        free_huge_blocks: free_blocks(huge).ok(),
         forbidden: status_field(map.pid, "THP_enabled:").as_deref() == Some("0"),
         parent_starts: parent_starts(map.pid).unwrap_or_default(),
     };
@@ -97,11 +97,11 @@ pub fn judge(
     Verdict { pid: map.pid, command: map.command.clone(), parts }
 }
 
-/// Returns the number of free blocks of at least this size, over all zones.
-pub fn free_blocks(size: PageSize) -> Option<u64> {
+/// Returns the number of free blocks of at least this size that ordinary memory can have.
+pub fn free_blocks(size: PageSize) -> Result<u64, String> {
     let base = rustix::param::page_size() as u64;
-    let state = Fragmentation::read(&Root::default()).ok()?;
-    Some(state.free_bytes_in(size.bytes(), base) / size.bytes())
+    let state = Fragmentation::usable(&Root::default())?;
+    Ok(state.free_bytes_in(size.bytes(), base) / size.bytes())
 }
 
 pub(super) fn status_field(pid: u32, name: &str) -> Option<String> {

@@ -14,11 +14,24 @@ pub struct Fragmentation {
 impl Fragmentation {
     /// Reads the free blocks in /proc/buddyinfo.
     pub fn read(root: &Root) -> Result<Fragmentation, String> {
+        Fragmentation::of_zones(root, |_| true)
+    }
+
+    /// Reads the free blocks that ordinary memory can have. The kernel keeps the zone DMA in reserve, and its few
+    /// megabytes are nearly always free.
+    pub fn usable(root: &Root) -> Result<Fragmentation, String> {
+        Fragmentation::of_zones(root, |zone| zone != "DMA")
+    }
+
+    fn of_zones(root: &Root, counts: impl Fn(&str) -> bool) -> Result<Fragmentation, String> {
         let text = root.text("/proc/buddyinfo")?;
         let mut free_blocks: Vec<u64> = Vec::new();
         for line in text.lines() {
             // "Node 0, zone   Normal   12   7 …": numbers follow the zone's name.
-            let words = line.split_whitespace().skip_while(|word| *word != "zone").skip(2);
+            let mut words = line.split_whitespace().skip_while(|word| *word != "zone").skip(1);
+            if !words.next().is_some_and(&counts) {
+                continue;
+            }
             for (order, word) in words.enumerate() {
                 let count: u64 =
                     word.parse().map_err(|_| format!("/proc/buddyinfo: `{word}` is no count"))?;
@@ -163,6 +176,8 @@ mod tests {
         assert_eq!(state.free_blocks.len(), 11);
         let free = state.free_bytes_in(4096, 4096);
         assert!(free > state.free_bytes_in(2 << 20, 4096) && free < 64 << 30, "{free}");
+        let usable = Fragmentation::usable(&captured()).unwrap().free_bytes_in(4096, 4096);
+        assert!(usable < free && free - usable < 16 << 20, "the zone DMA has 16 MiB at most");
     }
 
     /// Returns a tree with these files.

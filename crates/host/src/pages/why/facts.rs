@@ -4,9 +4,9 @@ use super::{CauseEvidence, MissingFact};
 use crate::launch::program::{Kind, Program};
 use crate::measure::trial::tree::ProcessTree;
 use crate::pages::pagemap::PageMap;
-use crate::pages::verdict::status_field;
+use crate::pages::verdict::{free_blocks, status_field};
 use crate::pages::{Mode, PageSettings};
-use crate::procfs::{Fragmentation, Root, maps};
+use crate::procfs::{Root, maps};
 use crate::sys::remote;
 use pagetax_core::units::PageSize;
 use rustix::process::Pid;
@@ -33,7 +33,7 @@ pub(super) struct Facts {
     pub is_secure: Result<bool, String>,
     /// The starts of mappings of a parent or child that runs the same program, by process.
     pub relatives: Vec<(u32, BTreeSet<u64>)>,
-    /// Free blocks of at least the huge size, over all zones.
+    /// Free blocks of at least the huge size.
     pub free_blocks: Result<u64, String>,
 }
 
@@ -42,9 +42,6 @@ impl Facts {
         let (root, system) = (Root::default(), PageSettings::host());
         let huge = system.pmd_size().unwrap_or(PageSize::M2);
         let pid = map.pid;
-        let base = map.base_page.bytes();
-        let free_blocks = Fragmentation::read(&root)
-            .map(|state| state.free_bytes_in(huge.bytes(), base) / huge.bytes());
         Facts {
             huge,
             mode: system.of_size(huge),
@@ -53,7 +50,7 @@ impl Facts {
             kind: kind(pid),
             is_secure: is_secure(&root, pid),
             relatives: relatives(&root, pid),
-            free_blocks,
+            free_blocks: free_blocks(huge),
             map,
             root,
             system,

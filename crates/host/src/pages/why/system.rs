@@ -154,7 +154,7 @@ pub(super) fn cgroup_limit(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
 pub(super) fn no_free_block(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let free = *facts.free_blocks.as_ref().ok()?;
     (free == 0).then_some(())?;
-    let blocks = format!("0 free blocks of {}", facts.huge);
+    let blocks = format!("0 free blocks of {} outside the zone DMA", facts.huge);
     let evidence =
         vec![CauseEvidence::new("/proc/buddyinfo", blocks), facts.shown_by_setting("defrag")];
     Claim::possible(
@@ -168,17 +168,9 @@ pub(super) fn no_free_block(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
 /// Claims memory that khugepaged has not joined yet.
 pub(super) fn khugepaged(facts: &Facts, piece: &Piece<'_>) -> Option<Claim> {
     let number = |name: &str| facts.root.number(&format!("{THP}/khugepaged/{name}")).ok();
-    let is_on = number("defrag") != Some(0);
-    let what = match is_on {
-        true => "its pages came one by one, and khugepaged has not joined them yet",
-        false => "its pages came one by one, and khugepaged is switched off",
-    };
-    let mut evidence: Vec<CauseEvidence> = match is_on {
-        true => Vec::new(),
-        false => vec![facts.shown_by_setting("khugepaged/defrag")],
-    };
+    let what = "its pages came one by one, and khugepaged has not joined them yet";
+    let mut evidence = Vec::new();
     if let (Some(pages), Some(pause_ms)) = (number("pages_to_scan"), number("scan_sleep_millisecs"))
-        && is_on
     {
         let pass = pages.max(1) * facts.map.base_page.bytes();
         let seconds = piece.inside.div_ceil(pass) * pause_ms / 1000;
