@@ -239,12 +239,17 @@ fn fetch(version: &str, suite: &str) -> Result<PathBuf> {
         shell::output(&mut command).with_context(failed)
     };
     apt("apt-get", &["update"])?;
-    let shown = apt("apt-cache", &["show", "linux-image-cloud-amd64"])?;
-    let depends = shown.lines().find_map(|line| line.strip_prefix("Depends: "));
-    let mut packages = depends.into_iter().flat_map(|line| line.split([' ', ',']));
-    let package = packages.find(|word| word.starts_with("linux-image-"));
-    let package = package.context("the package of the newest kernel names no kernel")?;
-    apt("apt-get", &["download", package])?;
+    let dependency = |package: &str, prefix: &str| -> Result<Option<String>> {
+        let shown = apt("apt-cache", &["show", package])?;
+        let depends = shown.lines().find_map(|line| line.strip_prefix("Depends: "));
+        let mut packages = depends.into_iter().flat_map(|line| line.split([' ', ',']));
+        Ok(packages.find(|word| word.starts_with(prefix)).map(String::from))
+    };
+    let image = dependency("linux-image-cloud-amd64", "linux-image-")?;
+    let image = image.context("the package of the newest kernel names no kernel")?;
+    // From 7.3 on, a package of its own has the kernel.
+    let package = dependency(&image, "linux-binary-")?.unwrap_or(image);
+    apt("apt-get", &["download", &package])?;
     let found = |suffix: &str, prefix: &str, at: &Path| -> Result<PathBuf> {
         let mut paths = fs::read_dir(at)?.flatten().map(|entry| entry.path());
         let is_it = |path: &PathBuf| {
@@ -254,7 +259,7 @@ fn fetch(version: &str, suite: &str) -> Result<PathBuf> {
         paths.find(is_it).with_context(|| format!("{} has no {prefix}*{suffix}", at.display()))
     };
     let unpacked = directory.join("unpacked");
-    let package = found(".deb", "linux-image-", &directory)?;
+    let package = found(".deb", &package, &directory)?;
     shell::succeed(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&unpacked))?;
     fs::rename(found("", "vmlinuz-", &unpacked.join("boot"))?, &kernel)?;
     for path in [unpacked, package, directory.join("lists"), directory.join("cache")] {
