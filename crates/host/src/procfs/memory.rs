@@ -17,8 +17,8 @@ impl Fragmentation {
         Fragmentation::of_zones(root, |_| true)
     }
 
-    /// Reads the free blocks that ordinary memory can have. The kernel keeps the zone DMA in reserve, and its few
-    /// megabytes are nearly always free.
+    /// Reads the free blocks that ordinary memory can have. The kernel keeps the zone DMA in reserve, and its
+    /// few megabytes are nearly always free.
     pub fn usable(root: &Root) -> Result<Fragmentation, String> {
         Fragmentation::of_zones(root, |zone| zone != "DMA")
     }
