@@ -75,6 +75,86 @@ impl MemoryRow {
     }
 }
 
+/// The share of CPU time that virtual memory takes: the CPU rows of the causes that are a tax, by the total.
+///
+/// Waiting is not part of it. If a row is missing, `value` is a lower bound and `high` is absent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct VmTax {
+    /// The best estimate, 0 to 1; absent if no row of the tax is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+    /// The sum of the rows' lower bounds. It holds even if all rows err in the same direction.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub low: Option<f64>,
+    /// The sum of the rows' upper bounds, at most 1; absent if a row is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high: Option<f64>,
+    /// The provenance of `value`: that of its rows if they agree.
+    pub provenance: Provenance,
+    /// The rows that are missing from the value, with their reasons, or the reason why there is no value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+}
+
+impl VmTax {
+    fn missing(why: String) -> VmTax {
+        let (value, low, high) = (None, None, None);
+        VmTax { value, low, high, provenance: Provenance::Missing, why: Some(why) }
+    }
+
+    fn of(cpu: &Ledger) -> VmTax {
+        let mut absent: Vec<(&str, &str)> = Vec::new();
+        let mut known: Vec<&TimeRow> = Vec::new();
+        for cause in Account::Cpu.causes().filter(|cause| cause.is_tax) {
+            match cpu.rows.iter().find(|row| row.id == cause.id) {
+                Some(row) if row.ns.is_some() => known.push(row),
+                Some(row) => absent.push((cause.id, &row.how)),
+                None => absent.push((cause.id, "not looked at")),
+            }
+        }
+        if cpu.total_ns == 0 {
+            return VmTax::missing("the job took no CPU time".into());
+        }
+        let why = (!absent.is_empty()).then(|| reasons(&absent));
+        let Some(first) = known.first() else { return VmTax::missing(why.unwrap_or_default()) };
+        let agree = known.iter().all(|row| row.provenance == first.provenance);
+        let share = |bound: fn(&TimeRow) -> Option<u64>| {
+            let ns: u128 = known.iter().filter_map(|row| bound(row)).map(u128::from).sum();
+            let share = (ns as f64 / cpu.total_ns as f64).min(1.0);
+            (share * SHARE_STEPS).round() / SHARE_STEPS
+        };
+        VmTax {
+            value: Some(share(|row| row.ns)),
+            low: Some(share(|row| row.low_ns.or(row.ns))),
+            high: absent.is_empty().then(|| share(|row| row.high_ns.or(row.ns))),
+            provenance: if agree { first.provenance } else { Provenance::Derived },
+            why,
+        }
+    }
+
+    /// Returns true if the tax may be larger than its value, because rows are missing.
+    pub fn is_lower_bound(&self) -> bool {
+        self.value.is_some() && self.high.is_none()
+    }
+}
+
+/// Shares are rounded to hundredths of a percent.
+const SHARE_STEPS: f64 = 10_000.0;
+
+/// Lists missing rows, those of one reason together: "reclaim, swap (no samples); translation (no PMU)".
+fn reasons(absent: &[(&str, &str)]) -> String {
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (id, why) in absent {
+        match groups.iter_mut().find(|(known, _)| known == why) {
+            Some((_, ids)) => ids.push(id),
+            None => groups.push((why, vec![id])),
+        }
+    }
+    let group = |(why, ids): &(&str, Vec<&str>)| format!("{} ({why})", ids.join(", "));
+    groups.iter().map(group).collect::<Vec<_>>().join("; ")
+}
+
 /// A ledger under construction: rows for a known total.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ledger {
@@ -134,9 +214,12 @@ impl Ledger {
 }
 
 /// Both ledgers and the memory line, as in a report.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Budget {
+    /// Absent in reports that were written without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    vm_tax: Option<VmTax>,
     cpu: Vec<TimeRow>,
     cpu_total_ns: u64,
     cpu_unexplained_ns: i64,
@@ -154,6 +237,7 @@ impl Budget {
     pub fn new(cpu: Ledger, wall: Ledger, memory: Vec<MemoryRow>) -> Self {
         assert_eq!([cpu.account, wall.account], Account::ALL);
         Budget {
+            vm_tax: Some(VmTax::of(&cpu)),
             cpu_total_ns: cpu.total_ns,
             cpu_unexplained_ns: cpu.unexplained_ns(),
             cpu: cpu.rows,
@@ -162,6 +246,19 @@ impl Budget {
             wall: wall.rows,
             memory,
         }
+    }
+
+    /// Returns the share of CPU time that virtual memory takes; `None` in reports that were written without it.
+    pub fn vm_tax(&self) -> Option<&VmTax> {
+        self.vm_tax.as_ref()
+    }
+
+    /// Returns the share of elapsed time that the job waited for memory; `None` if no such row is known.
+    pub fn waiting(&self) -> Option<f64> {
+        let rows = self.wall.iter().filter(|row| cause::find(&row.id).is_some_and(|c| c.is_tax));
+        let known: Vec<u64> = rows.filter_map(|row| row.ns).collect();
+        let has_share = !known.is_empty() && self.wall_total_ns > 0;
+        has_share.then(|| known.iter().sum::<u64>() as f64 / self.wall_total_ns as f64)
     }
 
     /// Returns the rows of an account.
@@ -222,6 +319,43 @@ mod tests {
             ledger.row(cause.id, reading.clone(), "test");
         }
         ledger
+    }
+
+    #[test]
+    fn the_tax_is_the_rows_of_memory_by_cpu_time() {
+        let mut cpu = Ledger::new(Account::Cpu, 1_000);
+        cpu.row("compute", Reading::Measured(600), "getrusage");
+        cpu.row("translation", Reading::Derived { value: 100, low: 50, high: 200 }, "trials");
+        for id in ["minor_fault", "zero_copy", "reclaim", "compaction", "swap"] {
+            cpu.row(id, Reading::Measured(if id == "minor_fault" { 150 } else { 0 }), "stacks");
+        }
+        cpu.row("other_kernel", Reading::Measured(150), "stacks");
+        let mut wall = Ledger::new(Account::Wall, 2_000);
+        wall.row("page_in", Reading::Measured(500), "switches");
+        wall.row("sleep", Reading::Measured(500), "switches");
+        let budget = Budget::new(cpu, wall, Vec::new());
+        let tax = budget.vm_tax().unwrap();
+        assert_eq!((tax.value, tax.low, tax.high), (Some(0.25), Some(0.2), Some(0.35)));
+        assert_eq!((tax.provenance, tax.why.clone()), (Provenance::Derived, None));
+        assert_eq!(budget.waiting(), Some(0.25));
+    }
+
+    #[test]
+    fn a_tax_without_all_rows_is_a_lower_bound_that_names_them() {
+        let mut cpu = Ledger::new(Account::Cpu, 1_000);
+        cpu.row("translation", Reading::Missing("no PMU".into()), "");
+        cpu.row("minor_fault", Reading::Measured(150), "stacks");
+        cpu.row("zero_copy", Reading::Measured(0), "stacks");
+        cpu.row("swap", Reading::Missing("no PMU".into()), "");
+        let tax = VmTax::of(&cpu);
+        assert!(tax.is_lower_bound() && tax.value == Some(0.15), "{tax:?}");
+        let why = "translation, swap (no PMU); reclaim, compaction (not looked at)";
+        assert_eq!(tax.why.as_deref(), Some(why));
+        assert_eq!(tax.provenance, Provenance::Measured);
+        let none = VmTax::of(&Ledger::new(Account::Cpu, 1_000));
+        assert_eq!((none.value, none.provenance), (None, Provenance::Missing));
+        let idle = VmTax::of(&Ledger::new(Account::Cpu, 0));
+        assert_eq!(idle.why.as_deref(), Some("the job took no CPU time"));
     }
 
     proptest! {

@@ -11,6 +11,8 @@ use crate::report::{Latency, Run};
 
 /// Kinds of latency that machines report; `fault` is minor and major together.
 const LATENCY_KINDS: &[&str] = &["fault", "major_fault", "minor_fault", "page_in"];
+/// The share of CPU time that virtual memory takes, 0 to 1.
+const VM_TAX: &str = "vm_tax";
 const LATENCY_STATISTICS: &[&str] = &["min", "mean", "p50", "p90", "p99", "max"];
 /// The longer operators come first, so that `<=` is not read as `<`.
 const OPERATORS: &[&str] = &["<=", ">=", "==", "!=", "<", ">"];
@@ -99,7 +101,7 @@ fn known_ids() -> Vec<String> {
         let ids = account.causes().map(|cause| cause.id).chain(["unexplained"]);
         ids.map(move |id| format!("{}_{id}_ns", account.id()))
     });
-    counters.chain(latencies).chain(budget).collect()
+    counters.chain(latencies).chain(budget).chain([VM_TAX.to_string()]).collect()
 }
 
 /// Returns the unit of a known id.
@@ -107,7 +109,10 @@ fn unit_of(id: &str) -> Option<Unit> {
     if let Some(counter) = counter(id) {
         return Some(counter.unit);
     }
-    known_ids().iter().any(|known| known == id).then_some(Unit::Ns)
+    match id {
+        VM_TAX => Some(Unit::Count),
+        _ => known_ids().iter().any(|known| known == id).then_some(Unit::Ns),
+    }
 }
 
 fn unknown(id: &str) -> ThresholdError {
@@ -117,7 +122,8 @@ fn unknown(id: &str) -> ThresholdError {
     let remedy = match nearest(id, known.iter().map(String::as_str)) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!(
-            "use one of {}; ({})_({})_ns; cpu_({}|unexplained)_ns; wall_({}|unexplained)_ns",
+            "use one of {}; {VM_TAX}; ({})_({})_ns; cpu_({}|unexplained)_ns; \
+             wall_({}|unexplained)_ns",
             COUNTERS.iter().map(|counter| counter.id).collect::<Vec<_>>().join(", "),
             LATENCY_STATISTICS.join("|"),
             LATENCY_KINDS.join("|"),
@@ -144,20 +150,39 @@ impl Threshold {
                 return Judgement::NotJudged(format!("{} on {machine}: {why}", self.text));
             }
         };
-        let holds = match self.operator {
+        match self.holds_for(value) {
+            false => Judgement::Passed,
+            true => Judgement::Failed(format!(
+                "{} on {}: {} is {value} ({provenance})",
+                self.text, run.machine.name, self.id
+            )),
+        }
+    }
+
+    fn holds_for(&self, value: f64) -> bool {
+        match self.operator {
             "<" => value < self.limit,
             "<=" => value <= self.limit,
             ">" => value > self.limit,
             ">=" => value >= self.limit,
             "==" => value == self.limit,
             _ => value != self.limit,
+        }
+    }
+
+    /// Returns the tax, unless it is a lower bound and the condition depends on what is missing from it.
+    fn look_up_tax(&self, run: &Run) -> Result<(f64, Provenance), String> {
+        let budget = run.budget.as_ref().ok_or("this run has no budget")?;
+        let tax = budget.vm_tax().ok_or("the report was written without it")?;
+        let why = || tax.why.as_deref().unwrap_or("?");
+        let value = tax.value.ok_or_else(|| format!("the reading is missing: {}", why()))?;
+        let is_settled = match self.operator {
+            "==" | "!=" => false,
+            _ => self.holds_for(value) == self.holds_for(1.0),
         };
-        match holds {
-            false => Judgement::Passed,
-            true => Judgement::Failed(format!(
-                "{} on {}: {} is {value} ({provenance})",
-                self.text, run.machine.name, self.id
-            )),
+        match tax.is_lower_bound() && !is_settled {
+            true => Err(format!("the tax is at least {value}; it lacks {}", why())),
+            false => Ok((value, tax.provenance)),
         }
     }
 
@@ -171,6 +196,9 @@ impl Threshold {
                 None if none_happened(run, kind) => Ok(None),
                 None => Err("this run measured no such latency".into()),
             };
+        }
+        if self.id == VM_TAX {
+            return self.look_up_tax(run).map(Some);
         }
         if let Some((account, row)) = split_budget(&self.id) {
             return look_up_budget(run, account, row).map(Some);
@@ -289,6 +317,37 @@ mod tests {
         assert!(matches!(judge("cpu_swap_ns>0"), Judgement::NotJudged(_)));
         assert!(matches!(judge("page_out_count>0"), Judgement::NotJudged(_)));
         assert!(matches!(judge("max_major_fault_ns>0"), Judgement::NotJudged(_)));
+    }
+
+    #[test]
+    fn a_tax_that_lacks_rows_is_judged_only_where_they_change_nothing() {
+        let with_tax = |translation: Reading, others: Reading| {
+            let mut cpu = Ledger::new(Account::Cpu, 1_000);
+            for cause in Account::Cpu.causes().filter(|cause| cause.is_tax) {
+                let is_walk = cause.id == "translation";
+                let reading = if is_walk { translation.clone() } else { others.clone() };
+                cpu.row(cause.id, reading, "test");
+            }
+            let wall = Ledger::new(Account::Wall, 1_000);
+            Run { budget: Some(Budget::new(cpu, wall, Vec::new())), ..small_run() }
+        };
+        let judge = |run: &Run, text: &str| text.parse::<Threshold>().unwrap().judge(run);
+        let whole = with_tax(Reading::Measured(300), Reading::Measured(0));
+        assert_eq!(judge(&whole, "vm_tax>0.3"), Judgement::Passed);
+        let Judgement::Failed(text) = judge(&whole, "vm_tax>=0.3") else { panic!() };
+        assert!(text.contains("vm_tax is 0.3 (measured)"), "{text}");
+        let part = with_tax(Reading::Measured(300), Reading::Missing("no samples".into()));
+        assert!(matches!(judge(&part, "vm_tax>0.2"), Judgement::Failed(_)));
+        assert_eq!(judge(&part, "vm_tax<0.2"), Judgement::Passed);
+        let undecided = ["vm_tax>0.4", "vm_tax<0.4", "vm_tax==0.3", "vm_tax!=0.3"];
+        for text in undecided {
+            let Judgement::NotJudged(why) = judge(&part, text) else { panic!("{text}") };
+            assert!(why.contains("at least 0.3") && why.contains("no samples"), "{why}");
+        }
+        let none = with_tax(Reading::Missing("no PMU".into()), Reading::Missing("no PMU".into()));
+        assert!(matches!(judge(&none, "vm_tax>0"), Judgement::NotJudged(_)));
+        let of_time = "vm_tax>1s".parse::<Threshold>();
+        assert!(matches!(of_time, Err(ThresholdError::Dimension { .. })), "{of_time:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::scratch::{Hashes, Scratch};
 use pagetax_core::cause::Account;
-use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial};
+use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial, tax_disagreement};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::outliers;
 use pagetax_core::units::Nanos;
@@ -33,6 +33,8 @@ pub fn of(
     all.extend(diagnosis.trials.iter().filter_map(far_off));
     all.extend(few_or_short(diagnosis));
     all.extend(busy(diagnosis));
+    let budget = diagnosis.budget.as_ref();
+    all.extend(budget.and_then(|b| tax_disagreement(&diagnosis.trials, b, super::SEED)));
     let names: Vec<_> = hashes.different().iter().filter_map(|i| name_of(diagnosis, *i)).collect();
     if !names.is_empty() {
         all.push(warning(

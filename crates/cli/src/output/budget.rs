@@ -43,9 +43,10 @@ impl<'a> LedgerView<'a> {
     }
 }
 
-/// Renders both ledgers and the memory line.
+/// Renders the tax, both ledgers and the memory line.
 pub fn render(budget: &Budget) -> String {
-    let mut out: String = LedgerView::both(budget).iter().map(ledger).collect();
+    let mut out = tax(budget).map_or_else(String::new, |line| format!("\n{line}\n"));
+    out += &LedgerView::both(budget).iter().map(ledger).collect::<String>();
     if !budget.memory().is_empty() {
         let rows = budget.memory().iter().map(|row| {
             let bytes = row.bytes.map_or(MISSING.into(), |b| text::value(Unit::Bytes, b));
@@ -55,6 +56,35 @@ pub fn render(budget: &Budget) -> String {
         out += &text::table(&["", "bytes", "provenance", "how"], &[1], rows.collect());
     }
     out
+}
+
+/// Renders the tax in one line. Waiting stands beside it. None if the report was written without it.
+pub fn tax(budget: &Budget) -> Option<String> {
+    let tax = budget.vm_tax()?;
+    let percent = |share: f64| format!("{:.0}", share * 100.0);
+    let why = tax.why.as_deref().unwrap_or_default();
+    let taken = match (tax.value, tax.low, tax.high) {
+        (Some(value), Some(low), Some(high)) => {
+            let (value, low, high) = (percent(value), percent(low), percent(high));
+            let bounds = match low == high {
+                true => String::new(),
+                false => format!(" ({low}–{high} %)"),
+            };
+            format!("Virtual memory takes {value} % of its CPU time{bounds}")
+        }
+        (Some(value), ..) => {
+            format!(
+                "Virtual memory takes at least {} % of its CPU time, without {why}",
+                percent(value)
+            )
+        }
+        (None, ..) => format!("The CPU time that virtual memory takes is not known: {why}"),
+    };
+    let waits =
+        budget.waiting().filter(|share| *share >= 0.005).map_or_else(String::new, |share| {
+            format!("; waiting for memory takes {} % of its elapsed time", percent(share))
+        });
+    Some(taken + &waits)
 }
 
 fn ledger(view: &LedgerView) -> String {
@@ -129,6 +159,34 @@ mod tests {
         let mut wall = Ledger::new(Account::Wall, 800_000);
         wall.row("running", Reading::Measured(900_000), "schedstat");
         Budget::new(cpu, wall, Vec::new())
+    }
+
+    #[test]
+    fn the_tax_is_one_line_and_waiting_stands_beside_it() {
+        let with = |reclaim: Reading| {
+            let mut cpu = Ledger::new(Account::Cpu, 1_000);
+            let walks = Reading::Derived { value: 200, low: 140, high: 290 };
+            cpu.row("translation", walks, "trials");
+            for id in ["minor_fault", "zero_copy", "compaction", "swap"] {
+                cpu.row(id, Reading::Measured(30), "stacks");
+            }
+            cpu.row("reclaim", reclaim, "");
+            let mut wall = Ledger::new(Account::Wall, 1_000);
+            wall.row("page_in", Reading::Measured(90), "switches");
+            tax(&Budget::new(cpu, wall, Vec::new())).unwrap()
+        };
+        assert_eq!(
+            with(Reading::Measured(0)),
+            "Virtual memory takes 32 % of its CPU time (26–41 %); waiting for memory takes 9 % of \
+             its elapsed time"
+        );
+        let part = with(Reading::Missing("no samples".into()));
+        let expected = "takes at least 32 % of its CPU time, without reclaim (no samples); waiting";
+        assert!(part.contains(expected), "{part}");
+        let ledger = |account| Ledger::new(account, 0);
+        let idle = Budget::new(ledger(Account::Cpu), ledger(Account::Wall), Vec::new());
+        let line = tax(&idle).unwrap();
+        assert!(line.ends_with("is not known: the job took no CPU time"), "{line}");
     }
 
     #[test]
