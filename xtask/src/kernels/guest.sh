@@ -176,7 +176,7 @@ time.sleep(3)" 2>verdict
     row "serve, run on a server" 200 5.10 5.10 '
         "$PAGETAX" serve --memory 64M & server=$!
         until "$PAGETAX" servers --once | grep " up "; do sleep 0.5; done
-        "$PAGETAX" run mmap3 --set backing=remote,size=16M,resident=8M --servers 127.0.0.1
+        "$PAGETAX" run mmap3 --set backing=remote,size=4M,resident=2M --servers 127.0.0.1
         kill $server
         wait $server'
 }

@@ -71,10 +71,14 @@ pub fn make(folder: &Path) -> Result<PathBuf> {
     image.stripped(&debug.join("deps").join(LIBRARIES[1]))?;
     image.write("settings.sh", &script)?;
     image.compiler()?;
-    let archive = std::path::absolute(folder.join("root.cpio"))?;
-    let pack = format!("find . -print0 | cpio --null --quiet -o -H newc > '{}'", archive.display());
-    shell::succeed(Command::new("sh").args(["-c", &pack]).current_dir(&image.root))?;
-    Ok(archive)
+    image.pack(folder)
+}
+
+/// Writes the archive of the last build again, with the checks as they are now.
+pub fn again(folder: &Path) -> Result<PathBuf> {
+    let image = Image { root: std::path::absolute(folder.join("root"))? };
+    image.write("init", GUEST)?;
+    image.pack(folder)
 }
 
 /// Builds a test and finds its program.
@@ -110,6 +114,14 @@ impl Image {
         self.write("etc/group", "root:x:0:\nuser:x:1000:\n")?;
         self.write("init", GUEST)?;
         self.executable("init")
+    }
+
+    fn pack(&self, folder: &Path) -> Result<PathBuf> {
+        let archive = std::path::absolute(folder.join("root.cpio"))?;
+        let pack =
+            format!("find . -print0 | cpio --null --quiet -o -H newc > '{}'", archive.display());
+        shell::succeed(Command::new("sh").args(["-c", &pack]).current_dir(&self.root))?;
+        Ok(archive)
     }
 
     fn write(&self, path: &str, text: &str) -> Result<()> {

@@ -77,6 +77,7 @@ fn equal_pages_that_are_merged() {
 fn memory_in_pieces() {
     // The kernel then does not compact memory for a fault.
     let _no_compaction = Changed::set(format!("{THP}/defrag"), "never");
+    let _not_beforehand = Changed::set("/proc/sys/vm/compaction_proactiveness", "0");
     let _no_daemon = Changed::set(format!("{THP}/khugepaged/defrag"), "0");
     let _held = Plant::of("pieces");
     let answer = Plant::of("advised").answer();
