@@ -7,7 +7,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+const BUILT: &str = "target/release";
 
 /// The library that users name in LD_PRELOAD. pagetax carries it, and keeps it among its own libraries.
 const PRELOAD: &str = "libpagetax_preload.so";
@@ -19,9 +20,9 @@ const COMPLETIONS: &[(&str, &str)] = &[
 ];
 
 /// Where files go: `root` now, and `prefix` once a package is unpacked.
-struct Tree {
-    root: PathBuf,
-    prefix: String,
+pub struct Tree {
+    pub root: PathBuf,
+    pub prefix: String,
 }
 
 /// Builds all and puts it under `destdir`/`prefix`.
@@ -32,23 +33,36 @@ pub fn run(prefix: &Path, destdir: Option<&Path>) -> Result<()> {
         None => prefix.clone(),
     };
     let prefix = prefix.to_str().context("a prefix that is no text")?.to_string();
-    shell::cargo(&["build", "--release", "--package", "pagetax", "--package", "pagetax-capi"])?;
-    let built = Path::new("target/release");
+    build()?;
     let tree = Tree { root, prefix };
-    let program = tree.copy(&built.join("pagetax"), "bin/pagetax", 0o755)?;
-    tree.copy(&built.join("libpagetax.a"), "lib/libpagetax.a", 0o644)?;
-    let own = tree.root.join("lib/pagetax");
-    shell::succeed(Command::new(&program).arg("libraries").arg(&own))?;
-    symlink(Path::new("pagetax").join(PRELOAD), tree.place(&format!("lib/{PRELOAD}"))?)?;
-    tree.shared_library(&built.join("libpagetax.so"))?;
-    tree.copy(Path::new("crates/capi/include/pagetax.h"), "include/pagetax.h", 0o644)?;
-    tree.fill_in("crates/capi/pagetax.pc.in", "lib/pkgconfig/pagetax.pc")?;
-    tree.manual(&program)?;
+    tree.install()?;
     println!("installed under {}", tree.root.display());
     Ok(())
 }
 
+/// Builds the program, which carries its libraries, and the library of the C interface.
+pub fn build() -> Result<()> {
+    shell::cargo(&["build", "--release", "--package", "pagetax", "--package", "pagetax-capi"])
+}
+
 impl Tree {
+    /// Installs what [`build`] built.
+    pub fn install(&self) -> Result<()> {
+        let built = Path::new(BUILT);
+        let program = self.copy(&built.join("pagetax"), "bin/pagetax", 0o755)?;
+        let archive = self.copy(&built.join("libpagetax.a"), "lib/libpagetax.a", 0o644)?;
+        // Rust's own library brings LLVM's bitcode, which no linker needs and which is most of it.
+        let sections = ["--strip-debug", "-R", ".llvmbc", "-R", ".llvmcmd"];
+        shell::succeed(Command::new("objcopy").args(sections).arg(archive))?;
+        let own = self.root.join("lib/pagetax");
+        shell::succeed(Command::new(&program).arg("libraries").arg(&own))?;
+        symlink(Path::new("pagetax").join(PRELOAD), self.place(&format!("lib/{PRELOAD}"))?)?;
+        self.shared_library(&built.join("libpagetax.so"))?;
+        self.copy(Path::new("crates/capi/include/pagetax.h"), "include/pagetax.h", 0o644)?;
+        self.fill_in("crates/capi/pagetax.pc.in", "lib/pkgconfig/pagetax.pc")?;
+        self.manual(&program)
+    }
+
     fn place(&self, path: &str) -> Result<PathBuf> {
         let place = self.root.join(path);
         let directory = place.parent().context("a file without a directory")?;
@@ -62,14 +76,14 @@ impl Tree {
         Ok(place)
     }
 
-    fn write(&self, path: &str, content: impl AsRef<[u8]>, mode: u32) -> Result<PathBuf> {
+    pub fn write(&self, path: &str, content: impl AsRef<[u8]>, mode: u32) -> Result<PathBuf> {
         let place = self.place(path)?;
         fs::write(&place, content).with_context(|| format!("cannot write {}", place.display()))?;
         fs::set_permissions(&place, Permissions::from_mode(mode))?;
         Ok(place)
     }
 
-    fn copy(&self, from: &Path, path: &str, mode: u32) -> Result<PathBuf> {
+    pub fn copy(&self, from: &Path, path: &str, mode: u32) -> Result<PathBuf> {
         let content = fs::read(from).with_context(|| format!("{} is not there", from.display()))?;
         self.write(path, content, mode)
     }

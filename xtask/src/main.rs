@@ -5,6 +5,7 @@ mod bench;
 mod book;
 mod capture;
 mod conformance;
+mod dist;
 mod gate;
 mod install;
 mod kernels;
@@ -53,6 +54,12 @@ enum Chore {
     },
     /// Draw the README's pictures: a diagnosis, and the published figures of 1990 on the simulated curve
     Capture,
+    /// Write a Debian package and a tarball to target/dist
+    Dist {
+        /// Install, try and remove both in a clean root; needs root
+        #[arg(long)]
+        check: bool,
+    },
     /// Write manual pages and shell completions to target/man and target/completions
     Man,
     /// Measure the tables of docs/large-pages-measured.md on this kernel, and write them there
@@ -74,6 +81,8 @@ fn main() -> Result<()> {
         Chore::Kernels(args) => kernels::run(&args),
         Chore::Install { prefix, destdir } => install::run(&prefix, destdir.as_deref()),
         Chore::Capture => capture::run(),
+        Chore::Dist { check: false } => dist::run().map(drop),
+        Chore::Dist { check: true } => dist::check(),
         Chore::Man => man(),
         Chore::PageSizes => pages::run(),
         Chore::Tidy(args) => tidy::run(&args),

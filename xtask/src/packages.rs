@@ -10,10 +10,12 @@ use std::process::Command;
 const NEEDED: &[(&str, &str)] = &[
     ("c++", "g++"),
     ("cc", "gcc"),
+    ("dpkg-shlibdeps", "dpkg-dev"),
     ("gzip", "gzip"),
     ("ip", "iproute2"),
     ("kill", "procps"),
     ("make", "make"),
+    ("man", "man-db"),
     ("musl-gcc", "musl-tools"),
     ("python3", "python3"),
     ("redis-server", "redis-server"),
@@ -59,6 +61,7 @@ fn install(packages: impl Iterator<Item = &'static str>) -> Result<()> {
     Ok(())
 }
 
-fn is_root() -> Result<bool> {
+/// Returns true if this is root.
+pub fn is_root() -> Result<bool> {
     Ok(shell::output(Command::new("id").arg("-u"))?.trim() == "0")
 }
