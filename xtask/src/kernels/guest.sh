@@ -18,7 +18,8 @@ export PAGETAX LIB PAGER IN_PLACE REAL WHY
 
 # What this kernel has, by its version: pagetax itself asks the kernel.
 release=$(uname -r)
-printf '@@kernel %s\n' "$release" >/dev/ttyS1
+# Debian's own version has the number of the stable release, which the kernel's does not.
+sed -n 's/.*Debian \([0-9.]*\).*/@@kernel \1/p' /proc/version >/dev/ttyS1
 major=${release%%.*}
 minor=${release#*.}
 minor=${minor%%.*}
