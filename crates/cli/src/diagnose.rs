@@ -12,17 +12,18 @@ use anyhow::{Context, Result, anyhow};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, BASE, Diagnosis, Skipped, Trial, compare_trials, judge, translation,
+    AS_IS, BASE, Diagnosis, Skipped, Trial, compare_trials, judge, translation, undecided,
 };
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
+use pagetax_core::sequential::Stopping;
 use pagetax_core::stats::median;
 use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Totals, Translation, Watch, Watched, budget};
 use pagetax_host::measure::calibrate;
 use pagetax_host::measure::environment::environment;
-use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule};
+use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule, Step};
 use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand, TrialError};
 use pagetax_host::pages::base_page;
 use pagetax_host::pages::mechanism::{self, Conditions};
@@ -47,12 +48,14 @@ Examples:
 
 /// Seed of the resampling, so that the same runs give the same intervals.
 const SEED: u64 = 2004;
+/// For shorter commands, the start of our own programs is measured beside each run and subtracted.
+const SHORT_NS: u64 = 100_000_000;
 
 /// Tell what virtual memory costs a command, and which page size would cure it
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// Rounds; each runs every trial once. By default as many as fit the time, 3 to 30
+    /// Rounds; each runs every trial once. By default they end once the answer is settled, or after --time
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000))]
     runs: Option<u32>,
@@ -70,6 +73,10 @@ pub struct Args {
     /// text=2M and heap=2M,stack=2M,text=2M, as far as the kernel has them]
     #[arg(long, value_name = "SIZE,…|PART=SIZE,…")]
     sizes: Option<Vec<String>>,
+
+    /// Also try the command as it is a second time, and warn if it differs from itself
+    #[arg(long)]
+    check: bool,
 
     /// Change page-size settings of the system during the trials that need it, then put them back
     #[arg(long)]
@@ -129,6 +136,8 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let mut watched = None;
     let mut code = Code::of(&launch.argv);
     let mut progress = Progress::start("diagnose");
+    let stopping = if args.runs.is_some() { Stopping::Fixed } else { Stopping::Sequential };
+    let mut starts = Starts::new(&recipes);
     let rounds = rounds::run(
         &schedule,
         recipes.len(),
@@ -136,8 +145,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let outputs = scratch.outputs(&recipes[step.trial].mechanism.name(), step.round);
             let mut watch = step.budget.then(Watch::new);
             code.settle_for(&recipes[step.trial].mechanism);
+            let start_ns = starts.measure(step, &recipes[step.trial])?;
             let finished = trial::run(&launch, &recipes[step.trial], &outputs, watch.as_mut())?;
+            let finished = Finished { start_ns, ..finished };
             launch.learn(&finished);
+            starts.learn(step, &finished);
             watched = watch.map(|watch| (finished.clone(), watch.finish())).or(watched.take());
             hashes.note(step, &outputs).map_err(|e| TrialError::System("read the output", e))?;
             if step.first && args.show_output {
@@ -146,11 +158,12 @@ pub fn run(args: Args) -> Result<ExitCode> {
             scratch.discard(&outputs);
             Ok(finished)
         },
+        |finished| undecided(&trials_of(&recipes, finished, stopping)),
         |done| progress.update(done),
     );
     drop(progress);
     let rounds = rounds.map_err(exit::of_trial)?;
-    let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds);
+    let mut diagnosis = diagnosis_of(&launch, &recipes, skipped, &rounds, stopping);
     let budget = |(run, watched): (Finished, Watched)| {
         budget_of(&run, &watched, &diagnosis.trials, recorded)
     };
@@ -207,6 +220,36 @@ impl Code {
     }
 }
 
+/// The starts of short commands: a program that does nothing, under the same recipe.
+struct Starts {
+    /// None if all trials start the command itself.
+    nothing: Option<TrialCommand>,
+    is_short: bool,
+}
+
+impl Starts {
+    fn new(recipes: &[Recipe]) -> Starts {
+        let differ = recipes.iter().any(|recipe| !recipe.wrapper.is_empty());
+        let (argv, tunables) = (vec!["true".into()], std::env::var("GLIBC_TUNABLES").ok());
+        let nothing = TrialCommand { argv, stdin: None, tunables, memory_bytes: 0 };
+        Starts { nothing: differ.then_some(nothing), is_short: false }
+    }
+
+    /// Notes the length of the command in the runs before the rounds.
+    fn learn(&mut self, step: Step, finished: &Finished) {
+        if step.round == 0 {
+            self.is_short = finished.wall_ns < SHORT_NS;
+        }
+    }
+
+    /// Returns the start just before a run of a round, if the command is short.
+    fn measure(&self, step: Step, recipe: &Recipe) -> Result<Option<u64>, TrialError> {
+        let nothing = self.nothing.as_ref().filter(|_| self.is_short && step.round > 0);
+        let run = nothing.map(|command| trial::run(command, recipe, &Default::default(), None));
+        Ok(run.transpose()?.map(|finished| finished.wall_ns))
+    }
+}
+
 /// Returns the trials that can run, the command as it is first, and those that cannot.
 fn recipes(
     args: &Args,
@@ -214,6 +257,7 @@ fn recipes(
     system: &PageSettings,
 ) -> Result<(Vec<Recipe>, Vec<Skipped>)> {
     let (mut recipes, mut skipped) = (vec![Recipe::default()], Vec::new());
+    recipes.extend(args.check.then(Recipe::check));
     let own = std::env::current_exe().context("cannot find this program")?;
     let has_code = !Code::of(&args.command).files.is_empty();
     let program = args.command.first().and_then(|name| Program::find(name).ok());
@@ -293,6 +337,8 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
         median_ns: median(&column(|r| r.wall_ns)).unwrap_or(0),
         user_ns: column(|r| r.usage.user_ns),
         kernel_ns: column(|r| r.usage.kernel_ns),
+        fault_counts: column(|r| r.usage.minor_fault_count + r.usage.major_fault_count),
+        start_ns: runs.iter().filter_map(|run| run.start_ns).collect(),
         speedup: None,
         speedup_over_base: None,
         took: trial::took(&*recipe.mechanism, runs),
@@ -301,16 +347,23 @@ fn trial_of(recipe: &Recipe, runs: &[Finished]) -> Trial {
     }
 }
 
+/// Returns the trials that have runs, compared with the command as it is.
+fn trials_of(recipes: &[Recipe], finished: &[Vec<Finished>], stopping: Stopping) -> Vec<Trial> {
+    let with_runs = recipes.iter().zip(finished).filter(|(_, runs)| !runs.is_empty());
+    let mut trials: Vec<Trial> = with_runs.map(|(recipe, runs)| trial_of(recipe, runs)).collect();
+    compare_trials(&mut trials, stopping);
+    trials
+}
+
 /// Assembles the diagnosis, without its warnings.
 fn diagnosis_of(
     launch: &TrialCommand,
     recipes: &[Recipe],
     skipped: Vec<Skipped>,
     rounds: &Rounds<Finished>,
+    stopping: Stopping,
 ) -> Diagnosis {
-    let with_runs = recipes.iter().zip(&rounds.finished).filter(|(_, runs)| !runs.is_empty());
-    let mut trials: Vec<Trial> = with_runs.map(|(recipe, runs)| trial_of(recipe, runs)).collect();
-    compare_trials(&mut trials, SEED);
+    let trials = trials_of(recipes, &rounds.finished, stopping);
     let command: Vec<String> =
         launch.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let mut verdict = judge(&trials);

@@ -8,6 +8,7 @@ use crate::cause::Account;
 use crate::document::Document;
 use crate::exit::Exit;
 use crate::report::{Environment, Warning};
+use crate::sequential::Stopping;
 use crate::stats::{Ratio, median, ratio_of_pairs};
 use crate::units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,8 @@ use serde::{Deserialize, Serialize};
 pub const AS_IS: &str = "as-is";
 /// The trial on forced base pages.
 pub const BASE: &str = "base";
+/// The second trial of the command as it is (`--check`). It is never recommended.
+pub const CHECK: &str = "check";
 
 /// Gains below 2 % are not worth a change of settings.
 const GAIN_MIN: f64 = 0.02;
@@ -61,6 +64,13 @@ pub struct Trial {
     pub user_ns: Vec<u64>,
     /// Kernel CPU time of each run, all processes.
     pub kernel_ns: Vec<u64>,
+    /// Page faults of each run, minor and major, all processes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fault_counts: Vec<u64>,
+    /// Elapsed time of a program that does nothing, started the same way just before each run. It is measured for
+    /// commands under 100 ms, and speed-ups are ratios of the times beyond it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub start_ns: Vec<u64>,
     /// The speed-up over the command as it is; absent for itself and for a single run.
     pub speedup: Option<Ratio>,
     /// The speed-up over base pages; absent for itself, without that trial and for a single run.
@@ -128,19 +138,60 @@ impl Document for Diagnosis {
     const KIND: &'static str = "diagnosis";
 }
 
+impl Trial {
+    /// Returns the elapsed time of each run beyond its start, as far as the start was measured.
+    fn beyond_start_ns(&self) -> Vec<u64> {
+        match self.start_ns.is_empty() {
+            true => self.runs_ns.clone(),
+            false => self.runs_ns.iter().zip(&self.start_ns).map(beyond).collect(),
+        }
+    }
+}
+
+fn beyond((run_ns, start_ns): (&u64, &u64)) -> u64 {
+    run_ns.saturating_sub(*start_ns)
+}
+
 /// Fills in each trial's speed-ups against the trials named [`AS_IS`] and [`BASE`].
-pub fn compare_trials(trials: &mut [Trial], seed: u64) {
+pub fn compare_trials(trials: &mut [Trial], stopping: Stopping) {
     let runs_of = |trials: &[Trial], name: &str| {
-        trials.iter().find(|t| t.name == name).map(|t| t.runs_ns.clone())
+        trials.iter().find(|t| t.name == name).map(Trial::beyond_start_ns)
     };
     let (as_is, base) = (runs_of(trials, AS_IS), runs_of(trials, BASE));
+    let comparisons = trials.len().saturating_sub(1);
     for trial in trials {
         let over = |runs: &Option<Vec<u64>>, name: &str| match runs {
-            Some(runs) if trial.name != name => ratio_of_pairs(runs, &trial.runs_ns, seed),
+            Some(runs) if trial.name != name => {
+                stopping.ratio(runs, &trial.beyond_start_ns(), comparisons)
+            }
             _ => None,
         };
         (trial.speedup, trial.speedup_over_base) = (over(&as_is, AS_IS), over(&base, BASE));
     }
+}
+
+/// Returns which trials need more rounds, after [`compare_trials`]. None does once the answer is settled.
+///
+/// A trial needs none if it is surely worth having, surely gains less than 2 %, or is surely slower than
+/// another one that is worth having. The first trial, and that named [`CHECK`], run as long as any other.
+pub fn undecided(trials: &[Trial]) -> Vec<bool> {
+    let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
+        return vec![false; trials.len()];
+    };
+    let is_sure = |t: &&Trial| t.speedup.is_some_and(|s| s.low >= 1.0 + GAIN_MIN);
+    let candidates = || trials.iter().filter(|t| is_candidate(t));
+    let gains = candidates().filter(is_sure).filter(|t| worth(t, as_is) == Worth::Gain);
+    let reached = gains.filter_map(|t| t.speedup).map(|s| s.low).fold(1.0 + GAIN_MIN, f64::max);
+    let is_open = |t: &Trial| {
+        t.exit == as_is.exit && !is_sure(&t) && t.speedup.is_none_or(|s| s.high >= reached)
+    };
+    let any = candidates().any(is_open);
+    trials.iter().map(|t| if is_candidate(t) { is_open(t) } else { any }).collect()
+}
+
+/// Returns true if the trial could be recommended.
+fn is_candidate(trial: &Trial) -> bool {
+    ![AS_IS, CHECK].contains(&trial.name.as_str())
 }
 
 /// The worth of a trial against the command as it is.
@@ -196,7 +247,10 @@ pub fn judge(trials: &[Trial]) -> Verdict {
     if !as_is.exit.success() && trials.len() == 1 {
         return none(format!("the command failed in its first run: {}", as_is.exit));
     }
-    let others = || trials.iter().filter(|t| t.name != AS_IS);
+    if let Some(refusal) = too_short(as_is) {
+        return none(refusal);
+    }
+    let others = || trials.iter().filter(|t| is_candidate(t));
     let gains = || others().filter(|t| worth(t, as_is) == Worth::Gain);
     let value = |t: &Trial| t.speedup.map_or(0.0, |s| s.value);
     let Some(best) = gains().max_by(|a, b| value(a).total_cmp(&value(b))) else {
@@ -207,12 +261,36 @@ pub fn judge(trials: &[Trial]) -> Verdict {
     Verdict {
         winner: Some(winner.name.clone()),
         reason: format!(
-            "`{}` runs the command {} times as fast as it is now, {}",
+            "`{}` runs the command {} times as fast as it is now, {}{}",
             winner.name,
             winner.speedup.map(|s| s.to_string()).unwrap_or_default(),
             memory_words(growth(winner, as_is)),
+            start_words(winner, as_is),
         ),
         apply: None,
+    }
+}
+
+/// Returns the reason why the command is too short for a verdict, if its start takes most of its time.
+fn too_short(as_is: &Trial) -> Option<String> {
+    let start_ns = median(&as_is.start_ns)?;
+    (start_ns * 2 > as_is.median_ns).then(|| {
+        format!(
+            "no verdict: of {}, the start of a program that does nothing takes {}; give the command more \
+             to do",
+            Nanos(as_is.median_ns),
+            Nanos(start_ns)
+        )
+    })
+}
+
+/// Says what the winner's start costs. Its speed-up lacks that cost.
+fn start_words(winner: &Trial, as_is: &Trial) -> String {
+    match (median(&winner.start_ns), median(&as_is.start_ns)) {
+        (Some(with), Some(without)) if with > without => {
+            format!("; its start takes {} more, which is not counted", Nanos(with - without))
+        }
+        _ => String::new(),
     }
 }
 
@@ -226,7 +304,7 @@ fn memory_words(growth: Option<f64>) -> String {
 }
 
 fn why_none(as_is: &Trial, trials: &[Trial]) -> String {
-    let others: Vec<_> = trials.iter().filter(|t| t.name != AS_IS).collect();
+    let others: Vec<_> = trials.iter().filter(|t| is_candidate(t)).collect();
     if others.is_empty() {
         return "no other page size could be tried".into();
     }
@@ -373,6 +451,8 @@ mod tests {
             median_ns: ms * 1_000_000,
             user_ns: runs_ns.clone(),
             kernel_ns: vec![0; 3],
+            fault_counts: vec![1_000; 3],
+            start_ns: Vec::new(),
             runs_ns,
             speedup: None,
             speedup_over_base: None,
@@ -383,7 +463,7 @@ mod tests {
     }
 
     fn verdict(mut trials: Vec<Trial>) -> Verdict {
-        compare_trials(&mut trials, 1);
+        compare_trials(&mut trials, Stopping::Fixed);
         judge(&trials)
     }
 
@@ -435,6 +515,57 @@ mod tests {
         trials.iter_mut().for_each(|t| t.runs_ns.truncate(1));
         let verdict = verdict(trials);
         assert!(verdict.winner.is_none() && verdict.reason.contains("two runs"));
+    }
+
+    fn undecided_of(mut trials: Vec<Trial>) -> Vec<bool> {
+        compare_trials(&mut trials, Stopping::Sequential);
+        undecided(&trials)
+    }
+
+    #[test]
+    fn rounds_go_on_for_what_could_still_be_the_answer() {
+        let as_is = || trial(AS_IS, 1_300, 100, 0.0);
+        let thp = |ms| trial("thp-2M", ms, 100, 0.98);
+        let unclear = || {
+            let mut trial = thp(1_280);
+            trial.runs_ns = [1_200, 1_290, 1_310].map(|ms| ms * 1_000_000).into();
+            trial
+        };
+        assert_eq!(undecided_of(vec![as_is(), thp(1_000)]), [false; 2], "a clear gain");
+        assert_eq!(undecided_of(vec![as_is(), thp(1_300)]), [false; 2], "no gain");
+        assert_eq!(undecided_of(vec![as_is(), unclear()]), [true; 2]);
+        let check = trial(CHECK, 1_300, 100, 0.0);
+        assert_eq!(undecided_of(vec![as_is(), check, unclear()]), [true; 3]);
+        let slower = undecided_of(vec![as_is(), unclear(), trial("all-2M", 600, 100, 1.0)]);
+        assert_eq!(slower, [false; 3], "another one is surely faster");
+        let mut crashed = unclear();
+        crashed.exit = Exit::Signal(11);
+        assert_eq!(undecided_of(vec![as_is(), crashed]), [false; 2]);
+        let large = trial("thp-2M", 1_000, 1_000, 0.98);
+        assert_eq!(undecided_of(vec![as_is(), unclear(), large]), [true, true, false]);
+    }
+
+    #[test]
+    fn a_check_is_never_recommended() {
+        let trials = vec![trial(AS_IS, 1_300, 100, 0.0), trial(CHECK, 1_000, 100, 0.0)];
+        assert_eq!(verdict(trials).winner, None);
+    }
+
+    #[test]
+    fn starts_are_subtracted_and_a_verdict_on_starts_is_refused() {
+        let start = |mut trial: Trial, ms: u64| {
+            trial.start_ns = vec![ms * 1_000_000; 3];
+            trial
+        };
+        let as_is = || start(trial(AS_IS, 22, 100, 0.0), 2);
+        // 7 ms of start hide a gain from 20 to 16 ms.
+        let told = verdict(vec![as_is(), start(trial("thp-2M", 25, 100, 1.0), 9)]);
+        assert_eq!(told.winner.as_deref(), Some("thp-2M"), "{}", told.reason);
+        let words = ["1.250 (", "start takes 7.00 ms more"];
+        assert!(words.iter().all(|words| told.reason.contains(words)), "{}", told.reason);
+        let told =
+            verdict(vec![start(trial(AS_IS, 3, 1, 0.0), 2), start(trial(BASE, 2, 1, 0.0), 1)]);
+        assert!(told.winner.is_none() && told.reason.starts_with("no verdict"), "{}", told.reason);
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub mod plan;
 pub mod quantity;
 pub mod replay;
 pub mod report;
+pub mod sequential;
 pub mod stats;
 pub mod sweep;
 pub mod threshold;

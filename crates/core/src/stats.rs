@@ -142,7 +142,7 @@ pub fn student_t_95(freedom: usize) -> f64 {
     }
 }
 
-fn ratio_of_medians(over: &[u64], under: &[u64]) -> Option<f64> {
+pub(crate) fn ratio_of_medians(over: &[u64], under: &[u64]) -> Option<f64> {
     match (median(over)?, median(under)?) {
         (0, _) | (_, 0) => None,
         (over, under) => Some(over as f64 / under as f64),
@@ -190,6 +190,43 @@ fn exp_interval(middle: f64, reach: f64) -> (f64, f64) {
     ((middle - reach).exp(), (middle + reach).exp())
 }
 
+/// Returns Student's interval of the mean with this error of two sides; None for fewer than two values.
+pub(crate) fn student_interval(values: &[f64], error: f64) -> Option<(f64, f64)> {
+    let freedom = values.len().checked_sub(1).filter(|freedom| *freedom > 0)?;
+    let (mean, variance) = mean_and_variance(values);
+    let reach = student_t(freedom, error) * (variance / values.len() as f64).sqrt();
+    Some((mean - reach, mean + reach))
+}
+
+/// Returns the quantile of Student's t with this error of two sides.
+fn student_t(freedom: usize, error: f64) -> f64 {
+    // The angle whose tangent is t / √freedom.
+    let (mut low, mut high) = (0.0, std::f64::consts::FRAC_PI_2);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        match student_within(freedom, middle) < 1.0 - error {
+            true => low = middle,
+            false => high = middle,
+        }
+    }
+    high.tan() * (freedom as f64).sqrt()
+}
+
+/// Returns the probability that Student's |t| is at most √freedom × tan(angle) (Abramowitz, Stegun 1964,
+/// 26.7.3 and 26.7.4).
+fn student_within(freedom: usize, angle: f64) -> f64 {
+    let is_odd = freedom % 2 == 1;
+    let (mut term, mut sum) = (if is_odd { angle.cos() } else { 1.0 }, 0.0);
+    for place in (if is_odd { 1 } else { 0 }..freedom.saturating_sub(1)).step_by(2) {
+        sum += term;
+        term *= angle.cos().powi(2) * (place + 1) as f64 / (place + 2) as f64;
+    }
+    match is_odd {
+        true => (angle + angle.sin() * sum) * std::f64::consts::FRAC_2_PI,
+        false => angle.sin() * sum,
+    }
+}
+
 /// Returns Student's interval of the mean log ratio; needs at least two pairs.
 fn student(over: &[u64], under: &[u64]) -> Option<(f64, f64)> {
     let t = student_t_95(over.len().checked_sub(1).filter(|freedom| *freedom > 0)?);
@@ -231,6 +268,16 @@ mod tests {
             assert!((student_t_95(freedom) - expected).abs() < 0.005, "{freedom}");
         }
         assert_eq!(student_t_95(0), f64::INFINITY);
+    }
+
+    #[test]
+    fn quantiles_of_student_for_any_error_are_those_of_tables() {
+        let table = [(1, 0.05, 12.706), (2, 0.01, 9.925), (5, 0.001, 6.869), (8, 0.01, 3.355)];
+        for (freedom, error, expected) in table {
+            let found = student_t(freedom, error);
+            assert!((found - expected).abs() < 0.001, "{freedom} {error}: {found}");
+        }
+        assert!((student_t(15, 0.002) - 3.733).abs() < 0.001);
     }
 
     #[test]

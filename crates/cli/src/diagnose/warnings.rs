@@ -2,7 +2,7 @@
 
 use super::scratch::{Hashes, Scratch};
 use pagetax_core::cause::Account;
-use pagetax_core::diagnosis::{AS_IS, Diagnosis, Trial, tax_disagreement};
+use pagetax_core::diagnosis::{AS_IS, CHECK, Diagnosis, Trial, tax_disagreement};
 use pagetax_core::report::Warning;
 use pagetax_core::stats::outliers;
 use pagetax_core::units::Nanos;
@@ -35,6 +35,7 @@ pub fn of(
     all.extend(busy(diagnosis));
     let budget = diagnosis.budget.as_ref();
     all.extend(budget.and_then(|b| tax_disagreement(&diagnosis.trials, b, super::SEED)));
+    all.extend(diagnosis.trials.iter().find(|t| t.name == CHECK).and_then(differs_from_itself));
     let names: Vec<_> = hashes.different().iter().filter_map(|i| name_of(diagnosis, *i)).collect();
     if !names.is_empty() {
         all.push(warning(
@@ -121,6 +122,16 @@ fn few_or_short(diagnosis: &Diagnosis) -> Option<Warning> {
     })
 }
 
+/// Warns if the second trial of the command as it is differs from the first.
+fn differs_from_itself(check: &Trial) -> Option<Warning> {
+    let speedup = check.speedup.filter(|speedup| !speedup.holds_one())?;
+    Some(warning(
+        "check_differs",
+        format!("the command differs from itself: its second trial was {speedup} times as fast"),
+        "do not trust this verdict; stop what else runs on this machine and diagnose again",
+    ))
+}
+
 /// Warns if the command's tasks waited for CPUs that other programs had.
 fn busy(diagnosis: &Diagnosis) -> Option<Warning> {
     let budget = diagnosis.budget.as_ref()?;
@@ -167,4 +178,34 @@ fn of_runs(runs: &[&Finished]) -> Vec<Warning> {
         ));
     }
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_core::stats::Ratio;
+
+    #[test]
+    fn a_command_that_differs_from_itself_is_named() {
+        let trial = |low, high| Trial {
+            name: CHECK.into(),
+            page_bytes: None,
+            mechanism: String::new(),
+            runs_ns: vec![1, 1],
+            median_ns: 1,
+            user_ns: vec![1, 1],
+            kernel_ns: vec![0, 0],
+            fault_counts: vec![0, 0],
+            start_ns: Vec::new(),
+            speedup: Some(Ratio { value: 1.05, low, high }),
+            speedup_over_base: None,
+            took: Default::default(),
+            peak_resident_bytes: None,
+            exit: pagetax_core::exit::Exit::Code(0),
+        };
+        assert_eq!(differs_from_itself(&trial(0.99, 1.1)), None);
+        let warning = differs_from_itself(&trial(1.01, 1.1)).unwrap();
+        assert!(warning.text.contains("differs from itself") && warning.text.contains("1.05"));
+        assert!(differs_from_itself(&trial(1.06, 1.1)).is_some());
+    }
 }

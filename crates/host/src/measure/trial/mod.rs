@@ -78,6 +78,8 @@ pub struct Finished {
     pub exit: Exit,
     /// The time from before the fork to that exit.
     pub wall_ns: u64,
+    /// The elapsed time of a program that does nothing, run the same way just before; `None` if not measured.
+    pub start_ns: Option<u64>,
     /// The resource usage of all its processes.
     pub usage: Usage,
     /// The memory at its peak; `None` if the run ended before the first look.
@@ -152,6 +154,7 @@ pub fn run(
     Ok(Finished {
         exit,
         wall_ns,
+        start_ns: None,
         usage,
         peak,
         evidence: before.since(seen.allocator),

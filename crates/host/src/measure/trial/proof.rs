@@ -170,6 +170,7 @@ mod tests {
         Finished {
             exit: Exit::Code(0),
             wall_ns: 1,
+            start_ns: None,
             usage: Default::default(),
             peak,
             evidence: Evidence { allocator: Some(allocator), thp_fallback_count: Some(0) },

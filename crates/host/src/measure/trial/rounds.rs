@@ -1,27 +1,29 @@
 //! The order of runs: warm-up, one run for the budget, then rounds. In each round every trial runs once,
-//! each time in another order, so that drift of the machine affects all trials alike.
+//! each time in another order, so that drift of the machine affects all trials alike. They end as soon as no
+//! trial needs another one.
 //!
 //! This module knows nothing about commands: a function runs them, which tests replace.
 
 use super::{Finished, TrialError};
+use pagetax_core::sequential::is_look;
 
 /// The minimum of rounds for slow commands. Fewer give no useful interval.
 const ROUNDS_MIN: usize = 3;
 /// The minimum of rounds if they take less than [`PATIENCE_NS`].
 const ROUNDS_USUAL: usize = 5;
-/// The maximum of rounds. More of them hardly narrow the interval.
-const ROUNDS_MAX: usize = 30;
+/// The maximum of rounds, which only commands of milliseconds reach.
+const ROUNDS_MAX: usize = 210;
 /// The longest time for [`ROUNDS_USUAL`]: ten minutes.
 const PATIENCE_NS: u64 = 600_000_000_000;
 
 /// The amount of runs.
 #[derive(Debug, Clone, Default)]
 pub struct Schedule {
-    /// The number of rounds; chosen from `time_ns` if `None`.
+    /// The number of rounds. If `None`, they end once the answer is settled, or after `time_ns`.
     pub runs: Option<usize>,
     /// The number of runs of the first trial that do not count.
     pub warmup: usize,
-    /// The time that the rounds may take, if their number is chosen.
+    /// The time that the rounds may take, if their number is not given.
     pub time_ns: u64,
     /// True to go on after the command has failed.
     pub ignore_failure: bool,
@@ -87,11 +89,13 @@ fn rounds_for(schedule: &Schedule, round_ns: u64) -> usize {
     schedule.runs.unwrap_or(fitting.clamp(least, ROUNDS_MAX))
 }
 
-/// Runs the whole schedule. An interruption keeps the finished runs; any other error ends it.
+/// Runs the whole schedule. An interruption keeps the finished runs; any other error ends it. `needs_more`
+/// returns which trials need more rounds; it is asked after each round that is a look.
 pub fn run<T: Ran>(
     schedule: &Schedule,
     trials: usize,
     mut run_one: impl FnMut(Step) -> Result<T, TrialError>,
+    mut needs_more: impl FnMut(&[Vec<T>]) -> Vec<bool>,
     mut progress: impl FnMut(f64),
 ) -> Result<Rounds<T>, TrialError> {
     let mut rounds =
@@ -110,15 +114,32 @@ pub fn run<T: Ran>(
         }
         (first, total) = (false, rounds_for(schedule, ran.wall_ns() * trials as u64));
     }
-    for round in 0..total {
-        for place in 0..trials {
-            let trial = (round + place) % trials;
-            match run_one(Step { trial, round: round + 1, first, budget: false }) {
-                Err(TrialError::Interrupted) => return Ok(interrupted(rounds)),
-                other => rounds.finished[trial].push(other?),
+    let (mut remaining, mut round, mut spent_ns) = (vec![true; trials], 0, 0);
+    while round < total {
+        let mut round_ns = 0;
+        for trial in (0..trials).map(|place| (round + place) % trials) {
+            if remaining[trial] {
+                match run_one(Step { trial, round: round + 1, first, budget: false }) {
+                    Err(TrialError::Interrupted) => return Ok(interrupted(rounds)),
+                    other => rounds.finished[trial].push(other?),
+                }
+                round_ns += rounds.finished[trial].last().map_or(0, Ran::wall_ns);
             }
-            progress((round * trials + place + 1) as f64 / (total * trials) as f64);
         }
+        (round, spent_ns) = (round + 1, spent_ns + round_ns);
+        if schedule.runs.is_none() {
+            if is_look(round) {
+                let needed = needs_more(&rounds.finished);
+                remaining.iter_mut().zip(needed).for_each(|(still, more)| *still &= more);
+            }
+            // Trials that need no more rounds make the next ones shorter.
+            let mean_ns = spent_ns / round as u64;
+            let left_ns = schedule.time_ns.saturating_sub(spent_ns);
+            let fitting = round + usize::try_from(left_ns / round_ns.max(1)).unwrap_or(ROUNDS_MAX);
+            total = fitting.clamp(rounds_for(schedule, mean_ns).min(ROUNDS_USUAL), ROUNDS_MAX);
+            total = if remaining.contains(&true) { total } else { round };
+        }
+        progress((round as f64 / total as f64).min(1.0));
     }
     Ok(rounds)
 }
@@ -149,6 +170,29 @@ mod tests {
         Schedule { runs, warmup, time_ns: 60_000_000_000, ignore_failure: false }
     }
 
+    fn all(finished: &[Vec<Fake>]) -> Vec<bool> {
+        vec![true; finished.len()]
+    }
+
+    #[test]
+    fn rounds_end_once_no_trial_needs_more() {
+        let mut asked = Vec::new();
+        let needs_more = |finished: &[Vec<Fake>]| {
+            let done: Vec<usize> = finished.iter().map(Vec::len).collect();
+            let needed = if done[0] < 8 { vec![true, false, true] } else { vec![false; 3] };
+            asked.push(done);
+            needed
+        };
+        let ran = |_| Ok(Fake(1, true));
+        let rounds = run(&schedule(None, 1), 3, ran, needs_more, |_| {}).unwrap();
+        let lengths: Vec<_> = rounds.finished.iter().map(Vec::len).collect();
+        assert_eq!((lengths, rounds.ended), (vec![8, 3, 8], Ended::Complete));
+        assert_eq!(asked, [[3, 3, 3], [5, 3, 5], [8, 3, 8]]);
+        let none = |finished: &[Vec<Fake>]| vec![false; finished.len()];
+        let fixed = run(&schedule(Some(9), 1), 3, ran, none, |_| {}).unwrap();
+        assert_eq!(fixed.finished[2].len(), 9, "a given number is kept");
+    }
+
     #[test]
     fn every_round_begins_with_another_trial() {
         let mut order = Vec::new();
@@ -156,19 +200,20 @@ mod tests {
             order.push((step.round, step.trial));
             Ok(Fake(1, true))
         };
-        run(&schedule(Some(2), 1), 3, note, |_| {}).unwrap();
+        run(&schedule(Some(2), 1), 3, note, all, |_| {}).unwrap();
         assert_eq!(order, [(0, 0), (0, 0), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2), (2, 0)]);
     }
 
     fn rounds_of(seconds: u64, runs: Option<usize>, warmup: usize) -> usize {
-        let rounds = run(&schedule(runs, warmup), 3, |_| Ok(Fake(seconds, true)), |_| {}).unwrap();
+        let rounds =
+            run(&schedule(runs, warmup), 3, |_| Ok(Fake(seconds, true)), all, |_| {}).unwrap();
         assert!(rounds.finished.iter().all(|runs| runs.len() == rounds.finished[0].len()));
         rounds.finished[0].len()
     }
 
     #[test]
     fn short_commands_run_more_often_than_long_ones() {
-        assert_eq!(rounds_of(0, None, 1), 30);
+        assert_eq!(rounds_of(0, None, 1), 210);
         assert_eq!(rounds_of(2, None, 1), 10);
         assert_eq!(rounds_of(2, None, 0), 10);
         assert_eq!(rounds_of(20, None, 1), 5);
@@ -183,7 +228,7 @@ mod tests {
             left -= 1;
             if left == 0 { Err(TrialError::Interrupted) } else { Ok(Fake(1, true)) }
         };
-        let rounds = run(&schedule(Some(9), 1), 3, &mut run_one, |_| {}).unwrap();
+        let rounds = run(&schedule(Some(9), 1), 3, &mut run_one, all, |_| {}).unwrap();
         let lengths: Vec<_> = rounds.finished.iter().map(Vec::len).collect();
         assert_eq!((lengths, rounds.ended), (vec![1, 2, 1], Ended::Interrupted));
     }
@@ -191,25 +236,26 @@ mod tests {
     #[test]
     fn a_command_that_fails_at_first_runs_once() {
         for warmup in [0, 1] {
-            let rounds = run(&schedule(None, warmup), 3, |_| Ok(Fake(1, false)), |_| {}).unwrap();
+            let rounds =
+                run(&schedule(None, warmup), 3, |_| Ok(Fake(1, false)), all, |_| {}).unwrap();
             let lengths: Vec<_> = rounds.finished.iter().map(Vec::len).collect();
             assert_eq!((lengths, rounds.ended), (vec![1, 0, 0], Ended::FirstFailed));
         }
         let stubborn = Schedule { ignore_failure: true, ..schedule(Some(2), 1) };
-        let rounds = run(&stubborn, 3, |_| Ok(Fake(1, false)), |_| {}).unwrap();
+        let rounds = run(&stubborn, 3, |_| Ok(Fake(1, false)), all, |_| {}).unwrap();
         assert_eq!((rounds.finished[2].len(), rounds.ended), (2, Ended::Complete));
     }
 
     #[test]
     fn progress_comes_to_one() {
         let mut last = 0.0;
-        run(&schedule(Some(3), 1), 2, |_| Ok(Fake(1, true)), |done| last = done).unwrap();
+        run(&schedule(Some(3), 1), 2, |_| Ok(Fake(1, true)), all, |done| last = done).unwrap();
         assert_eq!(last, 1.0);
     }
 
     #[test]
     fn what_cannot_be_run_is_an_error() {
         let missing = |_| Err::<Fake, _>(TrialError::Program(ProgramError::NotFound("x".into())));
-        assert!(run(&schedule(None, 1), 2, missing, |_| {}).is_err());
+        assert!(run(&schedule(None, 1), 2, missing, all, |_| {}).is_err());
     }
 }

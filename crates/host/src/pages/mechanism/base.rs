@@ -5,21 +5,24 @@ use super::{
     Conditions, LargePages, Mechanism, PageSettings, Proof, Recipe, Rest, Unavailable, heap_alone,
 };
 use crate::pages::settings::base_page;
-use pagetax_core::diagnosis::{AS_IS, BASE};
+use pagetax_core::diagnosis::{AS_IS, BASE, CHECK};
 use pagetax_core::page_size::{How, PageSizeRequest, PartSizes};
 use pagetax_core::units::PageSize;
 use std::sync::Arc;
 
 /// No change.
-#[derive(Debug)]
-pub struct AsIs;
+#[derive(Debug, Default)]
+pub struct AsIs {
+    /// True for the second trial of the command as it is.
+    pub is_check: bool,
+}
 
 /// Base pages, by prctl(PR_SET_THP_DISABLE), which fork and exec inherit.
 #[derive(Debug)]
 pub struct Base;
 
 pub(super) fn as_is(sizes: &PartSizes, _system: &PageSettings) -> Option<Arc<dyn Mechanism>> {
-    (sizes.uniform()? == PageSizeRequest::Default).then(|| Arc::new(AsIs) as _)
+    (sizes.uniform()? == PageSizeRequest::Default).then(|| Arc::new(AsIs::default()) as _)
 }
 
 pub(super) fn base(sizes: &PartSizes, _system: &PageSettings) -> Option<Arc<dyn Mechanism>> {
@@ -30,7 +33,7 @@ pub(super) fn base(sizes: &PartSizes, _system: &PageSettings) -> Option<Arc<dyn 
 
 impl Mechanism for AsIs {
     fn name(&self) -> String {
-        AS_IS.into()
+        if self.is_check { CHECK } else { AS_IS }.into()
     }
 
     fn page_size(&self) -> Option<PageSize> {

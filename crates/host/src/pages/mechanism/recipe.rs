@@ -41,6 +41,11 @@ impl Recipe {
         Ok(recipe)
     }
 
+    /// Returns a second recipe of the command as it is, to compare it with itself.
+    pub fn check() -> Recipe {
+        Recipe::unchanged(Arc::new(AsIs { is_check: true }))
+    }
+
     /// Returns a recipe without changes.
     fn unchanged(mechanism: Arc<dyn Mechanism>) -> Recipe {
         Recipe {
@@ -160,7 +165,7 @@ fn quoted(word: &str) -> Option<String> {
 impl Default for Recipe {
     /// Returns the recipe of the command as it is.
     fn default() -> Recipe {
-        Recipe::unchanged(Arc::new(AsIs))
+        Recipe::unchanged(Arc::new(AsIs::default()))
     }
 }
 

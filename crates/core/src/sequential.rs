@@ -1,0 +1,175 @@
+//! The sequential test that ends the rounds of a diagnosis, and the intervals that stay valid under it.
+//!
+//! Invariant: the intervals of all comparisons, at all looks together, contain the true ratios with a
+//! probability of at least 95 %. So a decision to stop may use any of them. Each look spends a part of the
+//! error; the parts sum to at most 5 %.
+//! It assumes that the log ratios of pairs are independent and symmetric. Two runs of the same program in one
+//! round are exchangeable, so for them symmetry holds whatever the noise.
+//! Sources: repeated confidence intervals (Jennison, Turnbull 1989), error spending (Lan, DeMets 1983),
+//! Student's interval for few pairs, the interval of the signed-rank test (Wilcoxon 1945; Hodges, Lehmann
+//! 1963) from [`RANKED_PAIRS`] on.
+
+use crate::stats::{Ratio, ratio_of_medians, student_interval};
+use std::iter::successors;
+
+/// The probability that any interval of a diagnosis excludes the truth.
+const ERROR: f64 = 0.05;
+/// The number of rounds before the first look.
+const FIRST_LOOK: usize = 3;
+/// From this number of pairs on, ranks replace Student's interval: a few disturbed runs hardly widen them.
+const RANKED_PAIRS: usize = 16;
+
+/// The rule that sets the number of rounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopping {
+    /// The number was given: one look spends the whole error.
+    Fixed,
+    /// The rounds end as soon as the answer is settled. Look k spends 1/(k(k+1)) of the error.
+    Sequential,
+}
+
+/// Returns the numbers of rounds after which the answer is tested: 3, 5, 8, 12, 18, …
+fn looks() -> impl Iterator<Item = usize> {
+    successors(Some(FIRST_LOOK), |rounds| Some(rounds + rounds.div_ceil(2)))
+}
+
+/// Returns true if the answer is tested after this round.
+pub fn is_look(round: usize) -> bool {
+    looks().take_while(|look| *look <= round).last() == Some(round)
+}
+
+impl Stopping {
+    /// Returns the error of one interval after these rounds, if there are so many comparisons. Rounds that
+    /// end between two looks count as the later one.
+    fn error(self, rounds: usize, comparisons: usize) -> f64 {
+        let share = match self {
+            Stopping::Fixed => 1.0,
+            Stopping::Sequential => {
+                let look = 1 + looks().take_while(|look| *look < rounds).count();
+                1.0 / (look * (look + 1)) as f64
+            }
+        };
+        ERROR * share / comparisons.max(1) as f64
+    }
+
+    /// Returns `median(over) / median(under)` of interleaved runs with its interval. Ignores runs without a
+    /// partner. None for fewer than two pairs, or if a run took no time.
+    pub fn ratio(self, over: &[u64], under: &[u64], comparisons: usize) -> Option<Ratio> {
+        let pairs = over.len().min(under.len());
+        let (over, under) = (&over[..pairs], &under[..pairs]);
+        if over.contains(&0) || under.contains(&0) {
+            return None;
+        }
+        let value = ratio_of_medians(over, under)?;
+        let logs: Vec<f64> =
+            over.iter().zip(under).map(|(o, u)| (*o as f64).ln() - (*u as f64).ln()).collect();
+        let error = self.error(pairs, comparisons);
+        let ranked = if pairs < RANKED_PAIRS { None } else { ranked(&logs, error) };
+        let (low, high) = ranked.or_else(|| student_interval(&logs, error))?;
+        Some(Ratio { value, low: low.exp().min(value), high: high.exp().max(value) })
+    }
+}
+
+/// Returns the interval of the signed-rank test: order statistics of the means of all pairs of values. None if
+/// no interval of so few values has this error.
+fn ranked(values: &[f64], error: f64) -> Option<(f64, f64)> {
+    let cut = rank_below(values.len(), error / 2.0)?;
+    let mut means: Vec<f64> = Vec::new();
+    for (i, one) in values.iter().enumerate() {
+        means.extend(values[i..].iter().map(|other| one.midpoint(*other)));
+    }
+    means.sort_by(f64::total_cmp);
+    Some((*means.get(cut)?, *means.get(means.len().checked_sub(cut + 1)?)?))
+}
+
+/// Returns the largest sum of positive ranks whose exact cumulative probability is at most `tail`.
+fn rank_below(values: usize, tail: f64) -> Option<usize> {
+    // The probability of each sum of a random subset of the ranks so far.
+    let mut chances = vec![1.0];
+    for rank in 1..=values {
+        let shifted = |sum: usize| sum.checked_sub(rank).map_or(0.0, |rest| chances[rest]);
+        let kept = |sum: usize| chances.get(sum).copied().unwrap_or(0.0);
+        chances = (0..chances.len() + rank).map(|s| (kept(s) + shifted(s)) / 2.0).collect();
+    }
+    let mut below = 0.0;
+    let is_within = |chance: &&f64| {
+        below += **chance;
+        below <= tail
+    };
+    chances.iter().take_while(is_within).count().checked_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::access::Rng;
+
+    #[test]
+    fn looks_spend_the_error_once() {
+        assert_eq!(looks().take(7).collect::<Vec<_>>(), [3, 5, 8, 12, 18, 27, 41]);
+        assert!(is_look(3) && is_look(18) && !is_look(2) && !is_look(19) && !is_look(0));
+        let spent: f64 = looks().take(40).map(|look| Stopping::Sequential.error(look, 1)).sum();
+        assert!(spent <= ERROR && spent > 0.97 * ERROR, "{spent}");
+        let one = |rounds| Stopping::Sequential.error(rounds, 4);
+        assert!(one(6) == one(8) && one(8) < one(5) && one(2) == ERROR / 8.0);
+        assert_eq!(Stopping::Fixed.error(100, 2), ERROR / 2.0);
+    }
+
+    #[test]
+    fn ranks_are_those_of_tables() {
+        // Wilcoxon's table, 5 % of two sides: 16 pairs 29, 20 pairs 52, 25 pairs 89.
+        for (pairs, rank) in [(16, 29), (20, 52), (25, 89)] {
+            assert_eq!(rank_below(pairs, 0.025), Some(rank), "{pairs}");
+        }
+        assert_eq!(rank_below(4, 0.025), None);
+    }
+
+    #[test]
+    fn a_disturbed_run_hardly_widens_the_interval() {
+        let over: Vec<u64> = (0..20).map(|i| 1_300_000 + i * 500).collect();
+        let mut under: Vec<u64> = (0..20).map(|i| 1_000_000 + (i * 7 % 20) * 500).collect();
+        under[3] *= 5;
+        let ratio = Stopping::Fixed.ratio(&over, &under, 1).unwrap();
+        assert!(ratio.low > 1.28 && ratio.high < 1.32, "{ratio}");
+        assert_eq!(Stopping::Fixed.ratio(&over, &[0; 20], 1), None);
+        assert_eq!(Stopping::Fixed.ratio(&over[..1], &under, 1), None);
+    }
+
+    /// Returns the time of a run: log-normal noise, and one run in ten is disturbed by up to its own length.
+    fn noisy(rng: &mut Rng, middle: f64) -> u64 {
+        let normal: f64 = (0..12).map(|_| rng.unit()).sum::<f64>() - 6.0;
+        let disturbed = if rng.unit() < 0.1 { rng.unit() } else { 0.0 };
+        (middle * ((0.02 * normal).exp() + disturbed)) as u64
+    }
+
+    /// Returns how many of 400 experiments, with so many equal trials and a look at each chance, have shown
+    /// a false difference at any look.
+    fn false_differences(trials: usize, wrong: impl Fn(&[u64], &[u64]) -> bool) -> usize {
+        let mut rng = Rng::new(21);
+        let experiment = |_: &usize| {
+            let mut times = vec![Vec::new(); trials + 1];
+            looks().take_while(|look| *look <= 41).any(|look| {
+                while times[0].len() < look {
+                    times.iter_mut().for_each(|times| times.push(noisy(&mut rng, 1e9)));
+                }
+                times[1..].iter().any(|trial| wrong(&times[0], trial))
+            })
+        };
+        (0..400).filter(experiment).count()
+    }
+
+    #[test]
+    fn equal_trials_are_rarely_called_different_at_any_look() {
+        let sequential = |one: &[u64], other: &[u64]| {
+            Stopping::Sequential.ratio(one, other, 3).is_some_and(|ratio| !ratio.holds_one())
+        };
+        let found = false_differences(3, sequential);
+        assert!(found <= 20, "{found} of 400");
+        // The test can fail: an interval of one look is not valid under stopping.
+        let naive = |one: &[u64], other: &[u64]| {
+            Stopping::Fixed.ratio(one, other, 1).is_some_and(|ratio| !ratio.holds_one())
+        };
+        let naive = false_differences(3, naive);
+        assert!(naive > 60, "{naive} of 400");
+    }
+}
