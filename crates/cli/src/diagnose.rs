@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
-    AS_IS, BASE, Diagnosis, Skipped, Trial, compare_trials, judge, translation, undecided,
+    AS_IS, BASE, Diagnosis, Skipped, Trial, Verdict, compare_trials, judge, translation, undecided,
 };
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PartSizes};
@@ -100,6 +100,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE.ptt")]
     trace: Option<PathBuf>,
 
+    /// Print all tables: each run's spread, the whole budget, each warning
+    #[arg(long)]
+    full: bool,
+
     /// Go on when the command fails
     #[arg(long)]
     ignore_failure: bool,
@@ -169,7 +173,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     };
     diagnosis.budget = watched.map(budget);
     diagnosis.warnings = warnings::of(&diagnosis, &rounds, &hashes, &scratch);
-    args.formats.print(&diagnosis, diagnosis::render)?;
+    args.formats.print(&diagnosis, if args.full { diagnosis::full } else { diagnosis::render })?;
     Ok(match rounds.ended {
         Ended::Interrupted => exit::INTERRUPTED.into(),
         _ => diagnosis.exit.shell_code().into(),
@@ -368,9 +372,10 @@ fn diagnosis_of(
         launch.argv.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let mut verdict = judge(&trials);
     let winner = recipes.iter().find(|r| Some(r.mechanism.name()) == verdict.winner);
-    verdict.apply = winner
-        .filter(|_| launch.argv.iter().all(|word| word.to_str().is_some()))
-        .and_then(|recipe| recipe.shell_line(&command, launch.tunables.as_deref()));
+    if let Some(winner) = winner.filter(|_| launch.argv.iter().all(|word| word.to_str().is_some()))
+    {
+        apply(winner, &command, launch.tunables.as_deref(), &mut verdict);
+    }
     let as_is = trials.iter().find(|t| t.name == AS_IS);
     Diagnosis {
         command,
@@ -382,6 +387,21 @@ fn diagnosis_of(
         warnings: Vec::new(),
         trials,
     }
+}
+
+/// Fills in the lines that apply the verdict: for a shell, a systemd unit and a Dockerfile. The latter two
+/// start in this directory, as arguments may be relative paths.
+fn apply(winner: &Recipe, command: &[String], tunables: Option<&str>, verdict: &mut Verdict) {
+    let called = std::env::args().next().unwrap_or_else(|| "pagetax".into());
+    verdict.apply = winner.shell_line(command, tunables, &called);
+    let own = std::env::current_exe().ok().and_then(|path| Some(path.to_str()?.to_string()));
+    let here = std::env::current_dir().ok().and_then(|path| Some(path.to_str()?.to_string()));
+    let (Some(own), Some(here)) = (own, here) else { return };
+    let lines = |lines: Option<Vec<String>>, directive: &str| -> Vec<String> {
+        lines.map_or(Vec::new(), |lines| [vec![format!("{directive}{here}")], lines].concat())
+    };
+    verdict.systemd = lines(winner.systemd_lines(command, &own), "WorkingDirectory=");
+    verdict.dockerfile = lines(winner.dockerfile_lines(command, &own), "WORKDIR ");
 }
 
 /// Returns the budget of one run of the command as it is, with translation from the best source.

@@ -109,6 +109,12 @@ pub struct Verdict {
     pub reason: String,
     /// One line to paste into a shell.
     pub apply: Option<String>,
+    /// Lines for a systemd unit, with absolute paths; none if settings of the system must change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub systemd: Vec<String>,
+    /// Lines for a Dockerfile, with absolute paths; none if settings of the system must change.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dockerfile: Vec<String>,
 }
 
 /// The cost of virtual memory for one command, and the page sizes that reduce it.
@@ -238,7 +244,7 @@ fn worth(trial: &Trial, as_is: &Trial) -> Worth {
 /// Returns the winner, if there is one, and the reason. Trials come in the order of intrusion: of those that
 /// do not differ significantly, the first wins.
 pub fn judge(trials: &[Trial]) -> Verdict {
-    let none = |reason: String| Verdict { winner: None, reason, apply: None };
+    let none = |reason: String| Verdict { reason, ..Verdict::default() };
     let Some(as_is) = trials.iter().find(|t| t.name == AS_IS) else {
         return none(
             "the command was not run as it is, so there is nothing to compare with".into(),
@@ -267,7 +273,7 @@ pub fn judge(trials: &[Trial]) -> Verdict {
             memory_words(growth(winner, as_is)),
             start_words(winner, as_is),
         ),
-        apply: None,
+        ..Verdict::default()
     }
 }
 
@@ -473,7 +479,7 @@ mod tests {
         let base = || trial(BASE, 1_300, 100, 0.0);
         let thp = |ms, peak| trial("thp-2M", ms, peak, 0.98);
         let cases = [
-            (vec![as_is(), base(), thp(1_000, 103)], Some("thp-2M"), "1.300 ("),
+            (vec![as_is(), base(), thp(1_000, 103)], Some("thp-2M"), "1.30 ("),
             (vec![as_is(), base(), thp(1_000, 103)], Some("thp-2M"), "3 % more memory"),
             (vec![as_is(), base(), thp(1_000, 200)], Some("thp-2M"), "100 % more memory"),
             (vec![as_is(), base(), thp(1_260, 140)], None, "40 % more memory: more than 5 times"),
@@ -561,7 +567,7 @@ mod tests {
         // 7 ms of start hide a gain from 20 to 16 ms.
         let told = verdict(vec![as_is(), start(trial("thp-2M", 25, 100, 1.0), 9)]);
         assert_eq!(told.winner.as_deref(), Some("thp-2M"), "{}", told.reason);
-        let words = ["1.250 (", "start takes 7.00 ms more"];
+        let words = ["1.25", "start takes 7.00 ms more"];
         assert!(words.iter().all(|words| told.reason.contains(words)), "{}", told.reason);
         let told =
             verdict(vec![start(trial(AS_IS, 3, 1, 0.0), 2), start(trial(BASE, 2, 1, 0.0), 1)]);

@@ -38,11 +38,27 @@ impl Ratio {
     pub fn holds_one(&self) -> bool {
         self.low <= 1.0 && self.high >= 1.0
     }
+
+    /// Returns the decimals that the interval supports, 1 to 3. A bound that is not 1 never reads as 1.
+    fn decimals(&self) -> usize {
+        let reach = (self.high - self.low) / 2.0;
+        let supported = (-reach.log10()).ceil().clamp(1.0, 3.0) as usize;
+        let reads_as_one = |decimals: usize, bound: f64| {
+            let unit = 10f64.powi(decimals as i32);
+            bound != 1.0 && (bound * unit).round() == unit
+        };
+        let is_clear =
+            |decimals: &usize| ![self.low, self.high].iter().any(|b| reads_as_one(*decimals, *b));
+        (supported..3).find(is_clear).unwrap_or(3)
+    }
 }
 
 impl std::fmt::Display for Ratio {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(&format!("{:.3} ({:.3}–{:.3})", self.value, self.low, self.high))
+        let decimals = self.decimals();
+        let [value, low, high] =
+            [self.value, self.low, self.high].map(|number| format!("{number:.decimals$}"));
+        f.pad(&format!("{value} ({low}–{high})"))
     }
 }
 
@@ -296,6 +312,16 @@ mod tests {
         assert!(ratio.low > 1.019 && ratio.high < 1.021, "{ratio}");
         assert_eq!(median_of_ratios(&[1, 1], &[0, 1], 1), None);
         assert_eq!(median_of_ratios(&[1], &[1], 1), None);
+    }
+
+    #[test]
+    fn digits_follow_the_interval() {
+        let shown = |value, low, high| Ratio { value, low, high }.to_string();
+        assert_eq!(shown(1.475, 1.251, 1.799), "1.5 (1.3–1.8)");
+        assert_eq!(shown(1.0061, 1.0022, 1.0094), "1.006 (1.002–1.009)");
+        assert_eq!(shown(1.12, 1.04, 1.21), "1.12 (1.04–1.21)", "1.04 is not 1.0");
+        assert_eq!(shown(1.0, 0.0, 795.517), "1.0 (0.0–795.5)");
+        assert_eq!(shown(1.0, 1.0, 1.0), "1.000 (1.000–1.000)");
     }
 
     #[test]

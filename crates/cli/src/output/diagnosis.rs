@@ -1,13 +1,42 @@
-//! A diagnosis as text: trials, what could not be tried, the budget, warnings, and as its last line
-//! the command to paste.
+//! A diagnosis as text. By default it fits a screen: the trials, the tax, the verdict, and the lines that
+//! apply it. `--full` has every table. The last line of both is the one to paste into a shell.
 
 use super::{budget, report, text};
-use pagetax_core::diagnosis::{AS_IS, BASE, Diagnosis, Skipped, Took, Trial};
-use pagetax_core::stats::Ratio;
+use pagetax_core::budget::TimeRow;
+use pagetax_core::cause::Account;
+use pagetax_core::diagnosis::{AS_IS, BASE, Diagnosis, Skipped, TAX_DISAGREES, Took, Trial};
+use pagetax_core::report::Warning;
+use pagetax_core::stats::{Ratio, median};
 use pagetax_core::units::{Bytes, Nanos};
 
-/// Renders the whole diagnosis.
+/// The columns of a line that is not to be pasted.
+const COLUMNS: usize = 100;
+/// From this share of memory on large pages on, nothing needs to be explained.
+const ENOUGH: f64 = 0.9;
+/// A cause with a smaller share of the CPU time is not listed.
+const SHARE_MIN: f64 = 0.005;
+/// The most causes of the tax that are listed.
+const CAUSES_MAX: usize = 3;
+
+/// Renders the report that fits a screen.
 pub fn render(diagnosis: &Diagnosis) -> String {
+    let rounds = diagnosis.trials.iter().map(|trial| trial.runs_ns.len()).max().unwrap_or(0);
+    let title = format!(
+        "{}: {}, {rounds} rounds of {} trials",
+        fit(&diagnosis.command.join(" "), COLUMNS - 50),
+        diagnosis.exit,
+        diagnosis.trials.len()
+    );
+    let bold = anstyle::Style::new().bold();
+    let mut out = format!("{bold}{title}{bold:#}\n");
+    out += &short_trials(diagnosis);
+    out += &tax(diagnosis);
+    out += &warnings(diagnosis);
+    out + &short_verdict(diagnosis)
+}
+
+/// Renders the whole diagnosis.
+pub fn full(diagnosis: &Diagnosis) -> String {
     let mut out = title(diagnosis);
     out += &trials(&diagnosis.trials);
     out += &skipped(&diagnosis.skipped);
@@ -16,6 +45,163 @@ pub fn render(diagnosis: &Diagnosis) -> String {
     }
     out += &report::warnings(&diagnosis.warnings);
     out + &verdict(diagnosis)
+}
+
+/// Cuts a line to so many columns, with a mark.
+fn fit(line: &str, columns: usize) -> String {
+    let line = line.replace('\n', " ");
+    match line.chars().count() > columns {
+        true => line.chars().take(columns - 1).chain(['…']).collect(),
+        false => line,
+    }
+}
+
+fn short_trials(diagnosis: &Diagnosis) -> String {
+    let winner = diagnosis.verdict.winner.as_deref();
+    let row = |trial: &Trial| {
+        let share = trial.took.fraction.map_or(text::MISSING.into(), percent);
+        let is_winner = Some(trial.name.as_str()) == winner;
+        vec![
+            trial.name.clone(),
+            Nanos(trial.median_ns).to_string(),
+            if trial.name == AS_IS { "1".into() } else { ratio(trial.speedup) },
+            trial.peak_resident_bytes.map_or(text::MISSING.into(), |b| Bytes(b).to_string()),
+            share,
+            median(&trial.fault_counts).map_or(text::MISSING.into(), text::count),
+            if is_winner { "◀".into() } else { String::new() },
+        ]
+    };
+    let headings = ["trial", "time", "speed-up (95 %)", "memory", "large pages", "page faults", ""];
+    let rows = diagnosis.trials.iter().map(row).collect();
+    let mut out = format!("\n{}", text::table(&headings, &[1, 3, 4, 5], rows));
+    for skipped in &diagnosis.skipped {
+        out += &format!(
+            "{}\n",
+            fit(&format!("  {}  not tried: {}", skipped.name, skipped.why), COLUMNS)
+        );
+    }
+    if let Some((trial, why)) = unexplained_share(diagnosis) {
+        out += &format!("{}\n", fit(&format!("  {}: {why}", trial.name), COLUMNS));
+    }
+    out
+}
+
+/// Returns the trial that counts, and the reason why part of its memory is on small pages.
+fn unexplained_share(diagnosis: &Diagnosis) -> Option<(&Trial, &str)> {
+    let is_low = |trial: &&Trial| trial.took.fraction.is_none_or(|share| share < ENOUGH);
+    let wants_large = |trial: &&Trial| trial.name != AS_IS && trial.name != BASE;
+    let winner = diagnosis.verdict.winner.as_deref();
+    let counts = diagnosis.trials.iter().find(|trial| Some(trial.name.as_str()) == winner);
+    let counts = counts.or_else(|| diagnosis.trials.iter().find(wants_large));
+    let trial = counts.filter(wants_large).filter(is_low)?;
+    Some((trial, trial.took.why.as_deref()?))
+}
+
+/// Renders the tax in one line, its largest causes, and the warning if the trials saved more.
+fn tax(diagnosis: &Diagnosis) -> String {
+    let Some(budget) = &diagnosis.budget else { return String::new() };
+    let Some(line) = budget::tax(budget) else { return String::new() };
+    let mut out = format!("\n{}", wrapped(&line));
+    let total_ns = budget.total_ns(Account::Cpu);
+    let is_tax =
+        |row: &&TimeRow| Account::Cpu.causes().any(|cause| cause.is_tax && cause.id == row.id);
+    let least_ns = (total_ns as f64 * SHARE_MIN) as u64;
+    let rows = budget.rows(Account::Cpu).iter().filter(is_tax);
+    let mut rows: Vec<_> = rows.filter(|row| row.ns > Some(least_ns)).collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.ns));
+    let cells = |row: &&TimeRow| {
+        let ns = row.ns.unwrap_or(0);
+        let range = match (row.low_ns, row.high_ns) {
+            (Some(low), Some(high)) if low != high => format!("{}–{}", Nanos(low), Nanos(high)),
+            _ => String::new(),
+        };
+        let share = percent(ns as f64 / total_ns.max(1) as f64);
+        vec![row.id.clone(), Nanos(ns).to_string(), share, range, fit(&row.how, 48)]
+    };
+    let cells = rows.iter().take(CAUSES_MAX).map(cells).collect();
+    out += &text::table(&["", "", "", "", ""], &[1, 2], cells);
+    let disagrees = diagnosis.warnings.iter().find(|warning| is_of_tax(warning));
+    out + &disagrees
+        .map_or(String::new(), |warning| format!("  {}\n", fit(&warning.text, COLUMNS - 2)))
+}
+
+/// Returns true for the warning that stands beside the tax, not among the others.
+fn is_of_tax(warning: &Warning) -> bool {
+    warning.id == TAX_DISAGREES
+}
+
+fn warnings(diagnosis: &Diagnosis) -> String {
+    let mut others = diagnosis.warnings.iter().filter(|warning| !is_of_tax(warning));
+    let Some(first) = others.next() else { return String::new() };
+    let style = anstyle::AnsiColor::Yellow.on_default().bold();
+    let more = match others.count() {
+        0 => String::new(),
+        more => format!(" ({more} more: --full)"),
+    };
+    let room = COLUMNS - "warning: ".len() - more.len();
+    format!("{style}warning:{style:#} {}{more}\n", fit(&first.text, room))
+}
+
+fn short_verdict(diagnosis: &Diagnosis) -> String {
+    let verdict = &diagnosis.verdict;
+    let bold = anstyle::Style::new().bold();
+    let mut out = wrapped(&format!("Verdict: {}", verdict.reason));
+    out = format!("\n{bold}{}{bold:#}", out);
+    out += &saved(diagnosis).map_or(String::new(), |line| format!("  {line}\n"));
+    let Some(line) = &verdict.apply else { return out };
+    let mut place = |name: &str, lines: &[String]| {
+        for (index, line) in lines.iter().enumerate() {
+            out += &format!("  {:<12}{line}\n", if index == 0 { name } else { "" });
+        }
+    };
+    place("systemd", &verdict.systemd);
+    place("Dockerfile", &verdict.dockerfile);
+    out + &format!("Apply it:\n{line}\n")
+}
+
+/// Breaks a sentence into lines of [`COLUMNS`].
+fn wrapped(sentence: &str) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for word in sentence.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= COLUMNS => {
+                *line += &format!(" {word}");
+            }
+            None => lines.push(word.into()),
+            Some(_) => lines.push(format!("  {word}")),
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Renders the time that the winner saves, and of what.
+fn saved(diagnosis: &Diagnosis) -> Option<String> {
+    let named = |name: &str| diagnosis.trials.iter().find(|trial| trial.name == name);
+    let as_is = named(AS_IS)?;
+    let winner = named(diagnosis.verdict.winner.as_deref()?)?;
+    let ns = as_is.median_ns.checked_sub(winner.median_ns)?;
+    let middle = |runs: &[u64]| median(runs).unwrap_or(0);
+    let less = |of: fn(&Trial) -> &[u64]| middle(of(as_is)).saturating_sub(middle(of(winner)));
+    let (user_ns, kernel_ns) = (less(|trial| &trial.user_ns), less(|trial| &trial.kernel_ns));
+    let faults = match (median(&as_is.fault_counts), median(&winner.fault_counts)) {
+        (Some(before), Some(after)) if after < before => {
+            format!("fewer page faults ({} → {})", text::count(before), text::count(after))
+        }
+        _ => "less work in the kernel".into(),
+    };
+    let walks = "fewer page walks".to_string();
+    let of = match (user_ns, kernel_ns) {
+        (0, 0) => return Some(format!("{} saved", Nanos(ns))),
+        (_, 0) => walks,
+        (0, _) => faults,
+        (user, kernel) if user > kernel => format!("{walks}, then {faults}"),
+        _ => format!("{faults}, then {walks}"),
+    };
+    Some(format!("{} of {} saved: {of}", Nanos(ns), Nanos(as_is.median_ns)))
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
 }
 
 fn title(diagnosis: &Diagnosis) -> String {
@@ -92,5 +278,134 @@ fn verdict(diagnosis: &Diagnosis) -> String {
     match &verdict.apply {
         Some(line) => format!("{heading}  {}; paste this to apply it:\n{line}\n", verdict.reason),
         None => format!("{heading}  {}\n", verdict.reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetax_core::budget::{Budget, Ledger};
+    use pagetax_core::counter::Reading;
+    use pagetax_core::diagnosis::{compare_trials, judge};
+    use pagetax_core::exit::Exit;
+    use pagetax_core::report::Environment;
+    use pagetax_core::sequential::Stopping;
+
+    fn trial(name: &str, ms: u64, share: f64, faults: u64) -> Trial {
+        // Each trial has its slow run in another round.
+        let mut noise = [985, 1_000, 1_015];
+        noise.rotate_left(name.len() % 3);
+        let runs_ns: Vec<u64> = noise.iter().map(|k| ms * k * 1_000).collect();
+        Trial {
+            name: name.into(),
+            page_bytes: None,
+            mechanism: String::new(),
+            median_ns: ms * 1_000_000,
+            user_ns: runs_ns.iter().map(|ns| ns / 10 * 8).collect(),
+            kernel_ns: runs_ns.iter().map(|ns| ns / 10).collect(),
+            runs_ns,
+            speedup: None,
+            speedup_over_base: None,
+            took: Took {
+                bytes: Some(1 << 28),
+                fraction: Some(share),
+                why: (share < 0.9).then(|| "outside whole blocks of the mapping ".repeat(5)),
+            },
+            peak_resident_bytes: Some(277 << 20),
+            fault_counts: vec![faults; 3],
+            start_ns: Vec::new(),
+            exit: Exit::Code(0),
+        }
+    }
+
+    fn diagnosis(command: &str, mut trials: Vec<Trial>) -> Diagnosis {
+        compare_trials(&mut trials, Stopping::Fixed);
+        let mut verdict = judge(&trials);
+        if verdict.winner.is_some() {
+            let line = format!("pagetax ppgsz -o 'heap=2M' {command}");
+            verdict.systemd = vec!["WorkingDirectory=/home/u".into(), format!("ExecStart={line}")];
+            verdict.dockerfile = vec!["WORKDIR /home/u".into(), format!("CMD {line}")];
+            verdict.apply = Some(line);
+        }
+        let mut cpu = Ledger::new(Account::Cpu, 3_640_000_000);
+        let derived = |value, low, high| Reading::Derived { value, low, high };
+        cpu.row("translation", derived(1_240_000_000, 600_000_000, 1_910_000_000), "the trials");
+        cpu.row("minor_fault", derived(146_000_000, 98_100_000, 174_000_000), "12 of 16 stacks");
+        cpu.row("zero_copy", derived(12_100_000, 2_160_000, 55_000_000), "1 of 16 stacks");
+        cpu.row("swap", Reading::Measured(1_000), "x");
+        cpu.row("reclaim", derived(0, 0, 37_600_000), "0 of 16 stacks");
+        cpu.row("compaction", Reading::Measured(0), "x");
+        let budget = Budget::new(cpu, Ledger::new(Account::Wall, 1), Vec::new());
+        let skipped = |name: &str| Skipped {
+            name: name.into(),
+            page_bytes: 1 << 16,
+            why: "this system is set otherwise; it takes /sys/kernel/mm/transparent_hugepage/ and \
+                  more of the same"
+                .into(),
+            remedy: "add --allow-sysfs".into(),
+        };
+        let warning = Warning { id: "x".into(), text: "busy ".repeat(40), remedy: "y".into() };
+        Diagnosis {
+            command: command.split(' ').map(String::from).collect(),
+            exit: Exit::Code(0),
+            skipped: vec![skipped("mthp-64K"), skipped("text-2M")],
+            budget: Some(budget),
+            verdict,
+            environment: Environment::default(),
+            warnings: vec![warning.clone(), warning],
+            trials,
+        }
+    }
+
+    fn all() -> Vec<Trial> {
+        vec![
+            trial(AS_IS, 3_660, 0.0, 131_082),
+            trial(BASE, 4_120, 0.0, 131_100),
+            trial("thp-2M", 2_480, 0.87, 266),
+            trial("stack-2M", 3_830, 0.0, 131_090),
+            trial("all-2M", 2_470, 0.98, 260),
+        ]
+    }
+
+    /// Asserts that a report fits a screen. Lines to paste may be as long as the command.
+    fn fits(diagnosis: &Diagnosis) -> String {
+        let text = anstream::adapter::strip_str(&render(diagnosis)).to_string();
+        let count = text.lines().count();
+        assert!(count <= 25, "{count} lines:\n{text}");
+        let is_pasted = |line: &&str| line.contains("ppgsz") || line.contains("/home/u");
+        for line in text.lines().filter(|line| !is_pasted(line)) {
+            assert!(line.chars().count() <= COLUMNS, "{line}");
+        }
+        text
+    }
+
+    #[test]
+    fn a_winner_fits_a_screen_and_ends_in_the_line_to_paste() {
+        let text = fits(&diagnosis("python3 names.py", all()));
+        assert_eq!(text.lines().last(), Some("pagetax ppgsz -o 'heap=2M' python3 names.py"));
+        assert!(text.contains("Virtual memory takes 38 % of its CPU time (19–60 %)"), "{text}");
+        assert!(text.contains("thp-2M: outside whole blocks"), "87 % owes a reason: {text}");
+        let faults = "fewer page faults (131 082 → 266)";
+        assert!(text.contains(&format!("saved: fewer page walks, then {faults}")), "{text}");
+        assert!(text.contains("(1 more: --full)"), "{text}");
+        assert!(!text.contains("reclaim"), "a cause that took no time is left out: {text}");
+        assert!(text.contains("mthp-64K  not tried: this system"), "{text}");
+        let winner = text.lines().find(|line| line.contains('◀')).unwrap();
+        assert!(winner.trim_start().starts_with("thp-2M") && winner.contains("87 %"), "{winner}");
+    }
+
+    #[test]
+    fn other_verdicts_fit_a_screen_too() {
+        let same = [AS_IS, BASE, "thp-2M", "stack-2M", "all-2M"];
+        let same = same.map(|name| trial(name, 1_000, 0.95, 10)).to_vec();
+        let mut disagrees = diagnosis("true", all());
+        let text = "`thp-2M` saved at least 60 % of CPU time".to_string();
+        disagrees.warnings = vec![Warning { id: TAX_DISAGREES.into(), text, remedy: "x".into() }];
+        let shown = fits(&disagrees);
+        assert!(shown.contains("saved at least 60 %") && !shown.contains("warning:"), "{shown}");
+        let none = fits(&diagnosis("true", same));
+        assert!(!none.contains("Apply it"), "{none}");
+        fits(&diagnosis(&"long word ".repeat(50), all()));
+        fits(&diagnosis("a\nb", vec![trial(AS_IS, 1_000, 0.0, 1)]));
     }
 }

@@ -107,17 +107,17 @@ impl Recipe {
         }
     }
 
-    /// Returns the wrapper, by its name on the PATH.
-    fn wrapper_by_name(&self) -> Vec<String> {
+    /// Returns the wrapper, under the name by which this program was called.
+    fn wrapper_called(&self, name: &str) -> Vec<String> {
         let options = self.wrapper.iter().skip(1).cloned();
-        let name = (!self.wrapper.is_empty()).then(|| "pagetax".to_string());
+        let name = (!self.wrapper.is_empty()).then(|| name.to_string());
         name.into_iter().chain(options).collect()
     }
 
     /// Returns its changes in one line.
     pub fn words(&self) -> String {
         let mut words = Vec::new();
-        words.extend((!self.wrapper.is_empty()).then(|| self.wrapper_by_name().join(" ")));
+        words.extend((!self.wrapper.is_empty()).then(|| self.wrapper_called("pagetax").join(" ")));
         words.extend(self.disable_thp.then(|| "prctl(PR_SET_THP_DISABLE)".to_string()));
         words.extend(self.malloc_hugetlb.as_ref().map(|value| format!("{HUGETLB}={value}")));
         words.extend(self.settings.iter().map(|s| format!("{} = {}", s.path.display(), s.value)));
@@ -131,7 +131,13 @@ impl Recipe {
     }
 
     /// Returns a line for a shell that runs `command` under this recipe; none if a shell cannot spell a word.
-    pub fn shell_line(&self, command: &[String], existing: Option<&str>) -> Option<String> {
+    /// `called` is the name by which the user called this program.
+    pub fn shell_line(
+        &self,
+        command: &[String],
+        existing: Option<&str>,
+        called: &str,
+    ) -> Option<String> {
         let mut parts = Vec::new();
         for Setting { path, value } in &self.settings {
             parts.push(format!("echo {value} | sudo tee {} >/dev/null &&", path.display()));
@@ -139,15 +145,65 @@ impl Recipe {
         if let Some(tunables) = self.glibc_tunables(existing) {
             parts.push(format!("GLIBC_TUNABLES={}", shlex::try_quote(&tunables).ok()?));
         }
-        if self.disable_thp {
-            // No tool of a plain system calls prctl, but perl is on every Debian.
-            let call = format!("syscall({},41,1,0,0,0)", libc::SYS_prctl);
-            parts.push(format!("perl -e '{call}; exec {{$ARGV[0]}} @ARGV'"));
-        }
-        for word in self.wrapper_by_name().iter().chain(command).chain(&self.arguments) {
-            parts.push(quoted(word)?);
+        for word in self.argv(command, called) {
+            parts.push(quoted(&word)?);
         }
         Some(parts.join(" "))
+    }
+
+    /// Returns the lines of a systemd unit that run `command` under this recipe; none if it needs settings of
+    /// the system. `own` is this program's absolute path.
+    pub fn systemd_lines(&self, command: &[String], own: &str) -> Option<Vec<String>> {
+        if !self.settings.is_empty() {
+            return None;
+        }
+        let quoted = |word: &String| {
+            let word = word.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let word = word.replace('%', "%%").replace('$', "$$");
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "/-_.,=:+@%".contains(c);
+            if !word.is_empty() && word.chars().all(is_plain) {
+                word
+            } else {
+                format!("\"{word}\"")
+            }
+        };
+        let tunables = self.glibc_tunables(None).map(|value| format!("GLIBC_TUNABLES={value}"));
+        let environment = tunables.map(|pair| format!("Environment={}", quoted(&pair)));
+        let words: Vec<String> = self.absolute_argv(command, own)?.iter().map(quoted).collect();
+        Some(environment.into_iter().chain([format!("ExecStart={}", words.join(" "))]).collect())
+    }
+
+    /// Returns the lines of a Dockerfile, as [`Recipe::systemd_lines`] does.
+    pub fn dockerfile_lines(&self, command: &[String], own: &str) -> Option<Vec<String>> {
+        if !self.settings.is_empty() {
+            return None;
+        }
+        let tunables = self.glibc_tunables(None).map(|value| format!("ENV GLIBC_TUNABLES={value}"));
+        let words = serde_json::to_string(&self.absolute_argv(command, own)?).ok()?;
+        Some(tunables.into_iter().chain([format!("CMD {words}")]).collect())
+    }
+
+    /// Returns the words with the program's absolute path, as files without a PATH need it.
+    fn absolute_argv(&self, command: &[String], own: &str) -> Option<Vec<String>> {
+        let mut argv = self.argv(command, own);
+        if !argv.first()?.starts_with('/') {
+            let found = Program::find(&argv[0]).ok()?.path;
+            argv[0] = std::path::absolute(found).ok()?.to_str()?.to_string();
+        }
+        Some(argv)
+    }
+
+    /// Returns all words of the command under this recipe.
+    fn argv(&self, command: &[String], called: &str) -> Vec<String> {
+        let mut words = Vec::new();
+        if self.disable_thp {
+            // No tool of a plain system calls prctl, but perl is on every Debian.
+            let call = format!("syscall({},41,1,0,0,0); exec {{$ARGV[0]}} @ARGV", libc::SYS_prctl);
+            words.extend(["perl".to_string(), "-e".into(), call]);
+        }
+        let wrapper = self.wrapper_called(called);
+        words.extend(wrapper.iter().chain(command).chain(&self.arguments).cloned());
+        words
     }
 }
 
@@ -199,22 +255,44 @@ pub(super) mod tests {
         let command = ["sort".to_string(), "a file".into(), "-k1;".into()];
         let thp = Recipe { malloc_hugetlb: Some("1".into()), ..Recipe::default() };
         assert_eq!(
-            thp.shell_line(&command, Some("glibc.malloc.arena_max=1")).unwrap(),
+            thp.shell_line(&command, Some("glibc.malloc.arena_max=1"), "pagetax").unwrap(),
             "GLIBC_TUNABLES='glibc.malloc.arena_max=1:glibc.malloc.hugetlb=1' sort 'a file' '-k1;'"
         );
-        assert!(thp.shell_line(&["a\0b".to_string()], None).is_none());
+        assert!(thp.shell_line(&["a\0b".to_string()], None, "pagetax").is_none());
         let (_keep, system) = crate::pages::settings::tests::tree("madvise", "never", "inherit", 0);
         let sizes = PartSizes::parse(["heap=2M,stack=2M,text=2M"]).unwrap();
         let all = Recipe::unchanged(select(&sizes, &system).unwrap()).through("/somewhere/pagetax");
         assert_eq!(
-            all.shell_line(&command, None).unwrap(),
-            "pagetax ppgsz -o 'heap=2M,stack=2M,text=2M' sort 'a file' '-k1;'"
+            all.shell_line(&command, None, "target/release/pagetax").unwrap(),
+            "target/release/pagetax ppgsz -o 'heap=2M,stack=2M,text=2M' sort 'a file' '-k1;'"
         );
         assert!(thp.through("/somewhere/pagetax").wrapper.is_empty());
         let script = ["python3".to_string(), "-c".into(), "a = 'b\\n'\nprint(a)".into()];
         assert_eq!(
-            Recipe::default().shell_line(&script, None).unwrap(),
+            Recipe::default().shell_line(&script, None, "pagetax").unwrap(),
             r"python3 -c $'a = \'b\\n\'\nprint(a)'"
         );
+    }
+
+    #[test]
+    fn lines_for_units_and_images_have_absolute_paths_and_their_own_quoting() {
+        let command = ["sh".to_string(), "a \"b\" 50% $HOME".into()];
+        let own = "/opt/pagetax";
+        let wrapped = Recipe { wrapper: vec![own.into(), "ppgsz".into()], ..Recipe::default() };
+        assert_eq!(
+            wrapped.systemd_lines(&command, own).unwrap(),
+            [r#"ExecStart=/opt/pagetax ppgsz sh "a \"b\" 50%% $$HOME""#]
+        );
+        assert_eq!(
+            wrapped.dockerfile_lines(&command, own).unwrap(),
+            [r#"CMD ["/opt/pagetax","ppgsz","sh","a \"b\" 50% $HOME"]"#]
+        );
+        let tuned = Recipe { malloc_hugetlb: Some("1".into()), ..Recipe::default() };
+        let lines = tuned.systemd_lines(&command, own).unwrap();
+        assert_eq!(lines[0], "Environment=GLIBC_TUNABLES=glibc.malloc.hugetlb=1");
+        assert!(lines[1].starts_with("ExecStart=/") && lines[1].contains("/sh "), "{lines:?}");
+        let system = Setting { path: "/sys/x".into(), value: "1".into() };
+        let privileged = Recipe { settings: vec![system], ..Recipe::default() };
+        assert_eq!(privileged.systemd_lines(&command, own), None);
     }
 }
