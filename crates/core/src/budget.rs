@@ -248,7 +248,7 @@ impl Budget {
         }
     }
 
-    /// Returns the share of CPU time that virtual memory takes; `None` in reports that were written without it.
+    /// Returns the share of CPU time that virtual memory takes; `None` in reports written without it.
     pub fn vm_tax(&self) -> Option<&VmTax> {
         self.vm_tax.as_ref()
     }
