@@ -125,8 +125,10 @@ rows() {
         for file in a b; do "$PAGETAX" run tlb-gather --set size=4M,count=10000 --json=$file.json; done
         "$PAGETAX" compare a.json b.json'
     row diagnose 200 5.10 5.10 '
-        "$PAGETAX" diagnose --runs 3 --warmup 0 -- python3 -c "print(sum(range(100000)))" >diagnosis
+        code=0
+        "$PAGETAX" diagnose --runs 3 --warmup 0 -- python3 -c "print(sum(range(100000)))" >diagnosis 2>&1 || code=$?
         cat diagnosis
+        [ $code -eq 0 ]
         grep -i "^verdict" diagnosis
         if [ -z "$HAS_MTHP" ]; then grep "Linux 6.8" diagnosis; fi'
     row pmap 60 5.10 5.10 '
