@@ -2,16 +2,18 @@
 
 use crate::exit;
 use crate::output::{self, documents::Outputs, progress::Progress, text};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use pagetax_core::calibration::{Calibration, FaultCost, Spread, WalkCost, WalkPattern};
 use pagetax_core::units::{Bytes, Nanos, PageSize};
-use pagetax_host::measure::calibrate::{CalibrateError, Extent, cache_path, calibrate, save};
+use pagetax_host::measure::calibrate::{
+    CalibrateError, Extent, cache_path, cached, calibrate, save,
+};
 use pagetax_host::sys::signal::StopSignals;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  pagetax calibrate             measure this machine once, within a minute
+  pagetax calibrate             measure this machine, within a minute
   pagetax calibrate --quick     within ten seconds, less exactly
   pagetax calibrate --json      the figures as a document
   sudo pagetax calibrate --allow-sysfs
@@ -19,6 +21,7 @@ Examples:
 
 /// Measure what faults and page walks cost on this machine, for budgets to use
 ///
+/// A command that needs the costs and finds none measures them by itself, as --quick does.
 /// The result is kept in $XDG_CACHE_HOME/pagetax/calibration.json (~/.cache without the variable),
 /// with the machine's identity: another CPU, kernel or memory size asks for a new one. Page sizes
 /// that are switched off are left out, with the command that would switch them on.
@@ -62,6 +65,32 @@ pub fn run(args: Args) -> Result<ExitCode> {
         output::note(&format!("kept in {}", path.display()));
     }
     Ok(exit::FINE.into())
+}
+
+/// Returns this machine's calibration. If none is kept, it says so, measures a quick one and keeps it.
+pub fn needed() -> Result<Calibration> {
+    cached().or_else(|_| {
+        let how = "takes seconds, once; `pagetax calibrate` is more exact";
+        output::note(&format!("calibrating this machine: {how}"));
+        quick()
+    })
+}
+
+/// Measures a quick calibration. A cache that cannot be written costs the next command the same seconds.
+fn quick() -> Result<Calibration> {
+    let _stop = StopSignals::watch().context("cannot watch for Ctrl-C; this is not expected")?;
+    let mut progress = Progress::start("calibrating");
+    let extent = Extent { quick: true, change_settings: false };
+    let calibration = calibrate(extent, |done| progress.update(done));
+    drop(progress);
+    let calibration = calibration.map_err(|error| match error {
+        CalibrateError::Interrupted => exit::with(exit::INTERRUPTED, anyhow!("interrupted")),
+        error => exit::with(exit::UNMET, anyhow!("cannot calibrate this machine: {error}")),
+    })?;
+    if let Err(error) = cache_path().and_then(|path| save(&calibration, &path)) {
+        output::note(&format!("warning: the calibration is not kept: {error}"));
+    }
+    Ok(calibration)
 }
 
 fn render(calibration: &Calibration) -> String {

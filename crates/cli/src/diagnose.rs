@@ -7,8 +7,8 @@ mod warnings;
 
 use crate::output::{self, documents::Outputs, progress::Progress};
 use crate::recorded::open_trace;
-use crate::{exit, machines, output::diagnosis};
-use anyhow::{Context, Result, anyhow};
+use crate::{calibrate, exit, machines, output::diagnosis};
+use anyhow::{Context, Result};
 use pagetax_core::budget::Budget;
 use pagetax_core::counter::Reading;
 use pagetax_core::diagnosis::{
@@ -21,7 +21,7 @@ use pagetax_core::stats::median;
 use pagetax_core::units::{Nanos, PageSize};
 use pagetax_host::launch::program::Program;
 use pagetax_host::measure::budget::{Totals, Translation, Watch, Watched, budget};
-use pagetax_host::measure::calibrate;
+use pagetax_host::measure::calibrate::cached;
 use pagetax_host::measure::environment::environment;
 use pagetax_host::measure::trial::rounds::{self, Ended, Rounds, Schedule, Step};
 use pagetax_host::measure::trial::{self, Finished, Peak, TrialCommand, TrialError};
@@ -31,7 +31,7 @@ use pagetax_host::pages::{Mechanism, PageSettings, Recipe, Unavailable, text};
 use pagetax_host::procfs::Root;
 use pagetax_host::sys::signal::StopSignals;
 use pagetax_recorder::predict::Predictor;
-use pagetax_sim::hardware::configuration;
+use pagetax_sim::hardware::{calibrated, configuration};
 use scratch::{Input, Scratch};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -182,11 +182,15 @@ pub fn run(args: Args) -> Result<ExitCode> {
 
 /// Returns the time of a trace's walks on base pages, at this machine's costs.
 fn recorded(path: &Path) -> Result<Translation> {
-    calibrate::cached()
-        .map_err(|why| exit::with(exit::UNMET, anyhow!("{why}: --trace needs its costs")))?;
-    let model = machines::model_of(pagetax_sim::hardware::calibrated::MODEL, "this machine")?;
+    let trace = open_trace(path)?;
+    let mut model = machines::model_of(calibrated::MODEL, "this machine")?;
+    let calibration = calibrate::needed()?;
+    for warning in &calibration.warnings {
+        output::note(&format!("diagnose: calibration: {warning}"));
+    }
+    calibrated::apply(&mut model, &calibration)?;
     let mut seen = Predictor::new(&configuration::translation(&model)?, &[PageSize::K4.shift()]);
-    open_trace(path)?.replay(&mut seen, |_| true)?;
+    trace.replay(&mut seen, |_| true)?;
     let (ns, low_ns, high_ns) = seen.walks(0).ns();
     Ok(Translation::Recorded { low_ns, ns, high_ns })
 }
@@ -435,7 +439,7 @@ fn budget_of(
     let why = tried.as_ref().err().map(|why| Translation::Unknown(why.to_string()));
     let sources = watched.counted.clone().into_iter().chain(tried);
     let translation = Translation::best(sources.chain(recorded).chain(touched).chain(why));
-    let calibration = calibrate::cached().ok();
+    let calibration = cached().ok();
     budget(&totals, &watched.profile, &translation, calibration.as_ref())
 }
 

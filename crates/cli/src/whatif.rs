@@ -5,12 +5,11 @@ mod render;
 
 use crate::output::{self, documents::Outputs};
 use crate::recorded::{Recorded, Source};
-use crate::{exit, machines};
+use crate::{calibrate, exit, machines};
 use anyhow::{Context, Result, anyhow, bail};
 use pagetax_core::exit::Exit;
 use pagetax_core::page_size::{MemoryPart, PageSizeRequest, PartSizes};
 use pagetax_core::units::{PageSize, UnitError};
-use pagetax_host::measure::calibrate;
 use pagetax_host::measure::trial::TrialCommand;
 use pagetax_host::pages::mechanism::{Conditions, select};
 use pagetax_host::pages::{PageSettings, Recipe, Unavailable};
@@ -55,15 +54,14 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode> {
     args.outputs.check_writable()?;
     let source = args.source.open()?;
-    let calibration = calibrate::cached()
-        .map_err(|why| exit::with(exit::UNMET, anyhow!("{why}: a prediction needs its costs")))?;
+    if args.verify && matches!(source, Recorded::Trace(_)) {
+        bail!("a trace cannot be timed\n  remedy: drop --verify, or name the command after --");
+    }
+    let calibration = calibrate::needed()?;
     if calibration.walks.is_empty() {
         let why = calibration.notes.join("; ");
         let text = format!("the calibration lacks the cost of page walks: {why}");
         return Err(exit::with(exit::UNMET, anyhow!("{text}\n  remedy: pagetax calibrate")));
-    }
-    if args.verify && matches!(source, Recorded::Trace(_)) {
-        bail!("a trace cannot be timed\n  remedy: drop --verify, or name the command after --");
     }
     let recipes = match source {
         Recorded::Live(_) => recipes(&args)?,

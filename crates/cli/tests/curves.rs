@@ -73,9 +73,35 @@ fn bad_input_gets_a_clear_word() {
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
     command.args(["whatif", "a.ptt"]).current_dir(at).env("XDG_CACHE_HOME", at);
-    let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(3));
-    assert!(text(&output.stderr).contains("pagetax calibrate"), "{}", text(&output.stderr));
+    let output = command.args(["--verify"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(!at.join("pagetax").exists(), "a wrong command line is no reason to calibrate");
+}
+
+#[test]
+fn whatif_calibrates_once_if_it_must() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    trace(at);
+    let whatif = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pagetax"));
+        command.args(["whatif", "a.ptt"]).current_dir(at).env("XDG_CACHE_HOME", at);
+        let output = command.output().unwrap();
+        (output.status.code(), text(&output.stderr))
+    };
+    let (code, said) = whatif();
+    assert!(said.contains("calibrating this machine"), "{said}");
+    let kept = std::fs::read_to_string(at.join("pagetax/calibration.json")).unwrap();
+    let kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
+    assert_eq!(kept["quick"], true);
+    // Without pages of 2M there are no walks to price.
+    let priced = !kept["walks"].as_array().unwrap().is_empty();
+    assert_eq!(code, Some(if priced { 0 } else { 3 }), "{said}");
+    let doubtful = !kept["warnings"].as_array().unwrap().is_empty();
+    assert_eq!(said.contains("whatif: calibration:"), priced && doubtful, "{said}");
+    let (again, said) = whatif();
+    assert_eq!(again, code);
+    assert!(!said.contains("calibrating"), "{said}");
 }
 
 /// All that reads a trace.

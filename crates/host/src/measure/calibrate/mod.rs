@@ -14,7 +14,7 @@ use crate::cache::{self, NoFolder};
 use crate::measure::backed_memory::available_bytes;
 use crate::measure::environment::identity;
 use crate::pages::{Changed, Mode, PageSettings, Setting};
-use crate::procfs::Root;
+use crate::procfs::{Root, schedstat};
 use pagetax_core::calibration::{
     CALIBRATION_VERSION, Calibration, Identity, WalkCost, WalkPattern,
 };
@@ -22,7 +22,7 @@ use pagetax_core::document::{self, Document};
 use pagetax_core::units::PageSize;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The reason why there is no calibration.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +66,9 @@ struct Effort {
     working_sets: &'static [u64],
     /// The dependent accesses of one repetition.
     chase_count: u64,
+    /// The time from the start in which walks are measured again if their repetitions disagree. On a
+    /// busy machine they always do, and each try takes longer.
+    retry_for: Duration,
 }
 
 const FULL: Effort = Effort {
@@ -74,6 +77,7 @@ const FULL: Effort = Effort {
     fault_bytes: 32 << 20,
     working_sets: &[1 << 30, 256 << 20, 64 << 20, 16 << 20, 4 << 20, 1 << 20],
     chase_count: 1 << 18,
+    retry_for: Duration::from_secs(30),
 };
 const QUICK: Effort = Effort {
     repetitions: 5,
@@ -81,10 +85,14 @@ const QUICK: Effort = Effort {
     fault_bytes: 8 << 20,
     working_sets: &[256 << 20, 64 << 20, 16 << 20, 4 << 20],
     chase_count: 1 << 16,
+    retry_for: Duration::from_secs(4),
 };
 
-/// Measures the machine's calibration. `on_progress` gets the share that is done. Takes up to 10 s if
-/// quick, else up to a minute. Uses at most a quarter of the available memory, one CPU, and an unnamed
+/// The largest share of its time that a measurement may wait for a CPU.
+const QUEUE_SHARE_MAX: f64 = 0.05;
+
+/// Measures the machine's calibration. `on_progress` gets the share that is done. On a quiet machine, it
+/// takes up to 10 s if quick, else up to a minute. A busy machine is a warning in it. Uses at most a quarter of the available memory, one CPU, and an unnamed
 /// file in the folder for temporary files.
 pub fn calibrate(
     extent: Extent,
@@ -94,6 +102,7 @@ pub fn calibrate(
     let root = Root::default();
     let identity = identity(&root).map_err(CalibrateError::Identity)?;
     let (begun, effort) = (Instant::now(), if quick { QUICK } else { FULL });
+    let queued_before = queued_ns(&root);
     let settings = PageSettings::host();
     let base = rustix::param::page_size() as u64;
     let huge = settings.pmd_size().unwrap_or(PageSize::M2);
@@ -125,7 +134,26 @@ pub fn calibrate(
         warnings: Vec::new(),
     };
     calibration.warnings = calibration.doubts();
+    let queued = queued_ns(&root).zip(queued_before);
+    calibration.warnings.extend(queued.and_then(|(now, before)| {
+        busy(Duration::from_nanos(now.saturating_sub(before)), begun.elapsed())
+    }));
     Ok(calibration)
+}
+
+/// Returns the time that this thread has waited for a CPU; `None` if the kernel does not count it.
+fn queued_ns(root: &Root) -> Option<u64> {
+    let thread = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+    schedstat(root, std::process::id(), Some(thread)).ok().map(|(_, waited_ns)| waited_ns)
+}
+
+/// Returns a warning if a measurement waited too long for a CPU: other programs also took its caches.
+fn busy(queued: Duration, elapsed: Duration) -> Option<String> {
+    let share = queued.as_secs_f64() / elapsed.as_secs_f64();
+    (share > QUEUE_SHARE_MAX).then(|| {
+        let percent = share * 100.0;
+        format!("the machine was busy: the measurement waited {percent:.0} % of its time for a CPU")
+    })
 }
 
 /// Costs that depend on the memory that the kernel hands out. They are measured again and again, between
@@ -268,6 +296,15 @@ mod tests {
     }
 
     #[test]
+    fn a_measurement_that_waits_for_a_cpu_is_in_doubt() {
+        let seconds = Duration::from_secs_f64;
+        assert_eq!(busy(seconds(0.1), seconds(4.0)), None);
+        let why = busy(seconds(1.0), seconds(4.0)).unwrap();
+        assert!(why.contains("waited 25 %"), "{why}");
+        assert!(queued_ns(&Root::default()).is_some());
+    }
+
+    #[test]
     fn small_measurements_are_plausible() {
         let effort = Effort {
             repetitions: 3,
@@ -275,6 +312,7 @@ mod tests {
             fault_bytes: 4 << 20,
             working_sets: &[4 << 20],
             chase_count: 1 << 12,
+            retry_for: Duration::ZERO,
         };
         let settings = PageSettings::host();
         let mut done = Vec::new();

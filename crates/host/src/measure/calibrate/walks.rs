@@ -20,6 +20,7 @@ use crate::sys::signal::asked_to_stop;
 use pagetax_core::access::Rng;
 use pagetax_core::calibration::{Spread, WalkCost, WalkPattern};
 use pagetax_core::units::{Bytes, PageSize};
+use std::time::Instant;
 
 const LINE_BYTES: u64 = 64;
 /// The number of independent accesses for each dependent one: they are faster by about this factor.
@@ -36,6 +37,7 @@ pub(super) fn measure(
 ) -> Result<(Vec<WalkCost>, Vec<String>), CalibrateError> {
     let (mut walks, mut notes) = (Vec::new(), Vec::new());
     let total: u64 = effort.working_sets.iter().sum();
+    let retry_until = Instant::now() + effort.retry_for;
     let mut done = 0;
     for bytes in effort.working_sets {
         // Both mappings of the set exist at the same time.
@@ -43,7 +45,7 @@ pub(super) fn measure(
             let most = Bytes(memory_bytes_max);
             notes.push(format!("{}: more memory than the {most} to spare", Bytes(*bytes)));
         } else {
-            match working_set(effort, huge, *bytes)? {
+            match working_set(effort, huge, *bytes, retry_until)? {
                 Ok(costs) => walks.extend(costs),
                 Err(why) => notes.push(why),
             }
@@ -64,6 +66,7 @@ fn working_set(
     effort: Effort,
     huge: PageSize,
     bytes: u64,
+    retry_until: Instant,
 ) -> Result<Result<[WalkCost; 2], String>, CalibrateError> {
     let order = cycle(bytes / PageSize::K4.bytes());
     let mut best: Option<[WalkCost; 2]> = None;
@@ -91,11 +94,16 @@ fn working_set(
         if best.is_none_or(|best| width(&found) < width(&best)) {
             best = Some(found);
         }
-        if !found.iter().any(|cost| cost.extra.is_noisy()) {
+        if !is_retried(&found, retry_until) {
             break;
         }
     }
     best.map(Ok).ok_or(CalibrateError::Interrupted)
+}
+
+/// Returns true if repetitions disagree, and there is time to measure them again.
+fn is_retried(found: &[WalkCost; 2], retry_until: Instant) -> bool {
+    found.iter().any(|cost| cost.extra.is_noisy()) && Instant::now() < retry_until
 }
 
 /// Measures both sides in new memory, in turns. The inner error shows why the memory is not available.
@@ -215,4 +223,26 @@ fn gather(mapping: &OwnedMapping, count: u64, bytes: u64, seed: u64) -> f64 {
         mapping.load(random.below(bytes - 7));
     }
     (thread_ns() - before) as f64 / count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn noisy_walks_are_measured_again_until_the_time_is_up() {
+        let spread = |ns: [f64; 3]| Spread::of(ns.to_vec()).unwrap();
+        let walk = |extra| {
+            let (base, huge) = (spread([90.0; 3]), spread([10.0; 3]));
+            let pattern = WalkPattern::Dependent;
+            WalkCost { pattern, working_set_bytes: 64 << 20, base, huge, extra }
+        };
+        let (quiet, noisy) = (walk(spread([80.0; 3])), walk(spread([5.0, 80.0, 200.0])));
+        let now = Instant::now();
+        let later = now + Duration::from_secs(60);
+        assert!(is_retried(&[quiet, noisy], later));
+        assert!(!is_retried(&[quiet, quiet], later));
+        assert!(!is_retried(&[quiet, noisy], now));
+    }
 }
