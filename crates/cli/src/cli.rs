@@ -1,48 +1,73 @@
 //! The command line as a whole: which subcommands there are, and who runs them.
 
-use crate::output::documents;
+use crate::output::{Color, Messages, documents};
 use crate::{
-    calibrate, cc, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
+    build, calibrate, compare, diagnose, doctor, exit, jobs, machines, manual, misscurve, pagesize,
     pmap, ppgsz, record, remote, reproduce, run, serve, servers, trapstat, whatif, why,
 };
 use anyhow::Result;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
-  pagetax diagnose -- sort big.txt       what would larger pages do for sort?
+  pagetax diagnose -- sort big.txt       which page size makes sort faster, and by how much?
   pagetax ppgsz -o heap=2M ./server      start a command on large pages
-  pagetax run tlb-gather                 run a built-in job on this machine
+  pagetax why 1234                       why does a process have no huge pages?
   pagetax trapstat -T -- ./server        which TLB misses does it take, and which code pays?
-  pagetax record -o sort.ptt -- sort x   keep which pages it goes to, to run on other machines
-  pagetax misscurve -- sort big.txt      how many TLB entries would it take?
-  pagetax whatif -- sort big.txt         what would it take on 2M pages?
-  pagetax doctor                         what can be measured here?
-  pagetax calibrate                      measure what a fault costs here, once
-  pagetax pmap -xs 1234                  which pages does a process have its memory on?
-  pagetax why 1234                       why does it have no huge pages?
-  pagetax jobs                           list the built-in jobs
-  pagetax machines                       list what they can run on
-  pagetax serve --memory 8G              lend memory to other programs and machines";
+  pagetax run tlb-gather                 run a built-in job on this machine";
+
+/// The groups of the main help. A subcommand that users should find is in exactly one.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("Look at a program", &["diagnose", "trapstat", "whatif", "misscurve", "pmap", "why"]),
+    ("Change it", &["ppgsz", "build", "remote"]),
+    ("Record and replay", &["record", "run", "compare", "jobs", "machines", "reproduce"]),
+    ("Memory servers", &["serve", "servers"]),
+    ("Setup", &["doctor", "calibrate", "pagesize", "completions", "man"]),
+];
 
 /// Shows what virtual memory costs a program, and how to stop paying
 #[derive(Debug, Parser)]
-#[command(
-    name = "pagetax",
-    version,
-    before_help = EXAMPLES,
-    after_help = exit::meanings(),
-    disable_help_subcommand = true
-)]
+#[command(name = "pagetax", version, before_help = EXAMPLES, after_help = exit::meanings())]
 pub struct Cli {
+    #[command(flatten)]
+    pub messages: Messages,
+
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Returns the whole command line. clap cannot group subcommands, so the main help has a template.
+pub fn command() -> clap::Command {
+    let command = Cli::command();
+    let header = *clap::builder::styling::Styles::styled().get_header();
+    let row = |name: &&str| {
+        let about = command.find_subcommand(name).and_then(clap::Command::get_about);
+        format!("  {name:<12} {}\n", about.map(ToString::to_string).unwrap_or_default())
+    };
+    let groups: String = GROUPS
+        .iter()
+        .map(|(title, names)| {
+            format!("{header}{title}:{header:#}\n{}\n", names.iter().map(row).collect::<String>())
+        })
+        .collect();
+    let template = format!(
+        "{{name}}: {{about-with-newline}}\n{{before-help}}{{usage-heading}} {{usage}}\n\n{groups}\
+         `pagetax help COMMAND` explains one of them.\n\n{header}Options:{header:#}\n{{options}}\
+         {{after-help}}"
+    );
+    command.help_template(template)
+}
+
+/// Parses the command line of this process.
+pub fn parse() -> Result<Cli, clap::Error> {
+    Cli::from_arg_matches(&command().try_get_matches()?)
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Diagnose(diagnose::Args),
+    #[command(visible_alias = "apply")]
     Ppgsz(ppgsz::Args),
     Run(run::Args),
     Compare(compare::Args),
@@ -59,19 +84,12 @@ pub enum Command {
     Pmap(pmap::Args),
     Why(why::Args),
     Pagesize(pagesize::Args),
-    Cc(cc::Args),
-    /// Compile and link C++; the program puts its heap and stack on large pages by itself
-    #[command(name = "c++")]
-    Cxx(cc::Args),
-    /// Compile and link Rust; the program puts its heap and stack on large pages by itself
-    Rustc(cc::Args),
+    Build(build::Args),
     Serve(serve::Args),
     Servers(servers::Args),
-    #[command(hide = true)]
     Man(manual::ManArgs),
     #[command(hide = true)]
     Libraries(manual::LibrariesArgs),
-    #[command(hide = true)]
     Completions(manual::CompletionsArgs),
 }
 
@@ -96,9 +114,7 @@ impl Command {
             Command::Pmap(args) => pmap::run(args),
             Command::Why(args) => why::run(args),
             Command::Pagesize(args) => pagesize::run(args),
-            Command::Cc(args) => cc::run(args, cc::Driver::C),
-            Command::Cxx(args) => cc::run(args, cc::Driver::Cxx),
-            Command::Rustc(args) => cc::run(args, cc::Driver::Rust),
+            Command::Build(args) => build::run(args),
             Command::Serve(args) => serve::run(args),
             Command::Servers(args) => servers::run(args),
             Command::Man(args) => manual::man(args),
@@ -108,24 +124,43 @@ impl Command {
     }
 }
 
+/// Returns the words of the command line.
+fn words() -> Vec<String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect()
+}
+
 /// Refuses `--json FILE`, which is spelled `--json=FILE`. See [`documents::check_spelling`].
 pub fn check_spelling() -> Result<()> {
-    let words: Vec<String> =
-        std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-    documents::check_spelling(&Cli::command(), &words).map_err(|error| {
+    documents::check_spelling(&Cli::command(), &words()).map_err(|error| {
         let code = if is_wrapper() { exit::WRAPPER_FAILED } else { exit::BAD_INPUT };
         exit::with(code, error)
     })
 }
 
+/// Returns the last value of `--color` in front of the subcommand, or after it.
+fn color_of(words: &[String]) -> Option<Color> {
+    let own = words.split(|word| word == "--").next()?;
+    let mut values = own.iter().enumerate().filter_map(|(at, word)| {
+        let value = match word.strip_prefix("--color")? {
+            "" => own.get(at + 1)?,
+            rest => rest.strip_prefix('=')?,
+        };
+        Color::from_str(value, false).ok()
+    });
+    values.next_back()
+}
+
 /// Returns true if the subcommand has the exit codes of programs that start others.
 fn is_wrapper() -> bool {
-    std::env::args_os().nth(1).is_some_and(|word| word == "ppgsz")
+    let words = words();
+    documents::subcommand_at(&words).is_some_and(|at| matches!(&*words[at], "ppgsz" | "apply"))
 }
 
 /// Prints what is wrong with a command line, or the help that it asked for. Wrappers of other
 /// programs have an exit code of their own for it.
 pub fn refuse(error: &clap::Error) -> ExitCode {
+    // clap prints help, too, before it knows the other options.
+    color_of(&words()).unwrap_or(Color::Auto).apply();
     // With stderr gone there is nobody left to tell; the exit code still speaks.
     let _ = error.print();
     match (error.use_stderr(), is_wrapper()) {
@@ -147,8 +182,42 @@ mod tests {
 
     #[test]
     fn every_help_begins_with_examples() {
-        let command = Cli::command();
+        let command = command();
         command.clone().debug_assert();
         assert_begins_with_examples(&command);
+    }
+
+    #[test]
+    fn the_color_of_a_refused_command_line_is_the_last_one_in_front_of_the_command() {
+        let color = |line: &str| color_of(&line.split(' ').map(String::from).collect::<Vec<_>>());
+        assert_eq!(color("pagetax --color never jobs --color=always --bad"), Some(Color::Always));
+        assert_eq!(color("pagetax diagnose --bad -- ls --color=never"), None);
+        assert_eq!(color("pagetax --color nope jobs"), None);
+    }
+
+    #[test]
+    fn each_subcommand_is_in_exactly_one_group_of_the_main_help() {
+        let grouped = GROUPS.iter().flat_map(|(_, names)| names.iter().copied());
+        let mut grouped: Vec<&str> = grouped.collect();
+        let command = command();
+        let visible = command.get_subcommands().filter(|command| !command.is_hide_set());
+        let mut visible: Vec<&str> = visible.map(clap::Command::get_name).collect();
+        grouped.sort_unstable();
+        visible.sort_unstable();
+        assert_eq!(grouped, visible);
+    }
+
+    #[test]
+    fn the_main_help_states_purpose_examples_and_groups_in_this_order() {
+        let help = command().render_help().to_string();
+        let places: Vec<usize> = ["pagetax: Shows what virtual", "Examples:\n", "Usage: pagetax"]
+            .into_iter()
+            .chain(GROUPS.iter().map(|(title, _)| *title))
+            .chain(["Options:\n", "--color", "Exit codes:"])
+            .map(|part| help.find(part).unwrap_or_else(|| panic!("no {part}: {help}")))
+            .collect();
+        assert!(places.is_sorted(), "{help}");
+        let rows = help.lines().take_while(|line| *line != "Options:");
+        rows.for_each(|row| assert!(row.chars().count() <= 100, "{row}"));
     }
 }

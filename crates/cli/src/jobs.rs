@@ -4,7 +4,6 @@ use crate::output::{documents::Outputs, text};
 use crate::recorded::open_trace;
 use crate::{exit, output};
 use anyhow::{Context, Result, bail};
-use clap::Subcommand;
 use pagetax_core::catalog::{JobCatalog, JobEntry};
 use pagetax_core::job::{Job, builtin_names, nearest};
 use pagetax_core::replay::RecordedProgram;
@@ -15,39 +14,30 @@ use std::sync::Arc;
 
 const EXAMPLES: &str = "\
 Examples:
-  pagetax jobs                             list the built-in jobs
-  pagetax jobs show vmtest                 parameters and text of one
-  pagetax jobs show vmtest > mine.toml     start your own from it, then: pagetax run mine.toml";
+  pagetax jobs                        list the built-in jobs
+  pagetax jobs vmtest                 parameters and text of one
+  pagetax jobs vmtest > mine.toml     start your own from it, then: pagetax run mine.toml";
 
 /// A job file is text; one larger than this is something else.
 const JOB_BYTES_MAX: u64 = 1 << 20;
 
 /// List the built-in jobs, or show one
 #[derive(Debug, clap::Args)]
-#[command(before_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+#[command(before_help = EXAMPLES)]
 pub struct Args {
-    #[command(subcommand)]
-    action: Option<JobAction>,
+    /// Print this job's parameters and its text: a built-in job, or a job file
+    #[arg(value_name = "NAME", conflicts_with = "json")]
+    job: Option<String>,
 
     #[command(flatten)]
     outputs: Outputs<JobCatalog>,
 }
 
-#[derive(Debug, Subcommand)]
-enum JobAction {
-    /// Print a job's parameters and its text, as a job file
-    #[command(before_help = EXAMPLES)]
-    Show {
-        /// Name of a built-in job, or a job file
-        job: String,
-    },
-}
-
-/// Runs `pagetax jobs [show JOB]`.
+/// Runs `pagetax jobs [NAME]`.
 pub fn run(args: Args) -> Result<ExitCode> {
-    match args.action {
+    match args.job {
         None => args.outputs.print(&catalog(), list)?,
-        Some(JobAction::Show { job }) => output::print(&show(&load(&job)?))?,
+        Some(job) => output::print(&show(&load(&job)?))?,
     }
     Ok(exit::FINE.into())
 }
@@ -58,6 +48,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// For unknown names, unreadable files and mistakes in them, each with its remedy.
 pub fn load(name: &str) -> Result<Job> {
     if let Some(job) = Job::builtin(name) {
+        output::detail(|| format!("job {name}: built in"));
         return Ok(job);
     }
     let path = Path::new(name);
@@ -68,6 +59,7 @@ pub fn load(name: &str) -> Result<Job> {
         };
         bail!("no built-in job is called `{name}`\n  remedy: {remedy}");
     }
+    output::detail(|| format!("job {name}: the file {}", path.display()));
     if is_trace(path) {
         return of_trace(path);
     }
@@ -92,7 +84,7 @@ fn read(path: &Path) -> Result<String> {
     let meta = std::fs::metadata(path).with_context(cannot)?;
     if !meta.is_file() || meta.len() > JOB_BYTES_MAX {
         bail!(
-            "{} is no job file: it is {}\n  remedy: name a TOML file; `pagetax jobs show vmtest` \
+            "{} is no job file: it is {}\n  remedy: name a TOML file; `pagetax jobs vmtest` \
              prints one",
             path.display(),
             if meta.is_file() { "larger than 1M" } else { "not a regular file" }
@@ -110,7 +102,7 @@ fn list(catalog: &JobCatalog) -> String {
     let row = |job: &JobEntry| vec![job.name.clone(), job.summary.clone()];
     let rows = catalog.jobs.iter().map(row).collect();
     text::table(&["job", "what it does"], &[], rows)
-        + "\nRun one with `pagetax run JOB`, read one with `pagetax jobs show JOB`.\n"
+        + "\nRun one with `pagetax run JOB`, read one with `pagetax jobs JOB`.\n"
 }
 
 /// Renders a job file: the parameters as comments, then the job's text.

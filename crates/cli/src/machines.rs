@@ -6,7 +6,6 @@ use crate::output::report::{label, trust};
 use crate::output::text;
 use crate::{exit, output};
 use anyhow::{Result, anyhow};
-use clap::Subcommand;
 use pagetax_core::catalog::{MachineCatalog, MachineEntry};
 use pagetax_core::job::nearest;
 use pagetax_core::machine::{Machine, MachineKind, MachineSpec};
@@ -23,10 +22,9 @@ use std::sync::Arc;
 
 const EXAMPLES: &str = "\
 Examples:
-  pagetax machines              list what jobs can run on
-  pagetax machines show host    memory and page sizes of this machine
-  pagetax machines show sim:sparcstation-1
-                                every constant of a model, with its source";
+  pagetax machines                     list what jobs can run on
+  pagetax machines host                memory and page sizes of this machine
+  pagetax machines sparcstation-1      every constant of a model, with its source";
 
 /// The limits of jobs on this machine, and the store of their network memory.
 #[derive(Debug, Clone, Default)]
@@ -59,35 +57,27 @@ const NATIVE: &[Native] = &[
 
 /// List the machines that jobs can run on, or show one
 #[derive(Debug, clap::Args)]
-#[command(before_help = EXAMPLES, args_conflicts_with_subcommands = true)]
+#[command(before_help = EXAMPLES)]
 pub struct Args {
-    #[command(subcommand)]
-    action: Option<MachineAction>,
+    /// Print what is known of this machine; any that `run --on` takes
+    #[arg(value_name = "NAME", conflicts_with = "json")]
+    machine: Option<String>,
 
     #[command(flatten)]
     outputs: Outputs<MachineCatalog>,
 }
 
-#[derive(Debug, Subcommand)]
-enum MachineAction {
-    /// Print what is known of a machine
-    #[command(before_help = EXAMPLES)]
-    Show {
-        /// The machine, as in `run --on`
-        machine: String,
-    },
-}
-
-/// Runs `pagetax machines [show MACHINE]`.
+/// Runs `pagetax machines [NAME]`.
 pub fn run(args: Args) -> Result<ExitCode> {
-    match args.action {
+    match args.machine {
         None => args.outputs.print(&catalog(), list)?,
-        Some(MachineAction::Show { machine }) => output::print(&show(&machine)?)?,
+        Some(machine) => output::print(&show(&machine)?)?,
     }
     Ok(exit::FINE.into())
 }
 
-/// Returns the machine of this name: `host`, `null`, `sim:MODEL` or `sim:FILE.toml`.
+/// Returns the machine of this name: `host`, `null`, `sim:MODEL` or `sim:FILE.toml`. A built-in model needs
+/// no `sim:`.
 ///
 /// # Errors
 /// For unknown names, with the nearest known one, and for models that are no possible machine.
@@ -100,10 +90,20 @@ pub fn open_here(name: &str, here: &Here) -> Result<Box<dyn Machine>> {
     if let Some((.., make)) = NATIVE.iter().find(|(known, ..)| *known == name) {
         return Ok(make(here));
     }
-    match name.strip_prefix(SIM) {
+    match model_name(name) {
         Some(model) => Ok(Box::new(SimMachine::new(model_of(model, name)?)?)),
         None => Err(unknown(name)),
     }
+}
+
+/// Returns the name of a machine as reports have it: that of a built-in model with `sim:`.
+pub fn full_name(name: &str) -> String {
+    model_name(name).map_or(name.into(), |model| format!("{SIM}{model}"))
+}
+
+/// Returns the model that the name of a simulated machine contains.
+pub fn model_name(name: &str) -> Option<&str> {
+    name.strip_prefix(SIM).or_else(|| models::text(name).map(|_| name))
 }
 
 /// Returns a model by name, or from a file. The model of this machine takes its costs from the calibration,
@@ -117,6 +117,7 @@ pub fn model_of(model: &str, name: &str) -> Result<Model> {
     if model.name == calibrated::MODEL
         && let Ok(calibration) = pagetax_host::measure::calibrate::cached()
     {
+        output::detail(|| format!("costs of {name}: from this machine's calibration"));
         calibrated::apply(&mut model, &calibration)?;
     }
     Ok(model)
@@ -166,7 +167,7 @@ fn report_machine(spec: &MachineSpec) -> ReportMachine {
 /// Renders a machine's facts and the constants of its model.
 fn show(name: &str) -> Result<String> {
     let mut out = show_spec(&open(name)?.spec());
-    if let Some(model) = name.strip_prefix(SIM) {
+    if let Some(model) = model_name(name) {
         let model = model_of(model, name)?;
         out += &text::heading(&model.title);
         let rows = model.constants().map(|(table, key, constant)| {
@@ -203,6 +204,17 @@ fn show_spec(spec: &MachineSpec) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_model_needs_no_prefix() {
+        for model in models::names() {
+            assert_eq!(full_name(model), format!("{SIM}{model}"));
+            assert_eq!(show(model).unwrap(), show(&full_name(model)).unwrap());
+        }
+        assert_eq!(full_name("sim:./mine.toml"), "sim:./mine.toml");
+        assert_eq!(full_name("host"), "host");
+        assert!(open("sparcstation").is_err());
+    }
     use pagetax_core::job::Job;
     use pagetax_core::plan::{Advice, Op, Plan, RegionId};
     use pagetax_core::report::Recording;

@@ -6,8 +6,8 @@
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout)]
 
+mod build;
 mod calibrate;
-mod cc;
 mod cli;
 mod compare;
 mod diagnose;
@@ -33,7 +33,6 @@ mod trapstat;
 mod whatif;
 mod why;
 
-use clap::Parser;
 use pagetax_host::launch::libraries::{self, CarriedLibrary};
 use std::process::ExitCode;
 
@@ -55,8 +54,11 @@ const LIBRARIES: &[CarriedLibrary] = &[];
 
 fn main() -> ExitCode {
     libraries::carry(LIBRARIES);
-    let result = cli::check_spelling().and_then(|()| match cli::Cli::try_parse() {
-        Ok(cli) => cli.command.run(),
+    let result = cli::check_spelling().and_then(|()| match cli::parse() {
+        Ok(cli) => {
+            cli.messages.apply();
+            cli.command.run()
+        }
         Err(error) => Ok(cli::refuse(&error)),
     });
     match result {

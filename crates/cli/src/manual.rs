@@ -1,9 +1,8 @@
 //! `pagetax man`, `pagetax completions` and `pagetax libraries`: the files that packagers install beside the
 //! binary, all of them made from what it contains.
 
-use crate::{cli::Cli, exit, output};
+use crate::{cli, exit, output};
 use anyhow::{Context, Result};
-use clap::CommandFactory;
 use pagetax_host::launch::libraries;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,7 +30,7 @@ pub struct CompletionsArgs {
 pub fn man(args: ManArgs) -> Result<ExitCode> {
     let directory = &args.directory;
     std::fs::create_dir_all(directory)
-        .and_then(|()| clap_mangen::generate_to(Cli::command(), directory))
+        .and_then(|()| clap_mangen::generate_to(cli::command(), directory))
         .with_context(|| {
             format!(
                 "cannot write manual pages to {}; name a directory that you may write to",
@@ -66,7 +65,7 @@ pub fn libraries(args: LibrariesArgs) -> Result<ExitCode> {
 /// Runs `pagetax completions SHELL`.
 pub fn completions(args: CompletionsArgs) -> Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "pagetax", &mut script);
+    clap_complete::generate(args.shell, &mut cli::command(), "pagetax", &mut script);
     output::print(&String::from_utf8(script)?)?;
     Ok(exit::FINE.into())
 }

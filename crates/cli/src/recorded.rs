@@ -105,6 +105,7 @@ pub fn engine_for(
         EngineChoice::Native => EngineKind::Native,
     });
     let engine = Engine::choose(&program, asked).map_err(engine_error)?;
+    output::detail(|| format!("recording {} by {:?}", name.display(), engine.kind));
     if engine.kind == EngineKind::Native && !sample {
         let what = "the native engine records samples only";
         return Err(unmet(format!(

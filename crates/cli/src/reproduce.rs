@@ -15,7 +15,9 @@ Examples:
   pagetax reproduce --json=validation.json
   pagetax reproduce --list                what there is";
 
-/// Compare published figures with simulated ones; exit code 1 while any misses its tolerance
+/// Compare published figures with simulated ones
+///
+/// The exit code is 1 if any figure misses its tolerance.
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {

@@ -107,7 +107,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let job = jobs::load(&args.job)?;
     let sweep = Sweep::new(&job, &args.settings.concat())?;
     let here = here(&args)?;
-    let open = |on: &String| Ok((on.clone(), machines::open_here(on, &here)?));
+    let open = |on: &String| Ok((machines::full_name(on), machines::open_here(on, &here)?));
     let opened = args.on.iter().map(open).collect::<Result<Vec<Opened>>>()?;
     let points = sweep.points.iter();
     let cases = points
@@ -253,7 +253,7 @@ fn judge(runs: &[Run], thresholds: &[Threshold]) -> Result<ExitCode> {
             match threshold.judge(run) {
                 Judgement::Passed => {}
                 Judgement::Failed(why) => {
-                    output::note(&format!("threshold failed: {why}"));
+                    output::say(&format!("threshold failed: {why}"));
                     code = exit::THRESHOLD_FAILED;
                 }
                 Judgement::NotJudged(why) => {

@@ -41,6 +41,9 @@ fn a_program_runs_again_on_other_machines() {
     let record = pagetax(&["record", "-f", "-o", "a.ptt", "--", "python3", "-c", SCRIPT], at);
     assert_eq!(record.status.code(), Some(3), "the program's own: {}", text(&record.stderr));
     assert_eq!(text(&record.stdout), "30000\n");
+    assert!(text(&record.stderr).contains("record: a.ptt: "), "{}", text(&record.stderr));
+    let quiet = pagetax(&["-q", "record", "-o", "quiet.ptt", "--", "true"], at);
+    assert_eq!((quiet.status.code(), text(&quiet.stderr)), (Some(0), String::new()));
     let machines = "sim:ultrasparc-3plus-900,sim:x86-64-calibrated";
     let run = pagetax(&["run", "a.ptt", "--on", machines, "--json"], at);
     let document: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
@@ -59,7 +62,7 @@ fn a_program_runs_again_on_other_machines() {
     let host = pagetax(&["run", "a.ptt"], at);
     assert_eq!(host.status.code(), Some(3));
     assert!(text(&host.stderr).contains("on simulated machines only"));
-    let show = pagetax(&["jobs", "show", "a.ptt"], at);
+    let show = pagetax(&["jobs", "a.ptt"], at);
     assert!(text(&show.stdout).contains("replay = \"program\""), "{}", text(&show.stdout));
 }
 

@@ -37,7 +37,7 @@ fn offered(page_bytes: u64) -> Result<(), Refused> {
     }
 }
 
-/// Advises page sizes in bytes, where available; 0 leaves a part alone. The constructor that `pagetax cc`
+/// Advises page sizes in bytes, where available; 0 leaves a part alone. The constructor that `pagetax build`
 /// links into a program calls this with the program's own sizes.
 #[unsafe(no_mangle)]
 pub extern "C" fn pagetax_advise(heap_page_bytes: u64, stack_page_bytes: u64) {

@@ -47,7 +47,7 @@ mkdir /opt/try
 tar -C /opt/try -xf /pagetax.tar --strip-components=1
 tried tarball /opt/try/bin/pagetax /opt/try/lib/pagetax
 echo 'int main(void) { return 0; }' >/tmp/a.c
-/opt/try/bin/pagetax cc -xpagesize=2M -o /tmp/a /tmp/a.c
+/opt/try/bin/pagetax build -- cc -xpagesize=2M -o /tmp/a /tmp/a.c
 /tmp/a
 
 echo "-- one file"

@@ -178,10 +178,9 @@ impl<D: Output> clap::FromArgMatches for Outputs<D> {
 /// # Errors
 /// Shows the new spelling.
 pub fn check_spelling(cli: &Command, words: &[String]) -> Result<()> {
-    let mut words = words.get(1..).unwrap_or_default().iter();
-    let Some(command) = words.next().and_then(|name| cli.find_subcommand(name)) else {
-        return Ok(());
-    };
+    let Some(at) = subcommand_at(words) else { return Ok(()) };
+    let Some(command) = cli.find_subcommand(&words[at]) else { return Ok(()) };
+    let mut words = words[at + 1..].iter();
     let wraps = command.get_positionals().any(Arg::is_trailing_var_arg_set);
     while let Some(word) = words.next().filter(|word| *word != "--") {
         let Some(option) = option(command, word) else {
@@ -209,6 +208,16 @@ pub fn check_spelling(cli: &Command, words: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// Returns the index of the subcommand in a command line: the first word that belongs to no global option.
+pub fn subcommand_at(words: &[String]) -> Option<usize> {
+    let mut is_value = false;
+    words.iter().enumerate().skip(1).find_map(|(at, word)| {
+        let found = !is_value && !word.starts_with('-');
+        is_value = word == "--color";
+        found.then_some(at)
+    })
+}
+
 /// Returns the option that a word names, if it names one. Of short options in one word it is the last.
 fn option<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
     let long = word.strip_prefix("--").map(|word| word.split('=').next().unwrap_or(word));
@@ -226,7 +235,7 @@ mod tests {
 
     #[test]
     fn a_file_after_a_bare_option_is_refused_with_the_new_spelling() {
-        let cli = <crate::cli::Cli as clap::CommandFactory>::command();
+        let cli = crate::cli::command();
         let refused = |line: &str| {
             let words: Vec<String> = line.split(' ').map(String::from).collect();
             check_spelling(&cli, &words).map_err(|error| error.to_string()).err()
@@ -237,6 +246,7 @@ mod tests {
             ("pagetax compare --json a.json b.json", "write --json=a.json"),
             ("pagetax reproduce --markdown docs/v.md", "write --markdown=docs/v.md"),
             ("pagetax ppgsz -o heap=2M --json out.json ./server", "write --json=out.json"),
+            ("pagetax -q --color never run vmtest --json out.json", "write --json=out.json"),
         ] {
             assert!(refused(line).is_some_and(|why| why.contains(spelling)), "{line}");
         }

@@ -24,6 +24,62 @@ use crate::exit;
 use anyhow::{Context, Result};
 use std::io::Write;
 use std::path::Path;
+use std::sync::OnceLock;
+
+/// When output has colors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Color {
+    /// On a terminal, unless NO_COLOR is set
+    Auto,
+    /// In files and pipes, too
+    Always,
+    /// Nowhere
+    Never,
+}
+
+/// The options of every subcommand about what it prints beside its result.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Messages {
+    /// Print results and errors only: no notes, no progress
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+
+    /// Print also which program, job, engine and calibration are used
+    #[arg(short, long, global = true)]
+    verbose: bool,
+
+    /// Colors in the output
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = Color::Auto)]
+    color: Color,
+}
+
+/// How much goes to stderr, for the rest of the process.
+static MESSAGES: OnceLock<Messages> = OnceLock::new();
+
+impl Messages {
+    /// Makes these options those of the process.
+    pub fn apply(self) {
+        self.color.apply();
+        MESSAGES.get_or_init(|| self);
+    }
+}
+
+impl Color {
+    /// Makes this the choice for stdout and stderr.
+    pub fn apply(self) {
+        let choice = match self {
+            Color::Auto => anstream::ColorChoice::Auto,
+            Color::Always => anstream::ColorChoice::Always,
+            Color::Never => anstream::ColorChoice::Never,
+        };
+        choice.write_global();
+    }
+}
+
+/// Returns true if `--quiet` was given.
+pub fn is_quiet() -> bool {
+    MESSAGES.get().is_some_and(|messages| messages.quiet)
+}
 
 /// Prints a result to stdout. Fails quietly all the way up when the reader has gone (`| head`).
 pub fn print(text: &str) -> Result<()> {
@@ -51,8 +107,22 @@ fn write_file(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| cannot_write(path))
 }
 
-/// Says something on stderr that is no result.
+/// Prints a remark on stderr, unless `--quiet` was given.
 pub fn note(text: &str) {
+    if !is_quiet() {
+        say(text);
+    }
+}
+
+/// Prints a remark on stderr if `--verbose` was given.
+pub fn detail(text: impl FnOnce() -> String) {
+    if MESSAGES.get().is_some_and(|messages| messages.verbose) {
+        say(&text());
+    }
+}
+
+/// Prints a result on stderr, of a command whose stdout belongs to the program that it runs.
+pub fn say(text: &str) {
     // With stderr gone there is nobody left to tell; the exit code still speaks.
     let _ = anstream::stderr().write_all(format!("{text}\n").as_bytes());
 }
@@ -67,5 +137,5 @@ pub fn error(error: &anyhow::Error) {
     };
     let causes: String =
         error.chain().skip(1).map(|cause| format!("\n  because: {cause}")).collect();
-    note(&format!("{style}error:{style:#} {what}{causes}{remedy}"));
+    say(&format!("{style}error:{style:#} {what}{causes}{remedy}"));
 }

@@ -1,6 +1,6 @@
 //! Progress on stderr: a bar on a terminal, a plain line every few seconds elsewhere.
 
-use super::note;
+use super::{is_quiet, note};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub struct Progress {
 impl Progress {
     /// Begins the display of a run that `what` names.
     pub fn start(what: &str) -> Self {
-        let bar = std::io::stderr().is_terminal().then(|| {
+        let bar = (std::io::stderr().is_terminal() && !is_quiet()).then(|| {
             let style = ProgressStyle::with_template("{msg} {wide_bar} {percent} % ETA {eta}");
             let bar = ProgressBar::new(STEPS).with_message(what.to_string());
             style.map_or(bar.clone(), |style| bar.with_style(style))

@@ -57,14 +57,14 @@ pub fn run(args: &Args, advice: &PartSizes) -> Result<ExitCode> {
     args.outputs.write(&document).map_err(own)?;
     let PageSizeChange { processes, files, .. } = document;
     if args.verify && processes.is_empty() {
-        output::note(&match unseen {
+        output::say(&match unseen {
             Some(why) => format!("pagetax ppgsz: the command could not be looked at: {why}"),
             None => "pagetax ppgsz: the command ended before it could be looked at".into(),
         });
     } else if args.verify {
         let huge = PageSettings::host().pmd_size().unwrap_or(PageSize::M2);
         let table = table_of_large(processes, huge.bytes());
-        output::note((table + &said_of(&files.unwrap_or_default())).trim_end());
+        output::say((table + &said_of(&files.unwrap_or_default())).trim_end());
     }
     Ok(exit.shell_code().into())
 }

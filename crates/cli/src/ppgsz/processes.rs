@@ -101,8 +101,8 @@ fn change_one(
             true => "process_madvise(2), without stopping it",
             false => "calls that it makes itself, in stops of a few milliseconds",
         };
-        output::note(&format!("{pid}: would be changed by {way}; now:"));
-        output::note(crate::output::pages::verdicts(&[&verdict]).trim_end());
+        output::say(&format!("{pid}: would be changed by {way}; now:"));
+        output::say(crate::output::pages::verdicts(&[&verdict]).trim_end());
         return Ok(None);
     }
     let outcome = match args.undo {

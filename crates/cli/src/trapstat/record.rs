@@ -151,7 +151,7 @@ impl pages::PageObserver for Reader<'_, '_> {
 fn configs(args: &Args) -> Result<Vec<MachineConfig>> {
     let mut configs = Vec::new();
     for machine in &args.on {
-        let Some(name) = machine.strip_prefix("sim:") else {
+        let Some(name) = machines::model_name(machine) else {
             return Err(anyhow!(
                 "`{machine}` is no simulated machine\n  remedy: name one as sim:NAME; `pagetax machines` lists them"
             ));

@@ -243,7 +243,7 @@ fn syntax_error(text: &str, place: &str, error: &toml::de::Error) -> JobError {
 /// Returns "Did you mean" for serde's errors about unknown fields, else a general remedy.
 fn suggest(message: &str) -> String {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
-    let general = "`pagetax jobs show vmtest` prints a job to start from";
+    let general = "`pagetax jobs vmtest` prints a job to start from";
     match quoted.split_first() {
         Some((unknown, known)) if message.starts_with("unknown") => {
             match nearest(unknown, known.iter().copied()) {

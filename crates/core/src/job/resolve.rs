@@ -128,7 +128,7 @@ impl Job {
         let known = self.params();
         let remedy = match nearest(name, known.keys().map(String::as_str)) {
             Some(near) => format!("did you mean `{near}`?"),
-            None => format!("`pagetax jobs show {}` lists its parameters", self.name()),
+            None => format!("`pagetax jobs {}` lists its parameters", self.name()),
         };
         let names: Vec<_> = known.keys().map(String::as_str).collect();
         let message =

@@ -54,7 +54,7 @@ fn pagetax() -> Command {
     Command::new(env!("CARGO_BIN_EXE_pagetax"))
 }
 
-/// Builds the archive where `pagetax cc` looks for it first: cargo builds it for those who ask.
+/// Builds the archive where `pagetax build` looks for it first: cargo builds it for those who ask.
 fn with_archive() {
     let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
     let build = ["build", "--quiet", "--package", "pagetax-interpose", "--profile", profile];
@@ -72,7 +72,13 @@ fn run(program: &Path) -> (u64, u64) {
 }
 
 fn build(driver: &str, sizes: &[&str], source: &Path, program: &Path) {
-    let output = pagetax().arg(driver).args(sizes).arg("-o").arg(program).arg(source).output();
+    let output = pagetax()
+        .args(["build", "--", driver])
+        .args(sizes)
+        .arg("-o")
+        .arg(program)
+        .arg(source)
+        .output();
     let output = output.unwrap();
     assert!(output.status.success(), "{output:?}");
 }
@@ -114,10 +120,11 @@ fn the_compilers_word_is_ours() {
     let directory = tempfile::tempdir().unwrap();
     let source = directory.path().join("wrong.c");
     std::fs::write(&source, "int main(void) { return }\n").unwrap();
-    let output = pagetax().args(["cc", "-xpagesize=2M", "-c"]).arg(&source).output().unwrap();
+    let output =
+        pagetax().args(["build", "cc", "-xpagesize=2M", "-c"]).arg(&source).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let output = pagetax().args(["cc", "-xpagesize=3M", "x.c"]).output().unwrap();
+    let output = pagetax().args(["build", "--", "cc", "-xpagesize=3M", "x.c"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let missing = pagetax().args(["cc", "x.c"]).env("CC", "/nonexistent/cc").output().unwrap();
+    let missing = pagetax().args(["build", "--", "/nonexistent/cc", "x.c"]).output().unwrap();
     assert_eq!(missing.status.code(), Some(127), "{missing:?}");
 }

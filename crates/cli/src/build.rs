@@ -1,4 +1,4 @@
-//! `pagetax cc`, `c++`, `rustc`: a compiler, with page sizes for what it links. The program then
+//! `pagetax build -- cc …`: a compiler, with page sizes for what it links. The program then
 //! carries them itself: an object with a constructor that advises heap and stack.
 //!
 //! The object is made of libpagetax_interpose.a, whose names are hidden but for the functions that have
@@ -15,10 +15,11 @@ use std::process::{Command, ExitCode};
 
 const EXAMPLES: &str = "\
 Examples:
-  pagetax cc -xpagesize=2M -O2 -o server server.c      heap and stack on 2M pages, from then on
-  pagetax cc -xpagesize_heap=2M -o server *.o          the heap alone
-  CXX=clang++ pagetax c++ -xpagesize=2M main.cc        any compiler that links by GNU options
-  pagetax rustc -xpagesize=2M main.rs";
+  pagetax build -- cc -xpagesize=2M -O2 -o server server.c   heap and stack on 2M pages, from then on
+  pagetax build -- cc -xpagesize_heap=2M -o server *.o       the heap alone
+  pagetax build -- clang++ -xpagesize=2M main.cc             any compiler that links by GNU options
+  pagetax build -- rustc -xpagesize=2M main.rs
+  make CC=\"pagetax build -- cc -xpagesize=2M\"                a whole project";
 
 /// The symbols that the object exports; all others in it are hidden.
 const GLOBAL: &[&str] = &[
@@ -35,49 +36,45 @@ const GLOBAL: &[&str] = &[
 
 const ARCHIVE: &str = "libpagetax_interpose.a";
 
-/// Compile and link C; the program puts its heap and stack on large pages by itself
+/// Compile and link a program that puts its heap and stack on large pages by itself
 ///
 /// Options that begin with -xpagesize are ours: -xpagesize=SIZE, -xpagesize_heap=SIZE and
-/// -xpagesize_stack=SIZE, with a size such as 2M, or `default`. All others go to the compiler, $CC or
-/// cc. No library is needed when the program runs. Its exit code is the compiler's.
+/// -xpagesize_stack=SIZE, with a size such as 2M, or `default`. All others go to the compiler: a C or C++
+/// compiler that links by GNU options, or rustc. No library is needed when the program runs. The exit code
+/// is the compiler's.
 #[derive(Debug, clap::Args)]
 #[command(before_help = EXAMPLES)]
 pub struct Args {
-    /// -xpagesize options, and the compiler's own arguments
+    /// The compiler and its arguments, -xpagesize options among them
     #[arg(
         required = true,
         trailing_var_arg = true,
         allow_hyphen_values = true,
-        value_name = "ARGS"
+        value_names = ["COMPILER", "ARGS"]
     )]
-    args: Vec<OsString>,
+    command: Vec<OsString>,
 }
 
-/// A program that compiles and links.
+/// The options of a compiler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Driver {
-    /// `$CC`, or cc.
+enum Language {
+    /// Those of GCC.
     C,
-    /// `$CXX`, or c++.
-    Cxx,
-    /// `$RUSTC`, or rustc.
+    /// Those of rustc.
     Rust,
 }
 
-impl Driver {
-    fn program(self) -> OsString {
-        let (variable, program) = match self {
-            Driver::C => ("CC", "cc"),
-            Driver::Cxx => ("CXX", "c++"),
-            Driver::Rust => ("RUSTC", "rustc"),
-        };
-        std::env::var_os(variable).filter(|value| !value.is_empty()).unwrap_or(program.into())
+impl Language {
+    /// Returns the language of a compiler: Rust for rustc, also with a version behind its name.
+    fn of(compiler: &OsStr) -> Self {
+        let name = Path::new(compiler).file_name().unwrap_or(compiler).to_string_lossy();
+        if name.starts_with("rustc") { Language::Rust } else { Language::C }
     }
 
-    /// Options after which a C compiler does not link.
+    /// Returns true if the compiler links: a C compiler has options that stop it before.
     fn links(self, args: &[OsString]) -> bool {
         const NO_LINK: [&str; 7] = ["-c", "-S", "-E", "-M", "-MM", "-fsyntax-only", "-r"];
-        self == Driver::Rust || !args.iter().any(|arg| NO_LINK.iter().any(|no| arg == no))
+        self == Language::Rust || !args.iter().any(|arg| NO_LINK.iter().any(|no| arg == no))
     }
 }
 
@@ -88,39 +85,41 @@ struct Sizes {
     stack: u64,
 }
 
-/// Runs `pagetax cc ARGS…`.
-pub fn run(args: Args, driver: Driver) -> Result<ExitCode> {
-    let (sizes, mut rest) = split(args.args)?;
+/// Runs `pagetax build -- COMPILER ARGS…`.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let mut words = args.command.into_iter();
+    let compiler =
+        words.next().context("no compiler\n  remedy: name one: pagetax build -- cc …")?;
+    let (sizes, mut rest) = split(words)?;
+    let language = Language::of(&compiler);
     // Kept until the compiler is done.
     let directory;
-    if sizes != Sizes::default() && driver.links(&rest) {
+    if sizes != Sizes::default() && language.links(&rest) {
         directory = tempfile::tempdir().context("cannot make a temporary directory; set TMPDIR")?;
-        for object in objects(sizes, directory.path())? {
-            let object = object.into_os_string();
-            match driver {
-                Driver::Rust => {
-                    let mut option = OsString::from("-Clink-arg=");
-                    option.push(object);
-                    rest.push(option);
-                }
-                _ => rest.push(object),
-            }
+        // rustc links by cc, too.
+        let cc = if language == Language::C { &*compiler } else { OsStr::new("cc") };
+        for object in objects(cc, sizes, directory.path())? {
+            let mut option = OsString::from(match language {
+                Language::Rust => "-Clink-arg=",
+                Language::C => "",
+            });
+            option.push(object);
+            rest.push(option);
         }
     }
-    let program = driver.program();
-    let status = Command::new(&program).args(&rest).status().map_err(|error| {
+    let status = Command::new(&compiler).args(&rest).status().map_err(|error| {
         let code = match error.kind() {
             std::io::ErrorKind::NotFound => exit::NOT_FOUND,
             _ => exit::NOT_EXECUTABLE,
         };
-        let remedy = "install a compiler, or name one by CC, CXX or RUSTC";
-        exit::with(code, anyhow!("cannot run {}: {error}\n  remedy: {remedy}", program.display()))
+        let remedy = "name an installed compiler: pagetax build -- cc …";
+        exit::with(code, anyhow!("cannot run {}: {error}\n  remedy: {remedy}", compiler.display()))
     })?;
     Ok(u8::try_from(status.code().unwrap_or(125)).unwrap_or(exit::WRAPPER_FAILED).into())
 }
 
 /// Separates pagetax's options from the compiler's.
-fn split(args: Vec<OsString>) -> Result<(Sizes, Vec<OsString>)> {
+fn split(args: impl Iterator<Item = OsString>) -> Result<(Sizes, Vec<OsString>)> {
     let (mut sizes, mut rest) = (Sizes::default(), Vec::new());
     for arg in args {
         let Some(option) = arg.to_str().and_then(|arg| arg.strip_prefix("-xpagesize")) else {
@@ -153,7 +152,7 @@ fn bytes(size: &str) -> Result<u64> {
 }
 
 /// Makes the object with the constructor for these sizes, and the object that it calls.
-fn objects(sizes: Sizes, directory: &Path) -> Result<[PathBuf; 2]> {
+fn objects(cc: &OsStr, sizes: Sizes, directory: &Path) -> Result<[PathBuf; 2]> {
     let path = |name: &str| directory.join(name);
     let (source, constructor) = (path("pagetax_sizes.c"), path("pagetax_sizes.o"));
     let (advice, names) = (path("pagetax_interpose.o"), path("names"));
@@ -164,10 +163,10 @@ fn objects(sizes: Sizes, directory: &Path) -> Result<[PathBuf; 2]> {
     );
     std::fs::write(&source, text).context("cannot write to TMPDIR")?;
     std::fs::write(&names, GLOBAL.join("\n") + "\n").context("cannot write to TMPDIR")?;
-    let cc = Driver::C.program();
     tool(
-        &cc,
+        cc,
         &[
+            "-xc".as_ref(),
             "-O1".as_ref(),
             "-fPIC".as_ref(),
             "-c".as_ref(),
@@ -208,7 +207,7 @@ mod tests {
     use super::*;
 
     fn split_text(args: &str) -> Result<(Sizes, Vec<OsString>)> {
-        split(args.split(' ').map(OsString::from).collect())
+        split(args.split(' ').map(OsString::from))
     }
 
     #[test]
@@ -231,8 +230,15 @@ mod tests {
     #[test]
     fn objects_are_for_linking_only() {
         let args = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
-        assert!(Driver::C.links(&args("-o x x.c")));
-        assert!(!Driver::C.links(&args("-c x.c")));
-        assert!(!Driver::Cxx.links(&args("-MM x.cc")));
+        assert!(Language::C.links(&args("-o x x.c")));
+        assert!(!Language::C.links(&args("-c x.c")));
+        assert!(!Language::C.links(&args("-MM x.cc")));
+        assert!(Language::Rust.links(&args("-c x.rs")));
+    }
+
+    #[test]
+    fn rustc_is_known_by_its_file_name() {
+        assert_eq!(Language::of("/opt/rust/bin/rustc".as_ref()), Language::Rust);
+        assert_eq!(Language::of("clang++-19".as_ref()), Language::C);
     }
 }
